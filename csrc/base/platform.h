@@ -1,0 +1,39 @@
+// Clock, threads, wake-ups, randomness: the only header behind which the operating system's threads live.
+//
+// Not promised: use after fork() in the child, calls from signal handlers (except wake_signal, which is async-signal-safe),
+// any system but Linux.
+#ifndef PCCL_BASE_PLATFORM_H
+#define PCCL_BASE_PLATFORM_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MS_NS INT64_C(1000000)
+#define SECOND_NS INT64_C(1000000000)
+
+// Monotonic time in nanoseconds. Never fails, never goes back.
+int64_t platform_now_ns(void);
+
+// Fills `out` with unpredictable bytes. False when the kernel refuses.
+bool platform_random(void *out, size_t bytes);
+
+// Number of processors this process may run on, at least 1.
+unsigned platform_cpu_count(void);
+
+// Starts a joinable thread called `name` (at most 15 characters) with every signal blocked, so that the
+// host program's handlers never run on our threads. False when the system refuses.
+bool platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg);
+
+// A condition variable that waits on the monotonic clock.
+bool platform_cond_init(pthread_cond_t *cond);
+// Waits until signalled or `deadline_ns` (monotonic; INT64_MAX = for ever). False on time-out.
+bool platform_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held, int64_t deadline_ns);
+
+// A wake-up: a descriptor that polls readable after wake_signal until wake_clear.
+int wake_open(void);        // -1 when the system refuses
+void wake_signal(int wake); // async-signal-safe, never blocks
+void wake_clear(int wake);
+
+#endif

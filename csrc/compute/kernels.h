@@ -1,0 +1,38 @@
+// Element-wise reductions over all data types, one table of functions per instruction set, chosen once at run time.
+//
+// Definitions (the contract of docs/design.md, "Values"): integers wrap; MIN and MAX of floats give NaN if any input is NaN, and
+// -0 < +0; float16 and bfloat16 are computed in float32 and rounded once to nearest even; every NaN result is the canonical quiet NaN
+// of its type (positive, first mantissa bit only), so that all levels and machines give the same bits. AVG is reduced as SUM and
+// finished by `divide`. Any alignment, any count, dst may equal a or b; partial overlap is not allowed.
+#ifndef PCCL_COMPUTE_KERNELS_H
+#define PCCL_COMPUTE_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { KERNEL_DTYPES = 12, KERNEL_OPS = 5 }; // indexed by pcclDataType_t, pcclRedOp_t
+
+enum kernel_level { KERNEL_PORTABLE, KERNEL_AVX2, KERNEL_AVX512, KERNEL_NEON, KERNEL_LEVELS };
+
+typedef void kernel_reduce_fn(void *dst, const void *a, const void *b, size_t count);
+// dst[i] = dst[i] / divisor: true division for floats (computed in at least float32), truncation toward zero for integers.
+typedef void kernel_divide_fn(void *dst, size_t count, uint32_t divisor);
+// Wide forms of one source type for the quantised path and back (float16/bfloat16/float <-> float; double <-> double).
+struct kernels {
+    enum kernel_level level;
+    const char *name;
+    kernel_reduce_fn *reduce[KERNEL_OPS][KERNEL_DTYPES]; // dst[i] = a[i] op b[i]; the AVG row is the SUM row
+    kernel_divide_fn *divide[KERNEL_DTYPES];
+};
+
+// The best level this machine has; honours PCCL_CPU_LEVEL=portable|avx2|avx512|neon when that level is available
+// (an unknown or unavailable value is ignored with a log line). Never fails, any thread.
+const struct kernels *kernels_get(void);
+// One level, or NULL when this build or machine does not have it. For tests.
+const struct kernels *kernels_at(enum kernel_level level);
+
+size_t dtype_size(int dtype); // in bytes; 0 for an unknown type
+const char *dtype_name(int dtype);
+const char *red_op_name(int op);
+
+#endif

@@ -1,0 +1,112 @@
+// The data plane of one communicator: the ops of one peer group, its links, and the thread that moves the bytes.
+//
+// The control side (control/peer) owns membership. It tells the engine of each group epoch (engine_enter_epoch), hands it
+// links (engine_add_link) and verdicts (engine_verdict), and gets everything that concerns the master through the callbacks.
+// Life of an op: posted by a caller -> moved by the engine's thread -> `done` to the master -> verdict -> taken by the caller.
+//
+// Entering an epoch freezes every op that has no verdict: from then on no buffer of it is touched, frames of the old epoch
+// are drained unseen, and `frozen` reports where each op stood. The verdicts that follow end or redo them.
+//
+// All functions may be called from any thread if not said otherwise. None blocks, except engine_wait and engine_stop.
+#ifndef PCCL_DATA_ENGINE_H
+#define PCCL_DATA_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../net/wire.h"
+
+struct engine;
+struct op;
+
+struct engine_member {
+    struct wire_id id;
+    uint32_t lanes; // to be used between this pair: the smaller of both pool sizes
+};
+
+// The own group in one group epoch, in ring order. Only entered when group_epoch has grown.
+struct engine_epoch {
+    uint64_t run, generation;
+    uint64_t group_epoch;
+    bool lost; // members were lost since the group epoch before: ops launched before end with ABORT, never REDO
+    uint32_t latency_us, megabytes_per_s;
+    uint32_t rank, count;
+    const struct engine_member *members; // borrowed for the call
+};
+
+struct engine_callbacks {
+    void *context;
+    // Each is called without an engine lock held, from the engine's thread or a caller's; must not block.
+    void (*done)(void *context, uint64_t group_epoch, uint64_t tag);
+    void (*mismatch)(void *context, uint64_t group_epoch, const struct wire_mismatch *mismatch);
+    void (*frozen)(void *context, uint64_t group_epoch, const struct wire_report *report); // once per entered epoch; empty report too
+    void (*link_down)(void *context, const struct wire_id *id, uint32_t index);
+};
+
+// The arguments of a reduce, checked by the caller of engine_post.
+struct engine_reduce {
+    const void *send;
+    void *recv; // == send: in place
+    uint64_t tag;
+    struct wire_fingerprint fingerprint;
+};
+
+struct engine_info {
+    uint32_t contributors;
+    uint64_t tx_bytes, rx_bytes; // element bytes, without frame heads
+};
+
+enum engine_result {
+    ENGINE_OK,
+    ENGINE_IN_PROGRESS, // engine_wait: the deadline passed, the op goes on
+    ENGINE_LOST,        // ABORT: `epoch` names the group epoch to adopt
+    ENGINE_MISMATCH,    // `text` names both sides
+    ENGINE_DEAD,        // the communicator is dead
+    ENGINE_TAG_LIVE,    // engine_post: the tag is live
+    ENGINE_TOO_MANY,    // engine_post: WIRE_MAX_LIVE_OPS ops are live
+    ENGINE_NO_MEMORY,
+    ENGINE_UNKNOWN,     // engine_wait: no un-awaited op of this tag
+};
+
+struct engine_outcome {
+    enum engine_result result;
+    struct engine_info info;
+    uint64_t epoch;
+    char text[WIRE_MAX_TEXT + 1];
+};
+
+// Creates the engine and starts its thread. NULL when the system refuses.
+struct engine *engine_new(const struct wire_id *self, const struct engine_callbacks *callbacks);
+// Ends the thread, closes all links, ends every op with ENGINE_DEAD. After it returns no user buffer is touched and no
+// callback runs. Idempotent. engine_free also stops.
+void engine_stop(struct engine *engine);
+void engine_free(struct engine *engine);
+
+// Takes ownership of an authenticated connection. An older one of the same member and index is closed. Frames of group
+// epochs not entered yet wait on it. `id` need not be a member yet (candidates).
+void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, int fd);
+// True when this link exists and works.
+bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t index);
+// Closes all links of a peer that is gone.
+void engine_drop_peer(struct engine *engine, const struct wire_id *id);
+
+void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch);
+// Every link of the epoch in force is there: ops may move data. Ignored unless group_epoch is the one in force.
+void engine_links_ready(struct engine *engine, uint64_t group_epoch);
+void engine_verdict(struct engine *engine, uint64_t group_epoch, const struct wire_verdict *verdict);
+// The communicator is dead: all ops end with ENGINE_DEAD, later posts too.
+void engine_kill(struct engine *engine);
+
+// Posts an op. `adopted` is the group epoch whose members the caller counts on: if members were lost since, the op ends at
+// once with ENGINE_LOST, naming the first group epoch after `adopted` that lost one. ENGINE_OK, TAG_LIVE, TOO_MANY, DEAD, NO_MEMORY.
+enum engine_result engine_post(struct engine *engine, const struct engine_reduce *reduce, uint64_t adopted);
+// Waits for the op of this tag until `deadline_ns` (monotonic, INT64_MAX = for ever); takes it, unless IN_PROGRESS. Only then are its
+// buffers the caller's again: the result in recv, or after an error the input as at launch.
+void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct engine_outcome *out);
+// Number of un-awaited ops.
+size_t engine_live_ops(struct engine *engine);
+// Wakes every engine_wait of this engine once, so that callers look at their own state again.
+void engine_wake_waiters(struct engine *engine);
+
+#endif

@@ -1,0 +1,40 @@
+// Non-blocking TCP sockets and addresses. Every function returns at once; errors are errno values, negated.
+#ifndef PCCL_NET_SOCKET_H
+#define PCCL_NET_SOCKET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "wire.h"
+
+
+// Conversions. IPv4-mapped IPv6 addresses become IPv4. False: a family we do not speak.
+bool socket_address_from_sockaddr(struct wire_address *out, const struct sockaddr *in);
+socklen_t socket_address_to_sockaddr(struct sockaddr_storage *out, const struct wire_address *in);
+bool socket_address_is_loopback(const struct wire_address *address);
+bool socket_address_is_any(const struct wire_address *address);
+// "1.2.3.4:5" or "[::1]:5"; at least 64 bytes.
+const char *socket_address_format(char *out, size_t capacity, const struct wire_address *address);
+
+// Listens; an IPv6 wildcard also takes IPv4. Port 0 = any. Returns the descriptor or -errno.
+int socket_listen(const struct wire_address *address);
+// Listens on the first free port from `first` upward (wraps to any free port after 65535). Writes the port used.
+int socket_listen_from(const struct wire_address *address, uint16_t first, uint16_t *port);
+// Accepts one connection, with the options of every connection set. -EAGAIN when none waits.
+int socket_accept(int listener, struct wire_address *from);
+// Begins to connect; poll for writable, then ask socket_connect_result: 0, -EINPROGRESS or -errno.
+int socket_dial(const struct wire_address *address);
+int socket_connect_result(int fd);
+bool socket_local_address(int fd, struct wire_address *out);
+bool socket_remote_address(int fd, struct wire_address *out);
+// Smoothed round trip in microseconds from the kernel; 0 when unknown.
+uint32_t socket_round_trip_us(int fd);
+
+// Bytes moved (> 0), 0 = end of stream (receive only), -EAGAIN, or -errno. Never raises SIGPIPE.
+ptrdiff_t socket_send(int fd, const void *bytes, size_t length);
+ptrdiff_t socket_receive(int fd, void *bytes, size_t capacity);
+void socket_close(int fd); // fd < 0 is allowed
+
+#endif

@@ -1,0 +1,299 @@
+// Every message, number and limit of the protocol. No message is defined anywhere else; docs/protocol.md explains the exchange.
+//
+// A frame is a 32-byte header and a body, little-endian. Control frames (peer <-> master) have bodies of at most
+// WIRE_MAX_CONTROL_BYTES; data frames (peer <-> peer) begin their body with struct wire_op and carry at most
+// WIRE_MAX_DATA_BYTES of payload. Decoders check every length before they believe it, never read outside
+// [body, body + length), and fail on trailing bytes, on counts beyond the limits and on unknown enumerators.
+#ifndef PCCL_NET_WIRE_H
+#define PCCL_NET_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    WIRE_VERSION = 1,
+    WIRE_MAGIC = 0x4350, // "PC"
+    WIRE_HEADER_BYTES = 32,
+    WIRE_OP_BYTES = 40,
+    WIRE_ID_BYTES = 16,
+    WIRE_MAX_MEMBERS = 1024,
+    WIRE_MAX_TEXT = 500,
+    WIRE_MAX_LIVE_OPS = 4096, // per communicator
+    WIRE_MAX_LANES = 256,
+    WIRE_MAX_CONTROL_BYTES = 1 << 18,
+    WIRE_MAX_DATA_BYTES = 1 << 20,
+};
+
+enum wire_type {
+    // control
+    WIRE_HELLO = 1,   // peer -> master, the first frame of a connection
+    WIRE_WELCOME,     // master -> peer: registered
+    WIRE_REFUSED,     // master -> peer: not registered, why; the master closes
+    WIRE_CANDIDATE,   // master -> peer: make the links of this epoch, report with LINKED
+    WIRE_LINKED,      // peer -> master
+    WIRE_EPOCH,       // master -> peer: this epoch is in force
+    WIRE_VOTE,        // peer -> master
+    WIRE_OUTCOME,     // master -> peer: the end of a vote that makes no epoch
+    WIRE_HEARTBEAT,   // both ways, empty body
+    WIRE_LEAVE,       // peer -> master, empty body
+    WIRE_EXPELLED,    // master -> peer, why; the master closes
+    WIRE_DONE,        // peer -> master: my part of a large op is complete
+    WIRE_VERDICT,     // master -> peer: the end of an op
+    WIRE_REPORT,      // peer -> master: where my ops stood when the epoch before this one was frozen
+    WIRE_MISMATCH,    // peer -> master: another member gave other arguments for this op
+    WIRE_LINK_DOWN,   // peer -> master: a link to a member broke or could not be made
+    WIRE_MEASURE,     // master -> peer: measure the link to this member
+    WIRE_MEASURED,    // peer -> master
+    // data
+    WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
+    WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted
+    WIRE_READY,           // op posted here, chunks may be sent to me
+    WIRE_POSTED,          // small op posted here, data follows once you have posted it too
+    WIRE_SMALL,           // one member's whole input of a small op
+    WIRE_ACK,             // small ops that are complete here: payload is u64 tags
+    WIRE_SUPPLY,          // the whole result of a small op, from a member that completed it
+    WIRE_CHUNK,           // ring: one chunk at one hop
+    WIRE_CODES,           // quantised: one block of one member's input, to the owner
+    WIRE_RESULT,          // quantised: one block of the result, from the owner
+    WIRE_GRANT,           // quantised: the owner takes blocks below `offset`
+};
+
+struct wire_header {
+    uint32_t length; // of the body
+    uint16_t type;
+    uint64_t run;        // random, made by the first master of the run; 0 before WELCOME
+    uint64_t generation; // of the master; grows with every master of the run
+    uint64_t epoch;      // control: the sender's epoch; data and op messages: the group epoch (see wire_epoch)
+};
+
+struct wire_id {
+    uint8_t bytes[WIRE_ID_BYTES];
+};
+
+struct wire_address {
+    uint8_t family; // 4 or 6
+    uint8_t bytes[16];
+    uint16_t port;
+};
+
+struct wire_text {
+    uint16_t length;
+    char chars[WIRE_MAX_TEXT];
+};
+
+// What members must agree on for one op.
+struct wire_fingerprint {
+    uint64_t count;
+    uint8_t dtype, op, quantised_dtype, algorithm; // pcclDataType_t, pcclRedOp_t, pcclDataType_t, pcclQuantizationAlgorithm_t
+};
+
+struct wire_member {
+    struct wire_id id;
+    uint64_t join_number; // given at registration, unique in a run; lower = longer-standing
+    uint32_t group;
+    uint32_t lanes; // the peer's pool size; a pair of ring neighbours uses the smaller of both
+    struct wire_address address;
+};
+
+// Members are listed group by group (groups ascending), inside a group in ring order: each sends to the next.
+struct wire_epoch {
+    uint64_t number;
+    uint64_t group_epoch;    // of the receiver's group: the number of the last epoch that changed its members, order or links
+    uint32_t latency_us;     // worst one-way delay reported by the receiver's group, for the cost model; never 0
+    uint32_t megabytes_per_s; // slowest link measured in the receiver's group, or the default; never 0
+    uint32_t count;
+    struct wire_member *members; // decode: caller's array of WIRE_MAX_MEMBERS
+};
+
+struct wire_hello {
+    uint16_t version;
+    struct wire_id id;
+    uint32_t group;
+    uint32_t lanes;
+    uint16_t port; // where this peer listens for links
+};
+
+struct wire_welcome {
+    uint64_t join_number;
+    uint8_t secret[16]; // of the run; opens links between peers
+    uint32_t heartbeat_limit_ms;
+    struct wire_address seen; // the peer's own address as the master sees it
+};
+
+struct wire_candidate {
+    uint32_t attempt;
+    struct wire_epoch epoch;
+};
+
+struct wire_linked {
+    uint32_t attempt; // of the CANDIDATE, or 0: the links of the epoch in force are complete
+    uint32_t latency_us; // worst half round trip of this peer's links
+    uint32_t count;
+    struct wire_id unreachable[WIRE_MAX_MEMBERS];
+};
+
+enum wire_reason {
+    WIRE_REASON_UPDATE = 1, // newcomers admitted; ends update votes with success, and a newcomer's connect
+    WIRE_REASON_LOSS,       // members lost
+    WIRE_REASON_RELINK,     // same members and order; broken links between living members are made again
+    WIRE_REASON_ORDER,      // same members, new ring order; ends optimise votes with success
+};
+
+struct wire_epoch_commit {
+    uint8_t reason;
+    struct wire_epoch epoch;
+};
+
+enum wire_vote_kind { WIRE_VOTE_UPDATE = 1, WIRE_VOTE_PENDING, WIRE_VOTE_OPTIMIZE };
+
+struct wire_vote {
+    uint8_t kind;
+};
+
+struct wire_outcome {
+    uint8_t kind;  // wire_vote_kind
+    uint8_t code;  // pcclResult_t
+    uint64_t value; // PENDING: 0 or 1
+};
+
+struct wire_op_done {
+    uint64_t tag;
+};
+
+enum wire_verdict_kind {
+    WIRE_VERDICT_COMMIT = 1, // contributors: the members of the epoch the op was run in
+    WIRE_VERDICT_ABORT,      // a member was lost: pcclRankConnectionLost, naming header.epoch
+    WIRE_VERDICT_REDO,       // same members: begin again from the input, unseen by the caller
+    WIRE_VERDICT_MISMATCH,   // arguments differ: pcclInvalidArgument; text names both sides
+};
+
+struct wire_verdict {
+    uint64_t tag;
+    uint8_t kind;
+    struct wire_id supplier; // COMMIT of a small op after a loss: who sends SUPPLY to whom; all zero otherwise
+    struct wire_text text;
+    uint32_t count;
+    struct wire_id needy[WIRE_MAX_MEMBERS];
+};
+
+enum wire_op_state {
+    WIRE_OP_OPEN = 1, // posted, not complete here
+    WIRE_OP_DONE,     // large: complete here, DONE sent, no verdict yet
+    WIRE_OP_KEPT,     // small: complete here, result kept
+};
+
+struct wire_op_report {
+    uint64_t tag;
+    uint8_t state;
+    uint8_t small; // 1 = small op
+};
+
+struct wire_report {
+    uint32_t count;
+    struct wire_op_report *ops; // decode: caller's array of 2 * WIRE_MAX_LIVE_OPS
+};
+
+struct wire_mismatch {
+    uint64_t tag;
+    struct wire_fingerprint mine;
+    struct wire_id other;
+    struct wire_fingerprint theirs;
+};
+
+struct wire_link_down {
+    struct wire_id id;
+    uint32_t index;
+};
+
+struct wire_measure {
+    uint32_t round;
+    struct wire_id target;
+    uint32_t duration_ms;
+};
+
+struct wire_measured { // sent by the receiving side of a measurement
+    struct wire_id from, to;
+    uint64_t bytes_per_s; // 0: the link could not be measured
+};
+
+enum wire_link_kind { WIRE_LINK_DATA = 1, WIRE_LINK_PROBE };
+
+struct wire_link_hello {
+    uint16_t version;
+    uint8_t kind;
+    uint8_t secret[16];
+    struct wire_id from, to;
+    uint32_t index; // 0: direct link of the pair; 1..lanes: lanes, between ring neighbours only
+};
+
+// Head of the body of every data frame from READY on; WIRE_OP_BYTES long.
+struct wire_op {
+    uint64_t tag;
+    struct wire_fingerprint fingerprint;
+    uint16_t shard;
+    uint16_t hop;
+    uint64_t offset; // in elements from the start of the tensor, or as the type says
+    uint64_t extra;  // as the type says, else 0
+};
+
+// ---- codec ----
+// An append-only buffer. `failed` latches when memory is refused; nothing is written after that.
+struct wire_buffer {
+    uint8_t *bytes;
+    size_t length, capacity;
+    bool failed;
+};
+
+void wire_buffer_fini(struct wire_buffer *buffer);
+
+void wire_header_encode(uint8_t out[WIRE_HEADER_BYTES], const struct wire_header *header);
+// False: wrong magic, unknown type, or a length above the limit of its kind.
+bool wire_header_decode(const uint8_t in[WIRE_HEADER_BYTES], struct wire_header *out);
+
+void wire_op_encode(uint8_t out[WIRE_OP_BYTES], const struct wire_op *op);
+bool wire_op_decode(const uint8_t in[WIRE_OP_BYTES], struct wire_op *out);
+
+// Each encoder appends one whole frame (header.length and header.type are set by it).
+void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type);
+void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text); // REFUSED, EXPELLED
+void wire_encode_hello(struct wire_buffer *out, struct wire_header header, const struct wire_hello *message);
+void wire_encode_welcome(struct wire_buffer *out, struct wire_header header, const struct wire_welcome *message);
+void wire_encode_candidate(struct wire_buffer *out, struct wire_header header, const struct wire_candidate *message);
+void wire_encode_linked(struct wire_buffer *out, struct wire_header header, const struct wire_linked *message);
+void wire_encode_epoch_commit(struct wire_buffer *out, struct wire_header header, const struct wire_epoch_commit *message);
+void wire_encode_vote(struct wire_buffer *out, struct wire_header header, const struct wire_vote *message);
+void wire_encode_outcome(struct wire_buffer *out, struct wire_header header, const struct wire_outcome *message);
+void wire_encode_op_done(struct wire_buffer *out, struct wire_header header, const struct wire_op_done *message);
+void wire_encode_verdict(struct wire_buffer *out, struct wire_header header, const struct wire_verdict *message);
+void wire_encode_report(struct wire_buffer *out, struct wire_header header, const struct wire_report *message);
+void wire_encode_mismatch(struct wire_buffer *out, struct wire_header header, const struct wire_mismatch *message);
+void wire_encode_link_down(struct wire_buffer *out, struct wire_header header, const struct wire_link_down *message);
+void wire_encode_measure(struct wire_buffer *out, struct wire_header header, const struct wire_measure *message);
+void wire_encode_measured(struct wire_buffer *out, struct wire_header header, const struct wire_measured *message);
+void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *message);
+
+// Each decoder takes a body whose header was decoded before; false = malformed.
+bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out); // REFUSED, EXPELLED
+bool wire_decode_hello(const uint8_t *body, size_t length, struct wire_hello *out);
+bool wire_decode_welcome(const uint8_t *body, size_t length, struct wire_welcome *out);
+bool wire_decode_candidate(const uint8_t *body, size_t length, struct wire_candidate *out);
+bool wire_decode_linked(const uint8_t *body, size_t length, struct wire_linked *out);
+bool wire_decode_epoch_commit(const uint8_t *body, size_t length, struct wire_epoch_commit *out);
+bool wire_decode_vote(const uint8_t *body, size_t length, struct wire_vote *out);
+bool wire_decode_outcome(const uint8_t *body, size_t length, struct wire_outcome *out);
+bool wire_decode_op_done(const uint8_t *body, size_t length, struct wire_op_done *out);
+bool wire_decode_verdict(const uint8_t *body, size_t length, struct wire_verdict *out);
+bool wire_decode_report(const uint8_t *body, size_t length, struct wire_report *out);
+bool wire_decode_mismatch(const uint8_t *body, size_t length, struct wire_mismatch *out);
+bool wire_decode_link_down(const uint8_t *body, size_t length, struct wire_link_down *out);
+bool wire_decode_measure(const uint8_t *body, size_t length, struct wire_measure *out);
+bool wire_decode_measured(const uint8_t *body, size_t length, struct wire_measured *out);
+bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link_hello *out);
+
+bool wire_id_equal(const struct wire_id *a, const struct wire_id *b);
+int wire_id_compare(const struct wire_id *a, const struct wire_id *b);
+bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_fingerprint *b);
+const char *wire_type_name(uint16_t type);
+
+#endif
