@@ -1,0 +1,85 @@
+#define _GNU_SOURCE
+#include "platform.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+int64_t platform_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * SECOND_NS + now.tv_nsec;
+}
+
+bool platform_random(void *out, size_t bytes) {
+    uint8_t *at = out;
+    while (bytes > 0) {
+        ssize_t got = getrandom(at, bytes, 0);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        at += got;
+        bytes -= (size_t)got;
+    }
+    return true;
+}
+
+unsigned platform_cpu_count(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) {
+        int count = CPU_COUNT(&set);
+        if (count > 0) return (unsigned)count;
+    }
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (unsigned)online : 1;
+}
+
+bool platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg) {
+    // A new thread inherits the mask of its creator, so the creator blocks everything for a moment.
+    sigset_t all, before;
+    sigfillset(&all);
+    if (pthread_sigmask(SIG_SETMASK, &all, &before) != 0) return false;
+    int error = pthread_create(out, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0) return false;
+    pthread_setname_np(*out, name);
+    return true;
+}
+
+bool platform_cond_init(pthread_cond_t *cond) {
+    pthread_condattr_t attributes;
+    if (pthread_condattr_init(&attributes) != 0) return false;
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    bool made = pthread_cond_init(cond, &attributes) == 0;
+    pthread_condattr_destroy(&attributes);
+    return made;
+}
+
+bool platform_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held, int64_t deadline_ns) {
+    if (deadline_ns == INT64_MAX) {
+        pthread_cond_wait(cond, held);
+        return true;
+    }
+    struct timespec until = {.tv_sec = deadline_ns / SECOND_NS, .tv_nsec = deadline_ns % SECOND_NS};
+    return pthread_cond_timedwait(cond, held, &until) != ETIMEDOUT;
+}
+
+int wake_open(void) { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }
+
+void wake_signal(int wake) {
+    int saved = errno;
+    uint64_t one = 1;
+    // A full counter is already readable, so a refused write loses nothing.
+    ssize_t ignored = write(wake, &one, sizeof one);
+    (void)ignored;
+    errno = saved;
+}
+
+void wake_clear(int wake) {
+    uint64_t count;
+    ssize_t ignored = read(wake, &count, sizeof count);
+    (void)ignored;
+}

@@ -1,0 +1,201 @@
+#define _GNU_SOURCE
+#include "socket.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    BACKLOG = 1024,
+    KEEPALIVE_IDLE_S = 10,
+    KEEPALIVE_INTERVAL_S = 3,
+    KEEPALIVE_PROBES = 3,
+    USER_TIMEOUT_MS = 20000, // unacknowledged data on a half-open link; heartbeats are faster, this is the net below them
+};
+
+bool socket_address_from_sockaddr(struct wire_address *out, const struct sockaddr *in) {
+    struct wire_address address = {0};
+    if (in->sa_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)(const void *)in;
+        address.family = 4;
+        memcpy(address.bytes, &v4->sin_addr, 4);
+        address.port = ntohs(v4->sin_port);
+    } else if (in->sa_family == AF_INET6) {
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)(const void *)in;
+        address.port = ntohs(v6->sin6_port);
+        if (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
+            address.family = 4;
+            memcpy(address.bytes, (const uint8_t *)&v6->sin6_addr + 12, 4);
+        } else {
+            address.family = 6;
+            memcpy(address.bytes, &v6->sin6_addr, 16);
+        }
+    } else {
+        return false;
+    }
+    *out = address;
+    return true;
+}
+
+socklen_t socket_address_to_sockaddr(struct sockaddr_storage *out, const struct wire_address *in) {
+    memset(out, 0, sizeof *out);
+    if (in->family == 6) {
+        struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)(void *)out;
+        v6->sin6_family = AF_INET6;
+        v6->sin6_port = htons(in->port);
+        memcpy(&v6->sin6_addr, in->bytes, 16);
+        return sizeof *v6;
+    }
+    struct sockaddr_in *v4 = (struct sockaddr_in *)(void *)out;
+    v4->sin_family = AF_INET;
+    v4->sin_port = htons(in->port);
+    memcpy(&v4->sin_addr, in->bytes, 4);
+    return sizeof *v4;
+}
+
+bool socket_address_is_loopback(const struct wire_address *address) {
+    static const uint8_t v6_loopback[16] = {[15] = 1};
+    return address->family == 6 ? memcmp(address->bytes, v6_loopback, 16) == 0 : address->bytes[0] == 127;
+}
+
+bool socket_address_is_any(const struct wire_address *address) {
+    static const uint8_t zero[16];
+    return memcmp(address->bytes, zero, address->family == 6 ? 16 : 4) == 0;
+}
+
+const char *socket_address_format(char *out, size_t capacity, const struct wire_address *address) {
+    char host[INET6_ADDRSTRLEN] = "?";
+    inet_ntop(address->family == 6 ? AF_INET6 : AF_INET, address->bytes, host, sizeof host);
+    snprintf(out, capacity, address->family == 6 ? "[%s]:%u" : "%s:%u", host, address->port);
+    return out;
+}
+
+static void set_option(int fd, int level, int option, int value) {
+    // Refused options cost speed, never correctness.
+    setsockopt(fd, level, option, &value, sizeof value);
+}
+
+static void set_connection_options(int fd) {
+    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
+    set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, USER_TIMEOUT_MS);
+}
+
+static int open_socket(const struct wire_address *address) {
+    int family = address->family == 6 ? AF_INET6 : AF_INET;
+    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    return fd < 0 ? -errno : fd;
+}
+
+int socket_listen(const struct wire_address *address) {
+    int fd = open_socket(address);
+    if (fd < 0) return fd;
+    set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (address->family == 6) set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, !socket_address_is_any(address));
+    struct sockaddr_storage to;
+    socklen_t length = socket_address_to_sockaddr(&to, address);
+    if (bind(fd, (struct sockaddr *)&to, length) != 0 || listen(fd, BACKLOG) != 0) {
+        int error = errno;
+        close(fd);
+        return -error;
+    }
+    return fd;
+}
+
+int socket_listen_from(const struct wire_address *address, uint16_t first, uint16_t *port) {
+    struct wire_address attempt = *address;
+    for (uint32_t candidate = first; candidate <= UINT16_MAX; candidate++) {
+        attempt.port = (uint16_t)candidate;
+        int fd = socket_listen(&attempt);
+        if (fd >= 0) *port = attempt.port;
+        if (fd != -EADDRINUSE) return fd;
+    }
+    attempt.port = 0;
+    int fd = socket_listen(&attempt);
+    struct wire_address bound;
+    if (fd >= 0 && socket_local_address(fd, &bound)) *port = bound.port;
+    return fd;
+}
+
+int socket_accept(int listener, struct wire_address *from) {
+    struct sockaddr_storage source;
+    socklen_t length = sizeof source;
+    int fd = accept4(listener, (struct sockaddr *)&source, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) return -errno;
+    if (!socket_address_from_sockaddr(from, (struct sockaddr *)&source)) {
+        close(fd);
+        return -EAFNOSUPPORT;
+    }
+    set_connection_options(fd);
+    return fd;
+}
+
+int socket_dial(const struct wire_address *address) {
+    int fd = open_socket(address);
+    if (fd < 0) return fd;
+    set_connection_options(fd);
+    struct sockaddr_storage to;
+    socklen_t length = socket_address_to_sockaddr(&to, address);
+    if (connect(fd, (struct sockaddr *)&to, length) != 0 && errno != EINPROGRESS) {
+        int error = errno;
+        close(fd);
+        return -error;
+    }
+    return fd;
+}
+
+int socket_connect_result(int fd) {
+    int error = 0;
+    socklen_t length = sizeof error;
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return -errno;
+    if (error != 0) return -error;
+    struct sockaddr_storage remote;
+    length = sizeof remote;
+    return getpeername(fd, (struct sockaddr *)&remote, &length) == 0 ? 0 : -EINPROGRESS;
+}
+
+bool socket_local_address(int fd, struct wire_address *out) {
+    struct sockaddr_storage address;
+    socklen_t length = sizeof address;
+    return getsockname(fd, (struct sockaddr *)&address, &length) == 0 && socket_address_from_sockaddr(out, (struct sockaddr *)&address);
+}
+
+bool socket_remote_address(int fd, struct wire_address *out) {
+    struct sockaddr_storage address;
+    socklen_t length = sizeof address;
+    return getpeername(fd, (struct sockaddr *)&address, &length) == 0 && socket_address_from_sockaddr(out, (struct sockaddr *)&address);
+}
+
+uint32_t socket_round_trip_us(int fd) {
+    struct tcp_info info;
+    socklen_t length = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
+    return info.tcpi_rtt;
+}
+
+ptrdiff_t socket_send(int fd, const void *bytes, size_t length) {
+    for (;;) {
+        ssize_t sent = send(fd, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent >= 0) return sent;
+        if (errno != EINTR) return errno == EWOULDBLOCK ? -EAGAIN : -errno;
+    }
+}
+
+ptrdiff_t socket_receive(int fd, void *bytes, size_t capacity) {
+    for (;;) {
+        ssize_t got = recv(fd, bytes, capacity, MSG_DONTWAIT);
+        if (got >= 0) return got;
+        if (errno != EINTR) return errno == EWOULDBLOCK ? -EAGAIN : -errno;
+    }
+}
+
+void socket_close(int fd) {
+    if (fd >= 0) close(fd);
+}
