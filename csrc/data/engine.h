@@ -38,10 +38,10 @@ struct engine_epoch {
 struct engine_callbacks {
     void *context;
     // Each is called without an engine lock held, from the engine's thread or a caller's; must not block.
-    void (*done)(void *context, uint64_t group_epoch, uint64_t tag);
-    void (*mismatch)(void *context, uint64_t group_epoch, const struct wire_mismatch *mismatch);
+    void (*done)(void *context, const struct wire_op_name *name);
+    void (*mismatch)(void *context, const struct wire_mismatch *mismatch);
     void (*frozen)(void *context, uint64_t group_epoch, const struct wire_report *report); // once per entered epoch; empty report too
-    void (*link_down)(void *context, const struct wire_id *id, uint32_t index);
+    void (*link_down)(void *context, const struct wire_id *id, uint32_t index); // id = self: a fresh group epoch is wanted
 };
 
 // The arguments of a reduce, checked by the caller of engine_post.
@@ -94,7 +94,7 @@ void engine_drop_peer(struct engine *engine, const struct wire_id *id);
 void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch);
 // Every link of the epoch in force is there: ops may move data. Ignored unless group_epoch is the one in force.
 void engine_links_ready(struct engine *engine, uint64_t group_epoch);
-void engine_verdict(struct engine *engine, uint64_t group_epoch, const struct wire_verdict *verdict);
+void engine_verdict(struct engine *engine, const struct wire_verdict *verdict);
 // The communicator is dead: all ops end with ENGINE_DEAD, later posts too.
 void engine_kill(struct engine *engine);
 

@@ -156,9 +156,11 @@ int socket_connect_result(int fd) {
     socklen_t length = sizeof error;
     if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return -errno;
     if (error != 0) return -error;
-    struct sockaddr_storage remote;
-    length = sizeof remote;
-    return getpeername(fd, (struct sockaddr *)&remote, &length) == 0 ? 0 : -EINPROGRESS;
+    struct wire_address local, remote;
+    if (!socket_remote_address(fd, &remote)) return -EINPROGRESS;
+    // A dial to a port of this host where nobody listens can meet itself when the kernel picks that port as its source.
+    if (socket_local_address(fd, &local) && memcmp(&local, &remote, sizeof local) == 0) return -ECONNREFUSED;
+    return 0;
 }
 
 bool socket_local_address(int fd, struct wire_address *out) {

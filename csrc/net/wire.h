@@ -51,7 +51,7 @@ enum wire_type {
     WIRE_READY,           // op posted here, chunks may be sent to me
     WIRE_POSTED,          // small op posted here, data follows once you have posted it too
     WIRE_SMALL,           // one member's whole input of a small op
-    WIRE_ACK,             // small ops that are complete here: payload is u64 tags
+    WIRE_ACK,             // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 0)
     WIRE_SUPPLY,          // the whole result of a small op, from a member that completed it
     WIRE_CHUNK,           // ring: one chunk at one hop
     WIRE_CODES,           // quantised: one block of one member's input, to the owner
@@ -157,8 +157,15 @@ struct wire_outcome {
     uint64_t value; // PENDING: 0 or 1
 };
 
-struct wire_op_done {
+// An op's name, unique in a run: `sequence` counts the ops of one tag that were begun in one group epoch.
+struct wire_op_name {
+    uint64_t epoch; // the group epoch the op was begun in
     uint64_t tag;
+    uint32_t sequence;
+};
+
+struct wire_op_done {
+    struct wire_op_name name;
 };
 
 enum wire_verdict_kind {
@@ -169,9 +176,9 @@ enum wire_verdict_kind {
 };
 
 struct wire_verdict {
-    uint64_t tag;
+    struct wire_op_name name;
     uint8_t kind;
-    struct wire_id supplier; // COMMIT of a small op after a loss: who sends SUPPLY to whom; all zero otherwise
+    struct wire_id supplier; // COMMIT of a small op, after reports (always then, also with nobody needy): who sends SUPPLY to the needy; all zero otherwise
     struct wire_text text;
     uint32_t count;
     struct wire_id needy[WIRE_MAX_MEMBERS];
@@ -184,7 +191,7 @@ enum wire_op_state {
 };
 
 struct wire_op_report {
-    uint64_t tag;
+    struct wire_op_name name; // name.epoch may be older than the epoch reported on
     uint8_t state;
     uint8_t small; // 1 = small op
 };
@@ -195,14 +202,14 @@ struct wire_report {
 };
 
 struct wire_mismatch {
-    uint64_t tag;
+    struct wire_op_name name;
     struct wire_fingerprint mine;
     struct wire_id other;
     struct wire_fingerprint theirs;
 };
 
 struct wire_link_down {
-    struct wire_id id;
+    struct wire_id id; // the sender's own id: no link is down, but a fresh group epoch is wanted (tag counters are full): RELINK at once, nobody is accused
     uint32_t index;
 };
 
@@ -233,8 +240,9 @@ struct wire_op {
     struct wire_fingerprint fingerprint;
     uint16_t shard;
     uint16_t hop;
-    uint64_t offset; // in elements from the start of the tensor, or as the type says
-    uint64_t extra;  // as the type says, else 0
+    uint32_t sequence; // see wire_op_name; the epoch is the header's
+    uint64_t offset;   // in elements from the start of the tensor, or as the type says
+    uint32_t extra;    // as the type says, else 0
 };
 
 // ---- codec ----
