@@ -1,0 +1,52 @@
+// What the Python package needs beyond pccl.h. Linked into the extension module only; libpccl.so does not export it.
+//
+// Blocking calls are made interruptible by a wait slice: with one set, every blocking function of pccl.h called on this thread
+// (connect, the votes, sync, await, awaiting a master's end) and pccl_multi_wait returns pcclTimedOut when it has waited that
+// long. The call itself goes on: made again with the same arguments, from any thread, it waits on for the same vote, op,
+// round or connect attempt.
+//
+// This file is read by the generator of the extension: plain declarations only.
+#ifndef PCCL_API_EXT_H
+#define PCCL_API_EXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../include/pccl.h"
+
+// Sets the longest wait of a blocking call on this thread, in milliseconds; 0 = unbounded, the default of every thread.
+void pccl_ext_set_wait_slice(int milliseconds);
+
+// What the last failed call on this thread was about, in words: what was wrong, and what to do. "" when nothing is known.
+// Valid until the next call on this thread; never NULL.
+const char *pccl_ext_detail(void);
+
+// The port a running master is bound to. pcclInvalidUsage: not run.
+pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_out);
+
+// Sets after how long a silent peer counts as lost, and a silent master for its peers: 100 to 3,600,000 ms, before the master
+// runs. pcclInvalidArgument: out of range. pcclInvalidUsage: was run.
+pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_t limit_ms);
+
+// The live state in a few words: "idle", "connecting", "accepted epoch 5", "dead: expelled: ...". Always ends with a zero,
+// cut to `capacity`.
+pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity);
+
+// pcclAllReduceMultipleWithRetry in pieces that can be waited for with a slice.
+struct pccl_multi;
+
+// Checks all descriptors (errors as there), copies them and launches the first ops. The buffers belong to the ops until the
+// wait has ended, or the communicator is destroyed.
+pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
+                            int max_in_flight, struct pccl_multi **multi_out);
+// Waits, relaunches and launches further ops until all are done; results as there. pcclTimedOut when the slice has passed.
+pcclResult_t pccl_multi_wait(struct pccl_multi *multi, pcclReduceInfo_t *reduce_info_out);
+// Frees it, without waiting: ops still in flight stay un-awaited until the communicator is destroyed. Must come before that.
+// NULL is allowed.
+void pccl_multi_free(struct pccl_multi *multi);
+
+// The instruction set the kernels use here, as a name ("portable", "avx2", ...) and the number of its level.
+int pccl_ext_cpu_level(const char **name_out);
+
+#endif

@@ -1,0 +1,70 @@
+// The binary interface, held at compile time: programs and bindings built against these numbers must go on working.
+#include <stddef.h>
+
+#include "../include/ccoip.h"
+#include "../include/pccl.h"
+
+#define SIZE(type, size) _Static_assert(sizeof(type) == (size), "size of " #type)
+#define FIELD(type, field, offset) _Static_assert(offsetof(type, field) == (offset), "offset of " #type "." #field)
+#define VALUE(name, value) _Static_assert((int)(name) == (value), "value of " #name)
+
+#if defined(__LP64__)
+SIZE(ccoip_ipv4_address_t, 4);
+SIZE(ccoip_ipv6_address_t, 16);
+SIZE(ccoip_inet_address_t, 24);
+FIELD(ccoip_inet_address_t, protocol, 0);
+FIELD(ccoip_inet_address_t, ipv4, 4);
+FIELD(ccoip_inet_address_t, ipv6, 8);
+SIZE(ccoip_socket_address_t, 28);
+FIELD(ccoip_socket_address_t, inet, 0);
+FIELD(ccoip_socket_address_t, port, 24);
+SIZE(pcclCommCreateParams_t, 36);
+FIELD(pcclCommCreateParams_t, master_address, 0);
+FIELD(pcclCommCreateParams_t, peer_group, 28);
+FIELD(pcclCommCreateParams_t, p2p_connection_pool_size, 32);
+SIZE(pcclReduceInfo_t, 24);
+FIELD(pcclReduceInfo_t, local_world_size, 0);
+FIELD(pcclReduceInfo_t, tx_bytes, 8);
+FIELD(pcclReduceInfo_t, rx_bytes, 16);
+SIZE(pcclReduceOperandDescriptor_t, 8);
+FIELD(pcclReduceOperandDescriptor_t, datatype, 0);
+FIELD(pcclReduceOperandDescriptor_t, distribution_hint, 4);
+SIZE(pcclQuantizationOptions_t, 8);
+FIELD(pcclQuantizationOptions_t, quantized_datatype, 0);
+FIELD(pcclQuantizationOptions_t, algorithm, 4);
+SIZE(pcclReduceDescriptor_t, 40);
+FIELD(pcclReduceDescriptor_t, count, 0);
+FIELD(pcclReduceDescriptor_t, op, 8);
+FIELD(pcclReduceDescriptor_t, tag, 16);
+FIELD(pcclReduceDescriptor_t, src_descriptor, 24);
+FIELD(pcclReduceDescriptor_t, quantization_options, 32);
+SIZE(pcclReduceOpDescriptor_t, 56);
+SIZE(struct pcclReduceSingleDescriptor_t, 56);
+FIELD(pcclReduceOpDescriptor_t, sendbuf, 0);
+FIELD(pcclReduceOpDescriptor_t, recvbuf, 8);
+FIELD(pcclReduceOpDescriptor_t, descriptor, 16);
+SIZE(pcclAsyncReduceOp_t, 16);
+FIELD(pcclAsyncReduceOp_t, comm, 0);
+FIELD(pcclAsyncReduceOp_t, tag, 8);
+SIZE(pcclRankUuid_t, 16);
+SIZE(pcclTensorInfo_t, 40);
+FIELD(pcclTensorInfo_t, name, 0);
+FIELD(pcclTensorInfo_t, data, 8);
+FIELD(pcclTensorInfo_t, count, 16);
+FIELD(pcclTensorInfo_t, datatype, 24);
+FIELD(pcclTensorInfo_t, device_type, 28);
+FIELD(pcclTensorInfo_t, allow_content_inequality, 32);
+SIZE(pcclSharedState_t, 24);
+FIELD(pcclSharedState_t, revision, 0);
+FIELD(pcclSharedState_t, count, 8);
+FIELD(pcclSharedState_t, infos, 16);
+SIZE(pcclSharedStateSyncInfo_t, 16);
+FIELD(pcclSharedStateSyncInfo_t, tx_bytes, 0);
+FIELD(pcclSharedStateSyncInfo_t, rx_bytes, 8);
+SIZE(pcclBuildInfo_t, 1);
+#endif
+
+VALUE(CCOIP_PROTOCOL_PORT_MASTER, 48148);
+VALUE(CCOIP_PROTOCOL_PORT_SHARED_STATE, 48149);
+VALUE(CCOIP_PROTOCOL_PORT_P2P, 48150);
+VALUE(CCOIP_PROTOCOL_PORT_BANDWIDTH_BENCHMARK, 48151);

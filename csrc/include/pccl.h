@@ -1,0 +1,301 @@
+// pccl: collective communication between peers that may join, die or hang at any time.
+//
+// A run is one master and any number of peers. The master keeps the membership and gives verdicts; tensor data goes straight
+// from peer to peer. Collectives and shared state run inside one peer group; the topology spans all groups.
+//
+// Rules for all functions:
+// - Order of checks: pcclNotInitialized; NULL (pcclInvalidArgument); not connected (pcclInvalidUsage); dead
+//   (pcclMasterConnectionFailed); other arguments (pcclInvalidArgument); state (pcclInvalidUsage, pcclPendingAsyncOps,
+//   pcclTooFewPeers). pcclCreateCommunicator, pcclConnect and every function with a communicator need pcclInit first; the
+//   master functions and pcclGetBuildInfo do not. pcclInternalError and pcclNotInitialized are possible wherever they make
+//   sense and are not repeated below, nor is pcclInvalidArgument for NULL.
+// - Out parameters are written only on success, if not said otherwise.
+// - A vote or an op ends alike on all accepted peers that survive it.
+// - A call that needs other peers waits as long as those peers live. Lost peers are not waited for: a closed socket counts at
+//   once, silence after the heartbeat limit (5 s by default). What depends on the network alone is bounded.
+// - Attributes are a snapshot: they change only when pcclConnect, pcclUpdateTopology or pcclOptimizeTopology succeeds, when
+//   an await returns pcclRankConnectionLost, and inside pcclAllReduceMultipleWithRetry.
+// - A loss always shows: an op succeeds only if its contributors are exactly the group's members of the snapshot at launch.
+//   After a loss, the ops that cannot be completed, or if there are none the next op, return pcclRankConnectionLost on every
+//   survivor; launched again, they run among the survivors.
+// - A communicator is dead once it was expelled or has lost its master: un-awaited ops end with pcclRankConnectionLost, every
+//   call that needs the master returns pcclMasterConnectionFailed at once, all attributes read 1, destroying it works.
+// - Send buffers are only read. From launch until await has returned both buffers belong to the op. In place (send == recv) is
+//   normal; any other overlap is pcclInvalidArgument. After an error the input is as it was at launch, in place too, and an
+//   out-of-place receive buffer is unspecified.
+// - Every function may be called from any thread. While pcclUpdateTopology, pcclOptimizeTopology or
+//   pcclSynchronizeSharedState runs, another of these or a launch on the same communicator returns pcclInvalidUsage.
+// - Nothing here ends the process, writes to stdout, or changes signal dispositions. Handles must not be used in a forked child.
+#ifndef PCCL_H
+#define PCCL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ccoip_inet.h"
+
+#if defined(__GNUC__)
+#define PCCL_EXPORT __attribute__((visibility("default")))
+#else
+#define PCCL_EXPORT
+#endif
+
+// Marks parameters that may be NULL; all other pointers must not be.
+#define PCCL_NULLABLE
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum pcclResult_t {
+    pcclSuccess = 0,                     // done, on every survivor alike
+    pcclNotInitialized = 1,              // pcclInit was not called
+    pcclInternalError = 2,               // the system refused memory, threads or descriptors; nothing was started
+    pcclInvalidArgument = 3,             // the call is wrong, or the peers' arguments disagree
+    pcclInvalidUsage = 4,                // wrong state for this call
+    pcclTooFewPeers = 5,                 // this peer is alone in its group
+    pcclMasterConnectionFailed = 6,      // master unreachable, join refused, or dead communicator
+    pcclRankConnectionFailed = 7,        // master reached, but no data connection between this peer and the others
+    pcclRankConnectionLost = 8,          // the op was aborted because a member was lost: launch it again
+    pcclNoSharedStateAvailable = 9,      // no electable state in the group: call again with the same revision
+    pcclPendingAsyncOps = 10,            // un-awaited ops forbid this call
+    pcclUpdateTopologyFailed = 11,       // the vote passed, but the old epoch stands: call again
+    pcclTopologyOptimizationFailed = 12, // the vote passed, but the old order stands: call again
+    pcclTimedOut = 13                    // the caller's own bound on the wait ran out; the call goes on, repeat it to wait on
+} pcclResult_t;
+
+typedef enum pcclDataType_t {
+    pcclUint8 = 0,
+    pcclInt8 = 1,
+    pcclInt16 = 2,
+    pcclUint16 = 3,
+    pcclUint32 = 4,
+    pcclInt32 = 5,
+    pcclUint64 = 6,
+    pcclInt64 = 7,
+    pcclFloat16 = 8,
+    pcclBFloat16 = 9,
+    pcclFloat = 10,
+    pcclDouble = 11
+} pcclDataType_t;
+
+typedef enum pcclDeviceType_t {
+    pcclDeviceCpu = 0,
+    pcclDeviceCuda = 1
+} pcclDeviceType_t;
+
+// Integers wrap; pcclAvg divides the sum by the number of contributors (truncating toward zero for integers); pcclMax and
+// pcclMin of floats give NaN if any input is NaN, and -0 is less than +0. float16 and bfloat16 are computed in float.
+typedef enum pcclRedOp_t {
+    pcclSum = 0,
+    pcclAvg = 1,
+    pcclProd = 2,
+    pcclMax = 3,
+    pcclMin = 4
+} pcclRedOp_t;
+
+typedef enum pcclAttribute_t {
+    PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE = 1,            // accepted peers in the run
+    PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE = 2,        // accepted peers in the own group
+    PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS = 3,     // groups that have a peer
+    PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE = 4 // size of the largest group
+} pcclAttribute_t;
+
+typedef enum pcclSharedStateSyncStrategy_t {
+    PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR = 0, // the most popular content is taken over by all
+    PCCL_SHARED_STATE_SYNC_STRATEGY_RECEIVE_ONLY = 1,    // take what the others have, never offer the own content
+    PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY = 2        // offer the own content, never take another
+} pcclSharedStateSyncStrategy_t;
+
+// Accepted, never needed, never checked.
+typedef enum pcclDistributionHint_t {
+    pcclDistributionNone = 0,
+    pcclDistributionNormal = 1,
+    pcclDistributionUniform = 2
+} pcclDistributionHint_t;
+
+typedef enum pcclQuantizationAlgorithm_t {
+    pcclQuantNone = 0,
+    pcclQuantMinMax = 1,
+    pcclQuantZeroPointScale = 2
+} pcclQuantizationAlgorithm_t;
+
+typedef struct pcclComm_t pcclComm_t;
+typedef struct pcclRankInfo_t pcclRankInfo_t;
+typedef struct pcclMasterInstanceState_t pcclMasterInstance_t;
+
+typedef struct pcclCommCreateParams_t {
+    ccoip_socket_address_t master_address;
+    uint32_t peer_group;               // peers of the same number form one group
+    uint32_t p2p_connection_pool_size; // lanes to each ring neighbour; 0 = the library's default, above 256 = 256
+} pcclCommCreateParams_t;
+
+typedef struct pcclReduceInfo_t {
+    uint32_t local_world_size; // number of contributors, the divisor of pcclAvg
+    uint64_t tx_bytes;         // element bytes this peer sent, without frame headers
+    uint64_t rx_bytes;         // element bytes this peer received
+} pcclReduceInfo_t;
+
+typedef struct pcclReduceOperandDescriptor_t {
+    pcclDataType_t datatype;
+    pcclDistributionHint_t distribution_hint;
+} pcclReduceOperandDescriptor_t;
+
+// With pcclQuantNone, quantized_datatype is ignored. Otherwise: source float16, bfloat16, float or double; quantised uint8,
+// int8, uint16, int16 and, for pcclQuantMinMax, uint32 and uint64.
+typedef struct pcclQuantizationOptions_t {
+    pcclDataType_t quantized_datatype;
+    pcclQuantizationAlgorithm_t algorithm;
+} pcclQuantizationOptions_t;
+
+// All members of the group must give the same count, op, data type and quantisation for a tag; else all get
+// pcclInvalidArgument from the await, and the log names both sides.
+typedef struct pcclReduceDescriptor_t {
+    size_t count; // elements; 0 is allowed
+    pcclRedOp_t op;
+    uint64_t tag; // names the op among the live ones of the group
+    pcclReduceOperandDescriptor_t src_descriptor;
+    pcclQuantizationOptions_t quantization_options;
+} pcclReduceDescriptor_t;
+
+typedef struct pcclReduceSingleDescriptor_t {
+    void *sendbuf; // only read; == recvbuf: in place
+    void *recvbuf;
+    pcclReduceDescriptor_t descriptor;
+} pcclReduceOpDescriptor_t;
+
+// Names a launched op by its tag alone.
+typedef struct pcclAsyncReduceOp_t {
+    pcclComm_t *comm;
+    uint64_t tag;
+} pcclAsyncReduceOp_t;
+
+typedef struct pcclRankUuid_t {
+    uint8_t data[16];
+} pcclRankUuid_t;
+
+typedef struct pcclTensorInfo_t {
+    const char *name; // unique in the shared state
+    void *data;
+    size_t count; // elements
+    pcclDataType_t datatype;
+    pcclDeviceType_t device_type;
+    bool allow_content_inequality; // part of the state, but neither compared nor transferred
+} pcclTensorInfo_t;
+
+typedef struct pcclSharedState_t {
+    uint64_t revision; // written back by a successful sync
+    size_t count;
+    pcclTensorInfo_t *infos;
+} pcclSharedState_t;
+
+typedef struct pcclSharedStateSyncInfo_t {
+    uint64_t tx_bytes;
+    uint64_t rx_bytes;
+} pcclSharedStateSyncInfo_t;
+
+typedef struct pcclBuildInfo_t {
+    bool has_cuda_support; // device tensors are usable here and now
+} pcclBuildInfo_t;
+
+// Initialises the library. Idempotent. Does not wait.
+PCCL_EXPORT pcclResult_t pcclInit(void);
+
+// Tells what this build can do on this machine. Does not wait; needs no pcclInit.
+PCCL_EXPORT pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t *info);
+
+// Creates a communicator from a copy of `params`, without touching the network. The caller destroys it.
+PCCL_EXPORT pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclComm_t **comm_out);
+
+// Joins the run. On success this peer is accepted and all four attributes are valid. The first peer of a run is accepted at
+// once; a newcomer waits until all accepted peers are in pcclUpdateTopology.
+// pcclInvalidUsage: connected already, or dead. pcclMasterConnectionFailed: master unreachable, or the join was refused.
+// pcclRankConnectionFailed: the other peers could not be reached. After the last two it may be called again.
+PCCL_EXPORT pcclResult_t pcclConnect(pcclComm_t *comm);
+
+// Leaves the run and frees the communicator, always and in bounded time. The others learn of it at once. Calls blocked in
+// other threads return an error first. Un-awaited ops are cancelled; their buffers are not touched once this has returned.
+PCCL_EXPORT pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm);
+
+// Reads one number of the snapshot. Does not wait.
+// pcclInvalidArgument: unknown attribute. pcclInvalidUsage: never connected. A dead communicator reads 1.
+PCCL_EXPORT pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute, int *attribute_out);
+
+// Accepts all newcomers that wait and can be reached; a barrier of all accepted peers of all groups, for whom it waits.
+// Newcomers that cannot be reached, or die meanwhile, are left out, without harm to this call.
+// pcclInvalidUsage: not connected, or another topology or sync call runs. pcclPendingAsyncOps. pcclRankConnectionFailed: this
+// peer cannot reach the others. pcclUpdateTopologyFailed: no new epoch came of it.
+PCCL_EXPORT pcclResult_t pcclUpdateTopology(pcclComm_t *comm);
+
+// Tells whether a newcomer of any group waits: the same answer on all accepted peers of all groups, for whom it waits. Admits
+// nobody; un-awaited ops are allowed, and ops may run beside it.
+// pcclInvalidUsage: not connected.
+PCCL_EXPORT pcclResult_t pcclArePeersPending(const pcclComm_t *comm, bool *pending_out);
+
+// Measures the links not yet known and takes the ring order whose slowest link is fastest, in every group. A barrier of all
+// accepted peers of all groups, for whom it waits. Never required.
+// pcclInvalidUsage: not connected, fewer than two peers in the run, or another topology or sync call runs.
+// pcclPendingAsyncOps. pcclRankConnectionFailed. pcclTopologyOptimizationFailed: the old order stands.
+PCCL_EXPORT pcclResult_t pcclOptimizeTopology(const pcclComm_t *comm);
+
+// pcclAllReduceAsync and pcclAwaitAsyncReduce in one: the errors of both, waits for the members of the group.
+PCCL_EXPORT pcclResult_t pcclAllReduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
+                                       const pcclComm_t *comm, pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out);
+
+// Launches an op; does not wait. `descriptor` is copied. Both buffers belong to the op until it has been awaited or the
+// communicator destroyed. Losses are reported by the await. Buffers may be NULL only when count is 0.
+// pcclInvalidArgument: unknown enumerators, a combination of types that is not supported, overlapping buffers, or a tag that
+// is live (the live op goes on). pcclInvalidUsage: not connected, or a topology or sync call runs. pcclTooFewPeers.
+PCCL_EXPORT pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
+                                            const pcclComm_t *comm, pcclAsyncReduceOp_t *reduce_handle_out);
+
+// Waits for the members of the group until the op has ended. Then the result is in its receive buffer on all of them, or its
+// input is as at launch, and the tag is free. Each op is awaited once.
+// pcclInvalidArgument: no un-awaited op of this handle, or the members' arguments disagree. pcclRankConnectionLost.
+PCCL_EXPORT pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
+                                              pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out);
+
+// Reduces all ops, each over the members alive then; ops that fail because a member was lost are launched again from their
+// unchanged input. At most `max_in_flight` run at once; equal tags run one after another. All descriptors are checked before
+// any launch. The info adds up the bytes of all ops and gives the size of the group at the end. Waits for the group.
+// pcclInvalidArgument: count 0, max_in_flight < 1, or a bad descriptor. pcclInvalidUsage: as pcclAllReduceAsync.
+// pcclTooFewPeers: alone before or after; info is then written with local_world_size 1, and in-place buffers hold the result
+// or the input. pcclMasterConnectionFailed: the communicator died.
+PCCL_EXPORT pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *descriptors, size_t count,
+                                                        const pcclComm_t *comm,
+                                                        pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out,
+                                                        int max_in_flight);
+
+// Brings the content of the shared state to the same bytes on all members of the group, for whom it waits, and writes back
+// `revision`. After an error `revision` is as passed; entries that were to be received are unspecified, all others unchanged.
+// pcclInvalidArgument: no entries, a NULL or doubled name, NULL data with count > 0, an unknown enumerator, or a device entry
+// without device support. pcclInvalidUsage: not connected, another topology or sync call runs, or expelled by this very sync.
+// pcclNoSharedStateAvailable. pcclPendingAsyncOps.
+PCCL_EXPORT pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_t *shared_state,
+                                                    pcclSharedStateSyncStrategy_t strategy,
+                                                    pcclSharedStateSyncInfo_t *PCCL_NULLABLE sync_info_out);
+
+// Creates a master for this address, without touching the network. The caller destroys it.
+PCCL_EXPORT pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterInstance_t **master_out);
+
+// Binds, listens and serves in a thread of its own; returns at once. A master runs once.
+// pcclInvalidUsage: the address is in use, or this master was run before.
+PCCL_EXPORT pcclResult_t pcclRunMaster(pcclMasterInstance_t *master);
+
+// Asks a master to stop. Does not wait, may be repeated, and may be called in a signal handler.
+// pcclInvalidUsage: never run.
+PCCL_EXPORT pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master);
+
+// Waits until the master has stopped, that is for pcclInterruptMaster. May be repeated.
+// pcclInvalidUsage: never run.
+PCCL_EXPORT pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master);
+
+// Stops the master if it runs, and frees it. Once this has returned, the port can be bound again.
+PCCL_EXPORT pcclResult_t pcclDestroyMaster(pcclMasterInstance_t *master);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
