@@ -23,6 +23,7 @@ enum {
     WIRE_MAX_LANES = 256,
     WIRE_MAX_CONTROL_BYTES = 1 << 18,
     WIRE_MAX_DATA_BYTES = 1 << 20,
+    WIRE_MAX_MEASURE_MS = 10000,
 };
 
 enum wire_type {
@@ -108,9 +109,9 @@ struct wire_epoch {
 
 struct wire_hello {
     uint16_t version;
-    struct wire_id id;
+    struct wire_id id; // never all zero
     uint32_t group;
-    uint32_t lanes;
+    uint32_t lanes; // 1..WIRE_MAX_LANES
     uint16_t port; // where this peer listens for links
 };
 
@@ -170,7 +171,7 @@ struct wire_op_done {
 
 enum wire_verdict_kind {
     WIRE_VERDICT_COMMIT = 1, // contributors: the members of the epoch the op was run in
-    WIRE_VERDICT_ABORT,      // a member was lost: pcclRankConnectionLost, naming header.epoch
+    WIRE_VERDICT_ABORT,      // a member was lost: pcclRankConnectionLost, since the op was begun: pcclRankConnectionLost
     WIRE_VERDICT_REDO,       // same members: begin again from the input, unseen by the caller
     WIRE_VERDICT_MISMATCH,   // arguments differ: pcclInvalidArgument; text names both sides
 };
@@ -256,7 +257,7 @@ struct wire_buffer {
 void wire_buffer_fini(struct wire_buffer *buffer);
 
 void wire_header_encode(uint8_t out[WIRE_HEADER_BYTES], const struct wire_header *header);
-// False: wrong magic, unknown type, or a length above the limit of its kind.
+// False: wrong magic, unknown type, or a length outside the limits of this type (a data frame has at least WIRE_OP_BYTES).
 bool wire_header_decode(const uint8_t in[WIRE_HEADER_BYTES], struct wire_header *out);
 
 void wire_op_encode(uint8_t out[WIRE_OP_BYTES], const struct wire_op *op);
@@ -283,6 +284,7 @@ void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, 
 
 // Each decoder takes a body whose header was decoded before; false = malformed.
 bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out); // REFUSED, EXPELLED
+// A hello of another version decodes with its version alone, so that it can be answered.
 bool wire_decode_hello(const uint8_t *body, size_t length, struct wire_hello *out);
 bool wire_decode_welcome(const uint8_t *body, size_t length, struct wire_welcome *out);
 bool wire_decode_candidate(const uint8_t *body, size_t length, struct wire_candidate *out);
@@ -301,6 +303,7 @@ bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link
 
 bool wire_id_equal(const struct wire_id *a, const struct wire_id *b);
 int wire_id_compare(const struct wire_id *a, const struct wire_id *b);
+bool wire_op_name_equal(const struct wire_op_name *a, const struct wire_op_name *b);
 bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_fingerprint *b);
 const char *wire_type_name(uint16_t type);
 

@@ -1,0 +1,634 @@
+#define _GNU_SOURCE
+#include "wire.h"
+
+#include <assert.h>
+#include <endian.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    ADDRESS_BYTES = 1 + 16 + 2,
+    MEMBER_BYTES = WIRE_ID_BYTES + 8 + 4 + 4 + ADDRESS_BYTES,
+    EPOCH_BYTES = 8 + 8 + 4 + 4 + 4,
+    FINGERPRINT_BYTES = 8 + 4,
+    OP_NAME_BYTES = 8 + 8 + 4,
+    HELLO_BYTES = 2 + WIRE_ID_BYTES + 4 + 4 + 2,
+    WELCOME_BYTES = 8 + 16 + 4 + ADDRESS_BYTES,
+    LINKED_BYTES = 4 + 4 + 4,
+    VERDICT_BYTES = OP_NAME_BYTES + 1 + WIRE_ID_BYTES + 2 + 4,
+    OP_REPORT_BYTES = OP_NAME_BYTES + 1 + 1,
+    MISMATCH_BYTES = OP_NAME_BYTES + FINGERPRINT_BYTES + WIRE_ID_BYTES + FINGERPRINT_BYTES,
+    LINK_DOWN_BYTES = WIRE_ID_BYTES + 4,
+    MEASURE_BYTES = 4 + WIRE_ID_BYTES + 4,
+    MEASURED_BYTES = WIRE_ID_BYTES + WIRE_ID_BYTES + 8,
+    LINK_HELLO_BYTES = 2 + 1 + 16 + WIRE_ID_BYTES + WIRE_ID_BYTES + 4,
+    FOREIGN_HELLO_BYTES = 256, // a hello of another version may be longer; it gets an answer, not silence
+    MEMBERS_BYTES = WIRE_MAX_MEMBERS * MEMBER_BYTES,
+    IDS_BYTES = WIRE_MAX_MEMBERS * WIRE_ID_BYTES,
+    MAX_REPORTED_OPS = 2 * WIRE_MAX_LIVE_OPS,
+};
+
+// The lengths that a body of each type can have, so that a header alone tells how much must be buffered.
+static const struct {
+    const char *name;
+    uint32_t least, most;
+} types[] = {
+    [WIRE_HELLO] = {"HELLO", 2, FOREIGN_HELLO_BYTES},
+    [WIRE_WELCOME] = {"WELCOME", WELCOME_BYTES, WELCOME_BYTES},
+    [WIRE_REFUSED] = {"REFUSED", 2, 2 + WIRE_MAX_TEXT},
+    [WIRE_CANDIDATE] = {"CANDIDATE", 4 + EPOCH_BYTES, 4 + EPOCH_BYTES + MEMBERS_BYTES},
+    [WIRE_LINKED] = {"LINKED", LINKED_BYTES, LINKED_BYTES + IDS_BYTES},
+    [WIRE_EPOCH] = {"EPOCH", 1 + EPOCH_BYTES, 1 + EPOCH_BYTES + MEMBERS_BYTES},
+    [WIRE_VOTE] = {"VOTE", 1, 1},
+    [WIRE_OUTCOME] = {"OUTCOME", 1 + 1 + 8, 1 + 1 + 8},
+    [WIRE_HEARTBEAT] = {"HEARTBEAT", 0, 0},
+    [WIRE_LEAVE] = {"LEAVE", 0, 0},
+    [WIRE_EXPELLED] = {"EXPELLED", 2, 2 + WIRE_MAX_TEXT},
+    [WIRE_DONE] = {"DONE", OP_NAME_BYTES, OP_NAME_BYTES},
+    [WIRE_VERDICT] = {"VERDICT", VERDICT_BYTES, VERDICT_BYTES + WIRE_MAX_TEXT + IDS_BYTES},
+    [WIRE_REPORT] = {"REPORT", 4, 4 + MAX_REPORTED_OPS * OP_REPORT_BYTES},
+    [WIRE_MISMATCH] = {"MISMATCH", MISMATCH_BYTES, MISMATCH_BYTES},
+    [WIRE_LINK_DOWN] = {"LINK_DOWN", LINK_DOWN_BYTES, LINK_DOWN_BYTES},
+    [WIRE_MEASURE] = {"MEASURE", MEASURE_BYTES, MEASURE_BYTES},
+    [WIRE_MEASURED] = {"MEASURED", MEASURED_BYTES, MEASURED_BYTES},
+    [WIRE_LINK_HELLO] = {"LINK_HELLO", LINK_HELLO_BYTES, LINK_HELLO_BYTES},
+    [WIRE_LINK_ACK] = {"LINK_ACK", 0, 0},
+    [WIRE_READY] = {"READY", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
+    [WIRE_POSTED] = {"POSTED", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
+    [WIRE_SMALL] = {"SMALL", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
+    [WIRE_ACK] = {"ACK", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
+    [WIRE_SUPPLY] = {"SUPPLY", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
+    [WIRE_CHUNK] = {"CHUNK", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
+    [WIRE_CODES] = {"CODES", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
+    [WIRE_RESULT] = {"RESULT", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
+    [WIRE_GRANT] = {"GRANT", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
+};
+
+_Static_assert(4 + EPOCH_BYTES + MEMBERS_BYTES <= WIRE_MAX_CONTROL_BYTES, "an epoch fits a control frame");
+_Static_assert(VERDICT_BYTES + WIRE_MAX_TEXT + IDS_BYTES <= WIRE_MAX_CONTROL_BYTES, "a verdict fits a control frame");
+_Static_assert(4 + MAX_REPORTED_OPS * OP_REPORT_BYTES <= WIRE_MAX_CONTROL_BYTES, "a report fits a control frame");
+
+static bool type_known(uint16_t type) { return type < sizeof types / sizeof types[0] && types[type].name != NULL; }
+
+const char *wire_type_name(uint16_t type) { return type_known(type) ? types[type].name : "unknown"; }
+
+// ---- writing: the caller has made room, `put_*` returns where the next field goes ----
+
+static uint8_t *put_bytes(uint8_t *at, const void *bytes, size_t length) {
+    memcpy(at, bytes, length);
+    return at + length;
+}
+
+static uint8_t *put_u8(uint8_t *at, uint8_t value) {
+    *at = value;
+    return at + 1;
+}
+
+static uint8_t *put_u16(uint8_t *at, uint16_t value) {
+    value = htole16(value);
+    return put_bytes(at, &value, sizeof value);
+}
+
+static uint8_t *put_u32(uint8_t *at, uint32_t value) {
+    value = htole32(value);
+    return put_bytes(at, &value, sizeof value);
+}
+
+static uint8_t *put_u64(uint8_t *at, uint64_t value) {
+    value = htole64(value);
+    return put_bytes(at, &value, sizeof value);
+}
+
+static uint8_t *put_id(uint8_t *at, const struct wire_id *id) { return put_bytes(at, id->bytes, WIRE_ID_BYTES); }
+
+static uint8_t *put_address(uint8_t *at, const struct wire_address *address) {
+    at = put_u8(at, address->family);
+    at = put_bytes(at, address->bytes, sizeof address->bytes);
+    return put_u16(at, address->port);
+}
+
+static uint8_t *put_op_name(uint8_t *at, const struct wire_op_name *name) {
+    at = put_u64(at, name->epoch);
+    at = put_u64(at, name->tag);
+    return put_u32(at, name->sequence);
+}
+
+static uint8_t *put_fingerprint(uint8_t *at, const struct wire_fingerprint *fingerprint) {
+    at = put_u64(at, fingerprint->count);
+    at = put_u8(at, fingerprint->dtype);
+    at = put_u8(at, fingerprint->op);
+    at = put_u8(at, fingerprint->quantised_dtype);
+    return put_u8(at, fingerprint->algorithm);
+}
+
+static uint8_t *put_epoch(uint8_t *at, const struct wire_epoch *epoch) {
+    at = put_u64(at, epoch->number);
+    at = put_u64(at, epoch->group_epoch);
+    at = put_u32(at, epoch->latency_us);
+    at = put_u32(at, epoch->megabytes_per_s);
+    at = put_u32(at, epoch->count);
+    for (uint32_t i = 0; i < epoch->count; i++) {
+        const struct wire_member *member = &epoch->members[i];
+        at = put_id(at, &member->id);
+        at = put_u64(at, member->join_number);
+        at = put_u32(at, member->group);
+        at = put_u32(at, member->lanes);
+        at = put_address(at, &member->address);
+    }
+    return at;
+}
+
+// ---- reading: `bad` latches, and what is read after that is zero ----
+
+struct reader {
+    const uint8_t *at, *end;
+    bool bad;
+};
+
+static struct reader reader_of(const uint8_t *body, size_t length) { return (struct reader){body, body == NULL ? body : body + length, false}; }
+
+static bool reader_complete(const struct reader *in) { return !in->bad && in->at == in->end; }
+
+static void get_bytes(struct reader *in, void *out, size_t length) {
+    if (in->bad || (size_t)(in->end - in->at) < length) {
+        in->bad = true;
+        memset(out, 0, length);
+        return;
+    }
+    if (length == 0) return;
+    memcpy(out, in->at, length);
+    in->at += length;
+}
+
+static uint8_t get_u8(struct reader *in) {
+    uint8_t value;
+    get_bytes(in, &value, sizeof value);
+    return value;
+}
+
+static uint16_t get_u16(struct reader *in) {
+    uint16_t value;
+    get_bytes(in, &value, sizeof value);
+    return le16toh(value);
+}
+
+static uint32_t get_u32(struct reader *in) {
+    uint32_t value;
+    get_bytes(in, &value, sizeof value);
+    return le32toh(value);
+}
+
+static uint64_t get_u64(struct reader *in) {
+    uint64_t value;
+    get_bytes(in, &value, sizeof value);
+    return le64toh(value);
+}
+
+// A number that must lie in [least, most].
+static uint8_t get_enum(struct reader *in, uint8_t least, uint8_t most) {
+    uint8_t value = get_u8(in);
+    if (value < least || value > most) in->bad = true;
+    return value;
+}
+
+// A count of items of `each` bytes, believed only if they are all there.
+static uint32_t get_count(struct reader *in, uint32_t most, size_t each) {
+    uint32_t count = get_u32(in);
+    if (count <= most && (size_t)(in->end - in->at) >= count * each) return count;
+    in->bad = true;
+    return 0;
+}
+
+static void get_id(struct reader *in, struct wire_id *out) { get_bytes(in, out->bytes, WIRE_ID_BYTES); }
+
+static uint32_t get_lanes(struct reader *in) {
+    uint32_t lanes = get_u32(in);
+    if (lanes < 1 || lanes > WIRE_MAX_LANES) in->bad = true;
+    return lanes;
+}
+
+static void get_address(struct reader *in, struct wire_address *out) {
+    out->family = get_u8(in);
+    get_bytes(in, out->bytes, sizeof out->bytes);
+    out->port = get_u16(in);
+    if (out->family != 4 && out->family != 6) in->bad = true;
+}
+
+static void get_op_name(struct reader *in, struct wire_op_name *out) {
+    out->epoch = get_u64(in);
+    out->tag = get_u64(in);
+    out->sequence = get_u32(in);
+}
+
+static void get_fingerprint(struct reader *in, struct wire_fingerprint *out) {
+    out->count = get_u64(in);
+    out->dtype = get_u8(in);
+    out->op = get_u8(in);
+    out->quantised_dtype = get_u8(in);
+    out->algorithm = get_u8(in);
+}
+
+static void get_epoch(struct reader *in, struct wire_epoch *out) {
+    out->number = get_u64(in);
+    out->group_epoch = get_u64(in);
+    out->latency_us = get_u32(in);
+    out->megabytes_per_s = get_u32(in);
+    out->count = get_count(in, WIRE_MAX_MEMBERS, MEMBER_BYTES);
+    for (uint32_t i = 0; i < out->count; i++) {
+        struct wire_member *member = &out->members[i];
+        get_id(in, &member->id);
+        member->join_number = get_u64(in);
+        member->group = get_u32(in);
+        member->lanes = get_lanes(in);
+        get_address(in, &member->address);
+        if (i > 0 && member->group < out->members[i - 1].group) in->bad = true;
+    }
+    if (out->count == 0 || out->group_epoch > out->number || out->latency_us == 0 || out->megabytes_per_s == 0) in->bad = true;
+}
+
+// ---- buffer ----
+
+void wire_buffer_fini(struct wire_buffer *buffer) {
+    free(buffer->bytes);
+    *buffer = (struct wire_buffer){0};
+}
+
+static bool reserve(struct wire_buffer *buffer, size_t more) {
+    if (buffer->failed) return false;
+    size_t wanted = buffer->length + more;
+    if (wanted <= buffer->capacity) return true;
+    size_t capacity = buffer->capacity < 256 ? 256 : buffer->capacity;
+    while (capacity < wanted) capacity *= 2;
+    uint8_t *bytes = realloc(buffer->bytes, capacity);
+    if (bytes == NULL) {
+        buffer->failed = true;
+        return false;
+    }
+    buffer->bytes = bytes;
+    buffer->capacity = capacity;
+    return true;
+}
+
+// Appends the header of a frame and makes room for its body: a pointer to the body, or NULL when memory is refused.
+static uint8_t *begin(struct wire_buffer *out, struct wire_header header, enum wire_type type, size_t length) {
+    assert(length >= types[type].least && length <= types[type].most);
+    if (!reserve(out, WIRE_HEADER_BYTES + length)) return NULL;
+    header.type = (uint16_t)type;
+    header.length = (uint32_t)length;
+    wire_header_encode(out->bytes + out->length, &header);
+    uint8_t *body = out->bytes + out->length + WIRE_HEADER_BYTES;
+    out->length += WIRE_HEADER_BYTES + length;
+    return body;
+}
+
+// ---- headers ----
+
+void wire_header_encode(uint8_t out[WIRE_HEADER_BYTES], const struct wire_header *header) {
+    uint8_t *at = put_u32(out, header->length);
+    at = put_u16(at, WIRE_MAGIC);
+    at = put_u16(at, header->type);
+    at = put_u64(at, header->run);
+    at = put_u64(at, header->generation);
+    put_u64(at, header->epoch);
+}
+
+bool wire_header_decode(const uint8_t in[WIRE_HEADER_BYTES], struct wire_header *out) {
+    struct reader reader = reader_of(in, WIRE_HEADER_BYTES);
+    out->length = get_u32(&reader);
+    uint16_t magic = get_u16(&reader);
+    out->type = get_u16(&reader);
+    out->run = get_u64(&reader);
+    out->generation = get_u64(&reader);
+    out->epoch = get_u64(&reader);
+    return magic == WIRE_MAGIC && type_known(out->type) && out->length >= types[out->type].least && out->length <= types[out->type].most;
+}
+
+void wire_op_encode(uint8_t out[WIRE_OP_BYTES], const struct wire_op *op) {
+    uint8_t *at = put_u64(out, op->tag);
+    at = put_fingerprint(at, &op->fingerprint);
+    at = put_u16(at, op->shard);
+    at = put_u16(at, op->hop);
+    at = put_u32(at, op->sequence);
+    at = put_u64(at, op->offset);
+    put_u32(at, op->extra);
+}
+
+bool wire_op_decode(const uint8_t in[WIRE_OP_BYTES], struct wire_op *out) {
+    struct reader reader = reader_of(in, WIRE_OP_BYTES);
+    out->tag = get_u64(&reader);
+    get_fingerprint(&reader, &out->fingerprint);
+    out->shard = get_u16(&reader);
+    out->hop = get_u16(&reader);
+    out->sequence = get_u32(&reader);
+    out->offset = get_u64(&reader);
+    out->extra = get_u32(&reader);
+    return reader_complete(&reader);
+}
+
+// ---- encoders ----
+
+void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type) { begin(out, header, type, 0); }
+
+void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text) {
+    size_t length = strnlen(text, WIRE_MAX_TEXT);
+    uint8_t *at = begin(out, header, type, 2 + length);
+    if (at == NULL) return;
+    at = put_u16(at, (uint16_t)length);
+    put_bytes(at, text, length);
+}
+
+void wire_encode_hello(struct wire_buffer *out, struct wire_header header, const struct wire_hello *message) {
+    uint8_t *at = begin(out, header, WIRE_HELLO, HELLO_BYTES);
+    if (at == NULL) return;
+    at = put_u16(at, message->version);
+    at = put_id(at, &message->id);
+    at = put_u32(at, message->group);
+    at = put_u32(at, message->lanes);
+    put_u16(at, message->port);
+}
+
+void wire_encode_welcome(struct wire_buffer *out, struct wire_header header, const struct wire_welcome *message) {
+    uint8_t *at = begin(out, header, WIRE_WELCOME, WELCOME_BYTES);
+    if (at == NULL) return;
+    at = put_u64(at, message->join_number);
+    at = put_bytes(at, message->secret, sizeof message->secret);
+    at = put_u32(at, message->heartbeat_limit_ms);
+    put_address(at, &message->seen);
+}
+
+void wire_encode_candidate(struct wire_buffer *out, struct wire_header header, const struct wire_candidate *message) {
+    uint8_t *at = begin(out, header, WIRE_CANDIDATE, 4 + EPOCH_BYTES + message->epoch.count * (size_t)MEMBER_BYTES);
+    if (at == NULL) return;
+    at = put_u32(at, message->attempt);
+    put_epoch(at, &message->epoch);
+}
+
+void wire_encode_linked(struct wire_buffer *out, struct wire_header header, const struct wire_linked *message) {
+    uint8_t *at = begin(out, header, WIRE_LINKED, LINKED_BYTES + message->count * (size_t)WIRE_ID_BYTES);
+    if (at == NULL) return;
+    at = put_u32(at, message->attempt);
+    at = put_u32(at, message->latency_us);
+    at = put_u32(at, message->count);
+    for (uint32_t i = 0; i < message->count; i++) at = put_id(at, &message->unreachable[i]);
+}
+
+void wire_encode_epoch_commit(struct wire_buffer *out, struct wire_header header, const struct wire_epoch_commit *message) {
+    uint8_t *at = begin(out, header, WIRE_EPOCH, 1 + EPOCH_BYTES + message->epoch.count * (size_t)MEMBER_BYTES);
+    if (at == NULL) return;
+    at = put_u8(at, message->reason);
+    put_epoch(at, &message->epoch);
+}
+
+void wire_encode_vote(struct wire_buffer *out, struct wire_header header, const struct wire_vote *message) {
+    uint8_t *at = begin(out, header, WIRE_VOTE, 1);
+    if (at != NULL) put_u8(at, message->kind);
+}
+
+void wire_encode_outcome(struct wire_buffer *out, struct wire_header header, const struct wire_outcome *message) {
+    uint8_t *at = begin(out, header, WIRE_OUTCOME, 1 + 1 + 8);
+    if (at == NULL) return;
+    at = put_u8(at, message->kind);
+    at = put_u8(at, message->code);
+    put_u64(at, message->value);
+}
+
+void wire_encode_op_done(struct wire_buffer *out, struct wire_header header, const struct wire_op_done *message) {
+    uint8_t *at = begin(out, header, WIRE_DONE, OP_NAME_BYTES);
+    if (at != NULL) put_op_name(at, &message->name);
+}
+
+void wire_encode_verdict(struct wire_buffer *out, struct wire_header header, const struct wire_verdict *message) {
+    size_t length = VERDICT_BYTES + message->text.length + message->count * (size_t)WIRE_ID_BYTES;
+    uint8_t *at = begin(out, header, WIRE_VERDICT, length);
+    if (at == NULL) return;
+    at = put_op_name(at, &message->name);
+    at = put_u8(at, message->kind);
+    at = put_id(at, &message->supplier);
+    at = put_u16(at, message->text.length);
+    at = put_bytes(at, message->text.chars, message->text.length);
+    at = put_u32(at, message->count);
+    for (uint32_t i = 0; i < message->count; i++) at = put_id(at, &message->needy[i]);
+}
+
+void wire_encode_report(struct wire_buffer *out, struct wire_header header, const struct wire_report *message) {
+    uint8_t *at = begin(out, header, WIRE_REPORT, 4 + message->count * (size_t)OP_REPORT_BYTES);
+    if (at == NULL) return;
+    at = put_u32(at, message->count);
+    for (uint32_t i = 0; i < message->count; i++) {
+        at = put_op_name(at, &message->ops[i].name);
+        at = put_u8(at, message->ops[i].state);
+        at = put_u8(at, message->ops[i].small);
+    }
+}
+
+void wire_encode_mismatch(struct wire_buffer *out, struct wire_header header, const struct wire_mismatch *message) {
+    uint8_t *at = begin(out, header, WIRE_MISMATCH, MISMATCH_BYTES);
+    if (at == NULL) return;
+    at = put_op_name(at, &message->name);
+    at = put_fingerprint(at, &message->mine);
+    at = put_id(at, &message->other);
+    put_fingerprint(at, &message->theirs);
+}
+
+void wire_encode_link_down(struct wire_buffer *out, struct wire_header header, const struct wire_link_down *message) {
+    uint8_t *at = begin(out, header, WIRE_LINK_DOWN, LINK_DOWN_BYTES);
+    if (at == NULL) return;
+    at = put_id(at, &message->id);
+    put_u32(at, message->index);
+}
+
+void wire_encode_measure(struct wire_buffer *out, struct wire_header header, const struct wire_measure *message) {
+    uint8_t *at = begin(out, header, WIRE_MEASURE, MEASURE_BYTES);
+    if (at == NULL) return;
+    at = put_u32(at, message->round);
+    at = put_id(at, &message->target);
+    put_u32(at, message->duration_ms);
+}
+
+void wire_encode_measured(struct wire_buffer *out, struct wire_header header, const struct wire_measured *message) {
+    uint8_t *at = begin(out, header, WIRE_MEASURED, MEASURED_BYTES);
+    if (at == NULL) return;
+    at = put_id(at, &message->from);
+    at = put_id(at, &message->to);
+    put_u64(at, message->bytes_per_s);
+}
+
+void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *message) {
+    uint8_t *at = begin(out, header, WIRE_LINK_HELLO, LINK_HELLO_BYTES);
+    if (at == NULL) return;
+    at = put_u16(at, message->version);
+    at = put_u8(at, message->kind);
+    at = put_bytes(at, message->secret, sizeof message->secret);
+    at = put_id(at, &message->from);
+    at = put_id(at, &message->to);
+    put_u32(at, message->index);
+}
+
+// ---- decoders ----
+
+static void get_text(struct reader *in, struct wire_text *out) {
+    out->length = get_u16(in);
+    if (out->length > WIRE_MAX_TEXT) {
+        in->bad = true;
+        out->length = 0;
+    }
+    get_bytes(in, out->chars, out->length);
+}
+
+bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out) {
+    struct reader in = reader_of(body, length);
+    get_text(&in, out);
+    return reader_complete(&in);
+}
+
+bool wire_decode_hello(const uint8_t *body, size_t length, struct wire_hello *out) {
+    struct reader in = reader_of(body, length);
+    *out = (struct wire_hello){.version = get_u16(&in)};
+    if (!in.bad && out->version != WIRE_VERSION) return true;
+    get_id(&in, &out->id);
+    out->group = get_u32(&in);
+    out->lanes = get_lanes(&in);
+    out->port = get_u16(&in);
+    static const struct wire_id nobody;
+    if (out->port == 0 || wire_id_equal(&out->id, &nobody)) in.bad = true;
+    return reader_complete(&in);
+}
+
+bool wire_decode_welcome(const uint8_t *body, size_t length, struct wire_welcome *out) {
+    struct reader in = reader_of(body, length);
+    out->join_number = get_u64(&in);
+    get_bytes(&in, out->secret, sizeof out->secret);
+    out->heartbeat_limit_ms = get_u32(&in);
+    get_address(&in, &out->seen);
+    if (out->heartbeat_limit_ms == 0) in.bad = true;
+    return reader_complete(&in);
+}
+
+bool wire_decode_candidate(const uint8_t *body, size_t length, struct wire_candidate *out) {
+    struct reader in = reader_of(body, length);
+    out->attempt = get_u32(&in);
+    get_epoch(&in, &out->epoch);
+    if (out->attempt == 0) in.bad = true;
+    return reader_complete(&in);
+}
+
+bool wire_decode_linked(const uint8_t *body, size_t length, struct wire_linked *out) {
+    struct reader in = reader_of(body, length);
+    out->attempt = get_u32(&in);
+    out->latency_us = get_u32(&in);
+    out->count = get_count(&in, WIRE_MAX_MEMBERS, WIRE_ID_BYTES);
+    for (uint32_t i = 0; i < out->count; i++) get_id(&in, &out->unreachable[i]);
+    return reader_complete(&in);
+}
+
+bool wire_decode_epoch_commit(const uint8_t *body, size_t length, struct wire_epoch_commit *out) {
+    struct reader in = reader_of(body, length);
+    out->reason = get_enum(&in, WIRE_REASON_UPDATE, WIRE_REASON_ORDER);
+    get_epoch(&in, &out->epoch);
+    return reader_complete(&in);
+}
+
+bool wire_decode_vote(const uint8_t *body, size_t length, struct wire_vote *out) {
+    struct reader in = reader_of(body, length);
+    out->kind = get_enum(&in, WIRE_VOTE_UPDATE, WIRE_VOTE_OPTIMIZE);
+    return reader_complete(&in);
+}
+
+bool wire_decode_outcome(const uint8_t *body, size_t length, struct wire_outcome *out) {
+    struct reader in = reader_of(body, length);
+    out->kind = get_enum(&in, WIRE_VOTE_UPDATE, WIRE_VOTE_OPTIMIZE);
+    out->code = get_u8(&in);
+    out->value = get_u64(&in);
+    return reader_complete(&in);
+}
+
+bool wire_decode_op_done(const uint8_t *body, size_t length, struct wire_op_done *out) {
+    struct reader in = reader_of(body, length);
+    get_op_name(&in, &out->name);
+    return reader_complete(&in);
+}
+
+bool wire_decode_verdict(const uint8_t *body, size_t length, struct wire_verdict *out) {
+    struct reader in = reader_of(body, length);
+    get_op_name(&in, &out->name);
+    out->kind = get_enum(&in, WIRE_VERDICT_COMMIT, WIRE_VERDICT_MISMATCH);
+    get_id(&in, &out->supplier);
+    get_text(&in, &out->text);
+    out->count = get_count(&in, WIRE_MAX_MEMBERS, WIRE_ID_BYTES);
+    for (uint32_t i = 0; i < out->count; i++) get_id(&in, &out->needy[i]);
+    return reader_complete(&in);
+}
+
+bool wire_decode_report(const uint8_t *body, size_t length, struct wire_report *out) {
+    struct reader in = reader_of(body, length);
+    out->count = get_count(&in, MAX_REPORTED_OPS, OP_REPORT_BYTES);
+    for (uint32_t i = 0; i < out->count; i++) {
+        struct wire_op_report *op = &out->ops[i];
+        get_op_name(&in, &op->name);
+        op->state = get_enum(&in, WIRE_OP_OPEN, WIRE_OP_KEPT);
+        op->small = get_enum(&in, 0, 1);
+        if ((op->state == WIRE_OP_DONE && op->small) || (op->state == WIRE_OP_KEPT && !op->small)) in.bad = true;
+    }
+    return reader_complete(&in);
+}
+
+bool wire_decode_mismatch(const uint8_t *body, size_t length, struct wire_mismatch *out) {
+    struct reader in = reader_of(body, length);
+    get_op_name(&in, &out->name);
+    get_fingerprint(&in, &out->mine);
+    get_id(&in, &out->other);
+    get_fingerprint(&in, &out->theirs);
+    return reader_complete(&in);
+}
+
+bool wire_decode_link_down(const uint8_t *body, size_t length, struct wire_link_down *out) {
+    struct reader in = reader_of(body, length);
+    get_id(&in, &out->id);
+    out->index = get_u32(&in);
+    if (out->index > WIRE_MAX_LANES) in.bad = true;
+    return reader_complete(&in);
+}
+
+bool wire_decode_measure(const uint8_t *body, size_t length, struct wire_measure *out) {
+    struct reader in = reader_of(body, length);
+    out->round = get_u32(&in);
+    get_id(&in, &out->target);
+    out->duration_ms = get_u32(&in);
+    if (out->duration_ms == 0 || out->duration_ms > WIRE_MAX_MEASURE_MS) in.bad = true;
+    return reader_complete(&in);
+}
+
+bool wire_decode_measured(const uint8_t *body, size_t length, struct wire_measured *out) {
+    struct reader in = reader_of(body, length);
+    get_id(&in, &out->from);
+    get_id(&in, &out->to);
+    out->bytes_per_s = get_u64(&in);
+    return reader_complete(&in);
+}
+
+bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link_hello *out) {
+    struct reader in = reader_of(body, length);
+    out->version = get_u16(&in);
+    out->kind = get_enum(&in, WIRE_LINK_DATA, WIRE_LINK_PROBE);
+    get_bytes(&in, out->secret, sizeof out->secret);
+    get_id(&in, &out->from);
+    get_id(&in, &out->to);
+    out->index = get_u32(&in);
+    if (out->index > WIRE_MAX_LANES) in.bad = true;
+    return reader_complete(&in);
+}
+
+// ---- comparisons ----
+
+bool wire_id_equal(const struct wire_id *a, const struct wire_id *b) { return wire_id_compare(a, b) == 0; }
+
+int wire_id_compare(const struct wire_id *a, const struct wire_id *b) { return memcmp(a->bytes, b->bytes, WIRE_ID_BYTES); }
+
+bool wire_op_name_equal(const struct wire_op_name *a, const struct wire_op_name *b) {
+    return a->tag == b->tag && a->epoch == b->epoch && a->sequence == b->sequence;
+}
+
+bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_fingerprint *b) {
+    return a->count == b->count && a->dtype == b->dtype && a->op == b->op && a->quantised_dtype == b->quantised_dtype &&
+           a->algorithm == b->algorithm;
+}

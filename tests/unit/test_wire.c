@@ -1,0 +1,454 @@
+// Every message: random content survives a round trip; every truncation, every trailing byte, huge counts and unknown enumerators are
+// refused; random bytes are never read out of bounds (each body lies in a heap block of its exact size, for the address sanitizer).
+#include "net/wire.h"
+
+#include "check.h"
+
+static uint64_t seed = 1;
+
+static struct wire_member members[WIRE_MAX_MEMBERS + 1];
+static struct wire_op_report reports[2 * WIRE_MAX_LIVE_OPS + 1];
+
+static uint64_t below(uint64_t limit) { return check_random(&seed) % limit; }
+
+static void fill(void *out, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) ((uint8_t *)out)[i] = (uint8_t)check_random(&seed);
+}
+
+static void random_id(struct wire_id *id) { fill(id->bytes, sizeof id->bytes); }
+
+static struct wire_address random_address(void) {
+    struct wire_address address = {.family = below(2) ? 4 : 6, .port = (uint16_t)check_random(&seed)};
+    fill(address.bytes, sizeof address.bytes);
+    return address;
+}
+
+static struct wire_fingerprint random_fingerprint(void) {
+    return (struct wire_fingerprint){check_random(&seed), (uint8_t)below(256), (uint8_t)below(256), (uint8_t)below(256), (uint8_t)below(256)};
+}
+
+static struct wire_op_name random_name(void) {
+    return (struct wire_op_name){check_random(&seed), check_random(&seed), (uint32_t)check_random(&seed)};
+}
+
+static struct wire_header random_header(void) {
+    return (struct wire_header){.run = check_random(&seed), .generation = check_random(&seed), .epoch = check_random(&seed)};
+}
+
+static struct wire_epoch random_epoch(uint32_t count) {
+    struct wire_epoch epoch = {.number = 1 + below(1000), .latency_us = 1 + (uint32_t)below(99), .megabytes_per_s = 1 + (uint32_t)below(99), .count = count, .members = members};
+    epoch.group_epoch = below(epoch.number + 1);
+    uint32_t group = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        group += (uint32_t)below(3);
+        members[i] = (struct wire_member){.join_number = check_random(&seed), .group = group, .lanes = 1 + (uint32_t)below(WIRE_MAX_LANES), .address = random_address()};
+        random_id(&members[i].id);
+    }
+    return epoch;
+}
+
+// ---- one pair of functions per message: write a random one of about `size` items; read one and write it again ----
+
+static void write_empty(struct wire_buffer *out, enum wire_type type) { wire_encode_empty(out, random_header(), type); }
+
+static void write_text(struct wire_buffer *out, enum wire_type type, uint32_t size) {
+    char text[WIRE_MAX_TEXT + 1] = {0};
+    memset(text, 'a' + (int)below(26), size < WIRE_MAX_TEXT ? size : WIRE_MAX_TEXT);
+    wire_encode_text(out, random_header(), type, text);
+}
+
+static bool again_text(struct wire_buffer *out, enum wire_type type, const uint8_t *body, size_t length) {
+    struct wire_text text;
+    if (!wire_decode_text(body, length, &text)) return false;
+    char copy[WIRE_MAX_TEXT + 1] = {0};
+    memcpy(copy, text.chars, text.length);
+    wire_encode_text(out, (struct wire_header){0}, type, copy);
+    return true;
+}
+
+static void write_hello(struct wire_buffer *out, uint32_t size) {
+    struct wire_hello hello = {.version = WIRE_VERSION, .group = (uint32_t)check_random(&seed), .lanes = 1 + size % WIRE_MAX_LANES, .port = (uint16_t)(1 + below(65535))};
+    random_id(&hello.id);
+    wire_encode_hello(out, random_header(), &hello);
+}
+
+static void write_welcome(struct wire_buffer *out, uint32_t size) {
+    struct wire_welcome welcome = {.join_number = check_random(&seed), .heartbeat_limit_ms = 1 + size, .seen = random_address()};
+    fill(welcome.secret, sizeof welcome.secret);
+    wire_encode_welcome(out, random_header(), &welcome);
+}
+
+static void write_candidate(struct wire_buffer *out, uint32_t size) {
+    struct wire_candidate candidate = {.attempt = 1 + (uint32_t)below(100), .epoch = random_epoch(1 + size)};
+    wire_encode_candidate(out, random_header(), &candidate);
+}
+
+static void write_linked(struct wire_buffer *out, uint32_t size) {
+    static struct wire_linked linked;
+    linked.attempt = (uint32_t)check_random(&seed);
+    linked.latency_us = (uint32_t)check_random(&seed);
+    linked.count = size;
+    for (uint32_t i = 0; i < size; i++) random_id(&linked.unreachable[i]);
+    wire_encode_linked(out, random_header(), &linked);
+}
+
+static void write_epoch(struct wire_buffer *out, uint32_t size) {
+    struct wire_epoch_commit commit = {.reason = (uint8_t)(1 + below(4)), .epoch = random_epoch(1 + size)};
+    wire_encode_epoch_commit(out, random_header(), &commit);
+}
+
+static void write_vote(struct wire_buffer *out, uint32_t size) {
+    struct wire_vote vote = {(uint8_t)(1 + size % 3)};
+    wire_encode_vote(out, random_header(), &vote);
+}
+
+static void write_outcome(struct wire_buffer *out, uint32_t size) {
+    struct wire_outcome outcome = {(uint8_t)(1 + size % 3), (uint8_t)below(256), check_random(&seed)};
+    wire_encode_outcome(out, random_header(), &outcome);
+}
+
+static void write_op_done(struct wire_buffer *out, uint32_t size) {
+    (void)size;
+    struct wire_op_done done = {random_name()};
+    wire_encode_op_done(out, random_header(), &done);
+}
+
+static void write_verdict(struct wire_buffer *out, uint32_t size) {
+    static struct wire_verdict verdict;
+    verdict.name = random_name();
+    verdict.kind = (uint8_t)(1 + below(4));
+    random_id(&verdict.supplier);
+    verdict.text.length = (uint16_t)(size < WIRE_MAX_TEXT ? size : WIRE_MAX_TEXT);
+    fill(verdict.text.chars, verdict.text.length);
+    verdict.count = size;
+    for (uint32_t i = 0; i < size; i++) random_id(&verdict.needy[i]);
+    wire_encode_verdict(out, random_header(), &verdict);
+}
+
+static void write_report(struct wire_buffer *out, uint32_t size) {
+    struct wire_report report = {.count = size, .ops = reports};
+    for (uint32_t i = 0; i < size; i++) {
+        reports[i] = (struct wire_op_report){.name = random_name(), .state = (uint8_t)(1 + below(3))};
+        reports[i].small = reports[i].state == WIRE_OP_KEPT || (reports[i].state == WIRE_OP_OPEN && below(2));
+    }
+    wire_encode_report(out, random_header(), &report);
+}
+
+static void write_mismatch(struct wire_buffer *out, uint32_t size) {
+    (void)size;
+    struct wire_mismatch mismatch = {.name = random_name(), .mine = random_fingerprint(), .theirs = random_fingerprint()};
+    random_id(&mismatch.other);
+    wire_encode_mismatch(out, random_header(), &mismatch);
+}
+
+static void write_link_down(struct wire_buffer *out, uint32_t size) {
+    struct wire_link_down down = {.index = size % (WIRE_MAX_LANES + 1)};
+    random_id(&down.id);
+    wire_encode_link_down(out, random_header(), &down);
+}
+
+static void write_measure(struct wire_buffer *out, uint32_t size) {
+    struct wire_measure measure = {.round = (uint32_t)check_random(&seed), .duration_ms = 1 + size % WIRE_MAX_MEASURE_MS};
+    random_id(&measure.target);
+    wire_encode_measure(out, random_header(), &measure);
+}
+
+static void write_measured(struct wire_buffer *out, uint32_t size) {
+    (void)size;
+    struct wire_measured measured = {.bytes_per_s = check_random(&seed)};
+    random_id(&measured.from);
+    random_id(&measured.to);
+    wire_encode_measured(out, random_header(), &measured);
+}
+
+static void write_link_hello(struct wire_buffer *out, uint32_t size) {
+    struct wire_link_hello hello = {.version = (uint16_t)check_random(&seed), .kind = (uint8_t)(1 + size % 2), .index = size % (WIRE_MAX_LANES + 1)};
+    fill(hello.secret, sizeof hello.secret);
+    random_id(&hello.from);
+    random_id(&hello.to);
+    wire_encode_link_hello(out, random_header(), &hello);
+}
+
+#define AGAIN(name)                                                                                     \
+    static bool again_##name(struct wire_buffer *out, const uint8_t *body, size_t length) {             \
+        static struct wire_##name message;                                                              \
+        if (!wire_decode_##name(body, length, &message)) return false;                                  \
+        wire_encode_##name(out, (struct wire_header){0}, &message);                                     \
+        return true;                                                                                    \
+    }
+AGAIN(hello)
+AGAIN(welcome)
+AGAIN(linked)
+AGAIN(vote)
+AGAIN(outcome)
+AGAIN(op_done)
+AGAIN(verdict)
+AGAIN(mismatch)
+AGAIN(link_down)
+AGAIN(measure)
+AGAIN(measured)
+AGAIN(link_hello)
+
+static bool again_candidate(struct wire_buffer *out, const uint8_t *body, size_t length) {
+    struct wire_candidate message = {.epoch.members = members};
+    if (!wire_decode_candidate(body, length, &message)) return false;
+    wire_encode_candidate(out, (struct wire_header){0}, &message);
+    return true;
+}
+
+static bool again_epoch(struct wire_buffer *out, const uint8_t *body, size_t length) {
+    struct wire_epoch_commit message = {.epoch.members = members};
+    if (!wire_decode_epoch_commit(body, length, &message)) return false;
+    wire_encode_epoch_commit(out, (struct wire_header){0}, &message);
+    return true;
+}
+
+static bool again_report(struct wire_buffer *out, const uint8_t *body, size_t length) {
+    struct wire_report message = {.ops = reports};
+    if (!wire_decode_report(body, length, &message)) return false;
+    wire_encode_report(out, (struct wire_header){0}, &message);
+    return true;
+}
+
+static void write_refused(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_REFUSED, size); }
+static void write_expelled(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_EXPELLED, size); }
+static bool again_refused(struct wire_buffer *out, const uint8_t *body, size_t length) { return again_text(out, WIRE_REFUSED, body, length); }
+static bool again_expelled(struct wire_buffer *out, const uint8_t *body, size_t length) { return again_text(out, WIRE_EXPELLED, body, length); }
+
+static const struct message {
+    enum wire_type type;
+    uint32_t most; // items
+    void (*write)(struct wire_buffer *out, uint32_t size);
+    bool (*again)(struct wire_buffer *out, const uint8_t *body, size_t length);
+} messages[] = {
+    {WIRE_HELLO, 300, write_hello, again_hello},
+    {WIRE_WELCOME, 100, write_welcome, again_welcome},
+    {WIRE_REFUSED, WIRE_MAX_TEXT, write_refused, again_refused},
+    {WIRE_CANDIDATE, WIRE_MAX_MEMBERS - 1, write_candidate, again_candidate},
+    {WIRE_LINKED, WIRE_MAX_MEMBERS, write_linked, again_linked},
+    {WIRE_EPOCH, WIRE_MAX_MEMBERS - 1, write_epoch, again_epoch},
+    {WIRE_VOTE, 2, write_vote, again_vote},
+    {WIRE_OUTCOME, 2, write_outcome, again_outcome},
+    {WIRE_EXPELLED, WIRE_MAX_TEXT, write_expelled, again_expelled},
+    {WIRE_DONE, 0, write_op_done, again_op_done},
+    {WIRE_VERDICT, WIRE_MAX_MEMBERS, write_verdict, again_verdict},
+    {WIRE_REPORT, 2 * WIRE_MAX_LIVE_OPS, write_report, again_report},
+    {WIRE_MISMATCH, 0, write_mismatch, again_mismatch},
+    {WIRE_LINK_DOWN, WIRE_MAX_LANES, write_link_down, again_link_down},
+    {WIRE_MEASURE, WIRE_MAX_MEASURE_MS - 1, write_measure, again_measure},
+    {WIRE_MEASURED, 0, write_measured, again_measured},
+    {WIRE_LINK_HELLO, WIRE_MAX_LANES, write_link_hello, again_link_hello},
+};
+enum { MESSAGES = sizeof messages / sizeof messages[0] };
+
+// Decodes from a block of exactly `length` bytes.
+static bool again_exact(const struct message *message, struct wire_buffer *out, const uint8_t *body, size_t length) {
+    uint8_t *copy = malloc(length > 0 ? length : 1);
+    if (length > 0) memcpy(copy, body, length);
+    bool good = message->again(out, copy, length);
+    free(copy);
+    return good;
+}
+
+static void test_round_trips(void) {
+    for (size_t i = 0; i < MESSAGES; i++) {
+        const struct message *message = &messages[i];
+        uint32_t sizes[] = {0, 1, 2, 3, 7, message->most};
+        for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+            uint32_t size = sizes[s] < message->most ? sizes[s] : message->most;
+            check_case("%s of size %u", wire_type_name((uint16_t)message->type), size);
+            struct wire_buffer first = {0}, second = {0};
+            message->write(&first, size);
+            struct wire_header header;
+            CHECK(!first.failed);
+            CHECK(wire_header_decode(first.bytes, &header));
+            CHECK_EQ(header.type, message->type);
+            CHECK_EQ(header.length, first.length - WIRE_HEADER_BYTES);
+            CHECK(again_exact(message, &second, first.bytes + WIRE_HEADER_BYTES, header.length));
+            CHECK_EQ(second.length, first.length);
+            CHECK_MEM(second.bytes + WIRE_HEADER_BYTES, first.bytes + WIRE_HEADER_BYTES, header.length);
+            wire_buffer_fini(&first);
+            wire_buffer_fini(&second);
+        }
+    }
+}
+
+static void test_wrong_lengths(void) {
+    for (size_t i = 0; i < MESSAGES; i++) {
+        const struct message *message = &messages[i];
+        struct wire_buffer frame = {0}, out = {0};
+        message->write(&frame, message->most < 5 ? message->most : 5);
+        size_t length = frame.length - WIRE_HEADER_BYTES;
+        for (size_t cut = 0; cut < length; cut++) {
+            check_case("%s cut to %zu of %zu", wire_type_name((uint16_t)message->type), cut, length);
+            CHECK(!again_exact(message, &out, frame.bytes + WIRE_HEADER_BYTES, cut));
+        }
+        check_case("%s with a trailing byte", wire_type_name((uint16_t)message->type));
+        uint8_t *longer = calloc(1, length + 1);
+        memcpy(longer, frame.bytes + WIRE_HEADER_BYTES, length);
+        CHECK(!again_exact(message, &out, longer, length + 1));
+        free(longer);
+        wire_buffer_fini(&frame);
+        wire_buffer_fini(&out);
+    }
+}
+
+// Byte `at` of a valid message set to `value` (4 bytes when wide) makes it malformed.
+static void test_bad_fields(void) {
+    enum { MEMBER = 51, EPOCH = 28 };
+    static const struct {
+        enum wire_type type;
+        size_t at;
+        uint32_t value;
+        bool wide;
+        const char *what;
+    } rows[] = {
+        {WIRE_HELLO, 22, 0, true, "no lanes"},
+        {WIRE_HELLO, 22, WIRE_MAX_LANES + 1, true, "too many lanes"},
+        {WIRE_WELCOME, 24, 0, true, "no heartbeat limit"},
+        {WIRE_WELCOME, 28, 5, false, "unknown family"},
+        {WIRE_REFUSED, 0, 0xffff, true, "text length"},
+        {WIRE_CANDIDATE, 0, 0, true, "attempt 0"},
+        {WIRE_CANDIDATE, 4 + 16, 0, true, "latency 0"},
+        {WIRE_CANDIDATE, 4 + 20, 0, true, "bandwidth 0"},
+        {WIRE_CANDIDATE, 4 + 24, 0, true, "no members"},
+        {WIRE_CANDIDATE, 4 + 24, UINT32_MAX, true, "huge count"},
+        {WIRE_CANDIDATE, 4 + EPOCH + 24, UINT32_MAX, true, "groups descend"},
+        {WIRE_CANDIDATE, 4 + EPOCH + 28, 0, true, "a member without lanes"},
+        {WIRE_CANDIDATE, 4 + EPOCH + MEMBER + 32, 7, false, "a member's family"},
+        {WIRE_LINKED, 8, UINT32_MAX, true, "huge count"},
+        {WIRE_LINKED, 8, 0x10000000, true, "count that overflows 32 bits of bytes"},
+        {WIRE_EPOCH, 0, 0, false, "reason 0"},
+        {WIRE_EPOCH, 0, 5, false, "reason 5"},
+        {WIRE_EPOCH, 1 + 24, UINT32_MAX, true, "huge count"},
+        {WIRE_VOTE, 0, 0, false, "kind 0"},
+        {WIRE_VOTE, 0, 4, false, "kind 4"},
+        {WIRE_OUTCOME, 0, 4, false, "kind 4"},
+        {WIRE_VERDICT, 20, 0, false, "kind 0"},
+        {WIRE_VERDICT, 20, 5, false, "kind 5"},
+        {WIRE_REPORT, 0, UINT32_MAX, true, "huge count"},
+        {WIRE_REPORT, 0, 2 * WIRE_MAX_LIVE_OPS + 1, true, "count above the limit"},
+        {WIRE_REPORT, 4 + 20, 0, false, "state 0"},
+        {WIRE_REPORT, 4 + 20, 4, false, "state 4"},
+        {WIRE_REPORT, 4 + 21, 2, false, "small 2"},
+        {WIRE_LINK_DOWN, 16, WIRE_MAX_LANES + 1, true, "index"},
+        {WIRE_MEASURE, 20, 0, true, "no duration"},
+        {WIRE_MEASURE, 20, WIRE_MAX_MEASURE_MS + 1, true, "long duration"},
+        {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
+        {WIRE_LINK_HELLO, 2, 3, false, "kind 3"},
+        {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},
+    };
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+        check_case("%s: %s", wire_type_name((uint16_t)rows[r].type), rows[r].what);
+        size_t i = 0;
+        while (messages[i].type != rows[r].type) i++;
+        struct wire_buffer frame = {0}, out = {0};
+        messages[i].write(&frame, messages[i].most < 5 ? messages[i].most : 5);
+        for (size_t b = 0; b < (rows[r].wide ? 4 : 1); b++) frame.bytes[WIRE_HEADER_BYTES + rows[r].at + b] = (uint8_t)(rows[r].value >> (8 * b));
+        CHECK(!again_exact(&messages[i], &out, frame.bytes + WIRE_HEADER_BYTES, frame.length - WIRE_HEADER_BYTES));
+        wire_buffer_fini(&frame);
+        wire_buffer_fini(&out);
+    }
+}
+
+// Pure noise, and valid messages with a few bytes changed.
+static void test_noise(void) {
+    check_case("noise");
+    size_t accepted = 0;
+    for (uint32_t round = 0; round < 3000; round++) {
+        seed = 1000 + round;
+        const struct message *message = &messages[below(MESSAGES)];
+        struct wire_buffer frame = {0}, out = {0};
+        message->write(&frame, (uint32_t)below((message->most < 40 ? message->most : 40) + 1));
+        uint8_t *body = frame.bytes + WIRE_HEADER_BYTES;
+        size_t length = frame.length - WIRE_HEADER_BYTES;
+        if (round % 2 == 0) fill(body, length);
+        for (uint64_t flips = below(4); flips > 0 && length > 0; flips--) body[below(length)] = (uint8_t)check_random(&seed);
+        if (again_exact(message, &out, body, length)) {
+            accepted++;
+            struct wire_header header;
+            CHECK(wire_header_decode(out.bytes, &header)); // what is accepted can be said
+        }
+        wire_buffer_fini(&frame);
+        wire_buffer_fini(&out);
+    }
+    CHECK(accepted > 0);
+}
+
+static void test_headers(void) {
+    check_case("headers");
+    struct wire_header in = {.length = 20, .type = WIRE_DONE, .run = 0x0102030405060708, .generation = 9, .epoch = UINT64_MAX}, out;
+    uint8_t bytes[WIRE_HEADER_BYTES];
+    wire_header_encode(bytes, &in);
+    CHECK(wire_header_decode(bytes, &out));
+    CHECK(out.length == in.length && out.type == in.type && out.run == in.run && out.generation == in.generation && out.epoch == in.epoch);
+    static const uint8_t first[] = {20, 0, 0, 0, 'P', 'C', WIRE_DONE, 0, 8, 7, 6, 5, 4, 3, 2, 1};
+    CHECK_MEM(bytes, first, sizeof first); // the byte order of the wire
+    bytes[4] ^= 1;
+    CHECK(!wire_header_decode(bytes, &out));
+    for (uint32_t type = 0; type <= UINT16_MAX; type++) {
+        static const uint16_t known_data = WIRE_GRANT;
+        in = (struct wire_header){.length = UINT32_MAX, .type = (uint16_t)type};
+        wire_header_encode(bytes, &in);
+        if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -1);
+        in.length = type >= WIRE_READY ? WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
+        wire_header_encode(bytes, &in);
+        if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_MEASURED) || (type >= WIRE_LINK_HELLO && type <= known_data);
+        if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
+    }
+    in = (struct wire_header){.length = WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
+    wire_header_encode(bytes, &in);
+    CHECK(wire_header_decode(bytes, &out));
+    static const enum wire_type empty[] = {WIRE_HEARTBEAT, WIRE_LEAVE, WIRE_LINK_ACK};
+    for (size_t i = 0; i < 3; i++) {
+        struct wire_buffer frame = {0};
+        write_empty(&frame, empty[i]);
+        CHECK_EQ(frame.length, WIRE_HEADER_BYTES);
+        CHECK(wire_header_decode(frame.bytes, &out));
+        CHECK_EQ(out.type, empty[i]);
+        wire_buffer_fini(&frame);
+    }
+}
+
+static void test_values(void) {
+    check_case("values");
+    struct wire_op in = {.tag = 1, .fingerprint = {2, 3, 4, 5, 6}, .shard = 7, .hop = 8, .sequence = 9, .offset = 10, .extra = 11}, out;
+    uint8_t bytes[WIRE_OP_BYTES];
+    wire_op_encode(bytes, &in);
+    CHECK(wire_op_decode(bytes, &out));
+    CHECK(out.tag == 1 && wire_fingerprint_equal(&out.fingerprint, &in.fingerprint));
+    CHECK(out.shard == 7 && out.hop == 8 && out.sequence == 9 && out.offset == 10 && out.extra == 11);
+
+    struct wire_buffer frame = {0};
+    struct wire_hello hello = {.version = WIRE_VERSION + 1}, got = {0};
+    wire_encode_hello(&frame, (struct wire_header){0}, &hello);
+    CHECK(wire_decode_hello(frame.bytes + WIRE_HEADER_BYTES, 2, &got)); // of another version, whatever else it says
+    CHECK_EQ(got.version, WIRE_VERSION + 1);
+    wire_buffer_fini(&frame);
+
+    char text[2 * WIRE_MAX_TEXT];
+    memset(text, 'x', sizeof text);
+    text[sizeof text - 1] = 0;
+    wire_encode_text(&frame, (struct wire_header){0}, WIRE_REFUSED, text);
+    CHECK_EQ(frame.length, WIRE_HEADER_BYTES + 2 + WIRE_MAX_TEXT); // cut, not refused
+    wire_buffer_fini(&frame);
+
+    struct wire_id a = {{1}}, b = {{1, 1}};
+    CHECK(wire_id_equal(&a, &a) && !wire_id_equal(&a, &b));
+    CHECK(wire_id_compare(&a, &b) < 0 && wire_id_compare(&b, &a) > 0);
+    struct wire_op_name name = random_name(), other = name;
+    CHECK(wire_op_name_equal(&name, &other));
+    other.sequence++;
+    CHECK(!wire_op_name_equal(&name, &other));
+}
+
+int main(void) {
+    test_round_trips();
+    test_wrong_lengths();
+    test_bad_fields();
+    test_noise();
+    test_headers();
+    test_values();
+    return check_status();
+}
