@@ -1,0 +1,126 @@
+// A peer's control mind: membership, links, votes and adoption, as seen by one peer. Pure: no sockets, no clock, no threads.
+// Every event takes the time and appends actions to `struct member_output`; the body (control/peer) carries them out in
+// order, before it feeds the next event. A simulator can do the same.
+//
+// What the mind keeps per event is bounded by WIRE_MAX_MEMBERS and the pool sizes. When memory is refused, `output.failed` is
+// set and the body must let the communicator die.
+//
+// The mind does no locking. The body guards it with one lock.
+#ifndef PCCL_CONTROL_MEMBER_H
+#define PCCL_CONTROL_MEMBER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../net/wire.h"
+
+enum {
+    MEMBER_JOIN_LIMIT_MS = 5000, // from the first dial to WELCOME
+    MEMBER_TEXT = WIRE_MAX_TEXT + 64,
+};
+
+enum member_phase {
+    MEMBER_IDLE,
+    MEMBER_JOINING,    // HELLO sent, no WELCOME yet
+    MEMBER_REGISTERED, // newcomer
+    MEMBER_ACCEPTED,
+    MEMBER_DEAD, // was JOINING or later; `text` says why
+};
+
+// The numbers a program may see of one epoch.
+struct member_view {
+    uint64_t number, group_epoch;
+    uint32_t global_world, group_world, groups, largest_group;
+};
+
+enum member_action_kind {
+    MEMBER_DIAL,        // make link (id, index) to address, then member_link_up or member_link_failed
+    MEMBER_DROP_PEER,   // id is gone: close its links
+    MEMBER_ENTER_EPOCH, // own group changed: member_ring, group_epoch, lost, latency_us, megabytes_per_s
+    MEMBER_LINKS_READY, // all links of group_epoch are there
+    MEMBER_VERDICT,     // verdict; borrowed until the next event
+    MEMBER_PROBE,       // flood id at address for duration_ms
+    MEMBER_CONNECT_END, // code (pcclResult_t), view; text when it failed
+    MEMBER_VOTE_END,    // code, value, view; text when it failed
+    MEMBER_RECHECK,     // parked hellos are to be judged again
+    MEMBER_DIE,         // the communicator is dead: text
+};
+
+struct member_action {
+    enum member_action_kind kind;
+    struct wire_id id;
+    struct wire_address address;
+    uint32_t index, duration_ms;
+    uint64_t group_epoch;
+    bool lost;
+    uint32_t latency_us, megabytes_per_s;
+    const struct wire_verdict *verdict;
+    int code;
+    uint64_t value;
+    struct member_view view;
+};
+
+struct member_output {
+    struct member_action *actions;
+    size_t count, capacity;
+    struct wire_buffer frames; // to the master; sent after the actions
+    bool failed;
+};
+
+void member_output_clear(struct member_output *output); // keeps the memory
+void member_output_fini(struct member_output *output);
+
+enum member_judgement { MEMBER_ACCEPT, MEMBER_PARK, MEMBER_REJECT };
+
+struct member;
+
+// A mind in phase IDLE that will join as `id`. NULL when memory is refused.
+struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lanes);
+void member_free(struct member *member);
+
+// ---- events ----
+// The connection to the master is made and links are awaited on `port`: HELLO. Ends with MEMBER_CONNECT_END.
+void member_join(struct member *member, uint16_t port, int64_t now_ns, struct member_output *out);
+// The master could not be reached, or its connection broke.
+void member_disconnected(struct member *member, const char *why, struct member_output *out);
+// One frame of the master, whose header was decoded.
+void member_frame(struct member *member, const struct wire_header *header, const uint8_t *body, int64_t now_ns,
+                  struct member_output *out);
+void member_tick(struct member *member, int64_t now_ns, struct member_output *out);
+// The next time at which member_tick has something to do; INT64_MAX = never.
+int64_t member_deadline(const struct member *member);
+
+// An incoming link or measurement. ACCEPT of a data link must be followed by member_link_up.
+enum member_judgement member_judge_hello(const struct member *member, const struct wire_link_hello *hello);
+void member_link_up(struct member *member, const struct wire_id *id, uint32_t index, uint32_t latency_us, int64_t now_ns,
+                    struct member_output *out);
+void member_link_failed(struct member *member, const struct wire_id *id, uint32_t index, struct member_output *out); // a dial
+// A link broke. The sender's own id: the data plane wants a fresh group epoch.
+void member_link_lost(struct member *member, const struct wire_id *id, uint32_t index, int64_t now_ns, struct member_output *out);
+void member_measured(struct member *member, const struct wire_id *from, const struct wire_id *to, uint64_t bytes_per_s,
+                     struct member_output *out);
+
+// Opens a vote; ends with MEMBER_VOTE_END. The phase must be ACCEPTED and no vote open.
+void member_vote(struct member *member, enum wire_vote_kind kind, struct member_output *out);
+void member_leave(struct member *member, struct member_output *out);
+
+// ---- adoption ----
+void member_adopt(struct member *member, const struct member_view *view);
+// Adopts the loss that made `group_epoch`; the newest one up to it when that very one is not known. Never goes back.
+void member_adopt_loss(struct member *member, uint64_t group_epoch);
+const struct member_view *member_adopted(const struct member *member);
+
+// ---- state ----
+enum member_phase member_phase(const struct member *member);
+const char *member_text(const struct member *member); // why it died or was refused; "" before
+const struct wire_id *member_id(const struct member *member);
+const struct wire_welcome *member_welcome(const struct member *member); // valid from REGISTERED on
+// Header of a frame to the master; `epoch` is the number of the epoch in force.
+struct wire_header member_header(const struct member *member);
+// The own group in ring order, in the epoch in force. Valid until the next event.
+const struct wire_member *member_ring(const struct member *member, uint32_t *count, uint32_t *rank);
+// How long a link may take to be made.
+int64_t member_link_limit_ns(const struct member *member);
+
+#endif
