@@ -31,6 +31,10 @@ const struct kernels *kernels_get(void);
 // One level, or NULL when this build or machine does not have it. For tests.
 const struct kernels *kernels_at(enum kernel_level level);
 
+// Gives the calling thread the default floating-point mode (nearest even, denormals kept), which all definitions above rely on. A thread
+// inherits the mode of its creator, and programs do switch denormals off; call it first on each thread that runs kernels.
+void kernels_thread_begin(void);
+
 size_t dtype_size(int dtype); // in bytes; 0 for an unknown type
 const char *dtype_name(int dtype);
 const char *red_op_name(int op);

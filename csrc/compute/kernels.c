@@ -1,0 +1,87 @@
+#include "compute/kernels.h"
+
+#include "base/log.h"
+#include "compute/kernels_levels.h"
+
+#include <pccl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct kernels *chosen; // written once, by choose()
+static pthread_once_t chosen_once = PTHREAD_ONCE_INIT;
+
+const struct kernels *kernels_at(enum kernel_level level) {
+    switch (level) {
+    case KERNEL_PORTABLE: return kernels_portable();
+#if defined(__x86_64__)
+    case KERNEL_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma") ? kernels_avx2() : NULL;
+    case KERNEL_AVX512:
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                       __builtin_cpu_supports("avx512vl") && kernels_at(KERNEL_AVX2)
+                   ? kernels_avx512()
+                   : NULL;
+#endif
+    case KERNEL_NEON: return kernels_neon();
+    default: return NULL;
+    }
+}
+
+static const struct kernels *best(void) {
+    for (int level = KERNEL_LEVELS - 1; level > KERNEL_PORTABLE; level--) {
+        const struct kernels *kernels = kernels_at((enum kernel_level)level);
+        if (kernels) return kernels;
+    }
+    return kernels_portable();
+}
+
+static const struct kernels *named(const char *name) {
+    for (int level = 0; level < KERNEL_LEVELS; level++) {
+        const struct kernels *kernels = kernels_at((enum kernel_level)level);
+        if (kernels && strcmp(kernels->name, name) == 0) return kernels;
+    }
+    return NULL;
+}
+
+static void choose(void) {
+    const char *wanted = getenv("PCCL_CPU_LEVEL");
+    chosen = wanted && *wanted ? named(wanted) : best();
+    if (chosen) return;
+    chosen = best();
+    LOG(LOG_ERR, "PCCL_CPU_LEVEL=%s is not available here, using %s", wanted, chosen->name);
+}
+
+const struct kernels *kernels_get(void) {
+    pthread_once(&chosen_once, choose);
+    return chosen;
+}
+
+void kernels_thread_begin(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_ldmxcsr(0x1F80);
+#elif defined(__aarch64__)
+    __builtin_aarch64_set_fpcr(0);
+#endif
+}
+
+static const struct {
+    const char *name;
+    size_t size;
+} dtypes[KERNEL_DTYPES] = {
+    [pcclUint8] = {"uint8", 1},     [pcclInt8] = {"int8", 1},         [pcclInt16] = {"int16", 2}, [pcclUint16] = {"uint16", 2},
+    [pcclUint32] = {"uint32", 4},   [pcclInt32] = {"int32", 4},       [pcclUint64] = {"uint64", 8}, [pcclInt64] = {"int64", 8},
+    [pcclFloat16] = {"float16", 2}, [pcclBFloat16] = {"bfloat16", 2}, [pcclFloat] = {"float32", 4}, [pcclDouble] = {"float64", 8},
+};
+
+size_t dtype_size(int dtype) {
+    return dtype >= 0 && dtype < KERNEL_DTYPES ? dtypes[dtype].size : 0;
+}
+
+const char *dtype_name(int dtype) {
+    return dtype >= 0 && dtype < KERNEL_DTYPES ? dtypes[dtype].name : "unknown";
+}
+
+const char *red_op_name(int op) {
+    static const char *const names[KERNEL_OPS] = {[pcclSum] = "sum", [pcclAvg] = "avg", [pcclProd] = "prod", [pcclMax] = "max", [pcclMin] = "min"};
+    return op >= 0 && op < KERNEL_OPS ? names[op] : "unknown";
+}
