@@ -42,8 +42,8 @@ pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t 
                             int max_in_flight, struct pccl_multi **multi_out);
 // Waits, relaunches and launches further ops until all are done; results as there. pcclTimedOut when the slice has passed.
 pcclResult_t pccl_multi_wait(struct pccl_multi *multi, pcclReduceInfo_t *reduce_info_out);
-// Frees it, without waiting: ops still in flight stay un-awaited until the communicator is destroyed. Must come before that.
-// NULL is allowed.
+// Frees its own memory and touches nothing else: ops still in flight stay un-awaited until the communicator is destroyed,
+// and it may come before or after that. NULL is allowed.
 void pccl_multi_free(struct pccl_multi *multi);
 
 // The instruction set the kernels use here, as a name ("portable", "avx2", ...) and the number of its level.

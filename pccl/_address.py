@@ -1,0 +1,104 @@
+"""Addresses as text, and what they resolve to."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from pccl._calls import Deadline
+from pccl._loader import load_native_module
+
+_ffi, _C = load_native_module()
+
+_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
+_DOTTED_NUMBERS = re.compile(r"[0-9.]+")
+
+IP = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """`host:port` as it was given: a literal address, or a name that is looked up when it is needed."""
+
+    host: str
+    port: int
+    literal: IP | None
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_endpoint(address: str) -> Endpoint:
+    """Reads `host:port`, `1.2.3.4:port` or `[ipv6]:port`. No colon: AssertionError; other bad syntax: ValueError."""
+    if ":" not in address:
+        raise AssertionError(f"address {address!r} has no port: write it as host:port, 1.2.3.4:port or [ipv6]:port")
+    host, _, port_text = address.rpartition(":")
+    if not re.fullmatch(r"[0-9]{1,5}", port_text, re.ASCII) or int(port_text) > 65535:
+        raise ValueError(f"address {address!r} has a bad port {port_text!r}: a number from 0 to 65535 is needed")
+    literal = _parse_literal(host, address)
+    return Endpoint(str(literal) if literal else host, int(port_text), literal)
+
+
+def _parse_literal(host: str, address: str) -> IP | None:
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            if "%" in host:
+                raise ValueError("an IPv6 zone cannot be given")
+            return ipaddress.IPv6Address(host[1:-1])
+        except ValueError as error:
+            raise ValueError(f"address {address!r} has a bad IPv6 host: {error}") from None
+    if ":" in host:
+        raise ValueError(f"address {address!r} is ambiguous: write an IPv6 address in brackets, as in [::1]:48148")
+    if _DOTTED_NUMBERS.fullmatch(host):
+        try:
+            return ipaddress.IPv4Address(host)
+        except ValueError as error:
+            raise ValueError(f"address {address!r} has a bad IPv4 host: {error}") from None
+    if len(host) > 253 or not _NAME.fullmatch(host):
+        raise ValueError(f"address {address!r} has a bad host {host!r}: a name or an IP address is needed")
+    return None
+
+
+def resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:
+    """All addresses of the host, in the system's order.
+
+    OSError: the name cannot be resolved; TimeoutError: not by the deadline. The look-up runs in a thread of its own,
+    because nothing can interrupt it.
+    """
+    if endpoint.literal is not None:
+        return [endpoint.literal]
+    found: list[Any] = []
+    done = threading.Event()
+
+    def look_up() -> None:
+        try:
+            found.extend(socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM))
+        except OSError as error:
+            found.append(error)
+        done.set()
+
+    threading.Thread(target=look_up, name="pccl:resolve", daemon=True).start()
+    if not done.wait(deadline.remaining()):
+        raise TimeoutError(f"looking up {endpoint.host} takes too long")
+    if isinstance(found[0], OSError):
+        raise found[0]
+    hosts = (entry[4][0] for entry in found if entry[0] in (socket.AF_INET, socket.AF_INET6) and "%" not in entry[4][0])
+    addresses = list(dict.fromkeys(ipaddress.ip_address(host) for host in hosts))
+    if not addresses:
+        raise OSError(f"{endpoint.host} has no address that can be used")
+    return addresses
+
+
+def fill_socket_address(out: Any, ip: IP, port: int) -> None:
+    """Writes a `ccoip_socket_address_t`."""
+    out.port = port
+    if ip.version == 4:
+        out.inet.protocol = _C.inetIPv4
+        _ffi.memmove(out.inet.ipv4.data, ip.packed, 4)
+    else:
+        out.inet.protocol = _C.inetIPv6
+        _ffi.memmove(out.inet.ipv6.data, ip.packed, 16)

@@ -1,0 +1,168 @@
+"""Calls of the C library that may wait: in slices, so that Ctrl-C works, and never on an object that is being freed.
+
+A call that was cut short, by a signal or by the caller's own timeout, goes on inside the library. Python raises such a signal
+as soon as the C function has returned, before its result can be stored in a variable: a call that had just succeeded would
+look as if it had never been made, and making it again would be a second vote, alone. So the C functions are called
+through `map` into a list, which no signal can come between, and the `NativeCall` is kept until its result has been delivered.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pccl._errors import error_for, last_detail
+from pccl._loader import load_native_module
+
+_, _C = load_native_module()
+
+SLICE_SECONDS = 0.1
+"""The longest time that a signal waits for its handler."""
+
+DRAIN_SECONDS = 1.0
+"""How long closing waits for threads that are inside a call: ten slices."""
+
+SUCCESS: int = _C.pcclSuccess
+TIMED_OUT: int = _C.pcclTimedOut
+INVALID_USAGE: int = _C.pcclInvalidUsage
+
+
+class Deadline:
+    """The end of a wait; `timeout` in seconds, None = no bound."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, timeout: float | None) -> None:
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout must be None or a number of seconds that is not negative, not {timeout!r}")
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    def remaining(self) -> float | None:
+        """Seconds left, at least 0; None = no bound."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def passed(self) -> bool:
+        """Whether no time is left."""
+        return self._end is not None and time.monotonic() >= self._end
+
+    def slice_ms(self) -> int:
+        """The next piece of the wait, in milliseconds, at least 1."""
+        left = self.remaining()
+        return int(SLICE_SECONDS * 1000) if left is None else max(1, min(int(SLICE_SECONDS * 1000), int(left * 1000) + 1))
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps, but not beyond the deadline."""
+        left = self.remaining()
+        time.sleep(seconds if left is None else min(seconds, left))
+
+
+UNBOUNDED = Deadline(None)
+
+
+class ClosedError(Exception):
+    """The object was closed. Never leaves the package."""
+
+
+class NativeHandle:
+    """A C object that any thread may use and one of them closes.
+
+    `with handle as pointer` keeps it from being freed meanwhile; ClosedError when it is closed. `noun` is what texts call it.
+    """
+
+    def __init__(self, noun: str, pointer: Any, destroy: Callable[[Any], int]) -> None:
+        self.noun = noun
+        self._pointer = pointer
+        self._destroy = destroy
+        self._owner = os.getpid()
+        self._changed = threading.Condition()
+        self._users = 0
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def owned(self) -> bool:
+        """Whether it is open and was made by this process, not by one that this is a fork of."""
+        return not self._closed and os.getpid() == self._owner
+
+    def __enter__(self) -> Any:
+        with self._changed:
+            if self._closed:
+                raise ClosedError
+            self._users += 1
+        return self._pointer
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._users -= 1
+            if self._closed:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Frees the object, once. A forked child only forgets it: the object belongs to the parent."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            # Bounded: a signal between the two halves of a `with` may leave a user behind that is none, and a daemon
+            # thread never returns once the interpreter is going down. A caller still inside C is sent out by destroy.
+            if os.getpid() == self._owner and not sys.is_finalizing():
+                self._changed.wait_for(lambda: self._users == 0, DRAIN_SECONDS)
+        if os.getpid() == self._owner:
+            self._destroy(self._pointer)
+
+
+class NativeCall:
+    """One call of a C function; its arguments, and `keep`, are kept alive as long as it is.
+
+    `name` is what errors call it, if that is not the function's own name.
+    """
+
+    def __init__(self, function: str, *arguments: Any, name: str = "", keep: object = None) -> None:
+        self.arguments = arguments
+        self.result = TIMED_OUT
+        self.detail = ""
+        self._name = name or function
+        self._function = getattr(_C, function)
+        self._columns = [(argument,) for argument in arguments]
+        self._keep = keep
+        self._results: list[int] = []
+
+    def proceed(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED) -> int:
+        """Makes the call, or waits on for it. Returns its result, TIMED_OUT when the deadline came first."""
+        while True:
+            if not self._results:
+                try:
+                    with handle:
+                        self._run_slice(deadline.slice_ms())
+                except ClosedError:
+                    self.detail = f"the {handle.noun} is closed"
+                    self._results.append(INVALID_USAGE)
+            self.result = self._results[0]
+            if self.result != TIMED_OUT:
+                return self.result
+            self._results.clear()
+            if deadline.passed():
+                self.detail = "what it waited for goes on: repeat the call to wait on"
+                return self.result
+
+    def check(self) -> None:
+        """Raises the error for the result, unless it is success."""
+        if self.result != SUCCESS:
+            raise error_for(self.result, self._name, self.detail)
+
+    def _run_slice(self, milliseconds: int) -> None:
+        _C.pccl_ext_set_wait_slice(milliseconds)
+        try:
+            self._results.extend(map(self._function, *self._columns))
+        finally:
+            if self._results and self._results[0] not in (SUCCESS, TIMED_OUT):
+                self.detail = last_detail()
+            _C.pccl_ext_set_wait_slice(0)

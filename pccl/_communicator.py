@@ -1,0 +1,377 @@
+"""A peer's part in a run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from pccl._address import IP, fill_socket_address, parse_endpoint, resolve
+from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeCall, NativeHandle
+from pccl._enums import Attribute, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
+from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
+from pccl._loader import load_native_module
+from pccl._ops import AsyncReduceHandle, Multi, Op, Reaper, op_arguments
+from pccl._tensors import Buffers, reduce_buffers
+from pccl._types import (
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceInfo,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    SharedState,
+    SharedStateSyncInfo,
+    check_fits,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    Tensor = torch.Tensor | np.ndarray[Any, Any]
+
+_ffi, _C = load_native_module()
+
+PAUSE_SECONDS = 1.0
+"""After each failed attempt to connect."""
+
+STATE_BYTES = 256
+
+
+class Communicator:
+    """A peer of the run whose master is at `address`: `host:port`, `1.2.3.4:port` or `[ipv6]:port`.
+
+    Peers of the same `peer_group` reduce and share state with each other; `p2p_connection_pool_size` is the number of lanes
+    to each ring neighbour, 0 = the library's default. Nothing touches the network before `connect`. In a `with` statement it is
+    closed at the end, and connects not by itself.
+
+    Every method may be called from any thread and raises PCCLError with the code of the C library. Methods that wait for
+    others wait as long as those live; with `timeout` (seconds) they raise PCCLTimeoutError instead. After that, or after
+    Ctrl-C, what was waited for goes on: the same call, repeated, waits on for it.
+    """
+
+    def __init__(self, address: str, peer_group: int = 0, p2p_connection_pool_size: int = 0) -> None:
+        self._endpoint = parse_endpoint(address)
+        if self._endpoint.port == 0:
+            raise ValueError(f"address {address!r} has port 0: the port the master listens on is needed")
+        for name, value in (("peer_group", peer_group), ("p2p_connection_pool_size", p2p_connection_pool_size)):
+            if not 0 <= value < 1 << 32:
+                raise ValueError(f"{name} must be from 0 to {(1 << 32) - 1}, not {value}")
+        self._peer_group = peer_group
+        self._pool_size = p2p_connection_pool_size
+        self._connected = False
+        # Calls that were cut short, until they are repeated.
+        self._unfinished: dict[object, NativeCall] = {}
+        self._unfinished_ops: dict[int, Op] = {}
+        self._unfinished_multis: dict[object, Multi] = {}
+        self._exclusive = threading.Lock()  # held by connect, update_topology, optimize_topology and sync_shared_state
+        self._adopt(self._create(self._endpoint.literal), self._endpoint.literal)
+
+    # ---- life ----
+
+    def connect(self, n_attempts: int = 5, *, timeout: float | None = None) -> None:
+        """Joins the run: returns once this peer is accepted and all attributes are valid.
+
+        The first peer of a run is accepted at once; a newcomer waits until all accepted peers are in `update_topology`.
+        Each attempt looks the host name up and tries all its addresses; a pause of 1 s follows each failed one. ConnectError
+        when all have failed; usage errors, such as INVALID_USAGE when connected already, are not repeated.
+        """
+        deadline = Deadline(timeout)
+        failure = ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", "no attempt was allowed")
+        with self._alone("pcclConnect"):
+            for _ in range(n_attempts):
+                try:
+                    self._attempt(deadline)
+                    return
+                except ConnectError as error:
+                    failure = error
+                if deadline.passed():
+                    raise PCCLTimeoutError(Result.TIMED_OUT, "pcclConnect", failure.detail)
+                deadline.sleep(PAUSE_SECONDS)
+        raise failure
+
+    def close(self) -> None:
+        """Leaves the run and frees everything, in bounded time. Idempotent.
+
+        Calls blocked in other threads end with an error; ops in flight are cancelled, and their tensors are free afterwards.
+        """
+        self._handle.close()
+        self._reaper.stop()
+        self._unfinished.clear()
+        self._unfinished_ops.clear()
+        self._unfinished_multis.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<Communicator {self._endpoint} group {self._peer_group}: {self._state()}>"
+
+    # ---- topology ----
+
+    def get_attribute(self, attribute: Attribute) -> int:
+        """A number of the adopted epoch; 1 for a dead communicator. INVALID_USAGE before `connect`."""
+        out = _ffi.new("int *")
+        call = NativeCall("pcclGetAttribute", self._pointer, attribute.value, out)
+        call.proceed(self._handle)
+        call.check()
+        return int(out[0])
+
+    def update_topology(self, *, timeout: float | None = None) -> None:
+        """Lets all newcomers in that wait and can be reached. A barrier of all accepted peers of all groups.
+
+        PENDING_ASYNC_OPS while ops have not been awaited.
+        """
+        with self._alone("pcclUpdateTopology"):
+            self._finish("pcclUpdateTopology", timeout=timeout)
+
+    def are_peers_pending(self, *, timeout: float | None = None) -> bool:
+        """Whether a newcomer of any group waits: the same answer on all accepted peers, for whom it waits. Admits nobody."""
+        call = self._finish("pcclArePeersPending", _ffi.new("bool *"), timeout=timeout)
+        return bool(call.arguments[-1][0])
+
+    def optimize_topology(self, *, timeout: float | None = None) -> None:
+        """Orders each group's ring so that its slowest link is as fast as possible, by measuring the links not yet known.
+
+        A barrier of all accepted peers of all groups. Never required. INVALID_USAGE with fewer than two peers in the run.
+        """
+        with self._alone("pcclOptimizeTopology"):
+            self._finish("pcclOptimizeTopology", timeout=timeout)
+
+    # ---- shared state ----
+
+    def sync_shared_state(
+        self,
+        shared_state: SharedState,
+        strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
+        *,
+        timeout: float | None = None,
+    ) -> SharedStateSyncInfo:
+        """Makes the tensors of `shared_state` the same bytes on all members of the group, and sets its revision.
+
+        After an error the revision is as before; tensors that were to be received are unspecified, all others unchanged.
+        """
+        info = _ffi.new("pcclSharedStateSyncInfo_t *")
+        with self._alone("pcclSynchronizeSharedState"):
+            call = self._finish(
+                "pcclSynchronizeSharedState",
+                shared_state.to_c(),
+                strategy.value,
+                info,
+                timeout=timeout,
+                key=("pcclSynchronizeSharedState", id(shared_state), strategy),
+                keep=shared_state,
+            )
+        done = call.arguments[-1]
+        return SharedStateSyncInfo(done.tx_bytes, done.rx_bytes)
+
+    # ---- reduces ----
+
+    def all_reduce(
+        self,
+        send: Tensor,
+        recv: Tensor,
+        *,
+        op: ReduceOp,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+        timeout: float | None = None,
+    ) -> ReduceInfo:
+        """Reduces `send` over the members of the group into `recv`; they may be the same tensor.
+
+        Both are torch tensors on the CPU or both numpy arrays (ValueError), contiguous and alike in type and size
+        (AssertionError). All members give the same count, type, op and quantisation under one `tag`. Without descriptors the
+        elements are of the tensors' dtype and not quantised.
+
+        PeerLostError: a member was lost; `send` is as before, in place too, and the repeat runs among the survivors.
+        TooFewPeersError: alone in the group. UsageError: the tag is in flight, or the peers disagree.
+        """
+        deadline = Deadline(timeout)
+        descriptor, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options)
+        running = self._launch(descriptor, buffers, "pcclAllReduce")
+        try:
+            result = running.wait(self._handle, deadline)
+        except BaseException:
+            self._unfinished_ops[tag] = running
+            raise
+        if result == TIMED_OUT:
+            self._unfinished_ops[tag] = running
+        return running.info()
+
+    def all_reduce_async(
+        self,
+        send: Tensor,
+        recv: Tensor,
+        *,
+        op: ReduceOp,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+    ) -> AsyncReduceHandle:
+        """Launches `all_reduce` and returns at once. Both tensors belong to the op until the handle's `wait` has returned.
+
+        Errors of the launch are raised here: TooFewPeersError when alone, UsageError for a tag that is in flight. The loss of
+        a member is reported by `wait`.
+        """
+        descriptor, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options)
+        launched = self._launch(descriptor, buffers, "pcclAllReduceAsync")
+        return AsyncReduceHandle(self, self._handle, self._reaper, launched)
+
+    def all_reduce_multiple_with_retry(
+        self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: float | None = None
+    ) -> ReduceInfo:
+        """Reduces all, each over the members alive then; what fails by a loss is redone from its unchanged input.
+
+        At most `max_in_flight` run at once. TooFewPeersError: alone, before or after. The info adds up the bytes of all;
+        its world size is that of the group at the end.
+        """
+        deadline = Deadline(timeout)
+        wanted = list(descriptors)
+        key = (max_in_flight, *map(op_arguments, wanted))
+        multi = self._unfinished_multis.pop(key, None) or Multi(self._pointer, wanted, max_in_flight)
+        try:
+            return multi.run(self._handle, deadline)
+        except BaseException as error:
+            if not isinstance(error, PCCLError) or isinstance(error, PCCLTimeoutError):
+                self._unfinished_multis[key] = multi
+            raise
+
+    # ---- inside ----
+
+    def _create(self, ip: IP | None) -> Any:
+        params = _ffi.new("pcclCommCreateParams_t *")
+        if ip is not None:
+            fill_socket_address(params.master_address, ip, self._endpoint.port)
+        params.peer_group = self._peer_group
+        params.p2p_connection_pool_size = self._pool_size
+        out = _ffi.new("pcclComm_t **")
+        PCCLError.check(_C.pcclCreateCommunicator(params, out), "pcclCreateCommunicator")
+        return out[0]
+
+    def _adopt(self, pointer: Any, ip: IP | None) -> None:
+        """Takes a new C communicator as the one in use. C takes addresses only, so each address tried has its own."""
+        self._pointer = pointer
+        self._ip = ip
+        self._handle = NativeHandle("communicator", pointer, _C.pcclDestroyCommunicator)
+        self._reaper = Reaper(self._handle)
+
+    def _attempt(self, deadline: Deadline) -> None:
+        """One attempt over all addresses. ConnectError: it may be repeated; any other PCCLError: it may not."""
+        if self._connected or self._handle.closed or "pcclConnect" in self._unfinished:
+            self._connect_once(deadline)  # on the object that is there
+            return
+        try:
+            addresses = resolve(self._endpoint, deadline)
+        except TimeoutError as error:
+            raise PCCLTimeoutError(Result.TIMED_OUT, "pcclConnect", str(error)) from None
+        except OSError as error:
+            text = f"the name {self._endpoint.host} cannot be resolved: {error.strerror or error}"
+            raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", text) from None
+        for position, ip in enumerate(addresses):
+            if ip != self._ip:
+                fresh = self._create(ip)
+                self._handle.close()
+                self._adopt(fresh, ip)
+            try:
+                self._connect_once(deadline)
+                return
+            except ConnectError:
+                if position == len(addresses) - 1:
+                    raise
+
+    def _connect_once(self, deadline: Deadline) -> None:
+        call = self._proceed("pcclConnect", NativeCall("pcclConnect", self._pointer), deadline)
+        if call.result in (_C.pcclMasterConnectionFailed, _C.pcclRankConnectionFailed, _C.pcclInternalError):
+            raise ConnectError(Result(call.result), "pcclConnect", call.detail)
+        call.check()
+        self._connected = True
+
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Keeps calls apart that exclude each other. Between two slices of a wait C could not tell them from a repeat."""
+        if not self._exclusive.acquire(blocking=False):
+            raise error_for(INVALID_USAGE, name, "another topology, sync or connect call of this communicator is running")
+        try:
+            yield
+        finally:
+            self._exclusive.release()
+
+    def _finish(
+        self, function: str, *arguments: Any, timeout: float | None = None, key: object = None, keep: object = None
+    ) -> NativeCall:
+        """Makes a call with the communicator as its first argument, or ends the one that was cut short under `key`."""
+        call = NativeCall(function, self._pointer, *arguments, keep=keep)
+        call = self._proceed(key or function, call, Deadline(timeout))
+        call.check()
+        return call
+
+    def _proceed(self, key: object, fresh: NativeCall, deadline: Deadline) -> NativeCall:
+        call = self._unfinished.pop(key, None) or fresh
+        try:
+            result = call.proceed(self._handle, deadline)
+        except BaseException:
+            self._unfinished[key] = call
+            raise
+        if result == TIMED_OUT:
+            self._unfinished[key] = call
+        return call
+
+    def _launch(self, descriptor: ReduceOpDescriptor, buffers: Buffers, name: str) -> Op:
+        """Launches an op, or takes up the one that was cut short when the same arguments were given."""
+        tag = descriptor.reduce_descriptor.tag
+        op = self._unfinished_ops.get(tag)
+        if op is not None and op.arguments == op_arguments(descriptor):
+            del self._unfinished_ops[tag]
+        else:
+            op = Op(self._pointer, descriptor, buffers.owners, name)
+        try:
+            op.launch(self._handle)
+        except PCCLError:
+            raise
+        except BaseException:
+            self._unfinished_ops[tag] = op
+            raise
+        return op
+
+    def _state(self) -> str:
+        text = _ffi.new("char[]", STATE_BYTES)
+        with contextlib.suppress(Exception), self._handle as pointer:
+            if _C.pccl_ext_comm_state(pointer, text, STATE_BYTES) == SUCCESS:
+                state: str = _ffi.string(text).decode("utf-8", "replace")
+                return state
+        return "closed"
+
+
+def _describe(
+    send: Tensor,
+    recv: Tensor,
+    op: ReduceOp,
+    tag: int,
+    operand_descriptor: ReduceOperandDescriptor | None,
+    quantization_options: QuantizationOptions | None,
+) -> tuple[ReduceOpDescriptor, Buffers]:
+    """The descriptor of a reduce of two tensors, after all checks that Python can make."""
+    buffers = reduce_buffers(send, recv)
+    if not isinstance(op, ReduceOp):
+        raise TypeError(f"op must be a ReduceOp, not {op!r}")
+    if not 0 <= tag < 1 << 64:
+        raise ValueError(f"tag must be from 0 to 2**64 - 1, not {tag}")
+    descriptor = ReduceDescriptor(
+        buffers.count,
+        op,
+        tag,
+        operand_descriptor or ReduceOperandDescriptor(buffers.dtype),
+        quantization_options or QuantizationOptions(buffers.dtype, QuantizationAlgorithm.NONE),
+    )
+    check_fits(buffers, descriptor)
+    return ReduceOpDescriptor(buffers.send, buffers.recv, descriptor), buffers

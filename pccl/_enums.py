@@ -1,0 +1,169 @@
+"""The enumerations of pccl.h, with the values that the compiled core has."""
+
+from __future__ import annotations
+
+import importlib
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from pccl._loader import load_native_module
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+_, _C = load_native_module()
+
+
+class Result(Enum):
+    """How a call of the C library ended."""
+
+    SUCCESS = _C.pcclSuccess
+    NOT_INITIALIZED = _C.pcclNotInitialized
+    INTERNAL_ERROR = _C.pcclInternalError
+    INVALID_ARGUMENT = _C.pcclInvalidArgument
+    INVALID_USAGE = _C.pcclInvalidUsage
+    TOO_FEW_PEERS = _C.pcclTooFewPeers
+    MASTER_CONNECTION_FAILED = _C.pcclMasterConnectionFailed
+    RANK_CONNECTION_FAILED = _C.pcclRankConnectionFailed
+    RANK_CONNECTION_LOST = _C.pcclRankConnectionLost
+    NO_SHARED_STATE_AVAILABLE = _C.pcclNoSharedStateAvailable
+    PENDING_ASYNC_OPS = _C.pcclPendingAsyncOps
+    UPDATE_TOPOLOGY_FAILED = _C.pcclUpdateTopologyFailed
+    TOPOLOGY_OPTIMIZATION_FAILED = _C.pcclTopologyOptimizationFailed
+    TIMED_OUT = _C.pcclTimedOut
+
+
+class ReduceOp(Enum):
+    """What a reduce does with the elements of its contributors."""
+
+    SUM = _C.pcclSum
+    AVG = _C.pcclAvg
+    PROD = _C.pcclProd
+    MAX = _C.pcclMax
+    MIN = _C.pcclMin
+
+
+class Attribute(Enum):
+    """The numbers of the epoch that a communicator has adopted."""
+
+    GLOBAL_WORLD_SIZE = _C.PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE
+    LOCAL_WORLD_SIZE = _C.PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE
+    NUM_DISTINCT_PEER_GROUPS = _C.PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS
+    LARGEST_PEER_GROUP_WORLD_SIZE = _C.PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE
+
+
+class SharedStateSyncStrategy(Enum):
+    """What a peer offers and takes in a sync of the shared state."""
+
+    ENFORCE_POPULAR = _C.PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR
+    RECEIVE_ONLY = _C.PCCL_SHARED_STATE_SYNC_STRATEGY_RECEIVE_ONLY
+    SEND_ONLY = _C.PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY
+
+
+class DistributionHint(Enum):
+    """How the elements are distributed: accepted, never needed, never checked."""
+
+    NONE = _C.pcclDistributionNone
+    NORMAL = _C.pcclDistributionNormal
+    UNIFORM = _C.pcclDistributionUniform
+
+
+class QuantizationAlgorithm(Enum):
+    """How elements travel in fewer bits."""
+
+    NONE = _C.pcclQuantNone
+    MIN_MAX = _C.pcclQuantMinMax
+    ZERO_POINT_SCALE = _C.pcclQuantZeroPointScale
+
+
+class DeviceType(Enum):
+    """Where a tensor lies."""
+
+    CPU = _C.pcclDeviceCpu
+    CUDA = _C.pcclDeviceCuda
+
+    @classmethod
+    def from_torch_device_type(cls, device_type: str) -> DeviceType | None:
+        """The member for the `type` of a torch device, or None for one that is not supported."""
+        return {"cpu": cls.CPU, "cuda": cls.CUDA}.get(device_type)
+
+
+class DataType(Enum):
+    """The type of a tensor's elements."""
+
+    UINT8 = _C.pcclUint8
+    INT8 = _C.pcclInt8
+    INT16 = _C.pcclInt16
+    UINT16 = _C.pcclUint16
+    UINT32 = _C.pcclUint32
+    INT32 = _C.pcclInt32
+    UINT64 = _C.pcclUint64
+    INT64 = _C.pcclInt64
+    FLOAT16 = _C.pcclFloat16
+    BFLOAT16 = _C.pcclBFloat16
+    FLOAT = _C.pcclFloat
+    DOUBLE = _C.pcclDouble
+
+    @property
+    def itemsize(self) -> int:
+        """The size of one element in bytes."""
+        return _ITEM_SIZES[self]
+
+    def to_torch_dtype(self) -> torch.dtype:
+        """The torch dtype of this type."""
+        dtype: torch.dtype = getattr(importlib.import_module("torch"), _NAMES[self])
+        return dtype
+
+    def to_numpy_dtype(self) -> np.dtype[Any]:
+        """The numpy dtype of this type. BFLOAT16 needs the ml_dtypes package: AssertionError without it."""
+        import numpy as np
+
+        if self is DataType.BFLOAT16:
+            try:
+                dtype: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+                return dtype
+            except ImportError:
+                raise AssertionError("numpy has no bfloat16 by itself: install ml_dtypes") from None
+        return np.dtype(_NAMES[self])
+
+    @classmethod
+    def from_torch_dtype(cls, dtype: torch.dtype) -> DataType:
+        """The member for a torch dtype. ValueError: not supported."""
+        found = _BY_NAME.get(str(dtype).removeprefix("torch."))
+        if found is None:
+            raise ValueError(f"dtype {dtype} is not supported: use one of {_SUPPORTED}")
+        return found
+
+    @classmethod
+    def from_numpy_dtype(cls, dtype: np.dtype[Any] | type[Any]) -> DataType:
+        """The member for a numpy dtype. AssertionError: not supported. ValueError: foreign byte order."""
+        import numpy as np
+
+        exact = np.dtype(dtype)
+        found = _BY_NAME.get(exact.name)
+        if found is None:
+            raise AssertionError(f"dtype {exact} is not supported: use one of {_SUPPORTED}")
+        if not exact.isnative:
+            raise ValueError(f"dtype {exact!r} has a foreign byte order: convert with .astype({exact.name!r}) first")
+        return found
+
+
+# torch and numpy call them alike.
+_NAMES = {
+    DataType.UINT8: "uint8",
+    DataType.INT8: "int8",
+    DataType.INT16: "int16",
+    DataType.UINT16: "uint16",
+    DataType.UINT32: "uint32",
+    DataType.INT32: "int32",
+    DataType.UINT64: "uint64",
+    DataType.INT64: "int64",
+    DataType.FLOAT16: "float16",
+    DataType.BFLOAT16: "bfloat16",
+    DataType.FLOAT: "float32",
+    DataType.DOUBLE: "float64",
+}
+_BY_NAME = {name: member for member, name in _NAMES.items()}
+_ITEM_SIZES = {member: int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8 for member, name in _NAMES.items()}
+_SUPPORTED = ", ".join(_NAMES.values())

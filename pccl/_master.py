@@ -1,0 +1,115 @@
+"""A master inside this process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import weakref
+from types import TracebackType
+from typing import Any, Self
+
+from pccl._address import fill_socket_address, parse_endpoint, resolve
+from pccl._calls import SUCCESS, UNBOUNDED, Deadline, NativeCall, NativeHandle
+from pccl._enums import Result
+from pccl._errors import PCCLError
+from pccl._loader import load_native_module
+
+_ffi, _C = load_native_module()
+
+
+class MasterNode:
+    """The master of a run, listening on `listen_address`: `host:port`, `1.2.3.4:port` or `[ipv6]:port`; port 0 = any free one.
+
+    `heartbeat_limit`, in seconds, is after how long a silent peer counts as lost (default 5). A master runs once, in a
+    thread of its own. In a `with` statement it runs, and at the end stops and is waited for.
+
+    When the last reference dies, and at the end of the interpreter, a running master goes on serving: the process waits
+    until it was interrupted; Ctrl-C interrupts it.
+    """
+
+    def __init__(self, listen_address: str, *, heartbeat_limit: float | None = None) -> None:
+        self._endpoint = parse_endpoint(listen_address)
+        self._running = False
+        try:
+            ip = resolve(self._endpoint, UNBOUNDED)[0]
+        except OSError as error:
+            text = f"the name {self._endpoint.host} cannot be resolved: {error.strerror or error}"
+            raise PCCLError(Result.INVALID_ARGUMENT, "pcclCreateMaster", text) from None
+        address = _ffi.new("ccoip_socket_address_t *")
+        fill_socket_address(address, ip, self._endpoint.port)
+        out = _ffi.new("pcclMasterInstance_t **")
+        PCCLError.check(_C.pcclCreateMaster(address[0], out), "pcclCreateMaster")
+        self._pointer = out[0]
+        self._handle = NativeHandle("master", self._pointer, _C.pcclDestroyMaster)
+        if heartbeat_limit is not None:
+            self._call("pccl_ext_master_set_heartbeat", round(heartbeat_limit * 1000), name="pcclCreateMaster")
+
+    def run(self) -> None:
+        """Listens and serves; returns at once. INVALID_USAGE: the port is in use, or it was run before."""
+        self._call("pcclRunMaster")
+        self._running = True
+        _running.add(self)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; before `run`, the one it was given."""
+        if not self._running or self._handle.closed:
+            return self._endpoint.port
+        out = _ffi.new("uint16_t *")
+        self._call("pccl_ext_master_port", out)
+        return int(out[0])
+
+    def interrupt(self) -> None:
+        """Asks it to stop; does not wait. INVALID_USAGE: never run."""
+        self._call("pcclInterruptMaster")
+
+    def wait(self, *, timeout: float | None = None) -> None:
+        """Waits until it has stopped, that is for `interrupt`. PCCLTimeoutError: not within `timeout` seconds."""
+        self._call("pcclMasterAwaitTermination", deadline=Deadline(timeout))
+
+    def close(self) -> None:
+        """Stops it, waits until it has stopped, and frees the port. Idempotent."""
+        _running.discard(self)
+        self._handle.close()
+
+    def __enter__(self) -> Self:
+        self.run()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._serve_to_the_end()
+            self._handle.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._handle.closed else "running" if self._running else "not run"
+        host = str(self._endpoint).rpartition(":")[0]
+        return f"<MasterNode {host}:{self.port}: {state}>"
+
+    def _call(self, function: str, *arguments: Any, name: str = "", deadline: Deadline = UNBOUNDED) -> None:
+        call = NativeCall(function, self._pointer, *arguments, name=name)
+        call.proceed(self._handle, deadline)
+        call.check()
+
+    def _serve_to_the_end(self) -> None:
+        """Waits until it has stopped; Ctrl-C stops it."""
+        while self._running and self._handle.owned:
+            try:
+                NativeCall("pcclMasterAwaitTermination", self._pointer).proceed(self._handle)
+                self._running = False
+            except KeyboardInterrupt:
+                if _C.pcclInterruptMaster(self._pointer) != SUCCESS:
+                    self._running = False
+
+
+_running: weakref.WeakSet[MasterNode] = weakref.WeakSet()
+
+
+@atexit.register
+def _serve_all_to_the_end() -> None:
+    """Waits for the masters that are still referenced, while signals are still handled: later Ctrl-C would kill."""
+    for master in list(_running):
+        master._serve_to_the_end()

@@ -1,0 +1,238 @@
+"""Descriptions of reduces and of shared state, and what calls give back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pccl._enums import DataType, DeviceType, DistributionHint, QuantizationAlgorithm, ReduceOp
+from pccl._loader import load_native_module
+from pccl._tensors import Buffers, numpy_buffers, numpy_memory, require, torch_buffers, torch_memory
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+_ffi, _C = load_native_module()
+
+
+@dataclass
+class ReduceOperandDescriptor:
+    """What the elements of a tensor are."""
+
+    datatype: DataType
+    distribution_hint: DistributionHint = DistributionHint.NONE
+
+    def to_c(self) -> Any:
+        """As a `pcclReduceOperandDescriptor_t *`."""
+        return _ffi.new("pcclReduceOperandDescriptor_t *", (self.datatype.value, self.distribution_hint.value))
+
+
+@dataclass
+class QuantizationOptions:
+    """How elements are quantised on the wire. With algorithm NONE, `quantized_datatype` is ignored."""
+
+    quantized_datatype: DataType = DataType.UINT8
+    algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX
+
+    def to_c(self) -> Any:
+        """As a `pcclQuantizationOptions_t *`."""
+        return _ffi.new("pcclQuantizationOptions_t *", (self.quantized_datatype.value, self.algorithm.value))
+
+
+@dataclass
+class ReduceDescriptor:
+    """A reduce of `count` elements, named by its `tag`: any 64-bit number."""
+
+    count: int
+    op: ReduceOp
+    tag: int
+    operand_descriptor: ReduceOperandDescriptor
+    quantization_options: QuantizationOptions
+
+    def numbers(self) -> tuple[int, int, int, tuple[int, int], tuple[int, int]]:
+        """The fields of a `pcclReduceDescriptor_t`, in order."""
+        operand, quantization = self.operand_descriptor, self.quantization_options
+        return (
+            self.count,
+            self.op.value,
+            self.tag,
+            (operand.datatype.value, operand.distribution_hint.value),
+            (quantization.quantized_datatype.value, quantization.algorithm.value),
+        )
+
+    def to_c(self) -> Any:
+        """As a `pcclReduceDescriptor_t *`."""
+        return _ffi.new("pcclReduceDescriptor_t *", self.numbers())
+
+
+@dataclass
+class ReduceOpDescriptor:
+    """A reduce and its buffers. The caller keeps the memory alive, unless it was made from tensors: it then holds them."""
+
+    sendbuf_ptr: int
+    recvbuf_ptr: int
+    reduce_descriptor: ReduceDescriptor
+    _owners: tuple[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @staticmethod
+    def from_torch(send: torch.Tensor, recv: torch.Tensor, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
+        """For two torch tensors, with the checks of `Communicator.all_reduce`."""
+        return ReduceOpDescriptor._from_buffers(torch_buffers(send, recv), reduce_descriptor)
+
+    @staticmethod
+    def from_numpy(
+        send: np.ndarray[Any, Any], recv: np.ndarray[Any, Any], reduce_descriptor: ReduceDescriptor
+    ) -> ReduceOpDescriptor:
+        """For two numpy arrays, with the checks of `Communicator.all_reduce`."""
+        return ReduceOpDescriptor._from_buffers(numpy_buffers(send, recv), reduce_descriptor)
+
+    @staticmethod
+    def _from_buffers(buffers: Buffers, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
+        check_fits(buffers, reduce_descriptor)
+        made = ReduceOpDescriptor(buffers.send, buffers.recv, reduce_descriptor)
+        made._owners = buffers.owners
+        return made
+
+    def to_c_inpl(self, c_desc: Any) -> None:
+        """Writes a `pcclReduceOpDescriptor_t`."""
+        c_desc.sendbuf = _ffi.cast("void *", self.sendbuf_ptr)
+        c_desc.recvbuf = _ffi.cast("void *", self.recvbuf_ptr)
+        c_desc.descriptor = self.reduce_descriptor.numbers()
+
+    def to_c(self) -> Any:
+        """As a `pcclReduceOpDescriptor_t *`."""
+        c_desc = _ffi.new("pcclReduceOpDescriptor_t *")
+        self.to_c_inpl(c_desc)
+        return c_desc
+
+
+def check_fits(buffers: Buffers, descriptor: ReduceDescriptor) -> None:
+    """ValueError when the descriptor would reach beyond the tensors."""
+    asked = descriptor.count * descriptor.operand_descriptor.datatype.itemsize
+    held = buffers.count * buffers.dtype.itemsize
+    if asked > held:
+        raise ValueError(
+            f"the descriptor asks for {descriptor.count} elements of {descriptor.operand_descriptor.datatype.name} "
+            f"({asked} bytes), but the tensors hold {held} bytes"
+        )
+
+
+class TensorInfo:
+    """One named entry of a shared state. Made from a tensor, it keeps the tensor alive."""
+
+    def __init__(
+        self,
+        name: str,
+        data_ptr: int,
+        *,
+        numel: int,
+        dtype: DataType,
+        device_type: DeviceType,
+        allow_content_inequality: bool,
+    ) -> None:
+        if data_ptr == 0:
+            raise ValueError(f"tensor {name!r} has no memory: its data pointer is 0")
+        self.name = name
+        self.data_ptr = data_ptr
+        self.numel = numel
+        self.dtype = dtype
+        self.device_type = device_type
+        self.allow_content_inequality = allow_content_inequality
+        self._owner: Any = None
+
+    @classmethod
+    def from_torch(cls, tensor: torch.Tensor, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
+        """For a contiguous torch tensor on CPU or CUDA, of any shape. AssertionError for others."""
+        memory = torch_memory(tensor, f"tensor {name!r}")
+        made = cls(
+            name,
+            memory.pointer,
+            numel=memory.count,
+            dtype=memory.dtype,
+            device_type=memory.device,
+            allow_content_inequality=allow_content_inequality,
+        )
+        made._owner = tensor
+        return made
+
+    @classmethod
+    def from_numpy(cls, tensor: np.ndarray[Any, Any], name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
+        """For a contiguous numpy array of any shape. AssertionError for others; ValueError for read-only ones."""
+        memory = numpy_memory(tensor, f"tensor {name!r}")
+        if not tensor.flags.writeable:
+            raise ValueError(f"tensor {name!r} is read-only: a sync must be able to write it")
+        made = cls(
+            name,
+            memory.pointer,
+            numel=memory.count,
+            dtype=memory.dtype,
+            device_type=memory.device,
+            allow_content_inequality=allow_content_inequality,
+        )
+        made._owner = tensor
+        return made
+
+    def __repr__(self) -> str:
+        return f"TensorInfo({self.name!r}, numel={self.numel}, dtype={self.dtype.name}, device={self.device_type.name})"
+
+
+class SharedState:
+    """The tensors that all members of a group hold alike, and their revision, which grows by one per step."""
+
+    def __init__(self, tensor_infos: list[TensorInfo]) -> None:
+        require(bool(tensor_infos), "a shared state needs at least one tensor")
+        self._tensor_infos: Sequence[TensorInfo] = tuple(tensor_infos)
+        self._names = [_ffi.new("char[]", info.name.encode()) for info in tensor_infos]
+        self._infos = _ffi.new("pcclTensorInfo_t[]", len(tensor_infos))
+        for c_info, c_name, info in zip(self._infos, self._names, tensor_infos, strict=True):
+            c_info.name = c_name
+            c_info.data = _ffi.cast("void *", info.data_ptr)
+            c_info.count = info.numel
+            c_info.datatype = info.dtype.value
+            c_info.device_type = info.device_type.value
+            c_info.allow_content_inequality = info.allow_content_inequality
+        self._state = _ffi.new("pcclSharedState_t *", (0, len(tensor_infos), self._infos))
+
+    @property
+    def revision(self) -> int:
+        """The number of this state; a sync sets it to that of the group."""
+        return int(self._state.revision)
+
+    @revision.setter
+    def revision(self, value: int) -> None:
+        self._state.revision = value
+
+    def push_revision(self) -> None:
+        """Adds 1 to the revision: once per step, after the state has changed."""
+        self._state.revision += 1
+
+    def to_c(self) -> Any:
+        """As a `pcclSharedState_t *`, which lives as long as this object."""
+        return self._state
+
+    def __repr__(self) -> str:
+        return f"SharedState(revision={self.revision}, tensors={[info.name for info in self._tensor_infos]})"
+
+
+@dataclass
+class SharedStateSyncInfo:
+    """Entry bytes that this peer sent and received in a sync."""
+
+    tx_bytes: int
+    rx_bytes: int
+
+
+@dataclass
+class ReduceInfo:
+    """Contributors of a reduce, which is what AVG divides by, and element bytes that this peer sent and received."""
+
+    local_world_size: int
+    tx_bytes: int
+    rx_bytes: int
+
+    @property
+    def world_size(self) -> int:
+        """The same as `local_world_size`."""
+        return self.local_world_size
