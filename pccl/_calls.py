@@ -19,12 +19,15 @@ from pccl._errors import error_for, last_detail
 from pccl._loader import load_native_module
 
 _, _C = load_native_module()
+_set_wait_slice = _C.pccl_ext_set_wait_slice
 
-SLICE_SECONDS = 0.1
+SLICE_MS = 100
 """The longest time that a signal waits for its handler."""
 
 DRAIN_SECONDS = 1.0
 """How long closing waits for threads that are inside a call: ten slices."""
+
+DRAIN_STEP_SECONDS = 0.001
 
 SUCCESS: int = _C.pcclSuccess
 TIMED_OUT: int = _C.pcclTimedOut
@@ -51,8 +54,9 @@ class Deadline:
 
     def slice_ms(self) -> int:
         """The next piece of the wait, in milliseconds, at least 1."""
-        left = self.remaining()
-        return int(SLICE_SECONDS * 1000) if left is None else max(1, min(int(SLICE_SECONDS * 1000), int(left * 1000) + 1))
+        if self._end is None:
+            return SLICE_MS
+        return max(1, min(SLICE_MS, int((self._end - time.monotonic()) * 1000) + 1))
 
     def sleep(self, seconds: float) -> None:
         """Sleeps, but not beyond the deadline."""
@@ -73,12 +77,14 @@ class NativeHandle:
     `with handle as pointer` keeps it from being freed meanwhile; ClosedError when it is closed. `noun` is what texts call it.
     """
 
+    __slots__ = ("_closed", "_destroy", "_lock", "_owner", "_pointer", "_users", "noun")
+
     def __init__(self, noun: str, pointer: Any, destroy: Callable[[Any], int]) -> None:
         self.noun = noun
         self._pointer = pointer
         self._destroy = destroy
         self._owner = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # protects _users and _closed
         self._users = 0
         self._closed = False
 
@@ -93,30 +99,31 @@ class NativeHandle:
         return not self._closed and os.getpid() == self._owner
 
     def __enter__(self) -> Any:
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise ClosedError
             self._users += 1
         return self._pointer
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
+        with self._lock:
             self._users -= 1
-            if self._closed:
-                self._changed.notify_all()
 
     def close(self) -> None:
         """Frees the object, once. A forked child only forgets it: the object belongs to the parent."""
-        with self._changed:
+        owned = self.owned
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
-            # Bounded: a signal between the two halves of a `with` may leave a user behind that is none, and a daemon
-            # thread never returns once the interpreter is going down. A caller still inside C is sent out by destroy.
-            if os.getpid() == self._owner and not sys.is_finalizing():
-                self._changed.wait_for(lambda: self._users == 0, DRAIN_SECONDS)
-        if os.getpid() == self._owner:
-            self._destroy(self._pointer)
+        if not owned:
+            return
+        # Bounded: a signal between the two halves of a `with` may leave a user behind that is none, and a daemon thread
+        # never returns once the interpreter is going down. A caller that is still inside C is sent out by destroy.
+        limit = Deadline(0 if sys.is_finalizing() else DRAIN_SECONDS)
+        while self._users and not limit.passed():
+            time.sleep(DRAIN_STEP_SECONDS)
+        self._destroy(self._pointer)
 
 
 class NativeCall:
@@ -125,30 +132,33 @@ class NativeCall:
     `name` is what errors call it, if that is not the function's own name.
     """
 
+    __slots__ = ("_columns", "_function", "_keep", "_name", "_results", "arguments", "detail", "result")
+
     def __init__(self, function: str, *arguments: Any, name: str = "", keep: object = None) -> None:
         self.arguments = arguments
         self.result = TIMED_OUT
         self.detail = ""
         self._name = name or function
         self._function = getattr(_C, function)
-        self._columns = [(argument,) for argument in arguments]
+        self._columns = tuple(zip(arguments, strict=True))
         self._keep = keep
         self._results: list[int] = []
 
     def proceed(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED) -> int:
         """Makes the call, or waits on for it. Returns its result, TIMED_OUT when the deadline came first."""
+        results = self._results
         while True:
-            if not self._results:
+            if not results:
                 try:
                     with handle:
                         self._run_slice(deadline.slice_ms())
                 except ClosedError:
                     self.detail = f"the {handle.noun} is closed"
-                    self._results.append(INVALID_USAGE)
-            self.result = self._results[0]
+                    results.append(INVALID_USAGE)
+            self.result = results[0]
             if self.result != TIMED_OUT:
                 return self.result
-            self._results.clear()
+            results.clear()
             if deadline.passed():
                 self.detail = "what it waited for goes on: repeat the call to wait on"
                 return self.result
@@ -159,10 +169,11 @@ class NativeCall:
             raise error_for(self.result, self._name, self.detail)
 
     def _run_slice(self, milliseconds: int) -> None:
-        _C.pccl_ext_set_wait_slice(milliseconds)
+        results = self._results
+        _set_wait_slice(milliseconds)
         try:
-            self._results.extend(map(self._function, *self._columns))
+            results.extend(map(self._function, *self._columns))
         finally:
-            if self._results and self._results[0] not in (SUCCESS, TIMED_OUT):
+            if results and results[0] not in (SUCCESS, TIMED_OUT):
                 self.detail = last_detail()
-            _C.pccl_ext_set_wait_slice(0)
+            _set_wait_slice(0)

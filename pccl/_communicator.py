@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pccl._address import IP, fill_socket_address, parse_endpoint, resolve
 from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeCall, NativeHandle
-from pccl._enums import Attribute, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
+from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._loader import load_native_module
-from pccl._ops import AsyncReduceHandle, Multi, Op, Reaper, op_arguments
-from pccl._tensors import Buffers, reduce_buffers
+from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, op_arguments
+from pccl._tensors import reduce_buffers
 from pccl._types import (
     QuantizationOptions,
-    ReduceDescriptor,
     ReduceInfo,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
     SharedState,
     SharedStateSyncInfo,
     check_fits,
+    reduce_numbers,
 )
 
 if TYPE_CHECKING:
@@ -197,8 +197,8 @@ class Communicator:
         TooFewPeersError: alone in the group. UsageError: the tag is in flight, or the peers disagree.
         """
         deadline = Deadline(timeout)
-        descriptor, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options)
-        running = self._launch(descriptor, buffers, "pcclAllReduce")
+        arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options)
+        running = self._launch(arguments, owners, "pcclAllReduce")
         try:
             result = running.wait(self._handle, deadline)
         except BaseException:
@@ -223,8 +223,8 @@ class Communicator:
         Errors of the launch are raised here: TooFewPeersError when alone, UsageError for a tag that is in flight. The loss of
         a member is reported by `wait`.
         """
-        descriptor, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options)
-        launched = self._launch(descriptor, buffers, "pcclAllReduceAsync")
+        arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options)
+        launched = self._launch(arguments, owners, "pcclAllReduceAsync")
         return AsyncReduceHandle(self, self._handle, self._reaper, launched)
 
     def all_reduce_multiple_with_retry(
@@ -326,14 +326,14 @@ class Communicator:
             self._unfinished[key] = call
         return call
 
-    def _launch(self, descriptor: ReduceOpDescriptor, buffers: Buffers, name: str) -> Op:
+    def _launch(self, arguments: OpArguments, owners: object, name: str) -> Op:
         """Launches an op, or takes up the one that was cut short when the same arguments were given."""
-        tag = descriptor.reduce_descriptor.tag
+        tag = arguments[2][2]
         op = self._unfinished_ops.get(tag)
-        if op is not None and op.arguments == op_arguments(descriptor):
+        if op is not None and op.arguments == arguments:
             del self._unfinished_ops[tag]
         else:
-            op = Op(self._pointer, descriptor, buffers.owners, name)
+            op = Op(self._pointer, arguments, owners, name)
         try:
             op.launch(self._handle)
         except PCCLError:
@@ -359,19 +359,18 @@ def _describe(
     tag: int,
     operand_descriptor: ReduceOperandDescriptor | None,
     quantization_options: QuantizationOptions | None,
-) -> tuple[ReduceOpDescriptor, Buffers]:
-    """The descriptor of a reduce of two tensors, after all checks that Python can make."""
+) -> tuple[OpArguments, Any]:
+    """A reduce of two tensors, after all checks that Python can make, and the objects that own its memory."""
     buffers = reduce_buffers(send, recv)
     if not isinstance(op, ReduceOp):
         raise TypeError(f"op must be a ReduceOp, not {op!r}")
     if not 0 <= tag < 1 << 64:
         raise ValueError(f"tag must be from 0 to 2**64 - 1, not {tag}")
-    descriptor = ReduceDescriptor(
-        buffers.count,
-        op,
-        tag,
-        operand_descriptor or ReduceOperandDescriptor(buffers.dtype),
-        quantization_options or QuantizationOptions(buffers.dtype, QuantizationAlgorithm.NONE),
-    )
-    check_fits(buffers, descriptor)
-    return ReduceOpDescriptor(buffers.send, buffers.recv, descriptor), buffers
+    if operand_descriptor is not None:
+        check_fits(buffers, buffers.numel, operand_descriptor.datatype)
+    operand = operand_descriptor or ReduceOperandDescriptor(buffers.dtype)
+    numbers = reduce_numbers(buffers.numel, op, tag, operand, quantization_options or _UNQUANTIZED)
+    return (buffers.send, buffers.recv, numbers), buffers.owners
+
+
+_UNQUANTIZED = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE)

@@ -108,7 +108,7 @@ class DataType(Enum):
     @property
     def itemsize(self) -> int:
         """The size of one element in bytes."""
-        return _ITEM_SIZES[self]
+        return _ITEM_SIZES[self._value_]
 
     def to_torch_dtype(self) -> torch.dtype:
         """The torch dtype of this type."""
@@ -130,14 +130,20 @@ class DataType(Enum):
     @classmethod
     def from_torch_dtype(cls, dtype: torch.dtype) -> DataType:
         """The member for a torch dtype. ValueError: not supported."""
-        found = _BY_NAME.get(str(dtype).removeprefix("torch."))
+        found = _BY_DTYPE.get(dtype)
         if found is None:
-            raise ValueError(f"dtype {dtype} is not supported: use one of {_SUPPORTED}")
+            found = _BY_NAME.get(str(dtype).removeprefix("torch."))
+            if found is None:
+                raise ValueError(f"dtype {dtype} is not supported: use one of {_SUPPORTED}")
+            _BY_DTYPE[dtype] = found
         return found
 
     @classmethod
     def from_numpy_dtype(cls, dtype: np.dtype[Any] | type[Any]) -> DataType:
         """The member for a numpy dtype. AssertionError: not supported. ValueError: foreign byte order."""
+        found = _BY_DTYPE.get(dtype)
+        if found is not None:
+            return found
         import numpy as np
 
         exact = np.dtype(dtype)
@@ -146,6 +152,7 @@ class DataType(Enum):
             raise AssertionError(f"dtype {exact} is not supported: use one of {_SUPPORTED}")
         if not exact.isnative:
             raise ValueError(f"dtype {exact!r} has a foreign byte order: convert with .astype({exact.name!r}) first")
+        _BY_DTYPE[dtype] = found
         return found
 
 
@@ -165,5 +172,6 @@ _NAMES = {
     DataType.DOUBLE: "float64",
 }
 _BY_NAME = {name: member for member, name in _NAMES.items()}
-_ITEM_SIZES = {member: int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8 for member, name in _NAMES.items()}
+_BY_DTYPE: dict[object, DataType] = {}  # dtypes of torch and numpy that were met
+_ITEM_SIZES = {member.value: int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8 for member, name in _NAMES.items()}
 _SUPPORTED = ", ".join(_NAMES.values())

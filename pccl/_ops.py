@@ -7,16 +7,23 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pccl._calls import INVALID_USAGE, SLICE_SECONDS, SUCCESS, TIMED_OUT, Deadline, NativeCall, NativeHandle
+from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, Deadline, NativeCall, NativeHandle
 from pccl._enums import Result
 from pccl._errors import PCCLTimeoutError
 from pccl._loader import load_native_module
-from pccl._types import ReduceInfo, ReduceOpDescriptor
+from pccl._types import ReduceInfo, ReduceNumbers, ReduceOpDescriptor
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
 
 _ffi, _C = load_native_module()
+
+OpArguments = tuple[int, int, ReduceNumbers]  # addresses of send and recv, descriptor
+
+_VOID = _ffi.typeof("void *")
+_OP = _ffi.typeof("pcclAsyncReduceOp_t *")
+_INFO = _ffi.typeof("pcclReduceInfo_t *")
+_DESCRIPTOR = _ffi.typeof("pcclReduceDescriptor_t *")
 
 MULTI_NAME = "pcclAllReduceMultipleWithRetry"
 
@@ -27,22 +34,19 @@ class Op:
     `arguments` name it: a call that was cut short and is made again with equal ones means this op.
     """
 
-    def __init__(self, comm: Any, descriptor: ReduceOpDescriptor, owners: Any, name: str) -> None:
-        self.tag = descriptor.reduce_descriptor.tag
-        self.arguments = op_arguments(descriptor)
-        self._owners: Any = owners
-        self._op = _ffi.new("pcclAsyncReduceOp_t *")
-        self._info = _ffi.new("pcclReduceInfo_t *")
-        self._launch = NativeCall(
-            "pcclAllReduceAsync",
-            _ffi.cast("void *", descriptor.sendbuf_ptr),
-            _ffi.cast("void *", descriptor.recvbuf_ptr),
-            descriptor.reduce_descriptor.to_c(),
-            comm,
-            self._op,
-            name=name,
-        )
-        self._await = NativeCall("pcclAwaitAsyncReduce", self._op, self._info, name=name)
+    __slots__ = ("_await", "_info", "_launch", "_owners", "arguments", "tag")
+
+    def __init__(self, comm: Any, arguments: OpArguments, owners: object, name: str) -> None:
+        send, recv, numbers = arguments
+        self.tag = numbers[2]
+        self.arguments = arguments
+        self._owners = owners
+        self._info = _ffi.new(_INFO)
+        op = _ffi.new(_OP)
+        descriptor = _ffi.new(_DESCRIPTOR, numbers)
+        send_buffer, recv_buffer = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
+        self._launch = NativeCall("pcclAllReduceAsync", send_buffer, recv_buffer, descriptor, comm, op, name=name)
+        self._await = NativeCall("pcclAwaitAsyncReduce", op, self._info, name=name)
 
     def launch(self, handle: NativeHandle) -> None:
         """Launches it, unless it has been. PCCLError: it could not be, and is not in flight."""
@@ -70,7 +74,7 @@ class Multi:
         array = _ffi.new("pcclReduceOpDescriptor_t[]", len(descriptors))
         for c_descriptor, descriptor in zip(array, descriptors, strict=True):
             descriptor.to_c_inpl(c_descriptor)
-        self._info = _ffi.new("pcclReduceInfo_t *")
+        self._info = _ffi.new(_INFO)
         self._out = _ffi.new("struct pccl_multi **")
         self._launch = NativeCall("pccl_multi_new", array, len(descriptors), comm, max_in_flight, self._out, name=MULTI_NAME)
         self._await: NativeCall | None = None
@@ -87,7 +91,7 @@ class Multi:
         return reduce_info(self._info)
 
 
-def op_arguments(descriptor: ReduceOpDescriptor) -> tuple[Any, ...]:
+def op_arguments(descriptor: ReduceOpDescriptor) -> OpArguments:
     """What names a reduce that is made again after it was cut short."""
     return (descriptor.sendbuf_ptr, descriptor.recvbuf_ptr, descriptor.reduce_descriptor.numbers())
 
@@ -124,7 +128,7 @@ class Reaper:
             with contextlib.suppress(queue.Empty):
                 taken = self._dropped.get(block=not live)
                 live += [taken] if taken else []
-            live = [op for op in live if op.wait(self._handle, Deadline(SLICE_SECONDS / len(live))) == TIMED_OUT]
+            live = [op for op in live if op.wait(self._handle, Deadline(SLICE_MS / 1000 / len(live))) == TIMED_OUT]
 
 
 class AsyncReduceHandle:

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pccl._enums import DataType, DeviceType
+from pccl._loader import load_native_module
+
+_ffi, _ = load_native_module()
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """The memory of one tensor."""
 
     pointer: int
-    count: int  # elements
+    numel: int
     dtype: DataType
     device: DeviceType
 
 
-@dataclass(frozen=True)
-class Buffers:
+class Buffers(NamedTuple):
     """The memory of the two tensors of a reduce, and the tensors themselves, which keep it alive."""
 
     send: int
     recv: int
-    count: int  # elements
+    numel: int
     dtype: DataType
     owners: tuple[Any, Any]
 
@@ -55,25 +55,29 @@ def is_numpy_array(value: object) -> bool:
 
 def torch_memory(tensor: Any, role: str) -> Memory:
     """The memory of a torch tensor; `role` is what texts call it."""
-    require(
-        not any(kind.__name__ == "DTensor" for kind in type(tensor).__mro__),
-        f"{role} must not be a distributed tensor (DTensor): pass its local part, tensor.to_local()",
-    )
-    device = DeviceType.from_torch_device_type(tensor.device.type)
+    torch = sys.modules["torch"]
+    if type(tensor) is not torch.Tensor and any("DTensor" in kind.__name__ for kind in type(tensor).__mro__):
+        raise AssertionError(f"{role} must not be a distributed tensor (DTensor): pass its local part, tensor.to_local()")
+    device = DeviceType.CPU if tensor.is_cpu else DeviceType.from_torch_device_type(tensor.device.type)
     if device is None:
         raise AssertionError(f"{role} is on {tensor.device}: only CPU and CUDA tensors can be used")
-    require(
-        str(tensor.layout) == "torch.strided" and tensor.is_contiguous(),
-        f"{role} must be contiguous: call .contiguous() first",
-    )
-    require(not tensor.is_neg(), f"{role} is a lazily negated view: call .resolve_neg() first")
+    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        raise AssertionError(f"{role} must be contiguous: call .contiguous() first")
+    if tensor.is_neg():
+        raise AssertionError(f"{role} is a lazily negated view: call .resolve_neg() first")
     return Memory(tensor.data_ptr(), tensor.numel(), DataType.from_torch_dtype(tensor.dtype), device)
 
 
 def numpy_memory(array: Any, role: str) -> Memory:
     """The memory of a numpy array; `role` is what texts call it."""
-    require(array.flags.c_contiguous, f"{role} must be contiguous: call numpy.ascontiguousarray first")
-    return Memory(array.ctypes.data, array.size, DataType.from_numpy_dtype(array.dtype), DeviceType.CPU)
+    if not array.flags.c_contiguous:
+        raise AssertionError(f"{role} must be contiguous: call numpy.ascontiguousarray first")
+    dtype = DataType.from_numpy_dtype(array.dtype)
+    try:
+        pointer = int(_ffi.cast("uintptr_t", _ffi.from_buffer(array)))  # three times as fast as array.ctypes
+    except (ValueError, TypeError):  # bfloat16 has no buffer interface
+        pointer = array.ctypes.data
+    return Memory(pointer, array.size, dtype, DeviceType.CPU)
 
 
 def reduce_buffers(send: Any, recv: Any) -> Buffers:
@@ -89,8 +93,9 @@ def reduce_buffers(send: Any, recv: Any) -> Buffers:
 
 def torch_buffers(send: Any, recv: Any) -> Buffers:
     """The memory of two torch tensors."""
-    require(send.device == recv.device, f"send is on {send.device} and recv on {recv.device}: they must be on one device")
-    require(send.device.type == "cpu", f"send and recv are on {send.device}: only CPU tensors can be reduced")
+    if not (send.is_cpu and recv.is_cpu):
+        require(send.device == recv.device, f"send is on {send.device} and recv on {recv.device}: they must be on one device")
+        raise AssertionError(f"send and recv are on {send.device}: only CPU tensors can be reduced")
     return _pair(send, recv, torch_memory)
 
 
@@ -104,6 +109,8 @@ def numpy_buffers(send: Any, recv: Any) -> Buffers:
 def _pair(send: Any, recv: Any, memory: Callable[[Any, str], Memory]) -> Buffers:
     source = memory(send, "send")
     target = source if send is recv else memory(recv, "recv")
-    require(source.dtype is target.dtype, f"send is {source.dtype.name} and recv {target.dtype.name}: they must be alike")
-    require(source.count == target.count, f"send has {source.count} elements and recv {target.count}: they must be alike")
-    return Buffers(source.pointer, target.pointer, source.count, source.dtype, (send, recv))
+    if source.dtype is not target.dtype:
+        raise AssertionError(f"send is {source.dtype.name} and recv {target.dtype.name}: they must be alike")
+    if source.numel != target.numel:
+        raise AssertionError(f"send has {source.numel} elements and recv {target.numel}: they must be alike")
+    return Buffers(source.pointer, target.pointer, source.numel, source.dtype, (send, recv))
