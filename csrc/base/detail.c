@@ -1,0 +1,16 @@
+#define _GNU_SOURCE
+#include "detail.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static _Thread_local char text[DETAIL_CAPACITY];
+
+void detail_set(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+}
+
+const char *detail_get(void) { return text; }

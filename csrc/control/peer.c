@@ -1,0 +1,870 @@
+// Two locks, never held together. `lock` guards the mind and what callers wait for: events are decided under it, the actions
+// they give are carried out without it. `out_lock` guards the way to the master, which the engine's thread uses directly,
+// so that an op that is done is one system call away from the master.
+//
+// Nobody but the control thread changes the mind's membership, so this thread may read it without the lock.
+#define _GNU_SOURCE
+#include "peer.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "../base/detail.h"
+#include "../base/log.h"
+#include "../base/platform.h"
+#include "../net/socket.h"
+#include "link.h"
+
+enum {
+    DATA_WAKE = 0, // epoll data
+    DATA_MASTER = 1,
+    DATA_LINKS = 2,
+    EVENTS_PER_TURN = 64,
+    INPUT_BYTES = WIRE_HEADER_BYTES + WIRE_MAX_CONTROL_BYTES,
+    MAX_OUTPUT_BYTES = 64 << 20, // a master that takes this long to read is as good as silent
+};
+
+enum phase { PHASE_IDLE, PHASE_CONNECTING, PHASE_CONNECTED, PHASE_DEAD };
+
+struct lost_link {
+    struct wire_id id;
+    uint32_t index;
+};
+
+struct peer {
+    struct peer_params params;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    // guarded by lock
+    enum phase phase;
+    bool closing, renewing, dial_wanted;
+    uint32_t users, launches, holds; // calls inside; posts under way; peer_hold
+    struct member *member;           // of this connect attempt; membership changed by the control thread only
+    char reason[MEMBER_TEXT];        // why the attempt failed, or the communicator died
+    struct {
+        bool done, waiter;
+        int code;
+        struct member_view view;
+    } attempt;
+    struct {
+        uint8_t kind; // enum wire_vote_kind, 0 = none
+        bool done, waiter;
+        int code;
+        uint64_t value;
+        struct member_view view;
+    } vote;
+    struct engine *engine; // replaced by connect only, in PHASE_CONNECTING before dial_wanted
+
+    pthread_mutex_t out_lock;
+    // guarded by out_lock
+    int master_fd;              // opened and closed by the control thread
+    struct wire_header op_head; // run and generation of the frames that the engine causes
+    struct wire_buffer out;
+    size_t out_sent;
+    struct lost_link *lost; // links that the engine saw break, for the control thread
+    size_t lost_count, lost_capacity;
+    bool lost_overflow;
+
+    // the control thread's own
+    pthread_t thread;
+    bool thread_runs; // set under `renewing`
+    int epoll, wake;
+    bool master_connected, watching_output;
+    int64_t dial_deadline;
+    struct links *links;
+    struct member_output actions;
+    uint8_t *input;
+    size_t input_length;
+};
+
+__attribute__((format(printf, 2, 3))) static pcclResult_t fail(pcclResult_t code, const char *format, ...) {
+    char text[DETAIL_CAPACITY];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    detail_set("%s", text);
+    return code;
+}
+
+// ---- to the master, any thread ----
+
+// Must hold out_lock. Sends what the kernel takes; the rest waits for the control thread.
+static void flush_output(struct peer *p) {
+    while (p->master_fd >= 0 && p->out_sent < p->out.length) {
+        ptrdiff_t sent = socket_send(p->master_fd, p->out.bytes + p->out_sent, p->out.length - p->out_sent);
+        if (sent == -EAGAIN) return;
+        if (sent < 0) break; // the control thread reads the end of this connection
+        p->out_sent += (size_t)sent;
+    }
+    p->out.length = p->out_sent = 0;
+}
+
+// Must hold out_lock. Sends what was just encoded into `out`.
+static void send_output(struct peer *p) {
+    if (p->out.failed || p->out.length > MAX_OUTPUT_BYTES) {
+        LOG(LOG_ERR, "the master does not take what is sent to it, or memory ran out: giving up on it");
+        if (p->master_fd >= 0) shutdown(p->master_fd, SHUT_RDWR);
+        p->out.failed = false;
+        p->out.length = p->out_sent = 0;
+        return;
+    }
+    flush_output(p);
+    if (p->out.length != 0) wake_signal(p->wake);
+}
+
+static void send_frames(struct peer *p, const struct wire_buffer *frames) {
+    if (frames->length == 0) return;
+    pthread_mutex_lock(&p->out_lock);
+    struct wire_buffer *out = &p->out;
+    if (out->length + frames->length > out->capacity) {
+        size_t capacity = 2 * (out->length + frames->length);
+        uint8_t *grown = realloc(out->bytes, capacity);
+        if (grown == NULL) {
+            out->failed = true;
+        } else {
+            out->bytes = grown;
+            out->capacity = capacity;
+        }
+    }
+    if (!out->failed) {
+        memcpy(out->bytes + out->length, frames->bytes, frames->length);
+        out->length += frames->length;
+    }
+    send_output(p);
+    pthread_mutex_unlock(&p->out_lock);
+}
+
+static struct wire_header op_header(const struct peer *p, uint64_t group_epoch) {
+    struct wire_header header = p->op_head;
+    header.epoch = group_epoch;
+    return header;
+}
+
+static void on_done(void *context, const struct wire_op_name *name) {
+    struct peer *p = context;
+    struct wire_op_done done = {.name = *name};
+    pthread_mutex_lock(&p->out_lock);
+    wire_encode_op_done(&p->out, op_header(p, name->epoch), &done);
+    send_output(p);
+    pthread_mutex_unlock(&p->out_lock);
+}
+
+static void on_mismatch(void *context, const struct wire_mismatch *mismatch) {
+    struct peer *p = context;
+    pthread_mutex_lock(&p->out_lock);
+    wire_encode_mismatch(&p->out, op_header(p, mismatch->name.epoch), mismatch);
+    send_output(p);
+    pthread_mutex_unlock(&p->out_lock);
+}
+
+static void on_frozen(void *context, uint64_t group_epoch, const struct wire_report *report) {
+    struct peer *p = context;
+    pthread_mutex_lock(&p->out_lock);
+    wire_encode_report(&p->out, op_header(p, group_epoch), report);
+    send_output(p);
+    pthread_mutex_unlock(&p->out_lock);
+}
+
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index) {
+    struct peer *p = context;
+    pthread_mutex_lock(&p->out_lock);
+    if (p->lost_count == p->lost_capacity) {
+        size_t capacity = p->lost_capacity ? 2 * p->lost_capacity : 16;
+        struct lost_link *grown = realloc(p->lost, capacity * sizeof *grown);
+        if (grown != NULL) {
+            p->lost = grown;
+            p->lost_capacity = capacity;
+        }
+    }
+    if (p->lost_count < p->lost_capacity)
+        p->lost[p->lost_count++] = (struct lost_link){.id = *id, .index = index};
+    else
+        p->lost_overflow = true;
+    pthread_mutex_unlock(&p->out_lock);
+    wake_signal(p->wake);
+}
+
+// ---- control thread: carrying out what the mind decides ----
+
+static void hang_up(struct peer *p) {
+    pthread_mutex_lock(&p->out_lock);
+    int fd = p->master_fd;
+    p->master_fd = -1;
+    p->out.length = p->out_sent = 0;
+    pthread_mutex_unlock(&p->out_lock);
+    if (fd >= 0) {
+        epoll_ctl(p->epoll, EPOLL_CTL_DEL, fd, NULL);
+        socket_close(fd);
+    }
+    p->master_connected = p->watching_output = false;
+    p->dial_deadline = INT64_MAX;
+    p->input_length = 0;
+    links_free(p->links);
+    p->links = NULL;
+}
+
+static void end_attempt(struct peer *p, int code, const struct member_view *view, const char *text) {
+    if (code != pcclSuccess) {
+        LOG(LOG_WARN, "connect failed: %s", text);
+        hang_up(p);
+    }
+    pthread_mutex_lock(&p->lock);
+    p->attempt.done = true;
+    p->attempt.code = code;
+    if (view != NULL) p->attempt.view = *view;
+    if (code != pcclSuccess) snprintf(p->reason, sizeof p->reason, "%s", text);
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void end_vote(struct peer *p, const struct member_action *action) {
+    pthread_mutex_lock(&p->lock);
+    p->vote.done = true;
+    p->vote.code = action->code;
+    p->vote.value = action->value;
+    p->vote.view = action->view;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void die(struct peer *p, const char *text) {
+    LOG(LOG_ERR, "the communicator is dead: %s", text);
+    hang_up(p);
+    pthread_mutex_lock(&p->lock);
+    p->phase = PHASE_DEAD;
+    snprintf(p->reason, sizeof p->reason, "%s", text);
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    engine_kill(p->engine);
+}
+
+static bool enter_epoch(struct peer *p, const struct member_action *action) {
+    struct wire_header header = member_header(p->member);
+    struct engine_epoch epoch = {
+        .run = header.run, .generation = header.generation, .group_epoch = action->group_epoch, .lost = action->lost,
+        .latency_us = action->latency_us, .megabytes_per_s = action->megabytes_per_s,
+    };
+    const struct wire_member *ring = member_ring(p->member, &epoch.count, &epoch.rank);
+    struct engine_member *members = calloc(epoch.count, sizeof *members);
+    if (members == NULL) return false;
+    for (uint32_t i = 0; i < epoch.count; i++) {
+        members[i].id = ring[i].id;
+        members[i].lanes = ring[i].lanes < p->params.lanes ? ring[i].lanes : p->params.lanes;
+    }
+    epoch.members = members;
+    engine_enter_epoch(p->engine, &epoch);
+    free(members);
+    return true;
+}
+
+// Registration tells the secret and the run.
+static void introduce(struct peer *p) {
+    const struct wire_welcome *welcome = member_welcome(p->member);
+    struct wire_header header = member_header(p->member);
+    struct link_identity identity = {.self = *member_id(p->member), .run = header.run, .generation = header.generation};
+    memcpy(identity.secret, welcome->secret, sizeof identity.secret);
+    links_identify(p->links, &identity);
+    links_set_park_limit(p->links, member_link_limit_ns(p->member));
+    pthread_mutex_lock(&p->out_lock);
+    p->op_head = header;
+    pthread_mutex_unlock(&p->out_lock);
+}
+
+// False: memory was refused.
+static bool perform(struct peer *p, const struct member_action *action, int64_t now) {
+    bool needs_links = action->kind == MEMBER_DIAL || action->kind == MEMBER_DROP_PEER || action->kind == MEMBER_PROBE || action->kind == MEMBER_RECHECK;
+    if (needs_links && p->links == NULL) return true; // the connection has ended
+    switch (action->kind) {
+    case MEMBER_DIAL: links_dial(p->links, &action->id, action->index, &action->address, now + member_link_limit_ns(p->member)); break;
+    case MEMBER_DROP_PEER:
+        links_cancel(p->links, &action->id);
+        engine_drop_peer(p->engine, &action->id);
+        break;
+    case MEMBER_ENTER_EPOCH: return enter_epoch(p, action);
+    case MEMBER_LINKS_READY: engine_links_ready(p->engine, action->group_epoch); break;
+    case MEMBER_VERDICT: engine_verdict(p->engine, action->verdict); break;
+    case MEMBER_PROBE: links_probe(p->links, &action->id, &action->address, action->duration_ms, now + member_link_limit_ns(p->member)); break;
+    case MEMBER_CONNECT_END: end_attempt(p, action->code, &action->view, member_text(p->member)); break;
+    case MEMBER_VOTE_END: end_vote(p, action); break;
+    case MEMBER_RECHECK:
+        introduce(p);
+        links_recheck(p->links);
+        break;
+    case MEMBER_DIE: die(p, member_text(p->member)); break;
+    }
+    return true;
+}
+
+// Memory ran out in the middle of an event: nothing is known for sure any more.
+static void die_of_memory(struct peer *p) {
+    die(p, "out of memory");
+    end_vote(p, &(struct member_action){.code = pcclMasterConnectionFailed});
+    end_attempt(p, pcclInternalError, NULL, "out of memory");
+}
+
+static void begin_event(struct peer *p) {
+    member_output_clear(&p->actions);
+    pthread_mutex_lock(&p->lock);
+}
+
+static void end_event(struct peer *p, int64_t now) {
+    pthread_mutex_unlock(&p->lock);
+    bool fits = !p->actions.failed && !p->actions.frames.failed;
+    for (size_t i = 0; i < p->actions.count && fits; i++) fits = perform(p, &p->actions.actions[i], now);
+    if (fits)
+        send_frames(p, &p->actions.frames);
+    else
+        die_of_memory(p);
+}
+
+static enum member_judgement judge(void *context, const struct wire_link_hello *hello) {
+    struct peer *p = context;
+    return member_judge_hello(p->member, hello);
+}
+
+// ---- control thread: events ----
+
+static void take_link_events(struct peer *p, int64_t now) {
+    struct link_event event;
+    while (p->links != NULL && links_next(p->links, &event)) {
+        if (event.kind == LINK_EVENT_UP) engine_add_link(p->engine, &event.id, event.index, event.fd);
+        begin_event(p);
+        if (event.kind == LINK_EVENT_UP)
+            member_link_up(p->member, &event.id, event.index, event.latency_us, now, &p->actions);
+        else if (event.kind == LINK_EVENT_FAILED)
+            member_link_failed(p->member, &event.id, event.index, &p->actions);
+        else if (event.outgoing)
+            member_measured(p->member, member_id(p->member), &event.id, event.bytes_per_s, &p->actions);
+        else
+            member_measured(p->member, &event.id, member_id(p->member), event.bytes_per_s, &p->actions);
+        end_event(p, now);
+    }
+}
+
+static void lose_links(struct peer *p, int64_t now) {
+    for (;;) {
+        struct lost_link lost;
+        pthread_mutex_lock(&p->out_lock);
+        bool any = p->lost_count > 0, overflow = p->lost_overflow;
+        p->lost_overflow = false;
+        if (any) {
+            lost = p->lost[0];
+            memmove(p->lost, p->lost + 1, --p->lost_count * sizeof *p->lost);
+        }
+        pthread_mutex_unlock(&p->out_lock);
+        if (overflow) die_of_memory(p);
+        if (!any || p->links == NULL) return;
+        // Made again meanwhile: then the news is old.
+        if (!wire_id_equal(&lost.id, member_id(p->member)) && engine_has_link(p->engine, &lost.id, lost.index)) continue;
+        begin_event(p);
+        member_link_lost(p->member, &lost.id, lost.index, now, &p->actions);
+        end_event(p, now);
+    }
+}
+
+static void disconnected(struct peer *p, const char *what, int64_t now) {
+    char address[64], text[160];
+    snprintf(text, sizeof text, "the connection to the master at %s broke: %s", socket_address_format(address, sizeof address, &p->params.master), what);
+    begin_event(p);
+    member_disconnected(p->member, text, &p->actions);
+    end_event(p, now);
+}
+
+// Feeds the complete frames of the input. False: the connection is gone.
+static bool take_frames(struct peer *p, int64_t now) {
+    size_t at = 0;
+    while (p->input_length - at >= WIRE_HEADER_BYTES) {
+        struct wire_header header;
+        if (!wire_header_decode(p->input + at, &header) || header.length > WIRE_MAX_CONTROL_BYTES) {
+            disconnected(p, "it sent bytes that make no sense: is it a pccl master of this version?", now);
+            return false;
+        }
+        if (p->input_length - at - WIRE_HEADER_BYTES < header.length) break;
+        begin_event(p);
+        member_frame(p->member, &header, p->input + at + WIRE_HEADER_BYTES, now, &p->actions);
+        end_event(p, now);
+        if (!p->master_connected) return false;
+        at += WIRE_HEADER_BYTES + header.length;
+    }
+    p->input_length -= at;
+    memmove(p->input, p->input + at, p->input_length);
+    return true;
+}
+
+static void read_master(struct peer *p, int64_t now) {
+    for (;;) {
+        ptrdiff_t got = socket_receive(p->master_fd, p->input + p->input_length, INPUT_BYTES - p->input_length);
+        if (got == -EAGAIN) return;
+        if (got <= 0) {
+            disconnected(p, got == 0 ? "the master closed it" : strerror((int)-got), now);
+            return;
+        }
+        p->input_length += (size_t)got;
+        if (!take_frames(p, now)) return;
+    }
+}
+
+static void fail_dial(struct peer *p, pcclResult_t code, const char *what, int error) {
+    char address[64], text[MEMBER_TEXT];
+    snprintf(text, sizeof text, "%s %s: %s", what, socket_address_format(address, sizeof address, &p->params.master), strerror(error));
+    end_attempt(p, code, NULL, text);
+}
+
+static void dial_master(struct peer *p, int64_t now) {
+    int fd = socket_dial(&p->params.master);
+    if (fd < 0) {
+        fail_dial(p, pcclMasterConnectionFailed, "could not connect to the master at", -fd);
+        return;
+    }
+    pthread_mutex_lock(&p->out_lock);
+    p->master_fd = fd;
+    p->lost_count = 0;
+    pthread_mutex_unlock(&p->out_lock);
+    p->dial_deadline = now + MEMBER_JOIN_LIMIT_MS * MS_NS;
+    struct epoll_event event = {.events = EPOLLOUT, .data.u64 = DATA_MASTER};
+    if (epoll_ctl(p->epoll, EPOLL_CTL_ADD, fd, &event) != 0) fail_dial(p, pcclInternalError, "could not watch the connection to the master at", errno);
+}
+
+static void join_master(struct peer *p, int64_t now) {
+    int error = -socket_connect_result(p->master_fd);
+    if (error == EINPROGRESS) return;
+    if (error != 0) {
+        fail_dial(p, pcclMasterConnectionFailed, "could not connect to the master (is it running?) at", error);
+        return;
+    }
+    struct wire_address local;
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA_MASTER};
+    uint16_t port = 0;
+    p->links = links_new(p->epoll, DATA_LINKS, member_id(p->member), judge, p);
+    error = p->links == NULL ? ENOMEM : 0;
+    if (error == 0 && !socket_local_address(p->master_fd, &local)) error = errno;
+    if (error == 0) error = -links_listen(p->links, &local, &port);
+    if (error == 0 && epoll_ctl(p->epoll, EPOLL_CTL_MOD, p->master_fd, &event) != 0) error = errno;
+    if (error != 0) {
+        fail_dial(p, pcclInternalError, "could not listen for other peers on the address that leads to the master at", error);
+        return;
+    }
+    p->dial_deadline = INT64_MAX;
+    p->master_connected = true;
+    begin_event(p);
+    member_join(p->member, port, now, &p->actions);
+    end_event(p, now);
+}
+
+static void watch_output(struct peer *p) {
+    pthread_mutex_lock(&p->out_lock);
+    flush_output(p);
+    bool wanted = p->out.length != 0;
+    pthread_mutex_unlock(&p->out_lock);
+    if (!p->master_connected || wanted == p->watching_output) return;
+    struct epoll_event event = {.events = EPOLLIN | (wanted ? (uint32_t)EPOLLOUT : 0), .data.u64 = DATA_MASTER};
+    if (epoll_ctl(p->epoll, EPOLL_CTL_MOD, p->master_fd, &event) == 0) p->watching_output = wanted;
+}
+
+static void tick(struct peer *p, int64_t now) {
+    if (now >= p->dial_deadline) fail_dial(p, pcclMasterConnectionFailed, "no answer from the master (wrong address, or a firewall?) at", ETIMEDOUT);
+    if (!p->master_connected) return;
+    links_tick(p->links, now);
+    if (now < member_deadline(p->member)) return;
+    begin_event(p);
+    member_tick(p->member, now, &p->actions);
+    end_event(p, now);
+}
+
+static int until_deadline(const struct peer *p) {
+    int64_t at = p->dial_deadline;
+    if (p->master_connected) {
+        int64_t mind = member_deadline(p->member), links = links_deadline(p->links);
+        if (mind < at) at = mind;
+        if (links < at) at = links;
+    }
+    if (at == INT64_MAX) return -1;
+    int64_t wait = (at - platform_now_ns() + MS_NS - 1) / MS_NS;
+    return wait < 0 ? 0 : wait > 1000 * 3600 ? 1000 * 3600 : (int)wait;
+}
+
+// What callers want. False: the communicator is destroyed.
+static bool take_wishes(struct peer *p, int64_t now) {
+    pthread_mutex_lock(&p->lock);
+    bool dial = p->dial_wanted, closing = p->closing;
+    p->dial_wanted = false;
+    pthread_mutex_unlock(&p->lock);
+    if (dial && !closing) dial_master(p, now);
+    return !closing;
+}
+
+static void leave(struct peer *p) {
+    if (p->master_connected) {
+        begin_event(p);
+        member_leave(p->member, &p->actions);
+        end_event(p, platform_now_ns());
+        shutdown(p->master_fd, SHUT_WR); // LEAVE goes out before the end of the stream
+    }
+    hang_up(p);
+}
+
+static void handle(struct peer *p, const struct epoll_event *event, int64_t now) {
+    if (event->data.u64 == DATA_WAKE) {
+        wake_clear(p->wake);
+    } else if (event->data.u64 == DATA_MASTER) {
+        if (p->master_connected && (event->events & ~(uint32_t)EPOLLOUT) != 0)
+            read_master(p, now);
+        else if (!p->master_connected && p->master_fd >= 0)
+            join_master(p, now);
+    } else if (p->links != NULL) {
+        links_event(p->links, event->data.u64, event->events, now);
+        take_link_events(p, now);
+    }
+}
+
+static void *control_main(void *context) {
+    struct peer *p = context;
+    struct epoll_event events[EVENTS_PER_TURN];
+    int64_t now = platform_now_ns();
+    while (take_wishes(p, now)) {
+        lose_links(p, now);
+        take_link_events(p, now);
+        watch_output(p);
+        int count = epoll_wait(p->epoll, events, EVENTS_PER_TURN, until_deadline(p));
+        now = platform_now_ns();
+        for (int i = 0; i < count; i++) handle(p, &events[i], now);
+        // After the events: a process that was stopped for a while first hears what the master said meanwhile.
+        tick(p, now);
+    }
+    leave(p);
+    return NULL;
+}
+
+// ---- callers ----
+
+// Begins a call: takes the lock. Ended by `finish`.
+static void begin(struct peer *p) {
+    pthread_mutex_lock(&p->lock);
+    p->users++;
+}
+
+static pcclResult_t finish(struct peer *p, pcclResult_t code) {
+    p->users--;
+    if (p->closing) pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    return code;
+}
+
+static pcclResult_t usable(const struct peer *p) {
+    if (p->phase == PHASE_DEAD) return fail(pcclMasterConnectionFailed, "the communicator is dead (%s): destroy it and create a new one", p->reason);
+    if (p->phase != PHASE_CONNECTED) return fail(pcclInvalidUsage, "the communicator is not connected: call connect first");
+    if (p->closing) return fail(pcclMasterConnectionFailed, "the communicator is being destroyed");
+    return pcclSuccess;
+}
+
+// Waits until `*done`; false when the deadline passed first. Must hold the lock.
+static bool wait_for(struct peer *p, const bool *done, int64_t deadline) {
+    while (!*done && !p->closing)
+        if (!platform_cond_wait(&p->changed, &p->lock, deadline) && !*done && !p->closing) return false;
+    return true;
+}
+
+// A fresh id, mind and engine; those of the attempt before end here. Called without the lock, under `renewing`, while the
+// control thread has no connection.
+static bool renew(struct peer *p) {
+    struct wire_id id;
+    engine_free(p->engine);
+    p->engine = NULL;
+    member_free(p->member);
+    p->member = NULL;
+    if (!platform_random(id.bytes, sizeof id.bytes)) return false;
+    struct engine_callbacks callbacks = {.context = p, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down};
+    p->member = member_new(&id, p->params.group, p->params.lanes);
+    p->engine = p->member == NULL ? NULL : engine_new(&id, &callbacks);
+    if (p->engine == NULL) return false;
+    if (!p->thread_runs) p->thread_runs = platform_thread_start(&p->thread, "pccl:control", control_main, p);
+    return p->thread_runs;
+}
+
+static pcclResult_t begin_attempt(struct peer *p) {
+    if (p->closing) return fail(pcclMasterConnectionFailed, "the communicator is being destroyed");
+    p->phase = PHASE_CONNECTING;
+    memset(&p->attempt, 0, sizeof p->attempt);
+    p->attempt.waiter = p->renewing = true;
+    pthread_mutex_unlock(&p->lock);
+    bool renewed = renew(p);
+    pthread_mutex_lock(&p->lock);
+    p->renewing = false;
+    if (p->closing) pthread_cond_broadcast(&p->changed);
+    if (!renewed) {
+        p->phase = PHASE_IDLE;
+        return fail(pcclInternalError, "the system refused memory or a thread for a connection");
+    }
+    p->dial_wanted = true;
+    wake_signal(p->wake);
+    return pcclSuccess;
+}
+
+static pcclResult_t end_connect(struct peer *p) {
+    if (!p->attempt.done) return fail(pcclMasterConnectionFailed, "the communicator was destroyed while it connected");
+    if (p->attempt.code != pcclSuccess) {
+        p->phase = PHASE_IDLE;
+        return fail((pcclResult_t)p->attempt.code, "%s", p->reason);
+    }
+    if (p->phase == PHASE_DEAD) return usable(p);
+    p->phase = PHASE_CONNECTED;
+    member_adopt(p->member, &p->attempt.view);
+    return pcclSuccess;
+}
+
+static pcclResult_t connect_locked(struct peer *p, int64_t deadline) {
+    if (p->phase == PHASE_CONNECTED) return fail(pcclInvalidUsage, "the communicator is connected already");
+    if (p->phase == PHASE_DEAD)
+        return fail(pcclInvalidUsage, "the communicator is dead (%s): destroy it and create a new one", p->reason);
+    if (p->phase == PHASE_CONNECTING && p->attempt.waiter) return fail(pcclInvalidUsage, "another thread is connecting this communicator");
+    if (p->phase == PHASE_IDLE) {
+        pcclResult_t code = begin_attempt(p);
+        if (code != pcclSuccess) return code;
+    }
+    p->attempt.waiter = true;
+    bool ended = wait_for(p, &p->attempt.done, deadline);
+    p->attempt.waiter = false;
+    return ended ? end_connect(p) : pcclTimedOut;
+}
+
+pcclResult_t peer_connect(struct peer *p, int64_t deadline) {
+    begin(p);
+    return finish(p, connect_locked(p, deadline));
+}
+
+static const char *vote_name(uint8_t kind) {
+    switch (kind) {
+    case WIRE_VOTE_UPDATE: return "update_topology";
+    case WIRE_VOTE_PENDING: return "are_peers_pending";
+    default: return "optimize_topology";
+    }
+}
+
+static pcclResult_t no_live_ops(struct peer *p) {
+    size_t live = engine_live_ops(p->engine);
+    if (live == 0 && p->launches == 0 && p->holds == 0) return pcclSuccess;
+    return fail(pcclPendingAsyncOps, "%zu un-awaited ops: await them first", live > 0 ? live : (size_t)1);
+}
+
+static pcclResult_t no_vote(const struct peer *p) {
+    if (p->vote.kind == 0) return pcclSuccess;
+    return fail(pcclInvalidUsage, "%s of this communicator has not ended: wait for it, or call it again if its wait was cut short", vote_name(p->vote.kind));
+}
+
+static pcclResult_t begin_vote(struct peer *p, enum wire_vote_kind kind) {
+    pcclResult_t code = no_vote(p);
+    if (code == pcclSuccess && kind == WIRE_VOTE_OPTIMIZE && member_adopted(p->member)->global_world < 2)
+        code = fail(pcclInvalidUsage, "optimize_topology needs at least two accepted peers in the run");
+    if (code == pcclSuccess && kind != WIRE_VOTE_PENDING) code = no_live_ops(p);
+    // The mind may know of its death already, and the phase not yet.
+    if (code == pcclSuccess && member_phase(p->member) != MEMBER_ACCEPTED)
+        code = fail(pcclMasterConnectionFailed, "the communicator is dead (%s): destroy it and create a new one", member_text(p->member));
+    if (code != pcclSuccess) return code;
+    memset(&p->vote, 0, sizeof p->vote);
+    p->vote.kind = (uint8_t)kind;
+    p->vote.waiter = true;
+    struct member_output out = {0};
+    member_vote(p->member, kind, &out);
+    pthread_mutex_unlock(&p->lock);
+    send_frames(p, &out.frames);
+    member_output_fini(&out);
+    pthread_mutex_lock(&p->lock);
+    return pcclSuccess;
+}
+
+static pcclResult_t collect_vote(struct peer *p, bool *value) {
+    uint8_t kind = p->vote.kind;
+    p->vote.kind = 0;
+    if (!p->vote.done) return fail(pcclMasterConnectionFailed, "the communicator was destroyed while it waited in %s", vote_name(kind));
+    if (p->vote.code == pcclSuccess) {
+        if (value != NULL) *value = p->vote.value != 0;
+        if (kind != WIRE_VOTE_PENDING) member_adopt(p->member, &p->vote.view);
+        return pcclSuccess;
+    }
+    if (p->phase == PHASE_DEAD) return fail((pcclResult_t)p->vote.code, "the communicator died in %s: %s", vote_name(kind), p->reason);
+    return fail((pcclResult_t)p->vote.code, "%s passed, but no new epoch came of it: the old one stands, call it again", vote_name(kind));
+}
+
+static pcclResult_t vote_locked(struct peer *p, enum wire_vote_kind kind, int64_t deadline, bool *value) {
+    pcclResult_t code = usable(p);
+    if (code != pcclSuccess) return code;
+    bool resumed = p->vote.kind == kind && !p->vote.waiter;
+    if (!resumed) code = begin_vote(p, kind);
+    if (code != pcclSuccess) return code;
+    p->vote.waiter = true;
+    bool ended = wait_for(p, &p->vote.done, deadline);
+    p->vote.waiter = false;
+    return ended ? collect_vote(p, value) : pcclTimedOut;
+}
+
+pcclResult_t peer_vote(struct peer *p, enum wire_vote_kind kind, int64_t deadline, bool *value) {
+    begin(p);
+    return finish(p, vote_locked(p, kind, deadline, value));
+}
+
+pcclResult_t peer_usable(struct peer *p) {
+    begin(p);
+    return finish(p, usable(p));
+}
+
+pcclResult_t peer_quiet(struct peer *p) {
+    begin(p);
+    pcclResult_t code = usable(p);
+    if (code == pcclSuccess) code = no_vote(p);
+    if (code == pcclSuccess) code = no_live_ops(p);
+    return finish(p, code);
+}
+
+pcclResult_t peer_view(struct peer *p, struct member_view *out) {
+    begin(p);
+    pcclResult_t code = p->phase == PHASE_DEAD ? pcclSuccess : usable(p);
+    if (code == pcclSuccess) {
+        static const struct member_view alone = {.global_world = 1, .group_world = 1, .groups = 1, .largest_group = 1};
+        *out = p->phase == PHASE_DEAD ? alone : *member_adopted(p->member);
+    }
+    return finish(p, code);
+}
+
+static pcclResult_t posted(enum engine_result result, uint64_t tag) {
+    switch (result) {
+    case ENGINE_OK: return pcclSuccess;
+    case ENGINE_TAG_LIVE: return fail(pcclInvalidArgument, "tag %llu is live: await its op first, or use another tag", (unsigned long long)tag);
+    case ENGINE_TOO_MANY: return fail(pcclInternalError, "%d ops are live, the most there can be: await some", WIRE_MAX_LIVE_OPS);
+    case ENGINE_DEAD: return fail(pcclMasterConnectionFailed, "the communicator has just died: destroy it and create a new one");
+    default: return fail(pcclInternalError, "the system refused memory for an op");
+    }
+}
+
+static pcclResult_t launch_locked(struct peer *p, const struct engine_reduce *reduce) {
+    pcclResult_t code = usable(p);
+    if (code == pcclSuccess && p->vote.kind != WIRE_VOTE_PENDING) code = no_vote(p);
+    if (code != pcclSuccess) return code;
+    if (member_adopted(p->member)->group_world < 2) return fail(pcclTooFewPeers, "this peer is alone in its group: admit newcomers with update_topology");
+    uint64_t adopted = member_adopted(p->member)->group_epoch;
+    p->launches++; // keeps a topology call from beginning between the check and the post
+    pthread_mutex_unlock(&p->lock);
+    enum engine_result result = engine_post(p->engine, reduce, adopted);
+    pthread_mutex_lock(&p->lock);
+    p->launches--;
+    return posted(result, reduce->tag);
+}
+
+pcclResult_t peer_launch(struct peer *p, const struct engine_reduce *reduce) {
+    begin(p);
+    return finish(p, launch_locked(p, reduce));
+}
+
+static pcclResult_t awaited(struct peer *p, uint64_t tag, const struct engine_outcome *outcome, struct engine_info *out) {
+    switch (outcome->result) {
+    case ENGINE_OK: *out = outcome->info; return pcclSuccess;
+    case ENGINE_IN_PROGRESS: return pcclTimedOut;
+    case ENGINE_LOST:
+        member_adopt_loss(p->member, outcome->epoch);
+        return fail(pcclRankConnectionLost, "a member of the group was lost: the input is unchanged, launch the op again");
+    case ENGINE_MISMATCH: return fail(pcclInvalidArgument, "%s", outcome->text);
+    case ENGINE_DEAD:
+        return fail(pcclRankConnectionLost, "the communicator is dead (%s): destroy it and create a new one", p->closing ? "destroyed" : p->reason);
+    case ENGINE_UNKNOWN: {
+        pcclResult_t code = usable(p);
+        return code != pcclSuccess ? code : fail(pcclInvalidArgument, "no un-awaited op has tag %llu", (unsigned long long)tag);
+    }
+    default: return fail(pcclInternalError, "the system refused memory for an op");
+    }
+}
+
+pcclResult_t peer_await(struct peer *p, uint64_t tag, int64_t deadline, struct engine_info *out) {
+    begin(p);
+    bool never = p->phase != PHASE_CONNECTED && p->phase != PHASE_DEAD;
+    if (never || p->closing) return finish(p, usable(p));
+    struct engine_outcome outcome;
+    pthread_mutex_unlock(&p->lock);
+    engine_wait(p->engine, tag, deadline, &outcome);
+    pthread_mutex_lock(&p->lock);
+    return finish(p, awaited(p, tag, &outcome, out));
+}
+
+void peer_hold(struct peer *p) {
+    begin(p);
+    p->holds++;
+    finish(p, pcclSuccess);
+}
+
+void peer_release(struct peer *p) {
+    begin(p);
+    p->holds--;
+    finish(p, pcclSuccess);
+}
+
+void peer_state(struct peer *p, char *out, size_t capacity) {
+    begin(p);
+    switch (p->phase) {
+    case PHASE_IDLE: snprintf(out, capacity, "idle"); break;
+    case PHASE_CONNECTING: snprintf(out, capacity, "connecting"); break;
+    case PHASE_CONNECTED: snprintf(out, capacity, "accepted epoch %llu", (unsigned long long)member_adopted(p->member)->number); break;
+    case PHASE_DEAD: snprintf(out, capacity, "dead: %s", p->reason); break;
+    }
+    finish(p, pcclSuccess);
+}
+
+// ---- life ----
+
+struct peer *peer_new(const struct peer_params *params) {
+    struct peer *p = calloc(1, sizeof *p);
+    if (p == NULL) return NULL;
+    p->params = *params;
+    p->master_fd = -1;
+    p->dial_deadline = INT64_MAX;
+    p->wake = wake_open();
+    p->epoll = epoll_create1(EPOLL_CLOEXEC);
+    p->input = malloc(INPUT_BYTES);
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA_WAKE};
+    bool opened = p->wake >= 0 && p->epoll >= 0 && p->input != NULL && epoll_ctl(p->epoll, EPOLL_CTL_ADD, p->wake, &event) == 0;
+    if (!opened || !platform_cond_init(&p->changed)) {
+        socket_close(p->wake);
+        socket_close(p->epoll);
+        free(p->input);
+        free(p);
+        return NULL;
+    }
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_mutex_init(&p->out_lock, NULL);
+    return p;
+}
+
+void peer_free(struct peer *p) {
+    if (p == NULL) return;
+    pthread_mutex_lock(&p->lock);
+    p->closing = true;
+    pthread_cond_broadcast(&p->changed);
+    while (p->renewing) platform_cond_wait(&p->changed, &p->lock, INT64_MAX);
+    pthread_mutex_unlock(&p->lock);
+    wake_signal(p->wake);
+    // LEAVE first, links after it: then nobody wonders why they broke.
+    if (p->thread_runs) pthread_join(p->thread, NULL);
+    if (p->engine != NULL) engine_stop(p->engine);
+    pthread_mutex_lock(&p->lock);
+    while (p->users > 0) platform_cond_wait(&p->changed, &p->lock, INT64_MAX);
+    pthread_mutex_unlock(&p->lock);
+    // No call is inside, both threads have ended: nobody else can hold this peer.
+    engine_free(p->engine);
+    member_free(p->member);
+    member_output_fini(&p->actions);
+    wire_buffer_fini(&p->out);
+    free(p->lost);
+    free(p->input);
+    socket_close(p->wake);
+    socket_close(p->epoll);
+    pthread_cond_destroy(&p->changed);
+    pthread_mutex_destroy(&p->lock);
+    pthread_mutex_destroy(&p->out_lock);
+    free(p);
+}

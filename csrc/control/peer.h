@@ -1,0 +1,55 @@
+// One communicator: the body around the member mind. Its control thread (`pccl:control`) owns the socket to the master and
+// all links until they are made; the engine moves the data; callers wait here.
+//
+// Every function may be called from any thread. Results are those of pccl.h; whenever one is not pcclSuccess or
+// pcclTimedOut, the thread's detail text says why. Functions with a deadline (monotonic; INT64_MAX = for ever) return
+// pcclTimedOut when it passes; what they wait for goes on, and the same call made again waits on for it.
+#ifndef PCCL_CONTROL_PEER_H
+#define PCCL_CONTROL_PEER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../data/engine.h"
+#include "../include/pccl.h"
+#include "../net/wire.h"
+#include "member.h"
+
+struct peer;
+
+struct peer_params {
+    struct wire_address master;
+    uint32_t group;
+    uint32_t lanes; // 1..WIRE_MAX_LANES
+};
+
+// No network, no thread. NULL when the system refuses.
+struct peer *peer_new(const struct peer_params *params);
+// Leaves the run, makes every call in other threads return an error, and frees. Bounded. NULL is allowed.
+void peer_free(struct peer *peer);
+
+// Success: accepted and adopted. After 6 or 7 it may be called again, as a new peer.
+pcclResult_t peer_connect(struct peer *peer, int64_t deadline_ns);
+// `value` (may be NULL) is the answer of WIRE_VOTE_PENDING. Update and optimise adopt when they succeed.
+pcclResult_t peer_vote(struct peer *peer, enum wire_vote_kind kind, int64_t deadline_ns, bool *value);
+
+// Connected and alive: pcclSuccess, pcclInvalidUsage or pcclMasterConnectionFailed. The first check of every call.
+pcclResult_t peer_usable(struct peer *peer);
+// The state that a sync needs: no topology call open, no un-awaited op.
+pcclResult_t peer_quiet(struct peer *peer);
+// The adopted snapshot; all ones when dead. pcclInvalidUsage: never connected.
+pcclResult_t peer_view(struct peer *peer, struct member_view *out);
+
+// Posts an op whose arguments were checked.
+pcclResult_t peer_launch(struct peer *peer, const struct engine_reduce *reduce);
+// Waits for an op and takes it; adopts when it returns pcclRankConnectionLost and the communicator lives. `out` is written on success.
+pcclResult_t peer_await(struct peer *peer, uint64_t tag, int64_t deadline_ns, struct engine_info *out);
+// Between these two the communicator counts as having un-awaited ops.
+void peer_hold(struct peer *peer);
+void peer_release(struct peer *peer);
+
+// Live state in a few words, cut to `capacity` > 0.
+void peer_state(struct peer *peer, char *out, size_t capacity);
+
+#endif
