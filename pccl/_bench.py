@@ -1,0 +1,169 @@
+"""`pccl bench`: peers as processes of this machine, or this process as a peer of a run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+import pccl
+
+DTYPES = ["uint8", "int8", "int16", "uint16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"]
+
+WARM_UPS = 2
+FORM_SECONDS = 60.0
+"""How long the peers of a local run may take to find each other."""
+
+Row = dict[str, Any]
+
+
+class BenchError(Exception):
+    """The measurement could not be made; says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is measured, and how."""
+
+    sizes: list[int]  # bytes per tensor
+    world: int  # peers
+    lanes: int  # connections to each neighbour, 0 = the library's default
+    dtype: str
+    iterations: int  # timed ops of each size
+    in_place: bool
+    gloo: bool  # alternate with torch's gloo
+
+
+def run_here(plan: Plan) -> Iterator[Row]:
+    """Starts a master and all peers on this machine; gives a row per size, as the first peer measured it."""
+    with pccl.MasterNode("127.0.0.1:0") as master, tempfile.TemporaryDirectory(prefix="pccl-bench-") as folder:
+        peers = [_spawn(plan, f"127.0.0.1:{master.port}", rank, folder) for rank in range(plan.world)]
+        try:
+            for line in peers[0].stdout or ():
+                yield json.loads(line)
+            if any(peer.wait() for peer in peers):
+                raise BenchError("a peer failed; what it printed stands above")
+        finally:
+            for peer in peers:
+                peer.kill()
+                peer.wait()
+
+
+def _spawn(plan: Plan, address: str, rank: int, folder: str) -> subprocess.Popen[str]:
+    task = json.dumps({"plan": asdict(plan), "address": address, "rank": rank, "folder": folder})
+    output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+    return subprocess.Popen([sys.executable, "-m", "pccl._bench", task], stdout=output, text=True)
+
+
+def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "") -> Iterator[Row]:
+    """Is one of `plan.world` peers of the run at `address`, all of which follow the same plan; gives a row per size."""
+    with pccl.Communicator(address, 0, plan.lanes) as comm:
+        comm.connect()
+        _wait_for_world(comm, plan.world)
+        gloo = _join_gloo(plan, rank, folder) if plan.gloo else None
+        for size in plan.sizes:
+            yield _measure(comm, plan, size, gloo)
+
+
+def _wait_for_world(comm: pccl.Communicator, world: int) -> None:
+    end = time.monotonic() + FORM_SECONDS
+    while comm.get_attribute(pccl.Attribute.LOCAL_WORLD_SIZE) < world:
+        if time.monotonic() > end:
+            raise BenchError(f"fewer than {world} peers came within {FORM_SECONDS:.0f} s")
+        time.sleep(0.01)
+        comm.update_topology()
+
+
+def _join_gloo(plan: Plan, rank: int, folder: str) -> Callable[[Any], object]:
+    distributed = importlib.import_module("torch.distributed")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=plan.world)
+    return lambda tensor: distributed.all_reduce(tensor)
+
+
+def _measure(comm: pccl.Communicator, plan: Plan, size: int, gloo: Callable[[Any], object] | None) -> Row:
+    send = _ones(plan.dtype, size)
+    recv = send if plan.in_place else _ones(plan.dtype, size)
+    other = _ones(plan.dtype, size) if gloo else None
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(WARM_UPS + plan.iterations):
+        ours.append(_seconds(lambda: comm.all_reduce(send, recv, op=pccl.ReduceOp.SUM)))
+        if gloo:
+            theirs.append(_seconds(lambda: gloo(other)))
+    row: Row = {"bytes": size, "world": plan.world, "lanes": plan.lanes, "dtype": plan.dtype, "in_place": plan.in_place}
+    row |= _figures("pccl", size, ours[WARM_UPS:])
+    if gloo:
+        row |= _figures("gloo", size, theirs[WARM_UPS:])
+        row["ratio"] = row["gloo_ms"] / row["pccl_ms"]
+    return row
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def _figures(name: str, size: int, seconds: list[float]) -> Row:
+    median = statistics.median(seconds)
+    return {f"{name}_ms": median * 1e3, f"{name}_min_ms": min(seconds) * 1e3, f"{name}_gb_per_s": size / median / 1e9}
+
+
+def _ones(dtype: str, size: int) -> Any:
+    """A tensor of ones, whose pages have been touched; torch's if it is installed, else numpy's."""
+    member = next(kind for kind in pccl.DataType if _name(kind) == dtype)
+    count = size // member.itemsize
+    try:
+        return importlib.import_module("torch").ones(count, dtype=member.to_torch_dtype())
+    except ImportError:
+        try:
+            return importlib.import_module("numpy").ones(count, dtype=member.to_numpy_dtype())
+        except ImportError:
+            raise BenchError("tensors need torch or numpy: install one of them") from None
+
+
+def _name(kind: pccl.DataType) -> str:
+    return {"FLOAT": "float32", "DOUBLE": "float64"}.get(kind.name, kind.name.lower())
+
+
+def table(plan: Plan, rows: list[Row]) -> Table:
+    """The rows for people to read."""
+    lanes = plan.lanes or "default"
+    made = Table(title=f"all-reduce, {plan.dtype}, {plan.world} peers, lanes: {lanes}, median of {plan.iterations}")
+    for heading in ("size", "pccl ms", "pccl GB/s", *(("gloo ms", "gloo GB/s", "x gloo") if plan.gloo else ())):
+        made.add_column(heading, justify="right")
+    for row in rows:
+        cells = [_readable(row["bytes"]), f"{row['pccl_ms']:.3f}", f"{row['pccl_gb_per_s']:.2f}"]
+        if plan.gloo:
+            cells += [f"{row['gloo_ms']:.3f}", f"{row['gloo_gb_per_s']:.2f}", f"{row['ratio']:.2f}"]
+        made.add_row(*cells)
+    return made
+
+
+def _readable(size: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def _run_peer(task: str) -> None:
+    """A peer that `run_here` started: prints its rows as JSON lines."""
+    given = json.loads(task)
+    for row in take_part(Plan(**given["plan"]), given["address"], given["rank"], given["folder"]):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    _run_peer(sys.argv[1])
