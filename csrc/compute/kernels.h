@@ -17,12 +17,12 @@ enum kernel_level { KERNEL_PORTABLE, KERNEL_AVX2, KERNEL_AVX512, KERNEL_NEON, KE
 typedef void kernel_reduce_fn(void *dst, const void *a, const void *b, size_t count);
 // dst[i] = dst[i] / divisor: true division for floats (computed in at least float32), truncation toward zero for integers.
 typedef void kernel_divide_fn(void *dst, size_t count, uint32_t divisor);
-// Wide forms of one source type for the quantised path and back (float16/bfloat16/float <-> float; double <-> double).
 struct kernels {
     enum kernel_level level;
     const char *name;
     kernel_reduce_fn *reduce[KERNEL_OPS][KERNEL_DTYPES]; // dst[i] = a[i] op b[i]; the AVG row is the SUM row
     kernel_divide_fn *divide[KERNEL_DTYPES];
+    const struct quant_loops *quant; // for quant.c
 };
 
 // The best level this machine has; honours PCCL_CPU_LEVEL=portable|avx2|avx512|neon when that level is available

@@ -106,6 +106,7 @@ static inline void store_bf16(uint8_t *p, struct f32_pair x) {
 }
 
 #include "compute/kernels_float.h"
+#include "compute/quant_loops.h"
 
 KERNELS_TABLE(KERNEL_AVX2, "avx2");
 

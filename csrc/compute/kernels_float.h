@@ -9,10 +9,12 @@
 //
 // NaN is rare and the kernels run at the speed of the cache, where replacing each NaN costs a third of it. So sums only note that there
 // was one, and a chunk that had some is gone over once more while it is in L1. The machine's NaN outlives its rounding to 16 bits:
-// it is the NaN of an operand made quiet, or the default one, and both end in zeros there.
+// it is the NaN of an operand made quiet, or the default one, and both end in zeros there; float16 is narrowed by the machine.
 // What is left at the end of a range goes through the portable kernels.
 #ifndef PCCL_COMPUTE_KERNELS_FLOAT_H
 #define PCCL_COMPUTE_KERNELS_FLOAT_H
+
+#include "compute/quant_levels.h"
 
 enum { NAN_CHUNK = 64 }; // steps
 
@@ -89,5 +91,20 @@ FLOAT_KERNELS(f16, f32, float, pcclFloat16)
 FLOAT_KERNELS(bf16, f32, float, pcclBFloat16)
 FLOAT_KERNELS(f32, f32, float, pcclFloat)
 FLOAT_KERNELS(f64, f64, double, pcclDouble)
+
+static void widen_f16(void *wide, const void *src, size_t count) {
+    uint8_t *d = wide;
+    const uint8_t *p = src;
+    size_t step = PAIR_ELEMENTS(f32), i = 0;
+    for (; count - i >= step; i += step) store_f32(d + 4 * i, load_f16(p + 2 * i));
+    if (i < count) kernels_portable()->quant->widen_f16(d + 4 * i, p + 2 * i, count - i);
+}
+
+static void narrow_f16(void *dst, const void *wide, size_t count) {
+    uint8_t *d = dst;
+    const uint8_t *p = wide;
+    FLOAT_STEPS(f16, f32, NAN_NOTE, x = load_f32(p + 2 * i))
+    if (i < bytes) kernels_portable()->quant->narrow_f16(d + i, p + 2 * i, (bytes - i) / size);
+}
 
 #endif

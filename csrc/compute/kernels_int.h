@@ -104,6 +104,7 @@ static void divide_i64(void *dst, size_t count, uint32_t divisor) {
             [pcclMin] = {INT_ORDERED_ROW(min), FLOAT_ROW(min)},      \
         },                                                           \
         .divide = {INT_ORDERED_ROW(divide), FLOAT_ROW(divide)},      \
+        .quant = &quant_loops,                                       \
     }
 
 #endif

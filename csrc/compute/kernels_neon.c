@@ -98,6 +98,7 @@ static inline void store_bf16(uint8_t *p, struct f32_pair x) {
 }
 
 #include "compute/kernels_float.h"
+#include "compute/quant_loops.h"
 
 KERNELS_TABLE(KERNEL_NEON, "neon");
 

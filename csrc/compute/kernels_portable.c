@@ -57,6 +57,20 @@ FLOAT_KERNELS(bf16, any_bf16, f32, float, float_from_bf16, float_to_bf16)
 FLOAT_KERNELS(f32, any_f32, f32, float, SAME, SAME)
 FLOAT_KERNELS(f64, any_f64, f64, double, SAME, SAME)
 
+static void widen_f16(void *wide, const void *src, size_t count) {
+    any_f32 *d = wide;
+    const any_f16 *x = src;
+    for (size_t i = 0; i < count; i++) d[i] = float_from_f16(x[i]);
+}
+
+static void narrow_f16(void *dst, const void *wide, size_t count) {
+    any_f16 *d = dst;
+    const any_f32 *x = wide;
+    for (size_t i = 0; i < count; i++) d[i] = float_to_f16(x[i]);
+}
+
+#include "compute/quant_loops.h"
+
 KERNELS_TABLE(KERNEL_PORTABLE, "portable");
 
 const struct kernels *kernels_portable(void) {
