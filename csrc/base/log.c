@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "log.h"
+#include "base/log.h"
 
 #include <pthread.h>
 #include <stdarg.h>

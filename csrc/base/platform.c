@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "platform.h"
+#include "base/platform.h"
 
 #include <errno.h>
 #include <sched.h>

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../net/wire.h"
+#include "net/wire.h"
 
 struct engine;
 struct op;

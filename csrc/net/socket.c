@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "socket.h"
+#include "net/socket.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <sys/socket.h>
 
-#include "wire.h"
+#include "net/wire.h"
 
 
 // Conversions. IPv4-mapped IPv6 addresses become IPv4. False: a family we do not speak.

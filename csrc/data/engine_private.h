@@ -1,0 +1,339 @@
+// What the files of the data plane share: engine.c (epochs, posts, waits, the thread), lane.c (framing on one connection), op.c (ops
+// by tag, blocks, backups), small.c, ring.c, sharded.c (the three ways of moving an op).
+//
+// One lock, `engine.lock`. It guards everything except what is marked "thread": that belongs to the engine's thread, or, before the
+// thread has seen an op, to nobody. The lock is never held across a blocking call; socket calls never block.
+#ifndef PCCL_DATA_ENGINE_PRIVATE_H
+#define PCCL_DATA_ENGINE_PRIVATE_H
+
+#include <pthread.h>
+
+#include "base/platform.h"
+#include "data/engine.h"
+#include "data/plan.h"
+
+enum {
+    FRAME_HEAD_BYTES = WIRE_HEADER_BYTES + WIRE_OP_BYTES,
+    LANE_BUFFER_BYTES = 16 * 1024,
+    EAGER_BYTES = 1024 * 1024,    // per neighbour: inputs of small ops sent before the neighbour has posted them
+    ACKS_MAX = 32,                // per neighbour, then they are sent on their own
+    ACK_BYTES = 512 * 1024,       // results kept by a neighbour for want of our acks, then likewise
+    ACK_NAME_BYTES = 24,
+    TAG_COUNTERS_MAX = 1 << 16,   // distinct tags in one group epoch, then a fresh one is asked for
+    EARLY_MAX = 2 * WIRE_MAX_LIVE_OPS, // signals and inputs per neighbour for ops not posted here
+    BLOCK_CACHE_BYTES = 4 * 1024 * 1024,
+    BACKUP_CACHE_COUNT = 16,
+    LOST_EPOCHS_MAX = WIRE_MAX_MEMBERS,
+};
+
+// A shared piece of heap memory.
+struct block {
+    struct block *next; // in the cache
+    uint32_t references;
+    uint32_t class_bytes;
+    uint32_t length;
+    _Alignas(64) uint8_t bytes[];
+};
+
+// The untouched input of an in-place op, saved range by range before it is overwritten.
+struct backup {
+    uint8_t *bytes; // a mapping as long as the tensor, used at the tensor's offsets
+    size_t capacity;
+    struct backup_range {
+        uint64_t offset, length; // bytes
+    } *ranges;
+    size_t count, room;
+};
+
+struct frame {
+    struct frame *next;
+    uint8_t head[FRAME_HEAD_BYTES];
+    const uint8_t *payload; // caller's memory of `op`, or the bytes of `block`
+    uint32_t length;        // of the payload
+    struct op *op;          // large op that the frame belongs to, or NULL: a signal or a small op
+    struct block *block;    // owned reference, or NULL
+    uint32_t lane;          // index of the lane to take, while the frame is held
+};
+
+struct frame_queue {
+    struct frame *first, **last;
+};
+
+struct peer {
+    struct peer *next;
+    struct wire_id id;
+    struct lane *lanes[WIRE_MAX_LANES + 1]; // [0] the direct link
+    uint32_t rank;            // in the epoch in force, or UINT32_MAX
+    uint32_t lane_count;      // lanes that still point here, the closed ones too
+    bool dropped;             // freed as soon as nothing points here
+    bool down_reported;       // in the epoch in force
+    uint64_t eager_bytes;     // sent before the peer posted the op
+    uint32_t early_count;
+    struct wire_op_name acks[ACKS_MAX];
+    uint32_t ack_count;
+    uint64_t ack_bytes;
+};
+
+enum lane_receive { LANE_HEAD, LANE_PAYLOAD, LANE_PARKED };
+
+// One connection. Transmission over a direct link (index 0) is guarded by the lock, since callers send small ops themselves;
+// everything else is thread.
+struct lane {
+    struct engine *engine;
+    struct lane *next; // arriving
+    struct peer *peer;
+    uint32_t index;
+    int fd;
+    bool polled, hot, readable, writable, broken, retired;
+    bool resume; // parse what was buffered when the lane was parked
+
+    enum lane_receive receiving;
+    uint8_t buffer[LANE_BUFFER_BYTES];
+    size_t buffered, consumed; // bytes [consumed, buffered) are unread
+    struct wire_header header;
+    struct wire_op head;
+    uint8_t *to;     // where the payload goes; NULL: discarded
+    size_t length, got; // of the payload
+    struct op *op;   // large op the payload is for
+    struct block *block; // owned, when `to` is inside
+    uint8_t *scratch; // WIRE_MAX_DATA_BYTES, made at first use
+
+    struct frame_queue queue;
+    struct frame *sending;
+    size_t sent; // of head + payload
+    uint8_t *stage; // encoded block being sent by this lane, made at first use
+};
+
+enum op_phase {
+    OP_WAITING,  // posted, has no name yet; begins when the links are ready
+    OP_QUEUED,   // large, named; the thread has not begun it
+    OP_RUNNING,
+    OP_COMPLETE, // large: everything done here, DONE sent
+    OP_ENDED,    // outcome is set; only the caller touches it
+};
+
+struct small_part {
+    struct block *block; // the member's input
+    bool owed;           // POSTED was sent instead of our input
+    bool eager;          // our input was sent before the member was known to have posted
+};
+
+// One block of the shard that this member owns.
+struct sharded_slot {
+    uint32_t arrived;
+    uint32_t unsent; // RESULT frames not yet written
+    struct block **inputs; // by rank
+};
+
+struct sharded {
+    uint64_t window;          // blocks in work at the owner
+    uint64_t blocks;          // of the own shard
+    uint64_t freed, granted;  // own blocks that are over; that the others may send
+    struct sharded_slot *slots; // [window]
+    struct sharded_target {
+        bool ready;
+        uint64_t next, granted, blocks; // of the shard of this rank
+    } *targets; // by rank
+    uint64_t codes_left, results_left;  // to be sent, to be received
+    uint64_t frames_left;               // of RESULT, to be sent
+};
+
+struct op {
+    struct op *chain;           // in the table, or the free list
+    struct op *next;            // in the engine's list of waiting, or of running large ops
+    pthread_cond_t ended;
+    struct engine_reduce reduce;
+    size_t element;             // bytes
+    uint64_t bytes;
+    enum plan_path path;
+    enum op_phase phase;
+    bool frozen;                // begun in an older epoch, no verdict yet
+    bool accused;               // a mismatch was reported
+    bool waited;                // somebody is in engine_wait
+    uint64_t adopted;
+    struct wire_op_name name;
+    uint32_t contributors;
+    struct engine_outcome outcome;
+
+    struct small_part *parts;   // small: by rank
+    struct kept *kept;          // small: made ready, so that completion cannot fail
+    uint32_t missing;
+
+    bool restart;               // thread: put the input back first
+    bool next_ready;            // thread: the successor has posted the op
+    struct frame *held;         // thread: chunks to forward once it has
+    uint64_t inject, inject_end, chunk; // thread: own shard, elements
+    uint64_t receive_left, send_left;   // thread: bytes
+    uint64_t tx_bytes, rx_bytes;
+    struct sharded *sharded;    // thread
+    struct backup backup;       // thread, then the caller's
+};
+
+// A result that other members may still lack.
+struct kept {
+    struct kept *next;
+    struct wire_op_name name;
+    struct block *result;
+    bool supplier; // the unacked get the result from here
+    uint32_t unacked_count;
+    struct peer *unacked[]; // room for the epoch's members
+};
+
+// What came for an op that is not posted here.
+struct early {
+    struct early *next;
+    struct peer *from;
+    uint16_t type;
+    struct wire_op head;
+    struct block *block;
+};
+
+struct tag_counter {
+    uint64_t tag;
+    uint32_t next; // 0: empty slot
+};
+
+enum { TABLE_SLOTS = 1024 };
+
+struct pending_epoch {
+    uint64_t run, generation, epoch;
+    uint32_t latency_us, megabytes_per_s;
+    uint32_t rank, count;
+    bool lost, ready;
+    struct peer *members[]; // by rank
+};
+
+struct engine {
+    pthread_mutex_t lock;
+    struct wire_id self;
+    struct engine_callbacks callbacks;
+    pthread_t thread;
+    bool started, stopping, stopped, dead;
+    int epoll, wake;
+    bool wake_pending;
+
+    uint64_t run, generation, epoch;
+    uint32_t latency_us, megabytes_per_s;
+    uint32_t rank, count;
+    struct peer **members; // by rank; NULL at the own rank
+    bool ready;            // the links of `epoch` are there
+    struct pending_epoch *pending; // newest first; the thread enters it
+    bool killing;
+    uint32_t waiters;      // callers inside engine_wait
+    pthread_cond_t no_waiters;
+    uint64_t wakes;        // engine_wake_waiters
+    bool roll_asked;
+    uint64_t lost[LOST_EPOCHS_MAX];
+    uint32_t lost_count;
+
+    struct peer *peers;
+    struct lane *arriving; // added, not polled yet
+
+    struct op *table[TABLE_SLOTS];
+    struct op *free_ops;
+    size_t live;
+    struct op *waiting;    // OP_WAITING, in posting order
+    struct op *posted;     // large, for the thread to begin
+    struct kept *kept[TABLE_SLOTS];
+    struct early *early[TABLE_SLOTS];
+    struct tag_counter *counters;
+    uint32_t counter_count, counter_slots;
+    struct poison {
+        struct poison *next;
+        uint64_t tag;
+        char text[WIRE_MAX_TEXT + 1];
+    } *poisons; // mismatch verdicts on ops not posted here
+    uint32_t poison_count;
+    struct accusation {
+        struct accusation *next;
+        struct wire_mismatch mismatch;
+    } *accusations; // for the thread to report
+
+    struct block *block_cache[16];
+    size_t block_cache_bytes;
+    struct frame *free_frames;
+    struct backup backup_cache[BACKUP_CACHE_COUNT];
+
+    // thread
+    struct op *running;    // large ops with chunks or codes to inject
+    struct lane **lanes;   // all that are polled
+    struct lane **hot;
+    size_t lane_count, lane_room, hot_count; // `hot` has the room of `lanes`
+    void *wide, *wide_input; // accumulators of QUANT_BLOCK wide elements
+};
+
+// ---- op.c ----
+struct block *block_new(struct engine *engine, size_t length); // NULL: no memory
+void block_put(struct engine *engine, struct block *block);    // NULL is allowed
+struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload);
+void frame_free(struct engine *engine, struct frame *frame);
+void frame_push(struct frame_queue *queue, struct frame *frame);
+struct frame *frame_pop(struct frame_queue *queue);
+struct op *op_find(struct engine *engine, uint64_t tag);
+struct op *op_find_running(struct engine *engine, uint64_t tag, uint32_t sequence); // begun in the epoch in force, not frozen
+struct op *op_new(struct engine *engine, uint64_t tag);
+void op_free(struct engine *engine, struct op *op); // takes it from the table
+void op_end(struct engine *engine, struct op *op, enum engine_result result);
+void op_head(const struct op *op, struct wire_op *out);
+bool counter_take(struct engine *engine, uint64_t tag, uint32_t *sequence);
+void counters_clear(struct engine *engine);
+bool backup_begin(struct engine *engine, struct op *op);
+bool backup_save(struct op *op, uint64_t offset, uint64_t length);
+void backup_restore(struct op *op);
+void backup_end(struct engine *engine, struct op *op);
+
+// ---- lane.c ----
+struct lane *lane_new(struct engine *engine, struct peer *peer, uint32_t index, int fd);
+void lane_free(struct lane *lane);
+// Queues a frame (takes it). Direct links: lock held; others: thread. `now`: try to send at once (direct links only).
+void lane_push(struct lane *lane, struct frame *frame);
+void lane_flush(struct lane *lane);         // direct links, lock held
+bool lane_step(struct lane *lane);          // thread; false: nothing to do until an event
+void lane_let_go(struct lane *lane);        // thread: forget every frame of large ops of the old epoch
+void lane_heat(struct lane *lane);          // thread: give it a step, there may be work
+void peer_heat(struct peer *peer);
+uint8_t *lane_scratch(struct lane *lane);
+bool signal_send(struct engine *engine, struct peer *peer, uint16_t type, const struct wire_op *head, struct block *payload);
+
+// ---- engine.c ----
+void engine_wake(struct engine *engine);    // lock held
+uint64_t engine_first_loss(const struct engine *engine, uint64_t adopted); // 0: none since
+void engine_accuse(struct engine *engine, struct op *op, const struct peer *other, const struct wire_fingerprint *theirs); // lock held
+void engine_complete(struct engine *engine, struct op *op); // thread, lock not held: DONE
+struct lane *engine_lane(struct peer *peer, uint32_t index);  // the lane of this index, or the one that stands in for it
+struct early *early_take(struct engine *engine, const struct peer *from, uint64_t tag, uint32_t sequence, uint16_t type);
+void early_free(struct engine *engine, struct early *early);
+bool early_add(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block);
+
+// ---- small.c, lock held ----
+void small_begin(struct engine *engine, struct op *op);
+void small_arrived(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block);
+void small_supplied(struct engine *engine, const struct wire_op *head, uint64_t epoch, struct block *block);
+void small_supply(struct engine *engine, const struct wire_verdict *verdict);
+void small_release(struct engine *engine, struct op *op);
+void small_acked(struct engine *engine, struct peer *from, const struct wire_op_name *name);
+void small_send_supplies(struct engine *engine); // links have become ready
+void small_forget(struct engine *engine, struct peer *peer);
+void small_implied_ack(struct engine *engine, struct peer *from, const struct wire_op *head);
+void kept_clear(struct engine *engine);
+
+// ---- ring.c, thread ----
+void ring_begin(struct engine *engine, struct op *op);
+// Where the payload of a chunk goes. False: the frame is not what the plan says.
+bool ring_receive(struct lane *lane, struct op *op, size_t length);
+void ring_received(struct lane *lane, struct op *op);
+void ring_next_ready(struct engine *engine, struct op *op); // lock held
+void ring_release(struct engine *engine, struct op *op);    // lock held
+struct frame *ring_next(struct lane *lane, struct op *op);
+void ring_sent(struct engine *engine, struct op *op, uint32_t length);
+
+// ---- sharded.c, thread ----
+bool sharded_begin(struct engine *engine, struct op *op);
+void sharded_release(struct engine *engine, struct op *op);
+void sharded_signal(struct engine *engine, struct op *op, struct peer *from, uint16_t type, const struct wire_op *head);
+bool sharded_receive(struct lane *lane, struct op *op, size_t length);
+bool sharded_received(struct lane *lane, struct op *op);
+struct frame *sharded_next(struct lane *lane, struct op *op);
+void sharded_sent(struct engine *engine, struct op *op, const struct frame *frame);
+
+#endif

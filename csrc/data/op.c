@@ -1,0 +1,257 @@
+// Ops by tag, and the memory that ops and frames live in.
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "compute/kernels.h"
+#include "data/engine_private.h"
+
+enum { SMALLEST_CLASS_BITS = 8, HUGE_PAGE_BYTES = 2 * 1024 * 1024 };
+
+// ---- blocks ----
+static unsigned block_class(size_t length) {
+    unsigned class = 0;
+    while (((size_t)1 << (SMALLEST_CLASS_BITS + class)) < length) class++;
+    return class;
+}
+
+struct block *block_new(struct engine *engine, size_t length) {
+    unsigned class = block_class(length);
+    struct block *block = engine->block_cache[class];
+    if (block != NULL) {
+        engine->block_cache[class] = block->next;
+        engine->block_cache_bytes -= block->class_bytes;
+    } else {
+        size_t bytes = (size_t)1 << (SMALLEST_CLASS_BITS + class);
+        block = aligned_alloc(_Alignof(struct block), sizeof *block + bytes);
+        if (block == NULL) return NULL;
+        block->class_bytes = (uint32_t)bytes;
+    }
+    block->references = 1;
+    block->length = (uint32_t)length;
+    return block;
+}
+
+void block_put(struct engine *engine, struct block *block) {
+    if (block == NULL || --block->references > 0) return;
+    if (engine->block_cache_bytes + block->class_bytes > BLOCK_CACHE_BYTES) {
+        free(block);
+        return;
+    }
+    unsigned class = block_class(block->class_bytes);
+    block->next = engine->block_cache[class];
+    engine->block_cache[class] = block;
+    engine->block_cache_bytes += block->class_bytes;
+}
+
+// ---- frames ----
+struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload) {
+    struct frame *frame = engine->free_frames;
+    if (frame != NULL)
+        engine->free_frames = frame->next;
+    else if ((frame = malloc(sizeof *frame)) == NULL)
+        return NULL;
+    struct wire_header header = {
+        .length = (uint32_t)(WIRE_OP_BYTES + payload),
+        .type = type,
+        .run = engine->run,
+        .generation = engine->generation,
+        .epoch = engine->epoch,
+    };
+    wire_header_encode(frame->head, &header);
+    wire_op_encode(frame->head + WIRE_HEADER_BYTES, head);
+    frame->next = NULL;
+    frame->payload = NULL;
+    frame->length = (uint32_t)payload;
+    frame->op = NULL;
+    frame->block = NULL;
+    return frame;
+}
+
+void frame_free(struct engine *engine, struct frame *frame) {
+    block_put(engine, frame->block);
+    frame->next = engine->free_frames;
+    engine->free_frames = frame;
+}
+
+void frame_push(struct frame_queue *queue, struct frame *frame) {
+    frame->next = NULL;
+    *queue->last = frame;
+    queue->last = &frame->next;
+}
+
+struct frame *frame_pop(struct frame_queue *queue) {
+    struct frame *frame = queue->first;
+    if (frame == NULL) return NULL;
+    queue->first = frame->next;
+    if (queue->first == NULL) queue->last = &queue->first;
+    return frame;
+}
+
+// ---- ops ----
+static size_t slot_of(uint64_t tag) { return (tag * UINT64_C(0x9E3779B97F4A7C15)) >> 54; }
+
+struct op *op_find(struct engine *engine, uint64_t tag) {
+    struct op *op = engine->table[slot_of(tag)];
+    while (op != NULL && op->reduce.tag != tag) op = op->chain;
+    return op;
+}
+
+struct op *op_find_running(struct engine *engine, uint64_t tag, uint32_t sequence) {
+    struct op *op = op_find(engine, tag);
+    if (op == NULL || op->frozen || op->name.sequence != sequence || op->name.epoch != engine->epoch) return NULL;
+    return op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE ? op : NULL;
+}
+
+struct op *op_new(struct engine *engine, uint64_t tag) {
+    struct op *op = engine->free_ops;
+    if (op != NULL) {
+        engine->free_ops = op->chain;
+    } else {
+        op = calloc(1, sizeof *op);
+        if (op == NULL) return NULL;
+        if (!platform_cond_init(&op->ended)) {
+            free(op);
+            return NULL;
+        }
+    }
+    // The condition variable stays: a waiter of the op's former life may still be signalled, which it survives.
+    memset((char *)op + offsetof(struct op, reduce), 0, sizeof *op - offsetof(struct op, reduce));
+    op->next = NULL;
+    op->chain = engine->table[slot_of(tag)];
+    engine->table[slot_of(tag)] = op;
+    engine->live++;
+    return op;
+}
+
+void op_free(struct engine *engine, struct op *op) {
+    struct op **at = &engine->table[slot_of(op->reduce.tag)];
+    while (*at != op) at = &(*at)->chain;
+    *at = op->chain;
+    op->chain = engine->free_ops;
+    engine->free_ops = op;
+    engine->live--;
+}
+
+void op_end(struct engine *engine, struct op *op, enum engine_result result) {
+    small_release(engine, op);
+    ring_release(engine, op);
+    sharded_release(engine, op);
+    op->outcome.result = result;
+    op->outcome.info = (struct engine_info){op->contributors, op->tx_bytes, op->rx_bytes};
+    op->phase = OP_ENDED;
+    op->frozen = false;
+    pthread_cond_broadcast(&op->ended);
+}
+
+void op_head(const struct op *op, struct wire_op *out) {
+    *out = (struct wire_op){.tag = op->reduce.tag, .fingerprint = op->reduce.fingerprint, .sequence = op->name.sequence};
+}
+
+// ---- tag counters: open addressing, emptied with each epoch ----
+static struct tag_counter *counter_slot(struct tag_counter *slots, uint32_t count, uint64_t tag) {
+    uint32_t at = (uint32_t)((tag * UINT64_C(0x9E3779B97F4A7C15)) >> 32) & (count - 1);
+    while (slots[at].next != 0 && slots[at].tag != tag) at = (at + 1) & (count - 1);
+    return &slots[at];
+}
+
+static bool counters_grow(struct engine *engine) {
+    uint32_t slots = engine->counter_slots == 0 ? 64 : engine->counter_slots * 2;
+    struct tag_counter *grown = calloc(slots, sizeof *grown);
+    if (grown == NULL) return false;
+    for (uint32_t i = 0; i < engine->counter_slots; i++)
+        if (engine->counters[i].next != 0) *counter_slot(grown, slots, engine->counters[i].tag) = engine->counters[i];
+    free(engine->counters);
+    engine->counters = grown;
+    engine->counter_slots = slots;
+    return true;
+}
+
+bool counter_take(struct engine *engine, uint64_t tag, uint32_t *sequence) {
+    if (engine->counter_count * 2 >= engine->counter_slots && !counters_grow(engine)) return false;
+    struct tag_counter *counter = counter_slot(engine->counters, engine->counter_slots, tag);
+    if (counter->next == 0) {
+        engine->counter_count++;
+        counter->tag = tag;
+    }
+    *sequence = ++counter->next;
+    return true;
+}
+
+void counters_clear(struct engine *engine) {
+    free(engine->counters);
+    engine->counters = NULL;
+    engine->counter_slots = engine->counter_count = 0;
+    engine->roll_asked = false;
+}
+
+// ---- backups of in-place inputs ----
+static bool backup_map(struct backup *backup, size_t bytes) {
+    void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return false;
+    if (bytes >= HUGE_PAGE_BYTES) madvise(mapped, bytes, MADV_HUGEPAGE);
+    backup->bytes = mapped;
+    backup->capacity = bytes;
+    return true;
+}
+
+bool backup_begin(struct engine *engine, struct op *op) {
+    if (op->reduce.send != op->reduce.recv || op->bytes == 0) return true;
+    struct backup *best = NULL;
+    for (int i = 0; i < BACKUP_CACHE_COUNT; i++) {
+        struct backup *cached = &engine->backup_cache[i];
+        if (cached->bytes != NULL && cached->capacity >= op->bytes && (best == NULL || cached->capacity < best->capacity)) best = cached;
+    }
+    if (best != NULL) {
+        op->backup = *best;
+        *best = (struct backup){0};
+        return true;
+    }
+    // None is large enough: let go of one, so that the cache follows the program's sizes instead of adding them up.
+    for (int i = 0; i < BACKUP_CACHE_COUNT; i++)
+        if (engine->backup_cache[i].bytes != NULL) {
+            munmap(engine->backup_cache[i].bytes, engine->backup_cache[i].capacity);
+            free(engine->backup_cache[i].ranges);
+            engine->backup_cache[i] = (struct backup){0};
+            break;
+        }
+    return backup_map(&op->backup, op->bytes);
+}
+
+bool backup_save(struct op *op, uint64_t offset, uint64_t length) {
+    struct backup *backup = &op->backup;
+    if (backup->bytes == NULL || length == 0) return true;
+    if (backup->count == backup->room) {
+        size_t room = backup->room == 0 ? 256 : backup->room * 2;
+        struct backup_range *grown = realloc(backup->ranges, room * sizeof *grown);
+        if (grown == NULL) return false;
+        backup->ranges = grown;
+        backup->room = room;
+    }
+    memcpy(backup->bytes + offset, (const uint8_t *)op->reduce.send + offset, length);
+    backup->ranges[backup->count++] = (struct backup_range){offset, length};
+    return true;
+}
+
+void backup_restore(struct op *op) {
+    for (size_t i = 0; i < op->backup.count; i++) {
+        struct backup_range range = op->backup.ranges[i];
+        memcpy((uint8_t *)op->reduce.recv + range.offset, op->backup.bytes + range.offset, range.length);
+    }
+    op->backup.count = 0;
+}
+
+void backup_end(struct engine *engine, struct op *op) {
+    if (op->backup.bytes == NULL) return;
+    op->backup.count = 0;
+    for (int i = 0; i < BACKUP_CACHE_COUNT; i++)
+        if (engine->backup_cache[i].bytes == NULL) {
+            engine->backup_cache[i] = op->backup;
+            op->backup = (struct backup){0};
+            return;
+        }
+    munmap(op->backup.bytes, op->backup.capacity);
+    free(op->backup.ranges);
+    op->backup = (struct backup){0};
+}

@@ -1,0 +1,51 @@
+#include "data/plan.h"
+
+enum { SHARD_ALIGN = 16, CHUNKS_PER_SHARD = 16 };
+
+enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
+    if (quantised) return PLAN_SHARDED;
+    if (bytes > PLAN_SMALL_MAX) return PLAN_RING;
+    // Microseconds x 1000: a byte at 1 MB/s takes 1 us.
+    uint64_t n = members, byte_cost = 1000 * bytes / megabytes_per_s;
+    uint64_t small = 1000 * (uint64_t)latency_us + (n - 1) * byte_cost;
+    uint64_t ring_rounds = 2 * (n - 1) + 3; // READY, then DONE and the verdict
+    uint64_t ring = 1000 * latency_us * ring_rounds + 2 * (n - 1) * byte_cost / n;
+    return small <= ring ? PLAN_SMALL : PLAN_RING;
+}
+
+struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard) {
+    uint64_t even = count / members + (count % members != 0);
+    uint64_t size = (even + SHARD_ALIGN - 1) / SHARD_ALIGN * SHARD_ALIGN;
+    struct plan_range range = {.begin = size * shard, .end = size * (shard + 1)};
+    if (range.begin > count) range.begin = count;
+    if (range.end > count) range.end = count;
+    return range;
+}
+
+uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes) {
+    uint64_t bytes = shard_elements * element_bytes / CHUNKS_PER_SHARD;
+    if (bytes < PLAN_CHUNK_MIN) bytes = PLAN_CHUNK_MIN;
+    if (bytes > PLAN_CHUNK_MAX) bytes = PLAN_CHUNK_MAX;
+    return bytes / element_bytes;
+}
+
+enum plan_step plan_ring_step(uint32_t members, uint32_t rank, uint32_t shard, uint32_t hop) {
+    if (shard >= members || hop > 2 * members - 3 || (shard + hop + 1) % members != rank) return PLAN_INVALID;
+    if (hop < members - 2) return PLAN_REDUCE;
+    if (hop == members - 2) return PLAN_REDUCE_LAST;
+    return hop < 2 * members - 3 ? PLAN_GATHER : PLAN_GATHER_LAST;
+}
+
+static uint64_t shard_size(uint64_t count, uint32_t members, uint32_t shard) {
+    struct plan_range range = plan_shard(count, members, shard % members);
+    return range.end - range.begin;
+}
+
+uint64_t plan_ring_sent(uint64_t count, uint32_t members, uint32_t rank) {
+    // Every shard once while reducing, except the one that ends here; every shard once while gathering, except the one whose last receiver comes after the next.
+    return 2 * count - shard_size(count, members, rank + 1) - shard_size(count, members, rank + 2);
+}
+
+uint64_t plan_ring_received(uint64_t count, uint32_t members, uint32_t rank) {
+    return 2 * count - shard_size(count, members, rank) - shard_size(count, members, rank + 1);
+}

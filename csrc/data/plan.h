@@ -1,0 +1,42 @@
+// How the bytes of one op are divided and routed. Pure arithmetic: every member computes the same from the same arguments.
+//
+// Ring: the tensor is cut into one shard per member. Chunk c of shard j starts at member j as hop 0 and travels round the ring: at hops
+// 0..n-2 each receiver adds its own input (reduce-scatter; hop n-2 makes the result, at member j-1), at hops n-1..2n-3 the result
+// travels on (all-gather). What a chunk needs depends on nothing but the chunk, so chunks may take any lane in any order, and
+// the order of the additions, hence every bit, is fixed by the ring alone.
+#ifndef PCCL_DATA_PLAN_H
+#define PCCL_DATA_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SHARDED };
+
+enum {
+    PLAN_SMALL_MAX = 256 * 1024, // bytes; bounds what a member buffers for ops that its neighbours post early
+    PLAN_CHUNK_MAX = 256 * 1024, // bytes; send, scratch and result of one chunk fit an L2 cache of 1 MiB together
+    PLAN_CHUNK_MIN = 32 * 1024,
+};
+
+struct plan_range {
+    uint64_t begin, end; // elements
+};
+
+// Small ops are sent to everyone at once, ring ops cost 2(n-1) hops and a verdict but fewer bytes: the cheaper one by
+// latency x rounds + bytes / bandwidth. Quantised ops are sharded.
+enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s);
+
+struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard);
+
+// Elements per chunk of a shard with this many elements; at least 1.
+uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes);
+
+enum plan_step { PLAN_INVALID, PLAN_REDUCE, PLAN_REDUCE_LAST, PLAN_GATHER, PLAN_GATHER_LAST };
+// What `rank` does with a chunk of `shard` that arrives at `hop`. All but GATHER_LAST are forwarded as hop + 1.
+enum plan_step plan_ring_step(uint32_t members, uint32_t rank, uint32_t shard, uint32_t hop);
+// Elements that `rank` sends and receives in one ring op.
+uint64_t plan_ring_sent(uint64_t count, uint32_t members, uint32_t rank);
+uint64_t plan_ring_received(uint64_t count, uint32_t members, uint32_t rank);
+
+#endif
