@@ -1,0 +1,8 @@
+#!/bin/sh
+# find_package.sh CMAKE BUILD EXAMPLE SCRATCH: a project that knows only the installed package builds and runs.
+set -eu
+rm -rf "$4"
+"$1" --install "$2" --prefix "$4/prefix" > /dev/null
+"$1" -S "$3" -B "$4/build" -DCMAKE_PREFIX_PATH="$4/prefix" > /dev/null
+"$1" --build "$4/build" > /dev/null
+"$4/build/average"

@@ -1,0 +1,2 @@
+// The same program as C++20.
+#include "reduce.c"
