@@ -21,8 +21,9 @@ const struct kernels *kernels_at(enum kernel_level level) {
                        __builtin_cpu_supports("avx512vl") && kernels_at(KERNEL_AVX2)
                    ? kernels_avx512()
                    : NULL;
-#endif
+#elif defined(__aarch64__)
     case KERNEL_NEON: return kernels_neon();
+#endif
     default: return NULL;
     }
 }
