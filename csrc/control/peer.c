@@ -716,11 +716,13 @@ pcclResult_t peer_usable(struct peer *p) {
     return finish(p, usable(p));
 }
 
-pcclResult_t peer_quiet(struct peer *p) {
+pcclResult_t peer_quiet(struct peer *p, uint32_t *members) {
     begin(p);
     pcclResult_t code = usable(p);
     if (code == pcclSuccess) code = no_vote(p);
     if (code == pcclSuccess) code = no_live_ops(p);
+    uint32_t rank;
+    if (code == pcclSuccess) member_ring(p->member, members, &rank);
     return finish(p, code);
 }
 

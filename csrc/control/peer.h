@@ -36,8 +36,8 @@ pcclResult_t peer_vote(struct peer *peer, enum wire_vote_kind kind, int64_t dead
 
 // Connected and alive: pcclSuccess, pcclInvalidUsage or pcclMasterConnectionFailed. The first check of every call.
 pcclResult_t peer_usable(struct peer *peer);
-// The state that a sync needs: no topology call open, no un-awaited op.
-pcclResult_t peer_quiet(struct peer *peer);
+// The state that a sync needs: no topology call open, no un-awaited op. Writes the size of the own group in the epoch in force.
+pcclResult_t peer_quiet(struct peer *peer, uint32_t *members);
 // The adopted snapshot; all ones when dead. pcclInvalidUsage: never connected.
 pcclResult_t peer_view(struct peer *peer, struct member_view *out);
 

@@ -1,0 +1,40 @@
+// What pccl.c and ext.c share.
+#ifndef PCCL_API_API_H
+#define PCCL_API_API_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "../control/master.h"
+#include "../control/peer.h"
+#include "../include/pccl.h"
+
+struct pcclComm_t {
+    struct peer *peer;
+};
+
+struct pcclMasterInstanceState_t {
+    pthread_mutex_t lock; // of everything but a look at `master`
+    struct wire_address address;
+    uint32_t heartbeat_limit_ms;
+    _Atomic(struct master *) master; // NULL until it runs; read by signal handlers
+};
+
+enum {
+    API_HEARTBEAT_DEFAULT_MS = 5000,
+    API_HEARTBEAT_LEAST_MS = 100,
+    API_HEARTBEAT_MOST_MS = 3600000,
+};
+
+// Sets the thread's detail text and returns `code`.
+pcclResult_t api_fail(pcclResult_t code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+pcclResult_t api_null(const char *name); // pcclInvalidArgument
+// pcclNotInitialized before pcclInit.
+pcclResult_t api_initialized(void);
+// When a blocking call on this thread must return: by its wait slice.
+int64_t api_deadline(void);
+// Everything about a reduce that can be checked without a communicator; fills *out.
+pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, struct engine_reduce *out);
+
+#endif

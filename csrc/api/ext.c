@@ -1,0 +1,91 @@
+#define _GNU_SOURCE
+#include "ext.h"
+
+#include <stdlib.h>
+
+#include "../base/detail.h"
+#include "../base/platform.h"
+#include "../compute/kernels.h"
+#include "../control/retry.h"
+#include "api.h"
+
+static _Thread_local int wait_slice_ms;
+
+void pccl_ext_set_wait_slice(int milliseconds) { wait_slice_ms = milliseconds > 0 ? milliseconds : 0; }
+
+int64_t api_deadline(void) { return wait_slice_ms == 0 ? INT64_MAX : platform_now_ns() + wait_slice_ms * MS_NS; }
+
+const char *pccl_ext_detail(void) { return detail_get(); }
+
+pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_out) {
+    if (master == NULL) return api_null("master");
+    if (port_out == NULL) return api_null("port_out");
+    struct master *running = atomic_load(&master->master);
+    if (running == NULL) return api_fail(pcclInvalidUsage, "this master was not run yet, so it has no port");
+    *port_out = master_port(running);
+    return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_t limit_ms) {
+    if (master == NULL) return api_null("master");
+    if (limit_ms < API_HEARTBEAT_LEAST_MS || limit_ms > API_HEARTBEAT_MOST_MS)
+        return api_fail(pcclInvalidArgument, "a heartbeat limit of %u ms is not between %d and %d", limit_ms, API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS);
+    pthread_mutex_lock(&master->lock);
+    bool running = atomic_load(&master->master) != NULL;
+    if (!running) master->heartbeat_limit_ms = limit_ms;
+    pthread_mutex_unlock(&master->lock);
+    return running ? api_fail(pcclInvalidUsage, "the heartbeat limit is set before the master runs") : pcclSuccess;
+}
+
+pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity) {
+    if (comm == NULL) return api_null("comm");
+    if (out == NULL) return api_null("out");
+    if (capacity == 0) return api_fail(pcclInvalidArgument, "capacity must not be 0");
+    peer_state(comm->peer, out, capacity);
+    return pcclSuccess;
+}
+
+// struct pccl_multi is struct retry under the name that the extension knows.
+
+static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, size_t count, struct engine_reduce *reduces) {
+    for (size_t i = 0; i < count; i++) {
+        const pcclReduceOpDescriptor_t *d = &descriptors[i];
+        pcclResult_t code = api_check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, &reduces[i]);
+        if (code != pcclSuccess) return code;
+    }
+    return pcclSuccess;
+}
+
+pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm, int max_in_flight,
+                            struct pccl_multi **multi_out) {
+    pcclResult_t code = api_initialized();
+    if (code != pcclSuccess) return code;
+    if (descriptors == NULL) return api_null("descriptors");
+    if (comm == NULL) return api_null("comm");
+    if (multi_out == NULL) return api_null("multi_out");
+    code = peer_usable(comm->peer);
+    if (code != pcclSuccess) return code;
+    if (count == 0) return api_fail(pcclInvalidArgument, "count must be at least 1");
+    if (max_in_flight < 1) return api_fail(pcclInvalidArgument, "max_in_flight %d is less than 1", max_in_flight);
+    struct engine_reduce *reduces = calloc(count, sizeof *reduces);
+    if (reduces == NULL) return api_fail(pcclInternalError, "the system refused memory for %zu ops", count);
+    code = check_all(descriptors, count, reduces);
+    struct retry *retry = NULL;
+    if (code == pcclSuccess) code = retry_new(comm->peer, reduces, count, (size_t)max_in_flight, &retry);
+    free(reduces);
+    if (code == pcclSuccess) *multi_out = (struct pccl_multi *)retry;
+    return code;
+}
+
+pcclResult_t pccl_multi_wait(struct pccl_multi *multi, pcclReduceInfo_t *reduce_info_out) {
+    if (multi == NULL) return api_null("multi");
+    return retry_wait((struct retry *)multi, api_deadline(), reduce_info_out);
+}
+
+void pccl_multi_free(struct pccl_multi *multi) { retry_free((struct retry *)multi); }
+
+int pccl_ext_cpu_level(const char **name_out) {
+    const struct kernels *kernels = kernels_get();
+    if (name_out != NULL) *name_out = kernels->name;
+    return (int)kernels->level;
+}

@@ -1,0 +1,393 @@
+// The public functions: each checks its arguments in the contract's order, calls one module and returns its error.
+#define _GNU_SOURCE
+#include "../include/pccl.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/detail.h"
+#include "../base/log.h"
+#include "../base/platform.h"
+#include "../compute/kernels.h"
+#include "../compute/quant.h"
+#include "../control/retry.h"
+#include "api.h"
+#include "ext.h"
+
+enum { DEFAULT_LANES = 4 };
+
+#define RETURN_IF_FAILED(call)                         \
+    do {                                               \
+        pcclResult_t code_ = (call);                   \
+        if (code_ != pcclSuccess) return code_;        \
+    } while (0)
+#define REQUIRE_NOT_NULL(parameter)                    \
+    do {                                               \
+        if ((parameter) == NULL) return api_null(#parameter); \
+    } while (0)
+
+static atomic_bool initialized;
+
+// ---- shared with ext.c ----
+
+pcclResult_t api_fail(pcclResult_t code, const char *format, ...) {
+    char text[DETAIL_CAPACITY];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    detail_set("%s", text);
+    return code;
+}
+
+pcclResult_t api_null(const char *name) { return api_fail(pcclInvalidArgument, "%s must not be NULL", name); }
+
+pcclResult_t api_initialized(void) {
+    if (atomic_load(&initialized)) return pcclSuccess;
+    return api_fail(pcclNotInitialized, "call pcclInit first");
+}
+
+static bool take_address(const ccoip_socket_address_t *in, struct wire_address *out) {
+    memset(out, 0, sizeof *out);
+    out->port = in->port;
+    if (in->inet.protocol == inetIPv4) {
+        out->family = 4;
+        memcpy(out->bytes, in->inet.ipv4.data, 4);
+        return true;
+    }
+    out->family = 6;
+    memcpy(out->bytes, in->inet.ipv6.data, 16);
+    return in->inet.protocol == inetIPv6;
+}
+
+static pcclResult_t check_types(const pcclReduceDescriptor_t *descriptor) {
+    int dtype = (int)descriptor->src_descriptor.datatype, op = (int)descriptor->op;
+    int quantised = (int)descriptor->quantization_options.quantized_datatype, algorithm = (int)descriptor->quantization_options.algorithm;
+    if (op < pcclSum || op > pcclMin) return api_fail(pcclInvalidArgument, "op %d is no pcclRedOp_t", op);
+    if (dtype < pcclUint8 || dtype > pcclDouble) return api_fail(pcclInvalidArgument, "datatype %d is no pcclDataType_t", dtype);
+    if (algorithm == pcclQuantNone) return pcclSuccess;
+    if (algorithm < pcclQuantNone || algorithm > pcclQuantZeroPointScale)
+        return api_fail(pcclInvalidArgument, "algorithm %d is no pcclQuantizationAlgorithm_t", algorithm);
+    if (quantised < pcclUint8 || quantised > pcclDouble) return api_fail(pcclInvalidArgument, "quantized_datatype %d is no pcclDataType_t", quantised);
+    if (quantised != dtype && quant_supported(dtype, quantised, algorithm)) return pcclSuccess;
+    return api_fail(pcclInvalidArgument, "%s cannot be quantised to %s by %s", dtype_name(dtype), dtype_name(quantised),
+                    algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale");
+}
+
+pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, struct engine_reduce *out) {
+    RETURN_IF_FAILED(check_types(descriptor));
+    size_t size = dtype_size((int)descriptor->src_descriptor.datatype), count = descriptor->count;
+    if (count > 0 && (send == NULL || recv == NULL)) return api_fail(pcclInvalidArgument, "a buffer is NULL and count is %zu", count);
+    if (count > (size_t)PTRDIFF_MAX / size) return api_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
+    uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, bytes = count * size;
+    if (from != to && from < to + bytes && to < from + bytes)
+        return api_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
+    bool quantised = descriptor->quantization_options.algorithm != pcclQuantNone;
+    *out = (struct engine_reduce){
+        .send = send, .recv = recv, .tag = descriptor->tag,
+        .fingerprint = {.count = count, .dtype = (uint8_t)descriptor->src_descriptor.datatype, .op = (uint8_t)descriptor->op,
+                        .quantised_dtype = quantised ? (uint8_t)descriptor->quantization_options.quantized_datatype : 0,
+                        .algorithm = (uint8_t)descriptor->quantization_options.algorithm},
+    };
+    return pcclSuccess;
+}
+
+// ---- library ----
+
+// Hints of PCCL that change nothing here; a bad value is worth a line, never an error.
+static void look_at_hint(const char *name) {
+    const char *value = getenv(name);
+    if (value == NULL) return;
+    char *end;
+    errno = 0;
+    unsigned long long number = strtoull(value, &end, 10);
+    if (end == value || *end != 0 || errno != 0 || number == 0 || value[0] == '-') LOG(LOG_WARN, "%s=%s is ignored: not a positive number", name, value);
+}
+
+pcclResult_t pcclInit(void) {
+    if (atomic_exchange(&initialized, true)) return pcclSuccess;
+    look_at_hint("PCCL_MULTIPLEX_CHUNK_SIZE");
+    look_at_hint("PCCL_MAX_CONCURRENT_COLLECTIVE_OPS");
+    look_at_hint("PCCL_NUM_BENCHMARK_CONNECTIONS");
+    return pcclSuccess;
+}
+
+pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t *info) {
+    REQUIRE_NOT_NULL(info);
+    info->has_cuda_support = false;
+    return pcclSuccess;
+}
+
+// ---- communicator ----
+
+pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclComm_t **comm_out) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(params);
+    REQUIRE_NOT_NULL(comm_out);
+    uint32_t lanes = params->p2p_connection_pool_size;
+    struct peer_params peer_params = {.group = params->peer_group, .lanes = lanes == 0 ? DEFAULT_LANES : lanes < WIRE_MAX_LANES ? lanes : WIRE_MAX_LANES};
+    if (!take_address(&params->master_address, &peer_params.master))
+        return api_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6", (int)params->master_address.inet.protocol);
+    struct pcclComm_t *comm = calloc(1, sizeof *comm);
+    if (comm != NULL) comm->peer = peer_new(&peer_params);
+    if (comm == NULL || comm->peer == NULL) {
+        free(comm);
+        return api_fail(pcclInternalError, "the system refused memory or descriptors for a communicator");
+    }
+    *comm_out = comm;
+    return pcclSuccess;
+}
+
+pcclResult_t pcclConnect(pcclComm_t *comm) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(comm);
+    return peer_connect(comm->peer, api_deadline());
+}
+
+pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(comm);
+    peer_free(comm->peer);
+    free(comm);
+    return pcclSuccess;
+}
+
+pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute, int *attribute_out) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(comm);
+    REQUIRE_NOT_NULL(attribute_out);
+    struct member_view view;
+    RETURN_IF_FAILED(peer_view(comm->peer, &view));
+    switch (attribute) {
+    case PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE: *attribute_out = (int)view.global_world; return pcclSuccess;
+    case PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE: *attribute_out = (int)view.group_world; return pcclSuccess;
+    case PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS: *attribute_out = (int)view.groups; return pcclSuccess;
+    case PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE: *attribute_out = (int)view.largest_group; return pcclSuccess;
+    }
+    return api_fail(pcclInvalidArgument, "%d is no pcclAttribute_t", (int)attribute);
+}
+
+// ---- topology ----
+
+pcclResult_t pcclUpdateTopology(pcclComm_t *comm) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(comm);
+    return peer_vote(comm->peer, WIRE_VOTE_UPDATE, api_deadline(), NULL);
+}
+
+pcclResult_t pcclArePeersPending(const pcclComm_t *comm, bool *pending_out) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(comm);
+    REQUIRE_NOT_NULL(pending_out);
+    return peer_vote(comm->peer, WIRE_VOTE_PENDING, api_deadline(), pending_out);
+}
+
+pcclResult_t pcclOptimizeTopology(const pcclComm_t *comm) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(comm);
+    return peer_vote(comm->peer, WIRE_VOTE_OPTIMIZE, api_deadline(), NULL);
+}
+
+// ---- all-reduce ----
+
+static void write_info(pcclReduceInfo_t *out, const struct engine_info *info) {
+    if (out != NULL) *out = (pcclReduceInfo_t){.local_world_size = info->contributors, .tx_bytes = info->tx_bytes, .rx_bytes = info->rx_bytes};
+}
+
+static pcclResult_t launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm) {
+    if (descriptor->count > 0) {
+        REQUIRE_NOT_NULL(send);
+        REQUIRE_NOT_NULL(recv);
+    }
+    RETURN_IF_FAILED(peer_usable(comm->peer));
+    struct engine_reduce reduce;
+    RETURN_IF_FAILED(api_check_reduce(send, recv, descriptor, &reduce));
+    return peer_launch(comm->peer, &reduce);
+}
+
+static pcclResult_t await(const pcclComm_t *comm, uint64_t tag, int64_t deadline, pcclReduceInfo_t *out) {
+    struct engine_info info;
+    RETURN_IF_FAILED(peer_await(comm->peer, tag, deadline, &info));
+    write_info(out, &info);
+    return pcclSuccess;
+}
+
+pcclResult_t pcclAllReduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
+                           pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(descriptor);
+    REQUIRE_NOT_NULL(comm);
+    RETURN_IF_FAILED(launch(sendbuf, recvbuf, descriptor, comm));
+    return await(comm, descriptor->tag, INT64_MAX, reduce_info_out);
+}
+
+pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
+                                pcclAsyncReduceOp_t *reduce_handle_out) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(descriptor);
+    REQUIRE_NOT_NULL(comm);
+    REQUIRE_NOT_NULL(reduce_handle_out);
+    RETURN_IF_FAILED(launch(sendbuf, recvbuf, descriptor, comm));
+    // The handle gives the communicator back to its owner, who had it without const.
+    *reduce_handle_out = (pcclAsyncReduceOp_t){.comm = (pcclComm_t *)(uintptr_t)comm, .tag = descriptor->tag};
+    return pcclSuccess;
+}
+
+pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle, pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(reduce_handle);
+    REQUIRE_NOT_NULL(reduce_handle->comm);
+    return await(reduce_handle->comm, reduce_handle->tag, api_deadline(), reduce_info_out);
+}
+
+pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
+                                            pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out, int max_in_flight) {
+    struct pccl_multi *multi;
+    pcclResult_t code = pccl_multi_new(descriptors, count, comm, max_in_flight, &multi);
+    if (code == pcclTooFewPeers && reduce_info_out != NULL) *reduce_info_out = (pcclReduceInfo_t){.local_world_size = 1};
+    if (code != pcclSuccess) return code;
+    code = retry_wait((struct retry *)multi, INT64_MAX, reduce_info_out);
+    pccl_multi_free(multi);
+    return code;
+}
+
+// ---- shared state ----
+
+static int compare_names(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+static pcclResult_t check_names(const pcclSharedState_t *state) {
+    const char **names = calloc(state->count, sizeof *names);
+    if (names == NULL) return api_fail(pcclInternalError, "the system refused memory for %zu names", state->count);
+    for (size_t i = 0; i < state->count; i++) names[i] = state->infos[i].name;
+    qsort(names, state->count, sizeof *names, compare_names);
+    pcclResult_t code = pcclSuccess;
+    for (size_t i = 1; i < state->count && code == pcclSuccess; i++)
+        if (strcmp(names[i - 1], names[i]) == 0) code = api_fail(pcclInvalidArgument, "two entries are called \"%.200s\": names must differ", names[i]);
+    free(names);
+    return code;
+}
+
+static pcclResult_t check_entry(const pcclTensorInfo_t *info, size_t index) {
+    if (info->name == NULL) return api_fail(pcclInvalidArgument, "entry %zu has no name", index);
+    if (info->data == NULL && info->count > 0) return api_fail(pcclInvalidArgument, "entry \"%.200s\" has no data", info->name);
+    if ((int)info->datatype < pcclUint8 || (int)info->datatype > pcclDouble)
+        return api_fail(pcclInvalidArgument, "entry \"%.200s\": datatype %d is no pcclDataType_t", info->name, (int)info->datatype);
+    if (info->device_type == pcclDeviceCuda) return api_fail(pcclInvalidArgument, "entry \"%.200s\" is on a CUDA device, which this build does not support", info->name);
+    if (info->device_type != pcclDeviceCpu)
+        return api_fail(pcclInvalidArgument, "entry \"%.200s\": device type %d is no pcclDeviceType_t", info->name, (int)info->device_type);
+    return pcclSuccess;
+}
+
+static pcclResult_t check_state(const pcclSharedState_t *state, pcclSharedStateSyncStrategy_t strategy) {
+    if ((int)strategy < PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR || (int)strategy > PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY)
+        return api_fail(pcclInvalidArgument, "strategy %d is no pcclSharedStateSyncStrategy_t", (int)strategy);
+    if (state->count == 0) return api_fail(pcclInvalidArgument, "the shared state has no entries");
+    for (size_t i = 0; i < state->count; i++) RETURN_IF_FAILED(check_entry(&state->infos[i], i));
+    return check_names(state);
+}
+
+pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_t *shared_state, pcclSharedStateSyncStrategy_t strategy,
+                                        pcclSharedStateSyncInfo_t *PCCL_NULLABLE sync_info_out) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(comm);
+    REQUIRE_NOT_NULL(shared_state);
+    if (shared_state->count > 0) REQUIRE_NOT_NULL(shared_state->infos);
+    RETURN_IF_FAILED(peer_usable(comm->peer));
+    RETURN_IF_FAILED(check_state(shared_state, strategy));
+    uint32_t members;
+    RETURN_IF_FAILED(peer_quiet(comm->peer, &members));
+    if (members > 1) {
+        LOG(LOG_ERR, "shared state between several peers is not implemented yet");
+        return api_fail(pcclInvalidUsage, "shared state between several peers is not implemented yet");
+    }
+    if (sync_info_out != NULL) *sync_info_out = (pcclSharedStateSyncInfo_t){0};
+    return pcclSuccess;
+}
+
+// ---- master ----
+
+static uint32_t heartbeat_limit(void) {
+    const char *value = getenv("PCCL_HEARTBEAT_LIMIT_MS");
+    if (value == NULL) return API_HEARTBEAT_DEFAULT_MS;
+    char *end;
+    errno = 0;
+    long number = strtol(value, &end, 10);
+    if (end != value && *end == 0 && errno == 0 && number >= API_HEARTBEAT_LEAST_MS && number <= API_HEARTBEAT_MOST_MS) return (uint32_t)number;
+    LOG(LOG_WARN, "PCCL_HEARTBEAT_LIMIT_MS=%s is ignored: not a number from %d to %d", value, API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS);
+    return API_HEARTBEAT_DEFAULT_MS;
+}
+
+pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterInstance_t **master_out) {
+    REQUIRE_NOT_NULL(master_out);
+    struct wire_address address;
+    if (!take_address(&listen_address, &address))
+        return api_fail(pcclInvalidArgument, "listen_address: protocol %d is neither IPv4 nor IPv6", (int)listen_address.inet.protocol);
+    pcclMasterInstance_t *master = calloc(1, sizeof *master);
+    if (master == NULL) return api_fail(pcclInternalError, "the system refused memory for a master");
+    pthread_mutex_init(&master->lock, NULL);
+    master->address = address;
+    master->heartbeat_limit_ms = heartbeat_limit();
+    atomic_init(&master->master, NULL);
+    *master_out = master;
+    return pcclSuccess;
+}
+
+static pcclResult_t run_failed(int error) {
+    switch (error) {
+    case EADDRINUSE: return api_fail(pcclInvalidUsage, "the master's address is in use: stop the program that has it, or take another port");
+    case EADDRNOTAVAIL: return api_fail(pcclInvalidArgument, "this machine does not have the master's address: listen on 0.0.0.0 or [::], or on one it has");
+    default: return api_fail(pcclInternalError, "the master could not be started: %s", strerror(error));
+    }
+}
+
+static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
+    if (atomic_load(&instance->master) != NULL) return api_fail(pcclInvalidUsage, "this master was run before: create a new one");
+    struct master *master = master_new(&instance->address, instance->heartbeat_limit_ms);
+    int error = master == NULL ? -ENOMEM : master_run(master);
+    if (error != 0) {
+        master_free(master);
+        return run_failed(-error);
+    }
+    atomic_store(&instance->master, master);
+    return pcclSuccess;
+}
+
+pcclResult_t pcclRunMaster(pcclMasterInstance_t *master) {
+    REQUIRE_NOT_NULL(master);
+    pthread_mutex_lock(&master->lock);
+    pcclResult_t code = run_locked(master);
+    pthread_mutex_unlock(&master->lock);
+    return code;
+}
+
+// Programs call this in signal handlers: nothing but async-signal-safe calls, so no detail text either.
+pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master) {
+    if (master == NULL) return pcclInvalidArgument;
+    struct master *running = atomic_load(&master->master);
+    if (running == NULL) return pcclInvalidUsage;
+    master_interrupt(running);
+    return pcclSuccess;
+}
+
+pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master) {
+    REQUIRE_NOT_NULL(master);
+    struct master *running = atomic_load(&master->master);
+    if (running == NULL) return api_fail(pcclInvalidUsage, "this master was never run");
+    return master_await(running, api_deadline()) ? pcclSuccess : pcclTimedOut;
+}
+
+pcclResult_t pcclDestroyMaster(pcclMasterInstance_t *master) {
+    REQUIRE_NOT_NULL(master);
+    struct master *running = atomic_load(&master->master);
+    if (running != NULL) {
+        master_interrupt(running);
+        master_await(running, INT64_MAX);
+        master_free(running);
+    }
+    pthread_mutex_destroy(&master->lock);
+    free(master);
+    return pcclSuccess;
+}
