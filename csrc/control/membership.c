@@ -1,0 +1,703 @@
+// Peers, epochs, votes and candidates. Letters and steps as in docs/protocol.md.
+#include "membership_private.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../net/socket.h"
+
+// ---- actions ----
+
+struct wire_header membership_header(const struct membership *m) {
+    return (struct wire_header){.run = m->run, .generation = m->generation, .epoch = m->number};
+}
+
+size_t membership_frame_begin(struct membership *m) {
+    m->actions.bytes.failed = false; // what was refused before may be granted now
+    return m->actions.bytes.length;
+}
+
+bool membership_frame_end(struct membership *m, size_t begin, size_t *length) {
+    *length = m->actions.bytes.length - begin;
+    return !m->actions.bytes.failed;
+}
+
+void membership_log(struct membership *m, enum log_level level, const char *format, ...) {
+    if (m->actions.log_count == MEMBERSHIP_MAX_LOGS) return;
+    struct membership_log *line = &m->actions.logs[m->actions.log_count++];
+    line->level = level;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line->text, sizeof line->text, format, arguments);
+    va_end(arguments);
+}
+
+static bool append_send(struct membership_actions *actions, uint32_t conn, size_t begin, size_t length) {
+    if (actions->send_count == actions->send_capacity) {
+        size_t capacity = actions->send_capacity == 0 ? 64 : 2 * actions->send_capacity;
+        struct membership_send *sends = realloc(actions->sends, capacity * sizeof *sends);
+        if (sends == NULL) return false;
+        actions->sends = sends;
+        actions->send_capacity = capacity;
+    }
+    actions->sends[actions->send_count++] = (struct membership_send){conn, begin, length};
+    return true;
+}
+
+void membership_send(struct membership *m, struct peer *peer, size_t begin, size_t length) {
+    if (peer->gone) return;
+    if (m->actions.bytes.failed || !append_send(&m->actions, peer->conn, begin, length))
+        membership_drop(m, peer, LOG_ERR, "the master is out of memory");
+}
+
+const char *membership_name(char out[64], const struct peer *peer) {
+    const uint8_t *id = peer->member.id.bytes;
+    snprintf(out, 64, "peer %02x%02x%02x%02x (join %llu)", id[0], id[1], id[2], id[3], (unsigned long long)peer->member.join_number);
+    return out;
+}
+
+void membership_drop(struct membership *m, struct peer *peer, enum log_level level, const char *why) {
+    if (peer->gone) return;
+    char name[64];
+    membership_log(m, level, "%s is out: %s", membership_name(name, peer), why);
+    peer->gone = true;
+    m->gone_count++;
+    if (m->by_conn[peer->conn] == 0) return; // the connection went first
+    m->by_conn[peer->conn] = 0;
+    m->actions.closes[m->actions.close_count++] = peer->conn;
+}
+
+void membership_expel(struct membership *m, struct peer *peer, const char *format, ...) {
+    if (peer->gone) return;
+    char why[WIRE_MAX_TEXT + 1];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(why, sizeof why, format, arguments);
+    va_end(arguments);
+    size_t begin = membership_frame_begin(m), length;
+    wire_encode_text(&m->actions.bytes, membership_header(m), peer->accepted ? WIRE_EXPELLED : WIRE_REFUSED, why);
+    if (membership_frame_end(m, begin, &length)) membership_send(m, peer, begin, length);
+    membership_drop(m, peer, LOG_WARN, why);
+}
+
+static void end_wait(struct membership *m) {
+    m->warn_at = INT64_MAX;
+    m->warned = false;
+}
+
+void membership_outcome(struct membership *m, uint8_t kind, uint8_t code, uint64_t value) {
+    size_t begin = membership_frame_begin(m), length;
+    struct wire_outcome outcome = {kind, code, value};
+    wire_encode_outcome(&m->actions.bytes, membership_header(m), &outcome);
+    membership_frame_end(m, begin, &length);
+    for (uint32_t i = 0; i < m->count; i++) {
+        m->order[i]->vote = 0;
+        membership_send(m, m->order[i], begin, length);
+    }
+    m->open_votes[kind] = 0;
+    end_wait(m);
+    m->phase = PHASE_IDLE;
+}
+
+// ---- groups and their places in an order ----
+
+static uint32_t group_end(struct peer *const *peers, uint32_t count, uint32_t begin) {
+    uint32_t end = begin;
+    while (end < count && peers[end]->member.group == peers[begin]->member.group) end++;
+    return end;
+}
+
+static void group_fini(struct group *group) {
+    membership_ops_fini(group);
+    membership_links_fini(group);
+    *group = (struct group){.relink_at = INT64_MAX};
+}
+
+static struct group *group_for(struct membership *m, uint32_t id) {
+    struct group *unused = NULL;
+    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) {
+        struct group *group = &m->groups[i];
+        if (group->count > 0 && group->id == id) return group;
+        if (group->count == 0 && unused == NULL) unused = group;
+    }
+    // As many groups as peers, so one is unused. Its count is set here already, for the next newcomer of this group to find it.
+    unused->id = id;
+    unused->count = 1;
+    return unused;
+}
+
+// Sets every member's rank and every group's range from `order`.
+static void place_members(struct membership *m) {
+    for (uint32_t begin = 0; begin < m->count;) {
+        struct group *group = m->order[begin]->group;
+        group->begin = begin;
+        group->count = group_end(m->order, m->count, begin) - begin;
+        for (uint32_t rank = 0; rank < group->count; rank++) m->order[begin + rank]->rank = rank;
+        begin += group->count;
+    }
+}
+
+struct peer *membership_member(struct membership *m, const struct group *group, const struct wire_id *id) {
+    for (uint32_t i = group->begin; i < group->begin + group->count; i++)
+        if (!m->order[i]->gone && wire_id_equal(&m->order[i]->member.id, id)) return m->order[i];
+    return NULL;
+}
+
+void membership_change(struct membership *m, struct group *group) {
+    group->changed = true;
+    m->changed = true;
+}
+
+// ---- epochs ----
+
+static struct wire_epoch describe(struct membership *m, struct peer *const *peers, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) m->members[i] = peers[i]->member;
+    return (struct wire_epoch){.count = count, .members = m->members};
+}
+
+static void send_candidate(struct membership *m) {
+    struct wire_candidate message = {.attempt = m->attempt, .epoch = describe(m, m->candidate, m->candidate_count)};
+    message.epoch.number = m->number + 1;
+    for (uint32_t start = 0; start < m->candidate_count;) {
+        uint32_t end = group_end(m->candidate, m->candidate_count, start);
+        const struct group *group = m->candidate[start]->group;
+        bool changes = m->candidate[start]->regrouped;
+        message.epoch.group_epoch = changes ? m->number + 1 : group->group_epoch;
+        message.epoch.latency_us = changes ? DEFAULT_LATENCY_US : group->latency_us;
+        message.epoch.megabytes_per_s = changes ? DEFAULT_MEGABYTES_PER_S : group->megabytes_per_s;
+        size_t begin = membership_frame_begin(m), length;
+        wire_encode_candidate(&m->actions.bytes, membership_header(m), &message);
+        membership_frame_end(m, begin, &length);
+        for (; start < end; start++) membership_send(m, m->candidate[start], begin, length);
+    }
+}
+
+static void send_epoch(struct membership *m, uint8_t reason) {
+    struct wire_epoch_commit message = {.reason = reason, .epoch = describe(m, m->order, m->count)};
+    message.epoch.number = m->number;
+    for (uint32_t start = 0; start < m->count;) {
+        const struct group *group = m->order[start]->group;
+        message.epoch.group_epoch = group->group_epoch;
+        message.epoch.latency_us = group->latency_us;
+        message.epoch.megabytes_per_s = group->megabytes_per_s;
+        size_t begin = membership_frame_begin(m), length;
+        wire_encode_epoch_commit(&m->actions.bytes, membership_header(m), &message);
+        membership_frame_end(m, begin, &length);
+        for (uint32_t end = start + group->count; start < end; start++) membership_send(m, m->order[start], begin, length);
+    }
+}
+
+static void enter_group_epoch(struct membership *m, struct group *group, bool lost) {
+    group->group_epoch = m->number;
+    if (lost) group->lost_epoch = m->number;
+    group->changed = group->lost = false;
+    group->latency_us = 0;
+    for (uint32_t i = group->begin; i < group->begin + group->count; i++) {
+        struct peer *peer = m->order[i];
+        peer->linked = peer->reported = false;
+        if (peer->latency_us > group->latency_us) group->latency_us = peer->latency_us;
+    }
+    if (group->latency_us == 0) group->latency_us = DEFAULT_LATENCY_US;
+    group->megabytes_per_s = membership_group_rate(m, group);
+    membership_ops_begin(m, group);
+    membership_links_begin(group);
+}
+
+// The next number; a LOSS epoch is a new group epoch for groups that lost members, any other one for groups that changed.
+static void enter_epoch(struct membership *m, uint8_t reason) {
+    bool lost = reason == WIRE_REASON_LOSS;
+    m->number++;
+    for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) {
+        struct group *group = m->order[i]->group;
+        if (lost ? group->lost : group->changed) enter_group_epoch(m, group, lost);
+    }
+    if (lost) m->lost = false;
+    m->changed = false;
+    for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) m->changed |= m->order[i]->group->changed;
+    if (m->phase == PHASE_CANDIDATE) m->candidate_stale = true;
+    send_epoch(m, reason);
+    static const char *const reasons[] = {"?", "update", "loss", "relink", "order"};
+    membership_log(m, LOG_INFO, "epoch %llu (%s): %u peers", (unsigned long long)m->number, reasons[reason], m->count);
+}
+
+// ---- candidates ----
+
+// Newcomers, or another order than the one in force.
+static bool candidate_changes(const struct membership *m, uint32_t start, uint32_t end) {
+    for (uint32_t i = start; i < end; i++)
+        if (!m->candidate[i]->accepted || m->order[m->candidate[i]->group->begin + i - start] != m->candidate[i]) return true;
+    return false;
+}
+
+static void commit_candidate(struct membership *m) {
+    for (uint32_t i = 0; i < m->candidate_count; i++) {
+        struct peer *peer = m->candidate[i];
+        if (!peer->accepted) peer->group = group_for(m, peer->member.group);
+        if (peer->regrouped) peer->group->changed = true;
+        peer->accepted = true;
+        peer->invited = peer->candidate = false;
+        peer->vote = 0;
+    }
+    memcpy(m->order, m->candidate, m->candidate_count * sizeof m->order[0]);
+    m->count = m->candidate_count;
+    place_members(m);
+    m->open_votes[m->candidate_kind] = 0;
+    end_wait(m);
+    m->phase = PHASE_IDLE;
+    enter_epoch(m, m->candidate_kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER);
+}
+
+void membership_start_candidate(struct membership *m, uint8_t kind) {
+    m->phase = PHASE_CANDIDATE;
+    m->candidate_kind = kind;
+    m->candidate_stale = m->candidate_judged = false;
+    m->attempt++;
+    m->unanswered = m->candidate_count;
+    // The peers' own limit for making links ends first, so that they can tell whom they could not reach.
+    m->phase_deadline = m->now_ns + m->limit_ns + m->limit_ns / 2;
+    for (uint32_t start = 0; start < m->candidate_count;) {
+        uint32_t end = group_end(m->candidate, m->candidate_count, start);
+        bool changes = candidate_changes(m, start, end);
+        for (; start < end; start++) {
+            struct peer *peer = m->candidate[start];
+            peer->candidate = true;
+            peer->regrouped = changes;
+            peer->answered = false;
+            memset(peer->unreachable, 0, sizeof peer->unreachable);
+        }
+    }
+    if (m->candidate_count == 1) commit_candidate(m); // nobody to make links to
+    else send_candidate(m);
+}
+
+// Newcomers go to the end of their group, in the order in which they came.
+static void insert_candidate(struct membership *m, struct peer *newcomer) {
+    uint32_t at = m->candidate_count++;
+    for (; at > 0; at--) {
+        const struct peer *before = m->candidate[at - 1];
+        if (before->member.group < newcomer->member.group) break;
+        if (before->member.group == newcomer->member.group && (before->accepted || before->member.join_number < newcomer->member.join_number)) break;
+        m->candidate[at] = m->candidate[at - 1];
+    }
+    m->candidate[at] = newcomer;
+}
+
+static void form_update(struct membership *m) {
+    memcpy(m->candidate, m->order, m->count * sizeof m->order[0]);
+    m->candidate_count = m->count;
+    for (uint32_t i = 0; i < m->slots; i++) {
+        struct peer *peer = &m->peers[i];
+        if (!peer->used || peer->accepted) continue;
+        if (m->count == 0) peer->invited = true;
+        if (peer->invited) insert_candidate(m, peer);
+    }
+    if (m->candidate_count > m->count) membership_start_candidate(m, WIRE_VOTE_UPDATE);
+    else membership_outcome(m, WIRE_VOTE_UPDATE, CODE_SUCCESS, 0);
+}
+
+static bool reaches(const struct membership *m, const struct peer *from, const struct peer *to) {
+    size_t slot = (size_t)(to - m->peers);
+    return !(from->unreachable[slot / 64] >> (slot % 64) & 1);
+}
+
+// The longest-standing peer of the candidate that this newcomer has no links to and that has a better right to stay, or NULL.
+static const struct peer *candidate_obstacle(const struct membership *m, const struct peer *newcomer) {
+    const struct peer *found = NULL;
+    for (uint32_t i = 0; i < m->candidate_count; i++) {
+        const struct peer *other = m->candidate[i];
+        bool first = other->accepted || other->member.join_number < newcomer->member.join_number;
+        if (other == newcomer || other->gone || !first || (reaches(m, newcomer, other) && reaches(m, other, newcomer))) continue;
+        if (found == NULL || other->member.join_number < found->member.join_number) found = other;
+    }
+    return found;
+}
+
+// Leaves out every newcomer that is late or has no links to those that stay. True when there was one.
+static bool exclude_newcomers(struct membership *m) {
+    uint32_t before = m->gone_count;
+    uint64_t joined = 0;
+    for (;;) {
+        struct peer *next = NULL; // by join number, since the longer-standing of two newcomers stays
+        for (uint32_t i = 0; i < m->candidate_count; i++) {
+            struct peer *peer = m->candidate[i];
+            if (!peer->accepted && peer->member.join_number > joined && (next == NULL || peer->member.join_number < next->member.join_number)) next = peer;
+        }
+        if (next == NULL) return m->gone_count > before;
+        joined = next->member.join_number;
+        char name[64];
+        const struct peer *obstacle = candidate_obstacle(m, next);
+        if (!next->answered) membership_expel(m, next, "did not report its links in time");
+        else if (obstacle != NULL) membership_expel(m, next, "no data connection between this peer and %s", membership_name(name, obstacle));
+    }
+}
+
+static bool blame_accepted(struct membership *m) {
+    bool broken = false;
+    for (uint32_t i = 0; i < m->candidate_count; i++)
+        for (uint32_t k = 0; k < m->candidate_count; k++)
+            if (!reaches(m, m->candidate[i], m->candidate[k])) {
+                membership_link_failed(m, m->candidate[i], m->candidate[k]);
+                broken = true;
+            }
+    return broken;
+}
+
+// All have answered, or the time for it is over.
+static void judge_update(struct membership *m) {
+    if (exclude_newcomers(m)) return;
+    for (uint32_t i = 0; i < m->candidate_count; i++)
+        if (!m->candidate[i]->answered) membership_expel(m, m->candidate[i], "did not report its links in time");
+    m->candidate_judged = true;
+    if (m->gone_count == 0 && !blame_accepted(m)) commit_candidate(m);
+}
+
+static void judge_order(struct membership *m) {
+    bool formed = true;
+    for (uint32_t i = 0; i < m->candidate_count; i++) {
+        const struct peer *peer = m->candidate[i];
+        for (uint32_t w = 0; w < PEER_WORDS; w++) formed &= peer->unreachable[w] == 0;
+        formed &= peer->answered;
+    }
+    if (formed) commit_candidate(m);
+    else membership_outcome(m, WIRE_VOTE_OPTIMIZE, CODE_OPTIMIZATION_FAILED, 0);
+}
+
+static void judge_candidate(struct membership *m) {
+    m->phase_deadline = INT64_MAX;
+    if (m->candidate_kind == WIRE_VOTE_UPDATE) judge_update(m);
+    else judge_order(m);
+}
+
+// ---- votes ----
+
+static void pass_votes(struct membership *m) {
+    if (m->count == 0) {
+        if (m->peer_count > 0) form_update(m);
+    } else if (m->open_votes[WIRE_VOTE_UPDATE] == m->count) {
+        for (uint32_t i = 0; i < m->slots; i++) m->peers[i].invited = m->peers[i].used && !m->peers[i].accepted;
+        form_update(m);
+    } else if (m->open_votes[WIRE_VOTE_PENDING] == m->count) {
+        membership_outcome(m, WIRE_VOTE_PENDING, CODE_SUCCESS, m->peer_count > m->count);
+    } else if (m->open_votes[WIRE_VOTE_OPTIMIZE] == m->count) {
+        membership_optimise(m);
+    }
+}
+
+static void warn_of_waits(struct membership *m) {
+    static const char *const calls[] = {"no vote", "update_topology", "are_peers_pending", "optimize_topology"};
+    m->warn_at = INT64_MAX;
+    if (m->phase != PHASE_IDLE || m->open_votes[WIRE_VOTE_UPDATE] + m->open_votes[WIRE_VOTE_PENDING] + m->open_votes[WIRE_VOTE_OPTIMIZE] == 0) return;
+    m->warned = true;
+    for (uint32_t i = 0; i < m->count; i++) {
+        char name[64];
+        membership_log(m, LOG_WARN, "votes wait for each other: %s is in %s", membership_name(name, m->order[i]), calls[m->order[i]->vote]);
+    }
+}
+
+// ---- settling ----
+
+static void forget_peer(struct membership *m, struct peer *peer) {
+    membership_rates_forget(m, peer);
+    *peer = (struct peer){0};
+    m->peer_count--;
+}
+
+// Removes the peers that are gone. Nobody holds one after this: the order and the groups are rebuilt here, the measurements are
+// cancelled, and a candidate with one is stale, so that its list is not read again.
+static void reap(struct membership *m) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < m->count; i++) {
+        struct peer *peer = m->order[i];
+        peer->group->count = 0; // set again below, where members are left
+        if (!peer->gone) {
+            m->order[kept++] = peer;
+            continue;
+        }
+        m->lost = true;
+        peer->group->lost = true;
+        membership_links_forget(m, peer->group, peer);
+        if (peer->vote != 0) m->open_votes[peer->vote]--;
+    }
+    if (kept < m->count) membership_measure_cancel(m);
+    m->count = kept;
+    place_members(m);
+    for (uint32_t i = 0; i < m->slots; i++) {
+        struct peer *peer = &m->peers[i];
+        if (!peer->gone) continue;
+        if (peer->candidate) m->candidate_stale = true;
+        if (peer->accepted && peer->group->count == 0) group_fini(peer->group);
+        forget_peer(m, peer);
+    }
+    m->gone_count = 0;
+}
+
+static void progress(struct membership *m) {
+    if (m->phase == PHASE_CANDIDATE && m->candidate_stale) {
+        m->phase = PHASE_IDLE;
+        if (m->candidate_kind == WIRE_VOTE_UPDATE) form_update(m); // the vote has passed and stays so
+    } else if (m->phase == PHASE_CANDIDATE && m->unanswered == 0 && !m->candidate_judged) {
+        judge_candidate(m);
+    } else if (m->phase == PHASE_MEASURE && m->round_unanswered == 0) {
+        membership_optimise(m);
+    }
+    if (m->phase == PHASE_IDLE && m->gone_count == 0) pass_votes(m);
+}
+
+static void start_run(struct membership *m) {
+    memcpy(&m->run, m->random, sizeof m->run);
+    memcpy(m->secret, m->random + sizeof m->run, sizeof m->secret);
+    if (m->run == 0) m->run = 1; // 0 means: no run yet
+    for (size_t i = 0; i < sizeof m->random; i++) m->random[i] = (uint8_t)(m->random[i] * 167 + i + 1);
+    m->wants_random = true;
+    m->generation = 1;
+    m->number = 0;
+    m->next_join = 1;
+    m->attempt = 0;
+    m->lost = m->changed = false;
+    m->phase = PHASE_IDLE;
+    end_wait(m);
+    memset(m->open_votes, 0, sizeof m->open_votes);
+}
+
+static const struct membership_actions *settle(struct membership *m) {
+    do {
+        if (m->gone_count > 0) reap(m);
+        if (m->lost) enter_epoch(m, WIRE_REASON_LOSS);
+        if (m->changed) enter_epoch(m, WIRE_REASON_RELINK);
+        if (m->gone_count == 0) progress(m);
+    } while (m->gone_count > 0 || m->lost || m->changed);
+    if (m->peer_count == 0 && m->next_join > 1) {
+        membership_log(m, LOG_INFO, "the run is empty; the next peer starts a new one");
+        start_run(m);
+    }
+    return &m->actions;
+}
+
+static void begin_event(struct membership *m, int64_t now_ns) {
+    m->actions.bytes.length = 0;
+    m->actions.send_count = m->actions.close_count = m->actions.log_count = 0;
+    if (now_ns > m->now_ns) m->now_ns = now_ns;
+}
+
+// ---- registration ----
+
+static void refuse(struct membership *m, uint32_t conn, const char *why) {
+    size_t begin = membership_frame_begin(m), length;
+    wire_encode_text(&m->actions.bytes, membership_header(m), WIRE_REFUSED, why);
+    if (membership_frame_end(m, begin, &length)) append_send(&m->actions, conn, begin, length);
+    m->actions.closes[m->actions.close_count++] = conn;
+    membership_log(m, LOG_WARN, "refused a peer: %s", why);
+}
+
+static const char *reason_to_refuse(const struct membership *m, const struct wire_address *source, const struct wire_hello *hello) {
+    if (hello->version != WIRE_VERSION) return "the master speaks another version of the protocol";
+    if (m->peer_count == WIRE_MAX_MEMBERS) return "the run is full";
+    for (uint32_t i = 0; i < m->slots; i++) {
+        const struct peer *peer = &m->peers[i];
+        if (!peer->used) continue;
+        if (wire_id_equal(&peer->member.id, &hello->id)) return "a peer of this id is registered";
+        bool there = socket_address_is_loopback(&peer->member.address), here = socket_address_is_loopback(source);
+        if (here && !there) return "this peer reached the master over loopback, others over the network, so they could not reach this peer; give it the master's network address";
+        if (there && !here) return "this peer reached the master over the network, others over loopback, so it could not reach them; give them the master's network address";
+    }
+    return NULL;
+}
+
+static struct peer *unused_peer(struct membership *m) {
+    for (uint32_t i = 0; i < m->slots; i++)
+        if (!m->peers[i].used) return &m->peers[i];
+    return &m->peers[m->slots++];
+}
+
+static void register_peer(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
+    struct peer *peer = unused_peer(m);
+    *peer = (struct peer){.used = true, .conn = conn, .heard_ns = m->now_ns};
+    peer->member = (struct wire_member){.id = hello->id, .join_number = m->next_join++, .group = hello->group, .lanes = hello->lanes, .address = *source};
+    peer->member.address.port = hello->port;
+    m->peer_count++;
+    m->by_conn[conn] = (uint16_t)(peer - m->peers + 1);
+
+    struct wire_welcome welcome = {.join_number = peer->member.join_number, .heartbeat_limit_ms = (uint32_t)(m->limit_ns / MS_NS), .seen = *source};
+    memcpy(welcome.secret, m->secret, sizeof welcome.secret);
+    size_t begin = membership_frame_begin(m), length;
+    wire_encode_welcome(&m->actions.bytes, membership_header(m), &welcome);
+    membership_frame_end(m, begin, &length);
+    membership_send(m, peer, begin, length);
+    char name[64], address[64];
+    membership_log(m, LOG_INFO, "%s registered: group %u, %s", membership_name(name, peer), hello->group, socket_address_format(address, sizeof address, &peer->member.address));
+}
+
+const struct membership_actions *membership_peer_connected(struct membership *m, int64_t now_ns, uint32_t conn, const struct wire_address *source,
+                                                           const struct wire_hello *hello) {
+    begin_event(m, now_ns);
+    const char *why = reason_to_refuse(m, source, hello);
+    if (why != NULL) refuse(m, conn, why);
+    else register_peer(m, conn, source, hello);
+    return settle(m);
+}
+
+// ---- messages ----
+
+static void on_vote(struct membership *m, struct peer *peer, const uint8_t *body, size_t length) {
+    struct wire_vote vote;
+    if (!wire_decode_vote(body, length, &vote)) membership_expel(m, peer, "malformed VOTE");
+    else if (peer->vote != 0) membership_expel(m, peer, "voted while its vote was open");
+    else {
+        peer->vote = vote.kind;
+        m->open_votes[vote.kind]++;
+        if (m->warn_at == INT64_MAX && !m->warned) m->warn_at = m->now_ns + MEMBERSHIP_WAIT_WARN_MS * MS_NS;
+    }
+}
+
+static void on_candidate_linked(struct membership *m, struct peer *peer, const struct wire_linked *linked) {
+    if (m->phase != PHASE_CANDIDATE || linked->attempt != m->attempt || !peer->candidate || peer->answered) return;
+    for (uint32_t i = 0; i < linked->count; i++)
+        for (uint32_t k = 0; k < m->candidate_count; k++) {
+            size_t slot = (size_t)(m->candidate[k] - m->peers);
+            if (m->candidate[k] != peer && m->candidate[k]->member.group == peer->member.group && wire_id_equal(&m->candidate[k]->member.id, &linked->unreachable[i])) peer->unreachable[slot / 64] |= UINT64_C(1) << (slot % 64);
+        }
+    peer->answered = true;
+    m->unanswered--;
+}
+
+static void on_linked(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body) {
+    struct wire_linked linked;
+    if (!wire_decode_linked(body, header->length, &linked)) {
+        membership_expel(m, peer, "malformed LINKED");
+        return;
+    }
+    if (linked.attempt > m->attempt || (linked.attempt == 0 && !peer->accepted)) {
+        membership_expel(m, peer, "LINKED for a candidate that never was");
+        return;
+    }
+    if (linked.latency_us > 0) peer->latency_us = linked.latency_us;
+    if (linked.attempt > 0) on_candidate_linked(m, peer, &linked);
+    else if (header->epoch >= peer->group->group_epoch) membership_on_linked(m, peer);
+}
+
+static void on_message(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body) {
+    if (header->run != m->run || header->generation != m->generation) return; // another master's, not ours to judge
+    if (header->epoch > m->number) {
+        membership_expel(m, peer, "%s of an epoch that never was", wire_type_name(header->type));
+        return;
+    }
+    switch (header->type) {
+    case WIRE_HEARTBEAT: return;
+    case WIRE_LEAVE: membership_drop(m, peer, LOG_INFO, "it left"); return;
+    case WIRE_LINKED: on_linked(m, peer, header, body); return;
+    default: break;
+    }
+    if (!peer->accepted) {
+        membership_expel(m, peer, "%s before it was accepted", wire_type_name(header->type));
+        return;
+    }
+    switch (header->type) {
+    case WIRE_VOTE: on_vote(m, peer, body, header->length); return;
+    case WIRE_DONE: membership_on_done(m, peer, header, body); return;
+    case WIRE_REPORT: membership_on_report(m, peer, header, body); return;
+    case WIRE_MISMATCH: membership_on_mismatch(m, peer, header, body); return;
+    case WIRE_LINK_DOWN: membership_on_link_down(m, peer, header, body); return;
+    case WIRE_MEASURED: membership_on_measured(m, peer, body, header->length); return;
+    default: membership_expel(m, peer, "%s is not for the master", wire_type_name(header->type)); return;
+    }
+}
+
+static struct peer *peer_of(struct membership *m, uint32_t conn) {
+    return conn < MEMBERSHIP_MAX_CONNS && m->by_conn[conn] != 0 ? &m->peers[m->by_conn[conn] - 1] : NULL;
+}
+
+const struct membership_actions *membership_message(struct membership *m, int64_t now_ns, uint32_t conn, const struct wire_header *header,
+                                                    const uint8_t *body) {
+    begin_event(m, now_ns);
+    struct peer *peer = peer_of(m, conn);
+    if (peer == NULL) return &m->actions;
+    peer->heard_ns = m->now_ns;
+    on_message(m, peer, header, body);
+    return settle(m);
+}
+
+const struct membership_actions *membership_peer_lost(struct membership *m, int64_t now_ns, uint32_t conn, const char *why) {
+    begin_event(m, now_ns);
+    struct peer *peer = peer_of(m, conn);
+    if (peer == NULL) return &m->actions;
+    m->by_conn[conn] = 0;
+    membership_drop(m, peer, LOG_INFO, why);
+    return settle(m);
+}
+
+void membership_heard(struct membership *m, int64_t now_ns, uint32_t conn) {
+    struct peer *peer = peer_of(m, conn);
+    if (peer != NULL && now_ns > peer->heard_ns) peer->heard_ns = now_ns;
+}
+
+// ---- time ----
+
+static void send_heartbeats(struct membership *m) {
+    m->heartbeat_at = m->now_ns + m->limit_ns / 5;
+    size_t begin = membership_frame_begin(m), length;
+    wire_encode_empty(&m->actions.bytes, membership_header(m), WIRE_HEARTBEAT);
+    membership_frame_end(m, begin, &length);
+    for (uint32_t i = 0; i < m->slots; i++)
+        if (m->peers[i].used) membership_send(m, &m->peers[i], begin, length);
+}
+
+const struct membership_actions *membership_tick(struct membership *m, int64_t now_ns) {
+    begin_event(m, now_ns);
+    for (uint32_t i = 0; i < m->slots; i++)
+        if (m->peers[i].used && m->peers[i].heard_ns + m->limit_ns <= m->now_ns) membership_expel(m, &m->peers[i], "silent beyond the heartbeat limit");
+    for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count)
+        if (m->order[i]->group->relink_at <= m->now_ns) membership_links_tick(m, m->order[i]->group);
+    if (m->phase == PHASE_CANDIDATE && !m->candidate_judged && m->phase_deadline <= m->now_ns) m->unanswered = 0; // judged as it is
+    if (m->phase == PHASE_MEASURE && m->phase_deadline <= m->now_ns) membership_measure_tick(m);
+    if (m->warn_at <= m->now_ns) warn_of_waits(m);
+    if (m->peer_count > 0 && m->heartbeat_at <= m->now_ns) send_heartbeats(m);
+    return settle(m);
+}
+
+static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
+
+int64_t membership_next_deadline(const struct membership *m) {
+    if (m->peer_count == 0) return INT64_MAX;
+    int64_t next = earlier(m->heartbeat_at, m->warn_at);
+    for (uint32_t i = 0; i < m->slots; i++)
+        if (m->peers[i].used) next = earlier(next, m->peers[i].heard_ns + m->limit_ns);
+    for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) next = earlier(next, m->order[i]->group->relink_at);
+    if (m->phase == PHASE_MEASURE || (m->phase == PHASE_CANDIDATE && !m->candidate_judged)) next = earlier(next, m->phase_deadline);
+    return next;
+}
+
+// ---- life ----
+
+struct membership *membership_new(uint32_t heartbeat_limit_ms, const uint8_t random[MEMBERSHIP_RANDOM_BYTES], int64_t now_ns) {
+    struct membership *m = calloc(1, sizeof *m);
+    if (m == NULL) return NULL;
+    m->now_ns = now_ns;
+    m->limit_ns = heartbeat_limit_ms * MS_NS;
+    m->heartbeat_at = now_ns;
+    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) m->groups[i].relink_at = INT64_MAX;
+    memcpy(m->random, random, sizeof m->random);
+    start_run(m);
+    return m;
+}
+
+void membership_free(struct membership *m) {
+    if (m == NULL) return;
+    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) group_fini(&m->groups[i]);
+    wire_buffer_fini(&m->actions.bytes);
+    free(m->actions.sends);
+    free(m->rates);
+    free(m);
+}
+
+bool membership_wants_random(const struct membership *m) { return m->wants_random; }
+
+void membership_set_random(struct membership *m, const uint8_t random[MEMBERSHIP_RANDOM_BYTES]) {
+    memcpy(m->random, random, sizeof m->random);
+    m->wants_random = false;
+}
+
+uint32_t membership_peer_count(const struct membership *m) { return m->peer_count; }
+
+uint64_t membership_epoch(const struct membership *m) { return m->number; }

@@ -1,0 +1,80 @@
+// The master's mind: who belongs to the run, which epoch is in force, how votes and ops end.
+//
+// Pure: no sockets, no clock, no threads. The body (control/master, or a simulator) reports what happened, with the time, and carries
+// out the actions that the event returns. The same events in the same order give the same actions.
+//
+// Memory is bounded by the number of peers and by the limits in wire.h. When it is refused, the connection it was needed for is
+// dropped; nothing else suffers.
+#ifndef PCCL_CONTROL_MEMBERSHIP_H
+#define PCCL_CONTROL_MEMBERSHIP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../base/log.h"
+#include "../net/wire.h"
+
+enum {
+    MEMBERSHIP_MAX_CONNS = 2048, // connections are named by numbers below this, chosen by the body
+    MEMBERSHIP_RANDOM_BYTES = 24, // run id and secret
+    MEMBERSHIP_MAX_LOGS = 32,    // lines per event, then lines are dropped
+    MEMBERSHIP_LOG_BYTES = 320,
+    MEMBERSHIP_GRACE_MS = 30,    // between a link's break and its repair: most breaks are deaths, told by the control socket
+    MEMBERSHIP_WAIT_WARN_MS = 10000,
+};
+
+struct membership;
+
+struct membership_send {
+    uint32_t conn;
+    size_t offset, length; // of actions.bytes; several sends may share bytes
+};
+
+struct membership_log {
+    enum log_level level;
+    char text[MEMBERSHIP_LOG_BYTES];
+};
+
+// Carried out in this order: all sends, then all closes. A connection is closed once what was sent on it is written, or cannot be.
+// The mind has forgotten a connection that it closes: nothing more is to be reported of it.
+struct membership_actions {
+    struct wire_buffer bytes;
+    struct membership_send *sends;
+    size_t send_count, send_capacity;
+    uint32_t closes[MEMBERSHIP_MAX_CONNS];
+    size_t close_count;
+    struct membership_log logs[MEMBERSHIP_MAX_LOGS];
+    size_t log_count;
+};
+
+// `random` is the run id and the secret of the first run. NULL when memory is refused.
+struct membership *membership_new(uint32_t heartbeat_limit_ms, const uint8_t random[MEMBERSHIP_RANDOM_BYTES], int64_t now_ns);
+void membership_free(struct membership *membership);
+
+// ---- events; each returns what to do, valid until the next event ----
+
+// A connection said HELLO. `source` is where it came from; the peer's address is this host and the port in the hello.
+const struct membership_actions *membership_peer_connected(struct membership *membership, int64_t now_ns, uint32_t conn,
+                                                           const struct wire_address *source, const struct wire_hello *hello);
+// A whole later frame of that connection. Any bytes may come.
+const struct membership_actions *membership_message(struct membership *membership, int64_t now_ns, uint32_t conn,
+                                                    const struct wire_header *header, const uint8_t *body);
+// The connection is gone, or cannot take what was sent.
+const struct membership_actions *membership_peer_lost(struct membership *membership, int64_t now_ns, uint32_t conn, const char *why);
+// Time has passed. Call it at membership_next_deadline, after everything that arrived before has been reported.
+const struct membership_actions *membership_tick(struct membership *membership, int64_t now_ns);
+
+// ---- between events ----
+
+// Bytes of an unfinished frame arrived: the peer is not silent.
+void membership_heard(struct membership *membership, int64_t now_ns, uint32_t conn);
+// When the next tick is due; INT64_MAX: never.
+int64_t membership_next_deadline(const struct membership *membership);
+// A run has ended, the next one needs an id and a secret. Until they are given, the old random bytes are stretched.
+bool membership_wants_random(const struct membership *membership);
+void membership_set_random(struct membership *membership, const uint8_t random[MEMBERSHIP_RANDOM_BYTES]);
+uint32_t membership_peer_count(const struct membership *membership);
+uint64_t membership_epoch(const struct membership *membership);
+
+#endif

@@ -1,0 +1,128 @@
+// Links that break between living members. A break that comes from a death is explained by the control socket within moments, so it is acted on after a
+// short grace only: the first time the group gets a new epoch in which both sides make the link again; if it fails once more before both
+// have had all their links complete, one of the two is expelled: the one that more members accuse, else the one that joined later.
+#include "membership_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { FIRST_PAIRS = 8 };
+
+static struct link_pair *pair_of(struct group *group, uint16_t a, uint16_t b) {
+    for (uint32_t i = 0; i < group->pair_count; i++)
+        if (group->pairs[i].a == a && group->pairs[i].b == b) return &group->pairs[i];
+    if (group->pair_count == group->pair_capacity) {
+        uint32_t capacity = group->pair_capacity == 0 ? FIRST_PAIRS : 2 * group->pair_capacity;
+        struct link_pair *pairs = realloc(group->pairs, capacity * sizeof *pairs);
+        if (pairs == NULL) return NULL;
+        group->pairs = pairs;
+        group->pair_capacity = capacity;
+    }
+    struct link_pair *pair = &group->pairs[group->pair_count++];
+    *pair = (struct link_pair){.a = a, .b = b};
+    return pair;
+}
+
+static void remove_pair(struct group *group, uint32_t index) { group->pairs[index] = group->pairs[--group->pair_count]; }
+
+void membership_link_failed(struct membership *m, struct peer *accuser, struct peer *accused) {
+    struct group *group = accuser->group;
+    uint16_t from = (uint16_t)(accuser - m->peers), to = (uint16_t)(accused - m->peers);
+    struct link_pair *pair = pair_of(group, from < to ? from : to, from < to ? to : from);
+    if (pair == NULL) {
+        membership_expel(m, accuser, "the master is out of memory");
+        return;
+    }
+    if (!pair->pending) {
+        char one[64], other[64];
+        membership_log(m, LOG_WARN, "the link between %s and %s is down", membership_name(one, accuser), membership_name(other, accused));
+        pair->failures++;
+    }
+    pair->pending = true;
+    if (from < to) pair->a_accuses = true;
+    else pair->b_accuses = true;
+    accuser->linked = false;
+    if (group->relink_at == INT64_MAX) group->relink_at = m->now_ns + MEMBERSHIP_GRACE_MS * MS_NS;
+}
+
+void membership_on_link_down(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body) {
+    struct wire_link_down down;
+    struct group *group = peer->group;
+    if (!wire_decode_link_down(body, header->length, &down)) {
+        membership_expel(m, peer, "malformed LINK_DOWN");
+        return;
+    }
+    if (header->epoch < group->group_epoch) return; // the links have been made again since
+    struct peer *accused = membership_member(m, group, &down.id);
+    if (accused == peer) membership_change(m, group);
+    else if (accused != NULL) membership_link_failed(m, peer, accused);
+}
+
+void membership_on_linked(struct membership *m, struct peer *peer) {
+    struct group *group = peer->group;
+    peer->linked = true;
+    for (uint32_t i = group->pair_count; i-- > 0;) {
+        const struct link_pair *pair = &group->pairs[i];
+        if (!pair->pending && m->peers[pair->a].linked && m->peers[pair->b].linked) remove_pair(group, i);
+    }
+}
+
+// ---- after the grace ----
+
+static uint32_t accusers_of(const struct membership *m, const struct group *group, uint16_t slot) {
+    uint32_t accusers = 0;
+    for (uint32_t i = 0; i < group->pair_count; i++) {
+        const struct link_pair *pair = &group->pairs[i];
+        if (m->peers[pair->a].gone || m->peers[pair->b].gone) continue;
+        accusers += (pair->a == slot && pair->b_accuses) || (pair->b == slot && pair->a_accuses);
+    }
+    return accusers;
+}
+
+static bool is_hopeless(const struct membership *m, const struct link_pair *pair) {
+    return pair->pending && pair->failures >= FAILURES_MAX && !m->peers[pair->a].gone && !m->peers[pair->b].gone;
+}
+
+// Of all members with a hopeless link the one that most accuse, else the one that joined last; NULL when there is none.
+static struct peer *find_culprit(struct membership *m, const struct group *group, uint32_t *accusers) {
+    struct peer *culprit = NULL;
+    for (uint32_t i = 0; i < group->pair_count; i++) {
+        if (!is_hopeless(m, &group->pairs[i])) continue;
+        uint16_t slots[2] = {group->pairs[i].a, group->pairs[i].b};
+        for (uint32_t k = 0; k < 2; k++) {
+            struct peer *peer = &m->peers[slots[k]];
+            uint32_t count = accusers_of(m, group, slots[k]);
+            bool worse = culprit == NULL || count > *accusers || (count == *accusers && peer->member.join_number > culprit->member.join_number);
+            if (!worse) continue;
+            culprit = peer;
+            *accusers = count;
+        }
+    }
+    return culprit;
+}
+
+void membership_links_tick(struct membership *m, struct group *group) {
+    group->relink_at = INT64_MAX;
+    uint32_t accusers = 0;
+    for (struct peer *culprit; (culprit = find_culprit(m, group, &accusers)) != NULL;)
+        membership_expel(m, culprit, "its links failed twice, as told by %u of the %u other members", accusers, group->count - 1);
+    membership_change(m, group); // where somebody was expelled, the loss makes the new epoch
+}
+
+void membership_links_begin(struct group *group) {
+    group->relink_at = INT64_MAX;
+    for (uint32_t i = 0; i < group->pair_count; i++) group->pairs[i].pending = false;
+}
+
+void membership_links_forget(struct membership *m, struct group *group, const struct peer *peer) {
+    uint16_t slot = (uint16_t)(peer - m->peers);
+    for (uint32_t i = group->pair_count; i-- > 0;)
+        if (group->pairs[i].a == slot || group->pairs[i].b == slot) remove_pair(group, i);
+}
+
+void membership_links_fini(struct group *group) {
+    free(group->pairs);
+    group->pairs = NULL;
+    group->pair_count = group->pair_capacity = 0;
+    group->relink_at = INT64_MAX;
+}

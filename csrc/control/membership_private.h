@@ -1,0 +1,174 @@
+// What the files of the master's mind share: membership.c (peers, epochs, votes, candidates, time), membership_ops.c (ends of ops),
+// membership_links.c (links that break), membership_optimise.c (measurements and order).
+//
+// An event changes state and calls settle, which removes the peers that are `gone`, puts the epochs in force that this makes
+// necessary, and lets votes pass, until nothing is left to do. So a function that finds a peer wanting only calls membership_drop
+// and goes on; pointers to peers stay valid until settle.
+#ifndef PCCL_CONTROL_MEMBERSHIP_PRIVATE_H
+#define PCCL_CONTROL_MEMBERSHIP_PRIVATE_H
+
+#include "../base/platform.h"
+#include "membership.h"
+#include "op_table.h"
+
+enum {
+    PEER_WORDS = WIRE_MAX_MEMBERS / 64,
+    MAX_MISMATCHES = 64,      // waiting for reports, per group; further ones are found again when the op is redone
+    FAILURES_MAX = 2,         // of one pair's links, then one of the two is expelled
+    DEFAULT_LATENCY_US = 100, // until a link has been timed
+    DEFAULT_MEGABYTES_PER_S = 1000,
+    CODE_SUCCESS = 0, // pcclSuccess
+    CODE_OPTIMIZATION_FAILED = 12, // pcclTopologyOptimizationFailed
+};
+
+struct peer {
+    bool used, gone;
+    bool accepted;
+    uint32_t conn;
+    struct wire_member member;
+    int64_t heard_ns;
+    uint8_t vote; // wire_vote_kind of the open vote, or 0
+    uint32_t latency_us; // worst of its links, 0 unknown
+
+    // candidate
+    bool invited;   // newcomer: the passed update vote admits it if it can be reached
+    bool candidate; // has a place in the candidate epoch
+    bool regrouped; // the candidate gives its group a new group epoch
+    bool answered;  // sent LINKED for the attempt in progress
+    uint64_t unreachable[PEER_WORDS]; // by slot, as answered
+
+    // accepted
+    struct group *group; // borrowed
+    uint32_t rank;       // in its group
+    bool linked;         // all its links of the group epoch in force are complete
+    bool reported;       // on the group epoch in force
+    uint32_t host;       // see membership_optimise.c
+};
+
+// Two members whose link broke and is not yet known to work again.
+struct link_pair {
+    uint16_t a, b; // slots, a < b
+    uint8_t failures;
+    bool pending; // down, not yet acted on
+    bool a_accuses, b_accuses;
+};
+
+struct mismatch {
+    struct wire_op_name name;
+    char text[WIRE_MAX_TEXT + 1];
+};
+
+struct group {
+    uint32_t id;
+    uint32_t begin, count; // its members in `order`; count 0: not in use
+    uint64_t group_epoch;
+    uint64_t lost_epoch; // the last group epoch that lost a member
+    uint32_t latency_us, megabytes_per_s; // fixed with the group epoch, so that all members compute with the same
+    bool changed, lost;  // the next epoch is a new group epoch, because of a loss
+
+    struct op_table done;    // large ops of which some members are done
+    struct op_table reports; // on the group epoch in force
+    uint32_t reports_missing;
+    struct mismatch *mismatches;
+    uint32_t mismatch_count;
+
+    struct link_pair *pairs;
+    uint32_t pair_count, pair_capacity;
+    int64_t relink_at; // INT64_MAX: no link is down
+};
+
+enum phase {
+    PHASE_IDLE,      // votes are being collected
+    PHASE_CANDIDATE, // links of a candidate epoch are being made
+    PHASE_MEASURE,   // rounds of measurements
+};
+
+struct measurement {
+    struct peer *from, *to;
+    bool answered;
+};
+
+struct membership {
+    struct membership_actions actions;
+    int64_t now_ns, limit_ns;
+    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
+    bool wants_random;
+
+    uint64_t run, generation, number; // number: of the epoch in force, 0 = none yet
+    uint8_t secret[16];
+    uint64_t next_join;
+
+    struct peer peers[WIRE_MAX_MEMBERS];
+    uint32_t slots;      // peers[slots..] were never used
+    uint32_t peer_count; // used
+    uint32_t gone_count;
+    uint16_t by_conn[MEMBERSHIP_MAX_CONNS]; // slot + 1, or 0
+    struct peer *order[WIRE_MAX_MEMBERS];   // accepted peers, group by group, in ring order
+    uint32_t count;
+    struct group groups[WIRE_MAX_MEMBERS];
+    bool lost, changed;                     // a loss, or a changed group, that no epoch tells of yet
+    struct wire_member members[WIRE_MAX_MEMBERS];            // scratch for encoding
+    struct wire_op_report reported[2 * WIRE_MAX_LIVE_OPS];   // scratch for decoding
+
+    uint32_t open_votes[WIRE_VOTE_OPTIMIZE + 1];
+    int64_t warn_at; // INT64_MAX: no vote is open, or its wait has been told
+    bool warned;     // since the last vote that ended
+
+    enum phase phase;
+    uint8_t candidate_kind; // WIRE_VOTE_UPDATE or WIRE_VOTE_OPTIMIZE
+    bool candidate_stale;   // the epoch in force or the candidate's members changed under it
+    bool candidate_judged;  // all answered, and a broken link between accepted peers must be repaired first
+    uint32_t attempt;
+    struct peer *candidate[WIRE_MAX_MEMBERS];
+    uint32_t candidate_count, unanswered;
+    int64_t phase_deadline, measure_end;
+
+    uint64_t *rates; // [from slot][to slot], bytes/s; made at the first optimisation
+    struct measurement round[WIRE_MAX_MEMBERS];
+    uint32_t round_count, round_number, round_unanswered;
+    int64_t heartbeat_at;
+};
+
+// ---- membership.c ----
+struct wire_header membership_header(const struct membership *m); // control message of this moment
+// Remembers where the frame that is encoded next begins; false from end: memory was refused.
+size_t membership_frame_begin(struct membership *m);
+bool membership_frame_end(struct membership *m, size_t begin, size_t *length);
+// Sends bytes [begin, begin + length) of the actions; drops the peer when memory is refused.
+void membership_send(struct membership *m, struct peer *peer, size_t begin, size_t length);
+void membership_log(struct membership *m, enum log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
+const char *membership_name(char out[64], const struct peer *peer);
+// The peer is out from the next settle on; its connection is closed.
+void membership_drop(struct membership *m, struct peer *peer, enum log_level level, const char *why);
+// The same, told to the peer: EXPELLED, or REFUSED for a newcomer.
+void membership_expel(struct membership *m, struct peer *peer, const char *format, ...) __attribute__((format(printf, 3, 4)));
+struct peer *membership_member(struct membership *m, const struct group *group, const struct wire_id *id); // NULL: not (any more) a member
+void membership_change(struct membership *m, struct group *group); // a new group epoch is to come
+void membership_start_candidate(struct membership *m, uint8_t kind); // `candidate` is filled
+void membership_outcome(struct membership *m, uint8_t kind, uint8_t code, uint64_t value); // to all; the vote is over
+
+// ---- membership_ops.c ----
+void membership_on_done(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body);
+void membership_on_report(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body);
+void membership_on_mismatch(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body);
+void membership_ops_begin(struct membership *m, struct group *group); // the group epoch was entered
+void membership_ops_fini(struct group *group);
+
+// ---- membership_links.c ----
+void membership_on_link_down(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body);
+void membership_on_linked(struct membership *m, struct peer *peer);
+void membership_link_failed(struct membership *m, struct peer *accuser, struct peer *accused);
+void membership_links_tick(struct membership *m, struct group *group);
+void membership_links_begin(struct group *group); // the group epoch was entered
+void membership_links_forget(struct membership *m, struct group *group, const struct peer *peer);
+void membership_links_fini(struct group *group);
+
+// ---- membership_optimise.c ----
+void membership_optimise(struct membership *m); // the vote passed
+void membership_on_measured(struct membership *m, struct peer *peer, const uint8_t *body, size_t length);
+void membership_measure_tick(struct membership *m);
+void membership_measure_cancel(struct membership *m);
+void membership_rates_forget(struct membership *m, const struct peer *peer);
+uint32_t membership_group_rate(const struct membership *m, const struct group *group); // slowest ring link in MB/s, or the default
+
+#endif
