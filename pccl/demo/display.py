@@ -1,0 +1,123 @@
+"""How a run is shown: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from pccl.demo.run import Peer, Run
+
+PLAIN_LINES = 20  # per run
+
+_COLOURS = {"training": "green", "finished": "green", "killed": "red", "failed": "red"}
+
+
+def size_text(size: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+class LiveDisplay:
+    """A table that is redrawn in place, with the news above it."""
+
+    def __init__(self, console: Console, run: Run) -> None:
+        self._progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+        )
+        self._task = self._progress.add_task("steps", total=run.options.steps)
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=lambda: self._render(run))
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Draw once more, and give the terminal back."""
+        self._live.stop()
+
+    def update(self, run: Run) -> None:
+        """Only the progress bar needs to be told; the table is drawn from the run a few times a second."""
+        self._progress.update(self._task, completed=max(peer.step for peer in run.peers))
+
+    def say(self, text: str) -> None:
+        """Print a line above the table."""
+        self._live.console.print(Text(text))
+
+    def _render(self, run: Run) -> Group:
+        table = Table(expand=True)
+        table.add_column("peer")
+        table.add_column("state")
+        for heading in ("step", "loss", "world", "tokens/s", "sent", "received"):
+            table.add_column(heading, justify="right")
+        table.add_column("weights (hash @ step)")
+        for peer in run.peers:
+            table.add_row(*self._row(peer), style="dim" if peer.status == "killed" else "")
+        return Group(table, self._progress)
+
+    @staticmethod
+    def _row(peer: Peer) -> list[str | Text]:
+        return [
+            str(peer.index),
+            Text(peer.status, style=_COLOURS.get(peer.status, "yellow")),
+            str(peer.step),
+            "" if peer.loss is None else f"{peer.loss:.3f}",
+            "" if peer.world is None else str(peer.world),
+            f"{peer.tokens_per_second:,.0f}",
+            size_text(peer.tx_bytes),
+            size_text(peer.rx_bytes),
+            "" if peer.digest is None else f"{peer.digest} @ {peer.digest_step}",
+        ]
+
+
+class PlainDisplay:
+    """Some twenty lines for the whole run, for pipes and log files."""
+
+    def __init__(self, console: Console, run: Run) -> None:
+        self._console = console
+        self._every = max(1, run.options.steps // PLAIN_LINES)
+        self._next = self._every
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        """Nothing to begin."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Nothing to end."""
+
+    def update(self, run: Run) -> None:
+        """Print a line once every living peer has made the next round number of steps."""
+        living = [peer for peer in run.peers if peer.status not in ("killed", "failed")]
+        if not living or min(peer.step for peer in living) < self._next:
+            return
+        self._next += self._every
+        losses = " ".join(f"{peer.loss:.3f}" for peer in living if peer.loss is not None)
+        rate = sum(peer.tokens_per_second for peer in living)
+        self.say(
+            f"step {living[0].step:4}  world {living[0].world}  loss {losses}  {rate:6,.0f} tokens/s  "
+            f"{size_text(sum(peer.tx_bytes for peer in run.peers))} sent  weights {living[0].digest} "
+            f"@ {living[0].digest_step}"
+        )
+
+    def say(self, text: str) -> None:
+        """Print a line with the time since the start."""
+        self._console.out(f"[{time.monotonic() - self._began:6.1f} s] {text}", highlight=False)

@@ -1,0 +1,359 @@
+"""The orchestrator: starts the master and the peers, kills one, watches, and judges.
+
+One thread, one loop over the peers' pipes. What it learns is kept in ``Run``, which the displays and the verdict
+read; nothing in ``Run`` waits or prints.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pccl.demo.reports import Finished, Halted, Ready, Recovered, Report, Stepped, Task
+
+STALL_LIMIT = 180.0  # seconds without any report; generous, since the cores may be busy with other work
+TICK = 0.2  # seconds between looks at the clock
+SMOOTHING = 0.1  # weight of the newest step in a peer's rate
+FELL = 0.9  # the loss has fallen if the mean of the last steps is at most this share of that of the first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user asked for, checked."""
+
+    peers: int
+    steps: int
+    kill_step: int | None  # None: nobody is killed
+    kill_peer: int
+    seed: int
+    threads: int
+    data: str | None
+    out: Path
+
+
+@dataclass(kw_only=True)
+class Peer:
+    """One peer as the orchestrator sees it."""
+
+    index: int
+    status: str = "starting"  # training, halted, killed, finished, failed
+    step: int = 0
+    loss: float | None = None
+    world: int | None = None
+    tokens_per_second: float = 0.0
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+    digest: str | None = None
+    digest_step: int = 0
+    finished: Finished | None = None
+    stepped_at: float | None = None
+
+
+@dataclass(kw_only=True)
+class Kill:
+    """The moment of the kill, and what became of it."""
+
+    step: int
+    at: float  # seconds of the monotonic clock
+    recovered: dict[int, Recovered] = field(default_factory=dict)  # by peer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of the verdict."""
+
+    claim: str
+    holds: bool
+    detail: str
+
+
+class Run:
+    """All that is known about a run. ``take`` is the only way in."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.peers = [Peer(index=index) for index in range(options.peers)]
+        self.kill: Kill | None = None
+        self.parameters = 0
+        self.validation_before: float | None = None
+        self.losses: dict[int, dict[int, float]] = defaultdict(dict)  # by step, then peer
+        self.digests: dict[int, dict[int, str]] = defaultdict(dict)  # likewise
+
+    @property
+    def began(self) -> bool:
+        """All peers have been accepted, so that none waits for another to join."""
+        return self.validation_before is not None
+
+    def take(self, peer: Peer, report: Report, now: float) -> str | None:
+        """Note a peer's report; returns a line for the user where it is news."""
+        match report:
+            case Ready():
+                first = not self.began
+                peer.status, peer.world, peer.stepped_at = "training", report.world, now
+                self.parameters, self.validation_before = report.parameters, report.validation
+                if first:
+                    return (
+                        f"{report.world} peers are connected; the model has {report.parameters:,} parameters, "
+                        f"its validation loss is {report.validation:.3f}"
+                    )
+            case Stepped():
+                self._take_step(peer, report, now)
+            case Halted():
+                peer.status = "halted"
+            case Recovered():
+                if self.kill is not None:
+                    self.kill.recovered[peer.index] = report
+                return self._recovery(peer, report)
+            case Finished():
+                peer.finished, peer.digest, peer.digest_step = report, report.digest, report.step
+                self.digests[report.step][peer.index] = report.digest
+        return None
+
+    def _take_step(self, peer: Peer, report: Stepped, now: float) -> None:
+        peer.step, peer.loss, peer.world = report.step, report.loss, report.world
+        peer.tx_bytes += report.tx_bytes
+        peer.rx_bytes += report.rx_bytes
+        self.losses[report.step][peer.index] = report.loss
+        if report.digest is not None:
+            peer.digest, peer.digest_step = report.digest, report.step
+            self.digests[report.step][peer.index] = report.digest
+        if peer.stepped_at is not None and now > peer.stepped_at:
+            rate = report.tokens / (now - peer.stepped_at)
+            share = SMOOTHING if peer.tokens_per_second else 1.0
+            peer.tokens_per_second += share * (rate - peer.tokens_per_second)
+        peer.stepped_at = now
+
+    def _recovery(self, peer: Peer, report: Recovered) -> str:
+        ended = report.buckets - report.failed
+        text = f"peer {peer.index}: {ended} of {report.buckets} reduces of step {report.step} ended, {report.failed} failed; "
+        if report.world > 1:
+            text += f"repeated with world size {report.world}"
+        else:
+            text += "it is alone and goes on with its own gradients"
+        if self.kill is not None:
+            text += f", done {(report.at - self.kill.at) * 1e3:.0f} ms after the kill"
+        return text
+
+    def curve(self) -> list[tuple[int, float]]:
+        """Loss by step, the mean over the peers that made the step."""
+        return [(step, sum(losses.values()) / len(losses)) for step, losses in sorted(self.losses.items())]
+
+    def survivors(self) -> list[Peer]:
+        """Peers that were to reach the end."""
+        return [peer for peer in self.peers if peer.status != "killed"]
+
+    def checks(self) -> list[Check]:
+        """The verdict, point by point."""
+        checks = [self._check_end(), self._check_weights(), self._check_loss()]
+        if self.options.kill_step is not None:
+            checks.insert(0, self._check_kill())
+        return checks
+
+    def _check_kill(self) -> Check:
+        claim = "the kill happened, and the survivors went on without the lost peer"
+        if self.kill is None:
+            return Check(claim=claim, holds=False, detail="no peer was killed")
+        worlds = [peer.world for peer in self.survivors()]
+        lasting = len(self.kill.recovered) == len(worlds)
+        holds = lasting and all(world == self.options.peers - 1 for world in worlds)
+        recovered = f"{len(self.kill.recovered)} of {len(worlds)} survivors saw the loss"
+        return Check(claim=claim, holds=holds, detail=f"{recovered}, world sizes at the end {worlds}")
+
+    def _check_end(self) -> Check:
+        ended = [peer for peer in self.survivors() if peer.status == "finished" and peer.step == self.options.steps]
+        holds = len(ended) == len(self.survivors())
+        detail = f"{len(ended)} of {len(self.survivors())} at step {self.options.steps}"
+        return Check(claim="every survivor made all its steps", holds=holds, detail=detail)
+
+    def _check_weights(self) -> Check:
+        claim = "all peers hold bit-identical weights"
+        final = [self.digests[self.options.steps].get(peer.index, "nothing") for peer in self.survivors()]
+        split = [step for step, digests in sorted(self.digests.items()) if len(set(digests.values())) > 1]
+        if split:
+            found = ", ".join(f"peer {index} {digest}" for index, digest in sorted(self.digests[split[0]].items()))
+            return Check(claim=claim, holds=False, detail=f"they differ from step {split[0]} on: {found}")
+        holds = len(set(final)) == 1 and "nothing" not in final
+        compared = f"compared at {len(self.digests)} steps"
+        return Check(claim=claim, holds=holds, detail=f"{compared}; at the end {', '.join(final)}")
+
+    def _check_loss(self) -> Check:
+        claim = "the loss fell"
+        losses = [loss for _, loss in self.curve()]
+        few = min(20, max(1, len(losses) // 5))
+        if len(losses) < 2:
+            return Check(claim=claim, holds=False, detail="too few steps were made")
+        first, last = sum(losses[:few]) / few, sum(losses[-few:]) / few
+        detail = f"mean of the first {few} steps {first:.3f}, of the last {few} {last:.3f}"
+        ended = [peer.finished.validation for peer in self.survivors() if peer.finished is not None]
+        if self.validation_before is not None and ended:
+            detail += f"; on held-out text {self.validation_before:.3f}, then {ended[0]:.3f}"
+        return Check(claim=claim, holds=last <= FELL * first, detail=detail)
+
+
+class Display(Protocol):
+    """Where a run is shown while it goes on."""
+
+    def update(self, run: Run) -> None:
+        """Something in the run has changed."""
+
+    def say(self, text: str) -> None:
+        """Print a line of news."""
+
+
+class PeerProcess:
+    """A peer's process, its pipe and its log file."""
+
+    def __init__(self, peer: Peer, options: Options, master: str) -> None:
+        self.peer = peer
+        self.log = options.out / f"peer-{peer.index}.log"
+        self.fd, report_fd = os.pipe()
+        task = Task(
+            index=peer.index,
+            peers=options.peers,
+            master=master,
+            steps=options.steps,
+            seed=options.seed,
+            threads=options.threads,
+            report_fd=report_fd,
+            data=options.data,
+            halt_in_step=options.kill_step if peer.index == options.kill_peer else None,
+        )
+        try:
+            with self.log.open("wb") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "pccl.demo.worker", task.to_json()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[report_fd],
+                    env={**os.environ, "OMP_NUM_THREADS": str(options.threads)},
+                    start_new_session=True,  # Ctrl-C is for the orchestrator alone, which ends the peers itself
+                )
+        except BaseException:
+            os.close(self.fd)
+            raise
+        finally:
+            os.close(report_fd)
+        self._rest = b""
+
+    def read(self) -> list[Report] | None:
+        """Reports that have arrived; None once the pipe has ended. Call it when the pipe is readable."""
+        chunk = os.read(self.fd, 1 << 16)
+        if not chunk:
+            return None
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return [Report.from_line(line) for line in lines]
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end. Harmless when the process has ended."""
+        self.process.kill()
+        self.process.wait()
+
+    def log_tail(self, lines: int = 12) -> str:
+        """What the process printed last."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class BrokenRunError(Exception):
+    """The run cannot go on; the message says why."""
+
+
+class InterruptedRunError(Exception):
+    """The user wants the run to end."""
+
+
+@contextmanager
+def _peer_processes(run: Run, master: str) -> Iterator[list[PeerProcess]]:
+    processes: list[PeerProcess] = []
+    try:
+        for peer in run.peers:
+            processes.append(PeerProcess(peer, run.options, master))
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            os.close(process.fd)
+
+
+def conduct(run: Run, display: Display, interrupted: Callable[[], bool]) -> None:
+    """Start everything, let the run take its course, and leave no process behind, whatever happens.
+
+    Raises InterruptedRunError soon after ``interrupted`` has become true, BrokenRunError where waiting is in vain.
+    """
+    from pccl import MasterNode
+
+    with (
+        MasterNode("127.0.0.1:0") as master,
+        _peer_processes(run, f"127.0.0.1:{master.port}") as processes,
+        selectors.DefaultSelector() as selector,
+    ):
+        pids = ", ".join(str(process.process.pid) for process in processes)
+        display.say(f"the master listens on 127.0.0.1:{master.port}; the peers are processes {pids}")
+        for process in processes:
+            selector.register(process.fd, selectors.EVENT_READ, process)
+        heard = time.monotonic()
+        while selector.get_map():
+            events = selector.select(TICK)
+            now = time.monotonic()
+            heard = now if events else heard
+            for key, _ in events:
+                if not _serve(key.data, run, display, now):
+                    selector.unregister(key.fd)
+            display.update(run)
+            if interrupted():
+                raise InterruptedRunError
+            _check_alive(run, now - heard)
+
+
+def _check_alive(run: Run, silence: float) -> None:
+    statuses = [peer.status for peer in run.peers]
+    if "failed" in statuses and not run.began:
+        raise BrokenRunError(f"peer {statuses.index('failed')} ended before the training began")
+    if silence > STALL_LIMIT:
+        raise BrokenRunError(f"no peer has reported anything for {STALL_LIMIT:.0f} s")
+
+
+def _serve(process: PeerProcess, run: Run, display: Display, now: float) -> bool:
+    """Take what a peer reports; False when it has ended."""
+    reports = process.read()
+    if reports is None:
+        _note_end(process, display)
+        return False
+    for report in reports:
+        news = run.take(process.peer, report, now)
+        if isinstance(report, Halted):
+            news = _kill(process, run, report)
+        if news is not None:
+            display.say(news)
+    return True
+
+
+def _kill(process: PeerProcess, run: Run, report: Halted) -> str:
+    run.kill = Kill(step=report.step, at=time.monotonic())
+    process.process.send_signal(signal.SIGKILL)
+    process.peer.status = "killed"
+    return (
+        f"peer {process.peer.index} killed with SIGKILL in step {report.step}, "
+        f"{report.launched} of its {report.buckets} reduces launched"
+    )
+
+
+def _note_end(process: PeerProcess, display: Display) -> None:
+    status = process.process.wait()
+    if process.peer.status == "killed":
+        return
+    if status == 0 and process.peer.finished is not None:
+        process.peer.status = "finished"
+        return
+    process.peer.status = "failed"
+    display.say(f"peer {process.peer.index} ended with status {status}; the end of {process.log}:\n{process.log_tail()}")
