@@ -1,0 +1,113 @@
+"""An fp32 sum of one tensor: pccl out of place and in place, gloo (in place: it has no other), bare TCP for two peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import methods
+from harness import KIB, MIB, Peer, Row
+
+import pccl
+
+SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB]
+BYTES_PER_BLOCK = 4 * MIB
+CALLS_PER_BLOCK = 50
+"""A block of small ops is so many bytes, but at most so many calls."""
+
+METHOD = """fp32 sum on loopback, methods in turn block by block, median over blocks of the slowest peer's time per op;
+throughput = bytes of the tensor / time; small ops are timed back to back, many to a block."""
+
+
+def bar_of(world: int, size: int) -> float | None:
+    """The ratio to gloo that is aimed at."""
+    if size <= MIB:
+        return 1.0
+    if world == 2:
+        return 1.7 if size == 16 * MIB else 2.0
+    return 1.3 if world == 4 else None
+
+
+def worker(peer: Peer, address: str, gloo_port: int, raw_port: int, sizes: list[int], blocks: int) -> list[Any]:
+    import torch
+
+    comm = methods.join_run(address, peer.world)
+    dist = methods.join_gloo(peer, gloo_port)
+    raw = methods.RawTcp(peer, raw_port) if peer.world == 2 else None
+    timed = []
+    for size in sizes:
+        source = torch.full((size // 4,), float(peer.rank + 1))
+        target, in_place, gloo = torch.ones_like(source), source.clone(), source.clone()
+        expected = peer.world * (peer.world + 1) / 2
+        comm.all_reduce(source, target, op=pccl.ReduceOp.SUM)
+        comm.all_reduce(in_place, in_place, op=pccl.ReduceOp.SUM)
+        if not (torch.all(target == expected) and torch.all(in_place == expected)):
+            raise harness.BenchError(f"the sum of {harness.size_text(size)} is wrong")
+        for tensor in (source, in_place, gloo):
+            tensor.zero_()  # sums in place stay finite
+        calls = {
+            "pccl": lambda s=source, t=target: comm.all_reduce(s, t, op=pccl.ReduceOp.SUM),
+            "gloo": lambda t=gloo: dist.all_reduce(t),
+            "pccl in place": lambda t=in_place: comm.all_reduce(t, t, op=pccl.ReduceOp.SUM),
+        }
+        if raw is not None:
+            data = memoryview(source.numpy()).cast("B")
+            calls["tcp"] = lambda d=data: raw.exchange(d)
+        per_block = max(1, min(CALLS_PER_BLOCK, BYTES_PER_BLOCK // size))
+        timed.append(harness.alternate(peer, calls, blocks, per_block))
+    comm.close()
+    peer.barrier.wait()
+    return timed
+
+
+def run() -> None:
+    parser = harness.parser(__doc__)
+    parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], help="numbers of peers")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES", help="tensor sizes")
+    args = parser.parse_args()
+    where = harness.machine()
+    rows: list[Row] = []
+    bars: list[Row] = []
+    for world in args.worlds:
+        with (
+            harness.Master() as master,
+            harness.Fleet(
+                worker,
+                world,
+                address=master.address,
+                gloo_port=harness.free_port(),
+                raw_port=harness.free_port(),
+                sizes=args.sizes,
+                blocks=args.blocks,
+            ) as fleet,
+        ):
+            by_rank = fleet.results()
+        for index, size in enumerate(args.sizes):
+            times = harness.slowest([rank[index] for rank in by_rank])
+            add_rows(rows, bars, world, size, {name: harness.summary(values) for name, values in times.items()})
+    harness.report(args, "allreduce", METHOD, where, rows, bars)
+
+
+def add_rows(rows: list[Row], bars: list[Row], world: int, size: int, times: dict[str, Row]) -> None:
+    gloo = times["gloo"]["median"]
+    for name, time in times.items():
+        rows.append(
+            {
+                "peers": world,
+                "size": harness.size_text(size),
+                "method": name,
+                "median_ms": time["median"] * 1e3,
+                "min_ms": time["min"] * 1e3,
+                "GB/s": size / time["median"] / 1e9,
+                "x gloo": gloo / time["median"],
+            }
+        )
+    least = bar_of(world, size)
+    for name in ("pccl", "pccl in place"):
+        if least is not None:
+            what = f"{world} peers, {harness.size_text(size)}, {'in' if name.endswith('place') else 'out of'} place, against gloo"
+            bars.append(harness.ratio_bar(what, least, gloo / times[name]["median"]))
+
+
+if __name__ == "__main__":
+    harness.main(run)

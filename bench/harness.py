@@ -1,0 +1,323 @@
+"""What the benchmarks share: peers as processes, methods timed in turn, statistics, the report.
+
+A worker is a module-level function `worker(peer, **arguments)`; a Fleet runs one per peer, each in a process of its own, and
+hands back what they return. Times of a block are taken on every peer, and the slowest peer's counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ROOT = Path(__file__).resolve().parent.parent
+KIB, MIB = 1 << 10, 1 << 20
+LIMIT_SECONDS = 600.0
+"""How long a worker may go without a word before the run is given up."""
+
+CLONE_NEWNET = 0x40000000
+PR_SET_PDEATHSIG = 1
+
+_spawn = get_context("spawn")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Row = dict[str, Any]
+
+
+class BenchError(Exception):
+    """The measurement could not be made; says why."""
+
+
+# ---- peers as processes ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One peer, as its worker sees it."""
+
+    rank: int
+    world: int
+    pipe: Connection
+    barrier: Any  # all peers of the fleet
+
+
+def _run_worker(worker: Callable[..., Any], peer: Peer, namespace: str | None, arguments: dict[str, Any]) -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its peers
+    try:
+        if namespace is not None:
+            enter_namespace(namespace)
+        message = ("result", worker(peer, **arguments))
+    except BaseException:
+        message = ("error", f"peer {peer.rank}: {traceback.format_exc()}")
+    peer.pipe.send(message)
+
+
+def enter_namespace(name: str) -> None:
+    """Moves the calling thread, and what it starts from now on, into a network namespace."""
+    descriptor = os.open(f"/run/netns/{name}", os.O_RDONLY)
+    try:
+        if _libc.setns(descriptor, CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter network namespace {name}")
+    finally:
+        os.close(descriptor)
+
+
+class Fleet:
+    """`world` processes that run `worker`; `namespaces[rank]` is where each lives. Killed at the end of the block."""
+
+    def __init__(self, worker: Callable[..., Any], world: int, namespaces: Sequence[str] | None = None, **arguments: Any) -> None:
+        self._worker, self._world, self._arguments = worker, world, arguments
+        self._namespaces = namespaces
+        self._barrier = _spawn.Barrier(world)
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+        for rank in range(world):
+            pipe, process = self._start(rank)
+            self._pipes.append(pipe)
+            self._processes.append(process)
+
+    def _start(self, rank: int) -> tuple[Connection, Any]:
+        ours, theirs = _spawn.Pipe()
+        peer = Peer(rank=rank, world=self._world, pipe=theirs, barrier=self._barrier)
+        namespace = self._namespaces[rank] if self._namespaces else None
+        process = _spawn.Process(target=_run_worker, args=(self._worker, peer, namespace, self._arguments), daemon=True)
+        process.start()
+        theirs.close()
+        return ours, process
+
+    def replace(self, rank: int) -> None:
+        """Starts a new process in the place of one that died."""
+        self._processes[rank].join()
+        self._pipes[rank].close()
+        self._pipes[rank], self._processes[rank] = self._start(rank)
+
+    def kill(self, rank: int) -> float:
+        """SIGKILL; gives the moment."""
+        moment = time.monotonic()
+        os.kill(self._processes[rank].pid, signal.SIGKILL)
+        return moment
+
+    def wait_gone(self, rank: int) -> float:
+        """The moment when the kernel has ended the process."""
+        self._processes[rank].join()
+        return time.monotonic()
+
+    def send(self, rank: int, message: Any) -> None:
+        self._pipes[rank].send(("order", message))
+
+    def receive(self, rank: int, timeout: float = LIMIT_SECONDS) -> Any:
+        if not self._pipes[rank].poll(timeout):
+            raise BenchError(f"peer {rank} has said nothing for {timeout:.0f} s")
+        try:
+            kind, value = self._pipes[rank].recv()
+        except EOFError:
+            raise BenchError(f"peer {rank} has died") from None
+        if kind == "error":
+            raise BenchError(value)
+        return value
+
+    def results(self, timeout: float = LIMIT_SECONDS) -> list[Any]:
+        """What the workers returned, by rank."""
+        return [self.receive(rank, timeout) for rank in range(self._world)]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def tell(peer: Peer, value: Any) -> None:
+    """From a worker to its fleet's `receive`."""
+    peer.pipe.send(("result", value))
+
+
+def order(peer: Peer) -> Any:
+    """The next order that the fleet sent to this worker."""
+    return peer.pipe.recv()[1]
+
+
+class Master:
+    """`pccl_master` in a process of its own; `address` is where peers find it."""
+
+    def __init__(self, host: str = "127.0.0.1", namespace: str | None = None) -> None:
+        command = [sys.executable, "-m", "pccl.master", "--listen-address", f"{host}:0"]
+        if namespace is not None:
+            command = ["ip", "netns", "exec", namespace, *command]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        words = self._process.stdout.readline().rsplit(":", 1)
+        if len(words) != 2:
+            raise BenchError("the master did not start; its words stand above")
+        self.address = f"{host}:{int(words[1])}"
+
+    def cpu_seconds(self) -> float:
+        """User and system time it has used so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
+
+
+# ---- time ----
+
+
+def alternate(peer: Peer, calls: dict[str, Callable[[], object]], blocks: int, per_block: int = 1) -> dict[str, list[float]]:
+    """Seconds per call of each: `blocks` blocks of `per_block` calls, the methods in turn (A B, B A, A B ...)."""
+    for call in calls.values():
+        for _ in range(2):
+            call()
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for block in range(blocks):
+        first = block % len(names)
+        for name in names[first:] + names[:first]:
+            call = calls[name]
+            peer.barrier.wait()
+            start = time.perf_counter()
+            for _ in range(per_block):
+                call()
+            seconds[name].append((time.perf_counter() - start) / per_block)
+    return seconds
+
+
+def slowest(by_rank: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """Of each block the time of the peer that took longest."""
+    return {name: [max(times) for times in zip(*(rank[name] for rank in by_rank), strict=True)] for name in by_rank[0]}
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "samples": len(values)}
+
+
+# ---- the report ----
+
+
+def parser(text: str, blocks: int = 15) -> argparse.ArgumentParser:
+    """Arguments that every benchmark takes."""
+    made = argparse.ArgumentParser(description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made.add_argument("--blocks", type=int, default=blocks, help="timed blocks of each method; the median is given")
+    made.add_argument("--json", metavar="FILE", help="write the report there as JSON; - writes it, and nothing else, to stdout")
+    return made
+
+
+def machine() -> Row:
+    """Where this was measured."""
+    import pccl
+
+    processors = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in processors if line.startswith("model name")), platform.machine())
+    commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "pccl": f"{pccl.__version__} ({commit.stdout.strip() or 'no repository'})",
+        "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
+        "load_before": os.getloadavg()[0],
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    }
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def bar(what: str, wanted: str, measured: str, reached: bool) -> Row:
+    """One line of the table in docs/benchmarks.md."""
+    return {"what": what, "bar": wanted, "measured": measured, "reached": reached}
+
+
+def ratio_bar(what: str, least: float, ratio: float) -> Row:
+    return bar(what, f"at least {least:g} x", f"{ratio:.2f} x", ratio >= least)
+
+
+def report(args: argparse.Namespace, name: str, method: str, where: Row, rows: list[Row], bars: list[Row]) -> None:
+    """Prints the report, and writes it to where --json says."""
+    made = {"benchmark": name, "method": " ".join(method.split()), "machine": where, "rows": rows, "bars": bars}
+    if args.json == "-":
+        print(json.dumps(made, indent=1))
+        return
+    print(f"{name}: {made['method']}")
+    print(", ".join(f"{key} {value}" for key, value in where.items()), end="\n\n")
+    print_table(rows)
+    if bars:
+        print()
+        print_table([{**line, "reached": "yes" if line["reached"] else "NO"} for line in bars])
+    if args.json:
+        Path(args.json).write_text(json.dumps(made, indent=1) + "\n")
+
+
+def print_table(rows: list[Row]) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [columns] + [[_cell(row.get(column, "")) for column in columns] for row in rows]
+    widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
+    for line in cells:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def size_text(size: int) -> str:
+    return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
+
+
+def main(run: Callable[[], None]) -> None:
+    """Runs a benchmark's body; an error that it foresees is one line, and SIGTERM cleans up as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        run()
+    except BenchError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

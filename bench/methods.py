@@ -1,0 +1,81 @@
+"""The ways to move and sum tensors that are compared: pccl, torch's gloo, and bare TCP."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from typing import Any
+
+from harness import MIB, Peer
+
+import pccl
+
+FORM_PAUSE_SECONDS = 0.005
+
+
+def join_run(address: str, world: int, lanes: int = 0) -> pccl.Communicator:
+    """A communicator whose run has `world` peers; all of them call this."""
+    comm = pccl.Communicator(address, p2p_connection_pool_size=lanes)
+    comm.connect()
+    while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < world:
+        time.sleep(FORM_PAUSE_SECONDS)
+        comm.update_topology()
+    return comm
+
+
+def join_gloo(peer: Peer, port: int, host: str = "127.0.0.1", interface: str = "lo") -> Any:
+    """torch.distributed with one process group over gloo; rank 0 lives at `host`."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=peer.rank, world_size=peer.world)
+    return dist
+
+
+class RawTcp:
+    """Two peers send each other the same number of bytes at once, and do nothing with them: the ceiling for two peers."""
+
+    PIECE = MIB // 4
+    SCRATCH = MIB  # what was received stays in the cache
+
+    def __init__(self, peer: Peer, port: int, host: str = "127.0.0.1") -> None:
+        if peer.rank == 0:
+            with socket.create_server((host, port)) as listener:
+                peer.barrier.wait()
+                self._socket, _ = listener.accept()
+        else:
+            peer.barrier.wait()
+            self._socket = socket.create_connection((host, port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setblocking(False)
+        self._scratch = memoryview(bytearray(self.SCRATCH))
+        self._poll = select.poll()
+
+    def exchange(self, data: memoryview) -> None:
+        sent = received = 0
+        while sent < len(data) or received < len(data):
+            moved = 0
+            if sent < len(data):
+                moved = self._attempt(self._socket.send, data[sent : sent + self.PIECE])
+                sent += moved
+            if received < len(data):
+                at = received % self.SCRATCH
+                end = min(at + self.PIECE, self.SCRATCH, at + len(data) - received)
+                got = self._attempt(self._socket.recv_into, self._scratch[at:end])
+                received += got
+                moved += got
+            if moved == 0:
+                wanted = (select.POLLOUT if sent < len(data) else 0) | (select.POLLIN if received < len(data) else 0)
+                self._poll.register(self._socket, wanted)
+                self._poll.poll()
+
+    @staticmethod
+    def _attempt(call: Any, buffer: memoryview) -> int:
+        try:
+            return int(call(buffer))
+        except BlockingIOError:
+            return 0

@@ -1,0 +1,135 @@
+"""Network namespaces for a measurement; needs root. Their names are unique, and the end of the block removes them.
+
+with Lab() as lab:            one  10.213.0.1/24 ---- veth, tbf ---- 10.213.0.2/24  two
+    one, two = lab.pair()
+    lab.limit(one, 1000)
+    lab.limit(two, 1000)
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from harness import ROOT, BenchError
+
+NETWORK = "10.213.0"
+TBF_BURST_BYTES = 128 * 1024
+TBF_LATENCY_MS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A namespace with one device that leads to the other one."""
+
+    namespace: str
+    device: str
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What the emulated link is like, each way."""
+
+    megabits: float  # 0 = as fast as this machine can
+    delay_ms: float  # one way
+    loss: float = 0.0  # probability per packet of at most one MTU
+    queue_bytes: int = 0  # 0 = one bandwidth-delay product of the round trip
+
+
+class Lab:
+    def __init__(self) -> None:
+        if os.geteuid() != 0:
+            raise BenchError("network namespaces need root: run this as root")
+        self._mark = f"{os.getpid():x}{secrets.token_hex(2)}"
+        self._namespaces: list[str] = []
+        self._emulator: subprocess.Popen[str] | None = None
+
+    def pair(self) -> tuple[Place, Place]:
+        """Two namespaces joined by a veth pair."""
+        one, two = self._places("v")
+        run(f"ip -n {one.namespace} link add {one.device} type veth peer name {two.device} netns {two.namespace}")
+        for place in (one, two):
+            self._address(place)
+        return one, two
+
+    def long_pair(self, link: Link, seed: int = 1) -> tuple[Place, Place]:
+        """Two namespaces joined by the emulator of a long link (bench/wan)."""
+        one, two = self._places("t")
+        command = [
+            str(emulator()),
+            *("--rate-mbit", str(link.megabits), "--delay-us", str(int(link.delay_ms * 1e3)), "--loss", str(link.loss)),
+            *("--queue-bytes", str(link.queue_bytes), "--seed", str(seed), one.device, two.device),
+        ]
+        self._emulator = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._emulator.stdout is not None
+        if self._emulator.stdout.readline() != "ready\n":
+            raise BenchError("the link emulator did not start; its words stand above")
+        for place in (one, two):
+            run(f"ip link set {place.device} netns {place.namespace}")
+            self._address(place)
+        return one, two
+
+    def limit(self, place: Place, megabits: float) -> None:
+        """What leaves this place is limited to that rate."""
+        shape = f"tbf rate {megabits}mbit burst {TBF_BURST_BYTES} latency {TBF_LATENCY_MS}ms"
+        run(f"ip netns exec {place.namespace} tc qdisc add dev {place.device} root {shape}")
+
+    def sysctl(self, place: Place, key: str, value: str) -> None:
+        run(f"ip netns exec {place.namespace} sysctl -qw '{key}={value}'")
+
+    def _places(self, kind: str) -> tuple[Place, Place]:
+        made = []
+        for index, side in enumerate("ab"):
+            namespace = f"pccl-{self._mark}-{side}"
+            run(f"ip netns add {namespace}")
+            self._namespaces.append(namespace)
+            run(f"ip -n {namespace} link set lo up")
+            made.append(Place(namespace=namespace, device=f"{kind}{self._mark}{side}", address=f"{NETWORK}.{index + 1}"))
+        return made[0], made[1]
+
+    def _address(self, place: Place) -> None:
+        run(f"ip -n {place.namespace} addr add {place.address}/24 dev {place.device}")
+        run(f"ip -n {place.namespace} link set {place.device} mtu 1500 txqueuelen 20000 up")
+        self.sysctl(place, "net.ipv4.tcp_no_metrics_save", "1")
+
+    def close(self) -> str:
+        """Removes everything; gives what the emulator counted."""
+        counted = ""
+        if self._emulator is not None:
+            self._emulator.terminate()
+            counted, _ = self._emulator.communicate()
+            self._emulator = None
+        while self._namespaces:
+            # A killed program's sockets may hold its namespace for a moment; the name goes at once.
+            subprocess.run(["ip", "netns", "del", self._namespaces.pop()], check=False)
+        return counted
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def emulator() -> Path:
+    """The emulator, built when it is not there or older than its source."""
+    folder = ROOT / "bench" / "wan"
+    program = ROOT / "build" / "bench" / "longlink"
+    sources = sorted(folder.glob("*.[ch]"))
+    if not program.exists() or program.stat().st_mtime < max(source.stat().st_mtime for source in sources):
+        program.parent.mkdir(parents=True, exist_ok=True)
+        units = " ".join(str(source) for source in sources if source.suffix == ".c")
+        run(f"cc -std=c11 -O2 -Wall -Wextra -pthread -o {program} {units}")
+    return program
+
+
+def run(command: str) -> None:
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BenchError(f"`{command}` failed: {done.stderr.strip()}")
