@@ -84,7 +84,7 @@ struct lane {
     struct peer *peer;
     uint32_t index;
     int fd;
-    bool polled, hot, readable, writable, broken, retired;
+    bool polled, hot, readable, broken;
     bool resume; // parse what was buffered when the lane was parked
 
     enum lane_receive receiving;
@@ -98,6 +98,8 @@ struct lane {
     struct block *block; // owned, when `to` is inside
     uint8_t *scratch; // WIRE_MAX_DATA_BYTES, made at first use
 
+    bool retired; // lock
+    bool writable;
     struct frame_queue queue;
     struct frame *sending;
     size_t sent; // of head + payload
