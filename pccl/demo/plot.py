@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from pccl.demo.run import Run
 
-SMOOTH = 20  # steps
+SMOOTH = 10  # steps to either side
 
 
 def plot(run: Run, path: Path) -> None:
@@ -21,7 +21,7 @@ def plot(run: Run, path: Path) -> None:
     steps = [step for step, _ in curve]
     losses = [loss for _, loss in curve]
     axes.plot(steps, losses, color="tab:blue", alpha=0.35, linewidth=0.8, label="each step (mean over peers)")
-    axes.plot(steps, _smooth(losses), color="tab:blue", linewidth=1.8, label=f"mean of the last {SMOOTH} steps")
+    axes.plot(steps, _smooth(losses), color="tab:blue", linewidth=1.8, label=f"mean over {SMOOTH} steps to either side")
     ended = next((peer.finished for peer in run.peers if peer.finished is not None), None)
     if ended is not None:
         axes.plot(ended.step, ended.validation, "D", color="tab:green", label=f"held-out text: {ended.validation:.3f}")
@@ -41,10 +41,10 @@ def plot(run: Run, path: Path) -> None:
     axes.set_ylabel("loss (nats per character)")
     axes.set_title(f"Character transformer, {run.parameters:,} parameters, {run.options.peers} peers averaged by pccl")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower left")
+    axes.legend(loc="center right")
     figure.savefig(path)
 
 
 def _smooth(values: list[float]) -> list[float]:
-    windows = (values[max(0, end - SMOOTH) : end] for end in range(1, len(values) + 1))
+    windows = (values[max(0, middle - SMOOTH) : middle + SMOOTH + 1] for middle in range(len(values)))
     return [sum(window) / len(window) for window in windows]
