@@ -1,0 +1,271 @@
+"""Runs made of threads, and peers as processes that are told what to do line by line and may be killed.
+
+A peer process (`python peers.py ADDRESS GROUP`) reads one JSON request per line, [method, arguments], and answers each with
+{"ok": value}, or {"error": name of the Result}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pccl
+from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp
+
+PATIENCE = 30.0
+"""How long anything may take, in seconds: far longer than it does, so that only a hang meets it."""
+
+
+def address_of(master: MasterNode) -> str:
+    return f"127.0.0.1:{master.port}"
+
+
+def worlds(comm: Communicator) -> list[int]:
+    """Global world, own group, groups, largest group."""
+    return [comm.get_attribute(attribute) for attribute in Attribute]
+
+
+def form(comm: Communicator, world: int) -> None:
+    """Votes for newcomers until the run has `world` peers."""
+    while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world:
+        time.sleep(0.005)
+        comm.update_topology(timeout=PATIENCE)
+
+
+class Background:
+    """A call in a thread of its own."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._outcome: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        self._done: tuple[bool, Any] | None = None
+        self._thread = threading.Thread(target=self._run, args=(function, arguments), daemon=True)
+        self._thread.start()
+
+    def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            self._outcome.put((True, function(*arguments)))
+        except BaseException as error:
+            self._outcome.put((False, error))
+
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def result(self, timeout: float = PATIENCE) -> Any:
+        """What it returned; what it raised is raised here."""
+        if self._done is None:
+            try:
+                self._done = self._outcome.get(timeout=timeout)
+            except queue.Empty:
+                raise TimeoutError(f"a call did not end within {timeout} s") from None
+            self._thread.join()
+        succeeded, value = self._done
+        if not succeeded:
+            raise value
+        return value
+
+    def error(self, timeout: float = PATIENCE) -> PCCLError:
+        """The error it must have raised."""
+        try:
+            value = self.result(timeout)
+        except PCCLError as error:
+            return error
+        raise AssertionError(f"the call should have failed, but gave {value!r}")
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """Makes all calls at once and gives what they return."""
+    running = [Background(call) for call in calls]
+    return [one.result() for one in running]
+
+
+@contextlib.contextmanager
+def team(groups: list[int], *, lanes: int = 0, heartbeat_limit: float | None = None) -> Iterator[list[Communicator]]:
+    """A master, and a connected communicator in each of these groups, in the order in which they joined."""
+    with MasterNode("127.0.0.1:0", heartbeat_limit=heartbeat_limit) as master, contextlib.ExitStack() as stack:
+        comms: list[Communicator] = []
+        for group in groups:
+            fresh = stack.enter_context(Communicator(address_of(master), group, lanes))
+            admit(comms, fresh)
+            comms.append(fresh)
+        yield comms
+
+
+def admit(comms: list[Communicator], fresh: Communicator) -> None:
+    """Connects `fresh`, while all others vote for it."""
+    joining = Background(fresh.connect, 1)
+    while comms and joining.running():
+        together(*(lambda comm=comm: comm.update_topology(timeout=PATIENCE) for comm in comms))
+        time.sleep(0.002)
+    joining.result()
+
+
+def on_all(comms: list[Communicator], call: Callable[[Communicator, int], Any]) -> list[Any]:
+    """Makes `call(comm, rank)` on all peers at once."""
+    return together(*(lambda comm=comm, rank=rank: call(comm, rank) for rank, comm in enumerate(comms)))
+
+
+class PeerProcess:
+    """A peer as a process. Its value in sums is `value`, so that a sum tells who is in it."""
+
+    def __init__(self, address: str, group: int = 0, value: int = 1) -> None:
+        self.value = value
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, address, str(group), str(value)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(json.loads(line))
+        self._answers.put({"gone": True})
+
+    def tell(self, method: str, *arguments: Any) -> PeerProcess:
+        """Starts a call; `answer` gives its outcome."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([method, arguments]) + "\n")
+        return self
+
+    def answer(self, timeout: float = PATIENCE) -> Any:
+        """What the next call returned, or the name of its Result when it failed."""
+        try:
+            found = self._answers.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"a peer process did not answer within {timeout} s") from None
+        if "gone" in found:
+            raise AssertionError("a peer process is gone")
+        return found["error"] if "error" in found else found["ok"]
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        return self.tell(method, *arguments).answer()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def processes(count: int, groups: list[int] | None = None, heartbeat_limit: float | None = None) -> Iterator[list[PeerProcess]]:
+    """A master and this many accepted peer processes, whose values are 1, 2, 4, ..."""
+    with MasterNode("127.0.0.1:0", heartbeat_limit=heartbeat_limit) as master:
+        peers = [PeerProcess(address_of(master), (groups or [0] * count)[rank], 1 << rank) for rank in range(count)]
+        try:
+            for peer in peers:
+                peer.tell("join", count)
+            for peer in peers:
+                assert peer.answer() == count
+            yield peers
+        finally:
+            for peer in peers:
+                peer.kill()
+
+
+class Commands:
+    """What a peer process can be asked."""
+
+    def __init__(self, address: str, group: int, value: int) -> None:
+        self.comm = Communicator(address, group)
+        self.value = value
+
+    def join(self, world: int) -> int:
+        self.comm.connect()
+        form(self.comm, world)
+        return self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+
+    def connect(self, attempts: int) -> None:
+        self.comm.connect(attempts)
+
+    def worlds(self) -> list[int]:
+        return worlds(self.comm)
+
+    def update(self) -> list[int]:
+        self.comm.update_topology()
+        return worlds(self.comm)
+
+    def pending(self) -> bool:
+        return self.comm.are_peers_pending()
+
+    def sum(self, count: int, tag: int = 0) -> int:
+        """Reduces `count` elements in place and checks the input after an error; gives the one value they all have."""
+        array = np.full(count, self.value, np.int64)
+        try:
+            self.comm.all_reduce(array, array, op=ReduceOp.SUM, tag=tag)
+        except PCCLError:
+            assert (array == self.value).all(), "the input has changed"
+            raise
+        assert (array == array[0]).all(), "the result is torn"
+        return int(array[0])
+
+    def sums(self, count: int, ops: int) -> list[int]:
+        """The loop that programs have: launch all, wait for each, relaunch what failed; gives the value of each."""
+        arrays = [np.full(count, self.value, np.int64) for _ in range(ops)]
+        left = set(range(ops))
+        while left and self.comm.get_attribute(Attribute.LOCAL_WORLD_SIZE) > 1:
+            handles = {}
+            for tag in sorted(left):
+                try:
+                    handles[tag] = self.comm.all_reduce_async(arrays[tag], arrays[tag], op=ReduceOp.SUM, tag=tag)
+                except pccl.TooFewPeersError:
+                    break
+            left -= {tag for tag, handle in handles.items() if handle.wait()[0]}
+        assert all((array == array[0]).all() for array in arrays), "a result is torn"
+        return [int(array[0]) for array in arrays]
+
+    def sums_for(self, seconds: float, count: int) -> list[int]:
+        """Reduces over and over, repeating what fails; gives the values seen, in order, without repetition."""
+        end = time.monotonic() + seconds
+        seen: list[int] = []
+        going_on = 1
+        while going_on:
+            flag = np.array([time.monotonic() < end], np.int64)
+            try:
+                value = self.sum(count)
+                self.comm.all_reduce(flag, flag, op=ReduceOp.MIN, tag=1)
+            except pccl.PeerLostError:
+                continue
+            going_on = int(flag[0])
+            if not seen or seen[-1] != value:
+                seen.append(value)
+        return seen
+
+    def close(self) -> None:
+        self.comm.close()
+
+
+def _serve(address: str, group: int, value: int) -> None:
+    commands = Commands(address, group, value)
+    for line in sys.stdin:
+        method, arguments = json.loads(line)
+        try:
+            answer = {"ok": getattr(commands, method)(*arguments)}
+        except PCCLError as error:
+            answer = {"error": error.result.name}
+        except KeyboardInterrupt:
+            answer = {"error": "KeyboardInterrupt"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    # With the script's own folder first in the path, `python peers.py` would not find the package of a source tree.
+    sys.path[0] = str(Path(__file__).parents[2])
+    _serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,774 @@
+"""The behaviours that programs rely on, row by row of the contract's section 4 (14 and 15, of shared state, stand apart)."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import random
+import signal
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from peers import PATIENCE, Background, PeerProcess, address_of, admit, form, on_all, processes, team, together, worlds
+
+import pccl
+from pccl import (
+    Attribute,
+    Communicator,
+    DataType,
+    MasterNode,
+    PCCLError,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    Result,
+    SharedState,
+    TensorInfo,
+)
+
+SUM = ReduceOp.SUM
+
+
+def raises(result: Result):
+    """`with raises(Result.X):` - the block must fail with this code."""
+
+    @contextlib.contextmanager
+    def check():
+        with pytest.raises(PCCLError) as caught:
+            yield caught
+        assert caught.value.result is result, caught.value
+
+    return check()
+
+
+def value_of(comm: Communicator, value: int, count: int = 1000, **options) -> int:
+    """Sums `value` over the group; the elements must agree."""
+    array = np.full(count, value, np.int64)
+    comm.all_reduce(array, array, op=SUM, timeout=PATIENCE, **options)
+    assert (array == array[0]).all()
+    return int(array[0])
+
+
+def shared_state(*arrays: np.ndarray) -> SharedState:
+    return SharedState([TensorInfo.from_numpy(array, f"t{i}") for i, array in enumerate(arrays)])
+
+
+# ---- 1, 2: the master's life ----
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_1_a_master_comes_and_goes_on_one_port():
+    port = free_port()
+    for _ in range(20):
+        master = MasterNode(f"127.0.0.1:{port}")
+        master.run()
+        with socket.socket() as probe, pytest.raises(OSError, match="in use"):
+            probe.bind(("127.0.0.1", port))
+        master.interrupt()
+        del master
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+
+
+def test_1_a_port_in_use_is_told_at_once():
+    with MasterNode("127.0.0.1:0") as master:
+        other = MasterNode(address_of(master))
+        with raises(Result.INVALID_USAGE):
+            other.run()
+        with raises(Result.INVALID_USAGE):
+            other.interrupt()
+
+
+def test_2_a_master_may_go_before_its_peers():
+    Communicator("127.0.0.1:1")  # dropped, never connected
+    master = MasterNode("127.0.0.1:0")
+    master.run()
+    comm = Communicator(address_of(master))
+    comm.connect(1)
+    master.interrupt()
+    del master
+    deadline = time.monotonic() + 5
+    while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 1 and time.monotonic() < deadline:
+        with contextlib.suppress(PCCLError):
+            comm.update_topology(timeout=0.05)
+            continue
+        break
+    with raises(Result.MASTER_CONNECTION_FAILED):
+        comm.update_topology()
+    with raises(Result.MASTER_CONNECTION_FAILED):
+        comm.are_peers_pending()
+    with raises(Result.INVALID_USAGE):
+        comm.connect(1)
+    assert worlds(comm) == [1, 1, 1, 1]
+    assert "dead" in repr(comm)
+    del comm
+
+
+def test_2_ops_end_when_the_master_goes():
+    with MasterNode("127.0.0.1:0") as master:
+        with Communicator(address_of(master)) as first, Communicator(address_of(master)) as second:
+            admit([], first)
+            admit([first], second)
+            array = np.ones(1_000_000, np.float32)
+            handle = first.all_reduce_async(array, array, op=SUM)
+            master.interrupt()
+            assert handle.wait(timeout=PATIENCE)[:2] == (False, Result.RANK_CONNECTION_LOST.value)
+            assert (array == 1).all()
+
+
+# ---- 3, 4: alone, and before connect ----
+
+
+def test_3_the_first_peer():
+    with MasterNode("127.0.0.1:0") as master, Communicator(address_of(master)) as comm:
+        begin = time.monotonic()
+        comm.connect()
+        assert time.monotonic() - begin < 0.5
+        assert worlds(comm) == [1, 1, 1, 1]
+        assert comm.are_peers_pending() is False
+        array = np.ones(3, np.float32)
+        with raises(Result.TOO_FEW_PEERS):
+            comm.all_reduce(array, array, op=SUM)
+        with raises(Result.TOO_FEW_PEERS):
+            comm.all_reduce_async(array, array, op=SUM)
+        with raises(Result.TOO_FEW_PEERS):
+            comm.all_reduce_multiple_with_retry([whole(array, 0)])
+        with raises(Result.INVALID_USAGE):
+            comm.optimize_topology()
+        comm.update_topology()
+        assert "accepted" in repr(comm)
+
+
+def test_3_a_sync_alone():
+    with team([0]) as [comm]:
+        state = shared_state(np.ones(3, np.float32))
+        info = comm.sync_shared_state(state)
+        assert (info.tx_bytes, info.rx_bytes, state.revision) == (0, 0, 0)
+        state.push_revision()
+        comm.sync_shared_state(state)
+        assert state.revision == 1
+
+
+def test_4_before_connect():
+    with MasterNode("127.0.0.1:0") as master, Communicator(address_of(master)) as comm:
+        for call in (
+            lambda: comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE),
+            comm.update_topology,
+            comm.are_peers_pending,
+            comm.optimize_topology,
+            lambda: comm.sync_shared_state(shared_state(np.ones(1))),
+            lambda: comm.all_reduce(np.ones(1), np.ones(1), op=SUM),
+        ):
+            with raises(Result.INVALID_USAGE):
+                call()
+        comm.connect(1)
+        with raises(Result.INVALID_USAGE):
+            comm.connect(1)
+        assert worlds(comm) == [1, 1, 1, 1]
+
+
+def test_4_connect_again_after_a_failure(monkeypatch):
+    monkeypatch.setattr("pccl._communicator.PAUSE_SECONDS", 0.01)
+    port = free_port()
+    with Communicator(f"127.0.0.1:{port}") as comm:
+        with pytest.raises(Exception, match="Failed to connect to the master node") as caught:
+            comm.connect(2)
+        assert isinstance(caught.value, PCCLError)
+        assert caught.value.result is Result.MASTER_CONNECTION_FAILED
+        with raises(Result.INVALID_USAGE):
+            comm.update_topology()
+        with MasterNode(f"127.0.0.1:{port}"):
+            comm.connect(1)
+            assert worlds(comm) == [1, 1, 1, 1]
+
+
+# ---- 5, 6, 7: newcomers ----
+
+
+def test_5_one_update_admits_all_that_wait():
+    with team([0, 0]) as [first, second], contextlib.ExitStack() as stack:
+        fresh = [stack.enter_context(Communicator(str(first._endpoint), group)) for group in (0, 1, 1)]
+        joining = [Background(comm.connect, 1) for comm in fresh]
+        while not all(together(first.are_peers_pending, second.are_peers_pending)):
+            time.sleep(0.01)
+        time.sleep(0.3)  # for the slowest of them to be registered
+        half = Background(first.update_topology)
+        time.sleep(0.2)
+        assert half.running()
+        assert all(one.running() for one in joining)
+        assert worlds(first) == [2, 2, 1, 2]
+        second.update_topology(timeout=PATIENCE)
+        half.result()
+        for one in joining:
+            one.result()
+        seen = [worlds(comm) for comm in (first, second, *fresh)]
+        assert seen == [[5, 3, 2, 3]] * 3 + [[5, 2, 2, 3]] * 2
+
+
+def test_6_a_newcomers_first_call_is_a_reduce():
+    with team([0, 0]) as comms:
+        fresh = Communicator(str(comms[0]._endpoint))
+        joining = Background(lambda: (fresh.connect(1), value_of(fresh, 4))[1])
+
+        def member(comm, rank):
+            form(comm, 3)
+            return value_of(comm, 1 << rank)
+
+        assert on_all(comms, member) == [7, 7]
+        assert joining.result() == 7
+        fresh.close()
+
+
+def test_7_ops_are_not_disturbed_by_those_that_wait():
+    with team([0, 0]) as comms, Communicator(str(comms[0]._endpoint)) as fresh:
+        joining = Background(fresh.connect, 1)
+        for _ in range(20):
+            assert on_all(comms, lambda comm, rank: value_of(comm, 1 << rank, 200_000)) == [3, 3]
+        assert joining.running()
+        assert on_all(comms, lambda comm, rank: worlds(comm)) == [[2, 2, 1, 2]] * 2
+        assert on_all(comms, lambda comm, rank: comm.are_peers_pending()) == [True, True]
+        comms[0].close()
+        comms[1].close()
+        joining.result(timeout=2)
+        assert worlds(fresh) == [1, 1, 1, 1]
+
+
+def test_7_several_that_wait_become_the_next_run():
+    with team([0]) as [last], contextlib.ExitStack() as stack:
+        fresh = [stack.enter_context(Communicator(str(last._endpoint), group)) for group in (0, 5)]
+        joining = [Background(comm.connect, 1) for comm in fresh]
+        time.sleep(0.3)
+        last.close()
+        for one in joining:
+            one.result(timeout=5)
+        assert [worlds(comm) for comm in fresh] == [[2, 1, 2, 1]] * 2
+
+
+# ---- 8, 9, 10: votes and ops ----
+
+
+def whole(array: np.ndarray, tag: int, op: ReduceOp = SUM, options: QuantizationOptions | None = None) -> ReduceOpDescriptor:
+    datatype = DataType.from_numpy_dtype(array.dtype)
+    descriptor = ReduceDescriptor(
+        count=array.size,
+        op=op,
+        tag=tag,
+        operand_descriptor=ReduceOperandDescriptor(datatype),
+        quantization_options=options or QuantizationOptions(datatype, QuantizationAlgorithm.NONE),
+    )
+    return ReduceOpDescriptor.from_numpy(array, array, descriptor)
+
+
+def test_8_pending_has_one_answer_while_ops_run():
+    rounds = 30
+
+    def reduce_in_the_background(comm, rank):
+        for _ in range(rounds):
+            arrays = [np.full(50_000, 1 << rank, np.int64) for _ in range(4)]
+            info = comm.all_reduce_multiple_with_retry([whole(a, tag) for tag, a in enumerate(arrays)], max_in_flight=2)
+            assert info.world_size == 2
+            assert all((a == 3).all() for a in arrays)
+
+    with team([0, 0]) as comms, Communicator(str(comms[0]._endpoint)) as fresh:
+        reducing = [Background(reduce_in_the_background, comm, rank) for rank, comm in enumerate(comms)]
+        answers = [on_all(comms, lambda comm, rank: comm.are_peers_pending()) for _ in range(rounds)]
+        joining = Background(fresh.connect, 1)
+        deadline = time.monotonic() + PATIENCE
+        while not all(answers[-1]) and time.monotonic() < deadline:
+            answers.append(on_all(comms, lambda comm, rank: comm.are_peers_pending()))
+        for one in reducing:
+            one.result()
+        assert answers[0] == [False, False]
+        assert answers[-1] == [True, True]
+        assert all(a == b for a, b in answers)
+        assert joining.running()
+        on_all(comms, lambda comm, rank: comm.update_topology())
+        joining.result()
+
+
+def test_9_unawaited_ops_forbid_votes_and_are_not_harmed():
+    with team([0, 0]) as comms:
+        arrays = [np.full(300_000, 1 << rank, np.int64) for rank in range(2)]
+        handle = comms[0].all_reduce_async(arrays[0], arrays[0], op=SUM, tag=7)
+        for call in (
+            comms[0].update_topology,
+            comms[0].optimize_topology,
+            lambda: comms[0].sync_shared_state(shared_state(np.ones(1))),
+        ):
+            with raises(Result.PENDING_ASYNC_OPS):
+                call()
+        comms[1].all_reduce(arrays[1], arrays[1], op=SUM, tag=7)
+        with raises(Result.PENDING_ASYNC_OPS):
+            comms[0].update_topology()  # finished, but not awaited
+        success, status, info = handle.wait()
+        assert (success, status, info.world_size) == (True, 0, 2)
+        assert (info.tx_bytes, info.rx_bytes) == (arrays[0].nbytes, arrays[0].nbytes)
+        assert handle.wait() == (success, status, info)
+        assert all((array == 3).all() for array in arrays)
+        on_all(comms, lambda comm, rank: comm.update_topology())
+
+
+def test_9_a_live_tag_is_refused_and_goes_on():
+    with team([0, 0]) as comms:
+        arrays = [np.full(1000, 1 << rank, np.int64) for rank in range(2)]
+        handle = comms[0].all_reduce_async(arrays[0], arrays[0], op=SUM, tag=7)
+        other = np.ones(5)
+        with raises(Result.INVALID_ARGUMENT):
+            comms[0].all_reduce_async(other, other, op=SUM, tag=7)
+        comms[1].all_reduce(arrays[1], arrays[1], op=SUM, tag=7)
+        assert handle.wait()[0]
+        assert (arrays[0] == 3).all()
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_10_dozens_of_ops_in_any_order(lanes):
+    ops, rounds = 48, 3
+    sizes = [random.Random(1).choice([1, 7, 1000, 70_000]) for _ in range(ops)]
+
+    def body(comm, rank):
+        for turn in range(rounds):
+            order = random.Random(turn * 10 + rank).sample(range(ops), ops)
+            arrays = {tag: np.full(sizes[tag], (1 << rank) + tag, np.int64) for tag in order}
+            handles = {tag: comm.all_reduce_async(arrays[tag], arrays[tag], op=SUM, tag=tag) for tag in order}
+            for tag in random.Random(rank).sample(range(ops), ops):
+                assert handles[tag].wait(timeout=PATIENCE)[0]
+                assert (arrays[tag] == 7 + 3 * tag).all()
+
+    with team([0, 0, 0], lanes=lanes) as comms:
+        on_all(comms, body)
+
+
+# ---- 11, 12, 13: losses ----
+
+
+@pytest.mark.parametrize("count", [100, 2_000_000])
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.1])
+def test_11_every_tensor_is_reduced_exactly_once(count, delay):
+    with processes(3) as peers:
+        for peer in peers:
+            peer.tell("sums", count, 8)
+        time.sleep(delay)
+        peers[2].kill()
+        survivors = [peer.answer() for peer in peers[:2]]
+        assert survivors[0] == survivors[1]
+        assert set(survivors[0]) <= {7, 3}
+        assert [peer.tell("sum", 10) and peer for peer in peers[:2]]
+        if 3 not in survivors[0]:
+            assert [peer.answer() for peer in peers[:2]] == ["RANK_CONNECTION_LOST"] * 2
+            assert [peer.tell("sum", 10) and peer for peer in peers[:2]]
+        assert [peer.answer() for peer in peers[:2]] == [3, 3]
+
+
+def test_11_a_loss_during_multiple_with_retry():
+    with team([0, 0, 0]) as comms:
+        arrays = [[np.full(400_000, 1 << rank, np.int64) for _ in range(6)] for rank in range(3)]
+        running = [
+            Background(comms[rank].all_reduce_multiple_with_retry, [whole(a, tag) for tag, a in enumerate(arrays[rank])])
+            for rank in (0, 1)
+        ]
+        time.sleep(0.05)
+        comms[2].close()
+        assert [one.result().world_size for one in running] == [2, 2]
+        for pair in zip(arrays[0], arrays[1], strict=True):
+            assert all((array == 3).all() for array in pair)
+
+
+def test_12_a_loss_while_no_op_runs():
+    with processes(3) as peers:
+        peers[2].kill()
+        time.sleep(0.2)
+        survivors = peers[:2]
+        assert [peer.ask("worlds") for peer in survivors] == [[3, 3, 1, 3]] * 2
+        for peer in survivors:
+            peer.tell("pending")
+        assert [peer.answer() for peer in survivors] == [False, False]
+        assert [peer.ask("worlds") for peer in survivors] == [[3, 3, 1, 3]] * 2
+        for peer in survivors:
+            peer.tell("sum", 1000)
+        assert [peer.answer() for peer in survivors] == ["RANK_CONNECTION_LOST"] * 2
+        assert [peer.ask("worlds") for peer in survivors] == [[2, 2, 1, 2]] * 2
+        for peer in survivors:
+            peer.tell("sum", 1000)
+        assert [peer.answer() for peer in survivors] == [3, 3]
+
+
+def test_12_in_a_group_of_two():
+    with processes(2) as peers:
+        peers[1].kill()
+        assert peers[0].ask("worlds") == [2, 2, 1, 2]
+        assert peers[0].ask("sum", 1000) == "RANK_CONNECTION_LOST"
+        assert peers[0].ask("worlds") == [1, 1, 1, 1]
+        assert peers[0].ask("sum", 1000) == "TOO_FEW_PEERS"
+
+
+def test_12_a_loss_in_another_group_does_not_touch_this_one():
+    with processes(4, [0, 0, 1, 1]) as peers:
+        peers[3].kill()
+        for peer in peers[:3]:
+            peer.tell("sum", 100_000)
+        assert [peer.answer() for peer in peers[:3]] == [3, 3, "RANK_CONNECTION_LOST"]
+        assert peers[0].ask("worlds") == [4, 2, 2, 2]
+        assert peers[2].ask("worlds") == [3, 1, 2, 2]
+
+
+def test_12_a_silent_peer_is_lost_after_the_limit():
+    with processes(3, heartbeat_limit=0.5) as peers:
+        peers[2].signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        for peer in peers[:2]:
+            peer.tell("sum", 500_000)
+        assert [peer.answer() for peer in peers[:2]] == ["RANK_CONNECTION_LOST"] * 2
+        assert time.monotonic() - begin < 2
+        for peer in peers[:2]:
+            peer.tell("sum", 500_000)
+        assert [peer.answer() for peer in peers[:2]] == [3, 3]
+
+
+def test_13_who_leaves_no_longer_counts_in_a_vote():
+    with team([0, 0, 0]) as comms:
+        waiting = [Background(comm.update_topology) for comm in comms[:2]]
+        time.sleep(0.1)
+        assert all(one.running() for one in waiting)
+        comms[2].close()
+        for one in waiting:
+            one.result(timeout=5)
+        assert [worlds(comm) for comm in comms[:2]] == [[2, 2, 1, 2]] * 2
+
+
+def test_13_who_dies_no_longer_counts_in_a_vote():
+    with processes(3) as peers:
+        peers[0].tell("update")
+        peers[1].tell("update")
+        time.sleep(0.1)
+        peers[2].kill()
+        assert [peer.answer() for peer in peers[:2]] == [[2, 2, 1, 2]] * 2
+
+
+# ---- 16: bytes ----
+
+FLOATS = [DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE]
+
+
+def numbers(kind: DataType, rank: int, count: int) -> np.ndarray:
+    made = np.random.default_rng(rank).uniform(-50, 50, count)
+    if kind in (DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64):
+        made = np.abs(made)
+    return made.astype(kind.to_numpy_dtype())
+
+
+@pytest.mark.parametrize("kind", DataType)
+@pytest.mark.parametrize("count", [5, 60_000])
+def test_16_all_peers_hold_the_same_bytes(kind, count):
+    inputs = [numbers(kind, rank, count) for rank in range(3)]
+
+    def body(comm, rank):
+        results = []
+        for op in ReduceOp:
+            out = np.empty_like(inputs[rank])
+            info = comm.all_reduce(inputs[rank], out, op=op, tag=op.value)
+            assert info.world_size == 3
+            within = inputs[rank].copy()
+            comm.all_reduce(within, within, op=op, tag=op.value)
+            assert within.tobytes() == out.tobytes()
+            results.append(out.tobytes())
+        return results
+
+    with team([0, 0, 0]) as comms:
+        seen = on_all(comms, body)
+    assert seen[0] == seen[1] == seen[2]
+    highest = np.frombuffer(seen[0][ReduceOp.MAX.value], inputs[0].dtype)
+    assert (highest == np.maximum(np.maximum(inputs[0], inputs[1]), inputs[2])).all()
+    if kind not in FLOATS:
+        with np.errstate(over="ignore"):
+            assert seen[0][0] == (inputs[0] + inputs[1] + inputs[2]).tobytes()
+
+
+@pytest.mark.parametrize("algorithm", [QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.ZERO_POINT_SCALE])
+@pytest.mark.parametrize("kind", FLOATS)
+def test_16_quantised_too(kind, algorithm):
+    codes = [DataType.UINT8, DataType.INT8, DataType.UINT16, DataType.INT16]
+    if algorithm is QuantizationAlgorithm.MIN_MAX:
+        codes += [DataType.UINT32, DataType.UINT64]
+    count = 30_000
+    inputs = [numbers(kind, rank, count) for rank in range(3)]
+    exact = sum(array.astype(np.float64) for array in inputs)
+
+    def body(comm, rank):
+        results = []
+        for code in codes:
+            out = np.empty_like(inputs[rank])
+            comm.all_reduce(inputs[rank], out, op=SUM, tag=code.value, quantization_options=QuantizationOptions(code, algorithm))
+            results.append(out)
+        return results
+
+    with team([0, 0, 0]) as comms:
+        seen = on_all(comms, body)
+    # half a step of each input and of the result, and the rounding of the element type
+    coarsest = (3 * 100 + 300) / 2 * 1.05
+    rounding = {DataType.FLOAT16: 0.2, DataType.BFLOAT16: 1.2}.get(kind, 1e-4)
+    for position, code in enumerate(codes):
+        first = seen[0][position]
+        assert all(first.tobytes() == other[position].tobytes() for other in seen)
+        step = coarsest / (2 ** (8 * code.itemsize) - 1)
+        assert np.abs(first.astype(np.float64) - exact).max() <= step + rounding, code
+
+
+def test_16_the_sum_of_a_constant_is_exact_when_quantised():
+    def body(comm, rank):
+        for count, value in itertools.product((1, 2, 5, 100_000), (-3.25, 0.0, 1e-30, 7.0)):
+            array = np.full(count, value, np.float32)
+            comm.all_reduce(array, array, op=SUM, quantization_options=QuantizationOptions())
+            assert (array == np.float32(value) * 2).all(), (count, value)
+
+    with team([0, 0]) as comms:
+        on_all(comms, body)
+
+
+# ---- 17, 18, 19, 20 ----
+
+
+def test_17_groups():
+    with team([0, 0, 1, 1]) as comms:
+        assert [worlds(comm) for comm in comms] == [[4, 2, 2, 2]] * 4
+        both = on_all(comms[:2], lambda comm, rank: value_of(comm, 1 << rank, tag=5))
+        assert both == [3, 3]  # without the other group
+        assert on_all(comms[2:], lambda comm, rank: value_of(comm, 4 << rank, tag=5)) == [12, 12]
+        assert on_all(comms, lambda comm, rank: value_of(comm, 1 << rank)) == [3, 3, 12, 12]
+
+
+def test_18_the_master_serves_a_later_run():
+    with MasterNode("127.0.0.1:0") as master:
+        for _ in range(3):
+            peers = [PeerProcess(address_of(master), value=1 << rank) for rank in range(2)]
+            for peer in peers:
+                peer.tell("join", 2)
+            assert [peer.answer() for peer in peers] == [2, 2]
+            for peer in peers:
+                peer.tell("sum", 10)
+            assert [peer.answer() for peer in peers] == [3, 3]
+            for peer in peers:
+                peer.kill()
+        with Communicator(address_of(master)) as comm:
+            comm.connect(1)
+            assert worlds(comm) == [1, 1, 1, 1]
+
+
+def test_18_threads_and_processes_in_one_run():
+    with MasterNode("127.0.0.1:0") as master, Communicator(address_of(master)) as comm:
+        comm.connect(1)
+        peer = PeerProcess(address_of(master), value=2)
+        try:
+            peer.tell("join", 2)
+            form(comm, 2)
+            assert peer.answer() == 2
+            peer.tell("sum", 1000)
+            assert value_of(comm, 1) == 3
+            assert peer.answer() == 3
+        finally:
+            peer.kill()
+
+
+@pytest.mark.parametrize("heartbeat_limit", [None, 1.0])
+def test_18_a_peer_that_comes_back_harms_nobody(heartbeat_limit):
+    with MasterNode("127.0.0.1:0", heartbeat_limit=heartbeat_limit) as master:
+        with Communicator(address_of(master)) as first, Communicator(address_of(master)) as second:
+            admit([], first)
+            admit([first], second)
+            for turn in range(3):
+                peer = PeerProcess(address_of(master), value=4)
+                peer.tell("join", 3)
+                on_all([first, second], lambda comm, rank: form(comm, 3))
+                assert peer.answer() == 3
+                peer.kill()
+                errors = (
+                    [Background(value_of, comm, 1 << rank).error().result for rank, comm in enumerate([first, second])]
+                    if turn == 0
+                    else on_all([first, second], lambda comm, rank: lost(comm))
+                )
+                assert errors == [Result.RANK_CONNECTION_LOST] * 2
+                assert on_all([first, second], lambda comm, rank: value_of(comm, 1 << rank)) == [3, 3]
+
+
+def lost(comm: Communicator) -> Result:
+    with pytest.raises(PCCLError) as caught:
+        value_of(comm, 1)
+    return caught.value.result
+
+
+def test_19_quantised_out_of_place_into_a_shared_tensor():
+    def body(comm, rank):
+        send, shared = np.full(70_001, rank + 1.0, np.float32), np.zeros(70_001, np.float32)
+        state = shared_state(shared)
+        before = send.copy()
+        comm.all_reduce(send, shared, op=ReduceOp.AVG, quantization_options=QuantizationOptions())
+        assert (send == before).all()
+        assert (shared == 1.5).all()
+        return state.revision
+
+    with team([0, 0]) as comms:
+        on_all(comms, body)
+
+
+def test_20_entries_of_every_kind():
+    memory = np.zeros(4096 + 16, np.uint8)
+    entries = [np.ones((), np.float64), np.ones(1, np.int16), *(np.ones(3, np.float32) for _ in range(300))]
+    entries += [memory[offset : offset + 1024].view(np.float16) for offset in (1, 3, 1030)]
+    entries += [np.ones(2, DataType.BFLOAT16.to_numpy_dtype())]
+    with team([0]) as [comm]:
+        state = shared_state(*entries)
+        assert comm.sync_shared_state(state).rx_bytes == 0
+
+
+# ---- 3.3: ours in addition ----
+
+
+def test_timeouts_and_waiting_on():
+    with team([0, 0]) as comms:
+        first, second = comms
+        for name, call in (("pcclUpdateTopology", first.update_topology), ("pcclArePeersPending", first.are_peers_pending)):
+            begin = time.monotonic()
+            with pytest.raises(pccl.PCCLTimeoutError, match=name):
+                call(timeout=0.2)
+            assert 0.2 <= time.monotonic() - begin < 0.6
+            other = Background(getattr(second, call.__name__))
+            time.sleep(0.1)
+            call(timeout=PATIENCE)  # the same vote: the other one needs no second
+            other.result()
+
+        arrays = [np.full(100, 1 << rank, np.int64) for rank in range(2)]
+        with pytest.raises(pccl.PCCLTimeoutError):
+            first.all_reduce(arrays[0], arrays[0], op=SUM, timeout=0.1)
+        with raises(Result.INVALID_ARGUMENT):  # another call of the live tag
+            first.all_reduce(arrays[0], arrays[0], op=ReduceOp.MAX)
+        second_op = Background(lambda: second.all_reduce(arrays[1], arrays[1], op=SUM))
+        first.all_reduce(arrays[0], arrays[0], op=SUM, timeout=PATIENCE)
+        second_op.result()
+        assert all((array == 3).all() for array in arrays)
+
+        handle = first.all_reduce_async(arrays[0], arrays[0], op=SUM)
+        with pytest.raises(TimeoutError):
+            handle.wait(timeout=0.05)
+        Background(lambda: second.all_reduce(arrays[1], arrays[1], op=SUM))
+        assert handle.wait(timeout=PATIENCE)[0]
+
+        descriptors = [[whole(array, tag) for tag, array in enumerate([arrays[rank]])] for rank in range(2)]
+        with pytest.raises(pccl.PCCLTimeoutError):
+            first.all_reduce_multiple_with_retry(descriptors[0], timeout=0.05)
+        other = Background(second.all_reduce_multiple_with_retry, descriptors[1])
+        assert first.all_reduce_multiple_with_retry(descriptors[0], timeout=PATIENCE).world_size == 2
+        other.result()
+        assert all((array == 12).all() for array in arrays)
+
+
+def test_a_newcomers_wait_ends_at_its_timeout_and_goes_on():
+    with team([0]) as [comm], Communicator(str(comm._endpoint)) as fresh:
+        with pytest.raises(pccl.PCCLTimeoutError):
+            fresh.connect(timeout=0.3)
+        joining = Background(fresh.connect)
+        while joining.running():
+            comm.update_topology(timeout=PATIENCE)
+            time.sleep(0.01)
+        joining.result()
+        assert worlds(fresh) == worlds(comm) == [2, 2, 1, 2]
+
+
+WAITS = [("update", []), ("pending", []), ("sum", [1000]), ("sum", [1_000_000])]
+
+
+@pytest.mark.parametrize(("method", "arguments"), WAITS)
+def test_ctrl_c_works_in_every_wait_and_the_call_can_be_repeated(method, arguments):
+    with processes(2) as peers:
+        peers[0].tell(method, *arguments)
+        time.sleep(0.3)
+        begin = time.monotonic()
+        peers[0].signal(signal.SIGINT)
+        assert peers[0].answer() == "KeyboardInterrupt"
+        assert time.monotonic() - begin < 0.4
+        if method != "sum":  # a repeated reduce needs the same tensor, which this process no longer has
+            peers[1].tell(method, *arguments)
+            time.sleep(0.1)
+            peers[0].tell(method, *arguments)
+            assert peers[0].answer() == peers[1].answer()
+
+
+def test_ctrl_c_in_connect():
+    with MasterNode("127.0.0.1:0") as master, Communicator(address_of(master)) as comm:
+        comm.connect(1)
+        peer = PeerProcess(address_of(master))
+        try:
+            peer.tell("connect", 5)
+            while not comm.are_peers_pending():
+                time.sleep(0.02)
+            peer.signal(signal.SIGINT)
+            assert peer.answer(timeout=2) == "KeyboardInterrupt"
+            peer.tell("connect", 5)
+            form(comm, 2)
+            assert peer.answer() is None
+        finally:
+            peer.kill()
+
+
+def test_a_live_op_keeps_its_tensors_without_its_handle():
+    class Watched(np.ndarray):
+        pass
+
+    died = threading.Event()
+
+    def launch(comm):
+        array = np.full(100_000, 1, np.int64).view(Watched)
+        import weakref
+
+        weakref.finalize(array, died.set)
+        return comm.all_reduce_async(array, array, op=SUM)
+
+    with team([0, 0]) as [first, second]:
+        handle = launch(first)
+        del handle
+        gc.collect()
+        time.sleep(0.3)
+        assert not died.is_set()
+        assert value_of(second, 2, 100_000) == 3
+        assert died.wait(5)
+        together(first.update_topology, second.update_topology)  # nothing is left un-awaited
+
+
+def test_closing_ends_calls_in_other_threads():
+    with team([0, 0]) as [first, second]:
+        array = np.ones(1_000_000, np.float32)
+        handle = first.all_reduce_async(array, array, op=SUM, tag=1)
+        waiting = [Background(handle.wait), Background(first.are_peers_pending)]
+        time.sleep(0.2)
+        begin = time.monotonic()
+        first.close()
+        assert time.monotonic() - begin < 2
+        assert waiting[0].result(timeout=2)[:2] == (False, Result.RANK_CONNECTION_LOST.value)
+        assert waiting[1].error(timeout=2).result in (Result.INVALID_USAGE, Result.MASTER_CONNECTION_FAILED)
+        first.close()
+        with raises(Result.INVALID_USAGE):
+            first.update_topology()
+        assert "closed" in repr(first)
+        second.update_topology(timeout=5)
+        assert worlds(second) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_names_and_ipv6(host):
+    with MasterNode("[::1]:0") as master:
+        comms = [Communicator(f"{host}:{master.port}") for _ in range(2)]
+        admit([], comms[0])
+        admit(comms[:1], comms[1])
+        assert on_all(comms, lambda comm, rank: value_of(comm, 1 << rank, 100_000)) == [3, 3]
+        for comm in comms:
+            comm.close()

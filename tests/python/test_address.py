@@ -1,0 +1,116 @@
+"""Addresses: what is accepted, what is refused and how, and what names resolve to."""
+
+import ipaddress
+import socket
+import string
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pccl
+from pccl._address import parse_endpoint, resolve
+from pccl._calls import Deadline
+
+GOOD = [
+    ("127.0.0.1:48148", "127.0.0.1", 48148),
+    ("0.0.0.0:0", "0.0.0.0", 0),
+    ("[::1]:65535", "::1", 65535),
+    ("[2001:db8::7]:1", "2001:db8::7", 1),
+    ("localhost:48148", "localhost", 48148),
+    ("node-3.train.example.org:48148", "node-3.train.example.org", 48148),
+    ("master_1:48148", "master_1", 48148),
+]
+
+BAD = [
+    ("localhost", AssertionError, "no port"),
+    ("127.0.0.1", AssertionError, "no port"),
+    ("", AssertionError, "no port"),
+    ("localhost:", ValueError, "bad port"),
+    ("localhost:http", ValueError, "bad port"),
+    ("localhost:-1", ValueError, "bad port"),
+    ("localhost:65536", ValueError, "bad port"),
+    ("localhost: 80", ValueError, "bad port"),
+    ("localhost:٣", ValueError, "bad port"),
+    (":48148", ValueError, "bad host"),
+    ("1.2.3:48148", ValueError, "bad IPv4"),
+    ("1.2.3.256:48148", ValueError, "bad IPv4"),
+    ("::1:48148", ValueError, "brackets"),
+    ("[::1:48148", ValueError, "brackets"),
+    ("[::g]:48148", ValueError, "bad IPv6"),
+    ("[fe80::1%eth0]:48148", ValueError, "bad IPv6"),
+    ("two words:48148", ValueError, "bad host"),
+    ("-a:48148", ValueError, "bad host"),
+    ("a..b:48148", ValueError, "bad host"),
+    ("http://host:48148", ValueError, "brackets"),
+]
+
+
+@pytest.mark.parametrize(("text", "host", "port"), GOOD)
+def test_good(text, host, port):
+    endpoint = parse_endpoint(text)
+    assert (endpoint.host, endpoint.port) == (host, port)
+    assert str(endpoint) == text
+
+
+@pytest.mark.parametrize(("text", "kind", "words"), BAD)
+@pytest.mark.parametrize("made", [pccl.Communicator, pccl.MasterNode])
+def test_bad(made, text, kind, words):
+    with pytest.raises(kind, match=words) as caught:
+        made(text)
+    assert repr(text) in str(caught.value)
+
+
+@given(st.text(alphabet=string.printable, max_size=40))
+def test_any_text_is_accepted_or_refused_in_words(text):
+    refusal = ""
+    try:
+        assert parse_endpoint(text).host
+    except ValueError as error:
+        refusal = str(error)
+    except AssertionError as error:
+        refusal = str(error)
+    assert not refusal or repr(text) in refusal
+
+
+def test_a_communicator_needs_a_port():
+    with pytest.raises(ValueError, match="port 0"):
+        pccl.Communicator("127.0.0.1:0")
+
+
+def test_all_results_of_a_name_are_kept(monkeypatch):
+    def answer(host, port, **_):
+        found = [
+            (socket.AF_INET6, "::1"),
+            (socket.AF_INET, "10.0.0.1"),
+            (socket.AF_INET, "10.0.0.1"),
+            (socket.AF_INET6, "fe80::1%lo"),
+        ]
+        return [(family, socket.SOCK_STREAM, 6, "", (text, port)) for family, text in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    found = resolve(parse_endpoint("somewhere:1"), Deadline(None))
+    assert found == [ipaddress.ip_address("::1"), ipaddress.ip_address("10.0.0.1")]
+
+
+def test_a_slow_look_up_ends_at_the_deadline(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(5))
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        resolve(parse_endpoint("somewhere:1"), Deadline(0.1))
+    assert time.monotonic() - begin < 2
+
+
+def test_a_name_that_does_not_resolve(monkeypatch):
+    def fail(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    monkeypatch.setattr("pccl._communicator.PAUSE_SECONDS", 0.01)
+    with pccl.Communicator("nowhere.invalid:48148") as comm, pytest.raises(pccl.PCCLError, match="Failed to connect") as caught:
+        comm.connect(2)
+    assert "nowhere.invalid" in caught.value.detail
+    with pytest.raises(pccl.PCCLError) as caught:
+        pccl.MasterNode("nowhere.invalid:48148")
+    assert "nowhere.invalid" in caught.value.detail

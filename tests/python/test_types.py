@@ -1,0 +1,178 @@
+"""Descriptors, shared state and infos."""
+
+import gc
+import weakref
+
+import pytest
+
+import pccl
+from pccl import (
+    DataType,
+    DeviceType,
+    DistributionHint,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    SharedState,
+    TensorInfo,
+)
+from pccl._pccl import ffi
+
+np = pytest.importorskip("numpy")
+
+
+def reduce_descriptor(count=3, datatype=DataType.FLOAT):
+    return ReduceDescriptor(
+        count=count,
+        op=ReduceOp.AVG,
+        tag=(1 << 64) - 1,
+        operand_descriptor=ReduceOperandDescriptor(datatype, DistributionHint.NORMAL),
+        quantization_options=QuantizationOptions(),
+    )
+
+
+def test_operand_descriptor():
+    made = ReduceOperandDescriptor(DataType.INT16)
+    assert (made.datatype, made.distribution_hint) == (DataType.INT16, DistributionHint.NONE)
+    c = ReduceOperandDescriptor(DataType.INT16, DistributionHint.UNIFORM).to_c()
+    assert (c.datatype, c.distribution_hint) == (2, 2)
+
+
+def test_quantization_options():
+    made = QuantizationOptions()
+    assert (made.quantized_datatype, made.algorithm) == (DataType.UINT8, QuantizationAlgorithm.MIN_MAX)
+    c = QuantizationOptions(DataType.INT8, QuantizationAlgorithm.ZERO_POINT_SCALE).to_c()
+    assert (c.quantized_datatype, c.algorithm) == (1, 2)
+
+
+def check_c_descriptor(c):
+    assert (c.count, c.op, c.tag) == (3, 1, (1 << 64) - 1)
+    assert (c.src_descriptor.datatype, c.src_descriptor.distribution_hint) == (10, 1)
+    assert (c.quantization_options.quantized_datatype, c.quantization_options.algorithm) == (0, 1)
+
+
+def test_reduce_descriptor():
+    check_c_descriptor(reduce_descriptor().to_c())
+
+
+def test_reduce_op_descriptor():
+    made = ReduceOpDescriptor(0x1000, 0x2000, reduce_descriptor())
+    assert (made.sendbuf_ptr, made.recvbuf_ptr) == (0x1000, 0x2000)
+    c = made.to_c()
+    check_c_descriptor(c.descriptor)
+    assert [int(ffi.cast("uintptr_t", pointer)) for pointer in (c.sendbuf, c.recvbuf)] == [0x1000, 0x2000]
+    inside = ffi.new("pcclReduceOpDescriptor_t[2]")
+    made.to_c_inpl(inside[1])
+    check_c_descriptor(inside[1].descriptor)
+
+
+def test_reduce_op_descriptor_of_arrays():
+    send, recv = np.ones(3, np.float32), np.ones(3, np.float32)
+    made = ReduceOpDescriptor.from_numpy(send, recv, reduce_descriptor())
+    assert (made.sendbuf_ptr, made.recvbuf_ptr) == (send.ctypes.data, recv.ctypes.data)
+    with pytest.raises(AssertionError):
+        ReduceOpDescriptor.from_numpy(send, recv.astype(np.float64), reduce_descriptor())
+    with pytest.raises(ValueError, match="12 bytes"):
+        ReduceOpDescriptor.from_numpy(send, recv, reduce_descriptor(count=4))
+    with pytest.raises(ValueError, match="12 bytes"):
+        ReduceOpDescriptor.from_numpy(send, recv, reduce_descriptor(datatype=DataType.DOUBLE))
+
+
+def test_reduce_op_descriptor_of_tensors():
+    torch = pytest.importorskip("torch")
+    send = torch.ones(3)
+    made = ReduceOpDescriptor.from_torch(send, send, reduce_descriptor())
+    assert made.sendbuf_ptr == made.recvbuf_ptr == send.data_ptr()
+    with pytest.raises(AssertionError):
+        ReduceOpDescriptor.from_torch(torch.ones(6)[::2], send, reduce_descriptor())
+
+
+def test_descriptors_keep_arrays_alive():
+    class Owner(np.ndarray):
+        pass
+
+    array = np.ones(3, np.float32).view(Owner)
+    watch = weakref.ref(array)
+    made = ReduceOpDescriptor.from_numpy(array, array, reduce_descriptor())
+    state = SharedState([TensorInfo.from_numpy(array, "a")])
+    del array
+    gc.collect()
+    assert watch() is not None
+    del made
+    gc.collect()
+    assert watch() is not None
+    del state
+    gc.collect()
+    assert watch() is None
+
+
+def test_tensor_info():
+    made = TensorInfo("w", 64, numel=2, dtype=DataType.INT64, device_type=DeviceType.CUDA, allow_content_inequality=True)
+    assert (made.name, made.data_ptr, made.numel, made.dtype) == ("w", 64, 2, DataType.INT64)
+    assert (made.device_type, made.allow_content_inequality) == (DeviceType.CUDA, True)
+    with pytest.raises(ValueError, match="w"):
+        TensorInfo("w", 0, numel=2, dtype=DataType.INT64, device_type=DeviceType.CPU, allow_content_inequality=True)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_tensor_info_of_any_shape(shape):
+    torch = pytest.importorskip("torch")
+    for made in (
+        TensorInfo.from_numpy(np.ones(shape, np.float16), "w"),
+        TensorInfo.from_torch(torch.ones(shape, dtype=torch.float16), "w"),
+    ):
+        assert (made.numel, made.dtype) == (int(np.prod(shape)), DataType.FLOAT16)
+        assert (made.device_type, made.allow_content_inequality) == (DeviceType.CPU, False)
+
+
+def test_tensor_info_refuses():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(AssertionError, match="'w' must be contiguous"):
+        TensorInfo.from_torch(torch.ones(4, 4).t(), "w")
+    with pytest.raises(AssertionError, match="meta"):
+        TensorInfo.from_torch(torch.ones(4, device="meta"), "w")
+    with pytest.raises(AssertionError, match="'w' must be contiguous"):
+        TensorInfo.from_numpy(np.ones((4, 4))[:, 0], "w")
+
+
+def test_tensor_info_refuses_distributed_tensors():
+    torch = pytest.importorskip("torch")
+
+    class DTensor(torch.Tensor):
+        pass
+
+    with pytest.raises(AssertionError, match="DTensor"):
+        TensorInfo.from_torch(torch.ones(4).as_subclass(DTensor), "w")
+
+
+def test_shared_state():
+    arrays = [np.ones(n, np.float64) for n in (1, 2)]
+    state = SharedState([TensorInfo.from_numpy(a, f"größe {i}") for i, a in enumerate(arrays)])
+    assert state.revision == 0
+    state.push_revision()
+    assert state.revision == 1
+    state.revision = 41
+    state.push_revision()
+    assert state.revision == 42
+    c = state.to_c()
+    assert (c.revision, c.count) == (42, 2)
+    assert [ffi.string(c.infos[i].name).decode() for i in range(2)] == ["größe 0", "größe 1"]
+    assert [c.infos[i].count for i in range(2)] == [1, 2]
+    assert "revision=42" in repr(state)
+
+
+def test_empty_shared_state():
+    with pytest.raises(AssertionError):
+        SharedState([])
+
+
+def test_infos():
+    info = pccl.ReduceInfo(local_world_size=3, tx_bytes=4, rx_bytes=5)
+    assert (info.local_world_size, info.tx_bytes, info.rx_bytes, info.world_size) == (3, 4, 5, 3)
+    with pytest.raises(AttributeError):
+        info.world_size = 1
+    info = pccl.SharedStateSyncInfo(tx_bytes=4, rx_bytes=5)
+    assert (info.tx_bytes, info.rx_bytes) == (4, 5)
