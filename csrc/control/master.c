@@ -1,0 +1,480 @@
+#define _GNU_SOURCE
+#include "master.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "../base/log.h"
+#include "../base/platform.h"
+#include "../net/socket.h"
+#include "membership.h"
+
+enum {
+    CHUNK_BYTES = 64 * 1024, // read from one connection before the others have their turn
+    KEPT_BYTES = 16 * 1024,  // buffers above this are given back when they are empty
+    ACCEPTS = 64,            // likewise, per turn
+    ACCEPT_PAUSE_MS = 500,   // when descriptors or memory are short
+    EVENTS = MEMBERSHIP_MAX_CONNS + 2, // all at once, so that a tick comes after everything that has arrived
+    TOKEN_LISTENER = MEMBERSHIP_MAX_CONNS,
+    TOKEN_WAKE,
+};
+
+enum conn_state {
+    CONN_UNUSED,
+    CONN_ANONYMOUS, // no hello yet
+    CONN_KNOWN,     // the mind knows it
+    CONN_CLOSING,   // the mind has forgotten it; its last words are being written
+};
+
+struct bytes {
+    uint8_t *at; // owned
+    size_t begin, end, capacity;
+};
+
+struct conn {
+    enum conn_state state;
+    int fd;
+    bool broken, told; // cannot be written to; CLOSING: everything is written and the end of the stream announced
+    int64_t deadline_ns; // ANONYMOUS, CLOSING
+    struct wire_address source;
+    struct wire_header header; // of the frame in `in`, once that many bytes are there
+    struct bytes in, out;
+    bool wants_write;
+};
+
+struct master {
+    struct wire_address address;
+    uint32_t heartbeat_limit_ms;
+    int wake;
+    atomic_bool interrupted;
+
+    bool run; // guarded by the caller: run, await and free do not race
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool ended; // guarded by `lock`
+
+    // The rest is the thread's.
+    int poller, listener;
+    int64_t now_ns, listener_resumes_ns; // INT64_MAX: it listens
+    struct membership *membership;
+    struct conn conns[MEMBERSHIP_MAX_CONNS];
+    uint32_t conn_count[CONN_CLOSING + 1];
+    uint32_t broken[MEMBERSHIP_MAX_CONNS];
+    size_t broken_count;
+    uint8_t chunk[CHUNK_BYTES];
+    struct epoll_event events[EVENTS];
+};
+
+// ---- connections ----
+
+static uint32_t index_of(const struct master *master, const struct conn *conn) { return (uint32_t)(conn - master->conns); }
+
+static void set_state(struct master *master, struct conn *conn, enum conn_state state) {
+    master->conn_count[conn->state]--;
+    conn->state = state;
+    master->conn_count[state]++;
+}
+
+// The descriptor leaves the poller with its last reference, which is ours.
+static void conn_close(struct master *master, struct conn *conn) {
+    socket_close(conn->fd);
+    free(conn->in.at);
+    free(conn->out.at);
+    set_state(master, conn, CONN_UNUSED);
+    *conn = (struct conn){.fd = -1};
+}
+
+static bool watch(struct master *master, int fd, uint64_t token, uint32_t events, int operation) {
+    struct epoll_event event = {.events = events, .data.u64 = token};
+    return epoll_ctl(master->poller, operation, fd, &event) == 0;
+}
+
+static bool append(struct bytes *bytes, const uint8_t *from, size_t length) {
+    if (bytes->begin == bytes->end) bytes->begin = bytes->end = 0;
+    if (bytes->begin > 0 && bytes->end + length > bytes->capacity) {
+        memmove(bytes->at, bytes->at + bytes->begin, bytes->end - bytes->begin);
+        bytes->end -= bytes->begin;
+        bytes->begin = 0;
+    }
+    if (bytes->end + length > bytes->capacity) {
+        size_t capacity = bytes->capacity < 512 ? 512 : bytes->capacity;
+        while (capacity < bytes->end + length) capacity *= 2;
+        uint8_t *at = realloc(bytes->at, capacity);
+        if (at == NULL) return false;
+        bytes->at = at;
+        bytes->capacity = capacity;
+    }
+    memcpy(bytes->at + bytes->end, from, length);
+    bytes->end += length;
+    return true;
+}
+
+static void empty(struct bytes *bytes) {
+    bytes->begin = bytes->end = 0;
+    if (bytes->capacity <= KEPT_BYTES) return;
+    free(bytes->at);
+    *bytes = (struct bytes){0};
+}
+
+// ---- writing ----
+
+static void conn_break(struct master *master, struct conn *conn) {
+    if (conn->broken) return;
+    conn->broken = true;
+    if (conn->state == CONN_KNOWN) master->broken[master->broken_count++] = index_of(master, conn);
+}
+
+static void want_write(struct master *master, struct conn *conn, bool wanted) {
+    if (conn->wants_write == wanted) return;
+    conn->wants_write = wanted;
+    if (!watch(master, conn->fd, index_of(master, conn), wanted ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD)) conn_break(master, conn);
+}
+
+static void conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
+    if (conn->broken) return;
+    if (conn->out.begin == conn->out.end) {
+        ptrdiff_t sent = socket_send(conn->fd, from, length);
+        if (sent < 0 && sent != -EAGAIN) {
+            conn_break(master, conn);
+            return;
+        }
+        if (sent > 0) {
+            from += sent;
+            length -= (size_t)sent;
+        }
+        if (length == 0) return;
+    }
+    if (conn->out.end - conn->out.begin + length > MASTER_MAX_UNSENT || !append(&conn->out, from, length)) {
+        LOG(LOG_WARN, "a peer does not read what the master sends");
+        conn_break(master, conn);
+        return;
+    }
+    want_write(master, conn, true);
+}
+
+static void conn_flush(struct master *master, struct conn *conn) {
+    while (!conn->broken && conn->out.begin < conn->out.end) {
+        ptrdiff_t sent = socket_send(conn->fd, conn->out.at + conn->out.begin, conn->out.end - conn->out.begin);
+        if (sent == -EAGAIN) return;
+        if (sent < 0) conn_break(master, conn);
+        else conn->out.begin += (size_t)sent;
+    }
+    empty(&conn->out);
+    if (!conn->broken) want_write(master, conn, false);
+}
+
+// ---- closing in peace: the last words are written, then the end; bytes that still come are read, for a reset would destroy the words ----
+
+static void conn_end(struct master *master, struct conn *conn) {
+    if (!conn->broken && conn->out.begin < conn->out.end) return;
+    if (conn->broken) {
+        conn_close(master, conn);
+    } else if (!conn->told) {
+        conn->told = true;
+        shutdown(conn->fd, SHUT_WR);
+    }
+}
+
+static void conn_start_closing(struct master *master, struct conn *conn) {
+    set_state(master, conn, CONN_CLOSING);
+    conn->deadline_ns = master->now_ns + MASTER_CLOSE_LIMIT_MS * MS_NS;
+    empty(&conn->in);
+    conn_end(master, conn);
+}
+
+// ---- what the mind says ----
+
+static void carry_out_list(struct master *master, const struct membership_actions *actions) {
+    for (size_t i = 0; i < actions->log_count; i++) LOG(actions->logs[i].level, "master: %s", actions->logs[i].text);
+    for (size_t i = 0; i < actions->send_count; i++) {
+        const struct membership_send *send = &actions->sends[i];
+        conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
+    }
+    for (size_t i = 0; i < actions->close_count; i++) conn_start_closing(master, &master->conns[actions->closes[i]]);
+}
+
+// Sending may break connections; the mind hears of it between two lists.
+static void report_broken(struct master *master) {
+    while (master->broken_count > 0) {
+        uint32_t index = master->broken[--master->broken_count];
+        struct conn *conn = &master->conns[index];
+        if (conn->state != CONN_KNOWN) continue;
+        conn_close(master, conn);
+        carry_out_list(master, membership_peer_lost(master->membership, master->now_ns, index, "its connection broke"));
+    }
+}
+
+static void carry_out(struct master *master, const struct membership_actions *actions) {
+    carry_out_list(master, actions);
+    report_broken(master);
+    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
+    if (membership_wants_random(master->membership) && platform_random(random, sizeof random)) membership_set_random(master->membership, random);
+}
+
+static void conn_lose(struct master *master, struct conn *conn, const char *why) {
+    uint32_t index = index_of(master, conn);
+    bool known = conn->state == CONN_KNOWN;
+    conn_close(master, conn);
+    if (known) carry_out(master, membership_peer_lost(master->membership, master->now_ns, index, why));
+}
+
+// ---- reading ----
+
+static void on_frame(struct master *master, struct conn *conn, const uint8_t *body) {
+    uint32_t index = index_of(master, conn);
+    if (conn->state == CONN_KNOWN) {
+        carry_out(master, membership_message(master->membership, master->now_ns, index, &conn->header, body));
+        return;
+    }
+    struct wire_hello hello;
+    if (!wire_decode_hello(body, conn->header.length, &hello)) {
+        conn_close(master, conn);
+        return;
+    }
+    set_state(master, conn, CONN_KNOWN);
+    carry_out(master, membership_peer_connected(master->membership, master->now_ns, index, &conn->source, &hello));
+}
+
+// Takes what belongs to the frame in progress; the number of bytes taken. The header is judged before the body is waited for.
+static size_t take(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
+    struct bytes *in = &conn->in;
+    bool in_header = in->end < WIRE_HEADER_BYTES;
+    size_t whole = in_header ? WIRE_HEADER_BYTES : WIRE_HEADER_BYTES + conn->header.length;
+    size_t taken = whole - in->end < length ? whole - in->end : length;
+    if (!append(in, from, taken)) {
+        conn_lose(master, conn, "the master is out of memory");
+        return taken;
+    }
+    if (in->end < whole) return taken;
+    if (in_header && (!wire_header_decode(in->at, &conn->header) || (conn->state == CONN_ANONYMOUS && conn->header.type != WIRE_HELLO))) {
+        conn_lose(master, conn, "it sent something that is no message");
+        return taken;
+    }
+    if (in->end < WIRE_HEADER_BYTES + conn->header.length) return taken;
+    on_frame(master, conn, in->at + WIRE_HEADER_BYTES);
+    if (conn->state != CONN_UNUSED) empty(in);
+    return taken;
+}
+
+static void conn_read(struct master *master, struct conn *conn) {
+    ptrdiff_t got = socket_receive(conn->fd, master->chunk, sizeof master->chunk);
+    if (got == -EAGAIN) return;
+    if (got <= 0) {
+        conn_lose(master, conn, got == 0 ? "its connection ended" : "its connection broke");
+        return;
+    }
+    if (conn->state == CONN_KNOWN) membership_heard(master->membership, master->now_ns, index_of(master, conn));
+    for (size_t at = 0; at < (size_t)got && (conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN);)
+        at += take(master, conn, master->chunk + at, (size_t)got - at);
+}
+
+// ---- accepting ----
+
+static struct conn *oldest(struct master *master, enum conn_state state) {
+    struct conn *found = NULL;
+    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+        struct conn *conn = &master->conns[i];
+        if (conn->state == state && (found == NULL || conn->deadline_ns < found->deadline_ns)) found = conn;
+    }
+    return found;
+}
+
+// Room for one more connection without a hello. Registered peers and these leave hundreds of places, all of which may be closing.
+static struct conn *conn_place(struct master *master) {
+    if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS) conn_close(master, oldest(master, CONN_ANONYMOUS));
+    if (master->conn_count[CONN_UNUSED] == 0) conn_close(master, oldest(master, CONN_CLOSING));
+    return oldest(master, CONN_UNUSED);
+}
+
+static void pause_listener(struct master *master, int error) {
+    LOG(LOG_ERR, "the master cannot accept connections for the moment: %s", strerror(error));
+    if (master->conn_count[CONN_ANONYMOUS] > 0) conn_close(master, oldest(master, CONN_ANONYMOUS));
+    watch(master, master->listener, TOKEN_LISTENER, 0, EPOLL_CTL_MOD);
+    master->listener_resumes_ns = master->now_ns + ACCEPT_PAUSE_MS * MS_NS;
+}
+
+static bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
+
+static void accept_some(struct master *master) {
+    for (uint32_t i = 0; i < ACCEPTS; i++) {
+        struct wire_address source;
+        int fd = socket_accept(master->listener, &source);
+        if (fd == -EAGAIN) return;
+        if (fd < 0 && is_shortage(-fd)) {
+            pause_listener(master, -fd);
+            return;
+        }
+        if (fd < 0) continue; // that connection was gone before it was accepted
+        struct conn *conn = conn_place(master);
+        *conn = (struct conn){.fd = fd, .source = source, .deadline_ns = master->now_ns + MASTER_HELLO_LIMIT_MS * MS_NS};
+        set_state(master, conn, CONN_ANONYMOUS);
+        if (!watch(master, fd, index_of(master, conn), EPOLLIN, EPOLL_CTL_ADD)) conn_close(master, conn);
+    }
+}
+
+// ---- the loop ----
+
+static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int64_t next_deadline(struct master *master) {
+    int64_t next = earlier(membership_next_deadline(master->membership), master->listener_resumes_ns);
+    if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] == 0) return next;
+    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+        const struct conn *conn = &master->conns[i];
+        if (conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING) next = earlier(next, conn->deadline_ns);
+    }
+    return next;
+}
+
+static int wait_ms(int64_t now_ns, int64_t deadline_ns) {
+    if (deadline_ns == INT64_MAX) return -1;
+    if (deadline_ns <= now_ns) return 0;
+    int64_t ms = (deadline_ns - now_ns + MS_NS - 1) / MS_NS; // rounded up: waking early would spin
+    return ms < 60000 ? (int)ms : 60000;
+}
+
+static void act_on_time(struct master *master) {
+    if (master->listener_resumes_ns <= master->now_ns) {
+        master->listener_resumes_ns = INT64_MAX;
+        watch(master, master->listener, TOKEN_LISTENER, EPOLLIN, EPOLL_CTL_MOD);
+    }
+    if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] > 0)
+        for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+            struct conn *conn = &master->conns[i];
+            if ((conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING) && conn->deadline_ns <= master->now_ns) conn_close(master, conn);
+        }
+    if (membership_next_deadline(master->membership) <= master->now_ns) carry_out(master, membership_tick(master->membership, master->now_ns));
+}
+
+static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
+    if (conn->state == CONN_UNUSED) return; // closed by an event before this one
+    if (events & EPOLLOUT) conn_flush(master, conn);
+    if (conn->state == CONN_CLOSING) conn_end(master, conn);
+    report_broken(master);
+    if (conn->state != CONN_UNUSED && (events & ~(uint32_t)EPOLLOUT)) conn_read(master, conn);
+}
+
+static void serve(struct master *master) {
+    struct epoll_event *events = master->events;
+    while (!atomic_load(&master->interrupted)) {
+        int count = epoll_wait(master->poller, events, EVENTS, wait_ms(platform_now_ns(), next_deadline(master)));
+        master->now_ns = platform_now_ns();
+        for (int i = 0; i < count; i++) {
+            uint64_t token = events[i].data.u64;
+            if (token == TOKEN_WAKE) wake_clear(master->wake);
+            else if (token == TOKEN_LISTENER) accept_some(master);
+            else on_conn(master, &master->conns[token], events[i].events);
+        }
+        act_on_time(master);
+    }
+}
+
+static void close_all(struct master *master) {
+    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++)
+        if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
+    socket_close(master->listener);
+    socket_close(master->poller);
+    master->listener = master->poller = -1;
+}
+
+static void *thread_main(void *context) {
+    struct master *master = context;
+    serve(master);
+    close_all(master);
+    LOG(LOG_INFO, "the master has stopped");
+    pthread_mutex_lock(&master->lock);
+    master->ended = true;
+    pthread_cond_broadcast(&master->changed);
+    pthread_mutex_unlock(&master->lock);
+    return NULL;
+}
+
+// ---- life ----
+
+struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms) {
+    struct master *master = calloc(1, sizeof *master);
+    if (master == NULL) return NULL;
+    master->address = *listen;
+    master->heartbeat_limit_ms = heartbeat_limit_ms;
+    master->poller = master->listener = -1;
+    master->listener_resumes_ns = INT64_MAX;
+    master->conn_count[CONN_UNUSED] = MEMBERSHIP_MAX_CONNS;
+    master->wake = wake_open();
+    if (master->wake < 0) goto no_wake;
+    if (pthread_mutex_init(&master->lock, NULL) != 0) goto no_lock;
+    if (!platform_cond_init(&master->changed)) goto no_cond;
+    return master;
+no_cond:
+    pthread_mutex_destroy(&master->lock);
+no_lock:
+    close(master->wake);
+no_wake:
+    free(master);
+    return NULL;
+}
+
+static int open_all(struct master *master) {
+    master->listener = socket_listen(&master->address);
+    if (master->listener < 0) return master->listener;
+    struct wire_address bound;
+    if (!socket_local_address(master->listener, &bound)) return -EIO;
+    master->address.port = bound.port;
+    master->poller = epoll_create1(EPOLL_CLOEXEC);
+    if (master->poller < 0) return -errno;
+    if (!watch(master, master->wake, TOKEN_WAKE, EPOLLIN, EPOLL_CTL_ADD) || !watch(master, master->listener, TOKEN_LISTENER, EPOLLIN, EPOLL_CTL_ADD)) return -ENOMEM;
+    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
+    if (!platform_random(random, sizeof random)) return -EIO;
+    master->now_ns = platform_now_ns();
+    master->membership = membership_new(master->heartbeat_limit_ms, random, master->now_ns);
+    if (master->membership == NULL) return -ENOMEM;
+    return platform_thread_start(&master->thread, "pccl:master", thread_main, master) ? 0 : -EAGAIN;
+}
+
+int master_run(struct master *master) {
+    if (master->run) return -EALREADY;
+    int error = open_all(master);
+    if (error == 0) {
+        master->run = true;
+        return 0;
+    }
+    membership_free(master->membership);
+    master->membership = NULL;
+    close_all(master);
+    return error;
+}
+
+uint16_t master_port(const struct master *master) { return master->address.port; }
+
+void master_interrupt(struct master *master) {
+    atomic_store(&master->interrupted, true);
+    wake_signal(master->wake);
+}
+
+bool master_await(struct master *master, int64_t deadline_ns) {
+    if (!master->run) return true;
+    bool in_time = true;
+    pthread_mutex_lock(&master->lock);
+    while (!master->ended && in_time) in_time = platform_cond_wait(&master->changed, &master->lock, deadline_ns);
+    bool ended = master->ended;
+    pthread_mutex_unlock(&master->lock);
+    return ended;
+}
+
+void master_free(struct master *master) {
+    if (master == NULL) return;
+    if (master->run) {
+        master_interrupt(master);
+        pthread_join(master->thread, NULL);
+    }
+    membership_free(master->membership);
+    pthread_cond_destroy(&master->changed);
+    pthread_mutex_destroy(&master->lock);
+    close(master->wake);
+    free(master);
+}

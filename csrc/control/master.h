@@ -1,0 +1,36 @@
+// The master's body: one thread (`pccl:master`) with one loop over the listening socket and all connections. It decides nothing: what
+// it reads goes to the mind (control/membership), what the mind says is carried out.
+//
+// Whatever bytes arrive, at worst the connection that they came on is closed.
+#ifndef PCCL_CONTROL_MASTER_H
+#define PCCL_CONTROL_MASTER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../net/wire.h"
+
+enum {
+    MASTER_MAX_ANONYMOUS = 256,     // connections without a hello; then the oldest is dropped
+    MASTER_HELLO_LIMIT_MS = 5000,   // for the hello
+    MASTER_CLOSE_LIMIT_MS = 1000,   // for the last words to a peer that is refused or expelled
+    MASTER_MAX_UNSENT = 4 << 20,    // bytes; a peer that reads more slowly than this is lost
+};
+
+struct master;
+
+// No network yet. NULL when memory or descriptors are refused.
+struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms);
+// Binds, listens and starts the thread. 0 or -errno: -EADDRINUSE, -EALREADY (run before), ...
+int master_run(struct master *master);
+// The port that a running master is bound to.
+uint16_t master_port(const struct master *master);
+// Asks the thread to close all connections and end. Async-signal-safe, repeatable.
+void master_interrupt(struct master *master);
+// Waits until the thread has ended and the port is free, or until `deadline_ns` (monotonic; INT64_MAX: for ever). True: it has ended.
+// Any number of threads may wait.
+bool master_await(struct master *master, int64_t deadline_ns);
+// Stops a running master first. Nobody may be waiting. NULL is allowed.
+void master_free(struct master *master);
+
+#endif

@@ -1,0 +1,415 @@
+// The master with real sockets on 127.0.0.1: framing, hostile bytes, many connections, ending.
+#include "control/master.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/platform.h"
+#include "check.h"
+#include "net/socket.h"
+
+static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1}};
+
+static struct master *start(uint32_t heartbeat_limit_ms) {
+    struct master *master = master_new(&any_port, heartbeat_limit_ms);
+    REQUIRE(master != NULL);
+    REQUIRE(master_run(master) == 0);
+    return master;
+}
+
+static int dial(const struct master *master) {
+    struct wire_address address = any_port;
+    address.port = master_port(master);
+    int fd = socket_dial(&address);
+    REQUIRE(fd >= 0);
+    struct pollfd poller = {fd, POLLOUT, 0};
+    CHECK_EQ(poll(&poller, 1, 2000), 1);
+    CHECK_EQ(socket_connect_result(fd), 0);
+    return fd;
+}
+
+// Reads exactly `length` bytes within two seconds; false at the end of the stream.
+static bool read_all(int fd, uint8_t *out, size_t length) {
+    for (size_t got = 0; got < length;) {
+        struct pollfd poller = {fd, POLLIN, 0};
+        if (!CHECK(poll(&poller, 1, 2000) == 1)) return false;
+        ptrdiff_t now = socket_receive(fd, out + got, length - got);
+        if (now == -EAGAIN) continue;
+        if (now <= 0) return false;
+        got += (size_t)now;
+    }
+    return true;
+}
+
+// The next frame that is no heartbeat; type 0 at the end of the stream.
+static struct wire_header next_frame(int fd, uint8_t *body, size_t capacity) {
+    for (;;) {
+        uint8_t bytes[WIRE_HEADER_BYTES];
+        struct wire_header header = {0};
+        if (!read_all(fd, bytes, sizeof bytes)) return (struct wire_header){0};
+        CHECK(wire_header_decode(bytes, &header));
+        REQUIRE(header.length <= capacity);
+        if (header.length > 0 && !read_all(fd, body, header.length)) return (struct wire_header){0};
+        if (header.type != WIRE_HEARTBEAT) return header;
+    }
+}
+
+static void say(int fd, struct wire_buffer *frame) {
+    for (size_t at = 0; at < frame->length;) {
+        ptrdiff_t sent = socket_send(fd, frame->bytes + at, frame->length - at);
+        if (sent > 0) at += (size_t)sent;
+        else if (sent != -EAGAIN) break;
+    }
+    wire_buffer_fini(frame);
+}
+
+static void write_hello(struct wire_buffer *out, uint8_t name) {
+    struct wire_hello hello = {.version = WIRE_VERSION, .id = {{name}}, .lanes = 1, .port = 40000};
+    wire_encode_hello(out, (struct wire_header){0}, &hello);
+}
+
+struct client {
+    int fd;
+    struct wire_header header; // run, generation, epoch to speak with
+};
+
+// Registers and expects WELCOME.
+static struct client join(const struct master *master, uint8_t name) {
+    struct client client = {.fd = dial(master)};
+    struct wire_buffer frame = {0};
+    write_hello(&frame, name);
+    say(client.fd, &frame);
+    uint8_t body[4096];
+    client.header = next_frame(client.fd, body, sizeof body);
+    CHECK_EQ(client.header.type, WIRE_WELCOME);
+    struct wire_welcome welcome;
+    CHECK(wire_decode_welcome(body, client.header.length, &welcome));
+    CHECK(socket_address_is_loopback(&welcome.seen));
+    return client;
+}
+
+static uint16_t next_type(const struct client *client) {
+    static uint8_t body[WIRE_MAX_CONTROL_BYTES];
+    return next_frame(client->fd, body, sizeof body).type;
+}
+
+static void vote(struct client *client, uint8_t kind) {
+    struct wire_buffer frame = {0};
+    struct wire_vote message = {kind};
+    wire_encode_vote(&frame, client->header, &message);
+    say(client->fd, &frame);
+}
+
+static bool closes(int fd) {
+    uint8_t bytes[64];
+    for (;;) {
+        struct pollfd poller = {fd, POLLIN, 0};
+        if (poll(&poller, 1, 3000) != 1) return false;
+        ptrdiff_t got = socket_receive(fd, bytes, sizeof bytes);
+        if (got <= 0 && got != -EAGAIN) return true;
+    }
+}
+
+static void test_hello(void) {
+    check_case("hello, welcome, epoch, vote, death");
+    struct master *master = start(5000);
+    CHECK_EQ(master_run(master), -EALREADY);
+    struct client a = join(master, 1);
+    CHECK_EQ(next_type(&a), WIRE_EPOCH);
+    a.header.epoch = 1;
+    struct client b = join(master, 2);
+    vote(&a, WIRE_VOTE_UPDATE);
+    CHECK_EQ(next_type(&a), WIRE_CANDIDATE);
+    CHECK_EQ(next_type(&b), WIRE_CANDIDATE);
+    close(b.fd); // a closed socket counts at once
+    int64_t before = platform_now_ns();
+    CHECK_EQ(next_type(&a), WIRE_OUTCOME);
+    CHECK(platform_now_ns() - before < 500 * MS_NS);
+
+    struct wire_address address = any_port;
+    address.port = master_port(master);
+    struct master *second = master_new(&address, 5000);
+    CHECK_EQ(master_run(second), -EADDRINUSE);
+    master_free(second);
+    close(a.fd);
+    master_free(master);
+}
+
+static void test_segments(void) {
+    check_case("one byte at a time, and all at once");
+    struct master *master = start(5000);
+    struct wire_buffer frame = {0};
+    write_hello(&frame, 1);
+    int fd = dial(master);
+    for (size_t i = 0; i < frame.length; i++) {
+        CHECK_EQ(socket_send(fd, frame.bytes + i, 1), 1);
+        if (i % 8 == 0) usleep(500);
+    }
+    wire_buffer_fini(&frame);
+    static uint8_t body[WIRE_MAX_CONTROL_BYTES];
+    struct client client = {fd, next_frame(fd, body, sizeof body)};
+    CHECK_EQ(client.header.type, WIRE_WELCOME);
+    CHECK_EQ(next_type(&client), WIRE_EPOCH);
+    client.header.epoch = 1;
+    struct wire_vote pending = {WIRE_VOTE_PENDING};
+    for (int i = 0; i < 100; i++) wire_encode_empty(&frame, client.header, WIRE_HEARTBEAT);
+    wire_encode_vote(&frame, client.header, &pending);
+    for (size_t at = 0; at < frame.length;) {
+        size_t length = frame.length - at < 777 ? frame.length - at : 777;
+        CHECK_EQ(socket_send(fd, frame.bytes + at, length), length);
+        at += length;
+    }
+    wire_buffer_fini(&frame);
+    CHECK_EQ(next_type(&client), WIRE_OUTCOME);
+    close(fd);
+    master_free(master);
+}
+
+static void test_garbage(void) {
+    struct master *master = start(5000);
+    struct client a = join(master, 1);
+    CHECK_EQ(next_type(&a), WIRE_EPOCH);
+    a.header.epoch = 1;
+    uint64_t seed = 3;
+    for (int i = 0; i < 60; i++) {
+        check_case("garbage %d", i);
+        int fd = dial(master);
+        uint8_t bytes[300];
+        for (size_t k = 0; k < sizeof bytes; k++) bytes[k] = (uint8_t)check_random(&seed);
+        struct wire_header header = {.length = 40, .type = i % 3 == 0 ? WIRE_HELLO : WIRE_VOTE};
+        if (i % 3 < 2) wire_header_encode(bytes, &header); // a good header, a bad body or the wrong type
+        socket_send(fd, bytes, i % 2 ? sizeof bytes : 72);
+        CHECK(closes(fd));
+        close(fd);
+    }
+    check_case("garbage of a registered peer");
+    struct client b = join(master, 2);
+    struct wire_header huge = b.header;
+    uint8_t bytes[WIRE_HEADER_BYTES];
+    huge.type = WIRE_REPORT;
+    huge.length = UINT32_MAX;
+    wire_header_encode(bytes, &huge);
+    socket_send(b.fd, bytes, sizeof bytes);
+    CHECK(closes(b.fd));
+    close(b.fd);
+
+    check_case("a newcomer breaks the rules and is told");
+    struct client c = join(master, 3);
+    vote(&c, WIRE_VOTE_UPDATE);
+    CHECK_EQ(next_type(&c), WIRE_REFUSED);
+    CHECK(closes(c.fd));
+    close(c.fd);
+
+    check_case("another version is told");
+    int fd = dial(master);
+    struct wire_buffer frame = {0};
+    struct wire_hello hello = {.version = WIRE_VERSION + 7};
+    wire_encode_hello(&frame, (struct wire_header){0}, &hello);
+    say(fd, &frame);
+    struct client d = {.fd = fd};
+    CHECK_EQ(next_type(&d), WIRE_REFUSED);
+    CHECK(closes(fd));
+    close(fd);
+
+    check_case("the others are not disturbed");
+    vote(&a, WIRE_VOTE_PENDING);
+    CHECK_EQ(next_type(&a), WIRE_OUTCOME);
+    close(a.fd);
+    master_free(master);
+}
+
+static void test_silent(void) {
+    check_case("hundreds of silent connections");
+    enum { SILENT = MASTER_MAX_ANONYMOUS + 44 };
+    struct master *master = start(5000);
+    int fds[SILENT];
+    for (int i = 0; i < SILENT; i++) fds[i] = dial(master);
+    struct client a = join(master, 1);
+    CHECK_EQ(next_type(&a), WIRE_EPOCH);
+    a.header.epoch = 1;
+    CHECK(closes(fds[0])); // the oldest made room
+    vote(&a, WIRE_VOTE_PENDING);
+    CHECK_EQ(next_type(&a), WIRE_OUTCOME);
+    for (int i = 0; i < SILENT; i++) close(fds[i]);
+    close(a.fd);
+
+    check_case("no hello in time");
+    int fd = dial(master);
+    int64_t before = platform_now_ns();
+    CHECK(!closes(fd)); // 3 s
+    CHECK(closes(fd));
+    int64_t waited = platform_now_ns() - before;
+    CHECK(waited > 4900 * MS_NS && waited < 7000 * MS_NS);
+    close(fd);
+    master_free(master);
+}
+
+static void test_time(void) {
+    check_case("a silent peer is lost, heartbeats are sent");
+    struct master *master = start(300);
+    struct client a = join(master, 1);
+    CHECK_EQ(next_type(&a), WIRE_EPOCH);
+    uint8_t bytes[WIRE_HEADER_BYTES];
+    CHECK(read_all(a.fd, bytes, sizeof bytes));
+    struct wire_header header;
+    CHECK(wire_header_decode(bytes, &header));
+    CHECK_EQ(header.type, WIRE_HEARTBEAT);
+    int64_t before = platform_now_ns();
+    CHECK_EQ(next_type(&a), WIRE_EXPELLED);
+    CHECK(platform_now_ns() - before < 900 * MS_NS);
+    CHECK(closes(a.fd));
+    close(a.fd);
+    master_free(master);
+}
+
+// A peer that never reads, while the master has much to say to it.
+static void test_slow_reader(void) {
+    check_case("a slow reader");
+    struct master *master = start(20000);
+    struct client a = join(master, 1), b = {0};
+    CHECK_EQ(next_type(&a), WIRE_EPOCH);
+    a.header.epoch = 1;
+    b = join(master, 2);
+    vote(&a, WIRE_VOTE_UPDATE);
+    static uint8_t body[WIRE_MAX_CONTROL_BYTES];
+    struct wire_candidate candidate;
+    static struct wire_member members[WIRE_MAX_MEMBERS];
+    candidate.epoch.members = members;
+    struct wire_header header = next_frame(a.fd, body, sizeof body);
+    CHECK(wire_decode_candidate(body, header.length, &candidate));
+    static struct wire_linked linked;
+    linked.attempt = candidate.attempt;
+    struct wire_buffer frame = {0};
+    wire_encode_linked(&frame, a.header, &linked);
+    say(a.fd, &frame);
+    wire_encode_linked(&frame, b.header, &linked);
+    say(b.fd, &frame);
+    CHECK_EQ(next_type(&a), WIRE_EPOCH);
+    a.header.epoch = b.header.epoch = 2;
+    // Both say DONE again and again; a verdict of 63 bytes goes to each; b never reads.
+    bool lost = false;
+    for (uint32_t tag = 0; tag < 600000 && !lost; tag += 1000) {
+        struct wire_buffer from_a = {0}, from_b = {0};
+        for (uint32_t i = 0; i < 1000; i++) {
+            struct wire_op_done done = {{2, tag + i, 1}};
+            wire_encode_op_done(&from_a, a.header, &done);
+            wire_encode_op_done(&from_b, b.header, &done);
+        }
+        say(b.fd, &from_b);
+        say(a.fd, &from_a);
+        for (uint32_t i = 0; i < 1000 && !lost; i++) {
+            uint16_t type = next_type(&a);
+            lost = type == WIRE_EPOCH;
+            if (!lost && !CHECK(type == WIRE_VERDICT)) lost = true;
+        }
+    }
+    CHECK(lost);
+    close(a.fd);
+    close(b.fd);
+    master_free(master);
+}
+
+static void *await(void *master) {
+    CHECK(master_await(master, INT64_MAX));
+    return NULL;
+}
+
+static void test_end(void) {
+    check_case("interrupted while peers are connected");
+    struct master *master = start(5000);
+    uint16_t port = master_port(master);
+    struct client a = join(master, 1), b = join(master, 2);
+    int silent = dial(master);
+    pthread_t waiter;
+    CHECK(pthread_create(&waiter, NULL, await, master) == 0);
+    CHECK(!master_await(master, platform_now_ns() + 50 * MS_NS));
+    master_interrupt(master);
+    master_interrupt(master);
+    CHECK(master_await(master, platform_now_ns() + 2 * SECOND_NS));
+    pthread_join(waiter, NULL);
+    CHECK(closes(a.fd) && closes(b.fd) && closes(silent));
+    master_interrupt(master);
+    master_free(master);
+
+    check_case("the port is free at once, again and again");
+    struct wire_address address = any_port;
+    address.port = port;
+    for (int i = 0; i < 20; i++) {
+        master = master_new(&address, 5000);
+        REQUIRE(master != NULL);
+        CHECK_EQ(master_run(master), 0);
+        CHECK_EQ(master_port(master), port);
+        struct client c = join(master, 9);
+        master_free(master); // with a peer connected
+        close(c.fd);
+    }
+    close(a.fd);
+    close(b.fd);
+    close(silent);
+
+    check_case("never run");
+    master = master_new(&any_port, 5000);
+    CHECK(master_await(master, INT64_MAX));
+    master_free(master);
+    master_free(NULL);
+}
+
+// Without descriptors the master waits instead of spinning, and goes on afterwards.
+static void test_no_descriptors(void) {
+    check_case("no descriptors");
+    struct master *master = start(20000);
+    struct client a = join(master, 1);
+    CHECK_EQ(next_type(&a), WIRE_EPOCH);
+    a.header.epoch = 1;
+    int fd = dial(master), waiting[2];
+    for (int i = 0; i < 2; i++) waiting[i] = socket(AF_INET, SOCK_STREAM, 0);
+    usleep(100 * 1000); // the master has accepted `fd`
+    struct rlimit before, none;
+    getrlimit(RLIMIT_NOFILE, &before);
+    none = before;
+    none.rlim_cur = 3; // nothing new can be opened
+    setrlimit(RLIMIT_NOFILE, &none);
+    struct rusage start_usage, end_usage;
+    getrusage(RUSAGE_SELF, &start_usage);
+    for (int i = 0; i < 2; i++) {
+        struct sockaddr_storage to;
+        struct wire_address address = any_port;
+        address.port = master_port(master);
+        socklen_t length = socket_address_to_sockaddr(&to, &address);
+        CHECK_EQ(connect(waiting[i], (struct sockaddr *)&to, length), 0); // by the kernel, in the backlog
+    }
+    usleep(700 * 1000);
+    getrusage(RUSAGE_SELF, &end_usage);
+    int64_t used_us = (end_usage.ru_utime.tv_sec - start_usage.ru_utime.tv_sec + end_usage.ru_stime.tv_sec - start_usage.ru_stime.tv_sec) * INT64_C(1000000) +
+                      end_usage.ru_utime.tv_usec - start_usage.ru_utime.tv_usec + end_usage.ru_stime.tv_usec - start_usage.ru_stime.tv_usec;
+    CHECK(used_us < 300 * 1000);
+    vote(&a, WIRE_VOTE_PENDING);
+    CHECK_EQ(next_type(&a), WIRE_OUTCOME);
+    setrlimit(RLIMIT_NOFILE, &before);
+    struct wire_buffer frame = {0};
+    write_hello(&frame, 2);
+    say(waiting[1], &frame);
+    uint8_t body[4096];
+    CHECK_EQ(next_frame(waiting[1], body, sizeof body).type, WIRE_WELCOME);
+    close(fd);
+    close(waiting[0]);
+    close(waiting[1]);
+    close(a.fd);
+    master_free(master);
+}
+
+int main(void) {
+    test_hello();
+    test_segments();
+    test_garbage();
+    test_silent();
+    test_time();
+    test_slow_reader();
+    test_end();
+    test_no_descriptors();
+    return check_status();
+}
