@@ -23,6 +23,7 @@ struct kernels {
     kernel_reduce_fn *reduce[KERNEL_OPS][KERNEL_DTYPES]; // dst[i] = a[i] op b[i]; the AVG row is the SUM row
     kernel_divide_fn *divide[KERNEL_DTYPES];
     const struct quant_loops *quant; // for quant.c
+    void (*hash_long)(uint64_t lanes[8], const void *data, size_t bytes); // for hash.c
 };
 
 // The best level this machine has; honours PCCL_CPU_LEVEL=portable|avx2|avx512|neon when that level is available

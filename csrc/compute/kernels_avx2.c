@@ -3,6 +3,7 @@
 
 #if defined(__AVX2__) && defined(__F16C__)
 
+#include "compute/hash_levels.h"
 #include "compute/kernels_int.h"
 
 #include <immintrin.h>
@@ -107,6 +108,33 @@ static inline void store_bf16(uint8_t *p, struct f32_pair x) {
 
 #include "compute/kernels_float.h"
 #include "compute/quant_loops.h"
+
+typedef struct {
+    __m256i half[2];
+} hash_lanes;
+
+static inline void hash_accumulate(hash_lanes *lanes, const uint8_t *stripe, const uint8_t *secret) {
+    for (size_t i = 0; i < 2; i++) {
+        __m256i words = _mm256_loadu_si256((const void *)(stripe + 32 * i));
+        __m256i keys = _mm256_xor_si256(words, _mm256_loadu_si256((const void *)(secret + 32 * i)));
+        __m256i products = _mm256_mul_epu32(keys, _mm256_srli_epi64(keys, 32));
+        __m256i swapped = _mm256_shuffle_epi32(words, _MM_SHUFFLE(1, 0, 3, 2));
+        lanes->half[i] = _mm256_add_epi64(_mm256_add_epi64(lanes->half[i], swapped), products);
+    }
+}
+
+static inline void hash_scramble(hash_lanes *lanes, const uint8_t *secret) {
+    const __m256i prime = _mm256_set1_epi64x(HASH_PRIME32_1);
+    for (size_t i = 0; i < 2; i++) {
+        __m256i x = lanes->half[i];
+        x = _mm256_xor_si256(x, _mm256_srli_epi64(x, 47));
+        x = _mm256_xor_si256(x, _mm256_loadu_si256((const void *)(secret + 32 * i)));
+        __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), prime);
+        lanes->half[i] = _mm256_add_epi64(_mm256_mul_epu32(x, prime), _mm256_slli_epi64(high, 32));
+    }
+}
+
+#include "compute/hash_loop.h"
 
 KERNELS_TABLE(KERNEL_AVX2, "avx2");
 

@@ -3,6 +3,7 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 
+#include "compute/hash_levels.h"
 #include "compute/kernels_int.h"
 
 #include <immintrin.h>
@@ -107,6 +108,26 @@ static inline void store_bf16(uint8_t *p, struct f32_pair x) {
 
 #include "compute/kernels_float.h"
 #include "compute/quant_loops.h"
+
+typedef __m512i hash_lanes;
+
+static inline void hash_accumulate(hash_lanes *lanes, const uint8_t *stripe, const uint8_t *secret) {
+    __m512i words = _mm512_loadu_si512(stripe);
+    __m512i keys = _mm512_xor_si512(words, _mm512_loadu_si512(secret));
+    __m512i products = _mm512_mul_epu32(keys, _mm512_srli_epi64(keys, 32));
+    __m512i swapped = _mm512_shuffle_epi32(words, _MM_PERM_BADC);
+    *lanes = _mm512_add_epi64(_mm512_add_epi64(*lanes, swapped), products);
+}
+
+static inline void hash_scramble(hash_lanes *lanes, const uint8_t *secret) {
+    const __m512i prime = _mm512_set1_epi64(HASH_PRIME32_1);
+    __m512i x = _mm512_xor_si512(*lanes, _mm512_srli_epi64(*lanes, 47));
+    x = _mm512_xor_si512(x, _mm512_loadu_si512(secret));
+    __m512i high = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), prime);
+    *lanes = _mm512_add_epi64(_mm512_mul_epu32(x, prime), _mm512_slli_epi64(high, 32));
+}
+
+#include "compute/hash_loop.h"
 
 KERNELS_TABLE(KERNEL_AVX512, "avx512");
 

@@ -3,6 +3,7 @@
 
 #if defined(__aarch64__)
 
+#include "compute/hash_levels.h"
 #include "compute/kernels_int.h"
 
 #include <arm_neon.h>
@@ -99,6 +100,31 @@ static inline void store_bf16(uint8_t *p, struct f32_pair x) {
 
 #include "compute/kernels_float.h"
 #include "compute/quant_loops.h"
+
+typedef struct {
+    uint64x2_t two[4];
+} hash_lanes;
+
+static inline void hash_accumulate(hash_lanes *lanes, const uint8_t *stripe, const uint8_t *secret) {
+    for (size_t i = 0; i < 4; i++) {
+        uint64x2_t words = vreinterpretq_u64_u8(vld1q_u8(stripe + 16 * i));
+        uint64x2_t keys = veorq_u64(words, vreinterpretq_u64_u8(vld1q_u8(secret + 16 * i)));
+        uint64x2_t sum = vaddq_u64(lanes->two[i], vextq_u64(words, words, 1));
+        lanes->two[i] = vmlal_u32(sum, vmovn_u64(keys), vshrn_n_u64(keys, 32));
+    }
+}
+
+static inline void hash_scramble(hash_lanes *lanes, const uint8_t *secret) {
+    const uint32x2_t prime = vdup_n_u32(HASH_PRIME32_1);
+    for (size_t i = 0; i < 4; i++) {
+        uint64x2_t x = veorq_u64(lanes->two[i], vshrq_n_u64(lanes->two[i], 47));
+        x = veorq_u64(x, vreinterpretq_u64_u8(vld1q_u8(secret + 16 * i)));
+        uint64x2_t high = vshlq_n_u64(vmull_u32(vshrn_n_u64(x, 32), prime), 32);
+        lanes->two[i] = vmlal_u32(high, vmovn_u64(x), prime);
+    }
+}
+
+#include "compute/hash_loop.h"
 
 KERNELS_TABLE(KERNEL_NEON, "neon");
 

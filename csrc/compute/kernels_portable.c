@@ -1,5 +1,6 @@
 // Every kernel in plain C: what the other levels must equal bit for bit, and what finishes their last few elements.
 #include "compute/float16.h"
+#include "compute/hash_levels.h"
 #include "compute/kernels_int.h"
 
 #include <pccl.h>
@@ -70,6 +71,29 @@ static void narrow_f16(void *dst, const void *wide, size_t count) {
 }
 
 #include "compute/quant_loops.h"
+
+typedef struct {
+    uint64_t lane[8];
+} hash_lanes;
+
+static inline void hash_accumulate(hash_lanes *lanes, const uint8_t *stripe, const uint8_t *secret) {
+    const any_u64 *words = (const any_u64 *)stripe, *keys = (const any_u64 *)secret;
+    for (size_t i = 0; i < 8; i++) {
+        uint64_t word = words[i], key = word ^ keys[i];
+        lanes->lane[i ^ 1] += word;
+        lanes->lane[i] += (key & UINT32_MAX) * (key >> 32);
+    }
+}
+
+static inline void hash_scramble(hash_lanes *lanes, const uint8_t *secret) {
+    const any_u64 *keys = (const any_u64 *)secret;
+    for (size_t i = 0; i < 8; i++) {
+        uint64_t x = lanes->lane[i];
+        lanes->lane[i] = (x ^ x >> 47 ^ keys[i]) * HASH_PRIME32_1;
+    }
+}
+
+#include "compute/hash_loop.h"
 
 KERNELS_TABLE(KERNEL_PORTABLE, "portable");
 
