@@ -1,0 +1,605 @@
+// Communicators and a master in one process, over loopback: joining, votes, reduces, losses, broken links, destruction.
+// Peers that die by SIGKILL are this program again, run as `test_peer PORT`.
+#include <dirent.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "api/ext.h"
+#include "base/platform.h"
+#include "check.h"
+#include "net/socket.h"
+#include "pccl.h"
+
+enum { MAX_PEERS = 8, HEARTBEAT_MS = 2000, LARGE = 1 << 19 };
+
+static const char *program;
+
+struct run {
+    pcclMasterInstance_t *master;
+    uint16_t port;
+    size_t count;
+    pcclComm_t *comms[MAX_PEERS];
+};
+
+static ccoip_socket_address_t loopback(uint16_t port) {
+    return (ccoip_socket_address_t){.inet = {.protocol = inetIPv4, .ipv4 = {{127, 0, 0, 1}}}, .port = port};
+}
+
+static pcclComm_t *new_comm(uint16_t port, uint32_t group) {
+    pcclCommCreateParams_t params = {.master_address = loopback(port), .peer_group = group};
+    pcclComm_t *comm = NULL;
+    REQUIRE(pcclCreateCommunicator(&params, &comm) == pcclSuccess);
+    return comm;
+}
+
+static int attribute(const pcclComm_t *comm, pcclAttribute_t which) {
+    int value = -1;
+    CHECK_EQ(pcclGetAttribute(comm, which, &value), pcclSuccess);
+    return value;
+}
+
+static int world(const pcclComm_t *comm) { return attribute(comm, PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE); }
+
+static void start_master(struct run *run) {
+    memset(run, 0, sizeof *run);
+    REQUIRE(pcclCreateMaster(loopback(0), &run->master) == pcclSuccess);
+    REQUIRE(pccl_ext_master_set_heartbeat(run->master, HEARTBEAT_MS) == pcclSuccess);
+    REQUIRE(pcclRunMaster(run->master) == pcclSuccess);
+    REQUIRE(pccl_ext_master_port(run->master, &run->port) == pcclSuccess);
+}
+
+// ---- doing something on all peers at once ----
+
+struct job {
+    struct run *run;
+    size_t rank;
+    void (*work)(struct run *, size_t rank);
+    char name[CHECK_CASE_BYTES];
+};
+
+static void *job_main(void *context) {
+    struct job *job = context;
+    check_case("%s, rank %zu", job->name, job->rank);
+    job->work(job->run, job->rank);
+    return NULL;
+}
+
+static void on_all(struct run *run, const char *name, void (*work)(struct run *, size_t)) {
+    pthread_t threads[MAX_PEERS];
+    struct job jobs[MAX_PEERS];
+    for (size_t i = 0; i < run->count; i++) {
+        jobs[i] = (struct job){.run = run, .rank = i, .work = work};
+        snprintf(jobs[i].name, sizeof jobs[i].name, "%s", name);
+        if (run->comms[i] != NULL) REQUIRE(pthread_create(&threads[i], NULL, job_main, &jobs[i]) == 0);
+    }
+    for (size_t i = 0; i < run->count; i++)
+        if (run->comms[i] != NULL) pthread_join(threads[i], NULL);
+}
+
+static size_t wanted_world;
+
+static void join_work(struct run *run, size_t rank) {
+    REQUIRE(pcclConnect(run->comms[rank]) == pcclSuccess);
+    while ((size_t)world(run->comms[rank]) < wanted_world) REQUIRE(pcclUpdateTopology(run->comms[rank]) == pcclSuccess);
+}
+
+static void start_run(struct run *run, size_t count) {
+    start_master(run);
+    run->count = wanted_world = count;
+    for (size_t i = 0; i < count; i++) run->comms[i] = new_comm(run->port, 0);
+    on_all(run, "join", join_work);
+    for (size_t i = 0; i < count; i++) CHECK_EQ(world(run->comms[i]), count);
+}
+
+static void end_run(struct run *run) {
+    for (size_t i = 0; i < run->count; i++)
+        if (run->comms[i] != NULL) CHECK_EQ(pcclDestroyCommunicator(run->comms[i]), pcclSuccess);
+    CHECK_EQ(pcclDestroyMaster(run->master), pcclSuccess);
+}
+
+// ---- reduces ----
+
+static pcclReduceDescriptor_t sum_of(size_t count, uint64_t tag) {
+    return (pcclReduceDescriptor_t){.count = count, .op = pcclSum, .tag = tag, .src_descriptor = {.datatype = pcclFloat}};
+}
+
+// Rank r gives r + 1 + (i % 5); the sum over any set of ranks tells who contributed.
+static float *new_input(size_t rank, size_t count) {
+    float *values = malloc(count * sizeof *values);
+    REQUIRE(values != NULL);
+    for (size_t i = 0; i < count; i++) values[i] = (float)(1 << rank) * 8 + (float)(i % 5);
+    return values;
+}
+
+static bool is_sum(const float *values, size_t count, unsigned ranks) {
+    float base = 0, contributors = 0;
+    for (unsigned r = 0; r < MAX_PEERS; r++)
+        if (ranks >> r & 1) base += (float)(1 << r) * 8, contributors++;
+    for (size_t i = 0; i < count; i++)
+        if (values[i] != base + contributors * (float)(i % 5)) return false;
+    return true;
+}
+
+static pcclResult_t reduce(const pcclComm_t *comm, size_t rank, size_t count, uint64_t tag, unsigned ranks) {
+    float *values = new_input(rank, count), *input = new_input(rank, count);
+    pcclReduceDescriptor_t descriptor = sum_of(count, tag);
+    pcclReduceInfo_t info = {0};
+    pcclResult_t code = pcclAllReduce(values, values, &descriptor, comm, &info);
+    if (code == pcclSuccess) {
+        CHECK(is_sum(values, count, ranks));
+        CHECK_EQ(info.local_world_size, __builtin_popcount(ranks));
+    } else {
+        CHECK_MEM(values, input, count * sizeof *values);
+        CHECK(pccl_ext_detail()[0] != 0);
+    }
+    free(values);
+    free(input);
+    return code;
+}
+
+// Goes on after losses until the op succeeds; returns how many losses there were.
+static int reduce_until_done(const pcclComm_t *comm, size_t rank, size_t count, uint64_t tag, unsigned ranks) {
+    for (int losses = 0;; losses++) {
+        pcclResult_t code = reduce(comm, rank, count, tag, ranks);
+        if (code != pcclRankConnectionLost) {
+            CHECK_EQ(code, pcclSuccess);
+            return losses;
+        }
+        if (losses == 5) return losses;
+    }
+}
+
+// ---- one peer ----
+
+static void test_states(void) {
+    struct run run;
+    check_case("states");
+    start_master(&run);
+    pcclComm_t *comm = new_comm(run.port, 0);
+    bool pending = true;
+    int value = 7;
+    float x = 1;
+    pcclReduceDescriptor_t descriptor = sum_of(1, 0);
+    pcclAsyncReduceOp_t handle = {.comm = comm};
+    pcclTensorInfo_t entry = {.name = "x", .data = &x, .count = 1, .datatype = pcclFloat};
+    pcclSharedState_t state = {.count = 1, .infos = &entry};
+    CHECK_EQ(pcclGetAttribute(comm, PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE, &value), pcclInvalidUsage);
+    CHECK_EQ(pcclUpdateTopology(comm), pcclInvalidUsage);
+    CHECK_EQ(pcclArePeersPending(comm, &pending), pcclInvalidUsage);
+    CHECK_EQ(pcclOptimizeTopology(comm), pcclInvalidUsage);
+    CHECK_EQ(pcclSynchronizeSharedState(comm, &state, 0, NULL), pcclInvalidUsage);
+    CHECK_EQ(pcclAllReduce(&x, &x, &descriptor, comm, NULL), pcclInvalidUsage);
+    CHECK_EQ(pcclAwaitAsyncReduce(&handle, NULL), pcclInvalidUsage);
+    CHECK_EQ(pcclAllReduce(NULL, &x, &descriptor, comm, NULL), pcclInvalidArgument); // NULL is looked at first
+    CHECK_EQ(value, 7);
+    CHECK_EQ(pending, true);
+
+    REQUIRE(pcclConnect(comm) == pcclSuccess);
+    CHECK_EQ(pcclConnect(comm), pcclInvalidUsage);
+    for (int which = 1; which <= 4; which++) CHECK_EQ(attribute(comm, (pcclAttribute_t)which), 1);
+    CHECK_EQ(pcclGetAttribute(comm, (pcclAttribute_t)5, &value), pcclInvalidArgument);
+    CHECK_EQ(pcclArePeersPending(comm, &pending), pcclSuccess);
+    CHECK_EQ(pending, false);
+    CHECK_EQ(pcclUpdateTopology(comm), pcclSuccess);
+    CHECK_EQ(pcclOptimizeTopology(comm), pcclInvalidUsage);
+    CHECK_EQ(pcclAllReduce(&x, &x, &descriptor, comm, NULL), pcclTooFewPeers);
+    descriptor.op = 9;
+    CHECK_EQ(pcclAllReduce(&x, &x, &descriptor, comm, NULL), pcclInvalidArgument);
+    CHECK_EQ(pcclAwaitAsyncReduce(&handle, NULL), pcclInvalidArgument);
+    pcclReduceOpDescriptor_t op = {&x, &x, sum_of(1, 0)};
+    pcclReduceInfo_t info = {0};
+    CHECK_EQ(pcclAllReduceMultipleWithRetry(&op, 1, comm, &info, 1), pcclTooFewPeers);
+    CHECK_EQ(info.local_world_size, 1);
+    CHECK_EQ(pcclAllReduceMultipleWithRetry(&op, 0, comm, &info, 1), pcclInvalidArgument);
+    CHECK_EQ(pcclAllReduceMultipleWithRetry(&op, 1, comm, &info, 0), pcclInvalidArgument);
+    pcclSharedStateSyncInfo_t moved = {1, 1};
+    CHECK_EQ(pcclSynchronizeSharedState(comm, &state, 0, &moved), pcclSuccess);
+    CHECK_EQ(moved.rx_bytes + moved.tx_bytes, 0);
+    state.count = 0;
+    CHECK_EQ(pcclSynchronizeSharedState(comm, &state, 0, NULL), pcclInvalidArgument);
+    char text[64];
+    CHECK_EQ(pccl_ext_comm_state(comm, text, sizeof text), pcclSuccess);
+    CHECK_STR(text, "accepted epoch 1");
+
+    check_case("dead");
+    CHECK_EQ(pcclInterruptMaster(run.master), pcclSuccess);
+    CHECK_EQ(pcclMasterAwaitTermination(run.master), pcclSuccess);
+    pcclResult_t code = pcclSuccess;
+    for (int i = 0; i < 1000 && code == pcclSuccess; i++) code = pcclUpdateTopology(comm);
+    CHECK_EQ(code, pcclMasterConnectionFailed);
+    CHECK_EQ(pcclConnect(comm), pcclInvalidUsage);
+    CHECK_EQ(world(comm), 1);
+    CHECK_EQ(pcclSynchronizeSharedState(comm, &state, 0, NULL), pcclMasterConnectionFailed);
+    CHECK_EQ(pcclDestroyCommunicator(comm), pcclSuccess);
+
+    check_case("no master there");
+    comm = new_comm(run.port, 0);
+    CHECK_EQ(pcclConnect(comm), pcclMasterConnectionFailed);
+    CHECK_EQ(pcclConnect(comm), pcclMasterConnectionFailed);
+    CHECK_EQ(pcclDestroyCommunicator(comm), pcclSuccess);
+    CHECK_EQ(pcclDestroyMaster(run.master), pcclSuccess);
+}
+
+// ---- several peers ----
+
+static void work_reduces(struct run *run, size_t rank) {
+    unsigned all = (1u << run->count) - 1;
+    static const size_t counts[] = {0, 1, 5, 1000, 70000, LARGE};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) CHECK_EQ(reduce(run->comms[rank], rank, counts[i], 1, all), pcclSuccess);
+    for (int i = 0; i < 50; i++) CHECK_EQ(reduce(run->comms[rank], rank, 16, 2, all), pcclSuccess);
+}
+
+static void work_async(struct run *run, size_t rank) {
+    enum { OPS = 16 };
+    const pcclComm_t *comm = run->comms[rank];
+    float *values[OPS];
+    pcclAsyncReduceOp_t handles[OPS];
+    for (size_t k = 0; k < OPS; k++) {
+        size_t i = rank % 2 ? OPS - 1 - k : k; // launch order differs
+        size_t count = i % 2 ? 100 : 100000;
+        values[i] = new_input(rank, count);
+        pcclReduceDescriptor_t descriptor = sum_of(count, i);
+        CHECK_EQ(pcclAllReduceAsync(values[i], values[i], &descriptor, comm, &handles[i]), pcclSuccess);
+        if (k == 0) CHECK_EQ(pcclAllReduceAsync(values[i], values[i], &descriptor, comm, &handles[i]), pcclInvalidArgument);
+    }
+    CHECK_EQ(pcclUpdateTopology(run->comms[rank]), pcclPendingAsyncOps);
+    CHECK_EQ(pcclOptimizeTopology(comm), pcclPendingAsyncOps);
+    for (size_t i = 0; i < OPS; i++) {
+        CHECK_EQ(pcclAwaitAsyncReduce(&handles[i], NULL), pcclSuccess);
+        CHECK(is_sum(values[i], i % 2 ? 100 : 100000, (1u << run->count) - 1));
+        free(values[i]);
+    }
+    CHECK_EQ(pcclAwaitAsyncReduce(&handles[0], NULL), pcclInvalidArgument);
+    bool pending = true;
+    CHECK_EQ(pcclArePeersPending(comm, &pending), pcclSuccess);
+    CHECK_EQ(pending, false);
+}
+
+static void work_multi(struct run *run, size_t rank) {
+    enum { OPS = 12, COUNT = 30000 };
+    pcclReduceOpDescriptor_t ops[OPS];
+    float *inputs[OPS], *outputs[OPS];
+    for (size_t i = 0; i < OPS; i++) {
+        inputs[i] = new_input(rank, COUNT);
+        outputs[i] = new_input(0, COUNT);
+        ops[i] = (pcclReduceOpDescriptor_t){inputs[i], outputs[i], sum_of(COUNT, i / 2)}; // equal tags in pairs
+    }
+    pcclReduceInfo_t info;
+    CHECK_EQ(pcclAllReduceMultipleWithRetry(ops, OPS, run->comms[rank], &info, 3), pcclSuccess);
+    CHECK_EQ(info.local_world_size, run->count);
+    for (size_t i = 0; i < OPS; i++) {
+        CHECK(is_sum(outputs[i], COUNT, (1u << run->count) - 1));
+        free(inputs[i]);
+        free(outputs[i]);
+    }
+}
+
+static void work_mismatch(struct run *run, size_t rank) {
+    static const size_t counts[] = {10, LARGE};
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_EQ(reduce(run->comms[rank], rank, counts[i] + (rank == 1), 5, 0), pcclInvalidArgument);
+        CHECK_EQ(reduce_until_done(run->comms[rank], rank, counts[i], 5, (1u << run->count) - 1), 0);
+    }
+}
+
+static void work_optimize(struct run *run, size_t rank) {
+    CHECK_EQ(pcclOptimizeTopology(run->comms[rank]), pcclSuccess);
+    CHECK_EQ(pcclOptimizeTopology(run->comms[rank]), pcclSuccess);
+    CHECK_EQ(reduce(run->comms[rank], rank, LARGE, 1, (1u << run->count) - 1), pcclSuccess);
+}
+
+static void test_reduces(size_t count) {
+    struct run run;
+    check_case("%zu peers", count);
+    start_run(&run, count);
+    on_all(&run, "reduces", work_reduces);
+    on_all(&run, "async", work_async);
+    on_all(&run, "multi", work_multi);
+    on_all(&run, "mismatch", work_mismatch);
+    on_all(&run, "optimize", work_optimize);
+    on_all(&run, "reduces again", work_reduces);
+    end_run(&run);
+}
+
+static void test_groups(void) {
+    struct run run;
+    check_case("groups");
+    start_master(&run);
+    run.count = wanted_world = 4;
+    for (size_t i = 0; i < 4; i++) run.comms[i] = new_comm(run.port, i / 2 ? 9 : 3);
+    on_all(&run, "join groups", join_work);
+    for (size_t i = 0; i < 4; i++) {
+        CHECK_EQ(attribute(run.comms[i], PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE), 2);
+        CHECK_EQ(attribute(run.comms[i], PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS), 2);
+        CHECK_EQ(attribute(run.comms[i], PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE), 2);
+    }
+    end_run(&run);
+}
+
+// ---- losses ----
+
+static unsigned survivors;
+static size_t loss_count;
+
+static void work_loss(struct run *run, size_t rank) {
+    int before = world(run->comms[rank]);
+    CHECK_EQ(reduce_until_done(run->comms[rank], rank, loss_count, 1, survivors), 1);
+    CHECK_EQ(world(run->comms[rank]), before - 1);
+    CHECK_EQ(reduce_until_done(run->comms[rank], rank, loss_count, 1, survivors), 0);
+}
+
+static void work_last(struct run *run, size_t rank) {
+    CHECK_EQ(reduce(run->comms[rank], rank, loss_count, 1, 0), pcclRankConnectionLost);
+    CHECK_EQ(reduce(run->comms[rank], rank, loss_count, 1, 0), pcclTooFewPeers);
+    CHECK_EQ(world(run->comms[rank]), 1);
+}
+
+static void test_leaving(size_t elements) {
+    struct run run;
+    check_case("leaving, %zu elements", elements);
+    start_run(&run, 4);
+    loss_count = elements;
+    CHECK_EQ(pcclDestroyCommunicator(run.comms[3]), pcclSuccess);
+    run.comms[3] = NULL;
+    survivors = 0x7;
+    on_all(&run, "4 to 3", work_loss);
+    CHECK_EQ(pcclDestroyCommunicator(run.comms[0]), pcclSuccess);
+    run.comms[0] = NULL;
+    survivors = 0x6;
+    on_all(&run, "3 to 2", work_loss);
+    CHECK_EQ(pcclDestroyCommunicator(run.comms[1]), pcclSuccess);
+    run.comms[1] = NULL;
+    on_all(&run, "2 to 1", work_last);
+    end_run(&run);
+}
+
+// A peer in a process of its own: joins, then reduces until it is killed.
+static int victim_main(uint16_t port) {
+    REQUIRE(pcclInit() == pcclSuccess);
+    pcclComm_t *comm = new_comm(port, 0);
+    REQUIRE(pcclConnect(comm) == pcclSuccess);
+    while (world(comm) < 4) REQUIRE(pcclUpdateTopology(comm) == pcclSuccess);
+    float *values = new_input(3, LARGE);
+    pcclReduceDescriptor_t descriptor = sum_of(LARGE, 1);
+    for (;;)
+        if (pcclAllReduce(values, values, &descriptor, comm, NULL) != pcclSuccess) return 1;
+}
+
+static pid_t start_victim(uint16_t port) {
+    char text[8];
+    snprintf(text, sizeof text, "%u", port);
+    pid_t child = fork();
+    if (child == 0) {
+        execl("/proc/self/exe", program, text, (char *)NULL);
+        _exit(127);
+    }
+    REQUIRE(child > 0);
+    return child;
+}
+
+static pid_t victim;
+static int kill_after; // ops
+
+static void work_kill(struct run *run, size_t rank) {
+    join_work(run, rank);
+    const pcclComm_t *comm = run->comms[rank];
+    int losses = 0;
+    for (int i = 0; i < 20; i++) {
+        if (rank == 0 && i == kill_after) kill(victim, SIGKILL);
+        float *values = new_input(rank, LARGE);
+        pcclReduceDescriptor_t descriptor = sum_of(LARGE, 1);
+        pcclResult_t code = pcclAllReduce(values, values, &descriptor, comm, NULL);
+        if (code == pcclRankConnectionLost) losses++, i--;
+        else CHECK_EQ(code, pcclSuccess);
+        if (code != pcclSuccess) {
+            float *input = new_input(rank, LARGE);
+            CHECK_MEM(values, input, LARGE * sizeof *values);
+            free(input);
+        } else if (losses > 0) {
+            CHECK(is_sum(values, LARGE, 0x7));
+        }
+        free(values);
+        if (losses > 3) break;
+    }
+    CHECK_EQ(losses, 1);
+    CHECK_EQ(world(comm), 3);
+}
+
+static void test_kill(int after) {
+    struct run run;
+    check_case("kill after %d ops", after);
+    start_master(&run);
+    kill_after = after;
+    run.count = 3;
+    wanted_world = 4;
+    victim = start_victim(run.port);
+    for (size_t i = 0; i < 3; i++) run.comms[i] = new_comm(run.port, 0);
+    on_all(&run, "kill", work_kill);
+    int status = 0;
+    waitpid(victim, &status, 0);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    end_run(&run);
+}
+
+// ---- broken links ----
+
+// Shuts down one connection that neither leads to the master nor is idle for listening. False: there was none.
+static bool break_a_link(uint16_t master_port) {
+    DIR *folder = opendir("/proc/self/fd");
+    REQUIRE(folder != NULL);
+    bool broken = false;
+    for (struct dirent *entry; !broken && (entry = readdir(folder)) != NULL;) {
+        int fd = atoi(entry->d_name);
+        struct wire_address local, remote;
+        if (fd <= 2 || !socket_local_address(fd, &local) || !socket_remote_address(fd, &remote)) continue;
+        if (local.port == master_port || remote.port == master_port) continue;
+        broken = shutdown(fd, SHUT_RDWR) == 0;
+    }
+    closedir(folder);
+    return broken;
+}
+
+static void work_link(struct run *run, size_t rank) {
+    unsigned all = (1u << run->count) - 1;
+    for (int i = 0; i < 12; i++) {
+        if (rank == 0 && i % 4 == 2) CHECK(break_a_link(run->port));
+        CHECK_EQ(reduce(run->comms[rank], rank, i % 2 ? 64 : LARGE, 1, all), pcclSuccess);
+    }
+}
+
+static void test_links(void) {
+    struct run run;
+    check_case("links");
+    start_run(&run, 3);
+    on_all(&run, "broken links", work_link);
+    end_run(&run);
+}
+
+// ---- waiting ----
+
+static void *connect_main(void *comm) { return (void *)(uintptr_t)pcclConnect(comm); }
+
+static void *reduce_main(void *comm) {
+    float x[4] = {0};
+    pcclReduceDescriptor_t descriptor = sum_of(4, 77);
+    return (void *)(uintptr_t)pcclAllReduce(x, x, &descriptor, comm, NULL);
+}
+
+static void test_slices(void) {
+    struct run run;
+    check_case("slices");
+    start_master(&run);
+    pcclComm_t *a = new_comm(run.port, 0), *b = new_comm(run.port, 0);
+    REQUIRE(pcclConnect(a) == pcclSuccess);
+    pccl_ext_set_wait_slice(30);
+    CHECK_EQ(pcclConnect(b), pcclTimedOut);
+    CHECK_EQ(pcclConnect(b), pcclTimedOut);
+    bool pending = false;
+    CHECK_EQ(pcclArePeersPending(a, &pending), pcclSuccess);
+    CHECK_EQ(pending, true);
+    CHECK_EQ(pcclUpdateTopology(a), pcclSuccess);
+    CHECK_EQ(pcclConnect(b), pcclSuccess);
+    CHECK_EQ(world(a), 2);
+    CHECK_EQ(world(b), 2);
+
+    CHECK_EQ(pcclUpdateTopology(a), pcclTimedOut);
+    bool ignored;
+    CHECK_EQ(pcclArePeersPending(a, &ignored), pcclInvalidUsage); // another call than the one cut short
+    float x = 1, y = 2;
+    pcclReduceDescriptor_t descriptor = sum_of(1, 3);
+    pcclAsyncReduceOp_t ha, hb;
+    CHECK_EQ(pcclAllReduceAsync(&x, &x, &descriptor, a, &ha), pcclInvalidUsage);
+    CHECK_EQ(pcclUpdateTopology(b), pcclSuccess);
+    CHECK_EQ(pcclUpdateTopology(a), pcclSuccess);
+
+    CHECK_EQ(pcclAllReduceAsync(&x, &x, &descriptor, a, &ha), pcclSuccess);
+    CHECK_EQ(pcclAwaitAsyncReduce(&ha, NULL), pcclTimedOut);
+    CHECK_EQ(pcclArePeersPending(a, &ignored), pcclTimedOut);
+    CHECK_EQ(pcclArePeersPending(b, &ignored), pcclSuccess);
+    CHECK_EQ(pcclArePeersPending(a, &ignored), pcclSuccess);
+    CHECK_EQ(pcclAllReduceAsync(&y, &y, &descriptor, b, &hb), pcclSuccess);
+    CHECK_EQ(pcclAwaitAsyncReduce(&ha, NULL), pcclSuccess);
+    CHECK_EQ(pcclAwaitAsyncReduce(&hb, NULL), pcclSuccess);
+    CHECK(x == 3 && y == 3);
+
+    check_case("multi in slices");
+    pcclReduceOpDescriptor_t op = {&x, &x, sum_of(1, 4)};
+    struct pccl_multi *multi;
+    CHECK_EQ(pccl_multi_new(&op, 1, a, 1, &multi), pcclSuccess);
+    CHECK_EQ(pccl_multi_wait(multi, NULL), pcclTimedOut);
+    CHECK_EQ(pcclUpdateTopology(a), pcclPendingAsyncOps);
+    CHECK_EQ(pcclDestroyCommunicator(b), pcclSuccess);
+    pccl_ext_set_wait_slice(5000);
+    CHECK_EQ(pccl_multi_wait(multi, NULL), pcclTooFewPeers);
+    CHECK(x == 3);
+    pccl_multi_free(multi);
+    pccl_ext_set_wait_slice(0);
+    CHECK_EQ(pcclDestroyCommunicator(a), pcclSuccess);
+    CHECK_EQ(pcclDestroyMaster(run.master), pcclSuccess);
+}
+
+static void test_destroy_while_waiting(void) {
+    struct run run;
+    check_case("destroyed while waiting");
+    start_run(&run, 2);
+    pcclComm_t *waiting = new_comm(run.port, 0);
+    pthread_t connecting, reducing;
+    REQUIRE(pthread_create(&connecting, NULL, connect_main, waiting) == 0);
+    REQUIRE(pthread_create(&reducing, NULL, reduce_main, run.comms[0]) == 0);
+    usleep(50000);
+    void *code;
+    CHECK_EQ(pcclDestroyCommunicator(waiting), pcclSuccess);
+    pthread_join(connecting, &code);
+    CHECK_EQ((uintptr_t)code, pcclMasterConnectionFailed);
+    CHECK_EQ(pcclDestroyCommunicator(run.comms[0]), pcclSuccess);
+    pthread_join(reducing, &code);
+    CHECK_EQ((uintptr_t)code, pcclRankConnectionLost);
+    run.comms[0] = NULL;
+
+    check_case("master gone while waiting");
+    run.comms[0] = new_comm(run.port, 0);
+    REQUIRE(pthread_create(&connecting, NULL, connect_main, run.comms[0]) == 0);
+    while (pcclUpdateTopology(run.comms[1]) == pcclSuccess && world(run.comms[1]) < 2) continue;
+    pthread_join(connecting, &code);
+    CHECK_EQ((uintptr_t)code, pcclSuccess);
+    REQUIRE(pthread_create(&reducing, NULL, reduce_main, run.comms[1]) == 0);
+    usleep(50000);
+    CHECK_EQ(pcclInterruptMaster(run.master), pcclSuccess);
+    pthread_join(reducing, &code);
+    CHECK_EQ((uintptr_t)code, pcclRankConnectionLost);
+    CHECK_EQ(world(run.comms[1]), 1);
+    CHECK_EQ((uintptr_t)reduce_main(run.comms[1]), pcclMasterConnectionFailed);
+    end_run(&run);
+}
+
+// ---- joining ----
+
+static void work_voting_loop(struct run *run, size_t rank) {
+    if (rank + 1 < run->count) {
+        bool stop = false;
+        while (!stop) {
+            stop = (size_t)world(run->comms[rank]) == wanted_world;
+            if (!stop) CHECK_EQ(pcclUpdateTopology(run->comms[rank]), pcclSuccess);
+        }
+        return;
+    }
+    usleep(20000);
+    int64_t begin = platform_now_ns();
+    CHECK_EQ(pcclConnect(run->comms[rank]), pcclSuccess);
+    fprintf(stderr, "join beside %zu voting peers: %.2f ms\n", rank, (double)(platform_now_ns() - begin) / 1e6);
+}
+
+static void test_join_time(void) {
+    struct run run;
+    check_case("join time");
+    start_run(&run, 3);
+    for (int i = 0; i < 3; i++) {
+        run.comms[run.count++] = new_comm(run.port, 0);
+        wanted_world = run.count;
+        on_all(&run, "voting loop", work_voting_loop);
+    }
+    end_run(&run);
+}
+
+int main(int argc, char **argv) {
+    program = argv[0];
+    if (argc == 2) return victim_main((uint16_t)atoi(argv[1]));
+    pcclComm_t *none;
+    CHECK_EQ(pcclCreateCommunicator(NULL, &none), pcclNotInitialized);
+    REQUIRE(pcclInit() == pcclSuccess);
+    test_states();
+    test_slices();
+    test_reduces(2);
+    test_reduces(3);
+    test_groups();
+    test_leaving(16);
+    test_leaving(LARGE);
+    test_destroy_while_waiting();
+    test_links();
+    for (int after = 0; after < 6; after += 5) test_kill(after);
+    test_join_time();
+    return check_status();
+}
