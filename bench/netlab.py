@@ -125,7 +125,7 @@ def emulator() -> Path:
     if not program.exists() or program.stat().st_mtime < max(source.stat().st_mtime for source in sources):
         program.parent.mkdir(parents=True, exist_ok=True)
         units = " ".join(str(source) for source in sources if source.suffix == ".c")
-        run(f"cc -std=c11 -O2 -Wall -Wextra -pthread -o {program} {units}")
+        run(f"cc -std=c11 -O2 -Wall -Wextra -pthread -o {program} {units} -lm")
     return program
 
 

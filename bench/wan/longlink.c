@@ -1,0 +1,238 @@
+/* A long link on one machine: carries IP between two TUN devices, which it makes, with the rate, delay, loss and queue of
+ * link.h each way. Real kernel TCP runs over it. One thread per direction; each owns its queue, its link and the reading of
+ * one device, and writes to the other. Prints "ready" once both devices are there; on SIGTERM or SIGINT prints what it
+ * counted and ends. */
+#define _GNU_SOURCE
+#include "link.h"
+#include "packet.h"
+#include "queue.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <linux/if.h>
+#include <linux/if_tun.h>
+#include <linux/virtio_net.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    READS_PER_ROUND = 32,
+    LONGEST_SLEEP_NS = 50000000, /* how late a stop may be noticed */
+    PIECE_NS = 1000000,          /* a super-packet that takes longer on the wire arrives in pieces */
+    LATE_NS = 1000000,
+    QUEUE_SLACK = 64 << 20,
+    PRIORITY = 50,
+};
+
+struct direction {
+    const char *name;
+    int in, out;
+    struct link link;
+    struct queue queue;
+    uint64_t refused;         /* by the device or for lack of memory */
+    uint64_t late, latest_ns; /* delivered over LATE_NS after they were due: this machine is too busy */
+    uint8_t buffer[PACKET_MAX];
+};
+
+static atomic_bool stopping;
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void forward(struct direction *d, const struct packet *packet, unsigned first, unsigned end, uint64_t due_ns) {
+    uint8_t *room = queue_room(&d->queue, packet->length);
+    if (room == NULL) {
+        d->refused += end - first;
+        return;
+    }
+    queue_push(&d->queue, due_ns, packet_cut(packet, first, end, room));
+}
+
+/* Runs of neighbouring segments that survive travel as one packet, due when the run's last byte is. */
+static void admit(struct direction *d, const struct packet *packet, uint64_t now) {
+    unsigned first = 0;
+    uint64_t begin_ns = now, due_ns = 0;
+    for (unsigned i = 0; i < packet->segments; i++) {
+        uint64_t due;
+        bool kept = link_admit(&d->link, now, packet_wire_bytes(packet, i), &due);
+        if (first < i && (!kept || due - begin_ns > PIECE_NS)) {
+            forward(d, packet, first, i, due_ns);
+            first = i;
+        }
+        if (!kept) {
+            first = i + 1;
+            continue;
+        }
+        if (first == i) {
+            begin_ns = due;
+        }
+        due_ns = due;
+    }
+    if (first < packet->segments) {
+        forward(d, packet, first, packet->segments, due_ns);
+    }
+}
+
+static bool deliver(struct direction *d) {
+    bool any = false;
+    const struct queue_entry *entry;
+    uint64_t now = now_ns();
+    while ((entry = queue_first(&d->queue)) != NULL && entry->due_ns <= now) {
+        uint64_t late_ns = now - entry->due_ns;
+        d->late += late_ns > LATE_NS;
+        d->latest_ns = late_ns > d->latest_ns ? late_ns : d->latest_ns;
+        d->refused += write(d->out, entry + 1, entry->length) < 0;
+        queue_pop(&d->queue);
+        any = true;
+        now = now_ns();
+    }
+    return any;
+}
+
+static bool take(struct direction *d) {
+    bool any = false;
+    for (int i = 0; i < READS_PER_ROUND; i++) {
+        ssize_t length = read(d->in, d->buffer, sizeof d->buffer);
+        if (length <= 0) {
+            break;
+        }
+        struct packet packet = packet_parse(d->buffer, (size_t)length);
+        admit(d, &packet, now_ns());
+        any = true;
+    }
+    return any;
+}
+
+static void sleep_until_due(struct direction *d) {
+    struct timespec limit = {.tv_nsec = LONGEST_SLEEP_NS};
+    const struct queue_entry *entry = queue_first(&d->queue);
+    if (entry != NULL) {
+        uint64_t now = now_ns();
+        uint64_t wait = entry->due_ns > now ? entry->due_ns - now : 0;
+        limit.tv_nsec = wait < LONGEST_SLEEP_NS ? (long)wait : LONGEST_SLEEP_NS;
+    }
+    ppoll(&(struct pollfd){.fd = d->in, .events = POLLIN}, 1, &limit, NULL);
+}
+
+static void *carry(void *argument) {
+    struct direction *d = argument;
+    prctl(PR_SET_TIMERSLACK, 1);
+    /* Best effort: without the right to it the link is only less exact on a busy machine. */
+    pthread_setschedparam(pthread_self(), SCHED_FIFO, &(struct sched_param){.sched_priority = PRIORITY});
+    while (!atomic_load(&stopping)) {
+        bool delivered = deliver(d);
+        bool taken = take(d);
+        if (!delivered && !taken) {
+            sleep_until_due(d);
+        }
+    }
+    return NULL;
+}
+
+static int tun_open(const char *name) {
+    struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR};
+    int header = sizeof(struct virtio_net_hdr);
+    int fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) {
+        perror("/dev/net/tun");
+        return -1;
+    }
+    snprintf(request.ifr_name, sizeof request.ifr_name, "%s", name);
+    if (ioctl(fd, TUNSETIFF, &request) < 0 || ioctl(fd, TUNSETVNETHDRSZ, &header) < 0 ||
+        ioctl(fd, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4) < 0) {
+        fprintf(stderr, "cannot make the TUN device %s: %s\n", name, strerror(errno));
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static void print_counts(const struct direction *d) {
+    const struct link_counts *counts = &d->link.counts;
+    printf("%s: %" PRIu64 " segments, %" PRIu64 " bytes, %" PRIu64 " lost, %" PRIu64 " overflowed, %" PRIu64 " refused, %" PRIu64
+           " late (at most %.1f ms)\n",
+           d->name, counts->segments, counts->bytes, counts->lost, counts->overflowed, d->refused, d->late, (double)d->latest_ns / 1e6);
+}
+
+static const char usage[] = "usage: longlink [--rate-mbit R] [--delay-us D] [--loss P] [--queue-bytes Q] [--seed S] TUN_A TUN_B\n"
+                            "  rate 0 (default) is unlimited; delay is one way; queue 0 (default) is one bandwidth-delay product\n";
+
+static bool parse(int argc, char **argv, struct link_shape *shape, uint64_t *seed) {
+    static const struct option options[] = {
+        {"rate-mbit", required_argument, NULL, 'r'},   {"delay-us", required_argument, NULL, 'd'}, {"loss", required_argument, NULL, 'l'},
+        {"queue-bytes", required_argument, NULL, 'q'}, {"seed", required_argument, NULL, 's'},     {NULL, 0, NULL, 0},
+    };
+    int option;
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        switch (option) {
+        case 'r': shape->rate_bits = strtod(optarg, NULL) * 1e6; break;
+        case 'd': shape->delay_ns = (uint64_t)(strtod(optarg, NULL) * 1e3); break;
+        case 'l': shape->loss = strtod(optarg, NULL); break;
+        case 'q': shape->queue_bytes = strtoull(optarg, NULL, 10); break;
+        case 's': *seed = strtoull(optarg, NULL, 10); break;
+        default: return false;
+        }
+    }
+    return argc - optind == 2 && shape->rate_bits >= 0 && shape->loss >= 0 && shape->loss <= 1;
+}
+
+int main(int argc, char **argv) {
+    struct link_shape shape = {0};
+    uint64_t seed = 1;
+    if (!parse(argc, argv, &shape, &seed)) {
+        fputs(usage, stderr);
+        return 2;
+    }
+    sigset_t ends;
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGTERM);
+    sigaddset(&ends, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &ends, NULL);
+
+    static struct direction ways[2] = {{.name = "a to b"}, {.name = "b to a"}};
+    int a = tun_open(argv[optind]);
+    int b = a < 0 ? -1 : tun_open(argv[optind + 1]);
+    if (b < 0) {
+        return 1;
+    }
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        ways[i].in = i == 0 ? a : b;
+        ways[i].out = i == 0 ? b : a;
+        link_init(&ways[i].link, &shape, seed * 2 + (uint64_t)i);
+        if (!queue_init(&ways[i].queue, 2 * link_capacity_bytes(&ways[i].link) + QUEUE_SLACK)) {
+            fputs("no memory for the queue\n", stderr);
+            return 1;
+        }
+        if (pthread_create(&threads[i], NULL, carry, &ways[i]) != 0) {
+            fputs("no thread\n", stderr);
+            return 1;
+        }
+    }
+    puts("ready");
+    fflush(stdout);
+    int number;
+    sigwait(&ends, &number);
+    atomic_store(&stopping, true);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        print_counts(&ways[i]);
+        queue_fini(&ways[i].queue);
+    }
+    return 0;
+}
