@@ -1,4 +1,4 @@
-// Peers, epochs, votes and candidates. Letters and steps as in docs/protocol.md.
+// Peers, epochs, votes and candidates: the tables of docs/protocol.md as code.
 #include "membership_private.h"
 
 #include <stdarg.h>
@@ -255,8 +255,8 @@ void membership_start_candidate(struct membership *m, uint8_t kind) {
     m->candidate_stale = m->candidate_judged = false;
     m->attempt++;
     m->unanswered = m->candidate_count;
-    // The peers' own limit for making links ends first, so that they can tell whom they could not reach.
-    m->phase_deadline = m->now_ns + m->limit_ns + m->limit_ns / 2;
+    // The peers' own limit for making links ends before, so that they can tell whom they could not reach.
+    m->phase_deadline = m->now_ns + m->limit_ns + m->limit_ns / 4;
     for (uint32_t start = 0; start < m->candidate_count;) {
         uint32_t end = group_end(m->candidate, m->candidate_count, start);
         bool changes = candidate_changes(m, start, end);

@@ -485,7 +485,7 @@ static void test_bad_candidates(void) {
     linked("ab", CANDIDATE("abc", "abc"), "");
     pass(LIMIT_MS + 20, "abc");
     CHECK(quiet("abc"));
-    pass(LIMIT_MS, "abc");
+    pass(LIMIT_MS / 2, "abc");
     REFUSED('c', "in time");
     OUTCOME("ab", UPDATE, 0, 0);
     end();
@@ -497,7 +497,7 @@ static void test_bad_candidates(void) {
     linked("ab", CANDIDATE("abc", "abc"), "");
     pass(LIMIT_MS / 2, "abc");
     join('d', 0);
-    now += LIMIT_MS * MS_NS - 10 * MS_NS;
+    now += LIMIT_MS * MS_NS - 10 * MS_NS; // past the limit of the candidate
     for (const char *p = "abc"; *p; p++) simple(*p, WIRE_HEARTBEAT);
     now += 10 * MS_NS;
     act(membership_tick(m, now));
