@@ -50,7 +50,6 @@ def run() -> None:
         places = lab.long_pair(Link(megabits=args.megabits, delay_ms=args.delay_ms, queue_bytes=4 * MIB))
         for place in places:
             lab.sysctl(place, "net.ipv4.tcp_wmem", f"4096 16384 {args.window}")
-            lab.sysctl(place, "net.ipv4.tcp_congestion_control", "cubic")
         home = places[0]
         with (
             Master(home.address, home.namespace) as one,
