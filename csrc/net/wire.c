@@ -22,6 +22,12 @@ enum {
     MEASURE_BYTES = 4 + WIRE_ID_BYTES + 4,
     MEASURED_BYTES = WIRE_ID_BYTES + WIRE_ID_BYTES + 8,
     LINK_HELLO_BYTES = 2 + 1 + 16 + WIRE_ID_BYTES + WIRE_ID_BYTES + 4,
+    HASH_BYTES = 8 + 8,
+    SYNC_VOTE_BYTES = 1 + 1 + 8 + HASH_BYTES + HASH_BYTES,
+    SYNC_PLAN_BYTES = 8 + 8 + HASH_BYTES + HASH_BYTES + 4 + 4,
+    SYNC_SOURCE_BYTES = WIRE_ID_BYTES + 8,
+    SYNC_DONE_BYTES = 8 + 1 + 4,
+    SYNC_END_BYTES = 8 + 1 + 8 + 8 + 2,
     FOREIGN_HELLO_BYTES = 256, // a hello of another version may be longer; it gets an answer, not silence
     MEMBERS_BYTES = WIRE_MAX_MEMBERS * MEMBER_BYTES,
     IDS_BYTES = WIRE_MAX_MEMBERS * WIRE_ID_BYTES,
@@ -51,6 +57,10 @@ static const struct {
     [WIRE_LINK_DOWN] = {"LINK_DOWN", LINK_DOWN_BYTES, LINK_DOWN_BYTES},
     [WIRE_MEASURE] = {"MEASURE", MEASURE_BYTES, MEASURE_BYTES},
     [WIRE_MEASURED] = {"MEASURED", MEASURED_BYTES, MEASURED_BYTES},
+    [WIRE_SYNC_VOTE] = {"SYNC_VOTE", SYNC_VOTE_BYTES, SYNC_VOTE_BYTES},
+    [WIRE_SYNC_PLAN] = {"SYNC_PLAN", SYNC_PLAN_BYTES + 2 * WIRE_ID_BYTES, SYNC_PLAN_BYTES + 2 * IDS_BYTES},
+    [WIRE_SYNC_DONE] = {"SYNC_DONE", SYNC_DONE_BYTES, SYNC_DONE_BYTES + WIRE_MAX_MEMBERS * SYNC_SOURCE_BYTES},
+    [WIRE_SYNC_END] = {"SYNC_END", SYNC_END_BYTES, SYNC_END_BYTES + WIRE_MAX_TEXT},
     [WIRE_LINK_HELLO] = {"LINK_HELLO", LINK_HELLO_BYTES, LINK_HELLO_BYTES},
     [WIRE_LINK_ACK] = {"LINK_ACK", 0, 0},
     [WIRE_READY] = {"READY", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
@@ -62,6 +72,10 @@ static const struct {
     [WIRE_CODES] = {"CODES", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
     [WIRE_RESULT] = {"RESULT", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
     [WIRE_GRANT] = {"GRANT", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
+    [WIRE_SYNC_ASK_HASHES] = {"SYNC_ASK_HASHES", WIRE_OP_BYTES, WIRE_OP_BYTES},
+    [WIRE_SYNC_HASHES] = {"SYNC_HASHES", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
+    [WIRE_SYNC_ASK] = {"SYNC_ASK", WIRE_OP_BYTES, WIRE_OP_BYTES},
+    [WIRE_SYNC_LEAF] = {"SYNC_LEAF", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
 };
 
 _Static_assert(4 + EPOCH_BYTES + MEMBERS_BYTES <= WIRE_MAX_CONTROL_BYTES, "an epoch fits a control frame");
@@ -105,6 +119,11 @@ static uint8_t *put_address(uint8_t *at, const struct wire_address *address) {
     at = put_u8(at, address->family);
     at = put_bytes(at, address->bytes, sizeof address->bytes);
     return put_u16(at, address->port);
+}
+
+static uint8_t *put_hash(uint8_t *at, const struct wire_hash *hash) {
+    at = put_u64(at, hash->low);
+    return put_u64(at, hash->high);
 }
 
 static uint8_t *put_op_name(uint8_t *at, const struct wire_op_name *name) {
@@ -212,6 +231,11 @@ static void get_address(struct reader *in, struct wire_address *out) {
     get_bytes(in, out->bytes, sizeof out->bytes);
     out->port = get_u16(in);
     if (out->family != 4 && out->family != 6) in->bad = true;
+}
+
+static void get_hash(struct reader *in, struct wire_hash *out) {
+    out->low = get_u64(in);
+    out->high = get_u64(in);
 }
 
 static void get_op_name(struct reader *in, struct wire_op_name *out) {
@@ -453,6 +477,53 @@ void wire_encode_measured(struct wire_buffer *out, struct wire_header header, co
     put_u64(at, message->bytes_per_s);
 }
 
+void wire_encode_sync_vote(struct wire_buffer *out, struct wire_header header, const struct wire_sync_vote *message) {
+    uint8_t *at = begin(out, header, WIRE_SYNC_VOTE, SYNC_VOTE_BYTES);
+    if (at == NULL) return;
+    at = put_u8(at, message->strategy);
+    at = put_u8(at, message->incomplete);
+    at = put_u64(at, message->revision);
+    at = put_hash(at, &message->mask);
+    put_hash(at, &message->content);
+}
+
+void wire_encode_sync_plan(struct wire_buffer *out, struct wire_header header, const struct wire_sync_plan *message) {
+    size_t ids = (size_t)message->receiver_count + message->donor_count;
+    uint8_t *at = begin(out, header, WIRE_SYNC_PLAN, SYNC_PLAN_BYTES + ids * WIRE_ID_BYTES);
+    if (at == NULL) return;
+    at = put_u64(at, message->round);
+    at = put_u64(at, message->revision);
+    at = put_hash(at, &message->mask);
+    at = put_hash(at, &message->content);
+    at = put_u32(at, message->receiver_count);
+    for (uint32_t i = 0; i < message->receiver_count; i++) at = put_id(at, &message->receivers[i]);
+    at = put_u32(at, message->donor_count);
+    for (uint32_t i = 0; i < message->donor_count; i++) at = put_id(at, &message->donors[i]);
+}
+
+void wire_encode_sync_done(struct wire_buffer *out, struct wire_header header, const struct wire_sync_done *message) {
+    uint8_t *at = begin(out, header, WIRE_SYNC_DONE, SYNC_DONE_BYTES + message->count * (size_t)SYNC_SOURCE_BYTES);
+    if (at == NULL) return;
+    at = put_u64(at, message->round);
+    at = put_u8(at, message->complete);
+    at = put_u32(at, message->count);
+    for (uint32_t i = 0; i < message->count; i++) {
+        at = put_id(at, &message->sources[i].id);
+        at = put_u64(at, message->sources[i].bytes);
+    }
+}
+
+void wire_encode_sync_end(struct wire_buffer *out, struct wire_header header, const struct wire_sync_end *message) {
+    uint8_t *at = begin(out, header, WIRE_SYNC_END, SYNC_END_BYTES + (size_t)message->text.length);
+    if (at == NULL) return;
+    at = put_u64(at, message->round);
+    at = put_u8(at, message->code);
+    at = put_u64(at, message->revision);
+    at = put_u64(at, message->tx_bytes);
+    at = put_u16(at, message->text.length);
+    put_bytes(at, message->text.chars, message->text.length);
+}
+
 void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *message) {
     uint8_t *at = begin(out, header, WIRE_LINK_HELLO, LINK_HELLO_BYTES);
     if (at == NULL) return;
@@ -606,6 +677,52 @@ bool wire_decode_measured(const uint8_t *body, size_t length, struct wire_measur
     return reader_complete(&in);
 }
 
+bool wire_decode_sync_vote(const uint8_t *body, size_t length, struct wire_sync_vote *out) {
+    struct reader in = reader_of(body, length);
+    out->strategy = get_enum(&in, WIRE_SYNC_ENFORCE_POPULAR, WIRE_SYNC_SEND_ONLY);
+    out->incomplete = get_enum(&in, 0, 1);
+    out->revision = get_u64(&in);
+    get_hash(&in, &out->mask);
+    get_hash(&in, &out->content);
+    return reader_complete(&in);
+}
+
+bool wire_decode_sync_plan(const uint8_t *body, size_t length, struct wire_sync_plan *out) {
+    struct reader in = reader_of(body, length);
+    out->round = get_u64(&in);
+    out->revision = get_u64(&in);
+    get_hash(&in, &out->mask);
+    get_hash(&in, &out->content);
+    out->receiver_count = get_count(&in, WIRE_MAX_MEMBERS, WIRE_ID_BYTES);
+    for (uint32_t i = 0; i < out->receiver_count; i++) get_id(&in, &out->receivers[i]);
+    out->donor_count = get_count(&in, WIRE_MAX_MEMBERS, WIRE_ID_BYTES);
+    for (uint32_t i = 0; i < out->donor_count; i++) get_id(&in, &out->donors[i]);
+    if (out->round == 0 || out->receiver_count == 0 || out->donor_count == 0) in.bad = true;
+    return reader_complete(&in);
+}
+
+bool wire_decode_sync_done(const uint8_t *body, size_t length, struct wire_sync_done *out) {
+    struct reader in = reader_of(body, length);
+    out->round = get_u64(&in);
+    out->complete = get_enum(&in, 0, 1);
+    out->count = get_count(&in, WIRE_MAX_MEMBERS, SYNC_SOURCE_BYTES);
+    for (uint32_t i = 0; i < out->count; i++) {
+        get_id(&in, &out->sources[i].id);
+        out->sources[i].bytes = get_u64(&in);
+    }
+    return reader_complete(&in);
+}
+
+bool wire_decode_sync_end(const uint8_t *body, size_t length, struct wire_sync_end *out) {
+    struct reader in = reader_of(body, length);
+    out->round = get_u64(&in);
+    out->code = get_u8(&in);
+    out->revision = get_u64(&in);
+    out->tx_bytes = get_u64(&in);
+    get_text(&in, &out->text);
+    return reader_complete(&in);
+}
+
 bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link_hello *out) {
     struct reader in = reader_of(body, length);
     out->version = get_u16(&in);
@@ -623,6 +740,8 @@ bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link
 bool wire_id_equal(const struct wire_id *a, const struct wire_id *b) { return wire_id_compare(a, b) == 0; }
 
 int wire_id_compare(const struct wire_id *a, const struct wire_id *b) { return memcmp(a->bytes, b->bytes, WIRE_ID_BYTES); }
+
+bool wire_hash_equal(const struct wire_hash *a, const struct wire_hash *b) { return a->low == b->low && a->high == b->high; }
 
 bool wire_op_name_equal(const struct wire_op_name *a, const struct wire_op_name *b) {
     return a->tag == b->tag && a->epoch == b->epoch && a->sequence == b->sequence;

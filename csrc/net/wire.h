@@ -24,6 +24,8 @@ enum {
     WIRE_MAX_CONTROL_BYTES = 1 << 18,
     WIRE_MAX_DATA_BYTES = 1 << 20,
     WIRE_MAX_MEASURE_MS = 10000,
+    WIRE_SYNC_MAX_HASHES = WIRE_MAX_DATA_BYTES / 8, // leaf hashes in one SYNC_HASHES
+    WIRE_SYNC_MAX_LEAVES = 64,                      // leaves asked for by one SYNC_ASK
 };
 
 enum wire_type {
@@ -46,6 +48,10 @@ enum wire_type {
     WIRE_LINK_DOWN,   // peer -> master: a link to a member broke or could not be made
     WIRE_MEASURE,     // master -> peer: measure the link to this member
     WIRE_MEASURED,    // peer -> master
+    WIRE_SYNC_VOTE,   // peer -> master: this is the state that I hold
+    WIRE_SYNC_PLAN,   // master -> peer: the election is over, these receive and these give
+    WIRE_SYNC_DONE,   // peer -> master: what I had to receive is here and verified, or cannot be had
+    WIRE_SYNC_END,    // master -> peer: the round is over
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted
@@ -58,6 +64,10 @@ enum wire_type {
     WIRE_CODES,           // quantised: one block of one member's input, to the owner
     WIRE_RESULT,          // quantised: one block of the result, from the owner
     WIRE_GRANT,           // quantised: the owner takes blocks below `offset`
+    WIRE_SYNC_ASK_HASHES, // receiver -> donor: these leaf hashes, please; see "shared state" below for all four
+    WIRE_SYNC_HASHES,     // donor -> receiver
+    WIRE_SYNC_ASK,        // receiver -> donor: these leaves, please
+    WIRE_SYNC_LEAF,       // donor -> receiver: one leaf
 };
 
 struct wire_header {
@@ -76,6 +86,10 @@ struct wire_address {
     uint8_t family; // 4 or 6
     uint8_t bytes[16];
     uint16_t port;
+};
+
+struct wire_hash { // 128 bits, as struct hash128
+    uint64_t low, high;
 };
 
 struct wire_text {
@@ -225,6 +239,67 @@ struct wire_measured { // sent by the receiving side of a measurement
     uint64_t bytes_per_s; // 0: the link could not be measured
 };
 
+// ---- shared state: the control messages of one round of one group, in this order ----
+
+enum wire_sync_strategy { WIRE_SYNC_ENFORCE_POPULAR, WIRE_SYNC_RECEIVE_ONLY, WIRE_SYNC_SEND_ONLY }; // pcclSharedStateSyncStrategy_t
+
+// The sender's open vote from now on; SYNC_END or EXPELLED ends it. One open vote per peer, of this or any other kind.
+struct wire_sync_vote {
+    uint8_t strategy;   // wire_sync_strategy
+    uint8_t incomplete; // 1: a transfer into this state was cut short, and no sync has succeeded since: the sender is no candidate
+    uint64_t revision;  // as given by the program
+    // Over the ordered list (name, data type, element count, allow flag) of all entries. Byte for byte what is hashed: for each entry
+    // the name's length u32, the name, dtype u8, allow flag u8, count u64, little-endian.
+    struct wire_hash mask;
+    // XXH3-128 over the hashes of all entries without the allow flag, in order (16 bytes each: low u64, high u64), each the hash_root of
+    // its leaves. Equal content, equal hash: entries of no bytes take part with the hash of no leaves.
+    struct wire_hash content;
+};
+
+// To all members of the round, sent only if somebody has to receive. Members that are in neither list wait for SYNC_END.
+struct wire_sync_plan {
+    uint64_t round;    // unique in a run, never 0, growing; names the round in all data frames
+    uint64_t revision; // that all will have after the commit
+    struct wire_hash mask, content; // the winner's; `content` is what a receiver must hold in the end
+    uint32_t receiver_count;        // at least 1
+    uint32_t donor_count;           // at least 1
+    struct wire_id receivers[WIRE_MAX_MEMBERS]; // members whose content differs from the winner's
+    struct wire_id donors[WIRE_MAX_MEMBERS];    // members that hold the winner and may send, longest-standing first; never a receiver
+};
+
+struct wire_sync_source {
+    struct wire_id id; // of a donor, also of one that has been lost since
+    uint64_t bytes;    // entry bytes that came from it and were kept
+};
+
+// From each receiver, once per round.
+struct wire_sync_done {
+    uint64_t round;
+    uint8_t complete; // 1: the content hash of what lies in memory was verified; 0: no donor is left that could give what is missing
+    uint32_t count;
+    struct wire_sync_source sources[WIRE_MAX_MEMBERS]; // donors that gave anything
+};
+
+// To all members of the round together. On success the sender's revision is `revision`; else it stays as passed.
+struct wire_sync_end {
+    uint64_t round;    // of the plan; a round without a plan has a number too
+    uint8_t code;      // pcclResult_t: 0 or 9 (pcclNoSharedStateAvailable)
+    uint64_t revision; // code 0: that of the round
+    uint64_t tx_bytes; // code 0: entry bytes that receivers say they kept from this member
+    struct wire_text text; // code 9: why; else empty
+};
+
+// Data frames. header.epoch is 0: they belong to a round, not to a group epoch, and live through losses of others. In struct wire_op: tag = round;
+// sequence = any number of the asker's, given back in the answer; fingerprint, shard and hop are 0. `offset` is a leaf's number: the
+// leaves (256 KiB, the last one of an entry may be shorter) of all entries without the allow flag, in the order of the mask, counted from 0
+// through the whole state; the mask tells both sides which entry and place that is. Frames of another round are discarded, but for asks that
+// come before the donor's PLAN: they wait for it. Nothing is sent that was not asked for.
+//   SYNC_ASK_HASHES  offset = first leaf, extra = number of hashes (1..WIRE_SYNC_MAX_HASHES), no payload
+//   SYNC_HASHES      offset, extra as asked; payload: the hashes, u64 each, little-endian. All of them give the content hash of the plan.
+//   SYNC_ASK         offset = first leaf, extra = number of leaves (1..WIRE_SYNC_MAX_LEAVES), no payload
+//   SYNC_LEAF        offset = leaf, extra = wire_sync_coding; payload: the leaf's bytes in that coding, never longer than the leaf
+enum wire_sync_coding { WIRE_SYNC_PLAIN, WIRE_SYNC_LZ4 };
+
 enum wire_link_kind { WIRE_LINK_DATA = 1, WIRE_LINK_PROBE };
 
 struct wire_link_hello {
@@ -280,6 +355,10 @@ void wire_encode_mismatch(struct wire_buffer *out, struct wire_header header, co
 void wire_encode_link_down(struct wire_buffer *out, struct wire_header header, const struct wire_link_down *message);
 void wire_encode_measure(struct wire_buffer *out, struct wire_header header, const struct wire_measure *message);
 void wire_encode_measured(struct wire_buffer *out, struct wire_header header, const struct wire_measured *message);
+void wire_encode_sync_vote(struct wire_buffer *out, struct wire_header header, const struct wire_sync_vote *message);
+void wire_encode_sync_plan(struct wire_buffer *out, struct wire_header header, const struct wire_sync_plan *message);
+void wire_encode_sync_done(struct wire_buffer *out, struct wire_header header, const struct wire_sync_done *message);
+void wire_encode_sync_end(struct wire_buffer *out, struct wire_header header, const struct wire_sync_end *message);
 void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *message);
 
 // Each decoder takes a body whose header was decoded before; false = malformed.
@@ -299,10 +378,15 @@ bool wire_decode_mismatch(const uint8_t *body, size_t length, struct wire_mismat
 bool wire_decode_link_down(const uint8_t *body, size_t length, struct wire_link_down *out);
 bool wire_decode_measure(const uint8_t *body, size_t length, struct wire_measure *out);
 bool wire_decode_measured(const uint8_t *body, size_t length, struct wire_measured *out);
+bool wire_decode_sync_vote(const uint8_t *body, size_t length, struct wire_sync_vote *out);
+bool wire_decode_sync_plan(const uint8_t *body, size_t length, struct wire_sync_plan *out);
+bool wire_decode_sync_done(const uint8_t *body, size_t length, struct wire_sync_done *out);
+bool wire_decode_sync_end(const uint8_t *body, size_t length, struct wire_sync_end *out);
 bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link_hello *out);
 
 bool wire_id_equal(const struct wire_id *a, const struct wire_id *b);
 int wire_id_compare(const struct wire_id *a, const struct wire_id *b);
+bool wire_hash_equal(const struct wire_hash *a, const struct wire_hash *b);
 bool wire_op_name_equal(const struct wire_op_name *a, const struct wire_op_name *b);
 bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_fingerprint *b);
 const char *wire_type_name(uint16_t type);

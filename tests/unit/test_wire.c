@@ -161,6 +161,49 @@ static void write_measured(struct wire_buffer *out, uint32_t size) {
     wire_encode_measured(out, random_header(), &measured);
 }
 
+static struct wire_hash random_hash(void) { return (struct wire_hash){check_random(&seed), check_random(&seed)}; }
+
+static void write_sync_vote(struct wire_buffer *out, uint32_t size) {
+    struct wire_sync_vote vote = {(uint8_t)(size % 3), (uint8_t)below(2), check_random(&seed), random_hash(), random_hash()};
+    wire_encode_sync_vote(out, random_header(), &vote);
+}
+
+static void write_sync_plan(struct wire_buffer *out, uint32_t size) {
+    static struct wire_sync_plan plan;
+    plan.round = 1 + below(1000);
+    plan.revision = check_random(&seed);
+    plan.mask = random_hash();
+    plan.content = random_hash();
+    plan.receiver_count = 1 + size;
+    plan.donor_count = 1 + size / 2;
+    for (uint32_t i = 0; i < plan.receiver_count; i++) random_id(&plan.receivers[i]);
+    for (uint32_t i = 0; i < plan.donor_count; i++) random_id(&plan.donors[i]);
+    wire_encode_sync_plan(out, random_header(), &plan);
+}
+
+static void write_sync_done(struct wire_buffer *out, uint32_t size) {
+    static struct wire_sync_done done;
+    done.round = check_random(&seed);
+    done.complete = (uint8_t)below(2);
+    done.count = size;
+    for (uint32_t i = 0; i < size; i++) {
+        random_id(&done.sources[i].id);
+        done.sources[i].bytes = check_random(&seed);
+    }
+    wire_encode_sync_done(out, random_header(), &done);
+}
+
+static void write_sync_end(struct wire_buffer *out, uint32_t size) {
+    static struct wire_sync_end end;
+    end.round = check_random(&seed);
+    end.code = (uint8_t)below(256);
+    end.revision = check_random(&seed);
+    end.tx_bytes = check_random(&seed);
+    end.text.length = (uint16_t)size;
+    fill(end.text.chars, size);
+    wire_encode_sync_end(out, random_header(), &end);
+}
+
 static void write_link_hello(struct wire_buffer *out, uint32_t size) {
     struct wire_link_hello hello = {.version = (uint16_t)check_random(&seed), .kind = (uint8_t)(1 + size % 2), .index = size % (WIRE_MAX_LANES + 1)};
     fill(hello.secret, sizeof hello.secret);
@@ -187,6 +230,10 @@ AGAIN(mismatch)
 AGAIN(link_down)
 AGAIN(measure)
 AGAIN(measured)
+AGAIN(sync_vote)
+AGAIN(sync_plan)
+AGAIN(sync_done)
+AGAIN(sync_end)
 AGAIN(link_hello)
 
 static bool again_candidate(struct wire_buffer *out, const uint8_t *body, size_t length) {
@@ -237,6 +284,10 @@ static const struct message {
     {WIRE_LINK_DOWN, WIRE_MAX_LANES, write_link_down, again_link_down},
     {WIRE_MEASURE, WIRE_MAX_MEASURE_MS - 1, write_measure, again_measure},
     {WIRE_MEASURED, 0, write_measured, again_measured},
+    {WIRE_SYNC_VOTE, 2, write_sync_vote, again_sync_vote},
+    {WIRE_SYNC_PLAN, WIRE_MAX_MEMBERS - 1, write_sync_plan, again_sync_plan},
+    {WIRE_SYNC_DONE, WIRE_MAX_MEMBERS, write_sync_done, again_sync_done},
+    {WIRE_SYNC_END, WIRE_MAX_TEXT, write_sync_end, again_sync_end},
     {WIRE_LINK_HELLO, WIRE_MAX_LANES, write_link_hello, again_link_hello},
 };
 enum { MESSAGES = sizeof messages / sizeof messages[0] };
@@ -334,6 +385,16 @@ static void test_bad_fields(void) {
         {WIRE_LINK_DOWN, 16, WIRE_MAX_LANES + 1, true, "index"},
         {WIRE_MEASURE, 20, 0, true, "no duration"},
         {WIRE_MEASURE, 20, WIRE_MAX_MEASURE_MS + 1, true, "long duration"},
+        {WIRE_SYNC_VOTE, 0, 3, false, "strategy 3"},
+        {WIRE_SYNC_VOTE, 1, 2, false, "incomplete 2"},
+        {WIRE_SYNC_PLAN, 0, 0, true, "round 0"},
+        {WIRE_SYNC_PLAN, 48, 0, true, "no receivers"},
+        {WIRE_SYNC_PLAN, 48, UINT32_MAX, true, "huge count of receivers"},
+        {WIRE_SYNC_PLAN, 52 + 6 * WIRE_ID_BYTES, 0, true, "no donors"},
+        {WIRE_SYNC_PLAN, 52 + 6 * WIRE_ID_BYTES, UINT32_MAX, true, "huge count of donors"},
+        {WIRE_SYNC_DONE, 8, 2, false, "complete 2"},
+        {WIRE_SYNC_DONE, 9, UINT32_MAX, true, "huge count"},
+        {WIRE_SYNC_END, 25, 0xffff, true, "text length"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
         {WIRE_LINK_HELLO, 2, 3, false, "kind 3"},
         {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},
@@ -387,14 +448,14 @@ static void test_headers(void) {
     bytes[4] ^= 1;
     CHECK(!wire_header_decode(bytes, &out));
     for (uint32_t type = 0; type <= UINT16_MAX; type++) {
-        static const uint16_t known_data = WIRE_GRANT;
+        static const uint16_t known_data = WIRE_SYNC_LEAF;
         in = (struct wire_header){.length = UINT32_MAX, .type = (uint16_t)type};
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -1);
         in.length = type >= WIRE_READY ? WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_MEASURED) || (type >= WIRE_LINK_HELLO && type <= known_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_SYNC_END) || (type >= WIRE_LINK_HELLO && type <= known_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
