@@ -1,0 +1,261 @@
+#include "delta.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../compute/hash.h"
+
+enum { HERE = 0xffff, WANTED = 0xfffe }; // otherwise: the donor it was asked of
+
+enum { WINDOW_NS = 50000000, RATE_SPAN_NS = 20000000 };
+
+struct donor {
+    bool gone, shunned;
+    uint32_t wrong;
+    uint64_t leaves, bytes; // on the way
+    int64_t asked_at;       // of the oldest ask of a measurement of delay; 0 = none under way
+    uint64_t asked_leaf;
+    int64_t delay;          // least time from an ask to its first leaf; 0 = unknown
+    int64_t since;          // of the rate being measured
+    uint64_t arrived;       // bytes since then
+    double rate;            // bytes per ns; 0 = unknown
+};
+
+struct delta {
+    const struct delta_layout *layout;
+    uint16_t *leaves;
+    uint64_t missing, missing_bytes;
+    uint64_t next; // no leaf before it is wanted
+    uint32_t donor_count;
+    // A leaf that a donor sent wrong is not asked of it again while others are left: few, so a list.
+    struct {
+        uint64_t leaf;
+        uint32_t donor;
+    } wrong[DELTA_MAX_DONORS * DELTA_WRONG_LEAVES];
+    uint32_t wrong_count;
+    struct donor donors[];
+};
+
+// ---- layout ----
+void delta_layout_number(struct delta_layout *layout) {
+    layout->leaf_count = layout->bytes = 0;
+    for (size_t i = 0; i < layout->count; i++) {
+        struct delta_entry *entry = &layout->entries[i];
+        entry->first_leaf = layout->leaf_count;
+        entry->leaf_count = hash_leaf_count(entry->bytes);
+        layout->leaf_count += entry->leaf_count;
+        layout->bytes += entry->bytes;
+    }
+}
+
+struct delta_piece delta_layout_find(const struct delta_layout *layout, uint64_t leaf) {
+    // The last entry that begins at or before the leaf: empty entries before it begin there too, and come first.
+    size_t low = 0, high = layout->count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (layout->entries[middle].first_leaf <= leaf)
+            low = middle;
+        else
+            high = middle;
+    }
+    const struct delta_entry *entry = &layout->entries[low];
+    uint64_t offset = (leaf - entry->first_leaf) * HASH_LEAF_BYTES, rest = entry->bytes - offset;
+    return (struct delta_piece){.entry = low, .offset = offset, .length = rest < HASH_LEAF_BYTES ? (uint32_t)rest : HASH_LEAF_BYTES};
+}
+
+// ---- delta ----
+struct delta *delta_new(const struct delta_layout *layout, uint32_t donor_count) {
+    if (donor_count > DELTA_MAX_DONORS || layout->leaf_count > SIZE_MAX / sizeof(uint16_t)) return NULL;
+    struct delta *delta = calloc(1, sizeof *delta + donor_count * sizeof delta->donors[0]);
+    if (delta == NULL) return NULL;
+    delta->layout = layout;
+    delta->donor_count = donor_count;
+    delta->next = layout->leaf_count;
+    delta->leaves = malloc(layout->leaf_count * sizeof(uint16_t) + 1);
+    if (delta->leaves == NULL) {
+        free(delta);
+        return NULL;
+    }
+    memset(delta->leaves, 0xff, layout->leaf_count * sizeof(uint16_t));
+    return delta;
+}
+
+void delta_free(struct delta *delta) {
+    if (delta == NULL) return;
+    free(delta->leaves);
+    free(delta);
+}
+
+static uint32_t length_of(const struct delta *delta, uint64_t leaf) { return delta_layout_find(delta->layout, leaf).length; }
+
+void delta_compare(struct delta *delta, const uint64_t *mine, const uint64_t *theirs) {
+    for (size_t i = 0; i < delta->layout->count; i++) {
+        const struct delta_entry *entry = &delta->layout->entries[i];
+        for (uint64_t leaf = entry->first_leaf; leaf < entry->first_leaf + entry->leaf_count; leaf++) {
+            if (mine[leaf] == theirs[leaf] || delta->leaves[leaf] != HERE) continue;
+            delta->leaves[leaf] = WANTED;
+            delta->missing++;
+            delta->missing_bytes += length_of(delta, leaf);
+            if (leaf < delta->next) delta->next = leaf;
+        }
+    }
+}
+
+uint64_t delta_missing(const struct delta *delta) { return delta->missing; }
+uint64_t delta_missing_bytes(const struct delta *delta) { return delta->missing_bytes; }
+bool delta_wants(const struct delta *delta, uint64_t leaf) { return leaf < delta->layout->leaf_count && delta->leaves[leaf] != HERE; }
+uint64_t delta_on_way(const struct delta *delta, uint32_t donor) { return delta->donors[donor].leaves; }
+
+static bool alive(const struct donor *donor) { return !donor->gone && donor->wrong < DELTA_WRONG_LEAVES; }
+
+static bool any_better(const struct delta *delta) {
+    for (uint32_t i = 0; i < delta->donor_count; i++)
+        if (alive(&delta->donors[i]) && !delta->donors[i].shunned) return true;
+    return false;
+}
+
+bool delta_usable(const struct delta *delta, uint32_t donor) {
+    const struct donor *d = &delta->donors[donor];
+    return alive(d) && (!d->shunned || !any_better(delta));
+}
+
+bool delta_hopeless(const struct delta *delta) {
+    if (delta->missing == 0) return false;
+    for (uint32_t i = 0; i < delta->donor_count; i++)
+        if (alive(&delta->donors[i])) return false;
+    return true;
+}
+
+static uint32_t usable_count(const struct delta *delta) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < delta->donor_count; i++) count += delta_usable(delta, i);
+    return count;
+}
+
+// Bytes that may be on the way from this donor.
+static uint64_t window_of(const struct delta *delta, const struct donor *donor) {
+    uint64_t window = DELTA_WINDOW_LEAST;
+    if (donor->rate > 0) {
+        // Twice what keeps a link of this speed and delay busy, or it could never show that it is faster.
+        double wanted = donor->rate * ((double)(2 * donor->delay) + WINDOW_NS);
+        if (wanted > (double)window) window = wanted < DELTA_WINDOW_MOST ? (uint64_t)wanted : DELTA_WINDOW_MOST;
+    }
+    double known = 0;
+    uint32_t unknown = 0;
+    for (uint32_t i = 0; i < delta->donor_count; i++) {
+        if (!delta_usable(delta, i)) continue;
+        known += delta->donors[i].rate;
+        unknown += delta->donors[i].rate == 0;
+    }
+    if (unknown > 0 || known == 0) return window;
+    uint64_t share = (uint64_t)((double)delta->missing_bytes * (donor->rate / known)) + 1;
+    return share < window ? share : window;
+}
+
+static bool sent_wrong(const struct delta *delta, uint64_t leaf, uint32_t donor) {
+    for (uint32_t i = 0; i < delta->wrong_count; i++)
+        if (delta->wrong[i].leaf == leaf && delta->wrong[i].donor == donor) return true;
+    return false;
+}
+
+static bool may_take(const struct delta *delta, uint64_t leaf, uint32_t donor, bool others) {
+    return delta->leaves[leaf] == WANTED && !(others && sent_wrong(delta, leaf, donor));
+}
+
+struct delta_run delta_ask(struct delta *delta, uint32_t index, int64_t now) {
+    struct delta_run run = {0};
+    struct donor *donor = &delta->donors[index];
+    if (!delta_usable(delta, index)) return run;
+    while (delta->next < delta->layout->leaf_count && delta->leaves[delta->next] != WANTED) delta->next++;
+    bool others = delta->wrong_count > 0 && usable_count(delta) > 1;
+    uint64_t leaf = delta->next, end = delta->layout->leaf_count;
+    while (leaf < end && !may_take(delta, leaf, index, others)) leaf++;
+    if (leaf == end) return run;
+    uint64_t window = window_of(delta, donor), bytes = 0;
+    run.first = leaf;
+    while (leaf < end && run.count < DELTA_RUN_LEAVES && donor->leaves < DELTA_LEAVES_ON_WAY && may_take(delta, leaf, index, others)) {
+        uint32_t length = length_of(delta, leaf);
+        // One leaf may always be on the way, however large it is.
+        if (donor->leaves > 0 && (donor->bytes + length > window || bytes + length > DELTA_RUN_BYTES)) break;
+        delta->leaves[leaf++] = (uint16_t)index;
+        donor->leaves++;
+        donor->bytes += length;
+        bytes += length;
+        run.count++;
+    }
+    if (run.count > 0 && donor->asked_at == 0) {
+        donor->asked_at = now;
+        donor->asked_leaf = run.first;
+    }
+    if (run.count > 0 && donor->since == 0) donor->since = now;
+    return run;
+}
+
+static void measure(struct donor *donor, uint64_t leaf, uint32_t length, int64_t now) {
+    if (donor->asked_at != 0 && leaf == donor->asked_leaf) {
+        int64_t delay = now - donor->asked_at;
+        if (donor->delay == 0 || delay < donor->delay) donor->delay = delay > 0 ? delay : 1;
+        donor->asked_at = 0;
+    }
+    donor->arrived += length;
+    if (donor->since == 0 || now - donor->since < RATE_SPAN_NS) return;
+    double rate = (double)donor->arrived / (double)(now - donor->since);
+    donor->rate = donor->rate == 0 ? rate : 0.5 * donor->rate + 0.5 * rate;
+    donor->since = now;
+    donor->arrived = 0;
+}
+
+// The leaf is no longer asked of whoever it was asked of.
+static void take_back(struct delta *delta, uint64_t leaf, uint32_t length) {
+    uint16_t asked = delta->leaves[leaf];
+    if (asked == HERE || asked == WANTED) return;
+    delta->donors[asked].leaves--;
+    delta->donors[asked].bytes -= length;
+    delta->leaves[leaf] = WANTED;
+    if (leaf < delta->next) delta->next = leaf;
+}
+
+void delta_arrived(struct delta *delta, uint64_t leaf, uint32_t donor, int64_t now) {
+    uint32_t length = length_of(delta, leaf);
+    measure(&delta->donors[donor], leaf, length, now);
+    if (delta->leaves[leaf] == HERE) return;
+    take_back(delta, leaf, length);
+    delta->leaves[leaf] = HERE;
+    delta->missing--;
+    delta->missing_bytes -= length;
+    struct donor *from = &delta->donors[donor];
+    if (from->leaves == 0) {
+        // Idle time must not count as slowness.
+        from->since = 0;
+        from->arrived = 0;
+        from->asked_at = 0;
+    }
+}
+
+void delta_wrong(struct delta *delta, uint64_t leaf, uint32_t donor) {
+    delta->donors[donor].wrong++;
+    if (delta->wrong_count < sizeof delta->wrong / sizeof delta->wrong[0]) {
+        delta->wrong[delta->wrong_count].leaf = leaf;
+        delta->wrong[delta->wrong_count++].donor = donor;
+    }
+    if (delta->leaves[leaf] == donor) take_back(delta, leaf, length_of(delta, leaf));
+    if (!alive(&delta->donors[donor])) delta_revoke(delta, donor);
+}
+
+void delta_revoke(struct delta *delta, uint32_t index) {
+    struct donor *donor = &delta->donors[index];
+    for (uint64_t leaf = 0; donor->leaves > 0 && leaf < delta->layout->leaf_count; leaf++)
+        if (delta->leaves[leaf] == index) take_back(delta, leaf, length_of(delta, leaf));
+    donor->asked_at = donor->since = 0;
+    donor->arrived = 0;
+}
+
+void delta_shun(struct delta *delta, uint32_t donor) {
+    delta->donors[donor].shunned = true;
+    delta_revoke(delta, donor);
+}
+
+void delta_drop(struct delta *delta, uint32_t donor) {
+    delta->donors[donor].gone = true;
+    delta_revoke(delta, donor);
+}

@@ -1,0 +1,81 @@
+// Which leaves of a shared state must travel, and from whom. Pure: no sockets, no clock, no threads.
+//
+// The leaves of all entries are numbered through, entry by entry (struct delta_layout). A delta holds two bytes per leaf: whether it is
+// here, wanted, or asked of a donor. Donors are asked for runs of leaves, as long as fewer bytes are on the way from them than their
+// window, which follows their measured speed and delay; near the end no donor gets more than its share of what is left, so that
+// all end at about the same time. A leaf that was asked of a donor is asked again only when that donor is lost, stalls or sent wrong bytes.
+#ifndef PCCL_STATE_DELTA_H
+#define PCCL_STATE_DELTA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    DELTA_MAX_DONORS = 1024,
+    DELTA_WINDOW_LEAST = 1 << 20,   // bytes on the way from one donor
+    DELTA_WINDOW_MOST = 64 << 20,
+    DELTA_RUN_BYTES = 2 << 20,      // the longest run asked at once
+    DELTA_RUN_LEAVES = 64,
+    DELTA_LEAVES_ON_WAY = 4096,     // per donor
+    DELTA_WRONG_LEAVES = 2,         // after so many a donor is not asked any more
+};
+
+// ---- layout ----
+struct delta_entry {
+    void *data; // the user's memory; never touched here
+    uint64_t bytes, first_leaf, leaf_count;
+};
+
+struct delta_layout {
+    struct delta_entry *entries;
+    size_t count;
+    uint64_t leaf_count, bytes;
+};
+
+struct delta_piece {
+    size_t entry;
+    uint64_t offset; // in the entry
+    uint32_t length; // never 0
+};
+
+// Fills first_leaf and leaf_count of entries whose bytes are set, and the sums.
+void delta_layout_number(struct delta_layout *layout);
+// Where leaf `leaf` < leaf_count lies.
+struct delta_piece delta_layout_find(const struct delta_layout *layout, uint64_t leaf);
+
+// ---- delta ----
+struct delta;
+
+struct delta_run {
+    uint64_t first;
+    uint32_t count; // 0: nothing to ask now
+};
+
+// All leaves are here; no donor has been asked. NULL when memory is refused. The layout is borrowed.
+struct delta *delta_new(const struct delta_layout *layout, uint32_t donor_count);
+void delta_free(struct delta *delta);
+// Wants every leaf whose hash differs.
+void delta_compare(struct delta *delta, const uint64_t *mine, const uint64_t *theirs);
+
+uint64_t delta_missing(const struct delta *delta);       // leaves that are not here
+uint64_t delta_missing_bytes(const struct delta *delta);
+bool delta_wants(const struct delta *delta, uint64_t leaf); // not here
+uint64_t delta_on_way(const struct delta *delta, uint32_t donor); // leaves
+bool delta_usable(const struct delta *delta, uint32_t donor);
+bool delta_hopeless(const struct delta *delta); // leaves are missing and no donor is left
+
+// The next run to ask of this donor; it counts as asked from now on.
+struct delta_run delta_ask(struct delta *delta, uint32_t donor, int64_t now_ns);
+// A leaf came from a donor and is right: it is here. Leaves that are here already and unasked ones are counted for speed only.
+void delta_arrived(struct delta *delta, uint64_t leaf, uint32_t donor, int64_t now_ns);
+// A leaf came and is wrong: it is wanted again, of others if there are any.
+void delta_wrong(struct delta *delta, uint64_t leaf, uint32_t donor);
+// What was asked of the donor will not come: it is wanted again. The donor may be asked further.
+void delta_revoke(struct delta *delta, uint32_t donor);
+// The donor stalls: revoked, and asked only when no other donor is left.
+void delta_shun(struct delta *delta, uint32_t donor);
+// The donor is gone.
+void delta_drop(struct delta *delta, uint32_t donor);
+
+#endif
