@@ -87,6 +87,21 @@ static void end_wait(struct membership *m) {
     m->warned = false;
 }
 
+void membership_open_vote(struct membership *m, struct peer *peer, uint8_t kind) {
+    peer->vote = kind;
+    peer->voted_ns = m->now_ns;
+    m->open_votes[kind]++;
+    if (m->warn_at == INT64_MAX && !m->warned) m->warn_at = m->now_ns + MEMBERSHIP_WAIT_WARN_MS * MS_NS;
+}
+
+void membership_close_vote(struct membership *m, struct peer *peer) {
+    m->open_votes[peer->vote]--;
+    peer->vote = 0;
+    for (size_t kind = 0; kind <= VOTE_SYNC; kind++)
+        if (m->open_votes[kind] > 0) return;
+    end_wait(m);
+}
+
 void membership_outcome(struct membership *m, uint8_t kind, uint8_t code, uint64_t value) {
     size_t begin = membership_frame_begin(m), length;
     struct wire_outcome outcome = {kind, code, value};
@@ -385,14 +400,32 @@ static void pass_votes(struct membership *m) {
     }
 }
 
+// Does its open vote wait for peers that have not voted?
+static bool waits(const struct membership *m, const struct peer *peer) {
+    return peer->vote == VOTE_SYNC ? membership_sync_waits(m, peer->group) : peer->vote != 0;
+}
+
 static void warn_of_waits(struct membership *m) {
-    static const char *const calls[] = {"no vote", "update_topology", "are_peers_pending", "optimize_topology"};
+    static const char *const calls[] = {"no vote", "update_topology", "are_peers_pending", "optimize_topology", "sync_shared_state"};
     m->warn_at = INT64_MAX;
-    if (m->phase != PHASE_IDLE || m->open_votes[WIRE_VOTE_UPDATE] + m->open_votes[WIRE_VOTE_PENDING] + m->open_votes[WIRE_VOTE_OPTIMIZE] == 0) return;
+    if (m->phase != PHASE_IDLE) return;
+    int64_t since = INT64_MAX;
+    bool all = false; // all groups are waited for
+    for (uint32_t i = 0; i < m->count; i++) {
+        if (!waits(m, m->order[i])) continue;
+        if (m->order[i]->voted_ns < since) since = m->order[i]->voted_ns;
+        all |= m->order[i]->vote != VOTE_SYNC;
+    }
+    if (since == INT64_MAX) return;
+    if (since + MEMBERSHIP_WAIT_WARN_MS * MS_NS > m->now_ns) { // the vote that this wait began with has ended
+        m->warn_at = since + MEMBERSHIP_WAIT_WARN_MS * MS_NS;
+        return;
+    }
     m->warned = true;
     for (uint32_t i = 0; i < m->count; i++) {
         char name[64];
-        membership_log(m, LOG_WARN, "votes wait for each other: %s is in %s", membership_name(name, m->order[i]), calls[m->order[i]->vote]);
+        if (all || membership_sync_waits(m, m->order[i]->group))
+            membership_log(m, LOG_WARN, "votes wait for each other: %s is in %s", membership_name(name, m->order[i]), calls[m->order[i]->vote]);
     }
 }
 
@@ -420,7 +453,10 @@ static void reap(struct membership *m) {
         membership_links_forget(m, peer->group, peer);
         if (peer->vote != 0) m->open_votes[peer->vote]--;
     }
-    if (kept < m->count) membership_measure_cancel(m);
+    if (kept < m->count) {
+        membership_measure_cancel(m);
+        m->sync_due = true;
+    }
     m->count = kept;
     place_members(m);
     for (uint32_t i = 0; i < m->slots; i++) {
@@ -443,6 +479,7 @@ static void progress(struct membership *m) {
         membership_optimise(m);
     }
     if (m->phase == PHASE_IDLE && m->gone_count == 0) pass_votes(m);
+    if (m->gone_count == 0) membership_sync_advance(m);
 }
 
 static void start_run(struct membership *m) {
@@ -544,11 +581,7 @@ static void on_vote(struct membership *m, struct peer *peer, const uint8_t *body
     struct wire_vote vote;
     if (!wire_decode_vote(body, length, &vote)) membership_expel(m, peer, "malformed VOTE");
     else if (peer->vote != 0) membership_expel(m, peer, "voted while its vote was open");
-    else {
-        peer->vote = vote.kind;
-        m->open_votes[vote.kind]++;
-        if (m->warn_at == INT64_MAX && !m->warned) m->warn_at = m->now_ns + MEMBERSHIP_WAIT_WARN_MS * MS_NS;
-    }
+    else membership_open_vote(m, peer, vote.kind);
 }
 
 static void on_candidate_linked(struct membership *m, struct peer *peer, const struct wire_linked *linked) {
@@ -600,6 +633,8 @@ static void on_message(struct membership *m, struct peer *peer, const struct wir
     case WIRE_MISMATCH: membership_on_mismatch(m, peer, header, body); return;
     case WIRE_LINK_DOWN: membership_on_link_down(m, peer, header, body); return;
     case WIRE_MEASURED: membership_on_measured(m, peer, body, header->length); return;
+    case WIRE_SYNC_VOTE: membership_on_sync_vote(m, peer, body, header->length); return;
+    case WIRE_SYNC_DONE: membership_on_sync_done(m, peer, body, header->length); return;
     default: membership_expel(m, peer, "%s is not for the master", wire_type_name(header->type)); return;
     }
 }

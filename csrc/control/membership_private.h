@@ -1,5 +1,5 @@
 // What the files of the master's mind share: membership.c (peers, epochs, votes, candidates, time), membership_ops.c (ends of ops),
-// membership_links.c (links that break), membership_optimise.c (measurements and order).
+// membership_links.c (links that break), membership_optimise.c (measurements and order), membership_sync.c (shared state).
 //
 // An event changes state and calls settle, which removes the peers that are `gone`, puts the epochs in force that this makes
 // necessary, and lets votes pass, until nothing is left to do. So a function that finds a peer wanting only calls membership_drop
@@ -8,6 +8,7 @@
 #define PCCL_CONTROL_MEMBERSHIP_PRIVATE_H
 
 #include "../base/platform.h"
+#include "election.h"
 #include "membership.h"
 #include "op_table.h"
 
@@ -17,8 +18,43 @@ enum {
     FAILURES_MAX = 2,         // of one pair's links, then one of the two is expelled
     DEFAULT_LATENCY_US = 100, // until a link has been timed
     DEFAULT_MEGABYTES_PER_S = 1000,
+    VOTE_SYNC = WIRE_VOTE_OPTIMIZE + 1, // as a peer's open vote; per group, not counted over the run
     CODE_SUCCESS = 0, // pcclSuccess
+    CODE_NO_STATE = 9, // pcclNoSharedStateAvailable
     CODE_OPTIMIZATION_FAILED = 12, // pcclTopologyOptimizationFailed
+};
+
+enum sync_part {
+    SYNC_WAITS,    // holds the winner's state, and does not send
+    SYNC_GIVES,    // a donor
+    SYNC_RECEIVES, // no SYNC_DONE yet
+    SYNC_RECEIVED,
+};
+
+// Shared state: one member.
+struct peer_sync {
+    bool committed;             // took part in the group's last commit
+    struct wire_sync_vote vote; // while VOTE_SYNC is open
+    enum sync_part part;        // after the election
+    uint64_t tx_bytes;          // as the receivers tell
+};
+
+enum sync_phase {
+    SYNC_VOTING,
+    SYNC_ELECTED, // those that the election expelled have to be gone before the others hear of it
+    SYNC_MOVING,  // the plan was sent
+};
+
+// Shared state: one group.
+struct group_sync {
+    bool committed;    // `expected` is set
+    uint64_t expected; // E
+    // the round at hand
+    enum sync_phase phase;
+    bool ahead;        // a vote was ahead of E
+    uint64_t round;    // from ELECTED on
+    struct election_result result;
+    char failed[128]; // a receiver could not get its state: who; "" otherwise
 };
 
 struct peer {
@@ -27,7 +63,8 @@ struct peer {
     uint32_t conn;
     struct wire_member member;
     int64_t heard_ns;
-    uint8_t vote; // wire_vote_kind of the open vote, or 0
+    uint8_t vote; // wire_vote_kind of the open vote, VOTE_SYNC, or 0
+    int64_t voted_ns;
     uint32_t latency_us; // worst of its links, 0 unknown
 
     // candidate
@@ -43,6 +80,7 @@ struct peer {
     bool linked;         // all its links of the group epoch in force are complete
     bool reported;       // on the group epoch in force
     uint32_t host;       // see membership_optimise.c
+    struct peer_sync sync;
 };
 
 // Two members whose link broke and is not yet known to work again.
@@ -75,6 +113,8 @@ struct group {
     struct link_pair *pairs;
     uint32_t pair_count, pair_capacity;
     int64_t relink_at; // INT64_MAX: no link is down
+
+    struct group_sync sync;
 };
 
 enum phase {
@@ -110,7 +150,7 @@ struct membership {
     struct wire_member members[WIRE_MAX_MEMBERS];            // scratch for encoding
     struct wire_op_report reported[2 * WIRE_MAX_LIVE_OPS];   // scratch for decoding
 
-    uint32_t open_votes[WIRE_VOTE_OPTIMIZE + 1];
+    uint32_t open_votes[VOTE_SYNC + 1];
     int64_t warn_at; // INT64_MAX: no vote is open, or its wait has been told
     bool warned;     // since the last vote that ended
 
@@ -127,6 +167,10 @@ struct membership {
     struct measurement round[WIRE_MAX_MEMBERS];
     uint32_t round_count, round_number, round_unanswered;
     int64_t heartbeat_at;
+
+    bool sync_due;       // a vote, a SYNC_DONE or a loss may let a round of shared state go on
+    uint64_t sync_round; // number of the last one
+    struct election_voter voters[WIRE_MAX_MEMBERS]; // scratch
 };
 
 // ---- membership.c ----
@@ -145,6 +189,8 @@ void membership_expel(struct membership *m, struct peer *peer, const char *forma
 struct peer *membership_member(struct membership *m, const struct group *group, const struct wire_id *id); // NULL: not (any more) a member
 void membership_change(struct membership *m, struct group *group); // a new group epoch is to come
 void membership_start_candidate(struct membership *m, uint8_t kind); // `candidate` is filled
+void membership_open_vote(struct membership *m, struct peer *peer, uint8_t kind);
+void membership_close_vote(struct membership *m, struct peer *peer);
 void membership_outcome(struct membership *m, uint8_t kind, uint8_t code, uint64_t value); // to all; the vote is over
 
 // ---- membership_ops.c ----
@@ -170,5 +216,11 @@ void membership_measure_tick(struct membership *m);
 void membership_measure_cancel(struct membership *m);
 void membership_rates_forget(struct membership *m, const struct peer *peer);
 uint32_t membership_group_rate(const struct membership *m, const struct group *group); // slowest ring link in MB/s, or the default
+
+// ---- membership_sync.c ----
+void membership_on_sync_vote(struct membership *m, struct peer *peer, const uint8_t *body, size_t length);
+void membership_on_sync_done(struct membership *m, struct peer *peer, const uint8_t *body, size_t length);
+void membership_sync_advance(struct membership *m); // nobody is gone
+bool membership_sync_waits(const struct membership *m, const struct group *group); // some have voted, others have not
 
 #endif
