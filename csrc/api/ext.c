@@ -7,6 +7,7 @@
 #include "../base/platform.h"
 #include "../compute/kernels.h"
 #include "../control/retry.h"
+#include "../state/content.h"
 #include "api.h"
 
 static _Thread_local int wait_slice_ms;
@@ -42,6 +43,33 @@ pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capac
     if (out == NULL) return api_null("out");
     if (capacity == 0) return api_fail(pcclInvalidArgument, "capacity must not be 0");
     peer_state(comm->peer, out, capacity);
+    return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_report *out) {
+    if (comm == NULL) return api_null("comm");
+    if (out == NULL) return api_null("out");
+    struct peer_sync_report report;
+    peer_sync_look(comm->peer, &report);
+    *out = (struct pccl_sync_report){
+        .tx_bytes = report.tx_bytes, .rx_bytes = report.rx_bytes, .rx_leaves = report.rx_leaves, .missing_bytes = report.missing_bytes,
+        .donors = report.donors, .hashing = report.hashing, .seconds = report.seconds, .hash_seconds = report.hash_seconds,
+        .transfer_seconds = report.transfer_seconds,
+    };
+    return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_out, uint64_t *high_out) {
+    if (state == NULL || (state->count > 0 && state->infos == NULL)) return api_null("shared_state");
+    if (low_out == NULL || high_out == NULL) return api_null("out");
+    pcclResult_t code = api_check_state(state);
+    if (code != pcclSuccess) return code;
+    struct content *content = content_new(state);
+    if (content == NULL) return api_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
+    content_hash(content, INT64_MAX);
+    *low_out = content->hash.low;
+    *high_out = content->hash.high;
+    content_free(content);
     return pcclSuccess;
 }
 

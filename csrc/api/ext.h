@@ -46,6 +46,19 @@ pcclResult_t pccl_multi_wait(struct pccl_multi *multi, pcclReduceInfo_t *reduce_
 // and it may come before or after that. NULL is allowed.
 void pccl_multi_free(struct pccl_multi *multi);
 
+// Of the round of shared state under way on this communicator, or of the last one that ended; all 0 before the first.
+struct pccl_sync_report {
+    uint64_t tx_bytes, rx_bytes, rx_leaves; // tx_bytes is known at the end
+    uint64_t missing_bytes;                 // still to be received
+    uint32_t donors;                        // that this peer has received from
+    bool hashing;                           // it hashes its own state still
+    double seconds, hash_seconds, transfer_seconds; // of the whole call; of its own hash; since the others were there
+};
+pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_report *out);
+
+// The content hash of a state: low and high half. The same for the same bytes in the same entries, on every peer and machine.
+pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *shared_state, uint64_t *low_out, uint64_t *high_out);
+
 // The instruction set the kernels use here, as a name ("portable", "avx2", ...) and the number of its level.
 int pccl_ext_cpu_level(const char **name_out);
 

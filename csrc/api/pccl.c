@@ -275,18 +275,24 @@ static pcclResult_t check_entry(const pcclTensorInfo_t *info, size_t index) {
     if (info->data == NULL && info->count > 0) return api_fail(pcclInvalidArgument, "entry \"%.200s\" has no data", info->name);
     if ((int)info->datatype < pcclUint8 || (int)info->datatype > pcclDouble)
         return api_fail(pcclInvalidArgument, "entry \"%.200s\": datatype %d is no pcclDataType_t", info->name, (int)info->datatype);
+    if (info->count > (size_t)PTRDIFF_MAX / dtype_size((int)info->datatype))
+        return api_fail(pcclInvalidArgument, "entry \"%.200s\": count %zu is more than memory can hold", info->name, info->count);
     if (info->device_type == pcclDeviceCuda) return api_fail(pcclInvalidArgument, "entry \"%.200s\" is on a CUDA device, which this build does not support", info->name);
     if (info->device_type != pcclDeviceCpu)
         return api_fail(pcclInvalidArgument, "entry \"%.200s\": device type %d is no pcclDeviceType_t", info->name, (int)info->device_type);
     return pcclSuccess;
 }
 
-static pcclResult_t check_state(const pcclSharedState_t *state, pcclSharedStateSyncStrategy_t strategy) {
-    if ((int)strategy < PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR || (int)strategy > PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY)
-        return api_fail(pcclInvalidArgument, "strategy %d is no pcclSharedStateSyncStrategy_t", (int)strategy);
+pcclResult_t api_check_state(const pcclSharedState_t *state) {
     if (state->count == 0) return api_fail(pcclInvalidArgument, "the shared state has no entries");
     for (size_t i = 0; i < state->count; i++) RETURN_IF_FAILED(check_entry(&state->infos[i], i));
     return check_names(state);
+}
+
+static pcclResult_t check_state(const pcclSharedState_t *state, pcclSharedStateSyncStrategy_t strategy) {
+    if ((int)strategy < PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR || (int)strategy > PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY)
+        return api_fail(pcclInvalidArgument, "strategy %d is no pcclSharedStateSyncStrategy_t", (int)strategy);
+    return api_check_state(state);
 }
 
 pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_t *shared_state, pcclSharedStateSyncStrategy_t strategy,
@@ -295,16 +301,10 @@ pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_
     REQUIRE_NOT_NULL(comm);
     REQUIRE_NOT_NULL(shared_state);
     if (shared_state->count > 0) REQUIRE_NOT_NULL(shared_state->infos);
-    RETURN_IF_FAILED(peer_usable(comm->peer));
+    // What a call that was cut short has begun, it learns the end of.
+    if (!peer_sync_waits(comm->peer)) RETURN_IF_FAILED(peer_usable(comm->peer));
     RETURN_IF_FAILED(check_state(shared_state, strategy));
-    uint32_t members;
-    RETURN_IF_FAILED(peer_quiet(comm->peer, &members));
-    if (members > 1) {
-        LOG(LOG_ERR, "shared state between several peers is not implemented yet");
-        return api_fail(pcclInvalidUsage, "shared state between several peers is not implemented yet");
-    }
-    if (sync_info_out != NULL) *sync_info_out = (pcclSharedStateSyncInfo_t){0};
-    return pcclSuccess;
+    return peer_sync(comm->peer, shared_state, (int)strategy, api_deadline(), sync_info_out);
 }
 
 // ---- master ----

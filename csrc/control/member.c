@@ -63,7 +63,7 @@ struct member {
     struct neighbour *neighbours;
     size_t neighbour_count, neighbour_capacity;
 
-    uint8_t vote; // enum wire_vote_kind, 0 = none open
+    uint8_t vote; // enum wire_vote_kind or MEMBER_VOTE_SYNC, 0 = none open
 
     struct member_view adopted;
     struct member_view losses[WIRE_MAX_MEMBERS]; // of the own group, after the adopted epoch, oldest first
@@ -75,6 +75,8 @@ struct member {
     struct wire_member members[WIRE_MAX_MEMBERS];
     struct wire_linked answer;
     struct wire_verdict verdict;
+    struct wire_sync_plan plan;
+    struct wire_sync_end end;
 };
 
 // ---- output ----
@@ -487,6 +489,12 @@ static void take_outcome(struct member *m, const struct wire_outcome *outcome, s
     if (m->vote == outcome->kind) end_vote(m, outcome->code, outcome->value, out);
 }
 
+static void take_sync_end(struct member *m, struct member_output *out) {
+    if (m->vote != MEMBER_VOTE_SYNC) return;
+    end_vote(m, m->end.code, m->end.revision, out);
+    if (out->count > 0) out->actions[out->count - 1].end = &m->end;
+}
+
 static void take_welcome(struct member *m, const struct wire_header *header, int64_t now, struct member_output *out) {
     m->run = header->run;
     m->generation = header->generation;
@@ -512,7 +520,9 @@ static void take_end(struct member *m, const struct wire_header *header, const s
     // A newcomer is refused after its registration only because it and the others could not reach each other, and an
     // accepted peer that is expelled out of a vote could not make its links.
     bool links = header->type == WIRE_REFUSED ? m->phase == MEMBER_REGISTERED : m->phase == MEMBER_ACCEPTED;
-    die_of(m, links ? pcclRankConnectionFailed : pcclMasterConnectionFailed, out, "%s: %.*s", what, (int)text->length, text->chars);
+    int code = links ? pcclRankConnectionFailed : pcclMasterConnectionFailed;
+    if (m->vote == MEMBER_VOTE_SYNC) code = pcclInvalidUsage;
+    die_of(m, code, out, "%s: %.*s", what, (int)text->length, text->chars);
 }
 
 // Dispatches one frame. False: its body is malformed, or it does not belong into this phase.
@@ -560,6 +570,14 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
         take_measure(m, &measure, out);
         return true;
     }
+    case WIRE_SYNC_PLAN:
+        if (!joined || !wire_decode_sync_plan(body, length, &m->plan)) return false;
+        if (m->vote == MEMBER_VOTE_SYNC) act(out, MEMBER_SYNC_PLAN)->plan = &m->plan;
+        return true;
+    case WIRE_SYNC_END:
+        if (!joined || !wire_decode_sync_end(body, length, &m->end)) return false;
+        take_sync_end(m, out);
+        return true;
     default:
         return false;
     }
@@ -609,6 +627,12 @@ void member_vote(struct member *m, enum wire_vote_kind kind, struct member_outpu
     m->vote = (uint8_t)kind;
     struct wire_vote vote = {.kind = (uint8_t)kind};
     wire_encode_vote(&out->frames, member_header(m), &vote);
+}
+
+void member_sync(struct member *m, const struct wire_sync_vote *vote, struct member_output *out) {
+    if (m->phase != MEMBER_ACCEPTED || m->vote != 0) return;
+    m->vote = MEMBER_VOTE_SYNC;
+    wire_encode_sync_vote(&out->frames, member_header(m), vote);
 }
 
 void member_leave(struct member *m, struct member_output *out) {

@@ -18,6 +18,7 @@
 enum {
     MEMBER_JOIN_LIMIT_MS = 5000, // from the first dial to WELCOME
     MEMBER_TEXT = WIRE_MAX_TEXT + 64,
+    MEMBER_VOTE_SYNC = WIRE_VOTE_OPTIMIZE + 1, // beside enum wire_vote_kind: a round of shared state is the open vote
 };
 
 enum member_phase {
@@ -42,7 +43,8 @@ enum member_action_kind {
     MEMBER_VERDICT,     // verdict; borrowed until the next event
     MEMBER_PROBE,       // flood id at address for duration_ms
     MEMBER_CONNECT_END, // code (pcclResult_t), view; text when it failed
-    MEMBER_VOTE_END,    // code, value, view; text when it failed
+    MEMBER_VOTE_END,    // code, value, view; text when it failed; `end` when SYNC_END ended it
+    MEMBER_SYNC_PLAN,   // plan; borrowed until the next event
     MEMBER_RECHECK,     // parked hellos are to be judged again
     MEMBER_DIE,         // the communicator is dead: text
 };
@@ -56,6 +58,8 @@ struct member_action {
     bool lost;
     uint32_t latency_us, megabytes_per_s;
     const struct wire_verdict *verdict;
+    const struct wire_sync_plan *plan;
+    const struct wire_sync_end *end;
     int code;
     uint64_t value;
     struct member_view view;
@@ -103,6 +107,8 @@ void member_measured(struct member *member, const struct wire_id *from, const st
 
 // Opens a vote; ends with MEMBER_VOTE_END. The phase must be ACCEPTED and no vote open.
 void member_vote(struct member *member, enum wire_vote_kind kind, struct member_output *out);
+// Opens the vote of a round of shared state; ends with MEMBER_VOTE_END. Likewise.
+void member_sync(struct member *member, const struct wire_sync_vote *vote, struct member_output *out);
 void member_leave(struct member *member, struct member_output *out);
 
 // ---- adoption ----

@@ -20,6 +20,8 @@
 #include "../base/log.h"
 #include "../base/platform.h"
 #include "../net/socket.h"
+#include "../state/content.h"
+#include "../state/sync.h"
 #include "link.h"
 
 enum {
@@ -55,12 +57,22 @@ struct peer {
         struct member_view view;
     } attempt;
     struct {
-        uint8_t kind; // enum wire_vote_kind, 0 = none
+        uint8_t kind; // enum wire_vote_kind or MEMBER_VOTE_SYNC, 0 = none
         bool done, waiter;
         int code;
         uint64_t value;
         struct member_view view;
     } vote;
+    struct {
+        struct content *content; // of the open round; belongs to the caller inside, or to nobody
+        bool voted;              // the state is hashed, the engine takes part
+        bool incomplete;         // the memory of the last receiver's round was written, and no sync has succeeded since
+        int strategy;
+        uint64_t revision, tx_bytes;
+        int64_t began_at, hashed_at, planned_at; // 0 = not yet
+        char text[WIRE_MAX_TEXT + 1];            // of SYNC_END
+        struct peer_sync_report report;          // when it is over
+    } sync;
     struct engine *engine; // replaced by connect only, in PHASE_CONNECTING before dial_wanted
 
     pthread_mutex_t out_lock;
@@ -193,6 +205,17 @@ static void on_link_down(void *context, const struct wire_id *id, uint32_t index
     wake_signal(p->wake);
 }
 
+static void on_synced(void *context, const struct wire_sync_done *done) {
+    struct peer *p = context;
+    pthread_mutex_lock(&p->lock);
+    struct wire_header header = member_header(p->member);
+    pthread_mutex_unlock(&p->lock);
+    pthread_mutex_lock(&p->out_lock);
+    wire_encode_sync_done(&p->out, header, done);
+    send_output(p);
+    pthread_mutex_unlock(&p->out_lock);
+}
+
 // ---- control thread: carrying out what the mind decides ----
 
 static void hang_up(struct peer *p) {
@@ -232,6 +255,10 @@ static void end_vote(struct peer *p, const struct member_action *action) {
     p->vote.code = action->code;
     p->vote.value = action->value;
     p->vote.view = action->view;
+    if (action->end != NULL) {
+        p->sync.tx_bytes = action->end->tx_bytes;
+        snprintf(p->sync.text, sizeof p->sync.text, "%.*s", (int)action->end->text.length, action->end->text.chars);
+    }
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
 }
@@ -295,6 +322,12 @@ static bool perform(struct peer *p, const struct member_action *action, int64_t 
     case MEMBER_PROBE: links_probe(p->links, &action->id, &action->address, action->duration_ms, now + member_link_limit_ns(p->member)); break;
     case MEMBER_CONNECT_END: end_attempt(p, action->code, &action->view, member_text(p->member)); break;
     case MEMBER_VOTE_END: end_vote(p, action); break;
+    case MEMBER_SYNC_PLAN:
+        pthread_mutex_lock(&p->lock);
+        p->sync.planned_at = now;
+        pthread_mutex_unlock(&p->lock);
+        sync_plan(p->engine, action->plan);
+        break;
     case MEMBER_RECHECK:
         introduce(p);
         links_recheck(p->links);
@@ -582,7 +615,7 @@ static bool renew(struct peer *p) {
     member_free(p->member);
     p->member = NULL;
     if (!platform_random(id.bytes, sizeof id.bytes)) return false;
-    struct engine_callbacks callbacks = {.context = p, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down};
+    struct engine_callbacks callbacks = {.context = p, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .synced = on_synced};
     p->member = member_new(&id, p->params.group, p->params.lanes);
     p->engine = p->member == NULL ? NULL : engine_new(&id, &callbacks);
     if (p->engine == NULL) return false;
@@ -645,6 +678,7 @@ static const char *vote_name(uint8_t kind) {
     switch (kind) {
     case WIRE_VOTE_UPDATE: return "update_topology";
     case WIRE_VOTE_PENDING: return "are_peers_pending";
+    case MEMBER_VOTE_SYNC: return "sync_shared_state";
     default: return "optimize_topology";
     }
 }
@@ -716,14 +750,137 @@ pcclResult_t peer_usable(struct peer *p) {
     return finish(p, usable(p));
 }
 
-pcclResult_t peer_quiet(struct peer *p, uint32_t *members) {
+// ---- shared state ----
+
+// `end` is when the round is over, or now.
+static void fill_sync_report(const struct peer *p, const struct sync_report *from, int64_t end, struct peer_sync_report *out) {
+    int64_t hashed = p->sync.hashed_at != 0 ? p->sync.hashed_at : end;
+    *out = (struct peer_sync_report){
+        .rx_bytes = from->rx_bytes, .rx_leaves = from->rx_leaves, .missing_bytes = from->missing_bytes, .donors = from->donors, .tx_bytes = p->sync.tx_bytes,
+        .seconds = (double)(end - p->sync.began_at) * 1e-9, .hash_seconds = (double)(hashed - p->sync.began_at) * 1e-9,
+        .transfer_seconds = p->sync.planned_at == 0 ? 0 : (double)(end - p->sync.planned_at) * 1e-9, .hashing = p->sync.hashed_at == 0,
+    };
+}
+
+void peer_sync_look(struct peer *p, struct peer_sync_report *out) {
     begin(p);
+    *out = p->sync.report;
+    if (p->vote.kind == MEMBER_VOTE_SYNC && p->sync.content != NULL) {
+        struct sync_report live;
+        sync_look(p->engine, &live);
+        fill_sync_report(p, &live, platform_now_ns(), out);
+    }
+    finish(p, pcclSuccess);
+}
+
+bool peer_sync_waits(struct peer *p) {
+    begin(p);
+    bool waits = p->vote.kind == MEMBER_VOTE_SYNC && !p->vote.waiter;
+    finish(p, pcclSuccess);
+    return waits;
+}
+
+// The caller's own round is over without an answer of the master.
+static pcclResult_t drop_sync(struct peer *p, pcclResult_t code) {
+    content_free(p->sync.content);
+    p->sync.content = NULL;
+    p->vote.kind = 0;
+    return code;
+}
+
+static pcclResult_t begin_sync(struct peer *p, const pcclSharedState_t *state, int strategy) {
     pcclResult_t code = usable(p);
     if (code == pcclSuccess) code = no_vote(p);
     if (code == pcclSuccess) code = no_live_ops(p);
-    uint32_t rank;
-    if (code == pcclSuccess) member_ring(p->member, members, &rank);
-    return finish(p, code);
+    if (code != pcclSuccess) return code;
+    memset(&p->vote, 0, sizeof p->vote);
+    p->vote.kind = MEMBER_VOTE_SYNC;
+    p->vote.waiter = true;
+    bool incomplete = p->sync.incomplete;
+    memset(&p->sync, 0, sizeof p->sync);
+    p->sync.incomplete = incomplete;
+    p->sync.strategy = strategy;
+    p->sync.revision = state->revision;
+    p->sync.began_at = platform_now_ns();
+    pthread_mutex_unlock(&p->lock);
+    struct content *content = content_new(state);
+    pthread_mutex_lock(&p->lock);
+    p->sync.content = content;
+    if (content == NULL) return drop_sync(p, fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count));
+    return pcclSuccess;
+}
+
+static pcclResult_t resume_sync(struct peer *p, const pcclSharedState_t *state, int strategy) {
+    bool same = p->sync.content != NULL && p->sync.strategy == strategy && p->sync.revision == state->revision && content_is_of(p->sync.content, state);
+    if (!same) return fail(pcclInvalidUsage, "sync_shared_state of another state or revision has not ended: call it again as before");
+    p->vote.waiter = true;
+    return pcclSuccess;
+}
+
+// The state is hashed: tells the engine and the master.
+static pcclResult_t vote_sync(struct peer *p) {
+    // The mind may know of its death already, and the phase not yet.
+    if (p->phase == PHASE_DEAD || p->closing) return drop_sync(p, usable(p));
+    if (member_phase(p->member) != MEMBER_ACCEPTED)
+        return drop_sync(p, fail(pcclMasterConnectionFailed, "the communicator is dead (%s): destroy it and create a new one", member_text(p->member)));
+    const struct content *content = p->sync.content;
+    struct wire_sync_vote vote = {
+        .strategy = (uint8_t)p->sync.strategy, .incomplete = p->sync.incomplete, .revision = p->sync.revision, .mask = content->mask, .content = content->hash,
+    };
+    // Before the vote is sent: the plan may be here at once.
+    if (!sync_begin(p->engine, p->sync.content, (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS))
+        return drop_sync(p, fail(pcclInternalError, "the system refused memory for a round of shared state"));
+    p->sync.voted = true;
+    p->sync.hashed_at = platform_now_ns();
+    struct member_output out = {0};
+    member_sync(p->member, &vote, &out);
+    pthread_mutex_unlock(&p->lock);
+    send_frames(p, &out.frames);
+    member_output_fini(&out);
+    pthread_mutex_lock(&p->lock);
+    return pcclSuccess;
+}
+
+static pcclResult_t hash_sync(struct peer *p, int64_t deadline) {
+    struct content *content = p->sync.content;
+    pthread_mutex_unlock(&p->lock);
+    bool hashed = content_hash(content, deadline);
+    pthread_mutex_lock(&p->lock);
+    return hashed ? vote_sync(p) : pcclTimedOut;
+}
+
+static pcclResult_t collect_sync(struct peer *p, pcclSharedState_t *state, pcclSharedStateSyncInfo_t *info) {
+    struct sync_report report;
+    pthread_mutex_unlock(&p->lock);
+    sync_end(p->engine, &report);
+    pthread_mutex_lock(&p->lock);
+    fill_sync_report(p, &report, platform_now_ns(), &p->sync.report);
+    bool success = p->vote.done && p->vote.code == pcclSuccess;
+    p->sync.incomplete = !success && (p->sync.incomplete || report.wrote);
+    drop_sync(p, pcclSuccess);
+    if (success) {
+        state->revision = p->vote.value;
+        if (info != NULL) *info = (pcclSharedStateSyncInfo_t){.tx_bytes = p->sync.tx_bytes, .rx_bytes = report.rx_bytes};
+        return pcclSuccess;
+    }
+    if (!p->vote.done) return fail(pcclMasterConnectionFailed, "the communicator was destroyed while it waited in sync_shared_state");
+    if (p->phase == PHASE_DEAD) return fail((pcclResult_t)p->vote.code, "the communicator died in sync_shared_state: %s", p->reason);
+    return fail((pcclResult_t)p->vote.code, "no shared state is available: %s", p->sync.text);
+}
+
+static pcclResult_t sync_locked(struct peer *p, pcclSharedState_t *state, int strategy, int64_t deadline, pcclSharedStateSyncInfo_t *info) {
+    bool resumed = p->vote.kind == MEMBER_VOTE_SYNC && !p->vote.waiter;
+    pcclResult_t code = resumed ? resume_sync(p, state, strategy) : begin_sync(p, state, strategy);
+    if (code != pcclSuccess) return code;
+    if (!p->sync.voted) code = hash_sync(p, deadline);
+    if (code == pcclSuccess) code = wait_for(p, &p->vote.done, deadline) ? collect_sync(p, state, info) : pcclTimedOut;
+    p->vote.waiter = false;
+    return code;
+}
+
+pcclResult_t peer_sync(struct peer *p, pcclSharedState_t *state, int strategy, int64_t deadline, pcclSharedStateSyncInfo_t *out) {
+    begin(p);
+    return finish(p, sync_locked(p, state, strategy, deadline, out));
 }
 
 pcclResult_t peer_view(struct peer *p, struct member_view *out) {
@@ -857,6 +1014,8 @@ void peer_free(struct peer *p) {
     while (p->users > 0) platform_cond_wait(&p->changed, &p->lock, INT64_MAX);
     pthread_mutex_unlock(&p->lock);
     // No call is inside, both threads have ended: nobody else can hold this peer.
+    if (p->engine != NULL) sync_end(p->engine, NULL);
+    content_free(p->sync.content);
     engine_free(p->engine);
     member_free(p->member);
     member_output_fini(&p->actions);

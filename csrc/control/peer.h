@@ -36,8 +36,20 @@ pcclResult_t peer_vote(struct peer *peer, enum wire_vote_kind kind, int64_t dead
 
 // Connected and alive: pcclSuccess, pcclInvalidUsage or pcclMasterConnectionFailed. The first check of every call.
 pcclResult_t peer_usable(struct peer *peer);
-// The state that a sync needs: no topology call open, no un-awaited op. Writes the size of the own group in the epoch in force.
-pcclResult_t peer_quiet(struct peer *peer, uint32_t *members);
+// A round of shared state, whose arguments were checked. On success `revision` is that of the round and *out, if not NULL, tells what
+// moved. Until it returns anything but pcclTimedOut, or the peer is freed, the tensors belong to the round.
+pcclResult_t peer_sync(struct peer *peer, pcclSharedState_t *state, int strategy, int64_t deadline_ns, pcclSharedStateSyncInfo_t *out);
+// A round that timed out before, and that the next peer_sync goes on with, also when the communicator is dead meanwhile.
+bool peer_sync_waits(struct peer *peer);
+
+// Of the round under way, or of the last one.
+struct peer_sync_report {
+    uint64_t rx_bytes, rx_leaves, missing_bytes, tx_bytes;
+    uint32_t donors;
+    double seconds, hash_seconds, transfer_seconds; // of the whole call; the own hash; from the plan on
+    bool hashing;
+};
+void peer_sync_look(struct peer *peer, struct peer_sync_report *out);
 // The adopted snapshot; all ones when dead. pcclInvalidUsage: never connected.
 pcclResult_t peer_view(struct peer *peer, struct member_view *out);
 

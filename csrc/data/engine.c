@@ -62,6 +62,7 @@ static void free_dropped_peers(struct engine *engine) {
         if (peer->dropped && peer->rank == UINT32_MAX && peer->lane_count == 0 && !peer_in_pending(engine, peer)) {
             *at = peer->next;
             small_forget(engine, peer);
+            sync_forget(engine, peer);
             free(peer);
         } else {
             at = &peer->next;
@@ -472,6 +473,7 @@ static bool enter_pending(struct engine *engine, struct wire_report *report) {
     engine->pending = NULL;
     free(pending);
     for_each_op(engine, end_if_lost);
+    sync_members_changed(engine);
     free_dropped_peers(engine);
     if (engine->ready) begin_waiting(engine);
     return true;
@@ -637,6 +639,8 @@ static bool obey(struct engine *engine) {
         let_go_of_all(engine);
         end_all(engine);
     }
+    sync_obey(engine);
+    if (!go_on) sync_stop(engine);
     pthread_mutex_unlock(&engine->lock);
     if (entered) engine->callbacks.frozen(engine->callbacks.context, epoch, &report);
     free(report.ops);
@@ -682,9 +686,10 @@ static void *run(void *argument) {
     bool woken = true, busy = false;
     for (;;) {
         if (woken && !obey(engine)) return NULL;
+        sync_step(engine);
         busy = step_hot_lanes(engine);
         free_broken_lanes(engine);
-        int count = epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : -1);
+        int count = epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : sync_timeout_ms(engine));
         woken = false;
         for (int i = 0; i < count; i++) {
             struct lane *lane = events[i].data.ptr;
@@ -712,6 +717,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     engine->callbacks = *callbacks;
     pthread_mutex_init(&engine->lock, NULL);
     platform_cond_init(&engine->no_waiters);
+    platform_cond_init(&engine->sync_let_go);
     engine->epoll = epoll_create1(EPOLL_CLOEXEC);
     engine->wake = wake_open();
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
@@ -816,6 +822,7 @@ void engine_free(struct engine *engine) {
     if (engine->epoll >= 0) close(engine->epoll);
     if (engine->wake >= 0) close(engine->wake);
     pthread_cond_destroy(&engine->no_waiters);
+    pthread_cond_destroy(&engine->sync_let_go);
     pthread_mutex_destroy(&engine->lock);
     free(engine);
 }

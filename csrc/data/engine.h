@@ -42,6 +42,7 @@ struct engine_callbacks {
     void (*mismatch)(void *context, const struct wire_mismatch *mismatch);
     void (*frozen)(void *context, uint64_t group_epoch, const struct wire_report *report); // once per entered epoch; empty report too
     void (*link_down)(void *context, const struct wire_id *id, uint32_t index); // id = self: a fresh group epoch is wanted
+    void (*synced)(void *context, const struct wire_sync_done *done);           // a receiver's part of a round is over (state/sync)
 };
 
 // The arguments of a reduce, checked by the caller of engine_post.

@@ -11,6 +11,7 @@
 #include "base/platform.h"
 #include "data/engine.h"
 #include "data/plan.h"
+#include "state/sync.h"
 
 enum {
     FRAME_HEAD_BYTES = WIRE_HEADER_BYTES + WIRE_OP_BYTES,
@@ -53,6 +54,7 @@ struct frame {
     struct op *op;          // large op that the frame belongs to, or NULL: a signal or a small op
     struct block *block;    // owned reference, or NULL
     uint32_t lane;          // index of the lane to take, while the frame is held
+    bool sync;              // belongs to the round of shared state, whose memory the payload is
 };
 
 struct frame_queue {
@@ -95,6 +97,7 @@ struct lane {
     uint8_t *to;     // where the payload goes; NULL: discarded
     size_t length, got; // of the payload
     struct op *op;   // large op the payload is for
+    bool sync;       // `to` is memory of the round of shared state
     struct block *block; // owned, when `to` is inside
     uint8_t *scratch; // WIRE_MAX_DATA_BYTES, made at first use
 
@@ -231,6 +234,9 @@ struct engine {
     struct peer *peers;
     struct lane *arriving; // added, not polled yet
 
+    struct sync *sync, *sync_over; // the open round of shared state; the one that the thread has let go of
+    pthread_cond_t sync_let_go;
+
     struct op *table[TABLE_SLOTS];
     struct op *free_ops;
     size_t live;
@@ -292,6 +298,7 @@ void lane_push(struct lane *lane, struct frame *frame);
 void lane_flush(struct lane *lane);         // direct links, lock held
 bool lane_step(struct lane *lane);          // thread; false: nothing to do until an event
 void lane_let_go(struct lane *lane);        // thread: forget every frame of large ops of the old epoch
+void lane_let_go_sync(struct lane *lane);   // thread, lock held: forget every frame of shared state
 void lane_heat(struct lane *lane);          // thread: give it a step, there may be work
 void peer_heat(struct peer *peer);
 uint8_t *lane_scratch(struct lane *lane);

@@ -68,6 +68,7 @@ static void lane_break(struct lane *lane, const char *why) {
     if (lane->broken) return;
     lane->broken = true;
     epoll_ctl(engine->epoll, EPOLL_CTL_DEL, lane->fd, NULL);
+    sync_lane_gone(lane);
     struct wire_id id = lane->peer->id;
     pthread_mutex_lock(&engine->lock);
     bool current = lane->peer->lanes[lane->index] == lane;
@@ -88,6 +89,8 @@ static bool place_payload(struct lane *lane) {
     struct engine *engine = lane->engine;
     lane->op = NULL;
     lane->to = NULL;
+    lane->sync = false;
+    if (sync_is_frame(lane->header.type)) return sync_place(lane);
     if (lane->header.epoch < engine->epoch) return true;
     uint16_t type = lane->header.type;
     if (is_signal(type)) return lane->length == 0;
@@ -124,6 +127,7 @@ static bool deliver(struct lane *lane) {
         return true;
     }
     if (type == WIRE_CHUNK || type == WIRE_CODES || type == WIRE_RESULT) return true;
+    if (sync_is_frame(type)) return sync_deliver(lane);
 
     bool good = true;
     pthread_mutex_lock(&engine->lock);
@@ -281,8 +285,8 @@ static bool send_frame(struct lane *lane) {
 void lane_flush(struct lane *lane) {
     while (lane->writable) {
         if (lane->sending == NULL) lane->sending = frame_pop(&lane->queue);
-        // A frame of a large op ends with work for the thread, which is at it already.
-        if (lane->sending == NULL || lane->sending->op != NULL || !send_frame(lane)) return;
+        // A frame of a large op or of shared state ends with work for the thread, which is at it already.
+        if (lane->sending == NULL || lane->sending->op != NULL || lane->sending->sync || !send_frame(lane)) return;
         frame_free(lane->engine, lane->sending);
         lane->sending = NULL;
     }
@@ -311,7 +315,7 @@ static struct frame *next_work(struct lane *lane) {
         struct frame *frame = op->path == PLAN_RING ? ring_next(lane, op) : sharded_next(lane, op);
         if (frame != NULL) return frame;
     }
-    return NULL;
+    return sync_next(lane);
 }
 
 static bool lane_write(struct lane *lane) {
@@ -355,6 +359,31 @@ bool lane_step(struct lane *lane) {
     return more;
 }
 
+// Frames of shared state outlive epochs, all others outlive the round of shared state.
+static void drop_frames(struct lane *lane, bool sync) {
+    struct frame_queue all = lane->queue;
+    if (all.first == NULL) return;
+    lane->queue = (struct frame_queue){.last = &lane->queue.first};
+    for (struct frame *frame; (frame = frame_pop(&all)) != NULL;) {
+        if (frame->sync == sync)
+            frame_free(lane->engine, frame);
+        else
+            frame_push(&lane->queue, frame);
+    }
+}
+
+static void drop_sending(struct lane *lane) {
+    struct frame *frame = lane->sending;
+    if (lane->sent > 0) { // what was begun must be finished
+        frame->op = NULL;
+        frame->sync = false;
+        frame->payload = zeros;
+        return;
+    }
+    frame_free(lane->engine, frame);
+    lane->sending = NULL;
+}
+
 void lane_let_go(struct lane *lane) {
     struct engine *engine = lane->engine;
     if (lane->op != NULL) {
@@ -367,15 +396,15 @@ void lane_let_go(struct lane *lane) {
         lane->receiving = LANE_HEAD;
         lane->resume = true;
     }
-    struct frame *frame;
-    while ((frame = frame_pop(&lane->queue)) != NULL) frame_free(engine, frame);
-    if (lane->sending != NULL && lane->sending->op != NULL) {
-        if (lane->sent == 0) {
-            frame_free(engine, lane->sending);
-            lane->sending = NULL;
-        } else {
-            lane->sending->op = NULL;
-            lane->sending->payload = zeros;
-        }
+    drop_frames(lane, false);
+    if (lane->sending != NULL && lane->sending->op != NULL) drop_sending(lane);
+}
+
+void lane_let_go_sync(struct lane *lane) {
+    if (lane->sync) {
+        lane->sync = false;
+        lane->to = NULL;
     }
+    drop_frames(lane, true);
+    if (lane->sending != NULL && lane->sending->sync) drop_sending(lane);
 }

@@ -65,6 +65,7 @@ struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_
     frame->payload = NULL;
     frame->length = (uint32_t)payload;
     frame->op = NULL;
+    frame->sync = false;
     frame->block = NULL;
     return frame;
 }

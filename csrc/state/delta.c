@@ -172,6 +172,8 @@ struct delta_run delta_ask(struct delta *delta, uint32_t index, int64_t now) {
     while (leaf < end && !may_take(delta, leaf, index, others)) leaf++;
     if (leaf == end) return run;
     uint64_t window = window_of(delta, donor), bytes = 0;
+    // Not for every leaf that comes: a quarter of the window at once.
+    if (donor->leaves > 0 && (donor->bytes > window - window / 4 || donor->leaves > DELTA_LEAVES_ON_WAY * 3 / 4)) return run;
     run.first = leaf;
     while (leaf < end && run.count < DELTA_RUN_LEAVES && donor->leaves < DELTA_LEAVES_ON_WAY && may_take(delta, leaf, index, others)) {
         uint32_t length = length_of(delta, leaf);

@@ -17,7 +17,7 @@ enum {
     DELTA_WINDOW_MOST = 64 << 20,
     DELTA_RUN_BYTES = 2 << 20,      // the longest run asked at once
     DELTA_RUN_LEAVES = 64,
-    DELTA_LEAVES_ON_WAY = 4096,     // per donor
+    DELTA_LEAVES_ON_WAY = 1024,     // per donor
     DELTA_WRONG_LEAVES = 2,         // after so many a donor is not asked any more
 };
 

@@ -1,0 +1,138 @@
+#define _GNU_SOURCE
+#include "content.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/platform.h"
+#include "../compute/kernels.h"
+
+enum {
+    UNIT_LEAVES = 16,            // taken by one thread at once
+    THREADS_MOST = 64,
+    THREADS_DEFAULT = 8,
+    ALONE_BYTES = 8 << 20,       // not worth a second thread
+};
+
+static struct wire_hash wire_hash_of(struct hash128 hash) { return (struct wire_hash){.low = hash.low, .high = hash.high}; }
+
+static uint8_t *put(uint8_t *at, uint64_t value, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) at[i] = (uint8_t)(value >> (8 * i));
+    return at + bytes;
+}
+
+static bool hash_mask(const pcclSharedState_t *state, struct wire_hash *out) {
+    size_t length = 0;
+    for (size_t i = 0; i < state->count; i++) length += 4 + strlen(state->infos[i].name) + 1 + 1 + 8;
+    uint8_t *bytes = malloc(length), *at = bytes;
+    if (bytes == NULL) return false;
+    for (size_t i = 0; i < state->count; i++) {
+        const pcclTensorInfo_t *info = &state->infos[i];
+        size_t name = strlen(info->name);
+        at = put(at, name, 4);
+        memcpy(at, info->name, name);
+        at = put(at + name, (uint64_t)info->datatype, 1);
+        at = put(at, info->allow_content_inequality, 1);
+        at = put(at, info->count, 8);
+    }
+    *out = wire_hash_of(hash_xxh3_128(bytes, length));
+    free(bytes);
+    return true;
+}
+
+struct content *content_new(const pcclSharedState_t *state) {
+    struct content *content = calloc(1, sizeof *content);
+    if (content == NULL) return NULL;
+    struct delta_layout *layout = &content->layout;
+    layout->entries = calloc(state->count + 1, sizeof *layout->entries);
+    if (layout->entries == NULL || !hash_mask(state, &content->mask)) {
+        content_free(content);
+        return NULL;
+    }
+    for (size_t i = 0; i < state->count; i++) {
+        const pcclTensorInfo_t *info = &state->infos[i];
+        if (info->allow_content_inequality) continue;
+        layout->entries[layout->count++] = (struct delta_entry){.data = info->data, .bytes = info->count * dtype_size((int)info->datatype)};
+    }
+    delta_layout_number(layout);
+    content->leaves = calloc(layout->leaf_count + 1, sizeof *content->leaves);
+    if (content->leaves != NULL) return content;
+    content_free(content);
+    return NULL;
+}
+
+void content_free(struct content *content) {
+    if (content == NULL) return;
+    free(content->layout.entries);
+    free(content->leaves);
+    free(content);
+}
+
+// ---- hashing ----
+static void hash_unit(struct content *content, uint64_t leaf, uint64_t end) {
+    while (leaf < end) {
+        const struct delta_entry *entry = &content->layout.entries[delta_layout_find(&content->layout, leaf).entry];
+        uint64_t first = leaf - entry->first_leaf, count = entry->leaf_count - first;
+        if (count > end - leaf) count = end - leaf;
+        hash_leaves(content->leaves + leaf, entry->data, entry->bytes, first, count);
+        leaf += count;
+    }
+}
+
+static void *hash_units(void *context) {
+    struct content *content = context;
+    uint64_t total = content->layout.leaf_count;
+    // Who has taken a unit finishes it, so no gap is left behind when the time is up.
+    do {
+        uint64_t leaf = atomic_fetch_add(&content->next, UNIT_LEAVES);
+        if (leaf >= total) break;
+        hash_unit(content, leaf, total - leaf < UNIT_LEAVES ? total : leaf + UNIT_LEAVES);
+    } while (content->deadline == INT64_MAX || platform_now_ns() < content->deadline);
+    return NULL;
+}
+
+static unsigned thread_limit(void) {
+    unsigned limit = platform_cpu_count();
+    if (limit > THREADS_DEFAULT) limit = THREADS_DEFAULT;
+    const char *value = getenv("PCCL_HASH_THREADS");
+    long asked = value == NULL ? 0 : strtol(value, NULL, 10);
+    if (asked < 1) return limit;
+    return asked < THREADS_MOST ? (unsigned)asked : THREADS_MOST;
+}
+
+bool content_hash(struct content *content, int64_t deadline) {
+    pthread_t helpers[THREADS_MOST];
+    unsigned count = 0, limit = content->layout.bytes <= ALONE_BYTES ? 1 : thread_limit();
+    content->deadline = deadline;
+    while (count + 1 < limit && platform_thread_start(&helpers[count], "pccl:hash", hash_units, content)) count++;
+    hash_units(content);
+    while (count > 0) pthread_join(helpers[--count], NULL);
+    if (atomic_load(&content->next) < content->layout.leaf_count) return false;
+    content->hash = content_root(&content->layout, content->leaves);
+    return true;
+}
+
+struct wire_hash content_root(const struct delta_layout *layout, const uint64_t *leaves) {
+    static const struct wire_hash none;
+    uint8_t *bytes = malloc(layout->count * 16 + 1), *at = bytes;
+    if (bytes == NULL) return none; // equal to nobody's
+    for (size_t i = 0; i < layout->count; i++) {
+        struct hash128 root = hash_root(leaves + layout->entries[i].first_leaf, layout->entries[i].leaf_count);
+        at = put(put(at, root.low, 8), root.high, 8);
+    }
+    struct wire_hash hash = wire_hash_of(hash_xxh3_128(bytes, layout->count * 16));
+    free(bytes);
+    return hash;
+}
+
+bool content_is_of(const struct content *content, const pcclSharedState_t *state) {
+    size_t at = 0;
+    for (size_t i = 0; i < state->count; i++) {
+        const pcclTensorInfo_t *info = &state->infos[i];
+        if (info->allow_content_inequality) continue;
+        if (at == content->layout.count) return false;
+        const struct delta_entry *entry = &content->layout.entries[at++];
+        if (entry->data != info->data || entry->bytes != info->count * dtype_size((int)info->datatype)) return false;
+    }
+    return at == content->layout.count;
+}

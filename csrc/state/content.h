@@ -1,0 +1,36 @@
+// A shared state as its owner passed it: where its entries lie, and the hashes of what lies there.
+//
+// The leaves of all entries without the allow flag are hashed by the caller and, when there is much to do, a few helper threads
+// ("pccl:hash", PCCL_HASH_THREADS in all at most, one per processor and 8 by default), which end with the call.
+#ifndef PCCL_STATE_CONTENT_H
+#define PCCL_STATE_CONTENT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../compute/hash.h"
+#include "../include/pccl.h"
+#include "../net/wire.h"
+#include "delta.h"
+
+struct content {
+    struct delta_layout layout; // of the entries without the allow flag, in order
+    uint64_t *leaves;           // their hashes, when content_hash has returned true
+    struct wire_hash mask, hash;
+    atomic_uint_fast64_t next; // leaf to be hashed
+    int64_t deadline;
+};
+
+// Copies what it needs; the tensors are borrowed until content_free. The state was checked. NULL when memory is refused.
+struct content *content_new(const pcclSharedState_t *state);
+void content_free(struct content *content);
+// Hashes on from where it stands until all is done or `deadline_ns` (monotonic, INT64_MAX = never) has passed. True: done.
+bool content_hash(struct content *content, int64_t deadline_ns);
+// The content hash that these leaf hashes give in this layout.
+struct wire_hash content_root(const struct delta_layout *layout, const uint64_t *leaves);
+// Whether this is the state that `content` was made of: the same memory.
+bool content_is_of(const struct content *content, const pcclSharedState_t *state);
+
+#endif

@@ -1,0 +1,59 @@
+// One round of shared state, as one peer takes part in it: it gives leaves to those that lack them, or fetches those that it lacks.
+//
+// It lives on the engine's thread, between the frames of the lanes. From sync_begin until sync_end the engine may read the tensors
+// of the content, and write them once a plan names this peer as a receiver. Whoever has to receive gets the leaf hashes of the
+// winner from a donor, checks them against the content hash of the plan, and asks for the leaves that differ (state/delta). A leaf is
+// received straight into its place and hashed there; only leaves that differ are ever written.
+//
+// A leaf may come that was asked of somebody else meanwhile. Then the lane that began last writes, the other one's bytes are discarded:
+// no two connections write one leaf, and what was verified is not written again.
+#ifndef PCCL_STATE_SYNC_H
+#define PCCL_STATE_SYNC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../net/wire.h"
+#include "content.h"
+
+struct engine;
+struct frame;
+struct lane;
+struct peer;
+
+struct sync_report {
+    bool wrote; // the state was written: without a commit it is incomplete
+    uint64_t rx_bytes, rx_leaves, missing_bytes; // kept here; still to come
+    uint32_t donors;                             // that gave something
+};
+
+// ---- callers; none blocks but sync_end ----
+// Opens the round: what others ask for waits for the plan from now on. `content` is hashed, and borrowed until sync_end. A donor from which
+// nothing comes for `stall_ns` is replaced. False: the engine is dead or has a round, or memory was refused.
+bool sync_begin(struct engine *engine, struct content *content, int64_t stall_ns);
+// The plan has come. A receiver answers with the callback `synced` of the engine, once.
+void sync_plan(struct engine *engine, const struct wire_sync_plan *plan);
+// Ends the round, whatever its state: when it returns, no tensor is touched any more. `out` may be NULL.
+void sync_end(struct engine *engine, struct sync_report *out);
+// How far it is; all 0 without a round.
+void sync_look(struct engine *engine, struct sync_report *out);
+
+// ---- the engine's thread ----
+bool sync_is_frame(uint16_t type);
+// What was asked of the round: lock held, and then not held.
+void sync_obey(struct engine *engine);
+void sync_step(struct engine *engine);
+int sync_timeout_ms(const struct engine *engine); // -1 = none
+void sync_stop(struct engine *engine);            // lock held; the thread ends
+void sync_members_changed(struct engine *engine); // lock held; before peers are freed
+void sync_forget(struct engine *engine, const struct peer *peer);
+void sync_lane_gone(struct lane *lane);
+// Where the payload of a frame goes; lock held. False: malformed.
+bool sync_place(struct lane *lane);
+// The whole frame is here. False: malformed.
+bool sync_deliver(struct lane *lane);
+// The next answer to send to the lane's peer.
+struct frame *sync_next(struct lane *lane);
+
+#endif
