@@ -448,7 +448,6 @@ static bool enter_pending(struct engine *engine, struct wire_report *report) {
     counters_clear(engine);
     for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) {
         peer->rank = UINT32_MAX;
-        peer->down_reported = false;
         peer->eager_bytes = 0;
     }
     struct peer **members = calloc(pending->count, sizeof *members);
@@ -680,6 +679,7 @@ static void *run(void *argument) {
     struct engine *engine = argument;
     struct epoll_event events[EVENTS];
     bool woken = true, busy = false;
+    kernels_enter();
     for (;;) {
         if (woken && !obey(engine)) return NULL;
         busy = step_hot_lanes(engine);
@@ -694,6 +694,7 @@ static void *run(void *argument) {
                 continue;
             }
             if (events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) lane->readable = true;
+            if (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) lane->ending = true;
             if (events[i].events & EPOLLOUT) {
                 pthread_mutex_lock(&engine->lock);
                 lane->writable = true;
