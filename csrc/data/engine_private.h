@@ -66,7 +66,6 @@ struct peer {
     uint32_t rank;            // in the epoch in force, or UINT32_MAX
     uint32_t lane_count;      // lanes that still point here, the closed ones too
     bool dropped;             // freed as soon as nothing points here
-    bool down_reported;       // in the epoch in force
     uint64_t eager_bytes;     // sent before the peer posted the op
     uint32_t early_count;
     struct wire_op_name acks[ACKS_MAX];
@@ -85,6 +84,7 @@ struct lane {
     uint32_t index;
     int fd;
     bool polled, hot, readable, broken;
+    bool ending; // the other side has closed: read on to the end
     bool resume; // parse what was buffered when the lane was parked
 
     enum lane_receive receiving;
