@@ -16,7 +16,8 @@ CALLS_PER_BLOCK = 50
 """A block of small ops is so many bytes, but at most so many calls."""
 
 METHOD = """fp32 sum on loopback, methods in turn block by block, median over blocks of the slowest peer's time per op;
-throughput = bytes of the tensor / time; small ops are timed back to back, many to a block."""
+throughput = bytes of the tensor / time; small ops are timed back to back, many to a
+block; CPU time is that of all peers together, without the master's."""
 
 
 def bar_of(world: int, size: int) -> float | None:
@@ -83,12 +84,13 @@ def run() -> None:
         ):
             by_rank = fleet.results()
         for index, size in enumerate(args.sizes):
-            times = harness.slowest([rank[index] for rank in by_rank])
-            add_rows(rows, bars, world, size, {name: harness.summary(values) for name, values in times.items()})
+            add_rows(rows, bars, world, size, [rank[index] for rank in by_rank])
     harness.report(args, "allreduce", METHOD, where, rows, bars)
 
 
-def add_rows(rows: list[Row], bars: list[Row], world: int, size: int, times: dict[str, Row]) -> None:
+def add_rows(rows: list[Row], bars: list[Row], world: int, size: int, by_rank: list[harness.Samples]) -> None:
+    times = {name: harness.summary(values) for name, values in harness.slowest(by_rank).items()}
+    spent = {name: harness.summary(values) for name, values in harness.spent(by_rank).items()}
     gloo = times["gloo"]["median"]
     for name, time in times.items():
         rows.append(
@@ -100,6 +102,8 @@ def add_rows(rows: list[Row], bars: list[Row], world: int, size: int, times: dic
                 "min_ms": time["min"] * 1e3,
                 "GB/s": size / time["median"] / 1e9,
                 "x gloo": gloo / time["median"],
+                "x tcp": times["tcp"]["median"] / time["median"] if "tcp" in times else "",
+                "cpu_ms": spent[name]["median"] * 1e3,
             }
         )
     least = bar_of(world, size)

@@ -18,13 +18,13 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 ROOT = Path(__file__).resolve().parent.parent
 KIB, MIB = 1 << 10, 1 << 20
@@ -203,28 +203,48 @@ def free_port(host: str = "127.0.0.1") -> int:
 # ---- time ----
 
 
-def alternate(peer: Peer, calls: dict[str, Callable[[], object]], blocks: int, per_block: int = 1) -> dict[str, list[float]]:
-    """Seconds per call of each: `blocks` blocks of `per_block` calls, the methods in turn (A B, B A, A B ...)."""
+class Sample(NamedTuple):
+    """Seconds per call of one block on one peer."""
+
+    wall: float
+    cpu: float  # user and system, all threads of the process
+
+
+Samples = dict[str, list[Sample]]
+
+
+def alternate(peer: Peer, calls: dict[str, Callable[[], object]], blocks: int, per_block: int = 1) -> Samples:
+    """Times `blocks` blocks of `per_block` calls of each, the methods in turn (A B C, B C A ...)."""
     for call in calls.values():
         for _ in range(2):
             call()
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    samples: Samples = {name: [] for name in calls}
     names = list(calls)
     for block in range(blocks):
         first = block % len(names)
         for name in names[first:] + names[:first]:
             call = calls[name]
             peer.barrier.wait()
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             for _ in range(per_block):
                 call()
-            seconds[name].append((time.perf_counter() - start) / per_block)
-    return seconds
+            wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+            samples[name].append(Sample(wall / per_block, cpu / per_block))
+    return samples
 
 
-def slowest(by_rank: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+def slowest(by_rank: Sequence[Samples]) -> dict[str, list[float]]:
     """Of each block the time of the peer that took longest."""
-    return {name: [max(times) for times in zip(*(rank[name] for rank in by_rank), strict=True)] for name in by_rank[0]}
+    return {name: [max(one.wall for one in block) for block in _blocks(by_rank, name)] for name in by_rank[0]}
+
+
+def spent(by_rank: Sequence[Samples]) -> dict[str, list[float]]:
+    """Of each block the CPU time of all peers together."""
+    return {name: [sum(one.cpu for one in block) for block in _blocks(by_rank, name)] for name in by_rank[0]}
+
+
+def _blocks(by_rank: Sequence[Samples], name: str) -> Iterator[tuple[Sample, ...]]:
+    return zip(*(rank[name] for rank in by_rank), strict=True)
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -282,6 +302,7 @@ def ratio_bar(what: str, least: float, ratio: float) -> Row:
 
 def report(args: argparse.Namespace, name: str, method: str, where: Row, rows: list[Row], bars: list[Row]) -> None:
     """Prints the report, and writes it to where --json says."""
+    where = {**where, "load_after": os.getloadavg()[0]}
     made = {"benchmark": name, "method": " ".join(method.split()), "machine": where, "rows": rows, "bars": bars}
     if args.json == "-":
         print(json.dumps(made, indent=1))
