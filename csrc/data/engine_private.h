@@ -151,6 +151,7 @@ struct op {
     enum op_phase phase;
     bool frozen;                // begun in an older epoch, no verdict yet
     bool accused;               // a mismatch was reported
+    bool mismatched;            // and confirmed: ends when the epoch that follows freezes it
     bool waited;                // somebody is in engine_wait
     uint64_t adopted;
     struct wire_op_name name;
