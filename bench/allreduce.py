@@ -65,6 +65,7 @@ def run() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], help="numbers of peers")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES", help="tensor sizes")
+    harness.add_pin(parser)
     args = parser.parse_args()
     where = harness.machine()
     rows: list[Row] = []
@@ -80,12 +81,13 @@ def run() -> None:
                 raw_port=harness.free_port(),
                 sizes=args.sizes,
                 blocks=args.blocks,
+                pin=args.pin,
             ) as fleet,
         ):
             by_rank = fleet.results()
         for index, size in enumerate(args.sizes):
             add_rows(rows, bars, world, size, [rank[index] for rank in by_rank])
-    harness.report(args, "allreduce", METHOD, where, rows, bars)
+    harness.report(args, "allreduce", METHOD + (" Each peer on one core." if args.pin else ""), where, rows, bars)
 
 
 def add_rows(rows: list[Row], bars: list[Row], world: int, size: int, by_rank: list[harness.Samples]) -> None:

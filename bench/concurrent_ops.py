@@ -56,12 +56,13 @@ def run() -> None:
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], help="numbers of peers")
     parser.add_argument("--ops", type=int, default=8, help="ops at once")
     parser.add_argument("--size", type=int, default=16 * MIB, metavar="BYTES", help="bytes of each tensor")
+    harness.add_pin(parser)
     args = parser.parse_args()
     where = harness.machine()
     rows: list[Row] = []
     bars: list[Row] = []
     for world in args.worlds:
-        shape = {"ops": args.ops, "size": args.size, "blocks": args.blocks}
+        shape = {"ops": args.ops, "size": args.size, "blocks": args.blocks, "pin": args.pin}
         with (
             harness.Master() as master,
             harness.Fleet(worker, world, address=master.address, gloo_port=harness.free_port(), **shape) as fleet,
@@ -86,7 +87,7 @@ def run() -> None:
                 place = "in place" if name.endswith("place") else "out of place"
                 what = f"{args.ops} ops of {harness.size_text(args.size)} at once, {world} peers, {place}, against gloo's async"
                 bars.append(harness.ratio_bar(what, LEAST[world], gloo / medians[name]["median"]))
-    harness.report(args, "concurrent_ops", METHOD, where, rows, bars)
+    harness.report(args, "concurrent_ops", METHOD + (" Each peer on one core." if args.pin else ""), where, rows, bars)
 
 
 if __name__ == "__main__":

@@ -57,12 +57,15 @@ class Peer:
     barrier: Any  # all peers of the fleet
 
 
-def _run_worker(worker: Callable[..., Any], peer: Peer, namespace: str | None, arguments: dict[str, Any]) -> None:
+def _run_worker(worker: Callable[..., Any], peer: Peer, namespace: str | None, pin: bool, arguments: dict[str, Any]) -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its peers
     try:
         if namespace is not None:
             enter_namespace(namespace)
+        if pin:
+            cores = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {cores[peer.rank % len(cores)]})
         message = ("result", worker(peer, **arguments))
     except BaseException:
         message = ("error", f"peer {peer.rank}: {traceback.format_exc()}")
@@ -80,11 +83,21 @@ def enter_namespace(name: str) -> None:
 
 
 class Fleet:
-    """`world` processes that run `worker`; `namespaces[rank]` is where each lives. Killed at the end of the block."""
+    """`world` processes that run `worker`; `namespaces[rank]` is where each lives; with `pin` each has one core, in turn.
 
-    def __init__(self, worker: Callable[..., Any], world: int, namespaces: Sequence[str] | None = None, **arguments: Any) -> None:
+    They are killed at the end of the block.
+    """
+
+    def __init__(
+        self,
+        worker: Callable[..., Any],
+        world: int,
+        namespaces: Sequence[str] | None = None,
+        pin: bool = False,
+        **arguments: Any,
+    ) -> None:
         self._worker, self._world, self._arguments = worker, world, arguments
-        self._namespaces = namespaces
+        self._namespaces, self._pin = namespaces, pin
         self._barrier = _spawn.Barrier(world)
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
@@ -97,7 +110,9 @@ class Fleet:
         ours, theirs = _spawn.Pipe()
         peer = Peer(rank=rank, world=self._world, pipe=theirs, barrier=self._barrier)
         namespace = self._namespaces[rank] if self._namespaces else None
-        process = _spawn.Process(target=_run_worker, args=(self._worker, peer, namespace, self._arguments), daemon=True)
+        process = _spawn.Process(
+            target=_run_worker, args=(self._worker, peer, namespace, self._pin, self._arguments), daemon=True
+        )
         process.start()
         theirs.close()
         return ours, process
@@ -198,6 +213,14 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as listener:
         listener.bind((host, 0))
         return int(listener.getsockname()[1])
+
+
+def add_pin(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pin",
+        action="store_true",
+        help="each peer on one core, in turn: on a machine busy with other work the peers of any method else share one core",
+    )
 
 
 # ---- time ----
