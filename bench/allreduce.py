@@ -1,4 +1,7 @@
-"""An fp32 sum of one tensor: pccl out of place and in place, gloo (in place: it has no other), bare TCP for two peers."""
+"""An fp32 sum of one tensor: pccl out of place and in place, gloo (in place: it has no other), bare TCP for two peers.
+
+pccl is measured twice: as it is, when neighbours on one host may read each other's memory, and by TCP alone, as between hosts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ CALLS_PER_BLOCK = 50
 """A block of small ops is so many bytes, but at most so many calls."""
 
 METHOD = """fp32 sum on loopback, methods in turn block by block, median over blocks of the slowest peer's time per op;
-throughput = bytes of the tensor / time; small ops are timed back to back, many to a block."""
+throughput = bytes of the tensor / time; small ops are timed back to back, many to a
+block; CPU time is that of all peers together, without the master's."""
 
 
 def bar_of(world: int, size: int) -> float | None:
@@ -28,67 +32,79 @@ def bar_of(world: int, size: int) -> float | None:
     return 1.3 if world == 4 else None
 
 
-def worker(peer: Peer, address: str, gloo_port: int, raw_port: int, sizes: list[int], blocks: int) -> list[Any]:
+def worker(peer: Peer, addresses: methods.Addresses, gloo_port: int, raw_port: int, sizes: list[int], blocks: int) -> list[Any]:
     import torch
 
-    comm = methods.join_run(address, peer.world)
+    comms = {
+        "pccl": methods.join_run(addresses.usual, peer.world),
+        "pccl by TCP": methods.join_by_tcp(addresses.tcp, peer.world),
+    }
     dist = methods.join_gloo(peer, gloo_port)
     raw = methods.RawTcp(peer, raw_port) if peer.world == 2 else None
     timed = []
     for size in sizes:
         source = torch.full((size // 4,), float(peer.rank + 1))
-        target, in_place, gloo = torch.ones_like(source), source.clone(), source.clone()
-        expected = peer.world * (peer.world + 1) / 2
-        comm.all_reduce(source, target, op=pccl.ReduceOp.SUM)
-        comm.all_reduce(in_place, in_place, op=pccl.ReduceOp.SUM)
-        if not (torch.all(target == expected) and torch.all(in_place == expected)):
-            raise harness.BenchError(f"the sum of {harness.size_text(size)} is wrong")
-        for tensor in (source, in_place, gloo):
-            tensor.zero_()  # sums in place stay finite
-        calls = {
-            "pccl": lambda s=source, t=target: comm.all_reduce(s, t, op=pccl.ReduceOp.SUM),
-            "gloo": lambda t=gloo: dist.all_reduce(t),
-            "pccl in place": lambda t=in_place: comm.all_reduce(t, t, op=pccl.ReduceOp.SUM),
-        }
+        target, in_place = torch.ones_like(source), source.clone()
+        for comm in comms.values():
+            check(comm, source, target, peer.world)
+            check(comm, in_place.copy_(source), in_place, peer.world)
+        source.zero_()
+        in_place.zero_()  # sums in place stay finite
+        calls: dict[str, Any] = {"gloo": lambda t=in_place: dist.all_reduce(t)}
+        for name, comm in comms.items():
+            calls[name] = lambda c=comm, s=source, t=target: c.all_reduce(s, t, op=pccl.ReduceOp.SUM)
+            calls[f"{name}, in place"] = lambda c=comm, t=in_place: c.all_reduce(t, t, op=pccl.ReduceOp.SUM)
         if raw is not None:
             data = memoryview(source.numpy()).cast("B")
             calls["tcp"] = lambda d=data: raw.exchange(d)
         per_block = max(1, min(CALLS_PER_BLOCK, BYTES_PER_BLOCK // size))
         timed.append(harness.alternate(peer, calls, blocks, per_block))
-    comm.close()
+    for comm in comms.values():
+        comm.close()
     peer.barrier.wait()
     return timed
+
+
+def check(comm: pccl.Communicator, source: Any, target: Any, world: int) -> None:
+    """Every peer gives its rank + 1."""
+    comm.all_reduce(source, target, op=pccl.ReduceOp.SUM)
+    if not bool((target == world * (world + 1) / 2).all()):
+        raise harness.BenchError("a sum is wrong")
 
 
 def run() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], help="numbers of peers")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES", help="tensor sizes")
+    harness.add_pin(parser)
     args = parser.parse_args()
     where = harness.machine()
     rows: list[Row] = []
     bars: list[Row] = []
     for world in args.worlds:
         with (
-            harness.Master() as master,
+            harness.Master() as usual,
+            harness.Master() as by_tcp,
             harness.Fleet(
                 worker,
                 world,
-                address=master.address,
+                addresses=methods.Addresses(usual.address, by_tcp.address),
                 gloo_port=harness.free_port(),
                 raw_port=harness.free_port(),
                 sizes=args.sizes,
                 blocks=args.blocks,
+                pin=args.pin,
             ) as fleet,
         ):
             by_rank = fleet.results()
         for index, size in enumerate(args.sizes):
-            times = harness.slowest([rank[index] for rank in by_rank])
-            add_rows(rows, bars, world, size, {name: harness.summary(values) for name, values in times.items()})
-    harness.report(args, "allreduce", METHOD, where, rows, bars)
+            add_rows(rows, bars, world, size, [rank[index] for rank in by_rank])
+    harness.report(args, "allreduce", METHOD + (" Each peer on one core." if args.pin else ""), where, rows, bars)
 
 
-def add_rows(rows: list[Row], bars: list[Row], world: int, size: int, times: dict[str, Row]) -> None:
+def add_rows(rows: list[Row], bars: list[Row], world: int, size: int, by_rank: list[harness.Samples]) -> None:
+    times = {name: harness.summary(values) for name, values in harness.slowest(by_rank).items()}
+    spent = {name: harness.summary(values) for name, values in harness.spent(by_rank).items()}
     gloo = times["gloo"]["median"]
     for name, time in times.items():
         rows.append(
@@ -100,12 +116,14 @@ def add_rows(rows: list[Row], bars: list[Row], world: int, size: int, times: dic
                 "min_ms": time["min"] * 1e3,
                 "GB/s": size / time["median"] / 1e9,
                 "x gloo": gloo / time["median"],
+                "x tcp": times["tcp"]["median"] / time["median"] if "tcp" in times else "",
+                "cpu_ms": spent[name]["median"] * 1e3,
             }
         )
     least = bar_of(world, size)
-    for name in ("pccl", "pccl in place"):
-        if least is not None:
-            what = f"{world} peers, {harness.size_text(size)}, {'in' if name.endswith('place') else 'out of'} place, against gloo"
+    for name in times:
+        if least is not None and name.startswith("pccl"):
+            what = f"{world} peers, {harness.size_text(size)}, {name}, against gloo"
             bars.append(harness.ratio_bar(what, least, gloo / times[name]["median"]))
 
 

@@ -10,22 +10,24 @@ from harness import MIB, Peer, Row
 
 import pccl
 
-METHOD = """fp32 sums launched together and then awaited, pccl (out of place and in place) and gloo (in place) in turn; time
+METHOD = """fp32 sums launched together and then awaited, pccl (as it is, and by TCP alone) and gloo (in place) in turn; time
 from the first launch to the last result on the slowest peer."""
 
 LEAST = {2: 1.5, 4: 1.2}
 
 
-def worker(peer: Peer, address: str, gloo_port: int, ops: int, size: int, blocks: int) -> Any:
+def worker(peer: Peer, addresses: methods.Addresses, gloo_port: int, ops: int, size: int, blocks: int) -> Any:
     import torch
 
-    comm = methods.join_run(address, peer.world)
+    comms = {
+        "pccl": methods.join_run(addresses.usual, peer.world),
+        "pccl by TCP": methods.join_by_tcp(addresses.tcp, peer.world),
+    }
     dist = methods.join_gloo(peer, gloo_port)
     sources = [torch.full((size // 4,), float(tag)) for tag in range(ops)]
     targets = [torch.ones_like(source) for source in sources]
-    others = [torch.ones_like(source).zero_() for source in sources]
 
-    def reduce(outputs: list[Any]) -> None:
+    def reduce(comm: pccl.Communicator, outputs: list[Any]) -> None:
         handles = [
             comm.all_reduce_async(source, output, op=pccl.ReduceOp.SUM, tag=tag)
             for tag, (source, output) in enumerate(zip(sources, outputs, strict=True))
@@ -36,17 +38,22 @@ def worker(peer: Peer, address: str, gloo_port: int, ops: int, size: int, blocks
                 raise harness.BenchError(f"an op ended with {status}")
 
     def gloo() -> None:
-        for work in [dist.all_reduce(tensor, async_op=True) for tensor in others]:
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in sources]:
             work.wait()
 
-    reduce(targets)
-    if any(not torch.all(target == tag * peer.world) for tag, target in enumerate(targets)):
-        raise harness.BenchError("a sum is wrong")
+    for comm in comms.values():
+        reduce(comm, targets)
+        if any(not bool((target == tag * peer.world).all()) for tag, target in enumerate(targets)):
+            raise harness.BenchError("a sum is wrong")
     for source in sources:
-        source.zero_()
-    calls = {"pccl": lambda: reduce(targets), "gloo": gloo, "pccl in place": lambda: reduce(sources)}
+        source.zero_()  # sums in place stay finite
+    calls: dict[str, Any] = {"gloo": gloo}
+    for name, comm in comms.items():
+        calls[name] = lambda c=comm: reduce(c, targets)
+        calls[f"{name}, in place"] = lambda c=comm: reduce(c, sources)
     times = harness.alternate(peer, calls, blocks)
-    comm.close()
+    for comm in comms.values():
+        comm.close()
     peer.barrier.wait()
     return times
 
@@ -56,15 +63,23 @@ def run() -> None:
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], help="numbers of peers")
     parser.add_argument("--ops", type=int, default=8, help="ops at once")
     parser.add_argument("--size", type=int, default=16 * MIB, metavar="BYTES", help="bytes of each tensor")
+    harness.add_pin(parser)
     args = parser.parse_args()
     where = harness.machine()
     rows: list[Row] = []
     bars: list[Row] = []
     for world in args.worlds:
-        shape = {"ops": args.ops, "size": args.size, "blocks": args.blocks}
+        shape = {"ops": args.ops, "size": args.size, "blocks": args.blocks, "pin": args.pin}
         with (
-            harness.Master() as master,
-            harness.Fleet(worker, world, address=master.address, gloo_port=harness.free_port(), **shape) as fleet,
+            harness.Master() as usual,
+            harness.Master() as by_tcp,
+            harness.Fleet(
+                worker,
+                world,
+                addresses=methods.Addresses(usual.address, by_tcp.address),
+                gloo_port=harness.free_port(),
+                **shape,
+            ) as fleet,
         ):
             times = harness.slowest(fleet.results())
         medians = {name: harness.summary(values) for name, values in times.items()}
@@ -82,11 +97,13 @@ def run() -> None:
                 }
             )
         if world in LEAST:
-            for name in ("pccl", "pccl in place"):
-                place = "in place" if name.endswith("place") else "out of place"
-                what = f"{args.ops} ops of {harness.size_text(args.size)} at once, {world} peers, {place}, against gloo's async"
-                bars.append(harness.ratio_bar(what, LEAST[world], gloo / medians[name]["median"]))
-    harness.report(args, "concurrent_ops", METHOD, where, rows, bars)
+            for name in medians:
+                if name.startswith("pccl"):
+                    what = (
+                        f"{args.ops} ops of {harness.size_text(args.size)} at once, {world} peers, {name}, against gloo's async"
+                    )
+                    bars.append(harness.ratio_bar(what, LEAST[world], gloo / medians[name]["median"]))
+    harness.report(args, "concurrent_ops", METHOD + (" Each peer on one core." if args.pin else ""), where, rows, bars)
 
 
 if __name__ == "__main__":

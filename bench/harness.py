@@ -18,13 +18,13 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 ROOT = Path(__file__).resolve().parent.parent
 KIB, MIB = 1 << 10, 1 << 20
@@ -57,12 +57,15 @@ class Peer:
     barrier: Any  # all peers of the fleet
 
 
-def _run_worker(worker: Callable[..., Any], peer: Peer, namespace: str | None, arguments: dict[str, Any]) -> None:
+def _run_worker(worker: Callable[..., Any], peer: Peer, namespace: str | None, pin: bool, arguments: dict[str, Any]) -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its peers
     try:
         if namespace is not None:
             enter_namespace(namespace)
+        if pin:
+            cores = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {cores[peer.rank % len(cores)]})
         message = ("result", worker(peer, **arguments))
     except BaseException:
         message = ("error", f"peer {peer.rank}: {traceback.format_exc()}")
@@ -80,11 +83,21 @@ def enter_namespace(name: str) -> None:
 
 
 class Fleet:
-    """`world` processes that run `worker`; `namespaces[rank]` is where each lives. Killed at the end of the block."""
+    """`world` processes that run `worker`; `namespaces[rank]` is where each lives; with `pin` each has one core, in turn.
 
-    def __init__(self, worker: Callable[..., Any], world: int, namespaces: Sequence[str] | None = None, **arguments: Any) -> None:
+    They are killed at the end of the block.
+    """
+
+    def __init__(
+        self,
+        worker: Callable[..., Any],
+        world: int,
+        namespaces: Sequence[str] | None = None,
+        pin: bool = False,
+        **arguments: Any,
+    ) -> None:
         self._worker, self._world, self._arguments = worker, world, arguments
-        self._namespaces = namespaces
+        self._namespaces, self._pin = namespaces, pin
         self._barrier = _spawn.Barrier(world)
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
@@ -97,7 +110,9 @@ class Fleet:
         ours, theirs = _spawn.Pipe()
         peer = Peer(rank=rank, world=self._world, pipe=theirs, barrier=self._barrier)
         namespace = self._namespaces[rank] if self._namespaces else None
-        process = _spawn.Process(target=_run_worker, args=(self._worker, peer, namespace, self._arguments), daemon=True)
+        process = _spawn.Process(
+            target=_run_worker, args=(self._worker, peer, namespace, self._pin, self._arguments), daemon=True
+        )
         process.start()
         theirs.close()
         return ours, process
@@ -200,31 +215,59 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(listener.getsockname()[1])
 
 
+def add_pin(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pin",
+        action="store_true",
+        help="each peer on one core, in turn: on a machine busy with other work the peers of any method else share one core",
+    )
+
+
 # ---- time ----
 
 
-def alternate(peer: Peer, calls: dict[str, Callable[[], object]], blocks: int, per_block: int = 1) -> dict[str, list[float]]:
-    """Seconds per call of each: `blocks` blocks of `per_block` calls, the methods in turn (A B, B A, A B ...)."""
+class Sample(NamedTuple):
+    """Seconds per call of one block on one peer."""
+
+    wall: float
+    cpu: float  # user and system, all threads of the process
+
+
+Samples = dict[str, list[Sample]]
+
+
+def alternate(peer: Peer, calls: dict[str, Callable[[], object]], blocks: int, per_block: int = 1) -> Samples:
+    """Times `blocks` blocks of `per_block` calls of each, the methods in turn (A B C, B C A ...)."""
     for call in calls.values():
         for _ in range(2):
             call()
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    samples: Samples = {name: [] for name in calls}
     names = list(calls)
     for block in range(blocks):
         first = block % len(names)
         for name in names[first:] + names[:first]:
             call = calls[name]
             peer.barrier.wait()
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             for _ in range(per_block):
                 call()
-            seconds[name].append((time.perf_counter() - start) / per_block)
-    return seconds
+            wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+            samples[name].append(Sample(wall / per_block, cpu / per_block))
+    return samples
 
 
-def slowest(by_rank: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+def slowest(by_rank: Sequence[Samples]) -> dict[str, list[float]]:
     """Of each block the time of the peer that took longest."""
-    return {name: [max(times) for times in zip(*(rank[name] for rank in by_rank), strict=True)] for name in by_rank[0]}
+    return {name: [max(one.wall for one in block) for block in _blocks(by_rank, name)] for name in by_rank[0]}
+
+
+def spent(by_rank: Sequence[Samples]) -> dict[str, list[float]]:
+    """Of each block the CPU time of all peers together."""
+    return {name: [sum(one.cpu for one in block) for block in _blocks(by_rank, name)] for name in by_rank[0]}
+
+
+def _blocks(by_rank: Sequence[Samples], name: str) -> Iterator[tuple[Sample, ...]]:
+    return zip(*(rank[name] for rank in by_rank), strict=True)
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -282,6 +325,7 @@ def ratio_bar(what: str, least: float, ratio: float) -> Row:
 
 def report(args: argparse.Namespace, name: str, method: str, where: Row, rows: list[Row], bars: list[Row]) -> None:
     """Prints the report, and writes it to where --json says."""
+    where = {**where, "load_after": os.getloadavg()[0]}
     made = {"benchmark": name, "method": " ".join(method.split()), "machine": where, "rows": rows, "bars": bars}
     if args.json == "-":
         print(json.dumps(made, indent=1))

@@ -6,13 +6,30 @@ import os
 import select
 import socket
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness import MIB, Peer
 
 import pccl
 
 FORM_PAUSE_SECONDS = 0.005
+SAME_HOST_MEMORY = "PCCL_SAME_HOST_MEMORY"
+
+
+class Addresses(NamedTuple):
+    """Of two runs with the same peers."""
+
+    usual: str  # every way that the library knows
+    tcp: str  # peers on one host use TCP too, as peers on different hosts do
+
+
+def join_by_tcp(address: str, world: int) -> pccl.Communicator:
+    """As join_run, but no tensor is read out of a neighbour's memory."""
+    os.environ[SAME_HOST_MEMORY] = "0"
+    try:
+        return join_run(address, world)
+    finally:
+        del os.environ[SAME_HOST_MEMORY]
 
 
 def join_run(address: str, world: int, lanes: int = 0) -> pccl.Communicator:

@@ -16,7 +16,7 @@ import pccl
 METHOD = """Three peers sum one fp32 tensor again and again; one, drawn at random, is killed by SIGKILL at a random point of
 an op. Time from the kill to the moment when the op that the slower survivor repeated has succeeded, minus the median time of
 an undisturbed op of the two survivors. A new process then takes the place of the killed one. `exit` is how long the kernel
-needed to end the killed process: until then its sockets are open."""
+needed to end the killed process altogether."""
 
 WORLD = 3
 SETTLED_OPS = 7

@@ -14,6 +14,7 @@ from harness import ROOT, Row
 
 BENCHMARKS = ["allreduce", "concurrent_ops", "lanes", "memory", "recovery", "join", "cpu", "quantised"]
 AS_ROOT = {"lanes", "quantised"}
+PINNED = {"allreduce", "concurrent_ops"}
 BEGIN, END = "<!-- made by bench/run_all.py: begin -->", "<!-- end -->"
 
 
@@ -23,6 +24,7 @@ def run() -> int:
         "--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS, help="run these; keep the others' last results"
     )
     parser.add_argument("--blocks", type=int, help="timed blocks of each method, for all benchmarks")
+    parser.add_argument("--pin", action="store_true", help="each peer of allreduce and concurrent_ops on one core")
     parser.add_argument("--json", type=Path, default=ROOT / "docs" / "benchmarks.json", help="where the results are kept")
     parser.add_argument(
         "--markdown", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page whose tables are written"
@@ -35,7 +37,7 @@ def run() -> int:
             print(f"{name}: left out, needs root")
             continue
         print(f"{name} ...", flush=True)
-        made = one(name, args.blocks)
+        made = one(name, args.blocks, args.pin and name in PINNED)
         if made is None:
             failed.append(name)
         else:
@@ -50,10 +52,12 @@ def run() -> int:
     return 1 if failed else 0
 
 
-def one(name: str, blocks: int | None) -> Any:
+def one(name: str, blocks: int | None, pin: bool) -> Any:
     command = [sys.executable, str(ROOT / "bench" / f"{name}.py"), "--json", "-"]
     if blocks is not None:
         command += ["--blocks", str(blocks)]
+    if pin:
+        command.append("--pin")
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout) if done.returncode == 0 else None
 

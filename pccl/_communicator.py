@@ -66,6 +66,7 @@ class Communicator:
         self._unfinished: dict[object, NativeCall] = {}
         self._unfinished_ops: dict[int, Op] = {}
         self._unfinished_multis: dict[object, Multi] = {}
+        self._live_ops: set[Op] = set()
         self._exclusive = threading.Lock()  # held by connect, update_topology, optimize_topology and sync_shared_state
         self._adopt(self._create(self._endpoint.literal), self._endpoint.literal)
 
@@ -102,6 +103,7 @@ class Communicator:
         self._unfinished.clear()
         self._unfinished_ops.clear()
         self._unfinished_multis.clear()
+        self._live_ops.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -198,15 +200,16 @@ class Communicator:
         """
         deadline = Deadline(timeout)
         arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options)
-        running = self._launch(arguments, owners, "pcclAllReduce")
+        running = self._begun(arguments) or Op(self._pointer, arguments, owners, self._live_ops, "pcclAllReduce")
         try:
-            result = running.wait(self._handle, deadline)
-        except BaseException:
-            self._unfinished_ops[tag] = running
+            running.launch(self._handle)
+            running.wait(self._handle, deadline)
+            info = running.info()
+        except BaseException as error:
+            self._keep_if_cut_short(running, error)
             raise
-        if result == TIMED_OUT:
-            self._unfinished_ops[tag] = running
-        return running.info()
+        self._forget(running)
+        return info
 
     def all_reduce_async(
         self,
@@ -224,7 +227,13 @@ class Communicator:
         a member is reported by `wait`.
         """
         arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options)
-        launched = self._launch(arguments, owners, "pcclAllReduceAsync")
+        launched = self._begun(arguments) or Op(self._pointer, arguments, owners, self._live_ops, "pcclAllReduceAsync")
+        try:
+            launched.launch(self._handle)
+        except BaseException as error:
+            self._keep_if_cut_short(launched, error)
+            raise
+        self._forget(launched)
         return AsyncReduceHandle(self, self._handle, self._reaper, launched)
 
     def all_reduce_multiple_with_retry(
@@ -242,7 +251,7 @@ class Communicator:
         try:
             return multi.run(self._handle, deadline)
         except BaseException as error:
-            if not isinstance(error, PCCLError) or isinstance(error, PCCLTimeoutError):
+            if _cut_short(error):
                 self._unfinished_multis[key] = multi
             raise
 
@@ -326,22 +335,20 @@ class Communicator:
             self._unfinished[key] = call
         return call
 
-    def _launch(self, arguments: OpArguments, owners: object, name: str) -> Op:
-        """Launches an op, or takes up the one that was cut short when the same arguments were given."""
-        tag = arguments[2][2]
-        op = self._unfinished_ops.get(tag)
-        if op is not None and op.arguments == arguments:
-            del self._unfinished_ops[tag]
+    def _begun(self, arguments: OpArguments) -> Op | None:
+        """The op of a call with these arguments that was cut short."""
+        op = self._unfinished_ops.get(arguments[2][2])
+        return op if op is not None and op.arguments == arguments else None
+
+    def _keep_if_cut_short(self, op: Op, error: BaseException) -> None:
+        if _cut_short(error):
+            self._unfinished_ops[op.tag] = op
         else:
-            op = Op(self._pointer, arguments, owners, name)
-        try:
-            op.launch(self._handle)
-        except PCCLError:
-            raise
-        except BaseException:
-            self._unfinished_ops[tag] = op
-            raise
-        return op
+            self._forget(op)
+
+    def _forget(self, op: Op) -> None:
+        if self._unfinished_ops.get(op.tag) is op:
+            del self._unfinished_ops[op.tag]
 
     def _state(self) -> str:
         text = _ffi.new("char[]", STATE_BYTES)
@@ -350,6 +357,11 @@ class Communicator:
                 state: str = _ffi.string(text).decode("utf-8", "replace")
                 return state
         return "closed"
+
+
+def _cut_short(error: BaseException) -> bool:
+    """Whether a call that raised this goes on: a signal or its own timeout ended only the wait."""
+    return not isinstance(error, PCCLError) or isinstance(error, PCCLTimeoutError)
 
 
 def _describe(

@@ -34,13 +34,14 @@ class Op:
     `arguments` name it: a call that was cut short and is made again with equal ones means this op.
     """
 
-    __slots__ = ("_await", "_info", "_launch", "_owners", "arguments", "tag")
+    __slots__ = ("_await", "_info", "_launch", "_live", "_owners", "arguments", "tag")
 
-    def __init__(self, comm: Any, arguments: OpArguments, owners: object, name: str) -> None:
+    def __init__(self, comm: Any, arguments: OpArguments, owners: object, live: set[Op], name: str) -> None:
         send, recv, numbers = arguments
         self.tag = numbers[2]
         self.arguments = arguments
         self._owners = owners
+        self._live = live  # of the communicator: keeps it, and thus the tensors, as long as C may touch them
         self._info = _ffi.new(_INFO)
         op = _ffi.new(_OP)
         descriptor = _ffi.new(_DESCRIPTOR, numbers)
@@ -50,14 +51,17 @@ class Op:
 
     def launch(self, handle: NativeHandle) -> None:
         """Launches it, unless it has been. PCCLError: it could not be, and is not in flight."""
-        self._launch.proceed(handle)
-        self._launch.check()
+        self._live.add(self)
+        if self._launch.proceed(handle) != SUCCESS:
+            self._live.discard(self)
+            self._launch.check()
 
     def wait(self, handle: NativeHandle, deadline: Deadline) -> int:
         """Waits for its end and gives its result, TIMED_OUT when the deadline came first."""
         result = self._await.proceed(handle, deadline)
         if result != TIMED_OUT:
             self._owners = None
+            self._live.discard(self)
         return result
 
     def info(self) -> ReduceInfo:

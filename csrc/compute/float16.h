@@ -1,5 +1,5 @@
 // The two 16-bit float types, one value at a time. Rounding is to nearest even, overflow gives infinity, every NaN becomes the
-// canonical one. Needs the default floating-point mode of the thread (kernels_thread_begin).
+// canonical one. Needs the default floating-point mode of the thread (kernels_enter).
 #ifndef PCCL_COMPUTE_FLOAT16_H
 #define PCCL_COMPUTE_FLOAT16_H
 

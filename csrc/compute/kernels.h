@@ -32,9 +32,10 @@ const struct kernels *kernels_get(void);
 // One level, or NULL when this build or machine does not have it. For tests.
 const struct kernels *kernels_at(enum kernel_level level);
 
-// Gives the calling thread the default floating-point mode (nearest even, denormals kept), which all definitions above rely on. A thread
-// inherits the mode of its creator, and programs do switch denormals off; call it first on each thread that runs kernels.
-void kernels_thread_begin(void);
+// Puts the calling thread into the default floating-point mode (nearest even, denormals kept), which all definitions above rely on,
+// and gives back the mode it was in, for kernels_leave. Programs do switch denormals off, and a thread inherits the mode of its creator.
+unsigned kernels_enter(void);
+void kernels_leave(unsigned mode);
 
 size_t dtype_size(int dtype); // in bytes; 0 for an unknown type
 const char *dtype_name(int dtype);

@@ -87,12 +87,8 @@ static void describe_mismatch(char out[WIRE_MAX_TEXT + 1], const struct wire_mis
              describe(their_arguments, sizeof their_arguments, &message->theirs));
 }
 
-static const struct mismatch *find_mismatch(const struct group *group, const struct wire_op_name *name) {
-    for (uint32_t i = 0; i < group->mismatch_count; i++)
-        if (wire_op_name_equal(&group->mismatches[i].name, name)) return &group->mismatches[i];
-    return NULL;
-}
-
+// Nobody can have completed the op, so its verdict needs no reports. It goes out before the new epoch: a member that has not
+// begun the op yet has to learn of it before it begins another under the same tag in that epoch.
 void membership_on_mismatch(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body) {
     struct wire_mismatch message;
     struct group *group = peer->group;
@@ -106,17 +102,17 @@ void membership_on_mismatch(struct membership *m, struct peer *peer, const struc
         membership_expel(m, peer, "MISMATCH with a peer or an op that never was");
         return;
     }
-    if (group->mismatches == NULL) group->mismatches = malloc(MAX_MISMATCHES * sizeof *group->mismatches);
-    if (group->mismatches == NULL) {
-        membership_expel(m, peer, "the master is out of memory");
-        return;
-    }
-    if (group->mismatch_count < MAX_MISMATCHES && find_mismatch(group, &message.name) == NULL) {
-        struct mismatch *mismatch = &group->mismatches[group->mismatch_count++];
-        mismatch->name = message.name;
-        describe_mismatch(mismatch->text, &message, peer, other);
-        membership_log(m, LOG_ERR, "%s", mismatch->text);
-    }
+    char text[WIRE_MAX_TEXT + 1];
+    describe_mismatch(text, &message, peer, other);
+    membership_log(m, LOG_ERR, "%s", text);
+    struct wire_verdict verdict;
+    verdict.name = message.name;
+    verdict.kind = WIRE_VERDICT_MISMATCH;
+    memset(&verdict.supplier, 0, sizeof verdict.supplier);
+    verdict.text.length = (uint16_t)strlen(text);
+    memcpy(verdict.text.chars, text, verdict.text.length);
+    verdict.count = 0;
+    send_verdict(m, group, &verdict, NULL);
     membership_change(m, group);
 }
 
@@ -132,9 +128,6 @@ void membership_ops_begin(struct membership *m, struct group *group) {
 void membership_ops_fini(struct group *group) {
     op_table_reset(&group->done, 0, 0);
     op_table_reset(&group->reports, 0, 0);
-    free(group->mismatches);
-    group->mismatches = NULL;
-    group->mismatch_count = 0;
 }
 
 static void judge_op(const struct membership *m, const struct group *group, const struct op_entry *entry, struct wire_verdict *out) {
@@ -158,20 +151,9 @@ static void give_verdicts(struct membership *m, struct group *group) {
     struct wire_verdict verdict;
     uint32_t cursor = 0;
     for (struct op_entry *entry; (entry = op_table_next(&group->reports, &cursor)) != NULL;) {
-        if (find_mismatch(group, &entry->name) != NULL) continue;
         judge_op(m, group, entry, &verdict);
         send_verdict(m, group, &verdict, entry);
     }
-    for (uint32_t i = 0; i < group->mismatch_count; i++) {
-        verdict.name = group->mismatches[i].name;
-        verdict.kind = WIRE_VERDICT_MISMATCH;
-        memset(&verdict.supplier, 0, sizeof verdict.supplier);
-        verdict.text.length = (uint16_t)strlen(group->mismatches[i].text);
-        memcpy(verdict.text.chars, group->mismatches[i].text, verdict.text.length);
-        verdict.count = 0;
-        send_verdict(m, group, &verdict, NULL); // a member that has not begun it yet has to learn of it too
-    }
-    group->mismatch_count = 0;
     op_table_reset(&group->reports, group->count, 0);
 }
 

@@ -14,7 +14,6 @@
 
 enum {
     PEER_WORDS = WIRE_MAX_MEMBERS / 64,
-    MAX_MISMATCHES = 64,      // waiting for reports, per group; further ones are found again when the op is redone
     FAILURES_MAX = 2,         // of one pair's links, then one of the two is expelled
     DEFAULT_LATENCY_US = 100, // until a link has been timed
     DEFAULT_MEGABYTES_PER_S = 1000,
@@ -91,11 +90,6 @@ struct link_pair {
     bool a_accuses, b_accuses;
 };
 
-struct mismatch {
-    struct wire_op_name name;
-    char text[WIRE_MAX_TEXT + 1];
-};
-
 struct group {
     uint32_t id;
     uint32_t begin, count; // its members in `order`; count 0: not in use
@@ -107,8 +101,6 @@ struct group {
     struct op_table done;    // large ops of which some members are done
     struct op_table reports; // on the group epoch in force
     uint32_t reports_missing;
-    struct mismatch *mismatches;
-    uint32_t mismatch_count;
 
     struct link_pair *pairs;
     uint32_t pair_count, pair_capacity;

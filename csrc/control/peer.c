@@ -369,7 +369,10 @@ static enum member_judgement judge(void *context, const struct wire_link_hello *
 static void take_link_events(struct peer *p, int64_t now) {
     struct link_event event;
     while (p->links != NULL && links_next(p->links, &event)) {
-        if (event.kind == LINK_EVENT_UP) engine_add_link(p->engine, &event.id, event.index, event.fd);
+        if (event.kind == LINK_EVENT_UP) {
+            LOG(LOG_DEBUG, "link %u to peer %02x%02x%02x%02x is up", event.index, event.id.bytes[0], event.id.bytes[1], event.id.bytes[2], event.id.bytes[3]);
+            engine_add_link(p->engine, &event.id, event.index, event.fd);
+        }
         begin_event(p);
         if (event.kind == LINK_EVENT_UP)
             member_link_up(p->member, &event.id, event.index, event.latency_us, now, &p->actions);
@@ -422,6 +425,9 @@ static bool take_frames(struct peer *p, int64_t now) {
             return false;
         }
         if (p->input_length - at - WIRE_HEADER_BYTES < header.length) break;
+        // Links that broke before an epoch are made again in it only if the mind knows of them.
+        if (header.type == WIRE_EPOCH || header.type == WIRE_CANDIDATE) lose_links(p, now);
+        if (!p->master_connected) return false;
         begin_event(p);
         member_frame(p->member, &header, p->input + at + WIRE_HEADER_BYTES, now, &p->actions);
         end_event(p, now);
@@ -592,8 +598,13 @@ static pcclResult_t finish(struct peer *p, pcclResult_t code) {
     return code;
 }
 
+// The mind knows of its death a moment before the phase does.
+static bool is_dead(const struct peer *p) { return p->phase == PHASE_DEAD || (p->phase == PHASE_CONNECTED && member_phase(p->member) == MEMBER_DEAD); }
+
+static const char *why_dead(const struct peer *p) { return p->phase == PHASE_DEAD ? p->reason : member_text(p->member); }
+
 static pcclResult_t usable(const struct peer *p) {
-    if (p->phase == PHASE_DEAD) return fail(pcclMasterConnectionFailed, "the communicator is dead (%s): destroy it and create a new one", p->reason);
+    if (is_dead(p)) return fail(pcclMasterConnectionFailed, "the communicator is dead (%s): destroy it and create a new one", why_dead(p));
     if (p->phase != PHASE_CONNECTED) return fail(pcclInvalidUsage, "the communicator is not connected: call connect first");
     if (p->closing) return fail(pcclMasterConnectionFailed, "the communicator is being destroyed");
     return pcclSuccess;
@@ -655,9 +666,8 @@ static pcclResult_t end_connect(struct peer *p) {
 }
 
 static pcclResult_t connect_locked(struct peer *p, int64_t deadline) {
+    if (is_dead(p)) return fail(pcclInvalidUsage, "the communicator is dead (%s): destroy it and create a new one", why_dead(p));
     if (p->phase == PHASE_CONNECTED) return fail(pcclInvalidUsage, "the communicator is connected already");
-    if (p->phase == PHASE_DEAD)
-        return fail(pcclInvalidUsage, "the communicator is dead (%s): destroy it and create a new one", p->reason);
     if (p->phase == PHASE_CONNECTING && p->attempt.waiter) return fail(pcclInvalidUsage, "another thread is connecting this communicator");
     if (p->phase == PHASE_IDLE) {
         pcclResult_t code = begin_attempt(p);
@@ -699,9 +709,6 @@ static pcclResult_t begin_vote(struct peer *p, enum wire_vote_kind kind) {
     if (code == pcclSuccess && kind == WIRE_VOTE_OPTIMIZE && member_adopted(p->member)->global_world < 2)
         code = fail(pcclInvalidUsage, "optimize_topology needs at least two accepted peers in the run");
     if (code == pcclSuccess && kind != WIRE_VOTE_PENDING) code = no_live_ops(p);
-    // The mind may know of its death already, and the phase not yet.
-    if (code == pcclSuccess && member_phase(p->member) != MEMBER_ACCEPTED)
-        code = fail(pcclMasterConnectionFailed, "the communicator is dead (%s): destroy it and create a new one", member_text(p->member));
     if (code != pcclSuccess) return code;
     memset(&p->vote, 0, sizeof p->vote);
     p->vote.kind = (uint8_t)kind;
@@ -724,7 +731,7 @@ static pcclResult_t collect_vote(struct peer *p, bool *value) {
         if (kind != WIRE_VOTE_PENDING) member_adopt(p->member, &p->vote.view);
         return pcclSuccess;
     }
-    if (p->phase == PHASE_DEAD) return fail((pcclResult_t)p->vote.code, "the communicator died in %s: %s", vote_name(kind), p->reason);
+    if (is_dead(p)) return fail((pcclResult_t)p->vote.code, "the communicator died in %s: %s", vote_name(kind), why_dead(p));
     return fail((pcclResult_t)p->vote.code, "%s passed, but no new epoch came of it: the old one stands, call it again", vote_name(kind));
 }
 
@@ -885,11 +892,10 @@ pcclResult_t peer_sync(struct peer *p, pcclSharedState_t *state, int strategy, i
 
 pcclResult_t peer_view(struct peer *p, struct member_view *out) {
     begin(p);
-    pcclResult_t code = p->phase == PHASE_DEAD ? pcclSuccess : usable(p);
-    if (code == pcclSuccess) {
-        static const struct member_view alone = {.global_world = 1, .group_world = 1, .groups = 1, .largest_group = 1};
-        *out = p->phase == PHASE_DEAD ? alone : *member_adopted(p->member);
-    }
+    static const struct member_view alone = {.global_world = 1, .group_world = 1, .groups = 1, .largest_group = 1};
+    bool dead = is_dead(p);
+    pcclResult_t code = dead ? pcclSuccess : usable(p);
+    if (code == pcclSuccess) *out = dead ? alone : *member_adopted(p->member);
     return finish(p, code);
 }
 
@@ -931,7 +937,7 @@ static pcclResult_t awaited(struct peer *p, uint64_t tag, const struct engine_ou
         return fail(pcclRankConnectionLost, "a member of the group was lost: the input is unchanged, launch the op again");
     case ENGINE_MISMATCH: return fail(pcclInvalidArgument, "%s", outcome->text);
     case ENGINE_DEAD:
-        return fail(pcclRankConnectionLost, "the communicator is dead (%s): destroy it and create a new one", p->closing ? "destroyed" : p->reason);
+        return fail(pcclRankConnectionLost, "the communicator is dead (%s): destroy it and create a new one", p->closing ? "destroyed" : why_dead(p));
     case ENGINE_UNKNOWN: {
         pcclResult_t code = usable(p);
         return code != pcclSuccess ? code : fail(pcclInvalidArgument, "no un-awaited op has tag %llu", (unsigned long long)tag);

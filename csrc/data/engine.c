@@ -202,7 +202,7 @@ static void begin(struct engine *engine, struct op *op) {
     op->name.epoch = engine->epoch;
     op->name.tag = op->reduce.tag;
     op->contributors = engine->count;
-    op->accused = false;
+    op->accused = op->mismatched = false;
     op->path = plan_choose(op->bytes, op->reduce.fingerprint.algorithm != 0, engine->count, engine->latency_us, engine->megabytes_per_s);
     if (engine->count < 2) {
         end_lost(engine, op); // alone: only a loss leads here
@@ -395,7 +395,10 @@ void engine_links_ready(struct engine *engine, uint64_t group_epoch) {
 }
 
 static void freeze(struct engine *engine, struct op *op) {
-    if (op->phase == OP_QUEUED) {
+    bool begun = op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE;
+    if (begun && op->mismatched) {
+        op_end(engine, op, ENGINE_MISMATCH);
+    } else if (op->phase == OP_QUEUED) {
         // Nobody has heard of it: it simply begins later.
         wait_for_links(engine, op);
     } else if (op->phase == OP_RUNNING || op->phase == OP_COMPLETE) {
@@ -449,7 +452,6 @@ static bool enter_pending(struct engine *engine, struct wire_report *report) {
     counters_clear(engine);
     for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) {
         peer->rank = UINT32_MAX;
-        peer->down_reported = false;
         peer->eager_bytes = 0;
     }
     struct peer **members = calloc(pending->count, sizeof *members);
@@ -489,14 +491,22 @@ static void redo(struct engine *engine, struct op *op) {
         wait_for_links(engine, op);
 }
 
+// The verdict comes before the epoch that freezes the op. A member that has not begun this op yet must hear of it before that
+// epoch too: what it begins afterwards would meet what the others launch next under this tag.
 static void mismatch(struct engine *engine, const struct wire_verdict *verdict) {
     char text[WIRE_MAX_TEXT + 1] = {0};
     memcpy(text, verdict->text.chars, verdict->text.length <= WIRE_MAX_TEXT ? verdict->text.length : WIRE_MAX_TEXT);
     struct op *op = op_find(engine, verdict->name.tag);
-    if (op != NULL && op->phase != OP_ENDED && (op->frozen || op->phase == OP_WAITING)) {
-        if (op->phase == OP_WAITING) list_remove(&engine->waiting, op);
+    bool begun = op != NULL && (op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE);
+    bool ours = begun && op->name.epoch == verdict->name.epoch && op->name.sequence == verdict->name.sequence;
+    bool waiting = op != NULL && op->phase == OP_WAITING;
+    if (ours || waiting) {
         memcpy(op->outcome.text, text, sizeof text);
-        op_end(engine, op, ENGINE_MISMATCH);
+        if (waiting) list_remove(&engine->waiting, op);
+        if (waiting || op->frozen)
+            op_end(engine, op, ENGINE_MISMATCH);
+        else
+            op->mismatched = true;
         return;
     }
     struct poison *poison = engine->poison_count >= POISONS_MAX ? NULL : calloc(1, sizeof *poison);
@@ -684,6 +694,7 @@ static void *run(void *argument) {
     struct engine *engine = argument;
     struct epoll_event events[EVENTS];
     bool woken = true, busy = false;
+    kernels_enter();
     for (;;) {
         if (woken && !obey(engine)) return NULL;
         sync_step(engine);
@@ -699,6 +710,7 @@ static void *run(void *argument) {
                 continue;
             }
             if (events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) lane->readable = true;
+            if (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) lane->ending = true;
             if (events[i].events & EPOLLOUT) {
                 pthread_mutex_lock(&engine->lock);
                 lane->writable = true;

@@ -68,7 +68,6 @@ struct peer {
     uint32_t rank;            // in the epoch in force, or UINT32_MAX
     uint32_t lane_count;      // lanes that still point here, the closed ones too
     bool dropped;             // freed as soon as nothing points here
-    bool down_reported;       // in the epoch in force
     uint64_t eager_bytes;     // sent before the peer posted the op
     uint32_t early_count;
     struct wire_op_name acks[ACKS_MAX];
@@ -87,6 +86,7 @@ struct lane {
     uint32_t index;
     int fd;
     bool polled, hot, readable, broken;
+    bool ending; // the other side has closed: read on to the end
     bool resume; // parse what was buffered when the lane was parked
 
     enum lane_receive receiving;
@@ -154,6 +154,7 @@ struct op {
     enum op_phase phase;
     bool frozen;                // begun in an older epoch, no verdict yet
     bool accused;               // a mismatch was reported
+    bool mismatched;            // and confirmed: ends when the epoch that follows freezes it
     bool waited;                // somebody is in engine_wait
     uint64_t adopted;
     struct wire_op_name name;

@@ -73,8 +73,8 @@ static void lane_break(struct lane *lane, const char *why) {
     pthread_mutex_lock(&engine->lock);
     bool current = lane->peer->lanes[lane->index] == lane;
     if (current) lane->peer->lanes[lane->index] = NULL;
-    bool report = current && !lane->retired && lane->peer->rank != UINT32_MAX && !lane->peer->down_reported && !engine->dead;
-    if (report) lane->peer->down_reported = true;
+    // Each of them is told, also those of candidates: the control side keeps the books of what has to be made again.
+    bool report = current && !lane->retired && !engine->dead;
     lane->retired = true;
     pthread_mutex_unlock(&engine->lock);
     LOG(LOG_DEBUG, "link %u to peer %02x%02x%02x%02x broke: %s", lane->index, id.bytes[0], id.bytes[1], id.bytes[2], id.bytes[3], why);
@@ -222,12 +222,16 @@ static bool lane_read(struct lane *lane) {
     struct iovec parts[2];
     int count = 0;
     size_t wanted = 0;
+    size_t room = sizeof lane->buffer - lane->buffered;
     if (lane->receiving == LANE_PAYLOAD && lane->to != NULL) {
-        parts[count++] = (struct iovec){lane->to + lane->got, lane->length - lane->got};
-        wanted += lane->length - lane->got;
+        size_t rest = lane->length - lane->got;
+        parts[count++] = (struct iovec){lane->to + lane->got, rest};
+        wanted += rest;
+        // Behind a large payload comes another: its head alone, so that its payload too goes where it belongs without a copy.
+        if (lane->length > LANE_BUFFER_BYTES) room = FRAME_HEAD_BYTES;
     }
-    parts[count++] = (struct iovec){lane->buffer + lane->buffered, sizeof lane->buffer - lane->buffered};
-    wanted += sizeof lane->buffer - lane->buffered;
+    parts[count++] = (struct iovec){lane->buffer + lane->buffered, room};
+    wanted += room;
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
     ssize_t got = recvmsg(lane->fd, &message, MSG_DONTWAIT);
     if (got < 0) {
@@ -242,7 +246,8 @@ static bool lane_read(struct lane *lane) {
         lane_break(lane, "closed by the other side");
         return false;
     }
-    lane->readable = (size_t)got == wanted;
+    // An end that came together with these bytes is told by no further event.
+    lane->readable = lane->ending || (size_t)got == wanted;
     size_t direct = 0;
     if (count == 2) {
         direct = parts[0].iov_len < (size_t)got ? parts[0].iov_len : (size_t)got;

@@ -138,7 +138,9 @@ static void reduce_parts(struct engine *engine, struct op *op) {
 }
 
 static void complete(struct engine *engine, struct op *op) {
+    unsigned mode = kernels_enter(); // perhaps on the caller's thread, with the caller's mode
     if (op->bytes > 0) reduce_parts(engine, op);
+    kernels_leave(mode);
     keep(engine, op);
     for (uint32_t i = 0; i < engine->count; i++)
         if (i != engine->rank) ack_later(engine, engine->members[i], op);

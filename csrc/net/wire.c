@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "wire.h"
+#include "net/wire.h"
 
 #include <assert.h>
 #include <endian.h>

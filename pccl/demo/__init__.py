@@ -36,12 +36,11 @@ def run_demo(argv: list[str]) -> int:
     0: all checks hold. 1: one does not, or the run broke. 2: bad arguments or missing packages.
     128 + n: ended by signal n (130 for Ctrl-C). No process outlives the call.
     """
-    try:
-        options = _parse(argv)
-    except SystemExit as end:  # argparse has printed what there is to say
-        return end.code if isinstance(end.code, int) else 2
     with _signals_noted() as noted:
-        status = _run(options, interrupted=lambda: bool(noted))
+        try:
+            status = _run(_parse(argv), interrupted=lambda: bool(noted))
+        except SystemExit as end:  # argparse has printed what there is to say
+            status = end.code if isinstance(end.code, int) else 2
     if noted:
         print(f"ended by {signal.Signals(noted[0]).name}; all peers are stopped", file=sys.stderr)
         return 128 + noted[0]

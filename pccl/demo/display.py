@@ -112,11 +112,10 @@ class PlainDisplay:
         self._next += self._every
         losses = " ".join(f"{peer.loss:.3f}" for peer in living if peer.loss is not None)
         rate = sum(peer.tokens_per_second for peer in living)
-        self.say(
-            f"step {living[0].step:4}  world {living[0].world}  loss {losses}  {rate:6,.0f} tokens/s  "
-            f"{size_text(sum(peer.tx_bytes for peer in run.peers))} sent  weights {living[0].digest} "
-            f"@ {living[0].digest_step}"
-        )
+        sent = size_text(sum(peer.tx_bytes for peer in run.peers))
+        first = living[0]
+        weights = "" if first.digest is None else f"  weights {first.digest} @ {first.digest_step}"
+        self.say(f"step {first.step:4}  world {first.world}  loss {losses}  {rate:6,.0f} tokens/s  {sent} sent{weights}")
 
     def say(self, text: str) -> None:
         """Print a line with the time since the start."""

@@ -231,7 +231,8 @@ class PeerProcess:
         try:
             with self.log.open("wb") as log:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "pccl.demo.worker", task.to_json()],
+                    # -P: a folder named pccl where the user stands must not be taken for the installed package.
+                    [sys.executable, "-P", "-m", "pccl.demo.worker", task.to_json()],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -122,6 +123,7 @@ class PeerProcess:
         self.value = value
         self._process = subprocess.Popen(
             [sys.executable, __file__, address, str(group), str(value)],
+            env={**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1])},  # the package under test
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -266,6 +268,4 @@ def _serve(address: str, group: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    # With the script's own folder first in the path, `python peers.py` would not find the package of a source tree.
-    sys.path[0] = str(Path(__file__).parents[2])
     _serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -358,16 +358,16 @@ def gone(pid: int) -> bool:
     ids=["last", "first", "left-alone"],
 )
 def test_training_survives_the_kill(tmp_path: Path, peers: int, victim: int, news: str) -> None:
-    arguments = ["--peers", str(peers), "--steps", "40", "--kill-step", "15", "--kill-peer", str(victim)]
+    arguments = ["--peers", str(peers), "--steps", "24", "--kill-step", "8", "--kill-peer", str(victim)]
     with start(tmp_path, *arguments) as demo:
         output = demo.communicate(timeout=280)[0]
     assert demo.returncode == 0, output
-    assert f"peer {victim} killed with SIGKILL in step 15, 2 of its 4 reduces launched" in output
+    assert f"peer {victim} killed with SIGKILL in step 8, 2 of its 4 reduces launched" in output
     assert output.count(news) == peers - 1
     assert output.rstrip().endswith("PASSED")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["passed"]
-    assert len(summary["losses"]) == 40
+    assert len(summary["losses"]) == 24
     assert len(summary["recovered_ms"]) == peers - 1
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert all(gone(pid) for pid in pids_of(output.splitlines()[0]))
@@ -382,8 +382,9 @@ def test_without_a_kill(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("line", ["the peers are processes", "peers are connected"])
+@pytest.mark.parametrize(
+    ("number", "line"), [(signal.SIGTERM, "the peers are processes"), (signal.SIGINT, "peers are connected")]
+)
 def test_signals_end_everything(tmp_path: Path, number: signal.Signals, line: str) -> None:
     with start(tmp_path, "--peers", "2", "--steps", "10000") as demo:
         assert demo.stdout is not None
@@ -404,7 +405,7 @@ def test_signals_end_everything(tmp_path: Path, number: signal.Signals, line: st
 
 @pytest.mark.timeout(200)
 def test_a_peer_that_fails_fails_the_run(tmp_path: Path) -> None:
-    with start(tmp_path, "--steps", "60", "--no-kill") as demo:
+    with start(tmp_path, "--steps", "30", "--no-kill") as demo:
         assert demo.stdout is not None
         pids = pids_of(demo.stdout.readline())
         for printed in demo.stdout:

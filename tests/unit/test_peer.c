@@ -1,6 +1,7 @@
 // Communicators and a master in one process, over loopback: joining, votes, reduces, losses, broken links, destruction.
 // Peers that die by SIGKILL are this program again, run as `test_peer PORT`.
 #include <dirent.h>
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -584,6 +585,132 @@ static void test_join_time(void) {
     end_run(&run);
 }
 
+// ---- hostile bytes ----
+
+static uint16_t listening_port(uint16_t master_port) {
+    DIR *folder = opendir("/proc/self/fd");
+    REQUIRE(folder != NULL);
+    uint16_t port = 0;
+    for (struct dirent *entry; port == 0 && (entry = readdir(folder)) != NULL;) {
+        struct wire_address local;
+        int fd = atoi(entry->d_name), listening = 0;
+        socklen_t length = sizeof listening;
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || !listening) continue;
+        if (socket_local_address(fd, &local) && local.port != master_port) port = local.port;
+    }
+    closedir(folder);
+    return port;
+}
+
+static int attack(uint16_t port, const void *bytes, size_t length) {
+    struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}, .port = port};
+    int fd = socket_dial(&address);
+    REQUIRE(fd >= 0);
+    while (socket_connect_result(fd) == -EINPROGRESS) usleep(100);
+    if (length > 0) socket_send(fd, bytes, length);
+    return fd;
+}
+
+// True when the other side closes within a second.
+static bool is_closed(int fd) {
+    uint8_t byte;
+    for (int i = 0; i < 1000; i++) {
+        ptrdiff_t got = socket_receive(fd, &byte, 1);
+        if (got == 0 || got == -ECONNRESET) return true;
+        usleep(1000);
+    }
+    return false;
+}
+
+static atomic_bool attacked;
+
+static void work_under_attack(struct run *run, size_t rank) {
+    unsigned all = (1u << run->count) - 1;
+    if (rank < 2) {
+        for (bool last = false; !last;) {
+            // Rank 0 alone looks at the flag: both must run the same number of ops.
+            float flag = rank == 0 && atomic_load(&attacked);
+            pcclReduceDescriptor_t descriptor = sum_of(1, 9);
+            CHECK_EQ(reduce(run->comms[rank], rank, 5000, 1, all), pcclSuccess);
+            if (!CHECK_EQ(pcclAllReduce(&flag, &flag, &descriptor, run->comms[rank], NULL), pcclSuccess)) return;
+            last = flag != 0;
+        }
+        return;
+    }
+}
+
+static void *attack_main(void *context) {
+    const struct run *run = context;
+    uint16_t ports[2] = {listening_port(run->port), run->port};
+    for (int which = 0; which < 2; which++) {
+        check_case("attack on the %s", which ? "master" : "peer");
+        uint8_t junk[4096];
+        int silent[300];
+        REQUIRE(platform_random(junk, sizeof junk));
+        for (int i = 0; i < 300; i++) silent[i] = attack(ports[which], NULL, 0);
+        for (int i = 0; i < 20; i++) {
+            int fd = attack(ports[which], junk + i, 100);
+            CHECK(is_closed(fd));
+            close(fd);
+        }
+        // A whole header of each type, with the largest length its decoder takes, then one byte at a time.
+        for (uint16_t type = 1; type < 80; type++) {
+            uint8_t head[WIRE_HEADER_BYTES];
+            struct wire_header header = {.type = type, .length = 64};
+            wire_header_encode(head, &header);
+            int fd = attack(ports[which], NULL, 0);
+            for (size_t i = 0; i < sizeof head; i++) socket_send(fd, head + i, 1);
+            socket_send(fd, junk, 64);
+            close(fd);
+        }
+        for (int i = 0; i < 300; i++) close(silent[i]);
+    }
+    atomic_store(&attacked, true);
+    return NULL;
+}
+
+static void test_attack(void) {
+    struct run run;
+    check_case("attack");
+    atomic_store(&attacked, false);
+    start_run(&run, 2);
+    pthread_t attacker;
+    REQUIRE(pthread_create(&attacker, NULL, attack_main, &run) == 0);
+    on_all(&run, "under attack", work_under_attack);
+    pthread_join(attacker, NULL);
+    end_run(&run);
+}
+
+// ---- silence ----
+
+static void work_stopped(struct run *run, size_t rank) {
+    join_work(run, rank);
+    if (rank == 0) kill(victim, SIGSTOP);
+    int64_t begin = platform_now_ns();
+    pcclResult_t code;
+    while ((code = reduce(run->comms[rank], rank, LARGE, 1, 0xf)) == pcclSuccess) continue;
+    CHECK_EQ(code, pcclRankConnectionLost);
+    CHECK(platform_now_ns() - begin < (HEARTBEAT_MS + 500) * MS_NS);
+    CHECK_EQ(world(run->comms[rank]), 3);
+    CHECK_EQ(reduce(run->comms[rank], rank, LARGE, 1, 0x7), pcclSuccess);
+}
+
+static void test_stopped(void) {
+    struct run run;
+    check_case("stopped peer");
+    start_master(&run);
+    run.count = 3;
+    wanted_world = 4;
+    victim = start_victim(run.port);
+    for (size_t i = 0; i < 3; i++) run.comms[i] = new_comm(run.port, 0);
+    on_all(&run, "stopped", work_stopped);
+    kill(victim, SIGCONT);
+    int status = 0;
+    waitpid(victim, &status, 0); // it learns that it is out
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    end_run(&run);
+}
+
 int main(int argc, char **argv) {
     program = argv[0];
     if (argc == 2) return victim_main((uint16_t)atoi(argv[1]));
@@ -600,6 +727,8 @@ int main(int argc, char **argv) {
     test_destroy_while_waiting();
     test_links();
     for (int after = 0; after < 6; after += 5) test_kill(after);
+    test_stopped();
+    test_attack();
     test_join_time();
     return check_status();
 }

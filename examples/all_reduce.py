@@ -1,0 +1,30 @@
+"""Two peers average a vector: `python examples/all_reduce.py`.
+
+Real peers run on different machines and know the address of a master, which `pccl master` serves.
+"""
+
+import multiprocessing
+
+import numpy as np
+
+import pccl
+
+
+def peer(address: str, number: int) -> None:
+    with pccl.Communicator(address) as comm:
+        comm.connect()
+        while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
+            comm.update_topology()  # lets the other one in
+        vector = np.full(4, number, np.float32)
+        info = comm.all_reduce(vector, vector, op=pccl.ReduceOp.AVG)
+        print(f"peer {number}: average over {info.world_size} peers is {vector}", flush=True)
+
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        peers = [spawn.Process(target=peer, args=(f"127.0.0.1:{master.port}", number)) for number in (1, 4)]
+        for process in peers:
+            process.start()
+        for process in peers:
+            process.join()

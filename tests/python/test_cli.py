@@ -1,0 +1,96 @@
+"""The `pccl` command: what it prints, and what it says of wrong input."""
+
+import json
+from threading import Thread
+
+import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+from click.testing import CliRunner
+
+import pccl
+from pccl import _bench
+from pccl.cli import main
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, arguments)
+
+
+def test_version():
+    assert run("--version").output.split()[-1] == pccl.__version__
+
+
+def test_info():
+    plain = run("info")
+    assert plain.exit_code == 0
+    assert "instruction set" in plain.output
+    facts = json.loads(run("info", "--json").output)
+    assert facts["version"] == pccl.__version__
+    assert facts["default port"] == 48148
+    assert facts["instruction set"] in ("portable", "avx2", "avx512", "neon")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bench", "allreduce", "--sizes", "4Q"], "'4Q' is not a size"),
+        (["bench", "allreduce", "--sizes", "4K,"], "'' is not a size"),
+        (["bench", "allreduce", "--dtype", "float8"], "float8"),
+        (["bench", "allreduce", "--world", "1"], "range"),
+        (["bench", "allreduce", "--gloo", "--master", "127.0.0.1:1"], "leave --master or --gloo out"),
+        (["master", "--heartbeat-limit", "0"], "range"),
+        (["demo", "--steps", "1"], ""),
+        (["nothing"], "No such command"),
+    ],
+)
+def test_wrong_input(arguments, words):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_sizes():
+    from pccl.cli import read_sizes
+
+    assert read_sizes("1,4K, 4KiB,1mb,2G") == [1, 4096, 4096, 1 << 20, 2 << 30]
+
+
+def plan(**changes):
+    given = {"sizes": [4096], "world": 2, "lanes": 0, "dtype": "float32", "iterations": 2, "in_place": False, "gloo": False}
+    return _bench.Plan(**{**given, **changes})
+
+
+@pytest.mark.parametrize("changes", [{"world": 3, "lanes": 2, "in_place": True, "dtype": "int8"}, {"gloo": True}])
+def test_bench_measures(changes):
+    pytest.importorskip("torch" if "gloo" in changes else "numpy")
+    rows = list(_bench.run_here(plan(sizes=[4096, 1 << 20], **changes)))
+    assert [row["bytes"] for row in rows] == [4096, 1 << 20]
+    for row in rows:
+        assert row["pccl_ms"] >= row["pccl_min_ms"] > 0
+        assert row["pccl_gb_per_s"] == pytest.approx(row["bytes"] / row["pccl_ms"] / 1e6)
+        assert ("ratio" in row) == changes.get("gloo", False)
+
+
+def test_bench_prints_a_table_and_json():
+    pytest.importorskip("numpy")
+    shown = run("bench", "allreduce", "--sizes", "4K", "--iterations", "2", "--no-gloo")
+    assert shown.exit_code == 0, shown.output
+    assert "4 KiB" in shown.output
+    lines = run("bench", "allreduce", "--sizes", "4K,8K", "--iterations", "2", "--no-gloo", "--json").output.splitlines()
+    assert [json.loads(line)["bytes"] for line in lines] == [4096, 8192]
+
+
+def test_bench_takes_part_in_a_run():
+    pytest.importorskip("numpy")
+
+    rows = []
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        peers = [Thread(target=lambda: rows.append(list(_bench.take_part(plan(), f"127.0.0.1:{master.port}")))) for _ in range(2)]
+        for peer in peers:
+            peer.start()
+        for peer in peers:
+            peer.join(60)
+    assert [len(mine) for mine in rows] == [1, 1]

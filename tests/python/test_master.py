@@ -1,0 +1,190 @@
+"""MasterNode, and the master as a program: ports, ends, exit status."""
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import pccl
+from pccl import MasterNode, PCCLError, Result
+from pccl._pccl import C
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+
+
+def start(*command: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+
+
+def port_of(process: subprocess.Popen) -> int:
+    """From the line that a master prints once it listens."""
+    line = process.stdout.readline()
+    assert "listening on" in line, line + process.stderr.read()
+    return int(line.rpartition(":")[2])
+
+
+def can_connect(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_any_free_port():
+    with MasterNode("127.0.0.1:0") as master:
+        assert master.port > 0
+        assert can_connect(master.port)
+        assert repr(master) == f"<MasterNode 127.0.0.1:{master.port}: running>"
+    assert "closed" in repr(master)
+    master.close()
+
+
+def test_a_master_runs_once():
+    with MasterNode("127.0.0.1:0") as master:
+        with pytest.raises(PCCLError) as caught:
+            master.run()
+        assert caught.value.result is Result.INVALID_USAGE
+        master.interrupt()
+        master.interrupt()
+        master.wait(timeout=5)
+        master.wait(timeout=5)
+        with pytest.raises(PCCLError):
+            master.run()
+
+
+def test_before_run():
+    master = MasterNode("127.0.0.1:48148")
+    assert master.port == 48148
+    assert "not run" in repr(master)
+    for call in (master.interrupt, master.wait):
+        with pytest.raises(PCCLError) as caught:
+            call()
+        assert caught.value.result is Result.INVALID_USAGE
+    del master  # just freed
+
+
+def test_waiting_has_a_timeout():
+    with MasterNode("127.0.0.1:0") as master:
+        begin = time.monotonic()
+        with pytest.raises(pccl.PCCLTimeoutError):
+            master.wait(timeout=0.15)
+        assert 0.15 <= time.monotonic() - begin < 1
+
+
+@pytest.mark.parametrize("limit", [0.01, 0, 100_000])
+def test_a_heartbeat_limit_out_of_range(limit):
+    with pytest.raises(PCCLError) as caught:
+        MasterNode("127.0.0.1:0", heartbeat_limit=limit)
+    assert caught.value.result is Result.INVALID_ARGUMENT
+    assert "100" in caught.value.detail
+
+
+def test_the_last_reference_waits_for_the_end():
+    master = MasterNode("127.0.0.1:0")
+    master.run()
+    port = master.port
+    pointer = master._pointer  # reaches the C object without keeping the Python one alive
+    served = []
+
+    def interrupt_later():
+        time.sleep(0.4)
+        served.append(can_connect(port))
+        C.pcclInterruptMaster(pointer)
+
+    thread = threading.Thread(target=interrupt_later)
+    thread.start()
+    begin = time.monotonic()
+    del master
+    gc.collect()
+    assert time.monotonic() - begin >= 0.3
+    thread.join()
+    assert served == [True]
+    assert not can_connect(port)
+
+
+AT_THE_END = {
+    "a local of main": "def main():\n    m = make()\nmain()\nprint('main is over')",
+    "a global": "m = make()",
+    "a global, after an error": "m = make()\nraise SystemExit(3)",
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_END)
+def test_a_script_goes_on_serving_and_ctrl_c_ends_it(name):
+    code = (
+        "import pccl\n"
+        "def make():\n"
+        "    m = pccl.MasterNode('127.0.0.1:0')\n"
+        "    m.run()\n"
+        "    print(f'listening on :{m.port}')\n"
+        "    return m\n"
+    ) + AT_THE_END[name]
+    process = start("-c", code)
+    port = port_of(process)
+    time.sleep(0.5)
+    assert process.poll() is None
+    assert can_connect(port)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert time.monotonic() - begin < 3
+    assert process.returncode == (3 if "error" in name else 0), err
+    assert "main is over" in out or "main" not in name
+    assert "Traceback" not in err
+
+
+def test_a_forked_child_leaves_the_master_alone():
+    code = (
+        "import os, pccl\n"
+        "m = pccl.MasterNode('127.0.0.1:0')\n"
+        "m.run()\n"
+        "c = pccl.Communicator(f'127.0.0.1:{m.port}')\n"
+        "c.connect(1)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    raise SystemExit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "c.update_topology(timeout=5)\n"
+        "c.close()\n"
+        "m.close()\n"
+        "print('fine')\n"
+    )
+    out, err = start("-c", code).communicate(timeout=20)
+    assert out.strip() == "fine", err
+
+
+PROGRAMS = {
+    "pccl_master": ["-m", "pccl.master", "--listen-address", "127.0.0.1:0"],
+    "pccl master": ["-m", "pccl.cli", "master", "--listen", "127.0.0.1:0", "--heartbeat-limit", "2"],
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_end_with_status_0(name, number):
+    process = start(*PROGRAMS[name])
+    port = port_of(process)
+    with pccl.Communicator(f"127.0.0.1:{port}") as comm:
+        comm.connect(1)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=10)
+    assert process.returncode == 0, err
+    assert not can_connect(port)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_say_what_is_wrong(name):
+    with MasterNode("127.0.0.1:0") as master:
+        taken = f"127.0.0.1:{master.port}"
+        process = start(*(part.replace("127.0.0.1:0", taken) for part in PROGRAMS[name]))
+        _, err = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert taken in err
+    assert "Traceback" not in err
