@@ -2,9 +2,10 @@
 // leaves, stopped processes, broken links, pairs that cannot reach each other, joins. A run is a seed; a failing one replays exactly:
 // test_minds <seed>.
 //
-// Every peer runs one program: vote, admit newcomers, now and then optimise, reduce a few tags, repeat what was lost. Checked:
+// Every peer runs one program: vote, admit newcomers, now and then optimise, reduce a few tags, repeat what was lost, sync its state. Checked:
 //  - agreement: of one op no peer gets success and another, that lives and stays, a retryable error;
 //  - attributes: peers that pass the same point read the same numbers (else their programs part ways, and nothing goes on);
+//  - state: a sync ends alike for all its members, and success means the same content and revision on all;
 //  - progress: when the faults end, every program that lives and is still a member goes on; an unreachable pair costs at most one of the two.
 #include "control/member.h"
 #include "control/membership.h"
@@ -22,11 +23,13 @@ enum {
     EVENTS_MAX = 1 << 15,
     CONNS_MAX = 1 << 13,
     INSTANCES_MAX = 1 << 15,
+    SYNCS_MAX = 1 << 14,
+    SYNC_TRIES = 3, // then the program helps itself
     PARKED_MAX = 256,
     KEPT_MAX = 64,
 };
 
-enum event_kind { TO_MASTER, LOST_AT_MASTER, TO_PEER, CLOSED_AT_PEER, MASTER_TICK, PEER_TICK, DIAL_ARRIVES, DIAL_FAILS, DIALLED, LINK_LOST, PROBED, PROGRAM, COMPLETE, SUPPLY, FAULT };
+enum event_kind { TO_MASTER, LOST_AT_MASTER, TO_PEER, CLOSED_AT_PEER, MASTER_TICK, PEER_TICK, DIAL_ARRIVES, DIAL_FAILS, DIALLED, LINK_LOST, PROBED, PROGRAM, COMPLETE, SUPPLY, FETCHED, FAULT };
 
 struct event {
     int64_t at;
@@ -68,6 +71,12 @@ struct instance {
     bool began[PEERS], ok[PEERS], lost[PEERS];
 };
 
+// How one round of shared state ended, at the first member that heard of it.
+struct sync_round {
+    bool ended;
+    uint64_t run, code, revision, content;
+};
+
 struct kept {
     uint32_t instance;
 };
@@ -98,8 +107,15 @@ struct peer {
     struct kept kept[KEPT_MAX];
     size_t kept_count;
 
+    // shared state
+    uint64_t revision, content;
+    bool incomplete;
+    uint64_t sync_round; // of the plan, 0: none
+    struct wire_id donors[PEERS];
+    uint32_t donor_count, tries;
+
     // the program
-    enum { JOINING, VOTING, REDUCING, FINISHED } step;
+    enum { JOINING, VOTING, REDUCING, SYNCING, FINISHED } step;
     uint8_t vote;
     uint32_t rounds;
 };
@@ -116,8 +132,9 @@ static struct connection connections[CONNS_MAX];
 static uint32_t connection_count;
 static struct instance instances[INSTANCES_MAX];
 static uint32_t instance_count;
+static struct sync_round syncs[SYNCS_MAX]; // by number
 static bool faulty;
-enum { COUNT_CRASH, COUNT_LEAVE, COUNT_STOP, COUNT_BREAK, COUNT_BLOCK, COUNT_EXPELLED, COUNT_REFUSED, COUNT_OK, COUNT_LOST, COUNT_SUPPLY, COUNT_REDO, COUNT_ORDERS, COUNT_ROUNDS, COUNT_JOIN, COUNTS };
+enum { COUNT_CRASH, COUNT_LEAVE, COUNT_STOP, COUNT_BREAK, COUNT_BLOCK, COUNT_EXPELLED, COUNT_REFUSED, COUNT_OK, COUNT_LOST, COUNT_SUPPLY, COUNT_REDO, COUNT_ORDERS, COUNT_ROUNDS, COUNT_JOIN, COUNT_SYNC, COUNT_FETCHED, COUNT_UNFETCHED, COUNT_NO_STATE, COUNT_KICKED, COUNT_RESUMED, COUNTS };
 static uint64_t totals[COUNTS]; // what happened, to prove that it did
 
 static uint64_t below(uint64_t limit) { return check_random(&seed) % limit; }
@@ -474,10 +491,112 @@ static void next_round(int p) {
     vote(p, WIRE_VOTE_PENDING);
 }
 
+// ---- shared state ----
+
+static void crash(int p, bool announced);
+
+// The state after a step: what all have changes alike.
+static uint64_t step_of(uint64_t content) { return check_random(&content); }
+
+static void sync_state(int p) {
+    struct peer *peer = &peers[p];
+    struct wire_sync_vote state = {.incomplete = peer->incomplete, .revision = peer->revision, .mask = {1, 1}};
+    if (faulty && below(100) == 0) state.revision++; // a program that skips a step
+    if (faulty && below(100) == 0) state.mask.low++; // another model
+    if (below(20) == 0) peer->content = check_random(&seed); // drift
+    state.content.low = peer->content;
+    peer->step = SYNCING;
+    peer->sync_round = 0;
+    member_sync(peer->mind, &state, &peer->out);
+}
+
+static void on_plan(int p, const struct wire_sync_plan *plan) {
+    struct peer *peer = &peers[p];
+    struct wire_id self = id_of(p);
+    bool receives = false;
+    CHECK_EQ(peer->step, SYNCING);
+    CHECK(peer->sync_round == 0); // one plan
+    REQUIRE(plan->donor_count <= PEERS);
+    peer->sync_round = plan->round;
+    memcpy(peer->donors, plan->donors, plan->donor_count * sizeof plan->donors[0]);
+    peer->donor_count = plan->donor_count;
+    for (uint32_t i = 0; i < plan->receiver_count; i++) receives |= wire_id_equal(&plan->receivers[i], &self);
+    for (uint32_t i = 0; i < plan->donor_count; i++)
+        if (wire_id_equal(&plan->donors[i], &self)) CHECK(!receives && peer->content == plan->content.low);
+    if (!receives) return;
+    if (below(4) != 0) peer->incomplete = true; // written to, from the first leaf on
+    push((struct event){.at = now + delay() * (int64_t)(1 + below(below(5) ? 20 : 60)), .kind = FETCHED, .peer = p, .life = peer->life, .instance = (uint32_t)plan->round, .rate = plan->content.low});
+}
+
+static void on_fetched(const struct event *event) {
+    struct peer *peer = &peers[event->peer];
+    static struct wire_sync_done done;
+    if (peer->sync_round != event->instance) return; // ended meanwhile
+    done.round = peer->sync_round;
+    done.complete = 0;
+    done.count = 0;
+    for (uint32_t i = 0, first = (uint32_t)below(peer->donor_count); i < peer->donor_count && !done.complete; i++) {
+        uint32_t life;
+        const struct wire_id *id = &peer->donors[(first + i) % peer->donor_count];
+        int donor = slot_of(id, &life);
+        if (!alive(donor, life) || peers[donor].step != SYNCING || peers[donor].content != event->rate) continue;
+        done.complete = 1;
+        done.sources[done.count++] = (struct wire_sync_source){*id, 1};
+        peer->content = event->rate;
+    }
+    totals[done.complete ? COUNT_FETCHED : COUNT_UNFETCHED]++;
+    wire_encode_sync_done(&peer->out.frames, member_header(peer->mind), &done);
+}
+
+static void check_sync(const struct peer *peer, const struct wire_sync_end *end) {
+    REQUIRE(end->round < SYNCS_MAX);
+    struct sync_round *round = &syncs[end->round];
+    uint64_t run = member_header(peer->mind).run;
+    if (!round->ended) *round = (struct sync_round){true, run, end->code, end->revision, peer->content};
+    CHECK_EQ(round->run, run);
+    CHECK_EQ(round->code, end->code);
+    if (end->code != 0) return;
+    CHECK_EQ(round->revision, end->revision);
+    CHECK_EQ(round->content, peer->content);
+}
+
+static void next_round(int p);
+
+static void on_sync_end(int p, const struct member_action *action) {
+    struct peer *peer = &peers[p];
+    if (action->end == NULL) { // expelled, or the master is lost
+        CHECK(action->code == 4 || action->code == 6);
+        return;
+    }
+    check_sync(peer, action->end);
+    peer->sync_round = 0;
+    if (action->code == 0) {
+        totals[COUNT_SYNC]++;
+        peer->incomplete = false;
+        peer->tries = 0;
+        peer->revision = action->end->revision + 1;
+        peer->content = step_of(peer->content);
+        next_round(p);
+        return;
+    }
+    totals[COUNT_NO_STATE]++;
+    CHECK_EQ(action->code, 9);
+    if (++peer->tries < SYNC_TRIES) {
+        sync_state(p);
+    } else if (peer->incomplete) {
+        crash(p, true); // nobody has what it lacks
+    } else {
+        totals[COUNT_RESUMED]++;
+        peer->tries = 0;
+        if (peer->revision == 0) peer->revision = 1; // begins anew, from what it has
+        sync_state(p);
+    }
+}
+
 static void reduce_all(int p) {
     peers[p].step = REDUCING;
     if (member_adopted(peers[p].mind)->group_world < 2) {
-        next_round(p);
+        sync_state(p);
         return;
     }
     uint32_t first = (uint32_t)below(TAGS); // the order differs from peer to peer
@@ -493,12 +612,12 @@ static void await_all(int p) {
         if (peer->ops[tag].phase == OP_LOST && (lost == 0 || peer->ops[tag].lost_epoch > lost)) lost = peer->ops[tag].lost_epoch;
     }
     if (lost == 0) {
-        next_round(p);
+        sync_state(p);
         return;
     }
     member_adopt_loss(peer->mind, lost);
     if (member_adopted(peer->mind)->group_world < 2) {
-        next_round(p);
+        sync_state(p);
         return;
     }
     for (uint32_t tag = 0; tag < TAGS; tag++)
@@ -507,6 +626,10 @@ static void await_all(int p) {
 
 static void on_vote_end(int p, const struct member_action *action) {
     struct peer *peer = &peers[p];
+    if (peer->step == SYNCING) {
+        on_sync_end(p, action);
+        return;
+    }
     uint8_t kind = peer->vote;
     peer->vote = 0;
     CHECK(action->code == 0 || kind == WIRE_VOTE_OPTIMIZE || member_phase(peer->mind) == MEMBER_DEAD);
@@ -522,7 +645,7 @@ static void start(int p) {
     if (life * PEERS + (uint32_t)p >= MEMBERSHIP_MAX_CONNS) return;
     member_free(peer->mind);
     member_output_fini(&peer->out);
-    *peer = (struct peer){.running = true, .life = life, .group = (uint32_t)below(4) == 0, .connected = true};
+    *peer = (struct peer){.running = true, .life = life, .group = (uint32_t)below(4) == 0, .connected = true, .content = check_random(&seed)};
     struct wire_id id = id_of(p);
     peer->mind = member_new(&id, peer->group, LANES);
     REQUIRE(peer->mind != NULL);
@@ -590,9 +713,11 @@ static void run_action(int p, const struct member_action *action) {
         else reduce_all(p);
         return;
     case MEMBER_VOTE_END: on_vote_end(p, action); return;
+    case MEMBER_SYNC_PLAN: on_plan(p, action->plan); return;
     case MEMBER_RECHECK: judge_parked(p); return;
     case MEMBER_DIE:
         totals[COUNT_EXPELLED]++;
+        totals[COUNT_KICKED] += strstr(member_text(peer->mind), "shared state: ") != NULL;
         if (getenv("MINDS_LOG") != NULL) fprintf(stderr, "%8.3f peer %d dies: %s\n", (double)now / 1e9, p + 1, member_text(peer->mind));
         crash(p, false);
         return;
@@ -607,14 +732,24 @@ static void act(int p) {
     REQUIRE(depth < 50);
     while (peer->running && (peer->out.count > 0 || peer->out.frames.length > 0)) {
         struct member_output out = peer->out;
-        struct wire_verdict verdict;
+        struct wire_verdict verdict; // borrowed until the next event, as are the others
+        static struct wire_sync_plan plan;
+        static struct wire_sync_end end;
         peer->out = (struct member_output){0};
         CHECK(!out.failed);
         uint32_t life = peer->life;
         for (size_t i = 0; i < out.count && alive(p, life); i++) {
-            if (out.actions[i].kind == MEMBER_VERDICT) { // borrowed until the next event
+            if (out.actions[i].kind == MEMBER_VERDICT) {
                 verdict = *out.actions[i].verdict;
                 out.actions[i].verdict = &verdict;
+            }
+            if (out.actions[i].plan != NULL) {
+                plan = *out.actions[i].plan;
+                out.actions[i].plan = &plan;
+            }
+            if (out.actions[i].end != NULL) {
+                end = *out.actions[i].end;
+                out.actions[i].end = &end;
             }
             run_action(p, &out.actions[i]);
         }
@@ -631,6 +766,7 @@ static void act(int p) {
 
 static void do_fault(void) {
     int p = (int)below(PEERS), other = (int)below(PEERS);
+    uint64_t until;
     switch (below(16)) {
     case 0: case 1: case 2:
         totals[COUNT_CRASH] += peers[p].running;
@@ -642,7 +778,8 @@ static void do_fault(void) {
         break;
     case 4: case 5:
         totals[COUNT_STOP]++;
-        peers[p].stopped_until = (uint64_t)(now + (int64_t)below(below(2) ? LIMIT_MS / 2 : 2 * LIMIT_MS) * MS_NS);
+        until = (uint64_t)(now + (int64_t)below(below(2) ? LIMIT_MS / 2 : 2 * LIMIT_MS) * MS_NS);
+        if (until > peers[p].stopped_until) peers[p].stopped_until = until; // never less: what waits for it keeps its order
         break;
     case 6: case 7: case 8:
         for (uint32_t tries = 0; tries < 50 && connection_count > 0; tries++) {
@@ -754,6 +891,7 @@ static void run_event(struct event *event) {
         break;
     case COMPLETE: on_complete(p, event->instance); break;
     case SUPPLY: on_supply(event); break;
+    case FETCHED: on_fetched(event); break;
     default: break;
     }
     act(p);
@@ -808,6 +946,7 @@ static void run_seed(uint64_t with) {
     event_count = 0;
     orders = master_ticks = 0;
     connection_count = instance_count = 0;
+    memset(syncs, 0, sizeof syncs);
     memset(blocked, 0, sizeof blocked);
     for (int p = 0; p < PEERS; p++) peers[p].life = 0;
     uint8_t random[MEMBERSHIP_RANDOM_BYTES];
@@ -844,7 +983,7 @@ static void run_seed(uint64_t with) {
 int main(int argc, char **argv) {
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1 : 40;
     for (uint64_t s = first; s < first + count; s++) run_seed(s);
-    static const char *const names[] = {"crashes", "leaves", "stops", "breaks", "blocks", "expelled", "refused", "ops ok", "ops lost", "supplies", "redone", "orders", "rounds", "joins"};
+    static const char *const names[] = {"crashes", "leaves", "stops", "breaks", "blocks", "expelled", "refused", "ops ok", "ops lost", "supplies", "redone", "orders", "rounds", "joins", "syncs", "fetched", "not fetched", "without state", "kicked", "resumed"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) fprintf(stderr, "%s %llu%s", names[i], (unsigned long long)totals[i], i + 1 < sizeof names / sizeof names[0] ? ", " : "\n");
     if (argc == 1)
         for (size_t i = 0; i < COUNTS; i++) CHECK(totals[i] > 0);
