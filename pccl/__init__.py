@@ -35,6 +35,7 @@ from pccl._pccl import DeviceType as DeviceType
 from pccl._pccl import PCCLTimeoutError as PCCLTimeoutError
 from pccl._pccl import PeerLostError as PeerLostError
 from pccl._pccl import Result as Result
+from pccl._pccl import SyncProgress as SyncProgress
 from pccl._pccl import SystemRefusedError as SystemRefusedError
 from pccl._pccl import TooFewPeersError as TooFewPeersError
 from pccl._pccl import UsageError as UsageError

@@ -144,8 +144,11 @@ class NativeCall:
         self._keep = keep
         self._results: list[int] = []
 
-    def proceed(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED) -> int:
-        """Makes the call, or waits on for it. Returns its result, TIMED_OUT when the deadline came first."""
+    def proceed(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
+        """Makes the call, or waits on for it; `watch` is called after each slice of the wait.
+
+        Returns its result, TIMED_OUT when the deadline came first.
+        """
         results = self._results
         while True:
             if not results:
@@ -159,6 +162,8 @@ class NativeCall:
             if self.result != TIMED_OUT:
                 return self.result
             results.clear()
+            if watch is not None:
+                watch()
             if deadline.passed():
                 self.detail = "what it waited for goes on: repeat the call to wait on"
                 return self.result

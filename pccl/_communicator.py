@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,14 +14,13 @@ from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Re
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._loader import load_native_module
 from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, op_arguments
+from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_report, watcher
 from pccl._tensors import reduce_buffers
 from pccl._types import (
     QuantizationOptions,
     ReduceInfo,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
-    SharedState,
-    SharedStateSyncInfo,
     check_fits,
     reduce_numbers,
 )
@@ -156,25 +155,41 @@ class Communicator:
         shared_state: SharedState,
         strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
         *,
+        progress: Callable[[SyncProgress], object] | None = None,
         timeout: float | None = None,
     ) -> SharedStateSyncInfo:
         """Makes the tensors of `shared_state` the same bytes on all members of the group, and sets its revision.
 
+        `progress` is called about ten times a second while it takes its time. INVALID_ARGUMENT: a tensor was replaced since.
         After an error the revision is as before; tensors that were to be received are unspecified, all others unchanged.
         """
         info = _ffi.new("pcclSharedStateSyncInfo_t *")
         with self._alone("pcclSynchronizeSharedState"):
+            key = ("pcclSynchronizeSharedState", id(shared_state), strategy)
+            if key not in self._unfinished:
+                shared_state._collect("pcclSynchronizeSharedState")
             call = self._finish(
                 "pcclSynchronizeSharedState",
                 shared_state.to_c(),
                 strategy.value,
                 info,
                 timeout=timeout,
-                key=("pcclSynchronizeSharedState", id(shared_state), strategy),
+                key=key,
                 keep=shared_state,
+                watch=watcher(self._pointer, progress),
             )
-        done = call.arguments[-1]
-        return SharedStateSyncInfo(done.tx_bytes, done.rx_bytes)
+            done, report = call.arguments[-1], sync_report(self._pointer)
+            if done.rx_bytes > 0:
+                shared_state._restore()
+        return SharedStateSyncInfo(
+            done.tx_bytes,
+            done.rx_bytes,
+            report.rx_leaves,
+            report.donors,
+            report.seconds,
+            report.hash_seconds,
+            report.transfer_seconds,
+        )
 
     # ---- reduces ----
 
@@ -316,18 +331,24 @@ class Communicator:
             self._exclusive.release()
 
     def _finish(
-        self, function: str, *arguments: Any, timeout: float | None = None, key: object = None, keep: object = None
+        self,
+        function: str,
+        *arguments: Any,
+        timeout: float | None = None,
+        key: object = None,
+        keep: object = None,
+        watch: Callable[[], None] | None = None,
     ) -> NativeCall:
         """Makes a call with the communicator as its first argument, or ends the one that was cut short under `key`."""
         call = NativeCall(function, self._pointer, *arguments, keep=keep)
-        call = self._proceed(key or function, call, Deadline(timeout))
+        call = self._proceed(key or function, call, Deadline(timeout), watch)
         call.check()
         return call
 
-    def _proceed(self, key: object, fresh: NativeCall, deadline: Deadline) -> NativeCall:
+    def _proceed(self, key: object, fresh: NativeCall, deadline: Deadline, watch: Callable[[], None] | None = None) -> NativeCall:
         call = self._unfinished.pop(key, None) or fresh
         try:
-            result = call.proceed(self._handle, deadline)
+            result = call.proceed(self._handle, deadline, watch)
         except BaseException:
             self._unfinished[key] = call
             raise

@@ -26,14 +26,14 @@ from pccl._errors import (
 from pccl._loader import load_native_module
 from pccl._master import MasterNode
 from pccl._ops import AsyncReduceHandle
+from pccl._state import SharedState, SharedStateSyncInfo
+from pccl._state import SyncProgress as SyncProgress
 from pccl._types import (
     QuantizationOptions,
     ReduceDescriptor,
     ReduceInfo,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
-    SharedState,
-    SharedStateSyncInfo,
     TensorInfo,
 )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pccl._enums import DataType, DeviceType, DistributionHint, QuantizationAlgorithm, ReduceOp
 from pccl._loader import load_native_module
-from pccl._tensors import Buffers, numpy_buffers, numpy_memory, require, torch_buffers, torch_memory
+from pccl._tensors import Buffers, is_torch_tensor, numpy_buffers, numpy_memory, require, torch_buffers, torch_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,6 +128,10 @@ def check_fits(buffers: Buffers, count: int, datatype: DataType) -> None:
         )
 
 
+EMPTY_POINTER = 1
+"""Stands for the memory of tensors without elements, which have none."""
+
+
 class TensorInfo:
     """One named entry of a shared state. Made from a tensor, it keeps the tensor alive."""
 
@@ -150,6 +154,8 @@ class TensorInfo:
         self.device_type = device_type
         self.allow_content_inequality = allow_content_inequality
         self._owner: Any = None
+        self.current: Callable[[], Any] | None = None
+        """Finds the tensor where the program has it now, to tell whether it was replaced."""
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
@@ -157,7 +163,7 @@ class TensorInfo:
         memory = torch_memory(tensor, f"tensor {name!r}")
         made = cls(
             name,
-            memory.pointer,
+            memory.pointer or EMPTY_POINTER * (memory.numel == 0),
             numel=memory.numel,
             dtype=memory.dtype,
             device_type=memory.device,
@@ -174,7 +180,7 @@ class TensorInfo:
             raise ValueError(f"tensor {name!r} is read-only: a sync must be able to write it")
         made = cls(
             name,
-            memory.pointer,
+            memory.pointer or EMPTY_POINTER * (memory.numel == 0),
             numel=memory.numel,
             dtype=memory.dtype,
             device_type=memory.device,
@@ -183,54 +189,21 @@ class TensorInfo:
         made._owner = tensor
         return made
 
+    def replaced(self) -> str | None:
+        """Why this entry is no longer the memory of the tensor it was made from; None when it is."""
+        tensor = self._owner if self.current is None else self.current()
+        if tensor is None or self.numel == 0:
+            return None
+        memory = torch_memory(tensor, self.name) if is_torch_tensor(tensor) else numpy_memory(tensor, self.name)
+        if (memory.pointer, memory.numel, memory.dtype) == (self.data_ptr, self.numel, self.dtype):
+            return None
+        return (
+            f"the tensor {self.name!r} was replaced since the shared state was made (other memory, size or type): update it in place "
+            "(tensor.copy_(...), optimizer.step()), or make a new SharedState"
+        )
+
     def __repr__(self) -> str:
         return f"TensorInfo({self.name!r}, numel={self.numel}, dtype={self.dtype.name}, device={self.device_type.name})"
-
-
-class SharedState:
-    """The tensors that all members of a group hold alike, and their revision, which grows by one per step."""
-
-    def __init__(self, tensor_infos: list[TensorInfo]) -> None:
-        require(bool(tensor_infos), "a shared state needs at least one tensor")
-        self._tensor_infos: Sequence[TensorInfo] = tuple(tensor_infos)
-        self._names = [_ffi.new("char[]", info.name.encode()) for info in tensor_infos]
-        self._infos = _ffi.new("pcclTensorInfo_t[]", len(tensor_infos))
-        for c_info, c_name, info in zip(self._infos, self._names, tensor_infos, strict=True):
-            c_info.name = c_name
-            c_info.data = _ffi.cast("void *", info.data_ptr)
-            c_info.count = info.numel
-            c_info.datatype = info.dtype.value
-            c_info.device_type = info.device_type.value
-            c_info.allow_content_inequality = info.allow_content_inequality
-        self._state = _ffi.new("pcclSharedState_t *", (0, len(tensor_infos), self._infos))
-
-    @property
-    def revision(self) -> int:
-        """The number of this state; a sync sets it to that of the group."""
-        return int(self._state.revision)
-
-    @revision.setter
-    def revision(self, value: int) -> None:
-        self._state.revision = value
-
-    def push_revision(self) -> None:
-        """Adds 1 to the revision: once per step, after the state has changed."""
-        self._state.revision += 1
-
-    def to_c(self) -> Any:
-        """As a `pcclSharedState_t *`, which lives as long as this object."""
-        return self._state
-
-    def __repr__(self) -> str:
-        return f"SharedState(revision={self.revision}, tensors={[info.name for info in self._tensor_infos]})"
-
-
-@dataclass
-class SharedStateSyncInfo:
-    """Entry bytes that this peer sent and received in a sync."""
-
-    tx_bytes: int
-    rx_bytes: int
 
 
 @dataclass

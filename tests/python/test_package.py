@@ -121,7 +121,7 @@ SIGNATURES = [
     (C.optimize_topology, "(*, timeout=None)"),
     (
         C.sync_shared_state,
-        "(shared_state, strategy=<SharedStateSyncStrategy.ENFORCE_POPULAR: 0>, *, timeout=None)",
+        "(shared_state, strategy=<SharedStateSyncStrategy.ENFORCE_POPULAR: 0>, *, progress=None, timeout=None)",
     ),
     (C.all_reduce, "(send, recv, *, op, tag=0, operand_descriptor=None, quantization_options=None, timeout=None)"),
     (C.all_reduce_async, "(send, recv, *, op, tag=0, operand_descriptor=None, quantization_options=None)"),
@@ -144,7 +144,7 @@ SIGNATURES = [
     (pccl.TensorInfo.from_torch, "(tensor, name, *, allow_content_inequality=False)"),
     (pccl.TensorInfo.from_numpy, "(tensor, name, *, allow_content_inequality=False)"),
     (pccl.SharedState, "(tensor_infos)"),
-    (pccl.SharedStateSyncInfo, "(tx_bytes, rx_bytes)"),
+    (pccl.SharedStateSyncInfo, "(tx_bytes, rx_bytes, leaves=0, donors=0, seconds=0.0, hash_seconds=0.0, transfer_seconds=0.0)"),
     (pccl.ReduceInfo, "(local_world_size, tx_bytes, rx_bytes)"),
 ]
 

@@ -1,0 +1,162 @@
+"""The state that all members of a group share: named tensors and a revision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pccl._errors import PCCLError, error_for, last_detail
+from pccl._loader import load_native_module
+from pccl._tensors import require
+from pccl._types import TensorInfo
+
+if TYPE_CHECKING:
+    import torch
+
+    from pccl._module import Scalar
+
+_ffi, _C = load_native_module()
+
+
+class SharedState:
+    """The tensors that all members of a group hold alike, and their revision, which grows by one per step.
+
+    The tensors are used where they lie and must be updated in place; one that was replaced since is refused by `sync_shared_state`.
+    """
+
+    def __init__(self, tensor_infos: list[TensorInfo]) -> None:
+        require(bool(tensor_infos), "a shared state needs at least one tensor")
+        self._tensor_infos: Sequence[TensorInfo] = tuple(tensor_infos)
+        self._names = [_ffi.new("char[]", info.name.encode()) for info in tensor_infos]
+        self._infos = _ffi.new("pcclTensorInfo_t[]", len(tensor_infos))
+        for c_info, c_name, info in zip(self._infos, self._names, tensor_infos, strict=True):
+            c_info.name = c_name
+            c_info.data = _ffi.cast("void *", info.data_ptr)
+            c_info.count = info.numel
+            c_info.datatype = info.dtype.value
+            c_info.device_type = info.device_type.value
+            c_info.allow_content_inequality = info.allow_content_inequality
+        self._state = _ffi.new("pcclSharedState_t *", (0, len(tensor_infos), self._infos))
+        self._scalars: list[Scalar] = []
+        self.extra: MutableMapping[str, Any] = {}
+        """What `from_module` was given as `extra`, by name. Numbers are read and written here."""
+
+    @classmethod
+    def from_module(
+        cls,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        rng_state: bool = True,
+    ) -> SharedState:
+        """All that a training loop needs so that a newcomer continues exactly as the others do.
+
+        The parameters and buffers of `module`; the state and the numbers (learning rate, ...) of `optimizer`, whose state is made if there
+        is none yet; the state of torch's CPU generator unless `rng_state` is False; and `extra`: tensors, arrays, ints (such as a step or a
+        position in the data), floats and bools, by name. Numbers are used through `state.extra`: `state.extra["step"] += 1`.
+        """
+        from pccl._module import Collector  # torch is not imported before it is needed
+
+        collector = Collector()
+        collector.add_module(module)
+        if optimizer is not None:
+            collector.add_optimizer(optimizer)
+        if rng_state:
+            collector.add_rng()
+        collector.add_extra(extra or {})
+        made = cls(collector.infos)
+        made._scalars = collector.scalars
+        made.extra = collector.extra
+        return made
+
+    @property
+    def revision(self) -> int:
+        """The number of this state; a sync sets it to that of the group."""
+        return int(self._state.revision)
+
+    @revision.setter
+    def revision(self, value: int) -> None:
+        self._state.revision = value
+
+    def push_revision(self) -> None:
+        """Adds 1 to the revision: once per step, after the state has changed."""
+        self._state.revision += 1
+
+    def hash(self) -> str:
+        """The parity hash of all contents that must be equal: 32 hex digits, the same for the same bytes on every peer."""
+        self._collect("SharedState.hash")
+        low, high = _ffi.new("uint64_t *"), _ffi.new("uint64_t *")
+        result = _C.pccl_ext_state_hash(self._state, low, high)
+        if result != _C.pcclSuccess:
+            raise error_for(result, "SharedState.hash", last_detail())
+        return f"{high[0]:016x}{low[0]:016x}"
+
+    def to_c(self) -> Any:
+        """As a `pcclSharedState_t *`, which lives as long as this object."""
+        return self._state
+
+    def _collect(self, function: str) -> None:
+        """Before the tensors are read: refuses those that were replaced, and copies what lies elsewhere into them."""
+        for info in self._tensor_infos:
+            problem = info.replaced()
+            if problem:
+                raise error_for(_C.pcclInvalidArgument, function, problem)
+        for scalar in self._scalars:
+            scalar.load()
+
+    def _restore(self) -> None:
+        """After the tensors were received: the other way round."""
+        for scalar in self._scalars:
+            scalar.store()
+
+    def __repr__(self) -> str:
+        return f"SharedState(revision={self.revision}, tensors={[info.name for info in self._tensor_infos]})"
+
+
+@dataclass
+class SharedStateSyncInfo:
+    """What a sync has moved. `donors` = peers that this one has received from, `leaves` = the pieces (256 KiB or less) it received."""
+
+    tx_bytes: int
+    rx_bytes: int
+    leaves: int = 0
+    donors: int = 0
+    seconds: float = 0.0
+    """From the first to the last, waiting for the others included."""
+    hash_seconds: float = 0.0
+    """Of this, for the hashes of the own state."""
+    transfer_seconds: float = 0.0
+    """Of this, while content moved; 0 when nothing had to."""
+
+
+@dataclass(frozen=True)
+class SyncProgress:
+    """How far a sync is: received and still missing bytes of this peer."""
+
+    received: int
+    missing: int
+    hashing: bool
+    seconds: float
+
+
+def sync_report(pointer: Any) -> Any:
+    """The `pccl_sync_report` of a communicator."""
+    out = _ffi.new("struct pccl_sync_report *")
+    PCCLError.check(_C.pccl_ext_sync_report(pointer, out), "pcclSynchronizeSharedState")
+    return out
+
+
+def watcher(pointer: Any, progress: Callable[[SyncProgress], object] | None) -> Callable[[], None] | None:
+    """What is called in the pauses of a sync that takes its time."""
+    if progress is None:
+        return None
+
+    def watch() -> None:
+        report = sync_report(pointer)
+        progress(SyncProgress(report.rx_bytes, report.missing_bytes, report.hashing, report.seconds))
+
+    return watch
+
+
