@@ -720,6 +720,7 @@ static void test_attack(void) {
 
 static void work_stopped(struct run *run, size_t rank) {
     join_work(run, rank);
+    CHECK_EQ(reduce(run->comms[rank], rank, LARGE, 1, 0xf), pcclSuccess);
     if (rank == 0) kill(victim, SIGSTOP);
     int64_t begin = platform_now_ns();
     pcclResult_t code;
