@@ -35,10 +35,7 @@ def bar_of(world: int, size: int) -> float | None:
 def worker(peer: Peer, addresses: methods.Addresses, gloo_port: int, raw_port: int, sizes: list[int], blocks: int) -> list[Any]:
     import torch
 
-    comms = {
-        "pccl": methods.join_run(addresses.usual, peer.world),
-        "pccl by TCP": methods.join_by_tcp(addresses.tcp, peer.world),
-    }
+    comms = methods.join_both(addresses, peer.world)
     dist = methods.join_gloo(peer, gloo_port)
     raw = methods.RawTcp(peer, raw_port) if peer.world == 2 else None
     timed = []

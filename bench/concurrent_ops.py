@@ -19,10 +19,7 @@ LEAST = {2: 1.5, 4: 1.2}
 def worker(peer: Peer, addresses: methods.Addresses, gloo_port: int, ops: int, size: int, blocks: int) -> Any:
     import torch
 
-    comms = {
-        "pccl": methods.join_run(addresses.usual, peer.world),
-        "pccl by TCP": methods.join_by_tcp(addresses.tcp, peer.world),
-    }
+    comms = methods.join_both(addresses, peer.world)
     dist = methods.join_gloo(peer, gloo_port)
     sources = [torch.full((size // 4,), float(tag)) for tag in range(ops)]
     targets = [torch.ones_like(source) for source in sources]

@@ -23,13 +23,25 @@ class Addresses(NamedTuple):
     tcp: str  # peers on one host use TCP too, as peers on different hosts do
 
 
-def join_by_tcp(address: str, world: int) -> pccl.Communicator:
-    """As join_run, but no tensor is read out of a neighbour's memory."""
+def join_both(addresses: Addresses, world: int) -> dict[str, pccl.Communicator]:
+    """The first may read tensors out of a neighbour's memory, the second may not."""
+    usual = join_run(addresses.usual, world)
+    settle(usual)
     os.environ[SAME_HOST_MEMORY] = "0"
     try:
-        return join_run(address, world)
+        by_tcp = join_run(addresses.tcp, world)
+        settle(by_tcp)
     finally:
         del os.environ[SAME_HOST_MEMORY]
+    return {"pccl": usual, "pccl by TCP": by_tcp}
+
+
+def settle(comm: pccl.Communicator) -> None:
+    """A small op has heard from every neighbour, and what each said first on its link is what it offers."""
+    import numpy as np
+
+    one = np.zeros(1, dtype=np.float32)
+    comm.all_reduce(one, one, op=pccl.ReduceOp.SUM)
 
 
 def join_run(address: str, world: int, lanes: int = 0) -> pccl.Communicator:

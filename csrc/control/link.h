@@ -15,7 +15,7 @@
 
 enum {
     LINKS_FIRST_PORT = 48149,
-    LINKS_UNKNOWN = 256,
+    LINKS_UNKNOWN = 600, // more than two neighbours with all their lanes, who dial at the same time
     LINKS_UNKNOWN_MS = 5000,
     LINKS_PARKED = 1024,
     LINKS_PROBE_MS = 20000, // the longest measurement

@@ -52,7 +52,7 @@ struct member {
     bool linked;             // all its links were there once since it began
     int64_t linked_deadline; // when missing links are reported
     uint64_t fresh_in;       // number of the epoch in which a fresh group epoch was asked for
-    int64_t relinked_until;  // until then a broken older link is the same break seen late
+    int64_t relinked_until;  // until then a link that breaks and is older than the epoch is no second failure of its pair
 
     struct {
         bool active, answered;
@@ -432,7 +432,7 @@ static void enter_group_epoch(struct member *m, const struct wire_epoch_commit *
     if (lost) remember_loss(m);
     m->linked = false;
     m->linked_deadline = now + member_link_limit_ns(m);
-    m->relinked_until = commit->reason == WIRE_REASON_RELINK ? m->linked_deadline : now;
+    if (commit->reason == WIRE_REASON_RELINK) m->relinked_until = m->linked_deadline;
     struct member_action *action = act(out, MEMBER_ENTER_EPOCH);
     action->group_epoch = commit->epoch.group_epoch;
     action->lost = lost;

@@ -1,5 +1,6 @@
-// What the files of the master's mind share: membership.c (peers, epochs, votes, candidates, time), membership_ops.c (ends of ops),
-// membership_links.c (links that break), membership_optimise.c (measurements and order), membership_sync.c (shared state).
+// What the files of the master's mind share: membership.c (peers, votes, time), membership_epochs.c (epochs and candidates),
+// membership_ops.c (ends of ops), membership_links.c (links that break), membership_optimise.c (measurements and order),
+// membership_sync.c (shared state).
 //
 // An event changes state and calls settle, which removes the peers that are `gone`, puts the epochs in force that this makes
 // necessary, and lets votes pass, until nothing is left to do. So a function that finds a peer wanting only calls membership_drop
@@ -178,12 +179,21 @@ const char *membership_name(char out[64], const struct peer *peer);
 void membership_drop(struct membership *m, struct peer *peer, enum log_level level, const char *why);
 // The same, told to the peer: EXPELLED, or REFUSED for a newcomer.
 void membership_expel(struct membership *m, struct peer *peer, const char *format, ...) __attribute__((format(printf, 3, 4)));
-struct peer *membership_member(struct membership *m, const struct group *group, const struct wire_id *id); // NULL: not (any more) a member
-void membership_change(struct membership *m, struct group *group); // a new group epoch is to come
-void membership_start_candidate(struct membership *m, uint8_t kind); // `candidate` is filled
 void membership_open_vote(struct membership *m, struct peer *peer, uint8_t kind);
 void membership_close_vote(struct membership *m, struct peer *peer);
 void membership_outcome(struct membership *m, uint8_t kind, uint8_t code, uint64_t value); // to all; the vote is over
+void membership_end_wait(struct membership *m); // votes that wait for each other need not be told of any more
+
+// ---- membership_epochs.c ----
+struct peer *membership_member(struct membership *m, const struct group *group, const struct wire_id *id); // NULL: not (any more) a member
+void membership_place(struct membership *m); // ranks and groups' ranges, from `order`
+void membership_group_fini(struct group *group);
+void membership_change(struct membership *m, struct group *group); // a new group epoch is to come
+void membership_enter_epoch(struct membership *m, uint8_t reason);
+void membership_form_update(struct membership *m); // the update vote has passed
+void membership_start_candidate(struct membership *m, uint8_t kind); // `candidate` is filled
+void membership_on_candidate_linked(struct membership *m, struct peer *peer, const struct wire_linked *linked);
+void membership_judge_candidate(struct membership *m); // all have answered, or the time for it is over
 
 // ---- membership_ops.c ----
 void membership_on_done(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body);

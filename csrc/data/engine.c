@@ -382,14 +382,24 @@ void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch)
     pthread_mutex_unlock(&engine->lock);
 }
 
+static void links_are_ready(struct engine *engine) {
+    struct wire_op head = {0};
+    struct block *offer = block_new(engine, MEMORY_OFFER_BYTES);
+    if (offer != NULL) memory_offer(offer->bytes);
+    for (uint32_t i = 0; offer != NULL && i < engine->count; i++)
+        if (engine->members[i] != NULL) signal_send(engine, engine->members[i], WIRE_MEMORY, &head, offer);
+    block_put(engine, offer);
+    small_send_supplies(engine);
+    begin_waiting(engine);
+}
+
 void engine_links_ready(struct engine *engine, uint64_t group_epoch) {
     pthread_mutex_lock(&engine->lock);
     if (engine->pending != NULL) {
         if (engine->pending->epoch == group_epoch) engine->pending->ready = true;
     } else if (engine->epoch == group_epoch) {
         engine->ready = true;
-        small_send_supplies(engine);
-        begin_waiting(engine);
+        links_are_ready(engine);
     }
     pthread_mutex_unlock(&engine->lock);
 }
@@ -404,7 +414,7 @@ static void freeze(struct engine *engine, struct op *op) {
     } else if (op->phase == OP_RUNNING || op->phase == OP_COMPLETE) {
         op->frozen = true;
         small_release(engine, op);
-        ring_release(engine, op);
+        ring_release(op);
         sharded_release(engine, op);
     }
 }
@@ -416,6 +426,7 @@ static void end_if_lost(struct engine *engine, struct op *op) {
 }
 
 static void report_add(struct wire_report *report, const struct wire_op_name *name, enum wire_op_state state, bool small) {
+    if (report->count == 2 * WIRE_MAX_LIVE_OPS) return; // what a report holds; live ops come first
     report->ops[report->count++] = (struct wire_op_report){.name = *name, .state = (uint8_t)state, .small = small};
 }
 
@@ -425,12 +436,12 @@ static bool build_report(struct engine *engine, struct wire_report *report) {
         for (struct kept *kept = engine->kept[i]; kept != NULL; kept = kept->next) room++;
     *report = (struct wire_report){.ops = calloc(room + 1, sizeof(struct wire_op_report))};
     if (report->ops == NULL) return false;
-    for (size_t i = 0; i < TABLE_SLOTS; i++) {
+    for (size_t i = 0; i < TABLE_SLOTS; i++)
         for (struct op *op = engine->table[i]; op != NULL; op = op->chain)
             if (op->frozen && op->phase != OP_ENDED)
                 report_add(report, &op->name, op->phase == OP_COMPLETE ? WIRE_OP_DONE : WIRE_OP_OPEN, op->path == PLAN_SMALL);
+    for (size_t i = 0; i < TABLE_SLOTS; i++)
         for (struct kept *kept = engine->kept[i]; kept != NULL; kept = kept->next) report_add(report, &kept->name, WIRE_OP_KEPT, true);
-    }
     return true;
 }
 
@@ -453,6 +464,7 @@ static bool enter_pending(struct engine *engine, struct wire_report *report) {
     for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) {
         peer->rank = UINT32_MAX;
         peer->eager_bytes = 0;
+        peer->memory = 0;
     }
     struct peer **members = calloc(pending->count, sizeof *members);
     if (members == NULL || !build_report(engine, report)) {
@@ -477,7 +489,7 @@ static bool enter_pending(struct engine *engine, struct wire_report *report) {
     for_each_op(engine, end_if_lost);
     sync_members_changed(engine);
     free_dropped_peers(engine);
-    if (engine->ready) begin_waiting(engine);
+    if (engine->ready) links_are_ready(engine);
     return true;
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/platform.h"
 #include "data/engine.h"
+#include "data/memory.h"
 #include "data/plan.h"
 #include "state/sync.h"
 
@@ -25,6 +26,8 @@ enum {
     BLOCK_CACHE_BYTES = 4 * 1024 * 1024,
     BACKUP_CACHE_COUNT = 16,
     LOST_EPOCHS_MAX = WIRE_MAX_MEMBERS,
+    PLACE_BYTES = 8,              // payload of CHUNK_AT
+    PLACED_AHEAD = 8,             // own chunks that a neighbour may read at a time: what he reads should still be in a cache
 };
 
 // A shared piece of heap memory.
@@ -49,12 +52,21 @@ struct backup {
 struct frame {
     struct frame *next;
     uint8_t head[FRAME_HEAD_BYTES];
-    const uint8_t *payload; // caller's memory of `op`, or the bytes of `block`
+    const uint8_t *payload; // caller's memory of `op`, the bytes of `block`, a lane's stage, or `place`
     uint32_t length;        // of the payload
+    uint32_t bytes;         // ring: element bytes that it stands for
+    uint8_t place[PLACE_BYTES];
     struct op *op;          // large op that the frame belongs to, or NULL: a signal or a small op
     struct block *block;    // owned reference, or NULL
-    uint32_t lane;          // index of the lane to take, while the frame is held
     bool sync;              // belongs to the round of shared state, whose memory the payload is
+};
+
+// A chunk to forward that the successor is not ready for.
+struct held {
+    struct held *next;
+    struct wire_op head;
+    size_t bytes;
+    uint32_t lane;
 };
 
 struct frame_queue {
@@ -68,6 +80,7 @@ struct peer {
     uint32_t rank;            // in the epoch in force, or UINT32_MAX
     uint32_t lane_count;      // lanes that still point here, the closed ones too
     bool dropped;             // freed as soon as nothing points here
+    pid_t memory;             // thread: the process, if its memory can be read from here
     uint64_t eager_bytes;     // sent before the peer posted the op
     uint32_t early_count;
     struct wire_op_name acks[ACKS_MAX];
@@ -96,6 +109,9 @@ struct lane {
     struct wire_op head;
     uint8_t *to;     // where the payload goes; NULL: discarded
     size_t length, got; // of the payload
+    uint8_t place[MEMORY_OFFER_BYTES]; // payload of CHUNK_AT and MEMORY
+    uint8_t *target; // ring: where the chunk goes
+    size_t bytes;    // ring: of the chunk
     struct op *op;   // large op the payload is for
     bool sync;       // `to` is memory of the round of shared state
     struct block *block; // owned, when `to` is inside
@@ -167,8 +183,10 @@ struct op {
 
     bool restart;               // thread: put the input back first
     bool next_ready;            // thread: the successor has posted the op
-    struct frame *held;         // thread: chunks to forward once it has
-    uint64_t inject, inject_end, chunk; // thread: own shard, elements
+    bool next_reads;            // thread: and takes its chunks out of our memory
+    uint64_t injected, returned; // thread: own chunks under way
+    struct held *held;          // thread: chunks to forward once it has
+    uint64_t inject, inject_end; // thread: own shard, elements
     uint64_t receive_left, send_left;   // thread: bytes
     uint64_t tx_bytes, rx_bytes;
     struct sharded *sharded;    // thread
@@ -329,13 +347,13 @@ void kept_clear(struct engine *engine);
 
 // ---- ring.c, thread ----
 void ring_begin(struct engine *engine, struct op *op);
-// Where the payload of a chunk goes. False: the frame is not what the plan says.
-bool ring_receive(struct lane *lane, struct op *op, size_t length);
-void ring_received(struct lane *lane, struct op *op);
-void ring_next_ready(struct engine *engine, struct op *op); // lock held
-void ring_release(struct engine *engine, struct op *op);    // lock held
+// Sets the target of a chunk. False: the frame is not what the plan says.
+bool ring_receive(struct lane *lane, struct op *op, size_t bytes);
+bool ring_received(struct lane *lane, struct op *op);
+void ring_next_ready(struct engine *engine, struct op *op, bool reads); // lock held
+void ring_release(struct op *op);
 struct frame *ring_next(struct lane *lane, struct op *op);
-void ring_sent(struct engine *engine, struct op *op, uint32_t length);
+void ring_sent(struct engine *engine, struct op *op, const struct frame *frame);
 
 // ---- sharded.c, thread ----
 bool sharded_begin(struct engine *engine, struct op *op);

@@ -94,6 +94,10 @@ static bool place_payload(struct lane *lane) {
     if (lane->header.epoch < engine->epoch) return true;
     uint16_t type = lane->header.type;
     if (is_signal(type)) return lane->length == 0;
+    if (type == WIRE_MEMORY) {
+        lane->to = lane->place;
+        return lane->length == MEMORY_OFFER_BYTES;
+    }
     if (type == WIRE_SMALL || type == WIRE_SUPPLY || type == WIRE_ACK) {
         size_t limit = type == WIRE_ACK ? ACKS_MAX * ACK_NAME_BYTES : PLAN_SMALL_MAX;
         if (lane->length > limit) return false;
@@ -106,6 +110,10 @@ static bool place_payload(struct lane *lane) {
     if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->reduce.fingerprint, &lane->head.fingerprint)) return true;
     if (type == WIRE_CHUNK) {
         if (op->path != PLAN_RING || !ring_receive(lane, op, lane->length)) return false;
+        lane->to = lane->target;
+    } else if (type == WIRE_CHUNK_AT) {
+        if (op->path != PLAN_RING || lane->length != PLACE_BYTES || !ring_receive(lane, op, lane->head.extra)) return false;
+        lane->to = lane->place;
     } else if (type == WIRE_CODES || type == WIRE_RESULT) {
         if (op->path != PLAN_SHARDED || !sharded_receive(lane, op, lane->length)) return false;
     } else {
@@ -122,11 +130,13 @@ static bool deliver(struct lane *lane) {
     if (lane->op != NULL) {
         struct op *op = lane->op;
         lane->op = NULL;
-        if (type != WIRE_CHUNK) return sharded_received(lane, op);
-        ring_received(lane, op);
+        return op->path == PLAN_RING ? ring_received(lane, op) : sharded_received(lane, op);
+    }
+    if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT || type == WIRE_CODES || type == WIRE_RESULT) return true;
+    if (type == WIRE_MEMORY) {
+        if (lane->header.epoch == engine->epoch) lane->peer->memory = memory_accept(lane->fd, lane->place);
         return true;
     }
-    if (type == WIRE_CHUNK || type == WIRE_CODES || type == WIRE_RESULT) return true;
     if (sync_is_frame(type)) return sync_deliver(lane);
 
     bool good = true;
@@ -158,7 +168,7 @@ static bool deliver(struct lane *lane) {
         } else if (op->phase == OP_QUEUED || op->path == PLAN_SMALL) {
             good = early_add(engine, lane->peer, type, &lane->head, NULL);
         } else if (op->path == PLAN_RING) {
-            ring_next_ready(engine, op);
+            ring_next_ready(engine, op, lane->head.extra == 1);
         } else {
             sharded_signal(engine, op, lane->peer, type, &lane->head);
         }
@@ -206,6 +216,11 @@ static bool parse(struct lane *lane) {
             if (lane->got < lane->length) break;
             lane->receiving = LANE_HEAD;
             if (!deliver(lane)) return false;
+            if (lane->header.type == WIRE_CHUNK_AT && lane->buffered - lane->consumed >= FRAME_HEAD_BYTES) {
+                // Such a head stands for a whole chunk: let the other lanes have their turn, and the neighbour what can be forwarded.
+                lane->resume = true;
+                return true;
+            }
         } else {
             return true;
         }
@@ -344,8 +359,8 @@ static bool lane_write(struct lane *lane) {
     if (finished == NULL) return false;
 
     struct op *op = finished->op;
-    if (op != NULL && op->path == PLAN_RING) ring_sent(engine, op, finished->length);
-    if (op != NULL && op->path == PLAN_SHARDED) sharded_sent(engine, op, finished);
+    if (op != NULL && op->path == PLAN_RING) ring_sent(engine, op, finished);
+    else if (op != NULL && op->path == PLAN_SHARDED) sharded_sent(engine, op, finished); // not after ring_sent: that may have completed the op
     pthread_mutex_lock(&engine->lock);
     frame_free(engine, finished);
     pthread_mutex_unlock(&engine->lock);
@@ -358,10 +373,10 @@ bool lane_step(struct lane *lane) {
         lane->resume = false;
         if (!parse(lane)) lane_break(lane, "malformed frame");
     }
-    if (!lane->broken && lane->readable) more |= lane_read(lane);
+    if (!lane->broken && lane->readable && !lane->resume) more |= lane_read(lane);
     if (!lane->broken) more |= lane_write(lane);
     if (lane->broken) return false;
-    return more;
+    return more || lane->resume;
 }
 
 // Frames of shared state outlive epochs, all others outlive the round of shared state.

@@ -137,7 +137,7 @@ void op_free(struct engine *engine, struct op *op) {
 
 void op_end(struct engine *engine, struct op *op, enum engine_result result) {
     small_release(engine, op);
-    ring_release(engine, op);
+    ring_release(op);
     sharded_release(engine, op);
     op->outcome.result = result;
     op->outcome.info = (struct engine_info){op->contributors, op->tx_bytes, op->rx_bytes};

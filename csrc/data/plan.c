@@ -22,10 +22,10 @@ struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard) {
     return range;
 }
 
-uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes) {
+uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes) {
     uint64_t bytes = shard_elements * element_bytes / CHUNKS_PER_SHARD;
     if (bytes < PLAN_CHUNK_MIN) bytes = PLAN_CHUNK_MIN;
-    if (bytes > PLAN_CHUNK_MAX) bytes = PLAN_CHUNK_MAX;
+    if (bytes > max_bytes) bytes = max_bytes;
     return bytes / element_bytes;
 }
 

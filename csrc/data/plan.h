@@ -16,6 +16,7 @@ enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SHARDED };
 enum {
     PLAN_SMALL_MAX = 256 * 1024, // bytes; bounds what a member buffers for ops that its neighbours post early
     PLAN_CHUNK_MAX = 256 * 1024, // bytes; send, scratch and result of one chunk fit an L2 cache of 1 MiB together
+    PLAN_PLACED_MAX = 1024 * 1024, // bytes of a chunk that the neighbour reads out of our memory; worked through in parts
     PLAN_CHUNK_MIN = 32 * 1024,
 };
 
@@ -29,8 +30,8 @@ enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uin
 
 struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard);
 
-// Elements per chunk of a shard with this many elements; at least 1.
-uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes);
+// Elements per chunk of a shard with this many elements, of at most `max_bytes`; at least 1.
+uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes);
 
 enum plan_step { PLAN_INVALID, PLAN_REDUCE, PLAN_REDUCE_LAST, PLAN_GATHER, PLAN_GATHER_LAST };
 // What `rank` does with a chunk of `shard` that arrives at `hop`. All but GATHER_LAST are forwarded as hop + 1.

@@ -1,6 +1,8 @@
 // Ring all-reduce, see plan.h. A partial sum lives where its result will be (recv), so a chunk can always be received, whatever waits
 // to be sent: rings cannot lock, and nothing but the chunk on its way needs memory of ours.
 #include <pccl.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "compute/kernels.h"
 #include "data/engine_private.h"
@@ -8,12 +10,16 @@
 static struct peer *successor(struct engine *engine) { return engine->members[(engine->rank + 1) % engine->count]; }
 static struct peer *predecessor(struct engine *engine) { return engine->members[(engine->rank + engine->count - 1) % engine->count]; }
 
+static bool can_be_read(const struct op *op) {
+    return memory_can_be_read(op->reduce.send, op->bytes) && memory_can_be_read(op->reduce.recv, op->bytes);
+}
+
 void ring_begin(struct engine *engine, struct op *op) {
     uint64_t count = op->reduce.fingerprint.count;
     struct plan_range own = plan_shard(count, engine->count, engine->rank);
     op->inject = own.begin;
     op->inject_end = own.end;
-    op->chunk = plan_chunk(own.end - own.begin, op->element);
+    op->injected = op->returned = 0;
     op->send_left = op->tx_bytes = plan_ring_sent(count, engine->count, engine->rank) * op->element;
     op->receive_left = op->rx_bytes = plan_ring_received(count, engine->count, engine->rank) * op->element;
 
@@ -22,79 +28,91 @@ void ring_begin(struct engine *engine, struct op *op) {
     pthread_mutex_lock(&engine->lock);
     struct early *early = early_take(engine, successor(engine), head.tag, head.sequence, WIRE_READY);
     op->next_ready = early != NULL;
+    op->next_reads = early != NULL && early->head.extra == 1 && can_be_read(op);
     if (early != NULL && !wire_fingerprint_equal(&early->head.fingerprint, &head.fingerprint))
         engine_accuse(engine, op, early->from, &early->head.fingerprint);
     if (early != NULL) early_free(engine, early);
+    head.extra = predecessor(engine)->memory != 0;
     signal_send(engine, predecessor(engine), WIRE_READY, &head, NULL);
     peer_heat(successor(engine));
     pthread_mutex_unlock(&engine->lock);
 }
 
-bool ring_receive(struct lane *lane, struct op *op, size_t length) {
+bool ring_receive(struct lane *lane, struct op *op, size_t bytes) {
     struct engine *engine = lane->engine;
     const struct wire_op *head = &lane->head;
-    if (lane->peer != predecessor(engine) || length == 0 || length > PLAN_CHUNK_MAX || length % op->element != 0 || length > op->receive_left)
+    if (lane->peer != predecessor(engine) || bytes == 0 || bytes > PLAN_PLACED_MAX || bytes % op->element != 0 || bytes > op->receive_left)
         return false;
     enum plan_step step = plan_ring_step(engine->count, engine->rank, head->shard, head->hop);
     struct plan_range shard = plan_shard(op->reduce.fingerprint.count, engine->count, head->shard);
-    uint64_t elements = length / op->element;
+    uint64_t elements = bytes / op->element;
     if (step == PLAN_INVALID || head->offset < shard.begin || head->offset > shard.end || elements > shard.end - head->offset) return false;
+    lane->bytes = bytes;
     if (step == PLAN_REDUCE || step == PLAN_REDUCE_LAST) {
-        lane->to = lane_scratch(lane);
-        return lane->to != NULL;
+        lane->target = lane_scratch(lane);
+        return lane->target != NULL;
     }
     uint64_t at = head->offset * op->element;
     // The first write to a range of an in-place tensor: while reducing for all shards but the own, which is only sent then.
-    if (head->shard == engine->rank && !backup_save(op, at, length)) return false;
-    lane->to = (uint8_t *)op->reduce.recv + at;
+    if (head->shard == engine->rank && !backup_save(op, at, bytes)) return false;
+    lane->target = (uint8_t *)op->reduce.recv + at;
     return true;
 }
 
-// Lock held.
-static void forward_now(struct engine *engine, struct frame *frame) {
-    struct lane *next = engine_lane(successor(engine), frame->lane);
-    if (next == NULL) { // the link broke; the op is redone in the next epoch
-        frame_free(engine, frame);
-        return;
-    }
+// Lock held. The chunk at `payload`, copied into the link, or, when the neighbour reads our memory, named.
+static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wire_op *head, const uint8_t *payload, size_t bytes) {
+    if (op->next_reads) head->extra = (uint32_t)bytes;
+    struct frame *frame = frame_new(engine, op->next_reads ? WIRE_CHUNK_AT : WIRE_CHUNK, head, op->next_reads ? PLACE_BYTES : bytes);
+    if (frame == NULL) return NULL;
+    uint64_t address = (uint64_t)(uintptr_t)payload;
+    memcpy(frame->place, &address, sizeof address);
+    frame->op = op;
+    frame->bytes = (uint32_t)bytes;
+    frame->payload = op->next_reads ? frame->place : payload;
+    return frame;
+}
+
+static void forward_now(struct engine *engine, struct op *op, struct wire_op *head, size_t bytes, uint32_t index) {
+    struct lane *next = engine_lane(successor(engine), index);
+    if (next == NULL) return; // the link broke; the op is redone in the next epoch
+    struct frame *frame = chunk_frame(engine, op, head, (const uint8_t *)op->reduce.recv + head->offset * op->element, bytes);
+    if (frame == NULL) return;
     lane_push(next, frame);
     lane_heat(next);
 }
 
 static void forward(struct lane *lane, struct op *op) {
     struct engine *engine = lane->engine;
+    pthread_mutex_lock(&engine->lock);
+    struct held *held = op->next_ready ? NULL : malloc(sizeof *held);
     struct wire_op head = lane->head;
     head.hop++;
-    pthread_mutex_lock(&engine->lock);
-    struct frame *frame = frame_new(engine, WIRE_CHUNK, &head, lane->length);
-    if (frame != NULL) {
-        frame->op = op;
-        frame->payload = (const uint8_t *)op->reduce.recv + head.offset * op->element;
-        frame->lane = lane->index;
-        if (op->next_ready) {
-            forward_now(engine, frame);
-        } else {
-            frame->next = op->held;
-            op->held = frame;
-        }
+    head.extra = 0;
+    if (held != NULL) {
+        *held = (struct held){op->held, head, lane->bytes, lane->index};
+        op->held = held;
+    } else if (op->next_ready) {
+        forward_now(engine, op, &head, lane->bytes, lane->index);
     }
     pthread_mutex_unlock(&engine->lock);
 }
 
-void ring_next_ready(struct engine *engine, struct op *op) {
+void ring_next_ready(struct engine *engine, struct op *op, bool reads) {
     op->next_ready = true;
+    op->next_reads = reads && can_be_read(op);
     while (op->held != NULL) {
-        struct frame *frame = op->held;
-        op->held = frame->next;
-        forward_now(engine, frame);
+        struct held *held = op->held;
+        op->held = held->next;
+        forward_now(engine, op, &held->head, held->bytes, held->lane);
+        free(held);
     }
 }
 
-void ring_release(struct engine *engine, struct op *op) {
+void ring_release(struct op *op) {
     while (op->held != NULL) {
-        struct frame *frame = op->held;
-        op->held = frame->next;
-        frame_free(engine, frame);
+        struct held *held = op->held;
+        op->held = held->next;
+        free(held);
     }
 }
 
@@ -102,43 +120,76 @@ static void check_complete(struct engine *engine, struct op *op) {
     if (op->receive_left == 0 && op->send_left == 0) engine_complete(engine, op);
 }
 
-void ring_received(struct lane *lane, struct op *op) {
-    struct engine *engine = lane->engine;
+// result = partial sum op own input, and on the last hop the average.
+static void reduce_part(struct engine *engine, struct op *op, enum plan_step step, uint64_t at, const void *partial, size_t bytes) {
     const struct wire_fingerprint *what = &op->reduce.fingerprint;
+    const struct kernels *kernels = kernels_get();
+    void *result = (uint8_t *)op->reduce.recv + at;
+    size_t elements = bytes / op->element;
+    kernels->reduce[what->op][what->dtype](result, partial, (const uint8_t *)op->reduce.send + at, elements);
+    if (step == PLAN_REDUCE_LAST && what->op == pcclAvg) kernels->divide[what->dtype](result, elements, engine->count);
+}
+
+// Takes a chunk out of the neighbour's memory, and reduces it part by part, while the part is in the cache.
+static bool take_placed(struct lane *lane, struct op *op, enum plan_step step, uint64_t at) {
+    uint64_t address;
+    memcpy(&address, lane->place, sizeof address);
+    bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
+    size_t part_bytes = reduce ? PLAN_CHUNK_MAX / 2 : lane->bytes;
+    for (size_t done = 0; done < lane->bytes; done += part_bytes) {
+        size_t part = lane->bytes - done < part_bytes ? lane->bytes - done : part_bytes;
+        if (!memory_read(lane->peer->memory, lane->target, address + done, part)) return false;
+        if (reduce) reduce_part(lane->engine, op, step, at + done, lane->target, part);
+    }
+    return true;
+}
+
+bool ring_received(struct lane *lane, struct op *op) {
+    struct engine *engine = lane->engine;
     enum plan_step step = plan_ring_step(engine->count, engine->rank, lane->head.shard, lane->head.hop);
     uint64_t at = lane->head.offset * op->element;
-    size_t elements = lane->length / op->element;
-    if (step == PLAN_REDUCE || step == PLAN_REDUCE_LAST) {
-        const struct kernels *kernels = kernels_get();
-        uint8_t *result = (uint8_t *)op->reduce.recv + at;
-        if (!backup_save(op, at, lane->length)) return; // no memory: the op stays open and ends with the communicator
-        kernels->reduce[what->op][what->dtype](result, lane->scratch, (const uint8_t *)op->reduce.send + at, elements);
-        if (step == PLAN_REDUCE_LAST && what->op == pcclAvg) kernels->divide[what->dtype](result, elements, engine->count);
+    bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
+    if (reduce && !backup_save(op, at, lane->bytes)) return false;
+    if (lane->header.type == WIRE_CHUNK_AT) {
+        if (!take_placed(lane, op, step, at)) return false;
+    } else if (reduce) {
+        reduce_part(engine, op, step, at, lane->scratch, lane->bytes);
     }
-    op->receive_left -= lane->length;
+    op->receive_left -= lane->bytes;
+    if (lane->head.shard == engine->rank) {
+        op->returned++;
+        if (op->next_reads) {
+            pthread_mutex_lock(&engine->lock);
+            peer_heat(successor(engine));
+            pthread_mutex_unlock(&engine->lock);
+        }
+    }
     if (step != PLAN_GATHER_LAST) forward(lane, op);
     check_complete(engine, op);
+    return true;
 }
 
 struct frame *ring_next(struct lane *lane, struct op *op) {
     struct engine *engine = lane->engine;
     if (!op->next_ready || op->inject == op->inject_end || lane->index == 0 || lane->peer != successor(engine)) return NULL;
-    uint64_t elements = op->inject_end - op->inject < op->chunk ? op->inject_end - op->inject : op->chunk;
+    if (op->next_reads && op->injected - op->returned >= PLACED_AHEAD) return NULL;
+    struct plan_range own = plan_shard(op->reduce.fingerprint.count, engine->count, engine->rank);
+    uint64_t elements = plan_chunk(own.end - own.begin, op->element, op->next_reads ? PLAN_PLACED_MAX : PLAN_CHUNK_MAX);
+    if (elements > op->inject_end - op->inject) elements = op->inject_end - op->inject;
     struct wire_op head;
     op_head(op, &head);
     head.shard = (uint16_t)engine->rank;
     head.offset = op->inject;
     pthread_mutex_lock(&engine->lock);
-    struct frame *frame = frame_new(engine, WIRE_CHUNK, &head, elements * op->element);
+    struct frame *frame = chunk_frame(engine, op, &head, (const uint8_t *)op->reduce.send + op->inject * op->element, elements * op->element);
     pthread_mutex_unlock(&engine->lock);
     if (frame == NULL) return NULL;
-    frame->op = op;
-    frame->payload = (const uint8_t *)op->reduce.send + op->inject * op->element;
     op->inject += elements;
+    op->injected++;
     return frame;
 }
 
-void ring_sent(struct engine *engine, struct op *op, uint32_t length) {
-    op->send_left -= length;
+void ring_sent(struct engine *engine, struct op *op, const struct frame *frame) {
+    op->send_left -= frame->bytes;
     check_complete(engine, op);
 }

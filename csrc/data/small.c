@@ -311,11 +311,25 @@ void small_forget(struct engine *engine, struct peer *peer) {
         }
 }
 
+// A supplied member holds the result for the others as if it had completed the op itself: the supplier may die before it has reached them.
+static void keep_supplied(struct engine *engine, const struct wire_op_name *name, struct block *result) {
+    struct kept *kept = calloc(1, sizeof *kept + engine->count * sizeof kept->unacked[0]), **slot = kept_slot(engine, name->tag);
+    if (kept == NULL) return;
+    result->references++;
+    kept->result = result;
+    kept->name = *name;
+    for (uint32_t i = 0; i < engine->count; i++)
+        if (i != engine->rank) kept->unacked[kept->unacked_count++] = engine->members[i];
+    kept->next = *slot;
+    *slot = kept;
+}
+
 void small_supplied(struct engine *engine, const struct wire_op *head, uint64_t epoch, struct block *block) {
     struct op *op = op_find(engine, head->tag);
     struct wire_op_name name = {epoch, head->tag, head->sequence};
     if (op != NULL && op->frozen && op->phase != OP_ENDED && op->path == PLAN_SMALL && same_name(&op->name, &name) && block->length == op->bytes) {
         if (op->bytes > 0) memcpy(op->reduce.recv, block->bytes, op->bytes);
+        keep_supplied(engine, &name, block);
         for (uint32_t i = 0; i < engine->count; i++)
             if (i != engine->rank) {
                 engine->members[i]->acks[engine->members[i]->ack_count++] = op->name;

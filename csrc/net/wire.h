@@ -55,7 +55,7 @@ enum wire_type {
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted
-    WIRE_READY,           // op posted here, chunks may be sent to me
+    WIRE_READY,           // op posted here, chunks may be sent to me; ring: extra = 1 when I can read the receiver's memory
     WIRE_POSTED,          // small op posted here, data follows once you have posted it too
     WIRE_SMALL,           // one member's whole input of a small op
     WIRE_ACK,             // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 0)
@@ -64,6 +64,8 @@ enum wire_type {
     WIRE_CODES,           // quantised: one block of one member's input, to the owner
     WIRE_RESULT,          // quantised: one block of the result, from the owner
     WIRE_GRANT,           // quantised: the owner takes blocks below `offset`
+    WIRE_MEMORY,          // direct link: how a process of the same host can check that it reads my memory; payload is data/memory's offer
+    WIRE_CHUNK_AT,        // ring: a chunk as WIRE_CHUNK, in the sender's memory: payload is the u64 address, extra = bytes
     WIRE_SYNC_ASK_HASHES, // receiver -> donor: these leaf hashes, please; see "shared state" below for all four
     WIRE_SYNC_HASHES,     // donor -> receiver
     WIRE_SYNC_ASK,        // receiver -> donor: these leaves, please

@@ -103,11 +103,11 @@ def team(groups: list[int], *, lanes: int = 0, heartbeat_limit: float | None = N
 
 
 def admit(comms: list[Communicator], fresh: Communicator) -> None:
-    """Connects `fresh`, while all others vote for it."""
+    """Connects `fresh`, while all others vote for it; all of them end in the epoch that it is in."""
     joining = Background(fresh.connect, 1)
-    while comms and joining.running():
-        together(*(lambda comm=comm: comm.update_topology(timeout=PATIENCE) for comm in comms))
-        time.sleep(0.002)
+    if comms:
+        world = comms[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) + 1
+        on_all(comms, lambda comm, rank: form(comm, world))
     joining.result()
 
 

@@ -456,6 +456,8 @@ FLOATS = [DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE]
 
 
 def numbers(kind: DataType, rank: int, count: int) -> np.ndarray:
+    if kind is DataType.BFLOAT16:
+        pytest.importorskip("ml_dtypes")
     made = np.random.default_rng(rank).uniform(-50, 50, count)
     if kind in (DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64):
         made = np.abs(made)
@@ -619,7 +621,8 @@ def test_20_entries_of_every_kind():
     memory = np.zeros(4096 + 16, np.uint8)
     entries = [np.ones((), np.float64), np.ones(1, np.int16), *(np.ones(3, np.float32) for _ in range(300))]
     entries += [memory[offset : offset + 1024].view(np.float16) for offset in (1, 3, 1030)]
-    entries += [np.ones(2, DataType.BFLOAT16.to_numpy_dtype())]
+    with contextlib.suppress(AssertionError):  # without ml_dtypes numpy has no bfloat16
+        entries += [np.ones(2, DataType.BFLOAT16.to_numpy_dtype())]
     with team([0]) as [comm]:
         state = shared_state(*entries)
         assert comm.sync_shared_state(state).rx_bytes == 0
@@ -671,9 +674,7 @@ def test_a_newcomers_wait_ends_at_its_timeout_and_goes_on():
         with pytest.raises(pccl.PCCLTimeoutError):
             fresh.connect(timeout=0.3)
         joining = Background(fresh.connect)
-        while joining.running():
-            comm.update_topology(timeout=PATIENCE)
-            time.sleep(0.01)
+        form(comm, 2)
         joining.result()
         assert worlds(fresh) == worlds(comm) == [2, 2, 1, 2]
 

@@ -149,7 +149,7 @@ static struct world *world_new(uint32_t count, uint32_t lanes) {
         struct side *side = &world->sides[i];
         *side = (struct side){.world = world, .index = i, .alive = true};
         side->id.bytes[0] = (uint8_t)(i + 1);
-        struct engine_callbacks callbacks = {side, on_done, on_mismatch, on_frozen, on_link_down};
+        struct engine_callbacks callbacks = {.context = side, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down};
         side->engine = engine_new(&side->id, &callbacks);
         CHECK(side->engine != NULL);
     }

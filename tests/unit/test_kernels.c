@@ -420,9 +420,9 @@ static void test_choice(void) {
 
 #if defined(__x86_64__)
 static void test_thread_mode(void) {
-    check_case("denormals after kernels_thread_begin");
+    check_case("denormals after kernels_enter");
     __builtin_ia32_ldmxcsr(0x9FC0); // flush to zero, denormals are zero
-    kernels_thread_begin();
+    kernels_enter();
     float tiny = float_from_bits(1), twice;
     kernels_get()->reduce[pcclSum][F32](&twice, &tiny, &tiny, 1);
     CHECK_EQ(float_to_bits(twice), 2);

@@ -27,7 +27,23 @@ static uint64_t epochs[PEERS]; // number in force at the peer
 
 // ---- the harness ----
 
+// Memory is refused to the mind alone, from the `refuse_at`-th request inside it on, `refuse_count` times.
+static bool inside;
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define CAN_REFUSE 1
+static uint64_t requests, refuse_at = UINT64_MAX, refuse_count;
+extern void *__libc_malloc(size_t size);
+extern void *__libc_calloc(size_t count, size_t size);
+extern void *__libc_realloc(void *old, size_t size);
+static bool refused(void) { return inside && ++requests >= refuse_at && requests < refuse_at + refuse_count; }
+void *malloc(size_t size) { return refused() ? NULL : __libc_malloc(size); }
+void *calloc(size_t count, size_t size) { return refused() ? NULL : __libc_calloc(count, size); }
+void *realloc(void *old, size_t size) { return refused() ? NULL : __libc_realloc(old, size); }
+#endif
+
 static void act(const struct membership_actions *actions) {
+    inside = false;
     for (size_t i = 0; i < actions->send_count; i++) {
         const struct membership_send *send = &actions->sends[i];
         struct box *box = &boxes[send->conn];
@@ -104,7 +120,7 @@ static struct wire_address address_of(char peer) { return (struct wire_address){
 static void say(char peer, struct wire_buffer *frame) {
     struct wire_header header;
     CHECK(wire_header_decode(frame->bytes, &header));
-    act(membership_message(m, now, (uint32_t)(peer - 'a'), &header, frame->bytes + WIRE_HEADER_BYTES));
+    act((inside = true, membership_message(m, now, (uint32_t)(peer - 'a'), &header, frame->bytes + WIRE_HEADER_BYTES)));
     wire_buffer_fini(frame);
 }
 
@@ -116,7 +132,7 @@ static void hello_from(char peer, uint32_t group, struct wire_address address) {
     struct wire_hello hello = {.version = WIRE_VERSION, .id = id_of(peer), .group = group, .lanes = 2, .port = 48149};
     clear(&boxes[peer - 'a']);
     epochs[peer - 'a'] = 0;
-    act(membership_peer_connected(m, now, (uint32_t)(peer - 'a'), &address, &hello));
+    act((inside = true, membership_peer_connected(m, now, (uint32_t)(peer - 'a'), &address, &hello)));
 }
 
 // Registers; the WELCOME is checked and taken.
@@ -160,7 +176,7 @@ static void simple(char peer, enum wire_type type) {
     say(peer, &out);
 }
 
-static void die(char peer) { act(membership_peer_lost(m, now, (uint32_t)(peer - 'a'), "test")); }
+static void die(char peer) { act((inside = true, membership_peer_lost(m, now, (uint32_t)(peer - 'a'), "test"))); }
 
 static void link_down(char peer, char accused) {
     struct wire_buffer out = {0};
@@ -210,7 +226,7 @@ static void pass(int64_t ms, const char *alive) {
     for (int64_t until = now + ms * MS_NS; now < until;) {
         now += 10 * MS_NS;
         for (const char *p = alive; *p; p++) simple(*p, WIRE_HEARTBEAT);
-        if (membership_next_deadline(m) <= now) act(membership_tick(m, now));
+        if (membership_next_deadline(m) <= now) act((inside = true, membership_tick(m, now)));
     }
 }
 
@@ -500,7 +516,7 @@ static void test_bad_candidates(void) {
     now += LIMIT_MS * MS_NS - 10 * MS_NS; // past the limit of the candidate
     for (const char *p = "abc"; *p; p++) simple(*p, WIRE_HEARTBEAT);
     now += 10 * MS_NS;
-    act(membership_tick(m, now));
+    act((inside = true, membership_tick(m, now)));
     REFUSED('c', "in time");
     REFUSED('d', "silent");
     OUTCOME("ab", UPDATE, 0, 0);
@@ -1048,7 +1064,7 @@ static void test_refusals(void) {
     begin("another version");
     struct wire_hello hello = {.version = WIRE_VERSION + 1};
     struct wire_address address = address_of('a');
-    act(membership_peer_connected(m, now, 0, &address, &hello));
+    act((inside = true, membership_peer_connected(m, now, 0, &address, &hello)));
     REFUSED('a', "version");
     CHECK_EQ(membership_peer_count(m), 0);
     end();
@@ -1071,7 +1087,7 @@ static void test_refusals(void) {
     begin("an id twice");
     form("a", 0);
     hello = (struct wire_hello){.version = WIRE_VERSION, .id = id_of('a'), .lanes = 1, .port = 1};
-    act(membership_peer_connected(m, now, 1, &address, &hello));
+    act((inside = true, membership_peer_connected(m, now, 1, &address, &hello)));
     REFUSED('b', "registered");
     end();
 }
@@ -1083,11 +1099,11 @@ static void test_violations(void) {
         form("ab", 0);
         struct wire_header header = head('a');
         header.type = (uint16_t)wrong[i];
-        act(membership_message(m, now, 0, &header, NULL));
+        act((inside = true, membership_message(m, now, 0, &header, NULL)));
         EXPELLED('a', wire_type_name((uint16_t)wrong[i]));
         EPOCH("b", LOSS, 3, 3, "b");
         header.type = WIRE_HEARTBEAT;
-        act(membership_message(m, now, 0, &header, NULL)); // nobody any more
+        act((inside = true, membership_message(m, now, 0, &header, NULL))); // nobody any more
         end();
     }
 
@@ -1101,12 +1117,12 @@ static void test_violations(void) {
     begin("stale run and generation are ignored, a future epoch is not");
     form("ab", 0);
     struct wire_header header = {.type = WIRE_LEAVE, .run = run + 1, .generation = generation, .epoch = 2};
-    act(membership_message(m, now, 0, &header, NULL));
+    act((inside = true, membership_message(m, now, 0, &header, NULL)));
     header = (struct wire_header){.type = WIRE_LEAVE, .run = run, .generation = generation + 1, .epoch = 2};
-    act(membership_message(m, now, 0, &header, NULL));
+    act((inside = true, membership_message(m, now, 0, &header, NULL)));
     CHECK(quiet("ab"));
     header = (struct wire_header){.type = WIRE_HEARTBEAT, .run = run, .generation = generation, .epoch = 3};
-    act(membership_message(m, now, 0, &header, NULL));
+    act((inside = true, membership_message(m, now, 0, &header, NULL)));
     EXPELLED('a', "never was");
     EPOCH("b", LOSS, 3, 3, "b");
     end();
@@ -1125,7 +1141,7 @@ static void test_violations(void) {
             for (size_t k = 0; k < header.length; k++) body[k] = (uint8_t)(check_random(&seed) % 3);
             uint8_t *exact = malloc(header.length + 1);
             memcpy(exact, body, header.length);
-            act(membership_message(m, now, (uint32_t)(check_random(&seed) % 4), &header, exact));
+            act((inside = true, membership_message(m, now, (uint32_t)(check_random(&seed) % 4), &header, exact)));
             free(exact);
             wire_buffer_fini(&frame);
         }
@@ -1185,6 +1201,92 @@ static void test_runs(void) {
     end();
 }
 
+#ifdef CAN_REFUSE
+// What a peer does with everything it was sent; it may be expelled meanwhile.
+static void obey(char peer) {
+    struct box *box = &boxes[peer - 'a'];
+    while (box->head < box->tail) {
+        struct frame frame = box->frames[box->head++];
+        struct wire_candidate candidate = {.epoch.members = members};
+        struct wire_epoch_commit commit = {.epoch.members = members};
+        struct wire_measure measure;
+        char self[2] = {peer, 0};
+        if (frame.header.type == WIRE_WELCOME) run = frame.header.run;
+        if (frame.header.type == WIRE_CANDIDATE && wire_decode_candidate(frame.body, frame.header.length, &candidate)) linked(self, candidate.attempt, "");
+        if (frame.header.type == WIRE_MEASURE && wire_decode_measure(frame.body, frame.header.length, &measure)) measured(peer, peer, (char)measure.target.bytes[0], 1000 * measure.target.bytes[0]);
+        if (frame.header.type != WIRE_EPOCH || !wire_decode_epoch_commit(frame.body, frame.header.length, &commit)) continue;
+        bool entered = commit.epoch.group_epoch == commit.epoch.number;
+        epochs[peer - 'a'] = commit.epoch.number;
+        uint64_t begun = commit.epoch.number - 1;
+        if (entered) REPORT(peer, commit.epoch.number, {begun, 1, 'O'}, {begun, 2, 'k'}, {begun, 3, 'D'}, {begun, (uint64_t)peer, 'o'});
+    }
+    for (size_t i = 0; i < box->tail; i++) free(box->frames[i].body);
+    box->head = box->tail = 0;
+}
+
+static void obey_all(void) {
+    for (int turn = 0; turn < 12; turn++)
+        for (const char *p = "abcdef"; *p; p++) obey(*p);
+}
+
+static void vote_accepted(uint8_t kind) {
+    for (char p[2] = "a"; *p <= 'f'; ++*p)
+        if (epochs[*p - 'a'] != 0) vote(p, kind);
+}
+
+// A life with everything in it; who is still there does not matter.
+static void live(void) {
+    for (const char *p = "abcdef"; *p; p++) hello_from(*p, *p == 'f', address_of(*p));
+    obey_all();
+    vote_accepted(WIRE_VOTE_UPDATE);
+    obey_all();
+    uint64_t epoch = membership_epoch(m);
+    for (uint64_t tag = 0; tag < 40; tag++) done("abcde", epoch, tag);
+    mismatch('b', epoch, 103, 'c');
+    obey_all();
+    vote_accepted(WIRE_VOTE_OPTIMIZE);
+    obey_all();
+    link_down('c', 'd');
+    for (int i = 0; i < 5; i++) {
+        now += 10 * MS_NS;
+        for (const char *p = "abcdef"; *p; p++) simple(*p, WIRE_HEARTBEAT);
+        act((inside = true, membership_tick(m, now)));
+    }
+    obey_all();
+    die('a');
+    obey_all();
+}
+
+static void test_memory(void) {
+    begin("how much memory a life asks for");
+    requests = 0;
+    live();
+    uint64_t all = requests;
+    end();
+    fprintf(stderr, "%llu requests for memory\n", (unsigned long long)all);
+    CHECK(all > 20);
+    for (uint64_t at = 1; at <= all; at++)
+        for (uint64_t count = 1; count <= 64; count *= 8) {
+            char name[64];
+            snprintf(name, sizeof name, "request %llu refused %llu times", (unsigned long long)at, (unsigned long long)count);
+            begin(name);
+            requests = 0;
+            refuse_at = at;
+            refuse_count = count;
+            live();
+            refuse_at = UINT64_MAX;
+            for (char p = 'a'; p <= 'f'; p++) die(p);
+            CHECK_EQ(membership_peer_count(m), 0);
+            for (int c = 0; c < PEERS; c++) clear(&boxes[c]);
+            form("abC", 0); // all is well again
+            die('b');
+            EPOCH("a", LOSS, 3, 3, "ac");
+            EPOCH("c", LOSS, 3, 2, "ac");
+            end();
+        }
+}
+#endif
+
 int main(void) {
     test_first_peer();
     test_join();
@@ -1201,5 +1303,8 @@ int main(void) {
     test_violations();
     test_time();
     test_runs();
+#ifdef CAN_REFUSE
+    test_memory();
+#endif
     return check_status();
 }

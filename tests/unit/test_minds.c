@@ -1,6 +1,6 @@
 // The master's mind and the peers' minds together, in virtual time, with a model of the network and of the data plane: random delays, crashes,
 // leaves, stopped processes, broken links, pairs that cannot reach each other, joins. A run is a seed; a failing one replays exactly:
-// test_minds <seed>.
+// test_minds <seed> [how many]; MINDS_LOG=1 tells what the minds say.
 //
 // Every peer runs one program: vote, admit newcomers, now and then optimise, reduce a few tags, repeat what was lost, sync its state. Checked:
 //  - agreement: of one op no peer gets success and another, that lives and stays, a retryable error;
@@ -84,7 +84,7 @@ struct kept {
 struct peer {
     bool running; // a process
     uint32_t life, group;
-    uint64_t stopped_until;
+    int64_t stopped_until;
     struct member *mind;
     struct member_output out;
     int64_t to_master_at, from_master_at; // last delivery, so that order is kept
@@ -535,7 +535,8 @@ static void on_fetched(const struct event *event) {
     done.round = peer->sync_round;
     done.complete = 0;
     done.count = 0;
-    for (uint32_t i = 0, first = (uint32_t)below(peer->donor_count); i < peer->donor_count && !done.complete; i++) {
+    bool stalled = faulty && below(50) == 0; // no donor gives in time
+    for (uint32_t i = 0, first = (uint32_t)below(peer->donor_count); i < peer->donor_count && !done.complete && !stalled; i++) {
         uint32_t life;
         const struct wire_id *id = &peer->donors[(first + i) % peer->donor_count];
         int donor = slot_of(id, &life);
@@ -766,7 +767,6 @@ static void act(int p) {
 
 static void do_fault(void) {
     int p = (int)below(PEERS), other = (int)below(PEERS);
-    uint64_t until;
     switch (below(16)) {
     case 0: case 1: case 2:
         totals[COUNT_CRASH] += peers[p].running;
@@ -778,8 +778,8 @@ static void do_fault(void) {
         break;
     case 4: case 5:
         totals[COUNT_STOP]++;
-        until = (uint64_t)(now + (int64_t)below(below(2) ? LIMIT_MS / 2 : 2 * LIMIT_MS) * MS_NS);
-        if (until > peers[p].stopped_until) peers[p].stopped_until = until; // never less: what waits for it keeps its order
+        if (now < peers[p].stopped_until) break; // stopped already; waking it earlier would reorder what waits for it
+        peers[p].stopped_until = now + (int64_t)below(below(2) ? LIMIT_MS / 2 : 2 * LIMIT_MS) * MS_NS;
         break;
     case 6: case 7: case 8:
         for (uint32_t tries = 0; tries < 50 && connection_count > 0; tries++) {
@@ -902,8 +902,8 @@ static void run_until(int64_t end) {
         struct event event = pop();
         now = event.at;
         bool for_peer = event.kind != TO_MASTER && event.kind != LOST_AT_MASTER && event.kind != MASTER_TICK && event.kind != FAULT;
-        if (for_peer && (uint64_t)now < peers[event.peer].stopped_until && alive(event.peer, event.life)) {
-            event.at = (int64_t)peers[event.peer].stopped_until; // a stopped process; `order` is renewed, and with it the order among the delayed is kept
+        if (for_peer && now < peers[event.peer].stopped_until && alive(event.peer, event.life)) {
+            event.at = peers[event.peer].stopped_until; // a stopped process; what waits for it stays in order
             push(event);
             continue;
         }
@@ -981,7 +981,7 @@ static void run_seed(uint64_t with) {
 }
 
 int main(int argc, char **argv) {
-    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1 : 40;
+    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1 : 20;
     for (uint64_t s = first; s < first + count; s++) run_seed(s);
     static const char *const names[] = {"crashes", "leaves", "stops", "breaks", "blocks", "expelled", "refused", "ops ok", "ops lost", "supplies", "redone", "orders", "rounds", "joins", "syncs", "fetched", "not fetched", "without state", "kicked", "resumed"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) fprintf(stderr, "%s %llu%s", names[i], (unsigned long long)totals[i], i + 1 < sizeof names / sizeof names[0] ? ", " : "\n");

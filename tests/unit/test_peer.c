@@ -29,8 +29,10 @@ static ccoip_socket_address_t loopback(uint16_t port) {
     return (ccoip_socket_address_t){.inet = {.protocol = inetIPv4, .ipv4 = {{127, 0, 0, 1}}}, .port = port};
 }
 
+static uint32_t pool_size; // 0 = the default
+
 static pcclComm_t *new_comm(uint16_t port, uint32_t group) {
-    pcclCommCreateParams_t params = {.master_address = loopback(port), .peer_group = group};
+    pcclCommCreateParams_t params = {.master_address = loopback(port), .peer_group = group, .p2p_connection_pool_size = pool_size};
     pcclComm_t *comm = NULL;
     REQUIRE(pcclCreateCommunicator(&params, &comm) == pcclSuccess);
     return comm;
@@ -305,6 +307,37 @@ static void test_reduces(size_t count) {
     end_run(&run);
 }
 
+static void test_pools(void) {
+    static const uint32_t sizes[] = {1, 3, 200};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct run run;
+        check_case("pool of %u", sizes[i]);
+        pool_size = sizes[i];
+        start_run(&run, 2);
+        on_all(&run, "pools", work_reduces);
+        end_run(&run);
+    }
+    pool_size = 0;
+}
+
+static void test_ipv6(void) {
+    struct run run;
+    check_case("IPv6");
+    ccoip_socket_address_t address = {.inet = {.protocol = inetIPv6, .ipv6 = {{[15] = 1}}}};
+    start_master(&run);
+    CHECK_EQ(pcclDestroyMaster(run.master), pcclSuccess);
+    REQUIRE(pcclCreateMaster(address, &run.master) == pcclSuccess);
+    if (pcclRunMaster(run.master) == pcclSuccess) { // else this machine has no IPv6
+        REQUIRE(pccl_ext_master_port(run.master, &address.port) == pcclSuccess);
+        pcclCommCreateParams_t params = {.master_address = address};
+        run.count = wanted_world = 2;
+        for (size_t i = 0; i < 2; i++) REQUIRE(pcclCreateCommunicator(&params, &run.comms[i]) == pcclSuccess);
+        on_all(&run, "join", join_work);
+        on_all(&run, "IPv6", work_reduces);
+    }
+    end_run(&run);
+}
+
 static void test_groups(void) {
     struct run run;
     check_case("groups");
@@ -362,11 +395,13 @@ static int victim_main(uint16_t port) {
     REQUIRE(pcclInit() == pcclSuccess);
     pcclComm_t *comm = new_comm(port, 0);
     REQUIRE(pcclConnect(comm) == pcclSuccess);
-    while (world(comm) < 4) REQUIRE(pcclUpdateTopology(comm) == pcclSuccess);
+    while (world(comm) < 4 && pcclUpdateTopology(comm) == pcclSuccess) continue;
     float *values = new_input(3, LARGE);
     pcclReduceDescriptor_t descriptor = sum_of(LARGE, 1);
-    for (;;)
-        if (pcclAllReduce(values, values, &descriptor, comm, NULL) != pcclSuccess) return 1;
+    while (pcclAllReduce(values, values, &descriptor, comm, NULL) == pcclSuccess) continue;
+    free(values);
+    CHECK_EQ(pcclDestroyCommunicator(comm), pcclSuccess);
+    return 1;
 }
 
 static pid_t start_victim(uint16_t port) {
@@ -685,6 +720,7 @@ static void test_attack(void) {
 
 static void work_stopped(struct run *run, size_t rank) {
     join_work(run, rank);
+    CHECK_EQ(reduce(run->comms[rank], rank, LARGE, 1, 0xf), pcclSuccess);
     if (rank == 0) kill(victim, SIGSTOP);
     int64_t begin = platform_now_ns();
     pcclResult_t code;
@@ -721,6 +757,8 @@ int main(int argc, char **argv) {
     test_slices();
     test_reduces(2);
     test_reduces(3);
+    test_pools();
+    test_ipv6();
     test_groups();
     test_leaving(16);
     test_leaving(LARGE);

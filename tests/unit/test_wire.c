@@ -447,15 +447,16 @@ static void test_headers(void) {
     CHECK_MEM(bytes, first, sizeof first); // the byte order of the wire
     bytes[4] ^= 1;
     CHECK(!wire_header_decode(bytes, &out));
+    uint32_t last_data = WIRE_GRANT; // or later: the data types are numbered without a gap
+    while (strcmp(wire_type_name((uint16_t)(last_data + 1)), "unknown") != 0) last_data++;
     for (uint32_t type = 0; type <= UINT16_MAX; type++) {
-        static const uint16_t known_data = WIRE_SYNC_LEAF;
         in = (struct wire_header){.length = UINT32_MAX, .type = (uint16_t)type};
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -1);
         in.length = type >= WIRE_READY ? WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_SYNC_END) || (type >= WIRE_LINK_HELLO && type <= known_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_SYNC_END) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
