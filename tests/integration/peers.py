@@ -7,6 +7,7 @@ A peer process (`python peers.py ADDRESS GROUP`) reads one JSON request per line
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -249,6 +250,29 @@ class Commands:
             if not seen or seen[-1] != value:
                 seen.append(value)
         return seen
+
+    def state(self, megabytes: int, seed: int, revision: int) -> str:
+        """Makes a shared state of several entries with the contents of `seed`; gives its hash."""
+        random = np.random.default_rng(seed)
+        sizes = [megabytes << 20, 1, 300_001, 0, 77]
+        self.arrays = [random.integers(0, 256, size, np.uint8) for size in sizes]
+        infos = [pccl.TensorInfo.from_numpy(array, f"entry {at}") for at, array in enumerate(self.arrays)]
+        self.shared = pccl.SharedState(infos)
+        self.shared.revision = revision
+        return self.shared.hash()
+
+    def sync(self, strategy: str = "ENFORCE_POPULAR") -> dict[str, Any]:
+        info = self.comm.sync_shared_state(self.shared, pccl.SharedStateSyncStrategy[strategy])
+        return {**dataclasses.asdict(info), "hash": self.shared.hash(), "revision": self.shared.revision}
+
+    def step(self) -> None:
+        """What a training step does: the same change everywhere, and the next revision."""
+        for array in self.arrays:
+            array += 1
+        self.shared.push_revision()
+
+    def hash(self) -> str:
+        return self.shared.hash()
 
     def close(self) -> None:
         self.comm.close()

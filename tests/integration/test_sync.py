@@ -1,0 +1,387 @@
+"""Shared state between several peers: contract 6 and the rows of contract 4 that are about it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from peers import PATIENCE, Background, PeerProcess, address_of, admit, on_all, processes, team, together
+
+import pccl
+from pccl import Communicator, MasterNode, PCCLError, Result, SharedState, SharedStateSyncStrategy, TensorInfo
+
+ENFORCE = SharedStateSyncStrategy.ENFORCE_POPULAR
+RECEIVE = SharedStateSyncStrategy.RECEIVE_ONLY
+SEND = SharedStateSyncStrategy.SEND_ONLY
+
+
+class Held:
+    """A state and the arrays it is made of."""
+
+    def __init__(self, arrays: Sequence[Any], revision: int = 0, names: Sequence[str] | None = None) -> None:
+        self.arrays = list(arrays)
+        names = names or [f"entry {at}" for at in range(len(self.arrays))]
+        self.shared = SharedState([TensorInfo.from_numpy(array, name) for array, name in zip(self.arrays, names, strict=True)])
+        self.shared.revision = revision
+
+    def sync(self, comm: Communicator, strategy: SharedStateSyncStrategy = ENFORCE) -> Any:
+        try:
+            return comm.sync_shared_state(self.shared, strategy, timeout=PATIENCE)
+        except PCCLError as error:
+            return error.result
+
+
+def filled(seed: int, *sizes: int) -> list[np.ndarray[Any, Any]]:
+    generator = np.random.default_rng(seed)
+    return [generator.standard_normal(size) for size in sizes]
+
+
+def sync_all(comms: list[Communicator], held: list[Held], strategies: Sequence[SharedStateSyncStrategy] | None = None) -> list[Any]:
+    return on_all(comms, lambda comm, rank: held[rank].sync(comm, strategies[rank] if strategies else ENFORCE))
+
+
+def same(held: list[Held]) -> bool:
+    return all(np.array_equal(a, b, equal_nan=True) for one in held[1:] for a, b in zip(held[0].arrays, one.arrays, strict=True))
+
+
+def test_14_a_late_joiner_receives_contents_and_revision():
+    with MasterNode("127.0.0.1:0") as master, contextlib.ExitStack() as stack:
+        comms: list[Communicator] = []
+        for _ in range(2):
+            comms.append(stack.enter_context(Communicator(address_of(master))))
+            admit(comms[:-1], comms[-1])
+        held = [Held(filled(1, 10, 100_000, 1)) for _ in comms]
+        assert [info.rx_bytes for info in sync_all(comms, held)] == [0, 0]
+        for _ in range(3):
+            for one in held:
+                one.shared.push_revision()
+                one.arrays[0] += 1
+            assert [info.rx_bytes + info.tx_bytes for info in sync_all(comms, held)] == [0, 0]  # row 15
+        comms.append(stack.enter_context(Communicator(address_of(master))))
+        admit(comms[:-1], comms[-1])
+        held.append(Held(filled(2, 10, 100_000, 1)))
+        for one in held[:2]:
+            one.shared.push_revision()
+        infos = sync_all(comms, held)
+        size = sum(array.nbytes for array in held[0].arrays)
+        assert [info.rx_bytes for info in infos] == [0, 0, size]
+        assert sum(info.tx_bytes for info in infos) == size
+        assert [one.shared.revision for one in held] == [4, 4, 4]
+        assert same(held) and len({one.shared.hash() for one in held}) == 1
+        for one in held:
+            one.shared.push_revision()
+        assert [info.rx_bytes for info in sync_all(comms, held)] == [0, 0, 0]
+
+
+def test_one_of_many_entries_differs():
+    with team([0, 0]) as comms:
+        held = [Held(filled(1, *[17] * 300)) for _ in comms]
+        held[1].arrays[123] += 1
+        before = [array.ctypes.data for array in held[1].arrays]
+        infos = sync_all(comms, held)
+        assert [(info.tx_bytes, info.rx_bytes) for info in infos] == [(136, 0), (0, 136)]
+        assert infos[1].leaves == 1 and infos[1].donors == 1
+        assert same(held) and before == [array.ctypes.data for array in held[1].arrays]
+
+
+def test_entries_that_differ_in_part_move_in_part():
+    with team([0, 0]) as comms:
+        held = [Held(filled(1, 4 << 20)) for _ in comms]
+        for leaf in (0, 7, 100):
+            held[1].arrays[0][leaf * 32768] += 1
+        infos = sync_all(comms, held)
+        assert infos[1].rx_bytes == 3 << 18 and infos[1].leaves == 3
+        assert same(held)
+
+
+def test_two_of_three_agree_and_the_odd_one_receives():
+    with team([0, 0, 0]) as comms:
+        held = [Held(filled(seed, 1000)) for seed in (9, 1, 1)]
+        assert [info.rx_bytes for info in sync_all(comms, held)] == [8000, 0, 0]
+        assert same(held)
+
+
+def test_20_any_alignment_any_size_any_dtype():
+    dtypes = ["u1", "i1", "i2", "u2", "u4", "i4", "u8", "i8", "f2", ml_dtypes.bfloat16, "f4", "f8"]
+
+    def arrays(seed: int) -> list[np.ndarray[Any, Any]]:
+        generator = np.random.default_rng(seed)
+        made = [generator.integers(0, 100, size=1).astype(dtype) for dtype in dtypes]
+        made.append(np.array(generator.standard_normal()))  # 0-dim
+        made.append(np.zeros(0))
+        for shift in range(1, 16):
+            raw = np.empty(300_000 + shift, np.uint8)
+            made.append(raw[shift:])
+            made[-1][:] = generator.integers(0, 256, 300_000, np.uint8)
+        made += [generator.standard_normal(3) for _ in range(300)]
+        return made
+
+    with team([0, 0]) as comms:
+        held = [Held(arrays(seed)) for seed in (1, 2)]
+        infos = sync_all(comms, held)
+        assert infos[0].tx_bytes == infos[1].rx_bytes > 15 * 300_000
+        assert same(held)
+
+
+def test_torch_tensors_of_no_size_and_bfloat16():
+    with team([0, 0]) as comms:
+        tensors = [[torch.full((3, 5), value, dtype=torch.bfloat16), torch.zeros(0), torch.tensor(value)] for value in (1.0, 2.0)]
+        states = [SharedState([TensorInfo.from_torch(t, str(at)) for at, t in enumerate(one)]) for one in tensors]
+        on_all(comms, lambda comm, rank: comm.sync_shared_state(states[rank], timeout=PATIENCE))
+        assert torch.equal(tensors[1][0], tensors[0][0]) and tensors[1][2].item() == 1.0
+
+
+def test_many_entries():
+    with team([0, 0]) as comms:
+        held = [Held(filled(seed, *[1] * 20_000)) for seed in (1, 2)]
+        infos = sync_all(comms, held)
+        assert infos[1].rx_bytes == 160_000 and same(held)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "strategies", "received"),
+    [
+        ((1, 2, 2), (SEND, RECEIVE, RECEIVE), [0, 8000, 8000]),
+        ((1, 1, 2), (SEND, RECEIVE, RECEIVE), [0, 0, 8000]),
+        ((1, 1, 1), (SEND, SEND, SEND), [0, 0, 0]),
+        ((1, 1, 2), (SEND, SEND, SEND), [0, 0, Result.INVALID_USAGE]),
+        ((1, 2, 1), (RECEIVE, RECEIVE, RECEIVE), [Result.NO_SHARED_STATE_AVAILABLE] * 3),
+        ((1, 2, 2), (ENFORCE, RECEIVE, SEND), [0, Result.INVALID_USAGE, Result.INVALID_USAGE]),
+    ],
+)
+def test_strategies(seeds: tuple[int, ...], strategies: tuple[SharedStateSyncStrategy, ...], received: list[Any]):
+    with team([0, 0, 0]) as comms:
+        held = [Held(filled(seed, 1000)) for seed in seeds]
+        before = [one.arrays[0].copy() for one in held]
+        got = [getattr(info, "rx_bytes", info) for info in sync_all(comms, held, strategies)]
+        assert got == received
+        for one, old, what in zip(held, before, got, strict=True):
+            assert np.array_equal(one.arrays[0], held[0].arrays[0] if isinstance(what, int) else old)
+
+
+def test_a_receiver_that_has_the_content_never_sends():
+    with team([0, 0, 0]) as comms:
+        held = [Held(filled(seed, 500_000)) for seed in (1, 1, 2)]
+        infos = sync_all(comms, held, (SEND, RECEIVE, RECEIVE))
+        assert [info.tx_bytes for info in infos] == [4_000_000, 0, 0]
+        assert same(held)
+
+
+def test_a_different_mask_is_expelled_and_the_others_go_on():
+    with team([0, 0, 0]) as comms:
+        held = [Held(filled(1, 10)), Held(filled(1, 10)), Held(filled(1, 10), names=["other"])]
+        infos = sync_all(comms, held)
+        assert infos[2] == Result.INVALID_USAGE
+        assert [info.rx_bytes for info in infos[:2]] == [0, 0]
+        with pytest.raises(PCCLError) as caught:
+            comms[2].update_topology(timeout=PATIENCE)
+        assert caught.value.result == Result.MASTER_CONNECTION_FAILED
+        for one in held[:2]:
+            one.shared.push_revision()
+        assert [info.rx_bytes for info in sync_all(comms[:2], held[:2])] == [0, 0]
+
+
+def test_groups_do_not_touch_each_other():
+    with team([0, 0, 1, 1]) as comms:
+        held = [Held(filled(seed, 1000), revision) for seed, revision in ((1, 0), (2, 0), (3, 7), (4, 7))]
+        assert [info.rx_bytes for info in sync_all(comms, held)] == [0, 8000, 0, 8000]
+        assert [one.shared.revision for one in held] == [0, 0, 7, 7]
+        assert same(held[:2]) and same(held[2:]) and not same(held)
+
+
+def test_an_entry_that_may_differ_is_never_sent():
+    with team([0, 0]) as comms:
+        arrays = [filled(seed, 100, 100) for seed in (1, 2)]
+        states = [
+            SharedState([TensorInfo.from_numpy(a, "a", allow_content_inequality=True), TensorInfo.from_numpy(b, "b")])
+            for a, b in arrays
+        ]
+        own = arrays[1][0].copy()
+        infos = on_all(comms, lambda comm, rank: comm.sync_shared_state(states[rank], timeout=PATIENCE))
+        assert infos[1].rx_bytes == 800
+        assert np.array_equal(arrays[1][0], own) and np.array_equal(arrays[1][1], arrays[0][1])
+        assert states[0].hash() == states[1].hash()
+
+
+def test_a_sync_that_was_cut_short_goes_on():
+    with team([0, 0]) as comms:
+        held = [Held(filled(seed, 1000)) for seed in (1, 2)]
+        with pytest.raises(pccl.PCCLTimeoutError):
+            comms[0].sync_shared_state(held[0].shared, timeout=0.15)
+        with pytest.raises(PCCLError) as caught:
+            comms[0].update_topology(timeout=0.1)
+        assert caught.value.result == Result.INVALID_USAGE
+        second = Background(held[1].sync, comms[1])
+        assert second.result().rx_bytes == 8000  # the first takes part, though nobody waits there
+        assert held[0].sync(comms[0]).tx_bytes == 8000
+        assert same(held)
+
+
+def test_progress():
+    with team([0, 0]) as comms:
+        held = [Held(filled(seed, 1000)) for seed in (1, 2)]
+        seen: list[pccl.SyncProgress] = []
+        first = Background(lambda: comms[0].sync_shared_state(held[0].shared, progress=seen.append, timeout=PATIENCE))
+        while not seen:
+            time.sleep(0.01)
+        held[1].sync(comms[1])
+        first.result()
+        assert seen[0].received == 0 and not seen[0].hashing
+
+
+# ---- modules ----
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: SharedState) -> None:
+    x = torch.full((4, 8), float(state.extra["step"]))
+    optimizer.zero_grad()
+    torch.nn.functional.dropout(model(x), 0.5).square().mean().backward()
+    optimizer.step()
+    state.extra["step"] += 1
+    state.push_revision()
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD", "RMSprop", "NAdam", "Adadelta"])
+def test_a_joiner_continues_exactly(kind: str):
+    def make(seed: int) -> tuple[Any, ...]:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4))
+        arguments = {"momentum": 0.9} if kind == "SGD" else {}
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01, **arguments)
+        return model, optimizer, SharedState.from_module(model, optimizer, {"step": 0, "best": 1.5})
+
+    with team([0, 0]) as comms:
+        first, second = make(1), make(2)
+        torch.manual_seed(7)
+        for _ in range(3):
+            train(*first)
+        first[1].param_groups[0]["lr"] = 0.005
+        random_then = torch.get_rng_state()
+        states = [first[2], second[2]]
+        # One generator serves both threads here, so it is equal; the rest must come.
+        infos = on_all(comms, lambda comm, rank: comm.sync_shared_state(states[rank], timeout=PATIENCE))
+        assert infos[1].rx_bytes > 0 and second[2].extra["step"] == 3 and second[2].revision == 3
+        assert second[1].param_groups[0]["lr"] == 0.005
+        for one in (first, second):
+            torch.set_rng_state(random_then)
+            for _ in range(2):
+                train(*one)
+        assert first[2].hash() == second[2].hash()
+        assert all(torch.equal(a, b) for a, b in zip(first[0].parameters(), second[0].parameters(), strict=True))
+
+
+def test_making_the_optimizer_state_changes_nothing():
+    results = []
+    for share in (False, True):
+        torch.manual_seed(3)
+        model = torch.nn.Linear(8, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        if share:
+            SharedState.from_module(model, optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+        results.append(model.weight.detach().clone())
+    assert torch.equal(*results)
+
+
+def test_a_replaced_tensor_is_refused():
+    with team([0]) as comms:
+        model = torch.nn.Linear(4, 4)
+        state = SharedState.from_module(model)
+        comms[0].sync_shared_state(state, timeout=PATIENCE)
+        model.weight = torch.nn.Parameter(torch.zeros(4, 4))
+        with pytest.raises(pccl.UsageError) as caught:
+            comms[0].sync_shared_state(state, timeout=PATIENCE)
+        assert caught.value.result == Result.INVALID_ARGUMENT
+        assert "parameter/weight" in caught.value.detail and "in place" in caught.value.detail
+        tensor = torch.zeros(4)
+        state = SharedState([TensorInfo.from_torch(tensor, "t")])
+        tensor.data = torch.ones(4)
+        with pytest.raises(pccl.UsageError):
+            state.hash()
+
+
+# ---- processes that die ----
+
+
+def checked(peers: list[PeerProcess], size: float) -> list[dict[str, Any]]:
+    """A sync of all, which must succeed."""
+    for peer in peers:
+        peer.tell("sync")
+    infos = [peer.answer() for peer in peers]
+    assert all(isinstance(info, dict) for info in infos), infos
+    assert len({info["hash"] for info in infos}) == 1
+    assert sum(info["rx_bytes"] for info in infos) <= size
+    return infos
+
+
+def test_a_donor_is_killed_in_the_middle():
+    with processes(4) as peers:
+        together(*(lambda peer=peer, at=at: peer.ask("state", 400, 1 if at < 3 else 2, 5) for at, peer in enumerate(peers)))
+        wanted = peers[0].ask("hash")
+        for peer in peers:
+            peer.tell("sync")
+        time.sleep(0.25)
+        peers[1].kill()
+        infos = [peers[at].answer() for at in (0, 2, 3)]
+        assert [info["hash"] for info in infos] == [wanted] * 3
+        assert [info["rx_bytes"] for info in infos][:2] == [0, 0]
+        assert infos[2]["rx_bytes"] == (400 << 20) + 1 + 300_001 + 77
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_deaths_at_any_time_are_repaired_by_the_next_sync(seed: int):
+    dice = random.Random(seed)
+    with processes(4, heartbeat_limit=2) as peers:
+        donors = dice.choice([1, 2, 3])
+        for at, peer in enumerate(peers):
+            peer.tell("state", 100, 1 if at < donors else 10 + at, 5 if at < donors else 0)
+        hashes = [peer.answer() for peer in peers]
+        for peer in peers:
+            peer.tell("sync")
+        time.sleep(dice.random() * 0.4)
+        victim = dice.randrange(4)
+        stop = dice.random() < 0.3
+        if stop:
+            peers[victim].signal(signal.SIGSTOP)
+        else:
+            peers[victim].kill()
+        left = [peer for at, peer in enumerate(peers) if at != victim]
+        infos = [peer.answer() for peer in left]
+        wins = [info for info in infos if isinstance(info, dict)]
+        assert len(wins) in (0, 3), infos
+        if wins:
+            assert {info["hash"] for info in wins} == {hashes[0]}
+            assert {info["revision"] for info in wins} == {5}
+            together(*(lambda peer=peer: peer.ask("step") for peer in left))
+        else:
+            assert infos == ["NO_SHARED_STATE_AVAILABLE"] * 3 and donors == 1 and victim == 0
+            # The only holder is gone, and what it has left behind may be half of it: a fresh state is brought by one of them.
+            left[0].ask("close")
+            left.pop(0).kill()
+            with contextlib.suppress(AssertionError):
+                checked(left, 1 << 30)
+            return
+        checked(left, 0)
+
+
+def test_two_joiners_at_once_from_processes():
+    with processes(4) as peers:
+        for at, peer in enumerate(peers):
+            peer.tell("state", 64, 1 if at < 2 else at, 9 if at < 2 else 0)
+        for peer in peers:
+            peer.answer()
+        infos = checked(peers, 3 * (65 << 20))
+        assert [info["revision"] for info in infos] == [9] * 4
+        assert [info["rx_bytes"] > 0 for info in infos] == [False, False, True, True]
+        assert sum(info["tx_bytes"] for info in infos) == sum(info["rx_bytes"] for info in infos)
