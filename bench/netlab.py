@@ -75,6 +75,25 @@ class Lab:
             self._address(place)
         return one, two
 
+    def star(self, count: int) -> list[Place]:
+        """Namespaces joined by a bridge, which lives in one more of them."""
+        hub = f"pccl-{self._mark}-hub"
+        run(f"ip netns add {hub}")
+        self._namespaces.append(hub)
+        run(f"ip -n {hub} link add hub type bridge")
+        run(f"ip -n {hub} link set hub up")
+        places = []
+        for index in range(count):
+            place = Place(namespace=f"pccl-{self._mark}-{index}", device=f"v{self._mark}{index}", address=f"{NETWORK}.{index + 1}")
+            run(f"ip netns add {place.namespace}")
+            self._namespaces.append(place.namespace)
+            run(f"ip -n {place.namespace} link set lo up")
+            run(f"ip -n {place.namespace} link add {place.device} type veth peer name p{index} netns {hub}")
+            run(f"ip -n {hub} link set p{index} master hub up")
+            self._address(place)
+            places.append(place)
+        return places
+
     def limit(self, place: Place, megabits: float) -> None:
         """What leaves this place is limited to that rate."""
         shape = f"tbf rate {megabits}mbit burst {TBF_BURST_BYTES} latency {TBF_LATENCY_MS}ms"

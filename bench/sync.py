@@ -1,0 +1,309 @@
+"""Shared state: parity checks, joiners, donors that die, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import harness
+import netlab
+from harness import MIB, BenchError, Master, Peer, Row
+
+import pccl
+
+METHOD = """Peers are processes; each round is one `sync_shared_state` of all, whose contents are set before. `parity`: nothing differs; the time
+beyond the hash of the own state, median over the rounds. `joiner`: one peer lacks everything; bytes over the time of its whole call,
+hashing included, against the same bytes over as many plain TCP connections between two processes. `links`: the same in network
+namespaces, each donor's way out limited by tbf. `killed`: one of three donors is killed when half of the bytes have come."""
+
+LANES = 4
+CHUNK = 1 << 20
+
+
+# ---- peers ----
+
+
+def worker(peer: Peer, address: str) -> None:
+    import numpy as np
+
+    comm = pccl.Communicator(address, 0, LANES)
+    arrays: list[Any] = []
+    state: Any = None
+    while True:
+        word, argument = harness.order(peer)
+        if word == "form":
+            comm.connect()
+            while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < argument:
+                time.sleep(0.01)
+                comm.update_topology()
+            harness.tell(peer, None)
+        elif word == "state":
+            arrays.clear()
+            state = None
+            seed, sizes, revision = argument
+            generator = np.random.default_rng(seed)
+            arrays += [np.frombuffer(bytearray(generator.bytes(size)), np.uint8) for size in sizes]
+            state = pccl.SharedState([pccl.TensorInfo.from_numpy(array, str(at)) for at, array in enumerate(arrays)])
+            state.revision = revision
+            harness.tell(peer, None)
+        elif word == "spoil":  # every n-th leaf
+            for leaf in range(0, arrays[0].size >> 18, argument):
+                arrays[0][leaf << 18] ^= 255
+            harness.tell(peer, None)
+        elif word == "sync":
+            peak_before = reset_peak()
+            progress: list[tuple[float, int]] = []
+            start = time.monotonic()
+            try:
+                info = comm.sync_shared_state(
+                    state, progress=lambda now, start=start, found=progress: found.append((time.monotonic() - start, now.received))
+                )
+            except pccl.PCCLError as error:
+                harness.tell(peer, {"error": error.result.name})
+                continue
+            harness.tell(
+                peer,
+                {
+                    "tx": info.tx_bytes,
+                    "rx": info.rx_bytes,
+                    "leaves": info.leaves,
+                    "seconds": info.seconds,
+                    "hash": info.hash_seconds,
+                    "transfer": info.transfer_seconds,
+                    "beyond": peak() - peak_before,
+                    "donors": info.donors,
+                },
+            )
+        elif word == "hash":
+            harness.tell(peer, state.hash())
+        elif word == "push":
+            state.push_revision()
+            harness.tell(peer, None)
+
+
+def reset_peak() -> int:
+    """Forgets the highest memory use so far; gives the present one."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
+def peak() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+class Run:
+    """A master and a fleet of accepted peers."""
+
+    def __init__(self, world: int, places: list[netlab.Place] | None = None) -> None:
+        self._stack = contextlib.ExitStack()
+        host = places[0].address if places else "127.0.0.1"
+        master = self._stack.enter_context(Master(host, places[0].namespace if places else None))
+        namespaces = [place.namespace for place in places] if places else None
+        self.fleet = self._stack.enter_context(harness.Fleet(worker, world, namespaces, address=master.address))
+        self.alive = list(range(world))
+        self.all("form", [world] * world)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def all(self, word: str, arguments: list[Any] | None = None) -> list[Any]:
+        self.begin(word, arguments)
+        return self.end()
+
+    def begin(self, word: str, arguments: list[Any] | None = None) -> None:
+        for at, rank in enumerate(self.alive):
+            self.fleet.send(rank, (word, arguments[at] if arguments else None))
+
+    def end(self) -> list[Any]:
+        return [self.fleet.receive(rank, 120) for rank in self.alive]
+
+    def kill(self, rank: int) -> None:
+        self.fleet.kill(rank)
+        self.alive.remove(rank)
+
+    def same(self) -> None:
+        if len(set(self.all("hash"))) != 1:
+            raise BenchError("the contents differ after a sync that succeeded")
+
+
+# ---- plain TCP ----
+
+
+def tcp_worker(peer: Peer, size: int, port: int, blocks: int) -> list[float]:
+    """Rank 0 sends, rank 1 receives, over as many connections as there are lanes; seconds per block."""
+    part = size // LANES
+    memory = [memoryview(bytearray(os.urandom(MIB) * (part // MIB))) for _ in range(LANES)]
+    if peer.rank == 1:
+        with socket.create_server(("127.0.0.1", port), backlog=LANES) as listener:
+            peer.barrier.wait()
+            ends = [listener.accept()[0] for _ in range(LANES)]
+    else:
+        peer.barrier.wait()
+        ends = [socket.create_connection(("127.0.0.1", port)) for _ in range(LANES)]
+
+    def receive(end: socket.socket, into: memoryview) -> None:
+        got = 0
+        while got < len(into):
+            got += end.recv_into(into[got : got + CHUNK])
+
+    found = []
+    for _ in range(blocks):
+        peer.barrier.wait()
+        start = time.perf_counter()
+        act = receive if peer.rank == 1 else socket.socket.sendall
+        threads = [threading.Thread(target=act, args=pair) for pair in zip(ends, memory, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def tcp_rate(size: int, blocks: int) -> float:
+    with harness.Fleet(tcp_worker, 2, size=size, port=harness.free_port(), blocks=blocks) as fleet:
+        return size / statistics.median(fleet.results()[1])
+
+
+# ---- the measurements ----
+
+
+def parity(blocks: int) -> tuple[Row, Row]:
+    sizes = [256 * MIB // 200] * 200
+    with Run(3) as run:
+        run.all("state", [(1, sizes, 0)] * 3)
+        beyond = []
+        for _ in range(blocks):
+            infos = run.all("sync")
+            # The last to arrive has waited for nobody.
+            beyond.append(min(info["seconds"] - info["hash"] for info in infos) * 1e3)
+            run.all("push")
+        hashing = statistics.median(info["hash"] for info in infos) * 1e3
+    found = statistics.median(beyond)
+    row = {"what": "parity", "peers": 3, "MiB": 256, "hash_ms": hashing, "beyond_hash_ms": found}
+    return row, harness.bar("sync with nothing to do, 256 MiB, 200 entries, 3 peers", "hash time + 2 ms", f"+ {found:.2f} ms", found <= 2)
+
+
+def joiner(blocks: int) -> list[tuple[Row, Row]]:
+    size = 1024 * MIB
+    raw = tcp_rate(size, blocks)
+    with Run(2) as run:
+        rates, beyond = [], 0
+        for block in range(blocks):
+            run.all("state", [(1, [size], 1 + block), (2 + block, [size], 0)])
+            infos = run.all("sync")
+            rates.append(size / infos[1]["seconds"])
+            beyond = max(beyond, *(info["beyond"] for info in infos))
+        run.same()
+        last = infos[1]
+        run.all("state", [(1, [size], 1 + blocks)] * 2)
+        run.fleet.send(1, ("spoil", 20))
+        run.fleet.receive(1)
+        part = run.all("sync")[1]["rx"] / size
+    found = statistics.median(rates)
+    row = {"what": "joiner", "peers": 2, "MiB": 1024, "MB_per_s": found / 1e6, "raw_tcp_MB_per_s": raw / 1e6, "hash_ms": last["hash"] * 1e3}
+    row |= {"transfer_ms": last["transfer"] * 1e3}
+    return [
+        (row, harness.ratio_bar("1 GiB to one joiner from one donor, loopback, against plain TCP", 0.8, found / raw)),
+        ({"what": "every 20th leaf differs", "part": part}, harness.bar("5 % of leaves differ", "at most 6 %", f"{part:.1%}", part <= 0.06)),
+        (
+            {"what": "memory", "beyond_MiB": beyond / MIB},
+            harness.bar("peak memory beyond the state", "64 MiB", f"{beyond / MIB:.1f} MiB", beyond <= 64 * MIB),
+        ),
+    ]
+
+
+def killed(blocks: int) -> tuple[Row, Row]:
+    size = 1024 * MIB
+
+    def one(with_death: bool, seed: int) -> tuple[float, int]:
+        with Run(4) as run:
+            run.all("state", [(1, [size], 5)] * 3 + [(seed, [size], 0)])
+            run.begin("sync")
+            if with_death:
+                time.sleep(half)
+                run.kill(1)
+            infos = run.end()
+            run.same()
+            return infos[-1]["seconds"], infos[-1]["rx"] - size
+
+    half = 0.0
+    calm = statistics.median(one(False, 10 + block)[0] for block in range(blocks))
+    half = calm * 0.6  # the hashes come first
+    found = [one(True, 20 + block) for block in range(blocks)]
+    ratio = statistics.median(seconds for seconds, _ in found) / calm
+    twice = max(more for _, more in found)
+    row = {"what": "killed donor", "peers": 4, "MiB": 1024, "calm_s": calm, "ratio": ratio, "bytes_kept_twice": twice}
+    return row, harness.bar("a donor killed at half of 1 GiB, 2 left", "at most 1.25 x", f"{ratio:.2f} x", ratio <= 1.25)
+
+
+def links(megabits: float) -> tuple[Row, Row]:
+    size = 128 * MIB
+    with netlab.Lab() as lab:
+        places = lab.star(4)
+        for place in places[:3]:
+            lab.limit(place, megabits)
+        with Run(4, places) as run:
+            run.all("state", [(1, [size], 5)] * 3 + [(2, [size], 0)])
+            infos = run.all("sync")
+            run.same()
+    rate = size * 8 / infos[3]["transfer"] / 1e6
+    ratio = rate / (3 * megabits)
+    row = {"what": "3 limited donors", "peers": 4, "MiB": 128, "Mbit_per_s": rate, "sum_of_links": 3 * megabits, "ratio": ratio}
+    row |= {"donor_MB": " ".join(f"{info['tx'] / 1e6:.0f}" for info in infos[:3])}
+    return row, harness.ratio_bar("joiner with 3 donors behind 200 Mbit/s each, against the sum", 0.9, ratio)
+
+
+def hashing(blocks: int) -> tuple[Row, Row]:
+    import numpy as np
+
+    os.environ["PCCL_HASH_THREADS"] = "1"
+    size = 1024 * MIB
+    array = np.ones(size, np.uint8)
+    state = pccl.SharedState([pccl.TensorInfo.from_numpy(array, "a")])
+    libc = ctypes.CDLL(None)
+    libc.memchr.argtypes, libc.memchr.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_void_p
+    hashes, reads = [], []
+    for _ in range(blocks):
+        for call, times in ((state.hash, hashes), (lambda: libc.memchr(array.ctypes.data, 0, size), reads)):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+    del os.environ["PCCL_HASH_THREADS"]
+    hash_rate, read_rate = size / statistics.median(hashes), size / statistics.median(reads)
+    row = {"what": "hash", "MiB": 1024, "MB_per_s": hash_rate / 1e6, "read_MB_per_s": read_rate / 1e6}
+    return row, harness.ratio_bar("hash on one core, against reading the memory (memchr)", 0.6, hash_rate / read_rate)
+
+
+def run() -> None:
+    parser = harness.parser(__doc__ or "", blocks=5)
+    parser.add_argument("--only", nargs="+", default=["hash", "parity", "joiner", "killed", "links"], help="which measurements")
+    args = parser.parse_args()
+    where = harness.machine()
+    made: list[tuple[Row, Row]] = []
+    if "hash" in args.only:
+        made.append(hashing(args.blocks))
+    if "parity" in args.only:
+        made.append(parity(args.blocks * 3))
+    if "joiner" in args.only:
+        made += joiner(args.blocks)
+    if "killed" in args.only:
+        made.append(killed(min(args.blocks, 3)))
+    if "links" in args.only and os.geteuid() == 0:
+        made.append(links(200))
+    harness.report(args, "sync", METHOD, where, [row for row, _ in made], [bar for _, bar in made])
+
+
+if __name__ == "__main__":
+    harness.main(run)
