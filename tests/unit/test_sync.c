@@ -1,0 +1,159 @@
+// Shared state between communicators of one process: rounds with random contents, while peers leave in the middle.
+#include <pccl.h>
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include "api/ext.h"
+#include "base/platform.h"
+#include "check.h"
+
+enum { PEERS = 4, ENTRIES = 6 };
+
+static const size_t sizes[ENTRIES] = {1, 300001, 0, 5 << 20, 77, 40 << 20};
+
+struct side {
+    pcclComm_t *comm;
+    pthread_t thread;
+    unsigned index;
+    uint8_t *memory[ENTRIES];
+    pcclTensorInfo_t infos[ENTRIES];
+    pcclSharedState_t state;
+    pcclSharedStateSyncInfo_t info;
+    pcclResult_t result;
+};
+
+static struct side sides[PEERS];
+static pcclMasterInstance_t *master;
+static uint16_t port;
+
+static void fill(struct side *side, uint64_t seed) {
+    for (int e = 0; e < ENTRIES; e++)
+        for (size_t i = 0; i < sizes[e]; i += 997) side->memory[e][i] = (uint8_t)(check_random(&seed) >> 32);
+}
+
+static bool same(const struct side *a, const struct side *b) {
+    for (int e = 0; e < ENTRIES; e++)
+        if (memcmp(a->memory[e], b->memory[e], sizes[e]) != 0) return false;
+    return true;
+}
+
+static void *connect_main(void *context) {
+    struct side *side = context;
+    side->result = pcclConnect(side->comm);
+    return NULL;
+}
+
+static void *update_main(void *context) {
+    struct side *side = context;
+    side->result = pcclUpdateTopology(side->comm);
+    return NULL;
+}
+
+static void *sync_main(void *context) {
+    struct side *side = context;
+    side->result = pcclSynchronizeSharedState(side->comm, &side->state, PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR, &side->info);
+    return NULL;
+}
+
+static void start(struct side *side, void *(*run)(void *)) { REQUIRE(pthread_create(&side->thread, NULL, run, side) == 0); }
+static void join(struct side *side) { pthread_join(side->thread, NULL); }
+
+static void on_all(void *(*run)(void *), unsigned count) {
+    for (unsigned i = 0; i < count; i++) start(&sides[i], run);
+    for (unsigned i = 0; i < count; i++) join(&sides[i]);
+}
+
+static void add(unsigned index) {
+    struct side *side = &sides[index];
+    side->index = index;
+    for (int e = 0; e < ENTRIES; e++) {
+        static const char *const names[ENTRIES] = {"a", "b", "c", "d", "e", "f"};
+        if (side->memory[e] == NULL) REQUIRE((side->memory[e] = calloc(1, sizes[e] + 1)) != NULL);
+        side->infos[e] = (pcclTensorInfo_t){.name = names[e], .data = side->memory[e], .count = sizes[e], .datatype = pcclUint8};
+    }
+    side->state = (pcclSharedState_t){.count = ENTRIES, .infos = side->infos};
+    pcclCommCreateParams_t params = {.master_address = {.inet = {.protocol = inetIPv4, .ipv4 = {.data = {127, 0, 0, 1}}}, .port = port}};
+    REQUIRE(pcclCreateCommunicator(&params, &side->comm) == pcclSuccess);
+    start(side, connect_main);
+    for (int world = 1; index > 0 && world < (int)index + 1;) {
+        usleep(1000);
+        on_all(update_main, index);
+        REQUIRE(sides[0].result == pcclSuccess);
+        REQUIRE(pcclGetAttribute(sides[0].comm, PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE, &world) == pcclSuccess);
+    }
+    join(side);
+    REQUIRE(side->result == pcclSuccess);
+}
+
+static void begin_run(unsigned count) {
+    ccoip_socket_address_t address = {.inet = {.protocol = inetIPv4, .ipv4 = {.data = {127, 0, 0, 1}}}};
+    REQUIRE(pcclCreateMaster(address, &master) == pcclSuccess);
+    REQUIRE(pcclRunMaster(master) == pcclSuccess);
+    REQUIRE(pccl_ext_master_port(master, &port) == pcclSuccess);
+    for (unsigned i = 0; i < count; i++) add(i);
+}
+
+static void end_run(unsigned count) {
+    for (unsigned i = 0; i < count; i++)
+        if (sides[i].comm != NULL) pcclDestroyCommunicator(sides[i].comm);
+    pcclDestroyMaster(master);
+}
+
+static void test_rounds(void) {
+    begin_run(PEERS);
+    for (uint64_t round = 0; round < 6; round++) {
+        check_case("round %d", (int)round);
+        for (unsigned i = 0; i < PEERS; i++) {
+            fill(&sides[i], round * 10 + (i < 2 ? 0 : i));
+            sides[i].state.revision = round;
+        }
+        on_all(sync_main, PEERS);
+        uint64_t tx = 0, rx = 0;
+        for (unsigned i = 0; i < PEERS; i++) {
+            CHECK_EQ(sides[i].result, pcclSuccess);
+            CHECK_EQ(sides[i].state.revision, round);
+            CHECK(same(&sides[0], &sides[i]));
+            tx += sides[i].info.tx_bytes;
+            rx += sides[i].info.rx_bytes;
+        }
+        CHECK_EQ(tx, rx);
+        CHECK_EQ(sides[0].info.rx_bytes, 0);
+        CHECK(sides[3].info.rx_bytes > 0);
+    }
+    end_run(PEERS);
+}
+
+static void test_leaving(uint64_t seed) {
+    check_case("leaving, seed %d", (int)seed);
+    begin_run(PEERS);
+    unsigned donors = 1 + (unsigned)(check_random(&seed) % 3), victim = (unsigned)(check_random(&seed) % PEERS);
+    for (unsigned i = 0; i < PEERS; i++) {
+        fill(&sides[i], seed + (i < donors ? 0 : i));
+        sides[i].state.revision = i < donors ? 3 : 0;
+    }
+    for (unsigned i = 0; i < PEERS; i++) start(&sides[i], sync_main);
+    usleep((unsigned)(check_random(&seed) % 100000));
+    pcclDestroyCommunicator(sides[victim].comm);
+    sides[victim].comm = NULL;
+    for (unsigned i = 0; i < PEERS; i++) join(&sides[i]);
+    unsigned good = 0, first = victim == 0 ? 1 : 0;
+    for (unsigned i = 0; i < PEERS; i++) {
+        if (i == victim) continue;
+        good += sides[i].result == pcclSuccess;
+        CHECK(sides[i].result == pcclSuccess || sides[i].result == pcclNoSharedStateAvailable);
+        if (sides[i].result == pcclSuccess) CHECK(same(&sides[first], &sides[i]) && sides[i].state.revision == 3);
+    }
+    CHECK(good == 0 || good == PEERS - 1);
+    CHECK(good > 0 || (donors == 1 && victim == 0));
+    end_run(PEERS);
+}
+
+int main(void) {
+    REQUIRE(pcclInit() == pcclSuccess);
+    test_rounds();
+    for (uint64_t seed = 1; seed <= 8; seed++) test_leaving(seed);
+    for (unsigned i = 0; i < PEERS; i++)
+        for (int e = 0; e < ENTRIES; e++) free(sides[i].memory[e]);
+    return check_status();
+}
