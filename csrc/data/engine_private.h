@@ -253,7 +253,9 @@ struct engine {
     struct peer *peers;
     struct lane *arriving; // added, not polled yet
 
-    struct sync *sync, *sync_over; // the open round of shared state; the one that the thread has let go of
+    // The open round of shared state: begun by a caller, ended by the thread, which reads it without the lock.
+    struct sync *_Atomic sync;
+    struct sync *sync_over; // the one that the thread has let go of
     pthread_cond_t sync_let_go;
 
     struct op *table[TABLE_SLOTS];
