@@ -84,7 +84,9 @@ class Lab:
         run(f"ip -n {hub} link set hub up")
         places = []
         for index in range(count):
-            place = Place(namespace=f"pccl-{self._mark}-{index}", device=f"v{self._mark}{index}", address=f"{NETWORK}.{index + 1}")
+            place = Place(
+                namespace=f"pccl-{self._mark}-{index}", device=f"v{self._mark}{index}", address=f"{NETWORK}.{index + 1}"
+            )
             run(f"ip netns add {place.namespace}")
             self._namespaces.append(place.namespace)
             run(f"ip -n {place.namespace} link set lo up")

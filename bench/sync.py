@@ -18,8 +18,9 @@ from harness import MIB, BenchError, Master, Peer, Row
 
 import pccl
 
-METHOD = """Peers are processes; each round is one `sync_shared_state` of all, whose contents are set before. `parity`: nothing differs; the time
-beyond the hash of the own state, median over the rounds. `joiner`: one peer lacks everything; bytes over the time of its whole call,
+METHOD = """Peers are processes; each round is one `sync_shared_state` of all, whose contents are set before. `parity`: nothing
+differs; the time beyond the hash of the own state, median over the rounds. `joiner`: one peer lacks everything; bytes over the
+time of its whole call,
 hashing included, against the same bytes over as many plain TCP connections between two processes. `links`: the same in network
 namespaces, each donor's way out limited by tbf. `killed`: one of three donors is killed when half of the bytes have come."""
 
@@ -63,7 +64,8 @@ def worker(peer: Peer, address: str) -> None:
             start = time.monotonic()
             try:
                 info = comm.sync_shared_state(
-                    state, progress=lambda now, start=start, found=progress: found.append((time.monotonic() - start, now.received))
+                    state,
+                    progress=lambda now, start=start, found=progress: found.append((time.monotonic() - start, now.received)),
                 )
             except pccl.PCCLError as error:
                 harness.tell(peer, {"error": error.result.name})
@@ -192,7 +194,9 @@ def parity(blocks: int) -> tuple[Row, Row]:
         hashing = statistics.median(info["hash"] for info in infos) * 1e3
     found = statistics.median(beyond)
     row = {"what": "parity", "peers": 3, "MiB": 256, "hash_ms": hashing, "beyond_hash_ms": found}
-    return row, harness.bar("sync with nothing to do, 256 MiB, 200 entries, 3 peers", "hash time + 2 ms", f"+ {found:.2f} ms", found <= 2)
+    return row, harness.bar(
+        "sync with nothing to do, 256 MiB, 200 entries, 3 peers", "hash time + 2 ms", f"+ {found:.2f} ms", found <= 2
+    )
 
 
 def joiner(blocks: int) -> list[tuple[Row, Row]]:
@@ -212,11 +216,21 @@ def joiner(blocks: int) -> list[tuple[Row, Row]]:
         run.fleet.receive(1)
         part = run.all("sync")[1]["rx"] / size
     found = statistics.median(rates)
-    row = {"what": "joiner", "peers": 2, "MiB": 1024, "MB_per_s": found / 1e6, "raw_tcp_MB_per_s": raw / 1e6, "hash_ms": last["hash"] * 1e3}
+    row = {
+        "what": "joiner",
+        "peers": 2,
+        "MiB": 1024,
+        "MB_per_s": found / 1e6,
+        "raw_tcp_MB_per_s": raw / 1e6,
+        "hash_ms": last["hash"] * 1e3,
+    }
     row |= {"transfer_ms": last["transfer"] * 1e3}
     return [
         (row, harness.ratio_bar("1 GiB to one joiner from one donor, loopback, against plain TCP", 0.8, found / raw)),
-        ({"what": "every 20th leaf differs", "part": part}, harness.bar("5 % of leaves differ", "at most 6 %", f"{part:.1%}", part <= 0.06)),
+        (
+            {"what": "every 20th leaf differs", "part": part},
+            harness.bar("5 % of leaves differ", "at most 6 %", f"{part:.1%}", part <= 0.06),
+        ),
         (
             {"what": "memory", "beyond_MiB": beyond / MIB},
             harness.bar("peak memory beyond the state", "64 MiB", f"{beyond / MIB:.1f} MiB", beyond <= 64 * MIB),

@@ -22,7 +22,7 @@ _ffi, _C = load_native_module()
 class SharedState:
     """The tensors that all members of a group hold alike, and their revision, which grows by one per step.
 
-    The tensors are used where they lie and must be updated in place; one that was replaced since is refused by `sync_shared_state`.
+    The tensors are used where they lie and must be updated in place; `sync_shared_state` refuses one that was replaced since.
     """
 
     def __init__(self, tensor_infos: list[TensorInfo]) -> None:
@@ -53,9 +53,10 @@ class SharedState:
     ) -> SharedState:
         """All that a training loop needs so that a newcomer continues exactly as the others do.
 
-        The parameters and buffers of `module`; the state and the numbers (learning rate, ...) of `optimizer`, whose state is made if there
-        is none yet; the state of torch's CPU generator unless `rng_state` is False; and `extra`: tensors, arrays, ints (such as a step or a
-        position in the data), floats and bools, by name. Numbers are used through `state.extra`: `state.extra["step"] += 1`.
+        The parameters and buffers of `module`; the state and the numbers (learning rate, ...) of `optimizer`, whose state is
+        made if there is none yet; the state of torch's CPU generator unless `rng_state` is False; and `extra`: tensors, arrays,
+        ints (such as a step or a position in the data), floats and bools, by name. Numbers are used through `state.extra`:
+        `state.extra["step"] += 1`.
         """
         from pccl._module import Collector  # torch is not imported before it is needed
 
@@ -117,7 +118,7 @@ class SharedState:
 
 @dataclass
 class SharedStateSyncInfo:
-    """What a sync has moved. `donors` = peers that this one has received from, `leaves` = the pieces (256 KiB or less) it received."""
+    """What a sync has moved. `donors`: peers that this one received from; `leaves`: the pieces of at most 256 KiB it received."""
 
     tx_bytes: int
     rx_bytes: int
@@ -158,5 +159,3 @@ def watcher(pointer: Any, progress: Callable[[SyncProgress], object] | None) -> 
         progress(SyncProgress(report.rx_bytes, report.missing_bytes, report.hashing, report.seconds))
 
     return watch
-
-

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._enums import DataType, DeviceType, DistributionHint, QuantizationAlgorithm, ReduceOp
 from pccl._loader import load_native_module
-from pccl._tensors import Buffers, is_torch_tensor, numpy_buffers, numpy_memory, require, torch_buffers, torch_memory
+from pccl._tensors import Buffers, is_torch_tensor, numpy_buffers, numpy_memory, torch_buffers, torch_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -198,8 +198,8 @@ class TensorInfo:
         if (memory.pointer, memory.numel, memory.dtype) == (self.data_ptr, self.numel, self.dtype):
             return None
         return (
-            f"the tensor {self.name!r} was replaced since the shared state was made (other memory, size or type): update it in place "
-            "(tensor.copy_(...), optimizer.step()), or make a new SharedState"
+            f"the tensor {self.name!r} was replaced since the shared state was made (other memory, size or type): "
+            "update it in place (tensor.copy_(...), optimizer.step()), or make a new SharedState"
         )
 
     def __repr__(self) -> str:

@@ -44,7 +44,9 @@ def filled(seed: int, *sizes: int) -> list[np.ndarray[Any, Any]]:
     return [generator.standard_normal(size) for size in sizes]
 
 
-def sync_all(comms: list[Communicator], held: list[Held], strategies: Sequence[SharedStateSyncStrategy] | None = None) -> list[Any]:
+def sync_all(
+    comms: list[Communicator], held: list[Held], strategies: Sequence[SharedStateSyncStrategy] | None = None
+) -> list[Any]:
     return on_all(comms, lambda comm, rank: held[rank].sync(comm, strategies[rank] if strategies else ENFORCE))
 
 
@@ -75,7 +77,8 @@ def test_14_a_late_joiner_receives_contents_and_revision():
         assert [info.rx_bytes for info in infos] == [0, 0, size]
         assert sum(info.tx_bytes for info in infos) == size
         assert [one.shared.revision for one in held] == [4, 4, 4]
-        assert same(held) and len({one.shared.hash() for one in held}) == 1
+        assert same(held)
+        assert len({one.shared.hash() for one in held}) == 1
         for one in held:
             one.shared.push_revision()
         assert [info.rx_bytes for info in sync_all(comms, held)] == [0, 0, 0]
@@ -88,8 +91,10 @@ def test_one_of_many_entries_differs():
         before = [array.ctypes.data for array in held[1].arrays]
         infos = sync_all(comms, held)
         assert [(info.tx_bytes, info.rx_bytes) for info in infos] == [(136, 0), (0, 136)]
-        assert infos[1].leaves == 1 and infos[1].donors == 1
-        assert same(held) and before == [array.ctypes.data for array in held[1].arrays]
+        assert infos[1].leaves == 1
+        assert infos[1].donors == 1
+        assert same(held)
+        assert before == [array.ctypes.data for array in held[1].arrays]
 
 
 def test_entries_that_differ_in_part_move_in_part():
@@ -98,7 +103,8 @@ def test_entries_that_differ_in_part_move_in_part():
         for leaf in (0, 7, 100):
             held[1].arrays[0][leaf * 32768] += 1
         infos = sync_all(comms, held)
-        assert infos[1].rx_bytes == 3 << 18 and infos[1].leaves == 3
+        assert infos[1].rx_bytes == 3 << 18
+        assert infos[1].leaves == 3
         assert same(held)
 
 
@@ -136,14 +142,16 @@ def test_torch_tensors_of_no_size_and_bfloat16():
         tensors = [[torch.full((3, 5), value, dtype=torch.bfloat16), torch.zeros(0), torch.tensor(value)] for value in (1.0, 2.0)]
         states = [SharedState([TensorInfo.from_torch(t, str(at)) for at, t in enumerate(one)]) for one in tensors]
         on_all(comms, lambda comm, rank: comm.sync_shared_state(states[rank], timeout=PATIENCE))
-        assert torch.equal(tensors[1][0], tensors[0][0]) and tensors[1][2].item() == 1.0
+        assert torch.equal(tensors[1][0], tensors[0][0])
+        assert tensors[1][2].item() == 1.0
 
 
 def test_many_entries():
     with team([0, 0]) as comms:
         held = [Held(filled(seed, *[1] * 20_000)) for seed in (1, 2)]
         infos = sync_all(comms, held)
-        assert infos[1].rx_bytes == 160_000 and same(held)
+        assert infos[1].rx_bytes == 160_000
+        assert same(held)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +202,9 @@ def test_groups_do_not_touch_each_other():
         held = [Held(filled(seed, 1000), revision) for seed, revision in ((1, 0), (2, 0), (3, 7), (4, 7))]
         assert [info.rx_bytes for info in sync_all(comms, held)] == [0, 8000, 0, 8000]
         assert [one.shared.revision for one in held] == [0, 0, 7, 7]
-        assert same(held[:2]) and same(held[2:]) and not same(held)
+        assert same(held[:2])
+        assert same(held[2:])
+        assert not same(held)
 
 
 def test_an_entry_that_may_differ_is_never_sent():
@@ -207,7 +217,8 @@ def test_an_entry_that_may_differ_is_never_sent():
         own = arrays[1][0].copy()
         infos = on_all(comms, lambda comm, rank: comm.sync_shared_state(states[rank], timeout=PATIENCE))
         assert infos[1].rx_bytes == 800
-        assert np.array_equal(arrays[1][0], own) and np.array_equal(arrays[1][1], arrays[0][1])
+        assert np.array_equal(arrays[1][0], own)
+        assert np.array_equal(arrays[1][1], arrays[0][1])
         assert states[0].hash() == states[1].hash()
 
 
@@ -234,7 +245,8 @@ def test_progress():
             time.sleep(0.01)
         held[1].sync(comms[1])
         first.result()
-        assert seen[0].received == 0 and not seen[0].hashing
+        assert seen[0].received == 0
+        assert not seen[0].hashing
 
 
 # ---- modules ----
@@ -268,7 +280,9 @@ def test_a_joiner_continues_exactly(kind: str):
         states = [first[2], second[2]]
         # One generator serves both threads here, so it is equal; the rest must come.
         infos = on_all(comms, lambda comm, rank: comm.sync_shared_state(states[rank], timeout=PATIENCE))
-        assert infos[1].rx_bytes > 0 and second[2].extra["step"] == 3 and second[2].revision == 3
+        assert infos[1].rx_bytes > 0
+        assert second[2].extra["step"] == 3
+        assert second[2].revision == 3
         assert second[1].param_groups[0]["lr"] == 0.005
         for one in (first, second):
             torch.set_rng_state(random_then)
@@ -303,7 +317,8 @@ def test_a_replaced_tensor_is_refused():
         with pytest.raises(pccl.UsageError) as caught:
             comms[0].sync_shared_state(state, timeout=PATIENCE)
         assert caught.value.result == Result.INVALID_ARGUMENT
-        assert "parameter/weight" in caught.value.detail and "in place" in caught.value.detail
+        assert "parameter/weight" in caught.value.detail
+        assert "in place" in caught.value.detail
         tensor = torch.zeros(4)
         state = SharedState([TensorInfo.from_torch(tensor, "t")])
         tensor.data = torch.ones(4)
@@ -365,7 +380,9 @@ def test_deaths_at_any_time_are_repaired_by_the_next_sync(seed: int):
             assert {info["revision"] for info in wins} == {5}
             together(*(lambda peer=peer: peer.ask("step") for peer in left))
         else:
-            assert infos == ["NO_SHARED_STATE_AVAILABLE"] * 3 and donors == 1 and victim == 0
+            assert infos == ["NO_SHARED_STATE_AVAILABLE"] * 3
+            assert donors == 1
+            assert victim == 0
             # The only holder is gone, and what it has left behind may be half of it: a fresh state is brought by one of them.
             left[0].ask("close")
             left.pop(0).kill()
