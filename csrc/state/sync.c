@@ -10,6 +10,7 @@
 enum {
     ASKS_MAX = 2 * DELTA_LEAVES_ON_WAY, // of one requester; twice, for those repeated after a link broke
     TICK_MS = 50,
+    PROGRESS_SECONDS = 5, // between two lines of the log
 };
 
 struct ask {
@@ -43,7 +44,7 @@ enum phase {
 
 struct sync {
     struct content *content;
-    int64_t stall_ns, tick_at;
+    int64_t stall_ns, tick_at, told_at;
     enum phase phase;
     struct wire_sync_plan *plan; // set under the lock; begun by the thread
     bool begun, ending;
@@ -521,6 +522,14 @@ static void look_at_donors(struct engine *engine, int64_t now) {
     pump(engine);
 }
 
+static void tell_progress(struct sync *sync, int64_t now) {
+    if (sync->told_at == 0) sync->told_at = now;
+    if (now - sync->told_at < PROGRESS_SECONDS * SECOND_NS) return;
+    sync->told_at = now;
+    LOG(LOG_INFO, "shared state: %llu bytes have come, %llu are missing", (unsigned long long)sync->report.rx_bytes,
+        (unsigned long long)sync->report.missing_bytes);
+}
+
 void sync_step(struct engine *engine) {
     struct sync *sync = engine->sync;
     if (sync == NULL || (sync->phase != PHASE_HASHES && sync->phase != PHASE_LEAVES)) return;
@@ -528,6 +537,7 @@ void sync_step(struct engine *engine) {
     if (now < sync->tick_at) return;
     sync->tick_at = now + TICK_MS * MS_NS;
     if (sync->phase == PHASE_LEAVES) {
+        tell_progress(sync, now);
         look_at_donors(engine, now);
         return;
     }

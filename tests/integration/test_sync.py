@@ -249,6 +249,42 @@ def test_progress():
         assert not seen[0].hashing
 
 
+def voting(held: Held, comm: Communicator) -> Background:
+    """A sync that has voted and waits for the others."""
+    running = Background(held.sync, comm)
+    time.sleep(0.3)
+    return running
+
+
+def test_a_donor_of_wrong_bytes_is_found_and_replaced():
+    with team([0, 0, 0]) as comms:
+        held = [Held(filled(seed, 2_000_000)) for seed in (1, 1, 2)]
+        waiting = [voting(held[rank], comms[rank]) for rank in (0, 1)]
+        held[0].arrays[0][:] = 7.0  # what it sends is no longer what it voted for
+        info = held[2].sync(comms[2])
+        assert info.rx_bytes == 16_000_000
+        assert all(one.result().rx_bytes == 0 for one in waiting)
+        assert np.array_equal(held[2].arrays[0], held[1].arrays[0])
+
+
+def test_a_transfer_that_failed_is_repaired_by_the_next_sync():
+    with team([0, 0]) as comms:
+        held = [Held(filled(seed, 2_000_000)) for seed in (1, 2)]
+        good = held[0].arrays[0].copy()
+        waiting = voting(held[0], comms[0])
+        held[0].arrays[0][1_000_000:] = 7.0
+        assert held[1].sync(comms[1]) == Result.NO_SHARED_STATE_AVAILABLE
+        assert waiting.result() == Result.NO_SHARED_STATE_AVAILABLE
+        held[0].arrays[0][:] = good
+        # Half of it is overwritten: it must not win, not even as the longest-standing one with a later revision.
+        held[1].shared.revision = 1
+        infos = sync_all(comms, held)
+        assert infos[0].rx_bytes == 0
+        assert infos[1].rx_bytes > 0
+        assert [one.shared.revision for one in held] == [0, 0]
+        assert np.array_equal(held[1].arrays[0], good)
+
+
 # ---- modules ----
 
 

@@ -153,10 +153,12 @@ static void test_leaving(uint64_t seed) {
     end_run(PEERS);
 }
 
-int main(void) {
+// `test_sync FIRST LAST`: the seeds of those who leave.
+int main(int count, char **arguments) {
     REQUIRE(pcclInit() == pcclSuccess);
     test_rounds();
-    for (uint64_t seed = 1; seed <= 8; seed++) test_leaving(seed);
+    uint64_t first = count > 2 ? strtoull(arguments[1], NULL, 10) : 1, last = count > 2 ? strtoull(arguments[2], NULL, 10) : 8;
+    for (uint64_t seed = first; seed <= last; seed++) test_leaving(seed);
     for (unsigned i = 0; i < PEERS; i++)
         for (int e = 0; e < ENTRIES; e++) free(sides[i].memory[e]);
     return check_status();
