@@ -8,10 +8,10 @@
 #include "../compute/kernels.h"
 
 enum {
-    UNIT_LEAVES = 16,            // taken by one thread at once
+    UNIT_LEAVES = 16, // taken by one thread at once
     THREADS_MOST = 64,
     THREADS_DEFAULT = 8,
-    ALONE_BYTES = 8 << 20,       // not worth a second thread
+    ALONE_BYTES = 8 << 20, // not worth a second thread
 };
 
 static struct wire_hash wire_hash_of(struct hash128 hash) { return (struct wire_hash){.low = hash.low, .high = hash.high}; }

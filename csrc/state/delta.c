@@ -5,9 +5,11 @@
 
 #include "../compute/hash.h"
 
-enum { HERE = 0xffff, WANTED = 0xfffe }; // otherwise: the donor it was asked of
+enum { HERE = 0xffff,
+       WANTED = 0xfffe }; // otherwise: the donor it was asked of
 
-enum { WINDOW_NS = 50000000, RATE_SPAN_NS = 20000000 };
+enum { WINDOW_NS = 50000000,
+       RATE_SPAN_NS = 20000000 };
 
 struct donor {
     bool gone, shunned;
@@ -15,10 +17,10 @@ struct donor {
     uint64_t leaves, bytes; // on the way
     int64_t asked_at;       // of the oldest ask of a measurement of delay; 0 = none under way
     uint64_t asked_leaf;
-    int64_t delay;          // least time from an ask to its first leaf; 0 = unknown
-    int64_t since;          // of the rate being measured
-    uint64_t arrived;       // bytes since then
-    double rate;            // bytes per ns; 0 = unknown
+    int64_t delay;    // least time from an ask to its first leaf; 0 = unknown
+    int64_t since;    // of the rate being measured
+    uint64_t arrived; // bytes since then
+    double rate;      // bytes per ns; 0 = unknown
 };
 
 struct delta {

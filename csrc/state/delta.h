@@ -13,12 +13,12 @@
 
 enum {
     DELTA_MAX_DONORS = 1024,
-    DELTA_WINDOW_LEAST = 1 << 20,   // bytes on the way from one donor
+    DELTA_WINDOW_LEAST = 1 << 20, // bytes on the way from one donor
     DELTA_WINDOW_MOST = 64 << 20,
-    DELTA_RUN_BYTES = 2 << 20,      // the longest run asked at once
+    DELTA_RUN_BYTES = 2 << 20, // the longest run asked at once
     DELTA_RUN_LEAVES = 64,
-    DELTA_LEAVES_ON_WAY = 1024,     // per donor
-    DELTA_WRONG_LEAVES = 2,         // after so many a donor is not asked any more
+    DELTA_LEAVES_ON_WAY = 1024, // per donor
+    DELTA_WRONG_LEAVES = 2,     // after so many a donor is not asked any more
 };
 
 // ---- layout ----
@@ -58,9 +58,9 @@ void delta_free(struct delta *delta);
 // Wants every leaf whose hash differs.
 void delta_compare(struct delta *delta, const uint64_t *mine, const uint64_t *theirs);
 
-uint64_t delta_missing(const struct delta *delta);       // leaves that are not here
+uint64_t delta_missing(const struct delta *delta); // leaves that are not here
 uint64_t delta_missing_bytes(const struct delta *delta);
-bool delta_wants(const struct delta *delta, uint64_t leaf); // not here
+bool delta_wants(const struct delta *delta, uint64_t leaf);       // not here
 uint64_t delta_on_way(const struct delta *delta, uint32_t donor); // leaves
 bool delta_usable(const struct delta *delta, uint32_t donor);
 bool delta_hopeless(const struct delta *delta); // leaves are missing and no donor is left

@@ -35,11 +35,11 @@ struct donor {
 };
 
 enum phase {
-    PHASE_VOTED,   // no plan yet
-    PHASE_GIVING,  // also of members that neither give nor receive
-    PHASE_HASHES,  // receiver: the winner's leaf hashes are on their way
+    PHASE_VOTED,  // no plan yet
+    PHASE_GIVING, // also of members that neither give nor receive
+    PHASE_HASHES, // receiver: the winner's leaf hashes are on their way
     PHASE_LEAVES,
-    PHASE_DONE,    // receiver: the master was told
+    PHASE_DONE, // receiver: the master was told
 };
 
 struct sync {
@@ -55,9 +55,9 @@ struct sync {
     uint32_t donor_count, hash_donor;
     uint32_t sequence;
     uint64_t *theirs;
-    uint64_t hashes;          // that have come
+    uint64_t hashes; // that have come
     int64_t hashes_asked_at;
-    bool *hashes_bad;         // by donor
+    bool *hashes_bad; // by donor
     struct delta *delta;
     struct sync_report report; // written under the lock
 };

@@ -8,7 +8,8 @@
 #include "base/platform.h"
 #include "check.h"
 
-enum { PEERS = 4, ENTRIES = 6 };
+enum { PEERS = 4,
+       ENTRIES = 6 };
 
 static const size_t sizes[ENTRIES] = {1, 300001, 0, 5 << 20, 77, 40 << 20};
 
