@@ -52,8 +52,14 @@ pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_repor
     struct peer_sync_report report;
     peer_sync_look(comm->peer, &report);
     *out = (struct pccl_sync_report){
-        .tx_bytes = report.tx_bytes, .rx_bytes = report.rx_bytes, .rx_leaves = report.rx_leaves, .missing_bytes = report.missing_bytes,
-        .donors = report.donors, .hashing = report.hashing, .seconds = report.seconds, .hash_seconds = report.hash_seconds,
+        .tx_bytes = report.tx_bytes,
+        .rx_bytes = report.rx_bytes,
+        .rx_leaves = report.rx_leaves,
+        .missing_bytes = report.missing_bytes,
+        .donors = report.donors,
+        .hashing = report.hashing,
+        .seconds = report.seconds,
+        .hash_seconds = report.hash_seconds,
         .transfer_seconds = report.transfer_seconds,
     };
     return pcclSuccess;

@@ -33,7 +33,10 @@ enum {
     MAX_OUTPUT_BYTES = 64 << 20, // a master that takes this long to read is as good as silent
 };
 
-enum phase { PHASE_IDLE, PHASE_CONNECTING, PHASE_CONNECTED, PHASE_DEAD };
+enum phase { PHASE_IDLE,
+             PHASE_CONNECTING,
+             PHASE_CONNECTED,
+             PHASE_DEAD };
 
 struct lost_link {
     struct wire_id id;
@@ -277,8 +280,12 @@ static void die(struct peer *p, const char *text) {
 static bool enter_epoch(struct peer *p, const struct member_action *action) {
     struct wire_header header = member_header(p->member);
     struct engine_epoch epoch = {
-        .run = header.run, .generation = header.generation, .group_epoch = action->group_epoch, .lost = action->lost,
-        .latency_us = action->latency_us, .megabytes_per_s = action->megabytes_per_s,
+        .run = header.run,
+        .generation = header.generation,
+        .group_epoch = action->group_epoch,
+        .lost = action->lost,
+        .latency_us = action->latency_us,
+        .megabytes_per_s = action->megabytes_per_s,
     };
     const struct wire_member *ring = member_ring(p->member, &epoch.count, &epoch.rank);
     struct engine_member *members = calloc(epoch.count, sizeof *members);
@@ -528,7 +535,8 @@ static int until_deadline(const struct peer *p) {
     }
     if (at == INT64_MAX) return -1;
     int64_t wait = (at - platform_now_ns() + MS_NS - 1) / MS_NS;
-    return wait < 0 ? 0 : wait > 1000 * 3600 ? 1000 * 3600 : (int)wait;
+    return wait < 0 ? 0 : wait > 1000 * 3600 ? 1000 * 3600
+                                             : (int)wait;
 }
 
 // What callers want. False: the communicator is destroyed.
@@ -763,9 +771,15 @@ pcclResult_t peer_usable(struct peer *p) {
 static void fill_sync_report(const struct peer *p, const struct sync_report *from, int64_t end, struct peer_sync_report *out) {
     int64_t hashed = p->sync.hashed_at != 0 ? p->sync.hashed_at : end;
     *out = (struct peer_sync_report){
-        .rx_bytes = from->rx_bytes, .rx_leaves = from->rx_leaves, .missing_bytes = from->missing_bytes, .donors = from->donors, .tx_bytes = p->sync.tx_bytes,
-        .seconds = (double)(end - p->sync.began_at) * 1e-9, .hash_seconds = (double)(hashed - p->sync.began_at) * 1e-9,
-        .transfer_seconds = p->sync.planned_at == 0 ? 0 : (double)(end - p->sync.planned_at) * 1e-9, .hashing = p->sync.hashed_at == 0,
+        .rx_bytes = from->rx_bytes,
+        .rx_leaves = from->rx_leaves,
+        .missing_bytes = from->missing_bytes,
+        .donors = from->donors,
+        .tx_bytes = p->sync.tx_bytes,
+        .seconds = (double)(end - p->sync.began_at) * 1e-9,
+        .hash_seconds = (double)(hashed - p->sync.began_at) * 1e-9,
+        .transfer_seconds = p->sync.planned_at == 0 ? 0 : (double)(end - p->sync.planned_at) * 1e-9,
+        .hashing = p->sync.hashed_at == 0,
     };
 }
 
@@ -832,7 +846,11 @@ static pcclResult_t vote_sync(struct peer *p) {
         return drop_sync(p, fail(pcclMasterConnectionFailed, "the communicator is dead (%s): destroy it and create a new one", member_text(p->member)));
     const struct content *content = p->sync.content;
     struct wire_sync_vote vote = {
-        .strategy = (uint8_t)p->sync.strategy, .incomplete = p->sync.incomplete, .revision = p->sync.revision, .mask = content->mask, .content = content->hash,
+        .strategy = (uint8_t)p->sync.strategy,
+        .incomplete = p->sync.incomplete,
+        .revision = p->sync.revision,
+        .mask = content->mask,
+        .content = content->hash,
     };
     // Before the vote is sent: the plan may be here at once.
     if (!sync_begin(p->engine, p->sync.content, (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS))
