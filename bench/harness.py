@@ -299,7 +299,6 @@ def machine() -> Row:
         "python": platform.python_version(),
         "torch": _version("torch"),
         "pccl": pccl.__version__,
-        "pccl_from": str(Path(pccl.__file__).parent),
         "scripts": commit.stdout.strip() or "no repository",
         "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "priority": _priority(),
