@@ -19,13 +19,13 @@
 
 enum { DEFAULT_LANES = 4 };
 
-#define RETURN_IF_FAILED(call)                         \
-    do {                                               \
-        pcclResult_t code_ = (call);                   \
-        if (code_ != pcclSuccess) return code_;        \
+#define RETURN_IF_FAILED(call) \
+    do { \
+        pcclResult_t code_ = (call); \
+        if (code_ != pcclSuccess) return code_; \
     } while (0)
-#define REQUIRE_NOT_NULL(parameter)                    \
-    do {                                               \
+#define REQUIRE_NOT_NULL(parameter) \
+    do { \
         if ((parameter) == NULL) return api_null(#parameter); \
     } while (0)
 
@@ -87,10 +87,10 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
         return api_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
     bool quantised = descriptor->quantization_options.algorithm != pcclQuantNone;
     *out = (struct engine_reduce){
-        .send = send, .recv = recv, .tag = descriptor->tag,
-        .fingerprint = {.count = count, .dtype = (uint8_t)descriptor->src_descriptor.datatype, .op = (uint8_t)descriptor->op,
-                        .quantised_dtype = quantised ? (uint8_t)descriptor->quantization_options.quantized_datatype : 0,
-                        .algorithm = (uint8_t)descriptor->quantization_options.algorithm},
+        .send = send,
+        .recv = recv,
+        .tag = descriptor->tag,
+        .fingerprint = {.count = count, .dtype = (uint8_t)descriptor->src_descriptor.datatype, .op = (uint8_t)descriptor->op, .quantised_dtype = quantised ? (uint8_t)descriptor->quantization_options.quantized_datatype : 0, .algorithm = (uint8_t)descriptor->quantization_options.algorithm},
     };
     return pcclSuccess;
 }
@@ -128,7 +128,8 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     REQUIRE_NOT_NULL(params);
     REQUIRE_NOT_NULL(comm_out);
     uint32_t lanes = params->p2p_connection_pool_size;
-    struct peer_params peer_params = {.group = params->peer_group, .lanes = lanes == 0 ? DEFAULT_LANES : lanes < WIRE_MAX_LANES ? lanes : WIRE_MAX_LANES};
+    struct peer_params peer_params = {.group = params->peer_group, .lanes = lanes == 0 ? DEFAULT_LANES : lanes < WIRE_MAX_LANES ? lanes
+                                                                                                                                : WIRE_MAX_LANES};
     if (!take_address(&params->master_address, &peer_params.master))
         return api_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6", (int)params->master_address.inet.protocol);
     struct pcclComm_t *comm = calloc(1, sizeof *comm);

@@ -16,7 +16,10 @@
 #include "../base/platform.h"
 #include "../include/pccl.h"
 
-enum link_state { LINK_ABSENT, LINK_MAKING, LINK_FAILED, LINK_UP };
+enum link_state { LINK_ABSENT,
+                  LINK_MAKING,
+                  LINK_FAILED,
+                  LINK_UP };
 
 struct link {
     uint8_t state;
@@ -24,7 +27,9 @@ struct link {
     uint64_t made_in; // number of the epoch in force when it came up
 };
 
-enum membership_kind { IN_EPOCH, IN_CANDIDATE, MEMBERSHIPS };
+enum membership_kind { IN_EPOCH,
+                       IN_CANDIDATE,
+                       MEMBERSHIPS };
 
 struct neighbour {
     struct wire_id id;

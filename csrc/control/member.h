@@ -72,7 +72,9 @@ struct member_output {
 void member_output_clear(struct member_output *output); // keeps the memory
 void member_output_fini(struct member_output *output);
 
-enum member_judgement { MEMBER_ACCEPT, MEMBER_PARK, MEMBER_REJECT };
+enum member_judgement { MEMBER_ACCEPT,
+                        MEMBER_PARK,
+                        MEMBER_REJECT };
 
 struct member;
 

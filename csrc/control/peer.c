@@ -31,7 +31,10 @@ enum {
     MAX_OUTPUT_BYTES = 64 << 20, // a master that takes this long to read is as good as silent
 };
 
-enum phase { PHASE_IDLE, PHASE_CONNECTING, PHASE_CONNECTED, PHASE_DEAD };
+enum phase { PHASE_IDLE,
+             PHASE_CONNECTING,
+             PHASE_CONNECTED,
+             PHASE_DEAD };
 
 struct lost_link {
     struct wire_id id;
@@ -250,8 +253,12 @@ static void die(struct peer *p, const char *text) {
 static bool enter_epoch(struct peer *p, const struct member_action *action) {
     struct wire_header header = member_header(p->member);
     struct engine_epoch epoch = {
-        .run = header.run, .generation = header.generation, .group_epoch = action->group_epoch, .lost = action->lost,
-        .latency_us = action->latency_us, .megabytes_per_s = action->megabytes_per_s,
+        .run = header.run,
+        .generation = header.generation,
+        .group_epoch = action->group_epoch,
+        .lost = action->lost,
+        .latency_us = action->latency_us,
+        .megabytes_per_s = action->megabytes_per_s,
     };
     const struct wire_member *ring = member_ring(p->member, &epoch.count, &epoch.rank);
     struct engine_member *members = calloc(epoch.count, sizeof *members);
@@ -495,7 +502,8 @@ static int until_deadline(const struct peer *p) {
     }
     if (at == INT64_MAX) return -1;
     int64_t wait = (at - platform_now_ns() + MS_NS - 1) / MS_NS;
-    return wait < 0 ? 0 : wait > 1000 * 3600 ? 1000 * 3600 : (int)wait;
+    return wait < 0 ? 0 : wait > 1000 * 3600 ? 1000 * 3600
+                                             : (int)wait;
 }
 
 // What callers want. False: the communicator is destroyed.

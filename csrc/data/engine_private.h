@@ -86,7 +86,9 @@ struct peer {
     uint64_t ack_bytes;
 };
 
-enum lane_receive { LANE_HEAD, LANE_PAYLOAD, LANE_PARKED };
+enum lane_receive { LANE_HEAD,
+                    LANE_PAYLOAD,
+                    LANE_PARKED };
 
 // One connection. Transmission over a direct link (index 0) is guarded by the lock, since callers send small ops themselves;
 // everything else is thread.

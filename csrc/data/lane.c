@@ -57,8 +57,10 @@ void lane_heat(struct lane *lane) {
 
 void peer_heat(struct peer *peer) {
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
-        if (peer->lanes[i] != NULL) lane_heat(peer->lanes[i]);
-        else if (i > 0) break;
+        if (peer->lanes[i] != NULL)
+            lane_heat(peer->lanes[i]);
+        else if (i > 0)
+            break;
     }
 }
 
@@ -355,8 +357,10 @@ static bool lane_write(struct lane *lane) {
     if (finished == NULL) return false;
 
     struct op *op = finished->op;
-    if (op != NULL && op->path == PLAN_RING) ring_sent(engine, op, finished);
-    else if (op != NULL && op->path == PLAN_SHARDED) sharded_sent(engine, op, finished); // not after ring_sent: that may have completed the op
+    if (op != NULL && op->path == PLAN_RING)
+        ring_sent(engine, op, finished);
+    else if (op != NULL && op->path == PLAN_SHARDED)
+        sharded_sent(engine, op, finished); // not after ring_sent: that may have completed the op
     pthread_mutex_lock(&engine->lock);
     frame_free(engine, finished);
     pthread_mutex_unlock(&engine->lock);

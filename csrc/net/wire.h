@@ -148,7 +148,9 @@ struct wire_epoch_commit {
     struct wire_epoch epoch;
 };
 
-enum wire_vote_kind { WIRE_VOTE_UPDATE = 1, WIRE_VOTE_PENDING, WIRE_VOTE_OPTIMIZE };
+enum wire_vote_kind { WIRE_VOTE_UPDATE = 1,
+                      WIRE_VOTE_PENDING,
+                      WIRE_VOTE_OPTIMIZE };
 
 struct wire_vote {
     uint8_t kind;
@@ -227,7 +229,8 @@ struct wire_measured { // sent by the receiving side of a measurement
     uint64_t bytes_per_s; // 0: the link could not be measured
 };
 
-enum wire_link_kind { WIRE_LINK_DATA = 1, WIRE_LINK_PROBE };
+enum wire_link_kind { WIRE_LINK_DATA = 1,
+                      WIRE_LINK_PROBE };
 
 struct wire_link_hello {
     uint16_t version;

@@ -11,7 +11,8 @@
 #include "data/engine.h"
 #include "check.h"
 
-enum { PEERS_MAX = 5, OPS_MAX = 8192 };
+enum { PEERS_MAX = 5,
+       OPS_MAX = 8192 };
 
 struct world;
 struct side {
@@ -126,8 +127,7 @@ static void enter(struct world *world, bool lost) {
         }
     for (uint32_t i = 0; i < world->count; i++) {
         if (!world->sides[i].alive) continue;
-        struct engine_epoch epoch = {.run = 7, .generation = 1, .group_epoch = world->epoch, .lost = lost, .latency_us = 30,
-                                     .megabytes_per_s = 2000, .rank = rank[i], .count = n, .members = members};
+        struct engine_epoch epoch = {.run = 7, .generation = 1, .group_epoch = world->epoch, .lost = lost, .latency_us = 30, .megabytes_per_s = 2000, .rank = rank[i], .count = n, .members = members};
         engine_enter_epoch(world->sides[i].engine, &epoch);
     }
 }
@@ -289,7 +289,9 @@ static void test_quantised(uint32_t peers, uint64_t count, int quantised, int al
 
 // Posts tags in another order on every side, small and large mixed, and reuses each tag at once.
 static void test_many(void) {
-    enum { PEERS = 3, TAGS = 40, ROUNDS = 3 };
+    enum { PEERS = 3,
+           TAGS = 40,
+           ROUNDS = 3 };
     struct world *world = world_new(PEERS, 2);
     static const uint64_t sizes[] = {0, 1, 100, 30000, 200000};
     float *send[PEERS][TAGS], *recv[PEERS][TAGS];
@@ -301,7 +303,8 @@ static void test_many(void) {
     for (int round = 0; round < ROUNDS; round++) {
         for (uint32_t i = 0; i < PEERS; i++)
             for (uint32_t k = 0; k < TAGS; k++) {
-                uint32_t t = i == 0 ? k : i == 1 ? TAGS - 1 - k : (k * 7 + 3) % TAGS;
+                uint32_t t = i == 0 ? k : i == 1 ? TAGS - 1 - k
+                                                 : (k * 7 + 3) % TAGS;
                 struct engine_reduce reduce = reduce_of(send[i][t], recv[i][t], t, sizes[t % 5], pcclSum, 0, 0);
                 CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
             }
@@ -371,7 +374,8 @@ static void test_loss(uint64_t count, bool in_place) {
 
 // Same members, a new epoch in the middle of many ops, again and again: nobody notices.
 static void test_relink(void) {
-    enum { PEERS = 3, TAGS = 12 };
+    enum { PEERS = 3,
+           TAGS = 12 };
     struct world *world = world_new(PEERS, 2);
     static const uint64_t sizes[] = {1, 1000, 50000, 300000};
     float *data[PEERS][TAGS];

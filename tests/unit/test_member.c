@@ -4,7 +4,8 @@
 #include "control/member.h"
 #include "pccl.h"
 
-enum { LIMIT_MS = 1000, LANES = 2 };
+enum { LIMIT_MS = 1000,
+       LANES = 2 };
 
 struct bed {
     struct member *member;
@@ -502,8 +503,7 @@ static void test_hellos(void) {
     accepted(&bed, 10, "1 2 3 4 | 6", "2c4");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("hello: %s", rows[i].name);
-        struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = rows[i].kind, .secret = {rows[i].secret}, .from = id_of(rows[i].from),
-                                        .to = id_of(rows[i].to), .index = rows[i].index};
+        struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = rows[i].kind, .secret = {rows[i].secret}, .from = id_of(rows[i].from), .to = id_of(rows[i].to), .index = rows[i].index};
         CHECK_EQ(member_judge_hello(bed.member, &hello), rows[i].want);
     }
     end(&bed);
@@ -531,13 +531,19 @@ static void test_random(void) {
             bool dead = member_phase(bed.member) == MEMBER_DEAD;
             switch (pick % 8) {
             case 0: candidate(&bed, (uint32_t)step, which); break;
-            case 1: number++; enter(&bed, (uint8_t)(1 + step % 4), number, number, which); break;
+            case 1:
+                number++;
+                enter(&bed, (uint8_t)(1 + step % 4), number, number, which);
+                break;
             case 2: up(&bed, (uint8_t)who, index); break;
             case 3: failed(&bed, (uint8_t)who, index); break;
             case 4: lost(&bed, (uint8_t)who, index); break;
             case 5: member_vote(bed.member, WIRE_VOTE_UPDATE, fresh(&bed)); break;
             case 6: outcome(&bed, WIRE_VOTE_UPDATE, 0, 0); break;
-            default: bed.now += (int64_t)(pick % 300) * MS_NS; member_tick(bed.member, bed.now, fresh(&bed)); break;
+            default:
+                bed.now += (int64_t)(pick % 300) * MS_NS;
+                member_tick(bed.member, bed.now, fresh(&bed));
+                break;
             }
             CHECK(!bed.out.failed);
             if (dead) CHECK(bed.out.frames.length == 0);
