@@ -39,6 +39,7 @@ static void *peer(void *number) {
     pcclResult_t result = pcclCreateCommunicator(&params, &comm);
     if (result == pcclSuccess) result = join(comm);
     if (result == pcclSuccess) result = pcclAllReduce(&value, &value, &average, comm, NULL);
+    if (result == pcclSuccess) result = pcclUpdateTopology(comm); // a barrier: nobody leaves while another is still in the reduce
     if (result == pcclSuccess)
         *(float *)number = value;
     else

@@ -99,6 +99,7 @@ static int run_peer(int rank, unsigned port) {
     pcclReduceInfo_t info;
     MUST(pcclAllReduceMultipleWithRetry(&whole, 1, comm, &info, 1));
     if (check_sum(rank, send_buffer, COUNT)) return 1;
+    MUST(pcclUpdateTopology(comm)); /* a barrier: nobody leaves while the other is still in the reduce */
     MUST(pcclDestroyCommunicator(comm));
     return 0;
 }
