@@ -26,7 +26,7 @@ enum {
     BACKUP_CACHE_COUNT = 16,
     LOST_EPOCHS_MAX = WIRE_MAX_MEMBERS,
     PLACE_BYTES = 8,              // payload of CHUNK_AT
-    PLACED_AHEAD = 8,             // own chunks that a neighbour may read at a time: what he reads should still be in a cache
+    CHUNKS_AHEAD = 8,             // own chunks of an op that are always under way
 };
 
 // A shared piece of heap memory.
@@ -347,7 +347,7 @@ bool ring_receive(struct lane *lane, struct op *op, size_t bytes);
 bool ring_received(struct lane *lane, struct op *op);
 void ring_next_ready(struct engine *engine, struct op *op, bool reads); // lock held
 void ring_release(struct op *op);
-struct frame *ring_next(struct lane *lane, struct op *op);
+struct frame *ring_next(struct lane *lane, struct op *op, bool idle); // NULL: none, or not now
 void ring_sent(struct engine *engine, struct op *op, const struct frame *frame);
 
 // ---- sharded.c, thread ----
