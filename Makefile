@@ -8,7 +8,7 @@ CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
 C_FILES := $(shell git ls-files '*.c' '*.h')
 # Tests of modules without threads, which the thread sanitizer has nothing to say about and slows down most.
 PURE := kernels|quant|hash|wire|ring_order
-BUILT_FROM := CMakeLists.txt $(shell find csrc bindings -type f)
+BUILT_FROM := CMakeLists.txt pccl/_version.py $(shell find csrc bindings -type f)
 
 .PHONY: help setup build test test-c test-python check lint format check-address check-thread bench demo clean
 
