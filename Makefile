@@ -8,14 +8,15 @@ CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
 C_FILES := $(shell git ls-files '*.c' '*.h')
 # Tests of modules without threads, which the thread sanitizer has nothing to say about and slows down most.
 PURE := kernels|quant|hash|wire|ring_order
-BUILT_FROM := CMakeLists.txt $(shell find csrc bindings -type f)
+BUILT_FROM := CMakeLists.txt pccl/_version.py $(shell find csrc bindings -type f)
 
-.PHONY: help setup build test test-c test-python check lint check-address check-thread bench demo clean
+.PHONY: help setup build test test-c test-python check lint format check-address check-thread bench demo clean
 
 help:
 	@echo 'make demo    train a small model with three peers, and kill one of them'
 	@echo 'make test    all tests'
 	@echo 'make check   lint, types, and the C tests under sanitizers'
+	@echo 'make format  bring the sources into shape'
 	@echo 'make bench   measure the all-reduce against torch gloo'
 
 # ---- set-up ----
@@ -53,6 +54,11 @@ lint: .venv/ready
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+
+format: .venv/ready
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(C_FILES)
 
 check-address: .venv/ready
 	$(CMAKE) -S . -B build/address -DPCCL_BUILD_TESTS=ON -DPCCL_BUILD_SHARED=OFF '-DPCCL_SANITIZE=address;undefined'

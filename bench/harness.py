@@ -298,11 +298,20 @@ def machine() -> Row:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": _version("torch"),
-        "pccl": f"{pccl.__version__} ({commit.stdout.strip() or 'no repository'})",
+        "pccl": pccl.__version__,
+        "scripts": commit.stdout.strip() or "no repository",
         "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
+        "priority": _priority(),
         "load_before": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
+
+
+def _priority() -> str:
+    """Nice values of this process and, where the kernel groups sessions, of its session: 0 and 0 unless somebody raised it."""
+    group = Path("/proc/self/autogroup")
+    session = group.read_text().rsplit(" ", 1)[1].strip() if group.exists() else "-"
+    return f"nice {os.getpriority(os.PRIO_PROCESS, 0)}, session {session}"
 
 
 def _version(package: str) -> str:

@@ -18,6 +18,7 @@ def peer(address: str, number: int) -> None:
         vector = np.full(4, number, np.float32)
         info = comm.all_reduce(vector, vector, op=pccl.ReduceOp.AVG)
         print(f"peer {number}: average over {info.world_size} peers is {vector}", flush=True)
+        comm.update_topology()  # also a barrier: nobody leaves while another is still in the reduce
 
 
 if __name__ == "__main__":

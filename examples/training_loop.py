@@ -42,6 +42,7 @@ def main(address: str, steps: int, peers: int) -> None:
                 world = comm.get_attribute(pccl.Attribute.LOCAL_WORLD_SIZE)
                 print(f"step {step}: {world} peers, parameters {zlib.crc32(parameters):08x}", flush=True)
             time.sleep(0.01)
+        comm.update_topology()  # also a barrier: nobody leaves while another is still in the last reduce
 
 
 if __name__ == "__main__":

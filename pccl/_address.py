@@ -79,12 +79,15 @@ def resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:
             found.extend(socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM))
         except OSError as error:
             found.append(error)
-        done.set()
+        except UnicodeError as error:  # the name cannot be encoded
+            found.append(OSError(str(error)))
+        finally:
+            done.set()
 
     threading.Thread(target=look_up, name="pccl:resolve", daemon=True).start()
     if not done.wait(deadline.remaining()):
         raise TimeoutError(f"looking up {endpoint.host} takes too long")
-    if isinstance(found[0], OSError):
+    if found and isinstance(found[0], OSError):
         raise found[0]
     hosts = (entry[4][0] for entry in found if entry[0] in (socket.AF_INET, socket.AF_INET6) and "%" not in entry[4][0])
     addresses = list(dict.fromkeys(ipaddress.ip_address(host) for host in hosts))

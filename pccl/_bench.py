@@ -73,6 +73,7 @@ def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "") -> Iter
         gloo = _join_gloo(plan, rank, folder) if plan.gloo else None
         for size in plan.sizes:
             yield _measure(comm, plan, size, gloo)
+        comm.update_topology()  # a barrier: nobody leaves while another is still in the last op
 
 
 def _wait_for_world(comm: pccl.Communicator, world: int) -> None:

@@ -180,5 +180,5 @@ class AsyncReduceHandle:
         return f"<AsyncReduceHandle tag {self._op.tag}: {state}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_outcome", ()) is None:
+        if getattr(self, "_outcome", ()) is None and not self._handle.closed:
             self._reaper.take(self._op)

@@ -174,10 +174,8 @@ class TensorInfo:
 
     @classmethod
     def from_numpy(cls, tensor: np.ndarray[Any, Any], name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """For a contiguous numpy array of any shape. AssertionError for others; ValueError for read-only ones."""
+        """For a contiguous numpy array of any shape. AssertionError for others."""
         memory = numpy_memory(tensor, f"tensor {name!r}")
-        if not tensor.flags.writeable:
-            raise ValueError(f"tensor {name!r} is read-only: a sync must be able to write it")
         made = cls(
             name,
             memory.pointer or EMPTY_POINTER * (memory.numel == 0),

@@ -59,6 +59,8 @@ def info(as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=2))
         return
     table = Table(show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in facts.items():
         table.add_row(name, "not installed" if value is None else str(value))
     Console().print(table)

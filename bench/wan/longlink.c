@@ -174,8 +174,12 @@ static const char usage[] = "usage: longlink [--rate-mbit R] [--delay-us D] [--l
 
 static bool parse(int argc, char **argv, struct link_shape *shape, uint64_t *seed) {
     static const struct option options[] = {
-        {"rate-mbit", required_argument, NULL, 'r'},   {"delay-us", required_argument, NULL, 'd'}, {"loss", required_argument, NULL, 'l'},
-        {"queue-bytes", required_argument, NULL, 'q'}, {"seed", required_argument, NULL, 's'},     {NULL, 0, NULL, 0},
+        {"rate-mbit", required_argument, NULL, 'r'},
+        {"delay-us", required_argument, NULL, 'd'},
+        {"loss", required_argument, NULL, 'l'},
+        {"queue-bytes", required_argument, NULL, 'q'},
+        {"seed", required_argument, NULL, 's'},
+        {NULL, 0, NULL, 0},
     };
     int option;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {

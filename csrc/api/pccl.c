@@ -19,13 +19,13 @@
 
 enum { DEFAULT_LANES = 4 };
 
-#define RETURN_IF_FAILED(call)                  \
-    do {                                        \
-        pcclResult_t code_ = (call);            \
+#define RETURN_IF_FAILED(call) \
+    do { \
+        pcclResult_t code_ = (call); \
         if (code_ != pcclSuccess) return code_; \
     } while (0)
-#define REQUIRE_NOT_NULL(parameter)                           \
-    do {                                                      \
+#define REQUIRE_NOT_NULL(parameter) \
+    do { \
         if ((parameter) == NULL) return api_null(#parameter); \
     } while (0)
 

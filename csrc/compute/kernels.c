@@ -85,9 +85,18 @@ static const struct {
     const char *name;
     size_t size;
 } dtypes[KERNEL_DTYPES] = {
-    [pcclUint8] = {"uint8", 1},     [pcclInt8] = {"int8", 1},         [pcclInt16] = {"int16", 2}, [pcclUint16] = {"uint16", 2},
-    [pcclUint32] = {"uint32", 4},   [pcclInt32] = {"int32", 4},       [pcclUint64] = {"uint64", 8}, [pcclInt64] = {"int64", 8},
-    [pcclFloat16] = {"float16", 2}, [pcclBFloat16] = {"bfloat16", 2}, [pcclFloat] = {"float32", 4}, [pcclDouble] = {"float64", 8},
+    [pcclUint8] = {"uint8", 1},
+    [pcclInt8] = {"int8", 1},
+    [pcclInt16] = {"int16", 2},
+    [pcclUint16] = {"uint16", 2},
+    [pcclUint32] = {"uint32", 4},
+    [pcclInt32] = {"int32", 4},
+    [pcclUint64] = {"uint64", 8},
+    [pcclInt64] = {"int64", 8},
+    [pcclFloat16] = {"float16", 2},
+    [pcclBFloat16] = {"bfloat16", 2},
+    [pcclFloat] = {"float32", 4},
+    [pcclDouble] = {"float64", 8},
 };
 
 size_t dtype_size(int dtype) {

@@ -10,9 +10,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { KERNEL_DTYPES = 12, KERNEL_OPS = 5 }; // indexed by pcclDataType_t, pcclRedOp_t
+enum { KERNEL_DTYPES = 12,
+       KERNEL_OPS = 5 }; // indexed by pcclDataType_t, pcclRedOp_t
 
-enum kernel_level { KERNEL_PORTABLE, KERNEL_AVX2, KERNEL_AVX512, KERNEL_NEON, KERNEL_LEVELS };
+enum kernel_level { KERNEL_PORTABLE,
+                    KERNEL_AVX2,
+                    KERNEL_AVX512,
+                    KERNEL_NEON,
+                    KERNEL_LEVELS };
 
 typedef void kernel_reduce_fn(void *dst, const void *a, const void *b, size_t count);
 // dst[i] = dst[i] / divisor: true division for floats (computed in at least float32), truncation toward zero for integers.

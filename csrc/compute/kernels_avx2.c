@@ -36,17 +36,17 @@ static inline nan_mask nan_note_f64(nan_mask mask, struct f64_pair x) {
 
 // The machine's max and min give the second operand when the two are equal or either is NaN. Taken in both orders, AND keeps +0 of two
 // zeros and OR keeps -0; NaN is put in by the comparison.
-#define VECTOR_OPS(suffix, v, p, nan)                                                                                   \
-    static inline v op_sum_##suffix(v x, v y) { return _mm256_add_##p(x, y); }                                          \
-    static inline v op_prod_##suffix(v x, v y) { return _mm256_mul_##p(x, y); }                                         \
-    static inline v op_div_##suffix(v x, v y) { return _mm256_div_##p(x, y); }                                          \
-    static inline v op_max_##suffix(v x, v y) {                                                                         \
-        v larger = _mm256_and_##p(_mm256_max_##p(x, y), _mm256_max_##p(y, x));                                          \
-        return _mm256_blendv_##p(larger, nan, _mm256_cmp_##p(x, y, _CMP_UNORD_Q));                                      \
-    }                                                                                                                   \
-    static inline v op_min_##suffix(v x, v y) {                                                                         \
-        v smaller = _mm256_or_##p(_mm256_min_##p(x, y), _mm256_min_##p(y, x));                                          \
-        return _mm256_blendv_##p(smaller, nan, _mm256_cmp_##p(x, y, _CMP_UNORD_Q));                                     \
+#define VECTOR_OPS(suffix, v, p, nan) \
+    static inline v op_sum_##suffix(v x, v y) { return _mm256_add_##p(x, y); } \
+    static inline v op_prod_##suffix(v x, v y) { return _mm256_mul_##p(x, y); } \
+    static inline v op_div_##suffix(v x, v y) { return _mm256_div_##p(x, y); } \
+    static inline v op_max_##suffix(v x, v y) { \
+        v larger = _mm256_and_##p(_mm256_max_##p(x, y), _mm256_max_##p(y, x)); \
+        return _mm256_blendv_##p(larger, nan, _mm256_cmp_##p(x, y, _CMP_UNORD_Q)); \
+    } \
+    static inline v op_min_##suffix(v x, v y) { \
+        v smaller = _mm256_or_##p(_mm256_min_##p(x, y), _mm256_min_##p(y, x)); \
+        return _mm256_blendv_##p(smaller, nan, _mm256_cmp_##p(x, y, _CMP_UNORD_Q)); \
     }
 
 VECTOR_OPS(f32, __m256, ps, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000)))

@@ -36,17 +36,17 @@ static inline nan_mask nan_note_f64(nan_mask mask, struct f64_pair x) {
 
 // The machine's max and min give the second operand when the two are equal or either is NaN. Taken in both orders, AND keeps +0 of two
 // zeros and OR keeps -0; NaN is put in by the comparison.
-#define VECTOR_OPS(suffix, v, p, nan)                                                                                   \
-    static inline v op_sum_##suffix(v x, v y) { return _mm512_add_##p(x, y); }                                          \
-    static inline v op_prod_##suffix(v x, v y) { return _mm512_mul_##p(x, y); }                                         \
-    static inline v op_div_##suffix(v x, v y) { return _mm512_div_##p(x, y); }                                          \
-    static inline v op_max_##suffix(v x, v y) {                                                                         \
-        v larger = _mm512_and_##p(_mm512_max_##p(x, y), _mm512_max_##p(y, x));                                          \
-        return _mm512_mask_mov_##p(larger, _mm512_cmp_##p##_mask(x, y, _CMP_UNORD_Q), nan);                             \
-    }                                                                                                                   \
-    static inline v op_min_##suffix(v x, v y) {                                                                         \
-        v smaller = _mm512_or_##p(_mm512_min_##p(x, y), _mm512_min_##p(y, x));                                          \
-        return _mm512_mask_mov_##p(smaller, _mm512_cmp_##p##_mask(x, y, _CMP_UNORD_Q), nan);                            \
+#define VECTOR_OPS(suffix, v, p, nan) \
+    static inline v op_sum_##suffix(v x, v y) { return _mm512_add_##p(x, y); } \
+    static inline v op_prod_##suffix(v x, v y) { return _mm512_mul_##p(x, y); } \
+    static inline v op_div_##suffix(v x, v y) { return _mm512_div_##p(x, y); } \
+    static inline v op_max_##suffix(v x, v y) { \
+        v larger = _mm512_and_##p(_mm512_max_##p(x, y), _mm512_max_##p(y, x)); \
+        return _mm512_mask_mov_##p(larger, _mm512_cmp_##p##_mask(x, y, _CMP_UNORD_Q), nan); \
+    } \
+    static inline v op_min_##suffix(v x, v y) { \
+        v smaller = _mm512_or_##p(_mm512_min_##p(x, y), _mm512_min_##p(y, x)); \
+        return _mm512_mask_mov_##p(smaller, _mm512_cmp_##p##_mask(x, y, _CMP_UNORD_Q), nan); \
     }
 
 VECTOR_OPS(f32, __m512, ps, _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000)))

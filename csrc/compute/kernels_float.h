@@ -18,13 +18,13 @@
 
 enum { NAN_CHUNK = 64 }; // steps
 
-#define CANONICAL(suffix, bits, magnitude, infinity, nan)                                       \
-    static void canonical_##suffix(uint8_t *at, size_t bytes) {                                 \
-        any_##bits *d = (any_##bits *)at;                                                       \
-        for (size_t i = 0; i < bytes / sizeof *d; i++) {                                        \
-            bits##_bits x = d[i];                                                               \
-            d[i] = (x & magnitude) > infinity ? nan : x;                                        \
-        }                                                                                       \
+#define CANONICAL(suffix, bits, magnitude, infinity, nan) \
+    static void canonical_##suffix(uint8_t *at, size_t bytes) { \
+        any_##bits *d = (any_##bits *)at; \
+        for (size_t i = 0; i < bytes / sizeof *d; i++) { \
+            bits##_bits x = d[i]; \
+            d[i] = (x & magnitude) > infinity ? nan : x; \
+        } \
     }
 
 typedef uint16_t u16_bits;
@@ -41,50 +41,50 @@ CANONICAL(f64, u64, 0x7FFFFFFFFFFFFFFFu, 0x7FF0000000000000u, 0x7FF8000000000000
 #define PAIR_ELEMENTS(v) (sizeof(struct v##_pair) / sizeof(any_##v))
 
 // Runs `body` on the pair x at byte i of the range, for all whole steps; i ends at the first byte left over.
-#define FLOAT_STEPS(suffix, v, note, body)                                                      \
-    size_t size = sizeof(any_##suffix), step = PAIR_ELEMENTS(v) * size;                         \
-    size_t bytes = count * size, whole = bytes - bytes % step, i = 0;                           \
-    while (i < whole) {                                                                         \
-        size_t start = i, end = whole - i < NAN_CHUNK * step ? whole : i + NAN_CHUNK * step;    \
-        nan_mask nan = nan_none();                                                              \
-        _Pragma("GCC unroll 2") for (; i < end; i += step) {                                    \
-            struct v##_pair x;                                                                  \
-            body;                                                                               \
-            nan = note(v, nan, x);                                                              \
-            store_##suffix(d + i, x);                                                           \
-        }                                                                                       \
-        if (nan_any(nan)) canonical_##suffix(d + start, end - start);                           \
+#define FLOAT_STEPS(suffix, v, note, body) \
+    size_t size = sizeof(any_##suffix), step = PAIR_ELEMENTS(v) * size; \
+    size_t bytes = count * size, whole = bytes - bytes % step, i = 0; \
+    while (i < whole) { \
+        size_t start = i, end = whole - i < NAN_CHUNK * step ? whole : i + NAN_CHUNK * step; \
+        nan_mask nan = nan_none(); \
+        _Pragma("GCC unroll 2") for (; i < end; i += step) { \
+            struct v##_pair x; \
+            body; \
+            nan = note(v, nan, x); \
+            store_##suffix(d + i, x); \
+        } \
+        if (nan_any(nan)) canonical_##suffix(d + start, end - start); \
     }
 
-#define FLOAT_REDUCE(name, op, suffix, v, dtype, note)                                                  \
-    static void name##_##suffix(void *dst, const void *a, const void *b, size_t count) {                \
-        uint8_t *d = dst;                                                                               \
-        const uint8_t *p = a, *q = b;                                                                   \
-        FLOAT_STEPS(suffix, v, note, {                                                                  \
-            struct v##_pair y = load_##suffix(q + i);                                                   \
-            x = load_##suffix(p + i);                                                                   \
-            x.a = op_##name##_##v(x.a, y.a);                                                            \
-            x.b = op_##name##_##v(x.b, y.b);                                                            \
-        })                                                                                              \
-        if (i < bytes) kernels_portable()->reduce[op][dtype](d + i, p + i, q + i, (bytes - i) / size);  \
+#define FLOAT_REDUCE(name, op, suffix, v, dtype, note) \
+    static void name##_##suffix(void *dst, const void *a, const void *b, size_t count) { \
+        uint8_t *d = dst; \
+        const uint8_t *p = a, *q = b; \
+        FLOAT_STEPS(suffix, v, note, { \
+            struct v##_pair y = load_##suffix(q + i); \
+            x = load_##suffix(p + i); \
+            x.a = op_##name##_##v(x.a, y.a); \
+            x.b = op_##name##_##v(x.b, y.b); \
+        }) \
+        if (i < bytes) kernels_portable()->reduce[op][dtype](d + i, p + i, q + i, (bytes - i) / size); \
     }
 
-#define FLOAT_DIVIDE(suffix, v, real, dtype)                                                            \
-    static void divide_##suffix(void *dst, size_t count, uint32_t divisor) {                            \
-        uint8_t *d = dst;                                                                               \
-        FLOAT_STEPS(suffix, v, NAN_NOTE, {                                                              \
-            x = load_##suffix(d + i);                                                                   \
-            x.a = op_div_##v(x.a, splat_##v((real)divisor));                                            \
-            x.b = op_div_##v(x.b, splat_##v((real)divisor));                                            \
-        })                                                                                              \
-        if (i < bytes) kernels_portable()->divide[dtype](d + i, (bytes - i) / size, divisor);           \
+#define FLOAT_DIVIDE(suffix, v, real, dtype) \
+    static void divide_##suffix(void *dst, size_t count, uint32_t divisor) { \
+        uint8_t *d = dst; \
+        FLOAT_STEPS(suffix, v, NAN_NOTE, { \
+            x = load_##suffix(d + i); \
+            x.a = op_div_##v(x.a, splat_##v((real)divisor)); \
+            x.b = op_div_##v(x.b, splat_##v((real)divisor)); \
+        }) \
+        if (i < bytes) kernels_portable()->divide[dtype](d + i, (bytes - i) / size, divisor); \
     }
 
-#define FLOAT_KERNELS(suffix, v, real, dtype)                       \
-    FLOAT_REDUCE(sum, pcclSum, suffix, v, dtype, NAN_NOTE)          \
-    FLOAT_REDUCE(prod, pcclProd, suffix, v, dtype, NAN_NOTE)        \
-    FLOAT_REDUCE(max, pcclMax, suffix, v, dtype, NAN_IGNORE)        \
-    FLOAT_REDUCE(min, pcclMin, suffix, v, dtype, NAN_IGNORE)        \
+#define FLOAT_KERNELS(suffix, v, real, dtype) \
+    FLOAT_REDUCE(sum, pcclSum, suffix, v, dtype, NAN_NOTE) \
+    FLOAT_REDUCE(prod, pcclProd, suffix, v, dtype, NAN_NOTE) \
+    FLOAT_REDUCE(max, pcclMax, suffix, v, dtype, NAN_IGNORE) \
+    FLOAT_REDUCE(min, pcclMin, suffix, v, dtype, NAN_IGNORE) \
     FLOAT_DIVIDE(suffix, v, real, dtype)
 
 FLOAT_KERNELS(f16, f32, float, pcclFloat16)

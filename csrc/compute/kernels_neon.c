@@ -35,12 +35,12 @@ static inline nan_mask nan_note_f64(nan_mask mask, struct f64_pair x) {
 }
 
 // The machine orders the zeros and passes NaN on in max and min by itself.
-#define VECTOR_OPS(suffix, v, t, nan)                                                               \
-    static inline v canonical_vector_##suffix(v x) { return vbslq_##t(vceqq_##t(x, x), x, nan); }   \
-    static inline v op_sum_##suffix(v x, v y) { return vaddq_##t(x, y); }                           \
-    static inline v op_prod_##suffix(v x, v y) { return vmulq_##t(x, y); }                          \
-    static inline v op_div_##suffix(v x, v y) { return vdivq_##t(x, y); }                           \
-    static inline v op_max_##suffix(v x, v y) { return canonical_vector_##suffix(vmaxq_##t(x, y)); }\
+#define VECTOR_OPS(suffix, v, t, nan) \
+    static inline v canonical_vector_##suffix(v x) { return vbslq_##t(vceqq_##t(x, x), x, nan); } \
+    static inline v op_sum_##suffix(v x, v y) { return vaddq_##t(x, y); } \
+    static inline v op_prod_##suffix(v x, v y) { return vmulq_##t(x, y); } \
+    static inline v op_div_##suffix(v x, v y) { return vdivq_##t(x, y); } \
+    static inline v op_max_##suffix(v x, v y) { return canonical_vector_##suffix(vmaxq_##t(x, y)); } \
     static inline v op_min_##suffix(v x, v y) { return canonical_vector_##suffix(vminq_##t(x, y)); }
 
 VECTOR_OPS(f32, float32x4_t, f32, vreinterpretq_f32_u32(vdupq_n_u32(0x7FC00000)))

@@ -16,16 +16,16 @@ static inline double canonical_f64(double x) {
 }
 
 // Of two equal values one may be -0 and the other +0.
-#define FLOAT_OPS(suffix, real, sign)                                                                   \
-    static inline real op_sum_##suffix(real x, real y) { return canonical_##suffix(x + y); }            \
-    static inline real op_prod_##suffix(real x, real y) { return canonical_##suffix(x * y); }           \
-    static inline real op_max_##suffix(real x, real y) {                                                \
-        if (x != x || y != y) return canonical_##suffix(x + y);                                         \
-        return x > y || (x == y && !sign(x)) ? x : y;                                                   \
-    }                                                                                                   \
-    static inline real op_min_##suffix(real x, real y) {                                                \
-        if (x != x || y != y) return canonical_##suffix(x + y);                                         \
-        return x < y || (x == y && sign(x)) ? x : y;                                                    \
+#define FLOAT_OPS(suffix, real, sign) \
+    static inline real op_sum_##suffix(real x, real y) { return canonical_##suffix(x + y); } \
+    static inline real op_prod_##suffix(real x, real y) { return canonical_##suffix(x * y); } \
+    static inline real op_max_##suffix(real x, real y) { \
+        if (x != x || y != y) return canonical_##suffix(x + y); \
+        return x > y || (x == y && !sign(x)) ? x : y; \
+    } \
+    static inline real op_min_##suffix(real x, real y) { \
+        if (x != x || y != y) return canonical_##suffix(x + y); \
+        return x < y || (x == y && sign(x)) ? x : y; \
     }
 
 FLOAT_OPS(f32, float, __builtin_signbit)
@@ -33,24 +33,24 @@ FLOAT_OPS(f64, double, __builtin_signbit)
 
 #define SAME(x) (x)
 
-#define FLOAT_REDUCE(name, suffix, element, wide, load, store)                                  \
-    static void name##_##suffix(void *dst, const void *a, const void *b, size_t count) {        \
-        element *d = dst;                                                                       \
-        const element *p = a, *q = b;                                                           \
-        INDEPENDENT for (size_t i = 0; i < count; i++)                                          \
-            d[i] = store(op_##name##_##wide(load(p[i]), load(q[i])));                           \
+#define FLOAT_REDUCE(name, suffix, element, wide, load, store) \
+    static void name##_##suffix(void *dst, const void *a, const void *b, size_t count) { \
+        element *d = dst; \
+        const element *p = a, *q = b; \
+        INDEPENDENT for (size_t i = 0; i < count; i++) \
+            d[i] = store(op_##name##_##wide(load(p[i]), load(q[i]))); \
     }
-#define FLOAT_DIVIDE(suffix, element, wide, real, load, store)                                  \
-    static void divide_##suffix(void *dst, size_t count, uint32_t divisor) {                    \
-        element *d = dst;                                                                       \
-        real by = (real)divisor;                                                                \
-        for (size_t i = 0; i < count; i++) d[i] = store(canonical_##wide(load(d[i]) / by));     \
+#define FLOAT_DIVIDE(suffix, element, wide, real, load, store) \
+    static void divide_##suffix(void *dst, size_t count, uint32_t divisor) { \
+        element *d = dst; \
+        real by = (real)divisor; \
+        for (size_t i = 0; i < count; i++) d[i] = store(canonical_##wide(load(d[i]) / by)); \
     }
-#define FLOAT_KERNELS(suffix, element, wide, real, load, store)     \
-    FLOAT_REDUCE(sum, suffix, element, wide, load, store)           \
-    FLOAT_REDUCE(prod, suffix, element, wide, load, store)          \
-    FLOAT_REDUCE(max, suffix, element, wide, load, store)           \
-    FLOAT_REDUCE(min, suffix, element, wide, load, store)           \
+#define FLOAT_KERNELS(suffix, element, wide, real, load, store) \
+    FLOAT_REDUCE(sum, suffix, element, wide, load, store) \
+    FLOAT_REDUCE(prod, suffix, element, wide, load, store) \
+    FLOAT_REDUCE(max, suffix, element, wide, load, store) \
+    FLOAT_REDUCE(min, suffix, element, wide, load, store) \
     FLOAT_DIVIDE(suffix, element, wide, real, load, store)
 
 FLOAT_KERNELS(f16, any_f16, f32, float, float_from_f16, float_to_f16)

@@ -23,7 +23,11 @@
 #include <pccl.h>
 #include <string.h>
 
-enum kind { KIND_PLAIN, KIND_SHRUNK, KIND_GROWN, KIND_CONSTANT, KIND_NOT_FINITE };
+enum kind { KIND_PLAIN,
+            KIND_SHRUNK,
+            KIND_GROWN,
+            KIND_CONSTANT,
+            KIND_NOT_FINITE };
 
 // Of a zero point, in steps: beyond it a block is far from 0.
 #define ZERO_LIMIT 0x1p20
@@ -75,16 +79,22 @@ size_t quant_wide_size(int dtype) {
 
 void quant_widen(int dtype, void *wide, const void *src, size_t count) {
     const struct quant_loops *loops = kernels_get()->quant;
-    if (dtype == pcclFloat16) loops->widen_f16(wide, src, count);
-    else if (dtype == pcclBFloat16) loops->widen_bf16(wide, src, count);
-    else if (count > 0) memmove(wide, src, count * dtype_size(dtype));
+    if (dtype == pcclFloat16)
+        loops->widen_f16(wide, src, count);
+    else if (dtype == pcclBFloat16)
+        loops->widen_bf16(wide, src, count);
+    else if (count > 0)
+        memmove(wide, src, count * dtype_size(dtype));
 }
 
 void quant_narrow(int dtype, void *dst, const void *wide, size_t count) {
     const struct quant_loops *loops = kernels_get()->quant;
-    if (dtype == pcclFloat16) loops->narrow_f16(dst, wide, count);
-    else if (dtype == pcclBFloat16) loops->narrow_bf16(dst, wide, count);
-    else if (count > 0) memmove(dst, wide, count * dtype_size(dtype));
+    if (dtype == pcclFloat16)
+        loops->narrow_f16(dst, wide, count);
+    else if (dtype == pcclBFloat16)
+        loops->narrow_bf16(dst, wide, count);
+    else if (count > 0)
+        memmove(dst, wide, count * dtype_size(dtype));
 }
 
 void quant_reduce(int dtype, int op, void *acc, const void *wide, size_t count) {
@@ -105,8 +115,10 @@ static double wide_get(int wide, const void *values, size_t i) {
 
 static void wide_put(int wide, void *values, size_t i, double value) {
     float single = (float)value;
-    if (wide == QUANT_DOUBLE) memcpy((char *)values + i * sizeof value, &value, sizeof value);
-    else memcpy((char *)values + i * sizeof single, &single, sizeof single);
+    if (wide == QUANT_DOUBLE)
+        memcpy((char *)values + i * sizeof value, &value, sizeof value);
+    else
+        memcpy((char *)values + i * sizeof single, &single, sizeof single);
 }
 
 static void wide_fill(int wide, void *values, size_t count, double value) {
@@ -121,11 +133,13 @@ static double wide_of_key(int wide, int64_t key) {
 }
 
 static double grow_of(int kind) {
-    return kind == KIND_SHRUNK ? 0x1p-64 : kind == KIND_GROWN ? 0x1p256 : 1.0;
+    return kind == KIND_SHRUNK ? 0x1p-64 : kind == KIND_GROWN ? 0x1p256
+                                                              : 1.0;
 }
 
 static double shrink_of(int kind) {
-    return kind == KIND_SHRUNK ? 0x1p64 : kind == KIND_GROWN ? 0x1p-256 : 1.0;
+    return kind == KIND_SHRUNK ? 0x1p64 : kind == KIND_GROWN ? 0x1p-256
+                                                             : 1.0;
 }
 
 static uint64_t last_code(int quantised_dtype) {
@@ -146,7 +160,8 @@ static struct quant_affine affine_of(const struct head *head) {
 }
 
 static int code_size(int quantised_dtype) {
-    return dtype_size(quantised_dtype) == 1 ? QUANT_CODE8 : dtype_size(quantised_dtype) == 2 ? QUANT_CODE16 : QUANT_CODE32;
+    return dtype_size(quantised_dtype) == 1 ? QUANT_CODE8 : dtype_size(quantised_dtype) == 2 ? QUANT_CODE16
+                                                                                             : QUANT_CODE32;
 }
 
 // To the nearest whole number, to even, without -0; for magnitudes below 2^51.
@@ -231,7 +246,8 @@ static void choose_zero_point(struct head *head, double min, double max) {
 
 static void choose_scale(struct head *head, double min, double max) {
     double extent = larger(fabs(min), fabs(max));
-    head->kind = extent > 0x1p900 ? KIND_SHRUNK : max - min < 0x1p-700 ? KIND_GROWN : KIND_PLAIN;
+    head->kind = extent > 0x1p900 ? KIND_SHRUNK : max - min < 0x1p-700 ? KIND_GROWN
+                                                                       : KIND_PLAIN;
     double grow = grow_of(head->kind);
     min *= grow, max *= grow;
     head->offset = min;

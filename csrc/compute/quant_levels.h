@@ -14,8 +14,13 @@ struct quant_affine {
     uint32_t last, flip;
 };
 
-enum { QUANT_FLOAT, QUANT_DOUBLE, QUANT_WIDES };        // of wide values
-enum { QUANT_CODE8, QUANT_CODE16, QUANT_CODE32, QUANT_CODES }; // 64-bit codes need more than double and are quant.c's own
+enum { QUANT_FLOAT,
+       QUANT_DOUBLE,
+       QUANT_WIDES };        // of wide values
+enum { QUANT_CODE8,
+       QUANT_CODE16,
+       QUANT_CODE32,
+       QUANT_CODES }; // 64-bit codes need more than double and are quant.c's own
 
 struct quant_loops {
     // The extreme values as integers of the same order (quant_loops.h).

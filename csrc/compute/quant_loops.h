@@ -9,17 +9,17 @@
 #include "compute/quant_levels.h"
 
 // Floats ordered as integers: -NaN < -inf < ... < -0 < +0 < ... < inf < NaN.
-#define QUANT_RANGE(suffix, key, most)                                                                  \
-    static void range_##suffix(const void *wide, size_t count, int64_t *smallest, int64_t *largest) {   \
-        const any_##key *x = wide;                                                                      \
-        any_##key low = most, high = -most - 1;                                                         \
-        for (size_t i = 0; i < count; i++) {                                                            \
-            any_##key k = x[i] < 0 ? x[i] ^ most : x[i];                                                \
-            low = k < low ? k : low;                                                                    \
-            high = k > high ? k : high;                                                                 \
-        }                                                                                               \
-        *smallest = low;                                                                                \
-        *largest = high;                                                                                \
+#define QUANT_RANGE(suffix, key, most) \
+    static void range_##suffix(const void *wide, size_t count, int64_t *smallest, int64_t *largest) { \
+        const any_##key *x = wide; \
+        any_##key low = most, high = -most - 1; \
+        for (size_t i = 0; i < count; i++) { \
+            any_##key k = x[i] < 0 ? x[i] ^ most : x[i]; \
+            low = k < low ? k : low; \
+            high = k > high ? k : high; \
+        } \
+        *smallest = low; \
+        *largest = high; \
     }
 
 QUANT_RANGE(f32, i32, INT32_MAX)
@@ -30,28 +30,28 @@ QUANT_RANGE(f64, i64, INT64_MAX)
 #define QUANT_GROWN_f32(x, by) (x)
 #define QUANT_GROWN_f64(x, by) ((x) * (by))
 
-#define QUANT_ENCODE(suffix, code, whole)                                                                               \
+#define QUANT_ENCODE(suffix, code, whole) \
     static void encode_##suffix##_##code(void *codes, const void *wide, size_t count, const struct quant_affine *affine) { \
-        any_##code *d = codes;                                                                                          \
-        const any_##suffix *x = wide;                                                                                   \
-        const struct quant_affine by = *affine;                                                                         \
-        for (size_t i = 0; i < count; i++) {                                                                            \
-            double y = QUANT_GROWN_##suffix((double)x[i], by.grow);                                                     \
-            whole k = (whole)QUANT_ROUND((y - by.offset) * by.inverse + by.zero);                                       \
-            k = k < 0 ? 0 : k;                                                                                          \
-            k = k > (whole)by.last ? (whole)by.last : k;                                                                \
-            d[i] = (any_##code)((uint32_t)k ^ by.flip);                                                                 \
-        }                                                                                                               \
+        any_##code *d = codes; \
+        const any_##suffix *x = wide; \
+        const struct quant_affine by = *affine; \
+        for (size_t i = 0; i < count; i++) { \
+            double y = QUANT_GROWN_##suffix((double)x[i], by.grow); \
+            whole k = (whole)QUANT_ROUND((y - by.offset) * by.inverse + by.zero); \
+            k = k < 0 ? 0 : k; \
+            k = k > (whole)by.last ? (whole)by.last : k; \
+            d[i] = (any_##code)((uint32_t)k ^ by.flip); \
+        } \
     }
-#define QUANT_DECODE(suffix, code, whole)                                                                               \
+#define QUANT_DECODE(suffix, code, whole) \
     static void decode_##suffix##_##code(void *wide, const void *codes, size_t count, const struct quant_affine *affine) { \
-        any_##suffix *d = wide;                                                                                         \
-        const any_##code *x = codes;                                                                                    \
-        const struct quant_affine by = *affine;                                                                         \
-        for (size_t i = 0; i < count; i++) {                                                                            \
-            double k = (double)(whole)(x[i] ^ by.flip);                                                                 \
-            d[i] = (any_##suffix)QUANT_GROWN_##suffix(by.offset + (k - by.zero) * by.scale, by.shrink);                 \
-        }                                                                                                               \
+        any_##suffix *d = wide; \
+        const any_##code *x = codes; \
+        const struct quant_affine by = *affine; \
+        for (size_t i = 0; i < count; i++) { \
+            double k = (double)(whole)(x[i] ^ by.flip); \
+            d[i] = (any_##suffix)QUANT_GROWN_##suffix(by.offset + (k - by.zero) * by.scale, by.shrink); \
+        } \
     }
 #define QUANT_PAIR(suffix, code, whole) QUANT_ENCODE(suffix, code, whole) QUANT_DECODE(suffix, code, whole)
 

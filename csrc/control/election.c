@@ -89,9 +89,12 @@ static void judge_masks(struct election_voter *voters, uint32_t count, const str
 static void judge_content(struct election_voter *voter, const struct election_result *result) {
     if (election_expels(voter->fate)) return;
     bool same = wire_hash_equal(&voter->vote.content, &result->content);
-    if (voter->vote.strategy == WIRE_SYNC_SEND_ONLY && voter->vote.revision != result->revision) voter->fate = ELECTION_BEHIND;
-    else if (voter->vote.strategy == WIRE_SYNC_SEND_ONLY && !same) voter->fate = ELECTION_MINORITY;
-    else if (!same) voter->fate = ELECTION_RECEIVES;
+    if (voter->vote.strategy == WIRE_SYNC_SEND_ONLY && voter->vote.revision != result->revision)
+        voter->fate = ELECTION_BEHIND;
+    else if (voter->vote.strategy == WIRE_SYNC_SEND_ONLY && !same)
+        voter->fate = ELECTION_MINORITY;
+    else if (!same)
+        voter->fate = ELECTION_RECEIVES;
     voter->donor = voter->fate == ELECTION_KEEPS && voter->vote.strategy != WIRE_SYNC_RECEIVE_ONLY;
 }
 

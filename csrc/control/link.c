@@ -204,9 +204,9 @@ static struct wire_header link_header(const struct links *links) {
     return (struct wire_header){.run = links->identity.run, .generation = links->identity.generation};
 }
 
-static void say_hello(struct links *links, struct connection *c) {
+static void say_hello(struct links *links, struct connection *c, uint32_t events) {
     int error = socket_connect_result(c->fd);
-    if (error == -EINPROGRESS) return;
+    if (error == -EINPROGRESS && (events & EPOLLHUP) == 0) return;
     if (error != 0) {
         fail_dial(links, c, strerror(-error));
         return;
@@ -447,9 +447,9 @@ void links_cancel(struct links *links, const struct wire_id *id) {
 
 // ---- the loop ----
 
-static void advance(struct links *links, struct connection *c, int64_t now) {
+static void advance(struct links *links, struct connection *c, uint32_t events, int64_t now) {
     switch (c->state) {
-    case DIALING: say_hello(links, c); break;
+    case DIALING: say_hello(links, c, events); break;
     case AWAIT_ACK: take_ack(links, c, now); break;
     case AWAIT_HELLO: take_hello(links, c); break;
     case PARKED: connection_free(links, c); break; // it gave up
@@ -459,7 +459,6 @@ static void advance(struct links *links, struct connection *c, int64_t now) {
 }
 
 void links_event(struct links *links, uint64_t data, uint32_t events, int64_t now) {
-    (void)events; // errors show in the call that follows
     if (data == links->first_data) {
         accept_some(links, now);
         return;
@@ -467,7 +466,7 @@ void links_event(struct links *links, uint64_t data, uint32_t events, int64_t no
     uint64_t name = data - links->first_data - 1;
     uint32_t slot = (uint32_t)name & 0xfffff, round = (uint32_t)(name >> 20);
     struct connection *c = slot < links->slot_count ? links->slots[slot] : NULL;
-    if (c != NULL && c->round == round) advance(links, c, now);
+    if (c != NULL && c->round == round) advance(links, c, events, now);
 }
 
 static void time_out(struct links *links, struct connection *c) {

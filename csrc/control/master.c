@@ -162,8 +162,10 @@ static void conn_flush(struct master *master, struct conn *conn) {
     while (!conn->broken && conn->out.begin < conn->out.end) {
         ptrdiff_t sent = socket_send(conn->fd, conn->out.at + conn->out.begin, conn->out.end - conn->out.begin);
         if (sent == -EAGAIN) return;
-        if (sent < 0) conn_break(master, conn);
-        else conn->out.begin += (size_t)sent;
+        if (sent < 0)
+            conn_break(master, conn);
+        else
+            conn->out.begin += (size_t)sent;
     }
     empty(&conn->out);
     if (!conn->broken) want_write(master, conn, false);
@@ -367,9 +369,12 @@ static void serve(struct master *master) {
         master->now_ns = platform_now_ns();
         for (int i = 0; i < count; i++) {
             uint64_t token = events[i].data.u64;
-            if (token == TOKEN_WAKE) wake_clear(master->wake);
-            else if (token == TOKEN_LISTENER) accept_some(master);
-            else on_conn(master, &master->conns[token], events[i].events);
+            if (token == TOKEN_WAKE)
+                wake_clear(master->wake);
+            else if (token == TOKEN_LISTENER)
+                accept_some(master);
+            else
+                on_conn(master, &master->conns[token], events[i].events);
         }
         act_on_time(master);
     }

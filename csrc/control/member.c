@@ -23,6 +23,7 @@ enum link_state { LINK_ABSENT,
 
 struct link {
     uint8_t state;
+    bool dialled_again; // one dial may fail: a reset in the middle of a hello tells little
     uint64_t made_in; // number of the epoch in force when it came up
 };
 
@@ -56,7 +57,7 @@ struct member {
     uint32_t ring_count, rank;
     bool linked;             // all its links were there once since it began
     int64_t linked_deadline; // when missing links are reported
-    uint64_t fresh_in;       // number of the epoch in which a fresh group epoch was asked for
+    int64_t fresh_at;        // when a fresh group epoch is asked for; 0 = never
     int64_t relinked_until;  // until then a link that breaks and is older than the epoch is no second failure of its pair
 
     struct {
@@ -240,6 +241,14 @@ static void take_membership(struct member *m, enum membership_kind kind, const s
     }
 }
 
+static void dial(struct neighbour *n, uint32_t index, struct member_output *out) {
+    n->links[index].state = LINK_MAKING;
+    struct member_action *action = act(out, MEMBER_DIAL);
+    action->id = n->id;
+    action->index = index;
+    action->address = n->address;
+}
+
 static void dial_missing(struct member *m, struct member_output *out) {
     for (size_t i = 0; i < m->neighbour_count; i++) {
         struct neighbour *n = &m->neighbours[i];
@@ -247,12 +256,8 @@ static void dial_missing(struct member *m, struct member_output *out) {
             struct link *link = &n->links[index];
             if (!required(n, index) || link->state == LINK_UP || link->state == LINK_MAKING) continue;
             link->state = LINK_ABSENT;
-            if (n->join_number > m->welcome.join_number) continue; // the later joined of a pair dials
-            link->state = LINK_MAKING;
-            struct member_action *action = act(out, MEMBER_DIAL);
-            action->id = n->id;
-            action->index = index;
-            action->address = n->address;
+            link->dialled_again = false;
+            if (n->join_number < m->welcome.join_number) dial(n, index, out); // the later joined of a pair dials
         }
     }
 }
@@ -296,10 +301,8 @@ static void accuse(struct member *m, struct neighbour *n, uint32_t index, struct
     send_link_down(m, &n->id, index, out);
 }
 
-static void want_fresh_epoch(struct member *m, struct member_output *out) {
-    if (m->fresh_in == m->view.number) return;
-    m->fresh_in = m->view.number;
-    send_link_down(m, &m->id, 0, out);
+static void want_fresh_epoch(struct member *m, int64_t now) {
+    if (m->fresh_at == 0) m->fresh_at = now + MEMBER_GRACE_MS * MS_NS;
 }
 
 int64_t member_link_limit_ns(const struct member *m) {
@@ -308,7 +311,6 @@ int64_t member_link_limit_ns(const struct member *m) {
 }
 
 void member_link_up(struct member *m, const struct wire_id *id, uint32_t index, uint32_t latency_us, int64_t now, struct member_output *out) {
-    (void)now;
     struct neighbour *n = find_neighbour(m, id);
     if (n == NULL || index >= n->link_count) {
         act(out, MEMBER_DROP_PEER)->id = *id;
@@ -320,13 +322,18 @@ void member_link_up(struct member *m, const struct wire_id *id, uint32_t index, 
     link->state = LINK_UP;
     link->made_in = m->view.number;
     if (index == 0 || n->latency_us == 0) n->latency_us = latency_us;
-    if (replaced) want_fresh_epoch(m, out);
+    if (replaced) want_fresh_epoch(m, now);
     check_complete(m, out);
 }
 
 void member_link_failed(struct member *m, const struct wire_id *id, uint32_t index, struct member_output *out) {
     struct neighbour *n = find_neighbour(m, id);
     if (n == NULL || index >= n->link_count || n->links[index].state != LINK_MAKING) return;
+    if (required(n, index) && !n->links[index].dialled_again) {
+        n->links[index].dialled_again = true;
+        dial(n, index, out);
+        return;
+    }
     n->links[index].state = LINK_FAILED;
     if (m->phase == MEMBER_ACCEPTED && required_in(n, index, IN_EPOCH)) accuse(m, n, index, out);
     if (m->candidate.active && !m->candidate.answered && required_in(n, index, IN_CANDIDATE)) answer_candidate(m, LINK_FAILED, out);
@@ -345,7 +352,7 @@ void member_link_lost(struct member *m, const struct wire_id *id, uint32_t index
         if (m->linked) m->linked_deadline = now + member_link_limit_ns(m);
         m->linked = false;
         if (now < m->relinked_until && n->links[index].made_in < m->view.number)
-            want_fresh_epoch(m, out);
+            want_fresh_epoch(m, now);
         else
             accuse(m, n, index, out);
     }
@@ -435,6 +442,7 @@ static void enter_group_epoch(struct member *m, const struct wire_epoch_commit *
     m->rank = rank;
     take_membership(m, IN_EPOCH, m->ring, count, rank, out);
     if (lost) remember_loss(m);
+    m->fresh_at = 0;
     m->linked = false;
     m->linked_deadline = now + member_link_limit_ns(m);
     if (commit->reason == WIRE_REASON_RELINK) m->relinked_until = m->linked_deadline;
@@ -652,6 +660,7 @@ int64_t member_deadline(const struct member *m) {
     int64_t at = m->beat_at < m->silent_at ? m->beat_at : m->silent_at;
     if (m->candidate.active && !m->candidate.answered && m->candidate.deadline < at) at = m->candidate.deadline;
     if (m->phase == MEMBER_ACCEPTED && !m->linked && m->linked_deadline < at) at = m->linked_deadline;
+    if (m->fresh_at != 0 && m->fresh_at < at) at = m->fresh_at;
     return at;
 }
 
@@ -681,6 +690,10 @@ void member_tick(struct member *m, int64_t now, struct member_output *out) {
     }
     if (m->candidate.active && !m->candidate.answered && now >= m->candidate.deadline) answer_candidate(m, LINK_ABSENT, out);
     if (m->phase == MEMBER_ACCEPTED && !m->linked && now >= m->linked_deadline) accuse_missing(m, now, out);
+    if (m->fresh_at != 0 && now >= m->fresh_at) {
+        m->fresh_at = 0;
+        send_link_down(m, &m->id, 0, out);
+    }
 }
 
 // ---- adoption ----

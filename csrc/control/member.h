@@ -17,6 +17,7 @@
 
 enum {
     MEMBER_JOIN_LIMIT_MS = 5000, // from the first dial to WELCOME
+    MEMBER_GRACE_MS = 30,        // before a fresh group epoch is asked for: most often a loss brings one by itself
     MEMBER_TEXT = WIRE_MAX_TEXT + 64,
     MEMBER_VOTE_SYNC = WIRE_VOTE_OPTIMIZE + 1, // beside enum wire_vote_kind: a round of shared state is the open vote
 };

@@ -301,8 +301,10 @@ const struct membership_actions *membership_peer_connected(struct membership *m,
                                                            const struct wire_hello *hello) {
     begin_event(m, now_ns);
     const char *why = reason_to_refuse(m, source, hello);
-    if (why != NULL) refuse(m, conn, why);
-    else register_peer(m, conn, source, hello);
+    if (why != NULL)
+        refuse(m, conn, why);
+    else
+        register_peer(m, conn, source, hello);
     return settle(m);
 }
 
@@ -310,9 +312,12 @@ const struct membership_actions *membership_peer_connected(struct membership *m,
 
 static void on_vote(struct membership *m, struct peer *peer, const uint8_t *body, size_t length) {
     struct wire_vote vote;
-    if (!wire_decode_vote(body, length, &vote)) membership_expel(m, peer, "malformed VOTE");
-    else if (peer->vote != 0) membership_expel(m, peer, "voted while its vote was open");
-    else membership_open_vote(m, peer, vote.kind);
+    if (!wire_decode_vote(body, length, &vote))
+        membership_expel(m, peer, "malformed VOTE");
+    else if (peer->vote != 0)
+        membership_expel(m, peer, "voted while its vote was open");
+    else
+        membership_open_vote(m, peer, vote.kind);
 }
 
 static void on_linked(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body) {
@@ -326,8 +331,10 @@ static void on_linked(struct membership *m, struct peer *peer, const struct wire
         return;
     }
     if (linked.latency_us > 0) peer->latency_us = linked.latency_us;
-    if (linked.attempt > 0) membership_on_candidate_linked(m, peer, &linked);
-    else if (header->epoch >= peer->group->group_epoch) membership_on_linked(m, peer);
+    if (linked.attempt > 0)
+        membership_on_candidate_linked(m, peer, &linked);
+    else if (header->epoch >= peer->group->group_epoch)
+        membership_on_linked(m, peer);
 }
 
 static void on_message(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body) {

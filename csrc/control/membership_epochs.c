@@ -171,8 +171,10 @@ void membership_start_candidate(struct membership *m, uint8_t kind) {
             memset(peer->unreachable, 0, sizeof peer->unreachable);
         }
     }
-    if (m->candidate_count == 1) commit_candidate(m); // nobody to make links to
-    else send_candidate(m);
+    if (m->candidate_count == 1)
+        commit_candidate(m); // nobody to make links to
+    else
+        send_candidate(m);
 }
 
 // Newcomers go to the end of their group, in the order in which they came.
@@ -196,8 +198,10 @@ void membership_form_update(struct membership *m) {
         if (m->count == 0) peer->invited = true;
         if (peer->invited) insert_candidate(m, peer);
     }
-    if (m->candidate_count > m->count) membership_start_candidate(m, WIRE_VOTE_UPDATE);
-    else membership_outcome(m, WIRE_VOTE_UPDATE, CODE_SUCCESS, 0);
+    if (m->candidate_count > m->count)
+        membership_start_candidate(m, WIRE_VOTE_UPDATE);
+    else
+        membership_outcome(m, WIRE_VOTE_UPDATE, CODE_SUCCESS, 0);
 }
 
 static bool reaches(const struct membership *m, const struct peer *from, const struct peer *to) {
@@ -231,8 +235,10 @@ static bool exclude_newcomers(struct membership *m) {
         joined = next->member.join_number;
         char name[64];
         const struct peer *obstacle = candidate_obstacle(m, next);
-        if (!next->answered) membership_expel(m, next, "did not report its links in time");
-        else if (obstacle != NULL) membership_expel(m, next, "no data connection between this peer and %s", membership_name(name, obstacle));
+        if (!next->answered)
+            membership_expel(m, next, "did not report its links in time");
+        else if (obstacle != NULL)
+            membership_expel(m, next, "no data connection between this peer and %s", membership_name(name, obstacle));
     }
 }
 
@@ -263,14 +269,18 @@ static void judge_order(struct membership *m) {
         for (uint32_t w = 0; w < PEER_WORDS; w++) formed &= peer->unreachable[w] == 0;
         formed &= peer->answered;
     }
-    if (formed) commit_candidate(m);
-    else membership_outcome(m, WIRE_VOTE_OPTIMIZE, CODE_OPTIMIZATION_FAILED, 0);
+    if (formed)
+        commit_candidate(m);
+    else
+        membership_outcome(m, WIRE_VOTE_OPTIMIZE, CODE_OPTIMIZATION_FAILED, 0);
 }
 
 void membership_judge_candidate(struct membership *m) {
     m->phase_deadline = INT64_MAX;
-    if (m->candidate_kind == WIRE_VOTE_UPDATE) judge_update(m);
-    else judge_order(m);
+    if (m->candidate_kind == WIRE_VOTE_UPDATE)
+        judge_update(m);
+    else
+        judge_order(m);
 }
 
 void membership_on_candidate_linked(struct membership *m, struct peer *peer, const struct wire_linked *linked) {

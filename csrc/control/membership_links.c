@@ -39,8 +39,10 @@ void membership_link_failed(struct membership *m, struct peer *accuser, struct p
         pair->failures++;
     }
     pair->pending = true;
-    if (from < to) pair->a_accuses = true;
-    else pair->b_accuses = true;
+    if (from < to)
+        pair->a_accuses = true;
+    else
+        pair->b_accuses = true;
     accuser->linked = false;
     if (group->relink_at == INT64_MAX) group->relink_at = m->now_ns + MEMBERSHIP_GRACE_MS * MS_NS;
 }
@@ -54,8 +56,10 @@ void membership_on_link_down(struct membership *m, struct peer *peer, const stru
     }
     if (header->epoch < group->group_epoch) return; // the links have been made again since
     struct peer *accused = membership_member(m, group, &down.id);
-    if (accused == peer) membership_change(m, group);
-    else if (accused != NULL) membership_link_failed(m, peer, accused);
+    if (accused == peer)
+        membership_change(m, group);
+    else if (accused != NULL)
+        membership_link_failed(m, peer, accused);
 }
 
 void membership_on_linked(struct membership *m, struct peer *peer) {

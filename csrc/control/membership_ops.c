@@ -72,7 +72,9 @@ static const char *describe(char *out, size_t capacity, const struct wire_finger
     static const char *const dtypes[] = {"uint8", "int8", "int16", "uint16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"};
     static const char *const ops[] = {"sum", "avg", "prod", "max", "min"};
     static const char *const algorithms[] = {"none", "min-max", "zero-point-scale"};
-    enum { DTYPES = sizeof dtypes / sizeof dtypes[0], OPS = sizeof ops / sizeof ops[0], ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
+    enum { DTYPES = sizeof dtypes / sizeof dtypes[0],
+           OPS = sizeof ops / sizeof ops[0],
+           ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
     int length = snprintf(out, capacity, "count %llu %s %s", (unsigned long long)fingerprint->count, name_in(dtypes, DTYPES, fingerprint->dtype), name_in(ops, OPS, fingerprint->op));
     if (fingerprint->algorithm != 0)
         snprintf(out + length, capacity - (size_t)length, " quantised to %s by %s", name_in(dtypes, DTYPES, fingerprint->quantised_dtype),

@@ -36,7 +36,8 @@ uint32_t membership_group_rate(const struct membership *m, const struct group *g
         if (rate < slowest) slowest = rate;
     }
     slowest /= BYTES_PER_MEGABYTE;
-    return slowest < 1 ? 1 : slowest > UINT32_MAX ? UINT32_MAX : (uint32_t)slowest;
+    return slowest < 1 ? 1 : slowest > UINT32_MAX ? UINT32_MAX
+                                                  : (uint32_t)slowest;
 }
 
 // ---- rounds ----
@@ -71,7 +72,8 @@ static void plan_round(struct membership *m) {
 
 static uint32_t duration_ms(const struct group *group) {
     uint64_t wanted = (uint64_t)group->latency_us * DURATION_LATENCIES / 1000;
-    return wanted < DURATION_LEAST_MS ? DURATION_LEAST_MS : wanted > DURATION_MOST_MS ? DURATION_MOST_MS : (uint32_t)wanted;
+    return wanted < DURATION_LEAST_MS ? DURATION_LEAST_MS : wanted > DURATION_MOST_MS ? DURATION_MOST_MS
+                                                                                      : (uint32_t)wanted;
 }
 
 static void start_round(struct membership *m) {
@@ -155,8 +157,10 @@ static void order_groups(struct membership *m) {
     bool changed = false;
     for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) changed |= order_group(m, m->order[i]->group);
     m->candidate_count = m->count;
-    if (changed) membership_start_candidate(m, WIRE_VOTE_OPTIMIZE);
-    else membership_outcome(m, WIRE_VOTE_OPTIMIZE, CODE_SUCCESS, 0);
+    if (changed)
+        membership_start_candidate(m, WIRE_VOTE_OPTIMIZE);
+    else
+        membership_outcome(m, WIRE_VOTE_OPTIMIZE, CODE_SUCCESS, 0);
 }
 
 // Starts, or goes on after a round.
@@ -172,6 +176,8 @@ void membership_optimise(struct membership *m) {
         m->phase = PHASE_MEASURE;
     }
     plan_round(m);
-    if (m->round_count > 0) start_round(m);
-    else order_groups(m);
+    if (m->round_count > 0)
+        start_round(m);
+    else
+        order_groups(m);
 }

@@ -118,7 +118,8 @@ static void elect(struct membership *m, struct group *group) {
     for (uint32_t rank = 0; rank < group->count; rank++) {
         struct peer *peer = m->order[group->begin + rank];
         const struct election_voter *voter = &m->voters[rank];
-        peer->sync.part = voter->fate == ELECTION_RECEIVES ? SYNC_RECEIVES : voter->donor ? SYNC_GIVES : SYNC_WAITS;
+        peer->sync.part = voter->fate == ELECTION_RECEIVES ? SYNC_RECEIVES : voter->donor ? SYNC_GIVES
+                                                                                          : SYNC_WAITS;
         expel_by_rule(m, peer, voter->fate, sync->result.revision);
     }
 }
@@ -184,8 +185,10 @@ void membership_on_sync_done(struct membership *m, struct peer *peer, const uint
         if (donor != NULL && donor->sync.part == SYNC_GIVES) donor->sync.tx_bytes += done.sources[i].bytes;
     }
     char name[64];
-    if (done.complete) peer->sync.part = SYNC_RECEIVED;
-    else snprintf(group->sync.failed, sizeof group->sync.failed, "%s could not get it from any member that holds it", membership_name(name, peer));
+    if (done.complete)
+        peer->sync.part = SYNC_RECEIVED;
+    else
+        snprintf(group->sync.failed, sizeof group->sync.failed, "%s could not get it from any member that holds it", membership_name(name, peer));
     m->sync_due = true;
 }
 
@@ -193,10 +196,14 @@ static void advance(struct membership *m, struct group *group) {
     if (group->sync.phase == SYNC_VOTING && all_voted(m, group)) elect(m, group);
     if (group->sync.phase == SYNC_VOTING || m->gone_count > 0) return; // those expelled have to be out of the group first
     bool wanted = count_part(m, group, SYNC_RECEIVES) > 0;
-    if (group->sync.failed[0] != 0) end_round(m, group, CODE_NO_STATE, group->sync.failed);
-    else if (wanted && count_part(m, group, SYNC_GIVES) == 0) end_round(m, group, CODE_NO_STATE, "all members that held it have left");
-    else if (!wanted) end_round(m, group, CODE_SUCCESS, "");
-    else if (group->sync.phase == SYNC_ELECTED) send_plan(m, group);
+    if (group->sync.failed[0] != 0)
+        end_round(m, group, CODE_NO_STATE, group->sync.failed);
+    else if (wanted && count_part(m, group, SYNC_GIVES) == 0)
+        end_round(m, group, CODE_NO_STATE, "all members that held it have left");
+    else if (!wanted)
+        end_round(m, group, CODE_SUCCESS, "");
+    else if (group->sync.phase == SYNC_ELECTED)
+        send_plan(m, group);
 }
 
 void membership_sync_advance(struct membership *m) {

@@ -23,7 +23,10 @@ struct op_table {
     uint8_t *entries;
 };
 
-enum op_table_result { OP_TABLE_OK, OP_TABLE_TWICE, OP_TABLE_FULL, OP_TABLE_NO_MEMORY };
+enum op_table_result { OP_TABLE_OK,
+                       OP_TABLE_TWICE,
+                       OP_TABLE_FULL,
+                       OP_TABLE_NO_MEMORY };
 
 // Empties the table and gives its memory back; entries will have room for `ranks` members.
 void op_table_reset(struct op_table *table, uint32_t ranks, uint32_t limit);

@@ -480,9 +480,9 @@ static void dial_master(struct peer *p, int64_t now) {
     if (epoll_ctl(p->epoll, EPOLL_CTL_ADD, fd, &event) != 0) fail_dial(p, pcclInternalError, "could not watch the connection to the master at", errno);
 }
 
-static void join_master(struct peer *p, int64_t now) {
+static void join_master(struct peer *p, uint32_t events, int64_t now) {
     int error = -socket_connect_result(p->master_fd);
-    if (error == EINPROGRESS) return;
+    if (error == EINPROGRESS && (events & EPOLLHUP) == 0) return;
     if (error != 0) {
         fail_dial(p, pcclMasterConnectionFailed, "could not connect to the master (is it running?) at", error);
         return;
@@ -566,7 +566,7 @@ static void handle(struct peer *p, const struct epoll_event *event, int64_t now)
         if (p->master_connected && (event->events & ~(uint32_t)EPOLLOUT) != 0)
             read_master(p, now);
         else if (!p->master_connected && p->master_fd >= 0)
-            join_master(p, now);
+            join_master(p, event->events, now);
     } else if (p->links != NULL) {
         links_event(p->links, event->data.u64, event->events, now);
         take_link_events(p, now);

@@ -9,7 +9,9 @@
 
 enum { NOBODY = -1 };
 
-enum op_state { OP_WAITING, OP_LIVE, OP_ENDED };
+enum op_state { OP_WAITING,
+                OP_LIVE,
+                OP_ENDED };
 
 struct retry_op {
     struct engine_reduce reduce;

@@ -19,7 +19,8 @@
 #include "compute/kernels.h"
 #include "data/engine_private.h"
 
-enum { EVENTS = 64, POISONS_MAX = WIRE_MAX_LIVE_OPS };
+enum { EVENTS = 64,
+       POISONS_MAX = WIRE_MAX_LIVE_OPS };
 
 void engine_wake(struct engine *engine) {
     if (engine->wake_pending) return;

@@ -27,7 +27,7 @@ enum {
     BACKUP_CACHE_COUNT = 16,
     LOST_EPOCHS_MAX = WIRE_MAX_MEMBERS,
     PLACE_BYTES = 8,              // payload of CHUNK_AT
-    PLACED_AHEAD = 8,             // own chunks that a neighbour may read at a time: what he reads should still be in a cache
+    CHUNKS_AHEAD = 8,             // own chunks of an op that are always under way
 };
 
 // A shared piece of heap memory.
@@ -88,7 +88,9 @@ struct peer {
     uint64_t ack_bytes;
 };
 
-enum lane_receive { LANE_HEAD, LANE_PAYLOAD, LANE_PARKED };
+enum lane_receive { LANE_HEAD,
+                    LANE_PAYLOAD,
+                    LANE_PARKED };
 
 // One connection. Transmission over a direct link (index 0) is guarded by the lock, since callers send small ops themselves;
 // everything else is thread.
@@ -354,7 +356,7 @@ bool ring_receive(struct lane *lane, struct op *op, size_t bytes);
 bool ring_received(struct lane *lane, struct op *op);
 void ring_next_ready(struct engine *engine, struct op *op, bool reads); // lock held
 void ring_release(struct op *op);
-struct frame *ring_next(struct lane *lane, struct op *op);
+struct frame *ring_next(struct lane *lane, struct op *op, bool idle); // NULL: none, or not now
 void ring_sent(struct engine *engine, struct op *op, const struct frame *frame);
 
 // ---- sharded.c, thread ----

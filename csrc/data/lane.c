@@ -331,35 +331,40 @@ bool signal_send(struct engine *engine, struct peer *peer, uint16_t type, const 
     return true;
 }
 
-// A frame made on demand, now that the lane has nothing queued: the next chunk or block of a running op.
-static struct frame *next_work(struct lane *lane) {
+// A frame made on demand: the next chunk or block of a running op. With frames queued (not `idle`) only what keeps the ring full.
+static struct frame *next_work(struct lane *lane, bool idle) {
     for (struct op *op = lane->engine->running; op != NULL; op = op->next) {
-        struct frame *frame = op->path == PLAN_RING ? ring_next(lane, op) : sharded_next(lane, op);
+        struct frame *frame = op->path == PLAN_RING ? ring_next(lane, op, idle) : idle ? sharded_next(lane, op)
+                                                                                       : NULL;
         if (frame != NULL) return frame;
     }
     return sync_next(lane);
 }
 
-static bool lane_write(struct lane *lane) {
+// Sends at most one frame that the thread has to follow up. The bytes of the finished frame, 0: none, the lane is blocked or has no work.
+static size_t lane_write(struct lane *lane) {
     struct engine *engine = lane->engine;
     bool direct = lane->index == 0;
     if (direct) pthread_mutex_lock(&engine->lock);
     if (direct) lane_flush(lane);
-    bool writable = lane->writable, idle = lane->sending == NULL && lane->queue.first == NULL;
+    bool writable = lane->writable, free = lane->sending == NULL, idle = free && lane->queue.first == NULL;
     if (direct) pthread_mutex_unlock(&engine->lock);
 
-    if (!writable) return false;
-    struct frame *work = idle ? next_work(lane) : NULL;
-    if (idle && work == NULL) return false;
+    if (!writable) return 0;
+    struct frame *work = free ? next_work(lane, idle) : NULL;
+    if (idle && work == NULL) return 0;
 
     if (direct) pthread_mutex_lock(&engine->lock);
-    if (work != NULL) lane_push(lane, work);
-    if (lane->sending == NULL) lane->sending = frame_pop(&lane->queue);
+    if (lane->sending != NULL && work != NULL)
+        lane_push(lane, work);
+    else if (lane->sending == NULL)
+        lane->sending = work != NULL ? work : frame_pop(&lane->queue);
     struct frame *finished = lane->writable && lane->sending != NULL && send_frame(lane) ? lane->sending : NULL;
     if (finished != NULL) lane->sending = NULL;
     if (direct) pthread_mutex_unlock(&engine->lock);
-    if (finished == NULL) return false;
+    if (finished == NULL) return 0;
 
+    size_t bytes = FRAME_HEAD_BYTES + finished->length;
     struct op *op = finished->op;
     if (op != NULL && op->path == PLAN_RING)
         ring_sent(engine, op, finished);
@@ -368,7 +373,7 @@ static bool lane_write(struct lane *lane) {
     pthread_mutex_lock(&engine->lock);
     frame_free(engine, finished);
     pthread_mutex_unlock(&engine->lock);
-    return true;
+    return bytes;
 }
 
 bool lane_step(struct lane *lane) {
@@ -378,9 +383,11 @@ bool lane_step(struct lane *lane) {
         if (!parse(lane)) lane_break(lane, "malformed frame");
     }
     if (!lane->broken && lane->readable && !lane->resume) more |= lane_read(lane);
-    if (!lane->broken) more |= lane_write(lane);
+    // Heads of chunks in memory are small: one that waited for the next step would leave the neighbour without work.
+    size_t sent = 0, burst = 0;
+    while (!lane->broken && burst < LANE_BUFFER_BYTES && (sent = lane_write(lane)) > 0) burst += sent;
     if (lane->broken) return false;
-    return more || lane->resume;
+    return more || sent > 0 || lane->resume;
 }
 
 // Frames of shared state outlive epochs, all others outlive the round of shared state.

@@ -15,7 +15,8 @@
 #include "base/platform.h"
 #include "net/socket.h"
 
-enum { NETLINK_BYTES = 32 * 1024, SECRET_BYTES = 16 };
+enum { NETLINK_BYTES = 32 * 1024,
+       SECRET_BYTES = 16 };
 
 static uint8_t secret[SECRET_BYTES];
 static bool have_secret;

@@ -7,7 +7,8 @@
 #include "compute/kernels.h"
 #include "data/engine_private.h"
 
-enum { SMALLEST_CLASS_BITS = 8, HUGE_PAGE_BYTES = 2 * 1024 * 1024 };
+enum { SMALLEST_CLASS_BITS = 8,
+       HUGE_PAGE_BYTES = 2 * 1024 * 1024 };
 
 // ---- blocks ----
 static unsigned block_class(size_t length) {

@@ -1,6 +1,7 @@
 #include "data/plan.h"
 
-enum { SHARD_ALIGN = 16, CHUNKS_PER_SHARD = 16 };
+enum { SHARD_ALIGN = 16,
+       CHUNKS_PER_SHARD = 16 };
 
 enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
     if (quantised) return PLAN_SHARDED;

@@ -11,7 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SHARDED };
+enum plan_path { PLAN_SMALL,
+                 PLAN_RING,
+                 PLAN_SHARDED };
 
 enum {
     PLAN_SMALL_MAX = 256 * 1024, // bytes; bounds what a member buffers for ops that its neighbours post early
@@ -33,7 +35,11 @@ struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard);
 // Elements per chunk of a shard with this many elements, of at most `max_bytes`; at least 1.
 uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes);
 
-enum plan_step { PLAN_INVALID, PLAN_REDUCE, PLAN_REDUCE_LAST, PLAN_GATHER, PLAN_GATHER_LAST };
+enum plan_step { PLAN_INVALID,
+                 PLAN_REDUCE,
+                 PLAN_REDUCE_LAST,
+                 PLAN_GATHER,
+                 PLAN_GATHER_LAST };
 // What `rank` does with a chunk of `shard` that arrives at `hop`. All but GATHER_LAST are forwarded as hop + 1.
 enum plan_step plan_ring_step(uint32_t members, uint32_t rank, uint32_t shard, uint32_t hop);
 // Elements that `rank` sends and receives in one ring op.

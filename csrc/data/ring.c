@@ -169,10 +169,12 @@ bool ring_received(struct lane *lane, struct op *op) {
     return true;
 }
 
-struct frame *ring_next(struct lane *lane, struct op *op) {
+struct frame *ring_next(struct lane *lane, struct op *op, bool idle) {
     struct engine *engine = lane->engine;
     if (!op->next_ready || op->inject == op->inject_end || lane->index == 0 || lane->peer != successor(engine)) return NULL;
-    if (op->next_reads && op->injected - op->returned >= PLACED_AHEAD) return NULL;
+    // Own chunks go before those to forward until enough are under way, so that every member always has work; more of them only
+    // where the lane would idle, and a neighbour that reads our memory should find it in a cache.
+    if ((op->next_reads || !idle) && op->injected - op->returned >= CHUNKS_AHEAD) return NULL;
     struct plan_range own = plan_shard(op->reduce.fingerprint.count, engine->count, engine->rank);
     uint64_t elements = plan_chunk(own.end - own.begin, op->element, op->next_reads ? PLAN_PLACED_MAX : PLAN_CHUNK_MAX);
     if (elements > op->inject_end - op->inject) elements = op->inject_end - op->inject;

@@ -12,7 +12,9 @@
 #include "compute/quant.h"
 #include "data/engine_private.h"
 
-enum { WINDOW_BYTES = 4 * 1024 * 1024, WINDOW_MIN = 4, WINDOW_MAX = 64 };
+enum { WINDOW_BYTES = 4 * 1024 * 1024,
+       WINDOW_MIN = 4,
+       WINDOW_MAX = 64 };
 
 static uint64_t blocks_in(struct plan_range shard) { return (shard.end - shard.begin + QUANT_BLOCK - 1) / QUANT_BLOCK; }
 

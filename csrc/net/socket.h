@@ -9,7 +9,6 @@
 
 #include "net/wire.h"
 
-
 // Conversions. IPv4-mapped IPv6 addresses become IPv4. False: a family we do not speak.
 bool socket_address_from_sockaddr(struct wire_address *out, const struct sockaddr *in);
 socklen_t socket_address_to_sockaddr(struct sockaddr_storage *out, const struct wire_address *in);

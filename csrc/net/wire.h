@@ -162,7 +162,9 @@ struct wire_epoch_commit {
     struct wire_epoch epoch;
 };
 
-enum wire_vote_kind { WIRE_VOTE_UPDATE = 1, WIRE_VOTE_PENDING, WIRE_VOTE_OPTIMIZE };
+enum wire_vote_kind { WIRE_VOTE_UPDATE = 1,
+                      WIRE_VOTE_PENDING,
+                      WIRE_VOTE_OPTIMIZE };
 
 struct wire_vote {
     uint8_t kind;
@@ -243,7 +245,9 @@ struct wire_measured { // sent by the receiving side of a measurement
 
 // ---- shared state: the control messages of one round of one group, in this order ----
 
-enum wire_sync_strategy { WIRE_SYNC_ENFORCE_POPULAR, WIRE_SYNC_RECEIVE_ONLY, WIRE_SYNC_SEND_ONLY }; // pcclSharedStateSyncStrategy_t
+enum wire_sync_strategy { WIRE_SYNC_ENFORCE_POPULAR,
+                          WIRE_SYNC_RECEIVE_ONLY,
+                          WIRE_SYNC_SEND_ONLY }; // pcclSharedStateSyncStrategy_t
 
 // The sender's open vote from now on; SYNC_END or EXPELLED ends it. One open vote per peer, of this or any other kind.
 struct wire_sync_vote {
@@ -300,9 +304,11 @@ struct wire_sync_end {
 //   SYNC_HASHES      offset, extra as asked; payload: the hashes, u64 each, little-endian. All of them give the content hash of the plan.
 //   SYNC_ASK         offset = first leaf, extra = number of leaves (1..WIRE_SYNC_MAX_LEAVES), no payload
 //   SYNC_LEAF        offset = leaf, extra = wire_sync_coding; payload: the leaf's bytes in that coding, never longer than the leaf
-enum wire_sync_coding { WIRE_SYNC_PLAIN, WIRE_SYNC_LZ4 };
+enum wire_sync_coding { WIRE_SYNC_PLAIN,
+                        WIRE_SYNC_LZ4 };
 
-enum wire_link_kind { WIRE_LINK_DATA = 1, WIRE_LINK_PROBE };
+enum wire_link_kind { WIRE_LINK_DATA = 1,
+                      WIRE_LINK_PROBE };
 
 struct wire_link_hello {
     uint16_t version;

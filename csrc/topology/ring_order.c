@@ -216,8 +216,10 @@ static bool improve_slowest(struct search *search) {
         search->steps -= n - i;
     }
     if (best.i == 0 && best.j == 0) return false;
-    if (best.j == 0) reverse(search, best.i);
-    else exchange(search, best.i, best.j);
+    if (best.j == 0)
+        reverse(search, best.i);
+    else
+        exchange(search, best.i, best.j);
     return true;
 }
 
@@ -255,7 +257,8 @@ static void improve_sum(struct search *search) {
 }
 
 static void climb(struct search *search) {
-    while (search->steps > 0 && improve_slowest(search)) {}
+    while (search->steps > 0 && improve_slowest(search)) {
+    }
     improve_sum(search);
 }
 

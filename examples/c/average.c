@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-enum { PORT = 47311, PEERS = 2 };
+enum { PORT = 47311,
+       PEERS = 2 };
 
 static const ccoip_socket_address_t master_address = {
     .inet = {.protocol = inetIPv4, .ipv4 = {.data = {127, 0, 0, 1}}},
@@ -38,8 +39,11 @@ static void *peer(void *number) {
     pcclResult_t result = pcclCreateCommunicator(&params, &comm);
     if (result == pcclSuccess) result = join(comm);
     if (result == pcclSuccess) result = pcclAllReduce(&value, &value, &average, comm, NULL);
-    if (result == pcclSuccess) *(float *)number = value;
-    else fprintf(stderr, "a peer failed with code %d\n", (int)result);
+    if (result == pcclSuccess) result = pcclUpdateTopology(comm); // a barrier: nobody leaves while another is still in the reduce
+    if (result == pcclSuccess)
+        *(float *)number = value;
+    else
+        fprintf(stderr, "a peer failed with code %d\n", (int)result);
     pcclDestroyCommunicator(comm);
     return NULL;
 }

@@ -8,17 +8,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { COUNT = 300000, WORLD = 2, SETTLED = 3 };
+enum { COUNT = 300000,
+       WORLD = 2,
+       SETTLED = 3 };
 
 static float send_buffer[COUNT], receive_buffer[COUNT];
 
-#define MUST(call)                                                                     \
-    do {                                                                               \
-        int result_ = (int)(call);                                                     \
-        if (result_ != pcclSuccess) {                                                  \
+#define MUST(call) \
+    do { \
+        int result_ = (int)(call); \
+        if (result_ != pcclSuccess) { \
             printf("peer %d, line %d: %s gave %d\n", rank, __LINE__, #call, result_); \
-            return 1;                                                                  \
-        }                                                                              \
+            return 1; \
+        } \
     } while (0)
 
 static ccoip_socket_address_t loopback(unsigned port) {
@@ -97,6 +99,7 @@ static int run_peer(int rank, unsigned port) {
     pcclReduceInfo_t info;
     MUST(pcclAllReduceMultipleWithRetry(&whole, 1, comm, &info, 1));
     if (check_sum(rank, send_buffer, COUNT)) return 1;
+    MUST(pcclUpdateTopology(comm)); /* a barrier: nobody leaves while the other is still in the reduce */
     MUST(pcclDestroyCommunicator(comm));
     return 0;
 }

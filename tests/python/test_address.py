@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 import string
+import threading
 import time
 
 import pytest
@@ -95,11 +96,25 @@ def test_all_results_of_a_name_are_kept(monkeypatch):
 
 
 def test_a_slow_look_up_ends_at_the_deadline(monkeypatch):
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(5))
+    release = threading.Event()
+
+    def answer_late(*_, **__):
+        release.wait(30)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer_late)
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
         resolve(parse_endpoint("somewhere:1"), Deadline(0.1))
     assert time.monotonic() - begin < 2
+    release.set()
+
+
+@pytest.mark.parametrize("answer", [[], [(socket.AF_UNIX, 1, 0, "", "/path")]])
+def test_a_name_without_an_address_that_can_be_used(monkeypatch, answer):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
+    with pytest.raises(OSError, match="somewhere has no address"):
+        resolve(parse_endpoint("somewhere:1"), Deadline(None))
 
 
 def test_a_name_that_does_not_resolve(monkeypatch):

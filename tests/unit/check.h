@@ -16,7 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHECK_PRINTED = 50, CHECK_CASE_BYTES = 256 };
+enum { CHECK_PRINTED = 50,
+       CHECK_CASE_BYTES = 256 };
 
 #define CHECK(cond) check_that((cond), __FILE__, __LINE__, #cond)
 // Integers and enums of at most 64 bits; prints both values.
@@ -25,8 +26,8 @@ enum { CHECK_PRINTED = 50, CHECK_CASE_BYTES = 256 };
 // `bytes` bytes; prints the offset of the first difference.
 #define CHECK_MEM(got, want, bytes) check_bytes((got), (want), (bytes), __FILE__, __LINE__, #got " == " #want)
 // Ends the program when the rest of it would make no sense.
-#define REQUIRE(cond)                      \
-    do {                                   \
+#define REQUIRE(cond) \
+    do { \
         if (!CHECK(cond)) exit(check_status()); \
     } while (0)
 

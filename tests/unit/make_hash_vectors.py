@@ -1,12 +1,18 @@
-"""Writes hash_vectors.h with the reference implementation: `pip install xxhash`, then `python make_hash_vectors.py > hash_vectors.h`."""
+"""Writes hash_vectors.h with the reference implementation.
+
+`pip install xxhash`, then `python make_hash_vectors.py > hash_vectors.h`.
+"""
 
 import xxhash
 
 LEAF = 256 << 10
 LENGTHS = sorted(
-    {*range(0, 36), 63, 64, 65, 66, 80, 95, 96, 97, 98, 100, 112, 126, 127, 128, 129, 130, 143, 144, 145, 159, 160, 161, 176, 191, 192, 193, 207}
-    | {208, 209, 223, 224, 225, 238, 239, 240, 241, 242, 255, 256, 257, 319, 320, 321, 384, 511, 512, 513, 1000, 1023, 1024, 1025, 1087, 1088}
-    | {1089, 1151, 1152, 1153, 2047, 2048, 2049, 2112, 3000, 4096, 10007, 65536, 65537, LEAF - 1, LEAF, LEAF + 1}
+    set(range(36))
+    | set(range(63, 67))
+    | {80, *range(95, 99), 100, 112, 126, 127, 128, 129, 130, 143, 144, 145, 159, 160, 161, 176, 191, 192, 193}
+    | {207, 208, 209, 223, 224, 225, *range(238, 243), 255, 256, 257, 319, 320, 321, 384, 511, 512, 513, 1000}
+    | {1023, 1024, 1025, 1087, 1088, 1089, 1151, 1152, 1153, 2047, 2048, 2049, 2112, 3000, 4096, 10007, 65536, 65537}
+    | {LEAF - 1, LEAF, LEAF + 1}
 )
 CONTENTS = [0, 1, 240, LEAF - 1, LEAF, LEAF + 1, 2 * LEAF, 2 * LEAF + 5, 31 * LEAF + 100]
 
@@ -21,7 +27,8 @@ def halves(digest: int) -> str:
 
 def main() -> None:
     data = content(max(*LENGTHS, *CONTENTS))
-    print("// Made by make_hash_vectors.py with the xxhash package. Byte i of the content is the top byte of (i + 1) * 0x9E3779B1 modulo 2^32.")
+    origin = "Made by make_hash_vectors.py with the xxhash package."
+    print(f"// {origin} Byte i of the content is the top byte of (i + 1) * 0x9E3779B1 modulo 2^32.")
     print("static const struct {\n    size_t bytes;\n    uint64_t h64, low, high;\n} hash_vectors[] = {")
     for size in LENGTHS:
         part = data[:size]

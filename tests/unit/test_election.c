@@ -28,11 +28,13 @@ static struct wire_hash hash_of(char letter) { return (struct wire_hash){(uint64
 
 static void parse(struct round *round, char state, uint64_t expected, const char *text) {
     *round = (struct round){.group = {.expected = expected}};
-    round->group.state = state == 'n' ? ELECTION_NEW : state == 'l' ? ELECTION_LOST : ELECTION_EXPECTING;
+    round->group.state = state == 'n' ? ELECTION_NEW : state == 'l' ? ELECTION_LOST
+                                                                    : ELECTION_EXPECTING;
     while (*text) {
         struct election_voter *voter = &round->voters[round->count++];
         voter->join_number = 10 + round->count;
-        voter->vote.strategy = *text == 'E' ? WIRE_SYNC_ENFORCE_POPULAR : *text == 'R' ? WIRE_SYNC_RECEIVE_ONLY : WIRE_SYNC_SEND_ONLY;
+        voter->vote.strategy = *text == 'E' ? WIRE_SYNC_ENFORCE_POPULAR : *text == 'R' ? WIRE_SYNC_RECEIVE_ONLY
+                                                                                       : WIRE_SYNC_SEND_ONLY;
         text++;
         voter->vote.revision = number(&text);
         voter->vote.mask = hash_of(*text++);
@@ -254,7 +256,8 @@ static void test_properties(void) {
         struct round round, other;
         random_round(&round);
         hold(&round);
-        if (round.result.elected) check_elected(&round);
+        if (round.result.elected)
+            check_elected(&round);
         else
             for (uint32_t i = 0; i < round.count; i++) CHECK(round.fates[i] == 'a' || round.fates[i] == '.'); // nobody else is expelled, nobody receives
         elected += round.result.elected;

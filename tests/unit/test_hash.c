@@ -7,7 +7,8 @@
 #include "compute/kernels.h"
 #include "hash_vectors.h"
 
-enum { CONTENT_BYTES = 31 * HASH_LEAF_BYTES + 100, SHIFTS = 9 };
+enum { CONTENT_BYTES = 31 * HASH_LEAF_BYTES + 100,
+       SHIFTS = 9 };
 
 static uint8_t memory[CONTENT_BYTES + SHIFTS];
 

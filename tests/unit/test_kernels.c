@@ -225,16 +225,21 @@ static void random_elements(uint8_t *at, int dtype, size_t count, bool wild, uin
         if (is_float(dtype) && !any) {
             float value = (float)((double)(int64_t)bits * 0x1p-60);
             double wide = (double)(int64_t)bits * 0x1p-60;
-            bits = dtype == F16 ? float_to_f16(value) : dtype == BF16 ? float_to_bf16(value) : float_to_bits(value);
+            bits = dtype == F16 ? float_to_f16(value) : dtype == BF16 ? float_to_bf16(value)
+                                                                      : float_to_bits(value);
             if (dtype == F64) memcpy(&bits, &wide, sizeof bits);
         }
         memcpy(at + i * size, &bits, size);
     }
 }
 
-enum { MAX_COUNT = 5000, SLACK = 64, BYTES = MAX_COUNT * 8 + 2 * SLACK };
+enum { MAX_COUNT = 5000,
+       SLACK = 64,
+       BYTES = MAX_COUNT * 8 + 2 * SLACK };
 
-enum aliasing { APART, ON_A, ON_B };
+enum aliasing { APART,
+                ON_A,
+                ON_B };
 
 static void compare_reduce(const struct kernels *kernels, int op, int dtype, size_t count, size_t shift, enum aliasing aliasing, bool wild, uint64_t *seed) {
     static uint8_t a[BYTES], b[BYTES], before[BYTES], got[BYTES], want[BYTES];
@@ -312,20 +317,20 @@ static void test_quotients(const struct kernels *kernels, uint64_t seed) {
             if (i % 3 == 0) words[i] = words[i] / divisor * divisor - (i % 2); // next to a multiple
             if (i % 5 == 0) words[i] = -words[i];
         }
-#define QUOTIENTS(dtype, type, wide)                                                                                \
-    do {                                                                                                            \
-        type in[COUNT];                                                                                             \
-        size_t wrong = 0;                                                                                           \
-        for (size_t i = 0; i < COUNT; i++) in[i] = (type)words[i];                                                  \
-        memcpy(got, in, sizeof in);                                                                                 \
-        kernels->divide[dtype](got, COUNT, divisor);                                                                \
-        for (size_t i = 0; i < COUNT; i++) {                                                                        \
-            type want = (type)((wide)in[i] / (wide)divisor), is;                                                    \
-            memcpy(&is, (char *)got + i * sizeof is, sizeof is);                                                    \
-            wrong += is != want;                                                                                    \
-        }                                                                                                           \
-        check_case("%s quotients of %s by %u", kernels->name, dtype_name(dtype), divisor);                          \
-        CHECK_EQ(wrong, 0);                                                                                         \
+#define QUOTIENTS(dtype, type, wide) \
+    do { \
+        type in[COUNT]; \
+        size_t wrong = 0; \
+        for (size_t i = 0; i < COUNT; i++) in[i] = (type)words[i]; \
+        memcpy(got, in, sizeof in); \
+        kernels->divide[dtype](got, COUNT, divisor); \
+        for (size_t i = 0; i < COUNT; i++) { \
+            type want = (type)((wide)in[i] / (wide)divisor), is; \
+            memcpy(&is, (char *)got + i * sizeof is, sizeof is); \
+            wrong += is != want; \
+        } \
+        check_case("%s quotients of %s by %u", kernels->name, dtype_name(dtype), divisor); \
+        CHECK_EQ(wrong, 0); \
     } while (0)
         QUOTIENTS(U8, uint8_t, uint64_t);
         QUOTIENTS(I8, int8_t, int64_t);

@@ -61,8 +61,10 @@ static struct wire_header next_frame(int fd, uint8_t *body, size_t capacity) {
 static void say(int fd, struct wire_buffer *frame) {
     for (size_t at = 0; at < frame->length;) {
         ptrdiff_t sent = socket_send(fd, frame->bytes + at, frame->length - at);
-        if (sent > 0) at += (size_t)sent;
-        else if (sent != -EAGAIN) break;
+        if (sent > 0)
+            at += (size_t)sent;
+        else if (sent != -EAGAIN)
+            break;
     }
     wire_buffer_fini(frame);
 }

@@ -4,7 +4,8 @@
 #include "control/member.h"
 #include "pccl.h"
 
-enum { LIMIT_MS = 1000, LANES = 2 };
+enum { LIMIT_MS = 1000,
+       LANES = 2 };
 
 struct bed {
     struct member *member;
@@ -162,6 +163,15 @@ static void lost(struct bed *bed, uint8_t who, uint32_t index) {
     member_link_lost(bed->member, &id, index, bed->now, fresh(bed));
 }
 
+// After the grace a fresh group epoch is asked for.
+static void expect_fresh_wanted(struct bed *bed) {
+    CHECK_EQ(bed->out.frames.length, 0);
+    bed->now += MEMBER_GRACE_MS * MS_NS;
+    CHECK_EQ(member_deadline(bed->member), bed->now);
+    member_tick(bed->member, bed->now, fresh(bed));
+    expect_link_down(bed, 1);
+}
+
 static void vote(struct bed *bed, enum wire_vote_kind kind) {
     member_vote(bed->member, kind, fresh(bed));
     CHECK_EQ(next_type(bed), WIRE_VOTE);
@@ -288,7 +298,11 @@ static void test_candidate_dialer(void) {
     candidate(&bed, 1, "2 3 1");
     up(&bed, 2, 0);
     failed(&bed, 3, 1);
+    CHECK_EQ(first_action(&bed, MEMBER_DIAL)->index, 1); // once more
+    CHECK_EQ(next_type(&bed), 0);
+    failed(&bed, 3, 1);
     expect_linked(&bed, 1, 1);
+    failed(&bed, 3, 2);
     failed(&bed, 3, 2); // said once
     CHECK_EQ(next_type(&bed), 0);
     candidate(&bed, 2, "2 1");
@@ -384,7 +398,7 @@ static void test_link_down(void) {
     CHECK_EQ(count_actions(&bed, MEMBER_DIAL), 2);
     CHECK_EQ(count_actions(&bed, MEMBER_LINKS_READY), 0);
     lost(&bed, 2, 0); // of before, seen late: nobody is accused twice for one break
-    expect_link_down(&bed, 1);
+    expect_fresh_wanted(&bed);
     enter(&bed, WIRE_REASON_RELINK, 7, 7, "2 1");
     CHECK_EQ(count_actions(&bed, MEMBER_DIAL), 1);
     up(&bed, 2, 0);
@@ -398,7 +412,10 @@ static void test_link_down(void) {
     check_case("replaced link");
     accepted(&bed, 10, "1 2", "2");
     up(&bed, 2, 1);
-    expect_link_down(&bed, 1);
+    expect_fresh_wanted(&bed);
+    up(&bed, 2, 1);
+    enter(&bed, WIRE_REASON_LOSS, 6, 6, "1"); // is one
+    CHECK(member_deadline(bed.member) > bed.now + MEMBER_GRACE_MS * MS_NS);
     end(&bed);
 
     check_case("links that do not come are accused until the master acts");
@@ -486,8 +503,7 @@ static void test_hellos(void) {
     accepted(&bed, 10, "1 2 3 4 | 6", "2c4");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("hello: %s", rows[i].name);
-        struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = rows[i].kind, .secret = {rows[i].secret}, .from = id_of(rows[i].from),
-                                        .to = id_of(rows[i].to), .index = rows[i].index};
+        struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = rows[i].kind, .secret = {rows[i].secret}, .from = id_of(rows[i].from), .to = id_of(rows[i].to), .index = rows[i].index};
         CHECK_EQ(member_judge_hello(bed.member, &hello), rows[i].want);
     }
     end(&bed);
@@ -515,13 +531,19 @@ static void test_random(void) {
             bool dead = member_phase(bed.member) == MEMBER_DEAD;
             switch (pick % 8) {
             case 0: candidate(&bed, (uint32_t)step, which); break;
-            case 1: number++; enter(&bed, (uint8_t)(1 + step % 4), number, number, which); break;
+            case 1:
+                number++;
+                enter(&bed, (uint8_t)(1 + step % 4), number, number, which);
+                break;
             case 2: up(&bed, (uint8_t)who, index); break;
             case 3: failed(&bed, (uint8_t)who, index); break;
             case 4: lost(&bed, (uint8_t)who, index); break;
             case 5: member_vote(bed.member, WIRE_VOTE_UPDATE, fresh(&bed)); break;
             case 6: outcome(&bed, WIRE_VOTE_UPDATE, 0, 0); break;
-            default: bed.now += (int64_t)(pick % 300) * MS_NS; member_tick(bed.member, bed.now, fresh(&bed)); break;
+            default:
+                bed.now += (int64_t)(pick % 300) * MS_NS;
+                member_tick(bed.member, bed.now, fresh(&bed));
+                break;
             }
             CHECK(!bed.out.failed);
             if (dead) CHECK(bed.out.frames.length == 0);

@@ -5,7 +5,9 @@
 #include "base/platform.h"
 #include "check.h"
 
-enum { PEERS = 40, INBOX = 512, LIMIT_MS = 1000 };
+enum { PEERS = 40,
+       INBOX = 512,
+       LIMIT_MS = 1000 };
 
 struct frame {
     struct wire_header header;
@@ -205,7 +207,8 @@ static void report(char peer, uint64_t group_epoch, size_t count, const struct s
     struct wire_op_report list[8];
     struct wire_report message = {.count = (uint32_t)count, .ops = list};
     for (size_t i = 0; i < count; i++) {
-        uint8_t state = ops[i].state == 'D' ? WIRE_OP_DONE : ops[i].state == 'k' ? WIRE_OP_KEPT : WIRE_OP_OPEN;
+        uint8_t state = ops[i].state == 'D' ? WIRE_OP_DONE : ops[i].state == 'k' ? WIRE_OP_KEPT
+                                                                                 : WIRE_OP_OPEN;
         list[i] = (struct wire_op_report){name_of(ops[i].epoch, ops[i].tag), state, ops[i].state == 'o' || ops[i].state == 'k'};
     }
     struct wire_buffer out = {0};

@@ -11,7 +11,9 @@
 #include "base/platform.h"
 #include "check.h"
 
-enum { PEERS = 26, TEXT = 1000, LIMIT_MS = 1000 };
+enum { PEERS = 26,
+       TEXT = 1000,
+       LIMIT_MS = 1000 };
 
 struct box {
     char text[TEXT];
@@ -72,8 +74,10 @@ static void got_end(struct box *box, const uint8_t *body, size_t length) {
     static struct wire_sync_end end;
     REQUIRE(wire_decode_sync_end(body, length, &end));
     CHECK(end.code == 0 || end.code == 9);
-    if (end.code == 0) put(box, "END %llu tx %llu; ", (unsigned long long)end.revision, (unsigned long long)end.tx_bytes);
-    else put(box, "NONE(%.*s); ", (int)end.text.length, end.text.chars);
+    if (end.code == 0)
+        put(box, "END %llu tx %llu; ", (unsigned long long)end.revision, (unsigned long long)end.tx_bytes);
+    else
+        put(box, "NONE(%.*s); ", (int)end.text.length, end.text.chars);
 }
 
 static void got(struct box *box, const struct wire_header *header, const uint8_t *body) {
@@ -165,7 +169,8 @@ static struct wire_hash hash_of(char letter) { return (struct wire_hash){(uint64
 // "aE5aA" : peer, then its vote.
 static void sync_one(const char *word) {
     char peer = *word++, *rest;
-    struct wire_sync_vote message = {.strategy = *word == 'E' ? WIRE_SYNC_ENFORCE_POPULAR : *word == 'R' ? WIRE_SYNC_RECEIVE_ONLY : WIRE_SYNC_SEND_ONLY};
+    struct wire_sync_vote message = {.strategy = *word == 'E' ? WIRE_SYNC_ENFORCE_POPULAR : *word == 'R' ? WIRE_SYNC_RECEIVE_ONLY
+                                                                                                         : WIRE_SYNC_SEND_ONLY};
     message.revision = strtoull(word + 1, &rest, 10);
     message.mask = hash_of(rest[0]);
     message.content = hash_of(rest[1]);
@@ -766,7 +771,8 @@ static void random_history(void) {
             struct box *box = box_of(peer);
             if (box->closed || !is_in(box->text, "PLAN") || is_in(box->text, "END") || is_in(box->text, "NONE")) continue;
             const char *plan = strstr(box->text, "PLAN"), *stop = strchr(plan, '<'), *mine = strchr(plan + 5, peer);
-            if (below(15) == 0) die(peer);
+            if (below(15) == 0)
+                die(peer);
             else if (mine != NULL && mine < stop && below(2)) {
                 box->text[(size_t)(mine - box->text)] = '-'; // answered
                 done_in(peer, box->round, "", 0, below(20) > 0);

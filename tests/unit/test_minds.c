@@ -29,7 +29,22 @@ enum {
     KEPT_MAX = 64,
 };
 
-enum event_kind { TO_MASTER, LOST_AT_MASTER, TO_PEER, CLOSED_AT_PEER, MASTER_TICK, PEER_TICK, DIAL_ARRIVES, DIAL_FAILS, DIALLED, LINK_LOST, PROBED, PROGRAM, COMPLETE, SUPPLY, FETCHED, FAULT };
+enum event_kind { TO_MASTER,
+                  LOST_AT_MASTER,
+                  TO_PEER,
+                  CLOSED_AT_PEER,
+                  MASTER_TICK,
+                  PEER_TICK,
+                  DIAL_ARRIVES,
+                  DIAL_FAILS,
+                  DIALLED,
+                  LINK_LOST,
+                  PROBED,
+                  PROGRAM,
+                  COMPLETE,
+                  SUPPLY,
+                  FETCHED,
+                  FAULT };
 
 struct event {
     int64_t at;
@@ -51,7 +66,13 @@ struct connection {
     bool open;
 };
 
-enum op_phase { OP_NONE, OP_WAITING, OP_RUNNING, OP_DONE, OP_SUPPLIED, OP_OK, OP_LOST };
+enum op_phase { OP_NONE,
+                OP_WAITING,
+                OP_RUNNING,
+                OP_DONE,
+                OP_SUPPLIED,
+                OP_OK,
+                OP_LOST };
 
 struct op {
     enum op_phase phase;
@@ -115,7 +136,11 @@ struct peer {
     uint32_t donor_count, tries;
 
     // the program
-    enum { JOINING, VOTING, REDUCING, SYNCING, FINISHED } step;
+    enum { JOINING,
+           VOTING,
+           REDUCING,
+           SYNCING,
+           FINISHED } step;
     uint8_t vote;
     uint32_t rounds;
 };
@@ -134,7 +159,27 @@ static struct instance instances[INSTANCES_MAX];
 static uint32_t instance_count;
 static struct sync_round syncs[SYNCS_MAX]; // by number
 static bool faulty;
-enum { COUNT_CRASH, COUNT_LEAVE, COUNT_STOP, COUNT_BREAK, COUNT_BLOCK, COUNT_EXPELLED, COUNT_REFUSED, COUNT_OK, COUNT_LOST, COUNT_SUPPLY, COUNT_REDO, COUNT_ORDERS, COUNT_ROUNDS, COUNT_JOIN, COUNT_SYNC, COUNT_FETCHED, COUNT_UNFETCHED, COUNT_NO_STATE, COUNT_KICKED, COUNT_RESUMED, COUNTS };
+enum { COUNT_CRASH,
+       COUNT_LEAVE,
+       COUNT_STOP,
+       COUNT_BREAK,
+       COUNT_BLOCK,
+       COUNT_EXPELLED,
+       COUNT_REFUSED,
+       COUNT_OK,
+       COUNT_LOST,
+       COUNT_SUPPLY,
+       COUNT_REDO,
+       COUNT_ORDERS,
+       COUNT_ROUNDS,
+       COUNT_JOIN,
+       COUNT_SYNC,
+       COUNT_FETCHED,
+       COUNT_UNFETCHED,
+       COUNT_NO_STATE,
+       COUNT_KICKED,
+       COUNT_RESUMED,
+       COUNTS };
 static uint64_t totals[COUNTS]; // what happened, to prove that it did
 
 static uint64_t below(uint64_t limit) { return check_random(&seed) % limit; }
@@ -305,8 +350,10 @@ static void to_master(int p, struct wire_buffer *frames) {
         if (event.at < peer->to_master_at) event.at = peer->to_master_at;
         peer->to_master_at = event.at;
         at += WIRE_HEADER_BYTES + event.header.length;
-        if (peer->connected) push(event);
-        else free(event.body);
+        if (peer->connected)
+            push(event);
+        else
+            free(event.body);
     }
     frames->length = 0;
 }
@@ -366,8 +413,10 @@ static void begin_waiting(int p) {
 static void end_op(int p, struct op *op, bool ok, uint64_t lost_epoch) {
     struct instance *it = &instances[op->instance];
     if (op->phase != OP_WAITING) {
-        if (ok) it->ok[p] = true;
-        else it->lost[p] = true;
+        if (ok)
+            it->ok[p] = true;
+        else
+            it->lost[p] = true;
     }
     op->phase = ok ? OP_OK : OP_LOST;
     op->lost_epoch = lost_epoch;
@@ -480,8 +529,10 @@ static void post(int p, uint32_t tag) {
     struct op *op = &peer->ops[tag];
     *op = (struct op){.phase = OP_WAITING, .small = tag % 2 == 0, .adopted = member_adopted(peer->mind)->group_epoch};
     uint64_t loss = first_loss_after(peer, op->adopted);
-    if (loss != 0) end_op(p, op, false, loss);
-    else begin_waiting(p);
+    if (loss != 0)
+        end_op(p, op, false, loss);
+    else
+        begin_waiting(p);
 }
 
 static void next_round(int p) {
@@ -635,9 +686,12 @@ static void on_vote_end(int p, const struct member_action *action) {
     peer->vote = 0;
     CHECK(action->code == 0 || kind == WIRE_VOTE_OPTIMIZE || member_phase(peer->mind) == MEMBER_DEAD);
     if (kind == WIRE_VOTE_UPDATE || (kind == WIRE_VOTE_OPTIMIZE && action->code == 0)) member_adopt(peer->mind, &action->view);
-    if (kind == WIRE_VOTE_PENDING && action->value == 1) vote(p, WIRE_VOTE_UPDATE);
-    else if (kind == WIRE_VOTE_UPDATE && action->view.number % 3 == 0 && action->view.global_world > 1) vote(p, WIRE_VOTE_OPTIMIZE);
-    else reduce_all(p);
+    if (kind == WIRE_VOTE_PENDING && action->value == 1)
+        vote(p, WIRE_VOTE_UPDATE);
+    else if (kind == WIRE_VOTE_UPDATE && action->view.number % 3 == 0 && action->view.global_world > 1)
+        vote(p, WIRE_VOTE_OPTIMIZE);
+    else
+        reduce_all(p);
 }
 
 static void start(int p) {
@@ -700,8 +754,7 @@ static void run_action(int p, const struct member_action *action) {
     case MEMBER_VERDICT: on_verdict(p, action->verdict); return;
     case MEMBER_PROBE:
         other = slot_of(&action->id, &life);
-        push((struct event){.at = now + action->duration_ms * MS_NS + delay(), .kind = PROBED, .peer = blocked[p][other] ? p : other, .life = blocked[p][other] ? peer->life : life,
-                            .other = p, .other_life = peer->life, .index = (uint32_t)other, .connection = life, .rate = blocked[p][other] ? 0 : 1000000 * (1 + below(100))});
+        push((struct event){.at = now + action->duration_ms * MS_NS + delay(), .kind = PROBED, .peer = blocked[p][other] ? p : other, .life = blocked[p][other] ? peer->life : life, .other = p, .other_life = peer->life, .index = (uint32_t)other, .connection = life, .rate = blocked[p][other] ? 0 : 1000000 * (1 + below(100))});
         return;
     case MEMBER_CONNECT_END:
         if (action->code != 0) {
@@ -710,8 +763,10 @@ static void run_action(int p, const struct member_action *action) {
             return;
         }
         member_adopt(peer->mind, &action->view);
-        if (action->view.number % 3 == 0 && action->view.global_world > 1) vote(p, WIRE_VOTE_OPTIMIZE);
-        else reduce_all(p);
+        if (action->view.number % 3 == 0 && action->view.global_world > 1)
+            vote(p, WIRE_VOTE_OPTIMIZE);
+        else
+            reduce_all(p);
         return;
     case MEMBER_VOTE_END: on_vote_end(p, action); return;
     case MEMBER_SYNC_PLAN: on_plan(p, action->plan); return;
@@ -768,7 +823,9 @@ static void act(int p) {
 static void do_fault(void) {
     int p = (int)below(PEERS), other = (int)below(PEERS);
     switch (below(16)) {
-    case 0: case 1: case 2:
+    case 0:
+    case 1:
+    case 2:
         totals[COUNT_CRASH] += peers[p].running;
         crash(p, false);
         break;
@@ -776,12 +833,15 @@ static void do_fault(void) {
         totals[COUNT_LEAVE] += peers[p].running;
         crash(p, true);
         break;
-    case 4: case 5:
+    case 4:
+    case 5:
         totals[COUNT_STOP]++;
         if (now < peers[p].stopped_until) break; // stopped already; waking it earlier would reorder what waits for it
         peers[p].stopped_until = now + (int64_t)below(below(2) ? LIMIT_MS / 2 : 2 * LIMIT_MS) * MS_NS;
         break;
-    case 6: case 7: case 8:
+    case 6:
+    case 7:
+    case 8:
         for (uint32_t tries = 0; tries < 50 && connection_count > 0; tries++) {
             uint32_t i = (uint32_t)below(connection_count);
             if (!connections[i].open) continue;
@@ -837,7 +897,8 @@ static void run_event(struct event *event) {
     switch (event->kind) {
     case TO_PEER:
         totals[COUNT_ORDERS] += event->header.type == WIRE_EPOCH && event->body[0] == WIRE_REASON_ORDER;
-        member_frame(peer->mind, &event->header, event->body, now, &peer->out); break;
+        member_frame(peer->mind, &event->header, event->body, now, &peer->out);
+        break;
     case CLOSED_AT_PEER:
         peer->connected = false;
         member_disconnected(peer->mind, "the master closed", &peer->out);
@@ -981,7 +1042,8 @@ static void run_seed(uint64_t with) {
 }
 
 int main(int argc, char **argv) {
-    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1 : 20;
+    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1
+                                                                                                                           : 20;
     for (uint64_t s = first; s < first + count; s++) run_seed(s);
     static const char *const names[] = {"crashes", "leaves", "stops", "breaks", "blocks", "expelled", "refused", "ops ok", "ops lost", "supplies", "redone", "orders", "rounds", "joins", "syncs", "fetched", "not fetched", "without state", "kicked", "resumed"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) fprintf(stderr, "%s %llu%s", names[i], (unsigned long long)totals[i], i + 1 < sizeof names / sizeof names[0] ? ", " : "\n");

@@ -14,7 +14,9 @@
 #include "net/socket.h"
 #include "pccl.h"
 
-enum { MAX_PEERS = 8, HEARTBEAT_MS = 2000, LARGE = 1 << 19 };
+enum { MAX_PEERS = 8,
+       HEARTBEAT_MS = 2000,
+       LARGE = 1 << 19 };
 
 static const char *program;
 
@@ -262,7 +264,8 @@ static void work_async(struct run *run, size_t rank) {
 }
 
 static void work_multi(struct run *run, size_t rank) {
-    enum { OPS = 12, COUNT = 30000 };
+    enum { OPS = 12,
+           COUNT = 30000 };
     pcclReduceOpDescriptor_t ops[OPS];
     float *inputs[OPS], *outputs[OPS];
     for (size_t i = 0; i < OPS; i++) {
@@ -428,8 +431,10 @@ static void work_kill(struct run *run, size_t rank) {
         float *values = new_input(rank, LARGE);
         pcclReduceDescriptor_t descriptor = sum_of(LARGE, 1);
         pcclResult_t code = pcclAllReduce(values, values, &descriptor, comm, NULL);
-        if (code == pcclRankConnectionLost) losses++, i--;
-        else CHECK_EQ(code, pcclSuccess);
+        if (code == pcclRankConnectionLost)
+            losses++, i--;
+        else
+            CHECK_EQ(code, pcclSuccess);
         if (code != pcclSuccess) {
             float *input = new_input(rank, LARGE);
             CHECK_MEM(values, input, LARGE * sizeof *values);

@@ -11,7 +11,8 @@
 #include <math.h>
 #include <pccl.h>
 
-enum { MAX_COUNT = QUANT_BLOCK, COMBINATIONS = 4 * (6 + 4) };
+enum { MAX_COUNT = QUANT_BLOCK,
+       COMBINATIONS = 4 * (6 + 4) };
 
 static const int sources[] = {pcclFloat16, pcclBFloat16, pcclFloat, pcclDouble};
 static const int codes[] = {pcclUint8, pcclInt8, pcclUint16, pcclInt16, pcclUint32, pcclUint64};
@@ -21,10 +22,10 @@ static const int algorithms[] = {pcclQuantMinMax, pcclQuantZeroPointScale};
 static uint8_t wide_memory[MAX_COUNT * 8 + 1], back_memory[MAX_COUNT * 8 + 1], code_memory[QUANT_META_BYTES + MAX_COUNT * 8 + 1];
 static uint8_t *const wide = wide_memory + 1, *const back = back_memory + 1, *const encoded = code_memory + 1;
 
-#define FOR_COMBINATIONS(dtype, quantised, algorithm)                                   \
-    for (size_t d_ = 0; d_ < 4; d_++)                                                   \
-        for (size_t q_ = 0; q_ < 6; q_++)                                               \
-            for (size_t a_ = 0; a_ < 2; a_++)                                           \
+#define FOR_COMBINATIONS(dtype, quantised, algorithm) \
+    for (size_t d_ = 0; d_ < 4; d_++) \
+        for (size_t q_ = 0; q_ < 6; q_++) \
+            for (size_t a_ = 0; a_ < 2; a_++) \
                 for (int dtype = sources[d_], quantised = codes[q_], algorithm = algorithms[a_], once_ = 1; \
                      once_ && quant_supported(dtype, quantised, algorithm); once_ = 0)
 
@@ -41,8 +42,10 @@ static double get(int dtype, const uint8_t *values, size_t i) {
 
 static void put(int dtype, uint8_t *values, size_t i, double value) {
     float single = (float)value;
-    if (dtype == pcclDouble) memcpy(values + 8 * i, &value, 8);
-    else memcpy(values + 4 * i, &single, 4);
+    if (dtype == pcclDouble)
+        memcpy(values + 8 * i, &value, 8);
+    else
+        memcpy(values + 4 * i, &single, 4);
 }
 
 static bool roundtrip(int dtype, int quantised, int algorithm, size_t count) {
@@ -96,7 +99,8 @@ static void test_constants(void) {
 
 // Three peers with constant buffers, through the whole quantised way: encode, decode, reduce, divide, encode, decode, narrow.
 static void test_constant_peers(void) {
-    enum { COUNT = 37, PEERS = 3 };
+    enum { COUNT = 37,
+           PEERS = 3 };
     static const double rows[][PEERS] = {{1, 2, 3}, {-4, 4, 0}, {0.5, 0.25, -0.125}, {100, 7, 21}, {0, 0, 0}, {-0.0, -0.0, -0.0}, {6, 6, 6}, {-1, -2, -3}};
     FOR_COMBINATIONS(dtype, quantised, algorithm) {
         for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
@@ -165,7 +169,8 @@ static double draw(const struct range_row *row, size_t i, uint64_t *seed) {
     double part = uniform(seed);
     if (row->mixed) part = ldexp(part, -(int)(check_random(seed) % 60));
     double value = row->low * (1 - part) + row->high * part;
-    return value < row->low ? row->low : value > row->high ? row->high : value;
+    return value < row->low ? row->low : value > row->high ? row->high
+                                                           : value;
 }
 
 static long double last_place(int dtype, double value) {
@@ -287,7 +292,8 @@ static void test_malformed(void) {
 
 // Any bytes are refused or decoded, without undefined behaviour; what is finite in the head never decodes to NaN or infinity.
 static void test_fuzz(uint64_t seed) {
-    enum { COUNT = 9, ROUNDS = 3000 };
+    enum { COUNT = 9,
+           ROUNDS = 3000 };
     size_t decoded = 0;
     FOR_COMBINATIONS(dtype, quantised, algorithm) {
         size_t bytes = quant_encoded_bytes(quantised, COUNT);

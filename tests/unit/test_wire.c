@@ -212,12 +212,12 @@ static void write_link_hello(struct wire_buffer *out, uint32_t size) {
     wire_encode_link_hello(out, random_header(), &hello);
 }
 
-#define AGAIN(name)                                                                                     \
-    static bool again_##name(struct wire_buffer *out, const uint8_t *body, size_t length) {             \
-        static struct wire_##name message;                                                              \
-        if (!wire_decode_##name(body, length, &message)) return false;                                  \
-        wire_encode_##name(out, (struct wire_header){0}, &message);                                     \
-        return true;                                                                                    \
+#define AGAIN(name) \
+    static bool again_##name(struct wire_buffer *out, const uint8_t *body, size_t length) { \
+        static struct wire_##name message; \
+        if (!wire_decode_##name(body, length, &message)) return false; \
+        wire_encode_##name(out, (struct wire_header){0}, &message); \
+        return true; \
     }
 AGAIN(hello)
 AGAIN(welcome)
@@ -346,7 +346,8 @@ static void test_wrong_lengths(void) {
 
 // Byte `at` of a valid message set to `value` (4 bytes when wide) makes it malformed.
 static void test_bad_fields(void) {
-    enum { MEMBER = 51, EPOCH = 28 };
+    enum { MEMBER = 51,
+           EPOCH = 28 };
     static const struct {
         enum wire_type type;
         size_t at;

@@ -1,0 +1,511 @@
+"""Peers as real processes that follow a script, check what they see, and die where the script says.
+
+Peer i contributes (1 << i) times a known pattern, so a result tells who is in it. Processes are forked from a server that has
+imported everything, and cost milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+import pccl
+from pccl import (
+    Attribute,
+    Communicator,
+    DataType,
+    MasterNode,
+    PCCLError,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+)
+
+PATIENCE = 30.0
+"""How long anything may take, in seconds: far longer than it does, so that only a hang meets it."""
+
+
+# ---- scripts ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduce:
+    """One sum; quantised, it is of a constant, for which quantisation is exact."""
+
+    count: int
+    dtype: str = "int64"
+    in_place: bool = True
+    quantized: QuantizationAlgorithm | None = None
+
+    def input(self, value: int) -> np.ndarray:
+        dtype = np.dtype(self.dtype)
+        return np.full(self.count, value, dtype) if self.quantized else self.pattern() * dtype.type(value)
+
+    def pattern(self) -> np.ndarray:
+        return _pattern(self.count, self.dtype, self.quantized is None)
+
+    def options(self) -> QuantizationOptions | None:
+        return QuantizationOptions(DataType.UINT8, self.quantized) if self.quantized else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ops:
+    """Sums by `way`: "plain", one after another; "async", all in flight at once; "multi", all_reduce_multiple_with_retry."""
+
+    way: str
+    reduces: tuple[Reduce, ...]
+    in_flight: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Vote:
+    """A call that all peers must make: "update_topology", "are_peers_pending" or "optimize_topology"."""
+
+    call: str
+    stagger: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Meet:
+    """Admits whoever waits, and tells those newcomers where the script is."""
+
+    stagger: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Pause:
+    """Nothing for a while."""
+
+    seconds: float
+
+
+Step = Ops | Vote | Meet | Pause
+
+
+@dataclasses.dataclass(frozen=True)
+class Fate:
+    """A peer's death: `delay` seconds, and `fraction` of the duration of the op before, after it has begun a step."""
+
+    step: int
+    delay: float = 0.0
+    fraction: float = 0.0
+    signal: int = signal.SIGKILL
+
+
+class AloneError(Exception):
+    """No other member is left: the script ends."""
+
+
+# ---- in the process of a peer ----
+
+
+@functools.lru_cache(maxsize=32)
+def _pattern(count: int, dtype: str, varied: bool) -> np.ndarray:
+    return np.resize(np.arange(1, 62 if varied else 2).astype(dtype), count)
+
+
+class Peer:
+    """Follows scripts and writes down what it sees."""
+
+    def __init__(self, pipe: Connection, address: str, number: int, group: int, lanes: int) -> None:
+        self._pipe = pipe
+        self._value = 1 << number
+        self._random = random.Random(number)
+        self.comm = Communicator(address, group, lanes)
+        self._log: list[tuple[Any, ...]] = []
+        self._last_op = 0.0
+
+    def worlds(self) -> list[int]:
+        return [self.comm.get_attribute(attribute) for attribute in Attribute]
+
+    def world(self) -> int:
+        return self.comm.get_attribute(Attribute.LOCAL_WORLD_SIZE)
+
+    def join(self, world: int) -> None:
+        self.comm.connect(1, timeout=PATIENCE)
+        while self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world:
+            time.sleep(0.002)
+            self.comm.update_topology(timeout=PATIENCE)
+
+    def call(self, method: str) -> Any:
+        return getattr(self.comm, method)(timeout=PATIENCE)
+
+    def connect(self) -> None:
+        self.comm.connect(1, timeout=PATIENCE)
+
+    def close(self) -> None:
+        self.comm.close()
+
+    def follow(self, steps: list[Step], fate: Fate | None = None, position: int = 0) -> list[tuple[Any, ...]]:
+        self._log = []
+        with contextlib.suppress(AloneError):
+            for step in range(position, len(steps)):
+                self._follow_one(step, steps[step], fate)
+        return self._log
+
+    def join_late(self, steps: list[Step], fate: Fate | None, delay: float, dies_after: float | None) -> list[tuple[Any, ...]]:
+        """A newcomer: connects after `delay`, learns where the others are, and goes on with them."""
+        self._log = []
+        time.sleep(delay)
+        if dies_after is not None:
+            _die_after(dies_after, signal.SIGKILL)
+        self.comm.connect(1, timeout=PATIENCE)
+        self._pipe.send(("accepted", None))
+        with contextlib.suppress(AloneError):
+            for step in range(self._agree(-1) + 1, len(steps)):
+                self._follow_one(step, steps[step], fate)
+        return self._log
+
+    def reduce_until(self, reduces: list[Reduce], seconds: float) -> tuple[int, list[int]]:
+        """Sums over and over until all agree to end; nothing may fail. How often, and who was in."""
+        end = time.monotonic() + seconds
+        rounds, seen = 0, set()
+        while True:
+            for tag, reduce in enumerate(reduces):
+                send = reduce.input(self._value)
+                recv = send if reduce.in_place else np.empty_like(send)
+                self.comm.all_reduce(
+                    send, recv, op=ReduceOp.SUM, tag=tag, timeout=PATIENCE, quantization_options=reduce.options()
+                )
+                seen.add(_who(reduce, recv))
+            flag = np.array([time.monotonic() < end], np.int64)
+            self.comm.all_reduce(flag, flag, op=ReduceOp.MIN, timeout=PATIENCE)
+            rounds += 1
+            if not flag[0]:
+                return rounds, sorted(seen)
+
+    # ---- steps ----
+
+    def _follow_one(self, number: int, step: Step, fate: Fate | None) -> None:
+        if fate is not None and fate.step == number:
+            _die_after(fate.delay + fate.fraction * self._last_op, fate.signal)
+        match step:
+            case Pause():
+                time.sleep(step.seconds)
+            case Vote():
+                time.sleep(self._random.random() * step.stagger)
+                answer = self._vote(step.call)
+                # who waits changes with time, what a lone peer may do with the world: the rest is the same on all
+                self._log.append((number, step.call, answer, self.world()))
+            case Meet():
+                time.sleep(self._random.random() * step.stagger)
+                self.comm.update_topology(timeout=PATIENCE)
+                assert self._agree(number) == number, "peers are at different steps"
+            case Ops():
+                getattr(self, f"_{step.way}")(number, step)
+
+    def _vote(self, call: str) -> Any:
+        try:
+            return getattr(self.comm, call)(timeout=PATIENCE)
+        except pccl.UsageError:
+            if call != "optimize_topology" or self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) > 1:
+                raise
+            raise AloneError from None  # nothing to optimise
+
+    def _agree(self, number: int) -> int:
+        while True:
+            array = np.array([number], np.int64)
+            world = self.world()
+            try:
+                self.comm.all_reduce(array, array, op=ReduceOp.MAX, timeout=PATIENCE)
+            except pccl.PeerLostError:
+                assert array[0] == number, "the input has changed"
+                assert self.world() < world, "a loss without a loss"
+                continue
+            except pccl.TooFewPeersError:
+                self._log.append((number, "alone"))
+                raise AloneError from None
+            self._log.append((int(array[0]), "met", self.world()))
+            return int(array[0])
+
+    def _plain(self, number: int, step: Ops) -> None:
+        for index, reduce in enumerate(step.reduces):
+            done = False
+            while not done:
+                handle = _Launched(self, reduce, index)
+                begin = time.monotonic()
+                try:
+                    info = self.comm.all_reduce(
+                        handle.send,
+                        handle.recv,
+                        op=ReduceOp.SUM,
+                        tag=index,
+                        quantization_options=reduce.options(),
+                        timeout=PATIENCE,
+                    )
+                except pccl.PeerLostError:
+                    self._lost(number, index, [handle])
+                except pccl.TooFewPeersError:
+                    self._log.append((number, index, "alone"))
+                    handle.check_input()
+                    raise AloneError from None
+                else:
+                    self._last_op = time.monotonic() - begin
+                    self._log.append((number, index, "done", handle.result(info.world_size)))
+                    done = True
+
+    def _async(self, number: int, step: Ops) -> None:
+        left = set(range(len(step.reduces)))
+        while left:
+            order = self._random.sample(sorted(left), len(left))
+            launched = {tag: _Launched(self, step.reduces[tag], tag) for tag in order}
+            handles = {}
+            try:
+                for tag, one in launched.items():
+                    handles[tag] = self.comm.all_reduce_async(
+                        one.send, one.recv, op=ReduceOp.SUM, tag=tag, quantization_options=one.reduce.options()
+                    )
+            except pccl.TooFewPeersError:
+                assert not handles, "alone in the middle of a round"
+                self._log.append((number, sorted(left), "alone"))
+                raise AloneError from None
+            outcomes = {tag: handles[tag].wait(timeout=PATIENCE) for tag in self._random.sample(order, len(order))}
+            failed = sorted(tag for tag, (success, _, _) in outcomes.items() if not success)
+            assert all(outcomes[tag][1] == pccl.Result.RANK_CONNECTION_LOST.value for tag in failed), outcomes
+            for tag in sorted(left.difference(failed)):
+                self._log.append((number, tag, "done", launched[tag].result(outcomes[tag][2].world_size)))
+            if failed:
+                self._lost(number, failed, [launched[tag] for tag in failed])
+            left = set(failed)
+
+    def _multi(self, number: int, step: Ops) -> None:
+        launched = [_Launched(self, reduce, tag) for tag, reduce in enumerate(step.reduces)]
+        wanted = [ReduceOpDescriptor.from_numpy(one.send, one.recv, one.descriptor()) for one in launched]
+        try:
+            info = self.comm.all_reduce_multiple_with_retry(wanted, max_in_flight=step.in_flight, timeout=PATIENCE)
+        except pccl.TooFewPeersError:
+            self._log.append((number, "alone"))
+            raise AloneError from None
+        assert info.world_size == self.world()
+        self._log.append((number, "multi", info.world_size, [one.result(None) for one in launched]))
+
+    def _lost(self, number: int, index: Any, launched: list[_Launched]) -> None:
+        for one in launched:
+            one.check_input()
+        assert self.world() < launched[0].world, "a loss without a loss"
+        self._log.append((number, index, "lost", self.worlds()))
+
+
+class _Launched:
+    """The buffers of an op, and the checks on them."""
+
+    def __init__(self, peer: Peer, reduce: Reduce, tag: int) -> None:
+        self.reduce = reduce
+        self.tag = tag
+        self.world = peer.world()
+        self._value = peer._value
+        self.send = reduce.input(self._value)
+        self.recv = self.send if reduce.in_place else np.zeros_like(self.send)
+
+    def descriptor(self) -> ReduceDescriptor:
+        kind = DataType.from_numpy_dtype(self.send.dtype)
+        options = self.reduce.options() or QuantizationOptions(kind, QuantizationAlgorithm.NONE)
+        return ReduceDescriptor(
+            count=self.send.size,
+            op=ReduceOp.SUM,
+            tag=self.tag,
+            operand_descriptor=ReduceOperandDescriptor(kind),
+            quantization_options=options,
+        )
+
+    def check_input(self) -> None:
+        assert np.array_equal(self.send, self.reduce.input(self._value)), f"the input of {self.reduce} has changed"
+
+    def result(self, world: int | None) -> tuple[int, int]:
+        """Who is in it, and a checksum; it is whole, and if `world` is given, over just the members adopted at launch."""
+        if not self.reduce.in_place:
+            self.check_input()
+        who = _who(self.reduce, self.recv)
+        assert who & self._value, f"own value {self._value} missing in {who}"
+        assert world is None or who.bit_count() == world == self.world, (
+            f"{who:b} are in it, {world} are told, {self.world} adopted"
+        )
+        return who, zlib.crc32(self.recv)
+
+
+def _who(reduce: Reduce, result: np.ndarray) -> int:
+    pattern = reduce.pattern()
+    who = result[0] / pattern[0]
+    assert who == int(who), f"a sum of {who}"
+    whole = np.array_equal(result, pattern * result.dtype.type(who))
+    assert whole, f"the result of {reduce} is torn: {np.unique(result / pattern)}"
+    return int(who)
+
+
+def _die_after(seconds: float, number: int) -> None:
+    if seconds <= 0:
+        os.kill(os.getpid(), number)
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
+
+
+def _serve_peer(pipe: Connection, environment: dict[str, str], arguments: tuple[Any, ...]) -> None:
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    peer = Peer(pipe, *arguments)
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = ("ok", getattr(peer, method)(*arguments))
+        except PCCLError as error:
+            answer = ("error", error.result.name)
+            if method in ("follow", "join_late", "reduce_until"):
+                answer = ("crash", f"{traceback.format_exc()}{error.detail}\nlog: {peer._log}")
+        except BaseException:
+            answer = ("crash", f"{traceback.format_exc()}\nlog: {peer._log}")
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send(answer)
+
+
+# ---- in the test's process ----
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["actors"])
+
+
+class Actor:
+    """A peer process, seen from the test."""
+
+    def __init__(
+        self, address: str, number: int, group: int = 0, lanes: int = 0, environment: dict[str, str] | None = None
+    ) -> None:
+        self.number = number
+        self._pipe, inner = _context.Pipe()
+        self._process = _context.Process(
+            target=_serve_peer, args=(inner, environment or {}, (address, number, group, lanes)), daemon=True
+        )
+        self._process.start()
+        inner.close()
+        self.accepted = False
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def tell(self, method: str, *arguments: Any) -> Actor:
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.send((method, arguments))
+        return self
+
+    def answer(self, timeout: float = PATIENCE) -> Any:
+        """What the call returned, or the name of its Result when it failed; None for a process that has died."""
+        end = time.monotonic() + timeout
+        while True:
+            if not self._pipe.poll(max(0.0, end - time.monotonic())):
+                raise TimeoutError(f"peer {self.number} did not answer within {timeout} s")
+            try:
+                kind, value = self._pipe.recv()
+            except (EOFError, ConnectionResetError):
+                return None
+            if kind == "accepted":
+                self.accepted = True
+                continue
+            if kind == "crash":
+                raise AssertionError(f"peer {self.number}: {value}")
+            return value
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        return self.tell(method, *arguments).answer()
+
+    def waits_in_connect(self) -> bool:
+        """Whether a newcomer has neither been accepted nor died."""
+        while not self.accepted and self._pipe.poll(0):
+            try:
+                kind, value = self._pipe.recv()
+            except (EOFError, ConnectionResetError):
+                return False
+            assert kind == "accepted", value
+            self.accepted = True
+        return not self.accepted and self._process.is_alive()
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is gone."""
+        self._process.kill()
+        self._process.join(PATIENCE)
+
+
+@contextlib.contextmanager
+def cast(
+    count: int,
+    *,
+    groups: list[int] | None = None,
+    lanes: int = 0,
+    heartbeat_limit: float | None = None,
+    environment: dict[str, str] | None = None,
+) -> Iterator[tuple[str, list[Actor]]]:
+    """The address of a master, and this many accepted peers; more may be appended, and all are killed at the end."""
+    with MasterNode("127.0.0.1:0", heartbeat_limit=heartbeat_limit) as master:
+        address = f"127.0.0.1:{master.port}"
+        with troupe(address, count, groups=groups, lanes=lanes, environment=environment) as actors:
+            yield address, actors
+
+
+@contextlib.contextmanager
+def troupe(
+    address: str,
+    count: int,
+    *,
+    groups: list[int] | None = None,
+    lanes: int = 0,
+    environment: dict[str, str] | None = None,
+) -> Iterator[list[Actor]]:
+    """This many accepted peers of the master at `address`."""
+    actors = [Actor(address, i, (groups or [0] * count)[i], lanes, environment) for i in range(count)]
+    try:
+        for actor in actors:
+            actor.tell("join", count)
+        for actor in actors:
+            assert actor.answer() is None
+        yield actors
+    finally:
+        for actor in actors:
+            actor.kill()
+
+
+def all_follow(actors: list[Actor], steps: list[Step], fates: dict[int, Fate] | None = None) -> dict[int, list[tuple[Any, ...]]]:
+    """All follow the script; the logs of those that have lived to its end, by number."""
+    for actor in actors:
+        actor.tell("follow", steps, (fates or {}).get(actor.number))
+    logs = {actor.number: actor.answer() for actor in actors}
+    return {number: log for number, log in logs.items() if log is not None}
+
+
+def check_agreement(logs: dict[int, list[tuple[Any, ...]]]) -> None:
+    """The same outcome of the same op on all that have lived; who joined late has seen the end of it."""
+    longest = max(logs.values(), key=len)
+    for number, log in logs.items():
+        assert log == longest[len(longest) - len(log) :], f"peer {number} saw another run:\n{log}\nthan\n{longest}"
+
+
+def losses(log: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [entry for entry in log if "lost" in entry]
+
+
+def contributors(log: list[tuple[Any, ...]]) -> list[int]:
+    """Who was in each sum, in order."""
+    return [entry[3][0] for entry in log if len(entry) > 3 and entry[2] == "done"]
