@@ -989,12 +989,13 @@ void peer_release(struct peer *p) {
 
 void peer_state(struct peer *p, char *out, size_t capacity) {
     begin(p);
-    switch (p->phase) {
-    case PHASE_IDLE: snprintf(out, capacity, "idle"); break;
-    case PHASE_CONNECTING: snprintf(out, capacity, "connecting"); break;
-    case PHASE_CONNECTED: snprintf(out, capacity, "accepted epoch %llu", (unsigned long long)member_adopted(p->member)->number); break;
-    case PHASE_DEAD: snprintf(out, capacity, "dead: %s", p->reason); break;
-    }
+    // The mind knows of its death a moment before the thread has ended everything else.
+    if (is_dead(p))
+        snprintf(out, capacity, "dead: %s", why_dead(p));
+    else if (p->phase == PHASE_CONNECTED)
+        snprintf(out, capacity, "accepted epoch %llu", (unsigned long long)member_adopted(p->member)->number);
+    else
+        snprintf(out, capacity, "%s", p->phase == PHASE_CONNECTING ? "connecting" : "idle");
     finish(p, pcclSuccess);
 }
 

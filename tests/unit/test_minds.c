@@ -1042,8 +1042,10 @@ static void run_seed(uint64_t with) {
 }
 
 int main(int argc, char **argv) {
-    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1
-                                                                                                                           : 20;
+    enum { DEFAULT_SEEDS = 60 }; // enough for everything that is counted to happen
+    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1
+                                                                       : DEFAULT_SEEDS;
     for (uint64_t s = first; s < first + count; s++) run_seed(s);
     static const char *const names[] = {"crashes", "leaves", "stops", "breaks", "blocks", "expelled", "refused", "ops ok", "ops lost", "supplies", "redone", "orders", "rounds", "joins", "syncs", "fetched", "not fetched", "without state", "kicked", "resumed"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) fprintf(stderr, "%s %llu%s", names[i], (unsigned long long)totals[i], i + 1 < sizeof names / sizeof names[0] ? ", " : "\n");
