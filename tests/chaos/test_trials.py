@@ -1,6 +1,7 @@
 """Seeded random trials: random scripts, random deaths, random newcomers.
 
-CHAOS_SEED=17 plays one seed alone; CHAOS_TRIALS=5000 plays so many (200 unless told), from CHAOS_FIRST on. A seed fixes the script and when in it who dies.
+CHAOS_SEED=17 plays one seed alone; CHAOS_TRIALS=5000 plays so many (200 unless told), from CHAOS_FIRST on.
+A seed fixes the script, and when in it who dies.
 """
 
 from __future__ import annotations
