@@ -13,11 +13,13 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import threading
 import time
 import traceback
 import zlib
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -143,6 +145,14 @@ class Peer:
         while self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world:
             time.sleep(0.002)
             self.comm.update_topology(timeout=PATIENCE)
+
+    def form(self, world: int) -> None:
+        """Votes, at least once, until the run has `world` peers."""
+        while True:
+            self.comm.update_topology(timeout=PATIENCE)
+            if self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) >= world:
+                return
+            time.sleep(0.002)
 
     def call(self, method: str) -> Any:
         return getattr(self.comm, method)(timeout=PATIENCE)
@@ -382,6 +392,21 @@ def _serve_peer(pipe: Connection, environment: dict[str, str], arguments: tuple[
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["actors"])
+_server = threading.Lock()
+
+
+def _start_server() -> None:
+    """Starts the server that peers are forked from. It finds what to import on PYTHONPATH alone."""
+    with _server:
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        try:
+            forkserver.ensure_running()
+        finally:
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
 
 
 class Actor:
@@ -391,6 +416,7 @@ class Actor:
         self, address: str, number: int, group: int = 0, lanes: int = 0, environment: dict[str, str] | None = None
     ) -> None:
         self.number = number
+        _start_server()
         self._pipe, inner = _context.Pipe()
         self._process = _context.Process(
             target=_serve_peer, args=(inner, environment or {}, (address, number, group, lanes)), daemon=True
