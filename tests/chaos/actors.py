@@ -157,6 +157,9 @@ class Peer:
     def call(self, method: str) -> Any:
         return getattr(self.comm, method)(timeout=PATIENCE)
 
+    def ready(self) -> None:
+        """Nothing: whoever gets the answer knows that the process has started."""
+
     def connect(self) -> None:
         self.comm.connect(1, timeout=PATIENCE)
 

@@ -47,28 +47,33 @@ def play(seed: int) -> None:
     fresh_count = rng.choice([0, 0, 1, 1, 2])
     # a newcomer cannot know what a vote said before, so an optimisation, which a lone peer may not ask for, is rare
     votes = ["are_peers_pending"] * 3 + ["optimize_topology"] * (rng.random() < 0.05)
-    steps = [Meet(rng.random() * 0.003) if rng.random() < 0.3 else random_step(rng, votes) for _ in range(rng.randint(5, 10))]
+    steps = [random_step(rng, votes) for _ in range(rng.randint(5, 10))]
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        steps.insert(rng.randint(1, len(steps)), Meet(rng.choice([0.001, 0.01, 0.03])))
+    steps.append(Ops("plain", (Reduce(10), random_reduce(rng))))
     victims = rng.sample(range(count), rng.choice([0, 1, 1, 1, 2, min(3, count)][: count + 2]))
-    place = rng.randrange(len(steps))
+    busy = [number for number, step in enumerate(steps) if isinstance(step, Ops)]
+    place = rng.choice(busy)
     together = rng.random() < 0.4
     fates = {}
     for victim in victims:
-        step = place if together else rng.randrange(len(steps))
-        fates[victim] = Fate(step, delay=rng.choice([0.0, rng.random() * 0.003, rng.random() * 0.03]))
+        step = place if together else rng.choice(busy) if rng.random() < 0.6 else rng.randrange(len(steps))
+        fates[victim] = Fate(step, rng.choice([0.0, rng.random() * 0.001, rng.random() * 0.005, rng.random() * 0.02]))
     environment = {"PCCL_SAME_HOST_MEMORY": rng.choice("01")}
     with cast(count, lanes=rng.choice([0, 1, 2, 8]), environment=environment) as (address, actors):
         members = list(actors)
         for number in range(count, count + fresh_count):
             fresh = Actor(address, number, 0, rng.choice([0, 1, 3]), environment)
             actors.append(fresh)
+            fresh.ask("ready")
             fate = Fate(rng.randrange(len(steps)), rng.random() * 0.01) if rng.random() < 0.3 else None
             dies_after = rng.random() * 0.02 if rng.random() < 0.3 else None
-            fresh.tell("join_late", steps, fate, rng.random() * 0.03, dies_after)
+            fresh.tell("join_late", steps, fate, rng.random() ** 2 * 0.04, dies_after)
         for actor in members:
             actor.tell("follow", steps, fates.get(actor.number))
         logs = {actor.number: actor.answer() for actor in members}
         for fresh in actors[count:]:
-            if not still_waiting(fresh):
+            if not fresh.waits_in_connect():  # who was admitted before the end has said so before it
                 logs[fresh.number] = fresh.answer()
         logs = {number: log for number, log in logs.items() if log is not None}
         if logs:
@@ -76,16 +81,6 @@ def play(seed: int) -> None:
             check_numbers(logs)
         for actor in members:  # in their own good time, so that nobody is lost while another still reads its answer
             actor.tell("close")
-
-
-def still_waiting(fresh: Actor) -> bool:
-    """Whether it is none of the run's business: no meeting came after it. Who was admitted before the end has said so before."""
-    end = time.monotonic() + 0.05
-    while fresh.waits_in_connect():
-        if time.monotonic() > end:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def check_numbers(logs: dict[int, list]) -> None:
