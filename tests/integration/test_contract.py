@@ -1,4 +1,4 @@
-"""The behaviours that programs rely on, row by row of the contract's section 4 (14 and 15, of shared state, stand apart)."""
+"""The behaviours that programs rely on, row by row of the contract's section 4 (14 stands in test_sync.py)."""
 
 from __future__ import annotations
 
@@ -448,6 +448,37 @@ def test_13_who_dies_no_longer_counts_in_a_vote():
         time.sleep(0.1)
         peers[2].kill()
         assert [peer.answer() for peer in peers[:2]] == [[2, 2, 1, 2]] * 2
+
+
+# ---- 15: shared state ----
+
+
+def test_15_after_equal_updates_nothing_moves():
+    def body(comm, rank):
+        parameters = np.zeros(10_000, np.float32)
+        state = shared_state(parameters)
+        for step in range(5):
+            info = comm.sync_shared_state(state, timeout=PATIENCE)
+            assert (info.tx_bytes, info.rx_bytes, state.revision) == (0, 0, step)
+            gradient = np.full(parameters.size, rank + 1, np.float32)
+            comm.all_reduce(gradient, gradient, op=ReduceOp.AVG, timeout=PATIENCE)
+            parameters -= gradient
+            state.push_revision()
+        return parameters.tobytes()
+
+    with team([0, 0, 0]) as comms:
+        assert len(set(on_all(comms, body))) == 1
+
+
+def test_15_a_sync_waits_on_after_its_timeout():
+    with team([0, 0]) as comms:
+        states = [shared_state(np.ones(10)) for _ in comms]
+        with pytest.raises(pccl.PCCLTimeoutError):
+            comms[0].sync_shared_state(states[0], timeout=0.1)
+        other = Background(comms[1].sync_shared_state, states[1])
+        comms[0].sync_shared_state(states[0], timeout=PATIENCE)
+        other.result()
+        assert [state.revision for state in states] == [0, 0]
 
 
 # ---- 16: bytes ----
