@@ -45,8 +45,9 @@ def test_in_a_large_op(fraction, victim, same_host, in_place):
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9])
 def test_in_a_quantised_op(fraction):
     quantised = Reduce(LARGE, "float32", True, QuantizationAlgorithm.MIN_MAX)
-    steps = [Ops("plain", (quantised, quantised)), Ops("plain", (quantised, quantised))]
-    check_one_loss(play(steps, {1: Fate(1, fraction=fraction)}), 4, 7, 5)
+    # the last ops outlast a kill that comes late
+    steps = [Ops("plain", (quantised, quantised)), Ops("plain", (quantised, quantised)), Pause(0.2), Ops("plain", (quantised,))]
+    check_one_loss(play(steps, {1: Fate(1, fraction=fraction)}), 5, 7, 5)
 
 
 @pytest.mark.parametrize("in_place", [True, False])
