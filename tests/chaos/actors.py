@@ -163,14 +163,21 @@ class Peer:
     def connect(self) -> None:
         self.comm.connect(1, timeout=PATIENCE)
 
+    def connect_and_die(self, after: float) -> None:
+        _die_after(after, signal.SIGKILL)
+        self.connect()
+        time.sleep(PATIENCE)
+
     def close(self) -> None:
         self.comm.close()
 
-    def follow(self, steps: list[Step], fate: Fate | None = None, position: int = 0) -> list[tuple[Any, ...]]:
+    def follow(self, steps: list[Step], fate: Fate | None = None) -> list[tuple[Any, ...]]:
         self._log = []
         with contextlib.suppress(AloneError):
-            for step in range(position, len(steps)):
-                self._follow_one(step, steps[step], fate)
+            for number, step in enumerate(steps):
+                self._follow_one(number, step, fate)
+            if fate is not None:
+                time.sleep(PATIENCE)  # it comes
         return self._log
 
     def join_late(self, steps: list[Step], fate: Fate | None, delay: float, dies_after: float | None) -> list[tuple[Any, ...]]:
