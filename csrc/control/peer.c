@@ -30,6 +30,7 @@ enum {
     DATA_LINKS = 2,
     EVENTS_PER_TURN = 64,
     INPUT_BYTES = WIRE_HEADER_BYTES + WIRE_MAX_CONTROL_BYTES,
+    SETTLE_MS = 500, // what a leaving peer waits at most for others to complete what it has
     MAX_OUTPUT_BYTES = 64 << 20, // a master that takes this long to read is as good as silent
 };
 
@@ -1026,6 +1027,10 @@ struct peer *peer_new(const struct peer_params *params) {
 
 void peer_free(struct peer *p) {
     if (p == NULL) return;
+    pthread_mutex_lock(&p->lock);
+    struct engine *engine = p->phase == PHASE_CONNECTED ? p->engine : NULL; // stays while connected
+    pthread_mutex_unlock(&p->lock);
+    if (engine != NULL) engine_settle(engine, platform_now_ns() + SETTLE_MS * MS_NS);
     pthread_mutex_lock(&p->lock);
     p->closing = true;
     pthread_cond_broadcast(&p->changed);

@@ -742,6 +742,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     engine->callbacks = *callbacks;
     pthread_mutex_init(&engine->lock, NULL);
     platform_cond_init(&engine->no_waiters);
+    platform_cond_init(&engine->settled);
     platform_cond_init(&engine->sync_let_go);
     engine->epoll = epoll_create1(EPOLL_CLOEXEC);
     engine->wake = wake_open();
@@ -756,7 +757,16 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
 void engine_kill(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     engine->dead = engine->killing = true;
+    pthread_cond_broadcast(&engine->settled);
     engine_wake(engine);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+void engine_settle(struct engine *engine, int64_t deadline_ns) {
+    pthread_mutex_lock(&engine->lock);
+    if (may_begin(engine)) small_settle(engine);
+    while (engine->kept_count > 0 && engine->count > 1 && !engine->dead && !engine->stopping)
+        if (!platform_cond_wait(&engine->settled, &engine->lock, deadline_ns)) break;
     pthread_mutex_unlock(&engine->lock);
 }
 
@@ -847,6 +857,7 @@ void engine_free(struct engine *engine) {
     if (engine->epoll >= 0) close(engine->epoll);
     if (engine->wake >= 0) close(engine->wake);
     pthread_cond_destroy(&engine->no_waiters);
+    pthread_cond_destroy(&engine->settled);
     pthread_cond_destroy(&engine->sync_let_go);
     pthread_mutex_destroy(&engine->lock);
     free(engine);

@@ -86,6 +86,7 @@ struct peer {
     struct wire_op_name acks[ACKS_MAX];
     uint32_t ack_count;
     uint64_t ack_bytes;
+    bool settling;            // about to leave: acks go out at once
 };
 
 enum lane_receive { LANE_HEAD,
@@ -266,6 +267,8 @@ struct engine {
     struct op *waiting;    // OP_WAITING, in posting order
     struct op *posted;     // large, for the thread to begin
     struct kept *kept[TABLE_SLOTS];
+    size_t kept_count;
+    pthread_cond_t settled; // kept_count has become 0
     struct early *early[TABLE_SLOTS];
     struct tag_counter *counters;
     uint32_t counter_count, counter_slots;
@@ -344,6 +347,8 @@ void small_supplied(struct engine *engine, const struct wire_op *head, uint64_t 
 void small_supply(struct engine *engine, const struct wire_verdict *verdict);
 void small_release(struct engine *engine, struct op *op);
 void small_acked(struct engine *engine, struct peer *from, const struct wire_op_name *name);
+void small_settle(struct engine *engine);                    // acknowledges, and asks to be acknowledged
+void small_asked(struct engine *engine, struct peer *from);
 void small_send_supplies(struct engine *engine); // links have become ready
 void small_forget(struct engine *engine, struct peer *peer);
 void small_implied_ack(struct engine *engine, struct peer *from, const struct wire_op *head);

@@ -159,6 +159,7 @@ static bool deliver(struct lane *lane) {
             memcpy(&name.sequence, block->bytes + at + 16, 4);
             small_acked(engine, lane->peer, &name);
         }
+        if (lane->head.extra == 1) small_asked(engine, lane->peer);
         block_put(engine, block);
     } else { // READY, GRANT
         small_implied_ack(engine, lane->peer, &lane->head);

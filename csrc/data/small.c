@@ -34,6 +34,7 @@ static void kept_drop(struct engine *engine, struct kept **at) {
     struct kept *kept = *at;
     *at = kept->next;
     kept_free(engine, kept);
+    if (--engine->kept_count == 0) pthread_cond_broadcast(&engine->settled);
 }
 
 void kept_clear(struct engine *engine) {
@@ -62,7 +63,22 @@ static void acks_send(struct engine *engine, struct peer *peer) {
 static void ack_later(struct engine *engine, struct peer *peer, const struct op *op) {
     peer->acks[peer->ack_count++] = op->name;
     peer->ack_bytes += op->bytes;
-    if (peer->ack_count == ACKS_MAX || peer->ack_bytes >= ACK_BYTES) acks_send(engine, peer);
+    if (peer->ack_count == ACKS_MAX || peer->ack_bytes >= ACK_BYTES || peer->settling) acks_send(engine, peer);
+}
+
+void small_settle(struct engine *engine) {
+    struct wire_op ask = {.extra = 1};
+    for (uint32_t i = 0; i < engine->count; i++) {
+        struct peer *peer = engine->members[i];
+        if (peer == NULL) continue;
+        acks_send(engine, peer);
+        signal_send(engine, peer, WIRE_ACK, &ask, NULL);
+    }
+}
+
+void small_asked(struct engine *engine, struct peer *from) {
+    from->settling = true;
+    acks_send(engine, from);
 }
 
 // Any signal of an op tells that the one before it, of the same tag, is complete: its own ack need not travel.
@@ -112,6 +128,7 @@ static void keep(struct engine *engine, struct op *op) {
     kept->name = op->name;
     kept->next = *slot;
     *slot = kept;
+    engine->kept_count++;
 }
 
 // recv = the inputs reduced in rank order. Intermediate sums go into received blocks, so that an in-place input is read before it is written.
@@ -322,6 +339,7 @@ static void keep_supplied(struct engine *engine, const struct wire_op_name *name
         if (i != engine->rank) kept->unacked[kept->unacked_count++] = engine->members[i];
     kept->next = *slot;
     *slot = kept;
+    engine->kept_count++;
 }
 
 void small_supplied(struct engine *engine, const struct wire_op *head, uint64_t epoch, struct block *block) {

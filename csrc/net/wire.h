@@ -58,7 +58,7 @@ enum wire_type {
     WIRE_READY,           // op posted here, chunks may be sent to me; ring: extra = 1 when I can read the receiver's memory
     WIRE_POSTED,          // small op posted here, data follows once you have posted it too
     WIRE_SMALL,           // one member's whole input of a small op
-    WIRE_ACK,             // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 0)
+    WIRE_ACK,             // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 0); extra = 1: I am about to leave, acknowledge at once from now on
     WIRE_SUPPLY,          // the whole result of a small op, from a member that completed it
     WIRE_CHUNK,           // ring: one chunk at one hop
     WIRE_CODES,           // quantised: one block of one member's input, to the owner
