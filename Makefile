@@ -17,7 +17,7 @@ help:
 	@echo 'make test    all tests'
 	@echo 'make check   lint, types, and the C tests under sanitizers'
 	@echo 'make format  bring the sources into shape'
-	@echo 'make bench   measure the all-reduce against torch gloo'
+	@echo 'make bench   measure against torch gloo; as root also over limited links'
 
 # ---- set-up ----
 
@@ -73,8 +73,7 @@ check-thread: .venv/ready
 # ---- to look at ----
 
 bench: .venv/built
-	$(BIN)/pccl bench allreduce --world 2
-	$(BIN)/pccl bench allreduce --world 4
+	$(BIN)/python bench/run_all.py
 
 demo: .venv/built
 	$(BIN)/pccl demo
