@@ -54,7 +54,8 @@ bool ring_receive(struct lane *lane, struct op *op, size_t bytes) {
     }
     uint64_t at = head->offset * op->element;
     // The first write to a range of an in-place tensor: while reducing for all shards but the own, which is only sent then.
-    if (head->shard == engine->rank && !backup_save(op, at, bytes)) return false;
+    bool placed = lane->header.type == WIRE_CHUNK_AT; // saves part by part, as it reads
+    if (head->shard == engine->rank && !placed && !backup_save(op, at, bytes)) return false;
     lane->target = (uint8_t *)op->reduce.recv + at;
     return true;
 }
@@ -130,15 +131,17 @@ static void reduce_part(struct engine *engine, struct op *op, enum plan_step ste
     if (step == PLAN_REDUCE_LAST && what->op == pcclAvg) kernels->divide[what->dtype](result, elements, engine->count);
 }
 
-// Takes a chunk out of the neighbour's memory, and reduces it part by part, while the part is in the cache.
+// Takes a chunk out of the neighbour's memory. Part by part, so that what is saved, read and reduced is still in the cache.
 static bool take_placed(struct lane *lane, struct op *op, enum plan_step step, uint64_t at) {
     uint64_t address;
     memcpy(&address, lane->place, sizeof address);
     bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
-    size_t part_bytes = reduce ? PLAN_CHUNK_MAX / 2 : lane->bytes;
+    bool save = reduce || lane->head.shard == lane->engine->rank;
+    size_t part_bytes = save ? PLAN_CHUNK_MAX / 2 : lane->bytes;
     for (size_t done = 0; done < lane->bytes; done += part_bytes) {
         size_t part = lane->bytes - done < part_bytes ? lane->bytes - done : part_bytes;
-        if (!memory_read(lane->peer->memory, lane->target, address + done, part)) return false;
+        if (save && !backup_save(op, at + done, part)) return false;
+        if (!memory_read(lane->peer->memory, reduce ? lane->target : lane->target + done, address + done, part)) return false;
         if (reduce) reduce_part(lane->engine, op, step, at + done, lane->target, part);
     }
     return true;
@@ -148,11 +151,10 @@ bool ring_received(struct lane *lane, struct op *op) {
     struct engine *engine = lane->engine;
     enum plan_step step = plan_ring_step(engine->count, engine->rank, lane->head.shard, lane->head.hop);
     uint64_t at = lane->head.offset * op->element;
-    bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
-    if (reduce && !backup_save(op, at, lane->bytes)) return false;
     if (lane->header.type == WIRE_CHUNK_AT) {
         if (!take_placed(lane, op, step, at)) return false;
-    } else if (reduce) {
+    } else if (step == PLAN_REDUCE || step == PLAN_REDUCE_LAST) {
+        if (!backup_save(op, at, lane->bytes)) return false;
         reduce_part(engine, op, step, at, lane->scratch, lane->bytes);
     }
     op->receive_left -= lane->bytes;
