@@ -124,7 +124,7 @@ void engine_drop_peer(struct engine *engine, const struct wire_id *id) {
 
 // ---- what comes early ----
 static struct early **early_slot(struct engine *engine, uint64_t tag) {
-    return &engine->early[(tag * UINT64_C(0x9E3779B97F4A7C15)) >> 54];
+    return &engine->early[table_slot(tag)];
 }
 
 bool early_add(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block) {

@@ -220,7 +220,11 @@ struct tag_counter {
     uint32_t next; // 0: empty slot
 };
 
-enum { TABLE_SLOTS = 1024 };
+enum { TABLE_BITS = 10,
+       TABLE_SLOTS = 1 << TABLE_BITS };
+
+// Where the chain of a tag begins, in each of the tables by tag.
+static inline size_t table_slot(uint64_t tag) { return (tag * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - TABLE_BITS); }
 
 struct pending_epoch {
     uint64_t run, generation, epoch;

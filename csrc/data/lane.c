@@ -13,7 +13,6 @@
 #include <sys/uio.h>
 
 #include "base/log.h"
-#include "compute/quant.h"
 #include "net/socket.h"
 #include "data/engine_private.h"
 

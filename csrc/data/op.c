@@ -4,7 +4,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "compute/kernels.h"
 #include "data/engine_private.h"
 
 enum { SMALLEST_CLASS_BITS = 8,
@@ -92,10 +91,8 @@ struct frame *frame_pop(struct frame_queue *queue) {
 }
 
 // ---- ops ----
-static size_t slot_of(uint64_t tag) { return (tag * UINT64_C(0x9E3779B97F4A7C15)) >> 54; }
-
 struct op *op_find(struct engine *engine, uint64_t tag) {
-    struct op *op = engine->table[slot_of(tag)];
+    struct op *op = engine->table[table_slot(tag)];
     while (op != NULL && op->reduce.tag != tag) op = op->chain;
     return op;
 }
@@ -121,14 +118,14 @@ struct op *op_new(struct engine *engine, uint64_t tag) {
     // The condition variable stays: a waiter of the op's former life may still be signalled, which it survives.
     memset((char *)op + offsetof(struct op, reduce), 0, sizeof *op - offsetof(struct op, reduce));
     op->next = NULL;
-    op->chain = engine->table[slot_of(tag)];
-    engine->table[slot_of(tag)] = op;
+    op->chain = engine->table[table_slot(tag)];
+    engine->table[table_slot(tag)] = op;
     engine->live++;
     return op;
 }
 
 void op_free(struct engine *engine, struct op *op) {
-    struct op **at = &engine->table[slot_of(op->reduce.tag)];
+    struct op **at = &engine->table[table_slot(op->reduce.tag)];
     while (*at != op) at = &(*at)->chain;
     *at = op->chain;
     op->chain = engine->free_ops;

@@ -22,7 +22,7 @@ static bool same_name(const struct wire_op_name *a, const struct wire_op_name *b
 }
 
 static struct kept **kept_slot(struct engine *engine, uint64_t tag) {
-    return &engine->kept[(tag * UINT64_C(0x9E3779B97F4A7C15)) >> 54];
+    return &engine->kept[table_slot(tag)];
 }
 
 static void kept_free(struct engine *engine, struct kept *kept) {
@@ -119,16 +119,22 @@ static struct kept *kept_new(struct engine *engine, const struct op *op) {
     return kept;
 }
 
-static void keep(struct engine *engine, struct op *op) {
-    struct kept *kept = op->kept, **slot = kept_slot(engine, op->reduce.tag);
-    op->kept = NULL;
-    if (op->bytes > 0) memcpy(kept->result->bytes, op->reduce.recv, op->bytes);
+// Puts a result into the table, for all other members to acknowledge.
+static void kept_add(struct engine *engine, struct kept *kept, const struct wire_op_name *name) {
+    struct kept **slot = kept_slot(engine, name->tag);
     for (uint32_t i = 0; i < engine->count; i++)
         if (i != engine->rank) kept->unacked[kept->unacked_count++] = engine->members[i];
-    kept->name = op->name;
+    kept->name = *name;
     kept->next = *slot;
     *slot = kept;
     engine->kept_count++;
+}
+
+static void keep(struct engine *engine, struct op *op) {
+    struct kept *kept = op->kept;
+    op->kept = NULL;
+    if (op->bytes > 0) memcpy(kept->result->bytes, op->reduce.recv, op->bytes);
+    kept_add(engine, kept, &op->name);
 }
 
 // recv = the inputs reduced in rank order. Intermediate sums go into received blocks, so that an in-place input is read before it is written.
@@ -330,16 +336,11 @@ void small_forget(struct engine *engine, struct peer *peer) {
 
 // A supplied member holds the result for the others as if it had completed the op itself: the supplier may die before it has reached them.
 static void keep_supplied(struct engine *engine, const struct wire_op_name *name, struct block *result) {
-    struct kept *kept = calloc(1, sizeof *kept + engine->count * sizeof kept->unacked[0]), **slot = kept_slot(engine, name->tag);
+    struct kept *kept = calloc(1, sizeof *kept + engine->count * sizeof kept->unacked[0]);
     if (kept == NULL) return;
     result->references++;
     kept->result = result;
-    kept->name = *name;
-    for (uint32_t i = 0; i < engine->count; i++)
-        if (i != engine->rank) kept->unacked[kept->unacked_count++] = engine->members[i];
-    kept->next = *slot;
-    *slot = kept;
-    engine->kept_count++;
+    kept_add(engine, kept, name);
 }
 
 void small_supplied(struct engine *engine, const struct wire_op *head, uint64_t epoch, struct block *block) {
