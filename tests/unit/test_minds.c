@@ -110,6 +110,7 @@ struct sync_round {
 struct barrier {
     uint64_t run, number, value, epoch;
     uint32_t kind, code, world, groups;
+    uint32_t lives[PEERS]; // that heard so
 };
 
 struct kept {
@@ -712,20 +713,38 @@ static void check_sync(struct peer *peer, const struct wire_sync_end *end) {
     peer->committed = end->revision + 1;
 }
 
-// Of one vote all hear the same.
+static bool same_end(const struct barrier *a, const struct barrier *b) {
+    return a->run == b->run && a->number == b->number && a->value == b->value && a->epoch == b->epoch && a->kind == b->kind && a->code == b->code && a->world == b->world &&
+           a->groups == b->groups;
+}
+
+static bool has_living(const struct barrier *barrier) {
+    for (int p = 0; p < PEERS; p++)
+        if (barrier->lives[p] != 0 && alive(p, barrier->lives[p])) return true;
+    return false;
+}
+
+// Of one vote all hear the same. A peer that the run has left behind may have heard something else; it has heard since that it is out.
+static void check_barriers(void) {
+    for (uint32_t i = 0; i < barrier_count; i++)
+        for (uint32_t k = 0; k < i; k++)
+            if (barriers[i].run == barriers[k].run && barriers[i].number == barriers[k].number && has_living(&barriers[i]))
+                CHECK(!has_living(&barriers[k]));
+}
+
 static void check_barrier(struct peer *peer, const struct member_action *action) {
     const struct wire_barrier *last = &peer->mind->barrier;
     struct barrier mine = {.run = member_header(peer->mind).run, .number = last->number, .value = action->value, .epoch = action->view.number, .kind = last->kind, .code = (uint32_t)action->code, .world = action->view.global_world, .groups = action->view.groups};
     uint32_t i = barrier_count;
     CHECK(last->number > peer->checked_barrier);
     peer->checked_barrier = last->number;
-    while (i > 0 && (barriers[i - 1].run != mine.run || barriers[i - 1].number != mine.number)) i--;
+    while (i > 0 && !same_end(&barriers[i - 1], &mine)) i--;
     if (i == 0) {
         REQUIRE(barrier_count < BARRIERS_MAX);
-        barriers[barrier_count++] = mine;
-    } else {
-        CHECK(memcmp(&barriers[i - 1], &mine, sizeof mine) == 0);
+        barriers[i = barrier_count++] = mine;
+        i++;
     }
+    barriers[i - 1].lives[peer - peers] = peer->life;
 }
 
 static void next_round(int p);
@@ -1202,6 +1221,7 @@ static void run_seed(uint64_t with) {
     }
     run_until(now + CALM_MS / 2 * MS_NS);
     check_agreement();
+    check_barriers();
     for (int p = 0; p < PEERS; p++)
         if (alive(p, lives[p]) && peers[p].rounds < rounds[p] + 3)
             describe_still(p);
