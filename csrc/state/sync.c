@@ -130,7 +130,8 @@ void sync_stop(struct engine *engine) {
     if (engine->sync != NULL) let_go(engine);
 }
 
-void sync_end(struct engine *engine, struct sync_report *out) {
+// NULL: there was no round.
+static struct sync *take_back(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     if (engine->sync != NULL) engine->sync->ending = true;
     engine_wake(engine);
@@ -138,6 +139,38 @@ void sync_end(struct engine *engine, struct sync_report *out) {
     struct sync *sync = engine->sync_over;
     engine->sync_over = NULL;
     pthread_mutex_unlock(&engine->lock);
+    return sync;
+}
+
+// Leaves that came are the donors'; those that may be half-written are nobody's.
+static bool note_leaves(struct sync *sync) {
+    struct content *content = sync->content;
+    bool torn = false;
+    for (uint64_t leaf = 0; leaf < content->layout.leaf_count; leaf++) {
+        if (content->leaves[leaf] == sync->theirs[leaf]) continue;
+        bool here = !delta_wants(sync->delta, leaf);
+        content->leaves[leaf] = here ? sync->theirs[leaf] : ~sync->theirs[leaf];
+        torn |= !here;
+    }
+    content->hash = content_root(&content->layout, content->leaves);
+    return torn;
+}
+
+bool sync_restart(struct engine *engine, struct sync_report *out, bool *torn) {
+    struct sync *sync = take_back(engine);
+    if (sync == NULL) return false;
+    crew_free(sync->crew); // it writes no more
+    sync->crew = NULL;
+    *out = sync->report;
+    *torn = sync->report.wrote && note_leaves(sync);
+    struct content *content = sync->content;
+    int64_t stall_ns = sync->stall_ns;
+    sync_free(sync);
+    return sync_begin(engine, content, stall_ns);
+}
+
+void sync_end(struct engine *engine, struct sync_report *out) {
+    struct sync *sync = take_back(engine);
     if (out != NULL) *out = sync == NULL ? (struct sync_report){0} : sync->report;
     if (sync != NULL) sync_free(sync);
 }

@@ -38,6 +38,9 @@ bool sync_begin(struct engine *engine, struct content *content, int64_t stall_ns
 void sync_plan(struct engine *engine, const struct wire_sync_plan *plan);
 // Ends the round, whatever its state: when it returns, no tensor is touched any more. `out` may be NULL.
 void sync_end(struct engine *engine, struct sync_report *out);
+// The plan is void, the votes are cast again: from its return until the next plan no tensor is written. The hashes of the content tell then what
+// lies in memory; `torn`: some of that is nothing whole. False: there is no round, or memory was refused.
+bool sync_restart(struct engine *engine, struct sync_report *out, bool *torn);
 // How far it is; all 0 without a round.
 void sync_look(struct engine *engine, struct sync_report *out);
 
