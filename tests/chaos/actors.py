@@ -98,7 +98,15 @@ class Pause:
     seconds: float
 
 
-Step = Ops | Vote | Meet | Pause
+@dataclasses.dataclass(frozen=True)
+class Sync:
+    """Shared state of `bytes`; of the peers, those in `drifted` (bits) have other content before it."""
+
+    bytes: int
+    drifted: int = 0
+
+
+Step = Ops | Vote | Meet | Pause | Sync
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +141,8 @@ class Peer:
         self.comm = Communicator(address, group, lanes)
         self._log: list[tuple[Any, ...]] = []
         self._last_op = 0.0
+        self._state: np.ndarray | None = None
+        self._revision = 0
 
     def worlds(self) -> list[int]:
         return [self.comm.get_attribute(attribute) for attribute in Attribute]
@@ -186,7 +196,7 @@ class Peer:
         time.sleep(delay)
         if dies_after is not None:
             _die_after(dies_after, signal.SIGKILL)
-        self.comm.connect(1, timeout=PATIENCE)
+        self.comm.connect(5, timeout=PATIENCE)
         self._pipe.send(("accepted", None))
         with contextlib.suppress(AloneError):
             for step in range(self._agree(-1) + 1, len(steps)):
@@ -228,8 +238,21 @@ class Peer:
                 time.sleep(self._random.random() * step.stagger)
                 self.comm.update_topology(timeout=PATIENCE)
                 assert self._agree(number) == number, "peers are at different steps"
+            case Sync():
+                self._sync(number, step)
             case Ops():
                 getattr(self, f"_{step.way}")(number, step)
+
+    def _sync(self, number: int, step: Sync) -> None:
+        if self._state is None or self._state.nbytes != step.bytes:
+            self._state = np.zeros(step.bytes, np.uint8)
+        if step.drifted & self._value:
+            self._state[self._random.randrange(step.bytes) :] += np.uint8(self._value % 251 + 1)
+        state = pccl.SharedState([pccl.TensorInfo.from_numpy(self._state, "state")])
+        state.revision = self._revision
+        self.comm.sync_shared_state(state, timeout=PATIENCE)
+        self._log.append((number, "synced", state.revision, zlib.crc32(self._state)))
+        self._revision = state.revision + 1
 
     def _vote(self, call: str) -> Any:
         try:
@@ -398,6 +421,20 @@ def _serve_peer(pipe: Connection, environment: dict[str, str], arguments: tuple[
             pipe.send(answer)
 
 
+def _serve_master(pipe: Connection, address: str, heartbeat_limit: float, masters: str) -> None:
+    master = MasterNode(address, heartbeat_limit=heartbeat_limit)
+    while True:
+        try:
+            master.run()
+            break
+        except PCCLError:  # the port is in use by one that is on its way out
+            time.sleep(0.001)
+    pipe.send(master.port)
+    with contextlib.suppress(EOFError):
+        pipe.recv()
+    os._exit(0)
+
+
 # ---- in the test's process ----
 
 _context = multiprocessing.get_context("forkserver")
@@ -483,6 +520,42 @@ class Actor:
         """SIGKILL, and waits until it is gone."""
         self._process.kill()
         self._process.join(PATIENCE)
+
+
+class MasterProcess:
+    """A master that may be killed, and started again at its address."""
+
+    def __init__(self, address: str = "127.0.0.1:0", *, heartbeat_limit: float = 2.0, masters: str = "") -> None:
+        self.address = address
+        self._heartbeat_limit = heartbeat_limit
+        self._masters = masters
+        _start_server()
+        self.start()
+
+    def start(self) -> None:
+        self._pipe, inner = _context.Pipe()
+        self._process = _context.Process(
+            target=_serve_master, args=(inner, self.address, self._heartbeat_limit, self._masters), daemon=True
+        )
+        self._process.start()
+        inner.close()
+        port = self._pipe.recv()
+        self.address = f"{self.address.rpartition(':')[0]}:{port}"
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is gone."""
+        self._process.kill()
+        self._process.join(PATIENCE)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def __enter__(self) -> MasterProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
 
 
 @contextlib.contextmanager
