@@ -17,6 +17,7 @@
 
 enum {
     MEMBER_JOIN_LIMIT_MS = 5000, // from the first dial to WELCOME
+    MEMBER_ANSWER_MS = 1000,     // from RESUME to the first frame of a master
     MEMBER_GRACE_MS = 30,        // before a fresh group epoch is asked for: most often a loss brings one by itself
     MEMBER_TEXT = WIRE_MAX_TEXT + 64,
 };

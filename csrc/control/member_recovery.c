@@ -163,7 +163,9 @@ void member_resume(struct member *m, uint16_t port, enum member_tensors tensors,
     wire_encode_resume(&out->frames, header, &resume);
     m->recovery = RECOVERY_TOLD;
     m->vote_unsent = false;
-    m->silent_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS;
+    // A master answers at once; where one does not, and there are others, they are tried soon.
+    bool soon = m->masters > 1 && m->welcome.heartbeat_limit_ms > MEMBER_ANSWER_MS;
+    m->silent_at = now + (soon ? MEMBER_ANSWER_MS : (int64_t)m->welcome.heartbeat_limit_ms) * MS_NS;
     m->beat_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS / 5;
 }
 

@@ -228,7 +228,7 @@ static void progress(struct membership *m) {
     if (m->gone_count == 0) membership_sync_advance(m);
 }
 
-static void start_run(struct membership *m) {
+void membership_start_run(struct membership *m) {
     memcpy(&m->run, m->random, sizeof m->run);
     memcpy(m->secret, m->random + sizeof m->run, sizeof m->secret);
     if (m->run == 0) m->run = 1; // 0 means: no run yet
@@ -255,7 +255,7 @@ const struct membership_actions *membership_settle(struct membership *m) {
     } while (m->gone_count > 0 || m->lost || m->changed);
     if (m->peer_count == 0 && m->next_join > 1) {
         membership_log(m, LOG_INFO, "the run is empty; the next peer starts a new one");
-        start_run(m);
+        membership_start_run(m);
     }
     if (m->peer_count == 0 && m->survivor_count > 0) {
         membership_gather(m);
@@ -365,6 +365,9 @@ static void on_message(struct membership *m, struct peer *peer, const struct wir
     }
     switch (header->type) {
     case WIRE_HEARTBEAT: return;
+    case WIRE_MOVED:
+        if (!peer->accepted || !membership_unheard(m, 1)) membership_drop(m, peer, LOG_WARN, "it looks for another master, since this one was silent");
+        return;
     case WIRE_LEAVE: membership_drop(m, peer, LOG_INFO, "it left"); return;
     case WIRE_LINKED: on_linked(m, peer, header, body); return;
     default: break;
@@ -434,6 +437,9 @@ static void send_heartbeats(struct membership *m) {
 
 const struct membership_actions *membership_tick(struct membership *m, int64_t now_ns) {
     membership_begin_event(m, now_ns);
+    uint32_t silent = 0;
+    for (uint32_t i = 0; i < m->count; i++) silent += m->order[i]->heard_ns + m->limit_ns <= m->now_ns;
+    if (silent > 0 && membership_unheard(m, silent)) return membership_settle(m);
     for (uint32_t i = 0; i < m->slots; i++)
         if (m->peers[i].used && m->peers[i].heard_ns + m->limit_ns <= m->now_ns) membership_expel(m, &m->peers[i], "silent beyond the heartbeat limit");
     for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count)
@@ -469,7 +475,7 @@ struct membership *membership_new(uint32_t heartbeat_limit_ms, const uint8_t ran
     m->majority_at = INT64_MAX;
     for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) m->groups[i].relink_at = INT64_MAX;
     memcpy(m->random, random, sizeof m->random);
-    start_run(m);
+    membership_start_run(m);
     return m;
 }
 

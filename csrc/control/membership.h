@@ -83,6 +83,9 @@ int64_t membership_next_deadline(const struct membership *membership);
 // A run has ended, the next one needs an id and a secret. Until they are given, the old random bytes are stretched.
 bool membership_wants_random(const struct membership *membership);
 void membership_set_random(struct membership *membership, const uint8_t random[MEMBERSHIP_RANDOM_BYTES]);
+// A standby takes runs up and serves them, but begins none.
+void membership_set_standby(struct membership *membership, bool standby);
+bool membership_is_active(const struct membership *membership); // serves a run, or members of one have come
 uint32_t membership_peer_count(const struct membership *membership);
 uint64_t membership_epoch(const struct membership *membership);
 

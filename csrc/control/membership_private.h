@@ -175,6 +175,9 @@ struct membership {
     int64_t young_until;                     // members of a run that another master has left may still come
     int64_t majority_at;                     // since when enough are here; INT64_MAX: they are not
     int64_t say_at;
+    bool standby;
+    uint32_t unheard, unheard_of;            // peers that fell silent one after another, and the size of the epoch before the first
+    int64_t unheard_since;
     uint64_t gather_run, gather_generation;  // promises are asked for these; 0: for none yet
     struct wire_group_size sizes[WIRE_MAX_MEMBERS]; // scratch for decoding
     struct wire_past past[WIRE_MAX_PAST];           // likewise
@@ -253,6 +256,9 @@ bool membership_survivor_message(struct membership *m, uint32_t conn, const stru
 bool membership_survivor_lost(struct membership *m, uint32_t conn);
 void membership_survivor_heard(struct membership *m, int64_t now_ns, uint32_t conn);
 void membership_gather_tick(struct membership *m);
+// Peers fell silent, or left for another master. True: they may be the majority of a run elsewhere, so this master gave its own up.
+bool membership_unheard(struct membership *m, uint32_t count);
+void membership_start_run(struct membership *m); // forgets all peers' run
 int64_t membership_gather_deadline(const struct membership *m);
 void membership_gather_fini(struct membership *m);
 

@@ -101,7 +101,7 @@ struct peer {
     int64_t dial_deadline;
     struct seek seek;
     bool seeking; // the master is lost
-    int64_t lost_at;
+    int64_t lost_at, told_at;
     uint16_t links_port;
     struct links *links;
     struct member_output actions;
@@ -230,6 +230,12 @@ static void on_synced(void *context, const struct wire_sync_done *done) {
 
 // ---- control thread: carrying out what the mind decides ----
 
+static struct member *new_member(const struct peer *p, const struct wire_id *id) {
+    struct member *member = member_new(id, p->params.group, p->params.lanes);
+    if (member != NULL) member_set_recovery(member, p->params.recovery_limit_ms, p->params.master_count);
+    return member;
+}
+
 static void leave_master(struct peer *p) {
     pthread_mutex_lock(&p->out_lock);
     int fd = p->master_fd;
@@ -256,6 +262,12 @@ static void hang_up(struct peer *p) {
 
 // The links and the ops on them go on; the master is looked for by the timer.
 static void seek_master_again(struct peer *p, int64_t now) {
+    if (p->master_connected && !p->seeking) { // silent: should it wake up, it is not to take this for a death
+        struct wire_buffer moved = {0};
+        wire_encode_empty(&moved, member_header(p->member), WIRE_MOVED);
+        send_frames(p, &moved);
+        wire_buffer_fini(&moved);
+    }
     leave_master(p);
     if (p->seeking) {
         seek_failed(&p->seek, now);
@@ -272,6 +284,23 @@ static void found_master(struct peer *p, int64_t now) {
     LOG(LOG_WARN, "the run goes on with the master at %s, after %lld ms", socket_address_format(address, sizeof address, seek_master(&p->seek)),
         (long long)((now - p->lost_at) / MS_NS));
     p->seeking = false;
+}
+
+static void dial_master(struct peer *p, int64_t now);
+
+// A master of the list has refused this newcomer: perhaps the next one serves the run. False: there is none, or memory was refused.
+static bool try_next_master(struct peer *p, int64_t now) {
+    if (p->seek.again || !seek_failed(&p->seek, now)) return false;
+    struct wire_id id = *member_id(p->member);
+    struct member *fresh = new_member(p, &id);
+    if (fresh == NULL) return false;
+    hang_up(p);
+    pthread_mutex_lock(&p->lock);
+    member_free(p->member);
+    p->member = fresh;
+    pthread_mutex_unlock(&p->lock);
+    dial_master(p, now);
+    return true;
 }
 
 static void end_attempt(struct peer *p, int code, const struct member_view *view, const char *text) {
@@ -363,7 +392,9 @@ static bool perform(struct peer *p, const struct member_action *action, int64_t 
     case MEMBER_LINKS_READY: engine_links_ready(p->engine, action->group_epoch); break;
     case MEMBER_VERDICT: engine_verdict(p->engine, action->verdict); break;
     case MEMBER_PROBE: links_probe(p->links, &action->id, &action->address, action->duration_ms, now + member_link_limit_ns(p->member)); break;
-    case MEMBER_CONNECT_END: end_attempt(p, action->code, &action->view, member_text(p->member)); break;
+    case MEMBER_CONNECT_END:
+        if (action->code != pcclMasterConnectionFailed || !try_next_master(p, now)) end_attempt(p, action->code, &action->view, member_text(p->member));
+        break;
     case MEMBER_VOTE_END: end_vote(p, action); break;
     case MEMBER_SYNC_PLAN:
         pthread_mutex_lock(&p->lock);
@@ -497,8 +528,6 @@ static void read_master(struct peer *p, int64_t now) {
     }
 }
 
-static void dial_master(struct peer *p, int64_t now);
-
 static void fail_dial(struct peer *p, pcclResult_t code, const char *what, int error, int64_t now) {
     char address[64], text[MEMBER_TEXT];
     snprintf(text, sizeof text, "%s %s: %s", what, socket_address_format(address, sizeof address, seek_master(&p->seek)), strerror(error));
@@ -599,6 +628,16 @@ static void resume_master(struct peer *p, int64_t now) {
     pthread_mutex_unlock(&p->out_lock);
     p->dial_deadline = INT64_MAX;
     p->master_connected = true;
+    p->told_at = now;
+}
+
+// At a later master of the list without enough others: they may be at an earlier one by now.
+static void look_again(struct peer *p, int64_t now) {
+    if (!p->seeking || !p->master_connected || p->seek.at == 0 || now < p->told_at + (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS) return;
+    begin_event(p);
+    member_disconnected(p->member, "no run was taken up there", now, &p->actions);
+    end_event(p, now);
+    seek_anew(&p->seek, now);
 }
 
 static void master_answers(struct peer *p, uint32_t events, int64_t now) {
@@ -631,6 +670,7 @@ static bool seeks_now(const struct peer *p) { return p->seeking && p->dial_fd < 
 
 static void tick(struct peer *p, int64_t now) {
     if (now >= p->dial_deadline) fail_dial(p, pcclMasterConnectionFailed, "no answer from the master (wrong address, or a firewall?) at", ETIMEDOUT, now);
+    look_again(p, now);
     if (seeks_now(p) && now >= p->seek.next) dial_master(p, now);
     if (p->links == NULL) return;
     links_tick(p->links, now);
@@ -753,8 +793,7 @@ static bool renew(struct peer *p) {
     p->member = NULL;
     if (!platform_random(id.bytes, sizeof id.bytes)) return false;
     struct engine_callbacks callbacks = {.context = p, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .synced = on_synced};
-    p->member = member_new(&id, p->params.group, p->params.lanes);
-    if (p->member != NULL) member_set_recovery(p->member, p->params.recovery_limit_ms, p->params.master_count);
+    p->member = new_member(p, &id);
     p->engine = p->member == NULL ? NULL : engine_new(&id, &callbacks);
     if (p->engine == NULL) return false;
     if (!p->thread_runs) p->thread_runs = platform_thread_start(&p->thread, "pccl:control", control_main, p);

@@ -422,7 +422,7 @@ def _serve_peer(pipe: Connection, environment: dict[str, str], arguments: tuple[
 
 
 def _serve_master(pipe: Connection, address: str, heartbeat_limit: float, masters: str) -> None:
-    master = MasterNode(address, heartbeat_limit=heartbeat_limit)
+    master = MasterNode(address, heartbeat_limit=heartbeat_limit, masters=masters or None)
     while True:
         try:
             master.run()

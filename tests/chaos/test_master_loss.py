@@ -6,9 +6,11 @@ A seed fixes the script, who joins, and when the master dies; each trial has one
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import socket
 import threading
 import time
 
@@ -145,3 +147,71 @@ def test_the_wait_has_an_end():
             actor.tell("call", "update_topology")
         assert [actor.answer() for actor in actors] == ["MASTER_CONNECTION_FAILED"] * 2
         assert 0.5 < time.monotonic() - begin < 5
+
+
+# ---- a list of masters ----
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@contextlib.contextmanager
+def two_masters(count: int, heartbeat_limit: float = 1.5):
+    """The first and its standby, and accepted peers that know both."""
+    masters = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    with contextlib.ExitStack() as stack:
+        both = [
+            stack.enter_context(MasterProcess(address, heartbeat_limit=heartbeat_limit, masters=masters))
+            for address in masters.split(",")
+        ]
+        yield masters, both, stack.enter_context(troupe(masters, count))
+
+
+WORK = [Pause(0.2), Ops("plain", (Reduce(300_000), Reduce(10))), Sync(1 << 20, 1), Vote("are_peers_pending"), Ops("async", (Reduce(10),) * 3)]
+
+
+def follow_unharmed(actors: list[Actor], during) -> None:
+    for actor in actors:
+        actor.tell("follow", WORK)
+    during()
+    logs = {actor.number: actor.answer() for actor in actors}
+    check_agreement(logs)
+    assert not any(losses(log) for log in logs.values())
+
+
+def test_a_standby_takes_over():
+    """Unaided; newcomers find it, also when the first master is back and has no run."""
+    with two_masters(3) as (masters, (first, _), actors):
+        follow_unharmed(actors, first.kill)
+        for back in (False, True):
+            if back:
+                first.start()
+            fresh = Actor(masters, len(actors))
+            actors.append(fresh)
+            fresh.tell("join", len(actors))
+            for actor in actors[:-1]:
+                actor.tell("form", len(actors))
+            assert [actor.answer() for actor in actors] == [None] * len(actors)
+            follow_unharmed(actors, lambda: None)
+
+
+def test_a_standby_begins_no_run():
+    with two_masters(0) as (masters, (first, second), actors):
+        first.kill()
+        fresh = Actor(second.address, 0)
+        actors.append(fresh)
+        assert fresh.ask("connect") == "MASTER_CONNECTION_FAILED"
+
+
+def test_a_stopped_master_harms_nobody_when_it_wakes():
+    with two_masters(3) as (_, (first, _), actors):
+        first.signal(signal.SIGSTOP)
+        follow_unharmed(actors, lambda: None)
+        first.signal(signal.SIGCONT)
+        time.sleep(0.3)
+        follow_unharmed(actors, lambda: None)
