@@ -630,7 +630,7 @@ static void accuse_missing(struct member *m, int64_t now, struct member_output *
 void member_tick(struct member *m, int64_t now, struct member_output *out) {
     if (m->phase == MEMBER_JOINING && now >= m->join_deadline)
         member_die_of(m, pcclMasterConnectionFailed, out, "the master accepted the connection but did not answer within %d ms: is it a pccl master?",
-               MEMBER_JOIN_LIMIT_MS);
+                      MEMBER_JOIN_LIMIT_MS);
     if (m->phase != MEMBER_REGISTERED && m->phase != MEMBER_ACCEPTED) return;
     if (m->recovery != RECOVERY_NONE && now >= m->recovery_deadline) {
         member_give_up(m, out);

@@ -172,7 +172,13 @@ def two_masters(count: int, heartbeat_limit: float = 1.5):
         yield masters, both, stack.enter_context(troupe(masters, count))
 
 
-WORK = [Pause(0.2), Ops("plain", (Reduce(300_000), Reduce(10))), Sync(1 << 20, 1), Vote("are_peers_pending"), Ops("async", (Reduce(10),) * 3)]
+WORK = [
+    Pause(0.2),
+    Ops("plain", (Reduce(300_000), Reduce(10))),
+    Sync(1 << 20, 1),
+    Vote("are_peers_pending"),
+    Ops("async", (Reduce(10),) * 3),
+]
 
 
 def follow_unharmed(actors: list[Actor], during) -> None:
@@ -201,7 +207,7 @@ def test_a_standby_takes_over():
 
 
 def test_a_standby_begins_no_run():
-    with two_masters(0) as (masters, (first, second), actors):
+    with two_masters(0) as (_, (first, second), actors):
         first.kill()
         fresh = Actor(second.address, 0)
         actors.append(fresh)

@@ -1031,7 +1031,7 @@ static void do_fault(void) {
 static void resume(int p) {
     struct peer *peer = &peers[p];
     enum member_tensors tensors = !peer->wrote ? MEMBER_TENSORS_AS_VOTED : peer->received ? MEMBER_TENSORS_RECEIVED
-                                                                                           : MEMBER_TENSORS_TORN;
+                                                                                          : MEMBER_TENSORS_TORN;
     if (peer->received) tensors = MEMBER_TENSORS_RECEIVED;
     if (peer->step == SYNCING && tensors == MEMBER_TENSORS_TORN) {
         totals[COUNT_TORN]++;
@@ -1237,7 +1237,7 @@ static void run_seed(uint64_t with) {
 }
 
 int main(int argc, char **argv) {
-    enum { DEFAULT_SEEDS = 60 }; // enough for everything that is counted to happen
+    enum { DEFAULT_SEEDS = 300 }; // enough for everything that is counted to happen
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1
                                                                        : DEFAULT_SEEDS;
