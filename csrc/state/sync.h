@@ -25,7 +25,7 @@ struct lane;
 struct peer;
 
 struct sync_report {
-    bool wrote;                                  // the state was written: without a commit it is incomplete
+    bool wrote;                                  // the state was written: without a commit it is incomplete (state/unfinished)
     uint64_t rx_bytes, rx_leaves, missing_bytes; // kept here; still to come
     uint32_t donors;                             // that gave something
 };
