@@ -12,6 +12,7 @@
 #include "data/engine.h"
 #include "data/memory.h"
 #include "data/plan.h"
+#include "state/coding.h"
 #include "state/sync.h"
 
 enum {
@@ -125,7 +126,8 @@ struct lane {
     struct frame_queue queue;
     struct frame *sending;
     size_t sent; // of head + payload
-    uint8_t *stage; // encoded block being sent by this lane, made at first use
+    uint8_t *stage; // encoded block or packed leaf being sent by this lane, made at first use
+    struct coding_meter meter;
 };
 
 enum op_phase {
