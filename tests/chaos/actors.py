@@ -7,6 +7,7 @@ imported everything, and cost milliseconds.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import multiprocessing
@@ -39,6 +40,8 @@ from pccl import (
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
 )
+
+CLONE_NEWNET = 0x40000000
 
 PATIENCE = 30.0
 """How long anything may take, in seconds: far longer than it does, so that only a hang meets it."""
@@ -142,6 +145,9 @@ class Peer:
 
     def join(self, world: int) -> None:
         self.comm.connect(1, timeout=PATIENCE)
+        self._meet(world)
+
+    def _meet(self, world: int) -> None:
         while self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world:
             time.sleep(0.002)
             self.comm.update_topology(timeout=PATIENCE)
@@ -153,6 +159,11 @@ class Peer:
             if self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) >= world:
                 return
             time.sleep(0.002)
+
+    def reconnect(self, world: int) -> None:
+        """As any user after being expelled."""
+        self.comm.reconnect(timeout=PATIENCE)
+        self._meet(world)
 
     def call(self, method: str) -> Any:
         return getattr(self.comm, method)(timeout=PATIENCE)
@@ -377,8 +388,15 @@ def _die_after(seconds: float, number: int) -> None:
     timer.start()
 
 
-def _serve_peer(pipe: Connection, environment: dict[str, str], arguments: tuple[Any, ...]) -> None:
+def enter_network(namespace: str) -> None:
+    with open(f"/run/netns/{namespace}") as opened:
+        assert ctypes.CDLL(None).setns(opened.fileno(), CLONE_NEWNET) == 0
+
+
+def _serve_peer(pipe: Connection, environment: dict[str, str], namespace: str, arguments: tuple[Any, ...]) -> None:
     os.environ.update(environment)
+    if namespace:
+        enter_network(namespace)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     peer = Peer(pipe, *arguments)
     while True:
@@ -423,13 +441,19 @@ class Actor:
     """A peer process, seen from the test."""
 
     def __init__(
-        self, address: str, number: int, group: int = 0, lanes: int = 0, environment: dict[str, str] | None = None
+        self,
+        address: str,
+        number: int,
+        group: int = 0,
+        lanes: int = 0,
+        environment: dict[str, str] | None = None,
+        namespace: str = "",
     ) -> None:
         self.number = number
         _start_server()
         self._pipe, inner = _context.Pipe()
         self._process = _context.Process(
-            target=_serve_peer, args=(inner, environment or {}, (address, number, group, lanes)), daemon=True
+            target=_serve_peer, args=(inner, environment or {}, namespace, (address, number, group, lanes)), daemon=True
         )
         self._process.start()
         inner.close()
