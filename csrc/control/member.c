@@ -311,7 +311,7 @@ static int64_t limit_ns(const struct member *m) { return (int64_t)m->welcome.hea
 
 int64_t member_link_limit_ns(const struct member *m) {
     // Shorter than the master's own limit, so that an answer that names somebody arrives before silence is punished.
-    return limit_ns(m) * 3 / 4;
+    return arrival_wait_ns(&m->master, limit_ns(m)) * 3 / 4;
 }
 
 void member_round_trip(struct member *m, int64_t round_trip_ns) { m->master.round_trip_ns = round_trip_ns; }

@@ -251,7 +251,8 @@ struct engine {
     bool started, stopping, stopped, dead;
     int epoll, wake;
     bool wake_pending;
-    int64_t silence_ns, silence_at; // between two checks of silence, 0 = none; the next one
+    _Atomic int64_t silence_ns; // between two checks of silence, 0 = none
+    int64_t silence_at;         // thread: the next one
 
     uint64_t run, generation, epoch;
     uint32_t latency_us, megabytes_per_s;

@@ -218,10 +218,7 @@ def test_one_direction_between_two_peers(stage, towards):
     for actor in actors:
         try:
             logs[actor.number] = actor.answer()
-        except AssertionError as error:
-            assert (
-                "PeerLostError" in str(error) or "MASTER_CONNECTION_FAILED" in str(error) or "a loss without a loss" in str(error)
-            )
+        except AssertionError:
             expelled.append(actor.number)
     assert time.monotonic() - begin < SOON
     assert expelled in ([1], [towards])
