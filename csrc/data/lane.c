@@ -189,7 +189,9 @@ static bool read_head(struct lane *lane) {
     lane->length = lane->header.length - WIRE_OP_BYTES;
     pthread_mutex_lock(&engine->lock);
     bool good = true;
-    if (lane->header.epoch > engine->epoch) {
+    if (sync_is_frame(lane->header.type) && lane->header.epoch != 0) {
+        good = false; // no epoch ever comes that it could wait for
+    } else if (lane->header.epoch > engine->epoch) {
         lane->receiving = LANE_PARKED;
     } else if (lane->header.run != engine->run) {
         good = false;
