@@ -178,6 +178,10 @@ class Communicator:
         `progress` is called about ten times a second while it takes its time. INVALID_ARGUMENT: a tensor was replaced since.
         After an error the revision is as before; tensors that were to be received are unspecified, all others unchanged.
         """
+        if not isinstance(shared_state, SharedState):
+            raise TypeError(f"shared_state must be a SharedState, not {type(shared_state).__name__}")
+        if not isinstance(strategy, SharedStateSyncStrategy):
+            raise TypeError(f"strategy must be a SharedStateSyncStrategy, not {strategy!r}")
         info = _ffi.new("pcclSharedStateSyncInfo_t *")
         with self._alone("pcclSynchronizeSharedState"):
             key = ("pcclSynchronizeSharedState", id(shared_state), strategy)

@@ -588,6 +588,7 @@ static bool poll_arriving(struct engine *engine) {
         lane->polled = true;
         engine->lanes[engine->lane_count++] = lane;
         lane_heat(lane);
+        sync_lane_came(lane);
     }
     return true;
 }

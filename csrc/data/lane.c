@@ -190,7 +190,9 @@ static bool read_head(struct lane *lane) {
     pthread_mutex_lock(&engine->lock);
     bool good = true;
     bool heartbeat = lane->header.type == WIRE_LINK_HEARTBEAT; // of any epoch: candidates are heard too
-    if (!heartbeat && lane->header.epoch > engine->epoch) {
+    if (sync_is_frame(lane->header.type) && lane->header.epoch != 0) {
+        good = false; // no epoch ever comes that it could wait for
+    } else if (!heartbeat && lane->header.epoch > engine->epoch) {
         lane->receiving = LANE_PARKED;
     } else if (!heartbeat && lane->header.run != engine->run) {
         good = false;

@@ -167,7 +167,7 @@ def stage() -> Iterator[tuple[Network, list[Actor]]]:
         inside(network.hub, master.run)
         actors = []
         for number, place in enumerate(network.places):
-            actor = Actor(f"{network.address(0)}:{master.port}", number, namespace=place)
+            actor = Actor(f"{network.address(0)}:{master.port}", number, environment={"NETNS": place})
             undo.callback(actor.kill)
             actors.append(actor)
             actor.tell("join", 3)
