@@ -43,6 +43,7 @@ enum phase { PHASE_IDLE,
 struct lost_link {
     struct wire_id id;
     uint32_t index;
+    bool silent;
 };
 
 struct peer {
@@ -190,7 +191,7 @@ static void on_frozen(void *context, uint64_t group_epoch, const struct wire_rep
     pthread_mutex_unlock(&p->out_lock);
 }
 
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index) {
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
     struct peer *p = context;
     pthread_mutex_lock(&p->out_lock);
     if (p->lost_count == p->lost_capacity) {
@@ -202,7 +203,7 @@ static void on_link_down(void *context, const struct wire_id *id, uint32_t index
         }
     }
     if (p->lost_count < p->lost_capacity)
-        p->lost[p->lost_count++] = (struct lost_link){.id = *id, .index = index};
+        p->lost[p->lost_count++] = (struct lost_link){.id = *id, .index = index, .silent = silent};
     else
         p->lost_overflow = true;
     pthread_mutex_unlock(&p->out_lock);
@@ -309,6 +310,7 @@ static void introduce(struct peer *p) {
     memcpy(identity.secret, welcome->secret, sizeof identity.secret);
     links_identify(p->links, &identity);
     links_set_park_limit(p->links, member_link_limit_ns(p->member));
+    engine_set_silence(p->engine, (int64_t)welcome->heartbeat_limit_ms * MS_NS / 2); // so that a link is found out twice within a limit
     pthread_mutex_lock(&p->out_lock);
     p->op_head = header;
     pthread_mutex_unlock(&p->out_lock);
@@ -410,7 +412,7 @@ static void lose_links(struct peer *p, int64_t now) {
         // Made again meanwhile: then the news is old.
         if (!wire_id_equal(&lost.id, member_id(p->member)) && engine_has_link(p->engine, &lost.id, lost.index)) continue;
         begin_event(p);
-        member_link_lost(p->member, &lost.id, lost.index, now, &p->actions);
+        member_link_lost(p->member, &lost.id, lost.index, lost.silent, now, &p->actions);
         end_event(p, now);
     }
 }
@@ -523,6 +525,7 @@ static void tick(struct peer *p, int64_t now) {
     links_tick(p->links, now);
     if (now < member_deadline(p->member)) return;
     begin_event(p);
+    member_round_trip(p->member, socket_round_trip_us(p->master_fd) * US_NS);
     member_tick(p->member, now, &p->actions);
     end_event(p, now);
 }

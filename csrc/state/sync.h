@@ -52,6 +52,7 @@ void sync_stop(struct engine *engine);            // lock held; the thread ends
 void sync_members_changed(struct engine *engine); // lock held; before peers are freed
 void sync_forget(struct engine *engine, const struct peer *peer);
 void sync_lane_gone(struct lane *lane);
+void sync_lane_came(struct lane *lane); // lock held
 // Where the payload of a frame goes; lock held. False: malformed.
 bool sync_place(struct lane *lane);
 // The whole frame is here. False: malformed.
