@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import socket
 import statistics
@@ -16,9 +17,10 @@ from harness import KIB, MIB, Peer, Row
 
 import pccl
 
-METHOD = """Three peers sum one fp32 tensor again and again; the master, a process of its own, is killed by SIGKILL at a random moment
-and started again at once at its address. Time from the kill to the end of the first op on the slowest peer that was begun after the new master
-had taken the run up, or, for large ops, that could not end before. `start` is how long the new process needed until it listened, which the first contains."""
+METHOD = """Three peers sum one fp32 tensor and ask whether newcomers wait, in turn, again and again; so each round needs the
+master. It, a process of its own, is killed by SIGKILL at a random moment and started again at once at its address. Time from the
+kill to the end, on the slowest peer, of the call that had to wait for it. `start`, which is a part of that, is how long the
+new process needed until it listened, most of it the start of Python."""
 
 WORLD = 3
 BAR_MS = 1000.0
@@ -89,12 +91,8 @@ def trial(fleet: harness.Fleet, master: Restarted, draw: random.Random) -> dict[
     listens = time.monotonic()
     moments: list[Any] = [fleet.receive(rank) for rank in range(WORLD)]
     # each round needs the master once: the longest gap is the one in which it was gone
-    after = [next(b for a, b in zip(ends, ends[1:], strict=False) if b > killed and b - a == longest(ends)) for ends in moments]
+    after = [max(itertools.pairwise(ends), key=lambda pair: pair[1] - pair[0])[1] for ends in moments]
     return {"start": listens - killed, "until the next success": max(after) - killed, "after it listens": max(after) - listens}
-
-
-def longest(ends: list[float]) -> float:
-    return max(b - a for a, b in zip(ends, ends[1:], strict=False))
 
 
 def run() -> None:
@@ -109,11 +107,10 @@ def run() -> None:
         master = Restarted()
         try:
             with harness.Fleet(worker, WORLD, address=master.address, size=size) as fleet:
-                for word in ("form",):
-                    for rank in range(WORLD):
-                        fleet.send(rank, (word, None))
-                    for rank in range(WORLD):
-                        fleet.receive(rank)
+                for rank in range(WORLD):
+                    fleet.send(rank, ("form", None))
+                for rank in range(WORLD):
+                    fleet.receive(rank)
                 trials = [trial(fleet, master, draw) for _ in range(args.blocks)]
                 for rank in range(WORLD):
                     fleet.send(rank, ("close", None))
