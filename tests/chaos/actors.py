@@ -262,7 +262,7 @@ class Peer:
         state = pccl.SharedState([pccl.TensorInfo.from_numpy(self._state, "state")])
         state.revision = self._revision
         self.comm.sync_shared_state(state, timeout=PATIENCE)
-        self._log.append((number, "synced", state.revision, zlib.crc32(self._state)))
+        self.log.append((number, "synced", state.revision, zlib.crc32(self._state)))
         self._revision = state.revision + 1
 
     def _vote(self, call: str) -> Any:
