@@ -113,7 +113,7 @@ def parameters(function) -> str:
 C = pccl.Communicator
 SIGNATURES = [
     (pccl.PCCLError.check, "(result, func_name)"),
-    (C, "(address, peer_group=0, p2p_connection_pool_size=0)"),
+    (C, "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None)"),
     (C.connect, "(n_attempts=5, *, timeout=None)"),
     (C.get_attribute, "(attribute)"),
     (C.update_topology, "(*, timeout=None)"),
@@ -126,7 +126,7 @@ SIGNATURES = [
     (C.all_reduce, "(send, recv, *, op, tag=0, operand_descriptor=None, quantization_options=None, timeout=None)"),
     (C.all_reduce_async, "(send, recv, *, op, tag=0, operand_descriptor=None, quantization_options=None)"),
     (C.all_reduce_multiple_with_retry, "(descriptors, *, max_in_flight=4, timeout=None)"),
-    (pccl.MasterNode, "(listen_address, *, heartbeat_limit=None)"),
+    (pccl.MasterNode, "(listen_address, *, heartbeat_limit=None, masters=None)"),
     (pccl.MasterNode.run, "()"),
     (pccl.MasterNode.interrupt, "()"),
     (pccl.AsyncReduceHandle.wait, "(*, timeout=None)"),
