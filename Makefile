@@ -10,12 +10,18 @@ C_FILES := $(shell git ls-files '*.c' '*.h')
 PURE := kernels|quant|hash|wire|ring_order
 BUILT_FROM := CMakeLists.txt pccl/_version.py $(shell find csrc bindings -type f)
 
-.PHONY: help setup build test test-c test-python check lint format check-address check-thread bench demo clean
+# libFuzzer where clang is there, else the driver of tests/fuzz with the compiler that is.
+FUZZ_CC ?= $(shell command -v clang || command -v cc)
+FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
+FUZZ_SECONDS ?= 600
+
+.PHONY: help setup build test test-c test-python check lint format check-address check-thread check-fuzz check-model fuzz-build fuzz bench demo clean
 
 help:
 	@echo 'make demo    train a small model with three peers, and kill one of them'
 	@echo 'make test    all tests'
-	@echo 'make check   lint, types, and the C tests under sanitizers'
+	@echo 'make check   lint, types, the C tests under sanitizers, a short run of the fuzzers, and the model where spin is there'
+	@echo 'make fuzz    fuzz every target for FUZZ_SECONDS=600; FUZZ_TARGETS="fuzz_member" for some'
 	@echo 'make format  bring the sources into shape'
 	@echo 'make bench   measure against torch gloo; as root also over limited links'
 
@@ -47,7 +53,7 @@ test-python: .venv/built
 
 # ---- checks ----
 
-check: lint check-address check-thread
+check: lint check-address check-thread check-fuzz check-model
 
 lint: .venv/ready
 	$(BIN)/ruff check
@@ -69,6 +75,19 @@ check-thread: .venv/ready
 	$(CMAKE) -S . -B build/thread -DPCCL_BUILD_TESTS=ON -DPCCL_BUILD_SHARED=OFF -DPCCL_SANITIZE=thread
 	$(BIN)/cmake --build build/thread -j $(JOBS)
 	$(CTEST) --test-dir build/thread -E '$(PURE)'
+
+fuzz-build: .venv/ready
+	$(CMAKE) -S . -B $(FUZZ_BUILD) -DPCCL_BUILD_FUZZ=ON -DPCCL_BUILD_SHARED=OFF '-DPCCL_SANITIZE=address;undefined' -DCMAKE_C_COMPILER=$(FUZZ_CC)
+	$(BIN)/cmake --build $(FUZZ_BUILD) -j $(JOBS)
+
+check-fuzz: fuzz-build
+	tests/fuzz/run.sh $(FUZZ_BUILD) 8 $(JOBS)
+
+fuzz: fuzz-build
+	tests/fuzz/run.sh $(FUZZ_BUILD) $(FUZZ_SECONDS) $(JOBS) $(FUZZ_TARGETS)
+
+check-model:
+	@if command -v spin >/dev/null; then tests/model/run.sh build/model; else echo 'model: not checked, for want of spin'; fi
 
 # ---- to look at ----
 

@@ -113,7 +113,7 @@ struct wire_member {
     struct wire_address address;
 };
 
-// Members are listed group by group (groups ascending), inside a group in ring order: each sends to the next.
+// Members are listed group by group (groups ascending), inside a group in ring order: each sends to the next. Nobody is listed twice.
 struct wire_epoch {
     uint64_t number;
     uint64_t group_epoch;    // of the receiver's group: the number of the last epoch that changed its members, order or links

@@ -36,6 +36,7 @@ static void check_epoch(const struct wire_epoch *epoch) {
     for (uint32_t i = 0; i < epoch->count; i++) {
         MUST(epoch->members[i].lanes >= 1 && epoch->members[i].lanes <= WIRE_MAX_LANES);
         MUST(i == 0 || epoch->members[i].group >= epoch->members[i - 1].group);
+        for (uint32_t k = 0; k < i; k++) MUST(!wire_id_equal(&epoch->members[i].id, &epoch->members[k].id));
     }
 }
 
@@ -122,12 +123,7 @@ static bool again(struct wire_buffer *out, struct wire_header header, const uint
 
 static void try_body(struct wire_header header, const uint8_t *body, size_t length) {
     struct wire_buffer out = {0};
-    uint8_t *exact = malloc(length + 1) /* of its exact size, but never NULL */;
-    MUST(exact != NULL);
-    if (length > 0) {
-        exact = realloc(exact, length);
-        memcpy(exact, body, length);
-    }
+    uint8_t *exact = fuzz_copy(body, length);
     if (again(&out, header, exact, length)) {
         MUST(!out.failed && out.length == WIRE_HEADER_BYTES + length);
         MUST(length == 0 || memcmp(out.bytes + WIRE_HEADER_BYTES, body, length) == 0);

@@ -2,7 +2,6 @@
 #include "fuzz.h"
 
 static unsigned countdown;
-static bool refused;
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
@@ -13,16 +12,13 @@ void *__wrap_realloc(void *old, size_t bytes);
 
 void fuzz_refuse(unsigned count) { countdown = count; }
 
-bool fuzz_refused(void) {
-    bool was = refused;
-    refused = false;
-    return was;
-}
+static bool refuse(void) { return countdown > 0 && --countdown == 0; }
 
-static bool refuse(void) {
-    if (countdown == 0 || --countdown > 0) return false;
-    refused = true;
-    return true;
+uint8_t *fuzz_copy(const void *bytes, size_t length) {
+    uint8_t *copy = __real_malloc(length + (length == 0));
+    MUST(copy != NULL);
+    if (length > 0) memcpy(copy, bytes, length);
+    return copy;
 }
 
 void *__wrap_malloc(size_t bytes) { return refuse() ? NULL : __real_malloc(bytes); }
