@@ -16,7 +16,7 @@
  */
 #define N 3
 #define ALL 7
-#define NOBODY 9
+#define NOBODY 9 /* no peer */
 #define has(mask, p) (((mask) >> (p)) & 1)
 #define bit(p) (1 << (p))
 #define size(mask) (has(mask, 0) + has(mask, 1) + has(mask, 2))
@@ -197,13 +197,20 @@ inline hear(m, p, channel) {
 }
 
 proctype First() {
-    byte i, j, k, a, b, c, finished, have, verdict;
+    byte i, j, k, p, a, b, c, finished, have, verdict;
     mtype what;
 end:
     do
-    :: atomic { mode[0] == ACTIVE && nempty(up[0]) -> hear(0, 0, up[0]) }
-    :: atomic { mode[0] == ACTIVE && nempty(up[1]) -> hear(0, 1, up[1]) }
-    :: atomic { mode[0] == ACTIVE && nempty(up[2]) -> hear(0, 2, up[2]) }
+    :: atomic {
+        mode[0] == ACTIVE && (nempty(up[0]) || nempty(up[1]) || nempty(up[2])) ->
+        if
+        :: nempty(up[0]) -> p = 0
+        :: nempty(up[1]) -> p = 1
+        :: nempty(up[2]) -> p = 2
+        fi;
+        hear(0, p, up[p]);
+        p = 0
+    }
     :: atomic { mode[0] == ACTIVE -> mode[0] = OVER } /* it crashes */
     :: mode[0] == OVER -> break
     od
@@ -261,14 +268,23 @@ inline take_over(m) {
     i = 0; k = 0; newest = 0
 }
 
+#define says(p, m) (with[p] == (m) && nempty(up[N + (p)]))
+
 proctype Fresh(byte m) {
-    byte i, j, k, a, b, c, finished, have, verdict, newest;
+    byte i, j, k, p, a, b, c, finished, have, verdict, newest;
     mtype what;
 end:
     do
-    :: atomic { with[0] == m && nempty(up[N]) -> hear(m, 0, up[N]) }
-    :: atomic { with[1] == m && nempty(up[N + 1]) -> hear(m, 1, up[N + 1]) }
-    :: atomic { with[2] == m && nempty(up[N + 2]) -> hear(m, 2, up[N + 2]) }
+    :: atomic {
+        says(0, m) || says(1, m) || says(2, m) ->
+        if
+        :: says(0, m) -> p = 0
+        :: says(1, m) -> p = 1
+        :: says(2, m) -> p = 2
+        fi;
+        hear(m, p, up[N + p]);
+        p = 0
+    }
     :: atomic {
         mode[m] == GATHERING && present[m] != 0 ->
         find_newest(m);
