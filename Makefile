@@ -18,7 +18,7 @@ FUZZ_SECONDS ?= 600
 .PHONY: help setup build test test-c test-python check lint format check-address check-thread check-fuzz check-model fuzz-build fuzz bench demo clean
 
 help:
-	@echo 'make demo    train a small model with three peers, and kill one of them'
+	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
 	@echo 'make test    all tests'
 	@echo 'make check   lint, types, the C tests under sanitizers, a short run of the fuzzers, and the model where spin is there'
 	@echo 'make fuzz    fuzz every target for FUZZ_SECONDS=600; FUZZ_TARGETS="fuzz_member" for some'

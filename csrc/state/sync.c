@@ -6,17 +6,21 @@
 
 #include "../base/log.h"
 #include "../data/engine_private.h"
+#include "crew.h"
 
 enum {
-    ASKS_MAX = 2 * DELTA_LEAVES_ON_WAY, // of one requester; twice, for those repeated after a link broke
+    ASKS_MAX = 3 * DELTA_LEAVES_ON_WAY, // of one requester; for those repeated when a link broke and when it was there again
     TICK_MS = 50,
-    PROGRESS_SECONDS = 5, // between two lines of the log
+    METER_MS = 20, // between two looks at the speed of a link
+    CREW_BYTES = 64 << 10, // a leaf that is worth another thread
+    PROGRESS_SECONDS = 5,  // between two lines of the log
 };
 
 struct ask {
     uint16_t type;
     uint64_t round, first;
     uint32_t count, sequence;
+    uint16_t codings; // see SYNC_ASK
 };
 
 struct requester {
@@ -24,14 +28,19 @@ struct requester {
     struct peer *peer;
     uint32_t first, count;
     struct ask asks[ASKS_MAX];
+    struct coding_choice choice;
+    int64_t metered_at;
 };
 
 struct donor {
     struct wire_id id;
     struct peer *peer; // NULL: gone
+    bool lane_lost;    // and not made again yet
     uint64_t kept;     // bytes
     uint64_t seen;     // bytes that came on its lanes, when looked at last
     int64_t progress_at;
+    pid_t process;   // its leaves are taken out of the memory of this one; 0: they are sent
+    bool unreadable; // that has failed
 };
 
 enum phase {
@@ -48,6 +57,7 @@ struct sync {
     enum phase phase;
     struct wire_sync_plan *plan; // set under the lock; begun by the thread
     bool begun, ending;
+    bool packs; // takes and gives packed leaves
 
     struct requester *requesters;
 
@@ -57,8 +67,9 @@ struct sync {
     uint64_t *theirs;
     uint64_t hashes; // that have come
     int64_t hashes_asked_at;
-    bool *hashes_bad; // by donor
+    uint8_t *hashes_bad; // by donor: how often
     struct delta *delta;
+    struct crew *crew; // made when there is work for it
     struct sync_report report; // written under the lock
 };
 
@@ -66,6 +77,7 @@ bool sync_is_frame(uint16_t type) { return type >= WIRE_SYNC_ASK_HASHES && type 
 
 // ---- life ----
 static void sync_free(struct sync *sync) {
+    crew_free(sync->crew);
     while (sync->requesters != NULL) {
         struct requester *requester = sync->requesters;
         sync->requesters = requester->next;
@@ -84,6 +96,7 @@ bool sync_begin(struct engine *engine, struct content *content, int64_t stall_ns
     if (sync == NULL) return false;
     sync->content = content;
     sync->stall_ns = stall_ns;
+    sync->packs = coding_available();
     pthread_mutex_lock(&engine->lock);
     bool open = !engine->dead && !engine->stopping && engine->sync == NULL;
     if (open) engine->sync = sync;
@@ -109,8 +122,10 @@ void sync_plan(struct engine *engine, const struct wire_sync_plan *plan) {
     free(copy);
 }
 
-// Lock held, and the thread is here or has ended: no lane touches a tensor any more.
+// Lock held, and the thread is here or has ended: no lane touches a tensor any more. The crew ends what it has begun before the caller of
+// sync_end returns.
 static void let_go(struct engine *engine) {
+    if (engine->sync->crew != NULL) crew_stop(engine->sync->crew);
     for (size_t i = 0; i < engine->lane_count; i++) lane_let_go_sync(engine->lanes[i]);
     engine->sync_over = engine->sync;
     engine->sync = NULL;
@@ -141,12 +156,18 @@ void sync_look(struct engine *engine, struct sync_report *out) {
 }
 
 // ---- frames ----
-// Belongs to its round, not to an epoch. Lock held.
+// Belongs to its round, not to an epoch.
+static void write_head(const struct engine *engine, struct frame *frame, uint16_t type, const struct wire_op *head) {
+    struct wire_header header = {.length = WIRE_OP_BYTES + frame->length, .type = type, .run = engine->run, .generation = engine->generation};
+    wire_header_encode(frame->head, &header);
+    wire_op_encode(frame->head + WIRE_HEADER_BYTES, head);
+}
+
+// Lock held.
 static struct frame *new_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload) {
     struct frame *frame = frame_new(engine, type, head, payload);
     if (frame == NULL) return NULL;
-    struct wire_header header = {.length = (uint32_t)(WIRE_OP_BYTES + payload), .type = type, .run = engine->run, .generation = engine->generation};
-    wire_header_encode(frame->head, &header);
+    write_head(engine, frame, type, head);
     frame->sync = true;
     return frame;
 }
@@ -165,9 +186,14 @@ static bool send_ask(struct engine *engine, struct peer *peer, uint16_t type, co
 }
 
 // ---- giving ----
-static struct requester *requester_of(struct sync *sync, struct peer *peer) {
+static struct requester *find_requester(struct sync *sync, const struct peer *peer) {
     struct requester *requester = sync->requesters;
     while (requester != NULL && requester->peer != peer) requester = requester->next;
+    return requester;
+}
+
+static struct requester *requester_of(struct sync *sync, struct peer *peer) {
+    struct requester *requester = find_requester(sync, peer);
     if (requester != NULL) return requester;
     requester = calloc(1, sizeof *requester);
     if (requester == NULL) return NULL;
@@ -189,44 +215,46 @@ static bool take_ask(struct lane *lane) {
     struct requester *requester = requester_of(sync, lane->peer);
     if (requester == NULL || requester->count == ASKS_MAX) return false;
     requester->asks[(requester->first + requester->count++) % ASKS_MAX] =
-        (struct ask){.type = lane->header.type, .round = head->tag, .first = head->offset, .count = head->extra, .sequence = head->sequence};
+        (struct ask){.type = lane->header.type, .round = head->tag, .first = head->offset, .count = head->extra, .sequence = head->sequence, .codings = head->shard};
     peer_heat(lane->peer);
     return true;
 }
 
 // Lock held.
-static struct frame *answer(struct engine *engine, struct sync *sync, struct ask *ask) {
-    uint16_t type = ask->type;
-    struct wire_op head = {.tag = ask->round, .offset = ask->first, .sequence = ask->sequence};
-    const uint8_t *payload;
-    size_t length;
-    if (type == WIRE_SYNC_ASK_HASHES) {
-        head.extra = ask->count;
-        payload = (const uint8_t *)(sync->content->leaves + ask->first);
-        length = ask->count * sizeof(uint64_t);
-        ask->count = 0;
-    } else {
-        struct delta_piece piece = delta_layout_find(&sync->content->layout, ask->first);
-        head.extra = WIRE_SYNC_PLAIN;
-        payload = (const uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
-        length = piece.length;
-        ask->first++;
-        ask->count--;
-    }
-    struct frame *frame = new_frame(engine, type == WIRE_SYNC_ASK ? WIRE_SYNC_LEAF : WIRE_SYNC_HASHES, &head, length);
-    if (frame != NULL) frame->payload = payload;
+static struct frame *answer_hashes(struct engine *engine, struct sync *sync, struct ask *ask) {
+    struct wire_op head = {.tag = ask->round, .offset = ask->first, .extra = ask->count, .sequence = ask->sequence};
+    struct frame *frame = new_frame(engine, WIRE_SYNC_HASHES, &head, ask->count * sizeof(uint64_t));
+    if (frame != NULL) frame->payload = (const uint8_t *)(sync->content->leaves + ask->first);
+    ask->count = 0;
     return frame;
 }
 
 // Lock held.
-static struct frame *next_answer(struct lane *lane, struct sync *sync) {
-    struct engine *engine = lane->engine;
-    // The direct link carries the questions; it stands in for lanes where there are none.
-    if (lane->index == 0 && lane->peer->lanes[1] != NULL) return NULL;
-    struct requester *requester = sync->requesters;
-    while (requester != NULL && requester->peer != lane->peer) requester = requester->next;
-    while (requester != NULL && requester->count > 0) {
+static struct frame *answer_leaf(struct engine *engine, struct sync *sync, struct ask *ask) {
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, ask->first);
+    const uint8_t *leaf = (const uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
+    bool placed = (ask->codings & 1 << WIRE_SYNC_PLACED) != 0 && memory_can_be_read(leaf, piece.length);
+    struct wire_op head = {.tag = ask->round, .offset = ask->first, .sequence = ask->sequence, .extra = placed ? WIRE_SYNC_PLACED : WIRE_SYNC_PLAIN};
+    struct frame *frame = new_frame(engine, WIRE_SYNC_LEAF, &head, placed ? PLACE_BYTES : piece.length);
+    ask->first++;
+    ask->count--;
+    if (frame == NULL) return NULL;
+    uint64_t address = (uint64_t)(uintptr_t)leaf;
+    memcpy(frame->place, &address, sizeof address);
+    frame->payload = placed ? frame->place : leaf;
+    return frame;
+}
+
+// Lock held.
+static struct frame *answer(struct engine *engine, struct sync *sync, struct ask *ask) {
+    return ask->type == WIRE_SYNC_ASK ? answer_leaf(engine, sync, ask) : answer_hashes(engine, sync, ask);
+}
+
+// Lock held. `codings`: those that may be chosen for the answer instead of plain.
+static struct frame *next_answer(struct engine *engine, struct sync *sync, struct requester *requester, uint16_t *codings) {
+    while (requester->count > 0) {
         struct ask *ask = &requester->asks[requester->first];
+        *codings = ask->type == WIRE_SYNC_ASK ? ask->codings : 0;
         struct frame *frame = ask->round == sync->plan->round ? answer(engine, sync, ask) : NULL;
         if (frame == NULL || ask->count == 0) {
             requester->first = (requester->first + 1) % ASKS_MAX;
@@ -237,13 +265,48 @@ static struct frame *next_answer(struct lane *lane, struct sync *sync) {
     return NULL;
 }
 
+static void meter(struct engine *engine, struct requester *requester) {
+    int64_t now = platform_now_ns();
+    if (now - requester->metered_at < METER_MS * MS_NS) return;
+    requester->metered_at = now;
+    double rate = 0;
+    pthread_mutex_lock(&engine->lock);
+    for (uint32_t i = 0; i <= WIRE_MAX_LANES && (i == 0 || requester->peer->lanes[i] != NULL); i++)
+        if (requester->peer->lanes[i] != NULL) rate += coding_look(&requester->peer->lanes[i]->meter, requester->peer->lanes[i]->fd);
+    pthread_mutex_unlock(&engine->lock);
+    coding_measured(&requester->choice, rate);
+}
+
+// Makes the frame of a plain leaf shorter, if that pays on the way to this peer.
+static void pack(struct lane *lane, struct requester *requester, struct frame *frame) {
+    if (frame->length < CODING_LEAST_BYTES || frame->payload == frame->place) return;
+    meter(lane->engine, requester);
+    if (!coding_tries(&requester->choice)) return;
+    if (lane->stage == NULL && (lane->stage = malloc(WIRE_MAX_DATA_BYTES)) == NULL) return;
+    // Not the time on the clock: one turn of another process would turn packing off for long.
+    int64_t began = platform_thread_ns();
+    uint32_t packed = coding_pack(lane->stage, frame->payload, frame->length);
+    coding_tried(&requester->choice, frame->length, packed, platform_thread_ns() - began);
+    struct wire_op head;
+    if (packed == 0 || !coding_pays(&requester->choice) || !wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head)) return;
+    head.extra = WIRE_SYNC_LZ4;
+    frame->payload = lane->stage;
+    frame->length = packed;
+    write_head(lane->engine, frame, WIRE_SYNC_LEAF, &head);
+}
+
 struct frame *sync_next(struct lane *lane) {
     struct engine *engine = lane->engine;
     struct sync *sync = engine->sync;
     if (sync == NULL || sync->phase != PHASE_GIVING) return NULL;
     pthread_mutex_lock(&engine->lock);
-    struct frame *frame = next_answer(lane, sync);
+    // The direct link carries the questions; it stands in for lanes where there are none.
+    bool gives = lane->index != 0 || lane->peer->lanes[1] == NULL;
+    struct requester *requester = gives ? find_requester(sync, lane->peer) : NULL;
+    uint16_t codings = 0;
+    struct frame *frame = requester == NULL ? NULL : next_answer(engine, sync, requester, &codings);
     pthread_mutex_unlock(&engine->lock);
+    if (frame != NULL && sync->packs && (codings & 1 << WIRE_SYNC_LZ4) != 0) pack(lane, requester, frame);
     return frame;
 }
 
@@ -278,7 +341,10 @@ static void pump_donor(struct engine *engine, uint32_t index, int64_t now) {
         struct delta_run run = delta_ask(sync->delta, index, now);
         if (run.count == 0) return;
         if (idle) donor->progress_at = now;
+        if (donor->process == 0 && !donor->unreadable) donor->process = donor->peer->memory;
         struct wire_op head = {.tag = sync->plan->round, .offset = run.first, .extra = run.count, .sequence = ++sync->sequence};
+        if (donor->process != 0) head.shard |= 1 << WIRE_SYNC_PLACED;
+        if (sync->packs) head.shard |= 1 << WIRE_SYNC_LZ4;
         if (send_ask(engine, donor->peer, WIRE_SYNC_ASK, &head)) continue;
         delta_revoke(sync->delta, index);
         return;
@@ -292,7 +358,7 @@ static void pump(struct engine *engine) {
     for (uint32_t i = 0; i < sync->donor_count; i++) pump_donor(engine, i, now);
     if (delta_missing(sync->delta) == 0)
         finish(engine, true);
-    else if (delta_hopeless(sync->delta))
+    else if (delta_hopeless(sync->delta) && (sync->crew == NULL || crew_idle(sync->crew)))
         finish(engine, false);
 }
 
@@ -311,7 +377,7 @@ static void next_hash_donor(struct engine *engine) {
     struct sync *sync = engine->sync;
     for (uint32_t i = 1; i <= sync->donor_count; i++) {
         uint32_t donor = (sync->hash_donor + i) % sync->donor_count;
-        if (sync->donors[donor].peer == NULL || sync->hashes_bad[donor]) continue;
+        if (sync->donors[donor].peer == NULL || sync->hashes_bad[donor] == DELTA_WRONG_LEAVES) continue;
         sync->hash_donor = donor;
         sync->hashes = 0;
         ask_hashes(engine);
@@ -354,7 +420,7 @@ static bool take_hashes(struct lane *lane) {
         return true;
     }
     LOG(LOG_WARN, "shared state: a donor sent leaf hashes that do not give the elected content");
-    sync->hashes_bad[sync->hash_donor] = true;
+    sync->hashes_bad[sync->hash_donor]++;
     next_hash_donor(engine);
     return true;
 }
@@ -365,6 +431,74 @@ static uint32_t donor_of(const struct sync *sync, const struct peer *peer) {
     return i;
 }
 
+// A leaf is in its place, and checked.
+static void keep_leaf(struct engine *engine, const struct crew_job *job) {
+    struct sync *sync = engine->sync;
+    struct donor *donor = &sync->donors[job->donor];
+    delta_arrived(sync->delta, job->leaf, job->donor, platform_now_ns());
+    donor->kept += job->length;
+    pthread_mutex_lock(&engine->lock);
+    sync->report.donors += donor->kept == job->length;
+    sync->report.rx_bytes += job->length;
+    sync->report.wire_bytes += job->came;
+    sync->report.rx_leaves++;
+    sync->report.missing_bytes -= job->length;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void take_result(struct engine *engine, const struct crew_job *job) {
+    struct sync *sync = engine->sync;
+    switch (job->result) {
+    case CREW_RIGHT: keep_leaf(engine, job); break;
+    case CREW_WRONG:
+        LOG(LOG_WARN, "shared state: leaf %llu came with wrong bytes and is fetched again", (unsigned long long)job->leaf);
+        delta_wrong(sync->delta, job->leaf, job->donor);
+        delta_lost(sync->delta, job->leaf);
+        break;
+    case CREW_UNREADABLE:
+        if (!sync->donors[job->donor].unreadable) LOG(LOG_INFO, "shared state: a donor's memory cannot be read, its leaves are sent");
+        sync->donors[job->donor].process = 0;
+        sync->donors[job->donor].unreadable = true;
+        delta_lost(sync->delta, job->leaf);
+        break;
+    }
+}
+
+static void go_on(struct engine *engine, const struct crew_job *job) {
+    if (job->result == CREW_RIGHT && delta_missing(engine->sync->delta) > 0)
+        pump_donor(engine, job->donor, platform_now_ns());
+    else
+        pump(engine);
+}
+
+static void tell_crew_is_done(void *context) {
+    struct engine *engine = context;
+    pthread_mutex_lock(&engine->lock);
+    engine_wake(engine);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void take_crew_results(struct engine *engine) {
+    struct crew_job job;
+    struct crew *crew = engine->sync->crew;
+    while (crew != NULL && engine->sync->phase == PHASE_LEAVES && crew_take(crew, &job)) {
+        take_result(engine, &job);
+        go_on(engine, &job);
+    }
+}
+
+// The crew does it, or, if that is busy or the job is small, the thread itself.
+static void do_job(struct engine *engine, struct crew_job *job) {
+    struct sync *sync = engine->sync;
+    if (job->length >= CREW_BYTES) {
+        if (sync->crew == NULL) sync->crew = crew_new(tell_crew_is_done, engine);
+        if (sync->crew != NULL && crew_give(sync->crew, job)) return;
+    }
+    crew_do(job);
+    take_result(engine, job);
+    go_on(engine, job);
+}
+
 static bool take_leaf(struct lane *lane) {
     struct engine *engine = lane->engine;
     struct sync *sync = engine->sync;
@@ -373,25 +507,27 @@ static bool take_leaf(struct lane *lane) {
     if (index == sync->donor_count) return true;
     uint64_t leaf = lane->head.offset;
     struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
-    const uint8_t *at = (const uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
-    if (hash_xxh3_64(at, piece.length) == sync->theirs[leaf]) {
-        delta_arrived(sync->delta, leaf, index, platform_now_ns());
-        sync->donors[index].kept += piece.length;
-        pthread_mutex_lock(&engine->lock);
-        sync->report.donors += sync->donors[index].kept == piece.length;
-        sync->report.rx_bytes += piece.length;
-        sync->report.rx_leaves++;
-        sync->report.missing_bytes -= piece.length;
-        pthread_mutex_unlock(&engine->lock);
-        if (delta_missing(sync->delta) > 0) {
-            pump_donor(engine, index, platform_now_ns());
-            return true;
-        }
-    } else {
-        LOG(LOG_WARN, "shared state: leaf %llu came with wrong bytes and is fetched again", (unsigned long long)leaf);
-        delta_wrong(sync->delta, leaf, index);
+    struct crew_job job = {
+        .kind = CREW_HERE,
+        .leaf = leaf,
+        .donor = index,
+        .to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset,
+        .length = piece.length,
+        .came = (uint32_t)lane->length,
+        .expected = sync->theirs[leaf],
+    };
+    if (lane->head.extra == WIRE_SYNC_PLACED) {
+        job.kind = CREW_PLACED;
+        job.process = sync->donors[index].process;
+        memcpy(&job.from, lane->place, sizeof job.from);
     }
-    pump(engine);
+    if (lane->head.extra == WIRE_SYNC_LZ4 && !coding_unpack(job.to, job.length, lane->to, (uint32_t)lane->length)) {
+        job.result = CREW_WRONG;
+        take_result(engine, &job);
+        go_on(engine, &job);
+        return true;
+    }
+    do_job(engine, &job);
     return true;
 }
 
@@ -407,23 +543,47 @@ static bool place_hashes(struct lane *lane) {
     return true;
 }
 
+// Nobody else writes the leaf from now on. False: the crew is at it, and ends what it has begun.
+static bool take_over(struct lane *lane) {
+    struct engine *engine = lane->engine;
+    uint64_t leaf = lane->head.offset;
+    if (engine->sync->crew != NULL && crew_has(engine->sync->crew, leaf)) return false;
+    for (size_t i = 0; i < engine->lane_count; i++) {
+        struct lane *other = engine->lanes[i];
+        if (other == lane || !other->sync || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf) continue;
+        other->to = NULL;
+        other->sync = false;
+    }
+    return true;
+}
+
 static bool place_leaf(struct lane *lane) {
     struct engine *engine = lane->engine;
     struct sync *sync = engine->sync;
     const struct wire_op *head = &lane->head;
     if (sync == NULL || !sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_LEAVES) return true;
     if (donor_of(sync, lane->peer) == sync->donor_count) return true;
-    if (head->offset >= sync->content->layout.leaf_count || head->extra != WIRE_SYNC_PLAIN) return false;
+    if (head->offset >= sync->content->layout.leaf_count) return false;
     struct delta_piece piece = delta_layout_find(&sync->content->layout, head->offset);
-    if (lane->length != piece.length) return false;
-    if (!delta_wants(sync->delta, head->offset)) return true;
-    for (size_t i = 0; i < engine->lane_count; i++) {
-        struct lane *other = engine->lanes[i];
-        if (other == lane || !other->sync || other->header.type != WIRE_SYNC_LEAF || other->head.offset != head->offset) continue;
-        other->to = NULL;
-        other->sync = false;
+    uint8_t *to;
+    switch (head->extra) {
+    case WIRE_SYNC_PLAIN:
+        if (lane->length != piece.length) return false;
+        to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
+        break;
+    case WIRE_SYNC_LZ4:
+        if (!sync->packs || lane->length == 0 || lane->length >= piece.length) return false;
+        to = lane_scratch(lane);
+        break;
+    case WIRE_SYNC_PLACED:
+        if (lane->length != PLACE_BYTES) return false;
+        to = lane->place;
+        break;
+    default: return false;
     }
-    lane->to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
+    if (to == NULL) return false;
+    if (!delta_wants(sync->delta, head->offset) || !take_over(lane)) return true;
+    lane->to = to;
     lane->sync = true;
     sync->report.wrote = true;
     return true;
@@ -533,6 +693,7 @@ static void tell_progress(struct sync *sync, int64_t now) {
 void sync_step(struct engine *engine) {
     struct sync *sync = engine->sync;
     if (sync == NULL || (sync->phase != PHASE_HASHES && sync->phase != PHASE_LEAVES)) return;
+    take_crew_results(engine);
     int64_t now = platform_now_ns();
     if (now < sync->tick_at) return;
     sync->tick_at = now + TICK_MS * MS_NS;
@@ -582,6 +743,12 @@ void sync_members_changed(struct engine *engine) {
         if (peer->rank == UINT32_MAX) sync_forget(engine, peer);
 }
 
+static void ask_again(struct sync *sync, uint32_t index) {
+    if (sync->phase == PHASE_LEAVES) delta_revoke(sync->delta, index);
+    if (sync->phase == PHASE_HASHES && index == sync->hash_donor) sync->hashes_asked_at = 0;
+    sync->tick_at = 0;
+}
+
 // What was asked may be lost with the connection, questions and answers alike.
 void sync_lane_gone(struct lane *lane) {
     struct sync *sync = lane->engine->sync;
@@ -590,7 +757,16 @@ void sync_lane_gone(struct lane *lane) {
     if (sync == NULL) return;
     uint32_t index = donor_of(sync, lane->peer);
     if (index == sync->donor_count) return;
-    if (sync->phase == PHASE_LEAVES) delta_revoke(sync->delta, index);
-    if (sync->phase == PHASE_HASHES && index == sync->hash_donor) sync->hashes_asked_at = 0;
-    sync->tick_at = 0;
+    sync->donors[index].lane_lost = true;
+    ask_again(sync, index);
+}
+
+// Until now the donor may have sent what was asked again into the connection that was lost: it may not have known yet.
+void sync_lane_came(struct lane *lane) {
+    struct sync *sync = lane->engine->sync;
+    if (sync == NULL) return;
+    uint32_t index = donor_of(sync, lane->peer);
+    if (index == sync->donor_count || !sync->donors[index].lane_lost) return;
+    sync->donors[index].lane_lost = false;
+    ask_again(sync, index);
 }
