@@ -55,7 +55,7 @@ enum peer_event {
     P_DIALLED,      // how: what was dialled first comes up, or fails
     P_ALL_DIALLED,
     P_LINK_UP,      // other, index: unasked
-    P_LINK_LOST,    // other, index
+    P_LINK_LOST,    // other, index, and in its highest bit: by silence
     P_MEASURED,     // other, rate
     P_VOTE,         // kind
     P_SYNC,         // how

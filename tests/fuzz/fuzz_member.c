@@ -308,7 +308,8 @@ static void step(struct fuzz *in) {
         break;
     case P_LINK_LOST:
         id = id_of(fuzz_u8(in));
-        member_link_lost(mind, &id, fuzz_u8(in), now, &out);
+        a = fuzz_u8(in);
+        member_link_lost(mind, &id, a & 127, a >> 7, now, &out);
         break;
     case P_MEASURED:
         id = id_of(fuzz_u8(in));
