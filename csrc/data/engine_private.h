@@ -95,6 +95,7 @@ struct silence {
     bool heard, spoke;      // since the last check
     uint32_t quiet, stuck;  // checks without a byte heard; without enough bytes taken
     uint32_t worst, age;    // longest pause of late
+    uint32_t parked;        // checks for which it has waited for an epoch
     uint64_t sent, goal;    // bytes handed to the kernel; of them to be acknowledged next
 };
 

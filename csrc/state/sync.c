@@ -446,6 +446,16 @@ static void keep_leaf(struct engine *engine, const struct crew_job *job) {
     pthread_mutex_unlock(&engine->lock);
 }
 
+// A donor whose memory cannot be read any more is most likely dying, and its links live on until its memory is freed: others come first.
+static void doubt(struct sync *sync, uint32_t index) {
+    struct donor *donor = &sync->donors[index];
+    if (donor->unreadable) return;
+    LOG(LOG_INFO, "shared state: the memory of a donor cannot be read any more");
+    donor->unreadable = true;
+    donor->process = 0;
+    delta_shun(sync->delta, index);
+}
+
 static void take_result(struct engine *engine, const struct crew_job *job) {
     struct sync *sync = engine->sync;
     switch (job->result) {
@@ -456,10 +466,8 @@ static void take_result(struct engine *engine, const struct crew_job *job) {
         delta_lost(sync->delta, job->leaf);
         break;
     case CREW_UNREADABLE:
-        if (!sync->donors[job->donor].unreadable) LOG(LOG_INFO, "shared state: a donor's memory cannot be read, its leaves are sent");
-        sync->donors[job->donor].process = 0;
-        sync->donors[job->donor].unreadable = true;
         delta_lost(sync->delta, job->leaf);
+        doubt(sync, job->donor);
         break;
     }
 }
@@ -577,6 +585,7 @@ static bool place_leaf(struct lane *lane) {
         break;
     case WIRE_SYNC_PLACED:
         if (lane->length != PLACE_BYTES) return false;
+        if (sync->donors[donor_of(sync, lane->peer)].unreadable) return true; // asked again elsewhere, as all that was on its way
         to = lane->place;
         break;
     default: return false;
