@@ -101,7 +101,7 @@ def stress(context: click.Context, /, **given: Any) -> None:
         raise click.UsageError(f"it needs {', '.join(missing)}: pip install 'pccl[stress]'")
     if options.backend == "torchft" and importlib.util.find_spec("torchft") is None:
         raise click.UsageError("torchft is not installed: pip install torchft")
-    sys.exit(_run(options, recording, by_steps=given["replay_by"] == "steps", plain=given["plain"]))
+    sys.exit(run(options, recording, by_steps=given["replay_by"] == "steps", plain=given["plain"]))
 
 
 def _read(path: Path) -> Recording:
@@ -167,8 +167,8 @@ def _loop_factory(console: Console) -> Callable[[], asyncio.AbstractEventLoop]:
     return factory
 
 
-def _run(options: Options, recording: Recording | None, *, by_steps: bool, plain: bool) -> int:
-    """Runs it, and gives the exit status."""
+def run(options: Options, recording: Recording | None = None, *, by_steps: bool = False, plain: bool = False) -> int:
+    """Runs it, and gives the exit status. No process outlives the call."""
     from rich.console import Console
 
     from pccl.stress.conductor import BrokenRunError

@@ -30,6 +30,8 @@ WATCH_SECONDS = 0.2
 SAMPLE_SECONDS = 1.0
 DUMP_SECONDS = 0.5
 """How long a process that stands still has to write its stacks before it is killed."""
+LINK_DESCRIPTORS = 5
+"""That another member may cost a peer: a direct link, and four lanes once they have been neighbours."""
 LEAVE_SECONDS = 10.0
 """How long the processes may take to leave once the last step is done, beyond the bound."""
 
@@ -409,7 +411,8 @@ class Conductor:
             self._run.longest = still, place.call or "no call"
         if still > self._options.bound:
             process.doomed, process.back = True, 0.0
-            self._judge.hung(process.serial, now, place.call or "no call", still)
+            others = [f"peer {one.slot} in {one.place.call or 'no call'}" for one in self._run.processes.values() if one.place]
+            self._judge.hung(process.serial, now, f"{place.call or 'no call'} of step {place.step}", still, ", ".join(others))
             self._do(self._put_down(process))
 
     async def _put_down(self, process: Process) -> None:
@@ -422,10 +425,12 @@ class Conductor:
 
     def _sample(self, now: float) -> None:
         usages = {}
+        members = max((process.world for process in self._run.processes.values()), default=1)
         for process in self._run.processes.values():
             if (usage := process.child.usage(now)) is not None:
-                process.usages.append(usage)
                 usages[process.serial] = [usage.bytes, usage.descriptors]
+                beyond = max(0, usage.descriptors - LINK_DESCRIPTORS * (members - 1))
+                process.usages.append(replace(usage, descriptors=beyond))
         if self._master is not None and (usage := self._master.usage(now)) is not None:
             self._master_usages.append(usage)
             usages[-1] = [usage.bytes, usage.descriptors]
@@ -476,7 +481,9 @@ class Conductor:
         await self._come_together("after the last fault")
         self._going_on = False
         self._run.lasted = time.monotonic() - self._run.epoch
-        staying = [process for process in self._run.processes.values() if not process.doomed]
+        staying = [
+            process for process in self._run.processes.values() if process.slot < self._options.peers and not process.doomed
+        ]
         for process in staying:
             process.child.order({"order": "end"})
         end = time.monotonic() + self._options.bound + LEAVE_SECONDS

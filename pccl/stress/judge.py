@@ -104,9 +104,10 @@ class Judge:
         if not expected:
             self._violate("crash", at, f"{_name(worker)} ended by itself with status {status}")
 
-    def hung(self, serial: int, at: float, where: str, seconds: float) -> None:
+    def hung(self, serial: int, at: float, where: str, seconds: float, all_places: str) -> None:
         """The process made no progress for that long."""
-        self._violate("hang", at, f"{_name(self._workers[serial])} has been in {where} for {seconds:.1f} s")
+        name = _name(self._workers[serial])
+        self._violate("hang", at, f"{name} has been in {where} for {seconds:.1f} s, while there were {all_places}")
 
     # ---- what they tell ----
 
@@ -255,7 +256,7 @@ class Usage:
 
     at: float
     bytes: int  # resident
-    descriptors: int
+    descriptors: int  # beyond those that links to all others may take
 
 
 def trend(times: Sequence[float], values: Sequence[float]) -> float:

@@ -39,6 +39,8 @@ from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, 
 from pccl.stress.workload import OpPlan, StepPlan, plan_step, state_count
 
 MEET_TAG = 1 << 32
+LANES = 4
+"""To each neighbour. With the direct link they are the descriptors that another member may cost."""
 POLL_SECONDS = 0.005
 MOST_SYNC_ROUNDS = 200
 """A sync that finds no content so often in a row will find none."""
@@ -162,7 +164,7 @@ class Peer:
 
     def _live(self) -> bool:
         """One membership. True when it ended as it was told to."""
-        with contextlib.closing(Communicator(self._task.masters)) as self._comm:
+        with contextlib.closing(Communicator(self._task.masters, 0, LANES)) as self._comm:
             self._connect()
             while not self._turn():
                 pass
