@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from pccl.stress.conductor import Run
     from pccl.stress.events import EventLog, Recording
 
-NEEDED = {"pccl": ("numpy", "matplotlib"), "gloo": ("numpy", "matplotlib", "torch")}
+NEEDED = {
+    "pccl": ("numpy", "matplotlib"),
+    "gloo": ("numpy", "matplotlib", "torch"),
+    "torchft": ("numpy", "matplotlib", "torch", "torchft"),
+}
 
 MOST_BASELINE_SECONDS = 20.0
 
@@ -96,11 +100,11 @@ def stress(context: click.Context, /, **given: Any) -> None:
     """
     recording = _read(given["replay"]) if given["replay"] else None
     options = _options(context, given, recording)
-    missing = [name for name in NEEDED.get(options.backend, ()) if importlib.util.find_spec(name) is None]
+    missing = [name for name in NEEDED[options.backend] if importlib.util.find_spec(name) is None]
     if missing:
-        raise click.UsageError(f"it needs {', '.join(missing)}: pip install 'pccl[stress]'")
-    if options.backend == "torchft" and importlib.util.find_spec("torchft") is None:
-        raise click.UsageError("torchft is not installed: pip install torchft")
+        others = [name for name in missing if name in ("torch", "torchft")]
+        wanted = " ".join(["'pccl[stress]'", *others] if len(others) < len(missing) else others)
+        raise click.UsageError(f"--backend {options.backend} needs {', '.join(missing)}: pip install {wanted}")
     sys.exit(run(options, recording, by_steps=given["replay_by"] == "steps", plain=given["plain"]))
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from pccl.stress.agent import Agent
 from pccl.stress.content import CODES
 from pccl.stress.events import EventLog
 from pccl.stress.judge import Judge, Usage, Violation, growth
@@ -23,19 +24,28 @@ from pccl.stress.nursery import DUMP_SIGNAL
 from pccl.stress.options import Options
 from pccl.stress.processes import Child, Nursery, free_port
 from pccl.stress.progress import Place
-from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, Report, Stepped, Task
+from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import Fault
 
 WATCH_SECONDS = 0.2
 SAMPLE_SECONDS = 1.0
 DUMP_SECONDS = 0.5
 """How long a process that stands still has to write its stacks before it is killed."""
+OWN_DESCRIPTORS = 16
+"""That a peer has for itself."""
 LINK_DESCRIPTORS = 5
 """That another member may cost a peer: a direct link, and four lanes once they have been neighbours."""
 LEAVE_SECONDS = 10.0
 """How long the processes may take to leave once the last step is done, beyond the bound."""
 
-MODULES = {"pccl": "pccl.stress.worker"}
+AGENT_SECONDS = 0.02
+
+MODULES = {
+    "pccl": ("pccl.stress.worker", "pccl.stress.master"),
+    "gloo": ("pccl.stress.gloo", "pccl.stress.gloo_store"),
+    "torchft": ("pccl.stress.torchft", "pccl.stress.torchft_lighthouse"),
+}
+"""Of each backend: what a peer runs, and what the master runs."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -141,8 +151,11 @@ class Conductor:
         self._log = log
         self._display = display
         self._by_steps = by_steps
+        self._peer_module, self._master_module = MODULES[run.options.backend]
+        self._agent = Agent(run.options.beat + 1) if run.options.backend == "gloo" else None
         self._address = f"127.0.0.1:{free_port()}"
         self._serial = 0
+        self._last_world = 1
         self._free_codes = list(range(CODES))
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -153,11 +166,12 @@ class Conductor:
 
     async def conduct(self) -> None:
         """The whole run. No process outlives it, whatever happens."""
-        modules = [MODULES[self._options.backend], "pccl.stress.master"]
-        async with Nursery(modules, self._folder) as self._nursery:
+        async with Nursery([self._peer_module, self._master_module], self._folder) as self._nursery:
             try:
                 await self._start_master()
                 self._do(self._watch())
+                if self._agent is not None:
+                    self._do(self._form_groups(self._agent))
                 body = asyncio.create_task(self._perform())
                 await asyncio.wait({body, self._failure}, return_when=asyncio.FIRST_COMPLETED)
                 if self._failure.done():
@@ -201,7 +215,7 @@ class Conductor:
 
     async def _start_master(self) -> None:
         task = {"listen": self._address, "beat": self._options.beat}
-        self._master = await self._nursery.start("pccl.stress.master", task, self._folder / "master.log", {})
+        self._master = await self._nursery.start(self._master_module, task, self._folder / "master.log", {})
         self._master_usages = []
         self._do(self._mind_master(self._master))
 
@@ -230,7 +244,7 @@ class Conductor:
         )
         log = self._folder / f"peer-{serial}.log"
         self._judge.started(serial, slot, code)
-        child = await self._nursery.start(MODULES[options.backend], task.to_fields(), log, {})
+        child = await self._nursery.start(self._peer_module, task.to_fields(), log, {})
         now = time.monotonic()
         process = Process(serial=serial, slot=slot, code=code, child=child, log=log, began=now, moved=now)
         self._run.processes[serial] = process
@@ -253,6 +267,8 @@ class Conductor:
         if not expected:
             self._display.say(f"peer {process.slot} ended by itself with status {status}; its words are in {process.log}")
         self._run.processes.pop(process.serial)
+        if self._agent is not None:
+            self._agent.gone(process.serial)
         self._free_codes.append(process.code)
         process.child.close()
         if expected and process.log.stat().st_size == 0:
@@ -289,11 +305,30 @@ class Conductor:
                 run.counts["expelled"] += 1
             case Ended():
                 process.status = "ended"
+            case Waiting():
+                process.status = "waiting"
+                run.counts["groups left"] += 1
+                if self._agent is not None:
+                    self._agent.waits(process.serial)
             case Flaw():
                 process.status = "failed"
         del fields["at"]
         self._note("report", report.at, serial=process.serial, **fields)
         self._look_at_violations()
+
+    async def _form_groups(self, agent: Agent) -> None:
+        while True:
+            await asyncio.sleep(AGENT_SECONDS)
+            processes = self._run.processes
+            called, group = agent.look(time.monotonic(), processes)
+            for serial in called:
+                processes[serial].child.order({"order": "regroup"})
+            if group is not None:
+                self._run.counts["groups"] += 1
+                for rank, serial in enumerate(group.members):
+                    processes[serial].child.order(
+                        {"order": "group", "generation": group.generation, "rank": rank, "world": len(group.members)}
+                    )
 
     # ---- faults ----
 
@@ -425,11 +460,12 @@ class Conductor:
 
     def _sample(self, now: float) -> None:
         usages = {}
-        members = max((process.world for process in self._run.processes.values()), default=1)
+        world = max((process.world for process in self._run.processes.values()), default=1)
+        members, self._last_world = max(world, self._last_world), world  # links to one who has just gone still close
         for process in self._run.processes.values():
             if (usage := process.child.usage(now)) is not None:
                 usages[process.serial] = [usage.bytes, usage.descriptors]
-                beyond = max(0, usage.descriptors - LINK_DESCRIPTORS * (members - 1))
+                beyond = max(0, usage.descriptors - OWN_DESCRIPTORS - LINK_DESCRIPTORS * (members - 1))
                 process.usages.append(replace(usage, descriptors=beyond))
         if self._master is not None and (usage := self._master.usage(now)) is not None:
             self._master_usages.append(usage)

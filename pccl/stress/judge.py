@@ -256,7 +256,7 @@ class Usage:
 
     at: float
     bytes: int  # resident
-    descriptors: int  # beyond those that links to all others may take
+    descriptors: int  # beyond those that it may need for itself and its links
 
 
 def trend(times: Sequence[float], values: Sequence[float]) -> float:

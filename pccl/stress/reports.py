@@ -124,6 +124,13 @@ class Expelled(Report):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Waiting(Report):
+    """The process is in no group and waits for the orchestrator to make one; pccl's peers need none."""
+
+    kind = "waiting"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Flaw(Report):
     """The process saw what must not happen."""
 
@@ -142,4 +149,4 @@ class Ended(Report):
     state: str  # the hash of its shared state
 
 
-_KINDS: dict[str, type[Report]] = {kind.kind: kind for kind in (Accepted, Stepped, Alone, Expelled, Flaw, Ended)}
+_KINDS: dict[str, type[Report]] = {kind.kind: kind for kind in (Accepted, Stepped, Alone, Expelled, Waiting, Flaw, Ended)}
