@@ -19,13 +19,14 @@ from typing import Any, Protocol
 from pccl.stress.agent import Agent
 from pccl.stress.content import CODES
 from pccl.stress.events import EventLog
-from pccl.stress.judge import Judge, Usage, Violation, growth
+from pccl.stress.judge import DEFAULT_GROWTH, Judge, Usage, Violation, growth
 from pccl.stress.nursery import DUMP_SIGNAL
 from pccl.stress.options import Options
 from pccl.stress.processes import Child, Nursery, free_port
 from pccl.stress.progress import Place
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import Fault
+from pccl.stress.workload import MOST_OPS
 
 WATCH_SECONDS = 0.2
 SAMPLE_SECONDS = 1.0
@@ -39,6 +40,7 @@ LEAVE_SECONDS = 10.0
 """How long the processes may take to leave once the last step is done, beyond the bound."""
 
 AGENT_SECONDS = 0.02
+ELEMENT_BYTES = 8  # of the largest type
 
 MODULES = {
     "pccl": ("pccl.stress.worker", "pccl.stress.master"),
@@ -120,11 +122,11 @@ class Run:
             self._counted = dict(list(self._counted.items())[-1024:])
         self.counts["steps"] += 1
         self.counts["ops"] += len(report.ops)
-        self.counts["bytes"] += sum(op.size for op in report.ops)
+        self.counts["bytes"] += sum(op.size * op.who.bit_count() for op in report.ops)  # of all that took part
         self.counts[f"{report.work} steps"] += 1
 
     def goodput(self) -> float:
-        """Bytes per second."""
+        """Bytes per second of tensors that were reduced, those of all peers that took part together."""
         return sum(moment.bytes for moment in self.moments) / self.lasted if self.lasted else 0.0
 
 
@@ -154,6 +156,9 @@ class Conductor:
         self._peer_module, self._master_module = MODULES[run.options.backend]
         self._agent = Agent(run.options.beat + 1) if run.options.backend == "gloo" else None
         self._address = f"127.0.0.1:{free_port()}"
+        # What one step allocates comes and goes, and differs from step to step.
+        step_bytes = 2 * MOST_OPS * run.options.elements * ELEMENT_BYTES
+        self._growth_limits = replace(DEFAULT_GROWTH, bytes=DEFAULT_GROWTH.bytes + step_bytes)
         self._serial = 0
         self._last_world = 1
         self._free_codes = list(range(CODES))
@@ -380,13 +385,15 @@ class Conductor:
         begin = time.monotonic()
         self._judge.stopped(process.serial, begin, begin + fault.seconds)
         process.held += 1
-        process.status = "stopped" if fault.kind == "stop" else "delayed"
+        if process.status != "ended":
+            process.status = "stopped" if fault.kind == "stop" else "delayed"
         process.child.signal(signal.SIGSTOP)
         await asyncio.sleep(fault.seconds)
         process.held -= 1
         if not process.held and not process.doomed:
             process.moved = time.monotonic()
-            process.status = "waking"
+            if process.status != "ended":
+                process.status = "waking"
             process.child.signal(signal.SIGCONT)
 
     async def _visit(self, fault: Fault) -> None:
@@ -475,7 +482,7 @@ class Conductor:
             self._note("sample", now, bytes=counts["bytes"], ops=counts["ops"], steps=counts["steps"], usage=usages)
 
     def _judge_growth(self, process: Process, now: float) -> None:
-        if grown := growth(process.usages):
+        if grown := growth(process.usages, self._growth_limits):
             self._judge.grew(now, f"peer {process.slot} (process {process.serial}): {grown}")
 
     def _note(self, event: str, at: float, **fields: Any) -> None:
@@ -526,6 +533,6 @@ class Conductor:
         while self._run.processes and time.monotonic() < end:
             await asyncio.sleep(0.02)
         self._judge.finish(time.monotonic(), [process.serial for process in staying])
-        if grown := growth(self._master_usages):
+        if grown := growth(self._master_usages, DEFAULT_GROWTH):
             self._judge.grew(time.monotonic(), f"the master: {grown}")
         self._look_at_violations()

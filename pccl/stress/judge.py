@@ -243,7 +243,7 @@ class GrowthLimits:
 
     bytes: float = 24 * (1 << 20)
     descriptors: float = 12
-    seconds: float = 20.0  # a process that lived shorter is not judged
+    seconds: float = 30.0  # a process that lived shorter is not judged
     warm_up: float = 0.25  # the share of its life in which it may grow
 
 

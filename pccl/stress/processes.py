@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any, Self
 from pccl.stress.judge import Usage
 from pccl.stress.progress import Board
 
-LINE_LIMIT = 1 << 22
+READ_BYTES = 1 << 16
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -28,12 +29,13 @@ class NurseryError(Exception):
 class Child:
     """One process."""
 
-    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, pid: int, end: socket.socket) -> None:
         self.pid = pid
         self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._fd = os.pidfd_open(pid)  # so that no signal ever meets another process
-        self._reader = reader
-        self._writer = writer
+        self._end = end
+        self._lines: collections.deque[bytes] = collections.deque()
+        self._rest = b""
 
     def signal(self, number: signal.Signals) -> None:
         """Harmless when it has ended."""
@@ -43,16 +45,25 @@ class Child:
 
     def order(self, order: dict[str, Any]) -> None:
         """Tells it something; harmless when it has ended."""
-        with contextlib.suppress(OSError, RuntimeError):
-            self._writer.write(json.dumps(order).encode() + b"\n")
+        with contextlib.suppress(OSError):
+            self._end.send(json.dumps(order).encode() + b"\n")
 
     async def line(self) -> bytes:
-        """The next line it sends; empty when it has ended."""
-        try:
-            line = await self._reader.readline()
-        except ConnectionError:
-            return b""
-        return line if line.endswith(b"\n") else b""
+        """The next line it sends; empty when it has ended.
+
+        A process that ends with orders unread resets the connection: what it said before that counts, so no StreamReader,
+        which would drop it.
+        """
+        while not self._lines:
+            try:
+                chunk = await asyncio.get_running_loop().sock_recv(self._end, READ_BYTES)
+            except ConnectionError:
+                chunk = b""
+            if not chunk:
+                return b""
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            self._lines.extend(lines)
+        return self._lines.popleft()
 
     def usage(self, now: float) -> Usage | None:
         """What it uses; None when it has ended."""
@@ -64,7 +75,7 @@ class Child:
 
     def close(self) -> None:
         """After its end."""
-        self._writer.close()
+        self._end.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -130,8 +141,7 @@ class Nursery:
             ours.close()
             raise NurseryError(f"the process that starts the others has ended; see {self._folder / 'nursery.log'}")
         ours.setblocking(False)
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_LIMIT)
-        child = Child(pid, reader, writer)
+        child = Child(pid, ours)
         self._children[pid] = child
         if pid in self._early:
             child.status.set_result(self._early.pop(pid))

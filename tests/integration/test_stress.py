@@ -92,7 +92,7 @@ from pccl.stress.command import run
 from pccl.stress.options import Options
 
 out = Path(sys.argv[1])
-sys.exit(run(Options(peers=3, seconds=26, seed=1, elements=4096, every=5, rates={}, beat=0.3, backend="pccl", baseline=0,
+sys.exit(run(Options(peers=3, seconds=34, seed=1, elements=4096, every=5, rates={}, beat=0.3, backend="pccl", baseline=0,
                      keep_going=False, out=out, log=out / "events.jsonl", plant=sys.argv[2])))
 """
 

@@ -301,7 +301,7 @@ def test_no_leak_is_found_where_there_is_none(level):
 
 
 def test_short_lives_are_not_judged():
-    assert growth(usages(lambda second: second * 100 * MIB, seconds=19)) == ""
+    assert growth(usages(lambda second: second * 100 * MIB, seconds=29)) == ""
     assert growth(usages(lambda second: second * MIB), GrowthLimits(bytes=500 * MIB)) == ""
 
 
