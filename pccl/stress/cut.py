@@ -25,10 +25,13 @@ def cut(how: str, keep_ports: set[int], rng: random.Random) -> int:
 
 
 def _connections(keep_ports: set[int]) -> Iterator[socket.socket]:
+    seen = set()  # the copies made here are descriptors too
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if not target.startswith("socket:") or target in seen:
                 continue
+            seen.add(target)
             # a copy: the library may close its own descriptor at any moment
             one = socket.socket(fileno=os.dup(int(name)))
             try:

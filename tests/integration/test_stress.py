@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -59,6 +60,21 @@ def test_a_run_passes_and_can_be_repeated(tmp_path: Path) -> None:
     assert outcome["counts"]["losses seen"] > 0
     assert json.loads((tmp_path / "summary.json").read_text())["goodput"] == outcome["goodput"]
     assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("backend", ["gloo", "torchft"])
+def test_other_backends_run_under_the_same_schedule(tmp_path: Path, backend: str) -> None:
+    there = all(importlib.util.find_spec(name) for name in ("torch", backend.replace("gloo", "torch")))
+    arguments = ["--backend", backend, "--seconds", "6", "--seed", "40", "--fault-every", "1.5", "--elements", "4096"]
+    done = subprocess.run(stress(tmp_path, *arguments, "--baseline", "0"), capture_output=True, text=True, timeout=150)
+    if not there:
+        assert done.returncode == 2
+        assert f"--backend {backend} needs" in done.stderr
+        return
+    assert done.returncode == 0, done.stdout + done.stderr
+    (end,) = events(tmp_path / "events.jsonl", "end")
+    assert end["outcome"]["goodput"] > 0
 
 
 @pytest.mark.timeout(180)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -15,10 +17,11 @@ from click.testing import CliRunner
 
 from pccl.cli import main
 from pccl.stress import schedule
+from pccl.stress.agent import Agent, Group
 from pccl.stress.content import CODES, DTYPES, LEAST_COUNT, Pattern, codes_in
 from pccl.stress.events import EventLog, Recording, differences
 from pccl.stress.judge import CLAIMS, GrowthLimits, Judge, Usage, growth, trend
-from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Report, Stepped, Task
+from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import Fault
 from pccl.stress.workload import STEP_KINDS, WAYS, plan_step
 
@@ -312,6 +315,70 @@ def test_the_trend_ignores_outliers():
     assert trend([1.0], [5.0]) == 0.0
 
 
+# ---- agent, cut ----
+
+
+def test_the_agent_waits_for_all_that_live():
+    agent = Agent(patience=2.0)
+    assert agent.look(0.0, []) == ([], None)
+    for serial in (0, 1, 2):
+        agent.waits(serial)
+    assert agent.look(0.0, [0, 1, 2]) == ([], Group(generation=1, members=(0, 1, 2)))
+    assert agent.look(1.0, [0, 1, 2]) == ([], None)
+    agent.waits(3)  # a newcomer: the others are called, once
+    assert agent.look(2.0, [0, 1, 2, 3]) == ([0, 1, 2], None)
+    agent.waits(0)
+    assert agent.look(2.1, [0, 1, 2, 3]) == ([], None)
+    agent.gone(1)
+    agent.waits(2)
+    assert agent.look(2.2, [0, 2, 3]) == ([], Group(generation=2, members=(0, 2, 3)))
+
+
+def test_the_agent_leaves_out_who_does_not_come():
+    agent = Agent(patience=2.0)
+    for serial in (0, 1, 2):
+        agent.waits(serial)
+    agent.look(0.0, [0, 1, 2])
+    agent.waits(0)
+    agent.waits(1)
+    assert agent.look(1.0, [0, 1, 2]) == ([2], None)
+    assert agent.look(2.9, [0, 1, 2]) == ([], None)
+    assert agent.look(3.0, [0, 1, 2]) == ([], Group(generation=2, members=(0, 1)))
+    agent.waits(2)  # it wakes
+    assert agent.look(4.0, [0, 1, 2]) == ([0, 1], None)
+    agent.gone(0)
+    agent.gone(1)
+    assert agent.look(9.0, [2]) == ([], None)  # nobody is a group alone
+
+
+@pytest.mark.parametrize(("how", "broken_count"), [("one reset", 1), ("all reset", 3), ("all shutdown", 3), ("one half", 1)])
+def test_a_process_cuts_its_own_connections(how, broken_count):
+    code = """
+import random, socket, sys
+from pccl.stress.cut import cut
+listener = socket.create_server(("127.0.0.1", 0))
+kept = socket.create_server(("127.0.0.1", 0))
+ends = [socket.create_connection(listener.getsockname()) for _ in range(3)] + [socket.create_connection(kept.getsockname())]
+others = [listener.accept()[0] for _ in range(3)] + [kept.accept()[0]]
+ports = {end.getsockname()[1] for end in ends} | {kept.getsockname()[1]}  # the accepted ends are of this process too
+print(cut(sys.argv[1], ports, random.Random(1)))
+ended = 0
+for other in others:
+    other.settimeout(0.5)
+    try:
+        ended += other.recv(1) == b""
+    except ConnectionResetError:
+        ended += 1
+    except TimeoutError:
+        pass
+print(ended)
+others[3].sendall(b"x")
+print(ends[3].recv(1) == b"x")
+"""
+    done = subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == [str(broken_count), str(broken_count), "True"]
+
+
 # ---- reports and log ----
 
 
@@ -322,6 +389,7 @@ def test_the_trend_ignores_outliers():
         step(),
         step(3, [], state="ab", received=7, lost=2, caught_up=True),
         Alone(at=1.0, line=2, step=3),
+        Waiting(at=2.0),
         Expelled(at=1.0, detail="the master was silent\nfor long"),
         Flaw(at=1.0, claim="sum", detail="x"),
         Ended(at=1.0, line=1, step=2, state="ff"),
