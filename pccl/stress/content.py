@@ -111,6 +111,36 @@ class Pattern:
         return np.array(weight, np.uint64).astype(self.dtype)[()]
 
 
+class Constants:
+    """Buffers of one number each, for quantised sums, which are exact for such: 2 to the power of the code.
+
+    They cannot tell a process that is in it twice from the next one; the number of contributors then is wrong, or it is nobody's.
+    """
+
+    dtype = np.dtype("float64")
+
+    def fill(self, out: Array, code: int, shift: int) -> Array:
+        """Writes what the process with this code contributes; there is no pattern to shift."""
+        out[:] = 2.0**code
+        return out
+
+    def read(self, result: Array, shift: int, divisor: int = 1) -> Reading:
+        """Who is in a sum."""
+        value = float(result[0])
+        if not (0 < value < 2.0**CODES and value == int(value)):
+            return Reading(0, f"{value} is no sum of powers of two")
+        wrong = np.count_nonzero(result != value)
+        return Reading(int(value), f"{wrong} of {result.size} elements are not {value}" if wrong else "")
+
+
+Content = Pattern | Constants
+
+
+def contents(most: int) -> dict[str, Content]:
+    """What ops of up to `most` elements carry, by the name of their type; those that are quantised, by "quantized"."""
+    return {**{dtype: Pattern(dtype, most) for dtype in DTYPES}, "quantized": Constants()}
+
+
 def codes_in(who: int) -> list[int]:
     """The codes of a reading."""
     return [code for code in range(CODES) if who >> code & 1]

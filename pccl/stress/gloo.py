@@ -18,11 +18,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from pccl.stress.content import DTYPES, Pattern
+from pccl.stress.content import contents
 from pccl.stress.cut import cut
 from pccl.stress.link import Link, Order
 from pccl.stress.progress import Board
@@ -44,7 +43,7 @@ class Peer:
 
     def __init__(self, task: Task, end: socket.socket, board: int) -> None:
         self._task = task
-        self._patterns = {dtype: Pattern(dtype, max(task.elements, state_count(task.elements))) for dtype in DTYPES}
+        self._contents = contents(max(task.elements, state_count(task.elements)))
         self._state = State(task.elements)
         self._place = Board(board).writer(task.code)
         self._random = random.Random(f"peer {task.seed} {task.serial}")
@@ -134,7 +133,7 @@ class Peer:
         step = self._step + 1
         plan = plan_step(self._task.seed, step, self._task.elements)
         received, state, ops = 0, "", []
-        if plan.kind == "sync":
+        if plan.kind in ("sync", "order"):
             received, state = self._sync(0), self._state.shared.hash()
         else:
             ops = self._reduce(plan)
@@ -158,8 +157,7 @@ class Peer:
     def _reduce(self, plan: StepPlan) -> list[OpDone]:
         made = []
         for op in plan.ops:
-            send = np.empty(op.count, op.dtype)
-            made.append(Buffers(self._patterns[op.dtype], op, self._task.code, send, np.empty_like(send)))
+            made.append(Buffers(self._contents, op, self._task.code, in_place=False))
         for one in made:
             one.refill()
             one.recv[:] = one.send

@@ -14,12 +14,11 @@ import time
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torchft import Manager, ProcessGroupGloo
 
-from pccl.stress.content import DTYPES, Pattern
+from pccl.stress.content import contents
 from pccl.stress.cut import cut
 from pccl.stress.link import Link, Order
 from pccl.stress.progress import Board
@@ -35,7 +34,7 @@ class Peer:
 
     def __init__(self, task: Task, end: socket.socket, board: int) -> None:
         self._task = task
-        self._patterns = {dtype: Pattern(dtype, max(task.elements, state_count(task.elements))) for dtype in DTYPES}
+        self._contents = contents(max(task.elements, state_count(task.elements)))
         self._state = State(task.elements)
         self._place = Board(board).writer(task.code)
         self._random = random.Random(f"peer {task.seed} {task.serial}")
@@ -98,8 +97,7 @@ class Peer:
         plan = plan_step(self._task.seed, step, self._task.elements)
         made = []
         for op in plan.ops:
-            send = np.empty(op.count, op.dtype)
-            made.append(Buffers(self._patterns[op.dtype], op, self._task.code, send, np.empty_like(send)))
+            made.append(Buffers(self._contents, op, self._task.code, in_place=False))
         ending = torch.tensor([int(self._ending.is_set())])
         with self._place.during("reduce", time.monotonic()):
             works = [manager.allreduce(ending, reduce_op=dist.ReduceOp.SUM)]

@@ -10,20 +10,22 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 import pccl
 from pccl import (
+    AsyncReduceHandle,
     Attribute,
     Communicator,
     DataType,
     QuantizationAlgorithm,
     QuantizationOptions,
     ReduceDescriptor,
+    ReduceInfo,
     ReduceOp,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
@@ -31,12 +33,14 @@ from pccl import (
     SharedState,
     TensorInfo,
 )
-from pccl.stress.content import DTYPES, Array, Pattern
+from pccl.stress.content import Array, Content, contents
 from pccl.stress.cut import cut
 from pccl.stress.link import Link, Order
 from pccl.stress.progress import Board
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Report, Stepped, Task
 from pccl.stress.workload import OpPlan, StepPlan, plan_step, state_count
+
+Done = TypeVar("Done")
 
 MEET_TAG = 1 << 32
 LANES = 4
@@ -67,20 +71,25 @@ class FlawError(Exception):
 class Buffers:
     """One op's buffers: filled anew for each launch, and checked after it."""
 
-    def __init__(self, pattern: Pattern, plan: OpPlan, code: int, send: Array, recv: Array) -> None:
-        self._pattern, self._plan, self._code = pattern, plan, code
-        self.send, self.recv = send, recv
+    def __init__(self, contents: Mapping[str, Content], plan: OpPlan, code: int, *, in_place: bool) -> None:
+        self._content = contents["quantized" if plan.quantized else plan.dtype]
+        self._plan, self._code = plan, code
+        self.send = np.empty(plan.count, plan.dtype)
+        self.recv = self.send if in_place else np.empty_like(self.send)
+        algorithm = QuantizationAlgorithm[plan.quantized or "NONE"]
+        self.options = QuantizationOptions(DataType.UINT8, algorithm)
         self.tries = 0
+        self._filled = False
 
     def refill(self) -> None:
-        """Before a launch."""
-        self.tries += 1
-        if self.tries == 1:
-            self._pattern.fill(self.send, self._code, self._plan.shift)
+        """Writes what this process contributes, unless that is there: a failed op leaves it as it was."""
+        if not self._filled:
+            self._filled = True
+            self._content.fill(self.send, self._code, self._plan.shift)
 
     def check_input(self) -> None:
         """After a failure it must be as it was at the launch, in place too."""
-        wanted = self._pattern.fill(np.empty_like(self.send), self._code, self._plan.shift)
+        wanted = self._content.fill(np.empty_like(self.send), self._code, self._plan.shift)
         if not np.array_equal(self.send, wanted):
             raise FlawError(
                 "input", f"{np.count_nonzero(self.send != wanted)} elements of the input of {self._plan} have changed"
@@ -88,7 +97,7 @@ class Buffers:
 
     def done(self, world: int, divisor: int = 1) -> OpDone:
         """Reads the result."""
-        reading = self._pattern.read(self.recv, self._plan.shift, divisor)
+        reading = self._content.read(self.recv, self._plan.shift, divisor)
         if reading.fault:
             raise FlawError("sum", f"{self._plan}: {reading.fault}")
         if self.send is not self.recv:
@@ -110,7 +119,7 @@ class Buffers:
             op=ReduceOp.SUM,
             tag=tag,
             operand_descriptor=ReduceOperandDescriptor(kind),
-            quantization_options=QuantizationOptions(kind, QuantizationAlgorithm.NONE),
+            quantization_options=self.options,
         )
         return ReduceOpDescriptor.from_numpy(self.send, self.recv, wanted)
 
@@ -138,7 +147,7 @@ class Peer:
     def __init__(self, task: Task, end: socket.socket, board: int) -> None:
         self._task = task
         self._random = random.Random(f"peer {task.seed} {task.serial}")
-        self._patterns = {dtype: Pattern(dtype, max(task.elements, state_count(task.elements))) for dtype in DTYPES}
+        self._contents = contents(max(task.elements, state_count(task.elements)))
         self._state = State(task.elements)
         self._place = Board(board).writer(task.code)
         self._line, self._step = FRESH, 0
@@ -265,6 +274,8 @@ class Peer:
         match plan.kind:
             case "sync":
                 received, state = self._sync()
+            case "order":
+                self._order()
             case "diloco":
                 ops = self._outer_step(plan)
             case _:
@@ -286,20 +297,16 @@ class Peer:
         self._lost = 0
 
     def _buffers(self, plan: StepPlan) -> list[Buffers]:
-        made = []
-        for op in plan.ops:
-            send = np.empty(op.count, op.dtype)
-            recv = send if op.in_place else np.empty_like(send)
-            made.append(Buffers(self._patterns[op.dtype], op, self._task.code, send, recv))
-        return made
+        return [Buffers(self._contents, op, self._task.code, in_place=op.in_place) for op in plan.ops]
 
     def _outer_step(self, plan: StepPlan) -> list[OpDone]:
         """Some steps on its own, whose sum is what this process contributes, and then the mean over all."""
         (one,) = self._buffers(plan)
-        drift = self._patterns["float64"].fill(np.empty_like(one.send), self._task.code, plan.ops[0].shift) / plan.inner
-        local = np.zeros_like(drift)
+        one.refill()
+        drift = one.send / plan.inner  # a power of two: exact
+        one.send[:] = 0
         for _ in range(plan.inner):
-            local += drift
+            one.send += drift
         ops = self._plain(plan, [one], ReduceOp.AVG)
         self._state.apply(one.recv)
         return ops
@@ -309,10 +316,10 @@ class Peer:
         for tag, one in enumerate(buffers):
             while True:
                 one.refill()
+                one.tries += 1
                 world = self._world()
                 try:
-                    with self._during("reduce"), self._membership():
-                        info = self._comm.all_reduce(one.send, one.recv, op=op, tag=tag)
+                    info = self._sum(plan, one, tag, op)
                     self._plant(one)
                     done.append(one.done(info.world_size, info.world_size if op is ReduceOp.AVG else 1))
                     break
@@ -324,6 +331,13 @@ class Peer:
                     raise AloneError from None
         return done
 
+    def _sum(self, plan: StepPlan, one: Buffers, tag: int, op: ReduceOp) -> ReduceInfo:
+        def call(timeout: float | None) -> ReduceInfo:
+            return self._comm.all_reduce(one.send, one.recv, op=op, tag=tag, quantization_options=one.options, timeout=timeout)
+
+        with self._during("reduce"), self._membership():
+            return self._patiently(plan, call)
+
     def _async(self, plan: StepPlan, buffers: Sequence[Buffers]) -> list[OpDone]:
         done: dict[int, OpDone] = {}
         while len(done) < len(buffers):
@@ -331,7 +345,7 @@ class Peer:
             world = self._world()
             with self._during("reduce"), self._membership():
                 handles = self._launch({tag: buffers[tag] for tag in left})
-                outcomes = {tag: handles[tag].wait() for tag in self._random.sample(left, len(left))}
+                outcomes = {tag: self._await(plan, handles[tag]) for tag in self._random.sample(left, len(left))}
             failed = False
             for tag, (success, status, info) in sorted(outcomes.items()):
                 if success:
@@ -348,12 +362,18 @@ class Peer:
                 self._note_loss(world)
         return [done[tag] for tag in sorted(done)]
 
-    def _launch(self, buffers: dict[int, Buffers]) -> dict[int, Any]:
-        handles: dict[int, Any] = {}
+    def _await(self, plan: StepPlan, handle: AsyncReduceHandle) -> tuple[bool, int, ReduceInfo]:
+        return self._patiently(plan, lambda timeout: handle.wait(timeout=timeout))
+
+    def _launch(self, buffers: dict[int, Buffers]) -> dict[int, AsyncReduceHandle]:
+        handles: dict[int, AsyncReduceHandle] = {}
         try:
             for tag, one in buffers.items():
                 one.refill()
-                handles[tag] = self._comm.all_reduce_async(one.send, one.recv, op=ReduceOp.SUM, tag=tag)
+                one.tries += 1
+                handles[tag] = self._comm.all_reduce_async(
+                    one.send, one.recv, op=ReduceOp.SUM, tag=tag, quantization_options=one.options
+                )
         except pccl.TooFewPeersError:
             if handles:
                 raise FlawError("error", "alone in the middle of a launch") from None
@@ -366,7 +386,12 @@ class Peer:
         wanted = [one.descriptor(tag) for tag, one in enumerate(buffers)]
         try:
             with self._during("retry"), self._membership():
-                self._comm.all_reduce_multiple_with_retry(wanted, max_in_flight=plan.in_flight)
+                self._patiently(
+                    plan,
+                    lambda timeout: self._comm.all_reduce_multiple_with_retry(
+                        wanted, max_in_flight=plan.in_flight, timeout=timeout
+                    ),
+                )
         except pccl.TooFewPeersError:
             raise AloneError from None
         for one in buffers:
@@ -389,7 +414,28 @@ class Peer:
                 continue
         raise FlawError("error", f"no content was found in {MOST_SYNC_ROUNDS} rounds of a sync at revision {shared.revision}")
 
+    def _order(self) -> None:
+        """Orders the ring by what the links can do."""
+        try:
+            with self._during("order"), self._membership():
+                self._comm.optimize_topology()
+        except pccl.CallAgainError:
+            pass  # on all alike: the old order stands
+        except pccl.UsageError:
+            if self._world() > 1:
+                raise
+            raise AloneError from None
+
     # ---- inside ----
+
+    def _patiently(self, plan: StepPlan, call: Callable[[float | None], Done]) -> Done:
+        """Makes a call that is cut short by its own timeout again, until it is done."""
+        while True:
+            try:
+                return call(plan.timeout or None)
+            except pccl.PCCLTimeoutError:
+                if not plan.timeout:
+                    raise
 
     @contextmanager
     def _membership(self) -> Iterator[None]:

@@ -18,12 +18,12 @@ from click.testing import CliRunner
 from pccl.cli import main
 from pccl.stress import schedule
 from pccl.stress.agent import Agent, Group
-from pccl.stress.content import CODES, DTYPES, LEAST_COUNT, Pattern, codes_in
+from pccl.stress.content import CODES, DTYPES, LEAST_COUNT, Constants, Pattern, codes_in
 from pccl.stress.events import EventLog, Recording, differences
 from pccl.stress.judge import CLAIMS, GrowthLimits, Judge, Usage, growth, trend
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import Fault
-from pccl.stress.workload import STEP_KINDS, WAYS, plan_step
+from pccl.stress.workload import IMPATIENT, QUANTIZED, STEP_KINDS, WAYS, plan_step
 
 # ---- schedule ----
 
@@ -91,6 +91,8 @@ def test_all_peers_plan_the_same():
     assert {plan.kind for plan in plans} == set(STEP_KINDS)
     assert {plan.way for plan in plans if plan.kind == "reduce"} == set(WAYS)
     assert {op.dtype for plan in plans for op in plan.ops} == set(DTYPES)
+    assert {op.quantized for plan in plans for op in plan.ops} == set(QUANTIZED)
+    assert {plan.timeout for plan in plans} == set(IMPATIENT)
     assert all(LEAST_COUNT <= op.count <= 10_000 for plan in plans for op in plan.ops)
     assert all(plan.inner in (1, 2, 4) for plan in plans if plan.kind == "diloco")
 
@@ -157,6 +159,14 @@ def test_planted_errors_are_read(dtype, harm):
     twice = good + pattern.fill(np.empty_like(good), 5, 40)
     assert pattern.read(good, 40).fault == ""
     assert pattern.read(harm(good, stale, twice).astype(dtype), 40).fault != ""
+
+
+def test_constants_tell_who_is_in_them():
+    constants = Constants()
+    good = total(constants, [3, 31], 50, 0)
+    assert codes_in(constants.read(good, 0).who) == [3, 31]
+    for wrong in (good + 0.5, good * np.nan, good * 0, np.concatenate([good, good[:1] + 1])):
+        assert constants.read(wrong, 0).fault != ""
 
 
 # ---- judge ----
