@@ -73,6 +73,7 @@ class Process:
     place: Place | None = None
     moved: float = 0.0  # when `place` changed last
     usages: list[Usage] = field(default_factory=list)
+    descriptors: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,6 +473,7 @@ class Conductor:
         for process in self._run.processes.values():
             if (usage := process.child.usage(now)) is not None:
                 usages[process.serial] = [usage.bytes, usage.descriptors]
+                process.descriptors = usage.descriptors
                 beyond = max(0, usage.descriptors - OWN_DESCRIPTORS - LINK_DESCRIPTORS * (members - 1))
                 process.usages.append(replace(usage, descriptors=beyond))
         if self._master is not None and (usage := self._master.usage(now)) is not None:

@@ -66,10 +66,10 @@ class LiveDisplay:
     def _render(self, run: Run) -> Group:
         table = Table(expand=True, title=self._title)
         table.add_column("peer", justify="right")
-        table.add_column("process", justify="right")
-        table.add_column("state")
-        for heading in ("world", "step", "in", "losses seen", "lives", "MiB", "descriptors", "age"):
-            table.add_column(heading, justify="right")
+        table.add_column("pid", justify="right")
+        table.add_column("state", no_wrap=True)
+        for heading in ("world", "step", "in", "losses", "lives", "MiB", "fds", "age"):
+            table.add_column(heading, justify="right", no_wrap=True)
         now = time.monotonic()
         for process in sorted(run.processes.values(), key=lambda process: (process.slot, process.serial)):
             table.add_row(*self._row(process, now))
@@ -88,8 +88,8 @@ class LiveDisplay:
             str(process.lost),
             str(process.life + 1),
             f"{usage.bytes / (1 << 20):.0f}" if usage else "",
-            str(usage.descriptors) if usage else "",
-            f"{now - process.began:.0f} s",
+            str(process.descriptors or ""),
+            f"{now - process.began:.0f}s",
         ]
 
     @staticmethod

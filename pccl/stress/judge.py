@@ -1,6 +1,9 @@
 """What a run must hold to, and whether it did. Pure: it is fed what happened, in order, and never asks.
 
 It believes no process's conclusions, only what it can compare: who is in a sum by the sum's own content, on every survivor.
+Only survivors must agree. A peer that is stopped for too long may wake, find all inputs of an op there, and succeed in what the
+others have long made again without it; a moment later it learns that it was expelled. So a step is compared with what others saw
+of it once a later report of the same process shows that it was still a member.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class Worker:
     code: int
     ended: float | None = None
     last: tuple[int, int] = (-1, -1)  # line and step of its last report
+    unconfirmed: Stepped | None = None  # that report, until a later one shows that it was a member
     stops: list[tuple[float, float]] = field(default_factory=list)  # from, to
     cuts: list[float] = field(default_factory=list)
 
@@ -114,6 +118,9 @@ class Judge:
     def take(self, serial: int, report: Report) -> None:
         """A report of a process."""
         worker = self._workers[serial]
+        told, worker.unconfirmed = worker.unconfirmed, None
+        if told is not None and not isinstance(report, Expelled):
+            self._compare(worker, told)
         match report:
             case Stepped():
                 self._take_step(worker, report)
@@ -131,21 +138,29 @@ class Judge:
         if place <= worker.last:
             self._violate("agreement", report.at, f"{_name(worker)} made step {place} after step {worker.last}")
         worker.last = place
+        worker.unconfirmed = report
         for tag, op in enumerate(report.ops):
-            self._take_op(worker, (*place, tag), op)
-        if report.state:
-            self._take_state(worker, place, report)
+            self._check_op(worker, (*place, tag), op)
         self._sweep(report.at)
 
-    def _take_op(self, worker: Worker, name: tuple[int, int, int], op: OpDone) -> None:
-        codes = codes_in(op.who)
-        text = f"op {name[2]} of step {name[1]} (line {name[0]})"
+    def _compare(self, worker: Worker, report: Stepped) -> None:
+        place = report.line, report.step
+        for tag, op in enumerate(report.ops):
+            self._compare_op(worker, (*place, tag), op)
+        if report.state:
+            self._compare_state(worker, place, report)
+
+    def _check_op(self, worker: Worker, name: tuple[int, int, int], op: OpDone) -> None:
+        codes, text = codes_in(op.who), _op_text(name)
         if not op.who >> worker.code & 1:
             self._violate("contributors", op.at, f"{_name(worker)} is not in its own result of {text}: codes {codes}")
         if op.world and len(codes) != op.world:
             self._violate("contributors", op.at, f"{text}: codes {codes} are in it, but {_name(worker)} is told {op.world}")
         for code in codes:
             self._check_contributor(text, name, op, code)
+
+    def _compare_op(self, worker: Worker, name: tuple[int, int, int], op: OpDone) -> None:
+        codes, text = codes_in(op.who), _op_text(name)
         first = self._ops.setdefault(name, _Seen(op.at, worker.serial, op))
         known = first.op
         assert known is not None
@@ -172,7 +187,7 @@ class Judge:
             # It may have begun the step after the last one that it told of, and no other.
             self._violate("contributors", op.at, f"{text}: {_name(worker)} is in it, whose last step was {worker.last[1]}")
 
-    def _take_state(self, worker: Worker, place: tuple[int, int], report: Stepped) -> None:
+    def _compare_state(self, worker: Worker, place: tuple[int, int], report: Stepped) -> None:
         first = self._states.setdefault(place, _Seen(report.at, worker.serial, state=report.state))
         if first.state != report.state:
             self._violate(
@@ -232,6 +247,10 @@ class Judge:
 
 def _name(worker: Worker) -> str:
     return f"peer {worker.slot} (process {worker.serial}, code {worker.code})"
+
+
+def _op_text(name: tuple[int, int, int]) -> str:
+    return f"op {name[2]} of step {name[1]} (line {name[0]})"
 
 
 # ---- growth ----

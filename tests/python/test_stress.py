@@ -224,7 +224,26 @@ def test_wrong_contributors_and_disagreement_are_found(judge, one, other, claim)
     judge.take(0, step(ops=[one]))
     if other:
         judge.take(1, step(ops=[other]))
+        assert broken(judge) == []  # one of them may not have survived it
+        for serial in (0, 1):
+            judge.take(serial, step(2, []))
     assert claim in broken(judge)
+
+
+@pytest.mark.parametrize("end", ["expelled", "killed"])
+def test_only_survivors_must_agree(judge, end):
+    judge.stopped(2, 5.0, 9.9)
+    judge.take(2, step())  # it found all inputs when it woke
+    for serial in (0, 1):
+        judge.take(serial, step(ops=[op(who=0b011, world=2, tries=2)]))
+    if end == "expelled":
+        judge.take(2, Expelled(at=10.1, detail="silent"))
+        judge.take(2, Accepted(at=10.2, world=3, seconds=0.1, life=1))
+    else:
+        judge.gone(2, 10.1, -9, expected=True)
+    for serial in (0, 1):
+        judge.take(serial, step(2, [op(who=0b011, world=2)]))
+    assert broken(judge) == []
 
 
 def test_the_dead_contribute_no_more(judge):
@@ -240,6 +259,8 @@ def test_the_dead_contribute_no_more(judge):
 def test_different_states_are_found(judge):
     judge.take(0, step(5, [], state="abc"))
     judge.take(1, step(5, [], state="abd"))
+    for serial in (0, 1):
+        judge.take(serial, Ended(at=12.0, line=0, step=5, state="x"))
     assert broken(judge) == ["parity"]
 
 
