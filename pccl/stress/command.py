@@ -68,7 +68,9 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
 @click.option("--heartbeat-limit", type=click.FloatRange(0.3, 60), default=1.5, show_default=True, help="seconds of silence")
 @click.option("--backend", type=click.Choice(BACKENDS), default="pccl", show_default=True, help="what reduces")
 @click.option(
-    "--baseline", type=click.FloatRange(0, 3600), help="seconds of a run without faults before, to compare with; 0: none"
+    "--baseline",
+    type=click.FloatRange(0, 3600),
+    help="seconds without faults, half before and half after, to compare with; 0: none",
 )
 @click.option("--keep-going", is_flag=True, help="go on after something was found")
 @click.option(
@@ -199,13 +201,17 @@ async def _perform(
     from pccl.stress.events import EventLog
 
     interrupted = _Interruption()
-    baseline = None
-    if options.baseline > 0:
-        baseline = Run(options.undisturbed(), [])
-        title = f"without faults, for {options.baseline:.0f} s"
-        await interrupted.guard(_conduct(baseline, None, console, title, plain=plain))
-        if baseline.violations:
-            return _conclude(baseline, None, None, None, console)
+    calm: list[Run] = []
+
+    async def run_undisturbed() -> None:
+        if options.baseline > 0:
+            calm.append(Run(options.undisturbed(), []))
+            title = f"without faults, for {options.baseline / 2:.0f} s"
+            await interrupted.guard(_conduct(calm[-1], None, console, title, plain=plain))
+
+    await run_undisturbed()
+    if calm and calm[0].violations:
+        return _conclude(calm[0], 0.0, None, None, console)
     with EventLog(options.log) as log:
         run = Run(options, faults)
         log.write(
@@ -218,6 +224,11 @@ async def _perform(
         )
         title = f"{options.peers} peers, seed {options.seed}, {len(faults)} faults in {options.seconds:.0f} s"
         await interrupted.guard(_conduct(run, log, console, title, plain=plain, by_steps=by_steps))
+        if not run.violations:
+            await run_undisturbed()  # the machine may have become busier, or less busy
+            run.violations.extend(violation for one in calm[1:] for violation in one.violations)
+        seconds = sum(one.lasted for one in calm)
+        baseline = sum(one.counts["bytes"] for one in calm) / seconds if seconds else 0.0
         return _conclude(run, baseline, log, recording, console)
 
 
@@ -258,7 +269,7 @@ async def _conduct(run: Run, log: EventLog | None, console: Console, title: str,
         await Conductor(run, run.options.out, log, display, by_steps=by_steps).conduct()
 
 
-def _conclude(run: Run, baseline: Run | None, log: EventLog | None, recording: Recording | None, console: Console) -> int:
+def _conclude(run: Run, baseline: float, log: EventLog | None, recording: Recording | None, console: Console) -> int:
     """Summary, picture, verdict."""
     import json
 

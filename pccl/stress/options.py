@@ -26,7 +26,7 @@ class Options:
     rates: Mapping[str, float]  # weights by kind of fault
     beat: float  # the heartbeat limit in seconds
     backend: str
-    baseline: float  # seconds of the run without faults before; 0: none
+    baseline: float  # seconds without faults, half before the run and half after; 0: none
     keep_going: bool  # after the first violation too
     out: Path
     log: Path
@@ -53,8 +53,8 @@ class Options:
         )
 
     def undisturbed(self) -> Options:
-        """The same run without faults, as long as the baseline is to be."""
-        return replace(self, seconds=self.baseline, rates={})
+        """The same run without faults, half as long as the baseline is to be."""
+        return replace(self, seconds=self.baseline / 2, rates={})
 
     def to_fields(self) -> dict[str, Any]:
         """What a log says of them: all that is needed to repeat the run."""

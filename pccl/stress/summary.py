@@ -19,9 +19,8 @@ BIN_SECONDS = 0.5
 _MARKS = {"kill": "red", "stop": "darkorange", "cut": "purple", "delay": "goldenrod", "join": "green", "master": "black"}
 
 
-def outcome(run: Run, baseline: Run | None) -> dict[str, Any]:
-    """The end of the run's log, and what a repetition is compared with."""
-    kept = run.goodput() / baseline.goodput() if baseline is not None and baseline.goodput() else None
+def outcome(run: Run, baseline: float) -> dict[str, Any]:
+    """The end of the run's log, and what a repetition is compared with. `baseline` is the goodput without faults, or 0."""
     return {
         "passed": not run.violations,
         "broken": sorted({violation.claim for violation in run.violations}),
@@ -29,8 +28,8 @@ def outcome(run: Run, baseline: Run | None) -> dict[str, Any]:
         "seconds": round(run.lasted, 2),
         "counts": dict(run.counts),
         "goodput": round(run.goodput()),
-        "baseline": round(baseline.goodput()) if baseline is not None else None,
-        "kept": round(kept, 4) if kept is not None else None,
+        "baseline": round(baseline),
+        "kept": round(run.goodput() / baseline, 4) if baseline else None,
         "longest_wait": round(run.longest[0], 3),
         "longest_wait_in": run.longest[1],
         "bound": run.options.bound,
@@ -69,7 +68,7 @@ def _goodput_text(run: Run, found: dict[str, Any]) -> str:
     return text
 
 
-def plot(run: Run, baseline: Run | None, path: Path) -> None:
+def plot(run: Run, baseline: float, path: Path) -> None:
     """Throughput over time, with the faults marked. Needs no display, and touches no global state of matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -80,9 +79,8 @@ def plot(run: Run, baseline: Run | None, path: Path) -> None:
     times, values = _binned(run)
     rates.plot(times, values, color="tab:blue", linewidth=1.0, drawstyle="steps-post", label=f"committed, per {BIN_SECONDS} s")
     rates.axhline(run.goodput() / 1e6, color="tab:blue", linestyle=":", label=f"mean: {rate_text(run.goodput())}")
-    if baseline is not None and baseline.moments:
-        goodput = baseline.goodput()
-        rates.axhline(goodput / 1e6, color="tab:gray", linestyle="--", label=f"without faults: {rate_text(goodput)}")
+    if baseline:
+        rates.axhline(baseline / 1e6, color="tab:gray", linestyle="--", label=f"without faults: {rate_text(baseline)}")
     for kind, colour in _MARKS.items():
         _mark(rates, [fault for fault in run.applied if fault.kind == kind], kind, colour)
     for violation in run.violations:
