@@ -92,7 +92,7 @@ class Run:
     def __init__(self, options: Options, faults: Sequence[Fault]) -> None:
         self.options = options
         self.faults = list(faults)
-        self.judge = Judge(heartbeat_limit=options.beat, bound=options.bound)
+        self.judge = Judge(heartbeat_limit=options.beat, bound=options.bound, recovery=options.recovery)
         self.processes: dict[int, Process] = {}  # living, by serial
         self.moments: list[Moment] = []
         self.applied: list[Fault] = []
@@ -249,8 +249,9 @@ class Conductor:
             plant=options.plant if slot == 1 else "",
         )
         log = self._folder / f"peer-{serial}.log"
-        self._judge.started(serial, slot, code)
-        child = await self._nursery.start(self._peer_module, task.to_fields(), log, {})
+        environment = {"PCCL_MASTER_RECOVERY_MS": str(round(options.recovery * 1000))}
+        self._judge.started(serial, slot, code, time.monotonic())
+        child = await self._nursery.start(self._peer_module, task.to_fields(), log, environment)
         now = time.monotonic()
         process = Process(serial=serial, slot=slot, code=code, child=child, log=log, began=now, moved=now)
         self._run.processes[serial] = process

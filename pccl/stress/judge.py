@@ -50,6 +50,7 @@ class Worker:
     serial: int
     slot: int
     code: int
+    began: float
     ended: float | None = None
     last: tuple[int, int] = (-1, -1)  # line and step of its last report
     unconfirmed: Stepped | None = None  # that report, until a later one shows that it was a member
@@ -70,9 +71,10 @@ class _Seen:
 class Judge:
     """`violations` grows as things happen."""
 
-    def __init__(self, *, heartbeat_limit: float, bound: float) -> None:
+    def __init__(self, *, heartbeat_limit: float, bound: float, recovery: float = 0.0) -> None:
         self._limit = heartbeat_limit
         self._bound = bound
+        self._recovery = recovery  # seconds for which peers wait for a lost master; 0: they do not
         self.violations: list[Violation] = []
         self._workers: dict[int, Worker] = {}
         self._by_code: dict[int, Worker] = {}
@@ -84,9 +86,9 @@ class Judge:
 
     # ---- what is done to the processes ----
 
-    def started(self, serial: int, slot: int, code: int) -> None:
+    def started(self, serial: int, slot: int, code: int, at: float) -> None:
         """A process was started, with a code that no living one has."""
-        worker = Worker(serial=serial, slot=slot, code=code)
+        worker = Worker(serial=serial, slot=slot, code=code, began=at)
         self._workers[serial] = self._by_code[code] = worker
 
     def stopped(self, serial: int, at: float, until: float) -> None:
@@ -206,10 +208,20 @@ class Judge:
         for begin, end in worker.stops:
             if end - begin > 0.8 * self._limit and begin <= at <= end + self._bound:
                 return True
-        if any(died <= at <= died + self._bound for died in self._masters_died):
+        if self._explained_by_master(at):
             return True
         cuts = sorted(cut for other in self._workers.values() for cut in other.cuts if 0 <= at - cut <= self._bound)
         return any(second - first < self._limit for first, second in itertools.pairwise(cuts))
+
+    def _explained_by_master(self, at: float) -> bool:
+        """A lost master's run is taken up by the next one if more than half of the members are there to do it."""
+        died = [moment for moment in self._masters_died if moment <= at <= moment + self._bound]
+        if not died or self._recovery == 0 or len(died) > 1:
+            return bool(died)
+        since = died[0] - self._limit
+        members = [worker for worker in self._workers.values() if worker.began <= died[0] and not _over(worker, since)]
+        away = [worker for worker in members if _over(worker, at) or any(end >= since for _, end in worker.stops)]
+        return 2 * len(away) >= len(members)
 
     def _sweep(self, now: float) -> None:
         if now - self._swept < KEEP_SECONDS / 4:
@@ -247,6 +259,10 @@ class Judge:
 
 def _name(worker: Worker) -> str:
     return f"peer {worker.slot} (process {worker.serial}, code {worker.code})"
+
+
+def _over(worker: Worker, at: float) -> bool:
+    return worker.ended is not None and worker.ended <= at
 
 
 def _op_text(name: tuple[int, int, int]) -> str:

@@ -13,6 +13,9 @@ BACKENDS = ("pccl", "gloo", "torchft")
 
 MOST_PEERS = 12
 
+MASTER_RECOVERS = False
+"""Whether the run survives the death of its master."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -33,13 +36,19 @@ class Options:
     plant: str = ""  # a deliberate fault, for tests of the harness
 
     @property
+    def recovery(self) -> float:
+        """Seconds for which pccl's peers wait for a lost master; 0: they do not."""
+        return 6 * self.beat if MASTER_RECOVERS and self.backend == "pccl" else 0.0
+
+    @property
     def bound(self) -> float:
         """Seconds that one call may take.
 
         A silent peer is given up after one heartbeat limit; while the others wait, a second one may fall silent, and a newcomer
-        may have to be left out; the rest is for a machine that is busy with other work.
+        may have to be left out; the rest is for a machine that is busy with other work. Where masters die, half of the members
+        may die with one: then the others wait for as long as it may be awaited.
         """
-        return 4 * self.beat + 6
+        return 4 * self.beat + 6 + (self.recovery if self.rates.get("master") else 0.0)
 
     def faults(self) -> list[schedule.Fault]:
         """The schedule that belongs to these options."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import random
 import subprocess
@@ -11,12 +13,14 @@ import pytest
 
 pytest.importorskip("numpy")
 pytest.importorskip("click")
+pytest.importorskip("rich")
 
 import numpy as np
 from click.testing import CliRunner
+from rich.console import Console
 
 from pccl.cli import main
-from pccl.stress import schedule
+from pccl.stress import command, schedule
 from pccl.stress.agent import Agent, Group
 from pccl.stress.content import CODES, DTYPES, LEAST_COUNT, Constants, Pattern, codes_in
 from pccl.stress.events import EventLog, Recording, differences
@@ -185,7 +189,7 @@ def step(number=1, ops=None, **changes):
 def judge():
     made = Judge(heartbeat_limit=1.5, bound=12.0)
     for number in range(3):
-        made.started(number, number, number)
+        made.started(number, number, number, 0.0)
     return made
 
 
@@ -199,7 +203,7 @@ def test_a_good_run_passes(judge):
         judge.take(serial, step())
         judge.take(serial, step(2, [], state="abc"))
     judge.gone(2, 11.0, -9, expected=True)
-    judge.started(3, 2, 3)
+    judge.started(3, 2, 3, 11.5)
     for serial in (0, 1):
         judge.take(serial, step(3, [op(who=0b011, world=2, tries=2)]))
     for serial in (0, 1, 3):
@@ -294,6 +298,26 @@ def test_flaws_and_crashes_and_hangs_are_found(judge):
 def test_an_expulsion_needs_a_cause(judge, told, explained):
     told(judge)
     judge.take(0, Expelled(at=10.0, detail="silent"))
+    assert broken(judge) == ([] if explained else ["expelled"])
+
+
+@pytest.mark.parametrize(
+    ("told", "explained"),
+    [
+        (lambda judge: None, False),  # the next master takes the run up
+        (lambda judge: judge.gone(1, 9.5, -9, expected=True), False),  # two of three are more than half
+        (lambda judge: (judge.gone(1, 9.5, -9, expected=True), judge.stopped(2, 9.2, 9.9)), True),
+        (lambda judge: (judge.gone(1, 5.0, -9, expected=True), judge.gone(2, 9.5, -9, expected=True)), True),  # one of two
+        (lambda judge: judge.master_died(9.6), True),
+    ],
+)
+def test_a_master_that_is_followed_by_another_is_no_cause(told, explained):
+    judge = Judge(heartbeat_limit=1.5, bound=12.0, recovery=9.0)
+    for number in range(3):
+        judge.started(number, number, number, 0.0)
+    judge.master_died(9.0)
+    told(judge)
+    judge.take(0, Expelled(at=10.0, detail="no master"))
     assert broken(judge) == ([] if explained else ["expelled"])
 
 
@@ -490,6 +514,15 @@ def test_outcomes_are_compared():
 
 
 # ---- command ----
+
+
+def test_without_uvloop_it_says_so_and_goes_on(monkeypatch):
+    console = Console(file=io.StringIO())
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    loop = command._loop_factory(console)()
+    loop.close()
+    assert isinstance(loop, asyncio.AbstractEventLoop)
+    assert "plain asyncio" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(
