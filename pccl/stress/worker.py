@@ -244,6 +244,8 @@ class Peer:
             self._line, self._step = serial, 0
             self._state.shared.revision = max(1, self._state.shared.revision)
         else:
+            if key >> 32 != self._line:
+                self._state.shared.revision = 0  # whatever it holds is of another history
             self._line, self._step = key >> 32, (key & 0xFFFFFFFF) + 1
         self._place.step = self._step
         self._catch_up = bool(behind)
