@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #define MS_NS INT64_C(1000000)
+#define US_NS INT64_C(1000)
 #define SECOND_NS INT64_C(1000000000)
 
 // Monotonic time in nanoseconds. Never fails, never goes back.

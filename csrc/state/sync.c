@@ -9,7 +9,7 @@
 #include "crew.h"
 
 enum {
-    ASKS_MAX = 2 * DELTA_LEAVES_ON_WAY, // of one requester; twice, for those repeated after a link broke
+    ASKS_MAX = 3 * DELTA_LEAVES_ON_WAY, // of one requester; for those repeated when a link broke and when it was there again
     TICK_MS = 50,
     CREW_BYTES = 64 << 10, // a leaf that is worth another thread
     PROGRESS_SECONDS = 5,  // between two lines of the log
@@ -32,6 +32,7 @@ struct requester {
 struct donor {
     struct wire_id id;
     struct peer *peer; // NULL: gone
+    bool lane_lost;    // and not made again yet
     uint64_t kept;     // bytes
     uint64_t seen;     // bytes that came on its lanes, when looked at last
     int64_t progress_at;
@@ -62,7 +63,7 @@ struct sync {
     uint64_t *theirs;
     uint64_t hashes; // that have come
     int64_t hashes_asked_at;
-    bool *hashes_bad; // by donor
+    uint8_t *hashes_bad; // by donor: how often
     struct delta *delta;
     struct crew *crew; // made when there is work for it
     struct sync_report report; // written under the lock
@@ -328,7 +329,7 @@ static void next_hash_donor(struct engine *engine) {
     struct sync *sync = engine->sync;
     for (uint32_t i = 1; i <= sync->donor_count; i++) {
         uint32_t donor = (sync->hash_donor + i) % sync->donor_count;
-        if (sync->donors[donor].peer == NULL || sync->hashes_bad[donor]) continue;
+        if (sync->donors[donor].peer == NULL || sync->hashes_bad[donor] == DELTA_WRONG_LEAVES) continue;
         sync->hash_donor = donor;
         sync->hashes = 0;
         ask_hashes(engine);
@@ -371,7 +372,7 @@ static bool take_hashes(struct lane *lane) {
         return true;
     }
     LOG(LOG_WARN, "shared state: a donor sent leaf hashes that do not give the elected content");
-    sync->hashes_bad[sync->hash_donor] = true;
+    sync->hashes_bad[sync->hash_donor]++;
     next_hash_donor(engine);
     return true;
 }
@@ -671,6 +672,12 @@ void sync_members_changed(struct engine *engine) {
         if (peer->rank == UINT32_MAX) sync_forget(engine, peer);
 }
 
+static void ask_again(struct sync *sync, uint32_t index) {
+    if (sync->phase == PHASE_LEAVES) delta_revoke(sync->delta, index);
+    if (sync->phase == PHASE_HASHES && index == sync->hash_donor) sync->hashes_asked_at = 0;
+    sync->tick_at = 0;
+}
+
 // What was asked may be lost with the connection, questions and answers alike.
 void sync_lane_gone(struct lane *lane) {
     struct sync *sync = lane->engine->sync;
@@ -679,7 +686,16 @@ void sync_lane_gone(struct lane *lane) {
     if (sync == NULL) return;
     uint32_t index = donor_of(sync, lane->peer);
     if (index == sync->donor_count) return;
-    if (sync->phase == PHASE_LEAVES) delta_revoke(sync->delta, index);
-    if (sync->phase == PHASE_HASHES && index == sync->hash_donor) sync->hashes_asked_at = 0;
-    sync->tick_at = 0;
+    sync->donors[index].lane_lost = true;
+    ask_again(sync, index);
+}
+
+// Until now the donor may have sent what was asked again into the connection that was lost: it may not have known yet.
+void sync_lane_came(struct lane *lane) {
+    struct sync *sync = lane->engine->sync;
+    if (sync == NULL) return;
+    uint32_t index = donor_of(sync, lane->peer);
+    if (index == sync->donor_count || !sync->donors[index].lane_lost) return;
+    sync->donors[index].lane_lost = false;
+    ask_again(sync, index);
 }
