@@ -159,6 +159,9 @@ class Nursery:
             elif not child.status.done():
                 child.status.set_result(answer["status"])
         self._forked.put_nowait(-1)
+        for child in self._children.values():  # they died with it
+            if not child.status.done():
+                child.status.set_result(-signal.SIGKILL)
 
 
 def free_port() -> int:

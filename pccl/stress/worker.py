@@ -464,8 +464,6 @@ class Peer:
         """A deliberate fault, where the harness itself is under test."""
         if self._task.plant == "wrong-sum" and self._step % 20 == 7:
             one.recv[one.recv.size // 2] += 1
-        elif self._task.plant == "leak":
-            _leaked.append(b"leak" * 50_000)
         elif self._task.plant == "hang" and self._step == 30:
             time.sleep(3600)
 
@@ -485,9 +483,6 @@ class Peer:
             case "cut":
                 ports = {int(address.rpartition(":")[2]) for address in self._task.masters.split(",")}
                 cut(order["how"], ports, self._random)
-
-
-_leaked: list[bytes] = []
 
 
 def run(given: dict[str, Any], end: socket.socket, board: int) -> int:

