@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 from actors import PATIENCE
 
-from pccl import Attribute, Communicator, MasterNode, PCCLError, SharedState, SharedStateSyncStrategy, TensorInfo
+from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, SharedState, SharedStateSyncStrategy, TensorInfo
+from pccl._loader import load_native_module
 from pccl._state import sync_report
 
+_ffi, _C = load_native_module()
 LEAF = 256 << 10
 PERIOD = 200_003
 """Of the bytes of a content: no multiple of it is near a leaf's end, so that a leaf in a wrong place is a wrong leaf."""
@@ -110,6 +112,36 @@ class Member:
             return Outcome(error.result.name, self.state.revision, self.holds(known), detail=error.detail)
         return Outcome("SUCCESS", self.state.revision, self.holds(known), info.tx_bytes, info.rx_bytes)
 
+    def train(self, until: int, world: int) -> Training:
+        received, reduced = [], 0
+        while True:
+            received.append(self.comm.sync_shared_state(self.state, timeout=PATIENCE).rx_bytes)
+            if self.state.revision >= until and self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) >= world:
+                return Training(self.state.revision, received, reduced, self.holds([Content(1, steps=self.state.revision)]))
+            for array in self.arrays:
+                array += 1
+            self.state.push_revision()
+            # in the background, while the others are asked whether somebody waits
+            sums = [np.ones(count, np.int64) for count in (10, 50_000, 300_000)]
+            ops = [self.comm.all_reduce_async(one, one, op=ReduceOp.SUM, tag=tag) for tag, one in enumerate(sums)]
+            pending = self.comm.are_peers_pending(timeout=PATIENCE)
+            assert all(op.wait(timeout=PATIENCE)[0] for op in ops)
+            assert all((one == self.comm.get_attribute(Attribute.LOCAL_WORLD_SIZE)).all() for one in sums)
+            reduced += len(ops)
+            if pending:
+                self.comm.update_topology(timeout=PATIENCE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What a member has seen of it."""
+
+    revision: int
+    received: list[int]
+    """Bytes, by sync."""
+    reduced: int
+    content: Content | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -172,9 +204,6 @@ class Holder:
             one.stop()
         return outcomes
 
-    def pending(self) -> list[bool]:
-        return self._on_all(lambda member, _: member.comm.are_peers_pending(timeout=PATIENCE))
-
     def votes(self) -> list[str]:
         """What a vote gives here: "SUCCESS", or the name of the result."""
 
@@ -186,6 +215,16 @@ class Holder:
             return "SUCCESS"
 
         return self._on_all(vote)
+
+    def train(self, until: int, world: int) -> list[Training]:
+        """Steps of a program that lets newcomers in while it reduces; all start or join here. Until both numbers are reached."""
+        return self._on_all(lambda member, at: member.train(until, world))
+
+    def level(self) -> str:
+        """The kernels in use."""
+        name = _ffi.new("char **")
+        _C.pccl_ext_cpu_level(name)
+        return _ffi.string(name[0]).decode()
 
     def hashes(self) -> list[str]:
         return [member.state.hash() for member in self._members]

@@ -16,6 +16,7 @@ import itertools
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -329,14 +330,46 @@ def play(seed: int) -> None:
         trial.end()
 
 
+class Standstill:
+    """How long the machine let this process wait, in one go, for a moment of its time."""
+
+    def __enter__(self) -> Standstill:
+        self.longest = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._over.wait(0.02):
+            now = time.monotonic()
+            self.longest, before = max(self.longest, now - before), now
+
+
+def play_in_time(seed: int) -> None:
+    """A machine that stands still for a while takes living processes for stopped ones: what was played then says nothing."""
+    for turn in range(3):
+        begin = time.monotonic()
+        with Standstill() as standstill:
+            try:
+                play(seed)
+                assert time.monotonic() - begin < PATIENCE, f"seed {seed} hung somewhere"
+            except (AssertionError, TimeoutError):
+                if turn == 2 or standstill.longest < LIMITS[True] / 4:
+                    print(f"replay with CHAOS_SEED={seed}; the machine stood still for {standstill.longest:.2f} s")
+                    raise
+                print(f"seed {seed} again: the machine stood still for {standstill.longest:.2f} s")
+            else:
+                return
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + TRIALS, BATCH))
 def test_sync_trials(first):
     for seed in range(first, min(first + BATCH, FIRST + TRIALS)):
-        begin = time.monotonic()
-        try:
-            play(seed)
-        except BaseException:
-            print(f"replay with CHAOS_SEED={seed}")
-            raise
-        assert time.monotonic() - begin < PATIENCE, f"seed {seed} hung somewhere"
+        play_in_time(seed)
