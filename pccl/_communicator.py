@@ -208,6 +208,7 @@ class Communicator:
             report.seconds,
             report.hash_seconds,
             report.transfer_seconds,
+            report.wire_bytes,
         )
 
     # ---- reduces ----

@@ -144,6 +144,8 @@ class SharedStateSyncInfo:
     """Of this, for the hashes of the own state."""
     transfer_seconds: float = 0.0
     """Of this, while content moved; 0 when nothing had to."""
+    wire_bytes: int = 0
+    """What went over links for `rx_bytes`: less where leaves came packed, or out of the memory of a peer on the same host."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@
 // Monotonic time in nanoseconds. Never fails, never goes back.
 int64_t platform_now_ns(void);
 
+// Processor time of the calling thread in nanoseconds.
+int64_t platform_thread_ns(void);
+
 // Fills `out` with unpredictable bytes. False when the kernel refuses.
 bool platform_random(void *out, size_t bytes);
 

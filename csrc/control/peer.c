@@ -777,6 +777,7 @@ static void fill_sync_report(const struct peer *p, const struct sync_report *fro
     *out = (struct peer_sync_report){
         .rx_bytes = from->rx_bytes,
         .rx_leaves = from->rx_leaves,
+        .wire_bytes = from->wire_bytes,
         .missing_bytes = from->missing_bytes,
         .donors = from->donors,
         .tx_bytes = p->sync.tx_bytes,

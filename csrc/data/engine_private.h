@@ -12,6 +12,7 @@
 #include "data/engine.h"
 #include "data/memory.h"
 #include "data/plan.h"
+#include "state/coding.h"
 #include "state/sync.h"
 
 enum {
@@ -94,6 +95,7 @@ struct silence {
     bool heard, spoke;      // since the last check
     uint32_t quiet, stuck;  // checks without a byte heard; without enough bytes taken
     uint32_t worst, age;    // longest pause of late
+    uint32_t parked;        // checks for which it has waited for an epoch
     uint64_t sent, goal;    // bytes handed to the kernel; of them to be acknowledged next
 };
 
@@ -134,7 +136,8 @@ struct lane {
     struct frame_queue queue;
     struct frame *sending;
     size_t sent; // of head + payload
-    uint8_t *stage; // encoded block being sent by this lane, made at first use
+    uint8_t *stage; // encoded block or packed leaf being sent by this lane, made at first use
+    struct coding_meter meter;
 };
 
 enum op_phase {

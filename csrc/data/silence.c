@@ -65,10 +65,12 @@ static void say_something(struct lane *lane) {
 }
 
 static const char *judge(struct lane *lane) {
-    if (lane->receiving == LANE_PARKED) { // unread by our own choice
-        lane->silence.quiet = 0;
-    } else if (is_quiet(&lane->silence)) {
-        return "silent";
+    if (lane->receiving != LANE_PARKED) {
+        lane->silence.parked = 0;
+        if (is_quiet(&lane->silence)) return "silent";
+    } else {
+        lane->silence.quiet = 0; // unread by our own choice
+        if (++lane->silence.parked > CHECKS_MAX) return "its epoch does not come";
     }
     return is_stuck(lane) ? "it takes no bytes" : NULL;
 }
@@ -87,7 +89,7 @@ void silence_check(struct engine *engine) {
         const char *why = judge(lane);
         if (why == NULL) say_something(lane);
         pthread_mutex_unlock(&engine->lock);
-        if (why != NULL) lane_break(lane, why, true);
+        if (why != NULL) lane_break(lane, why, lane->receiving != LANE_PARKED);
     }
 }
 

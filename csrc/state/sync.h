@@ -27,6 +27,7 @@ struct peer;
 struct sync_report {
     bool wrote;                                  // the state was written: without a commit it is incomplete (state/unfinished)
     uint64_t rx_bytes, rx_leaves, missing_bytes; // kept here; still to come
+    uint64_t wire_bytes;                         // what was kept, as it came over the links: packed, or an address in another's memory
     uint32_t donors;                             // that gave something
 };
 

@@ -31,10 +31,11 @@ BATCH = 10
 ONE = os.environ.get("CHAOS_SEED")
 FIRST = int(ONE or os.environ.get("CHAOS_FIRST", "0"))
 TRIALS = 1 if ONE else int(os.environ.get("CHAOS_TRIALS", "200"))
+TURNS = 5
 DEAD = "MASTER_CONNECTION_FAILED"
 EXPELLED = "INVALID_USAGE"
 NONE = "NO_SHARED_STATE_AVAILABLE"
-LIMITS = {True: 1.2, False: 20.0}
+LIMITS = {True: 1.5, False: 20.0}
 """Seconds of silence after which a process is lost: short where one is stopped, but on a busy machine the living are slow too."""
 
 
@@ -93,7 +94,7 @@ class Trial:
         self.processes: list[Performer] = []
         self.group = Group([])
         self.known: set[Content] = set()
-        self.stop = self.rng.random() < 0.25
+        self.stop = self.rng.random() < 0.2
         self.lanes = self.rng.choice([1, 1, 2, 4])
         megabyte = 1 << 20
         self.sizes = [self.rng.choice([2, 6, 16]) * megabyte + 5, 1, 300_001, 0, self.rng.choice([77, 2 * megabyte])]
@@ -135,7 +136,7 @@ class Trial:
         old = self.members()
         for process in old:
             process.tell("form", world)
-        assert [process.answer() for process in [*old, *newcomers]] == [None] * (len(old) + len(newcomers))
+        assert [process.answer() for process in [*newcomers, *old]] == [None] * (len(old) + len(newcomers))
 
     def forget(self, process: Performer) -> list[Voter]:
         """It is out: its members."""
@@ -284,7 +285,7 @@ class Trial:
         for outcome in outcomes:
             assert outcome.result in ("SUCCESS", DEAD, EXPELLED), outcome
             assert outcome.result != "SUCCESS" or outcome.content is not None, outcome
-            assert outcome.result != EXPELLED or "silent" in outcome.detail, outcome
+            assert outcome.result != EXPELLED or "expelled by the master" in outcome.detail, outcome
         assert set(victim.ask("votes")) == {DEAD}
         world = len(self.group.voters) + len(voters)
         victim.tell("rejoin", self.address, world)
@@ -353,14 +354,14 @@ class Standstill:
 
 def play_in_time(seed: int) -> None:
     """A machine that stands still for a while takes living processes for stopped ones: what was played then says nothing."""
-    for turn in range(3):
+    for turn in range(TURNS):
         begin = time.monotonic()
         with Standstill() as standstill:
             try:
                 play(seed)
                 assert time.monotonic() - begin < PATIENCE, f"seed {seed} hung somewhere"
             except (AssertionError, TimeoutError):
-                if turn == 2 or standstill.longest < LIMITS[True] / 4:
+                if turn == TURNS - 1 or standstill.longest < LIMITS[True] / 4:
                     print(f"replay with CHAOS_SEED={seed}; the machine stood still for {standstill.longest:.2f} s")
                     raise
                 print(f"seed {seed} again: the machine stood still for {standstill.longest:.2f} s")

@@ -1,5 +1,6 @@
 // Shared state between communicators of one process: rounds with random contents, while peers leave in the middle, with leaves sent over the
-// links and read from memory. And with a peer in a second process, whose right to read is taken away.
+// links and read from memory. And with a peer in a second process, which cannot unpack leaves, and
+// whose right to read is taken away.
 #define _GNU_SOURCE
 #include <pccl.h>
 
@@ -234,6 +235,7 @@ static bool forbid_reading(void) {
 
 static int be_receiver(int orders) {
     REQUIRE(read(orders, &port, sizeof port) == sizeof port);
+    setenv("PCCL_LZ4", "0", 1); // a peer that knows of no packing, though the donor does
     add(0);
     usleep(200000); // the links are there, and who can read whom is known
     if (!forbid_reading()) fprintf(stderr, "test_sync: this kernel has no filters: a refused read is not tested\n");
@@ -241,6 +243,9 @@ static int be_receiver(int orders) {
     sync_main(&sides[0]);
     CHECK_EQ(sides[0].result, pcclSuccess);
     CHECK_EQ(sides[0].state.revision, 5);
+    struct pccl_sync_report report;
+    REQUIRE(pccl_ext_sync_report(sides[0].comm, &report) == pcclSuccess);
+    CHECK_EQ(report.rx_bytes, sides[0].info.rx_bytes);
     make_memory(&sides[1]);
     fill(&sides[1], 1);
     CHECK(same(&sides[0], &sides[1]));
