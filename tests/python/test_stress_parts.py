@@ -31,7 +31,8 @@ from pccl.stress.workload import IMPATIENT, QUANTIZED, STEP_KINDS, WAYS, plan_st
 
 # ---- schedule ----
 
-DRAWN = {"seed": 5, "peers": 4, "seconds": 600.0, "every": 2.0, "rates": schedule.DEFAULT_RATES, "heartbeat_limit": 1.5}
+RATES = {"kill": 3, "stop": 1, "cut": 2, "delay": 2, "join": 1}
+DRAWN = {"seed": 5, "peers": 4, "seconds": 600.0, "every": 2.0, "rates": RATES, "heartbeat_limit": 1.5}
 
 
 def draw(**changes):
@@ -49,7 +50,7 @@ def test_the_rates_are_kept():
     faults = draw(seconds=20_000.0)
     assert len(faults) == pytest.approx(10_000, rel=0.05)
     assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
-    for kind, rate in schedule.DEFAULT_RATES.items():
+    for kind, rate in RATES.items():
         assert sum(fault.kind == kind for fault in faults) == pytest.approx(10_000 * rate / 9, rel=0.1)
     assert draw(rates={}) == []
     assert {fault.kind for fault in draw(rates={"master": 1})} == {"master"}
