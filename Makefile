@@ -1,6 +1,8 @@
 # Each target sets up what it needs in .venv: a fresh machine needs python3 (3.11 or later), a C compiler and make.
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
+MINUTES ?= 10
+SEEDS ?= 1 2
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
@@ -15,13 +17,14 @@ FUZZ_CC ?= $(shell command -v clang || command -v cc)
 FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build test test-c test-python check lint format check-address check-thread check-fuzz check-model fuzz-build fuzz bench demo clean
+.PHONY: help setup build test test-c test-python check lint format check-address check-thread check-fuzz check-model fuzz-build fuzz bench demo stress soak clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
 	@echo 'make test    all tests'
 	@echo 'make check   lint, types, the C tests under sanitizers, a short run of the fuzzers, and the model where spin is there'
 	@echo 'make fuzz    fuzz every target for FUZZ_SECONDS=600; FUZZ_TARGETS="fuzz_member" for some'
+	@echo 'make stress  harm a run of real processes for half a minute; make soak: for MINUTES=10, once for each of SEEDS="1 2"'
 	@echo 'make format  bring the sources into shape'
 	@echo 'make bench   measure against torch gloo; as root also over limited links'
 
@@ -29,7 +32,7 @@ help:
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) --editable '.[test,dev,demo]'
+	$(PIP) --editable '.[test,dev,demo,stress]'
 	touch .venv/ready .venv/built
 
 .venv/built: .venv/ready $(BUILT_FROM)
@@ -97,5 +100,11 @@ bench: .venv/built
 demo: .venv/built
 	$(BIN)/pccl demo
 
+stress: .venv/built
+	$(BIN)/pccl stress
+
+soak: .venv/built
+	for seed in $(SEEDS); do $(BIN)/pccl stress --minutes $(MINUTES) --seed $$seed --out stress-out/soak-$$seed || exit 1; done
+
 clean:
-	rm -rf build dist demo-out pccl/*.so
+	rm -rf build dist demo-out stress-out pccl/*.so
