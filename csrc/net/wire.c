@@ -716,7 +716,7 @@ bool wire_decode_sync_plan(const uint8_t *body, size_t length, struct wire_sync_
 bool wire_decode_sync_done(const uint8_t *body, size_t length, struct wire_sync_done *out) {
     struct reader in = reader_of(body, length);
     out->round = get_u64(&in);
-    out->complete = get_enum(&in, 0, 1);
+    out->complete = get_enum(&in, WIRE_SYNC_MISSING, WIRE_SYNC_READ_ONLY);
     out->count = get_count(&in, WIRE_MAX_MEMBERS, SYNC_SOURCE_BYTES);
     for (uint32_t i = 0; i < out->count; i++) {
         get_id(&in, &out->sources[i].id);
