@@ -52,6 +52,7 @@ static void end_op(struct pccl_sim *s, int slot, struct op *op, enum op_phase ph
 static void end_lost(struct pccl_sim *s, int slot, struct op *op) {
     const struct engine_model *e = &s->processes[slot].engine;
     uint64_t epoch = first_loss(e, op->adopted);
+    if (epoch == 0 && !s->processes[slot].tainted) sim_fail(s, "progress", "peer %d loses op (%llu, %u, %u) although nobody was lost since it was posted", slot + 1, (unsigned long long)op->name.epoch, (unsigned)(op - e->ops), op->name.sequence);
     op->ended_epoch = epoch != 0 ? epoch : e->now.epoch;
     end_op(s, slot, op, OP_LOST);
 }
@@ -338,9 +339,10 @@ static void begin_large(struct pccl_sim *s, int slot, struct op *op) {
     uint32_t n = e->now.count, rank = e->now.rank;
     struct frame ready = frame_of(e, op, WIRE_READY), early;
     op->next_ready = false;
-    op->held_count = op->to_receive = op->to_send = 0;
+    op->held_count = op->to_receive = op->to_send = op->shards = op->results = 0;
     for (uint32_t shard = 0; shard < n; shard++) {
         if (!travels(op, n, shard)) continue;
+        op->shards++;
         op->to_send += shard == rank;
         for (uint32_t hop = 0; hop <= 2 * n - 3; hop++) {
             enum plan_step step = plan_ring_step(n, rank, shard, hop);
@@ -382,7 +384,7 @@ static void on_chunk(struct pccl_sim *s, int slot, int from, const struct frame 
         next.contributors |= 1U << slot;
     }
     if (step != PLAN_REDUCE) {
-        bool first = op->contributors == 0;
+        bool first = op->results++ == 0;
         if (!first && (op->value != next.value || op->contributors != next.contributors)) sim_fail(s, "exactness", "two shards of an op hold different contributors at peer %d", slot + 1);
         op->value = next.value;
         op->contributors = next.contributors;
@@ -413,7 +415,7 @@ static void begin(struct pccl_sim *s, int slot, struct op *op) {
     uint64_t tag = (uint64_t)(op - e->ops);
     op->name = (struct wire_op_name){e->now.epoch, tag, ++e->sequences[tag]};
     op->accused = op->mismatched = op->frozen = false;
-    op->value = op->contributors = 0;
+    op->value = op->contributors = op->shards = op->results = 0;
     if (e->now.count < 2) { // alone: only a loss leads here
         end_lost(s, slot, op);
         return;
@@ -441,7 +443,7 @@ static void begin_waiting(struct pccl_sim *s, int slot) {
 void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, uint32_t bytes, uint32_t variant, uint64_t input, uint64_t adopted) {
     struct engine_model *e = &s->processes[slot].engine;
     struct op *op = &e->ops[tag];
-    *op = (struct op){.phase = OP_WAITING, .bytes = bytes, .variant = variant, .input = input, .adopted = adopted};
+    *op = (struct op){.phase = OP_WAITING, .bytes = bytes, .variant = variant, .input = input, .adopted = adopted, .calls = op->calls + 1};
     if (e->poisoned[tag]) {
         e->poisoned[tag] = false;
         end_op(s, slot, op, OP_MISMATCHED);

@@ -137,6 +137,17 @@ bool judge_alive_member(const struct pccl_sim *s, int slot, uint32_t life) { ret
 
 // ---- what the master says ----
 
+// Nobody is admitted who has no link to a member of its group.
+static void judge_newcomer(struct pccl_sim *s, int slot) {
+    const struct process *p = &s->processes[slot];
+    if (!sim_alive(s, slot, s->truth.lives[slot]) || p->tainted) return;
+    for (int other = 0; other < (int)s->peers; other++) {
+        uint32_t life = s->truth.lives[other];
+        if (other == slot || life == 0 || s->truth.groups[other] != s->truth.groups[slot] || tainted(s, other, life) || p->met[other] == life) continue;
+        sim_fail(s, "progress", "the master admits peer %d to epoch %llu, which has no link to peer %d", slot + 1, (unsigned long long)s->truth.number, other + 1);
+    }
+}
+
 static void on_epoch(struct pccl_sim *s, const struct wire_header *header, const uint8_t *body) {
     struct wire_epoch_commit commit = {.epoch.members = s->members};
     if (s->truth.run == header->run && s->truth.number >= header->epoch) {
@@ -147,6 +158,9 @@ static void on_epoch(struct pccl_sim *s, const struct wire_header *header, const
         sim_fail(s, "no trust in bytes", "the master made an EPOCH that cannot be read");
         return;
     }
+    uint32_t before[SLOTS];
+    memcpy(before, s->truth.lives, sizeof before);
+    bool same_run = s->truth.run == header->run;
     s->truth = (struct truth){.run = header->run, .number = commit.epoch.number};
     for (uint32_t i = 0; i < commit.epoch.count; i++) {
         uint32_t life;
@@ -158,6 +172,8 @@ static void on_epoch(struct pccl_sim *s, const struct wire_header *header, const
         s->truth.lives[slot] = life;
         s->truth.groups[slot] = commit.epoch.members[i].group;
     }
+    for (int slot = 0; slot < (int)s->peers; slot++)
+        if (s->truth.lives[slot] != 0 && !(same_run && before[slot] == s->truth.lives[slot])) judge_newcomer(s, slot);
 }
 
 static void on_commit(struct pccl_sim *s, const struct instance *instance, bool supplied) {
@@ -253,6 +269,7 @@ void judge_begins(struct pccl_sim *s, int slot, struct op *op) {
     struct instance *instance = judge_find(s, p->engine.run, p->group, &op->name);
     if (instance == NULL) instance = instance_new(s, slot, op);
     instance->inputs[slot] = op->input;
+    instance->calls[slot] = op->calls;
     bool again = (instance->began >> slot & 1) != 0;
     instance->began |= 1U << slot;
     if (p->tainted || instance_tainted(s, instance)) return;
@@ -270,7 +287,13 @@ void judge_reduced(struct pccl_sim *s, int slot, const struct op *op) {
     if (instance == NULL || instance_tainted(s, instance)) return;
     uint64_t value = 0;
     for (int other = 0; other < (int)s->peers; other++)
-        if (instance->members >> other & 1) value += instance->inputs[other];
+        if (instance->members >> other & 1) {
+            value += instance->inputs[other];
+            // The programs go alike, so an error that one of them got and another did not shows here.
+            if (instance->calls[other] != op->calls)
+                sim_fail(s, "agreement", "call %u of peer %d with tag %llu meets call %u of peer %d in op (%llu, %llu, %u)", op->calls, slot + 1, (unsigned long long)op->name.tag, instance->calls[other], other + 1, (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence);
+        }
+    if (op->results < op->shards) sim_fail(s, "exactness", "op (%llu, %llu, %u) is complete at peer %d with %u of %u shards", (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1, op->results, op->shards);
     if (op->contributors != instance->members || op->value != value)
         sim_fail(s, "exactness", "the result of op (%llu, %llu, %u) at peer %d holds the inputs of peers %x, its members are %x%s", (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1, op->contributors, instance->members, op->contributors == instance->members ? ", and is not their sum" : "");
 }
@@ -300,7 +323,7 @@ static void on_state_committed(struct pccl_sim *s, const struct process *p, cons
     struct commit_record *last = &s->commits[p->group];
     if (last->run == round->run && last->round >= round->round) return;
     bool held = false;
-    for (int slot = 0; slot < (int)s->peers; slot++) held |= last->run == round->run && last->lives[slot] != 0 && judge_alive_member(s, slot, last->lives[slot]);
+    for (int slot = 0; slot < (int)s->peers; slot++) held |= last->run == round->run && last->lives[slot] != 0 && !tainted(s, slot, last->lives[slot]) && judge_alive_member(s, slot, last->lives[slot]);
     if (held && round->revision != last->revision && round->revision != last->revision + 1)
         sim_fail(s, "parity", "group %u commits revision %llu after revision %llu, of which members are left", p->group, (unsigned long long)round->revision, (unsigned long long)last->revision);
     *last = (struct commit_record){.set = true, .run = round->run, .round = round->round, .revision = round->revision};
@@ -326,11 +349,24 @@ void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end) {
         sim_fail(s, "parity", "after round %llu peer %d holds revision %llu, content %016llx; another one revision %llu, content %016llx", (unsigned long long)end->round, slot + 1, (unsigned long long)end->revision, (unsigned long long)content, (unsigned long long)round->revision, (unsigned long long)round->content);
 }
 
+// A state whose transfer was cut short must not win: somebody has to hold the content whole.
+void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan) {
+    for (uint32_t i = 0; i < plan->donor_count; i++) {
+        uint32_t life;
+        int slot = sim_slot(&plan->donors[i], &life);
+        if (slot < 0 || !sim_alive(s, slot, life) || tainted(s, slot, life) || !s->processes[slot].state.incomplete) return;
+    }
+    sim_fail(s, "parity", "the winner of round %llu is a state whose transfer was cut short", (unsigned long long)plan->round);
+}
+
 // ---- time ----
 
 void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what) {
     SIM_TRACE(s, "peer %d: %s: %s", slot + 1, what, text);
-    if (s->processes[slot].tainted || strstr(text, "shared state: ") != NULL) return;
+    const struct process *p = &s->processes[slot];
+    if (p->tainted) return;
+    if (strstr(text, "it gave revision") != NULL && !p->misused) sim_fail(s, "parity", "peer %d is expelled for a revision that a sync gave it: %s", slot + 1, text);
+    if (strstr(text, "shared state: ") != NULL) return;
     if (s->now > s->calm_from + INNOCENT_LIMITS * s->limit_ns) sim_fail(s, "progress", "peer %d is %s although nothing went wrong for %lld ms: %s", slot + 1, what, (long long)((s->now - s->calm_from) / MS_NS), text);
 }
 

@@ -185,7 +185,9 @@ void sim_break(struct pccl_sim *s, uint32_t connection) {
     struct connection *c = &s->connections[connection];
     if (!c->used || c->broken) return;
     c->broken = true;
+    int unaware = (int)sim_below(s, 6); // this side hears of it only when it sends something
     for (uint32_t end = 0; end < 2; end++) {
+        if ((int)end == unaware) continue;
         if (c->open[end]) push_end(s, c, end, s->now + sim_delay(s, c->ends[!end], c->ends[end]), false); // overtakes what is lost
     }
 }
@@ -198,6 +200,7 @@ static void use_link(struct pccl_sim *s, int slot, int other, uint32_t index, st
         state_model_link_ends(s, slot, other);
     }
     *link = (uint32_t)(c - s->connections) + 1;
+    s->processes[slot].met[other] = c->lives[!end_of(c, slot, s->processes[slot].life)];
 }
 
 static void push_dial(struct pccl_sim *s, const struct connection *c, enum event_kind kind, uint32_t end, int64_t at, bool flag) {
@@ -380,7 +383,10 @@ bool sim_send(struct pccl_sim *s, int slot, int other, uint32_t index, const str
     if (link == 0) return false;
     struct connection *c = &s->connections[link - 1];
     uint32_t end = !end_of(c, slot, s->processes[slot].life);
-    if (c->broken) return true; // not known yet
+    if (c->broken) { // not known yet
+        push_end(s, c, !end, s->now + sim_delay(s, other, slot), false);
+        return true;
+    }
     if (s->cut_until[slot][other] > s->now + s->user_timeout_ns) push_end(s, c, !end, s->now + s->user_timeout_ns, true);
     struct event *event = sim_event(s, EVENT_LINK_FRAME, arrival(s, c, end));
     event->slot = (uint8_t)other;

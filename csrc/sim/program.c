@@ -45,6 +45,7 @@ static void sync_state(struct pccl_sim *s, int slot) {
     bool misuse = s->faulty && (s->faults & PCCL_SIM_MISUSE) != 0;
     if (misuse && sim_chance(s, 40)) {
         message.revision++; // a step that the others have not made
+        p->misused = true;
         s->counts[COUNT_MISUSES]++;
     } else if (misuse && sim_chance(s, 40)) {
         message.mask.low++; // another model
@@ -234,7 +235,6 @@ static void go_on_leaving(struct pccl_sim *s, int slot) {
         sim_push_for(s, slot, EVENT_PROGRAM, s->now + LOOK_MS * MS_NS);
         return;
     }
-    p->announced = true;
     member_leave(p->mind, &p->out);
     sim_to_master(s, slot, &p->out.frames);
     sim_end(s, slot, true);

@@ -9,6 +9,8 @@ enum {
     LOOK_MS = 20,
     FAULTS_MOST_MS = 1500, // until the next calm
     CALM_ROUNDS = 2,       // that everybody who lives passes in a calm
+    CALM_LIMITS = 40,      // heartbeat limits that this may take
+    CALM_PAIR_MS = 250,    // and for the measurements of each pair
     EVENTS_AT_ONCE = 20000,
 };
 
@@ -93,8 +95,19 @@ static bool is_calm(struct pccl_sim *s) {
     return calm;
 }
 
+static void judge_progress(struct pccl_sim *s) {
+    int64_t bound = CALM_LIMITS * s->limit_ns + (int64_t)(s->peers * s->peers) * CALM_PAIR_MS * MS_NS;
+    if (s->faulty || s->now <= s->calm_from + bound) return;
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        const struct process *p = &s->processes[slot];
+        if (p->running && p->program.rounds < s->rounds_before[slot] + CALM_ROUNDS)
+            sim_fail(s, "progress", "peer %d has passed %u rounds in %lld ms without a fault", slot + 1, p->program.rounds - s->rounds_before[slot], (long long)((s->now - s->calm_from) / MS_NS));
+    }
+}
+
 static void look(struct pccl_sim *s) {
     judge_look(s);
+    judge_progress(s);
     if (s->state != PCCL_SIM_RUNNING) return;
     if (s->faulty && s->now >= s->faults_end) {
         end_faults(s);

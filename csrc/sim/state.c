@@ -182,6 +182,7 @@ void state_model_plan(struct pccl_sim *s, int slot, const struct wire_sync_plan 
     bool holds = state_model_content(state->leaves) == plan->content.low;
     if (!p->tainted && ((gives && (receives || !holds)) || (!receives && !holds)))
         sim_fail(s, "parity", "peer %d %s by the plan of round %llu, and holds %s content", slot + 1, gives ? "gives" : "waits", (unsigned long long)plan->round, holds ? "the winner's" : "other");
+    if (!p->tainted) judge_plan(s, plan);
     state->round = plan->round;
     state->content = plan->content.low;
     if (!receives) {

@@ -140,6 +140,7 @@ struct op {
     bool small, frozen, accused, mismatched;
     uint32_t variant, bytes;
     uint64_t input, adopted, ended_epoch;
+    uint32_t calls; // with this tag in this phase of the program
     struct wire_op_name name;
     uint32_t instance;
     // small
@@ -147,6 +148,7 @@ struct op {
     // large
     bool next_ready;
     uint32_t to_receive, to_send;
+    uint32_t shards, results; // that travel in the model; that are here
     struct frame held[HELD_MOST];
     uint32_t held_count;
     // of what has been reduced
@@ -256,12 +258,13 @@ struct process {
     int64_t stopped_until;
     int64_t ended_at;
     bool tainted;        // a frame of its connection was changed: what it says is not judged
-    bool announced;      // it left or had itself taken out
+    bool misused;        // its program gave a wrong revision
     struct member *mind;
     struct member_output out;
     int64_t tick_at;     // of the tick that is queued; INT64_MAX: none
     uint32_t control;    // + 1; 0: none
     uint32_t links[SLOTS][LANES + 1]; // connection + 1
+    uint32_t met[SLOTS];              // lives that it had a link to
     struct {
         struct wire_link_hello hello;
         uint32_t connection, serial;
@@ -290,6 +293,7 @@ struct instance {
     uint32_t lives[SLOTS];    // of members
     uint32_t began, done;     // slots
     uint64_t inputs[SLOTS];
+    uint32_t calls[SLOTS];
     uint8_t outcomes[SLOTS];
     uint8_t verdict;
     bool supplied; // a verdict named a supplier
@@ -510,6 +514,7 @@ void judge_begins(struct pccl_sim *s, int slot, struct op *op);
 void judge_reduced(struct pccl_sim *s, int slot, const struct op *op); // its result is here
 void judge_ended(struct pccl_sim *s, int slot, const struct op *op);
 void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end);
+void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan);
 void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what);
 void judge_look(struct pccl_sim *s); // now and then: bounded time and memory
 bool judge_alive_member(const struct pccl_sim *s, int slot, uint32_t life);
