@@ -205,6 +205,25 @@ static void on_verdict(struct pccl_sim *s, uint32_t group, const struct wire_hea
     instance->supplied |= supplied;
 }
 
+// To one member. While somebody is left who took part in the last commit, the next one is of the same or of the next revision.
+static void on_sync_end(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body) {
+    struct wire_sync_end *end = &s->sync_end;
+    if (!wire_decode_sync_end(body, header->length, end)) {
+        sim_fail(s, "no trust in bytes", "the master made a SYNC_END that cannot be read");
+        return;
+    }
+    if (end->code != 0 || control->group >= GROUPS) return;
+    struct commit_record *last = &s->commits[control->group];
+    if (last->run != header->run || last->round != end->round) {
+        bool held = false;
+        for (int slot = 0; slot < (int)s->peers; slot++) held |= last->run == header->run && last->lives[slot] != 0 && last->lives[slot] == s->truth.lives[slot];
+        if (held && end->revision != last->revision && end->revision != last->revision + 1)
+            sim_fail(s, "parity", "group %u commits revision %llu after revision %llu, of which members are left", control->group, (unsigned long long)end->revision, (unsigned long long)last->revision);
+        *last = (struct commit_record){.run = header->run, .round = end->round, .revision = end->revision};
+    }
+    last->lives[control->slot] = control->life;
+}
+
 void judge_sends(struct pccl_sim *s, const struct membership_actions *actions) {
     size_t last = SIZE_MAX;
     for (size_t i = 0; i < actions->send_count; i++) {
@@ -215,6 +234,7 @@ void judge_sends(struct pccl_sim *s, const struct membership_actions *actions) {
         const uint8_t *body = actions->bytes.bytes + send->offset + WIRE_HEADER_BYTES;
         if (header.type == WIRE_EPOCH) on_epoch(s, &header, body);
         if (header.type == WIRE_VERDICT) on_verdict(s, s->controls[send->conn].group, &header, body);
+        if (header.type == WIRE_SYNC_END) on_sync_end(s, &s->controls[send->conn], &header, body);
     }
 }
 
@@ -318,19 +338,6 @@ void judge_ended(struct pccl_sim *s, int slot, const struct op *op) {
 
 // ---- shared state ----
 
-static void on_state_committed(struct pccl_sim *s, const struct process *p, const struct round_record *round) {
-    if (p->group > 1) return;
-    struct commit_record *last = &s->commits[p->group];
-    if (last->run == round->run && last->round >= round->round) return;
-    bool held = false;
-    for (int slot = 0; slot < (int)s->peers; slot++) held |= last->run == round->run && last->lives[slot] != 0 && !tainted(s, slot, last->lives[slot]) && judge_alive_member(s, slot, last->lives[slot]);
-    if (held && round->revision != last->revision && round->revision != last->revision + 1)
-        sim_fail(s, "parity", "group %u commits revision %llu after revision %llu, of which members are left", p->group, (unsigned long long)round->revision, (unsigned long long)last->revision);
-    *last = (struct commit_record){.set = true, .run = round->run, .round = round->round, .revision = round->revision};
-    for (int slot = 0; slot < (int)s->peers; slot++)
-        if (s->truth.groups[slot] == p->group && s->processes[slot].program.step == STEP_SYNCING) last->lives[slot] = s->truth.lives[slot];
-}
-
 void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end) {
     const struct process *p = &s->processes[slot];
     uint64_t run = member_header(p->mind).run, content = state_model_content(p->state.leaves);
@@ -341,7 +348,6 @@ void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end) {
     if (round == NULL) {
         round = &s->rounds[s->round_count++ % ROUNDS_MOST];
         *round = (struct round_record){run, end->round, end->revision, content, end->code};
-        if (end->code == 0) on_state_committed(s, p, round);
     }
     if (round->code != end->code)
         sim_fail(s, "parity", "round %llu of shared state ends with code %u at peer %d, with %u at another", (unsigned long long)end->round, end->code, slot + 1, round->code);
@@ -390,9 +396,9 @@ static void judge_calls(struct pccl_sim *s) {
     int64_t bound = CALL_LIMITS * s->limit_ns;
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct program *program = &s->processes[slot].program;
-        bool measures = s->processes[slot].running && program->step == STEP_VOTING && program->vote == WIRE_VOTE_OPTIMIZE;
-        if (measures) bound = CALL_LIMITS * s->limit_ns + (int64_t)(s->peers * s->peers) * MEASURE_MS * MS_NS;
+        if (s->processes[slot].running && program->step == STEP_VOTING && program->vote == WIRE_VOTE_OPTIMIZE) s->measured_at = s->now;
     }
+    if (s->now - s->measured_at <= bound) bound += (int64_t)(s->peers * s->peers) * MEASURE_MS * MS_NS;
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];
         if (!p->running || p->tainted || p->program.since == INT64_MAX) continue;

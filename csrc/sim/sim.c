@@ -130,6 +130,7 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
     s->random = sim_mix(config->seed + 1);
     s->now = SECOND_NS;
     s->busy_at = s->busy = 0;
+    s->measured_at = 0;
     memset(s->cut_until, 0, sizeof s->cut_until);
     memset(s->slow_until, 0, sizeof s->slow_until);
     memset(s->controls, 0, sizeof s->controls);

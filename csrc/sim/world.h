@@ -21,6 +21,7 @@ enum {
     MASTER = SLOTS,      // slot of the master
     PROCESSES,
     LANES = 2,
+    GROUPS = 2,
     TAGS = 6,
     LEAVES = 6,          // of a shared state
     SHARDS_MOST = 2,     // of an op that travel, for those of all members
@@ -313,7 +314,6 @@ struct round_record {
 
 // The last commit of a group, to see that no revision is lost.
 struct commit_record {
-    bool set;
     uint64_t run, round, revision;
     uint32_t lives[SLOTS]; // that took part; 0: did not
 };
@@ -393,6 +393,7 @@ struct pccl_sim {
     uint32_t faults;
     int64_t fault_every_ns, calm_from; // calm_from: end of the last fault's effect
     int64_t faults_end, end_at;
+    int64_t measured_at; // when an optimisation was under way last
     uint32_t rounds_before[SLOTS], lives_before[SLOTS];
 
     // judging
@@ -402,7 +403,7 @@ struct pccl_sim {
     struct ring_record rings[RINGS_MOST];
     struct round_record rounds[ROUNDS_MOST];
     uint32_t ring_count, round_count;
-    struct commit_record commits[2]; // by group
+    struct commit_record commits[GROUPS]
     struct truth truth;
     uint32_t tainted[SLOTS]; // lives
 
@@ -418,6 +419,7 @@ struct pccl_sim {
     struct wire_member members[WIRE_MAX_MEMBERS];
     struct wire_sync_done done;
     struct wire_verdict verdict;
+    struct wire_sync_end sync_end;
 };
 
 // ---- queue.c ----
