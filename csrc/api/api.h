@@ -25,6 +25,8 @@ enum {
     API_HEARTBEAT_DEFAULT_MS = 5000,
     API_HEARTBEAT_LEAST_MS = 100,
     API_HEARTBEAT_MOST_MS = 3600000,
+    API_RECOVERY_DEFAULT_MS = 60000,
+    API_RECOVERY_MOST_MS = 3600000,
 };
 
 // Sets the thread's detail text and returns `code`.
@@ -32,6 +34,8 @@ pcclResult_t api_fail(pcclResult_t code, const char *format, ...) __attribute__(
 pcclResult_t api_null(const char *name); // pcclInvalidArgument
 // pcclNotInitialized before pcclInit.
 pcclResult_t api_initialized(void);
+// A variable of the environment that is not in [least, most] is told of and ignored.
+uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t most, uint32_t otherwise);
 // When a blocking call on this thread must return: by its wait slice.
 int64_t api_deadline(void);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.

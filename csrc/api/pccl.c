@@ -50,6 +50,17 @@ pcclResult_t api_initialized(void) {
     return api_fail(pcclNotInitialized, "call pcclInit first");
 }
 
+uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t most, uint32_t otherwise) {
+    const char *value = getenv(name);
+    if (value == NULL) return otherwise;
+    char *end;
+    errno = 0;
+    long number = strtol(value, &end, 10);
+    if (end != value && *end == 0 && errno == 0 && number >= (long)least && number <= (long)most) return (uint32_t)number;
+    LOG(LOG_WARN, "%s=%s is ignored: not a number from %u to %u", name, value, least, most);
+    return otherwise;
+}
+
 static bool take_address(const ccoip_socket_address_t *in, struct wire_address *out) {
     memset(out, 0, sizeof *out);
     out->port = in->port;
@@ -123,6 +134,8 @@ pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t *info) {
 
 // ---- communicator ----
 
+static uint32_t recovery_limit(void) { return api_number_from_environment("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS); }
+
 pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclComm_t **comm_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(params);
@@ -130,7 +143,9 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     uint32_t lanes = params->p2p_connection_pool_size;
     struct peer_params peer_params = {.group = params->peer_group, .lanes = lanes == 0 ? DEFAULT_LANES : lanes < WIRE_MAX_LANES ? lanes
                                                                                                                                 : WIRE_MAX_LANES};
-    if (!take_address(&params->master_address, &peer_params.master))
+    peer_params.master_count = 1;
+    peer_params.recovery_limit_ms = recovery_limit();
+    if (!take_address(&params->master_address, &peer_params.masters[0]))
         return api_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6", (int)params->master_address.inet.protocol);
     struct pcclComm_t *comm = calloc(1, sizeof *comm);
     if (comm != NULL) comm->peer = peer_new(&peer_params);
@@ -310,16 +325,7 @@ pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_
 
 // ---- master ----
 
-static uint32_t heartbeat_limit(void) {
-    const char *value = getenv("PCCL_HEARTBEAT_LIMIT_MS");
-    if (value == NULL) return API_HEARTBEAT_DEFAULT_MS;
-    char *end;
-    errno = 0;
-    long number = strtol(value, &end, 10);
-    if (end != value && *end == 0 && errno == 0 && number >= API_HEARTBEAT_LEAST_MS && number <= API_HEARTBEAT_MOST_MS) return (uint32_t)number;
-    LOG(LOG_WARN, "PCCL_HEARTBEAT_LIMIT_MS=%s is ignored: not a number from %d to %d", value, API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS);
-    return API_HEARTBEAT_DEFAULT_MS;
-}
+static uint32_t heartbeat_limit(void) { return api_number_from_environment("PCCL_HEARTBEAT_LIMIT_MS", API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS, API_HEARTBEAT_DEFAULT_MS); }
 
 pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterInstance_t **master_out) {
     REQUIRE_NOT_NULL(master_out);

@@ -235,6 +235,11 @@ static void on_frame(struct master *master, struct conn *conn, const uint8_t *bo
         return;
     }
     struct wire_hello hello;
+    if (conn->header.type == WIRE_RESUME) {
+        set_state(master, conn, CONN_KNOWN);
+        carry_out(master, membership_peer_resumed(master->membership, master->now_ns, index, &conn->source, &conn->header, body));
+        return;
+    }
     if (!wire_decode_hello(body, conn->header.length, &hello)) {
         conn_close(master, conn);
         return;
@@ -242,6 +247,8 @@ static void on_frame(struct master *master, struct conn *conn, const uint8_t *bo
     set_state(master, conn, CONN_KNOWN);
     carry_out(master, membership_peer_connected(master->membership, master->now_ns, index, &conn->source, &hello));
 }
+
+static bool is_first(uint16_t type) { return type == WIRE_HELLO || type == WIRE_RESUME; }
 
 // Takes what belongs to the frame in progress; the number of bytes taken. The header is judged before the body is waited for.
 static size_t take(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
@@ -254,7 +261,7 @@ static size_t take(struct master *master, struct conn *conn, const uint8_t *from
         return taken;
     }
     if (in->end < whole) return taken;
-    if (in_header && (!wire_header_decode(in->at, &conn->header) || (conn->state == CONN_ANONYMOUS && conn->header.type != WIRE_HELLO))) {
+    if (in_header && (!wire_header_decode(in->at, &conn->header) || (conn->state == CONN_ANONYMOUS && !is_first(conn->header.type)))) {
         conn_lose(master, conn, "it sent something that is no message");
         return taken;
     }
@@ -380,6 +387,17 @@ static void serve(struct master *master) {
     }
 }
 
+// What still came is read, for a reset would destroy the last words.
+static void say_farewell(struct master *master) {
+    carry_out_list(master, membership_farewell(master->membership, master->now_ns));
+    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+        struct conn *conn = &master->conns[i];
+        if (conn->state != CONN_KNOWN) continue;
+        shutdown(conn->fd, SHUT_WR);
+        while (socket_receive(conn->fd, master->chunk, sizeof master->chunk) > 0) continue;
+    }
+}
+
 static void close_all(struct master *master) {
     for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++)
         if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
@@ -391,6 +409,7 @@ static void close_all(struct master *master) {
 static void *thread_main(void *context) {
     struct master *master = context;
     serve(master);
+    say_farewell(master);
     close_all(master);
     LOG(LOG_INFO, "the master has stopped");
     pthread_mutex_lock(&master->lock);
@@ -438,6 +457,7 @@ static int open_all(struct master *master) {
     master->now_ns = platform_now_ns();
     master->membership = membership_new(master->heartbeat_limit_ms, random, master->now_ns);
     if (master->membership == NULL) return -ENOMEM;
+    membership_expect_survivors(master->membership, master->now_ns + MASTER_YOUNG_MS * MS_NS);
     return platform_thread_start(&master->thread, "pccl:master", thread_main, master) ? 0 : -EAGAIN;
 }
 

@@ -14,6 +14,7 @@ enum {
     MASTER_MAX_ANONYMOUS = 256,     // connections without a hello; then the oldest is dropped
     MASTER_HELLO_LIMIT_MS = 5000,   // for the hello
     MASTER_CLOSE_LIMIT_MS = 1000,   // for the last words to a peer that is refused or expelled
+    MASTER_YOUNG_MS = 100,          // newcomers wait so long for members of a run that another master has left
     MASTER_MAX_UNSENT = 4 << 20,    // bytes; a peer that reads more slowly than this is lost
 };
 

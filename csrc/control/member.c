@@ -6,7 +6,7 @@
 // A link that is lost is not dialled again until the master has answered with a new group epoch: bytes of the old one may be
 // lost with the connection, so the link must not carry that epoch any further.
 #define _GNU_SOURCE
-#include "member.h"
+#include "member_private.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,75 +15,6 @@
 
 #include "../base/platform.h"
 #include "../include/pccl.h"
-
-enum link_state { LINK_ABSENT,
-                  LINK_MAKING,
-                  LINK_FAILED,
-                  LINK_UP };
-
-struct link {
-    uint8_t state;
-    bool dialled_again; // one dial may fail: a reset in the middle of a hello tells little
-    uint64_t made_in; // number of the epoch in force when it came up
-};
-
-enum membership_kind { IN_EPOCH,
-                       IN_CANDIDATE,
-                       MEMBERSHIPS };
-
-struct neighbour {
-    struct wire_id id;
-    uint64_t join_number;
-    struct wire_address address;
-    bool in[MEMBERSHIPS];
-    bool lanes[MEMBERSHIPS]; // ring neighbour there: links beyond the direct one are required
-    uint64_t accused_in;     // number of the epoch in which LINK_DOWN was sent
-    uint32_t latency_us;
-    uint32_t link_count; // direct link and lanes of the pair
-    struct link *links;
-};
-
-struct member {
-    enum member_phase phase;
-    struct wire_id id;
-    uint32_t group, lanes;
-    uint64_t run, generation;
-    struct wire_welcome welcome;
-    char text[MEMBER_TEXT];
-
-    // the epoch in force
-    struct member_view view;
-    struct wire_member ring[WIRE_MAX_MEMBERS];
-    uint32_t ring_count, rank;
-    bool linked;             // all its links were there once since it began
-    int64_t linked_deadline; // when missing links are reported
-    int64_t fresh_at;        // when a fresh group epoch is asked for; 0 = never
-    int64_t relinked_until;  // until then a link that breaks and is older than the epoch is no second failure of its pair
-
-    struct {
-        bool active, answered;
-        uint32_t attempt;
-        int64_t deadline;
-    } candidate;
-
-    struct neighbour *neighbours;
-    size_t neighbour_count, neighbour_capacity;
-
-    uint8_t vote; // enum wire_vote_kind or MEMBER_VOTE_SYNC, 0 = none open
-
-    struct member_view adopted;
-    struct member_view losses[WIRE_MAX_MEMBERS]; // of the own group, after the adopted epoch, oldest first
-    size_t loss_count;
-
-    int64_t join_deadline, beat_at, silent_at;
-
-    // decoding
-    struct wire_member members[WIRE_MAX_MEMBERS];
-    struct wire_linked answer;
-    struct wire_verdict verdict;
-    struct wire_sync_plan plan;
-    struct wire_sync_end end;
-};
 
 // ---- output ----
 
@@ -99,7 +30,7 @@ void member_output_fini(struct member_output *output) {
     memset(output, 0, sizeof *output);
 }
 
-static struct member_action *act(struct member_output *out, enum member_action_kind kind) {
+struct member_action *member_act(struct member_output *out, enum member_action_kind kind) {
     static _Thread_local struct member_action refused; // written and never read
     if (out->count == out->capacity) {
         size_t capacity = out->capacity ? 2 * out->capacity : 16;
@@ -117,17 +48,19 @@ static struct member_action *act(struct member_output *out, enum member_action_k
 }
 
 struct wire_header member_header(const struct member *m) {
-    return (struct wire_header){.run = m->run, .generation = m->generation, .epoch = m->view.number};
+    return (struct wire_header){.run = m->run, .generation = m->recovery == RECOVERY_RESUMED ? m->promised : m->generation, .epoch = m->view.number};
 }
 
 // ---- endings ----
 
-static void end_vote(struct member *m, int code, uint64_t value, struct member_output *out) {
+struct member_action *member_end_vote(struct member *m, int code, uint64_t value, struct member_output *out) {
     m->vote = 0;
-    struct member_action *action = act(out, MEMBER_VOTE_END);
+    m->vote_unsent = false;
+    struct member_action *action = member_act(out, MEMBER_VOTE_END);
     action->code = code;
     action->value = value;
     action->view = m->view;
+    return action;
 }
 
 // The death of a newcomer is the end of its connect; that of an accepted peer kills the communicator before its vote returns.
@@ -137,14 +70,14 @@ static void die(struct member *m, int code, struct member_output *out) {
     m->phase = MEMBER_DEAD;
     m->candidate.active = false;
     if (phase != MEMBER_ACCEPTED) {
-        act(out, MEMBER_CONNECT_END)->code = code;
+        member_act(out, MEMBER_CONNECT_END)->code = code;
         return;
     }
-    act(out, MEMBER_DIE);
-    if (m->vote != 0) end_vote(m, code, 0, out);
+    member_act(out, MEMBER_DIE);
+    if (m->vote != 0) member_end_vote(m, code, 0, out);
 }
 
-__attribute__((format(printf, 4, 5))) static void die_of(struct member *m, int code, struct member_output *out, const char *format, ...) {
+void member_die_of(struct member *m, int code, struct member_output *out, const char *format, ...) {
     if (m->phase != MEMBER_DEAD) {
         va_list arguments;
         va_start(arguments, format);
@@ -155,7 +88,7 @@ __attribute__((format(printf, 4, 5))) static void die_of(struct member *m, int c
 }
 
 static void die_of_garbage(struct member *m, const char *what, struct member_output *out) {
-    die_of(m, pcclMasterConnectionFailed, out, "the master sent a %s that makes no sense: it may be of another version", what);
+    member_die_of(m, pcclMasterConnectionFailed, out, "the master sent a %s that makes no sense: it may be of another version", what);
 }
 
 // ---- neighbours and links ----
@@ -209,11 +142,11 @@ static bool any_missing(const struct member *m, enum membership_kind kind) {
     return false;
 }
 
-static void leave_membership(struct member *m, enum membership_kind kind) {
+void member_leave_membership(struct member *m, enum membership_kind kind) {
     for (size_t i = 0; i < m->neighbour_count; i++) m->neighbours[i].in[kind] = m->neighbours[i].lanes[kind] = false;
 }
 
-static void drop_strangers(struct member *m, struct member_output *out) {
+void member_drop_strangers(struct member *m, struct member_output *out) {
     size_t kept = 0;
     for (size_t i = 0; i < m->neighbour_count; i++) {
         struct neighbour *n = &m->neighbours[i];
@@ -221,7 +154,7 @@ static void drop_strangers(struct member *m, struct member_output *out) {
             m->neighbours[kept++] = *n;
             continue;
         }
-        act(out, MEMBER_DROP_PEER)->id = n->id;
+        member_act(out, MEMBER_DROP_PEER)->id = n->id;
         free(n->links);
     }
     m->neighbour_count = kept;
@@ -230,7 +163,7 @@ static void drop_strangers(struct member *m, struct member_output *out) {
 // Takes over the own group of a membership: `ring` is `count` members in ring order, this peer at `rank`.
 static void take_membership(struct member *m, enum membership_kind kind, const struct wire_member *ring, uint32_t count, uint32_t rank,
                             struct member_output *out) {
-    leave_membership(m, kind);
+    member_leave_membership(m, kind);
     for (uint32_t i = 0; i < count; i++) {
         if (i == rank) continue;
         struct neighbour *n = find_neighbour(m, &ring[i].id);
@@ -243,7 +176,7 @@ static void take_membership(struct member *m, enum membership_kind kind, const s
 
 static void dial(struct neighbour *n, uint32_t index, struct member_output *out) {
     n->links[index].state = LINK_MAKING;
-    struct member_action *action = act(out, MEMBER_DIAL);
+    struct member_action *action = member_act(out, MEMBER_DIAL);
     action->id = n->id;
     action->index = index;
     action->address = n->address;
@@ -282,7 +215,7 @@ static void answer_candidate(struct member *m, enum link_state unreachable, stru
 static void check_complete(struct member *m, struct member_output *out) {
     if (m->phase == MEMBER_ACCEPTED && !m->linked && !any_missing(m, IN_EPOCH)) {
         m->linked = true;
-        act(out, MEMBER_LINKS_READY)->group_epoch = m->view.group_epoch;
+        member_act(out, MEMBER_LINKS_READY)->group_epoch = m->view.group_epoch;
         m->answer.count = 0;
         send_linked(m, 0, out);
     }
@@ -313,7 +246,7 @@ int64_t member_link_limit_ns(const struct member *m) {
 void member_link_up(struct member *m, const struct wire_id *id, uint32_t index, uint32_t latency_us, int64_t now, struct member_output *out) {
     struct neighbour *n = find_neighbour(m, id);
     if (n == NULL || index >= n->link_count) {
-        act(out, MEMBER_DROP_PEER)->id = *id;
+        member_act(out, MEMBER_DROP_PEER)->id = *id;
         return;
     }
     struct link *link = &n->links[index];
@@ -407,18 +340,15 @@ static struct member_view view_of(const struct wire_epoch *epoch, uint32_t group
     return view;
 }
 
-// True when somebody of the ring in force is not in `ring`. Those are gone for good, also from a candidate.
-static bool forget_lost(struct member *m, const struct wire_member *ring, uint32_t count) {
-    bool lost = false;
+// Whoever of the ring in force is not in `ring` is gone for good, also from a candidate.
+static void forget_lost(struct member *m, const struct wire_member *ring, uint32_t count) {
     for (uint32_t old = 0; old < m->ring_count; old++) {
         uint32_t i = 0;
         while (i < count && !wire_id_equal(&ring[i].id, &m->ring[old].id)) i++;
         if (i < count) continue;
-        lost = true;
         struct neighbour *n = find_neighbour(m, &m->ring[old].id);
         if (n != NULL) n->in[IN_CANDIDATE] = false;
     }
-    return lost;
 }
 
 static void remember_loss(struct member *m) {
@@ -429,14 +359,14 @@ static void remember_loss(struct member *m) {
     m->losses[m->loss_count++] = m->view;
 }
 
-static void end_candidate(struct member *m) {
+void member_end_candidate(struct member *m) {
     m->candidate.active = false;
-    leave_membership(m, IN_CANDIDATE);
+    member_leave_membership(m, IN_CANDIDATE);
 }
 
 static void enter_group_epoch(struct member *m, const struct wire_epoch_commit *commit, const struct wire_member *ring, uint32_t count,
-                              uint32_t rank, int64_t now, struct member_output *out) {
-    bool lost = forget_lost(m, ring, count);
+                              uint32_t rank, bool lost, int64_t now, struct member_output *out) {
+    forget_lost(m, ring, count);
     memcpy(m->ring, ring, count * sizeof *ring);
     m->ring_count = count;
     m->rank = rank;
@@ -445,8 +375,8 @@ static void enter_group_epoch(struct member *m, const struct wire_epoch_commit *
     m->fresh_at = 0;
     m->linked = false;
     m->linked_deadline = now + member_link_limit_ns(m);
-    if (commit->reason == WIRE_REASON_RELINK) m->relinked_until = m->linked_deadline;
-    struct member_action *action = act(out, MEMBER_ENTER_EPOCH);
+    if (commit->reason == WIRE_REASON_RELINK || m->recovery != RECOVERY_NONE) m->relinked_until = m->linked_deadline;
+    struct member_action *action = member_act(out, MEMBER_ENTER_EPOCH);
     action->group_epoch = commit->epoch.group_epoch;
     action->lost = lost;
     action->latency_us = commit->epoch.latency_us;
@@ -462,18 +392,21 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
         return;
     }
     bool newcomer = m->phase == MEMBER_REGISTERED;
+    bool lost = member_epoch_lost(m, &commit->epoch);
     m->phase = MEMBER_ACCEPTED;
     uint64_t group_epoch = m->view.group_epoch;
     m->view = view_of(&commit->epoch, count);
-    if (m->view.group_epoch > group_epoch) enter_group_epoch(m, commit, ring, count, rank, now, out);
-    if (commit->reason == WIRE_REASON_UPDATE || commit->reason == WIRE_REASON_ORDER) end_candidate(m);
-    drop_strangers(m, out);
+    member_note_epoch(m, commit);
+    if (m->view.group_epoch > group_epoch) enter_group_epoch(m, commit, ring, count, rank, lost, now, out);
+    if (commit->reason == WIRE_REASON_UPDATE || commit->reason == WIRE_REASON_ORDER) member_end_candidate(m);
+    member_drop_strangers(m, out);
     if (!m->linked) dial_missing(m, out);
     check_complete(m, out);
-    act(out, MEMBER_RECHECK);
-    if (newcomer) act(out, MEMBER_CONNECT_END)->view = m->view;
-    if (m->vote == WIRE_VOTE_UPDATE && commit->reason == WIRE_REASON_UPDATE) end_vote(m, pcclSuccess, 0, out);
-    if (m->vote == WIRE_VOTE_OPTIMIZE && commit->reason == WIRE_REASON_ORDER) end_vote(m, pcclSuccess, 0, out);
+    member_act(out, MEMBER_RECHECK);
+    if (newcomer) member_act(out, MEMBER_CONNECT_END)->view = m->late.barrier ? m->late.view : m->view;
+    if (m->vote == WIRE_VOTE_UPDATE && commit->reason == WIRE_REASON_UPDATE) member_end_vote(m, pcclSuccess, 0, out);
+    if (m->vote == WIRE_VOTE_OPTIMIZE && commit->reason == WIRE_REASON_ORDER) member_end_vote(m, pcclSuccess, 0, out);
+    member_recovered(m, out);
 }
 
 static void take_candidate(struct member *m, const struct wire_candidate *candidate, int64_t now, struct member_output *out) {
@@ -488,32 +421,33 @@ static void take_candidate(struct member *m, const struct wire_candidate *candid
     m->candidate.attempt = candidate->attempt;
     m->candidate.deadline = now + member_link_limit_ns(m);
     take_membership(m, IN_CANDIDATE, ring, count, rank, out);
-    drop_strangers(m, out);
+    member_drop_strangers(m, out);
     dial_missing(m, out);
     check_complete(m, out);
-    act(out, MEMBER_RECHECK);
+    member_act(out, MEMBER_RECHECK);
 }
 
 static void take_outcome(struct member *m, const struct wire_outcome *outcome, struct member_output *out) {
     if (outcome->kind == WIRE_VOTE_UPDATE || outcome->kind == WIRE_VOTE_OPTIMIZE) {
-        end_candidate(m);
-        drop_strangers(m, out);
+        member_end_candidate(m);
+        member_drop_strangers(m, out);
     }
-    if (m->vote == outcome->kind) end_vote(m, outcome->code, outcome->value, out);
+    member_note_barrier(m, m->barrier.number + 1, outcome);
+    if (m->vote == outcome->kind) member_end_vote(m, outcome->code, outcome->value, out);
 }
 
 static void take_sync_end(struct member *m, struct member_output *out) {
-    if (m->vote != MEMBER_VOTE_SYNC) return;
-    end_vote(m, m->end.code, m->end.revision, out);
-    if (out->count > 0) out->actions[out->count - 1].end = &m->end;
+    member_note_sync(m, &m->end);
+    if (m->vote != WIRE_VOTE_SYNC) return;
+    member_end_vote(m, m->end.code, m->end.revision, out)->end = &m->end;
 }
 
-static void take_welcome(struct member *m, const struct wire_header *header, int64_t now, struct member_output *out) {
+void member_take_welcome(struct member *m, const struct wire_header *header, int64_t now, struct member_output *out) {
     m->run = header->run;
-    m->generation = header->generation;
+    m->generation = m->promised = header->generation;
     m->phase = MEMBER_REGISTERED;
     m->beat_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS / 5;
-    act(out, MEMBER_RECHECK);
+    member_act(out, MEMBER_RECHECK);
 }
 
 static void take_measure(struct member *m, const struct wire_measure *measure, struct member_output *out) {
@@ -522,20 +456,20 @@ static void take_measure(struct member *m, const struct wire_measure *measure, s
         member_measured(m, &m->id, &measure->target, 0, out);
         return;
     }
-    struct member_action *action = act(out, MEMBER_PROBE);
+    struct member_action *action = member_act(out, MEMBER_PROBE);
     action->id = n->id;
     action->address = n->address;
     action->duration_ms = measure->duration_ms;
 }
 
-static void take_end(struct member *m, const struct wire_header *header, const struct wire_text *text, struct member_output *out) {
+void member_take_end(struct member *m, const struct wire_header *header, const struct wire_text *text, struct member_output *out) {
     const char *what = header->type == WIRE_EXPELLED ? "expelled by the master" : "refused by the master";
     // A newcomer is refused after its registration only because it and the others could not reach each other, and an
     // accepted peer that is expelled out of a vote could not make its links.
-    bool links = header->type == WIRE_REFUSED ? m->phase == MEMBER_REGISTERED : m->phase == MEMBER_ACCEPTED;
+    bool links = m->recovery == RECOVERY_NONE && (header->type == WIRE_REFUSED ? m->phase == MEMBER_REGISTERED : m->phase == MEMBER_ACCEPTED);
     int code = links ? pcclRankConnectionFailed : pcclMasterConnectionFailed;
-    if (m->vote == MEMBER_VOTE_SYNC) code = pcclInvalidUsage;
-    die_of(m, code, out, "%s: %.*s", what, (int)text->length, text->chars);
+    if (m->vote == WIRE_VOTE_SYNC) code = pcclInvalidUsage;
+    member_die_of(m, code, out, "%s: %.*s", what, (int)text->length, text->chars);
 }
 
 // Dispatches one frame. False: its body is malformed, or it does not belong into this phase.
@@ -546,12 +480,12 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
     switch (header->type) {
     case WIRE_WELCOME:
         if (m->phase != MEMBER_JOINING || !wire_decode_welcome(body, length, &m->welcome)) return false;
-        take_welcome(m, header, now, out);
+        member_take_welcome(m, header, now, out);
         return true;
     case WIRE_REFUSED:
     case WIRE_EXPELLED:
         if (!wire_decode_text(body, length, &text)) return false;
-        take_end(m, header, &text, out);
+        member_take_end(m, header, &text, out);
         return true;
     case WIRE_HEARTBEAT:
         return true;
@@ -575,7 +509,11 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
     }
     case WIRE_VERDICT:
         if (!joined || !wire_decode_verdict(body, length, &m->verdict)) return false;
-        act(out, MEMBER_VERDICT)->verdict = &m->verdict;
+        member_note_verdict(m, &m->verdict);
+        member_act(out, MEMBER_VERDICT)->verdict = &m->verdict;
+        return true;
+    case WIRE_BYE:
+        member_said_bye(m, now, out);
         return true;
     case WIRE_MEASURE: {
         struct wire_measure measure;
@@ -585,7 +523,7 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
     }
     case WIRE_SYNC_PLAN:
         if (!joined || !wire_decode_sync_plan(body, length, &m->plan)) return false;
-        if (m->vote == MEMBER_VOTE_SYNC) act(out, MEMBER_SYNC_PLAN)->plan = &m->plan;
+        if (m->vote == WIRE_VOTE_SYNC) member_act(out, MEMBER_SYNC_PLAN)->plan = &m->plan;
         return true;
     case WIRE_SYNC_END:
         if (!joined || !wire_decode_sync_end(body, length, &m->end)) return false;
@@ -599,7 +537,13 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
 void member_frame(struct member *m, const struct wire_header *header, const uint8_t *body, int64_t now, struct member_output *out) {
     if (m->phase == MEMBER_IDLE || m->phase == MEMBER_DEAD) return;
     m->silent_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS;
-    bool stale = m->phase != MEMBER_JOINING && (header->run != m->run || header->generation != m->generation);
+    if (m->phase == MEMBER_JOINING) m->join_deadline = now + MEMBER_JOIN_LIMIT_MS * MS_NS; // it speaks, so it is one
+    if (m->recovery == RECOVERY_SEEKING) return;
+    if (m->recovery == RECOVERY_TOLD) {
+        if (!member_take_answer(m, header, body, now, out)) die_of_garbage(m, wire_type_name(header->type), out);
+        return;
+    }
+    bool stale = m->phase != MEMBER_JOINING && (header->run != m->run || header->generation != member_header(m).generation);
     if (stale) return;
     if (!take_frame(m, header, body, now, out)) die_of_garbage(m, wire_type_name(header->type), out);
     m->silent_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS; // WELCOME has just told the limit
@@ -613,6 +557,9 @@ struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lan
     m->id = *id;
     m->group = group;
     m->lanes = lanes;
+    m->masters = 1;
+    m->barrier.sizes = m->sizes;
+    m->resumed.barrier.sizes = m->resumed_sizes;
     return m;
 }
 
@@ -627,24 +574,27 @@ void member_join(struct member *m, uint16_t port, int64_t now, struct member_out
     if (m->phase != MEMBER_IDLE) return;
     m->phase = MEMBER_JOINING;
     m->join_deadline = now + MEMBER_JOIN_LIMIT_MS * MS_NS;
-    struct wire_hello hello = {.version = WIRE_VERSION, .id = m->id, .group = m->group, .lanes = m->lanes, .port = port};
+    struct wire_hello hello = member_hello(m, port);
     wire_encode_hello(&out->frames, member_header(m), &hello);
 }
 
-void member_disconnected(struct member *m, const char *why, struct member_output *out) {
-    die_of(m, pcclMasterConnectionFailed, out, "%s", why);
+void member_disconnected(struct member *m, const char *why, int64_t now, struct member_output *out) {
+    member_lose_master(m, why, now, out);
 }
 
 void member_vote(struct member *m, enum wire_vote_kind kind, struct member_output *out) {
     if (m->phase != MEMBER_ACCEPTED || m->vote != 0) return;
     m->vote = (uint8_t)kind;
+    m->vote_unsent = m->recovery != RECOVERY_NONE;
     struct wire_vote vote = {.kind = (uint8_t)kind};
     wire_encode_vote(&out->frames, member_header(m), &vote);
 }
 
 void member_sync(struct member *m, const struct wire_sync_vote *vote, struct member_output *out) {
     if (m->phase != MEMBER_ACCEPTED || m->vote != 0) return;
-    m->vote = MEMBER_VOTE_SYNC;
+    m->vote = WIRE_VOTE_SYNC;
+    m->sync_vote = *vote;
+    m->vote_unsent = m->recovery != RECOVERY_NONE;
     wire_encode_sync_vote(&out->frames, member_header(m), vote);
 }
 
@@ -658,6 +608,8 @@ int64_t member_deadline(const struct member *m) {
     if (m->phase == MEMBER_IDLE || m->phase == MEMBER_DEAD) return INT64_MAX;
     if (m->phase == MEMBER_JOINING) return m->join_deadline;
     int64_t at = m->beat_at < m->silent_at ? m->beat_at : m->silent_at;
+    if (m->recovery == RECOVERY_SEEKING) at = INT64_MAX;
+    if (m->recovery != RECOVERY_NONE && m->recovery_deadline < at) at = m->recovery_deadline;
     if (m->candidate.active && !m->candidate.answered && m->candidate.deadline < at) at = m->candidate.deadline;
     if (m->phase == MEMBER_ACCEPTED && !m->linked && m->linked_deadline < at) at = m->linked_deadline;
     if (m->fresh_at != 0 && m->fresh_at < at) at = m->fresh_at;
@@ -677,14 +629,20 @@ static void accuse_missing(struct member *m, int64_t now, struct member_output *
 
 void member_tick(struct member *m, int64_t now, struct member_output *out) {
     if (m->phase == MEMBER_JOINING && now >= m->join_deadline)
-        die_of(m, pcclMasterConnectionFailed, out, "the master accepted the connection but did not answer within %d ms: is it a pccl master?",
+        member_die_of(m, pcclMasterConnectionFailed, out, "the master accepted the connection but did not answer within %d ms: is it a pccl master?",
                MEMBER_JOIN_LIMIT_MS);
     if (m->phase != MEMBER_REGISTERED && m->phase != MEMBER_ACCEPTED) return;
-    if (now >= m->silent_at) {
-        die_of(m, pcclMasterConnectionFailed, out, "the master was silent for %u ms", m->welcome.heartbeat_limit_ms);
+    if (m->recovery != RECOVERY_NONE && now >= m->recovery_deadline) {
+        member_give_up(m, out);
         return;
     }
-    if (now >= m->beat_at) {
+    if (m->recovery != RECOVERY_SEEKING && now >= m->silent_at) {
+        char why[64];
+        snprintf(why, sizeof why, "the master was silent for %u ms", m->welcome.heartbeat_limit_ms);
+        member_lose_master(m, why, now, out);
+        return;
+    }
+    if (m->recovery != RECOVERY_SEEKING && now >= m->beat_at) {
         m->beat_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS / 5;
         wire_encode_empty(&out->frames, member_header(m), WIRE_HEARTBEAT);
     }

@@ -19,7 +19,6 @@ enum {
     MEMBER_JOIN_LIMIT_MS = 5000, // from the first dial to WELCOME
     MEMBER_GRACE_MS = 30,        // before a fresh group epoch is asked for: most often a loss brings one by itself
     MEMBER_TEXT = WIRE_MAX_TEXT + 64,
-    MEMBER_VOTE_SYNC = WIRE_VOTE_OPTIMIZE + 1, // beside enum wire_vote_kind: a round of shared state is the open vote
 };
 
 enum member_phase {
@@ -47,6 +46,8 @@ enum member_action_kind {
     MEMBER_VOTE_END,    // code, value, view; text when it failed; `end` when SYNC_END ended it
     MEMBER_SYNC_PLAN,   // plan; borrowed until the next event
     MEMBER_RECHECK,     // parked hellos are to be judged again
+    MEMBER_SEEK,        // the master is lost (text): close its connection, keep all links, connect to a master and call member_resume
+    MEMBER_FOUND,       // the run goes on with the master of that connection
     MEMBER_DIE,         // the communicator is dead: text
 };
 
@@ -84,13 +85,23 @@ struct member;
 
 // A mind in phase IDLE that will join as `id`. NULL when memory is refused.
 struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lanes);
+// For how long a lost master is waited for, 0 (as it is at first): not at all; and how many masters are in the list.
+void member_set_recovery(struct member *member, uint32_t limit_ms, uint32_t masters);
 void member_free(struct member *member);
 
 // ---- events ----
 // The connection to the master is made and links are awaited on `port`: HELLO. Ends with MEMBER_CONNECT_END.
 void member_join(struct member *member, uint16_t port, int64_t now_ns, struct member_output *out);
-// The master could not be reached, or its connection broke.
-void member_disconnected(struct member *member, const char *why, struct member_output *out);
+// The master could not be reached, or its connection broke. A peer that has registered looks for another one (MEMBER_SEEK).
+void member_disconnected(struct member *member, const char *why, int64_t now_ns, struct member_output *out);
+// After MEMBER_SEEK: a master is connected. No frame may go to it before what this one says. `content`: of the open round of shared
+// state, if the tensors are no longer those that were voted with: what they hold now, or NULL if that is nothing whole. They must not be
+// written from now until the next plan.
+enum member_tensors { MEMBER_TENSORS_AS_VOTED,
+                      MEMBER_TENSORS_RECEIVED, // wholly: `content`
+                      MEMBER_TENSORS_TORN };
+void member_resume(struct member *member, uint16_t port, enum member_tensors tensors, const struct wire_hash *content, int64_t now_ns,
+                   struct member_output *out);
 // One frame of the master, whose header was decoded.
 void member_frame(struct member *member, const struct wire_header *header, const uint8_t *body, int64_t now_ns,
                   struct member_output *out);
@@ -129,6 +140,10 @@ const struct wire_welcome *member_welcome(const struct member *member); // valid
 struct wire_header member_header(const struct member *member);
 // The own group in ring order, in the epoch in force. Valid until the next event.
 const struct wire_member *member_ring(const struct member *member, uint32_t *count, uint32_t *rank);
+// The master is lost, and none has taken the run up yet.
+bool member_is_seeking(const struct member *member);
+// Why the master was lost; valid while seeking.
+const char *member_lost_why(const struct member *member);
 // How long a link may take to be made.
 int64_t member_link_limit_ns(const struct member *member);
 

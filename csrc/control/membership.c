@@ -52,6 +52,20 @@ void membership_send(struct membership *m, struct peer *peer, size_t begin, size
         membership_drop(m, peer, LOG_ERR, "the master is out of memory");
 }
 
+void membership_send_to(struct membership *m, uint32_t conn, size_t begin, size_t length) {
+    if (!m->actions.bytes.failed) append_send(&m->actions, conn, begin, length);
+}
+
+void membership_close(struct membership *m, uint32_t conn) { m->actions.closes[m->actions.close_count++] = conn; }
+
+void membership_turn_away(struct membership *m, uint32_t conn, struct wire_header header, enum wire_type type, const char *why) {
+    size_t begin = membership_frame_begin(m), length;
+    wire_encode_text(&m->actions.bytes, header, type, why);
+    if (membership_frame_end(m, begin, &length)) membership_send_to(m, conn, begin, length);
+    membership_close(m, conn);
+    membership_log(m, LOG_WARN, "refused a peer: %s", why);
+}
+
 const char *membership_name(char out[64], const struct peer *peer) {
     const uint8_t *id = peer->member.id.bytes;
     snprintf(out, 64, "peer %02x%02x%02x%02x (join %llu)", id[0], id[1], id[2], id[3], (unsigned long long)peer->member.join_number);
@@ -66,7 +80,7 @@ void membership_drop(struct membership *m, struct peer *peer, enum log_level lev
     m->gone_count++;
     if (m->by_conn[peer->conn] == 0) return; // the connection went first
     m->by_conn[peer->conn] = 0;
-    m->actions.closes[m->actions.close_count++] = peer->conn;
+    membership_close(m, peer->conn);
 }
 
 void membership_expel(struct membership *m, struct peer *peer, const char *format, ...) {
@@ -112,6 +126,7 @@ void membership_outcome(struct membership *m, uint8_t kind, uint8_t code, uint64
         membership_send(m, m->order[i], begin, length);
     }
     m->open_votes[kind] = 0;
+    m->barrier++;
     membership_end_wait(m);
     m->phase = PHASE_IDLE;
 }
@@ -222,6 +237,8 @@ static void start_run(struct membership *m) {
     m->generation = 1;
     m->number = 0;
     m->next_join = 1;
+    m->barrier = 0;
+    m->sync_round = 0;
     m->attempt = 0;
     m->lost = m->changed = false;
     m->phase = PHASE_IDLE;
@@ -229,7 +246,7 @@ static void start_run(struct membership *m) {
     memset(m->open_votes, 0, sizeof m->open_votes);
 }
 
-static const struct membership_actions *settle(struct membership *m) {
+const struct membership_actions *membership_settle(struct membership *m) {
     do {
         if (m->gone_count > 0) reap(m);
         if (m->lost) membership_enter_epoch(m, WIRE_REASON_LOSS);
@@ -240,24 +257,20 @@ static const struct membership_actions *settle(struct membership *m) {
         membership_log(m, LOG_INFO, "the run is empty; the next peer starts a new one");
         start_run(m);
     }
+    if (m->peer_count == 0 && m->survivor_count > 0) {
+        membership_gather(m);
+        if (m->peer_count > 0) return membership_settle(m);
+    }
     return &m->actions;
 }
 
-static void begin_event(struct membership *m, int64_t now_ns) {
+void membership_begin_event(struct membership *m, int64_t now_ns) {
     m->actions.bytes.length = 0;
     m->actions.send_count = m->actions.close_count = m->actions.log_count = 0;
     if (now_ns > m->now_ns) m->now_ns = now_ns;
 }
 
 // ---- registration ----
-
-static void refuse(struct membership *m, uint32_t conn, const char *why) {
-    size_t begin = membership_frame_begin(m), length;
-    wire_encode_text(&m->actions.bytes, membership_header(m), WIRE_REFUSED, why);
-    if (membership_frame_end(m, begin, &length)) append_send(&m->actions, conn, begin, length);
-    m->actions.closes[m->actions.close_count++] = conn;
-    membership_log(m, LOG_WARN, "refused a peer: %s", why);
-}
 
 static const char *reason_to_refuse(const struct membership *m, const struct wire_address *source, const struct wire_hello *hello) {
     if (hello->version != WIRE_VERSION) return "the master speaks another version of the protocol";
@@ -279,13 +292,24 @@ static struct peer *unused_peer(struct membership *m) {
     return &m->peers[m->slots++];
 }
 
-static void register_peer(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
+struct peer *membership_add_peer(struct membership *m, uint32_t conn, const struct wire_member *member) {
     struct peer *peer = unused_peer(m);
-    *peer = (struct peer){.used = true, .conn = conn, .heard_ns = m->now_ns};
-    peer->member = (struct wire_member){.id = hello->id, .join_number = m->next_join++, .group = hello->group, .lanes = hello->lanes, .address = *source};
-    peer->member.address.port = hello->port;
+    *peer = (struct peer){.used = true, .conn = conn, .heard_ns = m->now_ns, .member = *member, .masters = 1};
     m->peer_count++;
     m->by_conn[conn] = (uint16_t)(peer - m->peers + 1);
+    return peer;
+}
+
+void membership_register(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
+    const char *why = reason_to_refuse(m, source, hello);
+    if (why != NULL) {
+        membership_turn_away(m, conn, membership_header(m), WIRE_REFUSED, why);
+        return;
+    }
+    struct wire_member member = {.id = hello->id, .join_number = m->next_join++, .group = hello->group, .lanes = hello->lanes, .address = *source};
+    member.address.port = hello->port;
+    struct peer *peer = membership_add_peer(m, conn, &member);
+    peer->masters = hello->masters;
 
     struct wire_welcome welcome = {.join_number = peer->member.join_number, .heartbeat_limit_ms = (uint32_t)(m->limit_ns / MS_NS), .seen = *source};
     memcpy(welcome.secret, m->secret, sizeof welcome.secret);
@@ -299,13 +323,9 @@ static void register_peer(struct membership *m, uint32_t conn, const struct wire
 
 const struct membership_actions *membership_peer_connected(struct membership *m, int64_t now_ns, uint32_t conn, const struct wire_address *source,
                                                            const struct wire_hello *hello) {
-    begin_event(m, now_ns);
-    const char *why = reason_to_refuse(m, source, hello);
-    if (why != NULL)
-        refuse(m, conn, why);
-    else
-        register_peer(m, conn, source, hello);
-    return settle(m);
+    membership_begin_event(m, now_ns);
+    if (!membership_hold(m, conn, source, hello)) membership_register(m, conn, source, hello);
+    return membership_settle(m);
 }
 
 // ---- messages ----
@@ -372,26 +392,33 @@ static struct peer *peer_of(struct membership *m, uint32_t conn) {
 
 const struct membership_actions *membership_message(struct membership *m, int64_t now_ns, uint32_t conn, const struct wire_header *header,
                                                     const uint8_t *body) {
-    begin_event(m, now_ns);
+    membership_begin_event(m, now_ns);
     struct peer *peer = peer_of(m, conn);
-    if (peer == NULL) return &m->actions;
-    peer->heard_ns = m->now_ns;
-    on_message(m, peer, header, body);
-    return settle(m);
+    if (peer == NULL && !membership_survivor_message(m, conn, header)) return &m->actions;
+    if (peer != NULL) {
+        peer->heard_ns = m->now_ns;
+        on_message(m, peer, header, body);
+    }
+    return membership_settle(m);
 }
 
 const struct membership_actions *membership_peer_lost(struct membership *m, int64_t now_ns, uint32_t conn, const char *why) {
-    begin_event(m, now_ns);
+    membership_begin_event(m, now_ns);
     struct peer *peer = peer_of(m, conn);
-    if (peer == NULL) return &m->actions;
-    m->by_conn[conn] = 0;
-    membership_drop(m, peer, LOG_INFO, why);
-    return settle(m);
+    if (peer == NULL && !membership_survivor_lost(m, conn)) return &m->actions;
+    if (peer != NULL) {
+        m->by_conn[conn] = 0;
+        membership_drop(m, peer, LOG_INFO, why);
+    }
+    return membership_settle(m);
 }
 
 void membership_heard(struct membership *m, int64_t now_ns, uint32_t conn) {
     struct peer *peer = peer_of(m, conn);
-    if (peer != NULL && now_ns > peer->heard_ns) peer->heard_ns = now_ns;
+    if (peer == NULL)
+        membership_survivor_heard(m, now_ns, conn);
+    else if (now_ns > peer->heard_ns)
+        peer->heard_ns = now_ns;
 }
 
 // ---- time ----
@@ -406,7 +433,7 @@ static void send_heartbeats(struct membership *m) {
 }
 
 const struct membership_actions *membership_tick(struct membership *m, int64_t now_ns) {
-    begin_event(m, now_ns);
+    membership_begin_event(m, now_ns);
     for (uint32_t i = 0; i < m->slots; i++)
         if (m->peers[i].used && m->peers[i].heard_ns + m->limit_ns <= m->now_ns) membership_expel(m, &m->peers[i], "silent beyond the heartbeat limit");
     for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count)
@@ -415,13 +442,14 @@ const struct membership_actions *membership_tick(struct membership *m, int64_t n
     if (m->phase == PHASE_MEASURE && m->phase_deadline <= m->now_ns) membership_measure_tick(m);
     if (m->warn_at <= m->now_ns) warn_of_waits(m);
     if (m->peer_count > 0 && m->heartbeat_at <= m->now_ns) send_heartbeats(m);
-    return settle(m);
+    membership_gather_tick(m);
+    return membership_settle(m);
 }
 
 static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
 int64_t membership_next_deadline(const struct membership *m) {
-    if (m->peer_count == 0) return INT64_MAX;
+    if (m->peer_count == 0) return membership_gather_deadline(m);
     int64_t next = earlier(m->heartbeat_at, m->warn_at);
     for (uint32_t i = 0; i < m->slots; i++)
         if (m->peers[i].used) next = earlier(next, m->peers[i].heard_ns + m->limit_ns);
@@ -437,7 +465,8 @@ struct membership *membership_new(uint32_t heartbeat_limit_ms, const uint8_t ran
     if (m == NULL) return NULL;
     m->now_ns = now_ns;
     m->limit_ns = heartbeat_limit_ms * MS_NS;
-    m->heartbeat_at = now_ns;
+    m->heartbeat_at = m->young_until = now_ns;
+    m->majority_at = INT64_MAX;
     for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) m->groups[i].relink_at = INT64_MAX;
     memcpy(m->random, random, sizeof m->random);
     start_run(m);
@@ -446,6 +475,7 @@ struct membership *membership_new(uint32_t heartbeat_limit_ms, const uint8_t ran
 
 void membership_free(struct membership *m) {
     if (m == NULL) return;
+    membership_gather_fini(m);
     for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) membership_group_fini(&m->groups[i]);
     wire_buffer_fini(&m->actions.bytes);
     free(m->actions.sends);

@@ -57,6 +57,9 @@ void membership_free(struct membership *membership);
 // A connection said HELLO. `source` is where it came from; the peer's address is this host and the port in the hello.
 const struct membership_actions *membership_peer_connected(struct membership *membership, int64_t now_ns, uint32_t conn,
                                                            const struct wire_address *source, const struct wire_hello *hello);
+// A connection's first frame is RESUME: a member of a run whose master is lost, or a newcomer that waited there.
+const struct membership_actions *membership_peer_resumed(struct membership *membership, int64_t now_ns, uint32_t conn, const struct wire_address *source,
+                                                         const struct wire_header *header, const uint8_t *body);
 // A whole later frame of that connection. Any bytes may come.
 const struct membership_actions *membership_message(struct membership *membership, int64_t now_ns, uint32_t conn,
                                                     const struct wire_header *header, const uint8_t *body);
@@ -65,7 +68,13 @@ const struct membership_actions *membership_peer_lost(struct membership *members
 // Time has passed. Call it at membership_next_deadline, after everything that arrived before has been reported.
 const struct membership_actions *membership_tick(struct membership *membership, int64_t now_ns);
 
+// The owner stops this master: the last words to all.
+const struct membership_actions *membership_farewell(struct membership *membership, int64_t now_ns);
+
 // ---- between events ----
+
+// Until then members of an earlier run are expected to come, and newcomers wait for them. At first: not at all.
+void membership_expect_survivors(struct membership *membership, int64_t until_ns);
 
 // Bytes of an unfinished frame arrived: the peer is not silent.
 void membership_heard(struct membership *membership, int64_t now_ns, uint32_t conn);

@@ -18,7 +18,7 @@ void membership_group_fini(struct group *group) {
     *group = (struct group){.relink_at = INT64_MAX};
 }
 
-static struct group *group_for(struct membership *m, uint32_t id) {
+struct group *membership_group_for(struct membership *m, uint32_t id) {
     struct group *unused = NULL;
     for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) {
         struct group *group = &m->groups[i];
@@ -83,6 +83,10 @@ static void send_epoch(struct membership *m, uint8_t reason) {
     for (uint32_t start = 0; start < m->count;) {
         const struct group *group = m->order[start]->group;
         message.epoch.group_epoch = group->group_epoch;
+        message.epoch.lost_epoch = group->lost_epoch;
+        message.epoch.barrier = m->barrier;
+        message.epoch.sync_round = group->sync.last.round;
+        message.epoch.sync_expected = group->sync.committed ? group->sync.expected : 0;
         message.epoch.latency_us = group->latency_us;
         message.epoch.megabytes_per_s = group->megabytes_per_s;
         size_t begin = membership_frame_begin(m), length;
@@ -125,6 +129,18 @@ void membership_enter_epoch(struct membership *m, uint8_t reason) {
     membership_log(m, LOG_INFO, "epoch %llu (%s): %u peers", (unsigned long long)m->number, reasons[reason], m->count);
 }
 
+void membership_enter_resumed(struct membership *m) {
+    bool lost = false;
+    m->number++;
+    for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) {
+        struct group *group = m->order[i]->group;
+        lost |= group->lost;
+        enter_group_epoch(m, group, group->lost);
+    }
+    send_epoch(m, lost ? WIRE_REASON_LOSS : WIRE_REASON_RELINK);
+    membership_log(m, LOG_INFO, "epoch %llu (resumed): %u peers", (unsigned long long)m->number, m->count);
+}
+
 // ---- candidates ----
 
 // Newcomers, or another order than the one in force.
@@ -137,7 +153,7 @@ static bool candidate_changes(const struct membership *m, uint32_t start, uint32
 static void commit_candidate(struct membership *m) {
     for (uint32_t i = 0; i < m->candidate_count; i++) {
         struct peer *peer = m->candidate[i];
-        if (!peer->accepted) peer->group = group_for(m, peer->member.group);
+        if (!peer->accepted) peer->group = membership_group_for(m, peer->member.group);
         if (peer->regrouped) peer->group->changed = true;
         peer->accepted = true;
         peer->invited = peer->candidate = false;
@@ -147,6 +163,7 @@ static void commit_candidate(struct membership *m) {
     m->count = m->candidate_count;
     membership_place(m);
     m->open_votes[m->candidate_kind] = 0;
+    m->barrier++;
     membership_end_wait(m);
     m->phase = PHASE_IDLE;
     membership_enter_epoch(m, m->candidate_kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER);

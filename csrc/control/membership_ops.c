@@ -130,6 +130,13 @@ void membership_ops_begin(struct membership *m, struct group *group) {
 void membership_ops_fini(struct group *group) {
     op_table_reset(&group->done, 0, 0);
     op_table_reset(&group->reports, 0, 0);
+    op_table_reset(&group->past, 0, 0);
+}
+
+// By a master before, and not all have heard of it.
+static bool was_committed(const struct group *group, const struct wire_op_name *name) {
+    const struct op_entry *past = op_table_find(&group->past, name);
+    return past != NULL && past->done > 0;
 }
 
 static void judge_op(const struct membership *m, const struct group *group, const struct op_entry *entry, struct wire_verdict *out) {
@@ -142,7 +149,7 @@ static void judge_op(const struct membership *m, const struct group *group, cons
         out->supplier = m->order[group->begin + entry->supplier]->member.id;
         for (uint32_t rank = 0; rank < group->count; rank++)
             if (op_entry_is_open(entry, rank)) out->needy[out->count++] = m->order[group->begin + rank]->member.id;
-    } else if (entry->done == group->count) {
+    } else if (entry->done == group->count || was_committed(group, &entry->name)) {
         out->kind = WIRE_VERDICT_COMMIT;
     } else {
         out->kind = group->lost_epoch > entry->name.epoch ? WIRE_VERDICT_ABORT : WIRE_VERDICT_REDO;
@@ -157,6 +164,7 @@ static void give_verdicts(struct membership *m, struct group *group) {
         send_verdict(m, group, &verdict, entry);
     }
     op_table_reset(&group->reports, group->count, 0);
+    op_table_reset(&group->past, 0, 0); // all that was live then has its verdict
 }
 
 void membership_on_report(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body) {

@@ -1,6 +1,6 @@
 // What the files of the master's mind share: membership.c (peers, votes, time), membership_epochs.c (epochs and candidates),
 // membership_ops.c (ends of ops), membership_links.c (links that break), membership_optimise.c (measurements and order),
-// membership_sync.c (shared state).
+// membership_sync.c (shared state), membership_recovery.c (runs that another master has left).
 //
 // An event changes state and calls settle, which removes the peers that are `gone`, puts the epochs in force that this makes
 // necessary, and lets votes pass, until nothing is left to do. So a function that finds a peer wanting only calls membership_drop
@@ -18,7 +18,7 @@ enum {
     FAILURES_MAX = 2,         // of one pair's links, then one of the two is expelled
     DEFAULT_LATENCY_US = 100, // until a link has been timed
     DEFAULT_MEGABYTES_PER_S = 1000,
-    VOTE_SYNC = WIRE_VOTE_OPTIMIZE + 1, // as a peer's open vote; per group, not counted over the run
+    VOTE_SYNC = WIRE_VOTE_SYNC, // per group, not counted over the run
     CODE_SUCCESS = 0, // pcclSuccess
     CODE_NO_STATE = 9, // pcclNoSharedStateAvailable
     CODE_OPTIMIZATION_FAILED = 12, // pcclTopologyOptimizationFailed
@@ -51,6 +51,7 @@ struct group_sync {
     uint64_t expected; // E
     // the round at hand
     enum sync_phase phase;
+    struct wire_sync_end last; // the round that ended last; no text, no bytes
     bool ahead;        // a vote was ahead of E
     uint64_t round;    // from ELECTED on
     struct election_result result;
@@ -66,6 +67,7 @@ struct peer {
     uint8_t vote; // wire_vote_kind of the open vote, VOTE_SYNC, or 0
     int64_t voted_ns;
     uint32_t latency_us; // worst of its links, 0 unknown
+    uint8_t masters;     // in its list
 
     // candidate
     bool invited;   // newcomer: the passed update vote admits it if it can be reached
@@ -102,6 +104,7 @@ struct group {
     struct op_table done;    // large ops of which some members are done
     struct op_table reports; // on the group epoch in force
     uint32_t reports_missing;
+    struct op_table past;    // verdicts of the master before: DONE = COMMIT, OPEN = MISMATCH, by those that have them
 
     struct link_pair *pairs;
     uint32_t pair_count, pair_capacity;
@@ -130,6 +133,7 @@ struct membership {
     uint64_t run, generation, number; // number: of the epoch in force, 0 = none yet
     uint8_t secret[16];
     uint64_t next_join;
+    uint64_t barrier; // how many votes of all have ended
 
     struct peer peers[WIRE_MAX_MEMBERS];
     uint32_t slots;      // peers[slots..] were never used
@@ -164,6 +168,16 @@ struct membership {
     bool sync_due;       // a vote, a SYNC_DONE or a loss may let a round of shared state go on
     uint64_t sync_round; // number of the last one
     struct election_voter voters[WIRE_MAX_MEMBERS]; // scratch
+
+    // while there is no run: see membership_recovery.c
+    struct survivor *survivors[WIRE_MAX_MEMBERS]; // in the order in which they came
+    uint32_t survivor_count;
+    int64_t young_until;                     // members of a run that another master has left may still come
+    int64_t majority_at;                     // since when enough are here; INT64_MAX: they are not
+    int64_t say_at;
+    uint64_t gather_run, gather_generation;  // promises are asked for these; 0: for none yet
+    struct wire_group_size sizes[WIRE_MAX_MEMBERS]; // scratch for decoding
+    struct wire_past past[WIRE_MAX_PAST];           // likewise
 };
 
 // ---- membership.c ----
@@ -173,6 +187,16 @@ size_t membership_frame_begin(struct membership *m);
 bool membership_frame_end(struct membership *m, size_t begin, size_t *length);
 // Sends bytes [begin, begin + length) of the actions; drops the peer when memory is refused.
 void membership_send(struct membership *m, struct peer *peer, size_t begin, size_t length);
+// The same to a connection that is no peer.
+void membership_send_to(struct membership *m, uint32_t conn, size_t begin, size_t length);
+void membership_close(struct membership *m, uint32_t conn);
+// Last words to a connection that is no peer.
+void membership_turn_away(struct membership *m, uint32_t conn, struct wire_header header, enum wire_type type, const char *why);
+void membership_begin_event(struct membership *m, int64_t now_ns);
+const struct membership_actions *membership_settle(struct membership *m);
+// There is room for it.
+struct peer *membership_add_peer(struct membership *m, uint32_t conn, const struct wire_member *member);
+void membership_register(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello); // or refuses it
 void membership_log(struct membership *m, enum log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 const char *membership_name(char out[64], const struct peer *peer);
 // The peer is out from the next settle on; its connection is closed.
@@ -190,6 +214,8 @@ void membership_place(struct membership *m); // ranks and groups' ranges, from `
 void membership_group_fini(struct group *group);
 void membership_change(struct membership *m, struct group *group); // a new group epoch is to come
 void membership_enter_epoch(struct membership *m, uint8_t reason);
+void membership_enter_resumed(struct membership *m); // a new group epoch for every group
+struct group *membership_group_for(struct membership *m, uint32_t id); // makes it
 void membership_form_update(struct membership *m); // the update vote has passed
 void membership_start_candidate(struct membership *m, uint8_t kind); // `candidate` is filled
 void membership_on_candidate_linked(struct membership *m, struct peer *peer, const struct wire_linked *linked);
@@ -219,7 +245,19 @@ void membership_measure_cancel(struct membership *m);
 void membership_rates_forget(struct membership *m, const struct peer *peer);
 uint32_t membership_group_rate(const struct membership *m, const struct group *group); // slowest ring link in MB/s, or the default
 
+// ---- membership_recovery.c ----
+void membership_gather(struct membership *m); // while there is no run: takes one up, or begins a new one
+// True: a newcomer waits until it is known whether there is a run.
+bool membership_hold(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello);
+bool membership_survivor_message(struct membership *m, uint32_t conn, const struct wire_header *header); // false: no survivor
+bool membership_survivor_lost(struct membership *m, uint32_t conn);
+void membership_survivor_heard(struct membership *m, int64_t now_ns, uint32_t conn);
+void membership_gather_tick(struct membership *m);
+int64_t membership_gather_deadline(const struct membership *m);
+void membership_gather_fini(struct membership *m);
+
 // ---- membership_sync.c ----
+void membership_take_sync_vote(struct membership *m, struct peer *peer, const struct wire_sync_vote *vote);
 void membership_on_sync_vote(struct membership *m, struct peer *peer, const uint8_t *body, size_t length);
 void membership_on_sync_done(struct membership *m, struct peer *peer, const uint8_t *body, size_t length);
 void membership_sync_advance(struct membership *m); // nobody is gone

@@ -49,7 +49,9 @@ static void end_round(struct membership *m, struct group *group, uint8_t code, c
     } else {
         membership_log(m, LOG_WARN, "group %u: no shared state: %s", group->id, why);
     }
-    *sync = (struct group_sync){.committed = sync->committed, .expected = sync->expected};
+    end.text.length = 0;
+    end.tx_bytes = 0;
+    *sync = (struct group_sync){.committed = sync->committed, .expected = sync->expected, .last = end};
 }
 
 // ---- votes and election ----
@@ -60,19 +62,22 @@ void membership_on_sync_vote(struct membership *m, struct peer *peer, const uint
         membership_expel(m, peer, "malformed SYNC_VOTE");
         return;
     }
-    if (peer->vote != 0) {
+    if (peer->vote != 0)
         membership_expel(m, peer, "voted while its vote was open");
-        return;
-    }
+    else
+        membership_take_sync_vote(m, peer, &vote);
+}
+
+void membership_take_sync_vote(struct membership *m, struct peer *peer, const struct wire_sync_vote *vote) {
     struct election_group group = describe(m, peer->group);
-    if (election_is_ahead(&group, vote.revision)) {
+    if (election_is_ahead(&group, vote->revision)) {
         peer->group->sync.ahead = true;
-        membership_expel(m, peer, "shared state: it gave revision %llu, but its group is to be at %llu", (unsigned long long)vote.revision,
+        membership_expel(m, peer, "shared state: it gave revision %llu, but its group is to be at %llu", (unsigned long long)vote->revision,
                          (unsigned long long)group.expected);
         return;
     }
     membership_open_vote(m, peer, VOTE_SYNC);
-    peer->sync.vote = vote;
+    peer->sync.vote = *vote;
     m->sync_due = true;
 }
 

@@ -49,7 +49,7 @@ static bool grow(struct op_table *table) {
     return true;
 }
 
-static struct op_entry *find(const struct op_table *table, const struct wire_op_name *name) {
+struct op_entry *op_table_find(const struct op_table *table, const struct wire_op_name *name) {
     if (table->count == 0) return NULL;
     for (uint32_t i = *bucket_of(table, name); i != OP_TABLE_NONE; i = entry_at(table, i)->next)
         if (wire_op_name_equal(&entry_at(table, i)->name, name)) return entry_at(table, i);
@@ -91,7 +91,7 @@ bool op_entry_has(const struct op_table *table, const struct op_entry *entry, ui
 
 enum op_table_result op_table_note(struct op_table *table, const struct wire_op_name *name, uint32_t rank, enum wire_op_state state,
                                    struct op_entry **out) {
-    struct op_entry *entry = find(table, name);
+    struct op_entry *entry = op_table_find(table, name);
     if (entry == NULL) {
         enum op_table_result result = add(table, name, &entry);
         if (result != OP_TABLE_OK) return result;

@@ -33,6 +33,7 @@ void op_table_reset(struct op_table *table, uint32_t ranks, uint32_t limit);
 // Notes that the member `rank` is in `state`. TWICE: it has a state for this op already. `*out` is valid until the next note.
 enum op_table_result op_table_note(struct op_table *table, const struct wire_op_name *name, uint32_t rank, enum wire_op_state state,
                                    struct op_entry **out);
+struct op_entry *op_table_find(const struct op_table *table, const struct wire_op_name *name); // NULL: there is none
 void op_table_remove(struct op_table *table, struct op_entry *entry);
 // Entries in the order in which they were first noted (as long as none was removed): start with *cursor = 0; NULL at the end.
 struct op_entry *op_table_next(struct op_table *table, uint32_t *cursor);

@@ -23,6 +23,7 @@
 #include "../state/content.h"
 #include "../state/sync.h"
 #include "link.h"
+#include "seek.h"
 
 enum {
     DATA_WAKE = 0, // epoll data
@@ -61,7 +62,7 @@ struct peer {
         struct member_view view;
     } attempt;
     struct {
-        uint8_t kind; // enum wire_vote_kind or MEMBER_VOTE_SYNC, 0 = none
+        uint8_t kind; // enum wire_vote_kind or WIRE_VOTE_SYNC, 0 = none
         bool done, waiter;
         int code;
         uint64_t value;
@@ -74,6 +75,8 @@ struct peer {
         int strategy;
         uint64_t revision, tx_bytes;
         int64_t began_at, hashed_at, planned_at; // 0 = not yet
+        bool restarting;                         // the control thread is at it; nobody ends the round meanwhile
+        struct sync_report before;               // what moved before it began again
         char text[WIRE_MAX_TEXT + 1];            // of SYNC_END
         struct peer_sync_report report;          // when it is over
     } sync;
@@ -81,7 +84,7 @@ struct peer {
 
     pthread_mutex_t out_lock;
     // guarded by out_lock
-    int master_fd;              // opened and closed by the control thread
+    int master_fd;              // opened and closed by the control thread; -1: what is sent is dropped
     struct wire_header op_head; // run and generation of the frames that the engine causes
     struct wire_buffer out;
     size_t out_sent;
@@ -94,7 +97,12 @@ struct peer {
     bool thread_runs; // set under `renewing`
     int epoll, wake;
     bool master_connected, watching_output;
+    int dial_fd; // the connection to a master that is being made, or -1
     int64_t dial_deadline;
+    struct seek seek;
+    bool seeking; // the master is lost
+    int64_t lost_at;
+    uint16_t links_port;
     struct links *links;
     struct member_output actions;
     uint8_t *input;
@@ -222,12 +230,14 @@ static void on_synced(void *context, const struct wire_sync_done *done) {
 
 // ---- control thread: carrying out what the mind decides ----
 
-static void hang_up(struct peer *p) {
+static void leave_master(struct peer *p) {
     pthread_mutex_lock(&p->out_lock);
     int fd = p->master_fd;
     p->master_fd = -1;
     p->out.length = p->out_sent = 0;
     pthread_mutex_unlock(&p->out_lock);
+    if (fd < 0) fd = p->dial_fd;
+    p->dial_fd = -1;
     if (fd >= 0) {
         epoll_ctl(p->epoll, EPOLL_CTL_DEL, fd, NULL);
         socket_close(fd);
@@ -235,8 +245,33 @@ static void hang_up(struct peer *p) {
     p->master_connected = p->watching_output = false;
     p->dial_deadline = INT64_MAX;
     p->input_length = 0;
+}
+
+static void hang_up(struct peer *p) {
+    leave_master(p);
+    p->seeking = false;
     links_free(p->links);
     p->links = NULL;
+}
+
+// The links and the ops on them go on; the master is looked for by the timer.
+static void seek_master_again(struct peer *p, int64_t now) {
+    leave_master(p);
+    if (p->seeking) {
+        seek_failed(&p->seek, now);
+        return;
+    }
+    LOG(LOG_WARN, "%s: looking for a master for up to %u s", member_lost_why(p->member), p->params.recovery_limit_ms / 1000);
+    p->seeking = true;
+    p->lost_at = now;
+    seek_begin(&p->seek, true, now);
+}
+
+static void found_master(struct peer *p, int64_t now) {
+    char address[64];
+    LOG(LOG_WARN, "the run goes on with the master at %s, after %lld ms", socket_address_format(address, sizeof address, seek_master(&p->seek)),
+        (long long)((now - p->lost_at) / MS_NS));
+    p->seeking = false;
 }
 
 static void end_attempt(struct peer *p, int code, const struct member_view *view, const char *text) {
@@ -340,6 +375,8 @@ static bool perform(struct peer *p, const struct member_action *action, int64_t 
         introduce(p);
         links_recheck(p->links);
         break;
+    case MEMBER_SEEK: seek_master_again(p, now); break;
+    case MEMBER_FOUND: found_master(p, now); break;
     case MEMBER_DIE: die(p, member_text(p->member)); break;
     }
     return true;
@@ -417,9 +454,9 @@ static void lose_links(struct peer *p, int64_t now) {
 
 static void disconnected(struct peer *p, const char *what, int64_t now) {
     char address[64], text[160];
-    snprintf(text, sizeof text, "the connection to the master at %s broke: %s", socket_address_format(address, sizeof address, &p->params.master), what);
+    snprintf(text, sizeof text, "the connection to the master at %s broke: %s", socket_address_format(address, sizeof address, seek_master(&p->seek)), what);
     begin_event(p);
-    member_disconnected(p->member, text, &p->actions);
+    member_disconnected(p->member, text, now, &p->actions);
     end_event(p, now);
 }
 
@@ -460,51 +497,124 @@ static void read_master(struct peer *p, int64_t now) {
     }
 }
 
-static void fail_dial(struct peer *p, pcclResult_t code, const char *what, int error) {
+static void dial_master(struct peer *p, int64_t now);
+
+static void fail_dial(struct peer *p, pcclResult_t code, const char *what, int error, int64_t now) {
     char address[64], text[MEMBER_TEXT];
-    snprintf(text, sizeof text, "%s %s: %s", what, socket_address_format(address, sizeof address, &p->params.master), strerror(error));
-    end_attempt(p, code, NULL, text);
+    snprintf(text, sizeof text, "%s %s: %s", what, socket_address_format(address, sizeof address, seek_master(&p->seek)), strerror(error));
+    leave_master(p);
+    bool more = seek_failed(&p->seek, now);
+    if (p->seeking) {
+        if (seek_tells(&p->seek, now)) LOG(LOG_WARN, "still looking for a master: %s", text);
+    } else if (more) {
+        dial_master(p, now);
+    } else {
+        end_attempt(p, code, NULL, text);
+    }
 }
 
 static void dial_master(struct peer *p, int64_t now) {
-    int fd = socket_dial(&p->params.master);
+    int fd = socket_dial(seek_master(&p->seek));
     if (fd < 0) {
-        fail_dial(p, pcclMasterConnectionFailed, "could not connect to the master at", -fd);
+        fail_dial(p, pcclMasterConnectionFailed, "could not connect to the master at", -fd, now);
+        return;
+    }
+    p->dial_fd = fd;
+    p->dial_deadline = now + (p->seeking || p->seek.count > 1 ? SEEK_DIAL_MS : MEMBER_JOIN_LIMIT_MS) * MS_NS;
+    struct epoll_event event = {.events = EPOLLOUT, .data.u64 = DATA_MASTER};
+    if (epoll_ctl(p->epoll, EPOLL_CTL_ADD, fd, &event) != 0) fail_dial(p, pcclInternalError, "could not watch the connection to the master at", errno, now);
+}
+
+// The dialled connection becomes the one to the master; what the mind has just said is the first on it.
+static void open_output(struct peer *p) {
+    pthread_mutex_lock(&p->out_lock);
+    p->master_fd = p->dial_fd;
+    p->dial_fd = -1;
+    p->out.length = p->out_sent = 0;
+    pthread_mutex_unlock(&p->out_lock);
+    p->dial_deadline = INT64_MAX;
+    p->master_connected = true;
+}
+
+static void join_master(struct peer *p, int64_t now) {
+    struct wire_address local;
+    p->links = links_new(p->epoll, DATA_LINKS, member_id(p->member), judge, p);
+    int error = p->links == NULL ? ENOMEM : 0;
+    if (error == 0 && !socket_local_address(p->dial_fd, &local)) error = errno;
+    if (error == 0) error = -links_listen(p->links, &local, &p->links_port);
+    if (error != 0) {
+        links_free(p->links);
+        p->links = NULL;
+        fail_dial(p, pcclInternalError, "could not listen for other peers on the address that leads to the master at", error, now);
         return;
     }
     pthread_mutex_lock(&p->out_lock);
-    p->master_fd = fd;
     p->lost_count = 0;
     pthread_mutex_unlock(&p->out_lock);
-    p->dial_deadline = now + MEMBER_JOIN_LIMIT_MS * MS_NS;
-    struct epoll_event event = {.events = EPOLLOUT, .data.u64 = DATA_MASTER};
-    if (epoll_ctl(p->epoll, EPOLL_CTL_ADD, fd, &event) != 0) fail_dial(p, pcclInternalError, "could not watch the connection to the master at", errno);
+    open_output(p);
+    begin_event(p);
+    member_join(p->member, p->links_port, now, &p->actions);
+    end_event(p, now);
 }
 
-static void join_master(struct peer *p, uint32_t events, int64_t now) {
-    int error = -socket_connect_result(p->master_fd);
-    if (error == EINPROGRESS && (events & EPOLLHUP) == 0) return;
-    if (error != 0) {
-        fail_dial(p, pcclMasterConnectionFailed, "could not connect to the master (is it running?) at", error);
-        return;
-    }
-    struct wire_address local;
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA_MASTER};
-    uint16_t port = 0;
-    p->links = links_new(p->epoll, DATA_LINKS, member_id(p->member), judge, p);
-    error = p->links == NULL ? ENOMEM : 0;
-    if (error == 0 && !socket_local_address(p->master_fd, &local)) error = errno;
-    if (error == 0) error = -links_listen(p->links, &local, &port);
-    if (error == 0 && epoll_ctl(p->epoll, EPOLL_CTL_MOD, p->master_fd, &event) != 0) error = errno;
-    if (error != 0) {
-        fail_dial(p, pcclInternalError, "could not listen for other peers on the address that leads to the master at", error);
-        return;
-    }
+// A round of shared state is open: its transfers end here, for the next plan may be another one. What the tensors hold then, and its hash.
+static enum member_tensors restart_sync(struct peer *p, struct wire_hash *content) {
+    pthread_mutex_lock(&p->lock);
+    bool open = p->vote.kind == WIRE_VOTE_SYNC && p->sync.voted && !p->vote.done && !p->closing;
+    p->sync.restarting = open;
+    pthread_mutex_unlock(&p->lock);
+    if (!open) return MEMBER_TENSORS_AS_VOTED;
+    struct sync_report report = {0};
+    bool torn = false, goes_on = sync_restart(p->engine, &report, &torn);
+    pthread_mutex_lock(&p->lock);
+    p->sync.restarting = false;
+    p->sync.planned_at = 0;
+    p->sync.before.wrote |= report.wrote;
+    p->sync.before.rx_bytes += report.rx_bytes;
+    p->sync.before.rx_leaves += report.rx_leaves;
+    p->sync.before.donors += report.donors;
+    *content = p->sync.content->hash;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    if (!goes_on) engine_kill(p->engine); // memory was refused: the others go on without this peer
+    return !report.wrote ? MEMBER_TENSORS_AS_VOTED : torn ? MEMBER_TENSORS_TORN
+                                                          : MEMBER_TENSORS_RECEIVED;
+}
+
+static void resume_master(struct peer *p, int64_t now) {
+    struct wire_hash content;
+    enum member_tensors tensors = restart_sync(p, &content);
+    begin_event(p);
+    member_resume(p->member, p->links_port, tensors, &content, now, &p->actions);
+    pthread_mutex_unlock(&p->lock);
+    // Nothing that the data plane says may come before this.
+    pthread_mutex_lock(&p->out_lock);
+    struct wire_buffer said = p->actions.frames;
+    p->actions.frames = p->out;
+    p->out = said;
+    p->out_sent = 0;
+    p->master_fd = p->dial_fd;
+    p->dial_fd = -1;
+    send_output(p);
+    pthread_mutex_unlock(&p->out_lock);
     p->dial_deadline = INT64_MAX;
     p->master_connected = true;
-    begin_event(p);
-    member_join(p->member, port, now, &p->actions);
-    end_event(p, now);
+}
+
+static void master_answers(struct peer *p, uint32_t events, int64_t now) {
+    int error = -socket_connect_result(p->dial_fd);
+    if (error == EINPROGRESS && (events & EPOLLHUP) == 0) return;
+    if (error != 0) {
+        fail_dial(p, pcclMasterConnectionFailed, "could not connect to the master (is it running?) at", error, now);
+        return;
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA_MASTER};
+    if (epoll_ctl(p->epoll, EPOLL_CTL_MOD, p->dial_fd, &event) != 0)
+        fail_dial(p, pcclInternalError, "could not watch the connection to the master at", errno, now);
+    else if (p->seeking)
+        resume_master(p, now);
+    else
+        join_master(p, now);
 }
 
 static void watch_output(struct peer *p) {
@@ -517,9 +627,12 @@ static void watch_output(struct peer *p) {
     if (epoll_ctl(p->epoll, EPOLL_CTL_MOD, p->master_fd, &event) == 0) p->watching_output = wanted;
 }
 
+static bool seeks_now(const struct peer *p) { return p->seeking && p->dial_fd < 0 && !p->master_connected; }
+
 static void tick(struct peer *p, int64_t now) {
-    if (now >= p->dial_deadline) fail_dial(p, pcclMasterConnectionFailed, "no answer from the master (wrong address, or a firewall?) at", ETIMEDOUT);
-    if (!p->master_connected) return;
+    if (now >= p->dial_deadline) fail_dial(p, pcclMasterConnectionFailed, "no answer from the master (wrong address, or a firewall?) at", ETIMEDOUT, now);
+    if (seeks_now(p) && now >= p->seek.next) dial_master(p, now);
+    if (p->links == NULL) return;
     links_tick(p->links, now);
     if (now < member_deadline(p->member)) return;
     begin_event(p);
@@ -529,7 +642,8 @@ static void tick(struct peer *p, int64_t now) {
 
 static int until_deadline(const struct peer *p) {
     int64_t at = p->dial_deadline;
-    if (p->master_connected) {
+    if (seeks_now(p) && p->seek.next < at) at = p->seek.next;
+    if (p->links != NULL) {
         int64_t mind = member_deadline(p->member), links = links_deadline(p->links);
         if (mind < at) at = mind;
         if (links < at) at = links;
@@ -546,7 +660,10 @@ static bool take_wishes(struct peer *p, int64_t now) {
     bool dial = p->dial_wanted, closing = p->closing;
     p->dial_wanted = false;
     pthread_mutex_unlock(&p->lock);
-    if (dial && !closing) dial_master(p, now);
+    if (dial && !closing) {
+        seek_begin(&p->seek, false, now);
+        dial_master(p, now);
+    }
     return !closing;
 }
 
@@ -566,8 +683,8 @@ static void handle(struct peer *p, const struct epoll_event *event, int64_t now)
     } else if (event->data.u64 == DATA_MASTER) {
         if (p->master_connected && (event->events & ~(uint32_t)EPOLLOUT) != 0)
             read_master(p, now);
-        else if (!p->master_connected && p->master_fd >= 0)
-            join_master(p, event->events, now);
+        else if (p->dial_fd >= 0)
+            master_answers(p, event->events, now);
     } else if (p->links != NULL) {
         links_event(p->links, event->data.u64, event->events, now);
         take_link_events(p, now);
@@ -637,6 +754,7 @@ static bool renew(struct peer *p) {
     if (!platform_random(id.bytes, sizeof id.bytes)) return false;
     struct engine_callbacks callbacks = {.context = p, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .synced = on_synced};
     p->member = member_new(&id, p->params.group, p->params.lanes);
+    if (p->member != NULL) member_set_recovery(p->member, p->params.recovery_limit_ms, p->params.master_count);
     p->engine = p->member == NULL ? NULL : engine_new(&id, &callbacks);
     if (p->engine == NULL) return false;
     if (!p->thread_runs) p->thread_runs = platform_thread_start(&p->thread, "pccl:control", control_main, p);
@@ -697,7 +815,7 @@ static const char *vote_name(uint8_t kind) {
     switch (kind) {
     case WIRE_VOTE_UPDATE: return "update_topology";
     case WIRE_VOTE_PENDING: return "are_peers_pending";
-    case MEMBER_VOTE_SYNC: return "sync_shared_state";
+    case WIRE_VOTE_SYNC: return "sync_shared_state";
     default: return "optimize_topology";
     }
 }
@@ -787,7 +905,7 @@ static void fill_sync_report(const struct peer *p, const struct sync_report *fro
 void peer_sync_look(struct peer *p, struct peer_sync_report *out) {
     begin(p);
     *out = p->sync.report;
-    if (p->vote.kind == MEMBER_VOTE_SYNC && p->sync.content != NULL) {
+    if (p->vote.kind == WIRE_VOTE_SYNC && p->sync.content != NULL) {
         struct sync_report live;
         sync_look(p->engine, &live);
         fill_sync_report(p, &live, platform_now_ns(), out);
@@ -797,7 +915,7 @@ void peer_sync_look(struct peer *p, struct peer_sync_report *out) {
 
 bool peer_sync_waits(struct peer *p) {
     begin(p);
-    bool waits = p->vote.kind == MEMBER_VOTE_SYNC && !p->vote.waiter;
+    bool waits = p->vote.kind == WIRE_VOTE_SYNC && !p->vote.waiter;
     finish(p, pcclSuccess);
     return waits;
 }
@@ -816,7 +934,7 @@ static pcclResult_t begin_sync(struct peer *p, const pcclSharedState_t *state, i
     if (code == pcclSuccess) code = no_live_ops(p);
     if (code != pcclSuccess) return code;
     memset(&p->vote, 0, sizeof p->vote);
-    p->vote.kind = MEMBER_VOTE_SYNC;
+    p->vote.kind = WIRE_VOTE_SYNC;
     p->vote.waiter = true;
     bool incomplete = p->sync.incomplete;
     memset(&p->sync, 0, sizeof p->sync);
@@ -877,9 +995,14 @@ static pcclResult_t hash_sync(struct peer *p, int64_t deadline) {
 
 static pcclResult_t collect_sync(struct peer *p, pcclSharedState_t *state, pcclSharedStateSyncInfo_t *info) {
     struct sync_report report;
+    while (p->sync.restarting) platform_cond_wait(&p->changed, &p->lock, INT64_MAX);
     pthread_mutex_unlock(&p->lock);
     sync_end(p->engine, &report);
     pthread_mutex_lock(&p->lock);
+    report.wrote |= p->sync.before.wrote;
+    report.rx_bytes += p->sync.before.rx_bytes;
+    report.rx_leaves += p->sync.before.rx_leaves;
+    report.donors += p->sync.before.donors;
     fill_sync_report(p, &report, platform_now_ns(), &p->sync.report);
     bool success = p->vote.done && p->vote.code == pcclSuccess;
     p->sync.incomplete = !success && (p->sync.incomplete || report.wrote);
@@ -895,7 +1018,7 @@ static pcclResult_t collect_sync(struct peer *p, pcclSharedState_t *state, pcclS
 }
 
 static pcclResult_t sync_locked(struct peer *p, pcclSharedState_t *state, int strategy, int64_t deadline, pcclSharedStateSyncInfo_t *info) {
-    bool resumed = p->vote.kind == MEMBER_VOTE_SYNC && !p->vote.waiter;
+    bool resumed = p->vote.kind == WIRE_VOTE_SYNC && !p->vote.waiter;
     pcclResult_t code = resumed ? resume_sync(p, state, strategy) : begin_sync(p, state, strategy);
     if (code != pcclSuccess) return code;
     if (!p->sync.voted) code = hash_sync(p, deadline);
@@ -993,6 +1116,8 @@ void peer_state(struct peer *p, char *out, size_t capacity) {
     // The mind knows of its death a moment before the thread has ended everything else.
     if (is_dead(p))
         snprintf(out, capacity, "dead: %s", why_dead(p));
+    else if (p->phase == PHASE_CONNECTED && member_is_seeking(p->member))
+        snprintf(out, capacity, "looking for a master: %s", member_lost_why(p->member));
     else if (p->phase == PHASE_CONNECTED)
         snprintf(out, capacity, "accepted epoch %llu", (unsigned long long)member_adopted(p->member)->number);
     else
@@ -1006,8 +1131,10 @@ struct peer *peer_new(const struct peer_params *params) {
     struct peer *p = calloc(1, sizeof *p);
     if (p == NULL) return NULL;
     p->params = *params;
-    p->master_fd = -1;
+    p->master_fd = p->dial_fd = -1;
     p->dial_deadline = INT64_MAX;
+    p->seek.masters = p->params.masters;
+    p->seek.count = params->master_count;
     p->wake = wake_open();
     p->epoll = epoll_create1(EPOLL_CLOEXEC);
     p->input = malloc(INPUT_BYTES);
@@ -1023,6 +1150,25 @@ struct peer *peer_new(const struct peer_params *params) {
     pthread_mutex_init(&p->lock, NULL);
     pthread_mutex_init(&p->out_lock, NULL);
     return p;
+}
+
+bool peer_set_masters(struct peer *p, const struct wire_address *masters, uint32_t count) {
+    begin(p);
+    bool may = p->phase == PHASE_IDLE && count >= 1 && count <= WIRE_MAX_MASTERS;
+    if (may) {
+        memcpy(p->params.masters, masters, count * sizeof *masters);
+        p->params.master_count = p->seek.count = count;
+    }
+    finish(p, pcclSuccess);
+    return may;
+}
+
+bool peer_set_recovery(struct peer *p, uint32_t limit_ms) {
+    begin(p);
+    bool may = p->phase == PHASE_IDLE;
+    if (may) p->params.recovery_limit_ms = limit_ms;
+    finish(p, pcclSuccess);
+    return may;
 }
 
 void peer_free(struct peer *p) {

@@ -19,13 +19,18 @@
 struct peer;
 
 struct peer_params {
-    struct wire_address master;
+    struct wire_address masters[WIRE_MAX_MASTERS]; // in the order of preference
+    uint32_t master_count;
+    uint32_t recovery_limit_ms; // for how long a lost master is waited for; 0: not at all
     uint32_t group;
     uint32_t lanes; // 1..WIRE_MAX_LANES
 };
 
 // No network, no thread. NULL when the system refuses.
 struct peer *peer_new(const struct peer_params *params);
+// For the next connect, and until then only: the masters to be tried, 1..WIRE_MAX_MASTERS.
+bool peer_set_masters(struct peer *peer, const struct wire_address *masters, uint32_t count);
+bool peer_set_recovery(struct peer *peer, uint32_t limit_ms); // likewise
 // Leaves the run, makes every call in other threads return an error, and frees. Bounded. NULL is allowed.
 void peer_free(struct peer *peer);
 

@@ -9,10 +9,10 @@
 enum {
     ADDRESS_BYTES = 1 + 16 + 2,
     MEMBER_BYTES = WIRE_ID_BYTES + 8 + 4 + 4 + ADDRESS_BYTES,
-    EPOCH_BYTES = 8 + 8 + 4 + 4 + 4,
+    EPOCH_BYTES = 8 + 8 + 8 + 8 + 8 + 8 + 4 + 4 + 4,
     FINGERPRINT_BYTES = 8 + 4,
     OP_NAME_BYTES = 8 + 8 + 4,
-    HELLO_BYTES = 2 + WIRE_ID_BYTES + 4 + 4 + 2,
+    HELLO_BYTES = 2 + WIRE_ID_BYTES + 4 + 4 + 2 + 1,
     WELCOME_BYTES = 8 + 16 + 4 + ADDRESS_BYTES,
     LINKED_BYTES = 4 + 4 + 4,
     VERDICT_BYTES = OP_NAME_BYTES + 1 + WIRE_ID_BYTES + 2 + 4,
@@ -28,10 +28,18 @@ enum {
     SYNC_SOURCE_BYTES = WIRE_ID_BYTES + 8,
     SYNC_DONE_BYTES = 8 + 1 + 4,
     SYNC_END_BYTES = 8 + 1 + 8 + 8 + 2,
+    BARRIER_BYTES = 8 + 1 + 1 + 8 + 8 + 4,
+    GROUP_SIZE_BYTES = 4 + 4,
+    PAST_BYTES = OP_NAME_BYTES + 1,
+    NEWCOMER_BYTES = HELLO_BYTES + 8 + 8 + 16 + 1 + SYNC_VOTE_BYTES + 1,
+    RESUME_BYTES = NEWCOMER_BYTES + 1 + 1 + 8 + BARRIER_BYTES + EPOCH_BYTES + 4,
+    RESUMED_BYTES = 4 + 1 + 1 + BARRIER_BYTES + SYNC_END_BYTES,
     FOREIGN_HELLO_BYTES = 256, // a hello of another version may be longer; it gets an answer, not silence
     MEMBERS_BYTES = WIRE_MAX_MEMBERS * MEMBER_BYTES,
     IDS_BYTES = WIRE_MAX_MEMBERS * WIRE_ID_BYTES,
+    SIZES_BYTES = WIRE_MAX_MEMBERS * GROUP_SIZE_BYTES,
     MAX_REPORTED_OPS = 2 * WIRE_MAX_LIVE_OPS,
+    MAX_RESUME_BYTES = RESUME_BYTES + SIZES_BYTES + MEMBERS_BYTES + WIRE_MAX_PAST * PAST_BYTES,
 };
 
 // The lengths that a body of each type can have, so that a header alone tells how much must be buffered.
@@ -61,6 +69,14 @@ static const struct {
     [WIRE_SYNC_PLAN] = {"SYNC_PLAN", SYNC_PLAN_BYTES + 2 * WIRE_ID_BYTES, SYNC_PLAN_BYTES + 2 * IDS_BYTES},
     [WIRE_SYNC_DONE] = {"SYNC_DONE", SYNC_DONE_BYTES, SYNC_DONE_BYTES + WIRE_MAX_MEMBERS * SYNC_SOURCE_BYTES},
     [WIRE_SYNC_END] = {"SYNC_END", SYNC_END_BYTES, SYNC_END_BYTES + WIRE_MAX_TEXT},
+    [WIRE_RESUME] = {"RESUME", 2, MAX_RESUME_BYTES},
+    [WIRE_GENERATION] = {"GENERATION", 0, 0},
+    [WIRE_PROMISE] = {"PROMISE", 0, 0},
+    [WIRE_RESUMED] = {"RESUMED", RESUMED_BYTES, RESUMED_BYTES + SIZES_BYTES + WIRE_MAX_TEXT},
+    [WIRE_BYE] = {"BYE", 0, 0},
+    [WIRE_MOVED] = {"MOVED", 0, 0},
+    [WIRE_STATUS] = {"STATUS", 0, 0},
+    [WIRE_STATUS_IS] = {"STATUS_IS", 1, 1},
     [WIRE_LINK_HELLO] = {"LINK_HELLO", LINK_HELLO_BYTES, LINK_HELLO_BYTES},
     [WIRE_LINK_ACK] = {"LINK_ACK", 0, 0},
     [WIRE_READY] = {"READY", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
@@ -83,6 +99,8 @@ static const struct {
 _Static_assert(4 + EPOCH_BYTES + MEMBERS_BYTES <= WIRE_MAX_CONTROL_BYTES, "an epoch fits a control frame");
 _Static_assert(VERDICT_BYTES + WIRE_MAX_TEXT + IDS_BYTES <= WIRE_MAX_CONTROL_BYTES, "a verdict fits a control frame");
 _Static_assert(4 + MAX_REPORTED_OPS * OP_REPORT_BYTES <= WIRE_MAX_CONTROL_BYTES, "a report fits a control frame");
+
+_Static_assert(MAX_RESUME_BYTES <= (int)WIRE_MAX_CONTROL_BYTES, "what a peer knows fits a control frame");
 
 static bool type_known(uint16_t type) { return type < sizeof types / sizeof types[0] && types[type].name != NULL; }
 
@@ -145,6 +163,10 @@ static uint8_t *put_fingerprint(uint8_t *at, const struct wire_fingerprint *fing
 static uint8_t *put_epoch(uint8_t *at, const struct wire_epoch *epoch) {
     at = put_u64(at, epoch->number);
     at = put_u64(at, epoch->group_epoch);
+    at = put_u64(at, epoch->lost_epoch);
+    at = put_u64(at, epoch->barrier);
+    at = put_u64(at, epoch->sync_round);
+    at = put_u64(at, epoch->sync_expected);
     at = put_u32(at, epoch->latency_us);
     at = put_u32(at, epoch->megabytes_per_s);
     at = put_u32(at, epoch->count);
@@ -257,6 +279,10 @@ static void get_fingerprint(struct reader *in, struct wire_fingerprint *out) {
 static void get_epoch(struct reader *in, struct wire_epoch *out) {
     out->number = get_u64(in);
     out->group_epoch = get_u64(in);
+    out->lost_epoch = get_u64(in);
+    out->barrier = get_u64(in);
+    out->sync_round = get_u64(in);
+    out->sync_expected = get_u64(in);
     out->latency_us = get_u32(in);
     out->megabytes_per_s = get_u32(in);
     out->count = get_count(in, WIRE_MAX_MEMBERS, MEMBER_BYTES);
@@ -269,7 +295,7 @@ static void get_epoch(struct reader *in, struct wire_epoch *out) {
         get_address(in, &member->address);
         if (i > 0 && member->group < out->members[i - 1].group) in->bad = true;
     }
-    if (out->count == 0 || out->group_epoch > out->number || out->latency_us == 0 || out->megabytes_per_s == 0) in->bad = true;
+    if (out->count == 0 || out->group_epoch > out->number || out->lost_epoch > out->number || out->latency_us == 0 || out->megabytes_per_s == 0) in->bad = true;
 }
 
 // ---- buffer ----
@@ -363,14 +389,18 @@ void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum w
     put_bytes(at, text, length);
 }
 
-void wire_encode_hello(struct wire_buffer *out, struct wire_header header, const struct wire_hello *message) {
-    uint8_t *at = begin(out, header, WIRE_HELLO, HELLO_BYTES);
-    if (at == NULL) return;
+static uint8_t *put_hello(uint8_t *at, const struct wire_hello *message) {
     at = put_u16(at, message->version);
     at = put_id(at, &message->id);
     at = put_u32(at, message->group);
     at = put_u32(at, message->lanes);
-    put_u16(at, message->port);
+    at = put_u16(at, message->port);
+    return put_u8(at, message->masters);
+}
+
+void wire_encode_hello(struct wire_buffer *out, struct wire_header header, const struct wire_hello *message) {
+    uint8_t *at = begin(out, header, WIRE_HELLO, HELLO_BYTES);
+    if (at != NULL) put_hello(at, message);
 }
 
 void wire_encode_welcome(struct wire_buffer *out, struct wire_header header, const struct wire_welcome *message) {
@@ -479,14 +509,17 @@ void wire_encode_measured(struct wire_buffer *out, struct wire_header header, co
     put_u64(at, message->bytes_per_s);
 }
 
-void wire_encode_sync_vote(struct wire_buffer *out, struct wire_header header, const struct wire_sync_vote *message) {
-    uint8_t *at = begin(out, header, WIRE_SYNC_VOTE, SYNC_VOTE_BYTES);
-    if (at == NULL) return;
+static uint8_t *put_sync_vote(uint8_t *at, const struct wire_sync_vote *message) {
     at = put_u8(at, message->strategy);
     at = put_u8(at, message->incomplete);
     at = put_u64(at, message->revision);
     at = put_hash(at, &message->mask);
-    put_hash(at, &message->content);
+    return put_hash(at, &message->content);
+}
+
+void wire_encode_sync_vote(struct wire_buffer *out, struct wire_header header, const struct wire_sync_vote *message) {
+    uint8_t *at = begin(out, header, WIRE_SYNC_VOTE, SYNC_VOTE_BYTES);
+    if (at != NULL) put_sync_vote(at, message);
 }
 
 void wire_encode_sync_plan(struct wire_buffer *out, struct wire_header header, const struct wire_sync_plan *message) {
@@ -515,15 +548,73 @@ void wire_encode_sync_done(struct wire_buffer *out, struct wire_header header, c
     }
 }
 
-void wire_encode_sync_end(struct wire_buffer *out, struct wire_header header, const struct wire_sync_end *message) {
-    uint8_t *at = begin(out, header, WIRE_SYNC_END, SYNC_END_BYTES + (size_t)message->text.length);
-    if (at == NULL) return;
+static uint8_t *put_sync_end(uint8_t *at, const struct wire_sync_end *message) {
     at = put_u64(at, message->round);
     at = put_u8(at, message->code);
     at = put_u64(at, message->revision);
     at = put_u64(at, message->tx_bytes);
     at = put_u16(at, message->text.length);
-    put_bytes(at, message->text.chars, message->text.length);
+    return put_bytes(at, message->text.chars, message->text.length);
+}
+
+void wire_encode_sync_end(struct wire_buffer *out, struct wire_header header, const struct wire_sync_end *message) {
+    uint8_t *at = begin(out, header, WIRE_SYNC_END, SYNC_END_BYTES + (size_t)message->text.length);
+    if (at != NULL) put_sync_end(at, message);
+}
+
+static uint8_t *put_barrier(uint8_t *at, const struct wire_barrier *barrier) {
+    at = put_u64(at, barrier->number);
+    at = put_u8(at, barrier->kind);
+    at = put_u8(at, barrier->code);
+    at = put_u64(at, barrier->value);
+    at = put_u64(at, barrier->epoch);
+    at = put_u32(at, barrier->count);
+    for (uint32_t i = 0; i < barrier->count; i++) {
+        at = put_u32(at, barrier->sizes[i].group);
+        at = put_u32(at, barrier->sizes[i].count);
+    }
+    return at;
+}
+
+void wire_encode_resume(struct wire_buffer *out, struct wire_header header, const struct wire_resume *message) {
+    size_t known = RESUME_BYTES + message->barrier.count * (size_t)GROUP_SIZE_BYTES + message->epoch.count * (size_t)MEMBER_BYTES +
+                   message->past_count * (size_t)PAST_BYTES;
+    uint8_t *at = begin(out, header, WIRE_RESUME, message->accepted ? known : NEWCOMER_BYTES);
+    if (at == NULL) return;
+    at = put_hello(at, &message->hello);
+    at = put_u64(at, message->generation);
+    at = put_u64(at, message->join_number);
+    at = put_bytes(at, message->secret, sizeof message->secret);
+    at = put_u8(at, message->vote);
+    at = put_sync_vote(at, &message->sync_vote);
+    at = put_u8(at, message->accepted);
+    if (!message->accepted) return;
+    at = put_u8(at, message->sync_committed);
+    at = put_u8(at, message->sync_code);
+    at = put_u64(at, message->sync_revision);
+    at = put_barrier(at, &message->barrier);
+    at = put_epoch(at, &message->epoch);
+    at = put_u32(at, message->past_count);
+    for (uint32_t i = 0; i < message->past_count; i++) {
+        at = put_op_name(at, &message->past[i].name);
+        at = put_u8(at, message->past[i].kind);
+    }
+}
+
+void wire_encode_resumed(struct wire_buffer *out, struct wire_header header, const struct wire_resumed *message) {
+    size_t length = RESUMED_BYTES + message->barrier.count * (size_t)GROUP_SIZE_BYTES + message->sync.text.length;
+    uint8_t *at = begin(out, header, WIRE_RESUMED, length);
+    if (at == NULL) return;
+    at = put_u32(at, message->heartbeat_limit_ms);
+    at = put_u8(at, message->barrier_ended);
+    at = put_u8(at, message->sync_ended);
+    at = put_barrier(at, &message->barrier);
+    put_sync_end(at, &message->sync);
+}
+
+void wire_encode_status_is(struct wire_buffer *out, struct wire_header header, const struct wire_status *message) {
+    uint8_t *at = begin(out, header, WIRE_STATUS_IS, 1);
+    if (at != NULL) put_u8(at, message->active);
 }
 
 void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *message) {
@@ -554,17 +645,23 @@ bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out)
     return reader_complete(&in);
 }
 
+// False: of another version, and there is nothing more to read.
+static bool get_hello(struct reader *in, struct wire_hello *out) {
+    static const struct wire_id nobody;
+    *out = (struct wire_hello){.version = get_u16(in)};
+    if (!in->bad && out->version != WIRE_VERSION) return false;
+    get_id(in, &out->id);
+    out->group = get_u32(in);
+    out->lanes = get_lanes(in);
+    out->port = get_u16(in);
+    out->masters = get_enum(in, 1, WIRE_MAX_MASTERS);
+    if (out->port == 0 || wire_id_equal(&out->id, &nobody)) in->bad = true;
+    return true;
+}
+
 bool wire_decode_hello(const uint8_t *body, size_t length, struct wire_hello *out) {
     struct reader in = reader_of(body, length);
-    *out = (struct wire_hello){.version = get_u16(&in)};
-    if (!in.bad && out->version != WIRE_VERSION) return true;
-    get_id(&in, &out->id);
-    out->group = get_u32(&in);
-    out->lanes = get_lanes(&in);
-    out->port = get_u16(&in);
-    static const struct wire_id nobody;
-    if (out->port == 0 || wire_id_equal(&out->id, &nobody)) in.bad = true;
-    return reader_complete(&in);
+    return !get_hello(&in, out) || reader_complete(&in);
 }
 
 bool wire_decode_welcome(const uint8_t *body, size_t length, struct wire_welcome *out) {
@@ -679,13 +776,17 @@ bool wire_decode_measured(const uint8_t *body, size_t length, struct wire_measur
     return reader_complete(&in);
 }
 
+static void get_sync_vote(struct reader *in, struct wire_sync_vote *out) {
+    out->strategy = get_enum(in, WIRE_SYNC_ENFORCE_POPULAR, WIRE_SYNC_SEND_ONLY);
+    out->incomplete = get_enum(in, 0, 1);
+    out->revision = get_u64(in);
+    get_hash(in, &out->mask);
+    get_hash(in, &out->content);
+}
+
 bool wire_decode_sync_vote(const uint8_t *body, size_t length, struct wire_sync_vote *out) {
     struct reader in = reader_of(body, length);
-    out->strategy = get_enum(&in, WIRE_SYNC_ENFORCE_POPULAR, WIRE_SYNC_SEND_ONLY);
-    out->incomplete = get_enum(&in, 0, 1);
-    out->revision = get_u64(&in);
-    get_hash(&in, &out->mask);
-    get_hash(&in, &out->content);
+    get_sync_vote(&in, out);
     return reader_complete(&in);
 }
 
@@ -715,13 +816,73 @@ bool wire_decode_sync_done(const uint8_t *body, size_t length, struct wire_sync_
     return reader_complete(&in);
 }
 
+static void get_sync_end(struct reader *in, struct wire_sync_end *out) {
+    out->round = get_u64(in);
+    out->code = get_u8(in);
+    out->revision = get_u64(in);
+    out->tx_bytes = get_u64(in);
+    get_text(in, &out->text);
+}
+
 bool wire_decode_sync_end(const uint8_t *body, size_t length, struct wire_sync_end *out) {
     struct reader in = reader_of(body, length);
-    out->round = get_u64(&in);
-    out->code = get_u8(&in);
-    out->revision = get_u64(&in);
-    out->tx_bytes = get_u64(&in);
-    get_text(&in, &out->text);
+    get_sync_end(&in, out);
+    return reader_complete(&in);
+}
+
+static void get_barrier(struct reader *in, struct wire_barrier *out) {
+    out->number = get_u64(in);
+    out->kind = get_enum(in, 0, WIRE_VOTE_OPTIMIZE);
+    out->code = get_u8(in);
+    out->value = get_u64(in);
+    out->epoch = get_u64(in);
+    out->count = get_count(in, WIRE_MAX_MEMBERS, GROUP_SIZE_BYTES);
+    for (uint32_t i = 0; i < out->count; i++) {
+        out->sizes[i].group = get_u32(in);
+        out->sizes[i].count = get_u32(in);
+        if (out->sizes[i].count == 0 || out->sizes[i].count > WIRE_MAX_MEMBERS) in->bad = true;
+        if (i > 0 && out->sizes[i].group <= out->sizes[i - 1].group) in->bad = true;
+    }
+    if ((out->number == 0) != (out->kind == 0) || (out->number == 0) != (out->count == 0)) in->bad = true;
+}
+
+bool wire_decode_resume(const uint8_t *body, size_t length, struct wire_resume *out) {
+    struct reader in = reader_of(body, length);
+    if (!get_hello(&in, &out->hello)) return true;
+    out->generation = get_u64(&in);
+    out->join_number = get_u64(&in);
+    get_bytes(&in, out->secret, sizeof out->secret);
+    out->vote = get_enum(&in, 0, WIRE_VOTE_SYNC);
+    get_sync_vote(&in, &out->sync_vote);
+    out->accepted = get_enum(&in, 0, 1);
+    if (!out->accepted) return reader_complete(&in);
+    out->sync_committed = get_enum(&in, 0, 1);
+    out->sync_code = get_u8(&in);
+    out->sync_revision = get_u64(&in);
+    get_barrier(&in, &out->barrier);
+    get_epoch(&in, &out->epoch);
+    out->past_count = get_count(&in, WIRE_MAX_PAST, PAST_BYTES);
+    for (uint32_t i = 0; i < out->past_count; i++) {
+        get_op_name(&in, &out->past[i].name);
+        out->past[i].kind = get_enum(&in, WIRE_VERDICT_COMMIT, WIRE_VERDICT_MISMATCH);
+    }
+    return reader_complete(&in);
+}
+
+bool wire_decode_resumed(const uint8_t *body, size_t length, struct wire_resumed *out) {
+    struct reader in = reader_of(body, length);
+    out->heartbeat_limit_ms = get_u32(&in);
+    out->barrier_ended = get_enum(&in, 0, 1);
+    out->sync_ended = get_enum(&in, 0, 1);
+    get_barrier(&in, &out->barrier);
+    get_sync_end(&in, &out->sync);
+    if (out->heartbeat_limit_ms == 0) in.bad = true;
+    return reader_complete(&in);
+}
+
+bool wire_decode_status_is(const uint8_t *body, size_t length, struct wire_status *out) {
+    struct reader in = reader_of(body, length);
+    out->active = get_enum(&in, 0, 1);
     return reader_complete(&in);
 }
 

@@ -26,6 +26,8 @@ enum {
     WIRE_MAX_MEASURE_MS = 10000,
     WIRE_SYNC_MAX_HASHES = WIRE_MAX_DATA_BYTES / 8, // leaf hashes in one SYNC_HASHES
     WIRE_SYNC_MAX_LEAVES = 64,                      // leaves asked for by one SYNC_ASK
+    WIRE_MAX_PAST = WIRE_MAX_LIVE_OPS,              // verdicts told in a RESUME
+    WIRE_MAX_MASTERS = 16,                          // in a peer's or a master's list
 };
 
 enum wire_type {
@@ -52,6 +54,14 @@ enum wire_type {
     WIRE_SYNC_PLAN,   // master -> peer: the election is over, these receive and these give
     WIRE_SYNC_DONE,   // peer -> master: what I had to receive is here and verified, or cannot be had
     WIRE_SYNC_END,    // master -> peer: the round is over
+    WIRE_RESUME,      // peer -> master, the first frame of a connection in place of HELLO: the master I was with is lost, this is what I know
+    WIRE_GENERATION,  // master -> peer, empty body: I want to take the run up with the generation in the header
+    WIRE_PROMISE,     // peer -> master, empty body: the sender listens to no lower one from now on
+    WIRE_RESUMED,     // master -> peer: the run goes on with this generation; how that ended which the receiver missed
+    WIRE_BYE,         // master -> peer, empty body: the master was stopped by its owner
+    WIRE_MOVED,       // peer -> master, empty body: the master was silent, so I look for another one
+    WIRE_STATUS,      // master -> master, the first frame of a connection, empty body: do you serve a run?
+    WIRE_STATUS_IS,   // the answer
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted
@@ -117,7 +127,11 @@ struct wire_member {
 struct wire_epoch {
     uint64_t number;
     uint64_t group_epoch;    // of the receiver's group: the number of the last epoch that changed its members, order or links
-    uint32_t latency_us;     // worst one-way delay reported by the receiver's group, for the cost model; never 0
+    uint64_t lost_epoch;     // of the receiver's group: the last group epoch that lost a member, 0: none did
+    uint64_t barrier;        // how many votes of all accepted peers have ended in this run, the one that this epoch ends included
+    uint64_t sync_round;     // shared state of the receiver's group: the last round that ended, 0: none
+    uint64_t sync_expected;  // and the revision that is expected, 0: unset
+    uint32_t latency_us; // worst one-way delay reported by the receiver's group, for the cost model; never 0
     uint32_t megabytes_per_s; // slowest link measured in the receiver's group, or the default; never 0
     uint32_t count;
     struct wire_member *members; // decode: caller's array of WIRE_MAX_MEMBERS
@@ -129,6 +143,7 @@ struct wire_hello {
     uint32_t group;
     uint32_t lanes; // 1..WIRE_MAX_LANES
     uint16_t port; // where this peer listens for links
+    uint8_t masters; // in the peer's list, 1..WIRE_MAX_MASTERS
 };
 
 struct wire_welcome {
@@ -164,7 +179,8 @@ struct wire_epoch_commit {
 
 enum wire_vote_kind { WIRE_VOTE_UPDATE = 1,
                       WIRE_VOTE_PENDING,
-                      WIRE_VOTE_OPTIMIZE };
+                      WIRE_VOTE_OPTIMIZE,
+                      WIRE_VOTE_SYNC }; // as an open vote only: it is cast by SYNC_VOTE
 
 struct wire_vote {
     uint8_t kind;
@@ -296,16 +312,74 @@ struct wire_sync_end {
 };
 
 // Data frames. header.epoch is 0: they belong to a round, not to a group epoch, and live through losses of others. In struct wire_op: tag = round;
-// sequence = any number of the asker's, given back in the answer; fingerprint, shard and hop are 0. `offset` is a leaf's number: the
+// sequence = any number of the asker's, given back in the answer; fingerprint, hop and, where nothing is said, shard are 0. `offset` is a leaf's number: the
 // leaves (256 KiB, the last one of an entry may be shorter) of all entries without the allow flag, in the order of the mask, counted from 0
 // through the whole state; the mask tells both sides which entry and place that is. Frames of another round are discarded, but for asks that
 // come before the donor's PLAN: they wait for it. Nothing is sent that was not asked for.
 //   SYNC_ASK_HASHES  offset = first leaf, extra = number of hashes (1..WIRE_SYNC_MAX_HASHES), no payload
 //   SYNC_HASHES      offset, extra as asked; payload: the hashes, u64 each, little-endian. All of them give the content hash of the plan.
-//   SYNC_ASK         offset = first leaf, extra = number of leaves (1..WIRE_SYNC_MAX_LEAVES), no payload
-//   SYNC_LEAF        offset = leaf, extra = wire_sync_coding; payload: the leaf's bytes in that coding, never longer than the leaf
-enum wire_sync_coding { WIRE_SYNC_PLAIN,
-                        WIRE_SYNC_LZ4 };
+//   SYNC_ASK         offset = first leaf, extra = number of leaves (1..WIRE_SYNC_MAX_LEAVES), shard = the codings that the asker takes beside
+//                    plain, 1 << wire_sync_coding each; no payload
+//   SYNC_LEAF        offset = leaf, extra = wire_sync_coding; payload: the leaf in that coding
+enum wire_sync_coding {
+    WIRE_SYNC_PLAIN,  // its bytes
+    WIRE_SYNC_LZ4,    // one LZ4 block, shorter than the leaf
+    WIRE_SYNC_PLACED, // u64, where it lies in the sender's memory, for an asker that can read it (data/memory); it stays there for the round
+};
+
+// ---- the loss of a master ----
+
+struct wire_group_size {
+    uint32_t group, count; // count >= 1
+};
+
+// The end of a vote of all accepted peers (update, pending, optimise), so that those that missed it end it alike.
+struct wire_barrier {
+    uint64_t number; // as in wire_epoch; 0: no vote has ended yet, and the rest is 0
+    uint8_t kind;    // wire_vote_kind
+    uint8_t code;    // pcclResult_t
+    uint64_t value;
+    uint64_t epoch; // number of the epoch in force at its end
+    uint32_t count; // its groups, ascending, and their sizes
+    struct wire_group_size *sizes; // decode: caller's array of WIRE_MAX_MEMBERS
+};
+
+// A verdict that ended an op for good, without a supplier: COMMIT or MISMATCH.
+struct wire_past {
+    struct wire_op_name name;
+    uint8_t kind; // wire_verdict_kind
+};
+
+// header: the run, and the highest generation that was promised.
+struct wire_resume {
+    struct wire_hello hello; // of another version: decodes with that alone
+    uint64_t generation;     // of `epoch`
+    uint64_t join_number;
+    uint8_t secret[16];
+    uint8_t vote;                    // the open one: wire_vote_kind, WIRE_VOTE_SYNC or 0
+    struct wire_sync_vote sync_vote; // if that is WIRE_VOTE_SYNC
+    uint8_t accepted;                // 0: a newcomer; then nothing follows
+    uint8_t sync_committed;          // took part in a commit of its group
+    uint8_t sync_code;               // of the round epoch.sync_round
+    uint64_t sync_revision;
+    struct wire_barrier barrier; // the last one that the sender passed
+    struct wire_epoch epoch;     // the newest one it entered; lost_epoch, sync_round and sync_expected as they are now
+    uint32_t past_count;         // newest last
+    struct wire_past *past;      // decode: caller's array of WIRE_MAX_PAST
+};
+
+// header: the generation from now on, as promised. What it ends, it ends once EPOCH has come, which is the next frame but for verdicts.
+struct wire_resumed {
+    uint32_t heartbeat_limit_ms;
+    uint8_t barrier_ended; // the receiver's vote, or its connect, ended so
+    uint8_t sync_ended;    // the receiver's round of shared state ended so
+    struct wire_barrier barrier; // the last one of the run
+    struct wire_sync_end sync;
+};
+
+struct wire_status {
+    uint8_t active; // serves a run, or members of one have come to resume it
+};
 
 enum wire_link_kind { WIRE_LINK_DATA = 1,
                       WIRE_LINK_PROBE };
@@ -367,6 +441,9 @@ void wire_encode_sync_vote(struct wire_buffer *out, struct wire_header header, c
 void wire_encode_sync_plan(struct wire_buffer *out, struct wire_header header, const struct wire_sync_plan *message);
 void wire_encode_sync_done(struct wire_buffer *out, struct wire_header header, const struct wire_sync_done *message);
 void wire_encode_sync_end(struct wire_buffer *out, struct wire_header header, const struct wire_sync_end *message);
+void wire_encode_resume(struct wire_buffer *out, struct wire_header header, const struct wire_resume *message);
+void wire_encode_resumed(struct wire_buffer *out, struct wire_header header, const struct wire_resumed *message);
+void wire_encode_status_is(struct wire_buffer *out, struct wire_header header, const struct wire_status *message);
 void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *message);
 
 // Each decoder takes a body whose header was decoded before; false = malformed.
@@ -390,6 +467,9 @@ bool wire_decode_sync_vote(const uint8_t *body, size_t length, struct wire_sync_
 bool wire_decode_sync_plan(const uint8_t *body, size_t length, struct wire_sync_plan *out);
 bool wire_decode_sync_done(const uint8_t *body, size_t length, struct wire_sync_done *out);
 bool wire_decode_sync_end(const uint8_t *body, size_t length, struct wire_sync_end *out);
+bool wire_decode_resume(const uint8_t *body, size_t length, struct wire_resume *out);
+bool wire_decode_resumed(const uint8_t *body, size_t length, struct wire_resumed *out);
+bool wire_decode_status_is(const uint8_t *body, size_t length, struct wire_status *out);
 bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link_hello *out);
 
 bool wire_id_equal(const struct wire_id *a, const struct wire_id *b);

@@ -70,7 +70,7 @@ static void say(int fd, struct wire_buffer *frame) {
 }
 
 static void write_hello(struct wire_buffer *out, uint8_t name) {
-    struct wire_hello hello = {.version = WIRE_VERSION, .id = {{name}}, .lanes = 1, .port = 40000};
+    struct wire_hello hello = {.version = WIRE_VERSION, .id = {{name}}, .lanes = 1, .port = 40000, .masters = 1};
     wire_encode_hello(out, (struct wire_header){0}, &hello);
 }
 

@@ -131,6 +131,7 @@ static void candidate(struct bed *bed, uint32_t attempt, const char *names) {
 static void enter(struct bed *bed, uint8_t reason, uint64_t number, uint64_t group_epoch, const char *names) {
     struct wire_buffer frame = {0};
     struct wire_epoch_commit message = {.reason = reason, .epoch = epoch_of(number, group_epoch, names)};
+    if (reason == WIRE_REASON_LOSS) message.epoch.lost_epoch = group_epoch;
     wire_encode_epoch_commit(&frame, from_master(bed), &message);
     feed(bed, &frame);
 }
@@ -235,7 +236,7 @@ static void test_join_failures(void) {
             wire_encode_welcome(&frame, from_master(&bed), &welcome);
             feed(&bed, &frame);
         } else if (rows[i].type == 0) {
-            member_disconnected(bed.member, "closed", fresh(&bed));
+            member_disconnected(bed.member, "closed", bed.now, fresh(&bed));
         } else {
             text_frame(&bed, rows[i].type, "because");
         }

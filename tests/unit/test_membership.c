@@ -131,7 +131,7 @@ static struct wire_header head(char peer) { return (struct wire_header){.run = r
 static struct wire_header op_head(uint64_t group_epoch) { return (struct wire_header){.run = run, .generation = generation, .epoch = group_epoch}; }
 
 static void hello_from(char peer, uint32_t group, struct wire_address address) {
-    struct wire_hello hello = {.version = WIRE_VERSION, .id = id_of(peer), .group = group, .lanes = 2, .port = 48149};
+    struct wire_hello hello = {.version = WIRE_VERSION, .id = id_of(peer), .group = group, .lanes = 2, .port = 48149, .masters = 1};
     clear(&boxes[peer - 'a']);
     epochs[peer - 'a'] = 0;
     act((inside = true, membership_peer_connected(m, now, (uint32_t)(peer - 'a'), &address, &hello)));
@@ -1089,7 +1089,7 @@ static void test_refusals(void) {
 
     begin("an id twice");
     form("a", 0);
-    hello = (struct wire_hello){.version = WIRE_VERSION, .id = id_of('a'), .lanes = 1, .port = 1};
+    hello = (struct wire_hello){.version = WIRE_VERSION, .id = id_of('a'), .lanes = 1, .port = 1, .masters = 1};
     act((inside = true, membership_peer_connected(m, now, 1, &address, &hello)));
     REFUSED('b', "registered");
     end();

@@ -152,7 +152,7 @@ static void vote(const char *peers, uint8_t kind) {
 
 static void join(const char *peers, uint32_t group) {
     for (; *peers; peers++) {
-        struct wire_hello hello = {.version = WIRE_VERSION, .id = id_of(*peers), .group = group, .lanes = 2, .port = 48149};
+        struct wire_hello hello = {.version = WIRE_VERSION, .id = id_of(*peers), .group = group, .lanes = 2, .port = 48149, .masters = 1};
         struct wire_address address = {.family = 4, .bytes = {10, 0, 0, (uint8_t)*peers}, .port = 999};
         *box_of(*peers) = (struct box){0};
         act(membership_peer_connected(m, now, (uint32_t)(*peers - 'a'), &address, &hello));

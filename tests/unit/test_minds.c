@@ -1,13 +1,16 @@
 // The master's mind and the peers' minds together, in virtual time, with a model of the network and of the data plane: random delays, crashes,
-// leaves, stopped processes, broken links, pairs that cannot reach each other, joins. A run is a seed; a failing one replays exactly:
+// leaves, stopped processes, broken links, pairs that cannot reach each other, joins, and masters that are killed at any moment, with what they
+// said last heard by some and not by others, and come back. A run is a seed; a failing one replays exactly:
 // test_minds <seed> [how many]; MINDS_LOG=1 tells what the minds say.
 //
 // Every peer runs one program: vote, admit newcomers, now and then optimise, reduce a few tags, repeat what was lost, sync its state. Checked:
 //  - agreement: of one op no peer gets success and another, that lives and stays, a retryable error;
+//  - votes: of one vote of all, every peer hears the same end;
 //  - attributes: peers that pass the same point read the same numbers (else their programs part ways, and nothing goes on);
-//  - state: a sync ends alike for all its members, and success means the same content and revision on all;
+//  - state: a sync ends alike for all its members, and success means the same content and revision on all; the revision of a member
+//    never goes back, and nobody is expelled for one that its group had;
 //  - progress: when the faults end, every program that lives and is still a member goes on; an unreachable pair costs at most one of the two.
-#include "control/member.h"
+#include "control/member_private.h"
 #include "control/membership.h"
 
 #include "base/platform.h"
@@ -19,7 +22,7 @@ enum {
     LIMIT_MS = 400,
     TAGS = 4,
     FAULTS_MS = 12000,
-    CALM_MS = 8000,
+    CALM_MS = 12000,
     EVENTS_MAX = 1 << 15,
     CONNS_MAX = 1 << 13,
     INSTANCES_MAX = 1 << 15,
@@ -27,6 +30,9 @@ enum {
     SYNC_TRIES = 3, // then the program helps itself
     PARKED_MAX = 256,
     KEPT_MAX = 64,
+    BARRIERS_MAX = 1 << 14,
+    RECOVERY_MS = 4000,
+    YOUNG_MS = 100,
 };
 
 enum event_kind { TO_MASTER,
@@ -44,6 +50,8 @@ enum event_kind { TO_MASTER,
                   COMPLETE,
                   SUPPLY,
                   FETCHED,
+                  SEEK,
+                  MASTER_START,
                   FAULT };
 
 struct event {
@@ -55,6 +63,7 @@ struct event {
     int other;           // slot
     uint32_t other_life, index, connection, instance;
     uint64_t rate;
+    uint32_t master, conn; // life of the master, and its number for the connection
     struct wire_header header;
     uint8_t *body; // owned
 };
@@ -85,7 +94,7 @@ struct op {
 // One op name in one group: who took part and how it ended there.
 struct instance {
     struct wire_op_name name;
-    uint64_t run;
+    uint64_t run, generation;
     uint32_t group;
     bool small, scheduled;
     uint32_t lives[PEERS];
@@ -94,8 +103,14 @@ struct instance {
 
 // How one round of shared state ended, at the first member that heard of it.
 struct sync_round {
-    bool ended;
-    uint64_t run, code, revision, content;
+    uint64_t number, run, code, revision, content;
+};
+
+// The end of one vote of all, likewise.
+struct barrier {
+    uint64_t run, number, value, epoch;
+    uint32_t kind, code, world, groups;
+    uint32_t lives[PEERS]; // that heard so
 };
 
 struct kept {
@@ -109,7 +124,10 @@ struct peer {
     struct member *mind;
     struct member_output out;
     int64_t to_master_at, from_master_at; // last delivery, so that order is kept
-    bool connected;                       // to the master
+    bool connected;                       // to the master, by `conn` of its life `master`
+    uint32_t master, conn;
+    int64_t cut_at; // nothing of the killed master arrives after this
+    uint64_t checked_barrier;
     uint32_t current[PEERS][LANES + 1];   // connection + 1
     struct {
         struct wire_link_hello hello;
@@ -119,7 +137,7 @@ struct peer {
     size_t parked_count;
 
     // the data plane
-    uint64_t group_epoch;
+    uint64_t group_epoch, generation;
     bool ready;
     uint64_t losses[256];
     size_t loss_count;
@@ -130,7 +148,8 @@ struct peer {
 
     // shared state
     uint64_t revision, content;
-    bool incomplete;
+    uint64_t committed; // the revision after the last success
+    bool incomplete, honest, wrote, received;
     uint64_t sync_round; // of the plan, 0: none
     struct wire_id donors[PEERS];
     uint32_t donor_count, tries;
@@ -147,7 +166,14 @@ struct peer {
 
 static uint64_t seed;
 static int64_t now;
-static struct membership *master;
+static struct membership *master; // NULL: killed
+static uint32_t master_life, conn_count;
+static struct {
+    int peer;
+    uint32_t life;
+} conns[MEMBERSHIP_MAX_CONNS]; // of this master
+static struct barrier barriers[BARRIERS_MAX];
+static uint32_t barrier_count, sync_count;
 static struct event events[EVENTS_MAX];
 static size_t event_count;
 static uint64_t orders;
@@ -157,8 +183,8 @@ static struct connection connections[CONNS_MAX];
 static uint32_t connection_count;
 static struct instance instances[INSTANCES_MAX];
 static uint32_t instance_count;
-static struct sync_round syncs[SYNCS_MAX]; // by number
-static bool faulty;
+static struct sync_round syncs[SYNCS_MAX];
+static bool faulty, kills;
 enum { COUNT_CRASH,
        COUNT_LEAVE,
        COUNT_STOP,
@@ -179,6 +205,12 @@ enum { COUNT_CRASH,
        COUNT_NO_STATE,
        COUNT_KICKED,
        COUNT_RESUMED,
+       COUNT_KILL,
+       COUNT_FOUND,
+       COUNT_LATE,
+       COUNT_TORN,
+       COUNT_AFRESH,
+       COUNT_MINORITY,
        COUNTS };
 static uint64_t totals[COUNTS]; // what happened, to prove that it did
 
@@ -231,15 +263,21 @@ static bool alive(int peer, uint32_t life) { return peers[peer].running && peers
 // ---- master ----
 
 static uint64_t master_ticks;
+static int64_t killed_at;
+
+static struct peer *peer_at(uint32_t conn) {
+    struct peer *peer = &peers[conns[conn].peer];
+    return peer->life == conns[conn].life && peer->connected && peer->master == master_life && peer->conn == conn ? peer : NULL;
+}
 
 static void carry_out(const struct membership_actions *actions) {
     for (size_t i = 0; i < actions->log_count; i++)
         if (getenv("MINDS_LOG") != NULL) fprintf(stderr, "%8.3f master: %s\n", (double)now / 1e9, actions->logs[i].text);
     for (size_t i = 0; i < actions->send_count; i++) {
         const struct membership_send *send = &actions->sends[i];
-        struct peer *peer = &peers[send->conn % PEERS];
-        if (peer->life != send->conn / PEERS) continue;
-        struct event event = {.kind = TO_PEER, .peer = (int)(send->conn % PEERS), .life = peer->life};
+        struct peer *peer = peer_at(send->conn);
+        if (peer == NULL) continue;
+        struct event event = {.kind = TO_PEER, .peer = conns[send->conn].peer, .life = peer->life, .master = master_life, .conn = send->conn};
         CHECK(wire_header_decode(actions->bytes.bytes + send->offset, &event.header));
         event.body = malloc(event.header.length + 1);
         memcpy(event.body, actions->bytes.bytes + send->offset + WIRE_HEADER_BYTES, event.header.length);
@@ -249,14 +287,64 @@ static void carry_out(const struct membership_actions *actions) {
         push(event);
     }
     for (size_t i = 0; i < actions->close_count; i++) {
-        struct peer *peer = &peers[actions->closes[i] % PEERS];
-        if (peer->life == actions->closes[i] / PEERS) push_for((int)(actions->closes[i] % PEERS), CLOSED_AT_PEER, peer->from_master_at);
+        struct peer *peer = peer_at(actions->closes[i]);
+        if (peer != NULL)
+            push((struct event){.at = peer->from_master_at > now ? peer->from_master_at : now + delay(), .kind = CLOSED_AT_PEER, .peer = conns[actions->closes[i]].peer, .life = peer->life, .master = master_life, .conn = actions->closes[i]});
     }
     uint8_t random[MEMBERSHIP_RANDOM_BYTES];
     for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)check_random(&seed);
     if (membership_wants_random(master)) membership_set_random(master, random);
     int64_t next = membership_next_deadline(master);
     if (next < INT64_MAX) push((struct event){.at = next > now ? next : now, .kind = MASTER_TICK, .index = (uint32_t)++master_ticks});
+}
+
+static void start_master(void) {
+    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
+    for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)check_random(&seed);
+    master = membership_new(LIMIT_MS, random, now);
+    REQUIRE(master != NULL);
+    membership_expect_survivors(master, now + YOUNG_MS * MS_NS);
+    master_life++;
+    conn_count = 0;
+}
+
+// What it has sent is on its way: each peer gets a part of it, from the front, and then hears that the connection is gone.
+static void kill_master(void) {
+    if (master == NULL) return;
+    if (getenv("MINDS_LOG") != NULL) fprintf(stderr, "%8.3f the master is killed\n", (double)now / 1e9);
+    totals[COUNT_KILL]++;
+    killed_at = now;
+    membership_free(master);
+    master = NULL;
+    for (int p = 0; p < PEERS; p++) {
+        if (!peers[p].running || !peers[p].connected) continue;
+        peers[p].cut_at = now + (below(2) ? (int64_t)below(20 * MS_NS) : 0);
+        push((struct event){.at = peers[p].cut_at, .kind = CLOSED_AT_PEER, .peer = p, .life = peers[p].life, .master = master_life, .conn = peers[p].conn});
+    }
+    push((struct event){.at = now + (int64_t)below(below(3) ? 200 : 1500) * MS_NS, .kind = MASTER_START});
+}
+
+// A connection to the master; frames may follow.
+static bool connect_to_master(int p) {
+    if (master == NULL || conn_count == MEMBERSHIP_MAX_CONNS) return false;
+    struct peer *peer = &peers[p];
+    peer->connected = true;
+    peer->master = master_life;
+    peer->conn = conn_count++;
+    conns[peer->conn].peer = p;
+    conns[peer->conn].life = peer->life;
+    peer->to_master_at = peer->from_master_at = now;
+    peer->cut_at = INT64_MAX;
+    return true;
+}
+
+static void disconnect(int p) {
+    struct peer *peer = &peers[p];
+    if (!peer->connected) return;
+    peer->connected = false;
+    int64_t at = now + delay();
+    if (at < peer->to_master_at) at = peer->to_master_at;
+    push((struct event){.at = at, .kind = LOST_AT_MASTER, .master = peer->master, .conn = peer->conn});
 }
 
 // ---- links ----
@@ -342,7 +430,7 @@ static uint64_t first_loss_after(const struct peer *peer, uint64_t adopted) {
 static void to_master(int p, struct wire_buffer *frames) {
     struct peer *peer = &peers[p];
     for (size_t at = 0; at < frames->length;) {
-        struct event event = {.kind = TO_MASTER, .peer = p, .life = peer->life};
+        struct event event = {.kind = TO_MASTER, .peer = p, .life = peer->life, .master = peer->master, .conn = peer->conn};
         CHECK(wire_header_decode(frames->bytes + at, &event.header));
         event.body = malloc(event.header.length + 1);
         memcpy(event.body, frames->bytes + at + WIRE_HEADER_BYTES, event.header.length);
@@ -365,11 +453,11 @@ static struct wire_header op_header(const struct peer *peer, uint64_t epoch) {
 }
 
 static uint32_t instance_of(const struct peer *peer, const struct op *op) {
-    uint64_t run = member_header(peer->mind).run;
+    uint64_t run = member_header(peer->mind).run, generation = peer->generation;
     for (uint32_t i = instance_count; i-- > 0;)
-        if (instances[i].run == run && instances[i].group == peer->group && wire_op_name_equal(&instances[i].name, &op->name)) return i;
+        if (instances[i].run == run && instances[i].generation == generation && instances[i].group == peer->group && wire_op_name_equal(&instances[i].name, &op->name)) return i;
     REQUIRE(instance_count < INSTANCES_MAX);
-    instances[instance_count] = (struct instance){.name = op->name, .run = run, .group = peer->group, .small = op->small};
+    instances[instance_count] = (struct instance){.name = op->name, .run = run, .generation = generation, .group = peer->group, .small = op->small};
     return instance_count++;
 }
 
@@ -435,6 +523,7 @@ static void keep(struct peer *peer, uint32_t instance) {
 static void enter_epoch(int p, const struct member_action *action) {
     struct peer *peer = &peers[p];
     peer->group_epoch = action->group_epoch;
+    peer->generation = member_header(peer->mind).generation;
     peer->ready = false;
     memset(peer->sequence, 0, sizeof peer->sequence);
     if (action->lost && peer->loss_count < 256) peer->losses[peer->loss_count++] = action->group_epoch;
@@ -552,7 +641,12 @@ static uint64_t step_of(uint64_t content) { return check_random(&content); }
 static void sync_state(int p) {
     struct peer *peer = &peers[p];
     struct wire_sync_vote state = {.incomplete = peer->incomplete, .revision = peer->revision, .mask = {1, 1}};
-    if (faulty && below(100) == 0) state.revision++; // a program that skips a step
+    peer->honest = true;
+    peer->wrote = peer->received = false;
+    if (faulty && below(100) == 0) { // a program that skips a step
+        state.revision++;
+        peer->honest = false;
+    }
     if (faulty && below(100) == 0) state.mask.low++; // another model
     if (below(20) == 0) peer->content = check_random(&seed); // drift
     state.content.low = peer->content;
@@ -575,14 +669,14 @@ static void on_plan(int p, const struct wire_sync_plan *plan) {
     for (uint32_t i = 0; i < plan->donor_count; i++)
         if (wire_id_equal(&plan->donors[i], &self)) CHECK(!receives && peer->content == plan->content.low);
     if (!receives) return;
-    if (below(4) != 0) peer->incomplete = true; // written to, from the first leaf on
-    push((struct event){.at = now + delay() * (int64_t)(1 + below(below(5) ? 20 : 60)), .kind = FETCHED, .peer = p, .life = peer->life, .instance = (uint32_t)plan->round, .rate = plan->content.low});
+    if (below(4) != 0) peer->incomplete = peer->wrote = true; // written to, from the first leaf on
+    push((struct event){.at = now + delay() * (int64_t)(1 + below(below(5) ? 20 : 60)), .kind = FETCHED, .peer = p, .life = peer->life, .header.epoch = plan->round, .rate = plan->content.low});
 }
 
 static void on_fetched(const struct event *event) {
     struct peer *peer = &peers[event->peer];
     static struct wire_sync_done done;
-    if (peer->sync_round != event->instance) return; // ended meanwhile
+    if (peer->sync_round != event->header.epoch) return; // ended meanwhile
     done.round = peer->sync_round;
     done.complete = 0;
     done.count = 0;
@@ -595,21 +689,62 @@ static void on_fetched(const struct event *event) {
         done.complete = 1;
         done.sources[done.count++] = (struct wire_sync_source){*id, 1};
         peer->content = event->rate;
+        peer->received = true;
     }
     totals[done.complete ? COUNT_FETCHED : COUNT_UNFETCHED]++;
     wire_encode_sync_done(&peer->out.frames, member_header(peer->mind), &done);
 }
 
-static void check_sync(const struct peer *peer, const struct wire_sync_end *end) {
-    REQUIRE(end->round < SYNCS_MAX);
-    struct sync_round *round = &syncs[end->round];
+static void check_sync(struct peer *peer, const struct wire_sync_end *end) {
     uint64_t run = member_header(peer->mind).run;
-    if (!round->ended) *round = (struct sync_round){true, run, end->code, end->revision, peer->content};
-    CHECK_EQ(round->run, run);
+    uint32_t i = sync_count;
+    while (i > 0 && (syncs[i - 1].number != end->round || syncs[i - 1].run != run)) i--;
+    if (i == 0) {
+        REQUIRE(sync_count < SYNCS_MAX);
+        i = ++sync_count;
+        syncs[i - 1] = (struct sync_round){end->round, run, end->code, end->revision, peer->content};
+    }
+    const struct sync_round *round = &syncs[i - 1];
     CHECK_EQ(round->code, end->code);
     if (end->code != 0) return;
     CHECK_EQ(round->revision, end->revision);
     CHECK_EQ(round->content, peer->content);
+    CHECK(end->revision + 1 >= peer->committed);
+    peer->committed = end->revision + 1;
+}
+
+static bool same_end(const struct barrier *a, const struct barrier *b) {
+    return a->run == b->run && a->number == b->number && a->value == b->value && a->epoch == b->epoch && a->kind == b->kind && a->code == b->code && a->world == b->world &&
+           a->groups == b->groups;
+}
+
+static bool has_living(const struct barrier *barrier) {
+    for (int p = 0; p < PEERS; p++)
+        if (barrier->lives[p] != 0 && alive(p, barrier->lives[p])) return true;
+    return false;
+}
+
+// Of one vote all hear the same. A peer that the run has left behind may have heard something else; it has heard since that it is out.
+static void check_barriers(void) {
+    for (uint32_t i = 0; i < barrier_count; i++)
+        for (uint32_t k = 0; k < i; k++)
+            if (barriers[i].run == barriers[k].run && barriers[i].number == barriers[k].number && has_living(&barriers[i]))
+                CHECK(!has_living(&barriers[k]));
+}
+
+static void check_barrier(struct peer *peer, const struct member_action *action) {
+    const struct wire_barrier *last = &peer->mind->barrier;
+    struct barrier mine = {.run = member_header(peer->mind).run, .number = last->number, .value = action->value, .epoch = action->view.number, .kind = last->kind, .code = (uint32_t)action->code, .world = action->view.global_world, .groups = action->view.groups};
+    uint32_t i = barrier_count;
+    CHECK(last->number > peer->checked_barrier);
+    peer->checked_barrier = last->number;
+    while (i > 0 && !same_end(&barriers[i - 1], &mine)) i--;
+    if (i == 0) {
+        REQUIRE(barrier_count < BARRIERS_MAX);
+        barriers[i = barrier_count++] = mine;
+        i++;
+    }
+    barriers[i - 1].lives[peer - peers] = peer->life;
 }
 
 static void next_round(int p);
@@ -684,6 +819,7 @@ static void on_vote_end(int p, const struct member_action *action) {
     }
     uint8_t kind = peer->vote;
     peer->vote = 0;
+    if (member_phase(peer->mind) != MEMBER_DEAD) check_barrier(peer, action);
     CHECK(action->code == 0 || kind == WIRE_VOTE_OPTIMIZE || member_phase(peer->mind) == MEMBER_DEAD);
     if (kind == WIRE_VOTE_UPDATE || (kind == WIRE_VOTE_OPTIMIZE && action->code == 0)) member_adopt(peer->mind, &action->view);
     if (kind == WIRE_VOTE_PENDING && action->value == 1)
@@ -697,13 +833,15 @@ static void on_vote_end(int p, const struct member_action *action) {
 static void start(int p) {
     struct peer *peer = &peers[p];
     uint32_t life = peer->life + 1;
-    if (life * PEERS + (uint32_t)p >= MEMBERSHIP_MAX_CONNS) return;
+    if (master == NULL || conn_count == MEMBERSHIP_MAX_CONNS) return;
     member_free(peer->mind);
     member_output_fini(&peer->out);
-    *peer = (struct peer){.running = true, .life = life, .group = (uint32_t)below(4) == 0, .connected = true, .content = check_random(&seed)};
+    *peer = (struct peer){.running = true, .life = life, .group = (uint32_t)below(4) == 0, .content = check_random(&seed)};
     struct wire_id id = id_of(p);
     peer->mind = member_new(&id, peer->group, LANES);
     REQUIRE(peer->mind != NULL);
+    member_set_recovery(peer->mind, RECOVERY_MS, 1);
+    connect_to_master(p);
     member_join(peer->mind, 48149, now, &peer->out);
     totals[COUNT_JOIN]++;
     act(p);
@@ -717,9 +855,7 @@ static void crash(int p, bool announced) {
         to_master(p, &peer->out.frames);
     }
     peer->running = false;
-    int64_t at = now + delay();
-    if (at < peer->to_master_at) at = peer->to_master_at;
-    if (peer->connected) push_for(p, LOST_AT_MASTER, at);
+    disconnect(p);
     for (uint32_t i = 0; i < connection_count; i++) {
         struct connection *c = &connections[i];
         if ((c->ends[0] == p && c->lives[0] == peer->life) || (c->ends[1] == p && c->lives[1] == peer->life)) close_connection(i, p);
@@ -727,6 +863,19 @@ static void crash(int p, bool announced) {
 }
 
 // ---- what a mind says ----
+
+// With a master there, only those give up of whose last epoch no more than half are left.
+static void give_up(int p) {
+    const struct member *mind = peers[p].mind;
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < mind->everyone_count; i++) {
+        uint32_t life;
+        int other = slot_of(&mind->everyone[i].id, &life);
+        left += alive(other, life) && now >= peers[other].stopped_until;
+    }
+    totals[COUNT_MINORITY]++;
+    if (master != NULL && now > killed_at + RECOVERY_MS / 2 * MS_NS) CHECK(2 * left <= mind->everyone_count);
+}
 
 static void run_action(int p, const struct member_action *action) {
     struct peer *peer = &peers[p];
@@ -762,18 +911,27 @@ static void run_action(int p, const struct member_action *action) {
             crash(p, false);
             return;
         }
+        check_barrier(peer, action);
         member_adopt(peer->mind, &action->view);
         if (action->view.number % 3 == 0 && action->view.global_world > 1)
             vote(p, WIRE_VOTE_OPTIMIZE);
         else
             reduce_all(p);
         return;
+    case MEMBER_SEEK:
+        disconnect(p);
+        push_for(p, SEEK, now + (int64_t)(10 + below(10)) * MS_NS);
+        return;
+    case MEMBER_FOUND: totals[COUNT_FOUND]++; return;
     case MEMBER_VOTE_END: on_vote_end(p, action); return;
     case MEMBER_SYNC_PLAN: on_plan(p, action->plan); return;
     case MEMBER_RECHECK: judge_parked(p); return;
     case MEMBER_DIE:
         totals[COUNT_EXPELLED]++;
         totals[COUNT_KICKED] += strstr(member_text(peer->mind), "shared state: ") != NULL;
+        CHECK(strstr(member_text(peer->mind), "does not fit") == NULL);
+        if (strstr(member_text(peer->mind), "no master took") != NULL) give_up(p);
+        if (peer->honest && peer->committed == peer->revision) CHECK(strstr(member_text(peer->mind), "it gave revision") == NULL);
         if (getenv("MINDS_LOG") != NULL) fprintf(stderr, "%8.3f peer %d dies: %s\n", (double)now / 1e9, p + 1, member_text(peer->mind));
         crash(p, false);
         return;
@@ -822,6 +980,7 @@ static void act(int p) {
 
 static void do_fault(void) {
     int p = (int)below(PEERS), other = (int)below(PEERS);
+    if (kills && below(6) == 0) kill_master();
     switch (below(16)) {
     case 0:
     case 1:
@@ -868,23 +1027,47 @@ static void do_fault(void) {
     if (faulty) push((struct event){.at = now + (int64_t)below(400) * MS_NS, .kind = FAULT});
 }
 
+// Transfers into the state end with the connection.
+static void resume(int p) {
+    struct peer *peer = &peers[p];
+    enum member_tensors tensors = !peer->wrote ? MEMBER_TENSORS_AS_VOTED : peer->received ? MEMBER_TENSORS_RECEIVED
+                                                                                           : MEMBER_TENSORS_TORN;
+    if (peer->received) tensors = MEMBER_TENSORS_RECEIVED;
+    if (peer->step == SYNCING && tensors == MEMBER_TENSORS_TORN) {
+        totals[COUNT_TORN]++;
+        peer->content = check_random(&seed);
+    }
+    peer->sync_round = 0;
+    struct wire_hash content = {.low = peer->content};
+    member_resume(peer->mind, 48149, tensors, &content, now, &peer->out);
+}
+
 static void run_event(struct event *event) {
     int p = event->peer;
     struct peer *peer = &peers[p];
     switch (event->kind) {
     case TO_MASTER:
+        if (master == NULL || event->master != master_life) return;
+        struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(p + 1)}};
         if (event->header.type == WIRE_HELLO) {
-            struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(p + 1)}};
             struct wire_hello hello;
             CHECK(wire_decode_hello(event->body, event->header.length, &hello));
-            carry_out(membership_peer_connected(master, now, event->life * PEERS + (uint32_t)p, &source, &hello));
+            carry_out(membership_peer_connected(master, now, event->conn, &source, &hello));
+        } else if (event->header.type == WIRE_RESUME) {
+            carry_out(membership_peer_resumed(master, now, event->conn, &source, &event->header, event->body));
         } else {
-            carry_out(membership_message(master, now, event->life * PEERS + (uint32_t)p, &event->header, event->body));
+            carry_out(membership_message(master, now, event->conn, &event->header, event->body));
         }
+        if (kills && faulty && below(400) == 0) kill_master(); // in the middle of what it says
         return;
-    case LOST_AT_MASTER: carry_out(membership_peer_lost(master, now, event->life * PEERS + (uint32_t)p, "closed")); return;
+    case LOST_AT_MASTER:
+        if (master != NULL && event->master == master_life) carry_out(membership_peer_lost(master, now, event->conn, "closed"));
+        return;
     case MASTER_TICK:
-        if (event->index == (uint32_t)master_ticks) carry_out(membership_tick(master, now));
+        if (master != NULL && event->index == (uint32_t)master_ticks) carry_out(membership_tick(master, now));
+        return;
+    case MASTER_START:
+        if (master == NULL) start_master();
         return;
     case FAULT:
         if (faulty) do_fault();
@@ -896,12 +1079,24 @@ static void run_event(struct event *event) {
     memcpy(other.bytes + 4, &event->other_life, sizeof event->other_life);
     switch (event->kind) {
     case TO_PEER:
+        if (!peer->connected || peer->master != event->master || peer->conn != event->conn || now > peer->cut_at) return;
+        if (event->header.type == WIRE_RESUMED) totals[COUNT_LATE] += event->body[4] != 0 || event->body[5] != 0;
+        if (event->header.type == WIRE_WELCOME) totals[COUNT_AFRESH] += member_is_seeking(peer->mind);
         totals[COUNT_ORDERS] += event->header.type == WIRE_EPOCH && event->body[0] == WIRE_REASON_ORDER;
         member_frame(peer->mind, &event->header, event->body, now, &peer->out);
         break;
     case CLOSED_AT_PEER:
-        peer->connected = false;
-        member_disconnected(peer->mind, "the master closed", &peer->out);
+        if (!peer->connected || peer->master != event->master || peer->conn != event->conn) return;
+        disconnect(p);
+        member_disconnected(peer->mind, "the master closed", now, &peer->out);
+        break;
+    case SEEK:
+        if (peer->connected) return;
+        if (!connect_to_master(p)) {
+            push_for(p, SEEK, now + (int64_t)(10 + below(10)) * MS_NS);
+            return;
+        }
+        resume(p);
         break;
     case PEER_TICK:
         if (member_deadline(peer->mind) > now) return;
@@ -962,7 +1157,7 @@ static void run_until(int64_t end) {
     while (event_count > 0 && events[0].at <= end) {
         struct event event = pop();
         now = event.at;
-        bool for_peer = event.kind != TO_MASTER && event.kind != LOST_AT_MASTER && event.kind != MASTER_TICK && event.kind != FAULT;
+        bool for_peer = event.kind != TO_MASTER && event.kind != LOST_AT_MASTER && event.kind != MASTER_TICK && event.kind != MASTER_START && event.kind != FAULT;
         if (for_peer && now < peers[event.peer].stopped_until && alive(event.peer, event.life)) {
             event.at = peers[event.peer].stopped_until; // a stopped process; what waits for it stays in order
             push(event);
@@ -977,7 +1172,7 @@ static void run_until(int64_t end) {
 static void describe_still(int p) {
     const struct peer *peer = &peers[p];
     check_report(false, __FILE__, __LINE__, "peer %d of group %u stands still: phase %d, step %d, vote %d, round %u, epoch %llu of %llu, group epoch %llu, adopted %llu, %s", p + 1, peer->group,
-                 (int)member_phase(peer->mind), (int)peer->step, peer->vote, peer->rounds, (unsigned long long)member_header(peer->mind).epoch, (unsigned long long)membership_epoch(master),
+                 (int)member_phase(peer->mind), (int)peer->step, peer->vote, peer->rounds, (unsigned long long)member_header(peer->mind).epoch, master == NULL ? 0 : (unsigned long long)membership_epoch(master),
                  (unsigned long long)peer->group_epoch, (unsigned long long)member_adopted(peer->mind)->group_epoch, peer->ready ? "linked" : "not linked");
     for (uint32_t tag = 0; tag < TAGS && peer->step == REDUCING; tag++) {
         const struct op *op = &peer->ops[tag];
@@ -1007,13 +1202,11 @@ static void run_seed(uint64_t with) {
     event_count = 0;
     orders = master_ticks = 0;
     connection_count = instance_count = 0;
-    memset(syncs, 0, sizeof syncs);
+    master_life = barrier_count = sync_count = 0;
+    kills = with % 4 != 0;
     memset(blocked, 0, sizeof blocked);
     for (int p = 0; p < PEERS; p++) peers[p].life = 0;
-    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
-    for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)check_random(&seed);
-    master = membership_new(LIMIT_MS, random, now);
-    REQUIRE(master != NULL);
+    start_master();
     for (int p = 0; p < PEERS; p++) start(p);
     faulty = true;
     push((struct event){.at = now + 500 * MS_NS, .kind = FAULT});
@@ -1028,6 +1221,7 @@ static void run_seed(uint64_t with) {
     }
     run_until(now + CALM_MS / 2 * MS_NS);
     check_agreement();
+    check_barriers();
     for (int p = 0; p < PEERS; p++)
         if (alive(p, lives[p]) && peers[p].rounds < rounds[p] + 3)
             describe_still(p);
@@ -1039,6 +1233,7 @@ static void run_seed(uint64_t with) {
         peers[p] = (struct peer){0};
     }
     membership_free(master);
+    master = NULL;
 }
 
 int main(int argc, char **argv) {
@@ -1047,7 +1242,7 @@ int main(int argc, char **argv) {
     uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1
                                                                        : DEFAULT_SEEDS;
     for (uint64_t s = first; s < first + count; s++) run_seed(s);
-    static const char *const names[] = {"crashes", "leaves", "stops", "breaks", "blocks", "expelled", "refused", "ops ok", "ops lost", "supplies", "redone", "orders", "rounds", "joins", "syncs", "fetched", "not fetched", "without state", "kicked", "resumed"};
+    static const char *const names[] = {"crashes", "leaves", "stops", "breaks", "blocks", "expelled", "refused", "ops ok", "ops lost", "supplies", "redone", "orders", "rounds", "joins", "syncs", "fetched", "not fetched", "without state", "kicked", "resumed", "kills", "found", "late", "torn", "afresh", "minorities"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) fprintf(stderr, "%s %llu%s", names[i], (unsigned long long)totals[i], i + 1 < sizeof names / sizeof names[0] ? ", " : "\n");
     if (argc == 1)
         for (size_t i = 0; i < COUNTS; i++) CHECK(totals[i] > 0);

@@ -8,6 +8,8 @@ static uint64_t seed = 1;
 
 static struct wire_member members[WIRE_MAX_MEMBERS + 1];
 static struct wire_op_report reports[2 * WIRE_MAX_LIVE_OPS + 1];
+static struct wire_group_size group_sizes[WIRE_MAX_MEMBERS + 1];
+static struct wire_past past[WIRE_MAX_PAST + 1];
 
 static uint64_t below(uint64_t limit) { return check_random(&seed) % limit; }
 
@@ -38,6 +40,10 @@ static struct wire_header random_header(void) {
 static struct wire_epoch random_epoch(uint32_t count) {
     struct wire_epoch epoch = {.number = 1 + below(1000), .latency_us = 1 + (uint32_t)below(99), .megabytes_per_s = 1 + (uint32_t)below(99), .count = count, .members = members};
     epoch.group_epoch = below(epoch.number + 1);
+    epoch.lost_epoch = below(epoch.number + 1);
+    epoch.barrier = check_random(&seed);
+    epoch.sync_round = check_random(&seed);
+    epoch.sync_expected = check_random(&seed);
     uint32_t group = 0;
     for (uint32_t i = 0; i < count; i++) {
         group += (uint32_t)below(3);
@@ -67,7 +73,7 @@ static bool again_text(struct wire_buffer *out, enum wire_type type, const uint8
 }
 
 static void write_hello(struct wire_buffer *out, uint32_t size) {
-    struct wire_hello hello = {.version = WIRE_VERSION, .group = (uint32_t)check_random(&seed), .lanes = 1 + size % WIRE_MAX_LANES, .port = (uint16_t)(1 + below(65535))};
+    struct wire_hello hello = {.version = WIRE_VERSION, .group = (uint32_t)check_random(&seed), .lanes = 1 + size % WIRE_MAX_LANES, .port = (uint16_t)(1 + below(65535)), .masters = (uint8_t)(1 + below(WIRE_MAX_MASTERS))};
     random_id(&hello.id);
     wire_encode_hello(out, random_header(), &hello);
 }
@@ -204,6 +210,67 @@ static void write_sync_end(struct wire_buffer *out, uint32_t size) {
     wire_encode_sync_end(out, random_header(), &end);
 }
 
+static struct wire_barrier random_barrier(uint32_t count) {
+    struct wire_barrier barrier = {.number = 1 + below(99), .kind = (uint8_t)(1 + below(3)), .code = (uint8_t)below(256), .value = check_random(&seed), .epoch = check_random(&seed), .count = count, .sizes = group_sizes};
+    for (uint32_t i = 0; i < count; i++) group_sizes[i] = (struct wire_group_size){i * 3, 1 + (uint32_t)below(WIRE_MAX_MEMBERS)};
+    return barrier;
+}
+
+static void write_resume(struct wire_buffer *out, uint32_t size) {
+    struct wire_resume resume = {.hello = {.version = WIRE_VERSION, .lanes = 1, .port = 1, .masters = 2}, .generation = check_random(&seed), .join_number = check_random(&seed), .vote = (uint8_t)below(5), .accepted = size > 0};
+    random_id(&resume.hello.id);
+    fill(resume.secret, sizeof resume.secret);
+    resume.sync_vote = (struct wire_sync_vote){.strategy = (uint8_t)below(3), .incomplete = (uint8_t)below(2), .revision = check_random(&seed)};
+    resume.sync_committed = (uint8_t)below(2);
+    resume.sync_code = (uint8_t)below(256);
+    resume.sync_revision = check_random(&seed);
+    uint32_t members_of = size < WIRE_MAX_MEMBERS ? size : WIRE_MAX_MEMBERS;
+    if (size > 0) resume.barrier = random_barrier(members_of);
+    if (size > 0) resume.epoch = random_epoch(members_of);
+    resume.past_count = size;
+    resume.past = past;
+    for (uint32_t i = 0; i < size; i++) past[i] = (struct wire_past){random_name(), (uint8_t)(1 + below(4))};
+    wire_encode_resume(out, random_header(), &resume);
+}
+
+static bool again_resume(struct wire_buffer *out, const uint8_t *body, size_t length) {
+    struct wire_resume message = {.barrier.sizes = group_sizes, .epoch.members = members, .past = past};
+    if (!wire_decode_resume(body, length, &message)) return false;
+    wire_encode_resume(out, (struct wire_header){0}, &message);
+    return true;
+}
+
+static void write_resumed(struct wire_buffer *out, uint32_t size) {
+    static struct wire_resumed resumed;
+    resumed.heartbeat_limit_ms = 1 + (uint32_t)below(5000);
+    resumed.barrier_ended = (uint8_t)below(2);
+    resumed.sync_ended = (uint8_t)below(2);
+    resumed.barrier = random_barrier(1 + size);
+    resumed.sync = (struct wire_sync_end){.round = check_random(&seed), .code = (uint8_t)below(256), .revision = check_random(&seed), .text.length = (uint16_t)(size < WIRE_MAX_TEXT ? size : WIRE_MAX_TEXT)};
+    fill(resumed.sync.text.chars, resumed.sync.text.length);
+    wire_encode_resumed(out, random_header(), &resumed);
+}
+
+static bool again_resumed(struct wire_buffer *out, const uint8_t *body, size_t length) {
+    static struct wire_resumed message;
+    message.barrier.sizes = group_sizes;
+    if (!wire_decode_resumed(body, length, &message)) return false;
+    wire_encode_resumed(out, (struct wire_header){0}, &message);
+    return true;
+}
+
+static void write_status_is(struct wire_buffer *out, uint32_t size) {
+    struct wire_status status = {(uint8_t)(size % 2)};
+    wire_encode_status_is(out, random_header(), &status);
+}
+
+static bool again_status_is(struct wire_buffer *out, const uint8_t *body, size_t length) {
+    struct wire_status message;
+    if (!wire_decode_status_is(body, length, &message)) return false;
+    wire_encode_status_is(out, (struct wire_header){0}, &message);
+    return true;
+}
+
 static void write_link_hello(struct wire_buffer *out, uint32_t size) {
     struct wire_link_hello hello = {.version = (uint16_t)check_random(&seed), .kind = (uint8_t)(1 + size % 2), .index = size % (WIRE_MAX_LANES + 1)};
     fill(hello.secret, sizeof hello.secret);
@@ -288,6 +355,9 @@ static const struct message {
     {WIRE_SYNC_PLAN, WIRE_MAX_MEMBERS - 1, write_sync_plan, again_sync_plan},
     {WIRE_SYNC_DONE, WIRE_MAX_MEMBERS, write_sync_done, again_sync_done},
     {WIRE_SYNC_END, WIRE_MAX_TEXT, write_sync_end, again_sync_end},
+    {WIRE_RESUME, WIRE_MAX_PAST, write_resume, again_resume},
+    {WIRE_RESUMED, WIRE_MAX_MEMBERS - 1, write_resumed, again_resumed},
+    {WIRE_STATUS_IS, 1, write_status_is, again_status_is},
     {WIRE_LINK_HELLO, WIRE_MAX_LANES, write_link_hello, again_link_hello},
 };
 enum { MESSAGES = sizeof messages / sizeof messages[0] };
@@ -347,7 +417,9 @@ static void test_wrong_lengths(void) {
 // Byte `at` of a valid message set to `value` (4 bytes when wide) makes it malformed.
 static void test_bad_fields(void) {
     enum { MEMBER = 51,
-           EPOCH = 28 };
+           EPOCH = 60,
+           RESUME_VOTE = 29 + 8 + 8 + 16,
+           RESUME_BARRIER = RESUME_VOTE + 1 + 42 + 1 + 1 + 1 + 8 };
     static const struct {
         enum wire_type type;
         size_t at;
@@ -357,14 +429,16 @@ static void test_bad_fields(void) {
     } rows[] = {
         {WIRE_HELLO, 22, 0, true, "no lanes"},
         {WIRE_HELLO, 22, WIRE_MAX_LANES + 1, true, "too many lanes"},
+        {WIRE_HELLO, 28, 0, false, "no masters"},
+        {WIRE_HELLO, 28, WIRE_MAX_MASTERS + 1, false, "too many masters"},
         {WIRE_WELCOME, 24, 0, true, "no heartbeat limit"},
         {WIRE_WELCOME, 28, 5, false, "unknown family"},
         {WIRE_REFUSED, 0, 0xffff, true, "text length"},
         {WIRE_CANDIDATE, 0, 0, true, "attempt 0"},
-        {WIRE_CANDIDATE, 4 + 16, 0, true, "latency 0"},
-        {WIRE_CANDIDATE, 4 + 20, 0, true, "bandwidth 0"},
-        {WIRE_CANDIDATE, 4 + 24, 0, true, "no members"},
-        {WIRE_CANDIDATE, 4 + 24, UINT32_MAX, true, "huge count"},
+        {WIRE_CANDIDATE, 4 + 48, 0, true, "latency 0"},
+        {WIRE_CANDIDATE, 4 + 52, 0, true, "bandwidth 0"},
+        {WIRE_CANDIDATE, 4 + 56, 0, true, "no members"},
+        {WIRE_CANDIDATE, 4 + 56, UINT32_MAX, true, "huge count"},
         {WIRE_CANDIDATE, 4 + EPOCH + 24, UINT32_MAX, true, "groups descend"},
         {WIRE_CANDIDATE, 4 + EPOCH + 28, 0, true, "a member without lanes"},
         {WIRE_CANDIDATE, 4 + EPOCH + MEMBER + 32, 7, false, "a member's family"},
@@ -372,7 +446,7 @@ static void test_bad_fields(void) {
         {WIRE_LINKED, 8, 0x10000000, true, "count that overflows 32 bits of bytes"},
         {WIRE_EPOCH, 0, 0, false, "reason 0"},
         {WIRE_EPOCH, 0, 5, false, "reason 5"},
-        {WIRE_EPOCH, 1 + 24, UINT32_MAX, true, "huge count"},
+        {WIRE_EPOCH, 1 + 56, UINT32_MAX, true, "huge count"},
         {WIRE_VOTE, 0, 0, false, "kind 0"},
         {WIRE_VOTE, 0, 4, false, "kind 4"},
         {WIRE_OUTCOME, 0, 4, false, "kind 4"},
@@ -396,6 +470,15 @@ static void test_bad_fields(void) {
         {WIRE_SYNC_DONE, 8, 2, false, "complete 2"},
         {WIRE_SYNC_DONE, 9, UINT32_MAX, true, "huge count"},
         {WIRE_SYNC_END, 25, 0xffff, true, "text length"},
+        {WIRE_RESUME, 22, 0, true, "no lanes"},
+        {WIRE_RESUME, RESUME_VOTE, 5, false, "vote 5"},
+        {WIRE_RESUME, RESUME_VOTE + 43, 2, false, "accepted 2"},
+        {WIRE_RESUME, RESUME_BARRIER + 8, 0, false, "a vote of kind 0"},
+        {WIRE_RESUME, RESUME_BARRIER + 26, UINT32_MAX, true, "huge count of groups"},
+        {WIRE_RESUME, RESUME_BARRIER + 34, 0, true, "an empty group"},
+        {WIRE_RESUMED, 0, 0, true, "no heartbeat limit"},
+        {WIRE_RESUMED, 4, 2, false, "ended 2"},
+        {WIRE_STATUS_IS, 0, 2, false, "active 2"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
         {WIRE_LINK_HELLO, 2, 3, false, "kind 3"},
         {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},
@@ -457,14 +540,14 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_SYNC_END) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_STATUS_IS) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
     wire_header_encode(bytes, &in);
     CHECK(wire_header_decode(bytes, &out));
-    static const enum wire_type empty[] = {WIRE_HEARTBEAT, WIRE_LEAVE, WIRE_LINK_ACK};
-    for (size_t i = 0; i < 3; i++) {
+    static const enum wire_type empty[] = {WIRE_HEARTBEAT, WIRE_LEAVE, WIRE_GENERATION, WIRE_PROMISE, WIRE_BYE, WIRE_MOVED, WIRE_STATUS, WIRE_LINK_ACK};
+    for (size_t i = 0; i < sizeof empty / sizeof empty[0]; i++) {
         struct wire_buffer frame = {0};
         write_empty(&frame, empty[i]);
         CHECK_EQ(frame.length, WIRE_HEADER_BYTES);

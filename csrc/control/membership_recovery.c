@@ -1,0 +1,499 @@
+// A master that takes up a run which another one has left. It knows nothing; the run is what its members know. So while it has no run of its own it
+// gathers those that come with RESUME, and when more than half of the newest epoch that any of them has entered are here - all of them, or after the
+// heartbeat limit - it asks them for the promise to listen to no older generation. Two majorities share a member, so of two masters that gather at
+// the same time one hears of the other's generation and takes a higher one.
+//
+// Then it goes on from the sum of what they know. The last vote of all, or the last round of a group, may have ended for some and not for
+// others: those hear how. All groups begin a new group epoch, so all ops are frozen, reported and judged as after any other change.
+// What no report can show is a verdict that some have and others lack: COMMITs and MISMATCHes are told with RESUME and given again.
+#include "membership_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../net/socket.h"
+
+enum { SAY_MS = 10000 }; // between two lines of the log
+
+// Somebody who came while there was no run.
+struct survivor {
+    uint32_t conn;
+    struct wire_address source;
+    int64_t heard_ns;
+    bool resumes;              // else a newcomer whose HELLO is held back
+    uint64_t run, promised;    // promised: to any master
+    bool asked, gave;          // the promise of the generation at hand
+    struct wire_resume resume; // owns its arrays
+};
+
+// The newest epoch of one run, as a survivor knows it.
+struct claim {
+    const struct survivor *by; // NULL: nobody has been accepted anywhere
+    uint32_t members, present;
+};
+
+static void survivor_free(struct survivor *survivor) {
+    free(survivor->resume.barrier.sizes);
+    free(survivor->resume.epoch.members);
+    free(survivor->resume.past);
+    free(survivor);
+}
+
+static struct survivor *survivor_of(const struct membership *m, uint32_t conn) {
+    for (uint32_t i = 0; i < m->survivor_count; i++)
+        if (m->survivors[i]->conn == conn) return m->survivors[i];
+    return NULL;
+}
+
+static void forget(struct membership *m, struct survivor *survivor) {
+    uint32_t i = 0;
+    while (m->survivors[i] != survivor) i++;
+    memmove(&m->survivors[i], &m->survivors[i + 1], (--m->survivor_count - i) * sizeof m->survivors[0]); // who came first stays first
+    survivor_free(survivor);
+}
+
+static void tell(struct membership *m, const struct survivor *survivor, enum wire_type type, uint64_t generation) {
+    struct wire_header header = {.run = survivor->run, .generation = generation};
+    size_t begin = membership_frame_begin(m), length;
+    wire_encode_empty(&m->actions.bytes, header, type);
+    if (membership_frame_end(m, begin, &length)) membership_send_to(m, survivor->conn, begin, length);
+}
+
+static void turn_away(struct membership *m, struct survivor *survivor, enum wire_type type, const char *why) {
+    uint32_t conn = survivor->conn;
+    struct wire_header header = {.run = survivor->run, .generation = survivor->promised};
+    forget(m, survivor);
+    membership_turn_away(m, conn, header, type, why);
+}
+
+static void register_held(struct membership *m, struct survivor *survivor) {
+    uint32_t conn = survivor->conn;
+    struct wire_address source = survivor->source;
+    struct wire_hello hello = survivor->resume.hello;
+    forget(m, survivor);
+    membership_register(m, conn, &source, &hello);
+}
+
+// ---- who is here ----
+
+static bool is_newer(const struct survivor *a, const struct survivor *b) {
+    if (a->resume.generation != b->resume.generation) return a->resume.generation > b->resume.generation;
+    return a->resume.epoch.number > b->resume.epoch.number;
+}
+
+static struct survivor *member_here(const struct membership *m, uint64_t run, const struct wire_id *id) {
+    for (uint32_t i = 0; i < m->survivor_count; i++) {
+        struct survivor *survivor = m->survivors[i];
+        if (survivor->resumes && survivor->run == run && wire_id_equal(&survivor->resume.hello.id, id)) return survivor;
+    }
+    return NULL;
+}
+
+static struct claim claim_of(const struct membership *m, uint64_t run) {
+    struct claim claim = {0};
+    for (uint32_t i = 0; i < m->survivor_count; i++) {
+        const struct survivor *survivor = m->survivors[i];
+        if (!survivor->resumes || survivor->run != run || !survivor->resume.accepted) continue;
+        if (claim.by == NULL || is_newer(survivor, claim.by)) claim.by = survivor;
+    }
+    if (claim.by == NULL) return claim;
+    const struct wire_epoch *epoch = &claim.by->resume.epoch;
+    claim.members = epoch->count;
+    for (uint32_t i = 0; i < epoch->count; i++) claim.present += member_here(m, run, &epoch->members[i].id) != NULL;
+    return claim;
+}
+
+static bool has_majority(const struct claim *claim) { return 2 * claim->present > claim->members; }
+
+// Of all runs that somebody resumes the one with a majority, else the one with most members here.
+static struct claim best_claim(const struct membership *m) {
+    struct claim best = {0};
+    for (uint32_t i = 0; i < m->survivor_count; i++) {
+        const struct survivor *survivor = m->survivors[i];
+        if (!survivor->resumes || !survivor->resume.accepted) continue;
+        struct claim claim = claim_of(m, survivor->run);
+        bool better = best.by == NULL || (has_majority(&claim) && !has_majority(&best)) || (has_majority(&claim) == has_majority(&best) && claim.present > best.present);
+        if (better) best = claim;
+    }
+    return best;
+}
+
+// ---- taking the run up ----
+
+// The last vote of all that any member knows the end of.
+static struct wire_barrier newest_barrier(const struct membership *m, const struct claim *claim) {
+    struct wire_barrier newest = {0};
+    for (uint32_t i = 0; i < claim->members; i++) {
+        const struct survivor *member = member_here(m, claim->by->run, &claim->by->resume.epoch.members[i].id);
+        if (member != NULL && member->resume.accepted && member->resume.barrier.number > newest.number) newest = member->resume.barrier;
+    }
+    return newest;
+}
+
+// Has the last vote of all ended without it?
+static bool missed_barrier(const struct survivor *survivor, const struct wire_barrier *last) {
+    return !survivor->resume.accepted || survivor->resume.barrier.number < last->number;
+}
+
+// Whoever missed more than that cannot have taken part in what the others did: no master can have left it so.
+static bool fits(const struct survivor *survivor, const struct wire_barrier *last) {
+    if (!missed_barrier(survivor, last)) return true;
+    if (!survivor->resume.accepted) return last->kind == WIRE_VOTE_UPDATE;
+    return survivor->resume.barrier.number + 1 == last->number && survivor->resume.vote == last->kind;
+}
+
+static void begin_run(struct membership *m, const struct claim *claim) {
+    const struct survivor *newest = claim->by;
+    m->run = newest->run;
+    memcpy(m->secret, newest->resume.secret, sizeof m->secret);
+    m->number = newest->resume.epoch.number;
+    for (uint32_t i = 0; i < m->survivor_count; i++) {
+        const struct survivor *survivor = m->survivors[i];
+        if (!survivor->resumes || survivor->run != m->run) continue;
+        if (survivor->resume.join_number >= m->next_join) m->next_join = survivor->resume.join_number + 1;
+        if (survivor->resume.accepted && survivor->resume.epoch.number > m->number) m->number = survivor->resume.epoch.number;
+    }
+    for (uint32_t i = 0; i < claim->members; i++)
+        if (newest->resume.epoch.members[i].join_number >= m->next_join) m->next_join = newest->resume.epoch.members[i].join_number + 1;
+    m->generation = m->gather_generation;
+    m->sync_round = m->generation << 32; // rounds have other numbers than those of masters before
+}
+
+// What one member knows of its group.
+static void add_knowledge(struct group *group, const struct survivor *survivor) {
+    const struct wire_resume *resume = &survivor->resume;
+    if (!resume->accepted) return;
+    if (resume->epoch.lost_epoch > group->lost_epoch) group->lost_epoch = resume->epoch.lost_epoch;
+    if (resume->epoch.sync_round <= group->sync.last.round) return;
+    group->sync.last = (struct wire_sync_end){.round = resume->epoch.sync_round, .code = resume->sync_code, .revision = resume->sync_revision};
+    group->sync.expected = resume->epoch.sync_expected;
+    group->sync.committed = resume->epoch.sync_expected != 0;
+}
+
+static void take_members(struct membership *m, const struct claim *claim) {
+    const struct wire_epoch *epoch = &claim->by->resume.epoch;
+    m->count = 0;
+    for (uint32_t i = 0; i < epoch->count; i++) {
+        const struct survivor *survivor = member_here(m, claim->by->run, &epoch->members[i].id);
+        if (survivor == NULL) {
+            bool alone = true; // a group of which nobody is here is gone
+            for (uint32_t k = 0; k < epoch->count; k++)
+                alone &= epoch->members[k].group != epoch->members[i].group || member_here(m, claim->by->run, &epoch->members[k].id) == NULL;
+            if (!alone) membership_group_for(m, epoch->members[i].group)->lost = true;
+            continue;
+        }
+        struct peer *peer = membership_add_peer(m, survivor->conn, &epoch->members[i]);
+        peer->accepted = true;
+        peer->masters = survivor->resume.hello.masters;
+        peer->group = membership_group_for(m, peer->member.group);
+        peer->group->changed = true;
+        peer->sync.committed = survivor->resume.accepted && survivor->resume.sync_committed;
+        add_knowledge(peer->group, survivor);
+        m->order[m->count++] = peer;
+    }
+    membership_place(m);
+}
+
+// Verdicts that somebody has.
+static void take_past(struct membership *m) {
+    for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) op_table_reset(&m->order[i]->group->past, m->order[i]->group->count, m->order[i]->group->count * WIRE_MAX_PAST);
+    for (uint32_t i = 0; i < m->count; i++) {
+        struct peer *peer = m->order[i];
+        const struct survivor *survivor = survivor_of(m, peer->conn);
+        for (uint32_t k = 0; k < survivor->resume.past_count; k++) {
+            struct op_entry *entry;
+            enum wire_op_state state = survivor->resume.past[k].kind == WIRE_VERDICT_COMMIT ? WIRE_OP_DONE : WIRE_OP_OPEN;
+            if (op_table_note(&peer->group->past, &survivor->resume.past[k].name, peer->rank, state, &entry) == OP_TABLE_NO_MEMORY)
+                membership_expel(m, peer, "the master is out of memory");
+        }
+    }
+}
+
+static void send_resumed(struct membership *m, struct peer *peer, const struct survivor *survivor, const struct wire_barrier *last) {
+    static const char ended[] = "the round ended so for other members, before the master was lost";
+    const struct group_sync *sync = &peer->group->sync;
+    struct wire_resumed resumed = {.heartbeat_limit_ms = (uint32_t)(m->limit_ns / MS_NS), .barrier = *last};
+    resumed.barrier_ended = missed_barrier(survivor, last);
+    resumed.sync_ended = !resumed.barrier_ended && survivor->resume.vote == WIRE_VOTE_SYNC && survivor->resume.epoch.sync_round < sync->last.round;
+    if (resumed.sync_ended) {
+        resumed.sync = sync->last;
+        resumed.sync.text.length = sync->last.code == CODE_SUCCESS ? 0 : sizeof ended - 1;
+        memcpy(resumed.sync.text.chars, ended, resumed.sync.text.length);
+        peer->sync.committed |= sync->last.code == CODE_SUCCESS;
+    }
+    size_t begin = membership_frame_begin(m), length;
+    wire_encode_resumed(&m->actions.bytes, membership_header(m), &resumed);
+    membership_frame_end(m, begin, &length);
+    membership_send(m, peer, begin, length);
+    if (resumed.barrier_ended || resumed.sync_ended) return;
+    if (survivor->resume.vote == WIRE_VOTE_SYNC)
+        membership_take_sync_vote(m, peer, &survivor->resume.sync_vote);
+    else if (survivor->resume.vote != 0)
+        membership_open_vote(m, peer, survivor->resume.vote);
+}
+
+// A MISMATCH was followed by a new group epoch at once, so whoever has entered one since had heard of it.
+static bool lacks_mismatch(const struct peer *peer, const struct survivor *survivor, const struct wire_barrier *last, const struct op_entry *entry) {
+    if (op_entry_has(&peer->group->past, entry, peer->rank)) return false;
+    if (!survivor->resume.accepted) return entry->name.epoch >= last->epoch;
+    return survivor->resume.epoch.group_epoch <= entry->name.epoch;
+}
+
+static void send_mismatches(struct membership *m, struct peer *peer, const struct survivor *survivor, const struct wire_barrier *last) {
+    static const char why[] = "members gave different arguments for this op, as was found before the master was lost";
+    uint32_t cursor = 0;
+    for (struct op_entry *entry; (entry = op_table_next(&peer->group->past, &cursor)) != NULL;) {
+        if (entry->open == 0 || !lacks_mismatch(peer, survivor, last, entry)) continue;
+        struct wire_verdict verdict = {.name = entry->name, .kind = WIRE_VERDICT_MISMATCH, .text.length = sizeof why - 1};
+        memcpy(verdict.text.chars, why, sizeof why - 1);
+        size_t begin = membership_frame_begin(m), length;
+        wire_encode_verdict(&m->actions.bytes, membership_header(m), &verdict);
+        membership_frame_end(m, begin, &length);
+        membership_send(m, peer, begin, length);
+    }
+}
+
+// Those that are no members: newcomers begin anew, everybody else has been left behind.
+static void dismiss_rest(struct membership *m) {
+    while (m->survivor_count > 0) {
+        struct survivor *survivor = m->survivors[0];
+        if (survivor->resumes && survivor->resume.accepted)
+            turn_away(m, survivor, WIRE_EXPELLED, survivor->run == m->run ? "the run went on without this peer" : "this master has taken up another run");
+        else
+            register_held(m, survivor);
+    }
+}
+
+static void take_member(struct membership *m, struct peer *peer, struct survivor *survivor, const struct wire_barrier *last) {
+    if (fits(survivor, last)) {
+        send_resumed(m, peer, survivor, last);
+        send_mismatches(m, peer, survivor, last);
+    } else {
+        membership_expel(m, peer, "what it knows does not fit the run");
+    }
+    forget(m, survivor);
+}
+
+static void take_up(struct membership *m, const struct claim *claim) {
+    struct wire_barrier last = newest_barrier(m, claim);
+    memcpy(m->sizes, last.sizes, last.count * sizeof *last.sizes); // it goes with its survivor
+    last.sizes = m->sizes;
+    begin_run(m, claim);
+    m->barrier = last.number;
+    take_members(m, claim);
+    take_past(m);
+    membership_log(m, LOG_WARN, "takes the run up, generation %llu: %u of %u members of epoch %llu are here", (unsigned long long)m->generation, claim->present, claim->members,
+                   (unsigned long long)claim->by->resume.epoch.number);
+    for (uint32_t i = 0; i < m->count; i++) take_member(m, m->order[i], survivor_of(m, m->order[i]->conn), &last);
+    membership_enter_resumed(m);
+    m->gather_generation = 0;
+    m->majority_at = INT64_MAX;
+    dismiss_rest(m);
+}
+
+// ---- gathering ----
+
+static void ask_promises(struct membership *m, const struct claim *claim) {
+    uint64_t run = claim->by->run, highest = 0;
+    for (uint32_t i = 0; i < m->survivor_count; i++) {
+        const struct survivor *survivor = m->survivors[i];
+        if (survivor->resumes && survivor->run == run && !survivor->asked && survivor->promised > highest) highest = survivor->promised;
+    }
+    if (m->gather_generation <= highest || m->gather_run != run) { // the first time, or another master was at work meanwhile
+        for (uint32_t i = 0; i < m->survivor_count; i++) {
+            if (m->survivors[i]->run == run && m->survivors[i]->promised > highest) highest = m->survivors[i]->promised;
+            m->survivors[i]->asked = m->survivors[i]->gave = false;
+        }
+        m->gather_generation = highest + 1;
+        m->gather_run = run;
+    }
+    for (uint32_t i = 0; i < m->survivor_count; i++) {
+        struct survivor *survivor = m->survivors[i];
+        if (!survivor->resumes || survivor->run != run || survivor->asked) continue;
+        survivor->asked = true;
+        tell(m, survivor, WIRE_GENERATION, m->gather_generation);
+    }
+}
+
+static bool all_promised(const struct membership *m, const struct claim *claim) {
+    for (uint32_t i = 0; i < m->survivor_count; i++)
+        if (m->survivors[i]->run == claim->by->run && m->survivors[i]->asked && !m->survivors[i]->gave) return false;
+    return true;
+}
+
+static void start_new_run(struct membership *m) {
+    while (m->survivor_count > 0) register_held(m, m->survivors[0]);
+}
+
+static void say(struct membership *m, const struct claim *claim) {
+    if (m->now_ns < m->say_at) return;
+    m->say_at = m->now_ns + SAY_MS * MS_NS;
+    membership_log(m, LOG_WARN, "waits for members of epoch %llu to take their run up: %u of %u are here, more than half are needed",
+                   (unsigned long long)claim->by->resume.epoch.number, claim->present, claim->members);
+}
+
+void membership_gather(struct membership *m) {
+    if (m->peer_count > 0 || m->survivor_count == 0) return;
+    struct claim claim = best_claim(m);
+    if (claim.by == NULL) {
+        m->majority_at = INT64_MAX;
+        if (m->now_ns >= m->young_until) start_new_run(m);
+        return;
+    }
+    if (!has_majority(&claim)) {
+        m->majority_at = INT64_MAX;
+        if (m->now_ns >= m->young_until) say(m, &claim);
+        return;
+    }
+    if (m->majority_at == INT64_MAX) m->majority_at = m->now_ns;
+    if (claim.present < claim.members && m->now_ns < m->majority_at + m->limit_ns) return;
+    ask_promises(m, &claim);
+    if (all_promised(m, &claim)) take_up(m, &claim);
+}
+
+// ---- events ----
+
+static struct survivor *add(struct membership *m, uint32_t conn, const struct wire_address *source) {
+    struct survivor *survivor = m->survivor_count < WIRE_MAX_MEMBERS ? calloc(1, sizeof *survivor) : NULL;
+    if (survivor == NULL) return NULL;
+    survivor->conn = conn;
+    survivor->source = *source;
+    survivor->heard_ns = m->now_ns;
+    if (m->survivor_count == 0) {
+        m->say_at = m->now_ns;
+        m->heartbeat_at = m->now_ns + m->limit_ns / 5;
+    }
+    m->survivors[m->survivor_count++] = survivor;
+    return survivor;
+}
+
+static void *copy_of(const void *items, size_t count, size_t each, bool *whole) {
+    if (count == 0) return NULL;
+    void *copy = malloc(count * each);
+    if (copy == NULL)
+        *whole = false;
+    else
+        memcpy(copy, items, count * each);
+    return copy;
+}
+
+static bool keep_resume(struct survivor *survivor, const struct wire_resume *resume) {
+    bool whole = true;
+    survivor->resume = *resume;
+    survivor->resume.barrier.sizes = copy_of(resume->barrier.sizes, resume->barrier.count, sizeof *resume->barrier.sizes, &whole);
+    survivor->resume.epoch.members = copy_of(resume->epoch.members, resume->epoch.count, sizeof *resume->epoch.members, &whole);
+    survivor->resume.past = copy_of(resume->past, resume->past_count, sizeof *resume->past, &whole);
+    return whole;
+}
+
+static bool is_sound(const struct wire_header *header, const struct wire_resume *resume) {
+    if (header->run == 0 || header->generation < resume->generation) return false;
+    if (!resume->accepted) return true;
+    if (resume->barrier.number == 0) return false; // a vote let it in
+    for (uint32_t i = 0; i < resume->epoch.count; i++)
+        if (wire_id_equal(&resume->epoch.members[i].id, &resume->hello.id)) return true;
+    return false;
+}
+
+// This master serves a run.
+static void refuse_resume(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_header *header, const struct wire_resume *resume) {
+    if (!resume->accepted && header->run != m->run) {
+        membership_register(m, conn, source, &resume->hello); // the run that it waited in is over
+        return;
+    }
+    const char *why = header->run == m->run ? "the connection broke, and the run went on without this peer" : "this master serves another run by now";
+    membership_turn_away(m, conn, *header, resume->accepted ? WIRE_EXPELLED : WIRE_REFUSED, why);
+}
+
+const struct membership_actions *membership_peer_resumed(struct membership *m, int64_t now_ns, uint32_t conn, const struct wire_address *source,
+                                                         const struct wire_header *header, const uint8_t *body) {
+    membership_begin_event(m, now_ns);
+    struct wire_resume resume = {.barrier.sizes = m->sizes, .epoch.members = m->members, .past = m->past};
+    struct survivor *survivor = NULL;
+    bool sound = wire_decode_resume(body, header->length, &resume);
+    if (sound && resume.hello.version != WIRE_VERSION)
+        membership_turn_away(m, conn, *header, WIRE_REFUSED, "the master speaks another version of the protocol");
+    else if (!sound || !is_sound(header, &resume))
+        membership_turn_away(m, conn, *header, WIRE_REFUSED, "malformed RESUME");
+    else if (m->peer_count > 0)
+        refuse_resume(m, conn, source, header, &resume);
+    else if (member_here(m, header->run, &resume.hello.id) != NULL)
+        membership_turn_away(m, conn, *header, WIRE_REFUSED, "a peer of this id is here");
+    else if ((survivor = add(m, conn, source)) == NULL || !keep_resume(survivor, &resume))
+        membership_turn_away(m, conn, *header, WIRE_REFUSED, "the master has no room");
+    if (survivor != NULL) {
+        survivor->resumes = true;
+        survivor->run = header->run;
+        survivor->promised = header->generation;
+    }
+    return membership_settle(m);
+}
+
+bool membership_hold(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
+    bool holds = m->peer_count == 0 && (m->survivor_count > 0 || m->now_ns < m->young_until);
+    struct survivor *survivor = holds ? add(m, conn, source) : NULL;
+    if (survivor == NULL) return false;
+    survivor->resume.hello = *hello;
+    return true;
+}
+
+bool membership_survivor_message(struct membership *m, uint32_t conn, const struct wire_header *header) {
+    struct survivor *survivor = survivor_of(m, conn);
+    if (survivor == NULL) return false;
+    survivor->heard_ns = m->now_ns;
+    if (header->type == WIRE_PROMISE && survivor->asked && header->run == survivor->run && header->generation == m->gather_generation) {
+        survivor->gave = true;
+        survivor->promised = header->generation;
+    }
+    if (header->type == WIRE_LEAVE) {
+        forget(m, survivor);
+        membership_close(m, conn);
+    }
+    return true;
+}
+
+bool membership_survivor_lost(struct membership *m, uint32_t conn) {
+    struct survivor *survivor = survivor_of(m, conn);
+    if (survivor != NULL) forget(m, survivor);
+    return survivor != NULL;
+}
+
+void membership_survivor_heard(struct membership *m, int64_t now_ns, uint32_t conn) {
+    struct survivor *survivor = survivor_of(m, conn);
+    if (survivor != NULL && now_ns > survivor->heard_ns) survivor->heard_ns = now_ns;
+}
+
+void membership_gather_tick(struct membership *m) {
+    for (uint32_t i = m->survivor_count; i-- > 0;)
+        if (m->survivors[i]->heard_ns + m->limit_ns <= m->now_ns) turn_away(m, m->survivors[i], WIRE_REFUSED, "silent beyond the heartbeat limit");
+    if (m->survivor_count == 0 || m->heartbeat_at > m->now_ns) return;
+    m->heartbeat_at = m->now_ns + m->limit_ns / 5;
+    for (uint32_t i = 0; i < m->survivor_count; i++) tell(m, m->survivors[i], WIRE_HEARTBEAT, 0);
+}
+
+int64_t membership_gather_deadline(const struct membership *m) {
+    if (m->survivor_count == 0) return INT64_MAX;
+    int64_t next = m->heartbeat_at;
+    for (uint32_t i = 0; i < m->survivor_count; i++)
+        if (m->survivors[i]->heard_ns + m->limit_ns < next) next = m->survivors[i]->heard_ns + m->limit_ns;
+    if (m->now_ns < m->young_until && m->young_until < next) next = m->young_until;
+    if (m->majority_at != INT64_MAX && m->now_ns < m->majority_at + m->limit_ns && m->majority_at + m->limit_ns < next) next = m->majority_at + m->limit_ns;
+    return next;
+}
+
+void membership_expect_survivors(struct membership *m, int64_t until_ns) { m->young_until = until_ns; }
+
+void membership_gather_fini(struct membership *m) {
+    while (m->survivor_count > 0) survivor_free(m->survivors[--m->survivor_count]);
+}
+
+const struct membership_actions *membership_farewell(struct membership *m, int64_t now_ns) {
+    membership_begin_event(m, now_ns);
+    size_t begin = membership_frame_begin(m), length;
+    wire_encode_empty(&m->actions.bytes, membership_header(m), WIRE_BYE);
+    if (!membership_frame_end(m, begin, &length)) return &m->actions;
+    for (uint32_t i = 0; i < m->slots; i++)
+        if (m->peers[i].used) membership_send_to(m, m->peers[i].conn, begin, length);
+    for (uint32_t i = 0; i < m->survivor_count; i++) membership_send_to(m, m->survivors[i]->conn, begin, length);
+    return &m->actions;
+}
