@@ -250,10 +250,11 @@ static void list_remove(struct op **list, struct op *op) {
     if (*list != NULL) *list = op->next;
 }
 
-static bool take_poison(struct engine *engine, struct op *op) {
+// Whichever came first for those that had begun the op: `loss`, the first since the caller's epoch (0: none), or the mismatch.
+static bool take_poison(struct engine *engine, struct op *op, uint64_t loss) {
     for (struct poison **at = &engine->poisons; *at != NULL; at = &(*at)->next) {
         struct poison *poison = *at;
-        if (poison->tag != op->reduce.tag) continue;
+        if (poison->tag != op->reduce.tag || (loss != 0 && loss <= poison->epoch)) continue;
         *at = poison->next;
         engine->poison_count--;
         memcpy(op->outcome.text, poison->text, sizeof op->outcome.text);
@@ -280,9 +281,10 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
         op->adopted = adopted;
         op->element = dtype_size(reduce->fingerprint.dtype);
         op->bytes = reduce->fingerprint.count * op->element;
-        if (take_poison(engine, op)) {
+        uint64_t loss = engine_first_loss(engine, adopted);
+        if (take_poison(engine, op, loss)) {
             op_end(engine, op, ENGINE_MISMATCH);
-        } else if (engine_first_loss(engine, adopted) != 0) {
+        } else if (loss != 0) {
             end_lost(engine, op);
         } else if (may_begin(engine)) {
             begin(engine, op);
@@ -525,6 +527,7 @@ static void mismatch(struct engine *engine, const struct wire_verdict *verdict) 
     struct poison *poison = engine->poison_count >= POISONS_MAX ? NULL : calloc(1, sizeof *poison);
     if (poison == NULL) return;
     poison->tag = verdict->name.tag;
+    poison->epoch = verdict->name.epoch;
     memcpy(poison->text, text, sizeof text);
     poison->next = engine->poisons;
     engine->poisons = poison;
