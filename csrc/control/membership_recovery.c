@@ -464,8 +464,9 @@ void membership_survivor_heard(struct membership *m, int64_t now_ns, uint32_t co
 }
 
 void membership_gather_tick(struct membership *m) {
+    // A newcomer says nothing before its WELCOME.
     for (uint32_t i = m->survivor_count; i-- > 0;)
-        if (m->survivors[i]->heard_ns + m->limit_ns <= m->now_ns) turn_away(m, m->survivors[i], WIRE_REFUSED, "silent beyond the heartbeat limit");
+        if (m->survivors[i]->resumes && m->survivors[i]->heard_ns + m->limit_ns <= m->now_ns) turn_away(m, m->survivors[i], WIRE_REFUSED, "silent beyond the heartbeat limit");
     if (m->survivor_count == 0 || m->heartbeat_at > m->now_ns) return;
     m->heartbeat_at = m->now_ns + m->limit_ns / 5;
     for (uint32_t i = 0; i < m->survivor_count; i++) tell(m, m->survivors[i], WIRE_HEARTBEAT, 0);
@@ -475,7 +476,7 @@ int64_t membership_gather_deadline(const struct membership *m) {
     if (m->survivor_count == 0) return INT64_MAX;
     int64_t next = m->heartbeat_at;
     for (uint32_t i = 0; i < m->survivor_count; i++)
-        if (m->survivors[i]->heard_ns + m->limit_ns < next) next = m->survivors[i]->heard_ns + m->limit_ns;
+        if (m->survivors[i]->resumes && m->survivors[i]->heard_ns + m->limit_ns < next) next = m->survivors[i]->heard_ns + m->limit_ns;
     if (m->now_ns < m->young_until && m->young_until < next) next = m->young_until;
     if (m->majority_at != INT64_MAX && m->now_ns < m->majority_at + m->limit_ns && m->majority_at + m->limit_ns < next) next = m->majority_at + m->limit_ns;
     return next;
