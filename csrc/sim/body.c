@@ -5,7 +5,9 @@
 #include <string.h>
 
 enum { TURNS_MOST = 50, // of what a program makes its mind say, which makes the program go on
-       RESTART_MS = 120 };
+       RESTART_MS = 120,
+       YOUNG_MS = 150, // as in control/master
+       ENDS_IN = 800 };
 
 // ---- the master ----
 
@@ -44,6 +46,7 @@ static void send_to_peer(struct pccl_sim *s, const struct membership_actions *ac
 
 static void close_at_master(struct pccl_sim *s, struct control *control) {
     control->at_master = false;
+    if (control->reset) control->down_at = 0;
     if (!control->at_peer) {
         control->used = false;
         return;
@@ -59,8 +62,15 @@ static void close_at_master(struct pccl_sim *s, struct control *control) {
 
 void sim_carry_out(struct pccl_sim *s, const struct membership_actions *actions) {
     for (size_t i = 0; i < actions->log_count && s->tracing; i++) sim_line(s, "master: %s", actions->logs[i].text);
-    judge_sends(s, actions);
-    for (size_t i = 0; i < actions->send_count && s->state == PCCL_SIM_RUNNING; i++) send_to_peer(s, actions, &actions->sends[i]);
+    size_t count = actions->send_count;
+    bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 && sim_chance(s, ENDS_IN);
+    if (ends) count = sim_below(s, count); // in the middle of what it says
+    judge_sends(s, actions, count);
+    for (size_t i = 0; i < count && s->state == PCCL_SIM_RUNNING; i++) send_to_peer(s, actions, &actions->sends[i]);
+    if (ends) {
+        sim_master_fault(s);
+        return;
+    }
     for (size_t i = 0; i < actions->close_count; i++) close_at_master(s, &s->controls[actions->closes[i]]);
     if (membership_wants_random(s->master.mind)) {
         uint8_t random[MEMBERSHIP_RANDOM_BYTES];
@@ -78,6 +88,8 @@ void sim_start_master(struct pccl_sim *s) {
     s->master.running = true;
     s->master.life++;
     s->master.tick_at = INT64_MAX;
+    s->master.began_at = s->now;
+    membership_expect_survivors(s->master.mind, s->now + YOUNG_MS * MS_NS);
     SIM_TRACE(s, "master: starts");
 }
 
@@ -87,8 +99,11 @@ void sim_end_master(struct pccl_sim *s) {
     s->master.running = false;
     membership_free(s->master.mind);
     s->master.mind = NULL;
-    for (uint32_t i = 0; i < CONTROLS_MOST; i++)
-        if (s->controls[i].used && s->controls[i].at_master) close_at_master(s, &s->controls[i]);
+    for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
+        if (!s->controls[i].used || !s->controls[i].at_master) continue;
+        s->controls[i].reset = sim_chance(s, 3); // the kernel had something unread, and takes back what was said
+        close_at_master(s, &s->controls[i]);
+    }
 }
 
 static void on_frame_to_master(struct pccl_sim *s, struct control *control, const struct event *event) {
@@ -97,11 +112,15 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
         char text[TEXT_BYTES];
         if (event->header.type != WIRE_HEARTBEAT) sim_line(s, "master <- %d: %s", event->slot + 1, judge_frame_name(s, text, &event->header, event->body));
     }
+    struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(event->slot + 1)}};
+    if (event->header.type == WIRE_RESUME) {
+        sim_carry_out(s, membership_peer_resumed(s->master.mind, s->now, conn, &source, &event->header, event->body));
+        return;
+    }
     if (event->header.type != WIRE_HELLO) {
         sim_carry_out(s, membership_message(s->master.mind, s->now, conn, &event->header, event->body));
         return;
     }
-    struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(event->slot + 1)}};
     struct wire_hello hello;
     if (wire_decode_hello(event->body, event->header.length, &hello))
         sim_carry_out(s, membership_peer_connected(s->master.mind, s->now, conn, &source, &hello));
@@ -165,6 +184,7 @@ void sim_start(struct pccl_sim *s, int slot) {
     struct wire_id id = sim_id(s, slot);
     p->mind = member_new(&id, p->group, LANES);
     if (p->mind == NULL) abort(); // a test that cannot go on
+    member_set_recovery(p->mind, s->recovery_ms, 1);
     s->counts[COUNT_STARTS]++;
     SIM_TRACE(s, "peer %d: starts (life %u, group %u)", slot + 1, life, p->group);
     sim_connect_master(s, slot);
@@ -228,6 +248,15 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
     case MEMBER_VOTE_END: program_vote_ended(s, slot, action); return;
     case MEMBER_SYNC_PLAN: state_model_plan(s, slot, action->plan); return;
     case MEMBER_RECHECK: sim_push_for(s, slot, EVENT_RECHECK, s->now); return;
+    case MEMBER_SEEK:
+        SIM_TRACE(s, "peer %d: looks for a master", slot + 1);
+        sim_close_controls(s, slot, true);
+        sim_push_for(s, slot, EVENT_SEEK, s->now + (int64_t)sim_below(s, 5 * MS_NS));
+        return;
+    case MEMBER_FOUND:
+        s->counts[COUNT_FOUND]++;
+        SIM_TRACE(s, "peer %d: goes on with a master", slot + 1);
+        return;
     case MEMBER_DIE:
         s->counts[COUNT_EXPELLED]++;
         judge_dies(s, slot, member_text(p->mind), "dead");
@@ -272,6 +301,7 @@ static void on_control(struct pccl_sim *s, int slot, const struct event *event) 
     struct process *p = &s->processes[slot];
     struct control *control = &s->controls[event->index];
     if (p->control != event->index + 1 || control->serial != event->serial) return;
+    if (control->reset && event->kind == EVENT_TO_PEER) return;
     if (event->kind == EVENT_TO_PEER && !event->flag) {
         if (s->tracing && event->header.type != WIRE_HEARTBEAT) {
             char text[TEXT_BYTES];
@@ -282,7 +312,7 @@ static void on_control(struct pccl_sim *s, int slot, const struct event *event) 
         return;
     }
     sim_close_controls(s, slot, true);
-    member_disconnected(p->mind, event->flag ? "garbage" : "the master closed", &p->out);
+    member_disconnected(p->mind, event->flag ? "garbage" : "the master closed", s->now, &p->out);
 }
 
 void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
@@ -303,6 +333,7 @@ void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
         break;
     }
     case EVENT_ENGINE: engine_model_obey(s, slot); break;
+    case EVENT_SEEK: sim_seek_master(s, slot); break;
     case EVENT_RECHECK: sim_judge_parked(s, slot); break;
     case EVENT_PROGRAM: program_go_on(s, slot); break;
     case EVENT_SYNC_TICK: state_model_tick(s, slot); break;

@@ -444,10 +444,11 @@ void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, uint32_t byte
     struct engine_model *e = &s->processes[slot].engine;
     struct op *op = &e->ops[tag];
     *op = (struct op){.phase = OP_WAITING, .bytes = bytes, .variant = variant, .input = input, .adopted = adopted, .calls = op->calls + 1};
-    if (e->poisoned[tag]) {
-        e->poisoned[tag] = false;
+    uint64_t loss = first_loss(e, adopted);
+    if (e->poisoned[tag] != 0 && (loss == 0 || loss > e->poisoned[tag])) {
+        e->poisoned[tag] = 0;
         end_op(s, slot, op, OP_MISMATCHED);
-    } else if (first_loss(e, adopted) != 0) {
+    } else if (loss != 0) {
         end_lost(s, slot, op);
     } else if (may_begin(e)) {
         begin(s, slot, op);
@@ -529,6 +530,7 @@ void engine_model_obey(struct pccl_sim *s, int slot) {
     e->early_count = 0;
     memset(e->sequences, 0, sizeof e->sequences);
     e->run = member_header(p->mind).run;
+    e->generation = member_header(p->mind).generation;
     e->now = e->pending;
     e->pending.set = false;
     s->counts[COUNT_EPOCHS]++;
@@ -555,7 +557,7 @@ static void on_mismatch(struct pccl_sim *s, int slot, const struct wire_verdict 
     else if (ours)
         op->mismatched = true;
     else
-        e->poisoned[verdict->name.tag] = true;
+        e->poisoned[verdict->name.tag] = verdict->name.epoch;
 }
 
 void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdict *verdict) {
@@ -563,6 +565,7 @@ void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdic
     struct engine_model *e = &s->processes[slot].engine;
     struct op *op = verdict->name.tag < TAGS ? &e->ops[verdict->name.tag] : NULL;
     bool ours = op != NULL && (op->phase == OP_RUNNING || op->phase == OP_COMPLETE) && same_name(&op->name, &verdict->name);
+    if (ours) judge_verdict(s, slot, op, verdict);
     switch (verdict->kind) {
     case WIRE_VERDICT_COMMIT:
         if (!wire_id_equal(&verdict->supplier, &nobody))

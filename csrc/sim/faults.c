@@ -11,6 +11,7 @@ void sim_draw_faults(struct pccl_sim *s) {
     s->peers = config->peers != 0 ? config->peers : 2 + (uint32_t)sim_below(s, 4) + (uint32_t)sim_below(s, 4);
     s->limit_ns = (120 + (int64_t)sim_below(s, 200)) * MS_NS;
     s->user_timeout_ns = s->limit_ns;
+    s->recovery_ms = sim_chance(s, 8) ? 0 : (uint32_t)((8 + (int64_t)sim_below(s, 8)) * s->limit_ns / MS_NS);
     s->fault_every_ns = (10 + (int64_t)sim_below(s, 120)) * MS_NS;
     s->faults = PCCL_SIM_CRASH | PCCL_SIM_BREAK;
     for (uint32_t bit = 1; bit <= PCCL_SIM_ALL; bit *= 2) {
@@ -94,7 +95,7 @@ static void silence_one_way(struct pccl_sim *s) {
     SIM_TRACE(s, "fault: %s %d is not heard by some, for %lld ms", from == MASTER ? "the master" : "peer", from == MASTER ? 0 : from + 1, (long long)((until - s->now) / MS_NS));
 }
 
-static void end_master(struct pccl_sim *s) {
+void sim_master_fault(struct pccl_sim *s) {
     if (!s->master.running) return;
     s->counts[COUNT_MASTERS]++;
     sim_end_master(s);
@@ -122,7 +123,7 @@ void sim_fault(struct pccl_sim *s) {
         case PCCL_SIM_PARTITION: partition(s); break;
         case PCCL_SIM_ONE_WAY: silence_one_way(s); break;
         case PCCL_SIM_MASTER:
-            if (sim_chance(s, 3)) end_master(s);
+            if (sim_chance(s, 3)) sim_master_fault(s);
             break;
         default: break; // where it happens: in connects, programs and frames
         }

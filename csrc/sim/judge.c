@@ -150,7 +150,8 @@ static void judge_newcomer(struct pccl_sim *s, int slot) {
 
 static void on_epoch(struct pccl_sim *s, const struct wire_header *header, const uint8_t *body) {
     struct wire_epoch_commit commit = {.epoch.members = s->members};
-    if (s->truth.run == header->run && s->truth.number >= header->epoch) {
+    // What the last master announced is lost when nobody heard of it who is left.
+    if (s->truth.run == header->run && s->truth.generation == header->generation && s->truth.number >= header->epoch) {
         if (s->truth.number > header->epoch) sim_fail(s, "agreement", "the master announces epoch %llu after epoch %llu", (unsigned long long)header->epoch, (unsigned long long)s->truth.number);
         return;
     }
@@ -161,7 +162,7 @@ static void on_epoch(struct pccl_sim *s, const struct wire_header *header, const
     uint32_t before[SLOTS];
     memcpy(before, s->truth.lives, sizeof before);
     bool same_run = s->truth.run == header->run;
-    s->truth = (struct truth){.run = header->run, .number = commit.epoch.number};
+    s->truth = (struct truth){.run = header->run, .generation = header->generation, .number = commit.epoch.number};
     for (uint32_t i = 0; i < commit.epoch.count; i++) {
         uint32_t life;
         int slot = sim_slot(&commit.epoch.members[i].id, &life);
@@ -184,25 +185,39 @@ static void on_commit(struct pccl_sim *s, const struct instance *instance, bool 
     }
 }
 
+static bool names_supplier(const struct wire_verdict *verdict) {
+    bool named = false;
+    for (uint32_t i = 0; i < WIRE_ID_BYTES; i++) named |= verdict->supplier.bytes[i] != 0;
+    return named;
+}
+
 static void on_verdict(struct pccl_sim *s, uint32_t group, const struct wire_header *header, const uint8_t *body) {
-    static const char *const kinds[] = {"none", "COMMIT", "ABORT", "REDO", "MISMATCH"};
     struct wire_verdict *verdict = &s->verdict;
     if (!wire_decode_verdict(body, header->length, verdict)) {
         sim_fail(s, "no trust in bytes", "the master made a VERDICT that cannot be read");
         return;
     }
-    struct instance *instance = judge_find(s, header->run, group, &verdict->name);
+    const struct instance *instance = judge_find(s, header->run, group, &verdict->name);
+    if (instance != NULL && !instance_tainted(s, instance) && verdict->kind == WIRE_VERDICT_COMMIT) on_commit(s, instance, names_supplier(verdict));
+}
+
+void judge_verdict(struct pccl_sim *s, int slot, const struct op *op, const struct wire_verdict *verdict) {
+    static const char *const kinds[] = {"none", "COMMIT", "ABORT", "REDO", "MISMATCH"};
+    const struct process *p = &s->processes[slot];
+    struct instance *instance = judge_find(s, p->engine.run, p->group, &op->name);
     if (instance == NULL || instance_tainted(s, instance)) return;
-    bool supplied = false;
-    for (uint32_t i = 0; i < WIRE_ID_BYTES; i++) supplied |= verdict->supplier.bytes[i] != 0;
     // A small op that is to be supplied is lost after all when everybody who has it is. Who had not begun a mismatched op may begin the
     // next one of that tag under the same name, before it enters the epoch in which nobody knows that name.
     bool again = instance->supplied || (instance->verdict == WIRE_VERDICT_MISMATCH && verdict->kind != WIRE_VERDICT_COMMIT);
+    // Nor does a verdict bind that was heard only by those who are gone.
+    for (int other = 0; other < (int)s->peers && instance->verdict != 0; other++)
+        if ((instance->heard >> other & 1) != 0 && !judge_alive_member(s, other, instance->lives[other])) instance->heard &= ~(1U << other);
+    if (instance->heard == 0) instance->verdict = 0;
     if (instance->verdict != 0 && instance->verdict != verdict->kind && !again)
-        sim_fail(s, "agreement", "op (%llu, %llu, %u) got the verdict %s and then %s", (unsigned long long)verdict->name.epoch, (unsigned long long)verdict->name.tag, verdict->name.sequence, kinds[instance->verdict], kinds[verdict->kind]);
-    if (instance->verdict == 0 && verdict->kind == WIRE_VERDICT_COMMIT) on_commit(s, instance, supplied);
+        sim_fail(s, "agreement", "op (%llu, %llu, %u) got the verdict %s and, at peer %d, %s", (unsigned long long)verdict->name.epoch, (unsigned long long)verdict->name.tag, verdict->name.sequence, kinds[instance->verdict], slot + 1, kinds[verdict->kind]);
     instance->verdict = verdict->kind;
-    instance->supplied |= supplied;
+    instance->heard |= 1U << slot;
+    instance->supplied |= names_supplier(verdict);
 }
 
 // To one member. While somebody is left who took part in the last commit, the next one is of the same or of the next revision.
@@ -213,20 +228,21 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
         return;
     }
     if (end->code != 0 || control->group >= GROUPS) return;
-    struct commit_record *last = &s->commits[control->group];
-    if (last->run != header->run || last->round != end->round) {
+    struct commit_record *last = &s->commits[control->group], *announced = &s->announced[control->group];
+    if (announced->run != header->run || announced->round != end->round) {
         bool held = false;
         for (int slot = 0; slot < (int)s->peers; slot++) held |= last->run == header->run && last->lives[slot] != 0 && last->lives[slot] == s->truth.lives[slot];
         if (held && end->revision != last->revision && end->revision != last->revision + 1)
             sim_fail(s, "parity", "group %u commits revision %llu after revision %llu, of which members are left", control->group, (unsigned long long)end->revision, (unsigned long long)last->revision);
-        *last = (struct commit_record){.run = header->run, .round = end->round, .revision = end->revision};
+        *announced = (struct commit_record){.run = header->run, .round = end->round, .revision = end->revision};
     }
-    last->lives[control->slot] = control->life;
+    announced->lives[control->slot] = control->life;
+    if (last->run == header->run && last->round == end->round) *last = *announced;
 }
 
-void judge_sends(struct pccl_sim *s, const struct membership_actions *actions) {
+void judge_sends(struct pccl_sim *s, const struct membership_actions *actions, size_t count) {
     size_t last = SIZE_MAX;
-    for (size_t i = 0; i < actions->send_count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const struct membership_send *send = &actions->sends[i];
         struct wire_header header;
         if (send->offset == last || !wire_header_decode(actions->bytes.bytes + send->offset, &header)) continue;
@@ -242,16 +258,17 @@ void judge_sends(struct pccl_sim *s, const struct membership_actions *actions) {
 
 void judge_ring(struct pccl_sim *s, int slot, const struct ring *ring) {
     const struct process *p = &s->processes[slot];
-    uint64_t run = member_header(p->mind).run, hash = sim_mix(ring->latency_us) + sim_mix(ring->megabytes_per_s + 1);
+    struct wire_header header = member_header(p->mind);
+    uint64_t hash = sim_mix(ring->latency_us) + sim_mix(ring->megabytes_per_s + 1);
     for (uint32_t i = 0; i < ring->count; i++) hash = sim_mix(hash + ring->slots[i] + ((uint64_t)ring->lives[i] << 8));
     if (p->tainted) return;
     for (uint32_t i = 0; i < RINGS_MOST; i++) {
         const struct ring_record *record = &s->rings[i];
-        if (record->run != run || record->epoch != ring->epoch || record->group != p->group || record->hash == hash) continue;
+        if (record->run != header.run || record->generation != header.generation || record->epoch != ring->epoch || record->group != p->group || record->hash == hash) continue;
         sim_fail(s, "agreement", "peer %d enters group epoch %llu of group %u with other members, another order or other figures than another peer", slot + 1, (unsigned long long)ring->epoch, p->group);
         return;
     }
-    s->rings[s->ring_count++ % RINGS_MOST] = (struct ring_record){run, ring->epoch, hash, p->group};
+    s->rings[s->ring_count++ % RINGS_MOST] = (struct ring_record){header.run, header.generation, ring->epoch, hash, p->group};
 }
 
 // ---- ops ----
@@ -275,7 +292,7 @@ static struct instance *instance_new(struct pccl_sim *s, int slot, const struct 
     const struct process *p = &s->processes[slot];
     uint32_t *chain = chain_of(s, p->engine.run, p->group, &op->name), id = s->instance_count++;
     struct instance *instance = &s->instances[id % INSTANCES_MOST];
-    *instance = (struct instance){.name = op->name, .run = p->engine.run, .view = member_adopted(p->mind)->number, .group = p->group, .id = id, .next = *chain, .small = op->small};
+    *instance = (struct instance){.name = op->name, .run = p->engine.run, .generation = p->engine.generation, .view = member_adopted(p->mind)->number, .group = p->group, .id = id, .next = *chain, .small = op->small};
     *chain = id + 1;
     for (uint32_t rank = 0; rank < p->engine.now.count; rank++) {
         instance->members |= 1U << p->engine.now.slots[rank];
@@ -287,7 +304,8 @@ static struct instance *instance_new(struct pccl_sim *s, int slot, const struct 
 void judge_begins(struct pccl_sim *s, int slot, struct op *op) {
     const struct process *p = &s->processes[slot];
     struct instance *instance = judge_find(s, p->engine.run, p->group, &op->name);
-    if (instance == NULL) instance = instance_new(s, slot, op);
+    // A number that only those have entered who are gone is given again by the next master.
+    if (instance == NULL || instance->generation != p->engine.generation) instance = instance_new(s, slot, op);
     instance->inputs[slot] = op->input;
     instance->calls[slot] = op->calls;
     bool again = (instance->began >> slot & 1) != 0;
@@ -341,6 +359,7 @@ void judge_ended(struct pccl_sim *s, int slot, const struct op *op) {
 void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end) {
     const struct process *p = &s->processes[slot];
     uint64_t run = member_header(p->mind).run, content = state_model_content(p->state.leaves);
+    if (end->code == 0 && p->group < GROUPS && s->announced[p->group].run == run && s->announced[p->group].round == end->round) s->commits[p->group] = s->announced[p->group];
     if (p->tainted) return;
     struct round_record *round = NULL;
     for (uint32_t i = 0; i < ROUNDS_MOST && round == NULL; i++)
@@ -367,13 +386,28 @@ void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan) {
 
 // ---- time ----
 
+// Peers may give up a lost master only when no more than half of the last epoch is left.
+static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
+    uint32_t members = 0, left = 0;
+    for (int other = 0; other < (int)s->peers; other++) {
+        members += s->truth.lives[other] != 0;
+        left += s->truth.lives[other] != 0 && sim_alive(s, other, s->truth.lives[other]);
+    }
+    bool time = s->master.running && s->now > s->calm_from + (int64_t)s->recovery_ms * MS_NS && s->now > s->master.began_at + (int64_t)s->recovery_ms * MS_NS;
+    if (time && 2 * left > members) sim_fail(s, "progress", "peer %d gives up although %u of %u members are left: %s", slot + 1, left, members, text);
+}
+
 void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what) {
     SIM_TRACE(s, "peer %d: %s: %s", slot + 1, what, text);
     const struct process *p = &s->processes[slot];
     if (p->tainted) return;
     if (strstr(text, "it gave revision") != NULL && !p->misused) sim_fail(s, "parity", "peer %d is expelled for a revision that a sync gave it: %s", slot + 1, text);
     if (strstr(text, "shared state: ") != NULL) return;
-    if (s->now > s->calm_from + INNOCENT_LIMITS * s->limit_ns) sim_fail(s, "progress", "peer %d is %s although nothing went wrong for %lld ms: %s", slot + 1, what, (long long)((s->now - s->calm_from) / MS_NS), text);
+    if (strstr(text, "no master took the run up") != NULL) {
+        judge_minority(s, slot, text);
+        return;
+    }
+    if (s->now > s->calm_from + INNOCENT_LIMITS * s->limit_ns + (s->now - s->sought_at < s->limit_ns ? (int64_t)s->recovery_ms * MS_NS : 0)) sim_fail(s, "progress", "peer %d is %s although nothing went wrong for %lld ms: %s", slot + 1, what, (long long)((s->now - s->calm_from) / MS_NS), text);
 }
 
 static void judge_dead(struct pccl_sim *s) {
@@ -396,8 +430,11 @@ static void judge_calls(struct pccl_sim *s) {
     int64_t bound = CALL_LIMITS * s->limit_ns;
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct program *program = &s->processes[slot].program;
-        if (s->processes[slot].running && program->step == STEP_VOTING && program->vote == WIRE_VOTE_OPTIMIZE) s->measured_at = s->now;
+        if (!s->processes[slot].running) continue;
+        if (program->step == STEP_VOTING && program->vote == WIRE_VOTE_OPTIMIZE) s->measured_at = s->now;
+        if (member_is_seeking(s->processes[slot].mind)) s->sought_at = s->now;
     }
+    if (s->now - s->sought_at <= bound) bound += (int64_t)s->recovery_ms * MS_NS;
     if (s->now - s->measured_at <= bound) bound += (int64_t)(s->peers * s->peers) * MEASURE_MS * MS_NS;
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];

@@ -116,6 +116,21 @@ void sim_connect_master(struct pccl_sim *s, int slot) {
     push_control(s, ghost, EVENT_MASTER_LOSES, &ghost->up_at);
 }
 
+void sim_seek_master(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    if (p->control != 0 || !member_is_seeking(p->mind)) return;
+    if (!s->master.running) { // refused
+        sim_push_for(s, slot, EVENT_SEEK, s->now + (10 + (int64_t)sim_below(s, 10)) * MS_NS);
+        return;
+    }
+    struct control *control = control_new(s, slot);
+    if (control == NULL) return;
+    p->control = (uint32_t)(control - s->controls) + 1;
+    struct wire_hash content = {0};
+    enum member_tensors tensors = state_model_restart(s, slot, &content);
+    member_resume(p->mind, 48149, tensors, &content, s->now, &p->out);
+}
+
 void sim_close_controls(struct pccl_sim *s, int slot, bool told) {
     struct process *p = &s->processes[slot];
     for (uint32_t i = 0; i < CONTROLS_MOST; i++) {

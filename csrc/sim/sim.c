@@ -15,7 +15,7 @@ enum {
 };
 
 static const char *const count_names[COUNTS] = {
-    "events", "starts", "crashes", "power losses", "stalls", "slow paths", "broken links", "partitions", "one-way losses", "duplicate connects", "leaves", "misuses", "flipped bits", "master crashes", "refused", "dead communicators",
+    "events", "starts", "crashes", "power losses", "stalls", "slow paths", "broken links", "partitions", "one-way losses", "duplicate connects", "leaves", "misuses", "flipped bits", "master crashes", "masters found again", "syncs begun again", "refused", "dead communicators",
     "group epochs entered", "new orders", "ops committed", "ops lost", "ops redone", "ops supplied", "mismatches", "syncs", "states fetched", "syncs without a state", "states begun anew", "rounds", "calms"};
 
 const char *pccl_sim_count_name(uint32_t index) { return index < COUNTS ? count_names[index] : NULL; }
@@ -96,7 +96,7 @@ static bool is_calm(struct pccl_sim *s) {
 }
 
 static void judge_progress(struct pccl_sim *s) {
-    int64_t bound = CALM_LIMITS * s->limit_ns + (int64_t)(s->peers * s->peers) * CALM_PAIR_MS * MS_NS;
+    int64_t bound = CALM_LIMITS * s->limit_ns + (int64_t)s->recovery_ms * MS_NS + (int64_t)(s->peers * s->peers) * CALM_PAIR_MS * MS_NS;
     if (s->faulty || s->now <= s->calm_from + bound) return;
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];
@@ -130,7 +130,7 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
     s->random = sim_mix(config->seed + 1);
     s->now = SECOND_NS;
     s->busy_at = s->busy = 0;
-    s->measured_at = 0;
+    s->measured_at = s->sought_at = 0;
     memset(s->cut_until, 0, sizeof s->cut_until);
     memset(s->slow_until, 0, sizeof s->slow_until);
     memset(s->controls, 0, sizeof s->controls);
@@ -143,6 +143,7 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
     memset(s->rings, 0, sizeof s->rings);
     memset(s->rounds, 0, sizeof s->rounds);
     memset(s->commits, 0, sizeof s->commits);
+    memset(s->announced, 0, sizeof s->announced);
     memset(s->tainted, 0, sizeof s->tainted);
     s->truth = (struct truth){0};
     s->failure[0] = 0;

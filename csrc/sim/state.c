@@ -20,9 +20,30 @@ uint64_t state_model_content(const uint64_t leaves[LEAVES]) {
 void state_model_begin(struct pccl_sim *s, int slot) {
     struct state_model *state = &s->processes[slot].state;
     state->phase = SYNC_VOTED;
-    state->wrote = false;
+    state->wrote = state->wrote_now = false;
     state->ask_count = 0;
     state->round = 0;
+}
+
+// The transfers of the round end; the next master plans others.
+enum member_tensors state_model_restart(struct pccl_sim *s, int slot, struct wire_hash *content) {
+    struct process *p = &s->processes[slot];
+    struct state_model *state = &p->state;
+    if (p->program.step != STEP_SYNCING || state->phase == SYNC_NONE) return MEMBER_TENSORS_AS_VOTED;
+    s->counts[COUNT_RESTARTED]++;
+    bool wrote = state->wrote_now, torn = wrote && state->delta != NULL && delta_missing(state->delta) > 0;
+    for (uint32_t leaf = 0; leaf < LEAVES && torn; leaf++)
+        if (delta_wants(state->delta, leaf)) state->leaves[leaf] = sim_random(s); // half-written
+    if (torn) state->incomplete = true;
+    delta_free(state->delta);
+    state->delta = NULL;
+    state->phase = SYNC_VOTED;
+    state->wrote_now = false;
+    state->ask_count = 0;
+    state->round = 0;
+    content->low = state_model_content(state->leaves);
+    return !wrote ? MEMBER_TENSORS_AS_VOTED : torn ? MEMBER_TENSORS_TORN
+                                                   : MEMBER_TENSORS_RECEIVED;
 }
 
 static bool send_frame(struct pccl_sim *s, int slot, int other, const struct frame *frame) {
@@ -156,7 +177,7 @@ static void take_leaf(struct pccl_sim *s, int slot, int from, const struct frame
     while (index < state->donor_count && state->donors[index].slot != from) index++;
     if (state->phase != SYNC_LEAVES || index == state->donor_count || !delta_wants(state->delta, frame->offset)) return;
     state->leaves[frame->offset] = frame->value;
-    state->wrote = true;
+    state->wrote = state->wrote_now = true;
     if (frame->value == state->theirs[frame->offset]) {
         delta_arrived(state->delta, frame->offset, index, s->now);
         state->donors[index].kept += HASH_LEAF_BYTES;

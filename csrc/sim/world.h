@@ -60,6 +60,7 @@ enum event_kind {
     EVENT_LINK_ENDS,
     EVENT_PROBED,
     EVENT_RECHECK,   // parked hellos
+    EVENT_SEEK,      // a master is looked for
     EVENT_ENGINE,    // the engine's thread looks at what it was told
     EVENT_PROGRAM,
     EVENT_SYNC_TICK,
@@ -113,6 +114,7 @@ struct control {
     uint8_t slot;
     uint32_t life, group, serial;
     bool at_peer, at_master; // open there
+    bool reset;              // what is on its way to the peer is lost
     int64_t up_at, down_at;  // last deliveries, since nothing overtakes
 };
 
@@ -178,7 +180,7 @@ struct ring {
 };
 
 struct engine_model {
-    uint64_t run;
+    uint64_t run, generation;
     struct ring now, pending;
     bool woken;
     uint64_t losses[LOSSES_MOST];
@@ -189,7 +191,7 @@ struct engine_model {
     uint32_t kept_count;
     struct early early[EARLY_MOST];
     uint32_t early_count;
-    bool poisoned[TAGS];
+    uint64_t poisoned[TAGS]; // group epoch of a mismatched op that was not posted here; 0: none
     struct wire_op_name acks[SLOTS][ACKS_MOST];
     uint8_t ack_count[SLOTS];
     bool settling[SLOTS];
@@ -220,7 +222,8 @@ struct donor_model {
 
 struct state_model {
     uint64_t revision, leaves[LEAVES];
-    bool incomplete, wrote;
+    bool incomplete, wrote; // wrote: since the vote
+    bool wrote_now;         // since the last plan
     enum sync_phase phase;
     uint64_t round, content;
     struct ask asks[2 * SLOTS];
@@ -287,7 +290,7 @@ enum outcome { OUTCOME_NONE,
 // One op name in one group: who took part, with what, and how it ended there.
 struct instance {
     struct wire_op_name name;
-    uint64_t run, view; // view: the epoch number that the programs of all that began it had adopted
+    uint64_t run, generation, view; // view: the epoch number that the programs of all that began it had adopted
     uint32_t group, id, next;
     bool small;
     uint32_t members;         // slots
@@ -297,12 +300,13 @@ struct instance {
     uint32_t calls[SLOTS];
     uint8_t outcomes[SLOTS];
     uint8_t verdict;
-    bool supplied; // a verdict named a supplier
+    uint32_t heard; // slots that heard it
+    bool supplied;  // it named a supplier
 };
 
 // Who is in a group epoch, in which order: the same to all that enter it.
 struct ring_record {
-    uint64_t run, epoch, hash;
+    uint64_t run, generation, epoch, hash;
     uint32_t group;
 };
 
@@ -320,7 +324,7 @@ struct commit_record {
 
 // The membership that the master announced last.
 struct truth {
-    uint64_t run, number;
+    uint64_t run, generation, number;
     uint32_t lives[SLOTS]; // 0: no member
     uint32_t groups[SLOTS];
 };
@@ -339,6 +343,8 @@ enum count { COUNT_EVENTS,
              COUNT_MISUSES,
              COUNT_FLIPS,
              COUNT_MASTERS,
+             COUNT_FOUND,
+             COUNT_RESTARTED,
              COUNT_REFUSED,
              COUNT_EXPELLED,
              COUNT_EPOCHS,
@@ -361,6 +367,7 @@ struct pccl_sim {
     enum pccl_sim_state state;
     uint64_t random;
     int64_t now, limit_ns, user_timeout_ns;
+    uint32_t recovery_ms; // for which peers look for a master
     uint64_t counts[COUNTS];
 
     struct event *events; // pool
@@ -385,7 +392,7 @@ struct pccl_sim {
         bool running;
         struct membership *mind;
         uint32_t life;
-        int64_t stopped_until, tick_at;
+        int64_t stopped_until, tick_at, began_at;
     } master;
 
     // faults
@@ -394,6 +401,7 @@ struct pccl_sim {
     int64_t fault_every_ns, calm_from; // calm_from: end of the last fault's effect
     int64_t faults_end, end_at;
     int64_t measured_at; // when an optimisation was under way last
+    int64_t sought_at;   // when somebody looked for a master last
     uint32_t rounds_before[SLOTS], lives_before[SLOTS];
 
     // judging
@@ -403,7 +411,7 @@ struct pccl_sim {
     struct ring_record rings[RINGS_MOST];
     struct round_record rounds[ROUNDS_MOST];
     uint32_t ring_count, round_count;
-    struct commit_record commits[GROUPS]
+    struct commit_record commits[GROUPS], announced[GROUPS]; // that somebody has heard of; that the master made
     struct truth truth;
     uint32_t tainted[SLOTS]; // lives
 
@@ -442,6 +450,7 @@ struct wire_id sim_id_of(int slot, uint32_t life);
 int sim_slot(const struct wire_id *id, uint32_t *life); // -1: no id of ours
 int64_t sim_delay(struct pccl_sim *s, int from, int to);
 void sim_connect_master(struct pccl_sim *s, int slot);
+void sim_seek_master(struct pccl_sim *s, int slot);
 void sim_to_master(struct pccl_sim *s, int slot, struct wire_buffer *frames);
 void sim_send_master(struct pccl_sim *s, struct process *p, struct wire_buffer *frame); // and lets go of it
 void sim_close_controls(struct pccl_sim *s, int slot, bool told);
@@ -490,6 +499,7 @@ void state_model_tick(struct pccl_sim *s, int slot);
 void state_model_forget(struct pccl_sim *s, int slot, int other);
 void state_model_link_ends(struct pccl_sim *s, int slot, int other);
 void state_model_end(struct pccl_sim *s, int slot);
+enum member_tensors state_model_restart(struct pccl_sim *s, int slot, struct wire_hash *content); // the master is lost
 
 // ---- program.c ----
 void program_connected(struct pccl_sim *s, int slot, const struct member_action *action);
@@ -500,6 +510,7 @@ void program_op_ended(struct pccl_sim *s, int slot);
 // ---- faults.c ----
 void sim_draw_faults(struct pccl_sim *s);
 void sim_fault(struct pccl_sim *s);
+void sim_master_fault(struct pccl_sim *s); // it ends, and is started again
 bool sim_flip(struct pccl_sim *s, struct control *control, struct event *event); // true: the stream is garbage from here on
 
 // ---- judge.c ----
@@ -509,7 +520,8 @@ __attribute__((format(printf, 2, 3))) void sim_line(struct pccl_sim *s, const ch
     do { \
         if ((s)->tracing) sim_line((s), __VA_ARGS__); \
     } while (0)
-void judge_sends(struct pccl_sim *s, const struct membership_actions *actions);
+void judge_sends(struct pccl_sim *s, const struct membership_actions *actions, size_t count); // the first ones
+void judge_verdict(struct pccl_sim *s, int slot, const struct op *op, const struct wire_verdict *verdict); // of a live op
 void judge_ring(struct pccl_sim *s, int slot, const struct ring *ring);
 struct instance *judge_find(struct pccl_sim *s, uint64_t run, uint32_t group, const struct wire_op_name *name); // NULL: none
 void judge_begins(struct pccl_sim *s, int slot, struct op *op);
