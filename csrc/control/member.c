@@ -585,7 +585,7 @@ void member_disconnected(struct member *m, const char *why, int64_t now, struct 
 void member_vote(struct member *m, enum wire_vote_kind kind, struct member_output *out) {
     if (m->phase != MEMBER_ACCEPTED || m->vote != 0) return;
     m->vote = (uint8_t)kind;
-    m->vote_unsent = m->recovery != RECOVERY_NONE;
+    m->vote_unsent = member_is_unheard(m);
     struct wire_vote vote = {.kind = (uint8_t)kind};
     wire_encode_vote(&out->frames, member_header(m), &vote);
 }
@@ -594,7 +594,7 @@ void member_sync(struct member *m, const struct wire_sync_vote *vote, struct mem
     if (m->phase != MEMBER_ACCEPTED || m->vote != 0) return;
     m->vote = WIRE_VOTE_SYNC;
     m->sync_vote = *vote;
-    m->vote_unsent = m->recovery != RECOVERY_NONE;
+    m->vote_unsent = member_is_unheard(m);
     wire_encode_sync_vote(&out->frames, member_header(m), vote);
 }
 
@@ -630,7 +630,7 @@ static void accuse_missing(struct member *m, int64_t now, struct member_output *
 void member_tick(struct member *m, int64_t now, struct member_output *out) {
     if (m->phase == MEMBER_JOINING && now >= m->join_deadline)
         member_die_of(m, pcclMasterConnectionFailed, out, "the master accepted the connection but did not answer within %d ms: is it a pccl master?",
-               MEMBER_JOIN_LIMIT_MS);
+                      MEMBER_JOIN_LIMIT_MS);
     if (m->phase != MEMBER_REGISTERED && m->phase != MEMBER_ACCEPTED) return;
     if (m->recovery != RECOVERY_NONE && now >= m->recovery_deadline) {
         member_give_up(m, out);
