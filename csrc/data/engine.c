@@ -498,6 +498,11 @@ static bool enter_pending(struct engine *engine, struct wire_report *report) {
 
 // ---- verdicts ----
 static void redo(struct engine *engine, struct op *op) {
+    // The others have begun this call in a later epoch only, under the name that was found to be mismatched.
+    if (take_poison(engine, op, 0)) {
+        op_end(engine, op, ENGINE_MISMATCH);
+        return;
+    }
     op->frozen = false;
     op->restart = true;
     if (may_begin(engine))
