@@ -89,7 +89,7 @@ void sim_start_master(struct pccl_sim *s) {
     s->master.life++;
     s->master.tick_at = INT64_MAX;
     s->master.began_at = s->now;
-    membership_expect_survivors(s->master.mind, s->now + YOUNG_MS * MS_NS);
+    if (s->master.life > 1 || sim_chance(s, 8)) membership_expect_survivors(s->master.mind, s->now + YOUNG_MS * MS_NS);
     SIM_TRACE(s, "master: starts");
 }
 

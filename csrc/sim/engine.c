@@ -578,6 +578,11 @@ void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdic
         return;
     case WIRE_VERDICT_REDO:
         if (!ours || !op->frozen) return;
+        if (e->poisoned[op->name.tag] != 0) {
+            e->poisoned[op->name.tag] = 0;
+            end_op(s, slot, op, OP_MISMATCHED);
+            return;
+        }
         s->counts[COUNT_OPS_REDONE]++;
         op->frozen = false;
         op->phase = OP_WAITING;

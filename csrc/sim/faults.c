@@ -15,8 +15,8 @@ void sim_draw_faults(struct pccl_sim *s) {
     s->fault_every_ns = (10 + (int64_t)sim_below(s, 120)) * MS_NS;
     s->faults = PCCL_SIM_CRASH | PCCL_SIM_BREAK;
     for (uint32_t bit = 1; bit <= PCCL_SIM_ALL; bit *= 2) {
-        bool rare = bit == PCCL_SIM_MASTER || bit == PCCL_SIM_FLIP;
-        if (sim_chance(s, rare ? 6 : 2)) s->faults |= bit;
+        if (sim_chance(s, bit == PCCL_SIM_FLIP ? 6 : bit == PCCL_SIM_MASTER ? 4
+                                                                            : 2)) s->faults |= bit;
     }
     if (config->faults != 0) s->faults = config->faults;
     int64_t length = config->fault_ms != 0 ? config->fault_ms : 300 + (int64_t)sim_below(s, 900);

@@ -131,6 +131,7 @@ MUTANTS = [
         old="    if (code == CODE_SUCCESS) {\n        sync->committed = true;",
         new="    if (code != CODE_SUCCESS && sync->committed) sync->expected++;\n"
         "    if (code == CODE_SUCCESS) {\n        sync->committed = true;",
+        seeds=8000,
     ),
     Mutant(
         name="receiver_gives",  # the donors in the plan are the receivers
@@ -170,6 +171,41 @@ MUTANTS = [
         old="        if (delta->leaves[leaf] == index) take_back(",
         new="        if (delta->leaves[leaf] == HERE) take_back(",
         seeds=4000,
+    ),
+    Mutant(
+        name="commit_forgotten",  # a master that takes the run up does not ask which ops were committed
+        file="control/membership_ops.c",
+        old="return past != NULL && past->done > 0;",
+        new="return past != NULL && past->done > group->count;",
+        seeds=6000,
+    ),
+    Mutant(
+        name="loss_forgotten",  # nor whom the group has lost
+        file="control/membership_recovery.c",
+        old="if (resume->epoch.lost_epoch > group->lost_epoch) group->lost_epoch = resume->epoch.lost_epoch;",
+        new="",
+        seeds=6000,
+    ),
+    Mutant(
+        name="vote_forgotten",  # nor which vote of all has ended already
+        file="control/membership_recovery.c",
+        old="resume.barrier.number < last->number;",
+        new="resume.barrier.number + 1 < last->number;",
+        seeds=6000,
+    ),
+    Mutant(
+        name="sync_forgotten",  # nor which round of shared state
+        file="control/membership_recovery.c",
+        old="    resumed.sync_ended = !resumed.barrier_ended && ",
+        new="    resumed.sync_ended = resumed.barrier_ended && ",
+        seeds=6000,
+    ),
+    Mutant(
+        name="revision_forgotten",  # nor the revision that is expected
+        file="control/membership_recovery.c",
+        old="    group->sync.expected = resume->epoch.sync_expected;",
+        new="    group->sync.expected = resume->epoch.sync_expected / 2;",
+        seeds=6000,
     ),
 ]
 
