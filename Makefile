@@ -10,12 +10,13 @@ C_FILES := $(shell git ls-files '*.c' '*.h')
 PURE := kernels|quant|hash|wire|ring_order
 BUILT_FROM := CMakeLists.txt pccl/_version.py $(shell find csrc bindings -type f)
 
-.PHONY: help setup build test test-c test-python check lint format check-address check-thread bench demo clean
+.PHONY: help setup build test test-c test-python check lint format check-address check-thread sim bench demo clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
 	@echo 'make test    all tests'
 	@echo 'make check   lint, types, and the C tests under sanitizers'
+	@echo 'make sim     SEEDS=100000 seeds of the simulator'
 	@echo 'make format  bring the sources into shape'
 	@echo 'make bench   measure against torch gloo; as root also over limited links'
 
@@ -69,6 +70,13 @@ check-thread: .venv/ready
 	$(CMAKE) -S . -B build/thread -DPCCL_BUILD_TESTS=ON -DPCCL_BUILD_SHARED=OFF -DPCCL_SANITIZE=thread
 	$(BIN)/cmake --build build/thread -j $(JOBS)
 	$(CTEST) --test-dir build/thread -E '$(PURE)'
+
+# ---- the simulator ----
+
+SEED ?= 1
+SEEDS ?= 100000
+sim: .venv/built
+	$(BIN)/pccl sim --seed $(SEED) --seeds $(SEEDS) --jobs $(JOBS)
 
 # ---- to look at ----
 

@@ -534,8 +534,9 @@ static void mismatch(struct engine *engine, const struct wire_verdict *verdict) 
     poison->tag = verdict->name.tag;
     poison->epoch = verdict->name.epoch;
     memcpy(poison->text, text, sizeof text);
-    poison->next = engine->poisons;
-    engine->poisons = poison;
+    struct poison **last = &engine->poisons; // in the order in which the others ended their calls
+    while (*last != NULL) last = &(*last)->next;
+    *last = poison;
     engine->poison_count++;
 }
 

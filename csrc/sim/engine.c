@@ -440,13 +440,24 @@ static void begin_waiting(struct pccl_sim *s, int slot) {
         if (e->ops[tag].phase == OP_WAITING && may_begin(e)) begin(s, slot, &e->ops[tag]);
 }
 
+// Whichever came first for those that had begun the op: `loss`, the first since the caller's epoch (0: none), or the mismatch.
+static bool take_poison(struct engine_model *e, uint32_t tag, uint64_t loss) {
+    uint64_t *epochs = e->poisons[tag].epochs;
+    if (e->poisons[tag].count == 0 || (loss != 0 && loss <= epochs[0])) return false;
+    memmove(epochs, epochs + 1, --e->poisons[tag].count * sizeof *epochs);
+    return true;
+}
+
+static void add_poison(struct engine_model *e, uint32_t tag, uint64_t epoch) {
+    if (e->poisons[tag].count < POISONS_MOST) e->poisons[tag].epochs[e->poisons[tag].count++] = epoch;
+}
+
 void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, uint32_t bytes, uint32_t variant, uint64_t input, uint64_t adopted) {
     struct engine_model *e = &s->processes[slot].engine;
     struct op *op = &e->ops[tag];
     *op = (struct op){.phase = OP_WAITING, .bytes = bytes, .variant = variant, .input = input, .adopted = adopted, .calls = op->calls + 1};
     uint64_t loss = first_loss(e, adopted);
-    if (e->poisoned[tag] != 0 && (loss == 0 || loss > e->poisoned[tag])) {
-        e->poisoned[tag] = 0;
+    if (take_poison(e, tag, loss)) {
         end_op(s, slot, op, OP_MISMATCHED);
     } else if (loss != 0) {
         end_lost(s, slot, op);
@@ -557,7 +568,7 @@ static void on_mismatch(struct pccl_sim *s, int slot, const struct wire_verdict 
     else if (ours)
         op->mismatched = true;
     else
-        e->poisoned[verdict->name.tag] = verdict->name.epoch;
+        add_poison(e, (uint32_t)verdict->name.tag, verdict->name.epoch);
 }
 
 void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdict *verdict) {
@@ -578,8 +589,7 @@ void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdic
         return;
     case WIRE_VERDICT_REDO:
         if (!ours || !op->frozen) return;
-        if (e->poisoned[op->name.tag] != 0) {
-            e->poisoned[op->name.tag] = 0;
+        if (take_poison(e, (uint32_t)op->name.tag, 0)) {
             end_op(s, slot, op, OP_MISMATCHED);
             return;
         }

@@ -231,6 +231,8 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
     struct commit_record *last = &s->commits[control->group], *announced = &s->announced[control->group];
     if (announced->run != header->run || announced->round != end->round) {
         bool held = false;
+        for (int slot = 0; slot < (int)s->peers; slot++)
+            if (tainted(s, slot, announced->lives[slot])) *last = *announced; // it may have heard of it and not say so
         for (int slot = 0; slot < (int)s->peers; slot++) held |= last->run == header->run && last->lives[slot] != 0 && last->lives[slot] == s->truth.lives[slot];
         if (held && end->revision != last->revision && end->revision != last->revision + 1)
             sim_fail(s, "parity", "group %u commits revision %llu after revision %llu, of which members are left", control->group, (unsigned long long)end->revision, (unsigned long long)last->revision);

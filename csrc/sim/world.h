@@ -30,6 +30,7 @@ enum {
     KEPT_MOST = 128,
     HELD_MOST = 8,
     LOSSES_MOST = 64,
+    POISONS_MOST = 8,
     PARKED_MOST = 64,
     CONNECTIONS_MOST = 2048,
     CONTROLS_MOST = 64,
@@ -191,7 +192,10 @@ struct engine_model {
     uint32_t kept_count;
     struct early early[EARLY_MOST];
     uint32_t early_count;
-    uint64_t poisoned[TAGS]; // group epoch of a mismatched op that was not posted here; 0: none
+    struct {
+        uint32_t count;
+        uint64_t epochs[POISONS_MOST]; // group epochs of mismatched ops that were not posted here, oldest first
+    } poisons[TAGS];
     struct wire_op_name acks[SLOTS][ACKS_MOST];
     uint8_t ack_count[SLOTS];
     bool settling[SLOTS];

@@ -201,6 +201,13 @@ MUTANTS = [
         seeds=6000,
     ),
     Mutant(
+        name="vote_sent_twice",  # to the master that takes the run up
+        file="control/member_recovery.c",
+        old="return m->recovery == RECOVERY_SEEKING || m->recovery == RECOVERY_TOLD;",
+        new="return m->recovery != RECOVERY_NONE;",
+        seeds=8000,
+    ),
+    Mutant(
         name="revision_forgotten",  # nor the revision that is expected
         file="control/membership_recovery.c",
         old="    group->sync.expected = resume->epoch.sync_expected;",
