@@ -170,6 +170,18 @@ static void add_knowledge(struct group *group, const struct survivor *survivor) 
     group->sync.committed = resume->epoch.sync_expected != 0;
 }
 
+// A loss that only members of other groups had heard of: for this group it happens now.
+static void find_unheard_losses(struct membership *m) {
+    for (uint32_t i = 0; i < m->count; i++) {
+        struct group *group = m->order[i]->group;
+        const struct survivor *survivor = survivor_of(m, m->order[i]->conn);
+        const struct wire_epoch *epoch = &survivor->resume.epoch;
+        if (!survivor->resume.accepted || group->lost_epoch > epoch->number) continue;
+        for (uint32_t k = 0; k < epoch->count; k++)
+            if (epoch->members[k].group == group->id && member_here(m, survivor->run, &epoch->members[k].id) == NULL) group->lost = true;
+    }
+}
+
 static void take_members(struct membership *m, const struct claim *claim) {
     const struct wire_epoch *epoch = &claim->by->resume.epoch;
     m->count = 0;
@@ -192,6 +204,7 @@ static void take_members(struct membership *m, const struct claim *claim) {
         m->order[m->count++] = peer;
     }
     membership_place(m);
+    find_unheard_losses(m);
 }
 
 // Verdicts that somebody has.
