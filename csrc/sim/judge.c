@@ -290,11 +290,17 @@ struct instance *judge_find(struct pccl_sim *s, uint64_t run, uint32_t group, co
     return NULL;
 }
 
+// What the program of a peer may read of the epoch that it has adopted.
+static uint64_t visible(const struct process *p) {
+    const struct member_view *view = member_adopted(p->mind);
+    return (uint64_t)view->global_world << 48 | (uint64_t)view->group_world << 32 | (uint64_t)view->groups << 16 | view->largest_group;
+}
+
 static struct instance *instance_new(struct pccl_sim *s, int slot, const struct op *op) {
     const struct process *p = &s->processes[slot];
     uint32_t *chain = chain_of(s, p->engine.run, p->group, &op->name), id = s->instance_count++;
     struct instance *instance = &s->instances[id % INSTANCES_MOST];
-    *instance = (struct instance){.name = op->name, .run = p->engine.run, .generation = p->engine.generation, .view = member_adopted(p->mind)->number, .group = p->group, .id = id, .next = *chain, .small = op->small};
+    *instance = (struct instance){.name = op->name, .run = p->engine.run, .generation = p->engine.generation, .view = visible(p), .group = p->group, .id = id, .next = *chain, .small = op->small};
     *chain = id + 1;
     for (uint32_t rank = 0; rank < p->engine.now.count; rank++) {
         instance->members |= 1U << p->engine.now.slots[rank];
@@ -317,8 +323,8 @@ void judge_begins(struct pccl_sim *s, int slot, struct op *op) {
     if (again) sim_fail(s, "no mixing", "peer %d begins op (%llu, %llu, %u) twice", slot + 1, epoch, tag, op->name.sequence);
     if (instance->lives[slot] != p->life) sim_fail(s, "no mixing", "peer %d begins op (%llu, %llu, %u), of which it is no member", slot + 1, epoch, tag, op->name.sequence);
     if (instance->small != op->small) sim_fail(s, "agreement", "peer %d moves op (%llu, %llu, %u) as a %s op, others do not", slot + 1, epoch, tag, op->name.sequence, op->small ? "small" : "large");
-    if (instance->view != member_adopted(p->mind)->number)
-        sim_fail(s, "agreement", "peer %d begins op (%llu, %llu, %u) with the numbers of epoch %llu, another one with those of %llu", slot + 1, epoch, tag, op->name.sequence, (unsigned long long)member_adopted(p->mind)->number, (unsigned long long)instance->view);
+    if (instance->view != visible(p))
+        sim_fail(s, "agreement", "peer %d begins op (%llu, %llu, %u) with other world sizes (%llx) than another peer (%llx; hexadecimal: all, group, groups, largest group)", slot + 1, epoch, tag, op->name.sequence, (unsigned long long)visible(p), (unsigned long long)instance->view);
 }
 
 void judge_reduced(struct pccl_sim *s, int slot, const struct op *op) {

@@ -35,25 +35,30 @@ struct event *sim_event(struct pccl_sim *s, enum event_kind kind, int64_t at) {
     return event;
 }
 
-void sim_push(struct pccl_sim *s, struct event *event) {
+static bool is_before(const struct heap_entry *a, const struct heap_entry *b) { return a->at < b->at || (a->at == b->at && a->order < b->order); }
+
+static void insert(struct pccl_sim *s, const struct event *event) {
     if (s->heap_count == EVENTS_MOST) return; // the run has failed
-    event->order = s->orders++;
     struct heap_entry entry = {event->at, event->order, (uint32_t)(event - s->events)};
     uint32_t at = s->heap_count++;
     for (; at > 0; at = (at - 1) / 2) {
         const struct heap_entry *up = &s->heap[(at - 1) / 2];
-        if (up->at <= entry.at) break; // the older one of two at a moment came first
+        if (!is_before(&entry, up)) break;
         s->heap[at] = *up;
     }
     s->heap[at] = entry;
 }
 
-void sim_requeue(struct pccl_sim *s, struct event *event, int64_t at) {
-    event->at = at;
-    sim_push(s, event);
+void sim_push(struct pccl_sim *s, struct event *event) {
+    event->order = s->orders++;
+    insert(s, event);
 }
 
-static bool is_before(const struct heap_entry *a, const struct heap_entry *b) { return a->at < b->at || (a->at == b->at && a->order < b->order); }
+// Keeps its place among those of that moment: what is put off stays in order, also when others were put off further at once.
+void sim_requeue(struct pccl_sim *s, struct event *event, int64_t at) {
+    event->at = at;
+    insert(s, event);
+}
 
 struct event *sim_pop(struct pccl_sim *s) {
     if (s->heap_count == 0) return NULL;

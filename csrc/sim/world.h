@@ -294,7 +294,7 @@ enum outcome { OUTCOME_NONE,
 // One op name in one group: who took part, with what, and how it ended there.
 struct instance {
     struct wire_op_name name;
-    uint64_t run, generation, view; // view: the epoch number that the programs of all that began it had adopted
+    uint64_t run, generation, view; // view: what the programs of all that began it could read
     uint32_t group, id, next;
     bool small;
     uint32_t members;         // slots
