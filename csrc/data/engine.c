@@ -519,7 +519,9 @@ static void mismatch(struct engine *engine, const struct wire_verdict *verdict) 
     struct op *op = op_find(engine, verdict->name.tag);
     bool begun = op != NULL && (op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE);
     bool ours = begun && op->name.epoch == verdict->name.epoch && op->name.sequence == verdict->name.sequence;
-    bool waiting = op != NULL && op->phase == OP_WAITING;
+    // A waiting op is the call that was mismatched, unless the others have lost that one before and made it again.
+    uint64_t loss = op != NULL ? engine_first_loss(engine, op->adopted) : 0;
+    bool waiting = op != NULL && op->phase == OP_WAITING && (loss == 0 || loss > verdict->name.epoch);
     if (ours || waiting) {
         memcpy(op->outcome.text, text, sizeof text);
         if (waiting) list_remove(&engine->waiting, op);
