@@ -563,7 +563,9 @@ static void on_mismatch(struct pccl_sim *s, int slot, const struct wire_verdict 
     struct op *op = &e->ops[verdict->name.tag];
     bool begun = op->phase == OP_RUNNING || op->phase == OP_COMPLETE;
     bool ours = begun && same_name(&op->name, &verdict->name);
-    if (op->phase == OP_WAITING || (ours && op->frozen))
+    uint64_t loss = first_loss(e, op->adopted);
+    bool waiting = op->phase == OP_WAITING && (loss == 0 || loss > verdict->name.epoch);
+    if (waiting || (ours && op->frozen))
         end_op(s, slot, op, OP_MISMATCHED);
     else if (ours)
         op->mismatched = true;

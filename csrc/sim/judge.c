@@ -159,8 +159,7 @@ static void on_epoch(struct pccl_sim *s, const struct wire_header *header, const
         sim_fail(s, "no trust in bytes", "the master made an EPOCH that cannot be read");
         return;
     }
-    uint32_t before[SLOTS];
-    memcpy(before, s->truth.lives, sizeof before);
+    struct truth before = s->truth;
     bool same_run = s->truth.run == header->run;
     s->truth = (struct truth){.run = header->run, .generation = header->generation, .number = commit.epoch.number};
     for (uint32_t i = 0; i < commit.epoch.count; i++) {
@@ -174,7 +173,12 @@ static void on_epoch(struct pccl_sim *s, const struct wire_header *header, const
         s->truth.groups[slot] = commit.epoch.members[i].group;
     }
     for (int slot = 0; slot < (int)s->peers; slot++)
-        if (s->truth.lives[slot] != 0 && !(same_run && before[slot] == s->truth.lives[slot])) judge_newcomer(s, slot);
+        if (s->truth.lives[slot] != 0 && same_run && before.lives[slot] == s->truth.lives[slot]) {
+            s->truth.since[slot] = before.since[slot];
+        } else if (s->truth.lives[slot] != 0) {
+            s->truth.since[slot] = s->now;
+            judge_newcomer(s, slot);
+        }
 }
 
 static void on_commit(struct pccl_sim *s, const struct instance *instance, bool supplied) {
@@ -213,9 +217,12 @@ void judge_verdict(struct pccl_sim *s, int slot, const struct op *op, const stru
     for (int other = 0; other < (int)s->peers && instance->verdict != 0; other++)
         if ((instance->heard >> other & 1) != 0 && !judge_alive_member(s, other, instance->lives[other])) instance->heard &= ~(1U << other);
     if (instance->heard == 0) instance->verdict = 0;
+    // A REDO that not all heard of before the master was lost may become an ABORT, if the op under its new name does.
+    again |= instance->verdict != WIRE_VERDICT_COMMIT && verdict->kind != WIRE_VERDICT_COMMIT && instance->verdict_life != s->master.life;
     if (instance->verdict != 0 && instance->verdict != verdict->kind && !again)
         sim_fail(s, "agreement", "op (%llu, %llu, %u) got the verdict %s and, at peer %d, %s", (unsigned long long)verdict->name.epoch, (unsigned long long)verdict->name.tag, verdict->name.sequence, kinds[instance->verdict], slot + 1, kinds[verdict->kind]);
     instance->verdict = verdict->kind;
+    instance->verdict_life = s->master.life;
     instance->heard |= 1U << slot;
     instance->supplied |= names_supplier(verdict);
 }
@@ -427,6 +434,7 @@ static void judge_dead(struct pccl_sim *s) {
         if (life == 0 || sim_alive(s, slot, life) || tainted(s, slot, life)) continue;
         int64_t since = p->ended_at;
         if (s->cut_until[slot][MASTER] > since) since = s->cut_until[slot][MASTER];
+        if (s->truth.since[slot] > since) since = s->truth.since[slot];
         if (p->life != life) since = s->now; // it has a successor already
         if (s->now - since > s->limit_ns + DEAD_SLACK_MS * MS_NS)
             sim_fail(s, "bounded time", "peer %d ended %lld ms ago, and the master counts it as a member", slot + 1, (long long)((s->now - p->ended_at) / MS_NS));

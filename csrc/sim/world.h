@@ -304,7 +304,7 @@ struct instance {
     uint32_t calls[SLOTS];
     uint8_t outcomes[SLOTS];
     uint8_t verdict;
-    uint32_t heard; // slots that heard it
+    uint32_t heard, verdict_life; // slots that heard it; the master's life
     bool supplied;  // it named a supplier
 };
 
@@ -331,6 +331,7 @@ struct truth {
     uint64_t run, generation, number;
     uint32_t lives[SLOTS]; // 0: no member
     uint32_t groups[SLOTS];
+    int64_t since[SLOTS]; // when it was admitted
 };
 
 enum count { COUNT_EVENTS,
