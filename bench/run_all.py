@@ -12,7 +12,8 @@ from typing import Any
 
 from harness import ROOT, Row
 
-BENCHMARKS = ["allreduce", "concurrent_ops", "lanes", "memory", "recovery", "join", "cpu", "quantised", "sync"]
+BENCHMARKS = ["allreduce", "concurrent_ops", "lanes", "memory", "recovery",
+    "master_loss", "join", "cpu", "quantised", "sync"]
 AS_ROOT = {"lanes", "quantised"}
 PINNED = {"allreduce", "concurrent_ops"}
 BEGIN, END = "<!-- made by bench/run_all.py: begin -->", "<!-- end -->"

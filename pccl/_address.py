@@ -17,6 +17,9 @@ _ffi, _C = load_native_module()
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _DOTTED_NUMBERS = re.compile(r"[0-9.]+")
 
+MASTERS_MAX = 16
+"""Masters of one run."""
+
 IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -41,6 +44,17 @@ def parse_endpoint(address: str) -> Endpoint:
         raise ValueError(f"address {address!r} has a bad port {port_text!r}: a number from 0 to 65535 is needed")
     literal = _parse_literal(host, address)
     return Endpoint(str(literal) if literal else host, int(port_text), literal)
+
+
+def parse_endpoints(addresses: str) -> list[Endpoint]:
+    """Reads a list as in `a:48148,b:48148`: at most 16, none twice, each with the port it listens on."""
+    endpoints = [parse_endpoint(address.strip()) for address in addresses.split(",")]
+    for endpoint in endpoints:
+        if endpoint.port == 0:
+            raise ValueError(f"address {str(endpoint)!r} has port 0: the port the master listens on is needed")
+    if len(endpoints) > MASTERS_MAX or len(set(endpoints)) < len(endpoints):
+        raise ValueError(f"addresses {addresses!r}: at most {MASTERS_MAX} masters, none of them twice")
+    return endpoints
 
 
 def _parse_literal(host: str, address: str) -> IP | None:
@@ -105,3 +119,11 @@ def fill_socket_address(out: Any, ip: IP, port: int) -> None:
     else:
         out.inet.protocol = _C.inetIPv6
         _ffi.memmove(out.inet.ipv6.data, ip.packed, 16)
+
+
+def fill_socket_addresses(addresses: list[tuple[IP, int]]) -> Any:
+    """A new array of `ccoip_socket_address_t`."""
+    out = _ffi.new("ccoip_socket_address_t[]", len(addresses))
+    for position, (ip, port) in enumerate(addresses):
+        fill_socket_address(out[position], ip, port)
+    return out

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pccl._address import IP, fill_socket_address, parse_endpoint, resolve
+from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoints, resolve
 from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeCall, NativeHandle
 from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
@@ -40,7 +40,11 @@ STATE_BYTES = 256
 
 
 class Communicator:
-    """A peer of the run whose master is at `address`: `host:port`, `1.2.3.4:port` or `[ipv6]:port`.
+    """A peer of the run whose master is at `address`: `host:port`, `1.2.3.4:port` or `[ipv6]:port`, or a list of these with
+    commas, for a run with standby masters.
+
+    When the master is lost, everything waits for it, or for the next one of the list, to take the run up; nothing else is
+    noticed of it. After `master_recovery_limit` seconds (default 60; 0 = at once) without one the communicator is dead.
 
     Peers of the same `peer_group` reduce and share state with each other; `p2p_connection_pool_size` is the number of lanes
     to each ring neighbour, 0 = the library's default. Nothing touches the network before `connect`. In a `with` statement it is
@@ -51,10 +55,17 @@ class Communicator:
     Ctrl-C, what was waited for goes on: the same call, repeated, waits on for it.
     """
 
-    def __init__(self, address: str, peer_group: int = 0, p2p_connection_pool_size: int = 0) -> None:
-        self._endpoint = parse_endpoint(address)
-        if self._endpoint.port == 0:
-            raise ValueError(f"address {address!r} has port 0: the port the master listens on is needed")
+    def __init__(
+        self,
+        address: str,
+        peer_group: int = 0,
+        p2p_connection_pool_size: int = 0,
+        *,
+        master_recovery_limit: float | None = None,
+    ) -> None:
+        self._endpoints = parse_endpoints(address)
+        self._endpoint = self._endpoints[0]
+        self._recovery_limit = master_recovery_limit
         for name, value in (("peer_group", peer_group), ("p2p_connection_pool_size", p2p_connection_pool_size)):
             if not 0 <= value < 1 << 32:
                 raise ValueError(f"{name} must be from 0 to {(1 << 32) - 1}, not {value}")
@@ -92,6 +103,21 @@ class Communicator:
                 deadline.sleep(PAUSE_SECONDS)
         raise failure
 
+    def reconnect(self, n_attempts: int = 5, *, timeout: float | None = None) -> None:
+        """Joins again, as a new peer, after this one was expelled or has lost its master. Else it leaves first.
+
+        Ops in flight are cancelled, as by `close`. Connects as `connect` does; cut short or failed, it is `connect` that goes on.
+        A SharedState keeps its tensors and revision, and the next sync brings it up to date. INVALID_USAGE after `close`.
+        """
+        with self._alone("pcclConnect"):
+            if self._handle.closed:
+                raise error_for(INVALID_USAGE, "pcclConnect", "the communicator is closed")
+            fresh = self._create(self._ip)
+            self.close()
+            self._adopt(fresh, self._ip)
+            self._connected = False
+        self.connect(n_attempts, timeout=timeout)
+
     def close(self) -> None:
         """Leaves the run and frees everything, in bounded time. Idempotent.
 
@@ -115,7 +141,7 @@ class Communicator:
             self.close()
 
     def __repr__(self) -> str:
-        return f"<Communicator {self._endpoint} group {self._peer_group}: {self._state()}>"
+        return f"<Communicator {','.join(map(str, self._endpoints))} group {self._peer_group}: {self._state()}>"
 
     # ---- topology ----
 
@@ -163,6 +189,10 @@ class Communicator:
         `progress` is called about ten times a second while it takes its time. INVALID_ARGUMENT: a tensor was replaced since.
         After an error the revision is as before; tensors that were to be received are unspecified, all others unchanged.
         """
+        if not isinstance(shared_state, SharedState):
+            raise TypeError(f"shared_state must be a SharedState, not {type(shared_state).__name__}")
+        if not isinstance(strategy, SharedStateSyncStrategy):
+            raise TypeError(f"strategy must be a SharedStateSyncStrategy, not {strategy!r}")
         info = _ffi.new("pcclSharedStateSyncInfo_t *")
         with self._alone("pcclSynchronizeSharedState"):
             key = ("pcclSynchronizeSharedState", id(shared_state), strategy)
@@ -189,6 +219,7 @@ class Communicator:
             report.seconds,
             report.hash_seconds,
             report.transfer_seconds,
+            report.wire_bytes,
         )
 
     # ---- reduces ----
@@ -280,7 +311,15 @@ class Communicator:
         params.p2p_connection_pool_size = self._pool_size
         out = _ffi.new("pcclComm_t **")
         PCCLError.check(_C.pcclCreateCommunicator(params, out), "pcclCreateCommunicator")
-        return out[0]
+        pointer = out[0]
+        try:
+            if self._recovery_limit is not None:
+                limit = round(self._recovery_limit * 1000)
+                PCCLError.check(_C.pccl_ext_comm_set_recovery(pointer, limit), "pcclCreateCommunicator")
+        except BaseException:
+            _C.pcclDestroyCommunicator(pointer)
+            raise
+        return pointer
 
     def _adopt(self, pointer: Any, ip: IP | None) -> None:
         """Takes a new C communicator as the one in use. C takes addresses only, so each address tried has its own."""
@@ -294,13 +333,10 @@ class Communicator:
         if self._connected or self._handle.closed or "pcclConnect" in self._unfinished:
             self._connect_once(deadline)  # on the object that is there
             return
-        try:
-            addresses = resolve(self._endpoint, deadline)
-        except TimeoutError as error:
-            raise PCCLTimeoutError(Result.TIMED_OUT, "pcclConnect", str(error)) from None
-        except OSError as error:
-            text = f"the name {self._endpoint.host} cannot be resolved: {error.strerror or error}"
-            raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", text) from None
+        if len(self._endpoints) > 1:
+            self._attempt_list(deadline)
+            return
+        addresses = _resolve(self._endpoint, deadline)
         for position, ip in enumerate(addresses):
             if ip != self._ip:
                 fresh = self._create(ip)
@@ -312,6 +348,22 @@ class Communicator:
             except ConnectError:
                 if position == len(addresses) - 1:
                     raise
+
+    def _attempt_list(self, deadline: Deadline) -> None:
+        """One attempt over all masters of the list; C tries them in turn, and keeps them for when the master is lost."""
+        found: list[tuple[IP, int]] = []
+        failure: ConnectError | None = None
+        for endpoint in self._endpoints:
+            try:
+                found += [(ip, endpoint.port) for ip in _resolve(endpoint, deadline)]
+            except ConnectError as error:  # a standby whose name is not known today
+                failure = error
+        if failure is not None and not found:
+            raise failure
+        masters = fill_socket_addresses(found[:MASTERS_MAX])
+        with self._handle as pointer:
+            PCCLError.check(_C.pccl_ext_comm_set_masters(pointer, masters, len(masters)), "pcclConnect")
+        self._connect_once(deadline)
 
     def _connect_once(self, deadline: Deadline) -> None:
         call = self._proceed("pcclConnect", NativeCall("pcclConnect", self._pointer), deadline)
@@ -378,6 +430,16 @@ class Communicator:
                 state: str = _ffi.string(text).decode("utf-8", "replace")
                 return state
         return "closed"
+
+
+def _resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:
+    try:
+        return resolve(endpoint, deadline)
+    except TimeoutError as error:
+        raise PCCLTimeoutError(Result.TIMED_OUT, "pcclConnect", str(error)) from None
+    except OSError as error:
+        text = f"the name {endpoint.host} cannot be resolved: {error.strerror or error}"
+        raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", text) from None
 
 
 def _cut_short(error: BaseException) -> bool:

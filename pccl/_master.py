@@ -8,7 +8,7 @@ import weakref
 from types import TracebackType
 from typing import Any, Self
 
-from pccl._address import fill_socket_address, parse_endpoint, resolve
+from pccl._address import IP, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoint, parse_endpoints, resolve
 from pccl._calls import SUCCESS, UNBOUNDED, Deadline, NativeCall, NativeHandle
 from pccl._enums import Result
 from pccl._errors import PCCLError
@@ -20,6 +20,9 @@ _ffi, _C = load_native_module()
 class MasterNode:
     """The master of a run, listening on `listen_address`: `host:port`, `1.2.3.4:port` or `[ipv6]:port`; port 0 = any free one.
 
+    `masters` is the list of all masters of the run, as the peers are given it, with this one in it: the first begins new runs,
+    and any of them takes a run up whose master is lost, once more than half of its members have come to it.
+
     `heartbeat_limit`, in seconds, is after how long a silent peer counts as lost (default 5). A master runs once, in a
     thread of its own. In a `with` statement it runs, and at the end stops and is waited for.
 
@@ -27,20 +30,22 @@ class MasterNode:
     until it was interrupted; Ctrl-C interrupts it.
     """
 
-    def __init__(self, listen_address: str, *, heartbeat_limit: float | None = None) -> None:
+    def __init__(self, listen_address: str, *, heartbeat_limit: float | None = None, masters: str | None = None) -> None:
         self._endpoint = parse_endpoint(listen_address)
         self._running = False
-        try:
-            ip = resolve(self._endpoint, UNBOUNDED)[0]
-        except OSError as error:
-            text = f"the name {self._endpoint.host} cannot be resolved: {error.strerror or error}"
-            raise PCCLError(Result.INVALID_ARGUMENT, "pcclCreateMaster", text) from None
+        listed = parse_endpoints(masters) if masters is not None else []
+        if listed and self._endpoint not in listed:
+            raise ValueError(f"masters {masters!r} does not contain {listen_address!r}, where this one listens")
+        ip = _first_address(self._endpoint)
         address = _ffi.new("ccoip_socket_address_t *")
         fill_socket_address(address, ip, self._endpoint.port)
         out = _ffi.new("pcclMasterInstance_t **")
         PCCLError.check(_C.pcclCreateMaster(address[0], out), "pcclCreateMaster")
         self._pointer = out[0]
         self._handle = NativeHandle("master", self._pointer, _C.pcclDestroyMaster)
+        if listed:
+            addresses = fill_socket_addresses([(_first_address(one), one.port) for one in listed])
+            self._call("pccl_ext_master_set_list", addresses, len(listed), listed.index(self._endpoint), name="pcclCreateMaster")
         if heartbeat_limit is not None:
             self._call("pccl_ext_master_set_heartbeat", round(heartbeat_limit * 1000), name="pcclCreateMaster")
 
@@ -103,6 +108,14 @@ class MasterNode:
             except KeyboardInterrupt:
                 if _C.pcclInterruptMaster(self._pointer) != SUCCESS:
                     self._running = False
+
+
+def _first_address(endpoint: Endpoint) -> IP:
+    try:
+        return resolve(endpoint, UNBOUNDED)[0]
+    except OSError as error:
+        text = f"the name {endpoint.host} cannot be resolved: {error.strerror or error}"
+        raise PCCLError(Result.INVALID_ARGUMENT, "pcclCreateMaster", text) from None
 
 
 _running: weakref.WeakSet[MasterNode] = weakref.WeakSet()

@@ -46,9 +46,10 @@ def main() -> None:
 @main.command()
 @click.option("--listen", default=DEFAULT_ADDRESS, show_default=True, help="host:port to listen on; port 0 = any free port")
 @click.option("--heartbeat-limit", type=click.FloatRange(0.1, 3600), help="seconds after which a silent peer counts as lost")
-def master(listen: str, heartbeat_limit: float | None) -> None:
-    """Run the master of a run, until SIGINT or SIGTERM."""
-    sys.exit(serve(listen, heartbeat_limit))
+@click.option("--masters", help="all masters of the run, this one among them: host:port,host:port; the first begins new runs")
+def master(listen: str, heartbeat_limit: float | None, masters: str | None) -> None:
+    """Run the master of a run, or a standby, until SIGINT or SIGTERM."""
+    sys.exit(serve(listen, heartbeat_limit, masters))
 
 
 @main.command()

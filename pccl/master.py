@@ -16,14 +16,14 @@ _, _C = load_native_module()
 DEFAULT_ADDRESS = f"0.0.0.0:{_C.CCOIP_PROTOCOL_PORT_MASTER}"
 
 
-def serve(listen_address: str, heartbeat_limit: float | None = None) -> int:
+def serve(listen_address: str, heartbeat_limit: float | None = None, masters: str | None = None) -> int:
     """Runs a master until SIGINT or SIGTERM and returns the exit status: 0, or 1 when it cannot listen."""
     stop = threading.Event()
     try:
         # Closed at the end of the block, whatever ends it.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
-        with MasterNode(listen_address, heartbeat_limit=heartbeat_limit) as master:
+        with MasterNode(listen_address, heartbeat_limit=heartbeat_limit, masters=masters) as master:
             host = listen_address.rpartition(":")[0]
             print(f"pccl master listening on {host}:{master.port}", flush=True)
             stop.wait()

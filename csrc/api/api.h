@@ -18,6 +18,8 @@ struct pcclMasterInstanceState_t {
     pthread_mutex_t lock; // of everything but a look at `master`
     struct wire_address address;
     uint32_t heartbeat_limit_ms;
+    struct wire_address masters[WIRE_MAX_MASTERS]; // of the run; none: this one alone
+    uint32_t master_count, self;
     _Atomic(struct master *) master; // NULL until it runs; read by signal handlers
 };
 
@@ -29,6 +31,7 @@ enum {
     API_RECOVERY_MOST_MS = 3600000,
 };
 
+bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out); // false: of no known protocol
 // Sets the thread's detail text and returns `code`.
 pcclResult_t api_fail(pcclResult_t code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 pcclResult_t api_null(const char *name); // pcclInvalidArgument

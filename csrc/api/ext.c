@@ -2,6 +2,7 @@
 #include "ext.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "../base/detail.h"
 #include "../base/platform.h"
@@ -38,6 +39,45 @@ pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_
     return running ? api_fail(pcclInvalidUsage, "the heartbeat limit is set before the master runs") : pcclSuccess;
 }
 
+static pcclResult_t take_list(const ccoip_socket_address_t *addresses, size_t count, struct wire_address out[WIRE_MAX_MASTERS]) {
+    if (addresses == NULL) return api_null("addresses");
+    if (count < 1 || count > WIRE_MAX_MASTERS) return api_fail(pcclInvalidArgument, "%zu masters are given: 1 to %d can be", count, WIRE_MAX_MASTERS);
+    for (size_t i = 0; i < count; i++)
+        if (!api_take_address(&addresses[i], &out[i])) return api_fail(pcclInvalidArgument, "the address of master %zu is neither IPv4 nor IPv6", i);
+    return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count) {
+    struct wire_address masters[WIRE_MAX_MASTERS];
+    if (comm == NULL) return api_null("comm");
+    pcclResult_t code = take_list(addresses, count, masters);
+    if (code == pcclSuccess && !peer_set_masters(comm->peer, masters, (uint32_t)count)) code = api_fail(pcclInvalidUsage, "the masters are set before connect");
+    return code;
+}
+
+pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {
+    if (comm == NULL) return api_null("comm");
+    if (limit_ms > API_RECOVERY_MOST_MS) return api_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", limit_ms, API_RECOVERY_MOST_MS);
+    return peer_set_recovery(comm->peer, limit_ms) ? pcclSuccess : api_fail(pcclInvalidUsage, "the limit is set before connect");
+}
+
+pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses, size_t count, size_t self) {
+    struct wire_address masters[WIRE_MAX_MASTERS];
+    if (master == NULL) return api_null("master");
+    pcclResult_t code = take_list(addresses, count, masters);
+    if (code != pcclSuccess) return code;
+    if (self >= count) return api_fail(pcclInvalidArgument, "place %zu is not in a list of %zu", self, count);
+    pthread_mutex_lock(&master->lock);
+    bool running = atomic_load(&master->master) != NULL;
+    if (!running) {
+        memcpy(master->masters, masters, count * sizeof *masters);
+        master->master_count = (uint32_t)count;
+        master->self = (uint32_t)self;
+    }
+    pthread_mutex_unlock(&master->lock);
+    return running ? api_fail(pcclInvalidUsage, "the masters are set before it runs") : pcclSuccess;
+}
+
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity) {
     if (comm == NULL) return api_null("comm");
     if (out == NULL) return api_null("out");
@@ -55,6 +95,7 @@ pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_repor
         .tx_bytes = report.tx_bytes,
         .rx_bytes = report.rx_bytes,
         .rx_leaves = report.rx_leaves,
+        .wire_bytes = report.wire_bytes,
         .missing_bytes = report.missing_bytes,
         .donors = report.donors,
         .hashing = report.hashing,

@@ -29,6 +29,15 @@ pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_o
 // runs. pcclInvalidArgument: out of range. pcclInvalidUsage: was run.
 pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_t limit_ms);
 
+// The masters that a communicator tries, in this order, and looks for when its master is lost, in place of the one it was created with; before
+// connect. pcclInvalidArgument: not 1 to 16, or no address. pcclInvalidUsage: connected.
+pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count);
+// For how long a communicator waits for a master when its own is lost, 0 to 3,600,000 ms, before connect; PCCL_MASTER_RECOVERY_MS, or 60 s, unless
+// set. 0: it is dead at once.
+pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms);
+// The masters of the run, the one at `self` is this; before it runs. The first begins new runs, all take up runs whose members come to them.
+pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses, size_t count, size_t self);
+
 // The live state in a few words: "idle", "connecting", "accepted epoch 5", "dead: expelled: ...". Always ends with a zero,
 // cut to `capacity`.
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity);
@@ -49,6 +58,7 @@ void pccl_multi_free(struct pccl_multi *multi);
 // Of the round of shared state under way on this communicator, or of the last one that ended; all 0 before the first.
 struct pccl_sync_report {
     uint64_t tx_bytes, rx_bytes, rx_leaves;         // tx_bytes is known at the end
+    uint64_t wire_bytes;                            // of rx_bytes, what went over links: less where leaves came packed or out of memory
     uint64_t missing_bytes;                         // still to be received
     uint32_t donors;                                // that this peer has received from
     bool hashing;                                   // it hashes its own state still

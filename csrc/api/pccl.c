@@ -14,6 +14,7 @@
 #include "../compute/kernels.h"
 #include "../compute/quant.h"
 #include "../control/retry.h"
+#include "../net/socket.h"
 #include "api.h"
 #include "ext.h"
 
@@ -61,7 +62,7 @@ uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t 
     return otherwise;
 }
 
-static bool take_address(const ccoip_socket_address_t *in, struct wire_address *out) {
+bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out) {
     memset(out, 0, sizeof *out);
     out->port = in->port;
     if (in->inet.protocol == inetIPv4) {
@@ -136,6 +137,20 @@ pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t *info) {
 
 static uint32_t recovery_limit(void) { return api_number_from_environment("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS); }
 
+// PCCL_MASTERS=1.2.3.4:48148,[::1]:48148: those that are tried after the one that the program gives.
+static void add_masters_of_environment(struct peer_params *params) {
+    const char *list = getenv("PCCL_MASTERS");
+    while (list != NULL && *list != 0) {
+        size_t length = strcspn(list, ",");
+        struct wire_address address;
+        if (params->master_count == WIRE_MAX_MASTERS || !socket_address_parse(list, length, &address))
+            LOG(LOG_WARN, "PCCL_MASTERS: %.*s is ignored: not an address and a port, or one too many", (int)length, list);
+        else if (memcmp(&address, &params->masters[0], sizeof address) != 0)
+            params->masters[params->master_count++] = address;
+        list += length + (list[length] == ',');
+    }
+}
+
 pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclComm_t **comm_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(params);
@@ -145,8 +160,9 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
                                                                                                                                 : WIRE_MAX_LANES};
     peer_params.master_count = 1;
     peer_params.recovery_limit_ms = recovery_limit();
-    if (!take_address(&params->master_address, &peer_params.masters[0]))
+    if (!api_take_address(&params->master_address, &peer_params.masters[0]))
         return api_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6", (int)params->master_address.inet.protocol);
+    add_masters_of_environment(&peer_params);
     struct pcclComm_t *comm = calloc(1, sizeof *comm);
     if (comm != NULL) comm->peer = peer_new(&peer_params);
     if (comm == NULL || comm->peer == NULL) {
@@ -330,7 +346,7 @@ static uint32_t heartbeat_limit(void) { return api_number_from_environment("PCCL
 pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterInstance_t **master_out) {
     REQUIRE_NOT_NULL(master_out);
     struct wire_address address;
-    if (!take_address(&listen_address, &address))
+    if (!api_take_address(&listen_address, &address))
         return api_fail(pcclInvalidArgument, "listen_address: protocol %d is neither IPv4 nor IPv6", (int)listen_address.inet.protocol);
     pcclMasterInstance_t *master = calloc(1, sizeof *master);
     if (master == NULL) return api_fail(pcclInternalError, "the system refused memory for a master");
@@ -353,6 +369,7 @@ static pcclResult_t run_failed(int error) {
 static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
     if (atomic_load(&instance->master) != NULL) return api_fail(pcclInvalidUsage, "this master was run before: create a new one");
     struct master *master = master_new(&instance->address, instance->heartbeat_limit_ms);
+    if (master != NULL && instance->master_count > 0) master_set_list(master, instance->masters, instance->master_count, instance->self);
     int error = master == NULL ? -ENOMEM : master_run(master);
     if (error != 0) {
         master_free(master);

@@ -2,6 +2,7 @@
 #include "master.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,9 @@ struct conn {
 struct master {
     struct wire_address address;
     uint32_t heartbeat_limit_ms;
+    struct wire_address others[WIRE_MAX_MASTERS]; // masters of the list
+    uint32_t other_count;
+    bool standby;
     int wake;
     atomic_bool interrupted;
 
@@ -228,6 +232,57 @@ static void conn_lose(struct master *master, struct conn *conn, const char *why)
 
 // ---- reading ----
 
+// ---- the other masters of the list ----
+
+static int wait_ms(int64_t now_ns, int64_t deadline_ns) {
+    if (deadline_ns == INT64_MAX) return -1;
+    if (deadline_ns <= now_ns) return 0;
+    int64_t ms = (deadline_ns - now_ns + MS_NS - 1) / MS_NS; // rounded up: waking early would spin
+    return ms < 60000 ? (int)ms : 60000;
+}
+
+static bool wait_until(int fd, short events, int64_t deadline_ns) {
+    struct pollfd poll_fd = {.fd = fd, .events = events};
+    return poll(&poll_fd, 1, wait_ms(platform_now_ns(), deadline_ns)) == 1;
+}
+
+static bool exchange_status(int fd, int64_t deadline_ns, struct wire_status *status) {
+    struct wire_buffer ask = {0};
+    uint8_t answer[WIRE_HEADER_BYTES + 1];
+    struct wire_header header;
+    wire_encode_empty(&ask, (struct wire_header){0}, WIRE_STATUS);
+    bool good = !ask.failed && wait_until(fd, POLLOUT, deadline_ns) && socket_connect_result(fd) == 0 && socket_send(fd, ask.bytes, ask.length) == (ptrdiff_t)ask.length;
+    wire_buffer_fini(&ask);
+    for (size_t at = 0; good && at < sizeof answer;) {
+        ptrdiff_t got = wait_until(fd, POLLIN, deadline_ns) ? socket_receive(fd, answer + at, sizeof answer - at) : 0;
+        if (got == -EAGAIN) continue;
+        good = got > 0;
+        if (good) at += (size_t)got;
+    }
+    return good && wire_header_decode(answer, &header) && header.type == WIRE_STATUS_IS && wire_decode_status_is(answer + WIRE_HEADER_BYTES, header.length, status);
+}
+
+// Waits for the answers: there is no run here that could suffer from it.
+static bool another_serves(const struct master *master) {
+    for (uint32_t i = 0; i < master->other_count; i++) {
+        struct wire_status status = {0};
+        int fd = socket_dial(&master->others[i]);
+        bool serves = fd >= 0 && exchange_status(fd, platform_now_ns() + MASTER_ASK_MS * MS_NS, &status) && status.active;
+        socket_close(fd);
+        if (serves) return true;
+    }
+    return false;
+}
+
+static void answer_status(struct master *master, struct conn *conn) {
+    struct wire_buffer answer = {0};
+    struct wire_status status = {.active = membership_is_active(master->membership)};
+    wire_encode_status_is(&answer, (struct wire_header){0}, &status);
+    if (!answer.failed) conn_send(master, conn, answer.bytes, answer.length);
+    wire_buffer_fini(&answer);
+    conn_start_closing(master, conn);
+}
+
 static void on_frame(struct master *master, struct conn *conn, const uint8_t *body) {
     uint32_t index = index_of(master, conn);
     if (conn->state == CONN_KNOWN) {
@@ -240,15 +295,20 @@ static void on_frame(struct master *master, struct conn *conn, const uint8_t *bo
         carry_out(master, membership_peer_resumed(master->membership, master->now_ns, index, &conn->source, &conn->header, body));
         return;
     }
+    if (conn->header.type == WIRE_STATUS) {
+        answer_status(master, conn);
+        return;
+    }
     if (!wire_decode_hello(body, conn->header.length, &hello)) {
         conn_close(master, conn);
         return;
     }
+    if (!master->standby && master->other_count > 0 && !membership_is_active(master->membership)) membership_set_standby(master->membership, another_serves(master));
     set_state(master, conn, CONN_KNOWN);
     carry_out(master, membership_peer_connected(master->membership, master->now_ns, index, &conn->source, &hello));
 }
 
-static bool is_first(uint16_t type) { return type == WIRE_HELLO || type == WIRE_RESUME; }
+static bool is_first(uint16_t type) { return type == WIRE_HELLO || type == WIRE_RESUME || type == WIRE_STATUS; }
 
 // Takes what belongs to the frame in progress; the number of bytes taken. The header is judged before the body is waited for.
 static size_t take(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
@@ -339,13 +399,6 @@ static int64_t next_deadline(struct master *master) {
         if (conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING) next = earlier(next, conn->deadline_ns);
     }
     return next;
-}
-
-static int wait_ms(int64_t now_ns, int64_t deadline_ns) {
-    if (deadline_ns == INT64_MAX) return -1;
-    if (deadline_ns <= now_ns) return 0;
-    int64_t ms = (deadline_ns - now_ns + MS_NS - 1) / MS_NS; // rounded up: waking early would spin
-    return ms < 60000 ? (int)ms : 60000;
 }
 
 static void act_on_time(struct master *master) {
@@ -443,6 +496,13 @@ no_wake:
     return NULL;
 }
 
+void master_set_list(struct master *master, const struct wire_address *masters, uint32_t count, uint32_t self) {
+    master->other_count = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (i != self) master->others[master->other_count++] = masters[i];
+    master->standby = self > 0;
+}
+
 static int open_all(struct master *master) {
     master->listener = socket_listen(&master->address);
     if (master->listener < 0) return master->listener;
@@ -457,6 +517,7 @@ static int open_all(struct master *master) {
     master->now_ns = platform_now_ns();
     master->membership = membership_new(master->heartbeat_limit_ms, random, master->now_ns);
     if (master->membership == NULL) return -ENOMEM;
+    membership_set_standby(master->membership, master->standby);
     membership_expect_survivors(master->membership, master->now_ns + MASTER_YOUNG_MS * MS_NS);
     return platform_thread_start(&master->thread, "pccl:master", thread_main, master) ? 0 : -EAGAIN;
 }

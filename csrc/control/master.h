@@ -15,6 +15,7 @@ enum {
     MASTER_HELLO_LIMIT_MS = 5000,   // for the hello
     MASTER_CLOSE_LIMIT_MS = 1000,   // for the last words to a peer that is refused or expelled
     MASTER_YOUNG_MS = 100,          // newcomers wait so long for members of a run that another master has left
+    MASTER_ASK_MS = 300,            // for another master's answer
     MASTER_MAX_UNSENT = 4 << 20,    // bytes; a peer that reads more slowly than this is lost
 };
 
@@ -22,6 +23,9 @@ struct master;
 
 // No network yet. NULL when memory or descriptors are refused.
 struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms);
+// Before it runs: the masters of the run, this one among them, in the order of preference; at most WIRE_MAX_MASTERS. The first one begins new
+// runs, unless another one serves a run; all take up runs whose members come to them. `self`: its place in the list.
+void master_set_list(struct master *master, const struct wire_address *masters, uint32_t count, uint32_t self);
 // Binds, listens and starts the thread. 0 or -errno: -EADDRINUSE, -EALREADY (run before), ...
 int master_run(struct master *master);
 // The port that a running master is bound to.

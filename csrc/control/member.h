@@ -17,6 +17,7 @@
 
 enum {
     MEMBER_JOIN_LIMIT_MS = 5000, // from the first dial to WELCOME
+    MEMBER_ANSWER_MS = 1000,     // from RESUME to the first frame of a master
     MEMBER_GRACE_MS = 30,        // before a fresh group epoch is asked for: most often a loss brings one by itself
     MEMBER_TEXT = WIRE_MAX_TEXT + 64,
 };
@@ -106,6 +107,8 @@ void member_resume(struct member *member, uint16_t port, enum member_tensors ten
 void member_frame(struct member *member, const struct wire_header *header, const uint8_t *body, int64_t now_ns,
                   struct member_output *out);
 void member_tick(struct member *member, int64_t now_ns, struct member_output *out);
+// As measured on the connection to the master, before a tick: a long one makes the peer more patient.
+void member_round_trip(struct member *member, int64_t round_trip_ns);
 // The next time at which member_tick has something to do; INT64_MAX = never.
 int64_t member_deadline(const struct member *member);
 
@@ -115,7 +118,7 @@ void member_link_up(struct member *member, const struct wire_id *id, uint32_t in
                     struct member_output *out);
 void member_link_failed(struct member *member, const struct wire_id *id, uint32_t index, struct member_output *out); // a dial
 // A link broke. The sender's own id: the data plane wants a fresh group epoch.
-void member_link_lost(struct member *member, const struct wire_id *id, uint32_t index, int64_t now_ns, struct member_output *out);
+void member_link_lost(struct member *member, const struct wire_id *id, uint32_t index, bool silent, int64_t now_ns, struct member_output *out);
 void member_measured(struct member *member, const struct wire_id *from, const struct wire_id *to, uint64_t bytes_per_s,
                      struct member_output *out);
 

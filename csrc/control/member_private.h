@@ -2,6 +2,7 @@
 #ifndef PCCL_CONTROL_MEMBER_PRIVATE_H
 #define PCCL_CONTROL_MEMBER_PRIVATE_H
 
+#include "arrival.h"
 #include "member.h"
 
 enum link_state { LINK_ABSENT,
@@ -97,7 +98,9 @@ struct member {
     struct member_view losses[WIRE_MAX_MEMBERS]; // of the own group, after the adopted epoch, oldest first
     size_t loss_count;
 
-    int64_t join_deadline, beat_at, silent_at;
+    int64_t join_deadline, beat_at;
+    struct arrival master; // what was heard of it
+    int64_t answer_by;     // of a master that was told RESUME; 0: it has answered
 
     // decoding
     struct wire_member members[WIRE_MAX_MEMBERS];

@@ -164,8 +164,11 @@ void member_resume(struct member *m, uint16_t port, enum member_tensors tensors,
     wire_encode_resume(&out->frames, header, &resume);
     m->recovery = RECOVERY_TOLD;
     m->vote_unsent = false;
-    m->silent_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS;
-    m->beat_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS / 5;
+    // A master answers at once; where one does not, and there are others, they are tried soon.
+    int64_t limit = (int64_t)m->welcome.heartbeat_limit_ms * MS_NS, soon = MEMBER_ANSWER_MS * MS_NS;
+    m->answer_by = now + (m->masters > 1 && soon < limit ? soon : limit);
+    m->master = (struct arrival){.at_ns = now};
+    m->beat_at = now + limit / 5;
 }
 
 // ---- its answer ----
@@ -219,12 +222,10 @@ bool member_take_answer(struct member *m, const struct wire_header *header, cons
         if (header->run != m->run || header->generation != m->promised) return true;
         if (!wire_decode_resumed(body, header->length, &m->resumed)) return false;
         take_resumed(m, out);
-        m->silent_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS;
         return true;
     case WIRE_WELCOME:
         if (m->phase != MEMBER_REGISTERED || !wire_decode_welcome(body, header->length, &m->welcome)) return false;
         take_welcome_again(m, header, now, out);
-        m->silent_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS;
         return true;
     case WIRE_REFUSED:
     case WIRE_EXPELLED:

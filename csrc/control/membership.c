@@ -228,7 +228,7 @@ static void progress(struct membership *m) {
     if (m->gone_count == 0) membership_sync_advance(m);
 }
 
-static void start_run(struct membership *m) {
+void membership_start_run(struct membership *m) {
     memcpy(&m->run, m->random, sizeof m->run);
     memcpy(m->secret, m->random + sizeof m->run, sizeof m->secret);
     if (m->run == 0) m->run = 1; // 0 means: no run yet
@@ -255,7 +255,7 @@ const struct membership_actions *membership_settle(struct membership *m) {
     } while (m->gone_count > 0 || m->lost || m->changed);
     if (m->peer_count == 0 && m->next_join > 1) {
         membership_log(m, LOG_INFO, "the run is empty; the next peer starts a new one");
-        start_run(m);
+        membership_start_run(m);
     }
     if (m->peer_count == 0 && m->survivor_count > 0) {
         membership_gather(m);
@@ -294,7 +294,8 @@ static struct peer *unused_peer(struct membership *m) {
 
 struct peer *membership_add_peer(struct membership *m, uint32_t conn, const struct wire_member *member) {
     struct peer *peer = unused_peer(m);
-    *peer = (struct peer){.used = true, .conn = conn, .heard_ns = m->now_ns, .member = *member, .masters = 1};
+    *peer = (struct peer){.used = true, .conn = conn, .member = *member, .masters = 1};
+    arrival_note(&peer->heard, m->now_ns, m->limit_ns);
     m->peer_count++;
     m->by_conn[conn] = (uint16_t)(peer - m->peers + 1);
     return peer;
@@ -351,6 +352,7 @@ static void on_linked(struct membership *m, struct peer *peer, const struct wire
         return;
     }
     if (linked.latency_us > 0) peer->latency_us = linked.latency_us;
+    peer->heard.round_trip_ns = 2 * (int64_t)peer->latency_us * US_NS;
     if (linked.attempt > 0)
         membership_on_candidate_linked(m, peer, &linked);
     else if (header->epoch >= peer->group->group_epoch)
@@ -365,6 +367,9 @@ static void on_message(struct membership *m, struct peer *peer, const struct wir
     }
     switch (header->type) {
     case WIRE_HEARTBEAT: return;
+    case WIRE_MOVED:
+        if (!peer->accepted || !membership_unheard(m, 1)) membership_drop(m, peer, LOG_WARN, "it looks for another master, since this one was silent");
+        return;
     case WIRE_LEAVE: membership_drop(m, peer, LOG_INFO, "it left"); return;
     case WIRE_LINKED: on_linked(m, peer, header, body); return;
     default: break;
@@ -396,7 +401,7 @@ const struct membership_actions *membership_message(struct membership *m, int64_
     struct peer *peer = peer_of(m, conn);
     if (peer == NULL && !membership_survivor_message(m, conn, header)) return &m->actions;
     if (peer != NULL) {
-        peer->heard_ns = m->now_ns;
+        arrival_note(&peer->heard, m->now_ns, m->limit_ns);
         on_message(m, peer, header, body);
     }
     return membership_settle(m);
@@ -417,8 +422,8 @@ void membership_heard(struct membership *m, int64_t now_ns, uint32_t conn) {
     struct peer *peer = peer_of(m, conn);
     if (peer == NULL)
         membership_survivor_heard(m, now_ns, conn);
-    else if (now_ns > peer->heard_ns)
-        peer->heard_ns = now_ns;
+    else
+        arrival_note(&peer->heard, now_ns, m->limit_ns);
 }
 
 // ---- time ----
@@ -434,8 +439,12 @@ static void send_heartbeats(struct membership *m) {
 
 const struct membership_actions *membership_tick(struct membership *m, int64_t now_ns) {
     membership_begin_event(m, now_ns);
+    uint32_t silent = 0;
+    for (uint32_t i = 0; i < m->count; i++) silent += arrival_deadline_ns(&m->order[i]->heard, m->limit_ns) <= m->now_ns;
+    if (silent > 0 && membership_unheard(m, silent)) return membership_settle(m);
     for (uint32_t i = 0; i < m->slots; i++)
-        if (m->peers[i].used && m->peers[i].heard_ns + m->limit_ns <= m->now_ns) membership_expel(m, &m->peers[i], "silent beyond the heartbeat limit");
+        if (m->peers[i].used && arrival_deadline_ns(&m->peers[i].heard, m->limit_ns) <= m->now_ns)
+            membership_expel(m, &m->peers[i], "silent beyond the heartbeat limit");
     for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count)
         if (m->order[i]->group->relink_at <= m->now_ns) membership_links_tick(m, m->order[i]->group);
     if (m->phase == PHASE_CANDIDATE && !m->candidate_judged && m->phase_deadline <= m->now_ns) m->unanswered = 0; // judged as it is
@@ -452,7 +461,7 @@ int64_t membership_next_deadline(const struct membership *m) {
     if (m->peer_count == 0) return membership_gather_deadline(m);
     int64_t next = earlier(m->heartbeat_at, m->warn_at);
     for (uint32_t i = 0; i < m->slots; i++)
-        if (m->peers[i].used) next = earlier(next, m->peers[i].heard_ns + m->limit_ns);
+        if (m->peers[i].used) next = earlier(next, arrival_deadline_ns(&m->peers[i].heard, m->limit_ns));
     for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) next = earlier(next, m->order[i]->group->relink_at);
     if (m->phase == PHASE_MEASURE || (m->phase == PHASE_CANDIDATE && !m->candidate_judged)) next = earlier(next, m->phase_deadline);
     return next;
@@ -469,7 +478,7 @@ struct membership *membership_new(uint32_t heartbeat_limit_ms, const uint8_t ran
     m->majority_at = INT64_MAX;
     for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) m->groups[i].relink_at = INT64_MAX;
     memcpy(m->random, random, sizeof m->random);
-    start_run(m);
+    membership_start_run(m);
     return m;
 }
 

@@ -21,6 +21,7 @@ enum {
     MEMBERSHIP_MAX_LOGS = 32,    // lines per event, then lines are dropped
     MEMBERSHIP_LOG_BYTES = 320,
     MEMBERSHIP_GRACE_MS = 30,    // between a link's break and its repair: most breaks are deaths, told by the control socket
+    MEMBERSHIP_HEARING_OF = 8,   // in a heartbeat limit: the time to say whom one accuses, before somebody is expelled for broken links
     MEMBERSHIP_WAIT_WARN_MS = 10000,
 };
 
@@ -83,6 +84,9 @@ int64_t membership_next_deadline(const struct membership *membership);
 // A run has ended, the next one needs an id and a secret. Until they are given, the old random bytes are stretched.
 bool membership_wants_random(const struct membership *membership);
 void membership_set_random(struct membership *membership, const uint8_t random[MEMBERSHIP_RANDOM_BYTES]);
+// A standby takes runs up and serves them, but begins none.
+void membership_set_standby(struct membership *membership, bool standby);
+bool membership_is_active(const struct membership *membership); // serves a run, or members of one have come
 uint32_t membership_peer_count(const struct membership *membership);
 uint64_t membership_epoch(const struct membership *membership);
 

@@ -13,7 +13,12 @@
 
 #include "../net/socket.h"
 
-enum { SAY_MS = 10000 }; // between two lines of the log
+enum {
+    SAY_MS = 10000,     // between two lines of the log
+    UNHEARD_LIMITS = 3, // heartbeat limits, after which peers that fell silent have gone on elsewhere, or never will
+};
+
+static const char STANDBY[] = "this master is a standby, and no run has come to it";
 
 // Somebody who came while there was no run.
 struct survivor {
@@ -335,6 +340,7 @@ static bool all_promised(const struct membership *m, const struct claim *claim) 
 }
 
 static void start_new_run(struct membership *m) {
+    while (m->survivor_count > 0 && m->standby) turn_away(m, m->survivors[0], WIRE_REFUSED, STANDBY);
     while (m->survivor_count > 0) register_held(m, m->survivors[0]);
 }
 
@@ -432,12 +438,17 @@ const struct membership_actions *membership_peer_resumed(struct membership *m, i
         refuse_resume(m, conn, source, header, &resume);
     else if (member_here(m, header->run, &resume.hello.id) != NULL)
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "a peer of this id is here");
-    else if ((survivor = add(m, conn, source)) == NULL || !keep_resume(survivor, &resume))
+    else if ((survivor = add(m, conn, source)) == NULL)
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "the master has no room");
+    if (survivor != NULL && !keep_resume(survivor, &resume)) {
+        turn_away(m, survivor, WIRE_REFUSED, "the master has no room");
+        survivor = NULL;
+    }
     if (survivor != NULL) {
         survivor->resumes = true;
         survivor->run = header->run;
         survivor->promised = header->generation;
+        tell(m, survivor, WIRE_HEARTBEAT, 0); // it is heard
     }
     return membership_settle(m);
 }
@@ -445,8 +456,56 @@ const struct membership_actions *membership_peer_resumed(struct membership *m, i
 bool membership_hold(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
     bool holds = m->peer_count == 0 && (m->survivor_count > 0 || m->now_ns < m->young_until);
     struct survivor *survivor = holds ? add(m, conn, source) : NULL;
-    if (survivor == NULL) return false;
-    survivor->resume.hello = *hello;
+    if (survivor != NULL) survivor->resume.hello = *hello;
+    if (survivor == NULL && m->standby && m->peer_count == 0) {
+        membership_turn_away(m, conn, membership_header(m), WIRE_REFUSED, STANDBY);
+        return true;
+    }
+    return survivor != NULL;
+}
+
+// ---- a master that is left ----
+
+void membership_set_standby(struct membership *m, bool standby) { m->standby = standby; }
+
+bool membership_is_active(const struct membership *m) { return m->peer_count + m->survivor_count > 0; }
+
+// Peers that know other masters may go on there without this one, if they are more than half.
+static bool know_others(const struct membership *m) {
+    for (uint32_t i = 0; i < m->count; i++)
+        if (m->order[i]->masters > 1) return true;
+    return false;
+}
+
+static void give_up_run(struct membership *m) {
+    membership_log(m, LOG_ERR, "%u of %u peers were not heard of any more: they may have gone on with another master, so this one gives the run up", m->unheard, m->unheard_of);
+    for (uint32_t i = 0; i < m->slots; i++) {
+        struct peer *peer = &m->peers[i];
+        if (!peer->used) continue;
+        if (!peer->gone && m->by_conn[peer->conn] != 0) {
+            m->by_conn[peer->conn] = 0;
+            membership_close(m, peer->conn);
+        }
+        membership_rates_forget(m, peer);
+        *peer = (struct peer){0};
+    }
+    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++)
+        if (m->groups[i].count > 0) membership_group_fini(&m->groups[i]);
+    m->peer_count = m->gone_count = m->count = m->candidate_count = m->round_count = 0;
+    m->unheard = 0;
+    membership_start_run(m);
+}
+
+bool membership_unheard(struct membership *m, uint32_t count) {
+    if (!know_others(m)) return false;
+    if (m->unheard == 0 || m->now_ns > m->unheard_since + UNHEARD_LIMITS * m->limit_ns) {
+        m->unheard = 0;
+        m->unheard_of = m->count;
+        m->unheard_since = m->now_ns;
+    }
+    m->unheard += count;
+    if (2 * m->unheard <= m->unheard_of) return false;
+    give_up_run(m);
     return true;
 }
 

@@ -22,6 +22,7 @@
 #include "../net/socket.h"
 #include "../state/content.h"
 #include "../state/sync.h"
+#include "../state/unfinished.h"
 #include "link.h"
 #include "seek.h"
 
@@ -43,6 +44,7 @@ enum phase { PHASE_IDLE,
 struct lost_link {
     struct wire_id id;
     uint32_t index;
+    bool silent;
 };
 
 struct peer {
@@ -71,7 +73,6 @@ struct peer {
     struct {
         struct content *content; // of the open round; belongs to the caller inside, or to nobody
         bool voted;              // the state is hashed, the engine takes part
-        bool incomplete;         // the memory of the last receiver's round was written, and no sync has succeeded since
         int strategy;
         uint64_t revision, tx_bytes;
         int64_t began_at, hashed_at, planned_at; // 0 = not yet
@@ -101,7 +102,7 @@ struct peer {
     int64_t dial_deadline;
     struct seek seek;
     bool seeking; // the master is lost
-    int64_t lost_at;
+    int64_t lost_at, told_at;
     uint16_t links_port;
     struct links *links;
     struct member_output actions;
@@ -198,7 +199,7 @@ static void on_frozen(void *context, uint64_t group_epoch, const struct wire_rep
     pthread_mutex_unlock(&p->out_lock);
 }
 
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index) {
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
     struct peer *p = context;
     pthread_mutex_lock(&p->out_lock);
     if (p->lost_count == p->lost_capacity) {
@@ -210,7 +211,7 @@ static void on_link_down(void *context, const struct wire_id *id, uint32_t index
         }
     }
     if (p->lost_count < p->lost_capacity)
-        p->lost[p->lost_count++] = (struct lost_link){.id = *id, .index = index};
+        p->lost[p->lost_count++] = (struct lost_link){.id = *id, .index = index, .silent = silent};
     else
         p->lost_overflow = true;
     pthread_mutex_unlock(&p->out_lock);
@@ -229,6 +230,12 @@ static void on_synced(void *context, const struct wire_sync_done *done) {
 }
 
 // ---- control thread: carrying out what the mind decides ----
+
+static struct member *new_member(const struct peer *p, const struct wire_id *id) {
+    struct member *member = member_new(id, p->params.group, p->params.lanes);
+    if (member != NULL) member_set_recovery(member, p->params.recovery_limit_ms, p->params.master_count);
+    return member;
+}
 
 static void leave_master(struct peer *p) {
     pthread_mutex_lock(&p->out_lock);
@@ -256,6 +263,12 @@ static void hang_up(struct peer *p) {
 
 // The links and the ops on them go on; the master is looked for by the timer.
 static void seek_master_again(struct peer *p, int64_t now) {
+    if (p->master_connected && !p->seeking) { // silent: should it wake up, it is not to take this for a death
+        struct wire_buffer moved = {0};
+        wire_encode_empty(&moved, member_header(p->member), WIRE_MOVED);
+        send_frames(p, &moved);
+        wire_buffer_fini(&moved);
+    }
     leave_master(p);
     if (p->seeking) {
         seek_failed(&p->seek, now);
@@ -272,6 +285,23 @@ static void found_master(struct peer *p, int64_t now) {
     LOG(LOG_WARN, "the run goes on with the master at %s, after %lld ms", socket_address_format(address, sizeof address, seek_master(&p->seek)),
         (long long)((now - p->lost_at) / MS_NS));
     p->seeking = false;
+}
+
+static void dial_master(struct peer *p, int64_t now);
+
+// A master of the list has refused this newcomer: perhaps the next one serves the run. False: there is none, or memory was refused.
+static bool try_next_master(struct peer *p, int64_t now) {
+    if (p->seek.again || !seek_failed(&p->seek, now)) return false;
+    struct wire_id id = *member_id(p->member);
+    struct member *fresh = new_member(p, &id);
+    if (fresh == NULL) return false;
+    hang_up(p);
+    pthread_mutex_lock(&p->lock);
+    member_free(p->member);
+    p->member = fresh;
+    pthread_mutex_unlock(&p->lock);
+    dial_master(p, now);
+    return true;
 }
 
 static void end_attempt(struct peer *p, int code, const struct member_view *view, const char *text) {
@@ -344,6 +374,7 @@ static void introduce(struct peer *p) {
     memcpy(identity.secret, welcome->secret, sizeof identity.secret);
     links_identify(p->links, &identity);
     links_set_park_limit(p->links, member_link_limit_ns(p->member));
+    engine_set_silence(p->engine, (int64_t)welcome->heartbeat_limit_ms * MS_NS / 2); // so that a link is found out twice within a limit
     pthread_mutex_lock(&p->out_lock);
     p->op_head = header;
     pthread_mutex_unlock(&p->out_lock);
@@ -363,7 +394,9 @@ static bool perform(struct peer *p, const struct member_action *action, int64_t 
     case MEMBER_LINKS_READY: engine_links_ready(p->engine, action->group_epoch); break;
     case MEMBER_VERDICT: engine_verdict(p->engine, action->verdict); break;
     case MEMBER_PROBE: links_probe(p->links, &action->id, &action->address, action->duration_ms, now + member_link_limit_ns(p->member)); break;
-    case MEMBER_CONNECT_END: end_attempt(p, action->code, &action->view, member_text(p->member)); break;
+    case MEMBER_CONNECT_END:
+        if (action->code != pcclMasterConnectionFailed || !try_next_master(p, now)) end_attempt(p, action->code, &action->view, member_text(p->member));
+        break;
     case MEMBER_VOTE_END: end_vote(p, action); break;
     case MEMBER_SYNC_PLAN:
         pthread_mutex_lock(&p->lock);
@@ -447,7 +480,7 @@ static void lose_links(struct peer *p, int64_t now) {
         // Made again meanwhile: then the news is old.
         if (!wire_id_equal(&lost.id, member_id(p->member)) && engine_has_link(p->engine, &lost.id, lost.index)) continue;
         begin_event(p);
-        member_link_lost(p->member, &lost.id, lost.index, now, &p->actions);
+        member_link_lost(p->member, &lost.id, lost.index, lost.silent, now, &p->actions);
         end_event(p, now);
     }
 }
@@ -496,8 +529,6 @@ static void read_master(struct peer *p, int64_t now) {
         if (!take_frames(p, now)) return;
     }
 }
-
-static void dial_master(struct peer *p, int64_t now);
 
 static void fail_dial(struct peer *p, pcclResult_t code, const char *what, int error, int64_t now) {
     char address[64], text[MEMBER_TEXT];
@@ -572,6 +603,7 @@ static enum member_tensors restart_sync(struct peer *p, struct wire_hash *conten
     p->sync.before.wrote |= report.wrote;
     p->sync.before.rx_bytes += report.rx_bytes;
     p->sync.before.rx_leaves += report.rx_leaves;
+    p->sync.before.wire_bytes += report.wire_bytes;
     p->sync.before.donors += report.donors;
     *content = p->sync.content->hash;
     pthread_cond_broadcast(&p->changed);
@@ -599,6 +631,16 @@ static void resume_master(struct peer *p, int64_t now) {
     pthread_mutex_unlock(&p->out_lock);
     p->dial_deadline = INT64_MAX;
     p->master_connected = true;
+    p->told_at = now;
+}
+
+// At a later master of the list without enough others: they may be at an earlier one by now.
+static void look_again(struct peer *p, int64_t now) {
+    if (!p->seeking || !p->master_connected || p->seek.at == 0 || now < p->told_at + (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS) return;
+    begin_event(p);
+    member_disconnected(p->member, "no run was taken up there", now, &p->actions);
+    end_event(p, now);
+    seek_anew(&p->seek, now);
 }
 
 static void master_answers(struct peer *p, uint32_t events, int64_t now) {
@@ -631,11 +673,13 @@ static bool seeks_now(const struct peer *p) { return p->seeking && p->dial_fd < 
 
 static void tick(struct peer *p, int64_t now) {
     if (now >= p->dial_deadline) fail_dial(p, pcclMasterConnectionFailed, "no answer from the master (wrong address, or a firewall?) at", ETIMEDOUT, now);
+    look_again(p, now);
     if (seeks_now(p) && now >= p->seek.next) dial_master(p, now);
     if (p->links == NULL) return;
     links_tick(p->links, now);
     if (now < member_deadline(p->member)) return;
     begin_event(p);
+    if (p->master_connected) member_round_trip(p->member, socket_round_trip_us(p->master_fd) * US_NS);
     member_tick(p->member, now, &p->actions);
     end_event(p, now);
 }
@@ -753,8 +797,7 @@ static bool renew(struct peer *p) {
     p->member = NULL;
     if (!platform_random(id.bytes, sizeof id.bytes)) return false;
     struct engine_callbacks callbacks = {.context = p, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .synced = on_synced};
-    p->member = member_new(&id, p->params.group, p->params.lanes);
-    if (p->member != NULL) member_set_recovery(p->member, p->params.recovery_limit_ms, p->params.master_count);
+    p->member = new_member(p, &id);
     p->engine = p->member == NULL ? NULL : engine_new(&id, &callbacks);
     if (p->engine == NULL) return false;
     if (!p->thread_runs) p->thread_runs = platform_thread_start(&p->thread, "pccl:control", control_main, p);
@@ -892,6 +935,7 @@ static void fill_sync_report(const struct peer *p, const struct sync_report *fro
     *out = (struct peer_sync_report){
         .rx_bytes = from->rx_bytes,
         .rx_leaves = from->rx_leaves,
+        .wire_bytes = from->wire_bytes,
         .missing_bytes = from->missing_bytes,
         .donors = from->donors,
         .tx_bytes = p->sync.tx_bytes,
@@ -936,9 +980,7 @@ static pcclResult_t begin_sync(struct peer *p, const pcclSharedState_t *state, i
     memset(&p->vote, 0, sizeof p->vote);
     p->vote.kind = WIRE_VOTE_SYNC;
     p->vote.waiter = true;
-    bool incomplete = p->sync.incomplete;
     memset(&p->sync, 0, sizeof p->sync);
-    p->sync.incomplete = incomplete;
     p->sync.strategy = strategy;
     p->sync.revision = state->revision;
     p->sync.began_at = platform_now_ns();
@@ -966,11 +1008,12 @@ static pcclResult_t vote_sync(struct peer *p) {
     const struct content *content = p->sync.content;
     struct wire_sync_vote vote = {
         .strategy = (uint8_t)p->sync.strategy,
-        .incomplete = p->sync.incomplete,
+        .incomplete = unfinished_has(&content->layout),
         .revision = p->sync.revision,
         .mask = content->mask,
         .content = content->hash,
     };
+    if (vote.incomplete) LOG(LOG_WARN, "shared state: a transfer into this memory was cut short: it can only receive until a sync has succeeded");
     // Before the vote is sent: the plan may be here at once.
     if (!sync_begin(p->engine, p->sync.content, (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS))
         return drop_sync(p, fail(pcclInternalError, "the system refused memory for a round of shared state"));
@@ -993,19 +1036,28 @@ static pcclResult_t hash_sync(struct peer *p, int64_t deadline) {
     return hashed ? vote_sync(p) : pcclTimedOut;
 }
 
+// Not locked. No tensor is touched any more, and the process knows what they hold.
+static void end_sync(struct peer *p, bool success, struct sync_report *report) {
+    sync_end(p->engine, report);
+    report->wrote |= p->sync.before.wrote;
+    report->rx_bytes += p->sync.before.rx_bytes;
+    report->rx_leaves += p->sync.before.rx_leaves;
+    report->wire_bytes += p->sync.before.wire_bytes;
+    report->donors += p->sync.before.donors;
+    if (success)
+        unfinished_remove(&p->sync.content->layout);
+    else if (report->wrote)
+        unfinished_add(&p->sync.content->layout);
+}
+
 static pcclResult_t collect_sync(struct peer *p, pcclSharedState_t *state, pcclSharedStateSyncInfo_t *info) {
     struct sync_report report;
     while (p->sync.restarting) platform_cond_wait(&p->changed, &p->lock, INT64_MAX);
     pthread_mutex_unlock(&p->lock);
-    sync_end(p->engine, &report);
+    end_sync(p, p->vote.done && p->vote.code == pcclSuccess, &report);
     pthread_mutex_lock(&p->lock);
-    report.wrote |= p->sync.before.wrote;
-    report.rx_bytes += p->sync.before.rx_bytes;
-    report.rx_leaves += p->sync.before.rx_leaves;
-    report.donors += p->sync.before.donors;
     fill_sync_report(p, &report, platform_now_ns(), &p->sync.report);
     bool success = p->vote.done && p->vote.code == pcclSuccess;
-    p->sync.incomplete = !success && (p->sync.incomplete || report.wrote);
     drop_sync(p, pcclSuccess);
     if (success) {
         state->revision = p->vote.value;
@@ -1190,7 +1242,8 @@ void peer_free(struct peer *p) {
     while (p->users > 0) platform_cond_wait(&p->changed, &p->lock, INT64_MAX);
     pthread_mutex_unlock(&p->lock);
     // No call is inside, both threads have ended: nobody else can hold this peer.
-    if (p->engine != NULL) sync_end(p->engine, NULL);
+    struct sync_report report;
+    if (p->engine != NULL && p->sync.content != NULL) end_sync(p, false, &report);
     content_free(p->sync.content);
     engine_free(p->engine);
     member_free(p->member);

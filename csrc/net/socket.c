@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -200,4 +201,25 @@ ptrdiff_t socket_receive(int fd, void *bytes, size_t capacity) {
 
 void socket_close(int fd) {
     if (fd >= 0) close(fd);
+}
+
+bool socket_address_parse(const char *text, size_t length, struct wire_address *out) {
+    char copy[80];
+    if (length >= sizeof copy) return false;
+    memcpy(copy, text, length);
+    copy[length] = 0;
+    char *colon = strrchr(copy, ':'), *host = copy, *end;
+    if (colon == NULL || colon[1] < '0' || colon[1] > '9') return false;
+    *colon = 0;
+    unsigned long port = strtoul(colon + 1, &end, 10);
+    if (*end != 0 || port < 1 || port > UINT16_MAX) return false;
+    memset(out, 0, sizeof *out);
+    out->port = (uint16_t)port;
+    out->family = 4;
+    if (inet_pton(AF_INET, host, out->bytes) == 1) return true;
+    size_t width = strlen(host);
+    if (width < 2 || host[0] != '[' || host[width - 1] != ']') return false;
+    host[width - 1] = 0;
+    out->family = 6;
+    return inet_pton(AF_INET6, host + 1, out->bytes) == 1;
 }

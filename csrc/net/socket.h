@@ -16,6 +16,8 @@ bool socket_address_is_loopback(const struct wire_address *address);
 bool socket_address_is_any(const struct wire_address *address);
 // "1.2.3.4:5" or "[::1]:5"; at least 64 bytes.
 const char *socket_address_format(char *out, size_t capacity, const struct wire_address *address);
+// Reads 1.2.3.4:48148 or [::1]:48148 from `length` characters. False: it is neither.
+bool socket_address_parse(const char *text, size_t length, struct wire_address *out);
 
 // Listens; an IPv6 wildcard also takes IPv4. Port 0 = any. Returns the descriptor or -errno.
 int socket_listen(const struct wire_address *address);

@@ -1031,7 +1031,7 @@ static void do_fault(void) {
 static void resume(int p) {
     struct peer *peer = &peers[p];
     enum member_tensors tensors = !peer->wrote ? MEMBER_TENSORS_AS_VOTED : peer->received ? MEMBER_TENSORS_RECEIVED
-                                                                                           : MEMBER_TENSORS_TORN;
+                                                                                          : MEMBER_TENSORS_TORN;
     if (peer->received) tensors = MEMBER_TENSORS_RECEIVED;
     if (peer->step == SYNCING && tensors == MEMBER_TENSORS_TORN) {
         totals[COUNT_TORN]++;
@@ -1133,7 +1133,7 @@ static void run_event(struct event *event) {
         peer->current[event->other][event->index] = 0;
         int end = c->ends[0] == event->other ? 0 : 1;
         memcpy(other.bytes + 4, &c->lives[end], sizeof c->lives[end]);
-        member_link_lost(peer->mind, &other, event->index, now, &peer->out);
+        member_link_lost(peer->mind, &other, event->index, false, now, &peer->out);
         break;
     }
     case PROBED: {
@@ -1237,7 +1237,7 @@ static void run_seed(uint64_t with) {
 }
 
 int main(int argc, char **argv) {
-    enum { DEFAULT_SEEDS = 60 }; // enough for everything that is counted to happen
+    enum { DEFAULT_SEEDS = 300 }; // enough for everything that is counted to happen
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1
                                                                        : DEFAULT_SEEDS;
