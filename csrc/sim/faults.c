@@ -29,7 +29,9 @@ static void touch(struct pccl_sim *s, int64_t until) {
 }
 
 static void cut(struct pccl_sim *s, int from, int to, int64_t until) {
-    if (from != to && s->cut_until[from][to] < until) s->cut_until[from][to] = until;
+    if (from == to || s->cut_until[from][to] >= until) return;
+    s->cut_until[from][to] = until;
+    if (from != MASTER && to != MASTER && until > s->now + s->user_timeout_ns + 20 * MS_NS) sim_fall_silent(s, from, to);
 }
 
 static int64_t draw_duration(struct pccl_sim *s) { return (int64_t)sim_below(s, sim_chance(s, 2) ? (uint64_t)s->limit_ns : EFFECT_MOST_MS * MS_NS); }

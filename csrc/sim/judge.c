@@ -7,7 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { DEAD_SLACK_MS = 500,   // a slow path
+enum { DEAD_LIMITS = 3,      // ARRIVAL_STRETCH: where pauses are usual
+       DEAD_SLACK_MS = 500,  // a slow path
        CALL_LIMITS = 12,      // heartbeat limits that a call may take when nothing goes wrong any more
        MEASURE_MS = 130,      // what an optimisation takes longer for each pair
        INNOCENT_LIMITS = 6 }; // after so many the aftermath of a fault is over
@@ -436,7 +437,7 @@ static void judge_dead(struct pccl_sim *s) {
         if (s->cut_until[slot][MASTER] > since) since = s->cut_until[slot][MASTER];
         if (s->truth.since[slot] > since) since = s->truth.since[slot];
         if (p->life != life) since = s->now; // it has a successor already
-        if (s->now - since > s->limit_ns + DEAD_SLACK_MS * MS_NS)
+        if (s->now - since > DEAD_LIMITS * s->limit_ns + DEAD_SLACK_MS * MS_NS)
             sim_fail(s, "bounded time", "peer %d ended %lld ms ago, and the master counts it as a member", slot + 1, (long long)((s->now - p->ended_at) / MS_NS));
     }
 }

@@ -207,6 +207,15 @@ void sim_break(struct pccl_sim *s, uint32_t connection) {
     }
 }
 
+// Nothing will be heard between these two for so long that both sides give their links up.
+void sim_fall_silent(struct pccl_sim *s, int from, int to) {
+    for (uint32_t i = 0; i < s->connection_high; i++) {
+        const struct connection *c = &s->connections[i];
+        bool between = c->used && c->open[0] && c->open[1] && ((c->ends[0] == from && c->ends[1] == to) || (c->ends[0] == to && c->ends[1] == from));
+        for (uint32_t end = 0; end < 2 && between; end++) push_end(s, c, end, s->now + s->user_timeout_ns + (int64_t)sim_below(s, 20 * MS_NS), true);
+    }
+}
+
 static void use_link(struct pccl_sim *s, int slot, int other, uint32_t index, struct connection *c) {
     uint32_t *link = &s->processes[slot].links[other][index];
     if (*link != 0) {
@@ -352,6 +361,7 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
     bool current = p->links[event->from][index] == event->index + 1;
     c->open[end] = false;
     drop_parked(s, c, end);
+    if (event->flag && c->open[!end] && !c->broken) push_end(s, c, !end, arrival(s, c, !end), false);
     if (!c->open[!end]) c->used = false;
     if (!current) {
         // A dial whose answer did not come.
@@ -362,7 +372,7 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
     p->links[event->from][index] = 0;
     state_model_link_ends(s, event->slot, event->from);
     struct wire_id other = sim_id_of(event->from, event->other_life);
-    member_link_lost(p->mind, &other, index, s->now, &p->out);
+    member_link_lost(p->mind, &other, index, event->flag, s->now, &p->out);
 }
 
 void sim_drop_links(struct pccl_sim *s, int slot, int other, uint32_t other_life) {

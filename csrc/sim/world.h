@@ -469,6 +469,7 @@ void sim_link_ends(struct pccl_sim *s, struct event *event);
 void sim_drop_links(struct pccl_sim *s, int slot, int other, uint32_t other_life);
 void sim_close_links(struct pccl_sim *s, int slot, bool told); // the process ends
 void sim_break(struct pccl_sim *s, uint32_t connection);
+void sim_fall_silent(struct pccl_sim *s, int from, int to);
 bool sim_has_link(const struct pccl_sim *s, int slot, int other);
 // False: there is no link now.
 bool sim_send(struct pccl_sim *s, int slot, int other, uint32_t index, const struct frame *frame);

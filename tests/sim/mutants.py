@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [
     "csrc/base/log.c",
     "csrc/base/platform.c",
+    "csrc/control/arrival.c",
     "csrc/compute/hash.c",
     "csrc/data/plan.c",
     "csrc/net/socket.c",
