@@ -115,10 +115,10 @@ MUTANTS = [
         new="",
     ),
     Mutant(
-        name="never_silent",  # a peer that says nothing stays
-        file="control/membership.c",
-        old="if (m->peers[i].used && m->peers[i].heard_ns + m->limit_ns <= m->now_ns) membership_expel",
-        new="if (m->peers[i].used && m->peers[i].heard_ns + 8 * m->limit_ns <= m->now_ns) membership_expel",
+        name="patient_without_end",  # a peer that says nothing stays
+        file="control/arrival.c",
+        old="return arrival->at_ns + arrival_wait_ns(arrival, limit_ns);",
+        new="return arrival->at_ns + 16 * arrival_wait_ns(arrival, limit_ns);",
     ),
     Mutant(
         name="no_relink",  # links that broke between living members are not made again
@@ -200,13 +200,6 @@ MUTANTS = [
         old="    resumed.sync_ended = !resumed.barrier_ended && ",
         new="    resumed.sync_ended = resumed.barrier_ended && ",
         seeds=6000,
-    ),
-    Mutant(
-        name="vote_sent_twice",  # to the master that takes the run up
-        file="control/member_recovery.c",
-        old="return m->recovery == RECOVERY_SEEKING || m->recovery == RECOVERY_TOLD;",
-        new="return m->recovery != RECOVERY_NONE;",
-        seeds=8000,
     ),
     Mutant(
         name="revision_forgotten",  # nor the revision that is expected
