@@ -556,7 +556,10 @@ void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
             op_end(engine, op, ENGINE_OK);
         break;
     case WIRE_VERDICT_ABORT:
-        if (ours && op->frozen) end_lost(engine, op);
+        if (ours && op->frozen && take_poison(engine, op, engine_first_loss(engine, op->adopted)))
+            op_end(engine, op, ENGINE_MISMATCH); // as for those that had begun this call under a later name, before the loss
+        else if (ours && op->frozen)
+            end_lost(engine, op);
         break;
     case WIRE_VERDICT_REDO:
         if (ours && op->frozen) redo(engine, op);

@@ -587,7 +587,10 @@ void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdic
             end_op(s, slot, op, OP_OK);
         return;
     case WIRE_VERDICT_ABORT:
-        if (ours && op->frozen) end_lost(s, slot, op);
+        if (ours && op->frozen && take_poison(e, (uint32_t)op->name.tag, first_loss(e, op->adopted)))
+            end_op(s, slot, op, OP_MISMATCHED);
+        else if (ours && op->frozen)
+            end_lost(s, slot, op);
         return;
     case WIRE_VERDICT_REDO:
         if (!ours || !op->frozen) return;
