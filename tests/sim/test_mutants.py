@@ -1,4 +1,4 @@
-"""The simulator finds every deliberate bug of mutants.py within the number of seeds stated there, and nothing where there is none."""
+"""The simulator finds every deliberate bug of mutants.py within the seeds stated there, and nothing where there is none."""
 
 import shutil
 

@@ -27,6 +27,7 @@ def run(*arguments):
         161,  # a mismatch and a loss of one call, in another order than the others met them
         251,
         714146,
+        1013730,
         313,  # a loss that only another group had heard of when the master was lost
         500435,  # a mismatch of a call that a member had begun an epoch earlier
         504061,  # a vote that was sent twice to the master that took the run up
