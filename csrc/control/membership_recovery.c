@@ -176,18 +176,21 @@ static void add_knowledge(struct group *group, const struct survivor *survivor) 
 }
 
 // A loss that only members of other groups had heard of: for this group it happens now.
-static void find_unheard_losses(struct membership *m) {
+static void find_unheard_losses(struct membership *m, const struct wire_barrier *last) {
     for (uint32_t i = 0; i < m->count; i++) {
         struct group *group = m->order[i]->group;
         const struct survivor *survivor = survivor_of(m, m->order[i]->conn);
         const struct wire_epoch *epoch = &survivor->resume.epoch;
+        // Also of somebody who came with the last vote, which this member missed.
+        for (uint32_t k = 0; k < last->count; k++)
+            if (last->sizes[k].group == group->id && last->sizes[k].count > group->count && group->lost_epoch <= last->epoch) group->lost = true;
         if (!survivor->resume.accepted || group->lost_epoch > epoch->number) continue;
         for (uint32_t k = 0; k < epoch->count; k++)
             if (epoch->members[k].group == group->id && member_here(m, survivor->run, &epoch->members[k].id) == NULL) group->lost = true;
     }
 }
 
-static void take_members(struct membership *m, const struct claim *claim) {
+static void take_members(struct membership *m, const struct claim *claim, const struct wire_barrier *last) {
     const struct wire_epoch *epoch = &claim->by->resume.epoch;
     m->count = 0;
     for (uint32_t i = 0; i < epoch->count; i++) {
@@ -209,7 +212,7 @@ static void take_members(struct membership *m, const struct claim *claim) {
         m->order[m->count++] = peer;
     }
     membership_place(m);
-    find_unheard_losses(m);
+    find_unheard_losses(m, last);
 }
 
 // Verdicts that somebody has.
@@ -298,7 +301,7 @@ static void take_up(struct membership *m, const struct claim *claim) {
     last.sizes = m->sizes;
     begin_run(m, claim);
     m->barrier = last.number;
-    take_members(m, claim);
+    take_members(m, claim, &last);
     take_past(m);
     membership_log(m, LOG_WARN, "takes the run up, generation %llu: %u of %u members of epoch %llu are here", (unsigned long long)m->generation, claim->present, claim->members,
                    (unsigned long long)claim->by->resume.epoch.number);
