@@ -28,6 +28,7 @@ def run(*arguments):
         251,
         714146,
         1013730,
+        1025488,
         313,  # a loss that only another group had heard of when the master was lost
         500435,  # a mismatch of a call that a member had begun an epoch earlier
         504061,  # a vote that was sent twice to the master that took the run up
