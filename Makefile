@@ -17,7 +17,7 @@ FUZZ_CC ?= $(shell command -v clang || command -v cc)
 FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build test test-c test-python check lint format check-address check-thread check-fuzz check-model fuzz-build fuzz bench demo stress soak clean
+.PHONY: help setup build test test-c test-python check lint format check-address check-thread check-fuzz check-model sim fuzz-build fuzz bench demo stress soak clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
@@ -25,6 +25,7 @@ help:
 	@echo 'make check   lint, types, the C tests under sanitizers, a short run of the fuzzers, and the model where spin is there'
 	@echo 'make fuzz    fuzz every target for FUZZ_SECONDS=600; FUZZ_TARGETS="fuzz_member" for some'
 	@echo 'make stress  harm a run of real processes for half a minute; make soak: for MINUTES=10, once for each of SEEDS="1 2"'
+	@echo 'make sim     SEEDS=100000 seeds of the simulator'
 	@echo 'make format  bring the sources into shape'
 	@echo 'make bench   measure against torch gloo; as root also over limited links'
 
@@ -91,6 +92,13 @@ fuzz: fuzz-build
 
 check-model:
 	@if command -v spin >/dev/null; then tests/model/run.sh build/model; else echo 'model: not checked, for want of spin'; fi
+
+# ---- the simulator ----
+
+SEED ?= 1
+SEEDS ?= 100000
+sim: .venv/built
+	$(BIN)/pccl sim --seed $(SEED) --seeds $(SEEDS) --jobs $(JOBS)
 
 # ---- to look at ----
 

@@ -8,13 +8,14 @@ import json
 import os
 import platform
 import sys
+import time
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 import pccl
-from pccl import _bench
+from pccl import _bench, _sim
 from pccl._loader import load_native_module
 from pccl.master import DEFAULT_ADDRESS, serve
 from pccl.stress.command import stress
@@ -143,6 +144,94 @@ def allreduce(
         console.print(table)
     except _bench.BenchError as error:
         raise click.ClickException(str(error)) from None
+
+
+def read_faults(text: str) -> int:
+    """Bits of what may go wrong, from names: crash,stall; or all."""
+    names = list(_sim.FAULTS) if text == "all" else [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in _sim.FAULTS]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]!r} is no fault: choose from {', '.join(_sim.FAULTS)}, or write all")
+    return sum(_sim.FAULTS[name] for name in set(names))
+
+
+@main.command()
+@click.option("--seed", type=click.IntRange(0, 2**63), default=1, show_default=True, help="the first seed")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="how many, one after the other")
+@click.option("--peers", type=click.IntRange(2, 16), help="peers at a time  [default: 2 to 8, by the seed]")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0.001, 10000),
+    help="virtual minutes of faults in each seed  [default: 0.3 to 1.2 s, by the seed]",
+)
+@click.option("--faults", type=read_faults, metavar="NAMES", help="what may go wrong, or all  [default: by the seed]")
+@click.option("--trace", is_flag=True, help="print who says what to whom, and when")
+@click.option("--lines", type=click.IntRange(1, 100000), default=60, show_default=True, help="of a failing seed's trace")
+@click.option("--jobs", type=click.IntRange(1, 256), default=_sim.default_jobs, help="seeds at a time  [default: the processors]")
+@click.option("--failures", type=click.IntRange(1), default=3, show_default=True, help="stop after so many failing seeds")
+def sim(
+    seed: int,
+    seeds: int,
+    peers: int | None,
+    minutes: float | None,
+    faults: int | None,
+    trace: bool,
+    lines: int,
+    jobs: int,
+    failures: int,
+) -> None:
+    """Run the protocol in virtual time against faults drawn from a seed, and check it after every event.
+
+    The same seed and options give the same run. The exit status is 0 when all seeds pass, 1 when one fails, and 2 when it
+    could not run or was interrupted.
+    """
+    if trace and seeds > 1:
+        raise click.UsageError("--trace is for one seed")
+    plan = _sim.Plan(
+        first=seed,
+        seeds=seeds,
+        peers=peers or 0,
+        fault_ms=round((minutes or 0) * 60000),
+        faults=faults or 0,
+        lines=lines,
+        trace=trace,
+        jobs=min(jobs, seeds),
+        failures=failures,
+    )
+    sys.exit(_simulate(plan))
+
+
+def _simulate(plan: _sim.Plan) -> int:
+    console = Console(stderr=True, highlight=False)
+    began = time.monotonic()
+    interrupted = False
+    with _sim.Runner(plan) as runner:
+        progress = runner.progress
+        try:
+            with console.status("simulating") as status:
+                while not runner.wait(0.1):
+                    seconds = max(time.monotonic() - began, 0.001)
+                    rate = progress.done / seconds
+                    status.update(f"{progress.done} of {plan.seeds} seeds, {rate:.0f} a second, {len(progress.reports)} failed")
+        except KeyboardInterrupt:
+            interrupted = True
+    seconds = time.monotonic() - began
+    for report in progress.reports:
+        click.echo(report)
+    for error in progress.errors:
+        click.echo(error, err=True)
+    happened = ", ".join(f"{count} {name}" for name, count in progress.counts.items() if count)
+    rate = progress.done / max(seconds, 0.001)
+    click.echo(f"{happened}", err=plan.trace)
+    failed = f"{len(progress.reports)} failed" if progress.reports else "all passed"
+    click.echo(
+        f"{'interrupted after ' if interrupted else ''}{progress.done} seeds from {plan.first} in {seconds:.1f} s "
+        f"({rate:.0f} a second, {plan.jobs} at a time): {failed}",
+        err=plan.trace,
+    )
+    if interrupted or progress.errors:
+        return 2
+    return 1 if progress.reports else 0
 
 
 @main.command(

@@ -589,7 +589,7 @@ void member_disconnected(struct member *m, const char *why, int64_t now, struct 
 void member_vote(struct member *m, enum wire_vote_kind kind, struct member_output *out) {
     if (m->phase != MEMBER_ACCEPTED || m->vote != 0) return;
     m->vote = (uint8_t)kind;
-    m->vote_unsent = m->recovery != RECOVERY_NONE;
+    m->vote_unsent = member_is_unheard(m);
     struct wire_vote vote = {.kind = (uint8_t)kind};
     wire_encode_vote(&out->frames, member_header(m), &vote);
 }
@@ -598,7 +598,7 @@ void member_sync(struct member *m, const struct wire_sync_vote *vote, struct mem
     if (m->phase != MEMBER_ACCEPTED || m->vote != 0) return;
     m->vote = WIRE_VOTE_SYNC;
     m->sync_vote = *vote;
-    m->vote_unsent = m->recovery != RECOVERY_NONE;
+    m->vote_unsent = member_is_unheard(m);
     wire_encode_sync_vote(&out->frames, member_header(m), vote);
 }
 

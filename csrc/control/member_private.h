@@ -134,6 +134,7 @@ void member_note_verdict(struct member *m, const struct wire_verdict *verdict);
 void member_lose_master(struct member *m, const char *why, int64_t now, struct member_output *out);
 void member_said_bye(struct member *m, int64_t now, struct member_output *out);
 void member_give_up(struct member *m, struct member_output *out); // the limit has passed
+bool member_is_unheard(const struct member *m); // what it says now is ignored; after RESUMED it no longer is
 // A frame after RESUME. False: malformed.
 bool member_take_answer(struct member *m, const struct wire_header *header, const uint8_t *body, int64_t now, struct member_output *out);
 void member_recovered(struct member *m, struct member_output *out); // an epoch was entered

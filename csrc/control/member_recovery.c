@@ -83,6 +83,7 @@ void member_note_verdict(struct member *m, const struct wire_verdict *verdict) {
 
 // ---- the loss ----
 
+bool member_is_unheard(const struct member *m) { return m->recovery == RECOVERY_SEEKING || m->recovery == RECOVERY_TOLD; }
 bool member_is_seeking(const struct member *m) { return m->recovery != RECOVERY_NONE; }
 const char *member_lost_why(const struct member *m) { return m->lost_why; }
 

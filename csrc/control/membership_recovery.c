@@ -175,7 +175,22 @@ static void add_knowledge(struct group *group, const struct survivor *survivor) 
     group->sync.committed = resume->epoch.sync_expected != 0;
 }
 
-static void take_members(struct membership *m, const struct claim *claim) {
+// A loss that only members of other groups had heard of: for this group it happens now.
+static void find_unheard_losses(struct membership *m, const struct wire_barrier *last) {
+    for (uint32_t i = 0; i < m->count; i++) {
+        struct group *group = m->order[i]->group;
+        const struct survivor *survivor = survivor_of(m, m->order[i]->conn);
+        const struct wire_epoch *epoch = &survivor->resume.epoch;
+        // Also of somebody who came with the last vote, which this member missed.
+        for (uint32_t k = 0; k < last->count; k++)
+            if (last->sizes[k].group == group->id && last->sizes[k].count > group->count && group->lost_epoch <= last->epoch) group->lost = true;
+        if (!survivor->resume.accepted || group->lost_epoch > epoch->number) continue;
+        for (uint32_t k = 0; k < epoch->count; k++)
+            if (epoch->members[k].group == group->id && member_here(m, survivor->run, &epoch->members[k].id) == NULL) group->lost = true;
+    }
+}
+
+static void take_members(struct membership *m, const struct claim *claim, const struct wire_barrier *last) {
     const struct wire_epoch *epoch = &claim->by->resume.epoch;
     m->count = 0;
     for (uint32_t i = 0; i < epoch->count; i++) {
@@ -197,6 +212,7 @@ static void take_members(struct membership *m, const struct claim *claim) {
         m->order[m->count++] = peer;
     }
     membership_place(m);
+    find_unheard_losses(m, last);
 }
 
 // Verdicts that somebody has.
@@ -285,7 +301,7 @@ static void take_up(struct membership *m, const struct claim *claim) {
     last.sizes = m->sizes;
     begin_run(m, claim);
     m->barrier = last.number;
-    take_members(m, claim);
+    take_members(m, claim, &last);
     take_past(m);
     membership_log(m, LOG_WARN, "takes the run up, generation %llu: %u of %u members of epoch %llu are here", (unsigned long long)m->generation, claim->present, claim->members,
                    (unsigned long long)claim->by->resume.epoch.number);
@@ -523,8 +539,9 @@ void membership_survivor_heard(struct membership *m, int64_t now_ns, uint32_t co
 }
 
 void membership_gather_tick(struct membership *m) {
+    // A newcomer says nothing before its WELCOME.
     for (uint32_t i = m->survivor_count; i-- > 0;)
-        if (m->survivors[i]->heard_ns + m->limit_ns <= m->now_ns) turn_away(m, m->survivors[i], WIRE_REFUSED, "silent beyond the heartbeat limit");
+        if (m->survivors[i]->resumes && m->survivors[i]->heard_ns + m->limit_ns <= m->now_ns) turn_away(m, m->survivors[i], WIRE_REFUSED, "silent beyond the heartbeat limit");
     if (m->survivor_count == 0 || m->heartbeat_at > m->now_ns) return;
     m->heartbeat_at = m->now_ns + m->limit_ns / 5;
     for (uint32_t i = 0; i < m->survivor_count; i++) tell(m, m->survivors[i], WIRE_HEARTBEAT, 0);
@@ -534,7 +551,7 @@ int64_t membership_gather_deadline(const struct membership *m) {
     if (m->survivor_count == 0) return INT64_MAX;
     int64_t next = m->heartbeat_at;
     for (uint32_t i = 0; i < m->survivor_count; i++)
-        if (m->survivors[i]->heard_ns + m->limit_ns < next) next = m->survivors[i]->heard_ns + m->limit_ns;
+        if (m->survivors[i]->resumes && m->survivors[i]->heard_ns + m->limit_ns < next) next = m->survivors[i]->heard_ns + m->limit_ns;
     if (m->now_ns < m->young_until && m->young_until < next) next = m->young_until;
     if (m->majority_at != INT64_MAX && m->now_ns < m->majority_at + m->limit_ns && m->majority_at + m->limit_ns < next) next = m->majority_at + m->limit_ns;
     return next;

@@ -250,10 +250,11 @@ static void list_remove(struct op **list, struct op *op) {
     if (*list != NULL) *list = op->next;
 }
 
-static bool take_poison(struct engine *engine, struct op *op) {
+// Whichever came first for those that had begun the op: `loss`, the first since the caller's epoch (0: none), or the mismatch.
+static bool take_poison(struct engine *engine, struct op *op, uint64_t loss) {
     for (struct poison **at = &engine->poisons; *at != NULL; at = &(*at)->next) {
         struct poison *poison = *at;
-        if (poison->tag != op->reduce.tag) continue;
+        if (poison->tag != op->reduce.tag || (loss != 0 && loss <= poison->epoch)) continue;
         *at = poison->next;
         engine->poison_count--;
         memcpy(op->outcome.text, poison->text, sizeof op->outcome.text);
@@ -280,9 +281,10 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
         op->adopted = adopted;
         op->element = dtype_size(reduce->fingerprint.dtype);
         op->bytes = reduce->fingerprint.count * op->element;
-        if (take_poison(engine, op)) {
+        uint64_t loss = engine_first_loss(engine, adopted);
+        if (take_poison(engine, op, loss)) {
             op_end(engine, op, ENGINE_MISMATCH);
-        } else if (engine_first_loss(engine, adopted) != 0) {
+        } else if (loss != 0) {
             end_lost(engine, op);
         } else if (may_begin(engine)) {
             begin(engine, op);
@@ -496,6 +498,11 @@ static bool enter_pending(struct engine *engine, struct wire_report *report) {
 
 // ---- verdicts ----
 static void redo(struct engine *engine, struct op *op) {
+    // The others have begun this call in a later epoch only, under the name that was found to be mismatched.
+    if (take_poison(engine, op, 0)) {
+        op_end(engine, op, ENGINE_MISMATCH);
+        return;
+    }
     op->frozen = false;
     op->restart = true;
     if (may_begin(engine))
@@ -512,7 +519,9 @@ static void mismatch(struct engine *engine, const struct wire_verdict *verdict) 
     struct op *op = op_find(engine, verdict->name.tag);
     bool begun = op != NULL && (op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE);
     bool ours = begun && op->name.epoch == verdict->name.epoch && op->name.sequence == verdict->name.sequence;
-    bool waiting = op != NULL && op->phase == OP_WAITING;
+    // A waiting op is the call that was mismatched, unless the others have lost that one before and made it again.
+    uint64_t loss = op != NULL ? engine_first_loss(engine, op->adopted) : 0;
+    bool waiting = op != NULL && op->phase == OP_WAITING && (loss == 0 || loss > verdict->name.epoch);
     if (ours || waiting) {
         memcpy(op->outcome.text, text, sizeof text);
         if (waiting) list_remove(&engine->waiting, op);
@@ -525,9 +534,11 @@ static void mismatch(struct engine *engine, const struct wire_verdict *verdict) 
     struct poison *poison = engine->poison_count >= POISONS_MAX ? NULL : calloc(1, sizeof *poison);
     if (poison == NULL) return;
     poison->tag = verdict->name.tag;
+    poison->epoch = verdict->name.epoch;
     memcpy(poison->text, text, sizeof text);
-    poison->next = engine->poisons;
-    engine->poisons = poison;
+    struct poison **last = &engine->poisons; // in the order in which the others ended their calls
+    while (*last != NULL) last = &(*last)->next;
+    *last = poison;
     engine->poison_count++;
 }
 
@@ -545,7 +556,10 @@ void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
             op_end(engine, op, ENGINE_OK);
         break;
     case WIRE_VERDICT_ABORT:
-        if (ours && op->frozen) end_lost(engine, op);
+        if (ours && op->frozen && take_poison(engine, op, engine_first_loss(engine, op->adopted)))
+            op_end(engine, op, ENGINE_MISMATCH); // as for those that had begun this call under a later name, before the loss
+        else if (ours && op->frozen)
+            end_lost(engine, op);
         break;
     case WIRE_VERDICT_REDO:
         if (ours && op->frozen) redo(engine, op);

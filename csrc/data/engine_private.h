@@ -292,7 +292,7 @@ struct engine {
     uint32_t counter_count, counter_slots;
     struct poison {
         struct poison *next;
-        uint64_t tag;
+        uint64_t tag, epoch; // of the op's name
         char text[WIRE_MAX_TEXT + 1];
     } *poisons; // mismatch verdicts on ops not posted here
     uint32_t poison_count;

@@ -1,0 +1,155 @@
+// What goes wrong, and when: drawn from the seed.
+#include "world.h"
+
+#include <string.h>
+
+enum { EFFECT_MOST_MS = 600, // of one fault
+       FLIPS_IN = 1500 };    // frames per changed bit
+
+void sim_draw_faults(struct pccl_sim *s) {
+    const struct pccl_sim_config *config = &s->config;
+    s->peers = config->peers != 0 ? config->peers : 2 + (uint32_t)sim_below(s, 4) + (uint32_t)sim_below(s, 4);
+    s->limit_ns = (120 + (int64_t)sim_below(s, 200)) * MS_NS;
+    s->user_timeout_ns = s->limit_ns;
+    s->recovery_ms = sim_chance(s, 8) ? 0 : (uint32_t)((8 + (int64_t)sim_below(s, 8)) * s->limit_ns / MS_NS);
+    s->fault_every_ns = (10 + (int64_t)sim_below(s, 120)) * MS_NS;
+    s->faults = PCCL_SIM_CRASH | PCCL_SIM_BREAK;
+    for (uint32_t bit = 1; bit <= PCCL_SIM_ALL; bit *= 2) {
+        if (sim_chance(s, bit == PCCL_SIM_FLIP ? 6 : bit == PCCL_SIM_MASTER ? 4
+                                                                            : 2)) s->faults |= bit;
+    }
+    if (config->faults != 0) s->faults = config->faults;
+    int64_t length = config->fault_ms != 0 ? config->fault_ms : 300 + (int64_t)sim_below(s, 900);
+    s->end_at = s->now + length * MS_NS;
+}
+
+// The effects of a fault on this process are over at `until`.
+static void touch(struct pccl_sim *s, int64_t until) {
+    if (until > s->calm_from) s->calm_from = until;
+}
+
+static void cut(struct pccl_sim *s, int from, int to, int64_t until) {
+    if (from == to || s->cut_until[from][to] >= until) return;
+    s->cut_until[from][to] = until;
+    if (from != MASTER && to != MASTER && until > s->now + s->user_timeout_ns + 20 * MS_NS) sim_fall_silent(s, from, to);
+}
+
+static int64_t draw_duration(struct pccl_sim *s) { return (int64_t)sim_below(s, sim_chance(s, 2) ? (uint64_t)s->limit_ns : EFFECT_MOST_MS * MS_NS); }
+
+static void stall(struct pccl_sim *s) {
+    bool master = sim_chance(s, 10);
+    struct process *p = &s->processes[sim_below(s, s->peers)];
+    int64_t until = s->now + draw_duration(s);
+    int64_t *stopped = master ? &s->master.stopped_until : &p->stopped_until;
+    if (s->now < *stopped) return; // waking it earlier would reorder what waits for it
+    *stopped = until;
+    s->counts[COUNT_STALLS]++;
+    touch(s, until);
+    SIM_TRACE(s, "fault: %s %d stands still for %lld ms", master ? "the master" : "peer", master ? 0 : (int)(p - s->processes) + 1, (long long)((until - s->now) / MS_NS));
+}
+
+static void slow_down(struct pccl_sim *s) {
+    int from = (int)sim_below(s, s->peers), to = sim_chance(s, 3) ? MASTER : (int)sim_below(s, s->peers);
+    int64_t until = s->now + draw_duration(s);
+    s->slow_until[from][to] = s->slow_until[to][from] = until;
+    s->counts[COUNT_DELAYS]++;
+    touch(s, until);
+    SIM_TRACE(s, "fault: the path between %d and %d is slow", from + 1, to + 1);
+}
+
+static void break_link(struct pccl_sim *s) {
+    for (uint32_t tries = 0; tries < 50 && s->connection_high > 0; tries++) {
+        uint32_t i = (uint32_t)sim_below(s, s->connection_high);
+        const struct connection *c = &s->connections[i];
+        if (!c->used || c->broken) continue;
+        s->counts[COUNT_BREAKS]++;
+        SIM_TRACE(s, "fault: link %u between %d and %d is reset", c->index, c->ends[0] + 1, c->ends[1] + 1);
+        sim_break(s, i);
+        return;
+    }
+}
+
+static void partition(struct pccl_sim *s) {
+    uint32_t side = (uint32_t)sim_below(s, 1U << s->peers);
+    bool with_master = sim_chance(s, 2);
+    int64_t until = s->now + draw_duration(s);
+    for (int a = 0; a < (int)s->peers; a++) {
+        for (int b = 0; b < (int)s->peers; b++)
+            if ((side >> a & 1) != (side >> b & 1)) cut(s, a, b, until);
+        if (!with_master || (side >> a & 1) == 0) continue;
+        cut(s, a, MASTER, until);
+        cut(s, MASTER, a, until);
+    }
+    s->counts[COUNT_PARTITIONS]++;
+    touch(s, until);
+    SIM_TRACE(s, "fault: partition, peers %x on one side, the master %s, for %lld ms", side, with_master ? "on the other" : "reaches all", (long long)((until - s->now) / MS_NS));
+}
+
+static void silence_one_way(struct pccl_sim *s) {
+    int from = (int)sim_below(s, s->peers + 1);
+    if (from == (int)s->peers) from = MASTER;
+    int64_t until = s->now + draw_duration(s);
+    for (int to = 0; to < (int)s->peers; to++)
+        if (sim_chance(s, 2)) cut(s, from, to, until);
+    if (sim_chance(s, 2)) cut(s, from, MASTER, until);
+    s->counts[COUNT_ONE_WAYS]++;
+    touch(s, until);
+    SIM_TRACE(s, "fault: %s %d is not heard by some, for %lld ms", from == MASTER ? "the master" : "peer", from == MASTER ? 0 : from + 1, (long long)((until - s->now) / MS_NS));
+}
+
+void sim_master_fault(struct pccl_sim *s) {
+    if (!s->master.running) return;
+    s->counts[COUNT_MASTERS]++;
+    sim_end_master(s);
+    int64_t after = sim_chance(s, 2) ? 0 : draw_duration(s);
+    touch(s, s->now + after);
+    sim_push(s, sim_event(s, EVENT_MASTER_STARTS, s->now + after));
+}
+
+void sim_fault(struct pccl_sim *s) {
+    int slot = (int)sim_below(s, s->peers);
+    uint32_t kind = 1U << sim_below(s, 12);
+    touch(s, s->now);
+    if ((s->faults & kind) != 0) switch (kind) {
+        case PCCL_SIM_CRASH:
+            s->counts[COUNT_CRASHES] += s->processes[slot].running;
+            sim_end(s, slot, true);
+            break;
+        case PCCL_SIM_POWER_OFF:
+            s->counts[COUNT_POWER_OFFS] += s->processes[slot].running;
+            sim_end(s, slot, false);
+            break;
+        case PCCL_SIM_STALL: stall(s); break;
+        case PCCL_SIM_DELAY: slow_down(s); break;
+        case PCCL_SIM_BREAK: break_link(s); break;
+        case PCCL_SIM_PARTITION: partition(s); break;
+        case PCCL_SIM_ONE_WAY: silence_one_way(s); break;
+        case PCCL_SIM_MASTER:
+            if (sim_chance(s, 3)) sim_master_fault(s);
+            break;
+        default: break; // where it happens: in connects, programs and frames
+        }
+    if (s->faulty) sim_push(s, sim_event(s, EVENT_FAULT, s->now + (int64_t)sim_below(s, 2 * (uint64_t)s->fault_every_ns)));
+}
+
+bool sim_flip(struct pccl_sim *s, struct control *control, struct event *event) {
+    if (!s->faulty || (s->faults & PCCL_SIM_FLIP) == 0 || !sim_chance(s, FLIPS_IN)) return false;
+    if (!sim_alive(s, control->slot, control->life) || s->processes[control->slot].tainted) return false;
+    uint8_t header[WIRE_HEADER_BYTES];
+    wire_header_encode(header, &event->header);
+    uint64_t bit = sim_below(s, 8 * (WIRE_HEADER_BYTES + (uint64_t)event->header.length));
+    if (bit < 8 * WIRE_HEADER_BYTES)
+        header[bit / 8] ^= (uint8_t)(1U << bit % 8);
+    else
+        event->body[bit / 8 - WIRE_HEADER_BYTES] ^= (uint8_t)(1U << bit % 8);
+    uint32_t length = event->header.length;
+    s->counts[COUNT_FLIPS]++;
+    SIM_TRACE(s, "fault: bit %llu of a %s of %d %s the master changes", (unsigned long long)bit, wire_type_name(event->header.type), control->slot + 1, event->kind == EVENT_TO_MASTER ? "to" : "from");
+    // Such a machine is taken out of service soon; until then nothing that it says is judged.
+    s->processes[control->slot].tainted = true;
+    s->tainted[control->slot] = control->life;
+    sim_push_for(s, control->slot, EVENT_TAKEN_OUT, s->now + (int64_t)sim_below(s, 2 * (uint64_t)s->limit_ns));
+    bool valid = wire_header_decode(header, &event->header);
+    event->flag = !valid || event->header.length != length;
+    return event->flag;
+}

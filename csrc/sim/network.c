@@ -1,0 +1,478 @@
+// Paths between processes, and the connections on them. Each direction of a connection keeps its order; connections overtake each other.
+//
+// A path that is cut loses nothing, as with TCP: what was sent arrives when the cut is over. A connection whose bytes stay unacknowledged for
+// user_timeout_ns is given up by the side that sent them. Order outlives a cut and a stopped process because whatever cannot be delivered is
+// put off, in the order in which it would have come, to the same moment.
+#include "world.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// ---- processes ----
+
+bool sim_alive(const struct pccl_sim *s, int slot, uint32_t life) { return s->processes[slot].running && s->processes[slot].life == life; }
+
+struct wire_id sim_id_of(int slot, uint32_t life) {
+    struct wire_id id = {{(uint8_t)(slot + 1)}};
+    memcpy(id.bytes + 4, &life, sizeof life);
+    return id;
+}
+
+struct wire_id sim_id(const struct pccl_sim *s, int slot) { return sim_id_of(slot, s->processes[slot].life); }
+
+int sim_slot(const struct wire_id *id, uint32_t *life) {
+    memcpy(life, id->bytes + 4, sizeof *life);
+    return id->bytes[0] <= SLOTS ? id->bytes[0] - 1 : -1;
+}
+
+int64_t sim_delay(struct pccl_sim *s, int from, int to) {
+    int64_t delay = 100000 + (int64_t)sim_below(s, 2000000);
+    if (sim_chance(s, 16)) delay *= 1 + (int64_t)sim_below(s, 20);
+    if (s->now < s->slow_until[from][to]) delay *= 10;
+    return delay;
+}
+
+// ---- the master ----
+
+static void control_free(struct control *control) {
+    if (!control->at_peer && !control->at_master) control->used = false;
+}
+
+static struct control *control_new(struct pccl_sim *s, int slot) {
+    for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
+        struct control *control = &s->controls[i];
+        if (control->used) continue;
+        *control = (struct control){.used = true, .slot = (uint8_t)slot, .life = s->processes[slot].life, .group = s->processes[slot].group, .serial = ++s->serial, .at_peer = true, .at_master = true};
+        return control;
+    }
+    sim_fail(s, "bounded memory", "more than %d connections to the master are open", CONTROLS_MOST);
+    return NULL;
+}
+
+static void push_control(struct pccl_sim *s, struct control *control, enum event_kind kind, int64_t *last) {
+    int from = kind == EVENT_PEER_LOSES ? MASTER : control->slot, to = kind == EVENT_PEER_LOSES ? control->slot : MASTER;
+    int64_t at = s->now + sim_delay(s, from, to);
+    if (at < *last) at = *last;
+    *last = at;
+    struct event *event = sim_event(s, kind, at);
+    event->slot = control->slot;
+    event->life = control->life;
+    event->index = (uint32_t)(control - s->controls);
+    event->serial = control->serial;
+    sim_push(s, event);
+}
+
+// One connection to the master, on which the peer says what is in `frames`.
+static void say(struct pccl_sim *s, struct control *control, const struct wire_buffer *frames) {
+    for (size_t at = 0; at < frames->length;) {
+        struct event *event = sim_event(s, EVENT_TO_MASTER, 0);
+        if (!wire_header_decode(frames->bytes + at, &event->header)) {
+            sim_fail(s, "no trust in bytes", "peer %d made a frame without a valid header", control->slot + 1);
+            return;
+        }
+        event->body = malloc(event->header.length + 1);
+        if (event->body == NULL) abort(); // a test that cannot go on
+        memcpy(event->body, frames->bytes + at + WIRE_HEADER_BYTES, event->header.length);
+        at += WIRE_HEADER_BYTES + event->header.length;
+        event->at = s->now + sim_delay(s, control->slot, MASTER);
+        if (event->at < control->up_at) event->at = control->up_at;
+        control->up_at = event->at;
+        event->slot = control->slot;
+        event->life = control->life;
+        event->index = (uint32_t)(control - s->controls);
+        event->serial = control->serial;
+        bool garbage = sim_flip(s, control, event);
+        sim_push(s, event);
+        if (garbage) return;
+    }
+}
+
+void sim_to_master(struct pccl_sim *s, int slot, struct wire_buffer *frames) {
+    struct process *p = &s->processes[slot];
+    if (p->control != 0 && frames->length > 0) say(s, &s->controls[p->control - 1], frames);
+    frames->length = 0;
+}
+
+void sim_send_master(struct pccl_sim *s, struct process *p, struct wire_buffer *frame) {
+    sim_to_master(s, (int)(p - s->processes), frame);
+    wire_buffer_fini(frame);
+}
+
+void sim_connect_master(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    struct control *control = control_new(s, slot);
+    if (control == NULL) return;
+    p->control = (uint32_t)(control - s->controls) + 1;
+    member_join(p->mind, 48149, s->now, &p->out);
+    if ((s->faults & PCCL_SIM_DUPLICATE) == 0 || !s->faulty || !sim_chance(s, 6)) return;
+    // The same hello again, on a connection of its own.
+    struct control *ghost = control_new(s, slot);
+    if (ghost == NULL) return;
+    s->counts[COUNT_DUPLICATES]++;
+    ghost->ghost = true;
+    SIM_TRACE(s, "fault: peer %d connects twice", slot + 1);
+    say(s, ghost, &p->out.frames);
+    ghost->at_peer = false;
+    push_control(s, ghost, EVENT_MASTER_LOSES, &ghost->up_at);
+}
+
+void sim_seek_master(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    if (p->control != 0 || !member_is_seeking(p->mind)) return;
+    if (!s->master.running) { // refused
+        sim_push_for(s, slot, EVENT_SEEK, s->now + (10 + (int64_t)sim_below(s, 10)) * MS_NS);
+        return;
+    }
+    struct control *control = control_new(s, slot);
+    if (control == NULL) return;
+    p->control = (uint32_t)(control - s->controls) + 1;
+    struct wire_hash content = {0};
+    enum member_tensors tensors = state_model_restart(s, slot, &content);
+    member_resume(p->mind, 48149, tensors, &content, s->now, &p->out);
+}
+
+void sim_close_controls(struct pccl_sim *s, int slot, bool told) {
+    struct process *p = &s->processes[slot];
+    for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
+        struct control *control = &s->controls[i];
+        if (!control->used || !control->at_peer || control->slot != slot || control->life != p->life) continue;
+        control->at_peer = false;
+        if (control->at_master && told) push_control(s, control, EVENT_MASTER_LOSES, &control->up_at);
+        control_free(control);
+    }
+    p->control = 0;
+}
+
+// ---- links ----
+
+static uint32_t end_of(const struct connection *c, int slot, uint32_t life) { return c->ends[0] == slot && c->lives[0] == life ? 0 : 1; }
+
+static void drop_parked(struct pccl_sim *s, struct connection *c, uint32_t end) {
+    while (c->parked_first[end] != 0) {
+        struct event *event = &s->events[c->parked_first[end] - 1];
+        c->parked_first[end] = event->next;
+        sim_event_free(s, event);
+    }
+    c->parked_last[end] = 0;
+}
+
+static struct connection *connection_new(struct pccl_sim *s) {
+    for (uint32_t i = 0; i < CONNECTIONS_MOST; i++) {
+        if (s->connections[i].used) continue;
+        if (i == s->connection_high) s->connection_high++;
+        s->connections[i] = (struct connection){.used = true, .serial = ++s->serial};
+        return &s->connections[i];
+    }
+    sim_fail(s, "bounded memory", "more than %d links are open", CONNECTIONS_MOST);
+    return NULL;
+}
+
+// `flag`: that side gives up by itself.
+static void push_end(struct pccl_sim *s, const struct connection *c, uint32_t end, int64_t at, bool flag) {
+    struct event *event = sim_event(s, EVENT_LINK_ENDS, at);
+    event->slot = c->ends[end];
+    event->from = c->ends[!end];
+    event->life = c->lives[end];
+    event->other_life = c->lives[!end];
+    event->index = (uint32_t)(c - s->connections);
+    event->serial = c->serial;
+    event->flag = flag;
+    sim_push(s, event);
+}
+
+// When something sent to that end now is there.
+static int64_t arrival(struct pccl_sim *s, struct connection *c, uint32_t end) {
+    int64_t at = s->now + sim_delay(s, c->ends[!end], c->ends[end]);
+    if (at < c->last[end]) at = c->last[end];
+    return c->last[end] = at;
+}
+
+// One end lets go of it; the other hears of that after all that was sent to it.
+static void close_end(struct pccl_sim *s, struct connection *c, uint32_t end, bool told) {
+    if (!c->open[end]) return;
+    c->open[end] = false;
+    drop_parked(s, c, end);
+    if (c->open[!end] && told && !c->broken) push_end(s, c, !end, arrival(s, c, !end), false);
+    if (!c->open[0] && !c->open[1]) c->used = false;
+}
+
+void sim_break(struct pccl_sim *s, uint32_t connection) {
+    struct connection *c = &s->connections[connection];
+    if (!c->used || c->broken) return;
+    c->broken = true;
+    int unaware = (int)sim_below(s, 6); // this side hears of it only when it sends something
+    for (uint32_t end = 0; end < 2; end++) {
+        if ((int)end == unaware) continue;
+        if (c->open[end]) push_end(s, c, end, s->now + sim_delay(s, c->ends[!end], c->ends[end]), false); // overtakes what is lost
+    }
+}
+
+// Nothing will be heard between these two for so long that both sides give their links up.
+void sim_fall_silent(struct pccl_sim *s, int from, int to) {
+    for (uint32_t i = 0; i < s->connection_high; i++) {
+        const struct connection *c = &s->connections[i];
+        bool between = c->used && c->open[0] && c->open[1] && ((c->ends[0] == from && c->ends[1] == to) || (c->ends[0] == to && c->ends[1] == from));
+        for (uint32_t end = 0; end < 2 && between; end++) push_end(s, c, end, s->now + s->user_timeout_ns + (int64_t)sim_below(s, 20 * MS_NS), true);
+    }
+}
+
+static void use_link(struct pccl_sim *s, int slot, int other, uint32_t index, struct connection *c) {
+    uint32_t *link = &s->processes[slot].links[other][index];
+    if (*link != 0) {
+        struct connection *old = &s->connections[*link - 1];
+        close_end(s, old, end_of(old, slot, s->processes[slot].life), true);
+        state_model_link_ends(s, slot, other);
+    }
+    *link = (uint32_t)(c - s->connections) + 1;
+    s->processes[slot].met[other] = c->lives[!end_of(c, slot, s->processes[slot].life)];
+}
+
+static void push_dial(struct pccl_sim *s, const struct connection *c, enum event_kind kind, uint32_t end, int64_t at, bool flag) {
+    struct event *event = sim_event(s, kind, at);
+    event->slot = c->ends[end];
+    event->from = c->ends[!end];
+    event->life = c->lives[end];
+    event->other_life = c->lives[!end];
+    event->index = (uint32_t)(c - s->connections);
+    event->serial = c->serial;
+    event->flag = flag;
+    sim_push(s, event);
+}
+
+static void dial_once(struct pccl_sim *s, int slot, int other, uint32_t life, uint32_t index, bool ghost) {
+    struct connection *c = connection_new(s);
+    if (c == NULL) return;
+    c->ends[0] = (uint8_t)slot;
+    c->ends[1] = (uint8_t)other;
+    c->lives[0] = s->processes[slot].life;
+    c->lives[1] = life;
+    c->index = index;
+    c->open[0] = true; // being made
+    c->ghost = ghost;
+    push_dial(s, c, EVENT_DIAL_ARRIVES, 1, s->now + sim_delay(s, slot, other), false);
+    push_dial(s, c, EVENT_DIAL_LATE, 0, s->now + (ghost ? 2 * sim_delay(s, slot, other) : member_link_limit_ns(s->processes[slot].mind)), false);
+}
+
+void sim_dial(struct pccl_sim *s, int slot, const struct member_action *action) {
+    uint32_t life;
+    int other = sim_slot(&action->id, &life);
+    if (other < 0) {
+        sim_fail(s, "no trust in bytes", "peer %d dials a peer that never was", slot + 1);
+        return;
+    }
+    if (s->faulty && (s->faults & PCCL_SIM_DUPLICATE) != 0 && sim_chance(s, 8)) {
+        s->counts[COUNT_DUPLICATES]++;
+        SIM_TRACE(s, "fault: peer %d dials link %u to %d twice", slot + 1, action->index, other + 1);
+        dial_once(s, slot, other, life, action->index, true);
+    }
+    dial_once(s, slot, other, life, action->index, false);
+}
+
+static struct connection *connection_of(struct pccl_sim *s, const struct event *event) {
+    struct connection *c = &s->connections[event->index];
+    return c->used && c->serial == event->serial ? c : NULL;
+}
+
+// The acceptor's verdict on a hello. True: it stays parked.
+static bool accept_dial(struct pccl_sim *s, int slot, const struct wire_link_hello *hello, struct connection *c, int64_t until) {
+    struct process *p = &s->processes[slot];
+    enum member_judgement judgement = member_judge_hello(p->mind, hello);
+    if (judgement == MEMBER_PARK && s->now < until && p->parked_count < PARKED_MOST) {
+        p->parked[p->parked_count].hello = *hello;
+        p->parked[p->parked_count].connection = (uint32_t)(c - s->connections);
+        p->parked[p->parked_count].serial = c->serial;
+        p->parked[p->parked_count++].until = until;
+        return true;
+    }
+    bool accepted = judgement == MEMBER_ACCEPT;
+    push_dial(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), accepted); // frames follow it
+    if (!accepted) return false;
+    c->open[1] = true;
+    use_link(s, slot, c->ends[0], hello->index, c);
+    member_link_up(p->mind, &hello->from, hello->index, 100 + (uint32_t)sim_below(s, 100), s->now, &p->out);
+    return false;
+}
+
+void sim_dial_arrives(struct pccl_sim *s, struct event *event) {
+    struct connection *c = connection_of(s, event);
+    if (c == NULL || !sim_alive(s, event->from, event->other_life)) return;
+    struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = sim_id_of(event->from, event->other_life), .to = sim_id(s, event->slot), .index = c->index};
+    memcpy(hello.secret, member_welcome(s->processes[event->from].mind)->secret, sizeof hello.secret);
+    accept_dial(s, event->slot, &hello, c, s->now + member_link_limit_ns(s->processes[event->from].mind));
+}
+
+void sim_judge_parked(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    uint32_t life = p->life, count = p->parked_count;
+    p->parked_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct wire_link_hello hello = p->parked[i].hello;
+        struct connection *c = &s->connections[p->parked[i].connection];
+        if (!c->used || c->serial != p->parked[i].serial) continue; // the dialler has given up
+        accept_dial(s, slot, &hello, c, p->parked[i].until);
+        sim_act(s, slot);
+        if (!sim_alive(s, slot, life)) return;
+    }
+}
+
+void sim_expire_parked(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    for (uint32_t i = 0; i < p->parked_count; i++)
+        if (s->now >= p->parked[i].until) p->parked[i--] = p->parked[--p->parked_count];
+}
+
+static void dial_failed(struct pccl_sim *s, struct connection *c, int slot) {
+    struct wire_id other = sim_id_of(c->ends[1], c->lives[1]);
+    uint32_t index = c->index;
+    bool ghost = c->ghost;
+    close_end(s, c, 0, true);
+    if (ghost) return; // its dialler has forgotten it
+    member_link_failed(s->processes[slot].mind, &other, index, &s->processes[slot].out);
+}
+
+void sim_dial_ends(struct pccl_sim *s, struct event *event) {
+    struct connection *c = connection_of(s, event);
+    if (c == NULL || !c->open[0]) return; // given up
+    uint32_t link = (uint32_t)(c - s->connections) + 1;
+    if (!event->flag || c->broken || !c->open[1] || c->ghost) {
+        dial_failed(s, c, event->slot);
+        return;
+    }
+    struct process *p = &s->processes[event->slot];
+    if (p->links[event->from][c->index] == link) return;
+    struct wire_id other = sim_id_of(event->from, event->other_life);
+    use_link(s, event->slot, event->from, c->index, c);
+    member_link_up(p->mind, &other, c->index, 100 + (uint32_t)sim_below(s, 100), s->now, &p->out);
+}
+
+void sim_dial_late(struct pccl_sim *s, struct event *event) {
+    struct connection *c = connection_of(s, event);
+    if (c == NULL || !c->open[0] || s->processes[event->slot].links[event->from][c->index] == event->index + 1) return;
+    dial_failed(s, c, event->slot);
+}
+
+void sim_link_ends(struct pccl_sim *s, struct event *event) {
+    struct connection *c = connection_of(s, event);
+    if (c == NULL) return;
+    uint32_t end = end_of(c, event->slot, event->life), index = c->index;
+    bool ghost = c->ghost;
+    if (!c->open[end]) return;
+    struct process *p = &s->processes[event->slot];
+    bool current = p->links[event->from][index] == event->index + 1;
+    c->open[end] = false;
+    drop_parked(s, c, end);
+    if (event->flag && c->open[!end] && !c->broken) push_end(s, c, !end, arrival(s, c, !end), false);
+    if (!c->open[!end]) c->used = false;
+    if (!current) {
+        // A dial whose answer did not come.
+        struct wire_id other = sim_id_of(event->from, event->other_life);
+        if (end == 0 && !ghost) member_link_failed(p->mind, &other, index, &p->out);
+        return;
+    }
+    p->links[event->from][index] = 0;
+    state_model_link_ends(s, event->slot, event->from);
+    struct wire_id other = sim_id_of(event->from, event->other_life);
+    member_link_lost(p->mind, &other, index, event->flag, s->now, &p->out);
+}
+
+void sim_drop_links(struct pccl_sim *s, int slot, int other, uint32_t other_life) {
+    struct process *p = &s->processes[slot];
+    for (uint32_t index = 0; index <= LANES; index++) {
+        uint32_t link = p->links[other][index];
+        if (link == 0) continue;
+        struct connection *c = &s->connections[link - 1];
+        uint32_t end = end_of(c, slot, p->life);
+        if (c->lives[!end] != other_life) continue;
+        p->links[other][index] = 0;
+        close_end(s, c, end, true);
+    }
+}
+
+void sim_close_links(struct pccl_sim *s, int slot, bool told) {
+    uint32_t life = s->processes[slot].life;
+    for (uint32_t i = 0; i < s->connection_high; i++) {
+        struct connection *c = &s->connections[i];
+        for (uint32_t end = 0; end < 2 && c->used; end++)
+            if (c->ends[end] == slot && c->lives[end] == life) close_end(s, c, end, told);
+    }
+    memset(s->processes[slot].links, 0, sizeof s->processes[slot].links);
+}
+
+// ---- frames on links ----
+
+bool sim_has_link(const struct pccl_sim *s, int slot, int other) { return s->processes[slot].links[other][0] != 0; }
+
+bool sim_send(struct pccl_sim *s, int slot, int other, uint32_t index, const struct frame *frame) {
+    const uint32_t *links = s->processes[slot].links[other];
+    uint32_t link = links[index] != 0 ? links[index] : links[0];
+    if (link == 0) return false;
+    struct connection *c = &s->connections[link - 1];
+    uint32_t end = !end_of(c, slot, s->processes[slot].life);
+    if (c->broken) { // not known yet
+        push_end(s, c, !end, s->now + sim_delay(s, other, slot), false);
+        return true;
+    }
+    if (s->cut_until[slot][other] > s->now + s->user_timeout_ns) push_end(s, c, !end, s->now + s->user_timeout_ns, true);
+    struct event *event = sim_event(s, EVENT_LINK_FRAME, arrival(s, c, end));
+    event->slot = (uint8_t)other;
+    event->from = (uint8_t)slot;
+    event->life = c->lives[end];
+    event->other_life = c->lives[!end];
+    event->index = link - 1;
+    event->serial = c->serial;
+    event->frame = *frame;
+    sim_push(s, event);
+    return true;
+}
+
+static void deliver(struct pccl_sim *s, const struct event *event) {
+    const struct frame *frame = &event->frame;
+    SIM_TRACE(s, "peer %d <- %d: %s (%llu, %llu, %u)", event->slot + 1, event->from + 1, wire_type_name(frame->type), (unsigned long long)frame->epoch,
+              (unsigned long long)frame->tag, frame->sequence);
+    if (frame->type >= WIRE_SYNC_ASK_HASHES && frame->type <= WIRE_SYNC_LEAF)
+        state_model_frame(s, event->slot, event->from, frame);
+    else
+        engine_model_frame(s, event->slot, event->from, frame);
+}
+
+// `*kept`: the event waits for an epoch.
+void sim_link_frame(struct pccl_sim *s, struct event *event, bool *kept) {
+    struct connection *c = connection_of(s, event);
+    if (c == NULL || c->broken) return;
+    uint32_t end = end_of(c, event->slot, event->life);
+    const struct process *p = &s->processes[event->slot];
+    if (!c->open[end] || p->links[event->from][c->index] != event->index + 1) return;
+    if (c->parked_first[end] == 0 && event->frame.epoch <= p->engine.now.epoch) {
+        deliver(s, event);
+        return;
+    }
+    *kept = true;
+    event->next = 0;
+    uint32_t name = (uint32_t)(event - s->events) + 1;
+    if (c->parked_first[end] == 0)
+        c->parked_first[end] = name;
+    else
+        s->events[c->parked_last[end] - 1].next = name;
+    c->parked_last[end] = name;
+}
+
+static void unpark(struct pccl_sim *s, int slot, int other, uint32_t index) {
+    struct process *p = &s->processes[slot];
+    for (;;) {
+        uint32_t link = p->links[other][index];
+        if (link == 0) return;
+        struct connection *c = &s->connections[link - 1];
+        uint32_t end = end_of(c, slot, p->life), first = c->parked_first[end];
+        if (first == 0 || s->events[first - 1].frame.epoch > p->engine.now.epoch) return;
+        struct event *event = &s->events[first - 1];
+        c->parked_first[end] = event->next;
+        if (event->next == 0) c->parked_last[end] = 0;
+        deliver(s, event);
+        sim_event_free(s, event);
+    }
+}
+
+void sim_unpark(struct pccl_sim *s, int slot) {
+    for (int other = 0; other < SLOTS; other++)
+        for (uint32_t index = 0; index <= LANES; index++) unpark(s, slot, other, index);
+}

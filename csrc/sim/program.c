@@ -1,0 +1,251 @@
+// What the peers' programs call: rounds of votes, reduces and syncs, drawn from the seed and from the point that the program has reached. Peers that
+// pass the same point have read the same numbers, so they go on alike; the one that reads another number parts ways, and the run stands still.
+#include "world.h"
+
+#include <string.h>
+
+enum { SYNC_TRIES = 3, // then the program helps itself
+       SETTLE_MS = 500,
+       LOOK_MS = 5 };
+
+static const uint32_t sizes[] = {1 << 10, 1 << 16, 200 << 10, 1 << 20, 1 << 22};
+
+// The same for all that are at this point.
+static uint64_t draw(const struct pccl_sim *s, const struct program *program, uint64_t what) {
+    return sim_mix(sim_mix(s->config.seed * 1000003 + program->key_number) + sim_mix(program->key_round * 64 + what));
+}
+
+static void call(struct pccl_sim *s, struct process *p, enum step step) {
+    p->program.step = step;
+    p->program.since = step == STEP_THINKING || step == STEP_LEAVING ? INT64_MAX : s->now;
+}
+
+static void vote(struct pccl_sim *s, int slot, uint8_t kind) {
+    struct process *p = &s->processes[slot];
+    static const char *const names[] = {"?", "update", "pending", "optimize"};
+    SIM_TRACE(s, "peer %d: votes %s", slot + 1, names[kind]);
+    call(s, p, STEP_VOTING);
+    p->program.vote = kind;
+    member_vote(p->mind, kind, &p->out);
+}
+
+// ---- shared state ----
+
+static void drift(struct pccl_sim *s, struct state_model *state) { state->leaves[sim_below(s, LEAVES)] ^= sim_random(s); }
+
+static uint8_t choose_strategy(const struct pccl_sim *s, const struct process *p) {
+    if (draw(s, &p->program, 40 + p->group) % 6 != 0) return WIRE_SYNC_ENFORCE_POPULAR;
+    return p->state.revision == 0 || p->state.incomplete ? WIRE_SYNC_RECEIVE_ONLY : WIRE_SYNC_SEND_ONLY;
+}
+
+static void sync_state(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    struct state_model *state = &p->state;
+    struct wire_sync_vote message = {.strategy = choose_strategy(s, p), .incomplete = state->incomplete, .revision = state->revision, .mask = {1, 1}};
+    bool misuse = s->faulty && (s->faults & PCCL_SIM_MISUSE) != 0;
+    if (misuse && sim_chance(s, 40)) {
+        message.revision++; // a step that the others have not made
+        p->misused = true;
+        s->counts[COUNT_MISUSES]++;
+    } else if (misuse && sim_chance(s, 40)) {
+        message.mask.low++; // another model
+        s->counts[COUNT_MISUSES]++;
+    }
+    if (s->faulty && sim_chance(s, 12)) drift(s, state);
+    message.content.low = state_model_content(state->leaves);
+    SIM_TRACE(s, "peer %d: syncs revision %llu, content %04llx%s", slot + 1, (unsigned long long)message.revision, (unsigned long long)(message.content.low & 0xffff), message.incomplete ? ", incomplete" : "");
+    call(s, p, STEP_SYNCING);
+    state_model_begin(s, slot);
+    member_sync(p->mind, &message, &p->out);
+}
+
+static void leave(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    SIM_TRACE(s, "peer %d: leaves", slot + 1);
+    s->counts[COUNT_LEAVES]++;
+    call(s, p, STEP_LEAVING);
+    p->program.leave_by = s->now + SETTLE_MS * MS_NS;
+    engine_model_settle(s, slot);
+    sim_push_for(s, slot, EVENT_PROGRAM, s->now);
+}
+
+static void think(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    int64_t common = (int64_t)(draw(s, &p->program, 1) % 12) * MS_NS;
+    call(s, p, STEP_THINKING);
+    sim_push_for(s, slot, EVENT_PROGRAM, s->now + common + (int64_t)sim_below(s, 3 * MS_NS));
+}
+
+static void end_round(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    p->program.rounds++;
+    p->program.key_round++;
+    s->counts[COUNT_ROUNDS]++;
+    if (s->faulty && (s->faults & PCCL_SIM_LEAVE) != 0 && sim_chance(s, 30))
+        leave(s, slot);
+    else
+        think(s, slot);
+}
+
+static void on_sync_end(struct pccl_sim *s, int slot, const struct member_action *action) {
+    struct process *p = &s->processes[slot];
+    struct state_model *state = &p->state;
+    if (action->end == NULL) return; // expelled, or the master is lost
+    judge_sync(s, slot, action->end);
+    state->incomplete = action->code != 0 && (state->incomplete || state->wrote);
+    state_model_end(s, slot);
+    if (action->code == 0) {
+        s->counts[COUNT_SYNCS]++;
+        state->tries = 0;
+        state->revision = action->end->revision + 1;
+        for (uint32_t i = 0; i < LEAVES; i++) state->leaves[i] = sim_mix(state->leaves[i]); // a step, the same at all
+        end_round(s, slot);
+        return;
+    }
+    s->counts[COUNT_NO_STATE]++;
+    if (++state->tries < SYNC_TRIES) {
+        sync_state(s, slot);
+    } else if (state->incomplete) {
+        leave(s, slot); // nobody has what it lacks
+    } else {
+        s->counts[COUNT_RESUMED]++;
+        state->tries = 0;
+        if (state->revision == 0) state->revision = 1; // begins anew, from what it has
+        sync_state(s, slot);
+    }
+}
+
+// ---- reduces ----
+
+static void post(struct pccl_sim *s, int slot, uint32_t tag) {
+    struct process *p = &s->processes[slot];
+    uint64_t what = draw(s, &p->program, 100 + 16 * p->program.phase + tag);
+    uint32_t variant = 0;
+    if (s->faulty && (s->faults & PCCL_SIM_MISUSE) != 0 && sim_chance(s, 120)) {
+        variant = 1 + slot;
+        s->counts[COUNT_MISUSES]++;
+    }
+    engine_model_post(s, slot, tag, sizes[what % (sizeof sizes / sizeof sizes[0])], variant, sim_random(s), member_adopted(p->mind)->group_epoch);
+}
+
+static void after_reduces(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    memset(p->engine.ops, 0, sizeof p->engine.ops);
+    if (draw(s, &p->program, 30 + p->group) % 3 != 0)
+        sync_state(s, slot);
+    else
+        end_round(s, slot);
+}
+
+static void reduce(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    struct program *program = &p->program;
+    if (program->phase == program->phases || member_adopted(p->mind)->group_world < 2) {
+        after_reduces(s, slot);
+        return;
+    }
+    call(s, p, STEP_REDUCING);
+    memset(p->engine.ops, 0, sizeof p->engine.ops);
+    program->tags = 1 + (uint32_t)(draw(s, program, 60 + program->phase) % (TAGS - 1));
+    uint32_t first = (uint32_t)sim_below(s, program->tags); // the order differs from peer to peer
+    for (uint32_t i = 0; i < program->tags; i++) post(s, slot, (first + i) % program->tags);
+}
+
+// Waits for all, then repeats those that were lost or were given other arguments.
+static void await_all(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    struct op *ops = p->engine.ops;
+    uint64_t lost = 0;
+    bool again = false;
+    for (uint32_t tag = 0; tag < p->program.tags; tag++) {
+        if (ops[tag].phase < OP_OK) return;
+        again |= ops[tag].phase != OP_OK;
+        if (ops[tag].phase == OP_LOST && ops[tag].ended_epoch > lost) lost = ops[tag].ended_epoch;
+    }
+    if (!again) {
+        p->program.phase++;
+        reduce(s, slot);
+        return;
+    }
+    if (lost != 0) member_adopt_loss(p->mind, lost);
+    if (member_adopted(p->mind)->group_world < 2) {
+        after_reduces(s, slot);
+        return;
+    }
+    for (uint32_t tag = 0; tag < p->program.tags; tag++)
+        if (ops[tag].phase != OP_OK) post(s, slot, tag);
+}
+
+static void begin_reduces(struct pccl_sim *s, int slot) {
+    struct program *program = &s->processes[slot].program;
+    program->phase = 0;
+    program->phases = (uint32_t)(draw(s, program, 20 + s->processes[slot].group) % 3);
+    reduce(s, slot);
+}
+
+void program_op_ended(struct pccl_sim *s, int slot) { sim_push_for(s, slot, EVENT_PROGRAM, s->now + (int64_t)sim_below(s, MS_NS)); }
+
+// ---- votes ----
+
+static void after_update(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    if (draw(s, &p->program, 2) % 8 == 0 && member_adopted(p->mind)->global_world > 1)
+        vote(s, slot, WIRE_VOTE_OPTIMIZE);
+    else
+        begin_reduces(s, slot);
+}
+
+static void pass_update(struct pccl_sim *s, int slot, const struct member_action *action) {
+    struct process *p = &s->processes[slot];
+    member_adopt(p->mind, &action->view);
+    p->program.key_number = action->view.number;
+    p->program.key_round = 0;
+    after_update(s, slot);
+}
+
+void program_connected(struct pccl_sim *s, int slot, const struct member_action *action) { pass_update(s, slot, action); }
+
+void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action *action) {
+    struct process *p = &s->processes[slot];
+    if (member_phase(p->mind) == MEMBER_DEAD) return; // it ends
+    if (p->program.step == STEP_SYNCING) {
+        on_sync_end(s, slot, action);
+        return;
+    }
+    uint8_t kind = p->program.vote;
+    if (p->program.step != STEP_VOTING || (action->code != 0 && kind != WIRE_VOTE_OPTIMIZE)) {
+        if (!p->tainted) sim_fail(s, "agreement", "a vote of peer %d ends with code %d where it cannot", slot + 1, action->code);
+        return;
+    }
+    if (kind == WIRE_VOTE_UPDATE) {
+        pass_update(s, slot, action);
+    } else if (kind == WIRE_VOTE_PENDING && action->value == 1) {
+        vote(s, slot, WIRE_VOTE_UPDATE);
+    } else if (kind == WIRE_VOTE_PENDING) {
+        after_update(s, slot);
+    } else {
+        if (action->code == 0) member_adopt(p->mind, &action->view);
+        begin_reduces(s, slot);
+    }
+}
+
+static void go_on_leaving(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    if (p->engine.kept_count > 0 && p->engine.now.count > 1 && s->now < p->program.leave_by) {
+        sim_push_for(s, slot, EVENT_PROGRAM, s->now + LOOK_MS * MS_NS);
+        return;
+    }
+    member_leave(p->mind, &p->out);
+    sim_to_master(s, slot, &p->out.frames);
+    sim_end(s, slot, true);
+}
+
+void program_go_on(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    switch (p->program.step) {
+    case STEP_THINKING: vote(s, slot, draw(s, &p->program, 3) % 4 == 0 ? WIRE_VOTE_UPDATE : WIRE_VOTE_PENDING); return;
+    case STEP_REDUCING: await_all(s, slot); return;
+    case STEP_LEAVING: go_on_leaving(s, slot); return;
+    default: return;
+    }
+}

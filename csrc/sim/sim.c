@@ -1,0 +1,285 @@
+// A run: faults for a while, then calm until everybody who lives has got on, and so on until the time is over.
+#include "world.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    PEERS_LEAST = 2,
+    LOOK_MS = 20,
+    FAULTS_MOST_MS = 1500, // until the next calm
+    CALM_ROUNDS = 2,       // that everybody who lives passes in a calm
+    CALM_LIMITS = 40,      // heartbeat limits that this may take
+    CALM_PAIR_MS = 250,    // and for the measurements of each pair
+    EVENTS_AT_ONCE = 20000,
+};
+
+static const char *const count_names[COUNTS] = {
+    "events", "starts", "crashes", "power losses", "stalls", "slow paths", "broken links", "partitions", "one-way losses", "duplicate connects", "leaves", "misuses", "flipped bits", "master crashes", "masters found again", "syncs begun again", "refused", "dead communicators",
+    "group epochs entered", "new orders", "ops committed", "ops lost", "ops redone", "ops supplied", "mismatches", "syncs", "states fetched", "syncs without a state", "states begun anew", "rounds", "calms"};
+
+const char *pccl_sim_count_name(uint32_t index) { return index < COUNTS ? count_names[index] : NULL; }
+
+uint64_t pccl_sim_count(const struct pccl_sim *s, uint32_t index) { return index < COUNTS ? s->counts[index] : 0; }
+
+// ---- life ----
+
+struct pccl_sim *pccl_sim_new(void) {
+    struct pccl_sim *s = calloc(1, sizeof *s);
+    if (s == NULL) return NULL;
+    s->events = calloc(EVENTS_MOST, sizeof *s->events);
+    s->heap = calloc(EVENTS_MOST, sizeof *s->heap);
+    s->state = PCCL_SIM_PASSED;
+    if (s->events != NULL && s->heap != NULL) return s;
+    pccl_sim_free(s);
+    return NULL;
+}
+
+static void clear(struct pccl_sim *s) {
+    sim_queue_clear(s);
+    for (int slot = 0; slot < SLOTS; slot++) {
+        struct process *p = &s->processes[slot];
+        member_free(p->mind);
+        member_output_fini(&p->out);
+        delta_free(p->state.delta);
+        *p = (struct process){.tick_at = INT64_MAX};
+    }
+    membership_free(s->master.mind);
+    s->master.mind = NULL;
+    s->master.running = false;
+}
+
+void pccl_sim_free(struct pccl_sim *s) {
+    if (s == NULL) return;
+    clear(s);
+    free(s->events);
+    free(s->heap);
+    free(s->lines);
+    free(s->report);
+    free(s);
+}
+
+// ---- a run ----
+
+static void begin_faults(struct pccl_sim *s) {
+    s->faulty = true;
+    s->calm_from = s->now;
+    s->faults_end = s->now + FAULTS_MOST_MS * MS_NS < s->end_at ? s->now + FAULTS_MOST_MS * MS_NS : s->end_at;
+    for (int slot = 0; slot < (int)s->peers; slot++)
+        if (!s->processes[slot].running) sim_start(s, slot);
+    sim_push(s, sim_event(s, EVENT_FAULT, s->now + s->fault_every_ns));
+}
+
+static void end_faults(struct pccl_sim *s) {
+    s->faulty = false;
+    SIM_TRACE(s, "no more faults");
+    if (s->now > s->calm_from) s->calm_from = s->now;
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        if (s->processes[slot].tainted) sim_end(s, slot, true);
+        s->rounds_before[slot] = UINT32_MAX;
+    }
+}
+
+// True: all who live have passed enough rounds since the faults ended.
+static bool is_calm(struct pccl_sim *s) {
+    bool calm = s->now > s->calm_from;
+    for (int slot = 0; slot < (int)s->peers && s->now > s->calm_from; slot++) {
+        const struct process *p = &s->processes[slot];
+        if (!p->running) continue;
+        if (s->rounds_before[slot] == UINT32_MAX || s->lives_before[slot] != p->life) {
+            s->rounds_before[slot] = p->program.rounds;
+            s->lives_before[slot] = p->life;
+        }
+        calm &= p->program.rounds >= s->rounds_before[slot] + CALM_ROUNDS;
+    }
+    return calm;
+}
+
+static void judge_progress(struct pccl_sim *s) {
+    int64_t bound = CALM_LIMITS * s->limit_ns + (int64_t)s->recovery_ms * MS_NS + (int64_t)(s->peers * s->peers) * CALM_PAIR_MS * MS_NS;
+    if (s->faulty || s->now <= s->calm_from + bound) return;
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        const struct process *p = &s->processes[slot];
+        if (p->running && p->program.rounds < s->rounds_before[slot] + CALM_ROUNDS)
+            sim_fail(s, "progress", "peer %d has passed %u rounds in %lld ms without a fault", slot + 1, p->program.rounds - s->rounds_before[slot], (long long)((s->now - s->calm_from) / MS_NS));
+    }
+}
+
+static void look(struct pccl_sim *s) {
+    judge_look(s);
+    judge_progress(s);
+    if (s->state != PCCL_SIM_RUNNING) return;
+    if (s->faulty && s->now >= s->faults_end) {
+        end_faults(s);
+    } else if (!s->faulty && is_calm(s)) {
+        s->counts[COUNT_CALMS]++;
+        if (s->now >= s->end_at)
+            s->state = PCCL_SIM_PASSED;
+        else
+            begin_faults(s);
+    }
+    sim_push(s, sim_event(s, EVENT_LOOK, s->now + LOOK_MS * MS_NS));
+}
+
+enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_config *config) {
+    clear(s);
+    // Everything that a run reads is set here; the tables of what was judged are emptied by their chains.
+    s->config = *config;
+    if (s->config.peers > SLOTS) s->config.peers = SLOTS;
+    if (s->config.peers == 1) s->config.peers = PEERS_LEAST;
+    s->random = sim_mix(config->seed + 1);
+    s->now = SECOND_NS;
+    s->busy_at = s->busy = 0;
+    s->measured_at = s->sought_at = 0;
+    memset(s->cut_until, 0, sizeof s->cut_until);
+    memset(s->slow_until, 0, sizeof s->slow_until);
+    memset(s->controls, 0, sizeof s->controls);
+    memset(s->connections, 0, s->connection_high * sizeof s->connections[0]);
+    s->connection_high = s->serial = 0;
+    s->master.life = 0;
+    s->master.stopped_until = 0;
+    memset(s->instance_slots, 0, sizeof s->instance_slots);
+    s->instance_count = s->ring_count = s->round_count = 0;
+    memset(s->rings, 0, sizeof s->rings);
+    memset(s->rounds, 0, sizeof s->rounds);
+    memset(s->commits, 0, sizeof s->commits);
+    memset(s->announced, 0, sizeof s->announced);
+    memset(s->tainted, 0, sizeof s->tainted);
+    s->truth = (struct truth){0};
+    s->failure[0] = 0;
+    s->line_count = 0;
+    s->report_length = 0;
+    s->tracing = config->trace_lines > 0 || config->trace_fd >= 0;
+    free(s->lines);
+    s->lines = NULL;
+    if (config->trace_lines > 0 && (s->lines = calloc(config->trace_lines, TEXT_BYTES)) == NULL) return s->state = PCCL_SIM_NO_MEMORY;
+    s->state = PCCL_SIM_RUNNING;
+    sim_draw_faults(s);
+    sim_start_master(s);
+    begin_faults(s);
+    sim_push(s, sim_event(s, EVENT_LOOK, s->now + LOOK_MS * MS_NS));
+    return s->state;
+}
+
+// ---- events ----
+
+static bool is_for_master(enum event_kind kind) { return kind <= EVENT_MASTER_STARTS; }
+static bool is_for_peer(enum event_kind kind) { return kind > EVENT_MASTER_STARTS && kind <= EVENT_SYNC_TICK; }
+
+// Until when the event cannot be delivered, because the path is cut or the process stopped; 0: it can.
+static int64_t put_off(const struct pccl_sim *s, const struct event *event) {
+    int from = event->from, to = event->slot;
+    int64_t until = 0;
+    switch (event->kind) {
+    case EVENT_TO_MASTER:
+    case EVENT_MASTER_LOSES:
+        until = s->cut_until[event->slot][MASTER];
+        break;
+    case EVENT_TO_PEER:
+    case EVENT_PEER_LOSES:
+        until = s->cut_until[MASTER][event->slot];
+        break;
+    case EVENT_DIAL_ARRIVES:
+    case EVENT_DIAL_ENDS:
+    case EVENT_LINK_FRAME:
+        until = s->cut_until[from][to];
+        break;
+    case EVENT_LINK_ENDS:
+        until = event->flag ? 0 : s->cut_until[from][to];
+        break;
+    default: break;
+    }
+    int64_t stopped = 0;
+    if (is_for_master(event->kind) && event->kind != EVENT_MASTER_STARTS) stopped = s->master.stopped_until;
+    if (is_for_peer(event->kind) && sim_alive(s, event->slot, event->life)) stopped = s->processes[event->slot].stopped_until;
+    if (stopped > until) until = stopped;
+    return until > s->now ? until : 0;
+}
+
+static void requeue(struct pccl_sim *s, struct event *event, int64_t at) {
+    // A stopped process first hears what was said meanwhile, then looks at the clock.
+    if (event->kind == EVENT_PEER_TICK || event->kind == EVENT_MASTER_TICK) {
+        int64_t *tick_at = event->kind == EVENT_PEER_TICK ? &s->processes[event->slot].tick_at : &s->master.tick_at;
+        if (*tick_at == event->at) *tick_at = at + 1;
+        at++;
+    }
+    sim_requeue(s, event, at);
+}
+
+static void run_event(struct pccl_sim *s, struct event *event, bool *kept) {
+    if (is_for_master(event->kind)) {
+        sim_master_event(s, event);
+        return;
+    }
+    if (is_for_peer(event->kind)) {
+        if (sim_alive(s, event->slot, event->life)) sim_peer_event(s, event, kept);
+        return;
+    }
+    switch (event->kind) {
+    case EVENT_START:
+        if (s->faulty) sim_start(s, event->slot);
+        return;
+    case EVENT_TAKEN_OUT:
+        if (sim_alive(s, event->slot, event->life)) sim_end(s, event->slot, true);
+        return;
+    case EVENT_FAULT:
+        if (s->faulty) sim_fault(s);
+        return;
+    case EVENT_LOOK: look(s); return;
+    default: return;
+    }
+}
+
+static void step(struct pccl_sim *s) {
+    struct event *event = sim_pop(s);
+    if (event == NULL) {
+        sim_fail(s, "progress", "nothing will ever happen again");
+        return;
+    }
+    s->now = event->at;
+    int64_t until = put_off(s, event);
+    if (until != 0) {
+        requeue(s, event, until);
+        return;
+    }
+    s->busy = s->now == s->busy_at ? s->busy + 1 : 0;
+    s->busy_at = s->now;
+    if (s->busy > EVENTS_AT_ONCE) sim_fail(s, "progress", "time stands still: %u events in one moment", s->busy);
+    s->counts[COUNT_EVENTS]++;
+    bool kept = false;
+    run_event(s, event, &kept);
+    if (!kept) sim_event_free(s, event);
+}
+
+// ---- the report ----
+
+static void append(struct pccl_sim *s, const char *text) {
+    size_t length = strlen(text);
+    if (s->report_length + length + 2 > s->report_capacity) {
+        size_t capacity = 2 * (s->report_capacity + length + 2);
+        char *grown = realloc(s->report, capacity);
+        if (grown == NULL) return;
+        s->report = grown;
+        s->report_capacity = capacity;
+    }
+    memcpy(s->report + s->report_length, text, length);
+    s->report_length += length;
+    s->report[s->report_length++] = '\n';
+    s->report[s->report_length] = 0;
+}
+
+static void write_report(struct pccl_sim *s) {
+    append(s, s->failure);
+    uint64_t lines = s->config.trace_lines;
+    uint64_t first = s->line_count > lines ? s->line_count - lines : 0;
+    for (uint64_t i = first; i < s->line_count && lines > 0; i++) append(s, s->lines + i % lines * TEXT_BYTES);
+}
+
+const char *pccl_sim_report(const struct pccl_sim *s) { return s->report_length > 0 ? s->report : ""; }
+
+enum pccl_sim_state pccl_sim_go(struct pccl_sim *s, uint32_t events) {
+    bool running = s->state == PCCL_SIM_RUNNING;
+    for (uint32_t i = 0; i < events && s->state == PCCL_SIM_RUNNING; i++) step(s);
+    if (running && s->state == PCCL_SIM_FAILED) write_report(s);
+    return s->state;
+}

@@ -1,0 +1,60 @@
+// The deterministic simulator: the shipped minds of the master and of the peers, the plan of the ring and the plan of a transfer, in virtual
+// time, over a virtual network, against faults drawn from a seed. After every event the invariants of docs/design.md are checked. The same
+// configuration gives the same run, event by event. docs/simulator.md tells what is modelled and what is judged.
+//
+// Not part of libpccl.so: it serves the tests and `pccl sim`. One thread per simulator; several can run side by side.
+#ifndef PCCL_SIM_H
+#define PCCL_SIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// What may go wrong; a seed draws from those that are allowed.
+enum pccl_sim_fault {
+    PCCL_SIM_CRASH = 1,        // a process ends, the kernel closes its connections
+    PCCL_SIM_POWER_OFF = 2,    // a process ends and nobody is told
+    PCCL_SIM_STALL = 4,        // a process is stopped for a while, the master's too
+    PCCL_SIM_DELAY = 8,        // a path is slow for a while
+    PCCL_SIM_BREAK = 16,       // a connection between two peers is reset
+    PCCL_SIM_PARTITION = 32,   // two sides do not hear each other for a while
+    PCCL_SIM_ONE_WAY = 64,     // one process is not heard by some others for a while
+    PCCL_SIM_DUPLICATE = 128,  // a connection is made twice
+    PCCL_SIM_LEAVE = 256,      // a peer leaves
+    PCCL_SIM_MISUSE = 512,     // programs give wrong arguments, revisions or entries
+    PCCL_SIM_FLIP = 1024,      // one bit of a frame between a peer and the master changes
+    PCCL_SIM_MASTER = 2048,    // the master ends and is started again
+    PCCL_SIM_ALL = 4095,
+};
+
+struct pccl_sim_config {
+    uint64_t seed;
+    uint32_t peers;       // 2..16; 0: 2 to 8, by the seed
+    uint32_t fault_ms;    // virtual time during which faults happen; 0: 0.5 to 2 s, by the seed
+    uint32_t faults;      // of enum pccl_sim_fault; 0: by the seed
+    uint32_t trace_lines; // lines kept for the report
+    int trace_fd;         // every line is written here, too; -1: nowhere
+};
+
+enum pccl_sim_state {
+    PCCL_SIM_RUNNING,
+    PCCL_SIM_PASSED,
+    PCCL_SIM_FAILED,
+    PCCL_SIM_NO_MEMORY,
+};
+
+struct pccl_sim;
+
+// NULL when memory is refused. The counts are those of all runs since.
+struct pccl_sim *pccl_sim_new(void);
+void pccl_sim_free(struct pccl_sim *sim);
+// Begins a run; one under way is given up.
+enum pccl_sim_state pccl_sim_begin(struct pccl_sim *sim, const struct pccl_sim_config *config);
+// Goes on for at most that many events.
+enum pccl_sim_state pccl_sim_go(struct pccl_sim *sim, uint32_t events);
+// FAILED: the invariant and both sides, then the last lines of the trace. Valid until the next begin.
+const char *pccl_sim_report(const struct pccl_sim *sim);
+// What happened, to prove that it did: name of the count, or NULL beyond the last.
+const char *pccl_sim_count_name(uint32_t index);
+uint64_t pccl_sim_count(const struct pccl_sim *sim, uint32_t index);
+
+#endif

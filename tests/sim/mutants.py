@@ -1,0 +1,274 @@
+"""Deliberate bugs of the protocol: each is one replacement in one shipped source, and the simulator must find it.
+
+`python tests/sim/mutants.py` prints how many seeds each one takes; `... NAME` builds that one and shows the report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: What the simulator drives, beside itself.
+SOURCES = [
+    "csrc/base/log.c",
+    "csrc/base/platform.c",
+    "csrc/control/arrival.c",
+    "csrc/compute/hash.c",
+    "csrc/data/plan.c",
+    "csrc/net/socket.c",
+    "csrc/net/wire.c",
+    "csrc/state/delta.c",
+    "csrc/topology/ring_order.c",
+    *sorted(
+        str(path.relative_to(ROOT))
+        for pattern in ("control/member*.c", "control/election.c", "control/op_table.c", "sim/*.c")
+        for path in (ROOT / "csrc").glob(pattern)
+    ),
+]
+FLAGS = ["-std=c11", "-D_GNU_SOURCE=", "-DNDEBUG", "-O1", "-Icsrc", "-Icsrc/include", "-Itests/unit", "-ffunction-sections"]
+LINK = ["-Wl,--gc-sections", "-pthread", "-lm"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One deliberate bug."""
+
+    name: str
+    file: str  # below csrc
+    old: str  # occurs once
+    new: str
+    seeds: int = 1000  # within so many it must be found
+
+
+MUTANTS = [
+    Mutant(
+        name="commit_early",  # before all members are done
+        file="control/membership_ops.c",
+        old="entry->done < group->count) return;",
+        new="entry->done + 1 < group->count) return;",
+    ),
+    Mutant(
+        name="redo_after_loss",  # in place of ABORT: the caller counts on members that are gone
+        file="control/membership_ops.c",
+        old="group->lost_epoch > entry->name.epoch ? WIRE_VERDICT_ABORT",
+        new="group->lost_epoch > UINT64_MAX - 1 ? WIRE_VERDICT_ABORT",
+    ),
+    Mutant(
+        name="abort_without_loss",
+        file="control/membership_ops.c",
+        old="group->lost_epoch > entry->name.epoch ? WIRE_VERDICT_ABORT",
+        new="group->lost_epoch > 0 ? WIRE_VERDICT_ABORT",
+    ),
+    Mutant(
+        name="forget_kept",  # a small op that somebody has completed is over for the others
+        file="control/membership_ops.c",
+        old="if (entry->kept > 0) {",
+        new="if (entry->kept > group->count) {",
+    ),
+    Mutant(
+        name="wrong_supplier",
+        file="control/membership_ops.c",
+        old="m->order[group->begin + entry->supplier]->member.id",
+        new="m->order[group->begin + (entry->supplier + 1) % group->count]->member.id",
+    ),
+    Mutant(
+        name="nobody_needy",
+        file="control/membership_ops.c",
+        old="if (op_entry_is_open(entry, rank)) out->needy",
+        new="if (op_entry_is_open(entry, rank) && rank == UINT32_MAX) out->needy",
+    ),
+    Mutant(
+        name="stale_reports",  # of an older group epoch count
+        file="control/membership_ops.c",
+        old="    return header->epoch == peer->group->group_epoch;",
+        new="    return true;",
+    ),
+    Mutant(
+        name="verdict_before_all_reports",
+        file="control/membership_ops.c",
+        old="if (--group->reports_missing == 0)",
+        new="if (--group->reports_missing == (group->count > 2))",
+    ),
+    Mutant(
+        name="mismatch_to_one",  # those that have not begun the op do not hear of it
+        file="control/membership_ops.c",
+        old="    send_verdict(m, group, &verdict, NULL);\n    membership_change(m, group);",
+        new="    struct group one = *group;\n    one.begin += peer->rank;\n    one.count = 1;\n"
+        "    send_verdict(m, &one, &verdict, NULL);\n    membership_change(m, group);",
+    ),
+    Mutant(
+        name="admit_unreachable",  # a newcomer without links
+        file="control/membership_epochs.c",
+        old="    return !(from->unreachable[slot / 64] >> (slot % 64) & 1);",
+        new="    return !from->accepted || !to->accepted || !(from->unreachable[slot / 64] >> (slot % 64) & 1);",
+    ),
+    Mutant(
+        name="votes_of_the_dead",  # the count of open votes is not corrected by a departure
+        file="control/membership.c",
+        old="        if (peer->vote != 0) m->open_votes[peer->vote]--;\n",
+        new="",
+    ),
+    Mutant(
+        name="patient_without_end",  # a peer that says nothing stays
+        file="control/arrival.c",
+        old="return arrival->at_ns + arrival_wait_ns(arrival, limit_ns);",
+        new="return arrival->at_ns + 16 * arrival_wait_ns(arrival, limit_ns);",
+    ),
+    Mutant(
+        name="no_relink",  # links that broke between living members are not made again
+        file="control/membership_links.c",
+        old="    membership_change(m, group); // where",
+        new="    if (accusers > 0) membership_change(m, group); // where",
+    ),
+    Mutant(
+        name="expect_after_failure",  # a sync without a state moves the expected revision
+        file="control/membership_sync.c",
+        old="    if (code == CODE_SUCCESS) {\n        sync->committed = true;",
+        new="    if (code != CODE_SUCCESS && sync->committed) sync->expected++;\n"
+        "    if (code == CODE_SUCCESS) {\n        sync->committed = true;",
+        seeds=8000,
+    ),
+    Mutant(
+        name="receiver_gives",  # the donors in the plan are the receivers
+        file="control/membership_sync.c",
+        old="list_part(m, group, SYNC_GIVES, plan.donors)",
+        new="list_part(m, group, SYNC_RECEIVES, plan.donors)",
+    ),
+    Mutant(
+        name="torn_state_wins",  # a state whose transfer was cut short is a candidate
+        file="control/election.c",
+        old=" && !voter->vote.incomplete;",
+        new=";",
+        seeds=4000,
+    ),
+    Mutant(
+        name="sync_ends_without_all",  # one receiver that has its state ends the round
+        file="control/membership_sync.c",
+        old="bool wanted = count_part(m, group, SYNC_RECEIVES) > 0;",
+        new="bool wanted = count_part(m, group, SYNC_RECEIVES) > 0 && count_part(m, group, SYNC_RECEIVED) == 0;",
+    ),
+    Mutant(
+        name="adopt_newest_loss",  # in place of the one that the op was lost by
+        file="control/member.c",
+        old="i < m->loss_count && m->losses[i].group_epoch <= group_epoch; i++",
+        new="i < m->loss_count; i++",
+        seeds=4000,
+    ),
+    Mutant(
+        name="reduce_once_more",  # a chunk gets the input of its first sender twice
+        file="data/plan.c",
+        old="if (hop < members - 2) return PLAN_REDUCE;",
+        new="if (hop < members - 1) return PLAN_REDUCE;",
+    ),
+    Mutant(
+        name="wait_for_lost_donor",  # what was asked of a donor that is gone is not asked of another
+        file="state/delta.c",
+        old="        if (delta->leaves[leaf] == index) take_back(",
+        new="        if (delta->leaves[leaf] == HERE) take_back(",
+        seeds=4000,
+    ),
+    Mutant(
+        name="commit_forgotten",  # a master that takes the run up does not ask which ops were committed
+        file="control/membership_ops.c",
+        old="return past != NULL && past->done > 0;",
+        new="return past != NULL && past->done > group->count;",
+        seeds=6000,
+    ),
+    Mutant(
+        name="loss_forgotten",  # nor whom the group has lost
+        file="control/membership_recovery.c",
+        old="if (resume->epoch.lost_epoch > group->lost_epoch) group->lost_epoch = resume->epoch.lost_epoch;",
+        new="",
+        seeds=6000,
+    ),
+    Mutant(
+        name="vote_forgotten",  # nor which vote of all has ended already
+        file="control/membership_recovery.c",
+        old="resume.barrier.number < last->number;",
+        new="resume.barrier.number + 1 < last->number;",
+        seeds=6000,
+    ),
+    Mutant(
+        name="sync_forgotten",  # nor which round of shared state
+        file="control/membership_recovery.c",
+        old="    resumed.sync_ended = !resumed.barrier_ended && ",
+        new="    resumed.sync_ended = resumed.barrier_ended && ",
+        seeds=6000,
+    ),
+    Mutant(
+        name="revision_forgotten",  # nor the revision that is expected
+        file="control/membership_recovery.c",
+        old="    group->sync.expected = resume->epoch.sync_expected;",
+        new="    group->sync.expected = resume->epoch.sync_expected / 2;",
+        seeds=6000,
+    ),
+]
+
+
+def run(*command: str | Path) -> None:
+    """Runs a compiler."""
+    subprocess.run([str(part) for part in command], cwd=ROOT, check=True)
+
+
+def compile_one(source: str | Path, out: Path, *, here: Path | None = None) -> Path:
+    """Compiles one source; `here`: the folder that its includes are relative to."""
+    run(shutil.which("cc") or "cc", *FLAGS, *(["-iquote", here] if here else []), "-c", source, "-o", out)
+    return out
+
+
+def compile_all(folder: Path) -> dict[str, Path]:
+    """The shipped sources and the program that runs seeds, as objects by source."""
+    sources = [*SOURCES, "tests/unit/test_sim.c"]
+    return {source: compile_one(source, folder / (source.replace("/", "_") + ".o")) for source in sources}
+
+
+def link(objects: dict[str, Path], out: Path) -> Path:
+    """Links a program that runs seeds."""
+    run(shutil.which("cc") or "cc", *objects.values(), "-o", out, *LINK)
+    return out
+
+
+def build(mutant: Mutant, objects: dict[str, Path], folder: Path) -> Path:
+    """The program with the bug in it."""
+    source = ROOT / "csrc" / mutant.file
+    text = source.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        raise ValueError(f"mutant {mutant.name}: its place occurs {text.count(mutant.old)} times in csrc/{mutant.file}")
+    changed = folder / f"{mutant.name}.c"
+    changed.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    mine = compile_one(changed, folder / f"{mutant.name}.o", here=source.parent)
+    return link({**objects, f"csrc/{mutant.file}": mine}, folder / mutant.name)
+
+
+def hunt(program: Path, first: int, seeds: int) -> tuple[int | None, str]:
+    """The number of seeds until one fails (None: all pass), and what was said."""
+    done = subprocess.run([program, str(first), str(seeds), "1"], capture_output=True, text=True, check=False)
+    failed = [line for line in done.stderr.splitlines() if line.startswith("seed ")]
+    if done.returncode < 0:
+        return 0, f"seed ?: ended by signal {-done.returncode}\n{done.stderr}"
+    return (int(failed[0].split()[1].rstrip(",")) - first + 1 if failed else None), done.stderr
+
+
+def main() -> None:
+    """Prints how many seeds each mutant takes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        objects = compile_all(folder)
+        for mutant in MUTANTS:
+            if sys.argv[1:] and mutant.name not in sys.argv[1:]:
+                continue
+            found, said = hunt(build(mutant, objects, folder), 1, mutant.seeds)
+            told = next((line for line in said.splitlines() if line.startswith("seed ")), "not found")
+            print(f"{mutant.name:28} {'-' if found is None else found:>6} of {mutant.seeds}: {told}", flush=True)
+            if sys.argv[1:]:
+                print(said)
+
+
+if __name__ == "__main__":
+    main()

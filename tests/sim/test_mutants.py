@@ -1,0 +1,24 @@
+"""The simulator finds every deliberate bug of mutants.py within the seeds stated there, and nothing where there is none."""
+
+import shutil
+
+import mutants
+import pytest
+
+pytestmark = [pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory):
+    return mutants.compile_all(tmp_path_factory.mktemp("objects"))
+
+
+def test_passes_without_a_bug(objects, tmp_path):
+    found, said = mutants.hunt(mutants.link(objects, tmp_path / "sound"), 1, 200)
+    assert found is None, said
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
+def test_finds(mutant, objects, tmp_path):
+    found, said = mutants.hunt(mutants.build(mutant, objects, tmp_path), 1, mutant.seeds)
+    assert found is not None, f"{mutant.seeds} seeds pass in spite of it: {said.splitlines()[-2:]}"

@@ -1,0 +1,89 @@
+"""`pccl sim`: its exit status and what it prints, and seeds that once failed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+from click.testing import CliRunner
+
+from pccl import _sim
+from pccl.cli import main
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["sim", *arguments])
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        161,  # a mismatch and a loss of one call, in another order than the others met them
+        251,
+        714146,
+        1013730,
+        1025488,
+        313,  # a loss that only another group had heard of when the master was lost
+        500435,  # a mismatch of a call that a member had begun an epoch earlier
+        504061,  # a vote that was sent twice to the master that took the run up
+    ],
+)
+def test_seed_passes(seed):
+    result = run("--seed", str(seed))
+    assert result.exit_code == 0, result.output
+
+
+def test_prints_what_happened():
+    result = run("--seed", "1", "--seeds", "50", "--jobs", "2")
+    assert result.exit_code == 0, result.output
+    assert "50 seeds from 1" in result.output
+    assert "all passed" in result.output
+    assert "ops committed" in result.output
+
+
+def test_long_seed_with_chosen_faults():
+    result = run("--seed", "3", "--peers", "16", "--minutes", "0.05", "--faults", "crash,stall")
+    assert result.exit_code == 0, result.output
+    assert "partitions" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--faults", "rain"], "'rain' is no fault"),
+        (["--trace", "--seeds", "2"], "--trace is for one seed"),
+        (["--peers", "1"], "2<=x<=16"),
+    ],
+)
+def test_wrong_arguments(arguments, words):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_trace_replays():
+    command = [sys.executable, "-m", "pccl.cli", "sim", "--seed", "9", "--trace"]
+    first, second = (subprocess.run(command, capture_output=True, check=True, timeout=60).stdout for _ in range(2))
+    assert first == second
+    assert b"peer 1: starts" in first
+
+
+def test_interrupt():
+    command = [sys.executable, "-m", "pccl.cli", "sim", "--seeds", "100000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(2)
+        os.kill(process.pid, signal.SIGINT)
+        out, error = process.communicate(timeout=20)
+    assert process.returncode == 2, error
+    assert "interrupted after" in out
+    assert "Traceback" not in error
+
+
+def test_fault_names_are_those_of_the_core():
+    assert sum(_sim.FAULTS.values()) == _sim._C.PCCL_SIM_ALL
