@@ -1,6 +1,7 @@
 #include "data/plan.h"
 
 enum { SHARD_ALIGN = 16,
+       SEGMENT_ALIGN = 1024, // elements: segments of a tensor that is aligned are aligned themselves
        CHUNKS_PER_SHARD = 16 };
 
 enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
@@ -12,6 +13,23 @@ enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uin
     uint64_t ring_rounds = 2 * (n - 1) + 3; // READY, then DONE and the verdict
     uint64_t ring = 1000 * latency_us * ring_rounds + 2 * (n - 1) * byte_cost / n;
     return small <= ring ? PLAN_SMALL : PLAN_RING;
+}
+
+static uint64_t segment_elements(uint64_t count, size_t element_bytes) {
+    uint64_t size = count / PLAN_SEGMENTS, least = PLAN_SEGMENT_MIN / element_bytes;
+    if (size < least) size = least;
+    return (size + SEGMENT_ALIGN - 1) / SEGMENT_ALIGN * SEGMENT_ALIGN;
+}
+
+uint32_t plan_segments(uint64_t count, size_t element_bytes) {
+    if (count < PLAN_SEGMENTED_MIN / element_bytes) return 1;
+    return (uint32_t)(count / segment_elements(count, element_bytes));
+}
+
+struct plan_range plan_segment(uint64_t count, size_t element_bytes, uint32_t segment) {
+    uint32_t segments = plan_segments(count, element_bytes);
+    uint64_t size = segment_elements(count, element_bytes);
+    return segments == 1 ? (struct plan_range){0, count} : (struct plan_range){size * segment, segment + 1 == segments ? count : size * (segment + 1)};
 }
 
 struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard) {

@@ -187,7 +187,7 @@ static void link_down(char peer, char accused) {
     say(peer, &out);
 }
 
-static struct wire_op_name name_of(uint64_t epoch, uint64_t tag) { return (struct wire_op_name){epoch, tag, 1}; }
+static struct wire_op_name name_of(uint64_t epoch, uint64_t tag) { return (struct wire_op_name){epoch, tag, 1, 0}; }
 
 static void done(const char *peers, uint64_t group_epoch, uint64_t tag) {
     for (; *peers; peers++) {
