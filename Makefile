@@ -13,7 +13,7 @@ BUILT_FROM := CMakeLists.txt pccl/_version.py $(shell find csrc bindings -type f
 .PHONY: help setup build test test-c test-python check lint format check-address check-thread bench demo clean
 
 help:
-	@echo 'make demo    train a small model with three peers, and kill one of them'
+	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
 	@echo 'make test    all tests'
 	@echo 'make check   lint, types, and the C tests under sanitizers'
 	@echo 'make format  bring the sources into shape'

@@ -11,6 +11,8 @@ import torch
 from pccl._tensors import is_numpy_array, is_torch_tensor
 from pccl._types import TensorInfo
 
+MAKE_ANEW = "make a new SharedState with the revision of this one"
+
 
 class Scalar:
     """Something that is no tensor, in a tensor: `load` copies it in before a sync, `store` back after it."""
@@ -47,16 +49,21 @@ class Extra(MutableMapping[str, Any]):
         return self._tensors[name]
 
     def __getitem__(self, name: str) -> Any:
+        self._require(name)
         kind = self._kinds.get(name)
         return self._tensors[name] if kind is None else kind(self._tensors[name].item())
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name not in self._tensors:
-            raise KeyError(f"{name!r} is not part of the shared state: give it to from_module")
-        if name in self._kinds:
-            self._tensors[name][0] = value
-        else:
+        self._require(name)
+        kind = self._kinds.get(name)
+        if kind is None:
             self._tensors[name][...] = value
+            return
+        if kind is not float and kind(value) != value:
+            raise ValueError(
+                f"extra {name!r} is of type {kind.__name__} and cannot hold {value!r}: give it to from_module as a float"
+            )
+        self._tensors[name][0] = value
 
     def __delitem__(self, name: str) -> None:
         raise TypeError("what is part of a shared state cannot be taken out of it")
@@ -66,6 +73,13 @@ class Extra(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def _require(self, name: str) -> None:
+        if name not in self._tensors:
+            raise KeyError(f"{name!r} is not part of the shared state: give it to from_module as extra")
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -97,17 +111,49 @@ def _make_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None
     init(group, *([] for _ in list(inspect.signature(init).parameters)[1:]))
 
 
-def _numbers(groups: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str, int | None, type]]:
-    """Where the numbers of the param groups are: learning rates, betas, ..."""
-    found: list[tuple[dict[str, Any], str, int | None, type]] = []
-    for group in groups:
+def _numbers(groups: list[dict[str, Any]]) -> list[tuple[int, str, int | None]]:
+    """Where the numbers of the param groups are: learning rates, betas, ... Group, key, place in a tuple."""
+    found: list[tuple[int, str, int | None]] = []
+    for number, group in enumerate(groups):
         for key in sorted(group):
             value = group[key]
             if isinstance(value, (bool, int, float)):
-                found.append((group, key, None, type(value)))
+                found.append((number, key, None))
             elif isinstance(value, tuple) and all(isinstance(one, (int, float)) for one in value):
-                found += [(group, key, at, type(one)) for at, one in enumerate(value)]
+                found += [(number, key, at) for at in range(len(value))]
     return found
+
+
+def _like(old: Any, value: float) -> Any:
+    """`value` as the type of `old`, as far as it fits: a learning rate that began as the int 1 may have become 0.5."""
+    if isinstance(old, bool):
+        return bool(value)
+    return int(value) if isinstance(old, int) and value.is_integer() else value
+
+
+def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by the names of their entries."""
+    found = {f"parameter/{name}": parameter.detach() for name, parameter in module.named_parameters()}
+    return found | {f"buffer/{name}": buffer for name, buffer in module.named_buffers()}
+
+
+def _layout(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Which parameters an optimizer has, and of what its state and its groups consist."""
+    found: list[Any] = list(_numbers(optimizer.param_groups))
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter) or {}
+            found.append((id(parameter), sorted(key for key, value in state.items() if value is not None)))
+    return found
+
+
+def _shareable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory with a data type that entries can have."""
+    if tensor.is_complex() and not tensor.is_conj():
+        return torch.view_as_real(tensor)
+    if tensor.dtype in (torch.bool, torch.float8_e4m3fn, torch.float8_e5m2):
+        return tensor.view(torch.uint8)
+    return tensor
 
 
 class Collector:
@@ -116,11 +162,19 @@ class Collector:
     def __init__(self) -> None:
         self.infos: list[TensorInfo] = []
         self.scalars: list[Scalar] = []
+        self.checks: list[Callable[[], str | None]] = []
         self.extra = Extra()
 
-    def _add(self, name: str, tensor: Any, current: Callable[[], Any] | None = None) -> None:
-        made = TensorInfo.from_torch(tensor, name) if is_torch_tensor(tensor) else TensorInfo.from_numpy(tensor, name)
-        made.current = current
+    def _add(self, name: str, tensor: Any, current: Callable[[], torch.Tensor] | None = None) -> None:
+        if is_numpy_array(tensor):
+            made = TensorInfo.from_numpy(tensor, name)
+        else:
+            try:
+                made = TensorInfo.from_torch(_shareable(tensor), name)
+            except AssertionError as error:
+                hint = "; a parameter: parameter.data = parameter.data.contiguous()" if name.startswith("parameter/") else ""
+                raise AssertionError(f"{error}{hint}") from None
+            made.current = lambda: _shareable(tensor if current is None else current())
         self.infos.append(made)
 
     def _add_scalar(self, name: str, get: Callable[[], torch.Tensor], put: Callable[[torch.Tensor], None]) -> None:
@@ -129,13 +183,38 @@ class Collector:
         self.scalars.append(Scalar(tensor, get, put))
 
     def add_module(self, module: torch.nn.Module) -> None:
-        for name, parameter in module.named_parameters():
-            self._add(f"parameter/{name}", parameter.detach(), lambda name=name: module.get_parameter(name).detach())  # type: ignore[misc]
-        for name, buffer in module.named_buffers():
-            self._add(f"buffer/{name}", buffer, lambda name=name: module.get_buffer(name))  # type: ignore[misc]
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
+        known = _tensors_of(module)
+        now = known
+
+        def check() -> str | None:
+            nonlocal now
+            now = _tensors_of(module)
+            for names, what in ((known.keys() - now.keys(), "no longer has"), (now.keys() - known.keys(), "also has")):
+                if names:
+                    return f"the module {what} {min(names)!r} since the shared state was made: {MAKE_ANEW}"
+            return None
+
+        self.checks.append(check)
+        for name, tensor in known.items():
+            self._add(name, tensor, lambda name=name: now[name])  # type: ignore[misc]
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
         make_state(optimizer)
+        layout = _layout(optimizer)
+
+        def check() -> str | None:
+            if _layout(optimizer) == layout:
+                return None
+            return (
+                "the optimizer has other parameters, groups or state than when the shared state was made, as after "
+                f"add_param_group or load_state_dict of another optimizer: {MAKE_ANEW}"
+            )
+
+        self.checks.append(check)
         number = 0
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -144,18 +223,22 @@ class Collector:
         places = _numbers(optimizer.param_groups)
 
         def get() -> torch.Tensor:
-            values = [group[key] if at is None else group[key][at] for group, key, at, _ in places]
+            groups = optimizer.param_groups  # load_state_dict makes new ones
+            values = [groups[number][key] if at is None else groups[number][key][at] for number, key, at in places]
             return torch.tensor(values, dtype=torch.float64)
 
         def put(values: torch.Tensor) -> None:
-            for (group, key, at, kind), value in zip(places, values.tolist(), strict=True):
-                if at is None:
-                    group[key] = kind(value)
-                else:
-                    group[key] = (*group[key][:at], kind(value), *group[key][at + 1 :])
+            for (number, key, at), value in zip(places, values.tolist(), strict=True):
+                group = optimizer.param_groups[number]
+                old = group[key]
+                group[key] = _like(old, value) if at is None else (*old[:at], _like(old[at], value), *old[at + 1 :])
 
         if places:
             self._add_scalar("optimizer/numbers", get, put)
+        for number, group in enumerate(optimizer.param_groups):
+            for key in sorted(key for key in group if is_torch_tensor(group[key])):  # such as a learning rate for `capturable`
+                current = lambda number=number, key=key: optimizer.param_groups[number][key]  # noqa: E731
+                self._add(f"optimizer/group {number}/{key}", group[key], current)
 
     def _add_parameter_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, number: int) -> None:
         state = optimizer.state.get(parameter) or {}
@@ -181,5 +264,7 @@ class Collector:
         self._add_scalar("rng/torch", torch.get_rng_state, torch.set_rng_state)
 
     def add_extra(self, extra: Mapping[str, Any]) -> None:
+        if not isinstance(extra, Mapping):
+            raise TypeError(f"extra must be a dict of values by name, not {type(extra).__name__}")
         for name, value in extra.items():
             self._add(f"extra/{name}", self.extra.add(name, value))

@@ -26,7 +26,11 @@ class SharedState:
     """
 
     def __init__(self, tensor_infos: list[TensorInfo]) -> None:
-        require(bool(tensor_infos), "a shared state needs at least one tensor")
+        require(len(tensor_infos) > 0, "a shared state needs at least one tensor")
+        for position, info in enumerate(tensor_infos):
+            if not isinstance(info, TensorInfo):
+                kind = type(info).__name__
+                raise TypeError(f"entry {position} is a {kind}, not a TensorInfo: TensorInfo.from_torch(tensor, name) makes one")
         self._tensor_infos: Sequence[TensorInfo] = tuple(tensor_infos)
         self._names = [_ffi.new("char[]", info.name.encode()) for info in tensor_infos]
         self._infos = _ffi.new("pcclTensorInfo_t[]", len(tensor_infos))
@@ -39,6 +43,7 @@ class SharedState:
             c_info.allow_content_inequality = info.allow_content_inequality
         self._state = _ffi.new("pcclSharedState_t *", (0, len(tensor_infos), self._infos))
         self._scalars: list[Scalar] = []
+        self._checks: list[Callable[[], str | None]] = []
         self.extra: MutableMapping[str, Any] = {}
         """What `from_module` was given as `extra`, by name. Numbers are read and written here."""
 
@@ -56,7 +61,7 @@ class SharedState:
         The parameters and buffers of `module`; the state and the numbers (learning rate, ...) of `optimizer`, whose state is
         made if there is none yet; the state of torch's CPU generator unless `rng_state` is False; and `extra`: tensors, arrays,
         ints (such as a step or a position in the data), floats and bools, by name. Numbers are used through `state.extra`:
-        `state.extra["step"] += 1`.
+        `state.extra["step"] += 1`. An int stays one: give what is to take fractions as a float.
         """
         from pccl._module import Collector  # torch is not imported before it is needed
 
@@ -69,6 +74,7 @@ class SharedState:
         collector.add_extra(extra or {})
         made = cls(collector.infos)
         made._scalars = collector.scalars
+        made._checks = collector.checks
         made.extra = collector.extra
         return made
 
@@ -79,6 +85,8 @@ class SharedState:
 
     @revision.setter
     def revision(self, value: int) -> None:
+        if not 0 <= value < 1 << 64:
+            raise ValueError(f"revision must be from 0 to 2**64 - 1, not {value}")
         self._state.revision = value
 
     def push_revision(self) -> None:
@@ -100,8 +108,8 @@ class SharedState:
 
     def _collect(self, function: str) -> None:
         """Before the tensors are read: refuses those that were replaced, and copies what lies elsewhere into them."""
-        for info in self._tensor_infos:
-            problem = info.replaced()
+        for check in (*self._checks, *(info.replaced for info in self._tensor_infos)):
+            problem = check()
             if problem:
                 raise error_for(_C.pcclInvalidArgument, function, problem)
         for scalar in self._scalars:

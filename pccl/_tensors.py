@@ -55,6 +55,8 @@ def is_numpy_array(value: object) -> bool:
 
 def torch_memory(tensor: Any, role: str) -> Memory:
     """The memory of a torch tensor; `role` is what texts call it."""
+    if not is_torch_tensor(tensor):
+        raise TypeError(f"{role} must be a torch.Tensor, not {type(tensor).__name__}")
     torch = sys.modules["torch"]
     if type(tensor) is not torch.Tensor and any("DTensor" in kind.__name__ for kind in type(tensor).__mro__):
         raise AssertionError(f"{role} must not be a distributed tensor (DTensor): pass its local part, tensor.to_local()")
@@ -65,19 +67,28 @@ def torch_memory(tensor: Any, role: str) -> Memory:
         raise AssertionError(f"{role} must be contiguous: call .contiguous() first")
     if tensor.is_neg():
         raise AssertionError(f"{role} is a lazily negated view: call .resolve_neg() first")
-    return Memory(tensor.data_ptr(), tensor.numel(), DataType.from_torch_dtype(tensor.dtype), device)
+    return Memory(tensor.data_ptr(), tensor.numel(), _named(role, DataType.from_torch_dtype, tensor.dtype), device)
 
 
 def numpy_memory(array: Any, role: str) -> Memory:
     """The memory of a numpy array; `role` is what texts call it."""
+    if not is_numpy_array(array):
+        raise TypeError(f"{role} must be a numpy.ndarray, not {type(array).__name__}")
     if not array.flags.c_contiguous:
         raise AssertionError(f"{role} must be contiguous: call numpy.ascontiguousarray first")
-    dtype = DataType.from_numpy_dtype(array.dtype)
+    dtype = _named(role, DataType.from_numpy_dtype, array.dtype)
     try:
         pointer = int(_ffi.cast("uintptr_t", _ffi.from_buffer(array)))  # three times as fast as array.ctypes
     except (ValueError, TypeError):  # bfloat16 has no buffer interface
         pointer = array.ctypes.data
     return Memory(pointer, array.size, dtype, DeviceType.CPU)
+
+
+def _named(role: str, convert: Callable[[Any], DataType], dtype: Any) -> DataType:
+    try:
+        return convert(dtype)
+    except (ValueError, AssertionError) as error:
+        raise type(error)(f"{role}: {error}") from None
 
 
 def reduce_buffers(send: Any, recv: Any) -> Buffers:

@@ -133,6 +133,13 @@ EMPTY_POINTER = 1
 """Stands for the memory of tensors without elements, which have none."""
 
 
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a tensor must be a str, not {type(name).__name__}")
+    if "\0" in name:
+        raise ValueError(f"the name of a tensor must not contain a zero character: {name!r}")
+
+
 class TensorInfo:
     """One named entry of a shared state. Made from a tensor, it keeps the tensor alive."""
 
@@ -146,6 +153,7 @@ class TensorInfo:
         device_type: DeviceType,
         allow_content_inequality: bool,
     ) -> None:
+        _check_name(name)
         if data_ptr == 0:
             raise ValueError(f"tensor {name!r} has no memory: its data pointer is 0")
         self.name = name
@@ -161,6 +169,7 @@ class TensorInfo:
     @classmethod
     def from_torch(cls, tensor: torch.Tensor, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
         """For a contiguous torch tensor on CPU or CUDA, of any shape. AssertionError for others."""
+        _check_name(name)
         memory = torch_memory(tensor, f"tensor {name!r}")
         made = cls(
             name,
@@ -176,6 +185,7 @@ class TensorInfo:
     @classmethod
     def from_numpy(cls, tensor: np.ndarray[Any, Any], name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
         """For a contiguous numpy array of any shape. AssertionError for others."""
+        _check_name(name)
         memory = numpy_memory(tensor, f"tensor {name!r}")
         made = cls(
             name,
@@ -198,7 +208,8 @@ class TensorInfo:
             return None
         return (
             f"the tensor {self.name!r} was replaced since the shared state was made (other memory, size or type): "
-            "update it in place (tensor.copy_(...), optimizer.step()), or make a new SharedState"
+            "update it in place, as tensor.copy_(...) and optimizer.step() do, "
+            "or make a new SharedState with the revision of this one"
         )
 
     def __repr__(self) -> str:

@@ -303,16 +303,20 @@ struct wire_sync_end {
 };
 
 // Data frames. header.epoch is 0: they belong to a round, not to a group epoch, and live through losses of others. In struct wire_op: tag = round;
-// sequence = any number of the asker's, given back in the answer; fingerprint, shard and hop are 0. `offset` is a leaf's number: the
+// sequence = any number of the asker's, given back in the answer; fingerprint, hop and, where nothing is said, shard are 0. `offset` is a leaf's number: the
 // leaves (256 KiB, the last one of an entry may be shorter) of all entries without the allow flag, in the order of the mask, counted from 0
 // through the whole state; the mask tells both sides which entry and place that is. Frames of another round are discarded, but for asks that
 // come before the donor's PLAN: they wait for it. Nothing is sent that was not asked for.
 //   SYNC_ASK_HASHES  offset = first leaf, extra = number of hashes (1..WIRE_SYNC_MAX_HASHES), no payload
 //   SYNC_HASHES      offset, extra as asked; payload: the hashes, u64 each, little-endian. All of them give the content hash of the plan.
-//   SYNC_ASK         offset = first leaf, extra = number of leaves (1..WIRE_SYNC_MAX_LEAVES), no payload
-//   SYNC_LEAF        offset = leaf, extra = wire_sync_coding; payload: the leaf's bytes in that coding, never longer than the leaf
-enum wire_sync_coding { WIRE_SYNC_PLAIN,
-                        WIRE_SYNC_LZ4 };
+//   SYNC_ASK         offset = first leaf, extra = number of leaves (1..WIRE_SYNC_MAX_LEAVES), shard = the codings that the asker takes beside
+//                    plain, 1 << wire_sync_coding each; no payload
+//   SYNC_LEAF        offset = leaf, extra = wire_sync_coding; payload: the leaf in that coding
+enum wire_sync_coding {
+    WIRE_SYNC_PLAIN,  // its bytes
+    WIRE_SYNC_LZ4,    // one LZ4 block, shorter than the leaf
+    WIRE_SYNC_PLACED, // u64, where it lies in the sender's memory, for an asker that can read it (data/memory); it stays there for the round
+};
 
 enum wire_link_kind { WIRE_LINK_DATA = 1,
                       WIRE_LINK_PROBE };

@@ -9,7 +9,6 @@
 
 enum {
     UNIT_LEAVES = 16, // taken by one thread at once
-    THREADS_MOST = 64,
     THREADS_DEFAULT = 8,
     ALONE_BYTES = 8 << 20, // not worth a second thread
 };
@@ -91,18 +90,18 @@ static void *hash_units(void *context) {
     return NULL;
 }
 
-static unsigned thread_limit(void) {
+unsigned content_thread_limit(void) {
     unsigned limit = platform_cpu_count();
     if (limit > THREADS_DEFAULT) limit = THREADS_DEFAULT;
     const char *value = getenv("PCCL_HASH_THREADS");
     long asked = value == NULL ? 0 : strtol(value, NULL, 10);
     if (asked < 1) return limit;
-    return asked < THREADS_MOST ? (unsigned)asked : THREADS_MOST;
+    return asked < CONTENT_THREADS_MOST ? (unsigned)asked : CONTENT_THREADS_MOST;
 }
 
 bool content_hash(struct content *content, int64_t deadline) {
-    pthread_t helpers[THREADS_MOST];
-    unsigned count = 0, limit = content->layout.bytes <= ALONE_BYTES ? 1 : thread_limit();
+    pthread_t helpers[CONTENT_THREADS_MOST];
+    unsigned count = 0, limit = content->layout.bytes <= ALONE_BYTES ? 1 : content_thread_limit();
     content->deadline = deadline;
     while (count + 1 < limit && platform_thread_start(&helpers[count], "pccl:hash", hash_units, content)) count++;
     hash_units(content);

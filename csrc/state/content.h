@@ -15,6 +15,8 @@
 #include "../net/wire.h"
 #include "delta.h"
 
+enum { CONTENT_THREADS_MOST = 64 };
+
 struct content {
     struct delta_layout layout; // of the entries without the allow flag, in order
     uint64_t *leaves;           // their hashes, when content_hash has returned true
@@ -22,6 +24,9 @@ struct content {
     atomic_uint_fast64_t next; // leaf to be hashed
     int64_t deadline;
 };
+
+// How many threads may work on a state at once.
+unsigned content_thread_limit(void);
 
 // Copies what it needs; the tensors are borrowed until content_free. The state was checked. NULL when memory is refused.
 struct content *content_new(const pcclSharedState_t *state);

@@ -254,6 +254,8 @@ void delta_revoke(struct delta *delta, uint32_t index) {
     donor->arrived = 0;
 }
 
+void delta_lost(struct delta *delta, uint64_t leaf) { take_back(delta, leaf, length_of(delta, leaf)); }
+
 void delta_shun(struct delta *delta, uint32_t donor) {
     delta->donors[donor].shunned = true;
     delta_revoke(delta, donor);

@@ -73,6 +73,8 @@ void delta_arrived(struct delta *delta, uint64_t leaf, uint32_t donor, int64_t n
 void delta_wrong(struct delta *delta, uint64_t leaf, uint32_t donor);
 // What was asked of the donor will not come: it is wanted again. The donor may be asked further.
 void delta_revoke(struct delta *delta, uint32_t donor);
+// A leaf will not come as was said: it is wanted again.
+void delta_lost(struct delta *delta, uint64_t leaf);
 // The donor stalls: revoked, and asked only when no other donor is left.
 void delta_shun(struct delta *delta, uint32_t donor);
 // The donor is gone.

@@ -6,17 +6,20 @@
 
 #include "../base/log.h"
 #include "../data/engine_private.h"
+#include "crew.h"
 
 enum {
     ASKS_MAX = 2 * DELTA_LEAVES_ON_WAY, // of one requester; twice, for those repeated after a link broke
     TICK_MS = 50,
-    PROGRESS_SECONDS = 5, // between two lines of the log
+    CREW_BYTES = 64 << 10, // a leaf that is worth another thread
+    PROGRESS_SECONDS = 5,  // between two lines of the log
 };
 
 struct ask {
     uint16_t type;
     uint64_t round, first;
     uint32_t count, sequence;
+    uint16_t codings; // see SYNC_ASK
 };
 
 struct requester {
@@ -32,6 +35,8 @@ struct donor {
     uint64_t kept;     // bytes
     uint64_t seen;     // bytes that came on its lanes, when looked at last
     int64_t progress_at;
+    pid_t process;   // its leaves are taken out of the memory of this one; 0: they are sent
+    bool unreadable; // that has failed
 };
 
 enum phase {
@@ -59,6 +64,7 @@ struct sync {
     int64_t hashes_asked_at;
     bool *hashes_bad; // by donor
     struct delta *delta;
+    struct crew *crew; // made when there is work for it
     struct sync_report report; // written under the lock
 };
 
@@ -66,6 +72,7 @@ bool sync_is_frame(uint16_t type) { return type >= WIRE_SYNC_ASK_HASHES && type 
 
 // ---- life ----
 static void sync_free(struct sync *sync) {
+    crew_free(sync->crew);
     while (sync->requesters != NULL) {
         struct requester *requester = sync->requesters;
         sync->requesters = requester->next;
@@ -109,8 +116,10 @@ void sync_plan(struct engine *engine, const struct wire_sync_plan *plan) {
     free(copy);
 }
 
-// Lock held, and the thread is here or has ended: no lane touches a tensor any more.
+// Lock held, and the thread is here or has ended: no lane touches a tensor any more. The crew ends what it has begun before the caller of
+// sync_end returns.
 static void let_go(struct engine *engine) {
+    if (engine->sync->crew != NULL) crew_stop(engine->sync->crew);
     for (size_t i = 0; i < engine->lane_count; i++) lane_let_go_sync(engine->lanes[i]);
     engine->sync_over = engine->sync;
     engine->sync = NULL;
@@ -189,33 +198,39 @@ static bool take_ask(struct lane *lane) {
     struct requester *requester = requester_of(sync, lane->peer);
     if (requester == NULL || requester->count == ASKS_MAX) return false;
     requester->asks[(requester->first + requester->count++) % ASKS_MAX] =
-        (struct ask){.type = lane->header.type, .round = head->tag, .first = head->offset, .count = head->extra, .sequence = head->sequence};
+        (struct ask){.type = lane->header.type, .round = head->tag, .first = head->offset, .count = head->extra, .sequence = head->sequence, .codings = head->shard};
     peer_heat(lane->peer);
     return true;
 }
 
 // Lock held.
-static struct frame *answer(struct engine *engine, struct sync *sync, struct ask *ask) {
-    uint16_t type = ask->type;
-    struct wire_op head = {.tag = ask->round, .offset = ask->first, .sequence = ask->sequence};
-    const uint8_t *payload;
-    size_t length;
-    if (type == WIRE_SYNC_ASK_HASHES) {
-        head.extra = ask->count;
-        payload = (const uint8_t *)(sync->content->leaves + ask->first);
-        length = ask->count * sizeof(uint64_t);
-        ask->count = 0;
-    } else {
-        struct delta_piece piece = delta_layout_find(&sync->content->layout, ask->first);
-        head.extra = WIRE_SYNC_PLAIN;
-        payload = (const uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
-        length = piece.length;
-        ask->first++;
-        ask->count--;
-    }
-    struct frame *frame = new_frame(engine, type == WIRE_SYNC_ASK ? WIRE_SYNC_LEAF : WIRE_SYNC_HASHES, &head, length);
-    if (frame != NULL) frame->payload = payload;
+static struct frame *answer_hashes(struct engine *engine, struct sync *sync, struct ask *ask) {
+    struct wire_op head = {.tag = ask->round, .offset = ask->first, .extra = ask->count, .sequence = ask->sequence};
+    struct frame *frame = new_frame(engine, WIRE_SYNC_HASHES, &head, ask->count * sizeof(uint64_t));
+    if (frame != NULL) frame->payload = (const uint8_t *)(sync->content->leaves + ask->first);
+    ask->count = 0;
     return frame;
+}
+
+// Lock held.
+static struct frame *answer_leaf(struct engine *engine, struct sync *sync, struct ask *ask) {
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, ask->first);
+    const uint8_t *leaf = (const uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
+    bool placed = (ask->codings & 1 << WIRE_SYNC_PLACED) != 0 && memory_can_be_read(leaf, piece.length);
+    struct wire_op head = {.tag = ask->round, .offset = ask->first, .sequence = ask->sequence, .extra = placed ? WIRE_SYNC_PLACED : WIRE_SYNC_PLAIN};
+    struct frame *frame = new_frame(engine, WIRE_SYNC_LEAF, &head, placed ? PLACE_BYTES : piece.length);
+    ask->first++;
+    ask->count--;
+    if (frame == NULL) return NULL;
+    uint64_t address = (uint64_t)(uintptr_t)leaf;
+    memcpy(frame->place, &address, sizeof address);
+    frame->payload = placed ? frame->place : leaf;
+    return frame;
+}
+
+// Lock held.
+static struct frame *answer(struct engine *engine, struct sync *sync, struct ask *ask) {
+    return ask->type == WIRE_SYNC_ASK ? answer_leaf(engine, sync, ask) : answer_hashes(engine, sync, ask);
 }
 
 // Lock held.
@@ -278,7 +293,9 @@ static void pump_donor(struct engine *engine, uint32_t index, int64_t now) {
         struct delta_run run = delta_ask(sync->delta, index, now);
         if (run.count == 0) return;
         if (idle) donor->progress_at = now;
+        if (donor->process == 0 && !donor->unreadable) donor->process = donor->peer->memory;
         struct wire_op head = {.tag = sync->plan->round, .offset = run.first, .extra = run.count, .sequence = ++sync->sequence};
+        if (donor->process != 0) head.shard = 1 << WIRE_SYNC_PLACED;
         if (send_ask(engine, donor->peer, WIRE_SYNC_ASK, &head)) continue;
         delta_revoke(sync->delta, index);
         return;
@@ -292,7 +309,7 @@ static void pump(struct engine *engine) {
     for (uint32_t i = 0; i < sync->donor_count; i++) pump_donor(engine, i, now);
     if (delta_missing(sync->delta) == 0)
         finish(engine, true);
-    else if (delta_hopeless(sync->delta))
+    else if (delta_hopeless(sync->delta) && (sync->crew == NULL || crew_idle(sync->crew)))
         finish(engine, false);
 }
 
@@ -365,6 +382,73 @@ static uint32_t donor_of(const struct sync *sync, const struct peer *peer) {
     return i;
 }
 
+// A leaf is in its place, and checked.
+static void keep_leaf(struct engine *engine, const struct crew_job *job) {
+    struct sync *sync = engine->sync;
+    struct donor *donor = &sync->donors[job->donor];
+    delta_arrived(sync->delta, job->leaf, job->donor, platform_now_ns());
+    donor->kept += job->length;
+    pthread_mutex_lock(&engine->lock);
+    sync->report.donors += donor->kept == job->length;
+    sync->report.rx_bytes += job->length;
+    sync->report.rx_leaves++;
+    sync->report.missing_bytes -= job->length;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void take_result(struct engine *engine, const struct crew_job *job) {
+    struct sync *sync = engine->sync;
+    switch (job->result) {
+    case CREW_RIGHT: keep_leaf(engine, job); break;
+    case CREW_WRONG:
+        LOG(LOG_WARN, "shared state: leaf %llu came with wrong bytes and is fetched again", (unsigned long long)job->leaf);
+        delta_wrong(sync->delta, job->leaf, job->donor);
+        delta_lost(sync->delta, job->leaf);
+        break;
+    case CREW_UNREADABLE:
+        if (!sync->donors[job->donor].unreadable) LOG(LOG_INFO, "shared state: a donor's memory cannot be read, its leaves are sent");
+        sync->donors[job->donor].process = 0;
+        sync->donors[job->donor].unreadable = true;
+        delta_lost(sync->delta, job->leaf);
+        break;
+    }
+}
+
+static void go_on(struct engine *engine, const struct crew_job *job) {
+    if (job->result == CREW_RIGHT && delta_missing(engine->sync->delta) > 0)
+        pump_donor(engine, job->donor, platform_now_ns());
+    else
+        pump(engine);
+}
+
+static void tell_crew_is_done(void *context) {
+    struct engine *engine = context;
+    pthread_mutex_lock(&engine->lock);
+    engine_wake(engine);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void take_crew_results(struct engine *engine) {
+    struct crew_job job;
+    struct crew *crew = engine->sync->crew;
+    while (crew != NULL && engine->sync->phase == PHASE_LEAVES && crew_take(crew, &job)) {
+        take_result(engine, &job);
+        go_on(engine, &job);
+    }
+}
+
+// The crew does it, or, if that is busy or the job is small, the thread itself.
+static void do_job(struct engine *engine, struct crew_job *job) {
+    struct sync *sync = engine->sync;
+    if (job->length >= CREW_BYTES) {
+        if (sync->crew == NULL) sync->crew = crew_new(tell_crew_is_done, engine);
+        if (sync->crew != NULL && crew_give(sync->crew, job)) return;
+    }
+    crew_do(job);
+    take_result(engine, job);
+    go_on(engine, job);
+}
+
 static bool take_leaf(struct lane *lane) {
     struct engine *engine = lane->engine;
     struct sync *sync = engine->sync;
@@ -373,25 +457,20 @@ static bool take_leaf(struct lane *lane) {
     if (index == sync->donor_count) return true;
     uint64_t leaf = lane->head.offset;
     struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
-    const uint8_t *at = (const uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
-    if (hash_xxh3_64(at, piece.length) == sync->theirs[leaf]) {
-        delta_arrived(sync->delta, leaf, index, platform_now_ns());
-        sync->donors[index].kept += piece.length;
-        pthread_mutex_lock(&engine->lock);
-        sync->report.donors += sync->donors[index].kept == piece.length;
-        sync->report.rx_bytes += piece.length;
-        sync->report.rx_leaves++;
-        sync->report.missing_bytes -= piece.length;
-        pthread_mutex_unlock(&engine->lock);
-        if (delta_missing(sync->delta) > 0) {
-            pump_donor(engine, index, platform_now_ns());
-            return true;
-        }
-    } else {
-        LOG(LOG_WARN, "shared state: leaf %llu came with wrong bytes and is fetched again", (unsigned long long)leaf);
-        delta_wrong(sync->delta, leaf, index);
+    struct crew_job job = {
+        .kind = CREW_HERE,
+        .leaf = leaf,
+        .donor = index,
+        .to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset,
+        .length = piece.length,
+        .expected = sync->theirs[leaf],
+    };
+    if (lane->head.extra == WIRE_SYNC_PLACED) {
+        job.kind = CREW_PLACED;
+        job.process = sync->donors[index].process;
+        memcpy(&job.from, lane->place, sizeof job.from);
     }
-    pump(engine);
+    do_job(engine, &job);
     return true;
 }
 
@@ -407,23 +486,32 @@ static bool place_hashes(struct lane *lane) {
     return true;
 }
 
+// Nobody else writes the leaf from now on. False: the crew is at it, and ends what it has begun.
+static bool take_over(struct lane *lane) {
+    struct engine *engine = lane->engine;
+    uint64_t leaf = lane->head.offset;
+    if (engine->sync->crew != NULL && crew_has(engine->sync->crew, leaf)) return false;
+    for (size_t i = 0; i < engine->lane_count; i++) {
+        struct lane *other = engine->lanes[i];
+        if (other == lane || !other->sync || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf) continue;
+        other->to = NULL;
+        other->sync = false;
+    }
+    return true;
+}
+
 static bool place_leaf(struct lane *lane) {
     struct engine *engine = lane->engine;
     struct sync *sync = engine->sync;
     const struct wire_op *head = &lane->head;
     if (sync == NULL || !sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_LEAVES) return true;
     if (donor_of(sync, lane->peer) == sync->donor_count) return true;
-    if (head->offset >= sync->content->layout.leaf_count || head->extra != WIRE_SYNC_PLAIN) return false;
+    bool placed = head->extra == WIRE_SYNC_PLACED;
+    if (head->offset >= sync->content->layout.leaf_count || (head->extra != WIRE_SYNC_PLAIN && !placed)) return false;
     struct delta_piece piece = delta_layout_find(&sync->content->layout, head->offset);
-    if (lane->length != piece.length) return false;
-    if (!delta_wants(sync->delta, head->offset)) return true;
-    for (size_t i = 0; i < engine->lane_count; i++) {
-        struct lane *other = engine->lanes[i];
-        if (other == lane || !other->sync || other->header.type != WIRE_SYNC_LEAF || other->head.offset != head->offset) continue;
-        other->to = NULL;
-        other->sync = false;
-    }
-    lane->to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
+    if (lane->length != (placed ? PLACE_BYTES : piece.length)) return false;
+    if (!delta_wants(sync->delta, head->offset) || !take_over(lane)) return true;
+    lane->to = placed ? lane->place : (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
     lane->sync = true;
     sync->report.wrote = true;
     return true;
@@ -533,6 +621,7 @@ static void tell_progress(struct sync *sync, int64_t now) {
 void sync_step(struct engine *engine) {
     struct sync *sync = engine->sync;
     if (sync == NULL || (sync->phase != PHASE_HASHES && sync->phase != PHASE_LEAVES)) return;
+    take_crew_results(engine);
     int64_t now = platform_now_ns();
     if (now < sync->tick_at) return;
     sync->tick_at = now + TICK_MS * MS_NS;

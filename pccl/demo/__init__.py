@@ -1,4 +1,4 @@
-"""The demo: a small transformer learns English on several peers, and one of them is killed.
+"""The demo: a small transformer learns English on several peers; one of them is killed, and a new one joins.
 
 ``run_demo`` is the whole of it. The parts: corpus (text), model (the network and its optimiser), worker (one peer),
 reports (what peers and orchestrator tell each other), run (orchestrator and verdict), display, plot.
@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ __all__ = ["run_demo"]
 
 _NEEDED = ("torch", "numpy", "matplotlib", "rich")
 _MIN_STEPS = 20
+_STEPS_AFTER_JOIN = 5  # at least, so that the new peer finds the others still there
 
 
 def run_demo(argv: list[str]) -> int:
@@ -51,12 +53,13 @@ def _parse(argv: list[str]) -> Options:
     parser = argparse.ArgumentParser(
         prog="pccl demo",
         description="Train a small character-level transformer data-parallel on several peers (processes on this "
-        "machine), kill one of them with SIGKILL in the middle of a step, and check that the others go on and hold "
-        "the same weights, bit for bit. Takes about two minutes on two cores.",
+        "machine). One of them is killed with SIGKILL in the middle of a step, and the others go on. Later a new peer "
+        "joins: it receives weights, optimiser, random numbers and step from the memory of the others and trains on "
+        "with them. At the end all hold the same state, bit for bit. Takes about a minute on two cores.",
         epilog="Exit status: 0 all checks hold, 1 one does not, 2 bad arguments or missing packages, 130 Ctrl-C.",
     )
     parser.add_argument("--peers", type=int, default=3, metavar="N", help="peers at the start (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=800, metavar="N", help="training steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=600, metavar="N", help="training steps (default: %(default)s)")
     parser.add_argument(
         "--kill-step", type=int, metavar="N", help="step in which a peer is killed, from 1 (default: half of the steps)"
     )
@@ -64,6 +67,18 @@ def _parse(argv: list[str]) -> Options:
         "--kill-peer", type=int, metavar="N", help="peer that is killed, from 0 (default: the one with the last number)"
     )
     parser.add_argument("--no-kill", action="store_true", help="kill nobody")
+    parser.add_argument(
+        "--join-step",
+        type=int,
+        metavar="N",
+        help="step from which on a new peer connects, after that of the kill (default: halfway from the kill to the end)",
+    )
+    parser.add_argument("--no-join", action="store_true", help="let nobody join")
+    parser.add_argument(
+        "--kill-at-join",
+        choices=("newcomer", "survivor"),
+        help="kill also the new peer, or one that was there, while the state is handed over (default: neither)",
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the weights and batches (default: %(default)s)")
     parser.add_argument(
         "--data", metavar="FILE", help="UTF-8 text to learn (default: the documentation inside Python's own library)"
@@ -81,7 +96,9 @@ def _parse(argv: list[str]) -> Options:
 
 def _checked(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Options:
     """The options, or the parser's own way out with a message and status 2."""
-    kill_step = _checked_numbers(parser, args)
+    _check_numbers(parser, args)
+    kill_step = _checked_kill(parser, args)
+    join_step = _checked_join(parser, args, kill_step)
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         parser.error(f"the demo needs {', '.join(missing)}: pip install 'pccl[demo]'")
@@ -101,6 +118,8 @@ def _checked(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Optio
         steps=args.steps,
         kill_step=kill_step,
         kill_peer=args.peers - 1 if args.kill_peer is None else args.kill_peer,
+        join_step=join_step,
+        kill_at_join=args.kill_at_join,
         seed=args.seed,
         threads=args.threads,
         data=None if args.data is None else os.path.abspath(args.data),
@@ -108,8 +127,7 @@ def _checked(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Optio
     )
 
 
-def _checked_numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int | None:
-    """Judge the numbers; returns the step of the kill, None for no kill."""
+def _check_numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if not 2 <= args.peers <= 64:
         parser.error(f"--peers must be from 2 to 64, not {args.peers}")
     if args.steps < _MIN_STEPS:
@@ -118,6 +136,10 @@ def _checked_numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         parser.error(f"--threads must be from 1 to 256, not {args.threads}")
     if not 0 <= args.seed < 2**32:
         parser.error(f"--seed must be from 0 to {2**32 - 1}, not {args.seed}")
+
+
+def _checked_kill(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int | None:
+    """The step of the kill, None for no kill."""
     if args.kill_peer is not None and not 0 <= args.kill_peer < args.peers:
         parser.error(f"--kill-peer must be from 0 to {args.peers - 1}, not {args.kill_peer}")
     if args.no_kill:
@@ -128,6 +150,28 @@ def _checked_numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     if not 1 <= kill_step <= args.steps:
         parser.error(f"--kill-step must be from 1 to {args.steps} (the number of steps), not {kill_step}")
     return kill_step
+
+
+def _checked_join(parser: argparse.ArgumentParser, args: argparse.Namespace, kill_step: int | None) -> int | None:
+    """The step from which on a new peer joins, None for no join."""
+    if args.no_join:
+        if args.join_step is not None or args.kill_at_join is not None:
+            parser.error("--no-join excludes --join-step and --kill-at-join")
+        return None
+    first, last = (kill_step or 0) + 1, args.steps - _STEPS_AFTER_JOIN
+    if first > last:
+        parser.error(
+            f"a kill in step {kill_step} of {args.steps} leaves no time to join: give an earlier --kill-step, or --no-join"
+        )
+    join_step: int = (first + args.steps) // 2 if args.join_step is None else args.join_step
+    if args.join_step is None:
+        join_step = min(join_step, last)
+    if not first <= join_step <= last:
+        after = "" if kill_step is None else " (after the kill)"
+        parser.error(f"--join-step must be from {first}{after} to {last}, not {join_step}")
+    if args.kill_at_join == "survivor" and args.peers - (kill_step is not None) < 2:
+        parser.error("--kill-at-join survivor needs two peers that live until then: give more --peers")
+    return join_step
 
 
 def _run(options: Options, interrupted: Callable[[], bool]) -> int:
@@ -179,6 +223,13 @@ def _write_summary(run: Run) -> None:
         "recovered_ms": []
         if run.kill is None
         else [round((report.at - run.kill.at) * 1e3, 1) for report in run.kill.recovered.values()],
+        "join": None
+        if run.join.joined is None
+        else {
+            "peer": run.options.newcomer,
+            **asdict(run.join.joined),
+            "held_up_ms": {index: round(report.held_seconds * 1e3, 1) for index, report in sorted(run.join.admitted.items())},
+        },
         "digests": {peer.index: peer.digest for peer in run.peers},
         "losses": [round(loss, 5) for _, loss in run.curve()],
     }

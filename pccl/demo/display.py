@@ -12,20 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from pccl.demo.run import Peer, Run
+from pccl.demo.run import Peer, Run, size_text
 
 PLAIN_LINES = 20  # per run
 
+HASH_DIGITS = 12  # of 32, where there is little room
+
 _COLOURS = {"training": "green", "finished": "green", "killed": "red", "failed": "red"}
-
-
-def size_text(size: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
 
 
 class LiveDisplay:
@@ -68,7 +61,7 @@ class LiveDisplay:
         table.add_column("state")
         for heading in ("step", "loss", "world", "tokens/s", "sent", "received"):
             table.add_column(heading, justify="right")
-        table.add_column("weights (hash @ step)")
+        table.add_column("state (hash @ step)")
         for peer in run.peers:
             table.add_row(*self._row(peer), style="dim" if peer.status == "killed" else "")
         return Group(table, self._progress)
@@ -84,8 +77,12 @@ class LiveDisplay:
             f"{peer.tokens_per_second:,.0f}",
             size_text(peer.tx_bytes),
             size_text(peer.rx_bytes),
-            "" if peer.digest is None else f"{peer.digest} @ {peer.digest_step}",
+            _state_text(peer),
         ]
+
+
+def _state_text(peer: Peer) -> str:
+    return "" if peer.digest is None else f"{peer.digest[:HASH_DIGITS]} @ {peer.digest_step}"
 
 
 class PlainDisplay:
@@ -106,7 +103,7 @@ class PlainDisplay:
 
     def update(self, run: Run) -> None:
         """Print a line once every living peer has made the next round number of steps."""
-        living = [peer for peer in run.peers if peer.status not in ("killed", "failed")]
+        living = [peer for peer in run.peers if peer.status in ("training", "halted", "finished")]
         if not living or min(peer.step for peer in living) < self._next:
             return
         self._next += self._every
@@ -114,8 +111,8 @@ class PlainDisplay:
         rate = sum(peer.tokens_per_second for peer in living)
         sent = size_text(sum(peer.tx_bytes for peer in run.peers))
         first = living[0]
-        weights = "" if first.digest is None else f"  weights {first.digest} @ {first.digest_step}"
-        self.say(f"step {first.step:4}  world {first.world}  loss {losses}  {rate:6,.0f} tokens/s  {sent} sent{weights}")
+        state = "" if first.digest is None else f"  state {_state_text(first)}"
+        self.say(f"step {first.step:4}  world {first.world}  loss {losses}  {rate:6,.0f} tokens/s  {sent} sent{state}")
 
     def say(self, text: str) -> None:
         """Print a line with the time since the start."""

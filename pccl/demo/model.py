@@ -6,13 +6,14 @@ So a gradient bucket is a slice, the optimiser updates one tensor, and the state
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from pccl import SharedState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +79,15 @@ class CharTransformer(nn.Module):
 
 
 class TrainingState:
-    """Everything that peers must hold alike: the step, the weights, the optimiser's moments.
+    """Everything that peers must hold alike: the step, the weights, the optimiser's moments, torch's random numbers.
 
-    Two states made from the same seed and advanced with the same gradients stay equal bit for bit.
+    Two states made from the same seed and advanced with the same gradients stay equal bit for bit. All of it is part of
+    `shared`: a peer that has received it goes on exactly as the others do.
     """
 
     def __init__(self, shape: Shape, *, seed: int, steps: int, rate: float = 3e-3, warm_up: int = 20) -> None:
         torch.manual_seed(seed)
         self.model = CharTransformer(shape)
-        self.step = 0
         self._steps, self._rate, self._warm_up = steps, rate, warm_up
         parameters = list(self.model.parameters())
         self.weights = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))
@@ -100,6 +101,12 @@ class TrainingState:
             parameter.grad = self.gradients[offset:end].view(parameter.shape)
             offset = end
         self.optimiser = torch.optim.AdamW([self.weights], lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+        self.shared = SharedState.from_module(self.model, self.optimiser, extra={"step": 0})
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return int(self.shared.extra["step"])
 
     def buckets(self, count: int) -> list[Tensor]:
         """The gradients as ``count`` contiguous slices of nearly equal size (views, no copies)."""
@@ -119,11 +126,11 @@ class TrainingState:
         rate = self._rate * min(1.0, (self.step + 1) / self._warm_up) * (0.55 + 0.45 * math.cos(math.pi * progress))
         self.optimiser.param_groups[0]["lr"] = rate
         self.optimiser.step()
-        self.step += 1
+        self.shared.extra["step"] += 1
 
     def digest(self) -> str:
-        """Hash of all weights, 16 hexadecimal digits."""
-        return hashlib.blake2b(self.weights.detach().numpy().tobytes(), digest_size=8).hexdigest()
+        """Hash of all of it, 32 hexadecimal digits."""
+        return self.shared.hash()
 
 
 @torch.no_grad()

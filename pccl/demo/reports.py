@@ -15,15 +15,19 @@ from typing import ClassVar
 class Task:
     """One peer's part in the run."""
 
-    index: int  # of this peer, from 0; also names its shard of the text
+    index: int  # of this peer, from 0
     peers: int  # that start together
+    newcomer: bool = False  # joins the others in the middle of the run
+    shard: int  # of the text, from 0: what this peer learns from
+    shards: int
     master: str  # host:port
     steps: int
-    seed: int  # of the weights (alike on all peers) and, with the index, of the batches
+    seed: int  # of the weights and the batches, alike on all peers that start together
     threads: int  # of torch
     report_fd: int
     data: str | None = None  # None: the standard library's text
     halt_in_step: int | None = None  # stand still in the middle of this step until killed; None: never
+    halt_at_join: bool = False  # stand still while the others wait to hand the state over, until killed
     buckets: int = 4  # parts of the gradient, each reduced under its own tag
     digest_every: int = 10  # steps
 
@@ -58,6 +62,13 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Prepared(Report):
+    """Text and model are made; this peer connects when it reads a line from its standard input."""
+
+    kind = "prepared"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ready(Report):
     """All peers are accepted and the first step begins."""
 
@@ -78,7 +89,7 @@ class Stepped(Report):
     tokens: int  # characters of this peer's batch
     tx_bytes: int
     rx_bytes: int
-    digest: str | None  # of the weights, every few steps
+    digest: str | None  # of the state, every few steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +106,45 @@ class Recovered(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Halted(Report):
-    """This peer stands still in the middle of its reduces, and waits to be killed."""
+    """This peer stands still where a death hurts most, and waits to be killed."""
 
     kind = "halted"
-    step: int
-    launched: int
-    buckets: int
+    step: int | None  # None: the peer had none yet
+    place: str  # in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined(Report):
+    """This newcomer holds the state of the others, and goes on where they are."""
+
+    kind = "joined"
+    step: int  # steps that the state has seen
+    world: int
+    rx_bytes: int
+    leaves: int  # pieces of the state that were received
+    donors: int  # peers that they came from
+    connect_seconds: float  # waiting to be let in
+    sync_seconds: float
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missed(Report):
+    """This newcomer came when nobody was left who had the state."""
+
+    kind = "missed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admitted(Report):
+    """This peer let newcomers in and shared the state with them."""
+
+    kind = "admitted"
+    step: int  # steps done
+    world: int  # with those that came
+    held_seconds: float  # letting them in and giving them the state
+    tx_bytes: int
+    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,4 +159,6 @@ class Finished(Report):
     sample: str  # what the model writes after the prompt
 
 
-_KINDS: dict[str, type[Report]] = {kind.kind: kind for kind in (Ready, Stepped, Recovered, Halted, Finished)}
+_KINDS: dict[str, type[Report]] = {
+    kind.kind: kind for kind in (Prepared, Ready, Stepped, Recovered, Halted, Joined, Missed, Admitted, Finished)
+}

@@ -1,4 +1,4 @@
-"""The orchestrator: starts the master and the peers, kills one, watches, and judges.
+"""The orchestrator: starts the master and the peers, kills one, lets another one in, watches, and judges.
 
 One thread, one loop over the peers' pipes. What it learns is kept in ``Run``, which the displays and the verdict
 read; nothing in ``Run`` waits or prints.
@@ -14,12 +14,12 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pccl.demo.reports import Finished, Halted, Ready, Recovered, Report, Stepped, Task
+from pccl.demo.reports import Admitted, Finished, Halted, Joined, Missed, Prepared, Ready, Recovered, Report, Stepped, Task
 
 STALL_LIMIT = 180.0  # seconds without any report; generous, since the cores may be busy with other work
 TICK = 0.2  # seconds between looks at the clock
@@ -35,10 +35,38 @@ class Options:
     steps: int
     kill_step: int | None  # None: nobody is killed
     kill_peer: int
+    join_step: int | None  # from which on a new peer is let in; None: nobody joins
+    kill_at_join: str | None  # also killed while the new peer gets the state: "newcomer", "survivor" or nobody
     seed: int
     threads: int
     data: str | None
     out: Path
+
+    @property
+    def newcomer(self) -> int | None:
+        """The number of the peer that joins."""
+        return None if self.join_step is None else self.peers
+
+    @property
+    def killed_at_join(self) -> int | None:
+        """The number of the peer that is killed while the new one gets the state."""
+        if self.kill_at_join == "survivor":
+            return next(index for index in range(self.peers) if self.kill_step is None or index != self.kill_peer)
+        return self.newcomer if self.kill_at_join == "newcomer" else None
+
+
+def size_text(size: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def count_text(count: int, noun: str) -> str:
+    """A number of things."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 @dataclass(kw_only=True)
@@ -46,7 +74,7 @@ class Peer:
     """One peer as the orchestrator sees it."""
 
     index: int
-    status: str = "starting"  # training, halted, killed, finished, failed
+    status: str = "starting"  # standing by, connecting, joining, training, halted, killed, finished, missed, failed
     step: int = 0
     loss: float | None = None
     world: int | None = None
@@ -68,6 +96,20 @@ class Kill:
     recovered: dict[int, Recovered] = field(default_factory=dict)  # by peer
 
 
+@dataclass(kw_only=True)
+class Join:
+    """How the new peer came in."""
+
+    joined: Joined | None = None
+    admitted: dict[int, Admitted] = field(default_factory=dict)  # by peer, of those that were there
+    killed: int | None = None  # the peer that was killed meanwhile
+
+    @property
+    def held_seconds(self) -> float:
+        """How long those that were there could not train."""
+        return max((report.held_seconds for report in self.admitted.values()), default=0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """One line of the verdict."""
@@ -82,8 +124,9 @@ class Run:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.peers = [Peer(index=index) for index in range(options.peers)]
+        self.peers = [Peer(index=index) for index in range(options.peers + (options.newcomer is not None))]
         self.kill: Kill | None = None
+        self.join = Join()
         self.parameters = 0
         self.validation_before: float | None = None
         self.losses: dict[int, dict[int, float]] = defaultdict(dict)  # by step, then peer
@@ -97,6 +140,8 @@ class Run:
     def take(self, peer: Peer, report: Report, now: float) -> str | None:
         """Note a peer's report; returns a line for the user where it is news."""
         match report:
+            case Prepared():
+                peer.status = "standing by"
             case Ready():
                 first = not self.began
                 peer.status, peer.world, peer.stepped_at = "training", report.world, now
@@ -111,9 +156,23 @@ class Run:
             case Halted():
                 peer.status = "halted"
             case Recovered():
-                if self.kill is not None:
-                    self.kill.recovered[peer.index] = report
                 return self._recovery(peer, report)
+            case Admitted():
+                self.join.admitted[peer.index] = report
+                peer.world, peer.stepped_at = report.world, now
+                self.digests[report.step][peer.index] = report.digest
+                return (
+                    f"peer {peer.index}: {count_text(report.world, 'peer')} from step {report.step + 1} on; "
+                    f"gave {size_text(report.tx_bytes)} of state, was held up for {report.held_seconds * 1e3:.0f} ms"
+                )
+            case Joined():
+                self.join.joined = report
+                peer.status, peer.step, peer.world, peer.stepped_at = "training", report.step, report.world, now
+                self.digests[report.step][peer.index] = report.digest
+                return f"peer {peer.index} {self._joining(report)}, after {report.connect_seconds * 1e3:.0f} ms at the door"
+            case Missed():
+                peer.status = "missed"
+                return f"peer {peer.index} came too late: nobody was left who had the state"
             case Finished():
                 peer.finished, peer.digest, peer.digest_step = report, report.digest, report.step
                 self.digests[report.step][peer.index] = report.digest
@@ -133,6 +192,13 @@ class Run:
             peer.tokens_per_second += share * (rate - peer.tokens_per_second)
         peer.stepped_at = now
 
+    @staticmethod
+    def _joining(report: Joined) -> str:
+        return (
+            f"joined for step {report.step + 1}: {size_text(report.rx_bytes)} in {count_text(report.leaves, 'piece')} from the "
+            f"memory of {count_text(report.donors, 'peer')} in {report.sync_seconds * 1e3:.0f} ms"
+        )
+
     def _recovery(self, peer: Peer, report: Recovered) -> str:
         ended = report.buckets - report.failed
         text = f"peer {peer.index}: {ended} of {report.buckets} reduces of step {report.step} ended, {report.failed} failed; "
@@ -140,7 +206,8 @@ class Run:
             text += f"repeated with world size {report.world}"
         else:
             text += "it is alone and goes on with its own gradients"
-        if self.kill is not None:
+        if self.kill is not None and self.kill.step == report.step:
+            self.kill.recovered[peer.index] = report
             text += f", done {(report.at - self.kill.at) * 1e3:.0f} ms after the kill"
         return text
 
@@ -154,7 +221,9 @@ class Run:
 
     def checks(self) -> list[Check]:
         """The verdict, point by point."""
-        checks = [self._check_end(), self._check_weights(), self._check_loss()]
+        checks = [self._check_end(), self._check_state(), self._check_loss()]
+        if self.options.newcomer is not None:
+            checks.insert(0, self._check_join(self.options.newcomer))
         if self.options.kill_step is not None:
             checks.insert(0, self._check_kill())
         return checks
@@ -163,20 +232,42 @@ class Run:
         claim = "the kill happened, and the survivors went on without the lost peer"
         if self.kill is None:
             return Check(claim=claim, holds=False, detail="no peer was killed")
-        worlds = [peer.world for peer in self.survivors()]
-        lasting = len(self.kill.recovered) == len(worlds)
-        holds = lasting and all(world == self.options.peers - 1 for world in worlds)
-        recovered = f"{len(self.kill.recovered)} of {len(worlds)} survivors saw the loss"
-        return Check(claim=claim, holds=holds, detail=f"{recovered}, world sizes at the end {worlds}")
+        worlds = [report.world for report in self.kill.recovered.values()]
+        left = self.options.peers - 1
+        holds = worlds == [left] * left
+        slowest = max((report.at - self.kill.at for report in self.kill.recovered.values()), default=0.0)
+        detail = f"{len(worlds)} of {left} survivors saw the loss in step {self.kill.step}, world sizes then {worlds}"
+        return Check(claim=claim, holds=holds, detail=f"{detail}, recovered after {slowest * 1e3:.0f} ms")
+
+    def _check_join(self, newcomer: int) -> Check:
+        join = self.join
+        there = [peer.index for peer in self.survivors() if peer.index != newcomer]
+        admitted = sorted(set(join.admitted) & set(there))
+        killed = "" if join.killed is None else f"peer {join.killed} was killed meanwhile; "
+        held = f"{len(admitted)} of {len(there)} others let it in, held up for {join.held_seconds * 1e3:.0f} ms"
+        if self.options.kill_at_join == "newcomer":
+            claim = "the new peer died while it joined, and the others went on without it"
+            holds = join.killed == newcomer and admitted == there and join.joined is None
+            return Check(claim=claim, holds=holds, detail=killed + held)
+        claim = "a new peer got the state of the others from their memory, and trained on"
+        if join.joined is None:
+            return Check(claim=claim, holds=False, detail=f"{killed}peer {newcomer} has not joined before the last step")
+        same = len({self.digests[join.joined.step].get(index) for index in (newcomer, *admitted)}) == 1
+        expected = self.options.killed_at_join == join.killed
+        holds = same and expected and admitted == there and join.joined.rx_bytes > 0
+        verdict = "the same hash on all then" if same else "the hashes differed then"
+        detail = f"{killed}peer {newcomer} {self._joining(join.joined)}; {held}; {verdict}"
+        return Check(claim=claim, holds=holds, detail=detail)
 
     def _check_end(self) -> Check:
         ended = [peer for peer in self.survivors() if peer.status == "finished" and peer.step == self.options.steps]
-        holds = len(ended) == len(self.survivors())
-        detail = f"{len(ended)} of {len(self.survivors())} at step {self.options.steps}"
-        return Check(claim="every survivor made all its steps", holds=holds, detail=detail)
+        worlds = [peer.world for peer in self.survivors()]
+        holds = len(ended) == len(worlds) and worlds == [len(worlds)] * len(worlds)
+        detail = f"{len(ended)} of {len(worlds)} at step {self.options.steps}, world sizes at the end {worlds}"
+        return Check(claim="every peer that lives made all its steps", holds=holds, detail=detail)
 
-    def _check_weights(self) -> Check:
-        claim = "all peers hold bit-identical weights"
+    def _check_state(self) -> Check:
+        claim = "all peers hold bit-identical state (weights, optimiser, random numbers, step)"
         final = [self.digests[self.options.steps].get(peer.index, "nothing") for peer in self.survivors()]
         split = [step for step, digests in sorted(self.digests.items()) if len(set(digests.values())) > 1]
         if split:
@@ -184,7 +275,8 @@ class Run:
             return Check(claim=claim, holds=False, detail=f"they differ from step {split[0]} on: {found}")
         holds = len(set(final)) == 1 and "nothing" not in final
         compared = f"compared at {len(self.digests)} steps"
-        return Check(claim=claim, holds=holds, detail=f"{compared}; at the end {', '.join(final)}")
+        found = f"{count_text(len(final), 'peer')} with hash {final[0]}" if holds else f"hashes {', '.join(final)}"
+        return Check(claim=claim, holds=holds, detail=f"{compared}; at the end {found}")
 
     def _check_loss(self) -> Check:
         claim = "the loss fell"
@@ -217,9 +309,14 @@ class PeerProcess:
         self.peer = peer
         self.log = options.out / f"peer-{peer.index}.log"
         self.fd, report_fd = os.pipe()
+        newcomer = peer.index == options.newcomer
+        replaces = newcomer and options.kill_step is not None  # and goes on with the text of the one that was killed
         task = Task(
             index=peer.index,
             peers=options.peers,
+            newcomer=newcomer,
+            shard=options.kill_peer if replaces else peer.index,
+            shards=options.peers + (options.newcomer is not None and options.kill_step is None),
             master=master,
             steps=options.steps,
             seed=options.seed,
@@ -227,13 +324,14 @@ class PeerProcess:
             report_fd=report_fd,
             data=options.data,
             halt_in_step=options.kill_step if peer.index == options.kill_peer else None,
+            halt_at_join=peer.index == options.killed_at_join,
         )
         try:
             with self.log.open("wb") as log:
                 self.process = subprocess.Popen(
                     # -P: a folder named pccl where the user stands must not be taken for the installed package.
                     [sys.executable, "-P", "-m", "pccl.demo.worker", task.to_json()],
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
                     pass_fds=[report_fd],
@@ -255,10 +353,19 @@ class PeerProcess:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         return [Report.from_line(line) for line in lines]
 
+    def let_go(self, text: bytes) -> None:
+        """A line lets the process connect, b"" lets it end without. The first call decides."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which the end of its reports will tell
+            if not self.process.stdin.closed:
+                self.process.stdin.write(text)
+            self.process.stdin.close()
+
     def kill(self) -> None:
         """SIGKILL, and wait for the end. Harmless when the process has ended."""
         self.process.kill()
         self.process.wait()
+        self.let_go(b"")
 
     def log_tail(self, lines: int = 12) -> str:
         """What the process printed last."""
@@ -299,7 +406,8 @@ def conduct(run: Run, display: Display, interrupted: Callable[[], bool]) -> None
         selectors.DefaultSelector() as selector,
     ):
         pids = ", ".join(str(process.process.pid) for process in processes)
-        display.say(f"the master listens on 127.0.0.1:{master.port}; the peers are processes {pids}")
+        spare = "" if run.options.newcomer is None else f"; the last one stands by, to join from step {run.options.join_step} on"
+        display.say(f"the master listens on 127.0.0.1:{master.port}; the peers are processes {pids}{spare}")
         for process in processes:
             selector.register(process.fd, selectors.EVENT_READ, process)
         heard = time.monotonic()
@@ -310,10 +418,30 @@ def conduct(run: Run, display: Display, interrupted: Callable[[], bool]) -> None
             for key, _ in events:
                 if not _serve(key.data, run, display, now):
                     selector.unregister(key.fd)
+            _let_go(processes, run, display)
             display.update(run)
             if interrupted():
                 raise InterruptedRunError
             _check_alive(run, now - heard)
+
+
+def _let_go(processes: list[PeerProcess], run: Run, display: Display) -> None:
+    """Lets peers connect when their time has come: all that start together once all stand by, so none is late for its part."""
+    waiting = [process for process in processes if process.peer.status == "standing by"]
+    if len(waiting) == len(processes):
+        for process in processes[: run.options.peers]:
+            process.let_go(b"\n")
+            process.peer.status = "connecting"
+    if run.options.join_step is None or waiting != processes[-1:]:
+        return
+    spare, others = processes[-1], run.peers[:-1]
+    if max(peer.step for peer in others) >= run.options.join_step - 1 and any(peer.status == "training" for peer in others):
+        spare.let_go(b"\n")
+        spare.peer.status = "joining"
+        display.say(f"peer {spare.peer.index} connects")
+    elif all(peer.status in ("finished", "failed", "killed") for peer in others):
+        spare.let_go(b"")
+        spare.peer.status = "missed"
 
 
 def _check_alive(run: Run, silence: float) -> None:
@@ -340,18 +468,20 @@ def _serve(process: PeerProcess, run: Run, display: Display, now: float) -> bool
 
 
 def _kill(process: PeerProcess, run: Run, report: Halted) -> str:
-    run.kill = Kill(step=report.step, at=time.monotonic())
+    index = process.peer.index
+    if index == run.options.killed_at_join:
+        run.join.killed = index
+    elif report.step is not None:
+        run.kill = Kill(step=report.step, at=time.monotonic())
     process.process.send_signal(signal.SIGKILL)
     process.peer.status = "killed"
-    return (
-        f"peer {process.peer.index} killed with SIGKILL in step {report.step}, "
-        f"{report.launched} of its {report.buckets} reduces launched"
-    )
+    step = "" if report.step is None else f"in step {report.step}, "
+    return f"peer {index} killed with SIGKILL {step}{report.place}"
 
 
 def _note_end(process: PeerProcess, display: Display) -> None:
     status = process.process.wait()
-    if process.peer.status == "killed":
+    if process.peer.status in ("killed", "missed"):
         return
     if status == 0 and process.peer.finished is not None:
         process.peer.status = "finished"

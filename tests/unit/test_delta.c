@@ -246,6 +246,20 @@ static void test_wrong(void) {
     delta_wrong(delta, run.first, 0);
     CHECK(delta_hopeless(delta));
     delta_free(delta);
+
+    check_case("a leaf that does not come is anybody's");
+    delta = all_wanted(&layout, 2);
+    run = delta_ask(delta, 0, 1);
+    uint64_t on_way = delta_on_way(delta, 0);
+    delta_lost(delta, run.first);
+    CHECK_EQ(delta_on_way(delta, 0), on_way - 1);
+    delta_lost(delta, run.first); // asked of nobody: as it was
+    CHECK_EQ(delta_on_way(delta, 0), on_way - 1);
+    CHECK_EQ(delta_ask(delta, 1, 1).first, run.first);
+    delta_arrived(delta, run.first, 1, 2);
+    delta_lost(delta, run.first);
+    CHECK(!delta_wants(delta, run.first));
+    delta_free(delta);
     free(layout.entries);
 }
 

@@ -1,7 +1,16 @@
-// Shared state between communicators of one process: rounds with random contents, while peers leave in the middle.
+// Shared state between communicators of one process: rounds with random contents, while peers leave in the middle, with leaves sent over the
+// links and read from memory. And with a peer in a second process, whose right to read is taken away.
+#define _GNU_SOURCE
 #include <pccl.h>
 
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "api/ext.h"
@@ -31,6 +40,16 @@ static uint16_t port;
 static void fill(struct side *side, uint64_t seed) {
     for (int e = 0; e < ENTRIES; e++)
         for (size_t i = 0; i < sizes[e]; i += 997) side->memory[e][i] = (uint8_t)(check_random(&seed) >> 32);
+}
+
+static void make_memory(struct side *side) {
+    for (int e = 0; e < ENTRIES; e++)
+        if (side->memory[e] == NULL) REQUIRE((side->memory[e] = calloc(1, sizes[e] + 1)) != NULL);
+}
+
+static void free_memory(void) {
+    for (unsigned i = 0; i < PEERS; i++)
+        for (int e = 0; e < ENTRIES; e++) free(sides[i].memory[e]);
 }
 
 static bool same(const struct side *a, const struct side *b) {
@@ -68,9 +87,9 @@ static void on_all(void *(*run)(void *), unsigned count) {
 static void add(unsigned index) {
     struct side *side = &sides[index];
     side->index = index;
+    make_memory(side);
     for (int e = 0; e < ENTRIES; e++) {
         static const char *const names[ENTRIES] = {"a", "b", "c", "d", "e", "f"};
-        if (side->memory[e] == NULL) REQUIRE((side->memory[e] = calloc(1, sizes[e] + 1)) != NULL);
         side->infos[e] = (pcclTensorInfo_t){.name = names[e], .data = side->memory[e], .count = sizes[e], .datatype = pcclUint8};
     }
     side->state = (pcclSharedState_t){.count = ENTRIES, .infos = side->infos};
@@ -101,10 +120,11 @@ static void end_run(unsigned count) {
     pcclDestroyMaster(master);
 }
 
-static void test_rounds(void) {
+static void test_rounds(const char *memory) {
+    setenv("PCCL_SAME_HOST_MEMORY", memory, 1);
     begin_run(PEERS);
     for (uint64_t round = 0; round < 6; round++) {
-        check_case("round %d", (int)round);
+        check_case("round %d, memory %s", (int)round, memory);
         for (unsigned i = 0; i < PEERS; i++) {
             fill(&sides[i], round * 10 + (i < 2 ? 0 : i));
             sides[i].state.revision = round;
@@ -127,6 +147,7 @@ static void test_rounds(void) {
 
 static void test_leaving(uint64_t seed) {
     check_case("leaving, seed %d", (int)seed);
+    setenv("PCCL_SAME_HOST_MEMORY", seed % 2 == 0 ? "0" : "1", 1);
     begin_run(PEERS);
     unsigned donors = 1 + (unsigned)(check_random(&seed) % 3), victim = (unsigned)(check_random(&seed) % PEERS);
     for (unsigned i = 0; i < PEERS; i++) {
@@ -154,13 +175,71 @@ static void test_leaving(uint64_t seed) {
     end_run(PEERS);
 }
 
+// ---- two processes ----
+// From now on no thread of this process reads another's memory. False: the kernel does not know how.
+static bool forbid_reading(void) {
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof steps / sizeof steps[0], .filter = steps};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+}
+
+static int be_receiver(int orders) {
+    REQUIRE(read(orders, &port, sizeof port) == sizeof port);
+    add(0);
+    usleep(200000); // the links are there, and who can read whom is known
+    if (!forbid_reading()) fprintf(stderr, "test_sync: this kernel has no filters: a refused read is not tested\n");
+    fill(&sides[0], 2);
+    sync_main(&sides[0]);
+    CHECK_EQ(sides[0].result, pcclSuccess);
+    CHECK_EQ(sides[0].state.revision, 5);
+    make_memory(&sides[1]);
+    fill(&sides[1], 1);
+    CHECK(same(&sides[0], &sides[1]));
+    pcclDestroyCommunicator(sides[0].comm);
+    free_memory();
+    return check_status();
+}
+
+// Before any thread is started.
+static void test_refused(void) {
+    check_case("refused reads");
+    int orders[2], world = 1, status;
+    REQUIRE(pipe(orders) == 0);
+    pid_t receiver = fork();
+    REQUIRE(receiver >= 0);
+    if (receiver == 0) exit(be_receiver(orders[0]));
+    begin_run(1);
+    REQUIRE(write(orders[1], &port, sizeof port) == sizeof port);
+    while (world < 2) {
+        usleep(1000);
+        on_all(update_main, 1);
+        REQUIRE(pcclGetAttribute(sides[0].comm, PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE, &world) == pcclSuccess);
+    }
+    fill(&sides[0], 1);
+    sides[0].state.revision = 5;
+    on_all(sync_main, 1);
+    CHECK_EQ(sides[0].result, pcclSuccess);
+    CHECK(sides[0].info.tx_bytes > 0);
+    REQUIRE(waitpid(receiver, &status, 0) == receiver);
+    CHECK_EQ(status, 0);
+    end_run(1);
+    close(orders[0]);
+    close(orders[1]);
+}
+
 // `test_sync FIRST LAST`: the seeds of those who leave.
 int main(int count, char **arguments) {
     REQUIRE(pcclInit() == pcclSuccess);
-    test_rounds();
+    test_refused();
+    test_rounds("1");
+    test_rounds("0");
     uint64_t first = count > 2 ? strtoull(arguments[1], NULL, 10) : 1, last = count > 2 ? strtoull(arguments[2], NULL, 10) : 8;
     for (uint64_t seed = first; seed <= last; seed++) test_leaving(seed);
-    for (unsigned i = 0; i < PEERS; i++)
-        for (int e = 0; e < ENTRIES; e++) free(sides[i].memory[e]);
+    free_memory();
     return check_status();
 }

@@ -1,0 +1,55 @@
+// The helpers of a receiver ("pccl:leaf", as many as may hash, see content.h): each takes a leaf that a donor named or sent, brings it to its
+// place, and checks it there, so that the engine's thread only moves frames.
+//
+// A leaf that has come whole (CREW_HERE) is only checked. One that lies in the memory of another process of this host (CREW_PLACED) is read
+// from there, and checked while it is still in the cache.
+//
+// Used by one thread, which gives jobs and takes them back in the same order; `tell` is called from a helper, without a lock, when there
+// is something to take.
+#ifndef PCCL_STATE_CREW_H
+#define PCCL_STATE_CREW_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+enum { CREW_JOBS_MOST = 64 }; // under way
+
+enum crew_kind { CREW_HERE,
+                 CREW_PLACED };
+
+enum crew_result { CREW_RIGHT,
+                   CREW_WRONG,
+                   CREW_UNREADABLE }; // nothing is known of the leaf, but that it has to come another way
+
+struct crew_job {
+    enum crew_kind kind;
+    uint64_t leaf;
+    uint32_t donor;
+    uint8_t *to; // written by the helper, until the job is taken back
+    uint32_t length;
+    uint64_t expected; // hash
+    pid_t process;     // PLACED
+    uint64_t from;     // PLACED: address there
+    enum crew_result result;
+};
+
+struct crew;
+
+// NULL when the system refuses memory or every thread.
+struct crew *crew_new(void (*tell)(void *context), void *context);
+// False: there are CREW_JOBS_MOST under way; nothing was done.
+bool crew_give(struct crew *crew, const struct crew_job *job);
+// False: the oldest is not done yet, or there is none.
+bool crew_take(struct crew *crew, struct crew_job *out);
+bool crew_has(const struct crew *crew, uint64_t leaf); // given and not taken back
+bool crew_idle(const struct crew *crew);               // all were taken back
+// No further job is begun. Does not block.
+void crew_stop(struct crew *crew);
+// Stops, and waits until no helper touches anything. NULL is allowed. Any one thread.
+void crew_free(struct crew *crew);
+
+// The work itself; sets the result.
+void crew_do(struct crew_job *job);
+
+#endif

@@ -1,0 +1,41 @@
+"""What makes a shared state, and the mistakes that are told before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl import SharedState, TensorInfo, UsageError
+
+
+def info(name: Any = "a") -> TensorInfo:
+    return TensorInfo.from_numpy(np.zeros(3), name)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: SharedState([]), AssertionError, "at least one tensor"),
+        (lambda: SharedState([np.zeros(3)]), TypeError, "entry 0 is a ndarray, not a TensorInfo"),  # type: ignore[list-item]
+        (lambda: SharedState({"a": np.zeros(3)}), TypeError, "entry 0 is a str, not a TensorInfo"),  # type: ignore[arg-type]
+        (lambda: info(3), TypeError, "the name of a tensor must be a str, not int"),
+        (lambda: info("a\0b"), ValueError, "must not contain a zero character"),
+        (lambda: TensorInfo.from_numpy([1.0], "w"), TypeError, r"tensor 'w' must be a numpy\.ndarray, not list"),  # type: ignore[arg-type]
+        (lambda: TensorInfo.from_torch(np.zeros(3), "w"), TypeError, r"tensor 'w' must be a torch\.Tensor, not ndarray"),  # type: ignore[arg-type]
+        (lambda: TensorInfo.from_numpy(np.zeros((3, 4)).T, "w"), AssertionError, "tensor 'w' must be contiguous"),
+        (lambda: TensorInfo.from_numpy(np.zeros(3, np.complex64), "w"), AssertionError, "tensor 'w': .*complex64"),
+        (lambda: setattr(SharedState([info()]), "revision", -1), ValueError, "revision must be from 0 to"),
+    ],
+)
+def test_mistakes_are_named(make: Callable[[], object], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_doubled_names_are_named() -> None:
+    with pytest.raises(UsageError) as caught:
+        SharedState([info(), info()]).hash()
+    assert caught.value.detail == 'two entries are called "a": names must differ'
