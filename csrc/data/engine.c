@@ -287,14 +287,13 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
     enum engine_result result = ENGINE_OK;
     size_t element = dtype_size(reduce->fingerprint.dtype);
     uint32_t segments = reduce->retry ? plan_segments(reduce->fingerprint.count, element) : 1;
-    uint32_t weight = segments < PLAN_SEGMENTS_AHEAD ? segments : PLAN_SEGMENTS_AHEAD;
     pthread_mutex_lock(&engine->lock);
     struct op *op = NULL;
     if (engine->dead || engine->stopping)
         result = ENGINE_DEAD;
     else if (op_find(engine, reduce->tag) != NULL)
         result = ENGINE_TAG_LIVE;
-    else if (engine->weight + weight > WIRE_MAX_LIVE_OPS)
+    else if (engine->live + engine->extra >= WIRE_MAX_LIVE_OPS)
         result = ENGINE_TOO_MANY;
     else if ((op = op_new(engine, reduce->tag)) == NULL)
         result = ENGINE_NO_MEMORY;
@@ -304,9 +303,7 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
         op->element = element;
         op->count = reduce->fingerprint.count;
         op->bytes = op->count * element;
-        op->weight = weight;
         engine->live++;
-        engine->weight += weight;
         if (take_poison(engine, op))
             op_end(engine, op, ENGINE_MISMATCH);
         else if (!reduce->retry && engine_first_loss(engine, adopted) != 0)
@@ -343,7 +340,6 @@ static void take_outcome(struct engine *engine, struct op *op, struct engine_out
     if (op->segments != NULL) segments_free(engine, op);
     backup_end(engine, op);
     engine->live--;
-    engine->weight -= op->weight;
     op_free(engine, op);
 }
 
@@ -477,7 +473,7 @@ static void report_add(struct wire_report *report, const struct wire_op_name *na
 }
 
 static bool build_report(struct engine *engine, struct wire_report *report) {
-    size_t room = engine->weight;
+    size_t room = engine->live + engine->extra;
     for (size_t i = 0; i < TABLE_SLOTS; i++)
         for (struct kept *kept = engine->kept[i]; kept != NULL; kept = kept->next) room++;
     *report = (struct wire_report){.ops = calloc(room + 1, sizeof(struct wire_op_report))};

@@ -28,6 +28,7 @@ enum {
     LOST_EPOCHS_MAX = WIRE_MAX_MEMBERS,
     PLACE_BYTES = 8,              // payload of CHUNK_AT
     CHUNKS_AHEAD = 8,             // own chunks of an op that are always under way
+    EXTRA_MAX = 3 * WIRE_MAX_LIVE_OPS / 4, // segments under way that are not the only one of their op; the rest is left to further ops
 };
 
 // A shared piece of heap memory.
@@ -172,7 +173,6 @@ struct op {
     uint64_t count, bytes;      // of this op, or segment
     struct op *whole;           // that this is a segment of, or NULL: the caller sees it
     struct segments *segments;  // of a divided op, or NULL
-    uint32_t weight;            // live ops that it counts as; 0: a segment
     struct roster *roster;      // the members when it was begun, if they are to be told
     enum plan_path path;
     enum op_phase phase;
@@ -279,7 +279,7 @@ struct engine {
 
     struct op *table[TABLE_SLOTS];
     struct op *free_ops;
-    size_t live, weight;   // un-awaited ops; what they count as, and what may be in a report
+    size_t live, extra;    // un-awaited ops; segments of theirs under way beyond one each. Together WIRE_MAX_LIVE_OPS at most
     struct op *waiting;    // OP_WAITING, in posting order
     struct op *posted;     // large, for the thread to begin
     struct kept *kept[TABLE_SLOTS];

@@ -2,7 +2,8 @@
 
 enum { SHARD_ALIGN = 16,
        SEGMENT_ALIGN = 1024, // elements: segments of a tensor that is aligned are aligned themselves
-       CHUNKS_PER_SHARD = 16 };
+       CHUNKS_PER_SHARD = 16,
+       CHUNKS_PER_SEGMENT_SHARD = 1 };
 
 enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
     if (quantised) return PLAN_SHARDED;
@@ -41,9 +42,10 @@ struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard) {
     return range;
 }
 
-uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes) {
-    uint64_t bytes = shard_elements * element_bytes / CHUNKS_PER_SHARD;
-    if (bytes < PLAN_CHUNK_MIN) bytes = PLAN_CHUNK_MIN;
+uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes, bool segment) {
+    uint64_t bytes = shard_elements * element_bytes / (segment ? CHUNKS_PER_SEGMENT_SHARD : CHUNKS_PER_SHARD);
+    uint64_t least = segment ? PLAN_CHUNK_MAX : PLAN_CHUNK_MIN;
+    if (bytes < least) bytes = least;
     if (bytes > max_bytes) bytes = max_bytes;
     return bytes / element_bytes;
 }

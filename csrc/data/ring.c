@@ -178,7 +178,7 @@ struct frame *ring_next(struct lane *lane, struct op *op, bool idle) {
     // where the lane would idle, and a neighbour that reads our memory should find it in a cache.
     if ((op->next_reads || !idle) && op->injected - op->returned >= CHUNKS_AHEAD) return NULL;
     struct plan_range own = plan_shard(op->count, engine->count, engine->rank);
-    uint64_t elements = plan_chunk(own.end - own.begin, op->element, op->next_reads ? PLAN_PLACED_MAX : PLAN_CHUNK_MAX);
+    uint64_t elements = plan_chunk(own.end - own.begin, op->element, op->next_reads ? PLAN_PLACED_MAX : PLAN_CHUNK_MAX, op->whole != NULL);
     if (elements > op->inject_end - op->inject) elements = op->inject_end - op->inject;
     struct wire_op head;
     op_head(op, &head);

@@ -1,8 +1,8 @@
 // Ops in retry mode that are large: done segment by segment (plan.h), and a loss costs only the segments under way.
 //
 // A segment is an op of its own, with a name, a verdict and a backup of its own. So what is agreed for ops is agreed for segments, and there is
-// nothing else to agree on: the segments committed so far are the point that the op goes on from. All members begin them in index order, with
-// as many uncommitted ones under way; since a verdict reaches all, they come to begin the same ones, and wait for each other nowhere else.
+// nothing else to agree on: the segments committed so far are the point that the op goes on from. All members begin them in index order, and a
+// verdict reaches all: so all of them work on the first one that is not committed, whatever else is under way, and none waits for ever.
 //
 // The whole op is what the caller sees. It moves no data, has no name, and is never frozen; it ends when its last segment has ended.
 #include <stdlib.h>
@@ -43,6 +43,7 @@ static struct op *add_segment(struct engine *engine, struct op *whole) {
     while (s->ops[place] != NULL) place++;
     struct op *op = op_new(engine, whole->reduce.tag);
     if (op == NULL) return NULL;
+    if (s->live > 0) engine->extra++;
     struct plan_range range = range_of(whole, s->next);
     op->whole = whole;
     op->reduce = whole->reduce;
@@ -63,10 +64,16 @@ static void end_when_over(struct engine *engine, struct op *whole) {
     if (whole->segments->live == 0 && whole->phase != OP_ENDED) op_end(engine, whole, whole->segments->failure);
 }
 
+// With one segment under way the op gets on, however many the others have: it is the same one, the first that is not committed.
+static bool may_add(const struct engine *engine, const struct segments *s) {
+    if (s->next == s->count || s->failure != ENGINE_OK) return false;
+    return s->live == 0 || (s->live < PLAN_SEGMENTS_AHEAD && engine->extra < EXTRA_MAX && engine->live + engine->extra < WIRE_MAX_LIVE_OPS);
+}
+
 // A segment that cannot begin ends at once, and with it perhaps the whole.
 static void begin_more(struct engine *engine, struct op *whole) {
     struct segments *s = whole->segments;
-    while (s->failure == ENGINE_OK && s->live < PLAN_SEGMENTS_AHEAD && s->next < s->count) {
+    while (may_add(engine, s)) {
         struct op *op = add_segment(engine, whole);
         if (op == NULL && s->live == 0) s->failure = ENGINE_NO_MEMORY;
         if (op == NULL) return; // tried again when a segment has ended
@@ -99,7 +106,7 @@ static void remove_segment(struct engine *engine, struct op *op) {
 void segments_ended(struct engine *engine, struct op *op) {
     struct op *whole = op->whole;
     struct segments *s = whole->segments;
-    s->live--;
+    if (--s->live > 0) engine->extra--;
     if (op->outcome.result == ENGINE_OK) {
         whole->tx_bytes += op->tx_bytes;
         whole->rx_bytes += op->rx_bytes;
@@ -148,6 +155,7 @@ void segments_begin_whole(struct engine *engine, struct op *whole) {
         backup_restore(op);
         remove_segment(engine, op);
     }
+    if (s->live > 1) engine->extra -= s->live - 1;
     s->mode = WIRE_MODE_WHOLE;
     s->count = 1;
     s->next = s->live = 0;

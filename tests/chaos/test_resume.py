@@ -10,8 +10,8 @@ from actors import Fate, Ops, Pause, Reduce, all_follow, cast, check_agreement, 
 from pccl import QuantizationAlgorithm, ReduceOp
 
 LARGE = 6_000_000
-"""float32: 22 segments."""
-SEGMENT = 1 << 18
+"""float32: 11 segments."""
+SEGMENT = 1 << 19
 AHEAD = 6
 """Segments under way at once: what a death may cost at most."""
 

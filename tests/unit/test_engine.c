@@ -10,6 +10,7 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "data/engine.h"
+#include "data/plan.h"
 #include "check.h"
 #include "net/socket.h"
 
@@ -27,10 +28,12 @@ struct side {
 };
 
 struct world {
+    pthread_mutex_t order; // a verdict reaches all before or after an epoch does; taken before `lock`
     pthread_mutex_t lock;
     uint32_t count, lanes;
     struct side sides[PEERS_MAX];
     uint64_t epoch;
+    uint32_t members; // of it, also those that have died since
     int64_t commits; // to be given still; the rest waits for the next epoch
     struct tally {
         struct wire_op_name name;
@@ -57,13 +60,14 @@ static void verdict_to_all(struct world *world, const struct wire_verdict *verdi
 static void on_done(void *context, const struct wire_op_name *name) {
     struct side *side = context;
     struct world *world = side->world;
+    pthread_mutex_lock(&world->order);
     pthread_mutex_lock(&world->lock);
     bool commit = false;
     if (name->epoch == world->epoch && world->commits > 0) {
         size_t i = 0;
         while (i < world->tally_count && !wire_op_name_equal(&world->tallies[i].name, name)) i++;
         if (i == world->tally_count) world->tallies[world->tally_count++] = (struct tally){*name, 0};
-        commit = ++world->tallies[i].done == living(world);
+        commit = ++world->tallies[i].done == world->members;
         if (commit) {
             world->tallies[i] = world->tallies[--world->tally_count];
             world->commits--;
@@ -75,6 +79,7 @@ static void on_done(void *context, const struct wire_op_name *name) {
     copy->name = *name;
     copy->kind = WIRE_VERDICT_COMMIT;
     if (commit) verdict_to_all(world, copy);
+    pthread_mutex_unlock(&world->order);
     free(copy);
 }
 
@@ -127,8 +132,10 @@ static void link_pair(struct world *world, uint32_t a, uint32_t b) {
 }
 
 static void enter(struct world *world, bool lost) {
+    pthread_mutex_lock(&world->order);
     pthread_mutex_lock(&world->lock);
     world->epoch++;
+    world->members = living(world);
     world->tally_count = 0;
     pthread_mutex_unlock(&world->lock);
     struct engine_member members[PEERS_MAX];
@@ -143,6 +150,7 @@ static void enter(struct world *world, bool lost) {
         struct engine_epoch epoch = {.run = 7, .generation = 1, .group_epoch = world->epoch, .lost = lost, .latency_us = 30, .megabytes_per_s = 2000, .rank = rank[i], .count = n, .members = members};
         engine_enter_epoch(world->sides[i].engine, &epoch);
     }
+    pthread_mutex_unlock(&world->order);
 }
 
 static void links_ready(struct world *world) {
@@ -155,6 +163,7 @@ static void links_ready(struct world *world) {
 
 static struct world *world_new(uint32_t count, uint32_t lanes) {
     struct world *world = calloc(1, sizeof *world);
+    pthread_mutex_init(&world->order, NULL);
     pthread_mutex_init(&world->lock, NULL);
     world->count = count;
     world->lanes = lanes;
@@ -175,6 +184,7 @@ static struct world *world_new(uint32_t count, uint32_t lanes) {
 static void world_free(struct world *world) {
     for (uint32_t i = 0; i < world->count; i++) engine_stop(world->sides[i].engine);
     for (uint32_t i = 0; i < world->count; i++) engine_free(world->sides[i].engine);
+    pthread_mutex_destroy(&world->order);
     pthread_mutex_destroy(&world->lock);
     free(world);
 }
@@ -476,12 +486,14 @@ static void test_mismatch(uint64_t count_a, uint64_t count_b) {
 }
 
 // ---- retry mode ----
-enum { MIB = 1 << 18 }; // floats
+enum { SEGMENT = PLAN_SEGMENT_MIN / sizeof(float) };
 
 static void kill_side(struct world *world, uint32_t victim) {
+    pthread_mutex_lock(&world->order);
     pthread_mutex_lock(&world->lock);
     world->sides[victim].alive = false;
     pthread_mutex_unlock(&world->lock);
+    pthread_mutex_unlock(&world->order);
     engine_stop(world->sides[victim].engine);
     for (uint32_t i = 0; i < world->count; i++)
         if (world->sides[i].alive) engine_drop_peer(world->sides[i].engine, &world->sides[victim].id);
@@ -498,7 +510,7 @@ static void new_epoch(struct world *world, bool lost) {
 }
 
 static void wait_commits(struct world *world) {
-    for (int i = 0; i < 20000; i++) {
+    for (int i = 0; i < 200000; i++) {
         pthread_mutex_lock(&world->lock);
         bool over = world->commits == 0;
         pthread_mutex_unlock(&world->lock);
@@ -617,7 +629,7 @@ static void test_retry_loss(uint64_t count, int64_t commits, int op, bool in_pla
     kill_side(world, (uint32_t)commits % 3);
     new_epoch(world, true);
     uint64_t full = take_all(world, &r, 5, 3);
-    CHECK(full >= (uint64_t)commits * MIB);
+    CHECK(full >= (uint64_t)commits * SEGMENT);
     // The tag is free again, and an op that counts on three is still told of the loss.
     uint32_t left = commits % 3 == 0 ? 1 : 0;
     struct engine_reduce plain = reduce_of(r.send[left], r.recv[left], 5, count, op, 0, 0);
@@ -660,8 +672,8 @@ static void test_retry_deaths(unsigned seed, uint64_t count) {
 // Nobody is left: what was committed is told, all else is the input.
 static void test_retry_alone(bool in_place) {
     struct world *world = world_new(2, 2);
-    struct reduced r = reduced_new(2, 20 * MIB, pcclSum, in_place, false);
-    world->commits = 9;
+    struct reduced r = reduced_new(2, 10 * SEGMENT, pcclSum, in_place, false);
+    world->commits = 3;
     for (uint32_t i = 0; i < 2; i++) post(world, &r, i, true, 5, world->epoch);
     wait_commits(world);
     kill_side(world, 0);
@@ -670,7 +682,7 @@ static void test_retry_alone(bool in_place) {
     take(world, 1, 5, &outcome);
     CHECK(outcome.result == ENGINE_LOST && outcome.retry && outcome.epoch == world->epoch);
     uint64_t both = check_ranges(&r, 1, outcome.contributors, 2);
-    CHECK(both >= 9 * MIB && both < 20 * MIB);
+    CHECK(both >= 3 * SEGMENT && both < 10 * SEGMENT);
     free(outcome.contributors);
     world_free(world);
     reduced_free(&r);
@@ -678,7 +690,7 @@ static void test_retry_alone(bool in_place) {
 
 static void test_retry_killed(bool in_place) {
     struct world *world = world_new(2, 2);
-    struct reduced r = reduced_new(2, 20 * MIB, pcclSum, in_place, false);
+    struct reduced r = reduced_new(2, 10 * SEGMENT, pcclSum, in_place, false);
     world->commits = 3;
     for (uint32_t i = 0; i < 2; i++) post(world, &r, i, true, 5, world->epoch);
     wait_commits(world);
@@ -687,29 +699,29 @@ static void test_retry_killed(bool in_place) {
     take(world, 1, 5, &outcome);
     CHECK(outcome.result == ENGINE_DEAD);
     uint64_t both = check_ranges(&r, 1, outcome.contributors, 2);
-    CHECK(both == 3 * MIB);
+    CHECK(both == 3 * SEGMENT);
     free(outcome.contributors);
     world_free(world); // the other one was not awaited
-    CHECK(!in_place || r.send[0][20 * MIB - 1] == input(0, 20 * MIB - 1));
+    CHECK(!in_place || r.send[0][10 * SEGMENT - 1] == input(0, 10 * SEGMENT - 1));
     reduced_free(&r);
 }
 
 // Members with connections broken between them: the op goes on, and no segment that was complete is done again.
 static void test_retry_relink(bool in_place) {
     struct world *world = world_new(3, 2);
-    struct reduced r = reduced_new(3, 30 * MIB, pcclAvg, in_place, false);
+    struct reduced r = reduced_new(3, 20 * SEGMENT, pcclAvg, in_place, false);
     for (uint32_t i = 0; i < 3; i++) post(world, &r, i, true, 5, world->epoch);
     for (int round = 0; round < 8; round++) {
         usleep((unsigned)(round * 977 % 3000));
         new_epoch(world, false);
     }
-    CHECK(take_all(world, &r, 5, 3) == 30 * MIB);
+    CHECK(take_all(world, &r, 5, 3) == 20 * SEGMENT);
     world_free(world);
     reduced_free(&r);
 }
 
 static void wait_mismatch(struct world *world) {
-    for (int i = 0; i < 20000; i++) {
+    for (int i = 0; i < 200000; i++) {
         pthread_mutex_lock(&world->lock);
         bool seen = world->mismatches > 0;
         world->mismatches = 0;
@@ -723,7 +735,7 @@ static void wait_mismatch(struct world *world) {
 // One member runs the op in one piece: the others come to do so too, and it sees nothing of it. Then it dies or not.
 static void test_retry_meets_plain(uint32_t plain, uint32_t late, bool in_place, bool dies) {
     struct world *world = world_new(3, 2);
-    struct reduced r = reduced_new(3, 12 * MIB, pcclSum, in_place, false);
+    struct reduced r = reduced_new(3, 6 * SEGMENT, pcclSum, in_place, false);
     for (uint32_t i = 0; i < 3; i++)
         if (i != late) post(world, &r, i, i != plain, 5, world->epoch);
     if (late == plain) usleep(20000); // the others are at it
@@ -736,7 +748,9 @@ static void test_retry_meets_plain(uint32_t plain, uint32_t late, bool in_place,
         verdict->kind = WIRE_VERDICT_WHOLE;
         verdict_to_all(world, verdict);
         free(verdict);
+        pthread_mutex_lock(&world->lock);
         if (dies) world->commits = 0;
+        pthread_mutex_unlock(&world->lock);
         enter(world, false);
         links_ready(world);
         wait_reports(world);
@@ -751,7 +765,9 @@ static void test_retry_meets_plain(uint32_t plain, uint32_t late, bool in_place,
         enter(world, true);
         links_ready(world);
         wait_reports(world);
+        pthread_mutex_lock(&world->lock);
         world->commits = INT64_MAX;
+        pthread_mutex_unlock(&world->lock);
         judge(world, true);
     }
     for (uint32_t i = 0; i < 3; i++) {
@@ -762,7 +778,7 @@ static void test_retry_meets_plain(uint32_t plain, uint32_t late, bool in_place,
         if (i == plain)
             CHECK(r.recv[i][7] == input(0, 7) + input(1, 7) + input(2, 7) && outcome.contributors == NULL);
         else
-            CHECK(check_ranges(&r, i, outcome.contributors, 3) % (12 * MIB) == 0); // in one piece
+            CHECK(check_ranges(&r, i, outcome.contributors, 3) % (6 * SEGMENT) == 0); // in one piece
         free(outcome.contributors);
     }
     world_free(world);
@@ -801,12 +817,12 @@ static void test_retry_mismatch(uint64_t count_a, uint64_t count_b) {
 // 1,024 ops in retry mode can be live, and what they are divided into counts.
 static void test_retry_limit(void) {
     struct world *world = world_new(2, 1);
-    struct reduced r = reduced_new(2, 8 * MIB, pcclSum, false, false);
+    struct reduced r = reduced_new(2, 4 * SEGMENT, pcclSum, false, false);
     struct engine_reduce reduce = reduce_of(r.send[0], r.recv[0], 0, r.count, pcclSum, 0, 0);
     reduce.retry = true;
     uint64_t posted = 0;
     while (engine_post(world->sides[0].engine, &reduce, world->epoch) == ENGINE_OK) reduce.tag = ++posted;
-    CHECK(posted >= 512 && posted < WIRE_MAX_LIVE_OPS);
+    CHECK(posted >= 1024 && posted < WIRE_MAX_LIVE_OPS);
     CHECK(engine_live_ops(world->sides[0].engine) == posted);
     world_free(world);
     reduced_free(&r);
@@ -815,23 +831,22 @@ static void test_retry_limit(void) {
 static void test_retry(void) {
     for (int in_place = 0; in_place < 2; in_place++) {
         test_retry_undisturbed(2, 10, pcclSum, in_place, false);
-        test_retry_undisturbed(3, 5 * MIB + 17, pcclAvg, in_place, false);
-        test_retry_undisturbed(3, 70 * MIB + 3, pcclSum, in_place, false);
-        test_retry_undisturbed(3, 9 * MIB + 1, pcclSum, in_place, true);
-        for (int64_t commits = 0; commits < 10; commits++) {
-            test_retry_loss(10 * MIB + 5, commits, pcclSum, in_place, false, commits % 2 ? 0 : 3000);
-            if (commits % 3 == 0) test_retry_loss(10 * MIB + 5, commits, pcclAvg, in_place, true, commits % 2 ? 3000 : 0);
-        }
+        test_retry_undisturbed(3, 4 * SEGMENT + 17, pcclAvg, in_place, false);
+        test_retry_undisturbed(2, 4 * SEGMENT + 1, pcclSum, in_place, true);
         test_retry_loss(63750, 0, pcclSum, in_place, false, 0);
         test_retry_alone(in_place);
         test_retry_killed(in_place);
-        test_retry_relink(in_place);
         for (uint32_t plain = 0; plain < 3; plain++) test_retry_meets_plain(plain, in_place ? 3 : plain, in_place, plain == 1);
-        test_retry_meets_plain(1, 0, in_place, false);
     }
-    for (unsigned seed = 0; seed < 24; seed++) test_retry_deaths(seed, 13 * MIB + 11 * seed);
-    test_retry_mismatch(10 * MIB, 11 * MIB);
-    test_retry_mismatch(10 * MIB, 10);
+    bool first = same_host;
+    test_retry_undisturbed(3, 65 * SEGMENT + 3, pcclSum, first, false);
+    for (int64_t commits = 0; commits < 8; commits++) test_retry_loss(8 * SEGMENT + 5, commits, pcclSum, (commits % 2 != 0) == first, false, commits % 3 ? 0 : 3000);
+    for (int64_t commits = 0; commits < 8; commits += 3) test_retry_loss(8 * SEGMENT + 5, commits, pcclAvg, commits == 3, true, 0);
+    test_retry_relink(first);
+    test_retry_meets_plain(1, 0, first, false);
+    for (unsigned seed = first; seed < 16; seed += 2) test_retry_deaths(seed, 9 * SEGMENT + 11 * seed);
+    test_retry_mismatch(4 * SEGMENT, 5 * SEGMENT);
+    test_retry_mismatch(4 * SEGMENT, 10);
     test_retry_limit();
 }
 
