@@ -17,8 +17,8 @@ from harness import MIB, BenchError, Master, Peer, Row
 import pccl
 
 METHOD = """Three peers in a network namespace of their own sum one fp32 tensor by TCP. One of them, drawn at random, is killed by
-SIGKILL when a given part of the time of an undisturbed op has passed; the survivors' call returns without an error. Bytes are those
-that the namespace's loopback device has carried from before the op to its end, frames, acknowledgements and all. Extra: less
+SIGKILL when a given part of the time of an undisturbed op has passed; the survivors' call returns without an error. Bytes: what
+the namespace's loopback device has carried from before the op to its end, frames, acknowledgements and all. Extra: less
 what an undisturbed op carries, for the part of the tensor that has three contributors in the end, and half of it, a ring of two,
 for the part that has two. All as parts of what an undisturbed op carries. `time` is that of the slower survivor, in times of
 an undisturbed op; a new process then takes the place of the killed one. `retry / plain` compares undisturbed ops in turn, the

@@ -27,6 +27,7 @@ other's memory, `by TCP` they do not. `links`: the same in network
 namespaces, each donor's way out limited by tbf. `killed`: one of three donors is killed when half of the bytes have come."""
 
 LANES = 4
+PARTS = ["hash", "parity", "joiner", "held", "random", "killed", "links", "packed"]
 CHUNK = 1 << 20
 
 
@@ -50,12 +51,18 @@ def worker(peer: Peer, address: str) -> None:
         elif word == "state":
             arrays.clear()
             state = None
-            seed, sizes, revision = argument
+            seed, sizes, revision, *kinds = argument
             generator = np.random.default_rng(seed)
-            arrays += [np.frombuffer(bytearray(generator.bytes(size)), np.uint8) for size in sizes]
+            for size in sizes:
+                array = np.frombuffer(bytearray(generator.bytes(size)), np.uint8)
+                if kinds:
+                    array %= kinds[0]
+                arrays.append(array)
             state = pccl.SharedState([pccl.TensorInfo.from_numpy(array, str(at)) for at, array in enumerate(arrays)])
             state.revision = revision
             harness.tell(peer, None)
+        elif word == "train":
+            harness.tell(peer, train(comm, state, *argument))
         elif word == "spoil":  # every n-th leaf
             for leaf in range(0, arrays[0].size >> 18, argument):
                 arrays[0][leaf << 18] ^= 255
@@ -83,6 +90,7 @@ def worker(peer: Peer, address: str) -> None:
                     "transfer": info.transfer_seconds,
                     "beyond": peak() - peak_before,
                     "donors": info.donors,
+                    "wire": info.wire_bytes,
                 },
             )
         elif word == "hash":
@@ -90,6 +98,28 @@ def worker(peer: Peer, address: str) -> None:
         elif word == "push":
             state.push_revision()
             harness.tell(peer, None)
+
+
+def train(comm: Any, state: Any, world: int, accepted: bool) -> list[dict[str, float]]:
+    """Steps, until three with that many peers are done; the time of each for topology and shared state."""
+    import numpy as np
+
+    gradient = np.ones(1 << 20, np.float32)
+    steps: list[dict[str, float]] = []
+    while sum(step["world"] == world for step in steps) < 3:
+        start = time.monotonic()
+        if steps or accepted:
+            comm.update_topology()
+        else:
+            comm.connect()
+            start = time.monotonic()
+        info = comm.sync_shared_state(state)
+        seconds = time.monotonic() - start
+        state.push_revision()
+        comm.all_reduce(gradient, gradient, op=pccl.ReduceOp.SUM)
+        now = comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE)
+        steps.append({"world": now, "seconds": seconds, "transfer": info.transfer_seconds})
+    return steps
 
 
 def reset_peak() -> int:
@@ -104,14 +134,14 @@ def peak() -> int:
 
 
 class Run:
-    """A master and a fleet of accepted peers."""
+    """A master and a fleet of accepted peers, and `spare` ones that have not joined."""
 
-    def __init__(self, world: int, places: list[netlab.Place] | None = None) -> None:
+    def __init__(self, world: int, places: list[netlab.Place] | None = None, spare: int = 0) -> None:
         self._stack = contextlib.ExitStack()
         host = places[0].address if places else "127.0.0.1"
         master = self._stack.enter_context(Master(host, places[0].namespace if places else None))
         namespaces = [place.namespace for place in places] if places else None
-        self.fleet = self._stack.enter_context(harness.Fleet(worker, world, namespaces, address=master.address))
+        self.fleet = self._stack.enter_context(harness.Fleet(worker, world + spare, namespaces, address=master.address))
         self.alive = list(range(world))
         self.all("form", [world] * world)
 
@@ -304,6 +334,78 @@ def links(megabits: float) -> tuple[Row, Row]:
     return row, harness.ratio_bar("joiner with 3 donors behind 200 Mbit/s each, against the sum", 0.9, ratio)
 
 
+def packed(megabits: float) -> tuple[Row, Row]:
+    """A state of bytes below 4, which packs well, over a limited link; with and without packing."""
+    size = 64 * MIB
+    seconds, parts = {}, {}
+    with netlab.Lab() as lab:
+        places = lab.star(2)
+        lab.limit(places[0], megabits)
+        for lz4 in ("0", "1"):
+            with environment(PCCL_LZ4=lz4), Run(2, places) as run:
+                run.all("state", [(1, [size], 5, 4), (2, [size], 0, 4)])
+                info = run.all("sync")[1]
+                run.same()
+                seconds[lz4], parts[lz4] = info["transfer"], info["wire"] / size
+    gain = seconds["0"] / seconds["1"]
+    row = {"what": f"packed, {megabits:g} Mbit/s", "peers": 2, "MiB": 64, "plain_s": seconds["0"], "packed_s": seconds["1"]}
+    row |= {"wire_part": parts["1"]}
+    return row, harness.ratio_bar(f"state that packs well over {megabits:g} Mbit/s, LZ4 against plain", 1, gain)
+
+
+def unpackable(blocks: int) -> tuple[Row, Row]:
+    """Random bytes over loopback TCP, with packing and without, in turn; the transfers alone."""
+    size = 512 * MIB
+    found: dict[str, list[float]] = {"0": [], "1": []}
+    with contextlib.ExitStack() as stack:
+        runs = {}
+        for lz4 in found:
+            with environment(PCCL_LZ4=lz4, PCCL_SAME_HOST_MEMORY="0"):
+                runs[lz4] = stack.enter_context(Run(2))
+        for block in range(blocks):
+            for lz4 in sorted(found, reverse=block % 2 == 1):
+                runs[lz4].all("state", [(1, [size], 1 + block), (2 + block, [size], 0)])
+                found[lz4].append(runs[lz4].all("sync")[1]["transfer"])
+    plain, offered = (statistics.median(found[lz4]) for lz4 in found)
+    row = {"what": "random bytes, loopback by TCP", "peers": 2, "MiB": 512, "plain_s": plain, "packed_s": offered}
+    return row, harness.bar(
+        "random state over loopback by TCP, time with LZ4 against without",
+        "at most 1.03 x",
+        f"{offered / plain:.2f} x",
+        offered <= 1.03 * plain,
+    )
+
+
+def held(blocks: int) -> tuple[Row, Row]:
+    """Two peers update, sync and reduce in a loop; a third joins, with another state of 256 MiB."""
+    size = 256 * MIB
+    found: dict[str, list[float]] = {"calm": [], "join": [], "transfer": [], "held": []}
+    for block in range(blocks):
+        with Run(2, spare=1) as run:
+            for rank, content in ((0, (1, [size], 1)), (1, (1, [size], 1)), (2, (7 + block, [size], 0))):
+                run.fleet.send(rank, ("state", content))
+                run.fleet.receive(rank)
+            for rank in (0, 1):
+                run.fleet.send(rank, ("train", (3, True)))
+            time.sleep(1)
+            run.fleet.send(2, ("train", (3, False)))
+            steps = [run.fleet.receive(rank) for rank in range(3)]
+        transfer = max(step["transfer"] for steps_of_one in steps for step in steps_of_one)
+        before = [step["seconds"] for rank in (0, 1) for step in steps[rank] if step["world"] == 2]
+        joins = [next(step["seconds"] for step in steps[rank] if step["world"] == 3) for rank in (0, 1)]
+        calm = statistics.median(before)
+        found["calm"].append(calm)
+        found["join"].append(max(joins))
+        found["transfer"].append(transfer)
+        found["held"].append((max(joins) - calm) / transfer)
+    calm, join, transfer, ratio = (statistics.median(values) for values in found.values())
+    row = {"what": "held up by a join", "peers": 3, "MiB": 256, "calm_step_ms": calm * 1e3, "join_step_ms": join * 1e3}
+    row |= {"transfer_ms": transfer * 1e3}
+    return row, harness.bar(
+        "accepted peers held up by a join with 256 MiB, against the transfer", "at most 1.25 x", f"{ratio:.2f} x", ratio <= 1.25
+    )
+
+
 def hashing(blocks: int) -> tuple[Row, Row]:
     import numpy as np
 
@@ -327,7 +429,7 @@ def hashing(blocks: int) -> tuple[Row, Row]:
 
 def run() -> None:
     parser = harness.parser(__doc__ or "", blocks=5)
-    parser.add_argument("--only", nargs="+", default=["hash", "parity", "joiner", "killed", "links"], help="which measurements")
+    parser.add_argument("--only", nargs="+", default=PARTS, help="which measurements")
     args = parser.parse_args()
     where = harness.machine()
     made: list[tuple[Row, Row]] = []
@@ -339,8 +441,14 @@ def run() -> None:
         made += joiner(args.blocks)
     if "killed" in args.only:
         made.append(killed(min(args.blocks, 3)))
+    if "held" in args.only:
+        made.append(held(args.blocks))
+    if "random" in args.only:
+        made.append(unpackable(args.blocks))
     if "links" in args.only and os.geteuid() == 0:
         made.append(links(200))
+    if "packed" in args.only and os.geteuid() == 0:
+        made.append(packed(200))
     harness.report(args, "sync", METHOD, where, [row for row, _ in made], [bar for _, bar in made])
 
 

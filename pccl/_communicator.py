@@ -94,6 +94,21 @@ class Communicator:
                 deadline.sleep(PAUSE_SECONDS)
         raise failure
 
+    def reconnect(self, n_attempts: int = 5, *, timeout: float | None = None) -> None:
+        """Joins again, as a new peer, after this one was expelled or has lost its master. Else it leaves first.
+
+        Ops in flight are cancelled, as by `close`. Connects as `connect` does; cut short or failed, it is `connect` that goes on.
+        A SharedState keeps its tensors and revision, and the next sync brings it up to date. INVALID_USAGE after `close`.
+        """
+        with self._alone("pcclConnect"):
+            if self._handle.closed:
+                raise error_for(INVALID_USAGE, "pcclConnect", "the communicator is closed")
+            fresh = self._create(self._ip)
+            self.close()
+            self._adopt(fresh, self._ip)
+            self._connected = False
+        self.connect(n_attempts, timeout=timeout)
+
     def close(self) -> None:
         """Leaves the run and frees everything, in bounded time. Idempotent.
 
@@ -165,6 +180,10 @@ class Communicator:
         `progress` is called about ten times a second while it takes its time. INVALID_ARGUMENT: a tensor was replaced since.
         After an error the revision is as before; tensors that were to be received are unspecified, all others unchanged.
         """
+        if not isinstance(shared_state, SharedState):
+            raise TypeError(f"shared_state must be a SharedState, not {type(shared_state).__name__}")
+        if not isinstance(strategy, SharedStateSyncStrategy):
+            raise TypeError(f"strategy must be a SharedStateSyncStrategy, not {strategy!r}")
         info = _ffi.new("pcclSharedStateSyncInfo_t *")
         with self._alone("pcclSynchronizeSharedState"):
             key = ("pcclSynchronizeSharedState", id(shared_state), strategy)
@@ -191,6 +210,7 @@ class Communicator:
             report.seconds,
             report.hash_seconds,
             report.transfer_seconds,
+            report.wire_bytes,
         )
 
     # ---- reduces ----

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _ffi, _C = load_native_module()
 
+SHOWN_ENTRIES = 100
+"""By repr."""
+
 
 class SharedState:
     """The tensors that all members of a group hold alike, and their revision, which grows by one per step.
@@ -121,7 +124,10 @@ class SharedState:
             scalar.store()
 
     def __repr__(self) -> str:
-        return f"SharedState(revision={self.revision}, tensors={[info.name for info in self._tensor_infos]})"
+        entries = [f"{info.name!r}: {info.numel} x {info.dtype.name}" for info in self._tensor_infos[:SHOWN_ENTRIES]]
+        if len(self._tensor_infos) > SHOWN_ENTRIES:
+            entries.append(f"and {len(self._tensor_infos) - SHOWN_ENTRIES} more")
+        return f"SharedState(revision={self.revision}, {len(self._tensor_infos)} tensors: {', '.join(entries)})"
 
 
 @dataclass
@@ -138,6 +144,8 @@ class SharedStateSyncInfo:
     """Of this, for the hashes of the own state."""
     transfer_seconds: float = 0.0
     """Of this, while content moved; 0 when nothing had to."""
+    wire_bytes: int = 0
+    """What went over links for `rx_bytes`: less where leaves came packed, or out of the memory of a peer on the same host."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_repor
         .tx_bytes = report.tx_bytes,
         .rx_bytes = report.rx_bytes,
         .rx_leaves = report.rx_leaves,
+        .wire_bytes = report.wire_bytes,
         .missing_bytes = report.missing_bytes,
         .donors = report.donors,
         .hashing = report.hashing,

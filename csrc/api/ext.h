@@ -52,6 +52,7 @@ void pccl_multi_free(struct pccl_multi *multi);
 // Of the round of shared state under way on this communicator, or of the last one that ended; all 0 before the first.
 struct pccl_sync_report {
     uint64_t tx_bytes, rx_bytes, rx_leaves;         // tx_bytes is known at the end
+    uint64_t wire_bytes;                            // of rx_bytes, what went over links: less where leaves came packed or out of memory
     uint64_t missing_bytes;                         // still to be received
     uint32_t donors;                                // that this peer has received from
     bool hashing;                                   // it hashes its own state still

@@ -15,6 +15,12 @@ int64_t platform_now_ns(void) {
     return (int64_t)now.tv_sec * SECOND_NS + now.tv_nsec;
 }
 
+int64_t platform_thread_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (int64_t)now.tv_sec * SECOND_NS + now.tv_nsec;
+}
+
 bool platform_random(void *out, size_t bytes) {
     uint8_t *at = out;
     while (bytes > 0) {

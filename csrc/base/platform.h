@@ -11,10 +11,14 @@
 #include <stdint.h>
 
 #define MS_NS INT64_C(1000000)
+#define US_NS INT64_C(1000)
 #define SECOND_NS INT64_C(1000000000)
 
 // Monotonic time in nanoseconds. Never fails, never goes back.
 int64_t platform_now_ns(void);
+
+// Processor time of the calling thread in nanoseconds.
+int64_t platform_thread_ns(void);
 
 // Fills `out` with unpredictable bytes. False when the kernel refuses.
 bool platform_random(void *out, size_t bytes);

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "../base/platform.h"
+#include "arrival.h"
 #include "../include/pccl.h"
 
 enum link_state { LINK_ABSENT,
@@ -75,7 +76,8 @@ struct member {
     struct member_view losses[WIRE_MAX_MEMBERS]; // of the own group, after the adopted epoch, oldest first
     size_t loss_count;
 
-    int64_t join_deadline, beat_at, silent_at;
+    int64_t join_deadline, beat_at;
+    struct arrival master; // what was heard of it
 
     // decoding
     struct wire_member members[WIRE_MAX_MEMBERS];
@@ -289,26 +291,30 @@ static void check_complete(struct member *m, struct member_output *out) {
     if (m->candidate.active && !m->candidate.answered && !any_missing(m, IN_CANDIDATE)) answer_candidate(m, LINK_FAILED, out);
 }
 
-static void send_link_down(const struct member *m, const struct wire_id *id, uint32_t index, struct member_output *out) {
-    struct wire_link_down down = {.id = *id, .index = index};
+static void send_link_down(const struct member *m, const struct wire_id *id, uint32_t index, bool silent, struct member_output *out) {
+    struct wire_link_down down = {.id = *id, .index = index, .silent = silent};
     wire_encode_link_down(&out->frames, member_header(m), &down);
 }
 
 // One failure of a pair is many broken connections; the master hears of it once per epoch.
-static void accuse(struct member *m, struct neighbour *n, uint32_t index, struct member_output *out) {
+static void accuse(struct member *m, struct neighbour *n, uint32_t index, bool silent, struct member_output *out) {
     if (n->accused_in == m->view.number) return;
     n->accused_in = m->view.number;
-    send_link_down(m, &n->id, index, out);
+    send_link_down(m, &n->id, index, silent, out);
 }
 
 static void want_fresh_epoch(struct member *m, int64_t now) {
     if (m->fresh_at == 0) m->fresh_at = now + MEMBER_GRACE_MS * MS_NS;
 }
 
+static int64_t limit_ns(const struct member *m) { return (int64_t)m->welcome.heartbeat_limit_ms * MS_NS; }
+
 int64_t member_link_limit_ns(const struct member *m) {
     // Shorter than the master's own limit, so that an answer that names somebody arrives before silence is punished.
-    return (int64_t)m->welcome.heartbeat_limit_ms * MS_NS * 3 / 4;
+    return arrival_wait_ns(&m->master, limit_ns(m)) * 3 / 4;
 }
+
+void member_round_trip(struct member *m, int64_t round_trip_ns) { m->master.round_trip_ns = round_trip_ns; }
 
 void member_link_up(struct member *m, const struct wire_id *id, uint32_t index, uint32_t latency_us, int64_t now, struct member_output *out) {
     struct neighbour *n = find_neighbour(m, id);
@@ -335,14 +341,14 @@ void member_link_failed(struct member *m, const struct wire_id *id, uint32_t ind
         return;
     }
     n->links[index].state = LINK_FAILED;
-    if (m->phase == MEMBER_ACCEPTED && required_in(n, index, IN_EPOCH)) accuse(m, n, index, out);
+    if (m->phase == MEMBER_ACCEPTED && required_in(n, index, IN_EPOCH)) accuse(m, n, index, false, out);
     if (m->candidate.active && !m->candidate.answered && required_in(n, index, IN_CANDIDATE)) answer_candidate(m, LINK_FAILED, out);
 }
 
-void member_link_lost(struct member *m, const struct wire_id *id, uint32_t index, int64_t now, struct member_output *out) {
+void member_link_lost(struct member *m, const struct wire_id *id, uint32_t index, bool silent, int64_t now, struct member_output *out) {
     if (m->phase != MEMBER_ACCEPTED && m->phase != MEMBER_REGISTERED) return;
     if (wire_id_equal(id, &m->id)) {
-        send_link_down(m, id, index, out);
+        send_link_down(m, id, index, false, out);
         return;
     }
     struct neighbour *n = find_neighbour(m, id);
@@ -351,10 +357,10 @@ void member_link_lost(struct member *m, const struct wire_id *id, uint32_t index
     if (m->phase == MEMBER_ACCEPTED && required_in(n, index, IN_EPOCH)) {
         if (m->linked) m->linked_deadline = now + member_link_limit_ns(m);
         m->linked = false;
-        if (now < m->relinked_until && n->links[index].made_in < m->view.number)
+        if (!silent && now < m->relinked_until && n->links[index].made_in < m->view.number)
             want_fresh_epoch(m, now);
         else
-            accuse(m, n, index, out);
+            accuse(m, n, index, silent, out);
     }
     if (m->candidate.active && !m->candidate.answered && required_in(n, index, IN_CANDIDATE)) answer_candidate(m, LINK_FAILED, out);
 }
@@ -512,7 +518,7 @@ static void take_welcome(struct member *m, const struct wire_header *header, int
     m->run = header->run;
     m->generation = header->generation;
     m->phase = MEMBER_REGISTERED;
-    m->beat_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS / 5;
+    m->beat_at = now + limit_ns(m) / 5;
     act(out, MEMBER_RECHECK);
 }
 
@@ -598,11 +604,10 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
 
 void member_frame(struct member *m, const struct wire_header *header, const uint8_t *body, int64_t now, struct member_output *out) {
     if (m->phase == MEMBER_IDLE || m->phase == MEMBER_DEAD) return;
-    m->silent_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS;
+    arrival_note(&m->master, now, limit_ns(m));
     bool stale = m->phase != MEMBER_JOINING && (header->run != m->run || header->generation != m->generation);
     if (stale) return;
     if (!take_frame(m, header, body, now, out)) die_of_garbage(m, wire_type_name(header->type), out);
-    m->silent_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS; // WELCOME has just told the limit
 }
 
 // ---- joining, votes, leaving ----
@@ -657,7 +662,7 @@ void member_leave(struct member *m, struct member_output *out) {
 int64_t member_deadline(const struct member *m) {
     if (m->phase == MEMBER_IDLE || m->phase == MEMBER_DEAD) return INT64_MAX;
     if (m->phase == MEMBER_JOINING) return m->join_deadline;
-    int64_t at = m->beat_at < m->silent_at ? m->beat_at : m->silent_at;
+    int64_t silent_at = arrival_deadline_ns(&m->master, limit_ns(m)), at = m->beat_at < silent_at ? m->beat_at : silent_at;
     if (m->candidate.active && !m->candidate.answered && m->candidate.deadline < at) at = m->candidate.deadline;
     if (m->phase == MEMBER_ACCEPTED && !m->linked && m->linked_deadline < at) at = m->linked_deadline;
     if (m->fresh_at != 0 && m->fresh_at < at) at = m->fresh_at;
@@ -671,7 +676,7 @@ static void accuse_missing(struct member *m, int64_t now, struct member_output *
         struct neighbour *n = &m->neighbours[i];
         if (!any_link(n, IN_EPOCH, LINK_ABSENT)) continue;
         n->accused_in = 0;
-        accuse(m, n, 0, out);
+        accuse(m, n, 0, false, out);
     }
 }
 
@@ -680,19 +685,19 @@ void member_tick(struct member *m, int64_t now, struct member_output *out) {
         die_of(m, pcclMasterConnectionFailed, out, "the master accepted the connection but did not answer within %d ms: is it a pccl master?",
                MEMBER_JOIN_LIMIT_MS);
     if (m->phase != MEMBER_REGISTERED && m->phase != MEMBER_ACCEPTED) return;
-    if (now >= m->silent_at) {
-        die_of(m, pcclMasterConnectionFailed, out, "the master was silent for %u ms", m->welcome.heartbeat_limit_ms);
+    if (now >= arrival_deadline_ns(&m->master, limit_ns(m))) {
+        die_of(m, pcclMasterConnectionFailed, out, "the master was silent for %lld ms", (long long)((now - m->master.at_ns) / MS_NS));
         return;
     }
     if (now >= m->beat_at) {
-        m->beat_at = now + (int64_t)m->welcome.heartbeat_limit_ms * MS_NS / 5;
+        m->beat_at = now + limit_ns(m) / 5;
         wire_encode_empty(&out->frames, member_header(m), WIRE_HEARTBEAT);
     }
     if (m->candidate.active && !m->candidate.answered && now >= m->candidate.deadline) answer_candidate(m, LINK_ABSENT, out);
     if (m->phase == MEMBER_ACCEPTED && !m->linked && now >= m->linked_deadline) accuse_missing(m, now, out);
     if (m->fresh_at != 0 && now >= m->fresh_at) {
         m->fresh_at = 0;
-        send_link_down(m, &m->id, 0, out);
+        send_link_down(m, &m->id, 0, false, out);
     }
 }
 

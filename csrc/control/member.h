@@ -95,6 +95,8 @@ void member_disconnected(struct member *member, const char *why, struct member_o
 void member_frame(struct member *member, const struct wire_header *header, const uint8_t *body, int64_t now_ns,
                   struct member_output *out);
 void member_tick(struct member *member, int64_t now_ns, struct member_output *out);
+// As measured on the connection to the master, before a tick: a long one makes the peer more patient.
+void member_round_trip(struct member *member, int64_t round_trip_ns);
 // The next time at which member_tick has something to do; INT64_MAX = never.
 int64_t member_deadline(const struct member *member);
 
@@ -104,7 +106,7 @@ void member_link_up(struct member *member, const struct wire_id *id, uint32_t in
                     struct member_output *out);
 void member_link_failed(struct member *member, const struct wire_id *id, uint32_t index, struct member_output *out); // a dial
 // A link broke. The sender's own id: the data plane wants a fresh group epoch.
-void member_link_lost(struct member *member, const struct wire_id *id, uint32_t index, int64_t now_ns, struct member_output *out);
+void member_link_lost(struct member *member, const struct wire_id *id, uint32_t index, bool silent, int64_t now_ns, struct member_output *out);
 void member_measured(struct member *member, const struct wire_id *from, const struct wire_id *to, uint64_t bytes_per_s,
                      struct member_output *out);
 

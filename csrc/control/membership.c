@@ -281,7 +281,8 @@ static struct peer *unused_peer(struct membership *m) {
 
 static void register_peer(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
     struct peer *peer = unused_peer(m);
-    *peer = (struct peer){.used = true, .conn = conn, .heard_ns = m->now_ns};
+    *peer = (struct peer){.used = true, .conn = conn};
+    arrival_note(&peer->heard, m->now_ns, m->limit_ns);
     peer->member = (struct wire_member){.id = hello->id, .join_number = m->next_join++, .group = hello->group, .lanes = hello->lanes, .address = *source};
     peer->member.address.port = hello->port;
     m->peer_count++;
@@ -331,6 +332,7 @@ static void on_linked(struct membership *m, struct peer *peer, const struct wire
         return;
     }
     if (linked.latency_us > 0) peer->latency_us = linked.latency_us;
+    peer->heard.round_trip_ns = 2 * (int64_t)peer->latency_us * US_NS;
     if (linked.attempt > 0)
         membership_on_candidate_linked(m, peer, &linked);
     else if (header->epoch >= peer->group->group_epoch)
@@ -375,7 +377,7 @@ const struct membership_actions *membership_message(struct membership *m, int64_
     begin_event(m, now_ns);
     struct peer *peer = peer_of(m, conn);
     if (peer == NULL) return &m->actions;
-    peer->heard_ns = m->now_ns;
+    arrival_note(&peer->heard, m->now_ns, m->limit_ns);
     on_message(m, peer, header, body);
     return settle(m);
 }
@@ -391,7 +393,7 @@ const struct membership_actions *membership_peer_lost(struct membership *m, int6
 
 void membership_heard(struct membership *m, int64_t now_ns, uint32_t conn) {
     struct peer *peer = peer_of(m, conn);
-    if (peer != NULL && now_ns > peer->heard_ns) peer->heard_ns = now_ns;
+    if (peer != NULL) arrival_note(&peer->heard, now_ns, m->limit_ns);
 }
 
 // ---- time ----
@@ -408,7 +410,8 @@ static void send_heartbeats(struct membership *m) {
 const struct membership_actions *membership_tick(struct membership *m, int64_t now_ns) {
     begin_event(m, now_ns);
     for (uint32_t i = 0; i < m->slots; i++)
-        if (m->peers[i].used && m->peers[i].heard_ns + m->limit_ns <= m->now_ns) membership_expel(m, &m->peers[i], "silent beyond the heartbeat limit");
+        if (m->peers[i].used && arrival_deadline_ns(&m->peers[i].heard, m->limit_ns) <= m->now_ns)
+            membership_expel(m, &m->peers[i], "silent beyond the heartbeat limit");
     for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count)
         if (m->order[i]->group->relink_at <= m->now_ns) membership_links_tick(m, m->order[i]->group);
     if (m->phase == PHASE_CANDIDATE && !m->candidate_judged && m->phase_deadline <= m->now_ns) m->unanswered = 0; // judged as it is
@@ -424,7 +427,7 @@ int64_t membership_next_deadline(const struct membership *m) {
     if (m->peer_count == 0) return INT64_MAX;
     int64_t next = earlier(m->heartbeat_at, m->warn_at);
     for (uint32_t i = 0; i < m->slots; i++)
-        if (m->peers[i].used) next = earlier(next, m->peers[i].heard_ns + m->limit_ns);
+        if (m->peers[i].used) next = earlier(next, arrival_deadline_ns(&m->peers[i].heard, m->limit_ns));
     for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) next = earlier(next, m->order[i]->group->relink_at);
     if (m->phase == PHASE_MEASURE || (m->phase == PHASE_CANDIDATE && !m->candidate_judged)) next = earlier(next, m->phase_deadline);
     return next;

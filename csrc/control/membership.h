@@ -21,6 +21,7 @@ enum {
     MEMBERSHIP_MAX_LOGS = 32,    // lines per event, then lines are dropped
     MEMBERSHIP_LOG_BYTES = 320,
     MEMBERSHIP_GRACE_MS = 30,    // between a link's break and its repair: most breaks are deaths, told by the control socket
+    MEMBERSHIP_HEARING_OF = 8,   // in a heartbeat limit: the time to say whom one accuses, before somebody is expelled for broken links
     MEMBERSHIP_WAIT_WARN_MS = 10000,
 };
 

@@ -247,7 +247,7 @@ static bool blame_accepted(struct membership *m) {
     for (uint32_t i = 0; i < m->candidate_count; i++)
         for (uint32_t k = 0; k < m->candidate_count; k++)
             if (!reaches(m, m->candidate[i], m->candidate[k])) {
-                membership_link_failed(m, m->candidate[i], m->candidate[k]);
+                membership_link_failed(m, m->candidate[i], m->candidate[k], false);
                 broken = true;
             }
     return broken;

@@ -8,6 +8,8 @@
 
 enum { FIRST_PAIRS = 8 };
 
+static int64_t longer(int64_t a, int64_t b) { return a > b ? a : b; }
+
 static struct link_pair *pair_of(struct group *group, uint16_t a, uint16_t b) {
     for (uint32_t i = 0; i < group->pair_count; i++)
         if (group->pairs[i].a == a && group->pairs[i].b == b) return &group->pairs[i];
@@ -23,9 +25,13 @@ static struct link_pair *pair_of(struct group *group, uint16_t a, uint16_t b) {
     return pair;
 }
 
+static bool is_recently_silent(const struct membership *m, const struct link_pair *pair) {
+    return pair->silent_at != 0 && m->now_ns < pair->silent_at + SILENCE_LIMITS * m->limit_ns;
+}
+
 static void remove_pair(struct group *group, uint32_t index) { group->pairs[index] = group->pairs[--group->pair_count]; }
 
-void membership_link_failed(struct membership *m, struct peer *accuser, struct peer *accused) {
+void membership_link_failed(struct membership *m, struct peer *accuser, struct peer *accused, bool silent) {
     struct group *group = accuser->group;
     uint16_t from = (uint16_t)(accuser - m->peers), to = (uint16_t)(accused - m->peers);
     struct link_pair *pair = pair_of(group, from < to ? from : to, from < to ? to : from);
@@ -37,6 +43,11 @@ void membership_link_failed(struct membership *m, struct peer *accuser, struct p
         char one[64], other[64];
         membership_log(m, LOG_WARN, "the link between %s and %s is down", membership_name(one, accuser), membership_name(other, accused));
         pair->failures++;
+        if (silent) {
+            // Links to a hung thread can be made again, and look well until they are silent again.
+            if (is_recently_silent(m, pair)) pair->failures = FAILURES_MAX;
+            pair->silent_at = m->now_ns;
+        }
     }
     pair->pending = true;
     if (from < to)
@@ -44,7 +55,9 @@ void membership_link_failed(struct membership *m, struct peer *accuser, struct p
     else
         pair->b_accuses = true;
     accuser->linked = false;
-    if (group->relink_at == INT64_MAX) group->relink_at = m->now_ns + MEMBERSHIP_GRACE_MS * MS_NS;
+    // Before somebody is expelled all have the time to say whom they accuse.
+    int64_t grace = pair->failures < FAILURES_MAX ? MEMBERSHIP_GRACE_MS * MS_NS : longer(MEMBERSHIP_GRACE_MS * MS_NS, m->limit_ns / MEMBERSHIP_HEARING_OF);
+    if (group->relink_at == INT64_MAX) group->relink_at = m->now_ns + grace;
 }
 
 void membership_on_link_down(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body) {
@@ -59,15 +72,21 @@ void membership_on_link_down(struct membership *m, struct peer *peer, const stru
     if (accused == peer)
         membership_change(m, group);
     else if (accused != NULL)
-        membership_link_failed(m, peer, accused);
+        membership_link_failed(m, peer, accused, down.silent == 1);
 }
 
 void membership_on_linked(struct membership *m, struct peer *peer) {
     struct group *group = peer->group;
     peer->linked = true;
     for (uint32_t i = group->pair_count; i-- > 0;) {
-        const struct link_pair *pair = &group->pairs[i];
-        if (!pair->pending && m->peers[pair->a].linked && m->peers[pair->b].linked) remove_pair(group, i);
+        struct link_pair *pair = &group->pairs[i];
+        if (pair->pending || !m->peers[pair->a].linked || !m->peers[pair->b].linked) continue;
+        if (is_recently_silent(m, pair)) {
+            pair->failures = 0;
+            pair->a_accuses = pair->b_accuses = false;
+        } else {
+            remove_pair(group, i);
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 #define PCCL_CONTROL_MEMBERSHIP_PRIVATE_H
 
 #include "../base/platform.h"
+#include "arrival.h"
 #include "election.h"
 #include "membership.h"
 #include "op_table.h"
@@ -16,6 +17,7 @@
 enum {
     PEER_WORDS = WIRE_MAX_MEMBERS / 64,
     FAILURES_MAX = 2,         // of one pair's links, then one of the two is expelled
+    SILENCE_LIMITS = 4,       // heartbeat limits for which a pair's silence is remembered, also if the links were made again
     DEFAULT_LATENCY_US = 100, // until a link has been timed
     DEFAULT_MEGABYTES_PER_S = 1000,
     VOTE_SYNC = WIRE_VOTE_OPTIMIZE + 1, // as a peer's open vote; per group, not counted over the run
@@ -62,7 +64,7 @@ struct peer {
     bool accepted;
     uint32_t conn;
     struct wire_member member;
-    int64_t heard_ns;
+    struct arrival heard;
     uint8_t vote; // wire_vote_kind of the open vote, VOTE_SYNC, or 0
     int64_t voted_ns;
     uint32_t latency_us; // worst of its links, 0 unknown
@@ -89,6 +91,7 @@ struct link_pair {
     uint8_t failures;
     bool pending; // down, not yet acted on
     bool a_accuses, b_accuses;
+    int64_t silent_at; // when it was last told to be silent, 0 = never
 };
 
 struct group {
@@ -205,7 +208,7 @@ void membership_ops_fini(struct group *group);
 // ---- membership_links.c ----
 void membership_on_link_down(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body);
 void membership_on_linked(struct membership *m, struct peer *peer);
-void membership_link_failed(struct membership *m, struct peer *accuser, struct peer *accused);
+void membership_link_failed(struct membership *m, struct peer *accuser, struct peer *accused, bool silent);
 void membership_links_tick(struct membership *m, struct group *group);
 void membership_links_begin(struct group *group); // the group epoch was entered
 void membership_links_forget(struct membership *m, struct group *group, const struct peer *peer);

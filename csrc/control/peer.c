@@ -22,6 +22,7 @@
 #include "../net/socket.h"
 #include "../state/content.h"
 #include "../state/sync.h"
+#include "../state/unfinished.h"
 #include "link.h"
 
 enum {
@@ -42,6 +43,7 @@ enum phase { PHASE_IDLE,
 struct lost_link {
     struct wire_id id;
     uint32_t index;
+    bool silent;
 };
 
 struct peer {
@@ -70,7 +72,6 @@ struct peer {
     struct {
         struct content *content; // of the open round; belongs to the caller inside, or to nobody
         bool voted;              // the state is hashed, the engine takes part
-        bool incomplete;         // the memory of the last receiver's round was written, and no sync has succeeded since
         int strategy;
         uint64_t revision, tx_bytes;
         int64_t began_at, hashed_at, planned_at; // 0 = not yet
@@ -195,7 +196,7 @@ static void on_frozen(void *context, uint64_t group_epoch, const struct wire_rep
     pthread_mutex_unlock(&p->out_lock);
 }
 
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index) {
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
     struct peer *p = context;
     pthread_mutex_lock(&p->out_lock);
     if (p->lost_count == p->lost_capacity) {
@@ -207,7 +208,7 @@ static void on_link_down(void *context, const struct wire_id *id, uint32_t index
         }
     }
     if (p->lost_count < p->lost_capacity)
-        p->lost[p->lost_count++] = (struct lost_link){.id = *id, .index = index};
+        p->lost[p->lost_count++] = (struct lost_link){.id = *id, .index = index, .silent = silent};
     else
         p->lost_overflow = true;
     pthread_mutex_unlock(&p->out_lock);
@@ -314,6 +315,7 @@ static void introduce(struct peer *p) {
     memcpy(identity.secret, welcome->secret, sizeof identity.secret);
     links_identify(p->links, &identity);
     links_set_park_limit(p->links, member_link_limit_ns(p->member));
+    engine_set_silence(p->engine, (int64_t)welcome->heartbeat_limit_ms * MS_NS / 2); // so that a link is found out twice within a limit
     pthread_mutex_lock(&p->out_lock);
     p->op_head = header;
     pthread_mutex_unlock(&p->out_lock);
@@ -415,7 +417,7 @@ static void lose_links(struct peer *p, int64_t now) {
         // Made again meanwhile: then the news is old.
         if (!wire_id_equal(&lost.id, member_id(p->member)) && engine_has_link(p->engine, &lost.id, lost.index)) continue;
         begin_event(p);
-        member_link_lost(p->member, &lost.id, lost.index, now, &p->actions);
+        member_link_lost(p->member, &lost.id, lost.index, lost.silent, now, &p->actions);
         end_event(p, now);
     }
 }
@@ -528,6 +530,7 @@ static void tick(struct peer *p, int64_t now) {
     links_tick(p->links, now);
     if (now < member_deadline(p->member)) return;
     begin_event(p);
+    member_round_trip(p->member, socket_round_trip_us(p->master_fd) * US_NS);
     member_tick(p->member, now, &p->actions);
     end_event(p, now);
 }
@@ -779,6 +782,7 @@ static void fill_sync_report(const struct peer *p, const struct sync_report *fro
     *out = (struct peer_sync_report){
         .rx_bytes = from->rx_bytes,
         .rx_leaves = from->rx_leaves,
+        .wire_bytes = from->wire_bytes,
         .missing_bytes = from->missing_bytes,
         .donors = from->donors,
         .tx_bytes = p->sync.tx_bytes,
@@ -823,9 +827,7 @@ static pcclResult_t begin_sync(struct peer *p, const pcclSharedState_t *state, i
     memset(&p->vote, 0, sizeof p->vote);
     p->vote.kind = MEMBER_VOTE_SYNC;
     p->vote.waiter = true;
-    bool incomplete = p->sync.incomplete;
     memset(&p->sync, 0, sizeof p->sync);
-    p->sync.incomplete = incomplete;
     p->sync.strategy = strategy;
     p->sync.revision = state->revision;
     p->sync.began_at = platform_now_ns();
@@ -853,11 +855,12 @@ static pcclResult_t vote_sync(struct peer *p) {
     const struct content *content = p->sync.content;
     struct wire_sync_vote vote = {
         .strategy = (uint8_t)p->sync.strategy,
-        .incomplete = p->sync.incomplete,
+        .incomplete = unfinished_has(&content->layout),
         .revision = p->sync.revision,
         .mask = content->mask,
         .content = content->hash,
     };
+    if (vote.incomplete) LOG(LOG_WARN, "shared state: a transfer into this memory was cut short: it can only receive until a sync has succeeded");
     // Before the vote is sent: the plan may be here at once.
     if (!sync_begin(p->engine, p->sync.content, (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS))
         return drop_sync(p, fail(pcclInternalError, "the system refused memory for a round of shared state"));
@@ -880,14 +883,22 @@ static pcclResult_t hash_sync(struct peer *p, int64_t deadline) {
     return hashed ? vote_sync(p) : pcclTimedOut;
 }
 
+// Not locked. No tensor is touched any more, and the process knows what they hold.
+static void end_sync(struct peer *p, bool success, struct sync_report *report) {
+    sync_end(p->engine, report);
+    if (success)
+        unfinished_remove(&p->sync.content->layout);
+    else if (report->wrote)
+        unfinished_add(&p->sync.content->layout);
+}
+
 static pcclResult_t collect_sync(struct peer *p, pcclSharedState_t *state, pcclSharedStateSyncInfo_t *info) {
     struct sync_report report;
     pthread_mutex_unlock(&p->lock);
-    sync_end(p->engine, &report);
+    end_sync(p, p->vote.done && p->vote.code == pcclSuccess, &report);
     pthread_mutex_lock(&p->lock);
     fill_sync_report(p, &report, platform_now_ns(), &p->sync.report);
     bool success = p->vote.done && p->vote.code == pcclSuccess;
-    p->sync.incomplete = !success && (p->sync.incomplete || report.wrote);
     drop_sync(p, pcclSuccess);
     if (success) {
         state->revision = p->vote.value;
@@ -1097,7 +1108,8 @@ void peer_free(struct peer *p) {
     while (p->users > 0) platform_cond_wait(&p->changed, &p->lock, INT64_MAX);
     pthread_mutex_unlock(&p->lock);
     // No call is inside, both threads have ended: nobody else can hold this peer.
-    if (p->engine != NULL) sync_end(p->engine, NULL);
+    struct sync_report report;
+    if (p->engine != NULL && p->sync.content != NULL) end_sync(p, false, &report);
     content_free(p->sync.content);
     engine_free(p->engine);
     member_free(p->member);

@@ -44,7 +44,7 @@ bool peer_sync_waits(struct peer *peer);
 
 // Of the round under way, or of the last one.
 struct peer_sync_report {
-    uint64_t rx_bytes, rx_leaves, missing_bytes, tx_bytes;
+    uint64_t rx_bytes, rx_leaves, wire_bytes, missing_bytes, tx_bytes;
     uint32_t donors;
     double seconds, hash_seconds, transfer_seconds; // of the whole call; the own hash; from the plan on
     bool hashing;

@@ -674,6 +674,7 @@ static bool poll_arriving(struct engine *engine) {
         lane->polled = true;
         engine->lanes[engine->lane_count++] = lane;
         lane_heat(lane);
+        sync_lane_came(lane);
     }
     return true;
 }
@@ -727,7 +728,7 @@ static void report_accusations(struct engine *engine) {
         engine->callbacks.mismatch(engine->callbacks.context, &accusation->mismatch);
         free(accusation);
     }
-    if (roll) engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0);
+    if (roll) engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, false);
 }
 
 // What others have asked of the thread. False: it is to end.
@@ -797,9 +798,10 @@ static void *run(void *argument) {
     for (;;) {
         if (woken && !obey(engine)) return NULL;
         sync_step(engine);
+        silence_check(engine);
         busy = step_hot_lanes(engine);
         free_broken_lanes(engine);
-        int count = epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : sync_timeout_ms(engine));
+        int count = epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : silence_timeout_ms(engine, sync_timeout_ms(engine)));
         woken = false;
         for (int i = 0; i < count; i++) {
             struct lane *lane = events[i].data.ptr;

@@ -44,7 +44,8 @@ struct engine_callbacks {
     void (*done)(void *context, const struct wire_op_name *name);
     void (*mismatch)(void *context, const struct wire_mismatch *mismatch);
     void (*frozen)(void *context, uint64_t group_epoch, const struct wire_report *report); // once per entered epoch; empty report too
-    void (*link_down)(void *context, const struct wire_id *id, uint32_t index); // id = self: a fresh group epoch is wanted
+    // `silent`: the connection stands, but nothing comes or goes. id = self: a fresh group epoch is wanted.
+    void (*link_down)(void *context, const struct wire_id *id, uint32_t index, bool silent);
     void (*synced)(void *context, const struct wire_sync_done *done);           // a receiver's part of a round is over (state/sync)
 };
 
@@ -96,6 +97,9 @@ struct engine_outcome {
 
 // Creates the engine and starts its thread. NULL when the system refuses.
 struct engine *engine_new(const struct wire_id *self, const struct engine_callbacks *callbacks);
+// A link is down when nothing is heard on it, or nothing taken by it, for about this long (longer where pauses are usual). Before the first
+// call silence is not watched.
+void engine_set_silence(struct engine *engine, int64_t limit_ns);
 // Before leaving: waits until the others have completed the small ops that this member has, so that its going costs them nothing; until
 // `deadline_ns` at most.
 void engine_settle(struct engine *engine, int64_t deadline_ns);

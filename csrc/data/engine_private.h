@@ -12,6 +12,7 @@
 #include "data/engine.h"
 #include "data/memory.h"
 #include "data/plan.h"
+#include "state/coding.h"
 #include "state/sync.h"
 
 enum {
@@ -90,6 +91,15 @@ struct peer {
     bool settling;            // about to leave: acks go out at once
 };
 
+// How long a lane has been silent, in checks (silence.c). Sending over a direct link: lock, as the lane.
+struct silence {
+    bool heard, spoke;      // since the last check
+    uint32_t quiet, stuck;  // checks without a byte heard; without enough bytes taken
+    uint32_t worst, age;    // longest pause of late
+    uint32_t parked;        // checks for which it has waited for an epoch
+    uint64_t sent, goal;    // bytes handed to the kernel; of them to be acknowledged next
+};
+
 enum lane_receive { LANE_HEAD,
                     LANE_PAYLOAD,
                     LANE_PARKED };
@@ -103,6 +113,7 @@ struct lane {
     uint32_t index;
     int fd;
     bool polled, hot, readable, broken;
+    struct silence silence;
     bool ending; // the other side has closed: read on to the end
     bool resume; // parse what was buffered when the lane was parked
 
@@ -126,7 +137,8 @@ struct lane {
     struct frame_queue queue;
     struct frame *sending;
     size_t sent; // of head + payload
-    uint8_t *stage; // encoded block being sent by this lane, made at first use
+    uint8_t *stage; // encoded block or packed leaf being sent by this lane, made at first use
+    struct coding_meter meter;
 };
 
 enum op_phase {
@@ -253,6 +265,8 @@ struct engine {
     bool started, stopping, stopped, dead;
     int epoll, wake;
     bool wake_pending;
+    _Atomic int64_t silence_ns; // between two checks of silence, 0 = none
+    int64_t silence_at;         // thread: the next one
 
     uint64_t run, generation, epoch;
     uint32_t latency_us, megabytes_per_s;
@@ -335,6 +349,7 @@ void backup_restore(struct op *op);
 void backup_end(struct engine *engine, struct op *op);
 
 // ---- lane.c ----
+void lane_break(struct lane *lane, const char *why, bool silent); // thread; it is freed after the events at hand
 struct lane *lane_new(struct engine *engine, struct peer *peer, uint32_t index, int fd);
 void lane_free(struct lane *lane);
 // Queues a frame (takes it). Direct links: lock held; others: thread. `now`: try to send at once (direct links only).
@@ -347,6 +362,10 @@ void lane_heat(struct lane *lane);          // thread: give it a step, there may
 void peer_heat(struct peer *peer);
 uint8_t *lane_scratch(struct lane *lane);
 bool signal_send(struct engine *engine, struct peer *peer, uint16_t type, const struct wire_op *head, struct block *payload);
+
+// ---- silence.c, thread ----
+void silence_check(struct engine *engine);
+int silence_timeout_ms(const struct engine *engine, int timeout_ms); // until the next check, if that is sooner
 
 // ---- engine.c ----
 void engine_wake(struct engine *engine);    // lock held

@@ -63,8 +63,7 @@ void peer_heat(struct peer *peer) {
     }
 }
 
-// The lane is of no more use. The thread frees it after the events at hand.
-static void lane_break(struct lane *lane, const char *why) {
+void lane_break(struct lane *lane, const char *why, bool silent) {
     struct engine *engine = lane->engine;
     if (lane->broken) return;
     lane->broken = true;
@@ -79,7 +78,7 @@ static void lane_break(struct lane *lane, const char *why) {
     lane->retired = true;
     pthread_mutex_unlock(&engine->lock);
     LOG(LOG_DEBUG, "link %u to peer %02x%02x%02x%02x broke: %s", lane->index, id.bytes[0], id.bytes[1], id.bytes[2], id.bytes[3], why);
-    if (report) engine->callbacks.link_down(engine->callbacks.context, &id, lane->index);
+    if (report) engine->callbacks.link_down(engine->callbacks.context, &id, lane->index, silent);
 }
 
 // ---- receiving ----
@@ -91,9 +90,10 @@ static bool place_payload(struct lane *lane) {
     lane->op = NULL;
     lane->to = NULL;
     lane->sync = false;
-    if (sync_is_frame(lane->header.type)) return sync_place(lane);
-    if (lane->header.epoch < engine->epoch) return true;
     uint16_t type = lane->header.type;
+    if (sync_is_frame(type)) return sync_place(lane);
+    if (type == WIRE_LINK_HEARTBEAT) return lane->length == 0;
+    if (lane->header.epoch < engine->epoch) return true;
     if (is_signal(type)) return lane->length == 0;
     if (type == WIRE_MEMORY) {
         lane->to = lane->place;
@@ -133,7 +133,7 @@ static bool deliver(struct lane *lane) {
         lane->op = NULL;
         return op->path == PLAN_RING ? ring_received(lane, op) : sharded_received(lane, op);
     }
-    if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT || type == WIRE_CODES || type == WIRE_RESULT) return true;
+    if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT || type == WIRE_CODES || type == WIRE_RESULT || type == WIRE_LINK_HEARTBEAT) return true;
     if (type == WIRE_MEMORY) {
         if (lane->header.epoch == engine->epoch) lane->peer->memory = memory_accept(lane->fd, lane->place);
         return true;
@@ -189,9 +189,12 @@ static bool read_head(struct lane *lane) {
     lane->length = lane->header.length - WIRE_OP_BYTES;
     pthread_mutex_lock(&engine->lock);
     bool good = true;
-    if (lane->header.epoch > engine->epoch) {
+    bool heartbeat = lane->header.type == WIRE_LINK_HEARTBEAT; // of any epoch: candidates are heard too
+    if (sync_is_frame(lane->header.type) && lane->header.epoch != 0) {
+        good = false; // no epoch ever comes that it could wait for
+    } else if (!heartbeat && lane->header.epoch > engine->epoch) {
         lane->receiving = LANE_PARKED;
-    } else if (lane->header.run != engine->run) {
+    } else if (!heartbeat && lane->header.run != engine->run) {
         good = false;
     } else {
         good = place_payload(lane);
@@ -256,13 +259,14 @@ static bool lane_read(struct lane *lane) {
         if (errno == EAGAIN || errno == EWOULDBLOCK)
             lane->readable = false;
         else
-            lane_break(lane, strerror(errno));
+            lane_break(lane, strerror(errno), false);
         return false;
     }
     if (got == 0) {
-        lane_break(lane, "closed by the other side");
+        lane_break(lane, "closed by the other side", false);
         return false;
     }
+    lane->silence.heard = true;
     // An end that came together with these bytes is told by no further event.
     lane->readable = lane->ending || (size_t)got == wanted;
     size_t direct = 0;
@@ -272,7 +276,7 @@ static bool lane_read(struct lane *lane) {
     }
     lane->buffered += (size_t)got - direct;
     if (!parse(lane)) {
-        lane_break(lane, "malformed frame");
+        lane_break(lane, "malformed frame", false);
         return false;
     }
     return lane->readable;
@@ -299,6 +303,8 @@ static bool send_frame(struct lane *lane) {
             return false;
         }
         lane->sent += (size_t)sent;
+        lane->silence.sent += (size_t)sent;
+        lane->silence.spoke = true;
     }
     lane->sent = 0;
     return true;
@@ -380,7 +386,7 @@ bool lane_step(struct lane *lane) {
     bool more = false;
     if (lane->resume) {
         lane->resume = false;
-        if (!parse(lane)) lane_break(lane, "malformed frame");
+        if (!parse(lane)) lane_break(lane, "malformed frame", false);
     }
     if (!lane->broken && lane->readable && !lane->resume) more |= lane_read(lane);
     // Heads of chunks in memory are small: one that waited for the next step would leave the neighbour without work.

@@ -18,7 +18,7 @@ enum {
     VERDICT_BYTES = OP_NAME_BYTES + 1 + WIRE_ID_BYTES + 2 + 4,
     OP_REPORT_BYTES = OP_NAME_BYTES + 1 + 1,
     MISMATCH_BYTES = OP_NAME_BYTES + FINGERPRINT_BYTES + WIRE_ID_BYTES + FINGERPRINT_BYTES,
-    LINK_DOWN_BYTES = WIRE_ID_BYTES + 4,
+    LINK_DOWN_BYTES = WIRE_ID_BYTES + 4 + 1,
     MEASURE_BYTES = 4 + WIRE_ID_BYTES + 4,
     MEASURED_BYTES = WIRE_ID_BYTES + WIRE_ID_BYTES + 8,
     LINK_HELLO_BYTES = 2 + 1 + 16 + WIRE_ID_BYTES + WIRE_ID_BYTES + 4,
@@ -78,6 +78,7 @@ static const struct {
     [WIRE_SYNC_HASHES] = {"SYNC_HASHES", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
     [WIRE_SYNC_ASK] = {"SYNC_ASK", WIRE_OP_BYTES, WIRE_OP_BYTES},
     [WIRE_SYNC_LEAF] = {"SYNC_LEAF", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
+    [WIRE_LINK_HEARTBEAT] = {"LINK_HEARTBEAT", WIRE_OP_BYTES, WIRE_OP_BYTES},
 };
 
 _Static_assert(4 + EPOCH_BYTES + MEMBERS_BYTES <= WIRE_MAX_CONTROL_BYTES, "an epoch fits a control frame");
@@ -466,7 +467,8 @@ void wire_encode_link_down(struct wire_buffer *out, struct wire_header header, c
     uint8_t *at = begin(out, header, WIRE_LINK_DOWN, LINK_DOWN_BYTES);
     if (at == NULL) return;
     at = put_id(at, &message->id);
-    put_u32(at, message->index);
+    at = put_u32(at, message->index);
+    put_u8(at, message->silent);
 }
 
 void wire_encode_measure(struct wire_buffer *out, struct wire_header header, const struct wire_measure *message) {
@@ -664,7 +666,8 @@ bool wire_decode_link_down(const uint8_t *body, size_t length, struct wire_link_
     struct reader in = reader_of(body, length);
     get_id(&in, &out->id);
     out->index = get_u32(&in);
-    if (out->index > WIRE_MAX_LANES) in.bad = true;
+    out->silent = get_u8(&in);
+    if (out->index > WIRE_MAX_LANES || out->silent > 1) in.bad = true;
     return reader_complete(&in);
 }
 

@@ -70,6 +70,7 @@ enum wire_type {
     WIRE_SYNC_HASHES,     // donor -> receiver
     WIRE_SYNC_ASK,        // receiver -> donor: these leaves, please
     WIRE_SYNC_LEAF,       // donor -> receiver: one leaf
+    WIRE_LINK_HEARTBEAT,  // either way on a link that was idle, in any epoch: struct wire_op is all zero
 };
 
 struct wire_header {
@@ -237,6 +238,7 @@ struct wire_mismatch {
 struct wire_link_down {
     struct wire_id id; // the sender's own id: no link is down, but a fresh group epoch is wanted (tag counters are full): RELINK at once, nobody is accused
     uint32_t index;
+    uint8_t silent; // 1: the connection stood, but nothing came or went on it
 };
 
 struct wire_measure {

@@ -28,6 +28,7 @@ struct crew_job {
     uint32_t donor;
     uint8_t *to; // written by the helper, until the job is taken back
     uint32_t length;
+    uint32_t came;     // bytes over the link for it
     uint64_t expected; // hash
     pid_t process;     // PLACED
     uint64_t from;     // PLACED: address there

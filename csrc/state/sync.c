@@ -9,8 +9,9 @@
 #include "crew.h"
 
 enum {
-    ASKS_MAX = 2 * DELTA_LEAVES_ON_WAY, // of one requester; twice, for those repeated after a link broke
+    ASKS_MAX = 3 * DELTA_LEAVES_ON_WAY, // of one requester; for those repeated when a link broke and when it was there again
     TICK_MS = 50,
+    METER_MS = 20, // between two looks at the speed of a link
     CREW_BYTES = 64 << 10, // a leaf that is worth another thread
     PROGRESS_SECONDS = 5,  // between two lines of the log
 };
@@ -27,11 +28,14 @@ struct requester {
     struct peer *peer;
     uint32_t first, count;
     struct ask asks[ASKS_MAX];
+    struct coding_choice choice;
+    int64_t metered_at;
 };
 
 struct donor {
     struct wire_id id;
     struct peer *peer; // NULL: gone
+    bool lane_lost;    // and not made again yet
     uint64_t kept;     // bytes
     uint64_t seen;     // bytes that came on its lanes, when looked at last
     int64_t progress_at;
@@ -53,6 +57,7 @@ struct sync {
     enum phase phase;
     struct wire_sync_plan *plan; // set under the lock; begun by the thread
     bool begun, ending;
+    bool packs; // takes and gives packed leaves
 
     struct requester *requesters;
 
@@ -62,7 +67,7 @@ struct sync {
     uint64_t *theirs;
     uint64_t hashes; // that have come
     int64_t hashes_asked_at;
-    bool *hashes_bad; // by donor
+    uint8_t *hashes_bad; // by donor: how often
     struct delta *delta;
     struct crew *crew; // made when there is work for it
     struct sync_report report; // written under the lock
@@ -91,6 +96,7 @@ bool sync_begin(struct engine *engine, struct content *content, int64_t stall_ns
     if (sync == NULL) return false;
     sync->content = content;
     sync->stall_ns = stall_ns;
+    sync->packs = coding_available();
     pthread_mutex_lock(&engine->lock);
     bool open = !engine->dead && !engine->stopping && engine->sync == NULL;
     if (open) engine->sync = sync;
@@ -150,12 +156,18 @@ void sync_look(struct engine *engine, struct sync_report *out) {
 }
 
 // ---- frames ----
-// Belongs to its round, not to an epoch. Lock held.
+// Belongs to its round, not to an epoch.
+static void write_head(const struct engine *engine, struct frame *frame, uint16_t type, const struct wire_op *head) {
+    struct wire_header header = {.length = WIRE_OP_BYTES + frame->length, .type = type, .run = engine->run, .generation = engine->generation};
+    wire_header_encode(frame->head, &header);
+    wire_op_encode(frame->head + WIRE_HEADER_BYTES, head);
+}
+
+// Lock held.
 static struct frame *new_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload) {
     struct frame *frame = frame_new(engine, type, head, payload);
     if (frame == NULL) return NULL;
-    struct wire_header header = {.length = (uint32_t)(WIRE_OP_BYTES + payload), .type = type, .run = engine->run, .generation = engine->generation};
-    wire_header_encode(frame->head, &header);
+    write_head(engine, frame, type, head);
     frame->sync = true;
     return frame;
 }
@@ -174,9 +186,14 @@ static bool send_ask(struct engine *engine, struct peer *peer, uint16_t type, co
 }
 
 // ---- giving ----
-static struct requester *requester_of(struct sync *sync, struct peer *peer) {
+static struct requester *find_requester(struct sync *sync, const struct peer *peer) {
     struct requester *requester = sync->requesters;
     while (requester != NULL && requester->peer != peer) requester = requester->next;
+    return requester;
+}
+
+static struct requester *requester_of(struct sync *sync, struct peer *peer) {
+    struct requester *requester = find_requester(sync, peer);
     if (requester != NULL) return requester;
     requester = calloc(1, sizeof *requester);
     if (requester == NULL) return NULL;
@@ -233,15 +250,11 @@ static struct frame *answer(struct engine *engine, struct sync *sync, struct ask
     return ask->type == WIRE_SYNC_ASK ? answer_leaf(engine, sync, ask) : answer_hashes(engine, sync, ask);
 }
 
-// Lock held.
-static struct frame *next_answer(struct lane *lane, struct sync *sync) {
-    struct engine *engine = lane->engine;
-    // The direct link carries the questions; it stands in for lanes where there are none.
-    if (lane->index == 0 && lane->peer->lanes[1] != NULL) return NULL;
-    struct requester *requester = sync->requesters;
-    while (requester != NULL && requester->peer != lane->peer) requester = requester->next;
-    while (requester != NULL && requester->count > 0) {
+// Lock held. `codings`: those that may be chosen for the answer instead of plain.
+static struct frame *next_answer(struct engine *engine, struct sync *sync, struct requester *requester, uint16_t *codings) {
+    while (requester->count > 0) {
         struct ask *ask = &requester->asks[requester->first];
+        *codings = ask->type == WIRE_SYNC_ASK ? ask->codings : 0;
         struct frame *frame = ask->round == sync->plan->round ? answer(engine, sync, ask) : NULL;
         if (frame == NULL || ask->count == 0) {
             requester->first = (requester->first + 1) % ASKS_MAX;
@@ -252,13 +265,48 @@ static struct frame *next_answer(struct lane *lane, struct sync *sync) {
     return NULL;
 }
 
+static void meter(struct engine *engine, struct requester *requester) {
+    int64_t now = platform_now_ns();
+    if (now - requester->metered_at < METER_MS * MS_NS) return;
+    requester->metered_at = now;
+    double rate = 0;
+    pthread_mutex_lock(&engine->lock);
+    for (uint32_t i = 0; i <= WIRE_MAX_LANES && (i == 0 || requester->peer->lanes[i] != NULL); i++)
+        if (requester->peer->lanes[i] != NULL) rate += coding_look(&requester->peer->lanes[i]->meter, requester->peer->lanes[i]->fd);
+    pthread_mutex_unlock(&engine->lock);
+    coding_measured(&requester->choice, rate);
+}
+
+// Makes the frame of a plain leaf shorter, if that pays on the way to this peer.
+static void pack(struct lane *lane, struct requester *requester, struct frame *frame) {
+    if (frame->length < CODING_LEAST_BYTES || frame->payload == frame->place) return;
+    meter(lane->engine, requester);
+    if (!coding_tries(&requester->choice)) return;
+    if (lane->stage == NULL && (lane->stage = malloc(WIRE_MAX_DATA_BYTES)) == NULL) return;
+    // Not the time on the clock: one turn of another process would turn packing off for long.
+    int64_t began = platform_thread_ns();
+    uint32_t packed = coding_pack(lane->stage, frame->payload, frame->length);
+    coding_tried(&requester->choice, frame->length, packed, platform_thread_ns() - began);
+    struct wire_op head;
+    if (packed == 0 || !coding_pays(&requester->choice) || !wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head)) return;
+    head.extra = WIRE_SYNC_LZ4;
+    frame->payload = lane->stage;
+    frame->length = packed;
+    write_head(lane->engine, frame, WIRE_SYNC_LEAF, &head);
+}
+
 struct frame *sync_next(struct lane *lane) {
     struct engine *engine = lane->engine;
     struct sync *sync = engine->sync;
     if (sync == NULL || sync->phase != PHASE_GIVING) return NULL;
     pthread_mutex_lock(&engine->lock);
-    struct frame *frame = next_answer(lane, sync);
+    // The direct link carries the questions; it stands in for lanes where there are none.
+    bool gives = lane->index != 0 || lane->peer->lanes[1] == NULL;
+    struct requester *requester = gives ? find_requester(sync, lane->peer) : NULL;
+    uint16_t codings = 0;
+    struct frame *frame = requester == NULL ? NULL : next_answer(engine, sync, requester, &codings);
     pthread_mutex_unlock(&engine->lock);
+    if (frame != NULL && sync->packs && (codings & 1 << WIRE_SYNC_LZ4) != 0) pack(lane, requester, frame);
     return frame;
 }
 
@@ -295,7 +343,8 @@ static void pump_donor(struct engine *engine, uint32_t index, int64_t now) {
         if (idle) donor->progress_at = now;
         if (donor->process == 0 && !donor->unreadable) donor->process = donor->peer->memory;
         struct wire_op head = {.tag = sync->plan->round, .offset = run.first, .extra = run.count, .sequence = ++sync->sequence};
-        if (donor->process != 0) head.shard = 1 << WIRE_SYNC_PLACED;
+        if (donor->process != 0) head.shard |= 1 << WIRE_SYNC_PLACED;
+        if (sync->packs) head.shard |= 1 << WIRE_SYNC_LZ4;
         if (send_ask(engine, donor->peer, WIRE_SYNC_ASK, &head)) continue;
         delta_revoke(sync->delta, index);
         return;
@@ -328,7 +377,7 @@ static void next_hash_donor(struct engine *engine) {
     struct sync *sync = engine->sync;
     for (uint32_t i = 1; i <= sync->donor_count; i++) {
         uint32_t donor = (sync->hash_donor + i) % sync->donor_count;
-        if (sync->donors[donor].peer == NULL || sync->hashes_bad[donor]) continue;
+        if (sync->donors[donor].peer == NULL || sync->hashes_bad[donor] == DELTA_WRONG_LEAVES) continue;
         sync->hash_donor = donor;
         sync->hashes = 0;
         ask_hashes(engine);
@@ -371,7 +420,7 @@ static bool take_hashes(struct lane *lane) {
         return true;
     }
     LOG(LOG_WARN, "shared state: a donor sent leaf hashes that do not give the elected content");
-    sync->hashes_bad[sync->hash_donor] = true;
+    sync->hashes_bad[sync->hash_donor]++;
     next_hash_donor(engine);
     return true;
 }
@@ -391,6 +440,7 @@ static void keep_leaf(struct engine *engine, const struct crew_job *job) {
     pthread_mutex_lock(&engine->lock);
     sync->report.donors += donor->kept == job->length;
     sync->report.rx_bytes += job->length;
+    sync->report.wire_bytes += job->came;
     sync->report.rx_leaves++;
     sync->report.missing_bytes -= job->length;
     pthread_mutex_unlock(&engine->lock);
@@ -463,12 +513,19 @@ static bool take_leaf(struct lane *lane) {
         .donor = index,
         .to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset,
         .length = piece.length,
+        .came = (uint32_t)lane->length,
         .expected = sync->theirs[leaf],
     };
     if (lane->head.extra == WIRE_SYNC_PLACED) {
         job.kind = CREW_PLACED;
         job.process = sync->donors[index].process;
         memcpy(&job.from, lane->place, sizeof job.from);
+    }
+    if (lane->head.extra == WIRE_SYNC_LZ4 && !coding_unpack(job.to, job.length, lane->to, (uint32_t)lane->length)) {
+        job.result = CREW_WRONG;
+        take_result(engine, &job);
+        go_on(engine, &job);
+        return true;
     }
     do_job(engine, &job);
     return true;
@@ -506,12 +563,27 @@ static bool place_leaf(struct lane *lane) {
     const struct wire_op *head = &lane->head;
     if (sync == NULL || !sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_LEAVES) return true;
     if (donor_of(sync, lane->peer) == sync->donor_count) return true;
-    bool placed = head->extra == WIRE_SYNC_PLACED;
-    if (head->offset >= sync->content->layout.leaf_count || (head->extra != WIRE_SYNC_PLAIN && !placed)) return false;
+    if (head->offset >= sync->content->layout.leaf_count) return false;
     struct delta_piece piece = delta_layout_find(&sync->content->layout, head->offset);
-    if (lane->length != (placed ? PLACE_BYTES : piece.length)) return false;
+    uint8_t *to;
+    switch (head->extra) {
+    case WIRE_SYNC_PLAIN:
+        if (lane->length != piece.length) return false;
+        to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
+        break;
+    case WIRE_SYNC_LZ4:
+        if (!sync->packs || lane->length == 0 || lane->length >= piece.length) return false;
+        to = lane_scratch(lane);
+        break;
+    case WIRE_SYNC_PLACED:
+        if (lane->length != PLACE_BYTES) return false;
+        to = lane->place;
+        break;
+    default: return false;
+    }
+    if (to == NULL) return false;
     if (!delta_wants(sync->delta, head->offset) || !take_over(lane)) return true;
-    lane->to = placed ? lane->place : (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
+    lane->to = to;
     lane->sync = true;
     sync->report.wrote = true;
     return true;
@@ -671,6 +743,12 @@ void sync_members_changed(struct engine *engine) {
         if (peer->rank == UINT32_MAX) sync_forget(engine, peer);
 }
 
+static void ask_again(struct sync *sync, uint32_t index) {
+    if (sync->phase == PHASE_LEAVES) delta_revoke(sync->delta, index);
+    if (sync->phase == PHASE_HASHES && index == sync->hash_donor) sync->hashes_asked_at = 0;
+    sync->tick_at = 0;
+}
+
 // What was asked may be lost with the connection, questions and answers alike.
 void sync_lane_gone(struct lane *lane) {
     struct sync *sync = lane->engine->sync;
@@ -679,7 +757,16 @@ void sync_lane_gone(struct lane *lane) {
     if (sync == NULL) return;
     uint32_t index = donor_of(sync, lane->peer);
     if (index == sync->donor_count) return;
-    if (sync->phase == PHASE_LEAVES) delta_revoke(sync->delta, index);
-    if (sync->phase == PHASE_HASHES && index == sync->hash_donor) sync->hashes_asked_at = 0;
-    sync->tick_at = 0;
+    sync->donors[index].lane_lost = true;
+    ask_again(sync, index);
+}
+
+// Until now the donor may have sent what was asked again into the connection that was lost: it may not have known yet.
+void sync_lane_came(struct lane *lane) {
+    struct sync *sync = lane->engine->sync;
+    if (sync == NULL) return;
+    uint32_t index = donor_of(sync, lane->peer);
+    if (index == sync->donor_count || !sync->donors[index].lane_lost) return;
+    sync->donors[index].lane_lost = false;
+    ask_again(sync, index);
 }

@@ -25,8 +25,9 @@ struct lane;
 struct peer;
 
 struct sync_report {
-    bool wrote;                                  // the state was written: without a commit it is incomplete
+    bool wrote;                                  // the state was written: without a commit it is incomplete (state/unfinished)
     uint64_t rx_bytes, rx_leaves, missing_bytes; // kept here; still to come
+    uint64_t wire_bytes;                         // what was kept, as it came over the links: packed, or an address in another's memory
     uint32_t donors;                             // that gave something
 };
 
@@ -51,6 +52,7 @@ void sync_stop(struct engine *engine);            // lock held; the thread ends
 void sync_members_changed(struct engine *engine); // lock held; before peers are freed
 void sync_forget(struct engine *engine, const struct peer *peer);
 void sync_lane_gone(struct lane *lane);
+void sync_lane_came(struct lane *lane); // lock held
 // Where the payload of a frame goes; lock held. False: malformed.
 bool sync_place(struct lane *lane);
 // The whole frame is here. False: malformed.

@@ -159,6 +159,7 @@ class Run:
                 return self._recovery(peer, report)
             case Admitted():
                 self.join.admitted[peer.index] = report
+                peer.tx_bytes += report.tx_bytes
                 peer.world, peer.stepped_at = report.world, now
                 self.digests[report.step][peer.index] = report.digest
                 return (
@@ -167,6 +168,7 @@ class Run:
                 )
             case Joined():
                 self.join.joined = report
+                peer.rx_bytes += report.rx_bytes
                 peer.status, peer.step, peer.world, peer.stepped_at = "training", report.step, report.world, now
                 self.digests[report.step][peer.index] = report.digest
                 return f"peer {peer.index} {self._joining(report)}, after {report.connect_seconds * 1e3:.0f} ms at the door"

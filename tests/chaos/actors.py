@@ -7,6 +7,7 @@ imported everything, and cost milliseconds.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import itertools
@@ -23,7 +24,7 @@ import zlib
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -41,6 +42,8 @@ from pccl import (
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
 )
+
+CLONE_NEWNET = 0x40000000
 
 PATIENCE = 30.0
 """How long anything may take, in seconds: far longer than it does, so that only a hang meets it."""
@@ -142,7 +145,7 @@ class Peer:
         self._value = 1 << number
         self._random = random.Random(number)
         self.comm = Communicator(address, group, lanes)
-        self._log: list[tuple[Any, ...]] = []
+        self.log: list[tuple[Any, ...]] = []
         self._last_op = 0.0
 
     def worlds(self) -> list[int]:
@@ -153,6 +156,9 @@ class Peer:
 
     def join(self, world: int) -> None:
         self.comm.connect(1, timeout=PATIENCE)
+        self._meet(world)
+
+    def _meet(self, world: int) -> None:
         while self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world:
             time.sleep(0.002)
             self.comm.update_topology(timeout=PATIENCE)
@@ -164,6 +170,11 @@ class Peer:
             if self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) >= world:
                 return
             time.sleep(0.002)
+
+    def reconnect(self, world: int) -> None:
+        """As any user after being expelled."""
+        self.comm.reconnect(timeout=PATIENCE)
+        self._meet(world)
 
     def call(self, method: str) -> Any:
         return getattr(self.comm, method)(timeout=PATIENCE)
@@ -183,17 +194,17 @@ class Peer:
         self.comm.close()
 
     def follow(self, steps: list[Step], fate: Fate | None = None) -> list[tuple[Any, ...]]:
-        self._log = []
+        self.log = []
         with contextlib.suppress(AloneError):
             for number, step in enumerate(steps):
                 self._follow_one(number, step, fate)
             if fate is not None:
                 time.sleep(PATIENCE)  # it comes
-        return self._log
+        return self.log
 
     def join_late(self, steps: list[Step], fate: Fate | None, delay: float, dies_after: float | None) -> list[tuple[Any, ...]]:
         """A newcomer: connects after `delay`, learns where the others are, and goes on with them."""
-        self._log = []
+        self.log = []
         time.sleep(delay)
         if dies_after is not None:
             _die_after(dies_after, signal.SIGKILL)
@@ -202,7 +213,7 @@ class Peer:
         with contextlib.suppress(AloneError):
             for step in range(self._agree(-1) + 1, len(steps)):
                 self._follow_one(step, steps[step], fate)
-        return self._log
+        return self.log
 
     def reduce_until(self, reduces: list[Reduce], seconds: float) -> tuple[int, list[int]]:
         """Sums over and over until all agree to end; nothing may fail. How often, and who was in."""
@@ -234,7 +245,7 @@ class Peer:
                 time.sleep(self._random.random() * step.stagger)
                 answer = self._vote(step.call)
                 # who waits changes with time, what a lone peer may do with the world: the rest is the same on all
-                self._log.append((number, step.call, answer, self.world()))
+                self.log.append((number, step.call, answer, self.world()))
             case Meet():
                 time.sleep(self._random.random() * step.stagger)
                 self.comm.update_topology(timeout=PATIENCE)
@@ -261,9 +272,9 @@ class Peer:
                 assert self.world() < world, "a loss without a loss"
                 continue
             except pccl.TooFewPeersError:
-                self._log.append((number, "alone"))
+                self.log.append((number, "alone"))
                 raise AloneError from None
-            self._log.append((int(array[0]), "met", self.world()))
+            self.log.append((int(array[0]), "met", self.world()))
             return int(array[0])
 
     def _plain(self, number: int, step: Ops) -> None:
@@ -284,12 +295,12 @@ class Peer:
                 except pccl.PeerLostError:
                     self._lost(number, index, [handle])
                 except pccl.TooFewPeersError:
-                    self._log.append((number, index, "alone"))
+                    self.log.append((number, index, "alone"))
                     handle.check_input()
                     raise AloneError from None
                 else:
                     self._last_op = time.monotonic() - begin
-                    self._log.append((number, index, "done", handle.result(info.world_size)))
+                    self.log.append((number, index, "done", handle.result(info.world_size)))
                     done = True
 
     def _async(self, number: int, step: Ops) -> None:
@@ -305,13 +316,13 @@ class Peer:
                     )
             except pccl.TooFewPeersError:
                 assert not handles, "alone in the middle of a round"
-                self._log.append((number, sorted(left), "alone"))
+                self.log.append((number, sorted(left), "alone"))
                 raise AloneError from None
             outcomes = {tag: handles[tag].wait(timeout=PATIENCE) for tag in self._random.sample(order, len(order))}
             failed = sorted(tag for tag, (success, _, _) in outcomes.items() if not success)
             assert all(outcomes[tag][1] == pccl.Result.RANK_CONNECTION_LOST.value for tag in failed), outcomes
             for tag in sorted(left.difference(failed)):
-                self._log.append((number, tag, "done", launched[tag].result(outcomes[tag][2].world_size)))
+                self.log.append((number, tag, "done", launched[tag].result(outcomes[tag][2].world_size)))
             if failed:
                 self._lost(number, failed, [launched[tag] for tag in failed])
             left = set(failed)
@@ -322,12 +333,12 @@ class Peer:
         try:
             info = self.comm.all_reduce_multiple_with_retry(wanted, max_in_flight=step.in_flight, timeout=PATIENCE)
         except pccl.TooFewPeersError:
-            self._log.append((number, "alone"))
+            self.log.append((number, "alone"))
             raise AloneError from None
         assert info.world_size == self.world()
         ranges = [one.ranges(self.comm.get_contributors(one.tag)) for one in launched]
         summary = [(_in_all(found), zlib.crc32(one.recv)) for one, found in zip(launched, ranges, strict=True)]
-        self._log.append((number, "multi", info.world_size, summary, ranges))
+        self.log.append((number, "multi", info.world_size, summary, ranges))
 
     def _retry(self, number: int, step: Ops) -> None:
         for index, reduce in enumerate(step.reduces):
@@ -344,7 +355,7 @@ class Peer:
                     timeout=PATIENCE,
                 )
             except pccl.TooFewPeersError as error:
-                self._log.append((number, index, "alone", one.ranges(error.contributors)))
+                self.log.append((number, index, "alone", one.ranges(error.contributors)))
                 raise AloneError from None
             self._last_op = time.monotonic() - begin
             self._resumed(number, one, info)
@@ -358,7 +369,7 @@ class Peer:
                     one.send, one.recv, op=one.reduce.op, tag=one.tag, quantization_options=one.reduce.options(), retry=True
                 )
             except pccl.TooFewPeersError:
-                self._log.append((number, "alone"))
+                self.log.append((number, "alone"))
                 raise AloneError from None
         outcomes = {tag: handles[tag].wait(timeout=PATIENCE) for tag in self._random.sample(list(handles), len(handles))}
         for one in launched:
@@ -367,7 +378,7 @@ class Peer:
                 self._resumed(number, one, info)
             else:
                 assert status == pccl.Result.TOO_FEW_PEERS.value, outcomes
-                self._log.append((number, one.tag, "alone", one.ranges(info.contributors)))
+                self.log.append((number, one.tag, "alone", one.ranges(info.contributors)))
         if not all(success for success, _, _ in outcomes.values()):
             raise AloneError
 
@@ -380,13 +391,13 @@ class Peer:
     def _resumed(self, number: int, one: _Launched, info: pccl.ReduceInfo) -> None:
         ranges = one.ranges(info.contributors)
         assert info.world_size in (len(uuids) for *_, uuids in ranges)
-        self._log.append((number, one.tag, "resumed", ranges, info.world_size, zlib.crc32(one.recv), self.world()))
+        self.log.append((number, one.tag, "resumed", ranges, info.world_size, zlib.crc32(one.recv), self.world()))
 
     def _lost(self, number: int, index: Any, launched: list[_Launched]) -> None:
         for one in launched:
             one.check_input()
         assert self.world() < launched[0].world, "a loss without a loss"
-        self._log.append((number, index, "lost", self.worlds()))
+        self.log.append((number, index, "lost", self.worlds()))
 
 
 class _Launched:
@@ -470,10 +481,17 @@ def _die_after(seconds: float, number: int) -> None:
     timer.start()
 
 
-def _serve_peer(pipe: Connection, environment: dict[str, str], arguments: tuple[Any, ...]) -> None:
+def enter_network(namespace: str) -> None:
+    with open(f"/run/netns/{namespace}") as opened:
+        assert ctypes.CDLL(None).setns(opened.fileno(), CLONE_NEWNET) == 0
+
+
+def _serve(role: Any, pipe: Connection, environment: dict[str, str], arguments: tuple[Any, ...]) -> None:
     os.environ.update(environment)
+    if "NETNS" in environment:
+        enter_network(environment["NETNS"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    peer = Peer(pipe, *arguments)
+    peer = role(pipe, *arguments)
     while True:
         try:
             method, arguments = pipe.recv()
@@ -484,9 +502,9 @@ def _serve_peer(pipe: Connection, environment: dict[str, str], arguments: tuple[
         except PCCLError as error:
             answer = ("error", error.result.name)
             if method in ("follow", "join_late", "reduce_until"):
-                answer = ("crash", f"{traceback.format_exc()}{error.detail}\nlog: {peer._log}")
+                answer = ("crash", f"{traceback.format_exc()}{error.detail}\nlog: {peer.log}")
         except BaseException:
-            answer = ("crash", f"{traceback.format_exc()}\nlog: {peer._log}")
+            answer = ("crash", f"{traceback.format_exc()}\nlog: {peer.log}")
         with contextlib.suppress(BrokenPipeError):
             pipe.send(answer)
 
@@ -512,28 +530,24 @@ def _start_server() -> None:
                 os.environ["PYTHONPATH"] = before
 
 
-class Actor:
-    """A peer process, seen from the test."""
+class Performer:
+    """A process that does what it is told, seen from the test."""
 
-    def __init__(
-        self, address: str, number: int, group: int = 0, lanes: int = 0, environment: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, role: Any, number: int, arguments: tuple[Any, ...], environment: dict[str, str] | None = None) -> None:
+        """`role(pipe, *arguments)` is what it can be told: its methods, and in `log` what to show when one of them crashes."""
         self.number = number
         _start_server()
         self._pipe, inner = _context.Pipe()
-        self._process = _context.Process(
-            target=_serve_peer, args=(inner, environment or {}, (address, number, group, lanes)), daemon=True
-        )
+        self._process = _context.Process(target=_serve, args=(role, inner, environment or {}, arguments), daemon=True)
         self._process.start()
         inner.close()
-        self.accepted = False
 
     @property
     def pid(self) -> int:
         assert self._process.pid is not None
         return self._process.pid
 
-    def tell(self, method: str, *arguments: Any) -> Actor:
+    def tell(self, method: str, *arguments: Any) -> Self:
         with contextlib.suppress(BrokenPipeError):
             self._pipe.send((method, arguments))
         return self
@@ -543,20 +557,45 @@ class Actor:
         end = time.monotonic() + timeout
         while True:
             if not self._pipe.poll(max(0.0, end - time.monotonic())):
-                raise TimeoutError(f"peer {self.number} did not answer within {timeout} s")
+                raise TimeoutError(f"process {self.number} did not answer within {timeout} s")
             try:
                 kind, value = self._pipe.recv()
             except (EOFError, ConnectionResetError):
                 return None
-            if kind == "accepted":
-                self.accepted = True
-                continue
             if kind == "crash":
-                raise AssertionError(f"peer {self.number}: {value}")
-            return value
+                raise AssertionError(f"process {self.number}: {value}")
+            if kind in ("ok", "error"):
+                return value
+            self._heard(kind)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         return self.tell(method, *arguments).answer()
+
+    def _heard(self, kind: str) -> None:
+        """Something it says in the middle of a call."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Unless it has died already."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is gone."""
+        self._process.kill()
+        self._process.join(PATIENCE)
+
+
+class Actor(Performer):
+    """A peer process."""
+
+    def __init__(
+        self, address: str, number: int, group: int = 0, lanes: int = 0, environment: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(Peer, number, (address, number, group, lanes), environment)
+        self.accepted = False
+
+    def _heard(self, kind: str) -> None:
+        self.accepted |= kind == "accepted"
 
     def waits_in_connect(self) -> bool:
         """Whether a newcomer has neither been accepted nor died."""
@@ -568,14 +607,6 @@ class Actor:
             assert kind == "accepted", value
             self.accepted = True
         return not self.accepted and self._process.is_alive()
-
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """SIGKILL, and waits until it is gone."""
-        self._process.kill()
-        self._process.join(PATIENCE)
 
 
 @contextlib.contextmanager

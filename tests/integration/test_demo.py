@@ -582,13 +582,13 @@ def test_training_survives_the_kill_and_a_new_peer_joins(tmp_path: Path, peers: 
     assert all(gone(pid) for pid in pids_of(output.splitlines()[0]))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_newcomer_killed_while_it_gets_the_state_leaves_no_trace(tmp_path: Path) -> None:
     arguments = ["--steps", "24", "--kill-step", "6"]
     digests = []
     for name, further in (("killed", ["--kill-at-join", "newcomer"]), ("nobody", ["--no-join"])):
         with start(tmp_path / name, *arguments, *further) as demo:
-            output = demo.communicate(timeout=140)[0]
+            output = demo.communicate(timeout=280)[0]
         assert demo.returncode == 0, output
         digests.append(summary_of(tmp_path / name)["digests"]["0"])
         if name == "killed":

@@ -3,55 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import signal
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from peers import PATIENCE, Background, PeerProcess, address_of, admit, on_all, processes, team, together
+from peers import PATIENCE, Background, address_of, admit, on_all, team
+from states import ENFORCE, RECEIVE, SEND, Held, filled, same, sync_all, voted
 
 import pccl
 from pccl import Communicator, MasterNode, PCCLError, Result, SharedState, SharedStateSyncStrategy, TensorInfo
-
-ENFORCE = SharedStateSyncStrategy.ENFORCE_POPULAR
-RECEIVE = SharedStateSyncStrategy.RECEIVE_ONLY
-SEND = SharedStateSyncStrategy.SEND_ONLY
-
-
-class Held:
-    """A state and the arrays it is made of."""
-
-    def __init__(self, arrays: Sequence[Any], revision: int = 0, names: Sequence[str] | None = None) -> None:
-        self.arrays = list(arrays)
-        names = names or [f"entry {at}" for at in range(len(self.arrays))]
-        self.shared = SharedState([TensorInfo.from_numpy(array, name) for array, name in zip(self.arrays, names, strict=True)])
-        self.shared.revision = revision
-
-    def sync(self, comm: Communicator, strategy: SharedStateSyncStrategy = ENFORCE) -> Any:
-        try:
-            return comm.sync_shared_state(self.shared, strategy, timeout=PATIENCE)
-        except PCCLError as error:
-            return error.result
-
-
-def filled(seed: int, *sizes: int) -> list[np.ndarray[Any, Any]]:
-    generator = np.random.default_rng(seed)
-    return [generator.standard_normal(size) for size in sizes]
-
-
-def sync_all(
-    comms: list[Communicator], held: list[Held], strategies: Sequence[SharedStateSyncStrategy] | None = None
-) -> list[Any]:
-    return on_all(comms, lambda comm, rank: held[rank].sync(comm, strategies[rank] if strategies else ENFORCE))
-
-
-def same(held: list[Held]) -> bool:
-    return all(np.array_equal(a, b, equal_nan=True) for one in held[1:] for a, b in zip(held[0].arrays, one.arrays, strict=True))
 
 
 def test_14_a_late_joiner_receives_contents_and_revision():
@@ -154,6 +117,26 @@ def test_many_entries():
         assert same(held)
 
 
+@pytest.mark.parametrize("same_host", ["0", "1"])
+def test_an_entry_beyond_4_gib(monkeypatch: pytest.MonkeyPatch, same_host: str):
+    monkeypatch.setenv("PCCL_SAME_HOST_MEMORY", same_host)
+    size = (4 << 30) + (300 << 10) + 5
+    places = [0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, size - 1]
+    with team([0, 0]) as comms:
+        held = [Held([np.zeros(size, np.uint8), np.zeros(3)]) for _ in comms]  # of pages that are not there until written to
+        for at, place in enumerate(places):
+            held[0].arrays[0][place] = 1 + at
+        infos = sync_all(comms, held)
+        leaf = 256 << 10
+        leaves = {place // leaf for place in places}
+        moved = sum(min(leaf, size - number * leaf) for number in leaves)
+        assert [(info.tx_bytes, info.rx_bytes, info.leaves) for info in infos] == [(moved, 0, 0), (0, moved, len(leaves))]
+        assert [held[1].arrays[0][place] for place in places] == [1, 2, 3, 4, 5, 6]
+        for number in leaves:
+            part = slice(number * leaf, (number + 1) * leaf)
+            assert np.array_equal(held[1].arrays[0][part], held[0].arrays[0][part])
+
+
 @pytest.mark.parametrize(
     ("seeds", "strategies", "received"),
     [
@@ -249,17 +232,10 @@ def test_progress():
         assert not seen[0].hashing
 
 
-def voting(held: Held, comm: Communicator) -> Background:
-    """A sync that has voted and waits for the others."""
-    running = Background(held.sync, comm)
-    time.sleep(0.3)
-    return running
-
-
 def test_a_donor_of_wrong_bytes_is_found_and_replaced():
     with team([0, 0, 0]) as comms:
         held = [Held(filled(seed, 2_000_000)) for seed in (1, 1, 2)]
-        waiting = [voting(held[rank], comms[rank]) for rank in (0, 1)]
+        waiting = [voted(held[rank], comms[rank]) for rank in (0, 1)]
         held[0].arrays[0][:] = 7.0  # what it sends is no longer what it voted for
         info = held[2].sync(comms[2])
         assert info.rx_bytes == 16_000_000
@@ -271,7 +247,7 @@ def test_a_transfer_that_failed_is_repaired_by_the_next_sync():
     with team([0, 0]) as comms:
         held = [Held(filled(seed, 2_000_000)) for seed in (1, 2)]
         good = held[0].arrays[0].copy()
-        waiting = voting(held[0], comms[0])
+        waiting = voted(held[0], comms[0])
         held[0].arrays[0][1_000_000:] = 7.0
         assert held[1].sync(comms[1]) == Result.NO_SHARED_STATE_AVAILABLE
         assert waiting.result() == Result.NO_SHARED_STATE_AVAILABLE
@@ -360,81 +336,3 @@ def test_a_replaced_tensor_is_refused():
         tensor.data = torch.ones(4)
         with pytest.raises(pccl.UsageError):
             state.hash()
-
-
-# ---- processes that die ----
-
-
-def checked(peers: list[PeerProcess], size: float) -> list[dict[str, Any]]:
-    """A sync of all, which must succeed."""
-    for peer in peers:
-        peer.tell("sync")
-    infos = [peer.answer() for peer in peers]
-    assert all(isinstance(info, dict) for info in infos), infos
-    assert len({info["hash"] for info in infos}) == 1
-    assert sum(info["rx_bytes"] for info in infos) <= size
-    return infos
-
-
-def test_a_donor_is_killed_in_the_middle():
-    with processes(4) as peers:
-        together(*(lambda peer=peer, at=at: peer.ask("state", 400, 1 if at < 3 else 2, 5) for at, peer in enumerate(peers)))
-        wanted = peers[0].ask("hash")
-        for peer in peers:
-            peer.tell("sync")
-        time.sleep(0.25)
-        peers[1].kill()
-        infos = [peers[at].answer() for at in (0, 2, 3)]
-        assert [info["hash"] for info in infos] == [wanted] * 3
-        assert [info["rx_bytes"] for info in infos][:2] == [0, 0]
-        assert infos[2]["rx_bytes"] == (400 << 20) + 1 + 300_001 + 77
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_deaths_at_any_time_are_repaired_by_the_next_sync(seed: int):
-    dice = random.Random(seed)
-    with processes(4, heartbeat_limit=2) as peers:
-        donors = dice.choice([1, 2, 3])
-        for at, peer in enumerate(peers):
-            peer.tell("state", 100, 1 if at < donors else 10 + at, 5 if at < donors else 0)
-        hashes = [peer.answer() for peer in peers]
-        for peer in peers:
-            peer.tell("sync")
-        time.sleep(dice.random() * 0.4)
-        victim = dice.randrange(4)
-        stop = dice.random() < 0.3
-        if stop:
-            peers[victim].signal(signal.SIGSTOP)
-        else:
-            peers[victim].kill()
-        left = [peer for at, peer in enumerate(peers) if at != victim]
-        infos = [peer.answer() for peer in left]
-        wins = [info for info in infos if isinstance(info, dict)]
-        assert len(wins) in (0, 3), infos
-        if wins:
-            assert {info["hash"] for info in wins} == {hashes[0]}
-            assert {info["revision"] for info in wins} == {5}
-            together(*(lambda peer=peer: peer.ask("step") for peer in left))
-        else:
-            assert infos == ["NO_SHARED_STATE_AVAILABLE"] * 3
-            assert donors == 1
-            assert victim == 0
-            # The only holder is gone, and what it has left behind may be half of it: a fresh state is brought by one of them.
-            left[0].ask("close")
-            left.pop(0).kill()
-            with contextlib.suppress(AssertionError):
-                checked(left, 1 << 30)
-            return
-        checked(left, 0)
-
-
-def test_two_joiners_at_once_from_processes():
-    with processes(4) as peers:
-        for at, peer in enumerate(peers):
-            peer.tell("state", 64, 1 if at < 2 else at, 9 if at < 2 else 0)
-        for peer in peers:
-            peer.answer()
-        infos = checked(peers, 3 * (65 << 20))
-        assert [info["revision"] for info in infos] == [9] * 4
-        assert [info["rx_bytes"] > 0 for info in infos] == [False, False, True, True]
-        assert sum(info["tx_bytes"] for info in infos) == sum(info["rx_bytes"] for info in infos)

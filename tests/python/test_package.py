@@ -144,7 +144,10 @@ SIGNATURES = [
     (pccl.TensorInfo.from_torch, "(tensor, name, *, allow_content_inequality=False)"),
     (pccl.TensorInfo.from_numpy, "(tensor, name, *, allow_content_inequality=False)"),
     (pccl.SharedState, "(tensor_infos)"),
-    (pccl.SharedStateSyncInfo, "(tx_bytes, rx_bytes, leaves=0, donors=0, seconds=0.0, hash_seconds=0.0, transfer_seconds=0.0)"),
+    (
+        pccl.SharedStateSyncInfo,
+        "(tx_bytes, rx_bytes, leaves=0, donors=0, seconds=0.0, hash_seconds=0.0, transfer_seconds=0.0, wire_bytes=0)",
+    ),
     (pccl.ReduceInfo, "(local_world_size, tx_bytes, rx_bytes, *, contributors=())"),
 ]
 

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl import SharedState, TensorInfo, UsageError
+from pccl import Communicator, SharedState, TensorInfo, UsageError
+
+COMM = Communicator("127.0.0.1:1")  # never connects
 
 
 def info(name: Any = "a") -> TensorInfo:
@@ -28,11 +30,18 @@ def info(name: Any = "a") -> TensorInfo:
         (lambda: TensorInfo.from_numpy(np.zeros((3, 4)).T, "w"), AssertionError, "tensor 'w' must be contiguous"),
         (lambda: TensorInfo.from_numpy(np.zeros(3, np.complex64), "w"), AssertionError, "tensor 'w': .*complex64"),
         (lambda: setattr(SharedState([info()]), "revision", -1), ValueError, "revision must be from 0 to"),
+        (lambda: COMM.sync_shared_state([np.zeros(3)]), TypeError, "shared_state must be a SharedState, not list"),  # type: ignore[arg-type]
+        (lambda: COMM.sync_shared_state(SharedState([info()]), "popular"), TypeError, "strategy must be a SharedStateSync"),  # type: ignore[arg-type]
     ],
 )
 def test_mistakes_are_named(make: Callable[[], object], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         make()
+
+
+def test_repr_tells_entries_apart() -> None:
+    assert repr(SharedState([info()])) == "SharedState(revision=0, 1 tensors: 'a': 3 x DOUBLE)"
+    assert repr(SharedState([info(str(at)) for at in range(103)])).endswith("and 3 more)")
 
 
 def test_doubled_names_are_named() -> None:

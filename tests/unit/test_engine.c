@@ -100,10 +100,11 @@ static void on_frozen(void *context, uint64_t epoch, const struct wire_report *r
     pthread_mutex_unlock(&side->world->lock);
 }
 
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index) {
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
     (void)context;
     (void)id;
     (void)index;
+    (void)silent;
 }
 
 // Joined by TCP on loopback, the engines find that they can read each other's memory; joined by socket pairs they send everything.

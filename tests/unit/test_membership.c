@@ -7,7 +7,8 @@
 
 enum { PEERS = 40,
        INBOX = 512,
-       LIMIT_MS = 1000 };
+       LIMIT_MS = 1000,
+       HEARING_MS = LIMIT_MS / MEMBERSHIP_HEARING_OF + 10 };
 
 struct frame {
     struct wire_header header;
@@ -180,12 +181,15 @@ static void simple(char peer, enum wire_type type) {
 
 static void die(char peer) { act((inside = true, membership_peer_lost(m, now, (uint32_t)(peer - 'a'), "test"))); }
 
-static void link_down(char peer, char accused) {
+static void accuse(char peer, char accused, uint8_t silent) {
     struct wire_buffer out = {0};
-    struct wire_link_down message = {.id = id_of(accused)};
+    struct wire_link_down message = {.id = id_of(accused), .silent = silent};
     wire_encode_link_down(&out, head(peer), &message);
     say(peer, &out);
 }
+
+static void link_down(char peer, char accused) { accuse(peer, accused, 0); }
+static void silent(char peer, char accused) { accuse(peer, accused, 1); }
 
 static struct wire_op_name name_of(uint64_t epoch, uint64_t tag) { return (struct wire_op_name){epoch, tag, 1, 0}; }
 
@@ -576,7 +580,7 @@ static void test_loss_while_joining(void) {
         linked("cd", attempt, "");
         linked("a", attempt, "b");
         linked("b", attempt, "a");
-        pass(MEMBERSHIP_GRACE_MS + 10, "abcd");
+        pass(HEARING_MS, "abcd");
         if (i == 0) EPOCH("abc", RELINK, 3, 3, "abc");
     }
     EXPELLED('b', "failed twice");
@@ -890,12 +894,12 @@ static void test_links(void) {
     link_down('b', 'a');
     link_down('c', 'a');
     link_down('a', 'b');
-    pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+    pass(HEARING_MS, "abc");
     EPOCH("abc", RELINK, 3, 3, "abc");
     linked("c", 0, "");
     link_down('b', 'a');
     link_down('a', 'b');
-    pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+    pass(HEARING_MS, "abc");
     EXPELLED('a', "2 of the 2");
     EPOCH("bc", LOSS, 4, 4, "bc");
     end();
@@ -905,11 +909,36 @@ static void test_links(void) {
     for (uint32_t i = 0; i < 2; i++) {
         link_down('b', 'a');
         link_down('a', 'b');
-        pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+        pass(HEARING_MS, "abc");
         if (i == 0) EPOCH("abc", RELINK, 3, 3, "abc");
     }
     EXPELLED('b', "failed twice");
     EPOCH("ac", LOSS, 4, 4, "ac");
+    end();
+
+    begin("silent twice, though the links were made again in between: the one who does not speak");
+    form("abc", 0);
+    silent('a', 'b');
+    silent('c', 'b');
+    pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+    EPOCH("abc", RELINK, 3, 3, "abc");
+    linked("abc", 0, "");
+    pass(LIMIT_MS / 2, "abc");
+    silent('a', 'b');
+    pass(HEARING_MS, "abc");
+    EXPELLED('b', "1 of the 2");
+    EPOCH("ac", LOSS, 4, 4, "ac");
+    end();
+
+    begin("silent, and long after once more: made again");
+    form("abc", 0);
+    for (uint64_t epoch = 3; epoch < 6; epoch++) {
+        silent('a', 'b');
+        pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+        EPOCH("abc", RELINK, epoch, epoch, "abc");
+        linked("abc", 0, "");
+        pass(5 * LIMIT_MS, "abc");
+    }
     end();
 
     begin("one peer loses all its links: the others stay");
@@ -919,7 +948,7 @@ static void test_links(void) {
             link_down(*p, 'a');
             link_down('a', *p);
         }
-        pass(MEMBERSHIP_GRACE_MS + 10, "abcd");
+        pass(HEARING_MS, "abcd");
         if (i == 0) EPOCH("abcd", RELINK, 3, 3, "abcd");
     }
     EXPELLED('a', "3 of the 3");

@@ -938,7 +938,7 @@ static void run_event(struct event *event) {
         peer->current[event->other][event->index] = 0;
         int end = c->ends[0] == event->other ? 0 : 1;
         memcpy(other.bytes + 4, &c->lives[end], sizeof c->lives[end]);
-        member_link_lost(peer->mind, &other, event->index, now, &peer->out);
+        member_link_lost(peer->mind, &other, event->index, false, now, &peer->out);
         break;
     }
     case PROBED: {

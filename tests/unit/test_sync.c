@@ -1,5 +1,6 @@
 // Shared state between communicators of one process: rounds with random contents, while peers leave in the middle, with leaves sent over the
-// links and read from memory. And with a peer in a second process, whose right to read is taken away.
+// links and read from memory. And with a peer in a second process, which cannot unpack leaves, and
+// whose right to read is taken away.
 #define _GNU_SOURCE
 #include <pccl.h>
 
@@ -175,6 +176,50 @@ static void test_leaving(uint64_t seed) {
     end_run(PEERS);
 }
 
+// What was cut short stays so for other communicators of the process, until a sync has succeeded.
+static void test_cut_short(void) {
+    setenv("PCCL_SAME_HOST_MEMORY", "0", 1);
+    pcclResult_t alone = pcclSuccess;
+    // The rest may have come by the time that the donor is gone: then once more.
+    for (unsigned trial = 0; alone == pcclSuccess && trial < 50; trial++) {
+        check_case("cut short, trial %u", trial);
+        begin_run(2);
+        for (unsigned i = 0; i < 2; i++) {
+            fill(&sides[i], 2 * trial + i);
+            sides[i].state.revision = i == 0 ? 0 : 3;
+            start(&sides[i], sync_main);
+        }
+        struct pccl_sync_report report = {0};
+        while (report.rx_bytes == 0) REQUIRE(pccl_ext_sync_report(sides[0].comm, &report) == pcclSuccess);
+        pcclDestroyCommunicator(sides[1].comm);
+        sides[1].comm = NULL;
+        for (unsigned i = 0; i < 2; i++) join(&sides[i]);
+        pcclResult_t cut = sides[0].result;
+        end_run(2);
+
+        begin_run(1);
+        sides[0].state.revision = 7;
+        sync_main(&sides[0]);
+        alone = sides[0].result;
+        CHECK(alone == pcclSuccess || (alone == pcclNoSharedStateAvailable && cut == pcclNoSharedStateAvailable));
+        if (alone != pcclSuccess) {
+            add(1);
+            sides[1].state.revision = 4;
+            on_all(sync_main, 2);
+            CHECK_EQ(sides[0].result, pcclSuccess);
+            CHECK_EQ(sides[0].state.revision, 4);
+            CHECK(same(&sides[0], &sides[1]));
+            // Whole again: it may win.
+            sides[0].memory[0][0] ^= 1;
+            sides[0].state.revision = sides[1].state.revision = 5;
+            on_all(sync_main, 2);
+            CHECK_EQ(sides[0].info.tx_bytes, sizes[0]);
+        }
+        end_run(sides[1].comm != NULL ? 2 : 1);
+    }
+    CHECK_EQ(alone, pcclNoSharedStateAvailable);
+}
+
 // ---- two processes ----
 // From now on no thread of this process reads another's memory. False: the kernel does not know how.
 static bool forbid_reading(void) {
@@ -190,6 +235,7 @@ static bool forbid_reading(void) {
 
 static int be_receiver(int orders) {
     REQUIRE(read(orders, &port, sizeof port) == sizeof port);
+    setenv("PCCL_LZ4", "0", 1); // a peer that knows of no packing, though the donor does
     add(0);
     usleep(200000); // the links are there, and who can read whom is known
     if (!forbid_reading()) fprintf(stderr, "test_sync: this kernel has no filters: a refused read is not tested\n");
@@ -197,6 +243,9 @@ static int be_receiver(int orders) {
     sync_main(&sides[0]);
     CHECK_EQ(sides[0].result, pcclSuccess);
     CHECK_EQ(sides[0].state.revision, 5);
+    struct pccl_sync_report report;
+    REQUIRE(pccl_ext_sync_report(sides[0].comm, &report) == pcclSuccess);
+    CHECK_EQ(report.rx_bytes, sides[0].info.rx_bytes);
     make_memory(&sides[1]);
     fill(&sides[1], 1);
     CHECK(same(&sides[0], &sides[1]));
@@ -238,6 +287,7 @@ int main(int count, char **arguments) {
     test_refused();
     test_rounds("1");
     test_rounds("0");
+    test_cut_short();
     uint64_t first = count > 2 ? strtoull(arguments[1], NULL, 10) : 1, last = count > 2 ? strtoull(arguments[2], NULL, 10) : 8;
     for (uint64_t seed = first; seed <= last; seed++) test_leaving(seed);
     free_memory();

@@ -142,7 +142,7 @@ static void write_mismatch(struct wire_buffer *out, uint32_t size) {
 }
 
 static void write_link_down(struct wire_buffer *out, uint32_t size) {
-    struct wire_link_down down = {.index = size % (WIRE_MAX_LANES + 1)};
+    struct wire_link_down down = {.index = size % (WIRE_MAX_LANES + 1), .silent = size % 2};
     random_id(&down.id);
     wire_encode_link_down(out, random_header(), &down);
 }

@@ -1,0 +1,89 @@
+#define _GNU_SOURCE
+#include "coding.h"
+
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#ifdef PCCL_HAVE_LZ4
+#include <lz4.h>
+#endif
+
+enum { BUSY_LEAST_US = 4000, // a measurement: the kernel counts in ticks
+       WAIT_LEAST = 16,
+       WAIT_MOST = 1024 };
+
+#define TRIALS_PART 0.01
+#define PAYS_BELOW 0.9
+#define UNPACK_PART 0.5 // of the time to pack
+#define NEWEST_PART 0.25
+
+#ifdef PCCL_HAVE_LZ4
+bool coding_available(void) {
+    const char *wanted = getenv("PCCL_LZ4");
+    return wanted == NULL || strcmp(wanted, "0") != 0;
+}
+
+uint32_t coding_pack(uint8_t *to, const uint8_t *leaf, uint32_t length) {
+    return (uint32_t)LZ4_compress_default((const char *)leaf, (char *)to, (int)length, (int)(length - length / 16));
+}
+
+bool coding_unpack(uint8_t *to, uint32_t length, const uint8_t *packed, uint32_t packed_length) {
+    return LZ4_decompress_safe((const char *)packed, (char *)to, (int)packed_length, (int)length) == (int)length;
+}
+#else
+bool coding_available(void) { return false; }
+
+uint32_t coding_pack(uint8_t *to, const uint8_t *leaf, uint32_t length) {
+    (void)to, (void)leaf, (void)length;
+    return 0;
+}
+
+bool coding_unpack(uint8_t *to, uint32_t length, const uint8_t *packed, uint32_t packed_length) {
+    (void)to, (void)length, (void)packed, (void)packed_length;
+    return false;
+}
+#endif
+
+static void average(double *value, double newest) {
+    *value = *value == 0 ? newest : *value + NEWEST_PART * (newest - *value);
+}
+
+bool coding_pays(const struct coding_choice *choice) {
+    if (choice->link == 0 || choice->pack == 0) return false;
+    return choice->pack * (1 + UNPACK_PART) + choice->ratio * choice->link < PAYS_BELOW * choice->link;
+}
+
+bool coding_tries(struct coding_choice *choice) {
+    if (choice->link == 0) return false;
+    if (coding_pays(choice)) return true;
+    if (choice->wait > 0) choice->wait--;
+    return choice->wait == 0;
+}
+
+void coding_tried(struct coding_choice *choice, uint32_t length, uint32_t packed_length, int64_t ns) {
+    double pack = (double)ns / length, wait = pack / (TRIALS_PART * choice->link);
+    average(&choice->pack, pack > 0 ? pack : 1e-9);
+    average(&choice->ratio, packed_length == 0 ? 1 : (double)packed_length / length);
+    choice->wait = wait < WAIT_LEAST ? WAIT_LEAST : wait < WAIT_MOST ? (uint32_t)wait
+                                                                     : WAIT_MOST;
+}
+
+void coding_measured(struct coding_choice *choice, double rate) {
+    if (rate > 0) average(&choice->link, 1 / rate);
+}
+
+double coding_look(struct coding_meter *meter, int fd) {
+    struct tcp_info info;
+    socklen_t length = sizeof info;
+    memset(&info, 0, sizeof info);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
+    if (length < offsetof(struct tcp_info, tcpi_busy_time) + sizeof info.tcpi_busy_time) return 0;
+    uint64_t acked = info.tcpi_bytes_acked, busy_us = info.tcpi_busy_time;
+    if (meter->busy_us != 0 && busy_us - meter->busy_us < BUSY_LEAST_US) return 0;
+    struct coding_meter before = *meter;
+    *meter = (struct coding_meter){acked, busy_us};
+    return before.busy_us == 0 ? 0 : (double)(acked - before.acked) / ((double)(busy_us - before.busy_us) * 1e3);
+}

@@ -1,0 +1,227 @@
+"""Peers that live and are silent: the one who does not speak is expelled, the others go on, and it may come back by one call."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from actors import Actor, Ops, Pause, Reduce, all_follow, cast, check_agreement, contributors, enter_network, losses
+
+from pccl import MasterNode
+
+LIMIT = 1.0
+SOON = 10 * LIMIT
+"""A silent peer is out within about one and a half limits; the rest is for a busy machine."""
+MIXED = (Reduce(10), Reduce(400_000), Reduce(10))
+
+PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH, WALL = 0x4206, 0x4207, 17, 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+# ---- a thread that hangs ----
+
+
+def ptrace(request: int, thread: int) -> None:
+    if _libc.ptrace(request, thread, None, None) != 0:
+        pytest.skip(f"no right to stop a thread: {os.strerror(ctypes.get_errno())}")
+
+
+@contextlib.contextmanager
+def hung(pid: int, name: str) -> Iterator[None]:
+    """The thread of this name hangs, all others of the process go on."""
+    threads = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if (task / "comm").read_text() == f"{name}\n"]
+    assert threads, f"no thread {name}"
+    for thread in threads:
+        ptrace(PTRACE_SEIZE, thread)
+        ptrace(PTRACE_INTERRUPT, thread)
+        os.waitpid(thread, WALL)
+    try:
+        yield
+    finally:
+        for thread in threads:
+            _libc.ptrace(PTRACE_DETACH, thread, None, None)
+
+
+@pytest.mark.parametrize("same_host", ["0", "1"])
+def test_a_peer_whose_lanes_hang(same_host):
+    """Its control thread says heartbeats all the while, so only its neighbours can know."""
+    with cast(3, heartbeat_limit=LIMIT, environment={"PCCL_SAME_HOST_MEMORY": same_host}) as (_, actors):
+        with hung(actors[1].pid, "pccl:data"):
+            begin = time.monotonic()
+            logs = all_follow([actors[0], actors[2]], [Ops("plain", MIXED)])
+            assert time.monotonic() - begin < SOON
+            check_agreement(logs)
+            assert len(losses(logs[0])) == 1
+            assert contributors(logs[0])[-1] == 5
+            assert actors[1].ask("call", "update_topology") == "MASTER_CONNECTION_FAILED"
+        actors[1].tell("reconnect", 3)
+        for actor in (actors[0], actors[2]):
+            actor.tell("form", 3)
+        assert [actor.answer() for actor in actors] == [None] * 3
+        assert contributors(all_follow(actors, [Ops("plain", MIXED)])[0]) == [7, 7, 7]
+
+
+def test_a_pause_that_is_no_death():
+    with cast(3, heartbeat_limit=LIMIT) as (_, actors):
+        for actor in actors:
+            actor.tell("follow", [Ops("plain", MIXED), Pause(LIMIT), Ops("plain", MIXED)])
+        for _ in range(2):
+            with hung(actors[2].pid, "pccl:data"):
+                time.sleep(0.3 * LIMIT)
+            time.sleep(0.2 * LIMIT)
+        logs = {actor.number: actor.answer() for actor in actors}
+        check_agreement(logs)
+        assert contributors(logs[0]) == [7] * 6
+
+
+# ---- networks that swallow ----
+
+
+class Network:
+    """Namespaces joined by a bridge, which lives in one more of them; that one has the address of the master."""
+
+    def __init__(self, count: int) -> None:
+        self._mark = f"{os.getpid():x}{secrets.token_hex(2)}"
+        self._made: list[str] = []
+        self.hub = self._namespace("hub")
+        self._hub("link add hub type bridge")
+        self._hub(f"addr add {self.address(0)}/24 dev hub")
+        self._hub("link set hub up")
+        self.places = [self._place(index) for index in range(1, count + 1)]
+
+    def address(self, index: int) -> str:
+        return f"10.214.0.{index + 1}"
+
+    def cut(self, index: int) -> None:
+        """Nothing that this place sends or that is sent to it arrives, and nobody is told."""
+        self._hub(f"link set p{index + 1} nomaster")
+
+    def mend(self, index: int) -> None:
+        self._hub(f"link set p{index + 1} master hub")
+
+    def swallow(self, index: int, towards: int) -> None:
+        """What one place sends to one other does not arrive."""
+        run(f"ip -n {self.places[index]} route add blackhole {self.address(towards + 1)}/32")
+
+    def close(self) -> None:
+        for name in self._made:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+    def _hub(self, command: str) -> None:
+        run(f"ip -n {self.hub} {command}")
+
+    def _namespace(self, name: str) -> str:
+        full = f"pccl-{self._mark}-{name}"
+        run(f"ip netns add {full}")
+        self._made.append(full)
+        run(f"ip -n {full} link set lo up")
+        return full
+
+    def _place(self, index: int) -> str:
+        name = self._namespace(str(index))
+        run(f"ip -n {name} link add eth type veth peer name p{index} netns {self.hub}")
+        self._hub(f"link set p{index} master hub up")
+        run(f"ip -n {name} addr add {self.address(index)}/24 dev eth")
+        run(f"ip -n {name} link set eth up")
+        return name
+
+
+def run(command: str) -> None:
+    subprocess.run(shlex.split(command), check=True, capture_output=True)
+
+
+def inside(namespace: str, act: Callable[[], None]) -> None:
+    """In a thread of its own, which alone enters the namespace; threads that it starts are born there."""
+
+    def enter() -> None:
+        enter_network(namespace)
+        act()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def stage() -> Iterator[tuple[Network, list[Actor]]]:
+    """Three accepted peers, each in a place of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    with contextlib.ExitStack() as undo:
+        try:
+            network = Network(3)
+        except (subprocess.CalledProcessError, FileNotFoundError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        undo.callback(network.close)
+        master = MasterNode(f"{network.address(0)}:0", heartbeat_limit=LIMIT)
+        undo.callback(master.close)
+        inside(network.hub, master.run)
+        actors = []
+        for number, place in enumerate(network.places):
+            actor = Actor(f"{network.address(0)}:{master.port}", number, environment={"NETNS": place})
+            undo.callback(actor.kill)
+            actors.append(actor)
+            actor.tell("join", 3)
+            time.sleep(0.05)  # so that the order of joining is that of the numbers
+        assert [actor.answer() for actor in actors] == [None] * 3
+        yield network, actors
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_black_hole_round_one_peer(stage, busy):
+    network, actors = stage
+    steps = [Ops("plain", MIXED), Pause(0.2), Ops("plain", MIXED)]
+    begin = time.monotonic()
+    if busy:
+        for actor in actors:
+            actor.tell("follow", [Ops("plain", MIXED * 10)])
+        time.sleep(0.05)
+    network.cut(1)
+    if not busy:
+        for actor in (actors[0], actors[2]):
+            actor.tell("follow", steps)
+    logs = {actor.number: actor.answer() for actor in (actors[0], actors[2])}
+    assert time.monotonic() - begin < SOON
+    check_agreement(logs)
+    assert len(losses(logs[0])) <= 1
+    assert contributors(logs[0])[-1] in (5, 7)  # 7: all was over before the cut
+    assert contributors(all_follow([actors[0], actors[2]], steps)[0])[-1] == 5
+    network.mend(1)
+    if busy:
+        with contextlib.suppress(AssertionError):  # how its script ended is its own affair
+            actors[1].answer()
+    actors[1].tell("reconnect", 3)
+    for actor in (actors[0], actors[2]):
+        actor.tell("form", 3)
+    assert [actor.answer() for actor in actors] == [None] * 3
+    assert contributors(all_follow(actors, [Ops("plain", MIXED)])[0]) == [7, 7, 7]
+
+
+@pytest.mark.parametrize("towards", [0, 2])
+def test_one_direction_between_two_peers(stage, towards):
+    """Both reach the master, which sees them accuse each other: one of the two goes, and only one."""
+    network, actors = stage
+    network.swallow(1, towards)
+    begin = time.monotonic()
+    for actor in actors:
+        actor.tell("follow", [Ops("plain", MIXED)])
+    logs, expelled = {}, []
+    for actor in actors:
+        try:
+            logs[actor.number] = actor.answer()
+        except AssertionError:
+            expelled.append(actor.number)
+    assert time.monotonic() - begin < SOON
+    assert expelled in ([1], [towards])
+    check_agreement(logs)
+    assert len(losses(logs[max(logs)])) == 1
+    assert contributors(logs[max(logs)])[-1] == 7 - (1 << expelled[0])

@@ -1,0 +1,192 @@
+// Links whose connection stands while nothing comes or goes: two engines, joined by a relay that can be told to hold back.
+#define _GNU_SOURCE
+#include <pccl.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/platform.h"
+#include "check.h"
+#include "data/engine.h"
+#include "net/socket.h"
+
+enum { LIMIT_MS = 600,
+       BIG = 4 << 20,
+       LINKS = 2 }; // the direct one and a lane
+
+enum flow { FLOW_PASS,
+            FLOW_HOLD,
+            FLOW_TRICKLE };
+
+// One connection, engine 0 at ends[0].
+struct relay {
+    int ends[2];
+    _Atomic enum flow flow[2]; // from ends[i] on
+};
+
+struct side {
+    struct engine *engine;
+    struct wire_id id;
+    atomic_uint silent, broken;
+};
+
+static struct relay relays[LINKS];
+static atomic_bool stopping;
+static struct side sides[2];
+static uint64_t epoch;
+
+static void on_done(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
+static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
+static void on_frozen(void *context, uint64_t group_epoch, const struct wire_report *report) { (void)context, (void)group_epoch, (void)report; }
+
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
+    (void)id, (void)index;
+    struct side *side = context;
+    (*(silent ? &side->silent : &side->broken))++;
+}
+
+static void move(struct relay *relay, int from) {
+    static char bytes[1 << 16];
+    enum flow flow = relay->flow[from];
+    if (flow == FLOW_HOLD) return;
+    ssize_t got = recv(relay->ends[from], bytes, flow == FLOW_TRICKLE ? 1 : sizeof bytes, MSG_DONTWAIT);
+    for (ssize_t sent = 0; sent < got && !stopping;) {
+        ssize_t took = send(relay->ends[1 - from], bytes + sent, (size_t)(got - sent), MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (took > 0) sent += took;
+    }
+}
+
+static void *run_relays(void *unused) {
+    (void)unused;
+    while (!stopping) {
+        for (int i = 0; i < LINKS; i++)
+            for (int from = 0; from < 2; from++) move(&relays[i], from);
+        usleep(500);
+    }
+    return NULL;
+}
+
+static void tcp_pair(int pair[2]) {
+    struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}}, from;
+    int listener = socket_listen(&address);
+    REQUIRE(listener >= 0 && socket_local_address(listener, &address) && (pair[0] = socket_dial(&address)) >= 0);
+    while ((pair[1] = socket_accept(listener, &from)) == -EAGAIN) usleep(100);
+    REQUIRE(pair[1] >= 0);
+    close(listener);
+}
+
+static void begin_world(pthread_t *thread) {
+    stopping = false;
+    epoch++;
+    for (uint32_t i = 0; i < 2; i++) {
+        sides[i] = (struct side){.id.bytes = {(uint8_t)(i + 1)}};
+        struct engine_callbacks callbacks = {.context = &sides[i], .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down};
+        sides[i].engine = engine_new(&sides[i].id, &callbacks);
+        REQUIRE(sides[i].engine != NULL);
+    }
+    for (uint32_t index = 0; index < LINKS; index++)
+        for (int i = 0; i < 2; i++) {
+            int pair[2] = {-1, -1};
+            tcp_pair(pair);
+            relays[index].ends[i] = pair[1];
+            relays[index].flow[i] = FLOW_PASS;
+            engine_add_link(sides[i].engine, &sides[1 - i].id, index, pair[0]);
+        }
+    REQUIRE(pthread_create(thread, NULL, run_relays, NULL) == 0);
+    struct engine_member members[2] = {{sides[0].id, 1}, {sides[1].id, 1}};
+    for (uint32_t i = 0; i < 2; i++) {
+        struct engine_epoch entered = {.run = 7, .generation = 1, .group_epoch = epoch, .latency_us = 30, .megabytes_per_s = 2000, .rank = i, .count = 2, .members = members};
+        engine_set_silence(sides[i].engine, LIMIT_MS * MS_NS);
+        engine_enter_epoch(sides[i].engine, &entered);
+        engine_links_ready(sides[i].engine, epoch);
+    }
+}
+
+static void end_world(pthread_t thread) {
+    stopping = true;
+    pthread_join(thread, NULL);
+    for (int i = 0; i < 2; i++) engine_free(sides[i].engine);
+    for (int index = 0; index < LINKS; index++)
+        for (int i = 0; i < 2; i++) close(relays[index].ends[i]);
+}
+
+static void pass(int64_t ms) { usleep((useconds_t)(ms * 1000)); }
+
+// Milliseconds until `count` is reached, 20 limits at most.
+static int64_t until(atomic_uint *counter, unsigned count) {
+    int64_t begun = platform_now_ns();
+    while (*counter < count && platform_now_ns() < begun + 20 * LIMIT_MS * MS_NS) usleep(1000);
+    return (platform_now_ns() - begun) / MS_NS;
+}
+
+static void expect_healthy(void) {
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(sides[i].silent, 0);
+        CHECK_EQ(sides[i].broken, 0);
+    }
+}
+
+static void test_idle(void) {
+    check_case("idle links are heard of");
+    pthread_t thread;
+    begin_world(&thread);
+    pass(3 * LIMIT_MS);
+    expect_healthy();
+    end_world(thread);
+}
+
+static void test_one_way(void) {
+    check_case("a direction that is cut is found by who hears nothing");
+    pthread_t thread;
+    begin_world(&thread);
+    pass(2 * LIMIT_MS);
+    expect_healthy();
+    relays[1].flow[0] = FLOW_HOLD;
+    int64_t ms = until(&sides[1].silent, 1);
+    CHECK(ms >= LIMIT_MS / 2);
+    CHECK(ms < 20 * LIMIT_MS);
+    CHECK_EQ(sides[1].silent, 1);
+    end_world(thread);
+}
+
+static void test_short_hold(void) {
+    check_case("a pause shorter than the limit is none");
+    pthread_t thread;
+    begin_world(&thread);
+    for (int i = 0; i < 4; i++) {
+        relays[0].flow[0] = relays[0].flow[1] = FLOW_HOLD;
+        pass(LIMIT_MS / 3);
+        relays[0].flow[0] = relays[0].flow[1] = FLOW_PASS;
+        pass(LIMIT_MS / 4);
+    }
+    expect_healthy();
+    end_world(thread);
+}
+
+static void test_trickle(void) {
+    check_case("a reader that takes a byte now and then is stuck");
+    static uint8_t data[2][2][BIG];
+    pthread_t thread;
+    begin_world(&thread);
+    relays[1].flow[0] = FLOW_TRICKLE;
+    for (int i = 0; i < 2; i++) {
+        struct engine_reduce reduce = {.send = data[i][0], .recv = data[i][1], .tag = 1, .fingerprint = {.count = BIG, .dtype = pcclUint8, .op = pcclSum}};
+        REQUIRE(engine_post(sides[i].engine, &reduce, epoch) == ENGINE_OK);
+    }
+    CHECK(until(&sides[0].silent, 1) < 20 * LIMIT_MS);
+    CHECK_EQ(sides[0].silent, 1);
+    end_world(thread);
+}
+
+int main(void) {
+    setenv("PCCL_SAME_HOST_MEMORY", "0", 1); // all bytes take the links
+    test_idle();
+    test_one_way();
+    test_short_hold();
+    test_trickle();
+    return check_status();
+}
