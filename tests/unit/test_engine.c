@@ -645,7 +645,7 @@ static void test_retry_loss(uint64_t count, int64_t commits, int op, bool in_pla
 // Deaths at any moment, the second one in the midst of what the first one made to be redone.
 static void test_retry_deaths(unsigned seed, uint64_t count) {
     struct world *world = world_new(4, 1);
-    struct reduced r[2] = {reduced_new(4, count, pcclSum, seed % 2, false), reduced_new(4, count / 2, pcclAvg, seed / 2 % 2, false)};
+    struct reduced r[2] = {reduced_new(4, count, pcclSum, seed % 2, false), reduced_new(4, count - SEGMENT, pcclAvg, seed / 2 % 2, false)};
     for (uint32_t i = 0; i < 4; i++)
         for (uint32_t t = 0; t < 2; t++) post(world, &r[i % 2 == 0 ? t : 1 - t], i, true, i % 2 == 0 ? t : 1 - t, world->epoch);
     for (uint32_t death = 0; death < 2; death++) {
@@ -710,13 +710,13 @@ static void test_retry_killed(bool in_place) {
 // Members with connections broken between them: the op goes on, and no segment that was complete is done again.
 static void test_retry_relink(bool in_place) {
     struct world *world = world_new(3, 2);
-    struct reduced r = reduced_new(3, 20 * SEGMENT, pcclAvg, in_place, false);
+    struct reduced r = reduced_new(3, 10 * SEGMENT, pcclAvg, in_place, false);
     for (uint32_t i = 0; i < 3; i++) post(world, &r, i, true, 5, world->epoch);
     for (int round = 0; round < 8; round++) {
         usleep((unsigned)(round * 977 % 3000));
         new_epoch(world, false);
     }
-    CHECK(take_all(world, &r, 5, 3) == 20 * SEGMENT);
+    CHECK(take_all(world, &r, 5, 3) == 10 * SEGMENT);
     world_free(world);
     reduced_free(&r);
 }
@@ -736,7 +736,7 @@ static void wait_mismatch(struct world *world) {
 // One member runs the op in one piece: the others come to do so too, and it sees nothing of it. Then it dies or not.
 static void test_retry_meets_plain(uint32_t plain, uint32_t late, bool in_place, bool dies) {
     struct world *world = world_new(3, 2);
-    struct reduced r = reduced_new(3, 6 * SEGMENT, pcclSum, in_place, false);
+    struct reduced r = reduced_new(3, 4 * SEGMENT, pcclSum, in_place, false);
     for (uint32_t i = 0; i < 3; i++)
         if (i != late) post(world, &r, i, i != plain, 5, world->epoch);
     if (late == plain) usleep(20000); // the others are at it
@@ -779,7 +779,7 @@ static void test_retry_meets_plain(uint32_t plain, uint32_t late, bool in_place,
         if (i == plain)
             CHECK(r.recv[i][7] == input(0, 7) + input(1, 7) + input(2, 7) && outcome.contributors == NULL);
         else
-            CHECK(check_ranges(&r, i, outcome.contributors, 3) % (6 * SEGMENT) == 0); // in one piece
+            CHECK(check_ranges(&r, i, outcome.contributors, 3) % (4 * SEGMENT) == 0); // in one piece
         free(outcome.contributors);
     }
     world_free(world);
@@ -840,12 +840,13 @@ static void test_retry(void) {
         for (uint32_t plain = 0; plain < 3; plain++) test_retry_meets_plain(plain, in_place ? 3 : plain, in_place, plain == 1);
     }
     bool first = same_host;
-    test_retry_undisturbed(3, 65 * SEGMENT + 3, pcclSum, first, false);
-    for (int64_t commits = 0; commits < 8; commits++) test_retry_loss(8 * SEGMENT + 5, commits, pcclSum, (commits % 2 != 0) == first, false, commits % 3 ? 0 : 3000);
-    for (int64_t commits = 0; commits < 8; commits += 3) test_retry_loss(8 * SEGMENT + 5, commits, pcclAvg, commits == 3, true, 0);
+    test_retry_undisturbed(3, 9 * SEGMENT + 3, pcclSum, first, false);
+    for (int64_t commits = first; commits < 8; commits += 2) // each boundary between segments
+        test_retry_loss(8 * SEGMENT + 5, commits, pcclSum, commits / 2 % 2 != 0, false, commits % 3 ? 0 : 3000);
+    test_retry_loss(4 * SEGMENT + 5, 1, pcclAvg, first, true, 0);
     test_retry_relink(first);
     test_retry_meets_plain(1, 0, first, false);
-    for (unsigned seed = first; seed < 16; seed += 2) test_retry_deaths(seed, 9 * SEGMENT + 11 * seed);
+    for (unsigned seed = first; seed < 12; seed += 2) test_retry_deaths(seed, 6 * SEGMENT + 11 * seed);
     test_retry_mismatch(4 * SEGMENT, 5 * SEGMENT);
     test_retry_mismatch(4 * SEGMENT, 10);
     test_retry_limit();
