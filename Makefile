@@ -1,6 +1,8 @@
 # Each target sets up what it needs in .venv: a fresh machine needs python3 (3.11 or later), a C compiler and make.
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
+MINUTES ?= 10
+SEEDS ?= 1 2
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
@@ -10,12 +12,19 @@ C_FILES := $(shell git ls-files '*.c' '*.h')
 PURE := kernels|quant|hash|wire|ring_order
 BUILT_FROM := CMakeLists.txt pccl/_version.py $(shell find csrc bindings -type f)
 
-.PHONY: help setup build test test-c test-python check lint format check-address check-thread bench demo clean
+# libFuzzer where clang is there, else the driver of tests/fuzz with the compiler that is.
+FUZZ_CC ?= $(shell command -v clang || command -v cc)
+FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
+FUZZ_SECONDS ?= 600
+
+.PHONY: help setup build test test-c test-python check lint format check-address check-thread check-fuzz check-model fuzz-build fuzz bench demo stress soak clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
 	@echo 'make test    all tests'
-	@echo 'make check   lint, types, and the C tests under sanitizers'
+	@echo 'make check   lint, types, the C tests under sanitizers, a short run of the fuzzers, and the model where spin is there'
+	@echo 'make fuzz    fuzz every target for FUZZ_SECONDS=600; FUZZ_TARGETS="fuzz_member" for some'
+	@echo 'make stress  harm a run of real processes for half a minute; make soak: for MINUTES=10, once for each of SEEDS="1 2"'
 	@echo 'make format  bring the sources into shape'
 	@echo 'make bench   measure against torch gloo; as root also over limited links'
 
@@ -23,7 +32,7 @@ help:
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) --editable '.[test,dev,demo]'
+	$(PIP) --editable '.[test,dev,demo,stress]'
 	touch .venv/ready .venv/built
 
 .venv/built: .venv/ready $(BUILT_FROM)
@@ -47,7 +56,7 @@ test-python: .venv/built
 
 # ---- checks ----
 
-check: lint check-address check-thread
+check: lint check-address check-thread check-fuzz check-model
 
 lint: .venv/ready
 	$(BIN)/ruff check
@@ -70,6 +79,19 @@ check-thread: .venv/ready
 	$(BIN)/cmake --build build/thread -j $(JOBS)
 	$(CTEST) --test-dir build/thread -E '$(PURE)'
 
+fuzz-build: .venv/ready
+	$(CMAKE) -S . -B $(FUZZ_BUILD) -DPCCL_BUILD_FUZZ=ON -DPCCL_BUILD_SHARED=OFF '-DPCCL_SANITIZE=address;undefined' -DCMAKE_C_COMPILER=$(FUZZ_CC)
+	$(BIN)/cmake --build $(FUZZ_BUILD) -j $(JOBS)
+
+check-fuzz: fuzz-build
+	tests/fuzz/run.sh $(FUZZ_BUILD) 8 $(JOBS)
+
+fuzz: fuzz-build
+	tests/fuzz/run.sh $(FUZZ_BUILD) $(FUZZ_SECONDS) $(JOBS) $(FUZZ_TARGETS)
+
+check-model:
+	@if command -v spin >/dev/null; then tests/model/run.sh build/model; else echo 'model: not checked, for want of spin'; fi
+
 # ---- to look at ----
 
 bench: .venv/built
@@ -78,5 +100,11 @@ bench: .venv/built
 demo: .venv/built
 	$(BIN)/pccl demo
 
+stress: .venv/built
+	$(BIN)/pccl stress
+
+soak: .venv/built
+	for seed in $(SEEDS); do $(BIN)/pccl stress --minutes $(MINUTES) --seed $$seed --out stress-out/soak-$$seed || exit 1; done
+
 clean:
-	rm -rf build dist demo-out pccl/*.so
+	rm -rf build dist demo-out stress-out pccl/*.so

@@ -17,6 +17,7 @@ import pccl
 from pccl import _bench
 from pccl._loader import load_native_module
 from pccl.master import DEFAULT_ADDRESS, serve
+from pccl.stress.command import stress
 
 _ffi, _C = load_native_module()
 
@@ -155,6 +156,9 @@ def demo(arguments: tuple[str, ...]) -> None:
     except ModuleNotFoundError as error:
         raise click.ClickException(f"the demo needs {error.name}: pip install 'pccl[demo]'") from None
     sys.exit(run_demo(list(arguments)))
+
+
+main.add_command(stress)
 
 
 if __name__ == "__main__":

@@ -334,7 +334,7 @@ void member_link_up(struct member *m, const struct wire_id *id, uint32_t index, 
 
 void member_link_failed(struct member *m, const struct wire_id *id, uint32_t index, struct member_output *out) {
     struct neighbour *n = find_neighbour(m, id);
-    if (n == NULL || index >= n->link_count || n->links[index].state != LINK_MAKING) return;
+    if (m->phase == MEMBER_DEAD || n == NULL || index >= n->link_count || n->links[index].state != LINK_MAKING) return;
     if (required(n, index) && !n->links[index].dialled_again) {
         n->links[index].dialled_again = true;
         dial(n, index, out);

@@ -185,7 +185,9 @@ void membership_on_sync_done(struct membership *m, struct peer *peer, const uint
         if (donor != NULL && donor->sync.part == SYNC_GIVES) donor->sync.tx_bytes += done.sources[i].bytes;
     }
     char name[64];
-    if (done.complete)
+    if (done.complete == WIRE_SYNC_READ_ONLY)
+        membership_expel(m, peer, "shared state: it has to receive, but its memory is read-only");
+    else if (done.complete == WIRE_SYNC_COMPLETE)
         peer->sync.part = SYNC_RECEIVED;
     else
         snprintf(group->sync.failed, sizeof group->sync.failed, "%s could not get it from any member that holds it", membership_name(name, peer));

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "data/memory.h"
 
+#include <errno.h>
 #include <arpa/inet.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
@@ -51,6 +52,17 @@ bool memory_can_be_read(const void *bytes, size_t length) {
     if (length == 0) return true;
     uint64_t at = (uint64_t)(uintptr_t)bytes;
     return memory_read(getpid(), &ends[0], at, 1) && memory_read(getpid(), &ends[1], at + length - 1, 1);
+}
+
+static bool write_back(uint8_t *at) {
+    uint8_t value = *at;
+    struct iovec from = {&value, 1}, to = {at, 1};
+    return process_vm_writev(getpid(), &from, 1, &to, 1, 0) == 1 || errno != EFAULT; // forbidden altogether: it tells nothing
+}
+
+bool memory_can_be_written(void *bytes, size_t length) {
+    uint8_t *at = bytes;
+    return length == 0 || (write_back(at) && write_back(at + length - 1));
 }
 
 // Looks for a queueing discipline on the loopback device. An answer that cannot be had counts as one.

@@ -23,6 +23,9 @@ pid_t memory_accept(int fd, const uint8_t offer[MEMORY_OFFER_BYTES]);
 // True when another process could read these bytes of ours: device memory, for one, cannot.
 bool memory_can_be_read(const void *bytes, size_t length);
 
+// False when these bytes of ours are mapped read-only. Their first and last byte are written back as they are.
+bool memory_can_be_written(void *bytes, size_t length);
+
 // Copies `length` bytes at `from` in that process. False when that is not possible (any more); `to` is then unspecified.
 bool memory_read(pid_t process, void *to, uint64_t from, size_t length);
 

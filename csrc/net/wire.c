@@ -259,6 +259,13 @@ static void get_fingerprint(struct reader *in, struct wire_fingerprint *out) {
     out->mode = get_u8(in);
 }
 
+static bool names_twice(const struct wire_epoch *epoch) {
+    for (uint32_t i = 1; i < epoch->count; i++)
+        for (uint32_t k = 0; k < i; k++)
+            if (wire_id_equal(&epoch->members[i].id, &epoch->members[k].id)) return true;
+    return false;
+}
+
 static void get_epoch(struct reader *in, struct wire_epoch *out) {
     out->number = get_u64(in);
     out->group_epoch = get_u64(in);
@@ -274,7 +281,7 @@ static void get_epoch(struct reader *in, struct wire_epoch *out) {
         get_address(in, &member->address);
         if (i > 0 && member->group < out->members[i - 1].group) in->bad = true;
     }
-    if (out->count == 0 || out->group_epoch > out->number || out->latency_us == 0 || out->megabytes_per_s == 0) in->bad = true;
+    if (out->count == 0 || names_twice(out) || out->group_epoch > out->number || out->latency_us == 0 || out->megabytes_per_s == 0) in->bad = true;
 }
 
 // ---- buffer ----
@@ -715,7 +722,7 @@ bool wire_decode_sync_plan(const uint8_t *body, size_t length, struct wire_sync_
 bool wire_decode_sync_done(const uint8_t *body, size_t length, struct wire_sync_done *out) {
     struct reader in = reader_of(body, length);
     out->round = get_u64(&in);
-    out->complete = get_enum(&in, 0, 1);
+    out->complete = get_enum(&in, WIRE_SYNC_MISSING, WIRE_SYNC_READ_ONLY);
     out->count = get_count(&in, WIRE_MAX_MEMBERS, SYNC_SOURCE_BYTES);
     for (uint32_t i = 0; i < out->count; i++) {
         get_id(&in, &out->sources[i].id);

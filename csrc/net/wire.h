@@ -118,7 +118,7 @@ struct wire_member {
     struct wire_address address;
 };
 
-// Members are listed group by group (groups ascending), inside a group in ring order: each sends to the next.
+// Members are listed group by group (groups ascending), inside a group in ring order: each sends to the next. Nobody is listed twice.
 struct wire_epoch {
     uint64_t number;
     uint64_t group_epoch;    // of the receiver's group: the number of the last epoch that changed its members, order or links
@@ -287,10 +287,15 @@ struct wire_sync_source {
     uint64_t bytes;    // entry bytes that came from it and were kept
 };
 
+enum wire_sync_completion { WIRE_SYNC_MISSING,   // no donor is left that could give what is missing
+                            WIRE_SYNC_COMPLETE,  // the content hash of what lies in memory was verified
+                            WIRE_SYNC_READ_ONLY, // what would have to be written cannot be: the sender has to go
+};
+
 // From each receiver, once per round.
 struct wire_sync_done {
     uint64_t round;
-    uint8_t complete; // 1: the content hash of what lies in memory was verified; 0: no donor is left that could give what is missing
+    uint8_t complete; // wire_sync_completion
     uint32_t count;
     struct wire_sync_source sources[WIRE_MAX_MEMBERS]; // donors that gave anything
 };

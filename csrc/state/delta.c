@@ -128,12 +128,6 @@ bool delta_hopeless(const struct delta *delta) {
     return true;
 }
 
-static uint32_t usable_count(const struct delta *delta) {
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < delta->donor_count; i++) count += delta_usable(delta, i);
-    return count;
-}
-
 // Bytes that may be on the way from this donor.
 static uint64_t window_of(const struct delta *delta, const struct donor *donor) {
     uint64_t window = DELTA_WINDOW_LEAST;
@@ -160,8 +154,13 @@ static bool sent_wrong(const struct delta *delta, uint64_t leaf, uint32_t donor)
     return false;
 }
 
-static bool may_take(const struct delta *delta, uint64_t leaf, uint32_t donor, bool others) {
-    return delta->leaves[leaf] == WANTED && !(others && sent_wrong(delta, leaf, donor));
+// A leaf that a donor sent wrong is asked of it again only when nobody is left who did not.
+static bool may_take(const struct delta *delta, uint64_t leaf, uint32_t donor) {
+    if (delta->leaves[leaf] != WANTED) return false;
+    if (!sent_wrong(delta, leaf, donor)) return true;
+    for (uint32_t i = 0; i < delta->donor_count; i++)
+        if (delta_usable(delta, i) && !sent_wrong(delta, leaf, i)) return false;
+    return true;
 }
 
 struct delta_run delta_ask(struct delta *delta, uint32_t index, int64_t now) {
@@ -169,15 +168,14 @@ struct delta_run delta_ask(struct delta *delta, uint32_t index, int64_t now) {
     struct donor *donor = &delta->donors[index];
     if (!delta_usable(delta, index)) return run;
     while (delta->next < delta->layout->leaf_count && delta->leaves[delta->next] != WANTED) delta->next++;
-    bool others = delta->wrong_count > 0 && usable_count(delta) > 1;
     uint64_t leaf = delta->next, end = delta->layout->leaf_count;
-    while (leaf < end && !may_take(delta, leaf, index, others)) leaf++;
+    while (leaf < end && !may_take(delta, leaf, index)) leaf++;
     if (leaf == end) return run;
     uint64_t window = window_of(delta, donor), bytes = 0;
     // Not for every leaf that comes: a quarter of the window at once.
     if (donor->leaves > 0 && (donor->bytes > window - window / 4 || donor->leaves > DELTA_LEAVES_ON_WAY * 3 / 4)) return run;
     run.first = leaf;
-    while (leaf < end && run.count < DELTA_RUN_LEAVES && donor->leaves < DELTA_LEAVES_ON_WAY && may_take(delta, leaf, index, others)) {
+    while (leaf < end && run.count < DELTA_RUN_LEAVES && donor->leaves < DELTA_LEAVES_ON_WAY && may_take(delta, leaf, index)) {
         uint32_t length = length_of(delta, leaf);
         // One leaf may always be on the way, however large it is.
         if (donor->leaves > 0 && (donor->bytes + length > window || bytes + length > DELTA_RUN_BYTES)) break;

@@ -311,16 +311,17 @@ struct frame *sync_next(struct lane *lane) {
 }
 
 // ---- receiving ----
-static void finish(struct engine *engine, bool complete) {
+static void finish(struct engine *engine, enum wire_sync_completion complete) {
     struct sync *sync = engine->sync;
     sync->phase = PHASE_DONE;
     struct wire_sync_done *done = calloc(1, sizeof *done);
     if (done == NULL) return; // the master counts this member out when it is silent, and the caller hears of that
     done->round = sync->plan->round;
-    done->complete = complete;
+    done->complete = (uint8_t)complete;
     for (uint32_t i = 0; i < sync->donor_count; i++)
         if (sync->donors[i].kept > 0) done->sources[done->count++] = (struct wire_sync_source){.id = sync->donors[i].id, .bytes = sync->donors[i].kept};
-    if (!complete) LOG(LOG_WARN, "shared state: no donor is left, %llu leaves are missing", (unsigned long long)(sync->delta ? delta_missing(sync->delta) : 0));
+    if (complete == WIRE_SYNC_MISSING)
+        LOG(LOG_WARN, "shared state: no donor is left, %llu leaves are missing", (unsigned long long)(sync->delta ? delta_missing(sync->delta) : 0));
     engine->callbacks.synced(engine->callbacks.context, done);
     free(done);
 }
@@ -357,9 +358,9 @@ static void pump(struct engine *engine) {
     int64_t now = platform_now_ns();
     for (uint32_t i = 0; i < sync->donor_count; i++) pump_donor(engine, i, now);
     if (delta_missing(sync->delta) == 0)
-        finish(engine, true);
+        finish(engine, WIRE_SYNC_COMPLETE);
     else if (delta_hopeless(sync->delta) && (sync->crew == NULL || crew_idle(sync->crew)))
-        finish(engine, false);
+        finish(engine, WIRE_SYNC_MISSING);
 }
 
 static void ask_hashes(struct engine *engine) {
@@ -383,7 +384,19 @@ static void next_hash_donor(struct engine *engine) {
         ask_hashes(engine);
         return;
     }
-    finish(engine, false);
+    finish(engine, WIRE_SYNC_MISSING);
+}
+
+// Whether every entry with a leaf that differs can be written.
+static bool can_be_written(const struct sync *sync) {
+    const struct delta_layout *layout = &sync->content->layout;
+    for (size_t i = 0; i < layout->count; i++) {
+        const struct delta_entry *entry = &layout->entries[i];
+        uint64_t leaf = entry->first_leaf, end = leaf + entry->leaf_count;
+        while (leaf < end && !delta_wants(sync->delta, leaf)) leaf++;
+        if (leaf < end && !memory_can_be_written(entry->data, entry->bytes)) return false;
+    }
+    return true;
 }
 
 static void begin_leaves(struct engine *engine) {
@@ -391,10 +404,14 @@ static void begin_leaves(struct engine *engine) {
     sync->phase = PHASE_LEAVES;
     sync->delta = delta_new(&sync->content->layout, sync->donor_count);
     if (sync->delta == NULL) {
-        finish(engine, false);
+        finish(engine, WIRE_SYNC_MISSING);
         return;
     }
     delta_compare(sync->delta, sync->content->leaves, sync->theirs);
+    if (!can_be_written(sync)) {
+        finish(engine, WIRE_SYNC_READ_ONLY);
+        return;
+    }
     for (uint32_t i = 0; i < sync->donor_count; i++)
         if (sync->donors[i].peer == NULL) delta_drop(sync->delta, i);
     pthread_mutex_lock(&engine->lock);
@@ -446,6 +463,16 @@ static void keep_leaf(struct engine *engine, const struct crew_job *job) {
     pthread_mutex_unlock(&engine->lock);
 }
 
+// A donor whose memory cannot be read any more is most likely dying, and its links live on until its memory is freed: others come first.
+static void doubt(struct sync *sync, uint32_t index) {
+    struct donor *donor = &sync->donors[index];
+    if (donor->unreadable) return;
+    LOG(LOG_INFO, "shared state: the memory of a donor cannot be read any more");
+    donor->unreadable = true;
+    donor->process = 0;
+    delta_shun(sync->delta, index);
+}
+
 static void take_result(struct engine *engine, const struct crew_job *job) {
     struct sync *sync = engine->sync;
     switch (job->result) {
@@ -456,10 +483,8 @@ static void take_result(struct engine *engine, const struct crew_job *job) {
         delta_lost(sync->delta, job->leaf);
         break;
     case CREW_UNREADABLE:
-        if (!sync->donors[job->donor].unreadable) LOG(LOG_INFO, "shared state: a donor's memory cannot be read, its leaves are sent");
-        sync->donors[job->donor].process = 0;
-        sync->donors[job->donor].unreadable = true;
         delta_lost(sync->delta, job->leaf);
+        doubt(sync, job->donor);
         break;
     }
 }
@@ -577,6 +602,7 @@ static bool place_leaf(struct lane *lane) {
         break;
     case WIRE_SYNC_PLACED:
         if (lane->length != PLACE_BYTES) return false;
+        if (sync->donors[donor_of(sync, lane->peer)].unreadable) return true; // asked again elsewhere, as all that was on its way
         to = lane->place;
         break;
     default: return false;
@@ -703,7 +729,7 @@ void sync_step(struct engine *engine) {
         return;
     }
     if (sync->content->layout.leaf_count == 0) {
-        finish(engine, true);
+        finish(engine, WIRE_SYNC_COMPLETE);
         return;
     }
     bool unasked = sync->hashes_asked_at == 0, gone = sync->donors[sync->hash_donor].peer == NULL;

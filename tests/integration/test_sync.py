@@ -336,3 +336,21 @@ def test_a_replaced_tensor_is_refused():
         tensor.data = torch.ones(4)
         with pytest.raises(pccl.UsageError):
             state.hash()
+
+
+def test_read_only_memory_that_would_have_to_receive(tmp_path):
+    """Its peer is expelled instead of dying by a signal; as long as it is equal to the others it takes part."""
+    path = tmp_path / "weights"
+    filled(1, 100_000)[0].tofile(path)
+    with team([0, 0, 0]) as comms:
+        held = [Held([np.memmap(path, np.float64, "r")]) if at == 2 else Held(filled(1, 100_000)) for at in range(3)]
+        assert [info.rx_bytes for info in sync_all(comms, held)] == [0, 0, 0]
+        for one in held:
+            one.shared.push_revision()
+        for one in held[:2]:
+            one.arrays[0][5] += 1
+        outcomes = sync_all(comms, held)
+        assert [info.rx_bytes for info in outcomes[:2]] == [0, 0]
+        assert outcomes[2] is Result.INVALID_USAGE
+        assert comms[0].get_attribute(pccl.Attribute.LOCAL_WORLD_SIZE) == 3  # until it learns of the loss
+        assert [info.rx_bytes for info in sync_all(comms[:2], held[:2])] == [0, 0]

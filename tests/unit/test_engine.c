@@ -515,7 +515,11 @@ static void wait_commits(struct world *world) {
         pthread_mutex_lock(&world->lock);
         bool over = world->commits == 0;
         pthread_mutex_unlock(&world->lock);
-        if (over) return;
+        if (over) {
+            pthread_mutex_lock(&world->order); // the last one has reached all
+            pthread_mutex_unlock(&world->order);
+            return;
+        }
         usleep(100);
     }
     CHECK(false);

@@ -184,7 +184,7 @@ static void write_sync_plan(struct wire_buffer *out, uint32_t size) {
 static void write_sync_done(struct wire_buffer *out, uint32_t size) {
     static struct wire_sync_done done;
     done.round = check_random(&seed);
-    done.complete = (uint8_t)below(2);
+    done.complete = (uint8_t)below(3);
     done.count = size;
     for (uint32_t i = 0; i < size; i++) {
         random_id(&done.sources[i].id);
@@ -393,7 +393,7 @@ static void test_bad_fields(void) {
         {WIRE_SYNC_PLAN, 48, UINT32_MAX, true, "huge count of receivers"},
         {WIRE_SYNC_PLAN, 52 + 6 * WIRE_ID_BYTES, 0, true, "no donors"},
         {WIRE_SYNC_PLAN, 52 + 6 * WIRE_ID_BYTES, UINT32_MAX, true, "huge count of donors"},
-        {WIRE_SYNC_DONE, 8, 2, false, "complete 2"},
+        {WIRE_SYNC_DONE, 8, 3, false, "complete 3"},
         {WIRE_SYNC_DONE, 9, UINT32_MAX, true, "huge count"},
         {WIRE_SYNC_END, 25, 0xffff, true, "text length"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},

@@ -1,0 +1,296 @@
+"""The command line of `pccl stress`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+import pccl
+from pccl.stress.options import BACKENDS, MOST_PEERS, Options
+from pccl.stress.schedule import DEFAULT_RATES, Fault, rates_text, read_rates
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pccl.stress.conductor import Run
+    from pccl.stress.events import EventLog, Recording
+
+NEEDED = {
+    "pccl": ("numpy", "matplotlib"),
+    "gloo": ("numpy", "matplotlib", "torch"),
+    "torchft": ("numpy", "matplotlib", "torch", "torchft"),
+}
+
+MOST_BASELINE_SECONDS = 20.0
+
+
+class InterruptedRunError(Exception):
+    """A signal wants the run to end."""
+
+
+def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dict[str, float]:
+    try:
+        return read_rates(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command(
+    epilog="Exit status: 0 everything held, 1 something did not, 2 bad arguments or missing packages, 130 Ctrl-C.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option("--peers", type=click.IntRange(2, MOST_PEERS), default=3, show_default=True, help="places that peers take")
+@click.option("--seconds", type=click.FloatRange(1, 86400), help="how long  [default: 30]")
+@click.option("--minutes", type=click.FloatRange(0.02, 1440), help="how long, in minutes")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True, help="of the faults and of the ops")
+@click.option("--fault-every", type=click.FloatRange(0.05), default=2.0, show_default=True, help="seconds, in the mean")
+@click.option(
+    "--faults",
+    callback=_rates,
+    default=rates_text(DEFAULT_RATES),
+    show_default=True,
+    metavar="KIND=RATE,...",
+    help="how often each kind comes, relative to the others: kill (SIGKILL; another process takes the place), stop (SIGSTOP for "
+    "longer than the heartbeat limit), cut (connections to other peers break), delay (SIGSTOP for less), join (another peer "
+    "comes, and leaves or dies), master (SIGKILL of the master, which comes back); empty: none",
+)
+@click.option("--elements", type=click.IntRange(1024, 1 << 28), default=1 << 18, show_default=True, help="of the largest reduce")
+@click.option("--heartbeat-limit", type=click.FloatRange(0.3, 60), default=1.5, show_default=True, help="seconds of silence")
+@click.option("--backend", type=click.Choice(BACKENDS), default="pccl", show_default=True, help="what reduces")
+@click.option(
+    "--baseline",
+    type=click.FloatRange(0, 3600),
+    help="seconds without faults, half before and half after, to compare with; 0: none",
+)
+@click.option("--keep-going", is_flag=True, help="go on after something was found")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="stress-out",
+    show_default=True,
+    help="folder for all files",
+)
+@click.option(
+    "--log", type=click.Path(dir_okay=False, path_type=Path), help="the events, as JSON lines  [default: OUT/events.jsonl]"
+)
+@click.option(
+    "--replay",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="LOG",
+    help="repeat the run of this log, with its options and faults, and say whether the outcome is the same",
+)
+@click.option(
+    "--replay-by", type=click.Choice(["time", "steps"]), default="time", show_default=True, help="when the recorded faults come"
+)
+@click.option("--plain", is_flag=True, help="lines, also on a terminal")
+@click.pass_context
+def stress(context: click.Context, /, **given: Any) -> None:
+    """Do harm to a run of real processes for a while, and judge by the contents of the results whether it holds.
+
+    A master and some peers reduce, sync a shared state and make DiLoCo-like steps, while a seeded schedule of faults is applied.
+    What each process contributes can be recognised in the sums: so every result proves who took part in it.
+    """
+    recording = _read(given["replay"]) if given["replay"] else None
+    options = _options(context, given, recording)
+    missing = [name for name in NEEDED[options.backend] if importlib.util.find_spec(name) is None]
+    if missing:
+        others = [name for name in missing if name in ("torch", "torchft")]
+        wanted = " ".join(["'pccl[stress]'", *others] if len(others) < len(missing) else others)
+        raise click.UsageError(f"--backend {options.backend} needs {', '.join(missing)}: pip install {wanted}")
+    sys.exit(run(options, recording, by_steps=given["replay_by"] == "steps", plain=given["plain"]))
+
+
+def _read(path: Path) -> Recording:
+    from pccl.stress.events import Recording
+
+    try:
+        return Recording.read(path)
+    except (ValueError, OSError) as error:
+        raise click.BadParameter(f"{path}: {error}", param_hint="--replay") from None
+
+
+def _options(context: click.Context, given: dict[str, Any], recording: Recording | None) -> Options:
+    if given["seconds"] is not None and given["minutes"] is not None:
+        raise click.UsageError("--seconds and --minutes exclude each other")
+    if recording is not None:
+        fixed = ("peers", "seconds", "minutes", "seed", "fault_every", "faults", "elements", "heartbeat_limit", "backend")
+        named = [name for name in fixed if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+        if named:
+            raise click.UsageError(f"--replay takes --{named[0].replace('_', '-')} from the log")
+    seconds = given["minutes"] * 60 if given["minutes"] is not None else given["seconds"] or 30.0
+    out: Path = given["out"]
+    log: Path = given["log"] or out / "events.jsonl"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+        if given["replay"] and log.resolve() == given["replay"].resolve():
+            log = log.with_name("replay.jsonl")
+        log.open("a").close()
+        for old in (*out.glob("peer-*.log"), *out.glob("master.log")):
+            old.unlink()
+    except OSError as error:
+        raise click.UsageError(f"cannot write to {error.filename or out}: {error.strerror}") from None
+    fields: dict[str, Any] = {
+        "peers": given["peers"],
+        "seconds": seconds,
+        "seed": given["seed"],
+        "elements": given["elements"],
+        "every": given["fault_every"],
+        "rates": given["faults"],
+        "beat": given["heartbeat_limit"],
+        "backend": given["backend"],
+        "keep_going": given["keep_going"],
+    }
+    if recording is not None:
+        fields |= {name: value for name, value in recording.options.items() if name in fields}
+        fields["keep_going"] = given["keep_going"]
+    baseline = given["baseline"]
+    if baseline is None:
+        baseline = 0.0 if recording is not None else min(MOST_BASELINE_SECONDS, fields["seconds"] / 3)
+    try:
+        return Options(**fields, baseline=baseline, out=out, log=log)
+    except TypeError as error:
+        raise click.UsageError(f"the log lacks something: {error}") from None
+
+
+def _loop_factory(console: Console) -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        console.print("uvloop is not installed: plain asyncio orchestrates the run", style="dim")
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def run(options: Options, recording: Recording | None = None, *, by_steps: bool = False, plain: bool = False) -> int:
+    """Runs it, and gives the exit status. No process outlives the call."""
+    from rich.console import Console
+
+    from pccl.stress.conductor import BrokenRunError
+    from pccl.stress.processes import NurseryError
+
+    console = Console()
+    faults = recording.faults if recording is not None else options.faults()
+    with asyncio.Runner(loop_factory=_loop_factory(console)) as runner:
+        try:
+            return runner.run(_perform(options, recording, faults, console, by_steps=by_steps, plain=plain))
+        except (BrokenRunError, NurseryError) as error:
+            console.print(f"[red]{error}[/red]; the logs are in {options.out}", highlight=False)
+            return 1
+        except InterruptedRunError as error:
+            number = signal.Signals[str(error)]
+            console.print(f"ended by {number.name}; all processes are stopped")
+            return 128 + number
+
+
+async def _perform(
+    options: Options, recording: Recording | None, faults: list[Fault], console: Console, *, by_steps: bool, plain: bool
+) -> int:
+    from pccl.stress.conductor import Run
+    from pccl.stress.events import EventLog
+
+    interrupted = _Interruption()
+    calm: list[Run] = []
+
+    async def run_undisturbed() -> None:
+        if options.baseline > 0:
+            calm.append(Run(options.undisturbed(), []))
+            title = f"without faults, for {options.baseline / 2:.0f} s"
+            await interrupted.guard(_conduct(calm[-1], None, console, title, plain=plain))
+
+    await run_undisturbed()
+    if calm and calm[0].violations:
+        return _conclude(calm[0], 0.0, None, None, console)
+    with EventLog(options.log) as log:
+        run = Run(options, faults)
+        log.write(
+            "start",
+            0.0,
+            options=options.to_fields(),
+            faults=[fault.to_fields() for fault in faults],
+            version=pccl.__version__,
+            python=sys.version.split()[0],
+        )
+        title = f"{options.peers} peers, seed {options.seed}, {len(faults)} faults in {options.seconds:.0f} s"
+        await interrupted.guard(_conduct(run, log, console, title, plain=plain, by_steps=by_steps))
+        if not run.violations:
+            await run_undisturbed()  # the machine may have become busier, or less busy
+            run.violations.extend(violation for one in calm[1:] for violation in one.violations)
+        seconds = sum(one.lasted for one in calm)
+        baseline = sum(one.counts["bytes"] for one in calm) / seconds if seconds else 0.0
+        return _conclude(run, baseline, log, recording, console)
+
+
+class _Interruption:
+    """The signals that end a program cancel what runs, and only that: so that it can put everything away."""
+
+    def __init__(self) -> None:
+        self._number: signal.Signals | None = None
+        self._task: asyncio.Task[None] | None = None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # what the parent had us ignore (nohup, a background job) stays ignored
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, self._note, number)
+
+    def _note(self, number: signal.Signals) -> None:
+        self._number = number
+        if self._task is not None:
+            self._task.cancel()
+
+    async def guard(self, body: Any) -> None:
+        """Runs it to its end, or InterruptedRunError."""
+        self._task = asyncio.ensure_future(body)
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            if self._number is None:
+                raise
+        if self._number is not None:
+            raise InterruptedRunError(self._number.name)
+
+
+async def _conduct(run: Run, log: EventLog | None, console: Console, title: str, *, plain: bool, by_steps: bool = False) -> None:
+    from pccl.stress.conductor import Conductor
+    from pccl.stress.display import LiveDisplay, PlainDisplay
+
+    kind = LiveDisplay if console.is_terminal and not plain else PlainDisplay
+    with kind(console, run, title) as display:
+        await Conductor(run, run.options.out, log, display, by_steps=by_steps).conduct()
+
+
+def _conclude(run: Run, baseline: float, log: EventLog | None, recording: Recording | None, console: Console) -> int:
+    """Summary, picture, verdict."""
+    import json
+
+    from rich.text import Text
+
+    from pccl.stress.events import differences
+    from pccl.stress.summary import outcome, plot, print_summary
+
+    found = outcome(run, baseline)
+    print_summary(console, run, found)
+    if log is not None:
+        log.write("end", log.epoch + run.lasted, outcome=found)
+    out = run.options.out
+    (out / "summary.json").write_text(json.dumps({"options": run.options.to_fields(), **found}, indent=1) + "\n")
+    plot(run, baseline, out / "throughput.png")
+    console.print(Text(f"events in {run.options.log}, throughput in {out / 'throughput.png'}"), soft_wrap=True)
+    if recording is not None:
+        apart = differences(recording.outcome, found)
+        console.print(Text("the outcome is that of the recorded run" if not apart else "the outcome is another one:"))
+        for text in apart:
+            console.print(Text(f"       {text}"), soft_wrap=True)
+    passed = bool(found["passed"])
+    console.print(Text("PASSED", style="bold green") if passed else Text("FAILED", style="bold red"))
+    return 0 if passed else 1

@@ -1,0 +1,87 @@
+"""The log of a run: one JSON object per line, `t` in seconds since the run had formed, `event` saying what it is.
+
+start     the options, the versions, the schedule        fault     one that was applied, with the step it met
+process   one was started        gone      one has ended        report    what one told, without the ops of a step
+sample    throughput and memory of the last second             violation a claim that did not hold        end    the outcome
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pccl.stress.schedule import Fault
+
+
+class EventLog:
+    """Written line by line, so that a run that is killed leaves what it had."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", buffering=1)
+        self.epoch = 0.0  # of the monotonic clock
+
+    def write(self, event: str, at: float, **fields: Any) -> None:
+        """Adds one line."""
+        self._file.write(json.dumps({"t": round(at - self.epoch, 4), "event": event, **fields}, separators=(",", ":")) + "\n")
+
+    def __enter__(self) -> Self:
+        """It is open already."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Closes it."""
+        self._file.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What a log says of a run: enough to repeat it, and to compare the outcomes."""
+
+    options: Mapping[str, Any]
+    faults: list[Fault]  # those that were applied; if the run was cut off before the first one, those that were planned
+    outcome: Mapping[str, Any] | None  # None: it was cut off
+
+    @classmethod
+    def read(cls, path: Path) -> Recording:
+        """ValueError says what is wrong with the file."""
+        options: Mapping[str, Any] | None = None
+        planned: list[Fault] = []
+        applied: list[Fault] = []
+        outcome = None
+        with path.open() as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    event = json.loads(line)
+                    match event["event"]:
+                        case "start":
+                            options = event["options"]
+                            planned = [Fault.from_fields(fault) for fault in event["faults"]]
+                        case "fault":
+                            applied.append(Fault.from_fields(event["fault"]))
+                        case "end":
+                            outcome = event["outcome"]
+                except (KeyError, TypeError, ValueError) as error:
+                    raise ValueError(f"line {number} is no event of a stress run: {error}") from None
+        if options is None:
+            raise ValueError("it is no log of a stress run: nothing in it says how the run began")
+        steps = {(fault.at, fault.kind, fault.slot): fault.step for fault in applied}
+        faults = [Fault(**{**vars(fault), "step": steps.get((fault.at, fault.kind, fault.slot))}) for fault in planned]
+        return cls(options=options, faults=faults, outcome=outcome)
+
+
+def differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
+    """What a repeated run found that the recorded one did not, or the other way round. Empty: the same outcome."""
+    if before is None:
+        return ["the recorded run was cut off before its end: there is no outcome to compare with"]
+    found = []
+    if before["passed"] != now["passed"]:
+        words = {True: "passed", False: "failed"}
+        found.append(f"the recorded run {words[before['passed']]}, this one {words[now['passed']]}")
+    old, new = set(before["broken"]), set(now["broken"])
+    found += [f"only the recorded run broke {claim!r}" for claim in sorted(old - new)]
+    found += [f"only this run broke {claim!r}" for claim in sorted(new - old)]
+    return found

@@ -1,0 +1,327 @@
+"""What a run must hold to, and whether it did. Pure: it is fed what happened, in order, and never asks.
+
+It believes no process's conclusions, only what it can compare: who is in a sum by the sum's own content, on every survivor.
+Only survivors must agree. A peer that is stopped for too long may wake, find all inputs of an op there, and succeed in what the
+others have long made again without it; a moment later it learns that it was expelled. So a step is compared with what others saw
+of it once a later report of the same process shows that it was still a member.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pccl.stress.content import codes_in
+from pccl.stress.reports import Accepted, Ended, Expelled, Flaw, OpDone, Report, Stepped
+
+CLAIMS = {
+    "sum": "every result is the exact sum of whole inputs, each once",
+    "contributors": "who is in a result is who took part, as many as the library says, and nobody who was gone",
+    "agreement": "all survivors got the same bytes in the same ops, after as many tries",
+    "parity": "after every sync all members hold the same bytes",
+    "input": "failed ops leave their input as it was",
+    "error": "nothing fails in a way that is not documented",
+    "expelled": "nobody is expelled without a cause",
+    "crash": "no process ends by itself",
+    "hang": "nobody stands still longer than the bound",
+    "growth": "memory and descriptors do not grow",
+    "end": "at the end all places are taken, and all leave in the same step with the same state",
+}
+
+KEEP_SECONDS = 120.0
+"""How long what was seen of a step is kept to be compared with what others see of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """A claim that did not hold."""
+
+    claim: str  # a key of CLAIMS
+    at: float  # seconds of the monotonic clock
+    detail: str
+
+
+@dataclass(kw_only=True)
+class Worker:
+    """A process, as the judge sees it."""
+
+    serial: int
+    slot: int
+    code: int
+    began: float
+    ended: float | None = None
+    last: tuple[int, int] = (-1, -1)  # line and step of its last report
+    unconfirmed: Stepped | None = None  # that report, until a later one shows that it was a member
+    stops: list[tuple[float, float]] = field(default_factory=list)  # from, to
+    cuts: list[float] = field(default_factory=list)
+
+
+@dataclass
+class _Seen:
+    """What the first survivor reported of an op, or of a state."""
+
+    at: float
+    by: int
+    op: OpDone | None = None
+    state: str = ""
+
+
+class Judge:
+    """`violations` grows as things happen."""
+
+    def __init__(self, *, heartbeat_limit: float, bound: float, recovery: float = 0.0) -> None:
+        self._limit = heartbeat_limit
+        self._bound = bound
+        self._recovery = recovery  # seconds for which peers wait for a lost master; 0: they do not
+        self.violations: list[Violation] = []
+        self._workers: dict[int, Worker] = {}
+        self._by_code: dict[int, Worker] = {}
+        self._ops: dict[tuple[int, int, int], _Seen] = {}
+        self._states: dict[tuple[int, int], _Seen] = {}
+        self._ends: dict[int, Ended] = {}
+        self._masters_died: list[float] = []
+        self._swept = 0.0
+
+    # ---- what is done to the processes ----
+
+    def started(self, serial: int, slot: int, code: int, at: float) -> None:
+        """A process was started, with a code that no living one has."""
+        worker = Worker(serial=serial, slot=slot, code=code, began=at)
+        self._workers[serial] = self._by_code[code] = worker
+
+    def stopped(self, serial: int, at: float, until: float) -> None:
+        """It stands still for that time."""
+        self._workers[serial].stops.append((at, until))
+
+    def cut(self, serial: int, at: float) -> None:
+        """Some of its connections were broken."""
+        self._workers[serial].cuts.append(at)
+
+    def master_died(self, at: float) -> None:
+        """Then whoever is told so may lose the membership."""
+        self._masters_died.append(at)
+
+    def gone(self, serial: int, at: float, status: int, *, expected: bool) -> None:
+        """The process has ended."""
+        worker = self._workers[serial]
+        worker.ended = at
+        if not expected:
+            self._violate("crash", at, f"{_name(worker)} ended by itself with status {status}")
+
+    def hung(self, serial: int, at: float, where: str, seconds: float, all_places: str) -> None:
+        """The process made no progress for that long."""
+        name = _name(self._workers[serial])
+        self._violate("hang", at, f"{name} has been in {where} for {seconds:.1f} s, while there were {all_places}")
+
+    # ---- what they tell ----
+
+    def take(self, serial: int, report: Report) -> None:
+        """A report of a process."""
+        worker = self._workers[serial]
+        told, worker.unconfirmed = worker.unconfirmed, None
+        if told is not None and not isinstance(report, Expelled):
+            self._compare(worker, told)
+        match report:
+            case Stepped():
+                self._take_step(worker, report)
+            case Expelled():
+                self._take_expulsion(worker, report)
+            case Flaw():
+                self._violate(report.claim, report.at, f"{_name(worker)}: {report.detail}")
+            case Ended():
+                self._ends[serial] = report
+            case Accepted():
+                worker.last = (-1, -1)
+
+    def _take_step(self, worker: Worker, report: Stepped) -> None:
+        place = report.line, report.step
+        if place <= worker.last:
+            self._violate("agreement", report.at, f"{_name(worker)} made step {place} after step {worker.last}")
+        worker.last = place
+        worker.unconfirmed = report
+        for tag, op in enumerate(report.ops):
+            self._check_op(worker, (*place, tag), op)
+        self._sweep(report.at)
+
+    def _compare(self, worker: Worker, report: Stepped) -> None:
+        place = report.line, report.step
+        for tag, op in enumerate(report.ops):
+            self._compare_op(worker, (*place, tag), op)
+        if report.state:
+            self._compare_state(worker, place, report)
+
+    def _check_op(self, worker: Worker, name: tuple[int, int, int], op: OpDone) -> None:
+        codes, text = codes_in(op.who), _op_text(name)
+        if not op.who >> worker.code & 1:
+            self._violate("contributors", op.at, f"{_name(worker)} is not in its own result of {text}: codes {codes}")
+        if op.world and len(codes) != op.world:
+            self._violate("contributors", op.at, f"{text}: codes {codes} are in it, but {_name(worker)} is told {op.world}")
+        for code in codes:
+            self._check_contributor(text, name, op, code)
+
+    def _compare_op(self, worker: Worker, name: tuple[int, int, int], op: OpDone) -> None:
+        codes, text = codes_in(op.who), _op_text(name)
+        first = self._ops.setdefault(name, _Seen(op.at, worker.serial, op))
+        known = first.op
+        assert known is not None
+        if (op.who, op.check) != (known.who, known.check):
+            self._violate(
+                "agreement",
+                op.at,
+                f"{text}: {_name(worker)} has codes {codes} and checksum {op.check:08x}, "
+                f"{_name(self._workers[first.by])} has {codes_in(known.who)} and {known.check:08x}",
+            )
+        elif op.world and op.tries != known.tries:
+            self._violate(
+                "agreement",
+                op.at,
+                f"{text} succeeded at try {op.tries} on {_name(worker)}, at try {known.tries} on "
+                f"{_name(self._workers[first.by])}",
+            )
+
+    def _check_contributor(self, text: str, name: tuple[int, int, int], op: OpDone, code: int) -> None:
+        worker = self._by_code.get(code)
+        if worker is None:
+            self._violate("contributors", op.at, f"{text}: nobody has code {code}")
+        elif worker.ended is not None and worker.last[0] == name[0] and name[1] > worker.last[1] + 1:
+            # It may have begun the step after the last one that it told of, and no other.
+            self._violate("contributors", op.at, f"{text}: {_name(worker)} is in it, whose last step was {worker.last[1]}")
+
+    def _compare_state(self, worker: Worker, place: tuple[int, int], report: Stepped) -> None:
+        first = self._states.setdefault(place, _Seen(report.at, worker.serial, state=report.state))
+        if first.state != report.state:
+            self._violate(
+                "parity",
+                report.at,
+                f"after the sync of step {place[1]} (line {place[0]}) {_name(worker)} holds {report.state}, "
+                f"{_name(self._workers[first.by])} holds {first.state}",
+            )
+
+    def _take_expulsion(self, worker: Worker, report: Expelled) -> None:
+        if not self._explained(worker, report.at):
+            self._violate("expelled", report.at, f"{_name(worker)}, to which nothing was done: {report.detail}")
+
+    def _explained(self, worker: Worker, at: float) -> bool:
+        """It was stopped for long enough, or cut off twice in a row, or lost its master."""
+        for begin, end in worker.stops:
+            if end - begin > 0.8 * self._limit and begin <= at <= end + self._bound:
+                return True
+        if self._explained_by_master(at):
+            return True
+        cuts = sorted(cut for other in self._workers.values() for cut in other.cuts if 0 <= at - cut <= self._bound)
+        return any(second - first < self._limit for first, second in itertools.pairwise(cuts))
+
+    def _explained_by_master(self, at: float) -> bool:
+        """A lost master's run is taken up by the next one if more than half of the members are there to do it."""
+        died = [moment for moment in self._masters_died if moment <= at <= moment + self._bound]
+        if not died or self._recovery == 0 or len(died) > 1:
+            return bool(died)
+        since = died[0] - self._limit
+        members = [worker for worker in self._workers.values() if worker.began <= died[0] and not _over(worker, since)]
+        away = [worker for worker in members if _over(worker, at) or any(end >= since for _, end in worker.stops)]
+        return 2 * len(away) >= len(members)
+
+    def _sweep(self, now: float) -> None:
+        if now - self._swept < KEEP_SECONDS / 4:
+            return
+        self._swept = now
+        self._ops = {name: seen for name, seen in self._ops.items() if now - seen.at < KEEP_SECONDS}
+        self._states = {place: seen for place, seen in self._states.items() if now - seen.at < KEEP_SECONDS}
+
+    # ---- at the end ----
+
+    def finish(self, at: float, expected: Sequence[int]) -> None:
+        """The processes that had to be there at the end."""
+        missing = [_name(self._workers[serial]) for serial in expected if serial not in self._ends]
+        if missing:
+            self._violate("end", at, f"{', '.join(missing)} did not leave as told")
+        ends = {serial: self._ends[serial] for serial in expected if serial in self._ends}
+        if len({(end.line, end.step, end.state) for end in ends.values()}) > 1:
+            text = "; ".join(
+                f"{_name(self._workers[serial])}: step {end.step} (line {end.line}), state {end.state}"
+                for serial, end in ends.items()
+            )
+            self._violate("end", at, f"they left apart: {text}")
+
+    def grew(self, at: float, detail: str) -> None:
+        """A process's memory or descriptors grow."""
+        self._violate("growth", at, detail)
+
+    def not_whole(self, at: float, detail: str) -> None:
+        """The run did not come together, at the start or after the last fault."""
+        self._violate("end", at, detail)
+
+    def _violate(self, claim: str, at: float, detail: str) -> None:
+        self.violations.append(Violation(claim=claim, at=at, detail=detail))
+
+
+def _name(worker: Worker) -> str:
+    return f"peer {worker.slot} (process {worker.serial}, code {worker.code})"
+
+
+def _over(worker: Worker, at: float) -> bool:
+    return worker.ended is not None and worker.ended <= at
+
+
+def _op_text(name: tuple[int, int, int]) -> str:
+    return f"op {name[2]} of step {name[1]} (line {name[0]})"
+
+
+# ---- growth ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthLimits:
+    """What still counts as standing still."""
+
+    bytes: float = 24 * (1 << 20)
+    descriptors: float = 12
+    seconds: float = 30.0  # a process that lived shorter is not judged
+    warm_up: float = 0.25  # the share of its life in which it may grow
+
+
+DEFAULT_GROWTH = GrowthLimits()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process uses at one time."""
+
+    at: float
+    bytes: int  # resident
+    descriptors: int  # beyond those that it may need for itself and its links
+
+
+def trend(times: Sequence[float], values: Sequence[float]) -> float:
+    """Growth per second: the median of the slopes between points half the range apart (robust as Theil and Sen's)."""
+    half = len(times) // 2
+    slopes = [
+        (values[at + half] - values[at]) / (times[at + half] - times[at])
+        for at in range(len(times) - half)
+        if times[at + half] > times[at]
+    ]
+    return statistics.median(slopes) if slopes else 0.0
+
+
+def growth(usages: Sequence[Usage], limits: GrowthLimits = DEFAULT_GROWTH) -> str:
+    """What a process grew by over its life, if that is more than the limits allow; else nothing.
+
+    Both the trend and the level at the end must say so: one late peak is no leak, and neither is one step up in the middle.
+    """
+    if len(usages) < 8 or usages[-1].at - usages[0].at < limits.seconds:
+        return ""
+    settled = [usage for usage in usages if usage.at - usages[0].at >= limits.warm_up * (usages[-1].at - usages[0].at)]
+    times = [usage.at for usage in settled]
+    span = times[-1] - times[0]
+    for name, limit, values in (
+        ("bytes of memory", limits.bytes, [float(usage.bytes) for usage in settled]),
+        ("descriptors", limits.descriptors, [float(usage.descriptors) for usage in settled]),
+    ):
+        third = max(1, len(values) // 3)
+        risen = statistics.median(values[-third:]) - statistics.median(values[:third])
+        grown = trend(times, values) * span
+        if grown > limit and risen > limit / 2:
+            return f"{grown:,.0f} {name} in {span:.0f} s, from {values[0]:,.0f} to {values[-1]:,.0f}"
+    return ""

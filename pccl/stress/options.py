@@ -1,0 +1,71 @@
+"""What the user asked for, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pccl.stress import schedule
+
+BACKENDS = ("pccl", "gloo", "torchft")
+
+MOST_PEERS = 12
+
+MASTER_RECOVERS = False
+"""Whether the run survives the death of its master."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A run."""
+
+    peers: int
+    seconds: float
+    seed: int
+    elements: int  # of the largest op
+    every: float  # seconds between faults, in the mean
+    rates: Mapping[str, float]  # weights by kind of fault
+    beat: float  # the heartbeat limit in seconds
+    backend: str
+    baseline: float  # seconds without faults, half before the run and half after; 0: none
+    keep_going: bool  # after the first violation too
+    out: Path
+    log: Path
+    plant: str = ""  # a deliberate fault, for tests of the harness
+
+    @property
+    def recovery(self) -> float:
+        """Seconds for which pccl's peers wait for a lost master; 0: they do not."""
+        return 6 * self.beat if MASTER_RECOVERS and self.backend == "pccl" else 0.0
+
+    @property
+    def bound(self) -> float:
+        """Seconds that one call may take.
+
+        A silent peer is given up after one heartbeat limit; while the others wait, a second one may fall silent, and a newcomer
+        may have to be left out; the rest is for a machine that is busy with other work. Where masters die, half of the members
+        may die with one: then the others wait for as long as it may be awaited.
+        """
+        return 4 * self.beat + 6 + (self.recovery if self.rates.get("master") else 0.0)
+
+    def faults(self) -> list[schedule.Fault]:
+        """The schedule that belongs to these options."""
+        return schedule.draw(
+            seed=self.seed,
+            peers=self.peers,
+            seconds=self.seconds,
+            every=self.every,
+            rates=self.rates,
+            heartbeat_limit=self.beat,
+        )
+
+    def undisturbed(self) -> Options:
+        """The same run without faults, half as long as the baseline is to be."""
+        return replace(self, seconds=self.baseline / 2, rates={})
+
+    def to_fields(self) -> dict[str, Any]:
+        """What a log says of them: all that is needed to repeat the run."""
+        names = ("peers", "seconds", "seed", "elements", "every", "beat", "backend", "baseline", "keep_going", "plant")
+        return {**{name: getattr(self, name) for name in names}, "rates": dict(self.rates)}

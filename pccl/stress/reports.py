@@ -1,0 +1,152 @@
+"""What a peer's process is told, and what it tells: JSON lines on a socket of its own.
+
+Times are seconds of the monotonic clock, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One process's part in the run."""
+
+    serial: int  # of the process, from 0
+    slot: int  # the place of a peer, which several processes take one after another
+    code: int  # by which its contributions are known
+    masters: str  # host:port, or several of them
+    seed: int
+    elements: int  # the largest op's
+    beat: float  # the heartbeat limit in seconds
+    backend: str = "pccl"
+    plant: str = ""  # a deliberate fault, for tests of the harness
+
+    def to_fields(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, given: dict[str, Any]) -> Self:
+        """Opposite of to_fields."""
+        return cls(**given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpDone:
+    """One reduce that succeeded, as one peer saw it."""
+
+    who: int  # the codes in its result, a bit each
+    world: int  # contributors by the library's word; 0: it does not say, op by op
+    check: int  # a checksum of the result
+    tries: int  # the failed ones, and the one that succeeded
+    size: int  # bytes of the tensor
+    at: float  # when it had succeeded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Base of all reports; ``kind`` names the class on the wire."""
+
+    kind: ClassVar[str]
+    at: float
+
+    def to_fields(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"kind": self.kind, **asdict(self)}
+
+    def to_line(self) -> bytes:
+        """One line of JSON, with its line end."""
+        return json.dumps(self.to_fields(), separators=(",", ":")).encode() + b"\n"
+
+    @staticmethod
+    def from_fields(given: dict[str, Any]) -> Report:
+        """Opposite of to_fields; ValueError for what is no report."""
+        try:
+            left = dict(given)
+            kind = _KINDS[left.pop("kind")]
+            if kind is Stepped:
+                left["ops"] = [OpDone(**op) for op in left["ops"]]
+            report: Report = kind(**left)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"not a report: {given!r}") from error
+        return report
+
+    @staticmethod
+    def from_line(line: bytes) -> Report:
+        """Opposite of to_line; ValueError for what is no report."""
+        return Report.from_fields(json.loads(line))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted(Report):
+    """The process is a member of the run."""
+
+    kind = "accepted"
+    world: int
+    seconds: float  # that connecting took
+    life: int  # how often it has been accepted before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped(Report):
+    """A step is done. `line` and `step` name it; a new line begins where nobody is left that knew the one before."""
+
+    kind = "stepped"
+    line: int
+    step: int
+    work: str  # the kind of the step
+    world: int  # after it
+    ops: list[OpDone] = field(default_factory=list)
+    state: str = ""  # the hash of the shared state after a sync
+    received: int = 0  # bytes, by a sync
+    lost: int = 0  # losses seen in it
+    caught_up: bool = False  # the sync was for newcomers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone(Report):
+    """No other member is left; the process waits for newcomers."""
+
+    kind = "alone"
+    line: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expelled(Report):
+    """The library says that this process is no longer a member; it comes back as a new one."""
+
+    kind = "expelled"
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting(Report):
+    """The process is in no group and waits for the orchestrator to make one; pccl's peers need none."""
+
+    kind = "waiting"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flaw(Report):
+    """The process saw what must not happen."""
+
+    kind = "flaw"
+    claim: str  # which one it breaks: a key of judge.CLAIMS
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Report):
+    """The process has left the run, as it was told to."""
+
+    kind = "ended"
+    line: int
+    step: int
+    state: str  # the hash of its shared state
+
+
+_KINDS: dict[str, type[Report]] = {kind.kind: kind for kind in (Accepted, Stepped, Alone, Expelled, Waiting, Flaw, Ended)}

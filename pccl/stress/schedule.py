@@ -1,0 +1,136 @@
+"""What is done to a run, and when: drawn from a seed before the run begins. Pure."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+KINDS = ("kill", "stop", "cut", "delay", "join", "master")
+
+DEFAULT_RATES: Mapping[str, float] = {"kill": 3, "stop": 1, "cut": 2, "delay": 2, "join": 1}
+
+STOP_LIMITS = (1.3, 2.5)
+"""A stop lasts that many heartbeat limits: the peer is given up, and wakes later."""
+DELAY_LIMITS = (0.02, 0.5)
+"""A delay lasts that many heartbeat limits: too short to be given up for."""
+BACK_SECONDS = (0.0, 1.5)
+"""How long after a death a new process takes the place."""
+JOIN_SECONDS = (0.05, 12.0)
+"""How long an additional peer stays, from its start."""
+MASTER_BACK_SECONDS = (0.0, 1.0)
+CUTS = ("one reset", "one shutdown", "one half", "all reset", "all shutdown")
+"""Which of the peer's connections to other peers, and how: an RST, or the end of both directions, or of its own."""
+JOIN_ENDS = ("leave", "kill")
+
+FIRST_SECONDS = 0.3
+"""No fault comes earlier after the run has formed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One thing that is done to one slot, the place of a peer."""
+
+    at: float  # seconds since all peers had come together
+    kind: str  # of KINDS
+    slot: int = 0  # whose process it meets; additional peers have slots of their own
+    seconds: float = 0.0  # how long a stop or delay lasts, and how long an additional peer lives
+    back: float = 0.0  # seconds until a new process takes the place of a killed one
+    how: str = ""  # of CUTS, or of JOIN_ENDS
+    step: int | None = None  # of the run when it was applied; None: not applied yet
+
+    def to_fields(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, given: Mapping[str, Any]) -> Fault:
+        """Opposite of to_fields; ValueError for what is no fault."""
+        names = {field.name for field in fields(cls)}
+        try:
+            fault = cls(**{name: value for name, value in given.items() if name in names})
+            valid = fault.kind in KINDS and fault.at >= 0 and fault.slot >= 0 and fault.seconds >= 0 and fault.back >= 0
+        except TypeError as error:
+            raise ValueError(f"not a fault: {given}") from error
+        if not valid:
+            raise ValueError(f"not a fault: {given}")
+        return fault
+
+
+def read_rates(text: str) -> dict[str, float]:
+    """Weights by kind, from kill=3,stop=1; kinds that are not named do not come. ValueError says what is wrong."""
+    rates: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        kind, equals, number = part.partition("=")
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} is no kind of fault: there are {', '.join(KINDS)}")
+        if kind in rates:
+            raise ValueError(f"{kind} is given twice")
+        try:
+            rates[kind] = float(number) if equals else 1.0
+        except ValueError:
+            raise ValueError(f"{number!r} is no number, in {part!r}") from None
+        if not 0 <= rates[kind] < math.inf:
+            raise ValueError(f"{part!r}: a rate is 0 or more")
+    return {kind: rate for kind, rate in rates.items() if rate > 0}
+
+
+def rates_text(rates: Mapping[str, float]) -> str:
+    """Opposite of read_rates."""
+    return ",".join(f"{kind}={rate:g}" for kind, rate in rates.items())
+
+
+def spared(seed: int, peers: int, at: float, seconds: float) -> int:
+    """The slot that is neither killed nor stopped at this time: another one in each half of the run.
+
+    Somebody keeps what the group holds, and lives long enough for a leak to show.
+    """
+    first, second = random.Random(f"spared {seed}").sample(range(peers), 2)
+    return first if at < seconds / 2 else second
+
+
+def draw(
+    *, seed: int, peers: int, seconds: float, every: float, rates: Mapping[str, float], heartbeat_limit: float
+) -> list[Fault]:
+    """The faults of a run of that many seconds, one every `every` seconds in the mean, at random times of their own."""
+    rng = random.Random(f"faults {seed}")
+    kinds = [kind for kind in KINDS if rates.get(kind, 0) > 0]
+    faults: list[Fault] = []
+    at = FIRST_SECONDS + rng.expovariate(1 / every) if kinds else seconds
+    extra = peers
+    while at < seconds:
+        kind = rng.choices(kinds, [rates[kind] for kind in kinds])[0]
+        safe = spared(seed, peers, at, seconds)
+        slot = rng.choice([slot for slot in range(peers) if slot != safe or kind not in ("kill", "stop")])
+        if kind == "join":
+            slot, extra = extra, extra + 1
+        elif kind == "master":
+            slot = 0
+        faults.append(_fault(rng, round(at, 4), kind, slot, heartbeat_limit))
+        at += rng.expovariate(1 / every)
+    return faults
+
+
+def _fault(rng: random.Random, at: float, kind: str, slot: int, heartbeat_limit: float) -> Fault:
+    def between(bounds: tuple[float, float], unit: float = 1.0) -> float:
+        return round(rng.uniform(*bounds) * unit, 4)
+
+    match kind:
+        case "kill":
+            return Fault(at=at, kind=kind, slot=slot, back=between(BACK_SECONDS))
+        case "stop":
+            return Fault(at=at, kind=kind, slot=slot, seconds=between(STOP_LIMITS, heartbeat_limit))
+        case "delay":
+            return Fault(at=at, kind=kind, slot=slot, seconds=between(DELAY_LIMITS, heartbeat_limit))
+        case "cut":
+            return Fault(at=at, kind=kind, slot=slot, how=rng.choice(CUTS))
+        case "join":
+            # short lives are as likely as long ones: they end while they are being admitted
+            low, high = (math.log(bound) for bound in JOIN_SECONDS)
+            return Fault(
+                at=at, kind=kind, slot=slot, seconds=round(math.exp(rng.uniform(low, high)), 4), how=rng.choice(JOIN_ENDS)
+            )
+        case _:
+            return Fault(at=at, kind=kind, back=between(MASTER_BACK_SECONDS))

@@ -1,0 +1,123 @@
+"""What is said of a run at its end: figures, the verdict, and a picture."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pccl.stress.conductor import Run
+from pccl.stress.display import faults_text, rate_text
+from pccl.stress.judge import CLAIMS
+from pccl.stress.schedule import Fault
+
+BIN_SECONDS = 0.5
+_MARKS = {"kill": "red", "stop": "darkorange", "cut": "purple", "delay": "goldenrod", "join": "green", "master": "black"}
+
+
+def outcome(run: Run, baseline: float) -> dict[str, Any]:
+    """The end of the run's log, and what a repetition is compared with. `baseline` is the goodput without faults, or 0."""
+    return {
+        "passed": not run.violations,
+        "broken": sorted({violation.claim for violation in run.violations}),
+        "violations": [{"claim": violation.claim, "detail": violation.detail} for violation in run.violations],
+        "seconds": round(run.lasted, 2),
+        "counts": dict(run.counts),
+        "goodput": round(run.goodput()),
+        "baseline": round(baseline),
+        "kept": round(run.goodput() / baseline, 4) if baseline else None,
+        "longest_wait": round(run.longest[0], 3),
+        "longest_wait_in": run.longest[1],
+        "bound": run.options.bound,
+    }
+
+
+def print_summary(console: Console, run: Run, found: dict[str, Any]) -> None:
+    """The verdict, claim by claim, and the figures."""
+    figures = Table(show_header=False, box=None)
+    counts = run.counts
+    rows = [
+        ("ran", f"{run.lasted:.0f} s, {run.options.peers} peers, {counts['processes']} processes, seed {run.options.seed}"),
+        ("faults", faults_text(run)),
+        ("committed", f"{counts['ops']:,} ops in {counts['steps']:,} steps, {counts['bytes'] / 1e9:.2f} GB"),
+        ("seen", f"{counts['losses seen']} losses, {counts['expelled']} expulsions, {counts['alone']} times alone"),
+        ("longest wait", f"{found['longest_wait']:.2f} s in {found['longest_wait_in']}; the bound is {found['bound']:.1f} s"),
+        ("goodput", _goodput_text(run, found)),
+    ]
+    for name, text in rows:
+        figures.add_row(Text(name, style="bold"), Text(text))
+    console.print(figures)
+    for claim, words in CLAIMS.items():
+        broken = [violation for violation in run.violations if violation.claim == claim]
+        mark = Text("FAILED", style="bold red") if broken else Text("ok    ", style="green")
+        console.print(mark, Text(words), soft_wrap=True)
+        for violation in broken[:3]:
+            console.print(Text(f"       {violation.detail}"), soft_wrap=True)
+        if len(broken) > 3:
+            console.print(Text(f"       and {len(broken) - 3} more"))
+
+
+def _goodput_text(run: Run, found: dict[str, Any]) -> str:
+    text = rate_text(run.goodput())
+    if found["kept"] is not None:
+        text += f", {found['kept']:.0%} of the {rate_text(found['baseline'])} without faults"
+    return text
+
+
+def plot(run: Run, baseline: float, path: Path) -> None:
+    """Throughput over time, with the faults marked. Needs no display, and touches no global state of matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 5.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    rates, worlds = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    times, values = _binned(run)
+    rates.plot(times, values, color="tab:blue", linewidth=1.0, drawstyle="steps-post", label=f"committed, per {BIN_SECONDS} s")
+    rates.axhline(run.goodput() / 1e6, color="tab:blue", linestyle=":", label=f"mean: {rate_text(run.goodput())}")
+    if baseline:
+        rates.axhline(baseline / 1e6, color="tab:gray", linestyle="--", label=f"without faults: {rate_text(baseline)}")
+    for kind, colour in _MARKS.items():
+        _mark(rates, [fault for fault in run.applied if fault.kind == kind], kind, colour)
+    for violation in run.violations:
+        rates.axvline(violation.at - run.epoch, color="red", linewidth=2.0)
+    rates.set_ylabel("goodput (MB/s)")
+    rates.set_ylim(bottom=0)
+    rates.set_title(
+        f"pccl stress, {run.options.backend}: {run.options.peers} peers, a fault every {run.options.every:g} s, "
+        f"seed {run.options.seed}: {'FAILED' if run.violations else 'passed'}"
+    )
+    rates.grid(alpha=0.3)
+    rates.legend(loc="upper right", fontsize="small", ncols=3)
+    worlds.plot(
+        [moment.at for moment in run.moments], [moment.world for moment in run.moments], drawstyle="steps-post", color="tab:gray"
+    )
+    worlds.set_ylabel("world")
+    worlds.set_ylim(bottom=0)
+    worlds.set_xlabel("seconds")
+    worlds.grid(alpha=0.3)
+    figure.savefig(path)
+
+
+def _mark(axes: Any, faults: list[Fault], kind: str, colour: str) -> None:
+    if faults:
+        name = f"{kind} ({len(faults)})"
+        axes.vlines([fault.at for fault in faults], 0, 0.05, transform=axes.get_xaxis_transform(), color=colour, label=name)
+
+
+def _binned(run: Run) -> tuple[list[float], list[float]]:
+    bins: dict[int, list[int]] = {}
+    for moment in run.moments:
+        bins.setdefault(int(moment.at / BIN_SECONDS), []).append(moment.bytes)
+    times = [place * BIN_SECONDS for place in bins]
+    return times, [sum(sizes) / BIN_SECONDS / 1e6 for sizes in bins.values()]
+
+
+def steadiness(run: Run) -> float:
+    """The median rate over the mean: near 1 where throughput is even."""
+    values = _binned(run)[1]
+    return statistics.median(values) / (statistics.fmean(values) or 1) if values else 0.0

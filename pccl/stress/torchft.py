@@ -1,0 +1,162 @@
+"""A peer of a stress run that reduces by torchft over gloo, to compare with under the same schedule.
+
+torchft agrees on the members before each step (a quorum, by its lighthouse) and after it on whether the step counts. A step that
+does not count is made again; a newcomer is healed with the state of one that is ahead.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchft import Manager, ProcessGroupGloo
+
+from pccl.stress.content import contents
+from pccl.stress.cut import cut
+from pccl.stress.link import Link, Order
+from pccl.stress.progress import Board
+from pccl.stress.reports import Accepted, Ended, Flaw, OpDone, Stepped, Task
+from pccl.stress.worker import Buffers, FlawError, State, guard
+from pccl.stress.workload import plan_step, state_count
+
+QUORUM_SECONDS = 30.0
+
+
+class Peer:
+    """One process."""
+
+    def __init__(self, task: Task, end: socket.socket, board: int) -> None:
+        self._task = task
+        self._contents = contents(max(task.elements, state_count(task.elements)))
+        self._state = State(task.elements)
+        self._place = Board(board).writer(task.code)
+        self._random = random.Random(f"peer {task.seed} {task.serial}")
+        self._lost = self._life = self._world = 0
+        self._leaving = threading.Event()
+        self._ending = threading.Event()
+        self._link = Link(end, self._obey)
+
+    def run(self) -> int:
+        """Until it is told to leave; gives the exit status."""
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        limit = timedelta(seconds=self._task.beat)
+        self._manager = Manager(
+            pg=ProcessGroupGloo(timeout=limit),
+            load_state_dict=self._load,
+            state_dict=self._save,
+            min_replica_size=1,
+            use_async_quorum=False,
+            timeout=limit * 4,
+            quorum_timeout=timedelta(seconds=QUORUM_SECONDS),
+            rank=0,
+            world_size=1,
+            store_addr="127.0.0.1",
+            store_port=store.port,
+            lighthouse_addr=f"http://{self._task.masters}",
+            replica_id=f"peer_{self._task.serial}",
+            hostname="127.0.0.1",
+        )
+        while not self._leaving.is_set() and not self._turn():
+            pass
+        self._manager.shutdown(wait=False)
+        step = self._manager.current_step()
+        self._link.tell(Ended(at=time.monotonic(), line=0, step=step, state=self._state.shared.hash()))
+        return 0
+
+    def _save(self) -> dict[str, Any]:
+        return {name: torch.from_numpy(getattr(self._state, name)).clone() for name in ("outer", "momentum", "place")}
+
+    def _load(self, given: dict[str, Any]) -> None:
+        for name, tensor in given.items():
+            getattr(self._state, name)[:] = tensor.numpy()
+
+    def _turn(self) -> bool:
+        """One step, made until it counts, or once in vain. True: the end."""
+        manager = self._manager
+        begin = time.monotonic()
+        try:
+            with self._place.during("update", begin):
+                manager.start_quorum()
+        except (RuntimeError, TimeoutError):
+            self._lost += 1
+            return self._ending.is_set()
+        world = manager.num_participants()
+        if world != self._world:
+            self._world = world
+            self._link.tell(Accepted(at=time.monotonic(), world=world, seconds=time.monotonic() - begin, life=self._life))
+            self._life += 1
+        step = manager.current_step()
+        self._place.step = step
+        plan = plan_step(self._task.seed, step, self._task.elements)
+        made = []
+        for op in plan.ops:
+            made.append(Buffers(self._contents, op, self._task.code, in_place=False))
+        ending = torch.tensor([int(self._ending.is_set())])
+        with self._place.during("reduce", time.monotonic()):
+            works = [manager.allreduce(ending, reduce_op=dist.ReduceOp.SUM)]
+            for one in made:
+                one.refill()
+                one.recv[:] = one.send
+                works.append(manager.allreduce(torch.from_numpy(one.recv), reduce_op=dist.ReduceOp.SUM))
+                if plan.way != "async":
+                    works[-1].wait()
+            for work in works:
+                work.wait()
+        try:
+            with self._place.during("meet", time.monotonic()):
+                counts = manager.should_commit()
+        except (RuntimeError, TimeoutError):
+            counts = False
+        if not counts:
+            self._lost += 1
+            return False
+        self._tell_step(step, plan.kind, made)
+        return bool(ending.item())
+
+    def _tell_step(self, step: int, kind: str, made: list[Buffers]) -> None:
+        ops: list[OpDone] = []
+        for one in made:
+            if kind == "diloco":
+                one.recv /= self._world
+            try:
+                ops.append(one.done(self._world, self._world if kind == "diloco" else 1))
+            except FlawError as error:
+                self.flaw(error.claim, f"of a step that counts: {error}")
+                return
+            if kind == "diloco":
+                self._state.apply(one.recv)
+        state = self._state.shared.hash() if kind == "sync" else ""
+        report = Stepped(
+            at=time.monotonic(), line=0, step=step, work=kind, world=self._world, ops=ops, state=state, lost=self._lost
+        )
+        self._link.tell(report)
+        self._lost = 0
+
+    def flaw(self, claim: str, detail: str) -> None:
+        """Tells what must not happen."""
+        self._link.tell(Flaw(at=time.monotonic(), claim=claim, detail=detail))
+
+    def _obey(self, order: Order) -> None:
+        match order["order"]:
+            case "leave":
+                self._leaving.set()
+            case "end":
+                self._ending.set()
+            case "cut":
+                cut(order["how"], {int(self._task.masters.rpartition(":")[2])}, self._random)
+
+
+def run(given: dict[str, Any], end: socket.socket, board: int) -> int:
+    """The whole life of a peer's process."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    peer = Peer(Task.from_fields(given), end, board)
+    status = guard(peer.run, peer.flaw)
+    os._exit(status)  # its threads may never end

@@ -1,0 +1,504 @@
+"""One peer of a stress run: follows the steps, checks what it gets, and tells what it saw."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+
+import pccl
+from pccl import (
+    AsyncReduceHandle,
+    Attribute,
+    Communicator,
+    DataType,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    Result,
+    SharedState,
+    TensorInfo,
+)
+from pccl.stress.content import Array, Content, contents
+from pccl.stress.cut import cut
+from pccl.stress.link import Link, Order
+from pccl.stress.progress import Board
+from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Report, Stepped, Task
+from pccl.stress.workload import OpPlan, StepPlan, plan_step, state_count
+
+Done = TypeVar("Done")
+
+MEET_TAG = 1 << 32
+LANES = 4
+"""To each neighbour. With the direct link they are the descriptors that another member may cost."""
+POLL_SECONDS = 0.005
+MOST_SYNC_ROUNDS = 200
+"""A sync that finds no content so often in a row will find none."""
+FRESH = -1
+"""What a newcomer, who does not know the step, says when all meet."""
+
+
+class AloneError(Exception):
+    """No other member is left: the step is given up."""
+
+
+class DeadError(Exception):
+    """The library says that this process is no longer a member of the run."""
+
+
+class FlawError(Exception):
+    """Something that must not happen; `claim` is a key of judge.CLAIMS."""
+
+    def __init__(self, claim: str, detail: str) -> None:
+        super().__init__(detail)
+        self.claim = claim
+
+
+class Buffers:
+    """One op's buffers: filled anew for each launch, and checked after it."""
+
+    def __init__(self, contents: Mapping[str, Content], plan: OpPlan, code: int, *, in_place: bool) -> None:
+        self._content = contents["quantized" if plan.quantized else plan.dtype]
+        self._plan, self._code = plan, code
+        self.send = np.empty(plan.count, plan.dtype)
+        self.recv = self.send if in_place else np.empty_like(self.send)
+        algorithm = QuantizationAlgorithm[plan.quantized or "NONE"]
+        self.options = QuantizationOptions(DataType.UINT8, algorithm)
+        self.tries = 0
+        self._filled = False
+
+    def refill(self) -> None:
+        """Writes what this process contributes, unless that is there: a failed op leaves it as it was."""
+        if not self._filled:
+            self._filled = True
+            self._content.fill(self.send, self._code, self._plan.shift)
+
+    def check_input(self) -> None:
+        """After a failure it must be as it was at the launch, in place too."""
+        wanted = self._content.fill(np.empty_like(self.send), self._code, self._plan.shift)
+        if not np.array_equal(self.send, wanted):
+            raise FlawError(
+                "input", f"{np.count_nonzero(self.send != wanted)} elements of the input of {self._plan} have changed"
+            )
+
+    def done(self, world: int, divisor: int = 1) -> OpDone:
+        """Reads the result."""
+        reading = self._content.read(self.recv, self._plan.shift, divisor)
+        if reading.fault:
+            raise FlawError("sum", f"{self._plan}: {reading.fault}")
+        if self.send is not self.recv:
+            self.check_input()
+        return OpDone(
+            who=reading.who,
+            world=world,
+            check=zlib.crc32(self.recv.data),
+            tries=self.tries,
+            size=self.recv.nbytes,
+            at=time.monotonic(),
+        )
+
+    def descriptor(self, tag: int) -> ReduceOpDescriptor:
+        """For all_reduce_multiple_with_retry."""
+        kind = DataType.from_numpy_dtype(self.send.dtype)
+        wanted = ReduceDescriptor(
+            count=self.send.size,
+            op=ReduceOp.SUM,
+            tag=tag,
+            operand_descriptor=ReduceOperandDescriptor(kind),
+            quantization_options=self.options,
+        )
+        return ReduceOpDescriptor.from_numpy(self.send, self.recv, wanted)
+
+
+class State:
+    """The outer parameters of a DiLoCo-like training, which all members share."""
+
+    def __init__(self, elements: int) -> None:
+        count = state_count(elements)
+        self.outer, self.momentum = np.zeros(count), np.zeros(count)
+        self.place = np.zeros(2, np.int64)  # line and step
+        infos = [TensorInfo.from_numpy(array, name) for name, array in vars(self).items()]
+        self.shared = SharedState(infos)
+
+    def apply(self, delta: Array) -> None:
+        """The outer step: the same on all members, for the same delta."""
+        self.momentum *= 0.5
+        self.momentum += delta
+        self.outer -= self.momentum * 0.25
+
+
+class Peer:
+    """One process, over all its memberships."""
+
+    def __init__(self, task: Task, end: socket.socket, board: int) -> None:
+        self._task = task
+        self._random = random.Random(f"peer {task.seed} {task.serial}")
+        self._contents = contents(max(task.elements, state_count(task.elements)))
+        self._state = State(task.elements)
+        self._place = Board(board).writer(task.code)
+        self._line, self._step = FRESH, 0
+        self._behind = True  # lacks the others' state
+        self._lost = 0
+        self._life = 0
+        self._admitted = False  # the others are on their way to the next meeting
+        self._catch_up = False  # somebody lacks the state
+        self._leaving = threading.Event()  # by order: alone, at once
+        self._ending = threading.Event()  # by order: all together
+        self._link = Link(end, self._obey)
+        self._comm: Communicator
+
+    def run(self) -> int:
+        """Until it is told to leave; gives the exit status."""
+        while True:
+            try:
+                if self._live():
+                    return 0
+            except DeadError as dead:
+                self._tell(Expelled(at=time.monotonic(), detail=str(dead)))
+                self._behind = True
+
+    def _live(self) -> bool:
+        """One membership. True when it ended as it was told to."""
+        with contextlib.closing(Communicator(self._task.masters, 0, LANES)) as self._comm:
+            self._connect()
+            while not self._turn():
+                pass
+            with self._during("close"):
+                self._comm.close()
+        self._tell(Ended(at=time.monotonic(), line=self._line, step=self._step, state=self._state.shared.hash()))
+        return True
+
+    def _connect(self) -> None:
+        begin = time.monotonic()
+        while True:
+            try:
+                with self._during("connect"):
+                    self._comm.connect(1)
+                break
+            except pccl.ConnectError:  # the master is away, or could not admit it
+                time.sleep(0.05)
+        now = time.monotonic()
+        self._tell(Accepted(at=now, world=self._world(), seconds=now - begin, life=self._life))
+        self._life += 1
+        self._admitted = True
+
+    def _turn(self) -> bool:
+        """Admits newcomers, agrees with the others on the step, and makes it. True: the end."""
+        try:
+            if not self._admitted:
+                self._admit()
+            self._admitted = False
+            if self._leaving.is_set():
+                return True
+            ending = self._meet()
+            plan = plan_step(self._task.seed, self._step, self._task.elements)
+            with self._during("work"):
+                self._make(plan)
+            return ending
+        except AloneError:
+            self._tell(Alone(at=time.monotonic(), line=self._line, step=self._step))
+            return self._wait_for_others()
+
+    def _wait_for_others(self) -> bool:
+        while not (self._leaving.is_set() or self._ending.is_set()):
+            if self._admit():
+                self._admitted = True
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def _admit(self) -> bool:
+        """Lets newcomers in, if there are any: the same answer on all members."""
+        with self._during("pending"), self._membership():
+            if not self._comm.are_peers_pending():
+                return False
+        with self._during("update"), self._membership():
+            while True:
+                try:
+                    self._comm.update_topology()
+                    return True
+                except pccl.CallAgainError:
+                    pass
+
+    def _meet(self) -> bool:
+        """All agree where they are, whether somebody lacks the state, and whether this is the last step."""
+        knows = self._line != FRESH
+        words = [self._line << 32 | self._step if knows else FRESH, self._task.serial, self._behind, self._ending.is_set()]
+        with self._during("meet"):
+            key, serial, behind, ending = self._most(words)
+        if key == FRESH:  # nobody knows: a new line, named after the youngest
+            self._line, self._step = serial, 0
+            self._state.shared.revision = max(1, self._state.shared.revision)
+        else:
+            if key >> 32 != self._line:
+                self._state.shared.revision = 0  # whatever it holds is of another history
+            self._line, self._step = key >> 32, (key & 0xFFFFFFFF) + 1
+        self._place.step = self._step
+        self._catch_up = bool(behind)
+        return bool(ending)
+
+    def _most(self, words: list[int]) -> list[int]:
+        """The largest of each word over all members."""
+        array = np.array(words, np.int64)
+        while True:
+            world = self._world()
+            try:
+                with self._membership():
+                    self._comm.all_reduce(array, array, op=ReduceOp.MAX, tag=MEET_TAG)
+                return [int(word) for word in array]
+            except pccl.PeerLostError:
+                self._note_loss(world)
+                if array.tolist() != words:
+                    raise FlawError("input", f"the input of a meeting has changed: {array.tolist()}") from None
+            except pccl.TooFewPeersError:
+                raise AloneError from None
+
+    # ---- steps ----
+
+    def _make(self, plan: StepPlan) -> None:
+        caught_up = self._catch_up
+        received, state = self._sync() if caught_up else (0, "")
+        ops: list[OpDone] = []
+        match plan.kind:
+            case "sync":
+                received, state = self._sync()
+            case "order":
+                self._order()
+            case "diloco":
+                ops = self._outer_step(plan)
+            case _:
+                ops = getattr(self, f"_{plan.way}")(plan, self._buffers(plan))
+        self._tell(
+            Stepped(
+                at=time.monotonic(),
+                line=self._line,
+                step=self._step,
+                work=plan.kind,
+                world=self._world(),
+                ops=ops,
+                state=state,
+                received=received,
+                lost=self._lost,
+                caught_up=caught_up,
+            )
+        )
+        self._lost = 0
+
+    def _buffers(self, plan: StepPlan) -> list[Buffers]:
+        return [Buffers(self._contents, op, self._task.code, in_place=op.in_place) for op in plan.ops]
+
+    def _outer_step(self, plan: StepPlan) -> list[OpDone]:
+        """Some steps on its own, whose sum is what this process contributes, and then the mean over all."""
+        (one,) = self._buffers(plan)
+        one.refill()
+        drift = one.send / plan.inner  # a power of two: exact
+        one.send[:] = 0
+        for _ in range(plan.inner):
+            one.send += drift
+        ops = self._plain(plan, [one], ReduceOp.AVG)
+        self._state.apply(one.recv)
+        return ops
+
+    def _plain(self, plan: StepPlan, buffers: Sequence[Buffers], op: ReduceOp = ReduceOp.SUM) -> list[OpDone]:
+        done = []
+        for tag, one in enumerate(buffers):
+            while True:
+                one.refill()
+                one.tries += 1
+                world = self._world()
+                try:
+                    info = self._sum(plan, one, tag, op)
+                    self._plant(one)
+                    done.append(one.done(info.world_size, info.world_size if op is ReduceOp.AVG else 1))
+                    break
+                except pccl.PeerLostError:
+                    self._note_loss(world)
+                    one.check_input()
+                except pccl.TooFewPeersError:
+                    one.check_input()
+                    raise AloneError from None
+        return done
+
+    def _sum(self, plan: StepPlan, one: Buffers, tag: int, op: ReduceOp) -> ReduceInfo:
+        def call(timeout: float | None) -> ReduceInfo:
+            return self._comm.all_reduce(one.send, one.recv, op=op, tag=tag, quantization_options=one.options, timeout=timeout)
+
+        with self._during("reduce"), self._membership():
+            return self._patiently(plan, call)
+
+    def _async(self, plan: StepPlan, buffers: Sequence[Buffers]) -> list[OpDone]:
+        done: dict[int, OpDone] = {}
+        while len(done) < len(buffers):
+            left = self._random.sample(sorted(set(range(len(buffers))) - set(done)), len(buffers) - len(done))
+            world = self._world()
+            with self._during("reduce"), self._membership():
+                handles = self._launch({tag: buffers[tag] for tag in left})
+                outcomes = {tag: self._await(plan, handles[tag]) for tag in self._random.sample(left, len(left))}
+            failed = False
+            for tag, (success, status, info) in sorted(outcomes.items()):
+                if success:
+                    self._plant(buffers[tag])
+                    done[tag] = buffers[tag].done(info.world_size)
+                elif status == Result.MASTER_CONNECTION_FAILED.value:
+                    raise DeadError("an op in flight ended so")
+                elif status != Result.RANK_CONNECTION_LOST.value:
+                    raise FlawError("error", f"an op in flight ended with {Result(status).name}")
+                else:
+                    failed = True
+                    buffers[tag].check_input()
+            if failed:
+                self._note_loss(world)
+        return [done[tag] for tag in sorted(done)]
+
+    def _await(self, plan: StepPlan, handle: AsyncReduceHandle) -> tuple[bool, int, ReduceInfo]:
+        return self._patiently(plan, lambda timeout: handle.wait(timeout=timeout))
+
+    def _launch(self, buffers: dict[int, Buffers]) -> dict[int, AsyncReduceHandle]:
+        handles: dict[int, AsyncReduceHandle] = {}
+        try:
+            for tag, one in buffers.items():
+                one.refill()
+                one.tries += 1
+                handles[tag] = self._comm.all_reduce_async(
+                    one.send, one.recv, op=ReduceOp.SUM, tag=tag, quantization_options=one.options
+                )
+        except pccl.TooFewPeersError:
+            if handles:
+                raise FlawError("error", "alone in the middle of a launch") from None
+            raise AloneError from None
+        return handles
+
+    def _retry(self, plan: StepPlan, buffers: Sequence[Buffers]) -> list[OpDone]:
+        for one in buffers:
+            one.refill()
+        wanted = [one.descriptor(tag) for tag, one in enumerate(buffers)]
+        try:
+            with self._during("retry"), self._membership():
+                self._patiently(
+                    plan,
+                    lambda timeout: self._comm.all_reduce_multiple_with_retry(
+                        wanted, max_in_flight=plan.in_flight, timeout=timeout
+                    ),
+                )
+        except pccl.TooFewPeersError:
+            raise AloneError from None
+        for one in buffers:
+            self._plant(one)
+        return [one.done(0) for one in buffers]
+
+    def _sync(self) -> tuple[int, str]:
+        """Brings all members to the same content; gives the bytes received and the hash."""
+        shared = self._state.shared
+        if not self._behind:
+            self._state.place[:] = self._line, self._step
+            shared.push_revision()
+        for _ in range(MOST_SYNC_ROUNDS):
+            try:
+                with self._during("sync"), self._membership():
+                    info = self._comm.sync_shared_state(shared)
+                self._behind = False
+                return info.rx_bytes, shared.hash()
+            except pccl.CallAgainError:
+                continue
+        raise FlawError("error", f"no content was found in {MOST_SYNC_ROUNDS} rounds of a sync at revision {shared.revision}")
+
+    def _order(self) -> None:
+        """Orders the ring by what the links can do."""
+        try:
+            with self._during("order"), self._membership():
+                self._comm.optimize_topology()
+        except pccl.CallAgainError:
+            pass  # on all alike: the old order stands
+        except pccl.UsageError:
+            if self._world() > 1:
+                raise
+            raise AloneError from None
+
+    # ---- inside ----
+
+    def _patiently(self, plan: StepPlan, call: Callable[[float | None], Done]) -> Done:
+        """Makes a call that is cut short by its own timeout again, until it is done."""
+        while True:
+            try:
+                return call(plan.timeout or None)
+            except pccl.PCCLTimeoutError:
+                if not plan.timeout:
+                    raise
+
+    @contextmanager
+    def _membership(self) -> Iterator[None]:
+        """The block's calls may find that the membership is over."""
+        try:
+            yield
+        except pccl.ConnectionFailedError as error:
+            raise DeadError(f"{error.func_name}: {error.result.name}: {error.detail}") from None
+
+    @contextmanager
+    def _during(self, call: str) -> Iterator[None]:
+        with self._place.during(call, time.monotonic()):
+            yield
+
+    def _world(self) -> int:
+        return self._comm.get_attribute(Attribute.LOCAL_WORLD_SIZE)
+
+    def _note_loss(self, before: int) -> None:
+        self._lost += 1
+        if self._world() >= before:
+            raise FlawError("error", f"a loss was reported, but the world has {self._world()} members after {before}")
+
+    def _plant(self, one: Buffers) -> None:
+        """A deliberate fault, where the harness itself is under test."""
+        if self._task.plant == "wrong-sum" and self._step % 20 == 7:
+            one.recv[one.recv.size // 2] += 1
+        elif self._task.plant == "hang" and self._step == 30:
+            time.sleep(3600)
+
+    def _tell(self, report: Report) -> None:
+        self._link.tell(report)
+
+    def flaw(self, claim: str, detail: str) -> None:
+        """Tells what must not happen."""
+        self._tell(Flaw(at=time.monotonic(), claim=claim, detail=detail))
+
+    def _obey(self, order: Order) -> None:
+        match order["order"]:
+            case "leave":
+                self._leaving.set()
+            case "end":
+                self._ending.set()
+            case "cut":
+                ports = {int(address.rpartition(":")[2]) for address in self._task.masters.split(",")}
+                cut(order["how"], ports, self._random)
+
+
+def run(given: dict[str, Any], end: socket.socket, board: int) -> int:
+    """The whole life of a peer's process."""
+    peer = Peer(Task.from_fields(given), end, board)
+    return guard(peer.run, peer.flaw)
+
+
+def guard(body: Callable[[], int], flaw: Callable[[str, str], None]) -> int:
+    """Runs `body`; whatever it raises is a flaw."""
+    try:
+        return body()
+    except FlawError as error:
+        flaw(error.claim, str(error))
+    except pccl.PCCLError as error:
+        flaw("error", f"{error} ({error.detail})\n{traceback.format_exc()}")
+    except Exception:
+        flaw("error", traceback.format_exc())
+    return os.EX_SOFTWARE

@@ -1,0 +1,69 @@
+// What happens to the minds in fuzz_membership and fuzz_member, as the first byte of each step; make_corpus writes programs of these.
+#ifndef PCCL_TESTS_FUZZ_EVENTS_H
+#define PCCL_TESTS_FUZZ_EVENTS_H
+
+// ---- fuzz_membership: what follows is said at the event ----
+enum master_event {
+    M_CONNECT,      // connection, how (group, lanes, id), odd
+    M_LOST,         // connection
+    M_LEAVE,        // connection
+    M_WAIT,         // 8 ms each
+    M_DUE,          // until the next deadline
+    M_HEARTBEATS,   // of all
+    M_LINKED,       // connection, who is unreachable (bits), how
+    M_ALL_LINKED,   // everybody who was asked; nobody is unreachable
+    M_LINKS_READY,  // connection: LINKED(0)
+    M_ALL_READY,
+    M_VOTE,         // connection, kind
+    M_ALL_VOTE,     // kind
+    M_DONE,         // connection, op
+    M_ALL_DONE,     // op
+    M_REPORT,       // connection, count, (op, state) each
+    M_ALL_REPORT,   // likewise, the same of all
+    M_MISMATCH,     // connection, other, op, arguments
+    M_LINK_DOWN,    // connection, other, index
+    M_MEASURED,     // connection, other, rate
+    M_ALL_MEASURED, // rate
+    M_SYNC_VOTE,    // connection, how, revision, content
+    M_ALL_SYNC_VOTE,
+    M_SYNC_DONE,    // connection, how, other, bytes
+    M_ALL_SYNC_DONE,
+    M_RAW,          // connection, type, header, length, bytes
+    M_REFUSE,       // how many allocations until one is refused
+    M_RANDOM,       // a new run id and secret are given
+    M_EVENTS,
+};
+
+// ---- fuzz_member ----
+enum peer_event {
+    P_JOIN,
+    P_DISCONNECTED,
+    P_WAIT,         // 8 ms each
+    P_DUE,          // until the next deadline
+    P_WELCOME,      // join number
+    P_END,          // how: REFUSED or EXPELLED
+    P_CANDIDATE,    // members (bits), rotation, how
+    P_EPOCH,        // reason, members, rotation, how
+    P_OUTCOME,      // kind, code, value
+    P_VERDICT,      // op, kind, supplier, needy
+    P_MEASURE,      // other
+    P_SYNC_PLAN,    // how
+    P_SYNC_END,     // code, revision
+    P_HEARTBEAT,
+    P_RAW,          // type, header, length, bytes
+    P_HELLO,        // other, index, how: an incoming link is judged, and comes up if it is accepted
+    P_DIALLED,      // how: what was dialled first comes up, or fails
+    P_ALL_DIALLED,
+    P_LINK_UP,      // other, index: unasked
+    P_LINK_LOST,    // other, index, and in its highest bit: by silence
+    P_MEASURED,     // other, rate
+    P_VOTE,         // kind
+    P_SYNC,         // how
+    P_LEAVE,
+    P_ADOPT,        // the newest view
+    P_ADOPT_LOSS,   // group epoch
+    P_REFUSE,       // how many allocations until one is refused
+    P_EVENTS,
+};
+
+#endif

@@ -1,0 +1,69 @@
+// What the fuzz targets share. A target is one function that takes any bytes; what they mean is said at its head. It is linked with
+// libFuzzer (clang) or with driver.c (gcc), always under the address and undefined sanitizers.
+//
+// Most targets read the bytes as a program: one byte chooses what happens next, the following ones are its arguments. Behind
+// the end all bytes are zero, so every program is complete.
+#ifndef PCCL_TESTS_FUZZ_H
+#define PCCL_TESTS_FUZZ_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+// An invariant. Ends the process, for the fuzzer to keep the input.
+#define MUST(condition) \
+    do { \
+        if (!(condition)) fuzz_fail(__FILE__, __LINE__, #condition); \
+    } while (0)
+
+__attribute__((noreturn, unused)) static void fuzz_fail(const char *file, int line, const char *condition) {
+    fprintf(stderr, "%s:%d: does not hold: %s\n", file, line, condition);
+    abort();
+}
+
+struct fuzz {
+    const uint8_t *at, *end;
+};
+
+__attribute__((unused)) static bool fuzz_more(const struct fuzz *in) { return in->at < in->end; }
+
+__attribute__((unused)) static void fuzz_bytes(struct fuzz *in, void *out, size_t bytes) {
+    size_t left = (size_t)(in->end - in->at), take = bytes < left ? bytes : left;
+    memset(out, 0, bytes);
+    if (take == 0) return;
+    memcpy(out, in->at, take);
+    in->at += take;
+}
+
+__attribute__((unused)) static uint8_t fuzz_u8(struct fuzz *in) { return fuzz_more(in) ? *in->at++ : 0; }
+
+// Below `limit`, which is at most 256.
+__attribute__((unused)) static uint32_t fuzz_below(struct fuzz *in, uint32_t limit) { return fuzz_u8(in) % limit; }
+
+__attribute__((unused)) static uint64_t fuzz_u64(struct fuzz *in) {
+    uint64_t value;
+    fuzz_bytes(in, &value, sizeof value);
+    return value;
+}
+
+// Mostly a small number, sometimes any, and often one at an edge.
+__attribute__((unused)) static uint64_t fuzz_number(struct fuzz *in) {
+    uint8_t first = fuzz_u8(in);
+    if (first < 250) return first;
+    if (first == 255) return fuzz_u64(in);
+    static const uint64_t edges[] = {UINT64_MAX, UINT64_MAX - 1, UINT64_C(1) << 63, UINT32_MAX, UINT64_C(1) << 32};
+    return edges[first - 250];
+}
+
+// ---- refuse.c ----
+// The allocation after the next `count` ones is refused, once. 0: none is refused (also after a refusal).
+void fuzz_refuse(unsigned count);
+// For the targets themselves, never refused: a copy of exactly these bytes, so that the sanitizer sees who reads behind the end.
+uint8_t *fuzz_copy(const void *bytes, size_t length);
+
+#endif

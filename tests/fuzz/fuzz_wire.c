@@ -1,0 +1,161 @@
+// Every decoder of net/wire. The input is one frame, with a body as long as there are bytes, whatever the header says of its length. What a
+// decoder accepts has one spelling: encoded again it gives the same bytes.
+#include "net/wire.h"
+
+#include "fuzz.h"
+
+static struct wire_member members[WIRE_MAX_MEMBERS];
+static struct wire_op_report reports[2 * WIRE_MAX_LIVE_OPS];
+
+#define AGAIN(type, name) \
+    struct type message; \
+    if (!wire_decode_##name(body, length, &message)) return false; \
+    wire_encode_##name(out, header, &message); \
+    return true
+
+static bool again_text(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
+    struct wire_text message;
+    if (!wire_decode_text(body, length, &message)) return false;
+    MUST(message.length <= WIRE_MAX_TEXT);
+    char text[WIRE_MAX_TEXT + 1] = {0};
+    memcpy(text, message.chars, message.length);
+    if (strlen(text) < message.length) return false; // the encoder takes a string
+    wire_encode_text(out, header, (enum wire_type)header.type, text);
+    return true;
+}
+
+static bool again_hello(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
+    struct wire_hello message;
+    if (!wire_decode_hello(body, length, &message) || message.version != WIRE_VERSION) return false;
+    wire_encode_hello(out, header, &message);
+    return true;
+}
+
+static void check_epoch(const struct wire_epoch *epoch) {
+    MUST(epoch->count > 0 && epoch->count <= WIRE_MAX_MEMBERS && epoch->group_epoch <= epoch->number);
+    for (uint32_t i = 0; i < epoch->count; i++) {
+        MUST(epoch->members[i].lanes >= 1 && epoch->members[i].lanes <= WIRE_MAX_LANES);
+        MUST(i == 0 || epoch->members[i].group >= epoch->members[i - 1].group);
+        for (uint32_t k = 0; k < i; k++) MUST(!wire_id_equal(&epoch->members[i].id, &epoch->members[k].id));
+    }
+}
+
+static bool again_candidate(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
+    struct wire_candidate message = {.epoch.members = members};
+    if (!wire_decode_candidate(body, length, &message)) return false;
+    check_epoch(&message.epoch);
+    wire_encode_candidate(out, header, &message);
+    return true;
+}
+
+static bool again_epoch(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
+    struct wire_epoch_commit message = {.epoch.members = members};
+    if (!wire_decode_epoch_commit(body, length, &message)) return false;
+    check_epoch(&message.epoch);
+    wire_encode_epoch_commit(out, header, &message);
+    return true;
+}
+
+static bool again_report(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
+    struct wire_report message = {.ops = reports};
+    if (!wire_decode_report(body, length, &message)) return false;
+    wire_encode_report(out, header, &message);
+    return true;
+}
+
+// Decodes, and encodes again. False: refused.
+static bool again(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
+    switch ((enum wire_type)header.type) {
+    case WIRE_HELLO: return again_hello(out, header, body, length);
+    case WIRE_WELCOME: {
+        AGAIN(wire_welcome, welcome);
+    }
+    case WIRE_REFUSED:
+    case WIRE_EXPELLED: return again_text(out, header, body, length);
+    case WIRE_CANDIDATE: return again_candidate(out, header, body, length);
+    case WIRE_LINKED: {
+        AGAIN(wire_linked, linked);
+    }
+    case WIRE_EPOCH: return again_epoch(out, header, body, length);
+    case WIRE_VOTE: {
+        AGAIN(wire_vote, vote);
+    }
+    case WIRE_OUTCOME: {
+        AGAIN(wire_outcome, outcome);
+    }
+    case WIRE_DONE: {
+        AGAIN(wire_op_done, op_done);
+    }
+    case WIRE_VERDICT: {
+        AGAIN(wire_verdict, verdict);
+    }
+    case WIRE_REPORT: return again_report(out, header, body, length);
+    case WIRE_MISMATCH: {
+        AGAIN(wire_mismatch, mismatch);
+    }
+    case WIRE_LINK_DOWN: {
+        AGAIN(wire_link_down, link_down);
+    }
+    case WIRE_MEASURE: {
+        AGAIN(wire_measure, measure);
+    }
+    case WIRE_MEASURED: {
+        AGAIN(wire_measured, measured);
+    }
+    case WIRE_SYNC_VOTE: {
+        AGAIN(wire_sync_vote, sync_vote);
+    }
+    case WIRE_SYNC_PLAN: {
+        AGAIN(wire_sync_plan, sync_plan);
+    }
+    case WIRE_SYNC_DONE: {
+        AGAIN(wire_sync_done, sync_done);
+    }
+    case WIRE_SYNC_END: {
+        AGAIN(wire_sync_end, sync_end);
+    }
+    case WIRE_LINK_HELLO: {
+        AGAIN(wire_link_hello, link_hello);
+    }
+    default: return false; // no body, or that of a data frame
+    }
+}
+
+static void try_body(struct wire_header header, const uint8_t *body, size_t length) {
+    struct wire_buffer out = {0};
+    uint8_t *exact = fuzz_copy(body, length);
+    if (again(&out, header, exact, length)) {
+        MUST(!out.failed && out.length == WIRE_HEADER_BYTES + length);
+        MUST(length == 0 || memcmp(out.bytes + WIRE_HEADER_BYTES, body, length) == 0);
+    }
+    free(exact);
+    wire_buffer_fini(&out);
+}
+
+static void try_op(const uint8_t *head) {
+    struct wire_op op;
+    uint8_t back[WIRE_OP_BYTES];
+    if (!wire_op_decode(head, &op)) return;
+    wire_op_encode(back, &op);
+    MUST(memcmp(back, head, sizeof back) == 0);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size < WIRE_HEADER_BYTES) return 0;
+    struct wire_header header;
+    uint8_t back[WIRE_HEADER_BYTES];
+    if (wire_header_decode(data, &header)) {
+        MUST(header.length <= WIRE_MAX_CONTROL_BYTES || header.length <= WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES);
+        wire_header_encode(back, &header);
+        MUST(memcmp(back, data, sizeof back) == 0);
+    }
+    // The decoders trust no length, so the type alone chooses; a header with the true length is needed for a body to be read at all.
+    header.length = (uint32_t)(size - WIRE_HEADER_BYTES);
+    wire_header_encode(back, &header);
+    if (!wire_header_decode(back, &header)) return 0;
+    if (header.type >= WIRE_READY)
+        try_op(data + WIRE_HEADER_BYTES);
+    else
+        try_body(header, data + WIRE_HEADER_BYTES, header.length);
+    return 0;
+}
