@@ -12,8 +12,20 @@ from typing import Any
 
 from harness import ROOT, Row
 
-BENCHMARKS = ["allreduce", "concurrent_ops", "lanes", "memory", "recovery", "master_loss", "join", "cpu", "quantised", "sync"]
-AS_ROOT = {"lanes", "quantised"}
+BENCHMARKS = [
+    "allreduce",
+    "concurrent_ops",
+    "lanes",
+    "memory",
+    "recovery",
+    "resume",
+    "master_loss",
+    "join",
+    "cpu",
+    "quantised",
+    "sync",
+]
+AS_ROOT = {"lanes", "quantised", "resume"}
 PINNED = {"allreduce", "concurrent_ops"}
 BEGIN, END = "<!-- made by bench/run_all.py: begin -->", "<!-- end -->"
 

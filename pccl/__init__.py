@@ -31,6 +31,7 @@ from pccl._pccl import (
 from pccl._pccl import CallAgainError as CallAgainError
 from pccl._pccl import ConnectError as ConnectError
 from pccl._pccl import ConnectionFailedError as ConnectionFailedError
+from pccl._pccl import Contributors as Contributors
 from pccl._pccl import DeviceType as DeviceType
 from pccl._pccl import PCCLTimeoutError as PCCLTimeoutError
 from pccl._pccl import PeerLostError as PeerLostError

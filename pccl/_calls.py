@@ -13,10 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pccl._errors import error_for, last_detail
 from pccl._loader import load_native_module
+
+if TYPE_CHECKING:
+    from pccl._types import Contributors
 
 _, _C = load_native_module()
 _set_wait_slice = _C.pccl_ext_set_wait_slice
@@ -168,10 +171,12 @@ class NativeCall:
                 self.detail = "what it waited for goes on: repeat the call to wait on"
                 return self.result
 
-    def check(self) -> None:
+    def check(self, contributors: tuple[Contributors, ...] = ()) -> None:
         """Raises the error for the result, unless it is success."""
         if self.result != SUCCESS:
-            raise error_for(self.result, self._name, self.detail)
+            error = error_for(self.result, self._name, self.detail)
+            error.contributors = contributors
+            raise error
 
     def _run_slice(self, milliseconds: int) -> None:
         results = self._results

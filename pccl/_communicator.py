@@ -7,16 +7,18 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
 
 from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoints, resolve
 from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeCall, NativeHandle
 from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._loader import load_native_module
-from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, op_arguments
+from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, contributors, op_arguments
 from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_report, watcher
 from pccl._tensors import reduce_buffers
 from pccl._types import (
+    Contributors,
     QuantizationOptions,
     ReduceInfo,
     ReduceOpDescriptor,
@@ -233,6 +235,7 @@ class Communicator:
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
+        retry: bool = False,
         timeout: float | None = None,
     ) -> ReduceInfo:
         """Reduces `send` over the members of the group into `recv`; they may be the same tensor.
@@ -243,9 +246,14 @@ class Communicator:
 
         PeerLostError: a member was lost; `send` is as before, in place too, and the repeat runs among the survivors.
         TooFewPeersError: alone in the group. UsageError: the tag is in flight, or the peers disagree.
+
+        With `retry`, the loss of members is no error: what all survivors had complete stays, the rest is redone among them, and
+        the info's `contributors` tell who is in which range. Large ops are divided into up to 64 segments, and a loss costs 6 of
+        them at most. It adopts the epoch that the op was ended in. TooFewPeersError: nobody was left to end it with. After an
+        error, the ranges of the error's `contributors` that have peers hold the result; all others, in place, the input.
         """
         deadline = Deadline(timeout)
-        arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options)
+        arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry)
         running = self._begun(arguments) or Op(self._pointer, arguments, owners, self._live_ops, "pcclAllReduce")
         try:
             running.launch(self._handle)
@@ -266,13 +274,14 @@ class Communicator:
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
+        retry: bool = False,
     ) -> AsyncReduceHandle:
         """Launches `all_reduce` and returns at once. Both tensors belong to the op until the handle's `wait` has returned.
 
         Errors of the launch are raised here: TooFewPeersError when alone, UsageError for a tag that is in flight. The loss of
-        a member is reported by `wait`.
+        a member is reported by `wait`; with `retry` it is none (see `all_reduce`).
         """
-        arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options)
+        arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry)
         launched = self._begun(arguments) or Op(self._pointer, arguments, owners, self._live_ops, "pcclAllReduceAsync")
         try:
             launched.launch(self._handle)
@@ -285,10 +294,10 @@ class Communicator:
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: float | None = None
     ) -> ReduceInfo:
-        """Reduces all, each over the members alive then; what fails by a loss is redone from its unchanged input.
+        """Reduces all with `retry` (see `all_reduce`): a loss costs what was not complete, which is redone among the survivors.
 
-        At most `max_in_flight` run at once. TooFewPeersError: alone, before or after. The info adds up the bytes of all;
-        its world size is that of the group at the end.
+        At most `max_in_flight` run at once. TooFewPeersError: alone, before or after. The info adds up the bytes of all; its
+        world size is that of the group at the end. Who is in which range of which op: `get_contributors(tag)`.
         """
         deadline = Deadline(timeout)
         wanted = list(descriptors)
@@ -300,6 +309,19 @@ class Communicator:
             if _cut_short(error):
                 self._unfinished_multis[key] = multi
             raise
+
+    def get_contributors(self, tag: int) -> tuple[Contributors, ...]:
+        """Who is in the op of `tag` that has ended last among those with `retry`; empty when there is none."""
+        return contributors(self._handle, tag)
+
+    @property
+    def uuid(self) -> UUID:
+        """What `contributors` call this peer. Every connection gives a new one; all 0 before the first."""
+        out = _ffi.new("pcclRankUuid_t *")
+        call = NativeCall("pccl_ext_comm_uuid", self._pointer, out)
+        call.proceed(self._handle)
+        call.check()
+        return UUID(bytes=bytes(out.data))
 
     # ---- inside ----
 
@@ -454,6 +476,7 @@ def _describe(
     tag: int,
     operand_descriptor: ReduceOperandDescriptor | None,
     quantization_options: QuantizationOptions | None,
+    retry: bool,
 ) -> tuple[OpArguments, Any]:
     """A reduce of two tensors, after all checks that Python can make, and the objects that own its memory."""
     buffers = reduce_buffers(send, recv)
@@ -465,7 +488,7 @@ def _describe(
         check_fits(buffers, buffers.numel, operand_descriptor.datatype)
     operand = operand_descriptor or ReduceOperandDescriptor(buffers.dtype)
     numbers = reduce_numbers(buffers.numel, op, tag, operand, quantization_options or _UNQUANTIZED)
-    return (buffers.send, buffers.recv, numbers), buffers.owners
+    return (buffers.send, buffers.recv, numbers, retry), buffers.owners
 
 
 _UNQUANTIZED = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE)

@@ -13,8 +13,13 @@ PCCLError                  any failure; `result` is the code, `detail` says what
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pccl._enums import Result
 from pccl._loader import load_native_module
+
+if TYPE_CHECKING:
+    from pccl._types import Contributors
 
 _ffi, _C = load_native_module()
 
@@ -22,7 +27,8 @@ _ffi, _C = load_native_module()
 class PCCLError(Exception):
     """A call of the library failed.
 
-    `result` is the code, `func_name` the C function, `detail` what happened, in words (may be empty).
+    `result` is the code, `func_name` the C function, `detail` what happened, in words (may be empty), `contributors` what
+    a reduce with `retry` had completed.
     """
 
     def __init__(self, result: Result, func_name: str, detail: str = "") -> None:
@@ -30,6 +36,7 @@ class PCCLError(Exception):
         self.result = result
         self.func_name = func_name
         self.detail = detail
+        self.contributors: tuple[Contributors, ...] = ()
         if detail:
             self.add_note(detail)
 

@@ -6,24 +6,28 @@ import contextlib
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, Deadline, NativeCall, NativeHandle
+from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, ClosedError, Deadline, NativeCall, NativeHandle
 from pccl._enums import Result
 from pccl._errors import PCCLTimeoutError
 from pccl._loader import load_native_module
-from pccl._types import ReduceInfo, ReduceNumbers, ReduceOpDescriptor
+from pccl._types import Contributors, ReduceInfo, ReduceNumbers, ReduceOpDescriptor
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
 
 _ffi, _C = load_native_module()
 
-OpArguments = tuple[int, int, ReduceNumbers]  # addresses of send and recv, descriptor
+OpArguments = tuple[int, int, ReduceNumbers, bool]  # addresses of send and recv, descriptor, retry
 
 _VOID = _ffi.typeof("void *")
 _OP = _ffi.typeof("pcclAsyncReduceOp_t *")
 _INFO = _ffi.typeof("pcclReduceInfo_t *")
 _DESCRIPTOR = _ffi.typeof("pcclReduceDescriptor_t *")
+_OPTIONS = _ffi.typeof("pcclReduceOptions_t *")
+_RANGE = _ffi.typeof("pcclReduceRange_t *")
+_UUIDS = _ffi.typeof("pcclRankUuid_t[]")
 
 MULTI_NAME = "pcclAllReduceMultipleWithRetry"
 
@@ -34,19 +38,29 @@ class Op:
     `arguments` name it: a call that was cut short and is made again with equal ones means this op.
     """
 
-    __slots__ = ("_await", "_info", "_launch", "_live", "_owners", "arguments", "tag")
+    __slots__ = ("_await", "_comm", "_contributors", "_info", "_launch", "_live", "_owners", "_retry", "arguments", "tag")
 
     def __init__(self, comm: Any, arguments: OpArguments, owners: object, live: set[Op], name: str) -> None:
-        send, recv, numbers = arguments
+        send, recv, numbers, retry = arguments
+        self._comm = comm
+        self._retry = retry
         self.tag = numbers[2]
         self.arguments = arguments
         self._owners = owners
         self._live = live  # of the communicator: keeps it, and thus the tensors, as long as C may touch them
         self._info = _ffi.new(_INFO)
+        self._contributors: tuple[Contributors, ...] = ()
         op = _ffi.new(_OP)
         descriptor = _ffi.new(_DESCRIPTOR, numbers)
         send_buffer, recv_buffer = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
-        self._launch = NativeCall("pcclAllReduceAsync", send_buffer, recv_buffer, descriptor, comm, op, name=name)
+        if retry:
+            op.comm, op.tag = comm, self.tag
+            options = _ffi.new(_OPTIONS, {"size": _ffi.sizeof(_OPTIONS.item), "retry": True, "launch_only": True})
+            self._launch = NativeCall(
+                "pcclAllReduceEx", send_buffer, recv_buffer, descriptor, comm, options, _ffi.NULL, name=name
+            )
+        else:
+            self._launch = NativeCall("pcclAllReduceAsync", send_buffer, recv_buffer, descriptor, comm, op, name=name)
         self._await = NativeCall("pcclAwaitAsyncReduce", op, self._info, name=name)
 
     def launch(self, handle: NativeHandle) -> None:
@@ -60,14 +74,20 @@ class Op:
         """Waits for its end and gives its result, TIMED_OUT when the deadline came first."""
         result = self._await.proceed(handle, deadline)
         if result != TIMED_OUT:
+            if self._retry and not handle.closed:
+                self._contributors = contributors(handle, self.tag)
             self._owners = None
             self._live.discard(self)
         return result
 
     def info(self) -> ReduceInfo:
         """What it has moved. PCCLError: it has failed, or not ended yet."""
-        self._await.check()
-        return reduce_info(self._info)
+        self._await.check(self._contributors)
+        return reduce_info(self._info, self._contributors)
+
+    def failure_info(self) -> ReduceInfo:
+        """After a failure: nothing, but for what had been completed with `retry`."""
+        return ReduceInfo(0, 0, 0, contributors=self._contributors)
 
 
 class Multi:
@@ -97,12 +117,27 @@ class Multi:
 
 def op_arguments(descriptor: ReduceOpDescriptor) -> OpArguments:
     """What names a reduce that is made again after it was cut short."""
-    return (descriptor.sendbuf_ptr, descriptor.recvbuf_ptr, descriptor.reduce_descriptor.numbers())
+    return (descriptor.sendbuf_ptr, descriptor.recvbuf_ptr, descriptor.reduce_descriptor.numbers(), True)
 
 
-def reduce_info(c_info: Any) -> ReduceInfo:
+def reduce_info(c_info: Any, who: tuple[Contributors, ...] = ()) -> ReduceInfo:
     """From a `pcclReduceInfo_t *`."""
-    return ReduceInfo(c_info.local_world_size, c_info.tx_bytes, c_info.rx_bytes)
+    return ReduceInfo(c_info.local_world_size, c_info.tx_bytes, c_info.rx_bytes, contributors=who)
+
+
+def contributors(handle: NativeHandle, tag: int) -> tuple[Contributors, ...]:
+    """Who is in the op of this tag that has ended last; empty when nothing is known of it."""
+    found: list[Contributors] = []
+    c_range = _ffi.new(_RANGE)
+    with contextlib.suppress(ClosedError), handle as comm:
+        while _C.pcclGetReduceContributors(comm, tag, len(found), c_range, _ffi.NULL, 0) == SUCCESS:
+            uuids = _ffi.new(_UUIDS, c_range.contributors)
+            _C.pcclGetReduceContributors(comm, tag, len(found), c_range, uuids, len(uuids))
+            peers = frozenset(UUID(bytes=bytes(uuid.data)) for uuid in uuids)
+            found.append(Contributors(c_range.begin, c_range.end, peers))
+            if len(found) == c_range.ranges:
+                break
+    return tuple(found)
 
 
 class Reaper:
@@ -152,8 +187,9 @@ class AsyncReduceHandle:
     def wait(self, *, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
         """Waits until the op has ended: (success, status, info), where status is the value of a `Result`.
 
-        Never raises for a failed op; its info is all 0, its input is as at launch. May be called again, and then gives
-        the same tuple. `timeout` in seconds: PCCLTimeoutError, and the op goes on.
+        Never raises for a failed op; its info is all 0, its input is as at launch (with `retry` only in those ranges of
+        `info.contributors` that have no peers). May be called again, and then gives the same tuple. `timeout` in seconds:
+        PCCLTimeoutError, and the op goes on.
         """
         deadline = Deadline(timeout)
         left = deadline.remaining()
@@ -167,7 +203,7 @@ class AsyncReduceHandle:
                 if result == INVALID_USAGE and self._handle.closed:
                     result = Result.RANK_CONNECTION_LOST.value  # cancelled, as the ops of a dead communicator are
                 success = result == SUCCESS
-                self._outcome = (success, result, self._op.info() if success else ReduceInfo(0, 0, 0))
+                self._outcome = (success, result, self._op.info() if success else self._op.failure_info())
             return self._outcome
         finally:
             self._one_waiter.release()

@@ -28,6 +28,7 @@ from pccl._master import MasterNode
 from pccl._ops import AsyncReduceHandle
 from pccl._state import SharedState, SharedStateSyncInfo
 from pccl._state import SyncProgress as SyncProgress
+from pccl._types import Contributors as Contributors
 from pccl._types import (
     QuantizationOptions,
     ReduceDescriptor,

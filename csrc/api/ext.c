@@ -17,6 +17,13 @@ void pccl_ext_set_wait_slice(int milliseconds) { wait_slice_ms = milliseconds > 
 
 int64_t api_deadline(void) { return wait_slice_ms == 0 ? INT64_MAX : platform_now_ns() + wait_slice_ms * MS_NS; }
 
+int64_t api_deadline_after(uint64_t timeout_ms) {
+    int64_t slice = api_deadline(), now = platform_now_ns();
+    if (timeout_ms == 0 || timeout_ms > (uint64_t)(INT64_MAX - now) / MS_NS) return slice;
+    int64_t own = now + (int64_t)timeout_ms * MS_NS;
+    return own < slice ? own : slice;
+}
+
 const char *pccl_ext_detail(void) { return detail_get(); }
 
 pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_out) {
@@ -83,6 +90,14 @@ pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capac
     if (out == NULL) return api_null("out");
     if (capacity == 0) return api_fail(pcclInvalidArgument, "capacity must not be 0");
     peer_state(comm->peer, out, capacity);
+    return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out) {
+    if (comm == NULL) return api_null("comm");
+    if (out == NULL) return api_null("out");
+    struct wire_id id = peer_id(comm->peer);
+    memcpy(out->data, id.bytes, sizeof out->data);
     return pcclSuccess;
 }
 

@@ -42,6 +42,9 @@ pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_
 // cut to `capacity`.
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity);
 
+// The id that this communicator has in the run; all 0 before it has connected.
+pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out);
+
 // pcclAllReduceMultipleWithRetry in pieces that can be waited for with a slice.
 struct pccl_multi;
 

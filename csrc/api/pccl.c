@@ -229,7 +229,7 @@ static void write_info(pcclReduceInfo_t *out, const struct engine_info *info) {
     if (out != NULL) *out = (pcclReduceInfo_t){.local_world_size = info->contributors, .tx_bytes = info->tx_bytes, .rx_bytes = info->rx_bytes};
 }
 
-static pcclResult_t launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm) {
+static pcclResult_t launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm, bool retry, bool tell) {
     if (descriptor->count > 0) {
         REQUIRE_NOT_NULL(send);
         REQUIRE_NOT_NULL(recv);
@@ -237,6 +237,8 @@ static pcclResult_t launch(const void *send, void *recv, const pcclReduceDescrip
     RETURN_IF_FAILED(peer_usable(comm->peer));
     struct engine_reduce reduce;
     RETURN_IF_FAILED(api_check_reduce(send, recv, descriptor, &reduce));
+    reduce.retry = retry;
+    reduce.tell = tell;
     return peer_launch(comm->peer, &reduce);
 }
 
@@ -252,7 +254,7 @@ pcclResult_t pcclAllReduce(const void *sendbuf, void *recvbuf, const pcclReduceD
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(descriptor);
     REQUIRE_NOT_NULL(comm);
-    RETURN_IF_FAILED(launch(sendbuf, recvbuf, descriptor, comm));
+    RETURN_IF_FAILED(launch(sendbuf, recvbuf, descriptor, comm, false, false));
     return await(comm, descriptor->tag, INT64_MAX, reduce_info_out);
 }
 
@@ -262,7 +264,7 @@ pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclRe
     REQUIRE_NOT_NULL(descriptor);
     REQUIRE_NOT_NULL(comm);
     REQUIRE_NOT_NULL(reduce_handle_out);
-    RETURN_IF_FAILED(launch(sendbuf, recvbuf, descriptor, comm));
+    RETURN_IF_FAILED(launch(sendbuf, recvbuf, descriptor, comm, false, false));
     // The handle gives the communicator back to its owner, who had it without const.
     *reduce_handle_out = (pcclAsyncReduceOp_t){.comm = (pcclComm_t *)(uintptr_t)comm, .tag = descriptor->tag};
     return pcclSuccess;
@@ -273,6 +275,51 @@ pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle, pccl
     REQUIRE_NOT_NULL(reduce_handle);
     REQUIRE_NOT_NULL(reduce_handle->comm);
     return await(reduce_handle->comm, reduce_handle->tag, api_deadline(), reduce_info_out);
+}
+
+// What the caller's version of the struct holds, in ours.
+static pcclResult_t take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out) {
+    memset(out, 0, sizeof *out);
+    if (options == NULL) return pcclSuccess;
+    if (options->size < sizeof options->size) return api_fail(pcclInvalidArgument, "options->size is %zu: set it to sizeof(pcclReduceOptions_t)", options->size);
+    memcpy(out, options, options->size < sizeof *out ? options->size : sizeof *out);
+    return pcclSuccess;
+}
+
+pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
+                             const pcclReduceOptions_t *PCCL_NULLABLE options, pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(descriptor);
+    REQUIRE_NOT_NULL(comm);
+    pcclReduceOptions_t wanted;
+    RETURN_IF_FAILED(take_options(options, &wanted));
+    RETURN_IF_FAILED(launch(sendbuf, recvbuf, descriptor, comm, wanted.retry, true));
+    return wanted.launch_only ? pcclSuccess : await(comm, descriptor->tag, api_deadline_after(wanted.timeout_ms), reduce_info_out);
+}
+
+pcclResult_t pcclAwaitAsyncReduceEx(const pcclAsyncReduceOp_t *reduce_handle, const pcclReduceOptions_t *PCCL_NULLABLE options,
+                                    pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(reduce_handle);
+    REQUIRE_NOT_NULL(reduce_handle->comm);
+    pcclReduceOptions_t wanted;
+    RETURN_IF_FAILED(take_options(options, &wanted));
+    return await(reduce_handle->comm, reduce_handle->tag, api_deadline_after(wanted.timeout_ms), reduce_info_out);
+}
+
+pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, size_t index, pcclReduceRange_t *range_out,
+                                       pcclRankUuid_t *PCCL_NULLABLE uuids_out, size_t capacity) {
+    _Static_assert(sizeof(pcclRankUuid_t) == sizeof(struct wire_id), "ids are written as they are");
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(comm);
+    REQUIRE_NOT_NULL(range_out);
+    if (capacity > 0) REQUIRE_NOT_NULL(uuids_out);
+    struct engine_range range;
+    size_t ranges;
+    if (!peer_contributors(comm->peer, tag, index, &range, (struct wire_id *)(void *)uuids_out, capacity, &ranges))
+        return api_fail(pcclInvalidArgument, "no op of tag %llu that tells its contributors has ended, or it has no range %zu", (unsigned long long)tag, index);
+    *range_out = (pcclReduceRange_t){.begin = range.begin, .end = range.end, .contributors = range.count, .ranges = ranges};
+    return pcclSuccess;
 }
 
 pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,

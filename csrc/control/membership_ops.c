@@ -104,12 +104,15 @@ void membership_on_mismatch(struct membership *m, struct peer *peer, const struc
         membership_expel(m, peer, "MISMATCH with a peer or an op that never was");
         return;
     }
-    char text[WIRE_MAX_TEXT + 1];
-    describe_mismatch(text, &message, peer, other);
-    membership_log(m, LOG_ERR, "%s", text);
+    char text[WIRE_MAX_TEXT + 1] = "";
+    bool modes_only = wire_fingerprint_same_op(&message.mine, &message.theirs);
+    if (!modes_only) {
+        describe_mismatch(text, &message, peer, other);
+        membership_log(m, LOG_ERR, "%s", text);
+    }
     struct wire_verdict verdict;
     verdict.name = message.name;
-    verdict.kind = WIRE_VERDICT_MISMATCH;
+    verdict.kind = modes_only ? WIRE_VERDICT_WHOLE : WIRE_VERDICT_MISMATCH;
     memset(&verdict.supplier, 0, sizeof verdict.supplier);
     verdict.text.length = (uint16_t)strlen(text);
     memcpy(verdict.text.chars, text, verdict.text.length);

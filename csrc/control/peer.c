@@ -81,6 +81,11 @@ struct peer {
         char text[WIRE_MAX_TEXT + 1];            // of SYNC_END
         struct peer_sync_report report;          // when it is over
     } sync;
+    struct told {
+        uint64_t tag;
+        struct engine_contributors *contributors; // NULL: a free place
+    } *told;        // [PEER_TOLD_MAX], made at first use; the oldest is overwritten
+    size_t told_at; // that is the one
     struct engine *engine; // replaced by connect only, in PHASE_CONNECTING before dial_wanted
 
     pthread_mutex_t out_lock;
@@ -102,7 +107,7 @@ struct peer {
     int64_t dial_deadline;
     struct seek seek;
     bool seeking; // the master is lost
-    int64_t lost_at, told_at;
+    int64_t lost_at, warned_at;
     uint16_t links_port;
     struct links *links;
     struct member_output actions;
@@ -631,12 +636,12 @@ static void resume_master(struct peer *p, int64_t now) {
     pthread_mutex_unlock(&p->out_lock);
     p->dial_deadline = INT64_MAX;
     p->master_connected = true;
-    p->told_at = now;
+    p->warned_at = now;
 }
 
 // At a later master of the list without enough others: they may be at an earlier one by now.
 static void look_again(struct peer *p, int64_t now) {
-    if (!p->seeking || !p->master_connected || p->seek.at == 0 || now < p->told_at + (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS) return;
+    if (!p->seeking || !p->master_connected || p->seek.at == 0 || now < p->warned_at + (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS) return;
     begin_event(p);
     member_disconnected(p->member, "no run was taken up there", now, &p->actions);
     end_event(p, now);
@@ -1122,16 +1127,64 @@ pcclResult_t peer_launch(struct peer *p, const struct engine_reduce *reduce) {
     return finish(p, launch_locked(p, reduce));
 }
 
+static struct told *find_told(const struct peer *p, uint64_t tag) {
+    for (size_t i = 0; p->told != NULL && i < PEER_TOLD_MAX; i++)
+        if (p->told[i].contributors != NULL && p->told[i].tag == tag) return &p->told[i];
+    return NULL;
+}
+
+// Keeps what an outcome tells. Without the memory for it nothing is told: the op has ended all the same.
+static void keep_told(struct peer *p, uint64_t tag, struct engine_contributors *contributors) {
+    if (p->told == NULL) p->told = calloc(PEER_TOLD_MAX, sizeof *p->told);
+    if (p->told == NULL) {
+        free(contributors);
+        return;
+    }
+    struct told *told = find_told(p, tag);
+    if (told == NULL) {
+        told = &p->told[p->told_at];
+        p->told_at = (p->told_at + 1) % PEER_TOLD_MAX;
+    }
+    free(told->contributors);
+    *told = (struct told){tag, contributors};
+}
+
+bool peer_contributors(struct peer *p, uint64_t tag, size_t index, struct engine_range *range_out, struct wire_id *ids_out, size_t capacity, size_t *ranges_out) {
+    begin(p);
+    const struct told *told = find_told(p, tag);
+    bool found = told != NULL && index < told->contributors->count;
+    if (found) {
+        const struct engine_range *range = &told->contributors->ranges[index];
+        *range_out = (struct engine_range){.begin = range->begin, .end = range->end, .count = range->count};
+        *ranges_out = told->contributors->count;
+        if (capacity > range->count) capacity = range->count;
+        if (capacity > 0) memcpy(ids_out, range->ids, capacity * sizeof *ids_out);
+    }
+    finish(p, pcclSuccess);
+    return found;
+}
+
+struct wire_id peer_id(struct peer *p) {
+    struct wire_id id = {{0}};
+    begin(p);
+    if (p->member != NULL) id = *member_id(p->member);
+    finish(p, pcclSuccess);
+    return id;
+}
+
 static pcclResult_t awaited(struct peer *p, uint64_t tag, const struct engine_outcome *outcome, struct engine_info *out) {
+    // In retry mode every end names an epoch, and all members the same.
+    if (outcome->epoch != 0) member_adopt_loss(p->member, outcome->epoch);
+    if (outcome->contributors != NULL) keep_told(p, tag, outcome->contributors);
     switch (outcome->result) {
     case ENGINE_OK: *out = outcome->info; return pcclSuccess;
     case ENGINE_IN_PROGRESS: return pcclTimedOut;
     case ENGINE_LOST:
-        member_adopt_loss(p->member, outcome->epoch);
+        if (outcome->retry) return fail(pcclTooFewPeers, "no other member of the group is left: admit newcomers with update_topology");
         return fail(pcclRankConnectionLost, "a member of the group was lost: the input is unchanged, launch the op again");
     case ENGINE_MISMATCH: return fail(pcclInvalidArgument, "%s", outcome->text);
     case ENGINE_DEAD:
-        return fail(pcclRankConnectionLost, "the communicator is dead (%s): destroy it and create a new one", p->closing ? "destroyed" : why_dead(p));
+        return fail(outcome->retry ? pcclMasterConnectionFailed : pcclRankConnectionLost, "the communicator is dead (%s): destroy it and create a new one", p->closing ? "destroyed" : why_dead(p));
     case ENGINE_UNKNOWN: {
         pcclResult_t code = usable(p);
         return code != pcclSuccess ? code : fail(pcclInvalidArgument, "no un-awaited op has tag %llu", (unsigned long long)tag);
@@ -1249,6 +1302,8 @@ void peer_free(struct peer *p) {
     member_free(p->member);
     member_output_fini(&p->actions);
     wire_buffer_fini(&p->out);
+    for (size_t i = 0; p->told != NULL && i < PEER_TOLD_MAX; i++) free(p->told[i].contributors);
+    free(p->told);
     free(p->lost);
     free(p->input);
     socket_close(p->wake);

@@ -61,7 +61,15 @@ pcclResult_t peer_view(struct peer *peer, struct member_view *out);
 // Posts an op whose arguments were checked.
 pcclResult_t peer_launch(struct peer *peer, const struct engine_reduce *reduce);
 // Waits for an op and takes it; adopts when it returns pcclRankConnectionLost and the communicator lives. `out` is written on success.
+// An op in retry mode adopts whatever it ends with, ends with pcclTooFewPeers when no other member is left, and with
+// pcclMasterConnectionFailed when the communicator has died.
 pcclResult_t peer_await(struct peer *peer, uint64_t tag, int64_t deadline_ns, struct engine_info *out);
+// Range number `index` of the op of this tag that was to tell its contributors and was taken last; the ids go to `ids_out` alone. False: there is
+// none, or no such range; the last PEER_TOLD_MAX tags are known.
+enum { PEER_TOLD_MAX = 1024 };
+bool peer_contributors(struct peer *peer, uint64_t tag, size_t index, struct engine_range *range_out, struct wire_id *ids_out, size_t capacity, size_t *ranges_out);
+// The id that this peer has in the run; all 0 before it has connected.
+struct wire_id peer_id(struct peer *peer);
 // Between these two the communicator counts as having un-awaited ops.
 void peer_hold(struct peer *peer);
 void peer_release(struct peer *peer);

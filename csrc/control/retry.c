@@ -98,7 +98,10 @@ pcclResult_t retry_new(struct peer *peer, const struct engine_reduce *reduces, s
     struct retry *r = count > SIZE_MAX / sizeof(struct retry_op) / 2 ? NULL : calloc(1, sizeof *r + count * sizeof(struct retry_op));
     if (r == NULL) goto refused;
     *r = (struct retry){.peer = peer, .count = count, .max_in_flight = max_in_flight};
-    for (size_t i = 0; i < count; i++) r->ops[i].reduce = reduces[i];
+    for (size_t i = 0; i < count; i++) {
+        r->ops[i].reduce = reduces[i];
+        r->ops[i].reduce.retry = r->ops[i].reduce.tell = true;
+    }
     r->queue = calloc(max_in_flight, sizeof *r->queue);
     if (r->queue == NULL || !order_equal_tags(r)) goto refused;
     peer_hold(peer);
@@ -134,20 +137,14 @@ static pcclResult_t result(struct retry *r, pcclReduceInfo_t *info) {
 
 // Takes the end of the oldest live op.
 static void take_end(struct retry *r, pcclResult_t code, const struct engine_info *info) {
-    size_t index = r->queue[0];
+    end_op(r, r->queue[0]);
     memmove(r->queue, r->queue + 1, --r->live * sizeof *r->queue);
-    if (code == pcclRankConnectionLost) {
-        // Adopted by now. Of a dead communicator the next launch says so.
-        r->ops[index].state = OP_WAITING;
-        if (index < r->first) r->first = index;
-        return;
-    }
-    end_op(r, index);
     if (code == pcclSuccess) {
         r->tx_bytes += info->tx_bytes;
         r->rx_bytes += info->rx_bytes;
     } else {
         note_failure(r, code);
+        r->hopeless |= code == pcclTooFewPeers || code == pcclMasterConnectionFailed;
     }
 }
 

@@ -1,5 +1,5 @@
-// Many ops at once, each redone by itself when a member is lost: the engine of pcclAllReduceMultipleWithRetry. Run by the
-// caller's thread, in pieces; not thread-safe. While one is not finished, its communicator counts as having un-awaited ops.
+// Many ops in retry mode at once, a few of them in flight: pcclAllReduceMultipleWithRetry. Run by the caller's thread, in
+// pieces; not thread-safe. While one is not finished, its communicator counts as having un-awaited ops.
 #ifndef PCCL_CONTROL_RETRY_H
 #define PCCL_CONTROL_RETRY_H
 

@@ -137,10 +137,14 @@ bool early_add(struct engine *engine, struct peer *from, uint16_t type, const st
     return true;
 }
 
-struct early *early_take(struct engine *engine, const struct peer *from, uint64_t tag, uint32_t sequence, uint16_t type) {
-    for (struct early **at = early_slot(engine, tag); *at != NULL; at = &(*at)->next) {
+static bool same_op(const struct wire_op *a, const struct wire_op *b) {
+    return a->tag == b->tag && a->sequence == b->sequence && a->segment == b->segment;
+}
+
+struct early *early_take(struct engine *engine, const struct peer *from, const struct wire_op *head, uint16_t type) {
+    for (struct early **at = early_slot(engine, head->tag); *at != NULL; at = &(*at)->next) {
         struct early *early = *at;
-        if (early->from != from || early->head.tag != tag || early->head.sequence != sequence || early->type != type) continue;
+        if (early->from != from || !same_op(&early->head, head) || early->type != type) continue;
         *at = early->next;
         early->from->early_count--;
         return early;
@@ -165,9 +169,10 @@ static void early_clear(struct engine *engine) {
 
 // Another path than ours, so nobody else looks at it: any early signal whose arguments differ accuses.
 static void compare_early(struct engine *engine, struct op *op) {
+    struct wire_op head;
+    op_head(op, &head);
     for (struct early *early = *early_slot(engine, op->reduce.tag); early != NULL; early = early->next)
-        if (early->head.tag == op->reduce.tag && early->head.sequence == op->name.sequence &&
-            !wire_fingerprint_equal(&early->head.fingerprint, &op->reduce.fingerprint))
+        if (same_op(&early->head, &head) && !wire_fingerprint_equal(&early->head.fingerprint, &op->reduce.fingerprint))
             engine_accuse(engine, op, early->from, &early->head.fingerprint);
 }
 
@@ -189,13 +194,14 @@ uint64_t engine_first_loss(const struct engine *engine, uint64_t adopted) {
 }
 
 static void end_lost(struct engine *engine, struct op *op) {
-    uint64_t epoch = engine_first_loss(engine, op->adopted);
+    uint64_t epoch = op->reduce.retry ? 0 : engine_first_loss(engine, op->adopted);
     op->outcome.epoch = epoch != 0 ? epoch : engine->epoch;
     op_end(engine, op, ENGINE_LOST);
 }
 
 static void begin(struct engine *engine, struct op *op) {
-    if (!counter_take(engine, op->reduce.tag, &op->name.sequence)) {
+    bool named = op->whole != NULL ? segments_name(engine, op) : counter_take(engine, op->reduce.tag, &op->name.sequence);
+    if (!named) {
         op_end(engine, op, ENGINE_NO_MEMORY);
         return;
     }
@@ -203,6 +209,11 @@ static void begin(struct engine *engine, struct op *op) {
     op->name.epoch = engine->epoch;
     op->name.tag = op->reduce.tag;
     op->contributors = engine->count;
+    if (op->reduce.tell && op->roster != engine->roster) {
+        roster_put(op->roster);
+        op->roster = engine->roster;
+        op->roster->references++;
+    }
     op->accused = op->mismatched = false;
     op->path = plan_choose(op->bytes, op->reduce.fingerprint.algorithm != 0, engine->count, engine->latency_us, engine->megabytes_per_s);
     if (engine->count < 2) {
@@ -215,6 +226,8 @@ static void begin(struct engine *engine, struct op *op) {
     }
     compare_early(engine, op);
     if (op->path == PLAN_SMALL) {
+        if (op->restart) backup_restore(op); // it was large among more members
+        op->restart = false;
         op->phase = OP_RUNNING;
         small_begin(engine, op);
         return;
@@ -235,6 +248,13 @@ static void wait_for_links(struct engine *engine, struct op *op) {
     struct op **last = &engine->waiting;
     while (*last != NULL) last = &(*last)->next;
     *last = op;
+}
+
+void engine_begin(struct engine *engine, struct op *op) {
+    if (may_begin(engine))
+        begin(engine, op);
+    else
+        wait_for_links(engine, op);
 }
 
 static void begin_waiting(struct engine *engine) {
@@ -266,34 +286,63 @@ static bool take_poison(struct engine *engine, struct op *op, uint64_t loss) {
 
 enum engine_result engine_post(struct engine *engine, const struct engine_reduce *reduce, uint64_t adopted) {
     enum engine_result result = ENGINE_OK;
+    size_t element = dtype_size(reduce->fingerprint.dtype);
+    uint32_t segments = reduce->retry ? plan_segments(reduce->fingerprint.count, element) : 1;
     pthread_mutex_lock(&engine->lock);
     struct op *op = NULL;
     if (engine->dead || engine->stopping)
         result = ENGINE_DEAD;
     else if (op_find(engine, reduce->tag) != NULL)
         result = ENGINE_TAG_LIVE;
-    else if (engine->live >= WIRE_MAX_LIVE_OPS)
+    else if (engine->live + engine->extra >= WIRE_MAX_LIVE_OPS)
         result = ENGINE_TOO_MANY;
     else if ((op = op_new(engine, reduce->tag)) == NULL)
         result = ENGINE_NO_MEMORY;
     if (op != NULL) {
         op->reduce = *reduce;
         op->adopted = adopted;
-        op->element = dtype_size(reduce->fingerprint.dtype);
-        op->bytes = reduce->fingerprint.count * op->element;
-        uint64_t loss = engine_first_loss(engine, adopted);
-        if (take_poison(engine, op, loss)) {
+        op->element = element;
+        op->count = reduce->fingerprint.count;
+        op->bytes = op->count * element;
+        engine->live++;
+        uint64_t loss = reduce->retry ? 0 : engine_first_loss(engine, adopted); // in retry mode it ends nothing
+        if (take_poison(engine, op, loss))
             op_end(engine, op, ENGINE_MISMATCH);
-        } else if (loss != 0) {
+        else if (loss != 0)
             end_lost(engine, op);
-        } else if (may_begin(engine)) {
-            begin(engine, op);
-        } else {
-            wait_for_links(engine, op);
-        }
+        else if (segments == 1)
+            engine_begin(engine, op);
+        else if (segments_new(op))
+            segments_begin(engine, op);
+        else
+            op_end(engine, op, ENGINE_NO_MEMORY);
     }
     pthread_mutex_unlock(&engine->lock);
     return result;
+}
+
+// Lock held, but let go of: nobody else looks at an ended op, and putting a large input back takes its time.
+static void restore(struct engine *engine, struct op *op) {
+    bool needed = op->segments != NULL ? segments_must_restore(op) : op->outcome.result != ENGINE_OK && op->backup.count > 0;
+    if (!needed) return;
+    pthread_mutex_unlock(&engine->lock);
+    if (op->segments != NULL)
+        segments_restore(op);
+    else
+        backup_restore(op);
+    pthread_mutex_lock(&engine->lock);
+}
+
+static void take_outcome(struct engine *engine, struct op *op, struct engine_outcome *out) {
+    restore(engine, op);
+    *out = op->outcome;
+    if (out->result == ENGINE_OK && op->segments == NULL && op->reduce.retry) out->epoch = op->name.epoch;
+    out->retry = op->reduce.retry;
+    if (op->reduce.tell) out->contributors = segments_contributors(op);
+    if (op->segments != NULL) segments_free(engine, op);
+    backup_end(engine, op);
+    engine->live--;
+    op_free(engine, op);
 }
 
 void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct engine_outcome *out) {
@@ -313,15 +362,7 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
         out->result = ENGINE_IN_PROGRESS;
         op->waited = false;
     } else {
-        *out = op->outcome;
-        if (out->result != ENGINE_OK && op->backup.count > 0) {
-            // Nobody else looks at an ended op, and putting a large input back takes its time.
-            pthread_mutex_unlock(&engine->lock);
-            backup_restore(op);
-            pthread_mutex_lock(&engine->lock);
-        }
-        backup_end(engine, op);
-        op_free(engine, op);
+        take_outcome(engine, op, out);
     }
     if (--engine->waiters == 0) pthread_cond_broadcast(&engine->no_waiters);
     pthread_mutex_unlock(&engine->lock);
@@ -423,7 +464,7 @@ static void freeze(struct engine *engine, struct op *op) {
 }
 
 static void end_if_lost(struct engine *engine, struct op *op) {
-    if (op->phase != OP_WAITING || engine_first_loss(engine, op->adopted) == 0) return;
+    if (op->phase != OP_WAITING || op->reduce.retry || engine_first_loss(engine, op->adopted) == 0) return;
     list_remove(&engine->waiting, op);
     end_lost(engine, op);
 }
@@ -434,7 +475,7 @@ static void report_add(struct wire_report *report, const struct wire_op_name *na
 }
 
 static bool build_report(struct engine *engine, struct wire_report *report) {
-    size_t room = engine->live;
+    size_t room = engine->live + engine->extra;
     for (size_t i = 0; i < TABLE_SLOTS; i++)
         for (struct kept *kept = engine->kept[i]; kept != NULL; kept = kept->next) room++;
     *report = (struct wire_report){.ops = calloc(room + 1, sizeof(struct wire_op_report))};
@@ -457,11 +498,32 @@ static void let_go_of_all(struct engine *engine) {
     engine->posted = NULL;
 }
 
+static struct op *find_wanting_whole(struct op *op) {
+    while (op != NULL && !segments_wants_whole(op)) op = op->chain;
+    return op;
+}
+
+// Each of them moves ops in its chain, so each time the chain is looked through again.
+static void begin_wholes(struct engine *engine) {
+    for (size_t i = 0; i < TABLE_SLOTS; i++)
+        for (struct op *op; (op = find_wanting_whole(engine->table[i])) != NULL;) segments_begin_whole(engine, op);
+}
+
+static struct roster *roster_new(struct engine *engine, const struct pending_epoch *pending) {
+    struct roster *roster = malloc(sizeof *roster + pending->count * sizeof roster->ids[0]);
+    if (roster == NULL) return NULL;
+    roster->references = 1;
+    roster->count = pending->count;
+    for (uint32_t i = 0; i < pending->count; i++) roster->ids[i] = pending->members[i] == NULL ? engine->self : pending->members[i]->id;
+    return roster;
+}
+
 // Thread, lock held. The report to make, if any.
 static bool enter_pending(struct engine *engine, struct wire_report *report) {
     struct pending_epoch *pending = engine->pending;
     let_go_of_all(engine);
     for_each_op(engine, freeze);
+    begin_wholes(engine);
     early_clear(engine);
     counters_clear(engine);
     for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) {
@@ -470,13 +532,17 @@ static bool enter_pending(struct engine *engine, struct wire_report *report) {
         peer->memory = 0;
     }
     struct peer **members = calloc(pending->count, sizeof *members);
-    if (members == NULL || !build_report(engine, report)) {
+    struct roster *roster = roster_new(engine, pending);
+    if (members == NULL || roster == NULL || !build_report(engine, report)) {
         free(members);
+        roster_put(roster);
         engine->dead = engine->killing = true;
         return false;
     }
     free(engine->members);
     engine->members = members;
+    roster_put(engine->roster);
+    engine->roster = roster;
     for (uint32_t i = 0; i < pending->count; i++)
         if ((members[i] = pending->members[i]) != NULL) members[i]->rank = i;
     engine->run = pending->run;
@@ -497,18 +563,49 @@ static bool enter_pending(struct engine *engine, struct wire_report *report) {
 }
 
 // ---- verdicts ----
+void engine_forget(struct engine *engine, struct op *op) {
+    if (op->phase == OP_WAITING) list_remove(&engine->waiting, op);
+}
+
+// Ends an op that was found to differ: now, or when the epoch that follows freezes it.
+static void end_mismatched(struct engine *engine, struct op *op) {
+    bool waiting = op->phase == OP_WAITING;
+    engine_forget(engine, op);
+    if (waiting || op->frozen)
+        op_end(engine, op, ENGINE_MISMATCH);
+    else
+        op->mismatched = true;
+}
+
+static void end_call_mismatched(struct engine *engine, struct op *op) {
+    if (op->segments != NULL)
+        segments_for_each(engine, op, end_mismatched);
+    else
+        end_mismatched(engine, op);
+}
+
 static void redo(struct engine *engine, struct op *op) {
     // The others have begun this call in a later epoch only, under the name that was found to be mismatched.
-    if (take_poison(engine, op, 0)) {
-        op_end(engine, op, ENGINE_MISMATCH);
+    struct op *call = op->whole != NULL ? op->whole : op;
+    if (take_poison(engine, call, 0)) {
+        end_call_mismatched(engine, call);
         return;
     }
     op->frozen = false;
     op->restart = true;
-    if (may_begin(engine))
-        begin(engine, op);
-    else
-        wait_for_links(engine, op);
+    engine_begin(engine, op);
+}
+
+// Whether a verdict of a mismatch means this op, or one that it would be once it is begun.
+static bool is_meant(const struct engine *engine, const struct op *op, const struct wire_op_name *name) {
+    if (op->segments != NULL) return segments_are_meant(op, name);
+    if (op->phase == OP_WAITING) {
+        // It is the call that was mismatched, unless the others have lost that one before and made it again.
+        uint64_t loss = op->reduce.retry ? 0 : engine_first_loss(engine, op->adopted);
+        return loss == 0 || loss > name->epoch;
+    }
+    bool begun = op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE;
+    return begun && op->name.epoch == name->epoch && op->name.sequence == name->sequence;
 }
 
 // The verdict comes before the epoch that freezes the op. A member that has not begun this op yet must hear of it before that
@@ -517,18 +614,9 @@ static void mismatch(struct engine *engine, const struct wire_verdict *verdict) 
     char text[WIRE_MAX_TEXT + 1] = {0};
     memcpy(text, verdict->text.chars, verdict->text.length <= WIRE_MAX_TEXT ? verdict->text.length : WIRE_MAX_TEXT);
     struct op *op = op_find(engine, verdict->name.tag);
-    bool begun = op != NULL && (op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE);
-    bool ours = begun && op->name.epoch == verdict->name.epoch && op->name.sequence == verdict->name.sequence;
-    // A waiting op is the call that was mismatched, unless the others have lost that one before and made it again.
-    uint64_t loss = op != NULL ? engine_first_loss(engine, op->adopted) : 0;
-    bool waiting = op != NULL && op->phase == OP_WAITING && (loss == 0 || loss > verdict->name.epoch);
-    if (ours || waiting) {
+    if (op != NULL && is_meant(engine, op, &verdict->name)) {
         memcpy(op->outcome.text, text, sizeof text);
-        if (waiting) list_remove(&engine->waiting, op);
-        if (waiting || op->frozen)
-            op_end(engine, op, ENGINE_MISMATCH);
-        else
-            op->mismatched = true;
+        end_call_mismatched(engine, op);
         return;
     }
     struct poison *poison = engine->poison_count >= POISONS_MAX ? NULL : calloc(1, sizeof *poison);
@@ -545,27 +633,32 @@ static void mismatch(struct engine *engine, const struct wire_verdict *verdict) 
 void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
     static const struct wire_id nobody;
     pthread_mutex_lock(&engine->lock);
-    struct op *op = op_find(engine, verdict->name.tag);
-    bool ours = op != NULL && (op->phase == OP_RUNNING || op->phase == OP_COMPLETE) && op->name.epoch == verdict->name.epoch &&
-                op->name.sequence == verdict->name.sequence;
+    struct op *op = op_find_named(engine, &verdict->name), *seen;
     switch (verdict->kind) {
     case WIRE_VERDICT_COMMIT:
         if (!wire_id_equal(&verdict->supplier, &nobody))
             small_supply(engine, verdict);
-        else if (ours && op->phase == OP_COMPLETE)
+        else if (op != NULL && op->phase == OP_COMPLETE)
             op_end(engine, op, ENGINE_OK);
         break;
     case WIRE_VERDICT_ABORT:
-        if (ours && op->frozen && take_poison(engine, op, engine_first_loss(engine, op->adopted)))
+        if (op == NULL || !op->frozen) break;
+        if (op->reduce.retry)
+            redo(engine, op);
+        else if (take_poison(engine, op, engine_first_loss(engine, op->adopted)))
             op_end(engine, op, ENGINE_MISMATCH); // as for those that had begun this call under a later name, before the loss
-        else if (ours && op->frozen)
+        else
             end_lost(engine, op);
         break;
     case WIRE_VERDICT_REDO:
-        if (ours && op->frozen) redo(engine, op);
+        if (op != NULL && op->frozen) redo(engine, op);
         break;
     case WIRE_VERDICT_MISMATCH:
         mismatch(engine, verdict);
+        break;
+    case WIRE_VERDICT_WHOLE:
+        seen = op_find(engine, verdict->name.tag);
+        if (seen != NULL && seen->segments != NULL) segments_turn_whole(seen, &verdict->name);
         break;
     default:
         break;
@@ -815,6 +908,7 @@ static void free_op_list(struct op *op) {
         struct op *next = op->chain;
         if (op->backup.bytes != NULL) munmap(op->backup.bytes, op->backup.capacity);
         free(op->backup.ranges);
+        roster_put(op->roster);
         pthread_cond_destroy(&op->ended);
         free(op);
         op = next;
@@ -828,9 +922,11 @@ void engine_free(struct engine *engine) {
     kept_clear(engine);
     counters_clear(engine);
     for (size_t i = 0; i < TABLE_SLOTS; i++) {
-        // An op that nobody took: its in-place input is put back, as after any error.
+        // An op that nobody took: its in-place input is put back, as after any error. Segments lie in the slot of their whole.
         for (struct op *op = engine->table[i]; op != NULL; op = op->chain)
             if (op->outcome.result != ENGINE_OK) backup_restore(op);
+        for (struct op *op = engine->table[i]; op != NULL; op = op->chain)
+            if (op->segments != NULL) segments_free(engine, op);
         free_op_list(engine->table[i]);
     }
     free_op_list(engine->free_ops);
@@ -866,6 +962,7 @@ void engine_free(struct engine *engine) {
         }
     free(engine->pending);
     free(engine->members);
+    roster_put(engine->roster);
     free(engine->lanes);
     free(engine->hot);
     free(engine->wide);

@@ -4,6 +4,9 @@
 // links (engine_add_link) and verdicts (engine_verdict), and gets everything that concerns the master through the callbacks.
 // Life of an op: posted by a caller -> moved by the engine's thread -> `done` to the master -> verdict -> taken by the caller.
 //
+// An op in retry mode is redone after a loss instead of ending with it, and when it is large only in the segments that were under way
+// (segments.c).
+//
 // Entering an epoch freezes every op that has no verdict: from then on no buffer of it is touched, frames of the old epoch
 // are drained unseen, and `frozen` reports where each op stood. The verdicts that follow end or redo them.
 //
@@ -51,18 +54,30 @@ struct engine_reduce {
     const void *send;
     void *recv; // == send: in place
     uint64_t tag;
-    struct wire_fingerprint fingerprint;
+    struct wire_fingerprint fingerprint; // `mode` is the engine's to set
+    bool retry;                          // redone among the survivors after a loss
+    bool tell;                           // the outcome names the contributors
 };
 
 struct engine_info {
-    uint32_t contributors;
-    uint64_t tx_bytes, rx_bytes; // element bytes, without frame heads
+    uint32_t contributors;       // retry mode: of what was done last
+    uint64_t tx_bytes, rx_bytes; // element bytes of what was committed, without frame heads
+};
+
+// Who is in which range of a result. Ranges cover the tensor in order, and neighbours differ.
+struct engine_contributors {
+    uint32_t count;
+    struct engine_range {
+        uint64_t begin, end; // elements
+        uint32_t count;      // 0: the range was not reduced; in place it holds the input
+        const struct wire_id *ids;
+    } ranges[];
 };
 
 enum engine_result {
     ENGINE_OK,
     ENGINE_IN_PROGRESS, // engine_wait: the deadline passed, the op goes on
-    ENGINE_LOST,        // ABORT: `epoch` names the group epoch to adopt
+    ENGINE_LOST,        // ABORT: `epoch` names the group epoch to adopt. Retry mode: no other member is left
     ENGINE_MISMATCH,    // `text` names both sides
     ENGINE_DEAD,        // the communicator is dead
     ENGINE_TAG_LIVE,    // engine_post: the tag is live
@@ -74,7 +89,9 @@ enum engine_result {
 struct engine_outcome {
     enum engine_result result;
     struct engine_info info;
-    uint64_t epoch;
+    bool retry;     // the op was in retry mode
+    uint64_t epoch; // the group epoch to adopt, or 0: ENGINE_LOST; in retry mode always, the newest one that a part of it was done in
+    struct engine_contributors *contributors; // if they were to be told, and memory for it was there; the caller's to free()
     char text[WIRE_MAX_TEXT + 1];
 };
 
@@ -107,10 +124,12 @@ void engine_verdict(struct engine *engine, const struct wire_verdict *verdict);
 void engine_kill(struct engine *engine);
 
 // Posts an op. `adopted` is the group epoch whose members the caller counts on: if members were lost since, the op ends at
-// once with ENGINE_LOST, naming the first group epoch after `adopted` that lost one. ENGINE_OK, TAG_LIVE, TOO_MANY, DEAD, NO_MEMORY.
+// once with ENGINE_LOST, naming the first group epoch after `adopted` that lost one; in retry mode it counts on nobody.
+// At least 1,024 ops can be live. ENGINE_OK, TAG_LIVE, TOO_MANY, DEAD, NO_MEMORY.
 enum engine_result engine_post(struct engine *engine, const struct engine_reduce *reduce, uint64_t adopted);
 // Waits for the op of this tag until `deadline_ns` (monotonic, INT64_MAX = for ever); takes it, unless IN_PROGRESS. Only then are its
-// buffers the caller's again: the result in recv, or after an error the input as at launch.
+// buffers the caller's again: the result in recv, or after an error the input as at launch; in retry mode after an error each range holds
+// one of the two, as the contributors tell.
 void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct engine_outcome *out);
 // Number of un-awaited ops.
 size_t engine_live_ops(struct engine *engine);

@@ -1,5 +1,5 @@
 // What the files of the data plane share: engine.c (epochs, posts, waits, the thread), lane.c (framing on one connection), op.c (ops
-// by tag, blocks, backups), small.c, ring.c, sharded.c (the three ways of moving an op).
+// by tag, blocks, backups), small.c, ring.c, sharded.c (the three ways of moving an op), segments.c (ops made of ops).
 //
 // One lock, `engine.lock`. It guards everything except what is marked "thread": that belongs to the engine's thread, or, before the
 // thread has seen an op, to nobody. The lock is never held across a blocking call; socket calls never block.
@@ -29,6 +29,7 @@ enum {
     LOST_EPOCHS_MAX = WIRE_MAX_MEMBERS,
     PLACE_BYTES = 8,              // payload of CHUNK_AT
     CHUNKS_AHEAD = 8,             // own chunks of an op that are always under way
+    EXTRA_MAX = 3 * WIRE_MAX_LIVE_OPS / 4, // segments under way that are not the only one of their op; the rest is left to further ops
 };
 
 // A shared piece of heap memory.
@@ -145,6 +146,7 @@ enum op_phase {
     OP_QUEUED,   // large, named; the thread has not begun it
     OP_RUNNING,
     OP_COMPLETE, // large: everything done here, DONE sent
+    OP_DIVIDED,  // its segments do the work
     OP_ENDED,    // outcome is set; only the caller touches it
 };
 
@@ -178,9 +180,12 @@ struct op {
     struct op *chain;           // in the table, or the free list
     struct op *next;            // in the engine's list of waiting, or of running large ops
     pthread_cond_t ended;
-    struct engine_reduce reduce;
+    struct engine_reduce reduce; // of a segment: its own part of the buffers, and the fingerprint of the whole
     size_t element;             // bytes
-    uint64_t bytes;
+    uint64_t count, bytes;      // of this op, or segment
+    struct op *whole;           // that this is a segment of, or NULL: the caller sees it
+    struct segments *segments;  // of a divided op, or NULL
+    struct roster *roster;      // the members when it was begun, if they are to be told
     enum plan_path path;
     enum op_phase phase;
     bool frozen;                // begun in an older epoch, no verdict yet
@@ -227,6 +232,12 @@ struct early {
     struct block *block;
 };
 
+// The members of a group epoch. Shared; guarded by the lock.
+struct roster {
+    uint32_t references, count;
+    struct wire_id ids[];
+};
+
 struct tag_counter {
     uint64_t tag;
     uint32_t next; // 0: empty slot
@@ -261,6 +272,7 @@ struct engine {
     uint32_t latency_us, megabytes_per_s;
     uint32_t rank, count;
     struct peer **members; // by rank; NULL at the own rank
+    struct roster *roster; // of the epoch
     bool ready;            // the links of `epoch` are there
     struct pending_epoch *pending; // newest first; the thread enters it
     bool killing;
@@ -281,7 +293,7 @@ struct engine {
 
     struct op *table[TABLE_SLOTS];
     struct op *free_ops;
-    size_t live;
+    size_t live, extra;    // un-awaited ops; segments of theirs under way beyond one each. Together WIRE_MAX_LIVE_OPS at most
     struct op *waiting;    // OP_WAITING, in posting order
     struct op *posted;     // large, for the thread to begin
     struct kept *kept[TABLE_SLOTS];
@@ -321,11 +333,13 @@ struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_
 void frame_free(struct engine *engine, struct frame *frame);
 void frame_push(struct frame_queue *queue, struct frame *frame);
 struct frame *frame_pop(struct frame_queue *queue);
-struct op *op_find(struct engine *engine, uint64_t tag);
-struct op *op_find_running(struct engine *engine, uint64_t tag, uint32_t sequence); // begun in the epoch in force, not frozen
+struct op *op_find(struct engine *engine, uint64_t tag); // the one that the caller sees
+struct op *op_find_running(struct engine *engine, const struct wire_op *head); // begun in the epoch in force, not frozen
+struct op *op_find_named(struct engine *engine, const struct wire_op_name *name); // running or complete, perhaps frozen
 struct op *op_new(struct engine *engine, uint64_t tag);
 void op_free(struct engine *engine, struct op *op); // takes it from the table
-void op_end(struct engine *engine, struct op *op, enum engine_result result);
+void op_end(struct engine *engine, struct op *op, enum engine_result result); // frees a segment that was committed
+void roster_put(struct roster *roster); // NULL is allowed
 void op_head(const struct op *op, struct wire_op *out);
 bool counter_take(struct engine *engine, uint64_t tag, uint32_t *sequence);
 void counters_clear(struct engine *engine);
@@ -356,10 +370,12 @@ int silence_timeout_ms(const struct engine *engine, int timeout_ms); // until th
 // ---- engine.c ----
 void engine_wake(struct engine *engine);    // lock held
 uint64_t engine_first_loss(const struct engine *engine, uint64_t adopted); // 0: none since
+void engine_begin(struct engine *engine, struct op *op);  // now, or once the links are there; lock held
+void engine_forget(struct engine *engine, struct op *op); // it has not begun, or is frozen; lock held
 void engine_accuse(struct engine *engine, struct op *op, const struct peer *other, const struct wire_fingerprint *theirs); // lock held
 void engine_complete(struct engine *engine, struct op *op); // thread, lock not held: DONE
 struct lane *engine_lane(struct peer *peer, uint32_t index);  // the lane of this index, or the one that stands in for it
-struct early *early_take(struct engine *engine, const struct peer *from, uint64_t tag, uint32_t sequence, uint16_t type);
+struct early *early_take(struct engine *engine, const struct peer *from, const struct wire_op *head, uint16_t type);
 void early_free(struct engine *engine, struct early *early);
 bool early_add(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block);
 
@@ -376,6 +392,21 @@ void small_send_supplies(struct engine *engine); // links have become ready
 void small_forget(struct engine *engine, struct peer *peer);
 void small_implied_ack(struct engine *engine, struct peer *from, const struct wire_op *head);
 void kept_clear(struct engine *engine);
+
+// ---- segments.c, lock held unless told otherwise ----
+bool segments_new(struct op *whole); // divides it; false: no memory
+void segments_begin(struct engine *engine, struct op *whole);
+bool segments_name(struct engine *engine, struct op *op); // the sequence of a segment that begins; false: no memory
+void segments_ended(struct engine *engine, struct op *op);
+bool segments_are_meant(const struct op *whole, const struct wire_op_name *name); // runs under this name, or is yet to get one in its epoch
+void segments_for_each(struct engine *engine, struct op *whole, void (*act)(struct engine *, struct op *)); // those that have not ended
+void segments_turn_whole(struct op *whole, const struct wire_op_name *name); // others run it in one piece
+bool segments_wants_whole(const struct op *whole);
+void segments_begin_whole(struct engine *engine, struct op *whole); // thread, frozen
+bool segments_must_restore(const struct op *whole);
+void segments_restore(struct op *whole); // ended; without the lock
+void segments_free(struct engine *engine, struct op *whole);
+struct engine_contributors *segments_contributors(const struct op *op); // of any op that has ended; NULL: no memory
 
 // ---- ring.c, thread ----
 void ring_begin(struct engine *engine, struct op *op);

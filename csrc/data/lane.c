@@ -107,7 +107,7 @@ static bool place_payload(struct lane *lane) {
         lane->to = lane->block->bytes;
         return true;
     }
-    struct op *op = op_find_running(engine, lane->head.tag, lane->head.sequence);
+    struct op *op = op_find_running(engine, &lane->head);
     if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->reduce.fingerprint, &lane->head.fingerprint)) return true;
     if (type == WIRE_CHUNK) {
         if (op->path != PLAN_RING || !ring_receive(lane, op, lane->length)) return false;
@@ -152,7 +152,7 @@ static bool deliver(struct lane *lane) {
         small_supplied(engine, &lane->head, lane->head.offset, block);
     } else if (type == WIRE_ACK) {
         for (size_t at = 0; at + ACK_NAME_BYTES <= block->length; at += ACK_NAME_BYTES) {
-            struct wire_op_name name;
+            struct wire_op_name name = {0};
             memcpy(&name.epoch, block->bytes + at, 8);
             memcpy(&name.tag, block->bytes + at + 8, 8);
             memcpy(&name.sequence, block->bytes + at + 16, 4);
@@ -162,7 +162,7 @@ static bool deliver(struct lane *lane) {
         block_put(engine, block);
     } else { // READY, GRANT
         small_implied_ack(engine, lane->peer, &lane->head);
-        struct op *op = op_find_running(engine, lane->head.tag, lane->head.sequence);
+        struct op *op = op_find_running(engine, &lane->head);
         if (op == NULL) {
             good = type == WIRE_GRANT || early_add(engine, lane->peer, type, &lane->head, NULL);
         } else if (!wire_fingerprint_equal(&op->reduce.fingerprint, &lane->head.fingerprint)) {

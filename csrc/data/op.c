@@ -93,14 +93,28 @@ struct frame *frame_pop(struct frame_queue *queue) {
 // ---- ops ----
 struct op *op_find(struct engine *engine, uint64_t tag) {
     struct op *op = engine->table[table_slot(tag)];
-    while (op != NULL && op->reduce.tag != tag) op = op->chain;
+    while (op != NULL && (op->reduce.tag != tag || op->whole != NULL)) op = op->chain;
     return op;
 }
 
-struct op *op_find_running(struct engine *engine, uint64_t tag, uint32_t sequence) {
-    struct op *op = op_find(engine, tag);
-    if (op == NULL || op->frozen || op->name.sequence != sequence || op->name.epoch != engine->epoch) return NULL;
-    return op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE ? op : NULL;
+struct op *op_find_running(struct engine *engine, const struct wire_op *head) {
+    for (struct op *op = engine->table[table_slot(head->tag)]; op != NULL; op = op->chain) {
+        bool begun = op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE;
+        if (begun && !op->frozen && op->reduce.tag == head->tag && op->name.sequence == head->sequence && op->name.segment == head->segment &&
+            op->name.epoch == engine->epoch)
+            return op;
+    }
+    return NULL;
+}
+
+struct op *op_find_named(struct engine *engine, const struct wire_op_name *name) {
+    for (struct op *op = engine->table[table_slot(name->tag)]; op != NULL; op = op->chain)
+        if ((op->phase == OP_RUNNING || op->phase == OP_COMPLETE) && wire_op_name_equal(&op->name, name)) return op;
+    return NULL;
+}
+
+void roster_put(struct roster *roster) {
+    if (roster != NULL && --roster->references == 0) free(roster);
 }
 
 struct op *op_new(struct engine *engine, uint64_t tag) {
@@ -120,7 +134,7 @@ struct op *op_new(struct engine *engine, uint64_t tag) {
     op->next = NULL;
     op->chain = engine->table[table_slot(tag)];
     engine->table[table_slot(tag)] = op;
-    engine->live++;
+    op->reduce.tag = tag;
     return op;
 }
 
@@ -128,9 +142,10 @@ void op_free(struct engine *engine, struct op *op) {
     struct op **at = &engine->table[table_slot(op->reduce.tag)];
     while (*at != op) at = &(*at)->chain;
     *at = op->chain;
+    roster_put(op->roster);
+    op->roster = NULL;
     op->chain = engine->free_ops;
     engine->free_ops = op;
-    engine->live--;
 }
 
 void op_end(struct engine *engine, struct op *op, enum engine_result result) {
@@ -142,10 +157,11 @@ void op_end(struct engine *engine, struct op *op, enum engine_result result) {
     op->phase = OP_ENDED;
     op->frozen = false;
     pthread_cond_broadcast(&op->ended);
+    if (op->whole != NULL) segments_ended(engine, op);
 }
 
 void op_head(const struct op *op, struct wire_op *out) {
-    *out = (struct wire_op){.tag = op->reduce.tag, .fingerprint = op->reduce.fingerprint, .sequence = op->name.sequence};
+    *out = (struct wire_op){.tag = op->reduce.tag, .fingerprint = op->reduce.fingerprint, .segment = op->name.segment, .sequence = op->name.sequence};
 }
 
 // ---- tag counters: open addressing, emptied with each epoch ----

@@ -1,7 +1,9 @@
 #include "data/plan.h"
 
 enum { SHARD_ALIGN = 16,
-       CHUNKS_PER_SHARD = 16 };
+       SEGMENT_ALIGN = 1024, // elements: segments of a tensor that is aligned are aligned themselves
+       CHUNKS_PER_SHARD = 16,
+       CHUNKS_PER_SEGMENT_SHARD = 1 };
 
 enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
     if (quantised) return PLAN_SHARDED;
@@ -14,6 +16,23 @@ enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uin
     return small <= ring ? PLAN_SMALL : PLAN_RING;
 }
 
+static uint64_t segment_elements(uint64_t count, size_t element_bytes) {
+    uint64_t size = count / PLAN_SEGMENTS, least = PLAN_SEGMENT_MIN / element_bytes;
+    if (size < least) size = least;
+    return (size + SEGMENT_ALIGN - 1) / SEGMENT_ALIGN * SEGMENT_ALIGN;
+}
+
+uint32_t plan_segments(uint64_t count, size_t element_bytes) {
+    if (count < PLAN_SEGMENTED_MIN / element_bytes) return 1;
+    return (uint32_t)(count / segment_elements(count, element_bytes));
+}
+
+struct plan_range plan_segment(uint64_t count, size_t element_bytes, uint32_t segment) {
+    uint32_t segments = plan_segments(count, element_bytes);
+    uint64_t size = segment_elements(count, element_bytes);
+    return segments == 1 ? (struct plan_range){0, count} : (struct plan_range){size * segment, segment + 1 == segments ? count : size * (segment + 1)};
+}
+
 struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard) {
     uint64_t even = count / members + (count % members != 0);
     uint64_t size = (even + SHARD_ALIGN - 1) / SHARD_ALIGN * SHARD_ALIGN;
@@ -23,9 +42,10 @@ struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard) {
     return range;
 }
 
-uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes) {
-    uint64_t bytes = shard_elements * element_bytes / CHUNKS_PER_SHARD;
-    if (bytes < PLAN_CHUNK_MIN) bytes = PLAN_CHUNK_MIN;
+uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes, bool segment) {
+    uint64_t bytes = shard_elements * element_bytes / (segment ? CHUNKS_PER_SEGMENT_SHARD : CHUNKS_PER_SHARD);
+    uint64_t least = segment ? PLAN_CHUNK_MAX : PLAN_CHUNK_MIN;
+    if (bytes < least) bytes = least;
     if (bytes > max_bytes) bytes = max_bytes;
     return bytes / element_bytes;
 }

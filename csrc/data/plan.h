@@ -20,6 +20,10 @@ enum {
     PLAN_CHUNK_MAX = 256 * 1024, // bytes; send, scratch and result of one chunk fit an L2 cache of 1 MiB together
     PLAN_PLACED_MAX = 1024 * 1024, // bytes of a chunk that the neighbour reads out of our memory; worked through in parts
     PLAN_CHUNK_MIN = 32 * 1024,
+    PLAN_SEGMENT_MIN = 2048 * 1024,           // bytes; never small, and the work outweighs a verdict
+    PLAN_SEGMENTED_MIN = 4 * PLAN_SEGMENT_MIN, // bytes; below, an op in retry mode is not divided
+    PLAN_SEGMENTS = 64,                       // at most
+    PLAN_SEGMENTS_AHEAD = 6,                  // under way at once: what a loss costs at most, of PLAN_SEGMENTS
 };
 
 struct plan_range {
@@ -30,10 +34,16 @@ struct plan_range {
 // latency x rounds + bytes / bandwidth. Quantised ops are sharded.
 enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s);
 
+// Into how many segments an op in retry mode is divided; 1: it is not. A function of what the members agree on alone.
+uint32_t plan_segments(uint64_t count, size_t element_bytes);
+// Segment `segment`: all but the last have the same number of elements, the last up to twice as many.
+struct plan_range plan_segment(uint64_t count, size_t element_bytes, uint32_t segment);
+
 struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard);
 
-// Elements per chunk of a shard with this many elements, of at most `max_bytes`; at least 1.
-uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes);
+// Elements per chunk of a shard with this many elements, of at most `max_bytes`; at least 1. A segment has others beside it to keep the
+// ring busy, so it needs fewer.
+uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes, bool segment);
 
 enum plan_step { PLAN_INVALID,
                  PLAN_REDUCE,

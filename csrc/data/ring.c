@@ -15,7 +15,7 @@ static bool can_be_read(const struct op *op) {
 }
 
 void ring_begin(struct engine *engine, struct op *op) {
-    uint64_t count = op->reduce.fingerprint.count;
+    uint64_t count = op->count;
     struct plan_range own = plan_shard(count, engine->count, engine->rank);
     op->inject = own.begin;
     op->inject_end = own.end;
@@ -26,7 +26,7 @@ void ring_begin(struct engine *engine, struct op *op) {
     struct wire_op head;
     op_head(op, &head);
     pthread_mutex_lock(&engine->lock);
-    struct early *early = early_take(engine, successor(engine), head.tag, head.sequence, WIRE_READY);
+    struct early *early = early_take(engine, successor(engine), &head, WIRE_READY);
     op->next_ready = early != NULL;
     op->next_reads = early != NULL && early->head.extra == 1 && can_be_read(op);
     if (early != NULL && !wire_fingerprint_equal(&early->head.fingerprint, &head.fingerprint))
@@ -44,7 +44,7 @@ bool ring_receive(struct lane *lane, struct op *op, size_t bytes) {
     if (lane->peer != predecessor(engine) || bytes == 0 || bytes > PLAN_PLACED_MAX || bytes % op->element != 0 || bytes > op->receive_left)
         return false;
     enum plan_step step = plan_ring_step(engine->count, engine->rank, head->shard, head->hop);
-    struct plan_range shard = plan_shard(op->reduce.fingerprint.count, engine->count, head->shard);
+    struct plan_range shard = plan_shard(op->count, engine->count, head->shard);
     uint64_t elements = bytes / op->element;
     if (step == PLAN_INVALID || head->offset < shard.begin || head->offset > shard.end || elements > shard.end - head->offset) return false;
     lane->bytes = bytes;
@@ -177,8 +177,8 @@ struct frame *ring_next(struct lane *lane, struct op *op, bool idle) {
     // Own chunks go before those to forward until enough are under way, so that every member always has work; more of them only
     // where the lane would idle, and a neighbour that reads our memory should find it in a cache.
     if ((op->next_reads || !idle) && op->injected - op->returned >= CHUNKS_AHEAD) return NULL;
-    struct plan_range own = plan_shard(op->reduce.fingerprint.count, engine->count, engine->rank);
-    uint64_t elements = plan_chunk(own.end - own.begin, op->element, op->next_reads ? PLAN_PLACED_MAX : PLAN_CHUNK_MAX);
+    struct plan_range own = plan_shard(op->count, engine->count, engine->rank);
+    uint64_t elements = plan_chunk(own.end - own.begin, op->element, op->next_reads ? PLAN_PLACED_MAX : PLAN_CHUNK_MAX, op->whole != NULL);
     if (elements > op->inject_end - op->inject) elements = op->inject_end - op->inject;
     struct wire_op head;
     op_head(op, &head);

@@ -19,7 +19,7 @@ enum { WINDOW_BYTES = 4 * 1024 * 1024,
 static uint64_t blocks_in(struct plan_range shard) { return (shard.end - shard.begin + QUANT_BLOCK - 1) / QUANT_BLOCK; }
 
 static struct plan_range block_range(const struct engine *engine, const struct op *op, uint32_t shard, uint64_t block) {
-    struct plan_range range = plan_shard(op->reduce.fingerprint.count, engine->count, shard);
+    struct plan_range range = plan_shard(op->count, engine->count, shard);
     range.begin += block * QUANT_BLOCK;
     if (range.end - range.begin > QUANT_BLOCK) range.end = range.begin + QUANT_BLOCK;
     return range;
@@ -54,7 +54,7 @@ void sharded_release(struct engine *engine, struct op *op) {
 static bool allocate(struct engine *engine, struct op *op) {
     struct sharded *s = op->sharded = calloc(1, sizeof *s);
     if (s == NULL) return false;
-    struct plan_range own = plan_shard(op->reduce.fingerprint.count, engine->count, engine->rank);
+    struct plan_range own = plan_shard(op->count, engine->count, engine->rank);
     size_t block_bytes = quant_encoded_bytes(op->reduce.fingerprint.quantised_dtype, QUANT_BLOCK);
     s->window = WINDOW_BYTES / (block_bytes * (engine->count - 1));
     if (s->window < WINDOW_MIN) s->window = WINDOW_MIN;
@@ -83,10 +83,10 @@ bool sharded_begin(struct engine *engine, struct op *op) {
     for (uint32_t rank = 0; rank < engine->count; rank++) {
         struct peer *peer = engine->members[rank];
         if (peer == NULL) continue;
-        s->targets[rank].blocks = blocks_in(plan_shard(op->reduce.fingerprint.count, engine->count, rank));
+        s->targets[rank].blocks = blocks_in(plan_shard(op->count, engine->count, rank));
         s->codes_left += s->targets[rank].blocks;
         s->results_left += s->targets[rank].blocks;
-        struct early *early = early_take(engine, peer, head.tag, head.sequence, WIRE_READY);
+        struct early *early = early_take(engine, peer, &head, WIRE_READY);
         if (early != NULL && wire_fingerprint_equal(&early->head.fingerprint, &head.fingerprint))
             sharded_signal(engine, op, peer, WIRE_READY, &early->head);
         else if (early != NULL)
@@ -211,7 +211,7 @@ bool sharded_receive(struct lane *lane, struct op *op, size_t length) {
     uint32_t from = lane->peer->rank, shard = lane->head.shard;
     uint64_t index = lane->head.offset;
     if (s == NULL || from == UINT32_MAX || shard >= engine->count) return false;
-    if (index >= blocks_in(plan_shard(op->reduce.fingerprint.count, engine->count, shard))) return false;
+    if (index >= blocks_in(plan_shard(op->count, engine->count, shard))) return false;
     if (length != encoded_bytes(op, block_range(engine, op, shard, index))) return false;
     if (lane->header.type == WIRE_RESULT) {
         if (shard != from || s->results_left == 0) return false;

@@ -17,10 +17,6 @@
 #include "compute/kernels.h"
 #include "data/engine_private.h"
 
-static bool same_name(const struct wire_op_name *a, const struct wire_op_name *b) {
-    return a->epoch == b->epoch && a->tag == b->tag && a->sequence == b->sequence;
-}
-
 static struct kept **kept_slot(struct engine *engine, uint64_t tag) {
     return &engine->kept[table_slot(tag)];
 }
@@ -94,7 +90,7 @@ static void ack_implied(struct peer *peer, const struct wire_op_name *name) {
 
 void small_acked(struct engine *engine, struct peer *from, const struct wire_op_name *name) {
     struct kept **at = kept_slot(engine, name->tag);
-    while (*at != NULL && !same_name(&(*at)->name, name)) at = &(*at)->next;
+    while (*at != NULL && !wire_op_name_equal(&(*at)->name, name)) at = &(*at)->next;
     struct kept *kept = *at;
     if (kept == NULL) return;
     for (uint32_t i = 0; i < kept->unacked_count; i++)
@@ -103,7 +99,7 @@ void small_acked(struct engine *engine, struct peer *from, const struct wire_op_
 }
 
 void small_implied_ack(struct engine *engine, struct peer *from, const struct wire_op *head) {
-    struct wire_op_name name = {engine->epoch, head->tag, head->sequence - 1};
+    struct wire_op_name name = {engine->epoch, head->tag, head->sequence - 1, 0}; // small ops are never divided
     if (head->sequence > 1) small_acked(engine, from, &name);
 }
 
@@ -241,8 +237,8 @@ void small_begin(struct engine *engine, struct op *op) {
         // Each member begins with another receiver, so that nobody is everybody's first.
         struct peer *peer = engine->members[(engine->rank + step) % engine->count];
         struct small_part *part = &op->parts[peer->rank];
-        struct early *posted = early_take(engine, peer, head.tag, head.sequence, WIRE_POSTED);
-        struct early *input = early_take(engine, peer, head.tag, head.sequence, WIRE_SMALL);
+        struct early *posted = early_take(engine, peer, &head, WIRE_POSTED);
+        struct early *input = early_take(engine, peer, &head, WIRE_SMALL);
         struct early *seen = input != NULL ? input : posted;
         if (seen != NULL && !wire_fingerprint_equal(&seen->head.fingerprint, &head.fingerprint))
             engine_accuse(engine, op, peer, &seen->head.fingerprint);
@@ -268,7 +264,7 @@ void small_begin(struct engine *engine, struct op *op) {
 
 void small_arrived(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block) {
     small_implied_ack(engine, from, head);
-    struct op *op = op_find_running(engine, head->tag, head->sequence);
+    struct op *op = op_find_running(engine, head);
     if (op == NULL || op->phase == OP_WAITING) {
         if (!early_add(engine, from, type, head, block)) block_put(engine, block);
         return;
@@ -296,7 +292,7 @@ static void send_supply(struct engine *engine, struct kept *kept) {
 
 void small_supply(struct engine *engine, const struct wire_verdict *verdict) {
     struct kept **at = kept_slot(engine, verdict->name.tag);
-    while (*at != NULL && !same_name(&(*at)->name, &verdict->name)) at = &(*at)->next;
+    while (*at != NULL && !wire_op_name_equal(&(*at)->name, &verdict->name)) at = &(*at)->next;
     struct kept *kept = *at;
     if (kept == NULL) return;
     uint32_t room = kept->unacked_count > verdict->count ? kept->unacked_count : verdict->count;
@@ -345,8 +341,8 @@ static void keep_supplied(struct engine *engine, const struct wire_op_name *name
 
 void small_supplied(struct engine *engine, const struct wire_op *head, uint64_t epoch, struct block *block) {
     struct op *op = op_find(engine, head->tag);
-    struct wire_op_name name = {epoch, head->tag, head->sequence};
-    if (op != NULL && op->frozen && op->phase != OP_ENDED && op->path == PLAN_SMALL && same_name(&op->name, &name) && block->length == op->bytes) {
+    struct wire_op_name name = {epoch, head->tag, head->sequence, 0};
+    if (op != NULL && op->frozen && op->phase != OP_ENDED && op->path == PLAN_SMALL && wire_op_name_equal(&op->name, &name) && block->length == op->bytes) {
         if (op->bytes > 0) memcpy(op->reduce.recv, block->bytes, op->bytes);
         keep_supplied(engine, &name, block);
         for (uint32_t i = 0; i < engine->count; i++)

@@ -171,9 +171,25 @@ typedef struct pcclAsyncReduceOp_t {
     uint64_t tag;
 } pcclAsyncReduceOp_t;
 
+// How pcclAllReduceEx and pcclAwaitAsyncReduceEx go about it. Fields added later come at the end and count as 0 when `size` ends before.
+typedef struct pcclReduceOptions_t {
+    size_t size;         // sizeof(pcclReduceOptions_t)
+    bool retry;          // go on without members that are lost
+    bool launch_only;    // return as soon as the op is launched
+    uint64_t timeout_ms; // how long to wait at most, 0 = as long as the others live
+} pcclReduceOptions_t;
+
+// A peer in a run; every connection makes a new one.
 typedef struct pcclRankUuid_t {
     uint8_t data[16];
 } pcclRankUuid_t;
+
+// A range of a result whose elements have the same contributors.
+typedef struct pcclReduceRange_t {
+    uint64_t begin, end;    // elements
+    size_t contributors;    // the divisor of pcclAvg; 0: the range was not reduced
+    size_t ranges;          // that the op has
+} pcclReduceRange_t;
 
 typedef struct pcclTensorInfo_t {
     const char *name; // unique in the shared state
@@ -256,16 +272,38 @@ PCCL_EXPORT pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, 
 PCCL_EXPORT pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
                                               pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out);
 
-// Reduces all ops, each over the members alive then; ops that fail because a member was lost are launched again from their
-// unchanged input. At most `max_in_flight` run at once; equal tags run one after another. All descriptors are checked before
+// Reduces all ops in retry mode (pcclAllReduceEx): what is not complete when a member is lost is redone among the survivors. At most `max_in_flight` run at once; equal tags run one after another. All descriptors are checked before
 // any launch. The info adds up the bytes of all ops and gives the size of the group at the end. Waits for the group.
 // pcclInvalidArgument: count 0, max_in_flight < 1, or a bad descriptor. pcclInvalidUsage: as pcclAllReduceAsync.
-// pcclTooFewPeers: alone before or after; info is then written with local_world_size 1, and in-place buffers hold the result
-// or the input. pcclMasterConnectionFailed: the communicator died.
+// pcclTooFewPeers: alone before or after; info is then written with local_world_size 1, and in-place buffers hold, range by range,
+// the result or the input. pcclMasterConnectionFailed: the communicator died.
 PCCL_EXPORT pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *descriptors, size_t count,
                                                         const pcclComm_t *comm,
                                                         pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out,
                                                         int max_in_flight);
+
+// pcclAllReduce with options; NULL: none. In retry mode a loss does not end the op: what all survivors had complete stays as it is, the
+// rest is redone among the survivors, each range the reduction of exactly its contributors (pcclGetReduceContributors). Large ops are divided
+// into up to 64 segments, of which a loss costs 6 at most. Members in retry mode and others may meet in one op; it is then not divided.
+// Success in retry mode adopts the epoch that the op was ended in. After an error, ranges with contributors hold the result, all
+// others, in place, the input. pcclTooFewPeers: no other member was left to end it with. pcclMasterConnectionFailed: the
+// communicator died. pcclTimedOut: the op goes on: await it by {comm, tag}. pcclInvalidArgument: options without a size.
+PCCL_EXPORT pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
+                                         const pcclComm_t *comm, const pcclReduceOptions_t *PCCL_NULLABLE options,
+                                         pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out);
+
+// pcclAwaitAsyncReduce that waits for `timeout_ms` at most (the options' only field of use here). Takes any op in flight, and ends
+// it as pcclAllReduceEx does. pcclTimedOut: the op goes on, and is to be awaited again.
+PCCL_EXPORT pcclResult_t pcclAwaitAsyncReduceEx(const pcclAsyncReduceOp_t *reduce_handle,
+                                                const pcclReduceOptions_t *PCCL_NULLABLE options,
+                                                pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out);
+
+// Who is in which part of a result: range number `index` of the op of `tag` that has ended last, among those of pcclAllReduceEx
+// and pcclAllReduceMultipleWithRetry, also when it failed. Ranges are in order and cover the tensor; neighbours differ. Up to `capacity`
+// ids are written to `uuids_out`, which may be NULL when capacity is 0. Known for the last 1,024 tags. Does not wait.
+// pcclInvalidArgument: no such op, or no such range.
+PCCL_EXPORT pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, size_t index, pcclReduceRange_t *range_out,
+                                                   pcclRankUuid_t *PCCL_NULLABLE uuids_out, size_t capacity);
 
 // Brings the content of the shared state to the same bytes on all members of the group, for whom it waits, and writes back
 // `revision`. After an error `revision` is as passed; entries that were to be received are unspecified, all others unchanged.

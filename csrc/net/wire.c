@@ -10,8 +10,8 @@ enum {
     ADDRESS_BYTES = 1 + 16 + 2,
     MEMBER_BYTES = WIRE_ID_BYTES + 8 + 4 + 4 + ADDRESS_BYTES,
     EPOCH_BYTES = 8 + 8 + 8 + 8 + 8 + 8 + 4 + 4 + 4,
-    FINGERPRINT_BYTES = 8 + 4,
-    OP_NAME_BYTES = 8 + 8 + 4,
+    FINGERPRINT_BYTES = 8 + 5,
+    OP_NAME_BYTES = 8 + 8 + 4 + 2,
     HELLO_BYTES = 2 + WIRE_ID_BYTES + 4 + 4 + 2 + 1,
     WELCOME_BYTES = 8 + 16 + 4 + ADDRESS_BYTES,
     LINKED_BYTES = 4 + 4 + 4,
@@ -150,7 +150,8 @@ static uint8_t *put_hash(uint8_t *at, const struct wire_hash *hash) {
 static uint8_t *put_op_name(uint8_t *at, const struct wire_op_name *name) {
     at = put_u64(at, name->epoch);
     at = put_u64(at, name->tag);
-    return put_u32(at, name->sequence);
+    at = put_u32(at, name->sequence);
+    return put_u16(at, name->segment);
 }
 
 static uint8_t *put_fingerprint(uint8_t *at, const struct wire_fingerprint *fingerprint) {
@@ -158,7 +159,8 @@ static uint8_t *put_fingerprint(uint8_t *at, const struct wire_fingerprint *fing
     at = put_u8(at, fingerprint->dtype);
     at = put_u8(at, fingerprint->op);
     at = put_u8(at, fingerprint->quantised_dtype);
-    return put_u8(at, fingerprint->algorithm);
+    at = put_u8(at, fingerprint->algorithm);
+    return put_u8(at, fingerprint->mode);
 }
 
 static uint8_t *put_epoch(uint8_t *at, const struct wire_epoch *epoch) {
@@ -267,6 +269,7 @@ static void get_op_name(struct reader *in, struct wire_op_name *out) {
     out->epoch = get_u64(in);
     out->tag = get_u64(in);
     out->sequence = get_u32(in);
+    out->segment = get_u16(in);
 }
 
 static void get_fingerprint(struct reader *in, struct wire_fingerprint *out) {
@@ -275,6 +278,7 @@ static void get_fingerprint(struct reader *in, struct wire_fingerprint *out) {
     out->op = get_u8(in);
     out->quantised_dtype = get_u8(in);
     out->algorithm = get_u8(in);
+    out->mode = get_u8(in);
 }
 
 static bool names_twice(const struct wire_epoch *epoch) {
@@ -368,6 +372,7 @@ void wire_op_encode(uint8_t out[WIRE_OP_BYTES], const struct wire_op *op) {
     at = put_fingerprint(at, &op->fingerprint);
     at = put_u16(at, op->shard);
     at = put_u16(at, op->hop);
+    at = put_u16(at, op->segment);
     at = put_u32(at, op->sequence);
     at = put_u64(at, op->offset);
     put_u32(at, op->extra);
@@ -379,6 +384,7 @@ bool wire_op_decode(const uint8_t in[WIRE_OP_BYTES], struct wire_op *out) {
     get_fingerprint(&reader, &out->fingerprint);
     out->shard = get_u16(&reader);
     out->hop = get_u16(&reader);
+    out->segment = get_u16(&reader);
     out->sequence = get_u32(&reader);
     out->offset = get_u64(&reader);
     out->extra = get_u32(&reader);
@@ -730,7 +736,7 @@ bool wire_decode_op_done(const uint8_t *body, size_t length, struct wire_op_done
 bool wire_decode_verdict(const uint8_t *body, size_t length, struct wire_verdict *out) {
     struct reader in = reader_of(body, length);
     get_op_name(&in, &out->name);
-    out->kind = get_enum(&in, WIRE_VERDICT_COMMIT, WIRE_VERDICT_MISMATCH);
+    out->kind = get_enum(&in, WIRE_VERDICT_COMMIT, WIRE_VERDICT_WHOLE);
     get_id(&in, &out->supplier);
     get_text(&in, &out->text);
     out->count = get_count(&in, WIRE_MAX_MEMBERS, WIRE_ID_BYTES);
@@ -917,10 +923,14 @@ int wire_id_compare(const struct wire_id *a, const struct wire_id *b) { return m
 bool wire_hash_equal(const struct wire_hash *a, const struct wire_hash *b) { return a->low == b->low && a->high == b->high; }
 
 bool wire_op_name_equal(const struct wire_op_name *a, const struct wire_op_name *b) {
-    return a->tag == b->tag && a->epoch == b->epoch && a->sequence == b->sequence;
+    return a->tag == b->tag && a->epoch == b->epoch && a->sequence == b->sequence && a->segment == b->segment;
 }
 
 bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_fingerprint *b) {
+    return wire_fingerprint_same_op(a, b) && a->mode == b->mode;
+}
+
+bool wire_fingerprint_same_op(const struct wire_fingerprint *a, const struct wire_fingerprint *b) {
     return a->count == b->count && a->dtype == b->dtype && a->op == b->op && a->quantised_dtype == b->quantised_dtype &&
            a->algorithm == b->algorithm;
 }

@@ -12,10 +12,10 @@
 #include <stdint.h>
 
 enum {
-    WIRE_VERSION = 1,
+    WIRE_VERSION = 2,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
-    WIRE_OP_BYTES = 40,
+    WIRE_OP_BYTES = 43,
     WIRE_ID_BYTES = 16,
     WIRE_MAX_MEMBERS = 1024,
     WIRE_MAX_TEXT = 500,
@@ -114,7 +114,11 @@ struct wire_text {
 struct wire_fingerprint {
     uint64_t count;
     uint8_t dtype, op, quantised_dtype, algorithm; // pcclDataType_t, pcclRedOp_t, pcclDataType_t, pcclQuantizationAlgorithm_t
+    uint8_t mode;                                  // wire_op_mode
 };
+
+enum wire_op_mode { WIRE_MODE_WHOLE,      // one op, one verdict
+                    WIRE_MODE_SEGMENTS }; // in segments (data/plan), each of them an op with a verdict of its own
 
 struct wire_member {
     struct wire_id id;
@@ -193,11 +197,13 @@ struct wire_outcome {
     uint64_t value; // PENDING: 0 or 1
 };
 
-// An op's name, unique in a run: `sequence` counts the ops of one tag that were begun in one group epoch.
+// An op's name, unique in a run: `sequence` counts the ops of one tag that were begun in one group epoch. The segments of an op that are
+// begun in the same group epoch share their sequence.
 struct wire_op_name {
     uint64_t epoch; // the group epoch the op was begun in
     uint64_t tag;
     uint32_t sequence;
+    uint16_t segment; // 0 in WIRE_MODE_WHOLE
 };
 
 struct wire_op_done {
@@ -209,6 +215,7 @@ enum wire_verdict_kind {
     WIRE_VERDICT_ABORT,      // a member was lost: pcclRankConnectionLost, since the op was begun: pcclRankConnectionLost
     WIRE_VERDICT_REDO,       // same members: begin again from the input, unseen by the caller
     WIRE_VERDICT_MISMATCH,   // arguments differ: pcclInvalidArgument; text names both sides
+    WIRE_VERDICT_WHOLE,      // only the modes differ: who runs this op (tag and sequence; whatever segment) in segments begins again with the whole
 };
 
 struct wire_verdict {
@@ -405,8 +412,9 @@ struct wire_op {
     struct wire_fingerprint fingerprint;
     uint16_t shard;
     uint16_t hop;
-    uint32_t sequence; // see wire_op_name; the epoch is the header's
-    uint64_t offset;   // in elements from the start of the tensor, or as the type says
+    uint16_t segment;  // see wire_op_name, like sequence; the epoch is the header's
+    uint32_t sequence;
+    uint64_t offset;   // in elements from the start of the segment, or as the type says
     uint32_t extra;    // as the type says, else 0
 };
 
@@ -484,6 +492,7 @@ int wire_id_compare(const struct wire_id *a, const struct wire_id *b);
 bool wire_hash_equal(const struct wire_hash *a, const struct wire_hash *b);
 bool wire_op_name_equal(const struct wire_op_name *a, const struct wire_op_name *b);
 bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_fingerprint *b);
+bool wire_fingerprint_same_op(const struct wire_fingerprint *a, const struct wire_fingerprint *b); // equal but for the mode
 const char *wire_type_name(uint16_t type);
 
 #endif

@@ -143,7 +143,7 @@ static void acked(struct engine_model *e, int from, const struct wire_op_name *n
 }
 
 static void acked_by_next(struct engine_model *e, int from, const struct frame *frame) {
-    struct wire_op_name name = {e->now.epoch, frame->tag, frame->sequence - 1};
+    struct wire_op_name name = {e->now.epoch, frame->tag, frame->sequence - 1, 0};
     if (frame->sequence > 1) acked(e, from, &name);
 }
 
@@ -188,7 +188,7 @@ static void supply(struct pccl_sim *s, int slot, const struct wire_verdict *verd
 static void on_supply(struct pccl_sim *s, int slot, const struct frame *frame) {
     struct engine_model *e = &s->processes[slot].engine;
     struct op *op = &e->ops[frame->tag];
-    struct wire_op_name name = {frame->offset, frame->tag, frame->sequence};
+    struct wire_op_name name = {frame->offset, frame->tag, frame->sequence, 0};
     if (op->phase != OP_RUNNING || !op->frozen || !op->small || !same_name(&op->name, &name)) return;
     s->counts[COUNT_OPS_SUPPLIED]++;
     op->value = frame->value;
@@ -413,7 +413,7 @@ static void begin(struct pccl_sim *s, int slot, struct op *op) {
     struct process *p = &s->processes[slot];
     struct engine_model *e = &p->engine;
     uint64_t tag = (uint64_t)(op - e->ops);
-    op->name = (struct wire_op_name){e->now.epoch, tag, ++e->sequences[tag]};
+    op->name = (struct wire_op_name){e->now.epoch, tag, ++e->sequences[tag], 0};
     op->accused = op->mismatched = op->frozen = false;
     op->value = op->contributors = op->shards = op->results = 0;
     if (e->now.count < 2) { // alone: only a loss leads here

@@ -10,7 +10,9 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import itertools
 import multiprocessing
+import operator
 import os
 import random
 import signal
@@ -47,17 +49,22 @@ PATIENCE = 30.0
 """How long anything may take, in seconds: far longer than it does, so that only a hang meets it."""
 
 
+Ranges = tuple[tuple[int, int, int, tuple[str, ...]], ...]
+"""Of a result: start, stop, who is in it, and what they are called."""
+
+
 # ---- scripts ----
 
 
 @dataclasses.dataclass(frozen=True)
 class Reduce:
-    """One sum; quantised, it is of a constant, for which quantisation is exact."""
+    """One sum, or average; quantised, it is of a constant, for which quantisation is exact."""
 
     count: int
     dtype: str = "int64"
     in_place: bool = True
     quantized: QuantizationAlgorithm | None = None
+    op: ReduceOp = ReduceOp.SUM
 
     def input(self, value: int) -> np.ndarray:
         dtype = np.dtype(self.dtype)
@@ -72,7 +79,10 @@ class Reduce:
 
 @dataclasses.dataclass(frozen=True)
 class Ops:
-    """Sums by `way`: "plain", one after another; "async", all in flight at once; "multi", all_reduce_multiple_with_retry."""
+    """Reduces by `way`: "plain", one after another; "async", all in flight at once; "multi", all_reduce_multiple_with_retry.
+
+    "retry" and "retry_async" are the first two in retry mode; "mixed" is "plain" for peer 0 and "retry" for the others.
+    """
 
     way: str
     reduces: tuple[Reduce, ...]
@@ -139,6 +149,7 @@ class Peer:
 
     def __init__(self, pipe: Connection, address: str, number: int, group: int, lanes: int) -> None:
         self._pipe = pipe
+        self._number = number
         self._value = 1 << number
         self._random = random.Random(number)
         self.comm = Communicator(address, group, lanes)
@@ -348,7 +359,62 @@ class Peer:
             self.log.append((number, "alone"))
             raise AloneError from None
         assert info.world_size == self.world()
-        self.log.append((number, "multi", info.world_size, [one.result(None) for one in launched]))
+        ranges = [one.ranges(self.comm.get_contributors(one.tag)) for one in launched]
+        summary = [(_in_all(found), zlib.crc32(one.recv)) for one, found in zip(launched, ranges, strict=True)]
+        self.log.append((number, "multi", info.world_size, summary, ranges))
+
+    def _retry(self, number: int, step: Ops) -> None:
+        for index, reduce in enumerate(step.reduces):
+            one = _Launched(self, reduce, index)
+            begin = time.monotonic()
+            try:
+                info = self.comm.all_reduce(
+                    one.send,
+                    one.recv,
+                    op=reduce.op,
+                    tag=index,
+                    quantization_options=reduce.options(),
+                    retry=True,
+                    timeout=PATIENCE,
+                )
+            except pccl.TooFewPeersError as error:
+                self.log.append((number, index, "alone", one.ranges(error.contributors)))
+                raise AloneError from None
+            self._last_op = time.monotonic() - begin
+            self._resumed(number, one, info)
+
+    def _retry_async(self, number: int, step: Ops) -> None:
+        launched = [_Launched(self, reduce, tag) for tag, reduce in enumerate(step.reduces)]
+        handles = {}
+        for one in self._random.sample(launched, len(launched)):
+            try:
+                handles[one.tag] = self.comm.all_reduce_async(
+                    one.send, one.recv, op=one.reduce.op, tag=one.tag, quantization_options=one.reduce.options(), retry=True
+                )
+            except pccl.TooFewPeersError:
+                self.log.append((number, "alone"))
+                raise AloneError from None
+        outcomes = {tag: handles[tag].wait(timeout=PATIENCE) for tag in self._random.sample(list(handles), len(handles))}
+        for one in launched:
+            success, status, info = outcomes[one.tag]
+            if success:
+                self._resumed(number, one, info)
+            else:
+                assert status == pccl.Result.TOO_FEW_PEERS.value, outcomes
+                self.log.append((number, one.tag, "alone", one.ranges(info.contributors)))
+        if not all(success for success, _, _ in outcomes.values()):
+            raise AloneError
+
+    def _mixed(self, number: int, step: Ops) -> None:
+        if self._number == 0:
+            self._plain(number, step)
+        else:
+            self._retry(number, step)
+
+    def _resumed(self, number: int, one: _Launched, info: pccl.ReduceInfo) -> None:
+        ranges = one.ranges(info.contributors)
+        assert info.world_size in (len(uuids) for *_, uuids in ranges)
+        self.log.append((number, one.tag, "resumed", ranges, info.world_size, zlib.crc32(one.recv), self.world()))
 
     def _lost(self, number: int, index: Any, launched: list[_Launched]) -> None:
         for one in launched:
@@ -363,6 +429,7 @@ class _Launched:
     def __init__(self, peer: Peer, reduce: Reduce, tag: int) -> None:
         self.reduce = reduce
         self.tag = tag
+        self.uuid = peer.comm.uuid
         self.world = peer.world()
         self._value = peer._value
         self.send = reduce.input(self._value)
@@ -393,12 +460,38 @@ class _Launched:
         )
         return who, zlib.crc32(self.recv)
 
+    def ranges(self, contributors: tuple[pccl.Contributors, ...]) -> Ranges:
+        """Who is in which range, and what they are called; each is exactly the reduction of those, or, with nobody, the input."""
+        if not self.reduce.in_place:
+            self.check_input()
+        assert contributors[0].start == 0
+        assert contributors[-1].stop == self.send.size
+        assert all(one.stop == next_one.start for one, next_one in itertools.pairwise(contributors))
+        found = []
+        for start, stop, peers in contributors:
+            if not peers:
+                kept = np.array_equal(self.recv[start:stop], self.reduce.input(self._value)[start:stop])
+                assert kept or not self.reduce.in_place, f"the input from {start} to {stop} has changed"
+                found.append((start, stop, 0, ()))
+                continue
+            who = _who(self.reduce, self.recv[start:stop], start, len(peers))
+            assert who.bit_count() == len(peers), f"{who:b} are in it, not {peers}"
+            assert who & self._value, f"own value {self._value} missing in {who:b}"
+            assert self.uuid in peers
+            found.append((start, stop, who, tuple(sorted(str(uuid) for uuid in peers))))
+        return tuple(found)
 
-def _who(reduce: Reduce, result: np.ndarray) -> int:
-    pattern = reduce.pattern()
-    who = result[0] / pattern[0]
-    assert who == int(who), f"a sum of {who}"
-    whole = np.array_equal(result, pattern * result.dtype.type(who))
+
+def _in_all(ranges: Ranges) -> int:
+    return functools.reduce(operator.and_, (who for _, _, who, _ in ranges))
+
+
+def _who(reduce: Reduce, result: np.ndarray, start: int = 0, peers: int = 1) -> int:
+    pattern = reduce.pattern()[start : start + result.size]
+    divisor = result.dtype.type(peers if reduce.op is ReduceOp.AVG else 1)
+    who = np.round(result[0] * float(divisor) / pattern[0])
+    expected = pattern * result.dtype.type(who)
+    whole = np.array_equal(result, expected if divisor == 1 else expected / divisor)
     assert whole, f"the result of {reduce} is torn: {np.unique(result / pattern)}"
     return int(who)
 

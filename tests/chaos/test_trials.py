@@ -24,7 +24,7 @@ TRIALS = 1 if ONE else int(os.environ.get("CHAOS_TRIALS", "200"))
 
 
 def random_reduce(rng: random.Random) -> Reduce:
-    count = rng.choice([1, 2, 7, 100, 1000, 5000, 16_384, 40_000, 100_000, 300_000])
+    count = rng.choice([1, 2, 7, 100, 1000, 5000, 16_384, 40_000, 100_000, 300_000, 1_300_000])
     if rng.random() < 0.2:
         return Reduce(count, "float32", rng.random() < 0.5, rng.choice(list(QuantizationAlgorithm)[1:]))
     return Reduce(count, rng.choice(["int64", "int32", "float32", "float64"]), rng.random() < 0.6)
@@ -36,7 +36,7 @@ def random_step(rng: random.Random, votes: list[str]) -> Ops | Vote | Pause:
         return Pause(rng.random() * 0.01)
     if pick < 0.3:
         return Vote(rng.choice(votes), rng.random() * 0.005)
-    way = rng.choice(["plain", "async", "async", "multi"])
+    way = rng.choice(["plain", "async", "async", "multi", "retry", "retry_async"])
     reduces = tuple(random_reduce(rng) for _ in range(rng.randint(1, 4 if way == "plain" else 8)))
     return Ops(way, reduces, rng.randint(1, 8))
 
@@ -88,7 +88,13 @@ def check_numbers(logs: dict[int, list]) -> None:
     for log in logs.values():
         gone, before = 0, None
         for entry in log:
-            seen = [who for who, _ in entry[3]] if entry[1] == "multi" else [entry[3][0]] if entry[2:3] == ("done",) else []
+            seen = []
+            if entry[1] == "multi":
+                seen = [who for who, _ in entry[3]]
+            elif entry[2:3] == ("done",):
+                seen = [entry[3][0]]
+            elif entry[2:3] == ("resumed",):
+                seen = [who for _, _, who, _ in entry[3]]
             for who in seen:
                 assert not who & gone, f"{gone & who} came back: {log}"
             for who in seen:

@@ -23,6 +23,9 @@ FUNCTIONS = [
     "pcclAllReduceAsync",
     "pcclAwaitAsyncReduce",
     "pcclAllReduceMultipleWithRetry",
+    "pcclAllReduceEx",
+    "pcclAwaitAsyncReduceEx",
+    "pcclGetReduceContributors",
     "pcclSynchronizeSharedState",
     "pcclCreateMaster",
     "pcclRunMaster",
@@ -44,6 +47,8 @@ SIZES = {
     "pcclReduceOpDescriptor_t": 56,
     "pcclAsyncReduceOp_t": 16,
     "pcclRankUuid_t": 16,
+    "pcclReduceOptions_t": 24,
+    "pcclReduceRange_t": 32,
     "pcclTensorInfo_t": 40,
     "pcclSharedState_t": 24,
     "pcclSharedStateSyncInfo_t": 16,
@@ -52,7 +57,7 @@ SIZES = {
 
 
 def test_functions():
-    assert len(FUNCTIONS) == 19
+    assert len(FUNCTIONS) == 22
     for name in FUNCTIONS:
         assert callable(getattr(lib, name)), name
 

@@ -123,8 +123,8 @@ SIGNATURES = [
         C.sync_shared_state,
         "(shared_state, strategy=<SharedStateSyncStrategy.ENFORCE_POPULAR: 0>, *, progress=None, timeout=None)",
     ),
-    (C.all_reduce, "(send, recv, *, op, tag=0, operand_descriptor=None, quantization_options=None, timeout=None)"),
-    (C.all_reduce_async, "(send, recv, *, op, tag=0, operand_descriptor=None, quantization_options=None)"),
+    (C.all_reduce, "(send, recv, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False, timeout=None)"),
+    (C.all_reduce_async, "(send, recv, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False)"),
     (C.all_reduce_multiple_with_retry, "(descriptors, *, max_in_flight=4, timeout=None)"),
     (pccl.MasterNode, "(listen_address, *, heartbeat_limit=None, masters=None)"),
     (pccl.MasterNode.run, "()"),
@@ -148,7 +148,7 @@ SIGNATURES = [
         pccl.SharedStateSyncInfo,
         "(tx_bytes, rx_bytes, leaves=0, donors=0, seconds=0.0, hash_seconds=0.0, transfer_seconds=0.0, wire_bytes=0)",
     ),
-    (pccl.ReduceInfo, "(local_world_size, tx_bytes, rx_bytes)"),
+    (pccl.ReduceInfo, "(local_world_size, tx_bytes, rx_bytes, *, contributors=())"),
 ]
 
 

@@ -10,6 +10,7 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "data/engine.h"
+#include "data/plan.h"
 #include "check.h"
 #include "net/socket.h"
 
@@ -27,11 +28,13 @@ struct side {
 };
 
 struct world {
+    pthread_mutex_t order; // a verdict reaches all before or after an epoch does; taken before `lock`
     pthread_mutex_t lock;
     uint32_t count, lanes;
     struct side sides[PEERS_MAX];
     uint64_t epoch;
-    bool hold; // do not commit
+    uint32_t members; // of it, also those that have died since
+    int64_t commits; // to be given still; the rest waits for the next epoch
     struct tally {
         struct wire_op_name name;
         uint32_t done;
@@ -42,10 +45,6 @@ struct world {
     int mismatches;
     struct wire_mismatch mismatch;
 };
-
-static bool name_equal(const struct wire_op_name *a, const struct wire_op_name *b) {
-    return a->epoch == b->epoch && a->tag == b->tag && a->sequence == b->sequence;
-}
 
 static uint32_t living(const struct world *world) {
     uint32_t count = 0;
@@ -61,14 +60,18 @@ static void verdict_to_all(struct world *world, const struct wire_verdict *verdi
 static void on_done(void *context, const struct wire_op_name *name) {
     struct side *side = context;
     struct world *world = side->world;
+    pthread_mutex_lock(&world->order);
     pthread_mutex_lock(&world->lock);
     bool commit = false;
-    if (name->epoch == world->epoch && !world->hold) {
+    if (name->epoch == world->epoch && world->commits > 0) {
         size_t i = 0;
-        while (i < world->tally_count && !name_equal(&world->tallies[i].name, name)) i++;
+        while (i < world->tally_count && !wire_op_name_equal(&world->tallies[i].name, name)) i++;
         if (i == world->tally_count) world->tallies[world->tally_count++] = (struct tally){*name, 0};
-        commit = ++world->tallies[i].done == living(world);
-        if (commit) world->tallies[i] = world->tallies[--world->tally_count];
+        commit = ++world->tallies[i].done == world->members;
+        if (commit) {
+            world->tallies[i] = world->tallies[--world->tally_count];
+            world->commits--;
+        }
     }
     pthread_mutex_unlock(&world->lock);
     struct wire_verdict *copy = malloc(sizeof *copy);
@@ -76,6 +79,7 @@ static void on_done(void *context, const struct wire_op_name *name) {
     copy->name = *name;
     copy->kind = WIRE_VERDICT_COMMIT;
     if (commit) verdict_to_all(world, copy);
+    pthread_mutex_unlock(&world->order);
     free(copy);
 }
 
@@ -129,8 +133,10 @@ static void link_pair(struct world *world, uint32_t a, uint32_t b) {
 }
 
 static void enter(struct world *world, bool lost) {
+    pthread_mutex_lock(&world->order);
     pthread_mutex_lock(&world->lock);
     world->epoch++;
+    world->members = living(world);
     world->tally_count = 0;
     pthread_mutex_unlock(&world->lock);
     struct engine_member members[PEERS_MAX];
@@ -145,6 +151,7 @@ static void enter(struct world *world, bool lost) {
         struct engine_epoch epoch = {.run = 7, .generation = 1, .group_epoch = world->epoch, .lost = lost, .latency_us = 30, .megabytes_per_s = 2000, .rank = rank[i], .count = n, .members = members};
         engine_enter_epoch(world->sides[i].engine, &epoch);
     }
+    pthread_mutex_unlock(&world->order);
 }
 
 static void links_ready(struct world *world) {
@@ -157,9 +164,11 @@ static void links_ready(struct world *world) {
 
 static struct world *world_new(uint32_t count, uint32_t lanes) {
     struct world *world = calloc(1, sizeof *world);
+    pthread_mutex_init(&world->order, NULL);
     pthread_mutex_init(&world->lock, NULL);
     world->count = count;
     world->lanes = lanes;
+    world->commits = INT64_MAX;
     for (uint32_t i = 0; i < count; i++) {
         struct side *side = &world->sides[i];
         *side = (struct side){.world = world, .index = i, .alive = true};
@@ -176,6 +185,7 @@ static struct world *world_new(uint32_t count, uint32_t lanes) {
 static void world_free(struct world *world) {
     for (uint32_t i = 0; i < world->count; i++) engine_stop(world->sides[i].engine);
     for (uint32_t i = 0; i < world->count; i++) engine_free(world->sides[i].engine);
+    pthread_mutex_destroy(&world->order);
     pthread_mutex_destroy(&world->lock);
     free(world);
 }
@@ -203,7 +213,7 @@ static void judge(struct world *world, bool lost) {
             for (uint32_t j = 0; j < world->count; j++)
                 for (uint32_t m = 0; world->sides[j].alive && m < world->report_counts[j]; m++) {
                     const struct wire_op_report *other = &world->reports[j][m];
-                    if (!name_equal(&other->name, &op->name)) continue;
+                    if (!wire_op_name_equal(&other->name, &op->name)) continue;
                     done += other->state == WIRE_OP_DONE;
                     if (other->state == WIRE_OP_KEPT) kept = j;
                     if (other->state == WIRE_OP_OPEN) verdict->needy[verdict->count++] = world->sides[j].id;
@@ -228,7 +238,12 @@ static float *filled(uint32_t peer, uint64_t count) {
 }
 
 static struct engine_reduce reduce_of(const void *send, void *recv, uint64_t tag, uint64_t count, int op, int quantised, int algorithm) {
-    return (struct engine_reduce){send, recv, tag, {count, pcclFloat, (uint8_t)op, (uint8_t)quantised, (uint8_t)algorithm}};
+    return (struct engine_reduce){
+        .send = send,
+        .recv = recv,
+        .tag = tag,
+        .fingerprint = {.count = count, .dtype = pcclFloat, .op = (uint8_t)op, .quantised_dtype = (uint8_t)quantised, .algorithm = (uint8_t)algorithm},
+    };
 }
 
 static void test_sum(uint32_t peers, uint32_t lanes, uint64_t count, bool in_place, int op) {
@@ -471,6 +486,376 @@ static void test_mismatch(uint64_t count_a, uint64_t count_b) {
     free(b);
 }
 
+// ---- retry mode ----
+enum { SEGMENT = PLAN_SEGMENT_MIN / sizeof(float) };
+
+static void kill_side(struct world *world, uint32_t victim) {
+    pthread_mutex_lock(&world->order);
+    pthread_mutex_lock(&world->lock);
+    world->sides[victim].alive = false;
+    pthread_mutex_unlock(&world->lock);
+    pthread_mutex_unlock(&world->order);
+    engine_stop(world->sides[victim].engine);
+    for (uint32_t i = 0; i < world->count; i++)
+        if (world->sides[i].alive) engine_drop_peer(world->sides[i].engine, &world->sides[victim].id);
+}
+
+static void new_epoch(struct world *world, bool lost) {
+    enter(world, lost);
+    links_ready(world);
+    wait_reports(world);
+    pthread_mutex_lock(&world->lock);
+    world->commits = INT64_MAX;
+    pthread_mutex_unlock(&world->lock);
+    judge(world, lost);
+}
+
+static void wait_commits(struct world *world) {
+    for (int i = 0; i < 200000; i++) {
+        pthread_mutex_lock(&world->lock);
+        bool over = world->commits == 0;
+        pthread_mutex_unlock(&world->lock);
+        if (over) {
+            pthread_mutex_lock(&world->order); // the last one has reached all
+            pthread_mutex_unlock(&world->order);
+            return;
+        }
+        usleep(100);
+    }
+    CHECK(false);
+}
+
+struct reduced {
+    uint32_t peers;
+    uint64_t count;
+    int op;
+    bool in_place, quantised;
+    float *send[PEERS_MAX], *recv[PEERS_MAX];
+};
+
+static float value_of(const struct reduced *r, uint32_t peer, uint64_t i) { return r->quantised ? (float)(1 << peer) : input(peer, i); }
+
+static struct reduced reduced_new(uint32_t peers, uint64_t count, int op, bool in_place, bool quantised) {
+    struct reduced r = {.peers = peers, .count = count, .op = op, .in_place = in_place, .quantised = quantised};
+    for (uint32_t i = 0; i < peers; i++) {
+        r.send[i] = malloc(count * sizeof(float));
+        for (uint64_t k = 0; k < count; k++) r.send[i][k] = value_of(&r, i, k);
+        r.recv[i] = in_place ? r.send[i] : malloc(count * sizeof(float));
+        for (uint64_t k = 0; k < count && !in_place; k++) r.recv[i][k] = -1;
+    }
+    return r;
+}
+
+static void reduced_free(struct reduced *r) {
+    for (uint32_t i = 0; i < r->peers; i++) {
+        if (!r->in_place) free(r->recv[i]);
+        free(r->send[i]);
+    }
+}
+
+static void post(struct world *world, const struct reduced *r, uint32_t side, bool retry, uint64_t tag, uint64_t adopted) {
+    struct engine_reduce reduce = reduce_of(r->send[side], r->recv[side], tag, r->count, r->op, r->quantised ? pcclUint8 : 0, r->quantised ? pcclQuantMinMax : 0);
+    reduce.retry = reduce.tell = retry;
+    CHECK(engine_post(world->sides[side].engine, &reduce, adopted) == ENGINE_OK);
+}
+
+// Each range is exactly the reduction of its contributors' inputs, or the input. How many elements have `full` contributors.
+static uint64_t check_ranges(const struct reduced *r, uint32_t side, const struct engine_contributors *told, uint32_t full) {
+    uint64_t at = 0, all = 0, wrong = 0;
+    CHECK(told != NULL);
+    for (uint32_t i = 0; told != NULL && i < told->count; i++) {
+        const struct engine_range *range = &told->ranges[i];
+        CHECK(range->begin == at && (range->end > at || r->count == 0));
+        at = range->end;
+        if (range->count == full) all += range->end - range->begin;
+        for (uint64_t k = range->begin; k < range->end; k++) {
+            float expected = 0;
+            for (uint32_t c = 0; c < range->count; c++) expected += value_of(r, range->ids[c].bytes[0] - 1u, k);
+            if (r->op == pcclAvg && range->count > 0) expected /= (float)range->count;
+            if (range->count == 0) expected = r->in_place ? value_of(r, side, k) : r->recv[side][k];
+            wrong += r->recv[side][k] != expected;
+            if (!r->in_place) wrong += r->send[side][k] != value_of(r, side, k);
+        }
+    }
+    CHECK(at == r->count);
+    CHECK(wrong == 0);
+    return all;
+}
+
+static void take(struct world *world, uint32_t side, uint64_t tag, struct engine_outcome *outcome) {
+    engine_wait(world->sides[side].engine, tag, platform_now_ns() + 20 * SECOND_NS, outcome);
+    CHECK(engine_live_ops(world->sides[side].engine) == 0);
+}
+
+// All survivors: success, the same ranges, the same bytes. How many elements have `full` contributors.
+static uint64_t take_all(struct world *world, const struct reduced *r, uint64_t tag, uint32_t full) {
+    uint64_t all = 0;
+    struct engine_outcome first = {.contributors = NULL};
+    uint32_t first_side = 0;
+    for (uint32_t i = 0; i < world->count; i++) {
+        if (!world->sides[i].alive) continue;
+        struct engine_outcome outcome;
+        take(world, i, tag, &outcome);
+        CHECK(outcome.result == ENGINE_OK && outcome.retry);
+        CHECK(outcome.info.contributors == living(world) || outcome.info.contributors == full); // the latter: nothing had to be redone
+        CHECK(outcome.epoch > 0 && outcome.epoch <= world->epoch);
+        all = check_ranges(r, i, outcome.contributors, full);
+        if (first.contributors == NULL) {
+            first = outcome;
+            first_side = i;
+            continue;
+        }
+        CHECK(outcome.epoch == first.epoch && outcome.contributors->count == first.contributors->count);
+        CHECK(memcmp(r->recv[i], r->recv[first_side], r->count * sizeof(float)) == 0);
+        free(outcome.contributors);
+    }
+    free(first.contributors);
+    return all;
+}
+
+static void test_retry_undisturbed(uint32_t peers, uint64_t count, int op, bool in_place, bool quantised) {
+    struct world *world = world_new(peers, 2);
+    struct reduced r = reduced_new(peers, count, op, in_place, quantised);
+    for (uint32_t i = 0; i < peers; i++) post(world, &r, i, true, 5, world->epoch);
+    CHECK(take_all(world, &r, 5, peers) == count);
+    world_free(world);
+    reduced_free(&r);
+}
+
+// A member dies after `commits` segments were committed, and `wait_us` after that a fresh epoch tells.
+static void test_retry_loss(uint64_t count, int64_t commits, int op, bool in_place, bool quantised, unsigned wait_us) {
+    struct world *world = world_new(3, 2);
+    struct reduced r = reduced_new(3, count, op, in_place, quantised);
+    uint64_t adopted = world->epoch;
+    world->commits = commits;
+    for (uint32_t i = 0; i < 3; i++) post(world, &r, i, true, 5, adopted);
+    wait_commits(world);
+    usleep(wait_us);
+    kill_side(world, (uint32_t)commits % 3);
+    new_epoch(world, true);
+    uint64_t full = take_all(world, &r, 5, 3);
+    CHECK(full >= (uint64_t)commits * SEGMENT);
+    // The tag is free again, and an op that counts on three is still told of the loss.
+    uint32_t left = commits % 3 == 0 ? 1 : 0;
+    struct engine_reduce plain = reduce_of(r.send[left], r.recv[left], 5, count, op, 0, 0);
+    struct engine_outcome outcome;
+    CHECK(engine_post(world->sides[left].engine, &plain, adopted) == ENGINE_OK);
+    take(world, left, 5, &outcome);
+    CHECK(outcome.result == ENGINE_LOST && outcome.contributors == NULL);
+    world_free(world);
+    reduced_free(&r);
+}
+
+// Deaths at any moment, the second one in the midst of what the first one made to be redone.
+static void test_retry_deaths(unsigned seed, uint64_t count) {
+    struct world *world = world_new(4, 1);
+    struct reduced r[2] = {reduced_new(4, count, pcclSum, seed % 2, false), reduced_new(4, count - SEGMENT, pcclAvg, seed / 2 % 2, false)};
+    for (uint32_t i = 0; i < 4; i++)
+        for (uint32_t t = 0; t < 2; t++) post(world, &r[i % 2 == 0 ? t : 1 - t], i, true, i % 2 == 0 ? t : 1 - t, world->epoch);
+    for (uint32_t death = 0; death < 2; death++) {
+        usleep(seed * 7919 % 6000);
+        if (seed % 3 == 0) new_epoch(world, false);
+        kill_side(world, (seed + death) % 4);
+        if (seed % 5 == 0) enter(world, true); // superseded before all have reported
+        new_epoch(world, true);
+        seed = seed * 31 + 7 + death;
+        seed += (seed + 1) % 4 == 0 || !world->sides[(seed + 1) % 4].alive; // the next victim lives
+    }
+    for (uint32_t i = 0; i < 4; i++)
+        for (uint32_t t = 0; t < 2 && world->sides[i].alive; t++) {
+            struct engine_outcome outcome;
+            engine_wait(world->sides[i].engine, t, platform_now_ns() + 20 * SECOND_NS, &outcome);
+            CHECK(outcome.result == ENGINE_OK);
+            check_ranges(&r[t], i, outcome.contributors, 4);
+            free(outcome.contributors);
+        }
+    world_free(world);
+    reduced_free(&r[0]);
+    reduced_free(&r[1]);
+}
+
+// Nobody is left: what was committed is told, all else is the input.
+static void test_retry_alone(bool in_place) {
+    struct world *world = world_new(2, 2);
+    struct reduced r = reduced_new(2, 10 * SEGMENT, pcclSum, in_place, false);
+    world->commits = 3;
+    for (uint32_t i = 0; i < 2; i++) post(world, &r, i, true, 5, world->epoch);
+    wait_commits(world);
+    kill_side(world, 0);
+    new_epoch(world, true);
+    struct engine_outcome outcome;
+    take(world, 1, 5, &outcome);
+    CHECK(outcome.result == ENGINE_LOST && outcome.retry && outcome.epoch == world->epoch);
+    uint64_t both = check_ranges(&r, 1, outcome.contributors, 2);
+    CHECK(both >= 3 * SEGMENT && both < 10 * SEGMENT);
+    free(outcome.contributors);
+    world_free(world);
+    reduced_free(&r);
+}
+
+static void test_retry_killed(bool in_place) {
+    struct world *world = world_new(2, 2);
+    struct reduced r = reduced_new(2, 10 * SEGMENT, pcclSum, in_place, false);
+    world->commits = 3;
+    for (uint32_t i = 0; i < 2; i++) post(world, &r, i, true, 5, world->epoch);
+    wait_commits(world);
+    engine_kill(world->sides[1].engine);
+    struct engine_outcome outcome;
+    take(world, 1, 5, &outcome);
+    CHECK(outcome.result == ENGINE_DEAD);
+    uint64_t both = check_ranges(&r, 1, outcome.contributors, 2);
+    CHECK(both == 3 * SEGMENT);
+    free(outcome.contributors);
+    world_free(world); // the other one was not awaited
+    CHECK(!in_place || r.send[0][10 * SEGMENT - 1] == input(0, 10 * SEGMENT - 1));
+    reduced_free(&r);
+}
+
+// Members with connections broken between them: the op goes on, and no segment that was complete is done again.
+static void test_retry_relink(bool in_place) {
+    struct world *world = world_new(3, 2);
+    struct reduced r = reduced_new(3, 10 * SEGMENT, pcclAvg, in_place, false);
+    for (uint32_t i = 0; i < 3; i++) post(world, &r, i, true, 5, world->epoch);
+    for (int round = 0; round < 8; round++) {
+        usleep((unsigned)(round * 977 % 3000));
+        new_epoch(world, false);
+    }
+    CHECK(take_all(world, &r, 5, 3) == 10 * SEGMENT);
+    world_free(world);
+    reduced_free(&r);
+}
+
+static void wait_mismatch(struct world *world) {
+    for (int i = 0; i < 200000; i++) {
+        pthread_mutex_lock(&world->lock);
+        bool seen = world->mismatches > 0;
+        world->mismatches = 0;
+        pthread_mutex_unlock(&world->lock);
+        if (seen) return;
+        usleep(100);
+    }
+    CHECK(false);
+}
+
+// One member runs the op in one piece: the others come to do so too, and it sees nothing of it. Then it dies or not.
+static void test_retry_meets_plain(uint32_t plain, uint32_t late, bool in_place, bool dies) {
+    struct world *world = world_new(3, 2);
+    struct reduced r = reduced_new(3, 4 * SEGMENT, pcclSum, in_place, false);
+    for (uint32_t i = 0; i < 3; i++)
+        if (i != late) post(world, &r, i, i != plain, 5, world->epoch);
+    if (late == plain) usleep(20000); // the others are at it
+    if (late < 3) post(world, &r, late, late != plain, 5, world->epoch);
+    for (bool settled = false; !settled;) {
+        wait_mismatch(world);
+        CHECK(wire_fingerprint_same_op(&world->mismatch.mine, &world->mismatch.theirs));
+        struct wire_verdict *verdict = calloc(1, sizeof *verdict);
+        verdict->name = world->mismatch.name;
+        verdict->kind = WIRE_VERDICT_WHOLE;
+        verdict_to_all(world, verdict);
+        free(verdict);
+        pthread_mutex_lock(&world->lock);
+        if (dies) world->commits = 0;
+        pthread_mutex_unlock(&world->lock);
+        enter(world, false);
+        links_ready(world);
+        wait_reports(world);
+        judge(world, false);
+        usleep(30000);
+        pthread_mutex_lock(&world->lock);
+        settled = world->mismatches == 0;
+        pthread_mutex_unlock(&world->lock);
+    }
+    if (dies) {
+        kill_side(world, plain);
+        enter(world, true);
+        links_ready(world);
+        wait_reports(world);
+        pthread_mutex_lock(&world->lock);
+        world->commits = INT64_MAX;
+        pthread_mutex_unlock(&world->lock);
+        judge(world, true);
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        if (!world->sides[i].alive) continue;
+        struct engine_outcome outcome;
+        take(world, i, 5, &outcome);
+        CHECK(outcome.result == ENGINE_OK);
+        if (i == plain)
+            CHECK(r.recv[i][7] == input(0, 7) + input(1, 7) + input(2, 7) && outcome.contributors == NULL);
+        else
+            CHECK(check_ranges(&r, i, outcome.contributors, 3) % (4 * SEGMENT) == 0); // in one piece
+        free(outcome.contributors);
+    }
+    world_free(world);
+    reduced_free(&r);
+}
+
+static void test_retry_mismatch(uint64_t count_a, uint64_t count_b) {
+    struct world *world = world_new(2, 1);
+    struct reduced a = reduced_new(2, count_a, pcclSum, true, false), b = reduced_new(2, count_b, pcclSum, true, false);
+    post(world, &a, 0, true, 3, world->epoch);
+    post(world, &b, 1, true, 3, world->epoch);
+    wait_mismatch(world);
+    struct wire_verdict *verdict = calloc(1, sizeof *verdict);
+    verdict->name = world->mismatch.name;
+    verdict->kind = WIRE_VERDICT_MISMATCH;
+    verdict->text.length = 5;
+    memcpy(verdict->text.chars, "count", 5);
+    verdict_to_all(world, verdict);
+    free(verdict);
+    enter(world, false);
+    links_ready(world);
+    wait_reports(world);
+    judge(world, false);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct engine_outcome outcome;
+        take(world, i, 3, &outcome);
+        CHECK(outcome.result == ENGINE_MISMATCH && strcmp(outcome.text, "count") == 0);
+        CHECK(check_ranges(i == 0 ? &a : &b, i, outcome.contributors, 2) == 0);
+        free(outcome.contributors);
+    }
+    world_free(world);
+    reduced_free(&a);
+    reduced_free(&b);
+}
+
+// 1,024 ops in retry mode can be live, and what they are divided into counts.
+static void test_retry_limit(void) {
+    struct world *world = world_new(2, 1);
+    struct reduced r = reduced_new(2, 4 * SEGMENT, pcclSum, false, false);
+    struct engine_reduce reduce = reduce_of(r.send[0], r.recv[0], 0, r.count, pcclSum, 0, 0);
+    reduce.retry = true;
+    uint64_t posted = 0;
+    while (engine_post(world->sides[0].engine, &reduce, world->epoch) == ENGINE_OK) reduce.tag = ++posted;
+    CHECK(posted >= 1024 && posted < WIRE_MAX_LIVE_OPS);
+    CHECK(engine_live_ops(world->sides[0].engine) == posted);
+    world_free(world);
+    reduced_free(&r);
+}
+
+static void test_retry(void) {
+    for (int in_place = 0; in_place < 2; in_place++) {
+        test_retry_undisturbed(2, 10, pcclSum, in_place, false);
+        test_retry_undisturbed(3, 4 * SEGMENT + 17, pcclAvg, in_place, false);
+        test_retry_undisturbed(2, 4 * SEGMENT + 1, pcclSum, in_place, true);
+        test_retry_loss(63750, 0, pcclSum, in_place, false, 0);
+        test_retry_alone(in_place);
+        test_retry_killed(in_place);
+        for (uint32_t plain = 0; plain < 3; plain++) test_retry_meets_plain(plain, in_place ? 3 : plain, in_place, plain == 1);
+    }
+    bool first = same_host;
+    test_retry_undisturbed(3, 9 * SEGMENT + 3, pcclSum, first, false);
+    for (int64_t commits = first; commits < 8; commits += 2) // each boundary between segments
+        test_retry_loss(8 * SEGMENT + 5, commits, pcclSum, commits / 2 % 2 != 0, false, commits % 3 ? 0 : 3000);
+    test_retry_loss(4 * SEGMENT + 5, 1, pcclAvg, first, true, 0);
+    test_retry_relink(first);
+    test_retry_meets_plain(1, 0, first, false);
+    for (unsigned seed = first; seed < 12; seed += 2) test_retry_deaths(seed, 6 * SEGMENT + 11 * seed);
+    test_retry_mismatch(4 * SEGMENT, 5 * SEGMENT);
+    test_retry_mismatch(4 * SEGMENT, 10);
+    test_retry_limit();
+}
+
 static void test_stop_with_live_ops(void) {
     struct world *world = world_new(2, 1);
     float *a = filled(0, 500000);
@@ -509,6 +894,7 @@ static void test_all(void) {
     test_mismatch(10, 500000);
     test_mismatch(500000, 500001);
     test_stop_with_live_ops();
+    test_retry();
 }
 
 int main(void) {

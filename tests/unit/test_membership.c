@@ -191,7 +191,9 @@ static void accuse(char peer, char accused, uint8_t silent) {
 static void link_down(char peer, char accused) { accuse(peer, accused, 0); }
 static void silent(char peer, char accused) { accuse(peer, accused, 1); }
 
-static struct wire_op_name name_of(uint64_t epoch, uint64_t tag) { return (struct wire_op_name){epoch, tag, 1}; }
+// A segment stands above the 32 bits of a tag.
+#define SEGMENT(tag, segment) ((uint64_t)(segment) << 32 | (tag))
+static struct wire_op_name name_of(uint64_t epoch, uint64_t tag) { return (struct wire_op_name){epoch, (uint32_t)tag, 1, (uint16_t)(tag >> 32)}; }
 
 static void done(const char *peers, uint64_t group_epoch, uint64_t tag) {
     for (; *peers; peers++) {
@@ -830,6 +832,25 @@ static void test_loss_with_ops(void) {
     end();
 }
 
+static void test_segments(void) {
+    begin("segments end one by one");
+    form("abc", 0);
+    done("ab", 2, SEGMENT(7, 1));
+    done("abc", 2, SEGMENT(7, 0));
+    VERDICT("abc", 2, 2, SEGMENT(7, 0), COMMIT, 0, "");
+    done("c", 2, SEGMENT(7, 1));
+    VERDICT("abc", 2, 2, SEGMENT(7, 1), COMMIT, 0, "");
+    done("ac", 2, SEGMENT(7, 2));
+    die('c');
+    EPOCH("ab", LOSS, 3, 3, "ab");
+    REPORT('a', 3, {2, SEGMENT(7, 2), 'D'}, {2, SEGMENT(7, 3), 'D'}, {2, SEGMENT(7, 4), 'O'});
+    REPORT('b', 3, {2, SEGMENT(7, 3), 'O'}, {2, SEGMENT(7, 2), 'D'});
+    VERDICT("ab", 3, 2, SEGMENT(7, 2), COMMIT, 0, "");
+    VERDICT("ab", 3, 2, SEGMENT(7, 3), ABORT, 0, ""); // one survivor lacks it
+    VERDICT("a", 3, 2, SEGMENT(7, 4), ABORT, 0, "");
+    end();
+}
+
 static void test_mismatch(void) {
     begin("arguments differ");
     form("abc", 0);
@@ -845,6 +866,21 @@ static void test_mismatch(void) {
     memcpy(text, verdict.text.chars, verdict.text.length);
     CHECK_STR(text, "op tag 8: peer 61010203 (join 1) gave count 10 float32 sum, peer 62010203 (join 2) gave count 20 float64 avg");
     CHECK_EQ(epochs[2], 3);
+    end();
+
+    begin("only the modes differ");
+    form("abc", 0);
+    struct wire_mismatch message = {.name = name_of(2, SEGMENT(8, 3)), .mine = {.count = 10, .dtype = 10, .mode = 1}, .other = id_of('b'), .theirs = {.count = 10, .dtype = 10}};
+    struct wire_buffer out = {0};
+    wire_encode_mismatch(&out, op_head(2), &message);
+    say('a', &out);
+    verdict = VERDICT("abc", 2, 2, SEGMENT(8, 3), WHOLE, 0, "");
+    CHECK_EQ(verdict.text.length, 0);
+    EPOCH("abc", RELINK, 3, 3, "abc");
+    report('a', 3, 0, NULL);
+    report('c', 3, 0, NULL);
+    REPORT('b', 3, {2, 8, 'O'}); // the one that runs it in one piece
+    VERDICT("b", 3, 2, 8, REDO, 0, "");
     end();
 
     begin("a loss while the mismatch is dealt with");
@@ -1328,6 +1364,7 @@ int main(void) {
     test_groups();
     test_done();
     test_loss_with_ops();
+    test_segments();
     test_mismatch();
     test_links();
     test_optimise();

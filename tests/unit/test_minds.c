@@ -485,7 +485,7 @@ static void begin_op(int p, struct op *op) {
     op->phase = OP_RUNNING;
     op->frozen = false;
     uint64_t tag = (uint64_t)(op - peer->ops);
-    op->name = (struct wire_op_name){peer->group_epoch, tag, ++peer->sequence[tag]};
+    op->name = (struct wire_op_name){peer->group_epoch, tag, ++peer->sequence[tag], 0};
     op->instance = instance_of(peer, op);
     struct instance *it = &instances[op->instance];
     it->began[p] = true;

@@ -26,11 +26,11 @@ static struct wire_address random_address(void) {
 }
 
 static struct wire_fingerprint random_fingerprint(void) {
-    return (struct wire_fingerprint){check_random(&seed), (uint8_t)below(256), (uint8_t)below(256), (uint8_t)below(256), (uint8_t)below(256)};
+    return (struct wire_fingerprint){check_random(&seed), (uint8_t)below(256), (uint8_t)below(256), (uint8_t)below(256), (uint8_t)below(256), (uint8_t)below(256)};
 }
 
 static struct wire_op_name random_name(void) {
-    return (struct wire_op_name){check_random(&seed), check_random(&seed), (uint32_t)check_random(&seed)};
+    return (struct wire_op_name){check_random(&seed), check_random(&seed), (uint32_t)check_random(&seed), (uint16_t)check_random(&seed)};
 }
 
 static struct wire_header random_header(void) {
@@ -122,7 +122,7 @@ static void write_op_done(struct wire_buffer *out, uint32_t size) {
 static void write_verdict(struct wire_buffer *out, uint32_t size) {
     static struct wire_verdict verdict;
     verdict.name = random_name();
-    verdict.kind = (uint8_t)(1 + below(4));
+    verdict.kind = (uint8_t)(1 + below(WIRE_VERDICT_WHOLE));
     random_id(&verdict.supplier);
     verdict.text.length = (uint16_t)(size < WIRE_MAX_TEXT ? size : WIRE_MAX_TEXT);
     fill(verdict.text.chars, verdict.text.length);
@@ -450,13 +450,13 @@ static void test_bad_fields(void) {
         {WIRE_VOTE, 0, 0, false, "kind 0"},
         {WIRE_VOTE, 0, 4, false, "kind 4"},
         {WIRE_OUTCOME, 0, 4, false, "kind 4"},
-        {WIRE_VERDICT, 20, 0, false, "kind 0"},
-        {WIRE_VERDICT, 20, 5, false, "kind 5"},
+        {WIRE_VERDICT, 22, 0, false, "kind 0"},
+        {WIRE_VERDICT, 22, 6, false, "kind 6"},
         {WIRE_REPORT, 0, UINT32_MAX, true, "huge count"},
         {WIRE_REPORT, 0, 2 * WIRE_MAX_LIVE_OPS + 1, true, "count above the limit"},
-        {WIRE_REPORT, 4 + 20, 0, false, "state 0"},
-        {WIRE_REPORT, 4 + 20, 4, false, "state 4"},
-        {WIRE_REPORT, 4 + 21, 2, false, "small 2"},
+        {WIRE_REPORT, 4 + 22, 0, false, "state 0"},
+        {WIRE_REPORT, 4 + 22, 4, false, "state 4"},
+        {WIRE_REPORT, 4 + 23, 2, false, "small 2"},
         {WIRE_LINK_DOWN, 16, WIRE_MAX_LANES + 1, true, "index"},
         {WIRE_MEASURE, 20, 0, true, "no duration"},
         {WIRE_MEASURE, 20, WIRE_MAX_MEASURE_MS + 1, true, "long duration"},
@@ -522,12 +522,12 @@ static void test_noise(void) {
 
 static void test_headers(void) {
     check_case("headers");
-    struct wire_header in = {.length = 20, .type = WIRE_DONE, .run = 0x0102030405060708, .generation = 9, .epoch = UINT64_MAX}, out;
+    struct wire_header in = {.length = 22, .type = WIRE_DONE, .run = 0x0102030405060708, .generation = 9, .epoch = UINT64_MAX}, out;
     uint8_t bytes[WIRE_HEADER_BYTES];
     wire_header_encode(bytes, &in);
     CHECK(wire_header_decode(bytes, &out));
     CHECK(out.length == in.length && out.type == in.type && out.run == in.run && out.generation == in.generation && out.epoch == in.epoch);
-    static const uint8_t first[] = {20, 0, 0, 0, 'P', 'C', WIRE_DONE, 0, 8, 7, 6, 5, 4, 3, 2, 1};
+    static const uint8_t first[] = {22, 0, 0, 0, 'P', 'C', WIRE_DONE, 0, 8, 7, 6, 5, 4, 3, 2, 1};
     CHECK_MEM(bytes, first, sizeof first); // the byte order of the wire
     bytes[4] ^= 1;
     CHECK(!wire_header_decode(bytes, &out));
@@ -559,12 +559,12 @@ static void test_headers(void) {
 
 static void test_values(void) {
     check_case("values");
-    struct wire_op in = {.tag = 1, .fingerprint = {2, 3, 4, 5, 6}, .shard = 7, .hop = 8, .sequence = 9, .offset = 10, .extra = 11}, out;
+    struct wire_op in = {.tag = 1, .fingerprint = {2, 3, 4, 5, 6, 7}, .shard = 8, .hop = 9, .segment = 10, .sequence = 11, .offset = 12, .extra = 13}, out;
     uint8_t bytes[WIRE_OP_BYTES];
     wire_op_encode(bytes, &in);
     CHECK(wire_op_decode(bytes, &out));
     CHECK(out.tag == 1 && wire_fingerprint_equal(&out.fingerprint, &in.fingerprint));
-    CHECK(out.shard == 7 && out.hop == 8 && out.sequence == 9 && out.offset == 10 && out.extra == 11);
+    CHECK(out.shard == 8 && out.hop == 9 && out.segment == 10 && out.sequence == 11 && out.offset == 12 && out.extra == 13);
 
     struct wire_buffer frame = {0};
     struct wire_hello hello = {.version = WIRE_VERSION + 1}, got = {0};
@@ -587,6 +587,14 @@ static void test_values(void) {
     CHECK(wire_op_name_equal(&name, &other));
     other.sequence++;
     CHECK(!wire_op_name_equal(&name, &other));
+    other = name;
+    other.segment++;
+    CHECK(!wire_op_name_equal(&name, &other));
+    struct wire_fingerprint whole = random_fingerprint(), divided = whole;
+    divided.mode++;
+    CHECK(!wire_fingerprint_equal(&whole, &divided) && wire_fingerprint_same_op(&whole, &divided));
+    divided.count++;
+    CHECK(!wire_fingerprint_same_op(&whole, &divided));
 }
 
 int main(void) {

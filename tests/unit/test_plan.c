@@ -1,0 +1,38 @@
+// How ops are divided.
+#include "check.h"
+#include "data/plan.h"
+
+static void check_division(uint64_t count, size_t element) {
+    check_case("%llu elements of %zu bytes", (unsigned long long)count, element);
+    uint32_t segments = plan_segments(count, element);
+    CHECK(segments >= 1 && segments <= PLAN_SEGMENTS);
+    CHECK((segments == 1) == (count < PLAN_SEGMENTED_MIN / element));
+    uint64_t at = 0, most = plan_segment(count, element, 0).end;
+    for (uint32_t i = 0; i < segments; i++) {
+        struct plan_range range = plan_segment(count, element, i);
+        uint64_t size = range.end - range.begin;
+        CHECK(range.begin == at);
+        at = range.end;
+        if (segments == 1) continue;
+        CHECK(size * element >= PLAN_SEGMENT_MIN);
+        CHECK(size * element > PLAN_SMALL_MAX); // a segment is never sent as a small op
+        CHECK(range.begin * element % 64 == 0);
+        CHECK(i + 1 == segments ? size >= most && size < 2 * most : size == most);
+    }
+    CHECK_EQ(at, count);
+    // What a loss costs: never more than a tenth of the op, once there are enough segments.
+    if (segments >= PLAN_SEGMENTS - 1) CHECK(most * PLAN_SEGMENTS_AHEAD <= count / 10);
+}
+
+static void test_segments(void) {
+    static const uint64_t counts[] = {0, 1, 1000, 1 << 18, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3333333, (4 << 20) - 1, 4 << 20, 67108864, 67108863, 1000000007, UINT64_C(1) << 40};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        for (size_t element = 1; element <= 8; element *= 2) check_division(counts[i], element);
+    uint64_t seed = 1;
+    for (int i = 0; i < 2000; i++) check_division(check_random(&seed) >> (20 + check_random(&seed) % 44), (size_t)1 << check_random(&seed) % 4);
+}
+
+int main(void) {
+    test_segments();
+    return check_status();
+}
