@@ -40,12 +40,15 @@ def worker(peer: Peer, address: str, size: int, blocks: int) -> object:
         return comm.all_reduce(source, target, op=pccl.ReduceOp.SUM, retry=retry)
 
     comm.connect()
+    lost = False
     while True:
         word, argument = harness.order(peer)
         if word == "form":
-            while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < WORLD:
+            # A death after the last op shows in no attribute before the next vote.
+            while lost or comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < WORLD:
                 time.sleep(methods.FORM_PAUSE_SECONDS)
                 comm.update_topology()
+                lost = False
             for _ in range(SETTLED_OPS):
                 reduce(True)
             harness.tell(peer, None)
@@ -58,6 +61,8 @@ def worker(peer: Peer, address: str, size: int, blocks: int) -> object:
                     raise BenchError("the sum is not that of its contributors")
             full = sum(stop - start for start, stop, peers in info.contributors if len(peers) == WORLD)
             harness.tell(peer, (ended, full / source.size))
+        elif word == "lost":
+            lost = True
         elif word == "compare":
             calls = {"plain": lambda: reduce(False), "retry": lambda: reduce(True)}
             harness.tell(peer, harness.alternate(peer, calls, blocks))
@@ -191,6 +196,9 @@ def trial(fleet: harness.Fleet, place: Lab, draw: random.Random, part: float) ->
     seconds, full = reduce(fleet, victim, part * own)
     carried = place.carried() - before
     fleet.replace(victim)
+    for rank in range(WORLD):
+        if rank != victim:
+            fleet.send(rank, ("lost", None))
     return {"extra bytes": carried / volume - full - (1 - full) / 2, "time": seconds / own, "of three": full}
 
 
