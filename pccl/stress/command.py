@@ -110,6 +110,15 @@ def stress(context: click.Context, /, **given: Any) -> None:
     sys.exit(run(options, recording, by_steps=given["replay_by"] == "steps", plain=given["plain"]))
 
 
+def _survivable(context: click.Context, rates: dict[str, float], backend: str) -> dict[str, float]:
+    """Without the death of the master, where nothing survives it."""
+    if backend == "pccl" or not rates.get("master"):
+        return rates
+    if context.get_parameter_source("faults") is not ParameterSource.DEFAULT:
+        raise click.UsageError(f"--faults master: --backend {backend} does not survive its master")
+    return {kind: rate for kind, rate in rates.items() if kind != "master"}
+
+
 def _read(path: Path) -> Recording:
     from pccl.stress.events import Recording
 
@@ -146,7 +155,7 @@ def _options(context: click.Context, given: dict[str, Any], recording: Recording
         "seed": given["seed"],
         "elements": given["elements"],
         "every": given["fault_every"],
-        "rates": given["faults"],
+        "rates": _survivable(context, given["faults"], given["backend"]),
         "beat": given["heartbeat_limit"],
         "backend": given["backend"],
         "keep_going": given["keep_going"],

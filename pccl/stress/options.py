@@ -13,9 +13,6 @@ BACKENDS = ("pccl", "gloo", "torchft")
 
 MOST_PEERS = 12
 
-MASTER_RECOVERS = False
-"""Whether the run survives the death of its master."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -38,7 +35,7 @@ class Options:
     @property
     def recovery(self) -> float:
         """Seconds for which pccl's peers wait for a lost master; 0: they do not."""
-        return 6 * self.beat if MASTER_RECOVERS and self.backend == "pccl" else 0.0
+        return 6 * self.beat if self.backend == "pccl" else 0.0
 
     @property
     def bound(self) -> float:

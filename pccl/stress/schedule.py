@@ -10,7 +10,7 @@ from typing import Any
 
 KINDS = ("kill", "stop", "cut", "delay", "join", "master")
 
-DEFAULT_RATES: Mapping[str, float] = {"kill": 3, "stop": 1, "cut": 2, "delay": 2, "join": 1}
+DEFAULT_RATES: Mapping[str, float] = {"kill": 3, "stop": 1, "cut": 2, "delay": 2, "join": 1, "master": 1}
 
 STOP_LIMITS = (1.3, 2.5)
 """A stop lasts that many heartbeat limits: the peer is given up, and wakes later."""
