@@ -27,7 +27,8 @@ from state_actors import LEAF, Content
 from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, SharedState, TensorInfo
 
 HEADER = 32
-HEAD = 72
+HEAD = HEADER + 43
+PORT = HEADER + 26
 """Bytes of a data frame before its payload."""
 HELLO, LINK_HELLO, LINK_ACK, HASHES, LEAVES = 1, 64, 65, 78, 80
 SIZES = [3 << 20, 5, 0, 400_000, 1 << 20]
@@ -72,8 +73,8 @@ class Relay:
     def _control(self, near: socket.socket) -> None:
         def hello(_: bool, kind: int, frame: bytearray) -> None:
             if kind == HELLO:
-                self._port_behind = struct.unpack_from("<H", frame, len(frame) - 2)[0]
-                struct.pack_into("<H", frame, len(frame) - 2, self._links)
+                self._port_behind = struct.unpack_from("<H", frame, PORT)[0]
+                struct.pack_into("<H", frame, PORT, self._links)
 
         self._join(near, self._master_port, hello)
 
