@@ -704,6 +704,11 @@ static void end_dead(struct engine *engine, struct op *op) {
     if (op->phase != OP_ENDED) op_end(engine, op, ENGINE_DEAD);
 }
 
+// Before callers get their memory back: neighbours may be reading it, and believe what they read while the link stands.
+static void hang_up(struct engine *engine) {
+    for (size_t i = 0; i < engine->lane_count; i++) shutdown(engine->lanes[i]->fd, SHUT_RDWR);
+}
+
 static void end_all(struct engine *engine) {
     engine->waiting = engine->posted = engine->running = NULL;
     for_each_op(engine, end_dead);
@@ -768,6 +773,7 @@ static bool obey(struct engine *engine) {
     if (engine->killing || !go_on) {
         engine->killing = false;
         let_go_of_all(engine);
+        hang_up(engine);
         end_all(engine);
     }
     sync_obey(engine);

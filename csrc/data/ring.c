@@ -6,6 +6,7 @@
 
 #include "compute/kernels.h"
 #include "data/engine_private.h"
+#include "net/socket.h"
 
 static struct peer *successor(struct engine *engine) { return engine->members[(engine->rank + 1) % engine->count]; }
 static struct peer *predecessor(struct engine *engine) { return engine->members[(engine->rank + engine->count - 1) % engine->count]; }
@@ -144,7 +145,8 @@ static bool take_placed(struct lane *lane, struct op *op, enum plan_step step, u
         if (!memory_read(lane->peer->memory, reduce ? lane->target : lane->target + done, address + done, part)) return false;
         if (reduce) reduce_part(lane->engine, op, step, at + done, lane->target, part);
     }
-    return true;
+    // The memory of a member that gives up its op is its caller's again, but not before its links have ended.
+    return !socket_has_ended(lane->fd);
 }
 
 bool ring_received(struct lane *lane, struct op *op) {

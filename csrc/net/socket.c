@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -174,6 +175,11 @@ bool socket_remote_address(int fd, struct wire_address *out) {
     struct sockaddr_storage address;
     socklen_t length = sizeof address;
     return getpeername(fd, (struct sockaddr *)&address, &length) == 0 && socket_address_from_sockaddr(out, (struct sockaddr *)&address);
+}
+
+bool socket_has_ended(int fd) {
+    struct pollfd polled = {.fd = fd, .events = POLLRDHUP};
+    return poll(&polled, 1, 0) != 0;
 }
 
 uint32_t socket_round_trip_us(int fd) {

@@ -32,6 +32,8 @@ bool socket_local_address(int fd, struct wire_address *out);
 bool socket_remote_address(int fd, struct wire_address *out);
 // Smoothed round trip in microseconds from the kernel; 0 when unknown.
 uint32_t socket_round_trip_us(int fd);
+// Whether the other side has ended the connection, or it broke; bytes may be left to read.
+bool socket_has_ended(int fd);
 
 // Bytes moved (> 0), 0 = end of stream (receive only), -EAGAIN, or -errno. Never raises SIGPIPE.
 ptrdiff_t socket_send(int fd, const void *bytes, size_t length);

@@ -28,8 +28,9 @@ from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, Share
 
 HEADER = 32
 HEAD = HEADER + 43
-PORT = HEADER + 26
 """Bytes of a data frame before its payload."""
+PORT = HEADER + 26
+"""Where a HELLO names the port."""
 HELLO, LINK_HELLO, LINK_ACK, HASHES, LEAVES = 1, 64, 65, 78, 80
 SIZES = [3 << 20, 5, 0, 400_000, 1 << 20]
 

@@ -181,13 +181,6 @@ MUTANTS = [
         seeds=6000,
     ),
     Mutant(
-        name="loss_forgotten",  # nor whom the group has lost
-        file="control/membership_recovery.c",
-        old="if (resume->epoch.lost_epoch > group->lost_epoch) group->lost_epoch = resume->epoch.lost_epoch;",
-        new="",
-        seeds=6000,
-    ),
-    Mutant(
         name="vote_forgotten",  # nor which vote of all has ended already
         file="control/membership_recovery.c",
         old="resume.barrier.number < last->number;",
