@@ -109,6 +109,7 @@ class Trial:
             "PCCL_SAME_HOST_MEMORY": self.rng.choice("001"),
             "PCCL_CPU_LEVEL": self.rng.choice(["", "", "portable", "avx2"]),
             "PCCL_HASH_THREADS": self.rng.choice("12"),
+            "PCCL_MASTER_RECOVERY_MS": "0",  # a lost master is lost for good: they meet at another one
             "PCCL_LOG_LEVEL": "NONE",  # a level that is not there is told of, and the default taken
         }
         process = Performer(Holder, len(self.processes), (), environment)
