@@ -797,7 +797,9 @@ static void test_retry_mismatch(uint64_t count_a, uint64_t count_b) {
     post(world, &b, 1, true, 3, world->epoch);
     wait_mismatch(world);
     struct wire_verdict *verdict = calloc(1, sizeof *verdict);
+    pthread_mutex_lock(&world->lock); // the other side may accuse too
     verdict->name = world->mismatch.name;
+    pthread_mutex_unlock(&world->lock);
     verdict->kind = WIRE_VERDICT_MISMATCH;
     verdict->text.length = 5;
     memcpy(verdict->text.chars, "count", 5);
