@@ -35,7 +35,7 @@ static void write_frame(const char *name, struct wire_buffer *frame) {
     } while (0)
 
 static const struct wire_id one = {{1}}, two = {{2}};
-static const struct wire_op_name op_name = {3, 7, 1};
+static const struct wire_op_name op_name = {.epoch = 3, .tag = 7, .sequence = 1};
 
 static void write_epochs(void) {
     struct wire_buffer frame = {0};

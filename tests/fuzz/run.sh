@@ -3,9 +3,9 @@
 #   run.sh BUILD SECONDS JOBS [TARGET...]
 # Inputs that crash are kept in BUILD/crashes, new ones of interest in BUILD/corpus.
 set -euo pipefail
-cd "$(dirname "$0")"
 build=$(realpath "$1") seconds=$2 jobs=$3
 shift 3
+cd "$(dirname "$0")"
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || targets=(fuzz_*.c)
 mkdir -p "$build/crashes"
