@@ -95,8 +95,8 @@ struct member {
     } late;
 
     struct member_view adopted;
-    struct member_view losses[WIRE_MAX_MEMBERS]; // of the own group, after the adopted epoch, oldest first
-    size_t loss_count;
+    struct member_view losses[WIRE_MAX_MEMBERS]; // of the own group, after the last vote that was adopted, oldest first
+    uint32_t loss_count;
 
     int64_t join_deadline, beat_at;
     struct arrival master; // what was heard of it
@@ -110,12 +110,14 @@ struct member {
     struct wire_sync_end end;
     struct wire_resumed resumed;
     struct wire_group_size resumed_sizes[WIRE_MAX_MEMBERS];
+    struct wire_loss resumed_losses[WIRE_MAX_MEMBERS];
 };
 
 // ---- member.c ----
 struct member_action *member_act(struct member_output *out, enum member_action_kind kind); // never NULL
 void member_die_of(struct member *m, int code, struct member_output *out, const char *format, ...) __attribute__((format(printf, 4, 5)));
 struct member_action *member_end_vote(struct member *m, int code, uint64_t value, struct member_output *out);
+void member_remember_loss(struct member *m, const struct member_view *view);
 void member_leave_membership(struct member *m, enum membership_kind kind);
 void member_end_candidate(struct member *m);
 void member_drop_strangers(struct member *m, struct member_output *out); // neighbours in no membership
@@ -136,6 +138,7 @@ void member_said_bye(struct member *m, int64_t now, struct member_output *out);
 void member_give_up(struct member *m, struct member_output *out); // the limit has passed
 bool member_is_unheard(const struct member *m); // what it says now is ignored; after RESUMED it no longer is
 // A frame after RESUME. False: malformed.
+void member_hear_losses(struct member *m, uint64_t number, struct member_output *out); // what RESUMED told of, as epoch `number` is entered
 bool member_take_answer(struct member *m, const struct wire_header *header, const uint8_t *body, int64_t now, struct member_output *out);
 void member_recovered(struct member *m, struct member_output *out); // an epoch was entered
 

@@ -107,6 +107,7 @@ struct group {
     struct op_table done;    // large ops of which some members are done
     struct op_table reports; // on the group epoch in force
     uint32_t reports_missing;
+    const struct survivor *witness; // of its losses, while a run is taken up: nobody has heard of more
     struct op_table past;    // verdicts of the master before: DONE = COMMIT, OPEN = MISMATCH, by those that have them
 
     struct link_pair *pairs;
@@ -184,6 +185,7 @@ struct membership {
     uint64_t gather_run, gather_generation;  // promises are asked for these; 0: for none yet
     struct wire_group_size sizes[WIRE_MAX_MEMBERS]; // scratch for decoding
     struct wire_past past[WIRE_MAX_PAST];           // likewise
+    struct wire_loss losses[WIRE_MAX_MEMBERS];      // likewise
 };
 
 // ---- membership.c ----

@@ -232,6 +232,7 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
         sim_drop_links(s, slot, other, life);
         engine_model_forget(s, slot, other, life);
         return;
+    case MEMBER_MISSED_LOSS: engine_model_missed_loss(s, slot, action->group_epoch); return;
     case MEMBER_ENTER_EPOCH: engine_model_enter(s, slot, action); return;
     case MEMBER_LINKS_READY: engine_model_ready(s, slot, action->group_epoch); return;
     case MEMBER_VERDICT: engine_model_verdict(s, slot, action->verdict); return;

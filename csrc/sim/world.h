@@ -487,6 +487,7 @@ void sim_act(struct pccl_sim *s, int slot);             // carries out what the 
 void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept);
 
 // ---- engine.c ----
+void engine_model_missed_loss(struct pccl_sim *s, int slot, uint64_t group_epoch);
 void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action *action);
 void engine_model_ready(struct pccl_sim *s, int slot, uint64_t group_epoch);
 void engine_model_obey(struct pccl_sim *s, int slot); // the thread is woken
