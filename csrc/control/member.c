@@ -557,8 +557,9 @@ void member_frame(struct member *m, const struct wire_header *header, const uint
 // ---- joining, votes, leaving ----
 
 struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lanes) {
-    struct member *m = calloc(1, sizeof *m);
+    struct member *m = malloc(sizeof *m);
     if (m == NULL) return NULL;
+    memset(m, 0, offsetof(struct member, ring));
     m->id = *id;
     m->group = group;
     m->lanes = lanes;

@@ -50,7 +50,6 @@ struct member {
 
     // the epoch in force
     struct member_view view;
-    struct wire_member ring[WIRE_MAX_MEMBERS];
     uint32_t ring_count, rank;
     bool linked;             // all its links were there once since it began
     int64_t linked_deadline; // when missing links are reported
@@ -70,18 +69,15 @@ struct member {
     struct wire_sync_vote sync_vote; // of WIRE_VOTE_SYNC
 
     // what the next master must know (member_recovery.c)
-    struct wire_member everyone[WIRE_MAX_MEMBERS]; // of the epoch in force, all groups
-    uint32_t everyone_count;
+    uint32_t everyone_count; // all groups
     uint64_t lost_epoch; // of the own group
     struct wire_barrier barrier; // the last one passed
-    struct wire_group_size sizes[WIRE_MAX_MEMBERS];
     struct {
         bool committed; // took part in a commit of the group
         uint64_t round, revision, expected; // the last round that ended, as wire_resume tells
         uint8_t code;
     } sync;
-    struct wire_past past[WIRE_MAX_PAST]; // a ring
-    uint32_t past_count, past_next;
+    uint32_t past_count, past_next; // of a ring
 
     // while the master is lost
     enum recovery recovery;
@@ -95,13 +91,18 @@ struct member {
     } late;
 
     struct member_view adopted;
-    struct member_view losses[WIRE_MAX_MEMBERS]; // of the own group, after the last vote that was adopted, oldest first
-    uint32_t loss_count;
+    uint32_t loss_count; // of the own group, after the last vote that was adopted
 
     int64_t join_deadline, beat_at;
     struct arrival master; // what was heard of it
     int64_t answer_by;     // of a master that was told RESUME; 0: it has answered
 
+    // From here on nothing is read before it is written, so that nobody pays for clearing it.
+    struct wire_member ring[WIRE_MAX_MEMBERS];
+    struct wire_member everyone[WIRE_MAX_MEMBERS];
+    struct wire_group_size sizes[WIRE_MAX_MEMBERS];
+    struct wire_past past[WIRE_MAX_PAST];
+    struct member_view losses[WIRE_MAX_MEMBERS]; // oldest first
     // decoding
     struct wire_member members[WIRE_MAX_MEMBERS];
     struct wire_linked answer;

@@ -513,7 +513,7 @@ static void give_up_run(struct membership *m) {
         membership_rates_forget(m, peer);
         *peer = (struct peer){0};
     }
-    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++)
+    for (uint32_t i = 0; i < m->group_slots; i++)
         if (m->groups[i].count > 0) membership_group_fini(&m->groups[i]);
     m->peer_count = m->gone_count = m->count = m->candidate_count = m->round_count = 0;
     m->unheard = 0;
