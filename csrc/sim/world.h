@@ -112,6 +112,7 @@ struct heap_entry {
 struct control {
     bool used;
     bool ghost; // a second one of the same peer
+    bool known; // its first frame has come
     uint8_t slot;
     uint32_t life, group, serial;
     bool at_peer, at_master; // open there
