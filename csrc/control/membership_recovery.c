@@ -190,7 +190,7 @@ static void find_unheard_losses(struct membership *m, const struct wire_barrier 
             if (last->sizes[k].group == group->id && last->sizes[k].count > group->count && group->lost_epoch <= last->epoch) group->lost = true;
         if (!survivor->resume.accepted || group->lost_epoch > epoch->number) continue;
         for (uint32_t k = 0; k < epoch->count; k++)
-            if (epoch->members[k].group == group->id && member_here(m, survivor->run, &epoch->members[k].id) == NULL) group->lost = true;
+            if (epoch->members[k].group == group->id && membership_member(m, group, &epoch->members[k].id) == NULL) group->lost = true; // it may be here, left behind
     }
 }
 
