@@ -9,7 +9,8 @@
 enum { TURNS_MOST = 50, // of what a program makes its mind say, which makes the program go on
        RESTART_MS = 120,
        YOUNG_MS = 150, // as in control/master
-       ENDS_IN = 800 };
+       ENDS_IN = 800,   // of a master, in the middle of what it says
+       ENDS_AT_ONCE_IN = 16 }; // when that takes a run up
 
 // ---- masters ----
 
@@ -71,11 +72,16 @@ static void close_at_master(struct pccl_sim *s, struct control *control) {
     sim_push(s, event);
 }
 
+static bool takes_up(const struct membership_actions *actions) {
+    struct wire_header header;
+    return actions->send_count > 0 && wire_header_decode(actions->bytes.bytes + actions->sends[0].offset, &header) && header.type == WIRE_RESUMED;
+}
+
 void sim_carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
     struct master *master = &s->masters[k];
     for (size_t i = 0; i < actions->log_count && s->tracing; i++) sim_line(s, "%s: %s", name_of(s, k), actions->logs[i].text);
     size_t count = actions->send_count;
-    bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 && sim_chance(s, ENDS_IN);
+    bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 && sim_chance(s, takes_up(actions) ? ENDS_AT_ONCE_IN : ENDS_IN);
     if (ends) count = sim_below(s, count); // in the middle of what it says
     judge_sends(s, k, actions, count);
     for (size_t i = 0; i < count && s->state == PCCL_SIM_RUNNING; i++) send_to_peer(s, actions, &actions->sends[i]);

@@ -11,8 +11,8 @@ enum { DEAD_LIMITS = 3,      // ARRIVAL_STRETCH: where pauses are usual
        DEAD_SLACK_MS = 500,  // a slow path
        CALL_LIMITS = 12,      // heartbeat limits that a call may take when nothing goes wrong any more
        MEASURE_MS = 130,      // what an optimisation takes longer for each pair
+       TAKE_UP_LIMITS = 7,     // that members take to meet at a master, and it to take their run up
        ACCUSED_LIMITS = 6,     // after so many an accusation is forgotten
-       TWO_MASTERS_LIMITS = 12, // that a master may take to notice that it has been left
        INNOCENT_LIMITS = 6 }; // after so many the aftermath of a fault is over
 
 // ---- telling ----
@@ -168,6 +168,28 @@ static struct truth *truth_for(struct pccl_sim *s, uint64_t run) {
     return &s->truths[0];
 }
 
+// More than half of the newest epoch that any of them has entered.
+static void judge_quorum(struct pccl_sim *s, const struct truth *truth) {
+    const struct epoch_record *newest = NULL;
+    for (uint32_t i = 0; i < EPOCHS_MOST; i++) {
+        const struct epoch_record *record = &s->epochs[i];
+        bool entered = false;
+        for (int slot = 0; slot < (int)s->peers && record->run == truth->run; slot++) {
+            const struct process *p = &s->processes[slot];
+            entered |= sim_alive(s, slot, truth->lives[slot]) && record->lives[slot] == p->life && member_header(p->mind).epoch == record->number;
+        }
+        if (entered && (newest == NULL || record->number > newest->number)) newest = record;
+    }
+    if (newest == NULL) return;
+    uint32_t members = 0, left = 0;
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        members += newest->lives[slot] != 0;
+        left += newest->lives[slot] != 0 && newest->lives[slot] == truth->lives[slot];
+    }
+    if (2 * left <= members)
+        sim_fail(s, "agreement", "a master takes the run up with %u of the %u members of epoch %llu, which is no majority", left, members, (unsigned long long)newest->number);
+}
+
 static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *control, const struct wire_header *header, const uint8_t *body) {
     struct wire_epoch_commit commit = {.epoch.members = s->members};
     struct master *master = &s->masters[k];
@@ -187,10 +209,13 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *contr
     for (int slot = 0; slot < (int)s->peers; slot++) left |= truth->lives[slot] != 0 && sim_alive(s, slot, truth->lives[slot]);
     // What was announced last is lost when nobody is left who may have heard of it.
     if (left && truth->generation > header->generation) return; // by a master that does not know yet that it has been left
+    if (left && truth->generation == header->generation && truth->master_life != master->life)
+        sim_fail(s, "agreement", "two masters have taken the run up in generation %llu", (unsigned long long)header->generation);
     if (left && truth->generation == header->generation && truth->number >= header->epoch) {
         if (truth->number > header->epoch) sim_fail(s, "agreement", "the master announces epoch %llu after epoch %llu", (unsigned long long)header->epoch, (unsigned long long)truth->number);
         return;
     }
+    bool taken_up = header->generation > 1 && truth->generation != header->generation;
     struct truth before = *truth;
     *truth = (struct truth){.run = header->run, .generation = header->generation, .number = commit.epoch.number, .master = k, .master_life = master->life};
     for (uint32_t i = 0; i < commit.epoch.count; i++) {
@@ -203,6 +228,10 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *contr
         truth->lives[slot] = life;
         truth->groups[slot] = commit.epoch.members[i].group;
     }
+    if (taken_up) judge_quorum(s, truth);
+    struct epoch_record *record = &s->epochs[s->epoch_count++ % EPOCHS_MOST];
+    *record = (struct epoch_record){.run = truth->run, .number = truth->number};
+    memcpy(record->lives, truth->lives, sizeof record->lives);
     for (int slot = 0; slot < (int)s->peers; slot++)
         if (truth->lives[slot] != 0 && before.lives[slot] == truth->lives[slot]) {
             truth->since[slot] = before.since[slot];
@@ -283,7 +312,8 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
 }
 
 // As the master counts them, whoever it expels for broken links is accused by at least as many as the other end of its only broken pair.
-static void on_expelled(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body) {
+// `before`: slots of those that it expelled just before.
+static void on_expelled(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body, uint32_t before) {
     struct wire_text text;
     const struct truth *truth = judge_truth(s, header->run);
     int culprit = control->slot, other = -1;
@@ -296,7 +326,7 @@ static void on_expelled(struct pccl_sim *s, const struct control *control, const
         if (pair) other = slot;
     }
     for (int slot = 0; slot < (int)s->peers && other >= 0; slot++)
-        against_other += s->accused_at[slot][other] >= s->regrouped_at[control->group] && judge_alive_member(s, header->run, slot, truth->lives[slot]);
+        against_other += (before >> slot & 1) == 0 && s->accused_at[slot][other] >= s->regrouped_at[control->group] && judge_alive_member(s, header->run, slot, truth->lives[slot]);
     if (other >= 0 && judge_alive_member(s, header->run, other, truth->lives[other]) && against < against_other)
         sim_fail(s, "progress", "the master expels peer %d, whom %u accuse, and not peer %d, whom %u accuse", culprit + 1, against, other + 1, against_other);
 }
@@ -312,6 +342,7 @@ void judge_accusation(struct pccl_sim *s, const struct control *control, const s
 
 void judge_sends(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions, size_t count) {
     size_t last = SIZE_MAX;
+    uint32_t expelled = 0;
     for (size_t i = 0; i < count; i++) {
         const struct membership_send *send = &actions->sends[i];
         struct wire_header header;
@@ -319,7 +350,10 @@ void judge_sends(struct pccl_sim *s, uint32_t master, const struct membership_ac
         last = send->offset;
         const uint8_t *body = actions->bytes.bytes + send->offset + WIRE_HEADER_BYTES;
         if (header.type == WIRE_EPOCH) on_epoch(s, master, &s->controls[send->conn], &header, body);
-        if (header.type == WIRE_EXPELLED) on_expelled(s, &s->controls[send->conn], &header, body);
+        if (header.type == WIRE_EXPELLED) {
+            on_expelled(s, &s->controls[send->conn], &header, body, expelled);
+            expelled |= 1U << s->controls[send->conn].slot;
+        }
         if (header.type == WIRE_VERDICT) on_verdict(s, s->controls[send->conn].group, &header, body);
         if (header.type == WIRE_SYNC_END) on_sync_end(s, &s->controls[send->conn], &header, body);
     }
@@ -469,13 +503,14 @@ void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan) {
 static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
     uint32_t members = 0, left = 0;
     const struct truth *truth = judge_truth(s, member_header(s->processes[slot].mind).run);
+    if (truth->lives[slot] != s->processes[slot].life) return; // the run goes on without it
     for (int other = 0; other < (int)s->peers; other++) {
         members += truth->lives[other] != 0;
         left += truth->lives[other] != 0 && sim_alive(s, other, truth->lives[other]);
     }
     bool time = false;
-    for (uint32_t i = 0; i < s->master_count && s->now > s->calm_from + (int64_t)s->recovery_ms * MS_NS; i++)
-        time |= s->masters[i].running && s->now > s->masters[i].began_at + (int64_t)s->recovery_ms * MS_NS;
+    for (uint32_t i = 0; i < s->master_count && s->now > s->calm_from + TAKE_UP_LIMITS * s->limit_ns; i++)
+        time |= s->masters[i].running && s->now > s->masters[i].began_at + TAKE_UP_LIMITS * s->limit_ns;
     if (time && 2 * left > members) sim_fail(s, "progress", "peer %d gives up although %u of %u members are left: %s", slot + 1, left, members, text);
 }
 
@@ -521,7 +556,7 @@ static void judge_masters(struct pccl_sim *s) {
         bool alone = true;
         for (uint32_t k = 0; k < s->master_count && serves(s, one); k++) alone &= k == i || !serves(s, &s->masters[k]) || s->masters[k].run != one->run;
         if (alone) one->alone_at = s->now;
-        if (s->now - one->alone_at > TWO_MASTERS_LIMITS * s->limit_ns)
+        if (s->now - one->alone_at > JUDGE_LEFT_LIMITS * s->limit_ns)
             sim_fail(s, "agreement", "master %u has served the run in generation %llu beside another one for %lld ms", i + 1, (unsigned long long)one->generation, (long long)((s->now - one->alone_at) / MS_NS));
     }
 }

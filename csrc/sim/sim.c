@@ -86,7 +86,7 @@ static void end_faults(struct pccl_sim *s) {
 
 // True: all who live have passed enough rounds since the faults ended.
 static bool is_calm(struct pccl_sim *s) {
-    bool calm = s->now > s->calm_from;
+    bool calm = s->now > s->calm_from + (s->master_count > 1 ? (JUDGE_LEFT_LIMITS + 1) * s->limit_ns : 0);
     for (int slot = 0; slot < (int)s->peers && s->now > s->calm_from; slot++) {
         const struct process *p = &s->processes[slot];
         if (!p->running) continue;
@@ -142,9 +142,10 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
     s->connection_high = s->serial = 0;
     s->master_lives = 0;
     memset(s->instance_slots, 0, sizeof s->instance_slots);
-    s->instance_count = s->ring_count = s->round_count = 0;
+    s->instance_count = s->ring_count = s->round_count = s->epoch_count = 0;
     memset(s->rings, 0, sizeof s->rings);
     memset(s->rounds, 0, sizeof s->rounds);
+    memset(s->epochs, 0, sizeof s->epochs);
     memset(s->commits, 0, sizeof s->commits);
     memset(s->announced, 0, sizeof s->announced);
     memset(s->tainted, 0, sizeof s->tainted);

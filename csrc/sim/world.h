@@ -41,6 +41,7 @@ enum {
     INSTANCE_SLOTS = 1 << 10,
     RINGS_MOST = 256,
     ROUNDS_MOST = 256,
+    EPOCHS_MOST = 64,
     EVENTS_MOST = 1 << 16,
     TEXT_BYTES = 512,
 };
@@ -294,6 +295,8 @@ struct process {
 
 // ---- judging ----
 
+enum { JUDGE_LEFT_LIMITS = 8 }; // heartbeat limits that a master may take to notice that it has been left
+
 enum outcome { OUTCOME_NONE,
                OUTCOME_OK,
                OUTCOME_LOST,
@@ -321,6 +324,12 @@ struct instance {
 struct ring_record {
     uint64_t run, generation, epoch, hash;
     uint32_t group;
+};
+
+// The members of an epoch of all, as a master announced it.
+struct epoch_record {
+    uint64_t run, number;
+    uint32_t lives[SLOTS];
 };
 
 // How one round of shared state ended, at the first member that heard of it.
@@ -429,7 +438,8 @@ struct pccl_sim {
     uint32_t instance_count;
     struct ring_record rings[RINGS_MOST];
     struct round_record rounds[ROUNDS_MOST];
-    uint32_t ring_count, round_count;
+    struct epoch_record epochs[EPOCHS_MOST];
+    uint32_t ring_count, round_count, epoch_count;
     struct commit_record commits[GROUPS], announced[GROUPS]; // that somebody has heard of; that the master made
     struct truth truths[RUNS_MOST]; // the newest run first
     int64_t accused_at[SLOTS][SLOTS], regrouped_at[GROUPS]; // when a master heard a LINK_DOWN of the one about the other; when it last formed that group anew,
