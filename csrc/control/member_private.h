@@ -83,6 +83,7 @@ struct member {
     enum recovery recovery;
     uint32_t recovery_limit_ms, masters;
     int64_t recovery_deadline, lost_at;
+    int64_t waits_until;             // see member_waits_until
     bool vote_unsent;                // it was opened when nobody could hear it
     char lost_why[MEMBER_TEXT];
     struct {

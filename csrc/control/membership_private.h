@@ -83,6 +83,7 @@ struct peer {
     uint32_t rank;       // in its group
     bool linked;         // all its links of the group epoch in force are complete
     bool reported;       // on the group epoch in force
+    bool entered;        // an epoch of this generation
     uint32_t host;       // see membership_optimise.c
     struct peer_sync sync;
 };
@@ -172,6 +173,8 @@ struct membership {
     int64_t majority_at;                     // since when enough are here; INT64_MAX: they are not
     int64_t say_at;
     bool standby;
+    uint32_t taken_from;                     // members of the epoch that the run was taken up from, until more than half of them have entered one of this generation; then 0
+    uint64_t taken_number;                   // the first epoch of this generation
     uint32_t unheard, unheard_of;            // peers that fell silent one after another, and the size of the epoch before the first
     int64_t unheard_since;
     uint64_t gather_run, gather_generation;  // promises are asked for these; 0: for none yet
@@ -268,6 +271,8 @@ void membership_survivor_heard(struct membership *m, int64_t now_ns, uint32_t co
 void membership_gather_tick(struct membership *m);
 // Peers fell silent, or left for another master. True: they may be the majority of a run elsewhere, so this master gave its own up.
 bool membership_unheard(struct membership *m, uint32_t count);
+// The run was taken up, and it is not sure yet that no other master can do so, too: looks whether it is, or whether enough for another one have left.
+void membership_watch_quorum(struct membership *m);
 void membership_start_run(struct membership *m); // forgets all peers' run
 int64_t membership_gather_deadline(const struct membership *m);
 void membership_gather_fini(struct membership *m);

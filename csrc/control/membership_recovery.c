@@ -326,6 +326,8 @@ static void take_up(struct membership *m, const struct claim *claim) {
         forget(m, survivor_of(m, m->order[i]->conn));
     }
     membership_enter_resumed(m);
+    m->taken_from = claim->members;
+    m->taken_number = m->number;
     m->gather_generation = 0;
     m->majority_at = INT64_MAX;
     dismiss_rest(m);
@@ -387,8 +389,8 @@ void membership_gather(struct membership *m) {
         return;
     }
     if (m->majority_at == INT64_MAX) m->majority_at = m->now_ns;
+    ask_promises(m, &claim); // at once: who has promised waits for the rest, too
     if (claim.present < claim.members && m->now_ns < m->majority_at + m->limit_ns) return;
-    ask_promises(m, &claim);
     if (all_promised(m, &claim)) take_up(m, &claim);
 }
 
@@ -452,7 +454,7 @@ const struct membership_actions *membership_peer_resumed(struct membership *m, i
                                                          const struct wire_header *header, const uint8_t *body) {
     membership_begin_event(m, now_ns);
     struct wire_resume resume = {.barrier.sizes = m->sizes, .epoch.members = m->members, .past = m->past, .losses = m->losses};
-    struct survivor *survivor = NULL;
+    struct survivor *survivor = NULL, *before;
     bool sound = wire_decode_resume(body, header->length, &resume);
     if (sound && resume.hello.version != WIRE_VERSION)
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "the master speaks another version of the protocol");
@@ -460,10 +462,12 @@ const struct membership_actions *membership_peer_resumed(struct membership *m, i
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "malformed RESUME");
     else if (m->peer_count > 0)
         refuse_resume(m, conn, source, header, &resume);
-    else if (member_here(m, header->run, &resume.hello.id) != NULL)
-        membership_turn_away(m, conn, *header, WIRE_REFUSED, "a peer of this id is here");
     else if ((survivor = add(m, conn, source)) == NULL)
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "the master has no room");
+    if (survivor != NULL && (before = member_here(m, header->run, &resume.hello.id)) != NULL) { // it has left that connection, whose end is still to come
+        membership_close(m, before->conn);
+        forget(m, before);
+    }
     if (survivor != NULL && !keep_resume(survivor, &resume)) {
         turn_away(m, survivor, WIRE_REFUSED, "the master has no room");
         survivor = NULL;
@@ -501,8 +505,8 @@ static bool know_others(const struct membership *m) {
     return false;
 }
 
-static void give_up_run(struct membership *m) {
-    membership_log(m, LOG_ERR, "%u of %u peers were not heard of any more: they may have gone on with another master, so this one gives the run up", m->unheard, m->unheard_of);
+static void give_up_run(struct membership *m, uint32_t gone, uint32_t of) {
+    membership_log(m, LOG_ERR, "%u of %u peers were not heard of any more: they may have gone on with another master, so this one gives the run up", gone, of);
     for (uint32_t i = 0; i < m->slots; i++) {
         struct peer *peer = &m->peers[i];
         if (!peer->used) continue;
@@ -529,8 +533,19 @@ bool membership_unheard(struct membership *m, uint32_t count) {
     }
     m->unheard += count;
     if (2 * m->unheard <= m->unheard_of) return false;
-    give_up_run(m);
+    give_up_run(m, m->unheard, m->unheard_of);
     return true;
+}
+
+// Those that have entered no epoch of this generation can take the run up elsewhere, from the epoch before, with members that never came here. Once
+// more than half of that epoch have entered this one, any majority hears of it.
+void membership_watch_quorum(struct membership *m) {
+    uint32_t entered = 0;
+    for (uint32_t i = 0; i < m->count; i++) entered += m->order[i]->entered;
+    if (2 * entered > m->taken_from)
+        m->taken_from = 0;
+    else if (2 * m->count <= m->taken_from && m->count > 0 && know_others(m))
+        give_up_run(m, m->taken_from - m->count, m->taken_from);
 }
 
 bool membership_survivor_message(struct membership *m, uint32_t conn, const struct wire_header *header) {

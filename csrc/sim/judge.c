@@ -168,8 +168,8 @@ static struct truth *truth_for(struct pccl_sim *s, uint64_t run) {
     return &s->truths[0];
 }
 
-// More than half of the newest epoch that any of them has entered.
-static void judge_quorum(struct pccl_sim *s, const struct truth *truth) {
+// That any of its members who lives has entered; NULL: it is no longer known.
+static const struct epoch_record *newest_entered(const struct pccl_sim *s, const struct truth *truth) {
     const struct epoch_record *newest = NULL;
     for (uint32_t i = 0; i < EPOCHS_MOST; i++) {
         const struct epoch_record *record = &s->epochs[i];
@@ -180,6 +180,12 @@ static void judge_quorum(struct pccl_sim *s, const struct truth *truth) {
         }
         if (entered && (newest == NULL || record->number > newest->number)) newest = record;
     }
+    return newest;
+}
+
+// More than half of it.
+static void judge_quorum(struct pccl_sim *s, const struct truth *truth) {
+    const struct epoch_record *newest = newest_entered(s, truth);
     if (newest == NULL) return;
     uint32_t members = 0, left = 0;
     for (int slot = 0; slot < (int)s->peers; slot++) {
@@ -504,9 +510,10 @@ static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
     uint32_t members = 0, left = 0;
     const struct truth *truth = judge_truth(s, member_header(s->processes[slot].mind).run);
     if (truth->lives[slot] != s->processes[slot].life) return; // the run goes on without it
-    for (int other = 0; other < (int)s->peers; other++) {
-        members += truth->lives[other] != 0;
-        left += truth->lives[other] != 0 && sim_alive(s, other, truth->lives[other]);
+    const struct epoch_record *newest = newest_entered(s, truth);
+    for (int other = 0; other < (int)s->peers && newest != NULL; other++) {
+        members += newest->lives[other] != 0;
+        left += newest->lives[other] != 0 && sim_alive(s, other, newest->lives[other]) && !tainted(s, other, newest->lives[other]);
     }
     bool time = false;
     for (uint32_t i = 0; i < s->master_count && s->now > s->calm_from + TAKE_UP_LIMITS * s->limit_ns; i++)
@@ -529,7 +536,7 @@ void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what
 
 static void judge_dead(struct pccl_sim *s, struct truth *truth) {
     const struct master *master = &s->masters[truth->master];
-    if (truth->run == 0 || !master->running || master->life != truth->master_life || s->now < master->stopped_until + s->limit_ns) return;
+    if (truth->run == 0 || !master->running || master->life != truth->master_life || master->run != truth->run || s->now < master->stopped_until + s->limit_ns) return;
     if (membership_epoch(master->mind) != truth->number) memset(truth->lives, 0, sizeof truth->lives); // nobody was left to be told
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];

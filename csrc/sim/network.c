@@ -152,6 +152,16 @@ void sim_lose_master(struct pccl_sim *s, int slot) {
     seek_at(s, slot, p->seek.next + (int64_t)sim_below(s, 5 * MS_NS), false);
 }
 
+static void look_later(struct pccl_sim *s, int slot, uint32_t serial) {
+    const struct process *p = &s->processes[slot];
+    if (member_waits_until(p->mind) == INT64_MAX) return;
+    struct event *event = sim_event(s, EVENT_SEEK_ANEW, member_waits_until(p->mind));
+    event->slot = (uint8_t)slot;
+    event->life = p->life;
+    event->serial = serial;
+    sim_push(s, event);
+}
+
 void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
     struct process *p = &s->processes[slot];
     if (p->control != 0 || !p->seeking || !member_is_seeking(p->mind)) return;
@@ -173,18 +183,17 @@ void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
     struct wire_hash content = {0};
     enum member_tensors tensors = state_model_restart(s, slot, &content);
     member_resume(p->mind, 48149, tensors, &content, s->now, &p->out);
-    if (master == 0) return;
-    struct event *event = sim_event(s, EVENT_SEEK_ANEW, s->now + (int64_t)member_welcome(p->mind)->heartbeat_limit_ms * MS_NS);
-    event->slot = (uint8_t)slot;
-    event->life = p->life;
-    event->serial = control->serial;
-    sim_push(s, event);
+    if (master > 0) look_later(s, slot, control->serial);
 }
 
 // At a later master of the list without enough others: they may be at an earlier one by now.
 void sim_seek_anew(struct pccl_sim *s, int slot, uint32_t serial) {
     struct process *p = &s->processes[slot];
     if (!p->seeking || p->control == 0 || s->controls[p->control - 1].serial != serial) return;
+    if (s->now < member_waits_until(p->mind)) {
+        look_later(s, slot, serial);
+        return;
+    }
     member_disconnected(p->mind, "no run was taken up there", s->now, &p->out);
     sim_act(s, slot);
     seek_anew(&p->seek, s->now);

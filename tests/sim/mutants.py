@@ -245,6 +245,19 @@ MUTANTS = [
         seeds=8000,
     ),
     Mutant(
+        name="leaves_the_majority",  # a member that has promised looks for another master before this one has waited for the rest
+        file="control/member_recovery.c",
+        old="    m->waits_until = now + 2 * (int64_t)m->welcome.heartbeat_limit_ms * MS_NS;\n",
+        new="",
+    ),
+    Mutant(
+        name="comes_back_in_vain",  # a member that comes again before the end of its older connection is seen is refused
+        file="control/membership_recovery.c",
+        old="        membership_close(m, before->conn);\n        forget(m, before);",
+        new='        turn_away(m, survivor, WIRE_REFUSED, "a peer of this id is here");\n        survivor = NULL;',
+        seeds=8000,
+    ),
+    Mutant(
         name="losses_forgotten",  # those that others heard of before the master was lost
         file="control/membership_recovery.c",
         old="    resumed->loss_count = witness->resume.loss_count - first;",
