@@ -323,7 +323,7 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
 
 // Lock held, but let go of: nobody else looks at an ended op, and putting a large input back takes its time.
 static void restore(struct engine *engine, struct op *op) {
-    bool needed = op->segments != NULL ? segments_must_restore(op) : op->outcome.result != ENGINE_OK && op->backup.count > 0;
+    bool needed = op->segments != NULL ? segments_must_restore(op) : op->outcome.result != ENGINE_OK && op->backup.saved.count > 0;
     if (!needed) return;
     pthread_mutex_unlock(&engine->lock);
     if (op->segments != NULL)
@@ -680,7 +680,6 @@ void engine_complete(struct engine *engine, struct op *op) {
 static bool poll_arriving(struct engine *engine) {
     while (engine->arriving != NULL) {
         struct lane *lane = engine->arriving;
-        engine->arriving = lane->next;
         if (engine->lane_count == engine->lane_room) {
             size_t room = engine->lane_room == 0 ? 16 : engine->lane_room * 2;
             struct lane **lanes = realloc(engine->lanes, room * sizeof *lanes);
@@ -692,6 +691,7 @@ static bool poll_arriving(struct engine *engine) {
         }
         struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = lane};
         if (epoll_ctl(engine->epoll, EPOLL_CTL_ADD, lane->fd, &event) != 0) return false;
+        engine->arriving = lane->next;
         lane->polled = true;
         engine->lanes[engine->lane_count++] = lane;
         lane_heat(lane);
@@ -913,7 +913,7 @@ static void free_op_list(struct op *op) {
     while (op != NULL) {
         struct op *next = op->chain;
         if (op->backup.bytes != NULL) munmap(op->backup.bytes, op->backup.capacity);
-        free(op->backup.ranges);
+        ranges_fini(&op->backup.saved);
         roster_put(op->roster);
         pthread_cond_destroy(&op->ended);
         free(op);
@@ -938,7 +938,7 @@ void engine_free(struct engine *engine) {
     free_op_list(engine->free_ops);
     for (int i = 0; i < BACKUP_CACHE_COUNT; i++) {
         if (engine->backup_cache[i].bytes != NULL) munmap(engine->backup_cache[i].bytes, engine->backup_cache[i].capacity);
-        free(engine->backup_cache[i].ranges);
+        ranges_fini(&engine->backup_cache[i].saved);
     }
     while (engine->peers != NULL) {
         struct peer *peer = engine->peers;

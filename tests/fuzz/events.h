@@ -1,4 +1,4 @@
-// What happens to the minds in fuzz_membership and fuzz_member, as the first byte of each step; make_corpus writes programs of these.
+// What happens in the targets that read programs, as the first byte of each step; make_corpus writes programs of these.
 #ifndef PCCL_TESTS_FUZZ_EVENTS_H
 #define PCCL_TESTS_FUZZ_EVENTS_H
 
@@ -64,6 +64,27 @@ enum peer_event {
     P_ADOPT_LOSS,   // group epoch
     P_REFUSE,       // how many allocations until one is refused
     P_EVENTS,
+};
+
+// ---- fuzz_engine: links are peer - 1 + 2 * index ----
+enum engine_event {
+    E_POST,     // tag, how (in place, retry, tell, quantised, size), what (operation, quantisation)
+    E_TAKE,     // tag
+    E_VERDICT,  // tag, kind, how
+    E_FRAME,    // link, type, tag, where (shard, hop, segment), how (and what that asks for)
+    E_RAW,      // link, length, bytes
+    E_ENTER,    // how (members, rank, lost, speed, not adopted)
+    E_READY,
+    E_LINK,     // link
+    E_LINK_ALL,
+    E_CLOSE,    // link
+    E_DROP,     // peer - 1
+    E_WAIT,     // 10 ms each
+    E_WATCH,    // for silence
+    E_SETTLE,
+    E_KILL,
+    E_REFUSE,   // how many allocations until one is refused
+    E_EVENTS,
 };
 
 #endif

@@ -146,12 +146,42 @@ static void write_peer_programs(void) {
     PROGRAM(target, "no-memory", P_JOIN, P_WELCOME, 9, P_REFUSE, 2, P_EPOCH, 0, 7, 0, 8);
 }
 
+// Three members, of which the engine is rank 0; all links. Peer 1 follows it, peer 2 goes before. Then: slow, so that all but a few bytes go round the ring.
+#define E_THREE E_ENTER, 6, E_LINK_ALL, E_READY
+#define E_SEND(link, type, where, how) E_FRAME, link, type, 0, where, how
+// Peer 1 is ready; what peer 2 sends in an op on the ring.
+#define E_RING E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0), E_SEND(3, 6, 5, 0), E_SEND(5, 6, 8, 0), E_SEND(3, 6, 14, 0)
+#define E_QUANTISED E_SEND(0, 0, 0, 1), E_SEND(1, 0, 0, 1), E_SEND(2, 7, 0, 0), E_SEND(3, 7, 0, 0), E_SEND(2, 8, 1, 0), E_SEND(3, 8, 2, 0)
+
+static void write_engine_programs(void) {
+    const char *target = "fuzz_engine";
+    PROGRAM(target, "small", E_ENTER, 0x42, E_LINK_ALL, E_READY, E_POST, 0, 0x21, 0, E_SEND(0, 3, 0, 0), E_TAKE, 0, E_SEND(0, 5, 0, 0), E_POST, 0, 0x24, 1, E_SEND(0, 1, 0, 0), E_SEND(0, 3, 0, 0), E_TAKE, 0, E_SETTLE);
+    PROGRAM(target, "small-loss", E_ENTER, 0x46, E_LINK_ALL, E_READY, E_POST, 0, 0x21, 0, E_ENTER, 0xe2, E_READY, E_SEND(0, 4, 0, 0), E_VERDICT, 0, 1, 0, E_TAKE, 0);
+    PROGRAM(target, "ring", E_THREE, E_POST, 0, 0x21, 0, E_RING, E_VERDICT, 0, 0, 0, E_TAKE, 0);
+    PROGRAM(target, "ring-out-of-place", E_THREE, E_POST, 0, 0x74, 1, E_RING, E_VERDICT, 0, 0, 0, E_TAKE, 0);
+    PROGRAM(target, "ring-loss", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0), E_ENTER, 0xa2, E_READY, E_VERDICT, 0, 1, 0, E_TAKE, 0);
+    PROGRAM(target, "ring-redo", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0), E_ENTER, 6, E_READY, E_VERDICT, 0, 2, 0, E_RING, E_VERDICT, 0, 0, 0, E_TAKE, 0);
+    PROGRAM(target, "ring-by-memory", E_THREE, E_SEND(0, 9, 0, 0), E_SEND(1, 9, 0, 0), E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 1), E_SEND(3, 10, 2, 0), E_SEND(3, 10, 5, 0), E_SEND(5, 10, 8, 0), E_SEND(3, 10, 14, 0));
+    PROGRAM(target, "cut", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0x80), 90, 1, E_SEND(5, 6, 2, 0x80), 90, 1, E_SEND(3, 6, 5, 0), E_SEND(5, 6, 8, 0));
+    PROGRAM(target, "quantised", E_THREE, E_POST, 0, 0x29, 0x80, E_QUANTISED, E_VERDICT, 0, 0, 0, E_TAKE, 0);
+    PROGRAM(target, "quantised-16", E_THREE, E_POST, 0, 0x48, 0x41, E_QUANTISED, E_SEND(0, 2, 0, 2), 100, E_TAKE, 0);
+    PROGRAM(target, "segments", E_THREE, E_POST, 0, 0xf7, 0xff, E_RING, E_VERDICT, 0, 0, 0, E_ENTER, 0xa2, E_READY, E_VERDICT, 0, 1, 0, E_VERDICT, 0, 1, 0x10, E_TAKE, 0);
+    PROGRAM(target, "segments-whole", E_THREE, E_POST, 0, 0xf3, 0xff, E_VERDICT, 0, 4, 0, E_ENTER, 6, E_READY, E_VERDICT, 0, 2, 0, E_RING);
+    PROGRAM(target, "mismatch", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 4), 3, 7, E_VERDICT, 0, 3, 0, E_ENTER, 6, E_TAKE, 0, E_POST, 0, 0x21, 0, E_VERDICT, 1, 3, 0, E_POST, 1, 0x21, 0);
+    PROGRAM(target, "early", E_THREE, E_SEND(0, 0, 0, 0), E_SEND(0, 3, 0, 4), 13, 25, E_SEND(1, 1, 0, 0), E_SEND(1, 2, 0, 2), 5, E_POST, 0, 0x21, 0);
+    PROGRAM(target, "parked", E_THREE, E_SEND(0, 0, 0, 4), 0, 2, E_SEND(0, 11, 0, 0), E_ENTER, 6, E_READY, E_POST, 0, 0x21, 0, E_LINK, 0, E_CLOSE, 3, E_DROP, 0);
+    PROGRAM(target, "silence", E_THREE, E_WATCH, E_WAIT, 30, E_SEND(0, 11, 0, 0), E_WAIT, 30, E_WAIT, 200, E_WAIT, 200, E_WAIT, 200);
+    PROGRAM(target, "no-memory", E_THREE, E_REFUSE, 2, E_POST, 0, 0x21, 0, E_REFUSE, 1, E_RING, E_REFUSE, 0, E_ENTER, 6, E_KILL);
+    PROGRAM(target, "raw", E_THREE, E_RAW, 0, 40, 0x50, 0x43, 1, E_RAW, 1, 3, 0x50, 0x43);
+}
+
 int main(int argc, char **argv) {
     folder = argc > 1 ? argv[1] : "corpus";
     mkdir(folder, 0777);
     write_frames();
     write_master_programs();
     write_peer_programs();
+    write_engine_programs();
     PROGRAM("fuzz_election", "popular", 0, 1, 0, 0, 8, 1, 0, 8, 2, 0, 0, 1);
     PROGRAM("fuzz_election", "expecting", 1, 3, 5, 4, 8, 5, 6, 0, 4, 2, 1, 5);
     PROGRAM("fuzz_election", "repeat", 1, 2, 5, 4, 8, 4, 4, 0, 4, 1, 8, 3);
