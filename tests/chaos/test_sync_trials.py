@@ -16,8 +16,6 @@ import itertools
 import os
 import random
 import signal
-import threading
-import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 
@@ -31,9 +29,7 @@ BATCH = 10
 ONE = os.environ.get("CHAOS_SEED")
 FIRST = int(ONE or os.environ.get("CHAOS_FIRST", "0"))
 TRIALS = 1 if ONE else int(os.environ.get("CHAOS_TRIALS", "200"))
-TURNS = 5
 DEAD = "MASTER_CONNECTION_FAILED"
-EXPELLED = "INVALID_USAGE"
 NONE = "NO_SHARED_STATE_AVAILABLE"
 LIMITS = {True: 1.5, False: 20.0}
 """Seconds of silence after which a process is lost: short where one is stopped, but on a busy machine the living are slow too."""
@@ -284,9 +280,8 @@ class Trial:
         victim.signal(signal.SIGCONT)
         outcomes = victim.answer()
         for outcome in outcomes:
-            assert outcome.result in ("SUCCESS", DEAD, EXPELLED), outcome
+            assert outcome.result in ("SUCCESS", DEAD), outcome
             assert outcome.result != "SUCCESS" or outcome.content is not None, outcome
-            assert outcome.result != EXPELLED or "expelled by the master" in outcome.detail, outcome
         assert set(victim.ask("votes")) == {DEAD}
         world = len(self.group.voters) + len(voters)
         victim.tell("rejoin", self.address, world)
@@ -328,50 +323,15 @@ def play(seed: int) -> None:
     trial = Trial(seed)
     try:
         trial.run()
+    except BaseException:
+        print(f"replay with CHAOS_SEED={seed}")
+        raise
     finally:
         trial.end()
-
-
-class Standstill:
-    """How long the machine let this process wait, in one go, for a moment of its time."""
-
-    def __enter__(self) -> Standstill:
-        self.longest = 0.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        before = time.monotonic()
-        while not self._over.wait(0.02):
-            now = time.monotonic()
-            self.longest, before = max(self.longest, now - before), now
-
-
-def play_in_time(seed: int) -> None:
-    """A machine that stands still for a while takes living processes for stopped ones: what was played then says nothing."""
-    for turn in range(TURNS):
-        begin = time.monotonic()
-        with Standstill() as standstill:
-            try:
-                play(seed)
-                assert time.monotonic() - begin < PATIENCE, f"seed {seed} hung somewhere"
-            except (AssertionError, TimeoutError):
-                if turn == TURNS - 1 or standstill.longest < LIMITS[True] / 4:
-                    print(f"replay with CHAOS_SEED={seed}; the machine stood still for {standstill.longest:.2f} s")
-                    raise
-                print(f"seed {seed} again: the machine stood still for {standstill.longest:.2f} s")
-            else:
-                return
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + TRIALS, BATCH))
 def test_sync_trials(first):
     for seed in range(first, min(first + BATCH, FIRST + TRIALS)):
-        play_in_time(seed)
+        play(seed)
