@@ -32,8 +32,8 @@ TRIALS = 1 if ONE else int(os.environ.get("CHAOS_TRIALS", "200"))
 DEAD = "MASTER_CONNECTION_FAILED"
 NONE = "NO_SHARED_STATE_AVAILABLE"
 LIMIT = 5.0
-"""Seconds of silence after which a process is lost: the contract's default, which no living process comes near. A call waits for a lost one that
-long at most, each time that somebody is lost; the patience of the calls (`actors.PATIENCE`) is six of these."""
+"""Seconds of silence after which a process is lost: the contract's default, which no living process comes near. A call waits that
+long at most for each that is lost; the patience of the calls (`actors.PATIENCE`) is six of these."""
 STOPS = float(os.environ.get("CHAOS_STOPS", "0.1"))
 """Of the trials, how many stop a process instead of killing it: these take their time, until the silence is noticed."""
 
