@@ -113,6 +113,22 @@ struct op *op_find_named(struct engine *engine, const struct wire_op_name *name)
     return NULL;
 }
 
+void ops_for_each(struct engine *engine, void (*act)(struct engine *, struct op *)) {
+    for (size_t i = 0; i < TABLE_SLOTS; i++)
+        for (struct op *op = engine->table[i]; op != NULL; op = op->chain) act(engine, op);
+}
+
+void op_list_append(struct op **list, struct op *op) {
+    while (*list != NULL) list = &(*list)->next;
+    op->next = NULL;
+    *list = op;
+}
+
+void op_list_remove(struct op **list, struct op *op) {
+    while (*list != NULL && *list != op) list = &(*list)->next;
+    if (*list != NULL) *list = op->next;
+}
+
 void roster_put(struct roster *roster) {
     if (roster != NULL && --roster->references == 0) free(roster);
 }
