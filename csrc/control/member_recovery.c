@@ -34,6 +34,7 @@ bool member_epoch_lost(const struct member *m, const struct wire_epoch *epoch) {
 
 void member_note_epoch(struct member *m, const struct wire_epoch_commit *commit) {
     const struct wire_epoch *epoch = &commit->epoch;
+    m->quorum = commit->quorum;
     memcpy(m->everyone, epoch->members, epoch->count * sizeof *epoch->members);
     m->everyone_count = epoch->count;
     if (epoch->lost_epoch > m->lost_epoch) m->lost_epoch = epoch->lost_epoch;
@@ -169,6 +170,7 @@ void member_resume(struct member *m, uint16_t port, enum member_tensors tensors,
         .past = past,
         .loss_count = m->loss_count,
         .losses = losses,
+        .quorum = m->quorum,
     };
     memcpy(resume.secret, m->welcome.secret, sizeof resume.secret);
     struct wire_header header = member_header(m);

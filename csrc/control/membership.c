@@ -240,7 +240,7 @@ void membership_start_run(struct membership *m) {
     m->barrier = 0;
     m->sync_round = 0;
     m->attempt = 0;
-    m->taken_from = 0;
+    m->quorum = 0;
     m->lost = m->changed = false;
     m->phase = PHASE_IDLE;
     membership_end_wait(m);
@@ -250,7 +250,7 @@ void membership_start_run(struct membership *m) {
 const struct membership_actions *membership_settle(struct membership *m) {
     do {
         if (m->gone_count > 0) reap(m);
-        if (m->taken_from > 0) membership_watch_quorum(m);
+        if (m->quorum > 0) membership_watch_quorum(m);
         if (m->lost) membership_enter_epoch(m, WIRE_REASON_LOSS);
         if (m->changed) membership_enter_epoch(m, WIRE_REASON_RELINK);
         if (m->gone_count == 0) progress(m);
@@ -367,7 +367,7 @@ static void on_message(struct membership *m, struct peer *peer, const struct wir
         membership_expel(m, peer, "%s of an epoch that never was", wire_type_name(header->type));
         return;
     }
-    if (m->taken_from > 0 && peer->accepted && header->epoch >= m->taken_number) peer->entered = true;
+    if (m->quorum > 0 && peer->accepted && header->epoch >= m->taken_number) peer->entered = true;
     switch (header->type) {
     case WIRE_HEARTBEAT: return;
     case WIRE_MOVED:

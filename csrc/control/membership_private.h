@@ -173,7 +173,7 @@ struct membership {
     int64_t majority_at;                     // since when enough are here; INT64_MAX: they are not
     int64_t say_at;
     bool standby;
-    uint32_t taken_from;                     // members of the epoch that the run was taken up from, until more than half of them have entered one of this generation; then 0
+    uint32_t quorum;                         // members that have to enter an epoch of this generation until nobody can take the run up from one before; then 0
     uint64_t taken_number;                   // the first epoch of this generation
     uint32_t unheard, unheard_of;            // peers that fell silent one after another, and the size of the epoch before the first
     int64_t unheard_since;
@@ -271,7 +271,8 @@ void membership_survivor_heard(struct membership *m, int64_t now_ns, uint32_t co
 void membership_gather_tick(struct membership *m);
 // Peers fell silent, or left for another master. True: they may be the majority of a run elsewhere, so this master gave its own up.
 bool membership_unheard(struct membership *m, uint32_t count);
-// The run was taken up, and it is not sure yet that no other master can do so, too: looks whether it is, or whether enough for another one have left.
+uint32_t membership_quorum(const struct membership *m); // for EPOCH
+// The run was taken up, and it is not sure yet that no other master can do so, too: looks whether it is, or whether too few are left.
 void membership_watch_quorum(struct membership *m);
 void membership_start_run(struct membership *m); // forgets all peers' run
 int64_t membership_gather_deadline(const struct membership *m);

@@ -109,7 +109,12 @@ static struct claim claim_of(const struct membership *m, uint64_t run) {
     return claim;
 }
 
-static bool has_majority(const struct claim *claim) { return 2 * claim->present > claim->members; }
+static uint32_t quorum_of(const struct claim *claim) {
+    uint32_t majority = claim->members / 2 + 1;
+    return claim->by->resume.quorum > majority ? claim->by->resume.quorum : majority;
+}
+
+static bool has_majority(const struct claim *claim) { return claim->present >= quorum_of(claim); }
 
 // Of all runs that somebody resumes the one with a majority, else the one with most members here.
 static struct claim best_claim(const struct membership *m) {
@@ -162,6 +167,7 @@ static void begin_run(struct membership *m, const struct claim *claim) {
     for (uint32_t i = 0; i < claim->members; i++)
         if (newest->resume.epoch.members[i].join_number >= m->next_join) m->next_join = newest->resume.epoch.members[i].join_number + 1;
     m->generation = m->gather_generation;
+    m->quorum = quorum_of(claim);
     m->sync_round = m->generation << 32; // rounds have other numbers than those of masters before
 }
 
@@ -325,9 +331,8 @@ static void take_up(struct membership *m, const struct claim *claim) {
         m->order[i]->group->witness = NULL;
         forget(m, survivor_of(m, m->order[i]->conn));
     }
+    m->taken_number = m->number + 1;
     membership_enter_resumed(m);
-    m->taken_from = claim->members;
-    m->taken_number = m->number;
     m->gather_generation = 0;
     m->majority_at = INT64_MAX;
     dismiss_rest(m);
@@ -537,15 +542,19 @@ bool membership_unheard(struct membership *m, uint32_t count) {
     return true;
 }
 
+uint32_t membership_quorum(const struct membership *m) { return know_others(m) ? m->quorum : 0; }
+
 // Those that have entered no epoch of this generation can take the run up elsewhere, from the epoch before, with members that never came here. Once
-// more than half of that epoch have entered this one, any majority hears of it.
+// a quorum of that epoch has entered this one, any other quorum hears of it. Until then those who have are told that they cannot go on with fewer.
 void membership_watch_quorum(struct membership *m) {
     uint32_t entered = 0;
     for (uint32_t i = 0; i < m->count; i++) entered += m->order[i]->entered;
-    if (2 * entered > m->taken_from)
-        m->taken_from = 0;
-    else if (2 * m->count <= m->taken_from && m->count > 0 && know_others(m))
-        give_up_run(m, m->taken_from - m->count, m->taken_from);
+    if (entered >= m->quorum) {
+        m->quorum = 0;
+        if (know_others(m) && !m->lost) m->changed = true; // an epoch tells them
+    } else if (m->count < m->quorum && m->count > 0 && know_others(m)) {
+        give_up_run(m, m->quorum - m->count, m->quorum);
+    }
 }
 
 bool membership_survivor_message(struct membership *m, uint32_t conn, const struct wire_header *header) {
