@@ -266,7 +266,7 @@ static void free_op_list(struct op *op) {
     while (op != NULL) {
         struct op *next = op->chain;
         if (op->backup.bytes != NULL) munmap(op->backup.bytes, op->backup.capacity);
-        free(op->backup.ranges);
+        ranges_fini(&op->backup.saved);
         roster_put(op->roster);
         pthread_cond_destroy(&op->ended);
         free(op);
@@ -291,7 +291,7 @@ void engine_free(struct engine *engine) {
     free_op_list(engine->free_ops);
     for (int i = 0; i < BACKUP_CACHE_COUNT; i++) {
         if (engine->backup_cache[i].bytes != NULL) munmap(engine->backup_cache[i].bytes, engine->backup_cache[i].capacity);
-        free(engine->backup_cache[i].ranges);
+        ranges_fini(&engine->backup_cache[i].saved);
     }
     FREE_LIST(engine->peers)
     FREE_LIST(engine->poisons)

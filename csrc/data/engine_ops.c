@@ -121,7 +121,7 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
 
 // Lock held, but let go of: nobody else looks at an ended op, and putting a large input back takes its time.
 static void restore(struct engine *engine, struct op *op) {
-    bool needed = op->segments != NULL ? segments_must_restore(op) : op->outcome.result != ENGINE_OK && op->backup.count > 0;
+    bool needed = op->segments != NULL ? segments_must_restore(op) : op->outcome.result != ENGINE_OK && op->backup.saved.count > 0;
     if (!needed) return;
     pthread_mutex_unlock(&engine->lock);
     if (op->segments != NULL)

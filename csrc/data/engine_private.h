@@ -14,6 +14,7 @@
 #include "data/engine.h"
 #include "data/memory.h"
 #include "data/plan.h"
+#include "data/ranges.h"
 #include "state/coding.h"
 #include "state/sync.h"
 
@@ -47,10 +48,7 @@ struct block {
 struct backup {
     uint8_t *bytes; // a mapping as long as the tensor, used at the tensor's offsets
     size_t capacity;
-    struct backup_range {
-        uint64_t offset, length; // bytes
-    } *ranges;
-    size_t count, room;
+    struct ranges saved; // bytes
 };
 
 struct frame {
@@ -173,6 +171,7 @@ struct sharded {
     struct sharded_target {
         bool ready;
         uint64_t next, granted, blocks; // of the shard of this rank
+        struct ranges codes, results;   // that have come from it, or are on their way: blocks
     } *targets; // by rank
     uint64_t codes_left, results_left;  // to be sent, to be received
     uint64_t frames_left;               // of RESULT, to be sent
@@ -210,6 +209,7 @@ struct op {
     struct held *held;          // thread: chunks to forward once it has
     uint64_t inject, inject_end; // thread: own shard, elements
     uint64_t receive_left, send_left;   // thread: bytes
+    struct ranges reducing, gathering;  // thread: what has come, or is on its way: elements
     uint64_t tx_bytes, rx_bytes;
     struct sharded *sharded;    // thread
     struct backup backup;       // thread, then the caller's
@@ -348,7 +348,7 @@ void op_head(const struct op *op, struct wire_op *out);
 bool counter_take(struct engine *engine, uint64_t tag, uint32_t *sequence);
 void counters_clear(struct engine *engine);
 bool backup_begin(struct engine *engine, struct op *op);
-bool backup_save(struct op *op, uint64_t offset, uint64_t length);
+bool backup_save(struct op *op, uint64_t offset, uint64_t length); // what was not saved yet
 void backup_restore(struct op *op);
 void backup_end(struct engine *engine, struct op *op);
 
