@@ -279,7 +279,7 @@ static void seek_master_again(struct peer *p, int64_t now) {
         seek_failed(&p->seek, now);
         return;
     }
-    LOG(LOG_WARN, "%s: looking for a master for up to %u s", member_lost_why(p->member), p->params.recovery_limit_ms / 1000);
+    LOG(LOG_ERR, "%s: looking for a master for up to %u s, while calls wait", member_lost_why(p->member), p->params.recovery_limit_ms / 1000);
     p->seeking = true;
     p->lost_at = now;
     seek_begin(&p->seek, true, now);
@@ -415,6 +415,7 @@ static bool perform(struct peer *p, const struct member_action *action, int64_t 
         break;
     case MEMBER_SEEK: seek_master_again(p, now); break;
     case MEMBER_FOUND: found_master(p, now); break;
+    case MEMBER_WAITING: LOG(LOG_ERR, "the master %s", member_waits_why(p->member)); break;
     case MEMBER_DIE: die(p, member_text(p->member)); break;
     }
     return true;
@@ -541,7 +542,7 @@ static void fail_dial(struct peer *p, pcclResult_t code, const char *what, int e
     leave_master(p);
     bool more = seek_failed(&p->seek, now);
     if (p->seeking) {
-        if (seek_tells(&p->seek, now)) LOG(LOG_WARN, "still looking for a master: %s", text);
+        if (seek_tells(&p->seek, now)) LOG(LOG_ERR, "still looking for a master: %s", text);
     } else if (more) {
         dial_master(p, now);
     } else {

@@ -77,6 +77,7 @@ static const struct {
     [WIRE_MOVED] = {"MOVED", 0, 0},
     [WIRE_STATUS] = {"STATUS", 0, 0},
     [WIRE_STATUS_IS] = {"STATUS_IS", 1, 1},
+    [WIRE_WAITING] = {"WAITING", 2, 2 + WIRE_MAX_TEXT},
     [WIRE_LINK_HELLO] = {"LINK_HELLO", LINK_HELLO_BYTES, LINK_HELLO_BYTES},
     [WIRE_LINK_ACK] = {"LINK_ACK", 0, 0},
     [WIRE_READY] = {"READY", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
@@ -881,6 +882,7 @@ bool wire_decode_resume(const uint8_t *body, size_t length, struct wire_resume *
     for (uint32_t i = 0; i < out->past_count; i++) {
         get_op_name(&in, &out->past[i].name);
         out->past[i].kind = get_enum(&in, WIRE_VERDICT_COMMIT, WIRE_VERDICT_MISMATCH);
+        if (out->past[i].kind != WIRE_VERDICT_COMMIT && out->past[i].kind != WIRE_VERDICT_MISMATCH) in.bad = true;
     }
     return reader_complete(&in);
 }
