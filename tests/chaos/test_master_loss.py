@@ -110,7 +110,7 @@ def play(seed: int) -> tuple[int, list[float]]:
         return len(reaper.kills), waits(reaper.kills, [actor.ask("ends") for actor in actors[:count]])
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(8 * PATIENCE)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + TRIALS, BATCH))
 def test_kills(first, record_property):
     for seed in range(first, min(first + BATCH, FIRST + TRIALS)):
