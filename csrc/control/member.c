@@ -651,7 +651,7 @@ void member_tick(struct member *m, int64_t now, struct member_output *out) {
         char why[64];
         snprintf(why, sizeof why, "the master was silent for %lld ms", (long long)((now - m->master.at_ns) / MS_NS));
         member_lose_master(m, why, now, out);
-        return;
+        if (m->phase == MEMBER_DEAD) return;
     }
     if (m->recovery != RECOVERY_SEEKING && now >= m->beat_at) {
         m->beat_at = now + limit_ns(m) / 5;
