@@ -509,7 +509,7 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
     }
     case WIRE_OUTCOME: {
         struct wire_outcome outcome;
-        if (!joined || !wire_decode_outcome(body, length, &outcome)) return false;
+        if (m->phase != MEMBER_ACCEPTED || !wire_decode_outcome(body, length, &outcome)) return false;
         take_outcome(m, &outcome, out);
         return true;
     }

@@ -388,8 +388,10 @@ static void say_end(struct membership *m) {
 static bool yield(struct membership *m) {
     struct claim claim = best_claim(m);
     if (claim.by == NULL || !has_majority(&claim)) {
-        if (m->now_ns >= m->yields_until) dismiss_rest(m);
-        else if (claim.by != NULL) say(m, &claim);
+        if (m->now_ns >= m->yields_until)
+            dismiss_rest(m);
+        else if (claim.by != NULL)
+            say(m, &claim);
         return m->survivor_count == 0;
     }
     membership_log(m, LOG_WARN, "lets the young run of %u peers go: %u of the %u members of epoch %llu of an older one have come", m->peer_count, claim.present, claim.members,

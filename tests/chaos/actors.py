@@ -46,7 +46,7 @@ from pccl import (
 CLONE_NEWNET = 0x40000000
 
 PATIENCE = float(os.environ.get("PCCL_TEST_PATIENCE", "30"))
-"""How long anything may take, in seconds: far longer than it does, so that only a hang meets it. A machine with other work needs more."""
+"""How long anything may take, in seconds: far longer than it does, so that only a hang meets it; more on a machine with other work."""
 
 SMALL = 256 * 1024
 """Bytes up to which an op may end without the master."""
@@ -209,7 +209,7 @@ class Peer:
         return getattr(self.comm, method)(timeout=PATIENCE)
 
     def ends(self) -> list[float]:
-        """When the calls ended that no peer could end without a master: votes, rounds of shared state, large ops. time.monotonic()."""
+        """When the calls ended that need a master, votes, rounds of shared state and large ops; time.monotonic()."""
         return self._ends
 
     def ready(self) -> None:

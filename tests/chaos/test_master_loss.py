@@ -65,7 +65,7 @@ class Reaper(threading.Thread):
 
 
 def waits(kills: list[tuple[float, float]], ends: list[list[float]]) -> list[float]:
-    """For each kill that a peer had to wait for: how long, until the slowest one had ended a call after the next master listened."""
+    """For each kill: until the slowest peer had ended a call after the next master listened, if all of them made one."""
     found = []
     for killed, listens in kills:
         after = [next((end for end in mine if end > listens), None) for mine in ends]
