@@ -40,7 +40,8 @@ static void check_resume(const struct wire_header *header, const uint8_t *body) 
     static struct wire_member members[WIRE_MAX_MEMBERS];
     static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
     static struct wire_past past[WIRE_MAX_PAST];
-    struct wire_resume resume = {.barrier.sizes = sizes, .epoch.members = members, .past = past};
+    static struct wire_loss losses[WIRE_MAX_MEMBERS];
+    struct wire_resume resume = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
     MUST(seeking && wire_decode_resume(body, header->length, &resume) && wire_id_equal(&resume.hello.id, &self));
     MUST(header->generation >= promised && header->generation >= resume.generation && resume.vote == vote);
     MUST(resume.accepted == (member_phase(mind) == MEMBER_ACCEPTED));
@@ -99,8 +100,12 @@ static void hear(const struct member_action *action) {
     switch (action->kind) {
     case MEMBER_DIAL: note_dial(action); return;
     case MEMBER_DROP_PEER: drop(&action->id); return;
+    case MEMBER_MISSED_LOSS:
+        MUST(action->group_epoch > group_epoch && action->group_epoch > loss);
+        loss = action->group_epoch;
+        return;
     case MEMBER_ENTER_EPOCH:
-        MUST(action->group_epoch > group_epoch && action->latency_us > 0 && action->megabytes_per_s > 0);
+        MUST(action->group_epoch > group_epoch && (!action->lost || action->group_epoch > loss) && action->latency_us > 0 && action->megabytes_per_s > 0);
         group_epoch = action->group_epoch;
         if (action->lost) loss = group_epoch;
         check_ring();
@@ -257,6 +262,9 @@ static void take_resumed(struct fuzz *in, struct wire_buffer *frame) {
     uint8_t how = fuzz_u8(in);
     struct wire_group_size sizes[] = {{.group = 0, .count = 1 + (how >> 2 & 3)}, {.group = 1, .count = 2}};
     message = (struct wire_resumed){.heartbeat_limit_ms = LIMIT_MS, .barrier_ended = how & 1, .sync_ended = how >> 1 & 1, .barrier.sizes = sizes};
+    struct wire_loss losses[] = {{.epoch = 1 + (how >> 6), .members = 3, .group_members = 2, .groups = 1, .largest_group = 2}, {.epoch = number, .members = 2, .group_members = 1, .groups = 1, .largest_group = 1}};
+    message.losses = losses;
+    message.loss_count = how >> 5 & 1 ? 1 + (losses[1].epoch > losses[0].epoch) : 0;
     message.barrier.kind = (uint8_t)fuzz_below(in, 4);
     message.barrier.number = message.barrier.kind == 0 ? 0 : 1 + (how >> 4);
     message.barrier.count = message.barrier.kind == 0 ? 0 : 2;

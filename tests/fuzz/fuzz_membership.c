@@ -44,6 +44,7 @@ static struct known {
     struct wire_member members[CONNS + 1];
     struct wire_group_size sizes[CONNS + 1];
     struct wire_past past[4];
+    struct wire_loss losses[1];
 } known[CONNS];
 
 static struct membership *master;
@@ -146,7 +147,9 @@ static void hear_welcome(struct peer *peer, const struct wire_header *header, co
 static void hear_resumed(struct peer *peer, const struct wire_header *header, const uint8_t *body) {
     static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
     static struct wire_resumed resumed;
+    static struct wire_loss losses[WIRE_MAX_MEMBERS];
     resumed.barrier.sizes = sizes;
+    resumed.losses = losses;
     MUST(wire_decode_resumed(body, header->length, &resumed));
     MUST(!peer->registered && header->generation == peer->asked && header->generation > known_of(peer)->resume.generation);
     MUST(!resumed.barrier_ended || !resumed.sync_ended);
@@ -471,6 +474,9 @@ static void resume_with(uint32_t conn, uint8_t how, uint8_t lie, uint64_t what) 
     resume->past_count = how >> 2 & 3;
     for (uint32_t i = 0; i < resume->past_count; i++)
         claimed.past[i] = (struct wire_past){{.epoch = resume->epoch.group_epoch, .tag = i, .sequence = how >> 4 & 1}, how & 128 ? WIRE_VERDICT_MISMATCH : WIRE_VERDICT_COMMIT};
+    claimed.losses[0] = (struct wire_loss){.epoch = resume->epoch.lost_epoch, .members = 1, .group_members = 1, .groups = 1, .largest_group = 1};
+    resume->losses = claimed.losses;
+    resume->loss_count = how & 8 && resume->epoch.lost_epoch > 0;
     resume->sync_code = how & 64 ? 9 : 0;
     resume->sync_committed = how >> 5 & 1;
     lie_of(resume, &claimed, lie, what);

@@ -8,6 +8,7 @@ static struct wire_member members[WIRE_MAX_MEMBERS];
 static struct wire_op_report reports[2 * WIRE_MAX_LIVE_OPS];
 static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
 static struct wire_past past[WIRE_MAX_PAST];
+static struct wire_loss losses[WIRE_MAX_MEMBERS];
 
 #define AGAIN(type, name) \
     struct type message; \
@@ -71,7 +72,7 @@ static void check_barrier(const struct wire_barrier *barrier) {
 }
 
 static bool again_resume(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
-    struct wire_resume message = {.barrier.sizes = sizes, .epoch.members = members, .past = past};
+    struct wire_resume message = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
     if (!wire_decode_resume(body, length, &message) || message.hello.version != WIRE_VERSION) return false;
     if (message.accepted) {
         check_epoch(&message.epoch);
@@ -85,6 +86,7 @@ static bool again_resume(struct wire_buffer *out, struct wire_header header, con
 static bool again_resumed(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
     static struct wire_resumed message;
     message.barrier.sizes = sizes;
+    message.losses = losses;
     if (!wire_decode_resumed(body, length, &message)) return false;
     check_barrier(&message.barrier);
     wire_encode_resumed(out, header, &message);

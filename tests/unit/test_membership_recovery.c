@@ -198,7 +198,8 @@ static void promise(const char *peers, uint64_t run, uint64_t generation) {
 
 static struct wire_resumed resumed_at(int line, char peer) {
     static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
-    struct wire_resumed resumed = {.barrier.sizes = sizes};
+    static struct wire_loss losses[WIRE_MAX_MEMBERS];
+    struct wire_resumed resumed = {.barrier.sizes = sizes, .losses = losses};
     const struct frame *frame = take_at(line, peer, WIRE_RESUMED);
     check_that(wire_decode_resumed(frame->body, frame->header.length, &resumed), __FILE__, line, "RESUMED decodes");
     return resumed;
