@@ -440,7 +440,7 @@ const struct membership_actions *membership_tick(struct membership *m, int64_t n
     membership_begin_event(m, now_ns);
     uint32_t silent = 0;
     for (uint32_t i = 0; i < m->count; i++) silent += arrival_deadline_ns(&m->order[i]->heard, m->limit_ns) <= m->now_ns;
-    if (silent > 0 && membership_unheard(m, silent)) return membership_settle(m);
+    if (silent > 0) membership_unheard(m, silent);
     for (uint32_t i = 0; i < m->slots; i++)
         if (m->peers[i].used && arrival_deadline_ns(&m->peers[i].heard, m->limit_ns) <= m->now_ns)
             membership_expel(m, &m->peers[i], "silent beyond the heartbeat limit");

@@ -934,7 +934,7 @@ bool wire_decode_resumed(const uint8_t *body, size_t length, struct wire_resumed
     get_barrier(&in, &out->barrier);
     out->loss_count = get_losses(&in, out->losses);
     get_sync_end(&in, &out->sync);
-    if (out->heartbeat_limit_ms == 0) in.bad = true;
+    if (out->heartbeat_limit_ms == 0 || (out->barrier_ended && out->barrier.number == 0)) in.bad = true;
     return reader_complete(&in);
 }
 
