@@ -243,7 +243,7 @@ static void take_past(struct membership *m) {
 static void tell_losses(const struct peer *peer, const struct survivor *survivor, const struct wire_barrier *last, struct wire_resumed *resumed) {
     const struct survivor *witness = peer->group->witness;
     uint64_t heard = survivor->resume.accepted ? survivor->resume.epoch.number : last->epoch;
-    if (witness == NULL) return;
+    if (witness == NULL || witness->resume.loss_count == 0) return;
     uint32_t first = 0;
     while (first < witness->resume.loss_count && witness->resume.losses[first].epoch <= heard) first++;
     resumed->loss_count = witness->resume.loss_count - first;

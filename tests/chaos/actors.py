@@ -46,7 +46,7 @@ from pccl import (
 CLONE_NEWNET = 0x40000000
 
 PATIENCE = float(os.environ.get("PCCL_TEST_PATIENCE", "30"))
-"""How long anything may take, in seconds: far longer than it does, so that only a hang meets it; more on a machine with other work."""
+"""How long anything may take, in seconds: far longer than it does, so only a hang meets it; more where there is other work."""
 
 SMALL = 256 * 1024
 """Bytes up to which an op may end without the master."""
