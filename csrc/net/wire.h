@@ -317,6 +317,9 @@ struct wire_sync_done {
     struct wire_sync_source sources[WIRE_MAX_MEMBERS]; // donors that gave anything
 };
 
+// Begins the text of EXPELLED for one that broke a rule of the round: its vote ends with pcclInvalidUsage.
+#define WIRE_SYNC_RULE "shared state: "
+
 // To all members of the round together. On success the sender's revision is `revision`; else it stays as passed.
 struct wire_sync_end {
     uint64_t round;    // of the plan; a round without a plan has a number too
