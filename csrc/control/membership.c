@@ -365,7 +365,10 @@ static void on_message(struct membership *m, struct peer *peer, const struct wir
         membership_expel(m, peer, "%s of an epoch that never was", wire_type_name(header->type));
         return;
     }
-    if (m->quorum > 0 && peer->accepted && header->epoch >= m->taken_number) peer->entered = true;
+    if (m->quorum > 0 && peer->accepted && !peer->entered && header->epoch >= m->taken_number) {
+        peer->entered = true;
+        m->entered++;
+    }
     switch (header->type) {
     case WIRE_HEARTBEAT: return;
     case WIRE_MOVED:

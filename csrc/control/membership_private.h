@@ -176,6 +176,7 @@ struct membership {
     uint64_t said_epoch;                     // of the run whose members were said to be waited for; 0: of none
     bool standby;
     uint32_t quorum;                         // members that have to enter an epoch of this generation until nobody can take the run up from one before; then 0
+    uint32_t entered;                        // those that have, gone or not
     uint64_t taken_number;                   // the first epoch of this generation
     uint32_t unheard, unheard_of;            // peers that fell silent one after another, and the size of the epoch before the first
     int64_t unheard_since;

@@ -172,6 +172,7 @@ static void begin_run(struct membership *m, const struct claim *claim) {
         if (newest->resume.epoch.members[i].join_number >= m->next_join) m->next_join = newest->resume.epoch.members[i].join_number + 1;
     m->generation = m->gather_generation;
     m->quorum = quorum_of(claim);
+    m->entered = 0;
     m->yields_until = 0;
     m->sync_round = m->generation << 32; // rounds have other numbers than those of masters before
 }
@@ -609,13 +610,13 @@ uint32_t membership_quorum(const struct membership *m) { return know_others(m) ?
 // Those that have entered no epoch of this generation can take the run up elsewhere, from the epoch before, with members that never came here. Once
 // a quorum of that epoch has entered this one, any other quorum hears of it. Until then those who have are told that they cannot go on with fewer.
 void membership_watch_quorum(struct membership *m) {
-    uint32_t entered = 0;
-    for (uint32_t i = 0; i < m->count; i++) entered += m->order[i]->entered;
-    if (entered >= m->quorum) {
+    uint32_t others = 0; // who may still
+    for (uint32_t i = 0; i < m->count; i++) others += !m->order[i]->entered;
+    if (m->entered >= m->quorum) {
         m->quorum = 0;
         if (know_others(m) && !m->lost) m->changed = true; // an epoch tells them
-    } else if (m->count < m->quorum && m->count > 0 && know_others(m)) {
-        give_up_run(m, m->quorum - m->count, m->quorum);
+    } else if (m->entered + others < m->quorum && m->count > 0 && know_others(m)) {
+        give_up_run(m, m->quorum - m->entered - others, m->quorum);
     }
 }
 

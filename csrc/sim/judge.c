@@ -135,11 +135,11 @@ static bool instance_tainted(const struct pccl_sim *s, const struct instance *in
     return false;
 }
 
-const struct truth *judge_truth(const struct pccl_sim *s, uint64_t run) {
+struct truth *judge_truth(const struct pccl_sim *s, uint64_t run) {
     static const struct truth nobody;
     for (uint32_t i = 0; i < RUNS_MOST; i++)
-        if (s->truths[i].run == run) return &s->truths[i];
-    return &nobody;
+        if (s->truths[i].run == run) return (struct truth *)&s->truths[i];
+    return (struct truth *)&nobody; // never written
 }
 
 // Lives, and is a member in the epoch of its run that was announced last.
@@ -168,15 +168,16 @@ static struct truth *truth_for(struct pccl_sim *s, uint64_t run) {
     return &s->truths[0];
 }
 
-// That any of its members who lives has entered; NULL: it is no longer known.
-static const struct epoch_record *newest_entered(const struct pccl_sim *s, const struct truth *truth) {
+// The newest epoch that a member has entered who lives, or `told`: when it told a master of it; NULL: it is no longer known.
+static const struct epoch_record *newest_entered(const struct pccl_sim *s, const struct truth *truth, bool told) {
     const struct epoch_record *newest = NULL;
     for (uint32_t i = 0; i < EPOCHS_MOST; i++) {
         const struct epoch_record *record = &s->epochs[i];
         bool entered = false;
         for (int slot = 0; slot < (int)s->peers && record->run == truth->run; slot++) {
-            const struct process *p = &s->processes[slot];
-            entered |= sim_alive(s, slot, truth->lives[slot]) && record->lives[slot] == p->life && member_header(p->mind).epoch == record->number;
+            uint32_t life = truth->lives[slot];
+            if (life == 0 || record->lives[slot] != life) continue;
+            entered |= told ? s->resumed[slot].life == life && s->resumed[slot].epoch == record->number : sim_alive(s, slot, life) && member_header(s->processes[slot].mind).epoch == record->number;
         }
         if (entered && (newest == NULL || record->number > newest->number)) newest = record;
     }
@@ -185,7 +186,7 @@ static const struct epoch_record *newest_entered(const struct pccl_sim *s, const
 
 // More than half of it.
 static void judge_quorum(struct pccl_sim *s, const struct truth *truth) {
-    const struct epoch_record *newest = newest_entered(s, truth);
+    const struct epoch_record *newest = newest_entered(s, truth, true);
     if (newest == NULL) return;
     uint32_t members = 0, left = 0;
     for (int slot = 0; slot < (int)s->peers; slot++) {
@@ -224,6 +225,8 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *contr
     bool taken_up = header->generation > 1 && truth->generation != header->generation;
     struct truth before = *truth;
     *truth = (struct truth){.run = header->run, .generation = header->generation, .number = commit.epoch.number, .master = k, .master_life = master->life};
+    memcpy(truth->commits, before.commits, sizeof truth->commits);
+    memcpy(truth->announced, before.announced, sizeof truth->announced);
     for (uint32_t i = 0; i < commit.epoch.count; i++) {
         uint32_t life;
         int slot = sim_slot(&commit.epoch.members[i].id, &life);
@@ -236,7 +239,7 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *contr
     }
     if (taken_up) judge_quorum(s, truth);
     struct epoch_record *record = &s->epochs[s->epoch_count++ % EPOCHS_MOST];
-    *record = (struct epoch_record){.run = truth->run, .number = truth->number};
+    *record = (struct epoch_record){.run = truth->run, .number = truth->number, .quorum = commit.quorum};
     memcpy(record->lives, truth->lives, sizeof record->lives);
     for (int slot = 0; slot < (int)s->peers; slot++)
         if (truth->lives[slot] != 0 && before.lives[slot] == truth->lives[slot]) {
@@ -297,13 +300,13 @@ void judge_verdict(struct pccl_sim *s, int slot, const struct op *op, const stru
 // To one member. While somebody is left who took part in the last commit, the next one is of the same or of the next revision.
 static void on_sync_end(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body) {
     struct wire_sync_end *end = &s->sync_end;
-    const struct truth *truth = judge_truth(s, header->run);
+    struct truth *truth = judge_truth(s, header->run);
     if (!wire_decode_sync_end(body, header->length, end)) {
         sim_fail(s, "no trust in bytes", "the master made a SYNC_END that cannot be read");
         return;
     }
-    if (end->code != 0 || control->group >= GROUPS || header->generation < truth->generation) return;
-    struct commit_record *last = &s->commits[control->group], *announced = &s->announced[control->group];
+    if (end->code != 0 || control->group >= GROUPS || truth->run == 0 || header->generation < truth->generation) return;
+    struct commit_record *last = &truth->commits[control->group], *announced = &truth->announced[control->group];
     if (announced->run != header->run || announced->round != end->round) {
         bool held = false;
         for (int slot = 0; slot < (int)s->peers; slot++)
@@ -478,7 +481,8 @@ void judge_ended(struct pccl_sim *s, int slot, const struct op *op) {
 void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end) {
     const struct process *p = &s->processes[slot];
     uint64_t run = member_header(p->mind).run, content = state_model_content(p->state.leaves);
-    if (end->code == 0 && p->group < GROUPS && s->announced[p->group].run == run && s->announced[p->group].round == end->round) s->commits[p->group] = s->announced[p->group];
+    struct truth *truth = judge_truth(s, run);
+    if (end->code == 0 && p->group < GROUPS && truth->run != 0 && truth->announced[p->group].round == end->round) truth->commits[p->group] = truth->announced[p->group];
     if (p->tainted) return;
     struct round_record *round = NULL;
     for (uint32_t i = 0; i < ROUNDS_MOST && round == NULL; i++)
@@ -510,7 +514,7 @@ static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
     uint32_t members = 0, left = 0;
     const struct truth *truth = judge_truth(s, member_header(s->processes[slot].mind).run);
     if (truth->lives[slot] != s->processes[slot].life) return; // the run goes on without it
-    const struct epoch_record *newest = newest_entered(s, truth);
+    const struct epoch_record *newest = newest_entered(s, truth, false);
     for (int other = 0; other < (int)s->peers && newest != NULL; other++) {
         members += newest->lives[other] != 0;
         left += newest->lives[other] != 0 && sim_alive(s, other, newest->lives[other]) && !tainted(s, other, newest->lives[other]);
@@ -518,7 +522,7 @@ static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
     bool time = false;
     for (uint32_t i = 0; i < s->master_count && s->now > s->calm_from + TAKE_UP_LIMITS * s->limit_ns; i++)
         time |= s->masters[i].running && s->now > s->masters[i].began_at + TAKE_UP_LIMITS * s->limit_ns;
-    if (time && 2 * left > members) sim_fail(s, "progress", "peer %d gives up although %u of %u members are left: %s", slot + 1, left, members, text);
+    if (time && 2 * left > members && left >= newest->quorum) sim_fail(s, "progress", "peer %d gives up although %u of %u members are left: %s", slot + 1, left, members, text);
 }
 
 void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what) {

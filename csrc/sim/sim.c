@@ -146,10 +146,9 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
     memset(s->rings, 0, sizeof s->rings);
     memset(s->rounds, 0, sizeof s->rounds);
     memset(s->epochs, 0, sizeof s->epochs);
-    memset(s->commits, 0, sizeof s->commits);
-    memset(s->announced, 0, sizeof s->announced);
     memset(s->tainted, 0, sizeof s->tainted);
     memset(s->truths, 0, sizeof s->truths);
+    memset(s->resumed, 0, sizeof s->resumed);
     memset(s->accused_at, 0, sizeof s->accused_at);
     memset(s->regrouped_at, 0, sizeof s->regrouped_at);
     memset(s->regrouped, 0, sizeof s->regrouped);

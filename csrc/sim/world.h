@@ -329,6 +329,7 @@ struct ring_record {
 // The members of an epoch of all, as a master announced it.
 struct epoch_record {
     uint64_t run, number;
+    uint32_t quorum;
     uint32_t lives[SLOTS];
 };
 
@@ -351,6 +352,7 @@ struct truth {
     uint32_t lives[SLOTS]; // 0: no member
     uint32_t groups[SLOTS];
     int64_t since[SLOTS]; // when it was admitted
+    struct commit_record commits[GROUPS], announced[GROUPS]; // that somebody has heard of; that the master made
 };
 
 enum count { COUNT_EVENTS,
@@ -440,8 +442,11 @@ struct pccl_sim {
     struct round_record rounds[ROUNDS_MOST];
     struct epoch_record epochs[EPOCHS_MOST];
     uint32_t ring_count, round_count, epoch_count;
-    struct commit_record commits[GROUPS], announced[GROUPS]; // that somebody has heard of; that the master made
     struct truth truths[RUNS_MOST]; // the newest run first
+    struct {
+        uint32_t life;
+        uint64_t epoch; // that it was in
+    } resumed[SLOTS];   // who told a master what it knows, at last
     int64_t accused_at[SLOTS][SLOTS], regrouped_at[GROUPS]; // when a master heard a LINK_DOWN of the one about the other; when it last formed that group anew,
     uint64_t regrouped[GROUPS]; // in which epoch
     uint32_t tainted[SLOTS]; // lives
@@ -569,7 +574,7 @@ void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end);
 void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan);
 void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what);
 void judge_look(struct pccl_sim *s); // now and then: bounded time and memory
-const struct truth *judge_truth(const struct pccl_sim *s, uint64_t run); // of nobody when it is not known
+struct truth *judge_truth(const struct pccl_sim *s, uint64_t run); // of nobody when it is not known
 bool judge_alive_member(const struct pccl_sim *s, uint64_t run, int slot, uint32_t life);
 const char *judge_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], const struct wire_header *header, const uint8_t *body);
 
