@@ -472,7 +472,11 @@ void member_take_end(struct member *m, const struct wire_header *header, const s
     // accepted peer that is expelled out of a vote could not make its links.
     bool links = m->recovery == RECOVERY_NONE && (header->type == WIRE_REFUSED ? m->phase == MEMBER_REGISTERED : m->phase == MEMBER_ACCEPTED);
     int code = links ? pcclRankConnectionFailed : pcclMasterConnectionFailed;
-    if (m->vote == WIRE_VOTE_SYNC) code = pcclInvalidUsage;
+    if (m->vote == WIRE_VOTE_SYNC) {
+        size_t rule = sizeof WIRE_SYNC_RULE - 1;
+        bool by_rule = text->length >= rule && memcmp(text->chars, WIRE_SYNC_RULE, rule) == 0;
+        code = by_rule ? pcclInvalidUsage : pcclMasterConnectionFailed;
+    }
     member_die_of(m, code, out, "%s: %.*s", what, (int)text->length, text->chars);
 }
 

@@ -72,7 +72,7 @@ void membership_take_sync_vote(struct membership *m, struct peer *peer, const st
     struct election_group group = describe(m, peer->group);
     if (election_is_ahead(&group, vote->revision)) {
         peer->group->sync.ahead = true;
-        membership_expel(m, peer, "shared state: it gave revision %llu, but its group is to be at %llu", (unsigned long long)vote->revision,
+        membership_expel(m, peer, WIRE_SYNC_RULE "it gave revision %llu, but its group is to be at %llu", (unsigned long long)vote->revision,
                          (unsigned long long)group.expected);
         return;
     }
@@ -86,10 +86,10 @@ static void expel_by_rule(struct membership *m, struct peer *peer, enum election
     switch (fate) {
     case ELECTION_KEEPS:
     case ELECTION_RECEIVES: return;
-    case ELECTION_STRATEGY: membership_expel(m, peer, "shared state: other members enforce the popular state, so all have to"); return;
-    case ELECTION_MASK: membership_expel(m, peer, "shared state: its entries (names, order, data types, sizes or flags) are not those of its group"); return;
-    case ELECTION_BEHIND: membership_expel(m, peer, "shared state: it may only send, but is at revision %llu instead of %llu", mine, all); return;
-    case ELECTION_MINORITY: membership_expel(m, peer, "shared state: it may only send, but its content is not the popular one"); return;
+    case ELECTION_STRATEGY: membership_expel(m, peer, WIRE_SYNC_RULE "other members enforce the popular state, so all have to"); return;
+    case ELECTION_MASK: membership_expel(m, peer, WIRE_SYNC_RULE "its entries (names, order, data types, sizes or flags) are not those of its group"); return;
+    case ELECTION_BEHIND: membership_expel(m, peer, WIRE_SYNC_RULE "it may only send, but is at revision %llu instead of %llu", mine, all); return;
+    case ELECTION_MINORITY: membership_expel(m, peer, WIRE_SYNC_RULE "it may only send, but its content is not the popular one"); return;
     }
 }
 
@@ -191,7 +191,7 @@ void membership_on_sync_done(struct membership *m, struct peer *peer, const uint
     }
     char name[64];
     if (done.complete == WIRE_SYNC_READ_ONLY)
-        membership_expel(m, peer, "shared state: it has to receive, but its memory is read-only");
+        membership_expel(m, peer, WIRE_SYNC_RULE "it has to receive, but its memory is read-only");
     else if (done.complete == WIRE_SYNC_COMPLETE)
         peer->sync.part = SYNC_RECEIVED;
     else

@@ -274,6 +274,9 @@ enum wire_sync_strategy { WIRE_SYNC_ENFORCE_POPULAR,
                           WIRE_SYNC_RECEIVE_ONLY,
                           WIRE_SYNC_SEND_ONLY }; // pcclSharedStateSyncStrategy_t
 
+// So begins the text of EXPELLED where a rule of the shared state expels; whoever is in a sync then cannot know it otherwise.
+#define WIRE_SYNC_RULE "shared state: "
+
 // The sender's open vote from now on; SYNC_END or EXPELLED ends it. One open vote per peer, of this or any other kind.
 struct wire_sync_vote {
     uint8_t strategy;   // wire_sync_strategy

@@ -467,6 +467,17 @@ static void test_votes_and_death(void) {
     CHECK_STR(member_text(bed.member), "expelled by the master: links");
     end(&bed);
 
+    // 4 says that the program is wrong: only a rule of the shared state says that
+    check_case("expelled in a sync");
+    for (int by_rule = 0; by_rule < 2; by_rule++) {
+        accepted(&bed, 10, "1 2", "2");
+        member_sync(bed.member, &(struct wire_sync_vote){.revision = 1}, fresh(&bed));
+        CHECK_EQ(next_type(&bed), WIRE_SYNC_VOTE);
+        text_frame(&bed, WIRE_EXPELLED, by_rule ? WIRE_SYNC_RULE "its revision" : "silent");
+        CHECK_EQ(first_action(&bed, MEMBER_VOTE_END)->code, by_rule ? pcclInvalidUsage : pcclMasterConnectionFailed);
+        end(&bed);
+    }
+
     check_case("silent master");
     accepted(&bed, 10, "1 2", "2");
     vote(&bed, WIRE_VOTE_UPDATE);
