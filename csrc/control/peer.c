@@ -1070,7 +1070,8 @@ static pcclResult_t collect_sync(struct peer *p, pcclSharedState_t *state, pcclS
         return pcclSuccess;
     }
     if (!p->vote.done) return fail(pcclMasterConnectionFailed, "the communicator was destroyed while it waited in sync_shared_state");
-    if (p->phase == PHASE_DEAD) return fail((pcclResult_t)p->vote.code, "the communicator died in sync_shared_state: %s", p->reason);
+    bool ended = p->vote.code == pcclNoSharedStateAvailable; // the round, for all; this peer may have died after it
+    if (p->phase == PHASE_DEAD && !ended) return fail((pcclResult_t)p->vote.code, "the communicator died in sync_shared_state: %s", p->reason);
     return fail((pcclResult_t)p->vote.code, "no shared state is available: %s", p->sync.text);
 }
 

@@ -103,6 +103,7 @@ class Run:
         self.faults = list(faults)
         self.judge = Judge(heartbeat_limit=options.beat, bound=options.bound, recovery=options.recovery)
         self.processes: dict[int, Process] = {}  # living, by serial
+        self.masters: list[Master] = []
         self.moments: list[Moment] = []
         self.applied: list[Fault] = []
         self.counts: Counter[str] = Counter()
@@ -164,6 +165,7 @@ class Conductor:
             Master(address=f"127.0.0.1:{port}", log=f"master-{number}.log")
             for number, port in enumerate(free_ports(1 + run.options.standbys))
         ]
+        run.masters = self._masters
         self._addresses = ",".join(master.address for master in self._masters)
         # What one step allocates comes and goes, and differs from step to step.
         self._growth_limits = replace(DEFAULT_GROWTH, bytes=DEFAULT_GROWTH.bytes + most_bytes(run.options.elements))
