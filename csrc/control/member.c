@@ -355,12 +355,12 @@ static void forget_lost(struct member *m, const struct wire_member *ring, uint32
     }
 }
 
-static void remember_loss(struct member *m) {
-    if (m->loss_count == WIRE_MAX_MEMBERS) { // cannot be: there are no more members to lose before the next adoption
+void member_remember_loss(struct member *m, const struct member_view *view) {
+    if (m->loss_count == WIRE_MAX_MEMBERS) { // cannot be: there are no more members to lose before the next vote is adopted
         memmove(m->losses, m->losses + 1, (WIRE_MAX_MEMBERS - 1) * sizeof *m->losses);
         m->loss_count--;
     }
-    m->losses[m->loss_count++] = m->view;
+    m->losses[m->loss_count++] = *view;
 }
 
 void member_end_candidate(struct member *m) {
@@ -375,7 +375,7 @@ static void enter_group_epoch(struct member *m, const struct wire_epoch_commit *
     m->ring_count = count;
     m->rank = rank;
     take_membership(m, IN_EPOCH, m->ring, count, rank, out);
-    if (lost) remember_loss(m);
+    if (lost) member_remember_loss(m, &m->view);
     m->fresh_at = 0;
     m->linked = false;
     m->linked_deadline = now + member_link_limit_ns(m);
@@ -396,6 +396,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
         return;
     }
     bool newcomer = m->phase == MEMBER_REGISTERED;
+    member_hear_losses(m, commit->epoch.number, out);
     bool lost = member_epoch_lost(m, &commit->epoch);
     m->phase = MEMBER_ACCEPTED;
     uint64_t group_epoch = m->view.group_epoch;
@@ -560,14 +561,16 @@ void member_frame(struct member *m, const struct wire_header *header, const uint
 // ---- joining, votes, leaving ----
 
 struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lanes) {
-    struct member *m = calloc(1, sizeof *m);
+    struct member *m = malloc(sizeof *m);
     if (m == NULL) return NULL;
+    memset(m, 0, offsetof(struct member, ring));
     m->id = *id;
     m->group = group;
     m->lanes = lanes;
     m->masters = 1;
     m->barrier.sizes = m->sizes;
     m->resumed.barrier.sizes = m->resumed_sizes;
+    m->resumed.losses = m->resumed_losses;
     return m;
 }
 
@@ -672,18 +675,16 @@ void member_tick(struct member *m, int64_t now, struct member_output *out) {
 void member_adopt(struct member *m, const struct member_view *view) {
     if (view->number < m->adopted.number) return;
     m->adopted = *view;
-    size_t kept = 0;
-    for (size_t i = 0; i < m->loss_count; i++)
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < m->loss_count; i++)
         if (m->losses[i].group_epoch > view->group_epoch) m->losses[kept++] = m->losses[i];
     m->loss_count = kept;
 }
 
 void member_adopt_loss(struct member *m, uint64_t group_epoch) {
     const struct member_view *found = NULL;
-    for (size_t i = 0; i < m->loss_count && m->losses[i].group_epoch <= group_epoch; i++) found = &m->losses[i];
-    if (found == NULL) return;
-    struct member_view view = *found;
-    member_adopt(m, &view);
+    for (uint32_t i = 0; i < m->loss_count && m->losses[i].group_epoch <= group_epoch; i++) found = &m->losses[i];
+    if (found != NULL && found->number >= m->adopted.number) m->adopted = *found;
 }
 
 const struct member_view *member_adopted(const struct member *m) { return &m->adopted; }

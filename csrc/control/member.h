@@ -39,6 +39,7 @@ struct member_view {
 enum member_action_kind {
     MEMBER_DIAL,        // make link (id, index) to address, then member_link_up or member_link_failed
     MEMBER_DROP_PEER,   // id is gone: close its links
+    MEMBER_MISSED_LOSS, // own group lost somebody in group_epoch, which is never entered; comes before the next ENTER_EPOCH
     MEMBER_ENTER_EPOCH, // own group changed: member_ring, group_epoch, lost, latency_us, megabytes_per_s
     MEMBER_LINKS_READY, // all links of group_epoch are there
     MEMBER_VERDICT,     // verdict; borrowed until the next event

@@ -50,7 +50,6 @@ struct member {
 
     // the epoch in force
     struct member_view view;
-    struct wire_member ring[WIRE_MAX_MEMBERS];
     uint32_t ring_count, rank;
     bool linked;             // all its links were there once since it began
     int64_t linked_deadline; // when missing links are reported
@@ -70,18 +69,15 @@ struct member {
     struct wire_sync_vote sync_vote; // of WIRE_VOTE_SYNC
 
     // what the next master must know (member_recovery.c)
-    struct wire_member everyone[WIRE_MAX_MEMBERS]; // of the epoch in force, all groups
-    uint32_t everyone_count;
+    uint32_t everyone_count; // all groups
     uint64_t lost_epoch; // of the own group
     struct wire_barrier barrier; // the last one passed
-    struct wire_group_size sizes[WIRE_MAX_MEMBERS];
     struct {
         bool committed; // took part in a commit of the group
         uint64_t round, revision, expected; // the last round that ended, as wire_resume tells
         uint8_t code;
     } sync;
-    struct wire_past past[WIRE_MAX_PAST]; // a ring
-    uint32_t past_count, past_next;
+    uint32_t past_count, past_next; // of a ring
 
     // while the master is lost
     enum recovery recovery;
@@ -95,13 +91,18 @@ struct member {
     } late;
 
     struct member_view adopted;
-    struct member_view losses[WIRE_MAX_MEMBERS]; // of the own group, after the adopted epoch, oldest first
-    size_t loss_count;
+    uint32_t loss_count; // of the own group, after the last vote that was adopted
 
     int64_t join_deadline, beat_at;
     struct arrival master; // what was heard of it
     int64_t answer_by;     // of a master that was told RESUME; 0: it has answered
 
+    // From here on nothing is read before it is written, so that nobody pays for clearing it.
+    struct wire_member ring[WIRE_MAX_MEMBERS];
+    struct wire_member everyone[WIRE_MAX_MEMBERS];
+    struct wire_group_size sizes[WIRE_MAX_MEMBERS];
+    struct wire_past past[WIRE_MAX_PAST];
+    struct member_view losses[WIRE_MAX_MEMBERS]; // oldest first
     // decoding
     struct wire_member members[WIRE_MAX_MEMBERS];
     struct wire_linked answer;
@@ -110,12 +111,14 @@ struct member {
     struct wire_sync_end end;
     struct wire_resumed resumed;
     struct wire_group_size resumed_sizes[WIRE_MAX_MEMBERS];
+    struct wire_loss resumed_losses[WIRE_MAX_MEMBERS];
 };
 
 // ---- member.c ----
 struct member_action *member_act(struct member_output *out, enum member_action_kind kind); // never NULL
 void member_die_of(struct member *m, int code, struct member_output *out, const char *format, ...) __attribute__((format(printf, 4, 5)));
 struct member_action *member_end_vote(struct member *m, int code, uint64_t value, struct member_output *out);
+void member_remember_loss(struct member *m, const struct member_view *view);
 void member_leave_membership(struct member *m, enum membership_kind kind);
 void member_end_candidate(struct member *m);
 void member_drop_strangers(struct member *m, struct member_output *out); // neighbours in no membership
@@ -136,6 +139,7 @@ void member_said_bye(struct member *m, int64_t now, struct member_output *out);
 void member_give_up(struct member *m, struct member_output *out); // the limit has passed
 bool member_is_unheard(const struct member *m); // what it says now is ignored; after RESUMED it no longer is
 // A frame after RESUME. False: malformed.
+void member_hear_losses(struct member *m, uint64_t number, struct member_output *out); // what RESUMED told of, as epoch `number` is entered
 bool member_take_answer(struct member *m, const struct wire_header *header, const uint8_t *body, int64_t now, struct member_output *out);
 void member_recovered(struct member *m, struct member_output *out); // an epoch was entered
 

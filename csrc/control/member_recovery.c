@@ -119,6 +119,13 @@ static void fill_past(struct wire_past out[WIRE_MAX_PAST], const struct member *
     for (uint32_t i = 0; i < m->past_count; i++) out[i] = m->past[(first + i) % WIRE_MAX_PAST];
 }
 
+static void fill_losses(struct wire_loss out[WIRE_MAX_MEMBERS], const struct member *m) {
+    for (uint32_t i = 0; i < m->loss_count; i++) {
+        const struct member_view *view = &m->losses[i];
+        out[i] = (struct wire_loss){view->number, view->global_world, view->group_world, view->groups, view->largest_group};
+    }
+}
+
 static struct wire_epoch newest_epoch(struct member *m) {
     return (struct wire_epoch){
         .number = m->view.number,
@@ -142,7 +149,9 @@ void member_resume(struct member *m, uint16_t port, enum member_tensors tensors,
         memcpy(&m->sync_vote.content, m->id.bytes, sizeof m->sync_vote.content); // nobody's content
     }
     struct wire_past past[WIRE_MAX_PAST];
+    struct wire_loss losses[WIRE_MAX_MEMBERS];
     fill_past(past, m);
+    fill_losses(losses, m);
     struct wire_resume resume = {
         .hello = member_hello(m, port),
         .join_number = m->welcome.join_number,
@@ -157,6 +166,8 @@ void member_resume(struct member *m, uint16_t port, enum member_tensors tensors,
         .epoch = newest_epoch(m),
         .past_count = m->past_count,
         .past = past,
+        .loss_count = m->loss_count,
+        .losses = losses,
     };
     memcpy(resume.secret, m->welcome.secret, sizeof resume.secret);
     struct wire_header header = member_header(m);
@@ -201,6 +212,19 @@ static void take_resumed(struct member *m, struct member_output *out) {
     m->late.sync = m->resumed.sync_ended;
     m->late.view = view_of_barrier(m, &m->resumed.barrier);
     member_act(out, MEMBER_RECHECK); // the data plane may speak of the next epoch before this thread does
+}
+
+// Others have ended calls with these losses, one by one, so this program has to meet each of them, too.
+void member_hear_losses(struct member *m, uint64_t number, struct member_output *out) {
+    if (m->recovery != RECOVERY_RESUMED) return;
+    for (uint32_t i = 0; i < m->resumed.loss_count; i++) {
+        const struct wire_loss *loss = &m->resumed.losses[i];
+        if (loss->epoch <= m->view.number || loss->epoch <= m->lost_epoch || loss->epoch >= number) continue;
+        struct member_view view = {loss->epoch, loss->epoch, loss->members, loss->group_members, loss->groups, loss->largest_group};
+        member_remember_loss(m, &view);
+        m->lost_epoch = loss->epoch;
+        member_act(out, MEMBER_MISSED_LOSS)->group_epoch = loss->epoch;
+    }
 }
 
 // The run that this newcomer waited in has ended, or goes on without knowing it: it waits from the start.

@@ -470,13 +470,13 @@ int64_t membership_next_deadline(const struct membership *m) {
 // ---- life ----
 
 struct membership *membership_new(uint32_t heartbeat_limit_ms, const uint8_t random[MEMBERSHIP_RANDOM_BYTES], int64_t now_ns) {
-    struct membership *m = calloc(1, sizeof *m);
+    struct membership *m = malloc(sizeof *m);
     if (m == NULL) return NULL;
+    memset(m, 0, offsetof(struct membership, peers));
     m->now_ns = now_ns;
     m->limit_ns = heartbeat_limit_ms * MS_NS;
     m->heartbeat_at = m->young_until = now_ns;
     m->majority_at = INT64_MAX;
-    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) m->groups[i].relink_at = INT64_MAX;
     memcpy(m->random, random, sizeof m->random);
     membership_start_run(m);
     return m;
@@ -485,7 +485,7 @@ struct membership *membership_new(uint32_t heartbeat_limit_ms, const uint8_t ran
 void membership_free(struct membership *m) {
     if (m == NULL) return;
     membership_gather_fini(m);
-    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) membership_group_fini(&m->groups[i]);
+    for (uint32_t i = 0; i < m->group_slots; i++) membership_group_fini(&m->groups[i]);
     wire_buffer_fini(&m->actions.bytes);
     free(m->actions.sends);
     free(m->rates);

@@ -20,12 +20,17 @@ void membership_group_fini(struct group *group) {
 
 struct group *membership_group_for(struct membership *m, uint32_t id) {
     struct group *unused = NULL;
-    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) {
+    for (uint32_t i = 0; i < m->group_slots; i++) {
         struct group *group = &m->groups[i];
         if (group->count > 0 && group->id == id) return group;
         if (group->count == 0 && unused == NULL) unused = group;
     }
-    // As many groups as peers, so one is unused. Its count is set here already, for the next newcomer of this group to find it.
+    // As many groups as peers, so one is unused.
+    if (unused == NULL) {
+        unused = &m->groups[m->group_slots++];
+        *unused = (struct group){.relink_at = INT64_MAX};
+    }
+    // Its count is set here already, for the next newcomer of this group to find it.
     unused->id = id;
     unused->count = 1;
     return unused;

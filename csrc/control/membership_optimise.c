@@ -14,24 +14,41 @@ enum {
     DURATION_MOST_MS = 1000,
     BUDGET_MS = 60000, // no new round after this; what is unknown then stays so
     BYTES_PER_MEGABYTE = 1000000,
+    FIRST_RATE_SLOTS = 16,
 };
 
 static const uint64_t UNMEASURABLE = UINT64_MAX; // in the optimisation that runs; unknown after it
 
 static uint64_t *rate_of(const struct membership *m, const struct peer *from, const struct peer *to) {
-    return &m->rates[(size_t)(from - m->peers) * WIRE_MAX_MEMBERS + (size_t)(to - m->peers)];
+    return &m->rates[(size_t)(from - m->peers) * m->rate_slots + (size_t)(to - m->peers)];
+}
+
+static bool has_rates(const struct membership *m, const struct peer *peer) { return (uint32_t)(peer - m->peers) < m->rate_slots; }
+
+static bool make_room(struct membership *m) {
+    uint32_t slots = m->rate_slots == 0 ? FIRST_RATE_SLOTS : m->rate_slots;
+    while (slots < m->slots) slots *= 2;
+    if (slots == m->rate_slots) return true;
+    uint64_t *rates = calloc((size_t)slots * slots, sizeof *rates);
+    if (rates == NULL) return false;
+    for (uint32_t from = 0; from < m->rate_slots; from++) memcpy(&rates[(size_t)from * slots], &m->rates[(size_t)from * m->rate_slots], m->rate_slots * sizeof *rates);
+    free(m->rates);
+    m->rates = rates;
+    m->rate_slots = slots;
+    return true;
 }
 
 void membership_rates_forget(struct membership *m, const struct peer *peer) {
-    if (m->rates == NULL) return;
-    for (uint32_t i = 0; i < m->slots; i++) *rate_of(m, peer, &m->peers[i]) = *rate_of(m, &m->peers[i], peer) = 0;
+    if (!has_rates(m, peer)) return;
+    for (uint32_t i = 0; i < m->rate_slots; i++) *rate_of(m, peer, &m->peers[i]) = *rate_of(m, &m->peers[i], peer) = 0;
 }
 
 uint32_t membership_group_rate(const struct membership *m, const struct group *group) {
-    if (m->rates == NULL || group->count < 2) return DEFAULT_MEGABYTES_PER_S;
+    if (group->count < 2) return DEFAULT_MEGABYTES_PER_S;
     uint64_t slowest = UNMEASURABLE;
     for (uint32_t i = 0; i < group->count; i++) {
-        uint64_t rate = *rate_of(m, m->order[group->begin + i], m->order[group->begin + (i + 1) % group->count]);
+        const struct peer *from = m->order[group->begin + i], *to = m->order[group->begin + (i + 1) % group->count];
+        uint64_t rate = has_rates(m, from) && has_rates(m, to) ? *rate_of(m, from, to) : 0;
         if (rate == 0 || rate == UNMEASURABLE) return DEFAULT_MEGABYTES_PER_S;
         if (rate < slowest) slowest = rate;
     }
@@ -166,8 +183,7 @@ static void order_groups(struct membership *m) {
 // Starts, or goes on after a round.
 void membership_optimise(struct membership *m) {
     if (m->phase == PHASE_IDLE) {
-        if (m->rates == NULL) m->rates = calloc((size_t)WIRE_MAX_MEMBERS * WIRE_MAX_MEMBERS, sizeof *m->rates);
-        if (m->rates == NULL) {
+        if (!make_room(m)) {
             membership_outcome(m, WIRE_VOTE_OPTIMIZE, CODE_OPTIMIZATION_FAILED, 0);
             return;
         }

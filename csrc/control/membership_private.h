@@ -107,6 +107,7 @@ struct group {
     struct op_table done;    // large ops of which some members are done
     struct op_table reports; // on the group epoch in force
     uint32_t reports_missing;
+    const struct survivor *witness; // of its losses, while a run is taken up: nobody has heard of more
     struct op_table past;    // verdicts of the master before: DONE = COMMIT, OPEN = MISMATCH, by those that have them
 
     struct link_pair *pairs;
@@ -138,17 +139,12 @@ struct membership {
     uint64_t next_join;
     uint64_t barrier; // how many votes of all have ended
 
-    struct peer peers[WIRE_MAX_MEMBERS];
-    uint32_t slots;      // peers[slots..] were never used
+    uint32_t slots, group_slots; // peers[slots..] and groups[group_slots..] were never used
     uint32_t peer_count; // used
     uint32_t gone_count;
     uint16_t by_conn[MEMBERSHIP_MAX_CONNS]; // slot + 1, or 0
-    struct peer *order[WIRE_MAX_MEMBERS];   // accepted peers, group by group, in ring order
     uint32_t count;
-    struct group groups[WIRE_MAX_MEMBERS];
     bool lost, changed;                     // a loss, or a changed group, that no epoch tells of yet
-    struct wire_member members[WIRE_MAX_MEMBERS];            // scratch for encoding
-    struct wire_op_report reported[2 * WIRE_MAX_LIVE_OPS];   // scratch for decoding
 
     uint32_t open_votes[VOTE_SYNC + 1];
     int64_t warn_at; // INT64_MAX: no vote is open, or its wait has been told
@@ -159,21 +155,18 @@ struct membership {
     bool candidate_stale;   // the epoch in force or the candidate's members changed under it
     bool candidate_judged;  // all answered, and a broken link between accepted peers must be repaired first
     uint32_t attempt;
-    struct peer *candidate[WIRE_MAX_MEMBERS];
     uint32_t candidate_count, unanswered;
     int64_t phase_deadline, measure_end;
 
-    uint64_t *rates; // [from slot][to slot], bytes/s; made at the first optimisation
-    struct measurement round[WIRE_MAX_MEMBERS];
+    uint64_t *rates; // [from slot][to slot], bytes/s, 0: unknown; made at the first optimisation
+    uint32_t rate_slots; // that it has room for; later ones are unknown
     uint32_t round_count, round_number, round_unanswered;
     int64_t heartbeat_at;
 
     bool sync_due;       // a vote, a SYNC_DONE or a loss may let a round of shared state go on
     uint64_t sync_round; // number of the last one
-    struct election_voter voters[WIRE_MAX_MEMBERS]; // scratch
 
     // while there is no run: see membership_recovery.c
-    struct survivor *survivors[WIRE_MAX_MEMBERS]; // in the order in which they came
     uint32_t survivor_count;
     int64_t young_until;                     // members of a run that another master has left may still come
     int64_t majority_at;                     // since when enough are here; INT64_MAX: they are not
@@ -182,8 +175,22 @@ struct membership {
     uint32_t unheard, unheard_of;            // peers that fell silent one after another, and the size of the epoch before the first
     int64_t unheard_since;
     uint64_t gather_run, gather_generation;  // promises are asked for these; 0: for none yet
-    struct wire_group_size sizes[WIRE_MAX_MEMBERS]; // scratch for decoding
-    struct wire_past past[WIRE_MAX_PAST];           // likewise
+
+    // From here on nothing is read before it is written, so that nobody pays for clearing it.
+    struct peer peers[WIRE_MAX_MEMBERS];
+    struct group groups[WIRE_MAX_MEMBERS];
+    struct peer *order[WIRE_MAX_MEMBERS]; // accepted peers, group by group, in ring order
+    struct peer *candidate[WIRE_MAX_MEMBERS];
+    struct measurement round[WIRE_MAX_MEMBERS];
+    struct survivor *survivors[WIRE_MAX_MEMBERS]; // in the order in which they came
+    // scratch, for encoding
+    struct wire_member members[WIRE_MAX_MEMBERS];
+    struct election_voter voters[WIRE_MAX_MEMBERS];
+    // and for decoding
+    struct wire_op_report reported[2 * WIRE_MAX_LIVE_OPS];
+    struct wire_group_size sizes[WIRE_MAX_MEMBERS];
+    struct wire_past past[WIRE_MAX_PAST];
+    struct wire_loss losses[WIRE_MAX_MEMBERS];
 };
 
 // ---- membership.c ----

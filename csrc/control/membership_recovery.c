@@ -41,6 +41,7 @@ static void survivor_free(struct survivor *survivor) {
     free(survivor->resume.barrier.sizes);
     free(survivor->resume.epoch.members);
     free(survivor->resume.past);
+    free(survivor->resume.losses);
     free(survivor);
 }
 
@@ -168,7 +169,10 @@ static void begin_run(struct membership *m, const struct claim *claim) {
 static void add_knowledge(struct group *group, const struct survivor *survivor) {
     const struct wire_resume *resume = &survivor->resume;
     if (!resume->accepted) return;
-    if (resume->epoch.lost_epoch > group->lost_epoch) group->lost_epoch = resume->epoch.lost_epoch;
+    if (resume->epoch.lost_epoch > group->lost_epoch) {
+        group->lost_epoch = resume->epoch.lost_epoch;
+        group->witness = survivor;
+    }
     if (resume->epoch.sync_round <= group->sync.last.round) return;
     group->sync.last = (struct wire_sync_end){.round = resume->epoch.sync_round, .code = resume->sync_code, .revision = resume->sync_revision};
     group->sync.expected = resume->epoch.sync_expected;
@@ -230,11 +234,23 @@ static void take_past(struct membership *m) {
     }
 }
 
+// Some ended calls with losses that others have not heard of: those hear of them one by one, too.
+static void tell_losses(const struct peer *peer, const struct survivor *survivor, const struct wire_barrier *last, struct wire_resumed *resumed) {
+    const struct survivor *witness = peer->group->witness;
+    uint64_t heard = survivor->resume.accepted ? survivor->resume.epoch.number : last->epoch;
+    if (witness == NULL) return;
+    uint32_t first = 0;
+    while (first < witness->resume.loss_count && witness->resume.losses[first].epoch <= heard) first++;
+    resumed->loss_count = witness->resume.loss_count - first;
+    resumed->losses = witness->resume.losses + first;
+}
+
 static void send_resumed(struct membership *m, struct peer *peer, const struct survivor *survivor, const struct wire_barrier *last) {
     static const char ended[] = "the round ended so for other members, before the master was lost";
     const struct group_sync *sync = &peer->group->sync;
     struct wire_resumed resumed = {.heartbeat_limit_ms = (uint32_t)(m->limit_ns / MS_NS), .barrier = *last};
     resumed.barrier_ended = missed_barrier(survivor, last);
+    tell_losses(peer, survivor, last, &resumed);
     resumed.sync_ended = !resumed.barrier_ended && survivor->resume.vote == WIRE_VOTE_SYNC && survivor->resume.epoch.sync_round < sync->last.round;
     if (resumed.sync_ended) {
         resumed.sync = sync->last;
@@ -292,7 +308,6 @@ static void take_member(struct membership *m, struct peer *peer, struct survivor
     } else {
         membership_expel(m, peer, "what it knows does not fit the run");
     }
-    forget(m, survivor);
 }
 
 static void take_up(struct membership *m, const struct claim *claim) {
@@ -306,6 +321,10 @@ static void take_up(struct membership *m, const struct claim *claim) {
     membership_log(m, LOG_WARN, "takes the run up, generation %llu: %u of %u members of epoch %llu are here", (unsigned long long)m->generation, claim->present, claim->members,
                    (unsigned long long)claim->by->resume.epoch.number);
     for (uint32_t i = 0; i < m->count; i++) take_member(m, m->order[i], survivor_of(m, m->order[i]->conn), &last);
+    for (uint32_t i = 0; i < m->count; i++) {
+        m->order[i]->group->witness = NULL;
+        forget(m, survivor_of(m, m->order[i]->conn));
+    }
     membership_enter_resumed(m);
     m->gather_generation = 0;
     m->majority_at = INT64_MAX;
@@ -405,6 +424,7 @@ static bool keep_resume(struct survivor *survivor, const struct wire_resume *res
     survivor->resume.barrier.sizes = copy_of(resume->barrier.sizes, resume->barrier.count, sizeof *resume->barrier.sizes, &whole);
     survivor->resume.epoch.members = copy_of(resume->epoch.members, resume->epoch.count, sizeof *resume->epoch.members, &whole);
     survivor->resume.past = copy_of(resume->past, resume->past_count, sizeof *resume->past, &whole);
+    survivor->resume.losses = copy_of(resume->losses, resume->loss_count, sizeof *resume->losses, &whole);
     return whole;
 }
 
@@ -412,6 +432,7 @@ static bool is_sound(const struct wire_header *header, const struct wire_resume 
     if (header->run == 0 || header->generation < resume->generation) return false;
     if (!resume->accepted) return true;
     if (resume->barrier.number == 0) return false; // a vote let it in
+    if (resume->loss_count > 0 && resume->losses[resume->loss_count - 1].epoch > resume->epoch.lost_epoch) return false;
     for (uint32_t i = 0; i < resume->epoch.count; i++)
         if (wire_id_equal(&resume->epoch.members[i].id, &resume->hello.id)) return true;
     return false;
@@ -430,7 +451,7 @@ static void refuse_resume(struct membership *m, uint32_t conn, const struct wire
 const struct membership_actions *membership_peer_resumed(struct membership *m, int64_t now_ns, uint32_t conn, const struct wire_address *source,
                                                          const struct wire_header *header, const uint8_t *body) {
     membership_begin_event(m, now_ns);
-    struct wire_resume resume = {.barrier.sizes = m->sizes, .epoch.members = m->members, .past = m->past};
+    struct wire_resume resume = {.barrier.sizes = m->sizes, .epoch.members = m->members, .past = m->past, .losses = m->losses};
     struct survivor *survivor = NULL;
     bool sound = wire_decode_resume(body, header->length, &resume);
     if (sound && resume.hello.version != WIRE_VERSION)
@@ -492,7 +513,7 @@ static void give_up_run(struct membership *m) {
         membership_rates_forget(m, peer);
         *peer = (struct peer){0};
     }
-    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++)
+    for (uint32_t i = 0; i < m->group_slots; i++)
         if (m->groups[i].count > 0) membership_group_fini(&m->groups[i]);
     m->peer_count = m->gone_count = m->count = m->candidate_count = m->round_count = 0;
     m->unheard = 0;

@@ -395,6 +395,7 @@ static bool perform(struct peer *p, const struct member_action *action, int64_t 
         links_cancel(p->links, &action->id);
         engine_drop_peer(p->engine, &action->id);
         break;
+    case MEMBER_MISSED_LOSS: engine_missed_loss(p->engine, action->group_epoch); break;
     case MEMBER_ENTER_EPOCH: return enter_epoch(p, action);
     case MEMBER_LINKS_READY: engine_links_ready(p->engine, action->group_epoch); break;
     case MEMBER_VERDICT: engine_verdict(p->engine, action->verdict); break;

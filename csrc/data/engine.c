@@ -393,6 +393,18 @@ void engine_wake_waiters(struct engine *engine) {
 }
 
 // ---- epochs ----
+
+static void note_loss(struct engine *engine, uint64_t group_epoch) {
+    if (engine->lost_count == LOST_EPOCHS_MAX) memmove(engine->lost, engine->lost + 1, --engine->lost_count * sizeof engine->lost[0]);
+    engine->lost[engine->lost_count++] = group_epoch;
+}
+
+void engine_missed_loss(struct engine *engine, uint64_t group_epoch) {
+    pthread_mutex_lock(&engine->lock);
+    note_loss(engine, group_epoch);
+    pthread_mutex_unlock(&engine->lock);
+}
+
 void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch) {
     struct pending_epoch *pending = calloc(1, sizeof *pending + epoch->count * sizeof(struct peer *));
     pthread_mutex_lock(&engine->lock);
@@ -418,10 +430,7 @@ void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch)
     free(engine->pending);
     engine->pending = pending;
     engine->ready = false;
-    if (epoch->lost) {
-        if (engine->lost_count == LOST_EPOCHS_MAX) memmove(engine->lost, engine->lost + 1, --engine->lost_count * sizeof engine->lost[0]);
-        engine->lost[engine->lost_count++] = epoch->group_epoch;
-    }
+    if (epoch->lost) note_loss(engine, epoch->group_epoch);
     engine_wake(engine);
     pthread_mutex_unlock(&engine->lock);
 }

@@ -116,6 +116,8 @@ bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t i
 // Closes all links of a peer that is gone.
 void engine_drop_peer(struct engine *engine, const struct wire_id *id);
 
+// Members were lost in a group epoch that this one never enters; a later one follows at once.
+void engine_missed_loss(struct engine *engine, uint64_t group_epoch);
 void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch);
 // Every link of the epoch in force is there: ops may move data. Ignored unless group_epoch is the one in force.
 void engine_links_ready(struct engine *engine, uint64_t group_epoch);

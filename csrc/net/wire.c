@@ -31,15 +31,17 @@ enum {
     BARRIER_BYTES = 8 + 1 + 1 + 8 + 8 + 4,
     GROUP_SIZE_BYTES = 4 + 4,
     PAST_BYTES = OP_NAME_BYTES + 1,
+    LOSS_BYTES = 8 + 4 + 4 + 4 + 4,
     NEWCOMER_BYTES = HELLO_BYTES + 8 + 8 + 16 + 1 + SYNC_VOTE_BYTES + 1,
-    RESUME_BYTES = NEWCOMER_BYTES + 1 + 1 + 8 + BARRIER_BYTES + EPOCH_BYTES + 4,
-    RESUMED_BYTES = 4 + 1 + 1 + BARRIER_BYTES + SYNC_END_BYTES,
+    RESUME_BYTES = NEWCOMER_BYTES + 1 + 1 + 8 + BARRIER_BYTES + EPOCH_BYTES + 4 + 4,
+    RESUMED_BYTES = 4 + 1 + 1 + BARRIER_BYTES + 4 + SYNC_END_BYTES,
     FOREIGN_HELLO_BYTES = 256, // a hello of another version may be longer; it gets an answer, not silence
     MEMBERS_BYTES = WIRE_MAX_MEMBERS * MEMBER_BYTES,
     IDS_BYTES = WIRE_MAX_MEMBERS * WIRE_ID_BYTES,
     SIZES_BYTES = WIRE_MAX_MEMBERS * GROUP_SIZE_BYTES,
+    LOSSES_BYTES = WIRE_MAX_MEMBERS * LOSS_BYTES,
     MAX_REPORTED_OPS = 2 * WIRE_MAX_LIVE_OPS,
-    MAX_RESUME_BYTES = RESUME_BYTES + SIZES_BYTES + MEMBERS_BYTES + WIRE_MAX_PAST * PAST_BYTES,
+    MAX_RESUME_BYTES = RESUME_BYTES + SIZES_BYTES + MEMBERS_BYTES + WIRE_MAX_PAST * PAST_BYTES + LOSSES_BYTES,
 };
 
 // The lengths that a body of each type can have, so that a header alone tells how much must be buffered.
@@ -72,7 +74,7 @@ static const struct {
     [WIRE_RESUME] = {"RESUME", 2, MAX_RESUME_BYTES},
     [WIRE_GENERATION] = {"GENERATION", 0, 0},
     [WIRE_PROMISE] = {"PROMISE", 0, 0},
-    [WIRE_RESUMED] = {"RESUMED", RESUMED_BYTES, RESUMED_BYTES + SIZES_BYTES + WIRE_MAX_TEXT},
+    [WIRE_RESUMED] = {"RESUMED", RESUMED_BYTES, RESUMED_BYTES + SIZES_BYTES + LOSSES_BYTES + WIRE_MAX_TEXT},
     [WIRE_BYE] = {"BYE", 0, 0},
     [WIRE_MOVED] = {"MOVED", 0, 0},
     [WIRE_STATUS] = {"STATUS", 0, 0},
@@ -591,9 +593,21 @@ static uint8_t *put_barrier(uint8_t *at, const struct wire_barrier *barrier) {
     return at;
 }
 
+static uint8_t *put_losses(uint8_t *at, const struct wire_loss *losses, uint32_t count) {
+    at = put_u32(at, count);
+    for (uint32_t i = 0; i < count; i++) {
+        at = put_u64(at, losses[i].epoch);
+        at = put_u32(at, losses[i].members);
+        at = put_u32(at, losses[i].group_members);
+        at = put_u32(at, losses[i].groups);
+        at = put_u32(at, losses[i].largest_group);
+    }
+    return at;
+}
+
 void wire_encode_resume(struct wire_buffer *out, struct wire_header header, const struct wire_resume *message) {
     size_t known = RESUME_BYTES + message->barrier.count * (size_t)GROUP_SIZE_BYTES + message->epoch.count * (size_t)MEMBER_BYTES +
-                   message->past_count * (size_t)PAST_BYTES;
+                   message->past_count * (size_t)PAST_BYTES + message->loss_count * (size_t)LOSS_BYTES;
     uint8_t *at = begin(out, header, WIRE_RESUME, message->accepted ? known : NEWCOMER_BYTES);
     if (at == NULL) return;
     at = put_hello(at, &message->hello);
@@ -614,16 +628,18 @@ void wire_encode_resume(struct wire_buffer *out, struct wire_header header, cons
         at = put_op_name(at, &message->past[i].name);
         at = put_u8(at, message->past[i].kind);
     }
+    put_losses(at, message->losses, message->loss_count);
 }
 
 void wire_encode_resumed(struct wire_buffer *out, struct wire_header header, const struct wire_resumed *message) {
-    size_t length = RESUMED_BYTES + message->barrier.count * (size_t)GROUP_SIZE_BYTES + message->sync.text.length;
+    size_t length = RESUMED_BYTES + message->barrier.count * (size_t)GROUP_SIZE_BYTES + message->loss_count * (size_t)LOSS_BYTES + message->sync.text.length;
     uint8_t *at = begin(out, header, WIRE_RESUMED, length);
     if (at == NULL) return;
     at = put_u32(at, message->heartbeat_limit_ms);
     at = put_u8(at, message->barrier_ended);
     at = put_u8(at, message->sync_ended);
     at = put_barrier(at, &message->barrier);
+    at = put_losses(at, message->losses, message->loss_count);
     put_sync_end(at, &message->sync);
 }
 
@@ -862,6 +878,22 @@ static void get_barrier(struct reader *in, struct wire_barrier *out) {
     if ((out->number == 0) != (out->kind == 0) || (out->number == 0) != (out->count == 0)) in->bad = true;
 }
 
+static uint32_t get_losses(struct reader *in, struct wire_loss *out) {
+    uint32_t count = get_count(in, WIRE_MAX_MEMBERS, LOSS_BYTES);
+    for (uint32_t i = 0; i < count; i++) {
+        struct wire_loss *loss = &out[i];
+        loss->epoch = get_u64(in);
+        loss->members = get_u32(in);
+        loss->group_members = get_u32(in);
+        loss->groups = get_u32(in);
+        loss->largest_group = get_u32(in);
+        if (loss->members > WIRE_MAX_MEMBERS || loss->group_members == 0 || loss->groups == 0) in->bad = true;
+        if (loss->largest_group > loss->members || loss->groups > loss->members || loss->group_members > loss->largest_group) in->bad = true;
+        if (i > 0 && loss->epoch <= out[i - 1].epoch) in->bad = true;
+    }
+    return count;
+}
+
 bool wire_decode_resume(const uint8_t *body, size_t length, struct wire_resume *out) {
     struct reader in = reader_of(body, length);
     if (!get_hello(&in, &out->hello)) return true;
@@ -882,6 +914,7 @@ bool wire_decode_resume(const uint8_t *body, size_t length, struct wire_resume *
         get_op_name(&in, &out->past[i].name);
         out->past[i].kind = get_enum(&in, WIRE_VERDICT_COMMIT, WIRE_VERDICT_MISMATCH);
     }
+    out->loss_count = get_losses(&in, out->losses);
     return reader_complete(&in);
 }
 
@@ -891,6 +924,7 @@ bool wire_decode_resumed(const uint8_t *body, size_t length, struct wire_resumed
     out->barrier_ended = get_enum(&in, 0, 1);
     out->sync_ended = get_enum(&in, 0, 1);
     get_barrier(&in, &out->barrier);
+    out->loss_count = get_losses(&in, out->losses);
     get_sync_end(&in, &out->sync);
     if (out->heartbeat_limit_ms == 0) in.bad = true;
     return reader_complete(&in);

@@ -361,6 +361,12 @@ struct wire_barrier {
     struct wire_group_size *sizes; // decode: caller's array of WIRE_MAX_MEMBERS
 };
 
+// A group epoch that lost a member of its group, and the numbers that programs read once they have adopted it.
+struct wire_loss {
+    uint64_t epoch;
+    uint32_t members, group_members, groups, largest_group; // each >= 1
+};
+
 // A verdict that ended an op for good, without a supplier: COMMIT or MISMATCH.
 struct wire_past {
     struct wire_op_name name;
@@ -383,6 +389,8 @@ struct wire_resume {
     struct wire_epoch epoch;     // the newest one it entered; lost_epoch, sync_round and sync_expected as they are now
     uint32_t past_count;         // newest last
     struct wire_past *past;      // decode: caller's array of WIRE_MAX_PAST
+    uint32_t loss_count;         // of its group since the last vote that its program has adopted the end of, oldest first
+    struct wire_loss *losses;    // decode: caller's array of WIRE_MAX_MEMBERS
 };
 
 // header: the generation from now on, as promised. What it ends, it ends once EPOCH has come, which is the next frame but for verdicts.
@@ -391,6 +399,8 @@ struct wire_resumed {
     uint8_t barrier_ended; // the receiver's vote, or its connect, ended so
     uint8_t sync_ended;    // the receiver's round of shared state ended so
     struct wire_barrier barrier; // the last one of the run
+    uint32_t loss_count;         // losses of its group that the receiver has not heard of, oldest first
+    struct wire_loss *losses;    // decode: caller's array of WIRE_MAX_MEMBERS
     struct wire_sync_end sync;
 };
 

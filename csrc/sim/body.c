@@ -113,16 +113,17 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
         if (event->header.type != WIRE_HEARTBEAT) sim_line(s, "master <- %d: %s", event->slot + 1, judge_frame_name(s, text, &event->header, event->body));
     }
     struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(event->slot + 1)}};
+    if (control->known) {
+        sim_carry_out(s, membership_message(s->master.mind, s->now, conn, &event->header, event->body));
+        return;
+    }
+    control->known = true;
     if (event->header.type == WIRE_RESUME) {
         sim_carry_out(s, membership_peer_resumed(s->master.mind, s->now, conn, &source, &event->header, event->body));
         return;
     }
-    if (event->header.type != WIRE_HELLO) {
-        sim_carry_out(s, membership_message(s->master.mind, s->now, conn, &event->header, event->body));
-        return;
-    }
     struct wire_hello hello;
-    if (wire_decode_hello(event->body, event->header.length, &hello))
+    if (event->header.type == WIRE_HELLO && wire_decode_hello(event->body, event->header.length, &hello))
         sim_carry_out(s, membership_peer_connected(s->master.mind, s->now, conn, &source, &hello));
     else
         close_at_master(s, control);
@@ -232,6 +233,7 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
         sim_drop_links(s, slot, other, life);
         engine_model_forget(s, slot, other, life);
         return;
+    case MEMBER_MISSED_LOSS: engine_model_missed_loss(s, slot, action->group_epoch); return;
     case MEMBER_ENTER_EPOCH: engine_model_enter(s, slot, action); return;
     case MEMBER_LINKS_READY: engine_model_ready(s, slot, action->group_epoch); return;
     case MEMBER_VERDICT: engine_model_verdict(s, slot, action->verdict); return;

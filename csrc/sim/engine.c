@@ -468,6 +468,13 @@ void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, uint32_t byte
 
 // ---- epochs ----
 
+static void note_loss(struct engine_model *e, uint64_t group_epoch) {
+    if (e->loss_count == LOSSES_MOST) memmove(e->losses, e->losses + 1, --e->loss_count * sizeof e->losses[0]);
+    e->losses[e->loss_count++] = group_epoch;
+}
+
+void engine_model_missed_loss(struct pccl_sim *s, int slot, uint64_t group_epoch) { note_loss(&s->processes[slot].engine, group_epoch); }
+
 void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct process *p = &s->processes[slot];
     struct engine_model *e = &p->engine;
@@ -484,8 +491,7 @@ void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action
     }
     judge_ring(s, slot, &e->pending);
     e->now.ready = false;
-    if (action->lost && e->loss_count == LOSSES_MOST) memmove(e->losses, e->losses + 1, --e->loss_count * sizeof e->losses[0]);
-    if (action->lost) e->losses[e->loss_count++] = action->group_epoch;
+    if (action->lost) note_loss(e, action->group_epoch);
     wake(s, slot);
 }
 

@@ -39,6 +39,7 @@ static void clear(struct pccl_sim *s) {
     sim_queue_clear(s);
     for (int slot = 0; slot < SLOTS; slot++) {
         struct process *p = &s->processes[slot];
+        if (p->life == 0) continue;
         member_free(p->mind);
         member_output_fini(&p->out);
         delta_free(p->state.delta);

@@ -112,6 +112,7 @@ struct heap_entry {
 struct control {
     bool used;
     bool ghost; // a second one of the same peer
+    bool known; // its first frame has come
     uint8_t slot;
     uint32_t life, group, serial;
     bool at_peer, at_master; // open there
@@ -487,6 +488,7 @@ void sim_act(struct pccl_sim *s, int slot);             // carries out what the 
 void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept);
 
 // ---- engine.c ----
+void engine_model_missed_loss(struct pccl_sim *s, int slot, uint64_t group_epoch);
 void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action *action);
 void engine_model_ready(struct pccl_sim *s, int slot, uint64_t group_epoch);
 void engine_model_obey(struct pccl_sim *s, int slot); // the thread is woken

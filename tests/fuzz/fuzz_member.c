@@ -78,8 +78,12 @@ static void hear(const struct member_action *action) {
     switch (action->kind) {
     case MEMBER_DIAL: note_dial(action); return;
     case MEMBER_DROP_PEER: drop(&action->id); return;
+    case MEMBER_MISSED_LOSS:
+        MUST(action->group_epoch > group_epoch && action->group_epoch > loss);
+        loss = action->group_epoch;
+        return;
     case MEMBER_ENTER_EPOCH:
-        MUST(action->group_epoch > group_epoch && action->latency_us > 0 && action->megabytes_per_s > 0);
+        MUST(action->group_epoch > group_epoch && (!action->lost || action->group_epoch > loss) && action->latency_us > 0 && action->megabytes_per_s > 0);
         group_epoch = action->group_epoch;
         if (action->lost) loss = group_epoch;
         check_ring();

@@ -32,6 +32,8 @@ def run(*arguments):
         313,  # a loss that only another group had heard of when the master was lost
         500435,  # a mismatch of a call that a member had begun an epoch earlier
         504061,  # a vote that was sent twice to the master that took the run up
+        2012112,  # losses that only some had heard of when the master was lost
+        2013523,
     ],
 )
 def test_seed_passes(seed):

@@ -894,6 +894,9 @@ static void run_action(int p, const struct member_action *action) {
             peer->current[other][index] = 0;
         }
         return;
+    case MEMBER_MISSED_LOSS:
+        if (peers[p].loss_count < 256) peers[p].losses[peers[p].loss_count++] = action->group_epoch;
+        return;
     case MEMBER_ENTER_EPOCH: enter_epoch(p, action); return;
     case MEMBER_LINKS_READY:
         if (action->group_epoch != peer->group_epoch) return;

@@ -9,6 +9,7 @@ static uint64_t seed = 1;
 static struct wire_member members[WIRE_MAX_MEMBERS + 1];
 static struct wire_op_report reports[2 * WIRE_MAX_LIVE_OPS + 1];
 static struct wire_group_size group_sizes[WIRE_MAX_MEMBERS + 1];
+static struct wire_loss losses[WIRE_MAX_MEMBERS];
 static struct wire_past past[WIRE_MAX_PAST + 1];
 
 static uint64_t below(uint64_t limit) { return check_random(&seed) % limit; }
@@ -216,6 +217,16 @@ static struct wire_barrier random_barrier(uint32_t count) {
     return barrier;
 }
 
+static struct wire_loss *random_losses(uint32_t count) {
+    uint64_t epoch = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t all = 1 + (uint32_t)below(WIRE_MAX_MEMBERS), largest = 1 + (uint32_t)below(all);
+        epoch += 1 + below(5);
+        losses[i] = (struct wire_loss){epoch, all, 1 + (uint32_t)below(largest), 1 + (uint32_t)below(all), largest};
+    }
+    return losses;
+}
+
 static void write_resume(struct wire_buffer *out, uint32_t size) {
     struct wire_resume resume = {.hello = {.version = WIRE_VERSION, .lanes = 1, .port = 1, .masters = 2}, .generation = check_random(&seed), .join_number = check_random(&seed), .vote = (uint8_t)below(5), .accepted = size > 0};
     random_id(&resume.hello.id);
@@ -230,11 +241,13 @@ static void write_resume(struct wire_buffer *out, uint32_t size) {
     resume.past_count = size;
     resume.past = past;
     for (uint32_t i = 0; i < size; i++) past[i] = (struct wire_past){random_name(), (uint8_t)(1 + below(4))};
+    resume.loss_count = members_of;
+    resume.losses = random_losses(members_of);
     wire_encode_resume(out, random_header(), &resume);
 }
 
 static bool again_resume(struct wire_buffer *out, const uint8_t *body, size_t length) {
-    struct wire_resume message = {.barrier.sizes = group_sizes, .epoch.members = members, .past = past};
+    struct wire_resume message = {.barrier.sizes = group_sizes, .epoch.members = members, .past = past, .losses = losses};
     if (!wire_decode_resume(body, length, &message)) return false;
     wire_encode_resume(out, (struct wire_header){0}, &message);
     return true;
@@ -246,6 +259,8 @@ static void write_resumed(struct wire_buffer *out, uint32_t size) {
     resumed.barrier_ended = (uint8_t)below(2);
     resumed.sync_ended = (uint8_t)below(2);
     resumed.barrier = random_barrier(1 + size);
+    resumed.loss_count = size;
+    resumed.losses = random_losses(size);
     resumed.sync = (struct wire_sync_end){.round = check_random(&seed), .code = (uint8_t)below(256), .revision = check_random(&seed), .text.length = (uint16_t)(size < WIRE_MAX_TEXT ? size : WIRE_MAX_TEXT)};
     fill(resumed.sync.text.chars, resumed.sync.text.length);
     wire_encode_resumed(out, random_header(), &resumed);
@@ -254,6 +269,7 @@ static void write_resumed(struct wire_buffer *out, uint32_t size) {
 static bool again_resumed(struct wire_buffer *out, const uint8_t *body, size_t length) {
     static struct wire_resumed message;
     message.barrier.sizes = group_sizes;
+    message.losses = losses;
     if (!wire_decode_resumed(body, length, &message)) return false;
     wire_encode_resumed(out, (struct wire_header){0}, &message);
     return true;
