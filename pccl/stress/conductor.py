@@ -7,7 +7,6 @@ stands still, what everyone uses. What happened is kept in ``Run``, which the di
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from collections import Counter
@@ -180,6 +179,7 @@ class Conductor:
     async def conduct(self) -> None:
         """The whole run. No process outlives it, whatever happens."""
         async with Nursery([self._peer_module, self._master_module], self._folder) as self._nursery:
+            body: asyncio.Task[None] | None = None
             try:
                 for master in self._masters:
                     await self._start_master(master)
@@ -188,18 +188,13 @@ class Conductor:
                     self._do(self._form_groups(self._agent))
                 body = asyncio.create_task(self._perform())
                 await asyncio.wait({body, self._failure}, return_when=asyncio.FIRST_COMPLETED)
-                if self._failure.done():
-                    body.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await body
-                    self._failure.result()
-                else:
-                    body.result()
+                (self._failure if self._failure.done() else body).result()
             finally:
                 self._run.lasted = time.monotonic() - self._run.epoch if self._run.epoch else 0.0
-                for task in self._tasks:
+                going_on = {*self._tasks, body} if body is not None else self._tasks
+                for task in going_on:
                     task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await asyncio.gather(*going_on, return_exceptions=True)
 
     async def _perform(self) -> None:
         for slot in range(self._options.peers):
