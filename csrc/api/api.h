@@ -32,8 +32,6 @@ enum {
 };
 
 bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out); // false: of no known protocol
-// Sets the thread's detail text and returns `code`.
-pcclResult_t api_fail(pcclResult_t code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 pcclResult_t api_null(const char *name); // pcclInvalidArgument
 // pcclNotInitialized before pcclInit.
 pcclResult_t api_initialized(void);

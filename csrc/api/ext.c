@@ -30,7 +30,7 @@ pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_o
     if (master == NULL) return api_null("master");
     if (port_out == NULL) return api_null("port_out");
     struct master *running = atomic_load(&master->master);
-    if (running == NULL) return api_fail(pcclInvalidUsage, "this master was not run yet, so it has no port");
+    if (running == NULL) return detail_fail(pcclInvalidUsage, "this master was not run yet, so it has no port");
     *port_out = master_port(running);
     return pcclSuccess;
 }
@@ -38,19 +38,19 @@ pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_o
 pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_t limit_ms) {
     if (master == NULL) return api_null("master");
     if (limit_ms < API_HEARTBEAT_LEAST_MS || limit_ms > API_HEARTBEAT_MOST_MS)
-        return api_fail(pcclInvalidArgument, "a heartbeat limit of %u ms is not between %d and %d", limit_ms, API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS);
+        return detail_fail(pcclInvalidArgument, "a heartbeat limit of %u ms is not between %d and %d", limit_ms, API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS);
     pthread_mutex_lock(&master->lock);
     bool running = atomic_load(&master->master) != NULL;
     if (!running) master->heartbeat_limit_ms = limit_ms;
     pthread_mutex_unlock(&master->lock);
-    return running ? api_fail(pcclInvalidUsage, "the heartbeat limit is set before the master runs") : pcclSuccess;
+    return running ? detail_fail(pcclInvalidUsage, "the heartbeat limit is set before the master runs") : pcclSuccess;
 }
 
 static pcclResult_t take_list(const ccoip_socket_address_t *addresses, size_t count, struct wire_address out[WIRE_MAX_MASTERS]) {
     if (addresses == NULL) return api_null("addresses");
-    if (count < 1 || count > WIRE_MAX_MASTERS) return api_fail(pcclInvalidArgument, "%zu masters are given: 1 to %d can be", count, WIRE_MAX_MASTERS);
+    if (count < 1 || count > WIRE_MAX_MASTERS) return detail_fail(pcclInvalidArgument, "%zu masters are given: 1 to %d can be", count, WIRE_MAX_MASTERS);
     for (size_t i = 0; i < count; i++)
-        if (!api_take_address(&addresses[i], &out[i])) return api_fail(pcclInvalidArgument, "the address of master %zu is neither IPv4 nor IPv6", i);
+        if (!api_take_address(&addresses[i], &out[i])) return detail_fail(pcclInvalidArgument, "the address of master %zu is neither IPv4 nor IPv6", i);
     return pcclSuccess;
 }
 
@@ -58,14 +58,14 @@ pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_addr
     struct wire_address masters[WIRE_MAX_MASTERS];
     if (comm == NULL) return api_null("comm");
     pcclResult_t code = take_list(addresses, count, masters);
-    if (code == pcclSuccess && !peer_set_masters(comm->peer, masters, (uint32_t)count)) code = api_fail(pcclInvalidUsage, "the masters are set before connect");
+    if (code == pcclSuccess && !peer_set_masters(comm->peer, masters, (uint32_t)count)) code = detail_fail(pcclInvalidUsage, "the masters are set before connect");
     return code;
 }
 
 pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {
     if (comm == NULL) return api_null("comm");
-    if (limit_ms > API_RECOVERY_MOST_MS) return api_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", limit_ms, API_RECOVERY_MOST_MS);
-    return peer_set_recovery(comm->peer, limit_ms) ? pcclSuccess : api_fail(pcclInvalidUsage, "the limit is set before connect");
+    if (limit_ms > API_RECOVERY_MOST_MS) return detail_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", limit_ms, API_RECOVERY_MOST_MS);
+    return peer_set_recovery(comm->peer, limit_ms) ? pcclSuccess : detail_fail(pcclInvalidUsage, "the limit is set before connect");
 }
 
 pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses, size_t count, size_t self) {
@@ -73,7 +73,7 @@ pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_
     if (master == NULL) return api_null("master");
     pcclResult_t code = take_list(addresses, count, masters);
     if (code != pcclSuccess) return code;
-    if (self >= count) return api_fail(pcclInvalidArgument, "place %zu is not in a list of %zu", self, count);
+    if (self >= count) return detail_fail(pcclInvalidArgument, "place %zu is not in a list of %zu", self, count);
     pthread_mutex_lock(&master->lock);
     bool running = atomic_load(&master->master) != NULL;
     if (!running) {
@@ -82,13 +82,13 @@ pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_
         master->self = (uint32_t)self;
     }
     pthread_mutex_unlock(&master->lock);
-    return running ? api_fail(pcclInvalidUsage, "the masters are set before it runs") : pcclSuccess;
+    return running ? detail_fail(pcclInvalidUsage, "the masters are set before it runs") : pcclSuccess;
 }
 
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity) {
     if (comm == NULL) return api_null("comm");
     if (out == NULL) return api_null("out");
-    if (capacity == 0) return api_fail(pcclInvalidArgument, "capacity must not be 0");
+    if (capacity == 0) return detail_fail(pcclInvalidArgument, "capacity must not be 0");
     peer_state(comm->peer, out, capacity);
     return pcclSuccess;
 }
@@ -127,7 +127,7 @@ pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_o
     pcclResult_t code = api_check_state(state);
     if (code != pcclSuccess) return code;
     struct content *content = content_new(state);
-    if (content == NULL) return api_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
+    if (content == NULL) return detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
     content_hash(content, INT64_MAX);
     *low_out = content->hash.low;
     *high_out = content->hash.high;
@@ -155,10 +155,10 @@ pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t 
     if (multi_out == NULL) return api_null("multi_out");
     code = peer_usable(comm->peer);
     if (code != pcclSuccess) return code;
-    if (count == 0) return api_fail(pcclInvalidArgument, "count must be at least 1");
-    if (max_in_flight < 1) return api_fail(pcclInvalidArgument, "max_in_flight %d is less than 1", max_in_flight);
+    if (count == 0) return detail_fail(pcclInvalidArgument, "count must be at least 1");
+    if (max_in_flight < 1) return detail_fail(pcclInvalidArgument, "max_in_flight %d is less than 1", max_in_flight);
     struct engine_reduce *reduces = calloc(count, sizeof *reduces);
-    if (reduces == NULL) return api_fail(pcclInternalError, "the system refused memory for %zu ops", count);
+    if (reduces == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu ops", count);
     code = check_all(descriptors, count, reduces);
     struct retry *retry = NULL;
     if (code == pcclSuccess) code = retry_new(comm->peer, reduces, count, (size_t)max_in_flight, &retry);

@@ -3,8 +3,6 @@
 #include "../include/pccl.h"
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,11 +18,6 @@
 
 enum { DEFAULT_LANES = 4 };
 
-#define RETURN_IF_FAILED(call) \
-    do { \
-        pcclResult_t code_ = (call); \
-        if (code_ != pcclSuccess) return code_; \
-    } while (0)
 #define REQUIRE_NOT_NULL(parameter) \
     do { \
         if ((parameter) == NULL) return api_null(#parameter); \
@@ -34,21 +27,11 @@ static atomic_bool initialized;
 
 // ---- shared with ext.c ----
 
-pcclResult_t api_fail(pcclResult_t code, const char *format, ...) {
-    char text[DETAIL_CAPACITY];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    detail_set("%s", text);
-    return code;
-}
-
-pcclResult_t api_null(const char *name) { return api_fail(pcclInvalidArgument, "%s must not be NULL", name); }
+pcclResult_t api_null(const char *name) { return detail_fail(pcclInvalidArgument, "%s must not be NULL", name); }
 
 pcclResult_t api_initialized(void) {
     if (atomic_load(&initialized)) return pcclSuccess;
-    return api_fail(pcclNotInitialized, "call pcclInit first");
+    return detail_fail(pcclNotInitialized, "call pcclInit first");
 }
 
 uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t most, uint32_t otherwise) {
@@ -78,25 +61,25 @@ bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out
 static pcclResult_t check_types(const pcclReduceDescriptor_t *descriptor) {
     int dtype = (int)descriptor->src_descriptor.datatype, op = (int)descriptor->op;
     int quantised = (int)descriptor->quantization_options.quantized_datatype, algorithm = (int)descriptor->quantization_options.algorithm;
-    if (op < pcclSum || op > pcclMin) return api_fail(pcclInvalidArgument, "op %d is no pcclRedOp_t", op);
-    if (dtype < pcclUint8 || dtype > pcclDouble) return api_fail(pcclInvalidArgument, "datatype %d is no pcclDataType_t", dtype);
+    if (op < pcclSum || op > pcclMin) return detail_fail(pcclInvalidArgument, "op %d is no pcclRedOp_t", op);
+    if (dtype < pcclUint8 || dtype > pcclDouble) return detail_fail(pcclInvalidArgument, "datatype %d is no pcclDataType_t", dtype);
     if (algorithm == pcclQuantNone) return pcclSuccess;
     if (algorithm < pcclQuantNone || algorithm > pcclQuantZeroPointScale)
-        return api_fail(pcclInvalidArgument, "algorithm %d is no pcclQuantizationAlgorithm_t", algorithm);
-    if (quantised < pcclUint8 || quantised > pcclDouble) return api_fail(pcclInvalidArgument, "quantized_datatype %d is no pcclDataType_t", quantised);
+        return detail_fail(pcclInvalidArgument, "algorithm %d is no pcclQuantizationAlgorithm_t", algorithm);
+    if (quantised < pcclUint8 || quantised > pcclDouble) return detail_fail(pcclInvalidArgument, "quantized_datatype %d is no pcclDataType_t", quantised);
     if (quantised != dtype && quant_supported(dtype, quantised, algorithm)) return pcclSuccess;
-    return api_fail(pcclInvalidArgument, "%s cannot be quantised to %s by %s", dtype_name(dtype), dtype_name(quantised),
-                    algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale");
+    return detail_fail(pcclInvalidArgument, "%s cannot be quantised to %s by %s", dtype_name(dtype), dtype_name(quantised),
+                       algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale");
 }
 
 pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, struct engine_reduce *out) {
     RETURN_IF_FAILED(check_types(descriptor));
     size_t size = dtype_size((int)descriptor->src_descriptor.datatype), count = descriptor->count;
-    if (count > 0 && (send == NULL || recv == NULL)) return api_fail(pcclInvalidArgument, "a buffer is NULL and count is %zu", count);
-    if (count > (size_t)PTRDIFF_MAX / size) return api_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
+    if (count > 0 && (send == NULL || recv == NULL)) return detail_fail(pcclInvalidArgument, "a buffer is NULL and count is %zu", count);
+    if (count > (size_t)PTRDIFF_MAX / size) return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
     uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, bytes = count * size;
     if (from != to && from < to + bytes && to < from + bytes)
-        return api_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
+        return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
     bool quantised = descriptor->quantization_options.algorithm != pcclQuantNone;
     *out = (struct engine_reduce){
         .send = send,
@@ -161,13 +144,13 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     peer_params.master_count = 1;
     peer_params.recovery_limit_ms = recovery_limit();
     if (!api_take_address(&params->master_address, &peer_params.masters[0]))
-        return api_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6", (int)params->master_address.inet.protocol);
+        return detail_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6", (int)params->master_address.inet.protocol);
     add_masters_of_environment(&peer_params);
     struct pcclComm_t *comm = calloc(1, sizeof *comm);
     if (comm != NULL) comm->peer = peer_new(&peer_params);
     if (comm == NULL || comm->peer == NULL) {
         free(comm);
-        return api_fail(pcclInternalError, "the system refused memory or descriptors for a communicator");
+        return detail_fail(pcclInternalError, "the system refused memory or descriptors for a communicator");
     }
     *comm_out = comm;
     return pcclSuccess;
@@ -199,7 +182,7 @@ pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute,
     case PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS: *attribute_out = (int)view.groups; return pcclSuccess;
     case PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE: *attribute_out = (int)view.largest_group; return pcclSuccess;
     }
-    return api_fail(pcclInvalidArgument, "%d is no pcclAttribute_t", (int)attribute);
+    return detail_fail(pcclInvalidArgument, "%d is no pcclAttribute_t", (int)attribute);
 }
 
 // ---- topology ----
@@ -281,7 +264,7 @@ pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle, pccl
 static pcclResult_t take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out) {
     memset(out, 0, sizeof *out);
     if (options == NULL) return pcclSuccess;
-    if (options->size < sizeof options->size) return api_fail(pcclInvalidArgument, "options->size is %zu: set it to sizeof(pcclReduceOptions_t)", options->size);
+    if (options->size < sizeof options->size) return detail_fail(pcclInvalidArgument, "options->size is %zu: set it to sizeof(pcclReduceOptions_t)", options->size);
     memcpy(out, options, options->size < sizeof *out ? options->size : sizeof *out);
     return pcclSuccess;
 }
@@ -317,7 +300,7 @@ pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, siz
     struct engine_range range;
     size_t ranges;
     if (!peer_contributors(comm->peer, tag, index, &range, (struct wire_id *)(void *)uuids_out, capacity, &ranges))
-        return api_fail(pcclInvalidArgument, "no op of tag %llu that tells its contributors has ended, or it has no range %zu", (unsigned long long)tag, index);
+        return detail_fail(pcclInvalidArgument, "no op of tag %llu that tells its contributors has ended, or it has no range %zu", (unsigned long long)tag, index);
     *range_out = (pcclReduceRange_t){.begin = range.begin, .end = range.end, .contributors = range.count, .ranges = ranges};
     return pcclSuccess;
 }
@@ -339,38 +322,38 @@ static int compare_names(const void *a, const void *b) { return strcmp(*(const c
 
 static pcclResult_t check_names(const pcclSharedState_t *state) {
     const char **names = calloc(state->count, sizeof *names);
-    if (names == NULL) return api_fail(pcclInternalError, "the system refused memory for %zu names", state->count);
+    if (names == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu names", state->count);
     for (size_t i = 0; i < state->count; i++) names[i] = state->infos[i].name;
     qsort(names, state->count, sizeof *names, compare_names);
     pcclResult_t code = pcclSuccess;
     for (size_t i = 1; i < state->count && code == pcclSuccess; i++)
-        if (strcmp(names[i - 1], names[i]) == 0) code = api_fail(pcclInvalidArgument, "two entries are called \"%.200s\": names must differ", names[i]);
+        if (strcmp(names[i - 1], names[i]) == 0) code = detail_fail(pcclInvalidArgument, "two entries are called \"%.200s\": names must differ", names[i]);
     free(names);
     return code;
 }
 
 static pcclResult_t check_entry(const pcclTensorInfo_t *info, size_t index) {
-    if (info->name == NULL) return api_fail(pcclInvalidArgument, "entry %zu has no name", index);
-    if (info->data == NULL && info->count > 0) return api_fail(pcclInvalidArgument, "entry \"%.200s\" has no data", info->name);
+    if (info->name == NULL) return detail_fail(pcclInvalidArgument, "entry %zu has no name", index);
+    if (info->data == NULL && info->count > 0) return detail_fail(pcclInvalidArgument, "entry \"%.200s\" has no data", info->name);
     if ((int)info->datatype < pcclUint8 || (int)info->datatype > pcclDouble)
-        return api_fail(pcclInvalidArgument, "entry \"%.200s\": datatype %d is no pcclDataType_t", info->name, (int)info->datatype);
+        return detail_fail(pcclInvalidArgument, "entry \"%.200s\": datatype %d is no pcclDataType_t", info->name, (int)info->datatype);
     if (info->count > (size_t)PTRDIFF_MAX / dtype_size((int)info->datatype))
-        return api_fail(pcclInvalidArgument, "entry \"%.200s\": count %zu is more than memory can hold", info->name, info->count);
-    if (info->device_type == pcclDeviceCuda) return api_fail(pcclInvalidArgument, "entry \"%.200s\" is on a CUDA device, which this build does not support", info->name);
+        return detail_fail(pcclInvalidArgument, "entry \"%.200s\": count %zu is more than memory can hold", info->name, info->count);
+    if (info->device_type == pcclDeviceCuda) return detail_fail(pcclInvalidArgument, "entry \"%.200s\" is on a CUDA device, which this build does not support", info->name);
     if (info->device_type != pcclDeviceCpu)
-        return api_fail(pcclInvalidArgument, "entry \"%.200s\": device type %d is no pcclDeviceType_t", info->name, (int)info->device_type);
+        return detail_fail(pcclInvalidArgument, "entry \"%.200s\": device type %d is no pcclDeviceType_t", info->name, (int)info->device_type);
     return pcclSuccess;
 }
 
 pcclResult_t api_check_state(const pcclSharedState_t *state) {
-    if (state->count == 0) return api_fail(pcclInvalidArgument, "the shared state has no entries");
+    if (state->count == 0) return detail_fail(pcclInvalidArgument, "the shared state has no entries");
     for (size_t i = 0; i < state->count; i++) RETURN_IF_FAILED(check_entry(&state->infos[i], i));
     return check_names(state);
 }
 
 static pcclResult_t check_state(const pcclSharedState_t *state, pcclSharedStateSyncStrategy_t strategy) {
     if ((int)strategy < PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR || (int)strategy > PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY)
-        return api_fail(pcclInvalidArgument, "strategy %d is no pcclSharedStateSyncStrategy_t", (int)strategy);
+        return detail_fail(pcclInvalidArgument, "strategy %d is no pcclSharedStateSyncStrategy_t", (int)strategy);
     return api_check_state(state);
 }
 
@@ -394,9 +377,9 @@ pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterI
     REQUIRE_NOT_NULL(master_out);
     struct wire_address address;
     if (!api_take_address(&listen_address, &address))
-        return api_fail(pcclInvalidArgument, "listen_address: protocol %d is neither IPv4 nor IPv6", (int)listen_address.inet.protocol);
+        return detail_fail(pcclInvalidArgument, "listen_address: protocol %d is neither IPv4 nor IPv6", (int)listen_address.inet.protocol);
     pcclMasterInstance_t *master = calloc(1, sizeof *master);
-    if (master == NULL) return api_fail(pcclInternalError, "the system refused memory for a master");
+    if (master == NULL) return detail_fail(pcclInternalError, "the system refused memory for a master");
     pthread_mutex_init(&master->lock, NULL);
     master->address = address;
     master->heartbeat_limit_ms = heartbeat_limit();
@@ -407,14 +390,14 @@ pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterI
 
 static pcclResult_t run_failed(int error) {
     switch (error) {
-    case EADDRINUSE: return api_fail(pcclInvalidUsage, "the master's address is in use: stop the program that has it, or take another port");
-    case EADDRNOTAVAIL: return api_fail(pcclInvalidArgument, "this machine does not have the master's address: listen on 0.0.0.0 or [::], or on one it has");
-    default: return api_fail(pcclInternalError, "the master could not be started: %s", strerror(error));
+    case EADDRINUSE: return detail_fail(pcclInvalidUsage, "the master's address is in use: stop the program that has it, or take another port");
+    case EADDRNOTAVAIL: return detail_fail(pcclInvalidArgument, "this machine does not have the master's address: listen on 0.0.0.0 or [::], or on one it has");
+    default: return detail_fail(pcclInternalError, "the master could not be started: %s", strerror(error));
     }
 }
 
 static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
-    if (atomic_load(&instance->master) != NULL) return api_fail(pcclInvalidUsage, "this master was run before: create a new one");
+    if (atomic_load(&instance->master) != NULL) return detail_fail(pcclInvalidUsage, "this master was run before: create a new one");
     struct master *master = master_new(&instance->address, instance->heartbeat_limit_ms);
     if (master != NULL && instance->master_count > 0) master_set_list(master, instance->masters, instance->master_count, instance->self);
     int error = master == NULL ? -ENOMEM : master_run(master);
@@ -446,7 +429,7 @@ pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master) {
 pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master) {
     REQUIRE_NOT_NULL(master);
     struct master *running = atomic_load(&master->master);
-    if (running == NULL) return api_fail(pcclInvalidUsage, "this master was never run");
+    if (running == NULL) return detail_fail(pcclInvalidUsage, "this master was never run");
     return master_await(running, api_deadline()) ? pcclSuccess : pcclTimedOut;
 }
 

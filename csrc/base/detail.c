@@ -6,11 +6,12 @@
 
 static _Thread_local char text[DETAIL_CAPACITY];
 
-void detail_set(const char *format, ...) {
+int detail_fail(int code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    return code;
 }
 
 const char *detail_get(void) { return text; }

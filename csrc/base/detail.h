@@ -1,10 +1,18 @@
-// What the last failed call on this thread was about, in words: what was wrong, and what to do about it.
+// How a call of the public interface fails: it returns a code, and the thread's text says what was wrong, and what to do about it.
 #ifndef PCCL_BASE_DETAIL_H
 #define PCCL_BASE_DETAIL_H
 
 enum { DETAIL_CAPACITY = 640 };
 
-void detail_set(const char *format, ...) __attribute__((format(printf, 1, 2))); // cut to DETAIL_CAPACITY
-const char *detail_get(void);                                                   // "" when nothing was set; never NULL
+// Sets the text, cut to DETAIL_CAPACITY, and returns `code`.
+int detail_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const char *detail_get(void); // of the last failed call on this thread; "" when there was none
+
+// `call` gives a pcclResult_t.
+#define RETURN_IF_FAILED(call) \
+    do { \
+        pcclResult_t code_ = (call); \
+        if (code_ != pcclSuccess) return code_; \
+    } while (0)
 
 #endif

@@ -116,8 +116,7 @@ pcclResult_t retry_new(struct peer *peer, const struct engine_reduce *reduces, s
 refused:
     if (r != NULL) free(r->queue);
     free(r);
-    detail_set("the system refused memory for %zu ops", count);
-    return pcclInternalError;
+    return detail_fail(pcclInternalError, "the system refused memory for %zu ops", count);
 }
 
 static void finish(struct retry *r) {
@@ -131,8 +130,7 @@ static pcclResult_t result(struct retry *r, pcclReduceInfo_t *info) {
     peer_view(r->peer, &view);
     if (info != NULL && (r->failure == pcclSuccess || r->failure == pcclTooFewPeers))
         *info = (pcclReduceInfo_t){.local_world_size = view.group_world, .tx_bytes = r->tx_bytes, .rx_bytes = r->rx_bytes};
-    if (r->failure != pcclSuccess) detail_set("%s", r->failure_text);
-    return r->failure;
+    return r->failure == pcclSuccess ? pcclSuccess : detail_fail(r->failure, "%s", r->failure_text);
 }
 
 // Takes the end of the oldest live op.

@@ -335,6 +335,12 @@ static bool reserve(struct wire_buffer *buffer, size_t more) {
     return true;
 }
 
+void wire_buffer_append(struct wire_buffer *buffer, const struct wire_buffer *frames) {
+    if (frames->length == 0 || !reserve(buffer, frames->length)) return;
+    memcpy(buffer->bytes + buffer->length, frames->bytes, frames->length);
+    buffer->length += frames->length;
+}
+
 // Appends the header of a frame and makes room for its body: a pointer to the body, or NULL when memory is refused.
 static uint8_t *begin(struct wire_buffer *out, struct wire_header header, enum wire_type type, size_t length) {
     assert(length >= types[type].least && length <= types[type].most);

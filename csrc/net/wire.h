@@ -440,6 +440,7 @@ struct wire_buffer {
 };
 
 void wire_buffer_fini(struct wire_buffer *buffer);
+void wire_buffer_append(struct wire_buffer *buffer, const struct wire_buffer *frames);
 
 void wire_header_encode(uint8_t out[WIRE_HEADER_BYTES], const struct wire_header *header);
 // False: wrong magic, unknown type, or a length outside the limits of this type (a data frame has at least WIRE_OP_BYTES).
