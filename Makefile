@@ -85,7 +85,7 @@ fuzz-build: .venv/ready
 	$(BIN)/cmake --build $(FUZZ_BUILD) -j $(JOBS)
 
 check-fuzz: fuzz-build
-	tests/fuzz/run.sh $(FUZZ_BUILD) 8 $(JOBS)
+	tests/fuzz/run.sh $(FUZZ_BUILD) 5 $(JOBS)
 
 fuzz: fuzz-build
 	tests/fuzz/run.sh $(FUZZ_BUILD) $(FUZZ_SECONDS) $(JOBS) $(FUZZ_TARGETS)

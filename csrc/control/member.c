@@ -467,17 +467,19 @@ static void take_measure(struct member *m, const struct wire_measure *measure, s
     action->duration_ms = measure->duration_ms;
 }
 
+// By the sync that is under way, and not for something else in the middle of it.
+static bool breaks_sync_rule(const struct wire_header *header, const struct wire_text *text) {
+    size_t length = strlen(WIRE_SYNC_RULE);
+    return header->type == WIRE_EXPELLED && text->length >= length && memcmp(text->chars, WIRE_SYNC_RULE, length) == 0;
+}
+
 void member_take_end(struct member *m, const struct wire_header *header, const struct wire_text *text, struct member_output *out) {
     const char *what = header->type == WIRE_EXPELLED ? "expelled by the master" : "refused by the master";
     // A newcomer is refused after its registration only because it and the others could not reach each other, and an
     // accepted peer that is expelled out of a vote could not make its links.
     bool links = m->recovery == RECOVERY_NONE && (header->type == WIRE_REFUSED ? m->phase == MEMBER_REGISTERED : m->phase == MEMBER_ACCEPTED);
     int code = links ? pcclRankConnectionFailed : pcclMasterConnectionFailed;
-    if (m->vote == WIRE_VOTE_SYNC) {
-        size_t rule = sizeof WIRE_SYNC_RULE - 1;
-        bool by_rule = text->length >= rule && memcmp(text->chars, WIRE_SYNC_RULE, rule) == 0;
-        code = by_rule ? pcclInvalidUsage : pcclMasterConnectionFailed;
-    }
+    if (m->vote == WIRE_VOTE_SYNC) code = breaks_sync_rule(header, text) ? pcclInvalidUsage : pcclMasterConnectionFailed;
     member_die_of(m, code, out, "%s: %.*s", what, (int)text->length, text->chars);
 }
 

@@ -494,7 +494,7 @@ void membership_set_standby(struct membership *m, bool standby) { m->standby = s
 
 enum wire_activity membership_activity(const struct membership *m) {
     return m->peer_count > 0 ? WIRE_SERVES : m->survivor_count > 0 ? WIRE_GATHERS
-                                                                     : WIRE_IDLE;
+                                                                   : WIRE_IDLE;
 }
 
 const struct membership_actions *membership_send_on(struct membership *m, int64_t now_ns) {

@@ -135,7 +135,5 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
 void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct engine_outcome *out);
 // Number of un-awaited ops.
 size_t engine_live_ops(struct engine *engine);
-// Wakes every engine_wait of this engine once, so that callers look at their own state again.
-void engine_wake_waiters(struct engine *engine);
 
 #endif

@@ -1,5 +1,7 @@
-// What the files of the data plane share: engine.c (epochs, posts, waits, the thread), lane.c (framing on one connection), op.c (ops
-// by tag, blocks, backups), small.c, ring.c, sharded.c (the three ways of moving an op), segments.c (ops made of ops).
+// What the files of the data plane share: engine.c (the thread, and the engine's life), engine_links.c (the other peers, and links to them),
+// engine_ops.c (posts, beginnings, waits), engine_epochs.c (freezing, reports), engine_verdicts.c (how ops end), lane.c (framing on one
+// connection), silence.c (links that are down and do not say so), early.c (what comes before its op), op.c (ops by tag, blocks, backups),
+// small.c, ring.c, sharded.c (the three ways of moving an op), segments.c (ops made of ops).
 //
 // One lock, `engine.lock`. It guards everything except what is marked "thread": that belongs to the engine's thread, or, before the
 // thread has seen an op, to nobody. The lock is never held across a blocking call; socket calls never block.
@@ -12,6 +14,7 @@
 #include "data/engine.h"
 #include "data/memory.h"
 #include "data/plan.h"
+#include "data/ranges.h"
 #include "state/coding.h"
 #include "state/sync.h"
 
@@ -45,10 +48,7 @@ struct block {
 struct backup {
     uint8_t *bytes; // a mapping as long as the tensor, used at the tensor's offsets
     size_t capacity;
-    struct backup_range {
-        uint64_t offset, length; // bytes
-    } *ranges;
-    size_t count, room;
+    struct ranges saved; // bytes
 };
 
 struct frame {
@@ -171,6 +171,7 @@ struct sharded {
     struct sharded_target {
         bool ready;
         uint64_t next, granted, blocks; // of the shard of this rank
+        struct ranges codes, results;   // that have come from it, or are on their way: blocks
     } *targets; // by rank
     uint64_t codes_left, results_left;  // to be sent, to be received
     uint64_t frames_left;               // of RESULT, to be sent
@@ -208,6 +209,7 @@ struct op {
     struct held *held;          // thread: chunks to forward once it has
     uint64_t inject, inject_end; // thread: own shard, elements
     uint64_t receive_left, send_left;   // thread: bytes
+    struct ranges reducing, gathering;  // thread: what has come, or is on its way: elements
     uint64_t tx_bytes, rx_bytes;
     struct sharded *sharded;    // thread
     struct backup backup;       // thread, then the caller's
@@ -253,7 +255,7 @@ struct pending_epoch {
     uint64_t run, generation, epoch;
     uint32_t latency_us, megabytes_per_s;
     uint32_t rank, count;
-    bool lost, ready;
+    bool ready;
     struct peer *members[]; // by rank
 };
 
@@ -262,7 +264,7 @@ struct engine {
     struct wire_id self;
     struct engine_callbacks callbacks;
     pthread_t thread;
-    bool started, stopping, stopped, dead;
+    bool started, stopping, dead;
     int epoll, wake;
     bool wake_pending;
     _Atomic int64_t silence_ns; // between two checks of silence, 0 = none
@@ -278,7 +280,6 @@ struct engine {
     bool killing;
     uint32_t waiters;      // callers inside engine_wait
     pthread_cond_t no_waiters;
-    uint64_t wakes;        // engine_wake_waiters
     bool roll_asked;
     uint64_t lost[LOST_EPOCHS_MAX];
     uint32_t lost_count;
@@ -339,12 +340,15 @@ struct op *op_find_named(struct engine *engine, const struct wire_op_name *name)
 struct op *op_new(struct engine *engine, uint64_t tag);
 void op_free(struct engine *engine, struct op *op); // takes it from the table
 void op_end(struct engine *engine, struct op *op, enum engine_result result); // frees a segment that was committed
+void ops_for_each(struct engine *engine, void (*act)(struct engine *, struct op *));
+void op_list_append(struct op **list, struct op *op);
+void op_list_remove(struct op **list, struct op *op); // nothing if it is not there
 void roster_put(struct roster *roster); // NULL is allowed
 void op_head(const struct op *op, struct wire_op *out);
 bool counter_take(struct engine *engine, uint64_t tag, uint32_t *sequence);
 void counters_clear(struct engine *engine);
 bool backup_begin(struct engine *engine, struct op *op);
-bool backup_save(struct op *op, uint64_t offset, uint64_t length);
+bool backup_save(struct op *op, uint64_t offset, uint64_t length); // what was not saved yet
 void backup_restore(struct op *op);
 void backup_end(struct engine *engine, struct op *op);
 
@@ -368,16 +372,39 @@ void silence_check(struct engine *engine);
 int silence_timeout_ms(const struct engine *engine, int timeout_ms); // until the next check, if that is sooner
 
 // ---- engine.c ----
-void engine_wake(struct engine *engine);    // lock held
+void engine_wake(struct engine *engine); // lock held
+
+// ---- engine_links.c, lock held ----
+struct peer *peer_get(struct engine *engine, const struct wire_id *id); // NULL: no memory
+void peers_free_dropped(struct engine *engine);                         // thread; those that nothing points at
+struct lane *engine_lane(struct peer *peer, uint32_t index);            // the lane of this index, or the one that stands in for it
+
+// ---- engine_ops.c, lock held ----
 uint64_t engine_first_loss(const struct engine *engine, uint64_t adopted); // 0: none since
-void engine_begin(struct engine *engine, struct op *op);  // now, or once the links are there; lock held
-void engine_forget(struct engine *engine, struct op *op); // it has not begun, or is frozen; lock held
-void engine_accuse(struct engine *engine, struct op *op, const struct peer *other, const struct wire_fingerprint *theirs); // lock held
+bool engine_may_begin(const struct engine *engine);                        // the links of the newest epoch are there
+void engine_begin(struct engine *engine, struct op *op);                   // now, or
+void engine_wait_for_links(struct engine *engine, struct op *op);          // until
+void engine_begin_waiting(struct engine *engine);                          // is called
+void engine_end_lost(struct engine *engine, struct op *op);
+
+// ---- engine_epochs.c, thread, lock held ----
+bool engine_enter_pending(struct engine *engine, struct wire_report *report); // false: memory was refused, the engine is dead
+void engine_let_go(struct engine *engine);                                    // no lane has a frame of a large op any more, none is running
+
+// ---- engine_verdicts.c ----
 void engine_complete(struct engine *engine, struct op *op); // thread, lock not held: DONE
-struct lane *engine_lane(struct peer *peer, uint32_t index);  // the lane of this index, or the one that stands in for it
-struct early *early_take(struct engine *engine, const struct peer *from, const struct wire_op *head, uint16_t type);
+void engine_accuse(struct engine *engine, struct op *op, const struct peer *other, const struct wire_fingerprint *theirs); // lock held
+void engine_forget(struct engine *engine, struct op *op); // it has not begun, or is frozen; lock held
+// Lock held. Whether the call ends with a mismatch that came before it was made; then `outcome.text` tells. Of that and `loss`, the first loss since
+// the caller's epoch (0: none), whichever came first for those that had begun the op counts.
+bool poison_take(struct engine *engine, struct op *op, uint64_t loss);
+
+// ---- early.c, lock held ----
+bool early_add(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block); // takes `block`; false: no room
+struct early *early_take(struct engine *engine, const struct peer *from, const struct wire_op *head, uint16_t type); // NULL: none
 void early_free(struct engine *engine, struct early *early);
-bool early_add(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block);
+void early_clear(struct engine *engine);
+void early_compare(struct engine *engine, struct op *op); // accuses those whose arguments differ from those of an op that begins
 
 // ---- small.c, lock held ----
 void small_begin(struct engine *engine, struct op *op);

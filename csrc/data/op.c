@@ -113,6 +113,22 @@ struct op *op_find_named(struct engine *engine, const struct wire_op_name *name)
     return NULL;
 }
 
+void ops_for_each(struct engine *engine, void (*act)(struct engine *, struct op *)) {
+    for (size_t i = 0; i < TABLE_SLOTS; i++)
+        for (struct op *op = engine->table[i]; op != NULL; op = op->chain) act(engine, op);
+}
+
+void op_list_append(struct op **list, struct op *op) {
+    while (*list != NULL) list = &(*list)->next;
+    op->next = NULL;
+    *list = op;
+}
+
+void op_list_remove(struct op **list, struct op *op) {
+    while (*list != NULL && *list != op) list = &(*list)->next;
+    if (*list != NULL) *list = op->next;
+}
+
 void roster_put(struct roster *roster) {
     if (roster != NULL && --roster->references == 0) free(roster);
 }
@@ -227,7 +243,7 @@ bool backup_begin(struct engine *engine, struct op *op) {
     for (int i = 0; i < BACKUP_CACHE_COUNT; i++)
         if (engine->backup_cache[i].bytes != NULL) {
             munmap(engine->backup_cache[i].bytes, engine->backup_cache[i].capacity);
-            free(engine->backup_cache[i].ranges);
+            ranges_fini(&engine->backup_cache[i].saved);
             engine->backup_cache[i] = (struct backup){0};
             break;
         }
@@ -236,30 +252,24 @@ bool backup_begin(struct engine *engine, struct op *op) {
 
 bool backup_save(struct op *op, uint64_t offset, uint64_t length) {
     struct backup *backup = &op->backup;
-    if (backup->bytes == NULL || length == 0) return true;
-    if (backup->count == backup->room) {
-        size_t room = backup->room == 0 ? 256 : backup->room * 2;
-        struct backup_range *grown = realloc(backup->ranges, room * sizeof *grown);
-        if (grown == NULL) return false;
-        backup->ranges = grown;
-        backup->room = room;
-    }
-    memcpy(backup->bytes + offset, (const uint8_t *)op->reduce.send + offset, length);
-    backup->ranges[backup->count++] = (struct backup_range){offset, length};
-    return true;
+    struct plan_range gap = {.end = offset};
+    if (backup->bytes == NULL) return true;
+    while (ranges_gap(&backup->saved, gap.end, offset + length, &gap))
+        memcpy(backup->bytes + gap.begin, (const uint8_t *)op->reduce.send + gap.begin, gap.end - gap.begin);
+    return ranges_add(&backup->saved, offset, offset + length);
 }
 
 void backup_restore(struct op *op) {
-    for (size_t i = 0; i < op->backup.count; i++) {
-        struct backup_range range = op->backup.ranges[i];
-        memcpy((uint8_t *)op->reduce.recv + range.offset, op->backup.bytes + range.offset, range.length);
+    for (size_t i = 0; i < op->backup.saved.count; i++) {
+        struct plan_range range = op->backup.saved.list[i];
+        memcpy((uint8_t *)op->reduce.recv + range.begin, op->backup.bytes + range.begin, range.end - range.begin);
     }
-    op->backup.count = 0;
+    ranges_clear(&op->backup.saved);
 }
 
 void backup_end(struct engine *engine, struct op *op) {
     if (op->backup.bytes == NULL) return;
-    op->backup.count = 0;
+    ranges_clear(&op->backup.saved);
     for (int i = 0; i < BACKUP_CACHE_COUNT; i++)
         if (engine->backup_cache[i].bytes == NULL) {
             engine->backup_cache[i] = op->backup;
@@ -267,6 +277,6 @@ void backup_end(struct engine *engine, struct op *op) {
             return;
         }
     munmap(op->backup.bytes, op->backup.capacity);
-    free(op->backup.ranges);
+    ranges_fini(&op->backup.saved);
     op->backup = (struct backup){0};
 }

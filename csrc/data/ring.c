@@ -22,6 +22,8 @@ void ring_begin(struct engine *engine, struct op *op) {
     op->inject_end = own.end;
     op->injected = op->returned = 0;
     op->send_left = op->tx_bytes = plan_ring_sent(count, engine->count, engine->rank) * op->element;
+    ranges_clear(&op->reducing);
+    ranges_clear(&op->gathering);
     op->receive_left = op->rx_bytes = plan_ring_received(count, engine->count, engine->rank) * op->element;
 
     struct wire_op head;
@@ -48,15 +50,18 @@ bool ring_receive(struct lane *lane, struct op *op, size_t bytes) {
     struct plan_range shard = plan_shard(op->count, engine->count, head->shard);
     uint64_t elements = bytes / op->element;
     if (step == PLAN_INVALID || head->offset < shard.begin || head->offset > shard.end || elements > shard.end - head->offset) return false;
+    // Everything comes once: what came twice would count for something that never came, and be under way when the op is over.
+    bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
+    if (!ranges_take(reduce ? &op->reducing : &op->gathering, head->offset, head->offset + elements)) return false;
     lane->bytes = bytes;
-    if (step == PLAN_REDUCE || step == PLAN_REDUCE_LAST) {
+    if (reduce) {
         lane->target = lane_scratch(lane);
         return lane->target != NULL;
     }
     uint64_t at = head->offset * op->element;
     // The first write to a range of an in-place tensor: while reducing for all shards but the own, which is only sent then.
     bool placed = lane->header.type == WIRE_CHUNK_AT; // saves part by part, as it reads
-    if (head->shard == engine->rank && !placed && !backup_save(op, at, bytes)) return false;
+    if (!placed && !backup_save(op, at, bytes)) return false;
     lane->target = (uint8_t *)op->reduce.recv + at;
     return true;
 }
@@ -111,6 +116,8 @@ void ring_next_ready(struct engine *engine, struct op *op, bool reads) {
 }
 
 void ring_release(struct op *op) {
+    ranges_fini(&op->reducing);
+    ranges_fini(&op->gathering);
     while (op->held != NULL) {
         struct held *held = op->held;
         op->held = held->next;
@@ -141,7 +148,7 @@ static bool take_placed(struct lane *lane, struct op *op, enum plan_step step, u
     size_t part_bytes = save ? PLAN_CHUNK_MAX / 2 : lane->bytes;
     for (size_t done = 0; done < lane->bytes; done += part_bytes) {
         size_t part = lane->bytes - done < part_bytes ? lane->bytes - done : part_bytes;
-        if (save && !backup_save(op, at + done, part)) return false;
+        if (!backup_save(op, at + done, part)) return false;
         if (!memory_read(lane->peer->memory, reduce ? lane->target : lane->target + done, address + done, part)) return false;
         if (reduce) reduce_part(lane->engine, op, step, at + done, lane->target, part);
     }

@@ -166,7 +166,7 @@ void segments_begin_whole(struct engine *engine, struct op *whole) {
 // ---- the end ----
 bool segments_must_restore(const struct op *whole) {
     for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++)
-        if (whole->segments->ops[i] != NULL && whole->segments->ops[i]->backup.count > 0) return true;
+        if (whole->segments->ops[i] != NULL && whole->segments->ops[i]->backup.saved.count > 0) return true;
     return false;
 }
 

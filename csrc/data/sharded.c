@@ -46,6 +46,10 @@ void sharded_release(struct engine *engine, struct op *op) {
         free(s->slots[i].inputs);
     }
     free(s->slots);
+    for (uint32_t rank = 0; s->targets != NULL && rank < op->contributors; rank++) {
+        ranges_fini(&s->targets[rank].codes);
+        ranges_fini(&s->targets[rank].results);
+    }
     free(s->targets);
     free(s);
     op->sharded = NULL;
@@ -214,11 +218,11 @@ bool sharded_receive(struct lane *lane, struct op *op, size_t length) {
     if (index >= blocks_in(plan_shard(op->count, engine->count, shard))) return false;
     if (length != encoded_bytes(op, block_range(engine, op, shard, index))) return false;
     if (lane->header.type == WIRE_RESULT) {
-        if (shard != from || s->results_left == 0) return false;
+        if (shard != from || !ranges_take(&s->targets[from].results, index, index + 1)) return false; // each comes once, as in ring.c
         lane->to = lane_scratch(lane);
         return lane->to != NULL;
     }
-    if (shard != engine->rank || index < s->freed || index >= s->granted || s->slots[index % s->window].inputs[from] != NULL) return false;
+    if (shard != engine->rank || index >= s->granted || !ranges_take(&s->targets[from].codes, index, index + 1)) return false;
     lane->block = block_new(engine, length);
     if (lane->block != NULL) lane->to = lane->block->bytes;
     return lane->block != NULL;

@@ -274,9 +274,6 @@ enum wire_sync_strategy { WIRE_SYNC_ENFORCE_POPULAR,
                           WIRE_SYNC_RECEIVE_ONLY,
                           WIRE_SYNC_SEND_ONLY }; // pcclSharedStateSyncStrategy_t
 
-// So begins the text of EXPELLED where a rule of the shared state expels; whoever is in a sync then cannot know it otherwise.
-#define WIRE_SYNC_RULE "shared state: "
-
 // The sender's open vote from now on; SYNC_END or EXPELLED ends it. One open vote per peer, of this or any other kind.
 struct wire_sync_vote {
     uint8_t strategy;   // wire_sync_strategy
@@ -318,6 +315,9 @@ struct wire_sync_done {
     uint32_t count;
     struct wire_sync_source sources[WIRE_MAX_MEMBERS]; // donors that gave anything
 };
+
+// Begins the text of EXPELLED for one that broke a rule of the round: its vote ends with pcclInvalidUsage.
+#define WIRE_SYNC_RULE "shared state: "
 
 // To all members of the round together. On success the sender's revision is `revision`; else it stays as passed.
 struct wire_sync_end {

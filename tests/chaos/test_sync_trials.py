@@ -6,7 +6,7 @@ one, those that were stopped wake up, learn that they are out, and come back, a 
 compares its memory, byte for byte, with what a model of the election allows.
 
 CHAOS_SEED=17 plays one seed alone (`pytest -k sync_trials`); CHAOS_TRIALS=5000 plays so many (200 unless told), from CHAOS_FIRST
-on. A seed fixes who holds what, and whom what strikes where.
+on; CHAOS_STOPS=1 stops processes in all of them. A seed fixes who holds what, and whom what strikes where.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ import itertools
 import os
 import random
 import signal
-import threading
-import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 
 import pytest
-from actors import PATIENCE, Performer
+from actors import Performer
 from state_actors import Blow, Content, Holder, Outcome
 
 BATCH = 10
@@ -31,11 +29,13 @@ BATCH = 10
 ONE = os.environ.get("CHAOS_SEED")
 FIRST = int(ONE or os.environ.get("CHAOS_FIRST", "0"))
 TRIALS = 1 if ONE else int(os.environ.get("CHAOS_TRIALS", "200"))
-TURNS = 5
 DEAD = "MASTER_CONNECTION_FAILED"
 NONE = "NO_SHARED_STATE_AVAILABLE"
-LIMITS = {True: 1.5, False: 20.0}
-"""Seconds of silence after which a process is lost: short where one is stopped, but on a busy machine the living are slow too."""
+LIMIT = 5.0
+"""Seconds of silence after which a process is lost: the contract's default, which no living process comes near. A call waits that
+long at most for each that is lost; the patience of the calls (`actors.PATIENCE`) is six of these."""
+STOPS = float(os.environ.get("CHAOS_STOPS", "0.1"))
+"""Of the trials, how many stop a process instead of killing it: these take their time, until the silence is noticed."""
 
 
 @dataclasses.dataclass
@@ -93,7 +93,7 @@ class Trial:
         self.processes: list[Performer] = []
         self.group = Group([])
         self.known: set[Content] = set()
-        self.stop = self.rng.random() < 0.2
+        self.stop = self.rng.random() < STOPS
         self.lanes = self.rng.choice([1, 1, 2, 4])
         megabyte = 1 << 20
         self.sizes = [self.rng.choice([2, 6, 16]) * megabyte + 5, 1, 300_001, 0, self.rng.choice([77, 2 * megabyte])]
@@ -221,7 +221,7 @@ class Trial:
         """A new group, or one that has committed; then some of it holds what wins, and the others something else."""
         rng = self.rng
         layout = rng.choice([[1, 1], [1, 1, 1], [1, 1, 1], [2, 1], [1, 2], [1, 1, 1, 1], [2, 1, 1], [1, 1, 2], [2, 2], [3, 1, 1]])
-        self.address = self.master.ask("serve", LIMITS[self.stop])
+        self.address = self.master.ask("serve", LIMIT)
         newcomers = {self.process(): count for count in layout}
         self.join(newcomers)
         revision = rng.choice([0, 0, 5])
@@ -267,7 +267,7 @@ class Trial:
             old.signal(signal.SIGCONT)
         if not self.stop or self.rng.random() < 0.5:
             self.master = self.process()
-            self.address = self.master.ask("serve", LIMITS[self.stop])
+            self.address = self.master.ask("serve", LIMIT)
             old.kill()
         members = self.members()
         self.rng.shuffle(members)
@@ -327,50 +327,15 @@ def play(seed: int) -> None:
     trial = Trial(seed)
     try:
         trial.run()
+    except BaseException:
+        print(f"replay with CHAOS_SEED={seed}")
+        raise
     finally:
         trial.end()
-
-
-class Standstill:
-    """How long the machine let this process wait, in one go, for a moment of its time."""
-
-    def __enter__(self) -> Standstill:
-        self.longest = 0.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        before = time.monotonic()
-        while not self._over.wait(0.02):
-            now = time.monotonic()
-            self.longest, before = max(self.longest, now - before), now
-
-
-def play_in_time(seed: int) -> None:
-    """A machine that stands still for a while takes living processes for stopped ones: what was played then says nothing."""
-    for turn in range(TURNS):
-        begin = time.monotonic()
-        with Standstill() as standstill:
-            try:
-                play(seed)
-                assert time.monotonic() - begin < PATIENCE, f"seed {seed} hung somewhere"
-            except (AssertionError, TimeoutError):
-                if turn == TURNS - 1 or standstill.longest < LIMITS[True] / 4:
-                    print(f"replay with CHAOS_SEED={seed}; the machine stood still for {standstill.longest:.2f} s")
-                    raise
-                print(f"seed {seed} again: the machine stood still for {standstill.longest:.2f} s")
-            else:
-                return
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + TRIALS, BATCH))
 def test_sync_trials(first):
     for seed in range(first, min(first + BATCH, FIRST + TRIALS)):
-        play_in_time(seed)
+        play(seed)

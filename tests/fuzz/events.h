@@ -1,4 +1,4 @@
-// What happens to the minds in fuzz_membership and fuzz_member, as the first byte of each step; make_corpus writes programs of these.
+// What happens in the targets that read programs, as the first byte of each step; make_corpus writes programs of these.
 #ifndef PCCL_TESTS_FUZZ_EVENTS_H
 #define PCCL_TESTS_FUZZ_EVENTS_H
 
@@ -64,6 +64,69 @@ enum peer_event {
     P_ADOPT_LOSS,   // group epoch
     P_REFUSE,       // how many allocations until one is refused
     P_EVENTS,
+};
+
+// ---- fuzz_engine and fuzz_sync ----
+enum { NEXT_AT_ONCE = 0x80 }; // beside an event: the engine has no turn before the next one
+
+// Links are peer - 1 + 2 * index.
+enum engine_event {
+    E_POST,     // tag, how (in place, retry, tell, quantised, size), what (operation, quantisation)
+    E_TAKE,     // tag
+    E_VERDICT,  // tag, kind, how
+    E_FRAME,    // link, type, tag, where (shard, hop, segment), how (and what that asks for)
+    E_RAW,      // link, length, bytes
+    E_ENTER,    // how (members, rank, lost, speed, not adopted)
+    E_READY,
+    E_LINK,     // link
+    E_LINK_ALL,
+    E_CLOSE,    // link
+    E_DROP,     // peer - 1
+    E_WAIT,     // 10 ms each
+    E_WATCH,    // for silence
+    E_SETTLE,
+    E_KILL,
+    E_REFUSE,   // how many allocations until one is refused
+    E_EVENTS,
+};
+
+// At the beginning of a program: the sizes of the entries (two bytes), and which leaves differ (bits).
+enum sync_event {
+    S_BEGIN,
+    S_PLAN,       // how (receives, donors, of something else)
+    S_HASHES,     // link, -, how (and what that asks for)
+    S_LEAF,       // link, leaf, how (coding)
+    S_ASK,        // link, leaves, how (codings)
+    S_ASK_HASHES, // link, leaves, how
+    S_ENTER,      // members
+    S_LINK,       // link
+    S_CLOSE,      // link
+    S_WAIT,       // 10 ms each
+    S_END,
+    S_RESTART,
+    S_REFUSE,     // how many allocations until one is refused, of those of the event that follows
+    S_EVENTS,
+};
+
+// ---- fuzz_link: an end is one of those who came or were dialled, counted from 0 ----
+enum link_step {
+    L_COME,
+    L_HELLO,    // end, how (kind, from, index; with a wrong byte; cut)
+    L_ACK,      // end, how (with a wrong byte; cut)
+    L_RAW,      // end, length, bytes
+    L_HANG_UP,  // end
+    L_JUDGE,    // judgement of hellos from now on
+    L_RECHECK,
+    L_DIAL,     // how (peer, refused, index)
+    L_PROBE,    // how, duration
+    L_CANCEL,   // peer
+    L_WAIT,     // 100 ms each
+    L_DUE,      // until the next deadline
+    L_TAKE,     // the events
+    L_SYSTEM,   // which error the system has next
+    L_REFUSE,   // how many allocations until one is refused
+    L_IDENTIFY,
+    L_EVENTS,
 };
 
 #endif

@@ -146,12 +146,80 @@ static void write_peer_programs(void) {
     PROGRAM(target, "no-memory", P_JOIN, P_WELCOME, 9, P_REFUSE, 2, P_EPOCH, 0, 7, 0, 8);
 }
 
+// Three members, of which the engine is rank 0; all links. Peer 1 follows it, peer 2 goes before. Then: slow, so that all but a few bytes go round the ring.
+#define E_THREE E_ENTER, 6, E_LINK_ALL, E_READY
+#define E_SEND(link, type, where, how) E_FRAME, link, type, 0, where, how
+// Peer 1 is ready; what peer 2 sends in an op on the ring.
+#define E_RING E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0), E_SEND(3, 6, 5, 0), E_SEND(5, 6, 8, 0), E_SEND(3, 6, 14, 0)
+#define E_QUANTISED E_SEND(0, 0, 0, 1), E_SEND(1, 0, 0, 1), E_SEND(2, 7, 0, 0), E_SEND(3, 7, 0, 0), E_SEND(2, 8, 1, 0), E_SEND(3, 8, 2, 0)
+
+static void write_engine_programs(void) {
+    const char *target = "fuzz_engine";
+    PROGRAM(target, "small", E_ENTER, 0x42, E_LINK_ALL, E_READY, E_POST, 0, 0x21, 0, E_SEND(0, 3, 0, 0), E_TAKE, 0, E_SEND(0, 5, 0, 0), E_POST, 0, 0x24, 1, E_SEND(0, 1, 0, 0), E_SEND(0, 3, 0, 0), E_TAKE, 0, E_SETTLE);
+    PROGRAM(target, "small-loss", E_ENTER, 0x46, E_LINK_ALL, E_READY, E_POST, 0, 0x21, 0, E_ENTER, 0xe2, E_READY, E_SEND(0, 4, 0, 0), E_VERDICT, 0, 1, 0, E_TAKE, 0);
+    PROGRAM(target, "ring", E_THREE, E_POST, 0, 0x21, 0, E_RING, E_VERDICT, 0, 0, 0, E_TAKE, 0);
+    PROGRAM(target, "ring-out-of-place", E_THREE, E_POST, 0, 0x74, 1, E_RING, E_VERDICT, 0, 0, 0, E_TAKE, 0);
+    PROGRAM(target, "ring-loss", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0), E_ENTER, 0xa2, E_READY, E_VERDICT, 0, 1, 0, E_TAKE, 0);
+    PROGRAM(target, "ring-redo", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0), E_ENTER, 6, E_READY, E_VERDICT, 0, 2, 0, E_RING, E_VERDICT, 0, 0, 0, E_TAKE, 0);
+    PROGRAM(target, "ring-by-memory", E_THREE, E_SEND(0, 9, 0, 0), E_SEND(1, 9, 0, 0), E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 1), E_SEND(3, 10, 2, 0), E_SEND(3, 10, 5, 0), E_SEND(5, 10, 8, 0), E_SEND(3, 10, 14, 0));
+    PROGRAM(target, "cut", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0x80), 90, 1, E_SEND(5, 6, 2, 0x80), 90, 1, E_SEND(3, 6, 5, 0), E_SEND(5, 6, 8, 0));
+    PROGRAM(target, "quantised", E_THREE, E_POST, 0, 0x29, 0x80, E_QUANTISED, E_VERDICT, 0, 0, 0, E_TAKE, 0);
+    PROGRAM(target, "quantised-16", E_THREE, E_POST, 0, 0x48, 0x41, E_QUANTISED, E_SEND(0, 2, 0, 2), 100, E_TAKE, 0);
+    PROGRAM(target, "segments", E_THREE, E_POST, 0, 0xf7, 0xff, E_RING, E_VERDICT, 0, 0, 0, E_ENTER, 0xa2, E_READY, E_VERDICT, 0, 1, 0, E_VERDICT, 0, 1, 0x10, E_TAKE, 0);
+    PROGRAM(target, "segments-whole", E_THREE, E_POST, 0, 0xf3, 0xff, E_VERDICT, 0, 4, 0, E_ENTER, 6, E_READY, E_VERDICT, 0, 2, 0, E_RING);
+    PROGRAM(target, "mismatch", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 4), 3, 7, E_VERDICT, 0, 3, 0, E_ENTER, 6, E_TAKE, 0, E_POST, 0, 0x21, 0, E_VERDICT, 1, 3, 0, E_POST, 1, 0x21, 0);
+    PROGRAM(target, "early", E_THREE, E_SEND(0, 0, 0, 0), E_SEND(0, 3, 0, 4), 13, 25, E_SEND(1, 1, 0, 0), E_SEND(1, 2, 0, 2), 5, E_POST, 0, 0x21, 0);
+    PROGRAM(target, "parked", E_THREE, E_SEND(0, 0, 0, 4), 0, 2, E_SEND(0, 11, 0, 0), E_ENTER, 6, E_READY, E_POST, 0, 0x21, 0, E_LINK, 0, E_CLOSE, 3, E_DROP, 0);
+    PROGRAM(target, "silence", E_THREE, E_WATCH, E_WAIT, 30, E_SEND(0, 11, 0, 0), E_WAIT, 30, E_WAIT, 200, E_WAIT, 200, E_WAIT, 200);
+    PROGRAM(target, "no-memory", E_THREE, E_REFUSE, 2, E_POST, 0, 0x21, 0, E_REFUSE, 1, E_RING, E_REFUSE, 0, E_ENTER, 6, E_KILL);
+    PROGRAM(target, "raw", E_THREE, E_RAW, 0, 40, 0x50, 0x43, 1, E_RAW, 1, 3, 0x50, 0x43);
+}
+
+// Entries of 300, 9000, 1 and 4097 bytes; which leaves differ; this member receives from two others, or gives.
+#define S_SMALL(differ) 0x5a, 0x0c, differ
+#define S_RECEIVE S_BEGIN, S_PLAN, 7
+
+static void write_sync_programs(void) {
+    const char *target = "fuzz_sync";
+    PROGRAM(target, "receive", S_SMALL(0x0f), S_RECEIVE, S_HASHES, 0, 0, 0, S_LEAF, 2, 0, 0, S_LEAF, 3, 1, 0, S_LEAF, 2, 2, 0, S_LEAF, 4, 3, 0, S_END);
+    PROGRAM(target, "packed", S_SMALL(0x0f), S_RECEIVE, S_HASHES, 0, 0, 0, S_LEAF, 2, 0, 1, S_LEAF, 3, 1, 1, S_LEAF, 2, 3, 1, S_LEAF, 4, 2, 0, S_END);
+    PROGRAM(target, "placed", S_SMALL(0x0f), S_RECEIVE, S_HASHES, 0, 0, 0, S_LEAF, 2, 0, 2, 0, S_LEAF, 3, 1, 2, 9, S_LEAF, 2, 3, 2, 0, S_LEAF, 4, 2, 2, 255, 1, 2, 3, 4, 5, 6, 7, 8);
+    PROGRAM(target, "large", 0x05, 0x00, 0x03, S_RECEIVE, S_HASHES, 0, 0, 0, S_LEAF, 2, 0, 0, S_LEAF, 3, 1, 0, S_END, S_BEGIN, S_PLAN, 6, S_END);
+    PROGRAM(target, "wrong-leaf", S_SMALL(0x0f), S_RECEIVE, S_HASHES, 0, 0, 0, S_LEAF, 2, 0, 0x10, 9, 3, 1, S_LEAF, 3, 0, 0, S_LEAF, 2, 1, 0x11, 9, 3, 1, S_LEAF, 2, 1, 0x11, 9, 3, 2, S_END);
+    PROGRAM(target, "wrong-hashes", S_SMALL(0x0f), S_RECEIVE, S_HASHES, 0, 0, 0x10, 9, 3, 1, S_HASHES, 1, 0, 0, S_LEAF, 3, 0, 0, S_HASHES, 0, 0, 0);
+    PROGRAM(target, "another-content", S_SMALL(0x0f), S_BEGIN, S_PLAN, 15, S_HASHES, 0, 0, 0, S_HASHES, 1, 0, 0, S_HASHES, 0, 0, 0, S_HASHES, 1, 0, 0, S_END);
+    PROGRAM(target, "cut", S_SMALL(0x0f), S_RECEIVE, S_HASHES, 0, 0, 0, S_LEAF, 2, 1, 0x80, 200, 1, S_LEAF, 4, 1, 0, S_LEAF, 2, 0, 0, S_LEAF, 3, 3, 0x80, 200, 1, S_END, S_LEAF, 3, 0, 0);
+    PROGRAM(target, "lost", S_SMALL(0x0f), S_RECEIVE, S_HASHES, 0, 0, 0, S_CLOSE, 0, S_LEAF, 2, 0, 0, S_ENTER, 4, S_LEAF, 3, 1, 0, S_LINK, 1, S_ENTER, 0);
+    PROGRAM(target, "stall", S_SMALL(0x0f), S_RECEIVE, S_WAIT, 200, S_HASHES, 1, 0, 0, S_WAIT, 10, S_WAIT, 150, S_WAIT, 150, S_LEAF, 3, 0, 0, S_WAIT, 150);
+    PROGRAM(target, "restart", S_SMALL(0x0f), S_RECEIVE, S_HASHES, 0, 0, 0, S_LEAF, 2, 0, 0, S_LEAF, 2, 1, 0x80, 200, 1, S_RESTART, S_PLAN, 7, S_HASHES, 1, 0, 0, S_LEAF, 3, 1, 0);
+    PROGRAM(target, "give", S_SMALL(0), S_BEGIN, S_ASK_HASHES, 0, 24, 0, S_PLAN, 4, S_ASK_HASHES, 0, 24, 0, S_ASK, 0, 24, 0, S_ASK, 1, 8, 4, S_ASK, 0, 24, 2, S_ASK, 0, 1, 2, S_ASK, 0, 1, 0x10, 4, 251, S_END);
+    PROGRAM(target, "give-large", 0x05, 0x00, 0x00, S_BEGIN, S_PLAN, 4, S_ASK, 0, 8, 2, S_ASK, 1, 8, 2, S_CLOSE, 2, S_END, S_ASK, 0, 8, 0);
+    PROGRAM(target, "no-memory", S_SMALL(0x0f), S_REFUSE, 0, S_BEGIN, S_BEGIN, S_REFUSE, 1, S_PLAN, 7, S_HASHES, 0, 0, 0);
+}
+
+static void write_link_programs(void) {
+    const char *target = "fuzz_link";
+    PROGRAM(target, "accept", L_IDENTIFY, L_COME, L_HELLO, 0, 2, L_TAKE, L_COME, L_HELLO, 1, 0x4a, 40, L_HELLO, 1, 0, L_TAKE);
+    PROGRAM(target, "park", L_IDENTIFY, L_JUDGE, 1, L_COME, L_HELLO, 0, 2, L_COME, L_HELLO, 1, 4, L_HANG_UP, 1, L_RECHECK, L_JUDGE, 0, L_RECHECK, L_TAKE, L_JUDGE, 1, L_COME, L_HELLO, 2, 2, L_DUE);
+    PROGRAM(target, "reject", L_IDENTIFY, L_COME, L_HELLO, 0, 0x22, 34, 1, L_JUDGE, 2, L_COME, L_HELLO, 1, 2, L_COME, L_RAW, 2, 5, 1, 2, 3, 4, 5, L_COME, L_DUE);
+    PROGRAM(target, "dial", L_IDENTIFY, L_DIAL, 0x10, L_ACK, 0, 0, L_TAKE, L_DIAL, 0, L_ACK, 1, 0x40, 9, L_ACK, 1, 0, L_DIAL, 8, L_DIAL, 1, L_DUE, L_TAKE);
+    PROGRAM(target, "dial-wrong", L_IDENTIFY, L_DIAL, 1, L_ACK, 0, 0x20, 4, 2, L_DIAL, 1, L_HANG_UP, 1, L_SYSTEM, 4, L_DIAL, 2, L_SYSTEM, 3, L_DIAL, 2, L_CANCEL, 2, L_TAKE);
+    PROGRAM(target, "probe", L_IDENTIFY, L_PROBE, 1, 9, L_ACK, 0, 0, L_DUE, L_COME, L_HELLO, 1, 3, L_RAW, 1, 90, L_WAIT, 1, L_RAW, 1, 90, L_HANG_UP, 1, L_TAKE, L_COME, L_HELLO, 2, 3, L_DUE);
+    PROGRAM(target, "no-descriptors", L_IDENTIFY, L_SYSTEM, 0, L_COME, L_WAIT, 2, L_SYSTEM, 1, L_COME, L_SYSTEM, 2, L_DUE, L_REFUSE, 0, L_COME, L_REFUSE, 1, L_DIAL, 0);
+}
+
 int main(int argc, char **argv) {
     folder = argc > 1 ? argv[1] : "corpus";
     mkdir(folder, 0777);
     write_frames();
     write_master_programs();
     write_peer_programs();
+    write_engine_programs();
+    write_sync_programs();
+    write_link_programs();
+    // A literal of 20 bytes; one byte, and a copy of what lies before it.
+    PROGRAM("fuzz_coding", "literal", 4, 0, 0, 0x40, 1, 2, 3, 4);
+    PROGRAM("fuzz_coding", "copy", 25, 0, 0, 0x1b, 7, 1, 0, 0x50, 1, 2, 3, 4, 5);
     PROGRAM("fuzz_election", "popular", 0, 1, 0, 0, 8, 1, 0, 8, 2, 0, 0, 1);
     PROGRAM("fuzz_election", "expecting", 1, 3, 5, 4, 8, 5, 6, 0, 4, 2, 1, 5);
     PROGRAM("fuzz_election", "repeat", 1, 2, 5, 4, 8, 4, 4, 0, 4, 1, 8, 3);

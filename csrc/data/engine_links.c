@@ -1,0 +1,100 @@
+// The other peers, found by id, and the links to each of them.
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "data/engine_private.h"
+
+static struct peer *peer_find(struct engine *engine, const struct wire_id *id) {
+    struct peer *peer = engine->peers;
+    while (peer != NULL && !wire_id_equal(&peer->id, id)) peer = peer->next;
+    return peer;
+}
+
+struct peer *peer_get(struct engine *engine, const struct wire_id *id) {
+    struct peer *peer = peer_find(engine, id);
+    if (peer != NULL) {
+        peer->dropped = false;
+        return peer;
+    }
+    peer = calloc(1, sizeof *peer);
+    if (peer == NULL) return NULL;
+    peer->id = *id;
+    peer->rank = UINT32_MAX;
+    peer->next = engine->peers;
+    engine->peers = peer;
+    return peer;
+}
+
+static bool peer_in_pending(const struct engine *engine, const struct peer *peer) {
+    const struct pending_epoch *pending = engine->pending;
+    for (uint32_t i = 0; pending != NULL && i < pending->count; i++)
+        if (pending->members[i] == peer) return true;
+    return false;
+}
+
+void peers_free_dropped(struct engine *engine) {
+    for (struct peer **at = &engine->peers; *at != NULL;) {
+        struct peer *peer = *at;
+        if (peer->dropped && peer->rank == UINT32_MAX && peer->lane_count == 0 && !peer_in_pending(engine, peer)) {
+            *at = peer->next;
+            small_forget(engine, peer);
+            sync_forget(engine, peer);
+            free(peer);
+        } else {
+            at = &peer->next;
+        }
+    }
+}
+
+struct lane *engine_lane(struct peer *peer, uint32_t index) {
+    if (index <= WIRE_MAX_LANES && peer->lanes[index] != NULL) return peer->lanes[index];
+    uint32_t lanes = 0;
+    while (lanes < WIRE_MAX_LANES && peer->lanes[lanes + 1] != NULL) lanes++;
+    return lanes == 0 ? peer->lanes[0] : peer->lanes[1 + (index - 1) % lanes];
+}
+
+static void retire(struct peer *peer, uint32_t index) {
+    struct lane *lane = peer->lanes[index];
+    if (lane == NULL) return;
+    peer->lanes[index] = NULL;
+    lane->retired = true;
+    shutdown(lane->fd, SHUT_RDWR); // the thread sees the end of the stream and closes
+}
+
+void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, int fd) {
+    pthread_mutex_lock(&engine->lock);
+    struct peer *peer = index <= WIRE_MAX_LANES && !engine->stopping && !engine->dead ? peer_get(engine, id) : NULL;
+    struct lane *lane = peer == NULL ? NULL : lane_new(engine, peer, index, fd);
+    if (lane == NULL) {
+        close(fd);
+    } else {
+        retire(peer, index);
+        peer->lanes[index] = lane;
+        peer->lane_count++;
+        lane->next = engine->arriving;
+        engine->arriving = lane;
+        engine_wake(engine);
+    }
+    pthread_mutex_unlock(&engine->lock);
+}
+
+bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t index) {
+    pthread_mutex_lock(&engine->lock);
+    struct peer *peer = peer_find(engine, id);
+    bool has = peer != NULL && index <= WIRE_MAX_LANES && peer->lanes[index] != NULL;
+    pthread_mutex_unlock(&engine->lock);
+    return has;
+}
+
+void engine_drop_peer(struct engine *engine, const struct wire_id *id) {
+    pthread_mutex_lock(&engine->lock);
+    struct peer *peer = peer_find(engine, id);
+    if (peer != NULL) {
+        for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) retire(peer, i);
+        peer->dropped = true;
+        engine_wake(engine);
+    }
+    pthread_mutex_unlock(&engine->lock);
+}

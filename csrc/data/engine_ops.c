@@ -1,0 +1,173 @@
+// Ops as callers see them: posted, begun under a name as soon as the links are there, awaited and taken.
+#define _GNU_SOURCE
+#include <stdlib.h>
+
+#include "compute/kernels.h"
+#include "data/engine_private.h"
+
+// ---- beginning ----
+uint64_t engine_first_loss(const struct engine *engine, uint64_t adopted) {
+    for (uint32_t i = 0; i < engine->lost_count; i++)
+        if (engine->lost[i] > adopted) return engine->lost[i];
+    return 0;
+}
+
+void engine_end_lost(struct engine *engine, struct op *op) {
+    uint64_t epoch = op->reduce.retry ? 0 : engine_first_loss(engine, op->adopted);
+    op->outcome.epoch = epoch != 0 ? epoch : engine->epoch;
+    op_end(engine, op, ENGINE_LOST);
+}
+
+static void begin(struct engine *engine, struct op *op) {
+    bool named = op->whole != NULL ? segments_name(engine, op) : counter_take(engine, op->reduce.tag, &op->name.sequence);
+    if (!named) {
+        op_end(engine, op, ENGINE_NO_MEMORY);
+        return;
+    }
+    if (engine->counter_count > TAG_COUNTERS_MAX && !engine->roll_asked) engine_wake(engine);
+    op->name.epoch = engine->epoch;
+    op->name.tag = op->reduce.tag;
+    op->contributors = engine->count;
+    if (op->reduce.tell && op->roster != engine->roster) {
+        roster_put(op->roster);
+        op->roster = engine->roster;
+        op->roster->references++;
+    }
+    op->accused = op->mismatched = false;
+    op->path = plan_choose(op->bytes, op->reduce.fingerprint.algorithm != 0, engine->count, engine->latency_us, engine->megabytes_per_s);
+    if (engine->count < 2) {
+        engine_end_lost(engine, op); // alone: only a loss leads here
+        return;
+    }
+    if (op->path != PLAN_SMALL && op->backup.bytes == NULL && !backup_begin(engine, op)) {
+        op_end(engine, op, ENGINE_NO_MEMORY);
+        return;
+    }
+    early_compare(engine, op);
+    if (op->path == PLAN_SMALL) {
+        if (op->restart) backup_restore(op); // it was large among more members
+        op->restart = false;
+        op->phase = OP_RUNNING;
+        small_begin(engine, op);
+        return;
+    }
+    op->phase = OP_QUEUED;
+    op_list_append(&engine->posted, op);
+    engine_wake(engine);
+}
+
+bool engine_may_begin(const struct engine *engine) { return engine->ready && engine->pending == NULL; }
+
+void engine_wait_for_links(struct engine *engine, struct op *op) {
+    op->phase = OP_WAITING;
+    op_list_append(&engine->waiting, op);
+}
+
+void engine_begin(struct engine *engine, struct op *op) {
+    if (engine_may_begin(engine))
+        begin(engine, op);
+    else
+        engine_wait_for_links(engine, op);
+}
+
+void engine_begin_waiting(struct engine *engine) {
+    while (engine->waiting != NULL && engine_may_begin(engine)) {
+        struct op *op = engine->waiting;
+        engine->waiting = op->next;
+        begin(engine, op);
+    }
+}
+
+// ---- callers ----
+static enum engine_result may_post(struct engine *engine, uint64_t tag) {
+    if (engine->dead || engine->stopping) return ENGINE_DEAD;
+    if (op_find(engine, tag) != NULL) return ENGINE_TAG_LIVE;
+    return engine->live + engine->extra < WIRE_MAX_LIVE_OPS ? ENGINE_OK : ENGINE_TOO_MANY;
+}
+
+static void start(struct engine *engine, struct op *op) {
+    uint64_t loss = op->reduce.retry ? 0 : engine_first_loss(engine, op->adopted); // in retry mode it ends nothing
+    uint32_t segments = op->reduce.retry ? plan_segments(op->count, op->element) : 1;
+    if (poison_take(engine, op, loss))
+        op_end(engine, op, ENGINE_MISMATCH);
+    else if (loss != 0)
+        engine_end_lost(engine, op);
+    else if (segments == 1)
+        engine_begin(engine, op);
+    else if (segments_new(op))
+        segments_begin(engine, op);
+    else
+        op_end(engine, op, ENGINE_NO_MEMORY);
+}
+
+enum engine_result engine_post(struct engine *engine, const struct engine_reduce *reduce, uint64_t adopted) {
+    pthread_mutex_lock(&engine->lock);
+    enum engine_result result = may_post(engine, reduce->tag);
+    struct op *op = result == ENGINE_OK ? op_new(engine, reduce->tag) : NULL;
+    if (op != NULL) {
+        op->reduce = *reduce;
+        op->adopted = adopted;
+        op->element = dtype_size(reduce->fingerprint.dtype);
+        op->count = reduce->fingerprint.count;
+        op->bytes = op->count * op->element;
+        engine->live++;
+        start(engine, op);
+    } else if (result == ENGINE_OK) {
+        result = ENGINE_NO_MEMORY;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return result;
+}
+
+// Lock held, but let go of: nobody else looks at an ended op, and putting a large input back takes its time.
+static void restore(struct engine *engine, struct op *op) {
+    bool needed = op->segments != NULL ? segments_must_restore(op) : op->outcome.result != ENGINE_OK && op->backup.saved.count > 0;
+    if (!needed) return;
+    pthread_mutex_unlock(&engine->lock);
+    if (op->segments != NULL)
+        segments_restore(op);
+    else
+        backup_restore(op);
+    pthread_mutex_lock(&engine->lock);
+}
+
+static void take_outcome(struct engine *engine, struct op *op, struct engine_outcome *out) {
+    restore(engine, op);
+    *out = op->outcome;
+    if (out->result == ENGINE_OK && op->segments == NULL && op->reduce.retry) out->epoch = op->name.epoch;
+    out->retry = op->reduce.retry;
+    if (op->reduce.tell) out->contributors = segments_contributors(op);
+    if (op->segments != NULL) segments_free(engine, op);
+    backup_end(engine, op);
+    engine->live--;
+    op_free(engine, op);
+}
+
+void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct engine_outcome *out) {
+    *out = (struct engine_outcome){.result = ENGINE_UNKNOWN};
+    pthread_mutex_lock(&engine->lock);
+    struct op *op = op_find(engine, tag);
+    if (op == NULL || op->waited) {
+        pthread_mutex_unlock(&engine->lock);
+        return;
+    }
+    op->waited = true;
+    engine->waiters++;
+    bool in_time = true;
+    while (op->phase != OP_ENDED && in_time) in_time = platform_cond_wait(&op->ended, &engine->lock, deadline_ns);
+    if (op->phase != OP_ENDED) {
+        out->result = ENGINE_IN_PROGRESS;
+        op->waited = false;
+    } else {
+        take_outcome(engine, op, out);
+    }
+    if (--engine->waiters == 0) pthread_cond_broadcast(&engine->no_waiters);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+size_t engine_live_ops(struct engine *engine) {
+    pthread_mutex_lock(&engine->lock);
+    size_t live = engine->live;
+    pthread_mutex_unlock(&engine->lock);
+    return live;
+}

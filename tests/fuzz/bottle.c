@@ -1,0 +1,225 @@
+#include "bottle.h"
+
+#include <setjmp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/platform.h"
+
+enum { PENDING_BYTES = 2 << 20,
+       DRAINED_BYTES = 1 << 16 };
+
+int64_t bottle_now;
+uint8_t bottle_memory[1 << 16];
+uint64_t bottle_epoch;
+
+struct link {
+    int fd; // the other end; 0: none
+    size_t length, held; // of `pending`; the last bytes of it that are held back
+    uint8_t head[FRAME_HEAD_BYTES]; // of the frame that comes from the engine
+    size_t have, skip;
+    uint8_t pending[PENDING_BYTES];
+};
+
+static struct link links[BOTTLE_PEERS][BOTTLE_LANES];
+static void *(*thread_main)(void *);
+static bool (*next_step)(void);
+static void (*on_frame)(uint32_t peer, const struct wire_header *header, const struct wire_op *head);
+static struct engine *bottled;
+static int64_t thread_ns;
+static jmp_buf let_go;
+static bool letting_go;
+
+// ---- what stands in for the system ----
+bool __wrap_platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg);
+int64_t __wrap_platform_now_ns(void);
+int64_t __wrap_platform_thread_ns(void);
+int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held);
+int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
+int __real_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
+pid_t __wrap_memory_accept(int fd, const uint8_t offer[MEMORY_OFFER_BYTES]);
+bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length);
+double __wrap_coding_look(struct coding_meter *meter, int fd);
+
+bool __wrap_platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg) {
+    (void)arg;
+    if (strcmp(name, "pccl:data") != 0) return false;
+    *out = pthread_self();
+    thread_main = run;
+    return true;
+}
+
+int64_t __wrap_platform_now_ns(void) { return bottle_now; }
+int64_t __wrap_platform_thread_ns(void) { return thread_ns += US_NS; }
+
+pid_t __wrap_memory_accept(int fd, const uint8_t offer[MEMORY_OFFER_BYTES]) {
+    (void)fd;
+    return offer[0];
+}
+
+bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length) {
+    if (process == 0 || from > sizeof bottle_memory || length > sizeof bottle_memory - from) return false;
+    if (length > 0) memcpy(to, bottle_memory + from, length);
+    return true;
+}
+
+// A link so slow that packing pays.
+double __wrap_coding_look(struct coding_meter *meter, int fd) {
+    (void)meter, (void)fd;
+    return 1e-6;
+}
+
+// The end of a round waits until the engine's thread has let go of it. That is this one, so it does so now: its loop begins anew, inside of itself,
+// and is left when it has nothing more to do.
+int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held) {
+    MUST(cond == &bottled->sync_let_go && !letting_go);
+    pthread_mutex_unlock(held);
+    if (setjmp(let_go) == 0) {
+        letting_go = true;
+        thread_main(bottled);
+    }
+    letting_go = false;
+    pthread_mutex_lock(held);
+    return 0;
+}
+
+// ---- links ----
+static void hear(struct link *link, uint32_t peer, const uint8_t *bytes, size_t length) {
+    while (length > 0) {
+        size_t take = link->skip < length ? link->skip : length;
+        link->skip -= take;
+        if (take == 0) {
+            take = FRAME_HEAD_BYTES - link->have < length ? FRAME_HEAD_BYTES - link->have : length;
+            memcpy(link->head + link->have, bytes, take);
+            link->have += take;
+        }
+        bytes += take;
+        length -= take;
+        if (link->have < FRAME_HEAD_BYTES) continue;
+        struct wire_header header;
+        struct wire_op head;
+        MUST(wire_header_decode(link->head, &header) && header.length >= WIRE_OP_BYTES && header.length <= WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES);
+        MUST(wire_op_decode(link->head + WIRE_HEADER_BYTES, &head));
+        link->have = 0;
+        link->skip = header.length - WIRE_OP_BYTES;
+        if (on_frame != NULL) on_frame(peer, &header, &head);
+    }
+}
+
+// True: something has moved.
+static bool move(struct link *link, uint32_t peer) {
+    static uint8_t drained[DRAINED_BYTES];
+    bool moved = false;
+    for (ssize_t got; (got = recv(link->fd, drained, sizeof drained, MSG_DONTWAIT)) > 0; moved = true) hear(link, peer, drained, (size_t)got);
+    if (link->length == link->held) return moved;
+    ssize_t sent = send(link->fd, link->pending, link->length - link->held, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent <= 0) return moved;
+    link->length -= (size_t)sent;
+    memmove(link->pending, link->pending + sent, link->length);
+    return true;
+}
+
+static bool move_all(void) {
+    bool moved = false;
+    for (uint32_t peer = 1; peer < BOTTLE_PEERS; peer++)
+        for (uint32_t i = 0; i < BOTTLE_LANES; i++)
+            if (links[peer][i].fd != 0) moved |= move(&links[peer][i], peer);
+    return moved;
+}
+
+void bottle_send(uint32_t peer, uint32_t index, const void *bytes, size_t length) {
+    struct link *link = &links[peer][index];
+    if (link->fd == 0 || length > PENDING_BYTES - link->length) return;
+    memcpy(link->pending + link->length, bytes, length);
+    link->length += length;
+    link->held = 0;
+}
+
+void bottle_frame(uint32_t peer, uint32_t index, const struct wire_header *header, const struct wire_op *head, const void *payload, size_t length,
+                  size_t cut) {
+    uint8_t bytes[FRAME_HEAD_BYTES];
+    struct wire_header full = *header;
+    full.length = (uint32_t)(WIRE_OP_BYTES + length);
+    wire_header_encode(bytes, &full);
+    wire_op_encode(bytes + WIRE_HEADER_BYTES, head);
+    bottle_send(peer, index, bytes, sizeof bytes);
+    bottle_send(peer, index, payload, length);
+    struct link *link = &links[peer][index];
+    size_t last = sizeof bytes + length;
+    if (cut > 0 && cut < last && last <= link->length) link->held = last - cut;
+}
+
+void bottle_close(uint32_t peer, uint32_t index) {
+    struct link *link = &links[peer][index];
+    if (link->fd != 0) close(link->fd);
+    link->fd = 0;
+    link->length = link->held = link->have = link->skip = 0;
+}
+
+void bottle_link(struct engine *engine, uint32_t peer, uint32_t index) {
+    int pair[2];
+    struct wire_id id = bottle_id(peer);
+    bottle_close(peer, index);
+    MUST(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0);
+    links[peer][index].fd = pair[1];
+    engine_add_link(engine, &id, index, pair[0]);
+}
+
+// ---- the engine ----
+struct wire_id bottle_id(uint32_t peer) { return (struct wire_id){{(uint8_t)(peer + 1)}}; }
+
+void bottle_enter(struct engine *engine, uint32_t members, uint32_t rank, bool lost, uint32_t megabytes_per_s) {
+    struct engine_member list[BOTTLE_PEERS];
+    uint32_t count = 1;
+    for (uint32_t peer = 1; peer < BOTTLE_PEERS; peer++) count += members >> peer & 1;
+    rank %= count;
+    uint32_t at = (rank + 1) % count;
+    list[rank] = (struct engine_member){bottle_id(0), BOTTLE_LANES - 1};
+    for (uint32_t peer = 1; peer < BOTTLE_PEERS; peer++) {
+        if ((members >> peer & 1) == 0) continue;
+        list[at] = (struct engine_member){bottle_id(peer), BOTTLE_LANES - 1};
+        at = (at + 1) % count;
+    }
+    struct engine_epoch epoch = {.run = 7, .generation = 1, .group_epoch = ++bottle_epoch, .lost = lost, .latency_us = 1, .megabytes_per_s = megabytes_per_s, .rank = rank, .count = count, .members = list};
+    engine_enter_epoch(engine, &epoch);
+}
+
+int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms) {
+    for (;;) {
+        int count = __real_epoll_wait(epoll, events, most, 0);
+        if (count != 0 || timeout_ms == 0) return count;
+        if (letting_go && bottled->sync == NULL) longjmp(let_go, 1);
+        if (letting_go) return 0;
+        if (move_all()) continue;
+        if (next_step()) return __real_epoll_wait(epoll, events, most, 0);
+        pthread_mutex_lock(&bottled->lock);
+        bottled->stopping = true;
+        engine_wake(bottled);
+        pthread_mutex_unlock(&bottled->lock);
+    }
+}
+
+struct engine *bottle_new(const struct engine_callbacks *callbacks,
+                          void (*heard)(uint32_t peer, const struct wire_header *header, const struct wire_op *head)) {
+    struct wire_id self = bottle_id(0);
+    bottle_now = SECOND_NS;
+    bottle_epoch = 0;
+    thread_ns = 0;
+    on_frame = heard;
+    bottled = engine_new(&self, callbacks);
+    MUST(bottled != NULL);
+    return bottled;
+}
+
+void bottle_run(struct engine *engine, bool (*step)(void)) {
+    next_step = step;
+    thread_main(engine);
+}
+
+void bottle_free(struct engine *engine) {
+    engine->started = engine->stopping = false; // there is no thread to join
+    engine_free(engine);
+    for (uint32_t peer = 1; peer < BOTTLE_PEERS; peer++)
+        for (uint32_t i = 0; i < BOTTLE_LANES; i++) bottle_close(peer, i);
+}

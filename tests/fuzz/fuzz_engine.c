@@ -1,0 +1,266 @@
+// The data plane with neighbours that send whatever they like on links that were accepted: any frames of ops, whole, cut or torn, while ops are
+// launched, committed, aborted and awaited and epochs come and go. Nobody's memory but what an op owns may be touched, and that only until it is
+// awaited; what was sent is unchanged, and so is, after an error, what was reduced in place.
+#include "bottle.h"
+
+#include <pccl.h>
+
+#include "compute/quant.h"
+#include "events.h"
+
+enum { TAGS = 3 };
+
+struct call {
+    bool live, in_place, retry;
+    size_t bytes;
+    uint8_t *send, *recv; // recv == send: in place
+    uint8_t *input;       // as launched
+};
+
+static struct fuzz in;
+static struct engine *engine;
+static struct call calls[TAGS];
+static uint64_t adopted;
+
+static void on_done(void *context, const struct wire_op_name *name) {
+    (void)context;
+    MUST(name->epoch == engine->epoch);
+}
+static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
+static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) {
+    (void)context;
+    MUST(epoch == engine->epoch && report->count <= 2 * WIRE_MAX_LIVE_OPS);
+}
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) { (void)context, (void)id, (void)index, (void)silent; }
+
+// ---- calls ----
+static void post(void) {
+    static const uint32_t counts[] = {0, 1, 100, 3001, 17, 64, 33, 500};
+    uint32_t tag = fuzz_below(&in, TAGS), how = fuzz_u8(&in), what = fuzz_u8(&in);
+    struct call *call = &calls[tag];
+    if (call->live) return;
+    *call = (struct call){.in_place = how & 1, .retry = how & 2};
+    uint64_t count = counts[how >> 4 & 7];
+    // Seldom, since they take their time: never small, and divided.
+    if (what == 0xfe) count = PLAN_SMALL_MAX / sizeof(float) + 1;
+    if (what == 0xff && call->retry) count = (PLAN_SEGMENTED_MIN + 100) / sizeof(float);
+    struct engine_reduce reduce = {.tag = tag, .retry = call->retry, .tell = how & 4, .fingerprint = {.count = count, .dtype = pcclFloat, .op = what % 5}};
+    if (how & 8) {
+        static const uint8_t types[] = {pcclUint8, pcclInt8, pcclUint16, pcclUint32};
+        reduce.fingerprint.quantised_dtype = types[what >> 5 & 3];
+        reduce.fingerprint.algorithm = types[what >> 5 & 3] == pcclUint32 || what & 0x80 ? pcclQuantMinMax : pcclQuantZeroPointScale;
+    }
+    call->bytes = count * sizeof(float);
+    call->input = malloc(call->bytes + 1);
+    if (call->input == NULL) return;
+    memset(call->input, (int)(0x40 + tag), call->bytes);
+    call->send = fuzz_copy(call->input, call->bytes);
+    call->recv = call->in_place ? call->send : fuzz_copy(call->input, call->bytes);
+    reduce.send = call->send;
+    reduce.recv = call->recv;
+    call->live = engine_post(engine, &reduce, adopted) == ENGINE_OK;
+    if (call->live) return;
+    if (!call->in_place) free(call->recv);
+    free(call->send);
+    free(call->input);
+}
+
+static void check_and_free(struct call *call, bool good) {
+    if (!call->in_place) MUST(memcmp(call->send, call->input, call->bytes) == 0);
+    // In retry mode ranges of it may hold results.
+    if (call->in_place && !call->retry && !good) MUST(memcmp(call->recv, call->input, call->bytes) == 0);
+    if (!call->in_place) free(call->recv);
+    free(call->send);
+    free(call->input);
+    call->live = false;
+}
+
+static void take(uint32_t tag) {
+    struct engine_outcome outcome;
+    engine_wait(engine, tag, 0, &outcome);
+    if (outcome.result == ENGINE_IN_PROGRESS) return;
+    free(outcome.contributors);
+    MUST((outcome.result == ENGINE_UNKNOWN) == !calls[tag].live);
+    if (outcome.result == ENGINE_LOST && !outcome.retry) adopted = outcome.epoch > adopted ? outcome.epoch : adopted;
+    if (calls[tag].live) check_and_free(&calls[tag], outcome.result == ENGINE_OK);
+}
+
+// The name of what runs under this tag, or of what would.
+static struct wire_op_name name_of(uint32_t tag, uint32_t segment) {
+    struct wire_op_name name = {engine->epoch, tag, 1, 0};
+    for (struct op *op = engine->table[table_slot(tag)]; op != NULL; op = op->chain)
+        if (op->name.sequence != 0 && op->reduce.tag == tag && (op->whole == NULL || op->name.segment == segment)) return op->name;
+    return name;
+}
+
+static const struct op *op_of(uint32_t tag, uint32_t segment) {
+    for (const struct op *op = engine->table[table_slot(tag)]; op != NULL; op = op->chain)
+        if (op->segments == NULL && op->reduce.tag == tag && (op->whole == NULL || op->name.segment == segment)) return op;
+    return NULL;
+}
+
+static void verdict(void) {
+    static struct wire_verdict message;
+    uint32_t tag = fuzz_below(&in, TAGS), kind = fuzz_below(&in, 5), how = fuzz_u8(&in);
+    message = (struct wire_verdict){.name = name_of(tag, how >> 4), .kind = (uint8_t)(kind + WIRE_VERDICT_COMMIT), .text = {3, "why"}};
+    if (how & 1) message.supplier = bottle_id(how >> 1 & 3);
+    if (how & 8) message.needy[message.count++] = bottle_id(1);
+    if (how & 4) message.name.epoch += fuzz_below(&in, 3) - 1u;
+    engine_verdict(engine, &message);
+}
+
+// ---- frames ----
+// As it should be, from here on.
+static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *head) {
+    if (type == WIRE_MEMORY) return MEMORY_OFFER_BYTES;
+    if (type == WIRE_ACK) return ACK_NAME_BYTES;
+    if (op == NULL || engine->count == 0) return 0;
+    if (type == WIRE_SMALL || type == WIRE_SUPPLY) return op->bytes;
+    struct plan_range shard = plan_shard(op->count, engine->count, head->shard % engine->count);
+    if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT) {
+        head->offset += shard.begin;
+        if (head->offset >= shard.end) head->offset = shard.begin;
+        uint64_t elements = shard.end - head->offset, most = PLAN_CHUNK_MAX / op->element;
+        size_t bytes = (elements < most ? elements : most) * op->element;
+        if (type == WIRE_CHUNK_AT) head->extra = (uint32_t)bytes;
+        return type == WIRE_CHUNK_AT ? PLACE_BYTES : bytes;
+    }
+    if (type == WIRE_CODES || type == WIRE_RESULT) {
+        uint64_t begin = shard.begin + head->offset * QUANT_BLOCK;
+        uint64_t elements = begin < shard.end ? shard.end - begin : 0;
+        return quant_encoded_bytes(op->reduce.fingerprint.quantised_dtype, elements < QUANT_BLOCK ? elements : QUANT_BLOCK);
+    }
+    return 0;
+}
+
+static void change(struct wire_header *header, struct wire_op *head, size_t *length) {
+    uint64_t value;
+    switch (fuzz_below(&in, 16)) {
+    case 0: header->epoch = engine->epoch + fuzz_below(&in, 4) - 1; break;
+    case 1: header->run = fuzz_u8(&in); break;
+    case 2: head->tag = fuzz_number(&in); break;
+    case 3: head->fingerprint.count = fuzz_number(&in); break;
+    case 4: head->fingerprint.dtype = fuzz_u8(&in); break;
+    case 5: head->fingerprint.mode = fuzz_u8(&in); break;
+    case 6: head->fingerprint.algorithm = fuzz_u8(&in); break;
+    case 7: head->shard = (uint16_t)fuzz_number(&in); break;
+    case 8: head->hop = (uint16_t)fuzz_number(&in); break;
+    case 9: head->segment = (uint16_t)fuzz_number(&in); break;
+    case 10: head->sequence += (uint32_t)fuzz_number(&in); break;
+    case 11: head->offset = fuzz_number(&in); break;
+    case 12: head->extra = (uint32_t)fuzz_number(&in); break;
+    case 13:
+        value = fuzz_number(&in) * sizeof(float);
+        *length = value < WIRE_MAX_DATA_BYTES ? value : WIRE_MAX_DATA_BYTES;
+        break;
+    case 14: head->offset += fuzz_u8(&in); break;
+    default: *length += fuzz_below(&in, 3) - (*length > 0); break;
+    }
+}
+
+static void frame(void) {
+    static const uint16_t types[] = {WIRE_READY, WIRE_POSTED, WIRE_GRANT, WIRE_SMALL, WIRE_SUPPLY, WIRE_ACK, WIRE_CHUNK, WIRE_CODES, WIRE_RESULT, WIRE_MEMORY, WIRE_CHUNK_AT, WIRE_LINK_HEARTBEAT};
+    static uint8_t payload[WIRE_MAX_DATA_BYTES + 8];
+    uint32_t link = fuzz_u8(&in), kind = fuzz_below(&in, 16), tag = fuzz_below(&in, TAGS), where = fuzz_u8(&in), how = fuzz_u8(&in);
+    struct wire_header header = {.run = 7, .generation = 1, .epoch = engine->epoch};
+    header.type = kind < sizeof types / sizeof types[0] ? types[kind] : (uint16_t)fuzz_u8(&in);
+    struct wire_op_name name = name_of(tag, where >> 5);
+    const struct op *op = op_of(tag, where >> 5);
+    struct wire_op head = {.tag = tag, .shard = where & 3, .hop = where >> 2 & 7, .segment = (uint16_t)name.segment, .sequence = name.sequence};
+    if (op != NULL) head.fingerprint = op->reduce.fingerprint;
+    if (header.type == WIRE_READY && (how & 1)) head.extra = 64;
+    if (header.type == WIRE_SUPPLY) head.offset = name.epoch;
+    if (how & 2) head.offset = fuzz_number(&in);
+    size_t length = right_payload(header.type, op, &head);
+    for (uint32_t changes = how >> 2 & 3; changes > 0; changes--) change(&header, &head, &length);
+    if (length > WIRE_MAX_DATA_BYTES) length = WIRE_MAX_DATA_BYTES;
+    size_t own = how >> 4 & 7; // of the payload, from the program; the rest is all the same
+    memset(payload, 0x3f, length);
+    if (header.type == WIRE_ACK && length >= ACK_NAME_BYTES) {
+        memcpy(payload, &name.epoch, 8);
+        memcpy(payload + 8, &name.tag, 8);
+        memcpy(payload + 16, &name.sequence, 4);
+    }
+    if (header.type == WIRE_CHUNK_AT) memset(payload, 0, PLACE_BYTES);
+    if (own > 0) fuzz_bytes(&in, payload, length < own * 8 ? length : own * 8);
+    size_t cut = how & 0x80 ? 1 + fuzz_u8(&in) * (size_t)(fuzz_below(&in, 2) ? 1 : length / 256) : 0;
+    bottle_frame(1 + link % (BOTTLE_PEERS - 1), link / 2 % BOTTLE_LANES, &header, &head, payload, length, cut);
+}
+
+static void raw(void) {
+    uint8_t bytes[64];
+    uint32_t link = fuzz_u8(&in);
+    size_t length = fuzz_below(&in, sizeof bytes);
+    fuzz_bytes(&in, bytes, length);
+    bottle_send(1 + link % (BOTTLE_PEERS - 1), link / 2 % BOTTLE_LANES, bytes, length);
+}
+
+// ---- programs ----
+static void enter(void) {
+    uint32_t how = fuzz_u8(&in);
+    bottle_enter(engine, how & 7, how >> 3 & 3, how & 0x20, how & 0x40 ? 1000 : 1);
+    adopted = how & 0x80 ? adopted : bottle_epoch;
+}
+
+static void link_all(void) {
+    for (uint32_t peer = 1; peer < BOTTLE_PEERS; peer++)
+        for (uint32_t i = 0; i < BOTTLE_LANES; i++) bottle_link(engine, peer, i);
+}
+
+static void act(uint32_t event) {
+    uint32_t link;
+    struct wire_id id;
+    switch (event) {
+    case E_POST: post(); break;
+    case E_TAKE: take(fuzz_below(&in, TAGS)); break;
+    case E_VERDICT: verdict(); break;
+    case E_FRAME: frame(); break;
+    case E_RAW: raw(); break;
+    case E_ENTER: enter(); break;
+    case E_READY:
+        if (bottle_epoch > 0) engine_links_ready(engine, bottle_epoch);
+        break;
+    case E_LINK:
+        link = fuzz_u8(&in);
+        bottle_link(engine, 1 + link % (BOTTLE_PEERS - 1), link / 2 % BOTTLE_LANES);
+        break;
+    case E_LINK_ALL: link_all(); break;
+    case E_CLOSE:
+        link = fuzz_u8(&in);
+        bottle_close(1 + link % (BOTTLE_PEERS - 1), link / 2 % BOTTLE_LANES);
+        break;
+    case E_DROP:
+        id = bottle_id(1 + fuzz_below(&in, BOTTLE_PEERS - 1));
+        engine_drop_peer(engine, &id);
+        break;
+    case E_WAIT: bottle_now += (int64_t)fuzz_u8(&in) * 10 * MS_NS; break;
+    case E_WATCH: engine_set_silence(engine, SECOND_NS); break;
+    case E_SETTLE: engine_settle(engine, 0); break;
+    case E_KILL: engine_kill(engine); break;
+    case E_REFUSE: fuzz_refuse(1 + fuzz_u8(&in)); break;
+    default: break;
+    }
+}
+
+static bool step(void) {
+    uint32_t event = NEXT_AT_ONCE;
+    while (fuzz_more(&in) && (event & NEXT_AT_ONCE)) {
+        event = fuzz_u8(&in);
+        act((event & ~(uint32_t)NEXT_AT_ONCE) % E_EVENTS);
+    }
+    return fuzz_more(&in);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    struct engine_callbacks callbacks = {.done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down};
+    in = (struct fuzz){data, data + size};
+    adopted = 0;
+    memset(calls, 0, sizeof calls);
+    engine = bottle_new(&callbacks, NULL);
+    bottle_run(engine, step);
+    fuzz_refuse(0);
+    for (uint32_t tag = 0; tag < TAGS; tag++) take(tag);
+    bottle_free(engine);
+    for (uint32_t tag = 0; tag < TAGS; tag++) MUST(!calls[tag].live);
+    return 0;
+}
