@@ -155,7 +155,7 @@ static void resume_master(struct peer *p, int64_t now) {
     use_connection(p, &p->actions.frames); // nothing that the data plane says may come before
 }
 
-// At a later master of the list without enough others: they may be at an earlier one by now.
+// At a later master of the list without enough others: they may be at an earlier one by now. Where enough are it has promised, and waits longer.
 static void look_again(struct peer *p, int64_t now) {
     if (!p->seeking || !p->master_connected || p->seek.at == 0 || now < member_waits_until(p->member)) return;
     peer_event_begin(p);

@@ -9,6 +9,7 @@
 enum { TURNS_MOST = 50, // of what a program makes its mind say, which makes the program go on
        RESTART_MS = 120,
        YOUNG_MS = 150, // as in control/master
+       LOOK_MS = 200,  // shorter, as the other limits are
        ENDS_IN = 800,   // of a master, in the middle of what it says
        ENDS_AT_ONCE_IN = 16 }; // when that takes a run up
 
@@ -25,6 +26,16 @@ static void plan_master_tick(struct pccl_sim *s, uint32_t k) {
     if (next >= master->tick_at) return; // the tick that is queued looks again
     master->tick_at = next > s->now ? next : s->now;
     struct event *event = sim_event(s, EVENT_MASTER_TICK, master->tick_at);
+    event->from = (uint8_t)k;
+    event->life = master->life;
+    sim_push(s, event);
+}
+
+static void plan_look(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    if (s->master_count == 1 || master->looks || membership_activity(master->mind) != WIRE_GATHERS) return;
+    master->looks = true;
+    struct event *event = sim_event(s, EVENT_MASTER_LOOKS, s->now + LOOK_MS * MS_NS);
     event->from = (uint8_t)k;
     event->life = master->life;
     sim_push(s, event);
@@ -95,6 +106,7 @@ void sim_carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actio
         for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)sim_random(s);
         membership_set_random(master->mind, random);
     }
+    plan_look(s, k);
     plan_master_tick(s, k);
 }
 
@@ -125,13 +137,14 @@ void sim_end_master(struct pccl_sim *s, uint32_t k) {
 }
 
 // STATUS and its answer, at once.
-static bool another_serves(const struct pccl_sim *s, uint32_t k) {
+static enum wire_activity activity_of_others(const struct pccl_sim *s, uint32_t k) {
+    enum wire_activity most = WIRE_IDLE;
     for (uint32_t other = 0; other < s->master_count; other++) {
         const struct master *master = &s->masters[other];
         bool answers = other != k && master->running && s->now >= master->stopped_until && !sim_cut(s, MASTER + (int)k, MASTER + (int)other);
-        if (answers && membership_is_active(master->mind)) return true;
+        if (answers && membership_activity(master->mind) > most) most = membership_activity(master->mind);
     }
-    return false;
+    return most;
 }
 
 static void on_frame_to_master(struct pccl_sim *s, struct control *control, const struct event *event) {
@@ -157,8 +170,19 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
         close_at_master(s, control);
         return;
     }
-    if (k == 0 && s->master_count > 1 && !membership_is_active(mind)) membership_set_standby(mind, another_serves(s, k));
+    if (k == 0 && s->master_count > 1 && membership_activity(mind) != WIRE_SERVES) membership_set_standby(mind, activity_of_others(s, k) != WIRE_IDLE);
     sim_carry_out(s, k, membership_peer_connected(mind, s->now, conn, &source, &hello));
+}
+
+static void on_look(struct pccl_sim *s, const struct event *event) {
+    struct master *master = &s->masters[event->from];
+    if (!master->running || event->life != master->life) return;
+    master->looks = false;
+    if (membership_activity(master->mind) != WIRE_GATHERS) return;
+    if (activity_of_others(s, event->from) == WIRE_SERVES)
+        sim_carry_out(s, event->from, membership_send_on(master->mind, s->now));
+    else
+        plan_look(s, event->from);
 }
 
 static void on_master_tick(struct pccl_sim *s, const struct event *event) {
@@ -175,6 +199,10 @@ void sim_master_event(struct pccl_sim *s, struct event *event) {
     uint32_t k = event->from;
     if (event->kind == EVENT_MASTER_STARTS) {
         if (!s->masters[k].running) sim_start_master(s, k);
+        return;
+    }
+    if (event->kind == EVENT_MASTER_LOOKS) {
+        on_look(s, event);
         return;
     }
     if (event->kind == EVENT_MASTER_TICK) {

@@ -53,6 +53,7 @@ enum event_kind {
     EVENT_TO_MASTER,
     EVENT_MASTER_LOSES, // a control connection has ended
     EVENT_MASTER_TICK,
+    EVENT_MASTER_LOOKS, // for a run that another one serves
     EVENT_MASTER_STARTS,
     // for a peer
     EVENT_TO_PEER,
@@ -419,6 +420,7 @@ struct pccl_sim {
         struct membership *mind;
         uint32_t life;       // no two masters have the same
         int64_t stopped_until, tick_at, began_at;
+        bool looks;          // it will look whether another one serves a run
         uint64_t run, generation, number; // that it announced last; 0: none in this life
         int64_t alone_at;    // when no other one served its run last
     } masters[MASTERS_MOST];
