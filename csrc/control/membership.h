@@ -23,6 +23,7 @@ enum {
     MEMBERSHIP_GRACE_MS = 30,    // between a link's break and its repair: most breaks are deaths, told by the control socket
     MEMBERSHIP_HEARING_OF = 8,   // in a heartbeat limit: the time to say whom one accuses, before somebody is expelled for broken links
     MEMBERSHIP_WAIT_WARN_MS = 10000,
+    MEMBERSHIP_YOUNG_RUN_MS = 10000, // for so long after its first peer a run gives way to an older one
 };
 
 struct membership;

@@ -53,7 +53,7 @@ static void fail_dial(struct peer *p, pcclResult_t code, const char *what, int e
     leave_master(p);
     bool more = seek_failed(&p->seek, now);
     if (p->seeking) {
-        if (seek_tells(&p->seek, now)) LOG(LOG_WARN, "still looking for a master: %s", text);
+        if (seek_tells(&p->seek, now)) LOG(LOG_ERR, "still looking for a master: %s", text);
     } else if (more) {
         dial_master(p, now);
     } else {
@@ -133,7 +133,7 @@ void peer_seek_master(struct peer *p, int64_t now) {
         seek_failed(&p->seek, now);
         return;
     }
-    LOG(LOG_WARN, "%s: looking for a master for up to %u s", member_lost_why(p->member), p->params.recovery_limit_ms / 1000);
+    LOG(LOG_ERR, "%s: looking for a master for up to %u s, while calls wait", member_lost_why(p->member), p->params.recovery_limit_ms / 1000);
     p->seeking = true;
     p->lost_at = now;
     seek_begin(&p->seek, true, now);

@@ -79,6 +79,7 @@ static const struct {
     [WIRE_MOVED] = {"MOVED", 0, 0},
     [WIRE_STATUS] = {"STATUS", 0, 0},
     [WIRE_STATUS_IS] = {"STATUS_IS", 1, 1},
+    [WIRE_WAITING] = {"WAITING", 2, 2 + WIRE_MAX_TEXT},
     [WIRE_LINK_HELLO] = {"LINK_HELLO", LINK_HELLO_BYTES, LINK_HELLO_BYTES},
     [WIRE_LINK_ACK] = {"LINK_ACK", 0, 0},
     [WIRE_READY] = {"READY", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
@@ -919,6 +920,7 @@ bool wire_decode_resume(const uint8_t *body, size_t length, struct wire_resume *
     for (uint32_t i = 0; i < out->past_count; i++) {
         get_op_name(&in, &out->past[i].name);
         out->past[i].kind = get_enum(&in, WIRE_VERDICT_COMMIT, WIRE_VERDICT_MISMATCH);
+        if (out->past[i].kind != WIRE_VERDICT_COMMIT && out->past[i].kind != WIRE_VERDICT_MISMATCH) in.bad = true;
     }
     out->loss_count = get_losses(&in, out->losses);
     return reader_complete(&in);
@@ -932,7 +934,7 @@ bool wire_decode_resumed(const uint8_t *body, size_t length, struct wire_resumed
     get_barrier(&in, &out->barrier);
     out->loss_count = get_losses(&in, out->losses);
     get_sync_end(&in, &out->sync);
-    if (out->heartbeat_limit_ms == 0) in.bad = true;
+    if (out->heartbeat_limit_ms == 0 || (out->barrier_ended && out->barrier.number == 0)) in.bad = true;
     return reader_complete(&in);
 }
 

@@ -62,6 +62,7 @@ enum wire_type {
     WIRE_MOVED,       // peer -> master, empty body: the master was silent, so I look for another one
     WIRE_STATUS,      // master -> master, the first frame of a connection, empty body: do you serve a run?
     WIRE_STATUS_IS,   // the answer
+    WIRE_WAITING,     // master -> peer, text: there is no run to be in yet, and why
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted
