@@ -70,6 +70,9 @@ const struct membership_actions *membership_peer_lost(struct membership *members
 // Time has passed. Call it at membership_next_deadline, after everything that arrived before has been reported.
 const struct membership_actions *membership_tick(struct membership *membership, int64_t now_ns);
 
+// Another master serves a run, while here some gather: they are sent on to it, if they are not enough to take theirs up.
+const struct membership_actions *membership_send_on(struct membership *membership, int64_t now_ns);
+
 // The owner stops this master: the last words to all.
 const struct membership_actions *membership_farewell(struct membership *membership, int64_t now_ns);
 
@@ -87,7 +90,7 @@ bool membership_wants_random(const struct membership *membership);
 void membership_set_random(struct membership *membership, const uint8_t random[MEMBERSHIP_RANDOM_BYTES]);
 // A standby takes runs up and serves them, but begins none.
 void membership_set_standby(struct membership *membership, bool standby);
-bool membership_is_active(const struct membership *membership); // serves a run, or members of one have come
+enum wire_activity membership_activity(const struct membership *membership);
 uint32_t membership_peer_count(const struct membership *membership);
 uint64_t membership_epoch(const struct membership *membership);
 

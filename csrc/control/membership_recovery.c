@@ -554,7 +554,26 @@ bool membership_hold(struct membership *m, uint32_t conn, const struct wire_addr
 
 void membership_set_standby(struct membership *m, bool standby) { m->standby = standby; }
 
-bool membership_is_active(const struct membership *m) { return m->peer_count + m->survivor_count > 0; }
+enum wire_activity membership_activity(const struct membership *m) {
+    return m->peer_count > 0 ? WIRE_SERVES : m->survivor_count > 0 ? WIRE_GATHERS
+                                                                   : WIRE_IDLE;
+}
+
+const struct membership_actions *membership_send_on(struct membership *m, int64_t now_ns) {
+    membership_begin_event(m, now_ns);
+    struct claim claim = best_claim(m);
+    if (m->peer_count > 0 || has_majority(&claim)) return membership_settle(m);
+    while (m->survivor_count > 0) {
+        struct survivor *survivor = m->survivors[0];
+        if (!survivor->resumes) {
+            turn_away(m, survivor, WIRE_REFUSED, STANDBY);
+            continue;
+        }
+        membership_close(m, survivor->conn); // without a word: it looks further down its list
+        forget(m, survivor);
+    }
+    return membership_settle(m);
+}
 
 // Peers that know other masters may go on there without this one, if they are more than half.
 static bool know_others(const struct membership *m) {

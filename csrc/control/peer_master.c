@@ -156,9 +156,11 @@ static void resume_master(struct peer *p, int64_t now) {
     p->warned_at = now;
 }
 
-// At a later master of the list without enough others: they may be at an earlier one by now.
+// At a later master of the list without enough others: they may be at an earlier one by now. Not before that one, where more than half are,
+// had the time to wait for the rest.
 static void look_again(struct peer *p, int64_t now) {
-    if (!p->seeking || !p->master_connected || p->seek.at == 0 || now < p->warned_at + (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS) return;
+    int64_t patience = SEEK_PATIENCE_LIMITS * (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS;
+    if (!p->seeking || !p->master_connected || p->seek.at == 0 || now < p->warned_at + patience) return;
     peer_event_begin(p);
     member_disconnected(p->member, "no run was taken up there", now, &p->actions);
     peer_event_end(p, now);

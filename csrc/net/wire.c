@@ -652,7 +652,7 @@ void wire_encode_resumed(struct wire_buffer *out, struct wire_header header, con
 
 void wire_encode_status_is(struct wire_buffer *out, struct wire_header header, const struct wire_status *message) {
     uint8_t *at = begin(out, header, WIRE_STATUS_IS, 1);
-    if (at != NULL) put_u8(at, message->active);
+    if (at != NULL) put_u8(at, message->activity);
 }
 
 void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *message) {
@@ -940,7 +940,7 @@ bool wire_decode_resumed(const uint8_t *body, size_t length, struct wire_resumed
 
 bool wire_decode_status_is(const uint8_t *body, size_t length, struct wire_status *out) {
     struct reader in = reader_of(body, length);
-    out->active = get_enum(&in, 0, 1);
+    out->activity = get_enum(&in, WIRE_IDLE, WIRE_SERVES);
     return reader_complete(&in);
 }
 

@@ -405,8 +405,11 @@ struct wire_resumed {
     struct wire_sync_end sync;
 };
 
+enum wire_activity { WIRE_IDLE,
+                     WIRE_GATHERS, // members of a run have come to resume it, or newcomers wait for them
+                     WIRE_SERVES };
 struct wire_status {
-    uint8_t active; // serves a run, or members of one have come to resume it
+    uint8_t activity; // wire_activity
 };
 
 enum wire_link_kind { WIRE_LINK_DATA = 1,

@@ -20,7 +20,21 @@ import time
 from pathlib import Path
 
 import pytest
-from actors import PATIENCE, Actor, MasterProcess, Meet, Ops, Pause, Reduce, Sync, Vote, check_agreement, losses, troupe
+from actors import (
+    PATIENCE,
+    Actor,
+    MasterProcess,
+    Meet,
+    Ops,
+    Pause,
+    Reduce,
+    Sync,
+    Vote,
+    all_follow,
+    check_agreement,
+    losses,
+    troupe,
+)
 
 BATCH = 5
 
@@ -277,6 +291,27 @@ def test_a_standby_takes_over():
                 actor.tell("form", len(actors))
             assert [actor.answer() for actor in actors] == [None] * len(actors)
             follow_unharmed(actors, lambda: None)
+
+
+def test_who_was_away_when_a_standby_took_over_hears_of_it():
+    """Though it comes to the first master, which is back: no second run begins there (`pccl stress --standbys 1 --seed 505`)."""
+    with two_masters(3) as (masters, (first, _), actors):
+        actors[2].signal(signal.SIGSTOP)
+        first.kill()
+        check_agreement(all_follow(actors[:2], WORK))
+        first.start()
+        actors[2].signal(signal.SIGCONT)
+        begin = time.monotonic()
+        actors[2].tell("call", "update_topology")
+        time.sleep(0.5)  # it waits at the first master by now, and the newcomer behind it
+        actors.append(Actor(masters, len(actors)))
+        actors[3].tell("join", len(actors))
+        assert actors[2].answer() == "MASTER_CONNECTION_FAILED"
+        assert time.monotonic() - begin < 10
+        actors[2].tell("reconnect", len(actors))
+        for actor in actors[:2]:
+            actor.tell("form", len(actors))
+        assert [actor.answer() for actor in actors] == [None] * len(actors)
 
 
 def test_a_standby_begins_no_run():

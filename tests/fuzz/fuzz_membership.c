@@ -430,7 +430,7 @@ static void replace_master(uint8_t how) {
     if (master == NULL) master = membership_new(LIMIT_MS, random, now); // one allocation is refused at most
     membership_expect_survivors(master, now + (how & 3) * 50 * MS_NS);
     membership_set_standby(master, how & 4);
-    MUST(!membership_is_active(master));
+    MUST(membership_activity(master) == WIRE_IDLE);
 }
 
 static void lie_of(struct wire_resume *resume, struct known *claimed, uint8_t lie, uint64_t what) {

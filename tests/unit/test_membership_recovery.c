@@ -618,6 +618,26 @@ static void test_newcomers(void) {
     TAKE('x', WIRE_WELCOME);
     end();
 
+    begin("another master serves a run, and those that wait here are too few for theirs");
+    resume(&(struct says){'a', .members = "abc"});
+    WAITING('a', "1 of the 3");
+    hello('x', 2);
+    WAITING('x', "1 of the 3");
+    CHECK_EQ(membership_activity(m), WIRE_GATHERS);
+    act(membership_send_on(m, now));
+    CHECK(boxes['a' - 'a'].closed);
+    REFUSED('x', "standby");
+    CHECK_EQ(membership_activity(m), WIRE_IDLE);
+    end();
+
+    begin("they are enough");
+    resume(&(struct says){'a', .members = "abc"});
+    WAITING('a', "1 of the 3");
+    resume(&(struct says){'b', .members = "abc"});
+    act(membership_send_on(m, now));
+    CHECK(quiet("ab") && !boxes['a' - 'a'].closed);
+    end();
+
     begin("a standby begins no run, and takes one up");
     membership_set_standby(m, true);
     hello('x', 1);
@@ -657,7 +677,7 @@ static void test_left(void) {
     say('b', header, WIRE_MOVED);
     CHECK(quiet("abc") && boxes[2].closed);
     CHECK_EQ(membership_peer_count(m), 0);
-    CHECK(!membership_is_active(m));
+    CHECK_EQ(membership_activity(m), WIRE_IDLE);
     end();
 
     begin("half of them is no majority anywhere");

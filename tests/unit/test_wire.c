@@ -276,7 +276,7 @@ static bool again_resumed(struct wire_buffer *out, const uint8_t *body, size_t l
 }
 
 static void write_status_is(struct wire_buffer *out, uint32_t size) {
-    struct wire_status status = {(uint8_t)(size % 2)};
+    struct wire_status status = {(uint8_t)(size % 3)};
     wire_encode_status_is(out, random_header(), &status);
 }
 
@@ -497,7 +497,7 @@ static void test_bad_fields(void) {
         {WIRE_RESUME, RESUME_BARRIER + 34, 0, true, "an empty group"},
         {WIRE_RESUMED, 0, 0, true, "no heartbeat limit"},
         {WIRE_RESUMED, 4, 2, false, "ended 2"},
-        {WIRE_STATUS_IS, 0, 2, false, "active 2"},
+        {WIRE_STATUS_IS, 0, 3, false, "activity 3"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
         {WIRE_LINK_HELLO, 2, 3, false, "kind 3"},
         {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},
