@@ -131,6 +131,7 @@ class Run:
             self._counted = dict(list(self._counted.items())[-1024:])
         self.counts["steps"] += 1
         self.counts["ops"] += len(report.ops)
+        self.counts["resumed"] += sum(len(op.ranges) > 1 for op in report.ops)
         self.counts["bytes"] += sum(op.reduced for op in report.ops)  # of all that took part
         self.counts[f"{report.work} steps"] += 1
 
