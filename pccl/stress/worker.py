@@ -402,6 +402,8 @@ class Peer:
     def _resume(self, plan: StepPlan, buffers: Sequence[Buffers]) -> list[OpDone]:
         """All in flight at once, in retry mode: a death is no failure."""
         done: dict[int, OpDone] = {}
+        for one in buffers:
+            one.refill()
         for tag, success, info in self._launch_and_await(plan, list(enumerate(buffers)), retry=True):
             if not success:
                 raise FlawError("error", "an op in retry mode reported a loss")

@@ -71,6 +71,7 @@ def test_a_stop_outlasts_the_limit_and_a_delay_does_not():
     assert all(fault.seconds > 1.5 for fault in faults if fault.kind == "stop")
     assert all(0 < fault.seconds < 1.5 for fault in faults if fault.kind == "delay")
     assert {fault.how for fault in faults if fault.kind == "cut"} == set(schedule.CUTS)
+    assert {fault.how for fault in faults if fault.kind == "kill"} == set(schedule.KILLS)
     visits = [fault for fault in faults if fault.kind == "join"]
     assert len({fault.slot for fault in visits}) == len(visits)
     assert min(fault.slot for fault in visits) == 4
@@ -649,6 +650,6 @@ def test_a_replay_takes_its_options_from_the_log(tmp_path):
 
 SCHEDULE_OF_SEED_1: list[dict[str, object]] = [
     {"at": 0.6453, "kind": "delay", "slot": 2, "seconds": 0.5211},
-    {"at": 0.7208, "kind": "kill", "slot": 1, "back": 1.3584},
+    {"at": 0.7208, "kind": "kill", "slot": 1, "back": 1.3584, "how": ""},
     {"at": 0.883, "kind": "stop", "slot": 3, "seconds": 2.1563},
 ]
