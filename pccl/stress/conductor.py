@@ -35,7 +35,7 @@ OWN_DESCRIPTORS = 16
 """That a peer has for itself."""
 LINK_DESCRIPTORS = 5
 """That another member may cost a peer: a direct link, and four lanes once they have been neighbours."""
-KILL_SECONDS = 1.0
+KILL_SECONDS = 2.0
 """How long a kill waits for its moment."""
 LEAVE_SECONDS = 10.0
 """How long the processes may take to leave once the last step is done, beyond the bound."""
@@ -397,7 +397,7 @@ class Conductor:
 
     async def _kill_at(self, process: Process, fault: Fault) -> None:
         late = time.monotonic() + KILL_SECONDS
-        while fault.how == KILLS[1] and self._nursery.board.read(process.code).call != "retry" and time.monotonic() < late:
+        while fault.how == KILLS[1] and self._nursery.board.read(process.code).call != "resume" and time.monotonic() < late:
             await asyncio.sleep(0.001)
         if not process.doomed and process.serial in self._run.processes:
             self._kill(process, fault.back)
