@@ -34,6 +34,7 @@ def run(*arguments):
         504061,  # a vote that was sent twice to the master that took the run up
         2012112,  # losses that only some had heard of when the master was lost
         2013523,
+        6012,  # such a loss, of somebody who came back to the next master
     ],
 )
 def test_seed_passes(seed):
