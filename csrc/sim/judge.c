@@ -177,9 +177,13 @@ static const struct epoch_record *newest_entered(const struct pccl_sim *s, const
         for (int slot = 0; slot < (int)s->peers && record->run == truth->run; slot++) {
             uint32_t life = truth->lives[slot];
             if (life == 0 || record->lives[slot] != life) continue;
-            entered |= told ? s->resumed[slot].life == life && s->resumed[slot].epoch == record->number : sim_alive(s, slot, life) && member_header(s->processes[slot].mind).epoch == record->number;
+            struct wire_header header = sim_alive(s, slot, life) ? member_header(s->processes[slot].mind) : (struct wire_header){0};
+            if (told && s->resumed[slot].life != life) continue;
+            uint64_t generation = told ? s->resumed[slot].generation : header.generation, epoch = told ? s->resumed[slot].epoch : header.epoch;
+            entered |= generation == record->generation && epoch == record->number;
         }
-        if (entered && (newest == NULL || record->number > newest->number)) newest = record;
+        bool newer = newest == NULL || record->generation > newest->generation || (record->generation == newest->generation && record->number > newest->number);
+        if (entered && newer) newest = record;
     }
     return newest;
 }
@@ -239,7 +243,7 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *contr
     }
     if (taken_up) judge_quorum(s, truth);
     struct epoch_record *record = &s->epochs[s->epoch_count++ % EPOCHS_MOST];
-    *record = (struct epoch_record){.run = truth->run, .number = truth->number, .quorum = commit.quorum};
+    *record = (struct epoch_record){.run = truth->run, .generation = truth->generation, .number = truth->number, .quorum = commit.quorum};
     memcpy(record->lives, truth->lives, sizeof record->lives);
     for (int slot = 0; slot < (int)s->peers; slot++)
         if (truth->lives[slot] != 0 && before.lives[slot] == truth->lives[slot]) {

@@ -183,6 +183,7 @@ void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
     struct wire_hash content = {0};
     enum member_tensors tensors = state_model_restart(s, slot, &content);
     s->resumed[slot].life = p->life;
+    s->resumed[slot].generation = member_header(p->mind).generation;
     s->resumed[slot].epoch = member_header(p->mind).epoch;
     member_resume(p->mind, 48149, tensors, &content, s->now, &p->out);
     if (master > 0) look_later(s, slot, control->serial);

@@ -329,7 +329,7 @@ struct ring_record {
 
 // The members of an epoch of all, as a master announced it.
 struct epoch_record {
-    uint64_t run, number;
+    uint64_t run, generation, number;
     uint32_t quorum;
     uint32_t lives[SLOTS];
 };
@@ -447,7 +447,7 @@ struct pccl_sim {
     struct truth truths[RUNS_MOST]; // the newest run first
     struct {
         uint32_t life;
-        uint64_t epoch; // that it was in
+        uint64_t generation, epoch; // that it was in
     } resumed[SLOTS];   // who told a master what it knows, at last
     int64_t accused_at[SLOTS][SLOTS], regrouped_at[GROUPS]; // when a master heard a LINK_DOWN of the one about the other; when it last formed that group anew,
     uint64_t regrouped[GROUPS]; // in which epoch

@@ -226,8 +226,8 @@ MUTANTS = [
     Mutant(
         name="quorum_of_half",
         file="control/membership_recovery.c",
-        old="return 2 * claim->present > claim->members; }",
-        new="return 2 * claim->present >= claim->members; }",
+        old="uint32_t majority = claim->members / 2 + 1;",
+        new="uint32_t majority = (claim->members + 1) / 2;",
         seeds=8000,
     ),
     Mutant(
