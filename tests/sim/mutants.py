@@ -251,13 +251,6 @@ MUTANTS = [
         new="",
     ),
     Mutant(
-        name="comes_back_in_vain",  # a member that comes again before the end of its older connection is seen is refused
-        file="control/membership_recovery.c",
-        old="        membership_close(m, before->conn);\n        forget(m, before);",
-        new='        turn_away(m, survivor, WIRE_REFUSED, "a peer of this id is here");\n        survivor = NULL;',
-        seeds=8000,
-    ),
-    Mutant(
         name="losses_forgotten",  # those that others heard of before the master was lost
         file="control/membership_recovery.c",
         old="    resumed->loss_count = witness->resume.loss_count - first;",
