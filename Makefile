@@ -9,7 +9,7 @@ CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
 C_FILES := $(shell git ls-files '*.c' '*.h')
 # Tests of modules without threads, which the thread sanitizer has nothing to say about and slows down most.
-PURE := kernels|quant|hash|wire|ring_order|minds|sim|plan|arrival|election
+PURE := kernels|quant|hash|wire|socket|seek|ring_order|minds|sim|plan|arrival|election
 BUILT_FROM := CMakeLists.txt pccl/_version.py $(shell find csrc bindings -type f)
 
 # libFuzzer where clang is there, else the driver of tests/fuzz with the compiler that is.
@@ -24,7 +24,8 @@ help:
 	@echo 'make test    all tests'
 	@echo 'make check   lint, types, the C tests under sanitizers, a short run of the fuzzers, and the model where spin is there'
 	@echo 'make fuzz    fuzz every target for FUZZ_SECONDS=600; FUZZ_TARGETS="fuzz_member" for some'
-	@echo 'make stress  harm a run of real processes for half a minute; make soak: for MINUTES=10, once for each of SEEDS="1 2"'
+	@echo 'make stress  harm a run of real processes for half a minute; make soak: for MINUTES=10, once for each of SEEDS="1 2",'
+	@echo '             and then MASTER_LOSS_TRIALS=1000 scripts, in each of which the master is killed one to three times'
 	@echo 'make sim     SEEDS=100000 seeds of the simulator'
 	@echo 'make format  bring the sources into shape'
 	@echo 'make bench   measure against torch gloo; as root also over limited links'
@@ -111,8 +112,10 @@ demo: .venv/built
 stress: .venv/built
 	$(BIN)/pccl stress
 
+MASTER_LOSS_TRIALS ?= 1000
 soak: .venv/built
 	for seed in $(SEEDS); do $(BIN)/pccl stress --minutes $(MINUTES) --seed $$seed --out stress-out/soak-$$seed || exit 1; done
+	PCCL_TEST_PATIENCE=120 MASTER_LOSS_TRIALS=$(MASTER_LOSS_TRIALS) $(BIN)/python -m pytest -n $(JOBS) -q tests/chaos/test_master_loss.py -k test_kills
 
 clean:
 	rm -rf build dist demo-out stress-out pccl/*.so

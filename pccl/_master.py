@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import socket
 import weakref
 from types import TracebackType
 from typing import Any, Self
@@ -21,7 +22,8 @@ class MasterNode:
     """The master of a run, listening on `listen_address`: `host:port`, `1.2.3.4:port` or `[ipv6]:port`; port 0 = any free one.
 
     `masters` is the list of all masters of the run, as the peers are given it, with this one in it: the first begins new runs,
-    and any of them takes a run up whose master is lost, once more than half of its members have come to it.
+    and any of them takes a run up whose master is lost, once more than half of its members have come to it. It finds itself in
+    the list by its port and the address it listens on; a wildcard (0.0.0.0, [::]) stands for every address of this machine.
 
     `heartbeat_limit`, in seconds, is after how long a silent peer counts as lost (default 5). A master runs once, in a
     thread of its own. In a `with` statement it runs, and at the end stops and is waited for.
@@ -34,9 +36,9 @@ class MasterNode:
         self._endpoint = parse_endpoint(listen_address)
         self._running = False
         listed = parse_endpoints(masters) if masters is not None else []
-        if listed and self._endpoint not in listed:
-            raise ValueError(f"masters {masters!r} does not contain {listen_address!r}, where this one listens")
         ip = _first_address(self._endpoint)
+        addresses = [(_first_address(one), one.port) for one in listed]
+        place = _place(self._endpoint, ip, listed, addresses) if masters is not None else 0
         address = _ffi.new("ccoip_socket_address_t *")
         fill_socket_address(address, ip, self._endpoint.port)
         out = _ffi.new("pcclMasterInstance_t **")
@@ -44,8 +46,7 @@ class MasterNode:
         self._pointer = out[0]
         self._handle = NativeHandle("master", self._pointer, _C.pcclDestroyMaster)
         if listed:
-            addresses = fill_socket_addresses([(_first_address(one), one.port) for one in listed])
-            self._call("pccl_ext_master_set_list", addresses, len(listed), listed.index(self._endpoint), name="pcclCreateMaster")
+            self._call("pccl_ext_master_set_list", fill_socket_addresses(addresses), len(listed), place, name="pcclCreateMaster")
         if heartbeat_limit is not None:
             self._call("pccl_ext_master_set_heartbeat", round(heartbeat_limit * 1000), name="pcclCreateMaster")
 
@@ -116,6 +117,39 @@ def _first_address(endpoint: Endpoint) -> IP:
     except OSError as error:
         text = f"the name {endpoint.host} cannot be resolved: {error.strerror or error}"
         raise PCCLError(Result.INVALID_ARGUMENT, "pcclCreateMaster", text) from None
+
+
+def _place(endpoint: Endpoint, ip: IP, listed: list[Endpoint], addresses: list[tuple[IP, int]]) -> int:
+    """Which of the masters this one is. ValueError: none, or more than one could be."""
+    names = ",".join(str(one) for one in listed)
+    if endpoint in listed:
+        return listed.index(endpoint)
+    if endpoint.port == 0:
+        raise ValueError(f"a master of the list {names} has to listen on a port of that list, not on any free one")
+    found = [
+        position
+        for position, (address, port) in enumerate(addresses)
+        if port == endpoint.port and (address == ip or (ip.is_unspecified and _is_own(address)))
+    ]
+    if not found:
+        raise ValueError(
+            f"the masters {names} do not contain {endpoint}, where this one listens: give each master the same list, "
+            "in which its own address and port are as the peers dial them"
+        )
+    if len(found) > 1:
+        both = " and ".join(str(listed[position]) for position in found)
+        raise ValueError(f"of the masters {names}, {both} are this machine: listen on one of them, not on {endpoint}")
+    return found[0]
+
+
+def _is_own(ip: IP) -> bool:
+    """Whether it is an address of this machine: one can bind to no other."""
+    with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((str(ip), 0))
+        except OSError:
+            return False
+    return True
 
 
 _running: weakref.WeakSet[MasterNode] = weakref.WeakSet()

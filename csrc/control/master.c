@@ -66,6 +66,7 @@ struct master {
     // The rest is the thread's.
     int poller, listener;
     int64_t now_ns, listener_resumes_ns; // INT64_MAX: it listens
+    int64_t looks_ns;                    // for a run of another master; INT64_MAX: nobody waits here
     struct membership *membership;
     struct conn conns[MEMBERSHIP_MAX_CONNS];
     uint32_t conn_count[CONN_CLOSING + 1];
@@ -263,20 +264,31 @@ static bool exchange_status(int fd, int64_t deadline_ns, struct wire_status *sta
 }
 
 // Waits for the answers: there is no run here that could suffer from it.
-static bool another_serves(const struct master *master) {
+static enum wire_activity activity_of_others(const struct master *master) {
+    enum wire_activity most = WIRE_IDLE;
     for (uint32_t i = 0; i < master->other_count; i++) {
         struct wire_status status = {0};
         int fd = socket_dial(&master->others[i]);
-        bool serves = fd >= 0 && exchange_status(fd, platform_now_ns() + MASTER_ASK_MS * MS_NS, &status) && status.active;
+        bool answered = fd >= 0 && exchange_status(fd, platform_now_ns() + MASTER_ASK_MS * MS_NS, &status);
         socket_close(fd);
-        if (serves) return true;
+        if (answered && status.activity > most) most = status.activity;
     }
-    return false;
+    return most;
+}
+
+// Who was away when another master took the run up comes to the first of its list, and newcomers gather behind it.
+static void look_elsewhere(struct master *master) {
+    if (master->other_count == 0 || membership_activity(master->membership) != WIRE_GATHERS) {
+        master->looks_ns = INT64_MAX;
+        return;
+    }
+    if (master->looks_ns <= master->now_ns && activity_of_others(master) == WIRE_SERVES) carry_out(master, membership_send_on(master->membership, master->now_ns));
+    if (master->looks_ns <= master->now_ns || master->looks_ns == INT64_MAX) master->looks_ns = platform_now_ns() + MASTER_LOOK_MS * MS_NS;
 }
 
 static void answer_status(struct master *master, struct conn *conn) {
     struct wire_buffer answer = {0};
-    struct wire_status status = {.active = membership_is_active(master->membership)};
+    struct wire_status status = {.activity = (uint8_t)membership_activity(master->membership)};
     wire_encode_status_is(&answer, (struct wire_header){0}, &status);
     if (!answer.failed) conn_send(master, conn, answer.bytes, answer.length);
     wire_buffer_fini(&answer);
@@ -303,7 +315,8 @@ static void on_frame(struct master *master, struct conn *conn, const uint8_t *bo
         conn_close(master, conn);
         return;
     }
-    if (!master->standby && master->other_count > 0 && !membership_is_active(master->membership)) membership_set_standby(master->membership, another_serves(master));
+    bool may_begin = !master->standby && master->other_count > 0 && membership_activity(master->membership) != WIRE_SERVES;
+    if (may_begin) membership_set_standby(master->membership, activity_of_others(master) != WIRE_IDLE);
     set_state(master, conn, CONN_KNOWN);
     carry_out(master, membership_peer_connected(master->membership, master->now_ns, index, &conn->source, &hello));
 }
@@ -392,7 +405,7 @@ static void accept_some(struct master *master) {
 static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t next_deadline(struct master *master) {
-    int64_t next = earlier(membership_next_deadline(master->membership), master->listener_resumes_ns);
+    int64_t next = earlier(earlier(membership_next_deadline(master->membership), master->listener_resumes_ns), master->looks_ns);
     if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] == 0) return next;
     for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
         const struct conn *conn = &master->conns[i];
@@ -437,6 +450,7 @@ static void serve(struct master *master) {
                 on_conn(master, &master->conns[token], events[i].events);
         }
         act_on_time(master);
+        look_elsewhere(master);
     }
 }
 
@@ -480,7 +494,7 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
     master->address = *listen;
     master->heartbeat_limit_ms = heartbeat_limit_ms;
     master->poller = master->listener = -1;
-    master->listener_resumes_ns = INT64_MAX;
+    master->listener_resumes_ns = master->looks_ns = INT64_MAX;
     master->conn_count[CONN_UNUSED] = MEMBERSHIP_MAX_CONNS;
     master->wake = wake_open();
     if (master->wake < 0) goto no_wake;

@@ -500,6 +500,8 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
         return true;
     case WIRE_HEARTBEAT:
         return true;
+    case WIRE_WAITING:
+        return m->phase == MEMBER_JOINING && member_take_waiting(m, header, body, out);
     case WIRE_CANDIDATE: {
         struct wire_candidate candidate = {.epoch.members = m->members};
         if (!joined || !wire_decode_candidate(body, length, &candidate)) return false;
@@ -514,7 +516,7 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
     }
     case WIRE_OUTCOME: {
         struct wire_outcome outcome;
-        if (!joined || !wire_decode_outcome(body, length, &outcome)) return false;
+        if (m->phase != MEMBER_ACCEPTED || !wire_decode_outcome(body, length, &outcome)) return false;
         take_outcome(m, &outcome, out);
         return true;
     }
@@ -658,7 +660,7 @@ void member_tick(struct member *m, int64_t now, struct member_output *out) {
         char why[64];
         snprintf(why, sizeof why, "the master was silent for %lld ms", (long long)((now - m->master.at_ns) / MS_NS));
         member_lose_master(m, why, now, out);
-        return;
+        if (m->phase == MEMBER_DEAD) return;
     }
     if (m->recovery != RECOVERY_SEEKING && now >= m->beat_at) {
         m->beat_at = now + limit_ns(m) / 5;

@@ -50,6 +50,7 @@ enum member_action_kind {
     MEMBER_RECHECK,     // parked hellos are to be judged again
     MEMBER_SEEK,        // the master is lost (text): close its connection, keep all links, connect to a master and call member_resume
     MEMBER_FOUND,       // the run goes on with the master of that connection
+    MEMBER_WAITING,     // the master has no run for this peer yet: member_waits_why
     MEMBER_DIE,         // the communicator is dead: text
 };
 
@@ -148,6 +149,8 @@ const struct wire_member *member_ring(const struct member *member, uint32_t *cou
 bool member_is_seeking(const struct member *member);
 // Why the master was lost; valid while seeking.
 const char *member_lost_why(const struct member *member);
+// Why the master that was found has no run yet; "" unless it said so.
+const char *member_waits_why(const struct member *member);
 // How long a link may take to be made.
 int64_t member_link_limit_ns(const struct member *member);
 

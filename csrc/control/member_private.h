@@ -85,6 +85,7 @@ struct member {
     int64_t recovery_deadline, lost_at;
     bool vote_unsent;                // it was opened when nobody could hear it
     char lost_why[MEMBER_TEXT];
+    struct wire_text waits_why;      // as a master said; ends with 0
     struct {
         bool barrier, sync;          // what EPOCH will end
         struct member_view view;     // adopted then
@@ -138,6 +139,8 @@ void member_lose_master(struct member *m, const char *why, int64_t now, struct m
 void member_said_bye(struct member *m, int64_t now, struct member_output *out);
 void member_give_up(struct member *m, struct member_output *out); // the limit has passed
 bool member_is_unheard(const struct member *m); // what it says now is ignored; after RESUMED it no longer is
+// A master without a run. False: malformed.
+bool member_take_waiting(struct member *m, const struct wire_header *header, const uint8_t *body, struct member_output *out);
 // A frame after RESUME. False: malformed.
 void member_hear_losses(struct member *m, uint64_t number, struct member_output *out); // what RESUMED told of, as epoch `number` is entered
 bool member_take_answer(struct member *m, const struct wire_header *header, const uint8_t *body, int64_t now, struct member_output *out);

@@ -86,6 +86,7 @@ void member_note_verdict(struct member *m, const struct wire_verdict *verdict) {
 bool member_is_unheard(const struct member *m) { return m->recovery == RECOVERY_SEEKING || m->recovery == RECOVERY_TOLD; }
 bool member_is_seeking(const struct member *m) { return m->recovery != RECOVERY_NONE; }
 const char *member_lost_why(const struct member *m) { return m->lost_why; }
+const char *member_waits_why(const struct member *m) { return m->waits_why.chars; }
 
 void member_lose_master(struct member *m, const char *why, int64_t now, struct member_output *out) {
     bool joined = m->phase == MEMBER_REGISTERED || m->phase == MEMBER_ACCEPTED;
@@ -95,6 +96,7 @@ void member_lose_master(struct member *m, const char *why, int64_t now, struct m
     }
     if (m->recovery == RECOVERY_NONE) {
         snprintf(m->lost_why, sizeof m->lost_why, "%s", why);
+        m->waits_why.chars[0] = 0;
         m->recovery_deadline = now + (int64_t)m->recovery_limit_ms * MS_NS;
     }
     m->recovery = RECOVERY_SEEKING;
@@ -109,7 +111,8 @@ void member_said_bye(struct member *m, int64_t now, struct member_output *out) {
 }
 
 void member_give_up(struct member *m, struct member_output *out) {
-    member_die_of(m, pcclMasterConnectionFailed, out, "%s; no master took the run up within %u ms", m->lost_why, m->recovery_limit_ms);
+    const char *why = m->waits_why.chars;
+    member_die_of(m, pcclMasterConnectionFailed, out, "%s; no master took the run up within %u ms%s%s", m->lost_why, m->recovery_limit_ms, why[0] ? "; one said that it " : "", why);
 }
 
 // ---- telling the next master ----
@@ -236,6 +239,13 @@ static void take_welcome_again(struct member *m, const struct wire_header *heade
     member_act(out, MEMBER_FOUND);
 }
 
+bool member_take_waiting(struct member *m, const struct wire_header *header, const uint8_t *body, struct member_output *out) {
+    if (!wire_decode_text(body, header->length, &m->waits_why)) return false;
+    m->waits_why.chars[m->waits_why.length < WIRE_MAX_TEXT ? m->waits_why.length : WIRE_MAX_TEXT - 1] = 0;
+    member_act(out, MEMBER_WAITING);
+    return true;
+}
+
 bool member_take_answer(struct member *m, const struct wire_header *header, const uint8_t *body, int64_t now, struct member_output *out) {
     struct wire_text text;
     switch (header->type) {
@@ -259,6 +269,8 @@ bool member_take_answer(struct member *m, const struct wire_header *header, cons
     case WIRE_BYE:
         member_said_bye(m, now, out);
         return true;
+    case WIRE_WAITING:
+        return member_take_waiting(m, header, body, out);
     default: return true;
     }
 }

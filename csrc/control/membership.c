@@ -240,6 +240,7 @@ void membership_start_run(struct membership *m) {
     m->barrier = 0;
     m->sync_round = 0;
     m->attempt = 0;
+    m->yields_until = 0;
     m->lost = m->changed = false;
     m->phase = PHASE_IDLE;
     membership_end_wait(m);
@@ -257,11 +258,7 @@ const struct membership_actions *membership_settle(struct membership *m) {
         membership_log(m, LOG_INFO, "the run is empty; the next peer starts a new one");
         membership_start_run(m);
     }
-    if (m->peer_count == 0 && m->survivor_count > 0) {
-        membership_gather(m);
-        if (m->peer_count > 0) return membership_settle(m);
-    }
-    return &m->actions;
+    return m->survivor_count > 0 && membership_gather(m) ? membership_settle(m) : &m->actions;
 }
 
 void membership_begin_event(struct membership *m, int64_t now_ns) {
@@ -307,6 +304,7 @@ void membership_register(struct membership *m, uint32_t conn, const struct wire_
         membership_turn_away(m, conn, membership_header(m), WIRE_REFUSED, why);
         return;
     }
+    if (m->peer_count == 0) m->yields_until = m->now_ns + MEMBERSHIP_YOUNG_RUN_MS * MS_NS;
     struct wire_member member = {.id = hello->id, .join_number = m->next_join++, .group = hello->group, .lanes = hello->lanes, .address = *source};
     member.address.port = hello->port;
     struct peer *peer = membership_add_peer(m, conn, &member);
@@ -430,6 +428,7 @@ void membership_heard(struct membership *m, int64_t now_ns, uint32_t conn) {
 
 static void send_heartbeats(struct membership *m) {
     m->heartbeat_at = m->now_ns + m->limit_ns / 5;
+    membership_gather_beat(m);
     size_t begin = membership_frame_begin(m), length;
     wire_encode_empty(&m->actions.bytes, membership_header(m), WIRE_HEARTBEAT);
     membership_frame_end(m, begin, &length);
@@ -441,7 +440,7 @@ const struct membership_actions *membership_tick(struct membership *m, int64_t n
     membership_begin_event(m, now_ns);
     uint32_t silent = 0;
     for (uint32_t i = 0; i < m->count; i++) silent += arrival_deadline_ns(&m->order[i]->heard, m->limit_ns) <= m->now_ns;
-    if (silent > 0 && membership_unheard(m, silent)) return membership_settle(m);
+    if (silent > 0) membership_unheard(m, silent);
     for (uint32_t i = 0; i < m->slots; i++)
         if (m->peers[i].used && arrival_deadline_ns(&m->peers[i].heard, m->limit_ns) <= m->now_ns)
             membership_expel(m, &m->peers[i], "silent beyond the heartbeat limit");
@@ -450,16 +449,17 @@ const struct membership_actions *membership_tick(struct membership *m, int64_t n
     if (m->phase == PHASE_CANDIDATE && !m->candidate_judged && m->phase_deadline <= m->now_ns) m->unanswered = 0; // judged as it is
     if (m->phase == PHASE_MEASURE && m->phase_deadline <= m->now_ns) membership_measure_tick(m);
     if (m->warn_at <= m->now_ns) warn_of_waits(m);
-    if (m->peer_count > 0 && m->heartbeat_at <= m->now_ns) send_heartbeats(m);
     membership_gather_tick(m);
+    if (m->peer_count + m->survivor_count > 0 && m->heartbeat_at <= m->now_ns) send_heartbeats(m);
     return membership_settle(m);
 }
 
 static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
 int64_t membership_next_deadline(const struct membership *m) {
-    if (m->peer_count == 0) return membership_gather_deadline(m);
-    int64_t next = earlier(m->heartbeat_at, m->warn_at);
+    int64_t next = membership_gather_deadline(m);
+    if (m->peer_count == 0) return next;
+    next = earlier(next, earlier(m->heartbeat_at, m->warn_at));
     for (uint32_t i = 0; i < m->slots; i++)
         if (m->peers[i].used) next = earlier(next, arrival_deadline_ns(&m->peers[i].heard, m->limit_ns));
     for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) next = earlier(next, m->order[i]->group->relink_at);

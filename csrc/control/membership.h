@@ -23,6 +23,7 @@ enum {
     MEMBERSHIP_GRACE_MS = 30,    // between a link's break and its repair: most breaks are deaths, told by the control socket
     MEMBERSHIP_HEARING_OF = 8,   // in a heartbeat limit: the time to say whom one accuses, before somebody is expelled for broken links
     MEMBERSHIP_WAIT_WARN_MS = 10000,
+    MEMBERSHIP_YOUNG_RUN_MS = 10000, // for so long after its first peer a run gives way to an older one
 };
 
 struct membership;
@@ -69,6 +70,9 @@ const struct membership_actions *membership_peer_lost(struct membership *members
 // Time has passed. Call it at membership_next_deadline, after everything that arrived before has been reported.
 const struct membership_actions *membership_tick(struct membership *membership, int64_t now_ns);
 
+// Another master serves a run, while here some gather: they are sent on to it, if they are not enough to take theirs up.
+const struct membership_actions *membership_send_on(struct membership *membership, int64_t now_ns);
+
 // The owner stops this master: the last words to all.
 const struct membership_actions *membership_farewell(struct membership *membership, int64_t now_ns);
 
@@ -86,7 +90,7 @@ bool membership_wants_random(const struct membership *membership);
 void membership_set_random(struct membership *membership, const uint8_t random[MEMBERSHIP_RANDOM_BYTES]);
 // A standby takes runs up and serves them, but begins none.
 void membership_set_standby(struct membership *membership, bool standby);
-bool membership_is_active(const struct membership *membership); // serves a run, or members of one have come
+enum wire_activity membership_activity(const struct membership *membership);
 uint32_t membership_peer_count(const struct membership *membership);
 uint64_t membership_epoch(const struct membership *membership);
 

@@ -169,8 +169,10 @@ struct membership {
     // while there is no run: see membership_recovery.c
     uint32_t survivor_count;
     int64_t young_until;                     // members of a run that another master has left may still come
+    int64_t yields_until;                    // the run at hand, of newcomers alone, gives way to such a run; 0: it was taken up, or there is none
     int64_t majority_at;                     // since when enough are here; INT64_MAX: they are not
     int64_t say_at;
+    uint64_t said_epoch;                     // of the run whose members were said to be waited for; 0: of none
     bool standby;
     uint32_t unheard, unheard_of;            // peers that fell silent one after another, and the size of the epoch before the first
     int64_t unheard_since;
@@ -259,13 +261,16 @@ void membership_rates_forget(struct membership *m, const struct peer *peer);
 uint32_t membership_group_rate(const struct membership *m, const struct group *group); // slowest ring link in MB/s, or the default
 
 // ---- membership_recovery.c ----
-void membership_gather(struct membership *m); // while there is no run: takes one up, or begins a new one
+// While there is no run: takes one up, or begins a new one. While there is a young one: lets it go, or those who wait for that. True: peers have
+// come or gone.
+bool membership_gather(struct membership *m);
 // True: a newcomer waits until it is known whether there is a run.
 bool membership_hold(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello);
 bool membership_survivor_message(struct membership *m, uint32_t conn, const struct wire_header *header); // false: no survivor
 bool membership_survivor_lost(struct membership *m, uint32_t conn);
 void membership_survivor_heard(struct membership *m, int64_t now_ns, uint32_t conn);
 void membership_gather_tick(struct membership *m);
+void membership_gather_beat(struct membership *m);
 // Peers fell silent, or left for another master. True: they may be the majority of a run elsewhere, so this master gave its own up.
 bool membership_unheard(struct membership *m, uint32_t count);
 void membership_start_run(struct membership *m); // forgets all peers' run

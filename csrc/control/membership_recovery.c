@@ -8,23 +8,27 @@
 // What no report can show is a verdict that some have and others lack: COMMITs and MISMATCHes are told with RESUME and given again.
 #include "membership_private.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../net/socket.h"
 
 enum {
-    SAY_MS = 10000,     // between two lines of the log
+    SAY_MS = 10000,     // between two lines of the log, and two to whoever waits
     UNHEARD_LIMITS = 3, // heartbeat limits, after which peers that fell silent have gone on elsewhere, or never will
 };
 
+static const uint64_t NUMBERS_MOST = UINT64_C(1) << 62, GENERATIONS_MOST = UINT32_MAX - 1;
+
 static const char STANDBY[] = "this master is a standby, and no run has come to it";
+static const char ANOTHER_RUN[] = "this master serves another run by now";
 
 // Somebody who came while there was no run.
 struct survivor {
     uint32_t conn;
     struct wire_address source;
-    int64_t heard_ns;
+    int64_t heard_ns, told_ns; // told: why it waits; 0: not yet
     bool resumes;              // else a newcomer whose HELLO is held back
     uint64_t run, promised;    // promised: to any master
     bool asked, gave;          // the promise of the generation at hand
@@ -162,6 +166,7 @@ static void begin_run(struct membership *m, const struct claim *claim) {
     for (uint32_t i = 0; i < claim->members; i++)
         if (newest->resume.epoch.members[i].join_number >= m->next_join) m->next_join = newest->resume.epoch.members[i].join_number + 1;
     m->generation = m->gather_generation;
+    m->yields_until = 0;
     m->sync_round = m->generation << 32; // rounds have other numbers than those of masters before
 }
 
@@ -238,7 +243,7 @@ static void take_past(struct membership *m) {
 static void tell_losses(const struct peer *peer, const struct survivor *survivor, const struct wire_barrier *last, struct wire_resumed *resumed) {
     const struct survivor *witness = peer->group->witness;
     uint64_t heard = survivor->resume.accepted ? survivor->resume.epoch.number : last->epoch;
-    if (witness == NULL) return;
+    if (witness == NULL || witness->resume.loss_count == 0) return;
     uint32_t first = 0;
     while (first < witness->resume.loss_count && witness->resume.losses[first].epoch <= heard) first++;
     resumed->loss_count = witness->resume.loss_count - first;
@@ -295,10 +300,11 @@ static void dismiss_rest(struct membership *m) {
     while (m->survivor_count > 0) {
         struct survivor *survivor = m->survivors[0];
         if (survivor->resumes && survivor->resume.accepted)
-            turn_away(m, survivor, WIRE_EXPELLED, survivor->run == m->run ? "the run went on without this peer" : "this master has taken up another run");
+            turn_away(m, survivor, WIRE_EXPELLED, survivor->run == m->run ? "the run went on without this peer" : ANOTHER_RUN);
         else
             register_held(m, survivor);
     }
+    m->said_epoch = 0;
 }
 
 static void take_member(struct membership *m, struct peer *peer, struct survivor *survivor, const struct wire_barrier *last) {
@@ -366,30 +372,79 @@ static void start_new_run(struct membership *m) {
     while (m->survivor_count > 0) register_held(m, m->survivors[0]);
 }
 
+// To the log, and to all that wait, newcomers as well: theirs is a call that does not return.
 static void say(struct membership *m, const struct claim *claim) {
-    if (m->now_ns < m->say_at) return;
-    m->say_at = m->now_ns + SAY_MS * MS_NS;
-    membership_log(m, LOG_WARN, "waits for members of epoch %llu to take their run up: %u of %u are here, more than half are needed",
-                   (unsigned long long)claim->by->resume.epoch.number, claim->present, claim->members);
+    char why[MEMBERSHIP_LOG_BYTES], others[64] = "";
+    uint32_t newcomers = 0;
+    for (uint32_t i = 0; i < m->survivor_count; i++) newcomers += !m->survivors[i]->resumes;
+    if (m->peer_count > 0) snprintf(others, sizeof others, "; until then %u peers have begun a new one", m->peer_count);
+    if (newcomers > 0) snprintf(others, sizeof others, "; newcomers wait with them: %u", newcomers);
+    snprintf(why, sizeof why, "waits to take up the run whose master was lost: %u of the %u members of epoch %llu are here, %u are needed%s", claim->present, claim->members,
+             (unsigned long long)claim->by->resume.epoch.number, claim->members / 2 + 1, others);
+    m->said_epoch = claim->by->resume.epoch.number;
+    if (m->now_ns >= m->say_at) {
+        m->say_at = m->now_ns + SAY_MS * MS_NS;
+        membership_log(m, LOG_ERR, "%s", why); // nothing goes on meanwhile
+    }
+    for (uint32_t i = 0; i < m->survivor_count; i++) {
+        struct survivor *survivor = m->survivors[i];
+        if (survivor->told_ns != 0 && m->now_ns < survivor->told_ns + SAY_MS * MS_NS) continue;
+        survivor->told_ns = m->now_ns;
+        struct wire_header header = {.run = survivor->run};
+        size_t begin = membership_frame_begin(m), length;
+        wire_encode_text(&m->actions.bytes, header, WIRE_WAITING, why);
+        if (membership_frame_end(m, begin, &length)) membership_send_to(m, survivor->conn, begin, length);
+    }
 }
 
-void membership_gather(struct membership *m) {
-    if (m->peer_count > 0 || m->survivor_count == 0) return;
+// Whoever was waited for has given up, or was let go.
+static void say_end(struct membership *m) {
+    if (m->said_epoch != 0) membership_log(m, LOG_WARN, "nobody waits any more for the run of epoch %llu to be taken up: newcomers begin a new one", (unsigned long long)m->said_epoch);
+    m->said_epoch = 0;
+}
+
+// A run that this master has begun while the members of an older one were on their way.
+static bool yield(struct membership *m) {
+    struct claim claim = best_claim(m);
+    if (claim.by == NULL || !has_majority(&claim)) {
+        if (m->now_ns >= m->yields_until)
+            dismiss_rest(m);
+        else if (claim.by != NULL)
+            say(m, &claim);
+        return m->survivor_count == 0;
+    }
+    membership_log(m, LOG_WARN, "lets the young run of %u peers go: %u of the %u members of epoch %llu of an older one have come", m->peer_count, claim.present, claim.members,
+                   (unsigned long long)claim.by->resume.epoch.number);
+    for (uint32_t i = 0; i < m->slots; i++) {
+        struct peer *peer = &m->peers[i];
+        if (!peer->used) continue;
+        if (peer->accepted)
+            membership_expel(m, peer, "the members of an older run have come, whose master this one replaces, and that run goes on: connect again to be in it");
+        else
+            membership_drop(m, peer, LOG_INFO, "it comes again, for the older run"); // by itself, since nobody has told it why
+    }
+    return true;
+}
+
+bool membership_gather(struct membership *m) {
+    if (m->peer_count > 0) return yield(m);
     struct claim claim = best_claim(m);
     if (claim.by == NULL) {
         m->majority_at = INT64_MAX;
+        say_end(m);
         if (m->now_ns >= m->young_until) start_new_run(m);
-        return;
+        return m->peer_count > 0;
     }
     if (!has_majority(&claim)) {
         m->majority_at = INT64_MAX;
         if (m->now_ns >= m->young_until) say(m, &claim);
-        return;
+        return false;
     }
     if (m->majority_at == INT64_MAX) m->majority_at = m->now_ns;
-    if (claim.present < claim.members && m->now_ns < m->majority_at + m->limit_ns) return;
+    if (claim.present < claim.members && m->now_ns < m->majority_at + m->limit_ns) return false;
     ask_promises(m, &claim);
     if (all_promised(m, &claim)) take_up(m, &claim);
+    return m->peer_count > 0;
 }
 
 // ---- events ----
@@ -402,7 +457,7 @@ static struct survivor *add(struct membership *m, uint32_t conn, const struct wi
     survivor->heard_ns = m->now_ns;
     if (m->survivor_count == 0) {
         m->say_at = m->now_ns;
-        m->heartbeat_at = m->now_ns + m->limit_ns / 5;
+        if (m->peer_count == 0) m->heartbeat_at = m->now_ns + m->limit_ns / 5;
     }
     m->survivors[m->survivor_count++] = survivor;
     return survivor;
@@ -428,15 +483,22 @@ static bool keep_resume(struct survivor *survivor, const struct wire_resume *res
     return whole;
 }
 
+// Numbers that no run comes near would overflow in what follows.
 static bool is_sound(const struct wire_header *header, const struct wire_resume *resume) {
-    if (header->run == 0 || header->generation < resume->generation) return false;
+    if (header->run == 0 || header->generation < resume->generation || header->generation > GENERATIONS_MOST || resume->join_number > NUMBERS_MOST) return false;
     if (!resume->accepted) return true;
-    if (resume->barrier.number == 0) return false; // a vote let it in
+    if (resume->epoch.number > NUMBERS_MOST || resume->barrier.number > NUMBERS_MOST || resume->epoch.sync_round >> 32 > resume->generation) return false;
+    if (resume->barrier.number == 0 || resume->barrier.epoch > resume->epoch.number) return false; // a vote let it in
     if (resume->loss_count > 0 && resume->losses[resume->loss_count - 1].epoch > resume->epoch.lost_epoch) return false;
+    for (uint32_t i = 0; i < resume->epoch.count; i++)
+        if (resume->epoch.members[i].join_number > NUMBERS_MOST) return false;
     for (uint32_t i = 0; i < resume->epoch.count; i++)
         if (wire_id_equal(&resume->epoch.members[i].id, &resume->hello.id)) return true;
     return false;
 }
+
+// A run that may have to give way to the one that is resumed.
+static bool is_young(const struct membership *m, uint64_t run) { return run != m->run && m->now_ns < m->yields_until; }
 
 // This master serves a run.
 static void refuse_resume(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_header *header, const struct wire_resume *resume) {
@@ -444,7 +506,7 @@ static void refuse_resume(struct membership *m, uint32_t conn, const struct wire
         membership_register(m, conn, source, &resume->hello); // the run that it waited in is over
         return;
     }
-    const char *why = header->run == m->run ? "the connection broke, and the run went on without this peer" : "this master serves another run by now";
+    const char *why = header->run == m->run ? "the connection broke, and the run went on without this peer" : ANOTHER_RUN;
     membership_turn_away(m, conn, *header, resume->accepted ? WIRE_EXPELLED : WIRE_REFUSED, why);
 }
 
@@ -458,7 +520,7 @@ const struct membership_actions *membership_peer_resumed(struct membership *m, i
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "the master speaks another version of the protocol");
     else if (!sound || !is_sound(header, &resume))
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "malformed RESUME");
-    else if (m->peer_count > 0)
+    else if (m->peer_count > 0 && !is_young(m, header->run))
         refuse_resume(m, conn, source, header, &resume);
     else if (member_here(m, header->run, &resume.hello.id) != NULL)
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "a peer of this id is here");
@@ -492,7 +554,26 @@ bool membership_hold(struct membership *m, uint32_t conn, const struct wire_addr
 
 void membership_set_standby(struct membership *m, bool standby) { m->standby = standby; }
 
-bool membership_is_active(const struct membership *m) { return m->peer_count + m->survivor_count > 0; }
+enum wire_activity membership_activity(const struct membership *m) {
+    return m->peer_count > 0 ? WIRE_SERVES : m->survivor_count > 0 ? WIRE_GATHERS
+                                                                   : WIRE_IDLE;
+}
+
+const struct membership_actions *membership_send_on(struct membership *m, int64_t now_ns) {
+    membership_begin_event(m, now_ns);
+    struct claim claim = best_claim(m);
+    if (m->peer_count > 0 || has_majority(&claim)) return membership_settle(m);
+    while (m->survivor_count > 0) {
+        struct survivor *survivor = m->survivors[0];
+        if (!survivor->resumes) {
+            turn_away(m, survivor, WIRE_REFUSED, STANDBY);
+            continue;
+        }
+        membership_close(m, survivor->conn); // without a word: it looks further down its list
+        forget(m, survivor);
+    }
+    return membership_settle(m);
+}
 
 // Peers that know other masters may go on there without this one, if they are more than half.
 static bool know_others(const struct membership *m) {
@@ -563,14 +644,16 @@ void membership_gather_tick(struct membership *m) {
     // A newcomer says nothing before its WELCOME.
     for (uint32_t i = m->survivor_count; i-- > 0;)
         if (m->survivors[i]->resumes && m->survivors[i]->heard_ns + m->limit_ns <= m->now_ns) turn_away(m, m->survivors[i], WIRE_REFUSED, "silent beyond the heartbeat limit");
-    if (m->survivor_count == 0 || m->heartbeat_at > m->now_ns) return;
-    m->heartbeat_at = m->now_ns + m->limit_ns / 5;
+}
+
+void membership_gather_beat(struct membership *m) {
     for (uint32_t i = 0; i < m->survivor_count; i++) tell(m, m->survivors[i], WIRE_HEARTBEAT, 0);
 }
 
 int64_t membership_gather_deadline(const struct membership *m) {
     if (m->survivor_count == 0) return INT64_MAX;
     int64_t next = m->heartbeat_at;
+    if (m->peer_count > 0 && m->yields_until < next) next = m->yields_until;
     for (uint32_t i = 0; i < m->survivor_count; i++)
         if (m->survivors[i]->resumes && m->survivors[i]->heard_ns + m->limit_ns < next) next = m->survivors[i]->heard_ns + m->limit_ns;
     if (m->now_ns < m->young_until && m->young_until < next) next = m->young_until;

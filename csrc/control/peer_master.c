@@ -53,7 +53,7 @@ static void fail_dial(struct peer *p, pcclResult_t code, const char *what, int e
     leave_master(p);
     bool more = seek_failed(&p->seek, now);
     if (p->seeking) {
-        if (seek_tells(&p->seek, now)) LOG(LOG_WARN, "still looking for a master: %s", text);
+        if (seek_tells(&p->seek, now)) LOG(LOG_ERR, "still looking for a master: %s", text);
     } else if (more) {
         dial_master(p, now);
     } else {
@@ -133,7 +133,7 @@ void peer_seek_master(struct peer *p, int64_t now) {
         seek_failed(&p->seek, now);
         return;
     }
-    LOG(LOG_WARN, "%s: looking for a master for up to %u s", member_lost_why(p->member), p->params.recovery_limit_ms / 1000);
+    LOG(LOG_ERR, "%s: looking for a master for up to %u s, while calls wait", member_lost_why(p->member), p->params.recovery_limit_ms / 1000);
     p->seeking = true;
     p->lost_at = now;
     seek_begin(&p->seek, true, now);
@@ -156,9 +156,11 @@ static void resume_master(struct peer *p, int64_t now) {
     p->warned_at = now;
 }
 
-// At a later master of the list without enough others: they may be at an earlier one by now.
+// At a later master of the list without enough others: they may be at an earlier one by now. Not before that one, where more than half are,
+// had the time to wait for the rest.
 static void look_again(struct peer *p, int64_t now) {
-    if (!p->seeking || !p->master_connected || p->seek.at == 0 || now < p->warned_at + (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS) return;
+    int64_t patience = SEEK_PATIENCE_LIMITS * (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS;
+    if (!p->seeking || !p->master_connected || p->seek.at == 0 || now < p->warned_at + patience) return;
     peer_event_begin(p);
     member_disconnected(p->member, "no run was taken up there", now, &p->actions);
     peer_event_end(p, now);

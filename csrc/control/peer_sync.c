@@ -147,8 +147,10 @@ static pcclResult_t collect_sync(struct peer *p, pcclSharedState_t *state, pcclS
         return pcclSuccess;
     }
     if (!p->vote.done) return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed while it waited in sync_shared_state");
-    if (p->phase == PHASE_DEAD && read_only != NULL) return detail_fail(p->vote.code, "the communicator died in sync_shared_state: %s (entry \"%s\")", p->reason, read_only);
-    if (p->phase == PHASE_DEAD) return detail_fail(p->vote.code, "the communicator died in sync_shared_state: %s", p->reason);
+    bool ended = p->vote.code == pcclNoSharedStateAvailable; // the round, for all; this peer may have died after it
+    if (p->phase == PHASE_DEAD && !ended && read_only != NULL)
+        return detail_fail(p->vote.code, "the communicator died in sync_shared_state: %s (entry \"%s\")", p->reason, read_only);
+    if (p->phase == PHASE_DEAD && !ended) return detail_fail(p->vote.code, "the communicator died in sync_shared_state: %s", p->reason);
     return detail_fail(p->vote.code, "no shared state is available: %s", p->sync.text);
 }
 

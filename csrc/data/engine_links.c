@@ -6,7 +6,7 @@
 
 #include "data/engine_private.h"
 
-static struct peer *peer_find(struct engine *engine, const struct wire_id *id) {
+struct peer *peer_find(struct engine *engine, const struct wire_id *id) {
     struct peer *peer = engine->peers;
     while (peer != NULL && !wire_id_equal(&peer->id, id)) peer = peer->next;
     return peer;

@@ -375,7 +375,8 @@ int silence_timeout_ms(const struct engine *engine, int timeout_ms); // until th
 void engine_wake(struct engine *engine); // lock held
 
 // ---- engine_links.c, lock held ----
-struct peer *peer_get(struct engine *engine, const struct wire_id *id); // NULL: no memory
+struct peer *peer_find(struct engine *engine, const struct wire_id *id); // NULL: there is none
+struct peer *peer_get(struct engine *engine, const struct wire_id *id);  // no longer dropped; or a new one; NULL: no memory
 void peers_free_dropped(struct engine *engine);                         // thread; those that nothing points at
 struct lane *engine_lane(struct peer *peer, uint32_t index);            // the lane of this index, or the one that stands in for it
 

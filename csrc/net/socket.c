@@ -211,7 +211,7 @@ void socket_close(int fd) {
 
 bool socket_address_parse(const char *text, size_t length, struct wire_address *out) {
     char copy[80];
-    if (length >= sizeof copy) return false;
+    if (length >= sizeof copy || memchr(text, 0, length) != NULL) return false;
     memcpy(copy, text, length);
     copy[length] = 0;
     char *colon = strrchr(copy, ':'), *host = copy, *end;
@@ -219,13 +219,14 @@ bool socket_address_parse(const char *text, size_t length, struct wire_address *
     *colon = 0;
     unsigned long port = strtoul(colon + 1, &end, 10);
     if (*end != 0 || port < 1 || port > UINT16_MAX) return false;
-    memset(out, 0, sizeof *out);
-    out->port = (uint16_t)port;
-    out->family = 4;
-    if (inet_pton(AF_INET, host, out->bytes) == 1) return true;
+    struct wire_address found = {.family = 4, .port = (uint16_t)port};
     size_t width = strlen(host);
-    if (width < 2 || host[0] != '[' || host[width - 1] != ']') return false;
-    host[width - 1] = 0;
-    out->family = 6;
-    return inet_pton(AF_INET6, host + 1, out->bytes) == 1;
+    bool bracketed = width >= 2 && host[0] == '[' && host[width - 1] == ']';
+    if (bracketed) {
+        host[width - 1] = 0;
+        found.family = 6;
+    }
+    if (inet_pton(bracketed ? AF_INET6 : AF_INET, bracketed ? host + 1 : host, found.bytes) != 1) return false;
+    *out = found;
+    return true;
 }

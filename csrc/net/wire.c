@@ -79,6 +79,7 @@ static const struct {
     [WIRE_MOVED] = {"MOVED", 0, 0},
     [WIRE_STATUS] = {"STATUS", 0, 0},
     [WIRE_STATUS_IS] = {"STATUS_IS", 1, 1},
+    [WIRE_WAITING] = {"WAITING", 2, 2 + WIRE_MAX_TEXT},
     [WIRE_LINK_HELLO] = {"LINK_HELLO", LINK_HELLO_BYTES, LINK_HELLO_BYTES},
     [WIRE_LINK_ACK] = {"LINK_ACK", 0, 0},
     [WIRE_READY] = {"READY", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
@@ -651,7 +652,7 @@ void wire_encode_resumed(struct wire_buffer *out, struct wire_header header, con
 
 void wire_encode_status_is(struct wire_buffer *out, struct wire_header header, const struct wire_status *message) {
     uint8_t *at = begin(out, header, WIRE_STATUS_IS, 1);
-    if (at != NULL) put_u8(at, message->active);
+    if (at != NULL) put_u8(at, message->activity);
 }
 
 void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *message) {
@@ -919,6 +920,7 @@ bool wire_decode_resume(const uint8_t *body, size_t length, struct wire_resume *
     for (uint32_t i = 0; i < out->past_count; i++) {
         get_op_name(&in, &out->past[i].name);
         out->past[i].kind = get_enum(&in, WIRE_VERDICT_COMMIT, WIRE_VERDICT_MISMATCH);
+        if (out->past[i].kind != WIRE_VERDICT_COMMIT && out->past[i].kind != WIRE_VERDICT_MISMATCH) in.bad = true;
     }
     out->loss_count = get_losses(&in, out->losses);
     return reader_complete(&in);
@@ -932,13 +934,13 @@ bool wire_decode_resumed(const uint8_t *body, size_t length, struct wire_resumed
     get_barrier(&in, &out->barrier);
     out->loss_count = get_losses(&in, out->losses);
     get_sync_end(&in, &out->sync);
-    if (out->heartbeat_limit_ms == 0) in.bad = true;
+    if (out->heartbeat_limit_ms == 0 || (out->barrier_ended && out->barrier.number == 0)) in.bad = true;
     return reader_complete(&in);
 }
 
 bool wire_decode_status_is(const uint8_t *body, size_t length, struct wire_status *out) {
     struct reader in = reader_of(body, length);
-    out->active = get_enum(&in, 0, 1);
+    out->activity = get_enum(&in, WIRE_IDLE, WIRE_SERVES);
     return reader_complete(&in);
 }
 

@@ -62,6 +62,7 @@ enum wire_type {
     WIRE_MOVED,       // peer -> master, empty body: the master was silent, so I look for another one
     WIRE_STATUS,      // master -> master, the first frame of a connection, empty body: do you serve a run?
     WIRE_STATUS_IS,   // the answer
+    WIRE_WAITING,     // master -> peer, text: there is no run to be in yet, and why
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted
@@ -404,8 +405,11 @@ struct wire_resumed {
     struct wire_sync_end sync;
 };
 
+enum wire_activity { WIRE_IDLE,
+                     WIRE_GATHERS, // members of a run have come to resume it, or newcomers wait for them
+                     WIRE_SERVES };
 struct wire_status {
-    uint8_t active; // serves a run, or members of one have come to resume it
+    uint8_t activity; // wire_activity
 };
 
 enum wire_link_kind { WIRE_LINK_DATA = 1,

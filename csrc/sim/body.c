@@ -259,6 +259,9 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
         s->counts[COUNT_FOUND]++;
         SIM_TRACE(s, "peer %d: goes on with a master", slot + 1);
         return;
+    case MEMBER_WAITING:
+        SIM_TRACE(s, "peer %d: hears that the master %s", slot + 1, member_waits_why(p->mind));
+        return;
     case MEMBER_DIE:
         s->counts[COUNT_EXPELLED]++;
         judge_dies(s, slot, member_text(p->mind), "dead");

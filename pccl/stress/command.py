@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import importlib
 import importlib.util
+import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 import pccl
-from pccl.stress.options import BACKENDS, MOST_PEERS, Options
+from pccl.stress.options import BACKENDS, MOST_PEERS, MOST_STANDBYS, Options
 from pccl.stress.schedule import DEFAULT_RATES, Fault, rates_text, read_rates
 
 if TYPE_CHECKING:
@@ -46,7 +49,8 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
 
 
 @click.command(
-    epilog="Exit status: 0 everything held, 1 something did not, 2 bad arguments or missing packages, 130 Ctrl-C.",
+    epilog="Exit status: 0 everything held, 1 something did not, 2 bad arguments or missing packages, 130 Ctrl-C (the summary of "
+    "what was done until then is written).",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option("--peers", type=click.IntRange(2, MOST_PEERS), default=3, show_default=True, help="places that peers take")
@@ -71,6 +75,13 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
     "--baseline",
     type=click.FloatRange(0, 3600),
     help="seconds without faults, half before and half after, to compare with; 0: none",
+)
+@click.option(
+    "--standbys",
+    type=click.IntRange(0, MOST_STANDBYS),
+    default=0,
+    show_default=True,
+    help="masters that take over: every other killed master then stays away for some time",
 )
 @click.option("--keep-going", is_flag=True, help="go on after something was found")
 @click.option(
@@ -132,7 +143,18 @@ def _options(context: click.Context, given: dict[str, Any], recording: Recording
     if given["seconds"] is not None and given["minutes"] is not None:
         raise click.UsageError("--seconds and --minutes exclude each other")
     if recording is not None:
-        fixed = ("peers", "seconds", "minutes", "seed", "fault_every", "faults", "elements", "heartbeat_limit", "backend")
+        fixed = (
+            "peers",
+            "seconds",
+            "minutes",
+            "seed",
+            "fault_every",
+            "faults",
+            "elements",
+            "heartbeat_limit",
+            "backend",
+            "standbys",
+        )
         named = [name for name in fixed if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
         if named:
             raise click.UsageError(f"--replay takes --{named[0].replace('_', '-')} from the log")
@@ -145,8 +167,6 @@ def _options(context: click.Context, given: dict[str, Any], recording: Recording
         if given["replay"] and log.resolve() == given["replay"].resolve():
             log = log.with_name("replay.jsonl")
         log.open("a").close()
-        for old in (*out.glob("peer-*.log"), *out.glob("master.log")):
-            old.unlink()
     except OSError as error:
         raise click.UsageError(f"cannot write to {error.filename or out}: {error.strerror}") from None
     fields: dict[str, Any] = {
@@ -159,7 +179,10 @@ def _options(context: click.Context, given: dict[str, Any], recording: Recording
         "beat": given["heartbeat_limit"],
         "backend": given["backend"],
         "keep_going": given["keep_going"],
+        "standbys": given["standbys"],
     }
+    if fields["standbys"] and fields["backend"] != "pccl":
+        raise click.UsageError(f"--standbys: --backend {fields['backend']} has one master")
     if recording is not None:
         fields |= {name: value for name, value in recording.options.items() if name in fields}
         fields["keep_going"] = given["keep_going"]
@@ -182,25 +205,29 @@ def _loop_factory(console: Console) -> Callable[[], asyncio.AbstractEventLoop]:
     return factory
 
 
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """The block is the only run that writes to the folder, which has no files of an earlier one then."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for old in (*folder.glob("peer-*.log"), *folder.glob("master-*.log")):
+            old.unlink()
+        yield
+    except BlockingIOError:
+        raise click.UsageError(f"another run writes to {folder}: give this one another folder with --out") from None
+    finally:
+        os.close(descriptor)
+
+
 def run(options: Options, recording: Recording | None = None, *, by_steps: bool = False, plain: bool = False) -> int:
     """Runs it, and gives the exit status. No process outlives the call."""
     from rich.console import Console
 
-    from pccl.stress.conductor import BrokenRunError
-    from pccl.stress.processes import NurseryError
-
     console = Console()
     faults = recording.faults if recording is not None else options.faults()
-    with asyncio.Runner(loop_factory=_loop_factory(console)) as runner:
-        try:
-            return runner.run(_perform(options, recording, faults, console, by_steps=by_steps, plain=plain))
-        except (BrokenRunError, NurseryError) as error:
-            console.print(f"[red]{error}[/red]; the logs are in {options.out}", highlight=False)
-            return 1
-        except InterruptedRunError as error:
-            number = signal.Signals[str(error)]
-            console.print(f"ended by {number.name}; all processes are stopped")
-            return 128 + number
+    with _alone_in(options.out), asyncio.Runner(loop_factory=_loop_factory(console)) as runner:
+        return runner.run(_perform(options, recording, faults, console, by_steps=by_steps, plain=plain))
 
 
 async def _perform(
@@ -208,44 +235,55 @@ async def _perform(
 ) -> int:
     from pccl.stress.conductor import Run
     from pccl.stress.events import EventLog
+    from pccl.stress.processes import NurseryError
 
-    interrupted = _Interruption()
+    interruption = _Interruption()
+    run = Run(options, faults)
     calm: list[Run] = []
 
     async def run_undisturbed() -> None:
-        if options.baseline > 0:
+        if options.baseline > 0 and not run.violations:
             calm.append(Run(options.undisturbed(), []))
             title = f"without faults, for {options.baseline / 2:.0f} s"
-            await interrupted.guard(_conduct(calm[-1], None, console, title, plain=plain))
+            await interruption.guard(_conduct(calm[-1], None, console, title, plain=plain))
+            run.violations.extend(calm[-1].violations)
 
-    await run_undisturbed()
-    if calm and calm[0].violations:
-        return _conclude(calm[0], 0.0, None, None, console)
-    with EventLog(options.log) as log:
-        run = Run(options, faults)
-        log.write(
-            "start",
-            0.0,
-            options=options.to_fields(),
-            faults=[fault.to_fields() for fault in faults],
-            version=pccl.__version__,
-            python=sys.version.split()[0],
-        )
-        title = f"{options.peers} peers, seed {options.seed}, {len(faults)} faults in {options.seconds:.0f} s"
-        await interrupted.guard(_conduct(run, log, console, title, plain=plain, by_steps=by_steps))
+    async def run_disturbed(log: EventLog) -> None:
         if not run.violations:
+            title = f"{options.peers} peers, seed {options.seed}, {len(faults)} faults in {options.seconds:.0f} s"
+            await interruption.guard(_conduct(run, log, console, title, plain=plain, by_steps=by_steps))
+
+    cut_short = ""
+    with EventLog(options.log) as log:
+        try:
+            log.write(
+                "start",
+                log.epoch,
+                options=options.to_fields(),
+                faults=[fault.to_fields() for fault in faults],
+                version=pccl.__version__,
+                python=sys.version.split()[0],
+            )
+            await run_undisturbed()
+            await run_disturbed(log)
             await run_undisturbed()  # the machine may have become busier, or less busy
-            run.violations.extend(violation for one in calm[1:] for violation in one.violations)
+        except InterruptedRunError as error:
+            cut_short = str(error)
+        except NurseryError as error:
+            cut_short = f"{error}; the logs are in {options.out}"
+        except OSError as error:
+            cut_short = f"cannot write to {error.filename or options.out}: {error.strerror}"
         seconds = sum(one.lasted for one in calm)
         baseline = sum(one.counts["bytes"] for one in calm) / seconds if seconds else 0.0
-        return _conclude(run, baseline, log, recording, console)
+        status = _conclude(run, baseline, cut_short, log, recording, console)
+    return 128 + interruption.number if interruption.number is not None else status
 
 
 class _Interruption:
     """The signals that end a program cancel what runs, and only that: so that it can put everything away."""
 
     def __init__(self) -> None:
-        self._number: signal.Signals | None = None
+        self.number: signal.Signals | None = None
         self._task: asyncio.Task[None] | None = None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # what the parent had us ignore (nohup, a background job) stays ignored
@@ -253,7 +291,7 @@ class _Interruption:
                 asyncio.get_running_loop().add_signal_handler(number, self._note, number)
 
     def _note(self, number: signal.Signals) -> None:
-        self._number = number
+        self.number = number
         if self._task is not None:
             self._task.cancel()
 
@@ -263,10 +301,10 @@ class _Interruption:
         try:
             await self._task
         except asyncio.CancelledError:
-            if self._number is None:
+            if self.number is None:
                 raise
-        if self._number is not None:
-            raise InterruptedRunError(self._number.name)
+        if self.number is not None:
+            raise InterruptedRunError(f"ended by {self.number.name}")
 
 
 async def _conduct(run: Run, log: EventLog | None, console: Console, title: str, *, plain: bool, by_steps: bool = False) -> None:
@@ -278,28 +316,31 @@ async def _conduct(run: Run, log: EventLog | None, console: Console, title: str,
         await Conductor(run, run.options.out, log, display, by_steps=by_steps).conduct()
 
 
-def _conclude(run: Run, baseline: float, log: EventLog | None, recording: Recording | None, console: Console) -> int:
+def _conclude(run: Run, baseline: float, cut_short: str, log: EventLog, recording: Recording | None, console: Console) -> int:
     """Summary, picture, verdict."""
-    import json
-
     from rich.text import Text
 
     from pccl.stress.events import differences
-    from pccl.stress.summary import outcome, plot, print_summary
+    from pccl.stress.summary import outcome, print_summary, write_files
 
-    found = outcome(run, baseline)
+    found = outcome(run, baseline, cut_short)
     print_summary(console, run, found)
-    if log is not None:
+    try:
         log.write("end", log.epoch + run.lasted, outcome=found)
-    out = run.options.out
-    (out / "summary.json").write_text(json.dumps({"options": run.options.to_fields(), **found}, indent=1) + "\n")
-    plot(run, baseline, out / "throughput.png")
-    console.print(Text(f"events in {run.options.log}, throughput in {out / 'throughput.png'}"), soft_wrap=True)
+        write_files(run, found)
+        console.print(
+            Text(f"events in {run.options.log}; summary.json, summary.md and throughput.png in {run.options.out}"), soft_wrap=True
+        )
+    except OSError as error:
+        cut_short = cut_short or f"cannot write to {error.filename or run.options.out}: {error.strerror}"
     if recording is not None:
         apart = differences(recording.outcome, found)
         console.print(Text("the outcome is that of the recorded run" if not apart else "the outcome is another one:"))
         for text in apart:
             console.print(Text(f"       {text}"), soft_wrap=True)
-    passed = bool(found["passed"])
-    console.print(Text("PASSED", style="bold green") if passed else Text("FAILED", style="bold red"))
+    if cut_short:
+        console.print(Text(f"cut short: {cut_short}; all processes are stopped", style="yellow"), soft_wrap=True)
+    passed = bool(found["passed"]) and not cut_short
+    verdict = "PASSED" if passed else "FAILED" if run.violations else "CUT SHORT, nothing found until then"
+    console.print(Text(verdict, style="bold green" if passed else "bold red" if run.violations else "yellow"))
     return 0 if passed else 1

@@ -7,7 +7,6 @@ stands still, what everyone uses. What happened is kept in ``Run``, which the di
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from collections import Counter
@@ -22,11 +21,11 @@ from pccl.stress.events import EventLog
 from pccl.stress.judge import DEFAULT_GROWTH, Judge, Usage, Violation, growth
 from pccl.stress.nursery import DUMP_SIGNAL
 from pccl.stress.options import Options
-from pccl.stress.processes import Child, Nursery, free_port
+from pccl.stress.processes import Child, Nursery, free_ports
 from pccl.stress.progress import Place
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, Report, Stepped, Task, Waiting
-from pccl.stress.schedule import Fault
-from pccl.stress.workload import MOST_OPS
+from pccl.stress.schedule import MASTER_BACK_SECONDS, Fault
+from pccl.stress.workload import most_bytes
 
 WATCH_SECONDS = 0.2
 SAMPLE_SECONDS = 1.0
@@ -40,7 +39,6 @@ LEAVE_SECONDS = 10.0
 """How long the processes may take to leave once the last step is done, beyond the bound."""
 
 AGENT_SECONDS = 0.02
-ELEMENT_BYTES = 8  # of the largest type
 
 MODULES = {
     "pccl": ("pccl.stress.worker", "pccl.stress.master"),
@@ -76,6 +74,16 @@ class Process:
     descriptors: int = 0
 
 
+@dataclass(kw_only=True, eq=False)
+class Master:
+    """The place of a master, or of a standby."""
+
+    address: str
+    log: str
+    child: Child | None = None  # None: it was killed, and is not back yet
+    usages: list[Usage] = field(default_factory=list)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Moment:
     """What was committed since the last one."""
@@ -94,13 +102,13 @@ class Run:
         self.faults = list(faults)
         self.judge = Judge(heartbeat_limit=options.beat, bound=options.bound, recovery=options.recovery)
         self.processes: dict[int, Process] = {}  # living, by serial
+        self.masters: list[Master] = []
         self.moments: list[Moment] = []
         self.applied: list[Fault] = []
         self.counts: Counter[str] = Counter()
         self.epoch = 0.0  # when it had formed, on the monotonic clock
         self.lasted = 0.0  # seconds
         self.longest = (0.0, "")  # wait in one call
-        self.grown: list[str] = []
         self._counted: dict[tuple[int, int], float] = {}
 
     @property
@@ -123,7 +131,7 @@ class Run:
             self._counted = dict(list(self._counted.items())[-1024:])
         self.counts["steps"] += 1
         self.counts["ops"] += len(report.ops)
-        self.counts["bytes"] += sum(op.size * op.who.bit_count() for op in report.ops)  # of all that took part
+        self.counts["bytes"] += sum(op.reduced for op in report.ops)  # of all that took part
         self.counts[f"{report.work} steps"] += 1
 
     def goodput(self) -> float:
@@ -141,10 +149,6 @@ class Display(Protocol):
         """Print a line of news."""
 
 
-class BrokenRunError(Exception):
-    """The run cannot go on; the message says why."""
-
-
 class Conductor:
     """Conducts one run."""
 
@@ -156,10 +160,14 @@ class Conductor:
         self._by_steps = by_steps
         self._peer_module, self._master_module = MODULES[run.options.backend]
         self._agent = Agent(run.options.beat + 1) if run.options.backend == "gloo" else None
-        self._address = f"127.0.0.1:{free_port()}"
+        self._masters = [
+            Master(address=f"127.0.0.1:{port}", log=f"master-{number}.log")
+            for number, port in enumerate(free_ports(1 + run.options.standbys))
+        ]
+        run.masters = self._masters
+        self._addresses = ",".join(master.address for master in self._masters)
         # What one step allocates comes and goes, and differs from step to step.
-        step_bytes = 2 * MOST_OPS * run.options.elements * ELEMENT_BYTES
-        self._growth_limits = replace(DEFAULT_GROWTH, bytes=DEFAULT_GROWTH.bytes + step_bytes)
+        self._growth_limits = replace(DEFAULT_GROWTH, bytes=DEFAULT_GROWTH.bytes + most_bytes(run.options.elements))
         self._serial = 0
         self._last_world = 1
         self._free_codes = list(range(CODES))
@@ -167,31 +175,26 @@ class Conductor:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._going_on = True  # the places of the dead are taken again
         self._nursery: Nursery
-        self._master: Child | None = None
-        self._master_usages: list[Usage] = []
 
     async def conduct(self) -> None:
         """The whole run. No process outlives it, whatever happens."""
         async with Nursery([self._peer_module, self._master_module], self._folder) as self._nursery:
+            body: asyncio.Task[None] | None = None
             try:
-                await self._start_master()
+                for master in self._masters:
+                    await self._start_master(master)
                 self._do(self._watch())
                 if self._agent is not None:
                     self._do(self._form_groups(self._agent))
                 body = asyncio.create_task(self._perform())
                 await asyncio.wait({body, self._failure}, return_when=asyncio.FIRST_COMPLETED)
-                if self._failure.done():
-                    body.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await body
-                    self._failure.result()
-                else:
-                    body.result()
+                (self._failure if self._failure.done() else body).result()
             finally:
                 self._run.lasted = time.monotonic() - self._run.epoch if self._run.epoch else 0.0
-                for task in self._tasks:
+                going_on = {*self._tasks, body} if body is not None else self._tasks
+                for task in going_on:
                     task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await asyncio.gather(*going_on, return_exceptions=True)
 
     async def _perform(self) -> None:
         for slot in range(self._options.peers):
@@ -200,6 +203,7 @@ class Conductor:
         self._run.epoch = time.monotonic()
         if self._log is not None:
             self._log.epoch = self._run.epoch
+        self._note("formed", self._run.epoch)
         for fault in self._run.faults:
             await self._reach(fault)
             self._do(self._apply(fault))
@@ -219,17 +223,22 @@ class Conductor:
 
     # ---- processes ----
 
-    async def _start_master(self) -> None:
-        task = {"listen": self._address, "beat": self._options.beat}
-        self._master = await self._nursery.start(self._master_module, task, self._folder / "master.log", {})
-        self._master_usages = []
-        self._do(self._mind_master(self._master))
+    async def _start_master(self, master: Master) -> None:
+        task = {
+            "listen": master.address,
+            "beat": self._options.beat,
+            "masters": self._addresses if self._options.standbys else None,
+        }
+        master.child = await self._nursery.start(self._master_module, task, self._folder / master.log, {})
+        master.usages = []
+        self._do(self._mind_master(master, master.child))
 
-    async def _mind_master(self, child: Child) -> None:
+    async def _mind_master(self, master: Master, child: Child) -> None:
         status = await child.status
         child.close()
-        if child is self._master and self._going_on:
-            raise BrokenRunError(f"the master ended by itself, with status {status}")
+        if child is master.child and self._going_on:
+            self._judge.master_ended(time.monotonic(), f"the master at {master.address} ended by itself, with status {status}")
+            self._look_at_violations()
 
     async def _start_peer(self, slot: int) -> Process:
         serial = self._serial
@@ -241,7 +250,7 @@ class Conductor:
             serial=serial,
             slot=slot,
             code=code,
-            masters=self._address,
+            masters=self._addresses,
             seed=options.seed,
             elements=options.elements,
             beat=options.beat,
@@ -410,14 +419,26 @@ class Conductor:
             process.child.order({"order": "leave"})
 
     async def _kill_master(self, fault: Fault) -> None:
-        if self._master is None:
+        """Kills the one that serves, which is the one with connections; it comes back, but a standby may be faster."""
+        now = time.monotonic()
+        living = [(child, master) for master in self._masters if (child := master.child) is not None]
+        if not living:
             return
-        self._judge.master_died(time.monotonic())
-        old, self._master = self._master, None
-        old.signal(signal.SIGKILL)
-        await old.status
-        await asyncio.sleep(fault.back)
-        await self._start_master()
+        usages = [child.usage(now) for child, _ in living]
+        descriptors = [usage.descriptors if usage is not None else 0 for usage in usages]
+        child, master = living[descriptors.index(max(descriptors))]
+        back = fault.back if len(living) > 1 else min(fault.back, MASTER_BACK_SECONDS[1])
+        self._judge.master_died(now)
+        self._judge_master_growth(master)
+        master.child = None
+        child.signal(signal.SIGKILL)
+        await child.status
+        await asyncio.sleep(back)
+        await self._start_master(master)
+
+    def _judge_master_growth(self, master: Master) -> None:
+        if grown := growth(master.usages, DEFAULT_GROWTH):
+            self._judge.grew(time.monotonic(), f"the master at {master.address}: {grown}")
 
     # ---- watching ----
 
@@ -477,9 +498,10 @@ class Conductor:
                 process.descriptors = usage.descriptors
                 beyond = max(0, usage.descriptors - OWN_DESCRIPTORS - LINK_DESCRIPTORS * (members - 1))
                 process.usages.append(replace(usage, descriptors=beyond))
-        if self._master is not None and (usage := self._master.usage(now)) is not None:
-            self._master_usages.append(usage)
-            usages[-1] = [usage.bytes, usage.descriptors]
+        for number, master in enumerate(self._masters):
+            if master.child is not None and (usage := master.child.usage(now)) is not None:
+                master.usages.append(usage)
+                usages[-1 - number] = [usage.bytes, usage.descriptors]
         if self._run.epoch:
             counts = self._run.counts
             self._note("sample", now, bytes=counts["bytes"], ops=counts["ops"], steps=counts["steps"], usage=usages)
@@ -536,6 +558,6 @@ class Conductor:
         while self._run.processes and time.monotonic() < end:
             await asyncio.sleep(0.02)
         self._judge.finish(time.monotonic(), [process.serial for process in staying])
-        if grown := growth(self._master_usages, DEFAULT_GROWTH):
-            self._judge.grew(time.monotonic(), f"the master: {grown}")
+        for master in self._masters:
+            self._judge_master_growth(master)
         self._look_at_violations()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,15 @@ class Pattern:
 
     def __init__(self, dtype: str, most: int) -> None:
         self.dtype = np.dtype(dtype)
-        self._digits, bits = _LAYOUT[dtype]
+        self._digits, self._bits = _LAYOUT[dtype]
+        self._most = most
         self.parts = CODES // self._digits
-        rng = random.Random(f"pattern {dtype}")
-        odd = [rng.getrandbits(bits - 1) * 2 + 1 if bits > 1 else 1 for _ in range(PERIOD)]
-        self._base = np.resize(np.array(odd, np.uint64).astype(self.dtype), most + PERIOD)
+
+    @cached_property
+    def _base(self) -> Array:
+        rng = random.Random(f"pattern {self.dtype}")
+        odd = [rng.getrandbits(self._bits - 1) * 2 + 1 for _ in range(PERIOD)]
+        return np.resize(np.array(odd, np.uint64).astype(self.dtype), self._most + PERIOD)
 
     def numbers(self, count: int, shift: int) -> Array:
         """The odd numbers of an op."""
@@ -68,10 +73,12 @@ class Pattern:
         np.multiply(self.numbers(out.size, shift)[part :: self.parts], weight, out=out[part :: self.parts])
         return out
 
-    def read(self, result: Array, shift: int, divisor: int = 1) -> Reading:
-        """Who is in a sum, or in an average by `divisor`."""
-        numbers = self.numbers(result.size, shift)
-        weights = [self._weight(result[part], numbers[part], divisor) for part in range(self.parts)]
+    def read(self, result: Array, shift: int, divisor: int = 1, start: int = 0) -> Reading:
+        """Who is in a sum, or in an average by `divisor`; of the elements from `start` on, if it is a piece of one."""
+        turn = start % self.parts  # the first element of the piece belongs to this part
+        numbers = self.numbers(start + result.size, shift)[start:]
+        places = [(part - turn) % self.parts for part in range(self.parts)]
+        weights = [self._weight(result[place], numbers[place], divisor) for place in places]
         who, fault = 0, ""
         for part, weight in enumerate(weights):
             for digit in range(self._digits):
@@ -81,7 +88,7 @@ class Pattern:
                 if times > 1:
                     fault = f"code {code} is in it {times} times"
         if not fault:
-            fault = self._compare(result, weights, numbers, divisor)
+            fault = self._compare(result, places, weights, numbers, divisor)
         return Reading(who, fault)
 
     def _weight(self, element: Any, number: Any, divisor: int) -> int:
@@ -91,16 +98,16 @@ class Pattern:
         modulus = 1 << 8 * self.dtype.itemsize
         return int(element) * pow(int(number) % modulus, -1, modulus) % modulus
 
-    def _compare(self, result: Array, weights: list[int], numbers: Array, divisor: int) -> str:
-        for part, weight in enumerate(weights):
-            wanted = numbers[part :: self.parts] * self._as_element(weight)
+    def _compare(self, result: Array, places: list[int], weights: list[int], numbers: Array, divisor: int) -> str:
+        for first, weight in zip(places, weights, strict=True):
+            wanted = numbers[first :: self.parts] * self._as_element(weight)
             if divisor != 1:
                 wanted = wanted / self.dtype.type(divisor)
-            found = result[part :: self.parts]
+            found = result[first :: self.parts]
             if not np.array_equal(found, wanted):
                 place = int(np.flatnonzero(found != wanted)[0])
                 return (
-                    f"element {place * self.parts + part} of {result.size} is {found[place]}, not {wanted[place]}; "
+                    f"element {place * self.parts + first} of {result.size} is {found[place]}, not {wanted[place]}; "
                     f"{np.count_nonzero(found != wanted)} are wrong"
                 )
         return ""
@@ -124,8 +131,8 @@ class Constants:
         out[:] = 2.0**code
         return out
 
-    def read(self, result: Array, shift: int, divisor: int = 1) -> Reading:
-        """Who is in a sum."""
+    def read(self, result: Array, shift: int, divisor: int = 1, start: int = 0) -> Reading:
+        """Who is in a sum, or in a piece of one."""
         value = float(result[0])
         if not (0 < value < 2.0**CODES and value == int(value)):
             return Reading(0, f"{value} is no sum of powers of two")

@@ -73,7 +73,9 @@ class LiveDisplay:
         now = time.monotonic()
         for process in sorted(run.processes.values(), key=lambda process: (process.slot, process.serial)):
             table.add_row(*self._row(process, now))
-        return Group(table, self._rates(run), Text(f"faults   {faults_text(run)}"), self._verdict(run))
+        masters = ", ".join(f"{one.address} {'is up' if one.child is not None else 'was killed'}" for one in run.masters)
+        lines = f"masters  {masters}\nfaults   {faults_text(run)}"
+        return Group(table, self._rates(run), Text(lines), self._verdict(run))
 
     @staticmethod
     def _row(process: Process, now: float) -> list[str | Text]:

@@ -1,6 +1,7 @@
-"""The log of a run: one JSON object per line, `t` in seconds since the run had formed, `event` saying what it is.
+"""The log of a run: one JSON object per line, `t` in seconds, `event` saying what it is.
 
-start     the options, the versions, the schedule        fault     one that was applied, with the step it met
+start     the options, the versions, the schedule        formed    all peers have come together: `t` begins anew
+fault     one that was applied, with the step it met
 process   one was started        gone      one has ended        report    what one told, without the ops of a step
 sample    throughput and memory of the last second             violation a claim that did not hold        end    the outcome
 """
@@ -8,6 +9,7 @@ sample    throughput and memory of the last second             violation a claim
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +23,18 @@ class EventLog:
     """Written line by line, so that a run that is killed leaves what it had."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w", buffering=1)
-        self.epoch = 0.0  # of the monotonic clock
+        self._path = path
+        self._file = path.open("wb", buffering=0)
+        self.epoch = time.monotonic()  # until the run has formed, its beginning
 
     def write(self, event: str, at: float, **fields: Any) -> None:
-        """Adds one line."""
-        self._file.write(json.dumps({"t": round(at - self.epoch, 4), "event": event, **fields}, separators=(",", ":")) + "\n")
+        """Adds one line; OSError names the file."""
+        line = json.dumps({"t": round(at - self.epoch, 4), "event": event, **fields}, separators=(",", ":"))
+        try:
+            self._file.write(line.encode() + b"\n")
+        except OSError as error:
+            error.filename = self._path
+            raise
 
     def __enter__(self) -> Self:
         """It is open already."""
@@ -75,7 +83,7 @@ class Recording:
 
 def differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
     """What a repeated run found that the recorded one did not, or the other way round. Empty: the same outcome."""
-    if before is None:
+    if before is None or before.get("cut_short"):
         return ["the recorded run was cut off before its end: there is no outcome to compare with"]
     found = []
     if before["passed"] != now["passed"]:

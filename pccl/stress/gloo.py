@@ -27,7 +27,7 @@ from pccl.stress.link import Link, Order
 from pccl.stress.progress import Board
 from pccl.stress.reports import Accepted, Ended, Flaw, OpDone, Stepped, Task, Waiting
 from pccl.stress.worker import FRESH, Buffers, State, guard
-from pccl.stress.workload import StepPlan, plan_step, state_count
+from pccl.stress.workload import StepPlan, largest_count, plan_step
 
 STORE_SECONDS = 5.0
 RANKS = 64
@@ -43,7 +43,7 @@ class Peer:
 
     def __init__(self, task: Task, end: socket.socket, board: int) -> None:
         self._task = task
-        self._contents = contents(max(task.elements, state_count(task.elements)))
+        self._contents = contents(largest_count(task.elements))
         self._state = State(task.elements)
         self._place = Board(board).writer(task.code)
         self._random = random.Random(f"peer {task.seed} {task.serial}")
@@ -168,13 +168,12 @@ class Peer:
             else:
                 for one in made:
                     dist.all_reduce(torch.from_numpy(one.recv))
-        if plan.kind != "diloco":
-            return [one.done(self._world) for one in made]
-        (one,) = made
-        one.recv /= self._world
-        done = one.done(self._world, self._world)
-        self._state.apply(one.recv)
-        return [done]
+        for one in made:
+            one.divide(self._world)
+        done = [one.done(self._world) for one in made]
+        if plan.kind == "diloco":
+            self._state.apply(made[0].recv)
+        return done
 
     def flaw(self, claim: str, detail: str) -> None:
         """Tells what must not happen."""

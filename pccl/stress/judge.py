@@ -1,20 +1,21 @@
 """What a run must hold to, and whether it did. Pure: it is fed what happened, in order, and never asks.
 
 It believes no process's conclusions, only what it can compare: who is in a sum by the sum's own content, on every survivor.
-Only survivors must agree. A peer that is stopped for too long may wake, find all inputs of an op there, and succeed in what the
-others have long made again without it; a moment later it learns that it was expelled. So a step is compared with what others saw
-of it once a later report of the same process shows that it was still a member.
+All that report success of an op must agree, with one exception. A peer that is stopped for too long may wake, find all inputs of
+an op there, and succeed in what the others have long made again without it; and so may one that then dies. It must be the last
+thing that it does as a member, and the others' result must not have it. So the ops of a step are compared once the next report of
+the process shows whether it was still a member, or its end that it was not.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pccl.stress.content import codes_in
-from pccl.stress.reports import Accepted, Ended, Expelled, Flaw, OpDone, Report, Stepped
+from pccl.stress.reports import Accepted, Ended, Expelled, Flaw, OpDone, Range, Report, Stepped
 
 CLAIMS = {
     "sum": "every result is the exact sum of whole inputs, each once",
@@ -58,14 +59,13 @@ class Worker:
     cuts: list[float] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Seen:
-    """What the first survivor reported of an op, or of a state."""
+    """What a process reported of an op."""
 
-    at: float
-    by: int
-    op: OpDone | None = None
-    state: str = ""
+    by: Worker
+    op: OpDone
+    survived: bool  # the step, as a member
 
 
 class Judge:
@@ -78,8 +78,10 @@ class Judge:
         self.violations: list[Violation] = []
         self._workers: dict[int, Worker] = {}
         self._by_code: dict[int, Worker] = {}
-        self._ops: dict[tuple[int, int, int], _Seen] = {}
-        self._states: dict[tuple[int, int], _Seen] = {}
+        self._codes: dict[str, int] = {}  # of the library's names
+        self._unnamed: list[tuple[str, float, Range]] = []  # ranges with names that have no code yet
+        self._ops: dict[tuple[int, int, int], list[_Seen]] = {}
+        self._states: dict[tuple[int, int], tuple[Worker, Stepped]] = {}
         self._ends: dict[int, Ended] = {}
         self._masters_died: list[float] = []
         self._swept = 0.0
@@ -103,10 +105,15 @@ class Judge:
         """Then whoever is told so may lose the membership."""
         self._masters_died.append(at)
 
+    def master_ended(self, at: float, detail: str) -> None:
+        """Without having been told to."""
+        self._violate("crash", at, detail)
+
     def gone(self, serial: int, at: float, status: int, *, expected: bool) -> None:
         """The process has ended."""
         worker = self._workers[serial]
         worker.ended = at
+        self._compare(worker, survived=False)
         if not expected:
             self._violate("crash", at, f"{_name(worker)} ended by itself with status {status}")
 
@@ -120,9 +127,7 @@ class Judge:
     def take(self, serial: int, report: Report) -> None:
         """A report of a process."""
         worker = self._workers[serial]
-        told, worker.unconfirmed = worker.unconfirmed, None
-        if told is not None and not isinstance(report, Expelled):
-            self._compare(worker, told)
+        self._compare(worker, survived=not isinstance(report, Expelled))
         match report:
             case Stepped():
                 self._take_step(worker, report)
@@ -134,6 +139,10 @@ class Judge:
                 self._ends[serial] = report
             case Accepted():
                 worker.last = (-1, -1)
+                self._codes[report.uuid] = worker.code
+                waiting, self._unnamed = self._unnamed, []
+                for text, at, one in waiting:
+                    self._check_names(text, at, one)
 
     def _take_step(self, worker: Worker, report: Stepped) -> None:
         place = report.line, report.step
@@ -143,43 +152,51 @@ class Judge:
         worker.unconfirmed = report
         for tag, op in enumerate(report.ops):
             self._check_op(worker, (*place, tag), op)
+        if report.state:
+            self._compare_state(worker, report)
         self._sweep(report.at)
 
-    def _compare(self, worker: Worker, report: Stepped) -> None:
-        place = report.line, report.step
-        for tag, op in enumerate(report.ops):
-            self._compare_op(worker, (*place, tag), op)
-        if report.state:
-            self._compare_state(worker, place, report)
-
     def _check_op(self, worker: Worker, name: tuple[int, int, int], op: OpDone) -> None:
-        codes, text = codes_in(op.who), _op_text(name)
-        if not op.who >> worker.code & 1:
-            self._violate("contributors", op.at, f"{_name(worker)} is not in its own result of {text}: codes {codes}")
-        if op.world and len(codes) != op.world:
-            self._violate("contributors", op.at, f"{text}: codes {codes} are in it, but {_name(worker)} is told {op.world}")
-        for code in codes:
-            self._check_contributor(text, name, op, code)
+        text = _op_text(name)
+        begin, before = 0, op.ranges[0].who
+        for one in op.ranges:
+            place = text if len(op.ranges) == 1 else f"{text} from {begin}"
+            codes = codes_in(one.who)
+            if not one.who >> worker.code & 1:
+                self._violate("contributors", op.at, f"{_name(worker)} is not in its own result of {place}: codes {codes}")
+            if op.world and (len(codes) < op.world or (len(codes) > op.world and not one.peers)):
+                self._violate("contributors", op.at, f"{place}: codes {codes} are in it, but {_name(worker)} is told {op.world}")
+            self._check_names(place, op.at, one)
+            for code in codes:
+                self._check_contributor(place, name, op, code)
+            begin = one.stop
+            if before & one.who not in (before, one.who):
+                self._violate("contributors", op.at, f"{place}: codes {codes}, after {codes_in(before)}: nobody joins an op")
+            before = one.who
 
-    def _compare_op(self, worker: Worker, name: tuple[int, int, int], op: OpDone) -> None:
-        codes, text = codes_in(op.who), _op_text(name)
-        first = self._ops.setdefault(name, _Seen(op.at, worker.serial, op))
-        known = first.op
-        assert known is not None
-        if (op.who, op.check) != (known.who, known.check):
-            self._violate(
-                "agreement",
-                op.at,
-                f"{text}: {_name(worker)} has codes {codes} and checksum {op.check:08x}, "
-                f"{_name(self._workers[first.by])} has {codes_in(known.who)} and {known.check:08x}",
-            )
-        elif op.world and op.tries != known.tries:
-            self._violate(
-                "agreement",
-                op.at,
-                f"{text} succeeded at try {op.tries} on {_name(worker)}, at try {known.tries} on "
-                f"{_name(self._workers[first.by])}",
-            )
+    def _check_names(self, text: str, at: float, one: Range) -> None:
+        """The library must say who the content shows. A name may be heard of before its owner's own report."""
+        if not all(peer in self._codes for peer in one.peers):
+            self._unnamed.append((text, at, one))
+            return
+        said, codes = sorted(self._codes[peer] for peer in one.peers), codes_in(one.who)
+        if one.peers and said != codes:
+            self._violate("contributors", at, f"{text}: codes {codes} are in it, but the library says {said}")
+
+    def _compare(self, worker: Worker, *, survived: bool) -> None:
+        """Compares its last step with what others saw of it."""
+        report, worker.unconfirmed = worker.unconfirmed, None
+        if report is None:
+            return
+        for tag, op in enumerate(report.ops):
+            name = report.line, report.step, tag
+            mine = _Seen(worker, op, survived)
+            others = self._ops.setdefault(name, [])
+            for other in others:
+                if apart := _disagreement(mine, other):
+                    self._violate("agreement", op.at, f"{_op_text(name)}: {apart}")
+                    break
+            others.append(mine)
 
     def _check_contributor(self, text: str, name: tuple[int, int, int], op: OpDone, code: int) -> None:
         worker = self._by_code.get(code)
@@ -189,14 +206,14 @@ class Judge:
             # It may have begun the step after the last one that it told of, and no other.
             self._violate("contributors", op.at, f"{text}: {_name(worker)} is in it, whose last step was {worker.last[1]}")
 
-    def _compare_state(self, worker: Worker, place: tuple[int, int], report: Stepped) -> None:
-        first = self._states.setdefault(place, _Seen(report.at, worker.serial, state=report.state))
-        if first.state != report.state:
+    def _compare_state(self, worker: Worker, report: Stepped) -> None:
+        first, told = self._states.setdefault((report.line, report.step), (worker, report))
+        if told.state != report.state:
             self._violate(
                 "parity",
                 report.at,
-                f"after the sync of step {place[1]} (line {place[0]}) {_name(worker)} holds {report.state}, "
-                f"{_name(self._workers[first.by])} holds {first.state}",
+                f"after the sync of step {report.step} (line {report.line}) {_name(worker)} holds {report.state}, "
+                f"{_name(first)} holds {told.state}",
             )
 
     def _take_expulsion(self, worker: Worker, report: Expelled) -> None:
@@ -227,13 +244,15 @@ class Judge:
         if now - self._swept < KEEP_SECONDS / 4:
             return
         self._swept = now
-        self._ops = {name: seen for name, seen in self._ops.items() if now - seen.at < KEEP_SECONDS}
-        self._states = {place: seen for place, seen in self._states.items() if now - seen.at < KEEP_SECONDS}
+        self._ops = {name: seen for name, seen in self._ops.items() if now - seen[-1].op.at < KEEP_SECONDS}
+        self._states = {place: seen for place, seen in self._states.items() if now - seen[1].at < KEEP_SECONDS}
 
     # ---- at the end ----
 
     def finish(self, at: float, expected: Sequence[int]) -> None:
         """The processes that had to be there at the end."""
+        for text, _, one in self._unnamed:
+            self._violate("contributors", at, f"{text}: the library names somebody who was never accepted: {one.peers}")
         missing = [_name(self._workers[serial]) for serial in expected if serial not in self._ends]
         if missing:
             self._violate("end", at, f"{', '.join(missing)} did not leave as told")
@@ -259,6 +278,35 @@ class Judge:
 
 def _name(worker: Worker) -> str:
     return f"peer {worker.slot} (process {worker.serial}, code {worker.code})"
+
+
+def _disagreement(one: _Seen, other: _Seen) -> str:
+    """What two reports of an op have apart that they must not. Empty: nothing."""
+    texts = [f"{_name(seen.by)} has {_result_text(seen.op)}" for seen in (one, other)]
+    if _left_behind(one, other) or _left_behind(other, one):
+        return ""
+    if (one.op.ranges, one.op.check, one.op.tries) != (other.op.ranges, other.op.check, other.op.tries):
+        return ", ".join(texts)
+    return ""
+
+
+def _left_behind(one: _Seen, other: _Seen) -> bool:
+    """It is no survivor, and the other's result was made, from some place on, without it; until there they agree."""
+    if one.survived or all(piece.who >> one.by.code & 1 for piece in other.op.ranges):
+        return False
+    return all(mine == his for _, mine, his in _pieces(one.op, other.op) if his >> one.by.code & 1)
+
+
+def _pieces(one: OpDone, other: OpDone) -> Iterator[tuple[int, int, int]]:
+    """Where both have the same contributors throughout: the end, and who is in one and the other."""
+    for stop in sorted({piece.stop for op in (one, other) for piece in op.ranges}):
+        who = [next(piece.who for piece in op.ranges if piece.stop >= stop) for op in (one, other)]
+        yield stop, who[0], who[1]
+
+
+def _result_text(op: OpDone) -> str:
+    ranges = ", ".join(f"codes {codes_in(one.who)} to {one.stop}" for one in op.ranges)
+    return f"{ranges}, checksum {op.check:08x}, at try {op.tries}"
 
 
 def _over(worker: Worker, at: float) -> bool:

@@ -10,4 +10,4 @@ from pccl.master import serve
 
 def run(given: dict[str, Any], end: socket.socket, board: int) -> int:
     """Serves until it is killed."""
-    return serve(given["listen"], given["beat"])
+    return serve(given["listen"], given["beat"], given["masters"])

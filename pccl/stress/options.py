@@ -12,6 +12,7 @@ from pccl.stress import schedule
 BACKENDS = ("pccl", "gloo", "torchft")
 
 MOST_PEERS = 12
+MOST_STANDBYS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Options:
     keep_going: bool  # after the first violation too
     out: Path
     log: Path
+    standbys: int = 0  # masters beside the one that serves
     plant: str = ""  # a deliberate fault, for tests of the harness
 
     @property
@@ -56,6 +58,7 @@ class Options:
             every=self.every,
             rates=self.rates,
             heartbeat_limit=self.beat,
+            standbys=self.standbys,
         )
 
     def undisturbed(self) -> Options:
@@ -64,5 +67,5 @@ class Options:
 
     def to_fields(self) -> dict[str, Any]:
         """What a log says of them: all that is needed to repeat the run."""
-        names = ("peers", "seconds", "seed", "elements", "every", "beat", "backend", "baseline", "keep_going", "plant")
-        return {**{name: getattr(self, name) for name in names}, "rates": dict(self.rates)}
+        fields = {name: value for name, value in vars(self).items() if name not in ("out", "log")}
+        return fields | {"rates": dict(self.rates)}

@@ -34,16 +34,37 @@ class Task:
         return cls(**given)
 
 
+@dataclass(frozen=True)
+class Range:
+    """Elements of a result that have the same contributors: from where the range before ends."""
+
+    stop: int
+    who: int  # the codes in it by its content, a bit each
+    peers: list[str] = field(default_factory=list)  # by the library's word; empty: it does not say
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpDone:
     """One reduce that succeeded, as one peer saw it."""
 
-    who: int  # the codes in its result, a bit each
-    world: int  # contributors by the library's word; 0: it does not say, op by op
+    ranges: list[Range]  # one, if not in retry mode
+    world: int  # contributors by the library's word, in retry mode at the end; 0: it does not say, op by op
     check: int  # a checksum of the result
     tries: int  # the failed ones, and the one that succeeded
     size: int  # bytes of the tensor
     at: float  # when it had succeeded
+
+    @property
+    def reduced(self) -> int:
+        """Bytes of the tensors in it, those of all contributors."""
+        begins = [0, *(one.stop for one in self.ranges)]
+        parts = sum((one.stop - begin) * one.who.bit_count() for begin, one in zip(begins, self.ranges, strict=False))
+        return self.size * parts // begins[-1]
+
+    @classmethod
+    def from_fields(cls, given: dict[str, Any]) -> Self:
+        """From JSON."""
+        return cls(**{**given, "ranges": [Range(**one) for one in given["ranges"]]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +89,7 @@ class Report:
             left = dict(given)
             kind = _KINDS[left.pop("kind")]
             if kind is Stepped:
-                left["ops"] = [OpDone(**op) for op in left["ops"]]
+                left["ops"] = [OpDone.from_fields(op) for op in left["ops"]]
             report: Report = kind(**left)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a report: {given!r}") from error
@@ -88,6 +109,7 @@ class Accepted(Report):
     world: int
     seconds: float  # that connecting took
     life: int  # how often it has been accepted before
+    uuid: str = ""  # what the library calls this membership
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 KINDS = ("kill", "stop", "cut", "delay", "join", "master")
@@ -21,6 +21,8 @@ BACK_SECONDS = (0.0, 1.5)
 JOIN_SECONDS = (0.05, 12.0)
 """How long an additional peer stays, from its start."""
 MASTER_BACK_SECONDS = (0.0, 1.0)
+STANDBY_SECONDS = (3.0, 12.0)
+"""How long every other master stays away where there is a standby: it must take over."""
 CUTS = ("one reset", "one shutdown", "one half", "all reset", "all shutdown")
 """Which of the peer's connections to other peers, and how: an RST, or the end of both directions, or of its own."""
 JOIN_ENDS = ("leave", "kill")
@@ -37,7 +39,7 @@ class Fault:
     kind: str  # of KINDS
     slot: int = 0  # whose process it meets; additional peers have slots of their own
     seconds: float = 0.0  # how long a stop or delay lasts, and how long an additional peer lives
-    back: float = 0.0  # seconds until a new process takes the place of a killed one
+    back: float = 0.0  # seconds until a new process takes the place of a killed one, or the master comes back
     how: str = ""  # of CUTS, or of JOIN_ENDS
     step: int | None = None  # of the run when it was applied; None: not applied yet
 
@@ -92,7 +94,14 @@ def spared(seed: int, peers: int, at: float, seconds: float) -> int:
 
 
 def draw(
-    *, seed: int, peers: int, seconds: float, every: float, rates: Mapping[str, float], heartbeat_limit: float
+    *,
+    seed: int,
+    peers: int,
+    seconds: float,
+    every: float,
+    rates: Mapping[str, float],
+    heartbeat_limit: float,
+    standbys: int = 0,
 ) -> list[Fault]:
     """The faults of a run of that many seconds, one every `every` seconds in the mean, at random times of their own."""
     rng = random.Random(f"faults {seed}")
@@ -108,7 +117,10 @@ def draw(
             slot, extra = extra, extra + 1
         elif kind == "master":
             slot = 0
-        faults.append(_fault(rng, round(at, 4), kind, slot, heartbeat_limit))
+        fault = _fault(rng, round(at, 4), kind, slot, heartbeat_limit)
+        if kind == "master" and standbys and rng.random() < 0.5:
+            fault = replace(fault, back=round(rng.uniform(*STANDBY_SECONDS), 4))
+        faults.append(fault)
         at += rng.expovariate(1 / every)
     return faults
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ BIN_SECONDS = 0.5
 _MARKS = {"kill": "red", "stop": "darkorange", "cut": "purple", "delay": "goldenrod", "join": "green", "master": "black"}
 
 
-def outcome(run: Run, baseline: float) -> dict[str, Any]:
+def outcome(run: Run, baseline: float, cut_short: str) -> dict[str, Any]:
     """The end of the run's log, and what a repetition is compared with. `baseline` is the goodput without faults, or 0."""
     return {
         "passed": not run.violations,
+        "cut_short": cut_short,
         "broken": sorted({violation.claim for violation in run.violations}),
         "violations": [{"claim": violation.claim, "detail": violation.detail} for violation in run.violations],
         "seconds": round(run.lasted, 2),
@@ -45,7 +46,10 @@ def print_summary(console: Console, run: Run, found: dict[str, Any]) -> None:
         ("faults", faults_text(run)),
         ("committed", f"{counts['ops']:,} ops in {counts['steps']:,} steps, {counts['bytes'] / 1e9:.2f} GB"),
         ("seen", f"{counts['losses seen']} losses, {counts['expelled']} expulsions, {counts['alone']} times alone"),
-        ("longest wait", f"{found['longest_wait']:.2f} s in {found['longest_wait_in']}; the bound is {found['bound']:.1f} s"),
+        (
+            "longest wait",
+            f"{found['longest_wait']:.2f} s in {found['longest_wait_in'] or 'no call'}; the bound is {found['bound']:.1f} s",
+        ),
         ("goodput", _goodput_text(run, found)),
     ]
     for name, text in rows:
@@ -53,7 +57,8 @@ def print_summary(console: Console, run: Run, found: dict[str, Any]) -> None:
     console.print(figures)
     for claim, words in CLAIMS.items():
         broken = [violation for violation in run.violations if violation.claim == claim]
-        mark = Text("FAILED", style="bold red") if broken else Text("ok    ", style="green")
+        judged = run.lasted > 0 and not (found["cut_short"] and claim == "end")
+        mark = Text("FAILED", style="bold red") if broken else Text("ok    ", style="green") if judged else Text("-     ")
         console.print(mark, Text(words), soft_wrap=True)
         for violation in broken[:3]:
             console.print(Text(f"       {violation.detail}"), soft_wrap=True)
@@ -66,6 +71,30 @@ def _goodput_text(run: Run, found: dict[str, Any]) -> str:
     if found["kept"] is not None:
         text += f", {found['kept']:.0%} of the {rate_text(found['baseline'])} without faults"
     return text
+
+
+def write_files(run: Run, found: dict[str, Any]) -> None:
+    """summary.json, summary.md (the row of a table) and throughput.png."""
+    out = run.options.out
+    (out / "summary.json").write_text(json.dumps({"options": run.options.to_fields(), **found}, indent=1) + "\n")
+    (out / "summary.md").write_text(_table(run, found))
+    plot(run, found["baseline"], out / "throughput.png")
+
+
+def _table(run: Run, found: dict[str, Any]) -> str:
+    options, counts = run.options, run.counts
+    kept = f"{found['kept']:.0%}" if found["kept"] is not None else "not measured"
+    masters = f", {options.standbys} standby masters" if options.standbys else ""
+    row = (
+        f"{options.backend}, {options.peers} peers{masters}, seed {options.seed}, {run.lasted:.0f} s, every {options.every:g} s",
+        f"{faults_text(run)}; {counts['losses seen']} losses seen",
+        f"{counts['ops']:,} ops in {counts['steps']:,} steps, {counts['bytes'] / 1e9:.1f} GB",
+        kept,
+        f"{found['longest_wait']:.1f} s of {found['bound']:.1f} s",
+        ", ".join(found["broken"]) or "nothing",
+    )
+    head = ("run", "faults", "committed", "goodput kept", "longest wait", "found")
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), row))
 
 
 def plot(run: Run, baseline: float, path: Path) -> None:
@@ -84,7 +113,8 @@ def plot(run: Run, baseline: float, path: Path) -> None:
     for kind, colour in _MARKS.items():
         _mark(rates, [fault for fault in run.applied if fault.kind == kind], kind, colour)
     for violation in run.violations:
-        rates.axvline(violation.at - run.epoch, color="red", linewidth=2.0)
+        if 0 <= violation.at - run.epoch <= run.lasted:  # others are of the run without faults
+            rates.axvline(violation.at - run.epoch, color="red", linewidth=2.0)
     rates.set_ylabel("goodput (MB/s)")
     rates.set_ylim(bottom=0)
     rates.set_title(
@@ -115,9 +145,3 @@ def _binned(run: Run) -> tuple[list[float], list[float]]:
         bins.setdefault(int(moment.at / BIN_SECONDS), []).append(moment.bytes)
     times = [place * BIN_SECONDS for place in bins]
     return times, [sum(sizes) / BIN_SECONDS / 1e6 for sizes in bins.values()]
-
-
-def steadiness(run: Run) -> float:
-    """The median rate over the mean: near 1 where throughput is even."""
-    values = _binned(run)[1]
-    return statistics.median(values) / (statistics.fmean(values) or 1) if values else 0.0

@@ -21,6 +21,7 @@ from pccl import (
     AsyncReduceHandle,
     Attribute,
     Communicator,
+    Contributors,
     DataType,
     QuantizationAlgorithm,
     QuantizationOptions,
@@ -37,8 +38,8 @@ from pccl.stress.content import Array, Content, contents
 from pccl.stress.cut import cut
 from pccl.stress.link import Link, Order
 from pccl.stress.progress import Board
-from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Report, Stepped, Task
-from pccl.stress.workload import OpPlan, StepPlan, plan_step, state_count
+from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Range, Report, Stepped, Task
+from pccl.stress.workload import OpPlan, StepPlan, largest_count, plan_step, state_count
 
 Done = TypeVar("Done")
 
@@ -78,6 +79,7 @@ class Buffers:
         self.recv = self.send if in_place else np.empty_like(self.send)
         algorithm = QuantizationAlgorithm[plan.quantized or "NONE"]
         self.options = QuantizationOptions(DataType.UINT8, algorithm)
+        self.op = ReduceOp.AVG if plan.average else ReduceOp.SUM
         self.tries = 0
         self._filled = False
 
@@ -95,15 +97,15 @@ class Buffers:
                 "input", f"{np.count_nonzero(self.send != wanted)} elements of the input of {self._plan} have changed"
             )
 
-    def done(self, world: int, divisor: int = 1) -> OpDone:
-        """Reads the result."""
-        reading = self._content.read(self.recv, self._plan.shift, divisor)
-        if reading.fault:
-            raise FlawError("sum", f"{self._plan}: {reading.fault}")
+    def done(self, world: int, said: Sequence[Contributors] = ()) -> OpDone:
+        """Reads the result, whose contributors are `world` members, or by ranges those that the library has `said`."""
+        if said and [one.start for one in said] + [self.recv.size] != [0] + [one.stop for one in said]:
+            raise FlawError("error", f"the ranges of {self._plan} do not follow each other: {said}")
+        ranges = [self._read(one) for one in said] if said else [Range(self.recv.size, self._who(self.recv, world))]
         if self.send is not self.recv:
             self.check_input()
         return OpDone(
-            who=reading.who,
+            ranges=ranges,
             world=world,
             check=zlib.crc32(self.recv.data),
             tries=self.tries,
@@ -111,12 +113,39 @@ class Buffers:
             at=time.monotonic(),
         )
 
+    def divide(self, world: int) -> None:
+        """Makes the average of a sum, where what reduces does not."""
+        if self._plan.average:
+            self.recv /= world
+
+    def check_left(self, said: Sequence[Contributors]) -> None:
+        """After a failure in retry mode: what was completed stays, and the rest of the input is as it was at the launch."""
+        for one in said:
+            if one.peers:
+                self._read(one)
+        if self.send is not self.recv or not said:
+            self.check_input()
+        wanted = self._content.fill(np.empty_like(self.send), self._code, self._plan.shift)
+        for one in said:
+            if not (one.peers or np.array_equal(self.send[one.start : one.stop], wanted[one.start : one.stop])):
+                raise FlawError("input", f"the input of {self._plan} has changed in {one}")
+
+    def _read(self, said: Contributors) -> Range:
+        who = self._who(self.recv[said.start : said.stop], len(said.peers), said.start)
+        return Range(said.stop, who, sorted(peer.hex for peer in said.peers))
+
+    def _who(self, piece: Array, world: int, start: int = 0) -> int:
+        reading = self._content.read(piece, self._plan.shift, world if self._plan.average else 1, start)
+        if reading.fault:
+            raise FlawError("sum", f"{self._plan}, from {start}: {reading.fault}")
+        return reading.who
+
     def descriptor(self, tag: int) -> ReduceOpDescriptor:
         """For all_reduce_multiple_with_retry."""
         kind = DataType.from_numpy_dtype(self.send.dtype)
         wanted = ReduceDescriptor(
             count=self.send.size,
-            op=ReduceOp.SUM,
+            op=self.op,
             tag=tag,
             operand_descriptor=ReduceOperandDescriptor(kind),
             quantization_options=self.options,
@@ -147,7 +176,7 @@ class Peer:
     def __init__(self, task: Task, end: socket.socket, board: int) -> None:
         self._task = task
         self._random = random.Random(f"peer {task.seed} {task.serial}")
-        self._contents = contents(max(task.elements, state_count(task.elements)))
+        self._contents = contents(largest_count(task.elements))
         self._state = State(task.elements)
         self._place = Board(board).writer(task.code)
         self._line, self._step = FRESH, 0
@@ -192,7 +221,7 @@ class Peer:
             except pccl.ConnectError:  # the master is away, or could not admit it
                 time.sleep(0.05)
         now = time.monotonic()
-        self._tell(Accepted(at=now, world=self._world(), seconds=now - begin, life=self._life))
+        self._tell(Accepted(at=now, world=self._world(), seconds=now - begin, life=self._life, uuid=self._comm.uuid.hex))
         self._life += 1
         self._admitted = True
 
@@ -281,7 +310,7 @@ class Peer:
             case "diloco":
                 ops = self._outer_step(plan)
             case _:
-                ops = getattr(self, f"_{plan.way}")(plan, self._buffers(plan))
+                ops = self._reduce(plan, self._buffers(plan))
         self._tell(
             Stepped(
                 at=time.monotonic(),
@@ -309,11 +338,22 @@ class Peer:
         one.send[:] = 0
         for _ in range(plan.inner):
             one.send += drift
-        ops = self._plain(plan, [one], ReduceOp.AVG)
+        ops = self._reduce(plan, [one])
         self._state.apply(one.recv)
         return ops
 
-    def _plain(self, plan: StepPlan, buffers: Sequence[Buffers], op: ReduceOp = ReduceOp.SUM) -> list[OpDone]:
+    def _reduce(self, plan: StepPlan, buffers: Sequence[Buffers]) -> list[OpDone]:
+        match plan.way:
+            case "plain":
+                return self._plain(plan, buffers)
+            case "async":
+                return self._async(plan, buffers)
+            case "multiple":
+                return self._multiple(plan, buffers)
+            case _:
+                return self._resume(plan, buffers)
+
+    def _plain(self, plan: StepPlan, buffers: Sequence[Buffers]) -> list[OpDone]:
         done = []
         for tag, one in enumerate(buffers):
             while True:
@@ -321,9 +361,9 @@ class Peer:
                 one.tries += 1
                 world = self._world()
                 try:
-                    info = self._sum(plan, one, tag, op)
+                    info = self._one(plan, one, tag)
                     self._plant(one)
-                    done.append(one.done(info.world_size, info.world_size if op is ReduceOp.AVG else 1))
+                    done.append(one.done(info.world_size))
                     break
                 except pccl.PeerLostError:
                     self._note_loss(world)
@@ -333,9 +373,11 @@ class Peer:
                     raise AloneError from None
         return done
 
-    def _sum(self, plan: StepPlan, one: Buffers, tag: int, op: ReduceOp) -> ReduceInfo:
+    def _one(self, plan: StepPlan, one: Buffers, tag: int) -> ReduceInfo:
         def call(timeout: float | None) -> ReduceInfo:
-            return self._comm.all_reduce(one.send, one.recv, op=op, tag=tag, quantization_options=one.options, timeout=timeout)
+            return self._comm.all_reduce(
+                one.send, one.recv, op=one.op, tag=tag, quantization_options=one.options, timeout=timeout
+            )
 
         with self._during("reduce"), self._membership():
             return self._patiently(plan, call)
@@ -343,20 +385,13 @@ class Peer:
     def _async(self, plan: StepPlan, buffers: Sequence[Buffers]) -> list[OpDone]:
         done: dict[int, OpDone] = {}
         while len(done) < len(buffers):
-            left = self._random.sample(sorted(set(range(len(buffers))) - set(done)), len(buffers) - len(done))
+            left = [(tag, one) for tag, one in enumerate(buffers) if tag not in done]
             world = self._world()
-            with self._during("reduce"), self._membership():
-                handles = self._launch({tag: buffers[tag] for tag in left})
-                outcomes = {tag: self._await(plan, handles[tag]) for tag in self._random.sample(left, len(left))}
             failed = False
-            for tag, (success, status, info) in sorted(outcomes.items()):
+            for tag, success, info in self._launch_and_await(plan, self._random.sample(left, len(left)), retry=False):
                 if success:
                     self._plant(buffers[tag])
                     done[tag] = buffers[tag].done(info.world_size)
-                elif status == Result.MASTER_CONNECTION_FAILED.value:
-                    raise DeadError("an op in flight ended so")
-                elif status != Result.RANK_CONNECTION_LOST.value:
-                    raise FlawError("error", f"an op in flight ended with {Result(status).name}")
                 else:
                     failed = True
                     buffers[tag].check_input()
@@ -364,17 +399,48 @@ class Peer:
                 self._note_loss(world)
         return [done[tag] for tag in sorted(done)]
 
+    def _resume(self, plan: StepPlan, buffers: Sequence[Buffers]) -> list[OpDone]:
+        """All in flight at once, in retry mode: a death is no failure."""
+        done: dict[int, OpDone] = {}
+        for tag, success, info in self._launch_and_await(plan, list(enumerate(buffers)), retry=True):
+            if not success:
+                raise FlawError("error", "an op in retry mode reported a loss")
+            self._plant(buffers[tag])
+            done[tag] = buffers[tag].done(info.world_size, info.contributors)
+        return [done[tag] for tag in sorted(done)]
+
+    def _launch_and_await(
+        self, plan: StepPlan, wanted: Sequence[tuple[int, Buffers]], *, retry: bool
+    ) -> list[tuple[int, bool, ReduceInfo]]:
+        """All at once: tag, whether it succeeded, and the info. What is not a loss is raised, once all have ended."""
+        with self._during("retry" if retry else "reduce"), self._membership():
+            handles = self._launch(wanted, retry=retry)
+            outcomes = []
+            for tag, one in self._random.sample(wanted, len(wanted)):
+                success, status, info = self._await(plan, handles[tag])
+                outcomes.append((tag, success, status, info))
+                if not success and retry:
+                    one.check_left(info.contributors)
+        statuses = {status for _, success, status, _ in outcomes if not success}
+        if Result.MASTER_CONNECTION_FAILED.value in statuses:
+            raise DeadError("an op in flight ended so")
+        if retry and Result.TOO_FEW_PEERS.value in statuses:
+            raise AloneError
+        if other := statuses - {Result.RANK_CONNECTION_LOST.value}:
+            raise FlawError("error", f"ops in flight ended with {[Result(status).name for status in other]}")
+        return [(tag, success, info) for tag, success, _, info in outcomes]
+
     def _await(self, plan: StepPlan, handle: AsyncReduceHandle) -> tuple[bool, int, ReduceInfo]:
         return self._patiently(plan, lambda timeout: handle.wait(timeout=timeout))
 
-    def _launch(self, buffers: dict[int, Buffers]) -> dict[int, AsyncReduceHandle]:
+    def _launch(self, wanted: Sequence[tuple[int, Buffers]], *, retry: bool) -> dict[int, AsyncReduceHandle]:
         handles: dict[int, AsyncReduceHandle] = {}
         try:
-            for tag, one in buffers.items():
+            for tag, one in wanted:
                 one.refill()
                 one.tries += 1
                 handles[tag] = self._comm.all_reduce_async(
-                    one.send, one.recv, op=ReduceOp.SUM, tag=tag, quantization_options=one.options
+                    one.send, one.recv, op=one.op, tag=tag, quantization_options=one.options, retry=retry
                 )
         except pccl.TooFewPeersError:
             if handles:
@@ -382,7 +448,7 @@ class Peer:
             raise AloneError from None
         return handles
 
-    def _retry(self, plan: StepPlan, buffers: Sequence[Buffers]) -> list[OpDone]:
+    def _multiple(self, plan: StepPlan, buffers: Sequence[Buffers]) -> list[OpDone]:
         for one in buffers:
             one.refill()
         wanted = [one.descriptor(tag) for tag, one in enumerate(buffers)]
@@ -398,7 +464,7 @@ class Peer:
             raise AloneError from None
         for one in buffers:
             self._plant(one)
-        return [one.done(0) for one in buffers]
+        return [one.done(0, self._comm.get_contributors(tag)) for tag, one in enumerate(buffers)]
 
     def _sync(self) -> tuple[int, str]:
         """Brings all members to the same content; gives the bytes received and the hash."""

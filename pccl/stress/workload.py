@@ -10,13 +10,19 @@ from pccl.stress.content import DTYPES, LEAST_COUNT
 
 STEP_KINDS = {"reduce": 120, "diloco": 40, "sync": 20, "order": 1}
 """How often each comes."""
-WAYS = {"plain": 3, "async": 3, "retry": 2}
+WAYS = {"plain": 3, "async": 3, "multiple": 2, "resume": 1}
 SIZES = (1 / 1024, 1.0)
-"""Elements of an op, as shares of the largest."""
+"""Elements of an op, as shares of those asked for."""
+RESUMED_SIZES = (1 / 4, 8.0)
+"""Of one that goes on after a death: large ones are divided into segments."""
 QUANTIZED = {"": 6, "MIN_MAX": 1, "ZERO_POINT_SCALE": 1}
 IMPATIENT = {0.0: 4, 0.001: 1, 0.02: 1}
 MOST_OPS = 6
+MOST_RESUMED = 2
+AVERAGED = ("float64", "float32")
+"""Types whose averages are exact."""
 MOST_INNER_STEPS = 4
+ELEMENT_BYTES = 8  # of the largest type
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class OpPlan:
     in_place: bool
     shift: int  # of the pattern
     quantized: str = ""  # the algorithm: then every process's elements are all alike, for which it is exact
+    average: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class StepPlan:
     """
 
     kind: str
-    way: str  # of the reduces: one after another, all in flight at once, or all_reduce_multiple_with_retry
+    way: str  # of the reduces: one after another, all at once, all_reduce_multiple_with_retry, or all at once with retry=True
     ops: tuple[OpPlan, ...]
     inner: int = 0  # steps, a power of two
     in_flight: int = 4
@@ -54,11 +61,23 @@ def plan_step(seed: int, step: int, elements: int) -> StepPlan:
         return StepPlan(kind, "plain", (), timeout=timeout)
     if kind == "diloco":
         # as large as the state: every element of it moves
-        op = OpPlan("float64", state_count(elements), rng.random() < 0.5, rng.getrandbits(30))
-        return StepPlan(kind, "plain", (op,), inner=2 ** rng.randint(0, MOST_INNER_STEPS.bit_length() - 1), timeout=timeout)
+        op = OpPlan("float64", state_count(elements), rng.random() < 0.5, rng.getrandbits(30), average=True)
+        way = rng.choice(["plain", "resume"])
+        return StepPlan(kind, way, (op,), inner=2 ** rng.randint(0, MOST_INNER_STEPS.bit_length() - 1), timeout=timeout)
     way = rng.choices(list(WAYS), list(WAYS.values()))[0]
-    ops = tuple(_draw_op(rng, elements) for _ in range(rng.randint(1, MOST_OPS)))
+    sizes, most = (RESUMED_SIZES, MOST_RESUMED) if way == "resume" else (SIZES, MOST_OPS)
+    ops = tuple(_draw_op(rng, elements, sizes) for _ in range(rng.randint(1, most)))
     return StepPlan(kind, way, ops, in_flight=rng.randint(1, MOST_OPS), timeout=timeout)
+
+
+def largest_count(elements: int) -> int:
+    """Elements of the largest op."""
+    return max(LEAST_COUNT, round(elements * max(SIZES[1], RESUMED_SIZES[1])))
+
+
+def most_bytes(elements: int) -> int:
+    """That the buffers of one step take."""
+    return 2 * ELEMENT_BYTES * round(elements * max(MOST_OPS * SIZES[1], MOST_RESUMED * RESUMED_SIZES[1]))
 
 
 def state_count(elements: int) -> int:
@@ -66,9 +85,10 @@ def state_count(elements: int) -> int:
     return max(LEAST_COUNT, elements // 4)
 
 
-def _draw_op(rng: random.Random, elements: int) -> OpPlan:
-    low, high = (math.log(share) for share in SIZES)
+def _draw_op(rng: random.Random, elements: int, sizes: tuple[float, float]) -> OpPlan:
+    low, high = (math.log(share) for share in sizes)
     count = max(LEAST_COUNT, round(elements * math.exp(rng.uniform(low, high))))
     quantized = rng.choices(list(QUANTIZED), list(QUANTIZED.values()))[0]
     dtype = "float64" if quantized else rng.choice(DTYPES)
-    return OpPlan(dtype, count, rng.random() < 0.6, rng.getrandbits(30), quantized)
+    average = dtype in AVERAGED and not quantized and rng.random() < 0.3
+    return OpPlan(dtype, count, rng.random() < 0.6, rng.getrandbits(30), quantized, average)

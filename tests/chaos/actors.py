@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, Self
@@ -45,8 +45,11 @@ from pccl import (
 
 CLONE_NEWNET = 0x40000000
 
-PATIENCE = 30.0
-"""How long anything may take, in seconds: far longer than it does, so that only a hang meets it."""
+PATIENCE = float(os.environ.get("PCCL_TEST_PATIENCE", "30"))
+"""How long anything may take, in seconds: far longer than it does, so only a hang meets it; more where there is other work."""
+
+SMALL = 256 * 1024
+"""Bytes up to which an op may end without the master."""
 
 
 Ranges = tuple[tuple[int, int, int, tuple[str, ...]], ...]
@@ -154,6 +157,7 @@ class Peer:
         self._random = random.Random(number)
         self.comm = Communicator(address, group, lanes)
         self.log: list[tuple[Any, ...]] = []
+        self._ends: list[float] = []
         self._last_op = 0.0
         self._state: np.ndarray | None = None
         self._revision = 0
@@ -186,8 +190,27 @@ class Peer:
         self.comm.reconnect(timeout=PATIENCE)
         self._meet(world)
 
+    def insist(self, world: int) -> int:
+        """Joins, and again whenever it is expelled, until the run has `world` peers. How often it had to."""
+        for times in itertools.count(1):
+            try:
+                if times == 1:
+                    self.comm.connect(timeout=PATIENCE)
+                else:
+                    self.comm.reconnect(timeout=PATIENCE)
+                self._pipe.send(("accepted", None))
+                self._meet(world)
+                return times
+            except PCCLError:
+                continue
+        raise AssertionError
+
     def call(self, method: str) -> Any:
         return getattr(self.comm, method)(timeout=PATIENCE)
+
+    def ends(self) -> list[float]:
+        """When the calls ended that need a master, votes, rounds of shared state and large ops; time.monotonic()."""
+        return self._ends
 
     def ready(self) -> None:
         """Nothing: whoever gets the answer knows that the process has started."""
@@ -254,11 +277,13 @@ class Peer:
             case Vote():
                 time.sleep(self._random.random() * step.stagger)
                 answer = self._vote(step.call)
+                self._ended()
                 # who waits changes with time, what a lone peer may do with the world: the rest is the same on all
                 self.log.append((number, step.call, answer, self.world()))
             case Meet():
                 time.sleep(self._random.random() * step.stagger)
                 self.comm.update_topology(timeout=PATIENCE)
+                self._ended()
                 assert self._agree(number) == number, "peers are at different steps"
             case Sync():
                 self._sync(number, step)
@@ -273,8 +298,17 @@ class Peer:
         state = pccl.SharedState([pccl.TensorInfo.from_numpy(self._state, "state")])
         state.revision = self._revision
         self.comm.sync_shared_state(state, timeout=PATIENCE)
+        self._ended()
         self.log.append((number, "synced", state.revision, zlib.crc32(self._state)))
         self._revision = state.revision + 1
+
+    def _ended(self) -> None:
+        """A call has that needed the master."""
+        self._ends.append(time.monotonic())
+
+    def _ended_ops(self, reduces: Iterable[Reduce]) -> None:
+        if any(one.count * np.dtype(one.dtype).itemsize > SMALL for one in reduces):
+            self._ended()
 
     def _vote(self, call: str) -> Any:
         try:
@@ -323,6 +357,7 @@ class Peer:
                     raise AloneError from None
                 else:
                     self._last_op = time.monotonic() - begin
+                    self._ended_ops([reduce])
                     self.log.append((number, index, "done", handle.result(info.world_size)))
                     done = True
 
@@ -342,6 +377,7 @@ class Peer:
                 self.log.append((number, sorted(left), "alone"))
                 raise AloneError from None
             outcomes = {tag: handles[tag].wait(timeout=PATIENCE) for tag in self._random.sample(order, len(order))}
+            self._ended_ops(launched[tag].reduce for tag in order if outcomes[tag][0])
             failed = sorted(tag for tag, (success, _, _) in outcomes.items() if not success)
             assert all(outcomes[tag][1] == pccl.Result.RANK_CONNECTION_LOST.value for tag in failed), outcomes
             for tag in sorted(left.difference(failed)):
@@ -358,6 +394,7 @@ class Peer:
         except pccl.TooFewPeersError:
             self.log.append((number, "alone"))
             raise AloneError from None
+        self._ended_ops(step.reduces)
         assert info.world_size == self.world()
         ranges = [one.ranges(self.comm.get_contributors(one.tag)) for one in launched]
         summary = [(_in_all(found), zlib.crc32(one.recv)) for one, found in zip(launched, ranges, strict=True)]

@@ -283,7 +283,8 @@ class Trial:
         victim.signal(signal.SIGCONT)
         outcomes = victim.answer()
         for outcome in outcomes:
-            assert outcome.result in ("SUCCESS", DEAD), outcome
+            assert outcome.result in ("SUCCESS", NONE, DEAD), outcome
+            assert outcome.result == DEAD or "died" not in outcome.detail, outcome
             assert outcome.result != "SUCCESS" or outcome.content is not None, outcome
         assert set(victim.ask("votes")) == {DEAD}
         world = len(self.group.voters) + len(voters)

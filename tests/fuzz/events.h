@@ -31,6 +31,12 @@ enum master_event {
     M_RAW,          // connection, type, header, length, bytes
     M_REFUSE,       // how many allocations until one is refused
     M_RANDOM,       // a new run id and secret are given
+    M_MASTER,       // how: the master is lost, the next one expects survivors, or is a standby
+    M_RESUME,       // connection, how, lie, what instead
+    M_ALL_RESUME,   // how
+    M_PROMISE,      // connection
+    M_ALL_PROMISE,
+    M_MOVED,        // connection
     M_EVENTS,
 };
 
@@ -63,6 +69,13 @@ enum peer_event {
     P_ADOPT,        // the newest view
     P_ADOPT_LOSS,   // group epoch
     P_REFUSE,       // how many allocations until one is refused
+    P_RECOVERY,     // how long a lost master is waited for, 64 ms each; how many there are
+    P_RESUME,       // how: what the tensors hold
+    P_GENERATION,   // by how much it grows
+    P_RESUMED,      // how, kind, code, round
+    P_WAITING,
+    P_BYE,
+    P_ROUND_TRIP,   // ms
     P_EVENTS,
 };
 

@@ -3,7 +3,8 @@
 //  - connect ends once, a vote ends once, and only when it is open; death comes once;
 //  - group epochs only grow, the own place in the ring is its own, the adopted epoch never goes back;
 //  - it dials nobody twice at once, and not itself;
-//  - a tick at the deadline moves the deadline: the control thread cannot spin.
+//  - a tick at the deadline moves the deadline: the control thread cannot spin;
+//  - it promises no generation below one that it promised before, and tells the next master an epoch that it is in.
 #include "control/member.h"
 
 #include "base/platform.h"
@@ -20,6 +21,8 @@ static struct member_output out;
 static int64_t now;
 static struct wire_id self;
 static bool joined, connected, dead; // joined: HELLO was sent; connected: connect has ended
+static bool seeking, there;          // the master is lost; there: one is connected
+static uint64_t promised;
 static uint8_t vote;
 static uint64_t run, number, group_epoch, generation, adopted, loss;
 static struct member_view newest;
@@ -32,6 +35,20 @@ static uint32_t dial_count;
 static struct wire_id id_of(uint32_t other) { return (struct wire_id){{(uint8_t)(1 + other % (OTHERS + 1))}}; }
 
 // ---- what the mind says ----
+
+static void check_resume(const struct wire_header *header, const uint8_t *body) {
+    static struct wire_member members[WIRE_MAX_MEMBERS];
+    static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
+    static struct wire_past past[WIRE_MAX_PAST];
+    static struct wire_loss losses[WIRE_MAX_MEMBERS];
+    struct wire_resume resume = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
+    MUST(seeking && wire_decode_resume(body, header->length, &resume) && wire_id_equal(&resume.hello.id, &self));
+    MUST(header->generation >= promised && header->generation >= resume.generation && resume.vote == vote);
+    MUST(resume.accepted == (member_phase(mind) == MEMBER_ACCEPTED));
+    bool in_it = !resume.accepted;
+    for (uint32_t i = 0; i < resume.epoch.count && resume.accepted; i++) in_it |= wire_id_equal(&resume.epoch.members[i].id, &self);
+    MUST(in_it);
+}
 
 static void check_frame(const struct wire_header *header, const uint8_t *body) {
     size_t length = header->length;
@@ -48,6 +65,11 @@ static void check_frame(const struct wire_header *header, const uint8_t *body) {
     case WIRE_LINK_DOWN: MUST(wire_decode_link_down(body, length, &down)); return;
     case WIRE_MEASURED: MUST(wire_decode_measured(body, length, &measured)); return;
     case WIRE_SYNC_VOTE: MUST(wire_decode_sync_vote(body, length, &sync)); return;
+    case WIRE_RESUME: check_resume(header, body); return;
+    case WIRE_PROMISE:
+        MUST(seeking && header->generation > promised);
+        promised = header->generation;
+        return;
     default: MUST(header->type == WIRE_HEARTBEAT || header->type == WIRE_LEAVE);
     }
 }
@@ -107,7 +129,15 @@ static void hear(const struct member_action *action) {
     case MEMBER_SYNC_PLAN: MUST(action->plan != NULL && vote == WIRE_VOTE_SYNC); return;
     case MEMBER_RECHECK: return;
     case MEMBER_SEEK:
-    case MEMBER_FOUND: MUST(false); return; // it waits for no master here
+        MUST(joined && !dead);
+        seeking = true;
+        there = false;
+        return;
+    case MEMBER_FOUND:
+        MUST(seeking);
+        seeking = false;
+        return;
+    case MEMBER_WAITING: MUST(member_waits_why(mind) != NULL); return;
     case MEMBER_DIE:
         MUST(connected && !dead);
         dead = true;
@@ -142,6 +172,10 @@ static void carry_out(void) {
 static void deliver(struct wire_buffer *frame) {
     struct wire_header header;
     if (frame->length == 0) return; // memory was refused here
+    if (!there) {
+        wire_buffer_fini(frame);
+        return;
+    }
     MUST(wire_header_decode(frame->bytes, &header));
     uint8_t *exact = fuzz_copy(frame->bytes + WIRE_HEADER_BYTES, header.length);
     member_frame(mind, &header, exact, now, &out);
@@ -223,9 +257,33 @@ static void take_raw(struct fuzz *in) {
     deliver(&frame);
 }
 
+static void take_resumed(struct fuzz *in, struct wire_buffer *frame) {
+    static struct wire_resumed message;
+    uint8_t how = fuzz_u8(in);
+    struct wire_group_size sizes[] = {{.group = 0, .count = 1 + (how >> 2 & 3)}, {.group = 1, .count = 2}};
+    message = (struct wire_resumed){.heartbeat_limit_ms = LIMIT_MS, .barrier_ended = how & 1, .sync_ended = how >> 1 & 1, .barrier.sizes = sizes};
+    struct wire_loss losses[] = {{.epoch = 1 + (how >> 6), .members = 3, .group_members = 2, .groups = 1, .largest_group = 2}, {.epoch = number, .members = 2, .group_members = 1, .groups = 1, .largest_group = 1}};
+    message.losses = losses;
+    message.loss_count = how >> 5 & 1 ? 1 + (losses[1].epoch > losses[0].epoch) : 0;
+    message.barrier.kind = (uint8_t)fuzz_below(in, 4);
+    message.barrier.number = message.barrier.kind == 0 ? 0 : 1 + (how >> 4);
+    message.barrier.count = message.barrier.kind == 0 ? 0 : 2;
+    message.barrier.code = message.sync.code = fuzz_u8(in);
+    message.barrier.epoch = number;
+    message.sync.round = message.sync.revision = fuzz_number(in);
+    wire_encode_resumed(frame, header_now(), &message);
+}
+
 static void master_says(struct fuzz *in, uint8_t event) {
     struct wire_buffer frame = {0};
     switch (event) {
+    case P_GENERATION:
+        generation += fuzz_number(in);
+        wire_encode_empty(&frame, header_now(), WIRE_GENERATION);
+        break;
+    case P_RESUMED: take_resumed(in, &frame); break;
+    case P_WAITING: wire_encode_text(&frame, header_now(), WIRE_WAITING, "waits for others"); break;
+    case P_BYE: wire_encode_empty(&frame, header_now(), WIRE_BYE); break;
     case P_WELCOME: {
         struct wire_welcome message = {.join_number = fuzz_u8(in), .heartbeat_limit_ms = LIMIT_MS, .seen = {.family = 4}};
         wire_encode_welcome(&frame, (struct wire_header){.run = run, .generation = generation}, &message);
@@ -287,15 +345,27 @@ static void tick(int64_t to) {
     carry_out();
 }
 
+static void resume(uint8_t how) {
+    struct wire_hash content = {how, how};
+    if (!seeking || there || dead) return;
+    there = true;
+    member_resume(mind, 48149, how % 3, &content, now, &out);
+    carry_out();
+}
+
 static void step(struct fuzz *in) {
     uint8_t event = fuzz_below(in, P_EVENTS), a, b;
     struct wire_id id;
     switch (event) {
     case P_JOIN:
+        there |= !joined;
         joined = true;
         member_join(mind, 48149, now, &out);
         break;
-    case P_DISCONNECTED: member_disconnected(mind, "the connection is gone", now, &out); break;
+    case P_DISCONNECTED:
+        there = false;
+        member_disconnected(mind, "the connection is gone", now, &out);
+        break;
     case P_WAIT: tick(now + fuzz_u8(in) * 8 * MS_NS); return;
     case P_DUE:
         if (member_deadline(mind) < INT64_MAX) tick(member_deadline(mind));
@@ -343,6 +413,12 @@ static void step(struct fuzz *in) {
         member_adopt_loss(mind, b < 200 ? loss - (b < loss ? b : loss) : fuzz_number(in));
         break;
     case P_REFUSE: fuzz_refuse(fuzz_below(in, 32)); return;
+    case P_RECOVERY:
+        a = fuzz_u8(in);
+        if (!joined) member_set_recovery(mind, 64 * a, 1 + fuzz_below(in, WIRE_MAX_MASTERS));
+        return;
+    case P_RESUME: resume(fuzz_u8(in)); return;
+    case P_ROUND_TRIP: member_round_trip(mind, (int64_t)fuzz_u8(in) * MS_NS); return;
     default: master_says(in, event); return;
     }
     carry_out();
@@ -352,7 +428,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct fuzz in = {data, data + size};
     now = SECOND_NS;
     self = id_of(0);
-    joined = connected = dead = false;
+    joined = connected = dead = seeking = there = false;
+    promised = 0;
     vote = 0;
     number = group_epoch = adopted = loss = 0;
     run = generation = 1;

@@ -6,6 +6,7 @@
 //  - what ends a vote goes to those that have such a vote open;
 //  - a plan of shared state names its receiver among the members, nobody twice, no donor that receives;
 //  - a tick at the deadline moves the deadline: the master cannot spin.
+// A master may be lost: the next one knows nothing, and hears from each peer what that was told last, or something else.
 #include "control/membership.h"
 
 #include "base/platform.h"
@@ -19,6 +20,9 @@ enum { CONNS = 10,
 
 static struct peer {
     bool open, accepted;
+    bool registered;     // this master has taken it in; else it waits
+    bool resumed;        // by RESUMED, its EPOCH is to come
+    uint64_t asked;      // for the promise of this generation, 0: not
     struct wire_id id;
     uint32_t group;
     uint8_t vote;        // open, 0: none
@@ -31,6 +35,17 @@ static struct peer {
     uint64_t round;
     struct wire_id donor;
 } peers[CONNS];
+
+// What a peer tells the next master.
+static struct known {
+    bool any;
+    uint64_t run, promised;
+    struct wire_resume resume;
+    struct wire_member members[CONNS + 1];
+    struct wire_group_size sizes[CONNS + 1];
+    struct wire_past past[4];
+    struct wire_loss losses[1];
+} known[CONNS];
 
 static struct membership *master;
 static int64_t now;
@@ -56,6 +71,34 @@ static bool is_member(const struct wire_epoch *epoch, const struct wire_id *id) 
     return times == 1;
 }
 
+static struct known *known_of(const struct peer *peer) { return &known[peer - peers]; }
+
+static void note_barrier(struct peer *peer, uint8_t kind, uint8_t code, uint64_t value) {
+    struct known *mine = known_of(peer);
+    struct wire_barrier *barrier = &mine->resume.barrier;
+    const struct wire_epoch *epoch = &mine->resume.epoch;
+    *barrier = (struct wire_barrier){.number = barrier->number + 1, .kind = kind, .code = code, .value = value, .epoch = epoch->number, .sizes = mine->sizes};
+    for (uint32_t i = 0; i < epoch->count; i++) {
+        if (i == 0 || epoch->members[i].group != epoch->members[i - 1].group) mine->sizes[barrier->count++] = (struct wire_group_size){.group = epoch->members[i].group};
+        mine->sizes[barrier->count - 1].count++;
+    }
+}
+
+static void note_epoch(struct peer *peer, const struct wire_header *header, const struct wire_epoch_commit *commit) {
+    struct known *mine = known_of(peer);
+    struct wire_resume *resume = &mine->resume;
+    MUST(commit->epoch.count <= CONNS + 1);
+    memcpy(mine->members, commit->epoch.members, commit->epoch.count * sizeof mine->members[0]);
+    mine->run = header->run;
+    mine->promised = resume->generation = header->generation;
+    resume->accepted = 1;
+    resume->epoch = commit->epoch;
+    resume->epoch.members = mine->members;
+    if (commit->reason != WIRE_REASON_UPDATE && commit->reason != WIRE_REASON_ORDER) return;
+    resume->barrier.number = commit->epoch.barrier - 1;
+    note_barrier(peer, commit->reason == WIRE_REASON_UPDATE ? WIRE_VOTE_UPDATE : WIRE_VOTE_OPTIMIZE, 0, 0);
+}
+
 static void end_vote(struct peer *peer, uint8_t kind) {
     MUST(peer->vote == kind);
     peer->vote = 0;
@@ -66,17 +109,19 @@ static void hear_epoch(struct peer *peer, const struct wire_header *header, cons
     MUST(is_member(epoch, &peer->id));
     MUST(epoch->number > peer->number && epoch->group_epoch >= peer->group_epoch);
     MUST(header->epoch == epoch->number);
-    MUST(commit->reason == WIRE_REASON_UPDATE || peer->accepted);
+    MUST(peer->registered && (commit->reason == WIRE_REASON_UPDATE || peer->accepted || peer->resumed));
     if (commit->reason == WIRE_REASON_UPDATE && peer->accepted) end_vote(peer, WIRE_VOTE_UPDATE);
     if (commit->reason == WIRE_REASON_ORDER) end_vote(peer, WIRE_VOTE_OPTIMIZE);
     peer->accepted = true;
+    peer->resumed = false;
+    note_epoch(peer, header, commit);
     peer->attempt = 0;
     peer->number = epoch->number;
     peer->group_epoch = epoch->group_epoch;
     peer->members = hash_members(epoch);
     peer->epoch_run = header->run;
     for (int i = 0; i < CONNS; i++)
-        if (peers[i].open && peers[i].accepted && peers[i].epoch_run == header->run && peers[i].number == epoch->number) MUST(peers[i].members == peer->members);
+        if (peers[i].registered && peers[i].accepted && peers[i].epoch_run == header->run && peers[i].number == epoch->number) MUST(peers[i].members == peer->members);
 }
 
 static void hear_plan(struct peer *peer, const struct wire_sync_plan *plan) {
@@ -91,23 +136,62 @@ static void hear_plan(struct peer *peer, const struct wire_sync_plan *plan) {
     }
 }
 
+static void hear_welcome(struct peer *peer, const struct wire_header *header, const struct wire_welcome *welcome) {
+    struct known *mine = known_of(peer);
+    *mine = (struct known){.any = true, .run = header->run, .promised = header->generation};
+    mine->resume = (struct wire_resume){.join_number = welcome->join_number, .generation = header->generation};
+    memcpy(mine->resume.secret, welcome->secret, sizeof welcome->secret);
+    *peer = (struct peer){.open = true, .registered = true, .id = peer->id, .group = peer->group};
+}
+
+static void hear_resumed(struct peer *peer, const struct wire_header *header, const uint8_t *body) {
+    static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
+    static struct wire_resumed resumed;
+    static struct wire_loss losses[WIRE_MAX_MEMBERS];
+    resumed.barrier.sizes = sizes;
+    resumed.losses = losses;
+    MUST(wire_decode_resumed(body, header->length, &resumed));
+    MUST(!peer->registered && header->generation == peer->asked && header->generation > known_of(peer)->resume.generation);
+    MUST(!resumed.barrier_ended || !resumed.sync_ended);
+    peer->registered = peer->resumed = true;
+    peer->epoch_run = peer->asked = 0;
+    if (resumed.sync_ended) end_vote(peer, VOTE_SYNC);
+    if (!resumed.barrier_ended) return;
+    peer->vote = 0;
+    known_of(peer)->resume.barrier.number = resumed.barrier.number - 1;
+    note_barrier(peer, resumed.barrier.kind, resumed.barrier.code, resumed.barrier.value);
+}
+
 static void hear(struct peer *peer, const struct wire_header *header, const uint8_t *body) {
     size_t length = header->length;
     static struct wire_verdict verdict;
     static struct wire_sync_plan plan;
-    run = header->run;
-    generation = header->generation;
+    if (header->type == WIRE_WELCOME || header->type == WIRE_RESUMED) {
+        run = header->run;
+        generation = header->generation;
+    }
     switch (header->type) {
     case WIRE_WELCOME: {
         struct wire_welcome welcome;
         MUST(wire_decode_welcome(body, length, &welcome));
+        hear_welcome(peer, header, &welcome);
         return;
     }
+    case WIRE_RESUMED: hear_resumed(peer, header, body); return;
+    case WIRE_GENERATION:
+        MUST(!peer->registered && length == 0 && header->generation > known_of(peer)->promised);
+        peer->asked = header->generation;
+        return;
+    case WIRE_WAITING:
     case WIRE_REFUSED:
     case WIRE_EXPELLED: {
         struct wire_text text;
         MUST(wire_decode_text(body, length, &text) && text.length > 0);
-        MUST((header->type == WIRE_EXPELLED) == peer->accepted);
+        if (header->type == WIRE_WAITING)
+            MUST(!peer->registered);
+        else if (peer->registered)
+            MUST((header->type == WIRE_EXPELLED) == (peer->accepted || peer->resumed));
+        if (header->type == WIRE_EXPELLED) known_of(peer)->any = false;
         return;
     }
     case WIRE_CANDIDATE: {
@@ -127,11 +211,13 @@ static void hear(struct peer *peer, const struct wire_header *header, const uint
         struct wire_outcome outcome;
         MUST(wire_decode_outcome(body, length, &outcome));
         end_vote(peer, outcome.kind);
+        note_barrier(peer, outcome.kind, outcome.code, outcome.value);
         peer->attempt = 0;
         return;
     }
     case WIRE_VERDICT:
-        MUST(wire_decode_verdict(body, length, &verdict) && peer->accepted && header->epoch == peer->group_epoch);
+        MUST(wire_decode_verdict(body, length, &verdict));
+        MUST(peer->resumed ? verdict.kind == WIRE_VERDICT_MISMATCH : peer->accepted && header->epoch == peer->group_epoch);
         return;
     case WIRE_MEASURE: {
         struct wire_measure measure;
@@ -151,7 +237,7 @@ static void hear(struct peer *peer, const struct wire_header *header, const uint
         peer->receives = false;
         return;
     }
-    default: MUST(header->type == WIRE_HEARTBEAT); return;
+    default: MUST(header->type == WIRE_HEARTBEAT || header->type == WIRE_BYE); return;
     }
 }
 
@@ -178,9 +264,9 @@ static void carry_out(const struct membership_actions *actions) {
     MUST(actions->log_count <= MEMBERSHIP_MAX_LOGS);
     uint32_t open = 0;
     for (size_t i = 0; i < CONNS; i++) {
-        open += peers[i].open;
+        open += peers[i].registered;
         // Nobody that is accepted is left behind: all are in the newest epoch.
-        if (peers[i].open && peers[i].accepted) MUST(peers[i].number == membership_epoch(master));
+        if (peers[i].registered && peers[i].accepted) MUST(peers[i].number == membership_epoch(master));
     }
     MUST(membership_peer_count(master) == open);
 }
@@ -194,10 +280,12 @@ static void connect(struct fuzz *in, uint32_t conn) {
     if (peers[conn].open) return;
     struct wire_hello hello = {.version = odd == 1 ? 77 : WIRE_VERSION, .id = id_of(odd == 2 ? 0 : conn), .group = how & 1, .lanes = 1 + (how >> 1 & 3), .port = 48149};
     if (how & 64) hello.group = UINT32_MAX - conn;
+    hello.masters = how & 128 ? 2 : 1;
     // Hosts: some share one, which matters to measurements.
     struct wire_address source = {.family = odd == 3 ? 6 : 4, .bytes = {10, 0, 0, (uint8_t)(how & 8 ? 1 : conn)}, .port = 1};
     if (odd == 4) source.bytes[0] = 127;
     peers[conn] = (struct peer){.open = true, .id = hello.id, .group = hello.group};
+    known[conn].any = false;
     carry_out(membership_peer_connected(master, now, conn, &source, &hello));
 }
 
@@ -211,7 +299,7 @@ static void lose(uint32_t conn) {
 static void note_vote(struct peer *peer, const struct wire_header *header, const uint8_t *body) {
     struct wire_vote vote;
     struct wire_sync_vote sync;
-    if (header->run != run || header->generation != generation || !peer->accepted || peer->vote != 0) return;
+    if (header->run != run || header->generation != generation || !peer->registered || !peer->accepted || peer->vote != 0) return;
     if (header->type == WIRE_VOTE && wire_decode_vote(body, header->length, &vote)) peer->vote = vote.kind;
     if (header->type == WIRE_SYNC_VOTE && wire_decode_sync_vote(body, header->length, &sync)) peer->vote = VOTE_SYNC;
 }
@@ -329,6 +417,93 @@ static void sync_done(uint32_t conn, uint8_t how, const struct wire_id *donor, u
     say(conn, &frame);
 }
 
+// ---- the loss of the master ----
+
+static void replace_master(uint8_t how) {
+    uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {9, how, (uint8_t)(now / MS_NS)};
+    for (uint32_t conn = 0; conn < CONNS; conn++) {
+        if (peers[conn].open && known[conn].any) known[conn].resume.vote = peers[conn].vote;
+        peers[conn] = (struct peer){0};
+    }
+    membership_free(master);
+    master = membership_new(LIMIT_MS, random, now);
+    if (master == NULL) master = membership_new(LIMIT_MS, random, now); // one allocation is refused at most
+    membership_expect_survivors(master, now + (how & 3) * 50 * MS_NS);
+    membership_set_standby(master, how & 4);
+    MUST(membership_activity(master) == WIRE_IDLE);
+}
+
+static void lie_of(struct wire_resume *resume, struct known *claimed, uint8_t lie, uint64_t what) {
+    struct wire_epoch *epoch = &resume->epoch;
+    switch (lie % 24) {
+    case 1: claimed->run ^= 1; return;
+    case 2: claimed->promised = what; return;
+    case 3: resume->generation = what; return;
+    case 4: epoch->number = what; return;
+    case 5: resume->join_number = what; return;
+    case 6: resume->barrier.number = what; return;
+    case 7: resume->barrier.kind = (uint8_t)what; return;
+    case 8: resume->accepted = !resume->accepted; return;
+    case 9: resume->vote = (uint8_t)what; return;
+    case 10: epoch->count -= epoch->count > 0; return;
+    case 11: epoch->group_epoch = what; return;
+    case 12: claimed->members[what % (CONNS + 1)].join_number = what; return;
+    case 13: epoch->sync_round = what; return;
+    case 14: resume->hello.version = (uint16_t)what; return;
+    case 15: claimed->sizes[0].count = (uint32_t)what; return;
+    case 16: epoch->lost_epoch = what; return;
+    case 17: resume->hello.id = id_of((uint32_t)(what % CONNS)); return;
+    case 18: claimed->members[0].id = id_of((uint32_t)(what % 64)); return;
+    case 19: claimed->members[0].group = (uint32_t)what; return;
+    case 20: resume->barrier.epoch = what; return;
+    case 21: epoch->sync_expected = what; return;
+    default: return;
+    }
+}
+
+static void resume_with(uint32_t conn, uint8_t how, uint8_t lie, uint64_t what) {
+    static struct known claimed;
+    if (peers[conn].open || !known[conn].any) return;
+    claimed = known[conn];
+    struct wire_resume *resume = &claimed.resume;
+    struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)conn}, .port = 1};
+    resume->hello = (struct wire_hello){.version = WIRE_VERSION, .id = id_of(conn), .group = how & 1, .lanes = 1, .port = 48149, .masters = how & 2 ? 2 : 1};
+    resume->epoch.members = claimed.members;
+    resume->barrier.sizes = claimed.sizes;
+    resume->past = claimed.past;
+    resume->past_count = how >> 2 & 3;
+    for (uint32_t i = 0; i < resume->past_count; i++)
+        claimed.past[i] = (struct wire_past){{.epoch = resume->epoch.group_epoch, .tag = i, .sequence = how >> 4 & 1}, how & 128 ? WIRE_VERDICT_MISMATCH : WIRE_VERDICT_COMMIT};
+    claimed.losses[0] = (struct wire_loss){.epoch = resume->epoch.lost_epoch, .members = 1, .group_members = 1, .groups = 1, .largest_group = 1};
+    resume->losses = claimed.losses;
+    resume->loss_count = how & 8 && resume->epoch.lost_epoch > 0;
+    resume->sync_code = how & 64 ? 9 : 0;
+    resume->sync_committed = how >> 5 & 1;
+    lie_of(resume, &claimed, lie, what);
+    struct wire_buffer frame = {0};
+    wire_encode_resume(&frame, (struct wire_header){.run = claimed.run, .generation = claimed.promised}, resume);
+    struct wire_header header;
+    if (frame.length > 0 && wire_header_decode(frame.bytes, &header)) {
+        known[conn] = claimed; // what it said is what it knows
+        known[conn].resume.epoch.members = known[conn].members;
+        peers[conn] = (struct peer){.open = true, .id = resume->hello.id, .accepted = resume->accepted, .vote = resume->vote};
+        if (resume->accepted) peers[conn].number = resume->epoch.number;
+        if (resume->accepted) peers[conn].group_epoch = resume->epoch.group_epoch;
+        uint8_t *exact = fuzz_copy(frame.bytes + WIRE_HEADER_BYTES, header.length);
+        carry_out(membership_peer_resumed(master, now, conn, &source, &header, exact));
+        free(exact);
+    }
+    wire_buffer_fini(&frame);
+}
+
+static void promise(uint32_t conn) {
+    struct wire_buffer frame = {0};
+    if (peers[conn].asked == 0) return;
+    known[conn].promised = peers[conn].asked;
+    wire_encode_empty(&frame, (struct wire_header){.run = known[conn].run, .generation = peers[conn].asked}, WIRE_PROMISE);
+    say(conn, &frame);
+}
+
 static void raw(uint32_t conn, struct fuzz *in) {
     uint8_t type = fuzz_u8(in), how = fuzz_u8(in);
     struct wire_header header = how & 1 ? op_header(conn) : header_of(conn);
@@ -416,6 +591,15 @@ static void step(struct fuzz *in) {
     case M_ALL_SYNC_VOTE:
     case M_ALL_SYNC_DONE: for_all(in, event); return;
     case M_REFUSE: fuzz_refuse(fuzz_below(in, 64)); return;
+    case M_MASTER: replace_master(fuzz_u8(in)); return;
+    case M_ALL_RESUME: {
+        uint8_t how = fuzz_u8(in);
+        for (; conn < CONNS; conn++) resume_with(conn, how, 0, 0);
+        return;
+    }
+    case M_ALL_PROMISE:
+        for (; conn < CONNS; conn++) promise(conn);
+        return;
     case M_RANDOM:
         if (membership_wants_random(master)) {
             uint8_t random[MEMBERSHIP_RANDOM_BYTES];
@@ -433,6 +617,18 @@ static void step(struct fuzz *in) {
     case M_LEAVE: {
         struct wire_buffer frame = {0};
         wire_encode_empty(&frame, header_of(conn), WIRE_LEAVE);
+        say(conn, &frame);
+        return;
+    }
+    case M_RESUME:
+        a = fuzz_u8(in);
+        b = fuzz_u8(in);
+        resume_with(conn, a, b, fuzz_number(in));
+        return;
+    case M_PROMISE: promise(conn); return;
+    case M_MOVED: {
+        struct wire_buffer frame = {0};
+        wire_encode_empty(&frame, header_of(conn), WIRE_MOVED);
         say(conn, &frame);
         return;
     }
@@ -475,12 +671,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct fuzz in = {data, data + size};
     uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {7, 7, 7};
     memset(peers, 0, sizeof peers);
+    memset(known, 0, sizeof known);
     now = SECOND_NS;
     run = generation = 0;
     master = membership_new(LIMIT_MS, random, now);
     MUST(master != NULL);
     while (fuzz_more(&in)) step(&in);
     fuzz_refuse(0);
+    carry_out(membership_farewell(master, now));
     membership_free(master);
     return 0;
 }

@@ -6,6 +6,9 @@
 
 static struct wire_member members[WIRE_MAX_MEMBERS];
 static struct wire_op_report reports[2 * WIRE_MAX_LIVE_OPS];
+static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
+static struct wire_past past[WIRE_MAX_PAST];
+static struct wire_loss losses[WIRE_MAX_MEMBERS];
 
 #define AGAIN(type, name) \
     struct type message; \
@@ -63,6 +66,33 @@ static bool again_report(struct wire_buffer *out, struct wire_header header, con
     return true;
 }
 
+static void check_barrier(const struct wire_barrier *barrier) {
+    MUST(barrier->count <= WIRE_MAX_MEMBERS && (barrier->number == 0) == (barrier->count == 0));
+    for (uint32_t i = 0; i < barrier->count; i++) MUST(barrier->sizes[i].count > 0 && (i == 0 || barrier->sizes[i].group > barrier->sizes[i - 1].group));
+}
+
+static bool again_resume(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
+    struct wire_resume message = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
+    if (!wire_decode_resume(body, length, &message) || message.hello.version != WIRE_VERSION) return false;
+    if (message.accepted) {
+        check_epoch(&message.epoch);
+        check_barrier(&message.barrier);
+        MUST(message.past_count <= WIRE_MAX_PAST);
+    }
+    wire_encode_resume(out, header, &message);
+    return true;
+}
+
+static bool again_resumed(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
+    static struct wire_resumed message;
+    message.barrier.sizes = sizes;
+    message.losses = losses;
+    if (!wire_decode_resumed(body, length, &message)) return false;
+    check_barrier(&message.barrier);
+    wire_encode_resumed(out, header, &message);
+    return true;
+}
+
 // Decodes, and encodes again. False: refused.
 static bool again(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
     switch ((enum wire_type)header.type) {
@@ -71,6 +101,7 @@ static bool again(struct wire_buffer *out, struct wire_header header, const uint
         AGAIN(wire_welcome, welcome);
     }
     case WIRE_REFUSED:
+    case WIRE_WAITING:
     case WIRE_EXPELLED: return again_text(out, header, body, length);
     case WIRE_CANDIDATE: return again_candidate(out, header, body, length);
     case WIRE_LINKED: {
@@ -113,6 +144,11 @@ static bool again(struct wire_buffer *out, struct wire_header header, const uint
     }
     case WIRE_SYNC_END: {
         AGAIN(wire_sync_end, sync_end);
+    }
+    case WIRE_RESUME: return again_resume(out, header, body, length);
+    case WIRE_RESUMED: return again_resumed(out, header, body, length);
+    case WIRE_STATUS_IS: {
+        AGAIN(wire_status, status_is);
     }
     case WIRE_LINK_HELLO: {
         AGAIN(wire_link_hello, link_hello);

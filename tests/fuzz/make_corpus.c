@@ -55,13 +55,25 @@ static void write_ops(void) {
     FRAME(mismatch, {.name = op_name, .mine = mine, .other = two, .theirs = theirs});
 }
 
+static void write_recovery(void) {
+    struct wire_buffer frame = {0};
+    struct wire_member members[] = {{one, 1, 0, 2, {4, {127, 0, 0, 1}, 48149}}, {two, 2, 5, 1, {6, {0xfe, 0x80}, 48150}}};
+    struct wire_epoch epoch = {.number = 4, .group_epoch = 3, .barrier = 2, .latency_us = 100, .megabytes_per_s = 1000, .count = 2, .members = members};
+    struct wire_group_size sizes[] = {{0, 1}, {5, 1}};
+    struct wire_barrier barrier = {.number = 2, .kind = WIRE_VOTE_UPDATE, .epoch = 4, .count = 2, .sizes = sizes};
+    struct wire_past past[] = {{op_name, WIRE_VERDICT_COMMIT}, {op_name, WIRE_VERDICT_MISMATCH}};
+    struct wire_hello hello = {.version = WIRE_VERSION, .id = one, .group = 1, .lanes = 4, .port = 48149, .masters = 2};
+    FRAME(resume, {.hello = hello, .generation = 1, .join_number = 1, .secret = {9}, .vote = WIRE_VOTE_SYNC, .sync_vote = {.strategy = 1}, .accepted = 1, .sync_committed = 1, .sync_revision = 5, .barrier = barrier, .epoch = epoch, .past_count = 2, .past = past});
+    FRAME(resumed, {.heartbeat_limit_ms = 5000, .barrier_ended = 1, .barrier = barrier, .sync = {.round = 1, .text = {3, "why"}}});
+}
+
 static void write_frames(void) {
     struct wire_buffer frame = {0};
     wire_encode_empty(&frame, header, WIRE_HEARTBEAT);
     write_frame("heartbeat", &frame);
     wire_encode_text(&frame, header, WIRE_EXPELLED, "go away");
     write_frame("expelled", &frame);
-    FRAME(hello, {.version = WIRE_VERSION, .id = one, .group = 1, .lanes = 4, .port = 48149});
+    FRAME(hello, {.version = WIRE_VERSION, .id = one, .group = 1, .lanes = 4, .port = 48149, .masters = 2});
     FRAME(welcome, {.join_number = 1, .secret = {9}, .heartbeat_limit_ms = 5000, .seen = {4, {127, 0, 0, 1}, 5}});
     FRAME(linked, {.attempt = 1, .latency_us = 50, .count = 1, .unreachable = {two}});
     FRAME(vote, {.kind = WIRE_VOTE_UPDATE});
@@ -74,7 +86,12 @@ static void write_frames(void) {
     FRAME(sync_done, {.round = 1, .complete = 1, .count = 1, .sources = {{two, 99}}});
     FRAME(sync_end, {.round = 1, .code = 9, .text = {3, "why"}});
     FRAME(link_hello, {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .secret = {9}, .from = one, .to = two, .index = 1});
+    wire_encode_status_is(&frame, header, &(struct wire_status){.activity = WIRE_GATHERS});
+    write_frame("status_is", &frame);
+    wire_encode_text(&frame, header, WIRE_WAITING, "waits");
+    write_frame("waiting", &frame);
     write_epochs();
+    write_recovery();
     write_ops();
     uint8_t bytes[WIRE_HEADER_BYTES + WIRE_OP_BYTES];
     struct wire_op head = {.tag = 7, .fingerprint = {.count = 10}, .shard = 1, .hop = 2, .sequence = 3, .offset = 4, .extra = 5};
@@ -115,6 +132,13 @@ static void write_master_programs(void) {
     PROGRAM(target, "groups", M_CONNECT, 0, 1, 0, M_CONNECT, 1, 0, 0, M_CONNECT, 2, 64, 0, M_ALL_VOTE, 0, 0, 0, M_ALL_LINKED, 9, 0, 0, M_ALL_LINKED, 9, 0, 0, M_ALL_DONE, 1, 0, 0, M_LOST, 2, M_ALL_REPORT, 1, 1, 2);
     PROGRAM(target, "raw", M_THREE, M_RAW, 0, WIRE_VOTE, 0, 1, 9, M_RAW, 1, WIRE_REPORT, 1, 4, 0, 0, 0, 1, M_RAW, 2, 99, 0, 0);
     PROGRAM(target, "no-memory", M_THREE, M_REFUSE, 1, M_CONNECT, 3, 2, 0, M_REFUSE, 2, M_ALL_DONE, 1, 0, 0, M_RANDOM, 1, 2, 3);
+    PROGRAM(target, "resume", M_THREE, M_MASTER, 1, M_ALL_RESUME, 0, M_ALL_PROMISE, M_ALL_REPORT, 0, M_ALL_READY, 9, 0, 0, M_ALL_VOTE, 1, 0, 0, M_MASTER, 0, M_ALL_RESUME, 140, M_ALL_PROMISE);
+    PROGRAM(target, "resume-majority", M_THREE, M_VOTE, 0, 1, M_MASTER, 3, M_CONNECT, 3, 2, 0, M_RESUME, 0, 0, 0, 0, M_WAIT, 30, M_RESUME, 1, 0, 0, 0, M_HEARTBEATS, M_WAIT, 100, M_HEARTBEATS, M_WAIT, 100, M_PROMISE, 0, M_PROMISE, 1, M_ALL_REPORT, 0);
+    PROGRAM(target, "resume-lies", M_THREE, M_MASTER, 1, M_RESUME, 0, 0, 4, 250, M_RESUME, 0, 0, 2, 250, M_RESUME, 0, 0, 10, 0, M_RESUME, 1, 0, 18, 40, M_RESUME, 2, 0, 1, 0, M_ALL_PROMISE);
+    PROGRAM(target, "young", M_THREE, M_MASTER, 0, M_CONNECT, 3, 2, 0, M_CONNECT, 4, 2, 0, M_RESUME, 0, 0, 0, 0, M_RESUME, 1, 0, 0, 0, M_RESUME, 2, 0, 0, 0, M_ALL_PROMISE, M_ALL_REPORT, 0);
+    PROGRAM(target, "young-stays", M_THREE, M_MASTER, 0, M_CONNECT, 3, 2, 0, M_RESUME, 0, 0, 0, 0, M_HEARTBEATS, M_DUE, M_DUE, M_DUE, M_DUE, M_DUE, M_DUE, M_DUE, M_DUE);
+    PROGRAM(target, "moved", M_CONNECT, 0, 130, 0, M_CONNECT, 1, 130, 0, M_ALL_VOTE, 0, 0, 0, M_ALL_LINKED, 9, 0, 0, M_MOVED, 0, M_MOVED, 1, M_ALL_RESUME, 0, M_ALL_PROMISE);
+    PROGRAM(target, "standby", M_THREE, M_MASTER, 4, M_CONNECT, 3, 2, 0, M_ALL_RESUME, 0, M_CONNECT, 3, 2, 0, M_ALL_PROMISE);
     PROGRAM(target, "again", M_THREE, M_LOST, 0, M_LOST, 1, M_LOST, 2, M_THREE);
 }
 
@@ -143,6 +167,12 @@ static void write_peer_programs(void) {
     PROGRAM(target, "raw", P_THREE, P_RAW, WIRE_OUTCOME, 0, 10, 1, 0, P_RAW, WIRE_CANDIDATE, 0, 32, 1);
     PROGRAM(target, "leave", P_THREE, P_LEAVE, P_DISCONNECTED);
     PROGRAM(target, "bug-dead-mind-dialled-again", P_JOIN, P_WELCOME, 9, P_EPOCH, 0, 7, 0, 8, P_DISCONNECTED, P_DIALLED, 1);
+    PROGRAM(target, "recovery", P_RECOVERY, 20, 1, P_THREE, P_VOTE, 1, P_DISCONNECTED, P_RESUME, 0, P_GENERATION, 1, P_RESUMED, 0, 0, 0, 0, P_EPOCH, 2, 7, 0, 8, P_OUTCOME, 1, 0, 1);
+    PROGRAM(target, "recovery-late", P_RECOVERY, 20, 0, P_THREE, P_VOTE, 1, P_DUE, P_DUE, P_DUE, P_DUE, P_DUE, P_RESUME, 0, P_WAITING, P_GENERATION, 1, P_RESUMED, 1, 2, 0, 0, P_EPOCH, 2, 7, 0, 8);
+    PROGRAM(target, "recovery-sync", P_RECOVERY, 20, 0, P_THREE, P_SYNC, 0, P_SYNC_PLAN, 1, P_DISCONNECTED, P_RESUME, 1, P_GENERATION, 1, P_RESUMED, 2, 0, 0, 1, P_EPOCH, 1, 3, 0, 8);
+    PROGRAM(target, "recovery-ends", P_RECOVERY, 20, 0, P_THREE, P_DISCONNECTED, P_RESUME, 0, P_WAITING, P_DISCONNECTED, P_DUE, P_DUE, P_DUE);
+    PROGRAM(target, "recovery-newcomer", P_RECOVERY, 20, 0, P_JOIN, P_WAITING, P_WELCOME, 9, P_DISCONNECTED, P_RESUME, 0, P_WELCOME, 3, P_EPOCH, 0, 7, 0, 8);
+    PROGRAM(target, "bye", P_RECOVERY, 20, 3, P_THREE, P_BYE, P_RESUME, 2, P_END, 1);
     PROGRAM(target, "no-memory", P_JOIN, P_WELCOME, 9, P_REFUSE, 2, P_EPOCH, 0, 7, 0, 8);
 }
 

@@ -90,6 +90,28 @@ def test_a_log_is_repeated(tmp_path: Path) -> None:
     assert sorted(kinds[0]) == sorted(kinds[1])
 
 
+@pytest.mark.timeout(60)
+def test_a_full_disk_ends_the_run_and_says_so(tmp_path: Path) -> None:
+    done = subprocess.run(stress(tmp_path, "--log", "/dev/full"), capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert "cannot write to /dev/full: No space left on device" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.timeout(180)
+def test_a_standby_takes_over(tmp_path: Path) -> None:
+    faults = ["--faults", "master,kill", "--fault-every", "2", "--seed", "3"]
+    size = ["--seconds", "15", "--elements", "65536", "--baseline", "0", "--heartbeat-limit", "2.5"]
+    done = subprocess.run(stress(tmp_path, "--standbys", "1", *faults, *size), capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = tmp_path / "events.jsonl"
+    away = [event["t"] for event in events(log, "fault") if event["fault"]["kind"] == "master" and event["fault"]["back"] > 3]
+    assert away
+    samples = events(log, "sample")
+    before, after = (max(one["steps"] for one in samples if one["t"] < away[0] + wait) for wait in (0.0, 3.0))
+    assert after > before  # while the first master was away
+
+
 PLANTED = """
 import sys
 from pathlib import Path
@@ -159,6 +181,10 @@ def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> Non
         assert run.returncode == 128 + number, output
         assert f"ended by {number.name}" in output
         assert "Traceback" not in output
+        (end,) = events(tmp_path / "events.jsonl", "end")  # what was done until then
+        assert end["outcome"]["counts"]["ops"] > 0
+        assert json.loads((tmp_path / "summary.json").read_text())["cut_short"] == f"ended by {number.name}"
+        assert (tmp_path / "throughput.png").stat().st_size > 0
         wait_for_the_end_of(pids)
 
 

@@ -188,3 +188,57 @@ def test_programs_say_what_is_wrong(name):
     assert process.returncode == 1
     assert taken in err
     assert "Traceback" not in err
+
+
+# ---- the list of masters ----
+
+PLACES = [
+    ("127.0.0.1:5001", "127.0.0.1:5001,127.0.0.1:5002", 0),
+    ("127.0.0.1:5002", "127.0.0.1:5001,127.0.0.1:5002", 1),
+    ("localhost:5002", "127.0.0.1:5001,127.0.0.1:5002", 1),
+    ("127.0.0.1:5002", "203.0.113.7:5001,localhost:5002", 1),
+    ("0.0.0.0:5001", "203.0.113.7:5001,127.0.0.1:5001", 1),
+    ("0.0.0.0:5001", "127.0.0.1:5001,203.0.113.7:5001", 0),
+    ("0.0.0.0:5001", "127.0.0.1:5001,127.0.0.1:5002", 0),
+    ("[::]:5001", "[::1]:5001,203.0.113.7:5001", 0),
+]
+
+NO_PLACES = [
+    ("127.0.0.1:5003", "127.0.0.1:5001,127.0.0.1:5002", "do not contain 127.0.0.1:5003"),
+    ("127.0.0.1:5001", "203.0.113.7:5001", "do not contain"),
+    ("0.0.0.0:5001", "203.0.113.7:5001,203.0.113.8:5001", "do not contain 0.0.0.0:5001"),
+    ("0.0.0.0:5001", "127.0.0.1:5001,127.0.0.2:5001", "127.0.0.1:5001 and 127.0.0.2:5001 are this machine"),
+    ("127.0.0.1:0", "127.0.0.1:5001,127.0.0.1:5002", "not on any free one"),
+    ("127.0.0.1:5001", "127.0.0.1:5001,127.0.0.1:5001", "none of them twice"),
+    ("127.0.0.1:5001", "127.0.0.1:5001,127.0.0.1:0", "port 0"),
+    ("127.0.0.1:5001", "127.0.0.1:5001,", "no port"),
+    ("127.0.0.1:5001", "", "no port"),
+]
+
+
+@pytest.mark.parametrize(("listen", "masters", "place"), PLACES)
+def test_a_master_finds_itself_in_the_list(listen, masters, place, monkeypatch):
+    told = []
+    call = MasterNode._call
+
+    def note(self, function, *arguments, **named):
+        if function == "pccl_ext_master_set_list":
+            told.append(arguments[1:])
+        call(self, function, *arguments, **named)
+
+    monkeypatch.setattr(MasterNode, "_call", note)
+    MasterNode(listen, masters=masters)
+    assert told == [(2, place)]
+
+
+@pytest.mark.parametrize(("listen", "masters", "words"), NO_PLACES)
+def test_a_list_without_this_master_is_an_error(listen, masters, words):
+    with pytest.raises((ValueError, AssertionError), match=words):
+        MasterNode(listen, masters=masters)
+
+
+def test_the_program_says_so():
+    process = start("-m", "pccl.cli", "master", "--listen", "127.0.0.1:5003", "--masters", "127.0.0.1:5001,127.0.0.1:5002")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "do not contain 127.0.0.1:5003" in errors

@@ -25,7 +25,7 @@ from pccl.stress.agent import Agent, Group
 from pccl.stress.content import CODES, DTYPES, LEAST_COUNT, Constants, Pattern, codes_in
 from pccl.stress.events import EventLog, Recording, differences
 from pccl.stress.judge import CLAIMS, GrowthLimits, Judge, Usage, growth, trend
-from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Report, Stepped, Task, Waiting
+from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Range, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import Fault
 from pccl.stress.workload import IMPATIENT, QUANTIZED, STEP_KINDS, WAYS, plan_step
 
@@ -76,6 +76,14 @@ def test_a_stop_outlasts_the_limit_and_a_delay_does_not():
     assert min(fault.slot for fault in visits) == 4
 
 
+def test_every_other_master_stays_away_where_there_is_a_standby():
+    times = [fault.back for fault in draw(seconds=4000.0, rates={"master": 1}, standbys=1)]
+    away = [back for back in times if back >= schedule.STANDBY_SECONDS[0]]
+    assert len(away) == pytest.approx(len(times) / 2, rel=0.1)
+    assert max(set(times) - set(away)) <= schedule.MASTER_BACK_SECONDS[1]
+    assert max(fault.back for fault in draw(seconds=4000.0, rates={"master": 1})) <= schedule.MASTER_BACK_SECONDS[1]
+
+
 def test_rates_are_read():
     assert schedule.read_rates("kill=3, stop=1,join") == {"kill": 3, "stop": 1, "join": 1}
     assert schedule.read_rates("") == {}
@@ -96,9 +104,11 @@ def test_all_peers_plan_the_same():
     assert {plan.kind for plan in plans} == set(STEP_KINDS)
     assert {plan.way for plan in plans if plan.kind == "reduce"} == set(WAYS)
     assert {op.dtype for plan in plans for op in plan.ops} == set(DTYPES)
+    assert max(op.count for plan in plans for op in plan.ops if plan.way == "resume") > 4 * 10_000
+    assert {op.average for plan in plans for op in plan.ops if plan.way == "resume"} == {True, False}
     assert {op.quantized for plan in plans for op in plan.ops} == set(QUANTIZED)
     assert {plan.timeout for plan in plans} == set(IMPATIENT)
-    assert all(LEAST_COUNT <= op.count <= 10_000 for plan in plans for op in plan.ops)
+    assert all(LEAST_COUNT <= op.count <= 10_000 for plan in plans for op in plan.ops if plan.way != "resume")
     assert all(plan.inner in (1, 2, 4) for plan in plans if plan.kind == "diloco")
 
 
@@ -133,6 +143,18 @@ def test_an_average_tells_who_is_in_it(dtype, members):
     assert pattern.read(average, 17, members).who == (1 << members) - 1
     assert pattern.read(average, 17, members).fault == ""
     assert pattern.read(average, 17, members + 1).fault != ""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_piece_of_a_sum_tells_who_is_in_it(dtype):
+    pattern = Pattern(dtype, 5000)
+    first, last = total(pattern, [1, 7, 30], 5000, 23), total(pattern, [1, 30], 5000, 23)
+    for start in (1024, 1027, 4992):
+        mixed = np.concatenate([first[:start], last[start:]])
+        assert codes_in(pattern.read(mixed[:start], 23).who) == [1, 7, 30]
+        assert pattern.read(mixed[start:], 23, start=start) == pattern.read(last, 23)
+        assert pattern.read(mixed[start:], 23, start=start + 1).fault != ""
+        assert pattern.read(mixed, 23).fault != ""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -177,8 +199,10 @@ def test_constants_tell_who_is_in_them():
 # ---- judge ----
 
 
-def op(**changes):
-    return OpDone(**{"who": 0b111, "world": 3, "check": 99, "tries": 1, "size": 8, "at": 10.0, **changes})
+def op(who=0b111, ranges=None, **changes):
+    """Of 8 elements, with one range of these codes if no others are given, as (stop, who, the library's names)."""
+    made = [Range(*one) for one in ranges or [(8, who)]]
+    return OpDone(**{"ranges": made, "world": 3, "check": 99, "tries": 1, "size": 64, "at": 10.0, **changes})
 
 
 def step(number=1, ops=None, **changes):
@@ -235,12 +259,29 @@ def test_wrong_contributors_and_disagreement_are_found(judge, one, other, claim)
     assert claim in broken(judge)
 
 
+AGAIN = op(who=0b011, world=2, tries=2)
+FROM_THE_MIDDLE = op(ranges=[(4, 0b111), (8, 0b011)], world=0)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 @pytest.mark.parametrize("end", ["expelled", "killed"])
-def test_only_survivors_must_agree(judge, end):
+@pytest.mark.parametrize(
+    ("left", "others", "claims"),
+    [
+        pytest.param(op(), AGAIN, [], id="they made it again without the one that is gone"),
+        pytest.param(op(), FROM_THE_MIDDLE, [], id="or some of it"),
+        pytest.param(op(), op(), [], id="all agree"),
+        pytest.param(op(who=0b101, world=2), FROM_THE_MIDDLE, ["agreement"], id="it has another result where they have it"),
+        pytest.param(op(check=98), op(), ["agreement"], id="they have it"),
+        pytest.param(op(tries=2), op(), ["agreement"], id="at another try"),
+    ],
+)
+def test_who_is_gone_need_not_agree_with_what_was_made_without_it(judge, left, others, claims, end, order):
+    # seed 114: a peer that was stopped found all inputs of an op when it woke
     judge.stopped(2, 5.0, 9.9)
-    judge.take(2, step())  # it found all inputs when it woke
-    for serial in (0, 1):
-        judge.take(serial, step(ops=[op(who=0b011, world=2, tries=2)]))
+    reports = {0: step(ops=[others]), 1: step(ops=[others]), 2: step(ops=[left])}
+    for serial in order:
+        judge.take(serial, reports[serial])
     if end == "expelled":
         judge.take(2, Expelled(at=10.1, detail="silent"))
         judge.take(2, Accepted(at=10.2, world=3, seconds=0.1, life=1))
@@ -248,7 +289,48 @@ def test_only_survivors_must_agree(judge, end):
         judge.gone(2, 10.1, -9, expected=True)
     for serial in (0, 1):
         judge.take(serial, step(2, [op(who=0b011, world=2)]))
+    assert set(broken(judge)) == set(claims)
+
+
+def test_a_member_must_agree_also_with_what_was_made_without_it(judge):
+    for serial, one in ((0, AGAIN), (1, AGAIN), (2, op())):
+        judge.take(serial, step(ops=[one]))
+    for serial in range(3):
+        judge.take(serial, step(2, []))
+    assert broken(judge) == ["agreement"]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "claims"),
+    [
+        ([(4, 0b111, ["a", "b", "c"]), (8, 0b011, ["a", "b"])], []),
+        ([(4, 0b111, ["a", "b", "c"]), (8, 0b011, ["a", "c"])], ["contributors"]),  # the library names another
+        ([(4, 0b011, ["a", "b"]), (8, 0b111, ["a", "b", "c"])], []),  # the first segment was made again
+        ([(4, 0b011, ["a", "b"]), (8, 0b101, ["a", "c"])], ["contributors"]),  # one of them came in the middle
+        ([(4, 0b110, ["b", "c"]), (8, 0b111, ["a", "b", "c"])], ["contributors"]),  # not in its own result
+    ],
+)
+def test_every_range_must_have_the_contributors_that_the_library_says(judge, ranges, claims):
+    for serial, name in enumerate("abc"):
+        judge.take(serial, Accepted(at=0.0, world=3, seconds=0.1, life=0, uuid=name))
+    judge.take(0, step(ops=[op(ranges=ranges, world=2)]))
+    assert broken(judge) == claims
+
+
+def test_a_name_may_be_heard_of_before_its_owner(judge):
+    one = [(8, 0b011, ["a", "b"])]
+    judge.take(0, Accepted(at=0.0, world=2, seconds=0.1, life=0, uuid="a"))
+    judge.take(0, step(ops=[op(ranges=one, world=2)]))
+    judge.take(0, step(2, ops=[op(ranges=[(8, 0b011, ["a", "x"])], world=2)]))
+    judge.take(1, Accepted(at=0.0, world=2, seconds=0.1, life=0, uuid="b"))
     assert broken(judge) == []
+    judge.finish(11.0, [])
+    assert broken(judge) == ["contributors"]  # nobody was x
+
+
+def test_goodput_counts_what_was_contributed():
+    assert op().reduced == 3 * 64
+    assert FROM_THE_MIDDLE.reduced == 3 * 32 + 2 * 32
 
 
 def test_the_dead_contribute_no_more(judge):
@@ -264,8 +346,6 @@ def test_the_dead_contribute_no_more(judge):
 def test_different_states_are_found(judge):
     judge.take(0, step(5, [], state="abc"))
     judge.take(1, step(5, [], state="abd"))
-    for serial in (0, 1):
-        judge.take(serial, Ended(at=12.0, line=0, step=5, state="x"))
     assert broken(judge) == ["parity"]
 
 
@@ -444,6 +524,7 @@ print(ends[3].recv(1) == b"x")
         Accepted(at=1.5, world=3, seconds=0.1, life=1),
         step(),
         step(3, [], state="ab", received=7, lost=2, caught_up=True),
+        step(4, [op(ranges=[(4, 7, ["a"]), (8, 3, [])])]),
         Alone(at=1.0, line=2, step=3),
         Waiting(at=2.0),
         Expelled(at=1.0, detail="the master was silent\nfor long"),
@@ -512,6 +593,7 @@ def test_outcomes_are_compared():
     other = differences({"passed": False, "broken": ["sum"]}, {"passed": False, "broken": ["hang"]})
     assert other == ["only the recorded run broke 'sum'", "only this run broke 'hang'"]
     assert "cut off" in differences(None, OUTCOME)[0]
+    assert "cut off" in differences({**OUTCOME, "cut_short": "ended by SIGINT"}, OUTCOME)[0]
 
 
 # ---- command ----
@@ -536,12 +618,20 @@ def test_without_uvloop_it_says_so_and_goes_on(monkeypatch):
         (["--out", "/dev/null/x"], "cannot write"),
         (["--replay", "/nothing"], "does not exist"),
         (["--plant", "wrong-sum"], "No such option"),
+        (["--backend", "gloo", "--standbys", "1"], "one master"),
     ],
 )
 def test_wrong_arguments(tmp_path, arguments, words):
     result = CliRunner().invoke(main, ["stress", "--out", str(tmp_path), *arguments])
     assert result.exit_code == 2, result.output
     assert words in result.output
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path):
+    with command._alone_in(tmp_path):
+        result = CliRunner().invoke(main, ["stress", "--out", str(tmp_path), "--seconds", "1"])
+    assert result.exit_code == 2
+    assert "another run writes to" in result.output
 
 
 def test_help_says_what_it_does():

@@ -926,6 +926,7 @@ static void run_action(int p, const struct member_action *action) {
         push_for(p, SEEK, now + (int64_t)(10 + below(10)) * MS_NS);
         return;
     case MEMBER_FOUND: totals[COUNT_FOUND]++; return;
+    case MEMBER_WAITING: return;
     case MEMBER_VOTE_END: on_vote_end(p, action); return;
     case MEMBER_SYNC_PLAN: on_plan(p, action->plan); return;
     case MEMBER_RECHECK: judge_parked(p); return;

@@ -240,7 +240,7 @@ static void write_resume(struct wire_buffer *out, uint32_t size) {
     if (size > 0) resume.epoch = random_epoch(members_of);
     resume.past_count = size;
     resume.past = past;
-    for (uint32_t i = 0; i < size; i++) past[i] = (struct wire_past){random_name(), (uint8_t)(1 + below(4))};
+    for (uint32_t i = 0; i < size; i++) past[i] = (struct wire_past){random_name(), below(2) == 0 ? WIRE_VERDICT_COMMIT : WIRE_VERDICT_MISMATCH};
     resume.loss_count = members_of;
     resume.losses = random_losses(members_of);
     wire_encode_resume(out, random_header(), &resume);
@@ -276,7 +276,7 @@ static bool again_resumed(struct wire_buffer *out, const uint8_t *body, size_t l
 }
 
 static void write_status_is(struct wire_buffer *out, uint32_t size) {
-    struct wire_status status = {(uint8_t)(size % 2)};
+    struct wire_status status = {(uint8_t)(size % 3)};
     wire_encode_status_is(out, random_header(), &status);
 }
 
@@ -341,8 +341,10 @@ static bool again_report(struct wire_buffer *out, const uint8_t *body, size_t le
 }
 
 static void write_refused(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_REFUSED, size); }
+static void write_waiting(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_WAITING, size); }
 static void write_expelled(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_EXPELLED, size); }
 static bool again_refused(struct wire_buffer *out, const uint8_t *body, size_t length) { return again_text(out, WIRE_REFUSED, body, length); }
+static bool again_waiting(struct wire_buffer *out, const uint8_t *body, size_t length) { return again_text(out, WIRE_WAITING, body, length); }
 static bool again_expelled(struct wire_buffer *out, const uint8_t *body, size_t length) { return again_text(out, WIRE_EXPELLED, body, length); }
 
 static const struct message {
@@ -374,6 +376,7 @@ static const struct message {
     {WIRE_RESUME, WIRE_MAX_PAST, write_resume, again_resume},
     {WIRE_RESUMED, WIRE_MAX_MEMBERS - 1, write_resumed, again_resumed},
     {WIRE_STATUS_IS, 1, write_status_is, again_status_is},
+    {WIRE_WAITING, WIRE_MAX_TEXT, write_waiting, again_waiting},
     {WIRE_LINK_HELLO, WIRE_MAX_LANES, write_link_hello, again_link_hello},
 };
 enum { MESSAGES = sizeof messages / sizeof messages[0] };
@@ -494,7 +497,7 @@ static void test_bad_fields(void) {
         {WIRE_RESUME, RESUME_BARRIER + 34, 0, true, "an empty group"},
         {WIRE_RESUMED, 0, 0, true, "no heartbeat limit"},
         {WIRE_RESUMED, 4, 2, false, "ended 2"},
-        {WIRE_STATUS_IS, 0, 2, false, "active 2"},
+        {WIRE_STATUS_IS, 0, 3, false, "activity 3"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
         {WIRE_LINK_HELLO, 2, 3, false, "kind 3"},
         {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},
@@ -556,7 +559,7 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_STATUS_IS) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_WAITING) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};

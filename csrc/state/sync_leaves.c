@@ -1,0 +1,162 @@
+// Leaves as they come from donors: each is brought to its place and checked, by the crew or by the thread itself.
+#define _GNU_SOURCE
+#include "sync_private.h"
+
+#include <string.h>
+
+enum { CREW_BYTES = 64 << 10 }; // a leaf that is worth another thread
+
+// Nobody else writes the leaf from now on. False: the crew is at it, and ends what it has begun.
+static bool take_over(struct lane *lane) {
+    struct engine *engine = lane->engine;
+    uint64_t leaf = lane->head.offset;
+    if (engine->sync->crew != NULL && crew_has(engine->sync->crew, leaf)) return false;
+    for (size_t i = 0; i < engine->lane_count; i++) {
+        struct lane *other = engine->lanes[i];
+        if (other == lane || !other->sync || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf) continue;
+        other->to = NULL;
+        other->sync = false;
+    }
+    return true;
+}
+
+bool sync_place_leaf(struct lane *lane) {
+    struct engine *engine = lane->engine;
+    struct sync *sync = engine->sync;
+    const struct wire_op *head = &lane->head;
+    if (sync == NULL || !sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_LEAVES) return true;
+    if (sync_donor_of(sync, lane->peer) == sync->donor_count) return true;
+    if (head->offset >= sync->content->layout.leaf_count) return false;
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, head->offset);
+    uint8_t *to;
+    switch (head->extra) {
+    case WIRE_SYNC_PLAIN:
+        if (lane->length != piece.length) return false;
+        to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
+        break;
+    case WIRE_SYNC_LZ4:
+        if (!sync->packs || lane->length == 0 || lane->length >= piece.length) return false;
+        to = lane_scratch(lane);
+        break;
+    case WIRE_SYNC_PLACED:
+        if (lane->length != PLACE_BYTES) return false;
+        if (sync->donors[sync_donor_of(sync, lane->peer)].unreadable) return true; // asked again elsewhere, as all that was on its way
+        to = lane->place;
+        break;
+    default: return false;
+    }
+    if (to == NULL) return false;
+    if (!delta_wants(sync->delta, head->offset) || !take_over(lane)) return true;
+    lane->to = to;
+    lane->sync = true;
+    sync->report.wrote = true;
+    return true;
+}
+
+// A leaf is in its place, and checked.
+static void keep_leaf(struct engine *engine, const struct crew_job *job) {
+    struct sync *sync = engine->sync;
+    struct donor *donor = &sync->donors[job->donor];
+    delta_arrived(sync->delta, job->leaf, job->donor, platform_now_ns());
+    donor->kept += job->length;
+    pthread_mutex_lock(&engine->lock);
+    sync->report.donors += donor->kept == job->length;
+    sync->report.rx_bytes += job->length;
+    sync->report.wire_bytes += job->came;
+    sync->report.rx_leaves++;
+    sync->report.missing_bytes -= job->length;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+// A donor whose memory cannot be read any more is most likely dying, and its links live on until its memory is freed: others come first.
+static void doubt(struct sync *sync, uint32_t index) {
+    struct donor *donor = &sync->donors[index];
+    if (donor->unreadable) return;
+    LOG(LOG_INFO, "shared state: the memory of a donor cannot be read any more");
+    donor->unreadable = true;
+    donor->process = 0;
+    delta_shun(sync->delta, index);
+}
+
+static void take_result(struct engine *engine, const struct crew_job *job) {
+    struct sync *sync = engine->sync;
+    switch (job->result) {
+    case CREW_RIGHT: keep_leaf(engine, job); break;
+    case CREW_WRONG:
+        LOG(LOG_WARN, "shared state: leaf %llu came with wrong bytes and is fetched again", (unsigned long long)job->leaf);
+        delta_wrong(sync->delta, job->leaf, job->donor);
+        delta_lost(sync->delta, job->leaf);
+        break;
+    case CREW_UNREADABLE:
+        delta_lost(sync->delta, job->leaf);
+        doubt(sync, job->donor);
+        break;
+    }
+}
+
+static void go_on(struct engine *engine, const struct crew_job *job) {
+    if (job->result == CREW_RIGHT && delta_missing(engine->sync->delta) > 0)
+        sync_pump_donor(engine, job->donor, platform_now_ns());
+    else
+        sync_pump(engine);
+}
+
+static void tell_crew_is_done(void *context) {
+    struct engine *engine = context;
+    pthread_mutex_lock(&engine->lock);
+    engine_wake(engine);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+void sync_take_crew_results(struct engine *engine) {
+    struct crew_job job;
+    struct crew *crew = engine->sync->crew;
+    while (crew != NULL && engine->sync->phase == PHASE_LEAVES && crew_take(crew, &job)) {
+        take_result(engine, &job);
+        go_on(engine, &job);
+    }
+}
+
+// The crew does it, or, if that is busy or the job is small, the thread itself.
+static void do_job(struct engine *engine, struct crew_job *job) {
+    struct sync *sync = engine->sync;
+    if (job->length >= CREW_BYTES) {
+        if (sync->crew == NULL) sync->crew = crew_new(tell_crew_is_done, engine);
+        if (sync->crew != NULL && crew_give(sync->crew, job)) return;
+    }
+    crew_do(job);
+    take_result(engine, job);
+    go_on(engine, job);
+}
+
+bool sync_take_leaf(struct lane *lane) {
+    struct engine *engine = lane->engine;
+    struct sync *sync = engine->sync;
+    if (lane->to == NULL || sync == NULL || sync->phase != PHASE_LEAVES) return true;
+    uint32_t index = sync_donor_of(sync, lane->peer);
+    if (index == sync->donor_count) return true;
+    uint64_t leaf = lane->head.offset;
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
+    struct crew_job job = {
+        .kind = CREW_HERE,
+        .leaf = leaf,
+        .donor = index,
+        .to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset,
+        .length = piece.length,
+        .came = (uint32_t)lane->length,
+        .expected = sync->theirs[leaf],
+    };
+    if (lane->head.extra == WIRE_SYNC_PLACED) {
+        job.kind = CREW_PLACED;
+        job.process = sync->donors[index].process;
+        memcpy(&job.from, lane->place, sizeof job.from);
+    }
+    if (lane->head.extra == WIRE_SYNC_LZ4 && !coding_unpack(job.to, job.length, lane->to, (uint32_t)lane->length)) {
+        job.result = CREW_WRONG;
+        take_result(engine, &job);
+        go_on(engine, &job);
+        return true;
+    }
+    do_job(engine, &job);
+    return true;
+}

@@ -1,0 +1,100 @@
+// What the files of a round of shared state share: sync.c (its life, and the engine's thread), sync_give.c (leaves for those that ask),
+// sync_receive.c (what is asked of donors), sync_leaves.c (leaves that come). Everything belongs to the engine's thread, but for what is told of the lock.
+#ifndef PCCL_STATE_SYNC_PRIVATE_H
+#define PCCL_STATE_SYNC_PRIVATE_H
+
+#include "../base/log.h"
+#include "../data/engine_private.h"
+#include "crew.h"
+#include "sync.h"
+
+enum {
+    ASKS_MAX = 3 * DELTA_LEAVES_ON_WAY, // of one requester; for those repeated when a link broke and when it was there again
+    SYNC_TICK_MS = 50,
+};
+
+struct ask {
+    uint16_t type;
+    uint64_t round, first;
+    uint32_t count, sequence;
+    uint16_t codings; // see SYNC_ASK
+};
+
+struct requester {
+    struct requester *next;
+    struct peer *peer;
+    uint32_t first, count;
+    struct ask asks[ASKS_MAX];
+    struct coding_choice choice;
+    int64_t metered_at;
+};
+
+struct donor {
+    struct wire_id id;
+    struct peer *peer; // NULL: gone
+    bool lane_lost;    // and not made again yet
+    uint64_t kept;     // bytes
+    uint64_t seen;     // bytes that came on its lanes, when looked at last
+    int64_t progress_at;
+    pid_t process;   // its leaves are taken out of the memory of this one; 0: they are sent
+    bool unreadable; // that has failed
+};
+
+enum phase {
+    PHASE_VOTED,  // no plan yet
+    PHASE_GIVING, // also of members that neither give nor receive
+    PHASE_HASHES, // receiver: the winner's leaf hashes are on their way
+    PHASE_LEAVES,
+    PHASE_DONE, // receiver: the master was told
+};
+
+struct sync {
+    struct content *content;
+    int64_t stall_ns, tick_at, told_at;
+    enum phase phase;
+    struct wire_sync_plan *plan; // set under the lock; begun by the thread
+    bool begun, ending;
+    bool packs; // takes and gives packed leaves
+
+    struct requester *requesters;
+
+    struct donor *donors;
+    uint32_t donor_count, hash_donor;
+    uint32_t sequence;
+    uint64_t *theirs;
+    uint64_t hashes; // that have come
+    int64_t hashes_asked_at;
+    uint8_t *hashes_bad; // by donor: how often
+    struct delta *delta;
+    struct crew *crew; // made when there is work for it
+    struct sync_report report; // written under the lock
+};
+
+// ---- sync.c ----
+// A frame of the round; lock held. NULL: no memory.
+struct frame *sync_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload);
+void sync_write_head(const struct engine *engine, struct frame *frame, uint16_t type, const struct wire_op *head);
+
+// ---- sync_give.c ----
+bool sync_take_ask(struct lane *lane); // lock held; false: malformed
+void sync_forget_requester(struct sync *sync, const struct peer *peer);
+
+// ---- sync_receive.c ----
+bool sync_begin_receiving(struct engine *engine, struct sync *sync); // lock held; false: memory was refused
+void sync_receive(struct engine *engine);                            // what there is to do now and then: asks, replaces donors
+bool sync_place_hashes(struct lane *lane);                           // as sync_place
+bool sync_take_hashes(struct lane *lane);                            // as sync_deliver
+uint32_t sync_donor_of(const struct sync *sync, const struct peer *peer); // donor_count: it is none
+void sync_pump(struct engine *engine);                                    // asks all donors for what they are to send next; or the round is over here
+void sync_pump_donor(struct engine *engine, uint32_t index, int64_t now); // one of them
+void sync_forget_donor(struct sync *sync, const struct peer *peer);
+// The round is over or void, and nothing writes any more: the content's hashes become those of what lies in memory. Leaves that came are the
+// donors'; those that may be half-written are nobody's, and then it returns true.
+bool sync_note_leaves(struct sync *sync);
+
+// ---- sync_leaves.c ----
+bool sync_place_leaf(struct lane *lane); // as sync_place
+bool sync_take_leaf(struct lane *lane);  // as sync_deliver
+void sync_take_crew_results(struct engine *engine);
+
+#endif

@@ -1,0 +1,296 @@
+// Receiving: the winner's leaf hashes from one donor, then the leaves that differ from all of them.
+#define _GNU_SOURCE
+#include "sync_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { PROGRESS_SECONDS = 5 }; // between two lines of the log
+
+static void finish(struct engine *engine, enum wire_sync_completion complete) {
+    struct sync *sync = engine->sync;
+    sync->phase = PHASE_DONE;
+    struct wire_sync_done *done = calloc(1, sizeof *done);
+    if (done == NULL) return; // the master counts this member out when it is silent, and the caller hears of that
+    done->round = sync->plan->round;
+    done->complete = (uint8_t)complete;
+    for (uint32_t i = 0; i < sync->donor_count; i++)
+        if (sync->donors[i].kept > 0) done->sources[done->count++] = (struct wire_sync_source){.id = sync->donors[i].id, .bytes = sync->donors[i].kept};
+    if (complete == WIRE_SYNC_MISSING)
+        LOG(LOG_WARN, "shared state: no donor is left, %llu leaves are missing", (unsigned long long)(sync->delta ? delta_missing(sync->delta) : 0));
+    engine->callbacks.synced(engine->callbacks.context, done);
+    free(done);
+}
+
+// ---- asking ----
+uint32_t sync_donor_of(const struct sync *sync, const struct peer *peer) {
+    uint32_t i = 0;
+    while (i < sync->donor_count && sync->donors[i].peer != peer) i++;
+    return i;
+}
+
+// False: there is no way to the peer now.
+static bool send_ask(struct engine *engine, struct peer *peer, uint16_t type, const struct wire_op *head) {
+    pthread_mutex_lock(&engine->lock);
+    struct lane *lane = peer == NULL ? NULL : peer->lanes[0];
+    struct frame *frame = lane == NULL ? NULL : sync_frame(engine, type, head, 0);
+    if (frame != NULL) {
+        lane_push(lane, frame);
+        lane_heat(lane);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return frame != NULL;
+}
+
+static bool has_way(struct engine *engine, const struct peer *peer) {
+    pthread_mutex_lock(&engine->lock);
+    bool has = peer != NULL && peer->lanes[0] != NULL;
+    pthread_mutex_unlock(&engine->lock);
+    return has;
+}
+
+void sync_pump_donor(struct engine *engine, uint32_t index, int64_t now) {
+    struct sync *sync = engine->sync;
+    struct donor *donor = &sync->donors[index];
+    if (!has_way(engine, donor->peer)) return;
+    for (;;) {
+        bool idle = delta_on_way(sync->delta, index) == 0;
+        struct delta_run run = delta_ask(sync->delta, index, now);
+        if (run.count == 0) return;
+        if (idle) donor->progress_at = now;
+        if (donor->process == 0 && !donor->unreadable) donor->process = donor->peer->memory;
+        struct wire_op head = {.tag = sync->plan->round, .offset = run.first, .extra = run.count, .sequence = ++sync->sequence};
+        if (donor->process != 0) head.shard |= 1 << WIRE_SYNC_PLACED;
+        if (sync->packs) head.shard |= 1 << WIRE_SYNC_LZ4;
+        if (send_ask(engine, donor->peer, WIRE_SYNC_ASK, &head)) continue;
+        delta_revoke(sync->delta, index);
+        return;
+    }
+}
+
+void sync_pump(struct engine *engine) {
+    struct sync *sync = engine->sync;
+    if (sync->phase != PHASE_LEAVES) return;
+    int64_t now = platform_now_ns();
+    for (uint32_t i = 0; i < sync->donor_count; i++) sync_pump_donor(engine, i, now);
+    if (delta_missing(sync->delta) == 0)
+        finish(engine, WIRE_SYNC_COMPLETE);
+    else if (delta_hopeless(sync->delta) && (sync->crew == NULL || crew_idle(sync->crew)))
+        finish(engine, WIRE_SYNC_MISSING);
+}
+
+static void ask_hashes(struct engine *engine) {
+    struct sync *sync = engine->sync;
+    uint64_t rest = sync->content->layout.leaf_count - sync->hashes;
+    uint32_t count = rest < WIRE_SYNC_MAX_HASHES ? (uint32_t)rest : WIRE_SYNC_MAX_HASHES;
+    struct wire_op head = {.tag = sync->plan->round, .offset = sync->hashes, .extra = count, .sequence = ++sync->sequence};
+    // Without a way to it now: asked again until its link is there, or it is gone.
+    bool sent = send_ask(engine, sync->donors[sync->hash_donor].peer, WIRE_SYNC_ASK_HASHES, &head);
+    sync->hashes_asked_at = sent ? platform_now_ns() : 0;
+}
+
+// The hash list begins anew with another donor. Each receiver begins with another one, so that nobody is everybody's first.
+static void next_hash_donor(struct engine *engine) {
+    struct sync *sync = engine->sync;
+    for (uint32_t i = 1; i <= sync->donor_count; i++) {
+        uint32_t donor = (sync->hash_donor + i) % sync->donor_count;
+        if (sync->donors[donor].peer == NULL || sync->hashes_bad[donor] == DELTA_WRONG_LEAVES) continue;
+        sync->hash_donor = donor;
+        sync->hashes = 0;
+        ask_hashes(engine);
+        return;
+    }
+    finish(engine, WIRE_SYNC_MISSING);
+}
+
+// ---- leaf hashes ----
+// The first entry with a leaf that differs that cannot be written; NULL: there is none.
+static const struct delta_entry *find_read_only(const struct sync *sync) {
+    const struct delta_layout *layout = &sync->content->layout;
+    for (size_t i = 0; i < layout->count; i++) {
+        const struct delta_entry *entry = &layout->entries[i];
+        uint64_t leaf = entry->first_leaf, end = leaf + entry->leaf_count;
+        while (leaf < end && !delta_wants(sync->delta, leaf)) leaf++;
+        if (leaf < end && (entry->read_only || !memory_can_be_written(entry->data, entry->bytes))) return entry;
+    }
+    return NULL;
+}
+
+static void begin_leaves(struct engine *engine) {
+    struct sync *sync = engine->sync;
+    sync->phase = PHASE_LEAVES;
+    sync->delta = delta_new(&sync->content->layout, sync->donor_count);
+    if (sync->delta == NULL) {
+        finish(engine, WIRE_SYNC_MISSING);
+        return;
+    }
+    delta_compare(sync->delta, sync->content->leaves, sync->theirs);
+    const struct delta_entry *read_only = find_read_only(sync);
+    if (read_only != NULL) {
+        pthread_mutex_lock(&engine->lock);
+        sync->report.read_only = read_only;
+        pthread_mutex_unlock(&engine->lock);
+        finish(engine, WIRE_SYNC_READ_ONLY);
+        return;
+    }
+    for (uint32_t i = 0; i < sync->donor_count; i++)
+        if (sync->donors[i].peer == NULL) delta_drop(sync->delta, i);
+    pthread_mutex_lock(&engine->lock);
+    sync->report.missing_bytes = delta_missing_bytes(sync->delta);
+    pthread_mutex_unlock(&engine->lock);
+    LOG(LOG_INFO, "shared state: %llu of %llu leaves differ, %llu bytes to fetch from %u peers", (unsigned long long)delta_missing(sync->delta),
+        (unsigned long long)sync->content->layout.leaf_count, (unsigned long long)delta_missing_bytes(sync->delta), sync->donor_count);
+    sync_pump(engine);
+}
+
+bool sync_place_hashes(struct lane *lane) {
+    struct sync *sync = lane->engine->sync;
+    const struct wire_op *head = &lane->head;
+    if (sync == NULL || !sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_HASHES) return true;
+    if (lane->peer != sync->donors[sync->hash_donor].peer || head->offset != sync->hashes || head->sequence != sync->sequence) return true;
+    uint64_t rest = sync->content->layout.leaf_count - sync->hashes;
+    if (head->extra > rest || head->extra == 0 || lane->length != head->extra * sizeof(uint64_t)) return false;
+    lane->to = (uint8_t *)(sync->theirs + head->offset);
+    lane->sync = true;
+    return true;
+}
+
+bool sync_take_hashes(struct lane *lane) {
+    struct engine *engine = lane->engine;
+    struct sync *sync = engine->sync;
+    if (lane->to == NULL || sync == NULL || sync->phase != PHASE_HASHES) return true;
+    sync->hashes += lane->head.extra;
+    if (sync->hashes < sync->content->layout.leaf_count) {
+        ask_hashes(engine);
+        return true;
+    }
+    struct wire_hash root = content_root(&sync->content->layout, sync->theirs);
+    if (wire_hash_equal(&root, &sync->plan->content)) {
+        begin_leaves(engine);
+        return true;
+    }
+    LOG(LOG_WARN, "shared state: a donor sent leaf hashes that do not give the elected content");
+    sync->hashes_bad[sync->hash_donor]++;
+    next_hash_donor(engine);
+    return true;
+}
+
+// ---- donors that stall, go and come ----
+// The donors that are missing may be back, those that stall are replaced.
+static void look_at_donors(struct engine *engine, int64_t now) {
+    struct sync *sync = engine->sync;
+    for (uint32_t i = 0; i < sync->donor_count; i++) {
+        struct donor *donor = &sync->donors[i];
+        uint64_t seen = donor->kept;
+        for (size_t k = 0; k < engine->lane_count; k++)
+            if (engine->lanes[k]->peer == donor->peer && engine->lanes[k]->sync) seen += engine->lanes[k]->got;
+        if (seen != donor->seen || delta_on_way(sync->delta, i) == 0) {
+            donor->seen = seen;
+            donor->progress_at = now;
+        } else if (now - donor->progress_at > sync->stall_ns) {
+            LOG(LOG_WARN, "shared state: a donor stalls and is replaced");
+            donor->progress_at = now;
+            delta_shun(sync->delta, i);
+        }
+    }
+    sync_pump(engine);
+}
+
+static void tell_progress(struct sync *sync, int64_t now) {
+    if (sync->told_at == 0) sync->told_at = now;
+    if (now - sync->told_at < PROGRESS_SECONDS * SECOND_NS) return;
+    sync->told_at = now;
+    LOG(LOG_INFO, "shared state: %llu bytes have come, %llu are missing", (unsigned long long)sync->report.rx_bytes,
+        (unsigned long long)sync->report.missing_bytes);
+}
+
+void sync_receive(struct engine *engine) {
+    struct sync *sync = engine->sync;
+    sync_take_crew_results(engine);
+    int64_t now = platform_now_ns();
+    if (now < sync->tick_at) return;
+    sync->tick_at = now + SYNC_TICK_MS * MS_NS;
+    if (sync->phase == PHASE_LEAVES) {
+        tell_progress(sync, now);
+        look_at_donors(engine, now);
+        return;
+    }
+    if (sync->content->layout.leaf_count == 0) {
+        finish(engine, WIRE_SYNC_COMPLETE);
+        return;
+    }
+    bool unasked = sync->hashes_asked_at == 0, gone = sync->donors[sync->hash_donor].peer == NULL;
+    if (unasked && !gone)
+        ask_hashes(engine);
+    else if (gone || now - sync->hashes_asked_at > sync->stall_ns)
+        next_hash_donor(engine);
+}
+
+void sync_forget_donor(struct sync *sync, const struct peer *peer) {
+    uint32_t index = sync_donor_of(sync, peer);
+    if (index == sync->donor_count) return;
+    sync->donors[index].peer = NULL;
+    if (sync->delta != NULL) delta_drop(sync->delta, index);
+    sync->tick_at = 0;
+}
+
+static void ask_again(struct sync *sync, uint32_t index) {
+    if (sync->phase == PHASE_LEAVES) delta_revoke(sync->delta, index);
+    if (sync->phase == PHASE_HASHES && index == sync->hash_donor) sync->hashes_asked_at = 0;
+    sync->tick_at = 0;
+}
+
+// What was asked may be lost with the connection, questions and answers alike.
+void sync_lane_gone(struct lane *lane) {
+    struct sync *sync = lane->engine->sync;
+    lane->sync = false;
+    lane->to = NULL;
+    if (sync == NULL) return;
+    uint32_t index = sync_donor_of(sync, lane->peer);
+    if (index == sync->donor_count) return;
+    sync->donors[index].lane_lost = true;
+    ask_again(sync, index);
+}
+
+// Until now the donor may have sent what was asked again into the connection that was lost: it may not have known yet.
+void sync_lane_came(struct lane *lane) {
+    struct sync *sync = lane->engine->sync;
+    if (sync == NULL) return;
+    uint32_t index = sync_donor_of(sync, lane->peer);
+    if (index == sync->donor_count || !sync->donors[index].lane_lost) return;
+    sync->donors[index].lane_lost = false;
+    ask_again(sync, index);
+}
+
+// ---- beginning and end ----
+static struct peer *find_member(struct engine *engine, const struct wire_id *id) {
+    struct peer *peer = peer_find(engine, id);
+    return peer != NULL && peer->rank != UINT32_MAX && !peer->dropped ? peer : NULL;
+}
+
+bool sync_begin_receiving(struct engine *engine, struct sync *sync) {
+    const struct wire_sync_plan *plan = sync->plan;
+    sync->donors = calloc(plan->donor_count + 1, sizeof *sync->donors);
+    sync->hashes_bad = calloc(plan->donor_count + 1, sizeof *sync->hashes_bad);
+    sync->theirs = calloc(sync->content->layout.leaf_count + 1, sizeof *sync->theirs);
+    if (sync->donors == NULL || sync->hashes_bad == NULL || sync->theirs == NULL) return false;
+    sync->donor_count = plan->donor_count;
+    int64_t now = platform_now_ns();
+    for (uint32_t i = 0; i < plan->donor_count; i++)
+        sync->donors[i] = (struct donor){.id = plan->donors[i], .peer = find_member(engine, &plan->donors[i]), .progress_at = now};
+    sync->hash_donor = engine->rank % sync->donor_count;
+    return true;
+}
+
+bool sync_note_leaves(struct sync *sync) {
+    struct content *content = sync->content;
+    bool torn = false;
+    for (uint64_t leaf = 0; leaf < content->layout.leaf_count; leaf++) {
+        if (content->leaves[leaf] == sync->theirs[leaf]) continue;
+        bool here = !delta_wants(sync->delta, leaf);
+        content->leaves[leaf] = here ? sync->theirs[leaf] : ~sync->theirs[leaf];
+        torn |= !here;
+    }
+    content->hash = content_root(&content->layout, content->leaves);
+    return torn;
+}

@@ -1,0 +1,720 @@
+// Masters that find a run which another one has left: who is asked for a promise, which epoch comes of it, and who is turned away. Peers are
+// letters, their connections are numbers ('a' = 0). What the mind sends is kept per connection and taken in order.
+#include "control/membership.h"
+
+#include "base/platform.h"
+#include "check.h"
+
+enum { PEERS = 26,
+       INBOX = 64,
+       LIMIT_MS = 1000,
+       RUN = 7 };
+
+struct frame {
+    struct wire_header header;
+    uint8_t *body;
+};
+
+static struct box {
+    struct frame frames[INBOX];
+    size_t head, tail;
+    bool closed;
+} boxes[PEERS];
+
+static struct membership *m;
+static int64_t now;
+static char log_text[64 * 1024];
+
+// ---- the harness ----
+
+static void act(const struct membership_actions *actions) {
+    for (size_t i = 0; i < actions->send_count; i++) {
+        const struct membership_send *send = &actions->sends[i];
+        struct box *box = &boxes[send->conn];
+        REQUIRE(send->conn < PEERS && box->tail < INBOX);
+        struct frame *frame = &box->frames[box->tail];
+        CHECK(!box->closed);
+        CHECK(wire_header_decode(actions->bytes.bytes + send->offset, &frame->header));
+        if (frame->header.type == WIRE_HEARTBEAT) continue;
+        frame->body = malloc(frame->header.length + 1u);
+        memcpy(frame->body, actions->bytes.bytes + send->offset + WIRE_HEADER_BYTES, frame->header.length);
+        box->tail++;
+    }
+    for (size_t i = 0; i < actions->close_count; i++) boxes[actions->closes[i]].closed = true;
+    for (size_t i = 0; i < actions->log_count; i++) {
+        size_t at = strlen(log_text);
+        snprintf(log_text + at, sizeof log_text - at, "%s\n", actions->logs[i].text);
+    }
+}
+
+static void clear(struct box *box) {
+    for (size_t i = 0; i < box->tail; i++) free(box->frames[i].body);
+    *box = (struct box){0};
+}
+
+static void begin(const char *name) {
+    uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {1, 2, 3};
+    check_case("%s", name);
+    now = 1000 * SECOND_NS;
+    m = membership_new(LIMIT_MS, random, now);
+    REQUIRE(m != NULL);
+    log_text[0] = 0;
+}
+
+static void end(void) {
+    for (int c = 0; c < PEERS; c++) {
+        if (boxes[c].head != boxes[c].tail) check_report(false, __FILE__, __LINE__, "%c was also sent %s", 'a' + c, wire_type_name(boxes[c].frames[boxes[c].head].header.type));
+        clear(&boxes[c]);
+    }
+    membership_free(m);
+}
+
+static bool quiet(const char *peers) {
+    bool all = true;
+    for (; *peers; peers++) all &= boxes[*peers - 'a'].head == boxes[*peers - 'a'].tail;
+    return all;
+}
+
+static const struct frame *take_at(int line, char peer, enum wire_type type) {
+    struct box *box = &boxes[peer - 'a'];
+    uint16_t got = box->head < box->tail ? box->frames[box->head].header.type : 0;
+    check_report(got == type, __FILE__, line, "%c gets %s (got %s)", peer, wire_type_name((uint16_t)type), wire_type_name(got));
+    if (got != type) exit(check_status());
+    return &box->frames[box->head++];
+}
+#define TAKE(peer, type) take_at(__LINE__, peer, type)
+
+static void text_at(int line, char peer, enum wire_type type, const char *part) {
+    const struct frame *frame = take_at(line, peer, type);
+    struct wire_text text;
+    char copy[WIRE_MAX_TEXT + 1] = {0};
+    check_that(wire_decode_text(frame->body, frame->header.length, &text), __FILE__, line, "text decodes");
+    memcpy(copy, text.chars, text.length);
+    check_report(strstr(copy, part) != NULL, __FILE__, line, "\"%s\" speaks of \"%s\"", copy, part);
+    check_that(boxes[peer - 'a'].closed == (type != WIRE_WAITING), __FILE__, line, "closed with the last words");
+}
+#define REFUSED(peer, part) text_at(__LINE__, peer, WIRE_REFUSED, part)
+#define EXPELLED(peer, part) text_at(__LINE__, peer, WIRE_EXPELLED, part)
+#define WAITING(peer, part) text_at(__LINE__, peer, WIRE_WAITING, part)
+
+// Of those that came before they were enough.
+static void skip_waiting(const char *peers) {
+    for (; *peers; peers++) {
+        const struct box *box = &boxes[*peers - 'a'];
+        while (box->head < box->tail && box->frames[box->head].header.type == WIRE_WAITING) WAITING(*peers, "are needed");
+    }
+}
+
+static struct wire_id id_of(char peer) { return (struct wire_id){{(uint8_t)peer, 1, 2, 3}}; }
+
+static struct wire_address address_of(char peer) { return (struct wire_address){.family = 4, .bytes = {10, 0, 0, (uint8_t)peer}, .port = 999}; }
+
+static void say(char peer, struct wire_header header, enum wire_type type) {
+    struct wire_buffer out = {0};
+    wire_encode_empty(&out, header, type);
+    CHECK(wire_header_decode(out.bytes, &header));
+    act(membership_message(m, now, (uint32_t)(peer - 'a'), &header, out.bytes + WIRE_HEADER_BYTES));
+    wire_buffer_fini(&out);
+}
+
+static void hello(char peer, uint8_t masters) {
+    struct wire_address source = address_of(peer);
+    struct wire_hello message = {.version = WIRE_VERSION, .id = id_of(peer), .lanes = 1, .port = 48149, .masters = masters};
+    clear(&boxes[peer - 'a']);
+    act(membership_peer_connected(m, now, (uint32_t)(peer - 'a'), &source, &message));
+}
+
+// Time passes in small steps; `alive` are heard of all the while.
+static void pass(int64_t ms, const char *alive) {
+    for (int64_t until = now + ms * MS_NS; now < until;) {
+        now += 10 * MS_NS;
+        for (const char *p = alive; *p; p++) membership_heard(m, now, (uint32_t)(*p - 'a'));
+        if (membership_next_deadline(m) <= now) act(membership_tick(m, now));
+        CHECK(membership_next_deadline(m) > now);
+    }
+}
+
+// ---- what survivors say ----
+
+// The numbers of a peer that lacks nothing; 0 stands for these.
+enum { GENERATION = 1,
+       NUMBER = 5,
+       BARRIER = 3 };
+
+struct says {
+    char who;
+    const char *members; // of its epoch; NULL: it was never accepted
+    uint64_t run, generation, promised, number, barrier, round;
+    uint8_t kind, vote; // of the last vote of all, UPDATE unless told; its open one
+    // lies
+    uint64_t join;
+    bool stranger; // its own id is another one than those in its epoch
+    uint16_t version;
+    uint8_t masters; // in its list
+};
+
+static uint64_t or_else(uint64_t value, uint64_t usual) { return value != 0 ? value : usual; }
+
+static void resume(const struct says *says) {
+    static struct wire_member members[PEERS];
+    struct wire_group_size sizes[] = {{0, 1}};
+    struct wire_epoch epoch = {.number = or_else(says->number, NUMBER), .latency_us = 1, .megabytes_per_s = 1, .sync_round = says->round, .members = members};
+    epoch.group_epoch = epoch.number;
+    for (const char *c = says->members; c != NULL && *c; c++)
+        members[epoch.count++] = (struct wire_member){.id = id_of(*c), .join_number = or_else(says->join, (uint64_t)(*c - 'a' + 1)), .lanes = 1, .address = address_of(*c)};
+    sizes[0].count = or_else(epoch.count, 1);
+    struct wire_resume message = {
+        .hello = {.version = (uint16_t)or_else(says->version, WIRE_VERSION), .id = id_of(says->stranger ? 'w' : says->who), .lanes = 1, .port = 48149, .masters = (uint8_t)or_else(says->masters, 1)},
+        .generation = or_else(says->generation, GENERATION),
+        .join_number = (uint64_t)(says->who - 'a' + 1),
+        .vote = says->vote,
+        .accepted = says->members != NULL,
+        .barrier = {.number = or_else(says->barrier, BARRIER), .kind = (uint8_t)or_else(says->kind, WIRE_VOTE_UPDATE), .epoch = epoch.number, .count = 1, .sizes = sizes},
+        .epoch = epoch,
+    };
+    struct wire_address source = address_of(says->who);
+    struct wire_header header = {.run = or_else(says->run, RUN), .generation = or_else(says->promised, message.generation)};
+    struct wire_buffer out = {0};
+    clear(&boxes[says->who - 'a']);
+    wire_encode_resume(&out, header, &message);
+    CHECK(wire_header_decode(out.bytes, &header));
+    act(membership_peer_resumed(m, now, (uint32_t)(says->who - 'a'), &source, &header, out.bytes + WIRE_HEADER_BYTES));
+    wire_buffer_fini(&out);
+}
+
+static void resume_all(const char *peers) {
+    for (const char *p = peers; *p; p++) resume(&(struct says){.who = *p, .members = peers});
+}
+
+static void asked_at(int line, const char *peers, uint64_t generation) {
+    skip_waiting(peers);
+    for (; *peers; peers++) check_equal((int64_t)take_at(line, *peers, WIRE_GENERATION)->header.generation, (int64_t)generation, __FILE__, line, "generation");
+}
+#define ASKED(peers, generation) asked_at(__LINE__, peers, generation)
+
+static void promise(const char *peers, uint64_t run, uint64_t generation) {
+    for (; *peers; peers++) say(*peers, (struct wire_header){.run = run, .generation = generation}, WIRE_PROMISE);
+}
+
+static struct wire_resumed resumed_at(int line, char peer) {
+    static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
+    static struct wire_loss losses[WIRE_MAX_MEMBERS];
+    struct wire_resumed resumed = {.barrier.sizes = sizes, .losses = losses};
+    const struct frame *frame = take_at(line, peer, WIRE_RESUMED);
+    check_that(wire_decode_resumed(frame->body, frame->header.length, &resumed), __FILE__, line, "RESUMED decodes");
+    return resumed;
+}
+#define RESUMED(peer) resumed_at(__LINE__, peer)
+
+static void epoch_at(int line, const char *peers, const char *want, uint64_t number, uint8_t reason) {
+    static struct wire_member members[WIRE_MAX_MEMBERS];
+    for (; *peers; peers++) {
+        const struct frame *frame = take_at(line, *peers, WIRE_EPOCH);
+        struct wire_epoch_commit commit = {.epoch.members = members};
+        check_that(wire_decode_epoch_commit(frame->body, frame->header.length, &commit), __FILE__, line, "EPOCH decodes");
+        check_equal((int64_t)commit.epoch.number, (int64_t)number, __FILE__, line, "number");
+        check_equal(commit.reason, reason, __FILE__, line, "reason");
+        char got[PEERS + 1] = {0};
+        for (uint32_t i = 0; i < commit.epoch.count && i < PEERS; i++) got[i] = (char)members[i].id.bytes[0];
+        check_text(got, want, __FILE__, line, "members");
+    }
+}
+#define EPOCH(peers, number, reason) epoch_at(__LINE__, peers, peers, number, WIRE_REASON_##reason)
+
+// ---- which run, and whose ----
+
+static const struct row {
+    const char *name;
+    struct says says[6];
+    const char *at_once, *in_time; // who is asked, before and after the heartbeat limit
+    uint64_t run, generation;      // as they are asked
+    const char *members;           // of the epoch
+    uint64_t number;
+    const char *expelled, *welcome;
+    bool lost; // somebody of it is absent
+} rows[] = {
+    {.name = "all are here", .says = {{.who = 'a', .members = "abc"}, {.who = 'b', .members = "abc"}, {.who = 'c', .members = "abc"}}, .at_once = "abc", .generation = 2, .members = "abc", .number = 6},
+    {.name = "two of three", .says = {{.who = 'a', .members = "abc"}, {.who = 'b', .members = "abc"}}, .in_time = "ab", .generation = 2, .members = "ab", .number = 6, .lost = true},
+    {.name = "one of three", .says = {{.who = 'a', .members = "abc"}}},
+    {.name = "half is no majority", .says = {{.who = 'a', .members = "abcd"}, {.who = 'b', .members = "abcd"}}},
+    {.name = "three of four", .says = {{.who = 'a', .members = "abcd"}, {.who = 'b', .members = "abcd"}, {.who = 'd', .members = "abcd"}}, .in_time = "abd", .generation = 2, .members = "abd", .number = 6, .lost = true},
+    {.name = "a run of one", .says = {{.who = 'a', .members = "a"}}, .at_once = "a", .generation = 2, .members = "a", .number = 6},
+    {.name = "nobody was ever accepted", .says = {{.who = 'a'}}, .members = "a", .number = 1, .welcome = "a"},
+    {.name = "the newest epoch counts, not the largest", .says = {{.who = 'a', .members = "ab", .number = 6}, {.who = 'b', .members = "abc"}, {.who = 'c', .members = "abc"}}, .at_once = "abc", .generation = 2, .members = "ab", .number = 7, .expelled = "c"},
+    {.name = "one who knows the newest epoch alone makes others wait", .says = {{.who = 'a', .members = "ade", .number = 6}, {.who = 'b', .members = "abc"}, {.who = 'c', .members = "abc"}}},
+    {.name = "a higher generation is newer than a higher number", .says = {{.who = 'a', .members = "ab", .generation = 2}, {.who = 'b', .members = "ab", .generation = 2}, {.who = 'c', .members = "abc", .number = 9}}, .at_once = "abc", .generation = 3, .members = "ab", .number = 10, .expelled = "c"},
+    {.name = "above all that was promised", .says = {{.who = 'a', .members = "ab"}, {.who = 'b', .members = "ab", .promised = 8}}, .at_once = "ab", .generation = 9, .members = "ab", .number = 6},
+    {.name = "of two runs the one with a majority", .says = {{.who = 'a', .members = "ab", .run = 1}, {.who = 'c', .members = "cde"}, {.who = 'd', .members = "cde"}, {.who = 'e', .members = "cde"}}, .at_once = "cde", .generation = 2, .members = "cde", .number = 6, .expelled = "a"},
+    {.name = "of two runs with a majority the one with more", .says = {{.who = 'a', .members = "abx"}, {.who = 'b', .members = "abx"}, {.who = 'c', .members = "cdefg", .run = 9}, {.who = 'd', .members = "cdefg", .run = 9}, {.who = 'e', .members = "cdefg", .run = 9}}, .in_time = "cde", .run = 9, .generation = 2, .members = "cde", .number = 6, .expelled = "ab", .lost = true},
+    {.name = "a tie goes to who came first", .says = {{.who = 'a', .members = "abx"}, {.who = 'b', .members = "abx"}, {.who = 'c', .members = "cdy", .run = 9}, {.who = 'd', .members = "cdy", .run = 9}}, .in_time = "ab", .generation = 2, .members = "ab", .number = 6, .expelled = "cd", .lost = true},
+    {.name = "a newcomer of the run waits anew", .says = {{.who = 'a', .members = "ab"}, {.who = 'z'}, {.who = 'b', .members = "ab"}}, .at_once = "abz", .generation = 2, .members = "ab", .number = 6, .welcome = "z"},
+    {.name = "a newcomer of another run waits anew", .says = {{.who = 'a', .members = "ab"}, {.who = 'z', .run = 3}, {.who = 'b', .members = "ab"}}, .at_once = "ab", .generation = 2, .members = "ab", .number = 6, .welcome = "z"},
+    {.name = "a newcomer in the newest epoch is in", .says = {{.who = 'a', .members = "az"}, {.who = 'z'}}, .at_once = "az", .generation = 2, .members = "az", .number = 6},
+};
+
+static void test_claims(void) {
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const struct row *row = &rows[i];
+        uint64_t run = or_else(row->run, RUN);
+        begin(row->name);
+        char here[8] = "";
+        for (size_t k = 0; k < 6 && row->says[k].who; k++) {
+            resume(&row->says[k]);
+            here[k] = row->says[k].who;
+        }
+        const char *asked = row->at_once;
+        if (asked == NULL && row->welcome == NULL) {
+            skip_waiting(here);
+            CHECK(strstr(log_text, "waits to take up the run") != NULL || row->in_time != NULL);
+            pass(LIMIT_MS + 50, here);
+            asked = row->in_time;
+        }
+        skip_waiting(here);
+        if (asked != NULL) {
+            ASKED(asked, row->generation);
+            CHECK(quiet(here));
+            promise(asked, run, row->generation);
+        }
+        for (const char *p = row->welcome ? row->welcome : ""; *p; p++) TAKE(*p, WIRE_WELCOME);
+        for (const char *p = row->expelled ? row->expelled : ""; *p; p++) EXPELLED(*p, "run");
+        for (const char *p = row->members && asked ? row->members : ""; *p; p++) RESUMED(*p);
+        uint8_t reason = asked == NULL ? WIRE_REASON_UPDATE : row->lost ? WIRE_REASON_LOSS
+                                                                        : WIRE_REASON_RELINK;
+        if (row->members) epoch_at(__LINE__, row->members, row->members, row->number, reason);
+        CHECK_EQ(membership_epoch(m), row->members ? row->number : 0);
+        end();
+    }
+}
+
+// ---- what is no RESUME ----
+
+static void test_lies(void) {
+    static const struct {
+        const char *name, *text;
+        struct says says;
+    } lies[] = {
+        {"no member of its own epoch", "malformed", {.who = 'a', .members = "abc", .stranger = true}},
+        {"an epoch of a generation that it has not promised", "malformed", {.who = 'a', .members = "abc", .generation = 3, .promised = 2}},
+        {"an absurd number of votes", "malformed", {.who = 'a', .members = "abc", .barrier = UINT64_MAX}},
+        {"an absurd generation", "malformed", {.who = 'a', .members = "abc", .promised = UINT64_MAX}},
+        {"the last generation", "malformed", {.who = 'a', .members = "abc", .promised = UINT32_MAX}},
+        {"an absurd epoch", "malformed", {.who = 'a', .members = "abc", .number = UINT64_MAX}},
+        {"an absurd join number", "malformed", {.who = 'a', .members = "abc", .join = UINT64_MAX}},
+        {"a round of a later generation", "malformed", {.who = 'a', .members = "abc", .round = UINT64_C(5) << 32}},
+        {"another version", "version", {.who = 'a', .members = "abc", .version = WIRE_VERSION + 1}},
+    };
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+        begin(lies[i].name);
+        resume(&lies[i].says);
+        REFUSED('a', lies[i].text);
+        resume_all("bcd"); // nobody else suffers
+        skip_waiting("bcd");
+        ASKED("bcd", 2);
+        end();
+    }
+
+    begin("any bytes");
+    for (uint32_t length = 0; length < 400; length += 7) {
+        uint8_t bytes[400];
+        uint64_t seed = length;
+        for (size_t k = 0; k < sizeof bytes; k++) bytes[k] = (uint8_t)check_random(&seed);
+        bytes[0] = WIRE_VERSION;
+        bytes[1] = 0;
+        struct wire_address source = address_of('a');
+        struct wire_header header = {.length = length, .type = WIRE_RESUME, .run = RUN, .generation = 1};
+        clear(&boxes[0]);
+        act(membership_peer_resumed(m, now, 0, &source, &header, bytes));
+        REFUSED('a', "malformed");
+    }
+    end();
+
+    begin("a run that is another's, told by a member: nobody else is of it");
+    resume(&(struct says){.who = 'a', .members = "abc", .run = 99});
+    WAITING('a', "1 of the 3 members");
+    resume(&(struct says){.who = 'b', .members = "abc"});
+    WAITING('b', "1 of the 3 members");
+    resume(&(struct says){.who = 'c', .members = "abc"});
+    pass(LIMIT_MS + 50, "abc");
+    ASKED("bc", 2);
+    promise("bc", RUN, 2);
+    RESUMED('b');
+    RESUMED('c');
+    EPOCH("bc", 6, LOSS);
+    EXPELLED('a', "another run");
+    end();
+
+    begin("an epoch of strangers: it waits for them, until the liar has gone");
+    resume_all("ab");
+    skip_waiting("ab");
+    ASKED("ab", 2);
+    resume(&(struct says){.who = 'c', .members = "cxyz", .number = 50});
+    promise("ab", RUN, 2);
+    CHECK_EQ(membership_epoch(m), 0);
+    pass(50, "abc");
+    WAITING('b', "1 of the 4 members of epoch 50");
+    WAITING('c', "3 are needed");
+    act(membership_peer_lost(m, now, 'c' - 'a', "test"));
+    RESUMED('a');
+    RESUMED('b');
+    EPOCH("ab", 6, RELINK);
+    end();
+
+    begin("twice: the second one is not heard, the first one stays");
+    resume(&(struct says){.who = 'a', .members = "ab"});
+    WAITING('a', "1 of the 2");
+    struct says again = {.who = 'z', .members = "ab"};
+    resume(&again); // z says that it is z, but is in no epoch
+    REFUSED('z', "malformed");
+    end();
+}
+
+static void test_duplicates(void) {
+    begin("a second RESUME of the same id");
+    resume(&(struct says){.who = 'a', .members = "aw", .stranger = true});
+    WAITING('a', "1 of the 2");
+    resume(&(struct says){.who = 'b', .members = "aw", .stranger = true});
+    REFUSED('b', "of this id");
+    CHECK(!boxes[0].closed);
+    end();
+
+    begin("the same peer over a new connection, once the old one is gone");
+    resume(&(struct says){.who = 'a', .members = "ab"});
+    WAITING('a', "1 of the 2");
+    act(membership_peer_lost(m, now, 0, "test"));
+    resume_all("ab");
+    skip_waiting("ab");
+    ASKED("ab", 2);
+    end();
+}
+
+// ---- promises ----
+
+static void test_promises(void) {
+    begin("whoever does not promise holds it up until it is gone");
+    resume_all("abc");
+    ASKED("abc", 2);
+    promise("ab", RUN, 2);
+    CHECK_EQ(membership_epoch(m), 0);
+    act(membership_peer_lost(m, now, 'c' - 'a', "test"));
+    CHECK_EQ(membership_epoch(m), 0); // c may come again within the limit
+    pass(LIMIT_MS + 50, "ab");
+    RESUMED('a');
+    RESUMED('b');
+    EPOCH("ab", 6, LOSS);
+    end();
+
+    begin("promises of other generations and runs do not count");
+    resume_all("ab");
+    ASKED("ab", 2);
+    promise("a", RUN, 1);
+    promise("a", RUN, 3);
+    promise("a", RUN + 1, 2);
+    promise("b", RUN, 2);
+    CHECK_EQ(membership_epoch(m), 0);
+    promise("a", RUN, 2);
+    RESUMED('a');
+    RESUMED('b');
+    EPOCH("ab", 6, RELINK);
+    end();
+
+    begin("another master was at work meanwhile: all are asked again, above it");
+    resume(&(struct says){.who = 'a', .members = "abc"});
+    resume(&(struct says){.who = 'b', .members = "abc"});
+    WAITING('a', "1 of the 3");
+    pass(LIMIT_MS + 50, "ab");
+    ASKED("ab", 2);
+    promise("a", RUN, 2);
+    resume(&(struct says){.who = 'c', .members = "abc", .promised = 4});
+    ASKED("abc", 5);
+    promise("abc", RUN, 5);
+    for (const char *p = "abc"; *p; p++) RESUMED(*p);
+    EPOCH("abc", 6, RELINK);
+    end();
+
+    begin("a member that leaves while it waits is not waited for");
+    resume_all("ab");
+    ASKED("ab", 2);
+    say('a', (struct wire_header){.run = RUN, .generation = 1}, WIRE_LEAVE);
+    CHECK(boxes[0].closed);
+    WAITING('b', "1 of the 2");
+    end();
+}
+
+// ---- what ended for some ----
+
+static void test_ends(void) {
+    static const struct {
+        const char *name;
+        struct says b; // a has passed vote BARRIER
+        bool barrier_ended, sync_ended, expelled;
+    } ends[] = {
+        {"nothing was open", {.who = 'b', .members = "ab"}, false, false, false},
+        {"the vote has ended for one", {.who = 'b', .members = "ab", .barrier = BARRIER - 1, .vote = WIRE_VOTE_UPDATE}, true, false, false},
+        {"of another kind", {.who = 'b', .members = "ab", .barrier = BARRIER - 1, .vote = WIRE_VOTE_PENDING}, false, false, true},
+        {"without its vote", {.who = 'b', .members = "ab", .barrier = BARRIER - 1}, false, false, true},
+        {"two votes behind", {.who = 'b', .members = "ab", .barrier = BARRIER - 2, .vote = WIRE_VOTE_UPDATE}, false, false, true},
+        {"the next vote is open", {.who = 'b', .members = "ab", .vote = WIRE_VOTE_PENDING}, false, false, false},
+        {"the round has ended for one", {.who = 'b', .members = "ab", .vote = WIRE_VOTE_SYNC}, false, true, false},
+        {"the next round is open", {.who = 'b', .members = "ab", .vote = WIRE_VOTE_SYNC, .round = 4}, false, false, false},
+    };
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        begin(ends[i].name);
+        resume(&(struct says){.who = 'a', .members = "ab", .round = 4});
+        resume(&ends[i].b);
+        WAITING('a', "1 of the 2");
+        ASKED("ab", 2);
+        promise("ab", RUN, 2);
+        struct wire_resumed a = RESUMED('a');
+        CHECK(!a.barrier_ended && !a.sync_ended);
+        if (ends[i].expelled) {
+            EXPELLED('b', "does not fit");
+            epoch_at(__LINE__, "a", "ab", 6, WIRE_REASON_RELINK);
+            epoch_at(__LINE__, "a", "a", 7, WIRE_REASON_LOSS);
+        } else {
+            struct wire_resumed b = RESUMED('b');
+            CHECK_EQ(b.barrier_ended, ends[i].barrier_ended);
+            CHECK_EQ(b.sync_ended, ends[i].sync_ended);
+            CHECK_EQ(b.barrier.number, BARRIER);
+            EPOCH("ab", 6, RELINK);
+        }
+        end();
+    }
+}
+
+// ---- a master that has a run ----
+
+static void test_too_late(void) {
+    begin("the run went on without it; another run, when this one was taken up");
+    resume_all("abc");
+    WAITING('a', "1 of the 3");
+    ASKED("abc", 2);
+    promise("abc", RUN, 2);
+    for (const char *p = "abc"; *p; p++) RESUMED(*p);
+    EPOCH("abc", 6, RELINK);
+    resume(&(struct says){.who = 'd', .members = "abcd"});
+    EXPELLED('d', "went on without");
+    resume(&(struct says){.who = 'e', .members = "e", .run = 3});
+    EXPELLED('e', "another run");
+    resume(&(struct says){.who = 'f', .run = 3});
+    TAKE('f', WIRE_WELCOME);
+    end();
+}
+
+static void found_young(const char *name) {
+    begin(name);
+    hello('x', 1);
+    TAKE('x', WIRE_WELCOME);
+    epoch_at(__LINE__, "x", "x", 1, WIRE_REASON_UPDATE);
+    hello('y', 1);
+    TAKE('y', WIRE_WELCOME);
+}
+
+static void test_young(void) {
+    found_young("an older run takes the place of a young one");
+    resume(&(struct says){.who = 'a', .members = "abc"});
+    WAITING('a', "1 of the 3");
+    CHECK(!boxes['x' - 'a'].closed && !boxes['y' - 'a'].closed);
+    resume(&(struct says){.who = 'b', .members = "abc"});
+    EXPELLED('x', "older run");
+    CHECK(boxes['y' - 'a'].closed && quiet("y")); // it looks for a master by itself
+    resume(&(struct says){.who = 'c', .members = "abc"});
+    ASKED("abc", 2);
+    promise("abc", RUN, 2);
+    for (const char *p = "abc"; *p; p++) RESUMED(*p);
+    EPOCH("abc", 6, RELINK);
+    end();
+
+    found_young("also when a survivor is late for its own majority");
+    resume(&(struct says){.who = 'a', .members = "abc"});
+    resume(&(struct says){.who = 'b', .members = "abc"});
+    WAITING('a', "1 of the 3");
+    EXPELLED('x', "older run");
+    pass(LIMIT_MS + 50, "ab");
+    ASKED("ab", 2);
+    promise("ab", RUN, 2);
+    RESUMED('a');
+    RESUMED('b');
+    EPOCH("ab", 6, LOSS);
+    end();
+
+    found_young("half of an older run has to go when the young one is no longer young");
+    resume(&(struct says){.who = 'a', .members = "ab"});
+    resume(&(struct says){.who = 'z', .run = RUN}); // a newcomer of the older run
+    WAITING('a', "1 of the 2");
+    WAITING('z', "begun a new one");
+    pass(MEMBERSHIP_YOUNG_RUN_MS - 100, "axyz");
+    CHECK(quiet("xy"));
+    CHECK(!boxes[0].closed);
+    pass(150, "axyz");
+    EXPELLED('a', "another run");
+    TAKE('z', WIRE_WELCOME);
+    resume(&(struct says){.who = 'b', .members = "ab"});
+    EXPELLED('b', "another run");
+    CHECK_EQ(membership_peer_count(m), 3);
+    end();
+
+    found_young("a survivor that falls silent does not count");
+    resume(&(struct says){.who = 'a', .members = "abc"});
+    WAITING('a', "1 of the 3");
+    pass(LIMIT_MS + 50, "xy");
+    REFUSED('a', "silent");
+    resume(&(struct says){.who = 'b', .members = "abc"});
+    WAITING('b', "1 of the 3");
+    CHECK(quiet("xy"));
+    end();
+
+    found_young("the young run ends by itself while somebody waits");
+    resume(&(struct says){.who = 'a', .members = "abc"});
+    WAITING('a', "1 of the 3");
+    act(membership_peer_lost(m, now, 'y' - 'a', "test"));
+    act(membership_peer_lost(m, now, 'x' - 'a', "test"));
+    resume(&(struct says){.who = 'b', .members = "abc"});
+    resume(&(struct says){.who = 'c', .members = "abc"});
+    ASKED("abc", 2);
+    end();
+}
+
+// ---- newcomers at a master without a run ----
+
+static void test_newcomers(void) {
+    begin("a newcomer waits as long as a minority does, and both hear why");
+    membership_expect_survivors(m, now + 100 * MS_NS);
+    resume(&(struct says){.who = 'a', .members = "abc"});
+    hello('x', 1);
+    CHECK(quiet("ax"));
+    pass(150, "ax");
+    WAITING('a', "1 of the 3 members of epoch 5 are here, 2 are needed; newcomers wait with them: 1");
+    WAITING('x', "1 of the 3");
+    pass(9900, "ax");
+    CHECK(quiet("ax"));
+    pass(400, "ax");
+    WAITING('a', "1 of the 3"); // again
+    WAITING('x', "1 of the 3");
+    act(membership_peer_lost(m, now, 0, "its limit has passed"));
+    TAKE('x', WIRE_WELCOME);
+    epoch_at(__LINE__, "x", "x", 1, WIRE_REASON_UPDATE);
+    CHECK(strstr(log_text, "newcomers begin a new one") != NULL);
+    end();
+
+    begin("a newcomer waits for those that may come, and not longer");
+    membership_expect_survivors(m, now + 100 * MS_NS);
+    hello('x', 1);
+    pass(90, "");
+    CHECK(quiet("x"));
+    pass(20, "");
+    TAKE('x', WIRE_WELCOME);
+    epoch_at(__LINE__, "x", "x", 1, WIRE_REASON_UPDATE);
+    end();
+
+    begin("a newcomer is let in where the run goes on");
+    membership_expect_survivors(m, now + 100 * MS_NS);
+    hello('x', 1);
+    resume_all("ab");
+    ASKED("ab", 2);
+    promise("ab", RUN, 2);
+    RESUMED('a');
+    RESUMED('b');
+    EPOCH("ab", 6, RELINK);
+    TAKE('x', WIRE_WELCOME);
+    end();
+
+    begin("another master serves a run, and those that wait here are too few for theirs");
+    resume(&(struct says){'a', .members = "abc"});
+    WAITING('a', "1 of the 3");
+    hello('x', 2);
+    WAITING('x', "1 of the 3");
+    CHECK_EQ(membership_activity(m), WIRE_GATHERS);
+    act(membership_send_on(m, now));
+    CHECK(boxes['a' - 'a'].closed);
+    REFUSED('x', "standby");
+    CHECK_EQ(membership_activity(m), WIRE_IDLE);
+    end();
+
+    begin("they are enough");
+    resume(&(struct says){'a', .members = "abc"});
+    WAITING('a', "1 of the 3");
+    resume(&(struct says){'b', .members = "abc"});
+    act(membership_send_on(m, now));
+    CHECK(quiet("ab") && !boxes['a' - 'a'].closed);
+    end();
+
+    begin("a standby begins no run, and takes one up");
+    membership_set_standby(m, true);
+    hello('x', 1);
+    REFUSED('x', "standby");
+    resume_all("ab");
+    WAITING('a', "1 of the 2");
+    ASKED("ab", 2);
+    end();
+}
+
+// ---- a master that is left ----
+
+static void form(const char *peers, uint8_t masters) {
+    for (const char *p = peers; *p; p++) resume(&(struct says){.who = *p, .members = peers, .masters = masters});
+    skip_waiting(peers);
+    ASKED(peers, 2);
+    promise(peers, RUN, 2);
+    for (const char *p = peers; *p; p++) RESUMED(*p);
+    epoch_at(__LINE__, peers, peers, 6, WIRE_REASON_RELINK);
+}
+
+static void test_left(void) {
+    begin("where there is one master alone, peers that look for another are lost like others");
+    form("abc", 1);
+    struct wire_header header = {.run = RUN, .generation = 2, .epoch = 6};
+    say('a', header, WIRE_MOVED);
+    epoch_at(__LINE__, "bc", "bc", 7, WIRE_REASON_LOSS);
+    say('b', header, WIRE_MOVED);
+    epoch_at(__LINE__, "c", "c", 8, WIRE_REASON_LOSS);
+    end();
+
+    begin("more than half of those that know others have left: it gives the run up");
+    form("abc", 2);
+    say('a', header, WIRE_MOVED);
+    epoch_at(__LINE__, "bc", "bc", 7, WIRE_REASON_LOSS);
+    header.epoch = 7;
+    say('b', header, WIRE_MOVED);
+    CHECK(quiet("abc") && boxes[2].closed);
+    CHECK_EQ(membership_peer_count(m), 0);
+    CHECK_EQ(membership_activity(m), WIRE_IDLE);
+    end();
+
+    begin("half of them is no majority anywhere");
+    form("ab", 2);
+    header.epoch = 6;
+    say('a', header, WIRE_MOVED);
+    epoch_at(__LINE__, "b", "b", 7, WIRE_REASON_LOSS);
+    end();
+
+    begin("three heartbeat limits later it is another loss");
+    form("abc", 2);
+    say('a', header, WIRE_MOVED);
+    epoch_at(__LINE__, "bc", "bc", 7, WIRE_REASON_LOSS);
+    pass(3 * LIMIT_MS + 50, "bc");
+    header.epoch = 7;
+    say('b', header, WIRE_MOVED);
+    epoch_at(__LINE__, "c", "c", 8, WIRE_REASON_LOSS);
+    end();
+
+    begin("frames of other generations and runs are not heard");
+    form("ab", 1);
+    say('a', (struct wire_header){.run = RUN, .generation = 1, .epoch = 6}, WIRE_LEAVE);
+    say('a', (struct wire_header){.run = RUN, .generation = 3, .epoch = 6}, WIRE_LEAVE);
+    say('a', (struct wire_header){.run = RUN + 1, .generation = 2, .epoch = 6}, WIRE_LEAVE);
+    CHECK(!boxes[0].closed);
+    end();
+}
+
+int main(void) {
+    test_claims();
+    test_lies();
+    test_duplicates();
+    test_promises();
+    test_ends();
+    test_too_late();
+    test_young();
+    test_newcomers();
+    test_left();
+    return check_status();
+}
