@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
-SEEDS ?= 1 2
+STRESS_SEEDS ?= 1 2
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
@@ -17,16 +17,16 @@ FUZZ_CC ?= $(shell command -v clang || command -v cc)
 FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build test test-c test-python check lint format check-address check-thread check-fuzz check-model sim fuzz-build fuzz bench demo stress soak clean
+.PHONY: help setup build test test-c test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
 	@echo 'make test    all tests'
-	@echo 'make check   lint, types, the C tests under sanitizers, a short run of the fuzzers, and the model where spin is there'
+	@echo 'make check   lint, types, the C tests under sanitizers, a short run of the fuzzers, the model where spin is there, and 100,000 seeds of the simulator'
 	@echo 'make fuzz    fuzz every target for FUZZ_SECONDS=600; FUZZ_TARGETS="fuzz_member" for some'
-	@echo 'make stress  harm a run of real processes for half a minute; make soak: for MINUTES=10, once for each of SEEDS="1 2",'
-	@echo '             and then MASTER_LOSS_TRIALS=1000 scripts, in each of which the master is killed one to three times'
-	@echo 'make sim     SEEDS=100000 seeds of the simulator'
+	@echo 'make stress  harm a run of real processes for half a minute; make soak: for MINUTES=10, for each of STRESS_SEEDS="1 2", once'
+	@echo '             with a standby master, and then MASTER_LOSS_TRIALS=1000 scripts, in each of which the master is killed one to three times'
+	@echo 'make sim     SEEDS=100000 seeds of the simulator, from SEED=1'
 	@echo 'make format  bring the sources into shape'
 	@echo 'make bench   measure against torch gloo; as root also over limited links'
 
@@ -58,7 +58,7 @@ test-python: .venv/built
 
 # ---- checks ----
 
-check: lint check-address check-thread check-fuzz check-model
+check: lint check-address check-thread check-fuzz check-model check-sim
 
 lint: .venv/ready
 	$(BIN)/ruff check
@@ -97,8 +97,8 @@ check-model:
 # ---- the simulator ----
 
 SEED ?= 1
-SEEDS ?= 100000
-sim: .venv/built
+sim check-sim: SEEDS := 100000
+sim check-sim: .venv/built
 	$(BIN)/pccl sim --seed $(SEED) --seeds $(SEEDS) --jobs $(JOBS)
 
 # ---- to look at ----
@@ -114,7 +114,9 @@ stress: .venv/built
 
 MASTER_LOSS_TRIALS ?= 1000
 soak: .venv/built
-	for seed in $(SEEDS); do $(BIN)/pccl stress --minutes $(MINUTES) --seed $$seed --out stress-out/soak-$$seed || exit 1; done
+	for seed in $(STRESS_SEEDS); do $(BIN)/pccl stress --minutes $(MINUTES) --seed $$seed --out stress-out/soak-$$seed || exit 1; done
+	$(BIN)/pccl stress --minutes $(MINUTES) --peers 4 --standbys 1 --out stress-out/soak-standby
+	cat stress-out/soak-*/summary.md
 	PCCL_TEST_PATIENCE=120 MASTER_LOSS_TRIALS=$(MASTER_LOSS_TRIALS) $(BIN)/python -m pytest -n $(JOBS) -q tests/chaos/test_master_loss.py -k test_kills
 
 clean:

@@ -45,6 +45,7 @@ class Plan:
     first: int  # seed
     seeds: int  # how many, one after the other
     peers: int  # 0: by the seed
+    masters: int  # likewise
     fault_ms: int  # virtual time with faults, of each seed; 0: by the seed
     faults: int  # bits of FAULTS; 0: by the seed
     lines: int  # of the trace, in the report of a failing seed
@@ -120,6 +121,7 @@ class Runner:
         config = {
             "seed": seed,
             "peers": plan.peers,
+            "masters": plan.masters,
             "fault_ms": plan.fault_ms,
             "faults": plan.faults,
             "trace_lines": lines,

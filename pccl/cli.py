@@ -159,6 +159,7 @@ def read_faults(text: str) -> int:
 @click.option("--seed", type=click.IntRange(0, 2**63), default=1, show_default=True, help="the first seed")
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="how many, one after the other")
 @click.option("--peers", type=click.IntRange(2, 16), help="peers at a time  [default: 2 to 8, by the seed]")
+@click.option("--masters", type=click.IntRange(1, 3), help="in the list: the first one and standbys  [default: by the seed]")
 @click.option(
     "--minutes",
     type=click.FloatRange(0.001, 10000),
@@ -173,6 +174,7 @@ def sim(
     seed: int,
     seeds: int,
     peers: int | None,
+    masters: int | None,
     minutes: float | None,
     faults: int | None,
     trace: bool,
@@ -191,6 +193,7 @@ def sim(
         first=seed,
         seeds=seeds,
         peers=peers or 0,
+        masters=masters or 0,
         fault_ms=round((minutes or 0) * 60000),
         faults=faults or 0,
         lines=lines,

@@ -149,6 +149,8 @@ const struct wire_member *member_ring(const struct member *member, uint32_t *cou
 bool member_is_seeking(const struct member *member);
 // Why the master was lost; valid while seeking.
 const char *member_lost_why(const struct member *member);
+// Until when the master that was told RESUME is waited at; then another one of the list may have more. Valid while seeking.
+int64_t member_waits_until(const struct member *member);
 // Why the master that was found has no run yet; "" unless it said so.
 const char *member_waits_why(const struct member *member);
 // How long a link may take to be made.

@@ -71,6 +71,7 @@ struct member {
     // what the next master must know (member_recovery.c)
     uint32_t everyone_count; // all groups
     uint64_t lost_epoch; // of the own group
+    uint32_t quorum;     // of the epoch in force, as EPOCH told
     struct wire_barrier barrier; // the last one passed
     struct {
         bool committed; // took part in a commit of the group
@@ -83,6 +84,7 @@ struct member {
     enum recovery recovery;
     uint32_t recovery_limit_ms, masters;
     int64_t recovery_deadline, lost_at;
+    int64_t waits_until;             // see member_waits_until
     bool vote_unsent;                // it was opened when nobody could hear it
     char lost_why[MEMBER_TEXT];
     struct wire_text waits_why;      // as a master said; ends with 0

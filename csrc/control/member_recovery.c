@@ -34,6 +34,7 @@ bool member_epoch_lost(const struct member *m, const struct wire_epoch *epoch) {
 
 void member_note_epoch(struct member *m, const struct wire_epoch_commit *commit) {
     const struct wire_epoch *epoch = &commit->epoch;
+    m->quorum = commit->quorum;
     memcpy(m->everyone, epoch->members, epoch->count * sizeof *epoch->members);
     m->everyone_count = epoch->count;
     if (epoch->lost_epoch > m->lost_epoch) m->lost_epoch = epoch->lost_epoch;
@@ -86,6 +87,7 @@ void member_note_verdict(struct member *m, const struct wire_verdict *verdict) {
 bool member_is_unheard(const struct member *m) { return m->recovery == RECOVERY_SEEKING || m->recovery == RECOVERY_TOLD; }
 bool member_is_seeking(const struct member *m) { return m->recovery != RECOVERY_NONE; }
 const char *member_lost_why(const struct member *m) { return m->lost_why; }
+int64_t member_waits_until(const struct member *m) { return m->waits_until; }
 const char *member_waits_why(const struct member *m) { return m->waits_why.chars; }
 
 void member_lose_master(struct member *m, const char *why, int64_t now, struct member_output *out) {
@@ -171,6 +173,7 @@ void member_resume(struct member *m, uint16_t port, enum member_tensors tensors,
         .past = past,
         .loss_count = m->loss_count,
         .losses = losses,
+        .quorum = m->quorum,
     };
     memcpy(resume.secret, m->welcome.secret, sizeof resume.secret);
     struct wire_header header = member_header(m);
@@ -182,6 +185,7 @@ void member_resume(struct member *m, uint16_t port, enum member_tensors tensors,
     int64_t limit = (int64_t)m->welcome.heartbeat_limit_ms * MS_NS, soon = MEMBER_ANSWER_MS * MS_NS;
     m->answer_by = now + (m->masters > 1 && soon < limit ? soon : limit);
     m->master = (struct arrival){.at_ns = now};
+    m->waits_until = now + limit;
     m->beat_at = now + limit / 5;
 }
 
@@ -199,9 +203,11 @@ static struct member_view view_of_barrier(const struct member *m, const struct w
     return view;
 }
 
-static void take_generation(struct member *m, const struct wire_header *header, struct member_output *out) {
+// It has the promises of more than half, or will have, and waits a limit for the rest: who leaves now breaks the majority.
+static void take_generation(struct member *m, const struct wire_header *header, int64_t now, struct member_output *out) {
     if (header->run != m->run || header->generation <= m->promised) return;
     m->promised = header->generation;
+    m->waits_until = now + 2 * (int64_t)m->welcome.heartbeat_limit_ms * MS_NS;
     struct wire_header answer = member_header(m);
     answer.generation = m->promised;
     wire_encode_empty(&out->frames, answer, WIRE_PROMISE);
@@ -210,6 +216,7 @@ static void take_generation(struct member *m, const struct wire_header *header, 
 static void take_resumed(struct member *m, struct member_output *out) {
     m->welcome.heartbeat_limit_ms = m->resumed.heartbeat_limit_ms;
     m->recovery = RECOVERY_RESUMED;
+    m->waits_until = INT64_MAX;
     member_end_candidate(m);
     m->late.barrier = m->resumed.barrier_ended;
     m->late.sync = m->resumed.sync_ended;
@@ -250,7 +257,7 @@ bool member_take_answer(struct member *m, const struct wire_header *header, cons
     struct wire_text text;
     switch (header->type) {
     case WIRE_GENERATION:
-        take_generation(m, header, out);
+        take_generation(m, header, now, out);
         return true;
     case WIRE_RESUMED:
         if (header->run != m->run || header->generation != m->promised) return true;

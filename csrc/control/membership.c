@@ -240,6 +240,7 @@ void membership_start_run(struct membership *m) {
     m->barrier = 0;
     m->sync_round = 0;
     m->attempt = 0;
+    m->quorum = 0;
     m->yields_until = 0;
     m->lost = m->changed = false;
     m->phase = PHASE_IDLE;
@@ -250,6 +251,7 @@ void membership_start_run(struct membership *m) {
 const struct membership_actions *membership_settle(struct membership *m) {
     do {
         if (m->gone_count > 0) reap(m);
+        if (m->quorum > 0) membership_watch_quorum(m);
         if (m->lost) membership_enter_epoch(m, WIRE_REASON_LOSS);
         if (m->changed) membership_enter_epoch(m, WIRE_REASON_RELINK);
         if (m->gone_count == 0) progress(m);
@@ -362,6 +364,10 @@ static void on_message(struct membership *m, struct peer *peer, const struct wir
     if (header->epoch > m->number) {
         membership_expel(m, peer, "%s of an epoch that never was", wire_type_name(header->type));
         return;
+    }
+    if (m->quorum > 0 && peer->accepted && !peer->entered && header->epoch >= m->taken_number) {
+        peer->entered = true;
+        m->entered++;
     }
     switch (header->type) {
     case WIRE_HEARTBEAT: return;

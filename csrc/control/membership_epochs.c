@@ -85,6 +85,7 @@ static void send_candidate(struct membership *m) {
 static void send_epoch(struct membership *m, uint8_t reason) {
     struct wire_epoch_commit message = {.reason = reason, .epoch = describe(m, m->order, m->count)};
     message.epoch.number = m->number;
+    message.quorum = membership_quorum(m);
     for (uint32_t start = 0; start < m->count;) {
         const struct group *group = m->order[start]->group;
         message.epoch.group_epoch = group->group_epoch;

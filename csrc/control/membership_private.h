@@ -83,6 +83,7 @@ struct peer {
     uint32_t rank;       // in its group
     bool linked;         // all its links of the group epoch in force are complete
     bool reported;       // on the group epoch in force
+    bool entered;        // an epoch of this generation
     uint32_t host;       // see membership_optimise.c
     struct peer_sync sync;
 };
@@ -174,6 +175,9 @@ struct membership {
     int64_t say_at;
     uint64_t said_epoch;                     // of the run whose members were said to be waited for; 0: of none
     bool standby;
+    uint32_t quorum;                         // members that have to enter an epoch of this generation until nobody can take the run up from one before; then 0
+    uint32_t entered;                        // those that have, gone or not
+    uint64_t taken_number;                   // the first epoch of this generation
     uint32_t unheard, unheard_of;            // peers that fell silent one after another, and the size of the epoch before the first
     int64_t unheard_since;
     uint64_t gather_run, gather_generation;  // promises are asked for these; 0: for none yet
@@ -273,6 +277,9 @@ void membership_gather_tick(struct membership *m);
 void membership_gather_beat(struct membership *m);
 // Peers fell silent, or left for another master. True: they may be the majority of a run elsewhere, so this master gave its own up.
 bool membership_unheard(struct membership *m, uint32_t count);
+uint32_t membership_quorum(const struct membership *m); // for EPOCH
+// The run was taken up, and it is not sure yet that no other master can do so, too: looks whether it is, or whether too few are left.
+void membership_watch_quorum(struct membership *m);
 void membership_start_run(struct membership *m); // forgets all peers' run
 int64_t membership_gather_deadline(const struct membership *m);
 void membership_gather_fini(struct membership *m);

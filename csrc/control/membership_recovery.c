@@ -113,7 +113,12 @@ static struct claim claim_of(const struct membership *m, uint64_t run) {
     return claim;
 }
 
-static bool has_majority(const struct claim *claim) { return 2 * claim->present > claim->members; }
+static uint32_t quorum_of(const struct claim *claim) {
+    uint32_t majority = claim->members / 2 + 1;
+    return claim->by->resume.quorum > majority ? claim->by->resume.quorum : majority;
+}
+
+static bool has_majority(const struct claim *claim) { return claim->by != NULL && claim->present >= quorum_of(claim); }
 
 // Of all runs that somebody resumes the one with a majority, else the one with most members here.
 static struct claim best_claim(const struct membership *m) {
@@ -166,6 +171,8 @@ static void begin_run(struct membership *m, const struct claim *claim) {
     for (uint32_t i = 0; i < claim->members; i++)
         if (newest->resume.epoch.members[i].join_number >= m->next_join) m->next_join = newest->resume.epoch.members[i].join_number + 1;
     m->generation = m->gather_generation;
+    m->quorum = quorum_of(claim);
+    m->entered = 0;
     m->yields_until = 0;
     m->sync_round = m->generation << 32; // rounds have other numbers than those of masters before
 }
@@ -195,7 +202,7 @@ static void find_unheard_losses(struct membership *m, const struct wire_barrier 
             if (last->sizes[k].group == group->id && last->sizes[k].count > group->count && group->lost_epoch <= last->epoch) group->lost = true;
         if (!survivor->resume.accepted || group->lost_epoch > epoch->number) continue;
         for (uint32_t k = 0; k < epoch->count; k++)
-            if (epoch->members[k].group == group->id && member_here(m, survivor->run, &epoch->members[k].id) == NULL) group->lost = true;
+            if (epoch->members[k].group == group->id && membership_member(m, group, &epoch->members[k].id) == NULL) group->lost = true; // it may be here, left behind
     }
 }
 
@@ -331,6 +338,7 @@ static void take_up(struct membership *m, const struct claim *claim) {
         m->order[i]->group->witness = NULL;
         forget(m, survivor_of(m, m->order[i]->conn));
     }
+    m->taken_number = m->number + 1;
     membership_enter_resumed(m);
     m->gather_generation = 0;
     m->majority_at = INT64_MAX;
@@ -380,7 +388,7 @@ static void say(struct membership *m, const struct claim *claim) {
     if (m->peer_count > 0) snprintf(others, sizeof others, "; until then %u peers have begun a new one", m->peer_count);
     if (newcomers > 0) snprintf(others, sizeof others, "; newcomers wait with them: %u", newcomers);
     snprintf(why, sizeof why, "waits to take up the run whose master was lost: %u of the %u members of epoch %llu are here, %u are needed%s", claim->present, claim->members,
-             (unsigned long long)claim->by->resume.epoch.number, claim->members / 2 + 1, others);
+             (unsigned long long)claim->by->resume.epoch.number, quorum_of(claim), others);
     m->said_epoch = claim->by->resume.epoch.number;
     if (m->now_ns >= m->say_at) {
         m->say_at = m->now_ns + SAY_MS * MS_NS;
@@ -441,8 +449,8 @@ bool membership_gather(struct membership *m) {
         return false;
     }
     if (m->majority_at == INT64_MAX) m->majority_at = m->now_ns;
+    ask_promises(m, &claim); // at once: who has promised waits for the rest, too
     if (claim.present < claim.members && m->now_ns < m->majority_at + m->limit_ns) return false;
-    ask_promises(m, &claim);
     if (all_promised(m, &claim)) take_up(m, &claim);
     return m->peer_count > 0;
 }
@@ -514,7 +522,7 @@ const struct membership_actions *membership_peer_resumed(struct membership *m, i
                                                          const struct wire_header *header, const uint8_t *body) {
     membership_begin_event(m, now_ns);
     struct wire_resume resume = {.barrier.sizes = m->sizes, .epoch.members = m->members, .past = m->past, .losses = m->losses};
-    struct survivor *survivor = NULL;
+    struct survivor *survivor = NULL, *before;
     bool sound = wire_decode_resume(body, header->length, &resume);
     if (sound && resume.hello.version != WIRE_VERSION)
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "the master speaks another version of the protocol");
@@ -522,10 +530,12 @@ const struct membership_actions *membership_peer_resumed(struct membership *m, i
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "malformed RESUME");
     else if (m->peer_count > 0 && !is_young(m, header->run))
         refuse_resume(m, conn, source, header, &resume);
-    else if (member_here(m, header->run, &resume.hello.id) != NULL)
-        membership_turn_away(m, conn, *header, WIRE_REFUSED, "a peer of this id is here");
     else if ((survivor = add(m, conn, source)) == NULL)
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "the master has no room");
+    if (survivor != NULL && (before = member_here(m, header->run, &resume.hello.id)) != NULL) { // it has left that connection, whose end is still to come
+        membership_close(m, before->conn);
+        forget(m, before);
+    }
     if (survivor != NULL && !keep_resume(survivor, &resume)) {
         turn_away(m, survivor, WIRE_REFUSED, "the master has no room");
         survivor = NULL;
@@ -582,8 +592,8 @@ static bool know_others(const struct membership *m) {
     return false;
 }
 
-static void give_up_run(struct membership *m) {
-    membership_log(m, LOG_ERR, "%u of %u peers were not heard of any more: they may have gone on with another master, so this one gives the run up", m->unheard, m->unheard_of);
+static void give_up_run(struct membership *m, uint32_t gone, uint32_t of) {
+    membership_log(m, LOG_ERR, "%u of %u peers were not heard of any more: they may have gone on with another master, so this one gives the run up", gone, of);
     for (uint32_t i = 0; i < m->slots; i++) {
         struct peer *peer = &m->peers[i];
         if (!peer->used) continue;
@@ -610,8 +620,23 @@ bool membership_unheard(struct membership *m, uint32_t count) {
     }
     m->unheard += count;
     if (2 * m->unheard <= m->unheard_of) return false;
-    give_up_run(m);
+    give_up_run(m, m->unheard, m->unheard_of);
     return true;
+}
+
+uint32_t membership_quorum(const struct membership *m) { return know_others(m) ? m->quorum : 0; }
+
+// Those that have entered no epoch of this generation can take the run up elsewhere, from the epoch before, with members that never came here. Once
+// a quorum of that epoch has entered this one, any other quorum hears of it. Until then those who have are told that they cannot go on with fewer.
+void membership_watch_quorum(struct membership *m) {
+    uint32_t others = 0; // who may still
+    for (uint32_t i = 0; i < m->count; i++) others += !m->order[i]->entered;
+    if (m->entered >= m->quorum) {
+        m->quorum = 0;
+        if (know_others(m) && !m->lost) m->changed = true; // an epoch tells them
+    } else if (m->entered + others < m->quorum && m->count > 0 && know_others(m)) {
+        give_up_run(m, m->quorum - m->entered - others, m->quorum);
+    }
 }
 
 bool membership_survivor_message(struct membership *m, uint32_t conn, const struct wire_header *header) {

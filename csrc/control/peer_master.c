@@ -153,14 +153,11 @@ static void resume_master(struct peer *p, int64_t now) {
     member_resume(p->member, p->links_port, tensors, &content, now, &p->actions);
     pthread_mutex_unlock(&p->lock);
     use_connection(p, &p->actions.frames); // nothing that the data plane says may come before
-    p->warned_at = now;
 }
 
-// At a later master of the list without enough others: they may be at an earlier one by now. Not before that one, where more than half are,
-// had the time to wait for the rest.
+// At a later master of the list without enough others: they may be at an earlier one by now. Where enough are it has promised, and waits longer.
 static void look_again(struct peer *p, int64_t now) {
-    int64_t patience = SEEK_PATIENCE_LIMITS * (int64_t)member_welcome(p->member)->heartbeat_limit_ms * MS_NS;
-    if (!p->seeking || !p->master_connected || p->seek.at == 0 || now < p->warned_at + patience) return;
+    if (!p->seeking || !p->master_connected || p->seek.at == 0 || now < member_waits_until(p->member)) return;
     peer_event_begin(p);
     member_disconnected(p->member, "no run was taken up there", now, &p->actions);
     peer_event_end(p, now);

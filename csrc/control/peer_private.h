@@ -96,7 +96,7 @@ struct peer {
     int64_t dial_deadline;
     struct seek seek;
     bool seeking; // the master is lost
-    int64_t lost_at, warned_at;
+    int64_t lost_at;
     uint16_t links_port;
     struct links *links;
     struct member_output actions;

@@ -13,7 +13,6 @@ enum {
     SEEK_SLOW_MS = 100,
     SEEK_DIAL_MS = 1000, // for one that does not answer
     SEEK_TELL_MS = 10000,
-    SEEK_PATIENCE_LIMITS = 3, // heartbeat limits at a master that waits for others; it waits for one of them once more than half are there
 };
 
 struct seek {

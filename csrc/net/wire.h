@@ -181,6 +181,7 @@ enum wire_reason {
 struct wire_epoch_commit {
     uint8_t reason;
     struct wire_epoch epoch;
+    uint32_t quorum; // members that it takes at least to take the run up from this epoch; 0: more than half, as always
 };
 
 enum wire_vote_kind { WIRE_VOTE_UPDATE = 1,
@@ -392,6 +393,7 @@ struct wire_resume {
     struct wire_past *past;      // decode: caller's array of WIRE_MAX_PAST
     uint32_t loss_count;         // of its group since the last vote that its program has adopted the end of, oldest first
     struct wire_loss *losses;    // decode: caller's array of WIRE_MAX_MEMBERS
+    uint32_t quorum;             // of `epoch`
 };
 
 // header: the generation from now on, as promised. What it ends, it ends once EPOCH has come, which is the next frame but for verdicts.

@@ -4,19 +4,40 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../include/pccl.h"
+
 enum { TURNS_MOST = 50, // of what a program makes its mind say, which makes the program go on
        RESTART_MS = 120,
        YOUNG_MS = 150, // as in control/master
-       ENDS_IN = 800 };
+       LOOK_MS = 200,  // shorter, as the other limits are
+       ENDS_IN = 800,   // of a master, in the middle of what it says
+       ENDS_AT_ONCE_IN = 16 }; // when that takes a run up
 
-// ---- the master ----
+// ---- masters ----
 
-static void plan_master_tick(struct pccl_sim *s) {
-    int64_t next = membership_next_deadline(s->master.mind);
-    if (next >= s->master.tick_at) return; // the tick that is queued looks again
-    s->master.tick_at = next > s->now ? next : s->now;
-    struct event *event = sim_event(s, EVENT_MASTER_TICK, s->master.tick_at);
-    event->life = s->master.life;
+static const char *name_of(const struct pccl_sim *s, uint32_t master) {
+    static const char *const names[MASTERS_MOST] = {"master 1", "master 2", "master 3"};
+    return s->master_count > 1 ? names[master] : "master";
+}
+
+static void plan_master_tick(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    int64_t next = membership_next_deadline(master->mind);
+    if (next >= master->tick_at) return; // the tick that is queued looks again
+    master->tick_at = next > s->now ? next : s->now;
+    struct event *event = sim_event(s, EVENT_MASTER_TICK, master->tick_at);
+    event->from = (uint8_t)k;
+    event->life = master->life;
+    sim_push(s, event);
+}
+
+static void plan_look(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    if (s->master_count == 1 || master->looks || membership_activity(master->mind) != WIRE_GATHERS) return;
+    master->looks = true;
+    struct event *event = sim_event(s, EVENT_MASTER_LOOKS, s->now + LOOK_MS * MS_NS);
+    event->from = (uint8_t)k;
+    event->life = master->life;
     sim_push(s, event);
 }
 
@@ -26,7 +47,7 @@ static void send_to_peer(struct pccl_sim *s, const struct membership_actions *ac
         sim_fail(s, "bounded memory", "the master sends on a connection that it has closed");
         return;
     }
-    struct event *event = sim_event(s, EVENT_TO_PEER, s->now + sim_delay(s, MASTER, control->slot));
+    struct event *event = sim_event(s, EVENT_TO_PEER, s->now + sim_delay(s, MASTER + control->master, control->slot));
     if (!wire_header_decode(actions->bytes.bytes + send->offset, &event->header)) {
         sim_fail(s, "no trust in bytes", "the master made a frame without a valid header");
         return;
@@ -37,6 +58,7 @@ static void send_to_peer(struct pccl_sim *s, const struct membership_actions *ac
     if (event->at < control->down_at) event->at = control->down_at;
     control->down_at = event->at;
     event->slot = control->slot;
+    event->from = control->master;
     event->life = control->life;
     event->index = send->conn;
     event->serial = control->serial;
@@ -51,101 +73,145 @@ static void close_at_master(struct pccl_sim *s, struct control *control) {
         control->used = false;
         return;
     }
-    struct event *event = sim_event(s, EVENT_PEER_LOSES, s->now + sim_delay(s, MASTER, control->slot));
+    struct event *event = sim_event(s, EVENT_PEER_LOSES, s->now + sim_delay(s, MASTER + control->master, control->slot));
     if (event->at < control->down_at) event->at = control->down_at;
     event->slot = control->slot;
+    event->from = control->master;
     event->life = control->life;
     event->index = (uint32_t)(control - s->controls);
     event->serial = control->serial;
     sim_push(s, event);
 }
 
-void sim_carry_out(struct pccl_sim *s, const struct membership_actions *actions) {
-    for (size_t i = 0; i < actions->log_count && s->tracing; i++) sim_line(s, "master: %s", actions->logs[i].text);
+static bool takes_up(const struct membership_actions *actions) {
+    struct wire_header header;
+    return actions->send_count > 0 && wire_header_decode(actions->bytes.bytes + actions->sends[0].offset, &header) && header.type == WIRE_RESUMED;
+}
+
+void sim_carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
+    struct master *master = &s->masters[k];
+    for (size_t i = 0; i < actions->log_count && s->tracing; i++) sim_line(s, "%s: %s", name_of(s, k), actions->logs[i].text);
     size_t count = actions->send_count;
-    bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 && sim_chance(s, ENDS_IN);
+    bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 && sim_chance(s, takes_up(actions) ? ENDS_AT_ONCE_IN : ENDS_IN);
     if (ends) count = sim_below(s, count); // in the middle of what it says
-    judge_sends(s, actions, count);
+    judge_sends(s, k, actions, count);
     for (size_t i = 0; i < count && s->state == PCCL_SIM_RUNNING; i++) send_to_peer(s, actions, &actions->sends[i]);
     if (ends) {
-        sim_master_fault(s);
+        sim_master_fault(s, k);
         return;
     }
     for (size_t i = 0; i < actions->close_count; i++) close_at_master(s, &s->controls[actions->closes[i]]);
-    if (membership_wants_random(s->master.mind)) {
+    if (membership_wants_random(master->mind)) {
         uint8_t random[MEMBERSHIP_RANDOM_BYTES];
         for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)sim_random(s);
-        membership_set_random(s->master.mind, random);
+        membership_set_random(master->mind, random);
     }
-    plan_master_tick(s);
+    plan_look(s, k);
+    plan_master_tick(s, k);
 }
 
-void sim_start_master(struct pccl_sim *s) {
+void sim_start_master(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
     uint8_t random[MEMBERSHIP_RANDOM_BYTES];
     for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)sim_random(s);
-    s->master.mind = membership_new((uint32_t)(s->limit_ns / MS_NS), random, s->now);
-    if (s->master.mind == NULL) abort(); // a test that cannot go on
-    s->master.running = true;
-    s->master.life++;
-    s->master.tick_at = INT64_MAX;
-    s->master.began_at = s->now;
-    if (s->master.life > 1 || sim_chance(s, 8)) membership_expect_survivors(s->master.mind, s->now + YOUNG_MS * MS_NS);
-    SIM_TRACE(s, "master: starts");
+    *master = (struct master){.running = true, .life = ++s->master_lives, .stopped_until = master->stopped_until, .tick_at = INT64_MAX, .began_at = s->now};
+    master->mind = membership_new((uint32_t)(s->limit_ns / MS_NS), random, s->now);
+    if (master->mind == NULL) abort(); // a test that cannot go on
+    membership_set_standby(master->mind, k > 0);
+    if (master->life > s->master_count || sim_chance(s, 8)) membership_expect_survivors(master->mind, s->now + YOUNG_MS * MS_NS);
+    SIM_TRACE(s, "%s: starts", name_of(s, k));
 }
 
-void sim_end_master(struct pccl_sim *s) {
-    if (!s->master.running) return;
-    SIM_TRACE(s, "master: ends");
-    s->master.running = false;
-    membership_free(s->master.mind);
-    s->master.mind = NULL;
+void sim_end_master(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    if (!master->running) return;
+    SIM_TRACE(s, "%s: ends", name_of(s, k));
+    master->running = false;
+    membership_free(master->mind);
+    master->mind = NULL;
     for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
-        if (!s->controls[i].used || !s->controls[i].at_master) continue;
+        if (!s->controls[i].used || !s->controls[i].at_master || s->controls[i].master != k) continue;
         s->controls[i].reset = sim_chance(s, 3); // the kernel had something unread, and takes back what was said
         close_at_master(s, &s->controls[i]);
     }
 }
 
+// STATUS and its answer, at once.
+static enum wire_activity activity_of_others(const struct pccl_sim *s, uint32_t k) {
+    enum wire_activity most = WIRE_IDLE;
+    for (uint32_t other = 0; other < s->master_count; other++) {
+        const struct master *master = &s->masters[other];
+        bool answers = other != k && master->running && s->now >= master->stopped_until && !sim_cut(s, MASTER + (int)k, MASTER + (int)other);
+        if (answers && membership_activity(master->mind) > most) most = membership_activity(master->mind);
+    }
+    return most;
+}
+
 static void on_frame_to_master(struct pccl_sim *s, struct control *control, const struct event *event) {
-    uint32_t conn = (uint32_t)(control - s->controls);
+    uint32_t conn = (uint32_t)(control - s->controls), k = control->master;
+    struct membership *mind = s->masters[k].mind;
     if (s->tracing) {
         char text[TEXT_BYTES];
-        if (event->header.type != WIRE_HEARTBEAT) sim_line(s, "master <- %d: %s", event->slot + 1, judge_frame_name(s, text, &event->header, event->body));
+        if (event->header.type != WIRE_HEARTBEAT) sim_line(s, "%s <- %d: %s", name_of(s, k), event->slot + 1, judge_frame_name(s, text, &event->header, event->body));
     }
     struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(event->slot + 1)}};
     if (control->known) {
-        sim_carry_out(s, membership_message(s->master.mind, s->now, conn, &event->header, event->body));
+        if (event->header.type == WIRE_LINK_DOWN) judge_accusation(s, control, &event->header, event->body);
+        sim_carry_out(s, k, membership_message(mind, s->now, conn, &event->header, event->body));
         return;
     }
     control->known = true;
     if (event->header.type == WIRE_RESUME) {
-        sim_carry_out(s, membership_peer_resumed(s->master.mind, s->now, conn, &source, &event->header, event->body));
+        sim_carry_out(s, k, membership_peer_resumed(mind, s->now, conn, &source, &event->header, event->body));
         return;
     }
     struct wire_hello hello;
-    if (event->header.type == WIRE_HELLO && wire_decode_hello(event->body, event->header.length, &hello))
-        sim_carry_out(s, membership_peer_connected(s->master.mind, s->now, conn, &source, &hello));
-    else
+    if (event->header.type != WIRE_HELLO || !wire_decode_hello(event->body, event->header.length, &hello)) {
         close_at_master(s, control);
+        return;
+    }
+    if (k == 0 && s->master_count > 1 && membership_activity(mind) != WIRE_SERVES) membership_set_standby(mind, activity_of_others(s, k) != WIRE_IDLE);
+    sim_carry_out(s, k, membership_peer_connected(mind, s->now, conn, &source, &hello));
+}
+
+static void on_look(struct pccl_sim *s, const struct event *event) {
+    struct master *master = &s->masters[event->from];
+    if (!master->running || event->life != master->life) return;
+    master->looks = false;
+    if (membership_activity(master->mind) != WIRE_GATHERS) return;
+    if (activity_of_others(s, event->from) == WIRE_SERVES)
+        sim_carry_out(s, event->from, membership_send_on(master->mind, s->now));
+    else
+        plan_look(s, event->from);
+}
+
+static void on_master_tick(struct pccl_sim *s, const struct event *event) {
+    struct master *master = &s->masters[event->from];
+    if (!master->running || event->life != master->life || event->at != master->tick_at) return;
+    master->tick_at = INT64_MAX;
+    if (membership_next_deadline(master->mind) <= s->now)
+        sim_carry_out(s, event->from, membership_tick(master->mind, s->now));
+    else
+        plan_master_tick(s, event->from);
 }
 
 void sim_master_event(struct pccl_sim *s, struct event *event) {
+    uint32_t k = event->from;
     if (event->kind == EVENT_MASTER_STARTS) {
-        sim_start_master(s);
+        if (!s->masters[k].running) sim_start_master(s, k);
+        return;
+    }
+    if (event->kind == EVENT_MASTER_LOOKS) {
+        on_look(s, event);
         return;
     }
     if (event->kind == EVENT_MASTER_TICK) {
-        if (!s->master.running || event->life != s->master.life || event->at != s->master.tick_at) return;
-        s->master.tick_at = INT64_MAX;
-        if (membership_next_deadline(s->master.mind) <= s->now)
-            sim_carry_out(s, membership_tick(s->master.mind, s->now));
-        else
-            plan_master_tick(s);
+        on_master_tick(s, event);
         return;
     }
     struct control *control = &s->controls[event->index];
     if (!control->used || control->serial != event->serial || !control->at_master) return;
-    if (!s->master.running) {
+    if (!s->masters[k].running) {
         close_at_master(s, control); // nobody listens
         return;
     }
@@ -156,19 +222,29 @@ void sim_master_event(struct pccl_sim *s, struct event *event) {
     // It has ended, or is garbage from here on.
     const char *why = event->flag ? "garbage" : "closed";
     if (event->flag && control->at_peer) {
-        struct event *told = sim_event(s, EVENT_PEER_LOSES, s->now + sim_delay(s, MASTER, control->slot));
+        struct event *told = sim_event(s, EVENT_PEER_LOSES, s->now + sim_delay(s, MASTER + control->master, control->slot));
         told->slot = control->slot;
+        told->from = control->master;
         told->life = control->life;
         told->index = event->index;
         told->serial = control->serial;
         sim_push(s, told);
     }
-    sim_carry_out(s, membership_peer_lost(s->master.mind, s->now, event->index, why));
+    sim_carry_out(s, k, membership_peer_lost(s->masters[k].mind, s->now, event->index, why));
     control->at_master = false;
     if (!control->at_peer) control->used = false;
 }
 
 // ---- peers ----
+
+static void new_mind(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    struct wire_id id = sim_id(s, slot);
+    member_free(p->mind);
+    p->mind = member_new(&id, p->group, LANES);
+    if (p->mind == NULL) abort(); // a test that cannot go on
+    member_set_recovery(p->mind, s->recovery_ms, s->master_count);
+}
 
 void sim_start(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
@@ -182,14 +258,27 @@ void sim_start(struct pccl_sim *s, int slot) {
     p->program.since = s->now;
     p->engine.now.slots[0] = (uint8_t)slot;
     for (uint32_t i = 0; i < LEAVES; i++) p->state.leaves[i] = sim_mix(s->config.seed * 64 + (sim_chance(s, 2) ? i : 32 + i));
-    struct wire_id id = sim_id(s, slot);
-    p->mind = member_new(&id, p->group, LANES);
-    if (p->mind == NULL) abort(); // a test that cannot go on
-    member_set_recovery(p->mind, s->recovery_ms, 1);
+    new_mind(s, slot);
     s->counts[COUNT_STARTS]++;
     SIM_TRACE(s, "peer %d: starts (life %u, group %u)", slot + 1, life, p->group);
-    sim_connect_master(s, slot);
+    p->seek = (struct seek){.masters = s->addresses, .count = s->master_count};
+    seek_begin(&p->seek, false, s->now);
+    sim_join_master(s, slot);
     sim_act(s, slot);
+}
+
+// A master of the list has refused this newcomer: perhaps the next one serves the run.
+static bool try_next_master(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    if (p->seek.again || !seek_failed(&p->seek, s->now)) return false;
+    SIM_TRACE(s, "peer %d: tries the next master: %s", slot + 1, member_text(p->mind));
+    sim_close_controls(s, slot, true);
+    sim_close_links(s, slot, true);
+    p->parked_count = 0;
+    new_mind(s, slot);
+    p->tick_at = INT64_MAX;
+    sim_join_master(s, slot);
+    return true;
 }
 
 void sim_end(struct pccl_sim *s, int slot, bool told) {
@@ -243,6 +332,7 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
             program_connected(s, slot, action);
             return;
         }
+        if (action->code == pcclMasterConnectionFailed && try_next_master(s, slot)) return;
         s->counts[COUNT_REFUSED]++;
         judge_dies(s, slot, member_text(p->mind), "refused");
         sim_end(s, slot, true);
@@ -251,12 +341,12 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
     case MEMBER_SYNC_PLAN: state_model_plan(s, slot, action->plan); return;
     case MEMBER_RECHECK: sim_push_for(s, slot, EVENT_RECHECK, s->now); return;
     case MEMBER_SEEK:
-        SIM_TRACE(s, "peer %d: looks for a master", slot + 1);
-        sim_close_controls(s, slot, true);
-        sim_push_for(s, slot, EVENT_SEEK, s->now + (int64_t)sim_below(s, 5 * MS_NS));
+        SIM_TRACE(s, "peer %d: looks for a master: %s", slot + 1, member_lost_why(p->mind));
+        sim_lose_master(s, slot);
         return;
     case MEMBER_FOUND:
         s->counts[COUNT_FOUND]++;
+        p->seeking = false;
         SIM_TRACE(s, "peer %d: goes on with a master", slot + 1);
         return;
     case MEMBER_WAITING:
@@ -278,9 +368,10 @@ void sim_act(struct pccl_sim *s, int slot) {
         struct member_output out = p->out;
         if (++turns > TURNS_MOST) sim_fail(s, "progress", "the mind of peer %d and its program answer each other without end", slot + 1);
         p->out = (struct member_output){0};
+        const struct member *mind = p->mind;
         if (out.failed || out.frames.failed) sim_fail(s, "bounded memory", "memory was refused to the mind of peer %d", slot + 1);
-        for (size_t i = 0; i < out.count && sim_alive(s, slot, life); i++) run_action(s, slot, &out.actions[i]);
-        if (sim_alive(s, slot, life)) sim_to_master(s, slot, &out.frames);
+        for (size_t i = 0; i < out.count && sim_alive(s, slot, life) && p->mind == mind; i++) run_action(s, slot, &out.actions[i]);
+        if (sim_alive(s, slot, life) && p->mind == mind) sim_to_master(s, slot, &out.frames);
         member_output_clear(&out);
         if (sim_alive(s, slot, life) && p->out.capacity == 0 && p->out.frames.capacity == 0)
             p->out = out; // the memory serves again
@@ -310,7 +401,7 @@ static void on_control(struct pccl_sim *s, int slot, const struct event *event) 
     if (event->kind == EVENT_TO_PEER && !event->flag) {
         if (s->tracing && event->header.type != WIRE_HEARTBEAT) {
             char text[TEXT_BYTES];
-            sim_line(s, "peer %d <- master: %s", slot + 1, judge_frame_name(s, text, &event->header, event->body));
+            sim_line(s, "peer %d <- %s: %s", slot + 1, name_of(s, control->master), judge_frame_name(s, text, &event->header, event->body));
         }
         s->counts[COUNT_ORDERS] += event->header.type == WIRE_EPOCH && event->body[0] == WIRE_REASON_ORDER;
         member_frame(p->mind, &event->header, event->body, s->now, &p->out);
@@ -338,7 +429,8 @@ void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
         break;
     }
     case EVENT_ENGINE: engine_model_obey(s, slot); break;
-    case EVENT_SEEK: sim_seek_master(s, slot); break;
+    case EVENT_SEEK: sim_seek_master(s, slot, event->flag); break;
+    case EVENT_SEEK_ANEW: sim_seek_anew(s, slot, event->serial); break;
     case EVENT_RECHECK: sim_judge_parked(s, slot); break;
     case EVENT_PROGRAM: program_go_on(s, slot); break;
     case EVENT_SYNC_TICK: state_model_tick(s, slot); break;

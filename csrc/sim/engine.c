@@ -302,7 +302,7 @@ static void complete_large(struct pccl_sim *s, int slot, struct op *op) {
     if (op->phase != OP_RUNNING || op->accused || op->to_receive > 0 || op->to_send > 0) return;
     judge_reduced(s, slot, op);
     op->phase = OP_COMPLETE;
-    struct instance *instance = judge_find(s, p->engine.run, p->group, &op->name);
+    struct instance *instance = judge_find(s, p->engine.run, p->engine.generation, p->group, &op->name);
     if (instance != NULL) instance->done |= 1U << slot;
     struct wire_op_done done = {op->name};
     struct wire_header header = member_header(p->mind);

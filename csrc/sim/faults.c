@@ -19,6 +19,13 @@ void sim_draw_faults(struct pccl_sim *s) {
                                                                             : 2)) s->faults |= bit;
     }
     if (config->faults != 0) s->faults = config->faults;
+    // A list of masters is drawn by itself, so that the other seeds stay what they are.
+    uint64_t list = sim_mix(config->seed ^ UINT64_C(0x6d617374657273)) % 8;
+    s->master_count = config->masters != 0 ? config->masters : (s->faults & PCCL_SIM_MASTER) == 0 || list < 3 ? 1
+                                                           : list < 7                                         ? 2
+                                                                                                              : 3;
+    if (s->master_count > MASTERS_MOST) s->master_count = MASTERS_MOST;
+    for (uint32_t i = 0; i < s->master_count; i++) s->addresses[i] = (struct wire_address){.family = 4, .bytes = {10, 0, 1, (uint8_t)(i + 1)}, .port = 48148};
     int64_t length = config->fault_ms != 0 ? config->fault_ms : 300 + (int64_t)sim_below(s, 900);
     s->end_at = s->now + length * MS_NS;
 }
@@ -31,25 +38,29 @@ static void touch(struct pccl_sim *s, int64_t until) {
 static void cut(struct pccl_sim *s, int from, int to, int64_t until) {
     if (from == to || s->cut_until[from][to] >= until) return;
     s->cut_until[from][to] = until;
-    if (from != MASTER && to != MASTER && until > s->now + s->user_timeout_ns + 20 * MS_NS) sim_fall_silent(s, from, to);
+    if (from < MASTER && to < MASTER && until > s->now + s->user_timeout_ns + 20 * MS_NS) sim_fall_silent(s, from, to);
 }
 
 static int64_t draw_duration(struct pccl_sim *s) { return (int64_t)sim_below(s, sim_chance(s, 2) ? (uint64_t)s->limit_ns : EFFECT_MOST_MS * MS_NS); }
 
+// Without a draw where there is one.
+static uint32_t draw_master(struct pccl_sim *s) { return s->master_count > 1 ? (uint32_t)sim_below(s, s->master_count) : 0; }
+
 static void stall(struct pccl_sim *s) {
-    bool master = sim_chance(s, 10);
+    bool master = sim_chance(s, s->master_count > 1 ? 3 : 10);
     struct process *p = &s->processes[sim_below(s, s->peers)];
+    uint32_t k = draw_master(s);
     int64_t until = s->now + draw_duration(s);
-    int64_t *stopped = master ? &s->master.stopped_until : &p->stopped_until;
+    int64_t *stopped = master ? &s->masters[k].stopped_until : &p->stopped_until;
     if (s->now < *stopped) return; // waking it earlier would reorder what waits for it
     *stopped = until;
     s->counts[COUNT_STALLS]++;
     touch(s, until);
-    SIM_TRACE(s, "fault: %s %d stands still for %lld ms", master ? "the master" : "peer", master ? 0 : (int)(p - s->processes) + 1, (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: %s %d stands still for %lld ms", master ? "master" : "peer", master ? (int)k + 1 : (int)(p - s->processes) + 1, (long long)((until - s->now) / MS_NS));
 }
 
 static void slow_down(struct pccl_sim *s) {
-    int from = (int)sim_below(s, s->peers), to = sim_chance(s, 3) ? MASTER : (int)sim_below(s, s->peers);
+    int from = (int)sim_below(s, s->peers), to = sim_chance(s, 3) ? MASTER + (int)draw_master(s) : (int)sim_below(s, s->peers);
     int64_t until = s->now + draw_duration(s);
     s->slow_until[from][to] = s->slow_until[to][from] = until;
     s->counts[COUNT_DELAYS]++;
@@ -72,6 +83,7 @@ static void break_link(struct pccl_sim *s) {
 static void partition(struct pccl_sim *s) {
     uint32_t side = (uint32_t)sim_below(s, 1U << s->peers);
     bool with_master = sim_chance(s, 2);
+    uint32_t with_first = 0;
     int64_t until = s->now + draw_duration(s);
     for (int a = 0; a < (int)s->peers; a++) {
         for (int b = 0; b < (int)s->peers; b++)
@@ -80,6 +92,20 @@ static void partition(struct pccl_sim *s) {
         cut(s, a, MASTER, until);
         cut(s, MASTER, a, until);
     }
+    for (int k = MASTER + 1; k < MASTER + (int)s->master_count && with_master; k++) {
+        bool there = sim_chance(s, 2); // on the side that the first one is not on
+        for (int a = 0; a < (int)s->peers; a++) {
+            if (((side >> a & 1) != 0) == there) continue;
+            cut(s, a, k, until);
+            cut(s, k, a, until);
+        }
+        for (int other = MASTER; other < k; other++) {
+            bool apart = there != (other > MASTER && (with_first >> (other - MASTER) & 1) == 0);
+            if (apart) cut(s, k, other, until);
+            if (apart) cut(s, other, k, until);
+        }
+        with_first |= (uint32_t)!there << (k - MASTER);
+    }
     s->counts[COUNT_PARTITIONS]++;
     touch(s, until);
     SIM_TRACE(s, "fault: partition, peers %x on one side, the master %s, for %lld ms", side, with_master ? "on the other" : "reaches all", (long long)((until - s->now) / MS_NS));
@@ -87,23 +113,38 @@ static void partition(struct pccl_sim *s) {
 
 static void silence_one_way(struct pccl_sim *s) {
     int from = (int)sim_below(s, s->peers + 1);
-    if (from == (int)s->peers) from = MASTER;
+    if (from == (int)s->peers) from = MASTER + (int)draw_master(s);
     int64_t until = s->now + draw_duration(s);
     for (int to = 0; to < (int)s->peers; to++)
         if (sim_chance(s, 2)) cut(s, from, to, until);
-    if (sim_chance(s, 2)) cut(s, from, MASTER, until);
+    if (sim_chance(s, 2)) cut(s, from, MASTER + (int)draw_master(s), until);
     s->counts[COUNT_ONE_WAYS]++;
     touch(s, until);
-    SIM_TRACE(s, "fault: %s %d is not heard by some, for %lld ms", from == MASTER ? "the master" : "peer", from == MASTER ? 0 : from + 1, (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: %s %d is not heard by some, for %lld ms", from >= MASTER ? "master" : "peer", from >= MASTER ? from - MASTER + 1 : from + 1, (long long)((until - s->now) / MS_NS));
 }
 
-void sim_master_fault(struct pccl_sim *s) {
-    if (!s->master.running) return;
+// Somebody else has to be there, or to come.
+static bool may_rest(const struct pccl_sim *s, uint32_t k) {
+    for (uint32_t other = 0; other < s->master_count; other++)
+        if (other != k && s->masters[other].running) return true;
+    return false;
+}
+
+void sim_master_fault(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    if (!master->running) return;
     s->counts[COUNT_MASTERS]++;
-    sim_end_master(s);
+    sim_end_master(s, k);
+    if (s->master_count > 1 && may_rest(s, k) && sim_chance(s, 2)) {
+        master->rests = true;
+        touch(s, s->now);
+        return;
+    }
     int64_t after = sim_chance(s, 2) ? 0 : draw_duration(s);
     touch(s, s->now + after);
-    sim_push(s, sim_event(s, EVENT_MASTER_STARTS, s->now + after));
+    struct event *event = sim_event(s, EVENT_MASTER_STARTS, s->now + after);
+    event->from = (uint8_t)k;
+    sim_push(s, event);
 }
 
 void sim_fault(struct pccl_sim *s) {
@@ -125,7 +166,7 @@ void sim_fault(struct pccl_sim *s) {
         case PCCL_SIM_PARTITION: partition(s); break;
         case PCCL_SIM_ONE_WAY: silence_one_way(s); break;
         case PCCL_SIM_MASTER:
-            if (sim_chance(s, 3)) sim_master_fault(s);
+            if (sim_chance(s, 3)) sim_master_fault(s, draw_master(s));
             break;
         default: break; // where it happens: in connects, programs and frames
         }
@@ -143,6 +184,7 @@ bool sim_flip(struct pccl_sim *s, struct control *control, struct event *event) 
     else
         event->body[bit / 8 - WIRE_HEADER_BYTES] ^= (uint8_t)(1U << bit % 8);
     uint32_t length = event->header.length;
+    if (event->header.type == WIRE_HELLO || event->header.type == WIRE_RESUME) control->group = UINT32_MAX; // the master's may be another one
     s->counts[COUNT_FLIPS]++;
     SIM_TRACE(s, "fault: bit %llu of a %s of %d %s the master changes", (unsigned long long)bit, wire_type_name(event->header.type), control->slot + 1, event->kind == EVENT_TO_MASTER ? "to" : "from");
     // Such a machine is taken out of service soon; until then nothing that it says is judged.

@@ -11,6 +11,8 @@ enum { DEAD_LIMITS = 3,      // ARRIVAL_STRETCH: where pauses are usual
        DEAD_SLACK_MS = 500,  // a slow path
        CALL_LIMITS = 12,      // heartbeat limits that a call may take when nothing goes wrong any more
        MEASURE_MS = 130,      // what an optimisation takes longer for each pair
+       TAKE_UP_LIMITS = 7,     // that members take to meet at a master, and it to take their run up
+       ACCUSED_LIMITS = 6,     // after so many an accusation is forgotten
        INNOCENT_LIMITS = 6 }; // after so many the aftermath of a fault is over
 
 // ---- telling ----
@@ -133,58 +135,128 @@ static bool instance_tainted(const struct pccl_sim *s, const struct instance *in
     return false;
 }
 
-// Lives, and is a member in the epoch that the master announced last.
-bool judge_alive_member(const struct pccl_sim *s, int slot, uint32_t life) { return sim_alive(s, slot, life) && s->truth.lives[slot] == life; }
+struct truth *judge_truth(const struct pccl_sim *s, uint64_t run) {
+    static const struct truth nobody;
+    for (uint32_t i = 0; i < RUNS_MOST; i++)
+        if (s->truths[i].run == run) return (struct truth *)&s->truths[i];
+    return (struct truth *)&nobody; // never written
+}
+
+// Lives, and is a member in the epoch of its run that was announced last.
+bool judge_alive_member(const struct pccl_sim *s, uint64_t run, int slot, uint32_t life) { return sim_alive(s, slot, life) && judge_truth(s, run)->lives[slot] == life; }
 
 // ---- what the master says ----
 
 // Nobody is admitted who has no link to a member of its group.
-static void judge_newcomer(struct pccl_sim *s, int slot) {
+static void judge_newcomer(struct pccl_sim *s, const struct truth *truth, int slot) {
     const struct process *p = &s->processes[slot];
-    if (!sim_alive(s, slot, s->truth.lives[slot]) || p->tainted) return;
+    if (!sim_alive(s, slot, truth->lives[slot]) || p->tainted) return;
     for (int other = 0; other < (int)s->peers; other++) {
-        uint32_t life = s->truth.lives[other];
-        if (other == slot || life == 0 || s->truth.groups[other] != s->truth.groups[slot] || tainted(s, other, life) || p->met[other] == life) continue;
-        sim_fail(s, "progress", "the master admits peer %d to epoch %llu, which has no link to peer %d", slot + 1, (unsigned long long)s->truth.number, other + 1);
+        uint32_t life = truth->lives[other];
+        if (other == slot || life == 0 || truth->groups[other] != truth->groups[slot] || tainted(s, other, life) || p->met[other] == life) continue;
+        sim_fail(s, "progress", "the master admits peer %d to epoch %llu, which has no link to peer %d", slot + 1, (unsigned long long)truth->number, other + 1);
     }
 }
 
-static void on_epoch(struct pccl_sim *s, const struct wire_header *header, const uint8_t *body) {
-    struct wire_epoch_commit commit = {.epoch.members = s->members};
-    // What the last master announced is lost when nobody heard of it who is left.
-    if (s->truth.run == header->run && s->truth.generation == header->generation && s->truth.number >= header->epoch) {
-        if (s->truth.number > header->epoch) sim_fail(s, "agreement", "the master announces epoch %llu after epoch %llu", (unsigned long long)header->epoch, (unsigned long long)s->truth.number);
-        return;
+// Where the truth of that run is kept; the run that was announced first of all makes room for a new one.
+static struct truth *truth_for(struct pccl_sim *s, uint64_t run) {
+    uint32_t i = 0;
+    while (i < RUNS_MOST && s->truths[i].run != run) i++;
+    if (i < RUNS_MOST) return &s->truths[i];
+    memmove(&s->truths[1], &s->truths[0], (RUNS_MOST - 1) * sizeof s->truths[0]);
+    s->truths[0] = (struct truth){.run = run};
+    return &s->truths[0];
+}
+
+// The newest epoch that a member has entered who lives, or `told`: when it told a master of it; NULL: it is no longer known.
+static const struct epoch_record *newest_entered(const struct pccl_sim *s, const struct truth *truth, bool told) {
+    const struct epoch_record *newest = NULL;
+    for (uint32_t i = 0; i < EPOCHS_MOST; i++) {
+        const struct epoch_record *record = &s->epochs[i];
+        bool entered = false;
+        for (int slot = 0; slot < (int)s->peers && record->run == truth->run; slot++) {
+            uint32_t life = truth->lives[slot];
+            if (life == 0 || record->lives[slot] != life) continue;
+            struct wire_header header = sim_alive(s, slot, life) ? member_header(s->processes[slot].mind) : (struct wire_header){0};
+            if (told && s->resumed[slot].life != life) continue;
+            uint64_t generation = told ? s->resumed[slot].generation : header.generation, epoch = told ? s->resumed[slot].epoch : header.epoch;
+            entered |= generation == record->generation && epoch == record->number;
+        }
+        bool newer = newest == NULL || record->generation > newest->generation || (record->generation == newest->generation && record->number > newest->number);
+        if (entered && newer) newest = record;
     }
+    return newest;
+}
+
+// More than half of it.
+static void judge_quorum(struct pccl_sim *s, const struct truth *truth) {
+    const struct epoch_record *newest = newest_entered(s, truth, true);
+    if (newest == NULL) return;
+    uint32_t members = 0, left = 0;
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        members += newest->lives[slot] != 0;
+        left += newest->lives[slot] != 0 && newest->lives[slot] == truth->lives[slot];
+    }
+    if (2 * left <= members)
+        sim_fail(s, "agreement", "a master takes the run up with %u of the %u members of epoch %llu, which is no majority", left, members, (unsigned long long)newest->number);
+}
+
+static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *control, const struct wire_header *header, const uint8_t *body) {
+    struct wire_epoch_commit commit = {.epoch.members = s->members};
+    struct master *master = &s->masters[k];
+    struct truth *truth = truth_for(s, header->run);
     if (!wire_decode_epoch_commit(body, header->length, &commit)) {
         sim_fail(s, "no trust in bytes", "the master made an EPOCH that cannot be read");
         return;
     }
-    struct truth before = s->truth;
-    bool same_run = s->truth.run == header->run;
-    s->truth = (struct truth){.run = header->run, .generation = header->generation, .number = commit.epoch.number};
+    if (control->group < GROUPS && commit.epoch.group_epoch == commit.epoch.number) {
+        s->regrouped_at[control->group] = s->now;
+        s->regrouped[control->group] = header->epoch;
+    }
+    master->run = header->run;
+    master->generation = header->generation;
+    master->number = commit.epoch.number;
+    bool left = false;
+    for (int slot = 0; slot < (int)s->peers; slot++) left |= truth->lives[slot] != 0 && sim_alive(s, slot, truth->lives[slot]);
+    // What was announced last is lost when nobody is left who may have heard of it.
+    if (left && truth->generation > header->generation) return; // by a master that does not know yet that it has been left
+    if (left && truth->generation == header->generation && truth->master_life != master->life)
+        sim_fail(s, "agreement", "two masters have taken the run up in generation %llu", (unsigned long long)header->generation);
+    if (left && truth->generation == header->generation && truth->number >= header->epoch) {
+        if (truth->number > header->epoch) sim_fail(s, "agreement", "the master announces epoch %llu after epoch %llu", (unsigned long long)header->epoch, (unsigned long long)truth->number);
+        return;
+    }
+    bool taken_up = header->generation > 1 && truth->generation != header->generation;
+    struct truth before = *truth;
+    *truth = (struct truth){.run = header->run, .generation = header->generation, .number = commit.epoch.number, .master = k, .master_life = master->life};
+    memcpy(truth->commits, before.commits, sizeof truth->commits);
+    memcpy(truth->announced, before.announced, sizeof truth->announced);
     for (uint32_t i = 0; i < commit.epoch.count; i++) {
         uint32_t life;
         int slot = sim_slot(&commit.epoch.members[i].id, &life);
         if (slot < 0) continue; // of a changed HELLO
-        if (s->truth.lives[slot] != 0 && !tainted(s, slot, s->processes[slot].life) && commit.reason == WIRE_REASON_UPDATE && s->truth.lives[slot] == life)
+        if (truth->lives[slot] != 0 && !tainted(s, slot, s->processes[slot].life) && commit.reason == WIRE_REASON_UPDATE && truth->lives[slot] == life)
             sim_fail(s, "agreement", "peer %d is twice in epoch %llu", slot + 1, (unsigned long long)commit.epoch.number);
-        if (life <= s->truth.lives[slot]) continue; // an old one that is not known to be lost
-        s->truth.lives[slot] = life;
-        s->truth.groups[slot] = commit.epoch.members[i].group;
+        if (life <= truth->lives[slot]) continue; // an old one that is not known to be lost
+        truth->lives[slot] = life;
+        truth->groups[slot] = commit.epoch.members[i].group;
     }
+    if (taken_up) judge_quorum(s, truth);
+    struct epoch_record *record = &s->epochs[s->epoch_count++ % EPOCHS_MOST];
+    *record = (struct epoch_record){.run = truth->run, .generation = truth->generation, .number = truth->number, .quorum = commit.quorum};
+    memcpy(record->lives, truth->lives, sizeof record->lives);
     for (int slot = 0; slot < (int)s->peers; slot++)
-        if (s->truth.lives[slot] != 0 && same_run && before.lives[slot] == s->truth.lives[slot]) {
-            s->truth.since[slot] = before.since[slot];
-        } else if (s->truth.lives[slot] != 0) {
-            s->truth.since[slot] = s->now;
-            judge_newcomer(s, slot);
+        if (truth->lives[slot] != 0 && before.lives[slot] == truth->lives[slot]) {
+            truth->since[slot] = before.since[slot];
+        } else if (truth->lives[slot] != 0) {
+            truth->since[slot] = s->now;
+            judge_newcomer(s, truth, slot);
         }
 }
 
 static void on_commit(struct pccl_sim *s, const struct instance *instance, bool supplied) {
     for (int slot = 0; slot < (int)s->peers && !supplied; slot++) {
-        bool member = (instance->members >> slot & 1) != 0 && judge_alive_member(s, slot, instance->lives[slot]);
+        bool member = (instance->members >> slot & 1) != 0 && judge_alive_member(s, instance->run, slot, instance->lives[slot]);
         if (member && (instance->done >> slot & 1) == 0)
             sim_fail(s, "agreement", "the master commits op (%llu, %llu, %u), which is not complete at peer %d", (unsigned long long)instance->name.epoch, (unsigned long long)instance->name.tag, instance->name.sequence, slot + 1);
     }
@@ -202,28 +274,29 @@ static void on_verdict(struct pccl_sim *s, uint32_t group, const struct wire_hea
         sim_fail(s, "no trust in bytes", "the master made a VERDICT that cannot be read");
         return;
     }
-    const struct instance *instance = judge_find(s, header->run, group, &verdict->name);
+    const struct instance *instance = judge_find(s, header->run, header->generation, group, &verdict->name);
     if (instance != NULL && !instance_tainted(s, instance) && verdict->kind == WIRE_VERDICT_COMMIT) on_commit(s, instance, names_supplier(verdict));
 }
 
 void judge_verdict(struct pccl_sim *s, int slot, const struct op *op, const struct wire_verdict *verdict) {
     static const char *const kinds[] = {"none", "COMMIT", "ABORT", "REDO", "MISMATCH"};
     const struct process *p = &s->processes[slot];
-    struct instance *instance = judge_find(s, p->engine.run, p->group, &op->name);
+    struct instance *instance = judge_find(s, p->engine.run, p->engine.generation, p->group, &op->name);
     if (instance == NULL || instance_tainted(s, instance)) return;
+    uint64_t generation = member_header(p->mind).generation;
     // A small op that is to be supplied is lost after all when everybody who has it is. Who had not begun a mismatched op may begin the
     // next one of that tag under the same name, before it enters the epoch in which nobody knows that name.
     bool again = instance->supplied || (instance->verdict == WIRE_VERDICT_MISMATCH && verdict->kind != WIRE_VERDICT_COMMIT);
     // Nor does a verdict bind that was heard only by those who are gone.
     for (int other = 0; other < (int)s->peers && instance->verdict != 0; other++)
-        if ((instance->heard >> other & 1) != 0 && !judge_alive_member(s, other, instance->lives[other])) instance->heard &= ~(1U << other);
+        if ((instance->heard >> other & 1) != 0 && !judge_alive_member(s, instance->run, other, instance->lives[other])) instance->heard &= ~(1U << other);
     if (instance->heard == 0) instance->verdict = 0;
     // A REDO that not all heard of before the master was lost may become an ABORT, if the op under its new name does.
-    again |= instance->verdict != WIRE_VERDICT_COMMIT && verdict->kind != WIRE_VERDICT_COMMIT && instance->verdict_life != s->master.life;
+    again |= instance->verdict != WIRE_VERDICT_COMMIT && verdict->kind != WIRE_VERDICT_COMMIT && instance->verdict_generation != generation;
     if (instance->verdict != 0 && instance->verdict != verdict->kind && !again)
         sim_fail(s, "agreement", "op (%llu, %llu, %u) got the verdict %s and, at peer %d, %s", (unsigned long long)verdict->name.epoch, (unsigned long long)verdict->name.tag, verdict->name.sequence, kinds[instance->verdict], slot + 1, kinds[verdict->kind]);
     instance->verdict = verdict->kind;
-    instance->verdict_life = s->master.life;
+    instance->verdict_generation = generation;
     instance->heard |= 1U << slot;
     instance->supplied |= names_supplier(verdict);
 }
@@ -231,17 +304,18 @@ void judge_verdict(struct pccl_sim *s, int slot, const struct op *op, const stru
 // To one member. While somebody is left who took part in the last commit, the next one is of the same or of the next revision.
 static void on_sync_end(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body) {
     struct wire_sync_end *end = &s->sync_end;
+    struct truth *truth = judge_truth(s, header->run);
     if (!wire_decode_sync_end(body, header->length, end)) {
         sim_fail(s, "no trust in bytes", "the master made a SYNC_END that cannot be read");
         return;
     }
-    if (end->code != 0 || control->group >= GROUPS) return;
-    struct commit_record *last = &s->commits[control->group], *announced = &s->announced[control->group];
+    if (end->code != 0 || control->group >= GROUPS || truth->run == 0 || header->generation < truth->generation) return;
+    struct commit_record *last = &truth->commits[control->group], *announced = &truth->announced[control->group];
     if (announced->run != header->run || announced->round != end->round) {
         bool held = false;
         for (int slot = 0; slot < (int)s->peers; slot++)
             if (tainted(s, slot, announced->lives[slot])) *last = *announced; // it may have heard of it and not say so
-        for (int slot = 0; slot < (int)s->peers; slot++) held |= last->run == header->run && last->lives[slot] != 0 && last->lives[slot] == s->truth.lives[slot];
+        for (int slot = 0; slot < (int)s->peers; slot++) held |= last->run == header->run && last->lives[slot] != 0 && last->lives[slot] == truth->lives[slot];
         if (held && end->revision != last->revision && end->revision != last->revision + 1)
             sim_fail(s, "parity", "group %u commits revision %llu after revision %llu, of which members are left", control->group, (unsigned long long)end->revision, (unsigned long long)last->revision);
         *announced = (struct commit_record){.run = header->run, .round = end->round, .revision = end->revision};
@@ -250,15 +324,49 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
     if (last->run == header->run && last->round == end->round) *last = *announced;
 }
 
-void judge_sends(struct pccl_sim *s, const struct membership_actions *actions, size_t count) {
+// As the master counts them, whoever it expels for broken links is accused by at least as many as the other end of its only broken pair.
+// `before`: slots of those that it expelled just before.
+static void on_expelled(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body, uint32_t before) {
+    struct wire_text text;
+    const struct truth *truth = judge_truth(s, header->run);
+    int culprit = control->slot, other = -1;
+    if (!wire_decode_text(body, header->length, &text) || control->group >= GROUPS || memmem(text.chars, text.length, "links failed twice", 18) == NULL) return;
+    uint32_t against = 0, against_other = 0;
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        against += s->accused_at[slot][culprit] > s->now - ACCUSED_LIMITS * s->limit_ns;
+        bool pair = s->accused_at[slot][culprit] >= s->regrouped_at[control->group] || s->accused_at[culprit][slot] >= s->regrouped_at[control->group];
+        if (pair && other >= 0) return; // which pair it is expelled for cannot be told from here
+        if (pair) other = slot;
+    }
+    for (int slot = 0; slot < (int)s->peers && other >= 0; slot++)
+        against_other += (before >> slot & 1) == 0 && s->accused_at[slot][other] >= s->regrouped_at[control->group] && judge_alive_member(s, header->run, slot, truth->lives[slot]);
+    if (other >= 0 && judge_alive_member(s, header->run, other, truth->lives[other]) && against < against_other)
+        sim_fail(s, "progress", "the master expels peer %d, whom %u accuse, and not peer %d, whom %u accuse", culprit + 1, against, other + 1, against_other);
+}
+
+void judge_accusation(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body) {
+    struct wire_link_down down;
+    uint32_t life;
+    if (!wire_decode_link_down(body, header->length, &down)) return;
+    if (control->group >= GROUPS || header->epoch < s->regrouped[control->group]) return; // the links have been made again since
+    int slot = sim_slot(&down.id, &life);
+    if (slot >= 0 && slot < (int)s->peers && slot != control->slot && s->processes[slot].life == life) s->accused_at[control->slot][slot] = s->now;
+}
+
+void judge_sends(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions, size_t count) {
     size_t last = SIZE_MAX;
+    uint32_t expelled = 0;
     for (size_t i = 0; i < count; i++) {
         const struct membership_send *send = &actions->sends[i];
         struct wire_header header;
-        if (send->offset == last || !wire_header_decode(actions->bytes.bytes + send->offset, &header)) continue;
+        if (!wire_header_decode(actions->bytes.bytes + send->offset, &header) || (send->offset == last && header.type != WIRE_EPOCH)) continue;
         last = send->offset;
         const uint8_t *body = actions->bytes.bytes + send->offset + WIRE_HEADER_BYTES;
-        if (header.type == WIRE_EPOCH) on_epoch(s, &header, body);
+        if (header.type == WIRE_EPOCH) on_epoch(s, master, &s->controls[send->conn], &header, body);
+        if (header.type == WIRE_EXPELLED) {
+            on_expelled(s, &s->controls[send->conn], &header, body, expelled);
+            expelled |= 1U << s->controls[send->conn].slot;
+        }
         if (header.type == WIRE_VERDICT) on_verdict(s, s->controls[send->conn].group, &header, body);
         if (header.type == WIRE_SYNC_END) on_sync_end(s, &s->controls[send->conn], &header, body);
     }
@@ -288,14 +396,16 @@ static uint32_t *chain_of(struct pccl_sim *s, uint64_t run, uint32_t group, cons
     return &s->instance_slots[hash % INSTANCE_SLOTS];
 }
 
-struct instance *judge_find(struct pccl_sim *s, uint64_t run, uint32_t group, const struct wire_op_name *name) {
+struct instance *judge_find(struct pccl_sim *s, uint64_t run, uint64_t generation, uint32_t group, const struct wire_op_name *name) {
+    struct instance *found = NULL;
     for (uint32_t next = *chain_of(s, run, group, name); next != 0;) {
         struct instance *instance = &s->instances[(next - 1) % INSTANCES_MOST];
-        if (instance->id != next - 1) return NULL; // the rest of the chain is older still
-        if (instance->run == run && instance->group == group && wire_op_name_equal(&instance->name, name)) return instance;
+        if (instance->id != next - 1) break; // the rest of the chain is older still
+        bool meant = instance->run == run && instance->group == group && instance->generation <= generation && wire_op_name_equal(&instance->name, name);
+        if (meant && (found == NULL || instance->generation > found->generation)) found = instance;
         next = instance->next;
     }
-    return NULL;
+    return found;
 }
 
 // What the program of a peer may read of the epoch that it has adopted.
@@ -319,7 +429,7 @@ static struct instance *instance_new(struct pccl_sim *s, int slot, const struct 
 
 void judge_begins(struct pccl_sim *s, int slot, struct op *op) {
     const struct process *p = &s->processes[slot];
-    struct instance *instance = judge_find(s, p->engine.run, p->group, &op->name);
+    struct instance *instance = judge_find(s, p->engine.run, p->engine.generation, p->group, &op->name);
     // A number that only those have entered who are gone is given again by the next master.
     if (instance == NULL || instance->generation != p->engine.generation) instance = instance_new(s, slot, op);
     instance->inputs[slot] = op->input;
@@ -337,7 +447,7 @@ void judge_begins(struct pccl_sim *s, int slot, struct op *op) {
 
 void judge_reduced(struct pccl_sim *s, int slot, const struct op *op) {
     const struct process *p = &s->processes[slot];
-    const struct instance *instance = judge_find(s, p->engine.run, p->group, &op->name);
+    const struct instance *instance = judge_find(s, p->engine.run, p->engine.generation, p->group, &op->name);
     if (instance == NULL || instance_tainted(s, instance)) return;
     uint64_t value = 0;
     for (int other = 0; other < (int)s->peers; other++)
@@ -356,16 +466,16 @@ void judge_ended(struct pccl_sim *s, int slot, const struct op *op) {
     static const char *const names[] = {"none", "success", "a loss", "a mismatch"};
     const struct process *p = &s->processes[slot];
     if (op->name.epoch == 0) return; // never begun
-    struct instance *instance = judge_find(s, p->engine.run, p->group, &op->name);
+    struct instance *instance = judge_find(s, p->engine.run, p->engine.generation, p->group, &op->name);
     if (instance == NULL || (instance->began >> slot & 1) == 0 || instance_tainted(s, instance)) return;
     uint8_t mine = op->phase == OP_OK ? OUTCOME_OK : op->phase == OP_LOST ? OUTCOME_LOST
                                                                           : OUTCOME_MISMATCH;
     instance->outcomes[slot] = mine;
-    if (!judge_alive_member(s, slot, p->life)) return;
+    if (!judge_alive_member(s, instance->run, slot, p->life)) return;
     for (int other = 0; other < (int)s->peers; other++) {
         uint8_t theirs = instance->outcomes[other];
         bool differs = theirs != OUTCOME_NONE && theirs != mine && (theirs == OUTCOME_OK || mine == OUTCOME_OK);
-        if (!differs || !judge_alive_member(s, other, instance->lives[other])) continue;
+        if (!differs || !judge_alive_member(s, instance->run, other, instance->lives[other])) continue;
         sim_fail(s, "agreement", "op (%llu, %llu, %u) ends at peer %d with %s, at peer %d with %s", (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1, names[mine], other + 1, names[theirs]);
     }
 }
@@ -375,7 +485,8 @@ void judge_ended(struct pccl_sim *s, int slot, const struct op *op) {
 void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end) {
     const struct process *p = &s->processes[slot];
     uint64_t run = member_header(p->mind).run, content = state_model_content(p->state.leaves);
-    if (end->code == 0 && p->group < GROUPS && s->announced[p->group].run == run && s->announced[p->group].round == end->round) s->commits[p->group] = s->announced[p->group];
+    struct truth *truth = judge_truth(s, run);
+    if (end->code == 0 && p->group < GROUPS && truth->run != 0 && truth->announced[p->group].round == end->round) truth->commits[p->group] = truth->announced[p->group];
     if (p->tainted) return;
     struct round_record *round = NULL;
     for (uint32_t i = 0; i < ROUNDS_MOST && round == NULL; i++)
@@ -405,12 +516,17 @@ void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan) {
 // Peers may give up a lost master only when no more than half of the last epoch is left.
 static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
     uint32_t members = 0, left = 0;
-    for (int other = 0; other < (int)s->peers; other++) {
-        members += s->truth.lives[other] != 0;
-        left += s->truth.lives[other] != 0 && sim_alive(s, other, s->truth.lives[other]);
+    const struct truth *truth = judge_truth(s, member_header(s->processes[slot].mind).run);
+    if (truth->lives[slot] != s->processes[slot].life) return; // the run goes on without it
+    const struct epoch_record *newest = newest_entered(s, truth, false);
+    for (int other = 0; other < (int)s->peers && newest != NULL; other++) {
+        members += newest->lives[other] != 0;
+        left += newest->lives[other] != 0 && sim_alive(s, other, newest->lives[other]) && !tainted(s, other, newest->lives[other]);
     }
-    bool time = s->master.running && s->now > s->calm_from + (int64_t)s->recovery_ms * MS_NS && s->now > s->master.began_at + (int64_t)s->recovery_ms * MS_NS;
-    if (time && 2 * left > members) sim_fail(s, "progress", "peer %d gives up although %u of %u members are left: %s", slot + 1, left, members, text);
+    bool time = false;
+    for (uint32_t i = 0; i < s->master_count && s->now > s->calm_from + TAKE_UP_LIMITS * s->limit_ns; i++)
+        time |= s->masters[i].running && s->now > s->masters[i].began_at + TAKE_UP_LIMITS * s->limit_ns;
+    if (time && 2 * left > members && left >= newest->quorum) sim_fail(s, "progress", "peer %d gives up although %u of %u members are left: %s", slot + 1, left, members, text);
 }
 
 void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what) {
@@ -426,19 +542,37 @@ void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what
     if (s->now > s->calm_from + INNOCENT_LIMITS * s->limit_ns + (s->now - s->sought_at < s->limit_ns ? (int64_t)s->recovery_ms * MS_NS : 0)) sim_fail(s, "progress", "peer %d is %s although nothing went wrong for %lld ms: %s", slot + 1, what, (long long)((s->now - s->calm_from) / MS_NS), text);
 }
 
-static void judge_dead(struct pccl_sim *s) {
-    if (!s->master.running || s->now < s->master.stopped_until + s->limit_ns) return;
-    if (membership_epoch(s->master.mind) != s->truth.number) memset(s->truth.lives, 0, sizeof s->truth.lives); // nobody was left to be told
+static void judge_dead(struct pccl_sim *s, struct truth *truth) {
+    const struct master *master = &s->masters[truth->master];
+    if (truth->run == 0 || !master->running || master->life != truth->master_life || master->run != truth->run || s->now < master->stopped_until + s->limit_ns) return;
+    if (membership_epoch(master->mind) != truth->number) memset(truth->lives, 0, sizeof truth->lives); // nobody was left to be told
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];
-        uint32_t life = s->truth.lives[slot];
+        uint32_t life = truth->lives[slot];
         if (life == 0 || sim_alive(s, slot, life) || tainted(s, slot, life)) continue;
         int64_t since = p->ended_at;
-        if (s->cut_until[slot][MASTER] > since) since = s->cut_until[slot][MASTER];
-        if (s->truth.since[slot] > since) since = s->truth.since[slot];
+        if (s->cut_until[slot][MASTER + truth->master] > since) since = s->cut_until[slot][MASTER + truth->master];
+        if (master->stopped_until > since) since = master->stopped_until; // then it hears what was said before
+        if (truth->since[slot] > since) since = truth->since[slot];
         if (p->life != life) since = s->now; // it has a successor already
         if (s->now - since > DEAD_LIMITS * s->limit_ns + DEAD_SLACK_MS * MS_NS)
             sim_fail(s, "bounded time", "peer %d ended %lld ms ago, and the master counts it as a member", slot + 1, (long long)((s->now - p->ended_at) / MS_NS));
+    }
+}
+
+static bool serves(const struct pccl_sim *s, const struct master *master) {
+    return master->running && s->now >= master->stopped_until && master->run != 0 && membership_epoch(master->mind) == master->number && membership_peer_count(master->mind) > 0;
+}
+
+// A master that its peers have left for another one notices and gives the run up.
+static void judge_masters(struct pccl_sim *s) {
+    for (uint32_t i = 0; i < s->master_count; i++) {
+        struct master *one = &s->masters[i];
+        bool alone = true;
+        for (uint32_t k = 0; k < s->master_count && serves(s, one); k++) alone &= k == i || !serves(s, &s->masters[k]) || s->masters[k].run != one->run;
+        if (alone) one->alone_at = s->now;
+        if (s->now - one->alone_at > JUDGE_LEFT_LIMITS * s->limit_ns)
+            sim_fail(s, "agreement", "master %u has served the run in generation %llu beside another one for %lld ms", i + 1, (unsigned long long)one->generation, (long long)((s->now - one->alone_at) / MS_NS));
     }
 }
 
@@ -464,12 +598,13 @@ static void judge_calls(struct pccl_sim *s) {
             at += (uint32_t)snprintf(ops + at, TEXT_BYTES - at, "; op (%llu, %u, %u) in phase %d%s", (unsigned long long)op->name.epoch, tag, op->name.sequence, (int)op->phase, op->frozen ? ", frozen" : "");
         }
         sim_fail(s, "bounded time", "peer %d has been in %s for %lld ms, %lld ms of it without a fault (limit %lld ms): epoch %llu (master: %llu), group epoch %llu, %s, vote %u%s", slot + 1, steps[p->program.step], (long long)((s->now - p->program.since) / MS_NS),
-                 (long long)((s->now - since) / MS_NS), (long long)(s->limit_ns / MS_NS), (unsigned long long)member_header(p->mind).epoch, (unsigned long long)s->truth.number, (unsigned long long)p->engine.now.epoch, p->engine.now.ready ? "linked" : "not linked", p->program.vote, ops);
+                 (long long)((s->now - since) / MS_NS), (long long)(s->limit_ns / MS_NS), (unsigned long long)member_header(p->mind).epoch, (unsigned long long)judge_truth(s, member_header(p->mind).run)->number, (unsigned long long)p->engine.now.epoch, p->engine.now.ready ? "linked" : "not linked", p->program.vote, ops);
         return;
     }
 }
 
 void judge_look(struct pccl_sim *s) {
-    judge_dead(s);
+    for (uint32_t i = 0; i < RUNS_MOST; i++) judge_dead(s, &s->truths[i]);
+    if (s->master_count > 1) judge_masters(s);
     judge_calls(s);
 }

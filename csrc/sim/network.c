@@ -32,37 +32,41 @@ int64_t sim_delay(struct pccl_sim *s, int from, int to) {
     return delay;
 }
 
-// ---- the master ----
+bool sim_cut(const struct pccl_sim *s, int a, int b) { return s->now < s->cut_until[a][b] || s->now < s->cut_until[b][a]; }
+
+// ---- masters ----
 
 static void control_free(struct control *control) {
     if (!control->at_peer && !control->at_master) control->used = false;
 }
 
-static struct control *control_new(struct pccl_sim *s, int slot) {
+static struct control *control_new(struct pccl_sim *s, int slot, uint32_t master) {
     for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
         struct control *control = &s->controls[i];
         if (control->used) continue;
-        *control = (struct control){.used = true, .slot = (uint8_t)slot, .life = s->processes[slot].life, .group = s->processes[slot].group, .serial = ++s->serial, .at_peer = true, .at_master = true};
+        *control = (struct control){.used = true, .slot = (uint8_t)slot, .master = (uint8_t)master, .life = s->processes[slot].life, .group = s->processes[slot].group, .serial = ++s->serial, .at_peer = true, .at_master = true};
         return control;
     }
-    sim_fail(s, "bounded memory", "more than %d connections to the master are open", CONTROLS_MOST);
+    sim_fail(s, "bounded memory", "more than %d connections to masters are open", CONTROLS_MOST);
     return NULL;
 }
 
 static void push_control(struct pccl_sim *s, struct control *control, enum event_kind kind, int64_t *last) {
-    int from = kind == EVENT_PEER_LOSES ? MASTER : control->slot, to = kind == EVENT_PEER_LOSES ? control->slot : MASTER;
+    int master = MASTER + control->master;
+    int from = kind == EVENT_PEER_LOSES ? master : control->slot, to = kind == EVENT_PEER_LOSES ? control->slot : master;
     int64_t at = s->now + sim_delay(s, from, to);
     if (at < *last) at = *last;
     *last = at;
     struct event *event = sim_event(s, kind, at);
     event->slot = control->slot;
+    event->from = control->master;
     event->life = control->life;
     event->index = (uint32_t)(control - s->controls);
     event->serial = control->serial;
     sim_push(s, event);
 }
 
-// One connection to the master, on which the peer says what is in `frames`.
+// One connection to a master, on which the peer says what is in `frames`.
 static void say(struct pccl_sim *s, struct control *control, const struct wire_buffer *frames) {
     for (size_t at = 0; at < frames->length;) {
         struct event *event = sim_event(s, EVENT_TO_MASTER, 0);
@@ -74,10 +78,11 @@ static void say(struct pccl_sim *s, struct control *control, const struct wire_b
         if (event->body == NULL) abort(); // a test that cannot go on
         memcpy(event->body, frames->bytes + at + WIRE_HEADER_BYTES, event->header.length);
         at += WIRE_HEADER_BYTES + event->header.length;
-        event->at = s->now + sim_delay(s, control->slot, MASTER);
+        event->at = s->now + sim_delay(s, control->slot, MASTER + control->master);
         if (event->at < control->up_at) event->at = control->up_at;
         control->up_at = event->at;
         event->slot = control->slot;
+        event->from = control->master;
         event->life = control->life;
         event->index = (uint32_t)(control - s->controls);
         event->serial = control->serial;
@@ -98,15 +103,15 @@ void sim_send_master(struct pccl_sim *s, struct process *p, struct wire_buffer *
     wire_buffer_fini(frame);
 }
 
-void sim_connect_master(struct pccl_sim *s, int slot) {
+static void connect_to(struct pccl_sim *s, int slot, uint32_t master) {
     struct process *p = &s->processes[slot];
-    struct control *control = control_new(s, slot);
+    struct control *control = control_new(s, slot, master);
     if (control == NULL) return;
     p->control = (uint32_t)(control - s->controls) + 1;
     member_join(p->mind, 48149, s->now, &p->out);
     if ((s->faults & PCCL_SIM_DUPLICATE) == 0 || !s->faulty || !sim_chance(s, 6)) return;
     // The same hello again, on a connection of its own.
-    struct control *ghost = control_new(s, slot);
+    struct control *ghost = control_new(s, slot, master);
     if (ghost == NULL) return;
     s->counts[COUNT_DUPLICATES]++;
     ghost->ghost = true;
@@ -116,19 +121,85 @@ void sim_connect_master(struct pccl_sim *s, int slot) {
     push_control(s, ghost, EVENT_MASTER_LOSES, &ghost->up_at);
 }
 
-void sim_seek_master(struct pccl_sim *s, int slot) {
+// One that is not there refuses; the last one of the list is left to find that out by itself.
+void sim_join_master(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    if (p->control != 0 || !member_is_seeking(p->mind)) return;
-    if (!s->master.running) { // refused
-        sim_push_for(s, slot, EVENT_SEEK, s->now + (10 + (int64_t)sim_below(s, 10)) * MS_NS);
+    while (!s->masters[p->seek.at].running && p->seek.at + 1 < p->seek.count) seek_failed(&p->seek, s->now);
+    connect_to(s, slot, p->seek.at);
+}
+
+static void seek_at(struct pccl_sim *s, int slot, int64_t at, bool late) {
+    struct event *event = sim_event(s, EVENT_SEEK, at > s->now ? at : s->now);
+    event->slot = (uint8_t)slot;
+    event->life = s->processes[slot].life;
+    event->flag = late;
+    sim_push(s, event);
+}
+
+void sim_lose_master(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    if (p->control != 0 && !p->seeking) { // silent
+        struct wire_buffer moved = {0};
+        wire_encode_empty(&moved, member_header(p->mind), WIRE_MOVED);
+        sim_send_master(s, p, &moved);
+    }
+    sim_close_controls(s, slot, true);
+    if (p->seeking)
+        seek_failed(&p->seek, s->now);
+    else
+        seek_begin(&p->seek, true, s->now);
+    p->seeking = true;
+    seek_at(s, slot, p->seek.next + (int64_t)sim_below(s, 5 * MS_NS), false);
+}
+
+static void look_later(struct pccl_sim *s, int slot, uint32_t serial) {
+    const struct process *p = &s->processes[slot];
+    if (member_waits_until(p->mind) == INT64_MAX) return;
+    struct event *event = sim_event(s, EVENT_SEEK_ANEW, member_waits_until(p->mind));
+    event->slot = (uint8_t)slot;
+    event->life = p->life;
+    event->serial = serial;
+    sim_push(s, event);
+}
+
+void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
+    struct process *p = &s->processes[slot];
+    if (p->control != 0 || !p->seeking || !member_is_seeking(p->mind)) return;
+    uint32_t master = p->seek.at;
+    if (late || !s->masters[master].running) {
+        seek_failed(&p->seek, s->now);
+        seek_at(s, slot, p->seek.next + (int64_t)sim_below(s, 5 * MS_NS), false);
         return;
     }
-    struct control *control = control_new(s, slot);
+    if (s->master_count > 1 && sim_cut(s, slot, MASTER + (int)master)) { // no answer
+        int64_t there = s->cut_until[slot][MASTER + master], back = s->cut_until[MASTER + master][slot], at = there > back ? there : back;
+        bool gives_up = at > s->now + SEEK_DIAL_MS * MS_NS;
+        seek_at(s, slot, gives_up ? s->now + SEEK_DIAL_MS * MS_NS : at, gives_up);
+        return;
+    }
+    struct control *control = control_new(s, slot, master);
     if (control == NULL) return;
     p->control = (uint32_t)(control - s->controls) + 1;
     struct wire_hash content = {0};
     enum member_tensors tensors = state_model_restart(s, slot, &content);
+    s->resumed[slot].life = p->life;
+    s->resumed[slot].generation = member_header(p->mind).generation;
+    s->resumed[slot].epoch = member_header(p->mind).epoch;
     member_resume(p->mind, 48149, tensors, &content, s->now, &p->out);
+    if (master > 0) look_later(s, slot, control->serial);
+}
+
+// At a later master of the list without enough others: they may be at an earlier one by now.
+void sim_seek_anew(struct pccl_sim *s, int slot, uint32_t serial) {
+    struct process *p = &s->processes[slot];
+    if (!p->seeking || p->control == 0 || s->controls[p->control - 1].serial != serial) return;
+    if (s->now < member_waits_until(p->mind)) {
+        look_later(s, slot, serial);
+        return;
+    }
+    member_disconnected(p->mind, "no run was taken up there", s->now, &p->out);
+    sim_act(s, slot);
+    seek_anew(&p->seek, s->now);
 }
 
 void sim_close_controls(struct pccl_sim *s, int slot, bool told) {
@@ -239,17 +310,18 @@ static void push_dial(struct pccl_sim *s, const struct connection *c, enum event
     sim_push(s, event);
 }
 
-static void dial_once(struct pccl_sim *s, int slot, int other, uint32_t life, uint32_t index, bool ghost) {
+static void dial_once(struct pccl_sim *s, int slot, const struct member_action *action, int other, uint32_t life, bool ghost) {
     struct connection *c = connection_new(s);
     if (c == NULL) return;
     c->ends[0] = (uint8_t)slot;
     c->ends[1] = (uint8_t)other;
     c->lives[0] = s->processes[slot].life;
     c->lives[1] = life;
-    c->index = index;
+    c->to = action->id;
+    c->index = action->index;
     c->open[0] = true; // being made
     c->ghost = ghost;
-    push_dial(s, c, EVENT_DIAL_ARRIVES, 1, s->now + sim_delay(s, slot, other), false);
+    if (life != 0) push_dial(s, c, EVENT_DIAL_ARRIVES, 1, s->now + sim_delay(s, slot, other), false);
     push_dial(s, c, EVENT_DIAL_LATE, 0, s->now + (ghost ? 2 * sim_delay(s, slot, other) : member_link_limit_ns(s->processes[slot].mind)), false);
 }
 
@@ -257,15 +329,15 @@ void sim_dial(struct pccl_sim *s, int slot, const struct member_action *action) 
     uint32_t life;
     int other = sim_slot(&action->id, &life);
     if (other < 0) {
-        sim_fail(s, "no trust in bytes", "peer %d dials a peer that never was", slot + 1);
+        dial_once(s, slot, action, slot, 0, false); // of a changed HELLO
         return;
     }
     if (s->faulty && (s->faults & PCCL_SIM_DUPLICATE) != 0 && sim_chance(s, 8)) {
         s->counts[COUNT_DUPLICATES]++;
         SIM_TRACE(s, "fault: peer %d dials link %u to %d twice", slot + 1, action->index, other + 1);
-        dial_once(s, slot, other, life, action->index, true);
+        dial_once(s, slot, action, other, life, true);
     }
-    dial_once(s, slot, other, life, action->index, false);
+    dial_once(s, slot, action, other, life, false);
 }
 
 static struct connection *connection_of(struct pccl_sim *s, const struct event *event) {
@@ -322,7 +394,7 @@ void sim_expire_parked(struct pccl_sim *s, int slot) {
 }
 
 static void dial_failed(struct pccl_sim *s, struct connection *c, int slot) {
-    struct wire_id other = sim_id_of(c->ends[1], c->lives[1]);
+    struct wire_id other = c->to;
     uint32_t index = c->index;
     bool ghost = c->ghost;
     close_end(s, c, 0, true);

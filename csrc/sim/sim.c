@@ -45,9 +45,10 @@ static void clear(struct pccl_sim *s) {
         delta_free(p->state.delta);
         *p = (struct process){.tick_at = INT64_MAX};
     }
-    membership_free(s->master.mind);
-    s->master.mind = NULL;
-    s->master.running = false;
+    for (uint32_t i = 0; i < MASTERS_MOST; i++) {
+        membership_free(s->masters[i].mind);
+        s->masters[i] = (struct master){0};
+    }
 }
 
 void pccl_sim_free(struct pccl_sim *s) {
@@ -68,6 +69,8 @@ static void begin_faults(struct pccl_sim *s) {
     s->faults_end = s->now + FAULTS_MOST_MS * MS_NS < s->end_at ? s->now + FAULTS_MOST_MS * MS_NS : s->end_at;
     for (int slot = 0; slot < (int)s->peers; slot++)
         if (!s->processes[slot].running) sim_start(s, slot);
+    for (uint32_t i = 0; i < s->master_count; i++)
+        if (s->masters[i].rests) sim_start_master(s, i);
     sim_push(s, sim_event(s, EVENT_FAULT, s->now + s->fault_every_ns));
 }
 
@@ -83,7 +86,7 @@ static void end_faults(struct pccl_sim *s) {
 
 // True: all who live have passed enough rounds since the faults ended.
 static bool is_calm(struct pccl_sim *s) {
-    bool calm = s->now > s->calm_from;
+    bool calm = s->now > s->calm_from + (s->master_count > 1 ? (JUDGE_LEFT_LIMITS + 1) * s->limit_ns : 0);
     for (int slot = 0; slot < (int)s->peers && s->now > s->calm_from; slot++) {
         const struct process *p = &s->processes[slot];
         if (!p->running) continue;
@@ -137,16 +140,18 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
     memset(s->controls, 0, sizeof s->controls);
     memset(s->connections, 0, s->connection_high * sizeof s->connections[0]);
     s->connection_high = s->serial = 0;
-    s->master.life = 0;
-    s->master.stopped_until = 0;
+    s->master_lives = 0;
     memset(s->instance_slots, 0, sizeof s->instance_slots);
-    s->instance_count = s->ring_count = s->round_count = 0;
+    s->instance_count = s->ring_count = s->round_count = s->epoch_count = 0;
     memset(s->rings, 0, sizeof s->rings);
     memset(s->rounds, 0, sizeof s->rounds);
-    memset(s->commits, 0, sizeof s->commits);
-    memset(s->announced, 0, sizeof s->announced);
+    memset(s->epochs, 0, sizeof s->epochs);
     memset(s->tainted, 0, sizeof s->tainted);
-    s->truth = (struct truth){0};
+    memset(s->truths, 0, sizeof s->truths);
+    memset(s->resumed, 0, sizeof s->resumed);
+    memset(s->accused_at, 0, sizeof s->accused_at);
+    memset(s->regrouped_at, 0, sizeof s->regrouped_at);
+    memset(s->regrouped, 0, sizeof s->regrouped);
     s->failure[0] = 0;
     s->line_count = 0;
     s->report_length = 0;
@@ -156,7 +161,7 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
     if (config->trace_lines > 0 && (s->lines = calloc(config->trace_lines, TEXT_BYTES)) == NULL) return s->state = PCCL_SIM_NO_MEMORY;
     s->state = PCCL_SIM_RUNNING;
     sim_draw_faults(s);
-    sim_start_master(s);
+    for (uint32_t i = 0; i < s->master_count; i++) sim_start_master(s, i);
     begin_faults(s);
     sim_push(s, sim_event(s, EVENT_LOOK, s->now + LOOK_MS * MS_NS));
     return s->state;
@@ -169,16 +174,16 @@ static bool is_for_peer(enum event_kind kind) { return kind > EVENT_MASTER_START
 
 // Until when the event cannot be delivered, because the path is cut or the process stopped; 0: it can.
 static int64_t put_off(const struct pccl_sim *s, const struct event *event) {
-    int from = event->from, to = event->slot;
+    int from = event->from, to = event->slot, master = MASTER + event->from;
     int64_t until = 0;
     switch (event->kind) {
     case EVENT_TO_MASTER:
     case EVENT_MASTER_LOSES:
-        until = s->cut_until[event->slot][MASTER];
+        until = s->cut_until[to][master];
         break;
     case EVENT_TO_PEER:
     case EVENT_PEER_LOSES:
-        until = s->cut_until[MASTER][event->slot];
+        until = s->cut_until[master][to];
         break;
     case EVENT_DIAL_ARRIVES:
     case EVENT_DIAL_ENDS:
@@ -191,7 +196,7 @@ static int64_t put_off(const struct pccl_sim *s, const struct event *event) {
     default: break;
     }
     int64_t stopped = 0;
-    if (is_for_master(event->kind) && event->kind != EVENT_MASTER_STARTS) stopped = s->master.stopped_until;
+    if (is_for_master(event->kind) && event->kind != EVENT_MASTER_STARTS) stopped = s->masters[event->from].stopped_until;
     if (is_for_peer(event->kind) && sim_alive(s, event->slot, event->life)) stopped = s->processes[event->slot].stopped_until;
     if (stopped > until) until = stopped;
     return until > s->now ? until : 0;
@@ -200,7 +205,7 @@ static int64_t put_off(const struct pccl_sim *s, const struct event *event) {
 static void requeue(struct pccl_sim *s, struct event *event, int64_t at) {
     // A stopped process first hears what was said meanwhile, then looks at the clock.
     if (event->kind == EVENT_PEER_TICK || event->kind == EVENT_MASTER_TICK) {
-        int64_t *tick_at = event->kind == EVENT_PEER_TICK ? &s->processes[event->slot].tick_at : &s->master.tick_at;
+        int64_t *tick_at = event->kind == EVENT_PEER_TICK ? &s->processes[event->slot].tick_at : &s->masters[event->from].tick_at;
         if (*tick_at == event->at) *tick_at = at + 1;
         at++;
     }

@@ -13,7 +13,7 @@
 enum pccl_sim_fault {
     PCCL_SIM_CRASH = 1,        // a process ends, the kernel closes its connections
     PCCL_SIM_POWER_OFF = 2,    // a process ends and nobody is told
-    PCCL_SIM_STALL = 4,        // a process is stopped for a while, the master's too
+    PCCL_SIM_STALL = 4,        // a process is stopped for a while, a master's too
     PCCL_SIM_DELAY = 8,        // a path is slow for a while
     PCCL_SIM_BREAK = 16,       // a connection between two peers is reset
     PCCL_SIM_PARTITION = 32,   // two sides do not hear each other for a while
@@ -22,13 +22,14 @@ enum pccl_sim_fault {
     PCCL_SIM_LEAVE = 256,      // a peer leaves
     PCCL_SIM_MISUSE = 512,     // programs give wrong arguments, revisions or entries
     PCCL_SIM_FLIP = 1024,      // one bit of a frame between a peer and the master changes
-    PCCL_SIM_MASTER = 2048,    // the master ends and is started again
+    PCCL_SIM_MASTER = 2048,    // a master ends and is started again
     PCCL_SIM_ALL = 4095,
 };
 
 struct pccl_sim_config {
     uint64_t seed;
     uint32_t peers;       // 2..16; 0: 2 to 8, by the seed
+    uint32_t masters;     // in the list, the first one and standbys: 1..3; 0: by the seed
     uint32_t fault_ms;    // virtual time during which faults happen; 0: 0.5 to 2 s, by the seed
     uint32_t faults;      // of enum pccl_sim_fault; 0: by the seed
     uint32_t trace_lines; // lines kept for the report

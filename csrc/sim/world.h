@@ -3,7 +3,7 @@
 // body.c: the bodies around the minds (control/master, control/peer). program.c: what the peers' programs call. faults.c: what goes
 // wrong. judge.c: the invariants.
 //
-// A process is a slot; slot `master_slot` is the master's. Whoever starts in a slot has a new life: what was meant for an older life is void.
+// A process is a slot; slot MASTER + i is that of the i-th master of the list. Whoever starts in a slot has a new life: what was meant for an older life is void.
 #ifndef PCCL_SIM_WORLD_H
 #define PCCL_SIM_WORLD_H
 
@@ -13,13 +13,16 @@
 #include "../base/platform.h"
 #include "../control/member.h"
 #include "../control/membership.h"
+#include "../control/seek.h"
 #include "../state/delta.h"
 #include "sim.h"
 
 enum {
     SLOTS = 16,          // peers at most
-    MASTER = SLOTS,      // slot of the master
-    PROCESSES,
+    MASTER = SLOTS,      // slot of the first master
+    MASTERS_MOST = 3,
+    PROCESSES = MASTER + MASTERS_MOST,
+    RUNS_MOST = 4,
     LANES = 2,
     GROUPS = 2,
     TAGS = 6,
@@ -38,6 +41,7 @@ enum {
     INSTANCE_SLOTS = 1 << 10,
     RINGS_MOST = 256,
     ROUNDS_MOST = 256,
+    EPOCHS_MOST = 64,
     EVENTS_MOST = 1 << 16,
     TEXT_BYTES = 512,
 };
@@ -45,10 +49,11 @@ enum {
 // ---- events ----
 
 enum event_kind {
-    // for the master
+    // for a master: `from` is its place in the list
     EVENT_TO_MASTER,
     EVENT_MASTER_LOSES, // a control connection has ended
     EVENT_MASTER_TICK,
+    EVENT_MASTER_LOOKS, // for a run that another one serves
     EVENT_MASTER_STARTS,
     // for a peer
     EVENT_TO_PEER,
@@ -61,7 +66,8 @@ enum event_kind {
     EVENT_LINK_ENDS,
     EVENT_PROBED,
     EVENT_RECHECK,   // parked hellos
-    EVENT_SEEK,      // a master is looked for
+    EVENT_SEEK,      // a master is looked for; `flag`: it did not answer
+    EVENT_SEEK_ANEW, // the one that was found has taken nothing up so far
     EVENT_ENGINE,    // the engine's thread looks at what it was told
     EVENT_PROGRAM,
     EVENT_SYNC_TICK,
@@ -108,12 +114,12 @@ struct heap_entry {
 
 // ---- network ----
 
-// A connection between a peer and the master, in the master's eyes named by its place in the table.
+// A connection between a peer and a master, in the master's eyes named by its place in the table.
 struct control {
     bool used;
     bool ghost; // a second one of the same peer
     bool known; // its first frame has come
-    uint8_t slot;
+    uint8_t slot, master;
     uint32_t life, group, serial;
     bool at_peer, at_master; // open there
     bool reset;              // what is on its way to the peer is lost
@@ -125,6 +131,7 @@ struct connection {
     bool used, open[2], broken;
     bool ghost; // a second one, which its dialler has forgotten
     uint8_t ends[2];
+    struct wire_id to; // whom the dialler means
     uint32_t lives[2], serial, index;
     int64_t last[2];            // delivery to that end
     uint32_t parked_first[2], parked_last[2]; // event + 1: frames of an epoch not entered yet, and those behind them
@@ -272,6 +279,8 @@ struct process {
     struct member_output out;
     int64_t tick_at;     // of the tick that is queued; INT64_MAX: none
     uint32_t control;    // + 1; 0: none
+    struct seek seek;
+    bool seeking; // the master is lost
     uint32_t links[SLOTS][LANES + 1]; // connection + 1
     uint32_t met[SLOTS];              // lives that it had a link to
     struct {
@@ -287,6 +296,8 @@ struct process {
 
 // ---- judging ----
 
+enum { JUDGE_LEFT_LIMITS = 8 }; // heartbeat limits that a master may take to notice that it has been left
+
 enum outcome { OUTCOME_NONE,
                OUTCOME_OK,
                OUTCOME_LOST,
@@ -295,7 +306,7 @@ enum outcome { OUTCOME_NONE,
 // One op name in one group: who took part, with what, and how it ended there.
 struct instance {
     struct wire_op_name name;
-    uint64_t run, generation, view; // view: what the programs of all that began it could read
+    uint64_t run, generation, view; // generation: of the epoch; view: what the programs of all that began it could read
     uint32_t group, id, next;
     bool small;
     uint32_t members;         // slots
@@ -305,7 +316,8 @@ struct instance {
     uint32_t calls[SLOTS];
     uint8_t outcomes[SLOTS];
     uint8_t verdict;
-    uint32_t heard, verdict_life; // slots that heard it; the master's life
+    uint32_t heard; // slots that heard it
+    uint64_t verdict_generation;
     bool supplied;  // it named a supplier
 };
 
@@ -313,6 +325,13 @@ struct instance {
 struct ring_record {
     uint64_t run, generation, epoch, hash;
     uint32_t group;
+};
+
+// The members of an epoch of all, as a master announced it.
+struct epoch_record {
+    uint64_t run, generation, number;
+    uint32_t quorum;
+    uint32_t lives[SLOTS];
 };
 
 // How one round of shared state ended, at the first member that heard of it.
@@ -327,12 +346,14 @@ struct commit_record {
     uint32_t lives[SLOTS]; // that took part; 0: did not
 };
 
-// The membership that the master announced last.
+// The membership of a run that was announced last, by the newest generation.
 struct truth {
     uint64_t run, generation, number;
+    uint32_t master, master_life; // who announced it
     uint32_t lives[SLOTS]; // 0: no member
     uint32_t groups[SLOTS];
     int64_t since[SLOTS]; // when it was admitted
+    struct commit_record commits[GROUPS], announced[GROUPS]; // that somebody has heard of; that the master made
 };
 
 enum count { COUNT_EVENTS,
@@ -394,12 +415,17 @@ struct pccl_sim {
     // processes
     uint32_t peers;
     struct process processes[SLOTS];
-    struct {
-        bool running;
+    struct master {
+        bool running, rests; // rests: it is started again when the next faults begin
         struct membership *mind;
-        uint32_t life;
+        uint32_t life;       // no two masters have the same
         int64_t stopped_until, tick_at, began_at;
-    } master;
+        bool looks;          // it will look whether another one serves a run
+        uint64_t run, generation, number; // that it announced last; 0: none in this life
+        int64_t alone_at;    // when no other one served its run last
+    } masters[MASTERS_MOST];
+    uint32_t master_count, master_lives;
+    struct wire_address addresses[MASTERS_MOST];
 
     // faults
     bool faulty;
@@ -416,9 +442,15 @@ struct pccl_sim {
     uint32_t instance_count;
     struct ring_record rings[RINGS_MOST];
     struct round_record rounds[ROUNDS_MOST];
-    uint32_t ring_count, round_count;
-    struct commit_record commits[GROUPS], announced[GROUPS]; // that somebody has heard of; that the master made
-    struct truth truth;
+    struct epoch_record epochs[EPOCHS_MOST];
+    uint32_t ring_count, round_count, epoch_count;
+    struct truth truths[RUNS_MOST]; // the newest run first
+    struct {
+        uint32_t life;
+        uint64_t generation, epoch; // that it was in
+    } resumed[SLOTS];   // who told a master what it knows, at last
+    int64_t accused_at[SLOTS][SLOTS], regrouped_at[GROUPS]; // when a master heard a LINK_DOWN of the one about the other; when it last formed that group anew,
+    uint64_t regrouped[GROUPS]; // in which epoch
     uint32_t tainted[SLOTS]; // lives
 
     // trace
@@ -455,8 +487,11 @@ struct wire_id sim_id(const struct pccl_sim *s, int slot);
 struct wire_id sim_id_of(int slot, uint32_t life);
 int sim_slot(const struct wire_id *id, uint32_t *life); // -1: no id of ours
 int64_t sim_delay(struct pccl_sim *s, int from, int to);
-void sim_connect_master(struct pccl_sim *s, int slot);
-void sim_seek_master(struct pccl_sim *s, int slot);
+void sim_join_master(struct pccl_sim *s, int slot);    // the first one of the list that there is
+void sim_lose_master(struct pccl_sim *s, int slot);    // begins to look for one, or goes on with that
+void sim_seek_master(struct pccl_sim *s, int slot, bool late);
+void sim_seek_anew(struct pccl_sim *s, int slot, uint32_t serial);
+bool sim_cut(const struct pccl_sim *s, int a, int b);  // either way
 void sim_to_master(struct pccl_sim *s, int slot, struct wire_buffer *frames);
 void sim_send_master(struct pccl_sim *s, struct process *p, struct wire_buffer *frame); // and lets go of it
 void sim_close_controls(struct pccl_sim *s, int slot, bool told);
@@ -478,10 +513,10 @@ void sim_link_frame(struct pccl_sim *s, struct event *event, bool *kept);
 void sim_unpark(struct pccl_sim *s, int slot);
 
 // ---- body.c ----
-void sim_carry_out(struct pccl_sim *s, const struct membership_actions *actions);
+void sim_carry_out(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions);
 void sim_master_event(struct pccl_sim *s, struct event *event);
-void sim_start_master(struct pccl_sim *s);
-void sim_end_master(struct pccl_sim *s);
+void sim_start_master(struct pccl_sim *s, uint32_t master);
+void sim_end_master(struct pccl_sim *s, uint32_t master);
 void sim_start(struct pccl_sim *s, int slot);
 void sim_end(struct pccl_sim *s, int slot, bool told); // the process ends; told: its kernel closes what it had
 void sim_act(struct pccl_sim *s, int slot);             // carries out what the mind said
@@ -518,7 +553,7 @@ void program_op_ended(struct pccl_sim *s, int slot);
 // ---- faults.c ----
 void sim_draw_faults(struct pccl_sim *s);
 void sim_fault(struct pccl_sim *s);
-void sim_master_fault(struct pccl_sim *s); // it ends, and is started again
+void sim_master_fault(struct pccl_sim *s, uint32_t master); // it ends, and is started again
 bool sim_flip(struct pccl_sim *s, struct control *control, struct event *event); // true: the stream is garbage from here on
 
 // ---- judge.c ----
@@ -528,10 +563,12 @@ __attribute__((format(printf, 2, 3))) void sim_line(struct pccl_sim *s, const ch
     do { \
         if ((s)->tracing) sim_line((s), __VA_ARGS__); \
     } while (0)
-void judge_sends(struct pccl_sim *s, const struct membership_actions *actions, size_t count); // the first ones
+void judge_sends(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions, size_t count); // the first ones
+void judge_accusation(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body); // a LINK_DOWN, as a master hears it
 void judge_verdict(struct pccl_sim *s, int slot, const struct op *op, const struct wire_verdict *verdict); // of a live op
 void judge_ring(struct pccl_sim *s, int slot, const struct ring *ring);
-struct instance *judge_find(struct pccl_sim *s, uint64_t run, uint32_t group, const struct wire_op_name *name); // NULL: none
+// Of the newest generation up to this one; NULL: none.
+struct instance *judge_find(struct pccl_sim *s, uint64_t run, uint64_t generation, uint32_t group, const struct wire_op_name *name);
 void judge_begins(struct pccl_sim *s, int slot, struct op *op);
 void judge_reduced(struct pccl_sim *s, int slot, const struct op *op); // its result is here
 void judge_ended(struct pccl_sim *s, int slot, const struct op *op);
@@ -539,7 +576,8 @@ void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end);
 void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan);
 void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what);
 void judge_look(struct pccl_sim *s); // now and then: bounded time and memory
-bool judge_alive_member(const struct pccl_sim *s, int slot, uint32_t life);
+struct truth *judge_truth(const struct pccl_sim *s, uint64_t run); // of nobody when it is not known
+bool judge_alive_member(const struct pccl_sim *s, uint64_t run, int slot, uint32_t life);
 const char *judge_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], const struct wire_header *header, const uint8_t *body);
 
 #endif

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from pccl.stress.content import contents
 from pccl.stress.cut import cut
@@ -79,6 +80,8 @@ class Peer:
         self._rank, self._world = group["rank"], group["world"]
         self._regroup.clear()
         host, _, port = self._task.masters.rpartition(":")
+        # torch names a group by how many there were, counts attempts that failed, and finds nobody who counted otherwise
+        distributed_c10d._world.group_count = 0
         with self._place.during("update", time.monotonic()):
             store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
             dist.init_process_group(

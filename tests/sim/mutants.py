@@ -19,6 +19,7 @@ SOURCES = [
     "csrc/base/log.c",
     "csrc/base/platform.c",
     "csrc/control/arrival.c",
+    "csrc/control/seek.c",
     "csrc/compute/hash.c",
     "csrc/data/plan.c",
     "csrc/net/socket.c",
@@ -200,6 +201,68 @@ MUTANTS = [
         old="    group->sync.expected = resume->epoch.sync_expected;",
         new="    group->sync.expected = resume->epoch.sync_expected / 2;",
         seeds=6000,
+    ),
+    Mutant(
+        name="left_master_goes_on",  # no fencing: a master whose peers have left for another one keeps the rest
+        file="control/membership_recovery.c",
+        old="    if (2 * m->unheard <= m->unheard_of) return false;",
+        new="    if (m->unheard_of < UINT32_MAX) return false;",
+        seeds=8000,
+    ),
+    Mutant(
+        name="promise_forgotten",  # no fencing: the next master does not hear of a generation that was promised to another one
+        file="control/member_recovery.c",
+        old="    header.generation = m->promised;\n    wire_encode_resume",
+        new="    header.generation = m->generation;\n    wire_encode_resume",
+        seeds=8000,
+    ),
+    Mutant(
+        name="same_generation",  # no fencing: the one that takes the run up does not go beyond the one before
+        file="control/membership_recovery.c",
+        old="        m->gather_generation = highest + 1;",
+        new="        m->gather_generation = highest;",
+        seeds=8000,
+    ),
+    Mutant(
+        name="quorum_of_half",
+        file="control/membership_recovery.c",
+        old="uint32_t majority = claim->members / 2 + 1;",
+        new="uint32_t majority = (claim->members + 1) / 2;",
+        seeds=8000,
+    ),
+    Mutant(
+        name="expel_the_accuser",  # of a broken pair the one whom fewer accuse
+        file="control/membership_links.c",
+        old="count > *accusers ||",
+        new="count < *accusers ||",
+        seeds=4000,
+    ),
+    Mutant(
+        name="vote_twice",  # once in RESUME, once after it
+        file="control/member_recovery.c",
+        old="    m->vote_unsent = false;\n    // A master answers at once",
+        new="    m->vote_unsent = m->vote != 0;\n    // A master answers at once",
+        seeds=8000,
+    ),
+    Mutant(
+        name="leaves_the_majority",  # a member that has promised looks for another master before this one has waited for the rest
+        file="control/member_recovery.c",
+        old="    m->waits_until = now + 2 * (int64_t)m->welcome.heartbeat_limit_ms * MS_NS;\n",
+        new="",
+    ),
+    Mutant(
+        name="comes_back_in_vain",  # a member that comes again before the end of its older connection is seen is refused
+        file="control/membership_recovery.c",
+        old="        membership_close(m, before->conn);\n        forget(m, before);",
+        new='        turn_away(m, survivor, WIRE_REFUSED, "a peer of this id is here");\n        survivor = NULL;',
+        seeds=8000,
+    ),
+    Mutant(
+        name="losses_forgotten",  # those that others heard of before the master was lost
+        file="control/membership_recovery.c",
+        old="    resumed->loss_count = witness->resume.loss_count - first;",
+        new="    resumed->loss_count = 0;",
+        seeds=20000,
     ),
 ]
 

@@ -100,7 +100,7 @@ static void write_linked(struct wire_buffer *out, uint32_t size) {
 }
 
 static void write_epoch(struct wire_buffer *out, uint32_t size) {
-    struct wire_epoch_commit commit = {.reason = (uint8_t)(1 + below(4)), .epoch = random_epoch(1 + size)};
+    struct wire_epoch_commit commit = {.reason = (uint8_t)(1 + below(4)), .epoch = random_epoch(1 + size), .quorum = (uint32_t)below(WIRE_MAX_MEMBERS + 1)};
     wire_encode_epoch_commit(out, random_header(), &commit);
 }
 
@@ -243,6 +243,7 @@ static void write_resume(struct wire_buffer *out, uint32_t size) {
     for (uint32_t i = 0; i < size; i++) past[i] = (struct wire_past){random_name(), below(2) == 0 ? WIRE_VERDICT_COMMIT : WIRE_VERDICT_MISMATCH};
     resume.loss_count = members_of;
     resume.losses = random_losses(members_of);
+    resume.quorum = (uint32_t)below(WIRE_MAX_MEMBERS + 1);
     wire_encode_resume(out, random_header(), &resume);
 }
 
