@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pccl._enums import DataType, DeviceType, DistributionHint, QuantizationAlgorithm, ReduceOp
 from pccl._loader import load_native_module
-from pccl._tensors import Buffers, is_torch_tensor, numpy_buffers, numpy_memory, torch_buffers, torch_memory
+from pccl._tensors import Buffers, Memory, is_torch_tensor, numpy_buffers, numpy_memory, torch_buffers, torch_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -169,24 +169,19 @@ class TensorInfo:
     @classmethod
     def from_torch(cls, tensor: torch.Tensor, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
         """For a contiguous torch tensor on CPU or CUDA, of any shape. AssertionError for others."""
-        _check_name(name)
-        memory = torch_memory(tensor, f"tensor {name!r}")
-        made = cls(
-            name,
-            memory.pointer or EMPTY_POINTER * (memory.numel == 0),
-            numel=memory.numel,
-            dtype=memory.dtype,
-            device_type=memory.device,
-            allow_content_inequality=allow_content_inequality,
-        )
-        made._owner = tensor
-        return made
+        return cls._from_tensor(tensor, torch_memory, name, allow_content_inequality)
 
     @classmethod
     def from_numpy(cls, tensor: np.ndarray[Any, Any], name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
         """For a contiguous numpy array of any shape. AssertionError for others."""
+        return cls._from_tensor(tensor, numpy_memory, name, allow_content_inequality)
+
+    @classmethod
+    def _from_tensor(
+        cls, tensor: Any, memory_of: Callable[[Any, str], Memory], name: str, allow_content_inequality: bool
+    ) -> TensorInfo:
         _check_name(name)
-        memory = numpy_memory(tensor, f"tensor {name!r}")
+        memory = memory_of(tensor, f"tensor {name!r}")
         made = cls(
             name,
             memory.pointer or EMPTY_POINTER * (memory.numel == 0),

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "../base/detail.h"
 #include "../control/master.h"
 #include "../control/peer.h"
 #include "../include/pccl.h"
@@ -33,6 +34,10 @@ enum {
 
 bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out); // false: of no known protocol
 pcclResult_t api_null(const char *name); // pcclInvalidArgument
+#define REQUIRE_NOT_NULL(parameter) \
+    do { \
+        if ((parameter) == NULL) return api_null(#parameter); \
+    } while (0)
 // pcclNotInitialized before pcclInit.
 pcclResult_t api_initialized(void);
 // A variable of the environment that is not in [least, most] is told of and ignored.

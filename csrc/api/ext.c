@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/detail.h"
 #include "../base/platform.h"
 #include "../compute/kernels.h"
 #include "../control/retry.h"
@@ -41,8 +40,8 @@ int64_t api_deadline_after(uint64_t timeout_ms) {
 const char *pccl_ext_detail(void) { return detail_get(); }
 
 pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_out) {
-    if (master == NULL) return api_null("master");
-    if (port_out == NULL) return api_null("port_out");
+    REQUIRE_NOT_NULL(master);
+    REQUIRE_NOT_NULL(port_out);
     struct master *running = atomic_load(&master->master);
     if (running == NULL) return detail_fail(pcclInvalidUsage, "this master was not run yet, so it has no port");
     *port_out = master_port(running);
@@ -50,7 +49,7 @@ pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_o
 }
 
 pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_t limit_ms) {
-    if (master == NULL) return api_null("master");
+    REQUIRE_NOT_NULL(master);
     if (limit_ms < API_HEARTBEAT_LEAST_MS || limit_ms > API_HEARTBEAT_MOST_MS)
         return detail_fail(pcclInvalidArgument, "a heartbeat limit of %u ms is not between %d and %d", limit_ms, API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS);
     pthread_mutex_lock(&master->lock);
@@ -61,7 +60,7 @@ pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_
 }
 
 static pcclResult_t take_list(const ccoip_socket_address_t *addresses, size_t count, struct wire_address out[WIRE_MAX_MASTERS]) {
-    if (addresses == NULL) return api_null("addresses");
+    REQUIRE_NOT_NULL(addresses);
     if (count < 1 || count > WIRE_MAX_MASTERS) return detail_fail(pcclInvalidArgument, "%zu masters are given: 1 to %d can be", count, WIRE_MAX_MASTERS);
     for (size_t i = 0; i < count; i++)
         if (!api_take_address(&addresses[i], &out[i])) return detail_fail(pcclInvalidArgument, "the address of master %zu is neither IPv4 nor IPv6", i);
@@ -70,23 +69,21 @@ static pcclResult_t take_list(const ccoip_socket_address_t *addresses, size_t co
 
 pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count) {
     struct wire_address masters[WIRE_MAX_MASTERS];
-    if (comm == NULL) return api_null("comm");
-    pcclResult_t code = take_list(addresses, count, masters);
-    if (code == pcclSuccess && !peer_set_masters(comm->peer, masters, (uint32_t)count)) code = detail_fail(pcclInvalidUsage, "the masters are set before connect");
-    return code;
+    REQUIRE_NOT_NULL(comm);
+    RETURN_IF_FAILED(take_list(addresses, count, masters));
+    return peer_set_masters(comm->peer, masters, (uint32_t)count) ? pcclSuccess : detail_fail(pcclInvalidUsage, "the masters are set before connect");
 }
 
 pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {
-    if (comm == NULL) return api_null("comm");
+    REQUIRE_NOT_NULL(comm);
     if (limit_ms > API_RECOVERY_MOST_MS) return detail_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", limit_ms, API_RECOVERY_MOST_MS);
     return peer_set_recovery(comm->peer, limit_ms) ? pcclSuccess : detail_fail(pcclInvalidUsage, "the limit is set before connect");
 }
 
 pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses, size_t count, size_t self) {
     struct wire_address masters[WIRE_MAX_MASTERS];
-    if (master == NULL) return api_null("master");
-    pcclResult_t code = take_list(addresses, count, masters);
-    if (code != pcclSuccess) return code;
+    REQUIRE_NOT_NULL(master);
+    RETURN_IF_FAILED(take_list(addresses, count, masters));
     if (self >= count) return detail_fail(pcclInvalidArgument, "place %zu is not in a list of %zu", self, count);
     pthread_mutex_lock(&master->lock);
     bool running = atomic_load(&master->master) != NULL;
@@ -100,24 +97,24 @@ pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_
 }
 
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity) {
-    if (comm == NULL) return api_null("comm");
-    if (out == NULL) return api_null("out");
+    REQUIRE_NOT_NULL(comm);
+    REQUIRE_NOT_NULL(out);
     if (capacity == 0) return detail_fail(pcclInvalidArgument, "capacity must not be 0");
     peer_state(comm->peer, out, capacity);
     return pcclSuccess;
 }
 
 pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out) {
-    if (comm == NULL) return api_null("comm");
-    if (out == NULL) return api_null("out");
+    REQUIRE_NOT_NULL(comm);
+    REQUIRE_NOT_NULL(out);
     struct wire_id id = peer_id(comm->peer);
     memcpy(out->data, id.bytes, sizeof out->data);
     return pcclSuccess;
 }
 
 pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_report *out) {
-    if (comm == NULL) return api_null("comm");
-    if (out == NULL) return api_null("out");
+    REQUIRE_NOT_NULL(comm);
+    REQUIRE_NOT_NULL(out);
     struct peer_sync_report report;
     peer_sync_look(comm->peer, &report);
     *out = (struct pccl_sync_report){
@@ -138,8 +135,7 @@ pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_repor
 pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_out, uint64_t *high_out) {
     if (state == NULL || (state->count > 0 && state->infos == NULL)) return api_null("shared_state");
     if (low_out == NULL || high_out == NULL) return api_null("out");
-    pcclResult_t code = api_check_state(state);
-    if (code != pcclSuccess) return code;
+    RETURN_IF_FAILED(api_check_state(state));
     struct content *content = content_new(state, NULL);
     if (content == NULL) return detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
     content_hash(content, INT64_MAX);
@@ -154,26 +150,23 @@ pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_o
 static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, size_t count, struct engine_reduce *reduces) {
     for (size_t i = 0; i < count; i++) {
         const pcclReduceOpDescriptor_t *d = &descriptors[i];
-        pcclResult_t code = api_check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, &reduces[i]);
-        if (code != pcclSuccess) return code;
+        RETURN_IF_FAILED(api_check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, &reduces[i]));
     }
     return pcclSuccess;
 }
 
 pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm, int max_in_flight,
                             struct pccl_multi **multi_out) {
-    pcclResult_t code = api_initialized();
-    if (code != pcclSuccess) return code;
-    if (descriptors == NULL) return api_null("descriptors");
-    if (comm == NULL) return api_null("comm");
-    if (multi_out == NULL) return api_null("multi_out");
-    code = peer_usable(comm->peer);
-    if (code != pcclSuccess) return code;
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(descriptors);
+    REQUIRE_NOT_NULL(comm);
+    REQUIRE_NOT_NULL(multi_out);
+    RETURN_IF_FAILED(peer_usable(comm->peer));
     if (count == 0) return detail_fail(pcclInvalidArgument, "count must be at least 1");
     if (max_in_flight < 1) return detail_fail(pcclInvalidArgument, "max_in_flight %d is less than 1", max_in_flight);
     struct engine_reduce *reduces = calloc(count, sizeof *reduces);
     if (reduces == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu ops", count);
-    code = check_all(descriptors, count, reduces);
+    pcclResult_t code = check_all(descriptors, count, reduces);
     struct retry *retry = NULL;
     if (code == pcclSuccess) code = retry_new(comm->peer, reduces, count, (size_t)max_in_flight, &retry);
     free(reduces);
@@ -182,7 +175,7 @@ pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t 
 }
 
 pcclResult_t pccl_multi_wait(struct pccl_multi *multi, pcclReduceInfo_t *reduce_info_out) {
-    if (multi == NULL) return api_null("multi");
+    REQUIRE_NOT_NULL(multi);
     return retry_wait((struct retry *)multi, api_deadline(), reduce_info_out);
 }
 

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/detail.h"
 #include "../base/log.h"
 #include "../base/platform.h"
 #include "../compute/kernels.h"
@@ -17,11 +16,6 @@
 #include "ext.h"
 
 enum { DEFAULT_LANES = 4 };
-
-#define REQUIRE_NOT_NULL(parameter) \
-    do { \
-        if ((parameter) == NULL) return api_null(#parameter); \
-    } while (0)
 
 static atomic_bool initialized;
 

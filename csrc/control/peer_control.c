@@ -119,9 +119,9 @@ static bool perform(struct peer *p, const struct member_action *action, int64_t 
 
 // Memory ran out in the middle of an event: nothing is known for sure any more.
 static void die_of_memory(struct peer *p) {
-    die(p, "out of memory");
+    die(p, "the system refused memory or descriptors");
     end_vote(p, &(struct member_action){.code = pcclMasterConnectionFailed});
-    peer_end_attempt(p, pcclInternalError, NULL, "out of memory");
+    peer_end_attempt(p, pcclInternalError, NULL, "the system refused memory or descriptors");
 }
 
 // ---- events ----
@@ -169,8 +169,8 @@ static void take_link_events(struct peer *p, int64_t now) {
 void peer_lose_links(struct peer *p, int64_t now) {
     for (;;) {
         struct lost_link lost;
-        bool overflow, any = peer_output_lost(p, &lost, &overflow);
-        if (overflow) die_of_memory(p);
+        bool refused, any = peer_output_lost(p, &lost, &refused);
+        if (refused && p->links != NULL) die_of_memory(p); // else the attempt is over, and its engine no longer the control thread's
         if (!any || p->links == NULL) return;
         // Made again meanwhile: then the news is old.
         if (!wire_id_equal(&lost.id, member_id(p->member)) && engine_has_link(p->engine, &lost.id, lost.index)) continue;

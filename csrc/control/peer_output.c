@@ -80,11 +80,11 @@ void peer_output_name(struct peer *p, const struct wire_header *header) {
     pthread_mutex_unlock(&p->out_lock);
 }
 
-bool peer_output_lost(struct peer *p, struct lost_link *out, bool *overflow) {
+bool peer_output_lost(struct peer *p, struct lost_link *out, bool *refused) {
     pthread_mutex_lock(&p->out_lock);
     bool any = p->lost_count > 0;
-    *overflow = p->lost_overflow;
-    p->lost_overflow = false;
+    *refused = p->refused;
+    p->refused = false;
     if (any) {
         *out = p->lost[0];
         memmove(p->lost, p->lost + 1, --p->lost_count * sizeof *p->lost);
@@ -96,6 +96,7 @@ bool peer_output_lost(struct peer *p, struct lost_link *out, bool *overflow) {
 void peer_output_forget_lost(struct peer *p) {
     pthread_mutex_lock(&p->out_lock);
     p->lost_count = 0;
+    p->refused = false;
     pthread_mutex_unlock(&p->out_lock);
 }
 
@@ -146,7 +147,7 @@ static void on_link_down(void *context, const struct wire_id *id, uint32_t index
     if (p->lost_count < p->lost_capacity)
         p->lost[p->lost_count++] = (struct lost_link){.id = *id, .index = index, .silent = silent};
     else
-        p->lost_overflow = true;
+        p->refused = true;
     pthread_mutex_unlock(&p->out_lock);
     wake_signal(p->wake);
 }
@@ -162,6 +163,14 @@ static void on_synced(void *context, const struct wire_sync_done *done) {
     pthread_mutex_unlock(&p->out_lock);
 }
 
+void peer_engine_failed(void *context) {
+    struct peer *p = context;
+    pthread_mutex_lock(&p->out_lock);
+    p->refused = true;
+    pthread_mutex_unlock(&p->out_lock);
+    wake_signal(p->wake);
+}
+
 struct engine_callbacks peer_engine_callbacks(struct peer *p) {
-    return (struct engine_callbacks){.context = p, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .synced = on_synced};
+    return (struct engine_callbacks){.context = p, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .synced = on_synced, .failed = peer_engine_failed};
 }

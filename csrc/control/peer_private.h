@@ -85,7 +85,7 @@ struct peer {
     size_t out_sent;
     struct lost_link *lost; // links that the engine saw break, for the control thread
     size_t lost_count, lost_capacity;
-    bool lost_overflow;
+    bool refused; // memory, to the engine, or for one of these
 
     // the control thread's own
     pthread_t thread;
@@ -157,8 +157,9 @@ void peer_output_open(struct peer *p, int fd, struct wire_buffer *first);
 int peer_output_close(struct peer *p);  // the connection, to be closed; -1: there is none
 bool peer_output_flush(struct peer *p); // something is left
 void peer_output_name(struct peer *p, const struct wire_header *header); // run and generation from now on
-// The next link that broke. `overflow`: memory for others was refused.
-bool peer_output_lost(struct peer *p, struct lost_link *out, bool *overflow);
+// The next link that broke. `refused`: memory was, and nothing is known for sure any more.
+bool peer_output_lost(struct peer *p, struct lost_link *out, bool *refused);
 void peer_output_forget_lost(struct peer *p);
+void peer_engine_failed(void *peer); // memory was refused to the engine: the communicator dies, when the control thread comes to it
 
 #endif

@@ -198,7 +198,7 @@ enum member_tensors peer_sync_restart(struct peer *p, struct wire_hash *content)
     *content = p->sync.content->hash;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
-    if (!goes_on) engine_kill(p->engine); // memory was refused: the others go on without this peer
+    if (!goes_on) peer_engine_failed(p); // memory was refused
     return !report.wrote ? MEMBER_TENSORS_AS_VOTED : torn ? MEMBER_TENSORS_TORN
                                                           : MEMBER_TENSORS_RECEIVED;
 }

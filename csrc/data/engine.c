@@ -32,6 +32,11 @@ void engine_wake(struct engine *engine) {
     wake_signal(engine->wake);
 }
 
+void engine_fail(struct engine *engine) {
+    engine->dead = engine->killing = engine->failed = true;
+    engine_wake(engine);
+}
+
 // ---- the thread ----
 static bool poll_arriving(struct engine *engine) {
     while (engine->arriving != NULL) {
@@ -119,7 +124,7 @@ static bool obey(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     engine->wake_pending = false;
     bool go_on = !engine->stopping;
-    if (!engine->dead && !poll_arriving(engine)) engine->dead = engine->killing = true;
+    if (!engine->dead && !poll_arriving(engine)) engine_fail(engine);
     if (engine->pending != NULL && !engine->dead) {
         entered = engine_enter_pending(engine, &report);
         epoch = engine->epoch;
@@ -132,9 +137,12 @@ static bool obey(struct engine *engine) {
     }
     sync_obey(engine);
     if (!go_on) sync_stop(engine);
+    bool failed = engine->failed;
+    engine->failed = false;
     pthread_mutex_unlock(&engine->lock);
     if (entered) engine->callbacks.frozen(engine->callbacks.context, epoch, &report);
     free(report.ops);
+    if (failed) engine->callbacks.failed(engine->callbacks.context);
     if (go_on) {
         report_accusations(engine);
         begin_posted(engine);

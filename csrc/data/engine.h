@@ -46,7 +46,8 @@ struct engine_callbacks {
     void (*frozen)(void *context, uint64_t group_epoch, const struct wire_report *report); // once per entered epoch; empty report too
     // `silent`: the connection stands, but nothing comes or goes. id = self: a fresh group epoch is wanted.
     void (*link_down)(void *context, const struct wire_id *id, uint32_t index, bool silent);
-    void (*synced)(void *context, const struct wire_sync_done *done);           // a receiver's part of a round is over (state/sync)
+    void (*synced)(void *context, const struct wire_sync_done *done); // a receiver's part of a round is over (state/sync)
+    void (*failed)(void *context); // memory or descriptors were refused, the engine is dead: others would wait for this member for ever
 };
 
 // The arguments of a reduce, checked by the caller of engine_post.

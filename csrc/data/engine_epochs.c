@@ -39,8 +39,7 @@ void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch)
     pthread_mutex_lock(&engine->lock);
     struct pending_epoch *pending = pending_new(engine, epoch);
     if (pending == NULL) {
-        // Without the memory for its own membership this peer cannot go on; it ends alone, and the others by its loss.
-        engine->dead = engine->killing = true;
+        engine_fail(engine);
     } else {
         free(engine->pending);
         engine->pending = pending;
@@ -162,7 +161,7 @@ bool engine_enter_pending(struct engine *engine, struct wire_report *report) {
     if (members == NULL || roster == NULL || !build_report(engine, report)) {
         free(members);
         roster_put(roster);
-        engine->dead = engine->killing = true;
+        engine_fail(engine);
         return false;
     }
     free(engine->members);

@@ -278,6 +278,7 @@ struct engine {
     bool ready;            // the links of `epoch` are there
     struct pending_epoch *pending; // newest first; the thread enters it
     bool killing;
+    bool failed; // and `failed` is to be called
     uint32_t waiters;      // callers inside engine_wait
     pthread_cond_t no_waiters;
     bool roll_asked;
@@ -373,6 +374,7 @@ int silence_timeout_ms(const struct engine *engine, int timeout_ms); // until th
 
 // ---- engine.c ----
 void engine_wake(struct engine *engine); // lock held
+void engine_fail(struct engine *engine); // lock held; memory or descriptors were refused, and nothing goes on without them
 
 // ---- engine_links.c, lock held ----
 struct peer *peer_find(struct engine *engine, const struct wire_id *id); // NULL: there is none

@@ -17,6 +17,7 @@ static void sync_free(struct sync *sync) {
     free(sync->donors);
     free(sync->theirs);
     free(sync->hashes_bad);
+    free(sync->done);
     delta_free(sync->delta);
     free(sync);
 }
@@ -40,9 +41,7 @@ void sync_plan(struct engine *engine, const struct wire_sync_plan *plan) {
     if (copy != NULL) *copy = *plan;
     pthread_mutex_lock(&engine->lock);
     if (copy == NULL) {
-        // The others would wait for this member: it ends, and they go on without it.
-        engine->dead = engine->killing = true;
-        engine_wake(engine);
+        engine_fail(engine);
     } else if (engine->sync != NULL && engine->sync->plan == NULL) {
         engine->sync->plan = copy;
         copy = NULL;
@@ -171,7 +170,7 @@ void sync_obey(struct engine *engine) {
     if (sync_begin_receiving(engine, sync)) {
         sync->phase = PHASE_HASHES;
     } else {
-        engine->dead = engine->killing = true;
+        engine_fail(engine);
     }
 }
 

@@ -65,6 +65,7 @@ struct sync {
     uint64_t hashes; // that have come
     int64_t hashes_asked_at;
     uint8_t *hashes_bad; // by donor: how often
+    struct wire_sync_done *done; // made ready, so that the end cannot fail
     struct delta *delta;
     struct crew *crew; // made when there is work for it
     struct sync_report report; // written under the lock

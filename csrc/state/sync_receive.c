@@ -10,8 +10,7 @@ enum { PROGRESS_SECONDS = 5 }; // between two lines of the log
 static void finish(struct engine *engine, enum wire_sync_completion complete) {
     struct sync *sync = engine->sync;
     sync->phase = PHASE_DONE;
-    struct wire_sync_done *done = calloc(1, sizeof *done);
-    if (done == NULL) return; // the master counts this member out when it is silent, and the caller hears of that
+    struct wire_sync_done *done = sync->done;
     done->round = sync->plan->round;
     done->complete = (uint8_t)complete;
     for (uint32_t i = 0; i < sync->donor_count; i++)
@@ -19,7 +18,6 @@ static void finish(struct engine *engine, enum wire_sync_completion complete) {
     if (complete == WIRE_SYNC_MISSING)
         LOG(LOG_WARN, "shared state: no donor is left, %llu leaves are missing", (unsigned long long)(sync->delta ? delta_missing(sync->delta) : 0));
     engine->callbacks.synced(engine->callbacks.context, done);
-    free(done);
 }
 
 // ---- asking ----
@@ -273,7 +271,8 @@ bool sync_begin_receiving(struct engine *engine, struct sync *sync) {
     sync->donors = calloc(plan->donor_count + 1, sizeof *sync->donors);
     sync->hashes_bad = calloc(plan->donor_count + 1, sizeof *sync->hashes_bad);
     sync->theirs = calloc(sync->content->layout.leaf_count + 1, sizeof *sync->theirs);
-    if (sync->donors == NULL || sync->hashes_bad == NULL || sync->theirs == NULL) return false;
+    sync->done = calloc(1, sizeof *sync->done);
+    if (sync->donors == NULL || sync->hashes_bad == NULL || sync->theirs == NULL || sync->done == NULL) return false;
     sync->donor_count = plan->donor_count;
     int64_t now = platform_now_ns();
     for (uint32_t i = 0; i < plan->donor_count; i++)

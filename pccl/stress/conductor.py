@@ -24,7 +24,7 @@ from pccl.stress.options import Options
 from pccl.stress.processes import Child, Nursery, free_ports
 from pccl.stress.progress import Place
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, Report, Stepped, Task, Waiting
-from pccl.stress.schedule import MASTER_BACK_SECONDS, Fault
+from pccl.stress.schedule import KILLS, MASTER_BACK_SECONDS, Fault
 from pccl.stress.workload import most_bytes
 
 WATCH_SECONDS = 0.2
@@ -35,6 +35,8 @@ OWN_DESCRIPTORS = 16
 """That a peer has for itself."""
 LINK_DESCRIPTORS = 5
 """That another member may cost a peer: a direct link, and four lanes once they have been neighbours."""
+KILL_SECONDS = 2.0
+"""How long a kill waits for its moment."""
 LEAVE_SECONDS = 10.0
 """How long the processes may take to leave once the last step is done, beyond the bound."""
 
@@ -131,6 +133,7 @@ class Run:
             self._counted = dict(list(self._counted.items())[-1024:])
         self.counts["steps"] += 1
         self.counts["ops"] += len(report.ops)
+        self.counts["resumed"] += sum(len(op.ranges) > 1 for op in report.ops)
         self.counts["bytes"] += sum(op.reduced for op in report.ops)  # of all that took part
         self.counts[f"{report.work} steps"] += 1
 
@@ -375,7 +378,7 @@ class Conductor:
             case _ if process is None:
                 pass  # the place is empty at the moment
             case "kill":
-                self._kill(process, fault.back)
+                await self._kill_at(process, fault)
             case "stop" | "delay":
                 await self._hold(process, fault)
             case "cut":
@@ -391,6 +394,13 @@ class Conductor:
     def _kill(self, process: Process, back: float | None) -> None:
         process.doomed, process.back, process.status = True, back, "killed"
         process.child.signal(signal.SIGKILL)
+
+    async def _kill_at(self, process: Process, fault: Fault) -> None:
+        late = time.monotonic() + KILL_SECONDS
+        while fault.how == KILLS[1] and self._nursery.board.read(process.code).call != "resume" and time.monotonic() < late:
+            await asyncio.sleep(0.001)
+        if not process.doomed and process.serial in self._run.processes:
+            self._kill(process, fault.back)
 
     async def _hold(self, process: Process, fault: Fault) -> None:
         begin = time.monotonic()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,24 +45,19 @@ class Reading:
 
 
 class Pattern:
-    """Buffers of one type, of at most `most` elements."""
+    """Buffers of one type."""
 
-    def __init__(self, dtype: str, most: int) -> None:
+    def __init__(self, dtype: str) -> None:
         self.dtype = np.dtype(dtype)
-        self._digits, self._bits = _LAYOUT[dtype]
-        self._most = most
+        self._digits, bits = _LAYOUT[dtype]
         self.parts = CODES // self._digits
-
-    @cached_property
-    def _base(self) -> Array:
-        rng = random.Random(f"pattern {self.dtype}")
-        odd = [rng.getrandbits(self._bits - 1) * 2 + 1 for _ in range(PERIOD)]
-        return np.resize(np.array(odd, np.uint64).astype(self.dtype), self._most + PERIOD)
+        rng = random.Random(f"pattern {dtype}")
+        odd = [rng.getrandbits(bits - 1) * 2 + 1 for _ in range(PERIOD)]
+        self._odd = np.array(odd, np.uint64).astype(self.dtype)
 
     def numbers(self, count: int, shift: int) -> Array:
         """The odd numbers of an op."""
-        start = shift % PERIOD
-        return self._base[start : start + count]
+        return np.resize(np.roll(self._odd, -(shift % PERIOD)), count)
 
     def fill(self, out: Array, code: int, shift: int) -> Array:
         """Writes what the process with this code contributes."""
@@ -76,7 +70,7 @@ class Pattern:
     def read(self, result: Array, shift: int, divisor: int = 1, start: int = 0) -> Reading:
         """Who is in a sum, or in an average by `divisor`; of the elements from `start` on, if it is a piece of one."""
         turn = start % self.parts  # the first element of the piece belongs to this part
-        numbers = self.numbers(start + result.size, shift)[start:]
+        numbers = self.numbers(result.size, shift + start)
         places = [(part - turn) % self.parts for part in range(self.parts)]
         weights = [self._weight(result[place], numbers[place], divisor) for place in places]
         who, fault = 0, ""
@@ -143,9 +137,9 @@ class Constants:
 Content = Pattern | Constants
 
 
-def contents(most: int) -> dict[str, Content]:
-    """What ops of up to `most` elements carry, by the name of their type; those that are quantised, by "quantized"."""
-    return {**{dtype: Pattern(dtype, most) for dtype in DTYPES}, "quantized": Constants()}
+def contents() -> dict[str, Content]:
+    """What ops carry, by the name of their type; those that are quantised, by "quantized"."""
+    return {**{dtype: Pattern(dtype) for dtype in DTYPES}, "quantized": Constants()}
 
 
 def codes_in(who: int) -> list[int]:

@@ -28,7 +28,7 @@ from pccl.stress.link import Link, Order
 from pccl.stress.progress import Board
 from pccl.stress.reports import Accepted, Ended, Flaw, OpDone, Stepped, Task, Waiting
 from pccl.stress.worker import FRESH, Buffers, State, guard
-from pccl.stress.workload import StepPlan, largest_count, plan_step
+from pccl.stress.workload import StepPlan, plan_step
 
 STORE_SECONDS = 5.0
 RANKS = 64
@@ -44,7 +44,7 @@ class Peer:
 
     def __init__(self, task: Task, end: socket.socket, board: int) -> None:
         self._task = task
-        self._contents = contents(largest_count(task.elements))
+        self._contents = contents()
         self._state = State(task.elements)
         self._place = Board(board).writer(task.code)
         self._random = random.Random(f"peer {task.seed} {task.serial}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pccl.stress.content import CODES
 
-CALLS = ("", "connect", "pending", "update", "meet", "reduce", "retry", "sync", "order", "work", "close")
+CALLS = ("", "connect", "pending", "update", "meet", "reduce", "retry", "resume", "sync", "order", "work", "close")
 
 _RECORD = struct.Struct("=QdII")  # calls made, when the one that runs began (0: none runs), its place in CALLS, step
 

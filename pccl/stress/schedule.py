@@ -26,6 +26,8 @@ STANDBY_SECONDS = (3.0, 12.0)
 CUTS = ("one reset", "one shutdown", "one half", "all reset", "all shutdown")
 """Which of the peer's connections to other peers, and how: an RST, or the end of both directions, or of its own."""
 JOIN_ENDS = ("leave", "kill")
+KILLS = ("", "in retry")
+"""When: at once, or as soon as the peer is in an op in retry mode, which the others then have to go on with."""
 
 FIRST_SECONDS = 0.3
 """No fault comes earlier after the run has formed."""
@@ -40,7 +42,7 @@ class Fault:
     slot: int = 0  # whose process it meets; additional peers have slots of their own
     seconds: float = 0.0  # how long a stop or delay lasts, and how long an additional peer lives
     back: float = 0.0  # seconds until a new process takes the place of a killed one, or the master comes back
-    how: str = ""  # of CUTS, or of JOIN_ENDS
+    how: str = ""  # of CUTS, JOIN_ENDS or KILLS
     step: int | None = None  # of the run when it was applied; None: not applied yet
 
     def to_fields(self) -> dict[str, Any]:
@@ -131,7 +133,8 @@ def _fault(rng: random.Random, at: float, kind: str, slot: int, heartbeat_limit:
 
     match kind:
         case "kill":
-            return Fault(at=at, kind=kind, slot=slot, back=between(BACK_SECONDS))
+            how = KILLS[round(at * 1e4) % len(KILLS)]  # a random bit, too: seeds of old keep their schedules
+            return Fault(at=at, kind=kind, slot=slot, back=between(BACK_SECONDS), how=how)
         case "stop":
             return Fault(at=at, kind=kind, slot=slot, seconds=between(STOP_LIMITS, heartbeat_limit))
         case "delay":

@@ -45,7 +45,11 @@ def print_summary(console: Console, run: Run, found: dict[str, Any]) -> None:
         ("ran", f"{run.lasted:.0f} s, {run.options.peers} peers, {counts['processes']} processes, seed {run.options.seed}"),
         ("faults", faults_text(run)),
         ("committed", f"{counts['ops']:,} ops in {counts['steps']:,} steps, {counts['bytes'] / 1e9:.2f} GB"),
-        ("seen", f"{counts['losses seen']} losses, {counts['expelled']} expulsions, {counts['alone']} times alone"),
+        (
+            "seen",
+            f"{counts['losses seen']} losses, {counts['expelled']} expulsions, {counts['alone']} times alone; "
+            f"{counts['resumed']} ops went on from where they were",
+        ),
         (
             "longest wait",
             f"{found['longest_wait']:.2f} s in {found['longest_wait_in'] or 'no call'}; the bound is {found['bound']:.1f} s",

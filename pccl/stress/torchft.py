@@ -24,7 +24,7 @@ from pccl.stress.link import Link, Order
 from pccl.stress.progress import Board
 from pccl.stress.reports import Accepted, Ended, Flaw, OpDone, Stepped, Task
 from pccl.stress.worker import Buffers, FlawError, State, guard
-from pccl.stress.workload import largest_count, plan_step
+from pccl.stress.workload import plan_step
 
 QUORUM_SECONDS = 30.0
 
@@ -34,7 +34,7 @@ class Peer:
 
     def __init__(self, task: Task, end: socket.socket, board: int) -> None:
         self._task = task
-        self._contents = contents(largest_count(task.elements))
+        self._contents = contents()
         self._state = State(task.elements)
         self._place = Board(board).writer(task.code)
         self._random = random.Random(f"peer {task.seed} {task.serial}")

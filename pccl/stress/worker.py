@@ -39,7 +39,7 @@ from pccl.stress.cut import cut
 from pccl.stress.link import Link, Order
 from pccl.stress.progress import Board
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Range, Report, Stepped, Task
-from pccl.stress.workload import OpPlan, StepPlan, largest_count, plan_step, state_count
+from pccl.stress.workload import OpPlan, StepPlan, plan_step, state_count
 
 Done = TypeVar("Done")
 
@@ -176,7 +176,7 @@ class Peer:
     def __init__(self, task: Task, end: socket.socket, board: int) -> None:
         self._task = task
         self._random = random.Random(f"peer {task.seed} {task.serial}")
-        self._contents = contents(largest_count(task.elements))
+        self._contents = contents()
         self._state = State(task.elements)
         self._place = Board(board).writer(task.code)
         self._line, self._step = FRESH, 0
@@ -402,6 +402,8 @@ class Peer:
     def _resume(self, plan: StepPlan, buffers: Sequence[Buffers]) -> list[OpDone]:
         """All in flight at once, in retry mode: a death is no failure."""
         done: dict[int, OpDone] = {}
+        for one in buffers:
+            one.refill()
         for tag, success, info in self._launch_and_await(plan, list(enumerate(buffers)), retry=True):
             if not success:
                 raise FlawError("error", "an op in retry mode reported a loss")
@@ -413,7 +415,8 @@ class Peer:
         self, plan: StepPlan, wanted: Sequence[tuple[int, Buffers]], *, retry: bool
     ) -> list[tuple[int, bool, ReduceInfo]]:
         """All at once: tag, whether it succeeded, and the info. What is not a loss is raised, once all have ended."""
-        with self._during("retry" if retry else "reduce"), self._membership():
+        call = "reduce" if not retry else "resume" if plan.kind == "reduce" else "retry"  # those named "resume" may be large
+        with self._during(call), self._membership():
             handles = self._launch(wanted, retry=retry)
             outcomes = []
             for tag, one in self._random.sample(wanted, len(wanted)):

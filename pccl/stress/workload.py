@@ -13,12 +13,12 @@ STEP_KINDS = {"reduce": 120, "diloco": 40, "sync": 20, "order": 1}
 WAYS = {"plain": 3, "async": 3, "multiple": 2, "resume": 1}
 SIZES = (1 / 1024, 1.0)
 """Elements of an op, as shares of those asked for."""
-RESUMED_SIZES = (1 / 4, 8.0)
+RESUMED_SIZES = (1 / 4, 32.0)
 """Of one that goes on after a death: large ones are divided into segments."""
 QUANTIZED = {"": 6, "MIN_MAX": 1, "ZERO_POINT_SCALE": 1}
 IMPATIENT = {0.0: 4, 0.001: 1, 0.02: 1}
 MOST_OPS = 6
-MOST_RESUMED = 2
+MOST_RESUMED = 1
 AVERAGED = ("float64", "float32")
 """Types whose averages are exact."""
 MOST_INNER_STEPS = 4
@@ -68,11 +68,6 @@ def plan_step(seed: int, step: int, elements: int) -> StepPlan:
     sizes, most = (RESUMED_SIZES, MOST_RESUMED) if way == "resume" else (SIZES, MOST_OPS)
     ops = tuple(_draw_op(rng, elements, sizes) for _ in range(rng.randint(1, most)))
     return StepPlan(kind, way, ops, in_flight=rng.randint(1, MOST_OPS), timeout=timeout)
-
-
-def largest_count(elements: int) -> int:
-    """Elements of the largest op."""
-    return max(LEAST_COUNT, round(elements * max(SIZES[1], RESUMED_SIZES[1])))
 
 
 def most_bytes(elements: int) -> int:

@@ -31,6 +31,8 @@ static void on_frozen(void *context, uint64_t epoch, const struct wire_report *r
     (void)context;
     MUST(epoch == engine->epoch && report->count <= 2 * WIRE_MAX_LIVE_OPS);
 }
+static void on_failed(void *context) { (void)context; }
+
 static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) { (void)context, (void)id, (void)index, (void)silent; }
 
 // ---- calls ----
@@ -252,7 +254,7 @@ static bool step(void) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    struct engine_callbacks callbacks = {.done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down};
+    struct engine_callbacks callbacks = {.done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
     in = (struct fuzz){data, data + size};
     adopted = 0;
     memset(calls, 0, sizeof calls);

@@ -26,6 +26,8 @@ static struct wire_op asked[BOTTLE_PEERS][2]; // last: hashes, leaves
 static void on_done(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
 static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
 static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) { (void)context, (void)epoch, (void)report; }
+static void on_failed(void *context) { (void)context; }
+
 static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) { (void)context, (void)id, (void)index, (void)silent; }
 
 static size_t state_bytes(void) {
@@ -261,7 +263,7 @@ static bool step(void) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    struct engine_callbacks callbacks = {.done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .synced = on_synced};
+    struct engine_callbacks callbacks = {.done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed, .synced = on_synced};
     in = (struct fuzz){data, data + size};
     round_number = 0;
     open = planned = receives = complete = false;

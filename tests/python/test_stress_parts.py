@@ -71,6 +71,7 @@ def test_a_stop_outlasts_the_limit_and_a_delay_does_not():
     assert all(fault.seconds > 1.5 for fault in faults if fault.kind == "stop")
     assert all(0 < fault.seconds < 1.5 for fault in faults if fault.kind == "delay")
     assert {fault.how for fault in faults if fault.kind == "cut"} == set(schedule.CUTS)
+    assert {fault.how for fault in faults if fault.kind == "kill"} == set(schedule.KILLS)
     visits = [fault for fault in faults if fault.kind == "join"]
     assert len({fault.slot for fault in visits}) == len(visits)
     assert min(fault.slot for fault in visits) == 4
@@ -125,7 +126,7 @@ def total(pattern, codes, count, shift):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [LEAST_COUNT, 9, 1000, 20_001])
 def test_a_sum_tells_who_is_in_it(dtype, count):
-    pattern = Pattern(dtype, 20_001)
+    pattern = Pattern(dtype)
     rng = random.Random(count)
     for _ in range(8):
         codes = rng.sample(range(CODES), rng.randint(1, 12))
@@ -138,7 +139,7 @@ def test_a_sum_tells_who_is_in_it(dtype, count):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("members", [2, 3, 5, 7])
 def test_an_average_tells_who_is_in_it(dtype, members):
-    pattern = Pattern(dtype, 5000)
+    pattern = Pattern(dtype)
     average = total(pattern, range(members), 5000, 17) / np.dtype(dtype).type(members)
     assert pattern.read(average, 17, members).who == (1 << members) - 1
     assert pattern.read(average, 17, members).fault == ""
@@ -147,7 +148,7 @@ def test_an_average_tells_who_is_in_it(dtype, members):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_piece_of_a_sum_tells_who_is_in_it(dtype):
-    pattern = Pattern(dtype, 5000)
+    pattern = Pattern(dtype)
     first, last = total(pattern, [1, 7, 30], 5000, 23), total(pattern, [1, 30], 5000, 23)
     for start in (1024, 1027, 4992):
         mixed = np.concatenate([first[:start], last[start:]])
@@ -159,7 +160,7 @@ def test_a_piece_of_a_sum_tells_who_is_in_it(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_everyone_at_once_is_exact(dtype):
-    pattern = Pattern(dtype, 100)
+    pattern = Pattern(dtype)
     reading = pattern.read(total(pattern, range(CODES), 100, 3), 3)
     assert reading.fault == ""
     assert reading.who == (1 << CODES) - 1
@@ -179,7 +180,7 @@ def test_everyone_at_once_is_exact(dtype):
     ],
 )
 def test_planted_errors_are_read(dtype, harm):
-    pattern = Pattern(dtype, 2000)
+    pattern = Pattern(dtype)
     codes = [0, 5, 9]
     good = total(pattern, codes, 2000, 40)
     stale = total(pattern, codes, 2000, 41)
@@ -649,6 +650,6 @@ def test_a_replay_takes_its_options_from_the_log(tmp_path):
 
 SCHEDULE_OF_SEED_1: list[dict[str, object]] = [
     {"at": 0.6453, "kind": "delay", "slot": 2, "seconds": 0.5211},
-    {"at": 0.7208, "kind": "kill", "slot": 1, "back": 1.3584},
+    {"at": 0.7208, "kind": "kill", "slot": 1, "back": 1.3584, "how": ""},
     {"at": 0.883, "kind": "stop", "slot": 3, "seconds": 2.1563},
 ]

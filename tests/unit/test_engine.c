@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pccl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -24,6 +25,7 @@ struct side {
     struct wire_id id;
     uint32_t index;
     bool alive;
+    int failed;
     uint64_t reported; // newest epoch that a report came for
 };
 
@@ -107,6 +109,13 @@ static void on_link_down(void *context, const struct wire_id *id, uint32_t index
     (void)silent;
 }
 
+static void on_failed(void *context) {
+    struct side *side = context;
+    pthread_mutex_lock(&side->world->lock);
+    side->failed++;
+    pthread_mutex_unlock(&side->world->lock);
+}
+
 // Joined by TCP on loopback, the engines find that they can read each other's memory; joined by socket pairs they send everything.
 static bool same_host;
 
@@ -173,7 +182,7 @@ static struct world *world_new(uint32_t count, uint32_t lanes) {
         struct side *side = &world->sides[i];
         *side = (struct side){.world = world, .index = i, .alive = true};
         side->id.bytes[0] = (uint8_t)(i + 1);
-        struct engine_callbacks callbacks = {.context = side, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down};
+        struct engine_callbacks callbacks = {.context = side, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
         side->engine = engine_new(&side->id, &callbacks);
         CHECK(side->engine != NULL);
     }
@@ -898,6 +907,30 @@ static void test_stop_with_live_ops(void) {
     free(a);
 }
 
+// A link that epoll does not take, as when descriptors to watch run out: the engine dies, says so, and its other links end.
+static void test_failed(void) {
+    struct world *world = world_new(2, 1);
+    struct side *side = &world->sides[0];
+    float *a = filled(0, 500000);
+    struct engine_reduce reduce = reduce_of(a, a, 3, 500000, pcclSum, 0, 0);
+    CHECK(engine_post(side->engine, &reduce, world->epoch) == ENGINE_OK);
+    FILE *unwatchable = tmpfile();
+    REQUIRE(unwatchable != NULL);
+    engine_add_link(side->engine, &(struct wire_id){.bytes = "stranger"}, 0, dup(fileno(unwatchable)));
+    fclose(unwatchable);
+    struct engine_outcome outcome;
+    engine_wait(side->engine, 3, platform_now_ns() + 5 * SECOND_NS, &outcome);
+    CHECK(outcome.result == ENGINE_DEAD);
+    CHECK(engine_post(side->engine, &reduce, world->epoch) == ENGINE_DEAD);
+    int64_t deadline = platform_now_ns() + 5 * SECOND_NS;
+    while (engine_has_link(world->sides[1].engine, &side->id, 0) && platform_now_ns() < deadline) usleep(1000);
+    CHECK(!engine_has_link(world->sides[1].engine, &side->id, 0));
+    engine_stop(side->engine);
+    CHECK(side->failed == 1);
+    world_free(world);
+    free(a);
+}
+
 static void test_all(void) {
     for (int in_place = 0; in_place < 2; in_place++) {
         test_sum(2, 1, 10, in_place, pcclSum);
@@ -918,6 +951,7 @@ static void test_all(void) {
     test_mismatch(10, 500000);
     test_mismatch(500000, 500001);
     test_stop_with_live_ops();
+    test_failed();
     test_retry();
 }
 

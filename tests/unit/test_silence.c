@@ -43,6 +43,8 @@ static void on_done(void *context, const struct wire_op_name *name) { (void)cont
 static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
 static void on_frozen(void *context, uint64_t group_epoch, const struct wire_report *report) { (void)context, (void)group_epoch, (void)report; }
 
+static void on_failed(void *context) { (void)context; }
+
 static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
     (void)id, (void)index;
     struct side *side = context;
@@ -84,7 +86,7 @@ static void begin_world(pthread_t *thread) {
     epoch++;
     for (uint32_t i = 0; i < 2; i++) {
         sides[i] = (struct side){.id.bytes = {(uint8_t)(i + 1)}};
-        struct engine_callbacks callbacks = {.context = &sides[i], .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down};
+        struct engine_callbacks callbacks = {.context = &sides[i], .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
         sides[i].engine = engine_new(&sides[i].id, &callbacks);
         REQUIRE(sides[i].engine != NULL);
     }
