@@ -59,6 +59,7 @@ class Progress:
     """How far it is; written by the threads under the lock, read by anybody."""
 
     done: int = 0
+    events: int = 0  # about
     reports: list[str] = field(default_factory=list)  # of failing seeds
     counts: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)  # why it could not go on
@@ -130,6 +131,9 @@ class Runner:
         state = int(_C.pccl_sim_begin(sim, _ffi.new("struct pccl_sim_config *", config)))
         while state == _C.PCCL_SIM_RUNNING and not self._stop.is_set():
             state = int(_C.pccl_sim_go(sim, EVENTS_PER_CALL))
+            if state == _C.PCCL_SIM_RUNNING:
+                with self._lock:
+                    self.progress.events += EVENTS_PER_CALL
         return state
 
 

@@ -208,14 +208,21 @@ def _simulate(plan: _sim.Plan) -> int:
     console = Console(stderr=True, highlight=False)
     began = time.monotonic()
     interrupted = False
+    told = 0.0  # when the next line is due where nobody watches
     with _sim.Runner(plan) as runner:
         progress = runner.progress
         try:
             with console.status("simulating") as status:
                 while not runner.wait(0.1):
                     seconds = max(time.monotonic() - began, 0.001)
-                    rate = progress.done / seconds
-                    status.update(f"{progress.done} of {plan.seeds} seeds, {rate:.0f} a second, {len(progress.reports)} failed")
+                    line = (
+                        f"{progress.done} of {plan.seeds} seeds, {progress.done / seconds:.0f} a second, "
+                        f"{progress.events / 1e6:.1f} million events, {len(progress.reports)} failed"
+                    )
+                    status.update(line)
+                    if not console.is_terminal and seconds >= told:
+                        click.echo(line, err=True)
+                        told += 10
         except KeyboardInterrupt:
             interrupted = True
     seconds = time.monotonic() - began

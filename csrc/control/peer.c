@@ -87,10 +87,9 @@ static pcclResult_t begin_attempt(struct peer *p) {
 static pcclResult_t end_connect(struct peer *p) {
     if (!p->attempt.done) return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed while it connected");
     if (p->attempt.code != pcclSuccess) {
-        if (p->phase != PHASE_DEAD) p->phase = PHASE_IDLE;
+        p->phase = PHASE_IDLE;
         return detail_fail(p->attempt.code, "%s", p->reason);
     }
-    if (p->phase == PHASE_DEAD) return peer_check_usable(p);
     p->phase = PHASE_CONNECTED;
     member_adopt(p->member, &p->attempt.view);
     return pcclSuccess;

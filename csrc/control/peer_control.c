@@ -43,11 +43,16 @@ static void die(struct peer *p, const char *text) {
     LOG(LOG_ERR, "the communicator is dead: %s", text);
     peer_hang_up(p);
     pthread_mutex_lock(&p->lock);
-    p->phase = PHASE_DEAD;
+    // Nobody has heard yet that connect has succeeded: then it has failed, and may be called again.
+    bool connected = p->phase != PHASE_CONNECTING;
+    if (connected)
+        p->phase = PHASE_DEAD;
+    else
+        p->attempt.code = pcclMasterConnectionFailed;
     snprintf(p->reason, sizeof p->reason, "%s", text);
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
-    engine_kill(p->engine);
+    if (connected) engine_kill(p->engine);
 }
 
 static bool enter_epoch(struct peer *p, const struct member_action *action) {

@@ -241,7 +241,7 @@ class Peer:
         time.sleep(delay)
         if dies_after is not None:
             _die_after(dies_after, signal.SIGKILL)
-        self.comm.connect(5, timeout=PATIENCE)
+        self.comm.connect(1000, timeout=PATIENCE)
         self._pipe.send(("accepted", None))
         with contextlib.suppress(AloneError):
             for step in range(self._agree(-1) + 1, len(steps)):

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -85,7 +84,7 @@ def test_trace_replays():
 def test_interrupt():
     command = [sys.executable, "-m", "pccl.cli", "sim", "--seeds", "100000000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(2)
+        assert "seeds" in process.stderr.readline()  # it is at work
         os.kill(process.pid, signal.SIGINT)
         out, error = process.communicate(timeout=20)
     assert process.returncode == 2, error

@@ -1,0 +1,420 @@
+// A peer whose master is lost: what it tells the next one, whom it listens to, and when its calls end. Others are digits; the peer itself is 1.
+#include "control/member.h"
+
+#include "base/platform.h"
+#include "check.h"
+#include "include/pccl.h"
+
+enum { RUN = 77,
+       LIMIT_MS = 1000,
+       RECOVERY_MS = 4000 };
+
+static struct member *mind;
+static struct member_output out;
+static int64_t now;
+
+static struct wire_id id_of(uint8_t n) { return (struct wire_id){.bytes = {n, 0xaa}}; }
+
+static struct member_output *fresh(void) {
+    member_output_clear(&out);
+    return &out;
+}
+
+static size_t count(enum member_action_kind kind) {
+    size_t found = 0;
+    for (size_t i = 0; i < out.count; i++) found += out.actions[i].kind == kind;
+    return found;
+}
+
+static const struct member_action *action(enum member_action_kind kind) {
+    static const struct member_action none = {.code = -1};
+    for (size_t i = 0; i < out.count; i++)
+        if (out.actions[i].kind == kind) return &out.actions[i];
+    return &none;
+}
+
+// The frame that the mind sends first, or type 0.
+static struct wire_header sent(const uint8_t **body) {
+    struct wire_header header = {0};
+    if (out.frames.length == 0) return header;
+    REQUIRE(wire_header_decode(out.frames.bytes, &header));
+    *body = out.frames.bytes + WIRE_HEADER_BYTES;
+    return header;
+}
+
+static uint16_t sent_type(void) {
+    const uint8_t *body;
+    return sent(&body).type;
+}
+
+static void feed(struct wire_buffer *frame) {
+    struct wire_header header;
+    REQUIRE(!frame->failed && wire_header_decode(frame->bytes, &header));
+    member_frame(mind, &header, frame->bytes + WIRE_HEADER_BYTES, now, fresh());
+    wire_buffer_fini(frame);
+}
+
+static struct wire_header of(uint64_t generation) { return (struct wire_header){.run = RUN, .generation = generation}; }
+
+static void empty(struct wire_header header, enum wire_type type) {
+    struct wire_buffer frame = {0};
+    wire_encode_empty(&frame, header, type);
+    feed(&frame);
+}
+
+static void text(enum wire_type type, const char *words) {
+    struct wire_buffer frame = {0};
+    wire_encode_text(&frame, of(0), type, words);
+    feed(&frame);
+}
+
+static void epoch(uint64_t generation, uint8_t reason, uint64_t number, uint32_t world) {
+    struct wire_member members[8] = {{{{0}}, 0, 0, 0, {0}}};
+    struct wire_epoch_commit commit = {.reason = reason, .epoch = {.number = number, .group_epoch = number, .barrier = 1, .latency_us = 50, .megabytes_per_s = 100, .count = world, .members = members}};
+    if (reason == WIRE_REASON_LOSS) commit.epoch.lost_epoch = number;
+    for (uint32_t i = 0; i < world; i++)
+        members[i] = (struct wire_member){.id = id_of((uint8_t)(i + 1)), .join_number = i + 1, .lanes = 1, .address = {.family = 4, .port = (uint16_t)(6000 + i)}};
+    struct wire_buffer frame = {0};
+    wire_encode_epoch_commit(&frame, of(generation), &commit);
+    feed(&frame);
+}
+
+static void welcome(uint64_t run, uint64_t join_number) {
+    struct wire_buffer frame = {0};
+    struct wire_welcome message = {.join_number = join_number, .secret = {9}, .heartbeat_limit_ms = LIMIT_MS, .seen = {.family = 4}};
+    wire_encode_welcome(&frame, (struct wire_header){.run = run, .generation = 1}, &message);
+    feed(&frame);
+}
+
+static void resumed(uint64_t generation, uint8_t barrier_kind, uint8_t code, bool sync_ended) {
+    struct wire_buffer frame = {0};
+    struct wire_group_size sizes[] = {{0, 3}};
+    struct wire_resumed message = {.heartbeat_limit_ms = LIMIT_MS, .barrier_ended = barrier_kind != 0, .sync_ended = sync_ended};
+    message.barrier = (struct wire_barrier){.number = 2, .kind = barrier_kind != 0 ? barrier_kind : WIRE_VOTE_UPDATE, .code = code, .epoch = 5, .count = 1, .sizes = sizes};
+    message.sync = (struct wire_sync_end){.round = 3, .revision = 8};
+    wire_encode_resumed(&frame, of(generation), &message);
+    feed(&frame);
+}
+
+static void registered(const char *name, uint32_t recovery_ms, uint32_t masters) {
+    struct wire_id self = id_of(1);
+    check_case("%s", name);
+    now = SECOND_NS;
+    mind = member_new(&self, 0, 1);
+    REQUIRE(mind != NULL);
+    member_set_recovery(mind, recovery_ms, masters);
+    member_join(mind, 5000, now, fresh());
+    welcome(RUN, 1);
+}
+
+static void accepted(const char *name, uint32_t recovery_ms, uint32_t masters) {
+    registered(name, recovery_ms, masters);
+    epoch(1, WIRE_REASON_UPDATE, 5, 3);
+    CHECK_EQ(member_phase(mind), MEMBER_ACCEPTED);
+}
+
+static void lose(void) { member_disconnected(mind, "the connection broke", now, fresh()); }
+
+static struct wire_resume resume(enum member_tensors tensors) {
+    static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
+    static struct wire_member members[WIRE_MAX_MEMBERS];
+    static struct wire_past past[WIRE_MAX_PAST];
+    static struct wire_loss losses[WIRE_MAX_MEMBERS];
+    struct wire_resume told = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
+    struct wire_hash content = {5, 6};
+    const uint8_t *body;
+    member_resume(mind, 5000, tensors, &content, now, fresh());
+    struct wire_header header = sent(&body);
+    REQUIRE(header.type == WIRE_RESUME && header.run == RUN && wire_decode_resume(body, header.length, &told));
+    return told;
+}
+
+static void end(void) {
+    member_free(mind);
+    member_output_fini(&out);
+}
+
+// ---- the loss ----
+
+static void test_loss(void) {
+    accepted("without a recovery limit it is dead at once", 0, 1);
+    lose();
+    CHECK_EQ(count(MEMBER_DIE), 1);
+    CHECK_EQ(member_phase(mind), MEMBER_DEAD);
+    end();
+
+    accepted("it keeps its links and looks for another one", RECOVERY_MS, 1);
+    lose();
+    CHECK_EQ(count(MEMBER_SEEK), 1);
+    CHECK_EQ(count(MEMBER_DROP_PEER) + count(MEMBER_DIE), 0);
+    CHECK(member_is_seeking(mind));
+    CHECK_STR(member_lost_why(mind), "the connection broke");
+    CHECK_EQ(member_deadline(mind) <= now + RECOVERY_MS * MS_NS, true);
+    end();
+
+    accepted("silence is a loss, too", RECOVERY_MS, 1);
+    now += (LIMIT_MS + 1) * MS_NS;
+    member_tick(mind, now, fresh());
+    CHECK_EQ(count(MEMBER_SEEK), 1);
+    CHECK(strstr(member_lost_why(mind), "silent") != NULL);
+    end();
+
+    accepted("a master that is stopped is the end where there is no other", RECOVERY_MS, 1);
+    empty(of(1), WIRE_BYE);
+    CHECK_EQ(count(MEMBER_DIE), 1);
+    end();
+
+    accepted("and a loss where there is", RECOVERY_MS, 2);
+    empty(of(1), WIRE_BYE);
+    CHECK_EQ(count(MEMBER_SEEK), 1);
+    end();
+
+    accepted("the limit ends it, and tells what was waited for", RECOVERY_MS, 1);
+    member_vote(mind, WIRE_VOTE_PENDING, fresh());
+    lose();
+    resume(MEMBER_TENSORS_AS_VOTED);
+    text(WIRE_WAITING, "waits for 2 of 3");
+    CHECK_EQ(count(MEMBER_WAITING), 1);
+    CHECK_STR(member_waits_why(mind), "waits for 2 of 3");
+    lose();
+    now += RECOVERY_MS * MS_NS;
+    member_tick(mind, now, fresh());
+    CHECK_EQ(count(MEMBER_DIE), 1);
+    CHECK_EQ(action(MEMBER_VOTE_END)->code, pcclMasterConnectionFailed);
+    CHECK(strstr(member_text(mind), "the connection broke") != NULL && strstr(member_text(mind), "4000 ms; one said that it waits for 2 of 3") != NULL);
+    end();
+
+    accepted("further losses on the way do not lengthen it", RECOVERY_MS, 2);
+    int64_t lost_at = now;
+    for (lose(); !count(MEMBER_DIE) && now < lost_at + 2 * RECOVERY_MS * MS_NS;) {
+        if (count(MEMBER_SEEK)) resume(MEMBER_TENSORS_AS_VOTED);
+        now = member_deadline(mind);
+        member_tick(mind, now, fresh());
+    }
+    CHECK_EQ(now, lost_at + RECOVERY_MS * MS_NS);
+    end();
+
+    accepted("where there are others, one that does not answer is left sooner than one that is alone", RECOVERY_MS, 2);
+    lose();
+    resume(MEMBER_TENSORS_AS_VOTED);
+    now += MEMBER_ANSWER_MS * MS_NS;
+    member_tick(mind, now, fresh());
+    CHECK_EQ(count(MEMBER_SEEK), 1);
+    end();
+}
+
+// ---- what it tells ----
+
+static void test_tells(void) {
+    accepted("what it knows", RECOVERY_MS, 3);
+    lose();
+    struct wire_resume told = resume(MEMBER_TENSORS_AS_VOTED);
+    CHECK_EQ(told.hello.masters, 3);
+    CHECK_EQ(told.generation, 1);
+    CHECK_EQ(told.accepted, 1);
+    CHECK_EQ(told.vote, 0);
+    CHECK_EQ(told.epoch.number, 5);
+    CHECK_EQ(told.epoch.count, 3);
+    CHECK_EQ(told.barrier.number, 1);
+    CHECK_EQ(told.barrier.kind, WIRE_VOTE_UPDATE);
+    CHECK_EQ(told.secret[0], 9);
+    end();
+
+    accepted("a vote that is opened meanwhile", RECOVERY_MS, 1);
+    lose();
+    member_vote(mind, WIRE_VOTE_PENDING, fresh());
+    CHECK_EQ(resume(MEMBER_TENSORS_AS_VOTED).vote, WIRE_VOTE_PENDING);
+    end();
+
+    static const struct {
+        const char *name;
+        enum member_tensors tensors;
+        uint8_t incomplete;
+        uint64_t content;
+    } states[] = {{"a state as it was voted with", MEMBER_TENSORS_AS_VOTED, 0, 3}, {"a state that has been received", MEMBER_TENSORS_RECEIVED, 0, 5}, {"a torn state is nobody's", MEMBER_TENSORS_TORN, 1, 0xaa01}};
+    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
+        accepted(states[i].name, RECOVERY_MS, 1);
+        struct wire_sync_vote vote = {.content = {3, 4}};
+        member_sync(mind, &vote, fresh());
+        lose();
+        told = resume(states[i].tensors);
+        CHECK_EQ(told.vote, WIRE_VOTE_SYNC);
+        CHECK_EQ(told.sync_vote.incomplete, states[i].incomplete);
+        CHECK_EQ(told.sync_vote.content.low, states[i].content);
+        end();
+    }
+}
+
+// ---- whom it listens to ----
+
+static void test_answers(void) {
+    accepted("promises grow, within its run", RECOVERY_MS, 1);
+    lose();
+    resume(MEMBER_TENSORS_AS_VOTED);
+    static const struct {
+        uint64_t run, generation;
+        bool promises;
+    } asked[] = {{RUN, 1, false}, {RUN, 0, false}, {RUN + 1, 9, false}, {RUN, 3, true}, {RUN, 2, false}, {RUN, 3, false}, {RUN, 7, true}};
+    for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+        const uint8_t *body;
+        empty((struct wire_header){.run = asked[i].run, .generation = asked[i].generation}, WIRE_GENERATION);
+        CHECK_EQ(sent_type(), asked[i].promises ? WIRE_PROMISE : 0);
+        if (asked[i].promises) CHECK_EQ(sent(&body).generation, asked[i].generation);
+    }
+    resumed(3, 0, 0, false); // a promise that a higher one has overtaken
+    epoch(3, WIRE_REASON_RELINK, 6, 3);
+    CHECK_EQ(out.count, 0);
+    resumed(7, 0, 0, false);
+    epoch(1, WIRE_REASON_RELINK, 6, 3); // a master before
+    CHECK_EQ(out.count, 0);
+    epoch(7, WIRE_REASON_RELINK, 6, 3);
+    CHECK_EQ(count(MEMBER_FOUND), 1);
+    CHECK_EQ(action(MEMBER_ENTER_EPOCH)->group_epoch, 6);
+    CHECK(!action(MEMBER_ENTER_EPOCH)->lost && !member_is_seeking(mind));
+    CHECK_EQ(member_header(mind).generation, 7);
+    epoch(1, WIRE_REASON_RELINK, 7, 3);
+    CHECK_EQ(out.count, 0);
+    end();
+
+    accepted("what it promised one master it tells the next", RECOVERY_MS, 2);
+    lose();
+    resume(MEMBER_TENSORS_AS_VOTED);
+    empty(of(4), WIRE_GENERATION);
+    lose();
+    const uint8_t *body;
+    struct wire_resume told = resume(MEMBER_TENSORS_AS_VOTED);
+    CHECK_EQ(told.generation, 1);
+    CHECK_EQ(sent(&body).generation, 4);
+    end();
+
+    static const struct {
+        const char *name;
+        enum wire_type type;
+        const char *words;
+    } ends[] = {{"refused", WIRE_REFUSED, "refused by the master: no"}, {"expelled", WIRE_EXPELLED, "expelled by the master: no"}};
+    for (size_t i = 0; i < 2; i++) {
+        accepted(ends[i].name, RECOVERY_MS, 1);
+        lose();
+        resume(MEMBER_TENSORS_AS_VOTED);
+        text(ends[i].type, "no");
+        CHECK_EQ(count(MEMBER_DIE), 1);
+        CHECK_STR(member_text(mind), ends[i].words);
+        end();
+    }
+}
+
+// ---- when its calls end ----
+
+static void taken_up(const char *name, uint8_t vote, uint8_t barrier_kind, uint8_t code, bool sync_ended) {
+    accepted(name, RECOVERY_MS, 1);
+    struct wire_sync_vote state = {.content = {3, 4}};
+    if (vote == WIRE_VOTE_SYNC)
+        member_sync(mind, &state, fresh());
+    else if (vote != 0)
+        member_vote(mind, vote, fresh());
+    lose();
+    resume(MEMBER_TENSORS_AS_VOTED);
+    empty(of(2), WIRE_GENERATION);
+    resumed(2, barrier_kind, code, sync_ended);
+    CHECK_EQ(count(MEMBER_VOTE_END), 0); // a master lost now leaves all as it was
+    epoch(2, WIRE_REASON_RELINK, 6, 3);
+    CHECK_EQ(count(MEMBER_FOUND), 1);
+}
+
+static void test_ends(void) {
+    taken_up("the vote had ended for others", WIRE_VOTE_PENDING, WIRE_VOTE_PENDING, 0, false);
+    CHECK_EQ(count(MEMBER_VOTE_END), 1);
+    CHECK_EQ(action(MEMBER_VOTE_END)->view.number, 5); // with the numbers of that moment
+    end();
+    taken_up("and badly", WIRE_VOTE_OPTIMIZE, WIRE_VOTE_OPTIMIZE, pcclTopologyOptimizationFailed, false);
+    CHECK_EQ(action(MEMBER_VOTE_END)->code, pcclTopologyOptimizationFailed);
+    end();
+    taken_up("the round had ended for others", WIRE_VOTE_SYNC, 0, 0, true);
+    CHECK_EQ(action(MEMBER_VOTE_END)->value, 8);
+    end();
+    taken_up("the vote is open still", WIRE_VOTE_PENDING, 0, 0, false);
+    CHECK_EQ(count(MEMBER_VOTE_END), 0);
+    CHECK_EQ(sent_type(), 0); // it was told with RESUME
+    end();
+
+    accepted("a vote that was opened after RESUME", RECOVERY_MS, 1);
+    lose();
+    resume(MEMBER_TENSORS_AS_VOTED);
+    member_vote(mind, WIRE_VOTE_PENDING, fresh());
+    empty(of(2), WIRE_GENERATION);
+    resumed(2, 0, 0, false);
+    epoch(2, WIRE_REASON_RELINK, 6, 3);
+    CHECK_EQ(sent_type(), WIRE_VOTE);
+    end();
+
+    accepted("a loss of the time without a master is one", RECOVERY_MS, 1);
+    lose();
+    resume(MEMBER_TENSORS_AS_VOTED);
+    empty(of(2), WIRE_GENERATION);
+    resumed(2, 0, 0, false);
+    epoch(2, WIRE_REASON_LOSS, 6, 2);
+    CHECK(action(MEMBER_ENTER_EPOCH)->lost);
+    end();
+}
+
+// ---- newcomers ----
+
+static void test_newcomers(void) {
+    registered("a newcomer goes on waiting, in another run", RECOVERY_MS, 1);
+    lose();
+    CHECK_EQ(count(MEMBER_SEEK), 1);
+    CHECK_EQ(resume(MEMBER_TENSORS_AS_VOTED).accepted, 0);
+    welcome(RUN + 1, 4);
+    CHECK_EQ(count(MEMBER_FOUND), 1);
+    CHECK_EQ(count(MEMBER_CONNECT_END), 0);
+    CHECK_EQ(member_phase(mind), MEMBER_REGISTERED);
+    CHECK_EQ(member_header(mind).run, RUN + 1);
+    end();
+
+    registered("its connect ends with the limit", RECOVERY_MS, 1);
+    lose();
+    now += RECOVERY_MS * MS_NS;
+    member_tick(mind, now, fresh());
+    CHECK_EQ(action(MEMBER_CONNECT_END)->code, pcclMasterConnectionFailed);
+    end();
+
+    registered("it was in the epoch that it never heard of", RECOVERY_MS, 1);
+    lose();
+    resume(MEMBER_TENSORS_AS_VOTED);
+    empty(of(2), WIRE_GENERATION);
+    resumed(2, WIRE_VOTE_UPDATE, 0, false);
+    CHECK_EQ(count(MEMBER_CONNECT_END), 0);
+    epoch(2, WIRE_REASON_RELINK, 6, 3);
+    CHECK_EQ(count(MEMBER_CONNECT_END), 1);
+    CHECK_EQ(action(MEMBER_CONNECT_END)->view.number, 5);
+    end();
+
+    check_case("a newcomer without WELCOME hears why it waits");
+    struct wire_id self = id_of(1);
+    now = SECOND_NS;
+    mind = member_new(&self, 0, 1);
+    member_join(mind, 5000, now, fresh());
+    now += (MEMBER_JOIN_LIMIT_MS - 1) * MS_NS;
+    text(WIRE_WAITING, "waits for 2 of 3");
+    CHECK_EQ(count(MEMBER_WAITING), 1);
+    now += (MEMBER_JOIN_LIMIT_MS - 1) * MS_NS;
+    member_tick(mind, now, fresh());
+    CHECK_EQ(member_phase(mind), MEMBER_JOINING); // it speaks, so it is a master
+    end();
+
+    accepted("nobody who is in a run waits for one", RECOVERY_MS, 1);
+    struct wire_buffer frame = {0};
+    wire_encode_text(&frame, of(1), WIRE_WAITING, "waits");
+    feed(&frame);
+    CHECK_EQ(count(MEMBER_DIE), 1);
+    end();
+}
+
+int main(void) {
+    test_loss();
+    test_tells();
+    test_answers();
+    test_ends();
+    test_newcomers();
+    return check_status();
+}
