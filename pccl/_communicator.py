@@ -200,6 +200,8 @@ class Communicator:
             key = ("pcclSynchronizeSharedState", id(shared_state), strategy)
             if key not in self._unfinished:
                 shared_state._collect("pcclSynchronizeSharedState")
+                flags = shared_state._read_only()
+                _C.pccl_ext_set_read_only(flags, len(flags))
             call = self._finish(
                 "pcclSynchronizeSharedState",
                 shared_state.to_c(),

@@ -118,6 +118,10 @@ class SharedState:
         for scalar in self._scalars:
             scalar.load()
 
+    def _read_only(self) -> Any:
+        """Which entries their owners do not want written, as a `bool[]`."""
+        return _ffi.new("bool[]", [info.read_only for info in self._tensor_infos])
+
     def _restore(self) -> None:
         """After the tensors were received: the other way round."""
         for scalar in self._scalars:

@@ -193,6 +193,12 @@ class TensorInfo:
         made._owner = tensor
         return made
 
+    @property
+    def read_only(self) -> bool:
+        """Whether the tensor is marked so: a peer that would have to receive it is expelled by the sync instead."""
+        flags = getattr(self._owner, "flags", None)
+        return flags is not None and not flags.writeable
+
     def replaced(self) -> str | None:
         """Why this entry is no longer the memory of the tensor it was made from; None when it is."""
         tensor = self._owner if self.current is None else self.current()

@@ -44,6 +44,8 @@ pcclResult_t api_initialized(void);
 uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t most, uint32_t otherwise);
 // When a blocking call on this thread must return: by its wait slice.
 int64_t api_deadline(void);
+// What pccl_ext_set_read_only has set on this thread for a state of so many entries; NULL: nothing. It is forgotten.
+const bool *api_take_read_only(size_t count);
 // When a call with a bound of its own must return: 0 = none.
 int64_t api_deadline_after(uint64_t timeout_ms);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.

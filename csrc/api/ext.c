@@ -14,6 +14,20 @@ static _Thread_local int wait_slice_ms;
 
 void pccl_ext_set_wait_slice(int milliseconds) { wait_slice_ms = milliseconds > 0 ? milliseconds : 0; }
 
+static _Thread_local const bool *read_only;
+static _Thread_local size_t read_only_count;
+
+void pccl_ext_set_read_only(const bool *flags, size_t count) {
+    read_only = flags;
+    read_only_count = count;
+}
+
+const bool *api_take_read_only(size_t count) {
+    const bool *flags = read_only_count == count ? read_only : NULL;
+    pccl_ext_set_read_only(NULL, 0);
+    return flags;
+}
+
 int64_t api_deadline(void) { return wait_slice_ms == 0 ? INT64_MAX : platform_now_ns() + wait_slice_ms * MS_NS; }
 
 int64_t api_deadline_after(uint64_t timeout_ms) {
@@ -122,7 +136,7 @@ pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_o
     if (state == NULL || (state->count > 0 && state->infos == NULL)) return api_null("shared_state");
     if (low_out == NULL || high_out == NULL) return api_null("out");
     RETURN_IF_FAILED(api_check_state(state));
-    struct content *content = content_new(state);
+    struct content *content = content_new(state, NULL);
     if (content == NULL) return detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
     content_hash(content, INT64_MAX);
     *low_out = content->hash.low;

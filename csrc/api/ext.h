@@ -18,6 +18,10 @@
 // Sets the longest wait of a blocking call on this thread, in milliseconds; 0 = unbounded, the default of every thread.
 void pccl_ext_set_wait_slice(int milliseconds);
 
+// The entries that the next sync of this thread may not write, one flag for each of the `count` entries of its state; read until that call returns.
+// A peer that would have to receive one of them is expelled by the sync, as one whose memory is mapped read-only.
+void pccl_ext_set_read_only(const bool *flags, size_t count);
+
 // What the last failed call on this thread was about, in words: what was wrong, and what to do. "" when nothing is known.
 // Valid until the next call on this thread; never NULL.
 const char *pccl_ext_detail(void);

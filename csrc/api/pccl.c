@@ -360,7 +360,7 @@ pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_
     // What a call that was cut short has begun, it learns the end of.
     if (!peer_sync_waits(comm->peer)) RETURN_IF_FAILED(peer_usable(comm->peer));
     RETURN_IF_FAILED(check_state(shared_state, strategy));
-    return peer_sync(comm->peer, shared_state, (int)strategy, api_deadline(), sync_info_out);
+    return peer_sync(comm->peer, shared_state, api_take_read_only(shared_state->count), (int)strategy, api_deadline(), sync_info_out);
 }
 
 // ---- master ----

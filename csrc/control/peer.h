@@ -43,7 +43,7 @@ pcclResult_t peer_vote(struct peer *peer, enum wire_vote_kind kind, int64_t dead
 pcclResult_t peer_usable(struct peer *peer);
 // A round of shared state, whose arguments were checked. On success `revision` is that of the round and *out, if not NULL, tells what
 // moved. Until it returns anything but pcclTimedOut, or the peer is freed, the tensors belong to the round.
-pcclResult_t peer_sync(struct peer *peer, pcclSharedState_t *state, int strategy, int64_t deadline_ns, pcclSharedStateSyncInfo_t *out);
+pcclResult_t peer_sync(struct peer *peer, pcclSharedState_t *state, const bool *read_only, int strategy, int64_t deadline_ns, pcclSharedStateSyncInfo_t *out);
 // A round that timed out before, and that the next peer_sync goes on with, also when the communicator is dead meanwhile.
 bool peer_sync_waits(struct peer *peer);
 

@@ -60,7 +60,7 @@ static pcclResult_t drop_sync(struct peer *p, pcclResult_t code) {
     return code;
 }
 
-static pcclResult_t begin_sync(struct peer *p, const pcclSharedState_t *state, int strategy) {
+static pcclResult_t begin_sync(struct peer *p, const pcclSharedState_t *state, const bool *read_only, int strategy) {
     RETURN_IF_FAILED(peer_check_usable(p));
     RETURN_IF_FAILED(peer_check_vote(p));
     RETURN_IF_FAILED(peer_check_ops(p));
@@ -72,7 +72,7 @@ static pcclResult_t begin_sync(struct peer *p, const pcclSharedState_t *state, i
     p->sync.revision = state->revision;
     p->sync.began_at = platform_now_ns();
     pthread_mutex_unlock(&p->lock);
-    struct content *content = content_new(state);
+    struct content *content = content_new(state, read_only);
     pthread_mutex_lock(&p->lock);
     p->sync.content = content;
     if (content == NULL) return drop_sync(p, detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count));
@@ -139,6 +139,7 @@ static pcclResult_t collect_sync(struct peer *p, pcclSharedState_t *state, pcclS
     end_sync(p, success, &report);
     pthread_mutex_lock(&p->lock);
     fill_sync_report(p, &report, platform_now_ns(), &p->sync.report);
+    const char *read_only = report.read_only == NULL ? NULL : state->infos[report.read_only->info].name;
     drop_sync(p, pcclSuccess);
     if (success) {
         state->revision = p->vote.value;
@@ -147,13 +148,15 @@ static pcclResult_t collect_sync(struct peer *p, pcclSharedState_t *state, pcclS
     }
     if (!p->vote.done) return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed while it waited in sync_shared_state");
     bool ended = p->vote.code == pcclNoSharedStateAvailable; // the round, for all; this peer may have died after it
+    if (p->phase == PHASE_DEAD && !ended && read_only != NULL)
+        return detail_fail(p->vote.code, "the communicator died in sync_shared_state: %s (entry \"%s\")", p->reason, read_only);
     if (p->phase == PHASE_DEAD && !ended) return detail_fail(p->vote.code, "the communicator died in sync_shared_state: %s", p->reason);
     return detail_fail(p->vote.code, "no shared state is available: %s", p->sync.text);
 }
 
-static pcclResult_t sync_locked(struct peer *p, pcclSharedState_t *state, int strategy, int64_t deadline, pcclSharedStateSyncInfo_t *info) {
+static pcclResult_t sync_locked(struct peer *p, pcclSharedState_t *state, const bool *read_only, int strategy, int64_t deadline, pcclSharedStateSyncInfo_t *info) {
     bool resumed = p->vote.kind == WIRE_VOTE_SYNC && !p->vote.waiter;
-    RETURN_IF_FAILED(resumed ? resume_sync(p, state, strategy) : begin_sync(p, state, strategy));
+    RETURN_IF_FAILED(resumed ? resume_sync(p, state, strategy) : begin_sync(p, state, read_only, strategy));
     pcclResult_t code = pcclSuccess;
     if (!p->sync.voted) code = hash_sync(p, deadline);
     if (code == pcclSuccess) code = peer_wait_for(p, &p->vote.done, deadline) ? collect_sync(p, state, info) : pcclTimedOut;
@@ -161,9 +164,9 @@ static pcclResult_t sync_locked(struct peer *p, pcclSharedState_t *state, int st
     return code;
 }
 
-pcclResult_t peer_sync(struct peer *p, pcclSharedState_t *state, int strategy, int64_t deadline, pcclSharedStateSyncInfo_t *out) {
+pcclResult_t peer_sync(struct peer *p, pcclSharedState_t *state, const bool *read_only, int strategy, int64_t deadline, pcclSharedStateSyncInfo_t *out) {
     peer_begin(p);
-    return peer_finish(p, sync_locked(p, state, strategy, deadline, out));
+    return peer_finish(p, sync_locked(p, state, read_only, strategy, deadline, out));
 }
 
 // ---- control thread ----

@@ -42,7 +42,11 @@ void kept_clear(struct engine *engine) {
 static void acks_send(struct engine *engine, struct peer *peer) {
     struct wire_op head = {0};
     struct block *block = peer->ack_count == 0 ? NULL : block_new(engine, peer->ack_count * ACK_NAME_BYTES);
-    if (block == NULL) return;
+    if (block == NULL) {
+        // No memory, and no room for more of them: the neighbour keeps its results until the next epoch.
+        if (peer->ack_count == ACKS_MAX) peer->ack_count = 0;
+        return;
+    }
     for (uint32_t i = 0; i < peer->ack_count; i++) {
         uint8_t *at = block->bytes + i * ACK_NAME_BYTES;
         memcpy(at, &peer->acks[i].epoch, 8);

@@ -39,7 +39,7 @@ static bool hash_mask(const pcclSharedState_t *state, struct wire_hash *out) {
     return true;
 }
 
-struct content *content_new(const pcclSharedState_t *state) {
+struct content *content_new(const pcclSharedState_t *state, const bool *read_only) {
     struct content *content = calloc(1, sizeof *content);
     if (content == NULL) return NULL;
     struct delta_layout *layout = &content->layout;
@@ -51,7 +51,12 @@ struct content *content_new(const pcclSharedState_t *state) {
     for (size_t i = 0; i < state->count; i++) {
         const pcclTensorInfo_t *info = &state->infos[i];
         if (info->allow_content_inequality) continue;
-        layout->entries[layout->count++] = (struct delta_entry){.data = info->data, .bytes = info->count * dtype_size((int)info->datatype)};
+        layout->entries[layout->count++] = (struct delta_entry){
+            .data = info->data,
+            .bytes = info->count * dtype_size((int)info->datatype),
+            .info = i,
+            .read_only = read_only != NULL && read_only[i],
+        };
     }
     delta_layout_number(layout);
     content->leaves = calloc(layout->leaf_count + 1, sizeof *content->leaves);

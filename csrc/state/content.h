@@ -28,8 +28,9 @@ struct content {
 // How many threads may work on a state at once.
 unsigned content_thread_limit(void);
 
-// Copies what it needs; the tensors are borrowed until content_free. The state was checked. NULL when memory is refused.
-struct content *content_new(const pcclSharedState_t *state);
+// Copies what it needs; the tensors are borrowed until content_free. The state was checked. `read_only`: by entry, those that its owner does not want
+// written; NULL: none. NULL when memory is refused.
+struct content *content_new(const pcclSharedState_t *state, const bool *read_only);
 void content_free(struct content *content);
 // Hashes on from where it stands until all is done or `deadline_ns` (monotonic, INT64_MAX = never) has passed. True: done.
 bool content_hash(struct content *content, int64_t deadline_ns);

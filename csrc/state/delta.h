@@ -25,6 +25,8 @@ enum {
 struct delta_entry {
     void *data; // the user's memory; never touched here
     uint64_t bytes, first_leaf, leaf_count;
+    size_t info;    // its number in the state
+    bool read_only; // so its owner says
 };
 
 struct delta_layout {

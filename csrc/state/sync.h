@@ -29,6 +29,7 @@ struct sync_report {
     uint64_t rx_bytes, rx_leaves, missing_bytes; // kept here; still to come
     uint64_t wire_bytes;                         // what was kept, as it came over the links: packed, or an address in another's memory
     uint32_t donors;                             // that gave something
+    const struct delta_entry *read_only;         // it differs, and cannot be written: the round ended for this peer; of the content
 };
 
 // ---- callers; none blocks but sync_end ----

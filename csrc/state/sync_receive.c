@@ -102,16 +102,16 @@ static void next_hash_donor(struct engine *engine) {
 }
 
 // ---- leaf hashes ----
-// Whether every entry with a leaf that differs can be written.
-static bool can_be_written(const struct sync *sync) {
+// The first entry with a leaf that differs that cannot be written; NULL: there is none.
+static const struct delta_entry *find_read_only(const struct sync *sync) {
     const struct delta_layout *layout = &sync->content->layout;
     for (size_t i = 0; i < layout->count; i++) {
         const struct delta_entry *entry = &layout->entries[i];
         uint64_t leaf = entry->first_leaf, end = leaf + entry->leaf_count;
         while (leaf < end && !delta_wants(sync->delta, leaf)) leaf++;
-        if (leaf < end && !memory_can_be_written(entry->data, entry->bytes)) return false;
+        if (leaf < end && (entry->read_only || !memory_can_be_written(entry->data, entry->bytes))) return entry;
     }
-    return true;
+    return NULL;
 }
 
 static void begin_leaves(struct engine *engine) {
@@ -123,7 +123,11 @@ static void begin_leaves(struct engine *engine) {
         return;
     }
     delta_compare(sync->delta, sync->content->leaves, sync->theirs);
-    if (!can_be_written(sync)) {
+    const struct delta_entry *read_only = find_read_only(sync);
+    if (read_only != NULL) {
+        pthread_mutex_lock(&engine->lock);
+        sync->report.read_only = read_only;
+        pthread_mutex_unlock(&engine->lock);
         finish(engine, WIRE_SYNC_READ_ONLY);
         return;
     }

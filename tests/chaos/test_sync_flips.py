@@ -31,7 +31,10 @@ HEAD = HEADER + 43
 """Bytes of a data frame before its payload."""
 PORT = HEADER + 26
 """Where a HELLO names the port."""
-HELLO, LINK_HELLO, LINK_ACK, HASHES, LEAVES = 1, 64, 65, 78, 80
+TAKES, CODING = HEADER + 21, HEADER + 39
+"""Where an ASK says which codings the asker takes, and a LEAF which one it has."""
+LZ4 = 1
+HELLO, LINK_HELLO, LINK_ACK, HASHES, ASK, LEAVES = 1, 64, 65, 78, 79, 80
 SIZES = [3 << 20, 5, 0, 400_000, 1 << 20]
 
 ONE = os.environ.get("CHAOS_SEED")
@@ -275,6 +278,81 @@ def test_a_bad_network_to_one_of_two_donors(monkeypatch):
         check_repaired(members, on_all(members, Holding.sync), [0, 0, TOTAL])
         # what was on its way when the second one was found, and no more
         assert 2 <= len(done) <= 2 + (8 << 20) // LEAF
+
+
+# ---- a donor that packs as it likes ----
+
+
+def lz4_block(length: int) -> bytes:
+    """Decodes to this many bytes: one, repeated, and five more."""
+    more = length - 1 - 4 - 15 - 5
+    return b"\x1fa\x01\x00" + b"\xff" * (more // 255) + bytes([more % 255]) + b"\x50bcdef"
+
+
+PACKED: dict[str, Callable[[int], bytes]] = {
+    "no block at all": lambda length: b"\xff" * 1000,
+    "cut in the middle": lambda length: lz4_block(length)[:-3],
+    "too short": lambda length: lz4_block(length - 1),
+    "too long": lambda length: lz4_block(length + 1),
+    "something else": lz4_block,
+    "reaching before its beginning": lambda length: b"\x1fa\xff\xff" + lz4_block(length)[4:],
+}
+
+
+def repacked(packed: Callable[[int], bytes], most: int = 1 << 30) -> tuple[Tamper, list[int]]:
+    """Puts this in the place of large leaves that the donor sends to somebody who takes packed ones."""
+    done: list[int] = []
+    takes = False
+
+    def tamper(outward: bool, kind: int, frame: bytearray) -> None:
+        nonlocal takes
+        takes |= kind == ASK and bool(frame[TAKES] & 1 << LZ4)
+        if takes and outward and kind == LEAVES and len(frame) > HEAD + 10_000 and len(done) < most:
+            frame[CODING] = LZ4
+            frame[HEAD:] = packed(len(frame) - HEAD)
+            struct.pack_into("<I", frame, 0, len(frame) - HEADER)
+            done.append(len(frame))
+
+    return tamper, done
+
+
+@pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED)
+def test_a_donor_that_packs_wrong_is_given_up(monkeypatch, packed):
+    with group(monkeypatch, [A, A, B]) as (relay, members):
+        relay.tamper, done = repacked(packed)
+        answers = on_all(members, Holding.sync)
+        if not done:
+            pytest.skip("built without LZ4")
+        check_repaired(members, answers, [0, 0, TOTAL])
+        assert 2 <= len(done) <= 2 + (8 << 20) // LEAF
+
+
+@pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED)
+def test_the_only_donor_packs_wrong(monkeypatch, packed):
+    """No state is available, and all are told so."""
+    with group(monkeypatch, [A, B]) as (relay, members):
+        relay.tamper, done = repacked(packed)
+        answers = on_all(members, Holding.sync)
+        if not done:
+            pytest.skip("built without LZ4")
+        assert answers == ["NO_SHARED_STATE_AVAILABLE"] * 2
+        assert members[0].holds(A)
+        relay.tamper = lambda outward, kind, frame: None
+        answers = on_all(members, Holding.sync)
+        check_repaired(members, answers, [0, answers[1]])
+
+
+@pytest.mark.parametrize("length", [lambda leaf: 0, lambda leaf: leaf], ids=["empty", "not shorter"])
+def test_a_packed_leaf_of_no_length_that_it_can_have(monkeypatch, length):
+    """That is no frame: it costs the connection."""
+    with group(monkeypatch, [A, A, B]) as (relay, members):
+        relay.tamper, done = repacked(lambda leaf: bytes(length(leaf)), most=1)
+        links = relay.connections
+        answers = on_all(members, Holding.sync)
+        if not done:
+            pytest.skip("built without LZ4")
+        check_repaired(members, answers, [0, 0, TOTAL])
+        assert relay.connections > links
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -192,9 +192,10 @@ static void write_engine_programs(void) {
     PROGRAM(target, "ring-loss", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0), E_ENTER, 0xa2, E_READY, E_VERDICT, 0, 1, 0, E_TAKE, 0);
     PROGRAM(target, "ring-redo", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0), E_ENTER, 6, E_READY, E_VERDICT, 0, 2, 0, E_RING, E_VERDICT, 0, 0, 0, E_TAKE, 0);
     PROGRAM(target, "ring-by-memory", E_THREE, E_SEND(0, 9, 0, 0), E_SEND(1, 9, 0, 0), E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 1), E_SEND(3, 10, 2, 0), E_SEND(3, 10, 5, 0), E_SEND(5, 10, 8, 0), E_SEND(3, 10, 14, 0));
-    PROGRAM(target, "cut", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0x80), 90, 1, E_SEND(5, 6, 2, 0x80), 90, 1, E_SEND(3, 6, 5, 0), E_SEND(5, 6, 8, 0));
+    PROGRAM(target, "bug-chunk-twice-spoilt-the-backup", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0x80), 90, 1, E_SEND(5, 6, 2, 0x80), 90, 1, E_SEND(3, 6, 5, 0), E_SEND(5, 6, 8, 0));
     PROGRAM(target, "quantised", E_THREE, E_POST, 0, 0x29, 0x80, E_QUANTISED, E_VERDICT, 0, 0, 0, E_TAKE, 0);
     PROGRAM(target, "quantised-16", E_THREE, E_POST, 0, 0x48, 0x41, E_QUANTISED, E_SEND(0, 2, 0, 2), 100, E_TAKE, 0);
+    PROGRAM(target, "block-twice", E_THREE, E_POST, 0, 0x29, 0x80, E_SEND(0, 0, 0, 1), E_SEND(1, 0, 0, 1), E_SEND(2, 7, 0, 0x80), 90, 1, E_SEND(4, 7, 0, 0), E_SEND(2, 11, 0, 0), E_SEND(3, 7, 0, 0));
     PROGRAM(target, "segments", E_THREE, E_POST, 0, 0xf7, 0xff, E_RING, E_VERDICT, 0, 0, 0, E_ENTER, 0xa2, E_READY, E_VERDICT, 0, 1, 0, E_VERDICT, 0, 1, 0x10, E_TAKE, 0);
     PROGRAM(target, "segments-whole", E_THREE, E_POST, 0, 0xf3, 0xff, E_VERDICT, 0, 4, 0, E_ENTER, 6, E_READY, E_VERDICT, 0, 2, 0, E_RING);
     PROGRAM(target, "mismatch", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 4), 3, 7, E_VERDICT, 0, 3, 0, E_ENTER, 6, E_TAKE, 0, E_POST, 0, 0x21, 0, E_VERDICT, 1, 3, 0, E_POST, 1, 0x21, 0);

@@ -338,6 +338,35 @@ def test_a_replaced_tensor_is_refused():
             state.hash()
 
 
+def test_an_array_marked_read_only_is_never_written():
+    """Its memory could be written, and its owner does not want it: it takes part until it would have to receive."""
+    memory = filled(1, 1000, 1000)
+    views = [array.view() for array in memory]
+    views[1].flags.writeable = False
+    with team([0, 0, 0]) as comms:
+        held = [Held(filled(1, 1000, 1000), names=["first", "second"]) for _ in range(2)]
+        marked = Held(views, names=["first", "second"])
+        assert [info.rx_bytes for info in sync_all(comms, [*held, marked])] == [0, 0, 0]
+        for one in [*held, marked]:
+            one.shared.push_revision()
+        for one in held:
+            one.arrays[0][5] += 1
+        assert [info.rx_bytes for info in sync_all(comms, [*held, marked])] == [0, 0, 8000]  # the entry that may be written
+        for one in [*held, marked]:
+            one.shared.push_revision()
+        for one in held:
+            one.arrays[1][5] += 1
+        before = memory[1].copy()
+        running = Background(lambda: comms[2].sync_shared_state(marked.shared, timeout=PATIENCE))
+        assert [info.rx_bytes for info in sync_all(comms[:2], held)] == [0, 0]
+        with pytest.raises(PCCLError) as caught:
+            running.result()
+        assert caught.value.result is Result.INVALID_USAGE
+        assert "read-only" in caught.value.detail
+        assert '"second"' in caught.value.detail
+        assert np.array_equal(memory[1], before)
+
+
 def test_read_only_memory_that_would_have_to_receive(tmp_path):
     """Its peer is expelled instead of dying by a signal; as long as it is equal to the others it takes part."""
     path = tmp_path / "weights"

@@ -830,6 +830,27 @@ static void test_retry_mismatch(uint64_t count_a, uint64_t count_b) {
     reduced_free(&b);
 }
 
+// Whatever a verdict says: what is not complete here does not end as if it were.
+static void test_retry_open_is_not_committed(bool in_place) {
+    struct world *world = world_new(2, 1);
+    struct reduced r = reduced_new(2, 4 * SEGMENT, pcclSum, in_place, false);
+    post(world, &r, 0, true, 5, world->epoch);
+    struct wire_verdict *verdict = calloc(1, sizeof *verdict);
+    verdict->kind = WIRE_VERDICT_COMMIT;
+    for (uint32_t segment = 0; segment < 4; segment++) {
+        verdict->name = (struct wire_op_name){.epoch = world->epoch, .tag = 5, .sequence = 1, .segment = (uint16_t)segment};
+        engine_verdict(world->sides[0].engine, verdict);
+    }
+    free(verdict);
+    struct engine_outcome outcome;
+    engine_wait(world->sides[0].engine, 5, platform_now_ns() + 20 * MS_NS, &outcome);
+    CHECK(outcome.result == ENGINE_IN_PROGRESS);
+    post(world, &r, 1, true, 5, world->epoch);
+    CHECK(take_all(world, &r, 5, 2) == r.count);
+    world_free(world);
+    reduced_free(&r);
+}
+
 // 1,024 ops in retry mode can be live, and what they are divided into counts.
 static void test_retry_limit(void) {
     struct world *world = world_new(2, 1);
@@ -852,6 +873,7 @@ static void test_retry(void) {
         test_retry_loss(63750, 0, pcclSum, in_place, false, 0);
         test_retry_alone(in_place);
         test_retry_killed(in_place);
+        test_retry_open_is_not_committed(in_place);
         for (uint32_t plain = 0; plain < 3; plain++) test_retry_meets_plain(plain, in_place ? 3 : plain, in_place, plain == 1);
     }
     bool first = same_host;
