@@ -609,6 +609,7 @@ static void give_up_run(struct membership *m, uint32_t gone, uint32_t of) {
     m->peer_count = m->gone_count = m->count = m->candidate_count = m->round_count = 0;
     m->unheard = 0;
     membership_start_run(m);
+    m->young_until = m->now_ns + m->limit_ns; // its members may come back, and newcomers be the first
 }
 
 bool membership_unheard(struct membership *m, uint32_t count) {

@@ -36,6 +36,7 @@ def run(*arguments):
         265,  # a member that came back to a gathering master before the end of its older connection was seen
         813,  # members that left a standby just before it took the run up
         14315,  # and then took it up elsewhere, beside it
+        2061167,  # a newcomer that began a new run at a master that had just given one up
         16739,  # a HELLO in the middle of a connection
         6012,  # such a loss, of somebody who came back to the next master
     ],
