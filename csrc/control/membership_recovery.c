@@ -463,10 +463,7 @@ static struct survivor *add(struct membership *m, uint32_t conn, const struct wi
     survivor->conn = conn;
     survivor->source = *source;
     survivor->heard_ns = m->now_ns;
-    if (m->survivor_count == 0) {
-        m->say_at = m->now_ns;
-        if (m->peer_count == 0) m->heartbeat_at = m->now_ns + m->limit_ns / 5;
-    }
+    if (m->survivor_count == 0 && m->peer_count == 0) m->heartbeat_at = m->now_ns + m->limit_ns / 5;
     m->survivors[m->survivor_count++] = survivor;
     return survivor;
 }
