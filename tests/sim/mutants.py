@@ -55,6 +55,12 @@ MUTANTS = [
         new="entry->done + 1 < group->count) return;",
     ),
     Mutant(
+        name="resume_point_too_high",  # after a loss, a segment that one survivor has not completed counts as complete
+        file="control/membership_ops.c",
+        old="} else if (entry->done == group->count ||",
+        new="} else if (entry->done + 1 >= group->count ||",
+    ),
+    Mutant(
         name="redo_after_loss",  # in place of ABORT: the caller counts on members that are gone
         file="control/membership_ops.c",
         old="group->lost_epoch > entry->name.epoch ? WIRE_VERDICT_ABORT",
