@@ -454,30 +454,36 @@ static void test_relink(void) {
         for (uint32_t t = 0; t < TAGS; t++) free(data[i][t]);
 }
 
+// The first one that is told, or the next one since: the other side may accuse too.
+static struct wire_mismatch wait_mismatch(struct world *world) {
+    struct wire_mismatch seen = {0};
+    bool any = false;
+    for (int i = 0; i < 200000 && !any; i++) {
+        pthread_mutex_lock(&world->lock);
+        any = world->mismatches > 0;
+        if (any) seen = world->mismatch;
+        world->mismatches = 0;
+        pthread_mutex_unlock(&world->lock);
+        if (!any) usleep(100);
+    }
+    CHECK(any);
+    return seen;
+}
+
 static void test_mismatch(uint64_t count_a, uint64_t count_b) {
     struct world *world = world_new(2, 1);
     float *a = filled(0, count_a), *b = filled(1, count_b);
     struct engine_reduce ra = reduce_of(a, a, 3, count_a, pcclSum, 0, 0), rb = reduce_of(b, b, 3, count_b, pcclSum, 0, 0);
     CHECK(engine_post(world->sides[0].engine, &ra, world->epoch) == ENGINE_OK);
     CHECK(engine_post(world->sides[1].engine, &rb, world->epoch) == ENGINE_OK);
-    for (int i = 0; i < 5000; i++) {
-        pthread_mutex_lock(&world->lock);
-        bool seen = world->mismatches > 0;
-        pthread_mutex_unlock(&world->lock);
-        if (seen) break;
-        usleep(1000);
-    }
-    pthread_mutex_lock(&world->lock);
-    CHECK(world->mismatches > 0);
-    CHECK(world->mismatch.name.tag == 3);
-    CHECK(world->mismatch.mine.count != world->mismatch.theirs.count);
-    struct wire_op_name name = world->mismatch.name;
-    pthread_mutex_unlock(&world->lock);
+    struct wire_mismatch seen = wait_mismatch(world);
+    CHECK(seen.name.tag == 3);
+    CHECK(seen.mine.count != seen.theirs.count);
     enter(world, false);
     links_ready(world);
     wait_reports(world);
     struct wire_verdict *verdict = calloc(1, sizeof *verdict);
-    verdict->name = name;
+    verdict->name = seen.name;
     verdict->kind = WIRE_VERDICT_MISMATCH;
     verdict->text.length = 5;
     memcpy(verdict->text.chars, "count", 5);
@@ -734,18 +740,6 @@ static void test_retry_relink(bool in_place) {
     reduced_free(&r);
 }
 
-static void wait_mismatch(struct world *world) {
-    for (int i = 0; i < 200000; i++) {
-        pthread_mutex_lock(&world->lock);
-        bool seen = world->mismatches > 0;
-        world->mismatches = 0;
-        pthread_mutex_unlock(&world->lock);
-        if (seen) return;
-        usleep(100);
-    }
-    CHECK(false);
-}
-
 // One member runs the op in one piece: the others come to do so too, and it sees nothing of it. Then it dies or not.
 static void test_retry_meets_plain(uint32_t plain, uint32_t late, bool in_place, bool dies) {
     struct world *world = world_new(3, 2);
@@ -755,10 +749,10 @@ static void test_retry_meets_plain(uint32_t plain, uint32_t late, bool in_place,
     if (late == plain) usleep(20000); // the others are at it
     if (late < 3) post(world, &r, late, late != plain, 5, world->epoch);
     for (bool settled = false; !settled;) {
-        wait_mismatch(world);
-        CHECK(wire_fingerprint_same_op(&world->mismatch.mine, &world->mismatch.theirs));
+        struct wire_mismatch seen = wait_mismatch(world);
+        CHECK(wire_fingerprint_same_op(&seen.mine, &seen.theirs));
         struct wire_verdict *verdict = calloc(1, sizeof *verdict);
-        verdict->name = world->mismatch.name;
+        verdict->name = seen.name;
         verdict->kind = WIRE_VERDICT_WHOLE;
         verdict_to_all(world, verdict);
         free(verdict);
@@ -804,11 +798,8 @@ static void test_retry_mismatch(uint64_t count_a, uint64_t count_b) {
     struct reduced a = reduced_new(2, count_a, pcclSum, true, false), b = reduced_new(2, count_b, pcclSum, true, false);
     post(world, &a, 0, true, 3, world->epoch);
     post(world, &b, 1, true, 3, world->epoch);
-    wait_mismatch(world);
     struct wire_verdict *verdict = calloc(1, sizeof *verdict);
-    pthread_mutex_lock(&world->lock); // the other side may accuse too
-    verdict->name = world->mismatch.name;
-    pthread_mutex_unlock(&world->lock);
+    verdict->name = wait_mismatch(world).name;
     verdict->kind = WIRE_VERDICT_MISMATCH;
     verdict->text.length = 5;
     memcpy(verdict->text.chars, "count", 5);
