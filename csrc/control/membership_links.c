@@ -39,10 +39,13 @@ void membership_link_failed(struct membership *m, struct peer *accuser, struct p
         membership_expel(m, accuser, "the master is out of memory");
         return;
     }
+    bool *accuses = from < to ? &pair->a_accuses : &pair->b_accuses;
     if (!pair->pending) {
         char one[64], other[64];
         membership_log(m, LOG_WARN, "the link between %s and %s is down", membership_name(one, accuser), membership_name(other, accused));
-        pair->failures++;
+        // The first word of each side may be about the same break: one that was stopped meanwhile sees it after the epoch that mends it.
+        bool told = pair->failures > 0 && !*accuses && !silent;
+        if (!told) pair->failures++;
         if (silent) {
             // Links to a hung thread can be made again, and look well until they are silent again.
             if (is_recently_silent(m, pair)) pair->failures = FAILURES_MAX;
@@ -50,10 +53,7 @@ void membership_link_failed(struct membership *m, struct peer *accuser, struct p
         }
     }
     pair->pending = true;
-    if (from < to)
-        pair->a_accuses = true;
-    else
-        pair->b_accuses = true;
+    *accuses = true;
     accuser->linked = false;
     // Before somebody is expelled all have the time to say whom they accuse.
     int64_t grace = pair->failures < FAILURES_MAX ? MEMBERSHIP_GRACE_MS * MS_NS : longer(MEMBERSHIP_GRACE_MS * MS_NS, m->limit_ns / MEMBERSHIP_HEARING_OF);

@@ -940,6 +940,22 @@ static void test_links(void) {
     EPOCH("bc", LOSS, 4, 4, "bc");
     end();
 
+    begin("one break, which the other side sees only after the epoch that mends it");
+    form("abc", 0);
+    link_down('b', 'a');
+    pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+    EPOCH("abc", RELINK, 3, 3, "abc");
+    linked("bc", 0, "");
+    link_down('a', 'b');
+    pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+    EPOCH("abc", RELINK, 4, 4, "abc");
+    linked("bc", 0, "");
+    link_down('a', 'b');
+    pass(HEARING_MS, "abc");
+    EXPELLED('b', "failed twice");
+    EPOCH("ac", LOSS, 5, 5, "ac");
+    end();
+
     begin("twice, both accuse: the later joined");
     form("abc", 0);
     for (uint32_t i = 0; i < 2; i++) {
