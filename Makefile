@@ -1,6 +1,8 @@
 # Each target sets up what it needs in .venv: a fresh machine needs python3 (3.11 or later), a C compiler and make.
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
+# The tests with processes wait half of their time, for heartbeat limits and the like.
+TEST_JOBS ?= $(shell expr $(JOBS) + 1)
 MINUTES ?= 10
 STRESS_SEEDS ?= 1 2
 BIN := .venv/bin
@@ -9,7 +11,7 @@ CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
 C_FILES := $(shell git ls-files '*.c' '*.h')
 # Tests of modules without threads, which the thread sanitizer has nothing to say about and slows down most.
-PURE := kernels|quant|hash|wire|socket|seek|ring_order|minds|sim|plan|arrival|election
+PURE := kernels|quant|hash|wire|socket|seek|ring_order|minds|sim|plan|arrival|election|member|delta
 BUILT_FROM := CMakeLists.txt pccl/_version.py $(shell find csrc bindings -type f)
 
 # libFuzzer where clang is there, else the driver of tests/fuzz with the compiler that is.
@@ -54,7 +56,7 @@ test-c: .venv/ready
 	$(CTEST) --test-dir build/test
 
 test-python: .venv/built
-	$(BIN)/python -m pytest -n $(JOBS) -q tests
+	$(BIN)/python -m pytest -n $(TEST_JOBS) -q tests
 
 # ---- checks ----
 
@@ -86,7 +88,7 @@ fuzz-build: .venv/ready
 	$(BIN)/cmake --build $(FUZZ_BUILD) -j $(JOBS)
 
 check-fuzz: fuzz-build
-	tests/fuzz/run.sh $(FUZZ_BUILD) 5 $(JOBS)
+	tests/fuzz/run.sh $(FUZZ_BUILD) 4 $(JOBS)
 
 fuzz: fuzz-build
 	tests/fuzz/run.sh $(FUZZ_BUILD) $(FUZZ_SECONDS) $(JOBS) $(FUZZ_TARGETS)

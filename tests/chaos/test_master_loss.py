@@ -1,6 +1,6 @@
 """The master is killed with SIGKILL at random points of random scripts, and started again: no peer notices more than a delay.
 
-MASTER_LOSS_SEED=17 plays one seed alone; MASTER_LOSS_TRIALS=1000 plays so many (40 unless told), from MASTER_LOSS_FIRST on.
+MASTER_LOSS_SEED=17 plays one seed alone; MASTER_LOSS_TRIALS=1000 plays so many (20 unless told), from MASTER_LOSS_FIRST on.
 A seed fixes the script, who joins, and when the master dies; each trial has one to three deaths.
 """
 
@@ -40,7 +40,7 @@ BATCH = 5
 
 ONE = os.environ.get("MASTER_LOSS_SEED")
 FIRST = int(ONE or os.environ.get("MASTER_LOSS_FIRST", "0"))
-TRIALS = 1 if ONE else int(os.environ.get("MASTER_LOSS_TRIALS", "40"))
+TRIALS = 1 if ONE else int(os.environ.get("MASTER_LOSS_TRIALS", "20"))
 
 LIMIT = 5.0
 """Of silence, in seconds."""
