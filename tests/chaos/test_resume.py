@@ -79,8 +79,8 @@ def test_resumes():
     """Of deaths spread over an op one at least falls into it, and then it keeps what was complete."""
     reduce = Reduce(2 * LARGE, "float32", False)
     steps = [Ops("retry", (reduce, reduce)), Ops("retry", (reduce,))]
-    fractions = (0.5, 0.3, 0.7, 0.4, 0.6, 0.2, 0.8, 0.1, 0.5, 0.3)
-    deaths = (play(steps, {1: Fate(1, fraction=fraction)}, environment={"PCCL_SAME_HOST_MEMORY": "0"}) for fraction in 3 * fractions)
+    fractions = 3 * (0.5, 0.3, 0.7, 0.4, 0.6, 0.2, 0.8, 0.1, 0.5, 0.3)
+    deaths = (play(steps, {1: Fate(1, fraction=fraction)}, environment={"PCCL_SAME_HOST_MEMORY": "0"}) for fraction in fractions)
     assert any(check_loss(log, 7, 5) for log in deaths)
 
 
