@@ -238,9 +238,9 @@ static struct connection *connection_new(struct pccl_sim *s) {
     return NULL;
 }
 
-// `flag`: that side gives up by itself.
-static void push_end(struct pccl_sim *s, const struct connection *c, uint32_t end, int64_t at, bool flag) {
-    struct event *event = sim_event(s, EVENT_LINK_ENDS, at);
+// For the side `end`; `flag` of EVENT_LINK_ENDS: that side gives up by itself.
+static void push(struct pccl_sim *s, const struct connection *c, enum event_kind kind, uint32_t end, int64_t at, bool flag) {
+    struct event *event = sim_event(s, kind, at);
     event->slot = c->ends[end];
     event->from = c->ends[!end];
     event->life = c->lives[end];
@@ -263,7 +263,7 @@ static void close_end(struct pccl_sim *s, struct connection *c, uint32_t end, bo
     if (!c->open[end]) return;
     c->open[end] = false;
     drop_parked(s, c, end);
-    if (c->open[!end] && told && !c->broken) push_end(s, c, !end, arrival(s, c, !end), false);
+    if (c->open[!end] && told && !c->broken) push(s, c, EVENT_LINK_ENDS, !end, arrival(s, c, !end), false);
     if (!c->open[0] && !c->open[1]) c->used = false;
 }
 
@@ -274,7 +274,7 @@ void sim_break(struct pccl_sim *s, uint32_t connection) {
     int unaware = (int)sim_below(s, 6); // this side hears of it only when it sends something
     for (uint32_t end = 0; end < 2; end++) {
         if ((int)end == unaware) continue;
-        if (c->open[end]) push_end(s, c, end, s->now + sim_delay(s, c->ends[!end], c->ends[end]), false); // overtakes what is lost
+        if (c->open[end]) push(s, c, EVENT_LINK_ENDS, end, s->now + sim_delay(s, c->ends[!end], c->ends[end]), false); // overtakes what is lost
     }
 }
 
@@ -283,7 +283,7 @@ void sim_fall_silent(struct pccl_sim *s, int from, int to) {
     for (uint32_t i = 0; i < s->connection_high; i++) {
         const struct connection *c = &s->connections[i];
         bool between = c->used && c->open[0] && c->open[1] && ((c->ends[0] == from && c->ends[1] == to) || (c->ends[0] == to && c->ends[1] == from));
-        for (uint32_t end = 0; end < 2 && between; end++) push_end(s, c, end, s->now + s->user_timeout_ns + (int64_t)sim_below(s, 20 * MS_NS), true);
+        for (uint32_t end = 0; end < 2 && between; end++) push(s, c, EVENT_LINK_ENDS, end, s->now + s->user_timeout_ns + (int64_t)sim_below(s, 20 * MS_NS), true);
     }
 }
 
@@ -298,18 +298,6 @@ static void use_link(struct pccl_sim *s, int slot, int other, uint32_t index, st
     s->processes[slot].met[other] = c->lives[!end_of(c, slot, s->processes[slot].life)];
 }
 
-static void push_dial(struct pccl_sim *s, const struct connection *c, enum event_kind kind, uint32_t end, int64_t at, bool flag) {
-    struct event *event = sim_event(s, kind, at);
-    event->slot = c->ends[end];
-    event->from = c->ends[!end];
-    event->life = c->lives[end];
-    event->other_life = c->lives[!end];
-    event->index = (uint32_t)(c - s->connections);
-    event->serial = c->serial;
-    event->flag = flag;
-    sim_push(s, event);
-}
-
 static void dial_once(struct pccl_sim *s, int slot, const struct member_action *action, int other, uint32_t life, bool ghost) {
     struct connection *c = connection_new(s);
     if (c == NULL) return;
@@ -321,8 +309,8 @@ static void dial_once(struct pccl_sim *s, int slot, const struct member_action *
     c->index = action->index;
     c->open[0] = true; // being made
     c->ghost = ghost;
-    if (life != 0) push_dial(s, c, EVENT_DIAL_ARRIVES, 1, s->now + sim_delay(s, slot, other), false);
-    push_dial(s, c, EVENT_DIAL_LATE, 0, s->now + (ghost ? 2 * sim_delay(s, slot, other) : member_link_limit_ns(s->processes[slot].mind)), false);
+    if (life != 0) push(s, c, EVENT_DIAL_ARRIVES, 1, s->now + sim_delay(s, slot, other), false);
+    push(s, c, EVENT_DIAL_LATE, 0, s->now + (ghost ? 2 * sim_delay(s, slot, other) : member_link_limit_ns(s->processes[slot].mind)), false);
 }
 
 void sim_dial(struct pccl_sim *s, int slot, const struct member_action *action) {
@@ -357,7 +345,7 @@ static bool accept_dial(struct pccl_sim *s, int slot, const struct wire_link_hel
         return true;
     }
     bool accepted = judgement == MEMBER_ACCEPT;
-    push_dial(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), accepted); // frames follow it
+    push(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), accepted); // frames follow it
     if (!accepted) return false;
     c->open[1] = true;
     use_link(s, slot, c->ends[0], hello->index, c);
@@ -433,7 +421,7 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
     bool current = p->links[event->from][index] == event->index + 1;
     c->open[end] = false;
     drop_parked(s, c, end);
-    if (event->flag && c->open[!end] && !c->broken) push_end(s, c, !end, arrival(s, c, !end), false);
+    if (event->flag && c->open[!end] && !c->broken) push(s, c, EVENT_LINK_ENDS, !end, arrival(s, c, !end), false);
     if (!c->open[!end]) c->used = false;
     if (!current) {
         // A dial whose answer did not come.
@@ -481,10 +469,10 @@ bool sim_send(struct pccl_sim *s, int slot, int other, uint32_t index, const str
     struct connection *c = &s->connections[link - 1];
     uint32_t end = !end_of(c, slot, s->processes[slot].life);
     if (c->broken) { // not known yet
-        push_end(s, c, !end, s->now + sim_delay(s, other, slot), false);
+        push(s, c, EVENT_LINK_ENDS, !end, s->now + sim_delay(s, other, slot), false);
         return true;
     }
-    if (s->cut_until[slot][other] > s->now + s->user_timeout_ns) push_end(s, c, !end, s->now + s->user_timeout_ns, true);
+    if (s->cut_until[slot][other] > s->now + s->user_timeout_ns) push(s, c, EVENT_LINK_ENDS, !end, s->now + s->user_timeout_ns, true);
     struct event *event = sim_event(s, EVENT_LINK_FRAME, arrival(s, c, end));
     event->slot = (uint8_t)other;
     event->from = (uint8_t)slot;
