@@ -207,17 +207,22 @@ class Conductor:
         if self._log is not None:
             self._log.epoch = self._run.epoch
         self._note("formed", self._run.epoch)
+        blows = []
         for fault in self._run.faults:
             await self._reach(fault)
-            self._do(self._apply(fault))
+            blow = self._do(self._apply(fault))
+            if fault.kind in ("kill", "stop", "delay"):
+                blows.append(blow)
         await asyncio.sleep(max(0.0, self._run.epoch + self._options.seconds - time.monotonic()))
+        await asyncio.gather(*blows)  # a kill may still wait for its moment
         await self._finish()
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs beside everything else; if it fails, the run fails."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

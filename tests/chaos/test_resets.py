@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import random
 import socket
@@ -22,9 +23,14 @@ def borrowed_sockets(pid: int, master_port: int) -> list[socket.socket]:
     process = os.pidfd_open(pid)
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
-            if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+            try:
+                if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+                    continue
+            except FileNotFoundError:  # closed since it was listed
                 continue
             descriptor = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, int(name), 0)
+            if descriptor < 0 and ctypes.get_errno() == errno.EBADF:
+                continue
             if descriptor < 0:
                 pytest.skip(f"no right to borrow descriptors: {os.strerror(ctypes.get_errno())}")
             one = socket.socket(fileno=descriptor)

@@ -90,6 +90,21 @@ def test_a_log_is_repeated(tmp_path: Path) -> None:
     assert sorted(kinds[0]) == sorted(kinds[1])
 
 
+@pytest.mark.timeout(120)
+def test_a_kill_that_waits_for_its_moment_comes_before_the_end(tmp_path: Path) -> None:
+    arguments = ["--seconds", "1", "--elements", "4096", "--baseline", "0", "--faults", "kill"]
+    empty = subprocess.run(stress(tmp_path, *arguments), capture_output=True, text=True, timeout=50)
+    assert empty.returncode == 0, empty.stdout + empty.stderr
+    log = tmp_path / "events.jsonl"
+    (start,) = events(log, "start")
+    start["faults"] = [{"at": 0.99, "kind": "kill", "slot": 1, "how": "in retry"}]
+    log.write_text(json.dumps(start) + "\n")
+    done = subprocess.run(stress(tmp_path, "--replay", str(log)), capture_output=True, text=True, timeout=50)
+    assert "VIOLATION" not in done.stdout, done.stdout
+    gone = {event["serial"]: event["status"] for event in events(tmp_path / "replay.jsonl", "gone")}
+    assert gone == {0: 0, 1: -signal.SIGKILL, 2: 0, 3: 0}
+
+
 @pytest.mark.timeout(60)
 def test_a_full_disk_ends_the_run_and_says_so(tmp_path: Path) -> None:
     done = subprocess.run(stress(tmp_path, "--log", "/dev/full"), capture_output=True, text=True, timeout=50)
