@@ -324,8 +324,13 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
     if (last->run == header->run && last->round == end->round) *last = *announced;
 }
 
-// As the master counts them, whoever it expels for broken links is accused by at least as many as the other end of its only broken pair.
-// `before`: slots of those that it expelled just before.
+// Do the two miss each other's links since their group was formed last?
+static bool is_broken(const struct pccl_sim *s, uint32_t group, int one, int other) {
+    return s->accused_at[other][one] > s->regrouped_at[group] || s->accused_at[one][other] > s->regrouped_at[group]; // one that came with the order is over
+}
+
+// As the master counts them, whoever it expels for broken links has at least as many broken pairs as the other end of its only one, and is accused by
+// at least as many. `before`: slots of those that it expelled just before.
 static void on_expelled(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body, uint32_t before) {
     struct wire_text text;
     const struct truth *truth = judge_truth(s, header->run);
@@ -334,12 +339,18 @@ static void on_expelled(struct pccl_sim *s, const struct control *control, const
     uint32_t against = 0, against_other = 0;
     for (int slot = 0; slot < (int)s->peers; slot++) {
         against += s->accused_at[slot][culprit] > s->now - ACCUSED_LIMITS * s->limit_ns;
-        bool pair = s->accused_at[slot][culprit] >= s->regrouped_at[control->group] || s->accused_at[culprit][slot] >= s->regrouped_at[control->group];
+        bool pair = is_broken(s, control->group, culprit, slot);
         if (pair && other >= 0) return; // which pair it is expelled for cannot be told from here
         if (pair) other = slot;
     }
-    for (int slot = 0; slot < (int)s->peers && other >= 0; slot++)
-        against_other += (before >> slot & 1) == 0 && s->accused_at[slot][other] >= s->regrouped_at[control->group] && judge_alive_member(s, header->run, slot, truth->lives[slot]);
+    uint32_t pairs = 0;
+    for (int slot = 0; slot < (int)s->peers && other >= 0; slot++) {
+        bool counts = (before >> slot & 1) == 0 && judge_alive_member(s, header->run, slot, truth->lives[slot]);
+        against_other += counts && s->accused_at[slot][other] > s->regrouped_at[control->group];
+        pairs += counts && is_broken(s, control->group, other, slot);
+    }
+    if (other >= 0 && judge_alive_member(s, header->run, other, truth->lives[other]) && pairs > 1)
+        sim_fail(s, "progress", "the master expels peer %d, which has one broken pair, and not peer %d, which has %u", culprit + 1, other + 1, pairs);
     if (other >= 0 && judge_alive_member(s, header->run, other, truth->lives[other]) && against < against_other)
         sim_fail(s, "progress", "the master expels peer %d, whom %u accuse, and not peer %d, whom %u accuse", culprit + 1, against, other + 1, against_other);
 }
@@ -471,6 +482,7 @@ void judge_ended(struct pccl_sim *s, int slot, const struct op *op) {
     uint8_t mine = op->phase == OP_OK ? OUTCOME_OK : op->phase == OP_LOST ? OUTCOME_LOST
                                                                           : OUTCOME_MISMATCH;
     instance->outcomes[slot] = mine;
+    if (mine == OUTCOME_LOST && s->only_naps) sim_fail(s, "progress", "op (%llu, %llu, %u) is lost at peer %d although only the master stood still", (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1);
     if (!judge_alive_member(s, instance->run, slot, p->life)) return;
     for (int other = 0; other < (int)s->peers; other++) {
         uint8_t theirs = instance->outcomes[other];
@@ -535,6 +547,7 @@ void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what
     if (p->tainted) return;
     if (strstr(text, "it gave revision") != NULL && !p->misused) sim_fail(s, "parity", "peer %d is expelled for a revision that a sync gave it: %s", slot + 1, text);
     if (strstr(text, "shared state: ") != NULL) return;
+    if (s->only_naps) sim_fail(s, "progress", "peer %d is %s although only the master stood still: %s", slot + 1, what, text);
     if (strstr(text, "no master took the run up") != NULL) {
         judge_minority(s, slot, text);
         return;
