@@ -172,7 +172,8 @@ void sim_fault(struct pccl_sim *s) {
     touch(s, s->now);
     if (naps)
         nap(s);
-    else if ((s->faults & kind) != 0 && !s->only_naps) switch (kind) {
+    else if ((s->faults & kind) != 0 && !s->only_naps)
+        switch (kind) {
         case PCCL_SIM_CRASH:
             s->counts[COUNT_CRASHES] += s->processes[slot].running;
             sim_end(s, slot, true);

@@ -166,7 +166,11 @@ static void resume(const struct says *says) {
         members[epoch.count++] = (struct wire_member){.id = id_of(*c), .join_number = or_else(says->join, (uint64_t)(*c - 'a' + 1)), .lanes = 1, .address = address_of(*c)};
     sizes[0].count = or_else(epoch.count, 1);
     struct wire_resume message = {
-        .hello = {.version = (uint16_t)or_else(says->version, WIRE_VERSION), .id = id_of(says->stranger ? 'w' : says->is != 0 ? says->is : says->who), .lanes = 1, .port = 48149, .masters = (uint8_t)or_else(says->masters, 1)},
+        .hello = {.version = (uint16_t)or_else(says->version, WIRE_VERSION), .id = id_of(says->stranger ? 'w' : says->is != 0 ? says->is
+                                                                                                                              : says->who),
+                  .lanes = 1,
+                  .port = 48149,
+                  .masters = (uint8_t)or_else(says->masters, 1)},
         .generation = or_else(says->generation, GENERATION),
         .join_number = (uint64_t)(says->who - 'a' + 1),
         .vote = says->vote,
