@@ -240,11 +240,13 @@ void *peer_control(void *context) {
         peer_lose_links(p, now);
         take_link_events(p, now);
         peer_watch_master(p);
+        int64_t before = platform_now_ns();
         int count = epoll_wait(p->epoll, events, EVENTS_PER_TURN, until_deadline(p));
         now = platform_now_ns();
         for (int i = 0; i < count; i++) handle(p, &events[i], now);
-        // After the events: a process that was stopped for a while first hears what the master said meanwhile.
-        tick(p, now);
+        // After the events, and by the clock of before the wait, which the end of a stop cuts short: a process that was stopped for a while first hears what the
+        // master said meanwhile.
+        tick(p, before);
     }
     peer_leave(p);
     return NULL;

@@ -201,6 +201,16 @@ static void judge_quorum(struct pccl_sim *s, const struct truth *truth) {
         sim_fail(s, "agreement", "a master takes the run up with %u of the %u members of epoch %llu, which is no majority", left, members, (unsigned long long)newest->number);
 }
 
+// Nobody is left who may have heard of these generations, so they are given again.
+static void forget_generations(struct pccl_sim *s, uint64_t run, uint64_t first) {
+    for (uint32_t i = 0; i < RINGS_MOST; i++)
+        if (s->rings[i].run == run && s->rings[i].generation >= first) s->rings[i] = (struct ring_record){0};
+    for (uint32_t i = 0; i < ROUNDS_MOST; i++)
+        if (s->rounds[i].run == run && s->rounds[i].round >> 32 >= first) s->rounds[i] = (struct round_record){0};
+    for (uint32_t i = 0; i < INSTANCES_MOST && i < s->instance_count; i++)
+        if (s->instances[i].run == run && s->instances[i].generation >= first) s->instances[i].run = 0;
+}
+
 static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *control, const struct wire_header *header, const uint8_t *body) {
     struct wire_epoch_commit commit = {.epoch.members = s->members};
     struct master *master = &s->masters[k];
@@ -226,6 +236,8 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *contr
         if (truth->number > header->epoch) sim_fail(s, "agreement", "the master announces epoch %llu after epoch %llu", (unsigned long long)header->epoch, (unsigned long long)truth->number);
         return;
     }
+    bool another = truth->master_life != master->life || truth->number >= header->epoch;
+    if (!left && another && truth->generation >= header->generation) forget_generations(s, header->run, header->generation);
     bool taken_up = header->generation > 1 && truth->generation != header->generation;
     struct truth before = *truth;
     *truth = (struct truth){.run = header->run, .generation = header->generation, .number = commit.epoch.number, .master = k, .master_life = master->life};
@@ -528,12 +540,14 @@ void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan) {
 // Peers may give up a lost master only when no more than half of the last epoch is left.
 static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
     uint32_t members = 0, left = 0;
-    const struct truth *truth = judge_truth(s, member_header(s->processes[slot].mind).run);
+    uint64_t run = member_header(s->processes[slot].mind).run;
+    const struct truth *truth = judge_truth(s, run);
     if (truth->lives[slot] != s->processes[slot].life) return; // the run goes on without it
     const struct epoch_record *newest = newest_entered(s, truth, false);
     for (int other = 0; other < (int)s->peers && newest != NULL; other++) {
         members += newest->lives[other] != 0;
-        left += newest->lives[other] != 0 && sim_alive(s, other, newest->lives[other]) && !tainted(s, other, newest->lives[other]);
+        bool lives = newest->lives[other] != 0 && sim_alive(s, other, newest->lives[other]) && !tainted(s, other, newest->lives[other]);
+        left += lives && member_header(s->processes[other].mind).run == run; // who never heard that it was let in may have begun another one
     }
     bool time = false;
     for (uint32_t i = 0; i < s->master_count && s->now > s->calm_from + TAKE_UP_LIMITS * s->limit_ns; i++)
