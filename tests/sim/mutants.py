@@ -213,7 +213,7 @@ MUTANTS = [
         file="control/membership_recovery.c",
         old="    if (2 * m->unheard <= m->unheard_of) return false;",
         new="    if (m->unheard_of < UINT32_MAX) return false;",
-        seeds=8000,
+        seeds=30000,
     ),
     Mutant(
         name="promise_forgotten",  # no fencing: the next master does not hear of a generation that was promised to another one
