@@ -16,7 +16,7 @@ enum { EVENTS_PER_TURN = 64 };
 
 void peer_end_attempt(struct peer *p, int code, const struct member_view *view, const char *text) {
     if (code != pcclSuccess) {
-        LOG(LOG_WARN, "connect failed: %s", text);
+        LOG(LOG_ERR, "connect failed: %s", text);
         peer_hang_up(p);
     }
     pthread_mutex_lock(&p->lock);

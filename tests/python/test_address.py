@@ -44,7 +44,9 @@ BAD = [
     ("two words:48148", ValueError, "bad host"),
     ("-a:48148", ValueError, "bad host"),
     ("a..b:48148", ValueError, "bad host"),
-    ("http://host:48148", ValueError, "brackets"),
+    ("http://host:48148", ValueError, "URL"),
+    (None, TypeError, "must be a str"),
+    (("127.0.0.1", 48148), TypeError, "must be a str"),
 ]
 
 

@@ -78,12 +78,10 @@ def test_waiting_has_a_timeout():
         assert 0.15 <= time.monotonic() - begin < 1
 
 
-@pytest.mark.parametrize("limit", [0.01, 0, 100_000])
+@pytest.mark.parametrize("limit", [0.01, 0, -1, 100_000, 1e9, float("nan")])
 def test_a_heartbeat_limit_out_of_range(limit):
-    with pytest.raises(PCCLError) as caught:
+    with pytest.raises(ValueError, match=r"heartbeat_limit must be from 0\.1 to 3600 seconds"):
         MasterNode("127.0.0.1:0", heartbeat_limit=limit)
-    assert caught.value.result is Result.INVALID_ARGUMENT
-    assert "100" in caught.value.detail
 
 
 def test_the_last_reference_waits_for_the_end():
