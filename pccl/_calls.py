@@ -101,6 +101,17 @@ class ClosedError(Exception):
     """The object cannot be used any more, and why. Never leaves the package."""
 
 
+_forks = 0  # how many of this process's ancestors have loaded the package: asking for the pid costs more
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 class NativeHandle:
     """A C object that any thread may use and one of them closes.
 
@@ -114,7 +125,7 @@ class NativeHandle:
         self.noun = noun
         self._pointer = pointer
         self._destroy = destroy
-        self._owner = os.getpid()
+        self._owner = _forks
         self._lock = threading.Lock()  # protects _users and _closed
         self._users = 0
         self._closed = False
@@ -127,13 +138,13 @@ class NativeHandle:
     @property
     def owned(self) -> bool:
         """Whether it is open and was made by this process, not by one that this is a fork of."""
-        return not self._closed and os.getpid() == self._owner
+        return not self._closed and self._owner == _forks
 
     def __enter__(self) -> Any:
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the {self.noun} is closed")
-            if os.getpid() != self._owner:
+            if self._owner != _forks:
                 raise ClosedError(
                     f"the {self.noun} is that of the process that this one was forked from: create one after the fork"
                 )
