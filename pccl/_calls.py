@@ -101,7 +101,7 @@ class ClosedError(Exception):
     """The object cannot be used any more, and why. Never leaves the package."""
 
 
-_forks = 0  # how many of this process's ancestors have loaded the package: asking for the pid costs more
+_forks = 0  # between the process that loaded the package and this one; asking for the pid costs more
 
 
 def _count_fork() -> None:
