@@ -25,7 +25,9 @@ def stress(out: Path, *arguments: str) -> list[str]:
 
 
 def events(path: Path, kind: str) -> list[dict[str, object]]:
-    return [event for event in map(json.loads, path.read_text().splitlines()) if event["event"] == kind]
+    """Of a log that may still be written."""
+    whole = path.read_text().rpartition("\n")[0]
+    return [event for event in map(json.loads, whole.splitlines()) if event["event"] == kind]
 
 
 @pytest.mark.timeout(180)
@@ -152,8 +154,10 @@ def test_what_is_planted_is_found(tmp_path: Path, plant: str, claim: str) -> Non
 
 
 def children(pid: int) -> set[int]:
-    found = {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-    return found.union(*map(children, found)) if found else found
+    found: set[int] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+        found = {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    return found.union(*map(children, found))
 
 
 def gone(pid: int) -> bool:
@@ -169,19 +173,20 @@ def under_way(out: Path) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         try:
             end = time.monotonic() + 60
-            while not (out / "events.jsonl").exists() or len(events(out / "events.jsonl", "fault")) < 4:
+            pids: set[int] = set()
+            # who starts them, the master, and some peers; faults take some away for a while
+            while not (out / "events.jsonl").exists() or len(events(out / "events.jsonl", "fault")) < 4 or len(pids) < 4:
                 assert time.monotonic() < end
                 assert run.poll() is None
                 time.sleep(0.1)
-            pids = children(run.pid)
-            assert len(pids) >= 4  # who starts them, the master, two peers at least
+                pids = children(run.pid)
             yield run, pids
         finally:
             run.kill()
 
 
 def wait_for_the_end_of(pids: set[int]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not all(map(gone, pids)):
         assert time.monotonic() < end, [pid for pid in pids if not gone(pid)]
         time.sleep(0.05)
@@ -192,7 +197,7 @@ def wait_for_the_end_of(pids: set[int]) -> None:
 def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
     with under_way(tmp_path) as (run, pids):
         os.kill(run.pid, number)
-        output = run.communicate(timeout=20)[0]
+        output = run.communicate(timeout=60)[0]
         assert run.returncode == 128 + number, output
         assert f"ended by {number.name}" in output
         assert "Traceback" not in output
