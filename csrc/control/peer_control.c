@@ -10,7 +10,7 @@
 #include "../base/log.h"
 #include "../net/socket.h"
 
-enum { EVENTS_PER_TURN = 64 };
+enum { EVENTS_PER_TURN = 1024 }; // all at once, strangers' too, so that a tick comes after everything that has arrived
 
 // ---- carrying out what the mind decides ----
 
@@ -242,6 +242,7 @@ void *peer_control(void *context) {
         peer_watch_master(p);
         int count = epoll_wait(p->epoll, events, EVENTS_PER_TURN, until_deadline(p));
         now = platform_now_ns();
+        if (count < 0) continue; // it was stopped, and nothing is read yet
         for (int i = 0; i < count; i++) handle(p, &events[i], now);
         // After the events: a process that was stopped for a while first hears what the master said meanwhile.
         tick(p, now);
