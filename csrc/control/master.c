@@ -414,18 +414,17 @@ static int64_t next_deadline(struct master *master) {
     return next;
 }
 
-// What was due at `now`.
-static void act_on_time(struct master *master, int64_t now) {
-    if (master->listener_resumes_ns <= now) {
+static void act_on_time(struct master *master) {
+    if (master->listener_resumes_ns <= master->now_ns) {
         master->listener_resumes_ns = INT64_MAX;
         watch(master, master->listener, TOKEN_LISTENER, EPOLLIN, EPOLL_CTL_MOD);
     }
     if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] > 0)
         for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
             struct conn *conn = &master->conns[i];
-            if ((conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING) && conn->deadline_ns <= now) conn_close(master, conn);
+            if ((conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING) && conn->deadline_ns <= master->now_ns) conn_close(master, conn);
         }
-    if (membership_next_deadline(master->membership) <= now) carry_out(master, membership_tick(master->membership, now));
+    if (membership_next_deadline(master->membership) <= master->now_ns) carry_out(master, membership_tick(master->membership, master->now_ns));
 }
 
 static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
@@ -439,10 +438,9 @@ static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
 static void serve(struct master *master) {
     struct epoll_event *events = master->events;
     while (!atomic_load(&master->interrupted)) {
-        // The clock is that of before the wait: a process that was stopped is waked by the end of the stop, before it has heard what came meanwhile.
-        int64_t before = platform_now_ns();
-        int count = epoll_wait(master->poller, events, EVENTS, wait_ms(before, next_deadline(master)));
+        int count = epoll_wait(master->poller, events, EVENTS, wait_ms(platform_now_ns(), next_deadline(master)));
         master->now_ns = platform_now_ns();
+        if (count < 0) continue; // it was stopped, and nothing is read yet
         for (int i = 0; i < count; i++) {
             uint64_t token = events[i].data.u64;
             if (token == TOKEN_WAKE)
@@ -452,7 +450,7 @@ static void serve(struct master *master) {
             else
                 on_conn(master, &master->conns[token], events[i].events);
         }
-        act_on_time(master, before);
+        act_on_time(master);
         look_elsewhere(master);
     }
 }
