@@ -640,7 +640,6 @@ def test_without_a_kill_and_a_join(tmp_path: Path) -> None:
     ("number", "line"),
     [
         (signal.SIGTERM, "the peers are processes"),
-        (signal.SIGINT, "peers are connected"),
         (signal.SIGINT, "peer 2 connects"),
     ],
 )

@@ -296,10 +296,17 @@ def compile_one(source: str | Path, out: Path, *, here: Path | None = None) -> P
     return out
 
 
+def objects_in(folder: Path) -> dict[str, Path]:
+    """Of the shipped sources and of the program that runs seeds, by source."""
+    return {source: folder / (source.replace("/", "_") + ".o") for source in [*SOURCES, "tests/unit/test_sim.c"]}
+
+
 def compile_all(folder: Path) -> dict[str, Path]:
-    """The shipped sources and the program that runs seeds, as objects by source."""
-    sources = [*SOURCES, "tests/unit/test_sim.c"]
-    return {source: compile_one(source, folder / (source.replace("/", "_") + ".o")) for source in sources}
+    """Makes them."""
+    objects = objects_in(folder)
+    for source, out in objects.items():
+        compile_one(source, out)
+    return objects
 
 
 def link(objects: dict[str, Path], out: Path) -> Path:

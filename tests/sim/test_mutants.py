@@ -1,5 +1,7 @@
 """The simulator finds every deliberate bug of mutants.py within the seeds stated there, and nothing where there is none."""
 
+import fcntl
+import os
 import shutil
 
 import mutants
@@ -10,7 +12,15 @@ pytestmark = [pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C c
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
-    return mutants.compile_all(tmp_path_factory.mktemp("objects"))
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "objects"  # once for all workers
+    folder.mkdir(exist_ok=True)
+    with (folder / "whole").open("a+") as whole:
+        fcntl.flock(whole, fcntl.LOCK_EX)
+        if whole.tell() == 0:
+            mutants.compile_all(folder)
+            whole.write("yes")
+    return mutants.objects_in(folder)
 
 
 def test_passes_without_a_bug(objects, tmp_path):
