@@ -15,11 +15,11 @@ def objects(tmp_path_factory):
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "objects"  # once for all workers
     folder.mkdir(exist_ok=True)
-    with (folder / "whole").open("a+") as whole:
-        fcntl.flock(whole, fcntl.LOCK_EX)
-        if whole.tell() == 0:
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "whole").exists():
             mutants.compile_all(folder)
-            whole.write("yes")
+            (folder / "whole").touch()
     return mutants.objects_in(folder)
 
 
