@@ -37,6 +37,9 @@ class Endpoint:
 
 def parse_endpoint(address: str) -> Endpoint:
     """Reads `host:port`, `1.2.3.4:port` or `[ipv6]:port`. No colon: AssertionError; other bad syntax: ValueError."""
+    _require_text(address)
+    if "://" in address:
+        raise ValueError(f"address {address!r} is a URL: write only host:port")
     if ":" not in address:
         raise AssertionError(f"address {address!r} has no port: write it as host:port, 1.2.3.4:port or [ipv6]:port")
     host, _, port_text = address.rpartition(":")
@@ -48,6 +51,7 @@ def parse_endpoint(address: str) -> Endpoint:
 
 def parse_endpoints(addresses: str) -> list[Endpoint]:
     """Reads a list as in `a:48148,b:48148`: at most 16, none twice, each with the port it listens on."""
+    _require_text(addresses)
     endpoints = [parse_endpoint(address.strip()) for address in addresses.split(",")]
     for endpoint in endpoints:
         if endpoint.port == 0:
@@ -55,6 +59,11 @@ def parse_endpoints(addresses: str) -> list[Endpoint]:
     if len(endpoints) > MASTERS_MAX or len(set(endpoints)) < len(endpoints):
         raise ValueError(f"addresses {addresses!r}: at most {MASTERS_MAX} masters, none of them twice")
     return endpoints
+
+
+def _require_text(address: object) -> None:
+    if not isinstance(address, str):
+        raise TypeError(f"an address must be a str such as 'host:48148', not {address!r}")
 
 
 def _parse_literal(host: str, address: str) -> IP | None:

@@ -8,6 +8,7 @@ through `map` into a list, which no signal can come between, and the `NativeCall
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import threading
@@ -43,7 +44,11 @@ class Deadline:
     __slots__ = ("_end",)
 
     def __init__(self, timeout: float | None) -> None:
-        if timeout is not None and not timeout >= 0:
+        try:
+            fits = timeout is None or timeout >= 0
+        except TypeError:
+            raise TypeError(f"timeout must be None or a number of seconds, not {timeout!r}") from None
+        if not fits:
             raise ValueError(f"timeout must be None or a number of seconds that is not negative, not {timeout!r}")
         self._end = None if timeout is None else time.monotonic() + timeout
 
@@ -70,14 +75,48 @@ class Deadline:
 UNBOUNDED = Deadline(None)
 
 
+def whole_number(name: str, value: object, bits: int) -> int:
+    """A number without sign that the user gave as `name`: numpy's too. TypeError: no whole number; ValueError: out of range."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+    if not 0 <= number < 1 << bits:
+        raise ValueError(f"{name} must be from 0 to 2**{bits} - 1, not {number}")
+    return number
+
+
+def milliseconds(name: str, seconds: float, least: float, most: float) -> int:
+    """A number of seconds that the user gave as `name`. TypeError: no number; ValueError: not from `least` to `most`."""
+    try:
+        fits = least <= seconds <= most
+    except TypeError:
+        raise TypeError(f"{name} must be a number of seconds, not {seconds!r}") from None
+    if not fits:
+        raise ValueError(f"{name} must be from {least:g} to {most:g} seconds, not {seconds!r}")
+    return round(seconds * 1000)
+
+
 class ClosedError(Exception):
-    """The object was closed. Never leaves the package."""
+    """The object cannot be used any more, and why. Never leaves the package."""
+
+
+_forks = 0  # between the process that loaded the package and this one; asking for the pid costs more
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 class NativeHandle:
     """A C object that any thread may use and one of them closes.
 
-    `with handle as pointer` keeps it from being freed meanwhile; ClosedError when it is closed. `noun` is what texts call it.
+    `with handle as pointer` keeps it from being freed meanwhile; ClosedError when it is closed, or belongs to
+    the process that this one is a fork of. `noun` is what texts call it.
     """
 
     __slots__ = ("_closed", "_destroy", "_lock", "_owner", "_pointer", "_users", "noun")
@@ -86,7 +125,7 @@ class NativeHandle:
         self.noun = noun
         self._pointer = pointer
         self._destroy = destroy
-        self._owner = os.getpid()
+        self._owner = _forks
         self._lock = threading.Lock()  # protects _users and _closed
         self._users = 0
         self._closed = False
@@ -99,12 +138,16 @@ class NativeHandle:
     @property
     def owned(self) -> bool:
         """Whether it is open and was made by this process, not by one that this is a fork of."""
-        return not self._closed and os.getpid() == self._owner
+        return not self._closed and self._owner == _forks
 
     def __enter__(self) -> Any:
         with self._lock:
             if self._closed:
-                raise ClosedError
+                raise ClosedError(f"the {self.noun} is closed")
+            if self._owner != _forks:
+                raise ClosedError(
+                    f"the {self.noun} is that of the process that this one was forked from: create one after the fork"
+                )
             self._users += 1
         return self._pointer
 
@@ -158,8 +201,8 @@ class NativeCall:
                 try:
                     with handle:
                         self._run_slice(deadline.slice_ms())
-                except ClosedError:
-                    self.detail = f"the {handle.noun} is closed"
+                except ClosedError as error:
+                    self.detail = str(error)
                     results.append(INVALID_USAGE)
             self.result = results[0]
             if self.result != TIMED_OUT:

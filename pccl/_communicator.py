@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoints, resolve
-from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeCall, NativeHandle
+from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeCall, NativeHandle, milliseconds, whole_number
 from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._loader import load_native_module
 from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, contributors, op_arguments
 from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_report, watcher
-from pccl._tensors import reduce_buffers
+from pccl._tensors import reduce_buffers, require_kind
 from pccl._types import (
     Contributors,
     QuantizationOptions,
@@ -67,12 +67,11 @@ class Communicator:
     ) -> None:
         self._endpoints = parse_endpoints(address)
         self._endpoint = self._endpoints[0]
-        self._recovery_limit = master_recovery_limit
-        for name, value in (("peer_group", peer_group), ("p2p_connection_pool_size", p2p_connection_pool_size)):
-            if not 0 <= value < 1 << 32:
-                raise ValueError(f"{name} must be from 0 to {(1 << 32) - 1}, not {value}")
-        self._peer_group = peer_group
-        self._pool_size = p2p_connection_pool_size
+        self._recovery_ms: int | None = None
+        if master_recovery_limit is not None:
+            self._recovery_ms = milliseconds("master_recovery_limit", master_recovery_limit, 0, 3600)
+        self._peer_group = whole_number("peer_group", peer_group, 32)
+        self._pool_size = whole_number("p2p_connection_pool_size", p2p_connection_pool_size, 32)
         self._connected = False
         # Calls that were cut short, until they are repeated.
         self._unfinished: dict[object, NativeCall] = {}
@@ -149,6 +148,7 @@ class Communicator:
 
     def get_attribute(self, attribute: Attribute) -> int:
         """A number of the adopted epoch; 1 for a dead communicator. INVALID_USAGE before `connect`."""
+        require_kind("attribute", attribute, Attribute)
         out = _ffi.new("int *")
         call = NativeCall("pcclGetAttribute", self._pointer, attribute.value, out)
         call.proceed(self._handle)
@@ -191,10 +191,8 @@ class Communicator:
         `progress` is called about ten times a second while it takes its time. INVALID_ARGUMENT: a tensor was replaced since.
         After an error the revision is as before; tensors that were to be received are unspecified, all others unchanged.
         """
-        if not isinstance(shared_state, SharedState):
-            raise TypeError(f"shared_state must be a SharedState, not {type(shared_state).__name__}")
-        if not isinstance(strategy, SharedStateSyncStrategy):
-            raise TypeError(f"strategy must be a SharedStateSyncStrategy, not {strategy!r}")
+        require_kind("shared_state", shared_state, SharedState)
+        require_kind("strategy", strategy, SharedStateSyncStrategy)
         info = _ffi.new("pcclSharedStateSyncInfo_t *")
         with self._alone("pcclSynchronizeSharedState"):
             key = ("pcclSynchronizeSharedState", id(shared_state), strategy)
@@ -303,6 +301,8 @@ class Communicator:
         """
         deadline = Deadline(timeout)
         wanted = list(descriptors)
+        for descriptor in wanted:
+            require_kind("each descriptor", descriptor, ReduceOpDescriptor)
         key = (max_in_flight, *map(op_arguments, wanted))
         multi = self._unfinished_multis.pop(key, None) or Multi(self._pointer, wanted, max_in_flight)
         try:
@@ -337,9 +337,8 @@ class Communicator:
         PCCLError.check(_C.pcclCreateCommunicator(params, out), "pcclCreateCommunicator")
         pointer = out[0]
         try:
-            if self._recovery_limit is not None:
-                limit = round(self._recovery_limit * 1000)
-                PCCLError.check(_C.pccl_ext_comm_set_recovery(pointer, limit), "pcclCreateCommunicator")
+            if self._recovery_ms is not None:
+                PCCLError.check(_C.pccl_ext_comm_set_recovery(pointer, self._recovery_ms), "pcclCreateCommunicator")
         except BaseException:
             _C.pcclDestroyCommunicator(pointer)
             raise
@@ -482,12 +481,13 @@ def _describe(
 ) -> tuple[OpArguments, Any]:
     """A reduce of two tensors, after all checks that Python can make, and the objects that own its memory."""
     buffers = reduce_buffers(send, recv)
-    if not isinstance(op, ReduceOp):
-        raise TypeError(f"op must be a ReduceOp, not {op!r}")
-    if not 0 <= tag < 1 << 64:
-        raise ValueError(f"tag must be from 0 to 2**64 - 1, not {tag}")
+    require_kind("op", op, ReduceOp)
+    tag = whole_number("tag", tag, 64)
     if operand_descriptor is not None:
+        require_kind("operand_descriptor", operand_descriptor, ReduceOperandDescriptor)
         check_fits(buffers, buffers.numel, operand_descriptor.datatype)
+    if quantization_options is not None:
+        require_kind("quantization_options", quantization_options, QuantizationOptions)
     operand = operand_descriptor or ReduceOperandDescriptor(buffers.dtype)
     numbers = reduce_numbers(buffers.numel, op, tag, operand, quantization_options or _UNQUANTIZED)
     return (buffers.send, buffers.recv, numbers, retry), buffers.owners

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pccl._address import IP, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoint, parse_endpoints, resolve
-from pccl._calls import SUCCESS, UNBOUNDED, Deadline, NativeCall, NativeHandle
+from pccl._calls import SUCCESS, UNBOUNDED, Deadline, NativeCall, NativeHandle, milliseconds
 from pccl._enums import Result
 from pccl._errors import PCCLError
 from pccl._loader import load_native_module
@@ -35,6 +35,7 @@ class MasterNode:
     def __init__(self, listen_address: str, *, heartbeat_limit: float | None = None, masters: str | None = None) -> None:
         self._endpoint = parse_endpoint(listen_address)
         self._running = False
+        limit = None if heartbeat_limit is None else milliseconds("heartbeat_limit", heartbeat_limit, 0.1, 3600)
         listed = parse_endpoints(masters) if masters is not None else []
         ip = _first_address(self._endpoint)
         addresses = [(_first_address(one), one.port) for one in listed]
@@ -47,8 +48,8 @@ class MasterNode:
         self._handle = NativeHandle("master", self._pointer, _C.pcclDestroyMaster)
         if listed:
             self._call("pccl_ext_master_set_list", fill_socket_addresses(addresses), len(listed), place, name="pcclCreateMaster")
-        if heartbeat_limit is not None:
-            self._call("pccl_ext_master_set_heartbeat", round(heartbeat_limit * 1000), name="pcclCreateMaster")
+        if limit is not None:
+            self._call("pccl_ext_master_set_heartbeat", limit, name="pcclCreateMaster")
 
     def run(self) -> None:
         """Listens and serves; returns at once. INVALID_USAGE: the port is in use, or it was run before."""

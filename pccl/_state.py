@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pccl._calls import whole_number
 from pccl._errors import PCCLError, error_for, last_detail
 from pccl._loader import load_native_module
 from pccl._tensors import require
@@ -88,13 +89,11 @@ class SharedState:
 
     @revision.setter
     def revision(self, value: int) -> None:
-        if not 0 <= value < 1 << 64:
-            raise ValueError(f"revision must be from 0 to 2**64 - 1, not {value}")
-        self._state.revision = value
+        self._state.revision = whole_number("revision", value, 64)
 
     def push_revision(self) -> None:
         """Adds 1 to the revision: once per step, after the state has changed."""
-        self._state.revision += 1
+        self.revision += 1
 
     def hash(self) -> str:
         """The parity hash of all contents that must be equal: 32 hex digits, the same for the same bytes on every peer."""

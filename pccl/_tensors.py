@@ -41,6 +41,13 @@ def require(condition: bool, text: str) -> None:
         raise AssertionError(text)
 
 
+def require_kind(name: str, value: object, kind: type) -> None:
+    """Raises TypeError unless the argument called `name` is a `kind`."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"{name} must be {article} {kind.__name__}, not {type(value).__name__}")
+
+
 def is_torch_tensor(value: object) -> bool:
     """Whether it is a torch.Tensor. Imports nothing: before torch is imported there are no tensors."""
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
@@ -104,6 +111,9 @@ def reduce_buffers(send: Any, recv: Any) -> Buffers:
 
 def torch_buffers(send: Any, recv: Any) -> Buffers:
     """The memory of two torch tensors."""
+    for name, tensor in (("send", send), ("recv", recv)):
+        if not is_torch_tensor(tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
     if not (send.is_cpu and recv.is_cpu):
         require(send.device == recv.device, f"send is on {send.device} and recv on {recv.device}: they must be on one device")
         raise AssertionError(f"send and recv are on {send.device}: only CPU tensors can be reduced")
@@ -112,6 +122,8 @@ def torch_buffers(send: Any, recv: Any) -> Buffers:
 
 def numpy_buffers(send: Any, recv: Any) -> Buffers:
     """The memory of two numpy arrays."""
+    if not is_numpy_array(recv):
+        raise TypeError(f"recv must be a numpy.ndarray, not {type(recv).__name__}")
     if not recv.flags.writeable:
         raise ValueError("recv is read-only: pass an array that can be written")
     return _pair(send, recv, numpy_memory)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pccl._enums import DataType, DeviceType, DistributionHint, QuantizationAlgorithm, ReduceOp
 from pccl._loader import load_native_module
-from pccl._tensors import Buffers, Memory, is_torch_tensor, numpy_buffers, numpy_memory, torch_buffers, torch_memory
+from pccl._tensors import Buffers, Memory, is_torch_tensor, numpy_buffers, numpy_memory, require_kind, torch_buffers, torch_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +25,10 @@ class ReduceOperandDescriptor:
     datatype: DataType
     distribution_hint: DistributionHint = DistributionHint.NONE
 
+    def __post_init__(self) -> None:
+        require_kind("datatype", self.datatype, DataType)
+        require_kind("distribution_hint", self.distribution_hint, DistributionHint)
+
     def to_c(self) -> Any:
         """As a `pcclReduceOperandDescriptor_t *`."""
         return _ffi.new("pcclReduceOperandDescriptor_t *", (self.datatype.value, self.distribution_hint.value))
@@ -36,6 +40,10 @@ class QuantizationOptions:
 
     quantized_datatype: DataType = DataType.UINT8
     algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX
+
+    def __post_init__(self) -> None:
+        require_kind("quantized_datatype", self.quantized_datatype, DataType)
+        require_kind("algorithm", self.algorithm, QuantizationAlgorithm)
 
     def to_c(self) -> Any:
         """As a `pcclQuantizationOptions_t *`."""
@@ -68,6 +76,11 @@ class ReduceDescriptor:
     tag: int
     operand_descriptor: ReduceOperandDescriptor
     quantization_options: QuantizationOptions
+
+    def __post_init__(self) -> None:
+        require_kind("op", self.op, ReduceOp)
+        require_kind("operand_descriptor", self.operand_descriptor, ReduceOperandDescriptor)
+        require_kind("quantization_options", self.quantization_options, QuantizationOptions)
 
     def numbers(self) -> ReduceNumbers:
         """The fields of a `pcclReduceDescriptor_t`, in order."""

@@ -33,7 +33,7 @@ def read_sizes(text: str) -> list[int]:
 def _read_size(text: str) -> int:
     number = text.rstrip("KMGiBkmgb")
     unit = text[len(number) :].upper().removesuffix("B").removesuffix("I")
-    if not number.isdecimal() or unit not in SIZE_UNITS:
+    if not number.isdecimal() or int(number) == 0 or unit not in SIZE_UNITS:
         raise click.BadParameter(f"{text!r} is not a size: write 4096, 4K, 16M or 1G")
     return int(number) * SIZE_UNITS[unit]
 

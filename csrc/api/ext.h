@@ -42,8 +42,8 @@ pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms);
 // The masters of the run, the one at `self` is this; before it runs. The first begins new runs, all take up runs whose members come to them.
 pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses, size_t count, size_t self);
 
-// The live state in a few words: "idle", "connecting", "accepted epoch 5", "dead: expelled: ...". Always ends with a zero,
-// cut to `capacity`.
+// The live state in a few words: "idle", "connecting", "registered" (a newcomer that waits to be let in), "accepted epoch 5",
+// "dead: expelled: ...". Always ends with a zero, cut to `capacity`.
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity);
 
 // The id that this communicator has in the run; all 0 before it has connected.

@@ -35,7 +35,7 @@ uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t 
     errno = 0;
     long number = strtol(value, &end, 10);
     if (end != value && *end == 0 && errno == 0 && number >= (long)least && number <= (long)most) return (uint32_t)number;
-    LOG(LOG_WARN, "%s=%s is ignored: not a number from %u to %u", name, value, least, most);
+    LOG(LOG_ERR, "%s=%s is ignored: not a number from %u to %u", name, value, least, most);
     return otherwise;
 }
 
@@ -93,7 +93,7 @@ static void look_at_hint(const char *name) {
     char *end;
     errno = 0;
     unsigned long long number = strtoull(value, &end, 10);
-    if (end == value || *end != 0 || errno != 0 || number == 0 || value[0] == '-') LOG(LOG_WARN, "%s=%s is ignored: not a positive number", name, value);
+    if (end == value || *end != 0 || errno != 0 || number == 0 || value[0] == '-') LOG(LOG_ERR, "%s=%s is ignored: not a positive number", name, value);
 }
 
 pcclResult_t pcclInit(void) {
@@ -121,7 +121,7 @@ static void add_masters_of_environment(struct peer_params *params) {
         size_t length = strcspn(list, ",");
         struct wire_address address;
         if (params->master_count == WIRE_MAX_MASTERS || !socket_address_parse(list, length, &address))
-            LOG(LOG_WARN, "PCCL_MASTERS: %.*s is ignored: not an address and a port, or one too many", (int)length, list);
+            LOG(LOG_ERR, "PCCL_MASTERS: %.*s is ignored: not an address and a port, or one too many", (int)length, list);
         else if (memcmp(&address, &params->masters[0], sizeof address) != 0)
             params->masters[params->master_count++] = address;
         list += length + (list[length] == ',');

@@ -440,6 +440,7 @@ static void serve(struct master *master) {
     while (!atomic_load(&master->interrupted)) {
         int count = epoll_wait(master->poller, events, EVENTS, wait_ms(platform_now_ns(), next_deadline(master)));
         master->now_ns = platform_now_ns();
+        if (count < 0) continue; // it was stopped, and nothing is read yet
         for (int i = 0; i < count; i++) {
             uint64_t token = events[i].data.u64;
             if (token == TOKEN_WAKE)

@@ -205,6 +205,8 @@ void peer_state(struct peer *p, char *out, size_t capacity) {
         snprintf(out, capacity, "looking for a master: %s", member_lost_why(p->member));
     else if (p->phase == PHASE_CONNECTED)
         snprintf(out, capacity, "accepted epoch %llu", (unsigned long long)member_adopted(p->member)->number);
+    else if (p->phase == PHASE_CONNECTING && !p->renewing && member_phase(p->member) == MEMBER_REGISTERED)
+        snprintf(out, capacity, "registered");
     else
         snprintf(out, capacity, "%s", p->phase == PHASE_CONNECTING ? "connecting" : "idle");
     peer_finish(p, pcclSuccess);

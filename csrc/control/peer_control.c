@@ -10,13 +10,13 @@
 #include "../base/log.h"
 #include "../net/socket.h"
 
-enum { EVENTS_PER_TURN = 64 };
+enum { EVENTS_PER_TURN = 1024 }; // all at once, strangers' too, so that a tick comes after everything that has arrived
 
 // ---- carrying out what the mind decides ----
 
 void peer_end_attempt(struct peer *p, int code, const struct member_view *view, const char *text) {
     if (code != pcclSuccess) {
-        LOG(LOG_WARN, "connect failed: %s", text);
+        LOG(LOG_ERR, "connect failed: %s", text);
         peer_hang_up(p);
     }
     pthread_mutex_lock(&p->lock);
@@ -242,6 +242,7 @@ void *peer_control(void *context) {
         peer_watch_master(p);
         int count = epoll_wait(p->epoll, events, EVENTS_PER_TURN, until_deadline(p));
         now = platform_now_ns();
+        if (count < 0) continue; // it was stopped, and nothing is read yet
         for (int i = 0; i < count; i++) handle(p, &events[i], now);
         // After the events: a process that was stopped for a while first hears what the master said meanwhile.
         tick(p, now);

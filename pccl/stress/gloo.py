@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import queue
-import random
 import socket
 import threading
 import time
@@ -22,12 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from pccl.stress.content import contents
-from pccl.stress.cut import cut
-from pccl.stress.link import Link, Order
-from pccl.stress.progress import Board
-from pccl.stress.reports import Accepted, Ended, Flaw, OpDone, Stepped, Task, Waiting
-from pccl.stress.worker import FRESH, Buffers, State, guard
+from pccl.stress.actor import FRESH, Actor
+from pccl.stress.buffers import Buffers, State
+from pccl.stress.link import Order
+from pccl.stress.reports import Accepted, Ended, OpDone, Stepped, Waiting
 from pccl.stress.workload import StepPlan, plan_step
 
 STORE_SECONDS = 5.0
@@ -39,26 +36,19 @@ class BrokenGroupError(Exception):
     """Somebody has died, or falls silent, or is wanted in a new group."""
 
 
-class Peer:
+class Peer(Actor):
     """One process, over all its groups."""
 
-    def __init__(self, task: Task, end: socket.socket, board: int) -> None:
-        self._task = task
-        self._contents = contents()
-        self._state = State(task.elements)
-        self._place = Board(board).writer(task.code)
-        self._random = random.Random(f"peer {task.seed} {task.serial}")
+    def __init__(self, given: dict[str, Any], end: socket.socket, board: int) -> None:
+        super().__init__(given, end, board)
+        self._state = State(self._task.elements)
         self._line, self._step = FRESH, 0
         self._lost = self._life = 0
         self._rank = self._world = 0
         self._groups: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._leaving = threading.Event()
-        self._ending = threading.Event()
         self._regroup = threading.Event()
-        self._link = Link(end, self._obey)
 
-    def run(self) -> int:
-        """Until it is told to leave; gives the exit status."""
+    def _run(self) -> None:
         while not self._leaving.is_set():
             try:
                 if self._live():
@@ -68,8 +58,7 @@ class Peer:
             finally:
                 with suppress(Exception):
                     dist.destroy_process_group()
-        self._link.tell(Ended(at=time.monotonic(), line=self._line, step=self._step, state=self._state.shared.hash()))
-        return 0
+        self._tell(Ended(at=time.monotonic(), line=self._line, step=self._step, state=self._state.shared.hash()))
 
     def _live(self) -> bool:
         """One group. True: the end."""
@@ -92,7 +81,7 @@ class Peer:
                 timeout=timedelta(seconds=self._task.beat),
             )
         now = time.monotonic()
-        self._link.tell(Accepted(at=now, world=self._world, seconds=now - begin, life=self._life))
+        self._tell(Accepted(at=now, world=self._world, seconds=now - begin, life=self._life))
         self._life += 1
         self._take_state()
         while not self._turn():
@@ -101,7 +90,7 @@ class Peer:
 
     def _wait_for_group(self) -> Order | None:
         """The next group that this process is to be in; None: it is to leave."""
-        self._link.tell(Waiting(at=time.monotonic()))
+        self._tell(Waiting(at=time.monotonic()))
         while not (self._leaving.is_set() or self._ending.is_set()):
             with self._place.during("connect", time.monotonic()), suppress(queue.Empty):
                 return self._groups.get(timeout=0.1)
@@ -141,7 +130,7 @@ class Peer:
         else:
             ops = self._reduce(plan)
         self._step = step
-        self._link.tell(
+        self._tell(
             Stepped(
                 at=time.monotonic(),
                 line=self._line,
@@ -178,28 +167,19 @@ class Peer:
             self._state.apply(made[0].recv)
         return done
 
-    def flaw(self, claim: str, detail: str) -> None:
-        """Tells what must not happen."""
-        self._link.tell(Flaw(at=time.monotonic(), claim=claim, detail=detail))
-
     def _obey(self, order: Order) -> None:
         match order["order"]:
             case "group":
                 self._groups.put(order)
             case "regroup":
                 self._regroup.set()
-            case "leave":
-                self._leaving.set()
-            case "end":
-                self._ending.set()
-            case "cut":
-                cut(order["how"], {int(self._task.masters.rpartition(":")[2])}, self._random)
+            case _:
+                super()._obey(order)
 
 
 def run(given: dict[str, Any], end: socket.socket, board: int) -> int:
     """The whole life of a peer's process."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    peer = Peer(Task.from_fields(given), end, board)
-    status = guard(peer.run, peer.flaw)
+    status = Peer(given, end, board).perform()
     os._exit(status)  # gloo's threads of a broken group may never end

@@ -7,9 +7,7 @@ does not count is made again; a newcomer is healed with the state of one that is
 from __future__ import annotations
 
 import os
-import random
 import socket
-import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -18,33 +16,23 @@ import torch
 import torch.distributed as dist
 from torchft import Manager, ProcessGroupGloo
 
-from pccl.stress.content import contents
-from pccl.stress.cut import cut
-from pccl.stress.link import Link, Order
-from pccl.stress.progress import Board
-from pccl.stress.reports import Accepted, Ended, Flaw, OpDone, Stepped, Task
-from pccl.stress.worker import Buffers, FlawError, State, guard
+from pccl.stress.actor import Actor, FlawError
+from pccl.stress.buffers import Buffers, State
+from pccl.stress.reports import Accepted, Ended, OpDone, Stepped
 from pccl.stress.workload import plan_step
 
 QUORUM_SECONDS = 30.0
 
 
-class Peer:
+class Peer(Actor):
     """One process."""
 
-    def __init__(self, task: Task, end: socket.socket, board: int) -> None:
-        self._task = task
-        self._contents = contents()
-        self._state = State(task.elements)
-        self._place = Board(board).writer(task.code)
-        self._random = random.Random(f"peer {task.seed} {task.serial}")
+    def __init__(self, given: dict[str, Any], end: socket.socket, board: int) -> None:
+        super().__init__(given, end, board)
+        self._state = State(self._task.elements)
         self._lost = self._life = self._world = 0
-        self._leaving = threading.Event()
-        self._ending = threading.Event()
-        self._link = Link(end, self._obey)
 
-    def run(self) -> int:
-        """Until it is told to leave; gives the exit status."""
+    def _run(self) -> None:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         limit = timedelta(seconds=self._task.beat)
         self._manager = Manager(
@@ -67,8 +55,7 @@ class Peer:
             pass
         self._manager.shutdown(wait=False)
         step = self._manager.current_step()
-        self._link.tell(Ended(at=time.monotonic(), line=0, step=step, state=self._state.shared.hash()))
-        return 0
+        self._tell(Ended(at=time.monotonic(), line=0, step=step, state=self._state.shared.hash()))
 
     def _save(self) -> dict[str, Any]:
         return {name: torch.from_numpy(getattr(self._state, name)).clone() for name in ("outer", "momentum", "place")}
@@ -90,7 +77,7 @@ class Peer:
         world = manager.num_participants()
         if world != self._world:
             self._world = world
-            self._link.tell(Accepted(at=time.monotonic(), world=world, seconds=time.monotonic() - begin, life=self._life))
+            self._tell(Accepted(at=time.monotonic(), world=world, seconds=time.monotonic() - begin, life=self._life))
             self._life += 1
         step = manager.current_step()
         self._place.step = step
@@ -127,7 +114,7 @@ class Peer:
             try:
                 ops.append(one.done(self._world))
             except FlawError as error:
-                self.flaw(error.claim, f"of a step that counts: {error}")
+                self._flaw(error.claim, f"of a step that counts: {error}")
                 return
             if kind == "diloco":
                 self._state.apply(one.recv)
@@ -135,27 +122,13 @@ class Peer:
         report = Stepped(
             at=time.monotonic(), line=0, step=step, work=kind, world=self._world, ops=ops, state=state, lost=self._lost
         )
-        self._link.tell(report)
+        self._tell(report)
         self._lost = 0
-
-    def flaw(self, claim: str, detail: str) -> None:
-        """Tells what must not happen."""
-        self._link.tell(Flaw(at=time.monotonic(), claim=claim, detail=detail))
-
-    def _obey(self, order: Order) -> None:
-        match order["order"]:
-            case "leave":
-                self._leaving.set()
-            case "end":
-                self._ending.set()
-            case "cut":
-                cut(order["how"], {int(self._task.masters.rpartition(":")[2])}, self._random)
 
 
 def run(given: dict[str, Any], end: socket.socket, board: int) -> int:
     """The whole life of a peer's process."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    peer = Peer(Task.from_fields(given), end, board)
-    status = guard(peer.run, peer.flaw)
+    status = Peer(given, end, board).perform()
     os._exit(status)  # its threads may never end

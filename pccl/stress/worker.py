@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import random
 import socket
-import threading
 import time
-import traceback
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -21,25 +16,14 @@ from pccl import (
     AsyncReduceHandle,
     Attribute,
     Communicator,
-    Contributors,
-    DataType,
-    QuantizationAlgorithm,
-    QuantizationOptions,
-    ReduceDescriptor,
     ReduceInfo,
     ReduceOp,
-    ReduceOpDescriptor,
-    ReduceOperandDescriptor,
     Result,
-    SharedState,
-    TensorInfo,
 )
-from pccl.stress.content import Array, Content, contents
-from pccl.stress.cut import cut
-from pccl.stress.link import Link, Order
-from pccl.stress.progress import Board
-from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Range, Report, Stepped, Task
-from pccl.stress.workload import OpPlan, StepPlan, plan_step, state_count
+from pccl.stress.actor import FRESH, Actor, FlawError
+from pccl.stress.buffers import Buffers, State
+from pccl.stress.reports import Accepted, Alone, Ended, Expelled, OpDone, Stepped
+from pccl.stress.workload import StepPlan, plan_step
 
 Done = TypeVar("Done")
 
@@ -49,8 +33,6 @@ LANES = 4
 POLL_SECONDS = 0.005
 MOST_SYNC_ROUNDS = 200
 """A sync that finds no content so often in a row will find none."""
-FRESH = -1
-"""What a newcomer, who does not know the step, says when all meet."""
 
 
 class AloneError(Exception):
@@ -61,141 +43,25 @@ class DeadError(Exception):
     """The library says that this process is no longer a member of the run."""
 
 
-class FlawError(Exception):
-    """Something that must not happen; `claim` is a key of judge.CLAIMS."""
-
-    def __init__(self, claim: str, detail: str) -> None:
-        super().__init__(detail)
-        self.claim = claim
-
-
-class Buffers:
-    """One op's buffers: filled anew for each launch, and checked after it."""
-
-    def __init__(self, contents: Mapping[str, Content], plan: OpPlan, code: int, *, in_place: bool) -> None:
-        self._content = contents["quantized" if plan.quantized else plan.dtype]
-        self._plan, self._code = plan, code
-        self.send = np.empty(plan.count, plan.dtype)
-        self.recv = self.send if in_place else np.empty_like(self.send)
-        algorithm = QuantizationAlgorithm[plan.quantized or "NONE"]
-        self.options = QuantizationOptions(DataType.UINT8, algorithm)
-        self.op = ReduceOp.AVG if plan.average else ReduceOp.SUM
-        self.tries = 0
-        self._filled = False
-
-    def refill(self) -> None:
-        """Writes what this process contributes, unless that is there: a failed op leaves it as it was."""
-        if not self._filled:
-            self._filled = True
-            self._content.fill(self.send, self._code, self._plan.shift)
-
-    def check_input(self) -> None:
-        """After a failure it must be as it was at the launch, in place too."""
-        wanted = self._content.fill(np.empty_like(self.send), self._code, self._plan.shift)
-        if not np.array_equal(self.send, wanted):
-            raise FlawError(
-                "input", f"{np.count_nonzero(self.send != wanted)} elements of the input of {self._plan} have changed"
-            )
-
-    def done(self, world: int, said: Sequence[Contributors] = ()) -> OpDone:
-        """Reads the result, whose contributors are `world` members, or by ranges those that the library has `said`."""
-        if said and [one.start for one in said] + [self.recv.size] != [0] + [one.stop for one in said]:
-            raise FlawError("error", f"the ranges of {self._plan} do not follow each other: {said}")
-        ranges = [self._read(one) for one in said] if said else [Range(self.recv.size, self._who(self.recv, world))]
-        if self.send is not self.recv:
-            self.check_input()
-        return OpDone(
-            ranges=ranges,
-            world=world,
-            check=zlib.crc32(self.recv.data),
-            tries=self.tries,
-            size=self.recv.nbytes,
-            at=time.monotonic(),
-        )
-
-    def divide(self, world: int) -> None:
-        """Makes the average of a sum, where what reduces does not."""
-        if self._plan.average:
-            self.recv /= world
-
-    def check_left(self, said: Sequence[Contributors]) -> None:
-        """After a failure in retry mode: what was completed stays, and the rest of the input is as it was at the launch."""
-        for one in said:
-            if one.peers:
-                self._read(one)
-        if self.send is not self.recv or not said:
-            self.check_input()
-        wanted = self._content.fill(np.empty_like(self.send), self._code, self._plan.shift)
-        for one in said:
-            if not (one.peers or np.array_equal(self.send[one.start : one.stop], wanted[one.start : one.stop])):
-                raise FlawError("input", f"the input of {self._plan} has changed in {one}")
-
-    def _read(self, said: Contributors) -> Range:
-        who = self._who(self.recv[said.start : said.stop], len(said.peers), said.start)
-        return Range(said.stop, who, sorted(peer.hex for peer in said.peers))
-
-    def _who(self, piece: Array, world: int, start: int = 0) -> int:
-        reading = self._content.read(piece, self._plan.shift, world if self._plan.average else 1, start)
-        if reading.fault:
-            raise FlawError("sum", f"{self._plan}, from {start}: {reading.fault}")
-        return reading.who
-
-    def descriptor(self, tag: int) -> ReduceOpDescriptor:
-        """For all_reduce_multiple_with_retry."""
-        kind = DataType.from_numpy_dtype(self.send.dtype)
-        wanted = ReduceDescriptor(
-            count=self.send.size,
-            op=self.op,
-            tag=tag,
-            operand_descriptor=ReduceOperandDescriptor(kind),
-            quantization_options=self.options,
-        )
-        return ReduceOpDescriptor.from_numpy(self.send, self.recv, wanted)
-
-
-class State:
-    """The outer parameters of a DiLoCo-like training, which all members share."""
-
-    def __init__(self, elements: int) -> None:
-        count = state_count(elements)
-        self.outer, self.momentum = np.zeros(count), np.zeros(count)
-        self.place = np.zeros(2, np.int64)  # line and step
-        infos = [TensorInfo.from_numpy(array, name) for name, array in vars(self).items()]
-        self.shared = SharedState(infos)
-
-    def apply(self, delta: Array) -> None:
-        """The outer step: the same on all members, for the same delta."""
-        self.momentum *= 0.5
-        self.momentum += delta
-        self.outer -= self.momentum * 0.25
-
-
-class Peer:
+class Peer(Actor):
     """One process, over all its memberships."""
 
-    def __init__(self, task: Task, end: socket.socket, board: int) -> None:
-        self._task = task
-        self._random = random.Random(f"peer {task.seed} {task.serial}")
-        self._contents = contents()
-        self._state = State(task.elements)
-        self._place = Board(board).writer(task.code)
+    def __init__(self, given: dict[str, Any], end: socket.socket, board: int) -> None:
+        super().__init__(given, end, board)
+        self._state = State(self._task.elements)
         self._line, self._step = FRESH, 0
         self._behind = True  # lacks the others' state
         self._lost = 0
         self._life = 0
         self._admitted = False  # the others are on their way to the next meeting
         self._catch_up = False  # somebody lacks the state
-        self._leaving = threading.Event()  # by order: alone, at once
-        self._ending = threading.Event()  # by order: all together
-        self._link = Link(end, self._obey)
         self._comm: Communicator
 
-    def run(self) -> int:
-        """Until it is told to leave; gives the exit status."""
+    def _run(self) -> None:
         while True:
             try:
                 if self._live():
-                    return 0
+                    return
             except DeadError as dead:
                 self._tell(Expelled(at=time.monotonic(), detail=str(dead)))
                 self._behind = True
@@ -536,38 +402,7 @@ class Peer:
         elif self._task.plant == "hang" and self._step == 30:
             time.sleep(3600)
 
-    def _tell(self, report: Report) -> None:
-        self._link.tell(report)
-
-    def flaw(self, claim: str, detail: str) -> None:
-        """Tells what must not happen."""
-        self._tell(Flaw(at=time.monotonic(), claim=claim, detail=detail))
-
-    def _obey(self, order: Order) -> None:
-        match order["order"]:
-            case "leave":
-                self._leaving.set()
-            case "end":
-                self._ending.set()
-            case "cut":
-                ports = {int(address.rpartition(":")[2]) for address in self._task.masters.split(",")}
-                cut(order["how"], ports, self._random)
-
 
 def run(given: dict[str, Any], end: socket.socket, board: int) -> int:
     """The whole life of a peer's process."""
-    peer = Peer(Task.from_fields(given), end, board)
-    return guard(peer.run, peer.flaw)
-
-
-def guard(body: Callable[[], int], flaw: Callable[[str, str], None]) -> int:
-    """Runs `body`; whatever it raises is a flaw."""
-    try:
-        return body()
-    except FlawError as error:
-        flaw(error.claim, str(error))
-    except pccl.PCCLError as error:
-        flaw("error", f"{error} ({error.detail})\n{traceback.format_exc()}")
-    except Exception:
-        flaw("error", traceback.format_exc())
-    return os.EX_SOFTWARE
+    return Peer(given, end, board).perform()

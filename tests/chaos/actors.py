@@ -24,9 +24,11 @@ import zlib
 from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from ports import free_ports
 
 import pccl
 from pccl import (
@@ -248,11 +250,14 @@ class Peer:
                 self._follow_one(step, steps[step], fate)
         return self.log
 
-    def reduce_until(self, reduces: list[Reduce], seconds: float) -> tuple[int, list[int]]:
-        """Sums over and over until all agree to end; nothing may fail. How often, and who was in."""
-        end = time.monotonic() + seconds
+    def reduce_on(self, reduces: list[Reduce]) -> tuple[int, list[int]]:
+        """Sums over and over until one of them is told "enough"; nothing may fail. How often, and who was in.
+
+        Told "tell", it says when a round has ended that began after that.
+        """
         rounds, seen = 0, set()
         while True:
+            told = self._pipe.recv()[0] if self._pipe.poll() else None
             for tag, reduce in enumerate(reduces):
                 send = reduce.input(self._value)
                 recv = send if reduce.in_place else np.empty_like(send)
@@ -260,9 +265,11 @@ class Peer:
                     send, recv, op=ReduceOp.SUM, tag=tag, timeout=PATIENCE, quantization_options=reduce.options()
                 )
                 seen.add(_who(reduce, recv))
-            flag = np.array([time.monotonic() < end], np.int64)
+            flag = np.array([told != "enough"], np.int64)
             self.comm.all_reduce(flag, flag, op=ReduceOp.MIN, timeout=PATIENCE)
             rounds += 1
+            if told == "tell":
+                self._pipe.send(("round", None))
             if not flag[0]:
                 return rounds, sorted(seen)
 
@@ -546,7 +553,14 @@ def enter_network(namespace: str) -> None:
         assert ctypes.CDLL(None).setns(opened.fileno(), CLONE_NEWNET) == 0
 
 
-def _serve(role: Any, pipe: Connection, environment: dict[str, str], arguments: tuple[Any, ...]) -> None:
+def _log_to(stderr: Path | None) -> None:
+    if stderr is not None:
+        with stderr.open("ab") as opened:
+            os.dup2(opened.fileno(), 2)
+
+
+def _serve(role: Any, pipe: Connection, environment: dict[str, str], stderr: Path | None, arguments: tuple[Any, ...]) -> None:
+    _log_to(stderr)
     os.environ.update(environment)
     if "NETNS" in environment:
         enter_network(environment["NETNS"])
@@ -561,7 +575,7 @@ def _serve(role: Any, pipe: Connection, environment: dict[str, str], arguments: 
             answer = ("ok", getattr(peer, method)(*arguments))
         except PCCLError as error:
             answer = ("error", error.result.name)
-            if method in ("follow", "join_late", "reduce_until"):
+            if method in ("follow", "join_late", "reduce_on"):
                 answer = ("crash", f"{traceback.format_exc()}{error.detail}\nlog: {peer.log}")
         except BaseException:
             answer = ("crash", f"{traceback.format_exc()}\nlog: {peer.log}")
@@ -569,7 +583,8 @@ def _serve(role: Any, pipe: Connection, environment: dict[str, str], arguments: 
             pipe.send(answer)
 
 
-def _serve_master(pipe: Connection, address: str, heartbeat_limit: float, masters: str) -> None:
+def _serve_master(pipe: Connection, address: str, heartbeat_limit: float, masters: str, stderr: Path | None) -> None:
+    _log_to(stderr)
     master = MasterNode(address, heartbeat_limit=heartbeat_limit, masters=masters or None)
     while True:
         try:
@@ -577,7 +592,7 @@ def _serve_master(pipe: Connection, address: str, heartbeat_limit: float, master
             break
         except PCCLError:  # the port is in use by one that is on its way out
             time.sleep(0.001)
-    pipe.send(master.port)
+    pipe.send("it listens")
     with contextlib.suppress(EOFError):
         pipe.recv()
     os._exit(0)
@@ -607,12 +622,19 @@ def _start_server() -> None:
 class Performer:
     """A process that does what it is told, seen from the test."""
 
-    def __init__(self, role: Any, number: int, arguments: tuple[Any, ...], environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        role: Any,
+        number: int,
+        arguments: tuple[Any, ...],
+        environment: dict[str, str] | None = None,
+        stderr: Path | None = None,
+    ) -> None:
         """`role(pipe, *arguments)` is what it can be told: its methods, and in `log` what to show when one of them crashes."""
         self.number = number
         _start_server()
         self._pipe, inner = _context.Pipe()
-        self._process = _context.Process(target=_serve, args=(role, inner, environment or {}, arguments), daemon=True)
+        self._process = _context.Process(target=_serve, args=(role, inner, environment or {}, stderr, arguments), daemon=True)
         self._process.start()
         inner.close()
 
@@ -622,7 +644,7 @@ class Performer:
         return self._process.pid
 
     def tell(self, method: str, *arguments: Any) -> Self:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(ConnectionError):  # it has died
             self._pipe.send((method, arguments))
         return self
 
@@ -634,7 +656,7 @@ class Performer:
                 raise TimeoutError(f"process {self.number} did not answer within {timeout} s")
             try:
                 kind, value = self._pipe.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):  # perhaps in the middle of its answer
                 return None
             if kind == "crash":
                 raise AssertionError(f"process {self.number}: {value}")
@@ -663,20 +685,33 @@ class Actor(Performer):
     """A peer process."""
 
     def __init__(
-        self, address: str, number: int, group: int = 0, lanes: int = 0, environment: dict[str, str] | None = None
+        self,
+        address: str,
+        number: int,
+        group: int = 0,
+        lanes: int = 0,
+        environment: dict[str, str] | None = None,
+        stderr: Path | None = None,
     ) -> None:
-        super().__init__(Peer, number, (address, number, group, lanes), environment)
+        super().__init__(Peer, number, (address, number, group, lanes), environment, stderr)
         self.accepted = False
 
     def _heard(self, kind: str) -> None:
         self.accepted |= kind == "accepted"
+
+    def await_round(self) -> None:
+        """In `reduce_on`: until a round has ended, on all, that begins from now on."""
+        self.tell("tell")
+        assert self._pipe.poll(PATIENCE), "no round ends"
+        kind, value = self._pipe.recv()
+        assert kind == "round", value
 
     def waits_in_connect(self) -> bool:
         """Whether a newcomer has neither been accepted nor died."""
         while not self.accepted and self._pipe.poll(0):
             try:
                 kind, value = self._pipe.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):
                 return False
             assert kind == "accepted", value
             self.accepted = True
@@ -686,22 +721,24 @@ class Actor(Performer):
 class MasterProcess:
     """A master that may be killed, and started again at its address."""
 
-    def __init__(self, address: str = "127.0.0.1:0", *, heartbeat_limit: float = 2.0, masters: str = "") -> None:
-        self.address = address
+    def __init__(self, address: str = "", *, heartbeat_limit: float = 2.0, masters: str = "", stderr: Path | None = None) -> None:
+        self.address = address or f"127.0.0.1:{free_ports(1)[0]}"
         self._heartbeat_limit = heartbeat_limit
         self._masters = masters
+        self._stderr = stderr
         _start_server()
         self.start()
 
     def start(self) -> None:
         self._pipe, inner = _context.Pipe()
         self._process = _context.Process(
-            target=_serve_master, args=(inner, self.address, self._heartbeat_limit, self._masters), daemon=True
+            target=_serve_master,
+            args=(inner, self.address, self._heartbeat_limit, self._masters, self._stderr),
+            daemon=True,
         )
         self._process.start()
         inner.close()
-        port = self._pipe.recv()
-        self.address = f"{self.address.rpartition(':')[0]}:{port}"
+        self._pipe.recv()
 
     def kill(self) -> None:
         """SIGKILL, and waits until it is gone."""

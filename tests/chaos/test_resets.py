@@ -80,10 +80,14 @@ def test_during_ops(how, same_host, every):
     rng = random.Random(1)
     with cast(3, lanes=3, environment={"PCCL_SAME_HOST_MEMORY": same_host}) as (address, actors):
         for actor in actors:
-            actor.tell("reduce_until", SOURCES, 1.6)
+            actor.tell("reduce_on", SOURCES)
         for _ in range(4):
-            time.sleep(0.3)  # far longer than a repair: a pair that fails again and again is broken up
+            # The repair is over then: a pair that fails again and again is broken up.
+            actors[0].await_round()
+            time.sleep(rng.random() * 0.02)  # somewhere in a round
             break_some(rng.choice(actors), address, how, rng, every)
+        actors[0].await_round()
+        actors[0].tell("enough")
         outcomes = [actor.answer() for actor in actors]
         assert outcomes[0] == outcomes[1] == outcomes[2]
         assert outcomes[0][1] == [7]
@@ -105,7 +109,6 @@ def test_between_ops_and_votes(how, every, wait):
             assert len(logs) == 3
             assert not losses(logs[0])
             assert set(contributors(logs[0])) == {7}
-            time.sleep(0.2)
 
 
 def test_a_reset_and_a_death():

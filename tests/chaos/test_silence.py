@@ -38,7 +38,11 @@ def ptrace(request: int, thread: int) -> None:
 @contextlib.contextmanager
 def hung(pid: int, name: str) -> Iterator[None]:
     """The thread of this name hangs, all others of the process go on."""
-    threads = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if (task / "comm").read_text() == f"{name}\n"]
+    threads = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            if (task / "comm").read_text() == f"{name}\n":
+                threads.append(int(task.name))
     assert threads, f"no thread {name}"
     for thread in threads:
         ptrace(PTRACE_SEIZE, thread)
@@ -171,7 +175,6 @@ def stage() -> Iterator[tuple[Network, list[Actor]]]:
             undo.callback(actor.kill)
             actors.append(actor)
             actor.tell("join", 3)
-            time.sleep(0.05)  # so that the order of joining is that of the numbers
         assert [actor.answer() for actor in actors] == [None] * 3
         yield network, actors
 

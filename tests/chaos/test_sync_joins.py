@@ -70,11 +70,11 @@ def test_joiners_during_asynchronous_reduces():
         tell_all(first, "join", address, [2], SIZES, 2)
         tell_all(first, "hold", [Content(1)], [0])
         for process in first:
-            process.tell("train", 5, 4)
+            process.tell("train", 4, 4)
         for process in fresh:
             process.ask("join", address, [2], SIZES, 0)
             process.ask("hold", [Content(7)], [0])
-            process.tell("train", 5, 4)
+            process.tell("train", 4, 4)
         trained = [one for process in processes for one in process.answer()]
     assert len({one.revision for one in trained}) == 1
     assert all(one.content == Content(1, steps=one.revision) for one in trained)

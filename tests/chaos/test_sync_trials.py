@@ -286,6 +286,8 @@ class Trial:
             assert outcome.result in ("SUCCESS", NONE, DEAD), outcome
             assert outcome.result == DEAD or "died" not in outcome.detail, outcome
             assert outcome.result != "SUCCESS" or outcome.content is not None, outcome
+        # Before it has read all that was said, a vote is still made, and ends with its expulsion.
+        assert set(victim.ask("votes")) <= {DEAD, "RANK_CONNECTION_FAILED"}
         assert set(victim.ask("votes")) == {DEAD}
         world = len(self.group.voters) + len(voters)
         victim.tell("rejoin", self.address, world)

@@ -1,7 +1,7 @@
 """Runs made of threads, and peers as processes that are told what to do line by line and may be killed.
 
 A peer process (`python peers.py ADDRESS GROUP`) reads one JSON request per line, [method, arguments], and answers each with
-{"ok": value}, or {"error": name of the Result}.
+{"begun": method}, and then with {"ok": value} or {"error": name of the Result}.
 """
 
 from __future__ import annotations
@@ -130,13 +130,18 @@ class PeerProcess:
             text=True,
             bufsize=1,
         )
+        self._begun: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._answers.put(json.loads(line))
+            said = json.loads(line)
+            if "begun" in said:
+                self._begun.put(said["begun"])
+            else:
+                self._answers.put(said)
         self._answers.put({"gone": True})
 
     def tell(self, method: str, *arguments: Any) -> PeerProcess:
@@ -144,6 +149,11 @@ class PeerProcess:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([method, arguments]) + "\n")
         return self
+
+    def await_begin(self, method: str) -> None:
+        """Until it is about to make the call that it was told last; from then on it survives a SIGINT."""
+        while self._begun.get(timeout=PATIENCE) != method:
+            pass
 
     def answer(self, timeout: float = PATIENCE) -> Any:
         """What the next call returned, or the name of its Result when it failed."""
@@ -283,6 +293,7 @@ def _serve(address: str, group: int, value: int) -> None:
     for line in sys.stdin:
         method, arguments = json.loads(line)
         try:
+            print(json.dumps({"begun": method}), flush=True)
             answer = {"ok": getattr(commands, method)(*arguments)}
         except PCCLError as error:
             answer = {"error": error.result.name}

@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 from peers import PATIENCE, Background, PeerProcess, address_of, admit, form, on_all, processes, team, together, worlds
+from ports import free_ports
 
 import pccl
 from pccl import (
@@ -63,14 +64,8 @@ def shared_state(*arrays: np.ndarray) -> SharedState:
 # ---- 1, 2: the master's life ----
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def test_1_a_master_comes_and_goes_on_one_port():
-    port = free_port()
+    [port] = free_ports(1)
     for _ in range(20):
         master = MasterNode(f"127.0.0.1:{port}")
         master.run()
@@ -127,9 +122,7 @@ def test_2_ops_end_when_the_master_goes():
 
 def test_3_the_first_peer():
     with MasterNode("127.0.0.1:0") as master, Communicator(address_of(master)) as comm:
-        begin = time.monotonic()
-        comm.connect()
-        assert time.monotonic() - begin < 0.5
+        comm.connect(1)
         assert worlds(comm) == [1, 1, 1, 1]
         assert comm.are_peers_pending() is False
         array = np.ones(3, np.float32)
@@ -175,7 +168,7 @@ def test_4_before_connect():
 
 def test_4_connect_again_after_a_failure(monkeypatch):
     monkeypatch.setattr("pccl._communicator.PAUSE_SECONDS", 0.01)
-    port = free_port()
+    [port] = free_ports(1)
     with Communicator(f"127.0.0.1:{port}") as comm:
         with pytest.raises(Exception, match="Failed to connect to the master node") as caught:
             comm.connect(2)
@@ -191,13 +184,20 @@ def test_4_connect_again_after_a_failure(monkeypatch):
 # ---- 5, 6, 7: newcomers ----
 
 
+def registered(fresh: Communicator) -> Background:
+    """Its connect, once the master knows of it."""
+    joining = Background(fresh.connect, 1)
+    deadline = time.monotonic() + PATIENCE
+    while "registered" not in repr(fresh):
+        assert time.monotonic() < deadline, fresh
+        time.sleep(0.001)
+    return joining
+
+
 def test_5_one_update_admits_all_that_wait():
     with team([0, 0]) as [first, second], contextlib.ExitStack() as stack:
         fresh = [stack.enter_context(Communicator(str(first._endpoint), group)) for group in (0, 1, 1)]
-        joining = [Background(comm.connect, 1) for comm in fresh]
-        while not all(together(first.are_peers_pending, second.are_peers_pending)):
-            time.sleep(0.01)
-        time.sleep(0.3)  # for the slowest of them to be registered
+        joining = [registered(comm) for comm in fresh]
         half = Background(first.update_topology)
         time.sleep(0.2)
         assert half.running()
@@ -227,7 +227,7 @@ def test_6_a_newcomers_first_call_is_a_reduce():
 
 def test_7_ops_are_not_disturbed_by_those_that_wait():
     with team([0, 0]) as comms, Communicator(str(comms[0]._endpoint)) as fresh:
-        joining = Background(fresh.connect, 1)
+        joining = registered(fresh)
         for _ in range(20):
             assert on_all(comms, lambda comm, rank: value_of(comm, 1 << rank, 200_000)) == [3, 3]
         assert joining.running()
@@ -235,18 +235,17 @@ def test_7_ops_are_not_disturbed_by_those_that_wait():
         assert on_all(comms, lambda comm, rank: comm.are_peers_pending()) == [True, True]
         comms[0].close()
         comms[1].close()
-        joining.result(timeout=2)
+        joining.result()
         assert worlds(fresh) == [1, 1, 1, 1]
 
 
 def test_7_several_that_wait_become_the_next_run():
     with team([0]) as [last], contextlib.ExitStack() as stack:
         fresh = [stack.enter_context(Communicator(str(last._endpoint), group)) for group in (0, 5)]
-        joining = [Background(comm.connect, 1) for comm in fresh]
-        time.sleep(0.3)
+        joining = [registered(comm) for comm in fresh]
         last.close()
         for one in joining:
-            one.result(timeout=5)
+            one.result()
         assert [worlds(comm) for comm in fresh] == [[2, 1, 2, 1]] * 2
 
 
@@ -424,7 +423,7 @@ def test_12_a_silent_peer_is_lost_after_the_limit():
         for peer in peers[:2]:
             peer.tell("sum", 500_000)
         assert [peer.answer() for peer in peers[:2]] == ["RANK_CONNECTION_LOST"] * 2
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin > 0.45
         for peer in peers[:2]:
             peer.tell("sum", 500_000)
         assert [peer.answer() for peer in peers[:2]] == [3, 3]
@@ -437,7 +436,7 @@ def test_13_who_leaves_no_longer_counts_in_a_vote():
         assert all(one.running() for one in waiting)
         comms[2].close()
         for one in waiting:
-            one.result(timeout=5)
+            one.result()
         assert [worlds(comm) for comm in comms[:2]] == [[2, 2, 1, 2]] * 2
 
 
@@ -669,7 +668,7 @@ def test_timeouts_and_waiting_on():
             begin = time.monotonic()
             with pytest.raises(pccl.PCCLTimeoutError, match=name):
                 call(timeout=0.2)
-            assert 0.2 <= time.monotonic() - begin < 0.6
+            assert time.monotonic() - begin >= 0.2
             other = Background(getattr(second, call.__name__))
             time.sleep(0.1)
             call(timeout=PATIENCE)  # the same vote: the other one needs no second
@@ -688,8 +687,9 @@ def test_timeouts_and_waiting_on():
         handle = first.all_reduce_async(arrays[0], arrays[0], op=SUM)
         with pytest.raises(TimeoutError):
             handle.wait(timeout=0.05)
-        Background(lambda: second.all_reduce(arrays[1], arrays[1], op=SUM))
+        second_op = Background(lambda: second.all_reduce(arrays[1], arrays[1], op=SUM))
         assert handle.wait(timeout=PATIENCE)[0]
+        second_op.result()
 
         descriptors = [[whole(array, tag) for tag, array in enumerate([arrays[rank]])] for rank in range(2)]
         with pytest.raises(pccl.PCCLTimeoutError):
@@ -716,12 +716,10 @@ WAITS = [("update", []), ("pending", []), ("sum", [1000]), ("sum", [1_000_000])]
 @pytest.mark.parametrize(("method", "arguments"), WAITS)
 def test_ctrl_c_works_in_every_wait_and_the_call_can_be_repeated(method, arguments):
     with processes(2) as peers:
-        peers[0].tell(method, *arguments)
-        time.sleep(0.3)
-        begin = time.monotonic()
+        peers[0].tell(method, *arguments).await_begin(method)
+        time.sleep(0.2)  # most often it waits by now
         peers[0].signal(signal.SIGINT)
         assert peers[0].answer() == "KeyboardInterrupt"
-        assert time.monotonic() - begin < 0.4
         if method != "sum":  # a repeated reduce needs the same tensor, which this process no longer has
             peers[1].tell(method, *arguments)
             time.sleep(0.1)
@@ -738,7 +736,7 @@ def test_ctrl_c_in_connect():
             while not comm.are_peers_pending():
                 time.sleep(0.02)
             peer.signal(signal.SIGINT)
-            assert peer.answer(timeout=2) == "KeyboardInterrupt"
+            assert peer.answer() == "KeyboardInterrupt"
             peer.tell("connect", 5)
             form(comm, 2)
             assert peer.answer() is None
@@ -766,7 +764,7 @@ def test_a_live_op_keeps_its_tensors_without_its_handle():
         time.sleep(0.3)
         assert not died.is_set()
         assert value_of(second, 2, 100_000) == 3
-        assert died.wait(5)
+        assert died.wait(PATIENCE)
         together(first.update_topology, second.update_topology)  # nothing is left un-awaited
 
 
@@ -776,16 +774,14 @@ def test_closing_ends_calls_in_other_threads():
         handle = first.all_reduce_async(array, array, op=SUM, tag=1)
         waiting = [Background(handle.wait), Background(first.are_peers_pending)]
         time.sleep(0.2)
-        begin = time.monotonic()
         first.close()
-        assert time.monotonic() - begin < 2
-        assert waiting[0].result(timeout=2)[:2] == (False, Result.RANK_CONNECTION_LOST.value)
-        assert waiting[1].error(timeout=2).result in (Result.INVALID_USAGE, Result.MASTER_CONNECTION_FAILED)
+        assert waiting[0].result()[:2] == (False, Result.RANK_CONNECTION_LOST.value)
+        assert waiting[1].error().result in (Result.INVALID_USAGE, Result.MASTER_CONNECTION_FAILED)
         first.close()
         with raises(Result.INVALID_USAGE):
             first.update_topology()
         assert "closed" in repr(first)
-        second.update_topology(timeout=5)
+        second.update_topology(timeout=PATIENCE)
         assert worlds(second) == [1, 1, 1, 1]
 
 

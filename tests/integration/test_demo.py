@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -654,12 +653,9 @@ def test_signals_end_everything(tmp_path: Path, number: signal.Signals, line: st
             if line in printed:
                 break
         demo.send_signal(number)
-        began = time.monotonic()
         output = demo.communicate(timeout=60)[0]
-        took = time.monotonic() - began
     assert demo.returncode == 128 + number
     assert f"ended by {number.name}" in output
-    assert took < 5
     assert all(gone(pid) for pid in pids)
 
 

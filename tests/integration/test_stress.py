@@ -25,16 +25,18 @@ def stress(out: Path, *arguments: str) -> list[str]:
 
 
 def events(path: Path, kind: str) -> list[dict[str, object]]:
-    return [event for event in map(json.loads, path.read_text().splitlines()) if event["event"] == kind]
+    """Of a log that may still be written."""
+    whole = path.read_text().rpartition("\n")[0]
+    return [event for event in map(json.loads, whole.splitlines()) if event["event"] == kind]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(320)
 def test_a_run_passes_and_can_be_repeated(tmp_path: Path) -> None:
     # the machine may be busy with other tests: a limit that nobody meets by being slow
     faults = "kill=3,stop=1,cut=2,delay=2,join=1"
     size = ["--seconds", "18", "--peers", "3", "--elements", "65536", "--baseline", "2"]
     arguments = [*size, "--seed", "40", "--heartbeat-limit", "2.5", "--fault-every", "1", "--faults", faults]
-    done = subprocess.run(stress(tmp_path, *arguments), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(stress(tmp_path, *arguments), capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("PASSED")
     log = tmp_path / "events.jsonl"
@@ -51,7 +53,7 @@ def test_a_run_passes_and_can_be_repeated(tmp_path: Path) -> None:
     assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(320)
 @pytest.mark.parametrize("backend", ["gloo", "torchft"])
 def test_other_backends_run_under_the_same_schedule(tmp_path: Path, backend: str) -> None:
     there = all(importlib.util.find_spec(name) for name in ("torch", backend.replace("gloo", "torch")))
@@ -66,13 +68,13 @@ def test_other_backends_run_under_the_same_schedule(tmp_path: Path, backend: str
     assert end["outcome"]["goodput"] > 0
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(320)
 def test_a_log_is_repeated(tmp_path: Path) -> None:
     first = subprocess.run(
         stress(tmp_path, "--seconds", "4", "--fault-every", "0.5", "--baseline", "0", "--elements", "4096"),
         capture_output=True,
         text=True,
-        timeout=80,
+        timeout=150,
     )
     assert first.returncode == 0, first.stdout + first.stderr
     log = tmp_path / "events.jsonl"
@@ -90,30 +92,30 @@ def test_a_log_is_repeated(tmp_path: Path) -> None:
     assert sorted(kinds[0]) == sorted(kinds[1])
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(320)
 def test_a_kill_that_waits_for_its_moment_comes_before_the_end(tmp_path: Path) -> None:
     arguments = ["--seconds", "1", "--elements", "4096", "--baseline", "0", "--faults", "kill"]
-    empty = subprocess.run(stress(tmp_path, *arguments), capture_output=True, text=True, timeout=50)
+    empty = subprocess.run(stress(tmp_path, *arguments), capture_output=True, text=True, timeout=150)
     assert empty.returncode == 0, empty.stdout + empty.stderr
     log = tmp_path / "events.jsonl"
     (start,) = events(log, "start")
     start["faults"] = [{"at": 0.99, "kind": "kill", "slot": 1, "how": "in retry"}]
     log.write_text(json.dumps(start) + "\n")
-    done = subprocess.run(stress(tmp_path, "--replay", str(log)), capture_output=True, text=True, timeout=50)
+    done = subprocess.run(stress(tmp_path, "--replay", str(log)), capture_output=True, text=True, timeout=150)
     assert "VIOLATION" not in done.stdout, done.stdout
     gone = {event["serial"]: event["status"] for event in events(tmp_path / "replay.jsonl", "gone")}
     assert gone == {0: 0, 1: -signal.SIGKILL, 2: 0, 3: 0}
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(320)
 def test_a_full_disk_ends_the_run_and_says_so(tmp_path: Path) -> None:
-    done = subprocess.run(stress(tmp_path, "--log", "/dev/full"), capture_output=True, text=True, timeout=50)
+    done = subprocess.run(stress(tmp_path, "--log", "/dev/full"), capture_output=True, text=True, timeout=150)
     assert done.returncode == 1
     assert "cannot write to /dev/full: No space left on device" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(320)
 def test_a_standby_takes_over(tmp_path: Path) -> None:
     faults = ["--faults", "master,kill", "--fault-every", "2", "--seed", "3"]
     size = ["--seconds", "15", "--elements", "65536", "--baseline", "0", "--heartbeat-limit", "2.5"]
@@ -139,10 +141,10 @@ sys.exit(run(Options(peers=3, seconds=60, seed=1, elements=4096, every=5, rates=
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(320)
 @pytest.mark.parametrize(("plant", "claim"), [("wrong-sum", "sum"), ("hang", "hang")])
 def test_what_is_planted_is_found(tmp_path: Path, plant: str, claim: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PLANTED, str(tmp_path), plant], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([sys.executable, "-c", PLANTED, str(tmp_path), plant], capture_output=True, text=True, timeout=150)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("FAILED")
     (end,) = events(tmp_path / "events.jsonl", "end")
@@ -152,8 +154,10 @@ def test_what_is_planted_is_found(tmp_path: Path, plant: str, claim: str) -> Non
 
 
 def children(pid: int) -> set[int]:
-    found = {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-    return found.union(*map(children, found)) if found else found
+    found: set[int] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+        found = {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    return found.union(*map(children, found))
 
 
 def gone(pid: int) -> bool:
@@ -169,30 +173,31 @@ def under_way(out: Path) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         try:
             end = time.monotonic() + 60
-            while not (out / "events.jsonl").exists() or len(events(out / "events.jsonl", "fault")) < 4:
+            pids: set[int] = set()
+            # who starts them, the master, and some peers; faults take some away for a while
+            while not (out / "events.jsonl").exists() or len(events(out / "events.jsonl", "fault")) < 4 or len(pids) < 4:
                 assert time.monotonic() < end
                 assert run.poll() is None
                 time.sleep(0.1)
-            pids = children(run.pid)
-            assert len(pids) >= 4  # who starts them, the master, two peers at least
+                pids = children(run.pid)
             yield run, pids
         finally:
             run.kill()
 
 
 def wait_for_the_end_of(pids: set[int]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not all(map(gone, pids)):
         assert time.monotonic() < end, [pid for pid in pids if not gone(pid)]
         time.sleep(0.05)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(320)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
     with under_way(tmp_path) as (run, pids):
         os.kill(run.pid, number)
-        output = run.communicate(timeout=20)[0]
+        output = run.communicate(timeout=60)[0]
         assert run.returncode == 128 + number, output
         assert f"ended by {number.name}" in output
         assert "Traceback" not in output
@@ -203,7 +208,7 @@ def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> Non
         wait_for_the_end_of(pids)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(320)
 def test_nobody_outlives_the_orchestrator(tmp_path: Path) -> None:
     with under_way(tmp_path) as (run, pids):
         run.kill()

@@ -224,12 +224,13 @@ def test_progress():
         held = [Held(filled(seed, 1000)) for seed in (1, 2)]
         seen: list[pccl.SyncProgress] = []
         first = Background(lambda: comms[0].sync_shared_state(held[0].shared, progress=seen.append, timeout=PATIENCE))
-        while not seen:
+        deadline = time.monotonic() + PATIENCE
+        while not seen or seen[-1].hashing:
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         held[1].sync(comms[1])
         first.result()
         assert seen[0].received == 0
-        assert not seen[0].hashing
 
 
 def test_a_donor_of_wrong_bytes_is_found_and_replaced():

@@ -1,6 +1,7 @@
 """Calls in slices: deadlines, interruptions, and objects that are closed meanwhile."""
 
 import gc
+import os
 import signal
 import threading
 import time
@@ -153,6 +154,23 @@ def test_closed_handles(monkeypatch):
     assert caught.value.detail == "the thing is closed"
 
 
+def test_a_forked_child_is_told_so():
+    with pccl.Communicator("127.0.0.1:1") as comm:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                comm.connect()
+            except pccl.UsageError as error:
+                os.write(writer, error.detail.encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            assert "after the fork" in told.read()
+        os.waitpid(child, 0)
+
+
 def test_closing_waits_for_calls_in_other_threads():
     ends = []
     handle = NativeHandle("thing", "pointer", lambda _: ends.append("destroyed"))
@@ -188,7 +206,9 @@ def test_a_failed_constructor_is_dropped_quietly(capfd):
         with pytest.raises((AssertionError, ValueError)):
             pccl.MasterNode(wrong)
     gc.collect()
-    assert capfd.readouterr().err == ""
+    said = capfd.readouterr().err
+    assert "ignored" not in said  # as Python says of an exception in __del__
+    assert "Traceback" not in said
 
 
 def test_raw_calls_are_not_sliced():

@@ -1,6 +1,8 @@
 """The `pccl` command: what it prints, and what it says of wrong input."""
 
 import json
+import subprocess
+import sys
 from threading import Thread
 
 import pytest
@@ -23,6 +25,11 @@ def test_version():
     assert run("--version").output.split()[-1] == pccl.__version__
 
 
+def test_as_a_module():
+    result = subprocess.run([sys.executable, "-m", "pccl", "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == f"pccl, version {pccl.__version__}\n"
+
+
 def test_info():
     plain = run("info")
     assert plain.exit_code == 0
@@ -38,6 +45,7 @@ def test_info():
     [
         (["bench", "allreduce", "--sizes", "4Q"], "'4Q' is not a size"),
         (["bench", "allreduce", "--sizes", "4K,"], "'' is not a size"),
+        (["bench", "allreduce", "--sizes", "0"], "'0' is not a size"),
         (["bench", "allreduce", "--dtype", "float8"], "float8"),
         (["bench", "allreduce", "--world", "1"], "range"),
         (["bench", "allreduce", "--gloo", "--master", "127.0.0.1:1"], "leave --master or --gloo out"),

@@ -53,8 +53,8 @@ def test_a_master_runs_once():
         assert caught.value.result is Result.INVALID_USAGE
         master.interrupt()
         master.interrupt()
-        master.wait(timeout=5)
-        master.wait(timeout=5)
+        master.wait(timeout=30)
+        master.wait(timeout=30)
         with pytest.raises(PCCLError):
             master.run()
 
@@ -75,15 +75,13 @@ def test_waiting_has_a_timeout():
         begin = time.monotonic()
         with pytest.raises(pccl.PCCLTimeoutError):
             master.wait(timeout=0.15)
-        assert 0.15 <= time.monotonic() - begin < 1
+        assert time.monotonic() - begin >= 0.15
 
 
-@pytest.mark.parametrize("limit", [0.01, 0, 100_000])
+@pytest.mark.parametrize("limit", [0.01, 0, -1, 100_000, 1e9, float("nan")])
 def test_a_heartbeat_limit_out_of_range(limit):
-    with pytest.raises(PCCLError) as caught:
+    with pytest.raises(ValueError, match=r"heartbeat_limit must be from 0\.1 to 3600 seconds"):
         MasterNode("127.0.0.1:0", heartbeat_limit=limit)
-    assert caught.value.result is Result.INVALID_ARGUMENT
-    assert "100" in caught.value.detail
 
 
 def test_the_last_reference_waits_for_the_end():
@@ -100,12 +98,10 @@ def test_the_last_reference_waits_for_the_end():
 
     thread = threading.Thread(target=interrupt_later)
     thread.start()
-    begin = time.monotonic()
     del master
     gc.collect()
-    assert time.monotonic() - begin >= 0.3
+    assert served == [True]  # so it was not over before
     thread.join()
-    assert served == [True]
     assert not can_connect(port)
 
 
@@ -120,6 +116,11 @@ AT_THE_END = {
 def test_a_script_goes_on_serving_and_ctrl_c_ends_it(name):
     code = (
         "import pccl\n"
+        "serve = pccl.MasterNode._serve_to_the_end\n"
+        "def note(self):\n"
+        "    print('nobody needs it any more')\n"
+        "    serve(self)\n"
+        "pccl.MasterNode._serve_to_the_end = note\n"
         "def make():\n"
         "    m = pccl.MasterNode('127.0.0.1:0')\n"
         "    m.run()\n"
@@ -128,13 +129,12 @@ def test_a_script_goes_on_serving_and_ctrl_c_ends_it(name):
     ) + AT_THE_END[name]
     process = start("-c", code)
     port = port_of(process)
-    time.sleep(0.5)
+    assert "nobody needs it" in process.stdout.readline()
+    time.sleep(0.3)
     assert process.poll() is None
     assert can_connect(port)
-    begin = time.monotonic()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
-    assert time.monotonic() - begin < 3
+    out, err = process.communicate(timeout=60)
     assert process.returncode == (3 if "error" in name else 0), err
     assert "main is over" in out or "main" not in name
     assert "Traceback" not in err
@@ -151,12 +151,12 @@ def test_a_forked_child_leaves_the_master_alone():
         "if pid == 0:\n"
         "    raise SystemExit(0)\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
-        "c.update_topology(timeout=5)\n"
+        "c.update_topology(timeout=30)\n"
         "c.close()\n"
         "m.close()\n"
         "print('fine')\n"
     )
-    out, err = start("-c", code).communicate(timeout=20)
+    out, err = start("-c", code).communicate(timeout=60)
     assert out.strip() == "fine", err
 
 
@@ -174,7 +174,7 @@ def test_programs_end_with_status_0(name, number):
     with pccl.Communicator(f"127.0.0.1:{port}") as comm:
         comm.connect(1)
         process.send_signal(number)
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert not can_connect(port)
 
@@ -184,7 +184,7 @@ def test_programs_say_what_is_wrong(name):
     with MasterNode("127.0.0.1:0") as master:
         taken = f"127.0.0.1:{master.port}"
         process = start(*(part.replace("127.0.0.1:0", taken) for part in PROGRAMS[name]))
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert taken in err
     assert "Traceback" not in err
@@ -239,6 +239,6 @@ def test_a_list_without_this_master_is_an_error(listen, masters, words):
 
 def test_the_program_says_so():
     process = start("-m", "pccl.cli", "master", "--listen", "127.0.0.1:5003", "--masters", "127.0.0.1:5001,127.0.0.1:5002")
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "do not contain 127.0.0.1:5003" in errors

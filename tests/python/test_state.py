@@ -30,6 +30,7 @@ def info(name: Any = "a") -> TensorInfo:
         (lambda: TensorInfo.from_numpy(np.zeros((3, 4)).T, "w"), AssertionError, "tensor 'w' must be contiguous"),
         (lambda: TensorInfo.from_numpy(np.zeros(3, np.complex64), "w"), AssertionError, "tensor 'w': .*complex64"),
         (lambda: setattr(SharedState([info()]), "revision", -1), ValueError, "revision must be from 0 to"),
+        (lambda: setattr(SharedState([info()]), "revision", "1"), TypeError, "revision must be a whole number"),
         (lambda: COMM.sync_shared_state([np.zeros(3)]), TypeError, "shared_state must be a SharedState, not list"),  # type: ignore[arg-type]
         (lambda: COMM.sync_shared_state(SharedState([info()]), "popular"), TypeError, "strategy must be a SharedStateSync"),  # type: ignore[arg-type]
     ],

@@ -49,7 +49,7 @@ sizes = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(sizes, st.integers(0, 63), st.integers(0, 1 << 30)), min_size=1, max_size=6))
 def test_hash_is_that_of_the_reference(shapes: list[tuple[int, int, int]]) -> None:
     arrays = [aligned(*shape) for shape in shapes]
@@ -85,7 +85,7 @@ def pair() -> Iterator[list[Communicator]]:
 revision = 0
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(sizes, st.integers(0, 15), st.integers(0, 99)), min_size=1, max_size=8),
     st.sets(st.integers(0, 1 << 40), max_size=12),

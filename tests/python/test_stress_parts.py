@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import random
+import socket
 import subprocess
 import sys
 
@@ -489,31 +491,41 @@ def test_the_agent_leaves_out_who_does_not_come():
 
 
 @pytest.mark.parametrize(("how", "broken_count"), [("one reset", 1), ("all reset", 3), ("all shutdown", 3), ("one half", 1)])
-def test_a_process_cuts_its_own_connections(how, broken_count):
+def test_a_process_cuts_its_connections_to_others(how, broken_count):
     code = """
 import random, socket, sys
 from pccl.stress.cut import cut
-listener = socket.create_server(("127.0.0.1", 0))
-kept = socket.create_server(("127.0.0.1", 0))
-ends = [socket.create_connection(listener.getsockname()) for _ in range(3)] + [socket.create_connection(kept.getsockname())]
-others = [listener.accept()[0] for _ in range(3)] + [kept.accept()[0]]
-ports = {end.getsockname()[1] for end in ends} | {kept.getsockname()[1]}  # the accepted ends are of this process too
-print(cut(sys.argv[1], ports, random.Random(1)))
-ended = 0
-for other in others:
-    other.settimeout(0.5)
-    try:
-        ended += other.recv(1) == b""
-    except ConnectionResetError:
-        ended += 1
-    except TimeoutError:
-        pass
-print(ended)
-others[3].sendall(b"x")
-print(ends[3].recv(1) == b"x")
+how, port, kept_port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+ends = [socket.create_connection(("127.0.0.1", one)) for one in [port] * 3 + [kept_port]]
+own = socket.create_server(("127.0.0.1", 0))
+own_end = socket.create_connection(own.getsockname())
+own_other = own.accept()[0]
+print(cut(how, {kept_port}, random.Random(1)), flush=True)
+sys.stdin.readline()
+for one in (ends[3], own_end):
+    one.sendall(b"x")
+print(own_other.recv(1) == b"x")
 """
-    done = subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.split() == [str(broken_count), str(broken_count), "True"]
+    with contextlib.ExitStack() as stack:
+        listener, kept = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2))
+        listener.settimeout(20)
+        ports = [str(one.getsockname()[1]) for one in (listener, kept)]
+        process = stack.enter_context(
+            subprocess.Popen([sys.executable, "-c", code, how, *ports], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        others = [stack.enter_context(one.accept()[0]) for one in [listener] * 3 + [kept]]
+        assert process.stdout.readline() == f"{broken_count}\n"
+        ended = 0
+        for other in others[:3]:
+            other.settimeout(0.5)
+            with contextlib.suppress(TimeoutError):
+                try:
+                    ended += other.recv(1) == b""
+                except ConnectionResetError:
+                    ended += 1
+        assert ended == broken_count
+        assert process.communicate("\n", timeout=20)[0] == "True\n"
+        assert others[3].recv(1) == b"x"
 
 
 # ---- reports and log ----

@@ -100,10 +100,42 @@ def test_bad_numbers(comm):
 
 
 def test_bad_parameters_of_a_communicator():
-    for name in ("peer_group", "p2p_connection_pool_size"):
-        for value in (-1, 1 << 32):
+    for name, least, most in (
+        ("peer_group", -1, 1 << 32),
+        ("p2p_connection_pool_size", -1, 1 << 32),
+        ("master_recovery_limit", -0.1, 1e9),
+    ):
+        for value in (least, most):
             with pytest.raises(ValueError, match=name):
                 pccl.Communicator("127.0.0.1:1", **{name: value})
+        with pytest.raises(TypeError, match=name):
+            pccl.Communicator("127.0.0.1:1", **{name: "1"})
+
+
+def test_kinds_of_arguments_are_named(comm):
+    a = ones(4)
+    described = pccl.ReduceDescriptor(
+        4, ReduceOp.SUM, 0, pccl.ReduceOperandDescriptor(DataType.FLOAT), pccl.QuantizationOptions()
+    )
+    for made, words in [
+        (lambda: comm.all_reduce(a, a, op=ReduceOp.SUM, tag="1"), "tag must be a whole number, not '1'"),
+        (lambda: comm.all_reduce(a, a, op=ReduceOp.SUM, timeout="1"), "timeout must be"),
+        (
+            lambda: comm.all_reduce(a, a, op=ReduceOp.SUM, operand_descriptor=DataType.FLOAT),
+            "a ReduceOperandDescriptor, not DataType",
+        ),
+        (
+            lambda: comm.all_reduce(a, a, op=ReduceOp.SUM, quantization_options=pccl.QuantizationAlgorithm.MIN_MAX),
+            "a QuantizationOptions, not QuantizationAlgorithm",
+        ),
+        (lambda: comm.all_reduce_multiple_with_retry([described]), "a ReduceOpDescriptor, not ReduceDescriptor"),
+        (lambda: comm.get_attribute(1), "an Attribute, not int"),
+        (lambda: pccl.QuantizationOptions(np.uint8), "quantized_datatype must be a DataType, not type"),
+        (lambda: pccl.ReduceOpDescriptor.from_torch(a, a, described), "send must be a torch.Tensor, not ndarray"),
+        (lambda: pccl.ReduceOpDescriptor.from_numpy([1.0], [1.0], described), "recv must be a numpy.ndarray, not list"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            made()
 
 
 def test_checks_do_not_vanish_when_optimised():

@@ -454,16 +454,21 @@ static void test_relink(void) {
         for (uint32_t t = 0; t < TAGS; t++) free(data[i][t]);
 }
 
+static bool next_mismatch(struct world *world, struct wire_mismatch *seen) {
+    pthread_mutex_lock(&world->lock);
+    bool any = world->mismatches > 0;
+    if (any) *seen = world->mismatch;
+    world->mismatches = 0;
+    pthread_mutex_unlock(&world->lock);
+    return any;
+}
+
 // The first one that is told, or the next one since: the other side may accuse too.
 static struct wire_mismatch wait_mismatch(struct world *world) {
     struct wire_mismatch seen = {0};
     bool any = false;
     for (int i = 0; i < 200000 && !any; i++) {
-        pthread_mutex_lock(&world->lock);
-        any = world->mismatches > 0;
-        if (any) seen = world->mismatch;
-        world->mismatches = 0;
-        pthread_mutex_unlock(&world->lock);
+        any = next_mismatch(world, &seen);
         if (!any) usleep(100);
     }
     CHECK(any);
@@ -740,6 +745,31 @@ static void test_retry_relink(bool in_place) {
     reduced_free(&r);
 }
 
+// A member has met the op in one piece while it ran it in segments, or the other way round.
+static void make_whole(struct world *world, const struct wire_mismatch *seen) {
+    CHECK(wire_fingerprint_same_op(&seen->mine, &seen->theirs));
+    struct wire_verdict *verdict = calloc(1, sizeof *verdict);
+    verdict->name = seen->name;
+    verdict->kind = WIRE_VERDICT_WHOLE;
+    verdict_to_all(world, verdict);
+    free(verdict);
+    enter(world, false);
+    links_ready(world);
+    wait_reports(world);
+    judge(world, false);
+}
+
+// The same may be told again, by the other side.
+static void take_whole(struct world *world, uint32_t side, uint64_t tag, struct engine_outcome *outcome) {
+    int64_t deadline = platform_now_ns() + 20 * SECOND_NS;
+    do {
+        struct wire_mismatch seen;
+        if (next_mismatch(world, &seen)) make_whole(world, &seen);
+        engine_wait(world->sides[side].engine, tag, platform_now_ns() + 20 * MS_NS, outcome);
+    } while (outcome->result == ENGINE_IN_PROGRESS && platform_now_ns() < deadline);
+    CHECK(engine_live_ops(world->sides[side].engine) == 0);
+}
+
 // One member runs the op in one piece: the others come to do so too, and it sees nothing of it. Then it dies or not.
 static void test_retry_meets_plain(uint32_t plain, uint32_t late, bool in_place, bool dies) {
     struct world *world = world_new(3, 2);
@@ -748,40 +778,19 @@ static void test_retry_meets_plain(uint32_t plain, uint32_t late, bool in_place,
         if (i != late) post(world, &r, i, i != plain, 5, world->epoch);
     if (late == plain) usleep(20000); // the others are at it
     if (late < 3) post(world, &r, late, late != plain, 5, world->epoch);
-    for (bool settled = false; !settled;) {
-        struct wire_mismatch seen = wait_mismatch(world);
-        CHECK(wire_fingerprint_same_op(&seen.mine, &seen.theirs));
-        struct wire_verdict *verdict = calloc(1, sizeof *verdict);
-        verdict->name = seen.name;
-        verdict->kind = WIRE_VERDICT_WHOLE;
-        verdict_to_all(world, verdict);
-        free(verdict);
-        pthread_mutex_lock(&world->lock);
-        if (dies) world->commits = 0;
-        pthread_mutex_unlock(&world->lock);
-        enter(world, false);
-        links_ready(world);
-        wait_reports(world);
-        judge(world, false);
-        usleep(30000);
-        pthread_mutex_lock(&world->lock);
-        settled = world->mismatches == 0;
-        pthread_mutex_unlock(&world->lock);
-    }
+    struct wire_mismatch seen = wait_mismatch(world);
+    pthread_mutex_lock(&world->lock);
+    if (dies) world->commits = 0;
+    pthread_mutex_unlock(&world->lock);
+    make_whole(world, &seen);
     if (dies) {
         kill_side(world, plain);
-        enter(world, true);
-        links_ready(world);
-        wait_reports(world);
-        pthread_mutex_lock(&world->lock);
-        world->commits = INT64_MAX;
-        pthread_mutex_unlock(&world->lock);
-        judge(world, true);
+        new_epoch(world, true);
     }
     for (uint32_t i = 0; i < 3; i++) {
         if (!world->sides[i].alive) continue;
         struct engine_outcome outcome;
-        take(world, i, 5, &outcome);
+        take_whole(world, i, 5, &outcome);
         CHECK(outcome.result == ENGINE_OK);
         if (i == plain)
             CHECK(r.recv[i][7] == input(0, 7) + input(1, 7) + input(2, 7) && outcome.contributors == NULL);

