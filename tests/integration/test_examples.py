@@ -29,7 +29,7 @@ def test_all_reduce():
 
 def test_training_loop_survives_a_kill():
     with pccl.MasterNode("127.0.0.1:0") as master:
-        peers = [start("training_loop.py", f"127.0.0.1:{master.port}", "100", "3") for _ in range(3)]
+        peers = [start("training_loop.py", f"127.0.0.1:{master.port}", "200", "3") for _ in range(3)]
         first = [peer.stdout.readline() for peer in peers]
         assert all(line.startswith("step 20: 3 peers") for line in first)
         assert len(set(first)) == 1
@@ -39,4 +39,4 @@ def test_training_loop_survives_a_kill():
         peers[1].communicate()
     lines = [out.splitlines() for out, _ in ends]
     assert lines[0] == lines[1], ends
-    assert lines[0][-1].startswith("step 100: 2 peers")
+    assert lines[0][-1].startswith("step 200: 2 peers")
