@@ -380,7 +380,9 @@ static void enter_group_epoch(struct member *m, const struct wire_epoch_commit *
     m->fresh_at = 0;
     m->linked = false;
     m->linked_deadline = now + member_link_limit_ns(m);
-    if (commit->reason == WIRE_REASON_RELINK || m->recovery != RECOVERY_NONE) m->relinked_until = m->linked_deadline;
+    // A loss may come in place of the epoch that mends what broke before it.
+    bool mends = commit->reason == WIRE_REASON_RELINK || commit->reason == WIRE_REASON_LOSS;
+    if (mends || m->recovery != RECOVERY_NONE) m->relinked_until = m->linked_deadline;
     struct member_action *action = member_act(out, MEMBER_ENTER_EPOCH);
     action->group_epoch = commit->epoch.group_epoch;
     action->lost = lost;

@@ -315,7 +315,7 @@ def test_a_standby_begins_no_run():
 
 def test_a_master_alone_that_was_stopped_gets_all_its_members_back():
     """Some leave it, some are just about to; whoever speaks first, nobody is lost and no op is."""
-    limit = 0.5
+    limit = 1.0
     steps = 6 * [Ops("plain", (Reduce(300_000), Reduce(10))), Vote("update_topology", 0.0), Sync(1 << 20, 1), Pause(0.02)]
     with MasterProcess(heartbeat_limit=limit) as master, troupe(master.address, 4) as actors:
         for limits in (0.85, 0.95, 1.0, 1.05, 1.2, 2.5):

@@ -419,9 +419,18 @@ static void test_link_down(void) {
     CHECK(member_deadline(bed.member) > bed.now + MEMBER_GRACE_MS * MS_NS);
     end(&bed);
 
+    check_case("what broke before a loss is no second failure in its epoch");
+    accepted(&bed, 10, "1 2 3", "2 3");
+    lost(&bed, 2, 0);
+    expect_link_down(&bed, 2);
+    enter(&bed, WIRE_REASON_LOSS, 6, 6, "1 2");
+    lost(&bed, 2, 1);
+    expect_fresh_wanted(&bed);
+    end(&bed);
+
     check_case("links that do not come are accused until the master acts");
     accepted(&bed, 10, "1 2", "2");
-    enter(&bed, WIRE_REASON_LOSS, 6, 6, "1 2");
+    enter(&bed, WIRE_REASON_ORDER, 6, 6, "1 2");
     lost(&bed, 2, 0);
     expect_link_down(&bed, 2);
     for (int round = 0; round < 2; round++) {
