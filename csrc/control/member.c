@@ -301,8 +301,9 @@ void member_link_lost(struct member *m, const struct wire_id *id, uint32_t index
 enum member_judgement member_judge_hello(const struct member *m, const struct wire_link_hello *hello) {
     if (m->phase == MEMBER_JOINING || m->phase == MEMBER_IDLE) return MEMBER_PARK; // the secret is not known yet
     if (m->phase == MEMBER_DEAD || hello->version != WIRE_VERSION) return MEMBER_REJECT;
-    if (memcmp(hello->secret, m->welcome.secret, sizeof hello->secret) != 0) return MEMBER_REJECT;
     if (!wire_id_equal(&hello->to, &m->id)) return MEMBER_REJECT;
+    if (m->phase == MEMBER_REGISTERED && m->recovery != RECOVERY_NONE) return MEMBER_PARK; // nor that of the run that it may be let in to
+    if (memcmp(hello->secret, m->welcome.secret, sizeof hello->secret) != 0) return MEMBER_REJECT;
     const struct neighbour *n = find_neighbour(m, &hello->from);
     if (n == NULL) return MEMBER_PARK;
     if (hello->kind == WIRE_LINK_PROBE) return n->in[IN_EPOCH] ? MEMBER_ACCEPT : MEMBER_PARK;

@@ -102,6 +102,9 @@ void member_lose_master(struct member *m, const char *why, int64_t now, struct m
         m->recovery_deadline = now + (int64_t)m->recovery_limit_ms * MS_NS;
     }
     m->recovery = RECOVERY_SEEKING;
+    // The next master forms another candidate, in which a newcomer is another member: links that were made for this one would be taken for those.
+    member_end_candidate(m);
+    member_drop_strangers(m, out);
     member_act(out, MEMBER_SEEK);
 }
 
@@ -217,7 +220,6 @@ static void take_resumed(struct member *m, struct member_output *out) {
     m->welcome.heartbeat_limit_ms = m->resumed.heartbeat_limit_ms;
     m->recovery = RECOVERY_RESUMED;
     m->waits_until = INT64_MAX;
-    member_end_candidate(m);
     m->late.barrier = m->resumed.barrier_ended;
     m->late.sync = m->resumed.sync_ended;
     m->late.view = view_of_barrier(m, &m->resumed.barrier);
@@ -240,8 +242,6 @@ void member_hear_losses(struct member *m, uint64_t number, struct member_output 
 // The run that this newcomer waited in has ended, or goes on without knowing it: it waits from the start.
 static void take_welcome_again(struct member *m, const struct wire_header *header, int64_t now, struct member_output *out) {
     m->recovery = RECOVERY_NONE;
-    member_end_candidate(m);
-    member_drop_strangers(m, out);
     member_take_welcome(m, header, now, out);
     member_act(out, MEMBER_FOUND);
 }

@@ -241,6 +241,7 @@ void membership_start_run(struct membership *m) {
     m->sync_round = 0;
     m->attempt = 0;
     m->quorum = 0;
+    m->heard_number = m->lost_number = 0;
     m->yields_until = 0;
     m->lost = m->changed = false;
     m->phase = PHASE_IDLE;
@@ -266,7 +267,10 @@ const struct membership_actions *membership_settle(struct membership *m) {
 void membership_begin_event(struct membership *m, int64_t now_ns) {
     m->actions.bytes.length = 0;
     m->actions.send_count = m->actions.close_count = m->actions.log_count = 0;
+    // Whoever has peers sends a heartbeat every fifth of the limit.
+    bool woke = m->peer_count + m->survivor_count > 0 && now_ns > m->now_ns + m->limit_ns / 2;
     if (now_ns > m->now_ns) m->now_ns = now_ns;
+    if (woke) membership_woke(m);
 }
 
 // ---- registration ----
@@ -365,15 +369,14 @@ static void on_message(struct membership *m, struct peer *peer, const struct wir
         membership_expel(m, peer, "%s of an epoch that never was", wire_type_name(header->type));
         return;
     }
+    if (peer->accepted && header->epoch > m->heard_number) m->heard_number = header->epoch;
     if (m->quorum > 0 && peer->accepted && !peer->entered && header->epoch >= m->taken_number) {
         peer->entered = true;
         m->entered++;
     }
     switch (header->type) {
     case WIRE_HEARTBEAT: return;
-    case WIRE_MOVED:
-        if (!peer->accepted || !membership_unheard(m, 1)) membership_drop(m, peer, LOG_WARN, "it looks for another master, since this one was silent");
-        return;
+    case WIRE_MOVED: membership_on_moved(m, peer); return;
     case WIRE_LEAVE: membership_drop(m, peer, LOG_INFO, "it left"); return;
     case WIRE_LINKED: on_linked(m, peer, header, body); return;
     default: break;

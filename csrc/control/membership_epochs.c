@@ -126,6 +126,7 @@ void membership_enter_epoch(struct membership *m, uint8_t reason) {
         struct group *group = m->order[i]->group;
         if (lost ? group->lost : group->changed) enter_group_epoch(m, group, lost);
     }
+    if (lost) m->lost_number = m->number;
     if (lost) m->lost = false;
     m->changed = false;
     for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) m->changed |= m->order[i]->group->changed;
@@ -143,6 +144,7 @@ void membership_enter_resumed(struct membership *m) {
         lost |= group->lost;
         enter_group_epoch(m, group, group->lost);
     }
+    if (lost) m->lost_number = m->number;
     send_epoch(m, lost ? WIRE_REASON_LOSS : WIRE_REASON_RELINK);
     membership_log(m, LOG_INFO, "epoch %llu (resumed): %u peers", (unsigned long long)m->number, m->count);
 }

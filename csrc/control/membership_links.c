@@ -1,6 +1,8 @@
 // Links that break between living members. A break that comes from a death is explained by the control socket within moments, so it is acted on after a
 // short grace only: the first time the group gets a new epoch in which both sides make the link again; if it fails once more before both
-// have had all their links complete, one of the two is expelled: the one that more members accuse, else the one that joined later.
+// have had all their links complete, one of the two is expelled: the one with more broken pairs, whichever side of them told; else the one that more
+// members accuse, else the one that joined later. That judgement waits until all have had the time to speak, for the first report alone says
+// nothing of which end is at fault.
 #include "membership_private.h"
 
 #include <stdlib.h>
@@ -31,6 +33,13 @@ static bool is_recently_silent(const struct membership *m, const struct link_pai
 
 static void remove_pair(struct group *group, uint32_t index) { group->pairs[index] = group->pairs[--group->pair_count]; }
 
+// When the broken pairs of a group are looked at. Before somebody is expelled all have the time to say whose links they miss.
+static void hear(struct membership *m, struct group *group, bool first) {
+    int64_t grace = MEMBERSHIP_GRACE_MS * MS_NS, hearing = longer(grace, m->limit_ns / MEMBERSHIP_HEARING_OF);
+    if (group->relink_at == INT64_MAX || (!first && group->hearing_since == 0)) group->relink_at = m->now_ns + (first ? grace : hearing);
+    if (!first && group->hearing_since == 0) group->hearing_since = m->now_ns;
+}
+
 void membership_link_failed(struct membership *m, struct peer *accuser, struct peer *accused, bool silent) {
     struct group *group = accuser->group;
     uint16_t from = (uint16_t)(accuser - m->peers), to = (uint16_t)(accused - m->peers);
@@ -55,9 +64,7 @@ void membership_link_failed(struct membership *m, struct peer *accuser, struct p
     pair->pending = true;
     *accuses = true;
     accuser->linked = false;
-    // Before somebody is expelled all have the time to say whom they accuse.
-    int64_t grace = pair->failures < FAILURES_MAX ? MEMBERSHIP_GRACE_MS * MS_NS : longer(MEMBERSHIP_GRACE_MS * MS_NS, m->limit_ns / MEMBERSHIP_HEARING_OF);
-    if (group->relink_at == INT64_MAX) group->relink_at = m->now_ns + grace;
+    hear(m, group, pair->failures < FAILURES_MAX);
 }
 
 void membership_on_link_down(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body) {
@@ -106,34 +113,66 @@ static bool is_hopeless(const struct membership *m, const struct link_pair *pair
     return pair->pending && pair->failures >= FAILURES_MAX && !m->peers[pair->a].gone && !m->peers[pair->b].gone;
 }
 
-// Of all members with a hopeless link the one that most accuse, else the one that joined last; NULL when there is none.
-static struct peer *find_culprit(struct membership *m, const struct group *group, uint32_t *accusers) {
-    struct peer *culprit = NULL;
+static uint32_t broken_pairs_of(const struct membership *m, const struct group *group, uint16_t slot) {
+    uint32_t broken = 0;
+    for (uint32_t i = 0; i < group->pair_count; i++) {
+        const struct link_pair *pair = &group->pairs[i];
+        broken += pair->pending && (pair->a == slot || pair->b == slot) && !m->peers[pair->a].gone && !m->peers[pair->b].gone;
+    }
+    return broken;
+}
+
+struct blame {
+    struct peer *peer; // NULL: nobody
+    uint32_t broken, accusers;
+};
+
+static bool is_worse(const struct blame *a, const struct blame *b) {
+    if (b->peer == NULL || a->broken != b->broken) return b->peer == NULL || a->broken > b->broken;
+    if (a->accusers != b->accusers) return a->accusers > b->accusers;
+    return a->peer->member.join_number > b->peer->member.join_number;
+}
+
+// Of all members with a hopeless link.
+static struct blame find_culprit(struct membership *m, const struct group *group) {
+    struct blame worst = {0};
     for (uint32_t i = 0; i < group->pair_count; i++) {
         if (!is_hopeless(m, &group->pairs[i])) continue;
         uint16_t slots[2] = {group->pairs[i].a, group->pairs[i].b};
         for (uint32_t k = 0; k < 2; k++) {
-            struct peer *peer = &m->peers[slots[k]];
-            uint32_t count = accusers_of(m, group, slots[k]);
-            bool worse = culprit == NULL || count > *accusers || (count == *accusers && peer->member.join_number > culprit->member.join_number);
-            if (!worse) continue;
-            culprit = peer;
-            *accusers = count;
+            struct blame blame = {&m->peers[slots[k]], broken_pairs_of(m, group, slots[k]), accusers_of(m, group, slots[k])};
+            if (is_worse(&blame, &worst)) worst = blame;
         }
     }
-    return culprit;
+    return worst;
+}
+
+// A member that nothing was heard of since may be dead, and its broken pairs speak against those who live. It will be heard soon, or lost.
+static bool waits_for_word(const struct membership *m, const struct group *group) {
+    bool waits = false;
+    for (uint32_t i = 0; i < group->pair_count && group->hearing_since != 0; i++) {
+        const struct link_pair *pair = &group->pairs[i];
+        const struct peer *a = &m->peers[pair->a], *b = &m->peers[pair->b];
+        waits |= pair->pending && !a->gone && !b->gone && (a->heard.at_ns < group->hearing_since || b->heard.at_ns < group->hearing_since);
+    }
+    return waits;
 }
 
 void membership_links_tick(struct membership *m, struct group *group) {
+    if (waits_for_word(m, group)) {
+        group->relink_at = m->now_ns + MEMBERSHIP_GRACE_MS * MS_NS;
+        return;
+    }
     group->relink_at = INT64_MAX;
-    uint32_t accusers = 0;
-    for (struct peer *culprit; (culprit = find_culprit(m, group, &accusers)) != NULL;)
-        membership_expel(m, culprit, "its links failed twice, as told by %u of the %u other members", accusers, group->count - 1);
+    group->hearing_since = 0;
+    for (struct blame culprit; (culprit = find_culprit(m, group)).peer != NULL;)
+        membership_expel(m, culprit.peer, "its links failed twice: with %u of the %u other members, accused by %u", culprit.broken, group->count - 1, culprit.accusers);
     membership_change(m, group); // where somebody was expelled, the loss makes the new epoch
 }
 
 void membership_links_begin(struct group *group) {
     group->relink_at = INT64_MAX;
+    group->hearing_since = 0;
     for (uint32_t i = 0; i < group->pair_count; i++) group->pairs[i].pending = false;
 }
 
@@ -148,4 +187,5 @@ void membership_links_fini(struct group *group) {
     group->pairs = NULL;
     group->pair_count = group->pair_capacity = 0;
     group->relink_at = INT64_MAX;
+    group->hearing_since = 0;
 }

@@ -114,6 +114,7 @@ struct group {
     struct link_pair *pairs;
     uint32_t pair_count, pair_capacity;
     int64_t relink_at; // INT64_MAX: no link is down
+    int64_t hearing_since; // then somebody may be expelled; 0: not
 
     struct group_sync sync;
 };
@@ -178,6 +179,8 @@ struct membership {
     uint32_t quorum;                         // members that have to enter an epoch of this generation until nobody can take the run up from one before; then 0
     uint32_t entered;                        // those that have, gone or not
     uint64_t taken_number;                   // the first epoch of this generation
+    int64_t woken_until;                     // this master has stood still: until then its peers may find that they have left it
+    uint64_t heard_number, lost_number;      // the newest epoch that a member has said it is in; the last one that lost somebody
     uint32_t unheard, unheard_of;            // peers that fell silent one after another, and the size of the epoch before the first
     int64_t unheard_since;
     uint64_t gather_run, gather_generation;  // promises are asked for these; 0: for none yet
@@ -277,6 +280,8 @@ void membership_gather_tick(struct membership *m);
 void membership_gather_beat(struct membership *m);
 // Peers fell silent, or left for another master. True: they may be the majority of a run elsewhere, so this master gave its own up.
 bool membership_unheard(struct membership *m, uint32_t count);
+void membership_on_moved(struct membership *m, struct peer *peer);
+void membership_woke(struct membership *m); // nothing has happened for so long that it stood still
 uint32_t membership_quorum(const struct membership *m); // for EPOCH
 // The run was taken up, and it is not sure yet that no other master can do so, too: looks whether it is, or whether too few are left.
 void membership_watch_quorum(struct membership *m);

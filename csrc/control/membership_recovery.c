@@ -457,6 +457,26 @@ bool membership_gather(struct membership *m) {
 
 // ---- events ----
 
+// As if this master had ended and another one begun: its members come with RESUME.
+static void give_up_run(struct membership *m) {
+    for (uint32_t i = 0; i < m->slots; i++) {
+        struct peer *peer = &m->peers[i];
+        if (!peer->used) continue;
+        if (!peer->gone && m->by_conn[peer->conn] != 0) {
+            m->by_conn[peer->conn] = 0;
+            membership_close(m, peer->conn);
+        }
+        membership_rates_forget(m, peer);
+        *peer = (struct peer){0};
+    }
+    for (uint32_t i = 0; i < m->group_slots; i++)
+        if (m->groups[i].count > 0) membership_group_fini(&m->groups[i]);
+    m->peer_count = m->gone_count = m->count = m->candidate_count = m->round_count = 0;
+    m->unheard = 0;
+    membership_start_run(m);
+    m->young_until = m->now_ns + m->limit_ns; // its members may come back, and newcomers be the first
+}
+
 static struct survivor *add(struct membership *m, uint32_t conn, const struct wire_address *source) {
     struct survivor *survivor = m->survivor_count < WIRE_MAX_MEMBERS ? calloc(1, sizeof *survivor) : NULL;
     if (survivor == NULL) return NULL;
@@ -505,10 +525,34 @@ static bool is_sound(const struct wire_header *header, const struct wire_resume 
 // A run that may have to give way to the one that is resumed.
 static bool is_young(const struct membership *m, uint64_t run) { return run != m->run && m->now_ns < m->yields_until; }
 
+static struct peer *peer_of_id(struct membership *m, const struct wire_id *id) {
+    for (uint32_t i = 0; i < m->slots; i++)
+        if (m->peers[i].used && !m->peers[i].gone && wire_id_equal(&m->peers[i].member.id, id)) return &m->peers[i];
+    return NULL;
+}
+
+// A member of the run that this master serves comes as one that has lost it. Nobody is left behind before a member is known to have entered an epoch
+// without it: as long as none is, the others may have left as well, and what all of them know together decides.
+static bool take_back(struct membership *m, const struct wire_header *header, const struct wire_resume *resume) {
+    if (header->run != m->run || header->generation < m->generation || memcmp(resume->secret, m->secret, sizeof m->secret) != 0) return false;
+    const struct peer *peer = peer_of_id(m, &resume->hello.id);
+    bool missed = peer != NULL ? peer->accepted || m->now_ns < m->woken_until : resume->accepted && m->heard_number < m->lost_number;
+    if (!missed) return false;
+    membership_log(m, LOG_WARN, "a member has come back that had lost this master: gives the run up, for all to come back");
+    give_up_run(m);
+    return true;
+}
+
 // This master serves a run.
 static void refuse_resume(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_header *header, const struct wire_resume *resume) {
-    if (!resume->accepted && header->run != m->run) {
-        membership_register(m, conn, source, &resume->hello); // the run that it waited in is over
+    struct peer *before = peer_of_id(m, &resume->hello.id);
+    if (!resume->accepted && (before == NULL || !before->accepted)) { // the run that it waited in is over, or has not seen it go
+        struct wire_hello hello = resume->hello;
+        if (before != NULL) {
+            membership_drop(m, before, LOG_INFO, "it comes again");
+            membership_settle(m);
+        }
+        membership_register(m, conn, source, &hello);
         return;
     }
     const char *why = header->run == m->run ? "the connection broke, and the run went on without this peer" : ANOTHER_RUN;
@@ -525,7 +569,7 @@ const struct membership_actions *membership_peer_resumed(struct membership *m, i
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "the master speaks another version of the protocol");
     else if (!sound || !is_sound(header, &resume))
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "malformed RESUME");
-    else if (m->peer_count > 0 && !is_young(m, header->run))
+    else if (m->peer_count > 0 && !is_young(m, header->run) && !take_back(m, header, &resume))
         refuse_resume(m, conn, source, header, &resume);
     else if ((survivor = add(m, conn, source)) == NULL)
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "the master has no room");
@@ -589,24 +633,9 @@ static bool know_others(const struct membership *m) {
     return false;
 }
 
-static void give_up_run(struct membership *m, uint32_t gone, uint32_t of) {
+static void give_up_unheard(struct membership *m, uint32_t gone, uint32_t of) {
     membership_log(m, LOG_ERR, "%u of %u peers were not heard of any more: they may have gone on with another master, so this one gives the run up", gone, of);
-    for (uint32_t i = 0; i < m->slots; i++) {
-        struct peer *peer = &m->peers[i];
-        if (!peer->used) continue;
-        if (!peer->gone && m->by_conn[peer->conn] != 0) {
-            m->by_conn[peer->conn] = 0;
-            membership_close(m, peer->conn);
-        }
-        membership_rates_forget(m, peer);
-        *peer = (struct peer){0};
-    }
-    for (uint32_t i = 0; i < m->group_slots; i++)
-        if (m->groups[i].count > 0) membership_group_fini(&m->groups[i]);
-    m->peer_count = m->gone_count = m->count = m->candidate_count = m->round_count = 0;
-    m->unheard = 0;
-    membership_start_run(m);
-    m->young_until = m->now_ns + m->limit_ns; // its members may come back, and newcomers be the first
+    give_up_run(m);
 }
 
 bool membership_unheard(struct membership *m, uint32_t count) {
@@ -618,8 +647,24 @@ bool membership_unheard(struct membership *m, uint32_t count) {
     }
     m->unheard += count;
     if (2 * m->unheard <= m->unheard_of) return false;
-    give_up_run(m, m->unheard, m->unheard_of);
+    give_up_unheard(m, m->unheard, m->unheard_of);
     return true;
+}
+
+void membership_on_moved(struct membership *m, struct peer *peer) {
+    char name[64];
+    if (m->now_ns < m->woken_until) { // the others have left as well, or are about to: nobody needs to be lost
+        membership_log(m, LOG_WARN, "stood still, and %s looks for a master: gives the run up, for all to come back", membership_name(name, peer));
+        give_up_run(m);
+    } else if (!peer->accepted || !membership_unheard(m, 1)) {
+        membership_drop(m, peer, LOG_WARN, "it looks for another master, since this one was silent");
+    }
+}
+
+void membership_woke(struct membership *m) {
+    m->woken_until = m->now_ns + m->limit_ns;
+    if (m->majority_at != INT64_MAX) m->majority_at = m->now_ns; // the rest has not had its time yet
+    if (m->survivor_count > 0 && m->young_until < m->woken_until) m->young_until = m->woken_until; // those that gather have left, and come again
 }
 
 uint32_t membership_quorum(const struct membership *m) { return know_others(m) ? m->quorum : 0; }
@@ -633,7 +678,7 @@ void membership_watch_quorum(struct membership *m) {
         m->quorum = 0;
         if (know_others(m) && !m->lost) m->changed = true; // an epoch tells them
     } else if (m->entered + others < m->quorum && m->count > 0 && know_others(m)) {
-        give_up_run(m, m->quorum - m->entered - others, m->quorum);
+        give_up_unheard(m, m->quorum - m->entered - others, m->quorum);
     }
 }
 

@@ -26,6 +26,13 @@ void sim_draw_faults(struct pccl_sim *s) {
                                                                                                               : 3;
     if (s->master_count > MASTERS_MOST) s->master_count = MASTERS_MOST;
     for (uint32_t i = 0; i < s->master_count; i++) s->addresses[i] = (struct wire_address){.family = 4, .bytes = {10, 0, 1, (uint8_t)(i + 1)}, .port = 48148};
+    // And so are naps of a single master.
+    uint64_t naps = sim_mix(config->seed ^ UINT64_C(0x6e617073)) % 12;
+    s->only_naps = s->master_count == 1 && config->faults == 0 && naps == 0;
+    if (s->only_naps) s->faults = PCCL_SIM_STALL;
+    s->naps = s->master_count == 1 && (s->faults & PCCL_SIM_STALL) != 0 && naps < 4;
+    if (s->only_naps && s->recovery_ms == 0) s->recovery_ms = (uint32_t)(8 * s->limit_ns / MS_NS);
+    s->nap_from = 0;
     int64_t length = config->fault_ms != 0 ? config->fault_ms : 300 + (int64_t)sim_below(s, 900);
     s->end_at = s->now + length * MS_NS;
 }
@@ -57,6 +64,17 @@ static void stall(struct pccl_sim *s) {
     s->counts[COUNT_STALLS]++;
     touch(s, until);
     SIM_TRACE(s, "fault: %s %d stands still for %lld ms", master ? "master" : "peer", master ? (int)k + 1 : (int)(p - s->processes) + 1, (long long)((until - s->now) / MS_NS));
+}
+
+// Long enough for peers to leave it, often just about. Between two of them there is time to come back.
+static void nap(struct pccl_sim *s) {
+    int64_t least = s->limit_ns * 6 / 10, until = s->now + least + (int64_t)sim_below(s, (uint64_t)(sim_chance(s, 2) ? s->limit_ns : 5 * s->limit_ns / 2));
+    if (s->now < s->nap_from || s->now < s->masters[0].stopped_until || !s->masters[0].running) return;
+    s->masters[0].stopped_until = until;
+    s->nap_from = until + s->limit_ns;
+    s->counts[COUNT_STALLS]++;
+    touch(s, until + NAP_SKEW_MS * MS_NS);
+    SIM_TRACE(s, "fault: the master stands still for %lld ms", (long long)((until - s->now) / MS_NS));
 }
 
 static void slow_down(struct pccl_sim *s) {
@@ -150,8 +168,12 @@ void sim_master_fault(struct pccl_sim *s, uint32_t k) {
 void sim_fault(struct pccl_sim *s) {
     int slot = (int)sim_below(s, s->peers);
     uint32_t kind = 1U << sim_below(s, 12);
+    bool naps = s->naps && sim_chance(s, 4);
     touch(s, s->now);
-    if ((s->faults & kind) != 0) switch (kind) {
+    if (naps)
+        nap(s);
+    else if ((s->faults & kind) != 0 && !s->only_naps)
+        switch (kind) {
         case PCCL_SIM_CRASH:
             s->counts[COUNT_CRASHES] += s->processes[slot].running;
             sim_end(s, slot, true);

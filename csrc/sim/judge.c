@@ -201,6 +201,16 @@ static void judge_quorum(struct pccl_sim *s, const struct truth *truth) {
         sim_fail(s, "agreement", "a master takes the run up with %u of the %u members of epoch %llu, which is no majority", left, members, (unsigned long long)newest->number);
 }
 
+// Nobody is left who may have heard of these generations, so they are given again.
+static void forget_generations(struct pccl_sim *s, uint64_t run, uint64_t first) {
+    for (uint32_t i = 0; i < RINGS_MOST; i++)
+        if (s->rings[i].run == run && s->rings[i].generation >= first) s->rings[i] = (struct ring_record){0};
+    for (uint32_t i = 0; i < ROUNDS_MOST; i++)
+        if (s->rounds[i].run == run && s->rounds[i].round >> 32 >= first) s->rounds[i] = (struct round_record){0};
+    for (uint32_t i = 0; i < INSTANCES_MOST && i < s->instance_count; i++)
+        if (s->instances[i].run == run && s->instances[i].generation >= first) s->instances[i].run = 0;
+}
+
 static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *control, const struct wire_header *header, const uint8_t *body) {
     struct wire_epoch_commit commit = {.epoch.members = s->members};
     struct master *master = &s->masters[k];
@@ -226,6 +236,8 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *contr
         if (truth->number > header->epoch) sim_fail(s, "agreement", "the master announces epoch %llu after epoch %llu", (unsigned long long)header->epoch, (unsigned long long)truth->number);
         return;
     }
+    bool another = truth->master_life != master->life || truth->number >= header->epoch;
+    if (!left && another && truth->generation >= header->generation) forget_generations(s, header->run, header->generation);
     bool taken_up = header->generation > 1 && truth->generation != header->generation;
     struct truth before = *truth;
     *truth = (struct truth){.run = header->run, .generation = header->generation, .number = commit.epoch.number, .master = k, .master_life = master->life};
@@ -324,8 +336,13 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
     if (last->run == header->run && last->round == end->round) *last = *announced;
 }
 
-// As the master counts them, whoever it expels for broken links is accused by at least as many as the other end of its only broken pair.
-// `before`: slots of those that it expelled just before.
+// Do the two miss each other's links since their group was formed last?
+static bool is_broken(const struct pccl_sim *s, uint32_t group, int one, int other) {
+    return s->accused_at[other][one] > s->regrouped_at[group] || s->accused_at[one][other] > s->regrouped_at[group]; // one that came with the order is over
+}
+
+// As the master counts them, whoever it expels for broken links has at least as many broken pairs as the other end of its only one, and is accused by
+// at least as many. `before`: slots of those that it expelled just before.
 static void on_expelled(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body, uint32_t before) {
     struct wire_text text;
     const struct truth *truth = judge_truth(s, header->run);
@@ -334,12 +351,18 @@ static void on_expelled(struct pccl_sim *s, const struct control *control, const
     uint32_t against = 0, against_other = 0;
     for (int slot = 0; slot < (int)s->peers; slot++) {
         against += s->accused_at[slot][culprit] > s->now - ACCUSED_LIMITS * s->limit_ns;
-        bool pair = s->accused_at[slot][culprit] >= s->regrouped_at[control->group] || s->accused_at[culprit][slot] >= s->regrouped_at[control->group];
+        bool pair = is_broken(s, control->group, culprit, slot);
         if (pair && other >= 0) return; // which pair it is expelled for cannot be told from here
         if (pair) other = slot;
     }
-    for (int slot = 0; slot < (int)s->peers && other >= 0; slot++)
-        against_other += (before >> slot & 1) == 0 && s->accused_at[slot][other] >= s->regrouped_at[control->group] && judge_alive_member(s, header->run, slot, truth->lives[slot]);
+    uint32_t pairs = 0;
+    for (int slot = 0; slot < (int)s->peers && other >= 0; slot++) {
+        bool counts = (before >> slot & 1) == 0 && judge_alive_member(s, header->run, slot, truth->lives[slot]);
+        against_other += counts && s->accused_at[slot][other] > s->regrouped_at[control->group];
+        pairs += counts && is_broken(s, control->group, other, slot);
+    }
+    if (other >= 0 && judge_alive_member(s, header->run, other, truth->lives[other]) && pairs > 1)
+        sim_fail(s, "progress", "the master expels peer %d, which has one broken pair, and not peer %d, which has %u", culprit + 1, other + 1, pairs);
     if (other >= 0 && judge_alive_member(s, header->run, other, truth->lives[other]) && against < against_other)
         sim_fail(s, "progress", "the master expels peer %d, whom %u accuse, and not peer %d, whom %u accuse", culprit + 1, against, other + 1, against_other);
 }
@@ -471,6 +494,7 @@ void judge_ended(struct pccl_sim *s, int slot, const struct op *op) {
     uint8_t mine = op->phase == OP_OK ? OUTCOME_OK : op->phase == OP_LOST ? OUTCOME_LOST
                                                                           : OUTCOME_MISMATCH;
     instance->outcomes[slot] = mine;
+    if (mine == OUTCOME_LOST && s->only_naps) sim_fail(s, "progress", "op (%llu, %llu, %u) is lost at peer %d although only the master stood still", (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1);
     if (!judge_alive_member(s, instance->run, slot, p->life)) return;
     for (int other = 0; other < (int)s->peers; other++) {
         uint8_t theirs = instance->outcomes[other];
@@ -516,12 +540,14 @@ void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan) {
 // Peers may give up a lost master only when no more than half of the last epoch is left.
 static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
     uint32_t members = 0, left = 0;
-    const struct truth *truth = judge_truth(s, member_header(s->processes[slot].mind).run);
+    uint64_t run = member_header(s->processes[slot].mind).run;
+    const struct truth *truth = judge_truth(s, run);
     if (truth->lives[slot] != s->processes[slot].life) return; // the run goes on without it
     const struct epoch_record *newest = newest_entered(s, truth, false);
     for (int other = 0; other < (int)s->peers && newest != NULL; other++) {
         members += newest->lives[other] != 0;
-        left += newest->lives[other] != 0 && sim_alive(s, other, newest->lives[other]) && !tainted(s, other, newest->lives[other]);
+        bool lives = newest->lives[other] != 0 && sim_alive(s, other, newest->lives[other]) && !tainted(s, other, newest->lives[other]);
+        left += lives && member_header(s->processes[other].mind).run == run; // who never heard that it was let in may have begun another one
     }
     bool time = false;
     for (uint32_t i = 0; i < s->master_count && s->now > s->calm_from + TAKE_UP_LIMITS * s->limit_ns; i++)
@@ -535,6 +561,7 @@ void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what
     if (p->tainted) return;
     if (strstr(text, "it gave revision") != NULL && !p->misused) sim_fail(s, "parity", "peer %d is expelled for a revision that a sync gave it: %s", slot + 1, text);
     if (strstr(text, "shared state: ") != NULL) return;
+    if (s->only_naps) sim_fail(s, "progress", "peer %d is %s although only the master stood still: %s", slot + 1, what, text);
     if (strstr(text, "no master took the run up") != NULL) {
         judge_minority(s, slot, text);
         return;

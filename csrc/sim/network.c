@@ -345,6 +345,7 @@ static bool accept_dial(struct pccl_sim *s, int slot, const struct wire_link_hel
         return true;
     }
     bool accepted = judgement == MEMBER_ACCEPT;
+    SIM_TRACE(s, "peer %d: link %u of %d is %s", slot + 1, hello->index, c->ends[0] + 1, accepted ? "accepted" : "refused");
     push(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), accepted); // frames follow it
     if (!accepted) return false;
     c->open[1] = true;
@@ -432,11 +433,30 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
     p->links[event->from][index] = 0;
     state_model_link_ends(s, event->slot, event->from);
     struct wire_id other = sim_id_of(event->from, event->other_life);
+    SIM_TRACE(s, "peer %d: link %u to %d is lost", event->slot + 1, index, event->from + 1);
     member_link_lost(p->mind, &other, index, event->flag, s->now, &p->out);
+}
+
+// What is under way with that peer, as links_cancel does.
+static void cancel(struct pccl_sim *s, int slot, int other, uint32_t other_life) {
+    struct process *p = &s->processes[slot];
+    struct wire_id id = sim_id_of(other, other_life);
+    for (uint32_t i = 0; i < s->connection_high; i++) {
+        struct connection *c = &s->connections[i];
+        bool dials = c->used && c->open[0] && c->ends[0] == slot && c->lives[0] == p->life && wire_id_equal(&c->to, &id);
+        if (dials && p->links[other][c->index] != i + 1) close_end(s, c, 0, true);
+    }
+    for (uint32_t i = 0; i < p->parked_count; i++) {
+        struct connection *c = &s->connections[p->parked[i].connection];
+        if (!wire_id_equal(&p->parked[i].hello.from, &id)) continue;
+        if (c->used && c->serial == p->parked[i].serial) push(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), false);
+        p->parked[i--] = p->parked[--p->parked_count];
+    }
 }
 
 void sim_drop_links(struct pccl_sim *s, int slot, int other, uint32_t other_life) {
     struct process *p = &s->processes[slot];
+    cancel(s, slot, other, other_life);
     for (uint32_t index = 0; index <= LANES; index++) {
         uint32_t link = p->links[other][index];
         if (link == 0) continue;

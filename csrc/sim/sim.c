@@ -197,6 +197,8 @@ static int64_t put_off(const struct pccl_sim *s, const struct event *event) {
     }
     int64_t stopped = 0;
     if (is_for_master(event->kind) && event->kind != EVENT_MASTER_STARTS) stopped = s->masters[event->from].stopped_until;
+    // Which connection it looks at first is chance; each keeps its order, and the clock comes last.
+    if (stopped != 0 && s->naps) stopped += event->kind == EVENT_MASTER_TICK ? NAP_SKEW_MS * MS_NS : (int64_t)(sim_mix(event->serial ^ (uint64_t)stopped) % (NAP_SKEW_MS * MS_NS));
     if (is_for_peer(event->kind) && sim_alive(s, event->slot, event->life)) stopped = s->processes[event->slot].stopped_until;
     if (stopped > until) until = stopped;
     return until > s->now ? until : 0;

@@ -43,6 +43,7 @@ enum {
     ROUNDS_MOST = 256,
     EPOCHS_MOST = 64,
     EVENTS_MOST = 1 << 16,
+    NAP_SKEW_MS = 4, // within which a master that wakes hears what came meanwhile, each connection by itself
     TEXT_BYTES = 512,
 };
 
@@ -429,6 +430,8 @@ struct pccl_sim {
 
     // faults
     bool faulty;
+    bool naps, only_naps; // a single master stands still again and again; nothing else goes wrong
+    int64_t nap_from;     // for the next one
     uint32_t faults;
     int64_t fault_every_ns, calm_from; // calm_from: end of the last fault's effect
     int64_t faults_end, end_at;

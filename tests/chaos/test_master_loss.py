@@ -313,6 +313,23 @@ def test_a_standby_begins_no_run():
         assert fresh.ask("connect") == "MASTER_CONNECTION_FAILED"
 
 
+def test_a_master_alone_that_was_stopped_gets_all_its_members_back():
+    """Some leave it, some are just about to; whoever speaks first, nobody is lost and no op is."""
+    limit = 0.5
+    steps = 6 * [Ops("plain", (Reduce(300_000), Reduce(10))), Vote("update_topology", 0.0), Sync(1 << 20, 1), Pause(0.02)]
+    with MasterProcess(heartbeat_limit=limit) as master, troupe(master.address, 4) as actors:
+        for limits in (0.85, 0.95, 1.0, 1.05, 1.2, 2.5):
+            for actor in actors:
+                actor.tell("follow", steps)
+            time.sleep(0.05)
+            master.signal(signal.SIGSTOP)
+            time.sleep(limits * limit)
+            master.signal(signal.SIGCONT)
+            logs = {actor.number: actor.answer() for actor in actors}
+            check_agreement(logs)
+            assert not any(losses(log) for log in logs.values()), f"a peer was lost after {limits} limits"
+
+
 def test_a_stopped_master_harms_nobody_when_it_wakes():
     with two_masters(3) as (_, (first, _), actors):
         first.signal(signal.SIGSTOP)

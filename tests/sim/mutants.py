@@ -131,7 +131,7 @@ MUTANTS = [
         name="no_relink",  # links that broke between living members are not made again
         file="control/membership_links.c",
         old="    membership_change(m, group); // where",
-        new="    if (accusers > 0) membership_change(m, group); // where",
+        new="    if (group->hearing_since != 0) membership_change(m, group); // where",
     ),
     Mutant(
         name="expect_after_failure",  # a sync without a state moves the expected revision
@@ -213,7 +213,7 @@ MUTANTS = [
         file="control/membership_recovery.c",
         old="    if (2 * m->unheard <= m->unheard_of) return false;",
         new="    if (m->unheard_of < UINT32_MAX) return false;",
-        seeds=8000,
+        seeds=30000,
     ),
     Mutant(
         name="promise_forgotten",  # no fencing: the next master does not hear of a generation that was promised to another one
@@ -239,9 +239,28 @@ MUTANTS = [
     Mutant(
         name="expel_the_accuser",  # of a broken pair the one whom fewer accuse
         file="control/membership_links.c",
-        old="count > *accusers ||",
-        new="count < *accusers ||",
+        old="return a->accusers > b->accusers;",
+        new="return a->accusers < b->accusers;",
         seeds=4000,
+    ),
+    Mutant(
+        name="expel_the_other_end",  # of a broken pair the one with fewer
+        file="control/membership_links.c",
+        old="a->broken > b->broken;",
+        new="a->broken < b->broken;",
+        seeds=8000,
+    ),
+    Mutant(
+        name="chooses_when_it_wakes",  # a master that stood still loses those whose word it hears first
+        file="control/membership_recovery.c",
+        old="m->now_ns < m->woken_until) {",
+        new="m->woken_until < 0) {",
+    ),
+    Mutant(
+        name="refuses_its_own",  # who comes back to it was left behind, though nobody has gone on
+        file="control/membership_recovery.c",
+        old="    if (!missed) return false;",
+        new="    if (missed || !missed) return false;",
     ),
     Mutant(
         name="vote_twice",  # once in RESUME, once after it

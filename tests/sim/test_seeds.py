@@ -39,6 +39,13 @@ def run(*arguments):
         2061167,  # a newcomer that began a new run at a master that had just given one up
         16739,  # a HELLO in the middle of a connection
         6012,  # such a loss, of somebody who came back to the next master
+        928,  # a newcomer that was refused for links made for the candidate of the master before
+        8167,  # newcomers that heard of the next run before others, which refused their hellos
+        20933,  # a process without power, whose broken links spoke against two that lived
+        52455,  # of two that had lost their links to a third both were expelled
+        2007606,
+        2024834,  # one that was let in, while the others never heard that they were
+        50014582,  # a generation that was given again, since nobody was left who knew of it
     ],
 )
 def test_seed_passes(seed):

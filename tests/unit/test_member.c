@@ -474,7 +474,7 @@ static void test_votes_and_death(void) {
     } rows[] = {
         {WIRE_SYNC_RULE "it gave revision 9, but its group is to be at 3", pcclInvalidUsage},
         {"silent beyond the heartbeat limit", pcclMasterConnectionFailed},
-        {"its links failed twice, as told by 2 of the 2 other members", pcclMasterConnectionFailed},
+        {"its links failed twice: with 2 of the 2 other members, accused by 2", pcclMasterConnectionFailed},
         {"shared", pcclMasterConnectionFailed},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

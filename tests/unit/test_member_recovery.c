@@ -359,6 +359,43 @@ static void test_ends(void) {
 
 // ---- newcomers ----
 
+// Newcomer 2 says hello, with the secret of the run at hand or of another one.
+static enum member_judgement hello(uint8_t secret) {
+    struct wire_link_hello message = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .secret = {secret}, .from = id_of(2), .to = id_of(1)};
+    return member_judge_hello(mind, &message);
+}
+
+static void candidate(uint32_t attempt) {
+    struct wire_address address = {.family = 4, .port = 6000};
+    struct wire_member members[2] = {{.id = id_of(1), .join_number = 1, .lanes = 1, .address = address}, {.id = id_of(2), .join_number = 2, .lanes = 1, .address = address}};
+    struct wire_candidate message = {.attempt = attempt, .epoch = {.number = 7, .group_epoch = 7, .latency_us = 50, .megabytes_per_s = 100, .count = 2, .members = members}};
+    struct wire_buffer frame = {0};
+    wire_encode_candidate(&frame, of(1), &message);
+    feed(&frame);
+}
+
+static void test_candidates(void) {
+    accepted("a candidate ends with its master", RECOVERY_MS, 1);
+    epoch(1, WIRE_REASON_LOSS, 6, 1);
+    candidate(1);
+    CHECK_EQ(hello(9), MEMBER_ACCEPT);
+    lose();
+    CHECK_EQ(count(MEMBER_DROP_PEER), 1);
+    CHECK_EQ(hello(9), MEMBER_PARK); // of the next one
+    end();
+
+    registered("newcomers may hear of the run that they are let in to one before the other", RECOVERY_MS, 1);
+    CHECK_EQ(hello(7), MEMBER_REJECT);
+    lose();
+    CHECK_EQ(hello(7), MEMBER_PARK);
+    resume(MEMBER_TENSORS_AS_VOTED);
+    CHECK_EQ(hello(7), MEMBER_PARK);
+    welcome(RUN + 1, 4);
+    CHECK_EQ(count(MEMBER_RECHECK), 1);
+    CHECK_EQ(hello(7), MEMBER_REJECT);
+    end();
+}
+
 static void test_newcomers(void) {
     registered("a newcomer goes on waiting, in another run", RECOVERY_MS, 1);
     lose();
@@ -415,6 +452,7 @@ int main(void) {
     test_tells();
     test_answers();
     test_ends();
+    test_candidates();
     test_newcomers();
     return check_status();
 }

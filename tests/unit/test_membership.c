@@ -936,7 +936,7 @@ static void test_links(void) {
     link_down('b', 'a');
     link_down('a', 'b');
     pass(HEARING_MS, "abc");
-    EXPELLED('a', "2 of the 2");
+    EXPELLED('a', "1 of the 2 other members, accused by 2");
     EPOCH("bc", LOSS, 4, 4, "bc");
     end();
 
@@ -1005,6 +1005,67 @@ static void test_links(void) {
     }
     EXPELLED('a', "3 of the 3");
     EPOCH("bcd", LOSS, 4, 4, "bcd");
+    end();
+
+    begin("one loses its links to two others, and is the only one to tell: it goes, though it came first");
+    form("abcd", 0);
+    for (uint32_t i = 0; i < 2; i++) {
+        link_down('a', 'b');
+        link_down('a', 'c');
+        pass(HEARING_MS, "abcd");
+        if (i == 0) EPOCH("abcd", RELINK, 3, 3, "abcd");
+    }
+    EXPELLED('a', "2 of the 3 other members, accused by 0");
+    EPOCH("bcd", LOSS, 4, 4, "bcd");
+    end();
+
+    begin("the second of its pairs is told late, while another pair's first break is about to be mended");
+    form("abcd", 0);
+    link_down('a', 'b');
+    link_down('c', 'a');
+    pass(MEMBERSHIP_GRACE_MS + 10, "abcd");
+    EPOCH("abcd", RELINK, 3, 3, "abcd");
+    link_down('c', 'd');
+    pass(MEMBERSHIP_GRACE_MS - 10, "abcd");
+    link_down('a', 'b');
+    link_down('b', 'a');
+    pass(HEARING_MS / 2, "abcd");
+    CHECK(quiet("abcd"));
+    link_down('a', 'c');
+    pass(HEARING_MS / 2 + 10, "abcd");
+    EXPELLED('a', "2 of the 3");
+    EPOCH("bcd", LOSS, 4, 4, "bcd");
+    end();
+
+    begin("one that nothing is heard of may be dead: nobody is blamed for its links");
+    form("abcd", 0);
+    for (uint32_t i = 0; i < 2; i++) {
+        pass(10, "abc");
+        link_down('c', 'd');
+        link_down('b', 'd');
+        link_down('a', 'b');
+        if (i == 0) pass(HEARING_MS, "abcd");
+        if (i == 0) EPOCH("abcd", RELINK, 3, 3, "abcd");
+    }
+    pass(LIMIT_MS - 50, "abc");
+    CHECK(quiet("abcd"));
+    pass(100, "abc");
+    EXPELLED('d', "silent");
+    EPOCH("abc", LOSS, 4, 4, "abc");
+    end();
+
+    begin("a death does not wait for the hearing");
+    form("abcd", 0);
+    for (uint32_t i = 0; i < 2; i++) {
+        link_down('a', 'b');
+        link_down('a', 'c');
+        if (i == 0) pass(HEARING_MS, "abcd");
+        if (i == 0) EPOCH("abcd", RELINK, 3, 3, "abcd");
+    }
+    die('d');
+    EPOCH("abc", LOSS, 4, 4, "abc");
+    pass(HEARING_MS, "abc");
+    CHECK(quiet("abc")); // all links are to be made again
     end();
 
     begin("a fresh group epoch is wanted");

@@ -151,6 +151,8 @@ struct says {
     bool stranger; // its own id is another one than those in its epoch
     uint16_t version;
     uint8_t masters; // in its list
+    char is;         // whose id it gives, where that connection has another letter
+    uint8_t secret;
 };
 
 static uint64_t or_else(uint64_t value, uint64_t usual) { return value != 0 ? value : usual; }
@@ -164,7 +166,11 @@ static void resume(const struct says *says) {
         members[epoch.count++] = (struct wire_member){.id = id_of(*c), .join_number = or_else(says->join, (uint64_t)(*c - 'a' + 1)), .lanes = 1, .address = address_of(*c)};
     sizes[0].count = or_else(epoch.count, 1);
     struct wire_resume message = {
-        .hello = {.version = (uint16_t)or_else(says->version, WIRE_VERSION), .id = id_of(says->stranger ? 'w' : says->who), .lanes = 1, .port = 48149, .masters = (uint8_t)or_else(says->masters, 1)},
+        .hello = {.version = (uint16_t)or_else(says->version, WIRE_VERSION), .id = id_of(says->stranger ? 'w' : says->is != 0 ? says->is
+                                                                                                                              : says->who),
+                  .lanes = 1,
+                  .port = 48149,
+                  .masters = (uint8_t)or_else(says->masters, 1)},
         .generation = or_else(says->generation, GENERATION),
         .join_number = (uint64_t)(says->who - 'a' + 1),
         .vote = says->vote,
@@ -176,6 +182,7 @@ static void resume(const struct says *says) {
     struct wire_header header = {.run = or_else(says->run, RUN), .generation = or_else(says->promised, message.generation)};
     struct wire_buffer out = {0};
     clear(&boxes[says->who - 'a']);
+    message.secret[0] = says->secret;
     wire_encode_resume(&out, header, &message);
     CHECK(wire_header_decode(out.bytes, &header));
     act(membership_peer_resumed(m, now, (uint32_t)(says->who - 'a'), &source, &header, out.bytes + WIRE_HEADER_BYTES));
@@ -712,6 +719,134 @@ static void test_left(void) {
     end();
 }
 
+// All that a member knows who has entered epoch `number` of generation 2.
+static void come_back(const char *who, const char *members, uint64_t number) {
+    for (; *who; who++) resume(&(struct says){.who = *who, .members = members, .number = number, .generation = 2});
+}
+
+static void taken_up(int line, const char *peers, uint64_t generation, uint64_t number, uint8_t reason) {
+    asked_at(line, peers, generation);
+    promise(peers, RUN, generation);
+    for (const char *p = peers; *p; p++) resumed_at(line, *p);
+    epoch_at(line, peers, peers, number, reason);
+}
+#define TAKEN_UP(peers, generation, number, reason) taken_up(__LINE__, peers, generation, number, WIRE_REASON_##reason)
+
+static void test_woken(void) {
+    struct wire_header header = {.run = RUN, .generation = 2, .epoch = 6};
+    begin("it has stood still, and one has left: all come back, nobody is lost");
+    form("abc", 1);
+    now += 2 * LIMIT_MS * MS_NS;
+    say('a', header, WIRE_MOVED);
+    CHECK(quiet("abc") && boxes[0].closed && boxes[1].closed && boxes[2].closed);
+    come_back("abc", "abc", 6);
+    TAKEN_UP("abc", 3, 7, RELINK);
+    end();
+
+    begin("a newcomer that comes first does not begin a run of its own");
+    form("ab", 1);
+    now += 2 * LIMIT_MS * MS_NS;
+    say('a', header, WIRE_MOVED);
+    hello('z', 1);
+    come_back("ab", "ab", 6);
+    TAKEN_UP("ab", 3, 7, RELINK);
+    TAKE('z', WIRE_WELCOME);
+    end();
+
+    begin("it has stood still, but nobody has left");
+    form("ab", 1);
+    now += LIMIT_MS * MS_NS * 9 / 10;
+    for (const char *p = "ab"; *p; p++) say(*p, header, WIRE_HEARTBEAT);
+    act(membership_tick(m, now));
+    pass(2 * LIMIT_MS, "ab");
+    say('a', header, WIRE_MOVED);
+    epoch_at(__LINE__, "b", "b", 7, WIRE_REASON_LOSS); // long after
+    end();
+
+    begin("while it gathered: the rest has its time again");
+    for (const char *p = "ab"; *p; p++) resume(&(struct says){.who = *p, .members = "abc"});
+    skip_waiting("ab");
+    ASKED("ab", 2);
+    now += 2 * LIMIT_MS * MS_NS;
+    promise("ab", RUN, 2);
+    CHECK(quiet("ab"));
+    resume(&(struct says){.who = 'c', .members = "abc"});
+    ASKED("c", 2);
+    promise("c", RUN, 2);
+    for (const char *p = "abc"; *p; p++) RESUMED(*p);
+    EPOCH("abc", 6, RELINK);
+    end();
+}
+
+static void test_come_back(void) {
+    struct wire_header header = {.run = RUN, .generation = 2, .epoch = 6};
+    begin("a member comes back before the end of its connection is seen");
+    form("abc", 1);
+    resume(&(struct says){.who = 'd', .is = 'a', .members = "abc", .number = 6, .generation = 2});
+    CHECK(quiet("abc") && boxes[0].closed && boxes[1].closed && boxes[2].closed);
+    come_back("bc", "abc", 6);
+    ASKED("dbc", 3);
+    promise("dbc", RUN, 3);
+    for (const char *p = "dbc"; *p; p++) RESUMED(*p);
+    epoch_at(__LINE__, "dbc", "abc", 7, WIRE_REASON_RELINK);
+    end();
+
+    begin("its loss is told, but nobody has entered that epoch: who has not, comes back, too");
+    form("abc", 1);
+    say('a', header, WIRE_MOVED);
+    epoch_at(__LINE__, "bc", "bc", 7, WIRE_REASON_LOSS);
+    come_back("a", "abc", 6);
+    CHECK(boxes[1].closed && boxes[2].closed);
+    come_back("bc", "abc", 6);
+    TAKEN_UP("abc", 3, 7, RELINK);
+    end();
+
+    begin("or has, unheard: the run goes on without it");
+    form("abc", 1);
+    say('a', header, WIRE_MOVED);
+    epoch_at(__LINE__, "bc", "bc", 7, WIRE_REASON_LOSS);
+    come_back("a", "abc", 6);
+    come_back("bc", "bc", 7);
+    skip_waiting("a");
+    ASKED("abc", 3);
+    promise("abc", RUN, 3);
+    for (const char *p = "bc"; *p; p++) RESUMED(*p);
+    EPOCH("bc", 8, RELINK);
+    EXPELLED('a', "went on without");
+    end();
+
+    begin("a member has entered it: who comes back is left behind");
+    form("abc", 1);
+    say('a', header, WIRE_MOVED);
+    epoch_at(__LINE__, "bc", "bc", 7, WIRE_REASON_LOSS);
+    header.epoch = 7;
+    say('b', header, WIRE_HEARTBEAT);
+    come_back("a", "abc", 6);
+    EXPELLED('a', "went on without");
+    CHECK(!boxes[1].closed && !boxes[2].closed);
+    end();
+
+    begin("of an older generation, or with another secret: as anybody else");
+    form("ab", 1);
+    resume(&(struct says){.who = 'd', .is = 'a', .members = "ab"});
+    EXPELLED('d', "went on without");
+    resume(&(struct says){.who = 'd', .is = 'a', .members = "ab", .number = 6, .generation = 2, .secret = 1});
+    EXPELLED('d', "went on without");
+    CHECK(!boxes[0].closed && !boxes[1].closed);
+    end();
+
+    begin("a newcomer has lost it: it waits anew");
+    form("ab", 1);
+    hello('z', 1);
+    TAKE('z', WIRE_WELCOME);
+    resume(&(struct says){.who = 'y', .is = 'z', .generation = 2});
+    TAKE('y', WIRE_WELCOME);
+    CHECK(boxes['z' - 'a'].closed);
+    CHECK_EQ(membership_peer_count(m), 3);
+    CHECK(!boxes[0].closed && !boxes[1].closed);
+    end();
+}
+
 int main(void) {
     test_claims();
     test_lies();
@@ -722,5 +857,7 @@ int main(void) {
     test_young();
     test_newcomers();
     test_left();
+    test_woken();
+    test_come_back();
     return check_status();
 }
