@@ -9,7 +9,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ import pccl
 
 METHOD = """Peers are processes; each round is one `sync_shared_state` of all, whose contents are set before. `parity`: nothing
 differs; the time beyond the hash of the own state, median over the rounds. `joiner`: one peer lacks everything; bytes over the
-time of its whole call,
-hashing included, against the same bytes over as many plain TCP connections between two processes; peers of one host read each
-other's memory, `by TCP` they do not. `links`: the same in network
+time of its whole call, hashing included, against the same bytes over as many plain TCP connections between two processes, in
+turn; `vote_ms` is the time until the plan came, in which the donor ends its hashing; peers of one host read each other's memory,
+`by TCP` they do not. `links`: the same in network
 namespaces, each donor's way out limited by tbf. `killed`: one of three donors is killed when half of the bytes have come."""
 
 LANES = 4
@@ -174,8 +174,8 @@ class Run:
 # ---- plain TCP ----
 
 
-def tcp_worker(peer: Peer, size: int, port: int, blocks: int) -> list[float]:
-    """Rank 0 sends, rank 1 receives, over as many connections as there are lanes; seconds per block."""
+def tcp_worker(peer: Peer, size: int, port: int) -> None:
+    """Rank 0 sends, rank 1 receives, over as many connections as there are lanes; at each order once, told in seconds."""
     part = size // LANES
     memory = [memoryview(bytearray(os.urandom(MIB) * (part // MIB))) for _ in range(LANES)]
     if peer.rank == 1:
@@ -191,8 +191,8 @@ def tcp_worker(peer: Peer, size: int, port: int, blocks: int) -> list[float]:
         while got < len(into):
             got += end.recv_into(into[got : got + CHUNK])
 
-    found = []
-    for _ in range(blocks):
+    while True:
+        harness.order(peer)
         peer.barrier.wait()
         start = time.perf_counter()
         act = receive if peer.rank == 1 else socket.socket.sendall
@@ -201,13 +201,13 @@ def tcp_worker(peer: Peer, size: int, port: int, blocks: int) -> list[float]:
             thread.start()
         for thread in threads:
             thread.join()
-        found.append(time.perf_counter() - start)
-    return found
+        harness.tell(peer, time.perf_counter() - start)
 
 
-def tcp_rate(size: int, blocks: int) -> float:
-    with harness.Fleet(tcp_worker, 2, size=size, port=harness.free_port(), blocks=blocks) as fleet:
-        return size / statistics.median(fleet.results()[1])
+def plain_tcp(fleet: harness.Fleet) -> float:
+    for rank in range(2):
+        fleet.send(rank, None)
+    return float(fleet.results()[1])
 
 
 # ---- the measurements ----
@@ -247,41 +247,36 @@ def environment(**values: str) -> Iterator[None]:
 
 
 def joiner(blocks: int) -> list[tuple[Row, Row]]:
+    """Plain TCP, by memory and by TCP only, in turn."""
     size = 1024 * MIB
-    raw = tcp_rate(size, blocks)
-    made = joined(size, blocks, raw, "")
-    with environment(PCCL_SAME_HOST_MEMORY="0"):
-        made[1:1] = joined(size, blocks, raw, ", by TCP")[:1]
-    return made
-
-
-def joined(size: int, blocks: int, raw: float, how: str) -> list[tuple[Row, Row]]:
-    with Run(2) as run:
-        rates, beyond = [], 0
-        for block in range(blocks):
-            run.all("state", [(1, [size], 1 + block), (2 + block, [size], 0)])
-            infos = run.all("sync")
-            rates.append(size / infos[1]["seconds"])
-            beyond = max(beyond, *(info["beyond"] for info in infos))
-        run.same()
-        last = infos[1]
-        run.all("state", [(1, [size], 1 + blocks)] * 2)
+    plain: list[float] = []
+    found: dict[str, list[Row]] = {"": [], ", by TCP": []}
+    beyond = 0
+    with contextlib.ExitStack() as stack:
+        raw = stack.enter_context(harness.Fleet(tcp_worker, 2, size=size, port=harness.free_port()))
+        runs = {}
+        for how in found:
+            with environment(PCCL_SAME_HOST_MEMORY="0" if how else "1"):
+                runs[how] = stack.enter_context(Run(2))
+        for block in range(blocks + 1):
+            seconds = plain_tcp(raw)
+            for how, run in runs.items():
+                run.all("state", [(1, [size], 1 + block), (2 + block, [size], 0)])
+                infos = run.all("sync")
+                beyond = max(beyond, *(info["beyond"] for info in infos))
+                found[how].append(infos[1])
+            plain.append(seconds)
+        for run in runs.values():
+            run.same()
+        run = runs[""]
+        run.all("state", [(1, [size], 2 + blocks)] * 2)
         run.fleet.send(1, ("spoil", 20))
         run.fleet.receive(1)
         # Which of the two joined first, and keeps its own, is as may be.
         part = max(info["rx"] for info in run.all("sync")) / size
-    found = statistics.median(rates)
-    row = {
-        "what": f"joiner{how}",
-        "peers": 2,
-        "MiB": 1024,
-        "MB_per_s": found / 1e6,
-        "raw_tcp_MB_per_s": raw / 1e6,
-        "hash_ms": last["hash"] * 1e3,
-    }
-    row |= {"transfer_ms": last["transfer"] * 1e3}
+    made = [joined(size, plain[1:], infos[1:], how) for how, infos in found.items()]  # the first block warms up
     return [
-        (row, harness.ratio_bar(f"1 GiB to one joiner from one donor, loopback{how}, against plain TCP", 0.8, found / raw)),
+        *made,
         (
             {"what": "every 20th leaf differs", "part": part},
             harness.bar("5 % of leaves differ", "at most 6 %", f"{part:.1%}", part <= 0.06),
@@ -291,6 +286,25 @@ def joined(size: int, blocks: int, raw: float, how: str) -> list[tuple[Row, Row]
             harness.bar("peak memory beyond the state", "64 MiB", f"{beyond / MIB:.1f} MiB", beyond <= 64 * MIB),
         ),
     ]
+
+
+def joined(size: int, plain: list[float], infos: list[Row], how: str) -> tuple[Row, Row]:
+    def milliseconds(values: Iterable[float]) -> float:
+        return statistics.median(values) * 1e3
+
+    ratio = statistics.median(raw / info["seconds"] for raw, info in zip(plain, infos, strict=True))
+    row = {
+        "what": f"joiner{how}",
+        "peers": 2,
+        "MiB": size // MIB,
+        "MB_per_s": size / statistics.median(info["seconds"] for info in infos) / 1e6,
+        "raw_tcp_MB_per_s": size / statistics.median(plain) / 1e6,
+        "hash_ms": milliseconds(info["hash"] for info in infos),
+        "vote_ms": milliseconds(info["seconds"] - info["hash"] - info["transfer"] for info in infos),
+        "transfer_ms": milliseconds(info["transfer"] for info in infos),
+        "ratio": ratio,
+    }
+    return row, harness.ratio_bar(f"1 GiB to one joiner from one donor, loopback{how}, against plain TCP", 0.8, ratio)
 
 
 def killed(blocks: int) -> tuple[Row, Row]:

@@ -21,7 +21,7 @@ enum {
 
 static const uint64_t NUMBERS_MOST = UINT64_C(1) << 62, GENERATIONS_MOST = UINT32_MAX - 1;
 
-static const char STANDBY[] = "this master is a standby, and no run has come to it";
+static const char STANDBY[] = "this master is a standby, and no run has come to it: new runs begin at the first master of the list";
 static const char ANOTHER_RUN[] = "this master serves another run by now";
 
 // Somebody who came while there was no run.

@@ -8,6 +8,8 @@
 #include "../data/memory.h"
 #include "content.h"
 
+enum { TELL_JOBS = CREW_JOBS_MOST / 4 };
+
 struct crew {
     void (*tell)(void *context);
     void *context;
@@ -18,6 +20,7 @@ struct crew {
     pthread_cond_t work;
     bool stopping;
     uint64_t given, begun, taken; // jobs so far; job n is in slot n % CREW_JOBS_MOST
+    unsigned untold;              // done since the last call of `tell`
     struct slot {
         struct crew_job job;
         bool done;
@@ -45,7 +48,9 @@ static void *work(void *context) {
         crew_do(&slot->job);
         pthread_mutex_lock(&crew->lock);
         slot->done = true;
-        if (slot != slot_of(crew, crew->taken)) continue;
+        // Each telling takes the processor from somebody who works. Whoever does the last of the jobs finds no other, so none is forgotten.
+        if (++crew->untold < TELL_JOBS && crew->begun < crew->given) continue;
+        crew->untold = 0;
         pthread_mutex_unlock(&crew->lock);
         crew->tell(crew->context);
         pthread_mutex_lock(&crew->lock);

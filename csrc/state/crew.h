@@ -4,8 +4,8 @@
 // A leaf that has come whole (CREW_HERE) is only checked. One that lies in the memory of another process of this host (CREW_PLACED) is read
 // from there, and checked while it is still in the cache.
 //
-// Used by one thread, which gives jobs and takes them back in the same order; `tell` is called from a helper, without a lock, when there
-// is something to take.
+// Used by one thread, which gives jobs and takes them back in the same order; `tell` is called from a helper, without a lock, now and then, and
+// when nothing is left to do.
 #ifndef PCCL_STATE_CREW_H
 #define PCCL_STATE_CREW_H
 

@@ -61,25 +61,35 @@ static struct frame *answer_hashes(struct engine *engine, struct sync *sync, str
     return frame;
 }
 
-// Lock held.
-static struct frame *answer_leaf(struct engine *engine, struct sync *sync, struct ask *ask) {
+// Lock held. `places`: an asker in this host; it is told where as many of the leaves lie as lie one after another.
+static struct frame *answer_leaves(struct engine *engine, struct sync *sync, struct ask *ask, bool places) {
     struct delta_piece piece = delta_layout_find(&sync->content->layout, ask->first);
-    const uint8_t *leaf = (const uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
-    bool placed = (ask->codings & 1 << WIRE_SYNC_PLACED) != 0 && memory_can_be_read(leaf, piece.length);
-    struct wire_op head = {.tag = ask->round, .offset = ask->first, .sequence = ask->sequence, .extra = placed ? WIRE_SYNC_PLACED : WIRE_SYNC_PLAIN};
-    struct frame *frame = sync_frame(engine, WIRE_SYNC_LEAF, &head, placed ? PLACE_BYTES : piece.length);
-    ask->first++;
-    ask->count--;
+    const struct delta_entry *entry = &sync->content->layout.entries[piece.entry];
+    const uint8_t *leaf = (const uint8_t *)entry->data + piece.offset;
+    uint64_t rest = entry->first_leaf + entry->leaf_count - ask->first, bytes = entry->bytes - piece.offset;
+    uint32_t count = rest < ask->count ? (uint32_t)rest : ask->count;
+    if (bytes > (uint64_t)count * HASH_LEAF_BYTES) bytes = (uint64_t)count * HASH_LEAF_BYTES;
+    places = places && memory_can_be_read(leaf, bytes);
+    if (!places) count = 1;
+    struct wire_op head = {.tag = ask->round, .offset = ask->first, .sequence = ask->sequence, .extra = WIRE_SYNC_PLAIN};
+    if (places) {
+        head.extra = WIRE_SYNC_PLACED;
+        head.shard = (uint16_t)count;
+    }
+    struct frame *frame = sync_frame(engine, WIRE_SYNC_LEAF, &head, places ? PLACE_BYTES : piece.length);
+    ask->first += count;
+    ask->count -= count;
     if (frame == NULL) return NULL;
     uint64_t address = (uint64_t)(uintptr_t)leaf;
     memcpy(frame->place, &address, sizeof address);
-    frame->payload = placed ? frame->place : leaf;
+    frame->payload = places ? frame->place : leaf;
     return frame;
 }
 
 // Lock held.
 static struct frame *answer(struct engine *engine, struct sync *sync, struct ask *ask) {
-    return ask->type == WIRE_SYNC_ASK ? answer_leaf(engine, sync, ask) : answer_hashes(engine, sync, ask);
+    if (ask->type == WIRE_SYNC_ASK_HASHES) return answer_hashes(engine, sync, ask);
+    return answer_leaves(engine, sync, ask, (ask->codings & 1 << WIRE_SYNC_PLACED) != 0);
 }
 
 // Lock held. `codings`: those that may be chosen for the answer instead of plain.

@@ -6,18 +6,25 @@
 
 enum { CREW_BYTES = 64 << 10 }; // a leaf that is worth another thread
 
-// Nobody else writes the leaf from now on. False: the crew is at it, and ends what it has begun.
-static bool take_over(struct lane *lane) {
+// Nobody else writes the leaf from now on. False: it is here, or the crew is at it, and ends what it has begun.
+static bool take_over(struct lane *lane, uint64_t leaf) {
     struct engine *engine = lane->engine;
-    uint64_t leaf = lane->head.offset;
+    if (!delta_wants(engine->sync->delta, leaf)) return false;
     if (engine->sync->crew != NULL && crew_has(engine->sync->crew, leaf)) return false;
     for (size_t i = 0; i < engine->lane_count; i++) {
         struct lane *other = engine->lanes[i];
         if (other == lane || !other->sync || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf) continue;
+        if (other->head.extra == WIRE_SYNC_PLACED) continue; // it writes nothing before it is here
         other->to = NULL;
         other->sync = false;
     }
     return true;
+}
+
+// Whether the leaves of a placed answer are all of this entry.
+static bool are_together(const struct sync *sync, size_t index, const struct wire_op *head) {
+    const struct delta_entry *entry = &sync->content->layout.entries[index];
+    return head->shard > 0 && head->shard <= entry->first_leaf + entry->leaf_count - head->offset;
 }
 
 bool sync_place_leaf(struct lane *lane) {
@@ -39,14 +46,13 @@ bool sync_place_leaf(struct lane *lane) {
         to = lane_scratch(lane);
         break;
     case WIRE_SYNC_PLACED:
-        if (lane->length != PLACE_BYTES) return false;
-        if (sync->donors[sync_donor_of(sync, lane->peer)].unreadable) return true; // asked again elsewhere, as all that was on its way
+        if (lane->length != PLACE_BYTES || !are_together(sync, piece.entry, head)) return false;
         to = lane->place;
         break;
     default: return false;
     }
     if (to == NULL) return false;
-    if (!delta_wants(sync->delta, head->offset) || !take_over(lane)) return true;
+    if (head->extra != WIRE_SYNC_PLACED && !take_over(lane, head->offset)) return true;
     lane->to = to;
     lane->sync = true;
     sync->report.wrote = true;
@@ -123,34 +129,59 @@ static void do_job(struct engine *engine, struct crew_job *job) {
     if (job->length >= CREW_BYTES) {
         if (sync->crew == NULL) sync->crew = crew_new(tell_crew_is_done, engine);
         if (sync->crew != NULL && crew_give(sync->crew, job)) return;
+        sync_take_crew_results(engine); // there may be room then, or an end of it all
+        if (sync->phase != PHASE_LEAVES || (sync->crew != NULL && crew_give(sync->crew, job))) return;
     }
     crew_do(job);
     take_result(engine, job);
     go_on(engine, job);
 }
 
+static struct crew_job job_of(const struct sync *sync, uint64_t leaf, uint32_t donor) {
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
+    return (struct crew_job){
+        .kind = CREW_HERE,
+        .leaf = leaf,
+        .donor = donor,
+        .to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset,
+        .length = piece.length,
+        .expected = sync->theirs[leaf],
+    };
+}
+
+// Leaves that lie one after another in the donor's memory.
+static void take_placed(struct lane *lane, uint32_t donor) {
+    struct engine *engine = lane->engine;
+    struct sync *sync = engine->sync;
+    uint64_t from, came = lane->length;
+    memcpy(&from, lane->place, sizeof from);
+    for (uint32_t i = 0; i < lane->head.shard; i++) {
+        // What was on its way from a donor that cannot be read was asked again elsewhere.
+        if (sync->phase != PHASE_LEAVES || sync->donors[donor].unreadable) return;
+        struct crew_job job = job_of(sync, lane->head.offset + i, donor);
+        job.kind = CREW_PLACED;
+        job.process = sync->donors[donor].process;
+        job.from = from;
+        job.came = (uint32_t)came;
+        from += job.length;
+        if (!take_over(lane, job.leaf)) continue;
+        came = 0;
+        do_job(engine, &job);
+    }
+}
+
 bool sync_take_leaf(struct lane *lane) {
     struct engine *engine = lane->engine;
     struct sync *sync = engine->sync;
     if (lane->to == NULL || sync == NULL || sync->phase != PHASE_LEAVES) return true;
-    uint32_t index = sync_donor_of(sync, lane->peer);
-    if (index == sync->donor_count) return true;
-    uint64_t leaf = lane->head.offset;
-    struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
-    struct crew_job job = {
-        .kind = CREW_HERE,
-        .leaf = leaf,
-        .donor = index,
-        .to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset,
-        .length = piece.length,
-        .came = (uint32_t)lane->length,
-        .expected = sync->theirs[leaf],
-    };
+    uint32_t donor = sync_donor_of(sync, lane->peer);
+    if (donor == sync->donor_count) return true;
     if (lane->head.extra == WIRE_SYNC_PLACED) {
-        job.kind = CREW_PLACED;
-        job.process = sync->donors[index].process;
-        memcpy(&job.from, lane->place, sizeof job.from);
+        take_placed(lane, donor);
+        return true;
     }
+    struct crew_job job = job_of(sync, lane->head.offset, donor);
+    job.came = (uint32_t)lane->length;
     if (lane->head.extra == WIRE_SYNC_LZ4 && !coding_unpack(job.to, job.length, lane->to, (uint32_t)lane->length)) {
         job.result = CREW_WRONG;
         take_result(engine, &job);

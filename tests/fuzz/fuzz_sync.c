@@ -156,6 +156,7 @@ static size_t leaf_payload(struct wire_op *head, uint8_t *payload, uint32_t how)
         return packed > 0 ? packed : length / 2;
     }
     if (head->extra == WIRE_SYNC_PLACED) {
+        head->shard = (uint16_t)(1 + (how >> 2 & 3));
         uint64_t at = fuzz_number(&in) % sizeof bottle_memory;
         if (length < sizeof bottle_memory / 2) memcpy(bottle_memory + at % (sizeof bottle_memory / 2), bytes, length);
         at %= sizeof bottle_memory / 2;
