@@ -167,4 +167,7 @@ def _run_peer(task: str) -> None:
 
 
 if __name__ == "__main__":
-    _run_peer(sys.argv[1])
+    try:
+        _run_peer(sys.argv[1])
+    except BenchError as error:
+        sys.exit(f"pccl bench: {error}")

@@ -392,6 +392,10 @@ class Communicator:
         call = self._proceed("pcclConnect", NativeCall("pcclConnect", self._pointer), deadline)
         if call.result in (_C.pcclMasterConnectionFailed, _C.pcclRankConnectionFailed, _C.pcclInternalError):
             raise ConnectError(Result(call.result), "pcclConnect", call.detail)
+        if call.result == TIMED_OUT:
+            call.detail = (
+                "not accepted yet: newcomers wait until all accepted peers call update_topology; connect again to wait on"
+            )
         call.check()
         self._connected = True
 

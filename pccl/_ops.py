@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -152,9 +153,10 @@ class Reaper:
     def take(self, op: Op) -> None:
         """Takes over an op."""
         self._dropped.put(op)
-        if self._thread is None:
+        # Going down, the queue holds the tensors to the end: Python 3.11 waits for ever for the start of a thread then.
+        if self._thread is None and not sys.is_finalizing():
             self._thread = threading.Thread(target=self._run, name="pccl:reaper", daemon=True)
-            with contextlib.suppress(RuntimeError):  # going down: the queue holds the tensors to the end
+            with contextlib.suppress(RuntimeError):  # what later ones raise
                 self._thread.start()
 
     def stop(self) -> None:

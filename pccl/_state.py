@@ -63,9 +63,10 @@ class SharedState:
         """All that a training loop needs so that a newcomer continues exactly as the others do.
 
         The parameters and buffers of `module`; the state and the numbers (learning rate, ...) of `optimizer`, whose state is
-        made if there is none yet; the state of torch's CPU generator unless `rng_state` is False; and `extra`: tensors, arrays,
-        ints (such as a step or a position in the data), floats and bools, by name. Numbers are used through `state.extra`:
-        `state.extra["step"] += 1`. An int stays one: give what is to take fractions as a float.
+        made if there is none yet (SGD with `dampening` then damps its first step too); the state of torch's CPU generator
+        unless `rng_state` is False; and `extra`: tensors, arrays, ints (such as a step or a position in the data), floats and
+        bools, by name. Numbers are used through `state.extra`: `state.extra["step"] += 1`. An int stays one: give what is to
+        take fractions as a float.
         """
         from pccl._module import Collector  # torch is not imported before it is needed
 

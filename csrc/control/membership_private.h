@@ -176,9 +176,9 @@ struct membership {
     int64_t say_at;
     uint64_t said_epoch;                     // of the run whose members were said to be waited for; 0: of none
     bool standby;
-    uint32_t quorum;                         // members that have to enter an epoch of this generation until nobody can take the run up from one before; then 0
+    uint32_t quorum;                         // members that have to enter an epoch from `taken_number` on until nobody can take the run up from one before; then 0
     uint32_t entered;                        // those that have, gone or not
-    uint64_t taken_number;                   // the first epoch of this generation
+    uint64_t taken_number;                   // the first of this generation, or after a loss of peers that may live
     int64_t woken_until;                     // this master has stood still: until then its peers may find that they have left it
     uint64_t heard_number, lost_number;      // the newest epoch that a member has said it is in; the last one that lost somebody
     uint32_t unheard, unheard_of;            // peers that fell silent one after another, and the size of the epoch before the first

@@ -21,7 +21,7 @@ enum {
 
 static const uint64_t NUMBERS_MOST = UINT64_C(1) << 62, GENERATIONS_MOST = UINT32_MAX - 1;
 
-static const char STANDBY[] = "this master is a standby, and no run has come to it";
+static const char STANDBY[] = "this master is a standby, and no run has come to it: new runs begin at the first master of the list";
 static const char ANOTHER_RUN[] = "this master serves another run by now";
 
 // Somebody who came while there was no run.
@@ -638,8 +638,19 @@ static void give_up_unheard(struct membership *m, uint32_t gone, uint32_t of) {
     give_up_run(m);
 }
 
+// Those that are about to be lost live, perhaps, and can take the run up elsewhere from the epoch at hand, if they and others that are lost later are more
+// than half of it. So the epochs after it are sure of themselves only when so many have entered one that no more than half are left for that.
+static void doubt(struct membership *m) {
+    uint32_t half = (m->count + 1) / 2;
+    if (m->quorum < half) m->quorum = half; // else the epoch at hand is not sure itself
+    m->entered = 0;
+    m->taken_number = m->number + 1;
+    for (uint32_t i = 0; i < m->count; i++) m->order[i]->entered = false;
+}
+
 bool membership_unheard(struct membership *m, uint32_t count) {
     if (!know_others(m)) return false;
+    doubt(m);
     if (m->unheard == 0 || m->now_ns > m->unheard_since + UNHEARD_LIMITS * m->limit_ns) {
         m->unheard = 0;
         m->unheard_of = m->count;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
 
@@ -48,3 +50,26 @@ def test_closing_in_the_middle_of_an_op(seed):
         assert set(np.unique(results[1])) in ({11}, {111})
         assert np.array_equal(results[1], results[10])
         del handle
+
+
+LEAVING = """
+import threading
+import numpy as np
+import pccl
+
+with pccl.MasterNode("127.0.0.1:0") as master:
+    comms = [pccl.Communicator(f"127.0.0.1:{master.port}") for _ in range(2)]
+    comms[0].connect()
+    joining = threading.Thread(target=comms[1].connect)
+    joining.start()
+    while not comms[0].are_peers_pending():
+        pass
+    comms[0].update_topology()
+    joining.join()
+    array = np.ones(10)
+    handle = comms[0].all_reduce_async(array, array, op=pccl.ReduceOp.SUM)
+"""
+
+
+def test_a_program_ends_that_has_never_awaited_its_op():
+    subprocess.run([sys.executable, "-c", LEAVING], timeout=PATIENCE, check=True)

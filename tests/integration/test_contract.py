@@ -702,8 +702,9 @@ def test_timeouts_and_waiting_on():
 
 def test_a_newcomers_wait_ends_at_its_timeout_and_goes_on():
     with team([0]) as [comm], Communicator(str(comm._endpoint)) as fresh:
-        with pytest.raises(pccl.PCCLTimeoutError):
+        with pytest.raises(pccl.PCCLTimeoutError) as caught:
             fresh.connect(timeout=0.3)
+        assert "until all accepted peers call update_topology" in caught.value.detail
         joining = Background(fresh.connect)
         form(comm, 2)
         joining.result()

@@ -204,10 +204,10 @@ MUTANTS = [
     Mutant(
         name="left_master_goes_on",  # no fencing: a master whose peers have left for another one keeps the rest
         file="control/membership_recovery.c",
-        old="    if (2 * m->unheard <= m->unheard_of) return false;",
-        new="    if (m->unheard_of < UINT32_MAX) return false;",
+        old="    if (!know_others(m)) return false;\n    doubt(m);",
+        new="    if (m->limit_ns > 0) return false;",
         first=16001,
-        seeds=30000,
+        seeds=20000,
     ),
     Mutant(
         name="promise_forgotten",  # no fencing: the next master does not hear of a generation that was promised to another one
@@ -244,6 +244,7 @@ MUTANTS = [
         file="control/membership_recovery.c",
         old="m->now_ns < m->woken_until) {",
         new="m->woken_until < 0) {",
+        seeds=4000,
     ),
     Mutant(
         name="refuses_its_own",  # who comes back to it was left behind, though nobody has gone on

@@ -53,6 +53,12 @@ def test_seed_passes(seed):
     assert result.exit_code == 0, result.output
 
 
+def test_no_part_of_a_run_passes_for_its_majority():
+    """Three of seven, whose master had lost the other four one after another."""
+    result = run("--seed", "6517", "--peers", "7", "--masters", "2", "--faults", "partition")
+    assert result.exit_code == 0, result.output
+
+
 def test_prints_what_happened():
     result = run("--seed", "1", "--seeds", "50", "--jobs", "2")
     assert result.exit_code == 0, result.output

@@ -153,6 +153,7 @@ struct says {
     uint8_t masters; // in its list
     char is;         // whose id it gives, where that connection has another letter
     uint8_t secret;
+    uint32_t quorum; // as EPOCH told
 };
 
 static uint64_t or_else(uint64_t value, uint64_t usual) { return value != 0 ? value : usual; }
@@ -183,6 +184,7 @@ static void resume(const struct says *says) {
     struct wire_buffer out = {0};
     clear(&boxes[says->who - 'a']);
     message.secret[0] = says->secret;
+    message.quorum = says->quorum;
     wire_encode_resume(&out, header, &message);
     CHECK(wire_header_decode(out.bytes, &header));
     act(membership_peer_resumed(m, now, (uint32_t)(says->who - 'a'), &source, &header, out.bytes + WIRE_HEADER_BYTES));
@@ -672,6 +674,14 @@ static void form(const char *peers, uint8_t masters) {
     epoch_at(__LINE__, peers, peers, 6, WIRE_REASON_RELINK);
 }
 
+static uint32_t quorum_told(char peer) {
+    static struct wire_member members[WIRE_MAX_MEMBERS];
+    const struct frame *frame = TAKE(peer, WIRE_EPOCH);
+    struct wire_epoch_commit commit = {.epoch.members = members};
+    CHECK(wire_decode_epoch_commit(frame->body, frame->header.length, &commit));
+    return commit.quorum;
+}
+
 static void test_left(void) {
     begin("where there is one master alone, peers that look for another are lost like others");
     form("abc", 1);
@@ -696,18 +706,56 @@ static void test_left(void) {
     begin("half of them is no majority anywhere");
     form("ab", 2);
     header.epoch = 6;
+    for (const char *p = "ab"; *p; p++) say(*p, header, WIRE_HEARTBEAT);
+    EPOCH("ab", 7, RELINK); // the generation is sure
     say('a', header, WIRE_MOVED);
-    epoch_at(__LINE__, "b", "b", 7, WIRE_REASON_LOSS);
+    epoch_at(__LINE__, "b", "b", 8, WIRE_REASON_LOSS);
     end();
 
     begin("three heartbeat limits later it is another loss");
     form("abc", 2);
     say('a', header, WIRE_MOVED);
     epoch_at(__LINE__, "bc", "bc", 7, WIRE_REASON_LOSS);
-    pass(3 * LIMIT_MS + 50, "bc");
     header.epoch = 7;
+    for (const char *p = "bc"; *p; p++) say(*p, header, WIRE_HEARTBEAT);
+    EPOCH("bc", 8, RELINK); // nobody can go on without one of them
+    pass(3 * LIMIT_MS + 50, "bc");
     say('b', header, WIRE_MOVED);
-    epoch_at(__LINE__, "c", "c", 8, WIRE_REASON_LOSS);
+    epoch_at(__LINE__, "c", "c", 9, WIRE_REASON_LOSS);
+    end();
+
+    begin("what is left after losses of some that may live is no run of its own, if all of those and others are more than half");
+    form("abcde", 2);
+    header.epoch = 6;
+    say('a', header, WIRE_MOVED);
+    CHECK_EQ(quorum_told('d'), 3);
+    say('b', header, WIRE_MOVED);
+    CHECK_EQ(quorum_told('d'), 3);
+    say('c', header, WIRE_MOVED);
+    CHECK(boxes[3].closed && boxes[4].closed);
+    for (const char *p = "de"; *p; p++) resume(&(struct says){.who = *p, .members = "cde", .number = 8, .generation = 2, .quorum = 3, .masters = 2});
+    pass(LIMIT_MS + 100, "de");
+    WAITING('d', "2 of the 3 members of epoch 8 are here, 3 are needed");
+    WAITING('e', "2 of the 3");
+    CHECK(quiet("de"));
+    clear(&boxes[1]);
+    clear(&boxes[2]);
+    end();
+
+    begin("once so many have entered it that the others are none, it is sure");
+    form("abcde", 2);
+    say('a', header, WIRE_MOVED);
+    CHECK_EQ(quorum_told('d'), 3);
+    clear(&boxes[1]);
+    clear(&boxes[2]);
+    clear(&boxes[4]);
+    header.epoch = 7;
+    for (const char *p = "bcd"; *p; p++) {
+        CHECK(quiet("bcde"));
+        say(*p, header, WIRE_HEARTBEAT);
+    }
+    epoch_at(__LINE__, "bce", "bcde", 8, WIRE_REASON_RELINK);
+    CHECK_EQ(quorum_told('d'), 0);
     end();
 
     begin("frames of other generations and runs are not heard");
