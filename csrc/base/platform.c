@@ -9,11 +9,22 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { OVERSLEPT_MS = 20 }; // far below a heartbeat limit
+
 int64_t platform_now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * SECOND_NS + now.tv_nsec;
 }
+
+int platform_wait_ms(int64_t now_ns, int64_t at_ns) {
+    if (at_ns == INT64_MAX) return -1;
+    if (at_ns <= now_ns) return 0;
+    int64_t ms = (at_ns - now_ns + MS_NS - 1) / MS_NS; // rounded up: waking early would spin
+    return ms < 60000 ? (int)ms : 60000;
+}
+
+bool platform_overslept(int64_t began_ns, int wait_ms, int64_t now_ns) { return wait_ms >= 0 && now_ns > began_ns + (wait_ms + OVERSLEPT_MS) * MS_NS; }
 
 int64_t platform_thread_ns(void) {
     struct timespec now;

@@ -17,6 +17,13 @@
 // Monotonic time in nanoseconds. Never fails, never goes back.
 int64_t platform_now_ns(void);
 
+// What poll may wait, in milliseconds, so that it ends at `at_ns` (INT64_MAX: never) and not before; at most a minute.
+int platform_wait_ms(int64_t now_ns, int64_t at_ns);
+
+// Whether a wait that began at `began_ns` and might take `wait_ms` ended so late that the process stood still. Then other processes spoke meanwhile,
+// and that is to be read before their silence is judged.
+bool platform_overslept(int64_t began_ns, int wait_ms, int64_t now_ns);
+
 // Processor time of the calling thread in nanoseconds.
 int64_t platform_thread_ns(void);
 

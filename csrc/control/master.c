@@ -235,16 +235,9 @@ static void conn_lose(struct master *master, struct conn *conn, const char *why)
 
 // ---- the other masters of the list ----
 
-static int wait_ms(int64_t now_ns, int64_t deadline_ns) {
-    if (deadline_ns == INT64_MAX) return -1;
-    if (deadline_ns <= now_ns) return 0;
-    int64_t ms = (deadline_ns - now_ns + MS_NS - 1) / MS_NS; // rounded up: waking early would spin
-    return ms < 60000 ? (int)ms : 60000;
-}
-
 static bool wait_until(int fd, short events, int64_t deadline_ns) {
     struct pollfd poll_fd = {.fd = fd, .events = events};
-    return poll(&poll_fd, 1, wait_ms(platform_now_ns(), deadline_ns)) == 1;
+    return poll(&poll_fd, 1, platform_wait_ms(platform_now_ns(), deadline_ns)) == 1;
 }
 
 static bool exchange_status(int fd, int64_t deadline_ns, struct wire_status *status) {
@@ -346,6 +339,7 @@ static size_t take(struct master *master, struct conn *conn, const uint8_t *from
 
 static void conn_read(struct master *master, struct conn *conn) {
     ptrdiff_t got = socket_receive(conn->fd, master->chunk, sizeof master->chunk);
+    master->now_ns = platform_now_ns(); // this process may have been stopped since it looked last
     if (got == -EAGAIN) return;
     if (got <= 0) {
         conn_lose(master, conn, got == 0 ? "its connection ended" : "its connection broke");
@@ -437,10 +431,12 @@ static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
 
 static void serve(struct master *master) {
     struct epoll_event *events = master->events;
+    bool overslept = false;
     while (!atomic_load(&master->interrupted)) {
-        int count = epoll_wait(master->poller, events, EVENTS, wait_ms(platform_now_ns(), next_deadline(master)));
+        int64_t began = platform_now_ns();
+        int wait_ms = platform_wait_ms(began, next_deadline(master));
+        int count = epoll_wait(master->poller, events, EVENTS, wait_ms);
         master->now_ns = platform_now_ns();
-        if (count < 0) continue; // it was stopped, and nothing is read yet
         for (int i = 0; i < count; i++) {
             uint64_t token = events[i].data.u64;
             if (token == TOKEN_WAKE)
@@ -450,6 +446,8 @@ static void serve(struct master *master) {
             else
                 on_conn(master, &master->conns[token], events[i].events);
         }
+        overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
+        if (overslept) continue;
         act_on_time(master);
         look_elsewhere(master);
     }

@@ -196,17 +196,12 @@ static void tick(struct peer *p, int64_t now) {
     peer_event_end(p, now);
 }
 
-static int until_deadline(const struct peer *p) {
+static int64_t next_deadline(const struct peer *p) {
     int64_t at = peer_master_deadline(p);
-    if (p->links != NULL) {
-        int64_t mind = member_deadline(p->member), links = links_deadline(p->links);
-        if (mind < at) at = mind;
-        if (links < at) at = links;
-    }
-    if (at == INT64_MAX) return -1;
-    int64_t wait = (at - platform_now_ns() + MS_NS - 1) / MS_NS;
-    return wait < 0 ? 0 : wait > 1000 * 3600 ? 1000 * 3600
-                                             : (int)wait;
+    if (p->links == NULL) return at;
+    int64_t mind = member_deadline(p->member), links = links_deadline(p->links);
+    if (mind < at) at = mind;
+    return links < at ? links : at;
 }
 
 // What callers want. False: the communicator is destroyed.
@@ -236,16 +231,18 @@ void *peer_control(void *context) {
     struct peer *p = context;
     struct epoll_event events[EVENTS_PER_TURN];
     int64_t now = platform_now_ns();
+    bool overslept = false;
     while (take_wishes(p, now)) {
         peer_lose_links(p, now);
         take_link_events(p, now);
         peer_watch_master(p);
-        int count = epoll_wait(p->epoll, events, EVENTS_PER_TURN, until_deadline(p));
+        int64_t began = platform_now_ns();
+        int wait_ms = platform_wait_ms(began, next_deadline(p));
+        int count = epoll_wait(p->epoll, events, EVENTS_PER_TURN, wait_ms);
         now = platform_now_ns();
-        if (count < 0) continue; // it was stopped, and nothing is read yet
         for (int i = 0; i < count; i++) handle(p, &events[i], now);
-        // After the events: a process that was stopped for a while first hears what the master said meanwhile.
-        tick(p, now);
+        overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
+        if (!overslept) tick(p, now);
     }
     peer_leave(p);
     return NULL;

@@ -201,6 +201,7 @@ static bool take_frames(struct peer *p, int64_t now) {
 static void read_master(struct peer *p, int64_t now) {
     for (;;) {
         ptrdiff_t got = socket_receive(p->master_fd, p->input + p->input_length, INPUT_BYTES - p->input_length);
+        now = platform_now_ns(); // this process may have been stopped since it looked last
         if (got == -EAGAIN) return;
         if (got <= 0) {
             disconnected(p, got == 0 ? "the master closed it" : strerror((int)-got), now);

@@ -789,6 +789,77 @@ static void test_stopped(void) {
     end_run(&run);
 }
 
+// ---- a master that is played here, and speaks all the time ----
+
+struct played {
+    int fd;
+    bool welcomed, left; // left: it has closed the connection, or says that it looks for another master
+    size_t have;
+    uint8_t input[4096];
+};
+
+static void welcome(struct played *played, const struct wire_hello *hello) {
+    struct wire_header header = {.run = 7, .generation = 1};
+    struct wire_welcome welcome = {.join_number = 1, .heartbeat_limit_ms = HEARTBEAT_MS, .seen = {.family = 4, .bytes = {127, 0, 0, 1}, .port = 1}};
+    struct wire_member member = {.id = hello->id, .join_number = 1, .lanes = hello->lanes, .address = {.family = 4, .bytes = {127, 0, 0, 1}, .port = hello->port}};
+    struct wire_epoch_commit commit = {.reason = WIRE_REASON_UPDATE};
+    commit.epoch = (struct wire_epoch){.number = 1, .group_epoch = 1, .barrier = 1, .latency_us = 1, .megabytes_per_s = 1, .count = 1, .members = &member};
+    struct wire_buffer frames = {0};
+    wire_encode_welcome(&frames, header, &welcome);
+    header.epoch = 1;
+    wire_encode_epoch_commit(&frames, header, &commit);
+    CHECK_EQ(socket_send(played->fd, frames.bytes, frames.length), frames.length);
+    wire_buffer_fini(&frames);
+    played->welcomed = true;
+}
+
+static void listen_to_it(struct played *played) {
+    ptrdiff_t got = socket_receive(played->fd, played->input + played->have, sizeof played->input - played->have);
+    played->left |= got == 0;
+    if (got > 0) played->have += (size_t)got;
+    struct wire_header header;
+    while (played->have >= WIRE_HEADER_BYTES && wire_header_decode(played->input, &header) && played->have >= WIRE_HEADER_BYTES + header.length) {
+        struct wire_hello hello;
+        played->left |= header.type == WIRE_MOVED;
+        if (header.type == WIRE_HELLO && wire_decode_hello(played->input + WIRE_HEADER_BYTES, header.length, &hello)) welcome(played, &hello);
+        played->have -= WIRE_HEADER_BYTES + header.length;
+        memmove(played->input, played->input + WIRE_HEADER_BYTES + header.length, played->have);
+    }
+}
+
+static void play_for(struct played *played, int64_t ms) {
+    for (int64_t end = platform_now_ns() + ms * MS_NS; platform_now_ns() < end; usleep(20000)) {
+        listen_to_it(played);
+        struct wire_buffer frame = {0};
+        wire_encode_empty(&frame, (struct wire_header){.run = 7, .generation = 1, .epoch = 1}, WIRE_HEARTBEAT);
+        if (played->welcomed) socket_send(played->fd, frame.bytes, frame.length);
+        wire_buffer_fini(&frame);
+    }
+}
+
+// It has been told something all the while: it reads that before it takes its own absence for a silence of the master.
+static void test_stopped_beside_a_master_that_speaks(void) {
+    check_case("stopped beside a master that speaks");
+    struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}}, from;
+    struct played played = {.fd = -1};
+    int listener = socket_listen(&address);
+    REQUIRE(listener >= 0 && socket_local_address(listener, &address));
+    pid_t peer = start_victim(address.port);
+    while ((played.fd = socket_accept(listener, &from)) == -EAGAIN) usleep(1000);
+    REQUIRE(played.fd >= 0);
+    while (!played.welcomed) play_for(&played, 100);
+    play_for(&played, 200);
+    kill(peer, SIGSTOP);
+    play_for(&played, HEARTBEAT_MS + 500);
+    kill(peer, SIGCONT);
+    play_for(&played, 500);
+    CHECK(!played.left);
+    kill(peer, SIGKILL);
+    waitpid(peer, NULL, 0);
+    close(played.fd);
+    close(listener);
+}
+
 int main(int argc, char **argv) {
     program = argv[0];
     if (argc == 2) return victim_main((uint16_t)atoi(argv[1]));
@@ -808,6 +879,7 @@ int main(int argc, char **argv) {
     test_links();
     for (int after = 0; after < 6; after += 5) test_kill(after);
     test_stopped();
+    test_stopped_beside_a_master_that_speaks();
     test_attack();
     test_join_time();
     return check_status();
