@@ -226,13 +226,23 @@ static pcclResult_t await(const pcclComm_t *comm, uint64_t tag, int64_t deadline
     return pcclSuccess;
 }
 
+// Launches and awaits. Another thread may destroy the communicator at any moment: it ends this call, and waits for that.
+static pcclResult_t reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm, bool retry, bool tell,
+                           int64_t deadline, pcclReduceInfo_t *out) {
+    struct peer *peer = comm->peer;
+    peer_enter(peer);
+    pcclResult_t code = launch(send, recv, descriptor, comm, retry, tell);
+    if (code == pcclSuccess) code = await(comm, descriptor->tag, deadline, out);
+    peer_exit(peer);
+    return code;
+}
+
 pcclResult_t pcclAllReduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
                            pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(descriptor);
     REQUIRE_NOT_NULL(comm);
-    RETURN_IF_FAILED(launch(sendbuf, recvbuf, descriptor, comm, false, false));
-    return await(comm, descriptor->tag, INT64_MAX, reduce_info_out);
+    return reduce(sendbuf, recvbuf, descriptor, comm, false, false, INT64_MAX, reduce_info_out);
 }
 
 pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
@@ -270,8 +280,8 @@ pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, const pcclReduc
     REQUIRE_NOT_NULL(comm);
     pcclReduceOptions_t wanted;
     RETURN_IF_FAILED(take_options(options, &wanted));
-    RETURN_IF_FAILED(launch(sendbuf, recvbuf, descriptor, comm, wanted.retry, true));
-    return wanted.launch_only ? pcclSuccess : await(comm, descriptor->tag, api_deadline_after(wanted.timeout_ms), reduce_info_out);
+    if (wanted.launch_only) return launch(sendbuf, recvbuf, descriptor, comm, wanted.retry, true);
+    return reduce(sendbuf, recvbuf, descriptor, comm, wanted.retry, true, api_deadline_after(wanted.timeout_ms), reduce_info_out);
 }
 
 pcclResult_t pcclAwaitAsyncReduceEx(const pcclAsyncReduceOp_t *reduce_handle, const pcclReduceOptions_t *PCCL_NULLABLE options,
@@ -301,12 +311,16 @@ pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, siz
 
 pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
                                             pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out, int max_in_flight) {
-    struct pccl_multi *multi;
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(comm);
+    struct peer *peer = comm->peer;
+    peer_enter(peer);
+    struct pccl_multi *multi = NULL;
     pcclResult_t code = pccl_multi_new(descriptors, count, comm, max_in_flight, &multi);
     if (code == pcclTooFewPeers && reduce_info_out != NULL) *reduce_info_out = (pcclReduceInfo_t){.local_world_size = 1};
-    if (code != pcclSuccess) return code;
-    code = retry_wait((struct retry *)multi, INT64_MAX, reduce_info_out);
+    if (code == pcclSuccess) code = retry_wait((struct retry *)multi, INT64_MAX, reduce_info_out);
     pccl_multi_free(multi);
+    peer_exit(peer);
     return code;
 }
 

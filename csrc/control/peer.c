@@ -23,6 +23,16 @@ pcclResult_t peer_finish(struct peer *p, pcclResult_t code) {
     return code;
 }
 
+void peer_enter(struct peer *p) {
+    peer_begin(p);
+    pthread_mutex_unlock(&p->lock);
+}
+
+void peer_exit(struct peer *p) {
+    pthread_mutex_lock(&p->lock);
+    peer_finish(p, pcclSuccess);
+}
+
 bool peer_is_dead(const struct peer *p) { return p->phase == PHASE_DEAD || (p->phase == PHASE_CONNECTED && member_phase(p->member) == MEMBER_DEAD); }
 
 const char *peer_why_dead(const struct peer *p) { return p->phase == PHASE_DEAD ? p->reason : member_text(p->member); }

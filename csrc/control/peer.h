@@ -70,6 +70,9 @@ enum { PEER_TOLD_MAX = 1024 };
 bool peer_contributors(struct peer *peer, uint64_t tag, size_t index, struct engine_range *range_out, struct wire_id *ids_out, size_t capacity, size_t *ranges_out);
 // The id that this peer has in the run; all 0 before it has connected.
 struct wire_id peer_id(struct peer *peer);
+// Between these two the peer is not freed, though peer_free may be under way: for a call that makes several of the above.
+void peer_enter(struct peer *peer);
+void peer_exit(struct peer *peer);
 // Between these two the communicator counts as having un-awaited ops.
 void peer_hold(struct peer *peer);
 void peer_release(struct peer *peer);

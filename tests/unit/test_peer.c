@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include "base/platform.h"
 #include "check.h"
 #include "control/arrival.h"
+#include "control/peer.h"
 #include "net/socket.h"
 #include "pccl.h"
 
@@ -627,6 +629,34 @@ static void test_destroy_while_waiting(void) {
     end_run(&run);
 }
 
+struct freed {
+    struct peer *peer;
+    atomic_bool done;
+};
+
+static void *free_main(void *argument) {
+    struct freed *freed = argument;
+    peer_free(freed->peer);
+    atomic_store(&freed->done, true);
+    return NULL;
+}
+
+// As pcclAllReduce between its launch and its wait.
+static void test_destroy_between_two_steps_of_a_call(void) {
+    check_case("destroyed between two steps of a call");
+    struct peer_params params = {.masters[0] = {.family = 4, .bytes = {127, 0, 0, 1}, .port = 1}, .master_count = 1, .lanes = 1};
+    struct freed freed = {.peer = peer_new(&params)};
+    REQUIRE(freed.peer != NULL);
+    peer_enter(freed.peer);
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, free_main, &freed) == 0);
+    usleep(20000);
+    CHECK(!atomic_load(&freed.done));
+    CHECK(peer_usable(freed.peer) != pcclSuccess);
+    peer_exit(freed.peer);
+    pthread_join(thread, NULL);
+}
+
 // ---- joining ----
 
 static void work_voting_loop(struct run *run, size_t rank) {
@@ -876,6 +906,7 @@ int main(int argc, char **argv) {
     test_leaving(16);
     test_leaving(LARGE);
     test_destroy_while_waiting();
+    test_destroy_between_two_steps_of_a_call();
     test_links();
     for (int after = 0; after < 6; after += 5) test_kill(after);
     test_stopped();
