@@ -8,7 +8,6 @@ import os
 import random
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -18,8 +17,8 @@ def cut(how: str, keep_ports: set[int], rng: random.Random) -> int:
     share, way = how.split()
     with contextlib.ExitStack() as stack:
         ours = [stack.enter_context(one) for one in _sockets()]
-        own = {one.getsockname() for one in ours}
-        found = [one for one in ours if (peer := _peer(one)) and peer not in own and peer[1] not in keep_ports]
+        kept = keep_ports | {one.getsockname()[1] for one in ours}  # by port: one end may call the address ::ffff:127.0.0.1
+        found = [one for one in ours if _peer_port(one) not in kept]
         chosen = found if share == "all" else rng.sample(found, min(1, len(found)))
         for one in chosen:
             with contextlib.suppress(OSError):  # it has just ended by itself
@@ -43,12 +42,12 @@ def _sockets() -> Iterator[socket.socket]:
                 one.close()
 
 
-def _peer(one: socket.socket) -> tuple[Any, ...]:
-    """Where it is connected to; nothing for one that listens, or is not connected yet."""
+def _peer_port(one: socket.socket) -> int:
+    """Where it is connected to; its own for one that listens, or is not connected yet."""
     try:
-        return tuple(one.getpeername())
+        return int(one.getpeername()[1])
     except OSError:
-        return ()
+        return int(one.getsockname()[1])
 
 
 def _break(one: socket.socket, way: str) -> None:

@@ -497,8 +497,8 @@ import random, socket, sys
 from pccl.stress.cut import cut
 how, port, kept_port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 ends = [socket.create_connection(("127.0.0.1", one)) for one in [port] * 3 + [kept_port]]
-own = socket.create_server(("127.0.0.1", 0))
-own_end = socket.create_connection(own.getsockname())
+own = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+own_end = socket.create_connection(("127.0.0.1", own.getsockname()[1]))
 own_other = own.accept()[0]
 print(cut(how, {kept_port}, random.Random(1)), flush=True)
 sys.stdin.readline()
