@@ -745,18 +745,23 @@ static void test_retry_relink(bool in_place) {
     reduced_free(&r);
 }
 
-// A member has met the op in one piece while it ran it in segments, or the other way round.
-static void make_whole(struct world *world, const struct wire_mismatch *seen) {
-    CHECK(wire_fingerprint_same_op(&seen->mine, &seen->theirs));
-    struct wire_verdict *verdict = calloc(1, sizeof *verdict);
-    verdict->name = seen->name;
-    verdict->kind = WIRE_VERDICT_WHOLE;
+// All are told the verdict, which ends here, and in the epoch after it what is left goes on.
+static void mend_with(struct world *world, struct wire_verdict *verdict) {
     verdict_to_all(world, verdict);
     free(verdict);
     enter(world, false);
     links_ready(world);
     wait_reports(world);
     judge(world, false);
+}
+
+// A member has met the op in one piece while it ran it in segments, or the other way round.
+static void make_whole(struct world *world, const struct wire_mismatch *seen) {
+    CHECK(wire_fingerprint_same_op(&seen->mine, &seen->theirs));
+    struct wire_verdict *verdict = calloc(1, sizeof *verdict);
+    verdict->name = seen->name;
+    verdict->kind = WIRE_VERDICT_WHOLE;
+    mend_with(world, verdict);
 }
 
 // The same may be told again, by the other side.
@@ -812,12 +817,7 @@ static void test_retry_mismatch(uint64_t count_a, uint64_t count_b) {
     verdict->kind = WIRE_VERDICT_MISMATCH;
     verdict->text.length = 5;
     memcpy(verdict->text.chars, "count", 5);
-    verdict_to_all(world, verdict);
-    free(verdict);
-    enter(world, false);
-    links_ready(world);
-    wait_reports(world);
-    judge(world, false);
+    mend_with(world, verdict);
     for (uint32_t i = 0; i < 2; i++) {
         struct engine_outcome outcome;
         take(world, i, 3, &outcome);
