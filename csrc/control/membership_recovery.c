@@ -394,7 +394,7 @@ static void say(struct membership *m, const struct claim *claim) {
     for (uint32_t i = 0; i < m->survivor_count; i++) newcomers += !m->survivors[i]->resumes;
     if (m->peer_count > 0) snprintf(others, sizeof others, "; until then %u peers have begun a new one", m->peer_count);
     if (newcomers > 0) snprintf(others, sizeof others, "; newcomers wait with them: %u", newcomers);
-    if (claim->elders < least) snprintf(elders, sizeof elders, ", %u of them of those that had been there before newcomers came, of whom %u are", least, claim->elders);
+    if (claim->elders < least) snprintf(elders, sizeof elders, ", and %u more of those that were members before newcomers came", least - claim->elders);
     snprintf(why, sizeof why, "waits to take up the run whose master was lost: %u of the %u members of epoch %llu are here, %u are needed%s%s", claim->present, claim->members,
              (unsigned long long)claim->by->resume.epoch.number, quorum_of(claim), elders, others);
     m->said_epoch = claim->by->resume.epoch.number;
