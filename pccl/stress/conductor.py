@@ -21,7 +21,8 @@ from pccl.stress.events import EventLog
 from pccl.stress.judge import DEFAULT_GROWTH, Judge, Usage, Violation, growth
 from pccl.stress.nursery import DUMP_SIGNAL
 from pccl.stress.options import Options
-from pccl.stress.processes import Child, Nursery, free_ports
+from pccl.stress.ports import free_ports
+from pccl.stress.processes import Child, Nursery
 from pccl.stress.progress import Place
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import KILLS, MASTER_BACK_SECONDS, Fault
