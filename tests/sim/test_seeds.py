@@ -46,7 +46,7 @@ def run(*arguments):
         2007606,
         2024834,  # one that was let in, while the others never heard that they were
         393,  # newcomers that went on beside more than half of those that had not heard of them
-        10222,  # or took the run up beside these
+        4669,  # or took the run up beside these
         38550,  # one that had no links to the expelled one, and said so of a candidate only
         50014582,  # a generation that was given again, since nobody was left who knew of it
     ],
