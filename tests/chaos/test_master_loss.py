@@ -34,7 +34,8 @@ from actors import (
     losses,
     troupe,
 )
-from ports import free_ports
+
+from pccl.stress.ports import free_ports
 
 BATCH = 5
 
