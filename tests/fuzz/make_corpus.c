@@ -81,7 +81,8 @@ static void write_frames(void) {
     FRAME(link_down, {.id = two, .index = 1});
     FRAME(measure, {.round = 1, .target = two, .duration_ms = 100});
     FRAME(measured, {.from = one, .to = two, .bytes_per_s = 1000000});
-    FRAME(sync_vote, {.strategy = 1, .revision = 5, .mask = {1, 2}, .content = {3, 4}});
+    FRAME(sync_vote, {.strategy = 1, .revision = 5, .mask = {1, 2}, .content = {3, 4}, .outline = {3, {5, 6, 7}}});
+    FRAME(sync_differs, {.first = 3, .last = 4});
     FRAME(sync_plan, {.round = 1, .revision = 5, .receiver_count = 1, .donor_count = 1, .receivers = {one}, .donors = {two}});
     FRAME(sync_done, {.round = 1, .complete = 1, .count = 1, .sources = {{two, 99}}});
     FRAME(sync_end, {.round = 1, .code = 9, .text = {3, "why"}});
@@ -161,6 +162,7 @@ static void write_peer_programs(void) {
     PROGRAM(target, "order", P_THREE, P_VOTE, 2, P_MEASURE, 1, P_MEASURE, 9, P_MEASURED, 1, 50, P_CANDIDATE, 3, 7, 1, 8, P_ALL_DIALLED, P_EPOCH, 3, 7, 1, 8, P_ADOPT);
     PROGRAM(target, "pending", P_THREE, P_VOTE, 1, P_OUTCOME, 1, 0, 1, P_VERDICT, 1, 0, 1, 2, P_VERDICT, 1, 1, 0, 0);
     PROGRAM(target, "sync", P_THREE, P_SYNC, 0, P_SYNC_PLAN, 1, P_SYNC_END, 0, 4, P_SYNC, 1, P_SYNC_END, 9, 0);
+    PROGRAM(target, "sync-differs", P_THREE, P_SYNC_DIFFERS, 1, 2, P_SYNC, 0, P_SYNC_DIFFERS, 3, 4, P_END, 1);
     PROGRAM(target, "groups", P_JOIN, P_WELCOME, 9, P_EPOCH, 0, 0x37, 0, 12, P_ALL_DIALLED, P_EPOCH, 1, 0x17, 0, 76);
     PROGRAM(target, "bug-epoch-named-somebody-twice", P_JOIN, P_WELCOME, 9, P_EPOCH, 0, 7, 0, 40);
     PROGRAM(target, "not-in-it", P_JOIN, P_WELCOME, 9, P_EPOCH, 0, 6, 0, 2);
