@@ -130,6 +130,7 @@ static void write_master_programs(void) {
     PROGRAM(target, "sync", M_THREE, M_ALL_SYNC_VOTE, 1, 1, 0, M_SYNC_VOTE, 0, 0, 2, 1, M_SYNC_VOTE, 1, 0, 2, 1, M_SYNC_VOTE, 2, 0, 1, 0, M_ALL_SYNC_DONE, 1, 9, 0);
     PROGRAM(target, "sync-fails", M_THREE, M_ALL_SYNC_VOTE, 0, 1, 1, M_ALL_SYNC_DONE, 0, 0, 0, M_ALL_SYNC_VOTE, 0, 1, 1, M_LOST, 1, M_LOST, 2);
     PROGRAM(target, "sync-expels", M_THREE, M_SYNC_VOTE, 0, 8, 1, 1, M_SYNC_VOTE, 1, 0, 1, 1, M_SYNC_VOTE, 2, 2, 1, 0, M_ALL_SYNC_DONE, 1, 0, 0);
+    PROGRAM(target, "sync-differs", M_THREE, M_SYNC_VOTE, 0, 24, 1, 1, M_SYNC_VOTE, 1, 0, 1, 1, M_SYNC_VOTE, 2, 0, 1, 0x45);
     PROGRAM(target, "groups", M_CONNECT, 0, 1, 0, M_CONNECT, 1, 0, 0, M_CONNECT, 2, 64, 0, M_ALL_VOTE, 0, 0, 0, M_ALL_LINKED, 9, 0, 0, M_ALL_LINKED, 9, 0, 0, M_ALL_DONE, 1, 0, 0, M_LOST, 2, M_ALL_REPORT, 1, 1, 2);
     PROGRAM(target, "raw", M_THREE, M_RAW, 0, WIRE_VOTE, 0, 1, 9, M_RAW, 1, WIRE_REPORT, 1, 4, 0, 0, 0, 1, M_RAW, 2, 99, 0, 0);
     PROGRAM(target, "no-memory", M_THREE, M_REFUSE, 1, M_CONNECT, 3, 2, 0, M_REFUSE, 2, M_ALL_DONE, 1, 0, 0, M_RANDOM, 1, 2, 3);
