@@ -12,6 +12,7 @@ import methods
 from harness import KIB, MIB, Peer, Row
 
 import pccl
+from pccl.stress.ports import free_ports
 
 SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 BYTES_PER_BLOCK = 4 * MIB
@@ -79,6 +80,7 @@ def run() -> None:
     rows: list[Row] = []
     bars: list[Row] = []
     for world in args.worlds:
+        gloo_port, raw_port = free_ports(2)
         with (
             harness.Master() as usual,
             harness.Master() as by_tcp,
@@ -86,8 +88,8 @@ def run() -> None:
                 worker,
                 world,
                 addresses=methods.Addresses(usual.address, by_tcp.address),
-                gloo_port=harness.free_port(),
-                raw_port=harness.free_port(),
+                gloo_port=gloo_port,
+                raw_port=raw_port,
                 sizes=args.sizes,
                 blocks=args.blocks,
                 pin=args.pin,

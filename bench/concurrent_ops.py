@@ -9,6 +9,7 @@ import methods
 from harness import MIB, Peer, Row
 
 import pccl
+from pccl.stress.ports import free_ports
 
 METHOD = """fp32 sums launched together and then awaited, pccl (as it is, and by TCP alone) and gloo (in place) in turn; time
 from the first launch to the last result on the slowest peer."""
@@ -74,7 +75,7 @@ def run() -> None:
                 worker,
                 world,
                 addresses=methods.Addresses(usual.address, by_tcp.address),
-                gloo_port=harness.free_port(),
+                gloo_port=free_ports(1)[0],
                 **shape,
             ) as fleet,
         ):

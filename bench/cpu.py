@@ -11,6 +11,7 @@ import methods
 from harness import KIB, Master, Peer, Row
 
 import pccl
+from pccl.stress.ports import free_ports
 
 METHOD = """fp32 sums in place, back to back, pccl and gloo in turn block by block; CPU time = user and system time
 (getrusage) of all peers' processes over a block, divided by its ops; pccl's includes the master's share of its blocks. The
@@ -67,7 +68,7 @@ def run() -> None:
     masters_share = 0.0
     with (
         Master() as master,
-        harness.Fleet(worker, args.peers, address=master.address, gloo_port=harness.free_port(), **shape) as fleet,
+        harness.Fleet(worker, args.peers, address=master.address, gloo_port=free_ports(1)[0], **shape) as fleet,
     ):
         for _ in range(2 * args.blocks):
             at_start = read_master(fleet, master)[1]

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -137,6 +136,10 @@ class Fleet:
     def send(self, rank: int, message: Any) -> None:
         self._pipes[rank].send(("order", message))
 
+    def send_all(self, message: Any) -> None:
+        for rank in range(self._world):
+            self.send(rank, message)
+
     def receive(self, rank: int, timeout: float = LIMIT_SECONDS) -> Any:
         if not self._pipes[rank].poll(timeout):
             raise BenchError(f"peer {rank} has said nothing for {timeout:.0f} s")
@@ -149,7 +152,7 @@ class Fleet:
         return value
 
     def results(self, timeout: float = LIMIT_SECONDS) -> list[Any]:
-        """What the workers returned, by rank."""
+        """What the workers tell next, or returned, by rank."""
         return [self.receive(rank, timeout) for rank in range(self._world)]
 
     def close(self) -> None:
@@ -207,12 +210,6 @@ class Master:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
 
 
 def add_pin(parser: argparse.ArgumentParser) -> None:

@@ -55,11 +55,9 @@ def reduce(comm: pccl.Communicator, source: object, target: object) -> None:
     while True:
         try:
             comm.all_reduce(source, target, op=pccl.ReduceOp.SUM)
-        except pccl.PCCLError as error:
-            if error.result != pccl.Result.RANK_CONNECTION_LOST:
-                raise
-        else:
             return
+        except pccl.PeerLostError:
+            pass
 
 
 def run() -> None:

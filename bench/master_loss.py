@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
-import socket
 import statistics
 import subprocess
 import sys
 import time
-from typing import Any
 
 import harness
 import methods
 from harness import KIB, MIB, Peer, Row
 
 import pccl
+from pccl.stress.ports import free_ports
 
 METHOD = """Three peers sum one fp32 tensor and ask whether newcomers wait, in turn, again and again; so each round needs the
 master. It, a process of its own, is killed by SIGKILL at a random moment and started again at once at its address. Time from the
@@ -31,9 +30,7 @@ class Restarted:
     """A master that can be killed and started again at its address."""
 
     def __init__(self) -> None:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{one.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self.start()
 
     def start(self) -> None:
@@ -59,9 +56,7 @@ def worker(peer: Peer, address: str, size: int) -> None:
     while True:
         word, argument = harness.order(peer)
         if word == "form":
-            while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < WORLD:
-                time.sleep(methods.FORM_PAUSE_SECONDS)
-                comm.update_topology()
+            methods.form(comm, WORLD)
             harness.tell(peer, "formed")
         elif word == "reduce":
             ends: list[float] = []
@@ -82,14 +77,13 @@ def worker(peer: Peer, address: str, size: int) -> None:
 
 
 def trial(fleet: harness.Fleet, master: Restarted, draw: random.Random) -> dict[str, float]:
-    for rank in range(WORLD):
-        fleet.send(rank, ("reduce", time.monotonic() + 2.0))
+    fleet.send_all(("reduce", time.monotonic() + 2.0))
     time.sleep(0.1 + 0.3 * draw.random())
     killed = time.monotonic()
     master.kill()
     master.start()
     listens = time.monotonic()
-    moments: list[Any] = [fleet.receive(rank) for rank in range(WORLD)]
+    moments = fleet.results()
     # each round needs the master once: the longest gap is the one in which it was gone
     after = [max(itertools.pairwise(ends), key=lambda pair: pair[1] - pair[0])[1] for ends in moments]
     return {"start": listens - killed, "until the next success": max(after) - killed, "after it listens": max(after) - listens}
@@ -107,13 +101,10 @@ def run() -> None:
         master = Restarted()
         try:
             with harness.Fleet(worker, WORLD, address=master.address, size=size) as fleet:
-                for rank in range(WORLD):
-                    fleet.send(rank, ("form", None))
-                for rank in range(WORLD):
-                    fleet.receive(rank)
+                fleet.send_all(("form", None))
+                fleet.results()
                 trials = [trial(fleet, master, draw) for _ in range(args.blocks)]
-                for rank in range(WORLD):
-                    fleet.send(rank, ("close", None))
+                fleet.send_all(("close", None))
         finally:
             master.kill()
         for key in trials[0]:

@@ -9,6 +9,7 @@ import methods
 from harness import MIB, Master, Peer, Row
 
 import pccl
+from pccl.stress.ports import free_ports
 
 METHOD = """Two peers, one fp32 tensor pair each. Growth = peak resident memory (VmHWM, reset by /proc/self/clear_refs) of a
 peer that joined and reduced, over its resident memory with all tensors written and before it joined. Each method in processes
@@ -56,7 +57,7 @@ def run() -> None:
     bars: list[Row] = []
     for method in ("pccl", "pccl in place", "gloo"):
         shape = {"method": method, "size": args.size, "ops": args.ops}
-        with Master() as master, harness.Fleet(worker, 2, address=master.address, port=harness.free_port(), **shape) as fleet:
+        with Master() as master, harness.Fleet(worker, 2, address=master.address, port=free_ports(1)[0], **shape) as fleet:
             first, later = (max(values) for values in zip(*fleet.results(), strict=True))
         rows.append({"method": method, "tensor": harness.size_text(args.size), "MiB after 1": first, f"after {args.ops}": later})
         if method != "gloo":

@@ -12,7 +12,6 @@ from harness import MIB, Peer
 
 import pccl
 
-FORM_PAUSE_SECONDS = 0.005
 SAME_HOST_MEMORY = "PCCL_SAME_HOST_MEMORY"
 
 
@@ -48,10 +47,20 @@ def join_run(address: str, world: int, lanes: int = 0) -> pccl.Communicator:
     """A communicator whose run has `world` peers; all of them call this."""
     comm = pccl.Communicator(address, p2p_connection_pool_size=lanes)
     comm.connect()
-    while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < world:
-        time.sleep(FORM_PAUSE_SECONDS)
-        comm.update_topology()
+    form(comm, world)
     return comm
+
+
+def form(comm: pccl.Communicator, world: int) -> None:
+    """Returns once the run has `world` peers; all of them call this."""
+    while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < world:
+        update(comm)
+
+
+def update(comm: pccl.Communicator) -> None:
+    """A vote, after a pause in which somebody may come."""
+    time.sleep(0.005)
+    comm.update_topology()
 
 
 def join_gloo(peer: Peer, port: int, host: str = "127.0.0.1", interface: str = "lo") -> Any:

@@ -39,9 +39,7 @@ def worker(peer: Peer, address: str, size: int) -> None:
     while True:
         word, argument = harness.order(peer)
         if word == "form":
-            while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < WORLD:
-                time.sleep(methods.FORM_PAUSE_SECONDS)
-                comm.update_topology()
+            methods.form(comm, WORLD)
             reduce()
             harness.tell(peer, statistics.median(reduce() for _ in range(SETTLED_OPS)))
         elif word == "reduce until a loss":
@@ -61,10 +59,8 @@ def reduce_until_loss(comm: pccl.Communicator, reduce: Any) -> tuple[float, floa
     while True:
         try:
             reduce()
-        except pccl.PCCLError as error:
+        except pccl.PeerLostError:
             failed = time.monotonic()
-            if error.result != pccl.Result.RANK_CONNECTION_LOST:
-                raise
             reduce()
             return failed, time.monotonic()
 
@@ -80,11 +76,9 @@ def run() -> None:
     with Master() as master, harness.Fleet(worker, WORLD, address=master.address, size=args.size) as fleet:
         for _ in range(args.blocks):
             trials.append(trial(fleet, draw))
-        for rank in range(WORLD):
-            fleet.send(rank, ("form", None))
-        for rank in range(WORLD):
-            fleet.receive(rank)
-            fleet.send(rank, ("close", None))
+        fleet.send_all(("form", None))
+        fleet.results()
+        fleet.send_all(("close", None))
     rows: list[Row] = []
     for key in ("until the error", "until the repeat succeeded", "beyond the op's own time", "exit"):
         values = [one[key] * 1e3 for one in trials]
@@ -106,12 +100,10 @@ def run() -> None:
 def trial(fleet: harness.Fleet, draw: random.Random) -> dict[str, float]:
     victim = draw.randrange(WORLD)
     survivors = [rank for rank in range(WORLD) if rank != victim]
-    for rank in range(WORLD):
-        fleet.send(rank, ("form", None))
-    op_seconds = max(fleet.receive(rank) for rank in range(WORLD))
+    fleet.send_all(("form", None))
+    op_seconds = max(fleet.results())
     start = time.monotonic() + 0.05
-    for rank in range(WORLD):
-        fleet.send(rank, ("reduce until a loss", start))
+    fleet.send_all(("reduce until a loss", start))
     time.sleep(max(0.0, start + draw.random() * op_seconds - time.monotonic()))
     killed = fleet.kill(victim)
     gone = fleet.wait_gone(victim)

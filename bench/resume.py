@@ -46,8 +46,7 @@ def worker(peer: Peer, address: str, size: int, blocks: int) -> object:
         if word == "form":
             # A death after the last op shows in no attribute before the next vote.
             while lost or comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < WORLD:
-                time.sleep(methods.FORM_PAUSE_SECONDS)
-                comm.update_topology()
+                methods.update(comm)
                 lost = False
             for _ in range(SETTLED_OPS):
                 reduce(True)
@@ -158,24 +157,20 @@ def compare(size: int, blocks: int) -> float:
 def compare_in(fleet: harness.Fleet) -> float:
     """Median time of an undisturbed op in retry mode, in times of a plain one."""
     form(fleet)
-    for rank in range(WORLD):
-        fleet.send(rank, ("compare", None))
-    by_method = harness.slowest([fleet.receive(rank) for rank in range(WORLD)])
+    fleet.send_all(("compare", None))
+    by_method = harness.slowest(fleet.results())
     return statistics.median(by_method["retry"]) / statistics.median(by_method["plain"])
 
 
 def form(fleet: harness.Fleet) -> None:
-    for rank in range(WORLD):
-        fleet.send(rank, ("form", None))
-    for rank in range(WORLD):
-        fleet.receive(rank)
+    fleet.send_all(("form", None))
+    fleet.results()
 
 
 def reduce(fleet: harness.Fleet, victim: int | None = None, after: float = 0.0) -> tuple[float, float]:
     """One op, in which `victim` is killed `after` seconds: its time, and the part of it that has all contributors."""
     start = time.monotonic() + 0.05
-    for rank in range(WORLD):
-        fleet.send(rank, ("reduce", start))
+    fleet.send_all(("reduce", start))
     if victim is not None:
         time.sleep(max(0.0, start + after - time.monotonic()))
         fleet.kill(victim)

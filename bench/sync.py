@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import methods
 import netlab
 from harness import MIB, BenchError, Master, Peer, Row
 
 import pccl
+from pccl.stress.ports import free_ports
 
 METHOD = """Peers are processes; each round is one `sync_shared_state` of all, whose contents are set before. `parity`: nothing
 differs; the time beyond the hash of the own state, median over the rounds. `joiner`: one peer lacks everything; bytes over the
@@ -44,9 +46,7 @@ def worker(peer: Peer, address: str) -> None:
         word, argument = harness.order(peer)
         if word == "form":
             comm.connect()
-            while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < argument:
-                time.sleep(0.01)
-                comm.update_topology()
+            methods.form(comm, argument)
             harness.tell(peer, None)
         elif word == "state":
             arrays.clear()
@@ -205,8 +205,7 @@ def tcp_worker(peer: Peer, size: int, port: int) -> None:
 
 
 def plain_tcp(fleet: harness.Fleet) -> float:
-    for rank in range(2):
-        fleet.send(rank, None)
+    fleet.send_all(None)
     return float(fleet.results()[1])
 
 
@@ -253,7 +252,7 @@ def joiner(blocks: int) -> list[tuple[Row, Row]]:
     found: dict[str, list[Row]] = {"": [], ", by TCP": []}
     beyond = 0
     with contextlib.ExitStack() as stack:
-        raw = stack.enter_context(harness.Fleet(tcp_worker, 2, size=size, port=harness.free_port()))
+        raw = stack.enter_context(harness.Fleet(tcp_worker, 2, size=size, port=free_ports(1)[0]))
         runs = {}
         for how in found:
             with environment(PCCL_SAME_HOST_MEMORY="0" if how else "1"):

@@ -19,6 +19,8 @@ import harness
 from harness import KIB, MIB, Peer, Row
 from netlab import Lab, Link
 
+from pccl.stress.ports import free_ports
+
 PIECE = 256 * KIB
 
 METHOD = """TCP one way between two namespaces over the emulated link, congestion control set on every socket; bytes that
@@ -109,7 +111,7 @@ def run() -> None:
                         2,
                         namespaces=[place.namespace for place in places],
                         host=places[0].address,
-                        port=harness.free_port(),
+                        port=free_ports(1)[0],
                         **shape,
                     ) as fleet:
                         row: Row = {"control": control, "connections": connections, "Mbit/s": fleet.results()[0]}

@@ -21,7 +21,8 @@ from pccl.stress.events import EventLog
 from pccl.stress.judge import DEFAULT_GROWTH, Judge, Usage, Violation, growth
 from pccl.stress.nursery import DUMP_SIGNAL
 from pccl.stress.options import Options
-from pccl.stress.processes import Child, Nursery, free_ports
+from pccl.stress.ports import free_ports
+from pccl.stress.processes import Child, Nursery
 from pccl.stress.progress import Place
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import KILLS, MASTER_BACK_SECONDS, Fault
@@ -60,7 +61,7 @@ class Process:
     child: Child
     log: Path
     began: float
-    status: str = "starting"  # member, alone, expelled, stopped, delayed, leaving, killed, ended, failed
+    status: str = "starting"  # member, alone, expelled, waiting, stopped, delayed, waking, killed, ended, failed
     world: int = 0
     line: int = -1
     step: int = -1
@@ -111,7 +112,7 @@ class Run:
         self.epoch = 0.0  # when it had formed, on the monotonic clock
         self.lasted = 0.0  # seconds
         self.longest = (0.0, "")  # wait in one call
-        self._counted: dict[tuple[int, int], float] = {}
+        self._counted: dict[tuple[int, int], None] = {}  # the last steps by name, in order
 
     @property
     def violations(self) -> list[Violation]:
@@ -128,9 +129,9 @@ class Run:
         name = report.line, report.step
         if name in self._counted:
             return
-        self._counted[name] = report.at
+        self._counted[name] = None
         if len(self._counted) > 4096:
-            self._counted = dict(list(self._counted.items())[-1024:])
+            self._counted = dict.fromkeys(list(self._counted)[-1024:])
         self.counts["steps"] += 1
         self.counts["ops"] += len(report.ops)
         self.counts["resumed"] += sum(len(op.ranges) > 1 for op in report.ops)

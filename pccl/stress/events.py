@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -50,7 +50,7 @@ class Recording:
     """What a log says of a run: enough to repeat it, and to compare the outcomes."""
 
     options: Mapping[str, Any]
-    faults: list[Fault]  # those that were applied; if the run was cut off before the first one, those that were planned
+    faults: list[Fault]  # those that were planned, with the step in which each one came, if it did
     outcome: Mapping[str, Any] | None  # None: it was cut off
 
     @classmethod
@@ -77,7 +77,7 @@ class Recording:
         if options is None:
             raise ValueError("it is no log of a stress run: nothing in it says how the run began")
         steps = {(fault.at, fault.kind, fault.slot): fault.step for fault in applied}
-        faults = [Fault(**{**vars(fault), "step": steps.get((fault.at, fault.kind, fault.slot))}) for fault in planned]
+        faults = [replace(fault, step=steps.get((fault.at, fault.kind, fault.slot))) for fault in planned]
         return cls(options=options, faults=faults, outcome=outcome)
 
 

@@ -15,7 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -147,9 +147,7 @@ class Peer(Actor):
         return bool(ending)
 
     def _reduce(self, plan: StepPlan) -> list[OpDone]:
-        made = []
-        for op in plan.ops:
-            made.append(Buffers(self._contents, op, self._task.code, in_place=False))
+        made = [Buffers(self._contents, op, self._task.code, in_place=False) for op in plan.ops]
         for one in made:
             one.refill()
             one.recv[:] = one.send
@@ -177,9 +175,14 @@ class Peer(Actor):
                 super()._obey(order)
 
 
-def run(given: dict[str, Any], end: socket.socket, board: int) -> int:
-    """The whole life of a peer's process."""
+def perform(peer: Actor) -> NoReturn:
+    """The whole life of a process that reduces by gloo, alone or under torchft."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    status = Peer(given, end, board).perform()
+    status = peer.perform()
     os._exit(status)  # gloo's threads of a broken group may never end
+
+
+def run(given: dict[str, Any], end: socket.socket, board: int) -> int:
+    """The whole life of a peer's process."""
+    perform(Peer(given, end, board))

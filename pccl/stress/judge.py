@@ -339,7 +339,7 @@ class Usage:
 
     at: float
     bytes: int  # resident
-    descriptors: int  # beyond those that it may need for itself and its links
+    descriptors: int  # open ones; where a peer is judged, those beyond what it may need for itself and its links
 
 
 def trend(times: Sequence[float], values: Sequence[float]) -> float:

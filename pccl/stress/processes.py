@@ -7,7 +7,6 @@ import collections
 import contextlib
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -20,7 +19,6 @@ from pccl.stress.judge import Usage
 from pccl.stress.progress import Board
 
 READ_BYTES = 1 << 16
-LEAST_PORT = 20000
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -164,19 +162,3 @@ class Nursery:
         for child in self._children.values():  # they died with it
             if not child.status.done():
                 child.status.set_result(-signal.SIGKILL)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses at the moment.
-
-    Below those that the kernel gives to connections: a master that comes back must find its port free.
-    """
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: list[int] = []
-    for port in random.SystemRandom().sample(range(LEAST_PORT, max(first, LEAST_PORT + 10000)), 10000):
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise NurseryError("no port is free for a master")

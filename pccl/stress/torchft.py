@@ -6,7 +6,6 @@ does not count is made again; a newcomer is healed with the state of one that is
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from datetime import timedelta
@@ -18,6 +17,7 @@ from torchft import Manager, ProcessGroupGloo
 
 from pccl.stress.actor import Actor, FlawError
 from pccl.stress.buffers import Buffers, State
+from pccl.stress.gloo import perform
 from pccl.stress.reports import Accepted, Ended, OpDone, Stepped
 from pccl.stress.workload import plan_step
 
@@ -82,9 +82,7 @@ class Peer(Actor):
         step = manager.current_step()
         self._place.step = step
         plan = plan_step(self._task.seed, step, self._task.elements)
-        made = []
-        for op in plan.ops:
-            made.append(Buffers(self._contents, op, self._task.code, in_place=False))
+        made = [Buffers(self._contents, op, self._task.code, in_place=False) for op in plan.ops]
         ending = torch.tensor([int(self._ending.is_set())])
         with self._place.during("reduce", time.monotonic()):
             works = [manager.allreduce(ending, reduce_op=dist.ReduceOp.SUM)]
@@ -128,7 +126,4 @@ class Peer(Actor):
 
 def run(given: dict[str, Any], end: socket.socket, board: int) -> int:
     """The whole life of a peer's process."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    status = Peer(given, end, board).perform()
-    os._exit(status)  # its threads may never end
+    perform(Peer(given, end, board))

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from ports import free_ports
 
 import pccl
 from pccl import (
@@ -44,6 +43,7 @@ from pccl import (
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
 )
+from pccl.stress.ports import free_ports
 
 CLONE_NEWNET = 0x40000000
 

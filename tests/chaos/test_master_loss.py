@@ -36,7 +36,8 @@ from actors import (
     losses,
     troupe,
 )
-from ports import free_ports
+
+from pccl.stress.ports import free_ports
 
 from pccl import Attribute, Communicator, PCCLError, SharedState, TensorInfo
 from pccl._state import sync_report

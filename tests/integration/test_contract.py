@@ -14,7 +14,6 @@ import time
 import numpy as np
 import pytest
 from peers import PATIENCE, Background, PeerProcess, address_of, admit, form, on_all, processes, team, together, worlds
-from ports import free_ports
 
 import pccl
 from pccl import (
@@ -33,6 +32,7 @@ from pccl import (
     SharedState,
     TensorInfo,
 )
+from pccl.stress.ports import free_ports
 
 SUM = ReduceOp.SUM
 

@@ -22,11 +22,12 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from pccl.cli import main
-from pccl.stress import command, schedule
+from pccl.stress import command, ports, schedule
 from pccl.stress.agent import Agent, Group
 from pccl.stress.content import CODES, DTYPES, LEAST_COUNT, Constants, Pattern, codes_in
 from pccl.stress.events import EventLog, Recording, differences
 from pccl.stress.judge import CLAIMS, GrowthLimits, Judge, Usage, growth, trend
+from pccl.stress.ports import RANGE, free_ports
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Range, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import Fault
 from pccl.stress.workload import IMPATIENT, QUANTIZED, STEP_KINDS, WAYS, plan_step
@@ -665,3 +666,22 @@ SCHEDULE_OF_SEED_1: list[dict[str, object]] = [
     {"at": 0.7208, "kind": "kill", "slot": 1, "back": 1.3584, "how": ""},
     {"at": 0.883, "kind": "stop", "slot": 3, "seconds": 2.1563},
 ]
+
+
+# ---- ports ----
+
+
+def test_ports_are_new_each_time_and_never_the_kernels():
+    first, last = map(int, RANGE.read_text().split())
+    found = [port for _ in range(20) for port in free_ports(3)]
+    assert len(set(found)) == 60
+    assert not any(first <= port <= last for port in found)
+
+
+def test_a_port_in_use_is_passed_over(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        [other] = free_ports(1)
+        candidates = iter([taken.getsockname()[1], other])
+        monkeypatch.setattr(ports, "_candidates", lambda: candidates)
+        assert free_ports(1) == [other]

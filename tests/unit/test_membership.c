@@ -1,29 +1,12 @@
-// The master's mind, driven without sockets: peers are letters, their connections are numbers ('a' = 0). What the mind sends is kept per
-// connection and taken in order; every test says which messages come, and that no other does.
-#include "control/membership.h"
-
+// The master's mind: members, votes, ops and links, without sockets.
 #include "base/platform.h"
-#include "check.h"
+#include "mailboxes.h"
 
-enum { PEERS = 40,
-       INBOX = 512,
-       LIMIT_MS = 1000,
+enum { LIMIT_MS = 1000,
        HEARING_MS = LIMIT_MS / MEMBERSHIP_HEARING_OF + 10 };
-
-struct frame {
-    struct wire_header header;
-    uint8_t *body;
-};
-
-struct box {
-    struct frame frames[INBOX];
-    size_t head, tail;
-    bool closed;
-};
 
 static struct membership *m;
 static int64_t now;
-static struct box boxes[PEERS];
 static uint64_t run, generation;
 static struct wire_member members[WIRE_MAX_MEMBERS];
 static uint64_t epochs[PEERS]; // number in force at the peer
@@ -47,28 +30,10 @@ void *realloc(void *old, size_t size) { return refused() ? NULL : __libc_realloc
 
 static void act(const struct membership_actions *actions) {
     inside = false;
-    for (size_t i = 0; i < actions->send_count; i++) {
-        const struct membership_send *send = &actions->sends[i];
-        struct box *box = &boxes[send->conn];
-        REQUIRE(send->conn < PEERS && box->tail < INBOX);
-        struct frame *frame = &box->frames[box->tail];
-        CHECK(!box->closed);
-        CHECK(wire_header_decode(actions->bytes.bytes + send->offset, &frame->header));
-        CHECK_EQ(send->length, WIRE_HEADER_BYTES + frame->header.length);
-        if (frame->header.type == WIRE_HEARTBEAT) continue;
-        frame->body = malloc(frame->header.length + 1);
-        memcpy(frame->body, actions->bytes.bytes + send->offset + WIRE_HEADER_BYTES, frame->header.length);
-        box->tail++;
-    }
-    for (size_t i = 0; i < actions->close_count; i++) boxes[actions->closes[i]].closed = true;
+    post(actions);
     uint8_t random[MEMBERSHIP_RANDOM_BYTES];
     memset(random, 77, sizeof random);
     if (membership_wants_random(m)) membership_set_random(m, random);
-}
-
-static void clear(struct box *box) {
-    for (size_t i = 0; i < box->tail; i++) free(box->frames[i].body);
-    *box = (struct box){0};
 }
 
 static void begin(const char *name) {
@@ -83,42 +48,14 @@ static void begin(const char *name) {
 }
 
 static void end(void) {
-    for (int c = 0; c < PEERS; c++) {
-        if (boxes[c].head != boxes[c].tail) check_report(false, __FILE__, __LINE__, "%c was also sent %s", 'a' + c, wire_type_name(boxes[c].frames[boxes[c].head].header.type));
-        clear(&boxes[c]);
-    }
+    clear_all();
     membership_free(m);
     check_case("%s", "");
 }
 
-static bool quiet(const char *peers) {
-    bool all = true;
-    for (; *peers; peers++) all &= boxes[*peers - 'a'].head == boxes[*peers - 'a'].tail;
-    return all;
-}
-
-static const struct frame *take_at(int line, char peer, enum wire_type type) {
-    static const struct frame none;
-    struct box *box = &boxes[peer - 'a'];
-    uint16_t got = box->head < box->tail ? box->frames[box->head].header.type : 0;
-    check_report(got == type, __FILE__, line, "%c gets %s (got %s)", peer, wire_type_name((uint16_t)type), wire_type_name(got));
-    if (got != type) exit(check_status());
-    const struct frame *frame = &box->frames[box->head++];
-    CHECK(frame->body != none.body);
-    return frame;
-}
-#define TAKE(peer, type) take_at(__LINE__, peer, type)
-
 static void drain(const char *peers) {
     for (; *peers; peers++) boxes[*peers - 'a'].head = boxes[*peers - 'a'].tail;
 }
-
-static struct wire_id id_of(char peer) {
-    struct wire_id id = {{(uint8_t)peer, 1, 2, 3}};
-    return id;
-}
-
-static struct wire_address address_of(char peer) { return (struct wire_address){.family = 4, .bytes = {10, 0, 0, (uint8_t)peer}, .port = 999}; }
 
 static void say(char peer, struct wire_buffer *frame) {
     struct wire_header header;

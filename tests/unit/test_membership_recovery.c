@@ -1,25 +1,9 @@
-// Masters that find a run which another one has left: who is asked for a promise, which epoch comes of it, and who is turned away. Peers are
-// letters, their connections are numbers ('a' = 0). What the mind sends is kept per connection and taken in order.
-#include "control/membership.h"
-
+// Masters that find a run which another one has left: who is asked for a promise, which epoch comes of it, and who is turned away.
 #include "base/platform.h"
-#include "check.h"
+#include "mailboxes.h"
 
-enum { PEERS = 26,
-       INBOX = 64,
-       LIMIT_MS = 1000,
+enum { LIMIT_MS = 1000,
        RUN = 7 };
-
-struct frame {
-    struct wire_header header;
-    uint8_t *body;
-};
-
-static struct box {
-    struct frame frames[INBOX];
-    size_t head, tail;
-    bool closed;
-} boxes[PEERS];
 
 static struct membership *m;
 static int64_t now;
@@ -28,28 +12,11 @@ static char log_text[64 * 1024];
 // ---- the harness ----
 
 static void act(const struct membership_actions *actions) {
-    for (size_t i = 0; i < actions->send_count; i++) {
-        const struct membership_send *send = &actions->sends[i];
-        struct box *box = &boxes[send->conn];
-        REQUIRE(send->conn < PEERS && box->tail < INBOX);
-        struct frame *frame = &box->frames[box->tail];
-        CHECK(!box->closed);
-        CHECK(wire_header_decode(actions->bytes.bytes + send->offset, &frame->header));
-        if (frame->header.type == WIRE_HEARTBEAT) continue;
-        frame->body = malloc(frame->header.length + 1u);
-        memcpy(frame->body, actions->bytes.bytes + send->offset + WIRE_HEADER_BYTES, frame->header.length);
-        box->tail++;
-    }
-    for (size_t i = 0; i < actions->close_count; i++) boxes[actions->closes[i]].closed = true;
+    post(actions);
     for (size_t i = 0; i < actions->log_count; i++) {
         size_t at = strlen(log_text);
         snprintf(log_text + at, sizeof log_text - at, "%s\n", actions->logs[i].text);
     }
-}
-
-static void clear(struct box *box) {
-    for (size_t i = 0; i < box->tail; i++) free(box->frames[i].body);
-    *box = (struct box){0};
 }
 
 static void begin(const char *name) {
@@ -62,27 +29,9 @@ static void begin(const char *name) {
 }
 
 static void end(void) {
-    for (int c = 0; c < PEERS; c++) {
-        if (boxes[c].head != boxes[c].tail) check_report(false, __FILE__, __LINE__, "%c was also sent %s", 'a' + c, wire_type_name(boxes[c].frames[boxes[c].head].header.type));
-        clear(&boxes[c]);
-    }
+    clear_all();
     membership_free(m);
 }
-
-static bool quiet(const char *peers) {
-    bool all = true;
-    for (; *peers; peers++) all &= boxes[*peers - 'a'].head == boxes[*peers - 'a'].tail;
-    return all;
-}
-
-static const struct frame *take_at(int line, char peer, enum wire_type type) {
-    struct box *box = &boxes[peer - 'a'];
-    uint16_t got = box->head < box->tail ? box->frames[box->head].header.type : 0;
-    check_report(got == type, __FILE__, line, "%c gets %s (got %s)", peer, wire_type_name((uint16_t)type), wire_type_name(got));
-    if (got != type) exit(check_status());
-    return &box->frames[box->head++];
-}
-#define TAKE(peer, type) take_at(__LINE__, peer, type)
 
 static void text_at(int line, char peer, enum wire_type type, const char *part) {
     const struct frame *frame = take_at(line, peer, type);
@@ -104,10 +53,6 @@ static void skip_waiting(const char *peers) {
         while (box->head < box->tail && box->frames[box->head].header.type == WIRE_WAITING) WAITING(*peers, "are needed");
     }
 }
-
-static struct wire_id id_of(char peer) { return (struct wire_id){{(uint8_t)peer, 1, 2, 3}}; }
-
-static struct wire_address address_of(char peer) { return (struct wire_address){.family = 4, .bytes = {10, 0, 0, (uint8_t)peer}, .port = 999}; }
 
 static void say(char peer, struct wire_header header, enum wire_type type) {
     struct wire_buffer out = {0};
