@@ -37,10 +37,9 @@ from actors import (
     troupe,
 )
 
-from pccl.stress.ports import free_ports
-
 from pccl import Attribute, Communicator, PCCLError, SharedState, TensorInfo
 from pccl._state import sync_report
+from pccl.stress.ports import free_ports
 
 BATCH = 5
 
