@@ -17,7 +17,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import pytest
 from actors import Performer
@@ -38,7 +38,11 @@ STOPS = float(os.environ.get("CHAOS_STOPS", "0.1"))
 """Of the trials, how many stop a process instead of killing it: these take their time, until the silence is noticed."""
 
 
-@dataclasses.dataclass
+def subsets(voters: Sequence[Voter]) -> Iterator[tuple[Voter, ...]]:
+    return itertools.chain.from_iterable(itertools.combinations(voters, n) for n in range(len(voters) + 1))
+
+
+@dataclasses.dataclass(eq=False)
 class Voter:
     """A member, as the model knows it."""
 
@@ -70,14 +74,12 @@ class Group:
         return [voter for voter in standing if voter.revision == self.expected - 1 and voter.committed]
 
     def winners(self, absent: Sequence[Performer]) -> set[tuple[int, Content] | None]:
-        """All that may win, if these have voted or have not, and the doubtful ones are complete or are not. None: nobody."""
+        """All that may win, if members of these have voted or have not, each by itself: the master loses them one after another.
+        And if the doubtful ones are complete or are not. None: nobody."""
         found: set[tuple[int, Content] | None] = set()
-        for gone in {(), tuple(absent)}:
-            voting = [voter for voter in self.voters if voter.process not in gone]
-            doubtful = [voter for voter in voting if voter.doubtful]
-            for incomplete in itertools.chain.from_iterable(
-                itertools.combinations(doubtful, n) for n in range(len(doubtful) + 1)
-            ):
+        for gone in subsets([voter for voter in self.voters if voter.process in absent]):
+            voting = [voter for voter in self.voters if voter not in gone]
+            for incomplete in subsets([voter for voter in voting if voter.doubtful]):
                 voters = [dataclasses.replace(voter, content=None) if voter in incomplete else voter for voter in voting]
                 candidates = self.candidates(voters)
                 votes = Counter((voter.revision, voter.content) for voter in candidates)
