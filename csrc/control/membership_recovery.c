@@ -636,8 +636,8 @@ const struct membership_actions *membership_send_on(struct membership *m, int64_
 
 // Peers that know other masters may go on there without this one, if they are more than half.
 static bool know_others(const struct membership *m) {
-    for (uint32_t i = 0; i < m->count; i++)
-        if (m->order[i]->masters > 1) return true;
+    for (uint32_t i = 0; i < m->slots; i++)
+        if (m->peers[i].used && m->peers[i].masters > 1) return true;
     return false;
 }
 
@@ -729,9 +729,9 @@ void membership_watch_quorum(struct membership *m) {
     if (m->entered >= m->quorum.members && m->elders_entered >= m->quorum.elders) {
         m->quorum = (struct wire_quorum){0};
         if (know_others(m) && !m->lost) m->changed = true; // an epoch tells them
-    } else if (m->count > 0 && know_others(m) && most < m->quorum.members) {
+    } else if (know_others(m) && most < m->quorum.members) { // also with newcomers alone
         give_up_unheard(m, m->quorum.members - most, m->quorum.members);
-    } else if (m->count > 0 && know_others(m) && elders < m->quorum.elders) {
+    } else if (know_others(m) && elders < m->quorum.elders) {
         give_up_unheard(m, m->quorum.elders - elders, m->quorum.elders);
     }
 }

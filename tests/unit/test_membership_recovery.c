@@ -734,6 +734,15 @@ static void test_left(void) {
     CHECK_EQ(quorum_told('d'), 0);
     end();
 
+    begin("it is left before anybody has entered what it took up: newcomers do not go on alone");
+    form("a", 2);
+    hello('z', 2);
+    TAKE('z', WIRE_WELCOME);
+    act(membership_peer_lost(m, now, 0, "test"));
+    CHECK(quiet("z") && boxes['z' - 'a'].closed);
+    CHECK_EQ(membership_peer_count(m), 0);
+    end();
+
     begin("frames of other generations and runs are not heard");
     form("ab", 1);
     say('a', (struct wire_header){.run = RUN, .generation = 1, .epoch = 6}, WIRE_LEAVE);
