@@ -11,7 +11,7 @@ CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
 C_FILES := $(shell git ls-files '*.c' '*.h')
 # Tests of modules without threads, which the thread sanitizer has nothing to say about and slows down most.
-PURE := kernels|quant|hash|wire|socket|seek|ring_order|minds|sim|plan|arrival|election|member|delta
+PURE := kernels|quant|hash|wire|socket|seek|ring_order|minds|sim|plan|arrival|election|member|delta|outline
 BUILT_FROM := CMakeLists.txt pccl/_version.py $(shell find csrc bindings -type f)
 
 # libFuzzer where clang is there, else the driver of tests/fuzz with the compiler that is.

@@ -537,6 +537,13 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
         take_measure(m, &measure, out);
         return true;
     }
+    case WIRE_SYNC_DIFFERS: {
+        struct wire_sync_differs differs;
+        if (!joined || !wire_decode_sync_differs(body, length, &differs)) return false;
+        m->differs_told = m->vote == WIRE_VOTE_SYNC;
+        m->differs = differs;
+        return true;
+    }
     case WIRE_SYNC_PLAN:
         if (!joined || !wire_decode_sync_plan(body, length, &m->plan)) return false;
         if (m->vote == WIRE_VOTE_SYNC) member_act(out, MEMBER_SYNC_PLAN)->plan = &m->plan;
@@ -612,6 +619,7 @@ void member_sync(struct member *m, const struct wire_sync_vote *vote, struct mem
     if (m->phase != MEMBER_ACCEPTED || m->vote != 0) return;
     m->vote = WIRE_VOTE_SYNC;
     m->sync_vote = *vote;
+    m->differs_told = false;
     m->vote_unsent = member_is_unheard(m);
     wire_encode_sync_vote(&out->frames, member_header(m), vote);
 }
@@ -701,6 +709,8 @@ const struct member_view *member_adopted(const struct member *m) { return &m->ad
 enum member_phase member_phase(const struct member *m) { return m->phase; }
 const char *member_text(const struct member *m) { return m->text; }
 const struct wire_id *member_id(const struct member *m) { return &m->id; }
+const struct wire_sync_differs *member_sync_differs(const struct member *m) { return m->differs_told ? &m->differs : NULL; }
+
 const struct wire_welcome *member_welcome(const struct member *m) { return &m->welcome; }
 
 const struct wire_member *member_ring(const struct member *m, uint32_t *count, uint32_t *rank) {

@@ -141,6 +141,8 @@ enum member_phase member_phase(const struct member *member);
 const char *member_text(const struct member *member); // why it died or was refused; "" before
 const struct wire_id *member_id(const struct member *member);
 const struct wire_welcome *member_welcome(const struct member *member); // valid from REGISTERED on
+// Where the own list of entries begins to differ from the group's, as the master said in the last round of shared state; NULL: it said nothing.
+const struct wire_sync_differs *member_sync_differs(const struct member *member);
 // Header of a frame to the master; `epoch` is the number of the epoch in force.
 struct wire_header member_header(const struct member *member);
 // The own group in ring order, in the epoch in force. Valid until the next event.

@@ -67,6 +67,8 @@ struct member {
 
     uint8_t vote; // enum wire_vote_kind, 0 = none open
     struct wire_sync_vote sync_vote; // of WIRE_VOTE_SYNC
+    bool differs_told;
+    struct wire_sync_differs differs; // of the round at hand, or the last one
 
     // what the next master must know (member_recovery.c)
     uint32_t everyone_count; // all groups

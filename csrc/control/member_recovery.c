@@ -151,6 +151,7 @@ static struct wire_epoch newest_epoch(struct member *m) {
 
 void member_resume(struct member *m, uint16_t port, enum member_tensors tensors, const struct wire_hash *content, int64_t now, struct member_output *out) {
     if (m->recovery != RECOVERY_SEEKING) return;
+    m->differs_told = false; // the next master holds the election again
     if (m->vote == WIRE_VOTE_SYNC && tensors == MEMBER_TENSORS_RECEIVED) m->sync_vote.content = *content;
     if (m->vote == WIRE_VOTE_SYNC && tensors == MEMBER_TENSORS_TORN) {
         m->sync_vote.incomplete = 1;

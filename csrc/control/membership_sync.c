@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../state/outline.h"
+
 static struct election_group describe(const struct membership *m, const struct group *group) {
     struct election_group out = {.state = group->sync.committed ? ELECTION_LOST : ELECTION_NEW, .expected = group->sync.expected, .ahead = group->sync.ahead};
     for (uint32_t i = group->begin; i < group->begin + group->count; i++)
@@ -81,13 +83,34 @@ void membership_take_sync_vote(struct membership *m, struct peer *peer, const st
     m->sync_due = true;
 }
 
+// Right after the election, when the votes lie in `voters`.
+static void expel_for_mask(struct membership *m, struct peer *peer) {
+    static const char rule[] = WIRE_SYNC_RULE "its entries (names, order, data types, sizes or flags) are not those of its group";
+    uint32_t elected = 0;
+    while (!wire_hash_equal(&m->voters[elected].vote.mask, &peer->group->sync.result.mask)) elected++;
+    const struct wire_outline *mine = &peer->sync.vote.outline, *others = &m->voters[elected].vote.outline;
+    struct wire_sync_differs differs;
+    if (!outline_differ(mine, others, &differs)) {
+        membership_expel(m, peer, "%s", rule);
+        return;
+    }
+    size_t begin = membership_frame_begin(m), length;
+    wire_encode_sync_differs(&m->actions.bytes, membership_header(m), &differs);
+    if (membership_frame_end(m, begin, &length)) membership_send(m, peer, begin, length);
+    char at[64];
+    unsigned long long first = differs.first, last = differs.last;
+    snprintf(at, sizeof at, first == last ? "entry %llu" : "one of entries %llu to %llu", first, last);
+    membership_expel(m, peer, "%s: it has %llu, its group %llu, and the first that differs is %s, counted from 0", rule, (unsigned long long)mine->entries,
+                     (unsigned long long)others->entries, at);
+}
+
 static void expel_by_rule(struct membership *m, struct peer *peer, enum election_fate fate, uint64_t revision) {
     unsigned long long mine = peer->sync.vote.revision, all = revision;
     switch (fate) {
     case ELECTION_KEEPS:
     case ELECTION_RECEIVES: return;
     case ELECTION_STRATEGY: membership_expel(m, peer, WIRE_SYNC_RULE "other members enforce the popular state, so all have to"); return;
-    case ELECTION_MASK: membership_expel(m, peer, WIRE_SYNC_RULE "its entries (names, order, data types, sizes or flags) are not those of its group"); return;
+    case ELECTION_MASK: expel_for_mask(m, peer); return;
     case ELECTION_BEHIND: membership_expel(m, peer, WIRE_SYNC_RULE "it may only send, but is at revision %llu instead of %llu", mine, all); return;
     case ELECTION_MINORITY: membership_expel(m, peer, WIRE_SYNC_RULE "it may only send, but its content is not the popular one"); return;
     }

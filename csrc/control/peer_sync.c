@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "../base/log.h"
+#include "../compute/kernels.h"
 #include "../state/unfinished.h"
 
 static void add_report(struct sync_report *sum, const struct sync_report *part) {
@@ -97,6 +98,7 @@ static pcclResult_t vote_sync(struct peer *p) {
         .revision = p->sync.revision,
         .mask = content->mask,
         .content = content->hash,
+        .outline = content->outline,
     };
     if (vote.incomplete) LOG(LOG_WARN, "shared state: a transfer into this memory was cut short: it can only receive until a sync has succeeded");
     // Before the vote is sent: the plan may be here at once.
@@ -131,6 +133,26 @@ static void end_sync(struct peer *p, bool success, struct sync_report *report) {
         unfinished_add(&p->sync.content->layout);
 }
 
+// The entries that the master has numbered, by name; "" if it has not.
+static const char *name_difference(char *out, size_t capacity, const pcclSharedState_t *state, const struct wire_sync_differs *differs) {
+    out[0] = 0;
+    if (differs == NULL || differs->last > state->count) return out;
+    const pcclTensorInfo_t *first = &state->infos[differs->first];
+    size_t last = differs->last;
+    int length;
+    if (differs->first == state->count)
+        length = snprintf(out, capacity, ": it is missing here, after \"%.100s\"", first[-1].name);
+    else if (differs->first == last)
+        length = snprintf(out, capacity, ": \"%.100s\" (%s, count %zu%s)", first->name, dtype_name((int)first->datatype), first->count,
+                          first->allow_content_inequality ? ", allow_content_inequality" : "");
+    else if (last < state->count)
+        length = snprintf(out, capacity, ": one of \"%.100s\" to \"%.100s\"", first->name, state->infos[last].name);
+    else
+        length = snprintf(out, capacity, ": one of \"%.100s\" to the last, or missing after it", first->name);
+    snprintf(out + length, capacity - (size_t)length, "; give all members the same entries in the same order");
+    return out;
+}
+
 static pcclResult_t collect_sync(struct peer *p, pcclSharedState_t *state, pcclSharedStateSyncInfo_t *info) {
     struct sync_report report;
     while (p->sync.restarting) platform_cond_wait(&p->changed, &p->lock, INT64_MAX);
@@ -150,7 +172,11 @@ static pcclResult_t collect_sync(struct peer *p, pcclSharedState_t *state, pcclS
     bool ended = p->vote.code == pcclNoSharedStateAvailable; // the round, for all; this peer may have died after it
     if (p->phase == PHASE_DEAD && !ended && read_only != NULL)
         return detail_fail(p->vote.code, "the communicator died in sync_shared_state: %s (entry \"%s\")", p->reason, read_only);
-    if (p->phase == PHASE_DEAD && !ended) return detail_fail(p->vote.code, "the communicator died in sync_shared_state: %s", p->reason);
+    if (p->phase == PHASE_DEAD && !ended) {
+        char entries[300];
+        const struct wire_sync_differs *differs = p->vote.code == pcclInvalidUsage ? member_sync_differs(p->member) : NULL;
+        return detail_fail(p->vote.code, "the communicator died in sync_shared_state: %s%s", p->reason, name_difference(entries, sizeof entries, state, differs));
+    }
     return detail_fail(p->vote.code, "no shared state is available: %s", p->sync.text);
 }
 

@@ -23,7 +23,9 @@ enum {
     MEASURED_BYTES = WIRE_ID_BYTES + WIRE_ID_BYTES + 8,
     LINK_HELLO_BYTES = 2 + 1 + 16 + WIRE_ID_BYTES + WIRE_ID_BYTES + 4,
     HASH_BYTES = 8 + 8,
-    SYNC_VOTE_BYTES = 1 + 1 + 8 + HASH_BYTES + HASH_BYTES,
+    SYNC_VOTE_BYTES = 1 + 1 + 8 + HASH_BYTES + HASH_BYTES + 8,
+    OUTLINE_BYTES = WIRE_MAX_OUTLINE * 4,
+    SYNC_DIFFERS_BYTES = 8 + 8,
     SYNC_PLAN_BYTES = 8 + 8 + HASH_BYTES + HASH_BYTES + 4 + 4,
     SYNC_SOURCE_BYTES = WIRE_ID_BYTES + 8,
     SYNC_DONE_BYTES = 8 + 1 + 4,
@@ -41,7 +43,7 @@ enum {
     SIZES_BYTES = WIRE_MAX_MEMBERS * GROUP_SIZE_BYTES,
     LOSSES_BYTES = WIRE_MAX_MEMBERS * LOSS_BYTES,
     MAX_REPORTED_OPS = 2 * WIRE_MAX_LIVE_OPS,
-    MAX_RESUME_BYTES = RESUME_BYTES + SIZES_BYTES + MEMBERS_BYTES + WIRE_MAX_PAST * PAST_BYTES + LOSSES_BYTES,
+    MAX_RESUME_BYTES = RESUME_BYTES + OUTLINE_BYTES + SIZES_BYTES + MEMBERS_BYTES + WIRE_MAX_PAST * PAST_BYTES + LOSSES_BYTES,
 };
 
 // The lengths that a body of each type can have, so that a header alone tells how much must be buffered.
@@ -67,7 +69,7 @@ static const struct {
     [WIRE_LINK_DOWN] = {"LINK_DOWN", LINK_DOWN_BYTES, LINK_DOWN_BYTES},
     [WIRE_MEASURE] = {"MEASURE", MEASURE_BYTES, MEASURE_BYTES},
     [WIRE_MEASURED] = {"MEASURED", MEASURED_BYTES, MEASURED_BYTES},
-    [WIRE_SYNC_VOTE] = {"SYNC_VOTE", SYNC_VOTE_BYTES, SYNC_VOTE_BYTES},
+    [WIRE_SYNC_VOTE] = {"SYNC_VOTE", SYNC_VOTE_BYTES, SYNC_VOTE_BYTES + OUTLINE_BYTES},
     [WIRE_SYNC_PLAN] = {"SYNC_PLAN", SYNC_PLAN_BYTES + 2 * WIRE_ID_BYTES, SYNC_PLAN_BYTES + 2 * IDS_BYTES},
     [WIRE_SYNC_DONE] = {"SYNC_DONE", SYNC_DONE_BYTES, SYNC_DONE_BYTES + WIRE_MAX_MEMBERS * SYNC_SOURCE_BYTES},
     [WIRE_SYNC_END] = {"SYNC_END", SYNC_END_BYTES, SYNC_END_BYTES + WIRE_MAX_TEXT},
@@ -80,6 +82,7 @@ static const struct {
     [WIRE_STATUS] = {"STATUS", 0, 0},
     [WIRE_STATUS_IS] = {"STATUS_IS", 1, 1},
     [WIRE_WAITING] = {"WAITING", 2, 2 + WIRE_MAX_TEXT},
+    [WIRE_SYNC_DIFFERS] = {"SYNC_DIFFERS", SYNC_DIFFERS_BYTES, SYNC_DIFFERS_BYTES},
     [WIRE_LINK_HELLO] = {"LINK_HELLO", LINK_HELLO_BYTES, LINK_HELLO_BYTES},
     [WIRE_LINK_ACK] = {"LINK_ACK", 0, 0},
     [WIRE_READY] = {"READY", WIRE_OP_BYTES, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES},
@@ -534,17 +537,31 @@ void wire_encode_measured(struct wire_buffer *out, struct wire_header header, co
     put_u64(at, message->bytes_per_s);
 }
 
+static uint32_t outline_count(uint64_t entries) { return (uint32_t)(entries >> wire_outline_shift(entries)); }
+
+static size_t sync_vote_bytes(const struct wire_sync_vote *message) { return SYNC_VOTE_BYTES + 4 * (size_t)outline_count(message->outline.entries); }
+
 static uint8_t *put_sync_vote(uint8_t *at, const struct wire_sync_vote *message) {
     at = put_u8(at, message->strategy);
     at = put_u8(at, message->incomplete);
     at = put_u64(at, message->revision);
     at = put_hash(at, &message->mask);
-    return put_hash(at, &message->content);
+    at = put_hash(at, &message->content);
+    at = put_u64(at, message->outline.entries);
+    for (uint32_t i = 0; i < outline_count(message->outline.entries); i++) at = put_u32(at, message->outline.hashes[i]);
+    return at;
 }
 
 void wire_encode_sync_vote(struct wire_buffer *out, struct wire_header header, const struct wire_sync_vote *message) {
-    uint8_t *at = begin(out, header, WIRE_SYNC_VOTE, SYNC_VOTE_BYTES);
+    uint8_t *at = begin(out, header, WIRE_SYNC_VOTE, sync_vote_bytes(message));
     if (at != NULL) put_sync_vote(at, message);
+}
+
+void wire_encode_sync_differs(struct wire_buffer *out, struct wire_header header, const struct wire_sync_differs *message) {
+    uint8_t *at = begin(out, header, WIRE_SYNC_DIFFERS, SYNC_DIFFERS_BYTES);
+    if (at == NULL) return;
+    at = put_u64(at, message->first);
+    put_u64(at, message->last);
 }
 
 void wire_encode_sync_plan(struct wire_buffer *out, struct wire_header header, const struct wire_sync_plan *message) {
@@ -614,9 +631,10 @@ static uint8_t *put_losses(uint8_t *at, const struct wire_loss *losses, uint32_t
 }
 
 void wire_encode_resume(struct wire_buffer *out, struct wire_header header, const struct wire_resume *message) {
-    size_t known = RESUME_BYTES + message->barrier.count * (size_t)GROUP_SIZE_BYTES + message->epoch.count * (size_t)MEMBER_BYTES +
+    size_t outline = sync_vote_bytes(&message->sync_vote) - SYNC_VOTE_BYTES;
+    size_t known = RESUME_BYTES + outline + message->barrier.count * (size_t)GROUP_SIZE_BYTES + message->epoch.count * (size_t)MEMBER_BYTES +
                    message->past_count * (size_t)PAST_BYTES + message->loss_count * (size_t)LOSS_BYTES;
-    uint8_t *at = begin(out, header, WIRE_RESUME, message->accepted ? known : NEWCOMER_BYTES);
+    uint8_t *at = begin(out, header, WIRE_RESUME, message->accepted ? known : NEWCOMER_BYTES + outline);
     if (at == NULL) return;
     at = put_hello(at, &message->hello);
     at = put_u64(at, message->generation);
@@ -825,12 +843,21 @@ static void get_sync_vote(struct reader *in, struct wire_sync_vote *out) {
     out->revision = get_u64(in);
     get_hash(in, &out->mask);
     get_hash(in, &out->content);
+    out->outline.entries = get_u64(in);
+    for (uint32_t i = 0; i < outline_count(out->outline.entries); i++) out->outline.hashes[i] = get_u32(in);
 }
 
 bool wire_decode_sync_vote(const uint8_t *body, size_t length, struct wire_sync_vote *out) {
     struct reader in = reader_of(body, length);
     get_sync_vote(&in, out);
     return reader_complete(&in);
+}
+
+bool wire_decode_sync_differs(const uint8_t *body, size_t length, struct wire_sync_differs *out) {
+    struct reader in = reader_of(body, length);
+    out->first = get_u64(&in);
+    out->last = get_u64(&in);
+    return reader_complete(&in) && out->first <= out->last;
 }
 
 bool wire_decode_sync_plan(const uint8_t *body, size_t length, struct wire_sync_plan *out) {
@@ -960,6 +987,12 @@ bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link
     out->index = get_u32(&in);
     if (out->index > WIRE_MAX_LANES) in.bad = true;
     return reader_complete(&in);
+}
+
+unsigned wire_outline_shift(uint64_t entries) {
+    unsigned shift = 0;
+    while (entries >> shift > WIRE_MAX_OUTLINE) shift++;
+    return shift;
 }
 
 // ---- comparisons ----

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 enum {
-    WIRE_VERSION = 2,
+    WIRE_VERSION = 3,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
     WIRE_OP_BYTES = 43,
@@ -26,6 +26,7 @@ enum {
     WIRE_MAX_MEASURE_MS = 10000,
     WIRE_SYNC_MAX_HASHES = WIRE_MAX_DATA_BYTES / 8, // leaf hashes in one SYNC_HASHES
     WIRE_SYNC_MAX_LEAVES = 64,                      // leaves asked for by one SYNC_ASK
+    WIRE_MAX_OUTLINE = 512,                         // hashes in one outline
     WIRE_MAX_PAST = WIRE_MAX_LIVE_OPS,              // verdicts told in a RESUME
     WIRE_MAX_MASTERS = 16,                          // in a peer's or a master's list
 };
@@ -63,6 +64,7 @@ enum wire_type {
     WIRE_STATUS,      // master -> master, the first frame of a connection, empty body: do you serve a run?
     WIRE_STATUS_IS,   // the answer
     WIRE_WAITING,     // master -> peer, text: there is no run to be in yet, and why
+    WIRE_SYNC_DIFFERS, // master -> peer: where your list of entries begins to differ from the elected one; EXPELLED follows
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted
@@ -276,6 +278,13 @@ enum wire_sync_strategy { WIRE_SYNC_ENFORCE_POPULAR,
                           WIRE_SYNC_RECEIVE_ONLY,
                           WIRE_SYNC_SEND_ONLY }; // pcclSharedStateSyncStrategy_t
 
+// An ordered list of entries in few bytes, so that two lists can be compared. h(0) = 0; h(k), of the first k entries, is the XXH3-64 of 16 bytes:
+// h(k - 1), and the XXH3-64 of entry k - 1 as it is hashed for the mask.
+struct wire_outline {
+    uint64_t entries;
+    uint32_t hashes[WIRE_MAX_OUTLINE]; // the lower halves of h(s), h(2 s), ...: `entries` >> wire_outline_shift of them, s = 1 << wire_outline_shift
+};
+
 // The sender's open vote from now on; SYNC_END or EXPELLED ends it. One open vote per peer, of this or any other kind.
 struct wire_sync_vote {
     uint8_t strategy;   // wire_sync_strategy
@@ -287,6 +296,13 @@ struct wire_sync_vote {
     // XXH3-128 over the hashes of all entries without the allow flag, in order (16 bytes each: low u64, high u64), each the hash_root of
     // its leaves. Equal content, equal hash: entries of no bytes take part with the hash of no leaves.
     struct wire_hash content;
+    struct wire_outline outline; // of the list that `mask` is of; only ever used to say where two lists differ
+};
+
+// To one whose mask is not the elected one, before EXPELLED. The first entry that differs is one of first..last of its list, counted from 0;
+// `last` may be the length of that list: there the elected one goes on.
+struct wire_sync_differs {
+    uint64_t first, last; // first <= last
 };
 
 // To all members of the round, sent only if somebody has to receive. Members that are in neither list wait for SYNC_END.
@@ -474,6 +490,7 @@ void wire_encode_link_down(struct wire_buffer *out, struct wire_header header, c
 void wire_encode_measure(struct wire_buffer *out, struct wire_header header, const struct wire_measure *message);
 void wire_encode_measured(struct wire_buffer *out, struct wire_header header, const struct wire_measured *message);
 void wire_encode_sync_vote(struct wire_buffer *out, struct wire_header header, const struct wire_sync_vote *message);
+void wire_encode_sync_differs(struct wire_buffer *out, struct wire_header header, const struct wire_sync_differs *message);
 void wire_encode_sync_plan(struct wire_buffer *out, struct wire_header header, const struct wire_sync_plan *message);
 void wire_encode_sync_done(struct wire_buffer *out, struct wire_header header, const struct wire_sync_done *message);
 void wire_encode_sync_end(struct wire_buffer *out, struct wire_header header, const struct wire_sync_end *message);
@@ -500,6 +517,7 @@ bool wire_decode_link_down(const uint8_t *body, size_t length, struct wire_link_
 bool wire_decode_measure(const uint8_t *body, size_t length, struct wire_measure *out);
 bool wire_decode_measured(const uint8_t *body, size_t length, struct wire_measured *out);
 bool wire_decode_sync_vote(const uint8_t *body, size_t length, struct wire_sync_vote *out);
+bool wire_decode_sync_differs(const uint8_t *body, size_t length, struct wire_sync_differs *out);
 bool wire_decode_sync_plan(const uint8_t *body, size_t length, struct wire_sync_plan *out);
 bool wire_decode_sync_done(const uint8_t *body, size_t length, struct wire_sync_done *out);
 bool wire_decode_sync_end(const uint8_t *body, size_t length, struct wire_sync_end *out);
@@ -507,6 +525,9 @@ bool wire_decode_resume(const uint8_t *body, size_t length, struct wire_resume *
 bool wire_decode_resumed(const uint8_t *body, size_t length, struct wire_resumed *out);
 bool wire_decode_status_is(const uint8_t *body, size_t length, struct wire_status *out);
 bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link_hello *out);
+
+// log2 of how many entries lie between two hashes of an outline: as few as the limit allows.
+unsigned wire_outline_shift(uint64_t entries);
 
 bool wire_id_equal(const struct wire_id *a, const struct wire_id *b);
 int wire_id_compare(const struct wire_id *a, const struct wire_id *b);

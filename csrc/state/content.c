@@ -6,6 +6,7 @@
 
 #include "../base/platform.h"
 #include "../compute/kernels.h"
+#include "outline.h"
 
 enum {
     UNIT_LEAVES = 16, // taken by one thread at once
@@ -20,21 +21,24 @@ static uint8_t *put(uint8_t *at, uint64_t value, size_t bytes) {
     return at + bytes;
 }
 
-static bool hash_mask(const pcclSharedState_t *state, struct wire_hash *out) {
+static bool hash_mask(struct content *content, const pcclSharedState_t *state) {
     size_t length = 0;
     for (size_t i = 0; i < state->count; i++) length += 4 + strlen(state->infos[i].name) + 1 + 1 + 8;
     uint8_t *bytes = malloc(length), *at = bytes;
     if (bytes == NULL) return false;
+    struct outline_maker maker = outline_begin(&content->outline, state->count);
     for (size_t i = 0; i < state->count; i++) {
         const pcclTensorInfo_t *info = &state->infos[i];
+        const uint8_t *entry = at;
         size_t name = strlen(info->name);
         at = put(at, name, 4);
         memcpy(at, info->name, name);
         at = put(at + name, (uint64_t)info->datatype, 1);
         at = put(at, info->allow_content_inequality, 1);
         at = put(at, info->count, 8);
+        outline_add(&maker, entry, (size_t)(at - entry));
     }
-    *out = wire_hash_of(hash_xxh3_128(bytes, length));
+    content->mask = wire_hash_of(hash_xxh3_128(bytes, length));
     free(bytes);
     return true;
 }
@@ -44,7 +48,7 @@ struct content *content_new(const pcclSharedState_t *state, const bool *read_onl
     if (content == NULL) return NULL;
     struct delta_layout *layout = &content->layout;
     layout->entries = calloc(state->count + 1, sizeof *layout->entries);
-    if (layout->entries == NULL || !hash_mask(state, &content->mask)) {
+    if (layout->entries == NULL || !hash_mask(content, state)) {
         content_free(content);
         return NULL;
     }

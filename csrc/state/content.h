@@ -21,6 +21,7 @@ struct content {
     struct delta_layout layout; // of the entries without the allow flag, in order
     uint64_t *leaves;           // their hashes, when content_hash has returned true
     struct wire_hash mask, hash;
+    struct wire_outline outline; // as the mask, of all entries
     atomic_uint_fast64_t next; // leaf to be hashed
     int64_t deadline;
 };

@@ -16,8 +16,10 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from actors import (
     PATIENCE,
@@ -35,6 +37,8 @@ from actors import (
     troupe,
 )
 
+from pccl import Attribute, Communicator, PCCLError, SharedState, TensorInfo
+from pccl._state import sync_report
 from pccl.stress.ports import free_ports
 
 BATCH = 5
@@ -173,6 +177,41 @@ def test_a_minority_waits():
         logs = {actor.number: actor.answer() for actor in actors[:2]}
         check_agreement(logs)
         assert all(len(losses(log)) == 1 for log in logs.values())
+
+
+def test_the_next_master_knows_whose_entries_differ():
+    """Two have voted when the master dies. The next one has their lists from them, and tells the odd one which entry it is."""
+
+    def enter(comm: Communicator) -> None:
+        comm.connect()
+        while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 3:
+            comm.update_topology(timeout=PATIENCE)
+
+    def sync(comm: Communicator, *names: str) -> int:
+        state = SharedState([TensorInfo.from_numpy(np.ones(3, np.float32), name) for name in names])
+        return comm.sync_shared_state(state, timeout=PATIENCE).rx_bytes
+
+    def has_voted(comm: Communicator) -> bool:
+        report = sync_report(comm._pointer)
+        return report.seconds > 0 and not report.hashing
+
+    with (
+        MasterProcess() as master,
+        contextlib.ExitStack() as stack,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        comms = [stack.enter_context(Communicator(master.address)) for _ in range(3)]
+        list(pool.map(enter, comms))
+        syncs = [pool.submit(sync, comms[0], "a", "x", "c"), pool.submit(sync, comms[1], "a", "b", "c")]
+        while not all(map(has_voted, comms[:2])):
+            time.sleep(0.001)
+        master.kill()
+        master.start()
+        assert sync(comms[2], "a", "b", "c") == 0
+        assert syncs[1].result(PATIENCE) == 0
+        error = syncs[0].exception(PATIENCE)
+        assert isinstance(error, PCCLError)
+        assert 'the first that differs is entry 1, counted from 0: "x" (float32, count 3)' in error.detail
 
 
 def test_an_older_run_beats_a_young_one():

@@ -76,6 +76,7 @@ enum peer_event {
     P_WAITING,
     P_BYE,
     P_ROUND_TRIP,   // ms
+    P_SYNC_DIFFERS, // first, how many more
     P_EVENTS,
 };
 

@@ -147,6 +147,8 @@ static void hear(const struct member_action *action) {
 
 static void carry_out(void) {
     if (out.failed) return;
+    const struct wire_sync_differs *differs = member_sync_differs(mind);
+    MUST(differs == NULL || differs->first <= differs->last);
     bool was_dead = dead;
     for (size_t i = 0; i < out.count; i++) {
         MUST(!was_dead || out.actions[i].kind == MEMBER_DROP_PEER); // a link that comes up now is closed
@@ -303,6 +305,12 @@ static void master_says(struct fuzz *in, uint8_t event) {
         break;
     }
     case P_SYNC_PLAN: take_plan(in, &frame); break;
+    case P_SYNC_DIFFERS: {
+        struct wire_sync_differs message = {.first = fuzz_number(in)};
+        message.last = message.first + fuzz_u8(in);
+        wire_encode_sync_differs(&frame, header_now(), &message);
+        break;
+    }
     case P_SYNC_END: {
         static struct wire_sync_end message;
         message = (struct wire_sync_end){.round = 1, .code = fuzz_u8(in)};

@@ -230,6 +230,11 @@ static void hear(struct peer *peer, const struct wire_header *header, const uint
         MUST(wire_decode_sync_plan(body, length, &plan));
         hear_plan(peer, &plan);
         return;
+    case WIRE_SYNC_DIFFERS: {
+        struct wire_sync_differs differs;
+        MUST(wire_decode_sync_differs(body, length, &differs) && peer->accepted && peer->vote == VOTE_SYNC);
+        return;
+    }
     case WIRE_SYNC_END: {
         struct wire_sync_end end;
         MUST(wire_decode_sync_end(body, length, &end));
@@ -400,7 +405,9 @@ static void measured(uint32_t conn, const struct wire_id *target, uint64_t rate)
 }
 
 static void sync_vote(uint32_t conn, uint8_t how, uint64_t revision, uint8_t content) {
-    struct wire_sync_vote message = {.strategy = how % 3, .incomplete = how >> 2 & 1, .revision = revision};
+    static const uint64_t entries[] = {3, 4, 0, 511, 513, 20000, UINT64_C(1) << 63, UINT64_MAX};
+    struct wire_sync_vote message = {.strategy = how % 3, .incomplete = how >> 2 & 1, .revision = revision, .outline.entries = entries[content >> 2 & 7]};
+    message.outline.hashes[content >> 5] = how >> 4;
     message.mask.low = how >> 3 & 1;
     message.content.low = content % 4;
     struct wire_buffer frame = {0};

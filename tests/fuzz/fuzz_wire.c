@@ -145,6 +145,9 @@ static bool again(struct wire_buffer *out, struct wire_header header, const uint
     case WIRE_SYNC_END: {
         AGAIN(wire_sync_end, sync_end);
     }
+    case WIRE_SYNC_DIFFERS: {
+        AGAIN(wire_sync_differs, sync_differs);
+    }
     case WIRE_RESUME: return again_resume(out, header, body, length);
     case WIRE_RESUMED: return again_resumed(out, header, body, length);
     case WIRE_STATUS_IS: {

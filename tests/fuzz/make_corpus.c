@@ -81,7 +81,8 @@ static void write_frames(void) {
     FRAME(link_down, {.id = two, .index = 1});
     FRAME(measure, {.round = 1, .target = two, .duration_ms = 100});
     FRAME(measured, {.from = one, .to = two, .bytes_per_s = 1000000});
-    FRAME(sync_vote, {.strategy = 1, .revision = 5, .mask = {1, 2}, .content = {3, 4}});
+    FRAME(sync_vote, {.strategy = 1, .revision = 5, .mask = {1, 2}, .content = {3, 4}, .outline = {3, {5, 6, 7}}});
+    FRAME(sync_differs, {.first = 3, .last = 4});
     FRAME(sync_plan, {.round = 1, .revision = 5, .receiver_count = 1, .donor_count = 1, .receivers = {one}, .donors = {two}});
     FRAME(sync_done, {.round = 1, .complete = 1, .count = 1, .sources = {{two, 99}}});
     FRAME(sync_end, {.round = 1, .code = 9, .text = {3, "why"}});
@@ -129,6 +130,7 @@ static void write_master_programs(void) {
     PROGRAM(target, "sync", M_THREE, M_ALL_SYNC_VOTE, 1, 1, 0, M_SYNC_VOTE, 0, 0, 2, 1, M_SYNC_VOTE, 1, 0, 2, 1, M_SYNC_VOTE, 2, 0, 1, 0, M_ALL_SYNC_DONE, 1, 9, 0);
     PROGRAM(target, "sync-fails", M_THREE, M_ALL_SYNC_VOTE, 0, 1, 1, M_ALL_SYNC_DONE, 0, 0, 0, M_ALL_SYNC_VOTE, 0, 1, 1, M_LOST, 1, M_LOST, 2);
     PROGRAM(target, "sync-expels", M_THREE, M_SYNC_VOTE, 0, 8, 1, 1, M_SYNC_VOTE, 1, 0, 1, 1, M_SYNC_VOTE, 2, 2, 1, 0, M_ALL_SYNC_DONE, 1, 0, 0);
+    PROGRAM(target, "sync-differs", M_THREE, M_SYNC_VOTE, 0, 24, 1, 1, M_SYNC_VOTE, 1, 0, 1, 1, M_SYNC_VOTE, 2, 0, 1, 0x45);
     PROGRAM(target, "groups", M_CONNECT, 0, 1, 0, M_CONNECT, 1, 0, 0, M_CONNECT, 2, 64, 0, M_ALL_VOTE, 0, 0, 0, M_ALL_LINKED, 9, 0, 0, M_ALL_LINKED, 9, 0, 0, M_ALL_DONE, 1, 0, 0, M_LOST, 2, M_ALL_REPORT, 1, 1, 2);
     PROGRAM(target, "raw", M_THREE, M_RAW, 0, WIRE_VOTE, 0, 1, 9, M_RAW, 1, WIRE_REPORT, 1, 4, 0, 0, 0, 1, M_RAW, 2, 99, 0, 0);
     PROGRAM(target, "no-memory", M_THREE, M_REFUSE, 1, M_CONNECT, 3, 2, 0, M_REFUSE, 2, M_ALL_DONE, 1, 0, 0, M_RANDOM, 1, 2, 3);
@@ -161,6 +163,7 @@ static void write_peer_programs(void) {
     PROGRAM(target, "order", P_THREE, P_VOTE, 2, P_MEASURE, 1, P_MEASURE, 9, P_MEASURED, 1, 50, P_CANDIDATE, 3, 7, 1, 8, P_ALL_DIALLED, P_EPOCH, 3, 7, 1, 8, P_ADOPT);
     PROGRAM(target, "pending", P_THREE, P_VOTE, 1, P_OUTCOME, 1, 0, 1, P_VERDICT, 1, 0, 1, 2, P_VERDICT, 1, 1, 0, 0);
     PROGRAM(target, "sync", P_THREE, P_SYNC, 0, P_SYNC_PLAN, 1, P_SYNC_END, 0, 4, P_SYNC, 1, P_SYNC_END, 9, 0);
+    PROGRAM(target, "sync-differs", P_THREE, P_SYNC_DIFFERS, 1, 2, P_SYNC, 0, P_SYNC_DIFFERS, 3, 4, P_END, 1);
     PROGRAM(target, "groups", P_JOIN, P_WELCOME, 9, P_EPOCH, 0, 0x37, 0, 12, P_ALL_DIALLED, P_EPOCH, 1, 0x17, 0, 76);
     PROGRAM(target, "bug-epoch-named-somebody-twice", P_JOIN, P_WELCOME, 9, P_EPOCH, 0, 7, 0, 40);
     PROGRAM(target, "not-in-it", P_JOIN, P_WELCOME, 9, P_EPOCH, 0, 6, 0, 2);

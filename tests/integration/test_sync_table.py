@@ -224,8 +224,13 @@ def infos_of(kind: str) -> list[TensorInfo]:
     ]
     if kind == "fewer":
         return infos[:1]
+    if kind == "not the first":
+        return infos[1:]
+    more = TensorInfo.from_numpy(np.ones(1), "z")
     if kind == "more":
-        return [*infos, TensorInfo.from_numpy(np.ones(1), "z")]
+        return [*infos, more]
+    if kind == "in front":
+        return [more, *infos]
     return infos[::-1] if kind == "order" else infos
 
 
@@ -233,7 +238,21 @@ def sync(comm: Communicator, state: SharedState) -> int:
     return comm.sync_shared_state(state, timeout=PATIENCE).rx_bytes
 
 
-@pytest.mark.parametrize("kind", ["name", "order", "type", "size", "flag", "fewer", "more"])
+ODD = {
+    "name": 'it has 2, its group 2, and the first that differs is entry 1, counted from 0: "c" (float32, count 4)',
+    "order": 'it has 2, its group 2, and the first that differs is entry 0, counted from 0: "b" (float32, count 4)',
+    "type": 'it has 2, its group 2, and the first that differs is entry 1, counted from 0: "b" (int32, count 4)',
+    "size": 'it has 2, its group 2, and the first that differs is entry 1, counted from 0: "b" (float32, count 5)',
+    "flag": 'and the first that differs is entry 1, counted from 0: "b" (float32, count 4, allow_content_inequality)',
+    "fewer": 'it has 1, its group 2, and the first that differs is entry 1, counted from 0: it is missing here, after "a"',
+    "more": 'it has 3, its group 2, and the first that differs is entry 2, counted from 0: "z" (float64, count 1)',
+    "in front": 'it has 3, its group 2, and the first that differs is entry 0, counted from 0: "z" (float64, count 1)',
+    "not the first": 'it has 1, its group 2, and the first that differs is entry 0, counted from 0: "b" (float32, count 4)',
+}
+"""What a member is told whose entries are odd in this way."""
+
+
+@pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("odd", [0, 2])
 def test_masks(kind, odd):
     with team([0, 0, 0]) as comms:
@@ -244,11 +263,50 @@ def test_masks(kind, odd):
         ]
         error = running.pop(odd).error()
         assert error.result == EXPELLED
-        assert "entries" in error.detail
+        assert "its entries (names, order, data types, sizes or flags) are not those of its group: " in error.detail
+        assert ODD[kind] in error.detail
+        assert error.detail.endswith("; give all members the same entries in the same order")
         assert [one.result().rx_bytes for one in running] == [0, 0]
         check_dead(comms[odd])
         others = [comm for rank, comm in enumerate(comms) if rank != odd]
         assert play(others, (1, 1), (1, 1)) == [kept(1, 1)] * 2
+
+
+NAMES = [str(number) for number in range(3000)]
+
+
+# Every eighth of the hashes of 3000 beginnings fits into the vote.
+@pytest.mark.parametrize(
+    ("mine", "where", "named"),
+    [
+        ([*NAMES[:100], "new", *NAMES[101:]], "96 to 103", 'one of "96" to "103"'),
+        ([*NAMES[:-1], "new"], "2992 to 2999", 'one of "2992" to "new"'),
+        (NAMES[:2990], "2984 to 2990", 'one of "2984" to the last, or missing after it'),
+        (NAMES[:100], "96 to 100", 'one of "96" to the last, or missing after it'),
+    ],
+    ids=["new in the middle", "new at the end", "fewer", "few"],
+)
+def test_masks_of_many_entries(mine, where, named):
+    none = np.ones(0, np.float32)
+    with team([0, 0, 0]) as comms:
+        states = [SharedState([TensorInfo.from_numpy(none, name) for name in names]) for names in (NAMES, mine, NAMES)]
+        running = [Background(sync, comm, state) for comm, state in zip(comms, states, strict=True)]
+        error = running.pop(1).error()
+        assert error.result == EXPELLED
+        assert f"it has {len(mine)}, its group 3000, and the first that differs is one of entries {where}," in error.detail
+        assert f"counted from 0: {named}; give all members" in error.detail
+        assert [one.result() for one in running] == [0, 0]
+
+
+def test_a_long_name_leaves_room_for_what_to_do():
+    names = ["x" * 1000, "ü" * 1000]
+    with team([0, 0]) as comms:
+        states = [SharedState([TensorInfo.from_numpy(np.ones(1, np.float32), name)]) for name in names]
+        running = [Background(sync, comm, state) for comm, state in zip(comms, states, strict=True)]
+        detail = running[1].error().detail
+        assert 'entry 0, counted from 0: "üüü' in detail
+        assert detail.endswith("(float32, count 1); give all members the same entries in the same order")
+        assert running[0].result() == 0
 
 
 def test_a_newcomer_keeps_what_may_differ():

@@ -25,6 +25,7 @@ SOURCES = [
     "csrc/net/socket.c",
     "csrc/net/wire.c",
     "csrc/state/delta.c",
+    "csrc/state/outline.c",
     "csrc/topology/ring_order.c",
     *sorted(
         str(path.relative_to(ROOT))

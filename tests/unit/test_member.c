@@ -495,6 +495,28 @@ static void test_votes_and_death(void) {
         end(&bed);
     }
 
+    static const struct {
+        const char *name;
+        bool syncs;
+        uint64_t first, last;
+        bool told;
+    } differences[] = {{"in no sync", false, 3, 4, false}, {"in a sync", true, 3, 4, true}, {"at the end of numbers", true, 0, UINT64_MAX, true}};
+    for (size_t i = 0; i < sizeof differences / sizeof differences[0]; i++) {
+        check_case("entries that differ: %s", differences[i].name);
+        accepted(&bed, 10, "1 2", "2");
+        struct wire_sync_vote state = {.revision = 9};
+        if (differences[i].syncs) member_sync(bed.member, &state, fresh(&bed));
+        struct wire_sync_differs message = {differences[i].first, differences[i].last};
+        struct wire_buffer frame = {0};
+        wire_encode_sync_differs(&frame, from_master(&bed), &message);
+        feed(&bed, &frame);
+        text_frame(&bed, WIRE_EXPELLED, WIRE_SYNC_RULE "its entries");
+        const struct wire_sync_differs *told = member_sync_differs(bed.member);
+        CHECK_EQ(told != NULL, differences[i].told);
+        if (told != NULL) CHECK(told->first == message.first && told->last == message.last);
+        end(&bed);
+    }
+
     check_case("silent master");
     accepted(&bed, 10, "1 2", "2");
     vote(&bed, WIRE_VOTE_UPDATE);

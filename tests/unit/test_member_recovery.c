@@ -245,6 +245,22 @@ static void test_tells(void) {
     }
 }
 
+static void test_differs(void) {
+    accepted("what a lost master said of the entries is not held against them", RECOVERY_MS, 1);
+    struct wire_sync_vote vote = {.content = {3, 4}, .outline = {2, {5, 6}}};
+    member_sync(mind, &vote, fresh());
+    struct wire_buffer frame = {0};
+    wire_encode_sync_differs(&frame, of(1), &(struct wire_sync_differs){1, 1});
+    feed(&frame);
+    CHECK(member_sync_differs(mind) != NULL);
+    lose();
+    struct wire_resume told = resume(MEMBER_TENSORS_AS_VOTED);
+    CHECK(member_sync_differs(mind) == NULL);
+    CHECK_EQ(told.sync_vote.outline.entries, 2);
+    CHECK_MEM(told.sync_vote.outline.hashes, vote.outline.hashes, 2 * sizeof vote.outline.hashes[0]);
+    end();
+}
+
 // ---- whom it listens to ----
 
 static void test_answers(void) {
@@ -450,6 +466,7 @@ static void test_newcomers(void) {
 int main(void) {
     test_loss();
     test_tells();
+    test_differs();
     test_answers();
     test_ends();
     test_candidates();

@@ -99,6 +99,7 @@ struct says {
     char is;         // whose id it gives, where that connection has another letter
     uint8_t secret;
     uint32_t quorum; // as EPOCH told
+    uint32_t entry;  // the hash of the one entry that its state has; 0: none
 };
 
 static uint64_t or_else(uint64_t value, uint64_t usual) { return value != 0 ? value : usual; }
@@ -130,6 +131,8 @@ static void resume(const struct says *says) {
     clear(&boxes[says->who - 'a']);
     message.secret[0] = says->secret;
     message.quorum = says->quorum;
+    message.sync_vote.mask.low = says->entry;
+    message.sync_vote.outline = (struct wire_outline){says->entry != 0, {says->entry}};
     wire_encode_resume(&out, header, &message);
     CHECK(wire_header_decode(out.bytes, &header));
     act(membership_peer_resumed(m, now, (uint32_t)(says->who - 'a'), &source, &header, out.bytes + WIRE_HEADER_BYTES));
@@ -438,6 +441,25 @@ static void test_ends(void) {
         }
         end();
     }
+}
+
+static void test_election(void) {
+    begin("the votes of a round come with RESUME, and with them all that the election needs");
+    for (const char *p = "abc"; *p; p++) resume(&(struct says){.who = *p, .members = "abc", .vote = WIRE_VOTE_SYNC, .entry = *p == 'b' ? 8 : 7});
+    WAITING('a', "1 of the 3");
+    ASKED("abc", 2);
+    promise("abc", RUN, 2);
+    for (const char *p = "abc"; *p; p++) RESUMED(*p);
+    epoch_at(__LINE__, "abc", "abc", 6, WIRE_REASON_RELINK);
+    struct wire_sync_differs differs = {9, 9};
+    const struct frame *frame = TAKE('b', WIRE_SYNC_DIFFERS);
+    CHECK(wire_decode_sync_differs(frame->body, frame->header.length, &differs));
+    CHECK(differs.first == 0 && differs.last == 0);
+    EXPELLED('b', "the first that differs is entry 0");
+    epoch_at(__LINE__, "ac", "ac", 7, WIRE_REASON_LOSS);
+    TAKE('a', WIRE_SYNC_END);
+    TAKE('c', WIRE_SYNC_END);
+    end();
 }
 
 // ---- a master that has a run ----
@@ -846,6 +868,7 @@ int main(void) {
     test_duplicates();
     test_promises();
     test_ends();
+    test_election();
     test_too_late();
     test_young();
     test_newcomers();

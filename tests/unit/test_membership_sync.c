@@ -4,6 +4,7 @@
 //   PLAN 5 bc<a    revision 5: b and c receive, a gives
 //   END 5 tx 10    success at revision 5, 10 bytes came from here
 //   NONE(why)      code 9
+//   DIFFERS 1-2    its entries, from one of 1 to 2 on
 //   EXPELLED(why)
 // Votes are words as in test_election.c, without * (the mind knows): strategy, revision, mask, content, ! for incomplete.
 #include "control/membership.h"
@@ -94,6 +95,12 @@ static void got(struct box *box, const struct wire_header *header, const uint8_t
         return;
     case WIRE_SYNC_PLAN: got_plan(box, body, header->length); return;
     case WIRE_SYNC_END: got_end(box, body, header->length); return;
+    case WIRE_SYNC_DIFFERS: {
+        struct wire_sync_differs differs;
+        REQUIRE(wire_decode_sync_differs(body, header->length, &differs));
+        put(box, "DIFFERS %llu-%llu; ", (unsigned long long)differs.first, (unsigned long long)differs.last);
+        return;
+    }
     case WIRE_EXPELLED:
         REQUIRE(wire_decode_text(body, header->length, &text));
         put(box, "EXPELLED(%.*s); ", (int)text.length, text.chars);
@@ -166,6 +173,12 @@ static void die(char peer) {
 
 static struct wire_hash hash_of(char letter) { return (struct wire_hash){(uint64_t)letter, (uint64_t)letter * 5}; }
 
+// The first two entries of all masks are the same; the third tells them apart, and mask 'l' has a fourth one.
+static struct wire_outline outline_of(char mask) {
+    if (mask == 'l') return (struct wire_outline){4, {1, 2, 'a', 4}};
+    return (struct wire_outline){3, {1, 2, (uint32_t)mask}};
+}
+
 // "aE5aA" : peer, then its vote.
 static void sync_one(const char *word) {
     char peer = *word++, *rest;
@@ -173,6 +186,7 @@ static void sync_one(const char *word) {
                                                                                                          : WIRE_SYNC_SEND_ONLY};
     message.revision = strtoull(word + 1, &rest, 10);
     message.mask = hash_of(rest[0]);
+    message.outline = outline_of(rest[0]);
     message.content = hash_of(rest[1]);
     message.incomplete = rest[2] == '!';
     struct wire_buffer out = {0};
@@ -386,7 +400,8 @@ static void test_expulsions(void) {
 
     begin("the mask: the expelled hears why, the others go on in the same round", "abc");
     sync("aE0aA bE0bA cE0aB");
-    GET_PART("b", "EXPELLED(shared state: its entries");
+    GET("b", "DIFFERS 2-2; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those of its group: it has 3, its group 3, "
+             "and the first that differs is entry 2, counted from 0); ");
     CHECK(box_of('b')->closed);
     GET("ac", "LOSS ac; PLAN 0 c<a; ");
     done('c', "a", 8);
@@ -394,6 +409,39 @@ static void test_expulsions(void) {
     GET("c", "END 0 tx 0; ");
     sync("aE1aA cE1aA");
     GET("ac", "END 1 tx 0; ");
+    end();
+
+    begin("the mask: one entry more, and one less than most", "abcd");
+    sync("aE0aA bE0lA cE0aA dE0aA");
+    GET_PART("b", "DIFFERS 3-3; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those of its group: it has 4, its group 3, and the first that differs is entry 3,");
+    GET("acd", "LOSS acd; END 0 tx 0; ");
+    sync("aE1lA cE1aA dE1lA");
+    GET_PART("c", "DIFFERS 3-3; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those of its group: it has 3, its group 4, and the first that differs is entry 3,");
+    GET("ad", "LOSS ad; END 1 tx 0; ");
+    end();
+
+    begin("the mask: whose hash is another one, but whose outline is the same, hears no place", "ab");
+    struct wire_sync_vote liar = {.mask = hash_of('z'), .content = hash_of('A'), .outline = outline_of('a')};
+    struct wire_buffer out = {0};
+    sync("aE0aA");
+    wire_encode_sync_vote(&out, head('b'), &liar);
+    say('b', &out);
+    GET("b", "EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those of its group); ");
+    GET("a", "LOSS a; END 0 tx 0; ");
+    end();
+
+    begin("the mask: of a long list, the range", "ab");
+    struct wire_sync_vote tall = {.mask = hash_of('z'), .content = hash_of('A'), .outline = {.entries = 20000}};
+    tall.outline.hashes[1] = 1;
+    wire_encode_sync_vote(&out, head('b'), &tall);
+    tall.mask = hash_of('a');
+    tall.outline.hashes[1] = 0;
+    struct wire_buffer first = {0};
+    wire_encode_sync_vote(&first, head('a'), &tall);
+    say('a', &first);
+    say('b', &out);
+    GET_PART("b", "DIFFERS 64-127; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those of its group: it has 20000, its group 20000, and the first that differs is one of entries 64 to 127,");
+    GET("a", "LOSS a; END 0 tx 0; ");
     end();
 
     begin("strategies", "abcd");

@@ -170,9 +170,22 @@ static void write_measured(struct wire_buffer *out, uint32_t size) {
 
 static struct wire_hash random_hash(void) { return (struct wire_hash){check_random(&seed), check_random(&seed)}; }
 
+// Of any length.
+static void random_outline(struct wire_outline *outline, uint64_t entries) {
+    outline->entries = entries;
+    fill(outline->hashes, sizeof outline->hashes);
+}
+
 static void write_sync_vote(struct wire_buffer *out, uint32_t size) {
-    struct wire_sync_vote vote = {(uint8_t)(size % 3), (uint8_t)below(2), check_random(&seed), random_hash(), random_hash()};
+    struct wire_sync_vote vote = {(uint8_t)(size % 3), (uint8_t)below(2), check_random(&seed), random_hash(), random_hash(), {0}};
+    random_outline(&vote.outline, size < WIRE_MAX_OUTLINE ? size : check_random(&seed));
     wire_encode_sync_vote(out, random_header(), &vote);
+}
+
+static void write_sync_differs(struct wire_buffer *out, uint32_t size) {
+    struct wire_sync_differs differs = {.first = below(UINT64_MAX - size)};
+    differs.last = differs.first + size;
+    wire_encode_sync_differs(out, random_header(), &differs);
 }
 
 static void write_sync_plan(struct wire_buffer *out, uint32_t size) {
@@ -232,6 +245,7 @@ static void write_resume(struct wire_buffer *out, uint32_t size) {
     random_id(&resume.hello.id);
     fill(resume.secret, sizeof resume.secret);
     resume.sync_vote = (struct wire_sync_vote){.strategy = (uint8_t)below(3), .incomplete = (uint8_t)below(2), .revision = check_random(&seed)};
+    random_outline(&resume.sync_vote.outline, size);
     resume.sync_committed = (uint8_t)below(2);
     resume.sync_code = (uint8_t)below(256);
     resume.sync_revision = check_random(&seed);
@@ -315,6 +329,7 @@ AGAIN(link_down)
 AGAIN(measure)
 AGAIN(measured)
 AGAIN(sync_vote)
+AGAIN(sync_differs)
 AGAIN(sync_plan)
 AGAIN(sync_done)
 AGAIN(sync_end)
@@ -370,7 +385,8 @@ static const struct message {
     {WIRE_LINK_DOWN, WIRE_MAX_LANES, write_link_down, again_link_down},
     {WIRE_MEASURE, WIRE_MAX_MEASURE_MS - 1, write_measure, again_measure},
     {WIRE_MEASURED, 0, write_measured, again_measured},
-    {WIRE_SYNC_VOTE, 2, write_sync_vote, again_sync_vote},
+    {WIRE_SYNC_VOTE, WIRE_MAX_OUTLINE + 1, write_sync_vote, again_sync_vote},
+    {WIRE_SYNC_DIFFERS, 100, write_sync_differs, again_sync_differs},
     {WIRE_SYNC_PLAN, WIRE_MAX_MEMBERS - 1, write_sync_plan, again_sync_plan},
     {WIRE_SYNC_DONE, WIRE_MAX_MEMBERS, write_sync_done, again_sync_done},
     {WIRE_SYNC_END, WIRE_MAX_TEXT, write_sync_end, again_sync_end},
@@ -439,7 +455,8 @@ static void test_bad_fields(void) {
     enum { MEMBER = 51,
            EPOCH = 60,
            RESUME_VOTE = 29 + 8 + 8 + 16,
-           RESUME_BARRIER = RESUME_VOTE + 1 + 42 + 1 + 1 + 1 + 8 };
+           RESUME_ACCEPTED = RESUME_VOTE + 1 + 50 + 5 * 4,
+           RESUME_BARRIER = RESUME_ACCEPTED + 1 + 1 + 1 + 8 };
     static const struct {
         enum wire_type type;
         size_t at;
@@ -482,6 +499,10 @@ static void test_bad_fields(void) {
         {WIRE_MEASURE, 20, WIRE_MAX_MEASURE_MS + 1, true, "long duration"},
         {WIRE_SYNC_VOTE, 0, 3, false, "strategy 3"},
         {WIRE_SYNC_VOTE, 1, 2, false, "incomplete 2"},
+        {WIRE_SYNC_VOTE, 42, 6, false, "an entry more"},
+        {WIRE_SYNC_VOTE, 42, UINT32_MAX, true, "huge count of entries"},
+        {WIRE_SYNC_VOTE, 49, 0x80, false, "a count of entries beyond 63 bits"},
+        {WIRE_SYNC_DIFFERS, 7, 0xff, false, "first beyond last"},
         {WIRE_SYNC_PLAN, 0, 0, true, "round 0"},
         {WIRE_SYNC_PLAN, 48, 0, true, "no receivers"},
         {WIRE_SYNC_PLAN, 48, UINT32_MAX, true, "huge count of receivers"},
@@ -492,7 +513,7 @@ static void test_bad_fields(void) {
         {WIRE_SYNC_END, 25, 0xffff, true, "text length"},
         {WIRE_RESUME, 22, 0, true, "no lanes"},
         {WIRE_RESUME, RESUME_VOTE, 5, false, "vote 5"},
-        {WIRE_RESUME, RESUME_VOTE + 43, 2, false, "accepted 2"},
+        {WIRE_RESUME, RESUME_ACCEPTED, 2, false, "accepted 2"},
         {WIRE_RESUME, RESUME_BARRIER + 8, 0, false, "a vote of kind 0"},
         {WIRE_RESUME, RESUME_BARRIER + 26, UINT32_MAX, true, "huge count of groups"},
         {WIRE_RESUME, RESUME_BARRIER + 34, 0, true, "an empty group"},
@@ -560,7 +581,7 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_WAITING) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_SYNC_DIFFERS) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
