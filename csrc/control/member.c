@@ -411,6 +411,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     if (!m->linked) dial_missing(m, out);
     check_complete(m, out);
     member_act(out, MEMBER_RECHECK);
+    if (m->quorum.members + m->quorum.elders > 0) m->beat_at = now; // its master has to know
     if (newcomer) member_act(out, MEMBER_CONNECT_END)->view = m->late.barrier ? m->late.view : m->view;
     if (m->vote == WIRE_VOTE_UPDATE && commit->reason == WIRE_REASON_UPDATE) member_end_vote(m, pcclSuccess, 0, out);
     if (m->vote == WIRE_VOTE_OPTIMIZE && commit->reason == WIRE_REASON_ORDER) member_end_vote(m, pcclSuccess, 0, out);

@@ -73,7 +73,7 @@ struct member {
     // what the next master must know (member_recovery.c)
     uint32_t everyone_count; // all groups
     uint64_t lost_epoch; // of the own group
-    uint32_t quorum;     // of the epoch in force, as EPOCH told
+    struct wire_quorum quorum; // of the epoch in force, as EPOCH told
     struct wire_barrier barrier; // the last one passed
     struct {
         bool committed; // took part in a commit of the group

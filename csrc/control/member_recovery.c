@@ -243,6 +243,7 @@ void member_hear_losses(struct member *m, uint64_t number, struct member_output 
 // The run that this newcomer waited in has ended, or goes on without knowing it: it waits from the start.
 static void take_welcome_again(struct member *m, const struct wire_header *header, int64_t now, struct member_output *out) {
     m->recovery = RECOVERY_NONE;
+    memset(&m->late, 0, sizeof m->late); // another master may have said RESUMED, and been lost before its EPOCH
     member_take_welcome(m, header, now, out);
     member_act(out, MEMBER_FOUND);
 }

@@ -240,7 +240,7 @@ void membership_start_run(struct membership *m) {
     m->barrier = 0;
     m->sync_round = 0;
     m->attempt = 0;
-    m->quorum = 0;
+    m->quorum = (struct wire_quorum){0};
     m->heard_number = m->lost_number = 0;
     m->yields_until = 0;
     m->lost = m->changed = false;
@@ -252,7 +252,7 @@ void membership_start_run(struct membership *m) {
 const struct membership_actions *membership_settle(struct membership *m) {
     do {
         if (m->gone_count > 0) reap(m);
-        if (m->quorum > 0) membership_watch_quorum(m);
+        membership_watch_quorum(m);
         if (m->lost) membership_enter_epoch(m, WIRE_REASON_LOSS);
         if (m->changed) membership_enter_epoch(m, WIRE_REASON_RELINK);
         if (m->gone_count == 0) progress(m);
@@ -370,14 +370,14 @@ static void on_message(struct membership *m, struct peer *peer, const struct wir
         return;
     }
     if (peer->accepted && header->epoch > m->heard_number) m->heard_number = header->epoch;
-    if (m->quorum > 0 && peer->accepted && !peer->entered && header->epoch >= m->taken_number) {
-        peer->entered = true;
-        m->entered++;
-    }
+    if (peer->accepted) membership_on_entered(m, peer, header->epoch);
     switch (header->type) {
     case WIRE_HEARTBEAT: return;
     case WIRE_MOVED: membership_on_moved(m, peer); return;
-    case WIRE_LEAVE: membership_drop(m, peer, LOG_INFO, "it left"); return;
+    case WIRE_LEAVE:
+        membership_on_end(m, peer);
+        membership_drop(m, peer, LOG_INFO, "it left");
+        return;
     case WIRE_LINKED: on_linked(m, peer, header, body); return;
     default: break;
     }
@@ -420,6 +420,7 @@ const struct membership_actions *membership_peer_lost(struct membership *m, int6
     if (peer == NULL && !membership_survivor_lost(m, conn)) return &m->actions;
     if (peer != NULL) {
         m->by_conn[conn] = 0;
+        membership_on_end(m, peer);
         membership_drop(m, peer, LOG_INFO, why);
     }
     return membership_settle(m);

@@ -159,8 +159,11 @@ static bool candidate_changes(const struct membership *m, uint32_t start, uint32
 }
 
 static void commit_candidate(struct membership *m) {
+    uint32_t before = m->count;
+    uint64_t newer = UINT64_MAX;
     for (uint32_t i = 0; i < m->candidate_count; i++) {
         struct peer *peer = m->candidate[i];
+        if (!peer->accepted && peer->member.join_number < newer) newer = peer->member.join_number;
         if (!peer->accepted) peer->group = membership_group_for(m, peer->member.group);
         if (peer->regrouped) peer->group->changed = true;
         peer->accepted = true;
@@ -170,6 +173,7 @@ static void commit_candidate(struct membership *m) {
     memcpy(m->order, m->candidate, m->candidate_count * sizeof m->order[0]);
     m->count = m->candidate_count;
     membership_place(m);
+    if (m->count > before) membership_admits(m, before, newer);
     m->open_votes[m->candidate_kind] = 0;
     m->barrier++;
     membership_end_wait(m);

@@ -83,7 +83,7 @@ struct peer {
     uint32_t rank;       // in its group
     bool linked;         // all its links of the group epoch in force are complete
     bool reported;       // on the group epoch in force
-    bool entered;        // an epoch of this generation
+    bool entered;        // an epoch from `taken_number` on
     uint32_t host;       // see membership_optimise.c
     struct peer_sync sync;
 };
@@ -176,9 +176,9 @@ struct membership {
     int64_t say_at;
     uint64_t said_epoch;                     // of the run whose members were said to be waited for; 0: of none
     bool standby;
-    uint32_t quorum;                         // members that have to enter an epoch from `taken_number` on until nobody can take the run up from one before; then 0
-    uint32_t entered;                        // those that have, gone or not
-    uint64_t taken_number;                   // the first of this generation, or after a loss of peers that may live
+    struct wire_quorum quorum;               // members that have to enter an epoch from `taken_number` on until nobody can take the run up from one before; then 0
+    uint32_t entered, elders_entered;        // those that have, gone or not
+    uint64_t taken_number;                   // the first of this generation, or after a loss of peers that may live, or with newcomers
     int64_t woken_until;                     // this master has stood still: until then its peers may find that they have left it
     uint64_t heard_number, lost_number;      // the newest epoch that a member has said it is in; the last one that lost somebody
     uint32_t unheard, unheard_of;            // peers that fell silent one after another, and the size of the epoch before the first
@@ -282,8 +282,12 @@ void membership_gather_beat(struct membership *m);
 bool membership_unheard(struct membership *m, uint32_t count);
 void membership_on_moved(struct membership *m, struct peer *peer);
 void membership_woke(struct membership *m); // nothing has happened for so long that it stood still
-uint32_t membership_quorum(const struct membership *m); // for EPOCH
-// The run was taken up, and it is not sure yet that no other master can do so, too: looks whether it is, or whether too few are left.
+struct wire_quorum membership_quorum(const struct membership *m); // for EPOCH
+// The next epoch lets newcomers in, the first of them with that join number.
+void membership_admits(struct membership *m, uint32_t members_before, uint64_t newer);
+void membership_on_entered(struct membership *m, struct peer *peer, uint64_t epoch); // it has said so
+void membership_on_end(struct membership *m, const struct peer *peer); // of its connection, or it leaves the run; it is about to be dropped
+// While it is not sure that no other master can take the run up: looks whether it is, or whether too few are left.
 void membership_watch_quorum(struct membership *m);
 void membership_start_run(struct membership *m); // forgets all peers' run
 int64_t membership_gather_deadline(const struct membership *m);

@@ -38,7 +38,7 @@ struct survivor {
 // The newest epoch of one run, as a survivor knows it.
 struct claim {
     const struct survivor *by; // NULL: nobody has been accepted anywhere
-    uint32_t members, present;
+    uint32_t members, present, elders; // elders: present
 };
 
 static void survivor_free(struct survivor *survivor) {
@@ -109,16 +109,22 @@ static struct claim claim_of(const struct membership *m, uint64_t run) {
     if (claim.by == NULL) return claim;
     const struct wire_epoch *epoch = &claim.by->resume.epoch;
     claim.members = epoch->count;
-    for (uint32_t i = 0; i < epoch->count; i++) claim.present += member_here(m, run, &epoch->members[i].id) != NULL;
+    for (uint32_t i = 0; i < epoch->count; i++) {
+        if (member_here(m, run, &epoch->members[i].id) == NULL) continue;
+        claim.present++;
+        claim.elders += epoch->members[i].join_number < claim.by->resume.quorum.newer;
+    }
     return claim;
 }
 
 static uint32_t quorum_of(const struct claim *claim) {
     uint32_t majority = claim->members / 2 + 1;
-    return claim->by->resume.quorum > majority ? claim->by->resume.quorum : majority;
+    return claim->by->resume.quorum.members > majority ? claim->by->resume.quorum.members : majority;
 }
 
-static bool has_majority(const struct claim *claim) { return claim->by != NULL && claim->present >= quorum_of(claim); }
+static bool has_majority(const struct claim *claim) {
+    return claim->by != NULL && claim->present >= quorum_of(claim) && claim->elders >= claim->by->resume.quorum.elders;
+}
 
 // Of all runs that somebody resumes the one with a majority, else the one with most members here.
 static struct claim best_claim(const struct membership *m) {
@@ -171,8 +177,9 @@ static void begin_run(struct membership *m, const struct claim *claim) {
     for (uint32_t i = 0; i < claim->members; i++)
         if (newest->resume.epoch.members[i].join_number >= m->next_join) m->next_join = newest->resume.epoch.members[i].join_number + 1;
     m->generation = m->gather_generation;
-    m->quorum = quorum_of(claim);
-    m->entered = 0;
+    m->quorum = newest->resume.quorum;
+    m->quorum.members = quorum_of(claim);
+    m->entered = m->elders_entered = 0;
     m->yields_until = 0;
     m->sync_round = m->generation << 32; // rounds have other numbers than those of masters before
 }
@@ -382,13 +389,14 @@ static void start_new_run(struct membership *m) {
 
 // To the log, and to all that wait, newcomers as well: theirs is a call that does not return.
 static void say(struct membership *m, const struct claim *claim) {
-    char why[MEMBERSHIP_LOG_BYTES], others[64] = "";
-    uint32_t newcomers = 0;
+    char why[MEMBERSHIP_LOG_BYTES], others[64] = "", elders[96] = "";
+    uint32_t newcomers = 0, least = claim->by->resume.quorum.elders;
     for (uint32_t i = 0; i < m->survivor_count; i++) newcomers += !m->survivors[i]->resumes;
     if (m->peer_count > 0) snprintf(others, sizeof others, "; until then %u peers have begun a new one", m->peer_count);
     if (newcomers > 0) snprintf(others, sizeof others, "; newcomers wait with them: %u", newcomers);
-    snprintf(why, sizeof why, "waits to take up the run whose master was lost: %u of the %u members of epoch %llu are here, %u are needed%s", claim->present, claim->members,
-             (unsigned long long)claim->by->resume.epoch.number, quorum_of(claim), others);
+    if (claim->elders < least) snprintf(elders, sizeof elders, ", and %u more of those that were members before newcomers came", least - claim->elders);
+    snprintf(why, sizeof why, "waits to take up the run whose master was lost: %u of the %u members of epoch %llu are here, %u are needed%s%s", claim->present, claim->members,
+             (unsigned long long)claim->by->resume.epoch.number, quorum_of(claim), elders, others);
     m->said_epoch = claim->by->resume.epoch.number;
     if (m->now_ns >= m->say_at) {
         m->say_at = m->now_ns + SAY_MS * MS_NS;
@@ -638,14 +646,43 @@ static void give_up_unheard(struct membership *m, uint32_t gone, uint32_t of) {
     give_up_run(m);
 }
 
+static void count_anew(struct membership *m) {
+    m->entered = m->elders_entered = 0;
+    m->taken_number = m->number + 1;
+    for (uint32_t i = 0; i < m->count; i++) m->order[i]->entered = false;
+}
+
 // Those that are about to be lost live, perhaps, and can take the run up elsewhere from the epoch at hand, if they and others that are lost later are more
 // than half of it. So the epochs after it are sure of themselves only when so many have entered one that no more than half are left for that.
 static void doubt(struct membership *m) {
     uint32_t half = (m->count + 1) / 2;
-    if (m->quorum < half) m->quorum = half; // else the epoch at hand is not sure itself
-    m->entered = 0;
-    m->taken_number = m->number + 1;
-    for (uint32_t i = 0; i < m->count; i++) m->order[i]->entered = false;
+    if (m->quorum.members < half) m->quorum.members = half; // else the epoch at hand is not sure itself
+    count_anew(m);
+}
+
+// Those that have not entered the larger epoch can take the run up from the one before with more than half of that, few as they may be of the larger
+// one, and newcomers may be most of it. So it is sure of itself only when half of those that were members before have entered it.
+void membership_admits(struct membership *m, uint32_t members_before, uint64_t newer) {
+    if (!know_others(m)) return;
+    m->quorum.elders = (members_before + 1) / 2;
+    m->quorum.newer = newer;
+    count_anew(m);
+}
+
+static bool is_sure(const struct membership *m) { return m->quorum.members + m->quorum.elders == 0; }
+
+static bool is_elder(const struct membership *m, const struct peer *peer) { return peer->member.join_number < m->quorum.newer; }
+
+void membership_on_entered(struct membership *m, struct peer *peer, uint64_t epoch) {
+    if (is_sure(m) || peer->entered || epoch < m->taken_number) return;
+    peer->entered = true;
+    m->entered++;
+    m->elders_entered += is_elder(m, peer);
+}
+
+// It will take nothing up elsewhere. Of one that came with RESUME the end of a connection does not tell that: it may have gone on looking.
+void membership_on_end(struct membership *m, const struct peer *peer) {
+    if (m->quorum.members == 0 && m->quorum.elders > 0 && !peer->entered && is_elder(m, peer)) m->quorum.elders--;
 }
 
 bool membership_unheard(struct membership *m, uint32_t count) {
@@ -678,18 +715,24 @@ void membership_woke(struct membership *m) {
     if (m->survivor_count > 0 && m->young_until < m->woken_until) m->young_until = m->woken_until; // those that gather have left, and come again
 }
 
-uint32_t membership_quorum(const struct membership *m) { return know_others(m) ? m->quorum : 0; }
+struct wire_quorum membership_quorum(const struct membership *m) { return know_others(m) ? m->quorum : (struct wire_quorum){0}; }
 
 // Those that have entered no epoch of this generation can take the run up elsewhere, from the epoch before, with members that never came here. Once
 // a quorum of that epoch has entered this one, any other quorum hears of it. Until then those who have are told that they cannot go on with fewer.
 void membership_watch_quorum(struct membership *m) {
-    uint32_t others = 0; // who may still
-    for (uint32_t i = 0; i < m->count; i++) others += !m->order[i]->entered;
-    if (m->entered >= m->quorum) {
-        m->quorum = 0;
+    uint32_t most = m->entered, elders = m->elders_entered; // with those that may still
+    if (is_sure(m)) return;
+    for (uint32_t i = 0; i < m->count; i++) {
+        most += !m->order[i]->entered;
+        elders += !m->order[i]->entered && is_elder(m, m->order[i]);
+    }
+    if (m->entered >= m->quorum.members && m->elders_entered >= m->quorum.elders) {
+        m->quorum = (struct wire_quorum){0};
         if (know_others(m) && !m->lost) m->changed = true; // an epoch tells them
-    } else if (m->entered + others < m->quorum && m->count > 0 && know_others(m)) {
-        give_up_unheard(m, m->quorum - m->entered - others, m->quorum);
+    } else if (m->count > 0 && know_others(m) && most < m->quorum.members) {
+        give_up_unheard(m, m->quorum.members - most, m->quorum.members);
+    } else if (m->count > 0 && know_others(m) && elders < m->quorum.elders) {
+        give_up_unheard(m, m->quorum.elders - elders, m->quorum.elders);
     }
 }
 

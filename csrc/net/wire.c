@@ -34,8 +34,9 @@ enum {
     GROUP_SIZE_BYTES = 4 + 4,
     PAST_BYTES = OP_NAME_BYTES + 1,
     LOSS_BYTES = 8 + 4 + 4 + 4 + 4,
+    QUORUM_BYTES = 4 + 4 + 8,
     NEWCOMER_BYTES = HELLO_BYTES + 8 + 8 + 16 + 1 + SYNC_VOTE_BYTES + 1,
-    RESUME_BYTES = NEWCOMER_BYTES + 1 + 1 + 8 + BARRIER_BYTES + EPOCH_BYTES + 4 + 4 + 4,
+    RESUME_BYTES = NEWCOMER_BYTES + 1 + 1 + 8 + BARRIER_BYTES + EPOCH_BYTES + 4 + 4 + QUORUM_BYTES,
     RESUMED_BYTES = 4 + 1 + 1 + BARRIER_BYTES + 4 + SYNC_END_BYTES,
     FOREIGN_HELLO_BYTES = 256, // a hello of another version may be longer; it gets an answer, not silence
     MEMBERS_BYTES = WIRE_MAX_MEMBERS * MEMBER_BYTES,
@@ -56,7 +57,7 @@ static const struct {
     [WIRE_REFUSED] = {"REFUSED", 2, 2 + WIRE_MAX_TEXT},
     [WIRE_CANDIDATE] = {"CANDIDATE", 4 + EPOCH_BYTES, 4 + EPOCH_BYTES + MEMBERS_BYTES},
     [WIRE_LINKED] = {"LINKED", LINKED_BYTES, LINKED_BYTES + IDS_BYTES},
-    [WIRE_EPOCH] = {"EPOCH", 1 + EPOCH_BYTES + 4, 1 + EPOCH_BYTES + MEMBERS_BYTES + 4},
+    [WIRE_EPOCH] = {"EPOCH", 1 + EPOCH_BYTES + QUORUM_BYTES, 1 + EPOCH_BYTES + MEMBERS_BYTES + QUORUM_BYTES},
     [WIRE_VOTE] = {"VOTE", 1, 1},
     [WIRE_OUTCOME] = {"OUTCOME", 1 + 1 + 8, 1 + 1 + 8},
     [WIRE_HEARTBEAT] = {"HEARTBEAT", 0, 0},
@@ -454,12 +455,18 @@ void wire_encode_linked(struct wire_buffer *out, struct wire_header header, cons
     for (uint32_t i = 0; i < message->count; i++) at = put_id(at, &message->unreachable[i]);
 }
 
+static void put_quorum(uint8_t *at, const struct wire_quorum *quorum) {
+    at = put_u32(at, quorum->members);
+    at = put_u32(at, quorum->elders);
+    put_u64(at, quorum->newer);
+}
+
 void wire_encode_epoch_commit(struct wire_buffer *out, struct wire_header header, const struct wire_epoch_commit *message) {
-    uint8_t *at = begin(out, header, WIRE_EPOCH, 1 + EPOCH_BYTES + message->epoch.count * (size_t)MEMBER_BYTES + 4);
+    uint8_t *at = begin(out, header, WIRE_EPOCH, 1 + EPOCH_BYTES + message->epoch.count * (size_t)MEMBER_BYTES + QUORUM_BYTES);
     if (at == NULL) return;
     at = put_u8(at, message->reason);
     at = put_epoch(at, &message->epoch);
-    put_u32(at, message->quorum);
+    put_quorum(at, &message->quorum);
 }
 
 void wire_encode_vote(struct wire_buffer *out, struct wire_header header, const struct wire_vote *message) {
@@ -655,7 +662,7 @@ void wire_encode_resume(struct wire_buffer *out, struct wire_header header, cons
         at = put_u8(at, message->past[i].kind);
     }
     at = put_losses(at, message->losses, message->loss_count);
-    put_u32(at, message->quorum);
+    put_quorum(at, &message->quorum);
 }
 
 void wire_encode_resumed(struct wire_buffer *out, struct wire_header header, const struct wire_resumed *message) {
@@ -749,12 +756,18 @@ bool wire_decode_linked(const uint8_t *body, size_t length, struct wire_linked *
     return reader_complete(&in);
 }
 
+static void get_quorum(struct reader *in, struct wire_quorum *out) {
+    out->members = get_u32(in);
+    out->elders = get_u32(in);
+    out->newer = get_u64(in);
+    if (out->members > WIRE_MAX_MEMBERS || out->elders > WIRE_MAX_MEMBERS) in->bad = true;
+}
+
 bool wire_decode_epoch_commit(const uint8_t *body, size_t length, struct wire_epoch_commit *out) {
     struct reader in = reader_of(body, length);
     out->reason = get_enum(&in, WIRE_REASON_UPDATE, WIRE_REASON_ORDER);
     get_epoch(&in, &out->epoch);
-    out->quorum = get_u32(&in);
-    if (out->quorum > WIRE_MAX_MEMBERS) in.bad = true;
+    get_quorum(&in, &out->quorum);
     return reader_complete(&in);
 }
 
@@ -954,8 +967,7 @@ bool wire_decode_resume(const uint8_t *body, size_t length, struct wire_resume *
         if (out->past[i].kind != WIRE_VERDICT_COMMIT && out->past[i].kind != WIRE_VERDICT_MISMATCH) in.bad = true;
     }
     out->loss_count = get_losses(&in, out->losses);
-    out->quorum = get_u32(&in);
-    if (out->quorum > WIRE_MAX_MEMBERS) in.bad = true;
+    get_quorum(&in, &out->quorum);
     return reader_complete(&in);
 }
 

@@ -180,10 +180,17 @@ enum wire_reason {
     WIRE_REASON_ORDER,      // same members, new ring order; ends optimise votes with success
 };
 
+// What it takes, beside more than half of all members, to take the run up from an epoch. All 0: no more than that.
+struct wire_quorum {
+    uint32_t members; // at least so many
+    uint32_t elders;  // at least so many of those with a join number below `newer`, who were members before newcomers were let in
+    uint64_t newer;
+};
+
 struct wire_epoch_commit {
     uint8_t reason;
     struct wire_epoch epoch;
-    uint32_t quorum; // members that it takes at least to take the run up from this epoch; 0: more than half, as always
+    struct wire_quorum quorum;
 };
 
 enum wire_vote_kind { WIRE_VOTE_UPDATE = 1,
@@ -410,7 +417,7 @@ struct wire_resume {
     struct wire_past *past;      // decode: caller's array of WIRE_MAX_PAST
     uint32_t loss_count;         // of its group since the last vote that its program has adopted the end of, oldest first
     struct wire_loss *losses;    // decode: caller's array of WIRE_MAX_MEMBERS
-    uint32_t quorum;             // of `epoch`
+    struct wire_quorum quorum;   // of `epoch`
 };
 
 // header: the generation from now on, as promised. What it ends, it ends once EPOCH has come, which is the next frame but for verdicts.

@@ -91,6 +91,7 @@ static bool takes_up(const struct membership_actions *actions) {
 void sim_carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
     struct master *master = &s->masters[k];
     for (size_t i = 0; i < actions->log_count && s->tracing; i++) sim_line(s, "%s: %s", name_of(s, k), actions->logs[i].text);
+    sim_admission_fault(s, k, actions);
     size_t count = actions->send_count;
     bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 && sim_chance(s, takes_up(actions) ? ENDS_AT_ONCE_IN : ENDS_IN);
     if (ends) count = sim_below(s, count); // in the middle of what it says
@@ -156,7 +157,7 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
     }
     struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(event->slot + 1)}};
     if (control->known) {
-        if (event->header.type == WIRE_LINK_DOWN) judge_accusation(s, control, &event->header, event->body);
+        judge_accusation(s, control, &event->header, event->body);
         sim_carry_out(s, k, membership_message(mind, s->now, conn, &event->header, event->body));
         return;
     }

@@ -129,6 +129,37 @@ static void partition(struct pccl_sim *s) {
     SIM_TRACE(s, "fault: partition, peers %x on one side, the master %s, for %lld ms", side, with_master ? "on the other" : "reaches all", (long long)((until - s->now) / MS_NS));
 }
 
+// Two sides, each with its masters.
+static void cut_in_two(struct pccl_sim *s, uint32_t peers, uint32_t masters, int64_t until) {
+    for (int a = 0; a < PROCESSES; a++) {
+        if (a >= (int)s->peers && a < MASTER) continue;
+        bool side = a < MASTER ? (peers >> a & 1) != 0 : (masters >> (a - MASTER) & 1) != 0;
+        for (int b = 0; b < PROCESSES; b++) {
+            bool other = b < MASTER ? (peers >> b & 1) != 0 : (masters >> (b - MASTER) & 1) != 0;
+            if (side != other) cut(s, a, b, until);
+        }
+    }
+}
+
+void sim_admission_fault(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
+    struct wire_epoch_commit commit = {.epoch.members = s->members};
+    struct wire_header header;
+    if (!s->faulty || s->master_count == 1 || (s->faults & PCCL_SIM_PARTITION) == 0 || actions->send_count < 2) return;
+    const uint8_t *frame = actions->bytes.bytes + actions->sends[actions->send_count - 1].offset;
+    bool admits = wire_header_decode(frame, &header) && header.type == WIRE_EPOCH && wire_decode_epoch_commit(frame + WIRE_HEADER_BYTES, header.length, &commit) && commit.reason == WIRE_REASON_UPDATE;
+    // Drawn by itself, so that what goes wrong otherwise stays what it is.
+    uint64_t draw = sim_mix(s->config.seed ^ sim_mix(header.epoch) ^ UINT64_C(0x61646d6974));
+    if (!admits || draw % 2 != 0) return;
+    uint32_t before = 0, far = (uint32_t)(draw >> 8);
+    for (int slot = 0; slot < (int)s->peers; slot++) before |= (uint32_t)(judge_truth(s, header.run)->lives[slot] != 0) << slot;
+    if ((draw >> 32 & 3) != 0) far &= before;
+    int64_t until = s->now + 2 * s->limit_ns + (int64_t)((draw >> 34) % (uint64_t)(4 * s->limit_ns)); // to seek, and to be waited for, takes two
+    cut_in_two(s, far, ~(1U << k), until);
+    s->counts[COUNT_PARTITIONS]++;
+    touch(s, until);
+    SIM_TRACE(s, "fault: partition while newcomers are let in, peers %x on the side of the other masters, for %lld ms", far & ((1U << s->peers) - 1), (long long)((until - s->now) / MS_NS));
+}
+
 static void silence_one_way(struct pccl_sim *s) {
     int from = (int)sim_below(s, s->peers + 1);
     if (from == (int)s->peers) from = MASTER + (int)draw_master(s);

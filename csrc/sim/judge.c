@@ -240,6 +240,7 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *contr
     if (!left && another && truth->generation >= header->generation) forget_generations(s, header->run, header->generation);
     bool taken_up = header->generation > 1 && truth->generation != header->generation;
     struct truth before = *truth;
+    uint32_t elders = 0;
     *truth = (struct truth){.run = header->run, .generation = header->generation, .number = commit.epoch.number, .master = k, .master_life = master->life};
     memcpy(truth->commits, before.commits, sizeof truth->commits);
     memcpy(truth->announced, before.announced, sizeof truth->announced);
@@ -252,10 +253,11 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, const struct control *contr
         if (life <= truth->lives[slot]) continue; // an old one that is not known to be lost
         truth->lives[slot] = life;
         truth->groups[slot] = commit.epoch.members[i].group;
+        if (commit.epoch.members[i].join_number < commit.quorum.newer) elders |= 1U << slot;
     }
     if (taken_up) judge_quorum(s, truth);
     struct epoch_record *record = &s->epochs[s->epoch_count++ % EPOCHS_MOST];
-    *record = (struct epoch_record){.run = truth->run, .generation = truth->generation, .number = truth->number, .quorum = commit.quorum};
+    *record = (struct epoch_record){.run = truth->run, .generation = truth->generation, .number = truth->number, .quorum = commit.quorum, .elders = elders};
     memcpy(record->lives, truth->lives, sizeof record->lives);
     for (int slot = 0; slot < (int)s->peers; slot++)
         if (truth->lives[slot] != 0 && before.lives[slot] == truth->lives[slot]) {
@@ -350,7 +352,8 @@ static void on_expelled(struct pccl_sim *s, const struct control *control, const
     if (!wire_decode_text(body, header->length, &text) || control->group >= GROUPS || memmem(text.chars, text.length, "links failed twice", 18) == NULL) return;
     uint32_t against = 0, against_other = 0;
     for (int slot = 0; slot < (int)s->peers; slot++) {
-        against += s->accused_at[slot][culprit] > s->now - ACCUSED_LIMITS * s->limit_ns;
+        int64_t recently = s->now - ACCUSED_LIMITS * s->limit_ns;
+        against += s->accused_at[slot][culprit] > recently || s->unreached_at[slot][culprit] > recently;
         bool pair = is_broken(s, control->group, culprit, slot);
         if (pair && other >= 0) return; // which pair it is expelled for cannot be told from here
         if (pair) other = slot;
@@ -367,10 +370,22 @@ static void on_expelled(struct pccl_sim *s, const struct control *control, const
         sim_fail(s, "progress", "the master expels peer %d, whom %u accuse, and not peer %d, whom %u accuse", culprit + 1, against, other + 1, against_other);
 }
 
+// Whom a member of a candidate has no links to it accuses only if that candidate is judged, which cannot be told from here.
+static void note_unreachable(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body) {
+    struct wire_linked linked;
+    uint32_t life;
+    if (!wire_decode_linked(body, header->length, &linked)) return;
+    for (uint32_t i = 0; i < linked.count; i++) {
+        int slot = sim_slot(&linked.unreachable[i], &life);
+        if (slot >= 0 && slot < (int)s->peers && s->processes[slot].life == life) s->unreached_at[control->slot][slot] = s->now;
+    }
+}
+
 void judge_accusation(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body) {
+    if (header->type == WIRE_LINKED) note_unreachable(s, control, header, body);
     struct wire_link_down down;
     uint32_t life;
-    if (!wire_decode_link_down(body, header->length, &down)) return;
+    if (header->type != WIRE_LINK_DOWN || !wire_decode_link_down(body, header->length, &down)) return;
     if (control->group >= GROUPS || header->epoch < s->regrouped[control->group]) return; // the links have been made again since
     int slot = sim_slot(&down.id, &life);
     if (slot >= 0 && slot < (int)s->peers && slot != control->slot && s->processes[slot].life == life) s->accused_at[control->slot][slot] = s->now;
@@ -539,7 +554,7 @@ void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan) {
 
 // Peers may give up a lost master only when no more than half of the last epoch is left.
 static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
-    uint32_t members = 0, left = 0;
+    uint32_t members = 0, left = 0, elders = 0;
     uint64_t run = member_header(s->processes[slot].mind).run;
     const struct truth *truth = judge_truth(s, run);
     if (truth->lives[slot] != s->processes[slot].life) return; // the run goes on without it
@@ -547,12 +562,14 @@ static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
     for (int other = 0; other < (int)s->peers && newest != NULL; other++) {
         members += newest->lives[other] != 0;
         bool lives = newest->lives[other] != 0 && sim_alive(s, other, newest->lives[other]) && !tainted(s, other, newest->lives[other]);
-        left += lives && member_header(s->processes[other].mind).run == run; // who never heard that it was let in may have begun another one
+        lives = lives && member_header(s->processes[other].mind).run == run; // who never heard that it was let in may have begun another one
+        left += lives;
+        elders += lives && (newest->elders >> other & 1) != 0;
     }
     bool time = false;
     for (uint32_t i = 0; i < s->master_count && s->now > s->calm_from + TAKE_UP_LIMITS * s->limit_ns; i++)
         time |= s->masters[i].running && s->now > s->masters[i].began_at + TAKE_UP_LIMITS * s->limit_ns;
-    if (time && 2 * left > members && left >= newest->quorum) sim_fail(s, "progress", "peer %d gives up although %u of %u members are left: %s", slot + 1, left, members, text);
+    if (time && 2 * left > members && left >= newest->quorum.members && elders >= newest->quorum.elders) sim_fail(s, "progress", "peer %d gives up although %u of %u members are left: %s", slot + 1, left, members, text);
 }
 
 void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what) {

@@ -150,6 +150,7 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
     memset(s->truths, 0, sizeof s->truths);
     memset(s->resumed, 0, sizeof s->resumed);
     memset(s->accused_at, 0, sizeof s->accused_at);
+    memset(s->unreached_at, 0, sizeof s->unreached_at);
     memset(s->regrouped_at, 0, sizeof s->regrouped_at);
     memset(s->regrouped, 0, sizeof s->regrouped);
     s->failure[0] = 0;

@@ -331,7 +331,8 @@ struct ring_record {
 // The members of an epoch of all, as a master announced it.
 struct epoch_record {
     uint64_t run, generation, number;
-    uint32_t quorum;
+    struct wire_quorum quorum;
+    uint32_t elders; // slots
     uint32_t lives[SLOTS];
 };
 
@@ -454,6 +455,7 @@ struct pccl_sim {
     } resumed[SLOTS];   // who told a master what it knows, at last
     int64_t accused_at[SLOTS][SLOTS], regrouped_at[GROUPS]; // when a master heard a LINK_DOWN of the one about the other; when it last formed that group anew,
     uint64_t regrouped[GROUPS]; // in which epoch
+    int64_t unreached_at[SLOTS][SLOTS]; // when the one said of the other that it has no links to it for a candidate
     uint32_t tainted[SLOTS]; // lives
 
     // trace
@@ -557,6 +559,7 @@ void program_op_ended(struct pccl_sim *s, int slot);
 void sim_draw_faults(struct pccl_sim *s);
 void sim_fault(struct pccl_sim *s);
 void sim_master_fault(struct pccl_sim *s, uint32_t master); // it ends, and is started again
+void sim_admission_fault(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions); // it lets newcomers in: perhaps a partition, just now
 bool sim_flip(struct pccl_sim *s, struct control *control, struct event *event); // true: the stream is garbage from here on
 
 // ---- judge.c ----
@@ -567,7 +570,7 @@ __attribute__((format(printf, 2, 3))) void sim_line(struct pccl_sim *s, const ch
         if ((s)->tracing) sim_line((s), __VA_ARGS__); \
     } while (0)
 void judge_sends(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions, size_t count); // the first ones
-void judge_accusation(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body); // a LINK_DOWN, as a master hears it
+void judge_accusation(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body); // a LINK_DOWN or LINKED, as a master hears it
 void judge_verdict(struct pccl_sim *s, int slot, const struct op *op, const struct wire_verdict *verdict); // of a live op
 void judge_ring(struct pccl_sim *s, int slot, const struct ring *ring);
 // Of the newest generation up to this one; NULL: none.

@@ -266,6 +266,24 @@ MUTANTS = [
         new="",
     ),
     Mutant(
+        name="newcomers_decide",  # those who never heard that newcomers were let in go on elsewhere, and so do the newcomers
+        file="control/membership_recovery.c",
+        old="    m->quorum.elders = (members_before + 1) / 2;",
+        new="    m->quorum.elders = (members_before + 1) / 2 * (m->limit_ns < 0);",
+    ),
+    Mutant(
+        name="newcomers_take_up",  # newcomers alone take the run up, of which they are most
+        file="control/membership_recovery.c",
+        old=" && claim->elders >= claim->by->resume.quorum.elders;",
+        new=";",
+    ),
+    Mutant(
+        name="newcomers_stay",  # a master that has lost those that were members before goes on with the newcomers
+        file="control/membership_recovery.c",
+        old=" && elders < m->quorum.elders) {",
+        new=" && elders + WIRE_MAX_MEMBERS < m->quorum.elders) {",
+    ),
+    Mutant(
         name="losses_forgotten",  # those that others heard of before the master was lost
         file="control/membership_recovery.c",
         old="    resumed->loss_count = witness->resume.loss_count - first;",

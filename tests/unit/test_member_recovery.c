@@ -442,6 +442,18 @@ static void test_newcomers(void) {
     CHECK_EQ(action(MEMBER_CONNECT_END)->view.number, 5);
     end();
 
+    registered("the master that told it so is lost before its epoch, and the next one lets it in anew", RECOVERY_MS, 1);
+    lose();
+    resume(MEMBER_TENSORS_AS_VOTED);
+    empty(of(2), WIRE_GENERATION);
+    resumed(2, WIRE_VOTE_UPDATE, 0, false);
+    lose();
+    resume(MEMBER_TENSORS_AS_VOTED);
+    welcome(RUN, 4);
+    epoch(1, WIRE_REASON_UPDATE, 9, 3);
+    CHECK_EQ(action(MEMBER_CONNECT_END)->view.number, 9);
+    end();
+
     check_case("a newcomer without WELCOME hears why it waits");
     struct wire_id self = id_of(1);
     now = SECOND_NS;

@@ -54,12 +54,17 @@ static void skip_waiting(const char *peers) {
     }
 }
 
+static void hand_over(char peer, struct wire_buffer *frame) {
+    struct wire_header header;
+    CHECK(wire_header_decode(frame->bytes, &header));
+    act(membership_message(m, now, (uint32_t)(peer - 'a'), &header, frame->bytes + WIRE_HEADER_BYTES));
+    wire_buffer_fini(frame);
+}
+
 static void say(char peer, struct wire_header header, enum wire_type type) {
     struct wire_buffer out = {0};
     wire_encode_empty(&out, header, type);
-    CHECK(wire_header_decode(out.bytes, &header));
-    act(membership_message(m, now, (uint32_t)(peer - 'a'), &header, out.bytes + WIRE_HEADER_BYTES));
-    wire_buffer_fini(&out);
+    hand_over(peer, &out);
 }
 
 static void hello(char peer, uint8_t masters) {
@@ -98,7 +103,7 @@ struct says {
     uint8_t masters; // in its list
     char is;         // whose id it gives, where that connection has another letter
     uint8_t secret;
-    uint32_t quorum; // as EPOCH told
+    struct wire_quorum quorum; // as EPOCH told
     uint32_t entry;  // the hash of the one entry that its state has; 0: none
 };
 
@@ -207,6 +212,8 @@ static const struct row {
     {.name = "a tie goes to who came first", .says = {{.who = 'a', .members = "abx"}, {.who = 'b', .members = "abx"}, {.who = 'c', .members = "cdy", .run = 9}, {.who = 'd', .members = "cdy", .run = 9}}, .in_time = "ab", .generation = 2, .members = "ab", .number = 6, .expelled = "cd", .lost = true},
     {.name = "a newcomer of the run waits anew", .says = {{.who = 'a', .members = "ab"}, {.who = 'z'}, {.who = 'b', .members = "ab"}}, .at_once = "abz", .generation = 2, .members = "ab", .number = 6, .welcome = "z"},
     {.name = "a newcomer of another run waits anew", .says = {{.who = 'a', .members = "ab"}, {.who = 'z', .run = 3}, {.who = 'b', .members = "ab"}}, .at_once = "ab", .generation = 2, .members = "ab", .number = 6, .welcome = "z"},
+    {.name = "newcomers are not enough before those that were members have entered their epoch", .says = {{.who = 'c', .members = "abcdefg", .number = 6, .quorum = {.elders = 2, .newer = 4}}, {.who = 'd', .members = "abcdefg"}, {.who = 'e', .members = "abcdefg"}, {.who = 'f', .members = "abcdefg"}, {.who = 'g', .members = "abcdefg"}}},
+    {.name = "but both together", .says = {{.who = 'b', .members = "abcde", .number = 6, .quorum = {.elders = 2, .newer = 4}}, {.who = 'c', .members = "abc"}, {.who = 'd'}}, .in_time = "bcd", .generation = 2, .members = "bcd", .number = 7, .lost = true},
     {.name = "a newcomer in the newest epoch is in", .says = {{.who = 'a', .members = "az"}, {.who = 'z'}}, .at_once = "az", .generation = 2, .members = "az", .number = 6},
 };
 
@@ -641,13 +648,15 @@ static void form(const char *peers, uint8_t masters) {
     epoch_at(__LINE__, peers, peers, 6, WIRE_REASON_RELINK);
 }
 
-static uint32_t quorum_told(char peer) {
+static struct wire_quorum all_told(char peer) {
     static struct wire_member members[WIRE_MAX_MEMBERS];
     const struct frame *frame = TAKE(peer, WIRE_EPOCH);
     struct wire_epoch_commit commit = {.epoch.members = members};
     CHECK(wire_decode_epoch_commit(frame->body, frame->header.length, &commit));
     return commit.quorum;
 }
+
+static uint32_t quorum_told(char peer) { return all_told(peer).members; }
 
 static void test_left(void) {
     begin("where there is one master alone, peers that look for another are lost like others");
@@ -700,7 +709,7 @@ static void test_left(void) {
     CHECK_EQ(quorum_told('d'), 3);
     say('c', header, WIRE_MOVED);
     CHECK(boxes[3].closed && boxes[4].closed);
-    for (const char *p = "de"; *p; p++) resume(&(struct says){.who = *p, .members = "cde", .number = 8, .generation = 2, .quorum = 3, .masters = 2});
+    for (const char *p = "de"; *p; p++) resume(&(struct says){.who = *p, .members = "cde", .number = 8, .generation = 2, .quorum.members = 3, .masters = 2});
     pass(LIMIT_MS + 100, "de");
     WAITING('d', "2 of the 3 members of epoch 8 are here, 3 are needed");
     WAITING('e', "2 of the 3");
@@ -731,6 +740,97 @@ static void test_left(void) {
     say('a', (struct wire_header){.run = RUN, .generation = 3, .epoch = 6}, WIRE_LEAVE);
     say('a', (struct wire_header){.run = RUN + 1, .generation = 2, .epoch = 6}, WIRE_LEAVE);
     CHECK(!boxes[0].closed);
+    end();
+}
+
+static void vote_update(const char *peers, struct wire_header header) {
+    for (; *peers; peers++) {
+        struct wire_buffer out = {0};
+        wire_encode_vote(&out, header, &(struct wire_vote){.kind = WIRE_VOTE_UPDATE});
+        hand_over(*peers, &out);
+    }
+}
+
+static void linked(const char *peers, struct wire_header header, uint32_t attempt) {
+    for (; *peers; peers++) {
+        struct wire_buffer out = {0};
+        TAKE(*peers, WIRE_CANDIDATE);
+        wire_encode_linked(&out, header, &(struct wire_linked){.attempt = attempt, .latency_us = 1});
+        hand_over(*peers, &out);
+    }
+}
+
+// Three members with so many masters in their lists let four more in: epoch 8, of which the quorum is returned.
+static struct wire_quorum admit(uint8_t masters) {
+    struct wire_header header = {.run = RUN, .generation = 2, .epoch = 6};
+    form("abc", masters);
+    for (const char *p = "abc"; *p; p++) say(*p, header, WIRE_HEARTBEAT);
+    if (masters > 1) {
+        EPOCH("abc", 7, RELINK);
+        header.epoch = 7;
+    }
+    for (const char *p = "defg"; *p; p++) {
+        hello(*p, masters);
+        TAKE(*p, WIRE_WELCOME);
+    }
+    vote_update("abc", header);
+    linked("abcdefg", header, 1);
+    for (const char *p = "abcdef"; *p; p++) TAKE(*p, WIRE_EPOCH);
+    return all_told('g');
+}
+
+static void test_admission(void) {
+    struct wire_header header = {.run = RUN, .generation = 2, .epoch = 8};
+    struct wire_quorum quorum;
+    begin("two of three, who may not have heard of four newcomers, have left: they may go on without them");
+    quorum = admit(2);
+    CHECK_EQ(quorum.members, 0);
+    CHECK_EQ(quorum.elders, 2);
+    CHECK_EQ(quorum.newer, 4);
+    for (const char *p = "cdefg"; *p; p++) say(*p, header, WIRE_HEARTBEAT);
+    CHECK(quiet("abcdefg"));
+    say('a', header, WIRE_MOVED);
+    CHECK_EQ(all_told('b').elders, 2);
+    for (const char *p = "cdefg"; *p; p++) TAKE(*p, WIRE_EPOCH);
+    say('b', header, WIRE_MOVED);
+    CHECK(boxes[2].closed && boxes[3].closed && boxes[6].closed);
+    CHECK_EQ(membership_peer_count(m), 0);
+    CHECK(strstr(log_text, "gives the run up") != NULL);
+    end();
+
+    begin("two of three have entered: it is sure, and goes on without the third");
+    admit(2);
+    for (const char *p = "defgb"; *p; p++) say(*p, header, WIRE_HEARTBEAT);
+    CHECK(quiet("abcdefg"));
+    say('c', header, WIRE_HEARTBEAT);
+    for (const char *p = "abcdef"; *p; p++) TAKE(*p, WIRE_EPOCH);
+    CHECK_EQ(all_told('g').elders, 0);
+    header.epoch = 9;
+    say('a', header, WIRE_MOVED);
+    CHECK_EQ(all_told('b').members, 4);
+    epoch_at(__LINE__, "cdefg", "bcdefg", 10, WIRE_REASON_LOSS);
+    end();
+
+    begin("a member that dies, or leaves, goes on nowhere");
+    admit(2);
+    header.epoch = 8;
+    act(membership_peer_lost(m, now, 0, "test"));
+    CHECK_EQ(all_told('b').elders, 1);
+    epoch_at(__LINE__, "cdefg", "bcdefg", 9, WIRE_REASON_LOSS);
+    say('b', header, WIRE_LEAVE);
+    CHECK_EQ(all_told('c').elders, 0);
+    epoch_at(__LINE__, "defg", "cdefg", 10, WIRE_REASON_LOSS);
+    end();
+
+    begin("one master alone needs none of this");
+    CHECK_EQ(admit(1).elders, 0);
+    header.epoch = 7;
+    for (const char *p = "abcdefg"; *p; p++) say(*p, header, WIRE_HEARTBEAT);
+    CHECK(quiet("abcdefg"));
+    say('a', header, WIRE_MOVED);
+    epoch_at(__LINE__, "bcdefg", "bcdefg", 8, WIRE_REASON_LOSS);
+    say('b', header, WIRE_MOVED);
+    epoch_at(__LINE__, "cdefg", "cdefg", 9, WIRE_REASON_LOSS);
     end();
 }
 
@@ -873,6 +973,7 @@ int main(void) {
     test_young();
     test_newcomers();
     test_left();
+    test_admission();
     test_woken();
     test_come_back();
     return check_status();

@@ -38,6 +38,10 @@ static struct wire_header random_header(void) {
     return (struct wire_header){.run = check_random(&seed), .generation = check_random(&seed), .epoch = check_random(&seed)};
 }
 
+static struct wire_quorum random_quorum(void) {
+    return (struct wire_quorum){(uint32_t)below(WIRE_MAX_MEMBERS + 1), (uint32_t)below(WIRE_MAX_MEMBERS + 1), check_random(&seed)};
+}
+
 static struct wire_epoch random_epoch(uint32_t count) {
     struct wire_epoch epoch = {.number = 1 + below(1000), .latency_us = 1 + (uint32_t)below(99), .megabytes_per_s = 1 + (uint32_t)below(99), .count = count, .members = members};
     epoch.group_epoch = below(epoch.number + 1);
@@ -100,7 +104,7 @@ static void write_linked(struct wire_buffer *out, uint32_t size) {
 }
 
 static void write_epoch(struct wire_buffer *out, uint32_t size) {
-    struct wire_epoch_commit commit = {.reason = (uint8_t)(1 + below(4)), .epoch = random_epoch(1 + size), .quorum = (uint32_t)below(WIRE_MAX_MEMBERS + 1)};
+    struct wire_epoch_commit commit = {.reason = (uint8_t)(1 + below(4)), .epoch = random_epoch(1 + size), .quorum = random_quorum()};
     wire_encode_epoch_commit(out, random_header(), &commit);
 }
 
@@ -257,7 +261,7 @@ static void write_resume(struct wire_buffer *out, uint32_t size) {
     for (uint32_t i = 0; i < size; i++) past[i] = (struct wire_past){random_name(), below(2) == 0 ? WIRE_VERDICT_COMMIT : WIRE_VERDICT_MISMATCH};
     resume.loss_count = members_of;
     resume.losses = random_losses(members_of);
-    resume.quorum = (uint32_t)below(WIRE_MAX_MEMBERS + 1);
+    resume.quorum = random_quorum();
     wire_encode_resume(out, random_header(), &resume);
 }
 
