@@ -149,6 +149,15 @@ def _pattern(count: int, dtype: str, varied: bool) -> np.ndarray:
     return np.resize(np.arange(1, 62 if varied else 2).astype(dtype), count)
 
 
+def form(comm: Communicator, world: int) -> None:
+    """Votes, at least once (what was read before may count the dead), until the run has `world` peers."""
+    while True:
+        comm.update_topology(timeout=PATIENCE)
+        if comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) >= world:
+            return
+        time.sleep(0.002)
+
+
 class Peer:
     """Follows scripts and writes down what it sees."""
 
@@ -180,12 +189,7 @@ class Peer:
             self.comm.update_topology(timeout=PATIENCE)
 
     def form(self, world: int) -> None:
-        """Votes, at least once, until the run has `world` peers."""
-        while True:
-            self.comm.update_topology(timeout=PATIENCE)
-            if self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) >= world:
-                return
-            time.sleep(0.002)
+        form(self.comm, world)
 
     def reconnect(self, world: int) -> None:
         """As any user after being expelled."""

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from actors import PATIENCE
+from actors import PATIENCE, form
 
 from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, SharedState, SharedStateSyncStrategy, TensorInfo
 from pccl._loader import load_native_module
@@ -90,12 +90,7 @@ class Member:
             self.form(world)
 
     def form(self, world: int) -> None:
-        """Votes, at least once: what was read before may count the dead."""
-        while True:
-            self.comm.update_topology(timeout=PATIENCE)
-            if self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) >= world:
-                return
-            time.sleep(0.002)
+        form(self.comm, world)
 
     def holds(self, contents: Iterable[Content]) -> Content | None:
         """Which of these, byte for byte."""

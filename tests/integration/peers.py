@@ -244,23 +244,6 @@ class Commands:
         assert all((array == array[0]).all() for array in arrays), "a result is torn"
         return [int(array[0]) for array in arrays]
 
-    def sums_for(self, seconds: float, count: int) -> list[int]:
-        """Reduces over and over, repeating what fails; gives the values seen, in order, without repetition."""
-        end = time.monotonic() + seconds
-        seen: list[int] = []
-        going_on = 1
-        while going_on:
-            flag = np.array([time.monotonic() < end], np.int64)
-            try:
-                value = self.sum(count)
-                self.comm.all_reduce(flag, flag, op=ReduceOp.MIN, tag=1)
-            except pccl.PeerLostError:
-                continue
-            going_on = int(flag[0])
-            if not seen or seen[-1] != value:
-                seen.append(value)
-        return seen
-
     def state(self, megabytes: int, seed: int, revision: int) -> str:
         """Makes a shared state of several entries with the contents of `seed`; gives its hash."""
         random = np.random.default_rng(seed)
