@@ -207,8 +207,7 @@ MUTANTS = [
         file="control/membership_recovery.c",
         old="    if (!know_others(m)) return false;\n    doubt(m);",
         new="    if (m->limit_ns > 0) return false;",
-        first=16001,
-        seeds=20000,
+        first=50001,
     ),
     Mutant(
         name="promise_forgotten",  # no fencing: the next master does not hear of a generation that was promised to another one
