@@ -70,8 +70,6 @@ struct master {
     struct membership *membership;
     struct conn conns[MEMBERSHIP_MAX_CONNS];
     uint32_t conn_count[CONN_CLOSING + 1];
-    uint32_t broken[MEMBERSHIP_MAX_CONNS];
-    size_t broken_count;
     uint8_t chunk[CHUNK_BYTES];
     struct epoll_event events[EVENTS];
 };
@@ -129,16 +127,16 @@ static void empty(struct bytes *bytes) {
 
 // ---- writing ----
 
-static void conn_break(struct master *master, struct conn *conn) {
-    if (conn->broken) return;
+// What came before the end is still read, and then the end: the last words say why it ended.
+static void conn_break(struct conn *conn) {
     conn->broken = true;
-    if (conn->state == CONN_KNOWN) master->broken[master->broken_count++] = index_of(master, conn);
+    shutdown(conn->fd, SHUT_RDWR);
 }
 
 static void want_write(struct master *master, struct conn *conn, bool wanted) {
     if (conn->wants_write == wanted) return;
     conn->wants_write = wanted;
-    if (!watch(master, conn->fd, index_of(master, conn), wanted ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD)) conn_break(master, conn);
+    if (!watch(master, conn->fd, index_of(master, conn), wanted ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD)) conn_break(conn);
 }
 
 static void conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
@@ -146,7 +144,7 @@ static void conn_send(struct master *master, struct conn *conn, const uint8_t *f
     if (conn->out.begin == conn->out.end) {
         ptrdiff_t sent = socket_send(conn->fd, from, length);
         if (sent < 0 && sent != -EAGAIN) {
-            conn_break(master, conn);
+            conn_break(conn);
             return;
         }
         if (sent > 0) {
@@ -157,7 +155,7 @@ static void conn_send(struct master *master, struct conn *conn, const uint8_t *f
     }
     if (conn->out.end - conn->out.begin + length > MASTER_MAX_UNSENT || !append(&conn->out, from, length)) {
         LOG(LOG_WARN, "a peer does not read what the master sends");
-        conn_break(master, conn);
+        conn_break(conn);
         return;
     }
     want_write(master, conn, true);
@@ -168,7 +166,7 @@ static void conn_flush(struct master *master, struct conn *conn) {
         ptrdiff_t sent = socket_send(conn->fd, conn->out.at + conn->out.begin, conn->out.end - conn->out.begin);
         if (sent == -EAGAIN) return;
         if (sent < 0)
-            conn_break(master, conn);
+            conn_break(conn);
         else
             conn->out.begin += (size_t)sent;
     }
@@ -197,29 +195,13 @@ static void conn_start_closing(struct master *master, struct conn *conn) {
 
 // ---- what the mind says ----
 
-static void carry_out_list(struct master *master, const struct membership_actions *actions) {
+static void carry_out(struct master *master, const struct membership_actions *actions) {
     for (size_t i = 0; i < actions->log_count; i++) LOG(actions->logs[i].level, "master: %s", actions->logs[i].text);
     for (size_t i = 0; i < actions->send_count; i++) {
         const struct membership_send *send = &actions->sends[i];
         conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
     }
     for (size_t i = 0; i < actions->close_count; i++) conn_start_closing(master, &master->conns[actions->closes[i]]);
-}
-
-// Sending may break connections; the mind hears of it between two lists.
-static void report_broken(struct master *master) {
-    while (master->broken_count > 0) {
-        uint32_t index = master->broken[--master->broken_count];
-        struct conn *conn = &master->conns[index];
-        if (conn->state != CONN_KNOWN) continue;
-        conn_close(master, conn);
-        carry_out_list(master, membership_peer_lost(master->membership, master->now_ns, index, "its connection broke"));
-    }
-}
-
-static void carry_out(struct master *master, const struct membership_actions *actions) {
-    carry_out_list(master, actions);
-    report_broken(master);
     uint8_t random[MEMBERSHIP_RANDOM_BYTES];
     if (membership_wants_random(master->membership) && platform_random(random, sizeof random)) membership_set_random(master->membership, random);
 }
@@ -345,7 +327,8 @@ static void conn_read(struct master *master, struct conn *conn) {
         conn_lose(master, conn, got == 0 ? "its connection ended" : "its connection broke");
         return;
     }
-    if (conn->state == CONN_KNOWN) membership_heard(master->membership, master->now_ns, index_of(master, conn));
+    // One that is broken must end soon, whatever it has sent.
+    if (conn->state == CONN_KNOWN && !conn->broken) membership_heard(master->membership, master->now_ns, index_of(master, conn));
     for (size_t at = 0; at < (size_t)got && (conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN);)
         at += take(master, conn, master->chunk + at, (size_t)got - at);
 }
@@ -425,7 +408,6 @@ static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
     if (conn->state == CONN_UNUSED) return; // closed by an event before this one
     if (events & EPOLLOUT) conn_flush(master, conn);
     if (conn->state == CONN_CLOSING) conn_end(master, conn);
-    report_broken(master);
     if (conn->state != CONN_UNUSED && (events & ~(uint32_t)EPOLLOUT)) conn_read(master, conn);
 }
 
@@ -455,7 +437,7 @@ static void serve(struct master *master) {
 
 // What still came is read, for a reset would destroy the last words.
 static void say_farewell(struct master *master) {
-    carry_out_list(master, membership_farewell(master->membership, master->now_ns));
+    carry_out(master, membership_farewell(master->membership, master->now_ns));
     for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
         struct conn *conn = &master->conns[i];
         if (conn->state != CONN_KNOWN) continue;
