@@ -370,6 +370,33 @@ def test_a_master_alone_that_was_stopped_gets_all_its_members_back():
             assert not any(losses(log) for log in logs.values()), f"a peer was lost after {limits} limits"
 
 
+def test_what_members_have_said_is_heard_by_a_master_that_wakes_and_writes_first():
+    """Of seven, three leave while it is stopped. It reads that first and writes to the others, of which three look for it
+    meanwhile: these connections break in its hands. MOVED, which lies in them, must not be lost, or the run goes on with the one
+    that is left."""
+    limit = 1.0
+    steps = [Ops("plain", (Reduce(1000),)), Vote("update_topology", 0.0)]
+    with MasterProcess(heartbeat_limit=limit) as master, troupe(master.address, 7) as actors:
+        leaving, staying = actors[:3], actors[3:]
+        for actor in staying:
+            actor.signal(signal.SIGSTOP)  # not a heartbeat of theirs lies at the master before they leave
+        time.sleep(0.05)
+        master.signal(signal.SIGSTOP)
+        time.sleep(0.05)
+        for actor in leaving:
+            actor.tell("close")
+        for actor in leaving:
+            actor.answer()
+        for actor in staying:
+            actor.signal(signal.SIGCONT)
+        time.sleep(0.5 * limit)
+        staying[0].signal(signal.SIGSTOP)  # the one that has noticed nothing
+        time.sleep(0.8 * limit)
+        master.signal(signal.SIGCONT)
+        staying[0].signal(signal.SIGCONT)
+        check_agreement(all_follow(staying, steps))
+
+
 def test_a_stopped_master_harms_nobody_when_it_wakes():
     with two_masters(3) as (_, (first, _), actors):
         first.signal(signal.SIGSTOP)
