@@ -235,6 +235,7 @@ async def _perform(
 ) -> int:
     from pccl.stress.conductor import Run
     from pccl.stress.events import EventLog
+    from pccl.stress.ports import NoPortError
     from pccl.stress.processes import NurseryError
 
     interruption = _Interruption()
@@ -267,7 +268,7 @@ async def _perform(
             await run_undisturbed()
             await run_disturbed(log)
             await run_undisturbed()  # the machine may have become busier, or less busy
-        except InterruptedRunError as error:
+        except (InterruptedRunError, NoPortError) as error:
             cut_short = str(error)
         except NurseryError as error:
             cut_short = f"{error}; the logs are in {options.out}"

@@ -14,6 +14,10 @@ RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LEAST, MOST = 10_000, 32_000
 
 
+class NoPortError(Exception):
+    """None is free."""
+
+
 @functools.cache
 def _candidates() -> Iterator[int]:
     """In an order of this process's own: others look elsewhere. None that the kernel gives to anybody, if it leaves any."""
@@ -25,11 +29,15 @@ def _candidates() -> Iterator[int]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on, and that nobody is given while they are not in use. Each time others."""
+    """Ports of 127.0.0.1 that nobody listens on, and that nobody is given while they are not in use. Each time others.
+
+    NoPortError: there are not so many.
+    """
     found: list[int] = []
-    while len(found) < count:
+    for port in itertools.islice(_candidates(), MOST - LEAST):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            port = next(_candidates())
             probe.bind(("127.0.0.1", port))
             found.append(port)
-    return found
+        if len(found) == count:
+            return found
+    raise NoPortError(f"no port of 127.0.0.1 from {LEAST} to {MOST - 1} is free for a master")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import itertools
 import json
 import random
 import socket
@@ -27,7 +28,7 @@ from pccl.stress.agent import Agent, Group
 from pccl.stress.content import CODES, DTYPES, LEAST_COUNT, Constants, Pattern, codes_in
 from pccl.stress.events import EventLog, Recording, differences
 from pccl.stress.judge import CLAIMS, GrowthLimits, Judge, Usage, growth, trend
-from pccl.stress.ports import RANGE, free_ports
+from pccl.stress.ports import RANGE, NoPortError, free_ports
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Range, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import Fault
 from pccl.stress.workload import IMPATIENT, QUANTIZED, STEP_KINDS, WAYS, plan_step
@@ -685,3 +686,12 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
         candidates = iter([taken.getsockname()[1], other])
         monkeypatch.setattr(ports, "_candidates", lambda: candidates)
         assert free_ports(1) == [other]
+
+
+def test_no_port_left_is_an_error_and_no_search_without_end(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(ports, "_candidates", lambda: itertools.repeat(taken.getsockname()[1]))
+        monkeypatch.setattr(ports, "MOST", ports.LEAST + 3)
+        with pytest.raises(NoPortError, match="from 10000 to 10002 is free"):
+            free_ports(1)
