@@ -98,47 +98,26 @@ static void break_link(struct pccl_sim *s) {
     }
 }
 
+static bool is_there(const struct pccl_sim *s, int place) { return place < MASTER ? place < (int)s->peers : place < MASTER + (int)s->master_count; }
+
+// Two sides, each with its masters; of the first `places` only.
+static void cut_in_two(struct pccl_sim *s, uint32_t peers, uint32_t masters, int places, int64_t until) {
+    uint64_t side = peers | (uint64_t)masters << MASTER;
+    for (int a = 0; a < places; a++)
+        for (int b = 0; b < places; b++)
+            if (is_there(s, a) && is_there(s, b) && (side >> a & 1) != (side >> b & 1)) cut(s, a, b, until);
+}
+
 static void partition(struct pccl_sim *s) {
-    uint32_t side = (uint32_t)sim_below(s, 1U << s->peers);
+    uint32_t side = (uint32_t)sim_below(s, 1U << s->peers), masters = 0;
     bool with_master = sim_chance(s, 2);
-    uint32_t with_first = 0;
     int64_t until = s->now + draw_duration(s);
-    for (int a = 0; a < (int)s->peers; a++) {
-        for (int b = 0; b < (int)s->peers; b++)
-            if ((side >> a & 1) != (side >> b & 1)) cut(s, a, b, until);
-        if (!with_master || (side >> a & 1) == 0) continue;
-        cut(s, a, MASTER, until);
-        cut(s, MASTER, a, until);
-    }
-    for (int k = MASTER + 1; k < MASTER + (int)s->master_count && with_master; k++) {
-        bool there = sim_chance(s, 2); // on the side that the first one is not on
-        for (int a = 0; a < (int)s->peers; a++) {
-            if (((side >> a & 1) != 0) == there) continue;
-            cut(s, a, k, until);
-            cut(s, k, a, until);
-        }
-        for (int other = MASTER; other < k; other++) {
-            bool apart = there != (other > MASTER && (with_first >> (other - MASTER) & 1) == 0);
-            if (apart) cut(s, k, other, until);
-            if (apart) cut(s, other, k, until);
-        }
-        with_first |= (uint32_t)!there << (k - MASTER);
-    }
+    cut_in_two(s, side, 0, MASTER, until);
+    for (uint32_t k = 1; k < s->master_count && with_master; k++) masters |= (uint32_t)sim_chance(s, 2) << k;
+    if (with_master) cut_in_two(s, side, masters, PROCESSES, until);
     s->counts[COUNT_PARTITIONS]++;
     touch(s, until);
     SIM_TRACE(s, "fault: partition, peers %x on one side, the master %s, for %lld ms", side, with_master ? "on the other" : "reaches all", (long long)((until - s->now) / MS_NS));
-}
-
-// Two sides, each with its masters.
-static void cut_in_two(struct pccl_sim *s, uint32_t peers, uint32_t masters, int64_t until) {
-    for (int a = 0; a < PROCESSES; a++) {
-        if (a >= (int)s->peers && a < MASTER) continue;
-        bool side = a < MASTER ? (peers >> a & 1) != 0 : (masters >> (a - MASTER) & 1) != 0;
-        for (int b = 0; b < PROCESSES; b++) {
-            bool other = b < MASTER ? (peers >> b & 1) != 0 : (masters >> (b - MASTER) & 1) != 0;
-            if (side != other) cut(s, a, b, until);
-        }
-    }
 }
 
 void sim_admission_fault(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
@@ -150,14 +129,14 @@ void sim_admission_fault(struct pccl_sim *s, uint32_t k, const struct membership
     // Drawn by itself, so that what goes wrong otherwise stays what it is.
     uint64_t draw = sim_mix(s->config.seed ^ sim_mix(header.epoch) ^ UINT64_C(0x61646d6974));
     if (!admits || draw % 2 != 0) return;
-    uint32_t before = 0, far = (uint32_t)(draw >> 8);
+    uint32_t before = 0, far = (uint32_t)(draw >> 8) & ((1U << s->peers) - 1);
     for (int slot = 0; slot < (int)s->peers; slot++) before |= (uint32_t)(judge_truth(s, header.run)->lives[slot] != 0) << slot;
     if ((draw >> 32 & 3) != 0) far &= before;
     int64_t until = s->now + 2 * s->limit_ns + (int64_t)((draw >> 34) % (uint64_t)(4 * s->limit_ns)); // to seek, and to be waited for, takes two
-    cut_in_two(s, far, ~(1U << k), until);
+    cut_in_two(s, far, ~(1U << k), PROCESSES, until);
     s->counts[COUNT_PARTITIONS]++;
     touch(s, until);
-    SIM_TRACE(s, "fault: partition while newcomers are let in, peers %x on the side of the other masters, for %lld ms", far & ((1U << s->peers) - 1), (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: partition while newcomers are let in, peers %x on the side of the other masters, for %lld ms", far, (long long)((until - s->now) / MS_NS));
 }
 
 static void silence_one_way(struct pccl_sim *s) {
