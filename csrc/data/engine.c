@@ -72,18 +72,15 @@ static void hang_up(struct engine *engine) {
 }
 
 static void end_all(struct engine *engine) {
-    engine->waiting = engine->posted = engine->running = NULL;
+    engine->waiting.first = engine->posted.first = engine->running.first = NULL;
     ops_for_each(engine, end_dead);
 }
 
 static void begin_posted(struct engine *engine) {
     for (;;) {
         pthread_mutex_lock(&engine->lock);
-        struct op *op = engine->posted;
-        if (op != NULL) {
-            engine->posted = op->next;
-            op->phase = OP_RUNNING;
-        }
+        struct op *op = op_list_pop(&engine->posted);
+        if (op != NULL) op->phase = OP_RUNNING;
         pthread_mutex_unlock(&engine->lock);
         if (op == NULL) return;
         if (op->restart) backup_restore(op);
@@ -104,7 +101,7 @@ static void report_accusations(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     struct accusation *accusations = engine->accusations;
     engine->accusations = NULL;
-    bool roll = engine->counter_count > TAG_COUNTERS_MAX && !engine->roll_asked;
+    bool roll = engine->roll_wanted && !engine->roll_asked;
     engine->roll_asked |= roll;
     pthread_mutex_unlock(&engine->lock);
     while (accusations != NULL) {

@@ -119,8 +119,7 @@ void engine_let_go(struct engine *engine) {
         lane_let_go(engine->lanes[i]);
         lane_heat(engine->lanes[i]);
     }
-    engine->running = NULL;
-    engine->posted = NULL;
+    engine->running.first = engine->posted.first = NULL;
 }
 
 static struct op *find_wanting_whole(struct op *op) {

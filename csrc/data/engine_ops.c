@@ -19,12 +19,16 @@ void engine_end_lost(struct engine *engine, struct op *op) {
 }
 
 static void begin(struct engine *engine, struct op *op) {
+    if (counter_is_spent(engine, op->reduce.tag)) {
+        engine_wait_for_links(engine, op); // of the fresh epoch, which was asked for long ago; the others wait at the same op
+        return;
+    }
     bool named = op->whole != NULL ? segments_name(engine, op) : counter_take(engine, op->reduce.tag, &op->name.sequence);
     if (!named) {
         op_end(engine, op, ENGINE_NO_MEMORY);
         return;
     }
-    if (engine->counter_count > TAG_COUNTERS_MAX && !engine->roll_asked) engine_wake(engine);
+    if (engine->roll_wanted && !engine->roll_asked) engine_wake(engine);
     op->name.epoch = engine->epoch;
     op->name.tag = op->reduce.tag;
     op->contributors = engine->count;
@@ -71,11 +75,9 @@ void engine_begin(struct engine *engine, struct op *op) {
 }
 
 void engine_begin_waiting(struct engine *engine) {
-    while (engine->waiting != NULL && engine_may_begin(engine)) {
-        struct op *op = engine->waiting;
-        engine->waiting = op->next;
-        begin(engine, op);
-    }
+    struct op_list waiting = engine->waiting;
+    engine->waiting.first = NULL;
+    for (struct op *op; (op = op_list_pop(&waiting)) != NULL;) engine_begin(engine, op);
 }
 
 // ---- callers ----

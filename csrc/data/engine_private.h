@@ -26,6 +26,7 @@ enum {
     ACK_BYTES = 512 * 1024,       // results kept by a neighbour for want of our acks, then likewise
     ACK_NAME_BYTES = 24,
     TAG_COUNTERS_MAX = 1 << 16,   // distinct tags in one group epoch, then a fresh one is asked for
+    TAG_OPS_MAX = 1 << 30,        // ops of one tag in one group epoch, then likewise
     EARLY_MAX = 2 * WIRE_MAX_LIVE_OPS, // signals and inputs per neighbour for ops not posted here
     BLOCK_CACHE_BYTES = 4 * 1024 * 1024,
     BACKUP_CACHE_COUNT = 16,
@@ -245,6 +246,11 @@ struct tag_counter {
     uint32_t next; // 0: empty slot
 };
 
+// In the order in which they were added. An op is in one list at most.
+struct op_list {
+    struct op *first, *last; // `last` means nothing while `first` is NULL
+};
+
 enum { TABLE_BITS = 10,
        TABLE_SLOTS = 1 << TABLE_BITS };
 
@@ -281,7 +287,7 @@ struct engine {
     bool failed; // and `failed` is to be called
     uint32_t waiters;      // callers inside engine_wait
     pthread_cond_t no_waiters;
-    bool roll_asked;
+    bool roll_wanted, roll_asked; // a fresh group epoch, since the counters of tags have come far
     uint64_t lost[LOST_EPOCHS_MAX];
     uint32_t lost_count;
 
@@ -296,8 +302,8 @@ struct engine {
     struct op *table[TABLE_SLOTS];
     struct op *free_ops;
     size_t live, extra;    // un-awaited ops; segments of theirs under way beyond one each. Together WIRE_MAX_LIVE_OPS at most
-    struct op *waiting;    // OP_WAITING, in posting order
-    struct op *posted;     // large, for the thread to begin
+    struct op_list waiting; // OP_WAITING, in posting order
+    struct op_list posted;  // large, for the thread to begin
     struct kept *kept[TABLE_SLOTS];
     size_t kept_count;
     pthread_cond_t settled; // kept_count has become 0
@@ -321,7 +327,7 @@ struct engine {
     struct backup backup_cache[BACKUP_CACHE_COUNT];
 
     // thread
-    struct op *running;    // large ops with chunks or codes to inject
+    struct op_list running; // large ops with chunks or codes to inject
     struct lane **lanes;   // all that are polled
     struct lane **hot;
     size_t lane_count, lane_room, hot_count; // `hot` has the room of `lanes`
@@ -342,11 +348,13 @@ struct op *op_new(struct engine *engine, uint64_t tag);
 void op_free(struct engine *engine, struct op *op); // takes it from the table
 void op_end(struct engine *engine, struct op *op, enum engine_result result); // frees a segment that was committed
 void ops_for_each(struct engine *engine, void (*act)(struct engine *, struct op *));
-void op_list_append(struct op **list, struct op *op);
-void op_list_remove(struct op **list, struct op *op); // nothing if it is not there
+void op_list_append(struct op_list *list, struct op *op);
+struct op *op_list_pop(struct op_list *list);              // the first; NULL: the list is empty
+void op_list_remove(struct op_list *list, struct op *op); // nothing if it is not there
 void roster_put(struct roster *roster); // NULL is allowed
 void op_head(const struct op *op, struct wire_op *out);
-bool counter_take(struct engine *engine, uint64_t tag, uint32_t *sequence);
+bool counter_take(struct engine *engine, uint64_t tag, uint32_t *sequence); // false: no memory
+bool counter_is_spent(const struct engine *engine, uint64_t tag);           // the next op of this tag needs another group epoch
 void counters_clear(struct engine *engine);
 bool backup_begin(struct engine *engine, struct op *op);
 bool backup_save(struct op *op, uint64_t offset, uint64_t length); // what was not saved yet

@@ -339,7 +339,7 @@ bool signal_send(struct engine *engine, struct peer *peer, uint16_t type, const 
 
 // A frame made on demand: the next chunk or block of a running op. With frames queued (not `idle`) only what keeps the ring full.
 static struct frame *next_work(struct lane *lane, bool idle) {
-    for (struct op *op = lane->engine->running; op != NULL; op = op->next) {
+    for (struct op *op = lane->engine->running.first; op != NULL; op = op->next) {
         struct frame *frame = op->path == PLAN_RING ? ring_next(lane, op, idle) : idle ? sharded_next(lane, op)
                                                                                        : NULL;
         if (frame != NULL) return frame;

@@ -118,15 +118,24 @@ void ops_for_each(struct engine *engine, void (*act)(struct engine *, struct op 
         for (struct op *op = engine->table[i]; op != NULL; op = op->chain) act(engine, op);
 }
 
-void op_list_append(struct op **list, struct op *op) {
-    while (*list != NULL) list = &(*list)->next;
+void op_list_append(struct op_list *list, struct op *op) {
+    *(list->first == NULL ? &list->first : &list->last->next) = op;
     op->next = NULL;
-    *list = op;
+    list->last = op;
 }
 
-void op_list_remove(struct op **list, struct op *op) {
-    while (*list != NULL && *list != op) list = &(*list)->next;
-    if (*list != NULL) *list = op->next;
+struct op *op_list_pop(struct op_list *list) {
+    struct op *op = list->first;
+    if (op != NULL) list->first = op->next;
+    return op;
+}
+
+void op_list_remove(struct op_list *list, struct op *op) {
+    struct op *before = NULL, *at = list->first;
+    for (; at != NULL && at != op; at = at->next) before = at;
+    if (at == NULL) return;
+    *(before == NULL ? &list->first : &before->next) = op->next;
+    if (list->last == op) list->last = before;
 }
 
 void roster_put(struct roster *roster) {
@@ -207,14 +216,19 @@ bool counter_take(struct engine *engine, uint64_t tag, uint32_t *sequence) {
         counter->tag = tag;
     }
     *sequence = ++counter->next;
+    engine->roll_wanted |= engine->counter_count > TAG_COUNTERS_MAX || counter->next > TAG_OPS_MAX;
     return true;
+}
+
+bool counter_is_spent(const struct engine *engine, uint64_t tag) {
+    return engine->counter_slots > 0 && counter_slot(engine->counters, engine->counter_slots, tag)->next == UINT32_MAX;
 }
 
 void counters_clear(struct engine *engine) {
     free(engine->counters);
     engine->counters = NULL;
     engine->counter_slots = engine->counter_count = 0;
-    engine->roll_asked = false;
+    engine->roll_wanted = engine->roll_asked = false;
 }
 
 // ---- backups of in-place inputs ----

@@ -12,7 +12,7 @@ enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uin
     uint64_t n = members, byte_cost = 1000 * bytes / megabytes_per_s;
     uint64_t small = 1000 * (uint64_t)latency_us + (n - 1) * byte_cost;
     uint64_t ring_rounds = 2 * (n - 1) + 3; // READY, then DONE and the verdict
-    uint64_t ring = 1000 * latency_us * ring_rounds + 2 * (n - 1) * byte_cost / n;
+    uint64_t ring = 1000 * (uint64_t)latency_us * ring_rounds + 2 * (n - 1) * byte_cost / n;
     return small <= ring ? PLAN_SMALL : PLAN_RING;
 }
 

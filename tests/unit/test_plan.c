@@ -32,7 +32,14 @@ static void test_segments(void) {
     for (int i = 0; i < 2000; i++) check_division(check_random(&seed) >> (20 + check_random(&seed) % 44), (size_t)1 << check_random(&seed) % 4);
 }
 
+// However long the way, one round of it costs less than five.
+static void test_choice_at_long_delays(void) {
+    for (uint32_t latency_us = 1000; latency_us <= 20 * 1000 * 1000; latency_us += 100 * 1000)
+        for (uint32_t members = 2; members < 5; members++) CHECK_EQ(plan_choose(PLAN_SMALL_MAX, false, members, latency_us, 1000), PLAN_SMALL);
+}
+
 int main(void) {
+    test_choice_at_long_delays();
     test_segments();
     return check_status();
 }

@@ -1,0 +1,283 @@
+// For tests of the data plane: engines in one process, joined by socket pairs, with a stand-in for the control side and a "master" that counts.
+#ifndef PCCL_TESTS_ENGINE_WORLD_H
+#define PCCL_TESTS_ENGINE_WORLD_H
+
+#include <errno.h>
+#include <pccl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/platform.h"
+#include "check.h"
+#include "data/engine.h"
+#include "net/socket.h"
+
+enum { PEERS_MAX = 5,
+       OPS_MAX = 8192 };
+
+struct world;
+struct side {
+    struct world *world;
+    struct engine *engine;
+    struct wire_id id;
+    uint32_t index;
+    bool alive;
+    int failed;
+    int rolls; // fresh group epochs that were asked for
+    uint64_t reported; // newest epoch that a report came for
+};
+
+struct world {
+    pthread_mutex_t order; // a verdict reaches all before or after an epoch does; taken before `lock`
+    pthread_mutex_t lock;
+    uint32_t count, lanes;
+    struct side sides[PEERS_MAX];
+    uint64_t epoch;
+    uint32_t members; // of it, also those that have died since
+    int64_t commits; // to be given still; the rest waits for the next epoch
+    struct tally {
+        struct wire_op_name name;
+        uint32_t done;
+    } tallies[OPS_MAX];
+    size_t tally_count;
+    struct wire_op_report reports[PEERS_MAX][OPS_MAX];
+    uint32_t report_counts[PEERS_MAX];
+    int mismatches;
+    struct wire_mismatch mismatch;
+};
+
+static inline uint32_t living(const struct world *world) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < world->count; i++) count += world->sides[i].alive;
+    return count;
+}
+
+static inline void verdict_to_all(struct world *world, const struct wire_verdict *verdict) {
+    for (uint32_t i = 0; i < world->count; i++)
+        if (world->sides[i].alive) engine_verdict(world->sides[i].engine, verdict);
+}
+
+static inline void on_done(void *context, const struct wire_op_name *name) {
+    struct side *side = context;
+    struct world *world = side->world;
+    pthread_mutex_lock(&world->order);
+    pthread_mutex_lock(&world->lock);
+    bool commit = false;
+    if (name->epoch == world->epoch && world->commits > 0) {
+        size_t i = 0;
+        while (i < world->tally_count && !wire_op_name_equal(&world->tallies[i].name, name)) i++;
+        if (i == world->tally_count) world->tallies[world->tally_count++] = (struct tally){*name, 0};
+        commit = ++world->tallies[i].done == world->members;
+        if (commit) {
+            world->tallies[i] = world->tallies[--world->tally_count];
+            world->commits--;
+        }
+    }
+    pthread_mutex_unlock(&world->lock);
+    struct wire_verdict *copy = malloc(sizeof *copy);
+    memset(copy, 0, sizeof *copy);
+    copy->name = *name;
+    copy->kind = WIRE_VERDICT_COMMIT;
+    if (commit) verdict_to_all(world, copy);
+    pthread_mutex_unlock(&world->order);
+    free(copy);
+}
+
+static inline void on_mismatch(void *context, const struct wire_mismatch *mismatch) {
+    struct side *side = context;
+    pthread_mutex_lock(&side->world->lock);
+    side->world->mismatches++;
+    side->world->mismatch = *mismatch;
+    pthread_mutex_unlock(&side->world->lock);
+}
+
+static inline void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) {
+    struct side *side = context;
+    pthread_mutex_lock(&side->world->lock);
+    side->reported = epoch;
+    side->world->report_counts[side->index] = report->count;
+    memcpy(side->world->reports[side->index], report->ops, report->count * sizeof *report->ops);
+    pthread_mutex_unlock(&side->world->lock);
+}
+
+static inline void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
+    struct side *side = context;
+    (void)index;
+    (void)silent;
+    if (!wire_id_equal(id, &side->id)) return;
+    pthread_mutex_lock(&side->world->lock);
+    side->rolls++;
+    pthread_mutex_unlock(&side->world->lock);
+}
+
+static inline void on_failed(void *context) {
+    struct side *side = context;
+    pthread_mutex_lock(&side->world->lock);
+    side->failed++;
+    pthread_mutex_unlock(&side->world->lock);
+}
+
+// Joined by TCP on loopback, the engines find that they can read each other's memory; joined by socket pairs they send everything.
+static bool same_host;
+
+static inline bool tcp_pair(int pair[2]) {
+    struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}}, from;
+    int listener = socket_listen(&address);
+    bool made = listener >= 0 && socket_local_address(listener, &address) && (pair[0] = socket_dial(&address)) >= 0;
+    while (made && (pair[1] = socket_accept(listener, &from)) == -EAGAIN) usleep(100);
+    close(listener);
+    return made && pair[1] >= 0;
+}
+
+static inline void link_pair(struct world *world, uint32_t a, uint32_t b) {
+    uint32_t n = living(world);
+    bool neighbours = n <= 3;
+    for (uint32_t i = 0; i < world->count && !neighbours; i++) neighbours = (a + 1) % world->count == b || (b + 1) % world->count == a;
+    for (uint32_t index = 0; index <= (neighbours ? world->lanes : 0); index++) {
+        if (engine_has_link(world->sides[a].engine, &world->sides[b].id, index)) continue;
+        int pair[2];
+        CHECK(same_host ? tcp_pair(pair) : socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
+        engine_add_link(world->sides[a].engine, &world->sides[b].id, index, pair[0]);
+        engine_add_link(world->sides[b].engine, &world->sides[a].id, index, pair[1]);
+    }
+}
+
+static inline void enter(struct world *world, bool lost) {
+    pthread_mutex_lock(&world->order);
+    pthread_mutex_lock(&world->lock);
+    world->epoch++;
+    world->members = living(world);
+    world->tally_count = 0;
+    pthread_mutex_unlock(&world->lock);
+    struct engine_member members[PEERS_MAX];
+    uint32_t n = 0, rank[PEERS_MAX] = {0};
+    for (uint32_t i = 0; i < world->count; i++)
+        if (world->sides[i].alive) {
+            rank[i] = n;
+            members[n++] = (struct engine_member){world->sides[i].id, world->lanes};
+        }
+    for (uint32_t i = 0; i < world->count; i++) {
+        if (!world->sides[i].alive) continue;
+        struct engine_epoch epoch = {.run = 7, .generation = 1, .group_epoch = world->epoch, .lost = lost, .latency_us = 30, .megabytes_per_s = 2000, .rank = rank[i], .count = n, .members = members};
+        engine_enter_epoch(world->sides[i].engine, &epoch);
+    }
+    pthread_mutex_unlock(&world->order);
+}
+
+static inline void links_ready(struct world *world) {
+    for (uint32_t a = 0; a < world->count; a++)
+        for (uint32_t b = a + 1; b < world->count; b++)
+            if (world->sides[a].alive && world->sides[b].alive) link_pair(world, a, b);
+    for (uint32_t i = 0; i < world->count; i++)
+        if (world->sides[i].alive) engine_links_ready(world->sides[i].engine, world->epoch);
+}
+
+static inline struct world *world_new(uint32_t count, uint32_t lanes) {
+    struct world *world = calloc(1, sizeof *world);
+    pthread_mutex_init(&world->order, NULL);
+    pthread_mutex_init(&world->lock, NULL);
+    world->count = count;
+    world->lanes = lanes;
+    world->commits = INT64_MAX;
+    for (uint32_t i = 0; i < count; i++) {
+        struct side *side = &world->sides[i];
+        *side = (struct side){.world = world, .index = i, .alive = true};
+        side->id.bytes[0] = (uint8_t)(i + 1);
+        struct engine_callbacks callbacks = {.context = side, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
+        side->engine = engine_new(&side->id, &callbacks);
+        CHECK(side->engine != NULL);
+    }
+    enter(world, false);
+    links_ready(world);
+    return world;
+}
+
+static inline void world_free(struct world *world) {
+    for (uint32_t i = 0; i < world->count; i++) engine_stop(world->sides[i].engine);
+    for (uint32_t i = 0; i < world->count; i++) engine_free(world->sides[i].engine);
+    pthread_mutex_destroy(&world->order);
+    pthread_mutex_destroy(&world->lock);
+    free(world);
+}
+
+static inline void wait_reports(struct world *world) {
+    for (;;) {
+        bool all = true;
+        pthread_mutex_lock(&world->lock);
+        for (uint32_t i = 0; i < world->count; i++) all &= !world->sides[i].alive || world->sides[i].reported == world->epoch;
+        pthread_mutex_unlock(&world->lock);
+        if (all) return;
+        usleep(1000);
+    }
+}
+
+// The master's rules for what was reported.
+static inline void judge(struct world *world, bool lost) {
+    struct wire_verdict *verdict = calloc(1, sizeof *verdict);
+    for (uint32_t i = 0; i < world->count; i++)
+        for (uint32_t k = 0; world->sides[i].alive && k < world->report_counts[i]; k++) {
+            const struct wire_op_report *op = &world->reports[i][k];
+            uint32_t done = 0, kept = PEERS_MAX;
+            memset(verdict, 0, sizeof *verdict);
+            verdict->name = op->name;
+            for (uint32_t j = 0; j < world->count; j++)
+                for (uint32_t m = 0; world->sides[j].alive && m < world->report_counts[j]; m++) {
+                    const struct wire_op_report *other = &world->reports[j][m];
+                    if (!wire_op_name_equal(&other->name, &op->name)) continue;
+                    done += other->state == WIRE_OP_DONE;
+                    if (other->state == WIRE_OP_KEPT) kept = j;
+                    if (other->state == WIRE_OP_OPEN) verdict->needy[verdict->count++] = world->sides[j].id;
+                }
+            verdict->kind = lost ? WIRE_VERDICT_ABORT : WIRE_VERDICT_REDO;
+            if (done == living(world)) verdict->kind = WIRE_VERDICT_COMMIT;
+            if (kept < PEERS_MAX) {
+                verdict->kind = WIRE_VERDICT_COMMIT;
+                verdict->supplier = world->sides[kept].id;
+            }
+            verdict_to_all(world, verdict);
+        }
+    free(verdict);
+}
+
+static inline float input(uint32_t peer, uint64_t i) { return (float)((peer + 1) * 1000 + i % 997); }
+
+static inline float *filled(uint32_t peer, uint64_t count) {
+    float *data = malloc(count * sizeof *data + 1);
+    for (uint64_t i = 0; i < count; i++) data[i] = input(peer, i);
+    return data;
+}
+
+static inline struct engine_reduce reduce_of(const void *send, void *recv, uint64_t tag, uint64_t count, int op, int quantised, int algorithm) {
+    return (struct engine_reduce){
+        .send = send,
+        .recv = recv,
+        .tag = tag,
+        .fingerprint = {.count = count, .dtype = pcclFloat, .op = (uint8_t)op, .quantised_dtype = (uint8_t)quantised, .algorithm = (uint8_t)algorithm},
+    };
+}
+
+static inline void kill_side(struct world *world, uint32_t victim) {
+    pthread_mutex_lock(&world->order);
+    pthread_mutex_lock(&world->lock);
+    world->sides[victim].alive = false;
+    pthread_mutex_unlock(&world->lock);
+    pthread_mutex_unlock(&world->order);
+    engine_stop(world->sides[victim].engine);
+    for (uint32_t i = 0; i < world->count; i++)
+        if (world->sides[i].alive) engine_drop_peer(world->sides[i].engine, &world->sides[victim].id);
+}
+
+static inline void new_epoch(struct world *world, bool lost) {
+    enter(world, lost);
+    links_ready(world);
+    wait_reports(world);
+    pthread_mutex_lock(&world->lock);
+    world->commits = INT64_MAX;
+    pthread_mutex_unlock(&world->lock);
+    judge(world, lost);
+}
+
+#endif
