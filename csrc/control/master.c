@@ -25,6 +25,9 @@ enum {
     TOKEN_WAKE,
 };
 
+// So a connection without a hello always finds a place: one that is closing gives way to it.
+_Static_assert(MEMBERSHIP_MAX_KNOWN + MASTER_MAX_ANONYMOUS < MEMBERSHIP_MAX_CONNS, "peers, those that wait, and connections without a hello leave places");
+
 enum conn_state {
     CONN_UNUSED,
     CONN_ANONYMOUS, // no hello yet
@@ -344,10 +347,10 @@ static struct conn *oldest(struct master *master, enum conn_state state) {
     return found;
 }
 
-// Room for one more connection without a hello. Registered peers and these leave hundreds of places, all of which may be closing.
+// Room for one more connection without a hello; NULL: there is none.
 static struct conn *conn_place(struct master *master) {
     if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS) conn_close(master, oldest(master, CONN_ANONYMOUS));
-    if (master->conn_count[CONN_UNUSED] == 0) conn_close(master, oldest(master, CONN_CLOSING));
+    if (master->conn_count[CONN_UNUSED] == 0 && master->conn_count[CONN_CLOSING] > 0) conn_close(master, oldest(master, CONN_CLOSING));
     return oldest(master, CONN_UNUSED);
 }
 
@@ -371,6 +374,10 @@ static void accept_some(struct master *master) {
         }
         if (fd < 0) continue; // that connection was gone before it was accepted
         struct conn *conn = conn_place(master);
+        if (conn == NULL) {
+            socket_close(fd);
+            continue;
+        }
         *conn = (struct conn){.fd = fd, .source = source, .deadline_ns = master->now_ns + MASTER_HELLO_LIMIT_MS * MS_NS};
         set_state(master, conn, CONN_ANONYMOUS);
         if (!watch(master, fd, index_of(master, conn), EPOLLIN, EPOLL_CTL_ADD)) conn_close(master, conn);

@@ -16,7 +16,8 @@
 #include "../net/wire.h"
 
 enum {
-    MEMBERSHIP_MAX_CONNS = 2048, // connections are named by numbers below this, chosen by the body
+    MEMBERSHIP_MAX_KNOWN = 2 * WIRE_MAX_MEMBERS, // connections that the mind knows: peers, and those that wait for a run to be taken up
+    MEMBERSHIP_MAX_CONNS = 3072, // connections are named by numbers below this, chosen by the body
     MEMBERSHIP_RANDOM_BYTES = 24, // run id and secret
     MEMBERSHIP_MAX_LOGS = 32,    // lines per event, then lines are dropped
     MEMBERSHIP_LOG_BYTES = 320,

@@ -402,6 +402,56 @@ static void test_no_descriptors(void) {
     master_free(master);
 }
 
+static void write_resume(struct wire_buffer *out, uint32_t name, uint64_t run) {
+    struct wire_resume resume = {
+        .hello = {.version = WIRE_VERSION, .lanes = 1, .port = 40000, .masters = 1},
+        .generation = 1,
+        .join_number = 1,
+    };
+    memcpy(resume.hello.id.bytes, &name, sizeof name);
+    wire_encode_resume(out, (struct wire_header){.run = run, .generation = 1}, &resume);
+}
+
+static void raise_descriptors(rlim_t needed) {
+    struct rlimit limit;
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    if (limit.rlim_cur < needed) limit.rlim_cur = limit.rlim_max < needed ? limit.rlim_max : needed;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur >= needed);
+}
+
+// As many peers as may register, as many that wait for other runs, and others that say nothing.
+static void test_full(void) {
+    check_case("all places are taken");
+    enum { WAIT = WIRE_MAX_MEMBERS,
+           SILENT = MASTER_MAX_ANONYMOUS + 44 };
+    static int peers[WIRE_MAX_MEMBERS], waiting[WAIT], silent[SILENT];
+    raise_descriptors(2 * (WIRE_MAX_MEMBERS + WAIT + SILENT) + 100);
+    struct master *master = start(PATIENCE_MS);
+    struct wire_buffer frame = {0};
+    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) {
+        struct wire_hello hello = {.version = WIRE_VERSION, .lanes = 1, .port = 40000, .masters = 1};
+        uint32_t name = i + 1;
+        memcpy(hello.id.bytes, &name, sizeof name);
+        wire_encode_hello(&frame, (struct wire_header){0}, &hello);
+        peers[i] = dial(master);
+        say(peers[i], &frame);
+    }
+    struct client first = {.fd = peers[0]}, last = {.fd = peers[WIRE_MAX_MEMBERS - 1]};
+    CHECK_EQ(next_type(&last), WIRE_WELCOME);
+    for (uint32_t i = 0; i < WAIT; i++) {
+        write_resume(&frame, 100000 + i, UINT64_C(1) + i);
+        waiting[i] = dial(master);
+        say(waiting[i], &frame);
+    }
+    for (uint32_t i = 0; i < SILENT; i++) silent[i] = dial(master);
+    CHECK(closes(silent[0])); // the oldest made room, and the master lives
+    CHECK_EQ(next_type(&first), WIRE_WELCOME);
+    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) close(peers[i]);
+    for (uint32_t i = 0; i < WAIT; i++) close(waiting[i]);
+    for (uint32_t i = 0; i < SILENT; i++) close(silent[i]);
+    master_free(master);
+}
+
 int main(void) {
     test_hello();
     test_segments();
@@ -410,6 +460,7 @@ int main(void) {
     test_time();
     test_slow_reader();
     test_end();
+    test_full();
     test_no_descriptors();
     return check_status();
 }
