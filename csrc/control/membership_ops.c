@@ -126,7 +126,7 @@ void membership_on_mismatch(struct membership *m, struct peer *peer, const struc
 void membership_ops_begin(struct membership *m, struct group *group) {
     (void)m;
     op_table_reset(&group->done, group->count, WIRE_MAX_LIVE_OPS);
-    op_table_reset(&group->reports, group->count, group->count * 2 * WIRE_MAX_LIVE_OPS);
+    op_table_reset(&group->reports, group->count, 2 * WIRE_MAX_LIVE_OPS);
     group->reports_missing = group->count;
 }
 

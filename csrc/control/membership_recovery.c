@@ -240,7 +240,7 @@ static void take_members(struct membership *m, const struct claim *claim, const 
 
 // Verdicts that somebody has.
 static void take_past(struct membership *m) {
-    for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) op_table_reset(&m->order[i]->group->past, m->order[i]->group->count, m->order[i]->group->count * WIRE_MAX_PAST);
+    for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) op_table_reset(&m->order[i]->group->past, m->order[i]->group->count, WIRE_MAX_PAST);
     for (uint32_t i = 0; i < m->count; i++) {
         struct peer *peer = m->order[i];
         const struct survivor *survivor = survivor_of(m, peer->conn);

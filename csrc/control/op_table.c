@@ -25,6 +25,7 @@ static uint32_t *bucket_of(const struct op_table *table, const struct wire_op_na
 }
 
 void op_table_reset(struct op_table *table, uint32_t ranks, uint32_t limit) {
+    free(table->noted);
     free(table->buckets);
     free(table->entries);
     *table = (struct op_table){.ranks = ranks, .limit = limit, .free = OP_TABLE_NONE};
@@ -57,7 +58,6 @@ struct op_entry *op_table_find(const struct op_table *table, const struct wire_o
 }
 
 static enum op_table_result add(struct op_table *table, const struct wire_op_name *name, struct op_entry **out) {
-    if (table->count >= table->limit) return OP_TABLE_FULL;
     uint32_t index = table->free;
     if (index == OP_TABLE_NONE) {
         // The free list is empty, so every used entry is live and may be put into its bucket again.
@@ -92,11 +92,14 @@ bool op_entry_has(const struct op_table *table, const struct op_entry *entry, ui
 enum op_table_result op_table_note(struct op_table *table, const struct wire_op_name *name, uint32_t rank, enum wire_op_state state,
                                    struct op_entry **out) {
     struct op_entry *entry = op_table_find(table, name);
+    if (table->noted == NULL && (table->noted = calloc(table->ranks, sizeof *table->noted)) == NULL) return OP_TABLE_NO_MEMORY;
+    if (entry != NULL && op_entry_has(table, entry, rank)) return OP_TABLE_TWICE;
+    if (table->noted[rank] >= table->limit) return OP_TABLE_FULL;
     if (entry == NULL) {
         enum op_table_result result = add(table, name, &entry);
         if (result != OP_TABLE_OK) return result;
     }
-    if (op_entry_has(table, entry, rank)) return OP_TABLE_TWICE;
+    table->noted[rank]++;
     uint64_t *bits = state == WIRE_OP_OPEN ? entry->bits : entry->bits + words_of(table);
     bits[rank / 64] |= UINT64_C(1) << (rank % 64);
     if (state == WIRE_OP_OPEN) entry->open++;
@@ -113,6 +116,7 @@ void op_table_remove(struct op_table *table, struct op_entry *entry) {
     uint32_t index = index_of(table, entry), *link = bucket_of(table, &entry->name);
     while (*link != index) link = &entry_at(table, *link)->next;
     *link = entry->next;
+    for (uint32_t rank = 0; rank < table->ranks; rank++) table->noted[rank] -= op_entry_has(table, entry, rank);
     entry->live = false;
     entry->next = table->free;
     table->free = index;

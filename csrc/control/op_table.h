@@ -1,5 +1,5 @@
 // Ops by name, with one set of member ranks per state: who is done with an op, or who said what about it in a report.
-// O(1) find, add and remove; memory is taken at the first add and bounded by `limit`.
+// O(1) find and add; memory is taken at the first add. The bound is one per member, so that none of them can use up the room of the others.
 #ifndef PCCL_CONTROL_OP_TABLE_H
 #define PCCL_CONTROL_OP_TABLE_H
 
@@ -17,18 +17,19 @@ struct op_entry {
 };
 
 struct op_table {
-    uint32_t ranks, limit;
+    uint32_t ranks, limit; // `limit`: ops that one member may have a state for
     uint32_t count, used, capacity, free;
+    uint32_t *noted;   // by rank: ops that this member has a state for
     uint32_t *buckets; // 2 * capacity, a power of two
     uint8_t *entries;
 };
 
 enum op_table_result { OP_TABLE_OK,
                        OP_TABLE_TWICE,
-                       OP_TABLE_FULL,
+                       OP_TABLE_FULL, // for this member
                        OP_TABLE_NO_MEMORY };
 
-// Empties the table and gives its memory back; entries will have room for `ranks` members.
+// Empties the table and gives its memory back; entries will have room for `ranks` members, each of which may have a state for `limit` ops.
 void op_table_reset(struct op_table *table, uint32_t ranks, uint32_t limit);
 // Notes that the member `rank` is in `state`. TWICE: it has a state for this op already. `*out` is valid until the next note.
 enum op_table_result op_table_note(struct op_table *table, const struct wire_op_name *name, uint32_t rank, enum wire_op_state state,

@@ -692,6 +692,23 @@ static void test_done(void) {
     EXPELLED('a', "live ops");
     EPOCH("b", LOSS, 3, 3, "b");
     end();
+
+    begin("one member's made-up ops are its own");
+    form("abc", 0);
+    enum { HONEST = WIRE_MAX_LIVE_OPS + 100 };
+    for (uint64_t tag = 1; tag < WIRE_MAX_LIVE_OPS; tag++) done("a", 2, HONEST + tag);
+    for (uint64_t tag = 0; tag < HONEST; tag++) {
+        done("bca", 2, tag);
+        VERDICT("abc", 2, 2, tag, COMMIT, 0, "");
+        for (int c = 0; c < 3; c++) clear(&boxes[c]);
+    }
+    done("a", 2, HONEST); // the last one that a may have open
+    done("bc", 2, 0);
+    CHECK(quiet("abc"));
+    done("a", 2, 0);
+    EXPELLED('a', "live ops");
+    EPOCH("bc", LOSS, 3, 3, "bc");
+    end();
 }
 
 static void test_loss_with_ops(void) {
