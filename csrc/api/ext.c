@@ -186,3 +186,11 @@ int pccl_ext_cpu_level(const char **name_out) {
     if (name_out != NULL) *name_out = kernels->name;
     return (int)kernels->level;
 }
+
+bool pccl_ext_has_lz4(void) {
+#ifdef PCCL_HAVE_LZ4
+    return true;
+#else
+    return false;
+#endif
+}

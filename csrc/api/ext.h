@@ -79,4 +79,7 @@ pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *shared_state, uint64_t
 // The instruction set the kernels use here, as a name ("portable", "avx2", ...) and the number of its level.
 int pccl_ext_cpu_level(const char **name_out);
 
+// Whether the build has LZ4, which packs shared state for slow links.
+bool pccl_ext_has_lz4(void);
+
 #endif

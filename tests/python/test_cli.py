@@ -38,6 +38,7 @@ def test_info():
     assert facts["version"] == pccl.__version__
     assert facts["default port"] == 48148
     assert facts["instruction set"] in ("portable", "avx2", "avx512", "neon")
+    assert facts["LZ4"] == "yes" or "install liblz4-dev" in facts["LZ4"]
 
 
 @pytest.mark.parametrize(
