@@ -4,10 +4,11 @@
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "base/descriptor.h"
 
 enum { OVERSLEPT_MS = 20 }; // far below a heartbeat limit
 
@@ -84,7 +85,7 @@ bool platform_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held, int64_t dea
     return pthread_cond_timedwait(cond, held, &until) != ETIMEDOUT;
 }
 
-int wake_open(void) { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }
+int wake_open(void) { return descriptor_event(); }
 
 void wake_signal(int wake) {
     int saved = errno;

@@ -1,7 +1,7 @@
 // Clock, threads, wake-ups, randomness: the only header behind which the operating system's threads live.
 //
-// Not promised: use after fork() in the child, calls from signal handlers (except wake_signal, which is async-signal-safe),
-// any system but Linux.
+// Not promised: use in a forked child of what was made before the fork, calls from signal handlers (except wake_signal, which is
+// async-signal-safe), any system but Linux.
 #ifndef PCCL_BASE_PLATFORM_H
 #define PCCL_BASE_PLATFORM_H
 
@@ -43,7 +43,7 @@ bool platform_cond_init(pthread_cond_t *cond);
 bool platform_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held, int64_t deadline_ns);
 
 // A wake-up: a descriptor that polls readable after wake_signal until wake_clear.
-int wake_open(void);        // -1 when the system refuses
+int wake_open(void);        // negative when the system refuses; closed by descriptor_close
 void wake_signal(int wake); // async-signal-safe, never blocks
 void wake_clear(int wake);
 

@@ -8,8 +8,8 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
+#include "../base/descriptor.h"
 #include "../base/log.h"
 #include "../base/platform.h"
 #include "../net/socket.h"
@@ -87,8 +87,8 @@ static void set_state(struct master *master, struct conn *conn, enum conn_state 
     master->conn_count[state]++;
 }
 
-// The descriptor leaves the poller with its last reference, which is ours.
 static void conn_close(struct master *master, struct conn *conn) {
+    epoll_ctl(master->poller, EPOLL_CTL_DEL, conn->fd, NULL); // closing does not, while a child has the socket open
     socket_close(conn->fd);
     free(conn->in.at);
     free(conn->out.at);
@@ -457,7 +457,7 @@ static void close_all(struct master *master) {
     for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++)
         if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
     socket_close(master->listener);
-    socket_close(master->poller);
+    descriptor_close(master->poller);
     master->listener = master->poller = -1;
 }
 
@@ -492,7 +492,7 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
 no_cond:
     pthread_mutex_destroy(&master->lock);
 no_lock:
-    close(master->wake);
+    descriptor_close(master->wake);
 no_wake:
     free(master);
     return NULL;
@@ -511,8 +511,8 @@ static int open_all(struct master *master) {
     struct wire_address bound;
     if (!socket_local_address(master->listener, &bound)) return -EIO;
     master->address.port = bound.port;
-    master->poller = epoll_create1(EPOLL_CLOEXEC);
-    if (master->poller < 0) return -errno;
+    master->poller = descriptor_epoll();
+    if (master->poller < 0) return master->poller;
     if (!watch(master, master->wake, TOKEN_WAKE, EPOLLIN, EPOLL_CTL_ADD) || !watch(master, master->listener, TOKEN_LISTENER, EPOLLIN, EPOLL_CTL_ADD)) return -ENOMEM;
     uint8_t random[MEMBERSHIP_RANDOM_BYTES];
     if (!platform_random(random, sizeof random)) return -EIO;
@@ -563,6 +563,6 @@ void master_free(struct master *master) {
     membership_free(master->membership);
     pthread_cond_destroy(&master->changed);
     pthread_mutex_destroy(&master->lock);
-    close(master->wake);
+    descriptor_close(master->wake);
     free(master);
 }

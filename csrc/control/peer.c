@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 
+#include "../base/descriptor.h"
 #include "../net/socket.h"
 
 enum { SETTLE_MS = 500 }; // what a leaving peer waits at most for others to complete what it has
@@ -233,13 +234,13 @@ struct peer *peer_new(const struct peer_params *params) {
     p->seek.masters = p->params.masters;
     p->seek.count = params->master_count;
     p->wake = wake_open();
-    p->epoll = epoll_create1(EPOLL_CLOEXEC);
+    p->epoll = descriptor_epoll();
     p->input = malloc(INPUT_BYTES);
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA_WAKE};
     bool opened = p->wake >= 0 && p->epoll >= 0 && p->input != NULL && epoll_ctl(p->epoll, EPOLL_CTL_ADD, p->wake, &event) == 0;
     if (!opened || !platform_cond_init(&p->changed)) {
-        socket_close(p->wake);
-        socket_close(p->epoll);
+        descriptor_close(p->wake);
+        descriptor_close(p->epoll);
         free(p->input);
         free(p);
         return NULL;
@@ -296,8 +297,8 @@ void peer_free(struct peer *p) {
     free(p->told);
     free(p->lost);
     free(p->input);
-    socket_close(p->wake);
-    socket_close(p->epoll);
+    descriptor_close(p->wake);
+    descriptor_close(p->epoll);
     pthread_cond_destroy(&p->changed);
     pthread_mutex_destroy(&p->lock);
     pthread_mutex_destroy(&p->out_lock);

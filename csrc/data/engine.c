@@ -11,8 +11,8 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
+#include "base/descriptor.h"
 #include "compute/kernels.h"
 #include "data/engine_private.h"
 
@@ -218,7 +218,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     platform_cond_init(&engine->no_waiters);
     platform_cond_init(&engine->settled);
     platform_cond_init(&engine->sync_let_go);
-    engine->epoll = epoll_create1(EPOLL_CLOEXEC);
+    engine->epoll = descriptor_epoll();
     engine->wake = wake_open();
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
     bool made = engine->epoll >= 0 && engine->wake >= 0 && epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
@@ -310,8 +310,8 @@ void engine_free(struct engine *engine) {
     free(engine->hot);
     free(engine->wide);
     free(engine->wide_input);
-    if (engine->epoll >= 0) close(engine->epoll);
-    if (engine->wake >= 0) close(engine->wake);
+    descriptor_close(engine->epoll);
+    descriptor_close(engine->wake);
     pthread_cond_destroy(&engine->no_waiters);
     pthread_cond_destroy(&engine->settled);
     pthread_cond_destroy(&engine->sync_let_go);

@@ -2,9 +2,9 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "data/engine_private.h"
+#include "net/socket.h"
 
 struct peer *peer_find(struct engine *engine, const struct wire_id *id) {
     struct peer *peer = engine->peers;
@@ -68,7 +68,7 @@ void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t i
     struct peer *peer = index <= WIRE_MAX_LANES && !engine->stopping && !engine->dead ? peer_get(engine, id) : NULL;
     struct lane *lane = peer == NULL ? NULL : lane_new(engine, peer, index, fd);
     if (lane == NULL) {
-        close(fd);
+        socket_close(fd);
     } else {
         retire(peer, index);
         peer->lanes[index] = lane;

@@ -13,6 +13,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "base/platform.h"
 #include "net/socket.h"
 
@@ -85,7 +86,7 @@ static bool answer_shapes(const uint8_t *bytes, size_t length, int device, bool 
 
 static bool loopback_is_shaped(void) {
     int device = (int)if_nametoindex("lo");
-    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+    int fd = descriptor_socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE);
     uint8_t *bytes = malloc(NETLINK_BYTES);
     bool shaped = true;
     if (device > 0 && fd >= 0 && bytes != NULL) {
@@ -101,7 +102,7 @@ static bool loopback_is_shaped(void) {
             shaped = got <= 0 || answer_shapes(bytes, (size_t)got, device, &done);
         }
     }
-    if (fd >= 0) close(fd);
+    descriptor_close(fd);
     free(bytes);
     return shaped;
 }

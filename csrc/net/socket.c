@@ -9,7 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "base/descriptor.h"
 
 enum {
     BACKLOG = 1024,
@@ -92,8 +93,7 @@ static void set_connection_options(int fd) {
 
 static int open_socket(const struct wire_address *address) {
     int family = address->family == 6 ? AF_INET6 : AF_INET;
-    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    return fd < 0 ? -errno : fd;
+    return descriptor_socket(family, SOCK_STREAM | SOCK_NONBLOCK, 0);
 }
 
 int socket_listen(const struct wire_address *address) {
@@ -105,7 +105,7 @@ int socket_listen(const struct wire_address *address) {
     socklen_t length = socket_address_to_sockaddr(&to, address);
     if (bind(fd, (struct sockaddr *)&to, length) != 0 || listen(fd, BACKLOG) != 0) {
         int error = errno;
-        close(fd);
+        descriptor_close(fd);
         return -error;
     }
     return fd;
@@ -129,10 +129,10 @@ int socket_listen_from(const struct wire_address *address, uint16_t first, uint1
 int socket_accept(int listener, struct wire_address *from) {
     struct sockaddr_storage source;
     socklen_t length = sizeof source;
-    int fd = accept4(listener, (struct sockaddr *)&source, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0) return -errno;
+    int fd = descriptor_accept(listener, (struct sockaddr *)&source, &length);
+    if (fd < 0) return fd;
     if (!socket_address_from_sockaddr(from, (struct sockaddr *)&source)) {
-        close(fd);
+        descriptor_close(fd);
         return -EAFNOSUPPORT;
     }
     set_connection_options(fd);
@@ -147,7 +147,7 @@ int socket_dial(const struct wire_address *address) {
     socklen_t length = socket_address_to_sockaddr(&to, address);
     if (connect(fd, (struct sockaddr *)&to, length) != 0 && errno != EINPROGRESS) {
         int error = errno;
-        close(fd);
+        descriptor_close(fd);
         return -error;
     }
     return fd;
@@ -205,9 +205,7 @@ ptrdiff_t socket_receive(int fd, void *bytes, size_t capacity) {
     }
 }
 
-void socket_close(int fd) {
-    if (fd >= 0) close(fd);
-}
+void socket_close(int fd) { descriptor_close(fd); }
 
 bool socket_address_parse(const char *text, size_t length, struct wire_address *out) {
     char copy[80];

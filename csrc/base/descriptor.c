@@ -1,0 +1,83 @@
+#define _GNU_SOURCE
+#include "base/descriptor.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { WORD_BITS = 64 };
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int watch_error;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // of the rest; a leaf, and nothing under it allocates: allocators have fork handlers, too
+static uint64_t ours[DESCRIPTORS_MAX / WORD_BITS];
+static int word_count; // words from here on are 0
+static atomic_uint_fast32_t forks;
+
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+
+static void in_parent(void) { pthread_mutex_unlock(&lock); }
+
+static void in_child(void) {
+    for (int i = 0; i < word_count; i++) {
+        for (; ours[i] != 0; ours[i] &= ours[i] - 1) close(i * WORD_BITS + __builtin_ctzll(ours[i]));
+    }
+    word_count = 0;
+    atomic_fetch_add(&forks, 1);
+    pthread_mutex_unlock(&lock);
+}
+
+static void watch_forks(void) { watch_error = pthread_atfork(before_fork, in_parent, in_child); }
+
+void descriptor_begin(void) {
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&lock);
+}
+
+int descriptor_end(int opened) {
+    int error = opened < 0 ? errno : opened >= DESCRIPTORS_MAX ? EMFILE
+                                                               : watch_error;
+    if (error == 0) {
+        int word = opened / WORD_BITS;
+        ours[word] |= UINT64_C(1) << opened % WORD_BITS;
+        if (word >= word_count) word_count = word + 1;
+    } else if (opened >= 0) {
+        close(opened);
+    }
+    pthread_mutex_unlock(&lock);
+    return error == 0 ? opened : -error;
+}
+
+int descriptor_socket(int family, int type, int protocol) {
+    descriptor_begin();
+    return descriptor_end(socket(family, type | SOCK_CLOEXEC, protocol));
+}
+
+int descriptor_accept(int listener, struct sockaddr *from, socklen_t *length) {
+    descriptor_begin();
+    return descriptor_end(accept4(listener, from, length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+}
+
+int descriptor_epoll(void) {
+    descriptor_begin();
+    return descriptor_end(epoll_create1(EPOLL_CLOEXEC));
+}
+
+int descriptor_event(void) {
+    descriptor_begin();
+    return descriptor_end(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+}
+
+void descriptor_close(int fd) {
+    if (fd < 0) return;
+    pthread_mutex_lock(&lock);
+    if (fd < DESCRIPTORS_MAX) ours[fd / WORD_BITS] &= ~(UINT64_C(1) << fd % WORD_BITS);
+    shutdown(fd, SHUT_RDWR); // refused for what is no socket
+    close(fd);
+    pthread_mutex_unlock(&lock);
+}
+
+uint32_t descriptor_forks(void) { return (uint32_t)atomic_load(&forks); }

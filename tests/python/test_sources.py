@@ -1,0 +1,34 @@
+"""What the sources of the core keep to, where a compiler does not see to it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parents[2] / "csrc"
+
+OPENERS = (
+    "socket|socketpair|accept4?|epoll_create1?|eventfd|signalfd|timerfd_create|inotify_init1?|pidfd_open|memfd_create|userfaultfd"
+    "|open|openat|creat|fopen|fdopen|opendir|pipe2?|dup[23]?|close|fclose|closedir|popen|mkstemp"
+)
+BARE = re.compile(rf"(?<![\w.>])({OPENERS})\(")
+BY_NUMBER = re.compile(r"\b(SYS|__NR)_\w+|F_DUPFD|SO_PEERPIDFD|SCM_RIGHTS")
+
+
+def code_of(path: Path) -> list[str]:
+    """The lines, without what stands in comments and strings."""
+    return [re.sub(r'"(\\.|[^"\\])*"|//.*', "", line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.skipif(not CSRC.is_dir(), reason="the sources are not here")
+def test_descriptors_are_opened_and_closed_in_one_place():
+    """One that csrc/base/descriptor.c does not know stays open in forked children, and hides the death of their parent."""
+    found = [
+        f"{path.relative_to(CSRC)}:{number}: {line.strip()}"
+        for path in sorted(CSRC.rglob("*.[ch]"))
+        if path.name != "descriptor.c" and path.parent.name != "sim"
+        for number, line in enumerate(code_of(path), 1)
+        # Between these two stands what has no function of its own in descriptor.h.
+        if (BARE.search(line) or BY_NUMBER.search(line)) and "descriptor_end(" not in line
+    ]
+    assert not found, "use csrc/base/descriptor.h:\n" + "\n".join(found)
