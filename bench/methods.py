@@ -53,8 +53,7 @@ def join_run(address: str, world: int, lanes: int = 0) -> pccl.Communicator:
 
 def form(comm: pccl.Communicator, world: int) -> None:
     """Returns once the run has `world` peers; all of them call this."""
-    while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < world:
-        update(comm)
+    comm.wait_for_peers(world)
 
 
 def update(comm: pccl.Communicator) -> None:

@@ -13,12 +13,11 @@ import pccl
 def peer(address: str, number: int) -> None:
     with pccl.Communicator(address) as comm:
         comm.connect()
-        while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-            comm.update_topology()  # lets the other one in
+        comm.wait_for_peers(2)  # lets the other one in
         vector = np.full(4, number, np.float32)
-        info = comm.all_reduce(vector, vector, op=pccl.ReduceOp.AVG)
+        info = comm.all_reduce(vector, op=pccl.ReduceOp.AVG)  # in place
         print(f"peer {number}: average over {info.world_size} peers is {vector}", flush=True)
-        comm.update_topology()  # also a barrier: nobody leaves while another is still in the reduce
+        comm.are_peers_pending()  # a barrier: nobody leaves while another is still in the reduce
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ Start a master, then this program as often as the third argument says, and kill 
     pccl master --listen 127.0.0.1:48148
     python examples/training_loop.py 127.0.0.1:48148 200 3
 
-All peers start from the same parameters and average their gradients, so they hold the same parameters after every step.
+All peers start from the same parameters and average their gradients, so they hold the same parameters after every
+step. A copy that starts late is not let in, for it would begin at step 1: it waits until the others have ended, and then
+gives up. How to let one in and bring it up to date is in README, under "Bringing a newcomer up to date".
 """
 
 import sys
@@ -18,13 +20,15 @@ import pccl
 
 
 def average(comm: pccl.Communicator, gradient: np.ndarray) -> None:
-    """Averages in place over the members alive; alone, the gradient stays as it is."""
-    while comm.get_attribute(pccl.Attribute.LOCAL_WORLD_SIZE) > 1:
+    """Averages in place over the members that are left; raises if this peer is no longer one of them."""
+    while True:
         try:
-            comm.all_reduce(gradient, gradient, op=pccl.ReduceOp.AVG)
+            comm.all_reduce(gradient, op=pccl.ReduceOp.AVG)
             return
         except pccl.PeerLostError:
             continue  # a member died: the gradient is as it was, so again, among the survivors
+        except pccl.TooFewPeersError:
+            return  # all others have died: the average over one peer is its own gradient
 
 
 def main(address: str, steps: int, peers: int) -> None:
@@ -32,18 +36,19 @@ def main(address: str, steps: int, peers: int) -> None:
     parameters = np.zeros(1000, np.float32)
     with pccl.Communicator(address) as comm:
         comm.connect()
-        while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < peers:
-            comm.update_topology()
+        comm.wait_for_peers(peers, timeout=60)
         for step in range(1, steps + 1):
             gradient = parameters - 1 + noise.normal(0, 0.1, parameters.size).astype(np.float32)
             average(comm, gradient)
             parameters -= 0.1 * gradient
             if step % 20 == 0:
-                world = comm.get_attribute(pccl.Attribute.LOCAL_WORLD_SIZE)
-                print(f"step {step}: {world} peers, parameters {zlib.crc32(parameters):08x}", flush=True)
+                print(f"step {step}: {comm.world_size} peers, parameters {zlib.crc32(parameters):08x}", flush=True)
             time.sleep(0.01)
-        comm.update_topology()  # also a barrier: nobody leaves while another is still in the last reduce
+        comm.are_peers_pending()  # a barrier that lets nobody in: nobody leaves while another is still in the last reduce
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    try:
+        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    except pccl.PCCLError as error:  # expelled, no master any more, or too few peers came: this peer must not go on by itself
+        sys.exit(f"stopped: {error}")

@@ -69,20 +69,14 @@ def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "") -> Iter
     """Is one of `plan.world` peers of the run at `address`, all of which follow the same plan; gives a row per size."""
     with pccl.Communicator(address, 0, plan.lanes) as comm:
         comm.connect()
-        _wait_for_world(comm, plan.world)
+        try:
+            comm.wait_for_peers(plan.world, timeout=FORM_SECONDS)
+        except pccl.PCCLTimeoutError:
+            raise BenchError(f"fewer than {plan.world} peers came within {FORM_SECONDS:.0f} s") from None
         gloo = _join_gloo(plan, rank, folder) if plan.gloo else None
         for size in plan.sizes:
             yield _measure(comm, plan, size, gloo)
         comm.update_topology()  # a barrier: nobody leaves while another is still in the last op
-
-
-def _wait_for_world(comm: pccl.Communicator, world: int) -> None:
-    end = time.monotonic() + FORM_SECONDS
-    while comm.get_attribute(pccl.Attribute.LOCAL_WORLD_SIZE) < world:
-        if time.monotonic() > end:
-            raise BenchError(f"fewer than {world} peers came within {FORM_SECONDS:.0f} s")
-        time.sleep(0.01)
-        comm.update_topology()
 
 
 def _join_gloo(plan: Plan, rank: int, folder: str) -> Callable[[Any], object]:

@@ -38,6 +38,14 @@ _ffi, _C = load_native_module()
 PAUSE_SECONDS = 1.0
 """After each failed attempt to connect."""
 
+FORM_PAUSE_SECONDS = 0.01
+"""Between the votes of `wait_for_peers`; doubled up to FORM_PAUSE_MOST_SECONDS, so that waiting costs next to nothing."""
+
+FORM_PAUSE_MOST_SECONDS = 0.1
+
+FORM_GRACE_SECONDS = 0.5
+"""How long a vote of `wait_for_peers` may outlast its deadline: five of the others' pauses."""
+
 STATE_BYTES = 256
 
 
@@ -147,13 +155,73 @@ class Communicator:
     # ---- topology ----
 
     def get_attribute(self, attribute: Attribute) -> int:
-        """A number of the adopted epoch; 1 for a dead communicator. INVALID_USAGE before `connect`."""
+        """A number of the current membership, such as the world size.
+
+        Members read the same numbers between the same two calls: a loss shows only after the error or the call that tells
+        of it, a newcomer after `update_topology`. ConnectionFailedError: this peer has been expelled, or has lost its
+        master for good; so 1 means that it is alone, never that it is cut off. INVALID_USAGE before `connect`.
+        """
         require_kind("attribute", attribute, Attribute)
-        out = _ffi.new("int *")
-        call = NativeCall("pcclGetAttribute", self._pointer, attribute.value, out)
-        call.proceed(self._handle)
-        call.check()
-        return int(out[0])
+        value = self._read_attribute(attribute.value)
+        if value == 1:
+            self._check_alive()  # asked last: then the number is that of a living one
+        return value
+
+    @property
+    def rank(self) -> int:
+        """The place of this peer among the members of its group, in the order of joining: 0 to `world_size` - 1.
+
+        Between the same two calls every member has another one. The order of those that stay does not change, but a rank
+        becomes smaller when a member with a smaller one is lost: read it anew for each step. Raises what `get_attribute`
+        raises, and PeerLostError when members died together with a master: it is known again after the next op, which
+        tells of them, or `update_topology`.
+        """
+        return self._read_attribute(_C.PCCL_ATTRIBUTE_PEER_GROUP_RANK)
+
+    @property
+    def world_size(self) -> int:
+        """The number of members of this peer's group, as `get_attribute(Attribute.LOCAL_WORLD_SIZE)`."""
+        return self.get_attribute(Attribute.LOCAL_WORLD_SIZE)
+
+    @property
+    def global_world_size(self) -> int:
+        """The number of members of all groups, as `get_attribute(Attribute.GLOBAL_WORLD_SIZE)`."""
+        return self.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+
+    @property
+    def alive(self) -> bool:
+        """Whether this peer is connected and still part of the run. `reconnect` helps one that is not."""
+        try:
+            self._check_alive()
+        except PCCLError:
+            return False
+        return True
+
+    def wait_for_peers(self, peers: int, *, timeout: float | None = None) -> None:
+        """Waits until the run has `peers` members, all groups together, and lets newcomers in meanwhile.
+
+        It is `update_topology`, repeated with pauses: every member calls it with the same number, those that were just let
+        in too, and all return with the same membership; at once where so many are there. A peer that joins a run under way
+        must not wait for more than are there, for the others are in other calls.
+
+        PCCLTimeoutError after `timeout` seconds says how many are there. The others may wait on: call it again, or `close`.
+        """
+        peers = whole_number("peers", peers, 32)
+        deadline = Deadline(timeout)
+        pause = FORM_PAUSE_SECONDS
+        while (there := self.global_world_size) < peers:
+            if not deadline.passed():
+                # The others pause too: beyond its own deadline it waits for them to come out of that, so that no vote stays open.
+                left = deadline.remaining()
+                with contextlib.suppress(PCCLTimeoutError):
+                    self.update_topology(timeout=None if left is None else left + FORM_GRACE_SECONDS)
+                there = self.global_world_size
+            if there < peers and deadline.passed():
+                text = f"{there} of {peers} peers are there; call wait_for_peers again to wait on, or close()"
+                raise PCCLTimeoutError(Result.TIMED_OUT, "pcclUpdateTopology", text)
+            if there < peers:
+                deadline.sleep(pause)
+                pause = min(2 * pause, FORM_PAUSE_MOST_SECONDS)
 
     def update_topology(self, *, timeout: float | None = None) -> None:
         """Lets all newcomers in that wait and can be reached. A barrier of all accepted peers of all groups.
@@ -229,7 +297,7 @@ class Communicator:
     def all_reduce(
         self,
         send: Tensor,
-        recv: Tensor,
+        recv: Tensor | None = None,
         *,
         op: ReduceOp,
         tag: int = 0,
@@ -238,11 +306,13 @@ class Communicator:
         retry: bool = False,
         timeout: float | None = None,
     ) -> ReduceInfo:
-        """Reduces `send` over the members of the group into `recv`; they may be the same tensor.
+        """Reduces `send` over the members of the group into `recv`, or in place, where `recv` is the same tensor or left out.
 
         Both are torch tensors on the CPU or both numpy arrays (ValueError), contiguous and alike in type and size
-        (AssertionError). All members give the same count, type, op and quantisation under one `tag`. Without descriptors the
-        elements are of the tensors' dtype and not quantised.
+        (AssertionError). All members give the same count, type, op and quantisation under one `tag`. Shapes are not
+        compared: (2, 3) and (3, 2) are reduced element by element, as they lie in memory. Without descriptors the elements
+        are of the tensors' dtype and not quantised. A parameter that requires a gradient is written like any other tensor,
+        unseen by autograd.
 
         PeerLostError: a member was lost; `send` is as before, in place too, and the repeat runs among the survivors.
         TooFewPeersError: alone in the group. UsageError: the tag is in flight, or the peers disagree.
@@ -268,7 +338,7 @@ class Communicator:
     def all_reduce_async(
         self,
         send: Tensor,
-        recv: Tensor,
+        recv: Tensor | None = None,
         *,
         op: ReduceOp,
         tag: int = 0,
@@ -446,6 +516,19 @@ class Communicator:
         else:
             self._forget(op)
 
+    def _read_attribute(self, attribute: int) -> int:
+        out = _ffi.new("int *")
+        call = NativeCall("pcclGetAttribute", self._pointer, attribute, out)
+        call.proceed(self._handle)
+        call.check()
+        return int(out[0])
+
+    def _check_alive(self) -> None:
+        """Raises the error of a dead, closed or never connected communicator; C has it for its every call but the world sizes."""
+        call = NativeCall("pccl_ext_comm_alive", self._pointer, name="pcclGetAttribute")
+        call.proceed(self._handle)
+        call.check()
+
     def _forget(self, op: Op) -> None:
         if self._unfinished_ops.get(op.tag) is op:
             del self._unfinished_ops[op.tag]
@@ -476,7 +559,7 @@ def _cut_short(error: BaseException) -> bool:
 
 def _describe(
     send: Tensor,
-    recv: Tensor,
+    recv: Tensor | None,
     op: ReduceOp,
     tag: int,
     operand_descriptor: ReduceOperandDescriptor | None,
@@ -484,7 +567,7 @@ def _describe(
     retry: bool,
 ) -> tuple[OpArguments, Any]:
     """A reduce of two tensors, after all checks that Python can make, and the objects that own its memory."""
-    buffers = reduce_buffers(send, recv)
+    buffers = reduce_buffers(send, send if recv is None else recv)
     require_kind("op", op, ReduceOp)
     tag = whole_number("tag", tag, 64)
     if operand_descriptor is not None:

@@ -1,4 +1,4 @@
-"""What can go wrong, one class per thing that a caller does differently.
+"""What can go wrong, one class per thing that a caller does differently. All of them can be imported from `pccl`.
 
 PCCLError                  any failure; `result` is the code, `detail` says what happened
 ├── PeerLostError          a member was lost: launch the op again, the survivors go on
@@ -27,8 +27,8 @@ _ffi, _C = load_native_module()
 class PCCLError(Exception):
     """A call of the library failed.
 
-    `result` is the code, `func_name` the C function, `detail` what happened, in words (may be empty), `contributors` what
-    a reduce with `retry` had completed.
+    `result` is the code, `func_name` the C function, `detail` what happened and what to do, in words (may be empty; `str`
+    ends with it), `contributors` what a reduce with `retry` had completed.
     """
 
     def __init__(self, result: Result, func_name: str, detail: str = "") -> None:
@@ -37,11 +37,13 @@ class PCCLError(Exception):
         self.func_name = func_name
         self.detail = detail
         self.contributors: tuple[Contributors, ...] = ()
-        if detail:
-            self.add_note(detail)
 
     def __str__(self) -> str:
-        return f"{self.func_name} failed with error: {self.result.name}: {self.result.name}"
+        return self._with_detail(f"{self.func_name} failed with error: {self.result.name}: {self.result.name}")
+
+    def _with_detail(self, text: str) -> str:
+        """On one line, for `print(error)` and logs."""
+        return f"{text}: {' '.join(self.detail.split())}" if self.detail else text
 
     @staticmethod
     def check(result: int, func_name: str) -> None:
@@ -66,7 +68,7 @@ class ConnectError(ConnectionFailedError):
     """No attempt of `connect` succeeded. `result` and `detail` are those of the last one."""
 
     def __str__(self) -> str:
-        return "Failed to connect to the master node"
+        return self._with_detail("Failed to connect to the master node")
 
 
 class CallAgainError(PCCLError):

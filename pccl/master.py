@@ -28,8 +28,7 @@ def serve(listen_address: str, heartbeat_limit: float | None = None, masters: st
             print(f"pccl master listening on {host}:{master.port}", flush=True)
             stop.wait()
     except (PCCLError, ValueError, AssertionError) as error:
-        detail = getattr(error, "detail", "")
-        print(f"pccl master cannot listen on {listen_address}: {error}{f' ({detail})' if detail else ''}", file=sys.stderr)
+        print(f"pccl master cannot listen on {listen_address}: {error}", file=sys.stderr)
         return 1
     return 0
 

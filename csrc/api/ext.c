@@ -104,6 +104,11 @@ pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capac
     return pcclSuccess;
 }
 
+pcclResult_t pccl_ext_comm_alive(const pcclComm_t *comm) {
+    REQUIRE_NOT_NULL(comm);
+    return peer_usable(comm->peer);
+}
+
 pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out) {
     REQUIRE_NOT_NULL(comm);
     REQUIRE_NOT_NULL(out);

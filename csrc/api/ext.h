@@ -46,6 +46,9 @@ pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_
 // "dead: expelled: ...". Always ends with a zero, cut to `capacity`.
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity);
 
+// Whether it is connected and part of the run: pcclMasterConnectionFailed when it is dead, pcclInvalidUsage when it never connected.
+pcclResult_t pccl_ext_comm_alive(const pcclComm_t *comm);
+
 // The id that this communicator has in the run; all 0 before it has connected.
 pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out);
 

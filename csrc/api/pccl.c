@@ -175,6 +175,12 @@ pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute,
     case PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE: *attribute_out = (int)view.group_world; return pcclSuccess;
     case PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS: *attribute_out = (int)view.groups; return pcclSuccess;
     case PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE: *attribute_out = (int)view.largest_group; return pcclSuccess;
+    case PCCL_ATTRIBUTE_PEER_GROUP_RANK:
+        RETURN_IF_FAILED(peer_usable(comm->peer)); // asked last: then the view is that of a living one
+        if (view.rank == MEMBER_NO_RANK)
+            return detail_fail(pcclRankConnectionLost, "the rank is not known, for members were lost together with a master: the next op or update tells of them");
+        *attribute_out = (int)view.rank;
+        return pcclSuccess;
     }
     return detail_fail(pcclInvalidArgument, "%d is no pcclAttribute_t", (int)attribute);
 }

@@ -333,9 +333,10 @@ static bool find_ring(const struct member *m, const struct wire_epoch *epoch, co
     return true;
 }
 
-static struct member_view view_of(const struct wire_epoch *epoch, uint32_t group_world) {
+static struct member_view view_of(const struct wire_epoch *epoch, const struct wire_member *ring, uint32_t group_world, uint32_t self) {
     struct member_view view = {.number = epoch->number, .group_epoch = epoch->group_epoch, .global_world = epoch->count, .group_world = group_world};
     uint32_t size = 0;
+    for (uint32_t i = 0; i < group_world; i++) view.rank += ring[i].join_number < ring[self].join_number;
     for (uint32_t i = 0; i < epoch->count; i++) {
         bool first = i == 0 || epoch->members[i].group != epoch->members[i - 1].group;
         size = first ? 1 : size + 1;
@@ -399,11 +400,12 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
         return;
     }
     bool newcomer = m->phase == MEMBER_REGISTERED;
-    member_hear_losses(m, commit->epoch.number, out);
+    struct member_view view = view_of(&commit->epoch, ring, count, rank);
+    member_hear_losses(m, &view, out);
     bool lost = member_epoch_lost(m, &commit->epoch);
     m->phase = MEMBER_ACCEPTED;
     uint64_t group_epoch = m->view.group_epoch;
-    m->view = view_of(&commit->epoch, count);
+    m->view = view;
     member_note_epoch(m, commit);
     if (m->view.group_epoch > group_epoch) enter_group_epoch(m, commit, ring, count, rank, lost, now, out);
     if (commit->reason == WIRE_REASON_UPDATE || commit->reason == WIRE_REASON_ORDER) member_end_candidate(m);

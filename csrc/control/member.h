@@ -30,10 +30,12 @@ enum member_phase {
     MEMBER_DEAD, // was JOINING or later; `text` says why
 };
 
-// The numbers a program may see of one epoch.
+enum { MEMBER_NO_RANK = UINT32_MAX };
+
+// The numbers a program may see of one epoch. `rank`: of this peer in its group, by join numbers; MEMBER_NO_RANK where it is not known.
 struct member_view {
     uint64_t number, group_epoch;
-    uint32_t global_world, group_world, groups, largest_group;
+    uint32_t global_world, group_world, groups, largest_group, rank;
 };
 
 enum member_action_kind {

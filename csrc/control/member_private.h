@@ -146,7 +146,7 @@ bool member_is_unheard(const struct member *m); // what it says now is ignored; 
 // A master without a run. False: malformed.
 bool member_take_waiting(struct member *m, const struct wire_header *header, const uint8_t *body, struct member_output *out);
 // A frame after RESUME. False: malformed.
-void member_hear_losses(struct member *m, uint64_t number, struct member_output *out); // what RESUMED told of, as epoch `number` is entered
+void member_hear_losses(struct member *m, const struct member_view *now, struct member_output *out); // what RESUMED told of, as the epoch of `now` is entered
 bool member_take_answer(struct member *m, const struct wire_header *header, const uint8_t *body, int64_t now, struct member_output *out);
 void member_recovered(struct member *m, struct member_output *out); // an epoch was entered
 

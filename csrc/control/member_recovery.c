@@ -197,7 +197,7 @@ void member_resume(struct member *m, uint16_t port, enum member_tensors tensors,
 
 static struct member_view view_of_barrier(const struct member *m, const struct wire_barrier *barrier) {
     // Any group epoch from the last loss up to the end of the vote gives the same: no loss lies between.
-    struct member_view view = {.number = barrier->epoch, .group_epoch = barrier->epoch, .groups = barrier->count};
+    struct member_view view = {.number = barrier->epoch, .group_epoch = barrier->epoch, .groups = barrier->count, .rank = MEMBER_NO_RANK};
     for (uint32_t i = 0; i < barrier->count; i++) {
         uint32_t size = barrier->sizes[i].count;
         view.global_world += size;
@@ -227,13 +227,20 @@ static void take_resumed(struct member *m, struct member_output *out) {
     member_act(out, MEMBER_RECHECK); // the data plane may speak of the next epoch before this thread does
 }
 
+// Of what it has missed, a peer hears sizes. All members of `now` were in the group before, so with the same size they were all of it; else a
+// loss follows, and the program meets that before it can use a rank.
+static uint32_t rank_before(const struct member_view *now, uint32_t group_world) {
+    return group_world == now->group_world ? now->rank : MEMBER_NO_RANK;
+}
+
 // Others have ended calls with these losses, one by one, so this program has to meet each of them, too.
-void member_hear_losses(struct member *m, uint64_t number, struct member_output *out) {
+void member_hear_losses(struct member *m, const struct member_view *now, struct member_output *out) {
     if (m->recovery != RECOVERY_RESUMED) return;
+    m->late.view.rank = rank_before(now, m->late.view.group_world);
     for (uint32_t i = 0; i < m->resumed.loss_count; i++) {
         const struct wire_loss *loss = &m->resumed.losses[i];
-        if (loss->epoch <= m->view.number || loss->epoch <= m->lost_epoch || loss->epoch >= number) continue;
-        struct member_view view = {loss->epoch, loss->epoch, loss->members, loss->group_members, loss->groups, loss->largest_group};
+        if (loss->epoch <= m->view.number || loss->epoch <= m->lost_epoch || loss->epoch >= now->number) continue;
+        struct member_view view = {loss->epoch, loss->epoch, loss->members, loss->group_members, loss->groups, loss->largest_group, rank_before(now, loss->group_members)};
         member_remember_loss(m, &view);
         m->lost_epoch = loss->epoch;
         member_act(out, MEMBER_MISSED_LOSS)->group_epoch = loss->epoch;

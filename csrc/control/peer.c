@@ -39,7 +39,7 @@ bool peer_is_dead(const struct peer *p) { return p->phase == PHASE_DEAD || (p->p
 const char *peer_why_dead(const struct peer *p) { return p->phase == PHASE_DEAD ? p->reason : member_text(p->member); }
 
 pcclResult_t peer_check_usable(const struct peer *p) {
-    if (peer_is_dead(p)) return detail_fail(pcclMasterConnectionFailed, "the communicator is dead (%s): destroy it and create a new one", peer_why_dead(p));
+    if (peer_is_dead(p)) return detail_fail(pcclMasterConnectionFailed, "the communicator is dead (%s): destroy it and create a new one (in Python: call reconnect())", peer_why_dead(p));
     if (p->phase != PHASE_CONNECTED) return detail_fail(pcclInvalidUsage, "the communicator is not connected: call connect first");
     if (p->closing) return detail_fail(pcclMasterConnectionFailed, "the communicator is being destroyed");
     return pcclSuccess;
@@ -107,7 +107,7 @@ static pcclResult_t end_connect(struct peer *p) {
 }
 
 static pcclResult_t connect_locked(struct peer *p, int64_t deadline) {
-    if (peer_is_dead(p)) return detail_fail(pcclInvalidUsage, "the communicator is dead (%s): destroy it and create a new one", peer_why_dead(p));
+    if (peer_is_dead(p)) return detail_fail(pcclInvalidUsage, "the communicator is dead (%s): destroy it and create a new one (in Python: call reconnect())", peer_why_dead(p));
     if (p->phase == PHASE_CONNECTED) return detail_fail(pcclInvalidUsage, "the communicator is connected already");
     if (p->phase == PHASE_CONNECTING && p->attempt.waiter) return detail_fail(pcclInvalidUsage, "another thread is connecting this communicator");
     if (p->phase == PHASE_IDLE) RETURN_IF_FAILED(begin_attempt(p));

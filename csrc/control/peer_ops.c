@@ -28,7 +28,7 @@ static pcclResult_t posted(enum engine_result result, uint64_t tag) {
     case ENGINE_OK: return pcclSuccess;
     case ENGINE_TAG_LIVE: return detail_fail(pcclInvalidArgument, "tag %llu is live: await its op first, or use another tag", (unsigned long long)tag);
     case ENGINE_TOO_MANY: return detail_fail(pcclInternalError, "%d ops are live, the most there can be: await some", WIRE_MAX_LIVE_OPS);
-    case ENGINE_DEAD: return detail_fail(pcclMasterConnectionFailed, "the communicator has just died: destroy it and create a new one");
+    case ENGINE_DEAD: return detail_fail(pcclMasterConnectionFailed, "the communicator has just died: destroy it and create a new one (in Python: call reconnect())");
     default: return detail_fail(pcclInternalError, "the system refused memory for an op");
     }
 }
@@ -100,7 +100,7 @@ static pcclResult_t awaited(struct peer *p, uint64_t tag, const struct engine_ou
         return detail_fail(pcclRankConnectionLost, "a member of the group was lost: the input is unchanged, launch the op again");
     case ENGINE_MISMATCH: return detail_fail(pcclInvalidArgument, "%s", outcome->text);
     case ENGINE_DEAD:
-        return detail_fail(outcome->retry ? pcclMasterConnectionFailed : pcclRankConnectionLost, "the communicator is dead (%s): destroy it and create a new one", p->closing ? "destroyed" : peer_why_dead(p));
+        return detail_fail(outcome->retry ? pcclMasterConnectionFailed : pcclRankConnectionLost, "the communicator is dead (%s): destroy it and create a new one (in Python: call reconnect())", p->closing ? "destroyed" : peer_why_dead(p));
     case ENGINE_UNKNOWN:
         RETURN_IF_FAILED(peer_check_usable(p));
         return detail_fail(pcclInvalidArgument, "no un-awaited op has tag %llu", (unsigned long long)tag);

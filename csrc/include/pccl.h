@@ -99,7 +99,10 @@ typedef enum pcclAttribute_t {
     PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE = 1,            // accepted peers in the run
     PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE = 2,        // accepted peers in the own group
     PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS = 3,     // groups that have a peer
-    PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE = 4 // size of the largest group
+    PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE = 4, // size of the largest group
+    // The place of this peer among the members of its group, in the order in which they joined: 0 to the group's size - 1, another one on each.
+    // The order of members stays, so a rank becomes smaller when a member with a smaller one is lost.
+    PCCL_ATTRIBUTE_PEER_GROUP_RANK = 5
 } pcclAttribute_t;
 
 typedef enum pcclSharedStateSyncStrategy_t {
@@ -235,7 +238,9 @@ PCCL_EXPORT pcclResult_t pcclConnect(pcclComm_t *comm);
 PCCL_EXPORT pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm);
 
 // Reads one number of the snapshot. Does not wait.
-// pcclInvalidArgument: unknown attribute. pcclInvalidUsage: never connected. A dead communicator reads 1.
+// pcclInvalidArgument: unknown attribute. pcclInvalidUsage: never connected. A dead communicator reads 1, so 1 does not tell that this
+// peer is alone. Only PCCL_ATTRIBUTE_PEER_GROUP_RANK fails: pcclMasterConnectionFailed for a dead communicator, and pcclRankConnectionLost
+// where the rank of the snapshot is not known, because members died together with a master: the next op or update tells of them, as of any loss.
 PCCL_EXPORT pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute, int *attribute_out);
 
 // Accepts all newcomers that wait and can be reached; a barrier of all accepted peers of all groups, for whom it waits.

@@ -18,7 +18,6 @@ from pccl.demo.reports import Admitted, Finished, Halted, Joined, Missed, Prepar
 
 Reporter = Callable[[Report], None]
 
-JOIN_POLL = 0.02  # seconds
 HALT_PAUSE = 0.5  # seconds, in which the others come to their reduces
 PROMPT = "The "
 SAMPLE_LENGTH = 240
@@ -68,12 +67,7 @@ def average(comm: Communicator, buckets: list[Tensor]) -> Reduction:
 def gather(comm: Communicator, peers: int) -> None:
     """Join the run and admit others until ``peers`` peers are in it."""
     comm.connect()
-    while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < peers:
-        # The same answer on all peers, so all of them take the same branch.
-        if comm.are_peers_pending():
-            comm.update_topology()
-        else:
-            time.sleep(JOIN_POLL)
+    comm.wait_for_peers(peers)
 
 
 def sync(comm: Communicator, shared: SharedState) -> SharedStateSyncInfo:

@@ -52,7 +52,7 @@ class Actor(ABC):
         except FlawError as error:
             self._flaw(error.claim, str(error))
         except pccl.PCCLError as error:
-            self._flaw("error", f"{error} ({error.detail})\n{traceback.format_exc()}")
+            self._flaw("error", f"{error}\n{traceback.format_exc()}")
         except Exception:
             self._flaw("error", traceback.format_exc())
         return os.EX_SOFTWARE

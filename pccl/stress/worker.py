@@ -14,7 +14,6 @@ import numpy as np
 import pccl
 from pccl import (
     AsyncReduceHandle,
-    Attribute,
     Communicator,
     ReduceInfo,
     ReduceOp,
@@ -388,7 +387,8 @@ class Peer(Actor):
             yield
 
     def _world(self) -> int:
-        return self._comm.get_attribute(Attribute.LOCAL_WORLD_SIZE)
+        with self._membership():
+            return self._comm.world_size
 
     def _note_loss(self, before: int) -> None:
         self._lost += 1

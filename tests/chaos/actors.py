@@ -184,9 +184,7 @@ class Peer:
         self._meet(world)
 
     def _meet(self, world: int) -> None:
-        while self.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world:
-            time.sleep(0.002)
-            self.comm.update_topology(timeout=PATIENCE)
+        self.comm.wait_for_peers(world, timeout=PATIENCE)
 
     def form(self, world: int) -> None:
         form(self.comm, world)

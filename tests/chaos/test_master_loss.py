@@ -37,7 +37,7 @@ from actors import (
     troupe,
 )
 
-from pccl import Attribute, Communicator, PCCLError, SharedState, TensorInfo
+from pccl import Communicator, PCCLError, SharedState, TensorInfo
 from pccl._state import sync_report
 from pccl.stress.ports import free_ports
 
@@ -184,8 +184,7 @@ def test_the_next_master_knows_whose_entries_differ():
 
     def enter(comm: Communicator) -> None:
         comm.connect()
-        while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 3:
-            comm.update_topology(timeout=PATIENCE)
+        comm.wait_for_peers(3, timeout=PATIENCE)
 
     def sync(comm: Communicator, *names: str) -> int:
         state = SharedState([TensorInfo.from_numpy(np.ones(3, np.float32), name) for name in names])

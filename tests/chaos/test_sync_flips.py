@@ -24,7 +24,7 @@ import pytest
 from actors import PATIENCE
 from state_actors import LEAF, Content
 
-from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, SharedState, TensorInfo
+from pccl import Communicator, MasterNode, PCCLError, ReduceOp, SharedState, TensorInfo
 
 HEADER = 32
 HEAD = HEADER + 43
@@ -183,9 +183,7 @@ def meet(member: Holding, world: int, fresh: bool) -> None:
     if fresh:
         member.comm.connect(1, timeout=PATIENCE)
         return
-    while member.comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world:
-        time.sleep(0.001)
-        member.comm.update_topology(timeout=PATIENCE)
+    member.comm.wait_for_peers(world, timeout=PATIENCE)
 
 
 def on_all(members: list[Holding], call: Callable[[Holding], Any]) -> list[Any]:

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,10 @@ import numpy as np
 
 import pccl
 from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp
+from pccl.stress.ports import free_ports
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1])}
+"""In which a process finds the package under test."""
 
 PATIENCE = 30.0
 """How long anything may take, in seconds: far longer than it does, so that only a hang meets it."""
@@ -40,9 +43,42 @@ def worlds(comm: Communicator) -> list[int]:
 
 def form(comm: Communicator, world: int) -> None:
     """Votes for newcomers until the run has `world` peers."""
-    while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world:
-        time.sleep(0.005)
-        comm.update_topology(timeout=PATIENCE)
+    comm.wait_for_peers(world, timeout=PATIENCE)
+
+
+class MasterProcess:
+    """`pccl master` as a process, which may be killed, and started again at its address."""
+
+    def __init__(self, heartbeat_limit: float = 5.0) -> None:
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
+        self._heartbeat_limit = heartbeat_limit
+        self.start()
+
+    def start(self) -> None:
+        """Returns once it listens."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pccl", "master", "--listen", self.address, "--heartbeat-limit", str(self._heartbeat_limit)],
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert "listening" in self.process.stdout.readline()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is gone."""
+        self.process.kill()
+        self.process.communicate()
+
+    def __enter__(self) -> MasterProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
 
 
 class Background:
@@ -124,7 +160,7 @@ class PeerProcess:
         self.value = value
         self._process = subprocess.Popen(
             [sys.executable, __file__, address, str(group), str(value)],
-            env={**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1])},  # the package under test
+            env=ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -266,6 +302,15 @@ class Commands:
 
     def hash(self) -> str:
         return self.shared.hash()
+
+    def world_size(self) -> int:
+        return self.comm.world_size
+
+    def rank(self) -> int:
+        return self.comm.rank
+
+    def alive(self) -> bool:
+        return self.comm.alive
 
     def close(self) -> None:
         self.comm.close()

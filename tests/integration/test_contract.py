@@ -100,7 +100,11 @@ def test_2_a_master_may_go_before_its_peers():
         comm.are_peers_pending()
     with raises(Result.INVALID_USAGE):
         comm.connect(1)
-    assert worlds(comm) == [1, 1, 1, 1]
+    for read in (worlds, lambda one: one.rank, lambda one: one.world_size, lambda one: one.global_world_size):
+        with raises(Result.MASTER_CONNECTION_FAILED) as caught:  # 1 would look like a run of its own
+            read(comm)
+        assert "reconnect()" in str(caught.value)
+    assert not comm.alive
     assert "dead" in repr(comm)
     del comm
 

@@ -104,9 +104,7 @@ def test_interrupts_at_any_moment_make_no_call_twice():
             first.connect(1)
             joining = threading.Thread(target=second.connect, args=(1,))
             joining.start()
-            while first.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-                first.update_topology(timeout=30)
-                time.sleep(0.005)
+            first.wait_for_peers(2, timeout=30)
             joining.join()
 
             def other():

@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pccl import Attribute, Communicator, MasterNode, SharedState, TensorInfo
+from pccl import Communicator, MasterNode, SharedState, TensorInfo
 
 LEAF = 256 << 10
 DTYPES = ["u1", "i1", "i2", "u2", "u4", "i4", "u8", "i8", "f2", ml_dtypes.bfloat16, "f4", "f8"]
@@ -76,8 +76,7 @@ def pair() -> Iterator[list[Communicator]]:
         comms[0].connect(1)
         joining = threading.Thread(target=comms[1].connect, args=(1,))
         joining.start()
-        while comms[0].get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
-            comms[0].update_topology(timeout=30)
+        comms[0].wait_for_peers(2, timeout=30)
         joining.join()
         yield comms
 

@@ -286,6 +286,7 @@ static void test_candidate_dialer(void) {
     CHECK_EQ(view.group_world, 3);
     CHECK_EQ(view.groups, 2);
     CHECK_EQ(view.largest_group, 3);
+    CHECK_EQ(view.rank, 0); // by join numbers: in the ring it stands last
     uint32_t count, rank;
     const struct wire_member *ring = member_ring(bed.member, &count, &rank);
     CHECK_EQ(count, 3);

@@ -341,9 +341,24 @@ static void test_ends(void) {
     taken_up("the vote had ended for others", WIRE_VOTE_PENDING, WIRE_VOTE_PENDING, 0, false);
     CHECK_EQ(count(MEMBER_VOTE_END), 1);
     CHECK_EQ(action(MEMBER_VOTE_END)->view.number, 5); // with the numbers of that moment
+    CHECK_EQ(action(MEMBER_VOTE_END)->view.rank, 0);
     end();
     taken_up("and badly", WIRE_VOTE_OPTIMIZE, WIRE_VOTE_OPTIMIZE, pcclTopologyOptimizationFailed, false);
     CHECK_EQ(action(MEMBER_VOTE_END)->code, pcclTopologyOptimizationFailed);
+    end();
+    accepted("but nobody knows the ranks of that moment when somebody has died since", RECOVERY_MS, 1);
+    member_vote(mind, WIRE_VOTE_UPDATE, fresh());
+    lose();
+    resume(MEMBER_TENSORS_AS_VOTED);
+    empty(of(2), WIRE_GENERATION);
+    resumed(2, WIRE_VOTE_UPDATE, 0, false);
+    epoch(2, WIRE_REASON_LOSS, 6, 2);
+    CHECK_EQ(action(MEMBER_VOTE_END)->view.group_world, 3);
+    CHECK_EQ(action(MEMBER_VOTE_END)->view.rank, MEMBER_NO_RANK);
+    member_adopt(mind, &action(MEMBER_VOTE_END)->view);
+    member_adopt_loss(mind, 6); // which the next op tells of
+    CHECK_EQ(member_adopted(mind)->group_world, 2);
+    CHECK_EQ(member_adopted(mind)->rank, 0);
     end();
     taken_up("the round had ended for others", WIRE_VOTE_SYNC, 0, 0, true);
     CHECK_EQ(action(MEMBER_VOTE_END)->value, 8);

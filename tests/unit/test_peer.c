@@ -191,7 +191,8 @@ static void test_states(void) {
     REQUIRE(pcclConnect(comm) == pcclSuccess);
     CHECK_EQ(pcclConnect(comm), pcclInvalidUsage);
     for (int which = 1; which <= 4; which++) CHECK_EQ(attribute(comm, (pcclAttribute_t)which), 1);
-    CHECK_EQ(pcclGetAttribute(comm, (pcclAttribute_t)5, &value), pcclInvalidArgument);
+    CHECK_EQ(attribute(comm, PCCL_ATTRIBUTE_PEER_GROUP_RANK), 0);
+    CHECK_EQ(pcclGetAttribute(comm, (pcclAttribute_t)6, &value), pcclInvalidArgument);
     CHECK_EQ(pcclArePeersPending(comm, &pending), pcclSuccess);
     CHECK_EQ(pending, false);
     CHECK_EQ(pcclUpdateTopology(comm), pcclSuccess);
@@ -223,6 +224,7 @@ static void test_states(void) {
     CHECK_EQ(code, pcclMasterConnectionFailed);
     CHECK_EQ(pcclConnect(comm), pcclInvalidUsage);
     CHECK_EQ(world(comm), 1);
+    CHECK_EQ(pcclGetAttribute(comm, PCCL_ATTRIBUTE_PEER_GROUP_RANK, &value), pcclMasterConnectionFailed);
     CHECK_EQ(pcclSynchronizeSharedState(comm, &state, 0, NULL), pcclMasterConnectionFailed);
     CHECK_EQ(pcclDestroyCommunicator(comm), pcclSuccess);
 
@@ -358,6 +360,7 @@ static void test_groups(void) {
         CHECK_EQ(attribute(run.comms[i], PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE), 2);
         CHECK_EQ(attribute(run.comms[i], PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS), 2);
         CHECK_EQ(attribute(run.comms[i], PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE), 2);
+        CHECK_EQ(attribute(run.comms[i], PCCL_ATTRIBUTE_PEER_GROUP_RANK) + attribute(run.comms[i ^ 1], PCCL_ATTRIBUTE_PEER_GROUP_RANK), 1);
     }
     end_run(&run);
 }
@@ -367,10 +370,26 @@ static void test_groups(void) {
 static unsigned survivors;
 static size_t loss_count;
 
+// Those that are left have the ranks 0, 1, ..., in the order that they had.
+static void check_ranks(const struct run *run, const int *before, int *now) {
+    unsigned taken = 0;
+    for (size_t i = 0; i < run->count; i++) {
+        if (run->comms[i] == NULL) continue;
+        now[i] = attribute(run->comms[i], PCCL_ATTRIBUTE_PEER_GROUP_RANK);
+        taken |= 1u << now[i];
+        for (size_t k = 0; before != NULL && k < i; k++)
+            if (run->comms[k] != NULL) CHECK_EQ(now[k] < now[i], before[k] < before[i]);
+        CHECK(now[i] < attribute(run->comms[i], PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE));
+    }
+    CHECK_EQ(taken & (taken + 1), 0);
+}
+
 static void work_loss(struct run *run, size_t rank) {
     int before = world(run->comms[rank]);
+    int place = attribute(run->comms[rank], PCCL_ATTRIBUTE_PEER_GROUP_RANK);
     CHECK_EQ(reduce_until_done(run->comms[rank], rank, loss_count, 1, survivors), 1);
     CHECK_EQ(world(run->comms[rank]), before - 1);
+    CHECK(attribute(run->comms[rank], PCCL_ATTRIBUTE_PEER_GROUP_RANK) <= place);
     CHECK_EQ(reduce_until_done(run->comms[rank], rank, loss_count, 1, survivors), 0);
 }
 
@@ -385,17 +404,22 @@ static void test_leaving(size_t elements) {
     check_case("leaving, %zu elements", elements);
     start_run(&run, 4);
     loss_count = elements;
+    int first[4], second[4], third[4];
+    check_ranks(&run, NULL, first);
     CHECK_EQ(pcclDestroyCommunicator(run.comms[3]), pcclSuccess);
     run.comms[3] = NULL;
     survivors = 0x7;
     on_all(&run, "4 to 3", work_loss);
+    check_ranks(&run, first, second);
     CHECK_EQ(pcclDestroyCommunicator(run.comms[0]), pcclSuccess);
     run.comms[0] = NULL;
     survivors = 0x6;
     on_all(&run, "3 to 2", work_loss);
+    check_ranks(&run, second, third);
     CHECK_EQ(pcclDestroyCommunicator(run.comms[1]), pcclSuccess);
     run.comms[1] = NULL;
     on_all(&run, "2 to 1", work_last);
+    CHECK_EQ(attribute(run.comms[2], PCCL_ATTRIBUTE_PEER_GROUP_RANK), 0);
     end_run(&run);
 }
 
