@@ -1,4 +1,9 @@
 // Signals and inputs that come before the op that they are for is posted here.
+//
+// What they hold is bounded by the sender: it counts the inputs that it has sent and the receiver has not shown to have posted (small.c). What
+// lies here was sent and is not posted, so it is part of that count, and a member that keeps to the bound is never found above it. Beyond it a frame is
+// a violation, and its link is closed. No link ever waits for room: READY, ACK and heartbeats behind an early input are heard, and ops
+// posted in different orders cannot wait for each other.
 #define _GNU_SOURCE
 #include <stdlib.h>
 
@@ -8,13 +13,30 @@ static struct early **early_slot(struct engine *engine, uint64_t tag) {
     return &engine->early[table_slot(tag)];
 }
 
+uint64_t early_limit(const struct engine *engine) {
+    uint64_t share = EAGER_ALL_BYTES / (engine->count - 1);
+    return share < EAGER_BYTES ? share : EAGER_BYTES;
+}
+
+static size_t bytes_of(const struct block *block) { return block == NULL ? 0 : block->length; }
+
+static void uncount(const struct early *early) {
+    early->from->early_count--;
+    early->from->early_bytes -= bytes_of(early->block);
+}
+
 bool early_add(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block) {
-    struct early *early = from->early_count >= EARLY_MAX ? NULL : malloc(sizeof *early);
-    if (early == NULL) return false;
+    bool fits = from->early_count < EARLY_MAX && from->early_bytes + bytes_of(block) <= early_limit(engine);
+    struct early *early = fits ? malloc(sizeof *early) : NULL;
+    if (early == NULL) {
+        block_put(engine, block);
+        return false;
+    }
     struct early **slot = early_slot(engine, head->tag);
     *early = (struct early){.next = *slot, .from = from, .type = type, .head = *head, .block = block};
     *slot = early;
     from->early_count++;
+    from->early_bytes += bytes_of(block);
     return true;
 }
 
@@ -27,7 +49,7 @@ struct early *early_take(struct engine *engine, const struct peer *from, const s
         struct early *early = *at;
         if (early->from != from || !same_op(&early->head, head) || early->type != type) continue;
         *at = early->next;
-        early->from->early_count--;
+        uncount(early);
         return early;
     }
     return NULL;
@@ -43,7 +65,7 @@ void early_clear(struct engine *engine) {
         while (engine->early[i] != NULL) {
             struct early *early = engine->early[i];
             engine->early[i] = early->next;
-            early->from->early_count--;
+            uncount(early);
             early_free(engine, early);
         }
 }

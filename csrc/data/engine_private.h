@@ -21,7 +21,8 @@
 enum {
     FRAME_HEAD_BYTES = WIRE_HEADER_BYTES + WIRE_OP_BYTES,
     LANE_BUFFER_BYTES = 16 * 1024,
-    EAGER_BYTES = 1024 * 1024,    // per neighbour: inputs of small ops sent before the neighbour has posted them
+    EAGER_BYTES = 4 * 1024 * 1024,      // per neighbour: inputs of small ops sent before the neighbour has posted them
+    EAGER_ALL_BYTES = 64 * 1024 * 1024, // held for all neighbours together: among many members each may send that much less
     ACKS_MAX = 32,                // per neighbour, then they are sent on their own
     ACK_BYTES = 512 * 1024,       // results kept by a neighbour for want of our acks, then likewise
     ACK_NAME_BYTES = 24,
@@ -86,6 +87,7 @@ struct peer {
     pid_t memory;             // thread: the process, if its memory can be read from here
     uint64_t eager_bytes;     // sent before the peer posted the op
     uint32_t early_count;
+    uint64_t early_bytes;     // of inputs that came before the op was posted here: the other side of its `eager_bytes`
     struct wire_op_name acks[ACKS_MAX];
     uint32_t ack_count;
     uint64_t ack_bytes;
@@ -411,7 +413,8 @@ void engine_forget(struct engine *engine, struct op *op); // it has not begun, o
 bool poison_take(struct engine *engine, struct op *op, uint64_t loss);
 
 // ---- early.c, lock held ----
-bool early_add(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block); // takes `block`; false: no room
+uint64_t early_limit(const struct engine *engine); // bytes of inputs that one member may send another one before that one has posted their ops
+bool early_add(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block); // takes `block`; false: more than is allowed
 struct early *early_take(struct engine *engine, const struct peer *from, const struct wire_op *head, uint16_t type); // NULL: none
 void early_free(struct engine *engine, struct early *early);
 void early_clear(struct engine *engine);
@@ -419,7 +422,7 @@ void early_compare(struct engine *engine, struct op *op); // accuses those whose
 
 // ---- small.c, lock held ----
 void small_begin(struct engine *engine, struct op *op);
-void small_arrived(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block);
+bool small_arrived(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block); // false: more than is allowed
 void small_supplied(struct engine *engine, const struct wire_op *head, uint64_t epoch, struct block *block);
 void small_supply(struct engine *engine, const struct wire_verdict *verdict);
 void small_release(struct engine *engine, struct op *op);

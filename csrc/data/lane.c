@@ -147,7 +147,7 @@ static bool deliver(struct lane *lane) {
     if (lane->header.epoch != engine->epoch || lane->peer->rank == UINT32_MAX) {
         block_put(engine, block);
     } else if (type == WIRE_SMALL || type == WIRE_POSTED) {
-        small_arrived(engine, lane->peer, type, &lane->head, block);
+        good = small_arrived(engine, lane->peer, type, &lane->head, block);
     } else if (type == WIRE_SUPPLY) {
         small_supplied(engine, &lane->head, lane->head.offset, block);
     } else if (type == WIRE_ACK) {

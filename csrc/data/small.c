@@ -6,7 +6,7 @@
 // supplied to those that lack an input, else the op is over for all alike. Between entering an epoch and the verdict no member
 // completes an op, so what was reported stays true.
 //
-// Inputs are sent before the others have posted the op, as long as no neighbour has to hold more than EAGER_BYTES of ours. Beyond
+// Inputs are sent before the others have posted the op, as long as no neighbour has to hold more than early_limit() of ours. Beyond
 // that a POSTED notice goes instead, and the input once the neighbour's own notice or input shows that it has posted the op.
 #include <stdlib.h>
 #include <string.h>
@@ -246,7 +246,7 @@ void small_begin(struct engine *engine, struct op *op) {
         struct early *seen = input != NULL ? input : posted;
         if (seen != NULL && !wire_fingerprint_equal(&seen->head.fingerprint, &head.fingerprint))
             engine_accuse(engine, op, peer, &seen->head.fingerprint);
-        if (seen == NULL && peer->eager_bytes + op->bytes > EAGER_BYTES) {
+        if (seen == NULL && peer->eager_bytes + op->bytes > early_limit(engine)) {
             part->owed = true;
             ack_implied(peer, &op->name);
             signal_send(engine, peer, WIRE_POSTED, &head, NULL);
@@ -266,26 +266,24 @@ void small_begin(struct engine *engine, struct op *op) {
     if (op->missing == 0 && !op->accused) complete(engine, op);
 }
 
-void small_arrived(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block) {
+bool small_arrived(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block) {
     small_implied_ack(engine, from, head);
     struct op *op = op_find_running(engine, head);
-    if (op == NULL || op->phase == OP_WAITING) {
-        if (!early_add(engine, from, type, head, block)) block_put(engine, block);
-        return;
-    }
+    if (op == NULL || op->phase == OP_WAITING) return early_add(engine, from, type, head, block);
     if (!wire_fingerprint_equal(&op->reduce.fingerprint, &head->fingerprint)) {
         engine_accuse(engine, op, from, &head->fingerprint);
         block_put(engine, block);
-        return;
+        return true;
     }
     if (op->parts == NULL) {
         block_put(engine, block);
-        return;
+        return true;
     }
     struct block *copy = NULL;
     take_signal(engine, op, from, type, block, &copy);
     block_put(engine, copy);
     if (op->missing == 0 && !op->accused) complete(engine, op);
+    return true;
 }
 
 // ---- after a loss ----

@@ -1,0 +1,110 @@
+// What a member holds of inputs that come before their ops: bounded against a member that sends too many, and in nobody's way otherwise.
+#define _GNU_SOURCE
+#include "engine_world.h"
+
+#include <poll.h>
+
+#include "data/engine_private.h"
+
+static uint64_t held_bytes(struct engine *engine) {
+    uint64_t held = 0;
+    pthread_mutex_lock(&engine->lock);
+    for (size_t i = 0; i < TABLE_SLOTS; i++)
+        for (const struct early *early = engine->early[i]; early != NULL; early = early->next) held += early->block == NULL ? 0 : early->block->length;
+    pthread_mutex_unlock(&engine->lock);
+    return held;
+}
+
+static bool has_link(struct world *world, uint32_t side, uint32_t other) { return engine_has_link(world->sides[side].engine, &world->sides[other].id, 0); }
+
+// False: the link has ended.
+static bool send_all(int fd, const uint8_t *bytes, size_t length) {
+    for (size_t sent = 0; sent < length;) {
+        struct pollfd ready = {.fd = fd, .events = POLLOUT};
+        if (poll(&ready, 1, 20000) != 1) return false;
+        ssize_t now = send(fd, bytes + sent, length - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (now < 0 && errno != EAGAIN) return false;
+        if (now > 0) sent += (size_t)now;
+    }
+    return true;
+}
+
+// Frames as one member sends them to side 0 of this world, which has posted none of their ops. How many the link took.
+static uint32_t flood(struct world *world, int fd, uint32_t frames, uint32_t payload) {
+    uint8_t *frame = calloc(1, FRAME_HEAD_BYTES + payload);
+    uint32_t sent = 0;
+    for (bool goes = true; goes && sent < frames; sent += goes) {
+        struct wire_header header = {.length = WIRE_OP_BYTES + payload, .type = WIRE_SMALL, .run = 7, .generation = 1, .epoch = world->epoch};
+        struct wire_op head = {.tag = sent, .sequence = 1, .fingerprint = {.count = payload / sizeof(float), .dtype = pcclFloat, .op = pcclSum}};
+        wire_header_encode(frame, &header);
+        wire_op_encode(frame + WIRE_HEADER_BYTES, &head);
+        goes = send_all(fd, frame, FRAME_HEAD_BYTES + payload);
+    }
+    free(frame);
+    return sent;
+}
+
+static void test_flood(uint32_t payload, uint32_t fitting) {
+    check_case("a flood of inputs of %u bytes", payload);
+    struct world *world = world_new(2, 1);
+    struct engine *victim = world->sides[0].engine;
+    int pair[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
+    engine_add_link(victim, &world->sides[1].id, 0, pair[0]);
+    CHECK_EQ(flood(world, pair[1], fitting, payload), fitting);
+    for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS; held_bytes(victim) < (uint64_t)fitting * payload && platform_now_ns() < deadline;) usleep(1000);
+    CHECK_EQ(held_bytes(victim), (uint64_t)fitting * payload); // what is allowed is taken
+    CHECK(has_link(world, 0, 1));
+    flood(world, pair[1], 1000, payload);
+    for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS; has_link(world, 0, 1) && platform_now_ns() < deadline;) usleep(1000);
+    CHECK(!has_link(world, 0, 1));
+    CHECK(held_bytes(victim) <= EAGER_BYTES);
+    close(pair[1]);
+    world_free(world);
+}
+
+// The bytes of all ops are many times the bound. Each member posts them in an order of its own, and the last one only when nothing moves any more.
+static void test_any_order(uint32_t peers, uint32_t ops, uint64_t count) {
+    check_case("%u members, each with an order of its own for %u ops of %u elements", peers, ops, (unsigned)count);
+    struct world *world = world_new(peers, 1);
+    float *values = malloc(peers * ops * count * sizeof *values);
+    REQUIRE(values != NULL);
+    for (uint32_t i = 0; i < peers; i++)
+        for (uint32_t n = 0; n < ops; n++) {
+            uint32_t tag = i == 0 ? n : i == 1 ? ops - 1 - n
+                                               : (n * 7 + i) % ops;
+            float *data = values + ((uint64_t)i * ops + tag) * count;
+            for (uint64_t k = 0; k < count; k++) data[k] = input(i, k) + (float)tag;
+            struct engine_reduce reduce = reduce_of(data, data, tag, count, pcclSum, 0, 0);
+            CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
+            for (uint32_t j = 0; j < peers; j++) CHECK(held_bytes(world->sides[j].engine) <= (uint64_t)(peers - 1) * EAGER_BYTES);
+        }
+    for (uint32_t i = 0; i < peers; i++)
+        for (uint32_t tag = 0; tag < ops; tag++) {
+            struct engine_outcome outcome;
+            engine_wait(world->sides[i].engine, tag, platform_now_ns() + 60 * SECOND_NS, &outcome);
+            CHECK(outcome.result == ENGINE_OK);
+            uint64_t wrong = 0;
+            for (uint64_t k = 0; k < count; k++) {
+                float sum = 0;
+                for (uint32_t j = 0; j < peers; j++) sum += input(j, k) + (float)tag;
+                wrong += values[((uint64_t)i * ops + tag) * count + k] != sum;
+            }
+            CHECK_EQ(wrong, 0);
+        }
+    for (uint32_t i = 0; i < peers; i++) {
+        CHECK_EQ(held_bytes(world->sides[i].engine), 0);
+        for (uint32_t j = 0; j < peers; j++) CHECK(i == j || has_link(world, i, j));
+    }
+    world_free(world);
+    free(values);
+}
+
+int main(void) {
+    test_flood(256 * 1024, EAGER_BYTES / (256 * 1024));
+    test_flood(1000, EAGER_BYTES / 1000);
+    test_any_order(2, 60, 64 * 1024);
+    test_any_order(3, 53, 64 * 1024);
+    test_any_order(4, 900, 3);
+    return check_status();
+}
