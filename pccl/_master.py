@@ -67,15 +67,26 @@ class MasterNode:
         return int(out[0])
 
     def interrupt(self) -> None:
-        """Asks it to stop; does not wait. INVALID_USAGE: never run."""
+        """Asks it to stop and end the run: peers that know no other master are dead at once. Does not wait.
+
+        INVALID_USAGE: never run.
+        """
         self._call("pcclInterruptMaster")
 
+    def detach(self) -> None:
+        """Asks it to stop without ending the run, as if its process had died; does not wait.
+
+        The peers look for another master of their list, or wait for one to come back at this address. Of `interrupt` and `detach`
+        the first call counts. INVALID_USAGE: never run.
+        """
+        self._call("pcclDetachMaster")
+
     def wait(self, *, timeout: float | None = None) -> None:
-        """Waits until it has stopped, that is for `interrupt`. PCCLTimeoutError: not within `timeout` seconds."""
+        """Waits until it has stopped, that is for `interrupt` or `detach`. PCCLTimeoutError: not within `timeout` seconds."""
         self._call("pcclMasterAwaitTermination", deadline=Deadline(timeout))
 
     def close(self) -> None:
-        """Stops it, waits until it has stopped, and frees the port. Idempotent."""
+        """Stops it, which ends the run unless it was detached, waits until it has stopped, and frees the port. Idempotent."""
         _running.discard(self)
         self._handle.close()
 

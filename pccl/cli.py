@@ -17,7 +17,7 @@ from rich.table import Table
 import pccl
 from pccl import _bench, _sim
 from pccl._loader import load_native_module
-from pccl.master import DEFAULT_ADDRESS, serve
+from pccl.master import DEFAULT_ADDRESS, SIGTERM_CHOICES, serve
 from pccl.stress.command import stress
 
 _ffi, _C = load_native_module()
@@ -46,11 +46,22 @@ def main() -> None:
 
 @main.command()
 @click.option("--listen", default=DEFAULT_ADDRESS, show_default=True, help="host:port to listen on; port 0 = any free port")
-@click.option("--heartbeat-limit", type=click.FloatRange(0.1, 3600), help="seconds after which a silent peer counts as lost")
+@click.option(
+    "--heartbeat-limit",
+    type=click.FloatRange(0.1, 3600),
+    show_default="PCCL_HEARTBEAT_LIMIT_MS, or 5",
+    help="seconds without a heartbeat after which a peer is declared dead",
+)
 @click.option("--masters", help="all masters of the run, this one among them: host:port,host:port; the first begins new runs")
-def master(listen: str, heartbeat_limit: float | None, masters: str | None) -> None:
-    """Run the master of a run, or a standby, until SIGINT or SIGTERM."""
-    sys.exit(serve(listen, heartbeat_limit, masters))
+@click.option(
+    "--on-sigterm",
+    type=click.Choice(SIGTERM_CHOICES),
+    show_default="PCCL_MASTER_ON_SIGTERM, or detach",
+    help="detach: peers look for another master, or wait for this one to come back; end: the run ends",
+)
+def master(listen: str, heartbeat_limit: float | None, masters: str | None, on_sigterm: str | None) -> None:
+    """Run a master, or a standby, until Ctrl-C, which ends the run, or SIGTERM."""
+    sys.exit(serve(listen, heartbeat_limit, masters, on_sigterm))
 
 
 @main.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -16,17 +17,37 @@ _, _C = load_native_module()
 DEFAULT_ADDRESS = f"0.0.0.0:{_C.CCOIP_PROTOCOL_PORT_MASTER}"
 
 
-def serve(listen_address: str, heartbeat_limit: float | None = None, masters: str | None = None) -> int:
-    """Runs a master until SIGINT or SIGTERM and returns the exit status: 0, or 1 when it cannot listen."""
+SIGTERM_CHOICES = ("detach", "end")
+
+
+def serve(
+    listen_address: str, heartbeat_limit: float | None = None, masters: str | None = None, on_sigterm: str | None = None
+) -> int:
+    """Runs a master until SIGINT or SIGTERM and returns the exit status: 0, or 1 when it cannot listen.
+
+    SIGINT ends the run. SIGTERM ends it with `on_sigterm` "end"; with "detach" the peers look for another master of their
+    list, or wait for this one to come back. None: PCCL_MASTER_ON_SIGTERM says it, or else it is "detach".
+    """
     stop = threading.Event()
+    received: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+        stop.set()
+
     try:
+        choice = on_sigterm or os.environ.get("PCCL_MASTER_ON_SIGTERM") or "detach"
+        if choice not in SIGTERM_CHOICES:
+            raise ValueError(f"PCCL_MASTER_ON_SIGTERM={choice} is neither detach nor end")
         # Closed at the end of the block, whatever ends it.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
+            signal.signal(number, note)
         with MasterNode(listen_address, heartbeat_limit=heartbeat_limit, masters=masters) as master:
             host = listen_address.rpartition(":")[0]
             print(f"pccl master listening on {host}:{master.port}", flush=True)
             stop.wait()
+            if received[0] == signal.SIGTERM and choice == "detach":
+                master.detach()
     except (PCCLError, ValueError, AssertionError) as error:
         print(f"pccl master cannot listen on {listen_address}: {error}", file=sys.stderr)
         return 1
@@ -35,7 +56,11 @@ def serve(listen_address: str, heartbeat_limit: float | None = None, masters: st
 
 def main() -> None:
     """The `pccl_master` script."""
-    parser = argparse.ArgumentParser(prog="pccl_master", description="Runs the master of a pccl run.")
+    parser = argparse.ArgumentParser(
+        prog="pccl_master",
+        description="Runs the master of a pccl run. SIGINT ends the run. After SIGTERM peers look for another master of their "
+        "list, or wait for this one to come back; with PCCL_MASTER_ON_SIGTERM=end that ends the run, too.",
+    )
     parser.add_argument("--listen-address", default=DEFAULT_ADDRESS, help="host:port to listen on (default: %(default)s)")
     sys.exit(serve(parser.parse_args().listen_address))
 

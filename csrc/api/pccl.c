@@ -440,6 +440,15 @@ pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master) {
     return pcclSuccess;
 }
 
+// Likewise.
+pcclResult_t pcclDetachMaster(pcclMasterInstance_t *master) {
+    if (master == NULL) return pcclInvalidArgument;
+    struct master *running = atomic_load(&master->master);
+    if (running == NULL) return pcclInvalidUsage;
+    master_detach(running);
+    return pcclSuccess;
+}
+
 pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master) {
     REQUIRE_NOT_NULL(master);
     struct master *running = atomic_load(&master->master);

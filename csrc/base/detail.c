@@ -3,6 +3,9 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+
+#include "log.h"
 
 static _Thread_local char text[DETAIL_CAPACITY];
 
@@ -10,6 +13,7 @@ int detail_fail(int code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
+    log_clean(text, strlen(text)); // others may have written parts of it, and it is printed
     va_end(arguments);
     return code;
 }

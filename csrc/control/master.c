@@ -28,6 +28,12 @@ enum {
 // So a connection without a hello always finds a place: one that is closing gives way to it.
 _Static_assert(MEMBERSHIP_MAX_KNOWN + MASTER_MAX_ANONYMOUS < MEMBERSHIP_MAX_CONNS, "peers, those that wait, and connections without a hello leave places");
 
+enum ending {
+    ENDING_NOT,
+    ENDING_RUN,
+    ENDING_DETACHED, // peers look for another master, or for this one when it is back
+};
+
 enum conn_state {
     CONN_UNUSED,
     CONN_ANONYMOUS, // no hello yet
@@ -58,7 +64,7 @@ struct master {
     uint32_t other_count;
     bool standby;
     int wake;
-    atomic_bool interrupted;
+    atomic_int ending; // enum ending
 
     bool run; // guarded by the caller: run, await and free do not race
     pthread_t thread;
@@ -71,6 +77,7 @@ struct master {
     int64_t now_ns, listener_resumes_ns; // INT64_MAX: it listens
     int64_t looks_ns;                    // for a run of another master; INT64_MAX: nobody waits here
     struct membership *membership;
+    struct log_limit run_log, strangers_log, shortage_log;
     struct conn conns[MEMBERSHIP_MAX_CONNS];
     uint32_t conn_count[CONN_CLOSING + 1];
     uint8_t chunk[CHUNK_BYTES];
@@ -157,7 +164,7 @@ static void conn_send(struct master *master, struct conn *conn, const uint8_t *f
         if (length == 0) return;
     }
     if (conn->out.end - conn->out.begin + length > MASTER_MAX_UNSENT || !append(&conn->out, from, length)) {
-        LOG(LOG_WARN, "a peer does not read what the master sends");
+        LOG_LIMITED(&master->strangers_log, LOG_WARN, "master: a peer does not read what the master sends");
         conn_break(conn);
         return;
     }
@@ -199,7 +206,8 @@ static void conn_start_closing(struct master *master, struct conn *conn) {
 // ---- what the mind says ----
 
 static void carry_out(struct master *master, const struct membership_actions *actions) {
-    for (size_t i = 0; i < actions->log_count; i++) LOG(actions->logs[i].level, "master: %s", actions->logs[i].text);
+    for (size_t i = 0; i < actions->log_count; i++)
+        LOG_LIMITED(actions->logs[i].of_strangers ? &master->strangers_log : &master->run_log, actions->logs[i].level, "master: %s", actions->logs[i].text);
     for (size_t i = 0; i < actions->send_count; i++) {
         const struct membership_send *send = &actions->sends[i];
         conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
@@ -355,7 +363,7 @@ static struct conn *conn_place(struct master *master) {
 }
 
 static void pause_listener(struct master *master, int error) {
-    LOG(LOG_ERR, "the master cannot accept connections for the moment: %s", strerror(error));
+    LOG_LIMITED(&master->shortage_log, LOG_ERR, "master: cannot accept connections for the moment: %s", strerror(error));
     if (master->conn_count[CONN_ANONYMOUS] > 0) conn_close(master, oldest(master, CONN_ANONYMOUS));
     watch(master, master->listener, TOKEN_LISTENER, 0, EPOLL_CTL_MOD);
     master->listener_resumes_ns = master->now_ns + ACCEPT_PAUSE_MS * MS_NS;
@@ -421,7 +429,7 @@ static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
 static void serve(struct master *master) {
     struct epoll_event *events = master->events;
     bool overslept = false;
-    while (!atomic_load(&master->interrupted)) {
+    while (atomic_load(&master->ending) == ENDING_NOT) {
         int64_t began = platform_now_ns();
         int wait_ms = platform_wait_ms(began, next_deadline(master));
         int count = epoll_wait(master->poller, events, EVENTS, wait_ms);
@@ -464,9 +472,11 @@ static void close_all(struct master *master) {
 static void *thread_main(void *context) {
     struct master *master = context;
     serve(master);
-    say_farewell(master);
+    bool detached = atomic_load(&master->ending) == ENDING_DETACHED;
+    uint32_t peers = membership_peer_count(master->membership);
+    if (!detached) say_farewell(master);
     close_all(master);
-    LOG(LOG_INFO, "the master has stopped");
+    LOG(LOG_NOTICE, "master: stopped, %u peers: %s", peers, detached ? "the run waits for another master, or for this one to come back" : "the run has ended");
     pthread_mutex_lock(&master->lock);
     master->ended = true;
     pthread_cond_broadcast(&master->changed);
@@ -483,6 +493,9 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
     master->heartbeat_limit_ms = heartbeat_limit_ms;
     master->poller = master->listener = -1;
     master->listener_resumes_ns = master->looks_ns = INT64_MAX;
+    master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
+    master->strangers_log = (struct log_limit){.lines = 20, .seconds = 10};
+    master->shortage_log = (struct log_limit){.lines = 1, .seconds = 10};
     master->conn_count[CONN_UNUSED] = MEMBERSHIP_MAX_CONNS;
     master->wake = wake_open();
     if (master->wake < 0) goto no_wake;
@@ -539,10 +552,15 @@ int master_run(struct master *master) {
 
 uint16_t master_port(const struct master *master) { return master->address.port; }
 
-void master_interrupt(struct master *master) {
-    atomic_store(&master->interrupted, true);
+static void stop(struct master *master, enum ending ending) {
+    int not_yet = ENDING_NOT;
+    atomic_compare_exchange_strong(&master->ending, &not_yet, (int)ending);
     wake_signal(master->wake);
 }
+
+void master_interrupt(struct master *master) { stop(master, ENDING_RUN); }
+
+void master_detach(struct master *master) { stop(master, ENDING_DETACHED); }
 
 bool master_await(struct master *master, int64_t deadline_ns) {
     if (!master->run) return true;

@@ -31,8 +31,10 @@ void master_set_list(struct master *master, const struct wire_address *masters, 
 int master_run(struct master *master);
 // The port that a running master is bound to.
 uint16_t master_port(const struct master *master);
-// Asks the thread to close all connections and end. Async-signal-safe, repeatable.
+// Asks the thread to end the run, close all connections and end. Async-signal-safe, repeatable.
 void master_interrupt(struct master *master);
+// The same without ending the run: the peers look for a master, as after a crash. Of both calls the first one counts.
+void master_detach(struct master *master);
 // Waits until the thread has ended and the port is free, or until `deadline_ns` (monotonic; INT64_MAX: for ever). True: it has ended.
 // Any number of threads may wait.
 bool master_await(struct master *master, int64_t deadline_ns);

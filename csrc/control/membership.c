@@ -24,13 +24,25 @@ bool membership_frame_end(struct membership *m, size_t begin, size_t *length) {
     return !m->actions.bytes.failed;
 }
 
-void membership_log(struct membership *m, enum log_level level, const char *format, ...) {
+static void add_log(struct membership *m, enum log_level level, bool of_strangers, const char *format, va_list arguments) {
     if (m->actions.log_count == MEMBERSHIP_MAX_LOGS) return;
     struct membership_log *line = &m->actions.logs[m->actions.log_count++];
     line->level = level;
+    line->of_strangers = of_strangers;
+    vsnprintf(line->text, sizeof line->text, format, arguments);
+}
+
+void membership_log(struct membership *m, enum log_level level, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(line->text, sizeof line->text, format, arguments);
+    add_log(m, level, false, format, arguments);
+    va_end(arguments);
+}
+
+void membership_log_stranger(struct membership *m, enum log_level level, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    add_log(m, level, true, format, arguments);
     va_end(arguments);
 }
 
@@ -63,7 +75,7 @@ void membership_turn_away(struct membership *m, uint32_t conn, struct wire_heade
     wire_encode_text(&m->actions.bytes, header, type, why);
     if (membership_frame_end(m, begin, &length)) membership_send_to(m, conn, begin, length);
     membership_close(m, conn);
-    membership_log(m, LOG_WARN, "refused a peer: %s", why);
+    membership_log_stranger(m, LOG_WARN, "refused a peer: %s", why);
 }
 
 const char *membership_name(char out[64], const struct peer *peer) {
@@ -72,15 +84,33 @@ const char *membership_name(char out[64], const struct peer *peer) {
     return out;
 }
 
-void membership_drop(struct membership *m, struct peer *peer, enum log_level level, const char *why) {
-    if (peer->gone) return;
-    char name[64];
-    membership_log(m, level, "%s is out: %s", membership_name(name, peer), why);
+const char *membership_name_and_address(char out[128], const struct peer *peer) {
+    char name[64], address[64];
+    snprintf(out, 128, "%s at %s", membership_name(name, peer), socket_address_format(address, sizeof address, &peer->member.address));
+    return out;
+}
+
+static void log_departure(struct membership *m, const struct peer *peer, enum log_level level, const char *how, const char *why) {
+    char name[128];
+    membership_name_and_address(name, peer);
+    if (peer->accepted)
+        membership_log(m, level > LOG_NOTICE ? level : LOG_NOTICE, "%s %s: %s", how, name, why);
+    else
+        membership_log_stranger(m, level, "%s newcomer, %s: %s", how, name, why);
+}
+
+static void drop(struct membership *m, struct peer *peer) {
     peer->gone = true;
     m->gone_count++;
     if (m->by_conn[peer->conn] == 0) return; // the connection went first
     m->by_conn[peer->conn] = 0;
     membership_close(m, peer->conn);
+}
+
+void membership_drop(struct membership *m, struct peer *peer, enum log_level level, const char *why) {
+    if (peer->gone) return;
+    log_departure(m, peer, level, "lost", why);
+    drop(m, peer);
 }
 
 void membership_expel(struct membership *m, struct peer *peer, const char *format, ...) {
@@ -93,7 +123,9 @@ void membership_expel(struct membership *m, struct peer *peer, const char *forma
     size_t begin = membership_frame_begin(m), length;
     wire_encode_text(&m->actions.bytes, membership_header(m), peer->accepted ? WIRE_EXPELLED : WIRE_REFUSED, why);
     if (membership_frame_end(m, begin, &length)) membership_send(m, peer, begin, length);
-    membership_drop(m, peer, LOG_WARN, why);
+    if (peer->gone) return; // for want of memory
+    log_departure(m, peer, LOG_WARN, peer->accepted ? "expelled" : "refused", why);
+    drop(m, peer);
 }
 
 void membership_end_wait(struct membership *m) {
@@ -258,7 +290,7 @@ const struct membership_actions *membership_settle(struct membership *m) {
         if (m->gone_count == 0) progress(m);
     } while (m->gone_count > 0 || m->lost || m->changed);
     if (m->peer_count == 0 && m->next_join > 1) {
-        membership_log(m, LOG_INFO, "the run is empty; the next peer starts a new one");
+        membership_log(m, LOG_NOTICE, "the last peer is gone, so the run has ended: the next peer starts a new one");
         membership_start_run(m);
     }
     return m->survivor_count > 0 && membership_gather(m) ? membership_settle(m) : &m->actions;
@@ -322,8 +354,8 @@ void membership_register(struct membership *m, uint32_t conn, const struct wire_
     wire_encode_welcome(&m->actions.bytes, membership_header(m), &welcome);
     membership_frame_end(m, begin, &length);
     membership_send(m, peer, begin, length);
-    char name[64], address[64];
-    membership_log(m, LOG_INFO, "%s registered: group %u, %s", membership_name(name, peer), hello->group, socket_address_format(address, sizeof address, &peer->member.address));
+    char name[128];
+    membership_log_stranger(m, LOG_INFO, "registered %s, group %u", membership_name_and_address(name, peer), hello->group);
 }
 
 const struct membership_actions *membership_peer_connected(struct membership *m, int64_t now_ns, uint32_t conn, const struct wire_address *source,
@@ -453,7 +485,7 @@ const struct membership_actions *membership_tick(struct membership *m, int64_t n
     if (silent > 0) membership_unheard(m, silent);
     for (uint32_t i = 0; i < m->slots; i++)
         if (m->peers[i].used && arrival_deadline_ns(&m->peers[i].heard, m->limit_ns) <= m->now_ns)
-            membership_expel(m, &m->peers[i], "silent beyond the heartbeat limit");
+            membership_expel(m, &m->peers[i], "no heartbeat for %.1f s", (double)(m->now_ns - m->peers[i].heard.at_ns) / (double)SECOND_NS);
     for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count)
         if (m->order[i]->group->relink_at <= m->now_ns) membership_links_tick(m, m->order[i]->group);
     if (m->phase == PHASE_CANDIDATE && !m->candidate_judged && m->phase_deadline <= m->now_ns) m->unanswered = 0; // judged as it is

@@ -36,6 +36,7 @@ struct membership_send {
 
 struct membership_log {
     enum log_level level;
+    bool of_strangers; // anybody who can connect causes it
     char text[MEMBERSHIP_LOG_BYTES];
 };
 

@@ -4,6 +4,8 @@
 
 #include "membership_private.h"
 
+enum { ADMITTED_LINES = 16 }; // of the log
+
 // ---- groups and their places in an order ----
 
 static uint32_t group_end(struct peer *const *peers, uint32_t count, uint32_t begin) {
@@ -133,7 +135,7 @@ void membership_enter_epoch(struct membership *m, uint8_t reason) {
     if (m->phase == PHASE_CANDIDATE) m->candidate_stale = true;
     send_epoch(m, reason);
     static const char *const reasons[] = {"?", "update", "loss", "relink", "order"};
-    membership_log(m, LOG_INFO, "epoch %llu (%s): %u peers", (unsigned long long)m->number, reasons[reason], m->count);
+    membership_log(m, LOG_NOTICE, "epoch %llu (%s): %u peers", (unsigned long long)m->number, reasons[reason], m->count);
 }
 
 void membership_enter_resumed(struct membership *m) {
@@ -146,7 +148,7 @@ void membership_enter_resumed(struct membership *m) {
     }
     if (lost) m->lost_number = m->number;
     send_epoch(m, lost ? WIRE_REASON_LOSS : WIRE_REASON_RELINK);
-    membership_log(m, LOG_INFO, "epoch %llu (resumed): %u peers", (unsigned long long)m->number, m->count);
+    membership_log(m, LOG_NOTICE, "epoch %llu (resumed): %u peers", (unsigned long long)m->number, m->count);
 }
 
 // ---- candidates ----
@@ -158,8 +160,20 @@ static bool candidate_changes(const struct membership *m, uint32_t start, uint32
     return false;
 }
 
+static void log_admitted(struct membership *m) {
+    uint32_t admitted = 0;
+    for (uint32_t i = 0; i < m->candidate_count; i++) {
+        const struct peer *peer = m->candidate[i];
+        char name[128];
+        if (!peer->accepted && ++admitted <= ADMITTED_LINES)
+            membership_log(m, LOG_NOTICE, "admitted %s, group %u", membership_name_and_address(name, peer), peer->member.group);
+    }
+    if (admitted > ADMITTED_LINES) membership_log(m, LOG_NOTICE, "admitted %u more", admitted - ADMITTED_LINES);
+}
+
 static void commit_candidate(struct membership *m) {
     uint32_t before = m->count;
+    log_admitted(m);
     uint64_t newer = UINT64_MAX;
     for (uint32_t i = 0; i < m->candidate_count; i++) {
         struct peer *peer = m->candidate[i];

@@ -220,7 +220,10 @@ const struct membership_actions *membership_settle(struct membership *m);
 struct peer *membership_add_peer(struct membership *m, uint32_t conn, const struct wire_member *member);
 void membership_register(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello); // or refuses it
 void membership_log(struct membership *m, enum log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
+// A line that anybody who can connect causes.
+void membership_log_stranger(struct membership *m, enum log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 const char *membership_name(char out[64], const struct peer *peer);
+const char *membership_name_and_address(char out[128], const struct peer *peer);
 // The peer is out from the next settle on; its connection is closed.
 void membership_drop(struct membership *m, struct peer *peer, enum log_level level, const char *why);
 // The same, told to the peer: EXPELLED, or REFUSED for a newcomer.

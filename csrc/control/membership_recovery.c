@@ -338,7 +338,7 @@ static void take_up(struct membership *m, const struct claim *claim) {
     m->barrier = last.number;
     take_members(m, claim, &last);
     take_past(m);
-    membership_log(m, LOG_WARN, "takes the run up, generation %llu: %u of %u members of epoch %llu are here", (unsigned long long)m->generation, claim->present, claim->members,
+    membership_log(m, LOG_NOTICE, "takes the run up, generation %llu: %u of %u members of epoch %llu are here", (unsigned long long)m->generation, claim->present, claim->members,
                    (unsigned long long)claim->by->resume.epoch.number);
     for (uint32_t i = 0; i < m->count; i++) take_member(m, m->order[i], survivor_of(m, m->order[i]->conn), &last);
     for (uint32_t i = 0; i < m->count; i++) {
@@ -415,7 +415,7 @@ static void say(struct membership *m, const struct claim *claim) {
 
 // Whoever was waited for has given up, or was let go.
 static void say_end(struct membership *m) {
-    if (m->said_epoch != 0) membership_log(m, LOG_WARN, "nobody waits any more for the run of epoch %llu to be taken up: newcomers begin a new one", (unsigned long long)m->said_epoch);
+    if (m->said_epoch != 0) membership_log(m, LOG_NOTICE, "nobody waits any more for the run of epoch %llu to be taken up: newcomers begin a new one", (unsigned long long)m->said_epoch);
     m->said_epoch = 0;
 }
 
@@ -429,7 +429,7 @@ static bool yield(struct membership *m) {
             say(m, &claim);
         return m->survivor_count == 0;
     }
-    membership_log(m, LOG_WARN, "lets the young run of %u peers go: %u of the %u members of epoch %llu of an older one have come", m->peer_count, claim.present, claim.members,
+    membership_log(m, LOG_NOTICE, "lets the young run of %u peers go: %u of the %u members of epoch %llu of an older one have come", m->peer_count, claim.present, claim.members,
                    (unsigned long long)claim.by->resume.epoch.number);
     for (uint32_t i = 0; i < m->slots; i++) {
         struct peer *peer = &m->peers[i];
@@ -546,7 +546,7 @@ static bool take_back(struct membership *m, const struct wire_header *header, co
     const struct peer *peer = peer_of_id(m, &resume->hello.id);
     bool missed = peer != NULL ? peer->accepted || m->now_ns < m->woken_until : resume->accepted && m->heard_number < m->lost_number;
     if (!missed) return false;
-    membership_log(m, LOG_WARN, "a member has come back that had lost this master: gives the run up, for all to come back");
+    membership_log(m, LOG_NOTICE, "a member has come back that had lost this master: gives the run up, for all to come back");
     give_up_run(m);
     return true;
 }
@@ -702,7 +702,7 @@ bool membership_unheard(struct membership *m, uint32_t count) {
 void membership_on_moved(struct membership *m, struct peer *peer) {
     char name[64];
     if (m->now_ns < m->woken_until) { // the others have left as well, or are about to: nobody needs to be lost
-        membership_log(m, LOG_WARN, "stood still, and %s looks for a master: gives the run up, for all to come back", membership_name(name, peer));
+        membership_log(m, LOG_NOTICE, "stood still, and %s looks for a master: gives the run up, for all to come back", membership_name(name, peer));
         give_up_run(m);
     } else if (!peer->accepted || !membership_unheard(m, 1)) {
         membership_drop(m, peer, LOG_WARN, "it looks for another master, since this one was silent");
@@ -765,7 +765,7 @@ void membership_survivor_heard(struct membership *m, int64_t now_ns, uint32_t co
 void membership_gather_tick(struct membership *m) {
     // A newcomer says nothing before its WELCOME.
     for (uint32_t i = m->survivor_count; i-- > 0;)
-        if (m->survivors[i]->resumes && m->survivors[i]->heard_ns + m->limit_ns <= m->now_ns) turn_away(m, m->survivors[i], WIRE_REFUSED, "silent beyond the heartbeat limit");
+        if (m->survivors[i]->resumes && m->survivors[i]->heard_ns + m->limit_ns <= m->now_ns) turn_away(m, m->survivors[i], WIRE_REFUSED, "no heartbeat within the heartbeat limit");
 }
 
 void membership_gather_beat(struct membership *m) {

@@ -230,6 +230,7 @@ struct peer *peer_new(const struct peer_params *params) {
     if (p == NULL) return NULL;
     p->params = *params;
     p->master_fd = p->dial_fd = -1;
+    p->waiting_log = (struct log_limit){.lines = 3, .seconds = 10};
     p->dial_deadline = INT64_MAX;
     p->seek.masters = p->params.masters;
     p->seek.count = params->master_count;

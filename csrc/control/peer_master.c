@@ -141,7 +141,7 @@ void peer_seek_master(struct peer *p, int64_t now) {
 
 void peer_found_master(struct peer *p, int64_t now) {
     char address[64];
-    LOG(LOG_WARN, "the run goes on with the master at %s, after %lld ms", socket_address_format(address, sizeof address, seek_master(&p->seek)),
+    LOG(LOG_NOTICE, "the run goes on with the master at %s, after %lld ms", socket_address_format(address, sizeof address, seek_master(&p->seek)),
         (long long)((now - p->lost_at) / MS_NS));
     p->seeking = false;
 }

@@ -11,6 +11,7 @@
 #include <pthread.h>
 
 #include "../base/detail.h"
+#include "../base/log.h"
 #include "../base/platform.h"
 #include "../state/content.h"
 #include "../state/sync.h"
@@ -100,6 +101,7 @@ struct peer {
     uint16_t links_port;
     struct links *links;
     struct member_output actions;
+    struct log_limit waiting_log; // what a master says of waiting
     uint8_t *input;
     size_t input_length;
 };

@@ -326,16 +326,21 @@ PCCL_EXPORT pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address,
 // pcclInvalidUsage: the address is in use, or this master was run before.
 PCCL_EXPORT pcclResult_t pcclRunMaster(pcclMasterInstance_t *master);
 
-// Asks a master to stop. Does not wait, may be repeated, and may be called in a signal handler.
+// Asks a master to stop and to end the run: peers that know no other master are dead at once. Does not wait, may be repeated,
+// and may be called in a signal handler.
 // pcclInvalidUsage: never run.
 PCCL_EXPORT pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master);
 
-// Waits until the master has stopped, that is for pcclInterruptMaster. May be repeated.
+// Waits until the master has stopped, that is for pcclInterruptMaster or pcclDetachMaster. May be repeated.
 // pcclInvalidUsage: never run.
 PCCL_EXPORT pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master);
 
 // Stops the master if it runs, and frees it. Once this has returned, the port can be bound again.
 PCCL_EXPORT pcclResult_t pcclDestroyMaster(pcclMasterInstance_t *master);
+
+// Asks a master to stop without ending the run, as if its process had died: the peers look for another master of their list, or
+// wait for one to come back at this address. Otherwise as pcclInterruptMaster; of the two, the call that comes first counts.
+PCCL_EXPORT pcclResult_t pcclDetachMaster(pcclMasterInstance_t *master);
 
 #ifdef __cplusplus
 }

@@ -469,6 +469,32 @@ def test_the_readme_has_a_standby(tmp_path):
             follow_unharmed(actors, lambda: None)
 
 
+@pytest.mark.parametrize("standby", [False, True])
+def test_sigterm_of_a_master_does_not_end_the_run(tmp_path, standby):
+    """The peers wait for it, or go on with the standby, which says so at the default level of the log."""
+    ports = free_ports(2 if standby else 1)
+    masters = ",".join(f"127.0.0.1:{port}" for port in ports)
+    commands = [f"pccl master --listen 127.0.0.1:{port} --masters {masters}" for port in ports]
+    logs = [tmp_path / f"master-{port}" for port in ports]
+    with contextlib.ExitStack() as stack:
+        running = [start_program(*pair, PCCL_LOG_LEVEL="") for pair in zip(commands, logs, strict=True)]
+        stack.enter_context(killed_at_the_end(*running))
+        for log in logs:
+            wait_for_text(log, "listening on")
+        actors = stack.enter_context(troupe(masters, 2))
+
+        def stop():
+            running[0].send_signal(signal.SIGTERM)
+            assert running[0].wait(PATIENCE) == 0
+            if not standby:
+                again = start_program(commands[0], tmp_path / "again", PCCL_LOG_LEVEL="")
+                stack.enter_context(killed_at_the_end(again))
+
+        follow_unharmed(actors, stop)
+        wait_for_text(logs[0], "stopped, 2 peers: the run waits for another master, or for this one to come back")
+        wait_for_text(logs[1] if standby else tmp_path / "again", "takes the run up, generation 2: 2 of 2 members")
+
+
 def test_a_newcomer_is_told_why_it_waits(tmp_path):
     """One survivor of three holds it up, but not longer than until its own limit."""
     why = "1 of the 3 members of epoch"

@@ -156,6 +156,7 @@ static pcclResult_t (*const run_master)(pcclMasterInstance_t *) = pcclRunMaster;
 static pcclResult_t (*const interrupt_master)(pcclMasterInstance_t *) = pcclInterruptMaster;
 static pcclResult_t (*const await_master)(pcclMasterInstance_t *) = pcclMasterAwaitTermination;
 static pcclResult_t (*const destroy_master)(struct pcclMasterInstanceState_t *) = pcclDestroyMaster;
+static pcclResult_t (*const detach_master)(pcclMasterInstance_t *) = pcclDetachMaster;
 
 static int failures;
 
@@ -238,11 +239,13 @@ static void check_master(void) {
     expect("create master without out", create_master(address, NULL), pcclInvalidArgument);
     expect("create master", create_master(address, &master), pcclSuccess);
     expect("interrupt before run", interrupt_master(master), pcclInvalidUsage);
+    expect("detach before run", detach_master(master), pcclInvalidUsage);
     expect("await before run", await_master(master), pcclInvalidUsage);
     expect("run", run_master(master), pcclSuccess);
     expect("run again", run_master(master), pcclInvalidUsage);
     expect("interrupt", interrupt_master(master), pcclSuccess);
     expect("interrupt again", interrupt_master(master), pcclSuccess);
+    expect("detach after that", detach_master(master), pcclSuccess);
     expect("await", await_master(master), pcclSuccess);
     expect("await again", await_master(master), pcclSuccess);
     expect("destroy master", destroy_master(master), pcclSuccess);

@@ -32,6 +32,7 @@ FUNCTIONS = [
     "pcclInterruptMaster",
     "pcclMasterAwaitTermination",
     "pcclDestroyMaster",
+    "pcclDetachMaster",
 ]
 
 SIZES = {
@@ -57,7 +58,7 @@ SIZES = {
 
 
 def test_functions():
-    assert len(FUNCTIONS) == 22
+    assert len(FUNCTIONS) == 23
     for name in FUNCTIONS:
         assert callable(getattr(lib, name)), name
 

@@ -2,12 +2,15 @@
 
 import gc
 import os
+import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,13 +18,19 @@ import pytest
 import pccl
 from pccl import MasterNode, PCCLError, Result
 from pccl._pccl import C
+from pccl.stress.ports import free_ports
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT.pop("PCCL_LOG_LEVEL", None)
 
 
-def start(*command: str) -> subprocess.Popen:
+def start(*command: str, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**ENVIRONMENT, **environment},
     )
 
 
@@ -166,10 +175,21 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+ENDS, DETACHES = "stopped, 1 peers: the run has ended", "stopped, 1 peers: the run waits for another master"
+
+ENDINGS = [
+    (signal.SIGINT, "", ENDS),
+    (signal.SIGINT, "detach", ENDS),
+    (signal.SIGTERM, "", DETACHES),
+    (signal.SIGTERM, "detach", DETACHES),
+    (signal.SIGTERM, "end", ENDS),
+]
+
+
+@pytest.mark.parametrize(("number", "choice", "words"), ENDINGS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_end_with_status_0(name, number):
-    process = start(*PROGRAMS[name])
+def test_programs_end_with_status_0(name, number, choice, words):
+    process = start(*PROGRAMS[name], PCCL_MASTER_ON_SIGTERM=choice)
     port = port_of(process)
     with pccl.Communicator(f"127.0.0.1:{port}") as comm:
         comm.connect(1)
@@ -177,6 +197,92 @@ def test_programs_end_with_status_0(name, number):
         _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert not can_connect(port)
+    assert words in err
+
+
+def test_the_option_beats_the_environment():
+    process = start(*PROGRAMS["pccl master"], "--on-sigterm", "end", PCCL_MASTER_ON_SIGTERM="detach")
+    port_of(process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert "stopped, 0 peers: the run has ended" in err
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_unknown_choice_is_an_error(name):
+    process = start(*PROGRAMS[name], PCCL_MASTER_ON_SIGTERM="nonsense")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "PCCL_MASTER_ON_SIGTERM=nonsense is neither detach nor end" in err
+
+
+def test_a_master_in_this_process_detaches():
+    """Its peer waits for the next one at the address; the one that is interrupted takes it along."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with pccl.Communicator(address) as comm:
+        first = MasterNode(address)
+        with pytest.raises(PCCLError) as caught:
+            first.detach()
+        assert caught.value.result is Result.INVALID_USAGE
+        first.run()
+        comm.connect(1)
+        first.detach()
+        first.interrupt()  # the first call counts
+        first.close()
+        with MasterNode(address):
+            comm.update_topology(timeout=30)
+        with pytest.raises(PCCLError) as caught:
+            comm.update_topology(timeout=30)
+        assert caught.value.result is Result.MASTER_CONNECTION_FAILED
+
+
+# ---- what it logs ----
+
+
+def test_what_a_master_logs_unless_told_otherwise():
+    """Who joins, who goes and why, and each epoch: with date and time, and no line about strangers."""
+    process = start(*PROGRAMS["pccl master"])
+    address = f"127.0.0.1:{port_of(process)}"
+    with pccl.Communicator(address) as first:
+        first.connect(2)
+        with pccl.Communicator(address) as second:
+            with ThreadPoolExecutor(1) as pool:
+                joined = pool.submit(second.connect, 2)
+                while first.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
+                    first.update_topology(timeout=30)
+                joined.result()
+            names = [f"peer {comm.uuid.hex[:8]} (join {place}) at 127.0.0.1:" for place, comm in enumerate((first, second), 1)]
+        first.update_topology(timeout=30)
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as stranger:
+            stranger.sendall(hello(version=1))
+            stranger.recv(1000)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    lines = [line for line in err.splitlines() if "pccl NOTICE" in line]
+    assert len(lines) == len(err.splitlines()), err
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} pccl NOTICE \[\d+\] master: ", line) for line in lines)
+    order = [f"admitted {names[0]}", "epoch 1 (update): 1 peers", f"admitted {names[1]}", "epoch 2 (update): 2 peers"]
+    order += [f"lost {names[1]}", "epoch 3 (loss): 1 peers", "stopped, 1 peers"]
+    assert [next((part for part in order if part in line), line) for line in lines] == order
+    assert lines[4].endswith(": it left")
+
+
+def hello(version: int) -> bytes:
+    body = struct.pack("<H16sIIHB", version, os.urandom(16), 0, 4, 1, 1)
+    return struct.pack("<I2sHQQQ", len(body), b"PC", 1, 0, 0, 0) + body
+
+
+def test_strangers_do_not_fill_the_log():
+    process = start(*PROGRAMS["pccl master"], PCCL_LOG_LEVEL="warn")
+    port = port_of(process)
+    for _ in range(2000):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(hello(version=1))
+            stranger.recv(1000)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert "refused a peer: the master speaks another version" in err
+    assert len(err) < 50_000
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

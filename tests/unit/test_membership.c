@@ -436,7 +436,7 @@ static void test_bad_candidates(void) {
     first = CANDIDATE("abc", "abc");
     linked("ab", first, "");
     pass(LIMIT_MS + 20, "ab");
-    REFUSED('c', "silent");
+    REFUSED('c', "no heartbeat");
     OUTCOME("ab", UPDATE, 0, 0);
     end();
 
@@ -464,7 +464,7 @@ static void test_bad_candidates(void) {
     now += 10 * MS_NS;
     act((inside = true, membership_tick(m, now)));
     REFUSED('c', "in time");
-    REFUSED('d', "silent");
+    REFUSED('d', "no heartbeat");
     OUTCOME("ab", UPDATE, 0, 0);
     end();
 
@@ -1004,7 +1004,7 @@ static void test_links(void) {
     pass(LIMIT_MS - 50, "abc");
     CHECK(quiet("abcd"));
     pass(100, "abc");
-    EXPELLED('d', "silent");
+    EXPELLED('d', "no heartbeat");
     EPOCH("abc", LOSS, 4, 4, "abc");
     end();
 
@@ -1257,7 +1257,7 @@ static void test_time(void) {
     pass(LIMIT_MS - 30, "ac");
     CHECK(quiet("abc"));
     pass(50, "ac");
-    EXPELLED('b', "silent");
+    EXPELLED('b', "no heartbeat");
     EPOCH("ac", LOSS, 3, 3, "ac");
     end();
 

@@ -545,7 +545,7 @@ static void test_young(void) {
     resume(&(struct says){.who = 'a', .members = "abc"});
     WAITING('a', "1 of the 3");
     pass(LIMIT_MS + 50, "xy");
-    REFUSED('a', "silent");
+    REFUSED('a', "no heartbeat");
     resume(&(struct says){.who = 'b', .members = "abc"});
     WAITING('b', "1 of the 3");
     CHECK(quiet("xy"));

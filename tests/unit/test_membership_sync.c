@@ -779,7 +779,7 @@ static void test_waiting(void) {
     sync("aE0aA bE0aA cE0aB");
     GET("abc", "PLAN 0 c<ab; ");
     pass(1200, "bc");
-    GET_PART("a", "EXPELLED(silent");
+    GET_PART("a", "EXPELLED(no heartbeat");
     GET("bc", "LOSS bc; ");
     done('c', "b", 1);
     GET("b", "END 0 tx 1; ");
