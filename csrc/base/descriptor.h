@@ -12,6 +12,7 @@
 
 #include <stdint.h>
 #include <sys/socket.h>
+#include <sys/types.h>
 
 enum { DESCRIPTORS_MAX = 1 << 20 }; // a higher descriptor is refused like one too many: -EMFILE
 
@@ -20,6 +21,8 @@ int descriptor_socket(int family, int type, int protocol);
 int descriptor_accept(int listener, struct sockaddr *from, socklen_t *length);
 int descriptor_epoll(void);
 int descriptor_event(void);
+// A pidfd of the process `pid`, which has connected this UNIX socket.
+int descriptor_peer_process(int socket, pid_t pid);
 
 // For any other call that opens a descriptor: between the two comes that call, which must not block nor call anything of this
 // header. `opened` is the new descriptor, with close-on-exec set, or -1, and errno tells why. Returns it or -errno.

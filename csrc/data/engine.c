@@ -191,6 +191,10 @@ static void *run(void *argument) {
         woken = false;
         for (int i = 0; i < count; i++) {
             struct lane *lane = events[i].data.ptr;
+            if (events[i].data.ptr == &engine->door) {
+                engine_take_claims(engine);
+                continue;
+            }
             if (lane == NULL) {
                 wake_clear(engine->wake);
                 woken = true;
@@ -222,6 +226,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     engine->wake = wake_open();
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
     bool made = engine->epoll >= 0 && engine->wake >= 0 && epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
+    if (made && memory_is_wanted()) engine->door = door_open(engine->epoll, &engine->door);
     engine->started = made && platform_thread_start(&engine->thread, "pccl:data", run, engine);
     if (engine->started) return engine;
     engine_free(engine);
@@ -298,7 +303,9 @@ void engine_free(struct engine *engine) {
         if (engine->backup_cache[i].bytes != NULL) munmap(engine->backup_cache[i].bytes, engine->backup_cache[i].capacity);
         ranges_fini(&engine->backup_cache[i].saved);
     }
+    for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) engine_forget_memory(peer);
     FREE_LIST(engine->peers)
+    door_close(engine->door);
     FREE_LIST(engine->poisons)
     FREE_LIST(engine->accusations)
     FREE_LIST(engine->free_frames)

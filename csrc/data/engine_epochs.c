@@ -51,12 +51,7 @@ void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch)
 }
 
 static void links_are_ready(struct engine *engine) {
-    struct wire_op head = {0};
-    struct block *offer = block_new(engine, MEMORY_OFFER_BYTES);
-    if (offer != NULL) memory_offer(offer->bytes);
-    for (uint32_t i = 0; offer != NULL && i < engine->count; i++)
-        if (engine->members[i] != NULL) signal_send(engine, engine->members[i], WIRE_MEMORY, &head, offer);
-    block_put(engine, offer);
+    engine_offer_memory(engine);
     small_send_supplies(engine);
     engine_begin_waiting(engine);
 }
@@ -153,7 +148,7 @@ bool engine_enter_pending(struct engine *engine, struct wire_report *report) {
     for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) {
         peer->rank = UINT32_MAX;
         peer->eager_bytes = 0;
-        peer->memory = 0;
+        peer->offered = false;
     }
     struct peer **members = calloc(pending->count, sizeof *members);
     struct roster *roster = roster_new(engine, pending);

@@ -41,6 +41,7 @@ void peers_free_dropped(struct engine *engine) {
             *at = peer->next;
             small_forget(engine, peer);
             sync_forget(engine, peer);
+            engine_forget_memory(peer);
             free(peer);
         } else {
             at = &peer->next;

@@ -1,7 +1,8 @@
 // What the files of the data plane share: engine.c (the thread, and the engine's life), engine_links.c (the other peers, and links to them),
 // engine_ops.c (posts, beginnings, waits), engine_epochs.c (freezing, reports), engine_verdicts.c (how ops end), lane.c (framing on one
 // connection), silence.c (links that are down and do not say so), early.c (what comes before its op), op.c (ops by tag, blocks, backups),
-// small.c, ring.c, sharded.c (the three ways of moving an op), segments.c (ops made of ops).
+// small.c, ring.c, sharded.c (the three ways of moving an op), segments.c (ops made of ops), engine_memory.c (who may be read, see memory.h).
+// door.c and memory.c know nothing of engines.
 //
 // One lock, `engine.lock`. It guards everything except what is marked "thread": that belongs to the engine's thread, or, before the
 // thread has seen an op, to nobody. The lock is never held across a blocking call; socket calls never block.
@@ -12,6 +13,7 @@
 
 #include "base/platform.h"
 #include "data/engine.h"
+#include "data/door.h"
 #include "data/memory.h"
 #include "data/plan.h"
 #include "data/ranges.h"
@@ -33,6 +35,7 @@ enum {
     BACKUP_CACHE_COUNT = 16,
     LOST_EPOCHS_MAX = WIRE_MAX_MEMBERS,
     PLACE_BYTES = 8,              // payload of CHUNK_AT
+    MEMORY_OFFER_BYTES = DOOR_NAME_BYTES,
     CHUNKS_AHEAD = 8,             // own chunks of an op that are always under way
     EXTRA_MAX = 3 * WIRE_MAX_LIVE_OPS / 4, // segments under way that are not the only one of their op; the rest is left to further ops
 };
@@ -84,7 +87,10 @@ struct peer {
     uint32_t rank;            // in the epoch in force, or UINT32_MAX
     uint32_t lane_count;      // lanes that still point here, the closed ones too
     bool dropped;             // freed as soon as nothing points here
-    pid_t memory;             // thread: the process, if its memory can be read from here
+    struct memory_process memory; // thread: the process, if its memory can be read from here
+    bool unreadable;          // thread: reading has failed since it was vouched for
+    bool offered;             // in this epoch it has told the name of its
+    uint8_t door[DOOR_NAME_BYTES];
     uint64_t eager_bytes;     // sent before the peer posted the op
     uint32_t early_count;
     uint64_t early_bytes;     // of inputs that came before the op was posted here: the other side of its `eager_bytes`
@@ -117,6 +123,7 @@ struct lane {
     int fd;
     bool polled, hot, readable, broken;
     struct silence silence;
+    bool vouched; // the peer's process holds the other end
     bool ending; // the other side has closed: read on to the end
     bool resume; // parse what was buffered when the lane was parked
 
@@ -293,6 +300,7 @@ struct engine {
     uint64_t lost[LOST_EPOCHS_MAX];
     uint32_t lost_count;
 
+    struct door *door; // thread; NULL: nobody's memory is read, nor is ours
     struct peer *peers;
     struct lane *arriving; // added, not polled yet
 
@@ -391,6 +399,13 @@ struct peer *peer_find(struct engine *engine, const struct wire_id *id); // NULL
 struct peer *peer_get(struct engine *engine, const struct wire_id *id);  // no longer dropped; or a new one; NULL: no memory
 void peers_free_dropped(struct engine *engine);                         // thread; those that nothing points at
 struct lane *engine_lane(struct peer *peer, uint32_t index);            // the lane of this index, or the one that stands in for it
+
+// ---- engine_memory.c ----
+void engine_offer_memory(struct engine *engine);          // lock held; all links are there
+void engine_memory_offered(struct lane *lane);            // thread
+void engine_take_claims(struct engine *engine);           // thread
+void engine_forget_memory(struct peer *peer);             // thread, lock held
+bool engine_may_read(const struct peer *peer);            // thread, lock held
 
 // ---- engine_ops.c, lock held ----
 uint64_t engine_first_loss(const struct engine *engine, uint64_t adopted); // 0: none since

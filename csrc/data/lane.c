@@ -113,7 +113,7 @@ static bool place_payload(struct lane *lane) {
         if (op->path != PLAN_RING || !ring_receive(lane, op, lane->length)) return false;
         lane->to = lane->target;
     } else if (type == WIRE_CHUNK_AT) {
-        if (op->path != PLAN_RING || lane->length != PLACE_BYTES || !ring_receive(lane, op, lane->head.extra)) return false;
+        if (op->path != PLAN_RING || lane->length != PLACE_BYTES || !lane->vouched || !ring_receive(lane, op, lane->head.extra)) return false;
         lane->to = lane->place;
     } else if (type == WIRE_CODES || type == WIRE_RESULT) {
         if (op->path != PLAN_SHARDED || !sharded_receive(lane, op, lane->length)) return false;
@@ -135,7 +135,7 @@ static bool deliver(struct lane *lane) {
     }
     if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT || type == WIRE_CODES || type == WIRE_RESULT || type == WIRE_LINK_HEARTBEAT) return true;
     if (type == WIRE_MEMORY) {
-        if (lane->header.epoch == engine->epoch) lane->peer->memory = memory_accept(lane->fd, lane->place);
+        if (lane->header.epoch == engine->epoch) engine_memory_offered(lane);
         return true;
     }
     if (sync_is_frame(type)) return sync_deliver(lane);

@@ -2,11 +2,7 @@
 #include "data/memory.h"
 
 #include <errno.h>
-#include <arpa/inet.h>
-#include <linux/netlink.h>
-#include <linux/rtnetlink.h>
-#include <net/if.h>
-#include <pthread.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -14,28 +10,42 @@
 #include <unistd.h>
 
 #include "base/descriptor.h"
-#include "base/platform.h"
-#include "net/socket.h"
 
-enum { NETLINK_BYTES = 32 * 1024,
-       SECRET_BYTES = 16 };
-
-static uint8_t secret[SECRET_BYTES];
-static bool have_secret;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-static void make_secret(void) { have_secret = platform_random(secret, sizeof secret); }
-
-void memory_offer(uint8_t out[MEMORY_OFFER_BYTES]) {
-    pthread_once(&once, make_secret);
-    uint64_t pid = (uint64_t)getpid(), at = (uint64_t)(uintptr_t)secret;
-    memset(out, 0, MEMORY_OFFER_BYTES);
-    if (!have_secret) return;
-    memcpy(out, &pid, 8);
-    memcpy(out + 8, &at, 8);
-    memcpy(out + 16, secret, SECRET_BYTES);
+bool memory_is_wanted(void) {
+    const char *wanted = getenv("PCCL_SAME_HOST_MEMORY");
+    return wanted == NULL || strcmp(wanted, "0") != 0;
 }
 
+// ---- processes ----
+bool memory_process_of(int fd, struct memory_process *out) {
+    struct ucred who;
+    socklen_t length = sizeof who;
+    *out = (struct memory_process){.pidfd = -1};
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) != 0 || who.pid <= 0 || who.uid != geteuid()) return false;
+    int pidfd = descriptor_peer_process(fd, who.pid);
+    if (pidfd < 0 && pidfd != -ENOSYS && pidfd != -EPERM) return false;
+    *out = (struct memory_process){who.pid, pidfd < 0 ? -1 : pidfd};
+    return true;
+}
+
+void memory_process_close(struct memory_process *process) {
+    if (process->pid != 0) descriptor_close(process->pidfd);
+    *process = (struct memory_process){.pidfd = -1};
+}
+
+bool memory_process_lives(const struct memory_process *process) {
+    struct pollfd polled = {.fd = process->pidfd, .events = POLLIN};
+    return process->pidfd < 0 || poll(&polled, 1, 0) == 0;
+}
+
+bool memory_process_permits(const struct memory_process *process) {
+    char byte;
+    struct iovec local = {&byte, 1}, remote = {NULL, 1};
+    // The kernel looks at the permission first. Nothing lies at address 0.
+    return process_vm_readv(process->pid, &local, 1, &remote, 1, 0) == 1 || errno == EFAULT;
+}
+
+// ---- bytes ----
 bool memory_read(pid_t process, void *to, uint64_t from, size_t length) {
     while (length > 0) {
         struct iovec local = {to, length}, remote = {(void *)(uintptr_t)from, length};
@@ -64,63 +74,4 @@ static bool write_back(uint8_t *at) {
 bool memory_can_be_written(void *bytes, size_t length) {
     uint8_t *at = bytes;
     return length == 0 || (write_back(at) && write_back(at + length - 1));
-}
-
-// Looks for a queueing discipline on the loopback device. An answer that cannot be had counts as one.
-static bool answer_shapes(const uint8_t *bytes, size_t length, int device, bool *done) {
-    for (const struct nlmsghdr *message = (const struct nlmsghdr *)(const void *)bytes; NLMSG_OK(message, length);
-         message = NLMSG_NEXT(message, length)) {
-        if (message->nlmsg_type == NLMSG_DONE || message->nlmsg_type == NLMSG_ERROR) {
-            *done = true;
-            return message->nlmsg_type == NLMSG_ERROR;
-        }
-        const struct tcmsg *discipline = NLMSG_DATA(message);
-        if (message->nlmsg_type != RTM_NEWQDISC || discipline->tcm_ifindex != device) continue;
-        int rest = (int)NLMSG_PAYLOAD(message, sizeof *discipline);
-        for (const struct rtattr *at = (const struct rtattr *)(const void *)((const char *)discipline + NLMSG_ALIGN(sizeof *discipline));
-             RTA_OK(at, rest); at = RTA_NEXT(at, rest))
-            if (at->rta_type == TCA_KIND && strcmp(RTA_DATA(at), "noqueue") != 0) return true;
-    }
-    return false;
-}
-
-static bool loopback_is_shaped(void) {
-    int device = (int)if_nametoindex("lo");
-    int fd = descriptor_socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE);
-    uint8_t *bytes = malloc(NETLINK_BYTES);
-    bool shaped = true;
-    if (device > 0 && fd >= 0 && bytes != NULL) {
-        struct {
-            struct nlmsghdr header;
-            struct tcmsg body;
-        } ask = {.header = {.nlmsg_len = sizeof ask, .nlmsg_type = RTM_GETQDISC, .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP},
-                 .body = {.tcm_family = AF_UNSPEC}};
-        bool done = false;
-        shaped = send(fd, &ask, sizeof ask, 0) != (ssize_t)sizeof ask;
-        while (!shaped && !done) {
-            ssize_t got = recv(fd, bytes, NETLINK_BYTES, 0); // the kernel answers within the call
-            shaped = got <= 0 || answer_shapes(bytes, (size_t)got, device, &done);
-        }
-    }
-    descriptor_close(fd);
-    free(bytes);
-    return shaped;
-}
-
-static bool same_host(int fd) {
-    struct wire_address local, remote;
-    if (!socket_local_address(fd, &local) || !socket_remote_address(fd, &remote)) return false;
-    return local.family == remote.family && memcmp(local.bytes, remote.bytes, sizeof local.bytes) == 0;
-}
-
-pid_t memory_accept(int fd, const uint8_t offer[MEMORY_OFFER_BYTES]) {
-    const char *wanted = getenv("PCCL_SAME_HOST_MEMORY");
-    if (wanted != NULL && strcmp(wanted, "0") == 0) return 0;
-    uint64_t pid, at;
-    memcpy(&pid, offer, 8);
-    memcpy(&at, offer + 8, 8);
-    uint8_t seen[SECRET_BYTES];
-    if (pid == 0 || pid > INT32_MAX || !same_host(fd)) return 0;
-    if (!memory_read((pid_t)pid, seen, at, sizeof seen) || memcmp(seen, offer + 16, sizeof seen) != 0) return 0;
-    return loopback_is_shaped() ? 0 : (pid_t)pid;
 }

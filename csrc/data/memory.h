@@ -11,14 +11,22 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { MEMORY_OFFER_BYTES = 32 };
+// A process as the kernel has named it.
+struct memory_process {
+    pid_t pid; // 0: none
+    int pidfd; // owned; -1 where the kernel has none: then another process may have the pid one day
+};
 
-// What a process tells a neighbour: where to look for a random value, and what it will see there.
-void memory_offer(uint8_t out[MEMORY_OFFER_BYTES]);
+// False: PCCL_SAME_HOST_MEMORY=0 in the environment turns it off.
+bool memory_is_wanted(void);
 
-// The process behind this connection, if it is on this host, if its memory can be read, and if nobody shapes the loopback device
-// (who does so wants a slow link, not a way round it); else 0. PCCL_SAME_HOST_MEMORY=0 in the environment turns it off.
-pid_t memory_accept(int fd, const uint8_t offer[MEMORY_OFFER_BYTES]);
+// The process that has connected this UNIX socket to ours. False: it is of another user, or not visible from here, or gone.
+bool memory_process_of(int fd, struct memory_process *out);
+void memory_process_close(struct memory_process *process);
+// True as long as no other process can have its pid.
+bool memory_process_lives(const struct memory_process *process);
+// True when the kernel lets us read its memory.
+bool memory_process_permits(const struct memory_process *process);
 
 // True when another process could read these bytes of ours: device memory, for one, cannot.
 bool memory_can_be_read(const void *bytes, size_t length);

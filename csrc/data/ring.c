@@ -35,7 +35,7 @@ void ring_begin(struct engine *engine, struct op *op) {
     if (early != NULL && !wire_fingerprint_equal(&early->head.fingerprint, &head.fingerprint))
         engine_accuse(engine, op, early->from, &early->head.fingerprint);
     if (early != NULL) early_free(engine, early);
-    head.extra = predecessor(engine)->memory != 0;
+    head.extra = engine_may_read(predecessor(engine));
     signal_send(engine, predecessor(engine), WIRE_READY, &head, NULL);
     peer_heat(successor(engine));
     pthread_mutex_unlock(&engine->lock);
@@ -149,11 +149,15 @@ static bool take_placed(struct lane *lane, struct op *op, enum plan_step step, u
     for (size_t done = 0; done < lane->bytes; done += part_bytes) {
         size_t part = lane->bytes - done < part_bytes ? lane->bytes - done : part_bytes;
         if (!backup_save(op, at + done, part)) return false;
-        if (!memory_read(lane->peer->memory, reduce ? lane->target : lane->target + done, address + done, part)) return false;
+        if (!memory_read(lane->peer->memory.pid, reduce ? lane->target : lane->target + done, address + done, part)) {
+            lane->peer->unreadable = true;
+            return false;
+        }
         if (reduce) reduce_part(lane->engine, op, step, at + done, lane->target, part);
     }
     // The memory of a member that gives up its op is its caller's again, but not before its links have ended.
-    return !socket_has_ended(lane->fd);
+    // Nor may another process have got its number meanwhile.
+    return !socket_has_ended(lane->fd) && memory_process_lives(&lane->peer->memory);
 }
 
 bool ring_received(struct lane *lane, struct op *op) {

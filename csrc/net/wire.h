@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 enum {
-    WIRE_VERSION = 3,
+    WIRE_VERSION = 4,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
     WIRE_OP_BYTES = 43,
@@ -77,7 +77,7 @@ enum wire_type {
     WIRE_CODES,           // quantised: one block of one member's input, to the owner
     WIRE_RESULT,          // quantised: one block of the result, from the owner
     WIRE_GRANT,           // quantised: the owner takes blocks below `offset`
-    WIRE_MEMORY,          // direct link: how a process of the same host can check that it reads my memory; payload is data/memory's offer
+    WIRE_MEMORY,          // direct link: where a process of the same host may say that it holds the links of this pair; payload is the name of the data/door
     WIRE_CHUNK_AT,        // ring: a chunk as WIRE_CHUNK, in the sender's memory: payload is the u64 address, extra = bytes
     WIRE_SYNC_ASK_HASHES, // receiver -> donor: these leaf hashes, please; see "shared state" below for all four
     WIRE_SYNC_HASHES,     // donor -> receiver

@@ -160,7 +160,7 @@ static void take_placed(struct lane *lane, uint32_t donor) {
         if (sync->phase != PHASE_LEAVES || sync->donors[donor].unreadable) return;
         struct crew_job job = job_of(sync, lane->head.offset + i, donor);
         job.kind = CREW_PLACED;
-        job.process = sync->donors[donor].process;
+        job.process = lane->vouched ? sync->donors[donor].process : 0; // 0: it is sent, then
         job.from = from;
         job.came = (uint32_t)came;
         from += job.length;

@@ -47,6 +47,14 @@ static bool has_way(struct engine *engine, const struct peer *peer) {
     return has;
 }
 
+// 0: its memory cannot be read.
+static pid_t process_of(struct engine *engine, const struct peer *peer) {
+    pthread_mutex_lock(&engine->lock);
+    pid_t process = engine_may_read(peer) ? peer->memory.pid : 0;
+    pthread_mutex_unlock(&engine->lock);
+    return process;
+}
+
 void sync_pump_donor(struct engine *engine, uint32_t index, int64_t now) {
     struct sync *sync = engine->sync;
     struct donor *donor = &sync->donors[index];
@@ -56,7 +64,7 @@ void sync_pump_donor(struct engine *engine, uint32_t index, int64_t now) {
         struct delta_run run = delta_ask(sync->delta, index, now);
         if (run.count == 0) return;
         if (idle) donor->progress_at = now;
-        if (donor->process == 0 && !donor->unreadable) donor->process = donor->peer->memory;
+        if (donor->process == 0 && !donor->unreadable) donor->process = process_of(engine, donor->peer);
         struct wire_op head = {.tag = sync->plan->round, .offset = run.first, .extra = run.count, .sequence = ++sync->sequence};
         if (donor->process != 0) head.shard |= 1 << WIRE_SYNC_PLACED;
         if (sync->packs) head.shard |= 1 << WIRE_SYNC_LZ4;

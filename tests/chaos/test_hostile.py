@@ -27,14 +27,14 @@ def header(kind: int, length: int, magic: bytes = b"PC") -> bytes:
     return struct.pack("<I2sHQQQ", length, magic, kind, 0, 0, 0)
 
 
-def hello(version: int = 3, port: int = 1) -> bytes:
+def hello(version: int = 4, port: int = 1) -> bytes:
     body = struct.pack("<H16sIIHB", version, os.urandom(16), 0, 4, port, 1)
     return header(1, len(body)) + body
 
 
 def lying_link_hello(rng: random.Random) -> bytes:
     """Right in form, with a secret that is none."""
-    body = struct.pack("<HB16s16s16sI", 3, 1, rng.randbytes(16), rng.randbytes(16), rng.randbytes(16), 0)
+    body = struct.pack("<HB16s16s16sI", 4, 1, rng.randbytes(16), rng.randbytes(16), rng.randbytes(16), 0)
     return header(64, len(body)) + body
 
 

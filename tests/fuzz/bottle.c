@@ -38,7 +38,8 @@ int64_t __wrap_platform_thread_ns(void);
 int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held);
 int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
 int __real_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
-pid_t __wrap_memory_accept(int fd, const uint8_t offer[MEMORY_OFFER_BYTES]);
+struct door *__wrap_door_open(int epoll, void *tag);
+void __wrap_engine_memory_offered(struct lane *lane);
 bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length);
 double __wrap_coding_look(struct coding_meter *meter, int fd);
 
@@ -53,9 +54,17 @@ bool __wrap_platform_thread_start(pthread_t *out, const char *name, void *(*run)
 int64_t __wrap_platform_now_ns(void) { return bottle_now; }
 int64_t __wrap_platform_thread_ns(void) { return thread_ns += US_NS; }
 
-pid_t __wrap_memory_accept(int fd, const uint8_t offer[MEMORY_OFFER_BYTES]) {
-    (void)fd;
-    return offer[0];
+struct door *__wrap_door_open(int epoll, void *tag) {
+    (void)epoll, (void)tag;
+    return NULL;
+}
+
+// As if the peer's process had claimed its links, or some of them.
+void __wrap_engine_memory_offered(struct lane *lane) {
+    lane->peer->memory = (struct memory_process){lane->place[0], -1};
+    lane->peer->unreadable = false;
+    for (uint32_t i = 0; i < BOTTLE_LANES; i++)
+        if (lane->peer->lanes[i] != NULL) lane->peer->lanes[i]->vouched = (lane->place[1] & 1 << i) != 0;
 }
 
 bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length) {

@@ -1,0 +1,144 @@
+// Which neighbours are processes of this host that may be read, as the kernel says it.
+//
+// Each member tells the others the name of its door. Who hears that, and has the same address at both ends of the link, claims there to hold
+// the links of this pair, each named by its two addresses. The claimant is believed about its own sockets, because it is a process of our own user,
+// and only that process is read: so no third one can lead the engine to the memory of another, or to its own.
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "base/log.h"
+#include "data/engine_private.h"
+#include "net/socket.h"
+
+enum { CLAIMS_PER_TURN = 64,
+       ADDRESS_BYTES = 1 + 16 + 2 };
+
+// As both sides see it, one has here what the other one has there.
+struct claimed_link {
+    uint8_t here[ADDRESS_BYTES], there[ADDRESS_BYTES];
+};
+
+// Both sides are of one host, and of one version.
+struct claim {
+    uint64_t run, epoch;
+    struct wire_id from, to;
+    uint32_t version, count;
+    struct claimed_link links[WIRE_MAX_LANES + 1];
+};
+
+_Static_assert(sizeof(struct claim) <= DOOR_CLAIM_BYTES, "a claim fits");
+
+static size_t claim_length(uint32_t count) { return offsetof(struct claim, links) + count * sizeof(struct claimed_link); }
+
+static void write_address(uint8_t out[ADDRESS_BYTES], const struct wire_address *address) {
+    out[0] = address->family;
+    memcpy(out + 1, address->bytes, sizeof address->bytes);
+    memcpy(out + 1 + sizeof address->bytes, &address->port, sizeof address->port);
+}
+
+// False: the link leaves the host.
+static bool addresses_of(const struct lane *lane, struct claimed_link *out) {
+    struct wire_address here, there;
+    if (!socket_local_address(lane->fd, &here) || !socket_remote_address(lane->fd, &there)) return false;
+    write_address(out->here, &here);
+    write_address(out->there, &there);
+    return here.family == there.family && memcmp(here.bytes, there.bytes, sizeof here.bytes) == 0;
+}
+
+static void claim_links(struct engine *engine, struct peer *peer) {
+    struct claim claim = {.version = WIRE_VERSION, .run = engine->run, .epoch = engine->epoch, .from = engine->self, .to = peer->id};
+    for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
+        if (peer->lanes[i] == NULL) continue;
+        if (!addresses_of(peer->lanes[i], &claim.links[claim.count++])) return;
+    }
+    if (claim.count == 0 || door_knock(peer->door, &claim, claim_length(claim.count))) return;
+    LOG(LOG_DEBUG, "a neighbour's door cannot be reached: it is sent what it could read");
+}
+
+void engine_offer_memory(struct engine *engine) {
+    struct wire_op head = {0};
+    struct block *offer = engine->door == NULL ? NULL : block_new(engine, MEMORY_OFFER_BYTES);
+    if (offer == NULL) return;
+    memcpy(offer->bytes, door_name(engine->door), MEMORY_OFFER_BYTES);
+    for (uint32_t i = 0; i < engine->count; i++) {
+        struct peer *peer = engine->members[i];
+        if (peer == NULL) continue;
+        signal_send(engine, peer, WIRE_MEMORY, &head, offer);
+        if (peer->offered) claim_links(engine, peer);
+    }
+    block_put(engine, offer);
+}
+
+void engine_memory_offered(struct lane *lane) {
+    struct engine *engine = lane->engine;
+    struct peer *peer = lane->peer;
+    pthread_mutex_lock(&engine->lock);
+    if (!peer->offered) memcpy(peer->door, lane->place, sizeof peer->door);
+    // The other side has all links. If this one has not, they are claimed when it has.
+    if (!peer->offered && engine->door != NULL && engine_may_begin(engine)) claim_links(engine, peer);
+    peer->offered = true;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+// ---- claims of others ----
+static bool is_claimed(const struct lane *lane, const struct claim *claim) {
+    struct claimed_link own;
+    if (!addresses_of(lane, &own)) return false;
+    for (uint32_t i = 0; i < claim->count; i++) {
+        const struct claimed_link *link = &claim->links[i];
+        if (memcmp(link->here, own.there, ADDRESS_BYTES) == 0 && memcmp(link->there, own.here, ADDRESS_BYTES) == 0) return true;
+    }
+    return false;
+}
+
+// True: the claimant holds the other end of each link to the peer.
+static bool holds_links(const struct peer *peer, const struct claim *claim) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
+        if (peer->lanes[i] == NULL) continue;
+        if (!is_claimed(peer->lanes[i], claim)) return false;
+        count++;
+    }
+    return count > 0;
+}
+
+// Lock held. True: the process is the peer's now.
+static bool believe(struct engine *engine, const struct door_claim *said) {
+    struct claim claim;
+    if (said->length < claim_length(0) || said->length > sizeof claim) return false;
+    memcpy(&claim, said->bytes, said->length);
+    if (claim.version != WIRE_VERSION || claim.count > WIRE_MAX_LANES + 1 || said->length != claim_length(claim.count)) return false;
+    if (claim.run != engine->run || claim.epoch != engine->epoch || !wire_id_equal(&claim.to, &engine->self)) return false;
+    struct peer *peer = peer_find(engine, &claim.from);
+    if (peer == NULL || peer->rank == UINT32_MAX || !holds_links(peer, &claim)) return false;
+    engine_forget_memory(peer);
+    if (!memory_process_lives(&said->process) || !memory_process_permits(&said->process)) return false;
+    peer->memory = said->process;
+    peer->unreadable = false;
+    for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
+        if (peer->lanes[i] != NULL) peer->lanes[i]->vouched = true;
+    return true;
+}
+
+void engine_take_claims(struct engine *engine) {
+    struct door_claim said;
+    for (int i = 0; i < CLAIMS_PER_TURN && door_take(engine->door, &said); i++) {
+        pthread_mutex_lock(&engine->lock);
+        bool believed = believe(engine, &said);
+        pthread_mutex_unlock(&engine->lock);
+        if (!believed) memory_process_close(&said.process);
+    }
+}
+
+void engine_forget_memory(struct peer *peer) {
+    memory_process_close(&peer->memory);
+    for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
+        if (peer->lanes[i] != NULL) peer->lanes[i]->vouched = false;
+}
+
+bool engine_may_read(const struct peer *peer) {
+    if (peer->memory.pid == 0 || peer->unreadable || !memory_process_lives(&peer->memory)) return false;
+    for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
+        if (peer->lanes[i] != NULL && !peer->lanes[i]->vouched) return false;
+    return true;
+}

@@ -1,0 +1,345 @@
+// Whom an engine reads: a neighbour played by the test says who it is in all sorts of ways, and READY tells whether it is believed.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pccl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/platform.h"
+#include "check.h"
+#include "data/engine.h"
+#include "net/socket.h"
+
+enum { LINKS = 2, // the direct one and a lane
+       COUNT = 1 << 20,
+       NOBODY = 65534,
+       WIRE_ANY = 0,
+       DOOR_NAME = 16,
+       ADDRESS = 19,
+       HEAD = WIRE_HEADER_BYTES + WIRE_OP_BYTES };
+
+// As docs/protocol.md has it.
+struct claim {
+    uint64_t run, epoch;
+    struct wire_id from, to;
+    uint32_t version, count;
+    struct {
+        uint8_t here[ADDRESS], there[ADDRESS];
+    } links[LINKS + 1];
+};
+
+static const struct wire_id mine = {{2}}, theirs = {{1}}, other = {{3}};
+static struct engine *engine;
+static int links[LINKS], ends[LINKS]; // the test's ends, the engine's
+static uint8_t offered[DOOR_NAME];
+static float data[COUNT];
+static uint64_t tag;
+
+static void on_done(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
+static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
+static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) { (void)context, (void)epoch, (void)report; }
+static void on_failed(void *context) { (void)context; }
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) { (void)context, (void)id, (void)index, (void)silent; }
+
+static const struct wire_fingerprint fingerprint = {.count = COUNT, .dtype = pcclFloat, .op = pcclSum};
+
+// ---- the link ----
+static void receive_all(int fd, void *out, size_t length) {
+    uint8_t *at = out;
+    while (length > 0) {
+        ssize_t got = recv(fd, at, length, 0);
+        REQUIRE(got > 0);
+        at += got;
+        length -= (size_t)got;
+    }
+}
+
+// The next frame of this type on the direct link or the lane; its payload, if that is wanted.
+static struct wire_op hear(uint16_t type, int index, void *payload, size_t room) {
+    static uint8_t bytes[WIRE_MAX_DATA_BYTES];
+    for (;;) {
+        uint8_t head[HEAD];
+        struct wire_header header;
+        struct wire_op op;
+        receive_all(links[index], head, sizeof head);
+        REQUIRE(wire_header_decode(head, &header) && wire_op_decode(head + WIRE_HEADER_BYTES, &op));
+        size_t length = header.length - WIRE_OP_BYTES;
+        receive_all(links[index], bytes, length);
+        if (header.type != type && type != WIRE_ANY) continue;
+        if (room > 0) memcpy(payload, bytes, length < room ? length : room);
+        return op;
+    }
+}
+
+static void say(uint16_t type, const struct wire_op *op, const void *payload, size_t length) {
+    uint8_t head[HEAD];
+    struct wire_header header = {.length = (uint32_t)(WIRE_OP_BYTES + length), .type = type, .run = 7, .generation = 1, .epoch = 1};
+    wire_header_encode(head, &header);
+    wire_op_encode(head + WIRE_HEADER_BYTES, op);
+    REQUIRE(send(links[0], head, sizeof head, MSG_NOSIGNAL) == (ssize_t)sizeof head);
+    REQUIRE(send(links[0], payload, length, MSG_NOSIGNAL) == (ssize_t)length);
+}
+
+static void post(uint64_t of) {
+    struct engine_reduce reduce = {.send = data, .recv = data, .tag = of, .fingerprint = fingerprint};
+    REQUIRE(engine_post(engine, &reduce, 1) == ENGINE_OK);
+}
+
+// What an op that is posted now says in READY.
+static bool is_believed(void) {
+    post(++tag);
+    struct wire_op ready;
+    do ready = hear(WIRE_READY, 0, NULL, 0);
+    while (ready.tag != tag);
+    return ready.extra == 1;
+}
+
+static void begin(void) {
+    struct engine_callbacks callbacks = {.done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
+    engine = engine_new(&theirs, &callbacks);
+    REQUIRE(engine != NULL);
+    for (uint32_t i = 0; i < LINKS; i++) {
+        struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}}, from;
+        int listener = socket_listen(&address);
+        REQUIRE(listener >= 0 && socket_local_address(listener, &address));
+        links[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        struct sockaddr_storage to;
+        socklen_t length = socket_address_to_sockaddr(&to, &address);
+        REQUIRE(connect(links[i], (struct sockaddr *)&to, length) == 0);
+        while ((ends[i] = socket_accept(listener, &from)) == -EAGAIN) usleep(100);
+        REQUIRE(ends[i] >= 0);
+        close(listener);
+        struct timeval patience = {.tv_sec = 60};
+        setsockopt(links[i], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+        engine_add_link(engine, &mine, i, ends[i]);
+    }
+    struct engine_member members[2] = {{theirs, 1}, {mine, 1}};
+    struct engine_epoch entered = {.run = 7, .generation = 1, .group_epoch = 1, .latency_us = 30, .megabytes_per_s = 2000, .rank = 0, .count = 2, .members = members};
+    engine_enter_epoch(engine, &entered);
+    engine_links_ready(engine, 1);
+    if (getenv("PCCL_SAME_HOST_MEMORY") == NULL) hear(WIRE_MEMORY, 0, offered, sizeof offered);
+}
+
+static void end(void) {
+    engine_free(engine);
+    for (int i = 0; i < LINKS; i++) close(links[i]);
+}
+
+// ---- the door ----
+static void write_address(uint8_t out[ADDRESS], const struct wire_address *address) {
+    out[0] = address->family;
+    memcpy(out + 1, address->bytes, 16);
+    memcpy(out + 17, &address->port, 2);
+}
+
+static struct claim true_claim(void) {
+    struct claim claim = {.run = 7, .epoch = 1, .from = mine, .to = theirs, .version = WIRE_VERSION, .count = LINKS};
+    for (int i = 0; i < LINKS; i++) {
+        struct wire_address here, there;
+        REQUIRE(socket_local_address(links[i], &here) && socket_remote_address(links[i], &there));
+        write_address(claim.links[i].here, &here);
+        write_address(claim.links[i].there, &there);
+    }
+    return claim;
+}
+
+static size_t length_of(const struct claim *claim) { return offsetof(struct claim, links) + claim->count * sizeof claim->links[0]; }
+
+static socklen_t door_address(struct sockaddr_un *out) {
+    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(out->sun_path + 1, "pccl-", 5);
+    memcpy(out->sun_path + 6, offered, sizeof offered);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 6 + sizeof offered);
+}
+
+static int knock(const void *said, size_t length) {
+    struct sockaddr_un address;
+    socklen_t address_length = door_address(&address);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (connect(fd, (struct sockaddr *)&address, address_length) != 0) return -1;
+    if (length > 0) send(fd, said, length, MSG_NOSIGNAL);
+    return fd;
+}
+
+// The engine ends each call with a closed connection. All that have called before it were answered then.
+static void answered(int fd) {
+    char byte;
+    CHECK(fd >= 0 && recv(fd, &byte, 1, 0) <= 0);
+    close(fd);
+}
+
+static void claim_as_child(uid_t user, const struct claim *claim) {
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        if (user != 0 && setuid(user) != 0) _exit(1);
+        int fd = knock(claim, length_of(claim));
+        char byte;
+        _exit(fd < 0 || recv(fd, &byte, 1, 0) > 0);
+    }
+    int status = 1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK_EQ(status, 0);
+}
+
+// ---- tests ----
+static void test_claims(void) {
+    static const struct {
+        const char *name;
+        bool run, epoch, from, to, version, count, here, there, lane, swapped, more;
+        bool want;
+    } rows[] = {
+        {.name = "true", .want = true},
+        {.name = "one link more", .more = true, .want = true},
+        {.name = "another run", .run = true},
+        {.name = "another epoch", .epoch = true},
+        {.name = "in another's name", .from = true},
+        {.name = "to another", .to = true},
+        {.name = "another version", .version = true},
+        {.name = "more links than are told", .count = true},
+        {.name = "another link, here", .here = true},
+        {.name = "another link, there", .there = true},
+        {.name = "not the lane", .lane = true},
+        {.name = "what the engine itself would say of its links", .swapped = true},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_case("%s", rows[i].name);
+        begin();
+        struct claim claim = true_claim();
+        claim.run += rows[i].run;
+        claim.epoch -= rows[i].epoch;
+        if (rows[i].from) claim.from = other;
+        if (rows[i].to) claim.to = other;
+        claim.version += rows[i].version;
+        claim.links[0].here[17] ^= rows[i].here;
+        claim.links[0].there[17] ^= rows[i].there;
+        claim.count -= rows[i].lane;
+        claim.count += rows[i].more;
+        for (int link = 0; link < LINKS && rows[i].swapped; link++) {
+            uint8_t here[ADDRESS];
+            memcpy(here, claim.links[link].here, ADDRESS);
+            memcpy(claim.links[link].here, claim.links[link].there, ADDRESS);
+            memcpy(claim.links[link].there, here, ADDRESS);
+        }
+        size_t length = length_of(&claim);
+        claim.count += rows[i].count ? 1000 : 0;
+        CHECK(!is_believed());
+        answered(knock(&claim, length));
+        CHECK_EQ(is_believed(), rows[i].want);
+        end();
+    }
+}
+
+static void test_own_offer_sent_back(void) {
+    check_case("the engine's own offer, sent back");
+    begin();
+    struct wire_op head = {0}, ready = {.tag = 1000, .fingerprint = fingerprint, .sequence = 1};
+    say(WIRE_MEMORY, &head, offered, sizeof offered);
+    say(WIRE_READY, &ready, NULL, 0);
+    post(1000);
+    while (hear(WIRE_CHUNK, 1, NULL, 0).tag != 1000) continue; // it has heard of both
+    answered(knock("x", 1));
+    CHECK(!is_believed());
+    end();
+}
+
+static void test_users(void) {
+    if (getuid() != 0) {
+        fprintf(stderr, "test_users: skipped, it needs to be another user\n");
+        return;
+    }
+    check_case("another user");
+    begin();
+    struct claim claim = true_claim();
+    claim_as_child(NOBODY, &claim);
+    CHECK(!is_believed());
+    check_case("a child of our own user");
+    claim_as_child(0, &claim); // it has the links, and may well be the peer's process; but it is gone by now
+    CHECK(!is_believed());
+    check_case("the process itself");
+    answered(knock(&claim, length_of(&claim)));
+    CHECK(is_believed());
+    end();
+}
+
+static void test_garbage(void) {
+    check_case("garbage");
+    begin();
+    static uint8_t noise[20000];
+    uint64_t seed = 5;
+    for (int i = 0; i < 300; i++) {
+        for (size_t at = 0; at < sizeof noise; at += 8) memcpy(noise + at, &(uint64_t){check_random(&seed)}, 8);
+        int fd = knock(noise, check_random(&seed) % sizeof noise);
+        if (i % 3 == 0) close(fd); // others hold on, and say nothing, or too much
+    }
+    struct claim claim = true_claim();
+    answered(knock(&claim, length_of(&claim)));
+    CHECK(is_believed());
+    end();
+}
+
+// A child has the listening socket too, and outlives the engine.
+static void test_fork(void) {
+    check_case("fork");
+    begin();
+    int hold[2];
+    REQUIRE(pipe(hold) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        char byte;
+        close(hold[1]);
+        _exit(read(hold[0], &byte, 1) > 0);
+    }
+    close(hold[0]);
+    struct claim claim = true_claim();
+    answered(knock(&claim, length_of(&claim)));
+    CHECK(is_believed());
+    end();
+    int fd = knock(&claim, length_of(&claim)); // nobody is at that door any more
+    if (fd >= 0) close(fd);
+    begin(); // another engine has another one
+    claim = true_claim();
+    CHECK(!is_believed());
+    answered(knock(&claim, length_of(&claim)));
+    CHECK(is_believed());
+    end();
+    close(hold[1]);
+    CHECK(waitpid(child, NULL, 0) == child);
+}
+
+// It tells of no door, and claims nothing at another's.
+static void test_turned_off(void) {
+    check_case("PCCL_SAME_HOST_MEMORY=0");
+    struct wire_op head = {0}, ready = {.tag = 1000, .fingerprint = fingerprint, .sequence = 1};
+    setenv("PCCL_SAME_HOST_MEMORY", "0", 1);
+    begin();
+    unsetenv("PCCL_SAME_HOST_MEMORY");
+    post(1000);
+    CHECK_EQ(hear(WIRE_ANY, 0, NULL, 0).tag, 1000);
+    memset(offered, 7, sizeof offered);
+    struct sockaddr_un address;
+    socklen_t length = door_address(&address);
+    int door = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    REQUIRE(bind(door, (struct sockaddr *)&address, length) == 0 && listen(door, 1) == 0);
+    say(WIRE_MEMORY, &head, offered, sizeof offered);
+    say(WIRE_READY, &ready, NULL, 0);
+    while (hear(WIRE_CHUNK, 1, NULL, 0).tag != 1000) continue; // it has heard of both
+    CHECK(accept(door, NULL, NULL) < 0 && errno == EAGAIN);
+    close(door);
+    CHECK(!is_believed());
+    end();
+}
+
+int main(void) {
+    test_claims();
+    test_own_offer_sent_back();
+    test_users();
+    test_garbage();
+    test_fork();
+    test_turned_off();
+    return check_status();
+}
