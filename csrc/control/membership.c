@@ -8,6 +8,8 @@
 
 #include "../net/socket.h"
 
+static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
+
 // ---- actions ----
 
 struct wire_header membership_header(const struct membership *m) {
@@ -209,10 +211,32 @@ static void warn_of_waits(struct membership *m) {
 
 // ---- settling ----
 
-static void forget_peer(struct membership *m, struct peer *peer) {
+uint32_t membership_bucket(const struct membership *m, const struct wire_id *id) {
+    uint64_t low, high;
+    memcpy(&low, id->bytes, sizeof low);
+    memcpy(&high, id->bytes + sizeof low, sizeof high);
+    uint64_t mixed = (low ^ m->id_key) * UINT64_C(0x9E3779B97F4A7C15);
+    mixed = (mixed ^ mixed >> 29 ^ high) * (m->id_key | 1);
+    return (uint32_t)(mixed >> 40) & (ID_BUCKETS - 1);
+}
+
+struct peer *membership_peer_of_id(struct membership *m, const struct wire_id *id) {
+    for (uint16_t at = m->peers_by_id[membership_bucket(m, id)]; at != 0; at = m->peers[at - 1].next_by_id)
+        if (!m->peers[at - 1].gone && wire_id_equal(&m->peers[at - 1].member.id, id)) return &m->peers[at - 1];
+    return NULL;
+}
+
+void membership_forget_peer(struct membership *m, struct peer *peer) {
+    uint32_t slot = (uint32_t)(peer - m->peers);
+    uint16_t *link = &m->peers_by_id[membership_bucket(m, &peer->member.id)];
+    while (*link != slot + 1) link = &m->peers[*link - 1].next_by_id;
+    *link = peer->next_by_id;
+    if (slot < m->unused_from) m->unused_from = slot;
+    m->loopback_count -= socket_address_is_loopback(&peer->member.address);
     membership_rates_forget(m, peer);
     *peer = (struct peer){0};
     m->peer_count--;
+    m->gather_due = true;
 }
 
 // Removes the peers that are gone. Nobody holds one after this: the order and the groups are rebuilt here, the measurements are
@@ -242,7 +266,7 @@ static void reap(struct membership *m) {
         if (!peer->gone) continue;
         if (peer->candidate) m->candidate_stale = true;
         if (peer->accepted && peer->group->count == 0) membership_group_fini(peer->group);
-        forget_peer(m, peer);
+        membership_forget_peer(m, peer);
     }
     m->gone_count = 0;
 }
@@ -261,6 +285,10 @@ static void progress(struct membership *m) {
 }
 
 void membership_start_run(struct membership *m) {
+    if (m->next_join > 1) {
+        m->last_run = m->run;
+        memcpy(m->last_secret, m->secret, sizeof m->last_secret);
+    }
     memcpy(&m->run, m->random, sizeof m->run);
     memcpy(m->secret, m->random + sizeof m->run, sizeof m->secret);
     if (m->run == 0) m->run = 1; // 0 means: no run yet
@@ -293,7 +321,7 @@ const struct membership_actions *membership_settle(struct membership *m) {
         membership_log(m, LOG_NOTICE, "the last peer is gone, so the run has ended: the next peer starts a new one");
         membership_start_run(m);
     }
-    return m->survivor_count > 0 && membership_gather(m) ? membership_settle(m) : &m->actions;
+    return m->survivor_count > 0 && m->gather_due && membership_gather(m) ? membership_settle(m) : &m->actions;
 }
 
 void membership_begin_event(struct membership *m, int64_t now_ns) {
@@ -307,32 +335,37 @@ void membership_begin_event(struct membership *m, int64_t now_ns) {
 
 // ---- registration ----
 
-static const char *reason_to_refuse(const struct membership *m, const struct wire_address *source, const struct wire_hello *hello) {
+static const char *reason_to_refuse(struct membership *m, const struct wire_address *source, const struct wire_hello *hello) {
     if (hello->version != WIRE_VERSION) return "the master speaks another version of the protocol";
     if (m->peer_count == WIRE_MAX_MEMBERS) return "the run is full";
-    for (uint32_t i = 0; i < m->slots; i++) {
-        const struct peer *peer = &m->peers[i];
-        if (!peer->used) continue;
-        if (wire_id_equal(&peer->member.id, &hello->id)) return "a peer of this id is registered";
-        bool there = socket_address_is_loopback(&peer->member.address), here = socket_address_is_loopback(source);
-        if (here && !there) return "this peer reached the master over loopback, others over the network, so they could not reach this peer; give it the master's network address";
-        if (there && !here) return "this peer reached the master over the network, others over loopback, so it could not reach them; give them the master's network address";
-    }
+    if (membership_peer_of_id(m, &hello->id) != NULL) return "a peer of this id is registered";
+    bool here = socket_address_is_loopback(source);
+    if (here && m->loopback_count < m->peer_count) return "this peer reached the master over loopback, others over the network, so they could not reach this peer; give it the master's network address";
+    if (!here && m->loopback_count > 0) return "this peer reached the master over the network, others over loopback, so it could not reach them; give them the master's network address";
     return NULL;
 }
 
 static struct peer *unused_peer(struct membership *m) {
-    for (uint32_t i = 0; i < m->slots; i++)
-        if (!m->peers[i].used) return &m->peers[i];
-    return &m->peers[m->slots++];
+    while (m->unused_from < m->slots && m->peers[m->unused_from].used) m->unused_from++;
+    if (m->unused_from == m->slots) m->slots++;
+    return &m->peers[m->unused_from++];
+}
+
+void membership_note_heard(struct membership *m, struct peer *peer, int64_t now_ns) {
+    arrival_note(&peer->heard, now_ns, m->limit_ns);
+    m->silence_at = earlier(m->silence_at, arrival_deadline_ns(&peer->heard, m->limit_ns)); // it may have grown less patient
 }
 
 struct peer *membership_add_peer(struct membership *m, uint32_t conn, const struct wire_member *member) {
     struct peer *peer = unused_peer(m);
     *peer = (struct peer){.used = true, .conn = conn, .member = *member, .masters = 1};
-    arrival_note(&peer->heard, m->now_ns, m->limit_ns);
+    uint16_t *bucket = &m->peers_by_id[membership_bucket(m, &member->id)];
+    peer->next_by_id = *bucket;
+    *bucket = m->by_conn[conn] = (uint16_t)(peer - m->peers + 1);
+    membership_note_heard(m, peer, m->now_ns);
     m->peer_count++;
-    m->by_conn[conn] = (uint16_t)(peer - m->peers + 1);
+    m->loopback_count += socket_address_is_loopback(&member->address);
+    m->gather_due = true;
     return peer;
 }
 
@@ -389,6 +422,7 @@ static void on_linked(struct membership *m, struct peer *peer, const struct wire
     }
     if (linked.latency_us > 0) peer->latency_us = linked.latency_us;
     peer->heard.round_trip_ns = 2 * (int64_t)peer->latency_us * US_NS;
+    membership_note_heard(m, peer, m->now_ns);
     if (linked.attempt > 0)
         membership_on_candidate_linked(m, peer, &linked);
     else if (header->epoch >= peer->group->group_epoch)
@@ -440,7 +474,7 @@ const struct membership_actions *membership_message(struct membership *m, int64_
     struct peer *peer = peer_of(m, conn);
     if (peer == NULL && !membership_survivor_message(m, conn, header)) return &m->actions;
     if (peer != NULL) {
-        arrival_note(&peer->heard, m->now_ns, m->limit_ns);
+        membership_note_heard(m, peer, m->now_ns);
         on_message(m, peer, header, body);
     }
     return membership_settle(m);
@@ -463,7 +497,7 @@ void membership_heard(struct membership *m, int64_t now_ns, uint32_t conn) {
     if (peer == NULL)
         membership_survivor_heard(m, now_ns, conn);
     else
-        arrival_note(&peer->heard, now_ns, m->limit_ns);
+        membership_note_heard(m, peer, now_ns);
 }
 
 // ---- time ----
@@ -480,12 +514,19 @@ static void send_heartbeats(struct membership *m) {
 
 const struct membership_actions *membership_tick(struct membership *m, int64_t now_ns) {
     membership_begin_event(m, now_ns);
+    m->gather_due = true;
     uint32_t silent = 0;
     for (uint32_t i = 0; i < m->count; i++) silent += arrival_deadline_ns(&m->order[i]->heard, m->limit_ns) <= m->now_ns;
     if (silent > 0) membership_unheard(m, silent);
-    for (uint32_t i = 0; i < m->slots; i++)
-        if (m->peers[i].used && arrival_deadline_ns(&m->peers[i].heard, m->limit_ns) <= m->now_ns)
+    m->silence_at = INT64_MAX;
+    for (uint32_t i = 0; i < m->slots; i++) {
+        if (!m->peers[i].used) continue;
+        int64_t deadline = arrival_deadline_ns(&m->peers[i].heard, m->limit_ns);
+        if (deadline <= m->now_ns)
             membership_expel(m, &m->peers[i], "no heartbeat for %.1f s", (double)(m->now_ns - m->peers[i].heard.at_ns) / (double)SECOND_NS);
+        else
+            m->silence_at = earlier(m->silence_at, deadline);
+    }
     for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count)
         if (m->order[i]->group->relink_at <= m->now_ns) membership_links_tick(m, m->order[i]->group);
     if (m->phase == PHASE_CANDIDATE && !m->candidate_judged && m->phase_deadline <= m->now_ns) m->unanswered = 0; // judged as it is
@@ -496,14 +537,10 @@ const struct membership_actions *membership_tick(struct membership *m, int64_t n
     return membership_settle(m);
 }
 
-static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
-
 int64_t membership_next_deadline(const struct membership *m) {
     int64_t next = membership_gather_deadline(m);
     if (m->peer_count == 0) return next;
-    next = earlier(next, earlier(m->heartbeat_at, m->warn_at));
-    for (uint32_t i = 0; i < m->slots; i++)
-        if (m->peers[i].used) next = earlier(next, arrival_deadline_ns(&m->peers[i].heard, m->limit_ns));
+    next = earlier(earlier(next, m->silence_at), earlier(m->heartbeat_at, m->warn_at));
     for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) next = earlier(next, m->order[i]->group->relink_at);
     if (m->phase == PHASE_MEASURE || (m->phase == PHASE_CANDIDATE && !m->candidate_judged)) next = earlier(next, m->phase_deadline);
     return next;
@@ -518,7 +555,8 @@ struct membership *membership_new(uint32_t heartbeat_limit_ms, const uint8_t ran
     m->now_ns = now_ns;
     m->limit_ns = heartbeat_limit_ms * MS_NS;
     m->heartbeat_at = m->young_until = now_ns;
-    m->majority_at = INT64_MAX;
+    m->majority_at = m->silence_at = m->survivors_at = INT64_MAX;
+    memcpy(&m->id_key, random + sizeof m->random - sizeof m->id_key, sizeof m->id_key);
     memcpy(m->random, random, sizeof m->random);
     membership_start_run(m);
     return m;

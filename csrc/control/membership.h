@@ -18,13 +18,15 @@
 enum {
     MEMBERSHIP_MAX_KNOWN = 2 * WIRE_MAX_MEMBERS, // connections that the mind knows: peers, and those that wait for a run to be taken up
     MEMBERSHIP_MAX_CONNS = 3072, // connections are named by numbers below this, chosen by the body
-    MEMBERSHIP_RANDOM_BYTES = 24, // run id and secret
+    MEMBERSHIP_RANDOM_BYTES = 32, // run id, secret, and a key
+    MEMBERSHIP_KEY_BYTES = 8,     // of these: spreads ids over tables, is told to nobody, and changes nothing that can be seen
     MEMBERSHIP_MAX_LOGS = 32,    // lines per event, then lines are dropped
     MEMBERSHIP_LOG_BYTES = 320,
     MEMBERSHIP_GRACE_MS = 30,    // between a link's break and its repair: most breaks are deaths, told by the control socket
     MEMBERSHIP_HEARING_OF = 8,   // in a heartbeat limit: the time to say whom one accuses, before somebody is expelled for broken links
     MEMBERSHIP_WAIT_WARN_MS = 10000,
     MEMBERSHIP_YOUNG_RUN_MS = 10000, // for so long after its first peer a run gives way to an older one
+    MEMBERSHIP_HOLD_MS = 60000, // a newcomer waits no longer for a run to be taken up
 };
 
 struct membership;

@@ -50,9 +50,8 @@ void membership_place(struct membership *m) {
 }
 
 struct peer *membership_member(struct membership *m, const struct group *group, const struct wire_id *id) {
-    for (uint32_t i = group->begin; i < group->begin + group->count; i++)
-        if (!m->order[i]->gone && wire_id_equal(&m->order[i]->member.id, id)) return m->order[i];
-    return NULL;
+    struct peer *peer = membership_peer_of_id(m, id);
+    return peer != NULL && peer->accepted && peer->group == group ? peer : NULL;
 }
 
 void membership_change(struct membership *m, struct group *group) {
@@ -252,6 +251,17 @@ static bool reaches(const struct membership *m, const struct peer *from, const s
     return !(from->unreachable[slot / 64] >> (slot % 64) & 1);
 }
 
+// Have all answered, and missed nobody?
+static bool all_reached(const struct membership *m) {
+    bool reached = true;
+    for (uint32_t i = 0; i < m->candidate_count; i++) {
+        const struct peer *peer = m->candidate[i];
+        for (uint32_t w = 0; w < PEER_WORDS; w++) reached &= peer->unreachable[w] == 0;
+        reached &= peer->answered;
+    }
+    return reached;
+}
+
 // The longest-standing peer of the candidate that this newcomer has no links to and that has a better right to stay, or NULL.
 static const struct peer *candidate_obstacle(const struct membership *m, const struct peer *newcomer) {
     const struct peer *found = NULL;
@@ -268,6 +278,7 @@ static const struct peer *candidate_obstacle(const struct membership *m, const s
 static bool exclude_newcomers(struct membership *m) {
     uint32_t before = m->gone_count;
     uint64_t joined = 0;
+    if (all_reached(m)) return false;
     for (;;) {
         struct peer *next = NULL; // by join number, since the longer-standing of two newcomers stays
         for (uint32_t i = 0; i < m->candidate_count; i++) {
@@ -287,6 +298,7 @@ static bool exclude_newcomers(struct membership *m) {
 
 static bool blame_accepted(struct membership *m) {
     bool broken = false;
+    if (all_reached(m)) return false;
     for (uint32_t i = 0; i < m->candidate_count; i++)
         for (uint32_t k = 0; k < m->candidate_count; k++)
             if (!reaches(m, m->candidate[i], m->candidate[k])) {
@@ -306,13 +318,7 @@ static void judge_update(struct membership *m) {
 }
 
 static void judge_order(struct membership *m) {
-    bool formed = true;
-    for (uint32_t i = 0; i < m->candidate_count; i++) {
-        const struct peer *peer = m->candidate[i];
-        for (uint32_t w = 0; w < PEER_WORDS; w++) formed &= peer->unreachable[w] == 0;
-        formed &= peer->answered;
-    }
-    if (formed)
+    if (all_reached(m))
         commit_candidate(m);
     else
         membership_outcome(m, WIRE_VOTE_OPTIMIZE, CODE_OPTIMIZATION_FAILED, 0);
@@ -328,11 +334,12 @@ void membership_judge_candidate(struct membership *m) {
 
 void membership_on_candidate_linked(struct membership *m, struct peer *peer, const struct wire_linked *linked) {
     if (m->phase != PHASE_CANDIDATE || linked->attempt != m->attempt || !peer->candidate || peer->answered) return;
-    for (uint32_t i = 0; i < linked->count; i++)
-        for (uint32_t k = 0; k < m->candidate_count; k++) {
-            size_t slot = (size_t)(m->candidate[k] - m->peers);
-            if (m->candidate[k] != peer && m->candidate[k]->member.group == peer->member.group && wire_id_equal(&m->candidate[k]->member.id, &linked->unreachable[i])) peer->unreachable[slot / 64] |= UINT64_C(1) << (slot % 64);
-        }
+    for (uint32_t i = 0; i < linked->count; i++) {
+        const struct peer *other = membership_peer_of_id(m, &linked->unreachable[i]);
+        if (other == NULL || other == peer || !other->candidate || other->member.group != peer->member.group) continue;
+        size_t slot = (size_t)(other - m->peers);
+        peer->unreachable[slot / 64] |= UINT64_C(1) << (slot % 64);
+    }
     peer->answered = true;
     m->unanswered--;
 }

@@ -16,6 +16,7 @@
 
 enum {
     PEER_WORDS = WIRE_MAX_MEMBERS / 64,
+    ID_BUCKETS = 1024, // of a table of ids, which holds at most WIRE_MAX_MEMBERS
     FAILURES_MAX = 2,         // of one pair's links, then one of the two is expelled
     SILENCE_LIMITS = 4,       // heartbeat limits for which a pair's silence is remembered, also if the links were made again
     DEFAULT_LATENCY_US = 100, // until a link has been timed
@@ -63,6 +64,7 @@ struct group_sync {
 struct peer {
     bool used, gone;
     bool accepted;
+    uint16_t next_by_id; // slot + 1 of the next in its bucket, or 0
     uint32_t conn;
     struct wire_member member;
     struct arrival heard;
@@ -135,6 +137,7 @@ struct membership {
     int64_t now_ns, limit_ns;
     uint8_t random[MEMBERSHIP_RANDOM_BYTES];
     bool wants_random;
+    uint64_t id_key; // spreads ids over buckets, so that nobody can choose ids that share one
 
     uint64_t run, generation, number; // number: of the epoch in force, 0 = none yet
     uint8_t secret[16];
@@ -143,6 +146,10 @@ struct membership {
 
     uint32_t slots, group_slots; // peers[slots..] and groups[group_slots..] were never used
     uint32_t peer_count; // used
+    uint32_t loopback_count; // of these
+    uint32_t unused_from; // slots below are in use
+    uint16_t peers_by_id[ID_BUCKETS]; // slot + 1, or 0
+    int64_t silence_at;   // no peer counts as silent before
     uint32_t gone_count;
     uint16_t by_conn[MEMBERSHIP_MAX_CONNS]; // slot + 1, or 0
     uint32_t count;
@@ -169,7 +176,11 @@ struct membership {
     uint64_t sync_round; // number of the last one
 
     // while there is no run: see membership_recovery.c
-    uint32_t survivor_count;
+    uint32_t survivor_count, claim_count;
+    bool gather_due;                         // a survivor came, went or promised, peers came or went, or time has passed
+    int64_t survivors_at;                    // nobody that waits is silent, or has waited too long, before
+    uint64_t last_run;                       // the one before this one, 0: none; who resumes it has to know its secret
+    uint8_t last_secret[16];
     int64_t young_until;                     // members of a run that another master has left may still come
     int64_t yields_until;                    // the run at hand, of newcomers alone, gives way to such a run; 0: it was taken up, or there is none
     int64_t majority_at;                     // since when enough are here; INT64_MAX: they are not
@@ -184,6 +195,8 @@ struct membership {
     uint32_t unheard, unheard_of;            // peers that fell silent one after another, and the size of the epoch before the first
     int64_t unheard_since;
     uint64_t gather_run, gather_generation;  // promises are asked for these; 0: for none yet
+    struct survivor *survivor_by_conn[MEMBERSHIP_MAX_CONNS];
+    struct survivor *survivors_by_id[ID_BUCKETS]; // those that resume
 
     // From here on nothing is read before it is written, so that nobody pays for clearing it.
     struct peer peers[WIRE_MAX_MEMBERS];
@@ -192,6 +205,7 @@ struct membership {
     struct peer *candidate[WIRE_MAX_MEMBERS];
     struct measurement round[WIRE_MAX_MEMBERS];
     struct survivor *survivors[WIRE_MAX_MEMBERS]; // in the order in which they came
+    struct claim *claims[WIRE_MAX_MEMBERS]; // owned by the survivors that make them; in the order in which they were first made
     // scratch, for encoding
     struct wire_member members[WIRE_MAX_MEMBERS];
     struct election_voter voters[WIRE_MAX_MEMBERS];
@@ -216,6 +230,10 @@ void membership_close(struct membership *m, uint32_t conn);
 void membership_turn_away(struct membership *m, uint32_t conn, struct wire_header header, enum wire_type type, const char *why);
 void membership_begin_event(struct membership *m, int64_t now_ns);
 const struct membership_actions *membership_settle(struct membership *m);
+uint32_t membership_bucket(const struct membership *m, const struct wire_id *id); // below ID_BUCKETS
+struct peer *membership_peer_of_id(struct membership *m, const struct wire_id *id); // NULL: none, or it is gone
+void membership_note_heard(struct membership *m, struct peer *peer, int64_t now_ns);
+void membership_forget_peer(struct membership *m, struct peer *peer); // nobody holds it
 // There is room for it.
 struct peer *membership_add_peer(struct membership *m, uint32_t conn, const struct wire_member *member);
 void membership_register(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello); // or refuses it

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../net/roster.h"
 #include "../net/socket.h"
 
 enum {
@@ -22,6 +23,8 @@ enum {
 static const uint64_t NUMBERS_MOST = UINT64_C(1) << 62, GENERATIONS_MOST = UINT32_MAX - 1;
 
 static const char STANDBY[] = "this master is a standby, and no run has come to it: new runs begin at the first master of the list";
+static const char NO_ROOM[] = "has no place for one more that waits for a lost run to be taken up";
+static const char WRONG_SECRET[] = "its secret is not that of the run";
 static const char ANOTHER_RUN[] = "this master serves another run by now";
 
 // Somebody who came while there was no run.
@@ -29,36 +32,191 @@ struct survivor {
     uint32_t conn;
     struct wire_address source;
     int64_t heard_ns, told_ns; // told: why it waits; 0: not yet
+    int64_t since_ns;
     bool resumes;              // else a newcomer whose HELLO is held back
     uint64_t run, promised;    // promised: to any master
     bool asked, gave;          // the promise of the generation at hand
-    struct wire_resume resume; // owns its arrays
+    struct wire_resume resume; // owns its arrays but for the members of its epoch
+    struct claim *claim;       // its epoch, owned together with others that were in it; NULL: it has been accepted nowhere
+    struct survivor *next_by_id; // in its bucket, of those that resume
 };
 
-// The newest epoch of one run, as a survivor knows it.
+// An epoch that some were in when they lost their master. A run goes by its id and its secret: who has another secret speaks of another run.
 struct claim {
-    const struct survivor *by; // NULL: nobody has been accepted anywhere
-    uint32_t members, present, elders; // elders: present
+    uint64_t run;
+    uint8_t secret[16];
+    uint64_t generation, number, digest; // digest: of the members
+    struct wire_quorum quorum;
+    bool newest;               // of its run; of two that are, the one that was made first
+    uint32_t holders;          // those that make it
+    uint32_t present, elders;  // of its members, those that are here; elders: of these
+    uint32_t count;
+    uint16_t *sorted;          // behind `members`: their places by id
+    struct wire_member members[];
 };
 
 static void survivor_free(struct survivor *survivor) {
     free(survivor->resume.barrier.sizes);
-    free(survivor->resume.epoch.members);
     free(survivor->resume.past);
     free(survivor->resume.losses);
     free(survivor);
 }
 
-static struct survivor *survivor_of(const struct membership *m, uint32_t conn) {
-    for (uint32_t i = 0; i < m->survivor_count; i++)
-        if (m->survivors[i]->conn == conn) return m->survivors[i];
+static struct survivor *survivor_of(const struct membership *m, uint32_t conn) { return conn < MEMBERSHIP_MAX_CONNS ? m->survivor_by_conn[conn] : NULL; }
+
+static bool is_same_run(uint64_t run_a, const uint8_t secret_a[16], uint64_t run_b, const uint8_t secret_b[16]) {
+    return run_a == run_b && memcmp(secret_a, secret_b, 16) == 0;
+}
+
+static bool is_of(const struct survivor *survivor, const struct claim *claim) {
+    return survivor->resumes && is_same_run(survivor->run, survivor->resume.secret, claim->run, claim->secret);
+}
+
+// ---- claims: counted as their members come and go, so that an event costs a search in each claim of its run, and no comparison of all with all ----
+
+static struct survivor *survivor_of_id(const struct membership *m, uint64_t run, const uint8_t secret[16], const struct wire_id *id) {
+    for (struct survivor *at = m->survivors_by_id[membership_bucket(m, id)]; at != NULL; at = at->next_by_id)
+        if (wire_id_equal(&at->resume.hello.id, id) && is_same_run(at->run, at->resume.secret, run, secret)) return at;
     return NULL;
+}
+
+static struct survivor *member_here(const struct membership *m, const struct claim *claim, uint32_t member) {
+    return survivor_of_id(m, claim->run, claim->secret, &claim->members[member].id);
+}
+
+static bool is_newer(const struct claim *a, const struct claim *b) {
+    return a->generation != b->generation ? a->generation > b->generation : a->number > b->number;
+}
+
+static void count_member(struct claim *claim, uint32_t member, int by) {
+    claim->present += (uint32_t)by;
+    if (claim->members[member].join_number < claim->quorum.newer) claim->elders += (uint32_t)by;
+}
+
+// A survivor came (by 1) or goes (by -1).
+static void count_survivor(struct membership *m, const struct survivor *survivor, int by) {
+    for (uint32_t i = 0; i < m->claim_count; i++) {
+        struct claim *claim = m->claims[i];
+        if (!is_of(survivor, claim)) continue;
+        uint32_t member = roster_find(claim->members, claim->sorted, claim->count, &survivor->resume.hello.id);
+        if (member != UINT32_MAX) count_member(claim, member, by);
+    }
+}
+
+static void find_newest(struct membership *m, uint64_t run, const uint8_t secret[16]) {
+    struct claim *newest = NULL;
+    for (uint32_t i = 0; i < m->claim_count; i++) {
+        struct claim *claim = m->claims[i];
+        if (!is_same_run(claim->run, claim->secret, run, secret)) continue;
+        claim->newest = false;
+        if (newest == NULL || is_newer(claim, newest)) newest = claim;
+    }
+    if (newest != NULL) newest->newest = true;
+}
+
+static uint64_t mix(uint64_t digest, const void *bytes, size_t length) {
+    for (size_t at = 0; at < length; at += sizeof digest) {
+        uint64_t word = 0;
+        memcpy(&word, (const uint8_t *)bytes + at, length - at < sizeof word ? length - at : sizeof word);
+        digest = (digest ^ word) * UINT64_C(0x9E3779B97F4A7C15);
+        digest ^= digest >> 31;
+    }
+    return digest;
+}
+
+static uint64_t digest_of(const struct membership *m, const struct wire_epoch *epoch) {
+    uint64_t digest = m->id_key;
+    for (uint32_t i = 0; i < epoch->count; i++) {
+        const struct wire_member *member = &epoch->members[i];
+        uint64_t numbers[] = {member->join_number, (uint64_t)member->group << 32 | member->lanes, (uint64_t)member->address.family << 16 | member->address.port};
+        digest = mix(digest, member->id.bytes, sizeof member->id.bytes);
+        digest = mix(digest, numbers, sizeof numbers);
+        digest = mix(digest, member->address.bytes, sizeof member->address.bytes);
+    }
+    return digest;
+}
+
+static bool is_same_member(const struct wire_member *a, const struct wire_member *b) {
+    return wire_id_equal(&a->id, &b->id) && a->join_number == b->join_number && a->group == b->group && a->lanes == b->lanes && a->address.family == b->address.family &&
+           a->address.port == b->address.port && memcmp(a->address.bytes, b->address.bytes, sizeof a->address.bytes) == 0;
+}
+
+static bool is_claimed(const struct claim *claim, const struct wire_resume *resume, uint64_t run, uint64_t digest) {
+    const struct wire_epoch *epoch = &resume->epoch;
+    const struct wire_quorum *a = &claim->quorum, *b = &resume->quorum;
+    if (claim->digest != digest || claim->generation != resume->generation || claim->number != epoch->number || claim->count != epoch->count) return false;
+    if (!is_same_run(claim->run, claim->secret, run, resume->secret) || a->members != b->members || a->elders != b->elders || a->newer != b->newer) return false;
+    for (uint32_t i = 0; i < epoch->count; i++)
+        if (!is_same_member(&claim->members[i], &epoch->members[i])) return false;
+    return true;
+}
+
+static struct claim *find_claim(const struct membership *m, const struct wire_resume *resume, uint64_t run) {
+    uint64_t digest = digest_of(m, &resume->epoch);
+    for (uint32_t i = 0; i < m->claim_count; i++)
+        if (is_claimed(m->claims[i], resume, run, digest)) return m->claims[i];
+    return NULL;
+}
+
+// NULL when memory is refused.
+static struct claim *make_claim(struct membership *m, const struct wire_resume *resume, uint64_t run) {
+    const struct wire_epoch *epoch = &resume->epoch;
+    size_t bytes = epoch->count * sizeof *epoch->members;
+    struct claim *claim = malloc(sizeof *claim + bytes + epoch->count * sizeof *claim->sorted);
+    if (claim == NULL) return NULL;
+    *claim = (struct claim){.run = run, .generation = resume->generation, .number = epoch->number, .digest = digest_of(m, epoch), .quorum = resume->quorum, .count = epoch->count};
+    memcpy(claim->secret, resume->secret, sizeof claim->secret);
+    memcpy(claim->members, epoch->members, bytes);
+    claim->sorted = (uint16_t *)(void *)((uint8_t *)claim->members + bytes);
+    roster_sort(claim->members, claim->count, claim->sorted);
+    for (uint32_t i = 0; i < claim->count; i++)
+        if (member_here(m, claim, i) != NULL) count_member(claim, i, 1);
+    m->claims[m->claim_count++] = claim;
+    find_newest(m, run, claim->secret);
+    return claim;
+}
+
+static void drop_claim(struct membership *m, struct claim *claim) {
+    if (--claim->holders > 0) return;
+    uint32_t i = 0;
+    while (m->claims[i] != claim) i++;
+    memmove(&m->claims[i], &m->claims[i + 1], (--m->claim_count - i) * sizeof m->claims[0]);
+    if (claim->newest) find_newest(m, claim->run, claim->secret);
+    free(claim);
+}
+
+// From now on it counts. False when memory is refused.
+static bool count_in(struct membership *m, struct survivor *survivor) {
+    struct survivor **bucket = &m->survivors_by_id[membership_bucket(m, &survivor->resume.hello.id)];
+    if (survivor->resume.accepted) {
+        survivor->claim = find_claim(m, &survivor->resume, survivor->run);
+        if (survivor->claim == NULL) survivor->claim = make_claim(m, &survivor->resume, survivor->run);
+        if (survivor->claim == NULL) return false;
+        survivor->claim->holders++;
+        survivor->resume.epoch.members = survivor->claim->members;
+    }
+    survivor->next_by_id = *bucket;
+    *bucket = survivor;
+    survivor->resumes = true;
+    count_survivor(m, survivor, 1);
+    return true;
+}
+
+static void count_out(struct membership *m, struct survivor *survivor) {
+    struct survivor **link = &m->survivors_by_id[membership_bucket(m, &survivor->resume.hello.id)];
+    while (*link != survivor) link = &(*link)->next_by_id;
+    *link = survivor->next_by_id;
+    count_survivor(m, survivor, -1);
+    if (survivor->claim != NULL) drop_claim(m, survivor->claim);
 }
 
 static void forget(struct membership *m, struct survivor *survivor) {
     uint32_t i = 0;
     while (m->survivors[i] != survivor) i++;
     memmove(&m->survivors[i], &m->survivors[i + 1], (--m->survivor_count - i) * sizeof m->survivors[0]); // who came first stays first
+    m->survivor_by_conn[survivor->conn] = NULL;
+    m->gather_due = true;
+    if (survivor->resumes) count_out(m, survivor);
     survivor_free(survivor);
 }
 
@@ -76,6 +234,23 @@ static void turn_away(struct membership *m, struct survivor *survivor, enum wire
     membership_turn_away(m, conn, header, type, why);
 }
 
+// Without an end: it tries again, here or at another master, until its own limit has passed.
+static void send_back(struct membership *m, uint32_t conn, uint64_t run, const char *why) {
+    struct wire_header header = {.run = run};
+    size_t begin = membership_frame_begin(m), length;
+    wire_encode_text(&m->actions.bytes, header, WIRE_WAITING, why);
+    if (membership_frame_end(m, begin, &length)) membership_send_to(m, conn, begin, length);
+    membership_close(m, conn);
+    membership_log(m, LOG_WARN, "sent a peer back, to try again: it %s", why);
+}
+
+static void let_go(struct membership *m, struct survivor *survivor, const char *why) {
+    uint32_t conn = survivor->conn;
+    uint64_t run = survivor->run;
+    forget(m, survivor);
+    send_back(m, conn, run, why);
+}
+
 static void register_held(struct membership *m, struct survivor *survivor) {
     uint32_t conn = survivor->conn;
     struct wire_address source = survivor->source;
@@ -86,54 +261,22 @@ static void register_held(struct membership *m, struct survivor *survivor) {
 
 // ---- who is here ----
 
-static bool is_newer(const struct survivor *a, const struct survivor *b) {
-    if (a->resume.generation != b->resume.generation) return a->resume.generation > b->resume.generation;
-    return a->resume.epoch.number > b->resume.epoch.number;
-}
-
-static struct survivor *member_here(const struct membership *m, uint64_t run, const struct wire_id *id) {
-    for (uint32_t i = 0; i < m->survivor_count; i++) {
-        struct survivor *survivor = m->survivors[i];
-        if (survivor->resumes && survivor->run == run && wire_id_equal(&survivor->resume.hello.id, id)) return survivor;
-    }
-    return NULL;
-}
-
-static struct claim claim_of(const struct membership *m, uint64_t run) {
-    struct claim claim = {0};
-    for (uint32_t i = 0; i < m->survivor_count; i++) {
-        const struct survivor *survivor = m->survivors[i];
-        if (!survivor->resumes || survivor->run != run || !survivor->resume.accepted) continue;
-        if (claim.by == NULL || is_newer(survivor, claim.by)) claim.by = survivor;
-    }
-    if (claim.by == NULL) return claim;
-    const struct wire_epoch *epoch = &claim.by->resume.epoch;
-    claim.members = epoch->count;
-    for (uint32_t i = 0; i < epoch->count; i++) {
-        if (member_here(m, run, &epoch->members[i].id) == NULL) continue;
-        claim.present++;
-        claim.elders += epoch->members[i].join_number < claim.by->resume.quorum.newer;
-    }
-    return claim;
-}
-
 static uint32_t quorum_of(const struct claim *claim) {
-    uint32_t majority = claim->members / 2 + 1;
-    return claim->by->resume.quorum.members > majority ? claim->by->resume.quorum.members : majority;
+    uint32_t majority = claim->count / 2 + 1;
+    return claim->quorum.members > majority ? claim->quorum.members : majority;
 }
 
 static bool has_majority(const struct claim *claim) {
-    return claim->by != NULL && claim->present >= quorum_of(claim) && claim->elders >= claim->by->resume.quorum.elders;
+    return claim != NULL && claim->present >= quorum_of(claim) && claim->elders >= claim->quorum.elders;
 }
 
-// Of all runs that somebody resumes the one with a majority, else the one with most members here.
-static struct claim best_claim(const struct membership *m) {
-    struct claim best = {0};
-    for (uint32_t i = 0; i < m->survivor_count; i++) {
-        const struct survivor *survivor = m->survivors[i];
-        if (!survivor->resumes || !survivor->resume.accepted) continue;
-        struct claim claim = claim_of(m, survivor->run);
-        bool better = best.by == NULL || (has_majority(&claim) && !has_majority(&best)) || (has_majority(&claim) == has_majority(&best) && claim.present > best.present);
+// Of all runs that somebody resumes the one with a majority, else the one with most members here; NULL: nobody that is here has been accepted.
+static struct claim *best_claim(const struct membership *m) {
+    struct claim *best = NULL;
+    for (uint32_t i = 0; i < m->claim_count; i++) {
+        struct claim *claim = m->claims[i];
+        if (!claim->newest) continue;
+        bool better = best == NULL || (has_majority(claim) && !has_majority(best)) || (has_majority(claim) == has_majority(best) && claim->present > best->present);
         if (better) best = claim;
     }
     return best;
@@ -144,8 +287,8 @@ static struct claim best_claim(const struct membership *m) {
 // The last vote of all that any member knows the end of.
 static struct wire_barrier newest_barrier(const struct membership *m, const struct claim *claim) {
     struct wire_barrier newest = {0};
-    for (uint32_t i = 0; i < claim->members; i++) {
-        const struct survivor *member = member_here(m, claim->by->run, &claim->by->resume.epoch.members[i].id);
+    for (uint32_t i = 0; i < claim->count; i++) {
+        const struct survivor *member = member_here(m, claim, i);
         if (member != NULL && member->resume.accepted && member->resume.barrier.number > newest.number) newest = member->resume.barrier;
     }
     return newest;
@@ -164,20 +307,19 @@ static bool fits(const struct survivor *survivor, const struct wire_barrier *las
 }
 
 static void begin_run(struct membership *m, const struct claim *claim) {
-    const struct survivor *newest = claim->by;
-    m->run = newest->run;
-    memcpy(m->secret, newest->resume.secret, sizeof m->secret);
-    m->number = newest->resume.epoch.number;
+    m->run = claim->run;
+    memcpy(m->secret, claim->secret, sizeof m->secret);
+    m->number = claim->number;
     for (uint32_t i = 0; i < m->survivor_count; i++) {
         const struct survivor *survivor = m->survivors[i];
-        if (!survivor->resumes || survivor->run != m->run) continue;
+        if (!is_of(survivor, claim)) continue;
         if (survivor->resume.join_number >= m->next_join) m->next_join = survivor->resume.join_number + 1;
         if (survivor->resume.accepted && survivor->resume.epoch.number > m->number) m->number = survivor->resume.epoch.number;
     }
-    for (uint32_t i = 0; i < claim->members; i++)
-        if (newest->resume.epoch.members[i].join_number >= m->next_join) m->next_join = newest->resume.epoch.members[i].join_number + 1;
+    for (uint32_t i = 0; i < claim->count; i++)
+        if (claim->members[i].join_number >= m->next_join) m->next_join = claim->members[i].join_number + 1;
     m->generation = m->gather_generation;
-    m->quorum = newest->resume.quorum;
+    m->quorum = claim->quorum;
     m->quorum.members = quorum_of(claim);
     m->entered = m->elders_entered = 0;
     m->yields_until = 0;
@@ -198,44 +340,73 @@ static void add_knowledge(struct group *group, const struct survivor *survivor) 
     group->sync.committed = resume->epoch.sync_expected != 0;
 }
 
+static uint32_t group_end(const struct claim *claim, uint32_t begin) {
+    uint32_t end = begin;
+    while (end < claim->count && claim->members[end].group == claim->members[begin].group) end++;
+    return end;
+}
+
+// Those that made this claim knew a member of the group that is no longer in it, and of no loss since.
+static void lose_unheard(struct membership *m, const struct claim *claim, struct group *group) {
+    for (uint32_t i = group->begin; i < group->begin + group->count && group->lost_epoch <= claim->number; i++)
+        group->lost |= survivor_of(m, m->order[i]->conn)->claim == claim;
+}
+
 // A loss that only members of other groups had heard of: for this group it happens now.
-static void find_unheard_losses(struct membership *m, const struct wire_barrier *last) {
-    for (uint32_t i = 0; i < m->count; i++) {
+static void find_unheard_losses(struct membership *m, const struct claim *taken, const struct wire_barrier *last) {
+    for (uint32_t i = 0; i < m->count; i += m->order[i]->group->count) {
         struct group *group = m->order[i]->group;
-        const struct survivor *survivor = survivor_of(m, m->order[i]->conn);
-        const struct wire_epoch *epoch = &survivor->resume.epoch;
-        // Also of somebody who came with the last vote, which this member missed.
+        // Also of somebody who came with the last vote, which members here missed.
         for (uint32_t k = 0; k < last->count; k++)
             if (last->sizes[k].group == group->id && last->sizes[k].count > group->count && group->lost_epoch <= last->epoch) group->lost = true;
-        if (!survivor->resume.accepted || group->lost_epoch > epoch->number) continue;
-        for (uint32_t k = 0; k < epoch->count; k++)
-            if (epoch->members[k].group == group->id && membership_member(m, group, &epoch->members[k].id) == NULL) group->lost = true; // it may be here, left behind
+    }
+    for (uint32_t i = 0; i < m->claim_count; i++) {
+        const struct claim *claim = m->claims[i];
+        if (!is_same_run(claim->run, claim->secret, taken->run, taken->secret)) continue;
+        for (uint32_t begin = 0, end; begin < claim->count; begin = end) {
+            struct group *group = NULL;
+            bool absent = false;
+            end = group_end(claim, begin);
+            for (uint32_t k = begin; k < end; k++) {
+                struct peer *peer = membership_peer_of_id(m, &claim->members[k].id);
+                bool here = peer != NULL && peer->accepted && peer->group->id == claim->members[k].group; // it may be here, left behind
+                if (here) group = peer->group;
+                absent |= !here;
+            }
+            if (absent && group != NULL && !group->lost) lose_unheard(m, claim, group);
+        }
+    }
+}
+
+// The members of one group, which are claim->members[begin..end). A group of which nobody is here is gone.
+static void take_group(struct membership *m, const struct claim *claim, uint32_t begin, uint32_t end) {
+    uint32_t here = 0;
+    for (uint32_t i = begin; i < end; i++) here += member_here(m, claim, i) != NULL;
+    if (here == 0) return;
+    struct group *group = membership_group_for(m, claim->members[begin].group);
+    group->lost |= here < end - begin;
+    group->changed = true;
+    for (uint32_t i = begin; i < end; i++) {
+        const struct survivor *survivor = member_here(m, claim, i);
+        if (survivor == NULL) continue;
+        struct peer *peer = membership_add_peer(m, survivor->conn, &claim->members[i]);
+        peer->accepted = true;
+        peer->masters = survivor->resume.hello.masters;
+        peer->group = group;
+        peer->sync.committed = survivor->resume.accepted && survivor->resume.sync_committed;
+        add_knowledge(group, survivor);
+        m->order[m->count++] = peer;
     }
 }
 
 static void take_members(struct membership *m, const struct claim *claim, const struct wire_barrier *last) {
-    const struct wire_epoch *epoch = &claim->by->resume.epoch;
     m->count = 0;
-    for (uint32_t i = 0; i < epoch->count; i++) {
-        const struct survivor *survivor = member_here(m, claim->by->run, &epoch->members[i].id);
-        if (survivor == NULL) {
-            bool alone = true; // a group of which nobody is here is gone
-            for (uint32_t k = 0; k < epoch->count; k++)
-                alone &= epoch->members[k].group != epoch->members[i].group || member_here(m, claim->by->run, &epoch->members[k].id) == NULL;
-            if (!alone) membership_group_for(m, epoch->members[i].group)->lost = true;
-            continue;
-        }
-        struct peer *peer = membership_add_peer(m, survivor->conn, &epoch->members[i]);
-        peer->accepted = true;
-        peer->masters = survivor->resume.hello.masters;
-        peer->group = membership_group_for(m, peer->member.group);
-        peer->group->changed = true;
-        peer->sync.committed = survivor->resume.accepted && survivor->resume.sync_committed;
-        add_knowledge(peer->group, survivor);
-        m->order[m->count++] = peer;
+    for (uint32_t begin = 0, end; begin < claim->count; begin = end) {
+        end = group_end(claim, begin);
+        take_group(m, claim, begin, end);
     }
     membership_place(m);
-    find_unheard_losses(m, last);
+    find_unheard_losses(m, claim, last);
 }
 
 // Verdicts that somebody has.
@@ -314,7 +485,8 @@ static void dismiss_rest(struct membership *m) {
     while (m->survivor_count > 0) {
         struct survivor *survivor = m->survivors[0];
         if (survivor->resumes && survivor->resume.accepted)
-            turn_away(m, survivor, WIRE_EXPELLED, survivor->run == m->run ? "the run went on without this peer" : ANOTHER_RUN);
+            turn_away(m, survivor, WIRE_EXPELLED, survivor->run != m->run ? ANOTHER_RUN : is_same_run(m->run, m->secret, survivor->run, survivor->resume.secret) ? "the run went on without this peer"
+                                                                                                                                                                 : WRONG_SECRET);
         else
             register_held(m, survivor);
     }
@@ -338,8 +510,8 @@ static void take_up(struct membership *m, const struct claim *claim) {
     m->barrier = last.number;
     take_members(m, claim, &last);
     take_past(m);
-    membership_log(m, LOG_NOTICE, "takes the run up, generation %llu: %u of %u members of epoch %llu are here", (unsigned long long)m->generation, claim->present, claim->members,
-                   (unsigned long long)claim->by->resume.epoch.number);
+    membership_log(m, LOG_NOTICE, "takes the run up, generation %llu: %u of %u members of epoch %llu are here", (unsigned long long)m->generation, claim->present, claim->count,
+                   (unsigned long long)claim->number);
     for (uint32_t i = 0; i < m->count; i++) take_member(m, m->order[i], survivor_of(m, m->order[i]->conn), &last);
     for (uint32_t i = 0; i < m->count; i++) {
         m->order[i]->group->witness = NULL;
@@ -355,14 +527,14 @@ static void take_up(struct membership *m, const struct claim *claim) {
 // ---- gathering ----
 
 static void ask_promises(struct membership *m, const struct claim *claim) {
-    uint64_t run = claim->by->run, highest = 0;
+    uint64_t run = claim->run, highest = 0;
     for (uint32_t i = 0; i < m->survivor_count; i++) {
         const struct survivor *survivor = m->survivors[i];
-        if (survivor->resumes && survivor->run == run && !survivor->asked && survivor->promised > highest) highest = survivor->promised;
+        if (is_of(survivor, claim) && !survivor->asked && survivor->promised > highest) highest = survivor->promised;
     }
     if (m->gather_generation <= highest || m->gather_run != run) { // the first time, or another master was at work meanwhile
         for (uint32_t i = 0; i < m->survivor_count; i++) {
-            if (m->survivors[i]->run == run && m->survivors[i]->promised > highest) highest = m->survivors[i]->promised;
+            if (is_of(m->survivors[i], claim) && m->survivors[i]->promised > highest) highest = m->survivors[i]->promised;
             m->survivors[i]->asked = m->survivors[i]->gave = false;
         }
         m->gather_generation = highest + 1;
@@ -370,7 +542,7 @@ static void ask_promises(struct membership *m, const struct claim *claim) {
     }
     for (uint32_t i = 0; i < m->survivor_count; i++) {
         struct survivor *survivor = m->survivors[i];
-        if (!survivor->resumes || survivor->run != run || survivor->asked) continue;
+        if (!is_of(survivor, claim) || survivor->asked) continue;
         survivor->asked = true;
         tell(m, survivor, WIRE_GENERATION, m->gather_generation);
     }
@@ -378,7 +550,7 @@ static void ask_promises(struct membership *m, const struct claim *claim) {
 
 static bool all_promised(const struct membership *m, const struct claim *claim) {
     for (uint32_t i = 0; i < m->survivor_count; i++)
-        if (m->survivors[i]->run == claim->by->run && m->survivors[i]->asked && !m->survivors[i]->gave) return false;
+        if (is_of(m->survivors[i], claim) && m->survivors[i]->asked && !m->survivors[i]->gave) return false;
     return true;
 }
 
@@ -390,14 +562,14 @@ static void start_new_run(struct membership *m) {
 // To the log, and to all that wait, newcomers as well: theirs is a call that does not return.
 static void say(struct membership *m, const struct claim *claim) {
     char why[MEMBERSHIP_LOG_BYTES], others[64] = "", elders[96] = "";
-    uint32_t newcomers = 0, least = claim->by->resume.quorum.elders;
+    uint32_t newcomers = 0, least = claim->quorum.elders;
     for (uint32_t i = 0; i < m->survivor_count; i++) newcomers += !m->survivors[i]->resumes;
     if (m->peer_count > 0) snprintf(others, sizeof others, "; until then %u peers have begun a new one", m->peer_count);
     if (newcomers > 0) snprintf(others, sizeof others, "; newcomers wait with them: %u", newcomers);
     if (claim->elders < least) snprintf(elders, sizeof elders, ", and %u more of those that were members before newcomers came", least - claim->elders);
-    snprintf(why, sizeof why, "waits to take up the run whose master was lost: %u of the %u members of epoch %llu are here, %u are needed%s%s", claim->present, claim->members,
-             (unsigned long long)claim->by->resume.epoch.number, quorum_of(claim), elders, others);
-    m->said_epoch = claim->by->resume.epoch.number;
+    snprintf(why, sizeof why, "waits to take up the run whose master was lost: %u of the %u members of epoch %llu are here, %u are needed%s%s", claim->present, claim->count,
+             (unsigned long long)claim->number, quorum_of(claim), elders, others);
+    m->said_epoch = claim->number;
     if (m->now_ns >= m->say_at) {
         m->say_at = m->now_ns + SAY_MS * MS_NS;
         membership_log(m, LOG_ERR, "%s", why); // nothing goes on meanwhile
@@ -421,16 +593,16 @@ static void say_end(struct membership *m) {
 
 // A run that this master has begun while the members of an older one were on their way.
 static bool yield(struct membership *m) {
-    struct claim claim = best_claim(m);
-    if (claim.by == NULL || !has_majority(&claim)) {
+    const struct claim *claim = best_claim(m);
+    if (!has_majority(claim)) {
         if (m->now_ns >= m->yields_until)
             dismiss_rest(m);
-        else if (claim.by != NULL)
-            say(m, &claim);
+        else if (claim != NULL)
+            say(m, claim);
         return m->survivor_count == 0;
     }
-    membership_log(m, LOG_NOTICE, "lets the young run of %u peers go: %u of the %u members of epoch %llu of an older one have come", m->peer_count, claim.present, claim.members,
-                   (unsigned long long)claim.by->resume.epoch.number);
+    membership_log(m, LOG_NOTICE, "lets the young run of %u peers go: %u of the %u members of epoch %llu of an older one have come", m->peer_count, claim->present, claim->count,
+                   (unsigned long long)claim->number);
     for (uint32_t i = 0; i < m->slots; i++) {
         struct peer *peer = &m->peers[i];
         if (!peer->used) continue;
@@ -443,23 +615,24 @@ static bool yield(struct membership *m) {
 }
 
 bool membership_gather(struct membership *m) {
+    m->gather_due = false;
     if (m->peer_count > 0) return yield(m);
-    struct claim claim = best_claim(m);
-    if (claim.by == NULL) {
+    const struct claim *claim = best_claim(m);
+    if (claim == NULL) {
         m->majority_at = INT64_MAX;
         say_end(m);
         if (m->now_ns >= m->young_until) start_new_run(m);
         return m->peer_count > 0;
     }
-    if (!has_majority(&claim)) {
+    if (!has_majority(claim)) {
         m->majority_at = INT64_MAX;
-        if (m->now_ns >= m->young_until) say(m, &claim);
+        if (m->now_ns >= m->young_until) say(m, claim);
         return false;
     }
     if (m->majority_at == INT64_MAX) m->majority_at = m->now_ns;
-    ask_promises(m, &claim); // at once: who has promised waits for the rest, too
-    if (claim.present < claim.members && m->now_ns < m->majority_at + m->limit_ns) return false;
-    if (all_promised(m, &claim)) take_up(m, &claim);
+    ask_promises(m, claim); // at once: who has promised waits for the rest, too
+    if (claim->present < claim->count && m->now_ns < m->majority_at + m->limit_ns) return false;
+    if (all_promised(m, claim)) take_up(m, claim);
     return m->peer_count > 0;
 }
 
@@ -474,12 +647,11 @@ static void give_up_run(struct membership *m) {
             m->by_conn[peer->conn] = 0;
             membership_close(m, peer->conn);
         }
-        membership_rates_forget(m, peer);
-        *peer = (struct peer){0};
+        membership_forget_peer(m, peer);
     }
     for (uint32_t i = 0; i < m->group_slots; i++)
         if (m->groups[i].count > 0) membership_group_fini(&m->groups[i]);
-    m->peer_count = m->gone_count = m->count = m->candidate_count = m->round_count = 0;
+    m->gone_count = m->count = m->candidate_count = m->round_count = 0;
     m->unheard = 0;
     membership_start_run(m);
     m->young_until = m->now_ns + m->limit_ns; // its members may come back, and newcomers be the first
@@ -490,7 +662,10 @@ static struct survivor *add(struct membership *m, uint32_t conn, const struct wi
     if (survivor == NULL) return NULL;
     survivor->conn = conn;
     survivor->source = *source;
-    survivor->heard_ns = m->now_ns;
+    survivor->heard_ns = survivor->since_ns = m->now_ns;
+    m->survivor_by_conn[conn] = survivor;
+    m->gather_due = true;
+    if (m->survivors_at > m->now_ns + m->limit_ns) m->survivors_at = m->now_ns + m->limit_ns;
     if (m->survivor_count == 0 && m->peer_count == 0) m->heartbeat_at = m->now_ns + m->limit_ns / 5;
     m->survivors[m->survivor_count++] = survivor;
     return survivor;
@@ -510,7 +685,6 @@ static bool keep_resume(struct survivor *survivor, const struct wire_resume *res
     bool whole = true;
     survivor->resume = *resume;
     survivor->resume.barrier.sizes = copy_of(resume->barrier.sizes, resume->barrier.count, sizeof *resume->barrier.sizes, &whole);
-    survivor->resume.epoch.members = copy_of(resume->epoch.members, resume->epoch.count, sizeof *resume->epoch.members, &whole);
     survivor->resume.past = copy_of(resume->past, resume->past_count, sizeof *resume->past, &whole);
     survivor->resume.losses = copy_of(resume->losses, resume->loss_count, sizeof *resume->losses, &whole);
     return whole;
@@ -533,17 +707,11 @@ static bool is_sound(const struct wire_header *header, const struct wire_resume 
 // A run that may have to give way to the one that is resumed.
 static bool is_young(const struct membership *m, uint64_t run) { return run != m->run && m->now_ns < m->yields_until; }
 
-static struct peer *peer_of_id(struct membership *m, const struct wire_id *id) {
-    for (uint32_t i = 0; i < m->slots; i++)
-        if (m->peers[i].used && !m->peers[i].gone && wire_id_equal(&m->peers[i].member.id, id)) return &m->peers[i];
-    return NULL;
-}
-
 // A member of the run that this master serves comes as one that has lost it. Nobody is left behind before a member is known to have entered an epoch
 // without it: as long as none is, the others may have left as well, and what all of them know together decides.
 static bool take_back(struct membership *m, const struct wire_header *header, const struct wire_resume *resume) {
     if (header->run != m->run || header->generation < m->generation || memcmp(resume->secret, m->secret, sizeof m->secret) != 0) return false;
-    const struct peer *peer = peer_of_id(m, &resume->hello.id);
+    const struct peer *peer = membership_peer_of_id(m, &resume->hello.id);
     bool missed = peer != NULL ? peer->accepted || m->now_ns < m->woken_until : resume->accepted && m->heard_number < m->lost_number;
     if (!missed) return false;
     membership_log(m, LOG_NOTICE, "a member has come back that had lost this master: gives the run up, for all to come back");
@@ -553,7 +721,7 @@ static bool take_back(struct membership *m, const struct wire_header *header, co
 
 // This master serves a run.
 static void refuse_resume(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_header *header, const struct wire_resume *resume) {
-    struct peer *before = peer_of_id(m, &resume->hello.id);
+    struct peer *before = membership_peer_of_id(m, &resume->hello.id);
     if (!resume->accepted && (before == NULL || !before->accepted)) { // the run that it waited in is over, or has not seen it go
         struct wire_hello hello = resume->hello;
         if (before != NULL) {
@@ -567,34 +735,63 @@ static void refuse_resume(struct membership *m, uint32_t conn, const struct wire
     membership_turn_away(m, conn, *header, resume->accepted ? WIRE_EXPELLED : WIRE_REFUSED, why);
 }
 
+static bool is_secret(const struct membership *m, uint64_t run, const uint8_t secret[16]) {
+    if (run == m->run && m->peer_count > 0) return is_same_run(run, secret, m->run, m->secret);
+    return run != m->last_run || is_same_run(run, secret, m->last_run, m->last_secret);
+}
+
+// How many speak for what it says; 0: a newcomer.
+static uint32_t support_of(const struct survivor *survivor) { return survivor->claim != NULL ? survivor->claim->present : 0; }
+
+// All places are taken. Who has the fewest beside itself goes, of those who has waited longest, so that many runs of one member each keep no other run out.
+static bool make_room(struct membership *m, const struct wire_header *header, const struct wire_resume *resume) {
+    const struct claim *claim = resume->accepted ? find_claim(m, resume, header->run) : NULL;
+    uint32_t support = claim != NULL ? claim->present + 1 : resume->accepted;
+    struct survivor *least = m->survivors[0];
+    for (uint32_t i = 1; i < m->survivor_count; i++)
+        if (support_of(m->survivors[i]) < support_of(least)) least = m->survivors[i];
+    if (support_of(least) > support) return false;
+    if (least->resumes)
+        let_go(m, least, NO_ROOM);
+    else
+        turn_away(m, least, WIRE_REFUSED, "members of a lost run take all places while they wait for it to be taken up");
+    return true;
+}
+
+static struct survivor *gather_in(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_header *header, const struct wire_resume *resume) {
+    struct survivor *before = survivor_of_id(m, header->run, resume->secret, &resume->hello.id), *survivor;
+    if (before != NULL) { // it has left that connection, whose end is still to come
+        membership_close(m, before->conn);
+        forget(m, before);
+    }
+    if (m->survivor_count == WIRE_MAX_MEMBERS && !make_room(m, header, resume)) return NULL;
+    survivor = add(m, conn, source);
+    if (survivor == NULL) return NULL;
+    survivor->run = header->run;
+    survivor->promised = header->generation;
+    if (keep_resume(survivor, resume) && count_in(m, survivor)) return survivor;
+    forget(m, survivor);
+    return NULL;
+}
+
 const struct membership_actions *membership_peer_resumed(struct membership *m, int64_t now_ns, uint32_t conn, const struct wire_address *source,
                                                          const struct wire_header *header, const uint8_t *body) {
     membership_begin_event(m, now_ns);
     struct wire_resume resume = {.barrier.sizes = m->sizes, .epoch.members = m->members, .past = m->past, .losses = m->losses};
-    struct survivor *survivor = NULL, *before;
+    const struct survivor *survivor;
     bool sound = wire_decode_resume(body, header->length, &resume);
     if (sound && resume.hello.version != WIRE_VERSION)
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "the master speaks another version of the protocol");
     else if (!sound || !is_sound(header, &resume))
         membership_turn_away(m, conn, *header, WIRE_REFUSED, "malformed RESUME");
+    else if (!is_secret(m, header->run, resume.secret))
+        membership_turn_away(m, conn, *header, WIRE_REFUSED, WRONG_SECRET);
     else if (m->peer_count > 0 && !is_young(m, header->run) && !take_back(m, header, &resume))
         refuse_resume(m, conn, source, header, &resume);
-    else if ((survivor = add(m, conn, source)) == NULL)
-        membership_turn_away(m, conn, *header, WIRE_REFUSED, "the master has no room");
-    if (survivor != NULL && (before = member_here(m, header->run, &resume.hello.id)) != NULL) { // it has left that connection, whose end is still to come
-        membership_close(m, before->conn);
-        forget(m, before);
-    }
-    if (survivor != NULL && !keep_resume(survivor, &resume)) {
-        turn_away(m, survivor, WIRE_REFUSED, "the master has no room");
-        survivor = NULL;
-    }
-    if (survivor != NULL) {
-        survivor->resumes = true;
-        survivor->run = header->run;
-        survivor->promised = header->generation;
+    else if ((survivor = gather_in(m, conn, source, header, &resume)) == NULL)
+        send_back(m, conn, header->run, NO_ROOM);
+    else
         tell(m, survivor, WIRE_HEARTBEAT, 0); // it is heard
-    }
     return membership_settle(m);
 }
 
@@ -602,6 +799,10 @@ bool membership_hold(struct membership *m, uint32_t conn, const struct wire_addr
     bool holds = m->peer_count == 0 && (m->survivor_count > 0 || m->now_ns < m->young_until);
     struct survivor *survivor = holds ? add(m, conn, source) : NULL;
     if (survivor != NULL) survivor->resume.hello = *hello;
+    if (survivor == NULL && holds && m->survivor_count > 0) {
+        membership_turn_away(m, conn, membership_header(m), WIRE_REFUSED, "members of a lost run take all places while they wait for it to be taken up");
+        return true;
+    }
     if (survivor == NULL && m->standby && m->peer_count == 0) {
         membership_turn_away(m, conn, membership_header(m), WIRE_REFUSED, STANDBY);
         return true;
@@ -620,8 +821,7 @@ enum wire_activity membership_activity(const struct membership *m) {
 
 const struct membership_actions *membership_send_on(struct membership *m, int64_t now_ns) {
     membership_begin_event(m, now_ns);
-    struct claim claim = best_claim(m);
-    if (m->peer_count > 0 || has_majority(&claim)) return membership_settle(m);
+    if (m->peer_count > 0 || has_majority(best_claim(m))) return membership_settle(m);
     while (m->survivor_count > 0) {
         struct survivor *survivor = m->survivors[0];
         if (!survivor->resumes) {
@@ -710,6 +910,7 @@ void membership_on_moved(struct membership *m, struct peer *peer) {
 }
 
 void membership_woke(struct membership *m) {
+    m->gather_due = true;
     m->woken_until = m->now_ns + m->limit_ns;
     if (m->majority_at != INT64_MAX) m->majority_at = m->now_ns; // the rest has not had its time yet
     if (m->survivor_count > 0 && m->young_until < m->woken_until) m->young_until = m->woken_until; // those that gather have left, and come again
@@ -743,6 +944,7 @@ bool membership_survivor_message(struct membership *m, uint32_t conn, const stru
     if (header->type == WIRE_PROMISE && survivor->asked && header->run == survivor->run && header->generation == m->gather_generation) {
         survivor->gave = true;
         survivor->promised = header->generation;
+        m->gather_due = true;
     }
     if (header->type == WIRE_LEAVE) {
         forget(m, survivor);
@@ -762,10 +964,25 @@ void membership_survivor_heard(struct membership *m, int64_t now_ns, uint32_t co
     if (survivor != NULL && now_ns > survivor->heard_ns) survivor->heard_ns = now_ns;
 }
 
+static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// A newcomer says nothing before its WELCOME, and waits no longer than this; members wait as long as they say something.
+static int64_t survivor_deadline(const struct membership *m, const struct survivor *survivor) {
+    return survivor->resumes ? survivor->heard_ns + m->limit_ns : survivor->since_ns + MEMBERSHIP_HOLD_MS * MS_NS;
+}
+
 void membership_gather_tick(struct membership *m) {
-    // A newcomer says nothing before its WELCOME.
-    for (uint32_t i = m->survivor_count; i-- > 0;)
-        if (m->survivors[i]->resumes && m->survivors[i]->heard_ns + m->limit_ns <= m->now_ns) turn_away(m, m->survivors[i], WIRE_REFUSED, "no heartbeat within the heartbeat limit");
+    m->survivors_at = INT64_MAX;
+    for (uint32_t i = m->survivor_count; i-- > 0;) {
+        struct survivor *survivor = m->survivors[i];
+        int64_t deadline = survivor_deadline(m, survivor);
+        if (deadline > m->now_ns)
+            m->survivors_at = earlier(m->survivors_at, deadline);
+        else if (survivor->resumes)
+            let_go(m, survivor, "had heard nothing of it for the heartbeat limit");
+        else
+            turn_away(m, survivor, WIRE_REFUSED, "members of a lost run wait for the rest of them, and have not become enough to take it up while this peer waited: start the rest again, or end those that wait, for a new run");
+    }
 }
 
 void membership_gather_beat(struct membership *m) {
@@ -774,19 +991,17 @@ void membership_gather_beat(struct membership *m) {
 
 int64_t membership_gather_deadline(const struct membership *m) {
     if (m->survivor_count == 0) return INT64_MAX;
-    int64_t next = m->heartbeat_at;
-    if (m->peer_count > 0 && m->yields_until < next) next = m->yields_until;
-    for (uint32_t i = 0; i < m->survivor_count; i++)
-        if (m->survivors[i]->resumes && m->survivors[i]->heard_ns + m->limit_ns < next) next = m->survivors[i]->heard_ns + m->limit_ns;
-    if (m->now_ns < m->young_until && m->young_until < next) next = m->young_until;
-    if (m->majority_at != INT64_MAX && m->now_ns < m->majority_at + m->limit_ns && m->majority_at + m->limit_ns < next) next = m->majority_at + m->limit_ns;
+    int64_t next = earlier(m->heartbeat_at, m->survivors_at);
+    if (m->peer_count > 0) next = earlier(next, m->yields_until);
+    if (m->now_ns < m->young_until) next = earlier(next, m->young_until);
+    if (m->majority_at != INT64_MAX && m->now_ns < m->majority_at + m->limit_ns) next = earlier(next, m->majority_at + m->limit_ns);
     return next;
 }
 
 void membership_expect_survivors(struct membership *m, int64_t until_ns) { m->young_until = until_ns; }
 
 void membership_gather_fini(struct membership *m) {
-    while (m->survivor_count > 0) survivor_free(m->survivors[--m->survivor_count]);
+    while (m->survivor_count > 0) forget(m, m->survivors[m->survivor_count - 1]);
 }
 
 const struct membership_actions *membership_farewell(struct membership *m, int64_t now_ns) {

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "net/roster.h"
+
 enum {
     ADDRESS_BYTES = 1 + 16 + 2,
     MEMBER_BYTES = WIRE_ID_BYTES + 8 + 4 + 4 + ADDRESS_BYTES,
@@ -289,9 +291,10 @@ static void get_fingerprint(struct reader *in, struct wire_fingerprint *out) {
 }
 
 static bool names_twice(const struct wire_epoch *epoch) {
+    uint16_t sorted[WIRE_MAX_MEMBERS];
+    roster_sort(epoch->members, epoch->count, sorted);
     for (uint32_t i = 1; i < epoch->count; i++)
-        for (uint32_t k = 0; k < i; k++)
-            if (wire_id_equal(&epoch->members[i].id, &epoch->members[k].id)) return true;
+        if (wire_id_equal(&epoch->members[sorted[i - 1]].id, &epoch->members[sorted[i]].id)) return true;
     return false;
 }
 

@@ -103,8 +103,8 @@ void sim_carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actio
     }
     for (size_t i = 0; i < actions->close_count; i++) close_at_master(s, &s->controls[actions->closes[i]]);
     if (membership_wants_random(master->mind)) {
-        uint8_t random[MEMBERSHIP_RANDOM_BYTES];
-        for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)sim_random(s);
+        uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {0};
+        for (size_t i = 0; i < sizeof random - MEMBERSHIP_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
         membership_set_random(master->mind, random);
     }
     plan_look(s, k);
@@ -113,8 +113,8 @@ void sim_carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actio
 
 void sim_start_master(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
-    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
-    for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)sim_random(s);
+    uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {0};
+    for (size_t i = 0; i < sizeof random - MEMBERSHIP_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
     *master = (struct master){.running = true, .life = ++s->master_lives, .stopped_until = master->stopped_until, .tick_at = INT64_MAX, .began_at = s->now};
     master->mind = membership_new((uint32_t)(s->limit_ns / MS_NS), random, s->now);
     if (master->mind == NULL) abort(); // a test that cannot go on

@@ -22,6 +22,7 @@ SOURCES = [
     "csrc/control/seek.c",
     "csrc/compute/hash.c",
     "csrc/data/plan.c",
+    "csrc/net/roster.c",
     "csrc/net/socket.c",
     "csrc/net/wire.c",
     "csrc/state/delta.c",
@@ -224,8 +225,8 @@ MUTANTS = [
     Mutant(
         name="quorum_of_half",
         file="control/membership_recovery.c",
-        old="uint32_t majority = claim->members / 2 + 1;",
-        new="uint32_t majority = (claim->members + 1) / 2;",
+        old="uint32_t majority = claim->count / 2 + 1;",
+        new="uint32_t majority = (claim->count + 1) / 2;",
     ),
     Mutant(
         name="expel_the_accuser",  # of a broken pair the one whom fewer accuse
@@ -273,7 +274,7 @@ MUTANTS = [
     Mutant(
         name="newcomers_take_up",  # newcomers alone take the run up, of which they are most
         file="control/membership_recovery.c",
-        old=" && claim->elders >= claim->by->resume.quorum.elders;",
+        old=" && claim->elders >= claim->quorum.elders;",
         new=";",
     ),
     Mutant(

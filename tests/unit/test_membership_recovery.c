@@ -46,6 +46,16 @@ static void text_at(int line, char peer, enum wire_type type, const char *part) 
 #define EXPELLED(peer, part) text_at(__LINE__, peer, WIRE_EXPELLED, part)
 #define WAITING(peer, part) text_at(__LINE__, peer, WIRE_WAITING, part)
 
+// Its connection is closed, and nothing in what it hears ends it: it tries again.
+static void sent_back_at(int line, char peer, const char *part) {
+    struct box *box = &boxes[peer - 'a'];
+    check_that(box->closed, __FILE__, line, "closed");
+    box->closed = false;
+    text_at(line, peer, WIRE_WAITING, part);
+    box->closed = true;
+}
+#define SENT_BACK(peer, part) sent_back_at(__LINE__, peer, part)
+
 // Of those that came before they were enough.
 static void skip_waiting(const char *peers) {
     for (; *peers; peers++) {
@@ -545,7 +555,7 @@ static void test_young(void) {
     resume(&(struct says){.who = 'a', .members = "abc"});
     WAITING('a', "1 of the 3");
     pass(LIMIT_MS + 50, "xy");
-    REFUSED('a', "no heartbeat");
+    SENT_BACK('a', "heard nothing");
     resume(&(struct says){.who = 'b', .members = "abc"});
     WAITING('b', "1 of the 3");
     CHECK(quiet("xy"));
@@ -955,7 +965,7 @@ static void test_come_back(void) {
     resume(&(struct says){.who = 'd', .is = 'a', .members = "ab"});
     EXPELLED('d', "went on without");
     resume(&(struct says){.who = 'd', .is = 'a', .members = "ab", .number = 6, .generation = 2, .secret = 1});
-    EXPELLED('d', "went on without");
+    REFUSED('d', "its secret");
     CHECK(!boxes[0].closed && !boxes[1].closed);
     end();
 
@@ -971,8 +981,75 @@ static void test_come_back(void) {
     end();
 }
 
+// ---- who knows the secret ----
+
+static void test_secrets(void) {
+    begin("who gathers: another secret is another run");
+    resume(&(struct says){.who = 'a', .members = "abc"});
+    resume(&(struct says){.who = 'z', .is = 'a', .members = "abc", .number = 99, .secret = 1});
+    CHECK(!boxes[0].closed); // it has not taken a's place
+    resume(&(struct says){.who = 'y', .is = 'c', .members = "abc", .secret = 1});
+    WAITING('a', "1 of the 3 members of epoch 5");
+    clear(&boxes['z' - 'a']);
+    clear(&boxes['y' - 'a']);
+    end();
+
+    begin("which of them has a majority goes on, the others are turned away");
+    resume(&(struct says){.who = 'z', .is = 'a', .members = "abc", .number = 99, .secret = 1});
+    resume_all("abc");
+    ASKED("abc", 2);
+    skip_waiting("z");
+    promise("abc", RUN, 2);
+    for (const char *p = "abc"; *p; p++) RESUMED(*p);
+    EPOCH("abc", 6, RELINK);
+    EXPELLED('z', "its secret");
+    end();
+
+    begin("a newcomer of the run that is served is not let in with another secret, nor in another's name");
+    form("ab", 1);
+    hello('z', 1);
+    TAKE('z', WIRE_WELCOME);
+    resume(&(struct says){.who = 'y', .is = 'z', .generation = 2, .secret = 1});
+    REFUSED('y', "its secret");
+    CHECK(!boxes['z' - 'a'].closed);
+    end();
+
+    begin("of a run that this master has given up it still knows the secret");
+    form("ab", 1);
+    come_back("a", "ab", 6);
+    CHECK(boxes[1].closed);
+    resume(&(struct says){.who = 'd', .is = 'b', .members = "ab", .number = 6, .generation = 2, .secret = 1});
+    REFUSED('d', "its secret");
+    end();
+}
+
+// ---- too many that wait ----
+
+static void test_newcomer_limit(void) {
+    begin("a newcomer waits for a bounded time");
+    resume(&(struct says){.who = 'a', .members = "abc"});
+    hello('z', 1);
+    WAITING('a', "1 of the 3");
+    WAITING('z', "1 of the 3");
+    for (int i = 0; i < 5; i++) {
+        pass(MEMBERSHIP_HOLD_MS / 6, "a");
+        skip_waiting("az");
+    }
+    CHECK(!boxes['z' - 'a'].closed);
+    pass(MEMBERSHIP_HOLD_MS / 6 + 100, "a");
+    skip_waiting("az");
+    REFUSED('z', "start the rest again");
+    CHECK(!boxes[0].closed); // who is a member waits on
+    resume(&(struct says){.who = 'b', .members = "abc"});
+    resume(&(struct says){.who = 'c', .members = "abc"});
+    ASKED("abc", 2);
+    end();
+}
+
 int main(void) {
     test_claims();
+    test_secrets();
+    test_newcomer_limit();
     test_lies();
     test_duplicates();
     test_promises();

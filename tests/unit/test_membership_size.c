@@ -1,0 +1,212 @@
+// The master's mind with as many members as there may be: what each event costs, counted in comparisons of ids.
+// The linker puts the functions below in the place of the library's (tests/CMakeLists.txt).
+#include <time.h>
+
+#include "base/platform.h"
+#include "check.h"
+#include "control/membership.h"
+
+enum { MEMBERS = WIRE_MAX_MEMBERS,
+       LOG2 = 10, // of them
+       LIMIT_MS = 5000,
+       RUN = 7 };
+
+static uint64_t comparisons;
+
+bool __real_wire_id_equal(const struct wire_id *a, const struct wire_id *b);
+bool __wrap_wire_id_equal(const struct wire_id *a, const struct wire_id *b);
+int __real_wire_id_compare(const struct wire_id *a, const struct wire_id *b);
+int __wrap_wire_id_compare(const struct wire_id *a, const struct wire_id *b);
+
+bool __wrap_wire_id_equal(const struct wire_id *a, const struct wire_id *b) {
+    comparisons++;
+    return __real_wire_id_equal(a, b);
+}
+
+int __wrap_wire_id_compare(const struct wire_id *a, const struct wire_id *b) {
+    comparisons++;
+    return __real_wire_id_compare(a, b);
+}
+
+static struct membership *m;
+static int64_t now;
+static struct wire_member members[MEMBERS + 1];
+static uint32_t sent[WIRE_SYNC_DIFFERS + 1], closed; // by type
+
+static void act(const struct membership_actions *actions) {
+    for (size_t i = 0; i < actions->send_count; i++) {
+        struct wire_header header;
+        CHECK(wire_header_decode(actions->bytes.bytes + actions->sends[i].offset, &header));
+        sent[header.type]++;
+    }
+    closed += (uint32_t)actions->close_count;
+}
+
+static uint32_t take(enum wire_type type) {
+    uint32_t count = sent[type];
+    sent[type] = 0;
+    return count;
+}
+
+// The most that one event may compare, given what all since the last call did.
+static void at_most(const char *what, uint64_t events, uint64_t each) {
+    check_report(comparisons <= events * each, __FILE__, __LINE__, "%s: %llu comparisons in %llu events, of %llu", what, (unsigned long long)comparisons,
+                 (unsigned long long)events, (unsigned long long)(events * each));
+    comparisons = 0;
+}
+
+static void begin(const char *name) {
+    uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {1, 2, 3};
+    uint64_t seed = 5;
+    check_case("%s", name);
+    now = 1000 * SECOND_NS;
+    m = membership_new(LIMIT_MS, random, now);
+    REQUIRE(m != NULL);
+    memset(sent, 0, sizeof sent);
+    closed = 0;
+    for (uint32_t i = 0; i <= MEMBERS; i++) {
+        members[i] = (struct wire_member){.join_number = i + 1, .lanes = 1, .address = {.family = 4, .bytes = {10, 0, (uint8_t)(i >> 8), (uint8_t)i}, .port = 999}};
+        for (size_t k = 0; k < WIRE_ID_BYTES; k++) members[i].id.bytes[k] = (uint8_t)check_random(&seed);
+    }
+    comparisons = 0;
+}
+
+static void resume(uint32_t conn, uint32_t member, uint64_t run, uint64_t number, uint32_t count) {
+    struct wire_group_size size = {0, count};
+    struct wire_resume message = {
+        .hello = {.version = WIRE_VERSION, .id = members[member].id, .lanes = 1, .port = 999, .masters = 1},
+        .generation = 1,
+        .join_number = member + 1,
+        .accepted = 1,
+        .barrier = {.number = 1, .kind = WIRE_VOTE_UPDATE, .epoch = 1, .count = 1, .sizes = &size},
+        .epoch = {.number = number, .group_epoch = number, .barrier = 1, .latency_us = 1, .megabytes_per_s = 1, .count = count, .members = members},
+    };
+    struct wire_buffer out = {0};
+    struct wire_header header = {.run = run, .generation = 1};
+    wire_encode_resume(&out, header, &message);
+    CHECK(wire_header_decode(out.bytes, &header));
+    act(membership_peer_resumed(m, now, conn, &members[member].address, &header, out.bytes + WIRE_HEADER_BYTES));
+    wire_buffer_fini(&out);
+}
+
+static void hello(uint32_t conn) {
+    struct wire_hello message = {.version = WIRE_VERSION, .id = members[conn].id, .lanes = 1, .port = 999, .masters = 1};
+    act(membership_peer_connected(m, now, conn, &members[conn].address, &message));
+}
+
+static void say(uint32_t conn, struct wire_header header, enum wire_type type) {
+    struct wire_buffer out = {0};
+    wire_encode_empty(&out, header, type);
+    CHECK(wire_header_decode(out.bytes, &header));
+    act(membership_message(m, now, conn, &header, out.bytes + WIRE_HEADER_BYTES));
+    wire_buffer_fini(&out);
+}
+
+static void vote(uint32_t conn, struct wire_header header, uint8_t kind) {
+    struct wire_buffer out = {0};
+    struct wire_vote message = {kind};
+    wire_encode_vote(&out, header, &message);
+    CHECK(wire_header_decode(out.bytes, &header));
+    act(membership_message(m, now, conn, &header, out.bytes + WIRE_HEADER_BYTES));
+    wire_buffer_fini(&out);
+}
+
+static void linked(uint32_t conn, struct wire_header header, uint32_t attempt) {
+    struct wire_buffer out = {0};
+    static struct wire_linked message;
+    message = (struct wire_linked){.attempt = attempt, .latency_us = 1};
+    wire_encode_linked(&out, header, &message);
+    CHECK(wire_header_decode(out.bytes, &header));
+    act(membership_message(m, now, conn, &header, out.bytes + WIRE_HEADER_BYTES));
+    wire_buffer_fini(&out);
+}
+
+static void test_takeover(void) {
+    clock_t began = clock();
+    begin("all members of a run take it up");
+    for (uint32_t i = 0; i < MEMBERS; i++) resume(i, i, RUN, 5, MEMBERS);
+    at_most("RESUME", MEMBERS, MEMBERS * (LOG2 + 3)); // in order, as others claim it, and in an own search
+    struct wire_header header = {.run = RUN, .generation = 1};
+    for (uint32_t i = 0; i < MEMBERS; i++) say(i, header, WIRE_HEARTBEAT);
+    at_most("a heartbeat", MEMBERS, 0);
+    CHECK_EQ(take(WIRE_GENERATION), MEMBERS);
+    header.generation = 2;
+    for (uint32_t i = 0; i + 1 < MEMBERS; i++) say(i, header, WIRE_PROMISE);
+    at_most("a promise", MEMBERS, 0);
+    say(MEMBERS - 1, header, WIRE_PROMISE);
+    at_most("taking the run up", 1, 20 * MEMBERS);
+    CHECK_EQ(take(WIRE_RESUMED), MEMBERS);
+    CHECK_EQ(take(WIRE_EPOCH), MEMBERS);
+    CHECK_EQ(membership_peer_count(m), MEMBERS);
+    CHECK(clock() - began < 20 * CLOCKS_PER_SEC); // a hundred times of what it takes; sanitizers are slow
+
+    check_case("they are lost");
+    header.epoch = 6;
+    for (uint32_t i = 0; i < 8; i++) act(membership_peer_lost(m, now, i, "test"));
+    CHECK_EQ(membership_peer_count(m), MEMBERS - 8);
+    at_most("a loss", 8, 3);
+    for (uint32_t i = 8; i < MEMBERS; i++) linked(i, header, 0);
+    for (uint32_t i = 8; i < MEMBERS; i++) vote(i, header, WIRE_VOTE_PENDING);
+    at_most("a vote", MEMBERS, 0);
+    CHECK_EQ(take(WIRE_OUTCOME), MEMBERS - 8);
+    membership_free(m);
+}
+
+// Each speaks for a run of its own, in a small frame or a large one.
+static void test_strangers(void) {
+    begin("as many runs as there are places");
+    for (uint32_t i = 0; i < MEMBERS; i++) resume(i, i, 100 + i, 5, MEMBERS);
+    at_most("RESUME", MEMBERS, MEMBERS * (2 * LOG2 + 6));
+    CHECK_EQ(closed, 0);
+    for (uint32_t i = 0; i < MEMBERS; i++) say(i, (struct wire_header){.run = 100 + i, .generation = 1}, WIRE_HEARTBEAT);
+    at_most("a heartbeat", MEMBERS, 0);
+
+    check_case("another run finds places none the less");
+    for (uint32_t i = 0; i < 3; i++) resume(MEMBERS + i, i, RUN, 5, 3);
+    CHECK_EQ(closed, 3);
+    CHECK_EQ(take(WIRE_GENERATION), 2 + 1);
+    membership_free(m);
+
+    begin("as many epochs of one run");
+    for (uint32_t i = 0; i < MEMBERS; i++) resume(i, i, RUN, 5 + i, MEMBERS);
+    at_most("RESUME", MEMBERS, MEMBERS * (4 * LOG2 + 6));
+    membership_free(m);
+
+    begin("newcomers take all places");
+    membership_expect_survivors(m, now + SECOND_NS);
+    for (uint32_t i = 1; i < MEMBERS; i++) hello(i);
+    resume(0, 0, RUN, 5, 2);
+    hello(MEMBERS);
+    CHECK_EQ(take(WIRE_REFUSED), 1);
+    resume(MEMBERS + 1, 1, RUN, 5, 2);
+    CHECK_EQ(take(WIRE_REFUSED), 1);
+    CHECK_EQ(take(WIRE_GENERATION), 2);
+    membership_free(m);
+}
+
+static void test_joins(void) {
+    begin("as many as may be join at once");
+    for (uint32_t i = 0; i < MEMBERS; i++) hello(i);
+    at_most("a join", MEMBERS, 3);
+    CHECK_EQ(take(WIRE_WELCOME), MEMBERS);
+    CHECK_EQ(take(WIRE_EPOCH), 1);
+    struct wire_header header = {.generation = 1, .epoch = 1};
+    memcpy(&header.run, (uint8_t[]){1, 2, 3, 0, 0, 0, 0, 0}, sizeof header.run);
+    CHECK_EQ(take(WIRE_CANDIDATE), 0);
+    vote(0, header, WIRE_VOTE_UPDATE);
+    CHECK_EQ(take(WIRE_CANDIDATE), MEMBERS);
+    for (uint32_t i = 0; i < MEMBERS; i++) {
+        header.epoch = i == 0;
+        linked(i, header, 2);
+    }
+    at_most("a candidate", MEMBERS, 0);
+    CHECK_EQ(take(WIRE_EPOCH), MEMBERS);
+    membership_free(m);
+}
+
+int main(void) {
+    test_takeover();
+    test_strangers();
+    test_joins();
+    return check_status();
+}
