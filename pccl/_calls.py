@@ -190,6 +190,11 @@ class NativeCall:
         self._keep = keep
         self._results: list[int] = []
 
+    @property
+    def known(self) -> int:
+        """Its result, TIMED_OUT while there is none; true at any moment, where `result` may lag behind by a signal."""
+        return self._results[0] if self._results else TIMED_OUT
+
     def proceed(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
         """Makes the call, or waits on for it; `watch` is called after each slice of the wait.
 
@@ -211,7 +216,8 @@ class NativeCall:
             if watch is not None:
                 watch()
             if deadline.passed():
-                self.detail = "what it waited for goes on: repeat the call to wait on"
+                ends = "close() or reconnect()" if handle.noun == "communicator" else "close()"
+                self.detail = f"what it waited for goes on: repeat the call to wait on, or {ends} to cancel it"
                 return self.result
 
     def check(self, contributors: tuple[Contributors, ...] = ()) -> None:

@@ -48,6 +48,9 @@ FORM_GRACE_SECONDS = 0.5
 
 STATE_BYTES = 256
 
+SHOWN_TAGS = 8
+"""In a text."""
+
 
 class Communicator:
     """A peer of the run whose master is at `address`: `host:port`, `1.2.3.4:port` or `[ipv6]:port`, or a list of these with
@@ -230,11 +233,14 @@ class Communicator:
         """
         with self._alone("pcclUpdateTopology"):
             self._finish("pcclUpdateTopology", timeout=timeout)
+        self._delivered("pcclUpdateTopology")
 
     def are_peers_pending(self, *, timeout: float | None = None) -> bool:
         """Whether a newcomer of any group waits: the same answer on all accepted peers, for whom it waits. Admits nobody."""
         call = self._finish("pcclArePeersPending", _ffi.new("bool *"), timeout=timeout)
-        return bool(call.arguments[-1][0])
+        pending = bool(call.arguments[-1][0])
+        self._delivered("pcclArePeersPending")
+        return pending
 
     def optimize_topology(self, *, timeout: float | None = None) -> None:
         """Orders each group's ring so that its slowest link is as fast as possible, by measuring the links not yet known.
@@ -243,6 +249,7 @@ class Communicator:
         """
         with self._alone("pcclOptimizeTopology"):
             self._finish("pcclOptimizeTopology", timeout=timeout)
+        self._delivered("pcclOptimizeTopology")
 
     # ---- shared state ----
 
@@ -281,7 +288,7 @@ class Communicator:
             done, report = call.arguments[-1], sync_report(self._pointer)
             if done.rx_bytes > 0:
                 shared_state._restore()
-        return SharedStateSyncInfo(
+        moved = SharedStateSyncInfo(
             done.tx_bytes,
             done.rx_bytes,
             report.rx_leaves,
@@ -291,6 +298,8 @@ class Communicator:
             report.transfer_seconds,
             report.wire_bytes,
         )
+        self._delivered(key)
+        return moved
 
     # ---- reduces ----
 
@@ -324,13 +333,15 @@ class Communicator:
         """
         deadline = Deadline(timeout)
         arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry)
-        running = self._begun(arguments) or Op(self._pointer, arguments, owners, self._live_ops, "pcclAllReduce")
+        running = self._begin(arguments, owners, "pcclAllReduce")
         try:
             running.launch(self._handle)
             running.wait(self._handle, deadline)
             info = running.info()
-        except BaseException as error:
-            self._keep_if_cut_short(running, error)
+        except PCCLTimeoutError:
+            raise
+        except PCCLError:
+            self._forget(running)
             raise
         self._forget(running)
         return info
@@ -352,14 +363,17 @@ class Communicator:
         a member is reported by `wait`; with `retry` it is none (see `all_reduce`).
         """
         arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry)
-        launched = self._begun(arguments) or Op(self._pointer, arguments, owners, self._live_ops, "pcclAllReduceAsync")
+        self._reaper.start()
+        launched = self._begin(arguments, owners, "pcclAllReduceAsync")
+        handle = AsyncReduceHandle(self, self._handle, launched)
         try:
             launched.launch(self._handle)
-        except BaseException as error:
-            self._keep_if_cut_short(launched, error)
+        except PCCLError:
+            self._forget(launched)
             raise
+        self._reaper.watch(handle, launched)
         self._forget(launched)
-        return AsyncReduceHandle(self, self._handle, self._reaper, launched)
+        return handle
 
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: float | None = None
@@ -419,7 +433,7 @@ class Communicator:
         self._pointer = pointer
         self._ip = ip
         self._handle = NativeHandle("communicator", pointer, _C.pcclDestroyCommunicator)
-        self._reaper = Reaper(self._handle)
+        self._reaper = Reaper(self._handle, self._unfinished_ops)
 
     def _attempt(self, deadline: Deadline) -> None:
         """One attempt over all addresses. ConnectError: it may be repeated; any other PCCLError: it may not."""
@@ -472,12 +486,15 @@ class Communicator:
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[None]:
         """Keeps calls apart that exclude each other. Between two slices of a wait C could not tell them from a repeat."""
-        if not self._exclusive.acquire(blocking=False):
-            raise error_for(INVALID_USAGE, name, "another topology, sync or connect call of this communicator is running")
+        taken: list[bool] = []
         try:
+            taken.extend(map(self._exclusive.acquire, (False,)))  # by C, as results are: no signal comes in between
+            if not taken[0]:
+                raise error_for(INVALID_USAGE, name, "another topology, sync or connect call of this communicator is running")
             yield
         finally:
-            self._exclusive.release()
+            if taken and taken[0]:
+                self._exclusive.release()
 
     def _finish(
         self,
@@ -488,11 +505,26 @@ class Communicator:
         keep: object = None,
         watch: Callable[[], None] | None = None,
     ) -> NativeCall:
-        """Makes a call with the communicator as its first argument, or ends the one that was cut short under `key`."""
-        call = NativeCall(function, self._pointer, *arguments, keep=keep)
-        call = self._proceed(key or function, call, Deadline(timeout), watch)
+        """Makes a call with the communicator as its first argument, or ends the one that was cut short under `key`.
+
+        After a success, `_delivered` has to be the last that the caller does.
+        """
+        key = key or function
+        call = self._unfinished.get(key)
+        if call is None:
+            call = self._unfinished[key] = NativeCall(function, self._pointer, *arguments, keep=keep)
+        result = call.proceed(self._handle, Deadline(timeout), watch)
+        if result not in (SUCCESS, TIMED_OUT):
+            if result == _C.pcclPendingAsyncOps:
+                call.detail = self._pending_text() or call.detail
+            del self._unfinished[key]
         call.check()
         return call
+
+    def _delivered(self, key: object) -> None:
+        """Until here a call that is repeated after a signal gives the result that there is, and makes no second vote."""
+        if key in self._unfinished:  # else another thread has closed the communicator
+            del self._unfinished[key]
 
     def _proceed(self, key: object, fresh: NativeCall, deadline: Deadline, watch: Callable[[], None] | None = None) -> NativeCall:
         call = self._unfinished.pop(key, None) or fresh
@@ -505,16 +537,31 @@ class Communicator:
             self._unfinished[key] = call
         return call
 
-    def _begun(self, arguments: OpArguments) -> Op | None:
-        """The op of a call with these arguments that was cut short."""
-        op = self._unfinished_ops.get(arguments[2][2])
-        return op if op is not None and op.arguments == arguments else None
+    def _begin(self, arguments: OpArguments, owners: object, name: str) -> Op:
+        """The op of a call with these arguments that was cut short, or else a new one.
 
-    def _keep_if_cut_short(self, op: Op, error: BaseException) -> None:
-        if _cut_short(error):
-            self._unfinished_ops[op.tag] = op
-        else:
-            self._forget(op)
+        From before its launch on it is kept for a repetition of the call, wherever a signal ends this one.
+        """
+        op = self._unfinished_ops.get(arguments[2][2])
+        if op is not None and op.arguments == arguments:
+            return op
+        fresh = Op(self._pointer, arguments, owners, self._live_ops, name)
+        if op is None or not op.in_flight:  # else the tag is in flight, and the launch is refused
+            self._unfinished_ops[fresh.tag] = fresh
+        return fresh
+
+    def _pending_text(self) -> str:
+        """Which ops have not been awaited, and how to."""
+        kept = sorted(tag for tag, op in list(self._unfinished_ops.items()) if op.in_flight)
+        others = sorted({op.tag for op in list(self._live_ops)} - set(kept))
+        ways = []
+        if others:
+            ways.append(f"wait for the handles of all_reduce_async with tag {_numbers(others)}")
+        if kept:
+            ways.append(f"call the reduce with tag {_numbers(kept)}, whose wait was cut short, again with the same arguments")
+        if self._unfinished_multis:
+            ways.append("call all_reduce_multiple_with_retry, whose wait was cut short, again with the same arguments")
+        return f"ops are not awaited: {'; '.join(ways)}" if ways else ""
 
     def _read_attribute(self, attribute: int) -> int:
         out = _ffi.new("int *")
@@ -550,6 +597,11 @@ def _resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:
     except OSError as error:
         text = f"the name {endpoint.host} cannot be resolved: {error.strerror or error}"
         raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", text) from None
+
+
+def _numbers(some: list[int]) -> str:
+    shown = ", ".join(map(str, some[:SHOWN_TAGS]))
+    return f"{shown} and {len(some) - SHOWN_TAGS} more" if len(some) > SHOWN_TAGS else shown
 
 
 def _cut_short(error: BaseException) -> bool:

@@ -6,12 +6,13 @@ import contextlib
 import queue
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, ClosedError, Deadline, NativeCall, NativeHandle
 from pccl._enums import Result
-from pccl._errors import PCCLTimeoutError
+from pccl._errors import PCCLTimeoutError, error_for
 from pccl._loader import load_native_module
 from pccl._types import Contributors, ReduceInfo, ReduceNumbers, ReduceOpDescriptor
 
@@ -39,7 +40,19 @@ class Op:
     `arguments` name it: a call that was cut short and is made again with equal ones means this op.
     """
 
-    __slots__ = ("_await", "_comm", "_contributors", "_info", "_launch", "_live", "_owners", "_retry", "arguments", "tag")
+    __slots__ = (
+        "_await",
+        "_comm",
+        "_contributors",
+        "_info",
+        "_launch",
+        "_live",
+        "_owners",
+        "_retry",
+        "arguments",
+        "dropped",
+        "tag",
+    )
 
     def __init__(self, comm: Any, arguments: OpArguments, owners: object, live: set[Op], name: str) -> None:
         send, recv, numbers, retry = arguments
@@ -51,6 +64,7 @@ class Op:
         self._live = live  # of the communicator: keeps it, and thus the tensors, as long as C may touch them
         self._info = _ffi.new(_INFO)
         self._contributors: tuple[Contributors, ...] = ()
+        self.dropped: DroppedHandle | None = None  # of the newest handle
         op = _ffi.new(_OP)
         descriptor = _ffi.new(_DESCRIPTOR, numbers)
         send_buffer, recv_buffer = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
@@ -79,7 +93,18 @@ class Op:
                 self._contributors = contributors(handle, self.tag)
             self._owners = None
             self._live.discard(self)
+            self.dropped = None
         return result
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether it was launched and not awaited to its end."""
+        return self._launch.known == SUCCESS and self._await.known == TIMED_OUT
+
+    @property
+    def detail(self) -> str:
+        """Why it has failed, in words."""
+        return self._await.detail
 
     def info(self) -> ReduceInfo:
         """What it has moved. PCCLError: it has failed, or not ended yet."""
@@ -141,23 +166,43 @@ def contributors(handle: NativeHandle, tag: int) -> tuple[Contributors, ...]:
     return tuple(found)
 
 
-class Reaper:
-    """Awaits, in a thread of its own, the ops whose handles were dropped. Holds their tensors until they have ended."""
+class DroppedHandle(weakref.ref["AsyncReduceHandle"]):
+    """Goes into the reaper's queue when its handle is dropped.
 
-    def __init__(self, handle: NativeHandle) -> None:
+    The callback is a C function, and no Python code runs between the last reference and the queue: a signal handler that raises
+    inside a `__del__` would lose the op.
+    """
+
+    __slots__ = ("op",)
+    op: Op
+
+
+class Reaper:
+    """Awaits, in a thread of its own, the ops whose handles were dropped. Their tensors are held until they have ended.
+
+    `kept` are the ops, by tag, that a repeated call will ask for.
+    """
+
+    def __init__(self, handle: NativeHandle, kept: dict[int, Op]) -> None:
         self._handle = handle
+        self._kept = kept
         # A SimpleQueue, because handles are dropped by the garbage collector too, which may run inside any lock.
-        self._dropped: queue.SimpleQueue[Op | None] = queue.SimpleQueue()
+        self._dropped: queue.SimpleQueue[DroppedHandle | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def take(self, op: Op) -> None:
-        """Takes over an op."""
-        self._dropped.put(op)
+    def start(self) -> None:
+        """Starts the thread, before the first op that may need it: at the end of a handle it is too late."""
         # Going down, the queue holds the tensors to the end: Python 3.11 waits for ever for the start of a thread then.
-        if self._thread is None and not sys.is_finalizing():
+        if (self._thread is None or not self._thread.is_alive()) and not sys.is_finalizing():
             self._thread = threading.Thread(target=self._run, name="pccl:reaper", daemon=True)
             with contextlib.suppress(RuntimeError):  # what later ones raise
                 self._thread.start()
+
+    def watch(self, handle: AsyncReduceHandle, op: Op) -> None:
+        """From now on the op is awaited here when `handle` is dropped."""
+        dropped = DroppedHandle(handle, self._dropped.put)
+        dropped.op = op
+        op.dropped = dropped
 
     def stop(self) -> None:
         """Ends the thread, once the communicator is closed."""
@@ -167,9 +212,16 @@ class Reaper:
         live: list[Op] = []
         while not self._handle.closed:
             with contextlib.suppress(queue.Empty):
-                taken = self._dropped.get(block=not live)
-                live += [taken] if taken else []
+                dropped = self._dropped.get(block=not live)
+                if dropped is not None and self._owns(dropped):
+                    live.append(dropped.op)
             live = [op for op in live if op.wait(self._handle, Deadline(SLICE_MS / 1000 / len(live))) == TIMED_OUT]
+        self._dropped.put(None)  # for the thread that a signal had hidden from `start`, if there is one
+
+    def _owns(self, dropped: DroppedHandle) -> bool:
+        """Whether nobody else will await the op. A call that is repeated makes the new handle before it gives the op up."""
+        op = dropped.op
+        return self._kept.get(op.tag) is not op and op.dropped is dropped
 
 
 class AsyncReduceHandle:
@@ -178,10 +230,9 @@ class AsyncReduceHandle:
     Dropped without a `wait`, the op goes on, its tensors stay alive, and it is awaited in the background.
     """
 
-    def __init__(self, communicator: Communicator, handle: NativeHandle, reaper: Reaper, op: Op) -> None:
+    def __init__(self, communicator: Communicator, handle: NativeHandle, op: Op) -> None:
         self._communicator = communicator
         self._handle = handle
-        self._reaper = reaper
         self._op = op
         self._outcome: tuple[bool, int, ReduceInfo] | None = None
         self._one_waiter = threading.Lock()
@@ -189,15 +240,18 @@ class AsyncReduceHandle:
     def wait(self, *, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
         """Waits until the op has ended: (success, status, info), where status is the value of a `Result`.
 
-        Never raises for a failed op; its info is all 0, its input is as at launch (with `retry` only in those ranges of
-        `info.contributors` that have no peers). May be called again, and then gives the same tuple. `timeout` in seconds:
-        PCCLTimeoutError, and the op goes on.
+        Never raises for a failed op (`result` does); its info is all 0, its input is as at launch (with `retry` only in
+        those ranges of `info.contributors` that have no peers). May be called again, and then gives the same tuple.
+        `timeout` in seconds: PCCLTimeoutError, and the op goes on.
         """
         deadline = Deadline(timeout)
         left = deadline.remaining()
-        if not self._one_waiter.acquire(timeout=-1 if left is None else left):
-            raise self._timed_out()
+        taken: list[bool] = []
         try:
+            # Into a list by C, as results are: a signal between the lock and the `try` would leave it locked for ever.
+            taken.extend(map(self._one_waiter.acquire, (True,), (-1 if left is None else left,)))
+            if not taken[0]:
+                raise self._timed_out()
             if self._outcome is None:
                 result = self._op.wait(self._handle, deadline)
                 if result == TIMED_OUT:
@@ -208,15 +262,30 @@ class AsyncReduceHandle:
                 self._outcome = (success, result, self._op.info() if success else self._op.failure_info())
             return self._outcome
         finally:
-            self._one_waiter.release()
+            if taken and taken[0]:
+                self._one_waiter.release()
+
+    def result(self, *, timeout: float | None = None) -> ReduceInfo:
+        """As `wait`, but gives the info alone and raises the error of a failed op, as `Communicator.all_reduce` does."""
+        success, status, info = self.wait(timeout=timeout)
+        if not success:
+            error = error_for(status, "pcclAwaitAsyncReduce", self._op.detail)
+            error.contributors = info.contributors
+            raise error
+        return info
+
+    def done(self) -> bool:
+        """Whether the op has ended, well or not; does not wait."""
+        try:
+            self.wait(timeout=0)
+        except PCCLTimeoutError:
+            return False
+        return True
 
     def _timed_out(self) -> PCCLTimeoutError:
-        return PCCLTimeoutError(Result.TIMED_OUT, "pcclAwaitAsyncReduce", "the op goes on: call wait again to wait on")
+        text = f"the op of tag {self._op.tag} goes on: call wait again to wait on, or close() or reconnect() to cancel it"
+        return PCCLTimeoutError(Result.TIMED_OUT, "pcclAwaitAsyncReduce", text)
 
     def __repr__(self) -> str:
         state = "in flight" if self._outcome is None else f"ended with {self._outcome[1]}"
         return f"<AsyncReduceHandle tag {self._op.tag}: {state}>"
-
-    def __del__(self) -> None:
-        if getattr(self, "_outcome", ()) is None and not self._handle.closed:
-            self._reaper.take(self._op)

@@ -1,0 +1,227 @@
+"""Ops in flight: handles, and what happens to an op whose handle is dropped or whose call is interrupted."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pccl
+from pccl import Communicator, MasterNode, ReduceOp
+
+PATIENCE = 30.0
+PACKAGE = str(Path(pccl.__file__).parent)
+
+
+class InterruptError(Exception):
+    """As a signal handler may raise."""
+
+
+class Interrupted:
+    """In the block, raises where a signal handler could: as the `at`-th function of the package begins, or C function ends.
+
+    Python looks for signals there, and at the ends of loops.
+    """
+
+    def __init__(self, at):
+        self.left = at
+        self.raised = False
+
+    def _see(self, frame, event, _):
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE) and not self.raised:
+            if self.left == 0:
+                self.raised = True
+                raise InterruptError
+            self.left -= 1
+
+    def __enter__(self):
+        sys.setprofile(self._see)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+
+@pytest.fixture
+def pair():
+    with MasterNode("127.0.0.1:0") as master:
+        address = f"127.0.0.1:{master.port}"
+        with Communicator(address) as first, Communicator(address) as second:
+            first.connect(1)
+            joining = threading.Thread(target=second.connect, args=(1,))
+            joining.start()
+            first.wait_for_peers(2, timeout=PATIENCE)
+            joining.join()
+            yield first, second
+
+
+def launch(comm, tag, value=1.0):
+    return comm.all_reduce_async(np.full(100, value), op=ReduceOp.SUM, tag=tag)
+
+
+def reduce(comm, tag, value=1.0):
+    array = np.full(100, value)
+    comm.all_reduce(array, op=ReduceOp.SUM, tag=tag, timeout=PATIENCE)
+    return array[0]
+
+
+def vote(first, second):
+    """An update of both, once no op is un-awaited: dropped ones are awaited in the background."""
+    other = threading.Thread(target=second.update_topology, kwargs={"timeout": PATIENCE})
+    other.start()
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            first.update_topology(timeout=PATIENCE)
+            break
+        except pccl.UsageError as error:
+            if error.result is not pccl.Result.PENDING_ASYNC_OPS or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+    other.join()
+
+
+def test_an_interrupt_as_a_handle_is_dropped_loses_no_op(pair):
+    first, second = pair
+    for at in range(50):
+        handle = launch(first, at)
+        with Interrupted(at) as interrupted:
+            del handle
+        assert reduce(second, at) == 2
+        vote(first, second)
+        if not interrupted.raised:
+            break
+
+
+def test_an_interrupt_at_any_point_of_a_launch_loses_no_op(pair):
+    first, second = pair
+    done = 0
+    for at in range(300):
+        array = np.full(100, 1.0)
+
+        def again(array=array, at=at):
+            return first.all_reduce_async(array, op=ReduceOp.SUM, tag=at)
+
+        handle = None
+        try:
+            with Interrupted(at) as interrupted:
+                handle = again()
+        except InterruptError:
+            if at in first._unfinished_ops:
+                handle = again()
+        if handle is not None or any(op.tag == at for op in list(first._live_ops)):
+            assert reduce(second, at) == 2
+        if handle is not None:
+            assert handle.wait(timeout=PATIENCE)[0]
+            assert (array == 2).all()
+        vote(first, second)
+        done += 1
+        if not interrupted.raised:
+            break
+    assert 10 < done < 300  # points
+
+
+def test_an_interrupt_at_any_point_of_a_wait_is_repeated(pair):
+    first, second = pair
+    for at in range(300):
+        handle = launch(first, at)
+        assert reduce(second, at) == 2
+        try:
+            with Interrupted(at) as interrupted:
+                handle.wait(timeout=PATIENCE)
+        except InterruptError:
+            assert handle.wait(timeout=PATIENCE)[0]
+        if at % 2:
+            del handle
+        vote(first, second)
+        if not interrupted.raised:
+            break
+
+
+def test_an_interrupt_at_any_point_of_a_vote_is_repeated(pair):
+    first, second = pair
+    for at in range(300):
+        other = threading.Thread(target=second.update_topology, kwargs={"timeout": PATIENCE})
+        other.start()
+        try:
+            with Interrupted(at) as interrupted:
+                first.update_topology(timeout=PATIENCE)
+        except InterruptError:
+            first.update_topology(timeout=PATIENCE)
+        other.join()
+        if not interrupted.raised:
+            break
+
+
+def test_a_dropped_op_frees_its_tensors_when_it_has_ended(pair):
+    first, second = pair
+    handle = launch(first, 3)
+    assert len(first._live_ops) == 1
+    del handle
+    gc.collect()
+    assert len(first._live_ops) == 1  # C may write to them
+    assert reduce(second, 3) == 2
+    vote(first, second)
+    assert not first._live_ops
+
+
+# ---- handles ----
+
+
+def test_done_and_result(pair):
+    first, second = pair
+    handle = launch(first, 7)
+    assert handle.done() is False
+    with pytest.raises(pccl.PCCLTimeoutError, match=r"tag 7 goes on: call wait again to wait on, or close\(\)"):
+        handle.result(timeout=0.01)
+    assert reduce(second, 7) == 2
+    info = handle.result(timeout=PATIENCE)
+    assert info.world_size == 2
+    assert handle.done() is True
+    assert handle.result() is info
+    assert handle.wait() == (True, 0, info)
+
+
+def test_result_raises_what_the_op_failed_with(pair):
+    first, second = pair
+    handle = launch(first, 1)
+    second.close()
+    with pytest.raises(pccl.PeerLostError, match="launch the op again"):
+        handle.result(timeout=PATIENCE)
+    assert handle.done() is True
+    with pytest.raises(pccl.PeerLostError):
+        handle.result()
+    with pytest.raises(pccl.TooFewPeersError):
+        launch(first, 1)
+
+
+def test_in_place_without_saying_so(pair):
+    first, second = pair
+    handle = launch(first, 0, 3.0)
+    assert reduce(second, 0, 4.0) == 7
+    assert handle.result(timeout=PATIENCE).world_size == 2
+
+
+# ---- texts ----
+
+
+def test_the_text_names_what_was_not_awaited(pair):
+    first, second = pair
+    handles = [launch(first, tag) for tag in (4, 2)]
+    array = np.full(100, 1.0)
+    with pytest.raises(pccl.PCCLTimeoutError, match=r"repeat the call to wait on, or close\(\) or reconnect\(\) to cancel it"):
+        first.all_reduce(array, op=ReduceOp.SUM, tag=9, timeout=0.01)
+    with pytest.raises(pccl.UsageError) as caught:
+        first.update_topology()
+    assert "wait for the handles of all_reduce_async with tag 2, 4;" in str(caught.value)
+    assert "call the reduce with tag 9, whose wait was cut short, again" in str(caught.value)
+    for tag in (2, 4, 9):
+        reduce(second, tag)
+    first.all_reduce(array, op=ReduceOp.SUM, tag=9, timeout=PATIENCE)
+    assert all(handle.done() or handle.result() for handle in handles)
+    vote(first, second)
