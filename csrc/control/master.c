@@ -2,7 +2,6 @@
 #include "master.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,15 +13,17 @@
 #include "../base/platform.h"
 #include "../net/socket.h"
 #include "membership.h"
+#include "others.h"
 
 enum {
     CHUNK_BYTES = 64 * 1024, // read from one connection before the others have their turn
     KEPT_BYTES = 16 * 1024,  // buffers above this are given back when they are empty
     ACCEPTS = 64,            // likewise, per turn
     ACCEPT_PAUSE_MS = 500,   // when descriptors or memory are short
-    EVENTS = MEMBERSHIP_MAX_CONNS + 2, // all at once, so that a tick comes after everything that has arrived
     TOKEN_LISTENER = MEMBERSHIP_MAX_CONNS,
     TOKEN_WAKE,
+    TOKEN_OTHERS,
+    EVENTS = TOKEN_OTHERS + WIRE_MAX_MASTERS, // all at once, so that a tick comes after everything that has arrived
 };
 
 // So a connection without a hello always finds a place: one that is closing gives way to it.
@@ -60,8 +61,6 @@ struct conn {
 struct master {
     struct wire_address address;
     uint32_t heartbeat_limit_ms;
-    struct wire_address others[WIRE_MAX_MASTERS]; // masters of the list
-    uint32_t other_count;
     bool standby;
     int wake;
     atomic_int ending; // enum ending
@@ -76,6 +75,7 @@ struct master {
     int poller, listener;
     int64_t now_ns, listener_resumes_ns; // INT64_MAX: it listens
     int64_t looks_ns;                    // for a run of another master; INT64_MAX: nobody waits here
+    struct others others; // masters of the list; set before the thread begins
     struct membership *membership;
     struct log_limit run_log, strangers_log, shortage_log;
     struct conn conns[MEMBERSHIP_MAX_CONNS];
@@ -228,48 +228,22 @@ static void conn_lose(struct master *master, struct conn *conn, const char *why)
 
 // ---- the other masters of the list ----
 
-static bool wait_until(int fd, short events, int64_t deadline_ns) {
-    struct pollfd poll_fd = {.fd = fd, .events = events};
-    return poll(&poll_fd, 1, platform_wait_ms(platform_now_ns(), deadline_ns)) == 1;
-}
-
-static bool exchange_status(int fd, int64_t deadline_ns, struct wire_status *status) {
-    struct wire_buffer ask = {0};
-    uint8_t answer[WIRE_HEADER_BYTES + 1];
-    struct wire_header header;
-    wire_encode_empty(&ask, (struct wire_header){0}, WIRE_STATUS);
-    bool good = !ask.failed && wait_until(fd, POLLOUT, deadline_ns) && socket_connect_result(fd) == 0 && socket_send(fd, ask.bytes, ask.length) == (ptrdiff_t)ask.length;
-    wire_buffer_fini(&ask);
-    for (size_t at = 0; good && at < sizeof answer;) {
-        ptrdiff_t got = wait_until(fd, POLLIN, deadline_ns) ? socket_receive(fd, answer + at, sizeof answer - at) : 0;
-        if (got == -EAGAIN) continue;
-        good = got > 0;
-        if (good) at += (size_t)got;
-    }
-    return good && wire_header_decode(answer, &header) && header.type == WIRE_STATUS_IS && wire_decode_status_is(answer + WIRE_HEADER_BYTES, header.length, status);
-}
-
-// Waits for the answers: there is no run here that could suffer from it.
-static enum wire_activity activity_of_others(const struct master *master) {
-    enum wire_activity most = WIRE_IDLE;
-    for (uint32_t i = 0; i < master->other_count; i++) {
-        struct wire_status status = {0};
-        int fd = socket_dial(&master->others[i]);
-        bool answered = fd >= 0 && exchange_status(fd, platform_now_ns() + MASTER_ASK_MS * MS_NS, &status);
-        socket_close(fd);
-        if (answered && status.activity > most) most = status.activity;
-    }
-    return most;
-}
-
 // Who was away when another master took the run up comes to the first of its list, and newcomers gather behind it.
 static void look_elsewhere(struct master *master) {
-    if (master->other_count == 0 || membership_activity(master->membership) != WIRE_GATHERS) {
+    if (master->others.count == 0 || membership_activity(master->membership) != WIRE_GATHERS) {
         master->looks_ns = INT64_MAX;
         return;
     }
-    if (master->looks_ns <= master->now_ns && activity_of_others(master) == WIRE_SERVES) carry_out(master, membership_send_on(master->membership, master->now_ns));
-    if (master->looks_ns <= master->now_ns || master->looks_ns == INT64_MAX) master->looks_ns = platform_now_ns() + MASTER_LOOK_MS * MS_NS;
+    if (master->looks_ns <= master->now_ns) others_ask(&master->others, master->now_ns);
+    if (master->looks_ns <= master->now_ns || master->looks_ns == INT64_MAX) master->looks_ns = master->now_ns + MASTER_LOOK_MS * MS_NS;
+}
+
+static void hear_others(struct master *master) {
+    if (!others_tick(&master->others, master->now_ns)) return;
+    enum wire_activity most = master->others.most;
+    if (!master->standby) carry_out(master, membership_others_are(master->membership, master->now_ns, most));
+    if (most == WIRE_SERVES && membership_activity(master->membership) == WIRE_GATHERS)
+        carry_out(master, membership_send_on(master->membership, master->now_ns));
 }
 
 static void answer_status(struct master *master, struct conn *conn) {
@@ -301,8 +275,11 @@ static void on_frame(struct master *master, struct conn *conn, const uint8_t *bo
         conn_close(master, conn);
         return;
     }
-    bool may_begin = !master->standby && master->other_count > 0 && membership_activity(master->membership) != WIRE_SERVES;
-    if (may_begin) membership_set_standby(master->membership, activity_of_others(master) != WIRE_IDLE);
+    bool may_begin = !master->standby && master->others.count > 0 && membership_activity(master->membership) != WIRE_SERVES;
+    if (may_begin && !others_known(&master->others, master->now_ns)) {
+        others_ask(&master->others, master->now_ns);
+        membership_await_others(master->membership);
+    }
     set_state(master, conn, CONN_KNOWN);
     carry_out(master, membership_peer_connected(master->membership, master->now_ns, index, &conn->source, &hello));
 }
@@ -398,6 +375,7 @@ static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t next_deadline(struct master *master) {
     int64_t next = earlier(earlier(membership_next_deadline(master->membership), master->listener_resumes_ns), master->looks_ns);
+    next = earlier(next, others_deadline(&master->others));
     if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] == 0) return next;
     for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
         const struct conn *conn = &master->conns[i];
@@ -440,12 +418,15 @@ static void serve(struct master *master) {
                 wake_clear(master->wake);
             else if (token == TOKEN_LISTENER)
                 accept_some(master);
+            else if (token >= TOKEN_OTHERS)
+                others_event(&master->others, token, master->now_ns);
             else
                 on_conn(master, &master->conns[token], events[i].events);
         }
         overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
         if (overslept) continue;
         act_on_time(master);
+        hear_others(master);
         look_elsewhere(master);
     }
 }
@@ -464,6 +445,7 @@ static void say_farewell(struct master *master) {
 static void close_all(struct master *master) {
     for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++)
         if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
+    others_fini(&master->others);
     socket_close(master->listener);
     descriptor_close(master->poller);
     master->listener = master->poller = -1;
@@ -493,6 +475,7 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
     master->heartbeat_limit_ms = heartbeat_limit_ms;
     master->poller = master->listener = -1;
     master->listener_resumes_ns = master->looks_ns = INT64_MAX;
+    others_init(&master->others, -1, TOKEN_OTHERS);
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
     master->strangers_log = (struct log_limit){.lines = 20, .seconds = 10};
     master->shortage_log = (struct log_limit){.lines = 1, .seconds = 10};
@@ -512,9 +495,9 @@ no_wake:
 }
 
 void master_set_list(struct master *master, const struct wire_address *masters, uint32_t count, uint32_t self) {
-    master->other_count = 0;
+    master->others.count = 0;
     for (uint32_t i = 0; i < count; i++)
-        if (i != self) master->others[master->other_count++] = masters[i];
+        if (i != self) master->others.masters[master->others.count++] = masters[i];
     master->standby = self > 0;
 }
 
@@ -526,6 +509,7 @@ static int open_all(struct master *master) {
     master->address.port = bound.port;
     master->poller = descriptor_epoll();
     if (master->poller < 0) return master->poller;
+    others_init(&master->others, master->poller, TOKEN_OTHERS);
     if (!watch(master, master->wake, TOKEN_WAKE, EPOLLIN, EPOLL_CTL_ADD) || !watch(master, master->listener, TOKEN_LISTENER, EPOLLIN, EPOLL_CTL_ADD)) return -ENOMEM;
     uint8_t random[MEMBERSHIP_RANDOM_BYTES];
     if (!platform_random(random, sizeof random)) return -EIO;

@@ -15,7 +15,6 @@ enum {
     MASTER_HELLO_LIMIT_MS = 5000,   // for the hello
     MASTER_CLOSE_LIMIT_MS = 1000,   // for the last words to a peer that is refused or expelled
     MASTER_YOUNG_MS = 100,          // newcomers wait so long for members of a run that another master has left
-    MASTER_ASK_MS = 300,            // for another master's answer
     MASTER_LOOK_MS = 1000,          // between two looks for a run that another one has taken up, while some wait here
     MASTER_MAX_UNSENT = 4 << 20,    // bytes; a peer that reads more slowly than this is lost
 };

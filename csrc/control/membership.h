@@ -77,6 +77,9 @@ const struct membership_actions *membership_tick(struct membership *membership, 
 // Another master serves a run, while here some gather: they are sent on to it, if they are not enough to take theirs up.
 const struct membership_actions *membership_send_on(struct membership *membership, int64_t now_ns);
 
+// What the busiest of the other masters does: where it has a run, or gathers, this one begins none.
+const struct membership_actions *membership_others_are(struct membership *membership, int64_t now_ns, enum wire_activity most);
+
 // The owner stops this master: the last words to all.
 const struct membership_actions *membership_farewell(struct membership *membership, int64_t now_ns);
 
@@ -94,6 +97,8 @@ bool membership_wants_random(const struct membership *membership);
 void membership_set_random(struct membership *membership, const uint8_t random[MEMBERSHIP_RANDOM_BYTES]);
 // A standby takes runs up and serves them, but begins none.
 void membership_set_standby(struct membership *membership, bool standby);
+// What the other masters of the list do is not known: newcomers wait for membership_others_are. Nobody is asked when there is a run.
+void membership_await_others(struct membership *membership);
 enum wire_activity membership_activity(const struct membership *membership);
 uint32_t membership_peer_count(const struct membership *membership);
 uint64_t membership_epoch(const struct membership *membership);

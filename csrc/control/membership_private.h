@@ -186,7 +186,7 @@ struct membership {
     int64_t majority_at;                     // since when enough are here; INT64_MAX: they are not
     int64_t say_at;
     uint64_t said_epoch;                     // of the run whose members were said to be waited for; 0: of none
-    bool standby;
+    bool standby, others_awaited;
     struct wire_quorum quorum;               // members that have to enter an epoch from `taken_number` on until nobody can take the run up from one before; then 0
     uint32_t entered, elders_entered;        // those that have, gone or not
     uint64_t taken_number;                   // the first of this generation, or after a loss of peers that may live, or with newcomers

@@ -621,7 +621,7 @@ bool membership_gather(struct membership *m) {
     if (claim == NULL) {
         m->majority_at = INT64_MAX;
         say_end(m);
-        if (m->now_ns >= m->young_until) start_new_run(m);
+        if (m->now_ns >= m->young_until && !m->others_awaited) start_new_run(m);
         return m->peer_count > 0;
     }
     if (!has_majority(claim)) {
@@ -796,7 +796,7 @@ const struct membership_actions *membership_peer_resumed(struct membership *m, i
 }
 
 bool membership_hold(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
-    bool holds = m->peer_count == 0 && (m->survivor_count > 0 || m->now_ns < m->young_until);
+    bool holds = m->peer_count == 0 && (m->survivor_count > 0 || m->now_ns < m->young_until || m->others_awaited);
     struct survivor *survivor = holds ? add(m, conn, source) : NULL;
     if (survivor != NULL) survivor->resume.hello = *hello;
     if (survivor == NULL && holds && m->survivor_count > 0) {
@@ -813,6 +813,15 @@ bool membership_hold(struct membership *m, uint32_t conn, const struct wire_addr
 // ---- a master that is left ----
 
 void membership_set_standby(struct membership *m, bool standby) { m->standby = standby; }
+
+void membership_await_others(struct membership *m) { m->others_awaited = true; }
+
+const struct membership_actions *membership_others_are(struct membership *m, int64_t now_ns, enum wire_activity most) {
+    membership_begin_event(m, now_ns);
+    m->others_awaited = false;
+    m->standby = most != WIRE_IDLE;
+    return membership_settle(m);
+}
 
 enum wire_activity membership_activity(const struct membership *m) {
     return m->peer_count > 0 ? WIRE_SERVES : m->survivor_count > 0 ? WIRE_GATHERS

@@ -10,6 +10,9 @@ enum { TURNS_MOST = 50, // of what a program makes its mind say, which makes the
        RESTART_MS = 120,
        YOUNG_MS = 150, // as in control/master
        LOOK_MS = 200,  // shorter, as the other limits are
+       ASK_MS = 60,
+       BUSY_MS = 200,
+       IDLE_MS = 20,
        ENDS_IN = 800,   // of a master, in the middle of what it says
        ENDS_AT_ONCE_IN = 16 }; // when that takes a run up
 
@@ -137,15 +140,26 @@ void sim_end_master(struct pccl_sim *s, uint32_t k) {
     }
 }
 
-// STATUS and its answer, at once.
-static enum wire_activity activity_of_others(const struct pccl_sim *s, uint32_t k) {
+// STATUS. The answers are of this moment, and are heard later: by then they may be wrong.
+static void ask_others(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
     enum wire_activity most = WIRE_IDLE;
-    for (uint32_t other = 0; other < s->master_count; other++) {
-        const struct master *master = &s->masters[other];
-        bool answers = other != k && master->running && s->now >= master->stopped_until && !sim_cut(s, MASTER + (int)k, MASTER + (int)other);
-        if (answers && membership_activity(master->mind) > most) most = membership_activity(master->mind);
+    int64_t at = s->now;
+    if (master->asks) return;
+    for (uint32_t i = 0; i < s->master_count; i++) {
+        const struct master *other = &s->masters[i];
+        if (i == k) continue;
+        bool hears = s->now >= other->stopped_until && !sim_cut(s, MASTER + (int)k, MASTER + (int)i);
+        int64_t end = s->now + (hears ? sim_delay(s, MASTER + (int)k, MASTER + (int)i) : ASK_MS * MS_NS);
+        if (end > at) at = end;
+        if (hears && other->running && membership_activity(other->mind) > most) most = membership_activity(other->mind);
     }
-    return most;
+    master->asks = true;
+    struct event *event = sim_event(s, EVENT_MASTER_HEARS, at);
+    event->from = (uint8_t)k;
+    event->life = master->life;
+    event->number = most;
+    sim_push(s, event);
 }
 
 static void on_frame_to_master(struct pccl_sim *s, struct control *control, const struct event *event) {
@@ -171,7 +185,10 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
         close_at_master(s, control);
         return;
     }
-    if (k == 0 && s->master_count > 1 && membership_activity(mind) != WIRE_SERVES) membership_set_standby(mind, activity_of_others(s, k) != WIRE_IDLE);
+    if (k == 0 && s->master_count > 1 && membership_activity(mind) != WIRE_SERVES && s->now >= s->masters[k].known_until) {
+        ask_others(s, k);
+        membership_await_others(mind);
+    }
     sim_carry_out(s, k, membership_peer_connected(mind, s->now, conn, &source, &hello));
 }
 
@@ -179,11 +196,21 @@ static void on_look(struct pccl_sim *s, const struct event *event) {
     struct master *master = &s->masters[event->from];
     if (!master->running || event->life != master->life) return;
     master->looks = false;
-    if (membership_activity(master->mind) != WIRE_GATHERS) return;
-    if (activity_of_others(s, event->from) == WIRE_SERVES)
-        sim_carry_out(s, event->from, membership_send_on(master->mind, s->now));
+    if (membership_activity(master->mind) == WIRE_GATHERS) ask_others(s, event->from);
+}
+
+static void on_others_heard(struct pccl_sim *s, const struct event *event) {
+    uint32_t k = event->from;
+    struct master *master = &s->masters[k];
+    if (!master->running || event->life != master->life) return;
+    master->asks = false;
+    master->known_until = s->now + (event->number == WIRE_IDLE ? IDLE_MS : BUSY_MS) * MS_NS;
+    if (k == 0) sim_carry_out(s, k, membership_others_are(master->mind, s->now, (enum wire_activity)event->number));
+    if (!master->running || event->life != master->life) return; // it has ended in the middle of what it said
+    if (event->number == WIRE_SERVES && membership_activity(master->mind) == WIRE_GATHERS)
+        sim_carry_out(s, k, membership_send_on(master->mind, s->now));
     else
-        plan_look(s, event->from);
+        plan_look(s, k);
 }
 
 static void on_master_tick(struct pccl_sim *s, const struct event *event) {
@@ -204,6 +231,10 @@ void sim_master_event(struct pccl_sim *s, struct event *event) {
     }
     if (event->kind == EVENT_MASTER_LOOKS) {
         on_look(s, event);
+        return;
+    }
+    if (event->kind == EVENT_MASTER_HEARS) {
+        on_others_heard(s, event);
         return;
     }
     if (event->kind == EVENT_MASTER_TICK) {

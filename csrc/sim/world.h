@@ -55,6 +55,7 @@ enum event_kind {
     EVENT_MASTER_LOSES, // a control connection has ended
     EVENT_MASTER_TICK,
     EVENT_MASTER_LOOKS, // for a run that another one serves
+    EVENT_MASTER_HEARS, // what the others do: `number` is the activity of the busiest, when they were asked
     EVENT_MASTER_STARTS,
     // for a peer
     EVENT_TO_PEER,
@@ -422,7 +423,8 @@ struct pccl_sim {
         struct membership *mind;
         uint32_t life;       // no two masters have the same
         int64_t stopped_until, tick_at, began_at;
-        bool looks;          // it will look whether another one serves a run
+        bool looks, asks;    // it will look whether another one serves a run; it has asked the others
+        int64_t known_until; // what they said holds
         uint64_t run, generation, number; // that it announced last; 0: none in this life
         int64_t alone_at;    // when no other one served its run last
     } masters[MASTERS_MOST];

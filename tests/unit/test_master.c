@@ -226,6 +226,106 @@ static void test_garbage(void) {
     master_free(master);
 }
 
+// Asks a master what it does, by a connection of its own.
+static enum wire_activity status_of(const struct master *master) {
+    struct wire_buffer frame = {0};
+    uint8_t body[64];
+    struct wire_status status = {0};
+    int fd = dial(master);
+    wire_encode_empty(&frame, (struct wire_header){0}, WIRE_STATUS);
+    say(fd, &frame);
+    struct wire_header header = next_frame(fd, body, sizeof body);
+    CHECK_EQ(header.type, WIRE_STATUS_IS);
+    CHECK(wire_decode_status_is(body, header.length, &status));
+    close(fd);
+    return status.activity;
+}
+
+static void test_silent_masters(void) {
+    check_case("the first of a list whose others listen and never answer, or cannot even be reached");
+    enum { QUIET = 3,
+           HELLOS = 30,
+           FILL = 2 };
+    struct wire_address list[QUIET + 1];
+    int listeners[QUIET], fill[FILL];
+    list[0] = any_port;
+    for (int i = 0; i < QUIET; i++) {
+        listeners[i] = socket_listen(&any_port);
+        REQUIRE(listeners[i] >= 0 && socket_local_address(listeners[i], &list[i + 1]));
+    }
+    CHECK_EQ(listen(listeners[0], 0), 0); // the kernel answers no third connection
+    for (int i = 0; i < FILL; i++) fill[i] = socket_dial(&list[1]);
+    struct master *master = master_new(&any_port, PATIENCE_MS);
+    REQUIRE(master != NULL);
+    master_set_list(master, list, QUIET + 1, 0);
+    REQUIRE(master_run(master) == 0);
+
+    int64_t before = platform_now_ns();
+    struct wire_hello other = {.version = WIRE_VERSION + 7};
+    int fds[HELLOS];
+    for (int i = 0; i < HELLOS; i++) {
+        struct wire_buffer frame = {0};
+        wire_encode_hello(&frame, (struct wire_header){0}, &other);
+        fds[i] = dial(master);
+        say(fds[i], &frame);
+    }
+    status_of(master);
+    CHECK(platform_now_ns() - before < 3000 * MS_NS); // 300 ms for each quiet one and each hello: 27 s
+    for (int i = 0; i < HELLOS; i++) {
+        CHECK(closes(fds[i]));
+        close(fds[i]);
+    }
+    struct client a = join(master, 1);
+    CHECK_EQ(next_type(&a), WIRE_EPOCH); // nobody else has a run
+    CHECK_EQ(status_of(master), WIRE_SERVES);
+    close(a.fd);
+    master_free(master);
+    for (int i = 0; i < FILL; i++) close(fill[i]);
+    for (int i = 0; i < QUIET; i++) close(listeners[i]);
+}
+
+// One member of two has come, so the master gathers, and looks whether another one serves the run.
+static void test_silent_masters_while_it_gathers(void) {
+    check_case("a gathering master hears while the others are silent");
+    enum { QUIET = 12,
+           ASKS = 40 };
+    struct wire_address list[QUIET + 1];
+    int listeners[QUIET];
+    list[0] = any_port;
+    for (int i = 0; i < QUIET; i++) {
+        listeners[i] = socket_listen(&any_port);
+        REQUIRE(listeners[i] >= 0 && socket_local_address(listeners[i], &list[i + 1]));
+    }
+    struct master *master = master_new(&any_port, PATIENCE_MS);
+    REQUIRE(master != NULL);
+    master_set_list(master, list, QUIET + 1, 0);
+    REQUIRE(master_run(master) == 0);
+    struct wire_member members[2] = {{.id = {{1}}, .join_number = 1, .lanes = 1, .address = any_port}, {.id = {{2}}, .join_number = 2, .lanes = 1, .address = any_port}};
+    struct wire_group_size size = {0, 2};
+    struct wire_resume resume = {.hello = {.version = WIRE_VERSION, .id = {{1}}, .lanes = 1, .port = 40000, .masters = 2}, .generation = 1, .join_number = 1, .accepted = true};
+    resume.barrier = (struct wire_barrier){.number = 1, .kind = WIRE_VOTE_UPDATE, .epoch = 2, .count = 1, .sizes = &size};
+    resume.epoch = (struct wire_epoch){.number = 2, .group_epoch = 2, .barrier = 1, .latency_us = 1, .megabytes_per_s = 1, .count = 2, .members = members};
+    struct wire_buffer frame = {0};
+    wire_encode_resume(&frame, (struct wire_header){.run = 7, .generation = 1}, &resume);
+    REQUIRE(!frame.failed);
+    int survivor = dial(master);
+    say(survivor, &frame);
+    static uint8_t body[WIRE_MAX_CONTROL_BYTES];
+    CHECK_EQ(next_frame(survivor, body, sizeof body).type, WIRE_WAITING);
+    int64_t began = platform_now_ns(), longest = 0;
+    for (int i = 0; i < ASKS; i++) {
+        int64_t before = platform_now_ns();
+        CHECK_EQ(status_of(master), WIRE_GATHERS);
+        if (platform_now_ns() - before > longest) longest = platform_now_ns() - before;
+        poll(NULL, 0, 50);
+    }
+    CHECK(platform_now_ns() - began > MASTER_LOOK_MS * MS_NS); // it has looked meanwhile
+    CHECK(longest < 2500 * MS_NS);                             // 300 ms for each quiet one: 3.6 s
+    close(survivor);
+    master_free(master);
+    for (int i = 0; i < QUIET; i++) close(listeners[i]);
+}
+
 static void test_silent(void) {
     check_case("hundreds of silent connections");
     enum { SILENT = MASTER_MAX_ANONYMOUS + 44 };
@@ -456,6 +556,8 @@ int main(void) {
     test_hello();
     test_segments();
     test_garbage();
+    test_silent_masters();
+    test_silent_masters_while_it_gathers();
     test_silent();
     test_time();
     test_slow_reader();
