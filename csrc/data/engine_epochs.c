@@ -115,6 +115,7 @@ void engine_let_go(struct engine *engine) {
         lane_heat(engine->lanes[i]);
     }
     engine->running.first = engine->posted.first = NULL;
+    engine->under_way = 0;
 }
 
 static struct op *find_wanting_whole(struct op *op) {

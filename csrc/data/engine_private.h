@@ -36,7 +36,7 @@ enum {
     LOST_EPOCHS_MAX = WIRE_MAX_MEMBERS,
     PLACE_BYTES = 8,              // payload of CHUNK_AT
     MEMORY_OFFER_BYTES = DOOR_NAME_BYTES,
-    CHUNKS_AHEAD = 8,             // own chunks of an op that are always under way
+    CHUNKS_AHEAD = 8,             // own chunks of an op under way when the successor reads them out of our memory
     EXTRA_MAX = 3 * WIRE_MAX_LIVE_OPS / 4, // segments under way that are not the only one of their op; the rest is left to further ops
 };
 
@@ -134,6 +134,7 @@ struct lane {
     struct wire_op head;
     uint8_t *to;     // where the payload goes; NULL: discarded
     size_t length, got; // of the payload
+    size_t skip;     // padding behind the last payload that is yet to come, or to be skipped
     uint8_t place[MEMORY_OFFER_BYTES]; // payload of CHUNK_AT and MEMORY
     uint8_t *target; // ring: where the chunk goes
     size_t bytes;    // ring: of the chunk
@@ -216,6 +217,7 @@ struct op {
     bool next_ready;            // thread: the successor has posted the op
     bool next_reads;            // thread: and takes its chunks out of our memory
     uint64_t injected, returned; // thread: own chunks under way
+    uint64_t under_way;          // thread: their bytes, unless the successor reads them
     struct held *held;          // thread: chunks to forward once it has
     uint64_t inject, inject_end; // thread: own shard, elements
     uint64_t receive_left, send_left;   // thread: bytes
@@ -338,6 +340,7 @@ struct engine {
 
     // thread
     struct op_list running; // large ops with chunks or codes to inject
+    uint64_t under_way;     // bytes of own chunks in the rings of all ops (plan_window)
     struct lane **lanes;   // all that are polled
     struct lane **hot;
     size_t lane_count, lane_room, hot_count; // `hot` has the room of `lanes`
@@ -471,7 +474,7 @@ bool ring_receive(struct lane *lane, struct op *op, size_t bytes);
 bool ring_received(struct lane *lane, struct op *op);
 void ring_next_ready(struct engine *engine, struct op *op, bool reads); // lock held
 void ring_release(struct op *op);
-struct frame *ring_next(struct lane *lane, struct op *op, bool idle); // NULL: none, or not now
+struct frame *ring_next(struct lane *lane, struct op *op); // NULL: none, or not now
 void ring_sent(struct engine *engine, struct op *op, const struct frame *frame);
 
 // ---- sharded.c, thread ----

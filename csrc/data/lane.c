@@ -184,9 +184,10 @@ static bool read_head(struct lane *lane) {
     struct engine *engine = lane->engine;
     const uint8_t *at = lane->buffer + lane->consumed;
     if (!wire_header_decode(at, &lane->header) || lane->header.length < WIRE_OP_BYTES ||
-        lane->header.length > WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES || !wire_op_decode(at + WIRE_HEADER_BYTES, &lane->head))
+        lane->header.length > WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES || !wire_op_decode(at + WIRE_HEADER_BYTES, &lane->head) ||
+        lane->header.length - WIRE_OP_BYTES < lane->head.padding)
         return false;
-    lane->length = lane->header.length - WIRE_OP_BYTES;
+    lane->length = lane->header.length - WIRE_OP_BYTES - lane->head.padding;
     pthread_mutex_lock(&engine->lock);
     bool good = true;
     bool heartbeat = lane->header.type == WIRE_LINK_HEARTBEAT; // of any epoch: candidates are heard too
@@ -211,7 +212,9 @@ static bool parse(struct lane *lane) {
     for (;;) {
         size_t unread = lane->buffered - lane->consumed;
         if (lane->receiving == LANE_HEAD) {
-            if (unread < FRAME_HEAD_BYTES) break;
+            if (unread < lane->skip + FRAME_HEAD_BYTES) break;
+            lane->consumed += lane->skip;
+            lane->skip = 0;
             if (!read_head(lane)) return false;
         } else if (lane->receiving == LANE_PAYLOAD) {
             size_t rest = lane->length - lane->got, take = rest < unread ? rest : unread;
@@ -220,8 +223,9 @@ static bool parse(struct lane *lane) {
             lane->got += take;
             if (lane->got < lane->length) break;
             lane->receiving = LANE_HEAD;
+            lane->skip = lane->head.padding;
             if (!deliver(lane)) return false;
-            if (lane->header.type == WIRE_CHUNK_AT && lane->buffered - lane->consumed >= FRAME_HEAD_BYTES) {
+            if (lane->header.type == WIRE_CHUNK_AT && lane->buffered - lane->consumed >= lane->skip + FRAME_HEAD_BYTES) {
                 // Such a head stands for a whole chunk: let the other lanes have their turn, and the neighbour what can be forwarded.
                 lane->resume = true;
                 return true;
@@ -248,7 +252,7 @@ static bool lane_read(struct lane *lane) {
         parts[count++] = (struct iovec){lane->to + lane->got, rest};
         wanted += rest;
         // Behind a large payload comes another: its head alone, so that its payload too goes where it belongs without a copy.
-        if (lane->length > LANE_BUFFER_BYTES) room = FRAME_HEAD_BYTES;
+        if (lane->length > LANE_BUFFER_BYTES) room = lane->head.padding + FRAME_HEAD_BYTES;
     }
     parts[count++] = (struct iovec){lane->buffer + lane->buffered, room};
     wanted += room;
@@ -286,14 +290,15 @@ static bool lane_read(struct lane *lane) {
 // Sends what is left of the frame at hand. True when it is finished.
 static bool send_frame(struct lane *lane) {
     struct frame *frame = lane->sending;
-    size_t total = FRAME_HEAD_BYTES + frame->length;
+    size_t end = FRAME_HEAD_BYTES + frame->length, total = end + wire_padding(frame->length);
     while (lane->sent < total) {
-        struct iovec parts[2];
+        struct iovec parts[3];
         int count = 0;
         if (lane->sent < FRAME_HEAD_BYTES)
             parts[count++] = (struct iovec){frame->head + lane->sent, FRAME_HEAD_BYTES - lane->sent};
         size_t skip = lane->sent > FRAME_HEAD_BYTES ? lane->sent - FRAME_HEAD_BYTES : 0;
         if (frame->length > skip) parts[count++] = (struct iovec){(void *)(frame->payload + skip), frame->length - skip};
+        if (end < total) parts[count++] = (struct iovec){zeros, lane->sent < end ? total - end : total - lane->sent};
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
         ssize_t sent = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent < 0) {
@@ -340,8 +345,8 @@ bool signal_send(struct engine *engine, struct peer *peer, uint16_t type, const 
 // A frame made on demand: the next chunk or block of a running op. With frames queued (not `idle`) only what keeps the ring full.
 static struct frame *next_work(struct lane *lane, bool idle) {
     for (struct op *op = lane->engine->running.first; op != NULL; op = op->next) {
-        struct frame *frame = op->path == PLAN_RING ? ring_next(lane, op, idle) : idle ? sharded_next(lane, op)
-                                                                                       : NULL;
+        struct frame *frame = op->path == PLAN_RING ? ring_next(lane, op) : idle ? sharded_next(lane, op)
+                                                                                 : NULL;
         if (frame != NULL) return frame;
     }
     return sync_next(lane);

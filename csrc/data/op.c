@@ -53,14 +53,16 @@ struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_
     else if ((frame = malloc(sizeof *frame)) == NULL)
         return NULL;
     struct wire_header header = {
-        .length = (uint32_t)(WIRE_OP_BYTES + payload),
+        .length = (uint32_t)(WIRE_OP_BYTES + payload) + wire_padding(payload),
         .type = type,
         .run = engine->run,
         .generation = engine->generation,
         .epoch = engine->epoch,
     };
     wire_header_encode(frame->head, &header);
-    wire_op_encode(frame->head + WIRE_HEADER_BYTES, head);
+    struct wire_op padded = *head;
+    padded.padding = wire_padding(payload);
+    wire_op_encode(frame->head + WIRE_HEADER_BYTES, &padded);
     frame->next = NULL;
     frame->payload = NULL;
     frame->length = (uint32_t)payload;

@@ -1,13 +1,16 @@
 #include "data/plan.h"
 
 enum { SHARD_ALIGN = 16,
+       CHUNK_ALIGN = 64,     // bytes
        SEGMENT_ALIGN = 1024, // elements: segments of a tensor that is aligned are aligned themselves
-       CHUNKS_PER_SHARD = 16,
-       CHUNKS_PER_SEGMENT_SHARD = 1 };
+       CHUNKS_PER_SHARD = 4,
+       CHUNKS_PER_SEGMENT_SHARD = 1,
+       WINDOW_CHUNKS = 2,
+       RATE_UNKNOWN = 1000 }; // megabytes per second: the rate of a link is that of one connection, and a ring may have many
 
 enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
     if (quantised) return PLAN_SHARDED;
-    if (bytes > PLAN_SMALL_MAX) return PLAN_RING;
+    if (bytes > PLAN_SMALL_MAX || (bytes > PLAN_SMALL_ANY && (members - 1) * bytes > PLAN_SMALL_MAX)) return PLAN_RING;
     // Microseconds x 1000: a byte at 1 MB/s takes 1 us.
     uint64_t n = members, byte_cost = 1000 * bytes / megabytes_per_s;
     uint64_t small = 1000 * (uint64_t)latency_us + (n - 1) * byte_cost;
@@ -47,7 +50,13 @@ uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_by
     uint64_t least = segment ? PLAN_CHUNK_MAX : PLAN_CHUNK_MIN;
     if (bytes < least) bytes = least;
     if (bytes > max_bytes) bytes = max_bytes;
-    return bytes / element_bytes;
+    return bytes / CHUNK_ALIGN * CHUNK_ALIGN / element_bytes;
+}
+
+uint64_t plan_window(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
+    uint64_t rate = megabytes_per_s < RATE_UNKNOWN ? RATE_UNKNOWN : megabytes_per_s; // bytes per microsecond
+    uint64_t once = rate * latency_us, chunks = WINDOW_CHUNKS * (uint64_t)PLAN_CHUNK_MAX;
+    return once > (UINT64_MAX - chunks) / members ? UINT64_MAX : chunks + members * once;
 }
 
 enum plan_step plan_ring_step(uint32_t members, uint32_t rank, uint32_t shard, uint32_t hop) {

@@ -16,10 +16,11 @@ enum plan_path { PLAN_SMALL,
                  PLAN_SHARDED };
 
 enum {
-    PLAN_SMALL_MAX = 256 * 1024, // bytes; bounds what a member buffers for ops that its neighbours post early
+    PLAN_SMALL_MAX = 1024 * 1024, // bytes of the inputs that a member of a small op gets from all others together; one alone may have as much
+    PLAN_SMALL_ANY = 256 * 1024,  // bytes of an input that may be small among any number of members
     PLAN_CHUNK_MAX = 256 * 1024, // bytes; send, scratch and result of one chunk fit an L2 cache of 1 MiB together
     PLAN_PLACED_MAX = 1024 * 1024, // bytes of a chunk that the neighbour reads out of our memory; worked through in parts
-    PLAN_CHUNK_MIN = 32 * 1024,
+    PLAN_CHUNK_MIN = 128 * 1024, // bytes; a chunk costs two wake-ups at every member, whatever its size
     PLAN_SEGMENT_MIN = 2048 * 1024,           // bytes; never small, and the work outweighs a verdict
     PLAN_SEGMENTED_MIN = 4 * PLAN_SEGMENT_MIN, // bytes; below, an op in retry mode is not divided
     PLAN_SEGMENTS = 64,                       // at most
@@ -31,7 +32,7 @@ struct plan_range {
 };
 
 // Small ops are sent to everyone at once, ring ops cost 2(n-1) hops and a verdict but fewer bytes: the cheaper one by
-// latency x rounds + bytes / bandwidth. Quantised ops are sharded.
+// latency x rounds + bytes / bandwidth, as long as the inputs are not more than a member is to buffer. Quantised ops are sharded.
 enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s);
 
 // Into how many segments an op in retry mode is divided; 1: it is not. A function of what the members agree on alone.
@@ -44,6 +45,11 @@ struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard);
 // Elements per chunk of a shard with this many elements, of at most `max_bytes`; at least 1. A segment has others beside it to keep the
 // ring busy, so it needs fewer.
 uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes, bool segment);
+
+// Bytes of own chunks that a member keeps under way in the rings of all its ops together. A link is never without work when its member has as much
+// under way as the ring moves while a chunk goes from one member to the next: the wire's latency x rate, and the chunk itself. Twice that, and
+// the latency of all members, since a chunk comes back when it has been round. More only waits in buffers, and leaves the caches.
+uint64_t plan_window(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s);
 
 enum plan_step { PLAN_INVALID,
                  PLAN_REDUCE,

@@ -20,7 +20,7 @@ void ring_begin(struct engine *engine, struct op *op) {
     struct plan_range own = plan_shard(count, engine->count, engine->rank);
     op->inject = own.begin;
     op->inject_end = own.end;
-    op->injected = op->returned = 0;
+    op->injected = op->returned = op->under_way = 0;
     op->send_left = op->tx_bytes = plan_ring_sent(count, engine->count, engine->rank) * op->element;
     ranges_clear(&op->reducing);
     ranges_clear(&op->gathering);
@@ -173,23 +173,30 @@ bool ring_received(struct lane *lane, struct op *op) {
     op->receive_left -= lane->bytes;
     if (lane->head.shard == engine->rank) {
         op->returned++;
-        if (op->next_reads) {
-            pthread_mutex_lock(&engine->lock);
-            peer_heat(successor(engine));
-            pthread_mutex_unlock(&engine->lock);
-        }
+        uint64_t back = lane->bytes < op->under_way ? lane->bytes : op->under_way;
+        op->under_way -= back;
+        engine->under_way -= back;
+        pthread_mutex_lock(&engine->lock);
+        peer_heat(successor(engine));
+        pthread_mutex_unlock(&engine->lock);
     }
     if (step != PLAN_GATHER_LAST) forward(lane, op);
     check_complete(engine, op);
     return true;
 }
 
-struct frame *ring_next(struct lane *lane, struct op *op, bool idle) {
+// Own chunks go before those to forward until enough are under way, so that every member always has work. More would leave the caches before they
+// are read. One of each op always may: a member behind the successor may post this op first, and others under way only afterwards.
+static bool may_inject(const struct engine *engine, const struct op *op) {
+    if (op->injected == op->returned) return true;
+    if (op->next_reads) return op->injected - op->returned < CHUNKS_AHEAD;
+    return engine->under_way + PLAN_CHUNK_MAX <= plan_window(engine->count, engine->latency_us, engine->megabytes_per_s);
+}
+
+struct frame *ring_next(struct lane *lane, struct op *op) {
     struct engine *engine = lane->engine;
     if (!op->next_ready || op->inject == op->inject_end || lane->index == 0 || lane->peer != successor(engine)) return NULL;
-    // Own chunks go before those to forward until enough are under way, so that every member always has work; more of them only
-    // where the lane would idle, and a neighbour that reads our memory should find it in a cache.
-    if ((op->next_reads || !idle) && op->injected - op->returned >= CHUNKS_AHEAD) return NULL;
+    if (!may_inject(engine, op)) return NULL;
     struct plan_range own = plan_shard(op->count, engine->count, engine->rank);
     uint64_t elements = plan_chunk(own.end - own.begin, op->element, op->next_reads ? PLAN_PLACED_MAX : PLAN_CHUNK_MAX, op->whole != NULL);
     if (elements > op->inject_end - op->inject) elements = op->inject_end - op->inject;
@@ -203,6 +210,10 @@ struct frame *ring_next(struct lane *lane, struct op *op, bool idle) {
     if (frame == NULL) return NULL;
     op->inject += elements;
     op->injected++;
+    if (!op->next_reads) {
+        op->under_way += frame->bytes;
+        engine->under_way += frame->bytes;
+    }
     return frame;
 }
 

@@ -17,6 +17,7 @@ enum {
     KEEPALIVE_IDLE_S = 10,
     KEEPALIVE_INTERVAL_S = 3,
     KEEPALIVE_PROBES = 3,
+    CONGESTION_BYTES = 17, // a name and a zero
     USER_TIMEOUT_MS = 20000, // unacknowledged data on a half-open link; heartbeats are faster, this is the net below them
 };
 
@@ -96,10 +97,69 @@ static int open_socket(const struct wire_address *address) {
     return descriptor_socket(family, SOCK_STREAM | SOCK_NONBLOCK, 0);
 }
 
+// ---- congestion control ----
+// Reno, which every system has and every user may choose: loopback loses nothing, and an algorithm that paces (BBR) doubles what a byte costs there.
+static const char within_host[] = "reno";
+
+// These mark the packets of a handshake, so a listener that lacks them would refuse them to other hosts.
+static const char *const needs_marks[] = {"dctcp", "prague"};
+
+bool socket_congestion(int fd, char *out, size_t capacity) {
+    socklen_t length = (socklen_t)capacity - 1;
+    memset(out, 0, capacity);
+    return getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, out, &length) == 0;
+}
+
+static void set_congestion(int fd, const char *name) { setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)); }
+
+bool socket_within_host(int fd) {
+    struct wire_address local, remote;
+    if (!socket_local_address(fd, &local) || !socket_remote_address(fd, &remote)) return false;
+    if (local.family != remote.family) return false;
+    return memcmp(local.bytes, remote.bytes, sizeof local.bytes) == 0 ||
+           (socket_address_is_loopback(&local) && socket_address_is_loopback(&remote));
+}
+
+// Whether a connection to `address` would come from the same one. Connecting a datagram socket asks the routes and sends nothing.
+static bool is_within_host(const struct wire_address *address) {
+    if (socket_address_is_loopback(address)) return true;
+    struct sockaddr_storage to;
+    socklen_t length = socket_address_to_sockaddr(&to, address);
+    int fd = socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool within = fd >= 0 && connect(fd, (struct sockaddr *)&to, length) == 0 && socket_within_host(fd);
+    socket_close(fd);
+    return within;
+}
+
+// Accepted connections begin with the listener's algorithm, and pacing once begun does not end: so the listener has Reno, and a connection from
+// another host gets back what the system, or the route to that host, chooses.
+static void choose_for_listener(int fd) {
+    char chosen[CONGESTION_BYTES];
+    if (!socket_congestion(fd, chosen, sizeof chosen)) return;
+    for (size_t i = 0; i < sizeof needs_marks / sizeof needs_marks[0]; i++)
+        if (strcmp(chosen, needs_marks[i]) == 0) return;
+    set_congestion(fd, within_host);
+}
+
+static void choose_for_accepted(int fd) {
+    char has[CONGESTION_BYTES], chosen[CONGESTION_BYTES];
+    if (!socket_congestion(fd, has, sizeof has)) return;
+    if (socket_within_host(fd)) {
+        if (strcmp(has, within_host) != 0) set_congestion(fd, within_host);
+        return;
+    }
+    if (strcmp(has, within_host) != 0) return; // by the route
+    int fresh = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fresh >= 0 && socket_congestion(fresh, chosen, sizeof chosen) && strcmp(chosen, has) != 0) set_congestion(fd, chosen);
+    socket_close(fresh);
+}
+
+// ---- connections ----
 int socket_listen(const struct wire_address *address) {
     int fd = open_socket(address);
     if (fd < 0) return fd;
     set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    choose_for_listener(fd);
     if (address->family == 6) set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, !socket_address_is_any(address));
     struct sockaddr_storage to;
     socklen_t length = socket_address_to_sockaddr(&to, address);
@@ -136,6 +196,7 @@ int socket_accept(int listener, struct wire_address *from) {
         return -EAFNOSUPPORT;
     }
     set_connection_options(fd);
+    choose_for_accepted(fd);
     return fd;
 }
 
@@ -143,6 +204,7 @@ int socket_dial(const struct wire_address *address) {
     int fd = open_socket(address);
     if (fd < 0) return fd;
     set_connection_options(fd);
+    if (is_within_host(address)) set_congestion(fd, within_host);
     struct sockaddr_storage to;
     socklen_t length = socket_address_to_sockaddr(&to, address);
     if (connect(fd, (struct sockaddr *)&to, length) != 0 && errno != EINPROGRESS) {

@@ -19,6 +19,8 @@ const char *socket_address_format(char *out, size_t capacity, const struct wire_
 // Reads 1.2.3.4:48148 or [::1]:48148 from `length` characters. False: it is neither.
 bool socket_address_parse(const char *text, size_t length, struct wire_address *out);
 
+// Congestion control: a connection between processes of one host uses Reno, every other one what the system chooses (docs/decisions/reno-within-a-host.md).
+
 // Listens; an IPv6 wildcard also takes IPv4. Port 0 = any. Returns the descriptor or -errno.
 int socket_listen(const struct wire_address *address);
 // Listens on the first free port from `first` upward (wraps to any free port after 65535). Writes the port used.
@@ -30,6 +32,10 @@ int socket_dial(const struct wire_address *address);
 int socket_connect_result(int fd);
 bool socket_local_address(int fd, struct wire_address *out);
 bool socket_remote_address(int fd, struct wire_address *out);
+// Whether both ends of this connection are on this host: they have the same address, or both a loopback address.
+bool socket_within_host(int fd);
+// Writes the name of the connection's congestion control; at least 16 bytes. False: unknown.
+bool socket_congestion(int fd, char *out, size_t capacity);
 // Smoothed round trip in microseconds from the kernel; 0 when unknown.
 uint32_t socket_round_trip_us(int fd);
 // Whether the other side has ended the connection, or it broke; bytes may be left to read.

@@ -391,7 +391,9 @@ void wire_op_encode(uint8_t out[WIRE_OP_BYTES], const struct wire_op *op) {
     at = put_u16(at, op->segment);
     at = put_u32(at, op->sequence);
     at = put_u64(at, op->offset);
-    put_u32(at, op->extra);
+    at = put_u32(at, op->extra);
+    at = put_u8(at, op->padding);
+    put_u32(at, 0);
 }
 
 bool wire_op_decode(const uint8_t in[WIRE_OP_BYTES], struct wire_op *out) {
@@ -404,6 +406,8 @@ bool wire_op_decode(const uint8_t in[WIRE_OP_BYTES], struct wire_op *out) {
     out->sequence = get_u32(&reader);
     out->offset = get_u64(&reader);
     out->extra = get_u32(&reader);
+    out->padding = get_u8(&reader);
+    if (get_u32(&reader) != 0 || out->padding >= WIRE_ALIGN) reader.bad = true;
     return reader_complete(&reader);
 }
 

@@ -15,7 +15,8 @@ enum {
     WIRE_VERSION = 4,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
-    WIRE_OP_BYTES = 43,
+    WIRE_OP_BYTES = 48,
+    WIRE_ALIGN = 16, // data frames are a multiple of this long: docs/decisions/frames-are-aligned.md
     WIRE_ID_BYTES = 16,
     WIRE_MAX_MEMBERS = 1024,
     WIRE_MAX_TEXT = 500,
@@ -459,7 +460,10 @@ struct wire_op {
     uint32_t sequence;
     uint64_t offset;   // in elements from the start of the segment, or as the type says
     uint32_t extra;    // as the type says, else 0
+    uint8_t padding;   // bytes behind the payload, less than WIRE_ALIGN
 };
+
+static inline uint8_t wire_padding(size_t payload) { return (uint8_t)((WIRE_ALIGN - payload % WIRE_ALIGN) % WIRE_ALIGN); }
 
 // ---- codec ----
 // An append-only buffer. `failed` latches when memory is refused; nothing is written after that.

@@ -92,9 +92,12 @@ void sync_look(struct engine *engine, struct sync_report *out) {
 // ---- frames ----
 // Belongs to its round, not to an epoch.
 void sync_write_head(const struct engine *engine, struct frame *frame, uint16_t type, const struct wire_op *head) {
-    struct wire_header header = {.length = WIRE_OP_BYTES + frame->length, .type = type, .run = engine->run, .generation = engine->generation};
+    uint8_t padding = wire_padding(frame->length);
+    struct wire_header header = {.length = WIRE_OP_BYTES + frame->length + padding, .type = type, .run = engine->run, .generation = engine->generation};
     wire_header_encode(frame->head, &header);
-    wire_op_encode(frame->head + WIRE_HEADER_BYTES, head);
+    struct wire_op padded = *head;
+    padded.padding = padding;
+    wire_op_encode(frame->head + WIRE_HEADER_BYTES, &padded);
 }
 
 // Lock held.

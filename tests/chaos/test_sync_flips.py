@@ -27,7 +27,7 @@ from state_actors import LEAF, Content
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, SharedState, TensorInfo
 
 HEADER = 32
-HEAD = HEADER + 43
+HEAD = HEADER + 48
 """Bytes of a data frame before its payload."""
 PORT = HEADER + 26
 """Where a HELLO names the port."""

@@ -35,11 +35,60 @@ static void test_segments(void) {
 // However long the way, one round of it costs less than five.
 static void test_choice_at_long_delays(void) {
     for (uint32_t latency_us = 1000; latency_us <= 20 * 1000 * 1000; latency_us += 100 * 1000)
-        for (uint32_t members = 2; members < 5; members++) CHECK_EQ(plan_choose(PLAN_SMALL_MAX, false, members, latency_us, 1000), PLAN_SMALL);
+        for (uint32_t members = 2; members < 5; members++) CHECK_EQ(plan_choose(PLAN_SMALL_ANY, false, members, latency_us, 1000), PLAN_SMALL);
+}
+
+static void test_choice(void) {
+    static const struct {
+        const char *name;
+        uint64_t bytes;
+        uint32_t members, latency_us;
+        enum plan_path path;
+    } rows[] = {
+        {"two members send each other what a ring of two sends", PLAN_SMALL_MAX, 2, 1, PLAN_SMALL},
+        {"one byte more than a member buffers", PLAN_SMALL_MAX + 1, 2, 1000, PLAN_RING},
+        {"three members, half from each", PLAN_SMALL_MAX / 2, 3, 1000, PLAN_SMALL},
+        {"three members, more than half from each", PLAN_SMALL_MAX / 2 + 1, 3, 1000, PLAN_RING},
+        {"many members", PLAN_SMALL_ANY, 64, 100000, PLAN_SMALL},
+        {"many members, one byte more", PLAN_SMALL_ANY + 1, 64, 100000, PLAN_RING},
+        {"four members, where bytes cost more than rounds", PLAN_SMALL_ANY, 4, 20, PLAN_RING},
+        {"the largest there is", UINT64_MAX, 1024, 1, PLAN_RING},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_case("%s", rows[i].name);
+        CHECK_EQ(plan_choose(rows[i].bytes, false, rows[i].members, rows[i].latency_us, 1000), rows[i].path);
+        CHECK_EQ(plan_choose(rows[i].bytes, true, rows[i].members, rows[i].latency_us, 1000), PLAN_SHARDED);
+    }
+}
+
+// A chunk is never empty, never above its limit, and begins where a cache line of an aligned tensor does.
+static void test_chunks(void) {
+    for (size_t element = 1; element <= 8; element *= 2)
+        for (uint64_t shard = 1; shard < UINT64_C(1) << 34; shard = shard * 3 + 7) {
+            check_case("%llu elements of %zu bytes", (unsigned long long)shard, element);
+            uint64_t plain = plan_chunk(shard, element, PLAN_CHUNK_MAX, false), placed = plan_chunk(shard, element, PLAN_PLACED_MAX, false);
+            CHECK(plain * element >= PLAN_CHUNK_MIN && plain * element <= PLAN_CHUNK_MAX);
+            CHECK(placed * element >= PLAN_CHUNK_MIN && placed * element <= PLAN_PLACED_MAX);
+            CHECK_EQ(plain * element % 64, 0);
+            CHECK_EQ(placed * element % 64, 0);
+            CHECK_EQ(plan_chunk(shard, element, PLAN_CHUNK_MAX, true) * element, PLAN_CHUNK_MAX);
+        }
+}
+
+static void test_window(void) {
+    check_case("window");
+    CHECK(plan_window(2, 1, 1) >= 2 * PLAN_CHUNK_MAX);
+    CHECK(plan_window(2, 20, 1000) < 3 * PLAN_CHUNK_MAX);           // within a host: what the caches hold
+    CHECK(plan_window(2, 40000, 1) >= UINT64_C(10) * 1000 * 1000); // 40 ms each way at 1 Gbit/s, whatever one connection was measured to give
+    CHECK(plan_window(2, 1000, 10000) == plan_window(20, 1000, 1000));
+    CHECK(plan_window(1024, UINT32_MAX, UINT32_MAX) == UINT64_MAX);
 }
 
 int main(void) {
     test_choice_at_long_delays();
+    test_choice();
+    test_chunks();
+    test_window();
     test_segments();
     return check_status();
 }

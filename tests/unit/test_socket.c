@@ -1,5 +1,15 @@
-// Addresses as text. Connections are tested where they are used: test_master, test_peer.
+// Addresses as text, and congestion control. Connections are tested where they are used: test_master, test_peer.
+#define _GNU_SOURCE
 #include "net/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include "check.h"
 
@@ -92,9 +102,109 @@ static void test_kinds(void) {
     }
 }
 
+// ---- congestion control ----
+static struct wire_address address_of(const char *text) {
+    struct wire_address address = {0};
+    REQUIRE(socket_address_parse(text, strlen(text), &address));
+    return address;
+}
+
+static int accept_one(int listener) {
+    struct wire_address from;
+    struct pollfd polled = {.fd = listener, .events = POLLIN};
+    REQUIRE(poll(&polled, 1, 10000) == 1);
+    int fd = socket_accept(listener, &from);
+    REQUIRE(fd >= 0);
+    return fd;
+}
+
+static void check_congestion(int fd, const char *want) {
+    char name[17];
+    CHECK(socket_congestion(fd, name, sizeof name));
+    CHECK_STR(name, want);
+}
+
+static void test_within_host(const char *text) {
+    check_case("dialled and accepted within the host, %s", text);
+    struct wire_address address = address_of(text);
+    address.port = 0;
+    int listener = socket_listen(&address);
+    if (listener < 0) return; // a system without IPv6
+    REQUIRE(socket_local_address(listener, &address));
+    int dialled = socket_dial(&address);
+    REQUIRE(dialled >= 0);
+    int accepted = accept_one(listener);
+    check_congestion(dialled, "reno");
+    check_congestion(accepted, "reno");
+    CHECK(socket_within_host(accepted));
+    socket_close(dialled);
+    socket_close(accepted);
+    socket_close(listener);
+}
+
+static bool write_file(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    bool written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+    if (fd >= 0) close(fd);
+    return written;
+}
+
+// Gives this process a network of its own, in which the loopback device has an address besides its usual one. False: not allowed.
+static bool enter_network(const char *alias) {
+    if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    struct ifreq up = {.ifr_name = "lo"}, other = {.ifr_name = "lo:1"};
+    struct sockaddr_in *at = (struct sockaddr_in *)(void *)&other.ifr_addr;
+    at->sin_family = AF_INET;
+    up.ifr_flags = IFF_UP | IFF_RUNNING;
+    bool made = fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &up) == 0 && inet_pton(AF_INET, alias, &at->sin_addr) == 1 && ioctl(fd, SIOCSIFADDR, &other) == 0;
+    if (fd >= 0) close(fd);
+    return made;
+}
+
+// A connection whose ends have different addresses counts as one between hosts.
+static void test_between_hosts(void) {
+    if (!enter_network("192.0.2.1")) {
+        printf("left out, not allowed here: connections between hosts\n");
+        return;
+    }
+    static const char *const systems[] = {"bbr", "cubic", "dctcp", "reno"};
+    for (size_t i = 0; i < sizeof systems / sizeof systems[0]; i++) {
+        if (!write_file("/proc/sys/net/ipv4/tcp_congestion_control", systems[i])) continue; // not built into this kernel
+        check_case("the system's choice is %s", systems[i]);
+        struct wire_address address = address_of("127.0.0.1:1");
+        address.port = 0;
+        int listener = socket_listen(&address);
+        REQUIRE(listener >= 0 && socket_local_address(listener, &address));
+        check_congestion(listener, strcmp(systems[i], "dctcp") == 0 ? "dctcp" : "reno");
+        struct sockaddr_in source = {.sin_family = AF_INET};
+        REQUIRE(inet_pton(AF_INET, "192.0.2.1", &source.sin_addr) == 1);
+        struct sockaddr_storage to;
+        socklen_t length = socket_address_to_sockaddr(&to, &address);
+        int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        REQUIRE(other >= 0 && bind(other, (struct sockaddr *)&source, sizeof source) == 0 && connect(other, (struct sockaddr *)&to, length) == 0);
+        int accepted = accept_one(listener);
+        CHECK(!socket_within_host(accepted));
+        check_congestion(accepted, systems[i]);
+        socket_close(accepted);
+        socket_close(other);
+        int dialled = socket_dial(&address);
+        REQUIRE(dialled >= 0);
+        accepted = accept_one(listener);
+        check_congestion(dialled, "reno");
+        check_congestion(accepted, "reno");
+        socket_close(accepted);
+        socket_close(dialled);
+        socket_close(listener);
+    }
+}
+
 int main(void) {
     test_parse();
     test_format();
     test_kinds();
+    test_within_host("127.0.0.1:1");
+    test_within_host("[::1]:1");
+    test_between_hosts();
     return check_status();
 }
