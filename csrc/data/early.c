@@ -28,6 +28,7 @@ static void uncount(const struct early *early) {
 bool early_add(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block) {
     bool fits = from->early_count < EARLY_MAX && from->early_bytes + bytes_of(block) <= early_limit(engine);
     struct early *early = fits ? malloc(sizeof *early) : NULL;
+    if (fits && early == NULL) engine_fail(engine);
     if (early == NULL) {
         block_put(engine, block);
         return false;

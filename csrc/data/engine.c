@@ -33,6 +33,7 @@ void engine_wake(struct engine *engine) {
 }
 
 void engine_fail(struct engine *engine) {
+    if (engine->dead) return;
     engine->dead = engine->killing = engine->failed = true;
     engine_wake(engine);
 }
@@ -91,7 +92,7 @@ static void begin_posted(struct engine *engine) {
         } else if (!sharded_begin(engine, op)) {
             pthread_mutex_lock(&engine->lock);
             op_list_remove(&engine->running, op);
-            op_end(engine, op, ENGINE_NO_MEMORY);
+            op_end_refused(engine, op);
             pthread_mutex_unlock(&engine->lock);
         }
     }

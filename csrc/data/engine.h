@@ -128,7 +128,7 @@ void engine_kill(struct engine *engine);
 
 // Posts an op. `adopted` is the group epoch whose members the caller counts on: if members were lost since, the op ends at
 // once with ENGINE_LOST, naming the first group epoch after `adopted` that lost one; in retry mode it counts on nobody.
-// At least 1,024 ops can be live. ENGINE_OK, TAG_LIVE, TOO_MANY, DEAD, NO_MEMORY.
+// At least 1,024 ops can be live. ENGINE_OK, TAG_LIVE, TOO_MANY, DEAD, NO_MEMORY (then the engine dies: the others will wait for this op).
 enum engine_result engine_post(struct engine *engine, const struct engine_reduce *reduce, uint64_t adopted);
 // Waits for the op of this tag until `deadline_ns` (monotonic, INT64_MAX = for ever); takes it, unless IN_PROGRESS. Only then are its
 // buffers the caller's again: the result in recv, or after an error the input as at launch; in retry mode after an error each range holds

@@ -19,7 +19,10 @@ struct peer *peer_get(struct engine *engine, const struct wire_id *id) {
         return peer;
     }
     peer = calloc(1, sizeof *peer);
-    if (peer == NULL) return NULL;
+    if (peer == NULL) {
+        engine_fail(engine);
+        return NULL;
+    }
     peer->id = *id;
     peer->rank = UINT32_MAX;
     peer->next = engine->peers;
@@ -69,6 +72,7 @@ void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t i
     struct peer *peer = index <= WIRE_MAX_LANES && !engine->stopping && !engine->dead ? peer_get(engine, id) : NULL;
     struct lane *lane = peer == NULL ? NULL : lane_new(engine, peer, index, fd);
     if (lane == NULL) {
+        if (peer != NULL) engine_fail(engine);
         socket_close(fd);
     } else {
         retire(peer, index);

@@ -25,7 +25,7 @@ static void begin(struct engine *engine, struct op *op) {
     }
     bool named = op->whole != NULL ? segments_name(engine, op) : counter_take(engine, op->reduce.tag, &op->name.sequence);
     if (!named) {
-        op_end(engine, op, ENGINE_NO_MEMORY);
+        op_end_refused(engine, op);
         return;
     }
     if (engine->roll_wanted && !engine->roll_asked) engine_wake(engine);
@@ -44,7 +44,7 @@ static void begin(struct engine *engine, struct op *op) {
         return;
     }
     if (op->path != PLAN_SMALL && op->backup.bytes == NULL && !backup_begin(engine, op)) {
-        op_end(engine, op, ENGINE_NO_MEMORY);
+        op_end_refused(engine, op);
         return;
     }
     early_compare(engine, op);
@@ -99,7 +99,7 @@ static void start(struct engine *engine, struct op *op) {
     else if (segments_new(op))
         segments_begin(engine, op);
     else
-        op_end(engine, op, ENGINE_NO_MEMORY);
+        op_end_refused(engine, op);
 }
 
 enum engine_result engine_post(struct engine *engine, const struct engine_reduce *reduce, uint64_t adopted) {
@@ -115,6 +115,7 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
         engine->live++;
         start(engine, op);
     } else if (result == ENGINE_OK) {
+        engine_fail(engine);
         result = ENGINE_NO_MEMORY;
     }
     pthread_mutex_unlock(&engine->lock);

@@ -348,9 +348,9 @@ struct engine {
 };
 
 // ---- op.c ----
-struct block *block_new(struct engine *engine, size_t length); // NULL: no memory
+struct block *block_new(struct engine *engine, size_t length); // lock held; NULL: memory was refused, the engine is dead
 void block_put(struct engine *engine, struct block *block);    // NULL is allowed
-struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload);
+struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload); // as block_new
 void frame_free(struct engine *engine, struct frame *frame);
 void frame_push(struct frame_queue *queue, struct frame *frame);
 struct frame *frame_pop(struct frame_queue *queue);
@@ -360,7 +360,9 @@ struct op *op_find_named(struct engine *engine, const struct wire_op_name *name)
 struct op *op_new(struct engine *engine, uint64_t tag);
 void op_free(struct engine *engine, struct op *op); // takes it from the table
 void op_end(struct engine *engine, struct op *op, enum engine_result result); // frees a segment that was committed
+void op_end_refused(struct engine *engine, struct op *op); // memory was refused: the op ends, and the engine, since others wait for the op
 void ops_for_each(struct engine *engine, void (*act)(struct engine *, struct op *));
+bool op_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end); // ranges_take; refused memory ends the engine; lock held
 void op_list_append(struct op_list *list, struct op *op);
 struct op *op_list_pop(struct op_list *list);              // the first; NULL: the list is empty
 void op_list_remove(struct op_list *list, struct op *op); // nothing if it is not there
@@ -370,7 +372,7 @@ bool counter_take(struct engine *engine, uint64_t tag, uint32_t *sequence); // f
 bool counter_is_spent(const struct engine *engine, uint64_t tag);           // the next op of this tag needs another group epoch
 void counters_clear(struct engine *engine);
 bool backup_begin(struct engine *engine, struct op *op);
-bool backup_save(struct op *op, uint64_t offset, uint64_t length); // what was not saved yet
+bool backup_save(struct op *op, uint64_t offset, uint64_t length); // what was not saved yet; false: no memory
 void backup_restore(struct op *op);
 void backup_end(struct engine *engine, struct op *op);
 
@@ -386,7 +388,7 @@ void lane_let_go(struct lane *lane);        // thread: forget every frame of lar
 void lane_let_go_sync(struct lane *lane);   // thread, lock held: forget every frame of shared state
 void lane_heat(struct lane *lane);          // thread: give it a step, there may be work
 void peer_heat(struct peer *peer);
-uint8_t *lane_scratch(struct lane *lane);
+uint8_t *lane_scratch(struct lane *lane); // lock held; NULL: memory was refused, the engine is dead
 bool signal_send(struct engine *engine, struct peer *peer, uint16_t type, const struct wire_op *head, struct block *payload);
 
 // ---- silence.c, thread ----
@@ -395,11 +397,12 @@ int silence_timeout_ms(const struct engine *engine, int timeout_ms); // until th
 
 // ---- engine.c ----
 void engine_wake(struct engine *engine); // lock held
-void engine_fail(struct engine *engine); // lock held; memory or descriptors were refused, and nothing goes on without them
+// Lock held. Memory or descriptors were refused, and others would wait for ever for what is not done now: all ops and links end.
+void engine_fail(struct engine *engine);
 
 // ---- engine_links.c, lock held ----
 struct peer *peer_find(struct engine *engine, const struct wire_id *id); // NULL: there is none
-struct peer *peer_get(struct engine *engine, const struct wire_id *id);  // no longer dropped; or a new one; NULL: no memory
+struct peer *peer_get(struct engine *engine, const struct wire_id *id);  // no longer dropped; or a new one; NULL: no memory, the engine is dead
 void peers_free_dropped(struct engine *engine);                         // thread; those that nothing points at
 struct lane *engine_lane(struct peer *peer, uint32_t index);            // the lane of this index, or the one that stands in for it
 

@@ -19,8 +19,9 @@ void engine_complete(struct engine *engine, struct op *op) {
 
 void engine_accuse(struct engine *engine, struct op *op, const struct peer *other, const struct wire_fingerprint *theirs) {
     struct accusation *accusation = op->accused ? NULL : malloc(sizeof *accusation);
-    if (accusation == NULL) return;
+    if (!op->accused && accusation == NULL) engine_fail(engine);
     op->accused = true;
+    if (accusation == NULL) return;
     accusation->mismatch = (struct wire_mismatch){op->name, op->reduce.fingerprint, other->id, *theirs};
     accusation->next = engine->accusations;
     engine->accusations = accusation;
@@ -85,8 +86,12 @@ static void mismatch(struct engine *engine, const struct wire_verdict *verdict) 
         end_call_mismatched(engine, op);
         return;
     }
-    struct poison *poison = engine->poison_count >= POISONS_MAX ? NULL : calloc(1, sizeof *poison);
-    if (poison == NULL) return;
+    if (engine->poison_count >= POISONS_MAX) return;
+    struct poison *poison = calloc(1, sizeof *poison);
+    if (poison == NULL) {
+        engine_fail(engine);
+        return;
+    }
     poison->tag = verdict->name.tag;
     poison->epoch = verdict->name.epoch;
     memcpy(poison->text, text, sizeof text);

@@ -43,7 +43,7 @@ void lane_free(struct lane *lane) {
 }
 
 uint8_t *lane_scratch(struct lane *lane) {
-    if (lane->scratch == NULL) lane->scratch = malloc(WIRE_MAX_DATA_BYTES);
+    if (lane->scratch == NULL && (lane->scratch = malloc(WIRE_MAX_DATA_BYTES)) == NULL) engine_fail(lane->engine);
     return lane->scratch;
 }
 
@@ -131,7 +131,13 @@ static bool deliver(struct lane *lane) {
     if (lane->op != NULL) {
         struct op *op = lane->op;
         lane->op = NULL;
-        return op->path == PLAN_RING ? ring_received(lane, op) : sharded_received(lane, op);
+        bool good = op->path == PLAN_RING ? ring_received(lane, op) : sharded_received(lane, op);
+        if (!good && op->backup.saved.refused) {
+            pthread_mutex_lock(&engine->lock);
+            engine_fail(engine);
+            pthread_mutex_unlock(&engine->lock);
+        }
+        return good;
     }
     if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT || type == WIRE_CODES || type == WIRE_RESULT || type == WIRE_LINK_HEARTBEAT) return true;
     if (type == WIRE_MEMORY) {

@@ -25,7 +25,10 @@ struct block *block_new(struct engine *engine, size_t length) {
     } else {
         size_t bytes = (size_t)1 << (SMALLEST_CLASS_BITS + class);
         block = aligned_alloc(_Alignof(struct block), sizeof *block + bytes);
-        if (block == NULL) return NULL;
+        if (block == NULL) {
+            engine_fail(engine);
+            return NULL;
+        }
         block->class_bytes = (uint32_t)bytes;
     }
     block->references = 1;
@@ -48,10 +51,12 @@ void block_put(struct engine *engine, struct block *block) {
 // ---- frames ----
 struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload) {
     struct frame *frame = engine->free_frames;
-    if (frame != NULL)
+    if (frame != NULL) {
         engine->free_frames = frame->next;
-    else if ((frame = malloc(sizeof *frame)) == NULL)
+    } else if ((frame = malloc(sizeof *frame)) == NULL) {
+        engine_fail(engine);
         return NULL;
+    }
     struct wire_header header = {
         .length = (uint32_t)(WIRE_OP_BYTES + payload) + wire_padding(payload),
         .type = type,
@@ -185,6 +190,17 @@ void op_end(struct engine *engine, struct op *op, enum engine_result result) {
     op->frozen = false;
     pthread_cond_broadcast(&op->ended);
     if (op->whole != NULL) segments_ended(engine, op);
+}
+
+void op_end_refused(struct engine *engine, struct op *op) {
+    engine_fail(engine); // first: nothing is to begin in the place of the op
+    op_end(engine, op, ENGINE_NO_MEMORY);
+}
+
+bool op_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end) {
+    bool taken = ranges_take(ranges, begin, end);
+    if (!taken && ranges->refused) engine_fail(engine);
+    return taken;
 }
 
 void op_head(const struct op *op, struct wire_op *out) {

@@ -22,7 +22,10 @@ static bool insert(struct ranges *ranges, size_t at, struct plan_range range) {
     if (ranges->count == ranges->room) {
         size_t room = ranges->room == 0 ? ROOM_FIRST : 2 * ranges->room;
         struct plan_range *grown = realloc(ranges->list, room * sizeof *grown);
-        if (grown == NULL) return false;
+        if (grown == NULL) {
+            ranges->refused = true;
+            return false;
+        }
         ranges->list = grown;
         ranges->room = room;
     }

@@ -52,7 +52,7 @@ bool ring_receive(struct lane *lane, struct op *op, size_t bytes) {
     if (step == PLAN_INVALID || head->offset < shard.begin || head->offset > shard.end || elements > shard.end - head->offset) return false;
     // Everything comes once: what came twice would count for something that never came, and be under way when the op is over.
     bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
-    if (!ranges_take(reduce ? &op->reducing : &op->gathering, head->offset, head->offset + elements)) return false;
+    if (!op_take(engine, reduce ? &op->reducing : &op->gathering, head->offset, head->offset + elements)) return false;
     lane->bytes = bytes;
     if (reduce) {
         lane->target = lane_scratch(lane);
@@ -61,7 +61,10 @@ bool ring_receive(struct lane *lane, struct op *op, size_t bytes) {
     uint64_t at = head->offset * op->element;
     // The first write to a range of an in-place tensor: while reducing for all shards but the own, which is only sent then.
     bool placed = lane->header.type == WIRE_CHUNK_AT; // saves part by part, as it reads
-    if (!placed && !backup_save(op, at, bytes)) return false;
+    if (!placed && !backup_save(op, at, bytes)) {
+        engine_fail(engine);
+        return false;
+    }
     lane->target = (uint8_t *)op->reduce.recv + at;
     return true;
 }
@@ -95,11 +98,13 @@ static void forward(struct lane *lane, struct op *op) {
     struct wire_op head = lane->head;
     head.hop++;
     head.extra = 0;
-    if (held != NULL) {
+    if (op->next_ready) {
+        forward_now(engine, op, &head, lane->bytes, lane->index);
+    } else if (held == NULL) {
+        engine_fail(engine);
+    } else {
         *held = (struct held){op->held, head, lane->bytes, lane->index};
         op->held = held;
-    } else if (op->next_ready) {
-        forward_now(engine, op, &head, lane->bytes, lane->index);
     }
     pthread_mutex_unlock(&engine->lock);
 }

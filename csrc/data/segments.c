@@ -75,7 +75,10 @@ static void begin_more(struct engine *engine, struct op *whole) {
     struct segments *s = whole->segments;
     while (may_add(engine, s)) {
         struct op *op = add_segment(engine, whole);
-        if (op == NULL && s->live == 0) s->failure = ENGINE_NO_MEMORY;
+        if (op == NULL && s->live == 0) {
+            s->failure = ENGINE_NO_MEMORY;
+            engine_fail(engine);
+        }
         if (op == NULL) return; // tried again when a segment has ended
         engine_begin(engine, op);
     }

@@ -129,7 +129,12 @@ struct frame *sharded_next(struct lane *lane, struct op *op) {
     const struct wire_fingerprint *what = &op->reduce.fingerprint;
     struct plan_range range = block_range(engine, op, rank, target->next);
     size_t count = range.end - range.begin, bytes = encoded_bytes(op, range);
-    if (lane->stage == NULL && (lane->stage = malloc(WIRE_MAX_DATA_BYTES)) == NULL) return NULL;
+    if (lane->stage == NULL && (lane->stage = malloc(WIRE_MAX_DATA_BYTES)) == NULL) {
+        pthread_mutex_lock(&engine->lock);
+        engine_fail(engine);
+        pthread_mutex_unlock(&engine->lock);
+        return NULL;
+    }
     quant_widen(what->dtype, engine->wide, input_at(op, range), count);
     quant_encode(what->dtype, what->quantised_dtype, what->algorithm, lane->stage, engine->wide, count);
 
@@ -218,11 +223,11 @@ bool sharded_receive(struct lane *lane, struct op *op, size_t length) {
     if (index >= blocks_in(plan_shard(op->count, engine->count, shard))) return false;
     if (length != encoded_bytes(op, block_range(engine, op, shard, index))) return false;
     if (lane->header.type == WIRE_RESULT) {
-        if (shard != from || !ranges_take(&s->targets[from].results, index, index + 1)) return false; // each comes once, as in ring.c
+        if (shard != from || !op_take(engine, &s->targets[from].results, index, index + 1)) return false; // each comes once, as in ring.c
         lane->to = lane_scratch(lane);
         return lane->to != NULL;
     }
-    if (shard != engine->rank || index >= s->granted || !ranges_take(&s->targets[from].codes, index, index + 1)) return false;
+    if (shard != engine->rank || index >= s->granted || !op_take(engine, &s->targets[from].codes, index, index + 1)) return false;
     lane->block = block_new(engine, length);
     if (lane->block != NULL) lane->to = lane->block->bytes;
     return lane->block != NULL;

@@ -43,8 +43,7 @@ static void acks_send(struct engine *engine, struct peer *peer) {
     struct wire_op head = {0};
     struct block *block = peer->ack_count == 0 ? NULL : block_new(engine, peer->ack_count * ACK_NAME_BYTES);
     if (block == NULL) {
-        // No memory, and no room for more of them: the neighbour keeps its results until the next epoch.
-        if (peer->ack_count == ACKS_MAX) peer->ack_count = 0;
+        if (peer->ack_count == ACKS_MAX) peer->ack_count = 0; // the engine is dead, and there is no room for more of them
         return;
     }
     for (uint32_t i = 0; i < peer->ack_count; i++) {
@@ -195,8 +194,7 @@ static void send_input(struct engine *engine, struct op *op, struct peer *peer, 
     // What the kernel did not take now is sent when the caller may have his buffer back.
     if (*copy == NULL && (*copy = block_new(engine, op->bytes)) != NULL) memcpy((*copy)->bytes, op->reduce.send, op->bytes);
     if (*copy == NULL) {
-        // No memory, and the caller's buffer must not be read later: give the link up; the op is redone in the next epoch.
-        shutdown(lane->fd, SHUT_RDWR);
+        shutdown(lane->fd, SHUT_RDWR); // the engine is dead, and the caller's buffer must not be read later
         return;
     }
     (*copy)->references++;
@@ -231,7 +229,7 @@ void small_begin(struct engine *engine, struct op *op) {
     op->parts = calloc(engine->count, sizeof *op->parts);
     op->kept = kept_new(engine, op);
     if (op->parts == NULL || op->kept == NULL) {
-        op_end(engine, op, ENGINE_NO_MEMORY);
+        op_end_refused(engine, op);
         return;
     }
     struct block *copy = NULL;
@@ -299,7 +297,10 @@ void small_supply(struct engine *engine, const struct wire_verdict *verdict) {
     if (kept == NULL) return;
     uint32_t room = kept->unacked_count > verdict->count ? kept->unacked_count : verdict->count;
     struct kept *grown = realloc(kept, sizeof *kept + room * sizeof kept->unacked[0]);
-    if (grown == NULL) return;
+    if (grown == NULL) {
+        engine_fail(engine);
+        return;
+    }
     *at = kept = grown;
     kept->unacked_count = 0;
     for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next)
@@ -333,20 +334,24 @@ void small_forget(struct engine *engine, struct peer *peer) {
 }
 
 // A supplied member holds the result for the others as if it had completed the op itself: the supplier may die before it has reached them.
-static void keep_supplied(struct engine *engine, const struct wire_op_name *name, struct block *result) {
+static bool keep_supplied(struct engine *engine, const struct wire_op_name *name, struct block *result) {
     struct kept *kept = calloc(1, sizeof *kept + engine->count * sizeof kept->unacked[0]);
-    if (kept == NULL) return;
+    if (kept == NULL) {
+        engine_fail(engine);
+        return false;
+    }
     result->references++;
     kept->result = result;
     kept_add(engine, kept, name);
+    return true;
 }
 
 void small_supplied(struct engine *engine, const struct wire_op *head, uint64_t epoch, struct block *block) {
     struct op *op = op_find(engine, head->tag);
     struct wire_op_name name = {epoch, head->tag, head->sequence, 0};
-    if (op != NULL && op->frozen && op->phase != OP_ENDED && op->path == PLAN_SMALL && wire_op_name_equal(&op->name, &name) && block->length == op->bytes) {
+    if (op != NULL && op->frozen && op->phase != OP_ENDED && op->path == PLAN_SMALL && wire_op_name_equal(&op->name, &name) && block->length == op->bytes &&
+        keep_supplied(engine, &name, block)) {
         if (op->bytes > 0) memcpy(op->reduce.recv, block->bytes, op->bytes);
-        keep_supplied(engine, &name, block);
         for (uint32_t i = 0; i < engine->count; i++)
             if (i != engine->rank) {
                 engine->members[i]->acks[engine->members[i]->ack_count++] = op->name;

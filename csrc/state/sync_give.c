@@ -14,11 +14,14 @@ static struct requester *find_requester(struct sync *sync, const struct peer *pe
     return requester;
 }
 
-static struct requester *requester_of(struct sync *sync, struct peer *peer) {
+static struct requester *requester_of(struct engine *engine, struct sync *sync, struct peer *peer) {
     struct requester *requester = find_requester(sync, peer);
     if (requester != NULL) return requester;
     requester = calloc(1, sizeof *requester);
-    if (requester == NULL) return NULL;
+    if (requester == NULL) {
+        engine_fail(engine);
+        return NULL;
+    }
     requester->peer = peer;
     requester->next = sync->requesters;
     sync->requesters = requester;
@@ -34,7 +37,7 @@ bool sync_take_ask(struct lane *lane) {
     if (sync == NULL || sync->ending || (sync->begun && head->tag != sync->plan->round)) return true;
     uint64_t leaves = sync->content->layout.leaf_count;
     if (head->offset >= leaves || head->extra > leaves - head->offset) return false;
-    struct requester *requester = requester_of(sync, lane->peer);
+    struct requester *requester = requester_of(engine, sync, lane->peer);
     if (requester == NULL || requester->count == ASKS_MAX) return false;
     requester->asks[(requester->first + requester->count++) % ASKS_MAX] =
         (struct ask){.type = lane->header.type, .round = head->tag, .first = head->offset, .count = head->extra, .sequence = head->sequence, .codings = head->shard};

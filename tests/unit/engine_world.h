@@ -49,6 +49,10 @@ struct world {
     struct wire_mismatch mismatch;
 };
 
+// The side that this thread makes a call for, which may be another one than the side whose thread it is.
+static _Thread_local const struct side *acting;
+#define AS(side, call) (acting = (side), (call), acting = NULL)
+
 static inline uint32_t living(const struct world *world) {
     uint32_t count = 0;
     for (uint32_t i = 0; i < world->count; i++) count += world->sides[i].alive;
@@ -57,7 +61,7 @@ static inline uint32_t living(const struct world *world) {
 
 static inline void verdict_to_all(struct world *world, const struct wire_verdict *verdict) {
     for (uint32_t i = 0; i < world->count; i++)
-        if (world->sides[i].alive) engine_verdict(world->sides[i].engine, verdict);
+        if (world->sides[i].alive) AS(&world->sides[i], engine_verdict(world->sides[i].engine, verdict));
 }
 
 static inline void on_done(void *context, const struct wire_op_name *name) {
@@ -77,13 +81,9 @@ static inline void on_done(void *context, const struct wire_op_name *name) {
         }
     }
     pthread_mutex_unlock(&world->lock);
-    struct wire_verdict *copy = malloc(sizeof *copy);
-    memset(copy, 0, sizeof *copy);
-    copy->name = *name;
-    copy->kind = WIRE_VERDICT_COMMIT;
-    if (commit) verdict_to_all(world, copy);
+    struct wire_verdict verdict = {.name = *name, .kind = WIRE_VERDICT_COMMIT};
+    if (commit) verdict_to_all(world, &verdict);
     pthread_mutex_unlock(&world->order);
-    free(copy);
 }
 
 static inline void on_mismatch(void *context, const struct wire_mismatch *mismatch) {
@@ -137,11 +137,11 @@ static inline void link_pair(struct world *world, uint32_t a, uint32_t b) {
     bool neighbours = n <= 3;
     for (uint32_t i = 0; i < world->count && !neighbours; i++) neighbours = (a + 1) % world->count == b || (b + 1) % world->count == a;
     for (uint32_t index = 0; index <= (neighbours ? world->lanes : 0); index++) {
-        if (engine_has_link(world->sides[a].engine, &world->sides[b].id, index)) continue;
+        if (engine_has_link(world->sides[a].engine, &world->sides[b].id, index) && engine_has_link(world->sides[b].engine, &world->sides[a].id, index)) continue;
         int pair[2];
         CHECK(same_host ? tcp_pair(pair) : socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
-        engine_add_link(world->sides[a].engine, &world->sides[b].id, index, pair[0]);
-        engine_add_link(world->sides[b].engine, &world->sides[a].id, index, pair[1]);
+        AS(&world->sides[a], engine_add_link(world->sides[a].engine, &world->sides[b].id, index, pair[0]));
+        AS(&world->sides[b], engine_add_link(world->sides[b].engine, &world->sides[a].id, index, pair[1]));
     }
 }
 
@@ -162,7 +162,7 @@ static inline void enter(struct world *world, bool lost) {
     for (uint32_t i = 0; i < world->count; i++) {
         if (!world->sides[i].alive) continue;
         struct engine_epoch epoch = {.run = 7, .generation = 1, .group_epoch = world->epoch, .lost = lost, .latency_us = 30, .megabytes_per_s = 2000, .rank = rank[i], .count = n, .members = members};
-        engine_enter_epoch(world->sides[i].engine, &epoch);
+        AS(&world->sides[i], engine_enter_epoch(world->sides[i].engine, &epoch));
     }
     pthread_mutex_unlock(&world->order);
 }
@@ -172,7 +172,7 @@ static inline void links_ready(struct world *world) {
         for (uint32_t b = a + 1; b < world->count; b++)
             if (world->sides[a].alive && world->sides[b].alive) link_pair(world, a, b);
     for (uint32_t i = 0; i < world->count; i++)
-        if (world->sides[i].alive) engine_links_ready(world->sides[i].engine, world->epoch);
+        if (world->sides[i].alive) AS(&world->sides[i], engine_links_ready(world->sides[i].engine, world->epoch));
 }
 
 static inline struct world *world_new(uint32_t count, uint32_t lanes) {
