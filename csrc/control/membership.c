@@ -167,14 +167,24 @@ void membership_outcome(struct membership *m, uint8_t kind, uint8_t code, uint64
 
 // ---- votes ----
 
+static bool may_come(struct membership *m, const struct peer *peer) {
+    return peer->used && !peer->accepted && membership_waits_behind_until(m, &peer->member.address) <= m->now_ns;
+}
+
+static bool newcomers_wait(struct membership *m) {
+    for (uint32_t i = 0; i < m->slots && m->peer_count > m->count; i++)
+        if (may_come(m, &m->peers[i])) return true;
+    return false;
+}
+
 static void pass_votes(struct membership *m) {
     if (m->count == 0) {
         if (m->peer_count > 0) membership_form_update(m);
     } else if (m->open_votes[WIRE_VOTE_UPDATE] == m->count) {
-        for (uint32_t i = 0; i < m->slots; i++) m->peers[i].invited = m->peers[i].used && !m->peers[i].accepted;
+        for (uint32_t i = 0; i < m->slots; i++) m->peers[i].invited = may_come(m, &m->peers[i]);
         membership_form_update(m);
     } else if (m->open_votes[WIRE_VOTE_PENDING] == m->count) {
-        membership_outcome(m, WIRE_VOTE_PENDING, CODE_SUCCESS, m->peer_count > m->count);
+        membership_outcome(m, WIRE_VOTE_PENDING, CODE_SUCCESS, newcomers_wait(m));
     } else if (m->open_votes[WIRE_VOTE_OPTIMIZE] == m->count) {
         membership_optimise(m);
     }

@@ -178,6 +178,7 @@ static void commit_candidate(struct membership *m) {
         struct peer *peer = m->candidate[i];
         if (!peer->accepted && peer->member.join_number < newer) newer = peer->member.join_number;
         if (!peer->accepted) peer->group = membership_group_for(m, peer->member.group);
+        if (!peer->accepted) membership_forgive(m, &peer->member.address);
         if (peer->regrouped) peer->group->changed = true;
         peer->accepted = true;
         peer->invited = peer->candidate = false;
@@ -200,6 +201,8 @@ void membership_start_candidate(struct membership *m, uint8_t kind) {
     m->candidate_stale = m->candidate_judged = false;
     m->attempt++;
     m->unanswered = m->candidate_count;
+    m->accepted_unanswered = m->count;
+    m->hopeless = 0;
     // The peers' own limit for making links ends before, so that they can tell whom they could not reach.
     m->phase_deadline = m->now_ns + m->limit_ns + m->limit_ns / 4;
     for (uint32_t start = 0; start < m->candidate_count;) {
@@ -209,7 +212,7 @@ void membership_start_candidate(struct membership *m, uint8_t kind) {
             struct peer *peer = m->candidate[start];
             peer->candidate = true;
             peer->regrouped = changes;
-            peer->answered = false;
+            peer->answered = peer->hopeless = false;
             memset(peer->unreachable, 0, sizeof peer->unreachable);
         }
     }
@@ -289,10 +292,11 @@ static bool exclude_newcomers(struct membership *m) {
         joined = next->member.join_number;
         char name[64];
         const struct peer *obstacle = candidate_obstacle(m, next);
-        if (!next->answered)
-            membership_expel(m, next, "did not report its links in time");
-        else if (obstacle != NULL)
+        if (!next->answered || (obstacle != NULL && obstacle->accepted)) membership_strike(m, &next->member.address);
+        if (obstacle != NULL)
             membership_expel(m, next, "no data connection between this peer and %s", membership_name(name, obstacle));
+        else if (!next->answered)
+            membership_expel(m, next, "did not report its links in time");
     }
 }
 
@@ -332,6 +336,18 @@ void membership_judge_candidate(struct membership *m) {
         judge_order(m);
 }
 
+// All accepted peers have answered, and wait for newcomers alone. Those to whom one of them has no link are left out, whatever they
+// say, and the others' own limit is over soon.
+static void hurry_newcomers(struct membership *m) {
+    for (uint32_t i = 0; i < m->candidate_count; i++) {
+        struct peer *newcomer = m->candidate[i];
+        for (uint32_t k = 0; k < m->count && !newcomer->accepted && !newcomer->answered && !newcomer->hopeless; k++)
+            newcomer->hopeless = !reaches(m, m->order[k], newcomer);
+        m->hopeless += newcomer->hopeless;
+    }
+    m->phase_deadline -= m->limit_ns * 3 / 8;
+}
+
 void membership_on_candidate_linked(struct membership *m, struct peer *peer, const struct wire_linked *linked) {
     if (m->phase != PHASE_CANDIDATE || linked->attempt != m->attempt || !peer->candidate || peer->answered) return;
     for (uint32_t i = 0; i < linked->count; i++) {
@@ -342,4 +358,7 @@ void membership_on_candidate_linked(struct membership *m, struct peer *peer, con
     }
     peer->answered = true;
     m->unanswered--;
+    m->hopeless -= peer->hopeless;
+    if (peer->accepted && --m->accepted_unanswered == 0) hurry_newcomers(m);
+    if (m->accepted_unanswered == 0 && m->unanswered == m->hopeless) m->unanswered = 0;
 }

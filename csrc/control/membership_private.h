@@ -15,6 +15,7 @@
 #include "op_table.h"
 
 enum {
+    STRIKES_MAX = 64,         // hosts whose failed newcomers are remembered; then the oldest is forgotten
     PEER_WORDS = WIRE_MAX_MEMBERS / 64,
     ID_BUCKETS = 1024, // of a table of ids, which holds at most WIRE_MAX_MEMBERS
     FAILURES_MAX = 2,         // of one pair's links, then one of the two is expelled
@@ -78,6 +79,7 @@ struct peer {
     bool candidate; // has a place in the candidate epoch
     bool regrouped; // the candidate gives its group a new group epoch
     bool answered;  // sent LINKED for the attempt in progress
+    bool hopeless;  // newcomer: not answered, and no link to an accepted peer
     uint64_t unreachable[PEER_WORDS]; // by slot, as answered
 
     // accepted
@@ -88,6 +90,13 @@ struct peer {
     bool entered;        // an epoch from `taken_number` on
     uint32_t host;       // see membership_optimise.c
     struct peer_sync sync;
+};
+
+// A host whose newcomers have failed to make their links.
+struct strike {
+    struct wire_address host; // any port
+    uint32_t failures;        // 0: unused
+    int64_t at_ns;            // of the last one
 };
 
 // Two members whose link broke and is not yet known to work again.
@@ -165,6 +174,8 @@ struct membership {
     bool candidate_judged;  // all answered, and a broken link between accepted peers must be repaired first
     uint32_t attempt;
     uint32_t candidate_count, unanswered;
+    uint32_t accepted_unanswered, hopeless; // of the unanswered
+    struct strike strikes[STRIKES_MAX];
     int64_t phase_deadline, measure_end;
 
     uint64_t *rates; // [from slot][to slot], bytes/s, 0: unknown; made at the first optimisation
@@ -263,6 +274,12 @@ void membership_form_update(struct membership *m); // the update vote has passed
 void membership_start_candidate(struct membership *m, uint8_t kind); // `candidate` is filled
 void membership_on_candidate_linked(struct membership *m, struct peer *peer, const struct wire_linked *linked);
 void membership_judge_candidate(struct membership *m); // all have answered, or the time for it is over
+
+// ---- membership_strikes.c ----
+void membership_strike(struct membership *m, const struct wire_address *address);  // a newcomer from there has failed
+void membership_forgive(struct membership *m, const struct wire_address *address); // one was admitted
+// Until when newcomers from there are asked into no candidate while accepted peers wait; 0: they are.
+int64_t membership_waits_behind_until(struct membership *m, const struct wire_address *address);
 
 // ---- membership_ops.c ----
 void membership_on_done(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body);

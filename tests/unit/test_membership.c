@@ -436,7 +436,7 @@ static void test_bad_candidates(void) {
     first = CANDIDATE("abc", "abc");
     linked("ab", first, "");
     pass(LIMIT_MS + 20, "ab");
-    REFUSED('c', "no heartbeat");
+    REFUSED('c', "in time");
     OUTCOME("ab", UPDATE, 0, 0);
     end();
 
@@ -445,11 +445,70 @@ static void test_bad_candidates(void) {
     join('c', 0);
     vote("ab", WIRE_VOTE_UPDATE);
     linked("ab", CANDIDATE("abc", "abc"), "");
-    pass(LIMIT_MS + 20, "abc");
+    pass(LIMIT_MS * 3 / 4, "abc"); // its own limit
     CHECK(quiet("abc"));
-    pass(LIMIT_MS / 2, "abc");
+    pass(LIMIT_MS / 4, "abc");
     REFUSED('c', "in time");
     OUTCOME("ab", UPDATE, 0, 0);
+    end();
+
+    begin("a newcomer without links to the accepted is not waited for when they have answered");
+    form("ab", 0);
+    join('c', 0);
+    join('d', 0);
+    vote("ab", WIRE_VOTE_UPDATE);
+    first = CANDIDATE("abcd", "abcd");
+    linked("d", first, "");
+    linked("a", first, "");
+    CHECK(quiet("abcd"));
+    linked("b", first, "c");
+    REFUSED('c', "no data connection");
+    linked("abd", CANDIDATE("abd", "abd"), "");
+    EPOCH("abd", UPDATE, 3, 3, "abd");
+    end();
+
+    begin("from the second failure of an address on its newcomers wait behind others");
+    form("ab", 0);
+    for (int failures = 1; failures <= 2; failures++) {
+        hello_from('c', 0, address_of('c'));
+        TAKE('c', WIRE_WELCOME);
+        vote("ab", WIRE_VOTE_UPDATE);
+        linked("ab", CANDIDATE("abc", "abc"), "c");
+        REFUSED('c', "no data connection");
+        OUTCOME("ab", UPDATE, 0, 0);
+    }
+    hello_from('c', 0, address_of('c'));
+    TAKE('c', WIRE_WELCOME);
+    vote("ab", WIRE_VOTE_PENDING);
+    OUTCOME("ab", PENDING, 0, 0); // nobody whom an update would let in
+    vote("ab", WIRE_VOTE_UPDATE);
+    OUTCOME("ab", UPDATE, 0, 0);
+    join('d', 0);
+    vote("ab", WIRE_VOTE_UPDATE);
+    linked("abd", CANDIDATE("abd", "abd"), "");
+    EPOCH("abd", UPDATE, 3, 3, "abd");
+    pass(2 * LIMIT_MS + 10, "abcd");
+    vote("abd", WIRE_VOTE_PENDING);
+    OUTCOME("abd", PENDING, 0, 1);
+    vote("abd", WIRE_VOTE_UPDATE);
+    linked("abdc", CANDIDATE("abdc", "abdc"), ""); // slow, but honest
+    EPOCH("abdc", UPDATE, 4, 4, "abdc");
+    end();
+
+    begin("who has failed often is let in where nobody waits for it");
+    form("a", 0);
+    for (int failures = 1; failures <= 3; failures++) {
+        hello_from('c', 0, address_of('c'));
+        TAKE('c', WIRE_WELCOME);
+        vote("a", WIRE_VOTE_UPDATE);
+        if (failures < 3) {
+            linked("a", CANDIDATE("ac", "ac"), "c");
+            REFUSED('c', "no data connection");
+        }
+        OUTCOME("a", UPDATE, 0, 0);
+    }
+    die('a');
+    EPOCH("c", UPDATE, 3, 3, "c");
     end();
 
     begin("a waiting newcomer is lost in the tick that judges the candidate");
