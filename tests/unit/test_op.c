@@ -30,9 +30,9 @@ static void test_append_does_not_walk(void) {
     struct op *ops = calloc(OPS, sizeof *ops);
     REQUIRE(ops != NULL);
     struct op_list list = {0};
-    int64_t begin = platform_now_ns();
+    int64_t begin = platform_thread_ns();
     for (size_t i = 0; i < OPS; i++) op_list_append(&list, &ops[i]);
-    CHECK(platform_now_ns() - begin < SECOND_NS);
+    CHECK(platform_thread_ns() - begin < SECOND_NS);
     free(ops);
 }
 
