@@ -204,6 +204,14 @@ static int64_t next_deadline(const struct peer *p) {
     return links < at ? links : at;
 }
 
+// When to look again. An engine stays while connected.
+static int64_t watch_engine(struct peer *p) {
+    pthread_mutex_lock(&p->lock);
+    struct engine *engine = p->phase == PHASE_CONNECTED ? p->engine : NULL;
+    pthread_mutex_unlock(&p->lock);
+    return engine == NULL ? INT64_MAX : engine_watch(engine);
+}
+
 // What callers want. False: the communicator is destroyed.
 static bool take_wishes(struct peer *p, int64_t now) {
     pthread_mutex_lock(&p->lock);
@@ -237,7 +245,8 @@ void *peer_control(void *context) {
         take_link_events(p, now);
         peer_watch_master(p);
         int64_t began = platform_now_ns();
-        int wait_ms = platform_wait_ms(began, next_deadline(p));
+        int64_t look_at = watch_engine(p), at = next_deadline(p);
+        int wait_ms = platform_wait_ms(began, look_at < at ? look_at : at);
         int count = epoll_wait(p->epoll, events, EVENTS_PER_TURN, wait_ms);
         now = platform_now_ns();
         for (int i = 0; i < count; i++) handle(p, &events[i], now);

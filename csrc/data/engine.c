@@ -13,10 +13,13 @@
 #include <sys/socket.h>
 
 #include "base/descriptor.h"
+#include "base/log.h"
 #include "compute/kernels.h"
 #include "data/engine_private.h"
 
-enum { EVENTS = 64 };
+enum { EVENTS = 64,
+       PATIENCE_MS = 1000,
+       LOOK_MS = 100 };
 
 // Frees a list whose elements own nothing.
 #define FREE_LIST(list) \
@@ -177,13 +180,13 @@ static void free_broken_lanes(struct engine *engine) {
     }
 }
 
-static void *run(void *argument) {
-    struct engine *engine = argument;
+// Ends when the engine stops.
+static void work(struct engine *engine) {
     struct epoll_event events[EVENTS];
     bool woken = true, busy = false;
     kernels_enter();
     for (;;) {
-        if (woken && !obey(engine)) return NULL;
+        if (woken && !obey(engine)) return;
         sync_step(engine);
         silence_check(engine);
         busy = step_hot_lanes(engine);
@@ -213,6 +216,70 @@ static void *run(void *argument) {
     }
 }
 
+static void *run(void *argument) {
+    struct engine *engine = argument;
+    jmp_buf gone;
+    if (setjmp(gone) != 0) return NULL; // another thread has taken over long ago, and the engine may be no more
+    reader_enter(engine->reader, &gone);
+    work(engine);
+    pthread_mutex_lock(&engine->lock);
+    engine->ended = true;
+    pthread_cond_broadcast(&engine->thread_ended);
+    pthread_mutex_unlock(&engine->lock);
+    return NULL;
+}
+
+// ---- a thread that hangs ----
+// It is in engine_read, without the lock, and the lane that it reads for is in the midst of a frame.
+static void *run_next(void *argument) {
+    struct engine *engine = argument;
+    pthread_mutex_lock(&engine->lock);
+    bool taken_over = engine->taken_over;
+    engine->taken_over = false;
+    pthread_mutex_unlock(&engine->lock);
+    if (!taken_over) return NULL;
+    struct lane *lane = engine->reading;
+    LOG(LOG_WARN, "the memory of a neighbour does not answer, from now on it has to send");
+    lane->peer->hangs = true;
+    sync_memory_hangs(engine, lane->peer);
+    lane_break(lane, "its memory does not answer", true);
+    return run(engine);
+}
+
+// Others hear nothing from this member while its thread hangs, and must not find that too long.
+static int64_t patience_of(const struct engine *engine) {
+    int64_t half = 2 * engine->silence_ns; // of a link's limit
+    return half == 0 || half > PATIENCE_MS * MS_NS ? PATIENCE_MS * MS_NS : half;
+}
+
+// Lock held. True: a new thread has taken the place of the one that hangs. Else `spare` is a thread to be joined, if `started`.
+static bool take_over(struct engine *engine, pthread_t *spare, bool *started) {
+    struct reader *fresh = reader_new();
+    *started = fresh != NULL && platform_thread_start(spare, "pccl:data", run_next, engine);
+    engine->taken_over = *started && reader_abandon(engine->reader);
+    if (!engine->taken_over) {
+        reader_free(fresh);
+        return false;
+    }
+    engine->reader = fresh; // the other one is the old thread's
+    pthread_detach(engine->thread);
+    engine->thread = *spare;
+    return true;
+}
+
+int64_t engine_watch(struct engine *engine) {
+    pthread_t spare;
+    bool started = false;
+    pthread_mutex_lock(&engine->lock);
+    int64_t now = platform_now_ns(), patience = patience_of(engine);
+    bool stuck = !engine->ended && reader_is_stuck(engine->reader, now, patience);
+    if (stuck && take_over(engine, &spare, &started)) started = false;
+    int64_t at = stuck ? now + patience : reader_look_at(engine->reader, patience);
+    pthread_mutex_unlock(&engine->lock);
+    if (started) pthread_join(spare, NULL); // the old one has come back
+    return at;
+}
+
 // ---- life ----
 struct engine *engine_new(const struct wire_id *self, const struct engine_callbacks *callbacks) {
     struct engine *engine = calloc(1, sizeof *engine);
@@ -223,10 +290,12 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     platform_cond_init(&engine->no_waiters);
     platform_cond_init(&engine->settled);
     platform_cond_init(&engine->sync_let_go);
+    platform_cond_init(&engine->thread_ended);
+    engine->reader = reader_new();
     engine->epoll = descriptor_epoll();
     engine->wake = wake_open();
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    bool made = engine->epoll >= 0 && engine->wake >= 0 && epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
+    bool made = engine->reader != NULL && engine->epoll >= 0 && engine->wake >= 0 && epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
     if (made && memory_is_wanted()) engine->door = door_open(engine->epoll, &engine->door);
     engine->started = made && platform_thread_start(&engine->thread, "pccl:data", run, engine);
     if (engine->started) return engine;
@@ -250,13 +319,25 @@ void engine_settle(struct engine *engine, int64_t deadline_ns) {
     pthread_mutex_unlock(&engine->lock);
 }
 
+static void join_thread(struct engine *engine) {
+    for (;;) {
+        int64_t at = engine_watch(engine), soon = platform_now_ns() + LOOK_MS * MS_NS;
+        pthread_mutex_lock(&engine->lock);
+        if (!engine->ended) platform_cond_wait(&engine->thread_ended, &engine->lock, at < soon ? at : soon);
+        bool ended = engine->ended;
+        pthread_mutex_unlock(&engine->lock);
+        if (ended) break;
+    }
+    pthread_join(engine->thread, NULL);
+}
+
 void engine_stop(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     bool first = !engine->stopping;
     engine->stopping = true;
     engine_wake(engine);
     pthread_mutex_unlock(&engine->lock);
-    if (first && engine->started) pthread_join(engine->thread, NULL);
+    if (first && engine->started) join_thread(engine);
     pthread_mutex_lock(&engine->lock);
     if (first) {
         end_all(engine);
@@ -307,6 +388,7 @@ void engine_free(struct engine *engine) {
     for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) engine_forget_memory(peer);
     FREE_LIST(engine->peers)
     door_close(engine->door);
+    reader_free(engine->reader);
     FREE_LIST(engine->poisons)
     FREE_LIST(engine->accusations)
     FREE_LIST(engine->free_frames)
@@ -323,6 +405,7 @@ void engine_free(struct engine *engine) {
     pthread_cond_destroy(&engine->no_waiters);
     pthread_cond_destroy(&engine->settled);
     pthread_cond_destroy(&engine->sync_let_go);
+    pthread_cond_destroy(&engine->thread_ended);
     pthread_mutex_destroy(&engine->lock);
     free(engine);
 }

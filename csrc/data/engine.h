@@ -134,6 +134,10 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
 // buffers the caller's again: the result in recv, or after an error the input as at launch; in retry mode after an error each range holds
 // one of the two, as the contributors tell.
 void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct engine_outcome *out);
+// Whether the thread hangs in the memory of a neighbour; then another one takes its place, that link is down, silent, and the neighbour is not read
+// any more. Returns when to look again, INT64_MAX if nothing is being read. Before engine_stop somebody has to look at least once a second, or an op can
+// wait for ever; engine_stop looks itself. Any thread.
+int64_t engine_watch(struct engine *engine);
 // Number of un-awaited ops.
 size_t engine_live_ops(struct engine *engine);
 

@@ -110,7 +110,7 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
     if (claim.version != WIRE_VERSION || claim.count > WIRE_MAX_LANES + 1 || said->length != claim_length(claim.count)) return false;
     if (claim.run != engine->run || claim.epoch != engine->epoch || !wire_id_equal(&claim.to, &engine->self)) return false;
     struct peer *peer = peer_find(engine, &claim.from);
-    if (peer == NULL || peer->rank == UINT32_MAX || !holds_links(peer, &claim)) return false;
+    if (peer == NULL || peer->hangs || peer->rank == UINT32_MAX || !holds_links(peer, &claim)) return false;
     engine_forget_memory(peer);
     if (!memory_process_lives(&said->process) || !memory_process_permits(&said->process)) return false;
     peer->memory = said->process;
@@ -137,8 +137,21 @@ void engine_forget_memory(struct peer *peer) {
 }
 
 bool engine_may_read(const struct peer *peer) {
-    if (peer->memory.pid == 0 || peer->unreadable || !memory_process_lives(&peer->memory)) return false;
+    if (peer->memory.pid == 0 || peer->unreadable || peer->hangs || !memory_process_lives(&peer->memory)) return false;
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
         if (peer->lanes[i] != NULL && !peer->lanes[i]->vouched) return false;
     return true;
+}
+
+const uint8_t *engine_read(struct lane *lane, uint64_t from, size_t length) {
+    lane->engine->reading = lane;
+    const uint8_t *bytes = reader_read(lane->engine->reader, lane->peer->memory.pid, from, length);
+    if (bytes == NULL) lane->peer->unreadable = true;
+    return bytes;
+}
+
+bool engine_read_written(struct lane *lane, void *to, uint64_t from, size_t length) {
+    bool read = memory_read(lane->peer->memory.pid, to, from, length);
+    if (!read) lane->peer->unreadable = true;
+    return read;
 }

@@ -17,6 +17,7 @@
 #include "data/memory.h"
 #include "data/plan.h"
 #include "data/ranges.h"
+#include "data/reader.h"
 #include "state/coding.h"
 #include "state/sync.h"
 
@@ -89,6 +90,7 @@ struct peer {
     bool dropped;             // freed as soon as nothing points here
     struct memory_process memory; // thread: the process, if its memory can be read from here
     bool unreadable;          // thread: reading has failed since it was vouched for
+    bool hangs;               // thread: its memory did not answer once, and is read no more
     bool offered;             // in this epoch it has told the name of its
     uint8_t door[DOOR_NAME_BYTES];
     uint64_t eager_bytes;     // sent before the peer posted the op
@@ -303,6 +305,11 @@ struct engine {
     uint32_t lost_count;
 
     struct door *door; // thread; NULL: nobody's memory is read, nor is ours
+    struct reader *reader;
+    struct lane *reading;     // thread: that it reads for
+    bool taken_over;          // the next thread may begin
+    bool ended;               // the thread has
+    pthread_cond_t thread_ended;
     struct peer *peers;
     struct lane *arriving; // added, not polled yet
 
@@ -412,6 +419,12 @@ void engine_memory_offered(struct lane *lane);            // thread
 void engine_take_claims(struct engine *engine);           // thread
 void engine_forget_memory(struct peer *peer);             // thread, lock held
 bool engine_may_read(const struct peer *peer);            // thread, lock held
+// READER_BYTES at most of the memory of the lane's peer, until the next call. NULL: it cannot be read (any more). Does not return when the thread was
+// replaced meanwhile, see engine_watch.
+const uint8_t *engine_read(struct lane *lane, uint64_t from, size_t length); // thread, lock not held
+// What the peer itself has written a moment ago, straight to where it belongs: a page that does not answer would have held up the peer first. So
+// nobody watches, and nothing is written late.
+bool engine_read_written(struct lane *lane, void *to, uint64_t from, size_t length);
 
 // ---- engine_ops.c, lock held ----
 uint64_t engine_first_loss(const struct engine *engine, uint64_t adopted); // 0: none since

@@ -154,11 +154,13 @@ static bool take_placed(struct lane *lane, struct op *op, enum plan_step step, u
     for (size_t done = 0; done < lane->bytes; done += part_bytes) {
         size_t part = lane->bytes - done < part_bytes ? lane->bytes - done : part_bytes;
         if (!backup_save(op, at + done, part)) return false;
-        if (!memory_read(lane->peer->memory.pid, reduce ? lane->target : lane->target + done, address + done, part)) {
-            lane->peer->unreadable = true;
-            return false;
+        if (!reduce) {
+            if (!engine_read_written(lane, lane->target + done, address + done, part)) return false;
+            continue;
         }
-        if (reduce) reduce_part(lane->engine, op, step, at + done, lane->target, part);
+        const uint8_t *bytes = engine_read(lane, address + done, part);
+        if (bytes == NULL) return false;
+        reduce_part(lane->engine, op, step, at + done, bytes, part);
     }
     // The memory of a member that gives up its op is its caller's again, but not before its links have ended.
     // Nor may another process have got its number meanwhile.

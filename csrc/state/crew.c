@@ -2,22 +2,33 @@
 #include "crew.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "../base/platform.h"
 #include "../compute/hash.h"
-#include "../data/memory.h"
+#include "../data/reader.h"
 #include "content.h"
 
-enum { TELL_JOBS = CREW_JOBS_MOST / 4 };
+enum { TELL_JOBS = CREW_JOBS_MOST / 4,
+       PATIENCE_MS = 1000,
+       LOOK_MS = 100 };
+
+_Static_assert((int)HASH_LEAF_BYTES <= (int)READER_BYTES, "a leaf is read at once");
 
 struct crew {
     void (*tell)(void *context);
     void *context;
-    pthread_t threads[CONTENT_THREADS_MOST];
-    unsigned thread_count;
+    struct helper {
+        struct crew *crew;
+        pthread_t thread;
+        struct reader *reader;  // its own, once it was left behind
+        struct slot *slot;      // at hand
+        bool ended, left;
+    } helpers[CONTENT_THREADS_MOST];
+    unsigned helper_count, working; // of them those that have not ended and were not left behind
 
     pthread_mutex_t lock; // of what follows; `given` and `taken` are also read by their only writer without it
-    pthread_cond_t work;
+    pthread_cond_t work, ended;
     bool stopping;
     uint64_t given, begun, taken; // jobs so far; job n is in slot n % CREW_JOBS_MOST
     unsigned untold;              // done since the last call of `tell`
@@ -29,24 +40,28 @@ struct crew {
 
 static struct slot *slot_of(struct crew *crew, uint64_t number) { return &crew->slots[number % CREW_JOBS_MOST]; }
 
-void crew_do(struct crew_job *job) {
-    if (job->kind == CREW_PLACED && !memory_read(job->process, job->to, job->from, job->length)) {
+void crew_do(struct crew_job *job, struct reader *reader) {
+    const uint8_t *bytes = job->kind == CREW_PLACED ? reader_read(reader, job->process, job->from, job->length) : job->to;
+    if (bytes == NULL) {
         job->result = CREW_UNREADABLE;
         return;
     }
-    job->result = hash_xxh3_64(job->to, job->length) == job->expected ? CREW_RIGHT : CREW_WRONG;
+    job->result = hash_xxh3_64(bytes, job->length) == job->expected ? CREW_RIGHT : CREW_WRONG;
+    if (bytes != job->to && job->result == CREW_RIGHT) memcpy(job->to, bytes, job->length);
 }
 
-static void *work(void *context) {
-    struct crew *crew = context;
+static void work(struct helper *helper) {
+    struct crew *crew = helper->crew;
     pthread_mutex_lock(&crew->lock);
     for (;;) {
         while (!crew->stopping && crew->begun == crew->given) pthread_cond_wait(&crew->work, &crew->lock);
         if (crew->stopping) break;
-        struct slot *slot = slot_of(crew, crew->begun++);
+        struct slot *slot = helper->slot = slot_of(crew, crew->begun++);
+        struct crew_job job = slot->job;
         pthread_mutex_unlock(&crew->lock);
-        crew_do(&slot->job);
+        crew_do(&job, helper->reader);
         pthread_mutex_lock(&crew->lock);
+        slot->job.result = job.result;
         slot->done = true;
         // Each telling takes the processor from somebody who works. Whoever does the last of the jobs finds no other, so none is forgotten.
         if (++crew->untold < TELL_JOBS && crew->begun < crew->given) continue;
@@ -55,8 +70,65 @@ static void *work(void *context) {
         crew->tell(crew->context);
         pthread_mutex_lock(&crew->lock);
     }
+    helper->ended = true;
+    crew->working--;
+    pthread_cond_broadcast(&crew->ended);
     pthread_mutex_unlock(&crew->lock);
+}
+
+static void *run(void *context) {
+    struct helper *helper = context;
+    jmp_buf gone;
+    if (setjmp(gone) != 0) return NULL; // it was left behind, and the crew may be no more
+    reader_enter(helper->reader, &gone);
+    work(helper);
     return NULL;
+}
+
+// Lock held. False: the system refuses.
+static bool add_helper(struct crew *crew) {
+    if (crew->helper_count == CONTENT_THREADS_MOST) return false;
+    struct helper *helper = &crew->helpers[crew->helper_count];
+    *helper = (struct helper){.crew = crew, .reader = reader_new()};
+    if (helper->reader == NULL || !platform_thread_start(&helper->thread, "pccl:leaf", run, helper)) {
+        reader_free(helper->reader);
+        return false;
+    }
+    crew->helper_count++;
+    crew->working++;
+    return true;
+}
+
+// Lock held. When to look again.
+static int64_t leave_behind(struct crew *crew) {
+    int64_t now = platform_now_ns(), next = INT64_MAX, patience = PATIENCE_MS * MS_NS;
+    for (unsigned i = 0; i < crew->helper_count; i++) {
+        struct helper *helper = &crew->helpers[i];
+        if (helper->ended || helper->left) continue;
+        helper->left = reader_is_stuck(helper->reader, now, patience) && reader_abandon(helper->reader);
+        if (helper->left) {
+            pthread_detach(helper->thread);
+            helper->slot->job.result = CREW_UNREADABLE;
+            helper->slot->done = true;
+            crew->working--;
+            if (!crew->stopping) add_helper(crew);
+        }
+        int64_t at = helper->left ? INT64_MAX : reader_look_at(helper->reader, patience);
+        if (at < next) next = at;
+    }
+    // Nobody is there to do the rest.
+    while (crew->working == 0 && crew->begun < crew->given) {
+        struct slot *slot = slot_of(crew, crew->begun++);
+        slot->job.result = CREW_UNREADABLE;
+        slot->done = true;
+    }
+    return next;
+}
+
+void crew_watch(struct crew *crew) {
+    pthread_mutex_lock(&crew->lock);
+    leave_behind(crew);
+    pthread_mutex_unlock(&crew->lock);
 }
 
 struct crew *crew_new(void (*tell)(void *), void *context) {
@@ -66,16 +138,19 @@ struct crew *crew_new(void (*tell)(void *), void *context) {
     crew->context = context;
     pthread_mutex_init(&crew->lock, NULL);
     pthread_cond_init(&crew->work, NULL);
+    platform_cond_init(&crew->ended);
+    pthread_mutex_lock(&crew->lock);
     unsigned limit = content_thread_limit();
-    while (crew->thread_count < limit && platform_thread_start(&crew->threads[crew->thread_count], "pccl:leaf", work, crew)) crew->thread_count++;
-    if (crew->thread_count > 0) return crew;
+    while (crew->helper_count < limit && add_helper(crew)) continue;
+    pthread_mutex_unlock(&crew->lock);
+    if (crew->helper_count > 0) return crew;
     crew_free(crew);
     return NULL;
 }
 
 bool crew_give(struct crew *crew, const struct crew_job *job) {
     pthread_mutex_lock(&crew->lock);
-    bool room = crew->given - crew->taken < CREW_JOBS_MOST;
+    bool room = crew->given - crew->taken < CREW_JOBS_MOST && crew->working > 0;
     if (room) {
         *slot_of(crew, crew->given++) = (struct slot){.job = *job};
         pthread_cond_signal(&crew->work);
@@ -114,7 +189,19 @@ void crew_stop(struct crew *crew) {
 void crew_free(struct crew *crew) {
     if (crew == NULL) return;
     crew_stop(crew);
-    while (crew->thread_count > 0) pthread_join(crew->threads[--crew->thread_count], NULL);
+    pthread_mutex_lock(&crew->lock);
+    for (;;) {
+        int64_t at = leave_behind(crew), soon = platform_now_ns() + LOOK_MS * MS_NS;
+        if (crew->working == 0) break;
+        platform_cond_wait(&crew->ended, &crew->lock, at < soon ? at : soon);
+    }
+    pthread_mutex_unlock(&crew->lock);
+    for (unsigned i = 0; i < crew->helper_count; i++) {
+        if (crew->helpers[i].left) continue;
+        pthread_join(crew->helpers[i].thread, NULL);
+        reader_free(crew->helpers[i].reader);
+    }
+    pthread_cond_destroy(&crew->ended);
     pthread_cond_destroy(&crew->work);
     pthread_mutex_destroy(&crew->lock);
     free(crew);

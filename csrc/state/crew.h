@@ -2,7 +2,7 @@
 // place, and checks it there, so that the engine's thread only moves frames.
 //
 // A leaf that has come whole (CREW_HERE) is only checked. One that lies in the memory of another process of this host (CREW_PLACED) is read
-// from there, and checked while it is still in the cache.
+// from there, and brought to its place when it is right. A helper that hangs in that memory is left behind (see data/reader), its leaf is unreadable.
 //
 // Used by one thread, which gives jobs and takes them back in the same order; `tell` is called from a helper, without a lock, now and then, and
 // when nothing is left to do.
@@ -26,7 +26,7 @@ struct crew_job {
     enum crew_kind kind;
     uint64_t leaf;
     uint32_t donor;
-    uint8_t *to; // written by the helper, until the job is taken back
+    uint8_t *to; // written by the helper, until the job is taken back; only with what is right
     uint32_t length;
     uint32_t came;     // bytes over the link for it
     uint64_t expected; // hash
@@ -36,6 +36,7 @@ struct crew_job {
 };
 
 struct crew;
+struct reader;
 
 // NULL when the system refuses memory or every thread.
 struct crew *crew_new(void (*tell)(void *context), void *context);
@@ -45,12 +46,14 @@ bool crew_give(struct crew *crew, const struct crew_job *job);
 bool crew_take(struct crew *crew, struct crew_job *out);
 bool crew_has(const struct crew *crew, uint64_t leaf); // given and not taken back
 bool crew_idle(const struct crew *crew);               // all were taken back
+// Whether a helper hangs, of which the one thread learns by crew_take; to be called now and then.
+void crew_watch(struct crew *crew);
 // No further job is begun. Does not block.
 void crew_stop(struct crew *crew);
-// Stops, and waits until no helper touches anything. NULL is allowed. Any one thread.
+// Stops, and waits until no helper touches anything, or it hangs and never will. NULL is allowed. Any one thread.
 void crew_free(struct crew *crew);
 
 // The work itself; sets the result.
-void crew_do(struct crew_job *job);
+void crew_do(struct crew_job *job, struct reader *reader);
 
 #endif

@@ -57,6 +57,7 @@ void sync_members_changed(struct engine *engine); // lock held; before peers are
 void sync_forget(struct engine *engine, const struct peer *peer);
 void sync_lane_gone(struct lane *lane);
 void sync_lane_came(struct lane *lane); // lock held
+void sync_memory_hangs(struct engine *engine, const struct peer *peer); // it is not read any more
 // Where the payload of a frame goes; lock held. False: malformed.
 bool sync_place(struct lane *lane);
 // The whole frame is here. False: malformed.

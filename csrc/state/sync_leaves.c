@@ -84,6 +84,12 @@ static void doubt(struct sync *sync, uint32_t index) {
     delta_shun(sync->delta, index);
 }
 
+void sync_memory_hangs(struct engine *engine, const struct peer *peer) {
+    struct sync *sync = engine->sync;
+    uint32_t index = sync == NULL || sync->delta == NULL ? 0 : sync_donor_of(sync, peer);
+    if (sync != NULL && sync->delta != NULL && index < sync->donor_count) doubt(sync, index);
+}
+
 static void take_result(struct engine *engine, const struct crew_job *job) {
     struct sync *sync = engine->sync;
     switch (job->result) {
@@ -124,7 +130,8 @@ void sync_take_crew_results(struct engine *engine) {
 }
 
 // The crew does it, or, if that is busy or the job is small, the thread itself.
-static void do_job(struct engine *engine, struct crew_job *job) {
+static void do_job(struct lane *lane, struct crew_job *job) {
+    struct engine *engine = lane->engine;
     struct sync *sync = engine->sync;
     if (job->length >= CREW_BYTES) {
         if (sync->crew == NULL) sync->crew = crew_new(tell_crew_is_done, engine);
@@ -132,7 +139,8 @@ static void do_job(struct engine *engine, struct crew_job *job) {
         sync_take_crew_results(engine); // there may be room then, or an end of it all
         if (sync->phase != PHASE_LEAVES || (sync->crew != NULL && crew_give(sync->crew, job))) return;
     }
-    crew_do(job);
+    engine->reading = lane;
+    crew_do(job, engine->reader);
     take_result(engine, job);
     go_on(engine, job);
 }
@@ -166,7 +174,7 @@ static void take_placed(struct lane *lane, uint32_t donor) {
         from += job.length;
         if (!take_over(lane, job.leaf)) continue;
         came = 0;
-        do_job(engine, &job);
+        do_job(lane, &job);
     }
 }
 
@@ -188,6 +196,6 @@ bool sync_take_leaf(struct lane *lane) {
         go_on(engine, &job);
         return true;
     }
-    do_job(engine, &job);
+    do_job(lane, &job);
     return true;
 }

@@ -216,6 +216,8 @@ void sync_receive(struct engine *engine) {
     int64_t now = platform_now_ns();
     if (now < sync->tick_at) return;
     sync->tick_at = now + SYNC_TICK_MS * MS_NS;
+    if (sync->crew != NULL) crew_watch(sync->crew);
+    sync_take_crew_results(engine);
     if (sync->phase == PHASE_LEAVES) {
         tell_progress(sync, now);
         look_at_donors(engine, now);

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -82,3 +84,111 @@ def test_workers_of_one_process(way: str) -> None:
     if way == "namespaces":
         assert len({line.split()[0] for line in lines}) == 1, "the process ids differ"
     assert {line.split(maxsplit=1)[1] for line in lines} == {"[1001.0]"}
+
+
+# A peer whose tensor lies in memory that does not answer, until it is told otherwise.
+UNANSWERING = """
+import ctypes, errno, fcntl, mmap, os, struct, sys
+import numpy as np
+from pccl import Attribute, Communicator, PCCLError, ReduceOp
+
+SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}.get(os.uname().machine, 282)
+UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER = 0xC018AA3F, 0xC020AA00, 0x8010AA01
+BYTES, PAGE = 16 << 20, 65536
+
+faults = ctypes.CDLL(None, use_errno=True).syscall(SYS_USERFAULTFD, os.O_CLOEXEC)
+if faults < 0:
+    sys.exit(77)
+memory = mmap.mmap(-1, BYTES)
+x = np.frombuffer(memory, np.float32)
+x[: PAGE // 4] = x[-PAGE // 4 :] = 1
+comm = Communicator(sys.argv[1])
+comm.connect()
+while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
+    comm.update_topology()
+warm = np.ones(1 << 18, np.float32)
+for _ in range(5):
+    comm.all_reduce(warm, warm, op=ReduceOp.SUM)
+fcntl.ioctl(faults, UFFDIO_API, struct.pack("<QQQ", 0xAA, 0, 0))
+place = struct.pack("<QQ", x.ctypes.data + PAGE, BYTES - 2 * PAGE)
+fcntl.ioctl(faults, UFFDIO_REGISTER, place + struct.pack("<QQ", 1, 0))
+handle = comm.all_reduce_async(x, np.empty_like(x), op=ReduceOp.SUM)
+print("posted", flush=True)
+sys.stdin.readline()
+fcntl.ioctl(faults, UFFDIO_UNREGISTER, place)  # whoever waits gets pages of zeros
+print("answered", flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+
+NEIGHBOUR = """
+import sys, threading
+import numpy as np
+from pccl import Attribute, Communicator, PCCLError, ReduceOp
+
+comm = Communicator(sys.argv[1])
+comm.connect()
+print("joined", flush=True)
+while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
+    comm.update_topology()
+warm = np.ones(1 << 18, np.float32)
+for _ in range(5):
+    comm.all_reduce(warm, warm, op=ReduceOp.SUM)
+x, y = np.full(4 << 20, 3, np.float32), np.zeros(4 << 20, np.float32)
+print("begins", flush=True)
+try:
+    comm.all_reduce(x, y, op=ReduceOp.SUM)
+    print("sum", flush=True)
+except PCCLError as error:
+    print(type(error).__name__, flush=True)
+names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in __import__("os").listdir("/proc/self/task")]
+print(names.count("pccl:data"), flush=True)
+y[:] = 7
+comm.close()
+print("closed", flush=True)
+sys.stdin.readline()
+threads = lambda: [open(f"/proc/self/task/{task}/comm").read().strip() for task in __import__("os").listdir("/proc/self/task")]
+while "pccl:data" in threads():
+    __import__("time").sleep(0.01)
+print("same" if (x == 3).all() and (y == 7).all() else "written", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def python(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_memory_that_does_not_answer() -> None:
+    """The call ends, close() returns, and nothing is written when the memory answers after all."""
+    with pccl.MasterNode("127.0.0.1:0", heartbeat_limit=2.0) as master:
+        address = f"127.0.0.1:{master.port}"
+        with python(NEIGHBOUR, address) as neighbour, contextlib.ExitStack() as stack:
+
+            def heard(process: subprocess.Popen[str]) -> str:
+                assert process.stdout is not None
+                return process.stdout.readline().strip()
+
+            def tell(process: subprocess.Popen[str]) -> None:
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+
+            assert heard(neighbour) == "joined"
+            peer = stack.enter_context(python(UNANSWERING, address))
+            if heard(peer) != "posted":
+                assert peer.wait(PATIENCE) == NOT_PERMITTED
+                pytest.skip("userfaultfd needs a right that is not here")
+            assert heard(neighbour) == "begins"
+            assert heard(neighbour) == "PeerLostError"
+            assert heard(neighbour) == "2", "no thread was left behind: the memory was not read"
+            assert heard(neighbour) == "closed"
+            tell(peer)
+            assert heard(peer) == "answered"
+            tell(neighbour)
+            assert heard(neighbour) == "same"

@@ -1,11 +1,16 @@
 // The helpers that bring leaves to their places and check them.
 #define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/platform.h"
 #include "check.h"
 #include "compute/hash.h"
+#include "data/reader.h"
 #include "state/crew.h"
 
 enum { LEAF = 64 << 10,
@@ -59,7 +64,10 @@ static void test_work(void) {
         if (rows[i].flipped) job.expected ^= 1;
         if (rows[i].hole) job.from = (uint64_t)(uintptr_t)hole;
         if (rows[i].nobody) job.process = 0;
-        crew_do(&job);
+        struct reader *reader = reader_new();
+        REQUIRE(reader != NULL);
+        crew_do(&job, reader);
+        reader_free(reader);
         CHECK_EQ(job.result, rows[i].want);
         if (rows[i].want == CREW_RIGHT) CHECK_MEM(mine, theirs, LEAF);
     }
@@ -121,6 +129,46 @@ static void test_end(void) {
     crew_free(NULL);
 }
 
+// Memory that does not answer: what lies there is unreadable, the rest is done, and the end does not wait.
+static void test_hang(void) {
+    check_case("hang");
+    int faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+    struct uffdio_api api = {.api = UFFD_API};
+    uint8_t *silent = mmap(NULL, LEAF, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(silent != MAP_FAILED);
+    struct uffdio_register range = {.range = {(uint64_t)(uintptr_t)silent, LEAF}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+    if (faults < 0 || ioctl(faults, UFFDIO_API, &api) != 0 || ioctl(faults, UFFDIO_REGISTER, &range) != 0) {
+        fprintf(stderr, "test_hang: skipped, userfaultfd needs a right that is not here\n");
+        return;
+    }
+    memset(mine, 1, LEAF);
+    struct crew_job silent_job = job_of(0), job;
+    silent_job.from = (uint64_t)(uintptr_t)silent;
+    for (int trial = 0; trial < 2; trial++) {
+        struct crew *crew = crew_new(tell, NULL);
+        REQUIRE(crew != NULL && crew_give(crew, &silent_job));
+        uint64_t rest = trial == 0 ? 10 : 0; // at the second trial nobody looks before the end
+        for (uint64_t leaf = 1; leaf <= rest; leaf++) {
+            job = job_of(leaf);
+            CHECK(crew_give(crew, &job));
+        }
+        for (uint64_t taken = 0; rest > 0 && taken <= rest;) {
+            crew_watch(crew);
+            if (!crew_take(crew, &job)) {
+                usleep(1000);
+                continue;
+            }
+            CHECK_EQ(job.result, taken++ == 0 ? CREW_UNREADABLE : CREW_RIGHT);
+        }
+        crew_free(crew);
+    }
+    CHECK_EQ(ioctl(faults, UFFDIO_UNREGISTER, &range.range), 0); // now they are answered: with zeros
+    close(faults);
+    usleep(10000);
+    for (size_t i = 0; i < LEAF; i++) CHECK(mine[i] == 1);
+    munmap(silent, LEAF);
+}
+
 int main(void) {
     uint64_t seed = 1;
     for (size_t i = 0; i + 8 <= sizeof theirs; i += 8) {
@@ -130,5 +178,6 @@ int main(void) {
     test_work();
     test_order();
     test_end();
+    test_hang();
     return check_status();
 }
