@@ -2,10 +2,14 @@
 
     with pccl.Communicator("10.0.0.1:48148") as comm:
         comm.connect()
-        comm.all_reduce(gradients, gradients, op=pccl.ReduceOp.AVG)
+        comm.wait_for_peers(2)
+        comm.all_reduce(gradients, op=pccl.ReduceOp.AVG)
 
-`__all__` has the names that PCCL has. Result codes, device types and the classes of errors can be imported as well.
+`__all__` has the names that PCCL has. Result codes, device types and the classes of errors can be imported as well:
+`pccl.PeerLostError`, `pccl.TooFewPeersError` and so on (docs/troubleshooting.md has them all).
 """
+
+import sys as _sys
 
 from pccl import _cuda as cuda
 from pccl._pccl import (
@@ -63,3 +67,5 @@ __all__ = [  # noqa: RUF022 - in the order in which the interface is documented
     "AsyncReduceHandle",
     "PCCLError",
 ]
+
+_sys.modules["pccl.cuda"] = cuda  # for `import pccl.cuda`

@@ -163,5 +163,7 @@ def _run_peer(task: str) -> None:
 if __name__ == "__main__":
     try:
         _run_peer(sys.argv[1])
+    except KeyboardInterrupt:
+        sys.exit(130)  # `pccl bench` speaks for all
     except BenchError as error:
         sys.exit(f"pccl bench: {error}")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import atexit
 import contextlib
 import socket
+import sys
 import weakref
 from types import TracebackType
 from typing import Any, Self
 
 from pccl._address import IP, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoint, parse_endpoints, resolve
-from pccl._calls import SUCCESS, UNBOUNDED, Deadline, NativeCall, NativeHandle, milliseconds
+from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeCall, NativeHandle, milliseconds
 from pccl._enums import Result
 from pccl._errors import PCCLError
 from pccl._loader import load_native_module
 
 _ffi, _C = load_native_module()
+
+NOTICE_SECONDS = 0.5
+"""After which a process that ends, and waits for its master, says so."""
 
 
 class MasterNode:
@@ -113,10 +117,14 @@ class MasterNode:
         call.check()
 
     def _serve_to_the_end(self) -> None:
-        """Waits until it has stopped; Ctrl-C stops it."""
+        """Waits until it has stopped; Ctrl-C stops it. It says so, for a shell that is left would seem to hang."""
+        patience = Deadline(NOTICE_SECONDS)
         while self._running and self._handle.owned:
             try:
-                NativeCall("pcclMasterAwaitTermination", self._pointer).proceed(self._handle)
+                if NativeCall("pcclMasterAwaitTermination", self._pointer).proceed(self._handle, patience) == TIMED_OUT:
+                    patience = UNBOUNDED
+                    print("a pccl master is still running; press Ctrl-C to stop it", file=sys.stderr, flush=True)
+                    continue
                 self._running = False
             except KeyboardInterrupt:
                 if _C.pcclInterruptMaster(self._pointer) != SUCCESS:

@@ -35,6 +35,12 @@ class SharedState:
             if not isinstance(info, TensorInfo):
                 kind = type(info).__name__
                 raise TypeError(f"entry {position} is a {kind}, not a TensorInfo: TensorInfo.from_torch(tensor, name) makes one")
+        names: set[str] = set()
+        for info in tensor_infos:
+            if info.name in names:
+                text = f'two entries are called "{info.name}": names must differ'
+                raise error_for(_C.pcclInvalidArgument, "SharedState", text)
+            names.add(info.name)
         self._tensor_infos: Sequence[TensorInfo] = tuple(tensor_infos)
         self._names = [_ffi.new("char[]", info.name.encode()) for info in tensor_infos]
         self._infos = _ffi.new("pcclTensorInfo_t[]", len(tensor_infos))

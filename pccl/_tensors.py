@@ -70,7 +70,9 @@ def torch_memory(tensor: Any, role: str) -> Memory:
     device = DeviceType.CPU if tensor.is_cpu else DeviceType.from_torch_device_type(tensor.device.type)
     if device is None:
         raise AssertionError(f"{role} is on {tensor.device}: only CPU and CUDA tensors can be used")
-    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+    if tensor.layout is not torch.strided:
+        raise AssertionError(f"{role} is sparse: call .to_dense() first")
+    if not tensor.is_contiguous():
         raise AssertionError(f"{role} must be contiguous: call .contiguous() first")
     if tensor.is_neg():
         raise AssertionError(f"{role} is a lazily negated view: call .resolve_neg() first")

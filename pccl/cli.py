@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import time
+from typing import Any
 
 import click
 from rich.console import Console
@@ -21,6 +22,11 @@ from pccl.master import DEFAULT_ADDRESS, SIGTERM_CHOICES, serve
 from pccl.stress.command import stress
 
 _ffi, _C = load_native_module()
+
+FAULTS_HELP = f"comma-separated, from {', '.join(_sim.FAULTS)}; or all  [default: chosen by the seed]"
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as that of a shell."""
 
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -38,13 +44,25 @@ def _read_size(text: str) -> int:
     return int(number) * SIZE_UNITS[unit]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Interruptible(click.Group):
+    """Ctrl-C ends its commands with status 130 and one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click's, but for Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(cls=Interruptible, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(pccl.__version__, prog_name="pccl")
 def main() -> None:
     """Collective communication between peers that may join, die or hang at any time."""
 
 
-@main.command()
+@main.command(short_help="Run a master, or a standby.")
 @click.option("--listen", default=DEFAULT_ADDRESS, show_default=True, help="host:port to listen on; port 0 = any free port")
 @click.option(
     "--heartbeat-limit",
@@ -64,7 +82,7 @@ def master(listen: str, heartbeat_limit: float | None, masters: str | None, on_s
     sys.exit(serve(listen, heartbeat_limit, masters, on_sigterm))
 
 
-@main.command()
+@main.command(short_help="Show the build and the instruction set in use.")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def info(as_json: bool) -> None:
     """Show the build, the instruction set in use, and what else is installed."""
@@ -119,7 +137,7 @@ def bench() -> None:
     """Measure this machine, or a run."""
 
 
-@bench.command()
+@bench.command(short_help="Time the all-reduce, beside torch's gloo.")
 @click.option(
     "--sizes", type=read_sizes, default="4K,64K,1M,16M,64M", show_default=True, metavar="SIZES", help="bytes per tensor"
 )
@@ -177,19 +195,21 @@ def read_faults(text: str) -> int:
     return sum(_sim.FAULTS[name] for name in set(names))
 
 
-@main.command()
+@main.command(short_help="Simulate the protocol under faults.")
 @click.option("--seed", type=click.IntRange(0, 2**63), default=1, show_default=True, help="the first seed")
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="how many, one after the other")
-@click.option("--peers", type=click.IntRange(2, 16), help="peers at a time  [default: 2 to 8, by the seed]")
-@click.option("--masters", type=click.IntRange(1, 3), help="in the list: the first one and standbys  [default: by the seed]")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="number of seeds, counting up from --seed")
+@click.option("--peers", type=click.IntRange(2, 16), help="peers at a time  [default: 2 to 8, chosen by the seed]")
+@click.option("--masters", type=click.IntRange(1, 3), help="the first master and its standbys  [default: chosen by the seed]")
 @click.option(
     "--minutes",
     type=click.FloatRange(0.001, 10000),
-    help="virtual minutes of faults in each seed  [default: 0.3 to 1.2 s, by the seed]",
+    help="simulated minutes with faults per seed  [default: 0.005 to 0.02, chosen by the seed]",
 )
-@click.option("--faults", type=read_faults, metavar="NAMES", help="what may go wrong, or all  [default: by the seed]")
+@click.option("--faults", type=read_faults, metavar="NAMES", help=FAULTS_HELP)
 @click.option("--trace", is_flag=True, help="print who says what to whom, and when")
-@click.option("--lines", type=click.IntRange(1, 100000), default=60, show_default=True, help="of a failing seed's trace")
+@click.option(
+    "--lines", type=click.IntRange(1, 100000), default=60, show_default=True, help="lines of trace to print of a failing seed"
+)
 @click.option("--jobs", type=click.IntRange(1, 256), default=_sim.default_jobs, help="seeds at a time  [default: the processors]")
 @click.option("--failures", type=click.IntRange(1), default=3, show_default=True, help="stop after so many failing seeds")
 def sim(
@@ -206,8 +226,8 @@ def sim(
 ) -> None:
     """Run the protocol in virtual time against faults drawn from a seed, and check it after every event.
 
-    The same seed and options give the same run. The exit status is 0 when all seeds pass, 1 when one fails, and 2 when it
-    could not run or was interrupted.
+    The same seed and options give the same run. The exit status is 0 when all seeds pass, 1 when one fails, 2 when it could
+    not run, and 130 after Ctrl-C.
     """
     if trace and seeds > 1:
         raise click.UsageError("--trace is for one seed")
@@ -261,12 +281,15 @@ def _simulate(plan: _sim.Plan) -> int:
         f"({rate:.0f} a second, {plan.jobs} at a time): {failed}",
         err=plan.trace,
     )
-    if interrupted or progress.errors:
+    if interrupted:
+        return INTERRUPTED
+    if progress.errors:
         return 2
     return 1 if progress.reports else 0
 
 
 @main.command(
+    short_help="Train a small model, kill a peer, add one.",
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
 )

@@ -49,6 +49,7 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
 
 
 @click.command(
+    short_help="Chaos-test real processes.",
     epilog="Exit status: 0 everything held, 1 something did not, 2 bad arguments or missing packages, 130 Ctrl-C (the summary of "
     "what was done until then is written).",
     context_settings={"help_option_names": ["-h", "--help"]},

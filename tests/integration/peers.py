@@ -71,8 +71,10 @@ class MasterProcess:
 
     def kill(self) -> None:
         """SIGKILL, and waits until it is gone."""
+        assert self.process.stdout is not None
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        self.process.stdout.close()
 
     def __enter__(self) -> MasterProcess:
         return self

@@ -1,8 +1,11 @@
 """The `pccl` command: what it prints, and what it says of wrong input."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -103,3 +106,28 @@ def test_bench_takes_part_in_a_run():
         for peer in peers:
             peer.join(60)
     assert [len(mine) for mine in rows] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stream", "words"),
+    [
+        (["sim", "--seeds", "100000", "--jobs", "1"], "stderr", "interrupted after"),
+        (["bench", "allreduce", "--sizes", "4K,16M", "--iterations", "2000", "--no-gloo", "--json"], "stdout", "interrupted"),
+    ],
+)
+def test_ctrl_c_ends_a_command_with_130_and_no_traceback(arguments, stream, words):
+    environment = {**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1])}
+    command = subprocess.Popen(
+        [sys.executable, "-m", "pccl", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    getattr(command, stream).readline()
+    command.send_signal(signal.SIGINT)
+    out, err = command.communicate(timeout=60)
+    assert command.returncode == 130, err
+    assert words in out + err
+    assert "Traceback" not in err
+
+
+def test_the_summaries_of_commands_are_whole():
+    result = CliRunner().invoke(main, ["--help"])
+    assert "..." not in result.output.partition("Commands:")[2]

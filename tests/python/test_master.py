@@ -149,6 +149,21 @@ def test_a_script_goes_on_serving_and_ctrl_c_ends_it(name):
     assert "Traceback" not in err
 
 
+def test_a_shell_that_is_left_says_what_it_waits_for():
+    code = "import pccl; master = pccl.MasterNode('127.0.0.1:0'); master.run()"
+    shell = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PCCL_LOG_LEVEL": "ERR"},
+    )
+    assert shell.stderr.readline() == "a pccl master is still running; press Ctrl-C to stop it\n"
+    shell.send_signal(signal.SIGINT)
+    assert shell.communicate(timeout=30) == ("", "")
+    assert shell.returncode == 0
+
+
 def test_a_forked_child_leaves_the_master_alone():
     code = (
         "import os, pccl\n"

@@ -65,6 +65,16 @@ def test_cuda_module(monkeypatch):
     assert pccl.cuda.is_available() is True
 
 
+def test_cuda_is_imported_like_any_module():
+    code = "import pccl.cuda; from pccl.cuda import is_available; assert pccl.cuda is pccl._cuda and not is_available()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_demo_is_a_module_that_runs():
+    done = subprocess.run([sys.executable, "-m", "pccl.demo", "--help"], capture_output=True, text=True, check=True)
+    assert "killed with SIGKILL" in " ".join(done.stdout.split())
+
+
 def test_is_typed():
     assert (Path(pccl.__file__).parent / "py.typed").exists()
 
@@ -123,13 +133,19 @@ SIGNATURES = [
         C.sync_shared_state,
         "(shared_state, strategy=<SharedStateSyncStrategy.ENFORCE_POPULAR: 0>, *, progress=None, timeout=None)",
     ),
-    (C.all_reduce, "(send, recv, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False, timeout=None)"),
-    (C.all_reduce_async, "(send, recv, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False)"),
+    (
+        C.all_reduce,
+        "(send, recv=None, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False, timeout=None)",
+    ),
+    (C.all_reduce_async, "(send, recv=None, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False)"),
     (C.all_reduce_multiple_with_retry, "(descriptors, *, max_in_flight=4, timeout=None)"),
+    (C.wait_for_peers, "(peers, *, timeout=None)"),
     (pccl.MasterNode, "(listen_address, *, heartbeat_limit=None, masters=None)"),
     (pccl.MasterNode.run, "()"),
     (pccl.MasterNode.interrupt, "()"),
     (pccl.AsyncReduceHandle.wait, "(*, timeout=None)"),
+    (pccl.AsyncReduceHandle.result, "(*, timeout=None)"),
+    (pccl.AsyncReduceHandle.done, "()"),
     (pccl.ReduceOperandDescriptor, "(datatype, distribution_hint=<DistributionHint.NONE: 0>)"),
     (
         pccl.QuantizationOptions,

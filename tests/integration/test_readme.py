@@ -1,0 +1,238 @@
+"""What README shows, run as it stands in whole programs whose peers are stopped, come late, or lose their master.
+
+On every path the peers that end well, with status 0, hold the same parameters; all others say why they do not.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from peers import ENVIRONMENT, MasterProcess
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+SNIPPETS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+EXAMPLE, LOOP, RETRY, MASTERS, NEWCOMER = SNIPPETS
+
+SECONDS = 60
+STEPS = 150
+MANY = 100_000
+"""Steps that take longer than any test."""
+
+AROUND = """
+import sys, time, zlib
+import numpy as np
+import pccl
+
+address, steps, peers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+def average(comm, gradient):
+{reduce}
+
+def one_more(step):
+    if step == 1:
+        print("begun", flush=True)
+    time.sleep(0.01)
+"""
+
+TRAINING = """
+noise = np.random.default_rng()
+parameters = np.zeros(1000, np.float32)
+comm = pccl.Communicator(address)
+comm.connect()
+comm.wait_for_peers(peers, timeout=3)
+for step in range(1, steps + 1):
+    gradient = parameters - 1 + noise.normal(0, 0.1, parameters.size).astype(np.float32)
+    average(comm, gradient)
+    parameters -= 0.1 * gradient
+    one_more(step)
+comm.are_peers_pending()
+print(f"end {zlib.crc32(parameters):08x}")
+"""
+
+MODULE = """
+import torch
+
+torch.set_num_threads(1)
+comm = pccl.Communicator(address)
+model = torch.nn.Linear(20, 20)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+def train_a_step():
+    optimizer.zero_grad()
+    model(torch.randn(20)).pow(2).sum().backward()
+    for parameter in model.parameters():
+        average(comm, parameter.grad)
+    optimizer.step()
+    one_more(state.extra["step"] + 1)
+"""
+
+MODULE_END = """
+comm.are_peers_pending()
+print(f"end {state.hash()}")
+"""
+
+
+def program(reduce: str, *parts: str) -> str:
+    return AROUND.format(reduce=textwrap.indent(reduce, "    ")) + "".join(parts)
+
+
+assert "timeout=60" in NEWCOMER
+PROGRAMS = {
+    "loop": program(LOOP, TRAINING),
+    "retry": program(RETRY, TRAINING),
+    "newcomer": program(LOOP, MODULE, NEWCOMER.replace("timeout=60", "timeout=3"), MODULE_END),
+}
+
+
+class Run:
+    """Peers of a program, as processes."""
+
+    def __init__(self, name: str, address: str, steps: int, count: int, **environment: str) -> None:
+        self._command = [sys.executable, "-c", PROGRAMS[name], address, str(steps), str(count)]
+        self._environment = {**ENVIRONMENT, **environment}
+        self.peers = [self.start() for _ in range(count)]
+        for peer in self.peers:
+            said = peer.stdout.readline()
+            while said and said != "begun\n":
+                said = peer.stdout.readline()
+            assert said, peer.stderr.read()
+
+    def start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for peer in self.peers:
+            peer.kill()
+            peer.communicate()
+
+
+def hash_of(peer: subprocess.Popen[str]) -> str:
+    """Of a peer that has ended well."""
+    out, err = peer.communicate(timeout=SECONDS)
+    assert peer.returncode == 0, err
+    return out.splitlines()[-1].removeprefix("end ")
+
+
+def reason_of(peer: subprocess.Popen[str]) -> str:
+    """Of a peer that has not: the last line that it printed."""
+    out, err = peer.communicate(timeout=SECONDS)
+    assert peer.returncode != 0, out
+    assert "end " not in out
+    return err.strip().splitlines()[-1]
+
+
+def test_the_example_is_the_one_that_runs():
+    text = (ROOT / "examples" / "all_reduce.py").read_text(encoding="utf-8")
+    assert text.partition('"""\n\n')[2] == EXAMPLE
+
+
+@pytest.mark.parametrize(("name", "count"), [("loop", 3), ("retry", 3), ("newcomer", 2)])
+def test_a_peer_that_was_expelled_does_not_go_on(name, count):
+    with MasterProcess(heartbeat_limit=1.0) as master, Run(name, master.address, STEPS, count) as run:
+        stopped, *others = run.peers
+        stopped.send_signal(signal.SIGSTOP)
+        assert len({hash_of(peer) for peer in others}) == 1
+        stopped.send_signal(signal.SIGCONT)
+        reason = reason_of(stopped)
+        assert "ConnectionFailedError" in reason
+        assert "expelled by the master: no heartbeat for 1.0 s" in reason
+        assert "reconnect()" in reason
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("way", ["detach", "end"])
+def test_peers_whose_master_does_not_come_back_end(monkeypatch, name, way):
+    monkeypatch.setitem(ENVIRONMENT, "PCCL_MASTER_ON_SIGTERM", way)
+    with MasterProcess() as master, Run(name, master.address, MANY, 2, PCCL_MASTER_RECOVERY_MS="1000") as run:
+        master.signal(signal.SIGTERM)
+        assert all("ConnectionFailedError" in reason_of(peer) for peer in run.peers)
+
+
+def test_peers_whose_master_comes_back_go_on():
+    with MasterProcess() as master, Run("loop", master.address, STEPS, 2) as run:
+        master.signal(signal.SIGTERM)
+        master.process.wait(SECONDS)
+        master.start()
+        assert len({hash_of(peer) for peer in run.peers}) == 1
+
+
+@pytest.mark.parametrize("name", ["loop", "retry"])
+def test_a_peer_that_comes_late_begins_nothing_anew(name):
+    with MasterProcess() as master, Run(name, master.address, STEPS, 2) as run:
+        late = run.start()
+        run.peers.append(late)
+        assert len({hash_of(peer) for peer in run.peers[:2]}) == 1
+        assert "1 of 2 peers are there" in reason_of(late)
+
+
+def test_a_newcomer_goes_on_with_the_others():
+    with MasterProcess() as master, Run("newcomer", master.address, 3 * STEPS, 2) as run:
+        run.peers.append(run.start())
+        assert len({hash_of(peer) for peer in run.peers}) == 1
+        run.peers.append(run.start())  # comes when all have ended
+        assert "1 of 2 peers are there" in reason_of(run.peers[-1])
+
+
+def test_a_list_of_masters(tmp_path):
+    with MasterProcess() as master:
+        addresses = re.findall(r"[\d.]+:\d+", MASTERS)
+        assert len(addresses) == 2
+        text = MASTERS.replace(addresses[0], master.address)
+        subprocess.run([sys.executable, "-c", f"import pccl\n{text}"], check=True, env=ENVIRONMENT, timeout=SECONDS)
+
+
+# ---- examples/training_loop.py ----
+
+
+def training(address: str, peers: int, steps: int = STEPS, **environment: str) -> subprocess.Popen[str]:
+    text = (ROOT / "examples" / "training_loop.py").read_text(encoding="utf-8")
+    assert "timeout=60" in text
+    return subprocess.Popen(
+        [sys.executable, "-c", text.replace("timeout=60", "timeout=3"), address, str(steps), str(peers)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**ENVIRONMENT, **environment},
+    )
+
+
+def last_parameters(peer: subprocess.Popen[str]) -> str:
+    return hash_of(peer).partition("parameters ")[2]
+
+
+def test_the_training_loop_of_an_expelled_peer_ends():
+    with MasterProcess(heartbeat_limit=1.0) as master:
+        peers = [training(master.address, 3) for _ in range(3)]
+        assert all("3 peers" in peer.stdout.readline() for peer in peers)
+        peers[2].send_signal(signal.SIGSTOP)
+        assert last_parameters(peers[0]) == last_parameters(peers[1])
+        peers[2].send_signal(signal.SIGCONT)
+        assert "stopped: " in reason_of(peers[2])
+
+
+def test_a_late_copy_of_the_training_loop_says_so():
+    with MasterProcess() as master:
+        peers = [training(master.address, 2) for _ in range(2)]
+        assert all("2 peers" in peer.stdout.readline() for peer in peers)
+        late = training(master.address, 2)
+        assert last_parameters(peers[0]) == last_parameters(peers[1])
+        assert "1 of 2 peers are there" in reason_of(late)
+
+
+def test_the_training_loop_without_a_master_ends():
+    with MasterProcess() as master:
+        peers = [training(master.address, 2, MANY, PCCL_MASTER_RECOVERY_MS="1000") for _ in range(2)]
+        assert all("2 peers" in peer.stdout.readline() for peer in peers)
+        master.kill()
+        assert all("stopped: " in reason_of(peer) for peer in peers)
