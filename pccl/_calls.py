@@ -138,16 +138,24 @@ class NativeHandle:
     @property
     def owned(self) -> bool:
         """Whether it is open and was made by this process, not by one that this is a fork of."""
-        return not self._closed and self._owner == _forks
+        return not self._closed and not self.inherited
+
+    @property
+    def inherited(self) -> bool:
+        """Whether a process that this one is a fork of made it."""
+        return self._owner != _forks
+
+    @property
+    def inherited_text(self) -> str:
+        """What a forked child is told."""
+        return f"the {self.noun} is that of the process that this one was forked from: create one after the fork"
 
     def __enter__(self) -> Any:
+        if self.inherited:  # asked without the lock, which a thread of the parent may have held
+            raise ClosedError(self.inherited_text)
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the {self.noun} is closed")
-            if self._owner != _forks:
-                raise ClosedError(
-                    f"the {self.noun} is that of the process that this one was forked from: create one after the fork"
-                )
             self._users += 1
         return self._pointer
 
@@ -157,13 +165,13 @@ class NativeHandle:
 
     def close(self) -> None:
         """Frees the object, once. A forked child only forgets it: the object belongs to the parent."""
-        owned = self.owned
+        if self.inherited:
+            self._closed = True
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        if not owned:
-            return
         # Bounded: a signal between the two halves of a `with` may leave a user behind that is none, and a daemon thread
         # never returns once the interpreter is going down. A caller that is still inside C is sent out by destroy.
         limit = Deadline(0 if sys.is_finalizing() else DRAIN_SECONDS)

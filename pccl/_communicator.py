@@ -486,6 +486,8 @@ class Communicator:
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[None]:
         """Keeps calls apart that exclude each other. Between two slices of a wait C could not tell them from a repeat."""
+        if self._handle.inherited:
+            raise error_for(INVALID_USAGE, name, self._handle.inherited_text)
         taken: list[bool] = []
         try:
             taken.extend(map(self._exclusive.acquire, (False,)))  # by C, as results are: no signal comes in between
@@ -586,7 +588,7 @@ class Communicator:
             if _C.pccl_ext_comm_state(pointer, text, STATE_BYTES) == SUCCESS:
                 state: str = _ffi.string(text).decode("utf-8", "replace")
                 return state
-        return "closed"
+        return "of the parent process" if self._handle.inherited else "closed"
 
 
 def _resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:

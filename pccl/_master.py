@@ -64,7 +64,7 @@ class MasterNode:
     @property
     def port(self) -> int:
         """The port it listens on; before `run`, the one it was given."""
-        if not self._running or self._handle.closed:
+        if not self._running or not self._handle.owned:
             return self._endpoint.port
         out = _ffi.new("uint16_t *")
         self._call("pccl_ext_master_port", out)
@@ -108,6 +108,8 @@ class MasterNode:
 
     def __repr__(self) -> str:
         state = "closed" if self._handle.closed else "running" if self._running else "not run"
+        if self._handle.inherited:
+            state = "of the parent process"
         host = str(self._endpoint).rpartition(":")[0]
         return f"<MasterNode {host}:{self.port}: {state}>"
 

@@ -193,6 +193,8 @@ class Reaper:
     def start(self) -> None:
         """Starts the thread, before the first op that may need it: at the end of a handle it is too late."""
         # Going down, the queue holds the tensors to the end: Python 3.11 waits for ever for the start of a thread then.
+        if self._handle.inherited:
+            return
         if (self._thread is None or not self._thread.is_alive()) and not sys.is_finalizing():
             self._thread = threading.Thread(target=self._run, name="pccl:reaper", daemon=True)
             with contextlib.suppress(RuntimeError):  # what later ones raise
@@ -245,6 +247,10 @@ class AsyncReduceHandle:
         `timeout` in seconds: PCCLTimeoutError, and the op goes on.
         """
         deadline = Deadline(timeout)
+        if self._outcome is not None:
+            return self._outcome
+        if self._handle.inherited:
+            raise error_for(INVALID_USAGE, "pcclAwaitAsyncReduce", self._handle.inherited_text)
         left = deadline.remaining()
         taken: list[bool] = []
         try:

@@ -13,6 +13,7 @@
 
 struct pcclComm_t {
     struct peer *peer;
+    uint32_t forks; // of the process that made it, see descriptor_forks
 };
 
 struct pcclMasterInstanceState_t {
@@ -22,6 +23,7 @@ struct pcclMasterInstanceState_t {
     struct wire_address masters[WIRE_MAX_MASTERS]; // of the run; none: this one alone
     uint32_t master_count, self;
     _Atomic(struct master *) master; // NULL until it runs; read by signal handlers
+    uint32_t forks;                  // of the process that made it, see descriptor_forks
 };
 
 enum {
@@ -37,6 +39,19 @@ pcclResult_t api_null(const char *name); // pcclInvalidArgument
 #define REQUIRE_NOT_NULL(parameter) \
     do { \
         if ((parameter) == NULL) return api_null(#parameter); \
+    } while (0)
+// Whether this process made a handle, not one that this is a fork of. Async-signal-safe.
+bool api_is_own(uint32_t forks);
+pcclResult_t api_own(uint32_t forks, const char *noun); // pcclInvalidUsage, unless it did
+#define REQUIRE_COMM(comm) \
+    do { \
+        REQUIRE_NOT_NULL(comm); \
+        RETURN_IF_FAILED(api_own((comm)->forks, "communicator")); \
+    } while (0)
+#define REQUIRE_MASTER(master) \
+    do { \
+        REQUIRE_NOT_NULL(master); \
+        RETURN_IF_FAILED(api_own((master)->forks, "master")); \
     } while (0)
 // pcclNotInitialized before pcclInit.
 pcclResult_t api_initialized(void);

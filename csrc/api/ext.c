@@ -40,7 +40,7 @@ int64_t api_deadline_after(uint64_t timeout_ms) {
 const char *pccl_ext_detail(void) { return detail_get(); }
 
 pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_out) {
-    REQUIRE_NOT_NULL(master);
+    REQUIRE_MASTER(master);
     REQUIRE_NOT_NULL(port_out);
     struct master *running = atomic_load(&master->master);
     if (running == NULL) return detail_fail(pcclInvalidUsage, "this master was not run yet, so it has no port");
@@ -49,7 +49,7 @@ pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_o
 }
 
 pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_t limit_ms) {
-    REQUIRE_NOT_NULL(master);
+    REQUIRE_MASTER(master);
     if (limit_ms < API_HEARTBEAT_LEAST_MS || limit_ms > API_HEARTBEAT_MOST_MS)
         return detail_fail(pcclInvalidArgument, "a heartbeat limit of %u ms is not between %d and %d", limit_ms, API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS);
     pthread_mutex_lock(&master->lock);
@@ -69,20 +69,20 @@ static pcclResult_t take_list(const ccoip_socket_address_t *addresses, size_t co
 
 pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count) {
     struct wire_address masters[WIRE_MAX_MASTERS];
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     RETURN_IF_FAILED(take_list(addresses, count, masters));
     return peer_set_masters(comm->peer, masters, (uint32_t)count) ? pcclSuccess : detail_fail(pcclInvalidUsage, "the masters are set before connect");
 }
 
 pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     if (limit_ms > API_RECOVERY_MOST_MS) return detail_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", limit_ms, API_RECOVERY_MOST_MS);
     return peer_set_recovery(comm->peer, limit_ms) ? pcclSuccess : detail_fail(pcclInvalidUsage, "the limit is set before connect");
 }
 
 pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses, size_t count, size_t self) {
     struct wire_address masters[WIRE_MAX_MASTERS];
-    REQUIRE_NOT_NULL(master);
+    REQUIRE_MASTER(master);
     RETURN_IF_FAILED(take_list(addresses, count, masters));
     if (self >= count) return detail_fail(pcclInvalidArgument, "place %zu is not in a list of %zu", self, count);
     pthread_mutex_lock(&master->lock);
@@ -97,7 +97,7 @@ pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_
 }
 
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity) {
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);
     if (capacity == 0) return detail_fail(pcclInvalidArgument, "capacity must not be 0");
     peer_state(comm->peer, out, capacity);
@@ -105,12 +105,12 @@ pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capac
 }
 
 pcclResult_t pccl_ext_comm_alive(const pcclComm_t *comm) {
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     return peer_usable(comm->peer);
 }
 
 pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out) {
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);
     struct wire_id id = peer_id(comm->peer);
     memcpy(out->data, id.bytes, sizeof out->data);
@@ -118,7 +118,7 @@ pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out) {
 }
 
 pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_report *out) {
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);
     struct peer_sync_report report;
     peer_sync_look(comm->peer, &report);
@@ -164,7 +164,7 @@ pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t 
                             struct pccl_multi **multi_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(descriptors);
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(multi_out);
     RETURN_IF_FAILED(peer_usable(comm->peer));
     if (count == 0) return detail_fail(pcclInvalidArgument, "count must be at least 1");

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/descriptor.h"
 #include "../base/log.h"
 #include "../base/platform.h"
 #include "../compute/kernels.h"
@@ -22,6 +23,13 @@ static atomic_bool initialized;
 // ---- shared with ext.c ----
 
 pcclResult_t api_null(const char *name) { return detail_fail(pcclInvalidArgument, "%s must not be NULL", name); }
+
+bool api_is_own(uint32_t forks) { return forks == descriptor_forks(); }
+
+pcclResult_t api_own(uint32_t forks, const char *noun) {
+    if (api_is_own(forks)) return pcclSuccess;
+    return detail_fail(pcclInvalidUsage, "the %s is that of the process that this one was forked from: create one after the fork", noun);
+}
 
 pcclResult_t api_initialized(void) {
     if (atomic_load(&initialized)) return pcclSuccess;
@@ -146,19 +154,21 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
         free(comm);
         return detail_fail(pcclInternalError, "the system refused memory or descriptors for a communicator");
     }
+    comm->forks = descriptor_forks();
     *comm_out = comm;
     return pcclSuccess;
 }
 
 pcclResult_t pcclConnect(pcclComm_t *comm) {
     RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     return peer_connect(comm->peer, api_deadline());
 }
 
 pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(comm);
+    if (!api_is_own(comm->forks)) return pcclSuccess; // its threads and locks are the parent's
     peer_free(comm->peer);
     free(comm);
     return pcclSuccess;
@@ -166,7 +176,7 @@ pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm) {
 
 pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute, int *attribute_out) {
     RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(attribute_out);
     struct member_view view;
     RETURN_IF_FAILED(peer_view(comm->peer, &view));
@@ -189,20 +199,20 @@ pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute,
 
 pcclResult_t pcclUpdateTopology(pcclComm_t *comm) {
     RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     return peer_vote(comm->peer, WIRE_VOTE_UPDATE, api_deadline(), NULL);
 }
 
 pcclResult_t pcclArePeersPending(const pcclComm_t *comm, bool *pending_out) {
     RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(pending_out);
     return peer_vote(comm->peer, WIRE_VOTE_PENDING, api_deadline(), pending_out);
 }
 
 pcclResult_t pcclOptimizeTopology(const pcclComm_t *comm) {
     RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     return peer_vote(comm->peer, WIRE_VOTE_OPTIMIZE, api_deadline(), NULL);
 }
 
@@ -247,7 +257,7 @@ pcclResult_t pcclAllReduce(const void *sendbuf, void *recvbuf, const pcclReduceD
                            pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(descriptor);
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     return reduce(sendbuf, recvbuf, descriptor, comm, false, false, INT64_MAX, reduce_info_out);
 }
 
@@ -255,7 +265,7 @@ pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclRe
                                 pcclAsyncReduceOp_t *reduce_handle_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(descriptor);
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(reduce_handle_out);
     RETURN_IF_FAILED(launch(sendbuf, recvbuf, descriptor, comm, false, false));
     // The handle gives the communicator back to its owner, who had it without const.
@@ -266,7 +276,7 @@ pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclRe
 pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle, pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(reduce_handle);
-    REQUIRE_NOT_NULL(reduce_handle->comm);
+    REQUIRE_COMM(reduce_handle->comm);
     return await(reduce_handle->comm, reduce_handle->tag, api_deadline(), reduce_info_out);
 }
 
@@ -283,7 +293,7 @@ pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, const pcclReduc
                              const pcclReduceOptions_t *PCCL_NULLABLE options, pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(descriptor);
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     pcclReduceOptions_t wanted;
     RETURN_IF_FAILED(take_options(options, &wanted));
     if (wanted.launch_only) return launch(sendbuf, recvbuf, descriptor, comm, wanted.retry, true);
@@ -294,7 +304,7 @@ pcclResult_t pcclAwaitAsyncReduceEx(const pcclAsyncReduceOp_t *reduce_handle, co
                                     pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(reduce_handle);
-    REQUIRE_NOT_NULL(reduce_handle->comm);
+    REQUIRE_COMM(reduce_handle->comm);
     pcclReduceOptions_t wanted;
     RETURN_IF_FAILED(take_options(options, &wanted));
     return await(reduce_handle->comm, reduce_handle->tag, api_deadline_after(wanted.timeout_ms), reduce_info_out);
@@ -304,7 +314,7 @@ pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, siz
                                        pcclRankUuid_t *PCCL_NULLABLE uuids_out, size_t capacity) {
     _Static_assert(sizeof(pcclRankUuid_t) == sizeof(struct wire_id), "ids are written as they are");
     RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(range_out);
     if (capacity > 0) REQUIRE_NOT_NULL(uuids_out);
     struct engine_range range;
@@ -318,7 +328,7 @@ pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, siz
 pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
                                             pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out, int max_in_flight) {
     RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     struct peer *peer = comm->peer;
     peer_enter(peer);
     struct pccl_multi *multi = NULL;
@@ -374,7 +384,7 @@ static pcclResult_t check_state(const pcclSharedState_t *state, pcclSharedStateS
 pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_t *shared_state, pcclSharedStateSyncStrategy_t strategy,
                                         pcclSharedStateSyncInfo_t *PCCL_NULLABLE sync_info_out) {
     RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(comm);
+    REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(shared_state);
     if (shared_state->count > 0) REQUIRE_NOT_NULL(shared_state->infos);
     // What a call that was cut short has begun, it learns the end of.
@@ -397,6 +407,7 @@ pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterI
     pthread_mutex_init(&master->lock, NULL);
     master->address = address;
     master->heartbeat_limit_ms = heartbeat_limit();
+    master->forks = descriptor_forks();
     atomic_init(&master->master, NULL);
     *master_out = master;
     return pcclSuccess;
@@ -424,7 +435,7 @@ static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
 }
 
 pcclResult_t pcclRunMaster(pcclMasterInstance_t *master) {
-    REQUIRE_NOT_NULL(master);
+    REQUIRE_MASTER(master);
     pthread_mutex_lock(&master->lock);
     pcclResult_t code = run_locked(master);
     pthread_mutex_unlock(&master->lock);
@@ -434,6 +445,7 @@ pcclResult_t pcclRunMaster(pcclMasterInstance_t *master) {
 // Programs call this in signal handlers: nothing but async-signal-safe calls, so no detail text either.
 pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master) {
     if (master == NULL) return pcclInvalidArgument;
+    if (!api_is_own(master->forks)) return pcclInvalidUsage;
     struct master *running = atomic_load(&master->master);
     if (running == NULL) return pcclInvalidUsage;
     master_interrupt(running);
@@ -443,6 +455,7 @@ pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master) {
 // Likewise.
 pcclResult_t pcclDetachMaster(pcclMasterInstance_t *master) {
     if (master == NULL) return pcclInvalidArgument;
+    if (!api_is_own(master->forks)) return pcclInvalidUsage;
     struct master *running = atomic_load(&master->master);
     if (running == NULL) return pcclInvalidUsage;
     master_detach(running);
@@ -450,7 +463,7 @@ pcclResult_t pcclDetachMaster(pcclMasterInstance_t *master) {
 }
 
 pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master) {
-    REQUIRE_NOT_NULL(master);
+    REQUIRE_MASTER(master);
     struct master *running = atomic_load(&master->master);
     if (running == NULL) return detail_fail(pcclInvalidUsage, "this master was never run");
     return master_await(running, api_deadline()) ? pcclSuccess : pcclTimedOut;
@@ -458,6 +471,7 @@ pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master) {
 
 pcclResult_t pcclDestroyMaster(pcclMasterInstance_t *master) {
     REQUIRE_NOT_NULL(master);
+    if (!api_is_own(master->forks)) return pcclSuccess;
     struct master *running = atomic_load(&master->master);
     if (running != NULL) {
         master_interrupt(running);

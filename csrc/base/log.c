@@ -48,7 +48,7 @@ static void write_line(enum log_level level, uint32_t left_out, const char *form
     struct timespec now;
     struct tm broken;
     clock_gettime(CLOCK_REALTIME, &now);
-    localtime_r(&now.tv_sec, &broken);
+    platform_local_time(&now.tv_sec, &broken);
     if (left_out > 0) snprintf(more, sizeof more, " (and %u more like this)", left_out);
     size_t room = sizeof line - 1 - strlen(more); // and the end of the line
     size_t at = strftime(line, room, "%Y-%m-%d %H:%M:%S", &broken);

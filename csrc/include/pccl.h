@@ -25,7 +25,9 @@
 //   out-of-place receive buffer is unspecified.
 // - Every function may be called from any thread. While pcclUpdateTopology, pcclOptimizeTopology or
 //   pcclSynchronizeSharedState runs, another of these or a launch on the same communicator returns pcclInvalidUsage.
-// - Nothing here ends the process, writes to stdout, or changes signal dispositions. Handles must not be used in a forked child.
+// - Nothing here ends the process, writes to stdout, or changes signal dispositions.
+// - A forked child has none of its parent's connections. With a handle of its parent every call returns pcclInvalidUsage at once,
+//   destroying does nothing and returns pcclSuccess; it may create handles of its own.
 #ifndef PCCL_H
 #define PCCL_H
 

@@ -125,7 +125,7 @@ static bool is_within_host(const struct wire_address *address) {
     if (socket_address_is_loopback(address)) return true;
     struct sockaddr_storage to;
     socklen_t length = socket_address_to_sockaddr(&to, address);
-    int fd = socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int fd = descriptor_socket(to.ss_family, SOCK_DGRAM, 0);
     bool within = fd >= 0 && connect(fd, (struct sockaddr *)&to, length) == 0 && socket_within_host(fd);
     socket_close(fd);
     return within;
@@ -149,7 +149,7 @@ static void choose_for_accepted(int fd) {
         return;
     }
     if (strcmp(has, within_host) != 0) return; // by the route
-    int fresh = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fresh = descriptor_socket(AF_INET, SOCK_STREAM, 0);
     if (fresh >= 0 && socket_congestion(fresh, chosen, sizeof chosen) && strcmp(chosen, has) != 0) set_congestion(fd, chosen);
     socket_close(fresh);
 }

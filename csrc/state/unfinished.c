@@ -14,9 +14,21 @@ struct set {
     size_t count;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // taken before a fork, so that a child finds it free and the set whole
 static struct set unfinished;
 static bool all; // memory was refused for the set: everything counts as unfinished
+
+static void hold(void) { pthread_mutex_lock(&lock); }
+
+static void release(void) { pthread_mutex_unlock(&lock); }
+
+static void watch_forks(void) { pthread_atfork(hold, release, release); }
+
+static void enter(void) {
+    pthread_once(&once, watch_forks);
+    hold();
+}
 
 static int by_begin(const void *a, const void *b) {
     const struct range *x = a, *y = b;
@@ -52,7 +64,7 @@ static struct set set_of(const struct delta_layout *layout, const struct set *be
 }
 
 void unfinished_add(const struct delta_layout *layout) {
-    pthread_mutex_lock(&lock);
+    enter();
     struct set sum = set_of(layout, &unfinished);
     if (sum.ranges == NULL) {
         all = true;
@@ -60,7 +72,7 @@ void unfinished_add(const struct delta_layout *layout) {
         free(unfinished.ranges);
         unfinished = sum;
     }
-    pthread_mutex_unlock(&lock);
+    release();
 }
 
 // What is left of `from` without `gone`, into `out`, which has room for the ranges of both.
@@ -79,7 +91,7 @@ static void subtract(const struct set *from, const struct set *gone, struct set 
 }
 
 void unfinished_remove(const struct delta_layout *layout) {
-    pthread_mutex_lock(&lock);
+    enter();
     if (unfinished.count > 0) {
         struct set gone = set_of(layout, NULL);
         struct set rest = {.ranges = malloc((unfinished.count + gone.count) * sizeof *rest.ranges)};
@@ -93,7 +105,7 @@ void unfinished_remove(const struct delta_layout *layout) {
         free(rest.ranges);
     }
     all = false;
-    pthread_mutex_unlock(&lock);
+    release();
 }
 
 static bool holds(const struct set *set, uintptr_t begin, uintptr_t end) {
@@ -109,12 +121,12 @@ static bool holds(const struct set *set, uintptr_t begin, uintptr_t end) {
 }
 
 bool unfinished_has(const struct delta_layout *layout) {
-    pthread_mutex_lock(&lock);
+    enter();
     bool has = all;
     for (size_t i = 0; i < layout->count && !has && unfinished.count > 0; i++) {
         uintptr_t begin = (uintptr_t)layout->entries[i].data;
         has = layout->entries[i].bytes > 0 && holds(&unfinished, begin, begin + layout->entries[i].bytes);
     }
-    pthread_mutex_unlock(&lock);
+    release();
     return has;
 }

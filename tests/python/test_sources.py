@@ -20,6 +20,10 @@ def code_of(path: Path) -> list[str]:
     return [re.sub(r'"(\\.|[^"\\])*"|//.*', "", line) for line in path.read_text().splitlines()]
 
 
+def sources_of(folder: str) -> str:
+    return "\n".join(path.read_text() for path in sorted((CSRC / folder).glob("*.c")))
+
+
 @pytest.mark.skipif(not CSRC.is_dir(), reason="the sources are not here")
 def test_descriptors_are_opened_and_closed_in_one_place():
     """One that csrc/base/descriptor.c does not know stays open in forked children, and hides the death of their parent."""
@@ -32,3 +36,17 @@ def test_descriptors_are_opened_and_closed_in_one_place():
         if (BARE.search(line) or BY_NUMBER.search(line)) and "descriptor_end(" not in line
     ]
     assert not found, "use csrc/base/descriptor.h:\n" + "\n".join(found)
+
+
+@pytest.mark.skipif(not CSRC.is_dir(), reason="the sources are not here")
+def test_every_call_asks_whose_handle_it_is():
+    """A forked child that uses a handle of its parent meets threads that are gone, and locks that nobody will give back."""
+    functions = re.findall(r"^pcclResult_t (\w+)\(([^;{]*)\) \{\n(.*?)^\}", sources_of("api"), re.MULTILINE | re.DOTALL)
+    assert len(functions) > 20
+    found = [
+        name
+        for name, parameters, body in functions
+        if re.search(r"pcclComm_t \*comm\b|pcclMasterInstance_t \*master\b|pcclAsyncReduceOp_t \*reduce_handle\b", parameters)
+        and not re.search(r"REQUIRE_COMM|REQUIRE_MASTER|api_is_own|pccl_multi_new", body)
+    ]
+    assert not found, "begin with REQUIRE_COMM or REQUIRE_MASTER: " + ", ".join(found)
