@@ -1,4 +1,4 @@
-"""Writes the C source of `pccl._native` from the headers: `build_ffi.py OUT HEADER...`.
+"""Writes the C source of a module such as `pccl._native` from headers: `build_ffi.py MODULE OUT HEADER...`.
 
 The declarations are taken from the headers and compiled against the same headers, so the two cannot drift apart.
 """
@@ -20,13 +20,13 @@ def declarations(text: str) -> str:
     return "".join(f"#define {name} ...\n" for name in numbers) + text
 
 
-def main(out: str, headers: list[str]) -> None:
+def main(module: str, out: str, headers: list[str]) -> None:
     ffi = FFI()
     ffi.cdef("".join(declarations(Path(header).read_text(encoding="utf-8")) for header in headers))
     includes = "".join(f'#include "{Path(header).resolve()}"\n' for header in headers)
-    ffi.set_source("pccl._native", includes)
+    ffi.set_source(module, includes)
     ffi.emit_c_code(out)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -2,13 +2,22 @@
 
 from typing import Any
 
+_MISSING = "pccl's compiled core is missing or does not fit this Python: install the package with `pip install .`"
+
 
 def load_native_module() -> tuple[Any, Any]:
     """The cffi pair (ffi, lib): `lib` has the functions and enumerators of pccl.h, `ffi` all of its types."""
     try:
         from pccl._native import ffi, lib
     except ImportError as error:
-        raise ImportError(
-            "pccl's compiled core is missing or does not fit this Python: install the package with `pip install .`"
-        ) from error
+        raise ImportError(_MISSING) from error
+    return ffi, lib
+
+
+def load_simulator() -> tuple[Any, Any]:
+    """The same for sim.h: a module of its own, since it refuses memory to what it runs."""
+    try:
+        from pccl._simulator import ffi, lib
+    except ImportError as error:
+        raise ImportError(_MISSING) from error
     return ffi, lib

@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from pccl._loader import load_native_module
+from pccl._loader import load_simulator
 
-_ffi, _C = load_native_module()
+_ffi, _C = load_simulator()
 
 FAULTS = {
     name: getattr(_C, f"PCCL_SIM_{name.upper().replace('-', '_')}")
@@ -30,6 +30,9 @@ FAULTS = {
         "misuse",
         "flip",
         "master",
+        "fork",
+        "block",
+        "memory",
     )
 }
 """What may go wrong, by name; docs/simulator.md explains each."""

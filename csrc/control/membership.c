@@ -60,14 +60,19 @@ static bool append_send(struct membership_actions *actions, uint32_t conn, size_
     return true;
 }
 
+void membership_starve(struct membership *m) { m->starved = true; }
+
 void membership_send(struct membership *m, struct peer *peer, size_t begin, size_t length) {
-    if (peer->gone) return;
-    if (m->actions.bytes.failed || !append_send(&m->actions, peer->conn, begin, length))
+    if (peer->gone || m->starved) return; // who has missed something must not hear what comes after it
+    if (!m->actions.bytes.failed && append_send(&m->actions, peer->conn, begin, length)) return;
+    if (peer->accepted)
+        membership_starve(m);
+    else
         membership_drop(m, peer, LOG_ERR, "the master is out of memory");
 }
 
-void membership_send_to(struct membership *m, uint32_t conn, size_t begin, size_t length) {
-    if (!m->actions.bytes.failed) append_send(&m->actions, conn, begin, length);
+bool membership_send_to(struct membership *m, uint32_t conn, size_t begin, size_t length) {
+    return !m->actions.bytes.failed && append_send(&m->actions, conn, begin, length);
 }
 
 void membership_close(struct membership *m, uint32_t conn) { m->actions.closes[m->actions.close_count++] = conn; }
@@ -124,7 +129,8 @@ void membership_expel(struct membership *m, struct peer *peer, const char *forma
     va_end(arguments);
     size_t begin = membership_frame_begin(m), length;
     wire_encode_text(&m->actions.bytes, membership_header(m), peer->accepted ? WIRE_EXPELLED : WIRE_REFUSED, why);
-    if (membership_frame_end(m, begin, &length)) membership_send(m, peer, begin, length);
+    membership_frame_end(m, begin, &length);
+    membership_send(m, peer, begin, length);
     if (peer->gone) return; // for want of memory
     log_departure(m, peer, LOG_WARN, peer->accepted ? "expelled" : "refused", why);
     drop(m, peer);
@@ -321,12 +327,13 @@ void membership_start_run(struct membership *m) {
 
 const struct membership_actions *membership_settle(struct membership *m) {
     do {
+        if (m->starved) membership_give_up_starved(m);
         if (m->gone_count > 0) reap(m);
         membership_watch_quorum(m);
         if (m->lost) membership_enter_epoch(m, WIRE_REASON_LOSS);
         if (m->changed) membership_enter_epoch(m, WIRE_REASON_RELINK);
         if (m->gone_count == 0) progress(m);
-    } while (m->gone_count > 0 || m->lost || m->changed);
+    } while (m->gone_count > 0 || m->lost || m->changed || m->starved);
     if (m->peer_count == 0 && m->next_join > 1) {
         membership_log(m, LOG_NOTICE, "the last peer is gone, so the run has ended: the next peer starts a new one");
         membership_start_run(m);

@@ -3,8 +3,9 @@
 // Pure: no sockets, no clock, no threads. The body (control/master, or a simulator) reports what happened, with the time, and carries
 // out the actions that the event returns. The same events in the same order give the same actions.
 //
-// Memory is bounded by the number of peers and by the limits in wire.h. When it is refused, the connection it was needed for is
-// dropped; nothing else suffers.
+// Memory is bounded by the number of peers and by the limits in wire.h. When it is refused for a connection that is no member's, that one is closed.
+// When it is refused for something that members have to know, the run is given up, as if this master had ended: they come back with RESUME, and
+// it goes on when there is memory again.
 #ifndef PCCL_CONTROL_MEMBERSHIP_H
 #define PCCL_CONTROL_MEMBERSHIP_H
 

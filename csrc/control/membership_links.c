@@ -45,7 +45,7 @@ void membership_link_failed(struct membership *m, struct peer *accuser, struct p
     uint16_t from = (uint16_t)(accuser - m->peers), to = (uint16_t)(accused - m->peers);
     struct link_pair *pair = pair_of(group, from < to ? from : to, from < to ? to : from);
     if (pair == NULL) {
-        membership_expel(m, accuser, "the master is out of memory");
+        membership_starve(m);
         return;
     }
     bool *accuses = from < to ? &pair->a_accuses : &pair->b_accuses;

@@ -24,7 +24,7 @@ static void expel_for(struct membership *m, struct peer *peer, enum op_table_res
     case OP_TABLE_OK: return;
     case OP_TABLE_TWICE: membership_expel(m, peer, "%s names an op twice", what); return;
     case OP_TABLE_FULL: membership_expel(m, peer, "%s exceeds the number of live ops", what); return;
-    case OP_TABLE_NO_MEMORY: membership_expel(m, peer, "the master is out of memory"); return;
+    case OP_TABLE_NO_MEMORY: membership_starve(m); return;
     }
 }
 

@@ -162,6 +162,7 @@ struct membership {
     uint32_t gone_count;
     uint16_t by_conn[MEMBERSHIP_MAX_CONNS]; // slot + 1, or 0
     uint32_t count;
+    bool starved;                           // memory was refused: see membership_starve
     bool lost, changed;                     // a loss, or a changed group, that no epoch tells of yet
 
     uint32_t open_votes[VOTE_SYNC + 1];
@@ -232,10 +233,13 @@ struct wire_header membership_header(const struct membership *m); // control mes
 // Remembers where the frame that is encoded next begins; false from end: memory was refused.
 size_t membership_frame_begin(struct membership *m);
 bool membership_frame_end(struct membership *m, size_t begin, size_t *length);
-// Sends bytes [begin, begin + length) of the actions; drops the peer when memory is refused.
+// Memory was refused for something that members have to know: nothing more is sent to them, and when the event ends the run is given up, as if this
+// master had ended in the middle of what it said.
+void membership_starve(struct membership *m);
+// Sends bytes [begin, begin + length) of the actions; drops a newcomer, starves of a member, when memory is refused.
 void membership_send(struct membership *m, struct peer *peer, size_t begin, size_t length);
-// The same to a connection that is no peer.
-void membership_send_to(struct membership *m, uint32_t conn, size_t begin, size_t length);
+// The same to a connection that is no peer. False: memory was refused.
+bool membership_send_to(struct membership *m, uint32_t conn, size_t begin, size_t length);
 void membership_close(struct membership *m, uint32_t conn);
 // Last words to a connection that is no peer.
 void membership_turn_away(struct membership *m, uint32_t conn, struct wire_header header, enum wire_type type, const char *why);
@@ -318,6 +322,7 @@ void membership_gather_tick(struct membership *m);
 void membership_gather_beat(struct membership *m);
 // Peers fell silent, or left for another master. True: they may be the majority of a run elsewhere, so this master gave its own up.
 bool membership_unheard(struct membership *m, uint32_t count);
+void membership_give_up_starved(struct membership *m);
 void membership_on_moved(struct membership *m, struct peer *peer);
 void membership_woke(struct membership *m); // nothing has happened for so long that it stood still
 struct wire_quorum membership_quorum(const struct membership *m); // for EPOCH

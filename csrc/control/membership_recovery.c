@@ -220,11 +220,11 @@ static void forget(struct membership *m, struct survivor *survivor) {
     survivor_free(survivor);
 }
 
-static void tell(struct membership *m, const struct survivor *survivor, enum wire_type type, uint64_t generation) {
+static bool tell(struct membership *m, const struct survivor *survivor, enum wire_type type, uint64_t generation) {
     struct wire_header header = {.run = survivor->run, .generation = generation};
     size_t begin = membership_frame_begin(m), length;
     wire_encode_empty(&m->actions.bytes, header, type);
-    if (membership_frame_end(m, begin, &length)) membership_send_to(m, survivor->conn, begin, length);
+    return membership_frame_end(m, begin, &length) && membership_send_to(m, survivor->conn, begin, length);
 }
 
 static void turn_away(struct membership *m, struct survivor *survivor, enum wire_type type, const char *why) {
@@ -419,7 +419,7 @@ static void take_past(struct membership *m) {
             struct op_entry *entry;
             enum wire_op_state state = survivor->resume.past[k].kind == WIRE_VERDICT_COMMIT ? WIRE_OP_DONE : WIRE_OP_OPEN;
             if (op_table_note(&peer->group->past, &survivor->resume.past[k].name, peer->rank, state, &entry) == OP_TABLE_NO_MEMORY)
-                membership_expel(m, peer, "the master is out of memory");
+                membership_starve(m);
         }
     }
 }
@@ -543,14 +543,13 @@ static void ask_promises(struct membership *m, const struct claim *claim) {
     for (uint32_t i = 0; i < m->survivor_count; i++) {
         struct survivor *survivor = m->survivors[i];
         if (!is_of(survivor, claim) || survivor->asked) continue;
-        survivor->asked = true;
-        tell(m, survivor, WIRE_GENERATION, m->gather_generation);
+        survivor->asked = tell(m, survivor, WIRE_GENERATION, m->gather_generation); // else with the next event
     }
 }
 
 static bool all_promised(const struct membership *m, const struct claim *claim) {
     for (uint32_t i = 0; i < m->survivor_count; i++)
-        if (is_of(m->survivors[i], claim) && m->survivors[i]->asked && !m->survivors[i]->gave) return false;
+        if (is_of(m->survivors[i], claim) && !m->survivors[i]->gave) return false;
     return true;
 }
 
@@ -655,6 +654,12 @@ static void give_up_run(struct membership *m) {
     m->unheard = 0;
     membership_start_run(m);
     m->young_until = m->now_ns + m->limit_ns; // its members may come back, and newcomers be the first
+}
+
+void membership_give_up_starved(struct membership *m) {
+    m->starved = false;
+    membership_log(m, LOG_ERR, "the system refuses memory: gives the run of %u peers up, for all to come back", m->count);
+    give_up_run(m);
 }
 
 static struct survivor *add(struct membership *m, uint32_t conn, const struct wire_address *source) {

@@ -55,8 +55,7 @@ static void send_to_peer(struct pccl_sim *s, const struct membership_actions *ac
         sim_fail(s, "no trust in bytes", "the master made a frame without a valid header");
         return;
     }
-    event->body = malloc(event->header.length + 1);
-    if (event->body == NULL) abort(); // a test that cannot go on
+    event->body = sim_take(event->header.length + 1);
     memcpy(event->body, actions->bytes.bytes + send->offset + WIRE_HEADER_BYTES, event->header.length);
     if (event->at < control->down_at) event->at = control->down_at;
     control->down_at = event->at;
@@ -91,20 +90,24 @@ static bool takes_up(const struct membership_actions *actions) {
     return actions->send_count > 0 && wire_header_decode(actions->bytes.bytes + actions->sends[0].offset, &header) && header.type == WIRE_RESUMED;
 }
 
-void sim_carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
+static void say(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions, size_t first, size_t end) {
+    judge_sends(s, k, actions, first, end);
+    for (size_t i = first; i < end && s->state == PCCL_SIM_RUNNING; i++) send_to_peer(s, actions, &actions->sends[i]);
+}
+
+// A mind that is short of memory keeps none from one event to the next, so that it has to ask for it again.
+static void take_buffers(struct membership_actions *actions) {
+    wire_buffer_fini(&actions->bytes);
+    free(actions->sends);
+    actions->sends = NULL;
+    actions->send_count = actions->send_capacity = 0;
+}
+
+// All is said.
+static void end_event(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
     struct master *master = &s->masters[k];
-    for (size_t i = 0; i < actions->log_count && s->tracing; i++) sim_line(s, "%s: %s", name_of(s, k), actions->logs[i].text);
-    sim_admission_fault(s, k, actions);
-    size_t count = actions->send_count;
-    bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 && sim_chance(s, takes_up(actions) ? ENDS_AT_ONCE_IN : ENDS_IN);
-    if (ends) count = sim_below(s, count); // in the middle of what it says
-    judge_sends(s, k, actions, count);
-    for (size_t i = 0; i < count && s->state == PCCL_SIM_RUNNING; i++) send_to_peer(s, actions, &actions->sends[i]);
-    if (ends) {
-        sim_master_fault(s, k);
-        return;
-    }
     for (size_t i = 0; i < actions->close_count; i++) close_at_master(s, &s->controls[actions->closes[i]]);
+    if (master->shortage.times > 0) take_buffers((struct membership_actions *)actions);
     if (membership_wants_random(master->mind)) {
         uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {0};
         for (size_t i = 0; i < sizeof random - MEMBERSHIP_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
@@ -112,6 +115,43 @@ void sim_carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actio
     }
     plan_look(s, k);
     plan_master_tick(s, k);
+}
+
+void sim_carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
+    struct master *master = &s->masters[k];
+    for (size_t i = 0; i < actions->log_count && s->tracing; i++) sim_line(s, "%s: %s", name_of(s, k), actions->logs[i].text);
+    sim_admission_fault(s, k, actions);
+    size_t count = actions->send_count;
+    int64_t blocked = sim_block_fault(s, takes_up(actions));
+    if (blocked > 0) {
+        SIM_TRACE(s, "fault: the thread of %s blocks for %lld ms", name_of(s, k), (long long)(blocked / MS_NS));
+        count = sim_below(s, count + 1);
+        say(s, k, actions, 0, count);
+        master->unsaid = actions;
+        master->said = count;
+        master->stopped_until = s->now + blocked;
+        struct event *event = sim_event(s, EVENT_MASTER_GOES_ON, master->stopped_until - 1); // before what came meanwhile
+        event->from = (uint8_t)k;
+        event->life = master->life;
+        sim_push(s, event);
+        return;
+    }
+    bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 && sim_chance(s, takes_up(actions) ? ENDS_AT_ONCE_IN : ENDS_IN);
+    if (ends) count = sim_below(s, count); // in the middle of what it says
+    say(s, k, actions, 0, count);
+    if (ends)
+        sim_master_fault(s, k);
+    else
+        end_event(s, k, actions);
+}
+
+static void master_goes_on(struct pccl_sim *s, const struct event *event) {
+    struct master *master = &s->masters[event->from];
+    const struct membership_actions *actions = master->unsaid;
+    if (!master->running || event->life != master->life || actions == NULL) return;
+    master->unsaid = NULL;
+    say(s, event->from, actions, master->said, actions->send_count);
+    end_event(s, event->from, actions);
 }
 
 void sim_start_master(struct pccl_sim *s, uint32_t k) {
@@ -126,18 +166,41 @@ void sim_start_master(struct pccl_sim *s, uint32_t k) {
     SIM_TRACE(s, "%s: starts", name_of(s, k));
 }
 
-void sim_end_master(struct pccl_sim *s, uint32_t k) {
-    struct master *master = &s->masters[k];
-    if (!master->running) return;
-    SIM_TRACE(s, "%s: ends", name_of(s, k));
+static void end_mind(struct master *master) {
     master->running = false;
     membership_free(master->mind);
     master->mind = NULL;
+    master->unsaid = NULL;
+}
+
+static void close_all_at_master(struct pccl_sim *s, uint32_t k) {
     for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
         if (!s->controls[i].used || !s->controls[i].at_master || s->controls[i].master != k) continue;
         s->controls[i].reset = sim_chance(s, 3); // the kernel had something unread, and takes back what was said
         close_at_master(s, &s->controls[i]);
     }
+}
+
+void sim_end_master(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    if (!master->running) return;
+    SIM_TRACE(s, "%s: ends", name_of(s, k));
+    end_mind(master);
+    close_all_at_master(s, k);
+}
+
+void sim_hold_master(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    SIM_TRACE(s, "%s: ends, and a child holds its connections and its port", name_of(s, k));
+    end_mind(master);
+    master->held = true;
+}
+
+void sim_let_go_master(struct pccl_sim *s, uint32_t k) {
+    SIM_TRACE(s, "%s: its child ends", name_of(s, k));
+    s->masters[k].held = false;
+    close_all_at_master(s, k);
+    sim_start_master(s, k);
 }
 
 // STATUS. The answers are of this moment, and are heard later: by then they may be wrong.
@@ -229,6 +292,10 @@ void sim_master_event(struct pccl_sim *s, struct event *event) {
         if (!s->masters[k].running) sim_start_master(s, k);
         return;
     }
+    if (event->kind == EVENT_MASTER_GOES_ON) {
+        master_goes_on(s, event);
+        return;
+    }
     if (event->kind == EVENT_MASTER_LOOKS) {
         on_look(s, event);
         return;
@@ -243,6 +310,7 @@ void sim_master_event(struct pccl_sim *s, struct event *event) {
     }
     struct control *control = &s->controls[event->index];
     if (!control->used || control->serial != event->serial || !control->at_master) return;
+    if (s->masters[k].held && event->kind == EVENT_TO_MASTER) return; // nobody reads
     if (!s->masters[k].running) {
         close_at_master(s, control); // nobody listens
         return;
@@ -269,13 +337,12 @@ void sim_master_event(struct pccl_sim *s, struct event *event) {
 
 // ---- peers ----
 
-static void new_mind(struct pccl_sim *s, int slot) {
-    struct process *p = &s->processes[slot];
+// NULL: memory was refused.
+static struct member *new_mind(struct pccl_sim *s, int slot) {
     struct wire_id id = sim_id(s, slot);
-    member_free(p->mind);
-    p->mind = member_new(&id, p->group, LANES);
-    if (p->mind == NULL) abort(); // a test that cannot go on
-    member_set_recovery(p->mind, s->recovery_ms, s->master_count);
+    struct member *mind = member_new(&id, s->processes[slot].group, LANES);
+    if (mind != NULL) member_set_recovery(mind, s->recovery_ms, s->master_count);
+    return mind;
 }
 
 void sim_start(struct pccl_sim *s, int slot) {
@@ -290,7 +357,8 @@ void sim_start(struct pccl_sim *s, int slot) {
     p->program.since = s->now;
     p->engine.now.slots[0] = (uint8_t)slot;
     for (uint32_t i = 0; i < LEAVES; i++) p->state.leaves[i] = sim_mix(s->config.seed * 64 + (sim_chance(s, 2) ? i : 32 + i));
-    new_mind(s, slot);
+    p->mind = new_mind(s, slot);
+    if (p->mind == NULL) abort(); // a test that cannot go on
     s->counts[COUNT_STARTS]++;
     SIM_TRACE(s, "peer %d: starts (life %u, group %u)", slot + 1, life, p->group);
     p->seek = (struct seek){.masters = s->addresses, .count = s->master_count};
@@ -303,14 +371,26 @@ void sim_start(struct pccl_sim *s, int slot) {
 static bool try_next_master(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     if (p->seek.again || !seek_failed(&p->seek, s->now)) return false;
+    struct member *fresh = new_mind(s, slot);
+    if (fresh == NULL) return false;
     SIM_TRACE(s, "peer %d: tries the next master: %s", slot + 1, member_text(p->mind));
     sim_close_controls(s, slot, true);
     sim_close_links(s, slot, true);
     p->parked_count = 0;
-    new_mind(s, slot);
+    member_free(p->mind);
+    p->mind = fresh;
     p->tick_at = INT64_MAX;
     sim_join_master(s, slot);
     return true;
+}
+
+static void is_over(struct pccl_sim *s, int slot) {
+    s->processes[slot].running = false;
+    s->processes[slot].ended_at = s->now;
+    if (!s->faulty) return;
+    struct event *event = sim_event(s, EVENT_START, s->now + (int64_t)sim_below(s, RESTART_MS) * MS_NS);
+    event->slot = (uint8_t)slot;
+    sim_push(s, event);
 }
 
 void sim_end(struct pccl_sim *s, int slot, bool told) {
@@ -319,12 +399,14 @@ void sim_end(struct pccl_sim *s, int slot, bool told) {
     SIM_TRACE(s, "peer %d: ends%s", slot + 1, told ? "" : ", and nobody is told");
     sim_close_controls(s, slot, told);
     sim_close_links(s, slot, told);
-    p->running = false;
-    p->ended_at = s->now;
-    if (!s->faulty) return;
-    struct event *event = sim_event(s, EVENT_START, s->now + (int64_t)sim_below(s, RESTART_MS) * MS_NS);
-    event->slot = (uint8_t)slot;
-    sim_push(s, event);
+    is_over(s, slot);
+}
+
+void sim_end_held(struct pccl_sim *s, int slot) {
+    if (!s->processes[slot].running) return;
+    SIM_TRACE(s, "peer %d: ends, and a child holds its connections", slot + 1);
+    sim_hold(s, slot);
+    is_over(s, slot);
 }
 
 static void probe(struct pccl_sim *s, int slot, const struct member_action *action) {
@@ -392,20 +474,32 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
     }
 }
 
+// As in the body: nothing is known for sure any more.
+static void die_of_memory(struct pccl_sim *s, int slot) {
+    if (s->processes[slot].shortage.refused == 0) sim_fail(s, "bounded memory", "the mind of peer %d asks for more memory than there is", slot + 1);
+    s->counts[COUNT_EXPELLED]++;
+    judge_dies(s, slot, "the system refused memory", "dead");
+    sim_end(s, slot, true);
+}
+
 // The frames after the actions, as the body does; what an action makes the mind say comes after that.
 void sim_act(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     uint32_t life = p->life, turns = 0;
-    while (sim_alive(s, slot, life) && (p->out.count > 0 || p->out.frames.length > 0) && s->state == PCCL_SIM_RUNNING) {
+    while (sim_alive(s, slot, life) && (p->out.count > 0 || p->out.frames.length > 0 || p->out.failed || p->out.frames.failed) && s->state == PCCL_SIM_RUNNING) {
         struct member_output out = p->out;
         if (++turns > TURNS_MOST) sim_fail(s, "progress", "the mind of peer %d and its program answer each other without end", slot + 1);
         p->out = (struct member_output){0};
         const struct member *mind = p->mind;
-        if (out.failed || out.frames.failed) sim_fail(s, "bounded memory", "memory was refused to the mind of peer %d", slot + 1);
+        if (out.failed || out.frames.failed) {
+            member_output_fini(&out);
+            die_of_memory(s, slot);
+            return;
+        }
         for (size_t i = 0; i < out.count && sim_alive(s, slot, life) && p->mind == mind; i++) run_action(s, slot, &out.actions[i]);
         if (sim_alive(s, slot, life) && p->mind == mind) sim_to_master(s, slot, &out.frames);
         member_output_clear(&out);
-        if (sim_alive(s, slot, life) && p->out.capacity == 0 && p->out.frames.capacity == 0)
+        if (sim_alive(s, slot, life) && p->out.capacity == 0 && p->out.frames.capacity == 0 && p->shortage.times == 0 && !p->out.failed && !p->out.frames.failed)
             p->out = out; // the memory serves again
         else
             member_output_fini(&out);
@@ -443,6 +537,17 @@ static void on_control(struct pccl_sim *s, int slot, const struct event *event) 
     member_disconnected(p->mind, event->flag ? "garbage" : "the master closed", s->now, &p->out);
 }
 
+// Before it carries out what its mind has said.
+static bool blocks(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    int64_t blocked = p->running && p->out.count + p->out.frames.length > 0 ? sim_block_fault(s, false) : 0;
+    if (blocked == 0) return false;
+    SIM_TRACE(s, "fault: the control thread of peer %d blocks for %lld ms", slot + 1, (long long)(blocked / MS_NS));
+    p->stopped_until = s->now + blocked;
+    sim_push_for(s, slot, EVENT_PEER_GOES_ON, p->stopped_until - 1);
+    return true;
+}
+
 void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
     int slot = event->slot;
     struct process *p = &s->processes[slot];
@@ -468,5 +573,5 @@ void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
     case EVENT_SYNC_TICK: state_model_tick(s, slot); break;
     default: break;
     }
-    sim_act(s, slot);
+    if (event->kind == EVENT_PEER_GOES_ON || !blocks(s, slot)) sim_act(s, slot);
 }

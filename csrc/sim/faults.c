@@ -4,7 +4,18 @@
 #include <string.h>
 
 enum { EFFECT_MOST_MS = 600, // of one fault
-       FLIPS_IN = 1500 };    // frames per changed bit
+       BLOCK_MOST_MS = 3000,
+       FLIPS_IN = 1500,      // frames per changed bit
+       BLOCKS_IN = 400,      // events of a master or a peer per block in the middle of one
+       BLOCKS_WEIGHTY_IN = 12,
+       LATE_FAULTS = PCCL_SIM_FORK | PCCL_SIM_BLOCK | PCCL_SIM_MEMORY };
+
+// By themselves and for a third of the seeds only, so that the others stay what they were when these faults came.
+static void draw_late_faults(struct pccl_sim *s) {
+    uint64_t draw = sim_mix(s->config.seed ^ UINT64_C(0x6c6174650000dc35));
+    if (s->config.faults != 0 || draw % 3 != 0) return;
+    s->faults |= (1 + (uint32_t)(draw >> 8) % 7) * PCCL_SIM_FORK; // one of them at least
+}
 
 void sim_draw_faults(struct pccl_sim *s) {
     const struct pccl_sim_config *config = &s->config;
@@ -14,16 +25,17 @@ void sim_draw_faults(struct pccl_sim *s) {
     s->recovery_ms = sim_chance(s, 8) ? 0 : (uint32_t)((8 + (int64_t)sim_below(s, 8)) * s->limit_ns / MS_NS);
     s->fault_every_ns = (10 + (int64_t)sim_below(s, 120)) * MS_NS;
     s->faults = PCCL_SIM_CRASH | PCCL_SIM_BREAK;
-    for (uint32_t bit = 1; bit <= PCCL_SIM_ALL; bit *= 2) {
+    for (uint32_t bit = 1; bit <= PCCL_SIM_MASTER; bit *= 2) {
         if (sim_chance(s, bit == PCCL_SIM_FLIP ? 6 : bit == PCCL_SIM_MASTER ? 4
                                                                             : 2)) s->faults |= bit;
     }
     if (config->faults != 0) s->faults = config->faults;
+    draw_late_faults(s);
     // A list of masters is drawn by itself, so that the other seeds stay what they are.
     uint64_t list = sim_mix(config->seed ^ UINT64_C(0x6d617374657273)) % 8;
-    s->master_count = config->masters != 0 ? config->masters : (s->faults & PCCL_SIM_MASTER) == 0 || list < 3 ? 1
-                                                           : list < 7                                         ? 2
-                                                                                                              : 3;
+    s->master_count = config->masters != 0 ? config->masters : (s->faults & (PCCL_SIM_MASTER | LATE_FAULTS)) == 0 || list < 3 ? 1
+                                                           : list < 7                                                         ? 2
+                                                                                                                              : 3;
     if (s->master_count > MASTERS_MOST) s->master_count = MASTERS_MOST;
     for (uint32_t i = 0; i < s->master_count; i++) s->addresses[i] = (struct wire_address){.family = 4, .bytes = {10, 0, 1, (uint8_t)(i + 1)}, .port = 48148};
     // And so are naps of a single master.
@@ -175,12 +187,65 @@ void sim_master_fault(struct pccl_sim *s, uint32_t k) {
     sim_push(s, event);
 }
 
+// A process ends, but a child that it forked lives on for a while with all its connections.
+static void end_held(struct pccl_sim *s, int slot) {
+    int64_t until = s->now + draw_duration(s);
+    bool master = sim_chance(s, 6);
+    uint32_t k = draw_master(s);
+    if (master ? !s->masters[k].running : !s->processes[slot].running) return;
+    s->counts[COUNT_HELD]++;
+    touch(s, until);
+    struct event *event = sim_event(s, master ? EVENT_MASTER_LET_GO : EVENT_LET_GO, until);
+    event->slot = (uint8_t)slot;
+    event->life = s->processes[slot].life;
+    event->from = (uint8_t)k;
+    sim_push(s, event);
+    if (master)
+        sim_hold_master(s, k);
+    else
+        sim_end_held(s, slot);
+}
+
+// From some allocation on, once or several times.
+static void refuse_memory(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    uint32_t k = draw_master(s);
+    struct shortage *shortage = sim_chance(s, 2) ? &s->masters[k].shortage : &p->shortage;
+    shortage->granted = (uint32_t)sim_below(s, sim_chance(s, 2) ? 4 : 24);
+    shortage->times = sim_chance(s, 2) ? 1 : 1 + (uint32_t)sim_below(s, 12);
+    SIM_TRACE(s, "fault: after %u more allocations %u are refused to %s %d", shortage->granted, shortage->times, shortage == &p->shortage ? "peer" : "master", shortage == &p->shortage ? slot + 1 : (int)k + 1);
+}
+
+void sim_refused(struct pccl_sim *s) {
+    s->counts[COUNT_REFUSALS]++;
+    touch(s, s->now);
+    SIM_TRACE(s, "fault: memory is refused");
+}
+
+int64_t sim_block_fault(struct pccl_sim *s, bool weighty) {
+    if (!s->faulty || (s->faults & PCCL_SIM_BLOCK) == 0 || !sim_chance(s, weighty ? BLOCKS_WEIGHTY_IN : BLOCKS_IN)) return 0;
+    int64_t blocked = sim_chance(s, 8) ? (int64_t)sim_below(s, BLOCK_MOST_MS * MS_NS) : draw_duration(s);
+    s->counts[COUNT_BLOCKS]++;
+    touch(s, s->now + blocked + NAP_SKEW_MS * MS_NS);
+    return blocked + MS_NS;
+}
+
+static void late_fault(struct pccl_sim *s, int slot) {
+    if ((s->faults & PCCL_SIM_MEMORY) != 0 && ((s->faults & PCCL_SIM_FORK) == 0 || sim_chance(s, 2)))
+        refuse_memory(s, slot);
+    else if ((s->faults & PCCL_SIM_FORK) != 0)
+        end_held(s, slot);
+}
+
 void sim_fault(struct pccl_sim *s) {
     int slot = (int)sim_below(s, s->peers);
     uint32_t kind = 1U << sim_below(s, 12);
-    bool naps = s->naps && sim_chance(s, 4);
+    bool late = (s->faults & LATE_FAULTS) != 0 && sim_chance(s, 2);
+    bool naps = !late && s->naps && sim_chance(s, 4);
     touch(s, s->now);
-    if (naps)
+    if (late)
+        late_fault(s, slot);
+    else if (naps)
         nap(s);
     else if ((s->faults & kind) != 0 && !s->only_naps)
         switch (kind) {

@@ -391,10 +391,10 @@ void judge_accusation(struct pccl_sim *s, const struct control *control, const s
     if (slot >= 0 && slot < (int)s->peers && slot != control->slot && s->processes[slot].life == life) s->accused_at[control->slot][slot] = s->now;
 }
 
-void judge_sends(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions, size_t count) {
+void judge_sends(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions, size_t first, size_t end) {
     size_t last = SIZE_MAX;
     uint32_t expelled = 0;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = first; i < end; i++) {
         const struct membership_send *send = &actions->sends[i];
         struct wire_header header;
         if (!wire_header_decode(actions->bytes.bytes + send->offset, &header) || (send->offset == last && header.type != WIRE_EPOCH)) continue;

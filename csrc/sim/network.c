@@ -74,8 +74,7 @@ static void say(struct pccl_sim *s, struct control *control, const struct wire_b
             sim_fail(s, "no trust in bytes", "peer %d made a frame without a valid header", control->slot + 1);
             return;
         }
-        event->body = malloc(event->header.length + 1);
-        if (event->body == NULL) abort(); // a test that cannot go on
+        event->body = sim_take(event->header.length + 1);
         memcpy(event->body, frames->bytes + at + WIRE_HEADER_BYTES, event->header.length);
         at += WIRE_HEADER_BYTES + event->header.length;
         event->at = s->now + sim_delay(s, control->slot, MASTER + control->master);
@@ -94,6 +93,7 @@ static void say(struct pccl_sim *s, struct control *control, const struct wire_b
 
 void sim_to_master(struct pccl_sim *s, int slot, struct wire_buffer *frames) {
     struct process *p = &s->processes[slot];
+    p->out.failed |= frames->failed; // the communicator dies of it
     if (p->control != 0 && frames->length > 0) say(s, &s->controls[p->control - 1], frames);
     frames->length = 0;
 }
@@ -124,7 +124,7 @@ static void connect_to(struct pccl_sim *s, int slot, uint32_t master) {
 // One that is not there refuses; the last one of the list is left to find that out by itself.
 void sim_join_master(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    while (!s->masters[p->seek.at].running && p->seek.at + 1 < p->seek.count) seek_failed(&p->seek, s->now);
+    while (!s->masters[p->seek.at].running && !s->masters[p->seek.at].held && p->seek.at + 1 < p->seek.count) seek_failed(&p->seek, s->now);
     connect_to(s, slot, p->seek.at);
 }
 
@@ -166,7 +166,7 @@ void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
     struct process *p = &s->processes[slot];
     if (p->control != 0 || !p->seeking || !member_is_seeking(p->mind)) return;
     uint32_t master = p->seek.at;
-    if (late || !s->masters[master].running) {
+    if (late || (!s->masters[master].running && !s->masters[master].held)) {
         seek_failed(&p->seek, s->now);
         seek_at(s, slot, p->seek.next + (int64_t)sim_below(s, 5 * MS_NS), false);
         return;
@@ -202,16 +202,19 @@ void sim_seek_anew(struct pccl_sim *s, int slot, uint32_t serial) {
     seek_anew(&p->seek, s->now);
 }
 
-void sim_close_controls(struct pccl_sim *s, int slot, bool told) {
-    struct process *p = &s->processes[slot];
+static void close_controls(struct pccl_sim *s, int slot, uint32_t life, bool told) {
     for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
         struct control *control = &s->controls[i];
-        if (!control->used || !control->at_peer || control->slot != slot || control->life != p->life) continue;
+        if (!control->used || !control->at_peer || control->slot != slot || control->life != life) continue;
         control->at_peer = false;
         if (control->at_master && told) push_control(s, control, EVENT_MASTER_LOSES, &control->up_at);
         control_free(control);
     }
-    p->control = 0;
+}
+
+void sim_close_controls(struct pccl_sim *s, int slot, bool told) {
+    close_controls(s, slot, s->processes[slot].life, told);
+    s->processes[slot].control = 0;
 }
 
 // ---- links ----
@@ -468,14 +471,40 @@ void sim_drop_links(struct pccl_sim *s, int slot, int other, uint32_t other_life
     }
 }
 
-void sim_close_links(struct pccl_sim *s, int slot, bool told) {
-    uint32_t life = s->processes[slot].life;
+static void close_links(struct pccl_sim *s, int slot, uint32_t life, bool told) {
     for (uint32_t i = 0; i < s->connection_high; i++) {
         struct connection *c = &s->connections[i];
         for (uint32_t end = 0; end < 2 && c->used; end++)
             if (c->ends[end] == slot && c->lives[end] == life) close_end(s, c, end, told);
     }
+}
+
+void sim_close_links(struct pccl_sim *s, int slot, bool told) {
+    close_links(s, slot, s->processes[slot].life, told);
     memset(s->processes[slot].links, 0, sizeof s->processes[slot].links);
+}
+
+// The other ends hear nothing, and some find that out by themselves.
+void sim_hold(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    for (uint32_t i = 0; i < s->connection_high; i++) {
+        const struct connection *c = &s->connections[i];
+        if (!c->used || !c->open[0] || !c->open[1]) continue;
+        for (uint32_t end = 0; end < 2; end++)
+            if (c->ends[end] == slot && c->lives[end] == p->life && sim_chance(s, 2)) push(s, c, EVENT_LINK_ENDS, !end, s->now + s->user_timeout_ns + (int64_t)sim_below(s, 20 * MS_NS), true);
+    }
+    memset(p->links, 0, sizeof p->links);
+    p->control = 0;
+}
+
+void sim_let_go(struct pccl_sim *s, int slot, uint32_t life) {
+    SIM_TRACE(s, "peer %d.%u: its child ends", slot + 1, life);
+    for (uint32_t i = 0; i < s->connection_high; i++) { // dials that nobody has taken
+        struct connection *c = &s->connections[i];
+        if (c->used && c->open[0] && !c->open[1] && c->ends[1] == slot && c->lives[1] == life) push(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), false);
+    }
+    close_controls(s, slot, life, true);
+    close_links(s, slot, life, true);
 }
 
 // ---- frames on links ----

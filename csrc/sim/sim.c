@@ -15,7 +15,7 @@ enum {
 };
 
 static const char *const count_names[COUNTS] = {
-    "events", "starts", "crashes", "power losses", "stalls", "slow paths", "broken links", "partitions", "one-way losses", "duplicate connects", "leaves", "misuses", "flipped bits", "master crashes", "masters found again", "syncs begun again", "refused", "dead communicators",
+    "events", "starts", "crashes", "power losses", "stalls", "slow paths", "broken links", "partitions", "one-way losses", "duplicate connects", "leaves", "misuses", "flipped bits", "master crashes", "deaths held by a child", "blocked threads", "refused allocations", "masters found again", "syncs begun again", "refused", "dead communicators",
     "group epochs entered", "new orders", "ops committed", "ops lost", "ops redone", "ops supplied", "mismatches", "syncs", "states fetched", "syncs without a state", "states begun anew", "rounds", "calms"};
 
 const char *pccl_sim_count_name(uint32_t index) { return index < COUNTS ? count_names[index] : NULL; }
@@ -70,7 +70,7 @@ static void begin_faults(struct pccl_sim *s) {
     for (int slot = 0; slot < (int)s->peers; slot++)
         if (!s->processes[slot].running) sim_start(s, slot);
     for (uint32_t i = 0; i < s->master_count; i++)
-        if (s->masters[i].rests) sim_start_master(s, i);
+        if (s->masters[i].rests && !s->masters[i].held) sim_start_master(s, i);
     sim_push(s, sim_event(s, EVENT_FAULT, s->now + s->fault_every_ns));
 }
 
@@ -78,7 +78,9 @@ static void end_faults(struct pccl_sim *s) {
     s->faulty = false;
     SIM_TRACE(s, "no more faults");
     if (s->now > s->calm_from) s->calm_from = s->now;
+    for (uint32_t i = 0; i < s->master_count; i++) s->masters[i].shortage.times = 0;
     for (int slot = 0; slot < (int)s->peers; slot++) {
+        s->processes[slot].shortage.times = 0;
         if (s->processes[slot].tainted) sim_end(s, slot, true);
         s->rounds_before[slot] = UINT32_MAX;
     }
@@ -171,12 +173,13 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
 // ---- events ----
 
 static bool is_for_master(enum event_kind kind) { return kind <= EVENT_MASTER_STARTS; }
-static bool is_for_peer(enum event_kind kind) { return kind > EVENT_MASTER_STARTS && kind <= EVENT_SYNC_TICK; }
+static bool is_for_peer(enum event_kind kind) { return kind > EVENT_MASTER_STARTS && kind <= EVENT_PEER_GOES_ON; }
 
 // Until when the event cannot be delivered, because the path is cut or the process stopped; 0: it can.
 static int64_t put_off(const struct pccl_sim *s, const struct event *event) {
     int from = event->from, to = event->slot, master = MASTER + event->from;
     int64_t until = 0;
+    if (event->kind == EVENT_MASTER_GOES_ON || event->kind == EVENT_PEER_GOES_ON) return 0;
     switch (event->kind) {
     case EVENT_TO_MASTER:
     case EVENT_MASTER_LOSES:
@@ -199,7 +202,7 @@ static int64_t put_off(const struct pccl_sim *s, const struct event *event) {
     int64_t stopped = 0;
     if (is_for_master(event->kind) && event->kind != EVENT_MASTER_STARTS) stopped = s->masters[event->from].stopped_until;
     // Which connection it looks at first is chance; each keeps its order, and the clock comes last.
-    if (stopped != 0 && s->naps) stopped += event->kind == EVENT_MASTER_TICK ? NAP_SKEW_MS * MS_NS : (int64_t)(sim_mix(event->serial ^ (uint64_t)stopped) % (NAP_SKEW_MS * MS_NS));
+    if (stopped != 0 && (s->naps || (s->faults & PCCL_SIM_BLOCK) != 0)) stopped += event->kind == EVENT_MASTER_TICK ? NAP_SKEW_MS * MS_NS : (int64_t)(sim_mix(event->serial ^ (uint64_t)stopped) % (NAP_SKEW_MS * MS_NS));
     if (is_for_peer(event->kind) && sim_alive(s, event->slot, event->life)) stopped = s->processes[event->slot].stopped_until;
     if (stopped > until) until = stopped;
     return until > s->now ? until : 0;
@@ -217,11 +220,15 @@ static void requeue(struct pccl_sim *s, struct event *event, int64_t at) {
 
 static void run_event(struct pccl_sim *s, struct event *event, bool *kept) {
     if (is_for_master(event->kind)) {
+        sim_short(s, &s->masters[event->from].shortage);
         sim_master_event(s, event);
+        sim_short(s, NULL);
         return;
     }
     if (is_for_peer(event->kind)) {
+        sim_short(s, &s->processes[event->slot].shortage);
         if (sim_alive(s, event->slot, event->life)) sim_peer_event(s, event, kept);
+        sim_short(s, NULL);
         return;
     }
     switch (event->kind) {
@@ -231,6 +238,8 @@ static void run_event(struct pccl_sim *s, struct event *event, bool *kept) {
     case EVENT_TAKEN_OUT:
         if (sim_alive(s, event->slot, event->life)) sim_end(s, event->slot, true);
         return;
+    case EVENT_LET_GO: sim_let_go(s, event->slot, event->life); return;
+    case EVENT_MASTER_LET_GO: sim_let_go_master(s, event->from); return;
     case EVENT_FAULT:
         if (s->faulty) sim_fault(s);
         return;

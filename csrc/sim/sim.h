@@ -2,7 +2,7 @@
 // time, over a virtual network, against faults drawn from a seed. After every event the invariants of docs/design.md are checked. The same
 // configuration gives the same run, event by event. docs/simulator.md tells what is modelled and what is judged.
 //
-// Not part of libpccl.so: it serves the tests and `pccl sim`. One thread per simulator; several can run side by side.
+// Whoever links it wraps malloc, calloc and realloc, so that they can refuse (CMakeLists.txt). Not part of libpccl.so: it serves the tests and `pccl sim`. One thread per simulator; several can run side by side.
 #ifndef PCCL_SIM_H
 #define PCCL_SIM_H
 
@@ -23,7 +23,10 @@ enum pccl_sim_fault {
     PCCL_SIM_MISUSE = 512,     // programs give wrong arguments, revisions or entries
     PCCL_SIM_FLIP = 1024,      // one bit of a frame between a peer and the master changes
     PCCL_SIM_MASTER = 2048,    // a master ends and is started again
-    PCCL_SIM_ALL = 4095,
+    PCCL_SIM_FORK = 4096,      // a process ends, a master too, while a child that it forked holds its connections open
+    PCCL_SIM_BLOCK = 8192,     // the thread of a master, or the control thread of a peer, blocks in the middle of an event
+    PCCL_SIM_MEMORY = 16384,   // memory is refused to a mind
+    PCCL_SIM_ALL = 32767,
 };
 
 struct pccl_sim_config {

@@ -164,7 +164,11 @@ static void take_hashes(struct pccl_sim *s, int slot, int from, const struct fra
     state->phase = SYNC_LEAVES;
     delta_free(state->delta);
     state->delta = delta_new(&layout, state->donor_count);
-    if (state->delta == NULL) abort(); // a test that cannot go on
+    if (state->delta == NULL) { // the communicator dies of it
+        s->processes[slot].out.failed = true;
+        state->phase = SYNC_DONE;
+        return;
+    }
     delta_compare(state->delta, state->leaves, state->theirs);
     for (uint32_t i = 0; i < state->donor_count; i++)
         if (state->donors[i].slot < 0) delta_drop(state->delta, i);

@@ -1,7 +1,7 @@
 // What the files of the simulator share. sim.c: a run from begin to end. queue.c: events in virtual time. network.c: paths between processes, and
 // the connections on them. engine.c: the model of the data plane (data/engine). state.c: that of a round of shared state (state/sync).
 // body.c: the bodies around the minds (control/master, control/peer). program.c: what the peers' programs call. faults.c: what goes
-// wrong. judge.c: the invariants.
+// wrong. memory.c: memory that is refused. judge.c: the invariants.
 //
 // A process is a slot; slot MASTER + i is that of the i-th master of the list. Whoever starts in a slot has a new life: what was meant for an older life is void.
 #ifndef PCCL_SIM_WORLD_H
@@ -36,7 +36,7 @@ enum {
     POISONS_MOST = 8,
     PARKED_MOST = 64,
     CONNECTIONS_MOST = 2048,
-    CONTROLS_MOST = 64,
+    CONTROLS_MOST = 128,
     INSTANCES_MOST = 1 << 12,
     INSTANCE_SLOTS = 1 << 10,
     RINGS_MOST = 256,
@@ -56,6 +56,7 @@ enum event_kind {
     EVENT_MASTER_TICK,
     EVENT_MASTER_LOOKS, // for a run that another one serves
     EVENT_MASTER_HEARS, // what the others do: `number` is the activity of the busiest, when they were asked
+    EVENT_MASTER_GOES_ON, // its thread no longer blocks
     EVENT_MASTER_STARTS,
     // for a peer
     EVENT_TO_PEER,
@@ -73,9 +74,12 @@ enum event_kind {
     EVENT_ENGINE,    // the engine's thread looks at what it was told
     EVENT_PROGRAM,
     EVENT_SYNC_TICK,
+    EVENT_PEER_GOES_ON, // its control thread no longer blocks
     // for nobody
     EVENT_START, // a process
     EVENT_TAKEN_OUT,
+    EVENT_LET_GO, // the child of a process that has ended ends, too
+    EVENT_MASTER_LET_GO,
     EVENT_FAULT,
     EVENT_LOOK,
 };
@@ -270,11 +274,18 @@ struct program {
     int64_t leave_by;
 };
 
+// Memory is refused to a process `times` times, when so many more allocations have been granted.
+struct shortage {
+    uint32_t granted, times;
+    uint32_t refused; // in this life
+};
+
 struct process {
     bool running;
     uint32_t life, group;
     int64_t stopped_until;
     int64_t ended_at;
+    struct shortage shortage;
     bool tainted;        // a frame of its connection was changed: what it says is not judged
     bool misused;        // its program gave a wrong revision
     struct member *mind;
@@ -373,6 +384,9 @@ enum count { COUNT_EVENTS,
              COUNT_MISUSES,
              COUNT_FLIPS,
              COUNT_MASTERS,
+             COUNT_HELD,
+             COUNT_BLOCKS,
+             COUNT_REFUSALS,
              COUNT_FOUND,
              COUNT_RESTARTED,
              COUNT_REFUSED,
@@ -425,6 +439,10 @@ struct pccl_sim {
         int64_t stopped_until, tick_at, began_at;
         bool looks, asks;    // it will look whether another one serves a run; it has asked the others
         int64_t known_until; // what they said holds
+        bool held;           // it has ended, and a child of it holds its port and its connections
+        const struct membership_actions *unsaid; // its thread blocks in the middle of these; NULL: it does not
+        size_t said;         // of them
+        struct shortage shortage;
         uint64_t run, generation, number; // that it announced last; 0: none in this life
         int64_t alone_at;    // when no other one served its run last
     } masters[MASTERS_MOST];
@@ -511,6 +529,8 @@ void sim_expire_parked(struct pccl_sim *s, int slot);
 void sim_link_ends(struct pccl_sim *s, struct event *event);
 void sim_drop_links(struct pccl_sim *s, int slot, int other, uint32_t other_life);
 void sim_close_links(struct pccl_sim *s, int slot, bool told); // the process ends
+void sim_hold(struct pccl_sim *s, int slot);                    // the same, but a child holds what it had
+void sim_let_go(struct pccl_sim *s, int slot, uint32_t life);   // and ends
 void sim_break(struct pccl_sim *s, uint32_t connection);
 void sim_fall_silent(struct pccl_sim *s, int from, int to);
 bool sim_has_link(const struct pccl_sim *s, int slot, int other);
@@ -524,8 +544,11 @@ void sim_carry_out(struct pccl_sim *s, uint32_t master, const struct membership_
 void sim_master_event(struct pccl_sim *s, struct event *event);
 void sim_start_master(struct pccl_sim *s, uint32_t master);
 void sim_end_master(struct pccl_sim *s, uint32_t master);
+void sim_hold_master(struct pccl_sim *s, uint32_t master); // it ends, but a child holds what it had
+void sim_let_go_master(struct pccl_sim *s, uint32_t master);
 void sim_start(struct pccl_sim *s, int slot);
 void sim_end(struct pccl_sim *s, int slot, bool told); // the process ends; told: its kernel closes what it had
+void sim_end_held(struct pccl_sim *s, int slot);        // the process ends, but a child holds what it had
 void sim_act(struct pccl_sim *s, int slot);             // carries out what the mind said
 void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept);
 
@@ -562,7 +585,14 @@ void sim_draw_faults(struct pccl_sim *s);
 void sim_fault(struct pccl_sim *s);
 void sim_master_fault(struct pccl_sim *s, uint32_t master); // it ends, and is started again
 void sim_admission_fault(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions); // it lets newcomers in: perhaps a partition, just now
+// For how long a thread blocks in the middle of this event; 0: it does not. `weighty`: the event is one where that is worth more tries.
+int64_t sim_block_fault(struct pccl_sim *s, bool weighty);
 bool sim_flip(struct pccl_sim *s, struct control *control, struct event *event); // true: the stream is garbage from here on
+
+// ---- memory.c ----
+void sim_short(struct pccl_sim *s, struct shortage *shortage); // from now on, on this thread; NULL: no longer
+void sim_refused(struct pccl_sim *s);                          // it was: in faults.c
+void *sim_take(size_t bytes);                                  // for the simulator itself
 
 // ---- judge.c ----
 __attribute__((format(printf, 3, 4))) void sim_fail(struct pccl_sim *s, const char *invariant, const char *format, ...);
@@ -571,7 +601,7 @@ __attribute__((format(printf, 2, 3))) void sim_line(struct pccl_sim *s, const ch
     do { \
         if ((s)->tracing) sim_line((s), __VA_ARGS__); \
     } while (0)
-void judge_sends(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions, size_t count); // the first ones
+void judge_sends(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions, size_t first, size_t end); // of its sends
 void judge_accusation(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body); // a LINK_DOWN or LINKED, as a master hears it
 void judge_verdict(struct pccl_sim *s, int slot, const struct op *op, const struct wire_verdict *verdict); // of a live op
 void judge_ring(struct pccl_sim *s, int slot, const struct ring *ring);

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: What the simulator drives, beside itself.
 SOURCES = [
+    "csrc/base/descriptor.c",
     "csrc/base/log.c",
     "csrc/base/platform.c",
     "csrc/control/arrival.c",
@@ -35,7 +36,7 @@ SOURCES = [
     ),
 ]
 FLAGS = ["-std=c11", "-D_GNU_SOURCE=", "-DNDEBUG", "-O1", "-Icsrc", "-Icsrc/include", "-Itests/unit", "-ffunction-sections"]
-LINK = ["-Wl,--gc-sections", "-pthread", "-lm"]
+LINK = ["-Wl,--gc-sections", "-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc", "-pthread", "-lm"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,7 @@ def run(*arguments):
         4669,  # or took the run up beside these
         38550,  # one that had no links to the expelled one, and said so of a candidate only
         48493,  # a newcomer that adopted the end of a vote which a master had told it of that was lost at once
+        22180,  # a member that could not be asked for its promise, for want of memory
         50014582,  # a generation that was given again, since nobody was left who knew of it
     ],
 )
@@ -61,6 +62,30 @@ def test_no_part_of_a_run_passes_for_its_majority():
     """Three of seven, whose master had lost the other four one after another."""
     result = run("--seed", "6517", "--peers", "7", "--masters", "2", "--faults", "partition")
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("seed", "masters"),
+    [
+        (734, 2),  # members whose master was refused memory for an epoch, and who took the run up beside it
+        (1103, 2),  # in the same generation
+        (1333, 2),
+        (577, 1),  # a member that was refused for ever, since its master had no memory for what it knew
+        (354, 1),
+    ],
+)
+def test_refused_memory_harms_no_run(seed, masters):
+    result = run("--seed", str(seed), "--masters", str(masters), "--faults", "memory")
+    assert result.exit_code == 0, result.output
+    assert "refused allocations" in result.output
+
+
+@pytest.mark.parametrize("fault", ["fork", "block", "memory"])
+def test_each_late_fault_happens(fault):
+    words = {"fork": "deaths held by a child", "block": "blocked threads", "memory": "refused allocations"}
+    result = run("--seed", "1", "--seeds", "40", "--faults", fault)
+    assert result.exit_code == 0, result.output
+    assert [word for word in words.values() if word in result.output] == [words[fault]]
 
 
 def test_prints_what_happened():

@@ -1415,6 +1415,58 @@ static void live(void) {
     obey_all();
 }
 
+static void refuse_next(uint64_t granted, uint64_t count) {
+    requests = 0;
+    refuse_at = granted + 1;
+    refuse_count = count;
+}
+
+// All connections are closed, nobody was expelled, and whoever comes next waits for those that may come back.
+static void given_up(const char *peers) {
+    refuse_at = UINT64_MAX;
+    for (; *peers; peers++) {
+        const struct box *box = &boxes[*peers - 'a'];
+        CHECK(box->closed);
+        for (size_t i = box->head; i < box->tail; i++) CHECK(box->frames[i].header.type != WIRE_EXPELLED);
+    }
+    CHECK_EQ(membership_peer_count(m), 0);
+    CHECK_EQ(membership_activity(m), WIRE_IDLE);
+    hello_from('f', 0, address_of('f'));
+    CHECK_EQ(membership_activity(m), WIRE_GATHERS);
+}
+
+static void test_starving(void) {
+    begin("memory is refused for what a member says: nobody is expelled for it, the run is given up");
+    form("abc", 0);
+    drain("abc");
+    refuse_next(0, 1);
+    done("a", 2, 1);
+    given_up("abc");
+    end();
+
+    begin("and for what members are told: none of them hears what comes after it");
+    form("abc", 0);
+    drain("abc");
+    wire_buffer_fini((struct wire_buffer *)&membership_tick(m, now)->bytes); // it has to be asked for again
+    drain("abc");
+    refuse_next(0, 1);
+    die('c');
+    for (const char *p = "ab"; *p; p++) CHECK_EQ(boxes[*p - 'a'].tail - boxes[*p - 'a'].head, 0);
+    given_up("ab");
+    end();
+
+    begin("but a newcomer for which memory is refused is alone with that");
+    form("ab", 0);
+    drain("ab");
+    wire_buffer_fini((struct wire_buffer *)&membership_tick(m, now)->bytes);
+    refuse_next(0, 1);
+    hello_from('c', 0, address_of('c'));
+    refuse_at = UINT64_MAX;
+    CHECK(boxes['c' - 'a'].closed);
+    CHECK_EQ(membership_peer_count(m), 2);
+    end();
+}
+
 static void test_memory(void) {
     begin("how much memory a life asks for");
     requests = 0;
@@ -1436,6 +1488,7 @@ static void test_memory(void) {
             for (char p = 'a'; p <= 'f'; p++) die(p);
             CHECK_EQ(membership_peer_count(m), 0);
             for (int c = 0; c < PEERS; c++) clear(&boxes[c]);
+            now += LIMIT_MS * MS_NS; // for which members of a run that was given up may come
             form("abC", 0); // all is well again
             die('b');
             EPOCH("a", LOSS, 3, 3, "ac");
@@ -1463,6 +1516,7 @@ int main(void) {
     test_time();
     test_runs();
 #ifdef CAN_REFUSE
+    test_starving();
     test_memory();
 #endif
     return check_status();

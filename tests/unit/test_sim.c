@@ -1,5 +1,5 @@
 // The simulator over some hundred seeds: every one passes, everything that is counted happens, and a seed replays exactly. A longer run:
-// test_sim FIRST COUNT [FAILURES AT MOST]; a failing seed is told with the last lines of its trace.
+// test_sim FIRST COUNT [FAILURES AT MOST [FAULTS]], with the faults by their number in sim.h; a failing seed is told with the last lines of its trace.
 #include "check.h"
 
 #include "sim/sim.h"
@@ -51,11 +51,12 @@ int main(int argc, char **argv) {
     uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1
                                                                        : DEFAULT_SEEDS;
     uint64_t most = argc > 3 ? strtoull(argv[3], NULL, 10) : FAILURES_MOST;
+    uint32_t faults = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 0;
     struct pccl_sim *sim = pccl_sim_new();
     REQUIRE(sim != NULL);
     uint64_t failures = 0;
     for (uint64_t seed = first; seed < first + count && failures < most; seed++) {
-        struct pccl_sim_config config = {.seed = seed, .trace_fd = -1};
+        struct pccl_sim_config config = {.seed = seed, .faults = faults, .trace_fd = -1};
         check_case("seed %llu", (unsigned long long)seed);
         if (CHECK_EQ(run(sim, &config), PCCL_SIM_PASSED)) continue;
         failures++;

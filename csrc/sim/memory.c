@@ -1,0 +1,45 @@
+// Memory that is refused. Programs that run the simulator are linked with --wrap=malloc and so on (CMakeLists.txt), so that the allocations of the
+// shipped minds come through here. Those of the simulator itself, between its events and by sim_take, are never refused.
+#include "world.h"
+
+#include <stdlib.h>
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__real_realloc(void *old, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_realloc(void *old, size_t bytes);
+
+static _Thread_local struct {
+    struct pccl_sim *sim;
+    struct shortage *shortage; // of the process at work; NULL: none
+} now;
+
+void sim_short(struct pccl_sim *s, struct shortage *shortage) {
+    now.sim = s;
+    now.shortage = shortage;
+}
+
+static bool refuse(void) {
+    struct shortage *shortage = now.shortage;
+    if (shortage == NULL || shortage->times == 0) return false;
+    if (shortage->granted > 0) {
+        shortage->granted--;
+        return false;
+    }
+    shortage->times--;
+    shortage->refused++;
+    sim_refused(now.sim);
+    return true;
+}
+
+void *sim_take(size_t bytes) {
+    void *taken = __real_malloc(bytes);
+    if (taken == NULL) abort(); // a test that cannot go on
+    return taken;
+}
+
+void *__wrap_malloc(size_t bytes) { return refuse() ? NULL : __real_malloc(bytes); }
+void *__wrap_calloc(size_t count, size_t bytes) { return refuse() ? NULL : __real_calloc(count, bytes); }
+void *__wrap_realloc(void *old, size_t bytes) { return refuse() ? NULL : __real_realloc(old, bytes); }
