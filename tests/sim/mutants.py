@@ -36,6 +36,7 @@ SOURCES = [
     ),
 ]
 FLAGS = ["-std=c11", "-D_GNU_SOURCE=", "-DNDEBUG", "-O1", "-Icsrc", "-Icsrc/include", "-Itests/unit", "-ffunction-sections"]
+FORK, BLOCK, MEMORY = 4096, 8192, 16384  # as in csrc/sim/sim.h
 LINK = ["-Wl,--gc-sections", "-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc", "-pthread", "-lm"]
 
 
@@ -49,6 +50,7 @@ class Mutant:
     new: str
     first: int = 1  # seed, of those that `make check-sim` plays: a later one where the bug is rare
     seeds: int = 8000  # within so many it must be found
+    faults: int = 0  # by their numbers in sim.h; 0: by the seed
 
 
 MUTANTS = [
@@ -291,6 +293,46 @@ MUTANTS = [
         new="    resumed->loss_count = 0;",
         seeds=20000,
     ),
+    Mutant(
+        name="votes_of_those_held",  # those of a peer whose connections a forked child holds
+        file="control/membership.c",
+        old="        if (peer->vote != 0) m->open_votes[peer->vote]--;\n",
+        new="",
+        faults=FORK,
+        seeds=1000,
+    ),
+    Mutant(
+        name="forgets_what_it_did_not_say",  # commits that a master's thread blocked before it had told all members of
+        file="control/membership_ops.c",
+        old="return past != NULL && past->done > 0;",
+        new="return past != NULL && past->done > group->count;",
+        faults=BLOCK,
+        seeds=2000,
+    ),
+    Mutant(
+        name="hears_later",  # a member hears what comes after something for which memory was refused
+        file="control/membership.c",
+        old="    if (peer->gone || m->starved) return;",
+        new="    if (peer->gone) return;",
+        faults=MEMORY,
+        seeds=4000,
+    ),
+    Mutant(
+        name="done_without_memory",  # a DONE for which memory was refused never came
+        file="control/membership_ops.c",
+        old="    case OP_TABLE_NO_MEMORY: membership_starve(m); return;",
+        new="    case OP_TABLE_NO_MEMORY: return;",
+        faults=MEMORY,
+        seeds=1000,
+    ),
+    Mutant(
+        name="lives_without_memory",  # a communicator goes on although an action of its mind was lost
+        file="control/member.c",
+        old="        if (grown == NULL) {\n            out->failed = true;\n            return &refused;",
+        new="        if (grown == NULL) {\n            return &refused;",
+        faults=MEMORY,
+        seeds=1000,
+    ),
 ]
 
 
@@ -336,9 +378,9 @@ def build(mutant: Mutant, objects: dict[str, Path], folder: Path) -> Path:
     return link({**objects, f"csrc/{mutant.file}": mine}, folder / mutant.name)
 
 
-def hunt(program: Path, first: int, seeds: int) -> tuple[int | None, str]:
+def hunt(program: Path, first: int, seeds: int, faults: int = 0) -> tuple[int | None, str]:
     """The number of seeds until one fails (None: all pass), and what was said."""
-    done = subprocess.run([program, str(first), str(seeds), "1"], capture_output=True, text=True, check=False)
+    done = subprocess.run([program, str(first), str(seeds), "1", str(faults)], capture_output=True, text=True, check=False)
     failed = [line for line in done.stderr.splitlines() if line.startswith("seed ")]
     if done.returncode < 0:
         return 0, f"seed ?: ended by signal {-done.returncode}\n{done.stderr}"
@@ -353,7 +395,7 @@ def main() -> None:
         for mutant in MUTANTS:
             if sys.argv[1:] and mutant.name not in sys.argv[1:]:
                 continue
-            found, said = hunt(build(mutant, objects, folder), mutant.first, mutant.seeds)
+            found, said = hunt(build(mutant, objects, folder), mutant.first, mutant.seeds, mutant.faults)
             told = next((line for line in said.splitlines() if line.startswith("seed ")), "not found")
             print(f"{mutant.name:28} {'-' if found is None else found:>6} of {mutant.seeds}: {told}", flush=True)
             if sys.argv[1:]:

@@ -30,5 +30,5 @@ def test_passes_without_a_bug(objects, tmp_path):
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
 def test_finds(mutant, objects, tmp_path):
-    found, said = mutants.hunt(mutants.build(mutant, objects, tmp_path), mutant.first, mutant.seeds)
+    found, said = mutants.hunt(mutants.build(mutant, objects, tmp_path), mutant.first, mutant.seeds, mutant.faults)
     assert found is not None, f"{mutant.seeds} seeds pass in spite of it: {said.splitlines()[-2:]}"
