@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include "../base/log.h"
@@ -19,6 +20,9 @@ enum {
     SAMPLE_NS = 4000000,
     ACCEPTS_PER_TURN = 64,
     PAUSE_MS = 100, // of the listener when the process is out of descriptors
+    TELL_MS = 10000, // between two lines of the log on that
+    UNKNOWN_LEAST = 16,
+    ADDRESS_SLOTS = 256,
 };
 
 enum connection_state {
@@ -48,6 +52,7 @@ struct connection {
     uint32_t slot, round; // name it in epoll data; `round` tells a reused slot apart
     int64_t deadline, since;
     uint32_t duration_ms;          // FLOODING
+    uint8_t from;                  // accepted: slot of the address
     struct wire_link_hello hello;  // sent, or received from AWAIT_HELLO on
     uint8_t input[HELLO_CAPACITY]; // frame being received
     size_t have;
@@ -61,12 +66,37 @@ struct links {
     void *context;
     struct link_identity identity;
     int64_t park_limit, listen_again_at; // 0 = listening
+    int64_t tell_at;                     // shortage of descriptors is told again from then on
     struct connection **slots;
     uint32_t slot_count, round;
     struct link_event *events;
     size_t event_first, event_count, event_capacity;
     uint8_t *scratch; // junk to send, bytes received
 };
+
+// ---- descriptors ----
+
+static uint64_t descriptor_limit(void) {
+    struct rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
+}
+
+static uint32_t share(uint64_t part, uint32_t most) {
+    uint64_t descriptors = descriptor_limit() / part;
+    return descriptors < UNKNOWN_LEAST ? UNKNOWN_LEAST : descriptors < most ? (uint32_t)descriptors
+                                                                            : most;
+}
+
+// The limit is the host program's to raise: the library changes nothing of its process.
+static void tell_shortage(struct links *links, int error) {
+    int64_t now = platform_now_ns();
+    if ((error != -EMFILE && error != -ENFILE) || now < links->tell_at) return;
+    links->tell_at = now + TELL_MS * MS_NS;
+    LOG(LOG_ERR,
+        "a link cannot be made: %s. This process may open %llu descriptors, and a peer needs one for each member of its group and each lane of its two "
+        "neighbours: raise the soft limit before connecting (ulimit -n, or resource.setrlimit(resource.RLIMIT_NOFILE, ...))",
+        strerror(-error), (unsigned long long)descriptor_limit());
+}
 
 // ---- connections ----
 
@@ -167,6 +197,7 @@ static void hand_over(struct links *links, struct connection *c, const struct wi
 
 static void dial(struct links *links, const struct wire_link_hello *hello, const struct wire_address *address, uint32_t duration_ms, int64_t deadline) {
     int fd = socket_dial(address);
+    tell_shortage(links, fd);
     struct connection *c = fd < 0 ? NULL : connection_new(links, fd, DIALING, EPOLLOUT, deadline);
     if (c == NULL) {
         LOG(LOG_DEBUG, "dialing a peer failed at once: %s", strerror(fd < 0 ? -fd : ENOMEM));
@@ -302,24 +333,49 @@ static void measure(struct links *links, struct connection *c, int64_t now) {
 
 // ---- accepting ----
 
-// Drops the oldest connection of a state when there are `most` of them.
-static void make_room(struct links *links, enum connection_state state, uint32_t most) {
+static void take_hello(struct links *links, struct connection *c);
+
+// Of a state, from the address that has most of them: the oldest. NULL: there are fewer than `most` in all.
+static struct connection *find_surplus(const struct links *links, enum connection_state state, uint32_t most) {
     struct connection *oldest = NULL;
-    uint32_t count = 0;
+    uint32_t count = 0, counts[ADDRESS_SLOTS] = {0}, crowd = 0;
     for (uint32_t i = 0; i < links->slot_count; i++) {
-        struct connection *c = links->slots[i];
+        const struct connection *c = links->slots[i];
         if (c == NULL || c->state != state) continue;
         count++;
+        if (++counts[c->from] > crowd) crowd = counts[c->from];
+    }
+    if (count < most) return NULL;
+    for (uint32_t i = 0; i < links->slot_count; i++) {
+        struct connection *c = links->slots[i];
+        if (c == NULL || c->state != state || counts[c->from] < crowd) continue;
         if (oldest == NULL || c->since < oldest->since || (c->since == oldest->since && (int32_t)(c->round - oldest->round) < 0)) oldest = c;
     }
-    if (count >= most) connection_free(links, oldest);
+    return oldest;
+}
+
+// Drops a connection of a state when there are `most` of them.
+static void make_room(struct links *links, enum connection_state state, uint32_t most) {
+    struct connection *c = find_surplus(links, state, most);
+    if (c == NULL) return;
+    uint32_t slot = c->slot, round = c->round;
+    if (state == AWAIT_HELLO) take_hello(links, c); // it may have come since
+    c = links->slots[slot];
+    if (c != NULL && c->round == round && c->state == state) connection_free(links, c);
+}
+
+// Neighbours in a network share one.
+static uint8_t slot_of_address(const struct wire_address *address) {
+    uint64_t network;
+    memcpy(&network, address->bytes, sizeof network); // of IPv6; the bytes behind an IPv4 address are 0
+    return (uint8_t)((network * UINT64_C(0x9E3779B97F4A7C15)) >> 56);
 }
 
 // Acts on a judgement of a complete hello. True: the connection stays parked.
 static void act_on_hello(struct links *links, struct connection *c, enum member_judgement judgement) {
     if (judgement == MEMBER_PARK) {
         if (c->state == PARKED) return;
-        make_room(links, PARKED, LINKS_PARKED);
+        make_room(links, PARKED, share(2, LINKS_PARKED));
         c->state = PARKED;
         c->deadline = platform_now_ns() + links->park_limit;
         if (!connection_watch(links, c, EPOLL_CTL_MOD, EPOLLRDHUP)) connection_free(links, c);
@@ -388,11 +444,14 @@ static void accept_some(struct links *links, int64_t now) {
         struct wire_address from;
         int fd = socket_accept(links->listener, &from);
         if (fd == -EMFILE || fd == -ENFILE || fd == -ENOBUFS || fd == -ENOMEM) pause_listener(links, now);
+        tell_shortage(links, fd);
         if (fd == -ECONNABORTED || fd == -EAFNOSUPPORT) continue;
         if (fd < 0) return;
-        make_room(links, AWAIT_HELLO, LINKS_UNKNOWN);
+        make_room(links, AWAIT_HELLO, share(LINKS_UNKNOWN_PART, LINKS_UNKNOWN));
         struct connection *c = connection_new(links, fd, AWAIT_HELLO, EPOLLIN, now + LINKS_UNKNOWN_MS * MS_NS);
-        if (c != NULL) take_hello(links, c);
+        if (c == NULL) continue;
+        c->from = slot_of_address(&from);
+        take_hello(links, c);
     }
 }
 

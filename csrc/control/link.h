@@ -2,8 +2,11 @@
 // connections by which links are measured. Owned and called by the control thread alone; nothing here blocks.
 //
 // What happens is queued as events (links_next). A connection that becomes a link leaves this module with its event.
-// Acceptors survive hostile bytes: a bad hello closes its connection, at most LINKS_UNKNOWN connections wait without a
-// hello (the oldest goes), LINKS_UNKNOWN_MS each; at most LINKS_PARKED hellos are parked.
+// Acceptors survive hostile bytes: a bad hello closes its connection. The descriptors of the process are its owner's: connections without a
+// hello hold at most the LINKS_UNKNOWN_PART-th part of the soft limit, and LINKS_UNKNOWN, for LINKS_UNKNOWN_MS each; parked hellos
+// at most half of it, and LINKS_PARKED. Beyond that the oldest goes of the address that has most of them, unless its hello has come meanwhile.
+// So a flood from a few addresses keeps out nobody else; one from as many addresses as there is room keeps out whoever needs longer for
+// its hello than the flood for that many connections, and a dialler tries again.
 #ifndef PCCL_CONTROL_LINK_H
 #define PCCL_CONTROL_LINK_H
 
@@ -16,6 +19,7 @@
 enum {
     LINKS_FIRST_PORT = 48149,
     LINKS_UNKNOWN = 600, // more than two neighbours with all their lanes, who dial at the same time
+    LINKS_UNKNOWN_PART = 16,
     LINKS_UNKNOWN_MS = 5000,
     LINKS_PARKED = 1024,
     LINKS_PROBE_MS = 20000, // the longest measurement

@@ -1,0 +1,138 @@
+// Connections of strangers at a peer's port: what they may hold, and that they keep nobody out.
+#define _GNU_SOURCE
+#include "control/link.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/platform.h"
+#include "check.h"
+
+enum { LIMIT = 960, // descriptors; a sixteenth of them is 60
+       STRANGERS = 300 };
+
+static const struct wire_id self = {{1}}, other = {{2}};
+
+static enum member_judgement judge(void *context, const struct wire_link_hello *hello) {
+    (void)context;
+    return wire_id_equal(&hello->from, &other) ? MEMBER_ACCEPT : MEMBER_REJECT;
+}
+
+static int count_descriptors(void) {
+    int count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    REQUIRE(directory != NULL);
+    while (readdir(directory) != NULL) count++;
+    closedir(directory);
+    return count;
+}
+
+// Lets the listener do all there is to do.
+static void turn(struct links *links, int epoll) {
+    struct epoll_event events[64];
+    for (int count; (count = epoll_wait(epoll, events, 64, 5)) > 0;)
+        for (int i = 0; i < count; i++) links_event(links, events[i].data.u64, events[i].events, platform_now_ns());
+}
+
+static int dial_from(uint8_t host, uint16_t port) {
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f000000u | host)};
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    REQUIRE(fd >= 0 && bind(fd, (struct sockaddr *)&from, sizeof from) == 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
+    return fd;
+}
+
+static void say_hello(int fd) {
+    struct wire_buffer frame = {0};
+    struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = other, .to = self};
+    wire_encode_link_hello(&frame, (struct wire_header){.run = 7}, &hello);
+    CHECK_EQ(send(fd, frame.bytes, frame.length, MSG_NOSIGNAL), frame.length);
+    wire_buffer_fini(&frame);
+}
+
+static bool is_up(struct links *links) {
+    struct link_event event;
+    bool up = false;
+    while (links_next(links, &event)) {
+        up |= event.kind == LINK_EVENT_UP;
+        if (event.kind == LINK_EVENT_UP) close(event.fd);
+    }
+    return up;
+}
+
+// Too few of them: the text says what to do.
+static void test_shortage(struct links *links, const struct wire_address *nobody, struct rlimit *limit) {
+    check_case("no descriptor is left for a link");
+    FILE *log = tmpfile();
+    int stderr_before = dup(STDERR_FILENO);
+    REQUIRE(log != NULL && stderr_before >= 0 && dup2(fileno(log), STDERR_FILENO) >= 0);
+    limit->rlim_cur = 3;
+    setrlimit(RLIMIT_NOFILE, limit);
+    for (int i = 0; i < 20; i++) links_dial(links, &other, 0, nobody, INT64_MAX);
+    limit->rlim_cur = LIMIT;
+    setrlimit(RLIMIT_NOFILE, limit);
+    dup2(stderr_before, STDERR_FILENO);
+    close(stderr_before);
+    char text[4096] = "";
+    rewind(log);
+    text[fread(text, 1, sizeof text - 1, log)] = 0;
+    fclose(log);
+    char *told = strstr(text, "ulimit -n");
+    CHECK(told != NULL && strstr(text, "may open 3 descriptors") != NULL);
+    CHECK(told != NULL && strstr(told + 1, "ulimit -n") == NULL); // once, not for each link
+    struct link_event event;
+    int failed = 0;
+    while (links_next(links, &event)) failed += event.kind == LINK_EVENT_FAILED;
+    CHECK_EQ(failed, 20);
+}
+
+int main(void) {
+    struct rlimit limit;
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = LIMIT;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    int epoll = epoll_create1(EPOLL_CLOEXEC), strangers[STRANGERS];
+    struct links *links = links_new(epoll, 100, &self, judge, NULL);
+    struct wire_address any = {.family = 4, .bytes = {127, 0, 0, 1}};
+    uint16_t port = 0;
+    REQUIRE(links != NULL && links_listen(links, &any, &port) == 0);
+    links_identify(links, &(struct link_identity){.self = self, .run = 7});
+
+    check_case("a member that has connected before the flood, and says hello after it");
+    int honest = dial_from(1, port);
+    turn(links, epoll);
+    int before = count_descriptors();
+    for (int i = 0; i < STRANGERS; i++) {
+        strangers[i] = dial_from(2, port);
+        if (i % 50 == 0) turn(links, epoll);
+    }
+    turn(links, epoll);
+    int held = count_descriptors() - before - STRANGERS;
+    CHECK(held > 0 && held <= LIMIT / LINKS_UNKNOWN_PART);
+    say_hello(honest);
+    turn(links, epoll);
+    CHECK(is_up(links));
+    close(honest);
+
+    check_case("of the same address, it has said hello when its turn to go comes");
+    honest = dial_from(2, port);
+    turn(links, epoll);
+    for (int i = 0; i < STRANGERS / 2; i++) close(strangers[i]);
+    say_hello(honest);
+    for (int i = 0; i < STRANGERS / 2; i++) strangers[i] = dial_from(2, port);
+    turn(links, epoll);
+    CHECK(is_up(links));
+    test_shortage(links, &any, &limit);
+
+    close(honest);
+    for (int i = 0; i < STRANGERS; i++) close(strangers[i]);
+    links_free(links);
+    close(epoll);
+    return check_status();
+}
