@@ -40,6 +40,8 @@ def parse_endpoint(address: str) -> Endpoint:
     _require_text(address)
     if "://" in address:
         raise ValueError(f"address {address!r} is a URL: write only host:port")
+    if re.fullmatch(r"[0-9]{1,5}", address, re.ASCII):
+        raise AssertionError(f"address {address!r} has no host: write 0.0.0.0:{address} to listen, or host:{address} to connect")
     if ":" not in address:
         raise AssertionError(f"address {address!r} has no port: write it as host:port, 1.2.3.4:port or [ipv6]:port")
     host, _, port_text = address.rpartition(":")
@@ -52,6 +54,8 @@ def parse_endpoint(address: str) -> Endpoint:
 def parse_endpoints(addresses: str) -> list[Endpoint]:
     """Reads a list as in `a:48148,b:48148`: at most 16, none twice, each with the port it listens on."""
     _require_text(addresses)
+    if "," in addresses and not all(address.strip() for address in addresses.split(",")):
+        raise ValueError(f"the list of masters {addresses!r} has an entry with no host and no port: write host:port,host:port")
     endpoints = [parse_endpoint(address.strip()) for address in addresses.split(",")]
     for endpoint in endpoints:
         if endpoint.port == 0:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 
+from pccl._address import parse_endpoints
 from pccl._errors import PCCLError
 from pccl._loader import load_native_module
 from pccl._master import MasterNode
@@ -18,6 +19,14 @@ DEFAULT_ADDRESS = f"0.0.0.0:{_C.CCOIP_PROTOCOL_PORT_MASTER}"
 
 
 SIGTERM_CHOICES = ("detach", "end")
+
+
+def check_masters(masters: str) -> None:
+    """ValueError: what is wrong with a list of masters, by the name of the option."""
+    try:
+        parse_endpoints(masters)
+    except (ValueError, AssertionError) as error:
+        raise ValueError(f"--masters: {error}") from None
 
 
 def serve(
@@ -42,6 +51,8 @@ def serve(
         # Closed at the end of the block, whatever ends it.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, note)
+        if masters is not None:
+            check_masters(masters)
         with MasterNode(listen_address, heartbeat_limit=heartbeat_limit, masters=masters) as master:
             host = listen_address.rpartition(":")[0]
             print(f"pccl master listening on {host}:{master.port}", flush=True)

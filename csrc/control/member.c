@@ -507,7 +507,7 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
     case WIRE_HEARTBEAT:
         return true;
     case WIRE_WAITING:
-        return m->phase == MEMBER_JOINING && member_take_waiting(m, header, body, out);
+        return member_take_waiting(m, header, body, out);
     case WIRE_CANDIDATE: {
         struct wire_candidate candidate = {.epoch.members = m->members};
         if (!joined || !wire_decode_candidate(body, length, &candidate)) return false;

@@ -52,7 +52,7 @@ enum member_action_kind {
     MEMBER_RECHECK,     // parked hellos are to be judged again
     MEMBER_SEEK,        // the master is lost (text): close its connection, keep all links, connect to a master and call member_resume
     MEMBER_FOUND,       // the run goes on with the master of that connection
-    MEMBER_WAITING,     // the master has no run for this peer yet: member_waits_why
+    MEMBER_WAITING,     // the master has no run for this peer yet, or says for whom it waits: member_waits_why
     MEMBER_DIE,         // the communicator is dead: text
 };
 
@@ -155,7 +155,7 @@ bool member_is_seeking(const struct member *member);
 const char *member_lost_why(const struct member *member);
 // Until when the master that was told RESUME is waited at; then another one of the list may have more. Valid while seeking.
 int64_t member_waits_until(const struct member *member);
-// Why the master that was found has no run yet; "" unless it said so.
+// Why the master that was found has no run yet, or for whom this peer waits; "" unless the master said so.
 const char *member_waits_why(const struct member *member);
 // How long a link may take to be made.
 int64_t member_link_limit_ns(const struct member *member);

@@ -136,24 +136,17 @@ void membership_expel(struct membership *m, struct peer *peer, const char *forma
     drop(m, peer);
 }
 
-void membership_end_wait(struct membership *m) {
-    m->warn_at = INT64_MAX;
-    m->warned = false;
-}
-
 void membership_open_vote(struct membership *m, struct peer *peer, uint8_t kind) {
     peer->vote = kind;
+    peer->has_called = true;
     peer->voted_ns = m->now_ns;
     m->open_votes[kind]++;
-    if (m->warn_at == INT64_MAX && !m->warned) m->warn_at = m->now_ns + MEMBERSHIP_WAIT_WARN_MS * MS_NS;
+    membership_wait_begins(m);
 }
 
 void membership_close_vote(struct membership *m, struct peer *peer) {
     m->open_votes[peer->vote]--;
     peer->vote = 0;
-    for (size_t kind = 0; kind <= VOTE_SYNC; kind++)
-        if (m->open_votes[kind] > 0) return;
-    membership_end_wait(m);
 }
 
 void membership_outcome(struct membership *m, uint8_t kind, uint8_t code, uint64_t value) {
@@ -167,7 +160,6 @@ void membership_outcome(struct membership *m, uint8_t kind, uint8_t code, uint64
     }
     m->open_votes[kind] = 0;
     m->barrier++;
-    membership_end_wait(m);
     m->phase = PHASE_IDLE;
 }
 
@@ -193,35 +185,6 @@ static void pass_votes(struct membership *m) {
         membership_outcome(m, WIRE_VOTE_PENDING, CODE_SUCCESS, newcomers_wait(m));
     } else if (m->open_votes[WIRE_VOTE_OPTIMIZE] == m->count) {
         membership_optimise(m);
-    }
-}
-
-// Does its open vote wait for peers that have not voted?
-static bool waits(const struct membership *m, const struct peer *peer) {
-    return peer->vote == VOTE_SYNC ? membership_sync_waits(m, peer->group) : peer->vote != 0;
-}
-
-static void warn_of_waits(struct membership *m) {
-    static const char *const calls[] = {"no vote", "update_topology", "are_peers_pending", "optimize_topology", "sync_shared_state"};
-    m->warn_at = INT64_MAX;
-    if (m->phase != PHASE_IDLE) return;
-    int64_t since = INT64_MAX;
-    bool all = false; // all groups are waited for
-    for (uint32_t i = 0; i < m->count; i++) {
-        if (!waits(m, m->order[i])) continue;
-        if (m->order[i]->voted_ns < since) since = m->order[i]->voted_ns;
-        all |= m->order[i]->vote != VOTE_SYNC;
-    }
-    if (since == INT64_MAX) return;
-    if (since + MEMBERSHIP_WAIT_WARN_MS * MS_NS > m->now_ns) { // the vote that this wait began with has ended
-        m->warn_at = since + MEMBERSHIP_WAIT_WARN_MS * MS_NS;
-        return;
-    }
-    m->warned = true;
-    for (uint32_t i = 0; i < m->count; i++) {
-        char name[64];
-        if (all || membership_sync_waits(m, m->order[i]->group))
-            membership_log(m, LOG_WARN, "votes wait for each other: %s is in %s", membership_name(name, m->order[i]), calls[m->order[i]->vote]);
     }
 }
 
@@ -321,7 +284,7 @@ void membership_start_run(struct membership *m) {
     m->yields_until = 0;
     m->lost = m->changed = false;
     m->phase = PHASE_IDLE;
-    membership_end_wait(m);
+    m->warn_at = INT64_MAX;
     memset(m->open_votes, 0, sizeof m->open_votes);
 }
 
@@ -357,9 +320,20 @@ static const char *reason_to_refuse(struct membership *m, const struct wire_addr
     if (m->peer_count == WIRE_MAX_MEMBERS) return "the run is full";
     if (membership_peer_of_id(m, &hello->id) != NULL) return "a peer of this id is registered";
     bool here = socket_address_is_loopback(source);
+    if (m->peer_count == 0 && !membership_suits_held(m, here)) return "most peers that wait for the run to begin reached the master over the other kind of address, loopback or network; give all of them its network address";
     if (here && m->loopback_count < m->peer_count) return "this peer reached the master over loopback, others over the network, so they could not reach this peer; give it the master's network address";
     if (!here && m->loopback_count > 0) return "this peer reached the master over the network, others over loopback, so it could not reach them; give them the master's network address";
     return NULL;
+}
+
+// Whoever is alone in a run and has called nothing for a while may be a stranger, who is not to keep all peers of the other kind out.
+static void expel_idler(struct membership *m, const struct wire_address *source) {
+    struct peer *only = m->count == 1 ? m->order[0] : NULL;
+    bool loopback = socket_address_is_loopback(source);
+    if (only == NULL || only->has_called || m->now_ns < only->waits_since + MEMBERSHIP_IDLER_MS * MS_NS) return;
+    if (socket_address_is_loopback(&only->member.address) == loopback) return;
+    membership_expel(m, only, "alone, without a call since it was admitted, and over %s, while others come over %s", loopback ? "the network" : "loopback", loopback ? "loopback" : "the network");
+    membership_settle(m);
 }
 
 static struct peer *unused_peer(struct membership *m) {
@@ -387,6 +361,7 @@ struct peer *membership_add_peer(struct membership *m, uint32_t conn, const stru
 }
 
 void membership_register(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
+    if (hello->version == WIRE_VERSION) expel_idler(m, source);
     const char *why = reason_to_refuse(m, source, hello);
     if (why != NULL) {
         membership_turn_away(m, conn, membership_header(m), WIRE_REFUSED, why);
@@ -397,6 +372,8 @@ void membership_register(struct membership *m, uint32_t conn, const struct wire_
     member.address.port = hello->port;
     struct peer *peer = membership_add_peer(m, conn, &member);
     peer->masters = hello->masters;
+    peer->waits_since = m->now_ns;
+    membership_wait_begins(m);
 
     struct wire_welcome welcome = {.join_number = peer->member.join_number, .heartbeat_limit_ms = (uint32_t)(m->limit_ns / MS_NS), .seen = *source};
     memcpy(welcome.secret, m->secret, sizeof welcome.secret);
@@ -548,7 +525,7 @@ const struct membership_actions *membership_tick(struct membership *m, int64_t n
         if (m->order[i]->group->relink_at <= m->now_ns) membership_links_tick(m, m->order[i]->group);
     if (m->phase == PHASE_CANDIDATE && !m->candidate_judged && m->phase_deadline <= m->now_ns) m->unanswered = 0; // judged as it is
     if (m->phase == PHASE_MEASURE && m->phase_deadline <= m->now_ns) membership_measure_tick(m);
-    if (m->warn_at <= m->now_ns) warn_of_waits(m);
+    membership_waits_tick(m);
     membership_gather_tick(m);
     if (m->peer_count + m->survivor_count > 0 && m->heartbeat_at <= m->now_ns) send_heartbeats(m);
     return membership_settle(m);

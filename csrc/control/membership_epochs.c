@@ -190,7 +190,6 @@ static void commit_candidate(struct membership *m) {
     if (m->count > before) membership_admits(m, before, newer);
     m->open_votes[m->candidate_kind] = 0;
     m->barrier++;
-    membership_end_wait(m);
     m->phase = PHASE_IDLE;
     membership_enter_epoch(m, m->candidate_kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER);
 }

@@ -69,10 +69,13 @@ struct peer {
     uint32_t conn;
     struct wire_member member;
     struct arrival heard;
+    bool has_called; // ever, or it has lived through the loss of a master
     uint8_t vote; // wire_vote_kind of the open vote, VOTE_SYNC, or 0
     int64_t voted_ns;
     uint32_t latency_us; // worst of its links, 0 unknown
     uint8_t masters;     // in its list
+    int64_t waits_since; // newcomer
+    int64_t told_since, tell_at; // of what it waits for (membership_waits.c): the wait that began then is told of next
 
     // candidate
     bool invited;   // newcomer: the passed update vote admits it if it can be reached
@@ -166,8 +169,7 @@ struct membership {
     bool lost, changed;                     // a loss, or a changed group, that no epoch tells of yet
 
     uint32_t open_votes[VOTE_SYNC + 1];
-    int64_t warn_at; // INT64_MAX: no vote is open, or its wait has been told
-    bool warned;     // since the last vote that ended
+    int64_t warn_at; // when it is looked who waits for whom; INT64_MAX: nobody waits
 
     enum phase phase;
     uint8_t candidate_kind; // WIRE_VOTE_UPDATE or WIRE_VOTE_OPTIMIZE
@@ -264,7 +266,6 @@ void membership_expel(struct membership *m, struct peer *peer, const char *forma
 void membership_open_vote(struct membership *m, struct peer *peer, uint8_t kind);
 void membership_close_vote(struct membership *m, struct peer *peer);
 void membership_outcome(struct membership *m, uint8_t kind, uint8_t code, uint64_t value); // to all; the vote is over
-void membership_end_wait(struct membership *m); // votes that wait for each other need not be told of any more
 
 // ---- membership_epochs.c ----
 struct peer *membership_member(struct membership *m, const struct group *group, const struct wire_id *id); // NULL: not (any more) a member
@@ -284,6 +285,10 @@ void membership_strike(struct membership *m, const struct wire_address *address)
 void membership_forgive(struct membership *m, const struct wire_address *address); // one was admitted
 // Until when newcomers from there are asked into no candidate while accepted peers wait; 0: they are.
 int64_t membership_waits_behind_until(struct membership *m, const struct wire_address *address);
+
+// ---- membership_waits.c ----
+void membership_wait_begins(struct membership *m); // of somebody, at this moment
+void membership_waits_tick(struct membership *m);
 
 // ---- membership_ops.c ----
 void membership_on_done(struct membership *m, struct peer *peer, const struct wire_header *header, const uint8_t *body);
@@ -313,6 +318,8 @@ uint32_t membership_group_rate(const struct membership *m, const struct group *g
 // While there is no run: takes one up, or begins a new one. While there is a young one: lets it go, or those who wait for that. True: peers have
 // come or gone.
 bool membership_gather(struct membership *m);
+// Whether a newcomer that came over loopback, or not, is of the kind of most newcomers that wait for a run to begin.
+bool membership_suits_held(const struct membership *m, bool loopback);
 // True: a newcomer waits until it is known whether there is a run.
 bool membership_hold(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello);
 bool membership_survivor_message(struct membership *m, uint32_t conn, const struct wire_header *header); // false: no survivor

@@ -390,7 +390,7 @@ static void take_group(struct membership *m, const struct claim *claim, uint32_t
         const struct survivor *survivor = member_here(m, claim, i);
         if (survivor == NULL) continue;
         struct peer *peer = membership_add_peer(m, survivor->conn, &claim->members[i]);
-        peer->accepted = true;
+        peer->accepted = peer->has_called = true;
         peer->masters = survivor->resume.hello.masters;
         peer->group = group;
         peer->sync.committed = survivor->resume.accepted && survivor->resume.sync_committed;
@@ -551,6 +551,17 @@ static bool all_promised(const struct membership *m, const struct claim *claim) 
     for (uint32_t i = 0; i < m->survivor_count; i++)
         if (is_of(m->survivors[i], claim) && !m->survivors[i]->gave) return false;
     return true;
+}
+
+bool membership_suits_held(const struct membership *m, bool loopback) {
+    uint32_t like = 1, unlike = 0; // with itself
+    for (uint32_t i = 0; i < m->survivor_count; i++) {
+        const struct survivor *survivor = m->survivors[i];
+        bool same = socket_address_is_loopback(&survivor->source) == loopback;
+        like += !survivor->resumes && same;
+        unlike += !survivor->resumes && !same;
+    }
+    return like >= unlike;
 }
 
 static void start_new_run(struct membership *m) {

@@ -116,7 +116,12 @@ static bool perform(struct peer *p, const struct member_action *action, int64_t 
         break;
     case MEMBER_SEEK: peer_seek_master(p, now); break;
     case MEMBER_FOUND: peer_found_master(p, now); break;
-    case MEMBER_WAITING: LOG_LIMITED(&p->waiting_log, LOG_ERR, "the master %s", member_waits_why(p->member)); break;
+    case MEMBER_WAITING:
+        if (member_phase(p->member) == MEMBER_JOINING || member_is_seeking(p->member))
+            LOG_LIMITED(&p->waiting_log, LOG_ERR, "the master %s", member_waits_why(p->member));
+        else
+            LOG_LIMITED(&p->waiting_log, LOG_NOTICE, "%s", member_waits_why(p->member));
+        break;
     case MEMBER_DIE: die(p, member_text(p->member)); break;
     }
     return true;

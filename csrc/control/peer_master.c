@@ -167,8 +167,10 @@ static void look_again(struct peer *p, int64_t now) {
 // ---- reading ----
 
 static void disconnected(struct peer *p, const char *what, int64_t now) {
-    char address[64], text[160];
-    snprintf(text, sizeof text, "the connection to the master at %s broke: %s", socket_address_format(address, sizeof address, seek_master(&p->seek)), what);
+    static const char not_a_master[] = " (is it a pccl master, and not the port of a peer?)";
+    char address[64], text[240];
+    bool joining = member_phase(p->member) == MEMBER_JOINING;
+    snprintf(text, sizeof text, "the connection to the master at %s broke: %s%s", socket_address_format(address, sizeof address, seek_master(&p->seek)), what, joining ? not_a_master : "");
     peer_event_begin(p);
     member_disconnected(p->member, text, now, &p->actions);
     peer_event_end(p, now);

@@ -358,6 +358,26 @@ def test_a_list_without_this_master_is_an_error(listen, masters, words):
         MasterNode(listen, masters=masters)
 
 
+WRONG_WORDS = [
+    (("--listen", "48160"), "address '48160' has no host: write 0.0.0.0:48160"),
+    (("--masters", ",,"), "--masters: the list of masters ',,' has an entry with no host and no port"),
+    (("--masters", "127.0.0.1"), "--masters: address '127.0.0.1' has no port"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG_WORDS)
+def test_the_program_names_what_is_wrong(options, words):
+    process = start("-m", "pccl.cli", "master", *options)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert words in errors
+
+
+def test_the_help_shows_the_default_of_the_heartbeat_limit():
+    out, _ = start("-m", "pccl.cli", "master", "--help").communicate(timeout=60)
+    assert re.search(r"--heartbeat-limit.*\[default:\s+\(?PCCL_HEARTBEAT_LIMIT_MS,\s+or\s+5", out, re.DOTALL), out
+
+
 def test_the_program_says_so():
     process = start("-m", "pccl.cli", "master", "--listen", "127.0.0.1:5003", "--masters", "127.0.0.1:5001,127.0.0.1:5002")
     _, errors = process.communicate(timeout=60)

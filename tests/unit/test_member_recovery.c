@@ -482,11 +482,13 @@ static void test_newcomers(void) {
     CHECK_EQ(member_phase(mind), MEMBER_JOINING); // it speaks, so it is a master
     end();
 
-    accepted("nobody who is in a run waits for one", RECOVERY_MS, 1);
+    accepted("in a run it hears for whom it waits", RECOVERY_MS, 1);
     struct wire_buffer frame = {0};
-    wire_encode_text(&frame, of(1), WIRE_WAITING, "waits");
+    wire_encode_text(&frame, of(1), WIRE_WAITING, "update_topology waits");
     feed(&frame);
-    CHECK_EQ(count(MEMBER_DIE), 1);
+    CHECK_EQ(count(MEMBER_DIE), 0);
+    CHECK_EQ(count(MEMBER_WAITING), 1);
+    CHECK_STR(member_waits_why(mind), "update_topology waits");
     end();
 }
 

@@ -548,6 +548,7 @@ static void test_young(void) {
     TAKE('z', WIRE_WELCOME);
     resume(&(struct says){.who = 'b', .members = "ab"});
     EXPELLED('b', "another run");
+    WAITING('y', "1 of 1 members has not called update_topology");
     CHECK_EQ(membership_peer_count(m), 3);
     end();
 

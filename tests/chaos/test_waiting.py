@@ -1,0 +1,44 @@
+"""Who waits is told for whom, at the default level of the log."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from actors import PATIENCE, Actor, MasterProcess, troupe
+from test_hostile import listening_port
+
+import pccl
+
+DEFAULT_LEVEL = {"PCCL_LOG_LEVEL": ""}
+
+
+def wait_for(log: Path, pattern: str) -> str:
+    end = time.monotonic() + PATIENCE
+    while not (found := re.search(pattern, log.read_text() if log.exists() else "")):
+        assert time.monotonic() < end, f"{log.name} never said {pattern!r}: {log.read_text()}"
+        time.sleep(0.05)
+    return found[0]
+
+
+def test_a_newcomer_is_told_whose_update_it_waits_for(tmp_path):
+    with MasterProcess(stderr=tmp_path / "master") as master, troupe(master.address, 1) as actors:
+        fresh = Actor(master.address, 1, environment=DEFAULT_LEVEL, stderr=tmp_path / "fresh")
+        actors.append(fresh)
+        fresh.tell("connect")
+        words = r"waiting to be admitted: 1 of 1 members has not called update_topology for 1\d s: "
+        words += r"peer \w{8} \(join 1\) at 127\.0\.0\.1:\d+"
+        wait_for(tmp_path / "fresh", words)
+        wait_for(tmp_path / "master", words)
+        actors[0].tell("form", 2)
+        assert [actor.answer() for actor in actors] == [None, None]
+
+
+def test_a_port_of_a_peer_is_named_as_the_possible_mistake():
+    with MasterProcess() as master, troupe(master.address, 1) as actors:
+        port = listening_port(actors[0].pid)
+        with pccl.Communicator(f"127.0.0.1:{port}") as comm, pytest.raises(pccl.PCCLError) as caught:
+            comm.connect(1)
+        assert "is it a pccl master, and not the port of a peer?" in caught.value.detail
