@@ -2,8 +2,12 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "compute/kernels.h"
 #include "data/engine_private.h"
+
+enum { TELL_FIRST_MS = 10000, // of a wait; then again after twice as long
+       TELL_MOST_MS = 600000 };
 
 // ---- beginning ----
 uint64_t engine_first_loss(const struct engine *engine, uint64_t adopted) {
@@ -108,6 +112,8 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
     struct op *op = result == ENGINE_OK ? op_new(engine, reduce->tag) : NULL;
     if (op != NULL) {
         op->reduce = *reduce;
+        op->posted_ns = platform_now_ns();
+        op->tell_ns = op->posted_ns + TELL_FIRST_MS * MS_NS;
         op->adopted = adopted;
         op->element = dtype_size(reduce->fingerprint.dtype);
         op->count = reduce->fingerprint.count;
@@ -146,6 +152,30 @@ static void take_outcome(struct engine *engine, struct op *op, struct engine_out
     op_free(engine, op);
 }
 
+// Lets go of the lock while it writes. The op stays: somebody waits for it.
+static void tell_wait(struct engine *engine, struct op *op, int64_t now_ns) {
+    char why[160];
+    int64_t waited_ns = now_ns - op->posted_ns, most_ns = TELL_MOST_MS * MS_NS;
+    uint64_t tag = op->reduce.tag;
+    op_waits_for(engine, op, why, sizeof why);
+    op->tell_ns = now_ns + (waited_ns < most_ns ? waited_ns : most_ns);
+    pthread_mutex_unlock(&engine->lock);
+    LOG(LOG_NOTICE, "the reduce with tag %llu has waited for %u s: %s", (unsigned long long)tag, (unsigned)(waited_ns / SECOND_NS), why);
+    pthread_mutex_lock(&engine->lock);
+}
+
+// False: the deadline has passed before it ended.
+static bool wait_for_end(struct engine *engine, struct op *op, int64_t deadline_ns) {
+    while (op->phase != OP_ENDED) {
+        int64_t until_ns = op->tell_ns < deadline_ns ? op->tell_ns : deadline_ns;
+        if (platform_cond_wait(&op->ended, &engine->lock, until_ns) || op->phase == OP_ENDED) continue;
+        int64_t now_ns = platform_now_ns();
+        if (now_ns >= op->tell_ns) tell_wait(engine, op, now_ns);
+        if (op->phase != OP_ENDED && now_ns >= deadline_ns) return false;
+    }
+    return true;
+}
+
 void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct engine_outcome *out) {
     *out = (struct engine_outcome){.result = ENGINE_UNKNOWN};
     pthread_mutex_lock(&engine->lock);
@@ -156,9 +186,7 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     }
     op->waited = true;
     engine->waiters++;
-    bool in_time = true;
-    while (op->phase != OP_ENDED && in_time) in_time = platform_cond_wait(&op->ended, &engine->lock, deadline_ns);
-    if (op->phase != OP_ENDED) {
+    if (!wait_for_end(engine, op, deadline_ns)) {
         out->result = ENGINE_IN_PROGRESS;
         op->waited = false;
     } else {

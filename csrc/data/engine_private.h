@@ -1,7 +1,7 @@
 // What the files of the data plane share: engine.c (the thread, and the engine's life), engine_links.c (the other peers, and links to them),
 // engine_ops.c (posts, beginnings, waits), engine_epochs.c (freezing, reports), engine_verdicts.c (how ops end), lane.c (framing on one
 // connection), silence.c (links that are down and do not say so), early.c (what comes before its op), op.c (ops by tag, blocks, backups),
-// small.c, ring.c, sharded.c (the three ways of moving an op), segments.c (ops made of ops), engine_memory.c (who may be read, see memory.h).
+// small.c, ring.c, sharded.c (the three ways of moving an op), segments.c (ops made of ops), waits.c (what an op waits for, in words), engine_memory.c (who may be read, see memory.h).
 // door.c and memory.c know nothing of engines.
 //
 // One lock, `engine.lock`. It guards everything except what is marked "thread": that belongs to the engine's thread, or, before the
@@ -206,6 +206,7 @@ struct op {
     bool accused;               // a mismatch was reported
     bool mismatched;            // and confirmed: ends when the epoch that follows freezes it
     bool waited;                // somebody is in engine_wait
+    int64_t posted_ns, tell_ns; // when its caller is told next for whom it waits
     uint64_t adopted;
     struct wire_op_name name;
     uint32_t contributors;
@@ -467,6 +468,9 @@ void small_send_supplies(struct engine *engine); // links have become ready
 void small_forget(struct engine *engine, struct peer *peer);
 void small_implied_ack(struct engine *engine, struct peer *from, const struct wire_op *head);
 void kept_clear(struct engine *engine);
+
+// ---- waits.c, lock held ----
+void op_waits_for(const struct engine *engine, const struct op *op, char *out, size_t capacity);
 
 // ---- segments.c, lock held unless told otherwise ----
 bool segments_new(struct op *whole); // divides it; false: no memory

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from actors import PATIENCE, Actor, MasterProcess, troupe
+from actors import PATIENCE, Actor, MasterProcess, Ops, Reduce, check_agreement, troupe
 from test_hostile import listening_port
 
 import pccl
@@ -34,6 +34,27 @@ def test_a_newcomer_is_told_whose_update_it_waits_for(tmp_path):
         wait_for(tmp_path / "master", words)
         actors[0].tell("form", 2)
         assert [actor.answer() for actor in actors] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("count", "why"),
+    [
+        (10, r"nothing has come for it from 1 of 2 members: peer \w{8}"),
+        (4_000_000, r"(peer \w{8} has not begun it|other members have yet to send)"),
+    ],
+)
+def test_a_peer_in_an_op_that_another_one_does_not_begin(tmp_path, count, why):
+    work = [Ops("plain", (Reduce(count),))]
+    with MasterProcess() as master, troupe(master.address, 1) as actors:
+        alone = Actor(master.address, 1, environment=DEFAULT_LEVEL, stderr=tmp_path / "alone")
+        actors.append(alone)
+        alone.tell("join", 2)
+        actors[0].tell("form", 2)
+        assert [actor.answer() for actor in actors] == [None, None]
+        alone.tell("follow", work)
+        wait_for(tmp_path / "alone", rf"the reduce with tag \d+ has waited for 1\d s: {why}")
+        actors[0].tell("follow", work)
+        check_agreement({actor.number: actor.answer() for actor in actors})
 
 
 def test_a_port_of_a_peer_is_named_as_the_possible_mistake():
