@@ -192,6 +192,19 @@ def test_a_list_of_masters(tmp_path):
         subprocess.run([sys.executable, "-c", f"import pccl\n{text}"], check=True, env=ENVIRONMENT, timeout=SECONDS)
 
 
+def test_the_program_for_users_of_torch(tmp_path):
+    text = (ROOT / "docs" / "coming-from-torch.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    with MasterProcess() as master:
+        command = [sys.executable, "-c", code, master.address]
+        peers = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path)
+            for _ in range(2)
+        ]
+        assert len({hash_of(peer) for peer in peers}) == 1
+    assert (tmp_path / "checkpoint.pt").exists()
+
+
 # ---- examples/training_loop.py ----
 
 
