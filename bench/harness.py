@@ -56,7 +56,9 @@ class Peer:
     barrier: Any  # all peers of the fleet
 
 
-def _run_worker(worker: Callable[..., Any], peer: Peer, namespace: str | None, pin: bool, arguments: dict[str, Any]) -> None:
+def _run_worker(
+    worker: Callable[..., Any], peer: Peer, namespace: str | None, pin: bool, realtime: bool, arguments: dict[str, Any]
+) -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its peers
     try:
@@ -65,6 +67,8 @@ def _run_worker(worker: Callable[..., Any], peer: Peer, namespace: str | None, p
         if pin:
             cores = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(0, {cores[peer.rank % len(cores)]})
+        if realtime:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         message = ("result", worker(peer, **arguments))
     except BaseException:
         message = ("error", f"peer {peer.rank}: {traceback.format_exc()}")
@@ -82,7 +86,8 @@ def enter_namespace(name: str) -> None:
 
 
 class Fleet:
-    """`world` processes that run `worker`; `namespaces[rank]` is where each lives; with `pin` each has one core, in turn.
+    """`world` processes that run `worker`; `namespaces[rank]` is where each lives; with `pin` each has one core, in turn, with
+    `realtime` each goes before what the machine does besides.
 
     They are killed at the end of the block.
     """
@@ -93,10 +98,11 @@ class Fleet:
         world: int,
         namespaces: Sequence[str] | None = None,
         pin: bool = False,
+        realtime: bool = False,
         **arguments: Any,
     ) -> None:
         self._worker, self._world, self._arguments = worker, world, arguments
-        self._namespaces, self._pin = namespaces, pin
+        self._namespaces, self._pin, self._realtime = namespaces, pin, realtime
         self._barrier = _spawn.Barrier(world)
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
@@ -110,7 +116,9 @@ class Fleet:
         peer = Peer(rank=rank, world=self._world, pipe=theirs, barrier=self._barrier)
         namespace = self._namespaces[rank] if self._namespaces else None
         process = _spawn.Process(
-            target=_run_worker, args=(self._worker, peer, namespace, self._pin, self._arguments), daemon=True
+            target=_run_worker,
+            args=(self._worker, peer, namespace, self._pin, self._realtime, self._arguments),
+            daemon=True,
         )
         process.start()
         theirs.close()
@@ -218,6 +226,17 @@ def add_pin(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="each peer on one core, in turn: on a machine busy with other work the peers of any method else share one core",
     )
+    parser.add_argument(
+        "--realtime", action="store_true", help="peers at real-time priority (SCHED_FIFO 1), which needs root or CAP_SYS_NICE"
+    )
+
+
+def placement(args: argparse.Namespace) -> str:
+    """How the peers ran, for the column of that name."""
+    words = (["pinned"] if args.pin else []) + (["real-time"] if args.realtime else [])
+    if not words and os.sched_getscheduler(0) == os.SCHED_FIFO:
+        words = ["real-time"]  # inherited, as from chrt -f 1
+    return ", ".join(words) or "as the system likes"
 
 
 # ---- time ----

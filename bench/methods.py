@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from harness import MIB, Peer
 
 import pccl
+from pccl._bare_tcp import congestion_here
 
 SAME_HOST_MEMORY = "PCCL_SAME_HOST_MEMORY"
 
@@ -60,6 +61,16 @@ def update(comm: pccl.Communicator) -> None:
     """A vote, after a pause in which somebody may come."""
     time.sleep(0.005)
     comm.update_topology()
+
+
+def descriptors() -> list[str]:
+    """Those of this process, for `congestion_since`."""
+    return os.listdir("/proc/self/fd")
+
+
+def congestion_since(before: list[str]) -> str:
+    """The congestion control of the TCP connections made since."""
+    return " ".join(congestion_here(without=before)) or "-"
 
 
 def join_gloo(peer: Peer, port: int, host: str = "127.0.0.1", interface: str = "lo") -> Any:

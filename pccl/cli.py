@@ -149,6 +149,9 @@ def bench() -> None:
 @click.option("--iterations", type=click.IntRange(1), default=15, show_default=True, help="timed ops of each size")
 @click.option("--in-place", is_flag=True, help="reduce into the send buffer")
 @click.option("--gloo/--no-gloo", default=None, help="compare with torch's gloo  [default: where torch is installed]")
+@click.option("--tcp", is_flag=True, help="compare with bare TCP, with the congestion control that pccl has within a host")
+@click.option("--pin", is_flag=True, help="each peer on one core, in turn")
+@click.option("--realtime", is_flag=True, help="peers at real-time priority (needs root)")
 @click.option("--master", "address", metavar="HOST:PORT", help="take part in the run of this master, as one of --world peers")
 @click.option("--json", "as_json", is_flag=True, help="print JSON, one line per size")
 def allreduce(
@@ -159,6 +162,9 @@ def allreduce(
     iterations: int,
     in_place: bool,
     gloo: bool | None,
+    tcp: bool,
+    pin: bool,
+    realtime: bool,
     address: str | None,
     as_json: bool,
 ) -> None:
@@ -169,8 +175,19 @@ def allreduce(
     with_gloo = gloo if gloo is not None else address is None and _version("torch") is not None
     if with_gloo and address is not None:
         raise click.UsageError("gloo can be compared only between peers that this command starts: leave --master or --gloo out")
+    if address is not None and (tcp or pin or realtime):
+        raise click.UsageError("--tcp, --pin and --realtime are for peers that this command starts: leave --master or them out")
     plan = _bench.Plan(
-        sizes=sizes, world=world, lanes=lanes, dtype=dtype, iterations=iterations, in_place=in_place, gloo=with_gloo
+        sizes=sizes,
+        world=world,
+        lanes=lanes,
+        dtype=dtype,
+        iterations=iterations,
+        in_place=in_place,
+        gloo=with_gloo,
+        tcp=tcp,
+        pin=pin,
+        realtime=realtime,
     )
     try:
         rows = _bench.take_part(plan, address) if address else _bench.run_here(plan)

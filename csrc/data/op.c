@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "data/engine_private.h"
 
@@ -251,9 +252,18 @@ void counters_clear(struct engine *engine) {
 
 // ---- backups of in-place inputs ----
 static bool backup_map(struct backup *backup, size_t bytes) {
-    void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    // With room to begin at a huge page's boundary; only what is written to costs memory.
+    size_t room = bytes < HUGE_PAGE_BYTES ? 0 : HUGE_PAGE_BYTES;
+    uint8_t *mapped = mmap(NULL, bytes + room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) return false;
-    if (bytes >= HUGE_PAGE_BYTES) madvise(mapped, bytes, MADV_HUGEPAGE);
+    if (room > 0) {
+        size_t ahead = -(uintptr_t)mapped % HUGE_PAGE_BYTES;
+        size_t page = (size_t)sysconf(_SC_PAGESIZE), end = (bytes + page - 1) / page * page;
+        if (ahead > 0) munmap(mapped, ahead);
+        mapped += ahead;
+        if (room > ahead) munmap(mapped + end, room - ahead);
+        madvise(mapped, bytes, MADV_HUGEPAGE);
+    }
     backup->bytes = mapped;
     backup->capacity = bytes;
     return true;

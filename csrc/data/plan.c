@@ -5,7 +5,8 @@ enum { SHARD_ALIGN = 16,
        SEGMENT_ALIGN = 1024, // elements: segments of a tensor that is aligned are aligned themselves
        CHUNKS_PER_SHARD = 4,
        CHUNKS_PER_SEGMENT_SHARD = 1,
-       WINDOW_CHUNKS = 2,
+       WINDOW_CHUNKS = 2, // among many; twice as many between two
+       WAKE_US = 30,      // from a message's arrival until the thread that waits for it runs: a round's cost beside the wire's latency
        RATE_UNKNOWN = 1000 }; // megabytes per second: the rate of a link is that of one connection, and a ring may have many
 
 enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
@@ -13,9 +14,10 @@ enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uin
     if (bytes > PLAN_SMALL_MAX || (bytes > PLAN_SMALL_ANY && (members - 1) * bytes > PLAN_SMALL_MAX)) return PLAN_RING;
     // Microseconds x 1000: a byte at 1 MB/s takes 1 us.
     uint64_t n = members, byte_cost = 1000 * bytes / megabytes_per_s;
-    uint64_t small = 1000 * (uint64_t)latency_us + (n - 1) * byte_cost;
+    uint64_t round = 1000 * ((uint64_t)latency_us + WAKE_US);
+    uint64_t small = round + (n - 1) * byte_cost;
     uint64_t ring_rounds = 2 * (n - 1) + 3; // READY, then DONE and the verdict
-    uint64_t ring = 1000 * (uint64_t)latency_us * ring_rounds + 2 * (n - 1) * byte_cost / n;
+    uint64_t ring = round * ring_rounds + 2 * (n - 1) * byte_cost / n;
     return small <= ring ? PLAN_SMALL : PLAN_RING;
 }
 
@@ -55,7 +57,7 @@ uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_by
 
 uint64_t plan_window(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
     uint64_t rate = megabytes_per_s < RATE_UNKNOWN ? RATE_UNKNOWN : megabytes_per_s; // bytes per microsecond
-    uint64_t once = rate * latency_us, chunks = WINDOW_CHUNKS * (uint64_t)PLAN_CHUNK_MAX;
+    uint64_t once = rate * latency_us, chunks = WINDOW_CHUNKS * members / (members - 1) * (uint64_t)PLAN_CHUNK_MAX;
     return once > (UINT64_MAX - chunks) / members ? UINT64_MAX : chunks + members * once;
 }
 

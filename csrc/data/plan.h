@@ -32,7 +32,7 @@ struct plan_range {
 };
 
 // Small ops are sent to everyone at once, ring ops cost 2(n-1) hops and a verdict but fewer bytes: the cheaper one by
-// latency x rounds + bytes / bandwidth, as long as the inputs are not more than a member is to buffer. Quantised ops are sharded.
+// (latency + wake-up) x rounds + bytes / bandwidth, as long as the inputs are not more than a member is to buffer. Quantised ops are sharded.
 enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s);
 
 // Into how many segments an op in retry mode is divided; 1: it is not. A function of what the members agree on alone.
@@ -46,9 +46,8 @@ struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard);
 // ring busy, so it needs fewer.
 uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes, bool segment);
 
-// Bytes of own chunks that a member keeps under way in the rings of all its ops together. A link is never without work when its member has as much
-// under way as the ring moves while a chunk goes from one member to the next: the wire's latency x rate, and the chunk itself. Twice that, and
-// the latency of all members, since a chunk comes back when it has been round. More only waits in buffers, and leaves the caches.
+// Bytes of own chunks that a member, one of two at least, keeps under way in the rings of all its ops together: no link is without work, and more
+// would only wait in buffers and leave the caches (docs/decisions/what-limits-tcp.md).
 uint64_t plan_window(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s);
 
 enum plan_step { PLAN_INVALID,

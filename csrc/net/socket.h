@@ -36,7 +36,7 @@ bool socket_remote_address(int fd, struct wire_address *out);
 bool socket_within_host(int fd);
 // Writes the name of the connection's congestion control; at least 16 bytes. False: unknown.
 bool socket_congestion(int fd, char *out, size_t capacity);
-// Smoothed round trip in microseconds from the kernel; 0 when unknown.
+// The shortest round trip of late in microseconds, from the kernel; 0 when unknown. A process that is slow to answer does not make it longer.
 uint32_t socket_round_trip_us(int fd);
 // Whether the other side has ended the connection, or it broke; bytes may be left to read.
 bool socket_has_ended(int fd);

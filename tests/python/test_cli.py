@@ -52,6 +52,7 @@ def test_info():
         (["bench", "allreduce", "--sizes", "0"], "'0' is not a size"),
         (["bench", "allreduce", "--dtype", "float8"], "float8"),
         (["bench", "allreduce", "--world", "1"], "range"),
+        (["bench", "allreduce", "--pin", "--master", "127.0.0.1:1"], "leave --master or them out"),
         (["bench", "allreduce", "--gloo", "--master", "127.0.0.1:1"], "leave --master or --gloo out"),
         (["master", "--heartbeat-limit", "0"], "range"),
         (["demo", "--steps", "1"], ""),
@@ -75,7 +76,10 @@ def plan(**changes):
     return _bench.Plan(**{**given, **changes})
 
 
-@pytest.mark.parametrize("changes", [{"world": 3, "lanes": 2, "in_place": True, "dtype": "int8"}, {"gloo": True}])
+THREE = {"world": 3, "lanes": 2, "in_place": True, "dtype": "int8", "tcp": True, "pin": True}
+
+
+@pytest.mark.parametrize("changes", [THREE, {"gloo": True}])
 def test_bench_measures(changes):
     pytest.importorskip("torch" if "gloo" in changes else "numpy")
     rows = list(_bench.run_here(plan(sizes=[4096, 1 << 20], **changes)))
@@ -84,11 +88,16 @@ def test_bench_measures(changes):
         assert row["pccl_ms"] >= row["pccl_min_ms"] > 0
         assert row["pccl_gb_per_s"] == pytest.approx(row["bytes"] / row["pccl_ms"] / 1e6)
         assert ("ratio" in row) == changes.get("gloo", False)
+        assert ("tcp_ms" in row) == changes.get("tcp", False)
+        assert row["cpu"]
+        assert row["load"] >= 0
+        assert "reno" in row["congestion"]
+        assert ("one core" in row["peers_run"]) >= changes.get("pin", False)
 
 
 def test_bench_prints_a_table_and_json():
     pytest.importorskip("numpy")
-    shown = run("bench", "allreduce", "--sizes", "4K", "--iterations", "2", "--no-gloo")
+    shown = run("bench", "allreduce", "--sizes", "4K", "--iterations", "2", "--no-gloo", "--tcp")
     assert shown.exit_code == 0, shown.output
     assert "4 KiB" in shown.output
     lines = run("bench", "allreduce", "--sizes", "4K,8K", "--iterations", "2", "--no-gloo", "--json").output.splitlines()

@@ -51,7 +51,8 @@ static void test_choice(void) {
         {"three members, more than half from each", PLAN_SMALL_MAX / 2 + 1, 3, 1000, PLAN_RING},
         {"many members", PLAN_SMALL_ANY, 64, 100000, PLAN_SMALL},
         {"many members, one byte more", PLAN_SMALL_ANY + 1, 64, 100000, PLAN_RING},
-        {"four members, where bytes cost more than rounds", PLAN_SMALL_ANY, 4, 20, PLAN_RING},
+        {"four members, where bytes cost more than rounds", PLAN_SMALL_ANY, 4, 5, PLAN_RING},
+        {"four members on one host: a round costs a wake-up", 64 * 1024, 4, 1, PLAN_SMALL},
         {"the largest there is", UINT64_MAX, 1024, 1, PLAN_RING},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -78,9 +79,10 @@ static void test_chunks(void) {
 static void test_window(void) {
     check_case("window");
     CHECK(plan_window(2, 1, 1) >= 2 * PLAN_CHUNK_MAX);
-    CHECK(plan_window(2, 20, 1000) < 3 * PLAN_CHUNK_MAX);           // within a host: what the caches hold
+    CHECK(plan_window(4, 20, 1000) < 3 * PLAN_CHUNK_MAX);           // within a host: what the caches hold
     CHECK(plan_window(2, 40000, 1) >= UINT64_C(10) * 1000 * 1000); // 40 ms each way at 1 Gbit/s, whatever one connection was measured to give
-    CHECK(plan_window(2, 1000, 10000) == plan_window(20, 1000, 1000));
+    CHECK(plan_window(2, 20, 1000) >= 4 * PLAN_CHUNK_MAX);           // each of two carries a larger part of the ring
+    CHECK(plan_window(4, 1000, 10000) > 3 * plan_window(4, 1000, 1000));
     CHECK(plan_window(1024, UINT32_MAX, UINT32_MAX) == UINT64_MAX);
 }
 
