@@ -39,6 +39,7 @@ enum conn_state {
     CONN_UNUSED,
     CONN_ANONYMOUS, // no hello yet
     CONN_KNOWN,     // the mind knows it
+    CONN_LOST,      // ended; the mind is told after all that has arrived with it
     CONN_CLOSING,   // the mind has forgotten it; its last words are being written
 };
 
@@ -80,6 +81,8 @@ struct master {
     struct log_limit run_log, strangers_log, shortage_log;
     struct conn conns[MEMBERSHIP_MAX_CONNS];
     uint32_t conn_count[CONN_CLOSING + 1];
+    struct membership_loss lost[MEMBERSHIP_MAX_CONNS]; // in this turn
+    size_t lost_count;
     uint8_t chunk[CHUNK_BYTES];
     struct epoll_event events[EVENTS];
 };
@@ -218,10 +221,23 @@ static void carry_out(struct master *master, const struct membership_actions *ac
 }
 
 static void conn_lose(struct master *master, struct conn *conn, const char *why) {
-    uint32_t index = index_of(master, conn);
-    bool known = conn->state == CONN_KNOWN;
-    conn_close(master, conn);
-    if (known) carry_out(master, membership_peer_lost(master->membership, master->now_ns, index, why));
+    if (conn->state != CONN_KNOWN) {
+        conn_close(master, conn);
+        return;
+    }
+    conn->broken = true;
+    set_state(master, conn, CONN_LOST);
+    master->lost[master->lost_count++] = (struct membership_loss){index_of(master, conn), why};
+}
+
+// Many that end together, as with a rack, are one epoch and not one each.
+static void tell_lost(struct master *master) {
+    size_t count = 0;
+    for (size_t i = 0; i < master->lost_count; i++) // the mind may have forgotten some since
+        if (master->conns[master->lost[i].conn].state == CONN_LOST) master->lost[count++] = master->lost[i];
+    master->lost_count = 0;
+    for (size_t i = 0; i < count; i++) conn_close(master, &master->conns[master->lost[i].conn]);
+    if (count > 0) carry_out(master, membership_peers_lost(master->membership, master->now_ns, master->lost, count));
 }
 
 // ---- reading ----
@@ -398,7 +414,7 @@ static void act_on_time(struct master *master) {
 }
 
 static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
-    if (conn->state == CONN_UNUSED) return; // closed by an event before this one
+    if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return; // closed by an event before this one
     if (events & EPOLLOUT) conn_flush(master, conn);
     if (conn->state == CONN_CLOSING) conn_end(master, conn);
     if (conn->state != CONN_UNUSED && (events & ~(uint32_t)EPOLLOUT)) conn_read(master, conn);
@@ -423,6 +439,7 @@ static void serve(struct master *master) {
             else
                 on_conn(master, &master->conns[token], events[i].events);
         }
+        tell_lost(master);
         overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
         if (overslept) continue;
         act_on_time(master);

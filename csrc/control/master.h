@@ -11,7 +11,7 @@
 #include "../net/wire.h"
 
 enum {
-    MASTER_MAX_ANONYMOUS = 256,     // connections without a hello; then the oldest is dropped
+    MASTER_MAX_ANONYMOUS = 1024,    // connections without a hello; then the oldest is dropped. All members may come at once
     MASTER_HELLO_LIMIT_MS = 5000,   // for the hello
     MASTER_CLOSE_LIMIT_MS = 1000,   // for the last words to a peer that is refused or expelled
     MASTER_YOUNG_MS = 100,          // newcomers wait so long for members of a run that another master has left

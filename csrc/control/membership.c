@@ -474,16 +474,25 @@ const struct membership_actions *membership_message(struct membership *m, int64_
     return membership_settle(m);
 }
 
-const struct membership_actions *membership_peer_lost(struct membership *m, int64_t now_ns, uint32_t conn, const char *why) {
-    membership_begin_event(m, now_ns);
+static void lose(struct membership *m, uint32_t conn, const char *why) {
     struct peer *peer = peer_of(m, conn);
-    if (peer == NULL && !membership_survivor_lost(m, conn)) return &m->actions;
-    if (peer != NULL) {
-        m->by_conn[conn] = 0;
-        membership_on_end(m, peer);
-        membership_drop(m, peer, LOG_INFO, why);
+    if (peer == NULL) {
+        membership_survivor_lost(m, conn);
+        return;
     }
+    m->by_conn[conn] = 0;
+    membership_on_end(m, peer);
+    membership_drop(m, peer, LOG_INFO, why);
+}
+
+const struct membership_actions *membership_peers_lost(struct membership *m, int64_t now_ns, const struct membership_loss *losses, size_t count) {
+    membership_begin_event(m, now_ns);
+    for (size_t i = 0; i < count; i++) lose(m, losses[i].conn, losses[i].why);
     return membership_settle(m);
+}
+
+const struct membership_actions *membership_peer_lost(struct membership *m, int64_t now_ns, uint32_t conn, const char *why) {
+    return membership_peers_lost(m, now_ns, &(struct membership_loss){conn, why}, 1);
 }
 
 void membership_heard(struct membership *m, int64_t now_ns, uint32_t conn) {

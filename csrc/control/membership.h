@@ -18,7 +18,7 @@
 
 enum {
     MEMBERSHIP_MAX_KNOWN = 2 * WIRE_MAX_MEMBERS, // connections that the mind knows: peers, and those that wait for a run to be taken up
-    MEMBERSHIP_MAX_CONNS = 3072, // connections are named by numbers below this, chosen by the body
+    MEMBERSHIP_MAX_CONNS = 4096, // connections are named by numbers below this, chosen by the body
     MEMBERSHIP_RANDOM_BYTES = 32, // run id, secret, and a key
     MEMBERSHIP_KEY_BYTES = 8,     // of these: spreads ids over tables, is told to nobody, and changes nothing that can be seen
     MEMBERSHIP_MAX_LOGS = 32,    // lines per event, then lines are dropped
@@ -73,6 +73,12 @@ const struct membership_actions *membership_message(struct membership *membershi
                                                     const struct wire_header *header, const uint8_t *body);
 // The connection is gone, or cannot take what was sent.
 const struct membership_actions *membership_peer_lost(struct membership *membership, int64_t now_ns, uint32_t conn, const char *why);
+// Several at once make one epoch.
+struct membership_loss {
+    uint32_t conn;
+    const char *why;
+};
+const struct membership_actions *membership_peers_lost(struct membership *membership, int64_t now_ns, const struct membership_loss *losses, size_t count);
 // Time has passed. Call it at membership_next_deadline, after everything that arrived before has been reported.
 const struct membership_actions *membership_tick(struct membership *membership, int64_t now_ns);
 

@@ -326,7 +326,15 @@ static void test_silent_masters_while_it_gathers(void) {
     for (int i = 0; i < QUIET; i++) close(listeners[i]);
 }
 
+static void raise_descriptors(rlim_t needed) {
+    struct rlimit limit;
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    if (limit.rlim_cur < needed) limit.rlim_cur = limit.rlim_max < needed ? limit.rlim_max : needed;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur >= needed);
+}
+
 static void test_silent(void) {
+    raise_descriptors(2 * MASTER_MAX_ANONYMOUS + 200);
     check_case("hundreds of silent connections");
     enum { SILENT = MASTER_MAX_ANONYMOUS + 44 };
     struct master *master = start(PATIENCE_MS);
@@ -510,13 +518,6 @@ static void write_resume(struct wire_buffer *out, uint32_t name, uint64_t run) {
     };
     memcpy(resume.hello.id.bytes, &name, sizeof name);
     wire_encode_resume(out, (struct wire_header){.run = run, .generation = 1}, &resume);
-}
-
-static void raise_descriptors(rlim_t needed) {
-    struct rlimit limit;
-    REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-    if (limit.rlim_cur < needed) limit.rlim_cur = limit.rlim_max < needed ? limit.rlim_max : needed;
-    REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur >= needed);
 }
 
 // As many peers as may register, as many that wait for other runs, and others that say nothing.

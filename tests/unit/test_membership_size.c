@@ -141,14 +141,22 @@ static void test_takeover(void) {
     CHECK(clock() - began < 20 * CLOCKS_PER_SEC); // a hundred times of what it takes; sanitizers are slow
 
     check_case("they are lost");
-    header.epoch = 6;
+    header.epoch = 14;
     for (uint32_t i = 0; i < 8; i++) act(membership_peer_lost(m, now, i, "test"));
     CHECK_EQ(membership_peer_count(m), MEMBERS - 8);
     at_most("a loss", 8, 3);
-    for (uint32_t i = 8; i < MEMBERS; i++) linked(i, header, 0);
-    for (uint32_t i = 8; i < MEMBERS; i++) vote(i, header, WIRE_VOTE_PENDING);
+    CHECK_EQ(take(WIRE_EPOCH), 8 * MEMBERS - 36);
+
+    check_case("many at once are lost in one epoch");
+    struct membership_loss losses[100];
+    for (uint32_t i = 0; i < 100; i++) losses[i] = (struct membership_loss){8 + i, "test"};
+    act(membership_peers_lost(m, now, losses, 100));
+    CHECK_EQ(take(WIRE_EPOCH), MEMBERS - 108);
+    header.epoch++;
+    for (uint32_t i = 108; i < MEMBERS; i++) linked(i, header, 0);
+    for (uint32_t i = 108; i < MEMBERS; i++) vote(i, header, WIRE_VOTE_PENDING);
     at_most("a vote", MEMBERS, 0);
-    CHECK_EQ(take(WIRE_OUTCOME), MEMBERS - 8);
+    CHECK_EQ(take(WIRE_OUTCOME), MEMBERS - 108);
     membership_free(m);
 }
 
