@@ -215,7 +215,11 @@ def read_faults(text: str) -> int:
 @main.command(short_help="Simulate the protocol under faults.")
 @click.option("--seed", type=click.IntRange(0, 2**63), default=1, show_default=True, help="the first seed")
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="number of seeds, counting up from --seed")
-@click.option("--peers", type=click.IntRange(2, 16), help="peers at a time  [default: 2 to 8, chosen by the seed]")
+@click.option(
+    "--peers",
+    type=click.IntRange(2, 1000),
+    help="peers at a time; above 16: takeovers alone  [default: 2 to 8, chosen by the seed]",
+)
 @click.option("--masters", type=click.IntRange(1, 3), help="the first master and its standbys  [default: chosen by the seed]")
 @click.option(
     "--minutes",

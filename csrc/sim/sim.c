@@ -16,7 +16,7 @@ enum {
 
 static const char *const count_names[COUNTS] = {
     "events", "starts", "crashes", "power losses", "stalls", "slow paths", "broken links", "partitions", "one-way losses", "duplicate connects", "leaves", "misuses", "flipped bits", "master crashes", "deaths held by a child", "blocked threads", "refused allocations", "masters found again", "syncs begun again", "refused", "dead communicators",
-    "group epochs entered", "new orders", "ops committed", "ops lost", "ops redone", "ops supplied", "mismatches", "syncs", "states fetched", "syncs without a state", "states begun anew", "rounds", "calms"};
+    "group epochs entered", "new orders", "ops committed", "ops lost", "ops redone", "ops supplied", "mismatches", "syncs", "states fetched", "syncs without a state", "states begun anew", "rounds", "calms", "takeovers by crowds"};
 
 const char *pccl_sim_count_name(uint32_t index) { return index < COUNTS ? count_names[index] : NULL; }
 
@@ -36,6 +36,8 @@ struct pccl_sim *pccl_sim_new(void) {
 }
 
 static void clear(struct pccl_sim *s) {
+    crowd_free(s->crowd);
+    s->crowd = NULL;
     sim_queue_clear(s);
     for (int slot = 0; slot < SLOTS; slot++) {
         struct process *p = &s->processes[slot];
@@ -127,11 +129,17 @@ static void look(struct pccl_sim *s) {
     sim_push(s, sim_event(s, EVENT_LOOK, s->now + LOOK_MS * MS_NS));
 }
 
+static enum pccl_sim_state begin_crowd(struct pccl_sim *s, const struct pccl_sim_config *config) {
+    s->report_length = 0;
+    s->crowd = crowd_new(config->seed, config->peers < CROWD_MOST ? config->peers : CROWD_MOST);
+    return s->state = s->crowd != NULL ? PCCL_SIM_RUNNING : PCCL_SIM_NO_MEMORY;
+}
+
 enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_config *config) {
     clear(s);
+    if (config->peers > SLOTS) return begin_crowd(s, config);
     // Everything that a run reads is set here; the tables of what was judged are emptied by their chains.
     s->config = *config;
-    if (s->config.peers > SLOTS) s->config.peers = SLOTS;
     if (s->config.peers == 1) s->config.peers = PEERS_LEAST;
     s->random = sim_mix(config->seed + 1);
     s->now = SECOND_NS;
@@ -295,7 +303,19 @@ static void write_report(struct pccl_sim *s) {
 
 const char *pccl_sim_report(const struct pccl_sim *s) { return s->report_length > 0 ? s->report : ""; }
 
+static void go_on_with_crowd(struct pccl_sim *s) {
+    uint32_t before = crowd_takeovers(s->crowd);
+    bool over = !crowd_step(s->crowd);
+    s->counts[COUNT_EVENTS]++;
+    s->counts[COUNT_TAKEOVERS] += crowd_takeovers(s->crowd) - before;
+    if (!over) return;
+    s->state = crowd_failure(s->crowd)[0] == 0 ? PCCL_SIM_PASSED : PCCL_SIM_FAILED;
+    if (s->state == PCCL_SIM_FAILED) append(s, crowd_failure(s->crowd));
+}
+
 enum pccl_sim_state pccl_sim_go(struct pccl_sim *s, uint32_t events) {
+    for (uint32_t i = 0; i < events && s->crowd != NULL && s->state == PCCL_SIM_RUNNING; i++) go_on_with_crowd(s);
+    if (s->crowd != NULL) return s->state;
     bool running = s->state == PCCL_SIM_RUNNING;
     for (uint32_t i = 0; i < events && s->state == PCCL_SIM_RUNNING; i++) step(s);
     if (running && s->state == PCCL_SIM_FAILED) write_report(s);

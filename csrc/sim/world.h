@@ -1,7 +1,7 @@
 // What the files of the simulator share. sim.c: a run from begin to end. queue.c: events in virtual time. network.c: paths between processes, and
 // the connections on them. engine.c: the model of the data plane (data/engine). state.c: that of a round of shared state (state/sync).
 // body.c: the bodies around the minds (control/master, control/peer). program.c: what the peers' programs call. faults.c: what goes
-// wrong. memory.c: memory that is refused. judge.c: the invariants.
+// wrong. memory.c: memory that is refused. judge.c: the invariants. crowd.c: runs with more peers, by themselves.
 //
 // A process is a slot; slot MASTER + i is that of the i-th master of the list. Whoever starts in a slot has a new life: what was meant for an older life is void.
 #ifndef PCCL_SIM_WORLD_H
@@ -15,6 +15,7 @@
 #include "../control/membership.h"
 #include "../control/seek.h"
 #include "../state/delta.h"
+#include "crowd.h"
 #include "sim.h"
 
 enum {
@@ -404,10 +405,12 @@ enum count { COUNT_EVENTS,
              COUNT_RESUMED,
              COUNT_ROUNDS,
              COUNT_CALMS,
+             COUNT_TAKEOVERS,
              COUNTS };
 
 struct pccl_sim {
     struct pccl_sim_config config;
+    struct crowd *crowd; // of the run at hand, if it has more peers than there are slots; then the rest is unused
     enum pccl_sim_state state;
     uint64_t random;
     int64_t now, limit_ns, user_timeout_ns;

@@ -88,6 +88,17 @@ def test_each_late_fault_happens(fault):
     assert [word for word in words.values() if word in result.output] == [words[fault]]
 
 
+def test_hundreds_of_peers_are_taken_over():
+    result = run("--seed", "1", "--seeds", "4", "--peers", "300")
+    assert result.exit_code == 0, result.output
+    assert "takeovers by crowds" in result.output
+
+
+def test_crowds_of_any_size_pass():
+    result = run("--seed", "1", "--seeds", "300", "--peers", "20")
+    assert result.exit_code == 0, result.output
+
+
 def test_prints_what_happened():
     result = run("--seed", "1", "--seeds", "50", "--jobs", "2")
     assert result.exit_code == 0, result.output
@@ -107,7 +118,7 @@ def test_long_seed_with_chosen_faults():
     [
         (["--faults", "rain"], "'rain' is no fault"),
         (["--trace", "--seeds", "2"], "--trace is for one seed"),
-        (["--peers", "1"], "2<=x<=16"),
+        (["--peers", "1"], "2<=x<=1000"),
         (["--masters", "4"], "1<=x<=3"),
     ],
 )
