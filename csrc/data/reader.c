@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/platform.h"
 #include "data/memory.h"
 
 enum { STATE_READING = 1,
@@ -12,6 +13,7 @@ enum { STATE_READING = 1,
 struct reader {
     _Atomic uint64_t state;
     jmp_buf *gone;
+    _Atomic pid_t thread;
     uint64_t seen; // by the watcher
     int64_t seen_at;
     _Alignas(64) uint8_t bytes[READER_BYTES];
@@ -22,6 +24,7 @@ struct reader *reader_new(void) {
     if (reader == NULL) return NULL;
     atomic_init(&reader->state, 0);
     reader->gone = NULL;
+    atomic_init(&reader->thread, 0);
     reader->seen = 0;
     reader->seen_at = 0;
     return reader;
@@ -29,7 +32,10 @@ struct reader *reader_new(void) {
 
 void reader_free(struct reader *reader) { free(reader); }
 
-void reader_enter(struct reader *reader, jmp_buf *gone) { reader->gone = gone; }
+void reader_enter(struct reader *reader, jmp_buf *gone) {
+    reader->gone = gone;
+    atomic_store(&reader->thread, platform_thread_id());
+}
 
 const uint8_t *reader_read(struct reader *reader, pid_t process, uint64_t from, size_t length) {
     uint64_t reading = (atomic_load(&reader->state) + STATE_NEXT) | STATE_READING;
@@ -50,7 +56,9 @@ bool reader_is_stuck(struct reader *reader, int64_t now_ns, int64_t patience_ns)
         reader->seen = state;
         reader->seen_at = now_ns;
     }
-    return (state & STATE_READING) != 0 && now_ns - reader->seen_at >= patience_ns;
+    if ((state & STATE_READING) == 0 || now_ns - reader->seen_at < patience_ns) return false;
+    // One that only waits for a processor, or whose process stood still, will come back.
+    return platform_thread_sleeps(atomic_load(&reader->thread));
 }
 
 int64_t reader_look_at(const struct reader *reader, int64_t patience_ns) {

@@ -23,7 +23,7 @@ void reader_enter(struct reader *reader, jmp_buf *gone);
 // READER_BYTES at most from the memory of that process; they stand until the next read. NULL when that is not possible (any more).
 const uint8_t *reader_read(struct reader *reader, pid_t process, uint64_t from, size_t length);
 
-// One thread that watches. True: the read at hand had begun by an earlier look, `patience_ns` ago or more.
+// One thread that watches. True: the read at hand had begun by an earlier look, `patience_ns` ago or more, and its thread sleeps in the kernel.
 bool reader_is_stuck(struct reader *reader, int64_t now_ns, int64_t patience_ns);
 // When to look again: INT64_MAX without a read at hand.
 int64_t reader_look_at(const struct reader *reader, int64_t patience_ns);
