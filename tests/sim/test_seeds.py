@@ -141,7 +141,7 @@ def test_interrupt():
         assert "seeds" in process.stderr.readline()  # it is at work
         os.kill(process.pid, signal.SIGINT)
         out, error = process.communicate(timeout=20)
-    assert process.returncode == 2, error
+    assert process.returncode == 130, error
     assert "interrupted after" in out
     assert "Traceback" not in error
 

@@ -64,6 +64,11 @@ int main(int argc, char **argv) {
         run(sim, &config);
         fprintf(stderr, "%s", pccl_sim_report(sim));
     }
+    for (uint64_t seed = 1; seed <= 20 && argc == 1; seed++) {
+        struct pccl_sim_config config = {.seed = seed, .peers = 20, .trace_fd = -1};
+        check_case("crowd %llu", (unsigned long long)seed);
+        if (!CHECK_EQ(run(sim, &config), PCCL_SIM_PASSED)) fprintf(stderr, "%s", pccl_sim_report(sim));
+    }
     check_case("%s", "");
     for (uint32_t i = 0; pccl_sim_count_name(i) != NULL; i++) fprintf(stderr, "%s%llu %s", i > 0 ? ", " : "", (unsigned long long)pccl_sim_count(sim, i), pccl_sim_count_name(i));
     fprintf(stderr, "\n");
