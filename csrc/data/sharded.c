@@ -208,7 +208,12 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
     pthread_mutex_unlock(&engine->lock);
     if (result == NULL) return false;
     quant_encode(what->dtype, what->quantised_dtype, what->algorithm, result->bytes, engine->wide, count);
-    if (!store(engine, op, range, result->bytes)) return false;
+    if (!store(engine, op, range, result->bytes)) {
+        pthread_mutex_lock(&engine->lock);
+        block_put(engine, result);
+        pthread_mutex_unlock(&engine->lock);
+        return false;
+    }
     slot->unsent = engine->count - 1;
     send_result(engine, op, index, result);
     return true;
