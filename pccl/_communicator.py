@@ -90,6 +90,7 @@ class Communicator:
         self._unfinished_multis: dict[object, Multi] = {}
         self._live_ops: set[Op] = set()
         self._exclusive = threading.Lock()  # held by connect, update_topology, optimize_topology and sync_shared_state
+        self._asking = threading.Lock()  # likewise, of are_peers_pending, which may run beside all others
         self._adopt(self._create(self._endpoint.literal), self._endpoint.literal)
 
     # ---- life ----
@@ -237,8 +238,9 @@ class Communicator:
 
     def are_peers_pending(self, *, timeout: float | None = None) -> bool:
         """Whether a newcomer of any group waits: the same answer on all accepted peers, for whom it waits. Admits nobody."""
-        call = self._finish("pcclArePeersPending", _ffi.new("bool *"), timeout=timeout)
-        pending = bool(call.arguments[-1][0])
+        with self._alone("pcclArePeersPending", self._asking, "another such call of this communicator"):
+            call = self._finish("pcclArePeersPending", _ffi.new("bool *"), timeout=timeout)
+            pending = bool(call.arguments[-1][0])
         self._delivered("pcclArePeersPending")
         return pending
 
@@ -334,15 +336,16 @@ class Communicator:
         deadline = Deadline(timeout)
         arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry)
         running = self._begin(arguments, owners, "pcclAllReduce")
-        try:
-            running.launch(self._handle)
-            running.wait(self._handle, deadline)
-            info = running.info()
-        except PCCLTimeoutError:
-            raise
-        except PCCLError:
-            self._forget(running)
-            raise
+        with self._alone("pcclAllReduce", running.one_caller, f"the same reduce, of tag {running.tag}, of another thread"):
+            try:
+                running.launch(self._handle)
+                running.wait(self._handle, deadline)
+                info = running.info()
+            except PCCLTimeoutError:
+                raise
+            except PCCLError:
+                self._forget(running)
+                raise
         self._forget(running)
         return info
 
@@ -365,13 +368,14 @@ class Communicator:
         arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry)
         self._reaper.start()
         launched = self._begin(arguments, owners, "pcclAllReduceAsync")
-        handle = AsyncReduceHandle(self, self._handle, launched)
-        try:
-            launched.launch(self._handle)
-        except PCCLError:
-            self._forget(launched)
-            raise
-        self._reaper.watch(handle, launched)
+        with self._alone("pcclAllReduceAsync", launched.one_caller, f"the same reduce, of tag {launched.tag}, of another thread"):
+            handle = AsyncReduceHandle(self, self._handle, launched)
+            try:
+                launched.launch(self._handle)
+            except PCCLError:
+                self._forget(launched)
+                raise
+            self._reaper.watch(handle, launched)
         self._forget(launched)
         return handle
 
@@ -484,19 +488,24 @@ class Communicator:
         self._connected = True
 
     @contextlib.contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
+    def _alone(
+        self,
+        name: str,
+        lock: threading.Lock | None = None,
+        other: str = "another topology, sync or connect call of this communicator",
+    ) -> Iterator[None]:
         """Keeps calls apart that exclude each other. Between two slices of a wait C could not tell them from a repeat."""
         if self._handle.inherited:
             raise error_for(INVALID_USAGE, name, self._handle.inherited_text)
         taken: list[bool] = []
         try:
-            taken.extend(map(self._exclusive.acquire, (False,)))  # by C, as results are: no signal comes in between
+            taken.extend(map((lock or self._exclusive).acquire, (False,)))  # by C, as results are: no signal comes in between
             if not taken[0]:
-                raise error_for(INVALID_USAGE, name, "another topology, sync or connect call of this communicator is running")
+                raise error_for(INVALID_USAGE, name, f"{other} is running")
             yield
         finally:
             if taken and taken[0]:
-                self._exclusive.release()
+                (lock or self._exclusive).release()
 
     def _finish(
         self,

@@ -51,6 +51,7 @@ class Op:
         "_retry",
         "arguments",
         "dropped",
+        "one_caller",
         "tag",
     )
 
@@ -65,6 +66,7 @@ class Op:
         self._info = _ffi.new(_INFO)
         self._contributors: tuple[Contributors, ...] = ()
         self.dropped: DroppedHandle | None = None  # of the newest handle
+        self.one_caller = threading.Lock()  # held by the call that launches or awaits it; a second thread is no repetition
         op = _ffi.new(_OP)
         descriptor = _ffi.new(_DESCRIPTOR, numbers)
         send_buffer, recv_buffer = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)

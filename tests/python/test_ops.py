@@ -225,3 +225,50 @@ def test_the_text_names_what_was_not_awaited(pair):
     first.all_reduce(array, op=ReduceOp.SUM, tag=9, timeout=PATIENCE)
     assert all(handle.done() or handle.result() for handle in handles)
     vote(first, second)
+
+
+def start(call, *begun):
+    """Runs the call in a thread, until all of `begun` are true; a list that gets what it returns or raises."""
+    ends = []
+
+    def run():
+        try:
+            ends.append(call())
+        except pccl.PCCLError as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    end = time.monotonic() + PATIENCE
+    while not all(is_so() for is_so in begun) and time.monotonic() < end:
+        time.sleep(0.001)
+    return thread, ends
+
+
+def test_a_reduce_that_another_thread_runs_is_refused_and_goes_on(pair):
+    first, second = pair
+    array = np.full(100, 1.0)
+
+    def again():
+        return first.all_reduce(array, op=ReduceOp.SUM, tag=7, timeout=PATIENCE)
+
+    thread, ends = start(again, lambda: any(op.in_flight for op in list(first._live_ops)))
+    with pytest.raises(pccl.UsageError, match="the same reduce, of tag 7, of another thread is running"):
+        again()
+    with pytest.raises(pccl.UsageError, match="the same reduce"):
+        first.all_reduce_async(array, op=ReduceOp.SUM, tag=7)
+    assert len(first._live_ops) == 1  # which holds the tensor
+    assert reduce(second, 7) == 2
+    thread.join(PATIENCE)
+    assert ends[0].local_world_size == 2
+    assert (array == 2).all()
+
+
+def test_a_question_that_another_thread_asks_is_refused_and_goes_on(pair):
+    first, second = pair
+    thread, ends = start(first.are_peers_pending, lambda: "pcclArePeersPending" in first._unfinished)
+    with pytest.raises(pccl.UsageError, match="another such call of this communicator is running"):
+        first.are_peers_pending(timeout=PATIENCE)
+    assert not second.are_peers_pending(timeout=PATIENCE)
+    thread.join(PATIENCE)
+    assert ends == [False]
