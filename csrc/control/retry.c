@@ -93,6 +93,11 @@ static bool order_equal_tags(struct retry *r) {
     return true;
 }
 
+static void finish(struct retry *r) {
+    if (!r->finished) peer_release(r->peer);
+    r->finished = true;
+}
+
 pcclResult_t retry_new(struct peer *peer, const struct engine_reduce *reduces, size_t count, size_t max_in_flight, struct retry **out) {
     if (max_in_flight > count) max_in_flight = count;
     struct retry *r = count > SIZE_MAX / sizeof(struct retry_op) / 2 ? NULL : calloc(1, sizeof *r + count * sizeof(struct retry_op));
@@ -108,6 +113,7 @@ pcclResult_t retry_new(struct peer *peer, const struct engine_reduce *reduces, s
     refill(r);
     if (r->live == 0 && r->hopeless) {
         pcclResult_t code = r->failure;
+        finish(r);
         retry_free(r);
         return code;
     }
@@ -117,11 +123,6 @@ refused:
     if (r != NULL) free(r->queue);
     free(r);
     return detail_fail(pcclInternalError, "the system refused memory for %zu ops", count);
-}
-
-static void finish(struct retry *r) {
-    if (!r->finished) peer_release(r->peer);
-    r->finished = true;
 }
 
 static pcclResult_t result(struct retry *r, pcclReduceInfo_t *info) {
@@ -160,7 +161,6 @@ pcclResult_t retry_wait(struct retry *r, int64_t deadline, pcclReduceInfo_t *inf
 
 void retry_free(struct retry *r) {
     if (r == NULL) return;
-    finish(r);
     free(r->queue);
     free(r);
 }

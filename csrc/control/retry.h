@@ -16,7 +16,8 @@ pcclResult_t retry_new(struct peer *peer, const struct engine_reduce *reduces, s
 // Goes on until all ops are done (pcclSuccess), or cannot be (any other), or the deadline passes (pcclTimedOut: call again).
 // When it ends, none of its ops is live. `info` (may be NULL) is written with success, and with world 1 with pcclTooFewPeers.
 pcclResult_t retry_wait(struct retry *retry, int64_t deadline_ns, pcclReduceInfo_t *info);
-// Waits for nothing: ops in flight stay un-awaited. Must come before peer_free. NULL is allowed.
+// Frees its own memory and touches nothing else: the peer may be gone, or a parent process's. If it has not ended, the peer counts it as un-awaited from
+// then on. NULL is allowed.
 void retry_free(struct retry *retry);
 
 #endif

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -272,3 +274,37 @@ def test_a_question_that_another_thread_asks_is_refused_and_goes_on(pair):
     assert not second.are_peers_pending(timeout=PATIENCE)
     thread.join(PATIENCE)
     assert ends == [False]
+
+
+CLOSES_IN_THE_MIDST = """
+import threading
+import numpy as np
+import pccl
+from pccl import *
+
+with MasterNode("127.0.0.1:0") as master:
+    address = f"127.0.0.1:{master.port}"
+    first, second = Communicator(address), Communicator(address)
+    first.connect()
+    joining = threading.Thread(target=second.connect)
+    joining.start()
+    first.wait_for_peers(2)
+    joining.join()
+    array = np.ones(4, np.float32)
+    as_is = QuantizationOptions(algorithm=QuantizationAlgorithm.NONE)
+    kind = ReduceDescriptor(4, ReduceOp.SUM, 1, ReduceOperandDescriptor(DataType.FLOAT), as_is)
+    try:
+        first.all_reduce_multiple_with_retry([ReduceOpDescriptor.from_numpy(array, array, kind)], timeout=0.1)
+    except pccl.PCCLTimeoutError:
+        first.close()
+    second.close()
+print("closed")
+"""
+
+
+def test_many_reduces_that_were_cut_short_outlive_their_communicator():
+    # The C library fills what is freed: a lock in it would be waited for for ever.
+    environment = {**os.environ, "MALLOC_PERTURB_": "165", "PYTHONPATH": str(Path(PACKAGE).parent)}
+    command = [sys.executable, "-c", CLOSES_IN_THE_MIDST]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.stdout == "closed\n", done.stderr

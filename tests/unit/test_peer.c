@@ -615,8 +615,19 @@ static void test_slices(void) {
     CHECK_ENDS(pccl_multi_wait(multi, NULL), pcclTooFewPeers);
     CHECK(x == 3);
     pccl_multi_free(multi);
-    pccl_ext_set_wait_slice(0);
+
+    check_case("a multi that outlives its communicator");
+    b = new_comm(run.port, 0);
+    CHECK_EQ(pcclConnect(b), pcclTimedOut);
+    wait_for_state(b, "registered");
+    CHECK_ENDS(pcclUpdateTopology(a), pcclSuccess);
+    CHECK_ENDS(pcclConnect(b), pcclSuccess);
+    CHECK_EQ(pccl_multi_new(&op, 1, a, 1, &multi), pcclSuccess);
+    CHECK_EQ(pccl_multi_wait(multi, NULL), pcclTimedOut);
     CHECK_EQ(pcclDestroyCommunicator(a), pcclSuccess);
+    pccl_multi_free(multi); // what it touches is seen by the address sanitizer
+    pccl_ext_set_wait_slice(0);
+    CHECK_EQ(pcclDestroyCommunicator(b), pcclSuccess);
     CHECK_EQ(pcclDestroyMaster(run.master), pcclSuccess);
 }
 
