@@ -186,7 +186,7 @@ class NativeCall:
     `name` is what errors call it, if that is not the function's own name.
     """
 
-    __slots__ = ("_columns", "_function", "_keep", "_name", "_results", "arguments", "detail", "result")
+    __slots__ = ("_columns", "_function", "_keep", "_name", "_results", "_why", "arguments", "detail", "result")
 
     def __init__(self, function: str, *arguments: Any, name: str = "", keep: object = None) -> None:
         self.arguments = arguments
@@ -197,6 +197,7 @@ class NativeCall:
         self._columns = tuple(zip(arguments, strict=True))
         self._keep = keep
         self._results: list[int] = []
+        self._why = ""
 
     @property
     def known(self) -> int:
@@ -225,7 +226,8 @@ class NativeCall:
                 watch()
             if deadline.passed():
                 ends = "close() or reconnect()" if handle.noun == "communicator" else "close()"
-                self.detail = f"what it waited for goes on: repeat the call to wait on, or {ends} to cancel it"
+                self._why = last_detail()
+                self.detail = f"{self.waits_for()}what it waited for goes on: repeat the call to wait on, or {ends} to cancel it"
                 return self.result
 
     def check(self, contributors: tuple[Contributors, ...] = ()) -> None:
@@ -234,6 +236,10 @@ class NativeCall:
             error = error_for(self.result, self._name, self.detail)
             error.contributors = contributors
             raise error
+
+    def waits_for(self) -> str:
+        """What the wait that was cut short was for, as far as it is known, to be followed by more; empty: nothing is known."""
+        return f"{self._why}; " if self._why else ""
 
     def _run_slice(self, milliseconds: int) -> None:
         results = self._results

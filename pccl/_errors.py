@@ -84,7 +84,7 @@ class SystemRefusedError(PCCLError):
 
 
 class PCCLTimeoutError(PCCLError, TimeoutError):
-    """The `timeout` of the call ran out. What it waited for goes on: the same call, repeated, waits on."""
+    """The `timeout` of the call ran out; the text says for whom it waits, where that is known. Repeat the call to wait on."""
 
 
 _CLASSES: dict[int, type[PCCLError]] = {

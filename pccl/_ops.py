@@ -108,6 +108,11 @@ class Op:
         """Why it has failed, in words."""
         return self._await.detail
 
+    @property
+    def waits_for(self) -> str:
+        """What it waited for last, see NativeCall."""
+        return self._await.waits_for()
+
     def info(self) -> ReduceInfo:
         """What it has moved. PCCLError: it has failed, or not ended yet."""
         self._await.check(self._contributors)
@@ -291,7 +296,8 @@ class AsyncReduceHandle:
         return True
 
     def _timed_out(self) -> PCCLTimeoutError:
-        text = f"the op of tag {self._op.tag} goes on: call wait again to wait on, or close() or reconnect() to cancel it"
+        goes_on = f"the op of tag {self._op.tag} goes on"
+        text = f"{self._op.waits_for}{goes_on}: call wait again to wait on, or close() or reconnect() to cancel it"
         return PCCLTimeoutError(Result.TIMED_OUT, "pcclAwaitAsyncReduce", text)
 
     def __repr__(self) -> str:

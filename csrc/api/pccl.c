@@ -466,7 +466,7 @@ pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master) {
     REQUIRE_MASTER(master);
     struct master *running = atomic_load(&master->master);
     if (running == NULL) return detail_fail(pcclInvalidUsage, "this master was never run");
-    return master_await(running, api_deadline()) ? pcclSuccess : pcclTimedOut;
+    return master_await(running, api_deadline()) ? pcclSuccess : detail_fail(pcclTimedOut, "the master still serves");
 }
 
 pcclResult_t pcclDestroyMaster(pcclMasterInstance_t *master) {

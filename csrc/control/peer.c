@@ -59,6 +59,12 @@ struct member *peer_new_member(const struct peer *p, const struct wire_id *id) {
     return member;
 }
 
+pcclResult_t peer_timed_out(const struct peer *p) {
+    if (p->member != NULL && member_is_seeking(p->member) && p->waits_why[0] == 0)
+        return detail_fail(pcclTimedOut, "the master is lost (%s), and another one is looked for", member_lost_why(p->member));
+    return detail_fail(pcclTimedOut, "%s", p->waits_why);
+}
+
 // A fresh id, mind and engine; those of the attempt before end here. Called without the lock, under `renewing`, while the
 // control thread has no connection.
 static bool renew(struct peer *p) {
@@ -80,6 +86,7 @@ static pcclResult_t begin_attempt(struct peer *p) {
     if (p->closing) return detail_fail(pcclMasterConnectionFailed, "the communicator is being destroyed");
     p->phase = PHASE_CONNECTING;
     memset(&p->attempt, 0, sizeof p->attempt);
+    p->waits_why[0] = 0;
     p->attempt.waiter = p->renewing = true;
     pthread_mutex_unlock(&p->lock);
     bool renewed = renew(p);
@@ -114,7 +121,7 @@ static pcclResult_t connect_locked(struct peer *p, int64_t deadline) {
     p->attempt.waiter = true;
     bool ended = peer_wait_for(p, &p->attempt.done, deadline);
     p->attempt.waiter = false;
-    return ended ? end_connect(p) : pcclTimedOut;
+    return ended ? end_connect(p) : peer_timed_out(p);
 }
 
 pcclResult_t peer_connect(struct peer *p, int64_t deadline) {
@@ -144,6 +151,7 @@ static pcclResult_t begin_vote(struct peer *p, enum wire_vote_kind kind) {
         return detail_fail(pcclInvalidUsage, "optimize_topology needs at least two accepted peers in the run");
     if (kind != WIRE_VOTE_PENDING) RETURN_IF_FAILED(peer_check_ops(p));
     memset(&p->vote, 0, sizeof p->vote);
+    p->waits_why[0] = 0;
     p->vote.kind = (uint8_t)kind;
     p->vote.waiter = true;
     struct member_output out = {0};
@@ -175,7 +183,7 @@ static pcclResult_t vote_locked(struct peer *p, enum wire_vote_kind kind, int64_
     p->vote.waiter = true;
     bool ended = peer_wait_for(p, &p->vote.done, deadline);
     p->vote.waiter = false;
-    return ended ? collect_vote(p, value) : pcclTimedOut;
+    return ended ? collect_vote(p, value) : peer_timed_out(p);
 }
 
 pcclResult_t peer_vote(struct peer *p, enum wire_vote_kind kind, int64_t deadline, bool *value) {

@@ -117,6 +117,7 @@ static bool perform(struct peer *p, const struct member_action *action, int64_t 
     case MEMBER_SEEK: peer_seek_master(p, now); break;
     case MEMBER_FOUND: peer_found_master(p, now); break;
     case MEMBER_WAITING:
+        snprintf(p->waits_why, sizeof p->waits_why, "%s%s", member_phase(p->member) == MEMBER_JOINING || member_is_seeking(p->member) ? "the master " : "", member_waits_why(p->member));
         if (member_phase(p->member) == MEMBER_JOINING || member_is_seeking(p->member))
             LOG_LIMITED(&p->waiting_log, LOG_ERR, "the master %s", member_waits_why(p->member));
         else

@@ -94,7 +94,7 @@ static pcclResult_t awaited(struct peer *p, uint64_t tag, const struct engine_ou
     if (outcome->contributors != NULL) keep_told(p, tag, outcome->contributors);
     switch (outcome->result) {
     case ENGINE_OK: *out = outcome->info; return pcclSuccess;
-    case ENGINE_IN_PROGRESS: return pcclTimedOut;
+    case ENGINE_IN_PROGRESS: return detail_fail(pcclTimedOut, "%s", outcome->text);
     case ENGINE_LOST:
         if (outcome->retry) return detail_fail(pcclTooFewPeers, "no other member of the group is left: admit newcomers with update_topology");
         return detail_fail(pcclRankConnectionLost, "a member of the group was lost: the input is unchanged, launch the op again");

@@ -102,6 +102,7 @@ struct peer {
     struct links *links;
     struct member_output actions;
     struct log_limit waiting_log; // what a master says of waiting
+    char waits_why[WIRE_MAX_TEXT + 16]; // the last of it in this call; "": nothing yet
     uint8_t *input;
     size_t input_length;
 };
@@ -112,6 +113,7 @@ pcclResult_t peer_finish(struct peer *p, pcclResult_t code);
 bool peer_is_dead(const struct peer *p); // the mind knows of its death a moment before the phase does
 const char *peer_why_dead(const struct peer *p);
 pcclResult_t peer_check_usable(const struct peer *p); // as peer_usable
+pcclResult_t peer_timed_out(const struct peer *p);    // pcclTimedOut; the text is what is known here of whom the call waits for
 pcclResult_t peer_check_vote(const struct peer *p);   // none is open: or pcclInvalidUsage
 // Until `*done` or the communicator is being destroyed; false when the deadline passed first.
 bool peer_wait_for(struct peer *p, const bool *done, int64_t deadline);

@@ -66,6 +66,7 @@ static pcclResult_t begin_sync(struct peer *p, const pcclSharedState_t *state, c
     RETURN_IF_FAILED(peer_check_vote(p));
     RETURN_IF_FAILED(peer_check_ops(p));
     memset(&p->vote, 0, sizeof p->vote);
+    p->waits_why[0] = 0;
     p->vote.kind = WIRE_VOTE_SYNC;
     p->vote.waiter = true;
     memset(&p->sync, 0, sizeof p->sync);
@@ -120,7 +121,7 @@ static pcclResult_t hash_sync(struct peer *p, int64_t deadline) {
     pthread_mutex_unlock(&p->lock);
     bool hashed = content_hash(content, deadline);
     pthread_mutex_lock(&p->lock);
-    return hashed ? vote_sync(p) : pcclTimedOut;
+    return hashed ? vote_sync(p) : detail_fail(pcclTimedOut, "the state is still being hashed here");
 }
 
 // Not locked. Afterwards no tensor is touched any more, and the process knows what they hold.
@@ -185,7 +186,7 @@ static pcclResult_t sync_locked(struct peer *p, pcclSharedState_t *state, const 
     RETURN_IF_FAILED(resumed ? resume_sync(p, state, strategy) : begin_sync(p, state, read_only, strategy));
     pcclResult_t code = pcclSuccess;
     if (!p->sync.voted) code = hash_sync(p, deadline);
-    if (code == pcclSuccess) code = peer_wait_for(p, &p->vote.done, deadline) ? collect_sync(p, state, info) : pcclTimedOut;
+    if (code == pcclSuccess) code = peer_wait_for(p, &p->vote.done, deadline) ? collect_sync(p, state, info) : peer_timed_out(p);
     p->vote.waiter = false;
     return code;
 }

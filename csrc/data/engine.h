@@ -77,7 +77,7 @@ struct engine_contributors {
 
 enum engine_result {
     ENGINE_OK,
-    ENGINE_IN_PROGRESS, // engine_wait: the deadline passed, the op goes on
+    ENGINE_IN_PROGRESS, // engine_wait: the deadline passed, the op goes on; `text` says what it waits for
     ENGINE_LOST,        // ABORT: `epoch` names the group epoch to adopt. Retry mode: no other member is left
     ENGINE_MISMATCH,    // `text` names both sides
     ENGINE_DEAD,        // the communicator is dead

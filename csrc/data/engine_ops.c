@@ -188,6 +188,7 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     engine->waiters++;
     if (!wait_for_end(engine, op, deadline_ns)) {
         out->result = ENGINE_IN_PROGRESS;
+        op_waits_for(engine, op, out->text, sizeof out->text);
         op->waited = false;
     } else {
         take_outcome(engine, op, out);

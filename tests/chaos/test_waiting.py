@@ -57,6 +57,18 @@ def test_a_peer_in_an_op_that_another_one_does_not_begin(tmp_path, count, why):
         check_agreement({actor.number: actor.answer() for actor in actors})
 
 
+def test_the_timeout_of_a_vote_names_who_has_not_called(monkeypatch):
+    monkeypatch.setenv("PCCL_LOG_LEVEL", "ERR")
+    missing = r"1 of 2 members.*peer \w{8} \(join 1\) at 127\.0\.0\.1:\d+.*what it waited for goes on"
+    with MasterProcess() as master, troupe(master.address, 1) as actors, pccl.Communicator(master.address) as comm:
+        actors[0].tell("form", 2)
+        comm.connect(1)
+        comm.wait_for_peers(2, timeout=PATIENCE)
+        assert actors[0].answer() is None
+        with pytest.raises(pccl.PCCLTimeoutError, match=missing):
+            comm.are_peers_pending(timeout=11)
+
+
 def test_a_port_of_a_peer_is_named_as_the_possible_mistake():
     with MasterProcess() as master, troupe(master.address, 1) as actors:
         port = listening_port(actors[0].pid)

@@ -175,6 +175,20 @@ def test_a_dropped_op_frees_its_tensors_when_it_has_ended(pair):
 # ---- handles ----
 
 
+def test_a_timeout_names_the_members_from_whom_nothing_has_come(pair):
+    first, second = pair
+    array = np.ones(100)
+    missing = r"nothing has come for it from 1 of 2 members: peer \w{8}; "
+    with pytest.raises(pccl.PCCLTimeoutError, match=missing + "what it waited for goes on: repeat the call"):
+        first.all_reduce(array, op=ReduceOp.SUM, tag=7, timeout=0.2)
+    handle = launch(first, 8)
+    with pytest.raises(pccl.PCCLTimeoutError, match=missing + "the op of tag 8 goes on"):
+        handle.result(timeout=0.2)
+    assert [reduce(second, tag) for tag in (7, 8)] == [2, 2]
+    first.all_reduce(array, op=ReduceOp.SUM, tag=7, timeout=PATIENCE)
+    handle.result(timeout=PATIENCE)
+
+
 def test_done_and_result(pair):
     first, second = pair
     handle = launch(first, 7)
