@@ -100,11 +100,55 @@ static void test_any_order(uint32_t peers, uint32_t ops, uint64_t count) {
     free(values);
 }
 
+// All but the last member have posted ops that fill the window of what may be under way, and the last one waits for another op before it posts them.
+static void test_full_window(uint32_t peers) {
+    enum { FULL = 8,
+           COUNT = 768 * 1024 };
+    check_case("%u members, the last of which waits for the last op before it posts the large ones that the others have under way", peers);
+    struct world *world = world_new(peers, 1);
+    float *values = malloc((size_t)peers * (FULL + 1) * COUNT * sizeof *values);
+    REQUIRE(values != NULL);
+    for (uint32_t turn = 0; turn < 2 * peers; turn++) {
+        uint32_t i = turn % peers;
+        bool last = i + 1 == peers;
+        uint32_t begin = (turn < peers) != last ? 0 : FULL, end = begin == 0 ? FULL : FULL + 1;
+        for (uint32_t tag = begin; tag < end; tag++) {
+            float *data = values + ((uint64_t)i * (FULL + 1) + tag) * COUNT;
+            for (uint64_t k = 0; k < COUNT; k++) data[k] = input(i, k) + (float)tag;
+            struct engine_reduce reduce = reduce_of(data, data, tag, COUNT, pcclSum, 0, 0);
+            CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
+        }
+        if (turn + 2 != 2 * peers) continue; // else all have posted the op that the last one waits for
+        struct engine_outcome outcome;
+        engine_wait(world->sides[peers - 1].engine, FULL, platform_now_ns() + 20 * SECOND_NS, &outcome);
+        CHECK(outcome.result == ENGINE_OK);
+    }
+    for (uint32_t i = 0; i < peers; i++)
+        for (uint32_t tag = 0; tag <= FULL; tag++) {
+            struct engine_outcome outcome;
+            if (i + 1 == peers && tag == FULL) continue;
+            engine_wait(world->sides[i].engine, tag, platform_now_ns() + 60 * SECOND_NS, &outcome);
+            CHECK(outcome.result == ENGINE_OK);
+        }
+    uint64_t wrong = 0;
+    for (uint32_t i = 0; i < peers; i++)
+        for (uint32_t tag = 0; tag <= FULL; tag++)
+            for (uint64_t k = 0; k < COUNT; k++) {
+                float sum = 0;
+                for (uint32_t j = 0; j < peers; j++) sum += input(j, k) + (float)tag;
+                wrong += values[((uint64_t)i * (FULL + 1) + tag) * COUNT + k] != sum;
+            }
+    CHECK_EQ(wrong, 0);
+    world_free(world);
+    free(values);
+}
+
 int main(void) {
     test_flood(256 * 1024, EAGER_BYTES / (256 * 1024));
     test_flood(1000, EAGER_BYTES / 1000);
     test_any_order(2, 60, 64 * 1024);
     test_any_order(3, 53, 64 * 1024);
     test_any_order(4, 900, 3);
+    for (uint32_t peers = 2; peers <= 4; peers++) test_full_window(peers);
     return check_status();
 }
