@@ -138,7 +138,6 @@ void membership_expel(struct membership *m, struct peer *peer, const char *forma
 
 void membership_open_vote(struct membership *m, struct peer *peer, uint8_t kind) {
     peer->vote = kind;
-    peer->has_called = true;
     peer->voted_ns = m->now_ns;
     m->open_votes[kind]++;
     membership_wait_begins(m);
@@ -326,16 +325,6 @@ static const char *reason_to_refuse(struct membership *m, const struct wire_addr
     return NULL;
 }
 
-// Whoever is alone in a run and has called nothing for a while may be a stranger, who is not to keep all peers of the other kind out.
-static void expel_idler(struct membership *m, const struct wire_address *source) {
-    struct peer *only = m->count == 1 ? m->order[0] : NULL;
-    bool loopback = socket_address_is_loopback(source);
-    if (only == NULL || only->has_called || m->now_ns < only->waits_since + MEMBERSHIP_IDLER_MS * MS_NS) return;
-    if (socket_address_is_loopback(&only->member.address) == loopback) return;
-    membership_expel(m, only, "alone, without a call since it was admitted, and over %s, while others come over %s", loopback ? "the network" : "loopback", loopback ? "loopback" : "the network");
-    membership_settle(m);
-}
-
 static struct peer *unused_peer(struct membership *m) {
     while (m->unused_from < m->slots && m->peers[m->unused_from].used) m->unused_from++;
     if (m->unused_from == m->slots) m->slots++;
@@ -361,7 +350,6 @@ struct peer *membership_add_peer(struct membership *m, uint32_t conn, const stru
 }
 
 void membership_register(struct membership *m, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
-    if (hello->version == WIRE_VERSION) expel_idler(m, source);
     const char *why = reason_to_refuse(m, source, hello);
     if (why != NULL) {
         membership_turn_away(m, conn, membership_header(m), WIRE_REFUSED, why);

@@ -26,7 +26,6 @@ enum {
     MEMBERSHIP_GRACE_MS = 30,    // between a link's break and its repair: most breaks are deaths, told by the control socket
     MEMBERSHIP_HEARING_OF = 8,   // in a heartbeat limit: the time to say whom one accuses, before somebody is expelled for broken links
     MEMBERSHIP_WAIT_WARN_MS = 10000, // then those that wait are told for whom
-    MEMBERSHIP_IDLER_MS = 10000, // a lone member without a call for so long gives way to peers that it could not reach
     MEMBERSHIP_YOUNG_RUN_MS = 10000, // for so long after its first peer a run gives way to an older one
     MEMBERSHIP_HOLD_MS = 60000, // a newcomer waits no longer for a run to be taken up
 };

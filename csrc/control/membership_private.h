@@ -69,7 +69,6 @@ struct peer {
     uint32_t conn;
     struct wire_member member;
     struct arrival heard;
-    bool has_called; // ever, or it has lived through the loss of a master
     uint8_t vote; // wire_vote_kind of the open vote, VOTE_SYNC, or 0
     int64_t voted_ns;
     uint32_t latency_us; // worst of its links, 0 unknown
@@ -191,7 +190,7 @@ struct membership {
 
     // while there is no run: see membership_recovery.c
     uint32_t survivor_count, claim_count;
-    bool gather_due;                         // a survivor came, went or promised, peers came or went, or time has passed
+    bool gather_due;                         // a survivor came, went or promised, peers came or went, other masters answered, or time has passed
     int64_t survivors_at;                    // nobody that waits is silent, or has waited too long, before
     uint64_t last_run;                       // the one before this one, 0: none; who resumes it has to know its secret
     uint8_t last_secret[16];

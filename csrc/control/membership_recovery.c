@@ -390,7 +390,7 @@ static void take_group(struct membership *m, const struct claim *claim, uint32_t
         const struct survivor *survivor = member_here(m, claim, i);
         if (survivor == NULL) continue;
         struct peer *peer = membership_add_peer(m, survivor->conn, &claim->members[i]);
-        peer->accepted = peer->has_called = true;
+        peer->accepted = true;
         peer->masters = survivor->resume.hello.masters;
         peer->group = group;
         peer->sync.committed = survivor->resume.accepted && survivor->resume.sync_committed;
@@ -835,6 +835,7 @@ void membership_await_others(struct membership *m) { m->others_awaited = true; }
 const struct membership_actions *membership_others_are(struct membership *m, int64_t now_ns, enum wire_activity most) {
     membership_begin_event(m, now_ns);
     m->others_awaited = false;
+    m->gather_due = true; // newcomers wait for this
     m->standby = most != WIRE_IDLE;
     return membership_settle(m);
 }

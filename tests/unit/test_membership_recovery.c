@@ -617,6 +617,23 @@ static void test_newcomers(void) {
     TAKE('x', WIRE_WELCOME);
     end();
 
+    begin("newcomers that wait for what the other masters say begin a run with their answer");
+    membership_await_others(m);
+    hello('x', 1);
+    CHECK(quiet("x"));
+    act(membership_others_are(m, now, WIRE_IDLE));
+    TAKE('x', WIRE_WELCOME);
+    TAKE('x', WIRE_EPOCH);
+    end();
+
+    begin("they are refused when another one serves a run");
+    membership_await_others(m);
+    hello('x', 1);
+    CHECK(quiet("x"));
+    act(membership_others_are(m, now, WIRE_SERVES));
+    REFUSED('x', "standby");
+    end();
+
     begin("another master serves a run, and those that wait here are too few for theirs");
     resume(&(struct says){'a', .members = "abc"});
     WAITING('a', "1 of the 3");
