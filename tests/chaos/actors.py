@@ -179,6 +179,9 @@ class Peer:
     def world(self) -> int:
         return self.comm.get_attribute(Attribute.LOCAL_WORLD_SIZE)
 
+    def alive(self) -> bool:
+        return self.comm.alive
+
     def join(self, world: int) -> None:
         self.comm.connect(1, timeout=PATIENCE)
         self._meet(world)

@@ -145,6 +145,7 @@ MUTANTS = [
         old="    if (code == CODE_SUCCESS) {\n        sync->committed = true;",
         new="    if (code != CODE_SUCCESS && sync->committed) sync->expected++;\n"
         "    if (code == CODE_SUCCESS) {\n        sync->committed = true;",
+        first=16001,
     ),
     Mutant(
         name="receiver_gives",  # the donors in the plan are the receivers
@@ -211,7 +212,7 @@ MUTANTS = [
         file="control/membership_recovery.c",
         old="    if (!know_others(m)) return false;\n    doubt(m);",
         new="    if (m->limit_ns > 0) return false;",
-        first=50001,
+        first=8001,
     ),
     Mutant(
         name="promise_forgotten",  # no fencing: the next master does not hear of a generation that was promised to another one
