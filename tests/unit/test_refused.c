@@ -198,7 +198,7 @@ static bool drive(struct trial *t) {
 static bool run_trial(const struct way *way, bool in_place) {
     check_case("%s, %s: request %u is refused%s", way->name, in_place ? "in place" : "out of place", refuse_at, lasting ? ", and all after it" : "");
     same_host = way->same_host;
-    struct trial t = {.way = way, .in_place = in_place, .world = world_new(PEERS, 2), .deadline = platform_now_ns() + 20 * SECOND_NS};
+    struct trial t = {.way = way, .in_place = in_place, .world = world_new(PEERS, 2), .deadline = platform_now_ns() + 120 * SECOND_NS};
     for (uint32_t side = 0; side < PEERS; side++)
         for (uint32_t tag = 0; tag < OPS; tag++) {
             struct call *call = &t.calls[side][tag];
