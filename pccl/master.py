@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import queue
 import signal
 import sys
-import threading
 
 from pccl._address import parse_endpoints
 from pccl._errors import PCCLError
@@ -37,12 +37,10 @@ def serve(
     SIGINT ends the run. SIGTERM ends it with `on_sigterm` "end"; with "detach" the peers look for another master of their
     list, or wait for this one to come back. None: PCCL_MASTER_ON_SIGTERM says it, or else it is "detach".
     """
-    stop = threading.Event()
-    received: list[int] = []
+    received: queue.SimpleQueue[int] = queue.SimpleQueue()  # an Event locks itself out when a signal comes while it is set
 
     def note(number: int, _: object) -> None:
-        received.append(number)
-        stop.set()
+        received.put(number)
 
     try:
         choice = on_sigterm or os.environ.get("PCCL_MASTER_ON_SIGTERM") or "detach"
@@ -56,8 +54,7 @@ def serve(
         with MasterNode(listen_address, heartbeat_limit=heartbeat_limit, masters=masters) as master:
             host = listen_address.rpartition(":")[0]
             print(f"pccl master listening on {host}:{master.port}", flush=True)
-            stop.wait()
-            if received[0] == signal.SIGTERM and choice == "detach":
+            if received.get() == signal.SIGTERM and choice == "detach":
                 master.detach()
     except (PCCLError, ValueError, AssertionError) as error:
         print(f"pccl master cannot listen on {listen_address}: {error}", file=sys.stderr)
