@@ -479,7 +479,9 @@ void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action
     struct process *p = &s->processes[slot];
     struct engine_model *e = &p->engine;
     bool lost = action->lost || (e->pending.set && e->pending.lost);
-    e->pending = (struct ring){.set = true, .lost = lost, .epoch = action->group_epoch, .latency_us = action->latency_us, .megabytes_per_s = action->megabytes_per_s};
+    // Entered later, perhaps when the mind hears another master already.
+    struct wire_header header = member_header(p->mind);
+    e->pending = (struct ring){.set = true, .lost = lost, .run = header.run, .generation = header.generation, .epoch = action->group_epoch, .latency_us = action->latency_us, .megabytes_per_s = action->megabytes_per_s};
     const struct wire_member *ring = member_ring(p->mind, &e->pending.count, &e->pending.rank);
     if (e->pending.count > SLOTS) {
         sim_fail(s, "agreement", "peer %d is told of %u members", slot + 1, e->pending.count);
@@ -546,8 +548,8 @@ void engine_model_obey(struct pccl_sim *s, int slot) {
     for (uint32_t tag = 0; tag < TAGS; tag++) freeze(s, slot, &e->ops[tag]);
     e->early_count = 0;
     memset(e->sequences, 0, sizeof e->sequences);
-    e->run = member_header(p->mind).run;
-    e->generation = member_header(p->mind).generation;
+    e->run = e->pending.run;
+    e->generation = e->pending.generation;
     e->now = e->pending;
     e->pending.set = false;
     s->counts[COUNT_EPOCHS]++;

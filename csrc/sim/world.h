@@ -189,7 +189,7 @@ struct early {
 
 struct ring {
     bool set, lost, ready;
-    uint64_t epoch;
+    uint64_t run, generation, epoch;
     uint32_t latency_us, megabytes_per_s, rank, count;
     uint8_t slots[SLOTS];
     uint32_t lives[SLOTS];
