@@ -326,9 +326,10 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
     if (end->code != 0 || control->group >= GROUPS || truth->run == 0 || header->generation < truth->generation) return;
     struct commit_record *last = &truth->commits[control->group], *announced = &truth->announced[control->group];
     if (announced->run != header->run || announced->round != end->round) {
-        bool held = false;
-        for (int slot = 0; slot < (int)s->peers; slot++)
-            if (tainted(s, slot, announced->lives[slot])) *last = *announced; // it may have heard of it and not say so
+        bool held = false, doubted = false;
+        for (int slot = 0; slot < (int)s->peers; slot++) doubted |= tainted(s, slot, announced->lives[slot]);
+        // Who is not judged may have heard of that round and not say so, or not have heard: the next revision tells.
+        if (doubted && end->revision >= announced->revision && end->revision <= announced->revision + 1) *last = *announced;
         for (int slot = 0; slot < (int)s->peers; slot++) held |= last->run == header->run && last->lives[slot] != 0 && last->lives[slot] == truth->lives[slot];
         if (held && end->revision != last->revision && end->revision != last->revision + 1)
             sim_fail(s, "parity", "group %u commits revision %llu after revision %llu, of which members are left", control->group, (unsigned long long)end->revision, (unsigned long long)last->revision);
