@@ -109,7 +109,8 @@ void engine_settle(struct engine *engine, int64_t deadline_ns);
 void engine_stop(struct engine *engine);
 void engine_free(struct engine *engine);
 
-// Takes ownership of an authenticated connection. An older one of the same member and index is closed. Frames of group
+// Takes ownership of an authenticated connection. An older one of the same member and index is closed, if both have the
+// same address at the other end; else it lives, and this one is closed. Frames of group
 // epochs not entered yet wait on it. `id` need not be a member yet (candidates).
 void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, int fd);
 // True when this link exists and works.
