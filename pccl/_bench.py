@@ -221,5 +221,5 @@ if __name__ == "__main__":
         _run_peer(sys.argv[1])
     except KeyboardInterrupt:
         sys.exit(130)  # `pccl bench` speaks for all
-    except BenchError as error:
+    except (BenchError, pccl.PCCLError) as error:  # another peer may have been interrupted first
         sys.exit(f"pccl bench: {error}")

@@ -212,7 +212,7 @@ MUTANTS = [
         file="control/membership_recovery.c",
         old="    if (!know_others(m)) return false;\n    doubt(m);",
         new="    if (m->limit_ns > 0) return false;",
-        first=8001,
+        first=40001,
     ),
     Mutant(
         name="promise_forgotten",  # no fencing: the next master does not hear of a generation that was promised to another one
@@ -315,6 +315,7 @@ MUTANTS = [
         file="control/membership.c",
         old="    if (peer->gone || m->starved) return;",
         new="    if (peer->gone) return;",
+        first=16001,
         faults=MEMORY,
         seeds=4000,
     ),
