@@ -1,7 +1,6 @@
 // The other peers, found by id, and the links to each of them.
 #define _GNU_SOURCE
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 
 #include "base/log.h"
@@ -73,7 +72,7 @@ static void retire(struct peer *peer, uint32_t index) {
 static bool is_from_elsewhere(const struct lane *lane, int fd) {
     struct wire_address known, fresh;
     return lane != NULL && socket_remote_address(lane->fd, &known) && socket_remote_address(fd, &fresh) &&
-           (known.family != fresh.family || memcmp(known.bytes, fresh.bytes, sizeof known.bytes) != 0);
+           !socket_address_same_host(&known, &fresh);
 }
 
 void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, int fd) {

@@ -42,7 +42,7 @@ static bool addresses_of(const struct lane *lane, struct claimed_link *out) {
     if (!socket_local_address(lane->fd, &here) || !socket_remote_address(lane->fd, &there)) return false;
     write_address(out->here, &here);
     write_address(out->there, &there);
-    return here.family == there.family && memcmp(here.bytes, there.bytes, sizeof here.bytes) == 0;
+    return socket_address_same_host(&here, &there);
 }
 
 static void claim_links(struct engine *engine, struct peer *peer) {

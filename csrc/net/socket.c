@@ -112,12 +112,15 @@ bool socket_congestion(int fd, char *out, size_t capacity) {
 
 static void set_congestion(int fd, const char *name) { setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)); }
 
+bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b) {
+    return a->family == b->family && memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
+}
+
 bool socket_within_host(int fd) {
     struct wire_address local, remote;
     if (!socket_local_address(fd, &local) || !socket_remote_address(fd, &remote)) return false;
     if (local.family != remote.family) return false;
-    return memcmp(local.bytes, remote.bytes, sizeof local.bytes) == 0 ||
-           (socket_address_is_loopback(&local) && socket_address_is_loopback(&remote));
+    return socket_address_same_host(&local, &remote) || (socket_address_is_loopback(&local) && socket_address_is_loopback(&remote));
 }
 
 // Whether a connection to `address` would come from the same one. Connecting a datagram socket asks the routes and sends nothing.

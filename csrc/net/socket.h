@@ -34,6 +34,8 @@ bool socket_local_address(int fd, struct wire_address *out);
 bool socket_remote_address(int fd, struct wire_address *out);
 // Whether both ends of this connection are on this host: they have the same address, or both a loopback address.
 bool socket_within_host(int fd);
+// Whether two addresses are equal but for their ports.
+bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b);
 // Writes the name of the connection's congestion control; at least 16 bytes. False: unknown.
 bool socket_congestion(int fd, char *out, size_t capacity);
 // The shortest round trip of late in microseconds, from the kernel; 0 when unknown. A process that is slow to answer does not make it longer.
