@@ -82,6 +82,7 @@ lint: .venv/ready
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	$(BIN)/python tools/check_layout.py
 
 format: .venv/ready
 	$(BIN)/ruff check --fix

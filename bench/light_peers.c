@@ -1,11 +1,13 @@
-// Light peers: the control part of many peers in one process, each with its own mind (control/member) and its own connection to a master. Links
-// between them are taken for made as soon as both sides want them, and there is no tensor data. bench/scaling.py tells what to do, a word
-// a line, and reads a line for each that is done: the word, milliseconds, bytes to the master, bytes from it.
+// Light peers: the control part of many peers in one process, each with its own mind (peer/member) and its own
+// connection to a master. Links between them are taken for made as soon as both sides want them, and there is no tensor
+// data. bench/scaling.py tells what to do, a word a line, and reads a line for each that is done: the word,
+// milliseconds, bytes to the master, bytes from it.
 //
 //   join      all register                      admit     who is a member votes for a new topology, all are let in
 //   vote      all ask for pending peers         op        all are done with one large op, and get its verdict
 //   loss      one ends                          losses    an eighth of those that are left end at once
-//   beat      all say a heartbeat               takeover  the master is gone: all find the next one, at the same address
+//   beat      all say a heartbeat               takeover  the master is gone: all find the next one, at the same
+//   address
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -16,7 +18,7 @@
 #include <unistd.h>
 
 #include "base/platform.h"
-#include "control/member.h"
+#include "peer/member.h"
 #include "net/socket.h"
 
 enum {
@@ -106,7 +108,8 @@ static void call(struct light *peer) {
 
 static void flush(struct light *peer) {
     while (peer->fd >= 0 && peer->unsent_begin < peer->unsent_length) {
-        ptrdiff_t done = socket_send(peer->fd, peer->unsent + peer->unsent_begin, peer->unsent_length - peer->unsent_begin);
+        ptrdiff_t done =
+            socket_send(peer->fd, peer->unsent + peer->unsent_begin, peer->unsent_length - peer->unsent_begin);
         if (done <= 0) break; // it is noticed when it is read
         sent += (uint64_t)done;
         peer->unsent_begin += (size_t)done;
@@ -150,7 +153,11 @@ static void park(struct light *peer, struct parked hello) {
 static void link_up(struct light *to, struct parked hello) {
     struct light *from = &peers[hello.from];
     if (from->gone || to->gone) return;
-    struct wire_link_hello message = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = id_of(hello.from), .to = id_of(place(to)), .index = hello.index};
+    struct wire_link_hello message = {.version = WIRE_VERSION,
+                                      .kind = WIRE_LINK_DATA,
+                                      .from = id_of(hello.from),
+                                      .to = id_of(place(to)),
+                                      .index = hello.index};
     memcpy(message.secret, member_welcome(from->mind)->secret, sizeof message.secret);
     enum member_judgement judgement = member_judge_hello(to->mind, &message);
     if (judgement == MEMBER_PARK) park(to, hello);
@@ -172,9 +179,7 @@ static void report(struct light *peer) { // no op is open
 
 static void carry_out_one(struct light *peer, const struct member_action *action) {
     switch (action->kind) {
-    case MEMBER_DIAL:
-        link_up(&peers[index_of(&action->id)], (struct parked){place(peer), action->index});
-        return;
+    case MEMBER_DIAL: link_up(&peers[index_of(&action->id)], (struct parked){place(peer), action->index}); return;
     case MEMBER_RECHECK: {
         uint32_t count = peer->parked_count;
         struct parked *all = peer->parked;
@@ -188,12 +193,8 @@ static void carry_out_one(struct light *peer, const struct member_action *action
         peer->group_epoch = action->group_epoch;
         report(peer);
         return;
-    case MEMBER_LINKS_READY:
-        peer->ready = action->group_epoch;
-        return;
-    case MEMBER_VERDICT:
-        peer->verdicts++;
-        return;
+    case MEMBER_LINKS_READY: peer->ready = action->group_epoch; return;
+    case MEMBER_VERDICT: peer->verdicts++; return;
     case MEMBER_CONNECT_END:
     case MEMBER_VOTE_END:
         if (action->code != 0) die("a peer", member_text(peer->mind));
@@ -204,15 +205,14 @@ static void carry_out_one(struct light *peer, const struct member_action *action
         peer->seeking = true;
         peer->dial_at = now + RETRY_MS * MS_NS;
         return;
-    case MEMBER_FOUND:
-        peer->seeking = false;
-        return;
+    case MEMBER_FOUND: peer->seeking = false; return;
     case MEMBER_DIE: die("a peer is dead", member_text(peer->mind)); return;
     default: return;
     }
 }
 
-// A mind may speak while another one's words are carried out, so what it said is taken whole, and what it says then is for the next turn.
+// A mind may speak while another one's words are carried out, so what it said is taken whole, and what it says then is
+// for the next turn.
 static void carry_out(void) {
     while (queue_begin != queue_end) {
         struct light *peer = &peers[queue[queue_begin]];
@@ -437,10 +437,13 @@ static void do_word(const char *word) {
 static void begin(int argc, char **argv) {
     char *end = NULL;
     unsigned long count = argc == 3 ? strtoul(argv[2], &end, 10) : 0;
-    if (argc != 3 || end == argv[2] || *end != 0 || count < 2 || count > WIRE_MAX_MEMBERS || !socket_address_parse(argv[1], strlen(argv[1]), &master))
-        die("usage", "light_peers ADDRESS:PORT PEERS, 2 to 1024 of them; then words on standard input, see the head of bench/light_peers.c");
+    if (argc != 3 || end == argv[2] || *end != 0 || count < 2 || count > WIRE_MAX_MEMBERS ||
+        !socket_address_parse(argv[1], strlen(argv[1]), &master))
+        die("usage", "light_peers ADDRESS:PORT PEERS, 2 to 1024 of them; then words on standard input, see the head of "
+                     "bench/light_peers.c");
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_max < count + SPARE_DESCRIPTORS) die("too few descriptors", "raise `ulimit -Hn`");
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_max < count + SPARE_DESCRIPTORS)
+        die("too few descriptors", "raise `ulimit -Hn`");
     if (limit.rlim_cur < count + SPARE_DESCRIPTORS) limit.rlim_cur = count + SPARE_DESCRIPTORS;
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0) die("setrlimit", strerror(errno));
     peer_count = alive = (uint32_t)count;
@@ -468,7 +471,8 @@ int main(int argc, char **argv) {
         uint64_t sent_before = sent, received_before = received;
         int64_t began = platform_now_ns();
         do_word(word);
-        printf("%s %.3f %llu %llu\n", word, (double)(platform_now_ns() - began) / MS_NS, (unsigned long long)(sent - sent_before), (unsigned long long)(received - received_before));
+        printf("%s %.3f %llu %llu\n", word, (double)(platform_now_ns() - began) / MS_NS,
+               (unsigned long long)(sent - sent_before), (unsigned long long)(received - received_before));
         fflush(stdout);
     }
 }

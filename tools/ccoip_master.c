@@ -1,5 +1,5 @@
-// A master on 0.0.0.0:48148 that stops with status 0 on SIGINT, which ends the run, and on SIGTERM, after which the peers look for another master, or wait
-// for this one to come back; unless PCCL_MASTER_ON_SIGTERM is "end".
+// A master on 0.0.0.0:48148 that stops with status 0 on SIGINT, which ends the run, and on SIGTERM, after which the
+// peers look for another master, or wait for this one to come back; unless PCCL_MASTER_ON_SIGTERM is "end".
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,8 @@ int main(void) {
     pcclResult_t result = pcclCreateMaster(address, &master);
     if (result == pcclSuccess) result = pcclRunMaster(master);
     if (result != pcclSuccess) {
-        fprintf(stderr, "ccoip_master: cannot listen on 0.0.0.0:%d (code %d)\n", CCOIP_PROTOCOL_PORT_MASTER, (int)result);
+        fprintf(stderr, "ccoip_master: cannot listen on 0.0.0.0:%d (code %d)\n", CCOIP_PROTOCOL_PORT_MASTER,
+                (int)result);
         return 1;
     }
     struct sigaction action = {.sa_handler = stop};

@@ -1,7 +1,9 @@
-/* The physics of one direction of a link: rate, delay, loss and a queue that overflows. Pure: time is given, nothing waits.
+/* The physics of one direction of a link: rate, delay, loss and a queue that overflows. Pure: time is given, nothing
+ * waits.
  *
- * Every segment (a packet of at most one MTU) is lost with a fixed probability, else dropped if the queue before the link is
- * full, else put on the wire behind its predecessors at the link's rate and delivered one delay after its last byte. */
+ * Every segment (a packet of at most one MTU) is lost with a fixed probability, else dropped if the queue before the
+ * link is full, else put on the wire behind its predecessors at the link's rate and delivered one delay after its last
+ * byte. */
 #ifndef LONGLINK_LINK_H
 #define LONGLINK_LINK_H
 

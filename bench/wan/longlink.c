@@ -1,7 +1,7 @@
-/* A long link on one machine: carries IP between two TUN devices, which it makes, with the rate, delay, loss and queue of
- * link.h each way. Real kernel TCP runs over it. One thread per direction; each owns its queue, its link and the reading of
- * one device, and writes to the other. Prints "ready" once both devices are there; on SIGTERM or SIGINT prints what it
- * counted and ends. */
+/* A long link on one machine: carries IP between two TUN devices, which it makes, with the rate, delay, loss and queue
+ * of link.h each way. Real kernel TCP runs over it. One thread per direction; each owns its queue, its link and the
+ * reading of one device, and writes to the other. Prints "ready" once both devices are there; on SIGTERM or SIGINT
+ * prints what it counted and ends. */
 #define _GNU_SOURCE
 #include "link.h"
 #include "packet.h"
@@ -164,22 +164,21 @@ static int tun_open(const char *name) {
 
 static void print_counts(const struct direction *d) {
     const struct link_counts *counts = &d->link.counts;
-    printf("%s: %" PRIu64 " segments, %" PRIu64 " bytes, %" PRIu64 " lost, %" PRIu64 " overflowed, %" PRIu64 " refused, %" PRIu64
-           " late (at most %.1f ms)\n",
-           d->name, counts->segments, counts->bytes, counts->lost, counts->overflowed, d->refused, d->late, (double)d->latest_ns / 1e6);
+    printf("%s: %" PRIu64 " segments, %" PRIu64 " bytes, %" PRIu64 " lost, %" PRIu64 " overflowed, %" PRIu64
+           " refused, %" PRIu64 " late (at most %.1f ms)\n",
+           d->name, counts->segments, counts->bytes, counts->lost, counts->overflowed, d->refused, d->late,
+           (double)d->latest_ns / 1e6);
 }
 
-static const char usage[] = "usage: longlink [--rate-mbit R] [--delay-us D] [--loss P] [--queue-bytes Q] [--seed S] TUN_A TUN_B\n"
-                            "  rate 0 (default) is unlimited; delay is one way; queue 0 (default) is one bandwidth-delay product\n";
+static const char usage[] =
+    "usage: longlink [--rate-mbit R] [--delay-us D] [--loss P] [--queue-bytes Q] [--seed S] TUN_A TUN_B\n"
+    "  rate 0 (default) is unlimited; delay is one way; queue 0 (default) is one bandwidth-delay product\n";
 
 static bool parse(int argc, char **argv, struct link_shape *shape, uint64_t *seed) {
     static const struct option options[] = {
-        {"rate-mbit", required_argument, NULL, 'r'},
-        {"delay-us", required_argument, NULL, 'd'},
-        {"loss", required_argument, NULL, 'l'},
-        {"queue-bytes", required_argument, NULL, 'q'},
-        {"seed", required_argument, NULL, 's'},
-        {NULL, 0, NULL, 0},
+        {"rate-mbit", required_argument, NULL, 'r'}, {"delay-us", required_argument, NULL, 'd'},
+        {"loss", required_argument, NULL, 'l'},      {"queue-bytes", required_argument, NULL, 'q'},
+        {"seed", required_argument, NULL, 's'},      {NULL, 0, NULL, 0},
     };
     int option;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {

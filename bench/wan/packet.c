@@ -21,18 +21,14 @@ enum {
     FLAG_CWR = 0x80,
 };
 
-static uint32_t get16(const uint8_t *at) {
-    return (uint32_t)at[0] << 8 | at[1];
-}
+static uint32_t get16(const uint8_t *at) { return (uint32_t)at[0] << 8 | at[1]; }
 
 static void put16(uint8_t *at, uint32_t value) {
     at[0] = (uint8_t)(value >> 8);
     at[1] = (uint8_t)value;
 }
 
-static uint32_t get32(const uint8_t *at) {
-    return get16(at) << 16 | get16(at + 2);
-}
+static uint32_t get32(const uint8_t *at) { return get16(at) << 16 | get16(at + 2); }
 
 static void put32(uint8_t *at, uint32_t value) {
     put16(at, value >> 16);

@@ -1,5 +1,6 @@
-/* What a TUN device with a virtio header hands over: one IP packet, or a TCP/IPv4 super-packet (GSO) of many segments that the
- * kernel has not cut yet. The emulator decides the fate of every segment, and passes on what is left in as few pieces as can be. */
+/* What a TUN device with a virtio header hands over: one IP packet, or a TCP/IPv4 super-packet (GSO) of many segments
+ * that the kernel has not cut yet. The emulator decides the fate of every segment, and passes on what is left in as few
+ * pieces as can be. */
 #ifndef LONGLINK_PACKET_H
 #define LONGLINK_PACKET_H
 
@@ -22,7 +23,8 @@ struct packet packet_parse(const uint8_t *bytes, size_t length);
 /* Bytes that segment `index` has on the wire, its headers included. */
 size_t packet_wire_bytes(const struct packet *packet, unsigned index);
 
-/* Writes segments `first` to `end` - 1 to `out` (PACKET_MAX bytes) as one packet for the other device; gives its length. */
+/* Writes segments `first` to `end` - 1 to `out` (PACKET_MAX bytes) as one packet for the other device; gives its
+ * length. */
 size_t packet_cut(const struct packet *packet, unsigned first, unsigned end, uint8_t *out);
 
 #endif

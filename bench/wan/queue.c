@@ -6,9 +6,7 @@
 /* Invariant: there is always room for one more entry header at head, which marks the jump to 0 by its length. */
 static const size_t jump = SIZE_MAX;
 
-static size_t entry_size(size_t length) {
-    return (sizeof(struct queue_entry) + length + 15) & ~(size_t)15;
-}
+static size_t entry_size(size_t length) { return (sizeof(struct queue_entry) + length + 15) & ~(size_t)15; }
 
 static struct queue_entry *entry_at(const struct queue *queue, size_t at) {
     return (struct queue_entry *)(void *)(queue->memory + at);

@@ -1,4 +1,5 @@
-/* A first-in first-out queue of packets that are under way, each with the moment it is due. Fixed memory. One thread. */
+/* A first-in first-out queue of packets that are under way, each with the moment it is due. Fixed memory. One thread.
+ */
 #ifndef LONGLINK_QUEUE_H
 #define LONGLINK_QUEUE_H
 

@@ -6,10 +6,10 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "../base/detail.h"
-#include "../control/master.h"
-#include "../control/peer.h"
-#include "../include/pccl.h"
+#include "base/detail.h"
+#include "master/master.h"
+#include "peer/peer.h"
+#include "pccl.h"
 
 struct pcclComm_t {
     struct peer *peer;
@@ -35,7 +35,7 @@ enum {
 };
 
 bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out); // false: of no known protocol
-pcclResult_t api_null(const char *name); // pcclInvalidArgument
+pcclResult_t api_null(const char *name);                                           // pcclInvalidArgument
 #define REQUIRE_NOT_NULL(parameter) \
     do { \
         if ((parameter) == NULL) return api_null(#parameter); \
@@ -66,6 +66,7 @@ int64_t api_deadline_after(uint64_t timeout_ms);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.
 pcclResult_t api_check_state(const pcclSharedState_t *state);
 // Everything about a reduce that can be checked without a communicator; fills *out.
-pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, struct engine_reduce *out);
+pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
+                              struct engine_reduce *out);
 
 #endif

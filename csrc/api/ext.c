@@ -1,14 +1,14 @@
 #define _GNU_SOURCE
-#include "ext.h"
+#include "api/ext.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/platform.h"
-#include "../compute/kernels.h"
-#include "../control/retry.h"
-#include "../state/content.h"
-#include "api.h"
+#include "base/platform.h"
+#include "compute/kernels.h"
+#include "peer/retry.h"
+#include "state/content.h"
+#include "api/api.h"
 
 static _Thread_local int wait_slice_ms;
 
@@ -51,7 +51,8 @@ pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_o
 pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_t limit_ms) {
     REQUIRE_MASTER(master);
     if (limit_ms < API_HEARTBEAT_LEAST_MS || limit_ms > API_HEARTBEAT_MOST_MS)
-        return detail_fail(pcclInvalidArgument, "a heartbeat limit of %u ms is not between %d and %d", limit_ms, API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS);
+        return detail_fail(pcclInvalidArgument, "a heartbeat limit of %u ms is not between %d and %d", limit_ms,
+                           API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS);
     pthread_mutex_lock(&master->lock);
     bool running = atomic_load(&master->master) != NULL;
     if (!running) master->heartbeat_limit_ms = limit_ms;
@@ -59,11 +60,14 @@ pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_
     return running ? detail_fail(pcclInvalidUsage, "the heartbeat limit is set before the master runs") : pcclSuccess;
 }
 
-static pcclResult_t take_list(const ccoip_socket_address_t *addresses, size_t count, struct wire_address out[WIRE_MAX_MASTERS]) {
+static pcclResult_t take_list(const ccoip_socket_address_t *addresses, size_t count,
+                              struct wire_address out[WIRE_MAX_MASTERS]) {
     REQUIRE_NOT_NULL(addresses);
-    if (count < 1 || count > WIRE_MAX_MASTERS) return detail_fail(pcclInvalidArgument, "%zu masters are given: 1 to %d can be", count, WIRE_MAX_MASTERS);
+    if (count < 1 || count > WIRE_MAX_MASTERS)
+        return detail_fail(pcclInvalidArgument, "%zu masters are given: 1 to %d can be", count, WIRE_MAX_MASTERS);
     for (size_t i = 0; i < count; i++)
-        if (!api_take_address(&addresses[i], &out[i])) return detail_fail(pcclInvalidArgument, "the address of master %zu is neither IPv4 nor IPv6", i);
+        if (!api_take_address(&addresses[i], &out[i]))
+            return detail_fail(pcclInvalidArgument, "the address of master %zu is neither IPv4 nor IPv6", i);
     return pcclSuccess;
 }
 
@@ -71,16 +75,21 @@ pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_addr
     struct wire_address masters[WIRE_MAX_MASTERS];
     REQUIRE_COMM(comm);
     RETURN_IF_FAILED(take_list(addresses, count, masters));
-    return peer_set_masters(comm->peer, masters, (uint32_t)count) ? pcclSuccess : detail_fail(pcclInvalidUsage, "the masters are set before connect");
+    return peer_set_masters(comm->peer, masters, (uint32_t)count)
+               ? pcclSuccess
+               : detail_fail(pcclInvalidUsage, "the masters are set before connect");
 }
 
 pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {
     REQUIRE_COMM(comm);
-    if (limit_ms > API_RECOVERY_MOST_MS) return detail_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", limit_ms, API_RECOVERY_MOST_MS);
-    return peer_set_recovery(comm->peer, limit_ms) ? pcclSuccess : detail_fail(pcclInvalidUsage, "the limit is set before connect");
+    if (limit_ms > API_RECOVERY_MOST_MS)
+        return detail_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", limit_ms, API_RECOVERY_MOST_MS);
+    return peer_set_recovery(comm->peer, limit_ms) ? pcclSuccess
+                                                   : detail_fail(pcclInvalidUsage, "the limit is set before connect");
 }
 
-pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses, size_t count, size_t self) {
+pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses,
+                                      size_t count, size_t self) {
     struct wire_address masters[WIRE_MAX_MASTERS];
     REQUIRE_MASTER(master);
     RETURN_IF_FAILED(take_list(addresses, count, masters));
@@ -142,7 +151,8 @@ pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_o
     if (low_out == NULL || high_out == NULL) return api_null("out");
     RETURN_IF_FAILED(api_check_state(state));
     struct content *content = content_new(state, NULL);
-    if (content == NULL) return detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
+    if (content == NULL)
+        return detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
     content_hash(content, INT64_MAX);
     *low_out = content->hash.low;
     *high_out = content->hash.high;
@@ -152,7 +162,8 @@ pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_o
 
 // struct pccl_multi is struct retry under the name that the extension knows.
 
-static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, size_t count, struct engine_reduce *reduces) {
+static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, size_t count,
+                              struct engine_reduce *reduces) {
     for (size_t i = 0; i < count; i++) {
         const pcclReduceOpDescriptor_t *d = &descriptors[i];
         RETURN_IF_FAILED(api_check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, &reduces[i]));
@@ -160,8 +171,8 @@ static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, size_
     return pcclSuccess;
 }
 
-pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm, int max_in_flight,
-                            struct pccl_multi **multi_out) {
+pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
+                            int max_in_flight, struct pccl_multi **multi_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(descriptors);
     REQUIRE_COMM(comm);

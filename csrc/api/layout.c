@@ -1,8 +1,8 @@
 // The binary interface, held at compile time: programs and bindings built against these numbers must go on working.
 #include <stddef.h>
 
-#include "../include/ccoip.h"
-#include "../include/pccl.h"
+#include "ccoip.h"
+#include "pccl.h"
 
 #define SIZE(type, size) _Static_assert(sizeof(type) == (size), "size of " #type)
 #define FIELD(type, field, offset) _Static_assert(offsetof(type, field) == (offset), "offset of " #type "." #field)

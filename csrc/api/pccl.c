@@ -1,20 +1,20 @@
 // The public functions: each checks its arguments in the contract's order, calls one module and returns its error.
 #define _GNU_SOURCE
-#include "../include/pccl.h"
+#include "pccl.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/descriptor.h"
-#include "../base/log.h"
-#include "../base/platform.h"
-#include "../compute/kernels.h"
-#include "../compute/quant.h"
-#include "../control/retry.h"
-#include "../net/socket.h"
-#include "api.h"
-#include "ext.h"
+#include "base/descriptor.h"
+#include "base/log.h"
+#include "base/platform.h"
+#include "compute/kernels.h"
+#include "compute/quant.h"
+#include "peer/retry.h"
+#include "net/socket.h"
+#include "api/api.h"
+#include "api/ext.h"
 
 enum { DEFAULT_LANES = 4 };
 
@@ -28,7 +28,8 @@ bool api_is_own(uint32_t forks) { return forks == descriptor_forks(); }
 
 pcclResult_t api_own(uint32_t forks, const char *noun) {
     if (api_is_own(forks)) return pcclSuccess;
-    return detail_fail(pcclInvalidUsage, "the %s is that of the process that this one was forked from: create one after the fork", noun);
+    return detail_fail(pcclInvalidUsage,
+                       "the %s is that of the process that this one was forked from: create one after the fork", noun);
 }
 
 pcclResult_t api_initialized(void) {
@@ -42,7 +43,8 @@ uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t 
     char *end;
     errno = 0;
     long number = strtol(value, &end, 10);
-    if (end != value && *end == 0 && errno == 0 && number >= (long)least && number <= (long)most) return (uint32_t)number;
+    if (end != value && *end == 0 && errno == 0 && number >= (long)least && number <= (long)most)
+        return (uint32_t)number;
     LOG(LOG_ERR, "%s=%s is ignored: not a number from %u to %u", name, value, least, most);
     return otherwise;
 }
@@ -62,23 +64,29 @@ bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out
 
 static pcclResult_t check_types(const pcclReduceDescriptor_t *descriptor) {
     int dtype = (int)descriptor->src_descriptor.datatype, op = (int)descriptor->op;
-    int quantised = (int)descriptor->quantization_options.quantized_datatype, algorithm = (int)descriptor->quantization_options.algorithm;
+    int quantised = (int)descriptor->quantization_options.quantized_datatype,
+        algorithm = (int)descriptor->quantization_options.algorithm;
     if (op < pcclSum || op > pcclMin) return detail_fail(pcclInvalidArgument, "op %d is no pcclRedOp_t", op);
-    if (dtype < pcclUint8 || dtype > pcclDouble) return detail_fail(pcclInvalidArgument, "datatype %d is no pcclDataType_t", dtype);
+    if (dtype < pcclUint8 || dtype > pcclDouble)
+        return detail_fail(pcclInvalidArgument, "datatype %d is no pcclDataType_t", dtype);
     if (algorithm == pcclQuantNone) return pcclSuccess;
     if (algorithm < pcclQuantNone || algorithm > pcclQuantZeroPointScale)
         return detail_fail(pcclInvalidArgument, "algorithm %d is no pcclQuantizationAlgorithm_t", algorithm);
-    if (quantised < pcclUint8 || quantised > pcclDouble) return detail_fail(pcclInvalidArgument, "quantized_datatype %d is no pcclDataType_t", quantised);
+    if (quantised < pcclUint8 || quantised > pcclDouble)
+        return detail_fail(pcclInvalidArgument, "quantized_datatype %d is no pcclDataType_t", quantised);
     if (quantised != dtype && quant_supported(dtype, quantised, algorithm)) return pcclSuccess;
-    return detail_fail(pcclInvalidArgument, "%s cannot be quantised to %s by %s", dtype_name(dtype), dtype_name(quantised),
-                       algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale");
+    return detail_fail(pcclInvalidArgument, "%s cannot be quantised to %s by %s", dtype_name(dtype),
+                       dtype_name(quantised), algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale");
 }
 
-pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, struct engine_reduce *out) {
+pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
+                              struct engine_reduce *out) {
     RETURN_IF_FAILED(check_types(descriptor));
     size_t size = dtype_size((int)descriptor->src_descriptor.datatype), count = descriptor->count;
-    if (count > 0 && (send == NULL || recv == NULL)) return detail_fail(pcclInvalidArgument, "a buffer is NULL and count is %zu", count);
-    if (count > (size_t)PTRDIFF_MAX / size) return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
+    if (count > 0 && (send == NULL || recv == NULL))
+        return detail_fail(pcclInvalidArgument, "a buffer is NULL and count is %zu", count);
+    if (count > (size_t)PTRDIFF_MAX / size)
+        return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
     uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, bytes = count * size;
     if (from != to && from < to + bytes && to < from + bytes)
         return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
@@ -87,7 +95,11 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
         .send = send,
         .recv = recv,
         .tag = descriptor->tag,
-        .fingerprint = {.count = count, .dtype = (uint8_t)descriptor->src_descriptor.datatype, .op = (uint8_t)descriptor->op, .quantised_dtype = quantised ? (uint8_t)descriptor->quantization_options.quantized_datatype : 0, .algorithm = (uint8_t)descriptor->quantization_options.algorithm},
+        .fingerprint = {.count = count,
+                        .dtype = (uint8_t)descriptor->src_descriptor.datatype,
+                        .op = (uint8_t)descriptor->op,
+                        .quantised_dtype = quantised ? (uint8_t)descriptor->quantization_options.quantized_datatype : 0,
+                        .algorithm = (uint8_t)descriptor->quantization_options.algorithm},
     };
     return pcclSuccess;
 }
@@ -101,7 +113,8 @@ static void look_at_hint(const char *name) {
     char *end;
     errno = 0;
     unsigned long long number = strtoull(value, &end, 10);
-    if (end == value || *end != 0 || errno != 0 || number == 0 || value[0] == '-') LOG(LOG_ERR, "%s=%s is ignored: not a positive number", name, value);
+    if (end == value || *end != 0 || errno != 0 || number == 0 || value[0] == '-')
+        LOG(LOG_ERR, "%s=%s is ignored: not a positive number", name, value);
 }
 
 pcclResult_t pcclInit(void) {
@@ -120,7 +133,9 @@ pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t *info) {
 
 // ---- communicator ----
 
-static uint32_t recovery_limit(void) { return api_number_from_environment("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS); }
+static uint32_t recovery_limit(void) {
+    return api_number_from_environment("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);
+}
 
 // PCCL_MASTERS=1.2.3.4:48148,[::1]:48148: those that are tried after the one that the program gives.
 static void add_masters_of_environment(struct peer_params *params) {
@@ -129,7 +144,8 @@ static void add_masters_of_environment(struct peer_params *params) {
         size_t length = strcspn(list, ",");
         struct wire_address address;
         if (params->master_count == WIRE_MAX_MASTERS || !socket_address_parse(list, length, &address))
-            LOG(LOG_ERR, "PCCL_MASTERS: %.*s is ignored: not an address and a port, or one too many", (int)length, list);
+            LOG(LOG_ERR, "PCCL_MASTERS: %.*s is ignored: not an address and a port, or one too many", (int)length,
+                list);
         else if (memcmp(&address, &params->masters[0], sizeof address) != 0)
             params->masters[params->master_count++] = address;
         list += length + (list[length] == ',');
@@ -141,12 +157,15 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     REQUIRE_NOT_NULL(params);
     REQUIRE_NOT_NULL(comm_out);
     uint32_t lanes = params->p2p_connection_pool_size;
-    struct peer_params peer_params = {.group = params->peer_group, .lanes = lanes == 0 ? DEFAULT_LANES : lanes < WIRE_MAX_LANES ? lanes
-                                                                                                                                : WIRE_MAX_LANES};
+    struct peer_params peer_params = {.group = params->peer_group,
+                                      .lanes = lanes == 0               ? DEFAULT_LANES
+                                               : lanes < WIRE_MAX_LANES ? lanes
+                                                                        : WIRE_MAX_LANES};
     peer_params.master_count = 1;
     peer_params.recovery_limit_ms = recovery_limit();
     if (!api_take_address(&params->master_address, &peer_params.masters[0]))
-        return detail_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6", (int)params->master_address.inet.protocol);
+        return detail_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6",
+                           (int)params->master_address.inet.protocol);
     add_masters_of_environment(&peer_params);
     struct pcclComm_t *comm = calloc(1, sizeof *comm);
     if (comm != NULL) comm->peer = peer_new(&peer_params);
@@ -188,7 +207,8 @@ pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute,
     case PCCL_ATTRIBUTE_PEER_GROUP_RANK:
         RETURN_IF_FAILED(peer_usable(comm->peer)); // asked last: then the view is that of a living one
         if (view.rank == MEMBER_NO_RANK)
-            return detail_fail(pcclRankConnectionLost, "the rank is not known, for members were lost together with a master: the next op or update tells of them");
+            return detail_fail(pcclRankConnectionLost, "the rank is not known, for members were lost together with a "
+                                                       "master: the next op or update tells of them");
         *attribute_out = (int)view.rank;
         return pcclSuccess;
     }
@@ -219,10 +239,13 @@ pcclResult_t pcclOptimizeTopology(const pcclComm_t *comm) {
 // ---- all-reduce ----
 
 static void write_info(pcclReduceInfo_t *out, const struct engine_info *info) {
-    if (out != NULL) *out = (pcclReduceInfo_t){.local_world_size = info->contributors, .tx_bytes = info->tx_bytes, .rx_bytes = info->rx_bytes};
+    if (out != NULL)
+        *out = (pcclReduceInfo_t){
+            .local_world_size = info->contributors, .tx_bytes = info->tx_bytes, .rx_bytes = info->rx_bytes};
 }
 
-static pcclResult_t launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm, bool retry, bool tell) {
+static pcclResult_t launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
+                           const pcclComm_t *comm, bool retry, bool tell) {
     if (descriptor->count > 0) {
         REQUIRE_NOT_NULL(send);
         REQUIRE_NOT_NULL(recv);
@@ -242,9 +265,10 @@ static pcclResult_t await(const pcclComm_t *comm, uint64_t tag, int64_t deadline
     return pcclSuccess;
 }
 
-// Launches and awaits. Another thread may destroy the communicator at any moment: it ends this call, and waits for that.
-static pcclResult_t reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm, bool retry, bool tell,
-                           int64_t deadline, pcclReduceInfo_t *out) {
+// Launches and awaits. Another thread may destroy the communicator at any moment: it ends this call, and waits for
+// that.
+static pcclResult_t reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
+                           const pcclComm_t *comm, bool retry, bool tell, int64_t deadline, pcclReduceInfo_t *out) {
     struct peer *peer = comm->peer;
     peer_enter(peer);
     pcclResult_t code = launch(send, recv, descriptor, comm, retry, tell);
@@ -253,16 +277,16 @@ static pcclResult_t reduce(const void *send, void *recv, const pcclReduceDescrip
     return code;
 }
 
-pcclResult_t pcclAllReduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
-                           pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
+pcclResult_t pcclAllReduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
+                           const pcclComm_t *comm, pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(descriptor);
     REQUIRE_COMM(comm);
     return reduce(sendbuf, recvbuf, descriptor, comm, false, false, INT64_MAX, reduce_info_out);
 }
 
-pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
-                                pcclAsyncReduceOp_t *reduce_handle_out) {
+pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
+                                const pcclComm_t *comm, pcclAsyncReduceOp_t *reduce_handle_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(descriptor);
     REQUIRE_COMM(comm);
@@ -273,7 +297,8 @@ pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclRe
     return pcclSuccess;
 }
 
-pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle, pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
+pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
+                                  pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(reduce_handle);
     REQUIRE_COMM(reduce_handle->comm);
@@ -284,23 +309,28 @@ pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle, pccl
 static pcclResult_t take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out) {
     memset(out, 0, sizeof *out);
     if (options == NULL) return pcclSuccess;
-    if (options->size < sizeof options->size) return detail_fail(pcclInvalidArgument, "options->size is %zu: set it to sizeof(pcclReduceOptions_t)", options->size);
+    if (options->size < sizeof options->size)
+        return detail_fail(pcclInvalidArgument, "options->size is %zu: set it to sizeof(pcclReduceOptions_t)",
+                           options->size);
     memcpy(out, options, options->size < sizeof *out ? options->size : sizeof *out);
     return pcclSuccess;
 }
 
-pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
-                             const pcclReduceOptions_t *PCCL_NULLABLE options, pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
+pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
+                             const pcclComm_t *comm, const pcclReduceOptions_t *PCCL_NULLABLE options,
+                             pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(descriptor);
     REQUIRE_COMM(comm);
     pcclReduceOptions_t wanted;
     RETURN_IF_FAILED(take_options(options, &wanted));
     if (wanted.launch_only) return launch(sendbuf, recvbuf, descriptor, comm, wanted.retry, true);
-    return reduce(sendbuf, recvbuf, descriptor, comm, wanted.retry, true, api_deadline_after(wanted.timeout_ms), reduce_info_out);
+    return reduce(sendbuf, recvbuf, descriptor, comm, wanted.retry, true, api_deadline_after(wanted.timeout_ms),
+                  reduce_info_out);
 }
 
-pcclResult_t pcclAwaitAsyncReduceEx(const pcclAsyncReduceOp_t *reduce_handle, const pcclReduceOptions_t *PCCL_NULLABLE options,
+pcclResult_t pcclAwaitAsyncReduceEx(const pcclAsyncReduceOp_t *reduce_handle,
+                                    const pcclReduceOptions_t *PCCL_NULLABLE options,
                                     pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(reduce_handle);
@@ -320,20 +350,25 @@ pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, siz
     struct engine_range range;
     size_t ranges;
     if (!peer_contributors(comm->peer, tag, index, &range, (struct wire_id *)(void *)uuids_out, capacity, &ranges))
-        return detail_fail(pcclInvalidArgument, "no op of tag %llu that tells its contributors has ended, or it has no range %zu", (unsigned long long)tag, index);
-    *range_out = (pcclReduceRange_t){.begin = range.begin, .end = range.end, .contributors = range.count, .ranges = ranges};
+        return detail_fail(pcclInvalidArgument,
+                           "no op of tag %llu that tells its contributors has ended, or it has no range %zu",
+                           (unsigned long long)tag, index);
+    *range_out =
+        (pcclReduceRange_t){.begin = range.begin, .end = range.end, .contributors = range.count, .ranges = ranges};
     return pcclSuccess;
 }
 
-pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
-                                            pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out, int max_in_flight) {
+pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *descriptors, size_t count,
+                                            const pcclComm_t *comm, pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out,
+                                            int max_in_flight) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_COMM(comm);
     struct peer *peer = comm->peer;
     peer_enter(peer);
     struct pccl_multi *multi = NULL;
     pcclResult_t code = pccl_multi_new(descriptors, count, comm, max_in_flight, &multi);
-    if (code == pcclTooFewPeers && reduce_info_out != NULL) *reduce_info_out = (pcclReduceInfo_t){.local_world_size = 1};
+    if (code == pcclTooFewPeers && reduce_info_out != NULL)
+        *reduce_info_out = (pcclReduceInfo_t){.local_world_size = 1};
     if (code == pcclSuccess) code = retry_wait((struct retry *)multi, INT64_MAX, reduce_info_out);
     pccl_multi_free(multi);
     peer_exit(peer);
@@ -342,7 +377,9 @@ pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *desc
 
 // ---- shared state ----
 
-static int compare_names(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 
 static pcclResult_t check_names(const pcclSharedState_t *state) {
     const char **names = calloc(state->count, sizeof *names);
@@ -351,21 +388,28 @@ static pcclResult_t check_names(const pcclSharedState_t *state) {
     qsort(names, state->count, sizeof *names, compare_names);
     pcclResult_t code = pcclSuccess;
     for (size_t i = 1; i < state->count && code == pcclSuccess; i++)
-        if (strcmp(names[i - 1], names[i]) == 0) code = detail_fail(pcclInvalidArgument, "two entries are called \"%.200s\": names must differ", names[i]);
+        if (strcmp(names[i - 1], names[i]) == 0)
+            code = detail_fail(pcclInvalidArgument, "two entries are called \"%.200s\": names must differ", names[i]);
     free(names);
     return code;
 }
 
 static pcclResult_t check_entry(const pcclTensorInfo_t *info, size_t index) {
     if (info->name == NULL) return detail_fail(pcclInvalidArgument, "entry %zu has no name", index);
-    if (info->data == NULL && info->count > 0) return detail_fail(pcclInvalidArgument, "entry \"%.200s\" has no data", info->name);
+    if (info->data == NULL && info->count > 0)
+        return detail_fail(pcclInvalidArgument, "entry \"%.200s\" has no data", info->name);
     if ((int)info->datatype < pcclUint8 || (int)info->datatype > pcclDouble)
-        return detail_fail(pcclInvalidArgument, "entry \"%.200s\": datatype %d is no pcclDataType_t", info->name, (int)info->datatype);
+        return detail_fail(pcclInvalidArgument, "entry \"%.200s\": datatype %d is no pcclDataType_t", info->name,
+                           (int)info->datatype);
     if (info->count > (size_t)PTRDIFF_MAX / dtype_size((int)info->datatype))
-        return detail_fail(pcclInvalidArgument, "entry \"%.200s\": count %zu is more than memory can hold", info->name, info->count);
-    if (info->device_type == pcclDeviceCuda) return detail_fail(pcclInvalidArgument, "entry \"%.200s\" is on a CUDA device, which this build does not support", info->name);
+        return detail_fail(pcclInvalidArgument, "entry \"%.200s\": count %zu is more than memory can hold", info->name,
+                           info->count);
+    if (info->device_type == pcclDeviceCuda)
+        return detail_fail(pcclInvalidArgument,
+                           "entry \"%.200s\" is on a CUDA device, which this build does not support", info->name);
     if (info->device_type != pcclDeviceCpu)
-        return detail_fail(pcclInvalidArgument, "entry \"%.200s\": device type %d is no pcclDeviceType_t", info->name, (int)info->device_type);
+        return detail_fail(pcclInvalidArgument, "entry \"%.200s\": device type %d is no pcclDeviceType_t", info->name,
+                           (int)info->device_type);
     return pcclSuccess;
 }
 
@@ -376,12 +420,14 @@ pcclResult_t api_check_state(const pcclSharedState_t *state) {
 }
 
 static pcclResult_t check_state(const pcclSharedState_t *state, pcclSharedStateSyncStrategy_t strategy) {
-    if ((int)strategy < PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR || (int)strategy > PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY)
+    if ((int)strategy < PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR ||
+        (int)strategy > PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY)
         return detail_fail(pcclInvalidArgument, "strategy %d is no pcclSharedStateSyncStrategy_t", (int)strategy);
     return api_check_state(state);
 }
 
-pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_t *shared_state, pcclSharedStateSyncStrategy_t strategy,
+pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_t *shared_state,
+                                        pcclSharedStateSyncStrategy_t strategy,
                                         pcclSharedStateSyncInfo_t *PCCL_NULLABLE sync_info_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_COMM(comm);
@@ -390,18 +436,23 @@ pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_
     // What a call that was cut short has begun, it learns the end of.
     if (!peer_sync_waits(comm->peer)) RETURN_IF_FAILED(peer_usable(comm->peer));
     RETURN_IF_FAILED(check_state(shared_state, strategy));
-    return peer_sync(comm->peer, shared_state, api_take_read_only(shared_state->count), (int)strategy, api_deadline(), sync_info_out);
+    return peer_sync(comm->peer, shared_state, api_take_read_only(shared_state->count), (int)strategy, api_deadline(),
+                     sync_info_out);
 }
 
 // ---- master ----
 
-static uint32_t heartbeat_limit(void) { return api_number_from_environment("PCCL_HEARTBEAT_LIMIT_MS", API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS, API_HEARTBEAT_DEFAULT_MS); }
+static uint32_t heartbeat_limit(void) {
+    return api_number_from_environment("PCCL_HEARTBEAT_LIMIT_MS", API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS,
+                                       API_HEARTBEAT_DEFAULT_MS);
+}
 
 pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterInstance_t **master_out) {
     REQUIRE_NOT_NULL(master_out);
     struct wire_address address;
     if (!api_take_address(&listen_address, &address))
-        return detail_fail(pcclInvalidArgument, "listen_address: protocol %d is neither IPv4 nor IPv6", (int)listen_address.inet.protocol);
+        return detail_fail(pcclInvalidArgument, "listen_address: protocol %d is neither IPv4 nor IPv6",
+                           (int)listen_address.inet.protocol);
     pcclMasterInstance_t *master = calloc(1, sizeof *master);
     if (master == NULL) return detail_fail(pcclInternalError, "the system refused memory for a master");
     pthread_mutex_init(&master->lock, NULL);
@@ -415,16 +466,23 @@ pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterI
 
 static pcclResult_t run_failed(int error) {
     switch (error) {
-    case EADDRINUSE: return detail_fail(pcclInvalidUsage, "the master's address is in use: stop the program that has it, or take another port");
-    case EADDRNOTAVAIL: return detail_fail(pcclInvalidArgument, "this machine does not have the master's address: listen on 0.0.0.0 or [::], or on one it has");
+    case EADDRINUSE:
+        return detail_fail(pcclInvalidUsage,
+                           "the master's address is in use: stop the program that has it, or take another port");
+    case EADDRNOTAVAIL:
+        return detail_fail(
+            pcclInvalidArgument,
+            "this machine does not have the master's address: listen on 0.0.0.0 or [::], or on one it has");
     default: return detail_fail(pcclInternalError, "the master could not be started: %s", strerror(error));
     }
 }
 
 static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
-    if (atomic_load(&instance->master) != NULL) return detail_fail(pcclInvalidUsage, "this master was run before: create a new one");
+    if (atomic_load(&instance->master) != NULL)
+        return detail_fail(pcclInvalidUsage, "this master was run before: create a new one");
     struct master *master = master_new(&instance->address, instance->heartbeat_limit_ms);
-    if (master != NULL && instance->master_count > 0) master_set_list(master, instance->masters, instance->master_count, instance->self);
+    if (master != NULL && instance->master_count > 0)
+        master_set_list(master, instance->masters, instance->master_count, instance->self);
     int error = master == NULL ? -ENOMEM : master_run(master);
     if (error != 0) {
         master_free(master);

@@ -17,7 +17,8 @@ enum { WORD_BITS = 64 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int watch_error;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // of the rest; a leaf, and nothing under it allocates: allocators have fork handlers, too
+// of the rest; a leaf, and nothing under it allocates: allocators have fork handlers, too
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t ours[DESCRIPTORS_MAX / WORD_BITS];
 static int word_count; // words from here on are 0
 static atomic_uint_fast32_t forks;
@@ -43,8 +44,7 @@ void descriptor_begin(void) {
 }
 
 int descriptor_end(int opened) {
-    int error = opened < 0 ? errno : opened >= DESCRIPTORS_MAX ? EMFILE
-                                                               : watch_error;
+    int error = opened < 0 ? errno : opened >= DESCRIPTORS_MAX ? EMFILE : watch_error;
     if (error == 0) {
         int word = opened / WORD_BITS;
         ours[word] |= UINT64_C(1) << opened % WORD_BITS;

@@ -1,12 +1,14 @@
 // The descriptors of the library. They are opened and closed here alone, so that no forked child keeps one of them.
 //
-// A child that kept a socket would hide the death of its parent from the peers, and hold the port of its parent's master. So all are
-// closed by exec, and a handler of fork closes them in the child, before fork returns there. The handler only closes: to shut
-// down, or to take out of an epoll set, would act on the parent's connections and sets. Opening and closing exclude a fork, so no
-// descriptor is missed. Any thread may call these functions, in a forked child too.
+// A child that kept a socket would hide the death of its parent from the peers, and hold the port of its parent's
+// master. So all are closed by exec, and a handler of fork closes them in the child, before fork returns there. The
+// handler only closes: to shut down, or to take out of an epoll set, would act on the parent's connections and sets.
+// Opening and closing exclude a fork, so no descriptor is missed. Any thread may call these functions, in a forked
+// child too.
 //
-// Not covered: a child made by clone() without the C library's fork handlers. It keeps what it has inherited. What the parent closes
-// ends all the same, for a socket is shut down before it is closed; only the parent's own death stays hidden.
+// Not covered: a child made by clone() without the C library's fork handlers. It keeps what it has inherited. What the
+// parent closes ends all the same, for a socket is shut down before it is closed; only the parent's own death stays
+// hidden.
 #ifndef PCCL_BASE_DESCRIPTOR_H
 #define PCCL_BASE_DESCRIPTOR_H
 
@@ -24,16 +26,17 @@ int descriptor_event(void);
 // A pidfd of the process `pid`, which has connected this UNIX socket.
 int descriptor_peer_process(int socket, pid_t pid);
 
-// For any other call that opens a descriptor: between the two comes that call, which must not block nor call anything of this
-// header. `opened` is the new descriptor, with close-on-exec set, or -1, and errno tells why. Returns it or -errno.
+// For any other call that opens a descriptor: between the two comes that call, which must not block nor call anything
+// of this header. `opened` is the new descriptor, with close-on-exec set, or -1, and errno tells why. Returns it or
+// -errno.
 void descriptor_begin(void);
 int descriptor_end(int opened);
 
 // Shuts a socket down, whoever else may have it open, and closes the descriptor. A negative one is allowed.
 void descriptor_close(int fd);
 
-// How many forks lie between the process that opened the first descriptor and this one. What was made under another number
-// belongs to a parent: its descriptors are closed here, and its threads do not exist. Async-signal-safe.
+// How many forks lie between the process that opened the first descriptor and this one. What was made under another
+// number belongs to a parent: its descriptors are closed here, and its threads do not exist. Async-signal-safe.
 uint32_t descriptor_forks(void);
 
 #endif

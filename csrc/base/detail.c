@@ -1,11 +1,11 @@
 #define _GNU_SOURCE
-#include "detail.h"
+#include "base/detail.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "log.h"
+#include "base/log.h"
 
 static _Thread_local char text[DETAIL_CAPACITY];
 

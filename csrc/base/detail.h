@@ -1,4 +1,5 @@
-// How a call of the public interface fails: it returns a code, and the thread's text says what was wrong, and what to do about it.
+// How a call of the public interface fails: it returns a code, and the thread's text says what was wrong, and what to
+// do about it.
 #ifndef PCCL_BASE_DETAIL_H
 #define PCCL_BASE_DETAIL_H
 

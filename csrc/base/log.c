@@ -27,7 +27,10 @@ static void read_threshold(void) {
             threshold = (enum log_level)i;
             return;
         }
-    log_write(LOG_ERR, "PCCL_LOG_LEVEL=%.64s is not one of TRACE, DEBUG, INFO, WARN, NOTICE, ERR, FATAL and NONE: using the default, NOTICE", wanted);
+    log_write(LOG_ERR,
+              "PCCL_LOG_LEVEL=%.64s is not one of TRACE, DEBUG, INFO, WARN, NOTICE, ERR, FATAL and NONE: using the "
+              "default, NOTICE",
+              wanted);
 }
 
 int log_enabled(enum log_level level) {
@@ -52,7 +55,8 @@ static void write_line(enum log_level level, uint32_t left_out, const char *form
     if (left_out > 0) snprintf(more, sizeof more, " (and %u more like this)", left_out);
     size_t room = sizeof line - 1 - strlen(more); // and the end of the line
     size_t at = strftime(line, room, "%Y-%m-%d %H:%M:%S", &broken);
-    at += (size_t)snprintf(line + at, room - at, ".%03ld pccl %s [%d] ", now.tv_nsec / 1000000, names[level], (int)getpid());
+    at += (size_t)snprintf(line + at, room - at, ".%03ld pccl %s [%d] ", now.tv_nsec / 1000000, names[level],
+                           (int)getpid());
     int wrote = vsnprintf(line + at, room - at, format, arguments);
     size_t text = at;
     if (wrote > 0) at = (size_t)wrote < room - at ? at + (size_t)wrote : room - 1;

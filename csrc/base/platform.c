@@ -28,7 +28,9 @@ int platform_wait_ms(int64_t now_ns, int64_t at_ns) {
     return ms < 60000 ? (int)ms : 60000;
 }
 
-bool platform_overslept(int64_t began_ns, int wait_ms, int64_t now_ns) { return wait_ms >= 0 && now_ns > began_ns + (wait_ms + OVERSLEPT_MS) * MS_NS; }
+bool platform_overslept(int64_t began_ns, int wait_ms, int64_t now_ns) {
+    return wait_ms >= 0 && now_ns > began_ns + (wait_ms + OVERSLEPT_MS) * MS_NS;
+}
 
 static pthread_once_t local_time_once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t local_time_lock = PTHREAD_MUTEX_INITIALIZER;

@@ -1,7 +1,7 @@
 // Clock, threads, wake-ups, randomness: the only header behind which the operating system's threads live.
 //
-// Not promised: use in a forked child of what was made before the fork, calls from signal handlers (except wake_signal, which is
-// async-signal-safe), any system but Linux.
+// Not promised: use in a forked child of what was made before the fork, calls from signal handlers (except wake_signal,
+// which is async-signal-safe), any system but Linux.
 #ifndef PCCL_BASE_PLATFORM_H
 #define PCCL_BASE_PLATFORM_H
 
@@ -22,11 +22,12 @@ int64_t platform_now_ns(void);
 // What poll may wait, in milliseconds, so that it ends at `at_ns` (INT64_MAX: never) and not before; at most a minute.
 int platform_wait_ms(int64_t now_ns, int64_t at_ns);
 
-// Whether a wait that began at `began_ns` and might take `wait_ms` ended so late that the process stood still. Then other processes spoke meanwhile,
-// and that is to be read before their silence is judged.
+// Whether a wait that began at `began_ns` and might take `wait_ms` ended so late that the process stood still. Then
+// other processes spoke meanwhile, and that is to be read before their silence is judged.
 bool platform_overslept(int64_t began_ns, int wait_ms, int64_t now_ns);
 
-// localtime_r; a fork waits for it, since the C library's lock in it, taken in another thread, would stay taken in the child.
+// localtime_r; a fork waits for it, since the C library's lock in it, taken in another thread, would stay taken in the
+// child.
 void platform_local_time(const time_t *seconds, struct tm *out);
 
 // Processor time of the calling thread in nanoseconds.
@@ -34,7 +35,8 @@ int64_t platform_thread_ns(void);
 
 // The calling thread's id, for platform_thread_sleeps.
 pid_t platform_thread_id(void);
-// Whether this thread of the process waits for something in the kernel. False: it runs, or would if it had a processor. True when unknown.
+// Whether this thread of the process waits for something in the kernel. False: it runs, or would if it had a processor.
+// True when unknown.
 bool platform_thread_sleeps(pid_t thread);
 
 // Fills `out` with unpredictable bytes. False when the kernel refuses.

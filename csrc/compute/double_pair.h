@@ -1,5 +1,5 @@
-// Pairs of doubles: about 106 bits, value = head + tail with |tail| at most half a last place of head (Knuth's two-sum, Dekker 1971).
-// Exact only while nothing overflows or becomes denormal, and without contraction to fused operations.
+// Pairs of doubles: about 106 bits, value = head + tail with |tail| at most half a last place of head (Knuth's two-sum,
+// Dekker 1971). Exact only while nothing overflows or becomes denormal, and without contraction to fused operations.
 #ifndef PCCL_COMPUTE_DOUBLE_PAIR_H
 #define PCCL_COMPUTE_DOUBLE_PAIR_H
 

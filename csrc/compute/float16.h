@@ -1,5 +1,5 @@
-// The two 16-bit float types, one value at a time. Rounding is to nearest even, overflow gives infinity, every NaN becomes the
-// canonical one. Needs the default floating-point mode of the thread (kernels_enter).
+// The two 16-bit float types, one value at a time. Rounding is to nearest even, overflow gives infinity, every NaN
+// becomes the canonical one. Needs the default floating-point mode of the thread (kernels_enter).
 #ifndef PCCL_COMPUTE_FLOAT16_H
 #define PCCL_COMPUTE_FLOAT16_H
 
@@ -38,9 +38,7 @@ static inline uint16_t float_to_f16(float value) {
     return (uint16_t)(sign | (magnitude - 0x38000000u) >> 13);
 }
 
-static inline float float_from_bf16(uint16_t half) {
-    return float_from_bits((uint32_t)half << 16);
-}
+static inline float float_from_bf16(uint16_t half) { return float_from_bits((uint32_t)half << 16); }
 
 static inline uint16_t float_to_bf16(float value) {
     uint32_t bits = float_to_bits(value);

@@ -41,17 +41,11 @@ static uint64_t read64(const uint8_t *p) {
 }
 
 // Two words of the secret that lie side by side, combined.
-static uint64_t secret64(size_t at) {
-    return read64(hash_secret + at) ^ read64(hash_secret + at + 8);
-}
+static uint64_t secret64(size_t at) { return read64(hash_secret + at) ^ read64(hash_secret + at + 8); }
 
-static uint64_t secret32(size_t at) {
-    return read32(hash_secret + at) ^ read32(hash_secret + at + 4);
-}
+static uint64_t secret32(size_t at) { return read32(hash_secret + at) ^ read32(hash_secret + at + 4); }
 
-static uint64_t rotate(uint64_t x, int by) {
-    return x << by | x >> (64 - by);
-}
+static uint64_t rotate(uint64_t x, int by) { return x << by | x >> (64 - by); }
 
 static struct hash128 multiply(uint64_t a, uint64_t b) {
     __extension__ typedef unsigned __int128 u128;
@@ -104,7 +98,8 @@ static uint64_t short_64(const uint8_t *p, size_t n) {
 // 17 to 128 bytes: from both ends inwards.
 static uint64_t medium_64(const uint8_t *p, size_t n) {
     uint64_t sum = n * PRIME64_1;
-    for (size_t i = 0; i < (n + 31) / 32; i++) sum += mix16(p + 16 * i, 32 * i) + mix16(p + n - 16 * (i + 1), 32 * i + 16);
+    for (size_t i = 0; i < (n + 31) / 32; i++)
+        sum += mix16(p + 16 * i, 32 * i) + mix16(p + n - 16 * (i + 1), 32 * i + 16);
     return avalanche(sum);
 }
 
@@ -118,14 +113,16 @@ static uint64_t large_64(const uint8_t *p, size_t n) {
 }
 
 static void long_lanes(uint64_t lanes[8], const uint8_t *p, size_t n) {
-    static const uint64_t start[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, HASH_PRIME32_1};
+    static const uint64_t start[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3,
+                                      PRIME64_4, PRIME32_2, PRIME64_5, HASH_PRIME32_1};
     memcpy(lanes, start, sizeof start);
     kernels_get()->hash_long(lanes, p, n);
 }
 
 static uint64_t merge(const uint64_t lanes[8], size_t secret, uint64_t sum) {
     for (size_t i = 0; i < 4; i++)
-        sum += multiply_fold(lanes[2 * i] ^ read64(hash_secret + secret + 16 * i), lanes[2 * i + 1] ^ read64(hash_secret + secret + 16 * i + 8));
+        sum += multiply_fold(lanes[2 * i] ^ read64(hash_secret + secret + 16 * i),
+                             lanes[2 * i + 1] ^ read64(hash_secret + secret + 16 * i + 8));
     return avalanche(sum);
 }
 
@@ -200,14 +197,13 @@ struct hash128 hash_xxh3_128(const void *data, size_t bytes) {
     if (bytes <= 240) return large_128(data, bytes);
     uint64_t lanes[8];
     long_lanes(lanes, data, bytes);
-    return (struct hash128){merge(lanes, 11, bytes * PRIME64_1), merge(lanes, HASH_SECRET_BYTES - HASH_STRIPE_BYTES - 11, ~(bytes * PRIME64_2))};
+    return (struct hash128){merge(lanes, 11, bytes * PRIME64_1),
+                            merge(lanes, HASH_SECRET_BYTES - HASH_STRIPE_BYTES - 11, ~(bytes * PRIME64_2))};
 }
 
 // ---- leaves
 
-uint64_t hash_leaf_count(uint64_t bytes) {
-    return bytes / HASH_LEAF_BYTES + (bytes % HASH_LEAF_BYTES != 0);
-}
+uint64_t hash_leaf_count(uint64_t bytes) { return bytes / HASH_LEAF_BYTES + (bytes % HASH_LEAF_BYTES != 0); }
 
 void hash_leaves(uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first, uint64_t count) {
     const uint8_t *at = content;

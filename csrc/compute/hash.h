@@ -1,8 +1,10 @@
-// The content hash of shared state: XXH3 with seed 0, own implementation of its published specification (xxhash_spec, version 0.8).
+// The content hash of shared state: XXH3 with seed 0, own implementation of its published specification (xxhash_spec,
+// version 0.8).
 //
-// Content is cut into leaves of HASH_LEAF_BYTES (the last one may be shorter; no content has no leaves). A leaf's hash is the XXH3-64 of its
-// bytes; the hash of the whole is the XXH3-128 of all leaf hashes, 8 bytes each, little-endian. Leaves are independent of each other, so
-// that several threads or a GPU can work at once. Pure; any address; the same value at every kernel level.
+// Content is cut into leaves of HASH_LEAF_BYTES (the last one may be shorter; no content has no leaves). A leaf's hash
+// is the XXH3-64 of its bytes; the hash of the whole is the XXH3-128 of all leaf hashes, 8 bytes each, little-endian.
+// Leaves are independent of each other, so that several threads or a GPU can work at once. Pure; any address; the same
+// value at every kernel level.
 //
 // Not a cryptographic hash: it finds damage and drift, not forgery.
 #ifndef PCCL_COMPUTE_HASH_H
@@ -21,9 +23,7 @@ struct hash128 {
 uint64_t hash_xxh3_64(const void *data, size_t bytes);
 struct hash128 hash_xxh3_128(const void *data, size_t bytes);
 
-static inline bool hash_equal(struct hash128 a, struct hash128 b) {
-    return a.low == b.low && a.high == b.high;
-}
+static inline bool hash_equal(struct hash128 a, struct hash128 b) { return a.low == b.low && a.high == b.high; }
 
 // Leaves of content of that size.
 uint64_t hash_leaf_count(uint64_t bytes);

@@ -7,7 +7,8 @@
 
 #include <string.h>
 
-// How far ahead memory is asked for: on content that no cache holds, half as fast again for the portable loop, a fifth for AVX2.
+// How far ahead memory is asked for: on content that no cache holds, half as fast again for the portable loop, a fifth
+// for AVX2.
 enum { HASH_AHEAD_BYTES = 2048 };
 
 // bytes > 240
@@ -19,7 +20,8 @@ static void hash_long(uint64_t lanes[8], const void *data, size_t bytes) {
     memcpy(&state, lanes, sizeof state);
     for (; blocks > 0; blocks--) {
         for (size_t i = 0; i < HASH_BLOCK_STRIPES; i++, at += HASH_STRIPE_BYTES) {
-            __builtin_prefetch((const void *)((uintptr_t)at + HASH_AHEAD_BYTES)); // may be beyond the end, which harms nothing
+            // may be beyond the end, which harms nothing
+            __builtin_prefetch((const void *)((uintptr_t)at + HASH_AHEAD_BYTES));
             hash_accumulate(&state, at, hash_secret + 8 * i);
         }
         hash_scramble(&state, hash_secret + HASH_SECRET_BYTES - HASH_STRIPE_BYTES);

@@ -26,10 +26,12 @@ const struct kernels *kernels_at(enum kernel_level level) {
     switch (level) {
     case KERNEL_PORTABLE: return kernels_portable();
 #if defined(__x86_64__)
-    case KERNEL_AVX2: return __builtin_cpu_supports("avx2") && has_f16c() && __builtin_cpu_supports("fma") ? kernels_avx2() : NULL;
+    case KERNEL_AVX2:
+        return __builtin_cpu_supports("avx2") && has_f16c() && __builtin_cpu_supports("fma") ? kernels_avx2() : NULL;
     case KERNEL_AVX512:
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                       __builtin_cpu_supports("avx512vl") && kernels_at(KERNEL_AVX2)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                       kernels_at(KERNEL_AVX2)
                    ? kernels_avx512()
                    : NULL;
 #elif defined(__aarch64__)
@@ -96,29 +98,18 @@ static const struct {
     const char *name;
     size_t size;
 } dtypes[KERNEL_DTYPES] = {
-    [pcclUint8] = {"uint8", 1},
-    [pcclInt8] = {"int8", 1},
-    [pcclInt16] = {"int16", 2},
-    [pcclUint16] = {"uint16", 2},
-    [pcclUint32] = {"uint32", 4},
-    [pcclInt32] = {"int32", 4},
-    [pcclUint64] = {"uint64", 8},
-    [pcclInt64] = {"int64", 8},
-    [pcclFloat16] = {"float16", 2},
-    [pcclBFloat16] = {"bfloat16", 2},
-    [pcclFloat] = {"float32", 4},
-    [pcclDouble] = {"float64", 8},
+    [pcclUint8] = {"uint8", 1},       [pcclInt8] = {"int8", 1},     [pcclInt16] = {"int16", 2},
+    [pcclUint16] = {"uint16", 2},     [pcclUint32] = {"uint32", 4}, [pcclInt32] = {"int32", 4},
+    [pcclUint64] = {"uint64", 8},     [pcclInt64] = {"int64", 8},   [pcclFloat16] = {"float16", 2},
+    [pcclBFloat16] = {"bfloat16", 2}, [pcclFloat] = {"float32", 4}, [pcclDouble] = {"float64", 8},
 };
 
-size_t dtype_size(int dtype) {
-    return dtype >= 0 && dtype < KERNEL_DTYPES ? dtypes[dtype].size : 0;
-}
+size_t dtype_size(int dtype) { return dtype >= 0 && dtype < KERNEL_DTYPES ? dtypes[dtype].size : 0; }
 
-const char *dtype_name(int dtype) {
-    return dtype >= 0 && dtype < KERNEL_DTYPES ? dtypes[dtype].name : "unknown";
-}
+const char *dtype_name(int dtype) { return dtype >= 0 && dtype < KERNEL_DTYPES ? dtypes[dtype].name : "unknown"; }
 
 const char *red_op_name(int op) {
-    static const char *const names[KERNEL_OPS] = {[pcclSum] = "sum", [pcclAvg] = "avg", [pcclProd] = "prod", [pcclMax] = "max", [pcclMin] = "min"};
+    static const char *const names[KERNEL_OPS] = {
+        [pcclSum] = "sum", [pcclAvg] = "avg", [pcclProd] = "prod", [pcclMax] = "max", [pcclMin] = "min"};
     return op >= 0 && op < KERNEL_OPS ? names[op] : "unknown";
 }

@@ -1,33 +1,30 @@
 // Element-wise reductions over all data types, one table of functions per instruction set, chosen once at run time.
 //
-// Definitions (the contract of docs/design.md, "Values"): integers wrap; MIN and MAX of floats give NaN if any input is NaN, and
-// -0 < +0; float16 and bfloat16 are computed in float32 and rounded once to nearest even; every NaN result is the canonical quiet NaN
-// of its type (positive, first mantissa bit only), so that all levels and machines give the same bits. AVG is reduced as SUM and
-// finished by `divide`. Any alignment, any count, dst may equal a or b; partial overlap is not allowed.
+// Definitions (the contract of docs/design.md, "Values"): integers wrap; MIN and MAX of floats give NaN if any input is
+// NaN, and -0 < +0; float16 and bfloat16 are computed in float32 and rounded once to nearest even; every NaN result is
+// the canonical quiet NaN of its type (positive, first mantissa bit only), so that all levels and machines give the
+// same bits. AVG is reduced as SUM and finished by `divide`. Any alignment, any count, dst may equal a or b; partial
+// overlap is not allowed.
 #ifndef PCCL_COMPUTE_KERNELS_H
 #define PCCL_COMPUTE_KERNELS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-enum { KERNEL_DTYPES = 12,
-       KERNEL_OPS = 5 }; // indexed by pcclDataType_t, pcclRedOp_t
+enum { KERNEL_DTYPES = 12, KERNEL_OPS = 5 }; // indexed by pcclDataType_t, pcclRedOp_t
 
-enum kernel_level { KERNEL_PORTABLE,
-                    KERNEL_AVX2,
-                    KERNEL_AVX512,
-                    KERNEL_NEON,
-                    KERNEL_LEVELS };
+enum kernel_level { KERNEL_PORTABLE, KERNEL_AVX2, KERNEL_AVX512, KERNEL_NEON, KERNEL_LEVELS };
 
 typedef void kernel_reduce_fn(void *dst, const void *a, const void *b, size_t count);
-// dst[i] = dst[i] / divisor: true division for floats (computed in at least float32), truncation toward zero for integers.
+// dst[i] = dst[i] / divisor: true division for floats (computed in at least float32), truncation toward zero for
+// integers.
 typedef void kernel_divide_fn(void *dst, size_t count, uint32_t divisor);
 struct kernels {
     enum kernel_level level;
     const char *name;
     kernel_reduce_fn *reduce[KERNEL_OPS][KERNEL_DTYPES]; // dst[i] = a[i] op b[i]; the AVG row is the SUM row
     kernel_divide_fn *divide[KERNEL_DTYPES];
-    const struct quant_loops *quant; // for quant.c
+    const struct quant_loops *quant;                                      // for quant.c
     void (*hash_long)(uint64_t lanes[8], const void *data, size_t bytes); // for hash.c
 };
 
@@ -37,8 +34,9 @@ const struct kernels *kernels_get(void);
 // One level, or NULL when this build or machine does not have it. For tests.
 const struct kernels *kernels_at(enum kernel_level level);
 
-// Puts the calling thread into the default floating-point mode (nearest even, denormals kept), which all definitions above rely on,
-// and gives back the mode it was in, for kernels_leave. Programs do switch denormals off, and a thread inherits the mode of its creator.
+// Puts the calling thread into the default floating-point mode (nearest even, denormals kept), which all definitions
+// above rely on, and gives back the mode it was in, for kernels_leave. Programs do switch denormals off, and a thread
+// inherits the mode of its creator.
 unsigned kernels_enter(void);
 void kernels_leave(unsigned mode);
 

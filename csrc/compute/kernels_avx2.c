@@ -18,13 +18,9 @@ struct f64_pair {
 
 typedef __m256 nan_mask;
 
-static inline nan_mask nan_none(void) {
-    return _mm256_setzero_ps();
-}
+static inline nan_mask nan_none(void) { return _mm256_setzero_ps(); }
 
-static inline bool nan_any(nan_mask mask) {
-    return _mm256_movemask_ps(mask) != 0;
-}
+static inline bool nan_any(nan_mask mask) { return _mm256_movemask_ps(mask) != 0; }
 
 static inline nan_mask nan_note_f32(nan_mask mask, struct f32_pair x) {
     return _mm256_or_ps(mask, _mm256_cmp_ps(x.a, x.b, _CMP_UNORD_Q));
@@ -34,8 +30,8 @@ static inline nan_mask nan_note_f64(nan_mask mask, struct f64_pair x) {
     return _mm256_or_ps(mask, _mm256_castpd_ps(_mm256_cmp_pd(x.a, x.b, _CMP_UNORD_Q)));
 }
 
-// The machine's max and min give the second operand when the two are equal or either is NaN. Taken in both orders, AND keeps +0 of two
-// zeros and OR keeps -0; NaN is put in by the comparison.
+// The machine's max and min give the second operand when the two are equal or either is NaN. Taken in both orders, AND
+// keeps +0 of two zeros and OR keeps -0; NaN is put in by the comparison.
 #define VECTOR_OPS(suffix, v, p, nan) \
     static inline v op_sum_##suffix(v x, v y) { return _mm256_add_##p(x, y); } \
     static inline v op_prod_##suffix(v x, v y) { return _mm256_mul_##p(x, y); } \
@@ -52,13 +48,9 @@ static inline nan_mask nan_note_f64(nan_mask mask, struct f64_pair x) {
 VECTOR_OPS(f32, __m256, ps, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000)))
 VECTOR_OPS(f64, __m256d, pd, _mm256_castsi256_pd(_mm256_set1_epi64x(0x7FF8000000000000)))
 
-static inline __m256 splat_f32(float x) {
-    return _mm256_set1_ps(x);
-}
+static inline __m256 splat_f32(float x) { return _mm256_set1_ps(x); }
 
-static inline __m256d splat_f64(double x) {
-    return _mm256_set1_pd(x);
-}
+static inline __m256d splat_f64(double x) { return _mm256_set1_pd(x); }
 
 static inline struct f32_pair load_f32(const uint8_t *p) {
     return (struct f32_pair){_mm256_loadu_ps((const void *)p), _mm256_loadu_ps((const void *)(p + 32))};
@@ -79,7 +71,8 @@ static inline void store_f64(uint8_t *p, struct f64_pair x) {
 }
 
 static inline struct f32_pair load_f16(const uint8_t *p) {
-    return (struct f32_pair){_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 16)))};
+    return (struct f32_pair){_mm256_cvtph_ps(_mm_loadu_si128((const void *)p)),
+                             _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 16)))};
 }
 
 static inline void store_f16(uint8_t *p, struct f32_pair x) {
@@ -138,14 +131,10 @@ static inline void hash_scramble(hash_lanes *lanes, const uint8_t *secret) {
 
 KERNELS_TABLE(KERNEL_AVX2, "avx2");
 
-const struct kernels *kernels_avx2(void) {
-    return &table;
-}
+const struct kernels *kernels_avx2(void) { return &table; }
 
 #else
 
-const struct kernels *kernels_avx2(void) {
-    return NULL;
-}
+const struct kernels *kernels_avx2(void) { return NULL; }
 
 #endif

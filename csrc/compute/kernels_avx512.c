@@ -18,13 +18,9 @@ struct f64_pair {
 
 typedef __mmask16 nan_mask;
 
-static inline nan_mask nan_none(void) {
-    return 0;
-}
+static inline nan_mask nan_none(void) { return 0; }
 
-static inline bool nan_any(nan_mask mask) {
-    return mask != 0;
-}
+static inline bool nan_any(nan_mask mask) { return mask != 0; }
 
 static inline nan_mask nan_note_f32(nan_mask mask, struct f32_pair x) {
     return _kor_mask16(mask, _mm512_cmp_ps_mask(x.a, x.b, _CMP_UNORD_Q));
@@ -34,8 +30,8 @@ static inline nan_mask nan_note_f64(nan_mask mask, struct f64_pair x) {
     return _kor_mask16(mask, _mm512_cmp_pd_mask(x.a, x.b, _CMP_UNORD_Q));
 }
 
-// The machine's max and min give the second operand when the two are equal or either is NaN. Taken in both orders, AND keeps +0 of two
-// zeros and OR keeps -0; NaN is put in by the comparison.
+// The machine's max and min give the second operand when the two are equal or either is NaN. Taken in both orders, AND
+// keeps +0 of two zeros and OR keeps -0; NaN is put in by the comparison.
 #define VECTOR_OPS(suffix, v, p, nan) \
     static inline v op_sum_##suffix(v x, v y) { return _mm512_add_##p(x, y); } \
     static inline v op_prod_##suffix(v x, v y) { return _mm512_mul_##p(x, y); } \
@@ -52,13 +48,9 @@ static inline nan_mask nan_note_f64(nan_mask mask, struct f64_pair x) {
 VECTOR_OPS(f32, __m512, ps, _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000)))
 VECTOR_OPS(f64, __m512d, pd, _mm512_castsi512_pd(_mm512_set1_epi64(0x7FF8000000000000)))
 
-static inline __m512 splat_f32(float x) {
-    return _mm512_set1_ps(x);
-}
+static inline __m512 splat_f32(float x) { return _mm512_set1_ps(x); }
 
-static inline __m512d splat_f64(double x) {
-    return _mm512_set1_pd(x);
-}
+static inline __m512d splat_f64(double x) { return _mm512_set1_pd(x); }
 
 static inline struct f32_pair load_f32(const uint8_t *p) {
     return (struct f32_pair){_mm512_loadu_ps(p), _mm512_loadu_ps(p + 64)};
@@ -79,7 +71,8 @@ static inline void store_f64(uint8_t *p, struct f64_pair x) {
 }
 
 static inline struct f32_pair load_f16(const uint8_t *p) {
-    return (struct f32_pair){_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)), _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(p + 32)))};
+    return (struct f32_pair){_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)),
+                             _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(p + 32)))};
 }
 
 static inline void store_f16(uint8_t *p, struct f32_pair x) {
@@ -131,14 +124,10 @@ static inline void hash_scramble(hash_lanes *lanes, const uint8_t *secret) {
 
 KERNELS_TABLE(KERNEL_AVX512, "avx512");
 
-const struct kernels *kernels_avx512(void) {
-    return &table;
-}
+const struct kernels *kernels_avx512(void) { return &table; }
 
 #else
 
-const struct kernels *kernels_avx512(void) {
-    return NULL;
-}
+const struct kernels *kernels_avx512(void) { return NULL; }
 
 #endif

@@ -1,16 +1,15 @@
 // The float kernels of the vector levels. The including file says what one step is on its machine:
 //
 //   struct f32_pair, struct f64_pair     two vectors, `a` and `b`
-//   load_<type>(address), store_<type>(address, pair)     for f16, bf16 (as float), f32, f64: as many elements as the pair holds, anywhere
-//   op_sum_<v>, op_prod_<v>, op_div_<v>(x, y)     v = f32, f64: what the machine gives
-//   op_max_<v>, op_min_<v>(x, y)     with the canonical NaN
-//   splat_<v>(value)
-//   nan_mask, nan_none(), nan_note_<v>(mask, pair), nan_any(mask)     whether any result was NaN
+//   load_<type>(address), store_<type>(address, pair)     for f16, bf16 (as float), f32, f64: as many elements as the
+//   pair holds, anywhere op_sum_<v>, op_prod_<v>, op_div_<v>(x, y)     v = f32, f64: what the machine gives op_max_<v>,
+//   op_min_<v>(x, y)     with the canonical NaN splat_<v>(value) nan_mask, nan_none(), nan_note_<v>(mask, pair),
+//   nan_any(mask)     whether any result was NaN
 //
-// NaN is rare and the kernels run at the speed of the cache, where replacing each NaN costs a third of it. So sums only note that there
-// was one, and a chunk that had some is gone over once more while it is in L1. The machine's NaN outlives its rounding to 16 bits:
-// it is the NaN of an operand made quiet, or the default one, and both end in zeros there; float16 is narrowed by the machine.
-// What is left at the end of a range goes through the portable kernels.
+// NaN is rare and the kernels run at the speed of the cache, where replacing each NaN costs a third of it. So sums only
+// note that there was one, and a chunk that had some is gone over once more while it is in L1. The machine's NaN
+// outlives its rounding to 16 bits: it is the NaN of an operand made quiet, or the default one, and both end in zeros
+// there; float16 is narrowed by the machine. What is left at the end of a range goes through the portable kernels.
 #ifndef PCCL_COMPUTE_KERNELS_FLOAT_H
 #define PCCL_COMPUTE_KERNELS_FLOAT_H
 

@@ -1,5 +1,5 @@
-// Integer kernels as plain loops, compiled once with the flags of each instruction set: the compiler vectorises all of them.
-// Included by the kernels_*.c files only.
+// Integer kernels as plain loops, compiled once with the flags of each instruction set: the compiler vectorises all of
+// them. Included by the kernels_*.c files only.
 #ifndef PCCL_COMPUTE_KERNELS_INT_H
 #define PCCL_COMPUTE_KERNELS_INT_H
 
@@ -37,14 +37,13 @@ INT_ORDERED(u64)
 INT_ORDERED(i64)
 
 // Vectors have no integer division. The quotient of two floats that is cut to a whole number is exact as long as
-// numerator and quotient x divisor stay below the precision: the nearest quotient below an integer n is n - 1/divisor, farther from n
-// than half a unit in the last place. A divisor beyond the element's range gives 0 either way.
+// numerator and quotient x divisor stay below the precision: the nearest quotient below an integer n is n - 1/divisor,
+// farther from n than half a unit in the last place. A divisor beyond the element's range gives 0 either way.
 #define INT_DIVIDE(suffix, real, whole) \
     static void divide_##suffix(void *dst, size_t count, uint32_t divisor) { \
         any_##suffix *d = dst; \
         real by = (real)divisor; \
-        for (size_t i = 0; i < count; i++) \
-            d[i] = (any_##suffix)(whole)((real)(whole)d[i] / by); \
+        for (size_t i = 0; i < count; i++) d[i] = (any_##suffix)(whole)((real)(whole)d[i] / by); \
     }
 
 INT_DIVIDE(u8, float, int32_t)
@@ -80,29 +79,27 @@ static void divide_i64(void *dst, size_t count, uint32_t divisor) {
 }
 
 #define INT_MODULAR_ROW(name) \
-    [pcclUint8] = name##_u8, [pcclInt8] = name##_u8, \
-    [pcclUint16] = name##_u16, [pcclInt16] = name##_u16, \
-    [pcclUint32] = name##_u32, [pcclInt32] = name##_u32, \
-    [pcclUint64] = name##_u64, [pcclInt64] = name##_u64
+    [pcclUint8] = name##_u8, [pcclInt8] = name##_u8, [pcclUint16] = name##_u16, [pcclInt16] = name##_u16, \
+    [pcclUint32] = name##_u32, [pcclInt32] = name##_u32, [pcclUint64] = name##_u64, [pcclInt64] = name##_u64
 #define INT_ORDERED_ROW(name) \
-    [pcclUint8] = name##_u8, [pcclInt8] = name##_i8, \
-    [pcclUint16] = name##_u16, [pcclInt16] = name##_i16, \
-    [pcclUint32] = name##_u32, [pcclInt32] = name##_i32, \
-    [pcclUint64] = name##_u64, [pcclInt64] = name##_i64
-#define FLOAT_ROW(name) [pcclFloat16] = name##_f16, [pcclBFloat16] = name##_bf16, [pcclFloat] = name##_f32, [pcclDouble] = name##_f64
+    [pcclUint8] = name##_u8, [pcclInt8] = name##_i8, [pcclUint16] = name##_u16, [pcclInt16] = name##_i16, \
+    [pcclUint32] = name##_u32, [pcclInt32] = name##_i32, [pcclUint64] = name##_u64, [pcclInt64] = name##_i64
+#define FLOAT_ROW(name) \
+    [pcclFloat16] = name##_f16, [pcclBFloat16] = name##_bf16, [pcclFloat] = name##_f32, [pcclDouble] = name##_f64
 
 // A level's table from the functions named sum_f32, divide_f32 and so on of the including file.
 #define KERNELS_TABLE(which, text) \
     static const struct kernels table = { \
         .level = which, \
         .name = text, \
-        .reduce = { \
-            [pcclSum] = {INT_MODULAR_ROW(sum), FLOAT_ROW(sum)}, \
-            [pcclAvg] = {INT_MODULAR_ROW(sum), FLOAT_ROW(sum)}, \
-            [pcclProd] = {INT_MODULAR_ROW(prod), FLOAT_ROW(prod)}, \
-            [pcclMax] = {INT_ORDERED_ROW(max), FLOAT_ROW(max)}, \
-            [pcclMin] = {INT_ORDERED_ROW(min), FLOAT_ROW(min)}, \
-        }, \
+        .reduce = \
+            { \
+                [pcclSum] = {INT_MODULAR_ROW(sum), FLOAT_ROW(sum)}, \
+                [pcclAvg] = {INT_MODULAR_ROW(sum), FLOAT_ROW(sum)}, \
+                [pcclProd] = {INT_MODULAR_ROW(prod), FLOAT_ROW(prod)}, \
+                [pcclMax] = {INT_ORDERED_ROW(max), FLOAT_ROW(max)}, \
+                [pcclMin] = {INT_ORDERED_ROW(min), FLOAT_ROW(min)}, \
+            }, \
         .divide = {INT_ORDERED_ROW(divide), FLOAT_ROW(divide)}, \
         .quant = &quant_loops, \
         .hash_long = hash_long, \

@@ -1,5 +1,5 @@
-// What the files of the single instruction sets share. Each gives its table, or NULL when it was compiled for a machine or with
-// flags that lack the instruction set; whether this machine has it is kernels.c's to know.
+// What the files of the single instruction sets share. Each gives its table, or NULL when it was compiled for a machine
+// or with flags that lack the instruction set; whether this machine has it is kernels.c's to know.
 #ifndef PCCL_COMPUTE_KERNELS_LEVELS_H
 #define PCCL_COMPUTE_KERNELS_LEVELS_H
 

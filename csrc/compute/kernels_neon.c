@@ -18,13 +18,9 @@ struct f64_pair {
 
 typedef uint32x4_t nan_mask; // lanes without NaN are all ones
 
-static inline nan_mask nan_none(void) {
-    return vdupq_n_u32(UINT32_MAX);
-}
+static inline nan_mask nan_none(void) { return vdupq_n_u32(UINT32_MAX); }
 
-static inline bool nan_any(nan_mask mask) {
-    return vminvq_u32(mask) != UINT32_MAX;
-}
+static inline bool nan_any(nan_mask mask) { return vminvq_u32(mask) != UINT32_MAX; }
 
 static inline nan_mask nan_note_f32(nan_mask mask, struct f32_pair x) {
     return vandq_u32(mask, vandq_u32(vceqq_f32(x.a, x.a), vceqq_f32(x.b, x.b)));
@@ -46,13 +42,9 @@ static inline nan_mask nan_note_f64(nan_mask mask, struct f64_pair x) {
 VECTOR_OPS(f32, float32x4_t, f32, vreinterpretq_f32_u32(vdupq_n_u32(0x7FC00000)))
 VECTOR_OPS(f64, float64x2_t, f64, vreinterpretq_f64_u64(vdupq_n_u64(0x7FF8000000000000)))
 
-static inline float32x4_t splat_f32(float x) {
-    return vdupq_n_f32(x);
-}
+static inline float32x4_t splat_f32(float x) { return vdupq_n_f32(x); }
 
-static inline float64x2_t splat_f64(double x) {
-    return vdupq_n_f64(x);
-}
+static inline float64x2_t splat_f64(double x) { return vdupq_n_f64(x); }
 
 // Byte loads and stores: the only ones that promise nothing about the address.
 static inline struct f32_pair load_f32(const uint8_t *p) {
@@ -84,7 +76,8 @@ static inline void store_f16(uint8_t *p, struct f32_pair x) {
 
 static inline struct f32_pair load_bf16(const uint8_t *p) {
     uint16x8_t x = vreinterpretq_u16_u8(vld1q_u8(p));
-    return (struct f32_pair){vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(x), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(x, 16))};
+    return (struct f32_pair){vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(x), 16)),
+                             vreinterpretq_f32_u32(vshll_high_n_u16(x, 16))};
 }
 
 // To nearest even, into the upper half of each lane.
@@ -128,14 +121,10 @@ static inline void hash_scramble(hash_lanes *lanes, const uint8_t *secret) {
 
 KERNELS_TABLE(KERNEL_NEON, "neon");
 
-const struct kernels *kernels_neon(void) {
-    return &table;
-}
+const struct kernels *kernels_neon(void) { return &table; }
 
 #else
 
-const struct kernels *kernels_neon(void) {
-    return NULL;
-}
+const struct kernels *kernels_neon(void) { return NULL; }
 
 #endif

@@ -5,9 +5,7 @@
 
 #include <pccl.h>
 
-static inline float canonical_f32(float x) {
-    return x != x ? float_from_bits(0x7FC00000u) : x;
-}
+static inline float canonical_f32(float x) { return x != x ? float_from_bits(0x7FC00000u) : x; }
 
 static inline double canonical_f64(double x) {
     uint64_t nan = 0x7FF8000000000000u;
@@ -37,8 +35,7 @@ FLOAT_OPS(f64, double, __builtin_signbit)
     static void name##_##suffix(void *dst, const void *a, const void *b, size_t count) { \
         element *d = dst; \
         const element *p = a, *q = b; \
-        INDEPENDENT for (size_t i = 0; i < count; i++) \
-            d[i] = store(op_##name##_##wide(load(p[i]), load(q[i]))); \
+        INDEPENDENT for (size_t i = 0; i < count; i++) d[i] = store(op_##name##_##wide(load(p[i]), load(q[i]))); \
     }
 #define FLOAT_DIVIDE(suffix, element, wide, real, load, store) \
     static void divide_##suffix(void *dst, size_t count, uint32_t divisor) { \
@@ -97,6 +94,4 @@ static inline void hash_scramble(hash_lanes *lanes, const uint8_t *secret) {
 
 KERNELS_TABLE(KERNEL_PORTABLE, "portable");
 
-const struct kernels *kernels_portable(void) {
-    return &table;
-}
+const struct kernels *kernels_portable(void) { return &table; }

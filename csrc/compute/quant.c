@@ -1,16 +1,16 @@
-// A head is 32 bytes, little-endian: kind, element type, quantised type and algorithm in a byte each, uint32 count, and three doubles
-// offset, scale, zero, which mean
+// A head is 32 bytes, little-endian: kind, element type, quantised type and algorithm in a byte each, uint32 count, and
+// three doubles offset, scale, zero, which mean
 //
 //     value = (offset + (code - zero) * scale) * shrink        code counted from 0, also for signed types
 //
-// MinMax has offset = min and zero = 0. ZeroPointScale has offset = 0 and a whole `zero`, so that 0 comes back as 0; only a block
-// far from 0, where a whole zero point would lose digits or reach beyond the type's range, is counted from its smallest value instead.
-// A constant block is its own kind with the constant as offset, and so is a block that holds NaN or infinity.
-// The kinds SHRUNK and GROWN are for doubles whose range overflows or whose step would be denormal: they are handled at 2^-64 or 2^256
-// times their value (`grow`), far inside the range of double.
+// MinMax has offset = min and zero = 0. ZeroPointScale has offset = 0 and a whole `zero`, so that 0 comes back as 0;
+// only a block far from 0, where a whole zero point would lose digits or reach beyond the type's range, is counted from
+// its smallest value instead. A constant block is its own kind with the constant as offset, and so is a block that
+// holds NaN or infinity. The kinds SHRUNK and GROWN are for doubles whose range overflows or whose step would be
+// denormal: they are handled at 2^-64 or 2^256 times their value (`grow`), far inside the range of double.
 //
-// 64-bit codes count finer than double does: they are computed in pairs of doubles (head + tail), and the third double of the head is the
-// tail of the scale.
+// 64-bit codes count finer than double does: they are computed in pairs of doubles (head + tail), and the third double
+// of the head is the tail of the scale.
 #include "compute/quant.h"
 
 #include "compute/double_pair.h"
@@ -23,11 +23,7 @@
 #include <pccl.h>
 #include <string.h>
 
-enum kind { KIND_PLAIN,
-            KIND_SHRUNK,
-            KIND_GROWN,
-            KIND_CONSTANT,
-            KIND_NOT_FINITE };
+enum kind { KIND_PLAIN, KIND_SHRUNK, KIND_GROWN, KIND_CONSTANT, KIND_NOT_FINITE };
 
 // Of a zero point, in steps: beyond it a block is far from 0.
 #define ZERO_LIMIT 0x1p20
@@ -44,9 +40,7 @@ static bool is_source(int dtype) {
     return dtype == pcclFloat16 || dtype == pcclBFloat16 || dtype == pcclFloat || dtype == pcclDouble;
 }
 
-static bool is_signed(int quantised_dtype) {
-    return quantised_dtype == pcclInt8 || quantised_dtype == pcclInt16;
-}
+static bool is_signed(int quantised_dtype) { return quantised_dtype == pcclInt8 || quantised_dtype == pcclInt16; }
 
 bool quant_supported(int dtype, int quantised_dtype, int algorithm) {
     if (!is_source(dtype)) return false;
@@ -65,17 +59,11 @@ size_t quant_encoded_bytes(int quantised_dtype, size_t count) {
     return QUANT_META_BYTES + count * dtype_size(quantised_dtype);
 }
 
-static int wide_of(int dtype) {
-    return dtype == pcclDouble ? QUANT_DOUBLE : QUANT_FLOAT;
-}
+static int wide_of(int dtype) { return dtype == pcclDouble ? QUANT_DOUBLE : QUANT_FLOAT; }
 
-static int wide_dtype(int dtype) {
-    return dtype == pcclDouble ? pcclDouble : pcclFloat;
-}
+static int wide_dtype(int dtype) { return dtype == pcclDouble ? pcclDouble : pcclFloat; }
 
-size_t quant_wide_size(int dtype) {
-    return dtype_size(wide_dtype(dtype));
-}
+size_t quant_wide_size(int dtype) { return dtype_size(wide_dtype(dtype)); }
 
 void quant_widen(int dtype, void *wide, const void *src, size_t count) {
     const struct quant_loops *loops = kernels_get()->quant;
@@ -132,19 +120,11 @@ static double wide_of_key(int wide, int64_t key) {
     return wide_get(wide, wide == QUANT_DOUBLE ? (const void *)&bits : (const void *)&small, 0);
 }
 
-static double grow_of(int kind) {
-    return kind == KIND_SHRUNK ? 0x1p-64 : kind == KIND_GROWN ? 0x1p256
-                                                              : 1.0;
-}
+static double grow_of(int kind) { return kind == KIND_SHRUNK ? 0x1p-64 : kind == KIND_GROWN ? 0x1p256 : 1.0; }
 
-static double shrink_of(int kind) {
-    return kind == KIND_SHRUNK ? 0x1p64 : kind == KIND_GROWN ? 0x1p-256
-                                                             : 1.0;
-}
+static double shrink_of(int kind) { return kind == KIND_SHRUNK ? 0x1p64 : kind == KIND_GROWN ? 0x1p-256 : 1.0; }
 
-static uint64_t last_code(int quantised_dtype) {
-    return UINT64_MAX >> (64 - 8 * dtype_size(quantised_dtype));
-}
+static uint64_t last_code(int quantised_dtype) { return UINT64_MAX >> (64 - 8 * dtype_size(quantised_dtype)); }
 
 static struct quant_affine affine_of(const struct head *head) {
     return (struct quant_affine){
@@ -160,14 +140,13 @@ static struct quant_affine affine_of(const struct head *head) {
 }
 
 static int code_size(int quantised_dtype) {
-    return dtype_size(quantised_dtype) == 1 ? QUANT_CODE8 : dtype_size(quantised_dtype) == 2 ? QUANT_CODE16
-                                                                                             : QUANT_CODE32;
+    return dtype_size(quantised_dtype) == 1   ? QUANT_CODE8
+           : dtype_size(quantised_dtype) == 2 ? QUANT_CODE16
+                                              : QUANT_CODE32;
 }
 
 // To the nearest whole number, to even, without -0; for magnitudes below 2^51.
-static double to_whole(double x) {
-    return x + 0x1.8p52 - 0x1.8p52;
-}
+static double to_whole(double x) { return x + 0x1.8p52 - 0x1.8p52; }
 
 static struct pair pair_of_code(uint64_t code) {
     return pair_sum((double)(code >> 32) * 0x1p32, (double)(code & UINT32_MAX));
@@ -209,13 +188,9 @@ static void decode_pairs(const struct head *head, void *values, const uint8_t *c
 // ---- encoding
 
 // Not from the maths library, which would be one more library to load.
-static double smaller(double a, double b) {
-    return a < b ? a : b;
-}
+static double smaller(double a, double b) { return a < b ? a : b; }
 
-static double larger(double a, double b) {
-    return a > b ? a : b;
-}
+static double larger(double a, double b) { return a > b ? a : b; }
 
 static double largest_of(int dtype) {
     switch (dtype) {
@@ -229,7 +204,8 @@ static double largest_of(int dtype) {
 // Whether the outermost codes stand for values that the element type has, if the block's own values are such.
 static bool reaches_too_far(const struct head *head, double min, double max) {
     double largest = largest_of(head->dtype) * grow_of(head->kind);
-    double first = (0 - head->zero) * head->scale, last = ((double)last_code(head->quantised) - head->zero) * head->scale;
+    double first = (0 - head->zero) * head->scale,
+           last = ((double)last_code(head->quantised) - head->zero) * head->scale;
     return first < smaller(min, -largest) || last > larger(max, largest);
 }
 
@@ -246,8 +222,7 @@ static void choose_zero_point(struct head *head, double min, double max) {
 
 static void choose_scale(struct head *head, double min, double max) {
     double extent = larger(fabs(min), fabs(max));
-    head->kind = extent > 0x1p900 ? KIND_SHRUNK : max - min < 0x1p-700 ? KIND_GROWN
-                                                                       : KIND_PLAIN;
+    head->kind = extent > 0x1p900 ? KIND_SHRUNK : max - min < 0x1p-700 ? KIND_GROWN : KIND_PLAIN;
     double grow = grow_of(head->kind);
     min *= grow, max *= grow;
     head->offset = min;
@@ -279,7 +254,11 @@ static void choose_head(struct head *head, const void *values, size_t count) {
 }
 
 void quant_encode(int dtype, int quantised_dtype, int algorithm, uint8_t *out, const void *wide, size_t count) {
-    struct head head = {.kind = KIND_CONSTANT, .dtype = (uint8_t)dtype, .quantised = (uint8_t)quantised_dtype, .algorithm = (uint8_t)algorithm, .count = (uint32_t)count};
+    struct head head = {.kind = KIND_CONSTANT,
+                        .dtype = (uint8_t)dtype,
+                        .quantised = (uint8_t)quantised_dtype,
+                        .algorithm = (uint8_t)algorithm,
+                        .count = (uint32_t)count};
     if (count > 0) choose_head(&head, wide, count);
     memcpy(out, &head, sizeof head);
     uint8_t *codes = out + sizeof head;
@@ -305,13 +284,17 @@ static bool affine_valid(const struct head *head, int wide) {
     if (!(head->scale > 0) || !isfinite(head->zero)) return false;
     double last = (double)last_code(head->quantised);
     if (head->quantised == pcclUint64)
-        return fabs(head->zero) <= head->scale && in_range(wide, head->offset) && in_range(wide, head->offset + last * head->scale);
+        return fabs(head->zero) <= head->scale && in_range(wide, head->offset) &&
+               in_range(wide, head->offset + last * head->scale);
     if (fabs(head->zero) > ZERO_LIMIT) return false;
-    return in_range(wide, head->offset - head->zero * head->scale) && in_range(wide, head->offset + (last - head->zero) * head->scale);
+    return in_range(wide, head->offset - head->zero * head->scale) &&
+           in_range(wide, head->offset + (last - head->zero) * head->scale);
 }
 
 static bool head_valid(const struct head *head, int dtype, int quantised_dtype, int algorithm, size_t count) {
-    if (head->dtype != dtype || head->quantised != quantised_dtype || head->algorithm != algorithm || head->count != count) return false;
+    if (head->dtype != dtype || head->quantised != quantised_dtype || head->algorithm != algorithm ||
+        head->count != count)
+        return false;
     if (head->kind == KIND_NOT_FINITE) return true;
     int wide = wide_of(dtype);
     if (head->kind > KIND_NOT_FINITE || !isfinite(head->offset) || !in_range(wide, head->offset)) return false;

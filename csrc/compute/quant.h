@@ -1,11 +1,12 @@
 // Quantisation of one block, round to nearest, with the block's own scale. Pure.
 //
-// MinMax: code = round((x - min) / (max - min) * levels), x = min + code * (max - min) / levels, over the full range of the code type.
-// ZeroPointScale: x = (code - zero_point) * scale, with a whole zero point when the block reaches or is near 0, so that 0 comes back as 0.
-// Both give a constant finite block back exactly (also -0, also denormal), and are never off by more than half a step
-// (max - min) / levels plus the rounding of the element type, at any range that the type has. MinMax gives the ends of the range back.
-// A block that holds NaN or infinity comes back as all NaN: the codes have no value to spare for them.
-// Decoding gives the same bits on every machine and at every kernel level. Buffers may lie at any address.
+// MinMax: code = round((x - min) / (max - min) * levels), x = min + code * (max - min) / levels, over the full range of
+// the code type. ZeroPointScale: x = (code - zero_point) * scale, with a whole zero point when the block reaches or is
+// near 0, so that 0 comes back as 0. Both give a constant finite block back exactly (also -0, also denormal), and are
+// never off by more than half a step (max - min) / levels plus the rounding of the element type, at any range that the
+// type has. MinMax gives the ends of the range back. A block that holds NaN or infinity comes back as all NaN: the
+// codes have no value to spare for them. Decoding gives the same bits on every machine and at every kernel level.
+// Buffers may lie at any address.
 #ifndef PCCL_COMPUTE_QUANT_H
 #define PCCL_COMPUTE_QUANT_H
 

@@ -1,7 +1,9 @@
-// The loops of quantisation over all elements, as plain C that the compiler vectorises: compiled once with the flags of each instruction
-// set, equal bits from each. Included by the kernels_*.c files, which also give widen_f16 and narrow_f16.
+// The loops of quantisation over all elements, as plain C that the compiler vectorises: compiled once with the flags of
+// each instruction set, equal bits from each. Included by the kernels_*.c files, which also give widen_f16 and
+// narrow_f16.
 //
-// Numbers are double throughout: for float elements nothing can overflow or lose its last bit, at a speed still far above any link's.
+// Numbers are double throughout: for float elements nothing can overflow or lose its last bit, at a speed still far
+// above any link's.
 #ifndef PCCL_COMPUTE_QUANT_LOOPS_H
 #define PCCL_COMPUTE_QUANT_LOOPS_H
 
@@ -31,7 +33,8 @@ QUANT_RANGE(f64, i64, INT64_MAX)
 #define QUANT_GROWN_f64(x, by) ((x) * (by))
 
 #define QUANT_ENCODE(suffix, code, whole) \
-    static void encode_##suffix##_##code(void *codes, const void *wide, size_t count, const struct quant_affine *affine) { \
+    static void encode_##suffix##_##code(void *codes, const void *wide, size_t count, \
+                                         const struct quant_affine *affine) { \
         any_##code *d = codes; \
         const any_##suffix *x = wide; \
         const struct quant_affine by = *affine; \
@@ -44,7 +47,8 @@ QUANT_RANGE(f64, i64, INT64_MAX)
         } \
     }
 #define QUANT_DECODE(suffix, code, whole) \
-    static void decode_##suffix##_##code(void *wide, const void *codes, size_t count, const struct quant_affine *affine) { \
+    static void decode_##suffix##_##code(void *wide, const void *codes, size_t count, \
+                                         const struct quant_affine *affine) { \
         any_##suffix *d = wide; \
         const any_##code *x = codes; \
         const struct quant_affine by = *affine; \

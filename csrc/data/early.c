@@ -1,17 +1,16 @@
 // Signals and inputs that come before the op that they are for is posted here.
 //
-// What they hold is bounded by the sender: it counts the inputs that it has sent and the receiver has not shown to have posted (small.c). What
-// lies here was sent and is not posted, so it is part of that count, and a member that keeps to the bound is never found above it. Beyond it a frame is
-// a violation, and its link is closed. No link ever waits for room: READY, ACK and heartbeats behind an early input are heard, and ops
-// posted in different orders cannot wait for each other.
+// What they hold is bounded by the sender: it counts the inputs that it has sent and the receiver has not shown to have
+// posted (small.c). What lies here was sent and is not posted, so it is part of that count, and a member that keeps to
+// the bound is never found above it. Beyond it a frame is a violation, and its link is closed. No link ever waits for
+// room: READY, ACK and heartbeats behind an early input are heard, and ops posted in different orders cannot wait for
+// each other.
 #define _GNU_SOURCE
 #include <stdlib.h>
 
 #include "data/engine_private.h"
 
-static struct early **early_slot(struct engine *engine, uint64_t tag) {
-    return &engine->early[table_slot(tag)];
-}
+static struct early **early_slot(struct engine *engine, uint64_t tag) { return &engine->early[table_slot(tag)]; }
 
 uint64_t early_limit(const struct engine *engine) {
     uint64_t share = EAGER_ALL_BYTES / (engine->count - 1);
@@ -25,7 +24,8 @@ static void uncount(const struct early *early) {
     early->from->early_bytes -= bytes_of(early->block);
 }
 
-bool early_add(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head, struct block *block) {
+bool early_add(struct engine *engine, struct peer *from, uint16_t type, const struct wire_op *head,
+               struct block *block) {
     bool fits = from->early_count < EARLY_MAX && from->early_bytes + bytes_of(block) <= early_limit(engine);
     struct early *early = fits ? malloc(sizeof *early) : NULL;
     if (fits && early == NULL) engine_fail(engine);

@@ -1,8 +1,8 @@
 // The engine's thread, which drives the lanes, and the life of an engine.
 //
-// The thread is the only one that enters an epoch, so between two of its steps the members, their order and the running ops
-// stand still for it without a lock. Callers begin and end small ops themselves, under the lock: the member that comes last
-// finds all inputs waiting and needs no other thread at all.
+// The thread is the only one that enters an epoch, so between two of its steps the members, their order and the running
+// ops stand still for it without a lock. Callers begin and end small ops themselves, under the lock: the member that
+// comes last finds all inputs waiting and needs no other thread at all.
 #define _GNU_SOURCE
 #include "data/engine.h"
 
@@ -17,9 +17,7 @@
 #include "compute/kernels.h"
 #include "data/engine_private.h"
 
-enum { EVENTS = 64,
-       PATIENCE_MS = 1000,
-       LOOK_MS = 100 };
+enum { EVENTS = 64, PATIENCE_MS = 1000, LOOK_MS = 100 };
 
 // Frees a list whose elements own nothing.
 #define FREE_LIST(list) \
@@ -191,7 +189,8 @@ static void work(struct engine *engine) {
         silence_check(engine);
         busy = step_hot_lanes(engine);
         free_broken_lanes(engine);
-        int count = epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : silence_timeout_ms(engine, sync_timeout_ms(engine)));
+        int count =
+            epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : silence_timeout_ms(engine, sync_timeout_ms(engine)));
         woken = false;
         for (int i = 0; i < count; i++) {
             struct lane *lane = events[i].data.ptr;
@@ -252,7 +251,8 @@ static int64_t patience_of(const struct engine *engine) {
     return half == 0 || half > PATIENCE_MS * MS_NS ? PATIENCE_MS * MS_NS : half;
 }
 
-// Lock held. True: a new thread has taken the place of the one that hangs. Else `spare` is a thread to be joined, if `started`.
+// Lock held. True: a new thread has taken the place of the one that hangs. Else `spare` is a thread to be joined, if
+// `started`.
 static bool take_over(struct engine *engine, pthread_t *spare, bool *started) {
     struct reader *fresh = reader_new();
     *started = fresh != NULL && platform_thread_start(spare, "pccl:data", run_next, engine);
@@ -295,7 +295,8 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     engine->epoll = descriptor_epoll();
     engine->wake = wake_open();
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    bool made = engine->reader != NULL && engine->epoll >= 0 && engine->wake >= 0 && epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
+    bool made = engine->reader != NULL && engine->epoll >= 0 && engine->wake >= 0 &&
+                epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
     if (made && memory_is_wanted()) engine->door = door_open(engine->epoll, &engine->door);
     engine->started = made && platform_thread_start(&engine->thread, "pccl:data", run, engine);
     if (engine->started) return engine;
@@ -341,7 +342,8 @@ void engine_stop(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     if (first) {
         end_all(engine);
-        for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) memset(peer->lanes, 0, sizeof peer->lanes);
+        for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next)
+            memset(peer->lanes, 0, sizeof peer->lanes);
         for (size_t i = 0; i < engine->lane_count; i++) lane_free(engine->lanes[i]);
         engine->lane_count = engine->hot_count = 0;
         while (engine->arriving != NULL) {
@@ -373,7 +375,8 @@ void engine_free(struct engine *engine) {
     kept_clear(engine);
     counters_clear(engine);
     for (size_t i = 0; i < TABLE_SLOTS; i++) {
-        // An op that nobody took: its in-place input is put back, as after any error. Segments lie in the slot of their whole.
+        // An op that nobody took: its in-place input is put back, as after any error. Segments lie in the slot of their
+        // whole.
         for (struct op *op = engine->table[i]; op != NULL; op = op->chain)
             if (op->outcome.result != ENGINE_OK) backup_restore(op);
         for (struct op *op = engine->table[i]; op != NULL; op = op->chain)
@@ -382,7 +385,8 @@ void engine_free(struct engine *engine) {
     }
     free_op_list(engine->free_ops);
     for (int i = 0; i < BACKUP_CACHE_COUNT; i++) {
-        if (engine->backup_cache[i].bytes != NULL) munmap(engine->backup_cache[i].bytes, engine->backup_cache[i].capacity);
+        if (engine->backup_cache[i].bytes != NULL)
+            munmap(engine->backup_cache[i].bytes, engine->backup_cache[i].capacity);
         ranges_fini(&engine->backup_cache[i].saved);
     }
     for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) engine_forget_memory(peer);
@@ -392,7 +396,8 @@ void engine_free(struct engine *engine) {
     FREE_LIST(engine->poisons)
     FREE_LIST(engine->accusations)
     FREE_LIST(engine->free_frames)
-    for (size_t i = 0; i < sizeof engine->block_cache / sizeof engine->block_cache[0]; i++) FREE_LIST(engine->block_cache[i])
+    for (size_t i = 0; i < sizeof engine->block_cache / sizeof engine->block_cache[0]; i++)
+        FREE_LIST(engine->block_cache[i])
     free(engine->pending);
     free(engine->members);
     roster_put(engine->roster);

@@ -1,16 +1,18 @@
 // The data plane of one communicator: the ops of one peer group, its links, and the thread that moves the bytes.
 //
-// The control side (control/peer) owns membership. It tells the engine of each group epoch (engine_enter_epoch), hands it
-// links (engine_add_link) and verdicts (engine_verdict), and gets everything that concerns the master through the callbacks.
-// Life of an op: posted by a caller -> moved by the engine's thread -> `done` to the master -> verdict -> taken by the caller.
+// The control side (peer/peer) owns membership. It tells the engine of each group epoch (engine_enter_epoch), hands
+// it links (engine_add_link) and verdicts (engine_verdict), and gets everything that concerns the master through the
+// callbacks. Life of an op: posted by a caller -> moved by the engine's thread -> `done` to the master -> verdict ->
+// taken by the caller.
 //
-// An op in retry mode is redone after a loss instead of ending with it, and when it is large only in the segments that were under way
-// (segments.c).
+// An op in retry mode is redone after a loss instead of ending with it, and when it is large only in the segments that
+// were under way (segments.c).
 //
-// Entering an epoch freezes every op that has no verdict: from then on no buffer of it is touched, frames of the old epoch
-// are drained unseen, and `frozen` reports where each op stood. The verdicts that follow end or redo them.
+// Entering an epoch freezes every op that has no verdict: from then on no buffer of it is touched, frames of the old
+// epoch are drained unseen, and `frozen` reports where each op stood. The verdicts that follow end or redo them.
 //
-// All functions may be called from any thread if not said otherwise. None blocks, except engine_wait, engine_settle and engine_stop.
+// All functions may be called from any thread if not said otherwise. None blocks, except engine_wait, engine_settle and
+// engine_stop.
 #ifndef PCCL_DATA_ENGINE_H
 #define PCCL_DATA_ENGINE_H
 
@@ -43,11 +45,14 @@ struct engine_callbacks {
     // Each is called without an engine lock held, from the engine's thread or a caller's; must not block.
     void (*done)(void *context, const struct wire_op_name *name);
     void (*mismatch)(void *context, const struct wire_mismatch *mismatch);
-    void (*frozen)(void *context, uint64_t group_epoch, const struct wire_report *report); // once per entered epoch; empty report too
+    // once per entered epoch; empty report too
+    void (*frozen)(void *context, uint64_t group_epoch, const struct wire_report *report);
     // `silent`: the connection stands, but nothing comes or goes. id = self: a fresh group epoch is wanted.
     void (*link_down)(void *context, const struct wire_id *id, uint32_t index, bool silent);
-    void (*synced)(void *context, const struct wire_sync_done *done); // a receiver's part of a round is over (state/sync)
-    void (*failed)(void *context); // memory or descriptors were refused, the engine is dead: others would wait for this member for ever
+    // a receiver's part of a round is over (state/sync)
+    void (*synced)(void *context, const struct wire_sync_done *done);
+    // memory or descriptors were refused, the engine is dead: others would wait for this member for ever
+    void (*failed)(void *context);
 };
 
 // The arguments of a reduce, checked by the caller of engine_post.
@@ -84,25 +89,27 @@ enum engine_result {
     ENGINE_TAG_LIVE,    // engine_post: the tag is live
     ENGINE_TOO_MANY,    // engine_post: WIRE_MAX_LIVE_OPS ops are live
     ENGINE_NO_MEMORY,
-    ENGINE_UNKNOWN,     // engine_wait: no un-awaited op of this tag
+    ENGINE_UNKNOWN, // engine_wait: no un-awaited op of this tag
 };
 
 struct engine_outcome {
     enum engine_result result;
     struct engine_info info;
-    bool retry;     // the op was in retry mode
-    uint64_t epoch; // the group epoch to adopt, or 0: ENGINE_LOST; in retry mode always, the newest one that a part of it was done in
-    struct engine_contributors *contributors; // if they were to be told, and memory for it was there; the caller's to free()
+    bool retry; // the op was in retry mode
+    // the group epoch to adopt, or 0: ENGINE_LOST; in retry mode always, the newest one that a part of it was done in
+    uint64_t epoch;
+    // if they were to be told, and memory for it was there; the caller's to free()
+    struct engine_contributors *contributors;
     char text[WIRE_MAX_TEXT + 1];
 };
 
 // Creates the engine and starts its thread. NULL when the system refuses.
 struct engine *engine_new(const struct wire_id *self, const struct engine_callbacks *callbacks);
-// A link is down when nothing is heard on it, or nothing taken by it, for about this long (longer where pauses are usual). Before the first
-// call silence is not watched.
+// A link is down when nothing is heard on it, or nothing taken by it, for about this long (longer where pauses are
+// usual). Before the first call silence is not watched.
 void engine_set_silence(struct engine *engine, int64_t limit_ns);
-// Before leaving: waits until the others have completed the small ops that this member has, so that its going costs them nothing; until
-// `deadline_ns` at most.
+// Before leaving: waits until the others have completed the small ops that this member has, so that its going costs
+// them nothing; until `deadline_ns` at most.
 void engine_settle(struct engine *engine, int64_t deadline_ns);
 // Ends the thread, closes all links, ends every op with ENGINE_DEAD. After it returns no user buffer is touched and no
 // callback runs. Idempotent. engine_free also stops.
@@ -127,17 +134,19 @@ void engine_verdict(struct engine *engine, const struct wire_verdict *verdict);
 // The communicator is dead: all ops end with ENGINE_DEAD, later posts too.
 void engine_kill(struct engine *engine);
 
-// Posts an op. `adopted` is the group epoch whose members the caller counts on: if members were lost since, the op ends at
-// once with ENGINE_LOST, naming the first group epoch after `adopted` that lost one; in retry mode it counts on nobody.
-// At least 1,024 ops can be live. ENGINE_OK, TAG_LIVE, TOO_MANY, DEAD, NO_MEMORY (then the engine dies: the others will wait for this op).
+// Posts an op. `adopted` is the group epoch whose members the caller counts on: if members were lost since, the op ends
+// at once with ENGINE_LOST, naming the first group epoch after `adopted` that lost one; in retry mode it counts on
+// nobody. At least 1,024 ops can be live. ENGINE_OK, TAG_LIVE, TOO_MANY, DEAD, NO_MEMORY (then the engine dies: the
+// others will wait for this op).
 enum engine_result engine_post(struct engine *engine, const struct engine_reduce *reduce, uint64_t adopted);
-// Waits for the op of this tag until `deadline_ns` (monotonic, INT64_MAX = for ever); takes it, unless IN_PROGRESS. Only then are its
-// buffers the caller's again: the result in recv, or after an error the input as at launch; in retry mode after an error each range holds
-// one of the two, as the contributors tell.
+// Waits for the op of this tag until `deadline_ns` (monotonic, INT64_MAX = for ever); takes it, unless IN_PROGRESS.
+// Only then are its buffers the caller's again: the result in recv, or after an error the input as at launch; in retry
+// mode after an error each range holds one of the two, as the contributors tell.
 void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct engine_outcome *out);
-// Whether the thread hangs in the memory of a neighbour; then another one takes its place, that link is down, silent, and the neighbour is not read
-// any more. Returns when to look again, INT64_MAX if nothing is being read. Before engine_stop somebody has to look at least once a second, or an op can
-// wait for ever; engine_stop looks itself. Any thread.
+// Whether the thread hangs in the memory of a neighbour; then another one takes its place, that link is down, silent,
+// and the neighbour is not read any more. Returns when to look again, INT64_MAX if nothing is being read. Before
+// engine_stop somebody has to look at least once a second, or an op can wait for ever; engine_stop looks itself. Any
+// thread.
 int64_t engine_watch(struct engine *engine);
 // Number of un-awaited ops.
 size_t engine_live_ops(struct engine *engine);

@@ -1,4 +1,5 @@
-// Entering a group epoch: every op is frozen, what it was told is forgotten, and the report of where each op stood goes to the master.
+// Entering a group epoch: every op is frozen, what it was told is forgotten, and the report of where each op stood goes
+// to the master.
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +8,8 @@
 
 // ---- the control side ----
 static void note_loss(struct engine *engine, uint64_t group_epoch) {
-    if (engine->lost_count == LOST_EPOCHS_MAX) memmove(engine->lost, engine->lost + 1, --engine->lost_count * sizeof engine->lost[0]);
+    if (engine->lost_count == LOST_EPOCHS_MAX)
+        memmove(engine->lost, engine->lost + 1, --engine->lost_count * sizeof engine->lost[0]);
     engine->lost[engine->lost_count++] = group_epoch;
 }
 
@@ -89,7 +91,8 @@ static void end_if_lost(struct engine *engine, struct op *op) {
     engine_end_lost(engine, op);
 }
 
-static void report_add(struct wire_report *report, const struct wire_op_name *name, enum wire_op_state state, bool small) {
+static void report_add(struct wire_report *report, const struct wire_op_name *name, enum wire_op_state state,
+                       bool small) {
     if (report->count == 2 * WIRE_MAX_LIVE_OPS) return; // what a report holds; live ops come first
     report->ops[report->count++] = (struct wire_op_report){.name = *name, .state = (uint8_t)state, .small = small};
 }
@@ -103,9 +106,11 @@ static bool build_report(struct engine *engine, struct wire_report *report) {
     for (size_t i = 0; i < TABLE_SLOTS; i++)
         for (struct op *op = engine->table[i]; op != NULL; op = op->chain)
             if (op->frozen && op->phase != OP_ENDED)
-                report_add(report, &op->name, op->phase == OP_COMPLETE ? WIRE_OP_DONE : WIRE_OP_OPEN, op->path == PLAN_SMALL);
+                report_add(report, &op->name, op->phase == OP_COMPLETE ? WIRE_OP_DONE : WIRE_OP_OPEN,
+                           op->path == PLAN_SMALL);
     for (size_t i = 0; i < TABLE_SLOTS; i++)
-        for (struct kept *kept = engine->kept[i]; kept != NULL; kept = kept->next) report_add(report, &kept->name, WIRE_OP_KEPT, true);
+        for (struct kept *kept = engine->kept[i]; kept != NULL; kept = kept->next)
+            report_add(report, &kept->name, WIRE_OP_KEPT, true);
     return true;
 }
 
@@ -134,7 +139,8 @@ static struct roster *roster_new(struct engine *engine, const struct pending_epo
     if (roster == NULL) return NULL;
     roster->references = 1;
     roster->count = pending->count;
-    for (uint32_t i = 0; i < pending->count; i++) roster->ids[i] = pending->members[i] == NULL ? engine->self : pending->members[i]->id;
+    for (uint32_t i = 0; i < pending->count; i++)
+        roster->ids[i] = pending->members[i] == NULL ? engine->self : pending->members[i]->id;
     return roster;
 }
 

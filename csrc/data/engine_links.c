@@ -68,7 +68,8 @@ static void retire(struct peer *peer, uint32_t index) {
     shutdown(lane->fd, SHUT_RDWR); // the thread sees the end of the stream and closes
 }
 
-// The secret of a run is told to everybody who registers, so a hello in a member's name proves little. A member makes its links from one address.
+// The secret of a run is told to everybody who registers, so a hello in a member's name proves little. A member makes
+// its links from one address.
 static bool is_from_elsewhere(const struct lane *lane, int fd) {
     struct wire_address known, fresh;
     return lane != NULL && socket_remote_address(lane->fd, &known) && socket_remote_address(fd, &fresh) &&
@@ -80,7 +81,9 @@ void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t i
     struct peer *peer = index <= WIRE_MAX_LANES && !engine->stopping && !engine->dead ? peer_get(engine, id) : NULL;
     if (peer != NULL && is_from_elsewhere(peer->lanes[index], fd)) {
         pthread_mutex_unlock(&engine->lock);
-        LOG(LOG_WARN, "refused a connection in the name of peer %02x%02x%02x%02x, whose link lives and has another address", id->bytes[0], id->bytes[1], id->bytes[2], id->bytes[3]);
+        LOG(LOG_WARN,
+            "refused a connection in the name of peer %02x%02x%02x%02x, whose link lives and has another address",
+            id->bytes[0], id->bytes[1], id->bytes[2], id->bytes[3]);
         socket_close(fd);
         return;
     }

@@ -1,8 +1,9 @@
 // Which neighbours are processes of this host that may be read, as the kernel says it.
 //
-// Each member tells the others the name of its door. Who hears that, and has the same address at both ends of the link, claims there to hold
-// the links of this pair, each named by its two addresses. The claimant is believed about its own sockets, because it is a process of our own user,
-// and only that process is read: so no third one can lead the engine to the memory of another, or to its own.
+// Each member tells the others the name of its door. Who hears that, and has the same address at both ends of the link,
+// claims there to hold the links of this pair, each named by its two addresses. The claimant is believed about its own
+// sockets, because it is a process of our own user, and only that process is read: so no third one can lead the engine
+// to the memory of another, or to its own.
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -10,8 +11,7 @@
 #include "data/engine_private.h"
 #include "net/socket.h"
 
-enum { CLAIMS_PER_TURN = 64,
-       ADDRESS_BYTES = 1 + 16 + 2 };
+enum { CLAIMS_PER_TURN = 64, ADDRESS_BYTES = 1 + 16 + 2 };
 
 // As both sides see it, one has here what the other one has there.
 struct claimed_link {
@@ -28,7 +28,9 @@ struct claim {
 
 _Static_assert(sizeof(struct claim) <= DOOR_CLAIM_BYTES, "a claim fits");
 
-static size_t claim_length(uint32_t count) { return offsetof(struct claim, links) + count * sizeof(struct claimed_link); }
+static size_t claim_length(uint32_t count) {
+    return offsetof(struct claim, links) + count * sizeof(struct claimed_link);
+}
 
 static void write_address(uint8_t out[ADDRESS_BYTES], const struct wire_address *address) {
     out[0] = address->family;
@@ -46,7 +48,8 @@ static bool addresses_of(const struct lane *lane, struct claimed_link *out) {
 }
 
 static void claim_links(struct engine *engine, struct peer *peer) {
-    struct claim claim = {.version = WIRE_VERSION, .run = engine->run, .epoch = engine->epoch, .from = engine->self, .to = peer->id};
+    struct claim claim = {
+        .version = WIRE_VERSION, .run = engine->run, .epoch = engine->epoch, .from = engine->self, .to = peer->id};
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
         if (peer->lanes[i] == NULL) continue;
         if (!addresses_of(peer->lanes[i], &claim.links[claim.count++])) return;
@@ -86,7 +89,8 @@ static bool is_claimed(const struct lane *lane, const struct claim *claim) {
     if (!addresses_of(lane, &own)) return false;
     for (uint32_t i = 0; i < claim->count; i++) {
         const struct claimed_link *link = &claim->links[i];
-        if (memcmp(link->here, own.there, ADDRESS_BYTES) == 0 && memcmp(link->there, own.here, ADDRESS_BYTES) == 0) return true;
+        if (memcmp(link->here, own.there, ADDRESS_BYTES) == 0 && memcmp(link->there, own.here, ADDRESS_BYTES) == 0)
+            return true;
     }
     return false;
 }
@@ -107,8 +111,10 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
     struct claim claim;
     if (said->length < claim_length(0) || said->length > sizeof claim) return false;
     memcpy(&claim, said->bytes, said->length);
-    if (claim.version != WIRE_VERSION || claim.count > WIRE_MAX_LANES + 1 || said->length != claim_length(claim.count)) return false;
-    if (claim.run != engine->run || claim.epoch != engine->epoch || !wire_id_equal(&claim.to, &engine->self)) return false;
+    if (claim.version != WIRE_VERSION || claim.count > WIRE_MAX_LANES + 1 || said->length != claim_length(claim.count))
+        return false;
+    if (claim.run != engine->run || claim.epoch != engine->epoch || !wire_id_equal(&claim.to, &engine->self))
+        return false;
     struct peer *peer = peer_find(engine, &claim.from);
     if (peer == NULL || peer->hangs || peer->rank == UINT32_MAX || !holds_links(peer, &claim)) return false;
     engine_forget_memory(peer);

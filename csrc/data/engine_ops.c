@@ -6,8 +6,10 @@
 #include "compute/kernels.h"
 #include "data/engine_private.h"
 
-enum { TELL_FIRST_MS = 10000, // of a wait; then again after twice as long
-       TELL_MOST_MS = 600000 };
+enum {
+    TELL_FIRST_MS = 10000, // of a wait; then again after twice as long
+    TELL_MOST_MS = 600000
+};
 
 // ---- beginning ----
 uint64_t engine_first_loss(const struct engine *engine, uint64_t adopted) {
@@ -24,10 +26,12 @@ void engine_end_lost(struct engine *engine, struct op *op) {
 
 static void begin(struct engine *engine, struct op *op) {
     if (counter_is_spent(engine, op->reduce.tag)) {
-        engine_wait_for_links(engine, op); // of the fresh epoch, which was asked for long ago; the others wait at the same op
+        // of the fresh epoch, which was asked for long ago; the others wait at the same op
+        engine_wait_for_links(engine, op);
         return;
     }
-    bool named = op->whole != NULL ? segments_name(engine, op) : counter_take(engine, op->reduce.tag, &op->name.sequence);
+    bool named =
+        op->whole != NULL ? segments_name(engine, op) : counter_take(engine, op->reduce.tag, &op->name.sequence);
     if (!named) {
         op_end_refused(engine, op);
         return;
@@ -42,7 +46,8 @@ static void begin(struct engine *engine, struct op *op) {
         op->roster->references++;
     }
     op->accused = op->mismatched = false;
-    op->path = plan_choose(op->bytes, op->reduce.fingerprint.algorithm != 0, engine->count, engine->latency_us, engine->megabytes_per_s);
+    op->path = plan_choose(op->bytes, op->reduce.fingerprint.algorithm != 0, engine->count, engine->latency_us,
+                           engine->megabytes_per_s);
     if (engine->count < 2) {
         engine_end_lost(engine, op); // alone: only a loss leads here
         return;
@@ -130,7 +135,8 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
 
 // Lock held, but let go of: nobody else looks at an ended op, and putting a large input back takes its time.
 static void restore(struct engine *engine, struct op *op) {
-    bool needed = op->segments != NULL ? segments_must_restore(op) : op->outcome.result != ENGINE_OK && op->backup.saved.count > 0;
+    bool needed = op->segments != NULL ? segments_must_restore(op)
+                                       : op->outcome.result != ENGINE_OK && op->backup.saved.count > 0;
     if (!needed) return;
     pthread_mutex_unlock(&engine->lock);
     if (op->segments != NULL)
@@ -160,7 +166,8 @@ static void tell_wait(struct engine *engine, struct op *op, int64_t now_ns) {
     op_waits_for(engine, op, why, sizeof why);
     op->tell_ns = now_ns + (waited_ns < most_ns ? waited_ns : most_ns);
     pthread_mutex_unlock(&engine->lock);
-    LOG(LOG_NOTICE, "the reduce with tag %llu has waited for %u s: %s", (unsigned long long)tag, (unsigned)(waited_ns / SECOND_NS), why);
+    LOG(LOG_NOTICE, "the reduce with tag %llu has waited for %u s: %s", (unsigned long long)tag,
+        (unsigned)(waited_ns / SECOND_NS), why);
     pthread_mutex_lock(&engine->lock);
 }
 

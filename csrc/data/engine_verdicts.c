@@ -1,4 +1,5 @@
-// How ops end or begin again by what the master says, and what the master is told of them: that they are done, or that members disagree.
+// How ops end or begin again by what the master says, and what the master is told of them: that they are done, or that
+// members disagree.
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,8 @@ void engine_complete(struct engine *engine, struct op *op) {
     if (done) engine->callbacks.done(engine->callbacks.context, &name);
 }
 
-void engine_accuse(struct engine *engine, struct op *op, const struct peer *other, const struct wire_fingerprint *theirs) {
+void engine_accuse(struct engine *engine, struct op *op, const struct peer *other,
+                   const struct wire_fingerprint *theirs) {
     struct accusation *accusation = op->accused ? NULL : malloc(sizeof *accusation);
     if (!op->accused && accusation == NULL) engine_fail(engine);
     op->accused = true;
@@ -75,8 +77,8 @@ static bool is_meant(const struct engine *engine, const struct op *op, const str
     return begun && op->name.epoch == name->epoch && op->name.sequence == name->sequence;
 }
 
-// The verdict comes before the epoch that freezes the op. A member that has not begun this op yet must hear of it before that
-// epoch too: what it begins afterwards would meet what the others launch next under this tag.
+// The verdict comes before the epoch that freezes the op. A member that has not begun this op yet must hear of it
+// before that epoch too: what it begins afterwards would meet what the others launch next under this tag.
 static void mismatch(struct engine *engine, const struct wire_verdict *verdict) {
     char text[WIRE_MAX_TEXT + 1] = {0};
     memcpy(text, verdict->text.chars, verdict->text.length <= WIRE_MAX_TEXT ? verdict->text.length : WIRE_MAX_TEXT);
@@ -130,22 +132,20 @@ void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
         if (op->reduce.retry)
             redo(engine, op);
         else if (poison_take(engine, op, engine_first_loss(engine, op->adopted)))
-            op_end(engine, op, ENGINE_MISMATCH); // as for those that had begun this call under a later name, before the loss
+            // as for those that had begun this call under a later name, before the loss
+            op_end(engine, op, ENGINE_MISMATCH);
         else
             engine_end_lost(engine, op);
         break;
     case WIRE_VERDICT_REDO:
         if (op != NULL && op->frozen) redo(engine, op);
         break;
-    case WIRE_VERDICT_MISMATCH:
-        mismatch(engine, verdict);
-        break;
+    case WIRE_VERDICT_MISMATCH: mismatch(engine, verdict); break;
     case WIRE_VERDICT_WHOLE:
         seen = op_find(engine, verdict->name.tag);
         if (seen != NULL && seen->segments != NULL) segments_turn_whole(seen, &verdict->name);
         break;
-    default:
-        break;
+    default: break;
     }
     pthread_mutex_unlock(&engine->lock);
 }

@@ -1,9 +1,9 @@
 // Framing on one connection: bytes in, frames out, and back.
 //
-// A frame is received in two parts: its head (header and struct wire_op, fixed size) into the lane's buffer, its payload straight to
-// where it belongs: the caller's result, the lane's scratch, or a block. One system call takes the rest of a payload and
-// the heads behind it. Frames of older epochs are discarded unseen; a frame of an epoch that this member has not entered
-// yet stops the lane until it has.
+// A frame is received in two parts: its head (header and struct wire_op, fixed size) into the lane's buffer, its
+// payload straight to where it belongs: the caller's result, the lane's scratch, or a block. One system call takes the
+// rest of a payload and the heads behind it. Frames of older epochs are discarded unseen; a frame of an epoch that this
+// member has not entered yet stops the lane until it has.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -77,7 +77,8 @@ void lane_break(struct lane *lane, const char *why, bool silent) {
     bool report = current && !lane->retired && !engine->dead;
     lane->retired = true;
     pthread_mutex_unlock(&engine->lock);
-    LOG(LOG_DEBUG, "link %u to peer %02x%02x%02x%02x broke: %s", lane->index, id.bytes[0], id.bytes[1], id.bytes[2], id.bytes[3], why);
+    LOG(LOG_DEBUG, "link %u to peer %02x%02x%02x%02x broke: %s", lane->index, id.bytes[0], id.bytes[1], id.bytes[2],
+        id.bytes[3], why);
     if (report) engine->callbacks.link_down(engine->callbacks.context, &id, lane->index, silent);
 }
 
@@ -108,12 +109,16 @@ static bool place_payload(struct lane *lane) {
         return true;
     }
     struct op *op = op_find_running(engine, &lane->head);
-    if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->reduce.fingerprint, &lane->head.fingerprint)) return true;
+    if (op == NULL || op->phase != OP_RUNNING ||
+        !wire_fingerprint_equal(&op->reduce.fingerprint, &lane->head.fingerprint))
+        return true;
     if (type == WIRE_CHUNK) {
         if (op->path != PLAN_RING || !ring_receive(lane, op, lane->length)) return false;
         lane->to = lane->target;
     } else if (type == WIRE_CHUNK_AT) {
-        if (op->path != PLAN_RING || lane->length != PLACE_BYTES || !lane->vouched || !ring_receive(lane, op, lane->head.extra)) return false;
+        if (op->path != PLAN_RING || lane->length != PLACE_BYTES || !lane->vouched ||
+            !ring_receive(lane, op, lane->head.extra))
+            return false;
         lane->to = lane->place;
     } else if (type == WIRE_CODES || type == WIRE_RESULT) {
         if (op->path != PLAN_SHARDED || !sharded_receive(lane, op, lane->length)) return false;
@@ -139,7 +144,9 @@ static bool deliver(struct lane *lane) {
         }
         return good;
     }
-    if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT || type == WIRE_CODES || type == WIRE_RESULT || type == WIRE_LINK_HEARTBEAT) return true;
+    if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT || type == WIRE_CODES || type == WIRE_RESULT ||
+        type == WIRE_LINK_HEARTBEAT)
+        return true;
     if (type == WIRE_MEMORY) {
         if (lane->header.epoch == engine->epoch) engine_memory_offered(lane);
         return true;
@@ -190,7 +197,8 @@ static bool read_head(struct lane *lane) {
     struct engine *engine = lane->engine;
     const uint8_t *at = lane->buffer + lane->consumed;
     if (!wire_header_decode(at, &lane->header) || lane->header.length < WIRE_OP_BYTES ||
-        lane->header.length > WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES || !wire_op_decode(at + WIRE_HEADER_BYTES, &lane->head) ||
+        lane->header.length > WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES ||
+        !wire_op_decode(at + WIRE_HEADER_BYTES, &lane->head) ||
         lane->header.length - WIRE_OP_BYTES < lane->head.padding)
         return false;
     lane->length = lane->header.length - WIRE_OP_BYTES - lane->head.padding;
@@ -231,8 +239,10 @@ static bool parse(struct lane *lane) {
             lane->receiving = LANE_HEAD;
             lane->skip = lane->head.padding;
             if (!deliver(lane)) return false;
-            if (lane->header.type == WIRE_CHUNK_AT && lane->buffered - lane->consumed >= lane->skip + FRAME_HEAD_BYTES) {
-                // Such a head stands for a whole chunk: let the other lanes have their turn, and the neighbour what can be forwarded.
+            if (lane->header.type == WIRE_CHUNK_AT &&
+                lane->buffered - lane->consumed >= lane->skip + FRAME_HEAD_BYTES) {
+                // Such a head stands for a whole chunk: let the other lanes have their turn, and the neighbour what can
+                // be forwarded.
                 lane->resume = true;
                 return true;
             }
@@ -257,7 +267,8 @@ static bool lane_read(struct lane *lane) {
         size_t rest = lane->length - lane->got;
         parts[count++] = (struct iovec){lane->to + lane->got, rest};
         wanted += rest;
-        // Behind a large payload comes another: its head alone, so that its payload too goes where it belongs without a copy.
+        // Behind a large payload comes another: its head alone, so that its payload too goes where it belongs without a
+        // copy.
         if (lane->length > LANE_BUFFER_BYTES) room = lane->head.padding + FRAME_HEAD_BYTES;
     }
     parts[count++] = (struct iovec){lane->buffer + lane->buffered, room};
@@ -303,7 +314,8 @@ static bool send_frame(struct lane *lane) {
         if (lane->sent < FRAME_HEAD_BYTES)
             parts[count++] = (struct iovec){frame->head + lane->sent, FRAME_HEAD_BYTES - lane->sent};
         size_t skip = lane->sent > FRAME_HEAD_BYTES ? lane->sent - FRAME_HEAD_BYTES : 0;
-        if (frame->length > skip) parts[count++] = (struct iovec){(void *)(frame->payload + skip), frame->length - skip};
+        if (frame->length > skip)
+            parts[count++] = (struct iovec){(void *)(frame->payload + skip), frame->length - skip};
         if (end < total) parts[count++] = (struct iovec){zeros, lane->sent < end ? total - end : total - lane->sent};
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
         ssize_t sent = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -333,7 +345,8 @@ void lane_flush(struct lane *lane) {
 
 void lane_push(struct lane *lane, struct frame *frame) { frame_push(&lane->queue, frame); }
 
-bool signal_send(struct engine *engine, struct peer *peer, uint16_t type, const struct wire_op *head, struct block *payload) {
+bool signal_send(struct engine *engine, struct peer *peer, uint16_t type, const struct wire_op *head,
+                 struct block *payload) {
     struct lane *lane = peer->lanes[0];
     if (lane == NULL) return false;
     struct frame *frame = frame_new(engine, type, head, payload == NULL ? 0 : payload->length);
@@ -348,17 +361,18 @@ bool signal_send(struct engine *engine, struct peer *peer, uint16_t type, const 
     return true;
 }
 
-// A frame made on demand: the next chunk or block of a running op. With frames queued (not `idle`) only what keeps the ring full.
+// A frame made on demand: the next chunk or block of a running op. With frames queued (not `idle`) only what keeps the
+// ring full.
 static struct frame *next_work(struct lane *lane, bool idle) {
     for (struct op *op = lane->engine->running.first; op != NULL; op = op->next) {
-        struct frame *frame = op->path == PLAN_RING ? ring_next(lane, op) : idle ? sharded_next(lane, op)
-                                                                                 : NULL;
+        struct frame *frame = op->path == PLAN_RING ? ring_next(lane, op) : idle ? sharded_next(lane, op) : NULL;
         if (frame != NULL) return frame;
     }
     return sync_next(lane);
 }
 
-// Sends at most one frame that the thread has to follow up. The bytes of the finished frame, 0: none, the lane is blocked or has no work.
+// Sends at most one frame that the thread has to follow up. The bytes of the finished frame, 0: none, the lane is
+// blocked or has no work.
 static size_t lane_write(struct lane *lane) {
     struct engine *engine = lane->engine;
     bool direct = lane->index == 0;

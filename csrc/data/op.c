@@ -7,8 +7,7 @@
 
 #include "data/engine_private.h"
 
-enum { SMALLEST_CLASS_BITS = 8,
-       HUGE_PAGE_BYTES = 2 * 1024 * 1024 };
+enum { SMALLEST_CLASS_BITS = 8, HUGE_PAGE_BYTES = 2 * 1024 * 1024 };
 
 // ---- blocks ----
 static unsigned block_class(size_t length) {
@@ -108,8 +107,8 @@ struct op *op_find(struct engine *engine, uint64_t tag) {
 struct op *op_find_running(struct engine *engine, const struct wire_op *head) {
     for (struct op *op = engine->table[table_slot(head->tag)]; op != NULL; op = op->chain) {
         bool begun = op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE;
-        if (begun && !op->frozen && op->reduce.tag == head->tag && op->name.sequence == head->sequence && op->name.segment == head->segment &&
-            op->name.epoch == engine->epoch)
+        if (begun && !op->frozen && op->reduce.tag == head->tag && op->name.sequence == head->sequence &&
+            op->name.segment == head->segment && op->name.epoch == engine->epoch)
             return op;
     }
     return NULL;
@@ -205,7 +204,10 @@ bool op_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint6
 }
 
 void op_head(const struct op *op, struct wire_op *out) {
-    *out = (struct wire_op){.tag = op->reduce.tag, .fingerprint = op->reduce.fingerprint, .segment = op->name.segment, .sequence = op->name.sequence};
+    *out = (struct wire_op){.tag = op->reduce.tag,
+                            .fingerprint = op->reduce.fingerprint,
+                            .segment = op->name.segment,
+                            .sequence = op->name.sequence};
 }
 
 // ---- tag counters: open addressing, emptied with each epoch ----
@@ -274,7 +276,9 @@ bool backup_begin(struct engine *engine, struct op *op) {
     struct backup *best = NULL;
     for (int i = 0; i < BACKUP_CACHE_COUNT; i++) {
         struct backup *cached = &engine->backup_cache[i];
-        if (cached->bytes != NULL && cached->capacity >= op->bytes && (best == NULL || cached->capacity < best->capacity)) best = cached;
+        if (cached->bytes != NULL && cached->capacity >= op->bytes &&
+            (best == NULL || cached->capacity < best->capacity))
+            best = cached;
     }
     if (best != NULL) {
         op->backup = *best;

@@ -1,10 +1,12 @@
 // Ops in retry mode that are large: done segment by segment (plan.h), and a loss costs only the segments under way.
 //
-// A segment is an op of its own, with a name, a verdict and a backup of its own. So what is agreed for ops is agreed for segments, and there is
-// nothing else to agree on: the segments committed so far are the point that the op goes on from. All members begin them in index order, and a
-// verdict reaches all: so all of them work on the first one that is not committed, whatever else is under way, and none waits for ever.
+// A segment is an op of its own, with a name, a verdict and a backup of its own. So what is agreed for ops is agreed
+// for segments, and there is nothing else to agree on: the segments committed so far are the point that the op goes on
+// from. All members begin them in index order, and a verdict reaches all: so all of them work on the first one that is
+// not committed, whatever else is under way, and none waits for ever.
 //
-// The whole op is what the caller sees. It moves no data, has no name, and is never frozen; it ends when its last segment has ended.
+// The whole op is what the caller sees. It moves no data, has no name, and is never frozen; it ends when its last
+// segment has ended.
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,10 +66,12 @@ static void end_when_over(struct engine *engine, struct op *whole) {
     if (whole->segments->live == 0 && whole->phase != OP_ENDED) op_end(engine, whole, whole->segments->failure);
 }
 
-// With one segment under way the op gets on, however many the others have: it is the same one, the first that is not committed.
+// With one segment under way the op gets on, however many the others have: it is the same one, the first that is not
+// committed.
 static bool may_add(const struct engine *engine, const struct segments *s) {
     if (s->next == s->count || s->failure != ENGINE_OK) return false;
-    return s->live == 0 || (s->live < PLAN_SEGMENTS_AHEAD && engine->extra < EXTRA_MAX && engine->live + engine->extra < WIRE_MAX_LIVE_OPS);
+    return s->live == 0 || (s->live < PLAN_SEGMENTS_AHEAD && engine->extra < EXTRA_MAX &&
+                            engine->live + engine->extra < WIRE_MAX_LIVE_OPS);
 }
 
 // A segment that cannot begin ends at once, and with it perhaps the whole.
@@ -130,7 +134,8 @@ void segments_ended(struct engine *engine, struct op *op) {
 }
 
 bool segments_are_meant(const struct op *whole, const struct wire_op_name *name) {
-    return whole->phase == OP_DIVIDED && (whole->segments->epoch != name->epoch || whole->segments->sequence == name->sequence);
+    return whole->phase == OP_DIVIDED &&
+           (whole->segments->epoch != name->epoch || whole->segments->sequence == name->sequence);
 }
 
 void segments_for_each(struct engine *engine, struct op *whole, void (*act)(struct engine *, struct op *)) {
@@ -206,7 +211,8 @@ struct engine_contributors *segments_contributors(const struct op *op) {
         ranges++;
         ids += roster == NULL ? 0 : roster->count;
     }
-    struct engine_contributors *out = malloc(sizeof *out + ranges * sizeof out->ranges[0] + ids * sizeof(struct wire_id));
+    struct engine_contributors *out =
+        malloc(sizeof *out + ranges * sizeof out->ranges[0] + ids * sizeof(struct wire_id));
     if (out == NULL) return NULL;
     out->count = 0;
     struct wire_id *next = (struct wire_id *)(void *)(out->ranges + ranges);
@@ -215,7 +221,8 @@ struct engine_contributors *segments_contributors(const struct op *op) {
         struct plan_range range = op->segments == NULL ? (struct plan_range){0, op->count} : range_of(op, i);
         if (i == 0 || !same_members(roster_of(op, i - 1), roster)) {
             struct engine_range *added = &out->ranges[out->count++];
-            *added = (struct engine_range){.begin = range.begin, .count = roster == NULL ? 0 : roster->count, .ids = next};
+            *added =
+                (struct engine_range){.begin = range.begin, .count = roster == NULL ? 0 : roster->count, .ids = next};
             if (roster != NULL) memcpy(next, roster->ids, roster->count * sizeof *next);
             next += added->count;
         }

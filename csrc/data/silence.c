@@ -1,18 +1,19 @@
-// Links that are silent though both processes live: a black hole in one direction, a thread that hangs, a reader that does not read.
+// Links that are silent though both processes live: a black hole in one direction, a thread that hangs, a reader that
+// does not read.
 //
-// Time is counted in checks, CHECKS of them in the limit. A lane that has sent nothing since the last check says a heartbeat, so one
-// that nothing was heard of for the whole limit is dead. What was handed to the kernel has to be acknowledged at some
-// pace too: the bytes under way at one check, or DRAIN_BYTES where that is less, within the limit.
+// Time is counted in checks, CHECKS of them in the limit. A lane that has sent nothing since the last check says a
+// heartbeat, so one that nothing was heard of for the whole limit is dead. What was handed to the kernel has to be
+// acknowledged at some pace too: the bytes under way at one check, or DRAIN_BYTES where that is less, within the limit.
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
 #include "data/engine_private.h"
 
 enum {
-    CHECKS = 4,             // in the limit
+    CHECKS = 4,              // in the limit
     CHECKS_MAX = 3 * CHECKS, // for a link that often pauses
-    WORST_FACTOR = 2,       // a pause this many times as long as any of late is a death
-    WORST_LIVES = 64,       // checks after which the worst pause fades by one
+    WORST_FACTOR = 2,        // a pause this many times as long as any of late is a death
+    WORST_LIVES = 64,        // checks after which the worst pause fades by one
     DRAIN_BYTES = 4096,
 };
 
@@ -25,8 +26,7 @@ void engine_set_silence(struct engine *engine, int64_t limit_ns) {
 
 static uint32_t checks_allowed(const struct silence *silence) {
     uint32_t allowed = WORST_FACTOR * silence->worst;
-    return allowed < CHECKS ? CHECKS : allowed > CHECKS_MAX ? CHECKS_MAX
-                                                            : allowed;
+    return allowed < CHECKS ? CHECKS : allowed > CHECKS_MAX ? CHECKS_MAX : allowed;
 }
 
 static bool is_quiet(struct silence *silence) {
@@ -79,7 +79,8 @@ void silence_check(struct engine *engine) {
     if (engine->silence_ns == 0) return;
     int64_t now = platform_now_ns();
     if (now < engine->silence_at) return;
-    bool late = now > engine->silence_at + engine->silence_ns; // this process was stopped: what came meanwhile is still unread
+    // this process was stopped: what came meanwhile is still unread
+    bool late = now > engine->silence_at + engine->silence_ns;
     engine->silence_at = now + engine->silence_ns;
     for (size_t i = 0; i < engine->lane_count; i++) {
         struct lane *lane = engine->lanes[i];

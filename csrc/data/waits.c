@@ -1,4 +1,5 @@
-// What an op waits for, in words: for a caller that has waited long. Only what is known here is told; others may be waiting, too.
+// What an op waits for, in words: for a caller that has waited long. Only what is known here is told; others may be
+// waiting, too.
 #include "data/engine_private.h"
 
 #include <stdio.h>
@@ -16,10 +17,13 @@ static void small_waits(const struct engine *engine, const struct op *op, char *
     size_t at = 0;
     char names[NAMES * 16 + 8] = "", name[16];
     for (uint32_t i = 0; i < engine->count; i++) {
-        if (i == engine->rank || engine->members[i] == NULL || op->parts[i].block != NULL || missing++ >= NAMES) continue;
-        at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at > 0 ? ", " : "", name_of(name, engine->members[i]));
+        if (i == engine->rank || engine->members[i] == NULL || op->parts[i].block != NULL || missing++ >= NAMES)
+            continue;
+        at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at > 0 ? ", " : "",
+                               name_of(name, engine->members[i]));
     }
-    snprintf(out, capacity, "nothing has come for it from %u of %u members: %s%s", missing, engine->count, names, missing > NAMES ? ", ..." : "");
+    snprintf(out, capacity, "nothing has come for it from %u of %u members: %s%s", missing, engine->count, names,
+             missing > NAMES ? ", ..." : "");
 }
 
 void op_waits_for(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
@@ -27,7 +31,8 @@ void op_waits_for(const struct engine *engine, const struct op *op, char *out, s
     const struct peer *next = engine->count > 1 ? engine->members[(engine->rank + 1) % engine->count] : NULL;
     if (op->phase == OP_WAITING || op->frozen)
         snprintf(out, capacity, "the links to the members are being made, or a master is looked for");
-    else if (op->phase == OP_RUNNING && op->path == PLAN_SMALL && op->parts != NULL && op->contributors == engine->count)
+    else if (op->phase == OP_RUNNING && op->path == PLAN_SMALL && op->parts != NULL &&
+             op->contributors == engine->count)
         small_waits(engine, op, out, capacity);
     else if (op->phase == OP_RUNNING && op->path == PLAN_RING && !op->next_ready && next != NULL)
         snprintf(out, capacity, "%s has not begun it", name_of(name, next));

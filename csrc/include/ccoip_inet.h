@@ -1,4 +1,5 @@
-// Internet addresses as the library takes them. Both families are members, side by side; `protocol` says which one counts.
+// Internet addresses as the library takes them. Both families are members, side by side; `protocol` says which one
+// counts.
 #ifndef CCOIP_INET_H
 #define CCOIP_INET_H
 
@@ -8,10 +9,7 @@
 extern "C" {
 #endif
 
-typedef enum ccoip_inet_protocol_t {
-    inetIPv4 = 0,
-    inetIPv6 = 1
-} ccoip_inet_protocol_t;
+typedef enum ccoip_inet_protocol_t { inetIPv4 = 0, inetIPv6 = 1 } ccoip_inet_protocol_t;
 
 // Network byte order: 127.0.0.1 is {127, 0, 0, 1}.
 typedef struct ccoip_ipv4_address_t {

@@ -1,32 +1,38 @@
 // pccl: collective communication between peers that may join, die or hang at any time.
 //
-// A run is one master and any number of peers. The master keeps the membership and gives verdicts; tensor data goes straight
-// from peer to peer. Collectives and shared state run inside one peer group; the topology spans all groups.
+// A run is one master and any number of peers. The master keeps the membership and gives verdicts; tensor data goes
+// straight from peer to peer. Collectives and shared state run inside one peer group; the topology spans all groups.
 //
 // Rules for all functions:
 // - Order of checks: pcclNotInitialized; NULL (pcclInvalidArgument); not connected (pcclInvalidUsage); dead
 //   (pcclMasterConnectionFailed); other arguments (pcclInvalidArgument); state (pcclInvalidUsage, pcclPendingAsyncOps,
-//   pcclTooFewPeers). pcclCreateCommunicator, pcclConnect and every function with a communicator need pcclInit first; the
-//   master functions and pcclGetBuildInfo do not. pcclInternalError and pcclNotInitialized are possible wherever they make
-//   sense and are not repeated below, nor is pcclInvalidArgument for NULL.
+//   pcclTooFewPeers). pcclCreateCommunicator, pcclConnect and every function with a communicator need pcclInit first;
+//   the master functions and pcclGetBuildInfo do not. pcclInternalError and pcclNotInitialized are possible wherever
+//   they make sense and are not repeated below, nor is pcclInvalidArgument for NULL.
 // - Out parameters are written only on success, if not said otherwise.
 // - A vote or an op ends alike on all accepted peers that survive it.
-// - A call that needs other peers waits as long as those peers live. Lost peers are not waited for: a closed socket counts at
+// - A call that needs other peers waits as long as those peers live. Lost peers are not waited for: a closed socket
+// counts at
 //   once, silence after the heartbeat limit (5 s by default). What depends on the network alone is bounded.
-// - Attributes are a snapshot: they change only when pcclConnect, pcclUpdateTopology or pcclOptimizeTopology succeeds, when
+// - Attributes are a snapshot: they change only when pcclConnect, pcclUpdateTopology or pcclOptimizeTopology succeeds,
+// when
 //   an await returns pcclRankConnectionLost, and inside pcclAllReduceMultipleWithRetry.
-// - A loss always shows: an op succeeds only if its contributors are exactly the group's members of the snapshot at launch.
-//   After a loss, the ops that cannot be completed, or if there are none the next op, return pcclRankConnectionLost on every
-//   survivor; launched again, they run among the survivors.
-// - A communicator is dead once it was expelled or has lost its master: un-awaited ops end with pcclRankConnectionLost, every
+// - A loss always shows: an op succeeds only if its contributors are exactly the group's members of the snapshot at
+// launch.
+//   After a loss, the ops that cannot be completed, or if there are none the next op, return pcclRankConnectionLost on
+//   every survivor; launched again, they run among the survivors.
+// - A communicator is dead once it was expelled or has lost its master: un-awaited ops end with pcclRankConnectionLost,
+// every
 //   call that needs the master returns pcclMasterConnectionFailed at once, all attributes read 1, destroying it works.
-// - Send buffers are only read. From launch until await has returned both buffers belong to the op. In place (send == recv) is
-//   normal; any other overlap is pcclInvalidArgument. After an error the input is as it was at launch, in place too, and an
-//   out-of-place receive buffer is unspecified.
+// - Send buffers are only read. From launch until await has returned both buffers belong to the op. In place (send ==
+// recv) is
+//   normal; any other overlap is pcclInvalidArgument. After an error the input is as it was at launch, in place too,
+//   and an out-of-place receive buffer is unspecified.
 // - Every function may be called from any thread. While pcclUpdateTopology, pcclOptimizeTopology or
 //   pcclSynchronizeSharedState runs, another of these or a launch on the same communicator returns pcclInvalidUsage.
 // - Nothing here ends the process, writes to stdout, or changes signal dispositions.
-// - A forked child has none of its parent's connections. With a handle of its parent every call returns pcclInvalidUsage at once,
+// - A forked child has none of its parent's connections. With a handle of its parent every call returns
+// pcclInvalidUsage at once,
 //   destroying does nothing and returns pcclSuccess; it may create handles of its own.
 #ifndef PCCL_H
 #define PCCL_H
@@ -64,7 +70,8 @@ typedef enum pcclResult_t {
     pcclPendingAsyncOps = 10,            // un-awaited ops forbid this call
     pcclUpdateTopologyFailed = 11,       // the vote passed, but the old epoch stands: call again
     pcclTopologyOptimizationFailed = 12, // the vote passed, but the old order stands: call again
-    pcclTimedOut = 13                    // the caller's own bound on the wait ran out; the call goes on, repeat it to wait on
+    // the caller's own bound on the wait ran out; the call goes on, repeat it to wait on
+    pcclTimedOut = 13
 } pcclResult_t;
 
 typedef enum pcclDataType_t {
@@ -82,28 +89,21 @@ typedef enum pcclDataType_t {
     pcclDouble = 11
 } pcclDataType_t;
 
-typedef enum pcclDeviceType_t {
-    pcclDeviceCpu = 0,
-    pcclDeviceCuda = 1
-} pcclDeviceType_t;
+typedef enum pcclDeviceType_t { pcclDeviceCpu = 0, pcclDeviceCuda = 1 } pcclDeviceType_t;
 
-// Integers wrap; pcclAvg divides the sum by the number of contributors (truncating toward zero for integers); pcclMax and
-// pcclMin of floats give NaN if any input is NaN, and -0 is less than +0. float16 and bfloat16 are computed in float.
-typedef enum pcclRedOp_t {
-    pcclSum = 0,
-    pcclAvg = 1,
-    pcclProd = 2,
-    pcclMax = 3,
-    pcclMin = 4
-} pcclRedOp_t;
+// Integers wrap; pcclAvg divides the sum by the number of contributors (truncating toward zero for integers); pcclMax
+// and pcclMin of floats give NaN if any input is NaN, and -0 is less than +0. float16 and bfloat16 are computed in
+// float.
+typedef enum pcclRedOp_t { pcclSum = 0, pcclAvg = 1, pcclProd = 2, pcclMax = 3, pcclMin = 4 } pcclRedOp_t;
 
 typedef enum pcclAttribute_t {
-    PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE = 1,            // accepted peers in the run
-    PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE = 2,        // accepted peers in the own group
-    PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS = 3,     // groups that have a peer
+    PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE = 1,             // accepted peers in the run
+    PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE = 2,         // accepted peers in the own group
+    PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS = 3,      // groups that have a peer
     PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE = 4, // size of the largest group
-    // The place of this peer among the members of its group, in the order in which they joined: 0 to the group's size - 1, another one on each.
-    // The order of members stays, so a rank becomes smaller when a member with a smaller one is lost.
+    // The place of this peer among the members of its group, in the order in which they joined: 0 to the group's size -
+    // 1, another one on each. The order of members stays, so a rank becomes smaller when a member with a smaller one is
+    // lost.
     PCCL_ATTRIBUTE_PEER_GROUP_RANK = 5
 } pcclAttribute_t;
 
@@ -147,8 +147,8 @@ typedef struct pcclReduceOperandDescriptor_t {
     pcclDistributionHint_t distribution_hint;
 } pcclReduceOperandDescriptor_t;
 
-// With pcclQuantNone, quantized_datatype is ignored. Otherwise: source float16, bfloat16, float or double; quantised uint8,
-// int8, uint16, int16 and, for pcclQuantMinMax, uint32 and uint64.
+// With pcclQuantNone, quantized_datatype is ignored. Otherwise: source float16, bfloat16, float or double; quantised
+// uint8, int8, uint16, int16 and, for pcclQuantMinMax, uint32 and uint64.
 typedef struct pcclQuantizationOptions_t {
     pcclDataType_t quantized_datatype;
     pcclQuantizationAlgorithm_t algorithm;
@@ -176,7 +176,8 @@ typedef struct pcclAsyncReduceOp_t {
     uint64_t tag;
 } pcclAsyncReduceOp_t;
 
-// How pcclAllReduceEx and pcclAwaitAsyncReduceEx go about it. Fields added later come at the end and count as 0 when `size` ends before.
+// How pcclAllReduceEx and pcclAwaitAsyncReduceEx go about it. Fields added later come at the end and count as 0 when
+// `size` ends before.
 typedef struct pcclReduceOptions_t {
     size_t size;         // sizeof(pcclReduceOptions_t)
     bool retry;          // go on without members that are lost
@@ -191,9 +192,9 @@ typedef struct pcclRankUuid_t {
 
 // A range of a result whose elements have the same contributors.
 typedef struct pcclReduceRange_t {
-    uint64_t begin, end;    // elements
-    size_t contributors;    // the divisor of pcclAvg; 0: the range was not reduced
-    size_t ranges;          // that the op has
+    uint64_t begin, end; // elements
+    size_t contributors; // the divisor of pcclAvg; 0: the range was not reduced
+    size_t ranges;       // that the op has
 } pcclReduceRange_t;
 
 typedef struct pcclTensorInfo_t {
@@ -229,37 +230,38 @@ PCCL_EXPORT pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t *info);
 // Creates a communicator from a copy of `params`, without touching the network. The caller destroys it.
 PCCL_EXPORT pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclComm_t **comm_out);
 
-// Joins the run. On success this peer is accepted and all four attributes are valid. The first peer of a run is accepted at
-// once; a newcomer waits until all accepted peers are in pcclUpdateTopology.
-// pcclInvalidUsage: connected already, or dead. pcclMasterConnectionFailed: master unreachable, or the join was refused.
-// pcclRankConnectionFailed: the other peers could not be reached. After the last two it may be called again.
+// Joins the run. On success this peer is accepted and all four attributes are valid. The first peer of a run is
+// accepted at once; a newcomer waits until all accepted peers are in pcclUpdateTopology. pcclInvalidUsage: connected
+// already, or dead. pcclMasterConnectionFailed: master unreachable, or the join was refused. pcclRankConnectionFailed:
+// the other peers could not be reached. After the last two it may be called again.
 PCCL_EXPORT pcclResult_t pcclConnect(pcclComm_t *comm);
 
-// Leaves the run and frees the communicator, always and in bounded time. The others learn of it at once. Calls blocked in
-// other threads return an error first. Un-awaited ops are cancelled; their buffers are not touched once this has returned.
+// Leaves the run and frees the communicator, always and in bounded time. The others learn of it at once. Calls blocked
+// in other threads return an error first. Un-awaited ops are cancelled; their buffers are not touched once this has
+// returned.
 PCCL_EXPORT pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm);
 
 // Reads one number of the snapshot. Does not wait.
-// pcclInvalidArgument: unknown attribute. pcclInvalidUsage: never connected. A dead communicator reads 1, so 1 does not tell that this
-// peer is alone. Only PCCL_ATTRIBUTE_PEER_GROUP_RANK fails: pcclMasterConnectionFailed for a dead communicator, and pcclRankConnectionLost
-// where the rank of the snapshot is not known, because members died together with a master: the next op or update tells of them, as of any loss.
+// pcclInvalidArgument: unknown attribute. pcclInvalidUsage: never connected. A dead communicator reads 1, so 1 does not
+// tell that this peer is alone. Only PCCL_ATTRIBUTE_PEER_GROUP_RANK fails: pcclMasterConnectionFailed for a dead
+// communicator, and pcclRankConnectionLost where the rank of the snapshot is not known, because members died together
+// with a master: the next op or update tells of them, as of any loss.
 PCCL_EXPORT pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute, int *attribute_out);
 
 // Accepts all newcomers that wait and can be reached; a barrier of all accepted peers of all groups, for whom it waits.
 // Newcomers that cannot be reached, or die meanwhile, are left out, without harm to this call.
-// pcclInvalidUsage: not connected, or another topology or sync call runs. pcclPendingAsyncOps. pcclRankConnectionFailed: this
-// peer cannot reach the others. pcclUpdateTopologyFailed: no new epoch came of it.
+// pcclInvalidUsage: not connected, or another topology or sync call runs. pcclPendingAsyncOps.
+// pcclRankConnectionFailed: this peer cannot reach the others. pcclUpdateTopologyFailed: no new epoch came of it.
 PCCL_EXPORT pcclResult_t pcclUpdateTopology(pcclComm_t *comm);
 
-// Tells whether a newcomer of any group waits: the same answer on all accepted peers of all groups, for whom it waits. Admits
-// nobody; un-awaited ops are allowed, and ops may run beside it.
-// pcclInvalidUsage: not connected.
+// Tells whether a newcomer of any group waits: the same answer on all accepted peers of all groups, for whom it waits.
+// Admits nobody; un-awaited ops are allowed, and ops may run beside it. pcclInvalidUsage: not connected.
 PCCL_EXPORT pcclResult_t pcclArePeersPending(const pcclComm_t *comm, bool *pending_out);
 
-// Measures the links not yet known and takes the ring order whose slowest link is fastest, in every group. A barrier of all
-// accepted peers of all groups, for whom it waits. Never required.
-// pcclInvalidUsage: not connected, fewer than two peers in the run, or another topology or sync call runs.
-// pcclPendingAsyncOps. pcclRankConnectionFailed. pcclTopologyOptimizationFailed: the old order stands.
+// Measures the links not yet known and takes the ring order whose slowest link is fastest, in every group. A barrier of
+// all accepted peers of all groups, for whom it waits. Never required. pcclInvalidUsage: not connected, fewer than two
+// peers in the run, or another topology or sync call runs. pcclPendingAsyncOps. pcclRankConnectionFailed.
+// pcclTopologyOptimizationFailed: the old order stands.
 PCCL_EXPORT pcclResult_t pcclOptimizeTopology(const pcclComm_t *comm);
 
 // pcclAllReduceAsync and pcclAwaitAsyncReduce in one: the errors of both, waits for the members of the group.
@@ -268,55 +270,60 @@ PCCL_EXPORT pcclResult_t pcclAllReduce(const void *sendbuf, void *recvbuf, const
 
 // Launches an op; does not wait. `descriptor` is copied. Both buffers belong to the op until it has been awaited or the
 // communicator destroyed. Losses are reported by the await. Buffers may be NULL only when count is 0.
-// pcclInvalidArgument: unknown enumerators, a combination of types that is not supported, overlapping buffers, or a tag that
-// is live (the live op goes on). pcclInvalidUsage: not connected, or a topology or sync call runs. pcclTooFewPeers.
-PCCL_EXPORT pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
-                                            const pcclComm_t *comm, pcclAsyncReduceOp_t *reduce_handle_out);
+// pcclInvalidArgument: unknown enumerators, a combination of types that is not supported, overlapping buffers, or a tag
+// that is live (the live op goes on). pcclInvalidUsage: not connected, or a topology or sync call runs.
+// pcclTooFewPeers.
+PCCL_EXPORT pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf,
+                                            const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
+                                            pcclAsyncReduceOp_t *reduce_handle_out);
 
-// Waits for the members of the group until the op has ended. Then the result is in its receive buffer on all of them, or its
-// input is as at launch, and the tag is free. Each op is awaited once.
-// pcclInvalidArgument: no un-awaited op of this handle, or the members' arguments disagree. pcclRankConnectionLost.
+// Waits for the members of the group until the op has ended. Then the result is in its receive buffer on all of them,
+// or its input is as at launch, and the tag is free. Each op is awaited once. pcclInvalidArgument: no un-awaited op of
+// this handle, or the members' arguments disagree. pcclRankConnectionLost.
 PCCL_EXPORT pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
                                               pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out);
 
-// Reduces all ops in retry mode (pcclAllReduceEx): what is not complete when a member is lost is redone among the survivors. At most `max_in_flight` run at once; equal tags run one after another. All descriptors are checked before
+// Reduces all ops in retry mode (pcclAllReduceEx): what is not complete when a member is lost is redone among the
+// survivors. At most `max_in_flight` run at once; equal tags run one after another. All descriptors are checked before
 // any launch. The info adds up the bytes of all ops and gives the size of the group at the end. Waits for the group.
 // pcclInvalidArgument: count 0, max_in_flight < 1, or a bad descriptor. pcclInvalidUsage: as pcclAllReduceAsync.
-// pcclTooFewPeers: alone before or after; info is then written with local_world_size 1, and in-place buffers hold, range by range,
-// the result or the input. pcclMasterConnectionFailed: the communicator died.
+// pcclTooFewPeers: alone before or after; info is then written with local_world_size 1, and in-place buffers hold,
+// range by range, the result or the input. pcclMasterConnectionFailed: the communicator died.
 PCCL_EXPORT pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *descriptors, size_t count,
                                                         const pcclComm_t *comm,
                                                         pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out,
                                                         int max_in_flight);
 
-// pcclAllReduce with options; NULL: none. In retry mode a loss does not end the op: what all survivors had complete stays as it is, the
-// rest is redone among the survivors, each range the reduction of exactly its contributors (pcclGetReduceContributors). Large ops are divided
-// into up to 64 segments, of which a loss costs 6 at most. Members in retry mode and others may meet in one op; it is then not divided.
-// Success in retry mode adopts the epoch that the op was ended in. After an error, ranges with contributors hold the result, all
-// others, in place, the input. pcclTooFewPeers: no other member was left to end it with. pcclMasterConnectionFailed: the
-// communicator died. pcclTimedOut: the op goes on: await it by {comm, tag}. pcclInvalidArgument: options without a size.
+// pcclAllReduce with options; NULL: none. In retry mode a loss does not end the op: what all survivors had complete
+// stays as it is, the rest is redone among the survivors, each range the reduction of exactly its contributors
+// (pcclGetReduceContributors). Large ops are divided into up to 64 segments, of which a loss costs 6 at most. Members
+// in retry mode and others may meet in one op; it is then not divided. Success in retry mode adopts the epoch that the
+// op was ended in. After an error, ranges with contributors hold the result, all others, in place, the input.
+// pcclTooFewPeers: no other member was left to end it with. pcclMasterConnectionFailed: the communicator died.
+// pcclTimedOut: the op goes on: await it by {comm, tag}. pcclInvalidArgument: options without a size.
 PCCL_EXPORT pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
                                          const pcclComm_t *comm, const pcclReduceOptions_t *PCCL_NULLABLE options,
                                          pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out);
 
-// pcclAwaitAsyncReduce that waits for `timeout_ms` at most (the options' only field of use here). Takes any op in flight, and ends
-// it as pcclAllReduceEx does. pcclTimedOut: the op goes on, and is to be awaited again.
+// pcclAwaitAsyncReduce that waits for `timeout_ms` at most (the options' only field of use here). Takes any op in
+// flight, and ends it as pcclAllReduceEx does. pcclTimedOut: the op goes on, and is to be awaited again.
 PCCL_EXPORT pcclResult_t pcclAwaitAsyncReduceEx(const pcclAsyncReduceOp_t *reduce_handle,
                                                 const pcclReduceOptions_t *PCCL_NULLABLE options,
                                                 pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out);
 
-// Who is in which part of a result: range number `index` of the op of `tag` that has ended last, among those of pcclAllReduceEx
-// and pcclAllReduceMultipleWithRetry, also when it failed. Ranges are in order and cover the tensor; neighbours differ. Up to `capacity`
-// ids are written to `uuids_out`, which may be NULL when capacity is 0. Known for the last 1,024 tags. Does not wait.
-// pcclInvalidArgument: no such op, or no such range.
-PCCL_EXPORT pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, size_t index, pcclReduceRange_t *range_out,
+// Who is in which part of a result: range number `index` of the op of `tag` that has ended last, among those of
+// pcclAllReduceEx and pcclAllReduceMultipleWithRetry, also when it failed. Ranges are in order and cover the tensor;
+// neighbours differ. Up to `capacity` ids are written to `uuids_out`, which may be NULL when capacity is 0. Known for
+// the last 1,024 tags. Does not wait. pcclInvalidArgument: no such op, or no such range.
+PCCL_EXPORT pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, size_t index,
+                                                   pcclReduceRange_t *range_out,
                                                    pcclRankUuid_t *PCCL_NULLABLE uuids_out, size_t capacity);
 
-// Brings the content of the shared state to the same bytes on all members of the group, for whom it waits, and writes back
-// `revision`. After an error `revision` is as passed; entries that were to be received are unspecified, all others unchanged.
-// pcclInvalidArgument: no entries, a NULL or doubled name, NULL data with count > 0, an unknown enumerator, or a device entry
-// without device support. pcclInvalidUsage: not connected, another topology or sync call runs, or expelled by this very sync.
-// pcclNoSharedStateAvailable. pcclPendingAsyncOps.
+// Brings the content of the shared state to the same bytes on all members of the group, for whom it waits, and writes
+// back `revision`. After an error `revision` is as passed; entries that were to be received are unspecified, all others
+// unchanged. pcclInvalidArgument: no entries, a NULL or doubled name, NULL data with count > 0, an unknown enumerator,
+// or a device entry without device support. pcclInvalidUsage: not connected, another topology or sync call runs, or
+// expelled by this very sync. pcclNoSharedStateAvailable. pcclPendingAsyncOps.
 PCCL_EXPORT pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_t *shared_state,
                                                     pcclSharedStateSyncStrategy_t strategy,
                                                     pcclSharedStateSyncInfo_t *PCCL_NULLABLE sync_info_out);
@@ -328,9 +335,8 @@ PCCL_EXPORT pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address,
 // pcclInvalidUsage: the address is in use, or this master was run before.
 PCCL_EXPORT pcclResult_t pcclRunMaster(pcclMasterInstance_t *master);
 
-// Asks a master to stop and to end the run: peers that know no other master are dead at once. Does not wait, may be repeated,
-// and may be called in a signal handler.
-// pcclInvalidUsage: never run.
+// Asks a master to stop and to end the run: peers that know no other master are dead at once. Does not wait, may be
+// repeated, and may be called in a signal handler. pcclInvalidUsage: never run.
 PCCL_EXPORT pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master);
 
 // Waits until the master has stopped, that is for pcclInterruptMaster or pcclDetachMaster. May be repeated.
@@ -340,8 +346,9 @@ PCCL_EXPORT pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master
 // Stops the master if it runs, and frees it. Once this has returned, the port can be bound again.
 PCCL_EXPORT pcclResult_t pcclDestroyMaster(pcclMasterInstance_t *master);
 
-// Asks a master to stop without ending the run, as if its process had died: the peers look for another master of their list, or
-// wait for one to come back at this address. Otherwise as pcclInterruptMaster; of the two, the call that comes first counts.
+// Asks a master to stop without ending the run, as if its process had died: the peers look for another master of their
+// list, or wait for one to come back at this address. Otherwise as pcclInterruptMaster; of the two, the call that comes
+// first counts.
 PCCL_EXPORT pcclResult_t pcclDetachMaster(pcclMasterInstance_t *master);
 
 #ifdef __cplusplus

@@ -1,9 +1,10 @@
-#include "roster.h"
+#include "net/roster.h"
 
 #include <string.h>
 
 // Both halves of `from` are sorted; merges them into `to`.
-static void merge(const struct wire_member *members, const uint16_t *from, uint32_t middle, uint32_t end, uint16_t *to) {
+static void merge(const struct wire_member *members, const uint16_t *from, uint32_t middle, uint32_t end,
+                  uint16_t *to) {
     uint32_t a = 0, b = middle;
     for (uint32_t i = 0; i < end; i++) {
         bool left = a < middle && (b == end || wire_id_compare(&members[from[a]].id, &members[from[b]].id) <= 0);
@@ -23,7 +24,8 @@ void roster_sort(const struct wire_member *members, uint32_t count, uint16_t sor
     }
 }
 
-uint32_t roster_find(const struct wire_member *members, const uint16_t *sorted, uint32_t count, const struct wire_id *id) {
+uint32_t roster_find(const struct wire_member *members, const uint16_t *sorted, uint32_t count,
+                     const struct wire_id *id) {
     uint32_t low = 0, high = count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;

@@ -18,7 +18,8 @@ enum {
     KEEPALIVE_INTERVAL_S = 3,
     KEEPALIVE_PROBES = 3,
     CONGESTION_BYTES = 17, // a name and a zero
-    USER_TIMEOUT_MS = 20000, // unacknowledged data on a half-open link; heartbeats are faster, this is the net below them
+    // unacknowledged data on a half-open link; heartbeats are faster, this is the net below them
+    USER_TIMEOUT_MS = 20000,
 };
 
 bool socket_address_from_sockaddr(struct wire_address *out, const struct sockaddr *in) {
@@ -98,7 +99,8 @@ static int open_socket(const struct wire_address *address) {
 }
 
 // ---- congestion control ----
-// Reno, which every system has and every user may choose: loopback loses nothing, and an algorithm that paces (BBR) doubles what a byte costs there.
+// Reno, which every system has and every user may choose: loopback loses nothing, and an algorithm that paces (BBR)
+// doubles what a byte costs there.
 static const char within_host[] = "reno";
 
 // These mark the packets of a handshake, so a listener that lacks them would refuse them to other hosts.
@@ -110,7 +112,9 @@ bool socket_congestion(int fd, char *out, size_t capacity) {
     return getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, out, &length) == 0;
 }
 
-static void set_congestion(int fd, const char *name) { setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)); }
+static void set_congestion(int fd, const char *name) {
+    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
+}
 
 bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b) {
     return a->family == b->family && memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
@@ -120,10 +124,12 @@ bool socket_within_host(int fd) {
     struct wire_address local, remote;
     if (!socket_local_address(fd, &local) || !socket_remote_address(fd, &remote)) return false;
     if (local.family != remote.family) return false;
-    return socket_address_same_host(&local, &remote) || (socket_address_is_loopback(&local) && socket_address_is_loopback(&remote));
+    return socket_address_same_host(&local, &remote) ||
+           (socket_address_is_loopback(&local) && socket_address_is_loopback(&remote));
 }
 
-// Whether a connection to `address` would come from the same one. Connecting a datagram socket asks the routes and sends nothing.
+// Whether a connection to `address` would come from the same one. Connecting a datagram socket asks the routes and
+// sends nothing.
 static bool is_within_host(const struct wire_address *address) {
     if (socket_address_is_loopback(address)) return true;
     struct sockaddr_storage to;
@@ -134,8 +140,8 @@ static bool is_within_host(const struct wire_address *address) {
     return within;
 }
 
-// Accepted connections begin with the listener's algorithm, and pacing once begun does not end: so the listener has Reno, and a connection from
-// another host gets back what the system, or the route to that host, chooses.
+// Accepted connections begin with the listener's algorithm, and pacing once begun does not end: so the listener has
+// Reno, and a connection from another host gets back what the system, or the route to that host, chooses.
 static void choose_for_listener(int fd) {
     char chosen[CONGESTION_BYTES];
     if (!socket_congestion(fd, chosen, sizeof chosen)) return;
@@ -153,7 +159,8 @@ static void choose_for_accepted(int fd) {
     }
     if (strcmp(has, within_host) != 0) return; // by the route
     int fresh = descriptor_socket(AF_INET, SOCK_STREAM, 0);
-    if (fresh >= 0 && socket_congestion(fresh, chosen, sizeof chosen) && strcmp(chosen, has) != 0) set_congestion(fd, chosen);
+    if (fresh >= 0 && socket_congestion(fresh, chosen, sizeof chosen) && strcmp(chosen, has) != 0)
+        set_congestion(fd, chosen);
     socket_close(fresh);
 }
 
@@ -233,13 +240,15 @@ int socket_connect_result(int fd) {
 bool socket_local_address(int fd, struct wire_address *out) {
     struct sockaddr_storage address;
     socklen_t length = sizeof address;
-    return getsockname(fd, (struct sockaddr *)&address, &length) == 0 && socket_address_from_sockaddr(out, (struct sockaddr *)&address);
+    return getsockname(fd, (struct sockaddr *)&address, &length) == 0 &&
+           socket_address_from_sockaddr(out, (struct sockaddr *)&address);
 }
 
 bool socket_remote_address(int fd, struct wire_address *out) {
     struct sockaddr_storage address;
     socklen_t length = sizeof address;
-    return getpeername(fd, (struct sockaddr *)&address, &length) == 0 && socket_address_from_sockaddr(out, (struct sockaddr *)&address);
+    return getpeername(fd, (struct sockaddr *)&address, &length) == 0 &&
+           socket_address_from_sockaddr(out, (struct sockaddr *)&address);
 }
 
 bool socket_has_ended(int fd) {

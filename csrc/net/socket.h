@@ -19,7 +19,8 @@ const char *socket_address_format(char *out, size_t capacity, const struct wire_
 // Reads 1.2.3.4:48148 or [::1]:48148 from `length` characters. False: it is neither.
 bool socket_address_parse(const char *text, size_t length, struct wire_address *out);
 
-// Congestion control: a connection between processes of one host uses Reno, every other one what the system chooses (docs/decisions/reno-within-a-host.md).
+// Congestion control: a connection between processes of one host uses Reno, every other one what the system chooses
+// (docs/decisions/reno-within-a-host.md).
 
 // Listens; an IPv6 wildcard also takes IPv4. Port 0 = any. Returns the descriptor or -errno.
 int socket_listen(const struct wire_address *address);
@@ -38,7 +39,8 @@ bool socket_within_host(int fd);
 bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b);
 // Writes the name of the connection's congestion control; at least 16 bytes. False: unknown.
 bool socket_congestion(int fd, char *out, size_t capacity);
-// The shortest round trip of late in microseconds, from the kernel; 0 when unknown. A process that is slow to answer does not make it longer.
+// The shortest round trip of late in microseconds, from the kernel; 0 when unknown. A process that is slow to answer
+// does not make it longer.
 uint32_t socket_round_trip_us(int fd);
 // Whether the other side has ended the connection, or it broke; bytes may be left to read.
 bool socket_has_ended(int fd);

@@ -46,7 +46,8 @@ enum {
     SIZES_BYTES = WIRE_MAX_MEMBERS * GROUP_SIZE_BYTES,
     LOSSES_BYTES = WIRE_MAX_MEMBERS * LOSS_BYTES,
     MAX_REPORTED_OPS = 2 * WIRE_MAX_LIVE_OPS,
-    MAX_RESUME_BYTES = RESUME_BYTES + OUTLINE_BYTES + SIZES_BYTES + MEMBERS_BYTES + WIRE_MAX_PAST * PAST_BYTES + LOSSES_BYTES,
+    MAX_RESUME_BYTES = RESUME_BYTES + OUTLINE_BYTES + SIZES_BYTES + MEMBERS_BYTES + WIRE_MAX_PAST * PAST_BYTES +
+        LOSSES_BYTES,
 };
 
 // The lengths that a body of each type can have, so that a header alone tells how much must be buffered.
@@ -200,7 +201,9 @@ struct reader {
     bool bad;
 };
 
-static struct reader reader_of(const uint8_t *body, size_t length) { return (struct reader){body, body == NULL ? body : body + length, false}; }
+static struct reader reader_of(const uint8_t *body, size_t length) {
+    return (struct reader){body, body == NULL ? body : body + length, false};
+}
 
 static bool reader_complete(const struct reader *in) { return !in->bad && in->at == in->end; }
 
@@ -317,7 +320,9 @@ static void get_epoch(struct reader *in, struct wire_epoch *out) {
         get_address(in, &member->address);
         if (i > 0 && member->group < out->members[i - 1].group) in->bad = true;
     }
-    if (out->count == 0 || names_twice(out) || out->group_epoch > out->number || out->lost_epoch > out->number || out->latency_us == 0 || out->megabytes_per_s == 0) in->bad = true;
+    if (out->count == 0 || names_twice(out) || out->group_epoch > out->number || out->lost_epoch > out->number ||
+        out->latency_us == 0 || out->megabytes_per_s == 0)
+        in->bad = true;
 }
 
 // ---- buffer ----
@@ -380,7 +385,8 @@ bool wire_header_decode(const uint8_t in[WIRE_HEADER_BYTES], struct wire_header 
     out->run = get_u64(&reader);
     out->generation = get_u64(&reader);
     out->epoch = get_u64(&reader);
-    return magic == WIRE_MAGIC && type_known(out->type) && out->length >= types[out->type].least && out->length <= types[out->type].most;
+    return magic == WIRE_MAGIC && type_known(out->type) && out->length >= types[out->type].least &&
+           out->length <= types[out->type].most;
 }
 
 void wire_op_encode(uint8_t out[WIRE_OP_BYTES], const struct wire_op *op) {
@@ -413,7 +419,9 @@ bool wire_op_decode(const uint8_t in[WIRE_OP_BYTES], struct wire_op *out) {
 
 // ---- encoders ----
 
-void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type) { begin(out, header, type, 0); }
+void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type) {
+    begin(out, header, type, 0);
+}
 
 void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text) {
     size_t length = strnlen(text, WIRE_MAX_TEXT);
@@ -468,8 +476,10 @@ static void put_quorum(uint8_t *at, const struct wire_quorum *quorum) {
     put_u64(at, quorum->newer);
 }
 
-void wire_encode_epoch_commit(struct wire_buffer *out, struct wire_header header, const struct wire_epoch_commit *message) {
-    uint8_t *at = begin(out, header, WIRE_EPOCH, 1 + EPOCH_BYTES + message->epoch.count * (size_t)MEMBER_BYTES + QUORUM_BYTES);
+void wire_encode_epoch_commit(struct wire_buffer *out, struct wire_header header,
+                              const struct wire_epoch_commit *message) {
+    uint8_t *at =
+        begin(out, header, WIRE_EPOCH, 1 + EPOCH_BYTES + message->epoch.count * (size_t)MEMBER_BYTES + QUORUM_BYTES);
     if (at == NULL) return;
     at = put_u8(at, message->reason);
     at = put_epoch(at, &message->epoch);
@@ -553,7 +563,9 @@ void wire_encode_measured(struct wire_buffer *out, struct wire_header header, co
 
 static uint32_t outline_count(uint64_t entries) { return (uint32_t)(entries >> wire_outline_shift(entries)); }
 
-static size_t sync_vote_bytes(const struct wire_sync_vote *message) { return SYNC_VOTE_BYTES + 4 * (size_t)outline_count(message->outline.entries); }
+static size_t sync_vote_bytes(const struct wire_sync_vote *message) {
+    return SYNC_VOTE_BYTES + 4 * (size_t)outline_count(message->outline.entries);
+}
 
 static uint8_t *put_sync_vote(uint8_t *at, const struct wire_sync_vote *message) {
     at = put_u8(at, message->strategy);
@@ -571,7 +583,8 @@ void wire_encode_sync_vote(struct wire_buffer *out, struct wire_header header, c
     if (at != NULL) put_sync_vote(at, message);
 }
 
-void wire_encode_sync_differs(struct wire_buffer *out, struct wire_header header, const struct wire_sync_differs *message) {
+void wire_encode_sync_differs(struct wire_buffer *out, struct wire_header header,
+                              const struct wire_sync_differs *message) {
     uint8_t *at = begin(out, header, WIRE_SYNC_DIFFERS, SYNC_DIFFERS_BYTES);
     if (at == NULL) return;
     at = put_u64(at, message->first);
@@ -646,8 +659,9 @@ static uint8_t *put_losses(uint8_t *at, const struct wire_loss *losses, uint32_t
 
 void wire_encode_resume(struct wire_buffer *out, struct wire_header header, const struct wire_resume *message) {
     size_t outline = sync_vote_bytes(&message->sync_vote) - SYNC_VOTE_BYTES;
-    size_t known = RESUME_BYTES + outline + message->barrier.count * (size_t)GROUP_SIZE_BYTES + message->epoch.count * (size_t)MEMBER_BYTES +
-                   message->past_count * (size_t)PAST_BYTES + message->loss_count * (size_t)LOSS_BYTES;
+    size_t known = RESUME_BYTES + outline + message->barrier.count * (size_t)GROUP_SIZE_BYTES +
+                   message->epoch.count * (size_t)MEMBER_BYTES + message->past_count * (size_t)PAST_BYTES +
+                   message->loss_count * (size_t)LOSS_BYTES;
     uint8_t *at = begin(out, header, WIRE_RESUME, message->accepted ? known : NEWCOMER_BYTES + outline);
     if (at == NULL) return;
     at = put_hello(at, &message->hello);
@@ -673,7 +687,8 @@ void wire_encode_resume(struct wire_buffer *out, struct wire_header header, cons
 }
 
 void wire_encode_resumed(struct wire_buffer *out, struct wire_header header, const struct wire_resumed *message) {
-    size_t length = RESUMED_BYTES + message->barrier.count * (size_t)GROUP_SIZE_BYTES + message->loss_count * (size_t)LOSS_BYTES + message->sync.text.length;
+    size_t length = RESUMED_BYTES + message->barrier.count * (size_t)GROUP_SIZE_BYTES +
+                    message->loss_count * (size_t)LOSS_BYTES + message->sync.text.length;
     uint8_t *at = begin(out, header, WIRE_RESUMED, length);
     if (at == NULL) return;
     at = put_u32(at, message->heartbeat_limit_ms);
@@ -946,7 +961,9 @@ static uint32_t get_losses(struct reader *in, struct wire_loss *out) {
         loss->groups = get_u32(in);
         loss->largest_group = get_u32(in);
         if (loss->members > WIRE_MAX_MEMBERS || loss->group_members == 0 || loss->groups == 0) in->bad = true;
-        if (loss->largest_group > loss->members || loss->groups > loss->members || loss->group_members > loss->largest_group) in->bad = true;
+        if (loss->largest_group > loss->members || loss->groups > loss->members ||
+            loss->group_members > loss->largest_group)
+            in->bad = true;
         if (i > 0 && loss->epoch <= out[i - 1].epoch) in->bad = true;
     }
     return count;
@@ -1018,9 +1035,13 @@ unsigned wire_outline_shift(uint64_t entries) {
 
 bool wire_id_equal(const struct wire_id *a, const struct wire_id *b) { return wire_id_compare(a, b) == 0; }
 
-int wire_id_compare(const struct wire_id *a, const struct wire_id *b) { return memcmp(a->bytes, b->bytes, WIRE_ID_BYTES); }
+int wire_id_compare(const struct wire_id *a, const struct wire_id *b) {
+    return memcmp(a->bytes, b->bytes, WIRE_ID_BYTES);
+}
 
-bool wire_hash_equal(const struct wire_hash *a, const struct wire_hash *b) { return a->low == b->low && a->high == b->high; }
+bool wire_hash_equal(const struct wire_hash *a, const struct wire_hash *b) {
+    return a->low == b->low && a->high == b->high;
+}
 
 bool wire_op_name_equal(const struct wire_op_name *a, const struct wire_op_name *b) {
     return a->tag == b->tag && a->epoch == b->epoch && a->sequence == b->sequence && a->segment == b->segment;

@@ -1,4 +1,5 @@
-// Every message, number and limit of the protocol. No message is defined anywhere else; docs/protocol.md explains the exchange.
+// Every message, number and limit of the protocol. No message is defined anywhere else; docs/protocol.md explains the
+// exchange.
 //
 // A frame is a 32-byte header and a body, little-endian. Control frames (peer <-> master) have bodies of at most
 // WIRE_MAX_CONTROL_BYTES; data frames (peer <-> peer) begin their body with struct wire_op and carry at most
@@ -34,52 +35,61 @@ enum {
 
 enum wire_type {
     // control
-    WIRE_HELLO = 1,   // peer -> master, the first frame of a connection
-    WIRE_WELCOME,     // master -> peer: registered
-    WIRE_REFUSED,     // master -> peer: not registered, why; the master closes
-    WIRE_CANDIDATE,   // master -> peer: make the links of this epoch, report with LINKED
-    WIRE_LINKED,      // peer -> master
-    WIRE_EPOCH,       // master -> peer: this epoch is in force
-    WIRE_VOTE,        // peer -> master
-    WIRE_OUTCOME,     // master -> peer: the end of a vote that makes no epoch
-    WIRE_HEARTBEAT,   // both ways, empty body
-    WIRE_LEAVE,       // peer -> master, empty body
-    WIRE_EXPELLED,    // master -> peer, why; the master closes
-    WIRE_DONE,        // peer -> master: my part of a large op is complete
-    WIRE_VERDICT,     // master -> peer: the end of an op
-    WIRE_REPORT,      // peer -> master: where my ops stood when the epoch before this one was frozen
-    WIRE_MISMATCH,    // peer -> master: another member gave other arguments for this op
-    WIRE_LINK_DOWN,   // peer -> master: a link to a member broke or could not be made
-    WIRE_MEASURE,     // master -> peer: measure the link to this member
-    WIRE_MEASURED,    // peer -> master
-    WIRE_SYNC_VOTE,   // peer -> master: this is the state that I hold
-    WIRE_SYNC_PLAN,   // master -> peer: the election is over, these receive and these give
-    WIRE_SYNC_DONE,   // peer -> master: what I had to receive is here and verified, or cannot be had
-    WIRE_SYNC_END,    // master -> peer: the round is over
-    WIRE_RESUME,      // peer -> master, the first frame of a connection in place of HELLO: the master I was with is lost, this is what I know
-    WIRE_GENERATION,  // master -> peer, empty body: I want to take the run up with the generation in the header
-    WIRE_PROMISE,     // peer -> master, empty body: the sender listens to no lower one from now on
-    WIRE_RESUMED,     // master -> peer: the run goes on with this generation; how that ended which the receiver missed
-    WIRE_BYE,         // master -> peer, empty body: the master was stopped by its owner
-    WIRE_MOVED,       // peer -> master, empty body: the master was silent, so I look for another one
-    WIRE_STATUS,      // master -> master, the first frame of a connection, empty body: do you serve a run?
-    WIRE_STATUS_IS,   // the answer
-    WIRE_WAITING,     // master -> peer, text: there is no run to be in yet, and why
-    WIRE_SYNC_DIFFERS, // master -> peer: where your list of entries begins to differ from the elected one; EXPELLED follows
+    WIRE_HELLO = 1, // peer -> master, the first frame of a connection
+    WIRE_WELCOME,   // master -> peer: registered
+    WIRE_REFUSED,   // master -> peer: not registered, why; the master closes
+    WIRE_CANDIDATE, // master -> peer: make the links of this epoch, report with LINKED
+    WIRE_LINKED,    // peer -> master
+    WIRE_EPOCH,     // master -> peer: this epoch is in force
+    WIRE_VOTE,      // peer -> master
+    WIRE_OUTCOME,   // master -> peer: the end of a vote that makes no epoch
+    WIRE_HEARTBEAT, // both ways, empty body
+    WIRE_LEAVE,     // peer -> master, empty body
+    WIRE_EXPELLED,  // master -> peer, why; the master closes
+    WIRE_DONE,      // peer -> master: my part of a large op is complete
+    WIRE_VERDICT,   // master -> peer: the end of an op
+    WIRE_REPORT,    // peer -> master: where my ops stood when the epoch before this one was frozen
+    WIRE_MISMATCH,  // peer -> master: another member gave other arguments for this op
+    WIRE_LINK_DOWN, // peer -> master: a link to a member broke or could not be made
+    WIRE_MEASURE,   // master -> peer: measure the link to this member
+    WIRE_MEASURED,  // peer -> master
+    WIRE_SYNC_VOTE, // peer -> master: this is the state that I hold
+    WIRE_SYNC_PLAN, // master -> peer: the election is over, these receive and these give
+    WIRE_SYNC_DONE, // peer -> master: what I had to receive is here and verified, or cannot be had
+    WIRE_SYNC_END,  // master -> peer: the round is over
+    // peer -> master, the first frame of a connection in place of HELLO: the master I was with is lost, this is what I
+    // know
+    WIRE_RESUME,
+    WIRE_GENERATION, // master -> peer, empty body: I want to take the run up with the generation in the header
+    WIRE_PROMISE,    // peer -> master, empty body: the sender listens to no lower one from now on
+    WIRE_RESUMED,    // master -> peer: the run goes on with this generation; how that ended which the receiver missed
+    WIRE_BYE,        // master -> peer, empty body: the master was stopped by its owner
+    WIRE_MOVED,      // peer -> master, empty body: the master was silent, so I look for another one
+    WIRE_STATUS,     // master -> master, the first frame of a connection, empty body: do you serve a run?
+    WIRE_STATUS_IS,  // the answer
+    WIRE_WAITING,    // master -> peer, text: there is no run to be in yet, and why
+    // master -> peer: where your list of entries begins to differ from the elected one; EXPELLED follows
+    WIRE_SYNC_DIFFERS,
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted
-    WIRE_READY,           // op posted here, chunks may be sent to me; ring: extra = 1 when I can read the receiver's memory
-    WIRE_POSTED,          // small op posted here, data follows once you have posted it too
-    WIRE_SMALL,           // one member's whole input of a small op
-    WIRE_ACK,             // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 0); extra = 1: I am about to leave, acknowledge at once from now on
-    WIRE_SUPPLY,          // the whole result of a small op, from a member that completed it
-    WIRE_CHUNK,           // ring: one chunk at one hop
-    WIRE_CODES,           // quantised: one block of one member's input, to the owner
-    WIRE_RESULT,          // quantised: one block of the result, from the owner
-    WIRE_GRANT,           // quantised: the owner takes blocks below `offset`
-    WIRE_MEMORY,          // direct link: where a process of the same host may say that it holds the links of this pair; payload is the name of the data/door
-    WIRE_CHUNK_AT,        // ring: a chunk as WIRE_CHUNK, in the sender's memory: payload is the u64 address, extra = bytes
+    // op posted here, chunks may be sent to me; ring: extra = 1 when I can read the receiver's memory
+    WIRE_READY,
+    WIRE_POSTED, // small op posted here, data follows once you have posted it too
+    WIRE_SMALL,  // one member's whole input of a small op
+    // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 0); extra =
+    // 1: I am about to leave, acknowledge at once from now on
+    WIRE_ACK,
+    WIRE_SUPPLY, // the whole result of a small op, from a member that completed it
+    WIRE_CHUNK,  // ring: one chunk at one hop
+    WIRE_CODES,  // quantised: one block of one member's input, to the owner
+    WIRE_RESULT, // quantised: one block of the result, from the owner
+    WIRE_GRANT,  // quantised: the owner takes blocks below `offset`
+    // direct link: where a process of the same host may say that it holds the links of this pair; payload is the name
+    // of the device/door
+    WIRE_MEMORY,
+    // ring: a chunk as WIRE_CHUNK, in the sender's memory: payload is the u64 address, extra = bytes
+    WIRE_CHUNK_AT,
     WIRE_SYNC_ASK_HASHES, // receiver -> donor: these leaf hashes, please; see "shared state" below for all four
     WIRE_SYNC_HASHES,     // donor -> receiver
     WIRE_SYNC_ASK,        // receiver -> donor: these leaves, please
@@ -117,12 +127,15 @@ struct wire_text {
 // What members must agree on for one op.
 struct wire_fingerprint {
     uint64_t count;
-    uint8_t dtype, op, quantised_dtype, algorithm; // pcclDataType_t, pcclRedOp_t, pcclDataType_t, pcclQuantizationAlgorithm_t
-    uint8_t mode;                                  // wire_op_mode
+    // pcclDataType_t, pcclRedOp_t, pcclDataType_t, pcclQuantizationAlgorithm_t
+    uint8_t dtype, op, quantised_dtype, algorithm;
+    uint8_t mode; // wire_op_mode
 };
 
-enum wire_op_mode { WIRE_MODE_WHOLE,      // one op, one verdict
-                    WIRE_MODE_SEGMENTS }; // in segments (data/plan), each of them an op with a verdict of its own
+enum wire_op_mode {
+    WIRE_MODE_WHOLE, // one op, one verdict
+    WIRE_MODE_SEGMENTS
+}; // in segments (ops/plan), each of them an op with a verdict of its own
 
 struct wire_member {
     struct wire_id id;
@@ -132,15 +145,18 @@ struct wire_member {
     struct wire_address address;
 };
 
-// Members are listed group by group (groups ascending), inside a group in ring order: each sends to the next. Nobody is listed twice.
+// Members are listed group by group (groups ascending), inside a group in ring order: each sends to the next. Nobody is
+// listed twice.
 struct wire_epoch {
     uint64_t number;
-    uint64_t group_epoch;    // of the receiver's group: the number of the last epoch that changed its members, order or links
-    uint64_t lost_epoch;     // of the receiver's group: the last group epoch that lost a member, 0: none did
-    uint64_t barrier;        // how many votes of all accepted peers have ended in this run, the one that this epoch ends included
-    uint64_t sync_round;     // shared state of the receiver's group: the last round that ended, 0: none
-    uint64_t sync_expected;  // and the revision that is expected, 0: unset
-    uint32_t latency_us; // worst one-way delay reported by the receiver's group, for the cost model; never 0
+    // of the receiver's group: the number of the last epoch that changed its members, order or links
+    uint64_t group_epoch;
+    uint64_t lost_epoch; // of the receiver's group: the last group epoch that lost a member, 0: none did
+    // how many votes of all accepted peers have ended in this run, the one that this epoch ends included
+    uint64_t barrier;
+    uint64_t sync_round;      // shared state of the receiver's group: the last round that ended, 0: none
+    uint64_t sync_expected;   // and the revision that is expected, 0: unset
+    uint32_t latency_us;      // worst one-way delay reported by the receiver's group, for the cost model; never 0
     uint32_t megabytes_per_s; // slowest link measured in the receiver's group, or the default; never 0
     uint32_t count;
     struct wire_member *members; // decode: caller's array of WIRE_MAX_MEMBERS
@@ -150,8 +166,8 @@ struct wire_hello {
     uint16_t version;
     struct wire_id id; // never all zero
     uint32_t group;
-    uint32_t lanes; // 1..WIRE_MAX_LANES
-    uint16_t port; // where this peer listens for links
+    uint32_t lanes;  // 1..WIRE_MAX_LANES
+    uint16_t port;   // where this peer listens for links
     uint8_t masters; // in the peer's list, 1..WIRE_MAX_MASTERS
 };
 
@@ -168,7 +184,7 @@ struct wire_candidate {
 };
 
 struct wire_linked {
-    uint32_t attempt; // of the CANDIDATE, or 0: the links of the epoch in force are complete
+    uint32_t attempt;    // of the CANDIDATE, or 0: the links of the epoch in force are complete
     uint32_t latency_us; // worst half round trip of this peer's links
     uint32_t count;
     struct wire_id unreachable[WIRE_MAX_MEMBERS];
@@ -184,7 +200,8 @@ enum wire_reason {
 // What it takes, beside more than half of all members, to take the run up from an epoch. All 0: no more than that.
 struct wire_quorum {
     uint32_t members; // at least so many
-    uint32_t elders;  // at least so many of those with a join number below `newer`, who were members before newcomers were let in
+    // at least so many of those with a join number below `newer`, who were members before newcomers were let in
+    uint32_t elders;
     uint64_t newer;
 };
 
@@ -194,23 +211,25 @@ struct wire_epoch_commit {
     struct wire_quorum quorum;
 };
 
-enum wire_vote_kind { WIRE_VOTE_UPDATE = 1,
-                      WIRE_VOTE_PENDING,
-                      WIRE_VOTE_OPTIMIZE,
-                      WIRE_VOTE_SYNC }; // as an open vote only: it is cast by SYNC_VOTE
+enum wire_vote_kind {
+    WIRE_VOTE_UPDATE = 1,
+    WIRE_VOTE_PENDING,
+    WIRE_VOTE_OPTIMIZE,
+    WIRE_VOTE_SYNC
+}; // as an open vote only: it is cast by SYNC_VOTE
 
 struct wire_vote {
     uint8_t kind;
 };
 
 struct wire_outcome {
-    uint8_t kind;  // wire_vote_kind
-    uint8_t code;  // pcclResult_t
+    uint8_t kind;   // wire_vote_kind
+    uint8_t code;   // pcclResult_t
     uint64_t value; // PENDING: 0 or 1
 };
 
-// An op's name, unique in a run: `sequence` counts the ops of one tag that were begun in one group epoch. The segments of an op that are
-// begun in the same group epoch share their sequence.
+// An op's name, unique in a run: `sequence` counts the ops of one tag that were begun in one group epoch. The segments
+// of an op that are begun in the same group epoch share their sequence.
 struct wire_op_name {
     uint64_t epoch; // the group epoch the op was begun in
     uint64_t tag;
@@ -224,16 +243,21 @@ struct wire_op_done {
 
 enum wire_verdict_kind {
     WIRE_VERDICT_COMMIT = 1, // contributors: the members of the epoch the op was run in
-    WIRE_VERDICT_ABORT,      // a member was lost: pcclRankConnectionLost, since the op was begun: pcclRankConnectionLost
-    WIRE_VERDICT_REDO,       // same members: begin again from the input, unseen by the caller
-    WIRE_VERDICT_MISMATCH,   // arguments differ: pcclInvalidArgument; text names both sides
-    WIRE_VERDICT_WHOLE,      // only the modes differ: who runs this op (tag and sequence; whatever segment) in segments begins again with the whole
+    // a member was lost: pcclRankConnectionLost, since the op was begun: pcclRankConnectionLost
+    WIRE_VERDICT_ABORT,
+    WIRE_VERDICT_REDO,     // same members: begin again from the input, unseen by the caller
+    WIRE_VERDICT_MISMATCH, // arguments differ: pcclInvalidArgument; text names both sides
+    // only the modes differ: who runs this op (tag and sequence; whatever segment) in segments begins again with the
+    // whole
+    WIRE_VERDICT_WHOLE,
 };
 
 struct wire_verdict {
     struct wire_op_name name;
     uint8_t kind;
-    struct wire_id supplier; // COMMIT of a small op, after reports (always then, also with nobody needy): who sends SUPPLY to the needy; all zero otherwise
+    // COMMIT of a small op, after reports (always then, also with nobody needy): who sends SUPPLY to the needy; all
+    // zero otherwise
+    struct wire_id supplier;
     struct wire_text text;
     uint32_t count;
     struct wire_id needy[WIRE_MAX_MEMBERS];
@@ -264,7 +288,9 @@ struct wire_mismatch {
 };
 
 struct wire_link_down {
-    struct wire_id id; // the sender's own id: no link is down, but a fresh group epoch is wanted (tag counters are full): RELINK at once, nobody is accused
+    // the sender's own id: no link is down, but a fresh group epoch is wanted (tag counters are full): RELINK at once,
+    // nobody is accused
+    struct wire_id id;
     uint32_t index;
     uint8_t silent; // 1: the connection stood, but nothing came or went on it
 };
@@ -282,46 +308,52 @@ struct wire_measured { // sent by the receiving side of a measurement
 
 // ---- shared state: the control messages of one round of one group, in this order ----
 
-enum wire_sync_strategy { WIRE_SYNC_ENFORCE_POPULAR,
-                          WIRE_SYNC_RECEIVE_ONLY,
-                          WIRE_SYNC_SEND_ONLY }; // pcclSharedStateSyncStrategy_t
+enum wire_sync_strategy {
+    WIRE_SYNC_ENFORCE_POPULAR,
+    WIRE_SYNC_RECEIVE_ONLY,
+    WIRE_SYNC_SEND_ONLY
+}; // pcclSharedStateSyncStrategy_t
 
-// An ordered list of entries in few bytes, so that two lists can be compared. h(0) = 0; h(k), of the first k entries, is the XXH3-64 of 16 bytes:
-// h(k - 1), and the XXH3-64 of entry k - 1 as it is hashed for the mask.
+// An ordered list of entries in few bytes, so that two lists can be compared. h(0) = 0; h(k), of the first k entries,
+// is the XXH3-64 of 16 bytes: h(k - 1), and the XXH3-64 of entry k - 1 as it is hashed for the mask.
 struct wire_outline {
     uint64_t entries;
-    uint32_t hashes[WIRE_MAX_OUTLINE]; // the lower halves of h(s), h(2 s), ...: `entries` >> wire_outline_shift of them, s = 1 << wire_outline_shift
+    // the lower halves of h(s), h(2 s), ...: `entries` >> wire_outline_shift of them, s = 1 << wire_outline_shift
+    uint32_t hashes[WIRE_MAX_OUTLINE];
 };
 
 // The sender's open vote from now on; SYNC_END or EXPELLED ends it. One open vote per peer, of this or any other kind.
 struct wire_sync_vote {
-    uint8_t strategy;   // wire_sync_strategy
-    uint8_t incomplete; // 1: a transfer into this state was cut short, and no sync has succeeded since: the sender is no candidate
-    uint64_t revision;  // as given by the program
-    // Over the ordered list (name, data type, element count, allow flag) of all entries. Byte for byte what is hashed: for each entry
-    // the name's length u32, the name, dtype u8, allow flag u8, count u64, little-endian.
+    uint8_t strategy; // wire_sync_strategy
+    // 1: a transfer into this state was cut short, and no sync has succeeded since: the sender is no candidate
+    uint8_t incomplete;
+    uint64_t revision; // as given by the program
+    // Over the ordered list (name, data type, element count, allow flag) of all entries. Byte for byte what is hashed:
+    // for each entry the name's length u32, the name, dtype u8, allow flag u8, count u64, little-endian.
     struct wire_hash mask;
-    // XXH3-128 over the hashes of all entries without the allow flag, in order (16 bytes each: low u64, high u64), each the hash_root of
-    // its leaves. Equal content, equal hash: entries of no bytes take part with the hash of no leaves.
+    // XXH3-128 over the hashes of all entries without the allow flag, in order (16 bytes each: low u64, high u64), each
+    // the hash_root of its leaves. Equal content, equal hash: entries of no bytes take part with the hash of no leaves.
     struct wire_hash content;
     struct wire_outline outline; // of the list that `mask` is of; only ever used to say where two lists differ
 };
 
-// To one whose mask is not the elected one, before EXPELLED. The first entry that differs is one of first..last of its list, counted from 0;
-// `last` may be the length of that list: there the elected one goes on.
+// To one whose mask is not the elected one, before EXPELLED. The first entry that differs is one of first..last of its
+// list, counted from 0; `last` may be the length of that list: there the elected one goes on.
 struct wire_sync_differs {
     uint64_t first, last; // first <= last
 };
 
-// To all members of the round, sent only if somebody has to receive. Members that are in neither list wait for SYNC_END.
+// To all members of the round, sent only if somebody has to receive. Members that are in neither list wait for
+// SYNC_END.
 struct wire_sync_plan {
-    uint64_t round;    // unique in a run, never 0, growing; names the round in all data frames
-    uint64_t revision; // that all will have after the commit
-    struct wire_hash mask, content; // the winner's; `content` is what a receiver must hold in the end
-    uint32_t receiver_count;        // at least 1
-    uint32_t donor_count;           // at least 1
+    uint64_t round;                             // unique in a run, never 0, growing; names the round in all data frames
+    uint64_t revision;                          // that all will have after the commit
+    struct wire_hash mask, content;             // the winner's; `content` is what a receiver must hold in the end
+    uint32_t receiver_count;                    // at least 1
+    uint32_t donor_count;                       // at least 1
     struct wire_id receivers[WIRE_MAX_MEMBERS]; // members whose content differs from the winner's
-    struct wire_id donors[WIRE_MAX_MEMBERS];    // members that hold the winner and may send, longest-standing first; never a receiver
+    // members that hold the winner and may send, longest-standing first; never a receiver
+    struct wire_id donors[WIRE_MAX_MEMBERS];
 };
 
 struct wire_sync_source {
@@ -329,9 +361,10 @@ struct wire_sync_source {
     uint64_t bytes;    // entry bytes that came from it and were kept
 };
 
-enum wire_sync_completion { WIRE_SYNC_MISSING,   // no donor is left that could give what is missing
-                            WIRE_SYNC_COMPLETE,  // the content hash of what lies in memory was verified
-                            WIRE_SYNC_READ_ONLY, // what would have to be written cannot be: the sender has to go
+enum wire_sync_completion {
+    WIRE_SYNC_MISSING,   // no donor is left that could give what is missing
+    WIRE_SYNC_COMPLETE,  // the content hash of what lies in memory was verified
+    WIRE_SYNC_READ_ONLY, // what would have to be written cannot be: the sender has to go
 };
 
 // From each receiver, once per round.
@@ -347,28 +380,33 @@ struct wire_sync_done {
 
 // To all members of the round together. On success the sender's revision is `revision`; else it stays as passed.
 struct wire_sync_end {
-    uint64_t round;    // of the plan; a round without a plan has a number too
-    uint8_t code;      // pcclResult_t: 0 or 9 (pcclNoSharedStateAvailable)
-    uint64_t revision; // code 0: that of the round
-    uint64_t tx_bytes; // code 0: entry bytes that receivers say they kept from this member
+    uint64_t round;        // of the plan; a round without a plan has a number too
+    uint8_t code;          // pcclResult_t: 0 or 9 (pcclNoSharedStateAvailable)
+    uint64_t revision;     // code 0: that of the round
+    uint64_t tx_bytes;     // code 0: entry bytes that receivers say they kept from this member
     struct wire_text text; // code 9: why; else empty
 };
 
-// Data frames. header.epoch is 0: they belong to a round, not to a group epoch, and live through losses of others. In struct wire_op: tag = round;
-// sequence = any number of the asker's, given back in the answer; fingerprint, hop and, where nothing is said, shard are 0. `offset` is a leaf's number: the
-// leaves (256 KiB, the last one of an entry may be shorter) of all entries without the allow flag, in the order of the mask, counted from 0
-// through the whole state; the mask tells both sides which entry and place that is. Frames of another round are discarded, but for asks that
-// come before the donor's PLAN: they wait for it. Nothing is sent that was not asked for.
+// Data frames. header.epoch is 0: they belong to a round, not to a group epoch, and live through losses of others. In
+// struct wire_op: tag = round; sequence = any number of the asker's, given back in the answer; fingerprint, hop and,
+// where nothing is said, shard are 0. `offset` is a leaf's number: the leaves (256 KiB, the last one of an entry may be
+// shorter) of all entries without the allow flag, in the order of the mask, counted from 0 through the whole state; the
+// mask tells both sides which entry and place that is. Frames of another round are discarded, but for asks that come
+// before the donor's PLAN: they wait for it. Nothing is sent that was not asked for.
 //   SYNC_ASK_HASHES  offset = first leaf, extra = number of hashes (1..WIRE_SYNC_MAX_HASHES), no payload
-//   SYNC_HASHES      offset, extra as asked; payload: the hashes, u64 each, little-endian. All of them give the content hash of the plan.
-//   SYNC_ASK         offset = first leaf, extra = number of leaves (1..WIRE_SYNC_MAX_LEAVES), shard = the codings that the asker takes beside
+//   SYNC_HASHES      offset, extra as asked; payload: the hashes, u64 each, little-endian. All of them give the content
+//   hash of the plan. SYNC_ASK         offset = first leaf, extra = number of leaves (1..WIRE_SYNC_MAX_LEAVES), shard =
+//   the codings that the asker takes beside
 //                    plain, 1 << wire_sync_coding each; no payload
-//   SYNC_LEAF        offset = leaf, extra = wire_sync_coding; payload: the leaf in that coding. PLACED: shard = number of leaves of the same entry
+//   SYNC_LEAF        offset = leaf, extra = wire_sync_coding; payload: the leaf in that coding. PLACED: shard = number
+//   of leaves of the same entry
 //                    (1 or more, of those asked for), which lie one after another
 enum wire_sync_coding {
-    WIRE_SYNC_PLAIN,  // its bytes
-    WIRE_SYNC_LZ4,    // one LZ4 block, shorter than the leaf
-    WIRE_SYNC_PLACED, // u64, where they lie in the sender's memory, for an asker that can read it (data/memory); they stay there for the round
+    WIRE_SYNC_PLAIN, // its bytes
+    WIRE_SYNC_LZ4,   // one LZ4 block, shorter than the leaf
+    // u64, where they lie in the sender's memory, for an asker that can read it (device/memory); they stay there for
+    // the round
+    WIRE_SYNC_PLACED,
 };
 
 // ---- the loss of a master ----
@@ -383,8 +421,8 @@ struct wire_barrier {
     uint8_t kind;    // wire_vote_kind
     uint8_t code;    // pcclResult_t
     uint64_t value;
-    uint64_t epoch; // number of the epoch in force at its end
-    uint32_t count; // its groups, ascending, and their sizes
+    uint64_t epoch;                // number of the epoch in force at its end
+    uint32_t count;                // its groups, ascending, and their sizes
     struct wire_group_size *sizes; // decode: caller's array of WIRE_MAX_MEMBERS
 };
 
@@ -416,31 +454,34 @@ struct wire_resume {
     struct wire_epoch epoch;     // the newest one it entered; lost_epoch, sync_round and sync_expected as they are now
     uint32_t past_count;         // newest last
     struct wire_past *past;      // decode: caller's array of WIRE_MAX_PAST
-    uint32_t loss_count;         // of its group since the last vote that its program has adopted the end of, oldest first
-    struct wire_loss *losses;    // decode: caller's array of WIRE_MAX_MEMBERS
-    struct wire_quorum quorum;   // of `epoch`
+    // of its group since the last vote that its program has adopted the end of, oldest first
+    uint32_t loss_count;
+    struct wire_loss *losses;  // decode: caller's array of WIRE_MAX_MEMBERS
+    struct wire_quorum quorum; // of `epoch`
 };
 
-// header: the generation from now on, as promised. What it ends, it ends once EPOCH has come, which is the next frame but for verdicts.
+// header: the generation from now on, as promised. What it ends, it ends once EPOCH has come, which is the next frame
+// but for verdicts.
 struct wire_resumed {
     uint32_t heartbeat_limit_ms;
-    uint8_t barrier_ended; // the receiver's vote, or its connect, ended so
-    uint8_t sync_ended;    // the receiver's round of shared state ended so
+    uint8_t barrier_ended;       // the receiver's vote, or its connect, ended so
+    uint8_t sync_ended;          // the receiver's round of shared state ended so
     struct wire_barrier barrier; // the last one of the run
     uint32_t loss_count;         // losses of its group that the receiver has not heard of, oldest first
     struct wire_loss *losses;    // decode: caller's array of WIRE_MAX_MEMBERS
     struct wire_sync_end sync;
 };
 
-enum wire_activity { WIRE_IDLE,
-                     WIRE_GATHERS, // members of a run have come to resume it, or newcomers wait for them
-                     WIRE_SERVES };
+enum wire_activity {
+    WIRE_IDLE,
+    WIRE_GATHERS, // members of a run have come to resume it, or newcomers wait for them
+    WIRE_SERVES
+};
 struct wire_status {
     uint8_t activity; // wire_activity
 };
 
-enum wire_link_kind { WIRE_LINK_DATA = 1,
-                      WIRE_LINK_PROBE };
+enum wire_link_kind { WIRE_LINK_DATA = 1, WIRE_LINK_PROBE };
 
 struct wire_link_hello {
     uint16_t version;
@@ -456,14 +497,16 @@ struct wire_op {
     struct wire_fingerprint fingerprint;
     uint16_t shard;
     uint16_t hop;
-    uint16_t segment;  // see wire_op_name, like sequence; the epoch is the header's
+    uint16_t segment; // see wire_op_name, like sequence; the epoch is the header's
     uint32_t sequence;
-    uint64_t offset;   // in elements from the start of the segment, or as the type says
-    uint32_t extra;    // as the type says, else 0
-    uint8_t padding;   // bytes behind the payload, less than WIRE_ALIGN
+    uint64_t offset; // in elements from the start of the segment, or as the type says
+    uint32_t extra;  // as the type says, else 0
+    uint8_t padding; // bytes behind the payload, less than WIRE_ALIGN
 };
 
-static inline uint8_t wire_padding(size_t payload) { return (uint8_t)((WIRE_ALIGN - payload % WIRE_ALIGN) % WIRE_ALIGN); }
+static inline uint8_t wire_padding(size_t payload) {
+    return (uint8_t)((WIRE_ALIGN - payload % WIRE_ALIGN) % WIRE_ALIGN);
+}
 
 // ---- codec ----
 // An append-only buffer. `failed` latches when memory is refused; nothing is written after that.
@@ -477,7 +520,8 @@ void wire_buffer_fini(struct wire_buffer *buffer);
 void wire_buffer_append(struct wire_buffer *buffer, const struct wire_buffer *frames);
 
 void wire_header_encode(uint8_t out[WIRE_HEADER_BYTES], const struct wire_header *header);
-// False: wrong magic, unknown type, or a length outside the limits of this type (a data frame has at least WIRE_OP_BYTES).
+// False: wrong magic, unknown type, or a length outside the limits of this type (a data frame has at least
+// WIRE_OP_BYTES).
 bool wire_header_decode(const uint8_t in[WIRE_HEADER_BYTES], struct wire_header *out);
 
 void wire_op_encode(uint8_t out[WIRE_OP_BYTES], const struct wire_op *op);
@@ -485,12 +529,14 @@ bool wire_op_decode(const uint8_t in[WIRE_OP_BYTES], struct wire_op *out);
 
 // Each encoder appends one whole frame (header.length and header.type are set by it).
 void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type);
-void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text); // REFUSED, EXPELLED
+// REFUSED, EXPELLED
+void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text);
 void wire_encode_hello(struct wire_buffer *out, struct wire_header header, const struct wire_hello *message);
 void wire_encode_welcome(struct wire_buffer *out, struct wire_header header, const struct wire_welcome *message);
 void wire_encode_candidate(struct wire_buffer *out, struct wire_header header, const struct wire_candidate *message);
 void wire_encode_linked(struct wire_buffer *out, struct wire_header header, const struct wire_linked *message);
-void wire_encode_epoch_commit(struct wire_buffer *out, struct wire_header header, const struct wire_epoch_commit *message);
+void wire_encode_epoch_commit(struct wire_buffer *out, struct wire_header header,
+                              const struct wire_epoch_commit *message);
 void wire_encode_vote(struct wire_buffer *out, struct wire_header header, const struct wire_vote *message);
 void wire_encode_outcome(struct wire_buffer *out, struct wire_header header, const struct wire_outcome *message);
 void wire_encode_op_done(struct wire_buffer *out, struct wire_header header, const struct wire_op_done *message);
@@ -501,7 +547,8 @@ void wire_encode_link_down(struct wire_buffer *out, struct wire_header header, c
 void wire_encode_measure(struct wire_buffer *out, struct wire_header header, const struct wire_measure *message);
 void wire_encode_measured(struct wire_buffer *out, struct wire_header header, const struct wire_measured *message);
 void wire_encode_sync_vote(struct wire_buffer *out, struct wire_header header, const struct wire_sync_vote *message);
-void wire_encode_sync_differs(struct wire_buffer *out, struct wire_header header, const struct wire_sync_differs *message);
+void wire_encode_sync_differs(struct wire_buffer *out, struct wire_header header,
+                              const struct wire_sync_differs *message);
 void wire_encode_sync_plan(struct wire_buffer *out, struct wire_header header, const struct wire_sync_plan *message);
 void wire_encode_sync_done(struct wire_buffer *out, struct wire_header header, const struct wire_sync_done *message);
 void wire_encode_sync_end(struct wire_buffer *out, struct wire_header header, const struct wire_sync_end *message);
@@ -545,7 +592,8 @@ int wire_id_compare(const struct wire_id *a, const struct wire_id *b);
 bool wire_hash_equal(const struct wire_hash *a, const struct wire_hash *b);
 bool wire_op_name_equal(const struct wire_op_name *a, const struct wire_op_name *b);
 bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_fingerprint *b);
-bool wire_fingerprint_same_op(const struct wire_fingerprint *a, const struct wire_fingerprint *b); // equal but for the mode
+// equal but for the mode
+bool wire_fingerprint_same_op(const struct wire_fingerprint *a, const struct wire_fingerprint *b);
 const char *wire_type_name(uint16_t type);
 
 #endif

@@ -1,20 +1,23 @@
-// The bodies around the minds: they carry out what a mind says, and feed it what happens. In place of control/master and control/peer.
-#include "world.h"
+// The bodies around the minds: they carry out what a mind says, and feed it what happens. In place of master/master
+// and peer/peer.
+#include "sim/world.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "../include/pccl.h"
+#include "pccl.h"
 
-enum { TURNS_MOST = 50, // of what a program makes its mind say, which makes the program go on
-       RESTART_MS = 120,
-       YOUNG_MS = 150, // as in control/master
-       LOOK_MS = 200,  // shorter, as the other limits are
-       ASK_MS = 60,
-       BUSY_MS = 200,
-       IDLE_MS = 20,
-       ENDS_IN = 800,   // of a master, in the middle of what it says
-       ENDS_AT_ONCE_IN = 16 }; // when that takes a run up
+enum {
+    TURNS_MOST = 50, // of what a program makes its mind say, which makes the program go on
+    RESTART_MS = 120,
+    YOUNG_MS = 150, // as in master/master
+    LOOK_MS = 200,  // shorter, as the other limits are
+    ASK_MS = 60,
+    BUSY_MS = 200,
+    IDLE_MS = 20,
+    ENDS_IN = 800, // of a master, in the middle of what it says
+    ENDS_AT_ONCE_IN = 16
+}; // when that takes a run up
 
 // ---- masters ----
 
@@ -44,7 +47,8 @@ static void plan_look(struct pccl_sim *s, uint32_t k) {
     sim_push(s, event);
 }
 
-static void send_to_peer(struct pccl_sim *s, const struct membership_actions *actions, const struct membership_send *send) {
+static void send_to_peer(struct pccl_sim *s, const struct membership_actions *actions,
+                         const struct membership_send *send) {
     struct control *control = &s->controls[send->conn];
     if (send->conn >= CONTROLS_MOST || !control->used || !control->at_master) {
         sim_fail(s, "bounded memory", "the master sends on a connection that it has closed");
@@ -75,7 +79,8 @@ static void close_at_master(struct pccl_sim *s, struct control *control) {
         control->used = false;
         return;
     }
-    struct event *event = sim_event(s, EVENT_PEER_LOSES, s->now + sim_delay(s, MASTER + control->master, control->slot));
+    struct event *event =
+        sim_event(s, EVENT_PEER_LOSES, s->now + sim_delay(s, MASTER + control->master, control->slot));
     if (event->at < control->down_at) event->at = control->down_at;
     event->slot = control->slot;
     event->from = control->master;
@@ -87,7 +92,8 @@ static void close_at_master(struct pccl_sim *s, struct control *control) {
 
 static bool takes_up(const struct membership_actions *actions) {
     struct wire_header header;
-    return actions->send_count > 0 && wire_header_decode(actions->bytes.bytes + actions->sends[0].offset, &header) && header.type == WIRE_RESUMED;
+    return actions->send_count > 0 && wire_header_decode(actions->bytes.bytes + actions->sends[0].offset, &header) &&
+           header.type == WIRE_RESUMED;
 }
 
 static void say(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions, size_t first, size_t end) {
@@ -119,7 +125,8 @@ static void end_event(struct pccl_sim *s, uint32_t k, const struct membership_ac
 
 void sim_carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
     struct master *master = &s->masters[k];
-    for (size_t i = 0; i < actions->log_count && s->tracing; i++) sim_line(s, "%s: %s", name_of(s, k), actions->logs[i].text);
+    for (size_t i = 0; i < actions->log_count && s->tracing; i++)
+        sim_line(s, "%s: %s", name_of(s, k), actions->logs[i].text);
     sim_admission_fault(s, k, actions);
     size_t count = actions->send_count;
     int64_t blocked = sim_block_fault(s, takes_up(actions));
@@ -130,13 +137,15 @@ void sim_carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actio
         master->unsaid = actions;
         master->said = count;
         master->stopped_until = s->now + blocked;
-        struct event *event = sim_event(s, EVENT_MASTER_GOES_ON, master->stopped_until - 1); // before what came meanwhile
+        // before what came meanwhile
+        struct event *event = sim_event(s, EVENT_MASTER_GOES_ON, master->stopped_until - 1);
         event->from = (uint8_t)k;
         event->life = master->life;
         sim_push(s, event);
         return;
     }
-    bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 && sim_chance(s, takes_up(actions) ? ENDS_AT_ONCE_IN : ENDS_IN);
+    bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 &&
+                sim_chance(s, takes_up(actions) ? ENDS_AT_ONCE_IN : ENDS_IN);
     if (ends) count = sim_below(s, count); // in the middle of what it says
     say(s, k, actions, 0, count);
     if (ends)
@@ -158,11 +167,16 @@ void sim_start_master(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
     uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {0};
     for (size_t i = 0; i < sizeof random - MEMBERSHIP_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
-    *master = (struct master){.running = true, .life = ++s->master_lives, .stopped_until = master->stopped_until, .tick_at = INT64_MAX, .began_at = s->now};
+    *master = (struct master){.running = true,
+                              .life = ++s->master_lives,
+                              .stopped_until = master->stopped_until,
+                              .tick_at = INT64_MAX,
+                              .began_at = s->now};
     master->mind = membership_new((uint32_t)(s->limit_ns / MS_NS), random, s->now);
     if (master->mind == NULL) abort(); // a test that cannot go on
     membership_set_standby(master->mind, k > 0);
-    if (master->life > s->master_count || sim_chance(s, 8)) membership_expect_survivors(master->mind, s->now + YOUNG_MS * MS_NS);
+    if (master->life > s->master_count || sim_chance(s, 8))
+        membership_expect_survivors(master->mind, s->now + YOUNG_MS * MS_NS);
     SIM_TRACE(s, "%s: starts", name_of(s, k));
 }
 
@@ -230,7 +244,9 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
     struct membership *mind = s->masters[k].mind;
     if (s->tracing) {
         char text[TEXT_BYTES];
-        if (event->header.type != WIRE_HEARTBEAT) sim_line(s, "%s <- %d: %s", name_of(s, k), event->slot + 1, judge_frame_name(s, text, &event->header, event->body));
+        if (event->header.type != WIRE_HEARTBEAT)
+            sim_line(s, "%s <- %d: %s", name_of(s, k), event->slot + 1,
+                     judge_frame_name(s, text, &event->header, event->body));
     }
     struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(event->slot + 1)}};
     if (control->known) {
@@ -248,7 +264,8 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
         close_at_master(s, control);
         return;
     }
-    if (k == 0 && s->master_count > 1 && membership_activity(mind) != WIRE_SERVES && s->now >= s->masters[k].known_until) {
+    if (k == 0 && s->master_count > 1 && membership_activity(mind) != WIRE_SERVES &&
+        s->now >= s->masters[k].known_until) {
         ask_others(s, k);
         membership_await_others(mind);
     }
@@ -322,7 +339,8 @@ void sim_master_event(struct pccl_sim *s, struct event *event) {
     // It has ended, or is garbage from here on.
     const char *why = event->flag ? "garbage" : "closed";
     if (event->flag && control->at_peer) {
-        struct event *told = sim_event(s, EVENT_PEER_LOSES, s->now + sim_delay(s, MASTER + control->master, control->slot));
+        struct event *told =
+            sim_event(s, EVENT_PEER_LOSES, s->now + sim_delay(s, MASTER + control->master, control->slot));
         told->slot = control->slot;
         told->from = control->master;
         told->life = control->life;
@@ -356,7 +374,8 @@ void sim_start(struct pccl_sim *s, int slot) {
     p->group = sim_chance(s, 4);
     p->program.since = s->now;
     p->engine.now.slots[0] = (uint8_t)slot;
-    for (uint32_t i = 0; i < LEAVES; i++) p->state.leaves[i] = sim_mix(s->config.seed * 64 + (sim_chance(s, 2) ? i : 32 + i));
+    for (uint32_t i = 0; i < LEAVES; i++)
+        p->state.leaves[i] = sim_mix(s->config.seed * 64 + (sim_chance(s, 2) ? i : 32 + i));
     p->mind = new_mind(s, slot);
     if (p->mind == NULL) abort(); // a test that cannot go on
     s->counts[COUNT_STARTS]++;
@@ -463,9 +482,7 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
         p->seeking = false;
         SIM_TRACE(s, "peer %d: goes on with a master", slot + 1);
         return;
-    case MEMBER_WAITING:
-        SIM_TRACE(s, "peer %d: hears that the master %s", slot + 1, member_waits_why(p->mind));
-        return;
+    case MEMBER_WAITING: SIM_TRACE(s, "peer %d: hears that the master %s", slot + 1, member_waits_why(p->mind)); return;
     case MEMBER_DIE:
         s->counts[COUNT_EXPELLED]++;
         judge_dies(s, slot, member_text(p->mind), "dead");
@@ -476,7 +493,8 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
 
 // As in the body: nothing is known for sure any more.
 static void die_of_memory(struct pccl_sim *s, int slot) {
-    if (s->processes[slot].shortage.refused == 0) sim_fail(s, "bounded memory", "the mind of peer %d asks for more memory than there is", slot + 1);
+    if (s->processes[slot].shortage.refused == 0)
+        sim_fail(s, "bounded memory", "the mind of peer %d asks for more memory than there is", slot + 1);
     s->counts[COUNT_EXPELLED]++;
     judge_dies(s, slot, "the system refused memory", "dead");
     sim_end(s, slot, true);
@@ -486,9 +504,12 @@ static void die_of_memory(struct pccl_sim *s, int slot) {
 void sim_act(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     uint32_t life = p->life, turns = 0;
-    while (sim_alive(s, slot, life) && (p->out.count > 0 || p->out.frames.length > 0 || p->out.failed || p->out.frames.failed) && s->state == PCCL_SIM_RUNNING) {
+    while (sim_alive(s, slot, life) &&
+           (p->out.count > 0 || p->out.frames.length > 0 || p->out.failed || p->out.frames.failed) &&
+           s->state == PCCL_SIM_RUNNING) {
         struct member_output out = p->out;
-        if (++turns > TURNS_MOST) sim_fail(s, "progress", "the mind of peer %d and its program answer each other without end", slot + 1);
+        if (++turns > TURNS_MOST)
+            sim_fail(s, "progress", "the mind of peer %d and its program answer each other without end", slot + 1);
         p->out = (struct member_output){0};
         const struct member *mind = p->mind;
         if (out.failed || out.frames.failed) {
@@ -496,10 +517,12 @@ void sim_act(struct pccl_sim *s, int slot) {
             die_of_memory(s, slot);
             return;
         }
-        for (size_t i = 0; i < out.count && sim_alive(s, slot, life) && p->mind == mind; i++) run_action(s, slot, &out.actions[i]);
+        for (size_t i = 0; i < out.count && sim_alive(s, slot, life) && p->mind == mind; i++)
+            run_action(s, slot, &out.actions[i]);
         if (sim_alive(s, slot, life) && p->mind == mind) sim_to_master(s, slot, &out.frames);
         member_output_clear(&out);
-        if (sim_alive(s, slot, life) && p->out.capacity == 0 && p->out.frames.capacity == 0 && p->shortage.times == 0 && !p->out.failed && !p->out.frames.failed)
+        if (sim_alive(s, slot, life) && p->out.capacity == 0 && p->out.frames.capacity == 0 && p->shortage.times == 0 &&
+            !p->out.failed && !p->out.frames.failed)
             p->out = out; // the memory serves again
         else
             member_output_fini(&out);
@@ -527,7 +550,8 @@ static void on_control(struct pccl_sim *s, int slot, const struct event *event) 
     if (event->kind == EVENT_TO_PEER && !event->flag) {
         if (s->tracing && event->header.type != WIRE_HEARTBEAT) {
             char text[TEXT_BYTES];
-            sim_line(s, "peer %d <- %s: %s", slot + 1, name_of(s, control->master), judge_frame_name(s, text, &event->header, event->body));
+            sim_line(s, "peer %d <- %s: %s", slot + 1, name_of(s, control->master),
+                     judge_frame_name(s, text, &event->header, event->body));
         }
         s->counts[COUNT_ORDERS] += event->header.type == WIRE_EPOCH && event->body[0] == WIRE_REASON_ORDER;
         member_frame(p->mind, &event->header, event->body, s->now, &p->out);

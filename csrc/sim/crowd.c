@@ -1,32 +1,34 @@
-#include "crowd.h"
+#include "sim/crowd.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/platform.h"
-#include "../control/member.h"
-#include "../control/membership.h"
+#include "base/platform.h"
+#include "peer/member.h"
+#include "master/membership.h"
 
 enum {
     LIMIT_MS = 1000,
     RECOVERY_MS = 30000,
     BOUND_LIMITS = 12, // after the last fault, until all are one run again
     RETRY_MS = 15,
-    ROUNDS = 3,        // losses of the master
+    ROUNDS = 3, // losses of the master
     PORT = 40000,
 };
 
-enum kind { TO_MASTER,
-            MASTER_LOSES,
-            MASTER_TICK,
-            MASTER_STARTS,
-            MASTER_ENDS,
-            TO_PEER,
-            PEER_LOSES,
-            PEER_TICK,
-            PEER_DIALS };
+enum kind {
+    TO_MASTER,
+    MASTER_LOSES,
+    MASTER_TICK,
+    MASTER_STARTS,
+    MASTER_ENDS,
+    TO_PEER,
+    PEER_LOSES,
+    PEER_TICK,
+    PEER_DIALS
+};
 
 struct event {
     int64_t at;
@@ -45,9 +47,9 @@ struct member_model {
     struct member_output out;
     bool ended, queued;
     int64_t stopped_until, tick_at;
-    uint32_t conn, life;            // conn: + 1, 0: none; life: of it, no two are the same
-    int64_t up_at, down_at;         // last deliveries
-    bool first;                     // the master has heard nothing on this connection
+    uint32_t conn, life;    // conn: + 1, 0: none; life: of it, no two are the same
+    int64_t up_at, down_at; // last deliveries
+    bool first;             // the master has heard nothing on this connection
     uint64_t ready, group_epoch;
     uint32_t votes;
     struct parked *parked;
@@ -63,7 +65,7 @@ struct crowd {
     uint32_t master_life;
     int64_t master_tick_at, faults_end, bound_at;
     uint32_t owner[MEMBERSHIP_MAX_CONNS], owner_life[MEMBERSHIP_MAX_CONNS]; // member + 1, 0: unused
-    uint64_t generation, number, hash; // of the newest epoch that anybody was told
+    uint64_t generation, number, hash;                                      // of the newest epoch that anybody was told
     struct event *heap;
     uint32_t heap_count, heap_capacity;
     uint32_t *queue, queue_begin, queue_end;
@@ -96,7 +98,9 @@ static void *grown(void *at, size_t bytes) {
 
 // ---- events ----
 
-static bool is_before(const struct event *a, const struct event *b) { return a->at != b->at ? a->at < b->at : a->order < b->order; }
+static bool is_before(const struct event *a, const struct event *b) {
+    return a->at != b->at ? a->at < b->at : a->order < b->order;
+}
 
 static void push(struct crowd *c, struct event event) {
     if (c->heap_count == c->heap_capacity) {
@@ -123,7 +127,9 @@ static struct event pop(struct crowd *c) {
 
 static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static int64_t delay(struct crowd *c) { return (int64_t)(below(c, 20) == 0 ? 1 + below(c, 50 * MS_NS) : 1 + below(c, 2 * MS_NS)); }
+static int64_t delay(struct crowd *c) {
+    return (int64_t)(below(c, 20) == 0 ? 1 + below(c, 50 * MS_NS) : 1 + below(c, 2 * MS_NS));
+}
 
 static struct wire_id id_of(uint32_t index) {
     struct wire_id id = {{0}};
@@ -159,7 +165,11 @@ static void say(struct crowd *c, struct member_model *p) {
         if (!wire_header_decode(frames->bytes + at, &header)) break;
         size_t length = WIRE_HEADER_BYTES + header.length;
         p->up_at = later(p->up_at, c->now + delay(c));
-        push(c, (struct event){.at = p->up_at, .kind = TO_MASTER, .peer = place(c, p), .life = p->life, .frame = copy_of(frames->bytes + at, length)});
+        push(c, (struct event){.at = p->up_at,
+                               .kind = TO_MASTER,
+                               .peer = place(c, p),
+                               .life = p->life,
+                               .frame = copy_of(frames->bytes + at, length)});
         at += length;
     }
     frames->length = 0;
@@ -167,7 +177,10 @@ static void say(struct crowd *c, struct member_model *p) {
 
 static void hang_up(struct crowd *c, struct member_model *p, bool told) {
     if (p->conn == 0) return;
-    if (told) push(c, (struct event){.at = later(p->up_at, c->now) + delay(c), .kind = MASTER_LOSES, .peer = p->conn - 1, .life = p->life});
+    if (told)
+        push(c,
+             (struct event){
+                 .at = later(p->up_at, c->now) + delay(c), .kind = MASTER_LOSES, .peer = p->conn - 1, .life = p->life});
     p->conn = 0;
     p->life = ++c->lives;
 }
@@ -176,7 +189,8 @@ static void dial(struct crowd *c, struct member_model *p) {
     uint32_t conn = 0;
     while (conn < MEMBERSHIP_MAX_CONNS && c->owner[conn] != 0) conn++;
     if (c->master == NULL || conn == MEMBERSHIP_MAX_CONNS) {
-        push(c, (struct event){.at = c->now + RETRY_MS * MS_NS, .kind = PEER_DIALS, .peer = place(c, p), .life = p->life});
+        push(c,
+             (struct event){.at = c->now + RETRY_MS * MS_NS, .kind = PEER_DIALS, .peer = place(c, p), .life = p->life});
         return;
     }
     p->conn = conn + 1;
@@ -197,7 +211,11 @@ static void dial(struct crowd *c, struct member_model *p) {
 static void link_up(struct crowd *c, struct member_model *to, struct parked hello) {
     struct member_model *from = &c->members[hello.from];
     if (from->ended || to->ended) return; // the loss is told by the master
-    struct wire_link_hello message = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = id_of(hello.from), .to = id_of(place(c, to)), .index = hello.index};
+    struct wire_link_hello message = {.version = WIRE_VERSION,
+                                      .kind = WIRE_LINK_DATA,
+                                      .from = id_of(hello.from),
+                                      .to = id_of(place(c, to)),
+                                      .index = hello.index};
     memcpy(message.secret, member_welcome(from->mind)->secret, sizeof message.secret);
     enum member_judgement judgement = member_judge_hello(to->mind, &message);
     if (judgement == MEMBER_PARK) {
@@ -220,7 +238,9 @@ static void carry_out_one(struct crowd *c, struct member_model *p, const struct 
     struct wire_report nothing = {0};
     struct wire_header header;
     switch (action->kind) {
-    case MEMBER_DIAL: link_up(c, &c->members[index_of(&action->id)], (struct parked){place(c, p), action->index}); return;
+    case MEMBER_DIAL:
+        link_up(c, &c->members[index_of(&action->id)], (struct parked){place(c, p), action->index});
+        return;
     case MEMBER_RECHECK: {
         uint32_t count = p->parked_count;
         struct parked *all = p->parked;
@@ -244,7 +264,8 @@ static void carry_out_one(struct crowd *c, struct member_model *p, const struct 
         return;
     case MEMBER_SEEK:
         hang_up(c, p, true);
-        push(c, (struct event){.at = c->now + RETRY_MS * MS_NS, .kind = PEER_DIALS, .peer = place(c, p), .life = p->life});
+        push(c,
+             (struct event){.at = c->now + RETRY_MS * MS_NS, .kind = PEER_DIALS, .peer = place(c, p), .life = p->life});
         return;
     case MEMBER_DIE: fail(c, "progress: peer %u is dead: %s", place(c, p) + 1, member_text(p->mind)); return;
     default: return;
@@ -278,7 +299,8 @@ static void carry_out(struct crowd *c) {
 
 // ---- the master ----
 
-// Agreement: an epoch of one generation and number has the same members, whoever hears of it. Fencing: generations grow.
+// Agreement: an epoch of one generation and number has the same members, whoever hears of it. Fencing: generations
+// grow.
 static void judge_epoch(struct crowd *c, const struct wire_header *header, const uint8_t *body) {
     static _Thread_local struct wire_member members[WIRE_MAX_MEMBERS];
     struct wire_epoch_commit commit = {.epoch.members = members};
@@ -287,11 +309,14 @@ static void judge_epoch(struct crowd *c, const struct wire_header *header, const
         return;
     }
     uint64_t hash = commit.epoch.count;
-    for (uint32_t i = 0; i < commit.epoch.count; i++) hash = (hash ^ index_of(&members[i].id)) * UINT64_C(0x9E3779B97F4A7C15);
+    for (uint32_t i = 0; i < commit.epoch.count; i++)
+        hash = (hash ^ index_of(&members[i].id)) * UINT64_C(0x9E3779B97F4A7C15);
     bool same = header->generation == c->generation && commit.epoch.number == c->number;
-    if (same && hash != c->hash) fail(c, "agreement: epoch %llu has other members for some", (unsigned long long)c->number);
+    if (same && hash != c->hash)
+        fail(c, "agreement: epoch %llu has other members for some", (unsigned long long)c->number);
     if (header->generation < c->generation || (header->generation == c->generation && commit.epoch.number < c->number))
-        fail(c, "fencing: epoch %llu of generation %llu after epoch %llu of %llu", (unsigned long long)commit.epoch.number, (unsigned long long)header->generation,
+        fail(c, "fencing: epoch %llu of generation %llu after epoch %llu of %llu",
+             (unsigned long long)commit.epoch.number, (unsigned long long)header->generation,
              (unsigned long long)c->number, (unsigned long long)c->generation);
     if (header->generation > c->generation) c->takeovers += c->generation > 0;
     c->generation = header->generation;
@@ -307,16 +332,22 @@ static void obey(struct crowd *c, const struct membership_actions *actions) {
         if (p->conn != send->conn + 1 || p->life != c->owner_life[send->conn]) continue; // it has left that connection
         const uint8_t *frame = actions->bytes.bytes + send->offset;
         struct wire_header header;
-        if (wire_header_decode(frame, &header) && header.type == WIRE_EPOCH) judge_epoch(c, &header, frame + WIRE_HEADER_BYTES);
+        if (wire_header_decode(frame, &header) && header.type == WIRE_EPOCH)
+            judge_epoch(c, &header, frame + WIRE_HEADER_BYTES);
         p->down_at = later(p->down_at, c->now + delay(c));
-        push(c, (struct event){.at = p->down_at, .kind = TO_PEER, .peer = place(c, p), .life = p->life, .frame = copy_of(frame, send->length)});
+        push(c, (struct event){.at = p->down_at,
+                               .kind = TO_PEER,
+                               .peer = place(c, p),
+                               .life = p->life,
+                               .frame = copy_of(frame, send->length)});
     }
     for (size_t i = 0; i < actions->close_count; i++) {
         uint32_t conn = actions->closes[i];
         if (c->owner[conn] == 0) continue;
         struct member_model *p = &c->members[c->owner[conn] - 1];
         if (p->conn == conn + 1 && p->life == c->owner_life[conn])
-            push(c, (struct event){.at = later(p->down_at, c->now) + 1, .kind = PEER_LOSES, .peer = place(c, p), .life = p->life});
+            push(c, (struct event){
+                        .at = later(p->down_at, c->now) + 1, .kind = PEER_LOSES, .peer = place(c, p), .life = p->life});
         c->owner[conn] = 0;
     }
     int64_t next = membership_next_deadline(c->master);
@@ -342,7 +373,10 @@ static void end_master(struct crowd *c) {
         if (c->owner[i] == 0) continue;
         struct member_model *p = &c->members[c->owner[i] - 1];
         if (p->conn == i + 1 && p->life == c->owner_life[i])
-            push(c, (struct event){.at = later(p->down_at, c->now) + delay(c), .kind = PEER_LOSES, .peer = place(c, p), .life = p->life});
+            push(c, (struct event){.at = later(p->down_at, c->now) + delay(c),
+                                   .kind = PEER_LOSES,
+                                   .peer = place(c, p),
+                                   .life = p->life});
         c->owner[i] = 0;
     }
 }
@@ -352,7 +386,8 @@ static void to_master(struct crowd *c, const struct event *event) {
     if (c->master == NULL || p->conn == 0 || p->life != event->life || c->owner[p->conn - 1] != event->peer + 1) return;
     struct wire_header header;
     struct wire_hello hello;
-    struct wire_address source = {.family = 4, .bytes = {10, 0, (uint8_t)(event->peer >> 8), (uint8_t)event->peer}, .port = 999};
+    struct wire_address source = {
+        .family = 4, .bytes = {10, 0, (uint8_t)(event->peer >> 8), (uint8_t)event->peer}, .port = 999};
     const uint8_t *body = event->frame + WIRE_HEADER_BYTES;
     if (!wire_header_decode(event->frame, &header)) return;
     bool first = p->first;
@@ -399,7 +434,8 @@ static bool vote(struct crowd *c, enum wire_vote_kind kind) {
     return any;
 }
 
-// The master ends while all vote; the next one may end while it gathers; some members end with it, or stand still meanwhile.
+// The master ends while all vote; the next one may end while it gathers; some members end with it, or stand still
+// meanwhile.
 static void lose_master(struct crowd *c) {
     int64_t at = c->now + (int64_t)below(c, 20 * MS_NS), back = at;
     for (uint64_t times = 1 + below(c, 3); times > 0; times--) {
@@ -416,7 +452,8 @@ static void lose_master(struct crowd *c) {
         c->living--;
         hang_up(c, p, below(c, 2) == 0);
     }
-    for (; stands > 0; stands--) c->members[below(c, c->count)].stopped_until = c->now + (int64_t)below(c, LIMIT_MS / 2 * MS_NS);
+    for (; stands > 0; stands--)
+        c->members[below(c, c->count)].stopped_until = c->now + (int64_t)below(c, LIMIT_MS / 2 * MS_NS);
     c->faults_end = back;
     c->bound_at = back + BOUND_LIMITS * LIMIT_MS * MS_NS;
 }
@@ -425,11 +462,15 @@ static void go_on(struct crowd *c) {
     if (c->now <= c->faults_end) return;
     if (c->now > c->bound_at) {
         uint32_t in = 0;
-        for (uint32_t i = 0; i < c->count; i++) in += !c->members[i].ended && member_phase(c->members[i].mind) == MEMBER_ACCEPTED && !member_is_seeking(c->members[i].mind);
-        fail(c, "bounded time: %u of %u living peers are in the run %d heartbeat limits after the last fault", in, c->living, BOUND_LIMITS);
+        for (uint32_t i = 0; i < c->count; i++)
+            in += !c->members[i].ended && member_phase(c->members[i].mind) == MEMBER_ACCEPTED &&
+                  !member_is_seeking(c->members[i].mind);
+        fail(c, "bounded time: %u of %u living peers are in the run %d heartbeat limits after the last fault", in,
+             c->living, BOUND_LIMITS);
     }
     if (!is_one_run(c)) {
-        if (c->round == 0 && !c->voting && membership_peer_count(c->master) == c->count) c->voting = vote(c, WIRE_VOTE_UPDATE);
+        if (c->round == 0 && !c->voting && membership_peer_count(c->master) == c->count)
+            c->voting = vote(c, WIRE_VOTE_UPDATE);
         return;
     }
     if (c->round == 0)
@@ -530,7 +571,8 @@ struct crowd *crowd_new(uint64_t seed, uint32_t peers) {
     c->bound_at = c->now + BOUND_LIMITS * LIMIT_MS * MS_NS;
     start_master(c);
     membership_expect_survivors(c->master, c->now); // there was no run before
-    for (uint32_t i = 0; i < peers; i++) push(c, (struct event){.at = c->now + (i == 0 ? 0 : MS_NS + delay(c)), .kind = PEER_DIALS, .peer = i});
+    for (uint32_t i = 0; i < peers; i++)
+        push(c, (struct event){.at = c->now + (i == 0 ? 0 : MS_NS + delay(c)), .kind = PEER_DIALS, .peer = i});
     return c;
 }
 

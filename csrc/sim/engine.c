@@ -1,10 +1,11 @@
-// A model of the data plane: what data/engine promises, with one number in place of a tensor. Small ops as data/small.c moves them, large
-// ones as data/ring.c, by data/plan. What a member has reduced is a sum of random numbers, so that it tells who is in it, once each.
-#include "world.h"
+// A model of the data plane: what data/engine promises, with one number in place of a tensor. Small ops as
+// data/movers/direct.c moves them, large ones as data/movers/ring.c, by ops/plan. What a member has reduced is a sum
+// of random numbers, so that it tells who is in it, once each.
+#include "sim/world.h"
 
 #include <string.h>
 
-#include "../data/plan.h"
+#include "ops/plan.h"
 
 // ---- helpers ----
 
@@ -28,7 +29,12 @@ static int successor(const struct ring *ring) { return ring->slots[(ring->rank +
 static int predecessor(const struct ring *ring) { return ring->slots[(ring->rank + ring->count - 1) % ring->count]; }
 
 static struct frame frame_of(const struct engine_model *e, const struct op *op, uint16_t type) {
-    return (struct frame){.type = type, .run = e->run, .epoch = e->now.epoch, .tag = op->name.tag, .sequence = op->name.sequence, .variant = op->variant};
+    return (struct frame){.type = type,
+                          .run = e->run,
+                          .epoch = e->now.epoch,
+                          .tag = op->name.tag,
+                          .sequence = op->name.sequence,
+                          .variant = op->variant};
 }
 
 static void wake(struct pccl_sim *s, int slot) {
@@ -43,8 +49,10 @@ static void end_op(struct pccl_sim *s, int slot, struct op *op, enum op_phase ph
     s->counts[COUNT_OPS_OK] += phase == OP_OK;
     s->counts[COUNT_OPS_LOST] += phase == OP_LOST;
     s->counts[COUNT_MISMATCHES] += phase == OP_MISMATCHED;
-    SIM_TRACE(s, "peer %d: op %llu ends: %s", slot + 1, (unsigned long long)(op - s->processes[slot].engine.ops), phase == OP_OK ? "ok" : phase == OP_LOST ? "lost"
-                                                                                                                                                           : "mismatch");
+    SIM_TRACE(s, "peer %d: op %llu ends: %s", slot + 1, (unsigned long long)(op - s->processes[slot].engine.ops),
+              phase == OP_OK     ? "ok"
+              : phase == OP_LOST ? "lost"
+                                 : "mismatch");
     judge_ended(s, slot, op);
     program_op_ended(s, slot);
 }
@@ -52,7 +60,9 @@ static void end_op(struct pccl_sim *s, int slot, struct op *op, enum op_phase ph
 static void end_lost(struct pccl_sim *s, int slot, struct op *op) {
     const struct engine_model *e = &s->processes[slot].engine;
     uint64_t epoch = first_loss(e, op->adopted);
-    if (epoch == 0 && !s->processes[slot].tainted) sim_fail(s, "progress", "peer %d loses op (%llu, %u, %u) although nobody was lost since it was posted", slot + 1, (unsigned long long)op->name.epoch, (unsigned)(op - e->ops), op->name.sequence);
+    if (epoch == 0 && !s->processes[slot].tainted)
+        sim_fail(s, "progress", "peer %d loses op (%llu, %u, %u) although nobody was lost since it was posted",
+                 slot + 1, (unsigned long long)op->name.epoch, (unsigned)(op - e->ops), op->name.sequence);
     op->ended_epoch = epoch != 0 ? epoch : e->now.epoch;
     end_op(s, slot, op, OP_LOST);
 }
@@ -61,7 +71,10 @@ static void accuse(struct pccl_sim *s, int slot, struct op *op, int other, uint3
     struct process *p = &s->processes[slot];
     if (op->accused) return;
     op->accused = true;
-    struct wire_mismatch mismatch = {.name = op->name, .mine = {.count = 1 + op->variant}, .other = sim_id_of(other, p->engine.now.lives[rank_of(&p->engine.now, other)]), .theirs = {.count = 1 + variant}};
+    struct wire_mismatch mismatch = {.name = op->name,
+                                     .mine = {.count = 1 + op->variant},
+                                     .other = sim_id_of(other, p->engine.now.lives[rank_of(&p->engine.now, other)]),
+                                     .theirs = {.count = 1 + variant}};
     struct wire_header header = member_header(p->mind);
     header.epoch = op->name.epoch;
     struct wire_buffer frame = {0};
@@ -84,7 +97,9 @@ static bool early_add(struct pccl_sim *s, int slot, int from, const struct frame
 static bool early_take(struct engine_model *e, int from, const struct op *op, uint16_t type, struct frame *out) {
     for (uint32_t i = 0; i < e->early_count; i++) {
         const struct early *early = &e->early[i];
-        if (early->from != from || early->frame.tag != op->name.tag || early->frame.sequence != op->name.sequence || early->frame.type != type) continue;
+        if (early->from != from || early->frame.tag != op->name.tag || early->frame.sequence != op->name.sequence ||
+            early->frame.type != type)
+            continue;
         *out = early->frame;
         e->early[i] = e->early[--e->early_count];
         return true;
@@ -96,7 +111,8 @@ static bool early_take(struct engine_model *e, int from, const struct op *op, ui
 static void compare_early(struct pccl_sim *s, int slot, struct op *op) {
     const struct engine_model *e = &s->processes[slot].engine;
     for (uint32_t i = 0; i < e->early_count; i++)
-        if (e->early[i].frame.tag == op->name.tag && e->early[i].frame.sequence == op->name.sequence && e->early[i].frame.variant != op->variant)
+        if (e->early[i].frame.tag == op->name.tag && e->early[i].frame.sequence == op->name.sequence &&
+            e->early[i].frame.variant != op->variant)
             accuse(s, slot, op, e->early[i].from, e->early[i].frame.variant);
 }
 
@@ -161,7 +177,14 @@ static void keep(struct pccl_sim *s, int slot, const struct op *op) {
 
 static void send_supply(struct pccl_sim *s, int slot, const struct kept *kept) {
     const struct engine_model *e = &s->processes[slot].engine;
-    struct frame frame = {.type = WIRE_SUPPLY, .run = e->run, .epoch = e->now.epoch, .tag = kept->name.tag, .sequence = kept->name.sequence, .offset = kept->name.epoch, .value = kept->value, .contributors = kept->contributors};
+    struct frame frame = {.type = WIRE_SUPPLY,
+                          .run = e->run,
+                          .epoch = e->now.epoch,
+                          .tag = kept->name.tag,
+                          .sequence = kept->name.sequence,
+                          .offset = kept->name.epoch,
+                          .value = kept->value,
+                          .contributors = kept->contributors};
     for (int other = 0; other < SLOTS; other++)
         if (kept->unacked >> other & 1) sim_send(s, slot, other, 0, &frame);
 }
@@ -367,25 +390,31 @@ static void on_chunk(struct pccl_sim *s, int slot, int from, const struct frame 
     struct engine_model *e = &s->processes[slot].engine;
     struct op *op = find_running(e, frame);
     if (op == NULL || op->phase != OP_RUNNING || op->variant != frame->variant) {
-        if (op == NULL) sim_fail(s, "no mixing", "peer %d got a chunk of op (%llu, %llu, %u) from %d, which it has not begun", slot + 1, (unsigned long long)frame->epoch, (unsigned long long)frame->tag, frame->sequence, from + 1);
+        if (op == NULL)
+            sim_fail(s, "no mixing", "peer %d got a chunk of op (%llu, %llu, %u) from %d, which it has not begun",
+                     slot + 1, (unsigned long long)frame->epoch, (unsigned long long)frame->tag, frame->sequence,
+                     from + 1);
         return;
     }
     enum plan_step step = plan_ring_step(e->now.count, e->now.rank, frame->shard, frame->hop);
     if (from != predecessor(&e->now) || step == PLAN_INVALID || op->small || op->to_receive == 0) {
-        sim_fail(s, "no mixing", "peer %d got a chunk of shard %u at hop %u from %d that it does not expect", slot + 1, frame->shard, frame->hop, from + 1);
+        sim_fail(s, "no mixing", "peer %d got a chunk of shard %u at hop %u from %d that it does not expect", slot + 1,
+                 frame->shard, frame->hop, from + 1);
         return;
     }
     op->to_receive--;
     struct frame next = *frame;
     next.hop++;
     if (step == PLAN_REDUCE || step == PLAN_REDUCE_LAST) {
-        if (frame->contributors >> slot & 1) sim_fail(s, "exactness", "peer %d is to add its input to a sum that has it", slot + 1);
+        if (frame->contributors >> slot & 1)
+            sim_fail(s, "exactness", "peer %d is to add its input to a sum that has it", slot + 1);
         next.value += op->input;
         next.contributors |= 1U << slot;
     }
     if (step != PLAN_REDUCE) {
         bool first = op->results++ == 0;
-        if (!first && (op->value != next.value || op->contributors != next.contributors)) sim_fail(s, "exactness", "two shards of an op hold different contributors at peer %d", slot + 1);
+        if (!first && (op->value != next.value || op->contributors != next.contributors))
+            sim_fail(s, "exactness", "two shards of an op hold different contributors at peer %d", slot + 1);
         op->value = next.value;
         op->contributors = next.contributors;
     }
@@ -422,7 +451,8 @@ static void begin(struct pccl_sim *s, int slot, struct op *op) {
     }
     op->small = plan_choose(op->bytes, false, e->now.count, e->now.latency_us, e->now.megabytes_per_s) == PLAN_SMALL;
     op->phase = OP_RUNNING;
-    SIM_TRACE(s, "peer %d: begins %s op (%llu, %llu, %u)", slot + 1, op->small ? "small" : "large", (unsigned long long)op->name.epoch, (unsigned long long)tag, op->name.sequence);
+    SIM_TRACE(s, "peer %d: begins %s op (%llu, %llu, %u)", slot + 1, op->small ? "small" : "large",
+              (unsigned long long)op->name.epoch, (unsigned long long)tag, op->name.sequence);
     judge_begins(s, slot, op);
     compare_early(s, slot, op);
     if (op->small) {
@@ -440,7 +470,8 @@ static void begin_waiting(struct pccl_sim *s, int slot) {
         if (e->ops[tag].phase == OP_WAITING && may_begin(e)) begin(s, slot, &e->ops[tag]);
 }
 
-// Whichever came first for those that had begun the op: `loss`, the first since the caller's epoch (0: none), or the mismatch.
+// Whichever came first for those that had begun the op: `loss`, the first since the caller's epoch (0: none), or the
+// mismatch.
 static bool take_poison(struct engine_model *e, uint32_t tag, uint64_t loss) {
     uint64_t *epochs = e->poisons[tag].epochs;
     if (e->poisons[tag].count == 0 || (loss != 0 && loss <= epochs[0])) return false;
@@ -452,10 +483,16 @@ static void add_poison(struct engine_model *e, uint32_t tag, uint64_t epoch) {
     if (e->poisons[tag].count < POISONS_MOST) e->poisons[tag].epochs[e->poisons[tag].count++] = epoch;
 }
 
-void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, uint32_t bytes, uint32_t variant, uint64_t input, uint64_t adopted) {
+void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, uint32_t bytes, uint32_t variant, uint64_t input,
+                       uint64_t adopted) {
     struct engine_model *e = &s->processes[slot].engine;
     struct op *op = &e->ops[tag];
-    *op = (struct op){.phase = OP_WAITING, .bytes = bytes, .variant = variant, .input = input, .adopted = adopted, .calls = op->calls + 1};
+    *op = (struct op){.phase = OP_WAITING,
+                      .bytes = bytes,
+                      .variant = variant,
+                      .input = input,
+                      .adopted = adopted,
+                      .calls = op->calls + 1};
     uint64_t loss = first_loss(e, adopted);
     if (take_poison(e, tag, loss)) {
         end_op(s, slot, op, OP_MISMATCHED);
@@ -473,7 +510,9 @@ static void note_loss(struct engine_model *e, uint64_t group_epoch) {
     e->losses[e->loss_count++] = group_epoch;
 }
 
-void engine_model_missed_loss(struct pccl_sim *s, int slot, uint64_t group_epoch) { note_loss(&s->processes[slot].engine, group_epoch); }
+void engine_model_missed_loss(struct pccl_sim *s, int slot, uint64_t group_epoch) {
+    note_loss(&s->processes[slot].engine, group_epoch);
+}
 
 void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct process *p = &s->processes[slot];
@@ -481,7 +520,13 @@ void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action
     bool lost = action->lost || (e->pending.set && e->pending.lost);
     // Entered later, perhaps when the mind hears another master already.
     struct wire_header header = member_header(p->mind);
-    e->pending = (struct ring){.set = true, .lost = lost, .run = header.run, .generation = header.generation, .epoch = action->group_epoch, .latency_us = action->latency_us, .megabytes_per_s = action->megabytes_per_s};
+    e->pending = (struct ring){.set = true,
+                               .lost = lost,
+                               .run = header.run,
+                               .generation = header.generation,
+                               .epoch = action->group_epoch,
+                               .latency_us = action->latency_us,
+                               .megabytes_per_s = action->megabytes_per_s};
     const struct wire_member *ring = member_ring(p->mind, &e->pending.count, &e->pending.rank);
     if (e->pending.count > SLOTS) {
         sim_fail(s, "agreement", "peer %d is told of %u members", slot + 1, e->pending.count);
@@ -513,9 +558,11 @@ static void send_report(struct pccl_sim *s, int slot) {
     for (uint32_t tag = 0; tag < TAGS; tag++) {
         const struct op *op = &e->ops[tag];
         if (op->frozen && (op->phase == OP_RUNNING || op->phase == OP_COMPLETE))
-            list[report.count++] = (struct wire_op_report){op->name, op->phase == OP_COMPLETE ? WIRE_OP_DONE : WIRE_OP_OPEN, op->small};
+            list[report.count++] =
+                (struct wire_op_report){op->name, op->phase == OP_COMPLETE ? WIRE_OP_DONE : WIRE_OP_OPEN, op->small};
     }
-    for (uint32_t i = 0; i < e->kept_count; i++) list[report.count++] = (struct wire_op_report){e->kept[i].name, WIRE_OP_KEPT, 1};
+    for (uint32_t i = 0; i < e->kept_count; i++)
+        list[report.count++] = (struct wire_op_report){e->kept[i].name, WIRE_OP_KEPT, 1};
     struct wire_header header = member_header(p->mind);
     header.epoch = e->now.epoch;
     struct wire_buffer frame = {0};
@@ -553,7 +600,8 @@ void engine_model_obey(struct pccl_sim *s, int slot) {
     e->now = e->pending;
     e->pending.set = false;
     s->counts[COUNT_EPOCHS]++;
-    SIM_TRACE(s, "peer %d: enters group epoch %llu with %u members%s", slot + 1, (unsigned long long)e->now.epoch, e->now.count, e->now.lost ? ", some lost" : "");
+    SIM_TRACE(s, "peer %d: enters group epoch %llu with %u members%s", slot + 1, (unsigned long long)e->now.epoch,
+              e->now.count, e->now.lost ? ", some lost" : "");
     send_report(s, slot);
     for (uint32_t tag = 0; tag < TAGS; tag++)
         if (e->ops[tag].phase == OP_WAITING && first_loss(e, e->ops[tag].adopted) != 0) end_lost(s, slot, &e->ops[tag]);
@@ -585,7 +633,8 @@ void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdic
     static const struct wire_id nobody;
     struct engine_model *e = &s->processes[slot].engine;
     struct op *op = verdict->name.tag < TAGS ? &e->ops[verdict->name.tag] : NULL;
-    bool ours = op != NULL && (op->phase == OP_RUNNING || op->phase == OP_COMPLETE) && same_name(&op->name, &verdict->name);
+    bool ours =
+        op != NULL && (op->phase == OP_RUNNING || op->phase == OP_COMPLETE) && same_name(&op->name, &verdict->name);
     if (ours) judge_verdict(s, slot, op, verdict);
     switch (verdict->kind) {
     case WIRE_VERDICT_COMMIT:

@@ -1,14 +1,16 @@
 // What goes wrong, and when: drawn from the seed.
-#include "world.h"
+#include "sim/world.h"
 
 #include <string.h>
 
-enum { EFFECT_MOST_MS = 600, // of one fault
-       BLOCK_MOST_MS = 3000,
-       FLIPS_IN = 1500,      // frames per changed bit
-       BLOCKS_IN = 400,      // events of a master or a peer per block in the middle of one
-       BLOCKS_WEIGHTY_IN = 12,
-       LATE_FAULTS = PCCL_SIM_FORK | PCCL_SIM_BLOCK | PCCL_SIM_MEMORY };
+enum {
+    EFFECT_MOST_MS = 600, // of one fault
+    BLOCK_MOST_MS = 3000,
+    FLIPS_IN = 1500, // frames per changed bit
+    BLOCKS_IN = 400, // events of a master or a peer per block in the middle of one
+    BLOCKS_WEIGHTY_IN = 12,
+    LATE_FAULTS = PCCL_SIM_FORK | PCCL_SIM_BLOCK | PCCL_SIM_MEMORY
+};
 
 // By themselves and for a third of the seeds only, so that the others stay what they were when these faults came.
 static void draw_late_faults(struct pccl_sim *s) {
@@ -26,18 +28,19 @@ void sim_draw_faults(struct pccl_sim *s) {
     s->fault_every_ns = (10 + (int64_t)sim_below(s, 120)) * MS_NS;
     s->faults = PCCL_SIM_CRASH | PCCL_SIM_BREAK;
     for (uint32_t bit = 1; bit <= PCCL_SIM_MASTER; bit *= 2) {
-        if (sim_chance(s, bit == PCCL_SIM_FLIP ? 6 : bit == PCCL_SIM_MASTER ? 4
-                                                                            : 2)) s->faults |= bit;
+        if (sim_chance(s, bit == PCCL_SIM_FLIP ? 6 : bit == PCCL_SIM_MASTER ? 4 : 2)) s->faults |= bit;
     }
     if (config->faults != 0) s->faults = config->faults;
     draw_late_faults(s);
     // A list of masters is drawn by itself, so that the other seeds stay what they are.
     uint64_t list = sim_mix(config->seed ^ UINT64_C(0x6d617374657273)) % 8;
-    s->master_count = config->masters != 0 ? config->masters : (s->faults & (PCCL_SIM_MASTER | LATE_FAULTS)) == 0 || list < 3 ? 1
-                                                           : list < 7                                                         ? 2
-                                                                                                                              : 3;
+    s->master_count = config->masters != 0                                             ? config->masters
+                      : (s->faults & (PCCL_SIM_MASTER | LATE_FAULTS)) == 0 || list < 3 ? 1
+                      : list < 7                                                       ? 2
+                                                                                       : 3;
     if (s->master_count > MASTERS_MOST) s->master_count = MASTERS_MOST;
-    for (uint32_t i = 0; i < s->master_count; i++) s->addresses[i] = (struct wire_address){.family = 4, .bytes = {10, 0, 1, (uint8_t)(i + 1)}, .port = 48148};
+    for (uint32_t i = 0; i < s->master_count; i++)
+        s->addresses[i] = (struct wire_address){.family = 4, .bytes = {10, 0, 1, (uint8_t)(i + 1)}, .port = 48148};
     // And so are naps of a single master.
     uint64_t naps = sim_mix(config->seed ^ UINT64_C(0x6e617073)) % 12;
     s->only_naps = s->master_count == 1 && config->faults == 0 && naps == 0;
@@ -60,10 +63,14 @@ static void cut(struct pccl_sim *s, int from, int to, int64_t until) {
     if (from < MASTER && to < MASTER && until > s->now + s->user_timeout_ns + 20 * MS_NS) sim_fall_silent(s, from, to);
 }
 
-static int64_t draw_duration(struct pccl_sim *s) { return (int64_t)sim_below(s, sim_chance(s, 2) ? (uint64_t)s->limit_ns : EFFECT_MOST_MS * MS_NS); }
+static int64_t draw_duration(struct pccl_sim *s) {
+    return (int64_t)sim_below(s, sim_chance(s, 2) ? (uint64_t)s->limit_ns : EFFECT_MOST_MS * MS_NS);
+}
 
 // Without a draw where there is one.
-static uint32_t draw_master(struct pccl_sim *s) { return s->master_count > 1 ? (uint32_t)sim_below(s, s->master_count) : 0; }
+static uint32_t draw_master(struct pccl_sim *s) {
+    return s->master_count > 1 ? (uint32_t)sim_below(s, s->master_count) : 0;
+}
 
 static void stall(struct pccl_sim *s) {
     bool master = sim_chance(s, s->master_count > 1 ? 3 : 10);
@@ -75,12 +82,15 @@ static void stall(struct pccl_sim *s) {
     *stopped = until;
     s->counts[COUNT_STALLS]++;
     touch(s, until);
-    SIM_TRACE(s, "fault: %s %d stands still for %lld ms", master ? "master" : "peer", master ? (int)k + 1 : (int)(p - s->processes) + 1, (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: %s %d stands still for %lld ms", master ? "master" : "peer",
+              master ? (int)k + 1 : (int)(p - s->processes) + 1, (long long)((until - s->now) / MS_NS));
 }
 
 // Long enough for peers to leave it, often just about. Between two of them there is time to come back.
 static void nap(struct pccl_sim *s) {
-    int64_t least = s->limit_ns * 6 / 10, until = s->now + least + (int64_t)sim_below(s, (uint64_t)(sim_chance(s, 2) ? s->limit_ns : 5 * s->limit_ns / 2));
+    int64_t least = s->limit_ns * 6 / 10,
+            until = s->now + least +
+                    (int64_t)sim_below(s, (uint64_t)(sim_chance(s, 2) ? s->limit_ns : 5 * s->limit_ns / 2));
     if (s->now < s->nap_from || s->now < s->masters[0].stopped_until || !s->masters[0].running) return;
     s->masters[0].stopped_until = until;
     s->nap_from = until + s->limit_ns;
@@ -90,7 +100,8 @@ static void nap(struct pccl_sim *s) {
 }
 
 static void slow_down(struct pccl_sim *s) {
-    int from = (int)sim_below(s, s->peers), to = sim_chance(s, 3) ? MASTER + (int)draw_master(s) : (int)sim_below(s, s->peers);
+    int from = (int)sim_below(s, s->peers),
+        to = sim_chance(s, 3) ? MASTER + (int)draw_master(s) : (int)sim_below(s, s->peers);
     int64_t until = s->now + draw_duration(s);
     s->slow_until[from][to] = s->slow_until[to][from] = until;
     s->counts[COUNT_DELAYS]++;
@@ -110,7 +121,9 @@ static void break_link(struct pccl_sim *s) {
     }
 }
 
-static bool is_there(const struct pccl_sim *s, int place) { return place < MASTER ? place < (int)s->peers : place < MASTER + (int)s->master_count; }
+static bool is_there(const struct pccl_sim *s, int place) {
+    return place < MASTER ? place < (int)s->peers : place < MASTER + (int)s->master_count;
+}
 
 // Two sides, each with its masters; of the first `places` only.
 static void cut_in_two(struct pccl_sim *s, uint32_t peers, uint32_t masters, int places, int64_t until) {
@@ -129,7 +142,8 @@ static void partition(struct pccl_sim *s) {
     if (with_master) cut_in_two(s, side, masters, PROCESSES, until);
     s->counts[COUNT_PARTITIONS]++;
     touch(s, until);
-    SIM_TRACE(s, "fault: partition, peers %x on one side, the master %s, for %lld ms", side, with_master ? "on the other" : "reaches all", (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: partition, peers %x on one side, the master %s, for %lld ms", side,
+              with_master ? "on the other" : "reaches all", (long long)((until - s->now) / MS_NS));
 }
 
 void sim_admission_fault(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
@@ -137,18 +151,23 @@ void sim_admission_fault(struct pccl_sim *s, uint32_t k, const struct membership
     struct wire_header header;
     if (!s->faulty || s->master_count == 1 || (s->faults & PCCL_SIM_PARTITION) == 0 || actions->send_count < 2) return;
     const uint8_t *frame = actions->bytes.bytes + actions->sends[actions->send_count - 1].offset;
-    bool admits = wire_header_decode(frame, &header) && header.type == WIRE_EPOCH && wire_decode_epoch_commit(frame + WIRE_HEADER_BYTES, header.length, &commit) && commit.reason == WIRE_REASON_UPDATE;
+    bool admits = wire_header_decode(frame, &header) && header.type == WIRE_EPOCH &&
+                  wire_decode_epoch_commit(frame + WIRE_HEADER_BYTES, header.length, &commit) &&
+                  commit.reason == WIRE_REASON_UPDATE;
     // Drawn by itself, so that what goes wrong otherwise stays what it is.
     uint64_t draw = sim_mix(s->config.seed ^ sim_mix(header.epoch) ^ UINT64_C(0x61646d6974));
     if (!admits || draw % 2 != 0) return;
     uint32_t before = 0, far = (uint32_t)(draw >> 8) & ((1U << s->peers) - 1);
-    for (int slot = 0; slot < (int)s->peers; slot++) before |= (uint32_t)(judge_truth(s, header.run)->lives[slot] != 0) << slot;
+    for (int slot = 0; slot < (int)s->peers; slot++)
+        before |= (uint32_t)(judge_truth(s, header.run)->lives[slot] != 0) << slot;
     if ((draw >> 32 & 3) != 0) far &= before;
-    int64_t until = s->now + 2 * s->limit_ns + (int64_t)((draw >> 34) % (uint64_t)(4 * s->limit_ns)); // to seek, and to be waited for, takes two
+    // to seek, and to be waited for, takes two
+    int64_t until = s->now + 2 * s->limit_ns + (int64_t)((draw >> 34) % (uint64_t)(4 * s->limit_ns));
     cut_in_two(s, far, ~(1U << k), PROCESSES, until);
     s->counts[COUNT_PARTITIONS]++;
     touch(s, until);
-    SIM_TRACE(s, "fault: partition while newcomers are let in, peers %x on the side of the other masters, for %lld ms", far, (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: partition while newcomers are let in, peers %x on the side of the other masters, for %lld ms",
+              far, (long long)((until - s->now) / MS_NS));
 }
 
 static void silence_one_way(struct pccl_sim *s) {
@@ -160,7 +179,8 @@ static void silence_one_way(struct pccl_sim *s) {
     if (sim_chance(s, 2)) cut(s, from, MASTER + (int)draw_master(s), until);
     s->counts[COUNT_ONE_WAYS]++;
     touch(s, until);
-    SIM_TRACE(s, "fault: %s %d is not heard by some, for %lld ms", from >= MASTER ? "master" : "peer", from >= MASTER ? from - MASTER + 1 : from + 1, (long long)((until - s->now) / MS_NS));
+    SIM_TRACE(s, "fault: %s %d is not heard by some, for %lld ms", from >= MASTER ? "master" : "peer",
+              from >= MASTER ? from - MASTER + 1 : from + 1, (long long)((until - s->now) / MS_NS));
 }
 
 // Somebody else has to be there, or to come.
@@ -213,7 +233,8 @@ static void refuse_memory(struct pccl_sim *s, int slot) {
     struct shortage *shortage = sim_chance(s, 2) ? &s->masters[k].shortage : &p->shortage;
     shortage->granted = (uint32_t)sim_below(s, sim_chance(s, 2) ? 4 : 24);
     shortage->times = sim_chance(s, 2) ? 1 : 1 + (uint32_t)sim_below(s, 12);
-    SIM_TRACE(s, "fault: after %u more allocations %u are refused to %s %d", shortage->granted, shortage->times, shortage == &p->shortage ? "peer" : "master", shortage == &p->shortage ? slot + 1 : (int)k + 1);
+    SIM_TRACE(s, "fault: after %u more allocations %u are refused to %s %d", shortage->granted, shortage->times,
+              shortage == &p->shortage ? "peer" : "master", shortage == &p->shortage ? slot + 1 : (int)k + 1);
 }
 
 void sim_refused(struct pccl_sim *s) {
@@ -223,7 +244,8 @@ void sim_refused(struct pccl_sim *s) {
 }
 
 int64_t sim_block_fault(struct pccl_sim *s, bool weighty) {
-    if (!s->faulty || (s->faults & PCCL_SIM_BLOCK) == 0 || !sim_chance(s, weighty ? BLOCKS_WEIGHTY_IN : BLOCKS_IN)) return 0;
+    if (!s->faulty || (s->faults & PCCL_SIM_BLOCK) == 0 || !sim_chance(s, weighty ? BLOCKS_WEIGHTY_IN : BLOCKS_IN))
+        return 0;
     int64_t blocked = sim_chance(s, 8) ? (int64_t)sim_below(s, BLOCK_MOST_MS * MS_NS) : draw_duration(s);
     s->counts[COUNT_BLOCKS]++;
     touch(s, s->now + blocked + NAP_SKEW_MS * MS_NS);
@@ -267,7 +289,8 @@ void sim_fault(struct pccl_sim *s) {
             break;
         default: break; // where it happens: in connects, programs and frames
         }
-    if (s->faulty) sim_push(s, sim_event(s, EVENT_FAULT, s->now + (int64_t)sim_below(s, 2 * (uint64_t)s->fault_every_ns)));
+    if (s->faulty)
+        sim_push(s, sim_event(s, EVENT_FAULT, s->now + (int64_t)sim_below(s, 2 * (uint64_t)s->fault_every_ns)));
 }
 
 bool sim_flip(struct pccl_sim *s, struct control *control, struct event *event) {
@@ -281,9 +304,11 @@ bool sim_flip(struct pccl_sim *s, struct control *control, struct event *event) 
     else
         event->body[bit / 8 - WIRE_HEADER_BYTES] ^= (uint8_t)(1U << bit % 8);
     uint32_t length = event->header.length;
-    if (event->header.type == WIRE_HELLO || event->header.type == WIRE_RESUME) control->group = UINT32_MAX; // the master's may be another one
+    // the master's may be another one
+    if (event->header.type == WIRE_HELLO || event->header.type == WIRE_RESUME) control->group = UINT32_MAX;
     s->counts[COUNT_FLIPS]++;
-    SIM_TRACE(s, "fault: bit %llu of a %s of %d %s the master changes", (unsigned long long)bit, wire_type_name(event->header.type), control->slot + 1, event->kind == EVENT_TO_MASTER ? "to" : "from");
+    SIM_TRACE(s, "fault: bit %llu of a %s of %d %s the master changes", (unsigned long long)bit,
+              wire_type_name(event->header.type), control->slot + 1, event->kind == EVENT_TO_MASTER ? "to" : "from");
     // Such a machine is taken out of service soon; until then nothing that it says is judged.
     s->processes[control->slot].tainted = true;
     s->tainted[control->slot] = control->life;

@@ -1,6 +1,7 @@
-// Memory that is refused. Programs that run the simulator are linked with --wrap=malloc and so on (CMakeLists.txt), so that the allocations of the
-// shipped minds come through here. Those of the simulator itself, between its events and by sim_take, are never refused.
-#include "world.h"
+// Memory that is refused. Programs that run the simulator are linked with --wrap=malloc and so on (CMakeLists.txt), so
+// that the allocations of the shipped minds come through here. Those of the simulator itself, between its events and by
+// sim_take, are never refused.
+#include "sim/world.h"
 
 #include <stdlib.h>
 

@@ -1,16 +1,20 @@
-// Paths between processes, and the connections on them. Each direction of a connection keeps its order; connections overtake each other.
+// Paths between processes, and the connections on them. Each direction of a connection keeps its order; connections
+// overtake each other.
 //
-// A path that is cut loses nothing, as with TCP: what was sent arrives when the cut is over. A connection whose bytes stay unacknowledged for
-// user_timeout_ns is given up by the side that sent them. Order outlives a cut and a stopped process because whatever cannot be delivered is
-// put off, in the order in which it would have come, to the same moment.
-#include "world.h"
+// A path that is cut loses nothing, as with TCP: what was sent arrives when the cut is over. A connection whose bytes
+// stay unacknowledged for user_timeout_ns is given up by the side that sent them. Order outlives a cut and a stopped
+// process because whatever cannot be delivered is put off, in the order in which it would have come, to the same
+// moment.
+#include "sim/world.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 // ---- processes ----
 
-bool sim_alive(const struct pccl_sim *s, int slot, uint32_t life) { return s->processes[slot].running && s->processes[slot].life == life; }
+bool sim_alive(const struct pccl_sim *s, int slot, uint32_t life) {
+    return s->processes[slot].running && s->processes[slot].life == life;
+}
 
 struct wire_id sim_id_of(int slot, uint32_t life) {
     struct wire_id id = {{(uint8_t)(slot + 1)}};
@@ -32,7 +36,9 @@ int64_t sim_delay(struct pccl_sim *s, int from, int to) {
     return delay;
 }
 
-bool sim_cut(const struct pccl_sim *s, int a, int b) { return s->now < s->cut_until[a][b] || s->now < s->cut_until[b][a]; }
+bool sim_cut(const struct pccl_sim *s, int a, int b) {
+    return s->now < s->cut_until[a][b] || s->now < s->cut_until[b][a];
+}
 
 // ---- masters ----
 
@@ -44,7 +50,14 @@ static struct control *control_new(struct pccl_sim *s, int slot, uint32_t master
     for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
         struct control *control = &s->controls[i];
         if (control->used) continue;
-        *control = (struct control){.used = true, .slot = (uint8_t)slot, .master = (uint8_t)master, .life = s->processes[slot].life, .group = s->processes[slot].group, .serial = ++s->serial, .at_peer = true, .at_master = true};
+        *control = (struct control){.used = true,
+                                    .slot = (uint8_t)slot,
+                                    .master = (uint8_t)master,
+                                    .life = s->processes[slot].life,
+                                    .group = s->processes[slot].group,
+                                    .serial = ++s->serial,
+                                    .at_peer = true,
+                                    .at_master = true};
         return control;
     }
     sim_fail(s, "bounded memory", "more than %d connections to masters are open", CONTROLS_MOST);
@@ -53,7 +66,8 @@ static struct control *control_new(struct pccl_sim *s, int slot, uint32_t master
 
 static void push_control(struct pccl_sim *s, struct control *control, enum event_kind kind, int64_t *last) {
     int master = MASTER + control->master;
-    int from = kind == EVENT_PEER_LOSES ? master : control->slot, to = kind == EVENT_PEER_LOSES ? control->slot : master;
+    int from = kind == EVENT_PEER_LOSES ? master : control->slot,
+        to = kind == EVENT_PEER_LOSES ? control->slot : master;
     int64_t at = s->now + sim_delay(s, from, to);
     if (at < *last) at = *last;
     *last = at;
@@ -124,7 +138,8 @@ static void connect_to(struct pccl_sim *s, int slot, uint32_t master) {
 // One that is not there refuses; the last one of the list is left to find that out by itself.
 void sim_join_master(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    while (!s->masters[p->seek.at].running && !s->masters[p->seek.at].held && p->seek.at + 1 < p->seek.count) seek_failed(&p->seek, s->now);
+    while (!s->masters[p->seek.at].running && !s->masters[p->seek.at].held && p->seek.at + 1 < p->seek.count)
+        seek_failed(&p->seek, s->now);
     connect_to(s, slot, p->seek.at);
 }
 
@@ -172,7 +187,8 @@ void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
         return;
     }
     if (s->master_count > 1 && sim_cut(s, slot, MASTER + (int)master)) { // no answer
-        int64_t there = s->cut_until[slot][MASTER + master], back = s->cut_until[MASTER + master][slot], at = there > back ? there : back;
+        int64_t there = s->cut_until[slot][MASTER + master], back = s->cut_until[MASTER + master][slot],
+                at = there > back ? there : back;
         bool gives_up = at > s->now + SEEK_DIAL_MS * MS_NS;
         seek_at(s, slot, gives_up ? s->now + SEEK_DIAL_MS * MS_NS : at, gives_up);
         return;
@@ -219,7 +235,9 @@ void sim_close_controls(struct pccl_sim *s, int slot, bool told) {
 
 // ---- links ----
 
-static uint32_t end_of(const struct connection *c, int slot, uint32_t life) { return c->ends[0] == slot && c->lives[0] == life ? 0 : 1; }
+static uint32_t end_of(const struct connection *c, int slot, uint32_t life) {
+    return c->ends[0] == slot && c->lives[0] == life ? 0 : 1;
+}
 
 static void drop_parked(struct pccl_sim *s, struct connection *c, uint32_t end) {
     while (c->parked_first[end] != 0) {
@@ -242,7 +260,8 @@ static struct connection *connection_new(struct pccl_sim *s) {
 }
 
 // For the side `end`; `flag` of EVENT_LINK_ENDS: that side gives up by itself.
-static void push(struct pccl_sim *s, const struct connection *c, enum event_kind kind, uint32_t end, int64_t at, bool flag) {
+static void push(struct pccl_sim *s, const struct connection *c, enum event_kind kind, uint32_t end, int64_t at,
+                 bool flag) {
     struct event *event = sim_event(s, kind, at);
     event->slot = c->ends[end];
     event->from = c->ends[!end];
@@ -277,7 +296,8 @@ void sim_break(struct pccl_sim *s, uint32_t connection) {
     int unaware = (int)sim_below(s, 6); // this side hears of it only when it sends something
     for (uint32_t end = 0; end < 2; end++) {
         if ((int)end == unaware) continue;
-        if (c->open[end]) push(s, c, EVENT_LINK_ENDS, end, s->now + sim_delay(s, c->ends[!end], c->ends[end]), false); // overtakes what is lost
+        // overtakes what is lost
+        if (c->open[end]) push(s, c, EVENT_LINK_ENDS, end, s->now + sim_delay(s, c->ends[!end], c->ends[end]), false);
     }
 }
 
@@ -285,8 +305,10 @@ void sim_break(struct pccl_sim *s, uint32_t connection) {
 void sim_fall_silent(struct pccl_sim *s, int from, int to) {
     for (uint32_t i = 0; i < s->connection_high; i++) {
         const struct connection *c = &s->connections[i];
-        bool between = c->used && c->open[0] && c->open[1] && ((c->ends[0] == from && c->ends[1] == to) || (c->ends[0] == to && c->ends[1] == from));
-        for (uint32_t end = 0; end < 2 && between; end++) push(s, c, EVENT_LINK_ENDS, end, s->now + s->user_timeout_ns + (int64_t)sim_below(s, 20 * MS_NS), true);
+        bool between = c->used && c->open[0] && c->open[1] &&
+                       ((c->ends[0] == from && c->ends[1] == to) || (c->ends[0] == to && c->ends[1] == from));
+        for (uint32_t end = 0; end < 2 && between; end++)
+            push(s, c, EVENT_LINK_ENDS, end, s->now + s->user_timeout_ns + (int64_t)sim_below(s, 20 * MS_NS), true);
     }
 }
 
@@ -301,7 +323,8 @@ static void use_link(struct pccl_sim *s, int slot, int other, uint32_t index, st
     s->processes[slot].met[other] = c->lives[!end_of(c, slot, s->processes[slot].life)];
 }
 
-static void dial_once(struct pccl_sim *s, int slot, const struct member_action *action, int other, uint32_t life, bool ghost) {
+static void dial_once(struct pccl_sim *s, int slot, const struct member_action *action, int other, uint32_t life,
+                      bool ghost) {
     struct connection *c = connection_new(s);
     if (c == NULL) return;
     c->ends[0] = (uint8_t)slot;
@@ -313,7 +336,8 @@ static void dial_once(struct pccl_sim *s, int slot, const struct member_action *
     c->open[0] = true; // being made
     c->ghost = ghost;
     if (life != 0) push(s, c, EVENT_DIAL_ARRIVES, 1, s->now + sim_delay(s, slot, other), false);
-    push(s, c, EVENT_DIAL_LATE, 0, s->now + (ghost ? 2 * sim_delay(s, slot, other) : member_link_limit_ns(s->processes[slot].mind)), false);
+    push(s, c, EVENT_DIAL_LATE, 0,
+         s->now + (ghost ? 2 * sim_delay(s, slot, other) : member_link_limit_ns(s->processes[slot].mind)), false);
 }
 
 void sim_dial(struct pccl_sim *s, int slot, const struct member_action *action) {
@@ -337,7 +361,8 @@ static struct connection *connection_of(struct pccl_sim *s, const struct event *
 }
 
 // The acceptor's verdict on a hello. True: it stays parked.
-static bool accept_dial(struct pccl_sim *s, int slot, const struct wire_link_hello *hello, struct connection *c, int64_t until) {
+static bool accept_dial(struct pccl_sim *s, int slot, const struct wire_link_hello *hello, struct connection *c,
+                        int64_t until) {
     struct process *p = &s->processes[slot];
     enum member_judgement judgement = member_judge_hello(p->mind, hello);
     if (judgement == MEMBER_PARK && s->now < until && p->parked_count < PARKED_MOST) {
@@ -348,7 +373,8 @@ static bool accept_dial(struct pccl_sim *s, int slot, const struct wire_link_hel
         return true;
     }
     bool accepted = judgement == MEMBER_ACCEPT;
-    SIM_TRACE(s, "peer %d: link %u of %d is %s", slot + 1, hello->index, c->ends[0] + 1, accepted ? "accepted" : "refused");
+    SIM_TRACE(s, "peer %d: link %u of %d is %s", slot + 1, hello->index, c->ends[0] + 1,
+              accepted ? "accepted" : "refused");
     push(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), accepted); // frames follow it
     if (!accepted) return false;
     c->open[1] = true;
@@ -360,7 +386,11 @@ static bool accept_dial(struct pccl_sim *s, int slot, const struct wire_link_hel
 void sim_dial_arrives(struct pccl_sim *s, struct event *event) {
     struct connection *c = connection_of(s, event);
     if (c == NULL || !sim_alive(s, event->from, event->other_life)) return;
-    struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = sim_id_of(event->from, event->other_life), .to = sim_id(s, event->slot), .index = c->index};
+    struct wire_link_hello hello = {.version = WIRE_VERSION,
+                                    .kind = WIRE_LINK_DATA,
+                                    .from = sim_id_of(event->from, event->other_life),
+                                    .to = sim_id(s, event->slot),
+                                    .index = c->index};
     memcpy(hello.secret, member_welcome(s->processes[event->from].mind)->secret, sizeof hello.secret);
     accept_dial(s, event->slot, &hello, c, s->now + member_link_limit_ns(s->processes[event->from].mind));
 }
@@ -446,7 +476,8 @@ static void cancel(struct pccl_sim *s, int slot, int other, uint32_t other_life)
     struct wire_id id = sim_id_of(other, other_life);
     for (uint32_t i = 0; i < s->connection_high; i++) {
         struct connection *c = &s->connections[i];
-        bool dials = c->used && c->open[0] && c->ends[0] == slot && c->lives[0] == p->life && wire_id_equal(&c->to, &id);
+        bool dials =
+            c->used && c->open[0] && c->ends[0] == slot && c->lives[0] == p->life && wire_id_equal(&c->to, &id);
         if (dials && p->links[other][c->index] != i + 1) close_end(s, c, 0, true);
     }
     for (uint32_t i = 0; i < p->parked_count; i++) {
@@ -491,7 +522,9 @@ void sim_hold(struct pccl_sim *s, int slot) {
         const struct connection *c = &s->connections[i];
         if (!c->used || !c->open[0] || !c->open[1]) continue;
         for (uint32_t end = 0; end < 2; end++)
-            if (c->ends[end] == slot && c->lives[end] == p->life && sim_chance(s, 2)) push(s, c, EVENT_LINK_ENDS, !end, s->now + s->user_timeout_ns + (int64_t)sim_below(s, 20 * MS_NS), true);
+            if (c->ends[end] == slot && c->lives[end] == p->life && sim_chance(s, 2))
+                push(s, c, EVENT_LINK_ENDS, !end, s->now + s->user_timeout_ns + (int64_t)sim_below(s, 20 * MS_NS),
+                     true);
     }
     memset(p->links, 0, sizeof p->links);
     p->control = 0;
@@ -501,7 +534,8 @@ void sim_let_go(struct pccl_sim *s, int slot, uint32_t life) {
     SIM_TRACE(s, "peer %d.%u: its child ends", slot + 1, life);
     for (uint32_t i = 0; i < s->connection_high; i++) { // dials that nobody has taken
         struct connection *c = &s->connections[i];
-        if (c->used && c->open[0] && !c->open[1] && c->ends[1] == slot && c->lives[1] == life) push(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), false);
+        if (c->used && c->open[0] && !c->open[1] && c->ends[1] == slot && c->lives[1] == life)
+            push(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), false);
     }
     close_controls(s, slot, life, true);
     close_links(s, slot, life, true);
@@ -521,7 +555,8 @@ bool sim_send(struct pccl_sim *s, int slot, int other, uint32_t index, const str
         push(s, c, EVENT_LINK_ENDS, !end, s->now + sim_delay(s, other, slot), false);
         return true;
     }
-    if (s->cut_until[slot][other] > s->now + s->user_timeout_ns) push(s, c, EVENT_LINK_ENDS, !end, s->now + s->user_timeout_ns, true);
+    if (s->cut_until[slot][other] > s->now + s->user_timeout_ns)
+        push(s, c, EVENT_LINK_ENDS, !end, s->now + s->user_timeout_ns, true);
     struct event *event = sim_event(s, EVENT_LINK_FRAME, arrival(s, c, end));
     event->slot = (uint8_t)other;
     event->from = (uint8_t)slot;
@@ -536,8 +571,8 @@ bool sim_send(struct pccl_sim *s, int slot, int other, uint32_t index, const str
 
 static void deliver(struct pccl_sim *s, const struct event *event) {
     const struct frame *frame = &event->frame;
-    SIM_TRACE(s, "peer %d <- %d: %s (%llu, %llu, %u)", event->slot + 1, event->from + 1, wire_type_name(frame->type), (unsigned long long)frame->epoch,
-              (unsigned long long)frame->tag, frame->sequence);
+    SIM_TRACE(s, "peer %d <- %d: %s (%llu, %llu, %u)", event->slot + 1, event->from + 1, wire_type_name(frame->type),
+              (unsigned long long)frame->epoch, (unsigned long long)frame->tag, frame->sequence);
     if (frame->type >= WIRE_SYNC_ASK_HASHES && frame->type <= WIRE_SYNC_LEAF)
         state_model_frame(s, event->slot, event->from, frame);
     else

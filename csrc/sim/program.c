@@ -1,12 +1,15 @@
-// What the peers' programs call: rounds of votes, reduces and syncs, drawn from the seed and from the point that the program has reached. Peers that
-// pass the same point have read the same numbers, so they go on alike; the one that reads another number parts ways, and the run stands still.
-#include "world.h"
+// What the peers' programs call: rounds of votes, reduces and syncs, drawn from the seed and from the point that the
+// program has reached. Peers that pass the same point have read the same numbers, so they go on alike; the one that
+// reads another number parts ways, and the run stands still.
+#include "sim/world.h"
 
 #include <string.h>
 
-enum { SYNC_TRIES = 3, // then the program helps itself
-       SETTLE_MS = 500,
-       LOOK_MS = 5 };
+enum {
+    SYNC_TRIES = 3, // then the program helps itself
+    SETTLE_MS = 500,
+    LOOK_MS = 5
+};
 
 static const uint32_t sizes[] = {1 << 10, 1 << 16, 200 << 10, 1 << 20, 1 << 22};
 
@@ -31,7 +34,9 @@ static void vote(struct pccl_sim *s, int slot, uint8_t kind) {
 
 // ---- shared state ----
 
-static void drift(struct pccl_sim *s, struct state_model *state) { state->leaves[sim_below(s, LEAVES)] ^= sim_random(s); }
+static void drift(struct pccl_sim *s, struct state_model *state) {
+    state->leaves[sim_below(s, LEAVES)] ^= sim_random(s);
+}
 
 static uint8_t choose_strategy(const struct pccl_sim *s, const struct process *p) {
     if (draw(s, &p->program, 40 + p->group) % 6 != 0) return WIRE_SYNC_ENFORCE_POPULAR;
@@ -41,7 +46,10 @@ static uint8_t choose_strategy(const struct pccl_sim *s, const struct process *p
 static void sync_state(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     struct state_model *state = &p->state;
-    struct wire_sync_vote message = {.strategy = choose_strategy(s, p), .incomplete = state->incomplete, .revision = state->revision, .mask = {1, 1}};
+    struct wire_sync_vote message = {.strategy = choose_strategy(s, p),
+                                     .incomplete = state->incomplete,
+                                     .revision = state->revision,
+                                     .mask = {1, 1}};
     bool misuse = s->faulty && (s->faults & PCCL_SIM_MISUSE) != 0;
     if (misuse && sim_chance(s, 40)) {
         message.revision++; // a step that the others have not made
@@ -53,7 +61,8 @@ static void sync_state(struct pccl_sim *s, int slot) {
     }
     if (s->faulty && sim_chance(s, 12)) drift(s, state);
     message.content.low = state_model_content(state->leaves);
-    SIM_TRACE(s, "peer %d: syncs revision %llu, content %04llx%s", slot + 1, (unsigned long long)message.revision, (unsigned long long)(message.content.low & 0xffff), message.incomplete ? ", incomplete" : "");
+    SIM_TRACE(s, "peer %d: syncs revision %llu, content %04llx%s", slot + 1, (unsigned long long)message.revision,
+              (unsigned long long)(message.content.low & 0xffff), message.incomplete ? ", incomplete" : "");
     call(s, p, STEP_SYNCING);
     state_model_begin(s, slot);
     member_sync(p->mind, &message, &p->out);
@@ -125,7 +134,8 @@ static void post(struct pccl_sim *s, int slot, uint32_t tag) {
         variant = 1 + slot;
         s->counts[COUNT_MISUSES]++;
     }
-    engine_model_post(s, slot, tag, sizes[what % (sizeof sizes / sizeof sizes[0])], variant, sim_random(s), member_adopted(p->mind)->group_epoch);
+    engine_model_post(s, slot, tag, sizes[what % (sizeof sizes / sizeof sizes[0])], variant, sim_random(s),
+                      member_adopted(p->mind)->group_epoch);
 }
 
 static void after_reduces(struct pccl_sim *s, int slot) {
@@ -183,7 +193,9 @@ static void begin_reduces(struct pccl_sim *s, int slot) {
     reduce(s, slot);
 }
 
-void program_op_ended(struct pccl_sim *s, int slot) { sim_push_for(s, slot, EVENT_PROGRAM, s->now + (int64_t)sim_below(s, MS_NS)); }
+void program_op_ended(struct pccl_sim *s, int slot) {
+    sim_push_for(s, slot, EVENT_PROGRAM, s->now + (int64_t)sim_below(s, MS_NS));
+}
 
 // ---- votes ----
 
@@ -203,7 +215,9 @@ static void pass_update(struct pccl_sim *s, int slot, const struct member_action
     after_update(s, slot);
 }
 
-void program_connected(struct pccl_sim *s, int slot, const struct member_action *action) { pass_update(s, slot, action); }
+void program_connected(struct pccl_sim *s, int slot, const struct member_action *action) {
+    pass_update(s, slot, action);
+}
 
 void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct process *p = &s->processes[slot];
@@ -214,7 +228,8 @@ void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action
     }
     uint8_t kind = p->program.vote;
     if (p->program.step != STEP_VOTING || (action->code != 0 && kind != WIRE_VOTE_OPTIMIZE)) {
-        if (!p->tainted) sim_fail(s, "agreement", "a vote of peer %d ends with code %d where it cannot", slot + 1, action->code);
+        if (!p->tainted)
+            sim_fail(s, "agreement", "a vote of peer %d ends with code %d where it cannot", slot + 1, action->code);
         return;
     }
     if (kind == WIRE_VOTE_UPDATE) {

@@ -1,5 +1,6 @@
-// Events in virtual time: a heap of small entries over a pool. Of two events at one moment the one pushed first comes first.
-#include "world.h"
+// Events in virtual time: a heap of small entries over a pool. Of two events at one moment the one pushed first comes
+// first.
+#include "sim/world.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,9 @@ struct event *sim_event(struct pccl_sim *s, enum event_kind kind, int64_t at) {
     return event;
 }
 
-static bool is_before(const struct heap_entry *a, const struct heap_entry *b) { return a->at < b->at || (a->at == b->at && a->order < b->order); }
+static bool is_before(const struct heap_entry *a, const struct heap_entry *b) {
+    return a->at < b->at || (a->at == b->at && a->order < b->order);
+}
 
 static void insert(struct pccl_sim *s, const struct event *event) {
     if (s->heap_count == EVENTS_MOST) return; // the run has failed
@@ -54,7 +57,8 @@ void sim_push(struct pccl_sim *s, struct event *event) {
     insert(s, event);
 }
 
-// Keeps its place among those of that moment: what is put off stays in order, also when others were put off further at once.
+// Keeps its place among those of that moment: what is put off stays in order, also when others were put off further at
+// once.
 void sim_requeue(struct pccl_sim *s, struct event *event, int64_t at) {
     event->at = at;
     insert(s, event);

@@ -1,5 +1,5 @@
 // A run: faults for a while, then calm until everybody who lives has got on, and so on until the time is over.
-#include "world.h"
+#include "sim/world.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,9 +14,41 @@ enum {
     EVENTS_AT_ONCE = 20000,
 };
 
-static const char *const count_names[COUNTS] = {
-    "events", "starts", "crashes", "power losses", "stalls", "slow paths", "broken links", "partitions", "one-way losses", "duplicate connects", "leaves", "misuses", "flipped bits", "master crashes", "deaths held by a child", "blocked threads", "refused allocations", "masters found again", "syncs begun again", "refused", "dead communicators",
-    "group epochs entered", "new orders", "ops committed", "ops lost", "ops redone", "ops supplied", "mismatches", "syncs", "states fetched", "syncs without a state", "states begun anew", "rounds", "calms", "takeovers by crowds"};
+static const char *const count_names[COUNTS] = {"events",
+                                                "starts",
+                                                "crashes",
+                                                "power losses",
+                                                "stalls",
+                                                "slow paths",
+                                                "broken links",
+                                                "partitions",
+                                                "one-way losses",
+                                                "duplicate connects",
+                                                "leaves",
+                                                "misuses",
+                                                "flipped bits",
+                                                "master crashes",
+                                                "deaths held by a child",
+                                                "blocked threads",
+                                                "refused allocations",
+                                                "masters found again",
+                                                "syncs begun again",
+                                                "refused",
+                                                "dead communicators",
+                                                "group epochs entered",
+                                                "new orders",
+                                                "ops committed",
+                                                "ops lost",
+                                                "ops redone",
+                                                "ops supplied",
+                                                "mismatches",
+                                                "syncs",
+                                                "states fetched",
+                                                "syncs without a state",
+                                                "states begun anew",
+                                                "rounds",
+                                                "calms",
+                                                "takeovers by crowds"};
 
 const char *pccl_sim_count_name(uint32_t index) { return index < COUNTS ? count_names[index] : NULL; }
 
@@ -104,12 +136,14 @@ static bool is_calm(struct pccl_sim *s) {
 }
 
 static void judge_progress(struct pccl_sim *s) {
-    int64_t bound = CALM_LIMITS * s->limit_ns + (int64_t)s->recovery_ms * MS_NS + (int64_t)(s->peers * s->peers) * CALM_PAIR_MS * MS_NS;
+    int64_t bound = CALM_LIMITS * s->limit_ns + (int64_t)s->recovery_ms * MS_NS +
+                    (int64_t)(s->peers * s->peers) * CALM_PAIR_MS * MS_NS;
     if (s->faulty || s->now <= s->calm_from + bound) return;
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];
         if (p->running && p->program.rounds < s->rounds_before[slot] + CALM_ROUNDS)
-            sim_fail(s, "progress", "peer %d has passed %u rounds in %lld ms without a fault", slot + 1, p->program.rounds - s->rounds_before[slot], (long long)((s->now - s->calm_from) / MS_NS));
+            sim_fail(s, "progress", "peer %d has passed %u rounds in %lld ms without a fault", slot + 1,
+                     p->program.rounds - s->rounds_before[slot], (long long)((s->now - s->calm_from) / MS_NS));
     }
 }
 
@@ -169,7 +203,8 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
     s->tracing = config->trace_lines > 0 || config->trace_fd >= 0;
     free(s->lines);
     s->lines = NULL;
-    if (config->trace_lines > 0 && (s->lines = calloc(config->trace_lines, TEXT_BYTES)) == NULL) return s->state = PCCL_SIM_NO_MEMORY;
+    if (config->trace_lines > 0 && (s->lines = calloc(config->trace_lines, TEXT_BYTES)) == NULL)
+        return s->state = PCCL_SIM_NO_MEMORY;
     s->state = PCCL_SIM_RUNNING;
     sim_draw_faults(s);
     for (uint32_t i = 0; i < s->master_count; i++) sim_start_master(s, i);
@@ -190,28 +225,25 @@ static int64_t put_off(const struct pccl_sim *s, const struct event *event) {
     if (event->kind == EVENT_MASTER_GOES_ON || event->kind == EVENT_PEER_GOES_ON) return 0;
     switch (event->kind) {
     case EVENT_TO_MASTER:
-    case EVENT_MASTER_LOSES:
-        until = s->cut_until[to][master];
-        break;
+    case EVENT_MASTER_LOSES: until = s->cut_until[to][master]; break;
     case EVENT_TO_PEER:
-    case EVENT_PEER_LOSES:
-        until = s->cut_until[master][to];
-        break;
+    case EVENT_PEER_LOSES: until = s->cut_until[master][to]; break;
     case EVENT_DIAL_ARRIVES:
     case EVENT_DIAL_ENDS:
-    case EVENT_LINK_FRAME:
-        until = s->cut_until[from][to];
-        break;
-    case EVENT_LINK_ENDS:
-        until = event->flag ? 0 : s->cut_until[from][to];
-        break;
+    case EVENT_LINK_FRAME: until = s->cut_until[from][to]; break;
+    case EVENT_LINK_ENDS: until = event->flag ? 0 : s->cut_until[from][to]; break;
     default: break;
     }
     int64_t stopped = 0;
-    if (is_for_master(event->kind) && event->kind != EVENT_MASTER_STARTS) stopped = s->masters[event->from].stopped_until;
+    if (is_for_master(event->kind) && event->kind != EVENT_MASTER_STARTS)
+        stopped = s->masters[event->from].stopped_until;
     // Which connection it looks at first is chance; each keeps its order, and the clock comes last.
-    if (stopped != 0 && (s->naps || (s->faults & PCCL_SIM_BLOCK) != 0)) stopped += event->kind == EVENT_MASTER_TICK ? NAP_SKEW_MS * MS_NS : (int64_t)(sim_mix(event->serial ^ (uint64_t)stopped) % (NAP_SKEW_MS * MS_NS));
-    if (is_for_peer(event->kind) && sim_alive(s, event->slot, event->life)) stopped = s->processes[event->slot].stopped_until;
+    if (stopped != 0 && (s->naps || (s->faults & PCCL_SIM_BLOCK) != 0))
+        stopped += event->kind == EVENT_MASTER_TICK
+                       ? NAP_SKEW_MS * MS_NS
+                       : (int64_t)(sim_mix(event->serial ^ (uint64_t)stopped) % (NAP_SKEW_MS * MS_NS));
+    if (is_for_peer(event->kind) && sim_alive(s, event->slot, event->life))
+        stopped = s->processes[event->slot].stopped_until;
     if (stopped > until) until = stopped;
     return until > s->now ? until : 0;
 }
@@ -219,7 +251,8 @@ static int64_t put_off(const struct pccl_sim *s, const struct event *event) {
 static void requeue(struct pccl_sim *s, struct event *event, int64_t at) {
     // A stopped process first hears what was said meanwhile, then looks at the clock.
     if (event->kind == EVENT_PEER_TICK || event->kind == EVENT_MASTER_TICK) {
-        int64_t *tick_at = event->kind == EVENT_PEER_TICK ? &s->processes[event->slot].tick_at : &s->masters[event->from].tick_at;
+        int64_t *tick_at =
+            event->kind == EVENT_PEER_TICK ? &s->processes[event->slot].tick_at : &s->masters[event->from].tick_at;
         if (*tick_at == event->at) *tick_at = at + 1;
         at++;
     }

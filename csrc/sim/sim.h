@@ -1,37 +1,41 @@
-// The deterministic simulator: the shipped minds of the master and of the peers, the plan of the ring and the plan of a transfer, in virtual
-// time, over a virtual network, against faults drawn from a seed. After every event the invariants of docs/design.md are checked. The same
-// configuration gives the same run, event by event. docs/simulator.md tells what is modelled and what is judged.
+// The deterministic simulator: the shipped minds of the master and of the peers, the plan of the ring and the plan of a
+// transfer, in virtual time, over a virtual network, against faults drawn from a seed. After every event the invariants
+// of docs/design.md are checked. The same configuration gives the same run, event by event. docs/simulator.md tells
+// what is modelled and what is judged.
 //
-// Whoever links it wraps malloc, calloc and realloc, so that they can refuse (CMakeLists.txt). Not part of libpccl.so: it serves the tests and `pccl sim`. One thread per simulator; several can run side by side.
-#ifndef PCCL_SIM_H
-#define PCCL_SIM_H
+// Whoever links it wraps malloc, calloc and realloc, so that they can refuse (CMakeLists.txt). Not part of libpccl.so:
+// it serves the tests and `pccl sim`. One thread per simulator; several can run side by side.
+#ifndef PCCL_SIM_SIM_H
+#define PCCL_SIM_SIM_H
 
 #include <stddef.h>
 #include <stdint.h>
 
 // What may go wrong; a seed draws from those that are allowed.
 enum pccl_sim_fault {
-    PCCL_SIM_CRASH = 1,        // a process ends, the kernel closes its connections
-    PCCL_SIM_POWER_OFF = 2,    // a process ends and nobody is told
-    PCCL_SIM_STALL = 4,        // a process is stopped for a while, a master's too
-    PCCL_SIM_DELAY = 8,        // a path is slow for a while
-    PCCL_SIM_BREAK = 16,       // a connection between two peers is reset
-    PCCL_SIM_PARTITION = 32,   // two sides do not hear each other for a while
-    PCCL_SIM_ONE_WAY = 64,     // one process is not heard by some others for a while
-    PCCL_SIM_DUPLICATE = 128,  // a connection is made twice
-    PCCL_SIM_LEAVE = 256,      // a peer leaves
-    PCCL_SIM_MISUSE = 512,     // programs give wrong arguments, revisions or entries
-    PCCL_SIM_FLIP = 1024,      // one bit of a frame between a peer and the master changes
-    PCCL_SIM_MASTER = 2048,    // a master ends and is started again
-    PCCL_SIM_FORK = 4096,      // a process ends, a master too, while a child that it forked holds its connections open
-    PCCL_SIM_BLOCK = 8192,     // the thread of a master, or the control thread of a peer, blocks in the middle of an event
-    PCCL_SIM_MEMORY = 16384,   // memory is refused to a mind
+    PCCL_SIM_CRASH = 1,       // a process ends, the kernel closes its connections
+    PCCL_SIM_POWER_OFF = 2,   // a process ends and nobody is told
+    PCCL_SIM_STALL = 4,       // a process is stopped for a while, a master's too
+    PCCL_SIM_DELAY = 8,       // a path is slow for a while
+    PCCL_SIM_BREAK = 16,      // a connection between two peers is reset
+    PCCL_SIM_PARTITION = 32,  // two sides do not hear each other for a while
+    PCCL_SIM_ONE_WAY = 64,    // one process is not heard by some others for a while
+    PCCL_SIM_DUPLICATE = 128, // a connection is made twice
+    PCCL_SIM_LEAVE = 256,     // a peer leaves
+    PCCL_SIM_MISUSE = 512,    // programs give wrong arguments, revisions or entries
+    PCCL_SIM_FLIP = 1024,     // one bit of a frame between a peer and the master changes
+    PCCL_SIM_MASTER = 2048,   // a master ends and is started again
+    PCCL_SIM_FORK = 4096,     // a process ends, a master too, while a child that it forked holds its connections open
+    // the thread of a master, or the control thread of a peer, blocks in the middle of an event
+    PCCL_SIM_BLOCK = 8192,
+    PCCL_SIM_MEMORY = 16384, // memory is refused to a mind
     PCCL_SIM_ALL = 32767,
 };
 
 struct pccl_sim_config {
     uint64_t seed;
-    uint32_t peers;       // 2..16; 0: 2 to 8, by the seed; 17..1000: a crowd (crowd.h), which the other fields say nothing about
+    // 2..16; 0: 2 to 8, by the seed; 17..1000: a crowd (crowd.h), which the other fields say nothing about
+    uint32_t peers;
     uint32_t masters;     // in the list, the first one and standbys: 1..3; 0: by the seed
     uint32_t fault_ms;    // virtual time during which faults happen; 0: 0.5 to 2 s, by the seed
     uint32_t faults;      // of enum pccl_sim_fault; 0: by the seed

@@ -1,15 +1,17 @@
-// A model of one round of shared state (state/sync) around the shipped plan of the transfer (state/delta). A leaf is one number, and its own hash.
-#include "world.h"
+// A model of one round of shared state (state/sync) around the shipped plan of the transfer (state/delta). A leaf is
+// one number, and its own hash.
+#include "sim/world.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "../compute/hash.h"
+#include "compute/hash.h"
 
 enum { TICK_MS = 50 };
 
 static struct delta_entry entry = {.bytes = (uint64_t)LEAVES * HASH_LEAF_BYTES, .leaf_count = LEAVES};
-static const struct delta_layout layout = {.entries = &entry, .count = 1, .leaf_count = LEAVES, .bytes = (uint64_t)LEAVES * HASH_LEAF_BYTES};
+static const struct delta_layout layout = {
+    .entries = &entry, .count = 1, .leaf_count = LEAVES, .bytes = (uint64_t)LEAVES * HASH_LEAF_BYTES};
 
 uint64_t state_model_content(const uint64_t leaves[LEAVES]) {
     uint64_t content = 0;
@@ -42,8 +44,7 @@ enum member_tensors state_model_restart(struct pccl_sim *s, int slot, struct wir
     state->ask_count = 0;
     state->round = 0;
     content->low = state_model_content(state->leaves);
-    return !wrote ? MEMBER_TENSORS_AS_VOTED : torn ? MEMBER_TENSORS_TORN
-                                                   : MEMBER_TENSORS_RECEIVED;
+    return !wrote ? MEMBER_TENSORS_AS_VOTED : torn ? MEMBER_TENSORS_TORN : MEMBER_TENSORS_RECEIVED;
 }
 
 static bool send_frame(struct pccl_sim *s, int slot, int other, const struct frame *frame) {
@@ -94,7 +95,8 @@ static void finish(struct pccl_sim *s, int slot, bool complete) {
     s->done.complete = complete;
     s->done.count = 0;
     for (uint32_t i = 0; i < state->donor_count; i++)
-        if (state->donors[i].kept > 0) s->done.sources[s->done.count++] = (struct wire_sync_source){state->donors[i].id, state->donors[i].kept};
+        if (state->donors[i].kept > 0)
+            s->done.sources[s->done.count++] = (struct wire_sync_source){state->donors[i].id, state->donors[i].kept};
     s->counts[COUNT_FETCHES] += complete;
     struct wire_buffer frame = {0};
     wire_encode_sync_done(&frame, member_header(p->mind), &s->done);
@@ -154,7 +156,9 @@ static void next_hash_donor(struct pccl_sim *s, int slot) {
 
 static void take_hashes(struct pccl_sim *s, int slot, int from, const struct frame *frame) {
     struct state_model *state = &s->processes[slot].state;
-    if (state->phase != SYNC_HASHES || from != state->donors[state->hash_donor].slot || frame->sequence != state->sequence) return;
+    if (state->phase != SYNC_HASHES || from != state->donors[state->hash_donor].slot ||
+        frame->sequence != state->sequence)
+        return;
     if (state_model_content(frame->leaves) != state->content) {
         state->donors[state->hash_donor].bad = true;
         next_hash_donor(s, slot);
@@ -206,7 +210,8 @@ void state_model_plan(struct pccl_sim *s, int slot, const struct wire_sync_plan 
     for (uint32_t i = 0; i < plan->donor_count; i++) gives |= wire_id_equal(&plan->donors[i], &self);
     bool holds = state_model_content(state->leaves) == plan->content.low;
     if (!p->tainted && ((gives && (receives || !holds)) || (!receives && !holds)))
-        sim_fail(s, "parity", "peer %d %s by the plan of round %llu, and holds %s content", slot + 1, gives ? "gives" : "waits", (unsigned long long)plan->round, holds ? "the winner's" : "other");
+        sim_fail(s, "parity", "peer %d %s by the plan of round %llu, and holds %s content", slot + 1,
+                 gives ? "gives" : "waits", (unsigned long long)plan->round, holds ? "the winner's" : "other");
     if (!p->tainted) judge_plan(s, plan);
     state->round = plan->round;
     state->content = plan->content.low;
@@ -223,7 +228,8 @@ void state_model_plan(struct pccl_sim *s, int slot, const struct wire_sync_plan 
         *donor = (struct donor_model){.id = plan->donors[i], .progress_at = s->now};
         donor->slot = sim_slot(&plan->donors[i], &donor->life);
         bool member = false;
-        for (uint32_t rank = 0; rank < p->engine.now.count; rank++) member |= p->engine.now.slots[rank] == donor->slot && p->engine.now.lives[rank] == donor->life;
+        for (uint32_t rank = 0; rank < p->engine.now.count; rank++)
+            member |= p->engine.now.slots[rank] == donor->slot && p->engine.now.lives[rank] == donor->life;
         if (!member) donor->slot = -1;
     }
     state->hash_donor = p->engine.now.rank % state->donor_count;
@@ -262,7 +268,8 @@ static void look(struct pccl_sim *s, int slot) {
 void state_model_tick(struct pccl_sim *s, int slot) {
     const struct state_model *state = &s->processes[slot].state;
     look(s, slot);
-    if (state->phase == SYNC_HASHES || state->phase == SYNC_LEAVES) sim_push_for(s, slot, EVENT_SYNC_TICK, s->now + TICK_MS * MS_NS);
+    if (state->phase == SYNC_HASHES || state->phase == SYNC_LEAVES)
+        sim_push_for(s, slot, EVENT_SYNC_TICK, s->now + TICK_MS * MS_NS);
 }
 
 void state_model_forget(struct pccl_sim *s, int slot, int other) {

@@ -1,35 +1,37 @@
-// What the files of the simulator share. sim.c: a run from begin to end. queue.c: events in virtual time. network.c: paths between processes, and
-// the connections on them. engine.c: the model of the data plane (data/engine). state.c: that of a round of shared state (state/sync).
-// body.c: the bodies around the minds (control/master, control/peer). program.c: what the peers' programs call. faults.c: what goes
-// wrong. memory.c: memory that is refused. judge.c: the invariants. crowd.c: runs with more peers, by themselves.
+// What the files of the simulator share. sim.c: a run from begin to end. queue.c: events in virtual time. network.c:
+// paths between processes, and the connections on them. engine.c: the model of the data plane (data/engine). state.c:
+// that of a round of shared state (state/sync). body.c: the bodies around the minds (master/master, peer/peer).
+// program.c: what the peers' programs call. faults.c: what goes wrong. memory.c: memory that is refused. judge.c: the
+// invariants. crowd.c: runs with more peers, by themselves.
 //
-// A process is a slot; slot MASTER + i is that of the i-th master of the list. Whoever starts in a slot has a new life: what was meant for an older life is void.
+// A process is a slot; slot MASTER + i is that of the i-th master of the list. Whoever starts in a slot has a new life:
+// what was meant for an older life is void.
 #ifndef PCCL_SIM_WORLD_H
 #define PCCL_SIM_WORLD_H
 
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "../base/platform.h"
-#include "../control/member.h"
-#include "../control/membership.h"
-#include "../control/seek.h"
-#include "../state/delta.h"
-#include "crowd.h"
-#include "sim.h"
+#include "base/platform.h"
+#include "peer/member.h"
+#include "master/membership.h"
+#include "peer/seek.h"
+#include "state/delta.h"
+#include "sim/crowd.h"
+#include "sim/sim.h"
 
 enum {
-    SLOTS = 16,          // peers at most
-    MASTER = SLOTS,      // slot of the first master
+    SLOTS = 16,     // peers at most
+    MASTER = SLOTS, // slot of the first master
     MASTERS_MOST = 3,
     PROCESSES = MASTER + MASTERS_MOST,
     RUNS_MOST = 4,
     LANES = 2,
     GROUPS = 2,
     TAGS = 6,
-    LEAVES = 6,          // of a shared state
-    SHARDS_MOST = 2,     // of an op that travel, for those of all members
-    ACKS_MOST = 4,       // names in one ACK; the engine's limit, smaller
+    LEAVES = 6,      // of a shared state
+    SHARDS_MOST = 2, // of an op that travel, for those of all members
+    ACKS_MOST = 4,   // names in one ACK; the engine's limit, smaller
     EARLY_MOST = 256,
     KEPT_MOST = 128,
     HELD_MOST = 8,
@@ -55,8 +57,8 @@ enum event_kind {
     EVENT_TO_MASTER,
     EVENT_MASTER_LOSES, // a control connection has ended
     EVENT_MASTER_TICK,
-    EVENT_MASTER_LOOKS, // for a run that another one serves
-    EVENT_MASTER_HEARS, // what the others do: `number` is the activity of the busiest, when they were asked
+    EVENT_MASTER_LOOKS,   // for a run that another one serves
+    EVENT_MASTER_HEARS,   // what the others do: `number` is the activity of the busiest, when they were asked
     EVENT_MASTER_GOES_ON, // its thread no longer blocks
     EVENT_MASTER_STARTS,
     // for a peer
@@ -140,19 +142,13 @@ struct connection {
     uint8_t ends[2];
     struct wire_id to; // whom the dialler means
     uint32_t lives[2], serial, index;
-    int64_t last[2];            // delivery to that end
+    int64_t last[2];                          // delivery to that end
     uint32_t parked_first[2], parked_last[2]; // event + 1: frames of an epoch not entered yet, and those behind them
 };
 
 // ---- data plane ----
 
-enum op_phase { OP_NONE,
-                OP_WAITING,
-                OP_RUNNING,
-                OP_COMPLETE,
-                OP_OK,
-                OP_LOST,
-                OP_MISMATCHED };
+enum op_phase { OP_NONE, OP_WAITING, OP_RUNNING, OP_COMPLETE, OP_OK, OP_LOST, OP_MISMATCHED };
 
 struct op {
     enum op_phase phase;
@@ -218,12 +214,7 @@ struct engine_model {
 
 // ---- shared state ----
 
-enum sync_phase { SYNC_NONE,
-                  SYNC_VOTED,
-                  SYNC_GIVING,
-                  SYNC_HASHES,
-                  SYNC_LEAVES,
-                  SYNC_DONE };
+enum sync_phase { SYNC_NONE, SYNC_VOTED, SYNC_GIVING, SYNC_HASHES, SYNC_LEAVES, SYNC_DONE };
 
 struct ask {
     uint8_t from;
@@ -257,12 +248,7 @@ struct state_model {
 
 // ---- peers ----
 
-enum step { STEP_JOINING,
-            STEP_THINKING,
-            STEP_VOTING,
-            STEP_REDUCING,
-            STEP_SYNCING,
-            STEP_LEAVING };
+enum step { STEP_JOINING, STEP_THINKING, STEP_VOTING, STEP_REDUCING, STEP_SYNCING, STEP_LEAVING };
 
 struct program {
     enum step step;
@@ -287,14 +273,14 @@ struct process {
     int64_t stopped_until;
     int64_t ended_at;
     struct shortage shortage;
-    bool tainted;        // a frame of its connection was changed: what it says is not judged
-    bool misused;        // its program gave a wrong revision
+    bool tainted; // a frame of its connection was changed: what it says is not judged
+    bool misused; // its program gave a wrong revision
     struct member *mind;
     struct member_output out;
-    int64_t tick_at;     // of the tick that is queued; INT64_MAX: none
-    uint32_t control;    // + 1; 0: none
+    int64_t tick_at;  // of the tick that is queued; INT64_MAX: none
+    uint32_t control; // + 1; 0: none
     struct seek seek;
-    bool seeking; // the master is lost
+    bool seeking;                     // the master is lost
     uint32_t links[SLOTS][LANES + 1]; // connection + 1
     uint32_t met[SLOTS];              // lives that it had a link to
     struct {
@@ -312,10 +298,7 @@ struct process {
 
 enum { JUDGE_LEFT_LIMITS = 8 }; // heartbeat limits that a master may take to notice that it has been left
 
-enum outcome { OUTCOME_NONE,
-               OUTCOME_OK,
-               OUTCOME_LOST,
-               OUTCOME_MISMATCH };
+enum outcome { OUTCOME_NONE, OUTCOME_OK, OUTCOME_LOST, OUTCOME_MISMATCH };
 
 // One op name in one group: who took part, with what, and how it ended there.
 struct instance {
@@ -323,16 +306,16 @@ struct instance {
     uint64_t run, generation, view; // generation: of the epoch; view: what the programs of all that began it could read
     uint32_t group, id, next;
     bool small;
-    uint32_t members;         // slots
-    uint32_t lives[SLOTS];    // of members
-    uint32_t began, done;     // slots
+    uint32_t members;      // slots
+    uint32_t lives[SLOTS]; // of members
+    uint32_t began, done;  // slots
     uint64_t inputs[SLOTS];
     uint32_t calls[SLOTS];
     uint8_t outcomes[SLOTS];
     uint8_t verdict;
     uint32_t heard; // slots that heard it
     uint64_t verdict_generation;
-    bool supplied;  // it named a supplier
+    bool supplied; // it named a supplier
 };
 
 // Who is in a group epoch, in which order: the same to all that enter it.
@@ -365,48 +348,50 @@ struct commit_record {
 struct truth {
     uint64_t run, generation, number;
     uint32_t master, master_life; // who announced it
-    uint32_t lives[SLOTS]; // 0: no member
+    uint32_t lives[SLOTS];        // 0: no member
     uint32_t groups[SLOTS];
-    int64_t since[SLOTS]; // when it was admitted
+    int64_t since[SLOTS];                                    // when it was admitted
     struct commit_record commits[GROUPS], announced[GROUPS]; // that somebody has heard of; that the master made
 };
 
-enum count { COUNT_EVENTS,
-             COUNT_STARTS,
-             COUNT_CRASHES,
-             COUNT_POWER_OFFS,
-             COUNT_STALLS,
-             COUNT_DELAYS,
-             COUNT_BREAKS,
-             COUNT_PARTITIONS,
-             COUNT_ONE_WAYS,
-             COUNT_DUPLICATES,
-             COUNT_LEAVES,
-             COUNT_MISUSES,
-             COUNT_FLIPS,
-             COUNT_MASTERS,
-             COUNT_HELD,
-             COUNT_BLOCKS,
-             COUNT_REFUSALS,
-             COUNT_FOUND,
-             COUNT_RESTARTED,
-             COUNT_REFUSED,
-             COUNT_EXPELLED,
-             COUNT_EPOCHS,
-             COUNT_ORDERS,
-             COUNT_OPS_OK,
-             COUNT_OPS_LOST,
-             COUNT_OPS_REDONE,
-             COUNT_OPS_SUPPLIED,
-             COUNT_MISMATCHES,
-             COUNT_SYNCS,
-             COUNT_FETCHES,
-             COUNT_NO_STATE,
-             COUNT_RESUMED,
-             COUNT_ROUNDS,
-             COUNT_CALMS,
-             COUNT_TAKEOVERS,
-             COUNTS };
+enum count {
+    COUNT_EVENTS,
+    COUNT_STARTS,
+    COUNT_CRASHES,
+    COUNT_POWER_OFFS,
+    COUNT_STALLS,
+    COUNT_DELAYS,
+    COUNT_BREAKS,
+    COUNT_PARTITIONS,
+    COUNT_ONE_WAYS,
+    COUNT_DUPLICATES,
+    COUNT_LEAVES,
+    COUNT_MISUSES,
+    COUNT_FLIPS,
+    COUNT_MASTERS,
+    COUNT_HELD,
+    COUNT_BLOCKS,
+    COUNT_REFUSALS,
+    COUNT_FOUND,
+    COUNT_RESTARTED,
+    COUNT_REFUSED,
+    COUNT_EXPELLED,
+    COUNT_EPOCHS,
+    COUNT_ORDERS,
+    COUNT_OPS_OK,
+    COUNT_OPS_LOST,
+    COUNT_OPS_REDONE,
+    COUNT_OPS_SUPPLIED,
+    COUNT_MISMATCHES,
+    COUNT_SYNCS,
+    COUNT_FETCHES,
+    COUNT_NO_STATE,
+    COUNT_RESUMED,
+    COUNT_ROUNDS,
+    COUNT_CALMS,
+    COUNT_TAKEOVERS,
+    COUNTS
+};
 
 struct pccl_sim {
     struct pccl_sim_config config;
@@ -438,16 +423,16 @@ struct pccl_sim {
     struct master {
         bool running, rests; // rests: it is started again when the next faults begin
         struct membership *mind;
-        uint32_t life;       // no two masters have the same
+        uint32_t life; // no two masters have the same
         int64_t stopped_until, tick_at, began_at;
         bool looks, asks;    // it will look whether another one serves a run; it has asked the others
         int64_t known_until; // what they said holds
         bool held;           // it has ended, and a child of it holds its port and its connections
         const struct membership_actions *unsaid; // its thread blocks in the middle of these; NULL: it does not
-        size_t said;         // of them
+        size_t said;                             // of them
         struct shortage shortage;
         uint64_t run, generation, number; // that it announced last; 0: none in this life
-        int64_t alone_at;    // when no other one served its run last
+        int64_t alone_at;                 // when no other one served its run last
     } masters[MASTERS_MOST];
     uint32_t master_count, master_lives;
     struct wire_address addresses[MASTERS_MOST];
@@ -475,11 +460,12 @@ struct pccl_sim {
     struct {
         uint32_t life;
         uint64_t generation, epoch; // that it was in
-    } resumed[SLOTS];   // who told a master what it knows, at last
-    int64_t accused_at[SLOTS][SLOTS], regrouped_at[GROUPS]; // when a master heard a LINK_DOWN of the one about the other; when it last formed that group anew,
-    uint64_t regrouped[GROUPS]; // in which epoch
+    } resumed[SLOTS];               // who told a master what it knows, at last
+    // when a master heard a LINK_DOWN of the one about the other; when it last formed that group anew,
+    int64_t accused_at[SLOTS][SLOTS], regrouped_at[GROUPS];
+    uint64_t regrouped[GROUPS];         // in which epoch
     int64_t unreached_at[SLOTS][SLOTS]; // when the one said of the other that it has no links to it for a candidate
-    uint32_t tainted[SLOTS]; // lives
+    uint32_t tainted[SLOTS];            // lives
 
     // trace
     bool tracing;
@@ -497,11 +483,12 @@ struct pccl_sim {
 };
 
 // ---- queue.c ----
-uint64_t sim_mix(uint64_t x);                              // a hash
+uint64_t sim_mix(uint64_t x); // a hash
 uint64_t sim_random(struct pccl_sim *s);
 uint64_t sim_below(struct pccl_sim *s, uint64_t limit);
 static inline bool sim_chance(struct pccl_sim *s, uint32_t in) { return sim_below(s, in) == 0; }
-struct event *sim_event(struct pccl_sim *s, enum event_kind kind, int64_t at); // to be filled and pushed; NULL: too many
+// to be filled and pushed; NULL: too many
+struct event *sim_event(struct pccl_sim *s, enum event_kind kind, int64_t at);
 void sim_push(struct pccl_sim *s, struct event *event);
 void sim_requeue(struct pccl_sim *s, struct event *event, int64_t at);
 struct event *sim_pop(struct pccl_sim *s); // NULL: none
@@ -515,11 +502,11 @@ struct wire_id sim_id(const struct pccl_sim *s, int slot);
 struct wire_id sim_id_of(int slot, uint32_t life);
 int sim_slot(const struct wire_id *id, uint32_t *life); // -1: no id of ours
 int64_t sim_delay(struct pccl_sim *s, int from, int to);
-void sim_join_master(struct pccl_sim *s, int slot);    // the first one of the list that there is
-void sim_lose_master(struct pccl_sim *s, int slot);    // begins to look for one, or goes on with that
+void sim_join_master(struct pccl_sim *s, int slot); // the first one of the list that there is
+void sim_lose_master(struct pccl_sim *s, int slot); // begins to look for one, or goes on with that
 void sim_seek_master(struct pccl_sim *s, int slot, bool late);
 void sim_seek_anew(struct pccl_sim *s, int slot, uint32_t serial);
-bool sim_cut(const struct pccl_sim *s, int a, int b);  // either way
+bool sim_cut(const struct pccl_sim *s, int a, int b); // either way
 void sim_to_master(struct pccl_sim *s, int slot, struct wire_buffer *frames);
 void sim_send_master(struct pccl_sim *s, struct process *p, struct wire_buffer *frame); // and lets go of it
 void sim_close_controls(struct pccl_sim *s, int slot, bool told);
@@ -532,8 +519,8 @@ void sim_expire_parked(struct pccl_sim *s, int slot);
 void sim_link_ends(struct pccl_sim *s, struct event *event);
 void sim_drop_links(struct pccl_sim *s, int slot, int other, uint32_t other_life);
 void sim_close_links(struct pccl_sim *s, int slot, bool told); // the process ends
-void sim_hold(struct pccl_sim *s, int slot);                    // the same, but a child holds what it had
-void sim_let_go(struct pccl_sim *s, int slot, uint32_t life);   // and ends
+void sim_hold(struct pccl_sim *s, int slot);                   // the same, but a child holds what it had
+void sim_let_go(struct pccl_sim *s, int slot, uint32_t life);  // and ends
 void sim_break(struct pccl_sim *s, uint32_t connection);
 void sim_fall_silent(struct pccl_sim *s, int from, int to);
 bool sim_has_link(const struct pccl_sim *s, int slot, int other);
@@ -551,8 +538,8 @@ void sim_hold_master(struct pccl_sim *s, uint32_t master); // it ends, but a chi
 void sim_let_go_master(struct pccl_sim *s, uint32_t master);
 void sim_start(struct pccl_sim *s, int slot);
 void sim_end(struct pccl_sim *s, int slot, bool told); // the process ends; told: its kernel closes what it had
-void sim_end_held(struct pccl_sim *s, int slot);        // the process ends, but a child holds what it had
-void sim_act(struct pccl_sim *s, int slot);             // carries out what the mind said
+void sim_end_held(struct pccl_sim *s, int slot);       // the process ends, but a child holds what it had
+void sim_act(struct pccl_sim *s, int slot);            // carries out what the mind said
 void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept);
 
 // ---- engine.c ----
@@ -563,7 +550,8 @@ void engine_model_obey(struct pccl_sim *s, int slot); // the thread is woken
 void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdict *verdict);
 void engine_model_frame(struct pccl_sim *s, int slot, int from, const struct frame *frame);
 void engine_model_forget(struct pccl_sim *s, int slot, int other, uint32_t life);
-void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, uint32_t bytes, uint32_t variant, uint64_t input, uint64_t adopted);
+void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, uint32_t bytes, uint32_t variant, uint64_t input,
+                       uint64_t adopted);
 void engine_model_settle(struct pccl_sim *s, int slot);
 
 // ---- state.c ----
@@ -587,10 +575,13 @@ void program_op_ended(struct pccl_sim *s, int slot);
 void sim_draw_faults(struct pccl_sim *s);
 void sim_fault(struct pccl_sim *s);
 void sim_master_fault(struct pccl_sim *s, uint32_t master); // it ends, and is started again
-void sim_admission_fault(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions); // it lets newcomers in: perhaps a partition, just now
-// For how long a thread blocks in the middle of this event; 0: it does not. `weighty`: the event is one where that is worth more tries.
+// it lets newcomers in: perhaps a partition, just now
+void sim_admission_fault(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions);
+// For how long a thread blocks in the middle of this event; 0: it does not. `weighty`: the event is one where that is
+// worth more tries.
 int64_t sim_block_fault(struct pccl_sim *s, bool weighty);
-bool sim_flip(struct pccl_sim *s, struct control *control, struct event *event); // true: the stream is garbage from here on
+// true: the stream is garbage from here on
+bool sim_flip(struct pccl_sim *s, struct control *control, struct event *event);
 
 // ---- memory.c ----
 void sim_short(struct pccl_sim *s, struct shortage *shortage); // from now on, on this thread; NULL: no longer
@@ -604,21 +595,28 @@ __attribute__((format(printf, 2, 3))) void sim_line(struct pccl_sim *s, const ch
     do { \
         if ((s)->tracing) sim_line((s), __VA_ARGS__); \
     } while (0)
-void judge_sends(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions, size_t first, size_t end); // of its sends
-void judge_accusation(struct pccl_sim *s, const struct control *control, const struct wire_header *header, const uint8_t *body); // a LINK_DOWN or LINKED, as a master hears it
-void judge_verdict(struct pccl_sim *s, int slot, const struct op *op, const struct wire_verdict *verdict); // of a live op
+// of its sends
+void judge_sends(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions, size_t first,
+                 size_t end);
+// a LINK_DOWN or LINKED, as a master hears it
+void judge_accusation(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
+                      const uint8_t *body);
+// of a live op
+void judge_verdict(struct pccl_sim *s, int slot, const struct op *op, const struct wire_verdict *verdict);
 void judge_ring(struct pccl_sim *s, int slot, const struct ring *ring);
 // Of the newest generation up to this one; NULL: none.
-struct instance *judge_find(struct pccl_sim *s, uint64_t run, uint64_t generation, uint32_t group, const struct wire_op_name *name);
+struct instance *judge_find(struct pccl_sim *s, uint64_t run, uint64_t generation, uint32_t group,
+                            const struct wire_op_name *name);
 void judge_begins(struct pccl_sim *s, int slot, struct op *op);
 void judge_reduced(struct pccl_sim *s, int slot, const struct op *op); // its result is here
 void judge_ended(struct pccl_sim *s, int slot, const struct op *op);
 void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end);
 void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan);
 void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what);
-void judge_look(struct pccl_sim *s); // now and then: bounded time and memory
+void judge_look(struct pccl_sim *s);                               // now and then: bounded time and memory
 struct truth *judge_truth(const struct pccl_sim *s, uint64_t run); // of nobody when it is not known
 bool judge_alive_member(const struct pccl_sim *s, uint64_t run, int slot, uint32_t life);
-const char *judge_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], const struct wire_header *header, const uint8_t *body);
+const char *judge_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], const struct wire_header *header,
+                             const uint8_t *body);
 
 #endif

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "coding.h"
+#include "state/coding.h"
 
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -11,9 +11,11 @@
 #include <lz4.h>
 #endif
 
-enum { BUSY_LEAST_US = 4000, // a measurement: the kernel counts in ticks
-       WAIT_LEAST = 16,
-       WAIT_MOST = 1024 };
+enum {
+    BUSY_LEAST_US = 4000, // a measurement: the kernel counts in ticks
+    WAIT_LEAST = 16,
+    WAIT_MOST = 1024
+};
 
 #define TRIALS_PART 0.01
 #define PAYS_BELOW 0.9
@@ -67,8 +69,7 @@ void coding_tried(struct coding_choice *choice, uint32_t length, uint32_t packed
     double pack = (double)ns / length, wait = pack / (TRIALS_PART * choice->link);
     average(&choice->pack, pack > 0 ? pack : 1e-9);
     average(&choice->ratio, packed_length == 0 ? 1 : (double)packed_length / length);
-    choice->wait = wait < WAIT_LEAST ? WAIT_LEAST : wait < WAIT_MOST ? (uint32_t)wait
-                                                                     : WAIT_MOST;
+    choice->wait = wait < WAIT_LEAST ? WAIT_LEAST : wait < WAIT_MOST ? (uint32_t)wait : WAIT_MOST;
 }
 
 void coding_measured(struct coding_choice *choice, double rate) {

@@ -1,8 +1,9 @@
 // Leaves made shorter for slow links: LZ4, where the build has found it, and when it pays.
 //
-// It pays on a link if packing and unpacking a leaf and sending what is left takes less than nine tenths of the time to send the leaf
-// as it is. The speed of the link is what the kernel measures on its connections while they are busy; ratio and time of packing come from a
-// leaf tried now and then, so rarely that trying costs at most a hundredth of the transfer. While it pays, each leaf is such a trial.
+// It pays on a link if packing and unpacking a leaf and sending what is left takes less than nine tenths of the time to
+// send the leaf as it is. The speed of the link is what the kernel measures on its connections while they are busy;
+// ratio and time of packing come from a leaf tried now and then, so rarely that trying costs at most a hundredth of the
+// transfer. While it pays, each leaf is such a trial.
 #ifndef PCCL_STATE_CODING_H
 #define PCCL_STATE_CODING_H
 
@@ -13,7 +14,8 @@ enum { CODING_LEAST_BYTES = 4096 }; // a leaf that is worth trying
 
 // Built in, and not turned off (PCCL_LZ4=0 in the environment).
 bool coding_available(void);
-// The length of the packed leaf in `to`, or 0: it would not be shorter than 15/16 of the leaf. `to` has room for a leaf.
+// The length of the packed leaf in `to`, or 0: it would not be shorter than 15/16 of the leaf. `to` has room for a
+// leaf.
 uint32_t coding_pack(uint8_t *to, const uint8_t *leaf, uint32_t length);
 // Writes `length` bytes at most, whatever the packed bytes are. False: they are not a leaf of exactly this length.
 bool coding_unpack(uint8_t *to, uint32_t length, const uint8_t *packed, uint32_t packed_length);
@@ -21,7 +23,7 @@ bool coding_unpack(uint8_t *to, uint32_t length, const uint8_t *packed, uint32_t
 // ---- the choice, of one link ----
 struct coding_choice { // all 0 at the beginning; ns per byte of the leaf, 0 = unknown
     double link, pack;
-    double ratio; // packed to plain
+    double ratio;  // packed to plain
     uint32_t wait; // leaves until the next trial
 };
 
@@ -37,7 +39,8 @@ struct coding_meter {
     uint64_t acked, busy_us; // so far
 };
 
-// Bytes per ns since the last look, counting the time in which the connection had something to do; 0: not enough of it, or unknown.
+// Bytes per ns since the last look, counting the time in which the connection had something to do; 0: not enough of it,
+// or unknown.
 double coding_look(struct coding_meter *meter, int fd);
 
 #endif

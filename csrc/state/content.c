@@ -1,12 +1,12 @@
 #define _GNU_SOURCE
-#include "content.h"
+#include "state/content.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/platform.h"
-#include "../compute/kernels.h"
-#include "outline.h"
+#include "base/platform.h"
+#include "compute/kernels.h"
+#include "state/outline.h"
 
 enum {
     UNIT_LEAVES = 16, // taken by one thread at once
@@ -14,7 +14,9 @@ enum {
     ALONE_BYTES = 8 << 20, // not worth a second thread
 };
 
-static struct wire_hash wire_hash_of(struct hash128 hash) { return (struct wire_hash){.low = hash.low, .high = hash.high}; }
+static struct wire_hash wire_hash_of(struct hash128 hash) {
+    return (struct wire_hash){.low = hash.low, .high = hash.high};
+}
 
 static uint8_t *put(uint8_t *at, uint64_t value, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) at[i] = (uint8_t)(value >> (8 * i));

@@ -1,6 +1,7 @@
 // A shared state as its owner passed it: where its entries lie, and the hashes of what lies there.
 //
-// The leaves of all entries without the allow flag are hashed by the caller and, when there is much to do, a few helper threads
+// The leaves of all entries without the allow flag are hashed by the caller and, when there is much to do, a few helper
+// threads
 // ("pccl:hash", PCCL_HASH_THREADS in all at most, one per processor and 8 by default), which end with the call.
 #ifndef PCCL_STATE_CONTENT_H
 #define PCCL_STATE_CONTENT_H
@@ -10,10 +11,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../compute/hash.h"
-#include "../include/pccl.h"
-#include "../net/wire.h"
-#include "delta.h"
+#include "compute/hash.h"
+#include "pccl.h"
+#include "net/wire.h"
+#include "state/delta.h"
 
 enum { CONTENT_THREADS_MOST = 64 };
 
@@ -22,18 +23,19 @@ struct content {
     uint64_t *leaves;           // their hashes, when content_hash has returned true
     struct wire_hash mask, hash;
     struct wire_outline outline; // as the mask, of all entries
-    atomic_uint_fast64_t next; // leaf to be hashed
+    atomic_uint_fast64_t next;   // leaf to be hashed
     int64_t deadline;
 };
 
 // How many threads may work on a state at once.
 unsigned content_thread_limit(void);
 
-// Copies what it needs; the tensors are borrowed until content_free. The state was checked. `read_only`: by entry, those that its owner does not want
-// written; NULL: none. NULL when memory is refused.
+// Copies what it needs; the tensors are borrowed until content_free. The state was checked. `read_only`: by entry,
+// those that its owner does not want written; NULL: none. NULL when memory is refused.
 struct content *content_new(const pcclSharedState_t *state, const bool *read_only);
 void content_free(struct content *content);
-// Hashes on from where it stands until all is done or `deadline_ns` (monotonic, INT64_MAX = never) has passed. True: done.
+// Hashes on from where it stands until all is done or `deadline_ns` (monotonic, INT64_MAX = never) has passed. True:
+// done.
 bool content_hash(struct content *content, int64_t deadline_ns);
 // The content hash that these leaf hashes give in this layout.
 struct wire_hash content_root(const struct delta_layout *layout, const uint64_t *leaves);

@@ -1,17 +1,15 @@
 #define _GNU_SOURCE
-#include "crew.h"
+#include "state/crew.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/platform.h"
-#include "../compute/hash.h"
-#include "../data/reader.h"
-#include "content.h"
+#include "base/platform.h"
+#include "compute/hash.h"
+#include "device/reader.h"
+#include "state/content.h"
 
-enum { TELL_JOBS = CREW_JOBS_MOST / 4,
-       PATIENCE_MS = 1000,
-       LOOK_MS = 100 };
+enum { TELL_JOBS = CREW_JOBS_MOST / 4, PATIENCE_MS = 1000, LOOK_MS = 100 };
 
 _Static_assert((int)HASH_LEAF_BYTES <= (int)READER_BYTES, "a leaf is read at once");
 
@@ -21,8 +19,8 @@ struct crew {
     struct helper {
         struct crew *crew;
         pthread_t thread;
-        struct reader *reader;  // its own, once it was left behind
-        struct slot *slot;      // at hand
+        struct reader *reader; // its own, once it was left behind
+        struct slot *slot;     // at hand
         bool ended, left;
     } helpers[CONTENT_THREADS_MOST];
     unsigned helper_count, working; // of them those that have not ended and were not left behind
@@ -41,7 +39,8 @@ struct crew {
 static struct slot *slot_of(struct crew *crew, uint64_t number) { return &crew->slots[number % CREW_JOBS_MOST]; }
 
 void crew_do(struct crew_job *job, struct reader *reader) {
-    const uint8_t *bytes = job->kind == CREW_PLACED ? reader_read(reader, job->process, job->from, job->length) : job->to;
+    const uint8_t *bytes =
+        job->kind == CREW_PLACED ? reader_read(reader, job->process, job->from, job->length) : job->to;
     if (bytes == NULL) {
         job->result = CREW_UNREADABLE;
         return;
@@ -63,7 +62,8 @@ static void work(struct helper *helper) {
         pthread_mutex_lock(&crew->lock);
         slot->job.result = job.result;
         slot->done = true;
-        // Each telling takes the processor from somebody who works. Whoever does the last of the jobs finds no other, so none is forgotten.
+        // Each telling takes the processor from somebody who works. Whoever does the last of the jobs finds no other,
+        // so none is forgotten.
         if (++crew->untold < TELL_JOBS && crew->begun < crew->given) continue;
         crew->untold = 0;
         pthread_mutex_unlock(&crew->lock);

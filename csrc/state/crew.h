@@ -1,11 +1,12 @@
-// The helpers of a receiver ("pccl:leaf", as many as may hash, see content.h): each takes a leaf that a donor named or sent, brings it to its
-// place, and checks it there, so that the engine's thread only moves frames.
+// The helpers of a receiver ("pccl:leaf", as many as may hash, see content.h): each takes a leaf that a donor named or
+// sent, brings it to its place, and checks it there, so that the engine's thread only moves frames.
 //
-// A leaf that has come whole (CREW_HERE) is only checked. One that lies in the memory of another process of this host (CREW_PLACED) is read
-// from there, and brought to its place when it is right. A helper that hangs in that memory is left behind (see data/reader), its leaf is unreadable.
+// A leaf that has come whole (CREW_HERE) is only checked. One that lies in the memory of another process of this host
+// (CREW_PLACED) is read from there, and brought to its place when it is right. A helper that hangs in that memory is
+// left behind (see device/reader), its leaf is unreadable.
 //
-// Used by one thread, which gives jobs and takes them back in the same order; `tell` is called from a helper, without a lock, now and then, and
-// when nothing is left to do.
+// Used by one thread, which gives jobs and takes them back in the same order; `tell` is called from a helper, without a
+// lock, now and then, and when nothing is left to do.
 #ifndef PCCL_STATE_CREW_H
 #define PCCL_STATE_CREW_H
 
@@ -15,12 +16,13 @@
 
 enum { CREW_JOBS_MOST = 64 }; // under way
 
-enum crew_kind { CREW_HERE,
-                 CREW_PLACED };
+enum crew_kind { CREW_HERE, CREW_PLACED };
 
-enum crew_result { CREW_RIGHT,
-                   CREW_WRONG,
-                   CREW_UNREADABLE }; // nothing is known of the leaf, but that it has to come another way
+enum crew_result {
+    CREW_RIGHT,
+    CREW_WRONG,
+    CREW_UNREADABLE
+}; // nothing is known of the leaf, but that it has to come another way
 
 struct crew_job {
     enum crew_kind kind;

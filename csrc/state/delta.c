@@ -1,15 +1,13 @@
-#include "delta.h"
+#include "state/delta.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "../compute/hash.h"
+#include "compute/hash.h"
 
-enum { HERE = 0xffff,
-       WANTED = 0xfffe }; // otherwise: the donor it was asked of
+enum { HERE = 0xffff, WANTED = 0xfffe }; // otherwise: the donor it was asked of
 
-enum { WINDOW_NS = 50000000,
-       RATE_SPAN_NS = 20000000 };
+enum { WINDOW_NS = 50000000, RATE_SPAN_NS = 20000000 };
 
 struct donor {
     bool gone, shunned;
@@ -62,7 +60,8 @@ struct delta_piece delta_layout_find(const struct delta_layout *layout, uint64_t
     }
     const struct delta_entry *entry = &layout->entries[low];
     uint64_t offset = (leaf - entry->first_leaf) * HASH_LEAF_BYTES, rest = entry->bytes - offset;
-    return (struct delta_piece){.entry = low, .offset = offset, .length = rest < HASH_LEAF_BYTES ? (uint32_t)rest : HASH_LEAF_BYTES};
+    return (struct delta_piece){
+        .entry = low, .offset = offset, .length = rest < HASH_LEAF_BYTES ? (uint32_t)rest : HASH_LEAF_BYTES};
 }
 
 // ---- delta ----
@@ -88,7 +87,9 @@ void delta_free(struct delta *delta) {
     free(delta);
 }
 
-static uint32_t length_of(const struct delta *delta, uint64_t leaf) { return delta_layout_find(delta->layout, leaf).length; }
+static uint32_t length_of(const struct delta *delta, uint64_t leaf) {
+    return delta_layout_find(delta->layout, leaf).length;
+}
 
 void delta_compare(struct delta *delta, const uint64_t *mine, const uint64_t *theirs) {
     for (size_t i = 0; i < delta->layout->count; i++) {
@@ -105,7 +106,9 @@ void delta_compare(struct delta *delta, const uint64_t *mine, const uint64_t *th
 
 uint64_t delta_missing(const struct delta *delta) { return delta->missing; }
 uint64_t delta_missing_bytes(const struct delta *delta) { return delta->missing_bytes; }
-bool delta_wants(const struct delta *delta, uint64_t leaf) { return leaf < delta->layout->leaf_count && delta->leaves[leaf] != HERE; }
+bool delta_wants(const struct delta *delta, uint64_t leaf) {
+    return leaf < delta->layout->leaf_count && delta->leaves[leaf] != HERE;
+}
 uint64_t delta_on_way(const struct delta *delta, uint32_t donor) { return delta->donors[donor].leaves; }
 
 static bool alive(const struct donor *donor) { return !donor->gone && donor->wrong < DELTA_WRONG_LEAVES; }
@@ -173,9 +176,11 @@ struct delta_run delta_ask(struct delta *delta, uint32_t index, int64_t now) {
     if (leaf == end) return run;
     uint64_t window = window_of(delta, donor), bytes = 0;
     // Not for every leaf that comes: a quarter of the window at once.
-    if (donor->leaves > 0 && (donor->bytes > window - window / 4 || donor->leaves > DELTA_LEAVES_ON_WAY * 3 / 4)) return run;
+    if (donor->leaves > 0 && (donor->bytes > window - window / 4 || donor->leaves > DELTA_LEAVES_ON_WAY * 3 / 4))
+        return run;
     run.first = leaf;
-    while (leaf < end && run.count < DELTA_RUN_LEAVES && donor->leaves < DELTA_LEAVES_ON_WAY && may_take(delta, leaf, index)) {
+    while (leaf < end && run.count < DELTA_RUN_LEAVES && donor->leaves < DELTA_LEAVES_ON_WAY &&
+           may_take(delta, leaf, index)) {
         uint32_t length = length_of(delta, leaf);
         // One leaf may always be on the way, however large it is.
         if (donor->leaves > 0 && (donor->bytes + length > window || bytes + length > DELTA_RUN_BYTES)) break;

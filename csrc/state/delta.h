@@ -1,9 +1,10 @@
 // Which leaves of a shared state must travel, and from whom. Pure: no sockets, no clock, no threads.
 //
-// The leaves of all entries are numbered through, entry by entry (struct delta_layout). A delta holds two bytes per leaf: whether it is
-// here, wanted, or asked of a donor. Donors are asked for runs of leaves, as long as fewer bytes are on the way from them than their
-// window, which follows their measured speed and delay; near the end no donor gets more than its share of what is left, so that
-// all end at about the same time. A leaf that was asked of a donor is asked again only when that donor is lost, stalls or sent wrong bytes.
+// The leaves of all entries are numbered through, entry by entry (struct delta_layout). A delta holds two bytes per
+// leaf: whether it is here, wanted, or asked of a donor. Donors are asked for runs of leaves, as long as fewer bytes
+// are on the way from them than their window, which follows their measured speed and delay; near the end no donor gets
+// more than its share of what is left, so that all end at about the same time. A leaf that was asked of a donor is
+// asked again only when that donor is lost, stalls or sent wrong bytes.
 #ifndef PCCL_STATE_DELTA_H
 #define PCCL_STATE_DELTA_H
 
@@ -69,7 +70,8 @@ bool delta_hopeless(const struct delta *delta); // leaves are missing and no don
 
 // The next run to ask of this donor; it counts as asked from now on.
 struct delta_run delta_ask(struct delta *delta, uint32_t donor, int64_t now_ns);
-// A leaf came from a donor and is right: it is here. Leaves that are here already and unasked ones are counted for speed only.
+// A leaf came from a donor and is right: it is here. Leaves that are here already and unasked ones are counted for
+// speed only.
 void delta_arrived(struct delta *delta, uint64_t leaf, uint32_t donor, int64_t now_ns);
 // A leaf came and is wrong: it is wanted again, of others if there are any.
 void delta_wrong(struct delta *delta, uint64_t leaf, uint32_t donor);

@@ -1,9 +1,9 @@
 #define _GNU_SOURCE
-#include "outline.h"
+#include "state/outline.h"
 
 #include <endian.h>
 
-#include "../compute/hash.h"
+#include "compute/hash.h"
 
 struct outline_maker outline_begin(struct wire_outline *outline, uint64_t entries) {
     outline->entries = entries;

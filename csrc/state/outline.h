@@ -1,4 +1,5 @@
-// Lists of entries as the votes of shared state carry them (struct wire_outline): made entry by entry, and compared. Pure.
+// Lists of entries as the votes of shared state carry them (struct wire_outline): made entry by entry, and compared.
+// Pure.
 #ifndef PCCL_STATE_OUTLINE_H
 #define PCCL_STATE_OUTLINE_H
 
@@ -6,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../net/wire.h"
+#include "net/wire.h"
 
 struct outline_maker {
     struct wire_outline *outline; // borrowed
@@ -17,9 +18,10 @@ struct outline_maker outline_begin(struct wire_outline *outline, uint64_t entrie
 // The next entry, as it is hashed for the mask; as often as there are entries.
 void outline_add(struct outline_maker *maker, const void *entry, size_t bytes);
 
-// Where `mine` begins to differ from `other`, which is known to be another list: exactly, if neither has more than WIRE_MAX_OUTLINE entries, else among as many as lie
-// between two hashes of the longer list. False: the hashes tell of no difference, and no entry is beyond them. Any values may come. Hashes that are equal
-// by chance put the place too far behind, one time in four billion.
+// Where `mine` begins to differ from `other`, which is known to be another list: exactly, if neither has more than
+// WIRE_MAX_OUTLINE entries, else among as many as lie between two hashes of the longer list. False: the hashes tell of
+// no difference, and no entry is beyond them. Any values may come. Hashes that are equal by chance put the place too
+// far behind, one time in four billion.
 bool outline_differ(const struct wire_outline *mine, const struct wire_outline *other, struct wire_sync_differs *out);
 
 #endif

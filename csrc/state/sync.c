@@ -1,6 +1,6 @@
 // The life of a round, and what the engine's thread does for it.
 #define _GNU_SOURCE
-#include "sync_private.h"
+#include "state/sync_private.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -93,7 +93,10 @@ void sync_look(struct engine *engine, struct sync_report *out) {
 // Belongs to its round, not to an epoch.
 void sync_write_head(const struct engine *engine, struct frame *frame, uint16_t type, const struct wire_op *head) {
     uint8_t padding = wire_padding(frame->length);
-    struct wire_header header = {.length = WIRE_OP_BYTES + frame->length + padding, .type = type, .run = engine->run, .generation = engine->generation};
+    struct wire_header header = {.length = WIRE_OP_BYTES + frame->length + padding,
+                                 .type = type,
+                                 .run = engine->run,
+                                 .generation = engine->generation};
     wire_header_encode(frame->head, &header);
     struct wire_op padded = *head;
     padded.padding = padding;
@@ -142,8 +145,8 @@ static bool is_receiver(const struct engine *engine, const struct wire_sync_plan
     return false;
 }
 
-// Lock held, and the thread is here or has ended: no lane touches a tensor any more. The crew ends what it has begun before the caller of
-// sync_end returns.
+// Lock held, and the thread is here or has ended: no lane touches a tensor any more. The crew ends what it has begun
+// before the caller of sync_end returns.
 static void let_go(struct engine *engine) {
     if (engine->sync->crew != NULL) crew_stop(engine->sync->crew);
     for (size_t i = 0; i < engine->lane_count; i++) lane_let_go_sync(engine->lanes[i]);
@@ -167,7 +170,8 @@ void sync_obey(struct engine *engine) {
     sync->begun = true;
     sync->phase = PHASE_GIVING;
     if (!is_receiver(engine, sync->plan)) {
-        for (struct requester *requester = sync->requesters; requester != NULL; requester = requester->next) peer_heat(requester->peer);
+        for (struct requester *requester = sync->requesters; requester != NULL; requester = requester->next)
+            peer_heat(requester->peer);
         return;
     }
     if (sync_begin_receiving(engine, sync)) {
@@ -177,7 +181,9 @@ void sync_obey(struct engine *engine) {
     }
 }
 
-static bool receives(const struct sync *sync) { return sync != NULL && (sync->phase == PHASE_HASHES || sync->phase == PHASE_LEAVES); }
+static bool receives(const struct sync *sync) {
+    return sync != NULL && (sync->phase == PHASE_HASHES || sync->phase == PHASE_LEAVES);
+}
 
 void sync_step(struct engine *engine) {
     if (receives(engine->sync)) sync_receive(engine);

@@ -1,14 +1,17 @@
-// One round of shared state, as one peer takes part in it: it gives leaves to those that lack them, or fetches those that it lacks.
+// One round of shared state, as one peer takes part in it: it gives leaves to those that lack them, or fetches those
+// that it lacks.
 //
-// It lives on the engine's thread, between the frames of the lanes. From sync_begin until sync_end the engine may read the tensors
-// of the content, and write them once a plan names this peer as a receiver. Whoever has to receive gets the leaf hashes of the
-// winner from a donor, checks them against the content hash of the plan, and asks for the leaves that differ (state/delta). A leaf is
-// received straight into its place, or, from a process of the same host, read out of that one's memory, and hashed where it lies then
-// (state/crew); only leaves that differ are ever written. What a donor names is read while the donor is in the round; if it leaves,
-// what was read is something else, and the hash says so.
+// It lives on the engine's thread, between the frames of the lanes. From sync_begin until sync_end the engine may read
+// the tensors of the content, and write them once a plan names this peer as a receiver. Whoever has to receive gets the
+// leaf hashes of the winner from a donor, checks them against the content hash of the plan, and asks for the leaves
+// that differ (state/delta). A leaf is received straight into its place, or, from a process of the same host, read out
+// of that one's memory, and hashed where it lies then (state/crew); only leaves that differ are ever written. What a
+// donor names is read while the donor is in the round; if it leaves, what was read is something else, and the hash says
+// so.
 //
-// A leaf may come that was asked of somebody else meanwhile. Then the lane that began last writes, the other one's bytes are discarded;
-// what the crew has is left to it: no two write one leaf, and what was verified is not written again.
+// A leaf may come that was asked of somebody else meanwhile. Then the lane that began last writes, the other one's
+// bytes are discarded; what the crew has is left to it: no two write one leaf, and what was verified is not written
+// again.
 #ifndef PCCL_STATE_SYNC_H
 #define PCCL_STATE_SYNC_H
 
@@ -16,8 +19,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../net/wire.h"
-#include "content.h"
+#include "net/wire.h"
+#include "state/content.h"
 
 struct engine;
 struct frame;
@@ -25,23 +28,28 @@ struct lane;
 struct peer;
 
 struct sync_report {
-    bool wrote;                                  // the state was written: without a commit it is incomplete (state/unfinished)
+    // the state was written: without a commit it is incomplete (state/unfinished)
+    bool wrote;
     uint64_t rx_bytes, rx_leaves, missing_bytes; // kept here; still to come
-    uint64_t wire_bytes;                         // what was kept, as it came over the links: packed, or an address in another's memory
-    uint32_t donors;                             // that gave something
-    const struct delta_entry *read_only;         // it differs, and cannot be written: the round ended for this peer; of the content
+    // what was kept, as it came over the links: packed, or an address in another's memory
+    uint64_t wire_bytes;
+    uint32_t donors; // that gave something
+    // it differs, and cannot be written: the round ended for this peer; of the content
+    const struct delta_entry *read_only;
 };
 
 // ---- callers; none blocks but sync_end ----
-// Opens the round: what others ask for waits for the plan from now on. `content` is hashed, and borrowed until sync_end. A donor from which
-// nothing comes for `stall_ns` is replaced. False: the engine is dead or has a round, or memory was refused.
+// Opens the round: what others ask for waits for the plan from now on. `content` is hashed, and borrowed until
+// sync_end. A donor from which nothing comes for `stall_ns` is replaced. False: the engine is dead or has a round, or
+// memory was refused.
 bool sync_begin(struct engine *engine, struct content *content, int64_t stall_ns);
 // The plan has come. A receiver answers with the callback `synced` of the engine, once.
 void sync_plan(struct engine *engine, const struct wire_sync_plan *plan);
 // Ends the round, whatever its state: when it returns, no tensor is touched any more. `out` may be NULL.
 void sync_end(struct engine *engine, struct sync_report *out);
-// The plan is void, the votes are cast again: from its return until the next plan no tensor is written. The hashes of the content tell then what
-// lies in memory; `torn`: some of that is nothing whole. False: there is no round, or memory was refused.
+// The plan is void, the votes are cast again: from its return until the next plan no tensor is written. The hashes of
+// the content tell then what lies in memory; `torn`: some of that is nothing whole. False: there is no round, or memory
+// was refused.
 bool sync_restart(struct engine *engine, struct sync_report *out, bool *torn);
 // How far it is; all 0 without a round.
 void sync_look(struct engine *engine, struct sync_report *out);
@@ -56,7 +64,7 @@ void sync_stop(struct engine *engine);            // lock held; the thread ends
 void sync_members_changed(struct engine *engine); // lock held; before peers are freed
 void sync_forget(struct engine *engine, const struct peer *peer);
 void sync_lane_gone(struct lane *lane);
-void sync_lane_came(struct lane *lane); // lock held
+void sync_lane_came(struct lane *lane);                                 // lock held
 void sync_memory_hangs(struct engine *engine, const struct peer *peer); // it is not read any more
 // Where the payload of a frame goes; lock held. False: malformed.
 bool sync_place(struct lane *lane);

@@ -1,6 +1,6 @@
 // Giving: what other members of the round ask for is queued, and answered as their lanes take it.
 #define _GNU_SOURCE
-#include "sync_private.h"
+#include "state/sync_private.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -39,8 +39,12 @@ bool sync_take_ask(struct lane *lane) {
     if (head->offset >= leaves || head->extra > leaves - head->offset) return false;
     struct requester *requester = requester_of(engine, sync, lane->peer);
     if (requester == NULL || requester->count == ASKS_MAX) return false;
-    requester->asks[(requester->first + requester->count++) % ASKS_MAX] =
-        (struct ask){.type = lane->header.type, .round = head->tag, .first = head->offset, .count = head->extra, .sequence = head->sequence, .codings = head->shard};
+    requester->asks[(requester->first + requester->count++) % ASKS_MAX] = (struct ask){.type = lane->header.type,
+                                                                                       .round = head->tag,
+                                                                                       .first = head->offset,
+                                                                                       .count = head->extra,
+                                                                                       .sequence = head->sequence,
+                                                                                       .codings = head->shard};
     peer_heat(lane->peer);
     return true;
 }
@@ -74,7 +78,8 @@ static struct frame *answer_leaves(struct engine *engine, struct sync *sync, str
     if (bytes > (uint64_t)count * HASH_LEAF_BYTES) bytes = (uint64_t)count * HASH_LEAF_BYTES;
     places = places && memory_can_be_read(leaf, bytes);
     if (!places) count = 1;
-    struct wire_op head = {.tag = ask->round, .offset = ask->first, .sequence = ask->sequence, .extra = WIRE_SYNC_PLAIN};
+    struct wire_op head = {
+        .tag = ask->round, .offset = ask->first, .sequence = ask->sequence, .extra = WIRE_SYNC_PLAIN};
     if (places) {
         head.extra = WIRE_SYNC_PLACED;
         head.shard = (uint16_t)count;
@@ -96,7 +101,8 @@ static struct frame *answer(struct engine *engine, struct sync *sync, struct ask
 }
 
 // Lock held. `codings`: those that may be chosen for the answer instead of plain.
-static struct frame *next_answer(struct engine *engine, struct sync *sync, struct requester *requester, uint16_t *codings) {
+static struct frame *next_answer(struct engine *engine, struct sync *sync, struct requester *requester,
+                                 uint16_t *codings) {
     while (requester->count > 0) {
         struct ask *ask = &requester->asks[requester->first];
         *codings = ask->type == WIRE_SYNC_ASK ? ask->codings : 0;
@@ -118,7 +124,8 @@ static void meter(struct engine *engine, struct requester *requester) {
     double rate = 0;
     pthread_mutex_lock(&engine->lock);
     for (uint32_t i = 0; i <= WIRE_MAX_LANES && (i == 0 || requester->peer->lanes[i] != NULL); i++)
-        if (requester->peer->lanes[i] != NULL) rate += coding_look(&requester->peer->lanes[i]->meter, requester->peer->lanes[i]->fd);
+        if (requester->peer->lanes[i] != NULL)
+            rate += coding_look(&requester->peer->lanes[i]->meter, requester->peer->lanes[i]->fd);
     pthread_mutex_unlock(&engine->lock);
     coding_measured(&requester->choice, rate);
 }
@@ -134,7 +141,8 @@ static void pack(struct lane *lane, struct requester *requester, struct frame *f
     uint32_t packed = coding_pack(lane->stage, frame->payload, frame->length);
     coding_tried(&requester->choice, frame->length, packed, platform_thread_ns() - began);
     struct wire_op head;
-    if (packed == 0 || !coding_pays(&requester->choice) || !wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head)) return;
+    if (packed == 0 || !coding_pays(&requester->choice) || !wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head))
+        return;
     head.extra = WIRE_SYNC_LZ4;
     frame->payload = lane->stage;
     frame->length = packed;

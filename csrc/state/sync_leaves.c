@@ -1,6 +1,6 @@
 // Leaves as they come from donors: each is brought to its place and checked, by the crew or by the thread itself.
 #define _GNU_SOURCE
-#include "sync_private.h"
+#include "state/sync_private.h"
 
 #include <string.h>
 
@@ -13,7 +13,8 @@ static bool take_over(struct lane *lane, uint64_t leaf) {
     if (engine->sync->crew != NULL && crew_has(engine->sync->crew, leaf)) return false;
     for (size_t i = 0; i < engine->lane_count; i++) {
         struct lane *other = engine->lanes[i];
-        if (other == lane || !other->sync || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf) continue;
+        if (other == lane || !other->sync || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf)
+            continue;
         if (other->head.extra == WIRE_SYNC_PLACED) continue; // it writes nothing before it is here
         other->to = NULL;
         other->sync = false;
@@ -74,7 +75,8 @@ static void keep_leaf(struct engine *engine, const struct crew_job *job) {
     pthread_mutex_unlock(&engine->lock);
 }
 
-// A donor whose memory cannot be read any more is most likely dying, and its links live on until its memory is freed: others come first.
+// A donor whose memory cannot be read any more is most likely dying, and its links live on until its memory is freed:
+// others come first.
 static void doubt(struct sync *sync, uint32_t index) {
     struct donor *donor = &sync->donors[index];
     if (donor->unreadable) return;
@@ -95,7 +97,8 @@ static void take_result(struct engine *engine, const struct crew_job *job) {
     switch (job->result) {
     case CREW_RIGHT: keep_leaf(engine, job); break;
     case CREW_WRONG:
-        LOG(LOG_WARN, "shared state: leaf %llu came with wrong bytes and is fetched again", (unsigned long long)job->leaf);
+        LOG(LOG_WARN, "shared state: leaf %llu came with wrong bytes and is fetched again",
+            (unsigned long long)job->leaf);
         delta_wrong(sync->delta, job->leaf, job->donor);
         delta_lost(sync->delta, job->leaf);
         break;

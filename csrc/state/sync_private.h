@@ -1,15 +1,17 @@
-// What the files of a round of shared state share: sync.c (its life, and the engine's thread), sync_give.c (leaves for those that ask),
-// sync_receive.c (what is asked of donors), sync_leaves.c (leaves that come). Everything belongs to the engine's thread, but for what is told of the lock.
+// What the files of a round of shared state share: sync.c (its life, and the engine's thread), sync_give.c (leaves for
+// those that ask), sync_receive.c (what is asked of donors), sync_leaves.c (leaves that come). Everything belongs to
+// the engine's thread, but for what is told of the lock.
 #ifndef PCCL_STATE_SYNC_PRIVATE_H
 #define PCCL_STATE_SYNC_PRIVATE_H
 
-#include "../base/log.h"
-#include "../data/engine_private.h"
-#include "crew.h"
-#include "sync.h"
+#include "base/log.h"
+#include "data/engine_private.h"
+#include "state/crew.h"
+#include "state/sync.h"
 
 enum {
-    ASKS_MAX = 3 * DELTA_LEAVES_ON_WAY, // of one requester; for those repeated when a link broke and when it was there again
+    // of one requester; for those repeated when a link broke and when it was there again
+    ASKS_MAX = 3 * DELTA_LEAVES_ON_WAY,
     SYNC_TICK_MS = 50,
 };
 
@@ -64,10 +66,10 @@ struct sync {
     uint64_t *theirs;
     uint64_t hashes; // that have come
     int64_t hashes_asked_at;
-    uint8_t *hashes_bad; // by donor: how often
+    uint8_t *hashes_bad;         // by donor: how often
     struct wire_sync_done *done; // made ready, so that the end cannot fail
     struct delta *delta;
-    struct crew *crew; // made when there is work for it
+    struct crew *crew;         // made when there is work for it
     struct sync_report report; // written under the lock
 };
 
@@ -82,15 +84,17 @@ void sync_forget_requester(struct sync *sync, const struct peer *peer);
 
 // ---- sync_receive.c ----
 bool sync_begin_receiving(struct engine *engine, struct sync *sync); // lock held; false: memory was refused
-void sync_receive(struct engine *engine);                            // what there is to do now and then: asks, replaces donors
-bool sync_place_hashes(struct lane *lane);                           // as sync_place
-bool sync_take_hashes(struct lane *lane);                            // as sync_deliver
+// what there is to do now and then: asks, replaces donors
+void sync_receive(struct engine *engine);
+bool sync_place_hashes(struct lane *lane);                                // as sync_place
+bool sync_take_hashes(struct lane *lane);                                 // as sync_deliver
 uint32_t sync_donor_of(const struct sync *sync, const struct peer *peer); // donor_count: it is none
-void sync_pump(struct engine *engine);                                    // asks all donors for what they are to send next; or the round is over here
+// asks all donors for what they are to send next; or the round is over here
+void sync_pump(struct engine *engine);
 void sync_pump_donor(struct engine *engine, uint32_t index, int64_t now); // one of them
 void sync_forget_donor(struct sync *sync, const struct peer *peer);
-// The round is over or void, and nothing writes any more: the content's hashes become those of what lies in memory. Leaves that came are the
-// donors'; those that may be half-written are nobody's, and then it returns true.
+// The round is over or void, and nothing writes any more: the content's hashes become those of what lies in memory.
+// Leaves that came are the donors'; those that may be half-written are nobody's, and then it returns true.
 bool sync_note_leaves(struct sync *sync);
 
 // ---- sync_leaves.c ----

@@ -1,6 +1,6 @@
 // Receiving: the winner's leaf hashes from one donor, then the leaves that differ from all of them.
 #define _GNU_SOURCE
-#include "sync_private.h"
+#include "state/sync_private.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,9 +14,12 @@ static void finish(struct engine *engine, enum wire_sync_completion complete) {
     done->round = sync->plan->round;
     done->complete = (uint8_t)complete;
     for (uint32_t i = 0; i < sync->donor_count; i++)
-        if (sync->donors[i].kept > 0) done->sources[done->count++] = (struct wire_sync_source){.id = sync->donors[i].id, .bytes = sync->donors[i].kept};
+        if (sync->donors[i].kept > 0)
+            done->sources[done->count++] =
+                (struct wire_sync_source){.id = sync->donors[i].id, .bytes = sync->donors[i].kept};
     if (complete == WIRE_SYNC_MISSING)
-        LOG(LOG_WARN, "shared state: no donor is left, %llu leaves are missing", (unsigned long long)(sync->delta ? delta_missing(sync->delta) : 0));
+        LOG(LOG_WARN, "shared state: no donor is left, %llu leaves are missing",
+            (unsigned long long)(sync->delta ? delta_missing(sync->delta) : 0));
     engine->callbacks.synced(engine->callbacks.context, done);
 }
 
@@ -65,7 +68,8 @@ void sync_pump_donor(struct engine *engine, uint32_t index, int64_t now) {
         if (run.count == 0) return;
         if (idle) donor->progress_at = now;
         if (donor->process == 0 && !donor->unreadable) donor->process = process_of(engine, donor->peer);
-        struct wire_op head = {.tag = sync->plan->round, .offset = run.first, .extra = run.count, .sequence = ++sync->sequence};
+        struct wire_op head = {
+            .tag = sync->plan->round, .offset = run.first, .extra = run.count, .sequence = ++sync->sequence};
         if (donor->process != 0) head.shard |= 1 << WIRE_SYNC_PLACED;
         if (sync->packs) head.shard |= 1 << WIRE_SYNC_LZ4;
         if (send_ask(engine, donor->peer, WIRE_SYNC_ASK, &head)) continue;
@@ -89,13 +93,15 @@ static void ask_hashes(struct engine *engine) {
     struct sync *sync = engine->sync;
     uint64_t rest = sync->content->layout.leaf_count - sync->hashes;
     uint32_t count = rest < WIRE_SYNC_MAX_HASHES ? (uint32_t)rest : WIRE_SYNC_MAX_HASHES;
-    struct wire_op head = {.tag = sync->plan->round, .offset = sync->hashes, .extra = count, .sequence = ++sync->sequence};
+    struct wire_op head = {
+        .tag = sync->plan->round, .offset = sync->hashes, .extra = count, .sequence = ++sync->sequence};
     // Without a way to it now: asked again until its link is there, or it is gone.
     bool sent = send_ask(engine, sync->donors[sync->hash_donor].peer, WIRE_SYNC_ASK_HASHES, &head);
     sync->hashes_asked_at = sent ? platform_now_ns() : 0;
 }
 
-// The hash list begins anew with another donor. Each receiver begins with another one, so that nobody is everybody's first.
+// The hash list begins anew with another donor. Each receiver begins with another one, so that nobody is everybody's
+// first.
 static void next_hash_donor(struct engine *engine) {
     struct sync *sync = engine->sync;
     for (uint32_t i = 1; i <= sync->donor_count; i++) {
@@ -144,8 +150,9 @@ static void begin_leaves(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     sync->report.missing_bytes = delta_missing_bytes(sync->delta);
     pthread_mutex_unlock(&engine->lock);
-    LOG(LOG_INFO, "shared state: %llu of %llu leaves differ, %llu bytes to fetch from %u peers", (unsigned long long)delta_missing(sync->delta),
-        (unsigned long long)sync->content->layout.leaf_count, (unsigned long long)delta_missing_bytes(sync->delta), sync->donor_count);
+    LOG(LOG_INFO, "shared state: %llu of %llu leaves differ, %llu bytes to fetch from %u peers",
+        (unsigned long long)delta_missing(sync->delta), (unsigned long long)sync->content->layout.leaf_count,
+        (unsigned long long)delta_missing_bytes(sync->delta), sync->donor_count);
     sync_pump(engine);
 }
 
@@ -153,7 +160,9 @@ bool sync_place_hashes(struct lane *lane) {
     struct sync *sync = lane->engine->sync;
     const struct wire_op *head = &lane->head;
     if (sync == NULL || !sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_HASHES) return true;
-    if (lane->peer != sync->donors[sync->hash_donor].peer || head->offset != sync->hashes || head->sequence != sync->sequence) return true;
+    if (lane->peer != sync->donors[sync->hash_donor].peer || head->offset != sync->hashes ||
+        head->sequence != sync->sequence)
+        return true;
     uint64_t rest = sync->content->layout.leaf_count - sync->hashes;
     if (head->extra > rest || head->extra == 0 || lane->length != head->extra * sizeof(uint64_t)) return false;
     lane->to = (uint8_t *)(sync->theirs + head->offset);
@@ -286,7 +295,8 @@ bool sync_begin_receiving(struct engine *engine, struct sync *sync) {
     sync->donor_count = plan->donor_count;
     int64_t now = platform_now_ns();
     for (uint32_t i = 0; i < plan->donor_count; i++)
-        sync->donors[i] = (struct donor){.id = plan->donors[i], .peer = find_member(engine, &plan->donors[i]), .progress_at = now};
+        sync->donors[i] =
+            (struct donor){.id = plan->donors[i], .peer = find_member(engine, &plan->donors[i]), .progress_at = now};
     sync->hash_donor = engine->rank % sync->donor_count;
     return true;
 }

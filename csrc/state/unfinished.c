@@ -1,4 +1,4 @@
-#include "unfinished.h"
+#include "state/unfinished.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -15,7 +15,8 @@ struct set {
 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // taken before a fork, so that a child finds it free and the set whole
+// taken before a fork, so that a child finds it free and the set whole
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct set unfinished;
 static bool all; // memory was refused for the set: everything counts as unfinished
 
@@ -52,7 +53,8 @@ static void put_in_order(struct set *set) {
 // The entries' memory and, unless it is NULL, what `before` holds. NULL ranges: no memory.
 static struct set set_of(const struct delta_layout *layout, const struct set *before) {
     size_t known = before == NULL ? 0 : before->count;
-    struct set set = {.ranges = malloc((known + layout->count + 1) * sizeof *set.ranges), .count = known + layout->count};
+    struct set set = {.ranges = malloc((known + layout->count + 1) * sizeof *set.ranges),
+                      .count = known + layout->count};
     if (set.ranges == NULL) return set;
     if (known > 0) memcpy(set.ranges, before->ranges, known * sizeof *set.ranges);
     for (size_t i = 0; i < layout->count; i++) {
@@ -83,7 +85,8 @@ static void subtract(const struct set *from, const struct set *gone, struct set 
         struct range rest = from->ranges[i];
         while (g < gone->count && gone->ranges[g].end <= rest.begin) g++;
         for (size_t k = g; k < gone->count && gone->ranges[k].begin < rest.end; k++) {
-            if (gone->ranges[k].begin > rest.begin) out->ranges[out->count++] = (struct range){rest.begin, gone->ranges[k].begin};
+            if (gone->ranges[k].begin > rest.begin)
+                out->ranges[out->count++] = (struct range){rest.begin, gone->ranges[k].begin};
             rest.begin = gone->ranges[k].end < rest.end ? gone->ranges[k].end : rest.end;
         }
         if (rest.begin < rest.end) out->ranges[out->count++] = rest;

@@ -1,20 +1,21 @@
-// Few members: dynamic programming over subsets (Held and Karp), once for the best slowest link, once for the smallest sum of
-// 1/rate among the links that are at least that fast. Doing both at once would be wrong: the cheaper beginning of a ring may be the
-// one with the slower link, and be thrown away although a later link is slower still.
+// Few members: dynamic programming over subsets (Held and Karp), once for the best slowest link, once for the smallest
+// sum of 1/rate among the links that are at least that fast. Doing both at once would be wrong: the cheaper beginning
+// of a ring may be the one with the slower link, and be thrown away although a later link is slower still.
 //
-// Many members: local search. The slowest link is replaced by exchanging two adjacent segments of the ring or by reversing one, whichever gives
-// the fastest new links, until that fails; then the sum is improved by moving short segments; then the ring is
-// disturbed and everything is tried again, within a fixed number of steps. The disturbances come from a fixed seed.
-#include "ring_order.h"
+// Many members: local search. The slowest link is replaced by exchanging two adjacent segments of the ring or by
+// reversing one, whichever gives the fastest new links, until that fails; then the sum is improved by moving short
+// segments; then the ring is disturbed and everything is tried again, within a fixed number of steps. The disturbances
+// come from a fixed seed.
+#include "topology/ring_order.h"
 
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    STEPS_PER_PAIR = 1000,         // moves looked at
-    STEPS_MAX = 20 * 1000 * 1000,  // about 100 ms
-    SEGMENT_MAX = 3,          // moved as a whole when the sum is improved
+    STEPS_PER_PAIR = 1000,        // moves looked at
+    STEPS_MAX = 20 * 1000 * 1000, // about 100 ms
+    SEGMENT_MAX = 3,              // moved as a whole when the sum is improved
 };
 
 static const double GAIN = 1.001; // what is less than this better is not worth a change
@@ -24,7 +25,9 @@ struct rates {
     const uint64_t *matrix;
 };
 
-static uint64_t rate(const struct rates *rates, uint32_t from, uint32_t to) { return rates->matrix[(size_t)from * rates->n + to]; }
+static uint64_t rate(const struct rates *rates, uint32_t from, uint32_t to) {
+    return rates->matrix[(size_t)from * rates->n + to];
+}
 
 // An unknown link costs as if it moved one byte per second: more than any number of known ones.
 static double cost(uint64_t value) { return value == 0 ? 1.0 : 1.0 / (double)value; }
@@ -99,7 +102,9 @@ static void cheapest(const struct rates *rates, const struct tables *tables, uin
             double found = rest == 0 && rate(rates, 0, last + 1) >= slowest ? link_cost(rates, 0, last + 1) : DBL_MAX;
             uint8_t before = 0;
             for (uint32_t k = 0; k < n - 1; k++) {
-                if (!(rest >> k & 1) || rate(rates, k + 1, last + 1) < slowest || tables->sum[state(n, rest, k)] == DBL_MAX) continue;
+                if (!(rest >> k & 1) || rate(rates, k + 1, last + 1) < slowest ||
+                    tables->sum[state(n, rest, k)] == DBL_MAX)
+                    continue;
                 double through = tables->sum[state(n, rest, k)] + link_cost(rates, k + 1, last + 1);
                 if (through >= found) continue;
                 found = through;
@@ -212,7 +217,8 @@ static bool improve_slowest(struct search *search) {
         search->steps--;
         if (to_second <= best.slowest) continue;
         for (uint32_t j = i + 1; j + 1 < n; j++)
-            consider(&best, least(to_second, least(rate(rates, tour[j], tour[0]), rate(rates, tour[i], tour[j + 1]))), i, j);
+            consider(&best, least(to_second, least(rate(rates, tour[j], tour[0]), rate(rates, tour[i], tour[j + 1]))),
+                     i, j);
         search->steps -= n - i;
     }
     if (best.i == 0 && best.j == 0) return false;
@@ -229,12 +235,14 @@ static bool move_segment(struct search *search, uint32_t length, uint64_t slowes
     const uint32_t *tour = search->tour;
     uint32_t n = rates->n, first = tour[0], last = tour[length - 1], end = tour[n - 1];
     if (rate(rates, end, tour[length]) < slowest) return false;
-    double freed = link_cost(rates, end, first) + link_cost(rates, last, tour[length]) - link_cost(rates, end, tour[length]);
+    double freed =
+        link_cost(rates, end, first) + link_cost(rates, last, tour[length]) - link_cost(rates, end, tour[length]);
     double best = freed * 1e-9; // less is rounding
     uint32_t place = 0;
     for (uint32_t j = length; j + 1 < n; j++) {
         if (rate(rates, tour[j], first) < slowest || rate(rates, last, tour[j + 1]) < slowest) continue;
-        double gain = freed + link_cost(rates, tour[j], tour[j + 1]) - link_cost(rates, tour[j], first) - link_cost(rates, last, tour[j + 1]);
+        double gain = freed + link_cost(rates, tour[j], tour[j + 1]) - link_cost(rates, tour[j], first) -
+                      link_cost(rates, last, tour[j + 1]);
         if (gain <= best) continue;
         best = gain;
         place = j;
@@ -249,7 +257,8 @@ static void improve_sum(struct search *search) {
     uint32_t n = search->rates.n;
     for (uint32_t unmoved = 0; unmoved < n && search->steps > 0;) {
         bool moved = false;
-        for (uint32_t length = 1; length <= SEGMENT_MAX && !moved; length++) moved = move_segment(search, length, slowest);
+        for (uint32_t length = 1; length <= SEGMENT_MAX && !moved; length++)
+            moved = move_segment(search, length, slowest);
         unmoved = moved ? 0 : unmoved + 1;
         rotate(search, 1);
         search->steps -= n;
@@ -279,7 +288,9 @@ static void start_greedily(struct search *search) {
     for (uint32_t i = 1; i < n; i++) {
         uint32_t best = i;
         for (uint32_t k = i + 1; k < n; k++)
-            if (rate(&search->rates, search->tour[i - 1], search->tour[k]) > rate(&search->rates, search->tour[i - 1], search->tour[best])) best = k;
+            if (rate(&search->rates, search->tour[i - 1], search->tour[k]) >
+                rate(&search->rates, search->tour[i - 1], search->tour[best]))
+                best = k;
         uint32_t member = search->tour[i];
         search->tour[i] = search->tour[best];
         search->tour[best] = member;

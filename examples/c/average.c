@@ -1,13 +1,12 @@
-// A master and two peers, all threads of this program, average two numbers. Real peers are processes on other machines: they
-// create a communicator with the master's address, and do what `peer` does.
+// A master and two peers, all threads of this program, average two numbers. Real peers are processes on other machines:
+// they create a communicator with the master's address, and do what `peer` does.
 #include <ccoip.h>
 #include <pccl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <unistd.h>
 
-enum { PORT = 47311,
-       PEERS = 2 };
+enum { PORT = 47311, PEERS = 2 };
 
 static const ccoip_socket_address_t master_address = {
     .inet = {.protocol = inetIPv4, .ipv4 = {.data = {127, 0, 0, 1}}},
@@ -39,7 +38,8 @@ static void *peer(void *number) {
     pcclResult_t result = pcclCreateCommunicator(&params, &comm);
     if (result == pcclSuccess) result = join(comm);
     if (result == pcclSuccess) result = pcclAllReduce(&value, &value, &average, comm, NULL);
-    if (result == pcclSuccess) result = pcclUpdateTopology(comm); // a barrier: nobody leaves while another is still in the reduce
+    // a barrier: nobody leaves while another is still in the reduce
+    if (result == pcclSuccess) result = pcclUpdateTopology(comm);
     if (result == pcclSuccess)
         *(float *)number = value;
     else

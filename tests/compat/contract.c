@@ -147,8 +147,8 @@ static pcclResult_t (*const reduce)(const void *, void *, const pcclReduceDescri
 static pcclResult_t (*const reduce_async)(const void *, void *, const pcclReduceDescriptor_t *, const pcclComm_t *,
                                           pcclAsyncReduceOp_t *) = pcclAllReduceAsync;
 static pcclResult_t (*const await_reduce)(const pcclAsyncReduceOp_t *, pcclReduceInfo_t *) = pcclAwaitAsyncReduce;
-static pcclResult_t (*const reduce_multiple)(const pcclReduceOpDescriptor_t *, size_t, const pcclComm_t *, pcclReduceInfo_t *,
-                                             int) = pcclAllReduceMultipleWithRetry;
+static pcclResult_t (*const reduce_multiple)(const pcclReduceOpDescriptor_t *, size_t, const pcclComm_t *,
+                                             pcclReduceInfo_t *, int) = pcclAllReduceMultipleWithRetry;
 static pcclResult_t (*const sync_state)(const pcclComm_t *, pcclSharedState_t *, pcclSharedStateSyncStrategy_t,
                                         pcclSharedStateSyncInfo_t *) = pcclSynchronizeSharedState;
 static pcclResult_t (*const create_master)(ccoip_socket_address_t, pcclMasterInstance_t **) = pcclCreateMaster;
@@ -170,7 +170,8 @@ static void expect(const char *what, int got, int want) {
 /* The order of checks, as far as it shows without a network. */
 static void check_before_connect(void) {
     pcclCommCreateParams_t params = {
-        .master_address = {.inet = {.protocol = inetIPv4, .ipv4 = {.data = {127, 0, 0, 1}}, .ipv6 = {.data = {0}}}, .port = 1},
+        .master_address = {.inet = {.protocol = inetIPv4, .ipv4 = {.data = {127, 0, 0, 1}}, .ipv6 = {.data = {0}}},
+                           .port = 1},
         .peer_group = 0,
         .p2p_connection_pool_size = 1000,
     };
@@ -221,8 +222,10 @@ static void check_before_connect(void) {
     expect("await without op", await_reduce(NULL, &info), pcclInvalidArgument);
     expect("multiple", reduce_multiple(&whole, 1, comm, &info, 1), pcclInvalidUsage);
     expect("multiple without descriptors", reduce_multiple(NULL, 1, comm, &info, 1), pcclInvalidArgument);
-    expect("sync", sync_state(comm, &state, PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR, &sync_info), pcclInvalidUsage);
-    expect("sync without state", sync_state(comm, NULL, PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY, NULL), pcclInvalidArgument);
+    expect("sync", sync_state(comm, &state, PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR, &sync_info),
+           pcclInvalidUsage);
+    expect("sync without state", sync_state(comm, NULL, PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY, NULL),
+           pcclInvalidArgument);
     expect("connect without comm", connect_comm(NULL), pcclInvalidArgument);
     expect("connect to nobody", connect_comm(comm), pcclMasterConnectionFailed);
     expect("connect to nobody again", connect_comm(comm), pcclMasterConnectionFailed);
@@ -232,7 +235,9 @@ static void check_before_connect(void) {
 
 static void check_master(void) {
     ccoip_socket_address_t address = {
-        .inet = {.protocol = inetIPv6, .ipv4 = {.data = {0}}, .ipv6 = {.data = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}}},
+        .inet = {.protocol = inetIPv6,
+                 .ipv4 = {.data = {0}},
+                 .ipv6 = {.data = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}}},
         .port = 0,
     };
     pcclMasterInstance_t *master = NULL;

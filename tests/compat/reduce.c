@@ -8,9 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { COUNT = 300000,
-       WORLD = 2,
-       SETTLED = 3 };
+enum { COUNT = 300000, WORLD = 2, SETTLED = 3 };
 
 static float send_buffer[COUNT], receive_buffer[COUNT];
 
@@ -88,14 +86,16 @@ static int run_peer(int rank, unsigned port) {
     pcclAsyncReduceOp_t ops[4];
     for (uint64_t i = 0; i < 4; i++) {
         pcclReduceDescriptor_t descriptor = sum_of(COUNT / 4, i);
-        MUST(pcclAllReduceAsync(send_buffer + i * (COUNT / 4), receive_buffer + i * (COUNT / 4), &descriptor, comm, &ops[i]));
+        MUST(pcclAllReduceAsync(send_buffer + i * (COUNT / 4), receive_buffer + i * (COUNT / 4), &descriptor, comm,
+                                &ops[i]));
     }
     for (int i = 3; i >= 0; i--) MUST(pcclAwaitAsyncReduce(&ops[i], NULL));
     if (check_sum(rank, receive_buffer, COUNT)) return 1;
     if (pcclAwaitAsyncReduce(&ops[0], NULL) != pcclInvalidArgument) return 1;
 
     /* in place, with retry */
-    pcclReduceOpDescriptor_t whole = {.sendbuf = send_buffer, .recvbuf = send_buffer, .descriptor = sum_of(COUNT, SETTLED)};
+    pcclReduceOpDescriptor_t whole = {
+        .sendbuf = send_buffer, .recvbuf = send_buffer, .descriptor = sum_of(COUNT, SETTLED)};
     pcclReduceInfo_t info;
     MUST(pcclAllReduceMultipleWithRetry(&whole, 1, comm, &info, 1));
     if (check_sum(rank, send_buffer, COUNT)) return 1;
@@ -115,7 +115,8 @@ static int start_master(pcclMasterInstance_t **master, unsigned *port) {
 }
 
 int main(void) {
-    /* The peers are forked before there are handles, which a forked child must not use. They learn the port by a pipe. */
+    /* The peers are forked before there are handles, which a forked child must not use. They learn the port by a pipe.
+     */
     int pipes[WORLD][2];
     pid_t peers[WORLD];
     for (int rank = 0; rank < WORLD; rank++) {

@@ -7,16 +7,15 @@
 
 #include "base/platform.h"
 
-enum { PENDING_BYTES = 2 << 20,
-       DRAINED_BYTES = 1 << 16 };
+enum { PENDING_BYTES = 2 << 20, DRAINED_BYTES = 1 << 16 };
 
 int64_t bottle_now;
 uint8_t bottle_memory[1 << 16];
 uint64_t bottle_epoch;
 
 struct link {
-    int fd; // the other end; 0: none
-    size_t length, held; // of `pending`; the last bytes of it that are held back
+    int fd;                         // the other end; 0: none
+    size_t length, held;            // of `pending`; the last bytes of it that are held back
     uint8_t head[FRAME_HEAD_BYTES]; // of the frame that comes from the engine
     size_t have, skip;
     uint8_t pending[PENDING_BYTES];
@@ -79,8 +78,8 @@ double __wrap_coding_look(struct coding_meter *meter, int fd) {
     return 1e-6;
 }
 
-// The end of a round waits until the engine's thread has let go of it. That is this one, so it does so now: its loop begins anew, inside of itself,
-// and is left when it has nothing more to do.
+// The end of a round waits until the engine's thread has let go of it. That is this one, so it does so now: its loop
+// begins anew, inside of itself, and is left when it has nothing more to do.
 int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held) {
     MUST(cond == &bottled->sync_let_go && !letting_go);
     pthread_mutex_unlock(held);
@@ -108,7 +107,8 @@ static void hear(struct link *link, uint32_t peer, const uint8_t *bytes, size_t 
         if (link->have < FRAME_HEAD_BYTES) continue;
         struct wire_header header;
         struct wire_op head;
-        MUST(wire_header_decode(link->head, &header) && header.length >= WIRE_OP_BYTES && header.length <= WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES);
+        MUST(wire_header_decode(link->head, &header) && header.length >= WIRE_OP_BYTES &&
+             header.length <= WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES);
         MUST(wire_op_decode(link->head + WIRE_HEADER_BYTES, &head));
         link->have = 0;
         link->skip = header.length - WIRE_OP_BYTES;
@@ -120,7 +120,8 @@ static void hear(struct link *link, uint32_t peer, const uint8_t *bytes, size_t 
 static bool move(struct link *link, uint32_t peer) {
     static uint8_t drained[DRAINED_BYTES];
     bool moved = false;
-    for (ssize_t got; (got = recv(link->fd, drained, sizeof drained, MSG_DONTWAIT)) > 0; moved = true) hear(link, peer, drained, (size_t)got);
+    for (ssize_t got; (got = recv(link->fd, drained, sizeof drained, MSG_DONTWAIT)) > 0; moved = true)
+        hear(link, peer, drained, (size_t)got);
     if (link->length == link->held) return moved;
     ssize_t sent = send(link->fd, link->pending, link->length - link->held, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent <= 0) return moved;
@@ -145,8 +146,8 @@ void bottle_send(uint32_t peer, uint32_t index, const void *bytes, size_t length
     link->held = 0;
 }
 
-void bottle_frame(uint32_t peer, uint32_t index, const struct wire_header *header, const struct wire_op *head, const void *payload, size_t length,
-                  size_t cut) {
+void bottle_frame(uint32_t peer, uint32_t index, const struct wire_header *header, const struct wire_op *head,
+                  const void *payload, size_t length, size_t cut) {
     uint8_t bytes[FRAME_HEAD_BYTES];
     struct wire_header full = *header;
     full.length = (uint32_t)(WIRE_OP_BYTES + length);
@@ -190,7 +191,15 @@ void bottle_enter(struct engine *engine, uint32_t members, uint32_t rank, bool l
         list[at] = (struct engine_member){bottle_id(peer), BOTTLE_LANES - 1};
         at = (at + 1) % count;
     }
-    struct engine_epoch epoch = {.run = 7, .generation = 1, .group_epoch = ++bottle_epoch, .lost = lost, .latency_us = 1, .megabytes_per_s = megabytes_per_s, .rank = rank, .count = count, .members = list};
+    struct engine_epoch epoch = {.run = 7,
+                                 .generation = 1,
+                                 .group_epoch = ++bottle_epoch,
+                                 .lost = lost,
+                                 .latency_us = 1,
+                                 .megabytes_per_s = megabytes_per_s,
+                                 .rank = rank,
+                                 .count = count,
+                                 .members = list};
     engine_enter_epoch(engine, &epoch);
 }
 

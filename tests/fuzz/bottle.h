@@ -1,16 +1,19 @@
-// An engine in a bottle: the data plane run by the fuzzer's own thread, joined by socket pairs to peers that the target plays.
+// An engine in a bottle: the data plane run by the fuzzer's own thread, joined by socket pairs to peers that the target
+// plays.
 //
-// The engine's thread is never started. bottle_run runs its loop here and, whenever that has nothing left to do, lets the target take
-// a step. So one program of bytes has one outcome. The clock stands still but for bottle_now, helper threads are refused (their work
-// is then done by the engine itself), and a neighbour's memory is `bottle_memory`.
+// The engine's thread is never started. bottle_run runs its loop here and, whenever that has nothing left to do, lets
+// the target take a step. So one program of bytes has one outcome. The clock stands still but for bottle_now, helper
+// threads are refused (their work is then done by the engine itself), and a neighbour's memory is `bottle_memory`.
 #ifndef PCCL_TESTS_FUZZ_BOTTLE_H
 #define PCCL_TESTS_FUZZ_BOTTLE_H
 
 #include "data/engine_private.h"
 #include "fuzz.h"
 
-enum { BOTTLE_PEERS = 3, // number 0 is the engine itself
-       BOTTLE_LANES = 3 };
+enum {
+    BOTTLE_PEERS = 3, // number 0 is the engine itself
+    BOTTLE_LANES = 3
+};
 
 extern int64_t bottle_now;
 extern uint8_t bottle_memory[1 << 16];
@@ -24,14 +27,14 @@ struct engine *bottle_new(const struct engine_callbacks *callbacks,
 void bottle_run(struct engine *engine, bool (*step)(void));
 void bottle_free(struct engine *engine);
 
-// The next group epoch, of the engine and the peers in `members` (bits), the ring turned so that the engine is the `rank`-th. Mind the speed:
-// it decides which way ops go.
+// The next group epoch, of the engine and the peers in `members` (bits), the ring turned so that the engine is the
+// `rank`-th. Mind the speed: it decides which way ops go.
 void bottle_enter(struct engine *engine, uint32_t members, uint32_t rank, bool lost, uint32_t megabytes_per_s);
 void bottle_link(struct engine *engine, uint32_t peer, uint32_t index); // anew, if there is one
 void bottle_close(uint32_t peer, uint32_t index);
 // Sends. Of a frame that is `cut`, all behind these bytes is held back until something else is sent on the link.
 void bottle_send(uint32_t peer, uint32_t index, const void *bytes, size_t length);
-void bottle_frame(uint32_t peer, uint32_t index, const struct wire_header *header, const struct wire_op *head, const void *payload, size_t length,
-                  size_t cut);
+void bottle_frame(uint32_t peer, uint32_t index, const struct wire_header *header, const struct wire_op *head,
+                  const void *payload, size_t length, size_t cut);
 
 #endif

@@ -1,5 +1,6 @@
-// Stands in for libFuzzer where there is no clang: runs the files and folders it is given, then seeded mutations of them; an input
-// that reaches code not seen before is kept to be mutated further. Understands those of libFuzzer's flags that run.sh uses:
+// Stands in for libFuzzer where there is no clang: runs the files and folders it is given, then seeded mutations of
+// them; an input that reaches code not seen before is kept to be mutated further. Understands those of libFuzzer's
+// flags that run.sh uses:
 //   -max_total_time=S  -seed=N  -max_len=N  -timeout=S  -artifact_prefix=P
 #include <dirent.h>
 #include <signal.h>
@@ -8,8 +9,7 @@
 
 #include "fuzz.h"
 
-enum { EDGES = 1 << 14,
-       INPUTS_MAX = 20000 };
+enum { EDGES = 1 << 14, INPUTS_MAX = 20000 };
 
 void __sanitizer_cov_trace_pc(void);
 void __sanitizer_set_death_callback(void (*callback)(void));
@@ -181,7 +181,8 @@ int main(int argc, char **argv) {
     clock_gettime(CLOCK_MONOTONIC, &begin);
     double spent = 0;
     while (seconds > 0 && spent < seconds) {
-        const struct input *from = &inputs[draw(2) ? draw(input_count) : input_count - 1 - draw(input_count < 64 ? input_count : 64)];
+        const struct input *from =
+            &inputs[draw(2) ? draw(input_count) : input_count - 1 - draw(input_count < 64 ? input_count : 64)];
         size_t size = from->size < size_max ? from->size : size_max;
         memcpy(bytes, from->bytes, size);
         for (uint64_t changes = 1 + draw(5); changes > 0; changes--) size = change(bytes, size);

@@ -1,8 +1,8 @@
-// What the fuzz targets share. A target is one function that takes any bytes; what they mean is said at its head. It is linked with
-// libFuzzer (clang) or with driver.c (gcc), always under the address and undefined sanitizers.
+// What the fuzz targets share. A target is one function that takes any bytes; what they mean is said at its head. It is
+// linked with libFuzzer (clang) or with driver.c (gcc), always under the address and undefined sanitizers.
 //
-// Most targets read the bytes as a program: one byte chooses what happens next, the following ones are its arguments. Behind
-// the end all bytes are zero, so every program is complete.
+// Most targets read the bytes as a program: one byte chooses what happens next, the following ones are its arguments.
+// Behind the end all bytes are zero, so every program is complete.
 #ifndef PCCL_TESTS_FUZZ_H
 #define PCCL_TESTS_FUZZ_H
 
@@ -63,7 +63,8 @@ __attribute__((unused)) static uint64_t fuzz_number(struct fuzz *in) {
 // ---- refuse.c ----
 // The allocation after the next `count` ones is refused, once. 0: none is refused (also after a refusal).
 void fuzz_refuse(unsigned count);
-// For the targets themselves, never refused: a copy of exactly these bytes, so that the sanitizer sees who reads behind the end.
+// For the targets themselves, never refused: a copy of exactly these bytes, so that the sanitizer sees who reads behind
+// the end.
 uint8_t *fuzz_copy(const void *bytes, size_t length);
 
 #endif

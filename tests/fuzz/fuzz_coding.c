@@ -1,4 +1,5 @@
-// Packed leaves (state/coding): any bytes are unpacked to a leaf of exactly the length that was asked for, or refused; what was packed comes back.
+// Packed leaves (state/coding): any bytes are unpacked to a leaf of exactly the length that was asked for, or refused;
+// what was packed comes back.
 #include "state/coding.h"
 
 #include "fuzz.h"

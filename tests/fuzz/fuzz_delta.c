@@ -1,23 +1,14 @@
-// The plan of a transfer of shared state (state/delta) with any layout, any differences and donors that do as they like: what is asked is
-// wanted and asked of nobody else, the counts are true, and the transfer ends when everything has come.
+// The plan of a transfer of shared state (state/delta) with any layout, any differences and donors that do as they
+// like: what is asked is wanted and asked of nobody else, the counts are true, and the transfer ends when everything
+// has come.
 #include "state/delta.h"
 
 #include "compute/hash.h"
 #include "fuzz.h"
 
-enum { ENTRIES_MAX = 6,
-       DONORS_MAX = 5,
-       LEAVES_MAX = 4096 };
+enum { ENTRIES_MAX = 6, DONORS_MAX = 5, LEAVES_MAX = 4096 };
 
-enum { ASK,
-       ARRIVED,
-       ARRIVED_ALL,
-       WRONG,
-       REVOKE,
-       SHUN,
-       DROP,
-       WAIT,
-       OPS };
+enum { ASK, ARRIVED, ARRIVED_ALL, WRONG, REVOKE, SHUN, DROP, WAIT, OPS };
 
 static struct delta_entry entries[ENTRIES_MAX];
 static struct delta_layout layout;
@@ -32,7 +23,8 @@ static void make_layout(struct fuzz *in) {
     layout = (struct delta_layout){.entries = entries, .count = 1 + fuzz_below(in, ENTRIES_MAX)};
     for (size_t i = 0; i < layout.count; i++) {
         uint64_t leaves = fuzz_u8(in), more = fuzz_u8(in);
-        entries[i] = (struct delta_entry){.bytes = (leaves < 200 ? leaves % 8 : leaves) /* a few, or many */ * HASH_LEAF_BYTES + more};
+        entries[i] = (struct delta_entry){
+            .bytes = (leaves < 200 ? leaves % 8 : leaves) /* a few, or many */ * HASH_LEAF_BYTES + more};
     }
     delta_layout_number(&layout);
     MUST(layout.leaf_count <= LEAVES_MAX);
@@ -102,7 +94,8 @@ static void step(struct delta *delta, struct fuzz *in, int64_t *now) {
     case ARRIVED: arrive(delta, leaf, donor, *now); return;
     case ARRIVED_ALL: arrive_all(delta, donor, *now); return;
     case WRONG:
-        if (here[leaf] || dropped[donor]) return; // nothing that is here is received again; a donor that is gone sends nothing
+        // nothing that is here is received again; a donor that is gone sends nothing
+        if (here[leaf] || dropped[donor]) return;
         delta_wrong(delta, leaf, donor);
         if (asked[leaf] == (int)donor) asked[leaf] = -1;
         if (++wrongs[donor] >= DELTA_WRONG_LEAVES) revoke(donor);

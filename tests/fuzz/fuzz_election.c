@@ -1,5 +1,6 @@
-// The election of a round of shared state, with any votes: the rules of docs/protocol.md, and that the order of the votes makes no difference.
-#include "control/election.h"
+// The election of a round of shared state, with any votes: the rules of docs/protocol.md, and that the order of the
+// votes makes no difference.
+#include "master/election.h"
 
 #include "fuzz.h"
 
@@ -14,7 +15,8 @@ static struct election_voter voter_of(struct fuzz *in, uint64_t join_number) {
     return voter;
 }
 
-static void check(const struct election_group *group, const struct election_voter *voters, uint32_t count, const struct election_result *result) {
+static void check(const struct election_group *group, const struct election_voter *voters, uint32_t count,
+                  const struct election_result *result) {
     uint32_t donors = 0;
     bool enforced = false, stands = false;
     for (uint32_t i = 0; i < count; i++) enforced |= voters[i].vote.strategy == WIRE_SYNC_ENFORCE_POPULAR;
@@ -51,12 +53,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint32_t count = 0;
     while (count < VOTERS_MAX && (count == 0 || fuzz_more(&in))) {
         voters[count] = voter_of(&in, count + 1);
-        // Who is ahead is expelled before any election, and who is alone in having committed makes the state LOST no longer.
+        // Who is ahead is expelled before any election, and who is alone in having committed makes the state LOST no
+        // longer.
         if (election_is_ahead(&group, voters[count].vote.revision)) voters[count].vote.revision = group.expected;
         if (group.state != ELECTION_EXPECTING) voters[count].committed = false;
         count++;
     }
-    for (uint32_t i = 0; i < count; i++) other[i] = voters[(i * 7 + turn) % count]; // 7 may divide the count: then some are missing
+    // 7 may divide the count: then some are missing
+    for (uint32_t i = 0; i < count; i++) other[i] = voters[(i * 7 + turn) % count];
     bool permuted = count % 7 != 0;
 
     struct election_result result, again;

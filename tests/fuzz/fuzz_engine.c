@@ -1,6 +1,7 @@
-// The data plane with neighbours that send whatever they like on links that were accepted: any frames of ops, whole, cut or torn, while ops are
-// launched, committed, aborted and awaited and epochs come and go. Nobody's memory but what an op owns may be touched, and that only until it is
-// awaited; what was sent is unchanged, and so is, after an error, what was reduced in place.
+// The data plane with neighbours that send whatever they like on links that were accepted: any frames of ops, whole,
+// cut or torn, while ops are launched, committed, aborted and awaited and epochs come and go. Nobody's memory but what
+// an op owns may be touched, and that only until it is awaited; what was sent is unchanged, and so is, after an error,
+// what was reduced in place.
 #include "bottle.h"
 
 #include <pccl.h>
@@ -33,7 +34,9 @@ static void on_frozen(void *context, uint64_t epoch, const struct wire_report *r
 }
 static void on_failed(void *context) { (void)context; }
 
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) { (void)context, (void)id, (void)index, (void)silent; }
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
+    (void)context, (void)id, (void)index, (void)silent;
+}
 
 // ---- calls ----
 static void post(void) {
@@ -46,11 +49,15 @@ static void post(void) {
     // Seldom, since they take their time: never small, and divided.
     if (what == 0xfe) count = PLAN_SMALL_MAX / sizeof(float) + 1;
     if (what == 0xff && call->retry) count = (PLAN_SEGMENTED_MIN + 100) / sizeof(float);
-    struct engine_reduce reduce = {.tag = tag, .retry = call->retry, .tell = how & 4, .fingerprint = {.count = count, .dtype = pcclFloat, .op = what % 5}};
+    struct engine_reduce reduce = {.tag = tag,
+                                   .retry = call->retry,
+                                   .tell = how & 4,
+                                   .fingerprint = {.count = count, .dtype = pcclFloat, .op = what % 5}};
     if (how & 8) {
         static const uint8_t types[] = {pcclUint8, pcclInt8, pcclUint16, pcclUint32};
         reduce.fingerprint.quantised_dtype = types[what >> 5 & 3];
-        reduce.fingerprint.algorithm = types[what >> 5 & 3] == pcclUint32 || what & 0x80 ? pcclQuantMinMax : pcclQuantZeroPointScale;
+        reduce.fingerprint.algorithm =
+            types[what >> 5 & 3] == pcclUint32 || what & 0x80 ? pcclQuantMinMax : pcclQuantZeroPointScale;
     }
     call->bytes = count * sizeof(float);
     call->input = malloc(call->bytes + 1);
@@ -91,20 +98,23 @@ static void take(uint32_t tag) {
 static struct wire_op_name name_of(uint32_t tag, uint32_t segment) {
     struct wire_op_name name = {engine->epoch, tag, 1, 0};
     for (struct op *op = engine->table[table_slot(tag)]; op != NULL; op = op->chain)
-        if (op->name.sequence != 0 && op->reduce.tag == tag && (op->whole == NULL || op->name.segment == segment)) return op->name;
+        if (op->name.sequence != 0 && op->reduce.tag == tag && (op->whole == NULL || op->name.segment == segment))
+            return op->name;
     return name;
 }
 
 static const struct op *op_of(uint32_t tag, uint32_t segment) {
     for (const struct op *op = engine->table[table_slot(tag)]; op != NULL; op = op->chain)
-        if (op->segments == NULL && op->reduce.tag == tag && (op->whole == NULL || op->name.segment == segment)) return op;
+        if (op->segments == NULL && op->reduce.tag == tag && (op->whole == NULL || op->name.segment == segment))
+            return op;
     return NULL;
 }
 
 static void verdict(void) {
     static struct wire_verdict message;
     uint32_t tag = fuzz_below(&in, TAGS), kind = fuzz_below(&in, 5), how = fuzz_u8(&in);
-    message = (struct wire_verdict){.name = name_of(tag, how >> 4), .kind = (uint8_t)(kind + WIRE_VERDICT_COMMIT), .text = {3, "why"}};
+    message = (struct wire_verdict){
+        .name = name_of(tag, how >> 4), .kind = (uint8_t)(kind + WIRE_VERDICT_COMMIT), .text = {3, "why"}};
     if (how & 1) message.supplier = bottle_id(how >> 1 & 3);
     if (how & 8) message.needy[message.count++] = bottle_id(1);
     if (how & 4) message.name.epoch += fuzz_below(&in, 3) - 1u;
@@ -130,7 +140,8 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
     if (type == WIRE_CODES || type == WIRE_RESULT) {
         uint64_t begin = shard.begin + head->offset * QUANT_BLOCK;
         uint64_t elements = begin < shard.end ? shard.end - begin : 0;
-        return quant_encoded_bytes(op->reduce.fingerprint.quantised_dtype, elements < QUANT_BLOCK ? elements : QUANT_BLOCK);
+        return quant_encoded_bytes(op->reduce.fingerprint.quantised_dtype,
+                                   elements < QUANT_BLOCK ? elements : QUANT_BLOCK);
     }
     return 0;
 }
@@ -161,14 +172,21 @@ static void change(struct wire_header *header, struct wire_op *head, size_t *len
 }
 
 static void frame(void) {
-    static const uint16_t types[] = {WIRE_READY, WIRE_POSTED, WIRE_GRANT, WIRE_SMALL, WIRE_SUPPLY, WIRE_ACK, WIRE_CHUNK, WIRE_CODES, WIRE_RESULT, WIRE_MEMORY, WIRE_CHUNK_AT, WIRE_LINK_HEARTBEAT};
+    static const uint16_t types[] = {WIRE_READY,  WIRE_POSTED, WIRE_GRANT,    WIRE_SMALL,
+                                     WIRE_SUPPLY, WIRE_ACK,    WIRE_CHUNK,    WIRE_CODES,
+                                     WIRE_RESULT, WIRE_MEMORY, WIRE_CHUNK_AT, WIRE_LINK_HEARTBEAT};
     static uint8_t payload[WIRE_MAX_DATA_BYTES + 8];
-    uint32_t link = fuzz_u8(&in), kind = fuzz_below(&in, 16), tag = fuzz_below(&in, TAGS), where = fuzz_u8(&in), how = fuzz_u8(&in);
+    uint32_t link = fuzz_u8(&in), kind = fuzz_below(&in, 16), tag = fuzz_below(&in, TAGS), where = fuzz_u8(&in),
+             how = fuzz_u8(&in);
     struct wire_header header = {.run = 7, .generation = 1, .epoch = engine->epoch};
     header.type = kind < sizeof types / sizeof types[0] ? types[kind] : (uint16_t)fuzz_u8(&in);
     struct wire_op_name name = name_of(tag, where >> 5);
     const struct op *op = op_of(tag, where >> 5);
-    struct wire_op head = {.tag = tag, .shard = where & 3, .hop = where >> 2 & 7, .segment = (uint16_t)name.segment, .sequence = name.sequence};
+    struct wire_op head = {.tag = tag,
+                           .shard = where & 3,
+                           .hop = where >> 2 & 7,
+                           .segment = (uint16_t)name.segment,
+                           .sequence = name.sequence};
     if (op != NULL) head.fingerprint = op->reduce.fingerprint;
     if (header.type == WIRE_READY && (how & 1)) head.extra = 64;
     if (header.type == WIRE_SUPPLY) head.offset = name.epoch;
@@ -254,7 +272,8 @@ static bool step(void) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    struct engine_callbacks callbacks = {.done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
+    struct engine_callbacks callbacks = {
+        .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
     in = (struct fuzz){data, data + size};
     adopted = 0;
     memset(calls, 0, sizeof calls);

@@ -1,7 +1,7 @@
-// Connections that are not links yet (control/link): whatever strangers send to the listener, whatever those that were dialled answer, in any pieces,
-// while time passes and peers come and go. A link comes up only after a hello that was judged good, or after the ACK of a peer that was dialled,
-// and every connection is closed or handed over in the end.
-#include "control/link.h"
+// Connections that are not links yet (peer/link): whatever strangers send to the listener, whatever those that were
+// dialled answer, in any pieces, while time passes and peers come and go. A link comes up only after a hello that was
+// judged good, or after the ACK of a peer that was dialled, and every connection is closed or handed over in the end.
+#include "peer/link.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
@@ -13,15 +13,12 @@
 #include "fuzz.h"
 #include "net/socket.h"
 
-enum { ENDS = 24,
-       PORT = 9,
-       FIRST_DATA = 5,
-       EVENTS = 16 };
+enum { ENDS = 24, PORT = 9, FIRST_DATA = 5, EVENTS = 16 };
 
 static struct fuzz in;
 static struct links *links;
 static int epoll, listener;
-static int ends[ENDS]; // of strangers and of those dialled; 0: none
+static int ends[ENDS];                                  // of strangers and of those dialled; 0: none
 static int waiting[ENDS], waiting_count, waiting_first; // to be accepted
 static uint32_t end_count;
 static int64_t now;
@@ -105,14 +102,20 @@ static enum member_judgement judge(void *context, const struct wire_link_hello *
 static struct wire_id id_of(uint32_t peer) { return (struct wire_id){{(uint8_t)(peer + 1)}}; }
 
 static void say(uint32_t end, const void *bytes, size_t length) {
-    if (end < end_count && ends[end] != 0 && length > 0) (void)!send(ends[end], bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (end < end_count && ends[end] != 0 && length > 0)
+        (void)!send(ends[end], bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 static void say_frame(uint32_t end, bool ack) {
     uint32_t how = fuzz_u8(&in);
     struct wire_buffer frame = {0};
     struct wire_header header = {.run = 7, .generation = 1};
-    struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = how & 1 ? WIRE_LINK_PROBE : WIRE_LINK_DATA, .secret = {9}, .from = id_of(1 + (how >> 1 & 3)), .to = id_of(0), .index = how >> 3 & 3};
+    struct wire_link_hello hello = {.version = WIRE_VERSION,
+                                    .kind = how & 1 ? WIRE_LINK_PROBE : WIRE_LINK_DATA,
+                                    .secret = {9},
+                                    .from = id_of(1 + (how >> 1 & 3)),
+                                    .to = id_of(0),
+                                    .index = how >> 3 & 3};
     if (ack)
         wire_encode_empty(&frame, header, WIRE_LINK_ACK);
     else

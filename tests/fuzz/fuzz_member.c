@@ -1,20 +1,23 @@
-// A peer's control mind with a master and links that do as they like. The input is a program of enum peer_event. Checked:
+// A peer's control mind with a master and links that do as they like. The input is a program of enum peer_event.
+// Checked:
 //  - what it sends is well-formed, for a master to decode; a dead mind says nothing more;
 //  - connect ends once, a vote ends once, and only when it is open; death comes once;
 //  - group epochs only grow, the own place in the ring is its own, the adopted epoch never goes back;
 //  - it dials nobody twice at once, and not itself;
 //  - a tick at the deadline moves the deadline: the control thread cannot spin;
 //  - it promises no generation below one that it promised before, and tells the next master an epoch that it is in.
-#include "control/member.h"
+#include "peer/member.h"
 
 #include "base/platform.h"
 #include "events.h"
 #include "fuzz.h"
 
-enum { OTHERS = 7, // ids 2..8; 1 is the own one
-       LANES = 2,
-       LIMIT_MS = 1000,
-       DIALS_MAX = OTHERS * (WIRE_MAX_LANES + 1) };
+enum {
+    OTHERS = 7, // ids 2..8; 1 is the own one
+    LANES = 2,
+    LIMIT_MS = 1000,
+    DIALS_MAX = OTHERS * (WIRE_MAX_LANES + 1)
+};
 
 static struct member *mind;
 static struct member_output out;
@@ -46,7 +49,8 @@ static void check_resume(const struct wire_header *header, const uint8_t *body) 
     MUST(header->generation >= promised && header->generation >= resume.generation && resume.vote == vote);
     MUST(resume.accepted == (member_phase(mind) == MEMBER_ACCEPTED));
     bool in_it = !resume.accepted;
-    for (uint32_t i = 0; i < resume.epoch.count && resume.accepted; i++) in_it |= wire_id_equal(&resume.epoch.members[i].id, &self);
+    for (uint32_t i = 0; i < resume.epoch.count && resume.accepted; i++)
+        in_it |= wire_id_equal(&resume.epoch.members[i].id, &self);
     MUST(in_it);
 }
 
@@ -84,7 +88,8 @@ static void check_ring(void) {
 
 static void note_dial(const struct member_action *action) {
     MUST(!wire_id_equal(&action->id, &self) && action->index <= LANES);
-    for (uint32_t i = 0; i < dial_count; i++) MUST(!wire_id_equal(&dials[i].id, &action->id) || dials[i].index != action->index);
+    for (uint32_t i = 0; i < dial_count; i++)
+        MUST(!wire_id_equal(&dials[i].id, &action->id) || dials[i].index != action->index);
     MUST(dial_count < DIALS_MAX);
     dials[dial_count++] = (struct dial){action->id, action->index};
 }
@@ -105,14 +110,18 @@ static void hear(const struct member_action *action) {
         loss = action->group_epoch;
         return;
     case MEMBER_ENTER_EPOCH:
-        MUST(action->group_epoch > group_epoch && (!action->lost || action->group_epoch > loss) && action->latency_us > 0 && action->megabytes_per_s > 0);
+        MUST(action->group_epoch > group_epoch && (!action->lost || action->group_epoch > loss) &&
+             action->latency_us > 0 && action->megabytes_per_s > 0);
         group_epoch = action->group_epoch;
         if (action->lost) loss = group_epoch;
         check_ring();
         return;
     case MEMBER_LINKS_READY: MUST(action->group_epoch == group_epoch); return;
     case MEMBER_VERDICT: MUST(action->verdict != NULL); return;
-    case MEMBER_PROBE: MUST(!wire_id_equal(&action->id, &self) && action->duration_ms > 0 && action->duration_ms <= WIRE_MAX_MEASURE_MS); return;
+    case MEMBER_PROBE:
+        MUST(!wire_id_equal(&action->id, &self) && action->duration_ms > 0 &&
+             action->duration_ms <= WIRE_MAX_MEASURE_MS);
+        return;
     case MEMBER_CONNECT_END:
         MUST(joined && !connected);
         connected = true;
@@ -186,18 +195,25 @@ static void deliver(struct wire_buffer *frame) {
     wire_buffer_fini(frame);
 }
 
-static struct wire_header header_now(void) { return (struct wire_header){.run = run, .generation = generation, .epoch = number}; }
+static struct wire_header header_now(void) {
+    return (struct wire_header){.run = run, .generation = generation, .epoch = number};
+}
 
 // The members whose bits are set, from the `rotation`-th on, in two groups if `how` says so.
 static struct wire_epoch epoch_of(uint8_t mask, uint8_t rotation, uint8_t how) {
     static struct wire_member members[2 * (OTHERS + 1)];
-    struct wire_epoch epoch = {.number = number + (how & 1 ? 0 : 1), .latency_us = 100, .megabytes_per_s = 100, .members = members};
+    struct wire_epoch epoch = {
+        .number = number + (how & 1 ? 0 : 1), .latency_us = 100, .megabytes_per_s = 100, .members = members};
     if (!(how & 2)) mask |= 1; // with this peer
     for (uint32_t group = 0; group < 2; group++)
         for (uint32_t i = 0; i <= OTHERS; i++) {
             uint32_t other = (i + rotation) % (OTHERS + 1), in = how & 4 ? other >> 2 : 0;
             if (!(mask >> other & 1) || in != group) continue;
-            members[epoch.count++] = (struct wire_member){.id = id_of(other), .join_number = other + 1, .group = group, .lanes = 1 + (how >> 3 & 3), .address = {.family = 4, .port = 1}};
+            members[epoch.count++] = (struct wire_member){.id = id_of(other),
+                                                          .join_number = other + 1,
+                                                          .group = group,
+                                                          .lanes = 1 + (how >> 3 & 3),
+                                                          .address = {.family = 4, .port = 1}};
         }
     if (how & 32 && epoch.count > 0) { // a master that names somebody twice
         members[epoch.count] = members[epoch.count - 1];
@@ -227,7 +243,8 @@ static void take_epoch(struct fuzz *in, uint8_t event) {
 static void take_verdict(struct fuzz *in, struct wire_buffer *frame) {
     static struct wire_verdict message;
     uint8_t op = fuzz_u8(in);
-    message = (struct wire_verdict){.name = {.epoch = group_epoch, .tag = op}, .kind = (uint8_t)(1 + fuzz_below(in, 4))};
+    message =
+        (struct wire_verdict){.name = {.epoch = group_epoch, .tag = op}, .kind = (uint8_t)(1 + fuzz_below(in, 4))};
     message.supplier = id_of(fuzz_u8(in));
     message.count = fuzz_below(in, 4);
     for (uint32_t i = 0; i < message.count; i++) message.needy[i] = id_of(i);
@@ -263,8 +280,11 @@ static void take_resumed(struct fuzz *in, struct wire_buffer *frame) {
     static struct wire_resumed message;
     uint8_t how = fuzz_u8(in);
     struct wire_group_size sizes[] = {{.group = 0, .count = 1 + (how >> 2 & 3)}, {.group = 1, .count = 2}};
-    message = (struct wire_resumed){.heartbeat_limit_ms = LIMIT_MS, .barrier_ended = how & 1, .sync_ended = how >> 1 & 1, .barrier.sizes = sizes};
-    struct wire_loss losses[] = {{.epoch = 1 + (how >> 6), .members = 3, .group_members = 2, .groups = 1, .largest_group = 2}, {.epoch = number, .members = 2, .group_members = 1, .groups = 1, .largest_group = 1}};
+    message = (struct wire_resumed){
+        .heartbeat_limit_ms = LIMIT_MS, .barrier_ended = how & 1, .sync_ended = how >> 1 & 1, .barrier.sizes = sizes};
+    struct wire_loss losses[] = {
+        {.epoch = 1 + (how >> 6), .members = 3, .group_members = 2, .groups = 1, .largest_group = 2},
+        {.epoch = number, .members = 2, .group_members = 1, .groups = 1, .largest_group = 1}};
     message.losses = losses;
     message.loss_count = how >> 5 & 1 ? 1 + (losses[1].epoch > losses[0].epoch) : 0;
     message.barrier.kind = (uint8_t)fuzz_below(in, 4);
@@ -287,11 +307,14 @@ static void master_says(struct fuzz *in, uint8_t event) {
     case P_WAITING: wire_encode_text(&frame, header_now(), WIRE_WAITING, "waits for others"); break;
     case P_BYE: wire_encode_empty(&frame, header_now(), WIRE_BYE); break;
     case P_WELCOME: {
-        struct wire_welcome message = {.join_number = fuzz_u8(in), .heartbeat_limit_ms = LIMIT_MS, .seen = {.family = 4}};
+        struct wire_welcome message = {
+            .join_number = fuzz_u8(in), .heartbeat_limit_ms = LIMIT_MS, .seen = {.family = 4}};
         wire_encode_welcome(&frame, (struct wire_header){.run = run, .generation = generation}, &message);
         break;
     }
-    case P_END: wire_encode_text(&frame, header_now(), fuzz_u8(in) & 1 ? WIRE_EXPELLED : WIRE_REFUSED, "go away"); break;
+    case P_END:
+        wire_encode_text(&frame, header_now(), fuzz_u8(in) & 1 ? WIRE_EXPELLED : WIRE_REFUSED, "go away");
+        break;
     case P_OUTCOME: {
         struct wire_outcome message = {.kind = (uint8_t)(1 + fuzz_below(in, 3)), .code = fuzz_u8(in)};
         message.value = fuzz_u8(in);
@@ -327,7 +350,11 @@ static void master_says(struct fuzz *in, uint8_t event) {
 
 static void incoming(struct fuzz *in) {
     uint8_t other = fuzz_u8(in), index = fuzz_u8(in), how = fuzz_u8(in);
-    struct wire_link_hello hello = {.version = how == 1 ? 0 : WIRE_VERSION, .kind = how & 2 ? WIRE_LINK_PROBE : WIRE_LINK_DATA, .from = id_of(other), .to = id_of(how >> 2 & 1), .index = index};
+    struct wire_link_hello hello = {.version = how == 1 ? 0 : WIRE_VERSION,
+                                    .kind = how & 2 ? WIRE_LINK_PROBE : WIRE_LINK_DATA,
+                                    .from = id_of(other),
+                                    .to = id_of(how >> 2 & 1),
+                                    .index = index};
     hello.secret[0] = how == 9;
     if (member_judge_hello(mind, &hello) != MEMBER_ACCEPT) return;
     MUST(wire_id_equal(&hello.to, &self) && hello.secret[0] == 0 && member_phase(mind) >= MEMBER_REGISTERED && !dead);

@@ -1,34 +1,33 @@
-// The master's mind with peers that do as they like: arbitrary sequences of events and of messages, well-formed ones that mean anything
-// and bytes that mean nothing. The input is a program of enum master_event. Each peer here notes what the master told it, so that a program
-// can also behave well, and so that what the master says can be judged:
-//  - what it sends is well-formed, for a peer to decode, and goes to connections that it has not given up; each is closed once;
+// The master's mind with peers that do as they like: arbitrary sequences of events and of messages, well-formed ones
+// that mean anything and bytes that mean nothing. The input is a program of enum master_event. Each peer here notes
+// what the master told it, so that a program can also behave well, and so that what the master says can be judged:
+//  - what it sends is well-formed, for a peer to decode, and goes to connections that it has not given up; each is
+//  closed once;
 //  - epochs only grow, those that get one get the same, and every accepted peer is in it;
 //  - what ends a vote goes to those that have such a vote open;
 //  - a plan of shared state names its receiver among the members, nobody twice, no donor that receives;
 //  - a tick at the deadline moves the deadline: the master cannot spin.
-// A master may be lost: the next one knows nothing, and hears from each peer what that was told last, or something else.
-#include "control/membership.h"
+// A master may be lost: the next one knows nothing, and hears from each peer what that was told last, or something
+// else.
+#include "master/membership.h"
 
 #include "base/platform.h"
 #include "events.h"
 #include "fuzz.h"
 
-enum { CONNS = 10,
-       LIMIT_MS = 1000,
-       NAMES = 4,
-       VOTE_SYNC = WIRE_VOTE_OPTIMIZE + 1 };
+enum { CONNS = 10, LIMIT_MS = 1000, NAMES = 4, VOTE_SYNC = WIRE_VOTE_OPTIMIZE + 1 };
 
 static struct peer {
     bool open, accepted;
-    bool registered;     // this master has taken it in; else it waits
-    bool resumed;        // by RESUMED, its EPOCH is to come
-    uint64_t asked;      // for the promise of this generation, 0: not
+    bool registered; // this master has taken it in; else it waits
+    bool resumed;    // by RESUMED, its EPOCH is to come
+    uint64_t asked;  // for the promise of this generation, 0: not
     struct wire_id id;
     uint32_t group;
-    uint8_t vote;        // open, 0: none
-    uint32_t attempt;    // of the CANDIDATE that is to be answered, or 0
+    uint8_t vote;     // open, 0: none
+    uint32_t attempt; // of the CANDIDATE that is to be answered, or 0
     uint64_t number, group_epoch;
-    uint64_t members;    // hash of those of its newest epoch
+    uint64_t members; // hash of those of its newest epoch
     uint64_t epoch_run;
     struct wire_id target; // of the MEASURE at hand
     bool measures, receives;
@@ -77,9 +76,15 @@ static void note_barrier(struct peer *peer, uint8_t kind, uint8_t code, uint64_t
     struct known *mine = known_of(peer);
     struct wire_barrier *barrier = &mine->resume.barrier;
     const struct wire_epoch *epoch = &mine->resume.epoch;
-    *barrier = (struct wire_barrier){.number = barrier->number + 1, .kind = kind, .code = code, .value = value, .epoch = epoch->number, .sizes = mine->sizes};
+    *barrier = (struct wire_barrier){.number = barrier->number + 1,
+                                     .kind = kind,
+                                     .code = code,
+                                     .value = value,
+                                     .epoch = epoch->number,
+                                     .sizes = mine->sizes};
     for (uint32_t i = 0; i < epoch->count; i++) {
-        if (i == 0 || epoch->members[i].group != epoch->members[i - 1].group) mine->sizes[barrier->count++] = (struct wire_group_size){.group = epoch->members[i].group};
+        if (i == 0 || epoch->members[i].group != epoch->members[i - 1].group)
+            mine->sizes[barrier->count++] = (struct wire_group_size){.group = epoch->members[i].group};
         mine->sizes[barrier->count - 1].count++;
     }
 }
@@ -121,7 +126,9 @@ static void hear_epoch(struct peer *peer, const struct wire_header *header, cons
     peer->members = hash_members(epoch);
     peer->epoch_run = header->run;
     for (int i = 0; i < CONNS; i++)
-        if (peers[i].registered && peers[i].accepted && peers[i].epoch_run == header->run && peers[i].number == epoch->number) MUST(peers[i].members == peer->members);
+        if (peers[i].registered && peers[i].accepted && peers[i].epoch_run == header->run &&
+            peers[i].number == epoch->number)
+            MUST(peers[i].members == peer->members);
 }
 
 static void hear_plan(struct peer *peer, const struct wire_sync_plan *plan) {
@@ -151,7 +158,8 @@ static void hear_resumed(struct peer *peer, const struct wire_header *header, co
     resumed.barrier.sizes = sizes;
     resumed.losses = losses;
     MUST(wire_decode_resumed(body, header->length, &resumed));
-    MUST(!peer->registered && header->generation == peer->asked && header->generation > known_of(peer)->resume.generation);
+    MUST(!peer->registered && header->generation == peer->asked &&
+         header->generation > known_of(peer)->resume.generation);
     MUST(!resumed.barrier_ended || !resumed.sync_ended);
     peer->registered = peer->resumed = true;
     peer->epoch_run = peer->asked = 0;
@@ -217,7 +225,8 @@ static void hear(struct peer *peer, const struct wire_header *header, const uint
     }
     case WIRE_VERDICT:
         MUST(wire_decode_verdict(body, length, &verdict));
-        MUST(peer->resumed ? verdict.kind == WIRE_VERDICT_MISMATCH : peer->accepted && header->epoch == peer->group_epoch);
+        MUST(peer->resumed ? verdict.kind == WIRE_VERDICT_MISMATCH
+                           : peer->accepted && header->epoch == peer->group_epoch);
         return;
     case WIRE_MEASURE: {
         struct wire_measure measure;
@@ -283,11 +292,16 @@ static struct wire_id id_of(uint32_t conn) { return (struct wire_id){{(uint8_t)(
 static void connect(struct fuzz *in, uint32_t conn) {
     uint8_t how = fuzz_u8(in), odd = fuzz_u8(in);
     if (peers[conn].open) return;
-    struct wire_hello hello = {.version = odd == 1 ? 77 : WIRE_VERSION, .id = id_of(odd == 2 ? 0 : conn), .group = how & 1, .lanes = 1 + (how >> 1 & 3), .port = 48149};
+    struct wire_hello hello = {.version = odd == 1 ? 77 : WIRE_VERSION,
+                               .id = id_of(odd == 2 ? 0 : conn),
+                               .group = how & 1,
+                               .lanes = 1 + (how >> 1 & 3),
+                               .port = 48149};
     if (how & 64) hello.group = UINT32_MAX - conn;
     hello.masters = how & 128 ? 2 : 1;
     // Hosts: some share one, which matters to measurements.
-    struct wire_address source = {.family = odd == 3 ? 6 : 4, .bytes = {10, 0, 0, (uint8_t)(how & 8 ? 1 : conn)}, .port = 1};
+    struct wire_address source = {
+        .family = odd == 3 ? 6 : 4, .bytes = {10, 0, 0, (uint8_t)(how & 8 ? 1 : conn)}, .port = 1};
     if (odd == 4) source.bytes[0] = 127;
     peers[conn] = (struct peer){.open = true, .id = hello.id, .group = hello.group};
     known[conn].any = false;
@@ -304,7 +318,9 @@ static void lose(uint32_t conn) {
 static void note_vote(struct peer *peer, const struct wire_header *header, const uint8_t *body) {
     struct wire_vote vote;
     struct wire_sync_vote sync;
-    if (header->run != run || header->generation != generation || !peer->registered || !peer->accepted || peer->vote != 0) return;
+    if (header->run != run || header->generation != generation || !peer->registered || !peer->accepted ||
+        peer->vote != 0)
+        return;
     if (header->type == WIRE_VOTE && wire_decode_vote(body, header->length, &vote)) peer->vote = vote.kind;
     if (header->type == WIRE_SYNC_VOTE && wire_decode_sync_vote(body, header->length, &sync)) peer->vote = VOTE_SYNC;
 }
@@ -335,7 +351,8 @@ static struct wire_header op_header(uint32_t conn) {
 
 static struct wire_op_name name_of(uint32_t conn, uint8_t op) {
     uint64_t epoch = peers[conn].group_epoch;
-    return (struct wire_op_name){.epoch = op & 64 && epoch > 0 ? epoch - 1 : epoch + (op == 255), .tag = op % NAMES, .sequence = op >> 2 & 1};
+    return (struct wire_op_name){
+        .epoch = op & 64 && epoch > 0 ? epoch - 1 : epoch + (op == 255), .tag = op % NAMES, .sequence = op >> 2 & 1};
 }
 
 static void linked(uint32_t conn, uint32_t attempt, uint8_t unreachable, uint8_t how) {
@@ -370,8 +387,7 @@ static void report(uint32_t conn, struct fuzz in) {
         ops[i].name = name_of(conn, fuzz_u8(&in));
         uint8_t state = fuzz_u8(&in);
         ops[i].small = state & 1;
-        ops[i].state = !(state & 2) ? WIRE_OP_OPEN : ops[i].small ? WIRE_OP_KEPT
-                                                                  : WIRE_OP_DONE;
+        ops[i].state = !(state & 2) ? WIRE_OP_OPEN : ops[i].small ? WIRE_OP_KEPT : WIRE_OP_DONE;
     }
     struct wire_buffer frame = {0};
     wire_encode_report(&frame, op_header(conn), &message);
@@ -406,7 +422,10 @@ static void measured(uint32_t conn, const struct wire_id *target, uint64_t rate)
 
 static void sync_vote(uint32_t conn, uint8_t how, uint64_t revision, uint8_t content) {
     static const uint64_t entries[] = {3, 4, 0, 511, 513, 20000, UINT64_C(1) << 63, UINT64_MAX};
-    struct wire_sync_vote message = {.strategy = how % 3, .incomplete = how >> 2 & 1, .revision = revision, .outline.entries = entries[content >> 2 & 7]};
+    struct wire_sync_vote message = {.strategy = how % 3,
+                                     .incomplete = how >> 2 & 1,
+                                     .revision = revision,
+                                     .outline.entries = entries[content >> 2 & 7]};
     message.outline.hashes[content >> 5] = how >> 4;
     message.mask.low = how >> 3 & 1;
     message.content.low = content % 4;
@@ -474,14 +493,21 @@ static void resume_with(uint32_t conn, uint8_t how, uint8_t lie, uint64_t what) 
     claimed = known[conn];
     struct wire_resume *resume = &claimed.resume;
     struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)conn}, .port = 1};
-    resume->hello = (struct wire_hello){.version = WIRE_VERSION, .id = id_of(conn), .group = how & 1, .lanes = 1, .port = 48149, .masters = how & 2 ? 2 : 1};
+    resume->hello = (struct wire_hello){.version = WIRE_VERSION,
+                                        .id = id_of(conn),
+                                        .group = how & 1,
+                                        .lanes = 1,
+                                        .port = 48149,
+                                        .masters = how & 2 ? 2 : 1};
     resume->epoch.members = claimed.members;
     resume->barrier.sizes = claimed.sizes;
     resume->past = claimed.past;
     resume->past_count = how >> 2 & 3;
     for (uint32_t i = 0; i < resume->past_count; i++)
-        claimed.past[i] = (struct wire_past){{.epoch = resume->epoch.group_epoch, .tag = i, .sequence = how >> 4 & 1}, how & 128 ? WIRE_VERDICT_MISMATCH : WIRE_VERDICT_COMMIT};
-    claimed.losses[0] = (struct wire_loss){.epoch = resume->epoch.lost_epoch, .members = 1, .group_members = 1, .groups = 1, .largest_group = 1};
+        claimed.past[i] = (struct wire_past){{.epoch = resume->epoch.group_epoch, .tag = i, .sequence = how >> 4 & 1},
+                                             how & 128 ? WIRE_VERDICT_MISMATCH : WIRE_VERDICT_COMMIT};
+    claimed.losses[0] = (struct wire_loss){
+        .epoch = resume->epoch.lost_epoch, .members = 1, .group_members = 1, .groups = 1, .largest_group = 1};
     resume->losses = claimed.losses;
     resume->loss_count = how & 8 && resume->epoch.lost_epoch > 0;
     resume->sync_code = how & 64 ? 9 : 0;
@@ -493,7 +519,8 @@ static void resume_with(uint32_t conn, uint8_t how, uint8_t lie, uint64_t what) 
     if (frame.length > 0 && wire_header_decode(frame.bytes, &header)) {
         known[conn] = claimed; // what it said is what it knows
         known[conn].resume.epoch.members = known[conn].members;
-        peers[conn] = (struct peer){.open = true, .id = resume->hello.id, .accepted = resume->accepted, .vote = resume->vote};
+        peers[conn] =
+            (struct peer){.open = true, .id = resume->hello.id, .accepted = resume->accepted, .vote = resume->vote};
         if (resume->accepted) peers[conn].number = resume->epoch.number;
         if (resume->accepted) peers[conn].group_epoch = resume->epoch.group_epoch;
         uint8_t *exact = fuzz_copy(frame.bytes + WIRE_HEADER_BYTES, header.length);
@@ -507,7 +534,8 @@ static void promise(uint32_t conn) {
     struct wire_buffer frame = {0};
     if (peers[conn].asked == 0) return;
     known[conn].promised = peers[conn].asked;
-    wire_encode_empty(&frame, (struct wire_header){.run = known[conn].run, .generation = peers[conn].asked}, WIRE_PROMISE);
+    wire_encode_empty(&frame, (struct wire_header){.run = known[conn].run, .generation = peers[conn].asked},
+                      WIRE_PROMISE);
     say(conn, &frame);
 }
 

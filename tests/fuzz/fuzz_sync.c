@@ -1,5 +1,6 @@
-// Rounds of shared state with members that send whatever they like: hash lists, leaves in every coding, questions. What is said to be complete
-// is what was elected, byte for byte, and stays so; a member that gives is never written; and whatever is asked and answered is well-formed.
+// Rounds of shared state with members that send whatever they like: hash lists, leaves in every coding, questions. What
+// is said to be complete is what was elected, byte for byte, and stays so; a member that gives is never written; and
+// whatever is asked and answered is well-formed.
 #include "bottle.h"
 
 #include <pccl.h>
@@ -9,10 +10,7 @@
 #include "state/content.h"
 #include "state/delta.h"
 
-enum { ENTRIES = 4,
-       LEAVES_MAX = 8,
-       STATE_BYTES = HASH_LEAF_BYTES + 40000,
-       STALL_NS = 1000000000 };
+enum { ENTRIES = 4, LEAVES_MAX = 8, STATE_BYTES = HASH_LEAF_BYTES + 40000, STALL_NS = 1000000000 };
 
 static struct fuzz in;
 static struct engine *engine;
@@ -25,10 +23,14 @@ static struct wire_op asked[BOTTLE_PEERS][2]; // last: hashes, leaves
 
 static void on_done(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
 static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
-static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) { (void)context, (void)epoch, (void)report; }
+static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) {
+    (void)context, (void)epoch, (void)report;
+}
 static void on_failed(void *context) { (void)context; }
 
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) { (void)context, (void)id, (void)index, (void)silent; }
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
+    (void)context, (void)id, (void)index, (void)silent;
+}
 
 static size_t state_bytes(void) {
     size_t bytes = 0;
@@ -51,7 +53,8 @@ static void on_heard(uint32_t peer, const struct wire_header *header, const stru
         MUST(receives);
         asked[peer][leaves] = *head;
     }
-    if (header->type == WIRE_SYNC_LEAF) MUST(head->tag < round_number || (!receives && head->offset < content->layout.leaf_count));
+    if (header->type == WIRE_SYNC_LEAF)
+        MUST(head->tag < round_number || (!receives && head->offset < content->layout.leaf_count));
 }
 
 // ---- the state ----
@@ -89,7 +92,9 @@ static void make_state(void) {
     uint32_t differ = fuzz_u8(&in);
     for (uint64_t leaf = 0; leaf < elected->layout.leaf_count && leaf < LEAVES_MAX; leaf++) {
         struct delta_piece piece = delta_layout_find(&elected->layout, leaf);
-        if (differ >> leaf & 1) mine[(uint8_t *)elected->layout.entries[piece.entry].data - winner + (ptrdiff_t)piece.offset + piece.length / 2] ^= 0x55;
+        if (differ >> leaf & 1)
+            mine[(uint8_t *)elected->layout.entries[piece.entry].data - winner + (ptrdiff_t)piece.offset +
+                 piece.length / 2] ^= 0x55;
     }
     content = content_of(infos);
 }
@@ -106,7 +111,8 @@ static void plan(void) {
     static struct wire_sync_plan message;
     uint32_t how = fuzz_u8(&in);
     if (planned || !open) return;
-    message = (struct wire_sync_plan){.round = ++round_number, .revision = 1, .mask = content->mask, .content = elected->hash};
+    message = (struct wire_sync_plan){
+        .round = ++round_number, .revision = 1, .mask = content->mask, .content = elected->hash};
     planned = true;
     receives = how & 1;
     true_plan = !(how & 8);
@@ -264,7 +270,12 @@ static bool step(void) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    struct engine_callbacks callbacks = {.done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed, .synced = on_synced};
+    struct engine_callbacks callbacks = {.done = on_done,
+                                         .mismatch = on_mismatch,
+                                         .frozen = on_frozen,
+                                         .link_down = on_link_down,
+                                         .failed = on_failed,
+                                         .synced = on_synced};
     in = (struct fuzz){data, data + size};
     round_number = 0;
     open = planned = receives = complete = false;

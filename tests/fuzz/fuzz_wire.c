@@ -1,5 +1,5 @@
-// Every decoder of net/wire. The input is one frame, with a body as long as there are bytes, whatever the header says of its length. What a
-// decoder accepts has one spelling: encoded again it gives the same bytes.
+// Every decoder of net/wire. The input is one frame, with a body as long as there are bytes, whatever the header says
+// of its length. What a decoder accepts has one spelling: encoded again it gives the same bytes.
 #include "net/wire.h"
 
 #include "fuzz.h"
@@ -68,7 +68,8 @@ static bool again_report(struct wire_buffer *out, struct wire_header header, con
 
 static void check_barrier(const struct wire_barrier *barrier) {
     MUST(barrier->count <= WIRE_MAX_MEMBERS && (barrier->number == 0) == (barrier->count == 0));
-    for (uint32_t i = 0; i < barrier->count; i++) MUST(barrier->sizes[i].count > 0 && (i == 0 || barrier->sizes[i].group > barrier->sizes[i - 1].group));
+    for (uint32_t i = 0; i < barrier->count; i++)
+        MUST(barrier->sizes[i].count > 0 && (i == 0 || barrier->sizes[i].group > barrier->sizes[i - 1].group));
 }
 
 static bool again_resume(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
@@ -188,7 +189,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         wire_header_encode(back, &header);
         MUST(memcmp(back, data, sizeof back) == 0);
     }
-    // The decoders trust no length, so the type alone chooses; a header with the true length is needed for a body to be read at all.
+    // The decoders trust no length, so the type alone chooses; a header with the true length is needed for a body to be
+    // read at all.
     header.length = (uint32_t)(size - WIRE_HEADER_BYTES);
     wire_header_encode(back, &header);
     if (!wire_header_decode(back, &header)) return 0;

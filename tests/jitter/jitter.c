@@ -1,8 +1,9 @@
-// For LD_PRELOAD: threads that are held up for a moment now and then, where they talk to the kernel, as on a machine that has too much to do. What
-// depends on one thread being faster than another shows up within minutes (`make jitter`).
+// For LD_PRELOAD: threads that are held up for a moment now and then, where they talk to the kernel, as on a machine
+// that has too much to do. What depends on one thread being faster than another shows up within minutes (`make
+// jitter`).
 //
-// JITTER=300: one call of so many takes up to JITTER_MS=40 longer; JITTER_LONG=4000: one of so many, 100 to 250 ms. JITTER_THREAD=pccl:master: in
-// threads of that name only, so that all others are fast beside them.
+// JITTER=300: one call of so many takes up to JITTER_MS=40 longer; JITTER_LONG=4000: one of so many, 100 to 250 ms.
+// JITTER_THREAD=pccl:master: in threads of that name only, so that all others are fast beside them.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -51,8 +52,7 @@ static int is_meant(void) {
 }
 
 static void hold_up(void) {
-    uint64_t us = draw() % long_rate == 0 ? 100000 + draw() % 150000 : draw() % rate == 0 ? draw() % longest_us
-                                                                                          : 0;
+    uint64_t us = draw() % long_rate == 0 ? 100000 + draw() % 150000 : draw() % rate == 0 ? draw() % longest_us : 0;
     if (us == 0 || !is_meant()) return;
     int error = errno;
     struct timespec pause = {(time_t)(us / 1000000), (long)(us % 1000000 * 1000)};

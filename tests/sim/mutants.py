@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import subprocess
 import sys
@@ -19,10 +20,10 @@ SOURCES = [
     "csrc/base/descriptor.c",
     "csrc/base/log.c",
     "csrc/base/platform.c",
-    "csrc/control/arrival.c",
-    "csrc/control/seek.c",
+    "csrc/net/arrival.c",
+    "csrc/peer/seek.c",
     "csrc/compute/hash.c",
-    "csrc/data/plan.c",
+    "csrc/ops/plan.c",
     "csrc/net/roster.c",
     "csrc/net/socket.c",
     "csrc/net/wire.c",
@@ -31,7 +32,7 @@ SOURCES = [
     "csrc/topology/ring_order.c",
     *sorted(
         str(path.relative_to(ROOT))
-        for pattern in ("control/member*.c", "control/election.c", "control/op_table.c", "sim/*.c")
+        for pattern in ("peer/member*.c", "master/membership*.c", "master/election.c", "master/op_table.c", "sim/*.c")
         for path in (ROOT / "csrc").glob(pattern)
     ),
 ]
@@ -56,92 +57,92 @@ class Mutant:
 MUTANTS = [
     Mutant(
         name="commit_early",  # before all members are done
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="entry->done < group->count) return;",
         new="entry->done + 1 < group->count) return;",
     ),
     Mutant(
         name="resume_point_too_high",  # after a loss, a segment that one survivor has not completed counts as complete
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="} else if (entry->done == group->count ||",
         new="} else if (entry->done + 1 >= group->count ||",
     ),
     Mutant(
         name="redo_after_loss",  # in place of ABORT: the caller counts on members that are gone
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="group->lost_epoch > entry->name.epoch ? WIRE_VERDICT_ABORT",
         new="group->lost_epoch > UINT64_MAX - 1 ? WIRE_VERDICT_ABORT",
     ),
     Mutant(
         name="abort_without_loss",
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="group->lost_epoch > entry->name.epoch ? WIRE_VERDICT_ABORT",
         new="group->lost_epoch > 0 ? WIRE_VERDICT_ABORT",
     ),
     Mutant(
         name="forget_kept",  # a small op that somebody has completed is over for the others
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="if (entry->kept > 0) {",
         new="if (entry->kept > group->count) {",
     ),
     Mutant(
         name="wrong_supplier",
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="m->order[group->begin + entry->supplier]->member.id",
         new="m->order[group->begin + (entry->supplier + 1) % group->count]->member.id",
     ),
     Mutant(
         name="nobody_needy",
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="if (op_entry_is_open(entry, rank)) out->needy",
         new="if (op_entry_is_open(entry, rank) && rank == UINT32_MAX) out->needy",
     ),
     Mutant(
         name="stale_reports",  # of an older group epoch count
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="    return header->epoch == peer->group->group_epoch;",
         new="    return true;",
     ),
     Mutant(
         name="verdict_before_all_reports",
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="if (--group->reports_missing == 0)",
         new="if (--group->reports_missing == (group->count > 2))",
     ),
     Mutant(
         name="mismatch_to_one",  # those that have not begun the op do not hear of it
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="    send_verdict(m, group, &verdict, NULL);\n    membership_change(m, group);",
         new="    struct group one = *group;\n    one.begin += peer->rank;\n    one.count = 1;\n"
         "    send_verdict(m, &one, &verdict, NULL);\n    membership_change(m, group);",
     ),
     Mutant(
         name="admit_unreachable",  # a newcomer without links
-        file="control/membership_epochs.c",
+        file="master/membership_epochs.c",
         old="    return !(from->unreachable[slot / 64] >> (slot % 64) & 1);",
         new="    return !from->accepted || !to->accepted || !(from->unreachable[slot / 64] >> (slot % 64) & 1);",
     ),
     Mutant(
         name="votes_of_the_dead",  # the count of open votes is not corrected by a departure
-        file="control/membership.c",
+        file="master/membership.c",
         old="        if (peer->vote != 0) m->open_votes[peer->vote]--;\n",
         new="",
     ),
     Mutant(
         name="patient_without_end",  # a peer that says nothing stays
-        file="control/arrival.c",
+        file="net/arrival.c",
         old="return arrival->at_ns + arrival_wait_ns(arrival, limit_ns);",
         new="return arrival->at_ns + 16 * arrival_wait_ns(arrival, limit_ns);",
     ),
     Mutant(
         name="no_relink",  # links that broke between living members are not made again
-        file="control/membership_links.c",
+        file="master/membership_links.c",
         old="    membership_change(m, group); // where",
         new="    if (group->hearing_since != 0) membership_change(m, group); // where",
     ),
     Mutant(
         name="expect_after_failure",  # a sync without a state moves the expected revision
-        file="control/membership_sync.c",
+        file="master/membership_sync.c",
         old="    if (code == CODE_SUCCESS) {\n        sync->committed = true;",
         new="    if (code != CODE_SUCCESS && sync->committed) sync->expected++;\n"
         "    if (code == CODE_SUCCESS) {\n        sync->committed = true;",
@@ -149,31 +150,31 @@ MUTANTS = [
     ),
     Mutant(
         name="receiver_gives",  # the donors in the plan are the receivers
-        file="control/membership_sync.c",
+        file="master/membership_sync.c",
         old="list_part(m, group, SYNC_GIVES, plan.donors)",
         new="list_part(m, group, SYNC_RECEIVES, plan.donors)",
     ),
     Mutant(
         name="torn_state_wins",  # a state whose transfer was cut short is a candidate
-        file="control/election.c",
+        file="master/election.c",
         old=" && !voter->vote.incomplete;",
         new=";",
     ),
     Mutant(
         name="sync_ends_without_all",  # one receiver that has its state ends the round
-        file="control/membership_sync.c",
+        file="master/membership_sync.c",
         old="bool wanted = count_part(m, group, SYNC_RECEIVES) > 0;",
         new="bool wanted = count_part(m, group, SYNC_RECEIVES) > 0 && count_part(m, group, SYNC_RECEIVED) == 0;",
     ),
     Mutant(
         name="adopt_newest_loss",  # in place of the one that the op was lost by
-        file="control/member.c",
+        file="peer/member.c",
         old="i < m->loss_count && m->losses[i].group_epoch <= group_epoch; i++",
         new="i < m->loss_count; i++",
     ),
     Mutant(
         name="reduce_once_more",  # a chunk gets the input of its first sender twice
-        file="data/plan.c",
+        file="ops/plan.c",
         old="if (hop < members - 2) return PLAN_REDUCE;",
         new="if (hop < members - 1) return PLAN_REDUCE;",
     ),
@@ -185,118 +186,118 @@ MUTANTS = [
     ),
     Mutant(
         name="commit_forgotten",  # a master that takes the run up does not ask which ops were committed
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="return past != NULL && past->done > 0;",
         new="return past != NULL && past->done > group->count;",
     ),
     Mutant(
         name="vote_forgotten",  # nor which vote of all has ended already
-        file="control/membership_recovery.c",
+        file="master/membership_recovery.c",
         old="resume.barrier.number < last->number;",
         new="resume.barrier.number + 1 < last->number;",
     ),
     Mutant(
         name="sync_forgotten",  # nor which round of shared state
-        file="control/membership_recovery.c",
+        file="master/membership_recovery.c",
         old="    resumed.sync_ended = !resumed.barrier_ended && ",
         new="    resumed.sync_ended = resumed.barrier_ended && ",
     ),
     Mutant(
         name="revision_forgotten",  # nor the revision that is expected
-        file="control/membership_recovery.c",
+        file="master/membership_recovery.c",
         old="    group->sync.expected = resume->epoch.sync_expected;",
         new="    group->sync.expected = resume->epoch.sync_expected / 2;",
     ),
     Mutant(
         name="left_master_goes_on",  # no fencing: a master whose peers have left for another one keeps the rest
-        file="control/membership_recovery.c",
+        file="master/membership_recovery.c",
         old="    if (!know_others(m)) return false;\n    doubt(m);",
         new="    if (m->limit_ns > 0) return false;",
         first=40001,
     ),
     Mutant(
         name="promise_forgotten",  # no fencing: the next master does not hear of a generation that was promised to another one
-        file="control/member_recovery.c",
+        file="peer/member_recovery.c",
         old="    header.generation = m->promised;\n    wire_encode_resume",
         new="    header.generation = m->generation;\n    wire_encode_resume",
     ),
     Mutant(
         name="same_generation",  # no fencing: the one that takes the run up does not go beyond the one before
-        file="control/membership_recovery.c",
+        file="master/membership_recovery.c",
         old="        m->gather_generation = highest + 1;",
         new="        m->gather_generation = highest;",
     ),
     Mutant(
         name="quorum_of_half",
-        file="control/membership_recovery.c",
+        file="master/membership_recovery.c",
         old="uint32_t majority = claim->count / 2 + 1;",
         new="uint32_t majority = (claim->count + 1) / 2;",
     ),
     Mutant(
         name="expel_the_accuser",  # of a broken pair the one whom fewer accuse
-        file="control/membership_links.c",
+        file="master/membership_links.c",
         old="return a->accusers > b->accusers;",
         new="return a->accusers < b->accusers;",
     ),
     Mutant(
         name="expel_the_other_end",  # of a broken pair the one with fewer
-        file="control/membership_links.c",
+        file="master/membership_links.c",
         old="a->broken > b->broken;",
         new="a->broken < b->broken;",
     ),
     Mutant(
         name="chooses_when_it_wakes",  # a master that stood still loses those whose word it hears first
-        file="control/membership_recovery.c",
+        file="master/membership_recovery.c",
         old="m->now_ns < m->woken_until) {",
         new="m->woken_until < 0) {",
         seeds=4000,
     ),
     Mutant(
         name="refuses_its_own",  # who comes back to it was left behind, though nobody has gone on
-        file="control/membership_recovery.c",
+        file="master/membership_recovery.c",
         old="    if (!missed) return false;",
         new="    if (missed || !missed) return false;",
     ),
     Mutant(
         name="vote_twice",  # once in RESUME, once after it
-        file="control/member_recovery.c",
+        file="peer/member_recovery.c",
         old="    m->vote_unsent = false;\n    // A master answers at once",
         new="    m->vote_unsent = m->vote != 0;\n    // A master answers at once",
     ),
     Mutant(
         name="leaves_the_majority",  # a member that has promised looks for another master before this one has waited for the rest
-        file="control/member_recovery.c",
+        file="peer/member_recovery.c",
         old="    m->waits_until = now + 2 * (int64_t)m->welcome.heartbeat_limit_ms * MS_NS;\n",
         new="",
     ),
     Mutant(
         name="newcomers_decide",  # those who never heard that newcomers were let in go on elsewhere, and so do the newcomers
-        file="control/membership_recovery.c",
+        file="master/membership_recovery.c",
         old="    m->quorum.elders = (members_before + 1) / 2;",
         new="    m->quorum.elders = (members_before + 1) / 2 * (m->limit_ns < 0);",
     ),
     Mutant(
         name="newcomers_take_up",  # newcomers alone take the run up, of which they are most
-        file="control/membership_recovery.c",
+        file="master/membership_recovery.c",
         old=" && claim->elders >= claim->quorum.elders;",
         new=";",
     ),
     Mutant(
         name="newcomers_stay",  # a master that has lost those that were members before goes on with the newcomers
-        file="control/membership_recovery.c",
+        file="master/membership_recovery.c",
         old=" && elders < m->quorum.elders) {",
         new=" && elders + WIRE_MAX_MEMBERS < m->quorum.elders) {",
     ),
     Mutant(
         name="losses_forgotten",  # those that others heard of before the master was lost
-        file="control/membership_recovery.c",
+        file="master/membership_recovery.c",
         old="    resumed->loss_count = witness->resume.loss_count - first;",
         new="    resumed->loss_count = 0;",
         seeds=20000,
     ),
     Mutant(
         name="votes_of_those_held",  # those of a peer whose connections a forked child holds
-        file="control/membership.c",
+        file="master/membership.c",
         old="        if (peer->vote != 0) m->open_votes[peer->vote]--;\n",
         new="",
         faults=FORK,
@@ -304,7 +305,7 @@ MUTANTS = [
     ),
     Mutant(
         name="forgets_what_it_did_not_say",  # commits that a master's thread blocked before it had told all members of
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="return past != NULL && past->done > 0;",
         new="return past != NULL && past->done > group->count;",
         faults=BLOCK,
@@ -312,7 +313,7 @@ MUTANTS = [
     ),
     Mutant(
         name="hears_later",  # a member hears what comes after something for which memory was refused
-        file="control/membership.c",
+        file="master/membership.c",
         old="    if (peer->gone || m->starved) return;",
         new="    if (peer->gone) return;",
         first=16001,
@@ -321,7 +322,7 @@ MUTANTS = [
     ),
     Mutant(
         name="done_without_memory",  # a DONE for which memory was refused never came
-        file="control/membership_ops.c",
+        file="master/membership_ops.c",
         old="    case OP_TABLE_NO_MEMORY: membership_starve(m); return;",
         new="    case OP_TABLE_NO_MEMORY: return;",
         faults=MEMORY,
@@ -329,7 +330,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lives_without_memory",  # a communicator goes on although an action of its mind was lost
-        file="control/member.c",
+        file="peer/member.c",
         old="        if (grown == NULL) {\n            out->failed = true;\n            return &refused;",
         new="        if (grown == NULL) {\n            return &refused;",
         faults=MEMORY,
@@ -372,10 +373,12 @@ def build(mutant: Mutant, objects: dict[str, Path], folder: Path) -> Path:
     """The program with the bug in it."""
     source = ROOT / "csrc" / mutant.file
     text = source.read_text(encoding="utf-8")
-    if text.count(mutant.old) != 1:
-        raise ValueError(f"mutant {mutant.name}: its place occurs {text.count(mutant.old)} times in csrc/{mutant.file}")
+    place = re.compile(r"\s+".join(map(re.escape, mutant.old.split())))  # wherever the formatter breaks lines
+    changed_text, count = place.subn(lambda _: mutant.new, text)
+    if count != 1:
+        raise ValueError(f"mutant {mutant.name}: its place occurs {count} times in csrc/{mutant.file}")
     changed = folder / f"{mutant.name}.c"
-    changed.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    changed.write_text(changed_text, encoding="utf-8")
     mine = compile_one(changed, folder / f"{mutant.name}.o", here=source.parent)
     return link({**objects, f"csrc/{mutant.file}": mine}, folder / mutant.name)
 

@@ -2,8 +2,8 @@
 //
 //     for each row:  check_case("row %zu: %s", i, row->name);  CHECK(got == row->want);  CHECK_EQ(got, row->want);
 //
-// A failed check prints file:line, the current case and the condition, is counted, and the program goes on. Any thread may check;
-// the case text is per thread. Printing stops after CHECK_PRINTED failures, counting does not.
+// A failed check prints file:line, the current case and the condition, is counted, and the program goes on. Any thread
+// may check; the case text is per thread. Printing stops after CHECK_PRINTED failures, counting does not.
 #ifndef PCCL_TESTS_CHECK_H
 #define PCCL_TESTS_CHECK_H
 
@@ -16,8 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHECK_PRINTED = 50,
-       CHECK_CASE_BYTES = 256 };
+enum { CHECK_PRINTED = 50, CHECK_CASE_BYTES = 256 };
 
 #define CHECK(cond) check_that((cond), __FILE__, __LINE__, #cond)
 // Integers and enums of at most 64 bits; prints both values.
@@ -43,7 +42,8 @@ __attribute__((unused, format(printf, 1, 2))) static void check_case(const char 
     va_end(arguments);
 }
 
-__attribute__((unused, format(printf, 4, 5))) static bool check_report(bool ok, const char *file, int line, const char *format, ...) {
+__attribute__((unused, format(printf, 4, 5))) static bool check_report(bool ok, const char *file, int line,
+                                                                       const char *format, ...) {
     atomic_fetch_add(&check_done, 1);
     if (ok) return true;
     if (atomic_fetch_add(&check_failed, 1) >= CHECK_PRINTED) return false;
@@ -60,16 +60,20 @@ __attribute__((unused)) static bool check_that(bool ok, const char *file, int li
     return check_report(ok, file, line, "%s", what);
 }
 
-__attribute__((unused)) static bool check_equal(int64_t got, int64_t want, const char *file, int line, const char *what) {
+__attribute__((unused)) static bool check_equal(int64_t got, int64_t want, const char *file, int line,
+                                                const char *what) {
     return check_report(got == want, file, line, "%s (got %" PRId64 ", want %" PRId64 ")", what, got, want);
 }
 
-__attribute__((unused)) static bool check_text(const char *got, const char *want, const char *file, int line, const char *what) {
+__attribute__((unused)) static bool check_text(const char *got, const char *want, const char *file, int line,
+                                               const char *what) {
     bool ok = got != NULL && want != NULL && strcmp(got, want) == 0;
-    return check_report(ok, file, line, "%s (got \"%s\", want \"%s\")", what, got ? got : "(null)", want ? want : "(null)");
+    return check_report(ok, file, line, "%s (got \"%s\", want \"%s\")", what, got ? got : "(null)",
+                        want ? want : "(null)");
 }
 
-__attribute__((unused)) static bool check_bytes(const void *got, const void *want, size_t bytes, const char *file, int line, const char *what) {
+__attribute__((unused)) static bool check_bytes(const void *got, const void *want, size_t bytes, const char *file,
+                                                int line, const char *what) {
     const uint8_t *g = got, *w = want;
     size_t i = 0;
     while (i < bytes && g[i] == w[i]) i++;

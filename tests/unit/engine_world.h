@@ -1,4 +1,5 @@
-// For tests of the data plane: engines in one process, joined by socket pairs, with a stand-in for the control side and a "master" that counts.
+// For tests of the data plane: engines in one process, joined by socket pairs, with a stand-in for the control side and
+// a "master" that counts.
 #ifndef PCCL_TESTS_ENGINE_WORLD_H
 #define PCCL_TESTS_ENGINE_WORLD_H
 
@@ -15,8 +16,7 @@
 #include "data/engine.h"
 #include "net/socket.h"
 
-enum { PEERS_MAX = 5,
-       OPS_MAX = 8192 };
+enum { PEERS_MAX = 5, OPS_MAX = 8192 };
 
 struct world;
 struct side {
@@ -26,7 +26,7 @@ struct side {
     uint32_t index;
     bool alive;
     int failed;
-    int rolls; // fresh group epochs that were asked for
+    int rolls;         // fresh group epochs that were asked for
     uint64_t reported; // newest epoch that a report came for
 };
 
@@ -37,7 +37,7 @@ struct world {
     struct side sides[PEERS_MAX];
     uint64_t epoch;
     uint32_t members; // of it, also those that have died since
-    int64_t commits; // to be given still; the rest waits for the next epoch
+    int64_t commits;  // to be given still; the rest waits for the next epoch
     struct tally {
         struct wire_op_name name;
         uint32_t done;
@@ -120,7 +120,8 @@ static inline void on_failed(void *context) {
     pthread_mutex_unlock(&side->world->lock);
 }
 
-// Joined by TCP on loopback, the engines find that they can read each other's memory; joined by socket pairs they send everything.
+// Joined by TCP on loopback, the engines find that they can read each other's memory; joined by socket pairs they send
+// everything.
 static bool same_host;
 
 static inline bool tcp_pair(int pair[2]) {
@@ -135,9 +136,12 @@ static inline bool tcp_pair(int pair[2]) {
 static inline void link_pair(struct world *world, uint32_t a, uint32_t b) {
     uint32_t n = living(world);
     bool neighbours = n <= 3;
-    for (uint32_t i = 0; i < world->count && !neighbours; i++) neighbours = (a + 1) % world->count == b || (b + 1) % world->count == a;
+    for (uint32_t i = 0; i < world->count && !neighbours; i++)
+        neighbours = (a + 1) % world->count == b || (b + 1) % world->count == a;
     for (uint32_t index = 0; index <= (neighbours ? world->lanes : 0); index++) {
-        if (engine_has_link(world->sides[a].engine, &world->sides[b].id, index) && engine_has_link(world->sides[b].engine, &world->sides[a].id, index)) continue;
+        if (engine_has_link(world->sides[a].engine, &world->sides[b].id, index) &&
+            engine_has_link(world->sides[b].engine, &world->sides[a].id, index))
+            continue;
         int pair[2];
         CHECK(same_host ? tcp_pair(pair) : socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
         AS(&world->sides[a], engine_add_link(world->sides[a].engine, &world->sides[b].id, index, pair[0]));
@@ -161,7 +165,15 @@ static inline void enter(struct world *world, bool lost) {
         }
     for (uint32_t i = 0; i < world->count; i++) {
         if (!world->sides[i].alive) continue;
-        struct engine_epoch epoch = {.run = 7, .generation = 1, .group_epoch = world->epoch, .lost = lost, .latency_us = 30, .megabytes_per_s = 2000, .rank = rank[i], .count = n, .members = members};
+        struct engine_epoch epoch = {.run = 7,
+                                     .generation = 1,
+                                     .group_epoch = world->epoch,
+                                     .lost = lost,
+                                     .latency_us = 30,
+                                     .megabytes_per_s = 2000,
+                                     .rank = rank[i],
+                                     .count = n,
+                                     .members = members};
         AS(&world->sides[i], engine_enter_epoch(world->sides[i].engine, &epoch));
     }
     pthread_mutex_unlock(&world->order);
@@ -186,7 +198,12 @@ static inline struct world *world_new(uint32_t count, uint32_t lanes) {
         struct side *side = &world->sides[i];
         *side = (struct side){.world = world, .index = i, .alive = true};
         side->id.bytes[0] = (uint8_t)(i + 1);
-        struct engine_callbacks callbacks = {.context = side, .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
+        struct engine_callbacks callbacks = {.context = side,
+                                             .done = on_done,
+                                             .mismatch = on_mismatch,
+                                             .frozen = on_frozen,
+                                             .link_down = on_link_down,
+                                             .failed = on_failed};
         side->engine = engine_new(&side->id, &callbacks);
         CHECK(side->engine != NULL);
     }
@@ -207,7 +224,8 @@ static inline void wait_reports(struct world *world) {
     for (;;) {
         bool all = true;
         pthread_mutex_lock(&world->lock);
-        for (uint32_t i = 0; i < world->count; i++) all &= !world->sides[i].alive || world->sides[i].reported == world->epoch;
+        for (uint32_t i = 0; i < world->count; i++)
+            all &= !world->sides[i].alive || world->sides[i].reported == world->epoch;
         pthread_mutex_unlock(&world->lock);
         if (all) return;
         usleep(1000);
@@ -250,12 +268,17 @@ static inline float *filled(uint32_t peer, uint64_t count) {
     return data;
 }
 
-static inline struct engine_reduce reduce_of(const void *send, void *recv, uint64_t tag, uint64_t count, int op, int quantised, int algorithm) {
+static inline struct engine_reduce reduce_of(const void *send, void *recv, uint64_t tag, uint64_t count, int op,
+                                             int quantised, int algorithm) {
     return (struct engine_reduce){
         .send = send,
         .recv = recv,
         .tag = tag,
-        .fingerprint = {.count = count, .dtype = pcclFloat, .op = (uint8_t)op, .quantised_dtype = (uint8_t)quantised, .algorithm = (uint8_t)algorithm},
+        .fingerprint = {.count = count,
+                        .dtype = pcclFloat,
+                        .op = (uint8_t)op,
+                        .quantised_dtype = (uint8_t)quantised,
+                        .algorithm = (uint8_t)algorithm},
     };
 }
 

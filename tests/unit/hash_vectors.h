@@ -1,4 +1,5 @@
-// Made by make_hash_vectors.py with the xxhash package. Byte i of the content is the top byte of (i + 1) * 0x9E3779B1 modulo 2^32.
+// Made by make_hash_vectors.py with the xxhash package. Byte i of the content is the top byte of (i + 1) * 0x9E3779B1
+// modulo 2^32.
 static const struct {
     size_t bytes;
     uint64_t h64, low, high;
@@ -115,13 +116,9 @@ static const struct {
     size_t bytes;
     uint64_t low, high;
 } content_vectors[] = {
-    {0, 0x6001c324468d497fu, 0x99aa06d3014798d8u},
-    {1, 0xf97b474e7fecf217u, 0x375ecea7dac1df8du},
-    {240, 0x50cc230060918819u, 0xa5e5fe0e55ebccc9u},
-    {262143, 0xc7958aa446ab76c3u, 0xce544278a9cd0d3au},
-    {262144, 0x429df8ea65d8579eu, 0x8b2b0d7a6e5871d2u},
-    {262145, 0x459062ba971e820bu, 0x406fc73659018ab8u},
-    {524288, 0x319a83fc408d47bcu, 0x30c1cd2af17cfeacu},
-    {524293, 0xec6a1a36b4e47358u, 0x07f89eadc551e129u},
+    {0, 0x6001c324468d497fu, 0x99aa06d3014798d8u},       {1, 0xf97b474e7fecf217u, 0x375ecea7dac1df8du},
+    {240, 0x50cc230060918819u, 0xa5e5fe0e55ebccc9u},     {262143, 0xc7958aa446ab76c3u, 0xce544278a9cd0d3au},
+    {262144, 0x429df8ea65d8579eu, 0x8b2b0d7a6e5871d2u},  {262145, 0x459062ba971e820bu, 0x406fc73659018ab8u},
+    {524288, 0x319a83fc408d47bcu, 0x30c1cd2af17cfeacu},  {524293, 0xec6a1a36b4e47358u, 0x07f89eadc551e129u},
     {8126564, 0xf4df3d88cffc62adu, 0x851bf1e4f406cf13u},
 };

@@ -1,13 +1,13 @@
-// For a test of the master's mind without sockets. Peers are letters, their connections are numbers ('a' = 0). What the mind sends is kept per
-// connection, but for heartbeats, and taken in order. Such a test says which messages come, and that no other does.
+// For a test of the master's mind without sockets. Peers are letters, their connections are numbers ('a' = 0). What the
+// mind sends is kept per connection, but for heartbeats, and taken in order. Such a test says which messages come, and
+// that no other does.
 #ifndef PCCL_TESTS_MAILBOXES_H
 #define PCCL_TESTS_MAILBOXES_H
 
 #include "check.h"
-#include "control/membership.h"
+#include "master/membership.h"
 
-enum { PEERS = 40,
-       INBOX = 512 };
+enum { PEERS = 40, INBOX = 512 };
 
 struct frame {
     struct wire_header header;
@@ -45,7 +45,9 @@ static void clear(struct box *box) {
 // A check that nobody was sent more than was taken.
 static void clear_all(void) {
     for (int c = 0; c < PEERS; c++) {
-        if (boxes[c].head != boxes[c].tail) check_report(false, __FILE__, __LINE__, "%c was also sent %s", 'a' + c, wire_type_name(boxes[c].frames[boxes[c].head].header.type));
+        if (boxes[c].head != boxes[c].tail)
+            check_report(false, __FILE__, __LINE__, "%c was also sent %s", 'a' + c,
+                         wire_type_name(boxes[c].frames[boxes[c].head].header.type));
         clear(&boxes[c]);
     }
 }
@@ -59,7 +61,8 @@ static bool quiet(const char *peers) {
 static const struct frame *take_at(int line, char peer, enum wire_type type) {
     struct box *box = &boxes[peer - 'a'];
     uint16_t got = box->head < box->tail ? box->frames[box->head].header.type : 0;
-    check_report(got == type, __FILE__, line, "%c gets %s (got %s)", peer, wire_type_name((uint16_t)type), wire_type_name(got));
+    check_report(got == type, __FILE__, line, "%c gets %s (got %s)", peer, wire_type_name((uint16_t)type),
+                 wire_type_name(got));
     if (got != type) exit(check_status());
     return &box->frames[box->head++];
 }
@@ -67,6 +70,8 @@ static const struct frame *take_at(int line, char peer, enum wire_type type) {
 
 static struct wire_id id_of(char peer) { return (struct wire_id){{(uint8_t)peer, 1, 2, 3}}; }
 
-static struct wire_address address_of(char peer) { return (struct wire_address){.family = 4, .bytes = {10, 0, 0, (uint8_t)peer}, .port = 999}; }
+static struct wire_address address_of(char peer) {
+    return (struct wire_address){.family = 4, .bytes = {10, 0, 0, (uint8_t)peer}, .port = 999};
+}
 
 #endif

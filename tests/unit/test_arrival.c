@@ -1,7 +1,7 @@
 // How long a silent connection is waited for.
 #include "base/platform.h"
 #include "check.h"
-#include "control/arrival.h"
+#include "net/arrival.h"
 
 enum { LIMIT_MS = 1000 };
 #define LIMIT (LIMIT_MS * MS_NS)

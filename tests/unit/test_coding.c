@@ -10,8 +10,7 @@
 #include "compute/hash.h"
 #include "state/coding.h"
 
-enum { LEAF = HASH_LEAF_BYTES,
-       PAGE = 4096 };
+enum { LEAF = HASH_LEAF_BYTES, PAGE = 4096 };
 
 static uint8_t leaf[LEAF], packed[LEAF];
 static uint64_t seed = 3;
@@ -66,9 +65,11 @@ static void test_hostile(void) {
         uint8_t *from = guarded(cut);
         memcpy(from, packed, cut);
         unsigned flips = 1 + (unsigned)(check_random(&seed) % 8);
-        for (unsigned i = 0; i < flips && cut > 0; i++) from[check_random(&seed) % cut] = trial % 2 == 0 ? 255 : (uint8_t)check_random(&seed);
+        for (unsigned i = 0; i < flips && cut > 0; i++)
+            from[check_random(&seed) % cut] = trial % 2 == 0 ? 255 : (uint8_t)check_random(&seed);
         bool same = cut == length && memcmp(from, packed, length) == 0;
-        if (coding_unpack(to, LEAF, from, cut)) CHECK((hash_xxh3_64(to, LEAF) == right) == (memcmp(to, leaf, LEAF) == 0));
+        if (coding_unpack(to, LEAF, from, cut))
+            CHECK((hash_xxh3_64(to, LEAF) == right) == (memcmp(to, leaf, LEAF) == 0));
         CHECK(!same || memcmp(to, leaf, LEAF) == 0);
         unguard(from, cut);
     }
@@ -133,7 +134,8 @@ static void test_meter(void) {
     socklen_t size = sizeof address;
     int listener = socket(AF_INET, SOCK_STREAM, 0), out = socket(AF_INET, SOCK_STREAM, 0);
     REQUIRE(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 1) == 0);
-    REQUIRE(getsockname(listener, (struct sockaddr *)&address, &size) == 0 && connect(out, (struct sockaddr *)&address, sizeof address) == 0);
+    REQUIRE(getsockname(listener, (struct sockaddr *)&address, &size) == 0 &&
+            connect(out, (struct sockaddr *)&address, sizeof address) == 0);
     int in = accept(listener, NULL, NULL);
     struct coding_meter meter = {0};
     double first = coding_look(&meter, out), rate = 0;

@@ -10,11 +10,10 @@
 #include "base/platform.h"
 #include "check.h"
 #include "compute/hash.h"
-#include "data/reader.h"
+#include "device/reader.h"
 #include "state/crew.h"
 
-enum { LEAF = 64 << 10,
-       LEAVES = 500 };
+enum { LEAF = 64 << 10, LEAVES = 500 };
 
 static uint8_t theirs[LEAVES * LEAF], mine[LEAVES * LEAF];
 static atomic_uint told;

@@ -29,12 +29,8 @@ static void test_layout(void) {
         uint64_t offset;
         uint32_t length;
     } rows[] = {
-        {0, 1, 0, 1},
-        {1, 4, 0, LEAF},
-        {2, 5, 0, LEAF},
-        {3, 5, LEAF, 1},
-        {4, 7, 0, LEAF},
-        {4 + big - 1, 7, (big - 1) * LEAF, 3},
+        {0, 1, 0, 1},       {1, 4, 0, LEAF}, {2, 5, 0, LEAF},
+        {3, 5, LEAF, 1},    {4, 7, 0, LEAF}, {4 + big - 1, 7, (big - 1) * LEAF, 3},
         {4 + big, 9, 0, 7},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -59,8 +55,7 @@ static void test_layout(void) {
 }
 
 // ---- a simulated transfer ----
-enum { DONORS = 4,
-       QUEUE = 1 << 16 };
+enum { DONORS = 4, QUEUE = 1 << 16 };
 
 struct source {
     double bytes_per_ns;
@@ -155,24 +150,23 @@ static void test_shares(void) {
         double speeds[DONORS];
         int64_t delay;
     } rows[] = {
-        {{0.025, 0.025, 0.025, 0.025}, 100000},
-        {{1, 1, 1, 1}, 50000},
-        {{0.1, 0.02, 0.02, 0.005}, 1000000},
-        {{0.125, 0.125, 0.01, 0.01}, 50000000},
-        {{3, 0.001, 0.5, 0.5}, 100000},
+        {{0.025, 0.025, 0.025, 0.025}, 100000}, {{1, 1, 1, 1}, 50000},          {{0.1, 0.02, 0.02, 0.005}, 1000000},
+        {{0.125, 0.125, 0.01, 0.01}, 50000000}, {{3, 0.001, 0.5, 0.5}, 100000},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("shares row %zu", i);
         memset(sources, 0, sizeof sources);
         double sum = 0;
-        for (int d = 0; d < DONORS; d++) sources[d].bytes_per_ns = rows[i].speeds[d], sources[d].delay = rows[i].delay, sum += rows[i].speeds[d];
+        for (int d = 0; d < DONORS; d++)
+            sources[d].bytes_per_ns = rows[i].speeds[d], sources[d].delay = rows[i].delay, sum += rows[i].speeds[d];
         struct delta *delta = all_wanted(&layout, DONORS);
         int64_t took = simulate(delta, DONORS, &layout);
         CHECK_EQ(delta_missing(delta), 0);
         CHECK_EQ(sent_bytes(), layout.bytes);
         double ideal = (double)layout.bytes / sum + 4.0 * (double)rows[i].delay;
         if (i < 4) CHECK((double)took < 1.15 * ideal);
-        CHECK((double)took < 5 * ideal); // a start on a link a thousand times slower than the others costs its first window
+        // a start on a link a thousand times slower than the others costs its first window
+        CHECK((double)took < 5 * ideal);
         delta_free(delta);
     }
     free(layout.entries);
@@ -270,10 +264,10 @@ static void test_random(void) {
         size_t count = trial == 0 ? 20000 : 1 + below(300);
         uint64_t *bytes = malloc(count * sizeof *bytes);
         REQUIRE(bytes != NULL);
-        for (size_t i = 0; i < count; i++) bytes[i] = below(4) == 0 ? 0 : below(4) == 0 ? below(5 * LEAF)
-                                                                                        : below(100);
+        for (size_t i = 0; i < count; i++) bytes[i] = below(4) == 0 ? 0 : below(4) == 0 ? below(5 * LEAF) : below(100);
         struct delta_layout layout = layout_of(bytes, count);
-        uint64_t *mine = calloc(layout.leaf_count + 1, 8), *theirs = calloc(layout.leaf_count + 1, 8), differ = 0, differ_bytes = 0;
+        uint64_t *mine = calloc(layout.leaf_count + 1, 8), *theirs = calloc(layout.leaf_count + 1, 8), differ = 0,
+                 differ_bytes = 0;
         REQUIRE(mine != NULL && theirs != NULL);
         for (uint64_t i = 0; i < layout.leaf_count; i++) {
             theirs[i] = trial == 0 ? 1 : below(3) == 0;

@@ -14,11 +14,7 @@
 #include "check.h"
 #include "net/socket.h"
 
-enum { PATIENCE_MS = 20000,
-       KINDS = 6,
-       OPENERS = 4,
-       FORKS = 200,
-       LOOKED_AT = 1024 };
+enum { PATIENCE_MS = 20000, KINDS = 6, OPENERS = 4, FORKS = 200, LOOKED_AT = 1024 };
 
 static bool is_open(int fd) { return fcntl(fd, F_GETFD) >= 0; }
 
@@ -65,7 +61,8 @@ static void pair_close(struct pair *pair) {
 
 static bool speaks(const struct pair *pair) {
     uint8_t byte = 0;
-    return socket_send(pair->dialed, "x", 1) == 1 && readable(pair->accepted) && socket_receive(pair->accepted, &byte, 1) == 1 && byte == 'x';
+    return socket_send(pair->dialed, "x", 1) == 1 && readable(pair->accepted) &&
+           socket_receive(pair->accepted, &byte, 1) == 1 && byte == 'x';
 }
 
 static int open_other(void) {
@@ -86,7 +83,8 @@ static int child_sees(const int fds[KINDS], int foreign, uint32_t forks) {
 
 static void test_a_child_has_none(void) {
     struct pair pair = pair_open();
-    int fds[KINDS] = {pair.listener, pair.dialed, pair.accepted, descriptor_epoll(), wake_open(), open_other()}, foreign = dup(STDERR_FILENO);
+    int fds[KINDS] = {pair.listener, pair.dialed, pair.accepted, descriptor_epoll(), wake_open(), open_other()},
+        foreign = dup(STDERR_FILENO);
     struct epoll_event event = {.events = EPOLLIN, .data.fd = pair.accepted};
     REQUIRE(epoll_ctl(fds[3], EPOLL_CTL_ADD, pair.accepted, &event) == 0);
     for (int i = 0; i < KINDS; i++) CHECK(closes_on_exec(fds[i]));

@@ -1,4 +1,5 @@
-// What a member holds of inputs that come before their ops: bounded against a member that sends too many, and in nobody's way otherwise.
+// What a member holds of inputs that come before their ops: bounded against a member that sends too many, and in
+// nobody's way otherwise.
 #define _GNU_SOURCE
 #include "engine_world.h"
 
@@ -10,12 +11,15 @@ static uint64_t held_bytes(struct engine *engine) {
     uint64_t held = 0;
     pthread_mutex_lock(&engine->lock);
     for (size_t i = 0; i < TABLE_SLOTS; i++)
-        for (const struct early *early = engine->early[i]; early != NULL; early = early->next) held += early->block == NULL ? 0 : early->block->length;
+        for (const struct early *early = engine->early[i]; early != NULL; early = early->next)
+            held += early->block == NULL ? 0 : early->block->length;
     pthread_mutex_unlock(&engine->lock);
     return held;
 }
 
-static bool has_link(struct world *world, uint32_t side, uint32_t other) { return engine_has_link(world->sides[side].engine, &world->sides[other].id, 0); }
+static bool has_link(struct world *world, uint32_t side, uint32_t other) {
+    return engine_has_link(world->sides[side].engine, &world->sides[other].id, 0);
+}
 
 // False: the link has ended.
 static bool send_all(int fd, const uint8_t *bytes, size_t length) {
@@ -34,8 +38,11 @@ static uint32_t flood(struct world *world, int fd, uint32_t frames, uint32_t pay
     uint8_t *frame = calloc(1, FRAME_HEAD_BYTES + payload);
     uint32_t sent = 0;
     for (bool goes = true; goes && sent < frames; sent += goes) {
-        struct wire_header header = {.length = WIRE_OP_BYTES + payload, .type = WIRE_SMALL, .run = 7, .generation = 1, .epoch = world->epoch};
-        struct wire_op head = {.tag = sent, .sequence = 1, .fingerprint = {.count = payload / sizeof(float), .dtype = pcclFloat, .op = pcclSum}};
+        struct wire_header header = {
+            .length = WIRE_OP_BYTES + payload, .type = WIRE_SMALL, .run = 7, .generation = 1, .epoch = world->epoch};
+        struct wire_op head = {.tag = sent,
+                               .sequence = 1,
+                               .fingerprint = {.count = payload / sizeof(float), .dtype = pcclFloat, .op = pcclSum}};
         wire_header_encode(frame, &header);
         wire_op_encode(frame + WIRE_HEADER_BYTES, &head);
         goes = send_all(fd, frame, FRAME_HEAD_BYTES + payload);
@@ -52,18 +59,22 @@ static void test_flood(uint32_t payload, uint32_t fitting) {
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
     engine_add_link(victim, &world->sides[1].id, 0, pair[0]);
     CHECK_EQ(flood(world, pair[1], fitting, payload), fitting);
-    for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS; held_bytes(victim) < (uint64_t)fitting * payload && platform_now_ns() < deadline;) usleep(1000);
+    for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS;
+         held_bytes(victim) < (uint64_t)fitting * payload && platform_now_ns() < deadline;)
+        usleep(1000);
     CHECK_EQ(held_bytes(victim), (uint64_t)fitting * payload); // what is allowed is taken
     CHECK(has_link(world, 0, 1));
     flood(world, pair[1], 1000, payload);
-    for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS; has_link(world, 0, 1) && platform_now_ns() < deadline;) usleep(1000);
+    for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS; has_link(world, 0, 1) && platform_now_ns() < deadline;)
+        usleep(1000);
     CHECK(!has_link(world, 0, 1));
     CHECK(held_bytes(victim) <= EAGER_BYTES);
     close(pair[1]);
     world_free(world);
 }
 
-// The bytes of all ops are many times the bound. Each member posts them in an order of its own, and the last one only when nothing moves any more.
+// The bytes of all ops are many times the bound. Each member posts them in an order of its own, and the last one only
+// when nothing moves any more.
 static void test_any_order(uint32_t peers, uint32_t ops, uint64_t count) {
     check_case("%u members, each with an order of its own for %u ops of %u elements", peers, ops, (unsigned)count);
     struct world *world = world_new(peers, 1);
@@ -71,13 +82,13 @@ static void test_any_order(uint32_t peers, uint32_t ops, uint64_t count) {
     REQUIRE(values != NULL);
     for (uint32_t i = 0; i < peers; i++)
         for (uint32_t n = 0; n < ops; n++) {
-            uint32_t tag = i == 0 ? n : i == 1 ? ops - 1 - n
-                                               : (n * 7 + i) % ops;
+            uint32_t tag = i == 0 ? n : i == 1 ? ops - 1 - n : (n * 7 + i) % ops;
             float *data = values + ((uint64_t)i * ops + tag) * count;
             for (uint64_t k = 0; k < count; k++) data[k] = input(i, k) + (float)tag;
             struct engine_reduce reduce = reduce_of(data, data, tag, count, pcclSum, 0, 0);
             CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
-            for (uint32_t j = 0; j < peers; j++) CHECK(held_bytes(world->sides[j].engine) <= (uint64_t)(peers - 1) * EAGER_BYTES);
+            for (uint32_t j = 0; j < peers; j++)
+                CHECK(held_bytes(world->sides[j].engine) <= (uint64_t)(peers - 1) * EAGER_BYTES);
         }
     for (uint32_t i = 0; i < peers; i++)
         for (uint32_t tag = 0; tag < ops; tag++) {
@@ -100,11 +111,13 @@ static void test_any_order(uint32_t peers, uint32_t ops, uint64_t count) {
     free(values);
 }
 
-// All but the last member have posted ops that fill the window of what may be under way, and the last one waits for another op before it posts them.
+// All but the last member have posted ops that fill the window of what may be under way, and the last one waits for
+// another op before it posts them.
 static void test_full_window(uint32_t peers) {
-    enum { FULL = 8,
-           COUNT = 768 * 1024 };
-    check_case("%u members, the last of which waits for the last op before it posts the large ones that the others have under way", peers);
+    enum { FULL = 8, COUNT = 768 * 1024 };
+    check_case("%u members, the last of which waits for the last op before it posts the large ones that the others "
+               "have under way",
+               peers);
     struct world *world = world_new(peers, 1);
     float *values = malloc((size_t)peers * (FULL + 1) * COUNT * sizeof *values);
     REQUIRE(values != NULL);

@@ -1,7 +1,8 @@
-// The election of shared state. Voters are written as words, longest-standing first: strategy (E enforce popular, R receive only, S send
-// only), revision, mask (a letter), content (a capital), then * if it took part in the last commit, ! if its state is incomplete. Fates, one
-// letter each: d keeps and may give, . keeps, r receives; expelled: a ahead, s strategy, m mask, b behind, n minority.
-#include "control/election.h"
+// The election of shared state. Voters are written as words, longest-standing first: strategy (E enforce popular, R
+// receive only, S send only), revision, mask (a letter), content (a capital), then * if it took part in the last
+// commit, ! if its state is incomplete. Fates, one letter each: d keeps and may give, . keeps, r receives; expelled: a
+// ahead, s strategy, m mask, b behind, n minority.
+#include "master/election.h"
 
 #include "check.h"
 
@@ -28,13 +29,13 @@ static struct wire_hash hash_of(char letter) { return (struct wire_hash){(uint64
 
 static void parse(struct round *round, char state, uint64_t expected, const char *text) {
     *round = (struct round){.group = {.expected = expected}};
-    round->group.state = state == 'n' ? ELECTION_NEW : state == 'l' ? ELECTION_LOST
-                                                                    : ELECTION_EXPECTING;
+    round->group.state = state == 'n' ? ELECTION_NEW : state == 'l' ? ELECTION_LOST : ELECTION_EXPECTING;
     while (*text) {
         struct election_voter *voter = &round->voters[round->count++];
         voter->join_number = 10 + round->count;
-        voter->vote.strategy = *text == 'E' ? WIRE_SYNC_ENFORCE_POPULAR : *text == 'R' ? WIRE_SYNC_RECEIVE_ONLY
-                                                                                       : WIRE_SYNC_SEND_ONLY;
+        voter->vote.strategy = *text == 'E'   ? WIRE_SYNC_ENFORCE_POPULAR
+                               : *text == 'R' ? WIRE_SYNC_RECEIVE_ONLY
+                                              : WIRE_SYNC_SEND_ONLY;
         text++;
         voter->vote.revision = number(&text);
         voter->vote.mask = hash_of(*text++);
@@ -193,7 +194,8 @@ static uint64_t seed;
 static uint64_t below(uint64_t limit) { return check_random(&seed) % limit; }
 
 static void random_round(struct round *round) {
-    *round = (struct round){.group = {.state = (enum election_state)below(3), .expected = 1 + below(4)}, .count = 1 + (uint32_t)below(MOST)};
+    *round = (struct round){.group = {.state = (enum election_state)below(3), .expected = 1 + below(4)},
+                            .count = 1 + (uint32_t)below(MOST)};
     bool mixed = below(2);
     uint8_t strategy = (uint8_t)below(3);
     for (uint32_t i = 0; i < round->count; i++) {
@@ -221,17 +223,20 @@ static void shuffle(struct round *to, const struct round *from, uint32_t places[
 
 static bool same_result(const struct election_result *a, const struct election_result *b) {
     if (a->elected != b->elected) return false;
-    return !a->elected || (a->revision == b->revision && a->repeat == b->repeat && wire_hash_equal(&a->mask, &b->mask) && wire_hash_equal(&a->content, &b->content));
+    return !a->elected || (a->revision == b->revision && a->repeat == b->repeat &&
+                           wire_hash_equal(&a->mask, &b->mask) && wire_hash_equal(&a->content, &b->content));
 }
 
 static void check_elected(const struct round *round) {
     const struct election_result *result = &round->result;
     bool enforced = false, donor = false, candidate = false;
-    for (uint32_t i = 0; i < round->count; i++) enforced |= round->fates[i] != 'a' && round->voters[i].vote.strategy == WIRE_SYNC_ENFORCE_POPULAR;
+    for (uint32_t i = 0; i < round->count; i++)
+        enforced |= round->fates[i] != 'a' && round->voters[i].vote.strategy == WIRE_SYNC_ENFORCE_POPULAR;
     for (uint32_t i = 0; i < round->count; i++) {
         const struct wire_sync_vote *vote = &round->voters[i].vote;
         char fate = round->fates[i];
-        bool same = wire_hash_equal(&vote->content, &result->content), fits = wire_hash_equal(&vote->mask, &result->mask);
+        bool same = wire_hash_equal(&vote->content, &result->content),
+             fits = wire_hash_equal(&vote->mask, &result->mask);
         CHECK((fate == 'a') == (round->group.state == ELECTION_EXPECTING && vote->revision > round->group.expected));
         if (fate == 'd') CHECK(same && fits && vote->strategy != WIRE_SYNC_RECEIVE_ONLY);
         if (fate == '.') CHECK(same && fits && vote->strategy == WIRE_SYNC_RECEIVE_ONLY);
@@ -242,7 +247,8 @@ static void check_elected(const struct round *round) {
         if (fate == 'n') CHECK(vote->strategy == WIRE_SYNC_SEND_ONLY && !same && vote->revision == result->revision);
         if (enforced && strchr("dr.", fate)) CHECK_EQ(vote->strategy, WIRE_SYNC_ENFORCE_POPULAR);
         donor |= fate == 'd';
-        candidate |= fate == 'd' && vote->revision == result->revision && !vote->incomplete && (!result->repeat || round->voters[i].committed);
+        candidate |= fate == 'd' && vote->revision == result->revision && !vote->incomplete &&
+                     (!result->repeat || round->voters[i].committed);
     }
     CHECK(donor);     // whoever receives has somebody to receive from
     CHECK(candidate); // the winner is a candidate's, not made up of two
@@ -259,7 +265,8 @@ static void test_properties(void) {
         if (round.result.elected)
             check_elected(&round);
         else
-            for (uint32_t i = 0; i < round.count; i++) CHECK(round.fates[i] == 'a' || round.fates[i] == '.'); // nobody else is expelled, nobody receives
+            // nobody else is expelled, nobody receives
+            for (uint32_t i = 0; i < round.count; i++) CHECK(round.fates[i] == 'a' || round.fates[i] == '.');
         elected += round.result.elected;
         none += !round.result.elected;
         for (uint32_t turn = 0; turn < 3; turn++) {
@@ -275,8 +282,8 @@ static void test_properties(void) {
     CHECK(elected > 3000 && none > 1000);
 }
 
-// After a round that elected, everybody that is left votes the same content at the next revision: nothing moves, nobody is expelled. Without
-// adding 1 it is a repeat of the same.
+// After a round that elected, everybody that is left votes the same content at the next revision: nothing moves, nobody
+// is expelled. Without adding 1 it is a repeat of the same.
 static void test_next_rounds(void) {
     for (seed = 1; seed < 5000; seed++) {
         check_case("rounds after seed %llu", (unsigned long long)seed);

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "compute/kernels.h"
-#include "data/plan.h"
+#include "ops/plan.h"
 #include "engine_world.h"
 
 static void test_sum(uint32_t peers, uint32_t lanes, uint64_t count, bool in_place, int op) {
@@ -79,9 +79,7 @@ static void test_quantised(uint32_t peers, uint64_t count, int quantised, int al
 
 // Posts tags in another order on every side, small and large mixed, and reuses each tag at once.
 static void test_many(void) {
-    enum { PEERS = 3,
-           TAGS = 40,
-           ROUNDS = 3 };
+    enum { PEERS = 3, TAGS = 40, ROUNDS = 3 };
     struct world *world = world_new(PEERS, 2);
     static const uint64_t sizes[] = {0, 1, 100, 30000, 200000};
     float *send[PEERS][TAGS], *recv[PEERS][TAGS];
@@ -93,8 +91,7 @@ static void test_many(void) {
     for (int round = 0; round < ROUNDS; round++) {
         for (uint32_t i = 0; i < PEERS; i++)
             for (uint32_t k = 0; k < TAGS; k++) {
-                uint32_t t = i == 0 ? k : i == 1 ? TAGS - 1 - k
-                                                 : (k * 7 + 3) % TAGS;
+                uint32_t t = i == 0 ? k : i == 1 ? TAGS - 1 - k : (k * 7 + 3) % TAGS;
                 struct engine_reduce reduce = reduce_of(send[i][t], recv[i][t], t, sizes[t % 5], pcclSum, 0, 0);
                 CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
             }
@@ -164,8 +161,7 @@ static void test_loss(uint64_t count, bool in_place) {
 
 // Same members, a new epoch in the middle of many ops, again and again: nobody notices.
 static void test_relink(void) {
-    enum { PEERS = 3,
-           TAGS = 12 };
+    enum { PEERS = 3, TAGS = 12 };
     struct world *world = world_new(PEERS, 2);
     static const uint64_t sizes[] = {1, 1000, 50000, 300000};
     float *data[PEERS][TAGS];
@@ -196,7 +192,8 @@ static void test_relink(void) {
                 engine_wait(world->sides[i].engine, t, platform_now_ns() + 20 * SECOND_NS, &outcome);
                 CHECK(outcome.result == ENGINE_OK);
                 uint64_t wrong = 0;
-                for (uint64_t k = 0; k < sizes[t % 4]; k++) wrong += data[i][t][k] != input(t, k) + input(t + 1, k) + input(t + 2, k);
+                for (uint64_t k = 0; k < sizes[t % 4]; k++)
+                    wrong += data[i][t][k] != input(t, k) + input(t + 1, k) + input(t + 2, k);
                 CHECK(wrong == 0);
             }
     }
@@ -229,7 +226,8 @@ static struct wire_mismatch wait_mismatch(struct world *world) {
 static void test_mismatch(uint64_t count_a, uint64_t count_b) {
     struct world *world = world_new(2, 1);
     float *a = filled(0, count_a), *b = filled(1, count_b);
-    struct engine_reduce ra = reduce_of(a, a, 3, count_a, pcclSum, 0, 0), rb = reduce_of(b, b, 3, count_b, pcclSum, 0, 0);
+    struct engine_reduce ra = reduce_of(a, a, 3, count_a, pcclSum, 0, 0),
+                         rb = reduce_of(b, b, 3, count_b, pcclSum, 0, 0);
     CHECK(engine_post(world->sides[0].engine, &ra, world->epoch) == ENGINE_OK);
     CHECK(engine_post(world->sides[1].engine, &rb, world->epoch) == ENGINE_OK);
     struct wire_mismatch seen = wait_mismatch(world);
@@ -283,7 +281,9 @@ struct reduced {
     float *send[PEERS_MAX], *recv[PEERS_MAX];
 };
 
-static float value_of(const struct reduced *r, uint32_t peer, uint64_t i) { return r->quantised ? (float)(1 << peer) : input(peer, i); }
+static float value_of(const struct reduced *r, uint32_t peer, uint64_t i) {
+    return r->quantised ? (float)(1 << peer) : input(peer, i);
+}
 
 static struct reduced reduced_new(uint32_t peers, uint64_t count, int op, bool in_place, bool quantised) {
     struct reduced r = {.peers = peers, .count = count, .op = op, .in_place = in_place, .quantised = quantised};
@@ -303,14 +303,18 @@ static void reduced_free(struct reduced *r) {
     }
 }
 
-static void post(struct world *world, const struct reduced *r, uint32_t side, bool retry, uint64_t tag, uint64_t adopted) {
-    struct engine_reduce reduce = reduce_of(r->send[side], r->recv[side], tag, r->count, r->op, r->quantised ? pcclUint8 : 0, r->quantised ? pcclQuantMinMax : 0);
+static void post(struct world *world, const struct reduced *r, uint32_t side, bool retry, uint64_t tag,
+                 uint64_t adopted) {
+    struct engine_reduce reduce = reduce_of(r->send[side], r->recv[side], tag, r->count, r->op,
+                                            r->quantised ? pcclUint8 : 0, r->quantised ? pcclQuantMinMax : 0);
     reduce.retry = reduce.tell = retry;
     CHECK(engine_post(world->sides[side].engine, &reduce, adopted) == ENGINE_OK);
 }
 
-// Each range is exactly the reduction of its contributors' inputs, or the input. How many elements have `full` contributors.
-static uint64_t check_ranges(const struct reduced *r, uint32_t side, const struct engine_contributors *told, uint32_t full) {
+// Each range is exactly the reduction of its contributors' inputs, or the input. How many elements have `full`
+// contributors.
+static uint64_t check_ranges(const struct reduced *r, uint32_t side, const struct engine_contributors *told,
+                             uint32_t full) {
     uint64_t at = 0, all = 0, wrong = 0;
     CHECK(told != NULL);
     for (uint32_t i = 0; told != NULL && i < told->count; i++) {
@@ -347,7 +351,8 @@ static uint64_t take_all(struct world *world, const struct reduced *r, uint64_t 
         struct engine_outcome outcome;
         take(world, i, tag, &outcome);
         CHECK(outcome.result == ENGINE_OK && outcome.retry);
-        CHECK(outcome.info.contributors == living(world) || outcome.info.contributors == full); // the latter: nothing had to be redone
+        // the latter: nothing had to be redone
+        CHECK(outcome.info.contributors == living(world) || outcome.info.contributors == full);
         CHECK(outcome.epoch > 0 && outcome.epoch <= world->epoch);
         all = check_ranges(r, i, outcome.contributors, full);
         if (first.contributors == NULL) {
@@ -399,9 +404,11 @@ static void test_retry_loss(uint64_t count, int64_t commits, int op, bool in_pla
 // Deaths at any moment, the second one in the midst of what the first one made to be redone.
 static void test_retry_deaths(unsigned seed, uint64_t count) {
     struct world *world = world_new(4, 1);
-    struct reduced r[2] = {reduced_new(4, count, pcclSum, seed % 2, false), reduced_new(4, count - SEGMENT, pcclAvg, seed / 2 % 2, false)};
+    struct reduced r[2] = {reduced_new(4, count, pcclSum, seed % 2, false),
+                           reduced_new(4, count - SEGMENT, pcclAvg, seed / 2 % 2, false)};
     for (uint32_t i = 0; i < 4; i++)
-        for (uint32_t t = 0; t < 2; t++) post(world, &r[i % 2 == 0 ? t : 1 - t], i, true, i % 2 == 0 ? t : 1 - t, world->epoch);
+        for (uint32_t t = 0; t < 2; t++)
+            post(world, &r[i % 2 == 0 ? t : 1 - t], i, true, i % 2 == 0 ? t : 1 - t, world->epoch);
     for (uint32_t death = 0; death < 2; death++) {
         usleep(seed * 7919 % 6000);
         if (seed % 3 == 0) new_epoch(world, false);
@@ -568,7 +575,8 @@ static void test_retry_open_is_not_committed(bool in_place) {
     struct wire_verdict *verdict = calloc(1, sizeof *verdict);
     verdict->kind = WIRE_VERDICT_COMMIT;
     for (uint32_t segment = 0; segment < 4; segment++) {
-        verdict->name = (struct wire_op_name){.epoch = world->epoch, .tag = 5, .sequence = 1, .segment = (uint16_t)segment};
+        verdict->name =
+            (struct wire_op_name){.epoch = world->epoch, .tag = 5, .sequence = 1, .segment = (uint16_t)segment};
         engine_verdict(world->sides[0].engine, verdict);
     }
     free(verdict);
@@ -604,7 +612,8 @@ static void test_retry(void) {
         test_retry_alone(in_place);
         test_retry_killed(in_place);
         test_retry_open_is_not_committed(in_place);
-        for (uint32_t plain = 0; plain < 3; plain++) test_retry_meets_plain(plain, in_place ? 3 : plain, in_place, plain == 1);
+        for (uint32_t plain = 0; plain < 3; plain++)
+            test_retry_meets_plain(plain, in_place ? 3 : plain, in_place, plain == 1);
     }
     bool first = same_host;
     test_retry_undisturbed(3, 9 * SEGMENT + 3, pcclSum, first, false);
@@ -637,7 +646,8 @@ static void test_stop_with_live_ops(void) {
     free(a);
 }
 
-// A link that epoll does not take, as when descriptors to watch run out: the engine dies, says so, and its other links end.
+// A link that epoll does not take, as when descriptors to watch run out: the engine dies, says so, and its other links
+// end.
 static void test_failed(void) {
     struct world *world = world_new(2, 1);
     struct side *side = &world->sides[0];

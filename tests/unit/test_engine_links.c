@@ -17,9 +17,13 @@ static const struct wire_id mine = {{1}}, theirs = {{2}};
 
 static void on_done(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
 static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
-static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) { (void)context, (void)epoch, (void)report; }
+static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) {
+    (void)context, (void)epoch, (void)report;
+}
 static void on_failed(void *context) { (void)context; }
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) { (void)context, (void)id, (void)index, (void)silent; }
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
+    (void)context, (void)id, (void)index, (void)silent;
+}
 
 // Gives the engine a link of `theirs` that comes from 127.0.0.`host`, and returns the other end.
 static int link_from(struct engine *engine, uint8_t host) {
@@ -27,7 +31,8 @@ static int link_from(struct engine *engine, uint8_t host) {
     int listener = socket_listen(&at), fd = socket(AF_INET, SOCK_STREAM, 0), accepted = -1;
     REQUIRE(listener >= 0 && fd >= 0 && socket_local_address(listener, &bound));
     struct sockaddr_in source = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK - 1 + host)}};
-    struct sockaddr_in target = {.sin_family = AF_INET, .sin_port = htons(bound.port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in target = {
+        .sin_family = AF_INET, .sin_port = htons(bound.port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     REQUIRE(bind(fd, (struct sockaddr *)&source, sizeof source) == 0);
     REQUIRE(connect(fd, (struct sockaddr *)&target, sizeof target) == 0);
     while ((accepted = socket_accept(listener, &from)) == -EAGAIN) usleep(1000);
@@ -49,7 +54,8 @@ static bool is_closed(int fd, int patience_ms) {
 
 static void test_a_stranger_in_the_name_of_a_member(void) {
     check_case("a link that lives is replaced from its own address alone");
-    struct engine_callbacks callbacks = {.done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .failed = on_failed, .link_down = on_link_down};
+    struct engine_callbacks callbacks = {
+        .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .failed = on_failed, .link_down = on_link_down};
     struct engine *engine = engine_new(&mine, &callbacks);
     REQUIRE(engine != NULL);
     int first = link_from(engine, 1), stranger = link_from(engine, 2);

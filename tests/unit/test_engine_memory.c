@@ -1,4 +1,5 @@
-// Whom an engine reads: a neighbour played by the test says who it is in all sorts of ways, and READY tells whether it is believed.
+// Whom an engine reads: a neighbour played by the test says who it is in all sorts of ways, and READY tells whether it
+// is believed.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pccl.h>
@@ -14,13 +15,15 @@
 #include "data/engine.h"
 #include "net/socket.h"
 
-enum { LINKS = 2, // the direct one and a lane
-       COUNT = 1 << 20,
-       NOBODY = 65534,
-       WIRE_ANY = 0,
-       DOOR_NAME = 16,
-       ADDRESS = 19,
-       HEAD = WIRE_HEADER_BYTES + WIRE_OP_BYTES };
+enum {
+    LINKS = 2, // the direct one and a lane
+    COUNT = 1 << 20,
+    NOBODY = 65534,
+    WIRE_ANY = 0,
+    DOOR_NAME = 16,
+    ADDRESS = 19,
+    HEAD = WIRE_HEADER_BYTES + WIRE_OP_BYTES
+};
 
 // As docs/protocol.md has it.
 struct claim {
@@ -41,9 +44,13 @@ static uint64_t tag;
 
 static void on_done(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
 static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
-static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) { (void)context, (void)epoch, (void)report; }
+static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) {
+    (void)context, (void)epoch, (void)report;
+}
 static void on_failed(void *context) { (void)context; }
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) { (void)context, (void)id, (void)index, (void)silent; }
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
+    (void)context, (void)id, (void)index, (void)silent;
+}
 
 static const struct wire_fingerprint fingerprint = {.count = COUNT, .dtype = pcclFloat, .op = pcclSum};
 
@@ -77,7 +84,8 @@ static struct wire_op hear(uint16_t type, int index, void *payload, size_t room)
 
 static void say(uint16_t type, const struct wire_op *op, const void *payload, size_t length) {
     uint8_t head[HEAD];
-    struct wire_header header = {.length = (uint32_t)(WIRE_OP_BYTES + length), .type = type, .run = 7, .generation = 1, .epoch = 1};
+    struct wire_header header = {
+        .length = (uint32_t)(WIRE_OP_BYTES + length), .type = type, .run = 7, .generation = 1, .epoch = 1};
     wire_header_encode(head, &header);
     wire_op_encode(head + WIRE_HEADER_BYTES, op);
     REQUIRE(send(links[0], head, sizeof head, MSG_NOSIGNAL) == (ssize_t)sizeof head);
@@ -99,7 +107,8 @@ static bool is_believed(void) {
 }
 
 static void begin(void) {
-    struct engine_callbacks callbacks = {.done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
+    struct engine_callbacks callbacks = {
+        .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
     engine = engine_new(&theirs, &callbacks);
     REQUIRE(engine != NULL);
     for (uint32_t i = 0; i < LINKS; i++) {
@@ -118,7 +127,14 @@ static void begin(void) {
         engine_add_link(engine, &mine, i, ends[i]);
     }
     struct engine_member members[2] = {{theirs, 1}, {mine, 1}};
-    struct engine_epoch entered = {.run = 7, .generation = 1, .group_epoch = 1, .latency_us = 30, .megabytes_per_s = 2000, .rank = 0, .count = 2, .members = members};
+    struct engine_epoch entered = {.run = 7,
+                                   .generation = 1,
+                                   .group_epoch = 1,
+                                   .latency_us = 30,
+                                   .megabytes_per_s = 2000,
+                                   .rank = 0,
+                                   .count = 2,
+                                   .members = members};
     engine_enter_epoch(engine, &entered);
     engine_links_ready(engine, 1);
     if (getenv("PCCL_SAME_HOST_MEMORY") == NULL) hear(WIRE_MEMORY, 0, offered, sizeof offered);
@@ -147,7 +163,9 @@ static struct claim true_claim(void) {
     return claim;
 }
 
-static size_t length_of(const struct claim *claim) { return offsetof(struct claim, links) + claim->count * sizeof claim->links[0]; }
+static size_t length_of(const struct claim *claim) {
+    return offsetof(struct claim, links) + claim->count * sizeof claim->links[0];
+}
 
 static socklen_t door_address(struct sockaddr_un *out) {
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};

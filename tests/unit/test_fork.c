@@ -1,4 +1,5 @@
-// A forked child and the handles of its parent, by the public functions: refused at once, and nothing happens to the parent.
+// A forked child and the handles of its parent, by the public functions: refused at once, and nothing happens to the
+// parent.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -68,8 +69,8 @@ static void use_inherited(const struct handles *made) {
     destroy(made);
 }
 
-// The thread sanitizer starts no threads in a forked child. The address sanitizer of gcc does not hold its own locks over a fork, so that a child in
-// which one was held can stand still at its first allocation.
+// The thread sanitizer starts no threads in a forked child. The address sanitizer of gcc does not hold its own locks
+// over a fork, so that a child in which one was held can stand still at its first allocation.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 static void use_own(void) {}
 #else

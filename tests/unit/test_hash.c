@@ -7,8 +7,7 @@
 #include "compute/kernels.h"
 #include "hash_vectors.h"
 
-enum { CONTENT_BYTES = 31 * HASH_LEAF_BYTES + 100,
-       SHIFTS = 9 };
+enum { CONTENT_BYTES = 31 * HASH_LEAF_BYTES + 100, SHIFTS = 9 };
 
 static uint8_t memory[CONTENT_BYTES + SHIFTS];
 
@@ -78,7 +77,8 @@ static void test_sensitivity(void) {
 
 static void test_levels(void) {
     uint64_t seed = 11;
-    for (size_t i = 0; i < CONTENT_BYTES; i += 8) memcpy(memory + i, &(uint64_t){check_random(&seed)}, CONTENT_BYTES - i < 8 ? CONTENT_BYTES - i : 8);
+    for (size_t i = 0; i < CONTENT_BYTES; i += 8)
+        memcpy(memory + i, &(uint64_t){check_random(&seed)}, CONTENT_BYTES - i < 8 ? CONTENT_BYTES - i : 8);
     for (int level = 0; level < KERNEL_LEVELS; level++) {
         const struct kernels *kernels = kernels_at((enum kernel_level)level);
         if (!kernels) continue;

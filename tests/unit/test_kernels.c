@@ -100,15 +100,15 @@ static const struct reduce_row {
     {F64, pcclMax, 0x7FF0000000000001, 0x3FF0000000000000, 0x7FF8000000000000},
     {F64, pcclMin, 0x3FF0000000000000, 0xFFF0000000000001, 0x7FF8000000000000},
 
-    {F16, pcclSum, 0x67FF, 0x3C00, 0x6800},  // 2047 + 1
-    {F16, pcclSum, 0x6800, 0x3C00, 0x6800},  // 2048 + 1: a tie, to even
-    {F16, pcclSum, 0x6801, 0x3C00, 0x6802},  // 2050 + 1: a tie, to even
-    {F16, pcclSum, 0x7BFF, 0x7BFF, 0x7C00},  // overflow
-    {F16, pcclSum, 0x7BFF, 0x4C00, 0x7C00},  // 65504 + 16: the tie that becomes infinity
-    {F16, pcclSum, 0x7BFF, 0x4BFF, 0x7BFF},  // just below it
-    {F16, pcclSum, 0x0001, 0x0001, 0x0002},  // denormals
-    {F16, pcclSum, 0x03FF, 0x0001, 0x0400},  // out of the denormals
-    {F16, pcclSum, 0x0400, 0x8001, 0x03FF},  // into them
+    {F16, pcclSum, 0x67FF, 0x3C00, 0x6800}, // 2047 + 1
+    {F16, pcclSum, 0x6800, 0x3C00, 0x6800}, // 2048 + 1: a tie, to even
+    {F16, pcclSum, 0x6801, 0x3C00, 0x6802}, // 2050 + 1: a tie, to even
+    {F16, pcclSum, 0x7BFF, 0x7BFF, 0x7C00}, // overflow
+    {F16, pcclSum, 0x7BFF, 0x4C00, 0x7C00}, // 65504 + 16: the tie that becomes infinity
+    {F16, pcclSum, 0x7BFF, 0x4BFF, 0x7BFF}, // just below it
+    {F16, pcclSum, 0x0001, 0x0001, 0x0002}, // denormals
+    {F16, pcclSum, 0x03FF, 0x0001, 0x0400}, // out of the denormals
+    {F16, pcclSum, 0x0400, 0x8001, 0x03FF}, // into them
     {F16, pcclSum, 0x8000, 0x8000, 0x8000},
     {F16, pcclSum, 0x7C00, 0xFC00, 0x7E00},
     {F16, pcclSum, 0x7C01, 0x3C00, 0x7E00},
@@ -123,12 +123,12 @@ static const struct reduce_row {
     {F16, pcclMin, 0x3C00, 0x7C01, 0x7E00},
     {F16, pcclMin, 0x0001, 0x0002, 0x0001},
 
-    {BF16, pcclSum, 0x437F, 0x3F80, 0x4380},  // 255 + 1
-    {BF16, pcclSum, 0x4380, 0x3F80, 0x4380},  // 256 + 1: a tie, to even
-    {BF16, pcclSum, 0x4381, 0x3F80, 0x4382},  // 258 + 1: a tie, to even
-    {BF16, pcclSum, 0x7F7F, 0x7F7F, 0x7F80},  // overflow
-    {BF16, pcclSum, 0x7F7F, 0x7B00, 0x7F80},  // half a last place above the largest: becomes infinity
-    {BF16, pcclSum, 0x0001, 0x0001, 0x0002},  // denormals
+    {BF16, pcclSum, 0x437F, 0x3F80, 0x4380}, // 255 + 1
+    {BF16, pcclSum, 0x4380, 0x3F80, 0x4380}, // 256 + 1: a tie, to even
+    {BF16, pcclSum, 0x4381, 0x3F80, 0x4382}, // 258 + 1: a tie, to even
+    {BF16, pcclSum, 0x7F7F, 0x7F7F, 0x7F80}, // overflow
+    {BF16, pcclSum, 0x7F7F, 0x7B00, 0x7F80}, // half a last place above the largest: becomes infinity
+    {BF16, pcclSum, 0x0001, 0x0001, 0x0002}, // denormals
     {BF16, pcclSum, 0x8000, 0x8000, 0x8000},
     {BF16, pcclSum, 0x7F80, 0xFF80, 0x7FC0},
     {BF16, pcclSum, 0x7F81, 0x3F80, 0x7FC0},
@@ -181,9 +181,7 @@ static const struct average_row {
     {BF16, 2, 0x437F, 0x3F80, 0x4300}, // (255 + 1) / 2
 };
 
-static bool is_float(int dtype) {
-    return dtype >= F16;
-}
+static bool is_float(int dtype) { return dtype >= F16; }
 
 // Repeats the row over a range that has whole vectors and a rest, so that both give the answer.
 enum { REPEAT = 67 };
@@ -215,8 +213,24 @@ static void test_rows(const struct kernels *kernels) {
 
 // Random bits, of which floats make mostly ordinary numbers of the same magnitude and now and then anything at all.
 static void random_elements(uint8_t *at, int dtype, size_t count, bool wild, uint64_t *seed) {
-    static const uint64_t special[] = {0, 1, 0x8000, 0x8001, 0x7C00, 0x7C01, 0xFE00, 0x7F80, 0x7F81, 0x80000000, 0x80000001, 0x7F800000,
-                                       0x7F800001, 0xFFC00001, 0x7F7FFFFF, 0x8000000000000000, 0x7FF0000000000000, 0xFFF0000000000001};
+    static const uint64_t special[] = {0,
+                                       1,
+                                       0x8000,
+                                       0x8001,
+                                       0x7C00,
+                                       0x7C01,
+                                       0xFE00,
+                                       0x7F80,
+                                       0x7F81,
+                                       0x80000000,
+                                       0x80000001,
+                                       0x7F800000,
+                                       0x7F800001,
+                                       0xFFC00001,
+                                       0x7F7FFFFF,
+                                       0x8000000000000000,
+                                       0x7FF0000000000000,
+                                       0xFFF0000000000001};
     size_t size = dtype_size(dtype);
     for (size_t i = 0; i < count; i++) {
         uint64_t bits = check_random(seed);
@@ -225,23 +239,19 @@ static void random_elements(uint8_t *at, int dtype, size_t count, bool wild, uin
         if (is_float(dtype) && !any) {
             float value = (float)((double)(int64_t)bits * 0x1p-60);
             double wide = (double)(int64_t)bits * 0x1p-60;
-            bits = dtype == F16 ? float_to_f16(value) : dtype == BF16 ? float_to_bf16(value)
-                                                                      : float_to_bits(value);
+            bits = dtype == F16 ? float_to_f16(value) : dtype == BF16 ? float_to_bf16(value) : float_to_bits(value);
             if (dtype == F64) memcpy(&bits, &wide, sizeof bits);
         }
         memcpy(at + i * size, &bits, size);
     }
 }
 
-enum { MAX_COUNT = 5000,
-       SLACK = 64,
-       BYTES = MAX_COUNT * 8 + 2 * SLACK };
+enum { MAX_COUNT = 5000, SLACK = 64, BYTES = MAX_COUNT * 8 + 2 * SLACK };
 
-enum aliasing { APART,
-                ON_A,
-                ON_B };
+enum aliasing { APART, ON_A, ON_B };
 
-static void compare_reduce(const struct kernels *kernels, int op, int dtype, size_t count, size_t shift, enum aliasing aliasing, bool wild, uint64_t *seed) {
+static void compare_reduce(const struct kernels *kernels, int op, int dtype, size_t count, size_t shift,
+                           enum aliasing aliasing, bool wild, uint64_t *seed) {
     static uint8_t a[BYTES], b[BYTES], before[BYTES], got[BYTES], want[BYTES];
     size_t size = dtype_size(dtype);
     uint8_t *p = a + shift, *q = b + (shift * 3 + 5) % SLACK;
@@ -251,7 +261,8 @@ static void compare_reduce(const struct kernels *kernels, int op, int dtype, siz
     memset(got, 0xA5, sizeof got);
     uint8_t *out = got + (shift * 5 + 3) % SLACK, *model = want + (shift * 5 + 3) % SLACK;
     kernels_at(KERNEL_PORTABLE)->reduce[op][dtype](model, p, q, count);
-    check_case("%s %s %s count %zu shift %zu aliasing %d", kernels->name, red_op_name(op), dtype_name(dtype), count, shift, aliasing);
+    check_case("%s %s %s count %zu shift %zu aliasing %d", kernels->name, red_op_name(op), dtype_name(dtype), count,
+               shift, aliasing);
     if (aliasing == APART) {
         memcpy(before, a, sizeof before);
         kernels->reduce[op][dtype](out, p, q, count);
@@ -264,11 +275,14 @@ static void compare_reduce(const struct kernels *kernels, int op, int dtype, siz
     }
 }
 
-static void compare_divide(const struct kernels *kernels, int dtype, size_t count, size_t shift, bool wild, uint64_t *seed) {
-    static const uint32_t divisors[] = {1, 2, 3, 7, 10, 127, 128, 255, 256, 65535, 65537, 0x7FFFFFFF, 0x80000000, UINT32_MAX};
+static void compare_divide(const struct kernels *kernels, int dtype, size_t count, size_t shift, bool wild,
+                           uint64_t *seed) {
+    static const uint32_t divisors[] = {1,   2,   3,     7,     10,         127,        128,
+                                        255, 256, 65535, 65537, 0x7FFFFFFF, 0x80000000, UINT32_MAX};
     static uint8_t got[BYTES], want[BYTES];
     for (size_t i = 0; i < sizeof divisors / sizeof *divisors; i++) {
-        check_case("%s divide %s count %zu shift %zu by %u", kernels->name, dtype_name(dtype), count, shift, divisors[i]);
+        check_case("%s divide %s count %zu shift %zu by %u", kernels->name, dtype_name(dtype), count, shift,
+                   divisors[i]);
         random_elements(got + shift, dtype, count, wild, seed);
         memcpy(want, got, sizeof want);
         kernels->divide[dtype](got + shift, count, divisors[i]);
@@ -281,11 +295,14 @@ static void test_against_portable(const struct kernels *kernels, uint64_t seed) 
     for (int dtype = 0; dtype < KERNEL_DTYPES; dtype++) {
         for (int op = 0; op < KERNEL_OPS; op++) {
             for (size_t count = 0; count <= 70; count++)
-                compare_reduce(kernels, op, dtype, count, check_random(&seed) % SLACK, (enum aliasing)(count % 3), count % 2, &seed);
+                compare_reduce(kernels, op, dtype, count, check_random(&seed) % SLACK, (enum aliasing)(count % 3),
+                               count % 2, &seed);
             for (size_t i = 0; i < 12; i++)
-                compare_reduce(kernels, op, dtype, MAX_COUNT - check_random(&seed) % 1000, i * 7 % SLACK, (enum aliasing)(i % 3), i % 2, &seed);
+                compare_reduce(kernels, op, dtype, MAX_COUNT - check_random(&seed) % 1000, i * 7 % SLACK,
+                               (enum aliasing)(i % 3), i % 2, &seed);
         }
-        for (size_t count = 0; count <= 70; count += 5) compare_divide(kernels, dtype, count, count % 9, count % 2, &seed);
+        for (size_t count = 0; count <= 70; count += 5)
+            compare_divide(kernels, dtype, count, count % 9, count % 2, &seed);
         compare_divide(kernels, dtype, 3001, 1, true, &seed);
     }
 }
@@ -300,7 +317,8 @@ static void test_single_nan(const struct kernels *kernels) {
         kernels->reduce[pcclSum][F32](got, a, b, COUNT);
         check_case("%s NaN at %zu", kernels->name, at);
         size_t wrong = 0;
-        for (size_t i = 0; i < COUNT; i++) wrong += float_to_bits(got[i]) != (i == at ? 0x7FC00000 : float_to_bits((float)(i + 1)));
+        for (size_t i = 0; i < COUNT; i++)
+            wrong += float_to_bits(got[i]) != (i == at ? 0x7FC00000 : float_to_bits((float)(i + 1)));
         CHECK_EQ(wrong, 0);
     }
 }
@@ -369,7 +387,8 @@ static uint16_t rounded(int dtype, double value) {
 }
 
 static void test_all_halves(const struct kernels *kernels, int dtype) {
-    static const uint16_t others[] = {0x0000, 0x8000, 0x0001, 0x8003, 0x03FF, 0x0400, 0x3C00, 0xBC01, 0x3F80, 0x4380, 0x6801, 0x7BFF, 0x7F7F, 0xFF00};
+    static const uint16_t others[] = {0x0000, 0x8000, 0x0001, 0x8003, 0x03FF, 0x0400, 0x3C00,
+                                      0xBC01, 0x3F80, 0x4380, 0x6801, 0x7BFF, 0x7F7F, 0xFF00};
     static uint16_t a[65536], b[65536], sum[65536], product[65536];
     for (uint32_t i = 0; i < 65536; i++) a[i] = (uint16_t)i;
     for (size_t k = 0; k < sizeof others / sizeof *others; k++) {

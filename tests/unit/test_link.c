@@ -1,6 +1,6 @@
 // Connections of strangers at a peer's port: what they may hold, and that they keep nobody out.
 #define _GNU_SOURCE
-#include "control/link.h"
+#include "peer/link.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -14,8 +14,10 @@
 #include "base/platform.h"
 #include "check.h"
 
-enum { LIMIT = 960, // descriptors; a sixteenth of them is 60
-       STRANGERS = 300 };
+enum {
+    LIMIT = 960, // descriptors; a sixteenth of them is 60
+    STRANGERS = 300
+};
 
 static const struct wire_id self = {{1}}, other = {{2}};
 
@@ -44,7 +46,8 @@ static int dial_from(uint8_t host, uint16_t port) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f000000u | host)};
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    REQUIRE(fd >= 0 && bind(fd, (struct sockaddr *)&from, sizeof from) == 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
+    REQUIRE(fd >= 0 && bind(fd, (struct sockaddr *)&from, sizeof from) == 0 &&
+            connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
     return fd;
 }
 

@@ -1,4 +1,5 @@
-// What reaches stderr, by level and by number of lines. Each case is a child, since the level is read once in a process.
+// What reaches stderr, by level and by number of lines. Each case is a child, since the level is read once in a
+// process.
 #include "base/log.h"
 
 #include <poll.h>
@@ -44,7 +45,8 @@ static uint32_t count_of(const char *text, const char *what) {
 }
 
 static void say_all_levels(void) {
-    static const char *const lines[] = {"line-trace", "line-debug", "line-info", "line-warn", "line-notice", "line-err", "line-fatal"};
+    static const char *const lines[] = {"line-trace",  "line-debug", "line-info", "line-warn",
+                                        "line-notice", "line-err",   "line-fatal"};
     for (int level = LOG_TRACE; level < LOG_NONE; level++) LOG((enum log_level)level, "%s", lines[level]);
 }
 
@@ -80,10 +82,11 @@ static void test_levels(void) {
 
 static void say_bad_characters(void) {
     static const char long_text[3000] = {[0 ... 2998] = 'x'};
-    LOG(LOG_ERR, "[%s]", "a\nb\x1b[31mc\x7f"
-                         "d\xc2\x9b"
-                         "e\x9b"
-                         "f\tg\xc3\xa9");
+    LOG(LOG_ERR, "[%s]",
+        "a\nb\x1b[31mc\x7f"
+        "d\xc2\x9b"
+        "e\x9b"
+        "f\tg\xc3\xa9");
     LOG(LOG_ERR, "%s", long_text);
 }
 

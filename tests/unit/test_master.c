@@ -1,5 +1,5 @@
 // The master with real sockets on 127.0.0.1: framing, hostile bytes, many connections, ending.
-#include "control/master.h"
+#include "master/master.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -243,9 +243,7 @@ static enum wire_activity status_of(const struct master *master) {
 
 static void test_silent_masters(void) {
     check_case("the first of a list whose others listen and never answer, or cannot even be reached");
-    enum { QUIET = 3,
-           HELLOS = 30,
-           FILL = 2 };
+    enum { QUIET = 3, HELLOS = 30, FILL = 2 };
     struct wire_address list[QUIET + 1];
     int listeners[QUIET], fill[FILL];
     list[0] = any_port;
@@ -287,8 +285,7 @@ static void test_silent_masters(void) {
 // One member of two has come, so the master gathers, and looks whether another one serves the run.
 static void test_silent_masters_while_it_gathers(void) {
     check_case("a gathering master hears while the others are silent");
-    enum { QUIET = 12,
-           ASKS = 40 };
+    enum { QUIET = 12, ASKS = 40 };
     struct wire_address list[QUIET + 1];
     int listeners[QUIET];
     list[0] = any_port;
@@ -300,11 +297,23 @@ static void test_silent_masters_while_it_gathers(void) {
     REQUIRE(master != NULL);
     master_set_list(master, list, QUIET + 1, 0);
     REQUIRE(master_run(master) == 0);
-    struct wire_member members[2] = {{.id = {{1}}, .join_number = 1, .lanes = 1, .address = any_port}, {.id = {{2}}, .join_number = 2, .lanes = 1, .address = any_port}};
+    struct wire_member members[2] = {{.id = {{1}}, .join_number = 1, .lanes = 1, .address = any_port},
+                                     {.id = {{2}}, .join_number = 2, .lanes = 1, .address = any_port}};
     struct wire_group_size size = {0, 2};
-    struct wire_resume resume = {.hello = {.version = WIRE_VERSION, .id = {{1}}, .lanes = 1, .port = 40000, .masters = 2}, .generation = 1, .join_number = 1, .accepted = true};
-    resume.barrier = (struct wire_barrier){.number = 1, .kind = WIRE_VOTE_UPDATE, .epoch = 2, .count = 1, .sizes = &size};
-    resume.epoch = (struct wire_epoch){.number = 2, .group_epoch = 2, .barrier = 1, .latency_us = 1, .megabytes_per_s = 1, .count = 2, .members = members};
+    struct wire_resume resume = {
+        .hello = {.version = WIRE_VERSION, .id = {{1}}, .lanes = 1, .port = 40000, .masters = 2},
+        .generation = 1,
+        .join_number = 1,
+        .accepted = true};
+    resume.barrier =
+        (struct wire_barrier){.number = 1, .kind = WIRE_VOTE_UPDATE, .epoch = 2, .count = 1, .sizes = &size};
+    resume.epoch = (struct wire_epoch){.number = 2,
+                                       .group_epoch = 2,
+                                       .barrier = 1,
+                                       .latency_us = 1,
+                                       .megabytes_per_s = 1,
+                                       .count = 2,
+                                       .members = members};
     struct wire_buffer frame = {0};
     wire_encode_resume(&frame, (struct wire_header){.run = 7, .generation = 1}, &resume);
     REQUIRE(!frame.failed);
@@ -492,8 +501,11 @@ static void test_no_descriptors(void) {
     }
     usleep(700 * 1000);
     getrusage(RUSAGE_SELF, &end_usage);
-    int64_t used_us = (end_usage.ru_utime.tv_sec - start_usage.ru_utime.tv_sec + end_usage.ru_stime.tv_sec - start_usage.ru_stime.tv_sec) * INT64_C(1000000) +
-                      end_usage.ru_utime.tv_usec - start_usage.ru_utime.tv_usec + end_usage.ru_stime.tv_usec - start_usage.ru_stime.tv_usec;
+    int64_t used_us = (end_usage.ru_utime.tv_sec - start_usage.ru_utime.tv_sec + end_usage.ru_stime.tv_sec -
+                       start_usage.ru_stime.tv_sec) *
+                          INT64_C(1000000) +
+                      end_usage.ru_utime.tv_usec - start_usage.ru_utime.tv_usec + end_usage.ru_stime.tv_usec -
+                      start_usage.ru_stime.tv_usec;
     CHECK(used_us < 300 * 1000);
     vote(&a, WIRE_VOTE_PENDING);
     CHECK_EQ(next_type(&a), WIRE_OUTCOME);
@@ -523,8 +535,7 @@ static void write_resume(struct wire_buffer *out, uint32_t name, uint64_t run) {
 // As many peers as may register, as many that wait for other runs, and others that say nothing.
 static void test_full(void) {
     check_case("all places are taken");
-    enum { WAIT = WIRE_MAX_MEMBERS,
-           SILENT = MASTER_MAX_ANONYMOUS + 44 };
+    enum { WAIT = WIRE_MAX_MEMBERS, SILENT = MASTER_MAX_ANONYMOUS + 44 };
     static int peers[WIRE_MAX_MEMBERS], waiting[WAIT], silent[SILENT];
     raise_descriptors(2 * (WIRE_MAX_MEMBERS + WAIT + SILENT) + 100);
     struct master *master = start(PATIENCE_MS);

@@ -1,11 +1,10 @@
 // Replays orders of events on the peer's control mind: no socket, no clock.
 #include "base/platform.h"
 #include "check.h"
-#include "control/member.h"
+#include "peer/member.h"
 #include "pccl.h"
 
-enum { LIMIT_MS = 1000,
-       LANES = 2 };
+enum { LIMIT_MS = 1000, LANES = 2 };
 
 struct bed {
     struct member *member;
@@ -45,7 +44,9 @@ static void feed(struct bed *bed, struct wire_buffer *frame) {
     wire_buffer_fini(frame);
 }
 
-static struct wire_header from_master(const struct bed *bed) { return (struct wire_header){.run = bed->run, .generation = bed->generation}; }
+static struct wire_header from_master(const struct bed *bed) {
+    return (struct wire_header){.run = bed->run, .generation = bed->generation};
+}
 
 static size_t count_actions(const struct bed *bed, enum member_action_kind kind) {
     size_t count = 0;
@@ -100,7 +101,8 @@ static void join(struct bed *bed, uint64_t join_number) {
     member_join(bed->member, 5000, bed->now, fresh(bed));
     CHECK_EQ(next_type(bed), WIRE_HELLO);
     struct wire_buffer frame = {0};
-    struct wire_welcome welcome = {.join_number = join_number, .secret = {9}, .heartbeat_limit_ms = LIMIT_MS, .seen = {.family = 4}};
+    struct wire_welcome welcome = {
+        .join_number = join_number, .secret = {9}, .heartbeat_limit_ms = LIMIT_MS, .seen = {.family = 4}};
     wire_encode_welcome(&frame, from_master(bed), &welcome);
     feed(bed, &frame);
     CHECK_EQ(member_phase(bed->member), MEMBER_REGISTERED);
@@ -109,14 +111,19 @@ static void join(struct bed *bed, uint64_t join_number) {
 // Members "1 2 3" of group 0 in ring order, then those after '|' of group 1; join number = 10 x name.
 static struct wire_epoch epoch_of(uint64_t number, uint64_t group_epoch, const char *names) {
     static struct wire_member members[32];
-    struct wire_epoch epoch = {.number = number, .group_epoch = group_epoch, .latency_us = 50, .megabytes_per_s = 100, .members = members};
+    struct wire_epoch epoch = {
+        .number = number, .group_epoch = group_epoch, .latency_us = 50, .megabytes_per_s = 100, .members = members};
     uint32_t group = 0;
     for (const char *at = names; *at; at++) {
         if (*at == '|') group++;
         if (*at < '0' || *at > '9') continue;
         uint8_t n = (uint8_t)(*at - '0');
-        members[epoch.count++] = (struct wire_member){
-            .id = id_of(n), .join_number = 10u * n, .group = group, .lanes = 4, .address = {.family = 4, .bytes = {127, 0, 0, 1}, .port = (uint16_t)(6000 + n)}};
+        members[epoch.count++] =
+            (struct wire_member){.id = id_of(n),
+                                 .join_number = 10u * n,
+                                 .group = group,
+                                 .lanes = 4,
+                                 .address = {.family = 4, .bytes = {127, 0, 0, 1}, .port = (uint16_t)(6000 + n)}};
     }
     return epoch;
 }
@@ -501,7 +508,9 @@ static void test_votes_and_death(void) {
         bool syncs;
         uint64_t first, last;
         bool told;
-    } differences[] = {{"in no sync", false, 3, 4, false}, {"in a sync", true, 3, 4, true}, {"at the end of numbers", true, 0, UINT64_MAX, true}};
+    } differences[] = {{"in no sync", false, 3, 4, false},
+                       {"in a sync", true, 3, 4, true},
+                       {"at the end of numbers", true, 0, UINT64_MAX, true}};
     for (size_t i = 0; i < sizeof differences / sizeof differences[0]; i++) {
         check_case("entries that differ: %s", differences[i].name);
         accepted(&bed, 10, "1 2", "2");
@@ -555,13 +564,19 @@ static void test_hellos(void) {
     accepted(&bed, 10, "1 2 3 4 | 6", "2c4");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("hello: %s", rows[i].name);
-        struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = rows[i].kind, .secret = {rows[i].secret}, .from = id_of(rows[i].from), .to = id_of(rows[i].to), .index = rows[i].index};
+        struct wire_link_hello hello = {.version = WIRE_VERSION,
+                                        .kind = rows[i].kind,
+                                        .secret = {rows[i].secret},
+                                        .from = id_of(rows[i].from),
+                                        .to = id_of(rows[i].to),
+                                        .index = rows[i].index};
         CHECK_EQ(member_judge_hello(bed.member, &hello), rows[i].want);
     }
     end(&bed);
     check_case("hello from a peer that must be dialled");
     accepted(&bed, 90, "2 1", "2");
-    struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .secret = {9}, .from = id_of(2), .to = id_of(1)};
+    struct wire_link_hello hello = {
+        .version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .secret = {9}, .from = id_of(2), .to = id_of(1)};
     CHECK_EQ(member_judge_hello(bed.member, &hello), MEMBER_REJECT);
     end(&bed);
 }

@@ -1,13 +1,12 @@
-// A peer whose master is lost: what it tells the next one, whom it listens to, and when its calls end. Others are digits; the peer itself is 1.
-#include "control/member.h"
+// A peer whose master is lost: what it tells the next one, whom it listens to, and when its calls end. Others are
+// digits; the peer itself is 1.
+#include "peer/member.h"
 
 #include "base/platform.h"
 #include "check.h"
-#include "include/pccl.h"
+#include "pccl.h"
 
-enum { RUN = 77,
-       LIMIT_MS = 1000,
-       RECOVERY_MS = 4000 };
+enum { RUN = 77, LIMIT_MS = 1000, RECOVERY_MS = 4000 };
 
 static struct member *mind;
 static struct member_output out;
@@ -70,10 +69,20 @@ static void text(enum wire_type type, const char *words) {
 
 static void epoch(uint64_t generation, uint8_t reason, uint64_t number, uint32_t world) {
     struct wire_member members[8] = {{{{0}}, 0, 0, 0, {0}}};
-    struct wire_epoch_commit commit = {.reason = reason, .epoch = {.number = number, .group_epoch = number, .barrier = 1, .latency_us = 50, .megabytes_per_s = 100, .count = world, .members = members}};
+    struct wire_epoch_commit commit = {.reason = reason,
+                                       .epoch = {.number = number,
+                                                 .group_epoch = number,
+                                                 .barrier = 1,
+                                                 .latency_us = 50,
+                                                 .megabytes_per_s = 100,
+                                                 .count = world,
+                                                 .members = members}};
     if (reason == WIRE_REASON_LOSS) commit.epoch.lost_epoch = number;
     for (uint32_t i = 0; i < world; i++)
-        members[i] = (struct wire_member){.id = id_of((uint8_t)(i + 1)), .join_number = i + 1, .lanes = 1, .address = {.family = 4, .port = (uint16_t)(6000 + i)}};
+        members[i] = (struct wire_member){.id = id_of((uint8_t)(i + 1)),
+                                          .join_number = i + 1,
+                                          .lanes = 1,
+                                          .address = {.family = 4, .port = (uint16_t)(6000 + i)}};
     struct wire_buffer frame = {0};
     wire_encode_epoch_commit(&frame, of(generation), &commit);
     feed(&frame);
@@ -81,7 +90,8 @@ static void epoch(uint64_t generation, uint8_t reason, uint64_t number, uint32_t
 
 static void welcome(uint64_t run, uint64_t join_number) {
     struct wire_buffer frame = {0};
-    struct wire_welcome message = {.join_number = join_number, .secret = {9}, .heartbeat_limit_ms = LIMIT_MS, .seen = {.family = 4}};
+    struct wire_welcome message = {
+        .join_number = join_number, .secret = {9}, .heartbeat_limit_ms = LIMIT_MS, .seen = {.family = 4}};
     wire_encode_welcome(&frame, (struct wire_header){.run = run, .generation = 1}, &message);
     feed(&frame);
 }
@@ -89,8 +99,14 @@ static void welcome(uint64_t run, uint64_t join_number) {
 static void resumed(uint64_t generation, uint8_t barrier_kind, uint8_t code, bool sync_ended) {
     struct wire_buffer frame = {0};
     struct wire_group_size sizes[] = {{0, 3}};
-    struct wire_resumed message = {.heartbeat_limit_ms = LIMIT_MS, .barrier_ended = barrier_kind != 0, .sync_ended = sync_ended};
-    message.barrier = (struct wire_barrier){.number = 2, .kind = barrier_kind != 0 ? barrier_kind : WIRE_VOTE_UPDATE, .code = code, .epoch = 5, .count = 1, .sizes = sizes};
+    struct wire_resumed message = {
+        .heartbeat_limit_ms = LIMIT_MS, .barrier_ended = barrier_kind != 0, .sync_ended = sync_ended};
+    message.barrier = (struct wire_barrier){.number = 2,
+                                            .kind = barrier_kind != 0 ? barrier_kind : WIRE_VOTE_UPDATE,
+                                            .code = code,
+                                            .epoch = 5,
+                                            .count = 1,
+                                            .sizes = sizes};
     message.sync = (struct wire_sync_end){.round = 3, .revision = 8};
     wire_encode_resumed(&frame, of(generation), &message);
     feed(&frame);
@@ -181,7 +197,8 @@ static void test_loss(void) {
     member_tick(mind, now, fresh());
     CHECK_EQ(count(MEMBER_DIE), 1);
     CHECK_EQ(action(MEMBER_VOTE_END)->code, pcclMasterConnectionFailed);
-    CHECK(strstr(member_text(mind), "the connection broke") != NULL && strstr(member_text(mind), "4000 ms; one said that it waits for 2 of 3") != NULL);
+    CHECK(strstr(member_text(mind), "the connection broke") != NULL &&
+          strstr(member_text(mind), "4000 ms; one said that it waits for 2 of 3") != NULL);
     end();
 
     accepted("further losses on the way do not lengthen it", RECOVERY_MS, 2);
@@ -231,7 +248,9 @@ static void test_tells(void) {
         enum member_tensors tensors;
         uint8_t incomplete;
         uint64_t content;
-    } states[] = {{"a state as it was voted with", MEMBER_TENSORS_AS_VOTED, 0, 3}, {"a state that has been received", MEMBER_TENSORS_RECEIVED, 0, 5}, {"a torn state is nobody's", MEMBER_TENSORS_TORN, 1, 0xaa01}};
+    } states[] = {{"a state as it was voted with", MEMBER_TENSORS_AS_VOTED, 0, 3},
+                  {"a state that has been received", MEMBER_TENSORS_RECEIVED, 0, 5},
+                  {"a torn state is nobody's", MEMBER_TENSORS_TORN, 1, 0xaa01}};
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
         accepted(states[i].name, RECOVERY_MS, 1);
         struct wire_sync_vote vote = {.content = {3, 4}};
@@ -270,7 +289,8 @@ static void test_answers(void) {
     static const struct {
         uint64_t run, generation;
         bool promises;
-    } asked[] = {{RUN, 1, false}, {RUN, 0, false}, {RUN + 1, 9, false}, {RUN, 3, true}, {RUN, 2, false}, {RUN, 3, false}, {RUN, 7, true}};
+    } asked[] = {{RUN, 1, false}, {RUN, 0, false}, {RUN + 1, 9, false}, {RUN, 3, true},
+                 {RUN, 2, false}, {RUN, 3, false}, {RUN, 7, true}};
     for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
         const uint8_t *body;
         empty((struct wire_header){.run = asked[i].run, .generation = asked[i].generation}, WIRE_GENERATION);
@@ -307,7 +327,8 @@ static void test_answers(void) {
         const char *name;
         enum wire_type type;
         const char *words;
-    } ends[] = {{"refused", WIRE_REFUSED, "refused by the master: no"}, {"expelled", WIRE_EXPELLED, "expelled by the master: no"}};
+    } ends[] = {{"refused", WIRE_REFUSED, "refused by the master: no"},
+                {"expelled", WIRE_EXPELLED, "expelled by the master: no"}};
     for (size_t i = 0; i < 2; i++) {
         accepted(ends[i].name, RECOVERY_MS, 1);
         lose();
@@ -392,14 +413,19 @@ static void test_ends(void) {
 
 // Newcomer 2 says hello, with the secret of the run at hand or of another one.
 static enum member_judgement hello(uint8_t secret) {
-    struct wire_link_hello message = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .secret = {secret}, .from = id_of(2), .to = id_of(1)};
+    struct wire_link_hello message = {
+        .version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .secret = {secret}, .from = id_of(2), .to = id_of(1)};
     return member_judge_hello(mind, &message);
 }
 
 static void candidate(uint32_t attempt) {
     struct wire_address address = {.family = 4, .port = 6000};
-    struct wire_member members[2] = {{.id = id_of(1), .join_number = 1, .lanes = 1, .address = address}, {.id = id_of(2), .join_number = 2, .lanes = 1, .address = address}};
-    struct wire_candidate message = {.attempt = attempt, .epoch = {.number = 7, .group_epoch = 7, .latency_us = 50, .megabytes_per_s = 100, .count = 2, .members = members}};
+    struct wire_member members[2] = {{.id = id_of(1), .join_number = 1, .lanes = 1, .address = address},
+                                     {.id = id_of(2), .join_number = 2, .lanes = 1, .address = address}};
+    struct wire_candidate message = {
+        .attempt = attempt,
+        .epoch = {
+            .number = 7, .group_epoch = 7, .latency_us = 50, .megabytes_per_s = 100, .count = 2, .members = members}};
     struct wire_buffer frame = {0};
     wire_encode_candidate(&frame, of(1), &message);
     feed(&frame);

@@ -2,8 +2,7 @@
 #include "base/platform.h"
 #include "mailboxes.h"
 
-enum { LIMIT_MS = 1000,
-       HEARING_MS = LIMIT_MS / MEMBERSHIP_HEARING_OF + 10 };
+enum { LIMIT_MS = 1000, HEARING_MS = LIMIT_MS / MEMBERSHIP_HEARING_OF + 10 };
 
 static struct membership *m;
 static int64_t now;
@@ -64,12 +63,17 @@ static void say(char peer, struct wire_buffer *frame) {
     wire_buffer_fini(frame);
 }
 
-static struct wire_header head(char peer) { return (struct wire_header){.run = run, .generation = generation, .epoch = epochs[peer - 'a']}; }
+static struct wire_header head(char peer) {
+    return (struct wire_header){.run = run, .generation = generation, .epoch = epochs[peer - 'a']};
+}
 
-static struct wire_header op_head(uint64_t group_epoch) { return (struct wire_header){.run = run, .generation = generation, .epoch = group_epoch}; }
+static struct wire_header op_head(uint64_t group_epoch) {
+    return (struct wire_header){.run = run, .generation = generation, .epoch = group_epoch};
+}
 
 static void hello_from(char peer, uint32_t group, struct wire_address address) {
-    struct wire_hello hello = {.version = WIRE_VERSION, .id = id_of(peer), .group = group, .lanes = 2, .port = 48149, .masters = 1};
+    struct wire_hello hello = {
+        .version = WIRE_VERSION, .id = id_of(peer), .group = group, .lanes = 2, .port = 48149, .masters = 1};
     clear(&boxes[peer - 'a']);
     epochs[peer - 'a'] = 0;
     act((inside = true, membership_peer_connected(m, now, (uint32_t)(peer - 'a'), &address, &hello)));
@@ -130,7 +134,9 @@ static void silent(char peer, char accused) { accuse(peer, accused, 1); }
 
 // A segment stands above the 32 bits of a tag.
 #define SEGMENT(tag, segment) ((uint64_t)(segment) << 32 | (tag))
-static struct wire_op_name name_of(uint64_t epoch, uint64_t tag) { return (struct wire_op_name){epoch, (uint32_t)tag, 1, (uint16_t)(tag >> 32)}; }
+static struct wire_op_name name_of(uint64_t epoch, uint64_t tag) {
+    return (struct wire_op_name){epoch, (uint32_t)tag, 1, (uint16_t)(tag >> 32)};
+}
 
 static void done(const char *peers, uint64_t group_epoch, uint64_t tag) {
     for (; *peers; peers++) {
@@ -150,18 +156,23 @@ static void report(char peer, uint64_t group_epoch, size_t count, const struct s
     struct wire_op_report list[8];
     struct wire_report message = {.count = (uint32_t)count, .ops = list};
     for (size_t i = 0; i < count; i++) {
-        uint8_t state = ops[i].state == 'D' ? WIRE_OP_DONE : ops[i].state == 'k' ? WIRE_OP_KEPT
-                                                                                 : WIRE_OP_OPEN;
-        list[i] = (struct wire_op_report){name_of(ops[i].epoch, ops[i].tag), state, ops[i].state == 'o' || ops[i].state == 'k'};
+        uint8_t state = ops[i].state == 'D' ? WIRE_OP_DONE : ops[i].state == 'k' ? WIRE_OP_KEPT : WIRE_OP_OPEN;
+        list[i] = (struct wire_op_report){name_of(ops[i].epoch, ops[i].tag), state,
+                                          ops[i].state == 'o' || ops[i].state == 'k'};
     }
     struct wire_buffer out = {0};
     wire_encode_report(&out, op_head(group_epoch), &message);
     say(peer, &out);
 }
-#define REPORT(peer, group_epoch, ...) report(peer, group_epoch, sizeof((struct stood[]){__VA_ARGS__}) / sizeof(struct stood), (struct stood[]){__VA_ARGS__})
+#define REPORT(peer, group_epoch, ...) \
+    report(peer, group_epoch, sizeof((struct stood[]){__VA_ARGS__}) / sizeof(struct stood), \
+           (struct stood[]){__VA_ARGS__})
 
 static void mismatch(char peer, uint64_t group_epoch, uint64_t tag, char other) {
-    struct wire_mismatch message = {.name = name_of(group_epoch, tag), .mine = {.count = 10, .dtype = 10}, .other = id_of(other), .theirs = {.count = 20, .dtype = 11, .op = 1}};
+    struct wire_mismatch message = {.name = name_of(group_epoch, tag),
+                                    .mine = {.count = 10, .dtype = 10},
+                                    .other = id_of(other),
+                                    .theirs = {.count = 20, .dtype = 11, .op = 1}};
     struct wire_buffer out = {0};
     wire_encode_mismatch(&out, op_head(group_epoch), &message);
     say(peer, &out);
@@ -184,11 +195,13 @@ static void same_members(int line, const struct wire_epoch *epoch, const char *w
     check_text(got, want, __FILE__, line, "members");
 }
 
-static void epoch_at(int line, const char *peers, uint8_t reason, uint64_t number, uint64_t group_epoch, const char *want) {
+static void epoch_at(int line, const char *peers, uint8_t reason, uint64_t number, uint64_t group_epoch,
+                     const char *want) {
     for (; *peers; peers++) {
         const struct frame *frame = take_at(line, *peers, WIRE_EPOCH);
         struct wire_epoch_commit commit = {.epoch.members = members};
-        check_that(wire_decode_epoch_commit(frame->body, frame->header.length, &commit), __FILE__, line, "EPOCH decodes");
+        check_that(wire_decode_epoch_commit(frame->body, frame->header.length, &commit), __FILE__, line,
+                   "EPOCH decodes");
         check_equal(commit.reason, reason, __FILE__, line, "reason");
         check_equal((int64_t)commit.epoch.number, (int64_t)number, __FILE__, line, "number");
         check_equal((int64_t)commit.epoch.group_epoch, (int64_t)group_epoch, __FILE__, line, "group epoch");
@@ -197,14 +210,16 @@ static void epoch_at(int line, const char *peers, uint8_t reason, uint64_t numbe
         epochs[*peers - 'a'] = number;
     }
 }
-#define EPOCH(peers, reason, number, group_epoch, want) epoch_at(__LINE__, peers, WIRE_REASON_##reason, number, group_epoch, want)
+#define EPOCH(peers, reason, number, group_epoch, want) \
+    epoch_at(__LINE__, peers, WIRE_REASON_##reason, number, group_epoch, want)
 
 static uint32_t candidate_at(int line, const char *peers, const char *want) {
     uint32_t attempt = 0;
     for (; *peers; peers++) {
         const struct frame *frame = take_at(line, *peers, WIRE_CANDIDATE);
         struct wire_candidate candidate = {.epoch.members = members};
-        check_that(wire_decode_candidate(frame->body, frame->header.length, &candidate), __FILE__, line, "CANDIDATE decodes");
+        check_that(wire_decode_candidate(frame->body, frame->header.length, &candidate), __FILE__, line,
+                   "CANDIDATE decodes");
         check_that(attempt == 0 || attempt == candidate.attempt, __FILE__, line, "one attempt for all");
         same_members(line, &candidate.epoch, want);
         attempt = candidate.attempt;
@@ -225,7 +240,8 @@ static void outcome_at(int line, const char *peers, uint8_t kind, uint8_t code, 
 }
 #define OUTCOME(peers, kind, code, value) outcome_at(__LINE__, peers, WIRE_VOTE_##kind, code, value)
 
-static struct wire_verdict verdict_at(int line, const char *peers, uint64_t header_epoch, uint64_t epoch, uint64_t tag, uint8_t kind, char supplier, const char *needy) {
+static struct wire_verdict verdict_at(int line, const char *peers, uint64_t header_epoch, uint64_t epoch, uint64_t tag,
+                                      uint8_t kind, char supplier, const char *needy) {
     static struct wire_verdict verdict;
     for (; *peers; peers++) {
         const struct frame *frame = take_at(line, *peers, WIRE_VERDICT);
@@ -237,11 +253,13 @@ static struct wire_verdict verdict_at(int line, const char *peers, uint64_t head
         check_equal(verdict.kind, kind, __FILE__, line, "verdict");
         check_that(wire_id_equal(&verdict.supplier, &from), __FILE__, line, "supplier");
         check_equal(verdict.count, (int64_t)strlen(needy), __FILE__, line, "number of needy");
-        for (uint32_t i = 0; i < verdict.count; i++) check_equal(verdict.needy[i].bytes[0], needy[i], __FILE__, line, "needy");
+        for (uint32_t i = 0; i < verdict.count; i++)
+            check_equal(verdict.needy[i].bytes[0], needy[i], __FILE__, line, "needy");
     }
     return verdict;
 }
-#define VERDICT(peers, header_epoch, epoch, tag, kind, supplier, needy) verdict_at(__LINE__, peers, header_epoch, epoch, tag, WIRE_VERDICT_##kind, supplier, needy)
+#define VERDICT(peers, header_epoch, epoch, tag, kind, supplier, needy) \
+    verdict_at(__LINE__, peers, header_epoch, epoch, tag, WIRE_VERDICT_##kind, supplier, needy)
 
 static void text_at(int line, char peer, enum wire_type type, const char *part) {
     const struct frame *frame = take_at(line, peer, type);
@@ -255,7 +273,8 @@ static void text_at(int line, char peer, enum wire_type type, const char *part) 
 #define REFUSED(peer, part) text_at(__LINE__, peer, WIRE_REFUSED, part)
 #define EXPELLED(peer, part) text_at(__LINE__, peer, WIRE_EXPELLED, part)
 
-// An accepted run of the peers named, all in `group`; 'A' to 'Z' are the same peers in group + 1. It is in epoch 2 (1 with one peer).
+// An accepted run of the peers named, all in `group`; 'A' to 'Z' are the same peers in group + 1. It is in epoch 2 (1
+// with one peer).
 static void form(const char *peers, uint32_t group) {
     char all[PEERS + 1] = {0};
     for (size_t i = 0; peers[i]; i++) {
@@ -663,8 +682,12 @@ static void test_votes(void) {
     pass(MEMBERSHIP_WAIT_WARN_MS - 100, "ab");
     CHECK(quiet("ab"));
     pass(200, "ab");
-    text_at(__LINE__, 'a', WIRE_WAITING, "update_topology waits for 1 of 2 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:48149, in are_peers_pending");
-    text_at(__LINE__, 'b', WIRE_WAITING, "are_peers_pending waits for 1 of 2 members for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in update_topology");
+    text_at(__LINE__, 'a', WIRE_WAITING,
+            "update_topology waits for 1 of 2 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:48149, in "
+            "are_peers_pending");
+    text_at(__LINE__, 'b', WIRE_WAITING,
+            "are_peers_pending waits for 1 of 2 members for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in "
+            "update_topology");
     pass(MEMBERSHIP_WAIT_WARN_MS - 400, "ab");
     CHECK(quiet("ab"));
     pass(400, "ab");
@@ -684,7 +707,9 @@ static void test_votes(void) {
     join('c', 0);
     vote("a", WIRE_VOTE_UPDATE);
     pass(MEMBERSHIP_WAIT_WARN_MS + 100, "abc");
-    text_at(__LINE__, 'c', WIRE_WAITING, "waiting to be admitted: 1 of 2 members has not called update_topology for 10 s: peer 62010203 (join 2) at 10.0.0.98:48149");
+    text_at(__LINE__, 'c', WIRE_WAITING,
+            "waiting to be admitted: 1 of 2 members has not called update_topology for 10 s: peer 62010203 (join 2) at "
+            "10.0.0.98:48149");
     text_at(__LINE__, 'a', WIRE_WAITING, "update_topology waits for 1 of 2 members");
     CHECK(quiet("abc"));
     vote("b", WIRE_VOTE_UPDATE);
@@ -698,7 +723,9 @@ static void test_votes(void) {
     form("ab", 0);
     join('c', 0);
     pass(MEMBERSHIP_WAIT_WARN_MS + 100, "abc");
-    text_at(__LINE__, 'c', WIRE_WAITING, "2 of 2 members have not called update_topology for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in no call that waits for all; peer 62010203");
+    text_at(__LINE__, 'c', WIRE_WAITING,
+            "2 of 2 members have not called update_topology for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in no "
+            "call that waits for all; peer 62010203");
     CHECK(quiet("abc"));
     for (int turn = 0; turn < 2; turn++) {
         vote("a", WIRE_VOTE_PENDING);
@@ -813,12 +840,12 @@ static void test_loss_with_ops(void) {
     REPORT('b', 3, {2, 1, 'D'}, {2, 2, 'D'}, {2, 3, 'O'}, {2, 4, 'k'}, {2, 5, 'o'}, {2, 6, 'k'});
     CHECK(quiet("abc"));
     REPORT('c', 3, {2, 1, 'D'}, {2, 2, 'D'}, {2, 3, 'D'}, {2, 4, 'o'}, {2, 6, 'k'});
-    VERDICT("abc", 3, 2, 1, COMMIT, 0, "");   // all done
-    VERDICT("abc", 3, 2, 2, COMMIT, 0, "");   // all done, though not all DONE came
-    VERDICT("abc", 3, 2, 3, ABORT, 0, "");    // one open
+    VERDICT("abc", 3, 2, 1, COMMIT, 0, "");     // all done
+    VERDICT("abc", 3, 2, 2, COMMIT, 0, "");     // all done, though not all DONE came
+    VERDICT("abc", 3, 2, 3, ABORT, 0, "");      // one open
     VERDICT("abc", 3, 2, 4, COMMIT, 'b', "ac"); // one has the result
-    VERDICT("ab", 3, 2, 5, ABORT, 0, "");     // nobody has it; c does not know it
-    VERDICT("abc", 3, 2, 6, COMMIT, 'a', ""); // all have it
+    VERDICT("ab", 3, 2, 5, ABORT, 0, "");       // nobody has it; c does not know it
+    VERDICT("abc", 3, 2, 6, COMMIT, 'a', "");   // all have it
     VERDICT("a", 3, 2, 7, ABORT, 0, "");
     done("abc", 3, 1);
     VERDICT("abc", 3, 3, 1, COMMIT, 0, "");
@@ -907,13 +934,18 @@ static void test_mismatch(void) {
     VERDICT("ab", 3, 2, 9, REDO, 0, "");
     char text[WIRE_MAX_TEXT + 1] = {0};
     memcpy(text, verdict.text.chars, verdict.text.length);
-    CHECK_STR(text, "op tag 8: peer 61010203 (join 1) gave count 10 float32 sum, peer 62010203 (join 2) gave count 20 float64 avg");
+    CHECK_STR(
+        text,
+        "op tag 8: peer 61010203 (join 1) gave count 10 float32 sum, peer 62010203 (join 2) gave count 20 float64 avg");
     CHECK_EQ(epochs[2], 3);
     end();
 
     begin("only the modes differ");
     form("abc", 0);
-    struct wire_mismatch message = {.name = name_of(2, SEGMENT(8, 3)), .mine = {.count = 10, .dtype = 10, .mode = 1}, .other = id_of('b'), .theirs = {.count = 10, .dtype = 10}};
+    struct wire_mismatch message = {.name = name_of(2, SEGMENT(8, 3)),
+                                    .mine = {.count = 10, .dtype = 10, .mode = 1},
+                                    .other = id_of('b'),
+                                    .theirs = {.count = 10, .dtype = 10}};
     struct wire_buffer out = {0};
     wire_encode_mismatch(&out, op_head(2), &message);
     say('a', &out);
@@ -1135,7 +1167,8 @@ static void measured(char peer, char from, char to, uint64_t rate) {
     say(peer, &out);
 }
 
-// Answers all measurements of `peers`: `slow` names directed links "ab" of 1 MB/s, all others have 100. Returns how many were asked.
+// Answers all measurements of `peers`: `slow` names directed links "ab" of 1 MB/s, all others have 100. Returns how
+// many were asked.
 static uint32_t answer_measures(const char *peers, const char *const *slow) {
     uint32_t asked = 0;
     for (bool any = true; any;) {
@@ -1258,7 +1291,8 @@ static void test_refusals(void) {
     end();
 
     begin("loopback and network do not mix");
-    struct wire_address loopback = {.family = 4, .bytes = {127, 0, 0, 1}}, loopback6 = {.family = 6, .bytes = {[15] = 1}};
+    struct wire_address loopback = {.family = 4, .bytes = {127, 0, 0, 1}},
+                        loopback6 = {.family = 6, .bytes = {[15] = 1}};
     form("a", 0);
     hello_from('b', 0, loopback);
     REFUSED('b', "loopback");
@@ -1272,7 +1306,8 @@ static void test_refusals(void) {
     REFUSED('b', "loopback");
     end();
 
-    begin("a lone member that calls nothing for long, as while it loads a model, is not expelled for one of the other kind");
+    begin("a lone member that calls nothing for long, as while it loads a model, is not expelled for one of the other "
+          "kind");
     hello_from('a', 0, loopback);
     TAKE('a', WIRE_WELCOME);
     TAKE('a', WIRE_EPOCH);
@@ -1307,7 +1342,9 @@ static void test_refusals(void) {
 }
 
 static void test_violations(void) {
-    static const enum wire_type wrong[] = {WIRE_HELLO, WIRE_WELCOME, WIRE_REFUSED, WIRE_CANDIDATE, WIRE_EPOCH, WIRE_OUTCOME, WIRE_EXPELLED, WIRE_VERDICT, WIRE_MEASURE, WIRE_LINK_HELLO, WIRE_CHUNK};
+    static const enum wire_type wrong[] = {WIRE_HELLO,   WIRE_WELCOME,    WIRE_REFUSED,  WIRE_CANDIDATE,
+                                           WIRE_EPOCH,   WIRE_OUTCOME,    WIRE_EXPELLED, WIRE_VERDICT,
+                                           WIRE_MEASURE, WIRE_LINK_HELLO, WIRE_CHUNK};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         begin(wire_type_name((uint16_t)wrong[i]));
         form("ab", 0);
@@ -1426,13 +1463,18 @@ static void obey(char peer) {
         struct wire_measure measure;
         char self[2] = {peer, 0};
         if (frame.header.type == WIRE_WELCOME) run = frame.header.run;
-        if (frame.header.type == WIRE_CANDIDATE && wire_decode_candidate(frame.body, frame.header.length, &candidate)) linked(self, candidate.attempt, "");
-        if (frame.header.type == WIRE_MEASURE && wire_decode_measure(frame.body, frame.header.length, &measure)) measured(peer, peer, (char)measure.target.bytes[0], 1000 * measure.target.bytes[0]);
-        if (frame.header.type != WIRE_EPOCH || !wire_decode_epoch_commit(frame.body, frame.header.length, &commit)) continue;
+        if (frame.header.type == WIRE_CANDIDATE && wire_decode_candidate(frame.body, frame.header.length, &candidate))
+            linked(self, candidate.attempt, "");
+        if (frame.header.type == WIRE_MEASURE && wire_decode_measure(frame.body, frame.header.length, &measure))
+            measured(peer, peer, (char)measure.target.bytes[0], 1000 * measure.target.bytes[0]);
+        if (frame.header.type != WIRE_EPOCH || !wire_decode_epoch_commit(frame.body, frame.header.length, &commit))
+            continue;
         bool entered = commit.epoch.group_epoch == commit.epoch.number;
         epochs[peer - 'a'] = commit.epoch.number;
         uint64_t begun = commit.epoch.number - 1;
-        if (entered) REPORT(peer, commit.epoch.number, {begun, 1, 'O'}, {begun, 2, 'k'}, {begun, 3, 'D'}, {begun, (uint64_t)peer, 'o'});
+        if (entered)
+            REPORT(peer, commit.epoch.number, {begun, 1, 'O'}, {begun, 2, 'k'}, {begun, 3, 'D'},
+                   {begun, (uint64_t)peer, 'o'});
     }
     for (size_t i = 0; i < box->tail; i++) free(box->frames[i].body);
     box->head = box->tail = 0;
@@ -1534,7 +1576,8 @@ static void test_memory(void) {
     for (uint64_t at = 1; at <= all; at++)
         for (uint64_t count = 1; count <= 64; count *= 8) {
             char name[64];
-            snprintf(name, sizeof name, "request %llu refused %llu times", (unsigned long long)at, (unsigned long long)count);
+            snprintf(name, sizeof name, "request %llu refused %llu times", (unsigned long long)at,
+                     (unsigned long long)count);
             begin(name);
             requests = 0;
             refuse_at = at;
@@ -1545,7 +1588,7 @@ static void test_memory(void) {
             CHECK_EQ(membership_peer_count(m), 0);
             for (int c = 0; c < PEERS; c++) clear(&boxes[c]);
             now += LIMIT_MS * MS_NS; // for which members of a run that was given up may come
-            form("abC", 0); // all is well again
+            form("abC", 0);          // all is well again
             die('b');
             EPOCH("a", LOSS, 3, 3, "ac");
             EPOCH("c", LOSS, 3, 2, "ac");

@@ -1,9 +1,9 @@
-// Masters that find a run which another one has left: who is asked for a promise, which epoch comes of it, and who is turned away.
+// Masters that find a run which another one has left: who is asked for a promise, which epoch comes of it, and who is
+// turned away.
 #include "base/platform.h"
 #include "mailboxes.h"
 
-enum { LIMIT_MS = 1000,
-       RUN = 7 };
+enum { LIMIT_MS = 1000, RUN = 7 };
 
 static struct membership *m;
 static int64_t now;
@@ -60,7 +60,8 @@ static void sent_back_at(int line, char peer, const char *part) {
 static void skip_waiting(const char *peers) {
     for (; *peers; peers++) {
         const struct box *box = &boxes[*peers - 'a'];
-        while (box->head < box->tail && box->frames[box->head].header.type == WIRE_WAITING) WAITING(*peers, "are needed");
+        while (box->head < box->tail && box->frames[box->head].header.type == WIRE_WAITING)
+            WAITING(*peers, "are needed");
     }
 }
 
@@ -79,7 +80,8 @@ static void say(char peer, struct wire_header header, enum wire_type type) {
 
 static void hello(char peer, uint8_t masters) {
     struct wire_address source = address_of(peer);
-    struct wire_hello message = {.version = WIRE_VERSION, .id = id_of(peer), .lanes = 1, .port = 48149, .masters = masters};
+    struct wire_hello message = {
+        .version = WIRE_VERSION, .id = id_of(peer), .lanes = 1, .port = 48149, .masters = masters};
     clear(&boxes[peer - 'a']);
     act(membership_peer_connected(m, now, (uint32_t)(peer - 'a'), &source, &message));
 }
@@ -97,9 +99,7 @@ static void pass(int64_t ms, const char *alive) {
 // ---- what survivors say ----
 
 // The numbers of a peer that lacks nothing; 0 stands for these.
-enum { GENERATION = 1,
-       NUMBER = 5,
-       BARRIER = 3 };
+enum { GENERATION = 1, NUMBER = 5, BARRIER = 3 };
 
 struct says {
     char who;
@@ -114,7 +114,7 @@ struct says {
     char is;         // whose id it gives, where that connection has another letter
     uint8_t secret;
     struct wire_quorum quorum; // as EPOCH told
-    uint32_t entry;  // the hash of the one entry that its state has; 0: none
+    uint32_t entry;            // the hash of the one entry that its state has; 0: none
 };
 
 static uint64_t or_else(uint64_t value, uint64_t usual) { return value != 0 ? value : usual; }
@@ -122,14 +122,23 @@ static uint64_t or_else(uint64_t value, uint64_t usual) { return value != 0 ? va
 static void resume(const struct says *says) {
     static struct wire_member members[PEERS];
     struct wire_group_size sizes[] = {{0, 1}};
-    struct wire_epoch epoch = {.number = or_else(says->number, NUMBER), .latency_us = 1, .megabytes_per_s = 1, .sync_round = says->round, .members = members};
+    struct wire_epoch epoch = {.number = or_else(says->number, NUMBER),
+                               .latency_us = 1,
+                               .megabytes_per_s = 1,
+                               .sync_round = says->round,
+                               .members = members};
     epoch.group_epoch = epoch.number;
     for (const char *c = says->members; c != NULL && *c; c++)
-        members[epoch.count++] = (struct wire_member){.id = id_of(*c), .join_number = or_else(says->join, (uint64_t)(*c - 'a' + 1)), .lanes = 1, .address = address_of(*c)};
+        members[epoch.count++] = (struct wire_member){.id = id_of(*c),
+                                                      .join_number = or_else(says->join, (uint64_t)(*c - 'a' + 1)),
+                                                      .lanes = 1,
+                                                      .address = address_of(*c)};
     sizes[0].count = or_else(epoch.count, 1);
     struct wire_resume message = {
-        .hello = {.version = (uint16_t)or_else(says->version, WIRE_VERSION), .id = id_of(says->stranger ? 'w' : says->is != 0 ? says->is
-                                                                                                                              : says->who),
+        .hello = {.version = (uint16_t)or_else(says->version, WIRE_VERSION),
+                  .id = id_of(says->stranger  ? 'w'
+                              : says->is != 0 ? says->is
+                                              : says->who),
                   .lanes = 1,
                   .port = 48149,
                   .masters = (uint8_t)or_else(says->masters, 1)},
@@ -137,11 +146,16 @@ static void resume(const struct says *says) {
         .join_number = (uint64_t)(says->who - 'a' + 1),
         .vote = says->vote,
         .accepted = says->members != NULL,
-        .barrier = {.number = or_else(says->barrier, BARRIER), .kind = (uint8_t)or_else(says->kind, WIRE_VOTE_UPDATE), .epoch = epoch.number, .count = 1, .sizes = sizes},
+        .barrier = {.number = or_else(says->barrier, BARRIER),
+                    .kind = (uint8_t)or_else(says->kind, WIRE_VOTE_UPDATE),
+                    .epoch = epoch.number,
+                    .count = 1,
+                    .sizes = sizes},
         .epoch = epoch,
     };
     struct wire_address source = address_of(says->who);
-    struct wire_header header = {.run = or_else(says->run, RUN), .generation = or_else(says->promised, message.generation)};
+    struct wire_header header = {.run = or_else(says->run, RUN),
+                                 .generation = or_else(says->promised, message.generation)};
     struct wire_buffer out = {0};
     clear(&boxes[says->who - 'a']);
     message.secret[0] = says->secret;
@@ -160,7 +174,9 @@ static void resume_all(const char *peers) {
 
 static void asked_at(int line, const char *peers, uint64_t generation) {
     skip_waiting(peers);
-    for (; *peers; peers++) check_equal((int64_t)take_at(line, *peers, WIRE_GENERATION)->header.generation, (int64_t)generation, __FILE__, line, "generation");
+    for (; *peers; peers++)
+        check_equal((int64_t)take_at(line, *peers, WIRE_GENERATION)->header.generation, (int64_t)generation, __FILE__,
+                    line, "generation");
 }
 #define ASKED(peers, generation) asked_at(__LINE__, peers, generation)
 
@@ -183,7 +199,8 @@ static void epoch_at(int line, const char *peers, const char *want, uint64_t num
     for (; *peers; peers++) {
         const struct frame *frame = take_at(line, *peers, WIRE_EPOCH);
         struct wire_epoch_commit commit = {.epoch.members = members};
-        check_that(wire_decode_epoch_commit(frame->body, frame->header.length, &commit), __FILE__, line, "EPOCH decodes");
+        check_that(wire_decode_epoch_commit(frame->body, frame->header.length, &commit), __FILE__, line,
+                   "EPOCH decodes");
         check_equal((int64_t)commit.epoch.number, (int64_t)number, __FILE__, line, "number");
         check_equal(commit.reason, reason, __FILE__, line, "reason");
         char got[PEERS + 1] = {0};
@@ -198,33 +215,143 @@ static void epoch_at(int line, const char *peers, const char *want, uint64_t num
 static const struct row {
     const char *name;
     struct says says[6];
-    const char *at_once, *in_time; // who is asked; in_time: somebody is absent, so the rest waits for the heartbeat limit
-    const char *asked_first;       // before there were enough of another run
-    uint64_t run, generation;      // as they are asked
-    const char *members;           // of the epoch
+    // who is asked; in_time: somebody is absent, so the rest waits for the heartbeat limit
+    const char *at_once, *in_time;
+    const char *asked_first;  // before there were enough of another run
+    uint64_t run, generation; // as they are asked
+    const char *members;      // of the epoch
     uint64_t number;
     const char *expelled, *welcome;
     bool lost; // somebody of it is absent
 } rows[] = {
-    {.name = "all are here", .says = {{.who = 'a', .members = "abc"}, {.who = 'b', .members = "abc"}, {.who = 'c', .members = "abc"}}, .at_once = "abc", .generation = 2, .members = "abc", .number = 6},
-    {.name = "two of three", .says = {{.who = 'a', .members = "abc"}, {.who = 'b', .members = "abc"}}, .in_time = "ab", .generation = 2, .members = "ab", .number = 6, .lost = true},
+    {.name = "all are here",
+     .says = {{.who = 'a', .members = "abc"}, {.who = 'b', .members = "abc"}, {.who = 'c', .members = "abc"}},
+     .at_once = "abc",
+     .generation = 2,
+     .members = "abc",
+     .number = 6},
+    {.name = "two of three",
+     .says = {{.who = 'a', .members = "abc"}, {.who = 'b', .members = "abc"}},
+     .in_time = "ab",
+     .generation = 2,
+     .members = "ab",
+     .number = 6,
+     .lost = true},
     {.name = "one of three", .says = {{.who = 'a', .members = "abc"}}},
     {.name = "half is no majority", .says = {{.who = 'a', .members = "abcd"}, {.who = 'b', .members = "abcd"}}},
-    {.name = "three of four", .says = {{.who = 'a', .members = "abcd"}, {.who = 'b', .members = "abcd"}, {.who = 'd', .members = "abcd"}}, .in_time = "abd", .generation = 2, .members = "abd", .number = 6, .lost = true},
-    {.name = "a run of one", .says = {{.who = 'a', .members = "a"}}, .at_once = "a", .generation = 2, .members = "a", .number = 6},
+    {.name = "three of four",
+     .says = {{.who = 'a', .members = "abcd"}, {.who = 'b', .members = "abcd"}, {.who = 'd', .members = "abcd"}},
+     .in_time = "abd",
+     .generation = 2,
+     .members = "abd",
+     .number = 6,
+     .lost = true},
+    {.name = "a run of one",
+     .says = {{.who = 'a', .members = "a"}},
+     .at_once = "a",
+     .generation = 2,
+     .members = "a",
+     .number = 6},
     {.name = "nobody was ever accepted", .says = {{.who = 'a'}}, .members = "a", .number = 1, .welcome = "a"},
-    {.name = "the newest epoch counts, not the largest", .says = {{.who = 'a', .members = "ab", .number = 6}, {.who = 'b', .members = "abc"}, {.who = 'c', .members = "abc"}}, .at_once = "abc", .generation = 2, .members = "ab", .number = 7, .expelled = "c", .lost = true},
-    {.name = "one who knows the newest epoch alone makes others wait", .says = {{.who = 'a', .members = "ade", .number = 6}, {.who = 'b', .members = "abc"}, {.who = 'c', .members = "abc"}}},
-    {.name = "a higher generation is newer than a higher number", .says = {{.who = 'a', .members = "ab", .generation = 2}, {.who = 'b', .members = "ab", .generation = 2}, {.who = 'c', .members = "abc", .number = 9}}, .at_once = "abc", .generation = 3, .members = "ab", .number = 10, .expelled = "c"},
-    {.name = "above all that was promised", .says = {{.who = 'a', .members = "ab"}, {.who = 'b', .members = "ab", .promised = 8}}, .at_once = "ab", .generation = 9, .members = "ab", .number = 6},
-    {.name = "of two runs the one with a majority", .says = {{.who = 'a', .members = "ab", .run = 1}, {.who = 'c', .members = "cde"}, {.who = 'd', .members = "cde"}, {.who = 'e', .members = "cde"}}, .at_once = "cde", .generation = 2, .members = "cde", .number = 6, .expelled = "a"},
-    {.name = "of two runs with a majority the one with more", .says = {{.who = 'a', .members = "abx"}, {.who = 'b', .members = "abx"}, {.who = 'c', .members = "cdefg", .run = 9}, {.who = 'd', .members = "cdefg", .run = 9}, {.who = 'e', .members = "cdefg", .run = 9}}, .asked_first = "ab", .in_time = "cde", .run = 9, .generation = 2, .members = "cde", .number = 6, .expelled = "ab", .lost = true},
-    {.name = "a tie goes to who came first", .says = {{.who = 'a', .members = "abx"}, {.who = 'b', .members = "abx"}, {.who = 'c', .members = "cdy", .run = 9}, {.who = 'd', .members = "cdy", .run = 9}}, .in_time = "ab", .generation = 2, .members = "ab", .number = 6, .expelled = "cd", .lost = true},
-    {.name = "a newcomer of the run waits anew", .says = {{.who = 'a', .members = "ab"}, {.who = 'z'}, {.who = 'b', .members = "ab"}}, .at_once = "abz", .generation = 2, .members = "ab", .number = 6, .welcome = "z"},
-    {.name = "a newcomer of another run waits anew", .says = {{.who = 'a', .members = "ab"}, {.who = 'z', .run = 3}, {.who = 'b', .members = "ab"}}, .at_once = "ab", .generation = 2, .members = "ab", .number = 6, .welcome = "z"},
-    {.name = "newcomers are not enough before those that were members have entered their epoch", .says = {{.who = 'c', .members = "abcdefg", .number = 6, .quorum = {.elders = 2, .newer = 4}}, {.who = 'd', .members = "abcdefg"}, {.who = 'e', .members = "abcdefg"}, {.who = 'f', .members = "abcdefg"}, {.who = 'g', .members = "abcdefg"}}},
-    {.name = "but both together", .says = {{.who = 'b', .members = "abcde", .number = 6, .quorum = {.elders = 2, .newer = 4}}, {.who = 'c', .members = "abc"}, {.who = 'd'}}, .in_time = "bcd", .generation = 2, .members = "bcd", .number = 7, .lost = true},
-    {.name = "a newcomer in the newest epoch is in", .says = {{.who = 'a', .members = "az"}, {.who = 'z'}}, .at_once = "az", .generation = 2, .members = "az", .number = 6},
+    {.name = "the newest epoch counts, not the largest",
+     .says = {{.who = 'a', .members = "ab", .number = 6},
+              {.who = 'b', .members = "abc"},
+              {.who = 'c', .members = "abc"}},
+     .at_once = "abc",
+     .generation = 2,
+     .members = "ab",
+     .number = 7,
+     .expelled = "c",
+     .lost = true},
+    {.name = "one who knows the newest epoch alone makes others wait",
+     .says = {{.who = 'a', .members = "ade", .number = 6},
+              {.who = 'b', .members = "abc"},
+              {.who = 'c', .members = "abc"}}},
+    {.name = "a higher generation is newer than a higher number",
+     .says = {{.who = 'a', .members = "ab", .generation = 2},
+              {.who = 'b', .members = "ab", .generation = 2},
+              {.who = 'c', .members = "abc", .number = 9}},
+     .at_once = "abc",
+     .generation = 3,
+     .members = "ab",
+     .number = 10,
+     .expelled = "c"},
+    {.name = "above all that was promised",
+     .says = {{.who = 'a', .members = "ab"}, {.who = 'b', .members = "ab", .promised = 8}},
+     .at_once = "ab",
+     .generation = 9,
+     .members = "ab",
+     .number = 6},
+    {.name = "of two runs the one with a majority",
+     .says = {{.who = 'a', .members = "ab", .run = 1},
+              {.who = 'c', .members = "cde"},
+              {.who = 'd', .members = "cde"},
+              {.who = 'e', .members = "cde"}},
+     .at_once = "cde",
+     .generation = 2,
+     .members = "cde",
+     .number = 6,
+     .expelled = "a"},
+    {.name = "of two runs with a majority the one with more",
+     .says = {{.who = 'a', .members = "abx"},
+              {.who = 'b', .members = "abx"},
+              {.who = 'c', .members = "cdefg", .run = 9},
+              {.who = 'd', .members = "cdefg", .run = 9},
+              {.who = 'e', .members = "cdefg", .run = 9}},
+     .asked_first = "ab",
+     .in_time = "cde",
+     .run = 9,
+     .generation = 2,
+     .members = "cde",
+     .number = 6,
+     .expelled = "ab",
+     .lost = true},
+    {.name = "a tie goes to who came first",
+     .says = {{.who = 'a', .members = "abx"},
+              {.who = 'b', .members = "abx"},
+              {.who = 'c', .members = "cdy", .run = 9},
+              {.who = 'd', .members = "cdy", .run = 9}},
+     .in_time = "ab",
+     .generation = 2,
+     .members = "ab",
+     .number = 6,
+     .expelled = "cd",
+     .lost = true},
+    {.name = "a newcomer of the run waits anew",
+     .says = {{.who = 'a', .members = "ab"}, {.who = 'z'}, {.who = 'b', .members = "ab"}},
+     .at_once = "abz",
+     .generation = 2,
+     .members = "ab",
+     .number = 6,
+     .welcome = "z"},
+    {.name = "a newcomer of another run waits anew",
+     .says = {{.who = 'a', .members = "ab"}, {.who = 'z', .run = 3}, {.who = 'b', .members = "ab"}},
+     .at_once = "ab",
+     .generation = 2,
+     .members = "ab",
+     .number = 6,
+     .welcome = "z"},
+    {.name = "newcomers are not enough before those that were members have entered their epoch",
+     .says = {{.who = 'c', .members = "abcdefg", .number = 6, .quorum = {.elders = 2, .newer = 4}},
+              {.who = 'd', .members = "abcdefg"},
+              {.who = 'e', .members = "abcdefg"},
+              {.who = 'f', .members = "abcdefg"},
+              {.who = 'g', .members = "abcdefg"}}},
+    {.name = "but both together",
+     .says = {{.who = 'b', .members = "abcde", .number = 6, .quorum = {.elders = 2, .newer = 4}},
+              {.who = 'c', .members = "abc"},
+              {.who = 'd'}},
+     .in_time = "bcd",
+     .generation = 2,
+     .members = "bcd",
+     .number = 7,
+     .lost = true},
+    {.name = "a newcomer in the newest epoch is in",
+     .says = {{.who = 'a', .members = "az"}, {.who = 'z'}},
+     .at_once = "az",
+     .generation = 2,
+     .members = "az",
+     .number = 6},
 };
 
 static void test_claims(void) {
@@ -257,8 +384,7 @@ static void test_claims(void) {
         for (const char *p = row->welcome ? row->welcome : ""; *p; p++) TAKE(*p, WIRE_WELCOME);
         for (const char *p = row->expelled ? row->expelled : ""; *p; p++) EXPELLED(*p, "run");
         for (const char *p = row->members && asked ? row->members : ""; *p; p++) RESUMED(*p);
-        uint8_t reason = asked == NULL ? WIRE_REASON_UPDATE : row->lost ? WIRE_REASON_LOSS
-                                                                        : WIRE_REASON_RELINK;
+        uint8_t reason = asked == NULL ? WIRE_REASON_UPDATE : row->lost ? WIRE_REASON_LOSS : WIRE_REASON_RELINK;
         if (row->members) epoch_at(__LINE__, row->members, row->members, row->number, reason);
         CHECK_EQ(membership_epoch(m), row->members ? row->number : 0);
         end();
@@ -273,7 +399,9 @@ static void test_lies(void) {
         struct says says;
     } lies[] = {
         {"no member of its own epoch", "malformed", {.who = 'a', .members = "abc", .stranger = true}},
-        {"an epoch of a generation that it has not promised", "malformed", {.who = 'a', .members = "abc", .generation = 3, .promised = 2}},
+        {"an epoch of a generation that it has not promised",
+         "malformed",
+         {.who = 'a', .members = "abc", .generation = 3, .promised = 2}},
         {"an absurd number of votes", "malformed", {.who = 'a', .members = "abc", .barrier = UINT64_MAX}},
         {"an absurd generation", "malformed", {.who = 'a', .members = "abc", .promised = UINT64_MAX}},
         {"the last generation", "malformed", {.who = 'a', .members = "abc", .promised = UINT32_MAX}},
@@ -428,13 +556,29 @@ static void test_ends(void) {
         bool barrier_ended, sync_ended, expelled;
     } ends[] = {
         {"nothing was open", {.who = 'b', .members = "ab"}, false, false, false},
-        {"the vote has ended for one", {.who = 'b', .members = "ab", .barrier = BARRIER - 1, .vote = WIRE_VOTE_UPDATE}, true, false, false},
-        {"of another kind", {.who = 'b', .members = "ab", .barrier = BARRIER - 1, .vote = WIRE_VOTE_PENDING}, false, false, true},
+        {"the vote has ended for one",
+         {.who = 'b', .members = "ab", .barrier = BARRIER - 1, .vote = WIRE_VOTE_UPDATE},
+         true,
+         false,
+         false},
+        {"of another kind",
+         {.who = 'b', .members = "ab", .barrier = BARRIER - 1, .vote = WIRE_VOTE_PENDING},
+         false,
+         false,
+         true},
         {"without its vote", {.who = 'b', .members = "ab", .barrier = BARRIER - 1}, false, false, true},
-        {"two votes behind", {.who = 'b', .members = "ab", .barrier = BARRIER - 2, .vote = WIRE_VOTE_UPDATE}, false, false, true},
+        {"two votes behind",
+         {.who = 'b', .members = "ab", .barrier = BARRIER - 2, .vote = WIRE_VOTE_UPDATE},
+         false,
+         false,
+         true},
         {"the next vote is open", {.who = 'b', .members = "ab", .vote = WIRE_VOTE_PENDING}, false, false, false},
         {"the round has ended for one", {.who = 'b', .members = "ab", .vote = WIRE_VOTE_SYNC}, false, true, false},
-        {"the next round is open", {.who = 'b', .members = "ab", .vote = WIRE_VOTE_SYNC, .round = 4}, false, false, false},
+        {"the next round is open",
+         {.who = 'b', .members = "ab", .vote = WIRE_VOTE_SYNC, .round = 4},
+         false,
+         false,
+         false},
     };
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
         begin(ends[i].name);
@@ -462,7 +606,8 @@ static void test_ends(void) {
 
 static void test_election(void) {
     begin("the votes of a round come with RESUME, and with them all that the election needs");
-    for (const char *p = "abc"; *p; p++) resume(&(struct says){.who = *p, .members = "abc", .vote = WIRE_VOTE_SYNC, .entry = *p == 'b' ? 8 : 7});
+    for (const char *p = "abc"; *p; p++)
+        resume(&(struct says){.who = *p, .members = "abc", .vote = WIRE_VOTE_SYNC, .entry = *p == 'b' ? 8 : 7});
     WAITING('a', "1 of the 3");
     ASKED("abc", 2);
     promise("abc", RUN, 2);
@@ -728,7 +873,8 @@ static void test_left(void) {
     epoch_at(__LINE__, "c", "c", 9, WIRE_REASON_LOSS);
     end();
 
-    begin("what is left after losses of some that may live is no run of its own, if all of those and others are more than half");
+    begin("what is left after losses of some that may live is no run of its own, if all of those and others are more "
+          "than half");
     form("abcde", 2);
     header.epoch = 6;
     say('a', header, WIRE_MOVED);
@@ -737,7 +883,9 @@ static void test_left(void) {
     CHECK_EQ(quorum_told('d'), 3);
     say('c', header, WIRE_MOVED);
     CHECK(boxes[3].closed && boxes[4].closed);
-    for (const char *p = "de"; *p; p++) resume(&(struct says){.who = *p, .members = "cde", .number = 8, .generation = 2, .quorum.members = 3, .masters = 2});
+    for (const char *p = "de"; *p; p++)
+        resume(&(struct says){
+            .who = *p, .members = "cde", .number = 8, .generation = 2, .quorum.members = 3, .masters = 2});
     pass(LIMIT_MS + 100, "de");
     WAITING('d', "2 of the 3 members of epoch 8 are here, 3 are needed");
     WAITING('e', "2 of the 3");

@@ -4,12 +4,14 @@
 
 #include "base/platform.h"
 #include "check.h"
-#include "control/membership.h"
+#include "master/membership.h"
 
-enum { MEMBERS = WIRE_MAX_MEMBERS,
-       LOG2 = 10, // of them
-       LIMIT_MS = 5000,
-       RUN = 7 };
+enum {
+    MEMBERS = WIRE_MAX_MEMBERS,
+    LOG2 = 10, // of them
+    LIMIT_MS = 5000,
+    RUN = 7
+};
 
 static uint64_t comparisons;
 
@@ -50,8 +52,8 @@ static uint32_t take(enum wire_type type) {
 
 // The most that one event may compare, given what all since the last call did.
 static void at_most(const char *what, uint64_t events, uint64_t each) {
-    check_report(comparisons <= events * each, __FILE__, __LINE__, "%s: %llu comparisons in %llu events, of %llu", what, (unsigned long long)comparisons,
-                 (unsigned long long)events, (unsigned long long)(events * each));
+    check_report(comparisons <= events * each, __FILE__, __LINE__, "%s: %llu comparisons in %llu events, of %llu", what,
+                 (unsigned long long)comparisons, (unsigned long long)events, (unsigned long long)(events * each));
     comparisons = 0;
 }
 
@@ -65,7 +67,10 @@ static void begin(const char *name) {
     memset(sent, 0, sizeof sent);
     closed = 0;
     for (uint32_t i = 0; i <= MEMBERS; i++) {
-        members[i] = (struct wire_member){.join_number = i + 1, .lanes = 1, .address = {.family = 4, .bytes = {10, 0, (uint8_t)(i >> 8), (uint8_t)i}, .port = 999}};
+        members[i] = (struct wire_member){
+            .join_number = i + 1,
+            .lanes = 1,
+            .address = {.family = 4, .bytes = {10, 0, (uint8_t)(i >> 8), (uint8_t)i}, .port = 999}};
         for (size_t k = 0; k < WIRE_ID_BYTES; k++) members[i].id.bytes[k] = (uint8_t)check_random(&seed);
     }
     comparisons = 0;
@@ -79,7 +84,13 @@ static void resume(uint32_t conn, uint32_t member, uint64_t run, uint64_t number
         .join_number = member + 1,
         .accepted = 1,
         .barrier = {.number = 1, .kind = WIRE_VOTE_UPDATE, .epoch = 1, .count = 1, .sizes = &size},
-        .epoch = {.number = number, .group_epoch = number, .barrier = 1, .latency_us = 1, .megabytes_per_s = 1, .count = count, .members = members},
+        .epoch = {.number = number,
+                  .group_epoch = number,
+                  .barrier = 1,
+                  .latency_us = 1,
+                  .megabytes_per_s = 1,
+                  .count = count,
+                  .members = members},
     };
     struct wire_buffer out = {0};
     struct wire_header header = {.run = run, .generation = 1};
@@ -90,7 +101,8 @@ static void resume(uint32_t conn, uint32_t member, uint64_t run, uint64_t number
 }
 
 static void hello(uint32_t conn) {
-    struct wire_hello message = {.version = WIRE_VERSION, .id = members[conn].id, .lanes = 1, .port = 999, .masters = 1};
+    struct wire_hello message = {
+        .version = WIRE_VERSION, .id = members[conn].id, .lanes = 1, .port = 999, .masters = 1};
     act(membership_peer_connected(m, now, conn, &members[conn].address, &message));
 }
 
@@ -166,7 +178,8 @@ static void test_strangers(void) {
     for (uint32_t i = 0; i < MEMBERS; i++) resume(i, i, 100 + i, 5, MEMBERS);
     at_most("RESUME", MEMBERS, MEMBERS * (2 * LOG2 + 6));
     CHECK_EQ(closed, 0);
-    for (uint32_t i = 0; i < MEMBERS; i++) say(i, (struct wire_header){.run = 100 + i, .generation = 1}, WIRE_HEARTBEAT);
+    for (uint32_t i = 0; i < MEMBERS; i++)
+        say(i, (struct wire_header){.run = 100 + i, .generation = 1}, WIRE_HEARTBEAT);
     at_most("a heartbeat", MEMBERS, 0);
 
     check_case("another run finds places none the less");

@@ -1,20 +1,19 @@
-// Rounds of shared state in the master's mind, without sockets. Peers are letters, their connections numbers ('a' = 0); peers answer CANDIDATE
-// by themselves. What a peer gets is kept as text:
+// Rounds of shared state in the master's mind, without sockets. Peers are letters, their connections numbers ('a' = 0);
+// peers answer CANDIDATE by themselves. What a peer gets is kept as text:
 //   LOSS abc       EPOCH(LOSS) with these members
 //   PLAN 5 bc<a    revision 5: b and c receive, a gives
 //   END 5 tx 10    success at revision 5, 10 bytes came from here
 //   NONE(why)      code 9
 //   DIFFERS 1-2    its entries, from one of 1 to 2 on
 //   EXPELLED(why)
-// Votes are words as in test_election.c, without * (the mind knows): strategy, revision, mask, content, ! for incomplete.
-#include "control/membership.h"
+// Votes are words as in test_election.c, without * (the mind knows): strategy, revision, mask, content, ! for
+// incomplete.
+#include "master/membership.h"
 
 #include "base/platform.h"
 #include "check.h"
 
-enum { PEERS = 26,
-       TEXT = 1000,
-       LIMIT_MS = 1000 };
+enum { PEERS = 26, TEXT = 1000, LIMIT_MS = 1000 };
 
 struct box {
     char text[TEXT];
@@ -67,8 +66,8 @@ static void got_plan(struct box *box, const uint8_t *body, size_t length) {
     char receivers[PEERS + 1], donors[PEERS + 1];
     REQUIRE(wire_decode_sync_plan(body, length, &plan));
     box->round = plan.round;
-    put(box, "PLAN %llu %s<%s; ", (unsigned long long)plan.revision, letters(receivers, plan.receivers, plan.receiver_count),
-        letters(donors, plan.donors, plan.donor_count));
+    put(box, "PLAN %llu %s<%s; ", (unsigned long long)plan.revision,
+        letters(receivers, plan.receivers, plan.receiver_count), letters(donors, plan.donors, plan.donor_count));
 }
 
 static void got_end(struct box *box, const uint8_t *body, size_t length) {
@@ -133,7 +132,9 @@ static void say(char peer, struct wire_buffer *frame) {
     wire_buffer_fini(frame);
 }
 
-static struct wire_header head(char peer) { return (struct wire_header){.run = run, .generation = generation, .epoch = box_of(peer)->epoch}; }
+static struct wire_header head(char peer) {
+    return (struct wire_header){.run = run, .generation = generation, .epoch = box_of(peer)->epoch};
+}
 
 static void link_all(void) {
     static struct wire_linked linked;
@@ -159,7 +160,8 @@ static void vote(const char *peers, uint8_t kind) {
 
 static void join(const char *peers, uint32_t group) {
     for (; *peers; peers++) {
-        struct wire_hello hello = {.version = WIRE_VERSION, .id = id_of(*peers), .group = group, .lanes = 2, .port = 48149, .masters = 1};
+        struct wire_hello hello = {
+            .version = WIRE_VERSION, .id = id_of(*peers), .group = group, .lanes = 2, .port = 48149, .masters = 1};
         struct wire_address address = {.family = 4, .bytes = {10, 0, 0, (uint8_t)*peers}, .port = 999};
         *box_of(*peers) = (struct box){0};
         act(membership_peer_connected(m, now, (uint32_t)(*peers - 'a'), &address, &hello));
@@ -182,8 +184,9 @@ static struct wire_outline outline_of(char mask) {
 // "aE5aA" : peer, then its vote.
 static void sync_one(const char *word) {
     char peer = *word++, *rest;
-    struct wire_sync_vote message = {.strategy = *word == 'E' ? WIRE_SYNC_ENFORCE_POPULAR : *word == 'R' ? WIRE_SYNC_RECEIVE_ONLY
-                                                                                                         : WIRE_SYNC_SEND_ONLY};
+    struct wire_sync_vote message = {.strategy = *word == 'E'   ? WIRE_SYNC_ENFORCE_POPULAR
+                                                 : *word == 'R' ? WIRE_SYNC_RECEIVE_ONLY
+                                                                : WIRE_SYNC_SEND_ONLY};
     message.revision = strtoull(word + 1, &rest, 10);
     message.mask = hash_of(rest[0]);
     message.outline = outline_of(rest[0]);
@@ -215,7 +218,9 @@ static void done_in(char peer, uint64_t round, const char *donors, uint64_t byte
     say(peer, &out);
 }
 
-static void done(char peer, const char *donors, uint64_t bytes) { done_in(peer, box_of(peer)->round, donors, bytes, true); }
+static void done(char peer, const char *donors, uint64_t bytes) {
+    done_in(peer, box_of(peer)->round, donors, bytes, true);
+}
 
 static void get_at(int line, const char *peers, const char *want) {
     for (; *peers; peers++) {
@@ -229,7 +234,8 @@ static void get_at(int line, const char *peers, const char *want) {
 static void get_part_at(int line, const char *peers, const char *part) {
     for (; *peers; peers++) {
         char *got_text = box_of(*peers)->text;
-        check_report(strstr(got_text, part) != NULL, __FILE__, line, "%c got \"%s\", want a part \"%s\"", *peers, got_text, part);
+        check_report(strstr(got_text, part) != NULL, __FILE__, line, "%c got \"%s\", want a part \"%s\"", *peers,
+                     got_text, part);
         got_text[0] = 0;
     }
 }
@@ -252,7 +258,8 @@ static void begin(const char *name, const char *peers) {
 
 static void end(void) {
     for (int i = 0; i < PEERS; i++)
-        if (!boxes[i].closed) check_report(boxes[i].text[0] == 0, __FILE__, __LINE__, "%c also got \"%s\"", 'a' + i, boxes[i].text);
+        if (!boxes[i].closed)
+            check_report(boxes[i].text[0] == 0, __FILE__, __LINE__, "%c also got \"%s\"", 'a' + i, boxes[i].text);
     membership_free(m);
     check_case("%s", "");
 }
@@ -393,14 +400,16 @@ static void test_expulsions(void) {
     GET("abc", "END 0 tx 0; ");
     sync("aE0aA bE0aA cE2aA");
     GET_PART("c", "EXPELLED(");
-    GET("ab", "LOSS ab; NONE(no member that may send has a complete state of revision 1, and one was expelled for a later revision); ");
+    GET("ab", "LOSS ab; NONE(no member that may send has a complete state of revision 1, and one was expelled for a "
+              "later revision); ");
     sync("aE0aA bE0aA");
     GET("ab", "END 0 tx 0; ");
     end();
 
     begin("the mask: the expelled hears why, the others go on in the same round", "abc");
     sync("aE0aA bE0bA cE0aB");
-    GET("b", "DIFFERS 2-2; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those of its group: it has 3, its group 3, "
+    GET("b", "DIFFERS 2-2; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those "
+             "of its group: it has 3, its group 3, "
              "and the first that differs is entry 2, counted from 0); ");
     CHECK(box_of('b')->closed);
     GET("ac", "LOSS ac; PLAN 0 c<a; ");
@@ -413,10 +422,12 @@ static void test_expulsions(void) {
 
     begin("the mask: one entry more, and one less than most", "abcd");
     sync("aE0aA bE0lA cE0aA dE0aA");
-    GET_PART("b", "DIFFERS 3-3; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those of its group: it has 4, its group 3, and the first that differs is entry 3,");
+    GET_PART("b", "DIFFERS 3-3; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not "
+                  "those of its group: it has 4, its group 3, and the first that differs is entry 3,");
     GET("acd", "LOSS acd; END 0 tx 0; ");
     sync("aE1lA cE1aA dE1lA");
-    GET_PART("c", "DIFFERS 3-3; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those of its group: it has 3, its group 4, and the first that differs is entry 3,");
+    GET_PART("c", "DIFFERS 3-3; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not "
+                  "those of its group: it has 3, its group 4, and the first that differs is entry 3,");
     GET("ad", "LOSS ad; END 1 tx 0; ");
     end();
 
@@ -426,7 +437,8 @@ static void test_expulsions(void) {
     sync("aE0aA");
     wire_encode_sync_vote(&out, head('b'), &liar);
     say('b', &out);
-    GET("b", "EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those of its group); ");
+    GET("b",
+        "EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those of its group); ");
     GET("a", "LOSS a; END 0 tx 0; ");
     end();
 
@@ -440,7 +452,10 @@ static void test_expulsions(void) {
     wire_encode_sync_vote(&first, head('a'), &tall);
     say('a', &first);
     say('b', &out);
-    GET_PART("b", "DIFFERS 64-127; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those of its group: it has 20000, its group 20000, and the first that differs is one of entries 64 to 127,");
+    GET_PART(
+        "b",
+        "DIFFERS 64-127; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those "
+        "of its group: it has 20000, its group 20000, and the first that differs is one of entries 64 to 127,");
     GET("a", "LOSS a; END 0 tx 0; ");
     end();
 
@@ -592,7 +607,8 @@ static void test_memory_of_the_group(void) {
     die('a');
     GET("bc", "LOSS bc; ");
     sync("bE0aA cE0aB");
-    GET("bc", "NONE(all members that held the last state (revision 7) have left; who resumes from a checkpoint has to give a revision above 0); ");
+    GET("bc", "NONE(all members that held the last state (revision 7) have left; who resumes from a checkpoint has to "
+              "give a revision above 0); ");
     sync("bE0aA cE99aB"); // rule 1 is off
     GET("bc", "PLAN 99 b<c; ");
     done('b', "c", 1);
@@ -809,7 +825,9 @@ static void random_history(void) {
             p[pick] = *p;
             *p = peer;
             char word[32];
-            snprintf(word, sizeof word, "%cE%llua%c%s", peer, (unsigned long long)(below(4) ? expected : expected + 1 - below(3)), (char)('A' + below(2)), below(9) ? "" : "!");
+            snprintf(word, sizeof word, "%cE%llua%c%s", peer,
+                     (unsigned long long)(below(4) ? expected : expected + 1 - below(3)), (char)('A' + below(2)),
+                     below(9) ? "" : "!");
             if (!box_of(peer)->closed) sync(word);
             if (below(12) == 0 && !box_of(peers[0])->closed) die(peers[0]);
             p++;
@@ -817,7 +835,8 @@ static void random_history(void) {
         for (uint32_t turn = 0; turn < 20; turn++) {
             char peer = peers[below(strlen(peers))];
             struct box *box = box_of(peer);
-            if (box->closed || !is_in(box->text, "PLAN") || is_in(box->text, "END") || is_in(box->text, "NONE")) continue;
+            if (box->closed || !is_in(box->text, "PLAN") || is_in(box->text, "END") || is_in(box->text, "NONE"))
+                continue;
             const char *plan = strstr(box->text, "PLAN"), *stop = strchr(plan, '<'), *mine = strchr(plan + 5, peer);
             if (below(15) == 0)
                 die(peer);
@@ -828,8 +847,11 @@ static void random_history(void) {
         }
         for (char *p = peers; *p; p++) { // those that have not answered yet
             struct box *box = box_of(*p);
-            const char *plan = strstr(box->text, "PLAN"), *stop = plan ? strchr(plan, '<') : NULL, *mine = plan ? strchr(plan + 5, *p) : NULL;
-            if (!box->closed && plan && mine != NULL && mine < stop && !is_in(box->text, "END") && !is_in(box->text, "NONE")) done_in(*p, box->round, "", 0, true);
+            const char *plan = strstr(box->text, "PLAN"), *stop = plan ? strchr(plan, '<') : NULL,
+                       *mine = plan ? strchr(plan + 5, *p) : NULL;
+            if (!box->closed && plan && mine != NULL && mine < stop && !is_in(box->text, "END") &&
+                !is_in(box->text, "NONE"))
+                done_in(*p, box->round, "", 0, true);
         }
         int ended = -1;
         uint32_t left = 0;

@@ -1,17 +1,21 @@
-// The master's mind and the peers' minds together, in virtual time, with a model of the network and of the data plane: random delays, crashes,
-// leaves, stopped processes, broken links, pairs that cannot reach each other, joins, and masters that are killed at any moment, with what they
-// said last heard by some and not by others, and come back. A run is a seed; a failing one replays exactly:
-// test_minds <seed> [how many]; MINDS_LOG=1 tells what the minds say.
+// The master's mind and the peers' minds together, in virtual time, with a model of the network and of the data plane:
+// random delays, crashes, leaves, stopped processes, broken links, pairs that cannot reach each other, joins, and
+// masters that are killed at any moment, with what they said last heard by some and not by others, and come back. A run
+// is a seed; a failing one replays exactly: test_minds <seed> [how many]; MINDS_LOG=1 tells what the minds say.
 //
-// Every peer runs one program: vote, admit newcomers, now and then optimise, reduce a few tags, repeat what was lost, sync its state. Checked:
+// Every peer runs one program: vote, admit newcomers, now and then optimise, reduce a few tags, repeat what was lost,
+// sync its state. Checked:
 //  - agreement: of one op no peer gets success and another, that lives and stays, a retryable error;
 //  - votes: of one vote of all, every peer hears the same end;
-//  - attributes: peers that pass the same point read the same numbers (else their programs part ways, and nothing goes on);
-//  - state: a sync ends alike for all its members, and success means the same content and revision on all; the revision of a member
+//  - attributes: peers that pass the same point read the same numbers (else their programs part ways, and nothing goes
+//  on);
+//  - state: a sync ends alike for all its members, and success means the same content and revision on all; the revision
+//  of a member
 //    never goes back, and nobody is expelled for one that its group had;
-//  - progress: when the faults end, every program that lives and is still a member goes on; an unreachable pair costs at most one of the two.
-#include "control/member_private.h"
-#include "control/membership.h"
+//  - progress: when the faults end, every program that lives and is still a member goes on; an unreachable pair costs
+//  at most one of the two.
+#include "peer/member_private.h"
+#include "master/membership.h"
 
 #include "base/platform.h"
 #include "check.h"
@@ -35,32 +39,34 @@ enum {
     YOUNG_MS = 100,
 };
 
-enum event_kind { TO_MASTER,
-                  LOST_AT_MASTER,
-                  TO_PEER,
-                  CLOSED_AT_PEER,
-                  MASTER_TICK,
-                  PEER_TICK,
-                  DIAL_ARRIVES,
-                  DIAL_FAILS,
-                  DIALLED,
-                  LINK_LOST,
-                  PROBED,
-                  PROGRAM,
-                  COMPLETE,
-                  SUPPLY,
-                  FETCHED,
-                  SEEK,
-                  MASTER_START,
-                  FAULT };
+enum event_kind {
+    TO_MASTER,
+    LOST_AT_MASTER,
+    TO_PEER,
+    CLOSED_AT_PEER,
+    MASTER_TICK,
+    PEER_TICK,
+    DIAL_ARRIVES,
+    DIAL_FAILS,
+    DIALLED,
+    LINK_LOST,
+    PROBED,
+    PROGRAM,
+    COMPLETE,
+    SUPPLY,
+    FETCHED,
+    SEEK,
+    MASTER_START,
+    FAULT
+};
 
 struct event {
     int64_t at;
     uint64_t order;
     enum event_kind kind;
-    int peer;            // slot; who it is for
-    uint32_t life;       // of that slot; void in another life
-    int other;           // slot
+    int peer;      // slot; who it is for
+    uint32_t life; // of that slot; void in another life
+    int other;     // slot
     uint32_t other_life, index, connection, instance;
     uint64_t rate;
     uint32_t master, conn; // life of the master, and its number for the connection
@@ -75,13 +81,7 @@ struct connection {
     bool open;
 };
 
-enum op_phase { OP_NONE,
-                OP_WAITING,
-                OP_RUNNING,
-                OP_DONE,
-                OP_SUPPLIED,
-                OP_OK,
-                OP_LOST };
+enum op_phase { OP_NONE, OP_WAITING, OP_RUNNING, OP_DONE, OP_SUPPLIED, OP_OK, OP_LOST };
 
 struct op {
     enum op_phase phase;
@@ -128,7 +128,7 @@ struct peer {
     uint32_t master, conn;
     int64_t cut_at; // nothing of the killed master arrives after this
     uint64_t checked_barrier;
-    uint32_t current[PEERS][LANES + 1];   // connection + 1
+    uint32_t current[PEERS][LANES + 1]; // connection + 1
     struct {
         struct wire_link_hello hello;
         uint32_t connection;
@@ -155,11 +155,7 @@ struct peer {
     uint32_t donor_count, tries;
 
     // the program
-    enum { JOINING,
-           VOTING,
-           REDUCING,
-           SYNCING,
-           FINISHED } step;
+    enum { JOINING, VOTING, REDUCING, SYNCING, FINISHED } step;
     uint8_t vote;
     uint32_t rounds;
 };
@@ -185,33 +181,35 @@ static struct instance instances[INSTANCES_MAX];
 static uint32_t instance_count;
 static struct sync_round syncs[SYNCS_MAX];
 static bool faulty, kills;
-enum { COUNT_CRASH,
-       COUNT_LEAVE,
-       COUNT_STOP,
-       COUNT_BREAK,
-       COUNT_BLOCK,
-       COUNT_EXPELLED,
-       COUNT_REFUSED,
-       COUNT_OK,
-       COUNT_LOST,
-       COUNT_SUPPLY,
-       COUNT_REDO,
-       COUNT_ORDERS,
-       COUNT_ROUNDS,
-       COUNT_JOIN,
-       COUNT_SYNC,
-       COUNT_FETCHED,
-       COUNT_UNFETCHED,
-       COUNT_NO_STATE,
-       COUNT_KICKED,
-       COUNT_RESUMED,
-       COUNT_KILL,
-       COUNT_FOUND,
-       COUNT_LATE,
-       COUNT_TORN,
-       COUNT_AFRESH,
-       COUNT_MINORITY,
-       COUNTS };
+enum {
+    COUNT_CRASH,
+    COUNT_LEAVE,
+    COUNT_STOP,
+    COUNT_BREAK,
+    COUNT_BLOCK,
+    COUNT_EXPELLED,
+    COUNT_REFUSED,
+    COUNT_OK,
+    COUNT_LOST,
+    COUNT_SUPPLY,
+    COUNT_REDO,
+    COUNT_ORDERS,
+    COUNT_ROUNDS,
+    COUNT_JOIN,
+    COUNT_SYNC,
+    COUNT_FETCHED,
+    COUNT_UNFETCHED,
+    COUNT_NO_STATE,
+    COUNT_KICKED,
+    COUNT_RESUMED,
+    COUNT_KILL,
+    COUNT_FOUND,
+    COUNT_LATE,
+    COUNT_TORN,
+    COUNT_AFRESH,
+    COUNT_MINORITY,
+    COUNTS
+};
 static uint64_t totals[COUNTS]; // what happened, to prove that it did
 
 static uint64_t below(uint64_t limit) { return check_random(&seed) % limit; }
@@ -220,7 +218,9 @@ static int64_t delay(void) { return (int64_t)(1 + below(below(8) == 0 ? 30 : 4))
 
 // ---- events ----
 
-static bool is_before(const struct event *a, const struct event *b) { return a->at < b->at || (a->at == b->at && a->order < b->order); }
+static bool is_before(const struct event *a, const struct event *b) {
+    return a->at < b->at || (a->at == b->at && a->order < b->order);
+}
 
 static void push(struct event event) {
     REQUIRE(event_count < EVENTS_MAX);
@@ -245,7 +245,9 @@ static struct event pop(void) {
     return first;
 }
 
-static void push_for(int peer, enum event_kind kind, int64_t at) { push((struct event){.at = at, .kind = kind, .peer = peer, .life = peers[peer].life}); }
+static void push_for(int peer, enum event_kind kind, int64_t at) {
+    push((struct event){.at = at, .kind = kind, .peer = peer, .life = peers[peer].life});
+}
 
 static int slot_of(const struct wire_id *id, uint32_t *life) {
     memcpy(life, id->bytes + 4, sizeof *life);
@@ -267,17 +269,24 @@ static int64_t killed_at;
 
 static struct peer *peer_at(uint32_t conn) {
     struct peer *peer = &peers[conns[conn].peer];
-    return peer->life == conns[conn].life && peer->connected && peer->master == master_life && peer->conn == conn ? peer : NULL;
+    return peer->life == conns[conn].life && peer->connected && peer->master == master_life && peer->conn == conn
+               ? peer
+               : NULL;
 }
 
 static void carry_out(const struct membership_actions *actions) {
     for (size_t i = 0; i < actions->log_count; i++)
-        if (getenv("MINDS_LOG") != NULL) fprintf(stderr, "%8.3f master: %s\n", (double)now / 1e9, actions->logs[i].text);
+        if (getenv("MINDS_LOG") != NULL)
+            fprintf(stderr, "%8.3f master: %s\n", (double)now / 1e9, actions->logs[i].text);
     for (size_t i = 0; i < actions->send_count; i++) {
         const struct membership_send *send = &actions->sends[i];
         struct peer *peer = peer_at(send->conn);
         if (peer == NULL) continue;
-        struct event event = {.kind = TO_PEER, .peer = conns[send->conn].peer, .life = peer->life, .master = master_life, .conn = send->conn};
+        struct event event = {.kind = TO_PEER,
+                              .peer = conns[send->conn].peer,
+                              .life = peer->life,
+                              .master = master_life,
+                              .conn = send->conn};
         CHECK(wire_header_decode(actions->bytes.bytes + send->offset, &event.header));
         event.body = malloc(event.header.length + 1);
         memcpy(event.body, actions->bytes.bytes + send->offset + WIRE_HEADER_BYTES, event.header.length);
@@ -289,13 +298,19 @@ static void carry_out(const struct membership_actions *actions) {
     for (size_t i = 0; i < actions->close_count; i++) {
         struct peer *peer = peer_at(actions->closes[i]);
         if (peer != NULL)
-            push((struct event){.at = peer->from_master_at > now ? peer->from_master_at : now + delay(), .kind = CLOSED_AT_PEER, .peer = conns[actions->closes[i]].peer, .life = peer->life, .master = master_life, .conn = actions->closes[i]});
+            push((struct event){.at = peer->from_master_at > now ? peer->from_master_at : now + delay(),
+                                .kind = CLOSED_AT_PEER,
+                                .peer = conns[actions->closes[i]].peer,
+                                .life = peer->life,
+                                .master = master_life,
+                                .conn = actions->closes[i]});
     }
     uint8_t random[MEMBERSHIP_RANDOM_BYTES];
     for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)check_random(&seed);
     if (membership_wants_random(master)) membership_set_random(master, random);
     int64_t next = membership_next_deadline(master);
-    if (next < INT64_MAX) push((struct event){.at = next > now ? next : now, .kind = MASTER_TICK, .index = (uint32_t)++master_ticks});
+    if (next < INT64_MAX)
+        push((struct event){.at = next > now ? next : now, .kind = MASTER_TICK, .index = (uint32_t)++master_ticks});
 }
 
 static void start_master(void) {
@@ -308,7 +323,8 @@ static void start_master(void) {
     conn_count = 0;
 }
 
-// What it has sent is on its way: each peer gets a part of it, from the front, and then hears that the connection is gone.
+// What it has sent is on its way: each peer gets a part of it, from the front, and then hears that the connection is
+// gone.
 static void kill_master(void) {
     if (master == NULL) return;
     if (getenv("MINDS_LOG") != NULL) fprintf(stderr, "%8.3f the master is killed\n", (double)now / 1e9);
@@ -319,7 +335,12 @@ static void kill_master(void) {
     for (int p = 0; p < PEERS; p++) {
         if (!peers[p].running || !peers[p].connected) continue;
         peers[p].cut_at = now + (below(2) ? (int64_t)below(20 * MS_NS) : 0);
-        push((struct event){.at = peers[p].cut_at, .kind = CLOSED_AT_PEER, .peer = p, .life = peers[p].life, .master = master_life, .conn = peers[p].conn});
+        push((struct event){.at = peers[p].cut_at,
+                            .kind = CLOSED_AT_PEER,
+                            .peer = p,
+                            .life = peers[p].life,
+                            .master = master_life,
+                            .conn = peers[p].conn});
     }
     push((struct event){.at = now + (int64_t)below(below(3) ? 200 : 1500) * MS_NS, .kind = MASTER_START});
 }
@@ -353,7 +374,13 @@ static void lose_end(uint32_t connection, int end, int64_t after) {
     struct connection *c = &connections[connection];
     int peer = c->ends[end];
     if (!alive(peer, c->lives[end])) return;
-    push((struct event){.at = now + after, .kind = LINK_LOST, .peer = peer, .life = c->lives[end], .other = c->ends[!end], .index = c->index, .connection = connection});
+    push((struct event){.at = now + after,
+                        .kind = LINK_LOST,
+                        .peer = peer,
+                        .life = c->lives[end],
+                        .other = c->ends[!end],
+                        .index = c->index,
+                        .connection = connection});
 }
 
 static void close_connection(uint32_t connection, int by) { // by: slot that closes it, or -1: the network
@@ -386,7 +413,14 @@ static void judge(int p, const struct wire_link_hello *hello, uint32_t connectio
         return;
     }
     bool accepted = judgement == MEMBER_ACCEPT;
-    push((struct event){.at = now + delay(), .kind = accepted ? DIALLED : DIAL_FAILS, .peer = from, .life = life, .other = p, .other_life = peer->life, .index = hello->index, .connection = connection});
+    push((struct event){.at = now + delay(),
+                        .kind = accepted ? DIALLED : DIAL_FAILS,
+                        .peer = from,
+                        .life = life,
+                        .other = p,
+                        .other_life = peer->life,
+                        .index = hello->index,
+                        .connection = connection});
     if (!accepted) return;
     c->open = true;
     use_connection(p, from, hello->index, connection);
@@ -409,7 +443,14 @@ static void dial(int p, const struct member_action *action) {
     int other = slot_of(&action->id, &life);
     REQUIRE(connection_count < CONNS_MAX);
     connections[connection_count] = (struct connection){{p, other}, {peers[p].life, life}, action->index, false};
-    struct event event = {.at = now + delay(), .kind = DIAL_ARRIVES, .peer = other, .life = life, .other = p, .other_life = peers[p].life, .index = action->index, .connection = connection_count++};
+    struct event event = {.at = now + delay(),
+                          .kind = DIAL_ARRIVES,
+                          .peer = other,
+                          .life = life,
+                          .other = p,
+                          .other_life = peers[p].life,
+                          .index = action->index,
+                          .connection = connection_count++};
     if (blocked[p][other] || !alive(other, life)) {
         event.kind = DIAL_FAILS;
         event.peer = p;
@@ -430,7 +471,8 @@ static uint64_t first_loss_after(const struct peer *peer, uint64_t adopted) {
 static void to_master(int p, struct wire_buffer *frames) {
     struct peer *peer = &peers[p];
     for (size_t at = 0; at < frames->length;) {
-        struct event event = {.kind = TO_MASTER, .peer = p, .life = peer->life, .master = peer->master, .conn = peer->conn};
+        struct event event = {
+            .kind = TO_MASTER, .peer = p, .life = peer->life, .master = peer->master, .conn = peer->conn};
         CHECK(wire_header_decode(frames->bytes + at, &event.header));
         event.body = malloc(event.header.length + 1);
         memcpy(event.body, frames->bytes + at + WIRE_HEADER_BYTES, event.header.length);
@@ -455,9 +497,12 @@ static struct wire_header op_header(const struct peer *peer, uint64_t epoch) {
 static uint32_t instance_of(const struct peer *peer, const struct op *op) {
     uint64_t run = member_header(peer->mind).run, generation = peer->generation;
     for (uint32_t i = instance_count; i-- > 0;)
-        if (instances[i].run == run && instances[i].generation == generation && instances[i].group == peer->group && wire_op_name_equal(&instances[i].name, &op->name)) return i;
+        if (instances[i].run == run && instances[i].generation == generation && instances[i].group == peer->group &&
+            wire_op_name_equal(&instances[i].name, &op->name))
+            return i;
     REQUIRE(instance_count < INSTANCES_MAX);
-    instances[instance_count] = (struct instance){.name = op->name, .run = run, .generation = generation, .group = peer->group, .small = op->small};
+    instances[instance_count] = (struct instance){
+        .name = op->name, .run = run, .generation = generation, .group = peer->group, .small = op->small};
     return instance_count++;
 }
 
@@ -476,7 +521,11 @@ static void schedule(const struct peer *peer, uint32_t instance) {
     for (uint32_t i = 0; i < count; i++) {
         uint32_t life;
         int other = slot_of(&ring[i].id, &life);
-        push((struct event){.at = now + delay() * (below(10) == 0 ? 20 : 1), .kind = COMPLETE, .peer = other, .life = life, .instance = instance});
+        push((struct event){.at = now + delay() * (below(10) == 0 ? 20 : 1),
+                            .kind = COMPLETE,
+                            .peer = other,
+                            .life = life,
+                            .instance = instance});
     }
 }
 
@@ -533,12 +582,14 @@ static void enter_epoch(int p, const struct member_action *action) {
         struct op *op = &peer->ops[tag];
         if (op->phase == OP_RUNNING || op->phase == OP_DONE || op->phase == OP_SUPPLIED) {
             op->frozen = true;
-            list[report.count++] = (struct wire_op_report){op->name, op->phase == OP_DONE ? WIRE_OP_DONE : WIRE_OP_OPEN, op->small};
+            list[report.count++] =
+                (struct wire_op_report){op->name, op->phase == OP_DONE ? WIRE_OP_DONE : WIRE_OP_OPEN, op->small};
         }
         uint64_t loss = first_loss_after(peer, op->adopted);
         if (op->phase == OP_WAITING && loss != 0) end_op(p, op, false, loss);
     }
-    for (size_t i = 0; i < peer->kept_count; i++) list[report.count++] = (struct wire_op_report){instances[peer->kept[i].instance].name, WIRE_OP_KEPT, 1};
+    for (size_t i = 0; i < peer->kept_count; i++)
+        list[report.count++] = (struct wire_op_report){instances[peer->kept[i].instance].name, WIRE_OP_KEPT, 1};
     struct wire_buffer frame = {0};
     wire_encode_report(&frame, op_header(peer, peer->group_epoch), &report);
     to_master(p, &frame);
@@ -566,7 +617,8 @@ static void on_verdict(int p, const struct wire_verdict *verdict) {
     struct peer *peer = &peers[p];
     struct op *op = &peer->ops[verdict->name.tag];
     struct wire_id self = id_of(p);
-    bool ours = (op->phase == OP_RUNNING || op->phase == OP_DONE || op->phase == OP_SUPPLIED) && wire_op_name_equal(&op->name, &verdict->name);
+    bool ours = (op->phase == OP_RUNNING || op->phase == OP_DONE || op->phase == OP_SUPPLIED) &&
+                wire_op_name_equal(&op->name, &verdict->name);
     switch (verdict->kind) {
     case WIRE_VERDICT_COMMIT:
         if (ours && op->phase == OP_DONE) end_op(p, op, true, 0);
@@ -576,7 +628,8 @@ static void on_verdict(int p, const struct wire_verdict *verdict) {
             struct event event = {.at = now + delay() * 3, .kind = SUPPLY, .other = p, .other_life = peer->life};
             event.peer = slot_of(&verdict->needy[i], &event.life);
             for (size_t k = 0; k < peer->kept_count; k++)
-                if (wire_op_name_equal(&instances[peer->kept[k].instance].name, &verdict->name)) event.instance = peer->kept[k].instance;
+                if (wire_op_name_equal(&instances[peer->kept[k].instance].name, &verdict->name))
+                    event.instance = peer->kept[k].instance;
             event.rate = peer->group_epoch;
             push(event);
         }
@@ -599,7 +652,8 @@ static void on_supply(const struct event *event) {
     struct op *op = &peer->ops[instances[event->instance].name.tag];
     // A link dies with its peer, and carries one group epoch.
     if (!alive(event->other, event->other_life) || peer->group_epoch != event->rate) return;
-    if ((op->phase != OP_SUPPLIED && op->phase != OP_RUNNING) || op->instance != event->instance) return; // it may come before the verdict
+    // it may come before the verdict
+    if ((op->phase != OP_SUPPLIED && op->phase != OP_RUNNING) || op->instance != event->instance) return;
     totals[COUNT_SUPPLY]++;
     keep(peer, event->instance);
     end_op(event->peer, op, true, 0);
@@ -647,7 +701,7 @@ static void sync_state(int p) {
         state.revision++;
         peer->honest = false;
     }
-    if (faulty && below(100) == 0) state.mask.low++; // another model
+    if (faulty && below(100) == 0) state.mask.low++;         // another model
     if (below(20) == 0) peer->content = check_random(&seed); // drift
     state.content.low = peer->content;
     peer->step = SYNCING;
@@ -670,7 +724,12 @@ static void on_plan(int p, const struct wire_sync_plan *plan) {
         if (wire_id_equal(&plan->donors[i], &self)) CHECK(!receives && peer->content == plan->content.low);
     if (!receives) return;
     if (below(4) != 0) peer->incomplete = peer->wrote = true; // written to, from the first leaf on
-    push((struct event){.at = now + delay() * (int64_t)(1 + below(below(5) ? 20 : 60)), .kind = FETCHED, .peer = p, .life = peer->life, .header.epoch = plan->round, .rate = plan->content.low});
+    push((struct event){.at = now + delay() * (int64_t)(1 + below(below(5) ? 20 : 60)),
+                        .kind = FETCHED,
+                        .peer = p,
+                        .life = peer->life,
+                        .header.epoch = plan->round,
+                        .rate = plan->content.low});
 }
 
 static void on_fetched(const struct event *event) {
@@ -681,7 +740,8 @@ static void on_fetched(const struct event *event) {
     done.complete = 0;
     done.count = 0;
     bool stalled = faulty && below(50) == 0; // no donor gives in time
-    for (uint32_t i = 0, first = (uint32_t)below(peer->donor_count); i < peer->donor_count && !done.complete && !stalled; i++) {
+    for (uint32_t i = 0, first = (uint32_t)below(peer->donor_count);
+         i < peer->donor_count && !done.complete && !stalled; i++) {
         uint32_t life;
         const struct wire_id *id = &peer->donors[(first + i) % peer->donor_count];
         int donor = slot_of(id, &life);
@@ -714,8 +774,8 @@ static void check_sync(struct peer *peer, const struct wire_sync_end *end) {
 }
 
 static bool same_end(const struct barrier *a, const struct barrier *b) {
-    return a->run == b->run && a->number == b->number && a->value == b->value && a->epoch == b->epoch && a->kind == b->kind && a->code == b->code && a->world == b->world &&
-           a->groups == b->groups;
+    return a->run == b->run && a->number == b->number && a->value == b->value && a->epoch == b->epoch &&
+           a->kind == b->kind && a->code == b->code && a->world == b->world && a->groups == b->groups;
 }
 
 static bool has_living(const struct barrier *barrier) {
@@ -724,17 +784,26 @@ static bool has_living(const struct barrier *barrier) {
     return false;
 }
 
-// Of one vote all hear the same. A peer that the run has left behind may have heard something else; it has heard since that it is out.
+// Of one vote all hear the same. A peer that the run has left behind may have heard something else; it has heard since
+// that it is out.
 static void check_barriers(void) {
     for (uint32_t i = 0; i < barrier_count; i++)
         for (uint32_t k = 0; k < i; k++)
-            if (barriers[i].run == barriers[k].run && barriers[i].number == barriers[k].number && has_living(&barriers[i]))
+            if (barriers[i].run == barriers[k].run && barriers[i].number == barriers[k].number &&
+                has_living(&barriers[i]))
                 CHECK(!has_living(&barriers[k]));
 }
 
 static void check_barrier(struct peer *peer, const struct member_action *action) {
     const struct wire_barrier *last = &peer->mind->barrier;
-    struct barrier mine = {.run = member_header(peer->mind).run, .number = last->number, .value = action->value, .epoch = action->view.number, .kind = last->kind, .code = (uint32_t)action->code, .world = action->view.global_world, .groups = action->view.groups};
+    struct barrier mine = {.run = member_header(peer->mind).run,
+                           .number = last->number,
+                           .value = action->value,
+                           .epoch = action->view.number,
+                           .kind = last->kind,
+                           .code = (uint32_t)action->code,
+                           .world = action->view.global_world,
+                           .groups = action->view.groups};
     uint32_t i = barrier_count;
     CHECK(last->number > peer->checked_barrier);
     peer->checked_barrier = last->number;
@@ -796,7 +865,8 @@ static void await_all(int p) {
     uint64_t lost = 0;
     for (uint32_t tag = 0; tag < TAGS; tag++) {
         if (peer->ops[tag].phase != OP_OK && peer->ops[tag].phase != OP_LOST) return;
-        if (peer->ops[tag].phase == OP_LOST && (lost == 0 || peer->ops[tag].lost_epoch > lost)) lost = peer->ops[tag].lost_epoch;
+        if (peer->ops[tag].phase == OP_LOST && (lost == 0 || peer->ops[tag].lost_epoch > lost))
+            lost = peer->ops[tag].lost_epoch;
     }
     if (lost == 0) {
         sync_state(p);
@@ -821,7 +891,8 @@ static void on_vote_end(int p, const struct member_action *action) {
     peer->vote = 0;
     if (member_phase(peer->mind) != MEMBER_DEAD) check_barrier(peer, action);
     CHECK(action->code == 0 || kind == WIRE_VOTE_OPTIMIZE || member_phase(peer->mind) == MEMBER_DEAD);
-    if (kind == WIRE_VOTE_UPDATE || (kind == WIRE_VOTE_OPTIMIZE && action->code == 0)) member_adopt(peer->mind, &action->view);
+    if (kind == WIRE_VOTE_UPDATE || (kind == WIRE_VOTE_OPTIMIZE && action->code == 0))
+        member_adopt(peer->mind, &action->view);
     if (kind == WIRE_VOTE_PENDING && action->value == 1)
         vote(p, WIRE_VOTE_UPDATE);
     else if (kind == WIRE_VOTE_UPDATE && action->view.number % 3 == 0 && action->view.global_world > 1)
@@ -836,7 +907,8 @@ static void start(int p) {
     if (master == NULL || conn_count == MEMBERSHIP_MAX_CONNS) return;
     member_free(peer->mind);
     member_output_fini(&peer->out);
-    *peer = (struct peer){.running = true, .life = life, .group = (uint32_t)below(4) == 0, .content = check_random(&seed)};
+    *peer =
+        (struct peer){.running = true, .life = life, .group = (uint32_t)below(4) == 0, .content = check_random(&seed)};
     struct wire_id id = id_of(p);
     peer->mind = member_new(&id, peer->group, LANES);
     REQUIRE(peer->mind != NULL);
@@ -858,7 +930,8 @@ static void crash(int p, bool announced) {
     disconnect(p);
     for (uint32_t i = 0; i < connection_count; i++) {
         struct connection *c = &connections[i];
-        if ((c->ends[0] == p && c->lives[0] == peer->life) || (c->ends[1] == p && c->lives[1] == peer->life)) close_connection(i, p);
+        if ((c->ends[0] == p && c->lives[0] == peer->life) || (c->ends[1] == p && c->lives[1] == peer->life))
+            close_connection(i, p);
     }
 }
 
@@ -906,7 +979,15 @@ static void run_action(int p, const struct member_action *action) {
     case MEMBER_VERDICT: on_verdict(p, action->verdict); return;
     case MEMBER_PROBE:
         other = slot_of(&action->id, &life);
-        push((struct event){.at = now + action->duration_ms * MS_NS + delay(), .kind = PROBED, .peer = blocked[p][other] ? p : other, .life = blocked[p][other] ? peer->life : life, .other = p, .other_life = peer->life, .index = (uint32_t)other, .connection = life, .rate = blocked[p][other] ? 0 : 1000000 * (1 + below(100))});
+        push((struct event){.at = now + action->duration_ms * MS_NS + delay(),
+                            .kind = PROBED,
+                            .peer = blocked[p][other] ? p : other,
+                            .life = blocked[p][other] ? peer->life : life,
+                            .other = p,
+                            .other_life = peer->life,
+                            .index = (uint32_t)other,
+                            .connection = life,
+                            .rate = blocked[p][other] ? 0 : 1000000 * (1 + below(100))});
         return;
     case MEMBER_CONNECT_END:
         if (action->code != 0) {
@@ -935,8 +1016,10 @@ static void run_action(int p, const struct member_action *action) {
         totals[COUNT_KICKED] += strstr(member_text(peer->mind), "shared state: ") != NULL;
         CHECK(strstr(member_text(peer->mind), "does not fit") == NULL);
         if (strstr(member_text(peer->mind), "no master took") != NULL) give_up(p);
-        if (peer->honest && peer->committed == peer->revision) CHECK(strstr(member_text(peer->mind), "it gave revision") == NULL);
-        if (getenv("MINDS_LOG") != NULL) fprintf(stderr, "%8.3f peer %d dies: %s\n", (double)now / 1e9, p + 1, member_text(peer->mind));
+        if (peer->honest && peer->committed == peer->revision)
+            CHECK(strstr(member_text(peer->mind), "it gave revision") == NULL);
+        if (getenv("MINDS_LOG") != NULL)
+            fprintf(stderr, "%8.3f peer %d dies: %s\n", (double)now / 1e9, p + 1, member_text(peer->mind));
         crash(p, false);
         return;
     }
@@ -1019,12 +1102,11 @@ static void do_fault(void) {
         blocked[p][other] = blocked[other][p] = true;
         for (uint32_t i = 0; i < connection_count; i++) {
             const struct connection *c = &connections[i];
-            if ((c->ends[0] == p && c->ends[1] == other) || (c->ends[0] == other && c->ends[1] == p)) close_connection(i, -1);
+            if ((c->ends[0] == p && c->ends[1] == other) || (c->ends[0] == other && c->ends[1] == p))
+                close_connection(i, -1);
         }
         break;
-    case 10:
-        memset(blocked, 0, sizeof blocked);
-        break;
+    case 10: memset(blocked, 0, sizeof blocked); break;
     default:
         if (!peers[p].running) start(p);
     }
@@ -1034,8 +1116,9 @@ static void do_fault(void) {
 // Transfers into the state end with the connection.
 static void resume(int p) {
     struct peer *peer = &peers[p];
-    enum member_tensors tensors = !peer->wrote ? MEMBER_TENSORS_AS_VOTED : peer->received ? MEMBER_TENSORS_RECEIVED
-                                                                                          : MEMBER_TENSORS_TORN;
+    enum member_tensors tensors = !peer->wrote     ? MEMBER_TENSORS_AS_VOTED
+                                  : peer->received ? MEMBER_TENSORS_RECEIVED
+                                                   : MEMBER_TENSORS_TORN;
     if (peer->received) tensors = MEMBER_TENSORS_RECEIVED;
     if (peer->step == SYNCING && tensors == MEMBER_TENSORS_TORN) {
         totals[COUNT_TORN]++;
@@ -1065,7 +1148,8 @@ static void run_event(struct event *event) {
         if (kills && faulty && below(400) == 0) kill_master(); // in the middle of what it says
         return;
     case LOST_AT_MASTER:
-        if (master != NULL && event->master == master_life) carry_out(membership_peer_lost(master, now, event->conn, "closed"));
+        if (master != NULL && event->master == master_life)
+            carry_out(membership_peer_lost(master, now, event->conn, "closed"));
         return;
     case MASTER_TICK:
         if (master != NULL && event->index == (uint32_t)master_ticks) carry_out(membership_tick(master, now));
@@ -1083,7 +1167,8 @@ static void run_event(struct event *event) {
     memcpy(other.bytes + 4, &event->other_life, sizeof event->other_life);
     switch (event->kind) {
     case TO_PEER:
-        if (!peer->connected || peer->master != event->master || peer->conn != event->conn || now > peer->cut_at) return;
+        if (!peer->connected || peer->master != event->master || peer->conn != event->conn || now > peer->cut_at)
+            return;
         if (event->header.type == WIRE_RESUMED) totals[COUNT_LATE] += event->body[4] != 0 || event->body[5] != 0;
         if (event->header.type == WIRE_WELCOME) totals[COUNT_AFRESH] += member_is_seeking(peer->mind);
         totals[COUNT_ORDERS] += event->header.type == WIRE_EPOCH && event->body[0] == WIRE_REASON_ORDER;
@@ -1112,15 +1197,25 @@ static void run_event(struct event *event) {
             }
         break;
     case DIAL_ARRIVES: {
-        struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = other, .to = id_of(p), .index = event->index};
+        struct wire_link_hello hello = {
+            .version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = other, .to = id_of(p), .index = event->index};
         if (!alive(event->other, event->other_life)) return;
         memcpy(hello.secret, member_welcome(peers[event->other].mind)->secret, sizeof hello.secret);
-        push((struct event){.at = now + member_link_limit_ns(peers[event->other].mind), .kind = DIAL_FAILS, .peer = event->other, .life = event->other_life, .other = p, .other_life = peer->life, .index = event->index, .connection = event->connection});
+        push((struct event){.at = now + member_link_limit_ns(peers[event->other].mind),
+                            .kind = DIAL_FAILS,
+                            .peer = event->other,
+                            .life = event->other_life,
+                            .other = p,
+                            .other_life = peer->life,
+                            .index = event->index,
+                            .connection = event->connection});
         judge(p, &hello, event->connection, now + member_link_limit_ns(peers[event->other].mind));
         return;
     }
     case DIAL_FAILS:
-        if (connections[event->connection].open || peer->current[event->other][event->index] == event->connection + 1) return; // it was made
+        // it was made
+        if (connections[event->connection].open || peer->current[event->other][event->index] == event->connection + 1)
+            return;
         member_link_failed(peer->mind, &other, event->index, &peer->out);
         break;
     case DIALLED:
@@ -1161,7 +1256,8 @@ static void run_until(int64_t end) {
     while (event_count > 0 && events[0].at <= end) {
         struct event event = pop();
         now = event.at;
-        bool for_peer = event.kind != TO_MASTER && event.kind != LOST_AT_MASTER && event.kind != MASTER_TICK && event.kind != MASTER_START && event.kind != FAULT;
+        bool for_peer = event.kind != TO_MASTER && event.kind != LOST_AT_MASTER && event.kind != MASTER_TICK &&
+                        event.kind != MASTER_START && event.kind != FAULT;
         if (for_peer && now < peers[event.peer].stopped_until && alive(event.peer, event.life)) {
             event.at = peers[event.peer].stopped_until; // a stopped process; what waits for it stays in order
             push(event);
@@ -1175,12 +1271,18 @@ static void run_until(int64_t end) {
 
 static void describe_still(int p) {
     const struct peer *peer = &peers[p];
-    check_report(false, __FILE__, __LINE__, "peer %d of group %u stands still: phase %d, step %d, vote %d, round %u, epoch %llu of %llu, group epoch %llu, adopted %llu, %s", p + 1, peer->group,
-                 (int)member_phase(peer->mind), (int)peer->step, peer->vote, peer->rounds, (unsigned long long)member_header(peer->mind).epoch, master == NULL ? 0 : (unsigned long long)membership_epoch(master),
-                 (unsigned long long)peer->group_epoch, (unsigned long long)member_adopted(peer->mind)->group_epoch, peer->ready ? "linked" : "not linked");
+    check_report(false, __FILE__, __LINE__,
+                 "peer %d of group %u stands still: phase %d, step %d, vote %d, round %u, epoch %llu of %llu, group "
+                 "epoch %llu, adopted %llu, %s",
+                 p + 1, peer->group, (int)member_phase(peer->mind), (int)peer->step, peer->vote, peer->rounds,
+                 (unsigned long long)member_header(peer->mind).epoch,
+                 master == NULL ? 0 : (unsigned long long)membership_epoch(master),
+                 (unsigned long long)peer->group_epoch, (unsigned long long)member_adopted(peer->mind)->group_epoch,
+                 peer->ready ? "linked" : "not linked");
     for (uint32_t tag = 0; tag < TAGS && peer->step == REDUCING; tag++) {
         const struct op *op = &peer->ops[tag];
-        check_report(false, __FILE__, __LINE__, "  op %u: phase %d%s, (%llu, %u), adopted %llu", tag, (int)op->phase, op->frozen ? " frozen" : "", (unsigned long long)op->name.epoch, op->name.sequence,
+        check_report(false, __FILE__, __LINE__, "  op %u: phase %d%s, (%llu, %u), adopted %llu", tag, (int)op->phase,
+                     op->frozen ? " frozen" : "", (unsigned long long)op->name.epoch, op->name.sequence,
                      (unsigned long long)op->adopted);
     }
 }
@@ -1194,8 +1296,10 @@ static void check_agreement(void) {
             ok |= it->ok[p];
             lost |= it->lost[p] && !it->ok[p];
         }
-        if (ok && lost) check_report(false, __FILE__, __LINE__, "op (%llu, %llu, %u) of group %u succeeded at some and was lost at others", (unsigned long long)it->name.epoch,
-                                     (unsigned long long)it->name.tag, it->name.sequence, it->group);
+        if (ok && lost)
+            check_report(
+                false, __FILE__, __LINE__, "op (%llu, %llu, %u) of group %u succeeded at some and was lost at others",
+                (unsigned long long)it->name.epoch, (unsigned long long)it->name.tag, it->name.sequence, it->group);
     }
 }
 
@@ -1227,8 +1331,7 @@ static void run_seed(uint64_t with) {
     check_agreement();
     check_barriers();
     for (int p = 0; p < PEERS; p++)
-        if (alive(p, lives[p]) && peers[p].rounds < rounds[p] + 3)
-            describe_still(p);
+        if (alive(p, lives[p]) && peers[p].rounds < rounds[p] + 3) describe_still(p);
     CHECK(true);
     while (event_count > 0) free(events[--event_count].body);
     for (int p = 0; p < PEERS; p++) {
@@ -1243,11 +1346,15 @@ static void run_seed(uint64_t with) {
 int main(int argc, char **argv) {
     enum { DEFAULT_SEEDS = 300 }; // enough for everything that is counted to happen
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-    uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1
-                                                                       : DEFAULT_SEEDS;
+    uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1 : DEFAULT_SEEDS;
     for (uint64_t s = first; s < first + count; s++) run_seed(s);
-    static const char *const names[] = {"crashes", "leaves", "stops", "breaks", "blocks", "expelled", "refused", "ops ok", "ops lost", "supplies", "redone", "orders", "rounds", "joins", "syncs", "fetched", "not fetched", "without state", "kicked", "resumed", "kills", "found", "late", "torn", "afresh", "minorities"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) fprintf(stderr, "%s %llu%s", names[i], (unsigned long long)totals[i], i + 1 < sizeof names / sizeof names[0] ? ", " : "\n");
+    static const char *const names[] = {
+        "crashes",  "leaves",  "stops",  "breaks", "blocks", "expelled", "refused", "ops ok",      "ops lost",
+        "supplies", "redone",  "orders", "rounds", "joins",  "syncs",    "fetched", "not fetched", "without state",
+        "kicked",   "resumed", "kills",  "found",  "late",   "torn",     "afresh",  "minorities"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        fprintf(stderr, "%s %llu%s", names[i], (unsigned long long)totals[i],
+                i + 1 < sizeof names / sizeof names[0] ? ", " : "\n");
     if (argc == 1)
         for (size_t i = 0; i < COUNTS; i++) CHECK(totals[i] > 0);
     return check_status();

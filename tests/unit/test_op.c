@@ -64,13 +64,14 @@ static enum engine_result wait_for(struct world *world, uint32_t side, uint64_t 
 static void reduce_both(struct world *world, uint64_t tag) {
     float a = 1, b = 2;
     CHECK(reduce_one(world, 0, tag, &a) == ENGINE_IN_PROGRESS);
-    if (reduce_one(world, 1, tag, &b) == ENGINE_IN_PROGRESS) CHECK(wait_for(world, 1, tag, 20 * SECOND_NS) == ENGINE_OK);
+    if (reduce_one(world, 1, tag, &b) == ENGINE_IN_PROGRESS)
+        CHECK(wait_for(world, 1, tag, 20 * SECOND_NS) == ENGINE_OK);
     CHECK(wait_for(world, 0, tag, 20 * SECOND_NS) == ENGINE_OK);
     CHECK(a == 3 && b == 3);
 }
 
-// The two tags share a slot, and each member has begun with the other one: a number that became 0 would free the slot, and only one of the two
-// members would find the second tag again.
+// The two tags share a slot, and each member has begun with the other one: a number that became 0 would free the slot,
+// and only one of the two members would find the second tag again.
 static void test_counter_near_its_end(void) {
     check_case("the counter of a tag near its end");
     uint64_t first = 1, second = 2;
@@ -81,7 +82,8 @@ static void test_counter_near_its_end(void) {
     CHECK(reduce_one(world, 0, second, &b) == ENGINE_IN_PROGRESS);
     reduce_one(world, 1, second, &d);
     reduce_one(world, 1, first, &c);
-    for (uint32_t i = 0; i < 2; i++) wait_for(world, i, first, 20 * SECOND_NS), wait_for(world, i, second, 20 * SECOND_NS);
+    for (uint32_t i = 0; i < 2; i++)
+        wait_for(world, i, first, 20 * SECOND_NS), wait_for(world, i, second, 20 * SECOND_NS);
     CHECK(a == 2 && c == 2 && b == 4 && d == 4);
     CHECK(world->sides[0].rolls == 0);
 
@@ -95,7 +97,8 @@ static void test_counter_near_its_end(void) {
     for (uint32_t i = 0; i < 2; i++) CHECK(wait_for(world, i, first, 0) == ENGINE_IN_PROGRESS);
     for (uint32_t i = 0; i < 2; i++) {
         bool asked = false;
-        for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS; !asked && platform_now_ns() < deadline; usleep(1000)) {
+        for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS; !asked && platform_now_ns() < deadline;
+             usleep(1000)) {
             pthread_mutex_lock(&world->lock);
             asked = world->sides[i].rolls > 0;
             pthread_mutex_unlock(&world->lock);

@@ -64,11 +64,13 @@ static void test_table(void) {
 
 static uint64_t distance(const struct list *list) { return UINT64_C(1) << wire_outline_shift(list->count); }
 
-// One change at a known place: it lies in the range, which is one entry for short lists, and no wider than the hashes lie apart.
+// One change at a known place: it lies in the range, which is one entry for short lists, and no wider than the hashes
+// lie apart.
 static void check_at(const struct list *mine, const struct list *other, uint64_t place) {
     struct wire_sync_differs at;
     if (!CHECK(differ(mine, other, &at))) return;
-    check_case("%zu and %zu entries, at %zu: %zu to %zu", (size_t)mine->count, (size_t)other->count, (size_t)place, (size_t)at.first, (size_t)at.last);
+    check_case("%zu and %zu entries, at %zu: %zu to %zu", (size_t)mine->count, (size_t)other->count, (size_t)place,
+               (size_t)at.first, (size_t)at.last);
     CHECK(at.first <= place && place <= at.last);
     CHECK(at.last <= mine->count);
     uint64_t apart = distance(mine) > distance(other) ? distance(mine) : distance(other);
@@ -81,7 +83,8 @@ static void test_long(void) {
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         plain.count = counts[i];
         for (uint64_t k = 0; k < plain.count; k++) plain.entries[k] = (uint32_t)k;
-        uint64_t places[] = {0, plain.count - 1, plain.count / 2, below(plain.count), below(plain.count), below(plain.count)};
+        uint64_t places[] = {
+            0, plain.count - 1, plain.count / 2, below(plain.count), below(plain.count), below(plain.count)};
         for (size_t p = 0; p < sizeof places / sizeof places[0]; p++) {
             uint64_t place = places[p];
             other = plain;
@@ -114,7 +117,8 @@ static void test_lies(void) {
     for (uint32_t round = 0; round < 20000; round++) {
         for (size_t i = 0; i < 2; i++) {
             outlines[i].entries = below(4) > 0 ? counts[below(COUNTS)] : check_random(&seed) >> below(64);
-            for (size_t k = 0; k < WIRE_MAX_OUTLINE; k++) outlines[i].hashes[k] = round % 3 == 0 ? 7 : (uint32_t)below(40) / 39;
+            for (size_t k = 0; k < WIRE_MAX_OUTLINE; k++)
+                outlines[i].hashes[k] = round % 3 == 0 ? 7 : (uint32_t)below(40) / 39;
         }
         struct wire_sync_differs at;
         if (!outline_differ(&outlines[0], &outlines[1], &at)) {

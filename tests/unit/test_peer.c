@@ -12,15 +12,17 @@
 #include "api/ext.h"
 #include "base/platform.h"
 #include "check.h"
-#include "control/arrival.h"
-#include "control/peer.h"
+#include "net/arrival.h"
+#include "peer/peer.h"
 #include "net/socket.h"
 #include "pccl.h"
 
-enum { MAX_PEERS = 8,
-       CALM_MS = 20000, // of heartbeats, where nobody is silent, however slow the machine
-       HEARTBEAT_MS = 2000,
-       LARGE = 1 << 19 };
+enum {
+    MAX_PEERS = 8,
+    CALM_MS = 20000, // of heartbeats, where nobody is silent, however slow the machine
+    HEARTBEAT_MS = 2000,
+    LARGE = 1 << 19
+};
 
 static uint32_t heartbeat_ms = CALM_MS;
 
@@ -40,7 +42,8 @@ static ccoip_socket_address_t loopback(uint16_t port) {
 static uint32_t pool_size; // 0 = the default
 
 static pcclComm_t *new_comm(uint16_t port, uint32_t group) {
-    pcclCommCreateParams_t params = {.master_address = loopback(port), .peer_group = group, .p2p_connection_pool_size = pool_size};
+    pcclCommCreateParams_t params = {
+        .master_address = loopback(port), .peer_group = group, .p2p_connection_pool_size = pool_size};
     pcclComm_t *comm = NULL;
     REQUIRE(pcclCreateCommunicator(&params, &comm) == pcclSuccess);
     return comm;
@@ -114,7 +117,8 @@ static void end_run(struct run *run) {
 // ---- reduces ----
 
 static pcclReduceDescriptor_t sum_of(size_t count, uint64_t tag) {
-    return (pcclReduceDescriptor_t){.count = count, .op = pcclSum, .tag = tag, .src_descriptor = {.datatype = pcclFloat}};
+    return (pcclReduceDescriptor_t){
+        .count = count, .op = pcclSum, .tag = tag, .src_descriptor = {.datatype = pcclFloat}};
 }
 
 // Rank r gives r + 1 + (i % 5); the sum over any set of ranks tells who contributed.
@@ -241,7 +245,8 @@ static void test_states(void) {
 static void work_reduces(struct run *run, size_t rank) {
     unsigned all = (1u << run->count) - 1;
     static const size_t counts[] = {0, 1, 5, 1000, 70000, LARGE};
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) CHECK_EQ(reduce(run->comms[rank], rank, counts[i], 1, all), pcclSuccess);
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        CHECK_EQ(reduce(run->comms[rank], rank, counts[i], 1, all), pcclSuccess);
     for (int i = 0; i < 50; i++) CHECK_EQ(reduce(run->comms[rank], rank, 16, 2, all), pcclSuccess);
 }
 
@@ -256,7 +261,8 @@ static void work_async(struct run *run, size_t rank) {
         values[i] = new_input(rank, count);
         pcclReduceDescriptor_t descriptor = sum_of(count, i);
         CHECK_EQ(pcclAllReduceAsync(values[i], values[i], &descriptor, comm, &handles[i]), pcclSuccess);
-        if (k == 0) CHECK_EQ(pcclAllReduceAsync(values[i], values[i], &descriptor, comm, &handles[i]), pcclInvalidArgument);
+        if (k == 0)
+            CHECK_EQ(pcclAllReduceAsync(values[i], values[i], &descriptor, comm, &handles[i]), pcclInvalidArgument);
     }
     CHECK_EQ(pcclUpdateTopology(run->comms[rank]), pcclPendingAsyncOps);
     CHECK_EQ(pcclOptimizeTopology(comm), pcclPendingAsyncOps);
@@ -272,8 +278,7 @@ static void work_async(struct run *run, size_t rank) {
 }
 
 static void work_multi(struct run *run, size_t rank) {
-    enum { OPS = 12,
-           COUNT = 30000 };
+    enum { OPS = 12, COUNT = 30000 };
     pcclReduceOpDescriptor_t ops[OPS];
     float *inputs[OPS], *outputs[OPS];
     for (size_t i = 0; i < OPS; i++) {
@@ -360,7 +365,9 @@ static void test_groups(void) {
         CHECK_EQ(attribute(run.comms[i], PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE), 2);
         CHECK_EQ(attribute(run.comms[i], PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS), 2);
         CHECK_EQ(attribute(run.comms[i], PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE), 2);
-        CHECK_EQ(attribute(run.comms[i], PCCL_ATTRIBUTE_PEER_GROUP_RANK) + attribute(run.comms[i ^ 1], PCCL_ATTRIBUTE_PEER_GROUP_RANK), 1);
+        CHECK_EQ(attribute(run.comms[i], PCCL_ATTRIBUTE_PEER_GROUP_RANK) +
+                     attribute(run.comms[i ^ 1], PCCL_ATTRIBUTE_PEER_GROUP_RANK),
+                 1);
     }
     end_run(&run);
 }
@@ -556,7 +563,8 @@ static void start_reducer(pthread_t *thread, pcclComm_t *comm) {
 }
 
 static void wait_for_state(const pcclComm_t *comm, const char *wanted) {
-    for (char state[64] = ""; strcmp(state, wanted) != 0; usleep(1000)) CHECK_EQ(pccl_ext_comm_state(comm, state, sizeof state), pcclSuccess);
+    for (char state[64] = ""; strcmp(state, wanted) != 0; usleep(1000))
+        CHECK_EQ(pccl_ext_comm_state(comm, state, sizeof state), pcclSuccess);
 }
 
 // A call that ends, in as many slices as it takes.
@@ -679,7 +687,8 @@ static void *free_main(void *argument) {
 // As pcclAllReduce between its launch and its wait.
 static void test_destroy_between_two_steps_of_a_call(void) {
     check_case("destroyed between two steps of a call");
-    struct peer_params params = {.masters[0] = {.family = 4, .bytes = {127, 0, 0, 1}, .port = 1}, .master_count = 1, .lanes = 1};
+    struct peer_params params = {
+        .masters[0] = {.family = 4, .bytes = {127, 0, 0, 1}, .port = 1}, .master_count = 1, .lanes = 1};
     struct freed freed = {.peer = peer_new(&params)};
     REQUIRE(freed.peer != NULL);
     peer_enter(freed.peer);
@@ -831,7 +840,8 @@ static void work_stopped(struct run *run, size_t rank) {
     pcclResult_t code;
     while ((code = reduce(run->comms[rank], rank, LARGE, 1, 0xf)) == pcclSuccess) continue;
     CHECK_EQ(code, pcclRankConnectionLost);
-    CHECK(platform_now_ns() - atomic_load(&stopped_at) < 5 * ARRIVAL_STRETCH * HEARTBEAT_MS * MS_NS); // of which the machine may take its share
+    // of which the machine may take its share
+    CHECK(platform_now_ns() - atomic_load(&stopped_at) < 5 * ARRIVAL_STRETCH * HEARTBEAT_MS * MS_NS);
     CHECK_EQ(world(run->comms[rank]), 3);
     CHECK_EQ(reduce(run->comms[rank], rank, LARGE, 1, 0x7), pcclSuccess);
 }
@@ -865,10 +875,21 @@ struct played {
 
 static void welcome(struct played *played, const struct wire_hello *hello) {
     struct wire_header header = {.run = 7, .generation = 1};
-    struct wire_welcome welcome = {.join_number = 1, .heartbeat_limit_ms = HEARTBEAT_MS, .seen = {.family = 4, .bytes = {127, 0, 0, 1}, .port = 1}};
-    struct wire_member member = {.id = hello->id, .join_number = 1, .lanes = hello->lanes, .address = {.family = 4, .bytes = {127, 0, 0, 1}, .port = hello->port}};
+    struct wire_welcome welcome = {.join_number = 1,
+                                   .heartbeat_limit_ms = HEARTBEAT_MS,
+                                   .seen = {.family = 4, .bytes = {127, 0, 0, 1}, .port = 1}};
+    struct wire_member member = {.id = hello->id,
+                                 .join_number = 1,
+                                 .lanes = hello->lanes,
+                                 .address = {.family = 4, .bytes = {127, 0, 0, 1}, .port = hello->port}};
     struct wire_epoch_commit commit = {.reason = WIRE_REASON_UPDATE};
-    commit.epoch = (struct wire_epoch){.number = 1, .group_epoch = 1, .barrier = 1, .latency_us = 1, .megabytes_per_s = 1, .count = 1, .members = &member};
+    commit.epoch = (struct wire_epoch){.number = 1,
+                                       .group_epoch = 1,
+                                       .barrier = 1,
+                                       .latency_us = 1,
+                                       .megabytes_per_s = 1,
+                                       .count = 1,
+                                       .members = &member};
     struct wire_buffer frames = {0};
     wire_encode_welcome(&frames, header, &welcome);
     header.epoch = 1;
@@ -883,10 +904,12 @@ static void listen_to_it(struct played *played) {
     played->left |= got == 0;
     if (got > 0) played->have += (size_t)got;
     struct wire_header header;
-    while (played->have >= WIRE_HEADER_BYTES && wire_header_decode(played->input, &header) && played->have >= WIRE_HEADER_BYTES + header.length) {
+    while (played->have >= WIRE_HEADER_BYTES && wire_header_decode(played->input, &header) &&
+           played->have >= WIRE_HEADER_BYTES + header.length) {
         struct wire_hello hello;
         played->left |= header.type == WIRE_MOVED;
-        if (header.type == WIRE_HELLO && wire_decode_hello(played->input + WIRE_HEADER_BYTES, header.length, &hello)) welcome(played, &hello);
+        if (header.type == WIRE_HELLO && wire_decode_hello(played->input + WIRE_HEADER_BYTES, header.length, &hello))
+            welcome(played, &hello);
         played->have -= WIRE_HEADER_BYTES + header.length;
         memmove(played->input, played->input + WIRE_HEADER_BYTES + header.length, played->have);
     }

@@ -1,6 +1,6 @@
 // How ops are divided.
 #include "check.h"
-#include "data/plan.h"
+#include "ops/plan.h"
 
 static void check_division(uint64_t count, size_t element) {
     check_case("%llu elements of %zu bytes", (unsigned long long)count, element);
@@ -25,17 +25,21 @@ static void check_division(uint64_t count, size_t element) {
 }
 
 static void test_segments(void) {
-    static const uint64_t counts[] = {0, 1, 1000, 1 << 18, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3333333, (4 << 20) - 1, 4 << 20, 67108864, 67108863, 1000000007, UINT64_C(1) << 40};
+    static const uint64_t counts[] = {
+        0,       1,        1000,     1 << 18,    (1 << 20) - 1,    1 << 20, (1 << 20) + 1, 3333333, (4 << 20) - 1,
+        4 << 20, 67108864, 67108863, 1000000007, UINT64_C(1) << 40};
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
         for (size_t element = 1; element <= 8; element *= 2) check_division(counts[i], element);
     uint64_t seed = 1;
-    for (int i = 0; i < 2000; i++) check_division(check_random(&seed) >> (20 + check_random(&seed) % 44), (size_t)1 << check_random(&seed) % 4);
+    for (int i = 0; i < 2000; i++)
+        check_division(check_random(&seed) >> (20 + check_random(&seed) % 44), (size_t)1 << check_random(&seed) % 4);
 }
 
 // However long the way, one round of it costs less than five.
 static void test_choice_at_long_delays(void) {
     for (uint32_t latency_us = 1000; latency_us <= 20 * 1000 * 1000; latency_us += 100 * 1000)
-        for (uint32_t members = 2; members < 5; members++) CHECK_EQ(plan_choose(PLAN_SMALL_ANY, false, members, latency_us, 1000), PLAN_SMALL);
+        for (uint32_t members = 2; members < 5; members++)
+            CHECK_EQ(plan_choose(PLAN_SMALL_ANY, false, members, latency_us, 1000), PLAN_SMALL);
 }
 
 static void test_choice(void) {
@@ -67,7 +71,8 @@ static void test_chunks(void) {
     for (size_t element = 1; element <= 8; element *= 2)
         for (uint64_t shard = 1; shard < UINT64_C(1) << 34; shard = shard * 3 + 7) {
             check_case("%llu elements of %zu bytes", (unsigned long long)shard, element);
-            uint64_t plain = plan_chunk(shard, element, PLAN_CHUNK_MAX, false), placed = plan_chunk(shard, element, PLAN_PLACED_MAX, false);
+            uint64_t plain = plan_chunk(shard, element, PLAN_CHUNK_MAX, false),
+                     placed = plan_chunk(shard, element, PLAN_PLACED_MAX, false);
             CHECK(plain * element >= PLAN_CHUNK_MIN && plain * element <= PLAN_CHUNK_MAX);
             CHECK(placed * element >= PLAN_CHUNK_MIN && placed * element <= PLAN_PLACED_MAX);
             CHECK_EQ(plain * element % 64, 0);
@@ -79,9 +84,10 @@ static void test_chunks(void) {
 static void test_window(void) {
     check_case("window");
     CHECK(plan_window(2, 1, 1) >= 2 * PLAN_CHUNK_MAX);
-    CHECK(plan_window(4, 20, 1000) < 3 * PLAN_CHUNK_MAX);           // within a host: what the caches hold
-    CHECK(plan_window(2, 40000, 1) >= UINT64_C(10) * 1000 * 1000); // 40 ms each way at 1 Gbit/s, whatever one connection was measured to give
-    CHECK(plan_window(2, 20, 1000) >= 4 * PLAN_CHUNK_MAX);           // each of two carries a larger part of the ring
+    CHECK(plan_window(4, 20, 1000) < 3 * PLAN_CHUNK_MAX); // within a host: what the caches hold
+    // 40 ms each way at 1 Gbit/s, whatever one connection was measured to give
+    CHECK(plan_window(2, 40000, 1) >= UINT64_C(10) * 1000 * 1000);
+    CHECK(plan_window(2, 20, 1000) >= 4 * PLAN_CHUNK_MAX); // each of two carries a larger part of the ring
     CHECK(plan_window(4, 1000, 10000) > 3 * plan_window(4, 1000, 1000));
     CHECK(plan_window(1024, UINT32_MAX, UINT32_MAX) == UINT64_MAX);
 }

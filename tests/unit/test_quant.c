@@ -1,4 +1,5 @@
-// Quantised blocks: what comes back, by how much it is off, and what malformed heads do. Every level's loops against the portable ones.
+// Quantised blocks: what comes back, by how much it is off, and what malformed heads do. Every level's loops against
+// the portable ones.
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -11,15 +12,15 @@
 #include <math.h>
 #include <pccl.h>
 
-enum { MAX_COUNT = QUANT_BLOCK,
-       COMBINATIONS = 4 * (6 + 4) };
+enum { MAX_COUNT = QUANT_BLOCK, COMBINATIONS = 4 * (6 + 4) };
 
 static const int sources[] = {pcclFloat16, pcclBFloat16, pcclFloat, pcclDouble};
 static const int codes[] = {pcclUint8, pcclInt8, pcclUint16, pcclInt16, pcclUint32, pcclUint64};
 static const int algorithms[] = {pcclQuantMinMax, pcclQuantZeroPointScale};
 
 // Odd addresses: nothing in quant.h asks for alignment.
-static uint8_t wide_memory[MAX_COUNT * 8 + 1], back_memory[MAX_COUNT * 8 + 1], code_memory[QUANT_META_BYTES + MAX_COUNT * 8 + 1];
+static uint8_t wide_memory[MAX_COUNT * 8 + 1], back_memory[MAX_COUNT * 8 + 1],
+    code_memory[QUANT_META_BYTES + MAX_COUNT * 8 + 1];
 static uint8_t *const wide = wide_memory + 1, *const back = back_memory + 1, *const encoded = code_memory + 1;
 
 #define FOR_COMBINATIONS(dtype, quantised, algorithm) \
@@ -29,9 +30,7 @@ static uint8_t *const wide = wide_memory + 1, *const back = back_memory + 1, *co
                 for (int dtype = sources[d_], quantised = codes[q_], algorithm = algorithms[a_], once_ = 1; \
                      once_ && quant_supported(dtype, quantised, algorithm); once_ = 0)
 
-static const char *algorithm_name(int algorithm) {
-    return algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale";
-}
+static const char *algorithm_name(int algorithm) { return algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale"; }
 
 static double get(int dtype, const uint8_t *values, size_t i) {
     float single;
@@ -57,7 +56,8 @@ static void test_supported(void) {
     size_t allowed = 0;
     for (int dtype = -1; dtype <= KERNEL_DTYPES; dtype++)
         for (int quantised = -1; quantised <= KERNEL_DTYPES; quantised++)
-            for (int algorithm = -1; algorithm <= 3; algorithm++) allowed += quant_supported(dtype, quantised, algorithm);
+            for (int algorithm = -1; algorithm <= 3; algorithm++)
+                allowed += quant_supported(dtype, quantised, algorithm);
     check_case("supported");
     CHECK_EQ(allowed, COMBINATIONS);
     CHECK(quant_supported(pcclFloat, pcclUint8, pcclQuantMinMax));
@@ -74,22 +74,28 @@ static void test_supported(void) {
 }
 
 // In bits of the wide type.
-static const uint32_t float_constants[] = {0x00000000, 0x80000000, 0x3F800000, 0xBF800000, 0x3DCCCCCD, 0xC2C80001, 0x00000001, 0x80000001,
-                                           0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x4B800001, 0x33800000, 0x477FE000, 0xC77FE000};
-static const uint64_t double_constants[] = {0x0000000000000000, 0x8000000000000000, 0x3FF0000000000000, 0xBFB999999999999A, 0x0000000000000001, 0x8000000000000001,
-                                            0x000FFFFFFFFFFFFF, 0x0010000000000000, 0x7FEFFFFFFFFFFFFF, 0xFFEFFFFFFFFFFFFF, 0x4340000000000001};
+static const uint32_t float_constants[] = {0x00000000, 0x80000000, 0x3F800000, 0xBF800000, 0x3DCCCCCD, 0xC2C80001,
+                                           0x00000001, 0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0xFF7FFFFF,
+                                           0x4B800001, 0x33800000, 0x477FE000, 0xC77FE000};
+static const uint64_t double_constants[] = {0x0000000000000000, 0x8000000000000000, 0x3FF0000000000000,
+                                            0xBFB999999999999A, 0x0000000000000001, 0x8000000000000001,
+                                            0x000FFFFFFFFFFFFF, 0x0010000000000000, 0x7FEFFFFFFFFFFFFF,
+                                            0xFFEFFFFFFFFFFFFF, 0x4340000000000001};
 static const size_t constant_counts[] = {0, 1, 2, 7, 33, 64, 1000};
 
 static void test_constants(void) {
     FOR_COMBINATIONS(dtype, quantised, algorithm) {
         size_t size = quant_wide_size(dtype);
-        size_t rows = size == 8 ? sizeof double_constants / sizeof *double_constants : sizeof float_constants / sizeof *float_constants;
+        size_t rows = size == 8 ? sizeof double_constants / sizeof *double_constants
+                                : sizeof float_constants / sizeof *float_constants;
         for (size_t row = 0; row < rows; row++) {
             for (size_t k = 0; k < sizeof constant_counts / sizeof *constant_counts; k++) {
                 size_t count = constant_counts[k];
-                const void *constant = size == 8 ? (const void *)&double_constants[row] : (const void *)&float_constants[row];
+                const void *constant =
+                    size == 8 ? (const void *)&double_constants[row] : (const void *)&float_constants[row];
                 for (size_t i = 0; i < count; i++) memcpy(wide + i * size, constant, size);
-                check_case("constant %zu, %zu times, %s in %s by %s", row, count, dtype_name(dtype), dtype_name(quantised), algorithm_name(algorithm));
+                check_case("constant %zu, %zu times, %s in %s by %s", row, count, dtype_name(dtype),
+                           dtype_name(quantised), algorithm_name(algorithm));
                 CHECK(roundtrip(dtype, quantised, algorithm, count));
                 CHECK_MEM(back, wide, count * size);
             }
@@ -97,11 +103,12 @@ static void test_constants(void) {
     }
 }
 
-// Three peers with constant buffers, through the whole quantised way: encode, decode, reduce, divide, encode, decode, narrow.
+// Three peers with constant buffers, through the whole quantised way: encode, decode, reduce, divide, encode, decode,
+// narrow.
 static void test_constant_peers(void) {
-    enum { COUNT = 37,
-           PEERS = 3 };
-    static const double rows[][PEERS] = {{1, 2, 3}, {-4, 4, 0}, {0.5, 0.25, -0.125}, {100, 7, 21}, {0, 0, 0}, {-0.0, -0.0, -0.0}, {6, 6, 6}, {-1, -2, -3}};
+    enum { COUNT = 37, PEERS = 3 };
+    static const double rows[][PEERS] = {{1, 2, 3}, {-4, 4, 0},         {0.5, 0.25, -0.125}, {100, 7, 21},
+                                         {0, 0, 0}, {-0.0, -0.0, -0.0}, {6, 6, 6},           {-1, -2, -3}};
     FOR_COMBINATIONS(dtype, quantised, algorithm) {
         for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
             for (int op = 0; op < KERNEL_OPS; op++) {
@@ -118,20 +125,20 @@ static void test_constant_peers(void) {
                     kernels_get()->reduce[op][dtype](plain, plain, input, COUNT);
                     quant_reduce(dtype, op, sum, back, COUNT);
                 }
-                if (op == pcclAvg) kernels_get()->divide[dtype](plain, COUNT, PEERS), quant_divide(dtype, sum, COUNT, PEERS);
+                if (op == pcclAvg)
+                    kernels_get()->divide[dtype](plain, COUNT, PEERS), quant_divide(dtype, sum, COUNT, PEERS);
                 memcpy(wide, sum, COUNT * quant_wide_size(dtype));
                 roundtrip(dtype, quantised, algorithm, COUNT);
                 quant_narrow(dtype, got, back, COUNT);
-                check_case("peers row %zu %s, %s in %s by %s", row, red_op_name(op), dtype_name(dtype), dtype_name(quantised), algorithm_name(algorithm));
+                check_case("peers row %zu %s, %s in %s by %s", row, red_op_name(op), dtype_name(dtype),
+                           dtype_name(quantised), algorithm_name(algorithm));
                 CHECK_MEM(got, plain, COUNT * dtype_size(dtype));
             }
         }
     }
 }
 
-static double uniform(uint64_t *seed) {
-    return (double)(check_random(seed) >> 11) * 0x1p-53;
-}
+static double uniform(uint64_t *seed) { return (double)(check_random(seed) >> 11) * 0x1p-53; }
 
 // Value i of a distribution over [low, high]; the ends are always in it.
 static const struct range_row {
@@ -169,13 +176,14 @@ static double draw(const struct range_row *row, size_t i, uint64_t *seed) {
     double part = uniform(seed);
     if (row->mixed) part = ldexp(part, -(int)(check_random(seed) % 60));
     double value = row->low * (1 - part) + row->high * part;
-    return value < row->low ? row->low : value > row->high ? row->high
-                                                           : value;
+    return value < row->low ? row->low : value > row->high ? row->high : value;
 }
 
 static long double last_place(int dtype, double value) {
     float single = fabsf((float)value);
-    if (dtype == pcclDouble) return fabs(value) >= DBL_MAX ? 0x1p971L : (long double)nextafter(fabs(value), INFINITY) - (long double)fabs(value);
+    if (dtype == pcclDouble)
+        return fabs(value) >= DBL_MAX ? 0x1p971L
+                                      : (long double)nextafter(fabs(value), INFINITY) - (long double)fabs(value);
     return single >= FLT_MAX ? 0x1p104L : (long double)nextafterf(single, INFINITY) - (long double)single;
 }
 
@@ -192,7 +200,8 @@ static void test_error(size_t count) {
                 low = value < low ? value : low, high = value > high ? value : high;
             }
             long double step = (high - low) / (ldexpl(1, (int)dtype_size(quantised) * 8) - 1);
-            check_case("error, %s, %s in %s by %s", range->name, dtype_name(dtype), dtype_name(quantised), algorithm_name(algorithm));
+            check_case("error, %s, %s in %s by %s", range->name, dtype_name(dtype), dtype_name(quantised),
+                       algorithm_name(algorithm));
             CHECK(roundtrip(dtype, quantised, algorithm, count));
             size_t wrong = 0;
             long double total = 0;
@@ -210,7 +219,8 @@ static void test_error(size_t count) {
                 CHECK(fabsl((long double)get(dtype, back, 4) - high) <= last_place(dtype, (double)high));
             }
             // The errors of many values cancel: their mean is far below the half step of a cut instead of a rounding.
-            if (!range->mixed && count > 1000 && step > 8 * last_place(dtype, (double)(fabsl(low) > fabsl(high) ? low : high)))
+            if (!range->mixed && count > 1000 &&
+                step > 8 * last_place(dtype, (double)(fabsl(low) > fabsl(high) ? low : high)))
                 CHECK(fabsl(total / (long double)count) < step * 0.29L * 5 / sqrtl((long double)count));
         }
     }
@@ -218,7 +228,8 @@ static void test_error(size_t count) {
 
 // What float16 can hold must not come back as infinity when it is narrowed.
 static void test_edge_of_float16(void) {
-    static const float rows[][2] = {{-65504, 65504}, {-65504, 0}, {-65504, 100}, {-100, 65504}, {65000, 65504}, {-300, 65504}};
+    static const float rows[][2] = {{-65504, 65504}, {-65504, 0},    {-65504, 100},
+                                    {-100, 65504},   {65000, 65504}, {-300, 65504}};
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
         for (size_t a = 0; a < 2; a++) {
             uint16_t halves[2];
@@ -248,7 +259,8 @@ static void test_not_finite(void) {
         for (size_t row = 0; row < sizeof bad / sizeof *bad; row++) {
             for (size_t i = 0; i < COUNT; i++) put(dtype, wide, i, (double)i);
             put(dtype, wide, 13 + row * 20, bad[row]);
-            check_case("not finite %zu, %s in %s by %s", row, dtype_name(dtype), dtype_name(quantised), algorithm_name(algorithm));
+            check_case("not finite %zu, %s in %s by %s", row, dtype_name(dtype), dtype_name(quantised),
+                       algorithm_name(algorithm));
             CHECK(roundtrip(dtype, quantised, algorithm, COUNT));
             size_t numbers = 0;
             for (size_t i = 0; i < COUNT; i++) numbers += !isnan(get(dtype, back, i));
@@ -290,10 +302,10 @@ static void test_malformed(void) {
     }
 }
 
-// Any bytes are refused or decoded, without undefined behaviour; what is finite in the head never decodes to NaN or infinity.
+// Any bytes are refused or decoded, without undefined behaviour; what is finite in the head never decodes to NaN or
+// infinity.
 static void test_fuzz(uint64_t seed) {
-    enum { COUNT = 9,
-           ROUNDS = 3000 };
+    enum { COUNT = 9, ROUNDS = 3000 };
     size_t decoded = 0;
     FOR_COMBINATIONS(dtype, quantised, algorithm) {
         size_t bytes = quant_encoded_bytes(quantised, COUNT);
@@ -303,7 +315,9 @@ static void test_fuzz(uint64_t seed) {
             if (round % 3 == 0)
                 for (size_t i = 0; i < bytes; i++) encoded[i] = (uint8_t)check_random(&seed);
             else
-                for (int k = round % 5; k >= 0; k--) encoded[check_random(&seed) % (round % 2 ? bytes : QUANT_META_BYTES)] = (uint8_t)check_random(&seed);
+                for (int k = round % 5; k >= 0; k--)
+                    encoded[check_random(&seed) % (round % 2 ? bytes : QUANT_META_BYTES)] =
+                        (uint8_t)check_random(&seed);
             if (!quant_decode(dtype, quantised, algorithm, back, encoded, COUNT)) continue;
             decoded++;
             if (quantised == pcclUint64 || encoded[0] == 4) continue;
@@ -361,7 +375,8 @@ static void test_loops(const struct kernels *kernels, uint64_t seed) {
         size_t count = round < 40 ? (size_t)round : COUNT - check_random(&seed) % 100;
         for (int w = 0; w < QUANT_WIDES; w++) {
             int dtype = w == QUANT_DOUBLE ? pcclDouble : pcclFloat;
-            double centre = (uniform(&seed) - 0.5) * ldexp(1, (int)(check_random(&seed) % 12)), grow = w == QUANT_DOUBLE && round % 2 ? 0x1p256 : 1;
+            double centre = (uniform(&seed) - 0.5) * ldexp(1, (int)(check_random(&seed) % 12)),
+                   grow = w == QUANT_DOUBLE && round % 2 ? 0x1p256 : 1;
             for (size_t i = 0; i < count; i++) put(dtype, values + 1, i, centre + uniform(&seed) - 0.5);
             int64_t low = 0, high = 0, want_low = 0, want_high = 0;
             loops->range[w](values + 1, count, &low, &high);
@@ -370,7 +385,12 @@ static void test_loops(const struct kernels *kernels, uint64_t seed) {
             CHECK_EQ(low, want_low);
             CHECK_EQ(high, want_high);
             for (int c = 0; c < QUANT_CODES; c++) {
-                struct quant_affine affine = {.offset = (centre - 0.5) * grow, .scale = 1.0 / last[c] * grow, .grow = grow, .shrink = 1 / grow, .last = last[c], .flip = round % 3 && c < 2 ? last[c] / 2 + 1 : 0};
+                struct quant_affine affine = {.offset = (centre - 0.5) * grow,
+                                              .scale = 1.0 / last[c] * grow,
+                                              .grow = grow,
+                                              .shrink = 1 / grow,
+                                              .last = last[c],
+                                              .flip = round % 3 && c < 2 ? last[c] / 2 + 1 : 0};
                 affine.inverse = 1 / affine.scale;
                 if (round % 5 == 0) affine.zero = (double)(check_random(&seed) % 1000);
                 memset(mine, 0, sizeof mine), memset(model, 0, sizeof model);

@@ -1,5 +1,5 @@
 // Sets of ranges against a set of bits.
-#include "data/ranges.h"
+#include "ops/ranges.h"
 
 #include <string.h>
 
@@ -56,7 +56,8 @@ static void test_strands(void) {
     check_case("strands");
     struct ranges ranges = {0};
     for (uint64_t i = 0; i < 1000; i++)
-        for (uint64_t strand = 0; strand < 4; strand++) CHECK(ranges_take(&ranges, strand * 5000 + i * 5, strand * 5000 + i * 5 + 5));
+        for (uint64_t strand = 0; strand < 4; strand++)
+            CHECK(ranges_take(&ranges, strand * 5000 + i * 5, strand * 5000 + i * 5 + 5));
     CHECK_EQ(ranges.count, 1);
     CHECK(ranges.room <= 16);
     CHECK(!ranges_take(&ranges, 19999, 20001));

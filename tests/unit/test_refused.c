@@ -1,16 +1,15 @@
-// Memory that is refused to one member, at one request after another, once or from then on, while real engines reduce in every way: each call of
-// each member ends soon, and what ends well has the right bytes. With an argument no request is left out.
+// Memory that is refused to one member, at one request after another, once or from then on, while real engines reduce
+// in every way: each call of each member ends soon, and what ends well has the right bytes. With an argument no request
+// is left out.
 #define _GNU_SOURCE
 #include "engine_world.h"
 
 #include <sys/mman.h>
 
 #include "data/engine_private.h"
-#include "data/plan.h"
+#include "ops/plan.h"
 
-enum { PEERS = 3,
-       VICTIM = 1,
-       OPS = 2 };
+enum { PEERS = 3, VICTIM = 1, OPS = 2 };
 
 // ---- refusing ----
 static struct world *_Atomic watched; // NULL: nothing is counted
@@ -41,7 +40,9 @@ void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off
 void *__wrap_malloc(size_t bytes) { return refuse() ? NULL : __real_malloc(bytes); }
 void *__wrap_calloc(size_t count, size_t bytes) { return refuse() ? NULL : __real_calloc(count, bytes); }
 void *__wrap_realloc(void *old, size_t bytes) { return refuse() ? NULL : __real_realloc(old, bytes); }
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes) { return refuse() ? NULL : __real_aligned_alloc(alignment, bytes); }
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
+    return refuse() ? NULL : __real_aligned_alloc(alignment, bytes);
+}
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
     return refuse() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, fd, offset);
 }
@@ -103,7 +104,8 @@ static void mend(struct trial *t) {
     bool whole = true, first = true;
     for (uint32_t a = 0; a < PEERS; a++)
         for (uint32_t b = 0; b < PEERS; b++)
-            whole &= a == b || !world->sides[a].alive || !world->sides[b].alive || engine_has_link(world->sides[a].engine, &world->sides[b].id, 0);
+            whole &= a == b || !world->sides[a].alive || !world->sides[b].alive ||
+                     engine_has_link(world->sides[a].engine, &world->sides[b].id, 0);
     bool lost = world->sides[VICTIM].alive && has_failed(world, VICTIM);
     if (whole && !lost) return;
     while (first || (lost = world->sides[VICTIM].alive && has_failed(world, VICTIM))) {
@@ -123,7 +125,9 @@ static void post_all(struct trial *t) {
             call->posted = false;
             if (!t->world->sides[side].alive) continue;
             for (uint64_t i = 0; i < t->way->count; i++) call->send[i] = value_of(side, tag);
-            struct engine_reduce reduce = reduce_of(call->send, call->recv, tag, t->way->count, pcclSum, t->way->quantised ? pcclUint8 : 0, t->way->quantised ? pcclQuantMinMax : 0);
+            struct engine_reduce reduce =
+                reduce_of(call->send, call->recv, tag, t->way->count, pcclSum, t->way->quantised ? pcclUint8 : 0,
+                          t->way->quantised ? pcclQuantMinMax : 0);
             reduce.retry = reduce.tell = t->way->retry;
             enum engine_result result;
             AS(&t->world->sides[side], result = engine_post(t->world->sides[side].engine, &reduce, t->world->epoch));
@@ -154,14 +158,16 @@ static void check_call(struct trial *t, uint32_t side, uint32_t tag) {
     uint64_t count = t->way->count, wrong = 0;
     bool dead = side == VICTIM && (call->result == ENGINE_DEAD || call->result == ENGINE_NO_MEMORY);
     bool lost = call->result == ENGINE_LOST && !t->world->sides[VICTIM].alive && !t->way->retry;
-    if (!CHECK(call->result == ENGINE_OK || dead || lost)) fprintf(stderr, "side %u, tag %u: result %d\n", side, tag, call->result);
+    if (!CHECK(call->result == ENGINE_OK || dead || lost))
+        fprintf(stderr, "side %u, tag %u: result %d\n", side, tag, call->result);
     if (call->contributors != NULL) {
         for (uint32_t r = 0; r < call->contributors->count; r++) {
             const struct engine_range *range = &call->contributors->ranges[r];
             float sum = 0;
             for (uint32_t c = 0; c < range->count; c++) sum += value_of(range->ids[c].bytes[0] - 1u, tag);
             if (range->count > 0) wrong += wrong_in(call, range->begin, range->end, sum);
-            if (range->count == 0 && t->in_place) wrong += wrong_in(call, range->begin, range->end, value_of(side, tag));
+            if (range->count == 0 && t->in_place)
+                wrong += wrong_in(call, range->begin, range->end, value_of(side, tag));
         }
     } else if (call->result == ENGINE_OK && !t->way->retry) {
         wrong = wrong_in(call, 0, count, value_of(0, tag) + value_of(2, tag) + (t->all ? value_of(VICTIM, tag) : 0));
@@ -194,8 +200,8 @@ static bool drive(struct trial *t) {
     return true;
 }
 
-// Without an argument not every request is refused, but less and less of them: each further one after an eighth of those before it, or, where
-// trials take long, after half.
+// Without an argument not every request is refused, but less and less of them: each further one after an eighth of
+// those before it, or, where trials take long, after half.
 #ifdef __SANITIZE_THREAD__
 enum { SPREAD = 2 };
 #else
@@ -204,9 +210,13 @@ enum { SPREAD = 8 };
 
 // True: as many requests came as it took to refuse one.
 static bool run_trial(const struct way *way, bool in_place) {
-    check_case("%s, %s: request %u is refused%s", way->name, in_place ? "in place" : "out of place", refuse_at, lasting ? ", and all after it" : "");
+    check_case("%s, %s: request %u is refused%s", way->name, in_place ? "in place" : "out of place", refuse_at,
+               lasting ? ", and all after it" : "");
     same_host = way->same_host;
-    struct trial t = {.way = way, .in_place = in_place, .world = world_new(PEERS, 2), .deadline = platform_now_ns() + 120 * SECOND_NS};
+    struct trial t = {.way = way,
+                      .in_place = in_place,
+                      .world = world_new(PEERS, 2),
+                      .deadline = platform_now_ns() + 120 * SECOND_NS};
     for (uint32_t side = 0; side < PEERS; side++)
         for (uint32_t tag = 0; tag < OPS; tag++) {
             struct call *call = &t.calls[side][tag];
@@ -217,7 +227,8 @@ static bool run_trial(const struct way *way, bool in_place) {
     watched = t.world;
     for (uint32_t round = 0; round < 2; round++) {
         post_all(&t);
-        if (round == 1 && t.world->sides[VICTIM].alive && !has_failed(t.world, VICTIM)) enter_together(&t, false); // links are as if made again: ops are redone
+        // links are as if made again: ops are redone
+        if (round == 1 && t.world->sides[VICTIM].alive && !has_failed(t.world, VICTIM)) enter_together(&t, false);
         if (!CHECK(drive(&t))) exit(check_status()); // a call hangs, and would hang the rest of the test
     }
     watched = NULL;
@@ -246,7 +257,8 @@ int main(int count, char **arguments) {
         for (int in_place = 0; in_place < 2; in_place++)
             for (int all = 0; all < 2; all++) {
                 lasting = all;
-                for (refuse_at = 1; run_trial(&ways[w], in_place); refuse_at += count > 1 ? 1 : 1 + refuse_at / SPREAD) total++;
+                for (refuse_at = 1; run_trial(&ways[w], in_place); refuse_at += count > 1 ? 1 : 1 + refuse_at / SPREAD)
+                    total++;
             }
     CHECK(total > 100);
     return check_status();

@@ -28,7 +28,8 @@ static double sum_of(uint32_t n, const uint64_t *rates, const uint32_t *order) {
 }
 
 // The best of all rings that begin with `order[0..fixed)`.
-static void try_all(uint32_t n, const uint64_t *rates, uint32_t *order, uint32_t fixed, uint64_t *slowest, double *sum) {
+static void try_all(uint32_t n, const uint64_t *rates, uint32_t *order, uint32_t fixed, uint64_t *slowest,
+                    double *sum) {
     if (fixed == n) {
         uint64_t here = ring_order_slowest(n, rates, order);
         double cost = sum_of(n, rates, order);
@@ -63,7 +64,8 @@ static void test_exact(void) {
         uint32_t n = 3 + round % 5 + (round % 50 == 0); // 8 a few times
         check_case("exact, round %u, %u members", round, n);
         uint64_t kinds = 1 + below(6), unknown = below(4);
-        for (uint32_t i = 0; i < n * n; i++) rates[i] = below(10) < unknown ? 0 : 1000000 * (1 + below(kinds)) * (1 + below(2) * 3);
+        for (uint32_t i = 0; i < n * n; i++)
+            rates[i] = below(10) < unknown ? 0 : 1000000 * (1 + below(kinds)) * (1 + below(2) * 3);
         uint32_t order[8], all[8], first[8];
         shuffle(n, order);
         memcpy(first, order, sizeof first);
@@ -102,7 +104,7 @@ static void test_search(void) {
         uint64_t after = ring_order_slowest(n, rates, order);
         CHECK(after > before || (after == before && sum_of(n, rates, order) < cost_before));
         CHECK(after >= 15 * 1000000); // random rings have an unknown link; the hidden one has 18
-        ring_order(n, rates, order); // may improve once more, never worsen
+        ring_order(n, rates, order);  // may improve once more, never worsen
         CHECK(ring_order_slowest(n, rates, order) >= after);
     }
     check_case("all links alike, many members");
@@ -112,7 +114,8 @@ static void test_search(void) {
     CHECK(!ring_order(64, rates, order));
 }
 
-// Two sites with a slow link between them: two slow links are needed, not more; one peer behind a slow uplink takes part with the least harm.
+// Two sites with a slow link between them: two slow links are needed, not more; one peer behind a slow uplink takes
+// part with the least harm.
 static void test_shapes(void) {
     check_case("two sites");
     enum { N = 24 };
@@ -153,7 +156,8 @@ static void test_large(void) {
     CHECK(is_permutation(N, order));
     CHECK(ring_order_slowest(N, rates, order) > 100 * before);
     double seconds = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
-    fprintf(stderr, "1024 members: slowest link %llu -> %llu in %.3f s\n", (unsigned long long)before, (unsigned long long)ring_order_slowest(N, rates, order), seconds);
+    fprintf(stderr, "1024 members: slowest link %llu -> %llu in %.3f s\n", (unsigned long long)before,
+            (unsigned long long)ring_order_slowest(N, rates, order), seconds);
     CHECK(seconds < 10); // with sanitizers and a busy machine
     free(rates);
 }

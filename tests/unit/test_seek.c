@@ -1,10 +1,11 @@
 // Which master is dialled next, and when.
-#include "control/seek.h"
+#include "peer/seek.h"
 
 #include "base/platform.h"
 #include "check.h"
 
-static const struct wire_address masters[] = {{.family = 4, .port = 1}, {.family = 4, .port = 2}, {.family = 4, .port = 3}};
+static const struct wire_address masters[] = {
+    {.family = 4, .port = 1}, {.family = 4, .port = 2}, {.family = 4, .port = 3}};
 
 static struct seek of(uint32_t count) { return (struct seek){.masters = masters, .count = count}; }
 
@@ -39,7 +40,8 @@ static void test_again(void) {
             now = seek.next;
             rounds++;
         }
-        CHECK_EQ(rounds, (SEEK_FAST_FOR_MS + SEEK_FAST_MS - 1) / SEEK_FAST_MS + (5000 - SEEK_FAST_FOR_MS) / SEEK_SLOW_MS);
+        CHECK_EQ(rounds,
+                 (SEEK_FAST_FOR_MS + SEEK_FAST_MS - 1) / SEEK_FAST_MS + (5000 - SEEK_FAST_FOR_MS) / SEEK_SLOW_MS);
     }
 }
 

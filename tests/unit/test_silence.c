@@ -1,4 +1,5 @@
-// Links whose connection stands while nothing comes or goes: two engines, joined by a relay that can be told to hold back.
+// Links whose connection stands while nothing comes or goes: two engines, joined by a relay that can be told to hold
+// back.
 #define _GNU_SOURCE
 #include <pccl.h>
 #include <errno.h>
@@ -14,13 +15,9 @@
 #include "data/engine.h"
 #include "net/socket.h"
 
-enum { LIMIT_MS = 1500,
-       BIG = 4 << 20,
-       LINKS = 2 }; // the direct one and a lane
+enum { LIMIT_MS = 1500, BIG = 4 << 20, LINKS = 2 }; // the direct one and a lane
 
-enum flow { FLOW_PASS,
-            FLOW_HOLD,
-            FLOW_TRICKLE };
+enum flow { FLOW_PASS, FLOW_HOLD, FLOW_TRICKLE };
 
 // One connection, engine 0 at ends[0].
 struct relay {
@@ -41,7 +38,9 @@ static uint64_t epoch;
 
 static void on_done(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
 static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
-static void on_frozen(void *context, uint64_t group_epoch, const struct wire_report *report) { (void)context, (void)group_epoch, (void)report; }
+static void on_frozen(void *context, uint64_t group_epoch, const struct wire_report *report) {
+    (void)context, (void)group_epoch, (void)report;
+}
 
 static void on_failed(void *context) { (void)context; }
 
@@ -86,7 +85,12 @@ static void begin_world(pthread_t *thread) {
     epoch++;
     for (uint32_t i = 0; i < 2; i++) {
         sides[i] = (struct side){.id.bytes = {(uint8_t)(i + 1)}};
-        struct engine_callbacks callbacks = {.context = &sides[i], .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
+        struct engine_callbacks callbacks = {.context = &sides[i],
+                                             .done = on_done,
+                                             .mismatch = on_mismatch,
+                                             .frozen = on_frozen,
+                                             .link_down = on_link_down,
+                                             .failed = on_failed};
         sides[i].engine = engine_new(&sides[i].id, &callbacks);
         REQUIRE(sides[i].engine != NULL);
     }
@@ -101,7 +105,14 @@ static void begin_world(pthread_t *thread) {
     REQUIRE(pthread_create(thread, NULL, run_relays, NULL) == 0);
     struct engine_member members[2] = {{sides[0].id, 1}, {sides[1].id, 1}};
     for (uint32_t i = 0; i < 2; i++) {
-        struct engine_epoch entered = {.run = 7, .generation = 1, .group_epoch = epoch, .latency_us = 30, .megabytes_per_s = 2000, .rank = i, .count = 2, .members = members};
+        struct engine_epoch entered = {.run = 7,
+                                       .generation = 1,
+                                       .group_epoch = epoch,
+                                       .latency_us = 30,
+                                       .megabytes_per_s = 2000,
+                                       .rank = i,
+                                       .count = 2,
+                                       .members = members};
         engine_set_silence(sides[i].engine, LIMIT_MS * MS_NS);
         engine_enter_epoch(sides[i].engine, &entered);
         engine_links_ready(sides[i].engine, epoch);
@@ -174,7 +185,10 @@ static void test_trickle(void) {
     begin_world(&thread);
     relays[1].flow[0] = FLOW_TRICKLE;
     for (int i = 0; i < 2; i++) {
-        struct engine_reduce reduce = {.send = data[i][0], .recv = data[i][1], .tag = 1, .fingerprint = {.count = BIG, .dtype = pcclUint8, .op = pcclSum}};
+        struct engine_reduce reduce = {.send = data[i][0],
+                                       .recv = data[i][1],
+                                       .tag = 1,
+                                       .fingerprint = {.count = BIG, .dtype = pcclUint8, .op = pcclSum}};
         REQUIRE(engine_post(sides[i].engine, &reduce, epoch) == ENGINE_OK);
     }
     CHECK(until(&sides[0].silent, 1) < 20 * LIMIT_MS);

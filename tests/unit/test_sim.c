@@ -1,13 +1,11 @@
-// The simulator over some hundred seeds: every one passes, everything that is counted happens, and a seed replays exactly. A longer run:
-// test_sim FIRST COUNT [FAILURES AT MOST [FAULTS]], with the faults by their number in sim.h; a failing seed is told with the last lines of its trace.
+// The simulator over some hundred seeds: every one passes, everything that is counted happens, and a seed replays
+// exactly. A longer run: test_sim FIRST COUNT [FAILURES AT MOST [FAULTS]], with the faults by their number in sim.h; a
+// failing seed is told with the last lines of its trace.
 #include "check.h"
 
 #include "sim/sim.h"
 
-enum { DEFAULT_SEEDS = 400,
-       EVENTS = 1 << 16,
-       TRACE_LINES = 60,
-       FAILURES_MOST = 3 };
+enum { DEFAULT_SEEDS = 400, EVENTS = 1 << 16, TRACE_LINES = 60, FAILURES_MOST = 3 };
 
 static enum pccl_sim_state run(struct pccl_sim *sim, const struct pccl_sim_config *config) {
     enum pccl_sim_state state = pccl_sim_begin(sim, config);
@@ -30,7 +28,8 @@ static void test_replay(void) {
         CHECK_EQ(run(sim, &config), PCCL_SIM_PASSED);
         config.trace_lines = TRACE_LINES; // telling changes nothing
         CHECK_EQ(run(other, &config), PCCL_SIM_PASSED);
-        for (uint32_t i = 0; pccl_sim_count_name(i) != NULL; i++) CHECK_EQ(pccl_sim_count(sim, i), pccl_sim_count(other, i));
+        for (uint32_t i = 0; pccl_sim_count_name(i) != NULL; i++)
+            CHECK_EQ(pccl_sim_count(sim, i), pccl_sim_count(other, i));
     }
     config.seed = 1;
     uint64_t before = total(other), first = total(sim);
@@ -48,8 +47,7 @@ static void test_replay(void) {
 
 int main(int argc, char **argv) {
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-    uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1
-                                                                       : DEFAULT_SEEDS;
+    uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1 : DEFAULT_SEEDS;
     uint64_t most = argc > 3 ? strtoull(argv[3], NULL, 10) : FAILURES_MOST;
     uint32_t faults = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 0;
     struct pccl_sim *sim = pccl_sim_new();
@@ -70,7 +68,9 @@ int main(int argc, char **argv) {
         if (!CHECK_EQ(run(sim, &config), PCCL_SIM_PASSED)) fprintf(stderr, "%s", pccl_sim_report(sim));
     }
     check_case("%s", "");
-    for (uint32_t i = 0; pccl_sim_count_name(i) != NULL; i++) fprintf(stderr, "%s%llu %s", i > 0 ? ", " : "", (unsigned long long)pccl_sim_count(sim, i), pccl_sim_count_name(i));
+    for (uint32_t i = 0; pccl_sim_count_name(i) != NULL; i++)
+        fprintf(stderr, "%s%llu %s", i > 0 ? ", " : "", (unsigned long long)pccl_sim_count(sim, i),
+                pccl_sim_count_name(i));
     fprintf(stderr, "\n");
     if (argc == 1) {
         for (uint32_t i = 0; pccl_sim_count_name(i) != NULL; i++)

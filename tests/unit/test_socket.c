@@ -92,7 +92,9 @@ static void test_kinds(void) {
     static const struct {
         const char *text;
         bool loopback, any;
-    } kinds[] = {{"127.0.0.1:1", true, false}, {"127.9.9.9:1", true, false}, {"[::1]:1", true, false}, {"0.0.0.0:1", false, true}, {"[::]:1", false, true}, {"10.0.0.1:1", false, false}, {"[2001:db8::1]:1", false, false}};
+    } kinds[] = {{"127.0.0.1:1", true, false},     {"127.9.9.9:1", true, false}, {"[::1]:1", true, false},
+                 {"0.0.0.0:1", false, true},       {"[::]:1", false, true},      {"10.0.0.1:1", false, false},
+                 {"[2001:db8::1]:1", false, false}};
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         struct wire_address address;
         check_case("%s", kinds[i].text);
@@ -149,7 +151,8 @@ static bool write_file(const char *path, const char *text) {
     return written;
 }
 
-// Gives this process a network of its own, in which the loopback device has an address besides its usual one. False: not allowed.
+// Gives this process a network of its own, in which the loopback device has an address besides its usual one. False:
+// not allowed.
 static bool enter_network(const char *alias) {
     if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -157,7 +160,8 @@ static bool enter_network(const char *alias) {
     struct sockaddr_in *at = (struct sockaddr_in *)(void *)&other.ifr_addr;
     at->sin_family = AF_INET;
     up.ifr_flags = IFF_UP | IFF_RUNNING;
-    bool made = fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &up) == 0 && inet_pton(AF_INET, alias, &at->sin_addr) == 1 && ioctl(fd, SIOCSIFADDR, &other) == 0;
+    bool made = fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &up) == 0 && inet_pton(AF_INET, alias, &at->sin_addr) == 1 &&
+                ioctl(fd, SIOCSIFADDR, &other) == 0;
     if (fd >= 0) close(fd);
     return made;
 }
@@ -170,7 +174,8 @@ static void test_between_hosts(void) {
     }
     static const char *const systems[] = {"bbr", "cubic", "dctcp", "reno"};
     for (size_t i = 0; i < sizeof systems / sizeof systems[0]; i++) {
-        if (!write_file("/proc/sys/net/ipv4/tcp_congestion_control", systems[i])) continue; // not built into this kernel
+        // not built into this kernel
+        if (!write_file("/proc/sys/net/ipv4/tcp_congestion_control", systems[i])) continue;
         check_case("the system's choice is %s", systems[i]);
         struct wire_address address = address_of("127.0.0.1:1");
         address.port = 0;
@@ -182,7 +187,8 @@ static void test_between_hosts(void) {
         struct sockaddr_storage to;
         socklen_t length = socket_address_to_sockaddr(&to, &address);
         int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        REQUIRE(other >= 0 && bind(other, (struct sockaddr *)&source, sizeof source) == 0 && connect(other, (struct sockaddr *)&to, length) == 0);
+        REQUIRE(other >= 0 && bind(other, (struct sockaddr *)&source, sizeof source) == 0 &&
+                connect(other, (struct sockaddr *)&to, length) == 0);
         int accepted = accept_one(listener);
         CHECK(!socket_within_host(accepted));
         check_congestion(accepted, systems[i]);

@@ -1,5 +1,5 @@
-// Shared state between communicators of one process: rounds with random contents, while peers leave in the middle, with leaves sent over the
-// links and read from memory. And with a peer in a second process, which cannot unpack leaves, and
+// Shared state between communicators of one process: rounds with random contents, while peers leave in the middle, with
+// leaves sent over the links and read from memory. And with a peer in a second process, which cannot unpack leaves, and
 // whose right to read is taken away.
 #define _GNU_SOURCE
 #include <pccl.h>
@@ -18,8 +18,7 @@
 #include "base/platform.h"
 #include "check.h"
 
-enum { PEERS = 4,
-       ENTRIES = 6 };
+enum { PEERS = 4, ENTRIES = 6 };
 
 static const size_t sizes[ENTRIES] = {1, 300001, 0, 5 << 20, 77, 40 << 20};
 
@@ -74,11 +73,14 @@ static void *update_main(void *context) {
 
 static void *sync_main(void *context) {
     struct side *side = context;
-    side->result = pcclSynchronizeSharedState(side->comm, &side->state, PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR, &side->info);
+    side->result = pcclSynchronizeSharedState(side->comm, &side->state, PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR,
+                                              &side->info);
     return NULL;
 }
 
-static void start(struct side *side, void *(*run)(void *)) { REQUIRE(pthread_create(&side->thread, NULL, run, side) == 0); }
+static void start(struct side *side, void *(*run)(void *)) {
+    REQUIRE(pthread_create(&side->thread, NULL, run, side) == 0);
+}
 static void join(struct side *side) { pthread_join(side->thread, NULL); }
 
 static void on_all(void *(*run)(void *), unsigned count) {
@@ -92,10 +94,12 @@ static void add(unsigned index) {
     make_memory(side);
     for (int e = 0; e < ENTRIES; e++) {
         static const char *const names[ENTRIES] = {"a", "b", "c", "d", "e", "f"};
-        side->infos[e] = (pcclTensorInfo_t){.name = names[e], .data = side->memory[e], .count = sizes[e], .datatype = pcclUint8};
+        side->infos[e] =
+            (pcclTensorInfo_t){.name = names[e], .data = side->memory[e], .count = sizes[e], .datatype = pcclUint8};
     }
     side->state = (pcclSharedState_t){.count = ENTRIES, .infos = side->infos};
-    pcclCommCreateParams_t params = {.master_address = {.inet = {.protocol = inetIPv4, .ipv4 = {.data = {127, 0, 0, 1}}}, .port = port}};
+    pcclCommCreateParams_t params = {
+        .master_address = {.inet = {.protocol = inetIPv4, .ipv4 = {.data = {127, 0, 0, 1}}}, .port = port}};
     REQUIRE(pcclCreateCommunicator(&params, &side->comm) == pcclSuccess);
     start(side, connect_main);
     for (int world = 1; index > 0 && world < (int)index + 1;) {
@@ -237,7 +241,8 @@ static bool forbid_reading(void) {
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {.len = sizeof steps / sizeof steps[0], .filter = steps};
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
 }
 
 static int be_receiver(int orders) {
@@ -295,7 +300,8 @@ int main(int count, char **arguments) {
     test_rounds("1");
     test_rounds("0");
     test_cut_short();
-    uint64_t first = count > 2 ? strtoull(arguments[1], NULL, 10) : 1, last = count > 2 ? strtoull(arguments[2], NULL, 10) : 8;
+    uint64_t first = count > 2 ? strtoull(arguments[1], NULL, 10) : 1,
+             last = count > 2 ? strtoull(arguments[2], NULL, 10) : 8;
     for (uint64_t seed = first; seed <= last; seed++) test_leaving(seed);
     free_memory();
     return check_status();

@@ -2,8 +2,7 @@
 #include "check.h"
 #include "state/unfinished.h"
 
-enum { BYTES = 400,
-       ENTRIES = 5 };
+enum { BYTES = 400, ENTRIES = 5 };
 
 static uint8_t memory[BYTES];
 static bool map[BYTES];
@@ -15,14 +14,16 @@ static struct delta_layout random_layout(struct delta_entry entries[ENTRIES]) {
     struct delta_layout layout = {.entries = entries, .count = below(ENTRIES + 1)};
     for (size_t i = 0; i < layout.count; i++) {
         size_t begin = below(BYTES), length = below(4) == 0 ? 0 : 1 + below(60);
-        entries[i] = (struct delta_entry){.data = memory + begin, .bytes = length < BYTES - begin ? length : BYTES - begin};
+        entries[i] =
+            (struct delta_entry){.data = memory + begin, .bytes = length < BYTES - begin ? length : BYTES - begin};
     }
     return layout;
 }
 
 static void mark(const struct delta_layout *layout, bool value) {
     for (size_t i = 0; i < layout->count; i++)
-        for (uint64_t at = 0; at < layout->entries[i].bytes; at++) map[(const uint8_t *)layout->entries[i].data - memory + at] = value;
+        for (uint64_t at = 0; at < layout->entries[i].bytes; at++)
+            map[(const uint8_t *)layout->entries[i].data - memory + at] = value;
 }
 
 static bool marked(const struct delta_layout *layout) {

@@ -1,5 +1,6 @@
-// Every message: random content survives a round trip; every truncation, every trailing byte, huge counts and unknown enumerators are
-// refused; random bytes are never read out of bounds (each body lies in a heap block of its exact size, for the address sanitizer).
+// Every message: random content survives a round trip; every truncation, every trailing byte, huge counts and unknown
+// enumerators are refused; random bytes are never read out of bounds (each body lies in a heap block of its exact size,
+// for the address sanitizer).
 #include "net/wire.h"
 
 #include "check.h"
@@ -27,23 +28,31 @@ static struct wire_address random_address(void) {
 }
 
 static struct wire_fingerprint random_fingerprint(void) {
-    return (struct wire_fingerprint){check_random(&seed), (uint8_t)below(256), (uint8_t)below(256), (uint8_t)below(256), (uint8_t)below(256), (uint8_t)below(256)};
+    return (struct wire_fingerprint){check_random(&seed), (uint8_t)below(256), (uint8_t)below(256),
+                                     (uint8_t)below(256), (uint8_t)below(256), (uint8_t)below(256)};
 }
 
 static struct wire_op_name random_name(void) {
-    return (struct wire_op_name){check_random(&seed), check_random(&seed), (uint32_t)check_random(&seed), (uint16_t)check_random(&seed)};
+    return (struct wire_op_name){check_random(&seed), check_random(&seed), (uint32_t)check_random(&seed),
+                                 (uint16_t)check_random(&seed)};
 }
 
 static struct wire_header random_header(void) {
-    return (struct wire_header){.run = check_random(&seed), .generation = check_random(&seed), .epoch = check_random(&seed)};
+    return (struct wire_header){
+        .run = check_random(&seed), .generation = check_random(&seed), .epoch = check_random(&seed)};
 }
 
 static struct wire_quorum random_quorum(void) {
-    return (struct wire_quorum){(uint32_t)below(WIRE_MAX_MEMBERS + 1), (uint32_t)below(WIRE_MAX_MEMBERS + 1), check_random(&seed)};
+    return (struct wire_quorum){(uint32_t)below(WIRE_MAX_MEMBERS + 1), (uint32_t)below(WIRE_MAX_MEMBERS + 1),
+                                check_random(&seed)};
 }
 
 static struct wire_epoch random_epoch(uint32_t count) {
-    struct wire_epoch epoch = {.number = 1 + below(1000), .latency_us = 1 + (uint32_t)below(99), .megabytes_per_s = 1 + (uint32_t)below(99), .count = count, .members = members};
+    struct wire_epoch epoch = {.number = 1 + below(1000),
+                               .latency_us = 1 + (uint32_t)below(99),
+                               .megabytes_per_s = 1 + (uint32_t)below(99),
+                               .count = count,
+                               .members = members};
     epoch.group_epoch = below(epoch.number + 1);
     epoch.lost_epoch = below(epoch.number + 1);
     epoch.barrier = check_random(&seed);
@@ -52,7 +61,10 @@ static struct wire_epoch random_epoch(uint32_t count) {
     uint32_t group = 0;
     for (uint32_t i = 0; i < count; i++) {
         group += (uint32_t)below(3);
-        members[i] = (struct wire_member){.join_number = check_random(&seed), .group = group, .lanes = 1 + (uint32_t)below(WIRE_MAX_LANES), .address = random_address()};
+        members[i] = (struct wire_member){.join_number = check_random(&seed),
+                                          .group = group,
+                                          .lanes = 1 + (uint32_t)below(WIRE_MAX_LANES),
+                                          .address = random_address()};
         random_id(&members[i].id);
     }
     return epoch;
@@ -78,13 +90,18 @@ static bool again_text(struct wire_buffer *out, enum wire_type type, const uint8
 }
 
 static void write_hello(struct wire_buffer *out, uint32_t size) {
-    struct wire_hello hello = {.version = WIRE_VERSION, .group = (uint32_t)check_random(&seed), .lanes = 1 + size % WIRE_MAX_LANES, .port = (uint16_t)(1 + below(65535)), .masters = (uint8_t)(1 + below(WIRE_MAX_MASTERS))};
+    struct wire_hello hello = {.version = WIRE_VERSION,
+                               .group = (uint32_t)check_random(&seed),
+                               .lanes = 1 + size % WIRE_MAX_LANES,
+                               .port = (uint16_t)(1 + below(65535)),
+                               .masters = (uint8_t)(1 + below(WIRE_MAX_MASTERS))};
     random_id(&hello.id);
     wire_encode_hello(out, random_header(), &hello);
 }
 
 static void write_welcome(struct wire_buffer *out, uint32_t size) {
-    struct wire_welcome welcome = {.join_number = check_random(&seed), .heartbeat_limit_ms = 1 + size, .seen = random_address()};
+    struct wire_welcome welcome = {
+        .join_number = check_random(&seed), .heartbeat_limit_ms = 1 + size, .seen = random_address()};
     fill(welcome.secret, sizeof welcome.secret);
     wire_encode_welcome(out, random_header(), &welcome);
 }
@@ -104,7 +121,8 @@ static void write_linked(struct wire_buffer *out, uint32_t size) {
 }
 
 static void write_epoch(struct wire_buffer *out, uint32_t size) {
-    struct wire_epoch_commit commit = {.reason = (uint8_t)(1 + below(4)), .epoch = random_epoch(1 + size), .quorum = random_quorum()};
+    struct wire_epoch_commit commit = {
+        .reason = (uint8_t)(1 + below(4)), .epoch = random_epoch(1 + size), .quorum = random_quorum()};
     wire_encode_epoch_commit(out, random_header(), &commit);
 }
 
@@ -147,7 +165,8 @@ static void write_report(struct wire_buffer *out, uint32_t size) {
 
 static void write_mismatch(struct wire_buffer *out, uint32_t size) {
     (void)size;
-    struct wire_mismatch mismatch = {.name = random_name(), .mine = random_fingerprint(), .theirs = random_fingerprint()};
+    struct wire_mismatch mismatch = {
+        .name = random_name(), .mine = random_fingerprint(), .theirs = random_fingerprint()};
     random_id(&mismatch.other);
     wire_encode_mismatch(out, random_header(), &mismatch);
 }
@@ -159,7 +178,8 @@ static void write_link_down(struct wire_buffer *out, uint32_t size) {
 }
 
 static void write_measure(struct wire_buffer *out, uint32_t size) {
-    struct wire_measure measure = {.round = (uint32_t)check_random(&seed), .duration_ms = 1 + size % WIRE_MAX_MEASURE_MS};
+    struct wire_measure measure = {.round = (uint32_t)check_random(&seed),
+                                   .duration_ms = 1 + size % WIRE_MAX_MEASURE_MS};
     random_id(&measure.target);
     wire_encode_measure(out, random_header(), &measure);
 }
@@ -181,7 +201,8 @@ static void random_outline(struct wire_outline *outline, uint64_t entries) {
 }
 
 static void write_sync_vote(struct wire_buffer *out, uint32_t size) {
-    struct wire_sync_vote vote = {(uint8_t)(size % 3), (uint8_t)below(2), check_random(&seed), random_hash(), random_hash(), {0}};
+    struct wire_sync_vote vote = {(uint8_t)(size % 3), (uint8_t)below(2), check_random(&seed),
+                                  random_hash(),       random_hash(),     {0}};
     random_outline(&vote.outline, size < WIRE_MAX_OUTLINE ? size : check_random(&seed));
     wire_encode_sync_vote(out, random_header(), &vote);
 }
@@ -229,8 +250,15 @@ static void write_sync_end(struct wire_buffer *out, uint32_t size) {
 }
 
 static struct wire_barrier random_barrier(uint32_t count) {
-    struct wire_barrier barrier = {.number = 1 + below(99), .kind = (uint8_t)(1 + below(3)), .code = (uint8_t)below(256), .value = check_random(&seed), .epoch = check_random(&seed), .count = count, .sizes = group_sizes};
-    for (uint32_t i = 0; i < count; i++) group_sizes[i] = (struct wire_group_size){i * 3, 1 + (uint32_t)below(WIRE_MAX_MEMBERS)};
+    struct wire_barrier barrier = {.number = 1 + below(99),
+                                   .kind = (uint8_t)(1 + below(3)),
+                                   .code = (uint8_t)below(256),
+                                   .value = check_random(&seed),
+                                   .epoch = check_random(&seed),
+                                   .count = count,
+                                   .sizes = group_sizes};
+    for (uint32_t i = 0; i < count; i++)
+        group_sizes[i] = (struct wire_group_size){i * 3, 1 + (uint32_t)below(WIRE_MAX_MEMBERS)};
     return barrier;
 }
 
@@ -245,10 +273,15 @@ static struct wire_loss *random_losses(uint32_t count) {
 }
 
 static void write_resume(struct wire_buffer *out, uint32_t size) {
-    struct wire_resume resume = {.hello = {.version = WIRE_VERSION, .lanes = 1, .port = 1, .masters = 2}, .generation = check_random(&seed), .join_number = check_random(&seed), .vote = (uint8_t)below(5), .accepted = size > 0};
+    struct wire_resume resume = {.hello = {.version = WIRE_VERSION, .lanes = 1, .port = 1, .masters = 2},
+                                 .generation = check_random(&seed),
+                                 .join_number = check_random(&seed),
+                                 .vote = (uint8_t)below(5),
+                                 .accepted = size > 0};
     random_id(&resume.hello.id);
     fill(resume.secret, sizeof resume.secret);
-    resume.sync_vote = (struct wire_sync_vote){.strategy = (uint8_t)below(3), .incomplete = (uint8_t)below(2), .revision = check_random(&seed)};
+    resume.sync_vote = (struct wire_sync_vote){
+        .strategy = (uint8_t)below(3), .incomplete = (uint8_t)below(2), .revision = check_random(&seed)};
     random_outline(&resume.sync_vote.outline, size);
     resume.sync_committed = (uint8_t)below(2);
     resume.sync_code = (uint8_t)below(256);
@@ -258,7 +291,8 @@ static void write_resume(struct wire_buffer *out, uint32_t size) {
     if (size > 0) resume.epoch = random_epoch(members_of);
     resume.past_count = size;
     resume.past = past;
-    for (uint32_t i = 0; i < size; i++) past[i] = (struct wire_past){random_name(), below(2) == 0 ? WIRE_VERDICT_COMMIT : WIRE_VERDICT_MISMATCH};
+    for (uint32_t i = 0; i < size; i++)
+        past[i] = (struct wire_past){random_name(), below(2) == 0 ? WIRE_VERDICT_COMMIT : WIRE_VERDICT_MISMATCH};
     resume.loss_count = members_of;
     resume.losses = random_losses(members_of);
     resume.quorum = random_quorum();
@@ -266,7 +300,8 @@ static void write_resume(struct wire_buffer *out, uint32_t size) {
 }
 
 static bool again_resume(struct wire_buffer *out, const uint8_t *body, size_t length) {
-    struct wire_resume message = {.barrier.sizes = group_sizes, .epoch.members = members, .past = past, .losses = losses};
+    struct wire_resume message = {
+        .barrier.sizes = group_sizes, .epoch.members = members, .past = past, .losses = losses};
     if (!wire_decode_resume(body, length, &message)) return false;
     wire_encode_resume(out, (struct wire_header){0}, &message);
     return true;
@@ -280,7 +315,10 @@ static void write_resumed(struct wire_buffer *out, uint32_t size) {
     resumed.barrier = random_barrier(1 + size);
     resumed.loss_count = size;
     resumed.losses = random_losses(size);
-    resumed.sync = (struct wire_sync_end){.round = check_random(&seed), .code = (uint8_t)below(256), .revision = check_random(&seed), .text.length = (uint16_t)(size < WIRE_MAX_TEXT ? size : WIRE_MAX_TEXT)};
+    resumed.sync = (struct wire_sync_end){.round = check_random(&seed),
+                                          .code = (uint8_t)below(256),
+                                          .revision = check_random(&seed),
+                                          .text.length = (uint16_t)(size < WIRE_MAX_TEXT ? size : WIRE_MAX_TEXT)};
     fill(resumed.sync.text.chars, resumed.sync.text.length);
     wire_encode_resumed(out, random_header(), &resumed);
 }
@@ -307,7 +345,9 @@ static bool again_status_is(struct wire_buffer *out, const uint8_t *body, size_t
 }
 
 static void write_link_hello(struct wire_buffer *out, uint32_t size) {
-    struct wire_link_hello hello = {.version = (uint16_t)check_random(&seed), .kind = (uint8_t)(1 + size % 2), .index = size % (WIRE_MAX_LANES + 1)};
+    struct wire_link_hello hello = {.version = (uint16_t)check_random(&seed),
+                                    .kind = (uint8_t)(1 + size % 2),
+                                    .index = size % (WIRE_MAX_LANES + 1)};
     fill(hello.secret, sizeof hello.secret);
     random_id(&hello.from);
     random_id(&hello.to);
@@ -363,9 +403,15 @@ static bool again_report(struct wire_buffer *out, const uint8_t *body, size_t le
 static void write_refused(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_REFUSED, size); }
 static void write_waiting(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_WAITING, size); }
 static void write_expelled(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_EXPELLED, size); }
-static bool again_refused(struct wire_buffer *out, const uint8_t *body, size_t length) { return again_text(out, WIRE_REFUSED, body, length); }
-static bool again_waiting(struct wire_buffer *out, const uint8_t *body, size_t length) { return again_text(out, WIRE_WAITING, body, length); }
-static bool again_expelled(struct wire_buffer *out, const uint8_t *body, size_t length) { return again_text(out, WIRE_EXPELLED, body, length); }
+static bool again_refused(struct wire_buffer *out, const uint8_t *body, size_t length) {
+    return again_text(out, WIRE_REFUSED, body, length);
+}
+static bool again_waiting(struct wire_buffer *out, const uint8_t *body, size_t length) {
+    return again_text(out, WIRE_WAITING, body, length);
+}
+static bool again_expelled(struct wire_buffer *out, const uint8_t *body, size_t length) {
+    return again_text(out, WIRE_EXPELLED, body, length);
+}
 
 static const struct message {
     enum wire_type type;
@@ -456,11 +502,13 @@ static void test_wrong_lengths(void) {
 
 // Byte `at` of a valid message set to `value` (4 bytes when wide) makes it malformed.
 static void test_bad_fields(void) {
-    enum { MEMBER = 51,
-           EPOCH = 60,
-           RESUME_VOTE = 29 + 8 + 8 + 16,
-           RESUME_ACCEPTED = RESUME_VOTE + 1 + 50 + 5 * 4,
-           RESUME_BARRIER = RESUME_ACCEPTED + 1 + 1 + 1 + 8 };
+    enum {
+        MEMBER = 51,
+        EPOCH = 60,
+        RESUME_VOTE = 29 + 8 + 8 + 16,
+        RESUME_ACCEPTED = RESUME_VOTE + 1 + 50 + 5 * 4,
+        RESUME_BARRIER = RESUME_ACCEPTED + 1 + 1 + 1 + 8
+    };
     static const struct {
         enum wire_type type;
         size_t at;
@@ -534,7 +582,8 @@ static void test_bad_fields(void) {
         while (messages[i].type != rows[r].type) i++;
         struct wire_buffer frame = {0}, out = {0};
         messages[i].write(&frame, messages[i].most < 5 ? messages[i].most : 5);
-        for (size_t b = 0; b < (rows[r].wide ? 4 : 1); b++) frame.bytes[WIRE_HEADER_BYTES + rows[r].at + b] = (uint8_t)(rows[r].value >> (8 * b));
+        for (size_t b = 0; b < (rows[r].wide ? 4 : 1); b++)
+            frame.bytes[WIRE_HEADER_BYTES + rows[r].at + b] = (uint8_t)(rows[r].value >> (8 * b));
         CHECK(!again_exact(&messages[i], &out, frame.bytes + WIRE_HEADER_BYTES, frame.length - WIRE_HEADER_BYTES));
         wire_buffer_fini(&frame);
         wire_buffer_fini(&out);
@@ -553,7 +602,8 @@ static void test_noise(void) {
         uint8_t *body = frame.bytes + WIRE_HEADER_BYTES;
         size_t length = frame.length - WIRE_HEADER_BYTES;
         if (round % 2 == 0) fill(body, length);
-        for (uint64_t flips = below(4); flips > 0 && length > 0; flips--) body[below(length)] = (uint8_t)check_random(&seed);
+        for (uint64_t flips = below(4); flips > 0 && length > 0; flips--)
+            body[below(length)] = (uint8_t)check_random(&seed);
         if (again_exact(message, &out, body, length)) {
             accepted++;
             struct wire_header header;
@@ -567,11 +617,17 @@ static void test_noise(void) {
 
 static void test_headers(void) {
     check_case("headers");
-    struct wire_header in = {.length = 22, .type = WIRE_DONE, .run = 0x0102030405060708, .generation = 9, .epoch = UINT64_MAX}, out;
+    struct wire_header in = {.length = 22,
+                             .type = WIRE_DONE,
+                             .run = 0x0102030405060708,
+                             .generation = 9,
+                             .epoch = UINT64_MAX},
+                       out;
     uint8_t bytes[WIRE_HEADER_BYTES];
     wire_header_encode(bytes, &in);
     CHECK(wire_header_decode(bytes, &out));
-    CHECK(out.length == in.length && out.type == in.type && out.run == in.run && out.generation == in.generation && out.epoch == in.epoch);
+    CHECK(out.length == in.length && out.type == in.type && out.run == in.run && out.generation == in.generation &&
+          out.epoch == in.epoch);
     static const uint8_t first[] = {22, 0, 0, 0, 'P', 'C', WIRE_DONE, 0, 8, 7, 6, 5, 4, 3, 2, 1};
     CHECK_MEM(bytes, first, sizeof first); // the byte order of the wire
     bytes[4] ^= 1;
@@ -585,13 +641,15 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_SYNC_DIFFERS) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known =
+            (type >= WIRE_HELLO && type <= WIRE_SYNC_DIFFERS) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
     wire_header_encode(bytes, &in);
     CHECK(wire_header_decode(bytes, &out));
-    static const enum wire_type empty[] = {WIRE_HEARTBEAT, WIRE_LEAVE, WIRE_GENERATION, WIRE_PROMISE, WIRE_BYE, WIRE_MOVED, WIRE_STATUS, WIRE_LINK_ACK};
+    static const enum wire_type empty[] = {WIRE_HEARTBEAT, WIRE_LEAVE, WIRE_GENERATION, WIRE_PROMISE,
+                                           WIRE_BYE,       WIRE_MOVED, WIRE_STATUS,     WIRE_LINK_ACK};
     for (size_t i = 0; i < sizeof empty / sizeof empty[0]; i++) {
         struct wire_buffer frame = {0};
         write_empty(&frame, empty[i]);
@@ -604,12 +662,21 @@ static void test_headers(void) {
 
 static void test_values(void) {
     check_case("values");
-    struct wire_op in = {.tag = 1, .fingerprint = {2, 3, 4, 5, 6, 7}, .shard = 8, .hop = 9, .segment = 10, .sequence = 11, .offset = 12, .extra = 13}, out;
+    struct wire_op in = {.tag = 1,
+                         .fingerprint = {2, 3, 4, 5, 6, 7},
+                         .shard = 8,
+                         .hop = 9,
+                         .segment = 10,
+                         .sequence = 11,
+                         .offset = 12,
+                         .extra = 13},
+                   out;
     uint8_t bytes[WIRE_OP_BYTES];
     wire_op_encode(bytes, &in);
     CHECK(wire_op_decode(bytes, &out));
     CHECK(out.tag == 1 && wire_fingerprint_equal(&out.fingerprint, &in.fingerprint));
-    CHECK(out.shard == 8 && out.hop == 9 && out.segment == 10 && out.sequence == 11 && out.offset == 12 && out.extra == 13);
+    CHECK(out.shard == 8 && out.hop == 9 && out.segment == 10 && out.sequence == 11 && out.offset == 12 &&
+          out.extra == 13);
 
     struct wire_buffer frame = {0};
     struct wire_hello hello = {.version = WIRE_VERSION + 1}, got = {0};

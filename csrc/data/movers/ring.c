@@ -1,0 +1,247 @@
+// Ring all-reduce, see plan.h. A partial sum lives where its result will be (recv), so a chunk can always be received,
+// whatever waits to be sent: rings cannot lock, and nothing but the chunk on its way needs memory of ours.
+#include <pccl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compute/kernels.h"
+#include "data/engine_private.h"
+#include "net/socket.h"
+
+static struct peer *successor(struct engine *engine) { return engine->members[(engine->rank + 1) % engine->count]; }
+static struct peer *predecessor(struct engine *engine) {
+    return engine->members[(engine->rank + engine->count - 1) % engine->count];
+}
+
+static bool can_be_read(const struct op *op) {
+    return memory_can_be_read(op->reduce.send, op->bytes) && memory_can_be_read(op->reduce.recv, op->bytes);
+}
+
+void ring_begin(struct engine *engine, struct op *op) {
+    uint64_t count = op->count;
+    struct plan_range own = plan_shard(count, engine->count, engine->rank);
+    op->inject = own.begin;
+    op->inject_end = own.end;
+    op->injected = op->returned = op->under_way = 0;
+    op->send_left = op->tx_bytes = plan_ring_sent(count, engine->count, engine->rank) * op->element;
+    ranges_clear(&op->reducing);
+    ranges_clear(&op->gathering);
+    op->receive_left = op->rx_bytes = plan_ring_received(count, engine->count, engine->rank) * op->element;
+
+    struct wire_op head;
+    op_head(op, &head);
+    pthread_mutex_lock(&engine->lock);
+    struct early *early = early_take(engine, successor(engine), &head, WIRE_READY);
+    op->next_ready = early != NULL;
+    op->next_reads = early != NULL && early->head.extra == 1 && can_be_read(op);
+    if (early != NULL && !wire_fingerprint_equal(&early->head.fingerprint, &head.fingerprint))
+        engine_accuse(engine, op, early->from, &early->head.fingerprint);
+    if (early != NULL) early_free(engine, early);
+    head.extra = engine_may_read(predecessor(engine));
+    signal_send(engine, predecessor(engine), WIRE_READY, &head, NULL);
+    peer_heat(successor(engine));
+    pthread_mutex_unlock(&engine->lock);
+}
+
+bool ring_receive(struct lane *lane, struct op *op, size_t bytes) {
+    struct engine *engine = lane->engine;
+    const struct wire_op *head = &lane->head;
+    if (lane->peer != predecessor(engine) || bytes == 0 || bytes > PLAN_PLACED_MAX || bytes % op->element != 0 ||
+        bytes > op->receive_left)
+        return false;
+    enum plan_step step = plan_ring_step(engine->count, engine->rank, head->shard, head->hop);
+    struct plan_range shard = plan_shard(op->count, engine->count, head->shard);
+    uint64_t elements = bytes / op->element;
+    if (step == PLAN_INVALID || head->offset < shard.begin || head->offset > shard.end ||
+        elements > shard.end - head->offset)
+        return false;
+    // Everything comes once: what came twice would count for something that never came, and be under way when the op is
+    // over.
+    bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
+    if (!op_take(engine, reduce ? &op->reducing : &op->gathering, head->offset, head->offset + elements)) return false;
+    lane->bytes = bytes;
+    if (reduce) {
+        lane->target = lane_scratch(lane);
+        return lane->target != NULL;
+    }
+    uint64_t at = head->offset * op->element;
+    // The first write to a range of an in-place tensor: while reducing for all shards but the own, which is only sent
+    // then.
+    bool placed = lane->header.type == WIRE_CHUNK_AT; // saves part by part, as it reads
+    if (!placed && !backup_save(op, at, bytes)) {
+        engine_fail(engine);
+        return false;
+    }
+    lane->target = (uint8_t *)op->reduce.recv + at;
+    return true;
+}
+
+// Lock held. The chunk at `payload`, copied into the link, or, when the neighbour reads our memory, named.
+static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wire_op *head, const uint8_t *payload,
+                                 size_t bytes) {
+    if (op->next_reads) head->extra = (uint32_t)bytes;
+    struct frame *frame =
+        frame_new(engine, op->next_reads ? WIRE_CHUNK_AT : WIRE_CHUNK, head, op->next_reads ? PLACE_BYTES : bytes);
+    if (frame == NULL) return NULL;
+    uint64_t address = (uint64_t)(uintptr_t)payload;
+    memcpy(frame->place, &address, sizeof address);
+    frame->op = op;
+    frame->bytes = (uint32_t)bytes;
+    frame->payload = op->next_reads ? frame->place : payload;
+    return frame;
+}
+
+static void forward_now(struct engine *engine, struct op *op, struct wire_op *head, size_t bytes, uint32_t index) {
+    struct lane *next = engine_lane(successor(engine), index);
+    if (next == NULL) return; // the link broke; the op is redone in the next epoch
+    struct frame *frame =
+        chunk_frame(engine, op, head, (const uint8_t *)op->reduce.recv + head->offset * op->element, bytes);
+    if (frame == NULL) return;
+    lane_push(next, frame);
+    lane_heat(next);
+}
+
+static void forward(struct lane *lane, struct op *op) {
+    struct engine *engine = lane->engine;
+    pthread_mutex_lock(&engine->lock);
+    struct held *held = op->next_ready ? NULL : malloc(sizeof *held);
+    struct wire_op head = lane->head;
+    head.hop++;
+    head.extra = 0;
+    if (op->next_ready) {
+        forward_now(engine, op, &head, lane->bytes, lane->index);
+    } else if (held == NULL) {
+        engine_fail(engine);
+    } else {
+        *held = (struct held){op->held, head, lane->bytes, lane->index};
+        op->held = held;
+    }
+    pthread_mutex_unlock(&engine->lock);
+}
+
+void ring_next_ready(struct engine *engine, struct op *op, bool reads) {
+    op->next_ready = true;
+    op->next_reads = reads && can_be_read(op);
+    while (op->held != NULL) {
+        struct held *held = op->held;
+        op->held = held->next;
+        forward_now(engine, op, &held->head, held->bytes, held->lane);
+        free(held);
+    }
+}
+
+void ring_release(struct op *op) {
+    ranges_fini(&op->reducing);
+    ranges_fini(&op->gathering);
+    while (op->held != NULL) {
+        struct held *held = op->held;
+        op->held = held->next;
+        free(held);
+    }
+}
+
+static void check_complete(struct engine *engine, struct op *op) {
+    if (op->receive_left == 0 && op->send_left == 0) engine_complete(engine, op);
+}
+
+// result = partial sum op own input, and on the last hop the average.
+static void reduce_part(struct engine *engine, struct op *op, enum plan_step step, uint64_t at, const void *partial,
+                        size_t bytes) {
+    const struct wire_fingerprint *what = &op->reduce.fingerprint;
+    const struct kernels *kernels = kernels_get();
+    void *result = (uint8_t *)op->reduce.recv + at;
+    size_t elements = bytes / op->element;
+    kernels->reduce[what->op][what->dtype](result, partial, (const uint8_t *)op->reduce.send + at, elements);
+    if (step == PLAN_REDUCE_LAST && what->op == pcclAvg) kernels->divide[what->dtype](result, elements, engine->count);
+}
+
+// Takes a chunk out of the neighbour's memory. Part by part, so that what is saved, read and reduced is still in the
+// cache.
+static bool take_placed(struct lane *lane, struct op *op, enum plan_step step, uint64_t at) {
+    uint64_t address;
+    memcpy(&address, lane->place, sizeof address);
+    bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
+    bool save = reduce || lane->head.shard == lane->engine->rank;
+    size_t part_bytes = save ? PLAN_CHUNK_MAX / 2 : lane->bytes;
+    for (size_t done = 0; done < lane->bytes; done += part_bytes) {
+        size_t part = lane->bytes - done < part_bytes ? lane->bytes - done : part_bytes;
+        if (!backup_save(op, at + done, part)) return false;
+        if (!reduce) {
+            if (!engine_read_written(lane, lane->target + done, address + done, part)) return false;
+            continue;
+        }
+        const uint8_t *bytes = engine_read(lane, address + done, part);
+        if (bytes == NULL) return false;
+        reduce_part(lane->engine, op, step, at + done, bytes, part);
+    }
+    // The memory of a member that gives up its op is its caller's again, but not before its links have ended.
+    // Nor may another process have got its number meanwhile.
+    return !socket_has_ended(lane->fd) && memory_process_lives(&lane->peer->memory);
+}
+
+bool ring_received(struct lane *lane, struct op *op) {
+    struct engine *engine = lane->engine;
+    enum plan_step step = plan_ring_step(engine->count, engine->rank, lane->head.shard, lane->head.hop);
+    uint64_t at = lane->head.offset * op->element;
+    if (lane->header.type == WIRE_CHUNK_AT) {
+        if (!take_placed(lane, op, step, at)) return false;
+    } else if (step == PLAN_REDUCE || step == PLAN_REDUCE_LAST) {
+        if (!backup_save(op, at, lane->bytes)) return false;
+        reduce_part(engine, op, step, at, lane->scratch, lane->bytes);
+    }
+    op->receive_left -= lane->bytes;
+    if (lane->head.shard == engine->rank) {
+        op->returned++;
+        uint64_t back = lane->bytes < op->under_way ? lane->bytes : op->under_way;
+        op->under_way -= back;
+        engine->under_way -= back;
+        pthread_mutex_lock(&engine->lock);
+        peer_heat(successor(engine));
+        pthread_mutex_unlock(&engine->lock);
+    }
+    if (step != PLAN_GATHER_LAST) forward(lane, op);
+    check_complete(engine, op);
+    return true;
+}
+
+// Own chunks go before those to forward until enough are under way, so that every member always has work. More would
+// leave the caches before they are read. One of each op always may: a member behind the successor may post this op
+// first, and others under way only afterwards.
+static bool may_inject(const struct engine *engine, const struct op *op) {
+    if (op->injected == op->returned) return true;
+    if (op->next_reads) return op->injected - op->returned < CHUNKS_AHEAD;
+    return engine->under_way + PLAN_CHUNK_MAX <=
+           plan_window(engine->count, engine->latency_us, engine->megabytes_per_s);
+}
+
+struct frame *ring_next(struct lane *lane, struct op *op) {
+    struct engine *engine = lane->engine;
+    if (!op->next_ready || op->inject == op->inject_end || lane->index == 0 || lane->peer != successor(engine))
+        return NULL;
+    if (!may_inject(engine, op)) return NULL;
+    struct plan_range own = plan_shard(op->count, engine->count, engine->rank);
+    uint64_t elements = plan_chunk(own.end - own.begin, op->element, op->next_reads ? PLAN_PLACED_MAX : PLAN_CHUNK_MAX,
+                                   op->whole != NULL);
+    if (elements > op->inject_end - op->inject) elements = op->inject_end - op->inject;
+    struct wire_op head;
+    op_head(op, &head);
+    head.shard = (uint16_t)engine->rank;
+    head.offset = op->inject;
+    pthread_mutex_lock(&engine->lock);
+    struct frame *frame = chunk_frame(engine, op, &head, (const uint8_t *)op->reduce.send + op->inject * op->element,
+                                      elements * op->element);
+    pthread_mutex_unlock(&engine->lock);
+    if (frame == NULL) return NULL;
+    op->inject += elements;
+    op->injected++;
+    if (!op->next_reads) {
+        op->under_way += frame->bytes;
+        engine->under_way += frame->bytes;
+    }
+    return frame;
+}
+
+void ring_sent(struct engine *engine, struct op *op, const struct frame *frame) {
+    op->send_left -= frame->bytes;
+    check_complete(engine, op);
+}

@@ -1,0 +1,609 @@
+#define _GNU_SOURCE
+#include "master/master.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "base/descriptor.h"
+#include "base/log.h"
+#include "base/platform.h"
+#include "net/socket.h"
+#include "master/membership.h"
+#include "master/others.h"
+
+enum {
+    CHUNK_BYTES = 64 * 1024, // read from one connection before the others have their turn
+    KEPT_BYTES = 16 * 1024,  // buffers above this are given back when they are empty
+    ACCEPTS = 64,            // likewise, per turn
+    ACCEPT_PAUSE_MS = 500,   // when descriptors or memory are short
+    TOKEN_LISTENER = MEMBERSHIP_MAX_CONNS,
+    TOKEN_WAKE,
+    TOKEN_OTHERS,
+    EVENTS = TOKEN_OTHERS + WIRE_MAX_MASTERS, // all at once, so that a tick comes after everything that has arrived
+};
+
+// So a connection without a hello always finds a place: one that is closing gives way to it.
+_Static_assert(MEMBERSHIP_MAX_KNOWN + MASTER_MAX_ANONYMOUS < MEMBERSHIP_MAX_CONNS,
+               "peers, those that wait, and connections without a hello leave places");
+
+enum ending {
+    ENDING_NOT,
+    ENDING_RUN,
+    ENDING_DETACHED, // peers look for another master, or for this one when it is back
+};
+
+enum conn_state {
+    CONN_UNUSED,
+    CONN_ANONYMOUS, // no hello yet
+    CONN_KNOWN,     // the mind knows it
+    CONN_LOST,      // ended; the mind is told after all that has arrived with it
+    CONN_CLOSING,   // the mind has forgotten it; its last words are being written
+};
+
+struct bytes {
+    uint8_t *at; // owned
+    size_t begin, end, capacity;
+};
+
+struct conn {
+    enum conn_state state;
+    int fd;
+    bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
+    int64_t deadline_ns; // ANONYMOUS, CLOSING
+    struct wire_address source;
+    struct wire_header header; // of the frame in `in`, once that many bytes are there
+    struct bytes in, out;
+    bool wants_write;
+};
+
+struct master {
+    struct wire_address address;
+    uint32_t heartbeat_limit_ms;
+    bool standby;
+    int wake;
+    atomic_int ending; // enum ending
+
+    bool run; // guarded by the caller: run, await and free do not race
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool ended; // guarded by `lock`
+
+    // The rest is the thread's.
+    int poller, listener;
+    int64_t now_ns, listener_resumes_ns; // INT64_MAX: it listens
+    int64_t looks_ns;                    // for a run of another master; INT64_MAX: nobody waits here
+    struct others others;                // masters of the list; set before the thread begins
+    struct membership *membership;
+    struct log_limit run_log, strangers_log, shortage_log;
+    struct conn conns[MEMBERSHIP_MAX_CONNS];
+    uint32_t conn_count[CONN_CLOSING + 1];
+    struct membership_loss lost[MEMBERSHIP_MAX_CONNS]; // in this turn
+    size_t lost_count;
+    uint8_t chunk[CHUNK_BYTES];
+    struct epoll_event events[EVENTS];
+};
+
+// ---- connections ----
+
+static uint32_t index_of(const struct master *master, const struct conn *conn) {
+    return (uint32_t)(conn - master->conns);
+}
+
+static void set_state(struct master *master, struct conn *conn, enum conn_state state) {
+    master->conn_count[conn->state]--;
+    conn->state = state;
+    master->conn_count[state]++;
+}
+
+static void conn_close(struct master *master, struct conn *conn) {
+    epoll_ctl(master->poller, EPOLL_CTL_DEL, conn->fd, NULL); // closing does not, while a child has the socket open
+    socket_close(conn->fd);
+    free(conn->in.at);
+    free(conn->out.at);
+    set_state(master, conn, CONN_UNUSED);
+    *conn = (struct conn){.fd = -1};
+}
+
+static bool watch(struct master *master, int fd, uint64_t token, uint32_t events, int operation) {
+    struct epoll_event event = {.events = events, .data.u64 = token};
+    return epoll_ctl(master->poller, operation, fd, &event) == 0;
+}
+
+static bool append(struct bytes *bytes, const uint8_t *from, size_t length) {
+    if (bytes->begin == bytes->end) bytes->begin = bytes->end = 0;
+    if (bytes->begin > 0 && bytes->end + length > bytes->capacity) {
+        memmove(bytes->at, bytes->at + bytes->begin, bytes->end - bytes->begin);
+        bytes->end -= bytes->begin;
+        bytes->begin = 0;
+    }
+    if (bytes->end + length > bytes->capacity) {
+        size_t capacity = bytes->capacity < 512 ? 512 : bytes->capacity;
+        while (capacity < bytes->end + length) capacity *= 2;
+        uint8_t *at = realloc(bytes->at, capacity);
+        if (at == NULL) return false;
+        bytes->at = at;
+        bytes->capacity = capacity;
+    }
+    memcpy(bytes->at + bytes->end, from, length);
+    bytes->end += length;
+    return true;
+}
+
+static void empty(struct bytes *bytes) {
+    bytes->begin = bytes->end = 0;
+    if (bytes->capacity <= KEPT_BYTES) return;
+    free(bytes->at);
+    *bytes = (struct bytes){0};
+}
+
+// ---- writing ----
+
+// What came before the end is still read, and then the end: the last words say why it ended.
+static void conn_break(struct conn *conn) {
+    conn->broken = true;
+    shutdown(conn->fd, SHUT_RDWR);
+}
+
+static void want_write(struct master *master, struct conn *conn, bool wanted) {
+    if (conn->wants_write == wanted) return;
+    conn->wants_write = wanted;
+    if (!watch(master, conn->fd, index_of(master, conn), wanted ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD))
+        conn_break(conn);
+}
+
+static void conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
+    if (conn->broken) return;
+    if (conn->out.begin == conn->out.end) {
+        ptrdiff_t sent = socket_send(conn->fd, from, length);
+        if (sent < 0 && sent != -EAGAIN) {
+            conn_break(conn);
+            return;
+        }
+        if (sent > 0) {
+            from += sent;
+            length -= (size_t)sent;
+        }
+        if (length == 0) return;
+    }
+    if (conn->out.end - conn->out.begin + length > MASTER_MAX_UNSENT || !append(&conn->out, from, length)) {
+        LOG_LIMITED(&master->strangers_log, LOG_WARN, "master: a peer does not read what the master sends");
+        conn_break(conn);
+        return;
+    }
+    want_write(master, conn, true);
+}
+
+static void conn_flush(struct master *master, struct conn *conn) {
+    while (!conn->broken && conn->out.begin < conn->out.end) {
+        ptrdiff_t sent = socket_send(conn->fd, conn->out.at + conn->out.begin, conn->out.end - conn->out.begin);
+        if (sent == -EAGAIN) return;
+        if (sent < 0)
+            conn_break(conn);
+        else
+            conn->out.begin += (size_t)sent;
+    }
+    empty(&conn->out);
+    if (!conn->broken) want_write(master, conn, false);
+}
+
+// ---- closing in peace: the last words are written, then the end; bytes that still come are read, for a reset would
+// destroy the words ----
+
+static void conn_end(struct master *master, struct conn *conn) {
+    if (!conn->broken && conn->out.begin < conn->out.end) return;
+    if (conn->broken) {
+        conn_close(master, conn);
+    } else if (!conn->told) {
+        conn->told = true;
+        shutdown(conn->fd, SHUT_WR);
+    }
+}
+
+static void conn_start_closing(struct master *master, struct conn *conn) {
+    set_state(master, conn, CONN_CLOSING);
+    conn->deadline_ns = master->now_ns + MASTER_CLOSE_LIMIT_MS * MS_NS;
+    empty(&conn->in);
+    conn_end(master, conn);
+}
+
+// ---- what the mind says ----
+
+static void carry_out(struct master *master, const struct membership_actions *actions) {
+    for (size_t i = 0; i < actions->log_count; i++)
+        LOG_LIMITED(actions->logs[i].of_strangers ? &master->strangers_log : &master->run_log, actions->logs[i].level,
+                    "master: %s", actions->logs[i].text);
+    for (size_t i = 0; i < actions->send_count; i++) {
+        const struct membership_send *send = &actions->sends[i];
+        conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
+    }
+    for (size_t i = 0; i < actions->close_count; i++) conn_start_closing(master, &master->conns[actions->closes[i]]);
+    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
+    if (membership_wants_random(master->membership) && platform_random(random, sizeof random))
+        membership_set_random(master->membership, random);
+}
+
+static void conn_lose(struct master *master, struct conn *conn, const char *why) {
+    if (conn->state != CONN_KNOWN) {
+        conn_close(master, conn);
+        return;
+    }
+    conn->broken = true;
+    set_state(master, conn, CONN_LOST);
+    master->lost[master->lost_count++] = (struct membership_loss){index_of(master, conn), why};
+}
+
+// Many that end together, as with a rack, are one epoch and not one each.
+static void tell_lost(struct master *master) {
+    size_t count = 0;
+    for (size_t i = 0; i < master->lost_count; i++) // the mind may have forgotten some since
+        if (master->conns[master->lost[i].conn].state == CONN_LOST) master->lost[count++] = master->lost[i];
+    master->lost_count = 0;
+    for (size_t i = 0; i < count; i++) conn_close(master, &master->conns[master->lost[i].conn]);
+    if (count > 0) carry_out(master, membership_peers_lost(master->membership, master->now_ns, master->lost, count));
+}
+
+// ---- reading ----
+
+// ---- the other masters of the list ----
+
+// Who was away when another master took the run up comes to the first of its list, and newcomers gather behind it.
+static void look_elsewhere(struct master *master) {
+    if (master->others.count == 0 || membership_activity(master->membership) != WIRE_GATHERS) {
+        master->looks_ns = INT64_MAX;
+        return;
+    }
+    if (master->looks_ns <= master->now_ns) others_ask(&master->others, master->now_ns);
+    if (master->looks_ns <= master->now_ns || master->looks_ns == INT64_MAX)
+        master->looks_ns = master->now_ns + MASTER_LOOK_MS * MS_NS;
+}
+
+static void hear_others(struct master *master) {
+    if (!others_tick(&master->others, master->now_ns)) return;
+    enum wire_activity most = master->others.most;
+    if (!master->standby) carry_out(master, membership_others_are(master->membership, master->now_ns, most));
+    if (most == WIRE_SERVES && membership_activity(master->membership) == WIRE_GATHERS)
+        carry_out(master, membership_send_on(master->membership, master->now_ns));
+}
+
+static void answer_status(struct master *master, struct conn *conn) {
+    struct wire_buffer answer = {0};
+    struct wire_status status = {.activity = (uint8_t)membership_activity(master->membership)};
+    wire_encode_status_is(&answer, (struct wire_header){0}, &status);
+    if (!answer.failed) conn_send(master, conn, answer.bytes, answer.length);
+    wire_buffer_fini(&answer);
+    conn_start_closing(master, conn);
+}
+
+static void on_frame(struct master *master, struct conn *conn, const uint8_t *body) {
+    uint32_t index = index_of(master, conn);
+    if (conn->state == CONN_KNOWN) {
+        carry_out(master, membership_message(master->membership, master->now_ns, index, &conn->header, body));
+        return;
+    }
+    struct wire_hello hello;
+    if (conn->header.type == WIRE_RESUME) {
+        set_state(master, conn, CONN_KNOWN);
+        carry_out(master, membership_peer_resumed(master->membership, master->now_ns, index, &conn->source,
+                                                  &conn->header, body));
+        return;
+    }
+    if (conn->header.type == WIRE_STATUS) {
+        answer_status(master, conn);
+        return;
+    }
+    if (!wire_decode_hello(body, conn->header.length, &hello)) {
+        conn_close(master, conn);
+        return;
+    }
+    bool may_begin =
+        !master->standby && master->others.count > 0 && membership_activity(master->membership) != WIRE_SERVES;
+    if (may_begin && !others_known(&master->others, master->now_ns)) {
+        others_ask(&master->others, master->now_ns);
+        membership_await_others(master->membership);
+    }
+    set_state(master, conn, CONN_KNOWN);
+    carry_out(master, membership_peer_connected(master->membership, master->now_ns, index, &conn->source, &hello));
+}
+
+static bool is_first(uint16_t type) { return type == WIRE_HELLO || type == WIRE_RESUME || type == WIRE_STATUS; }
+
+// Takes what belongs to the frame in progress; the number of bytes taken. The header is judged before the body is
+// waited for.
+static size_t take(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
+    struct bytes *in = &conn->in;
+    bool in_header = in->end < WIRE_HEADER_BYTES;
+    size_t whole = in_header ? WIRE_HEADER_BYTES : WIRE_HEADER_BYTES + conn->header.length;
+    size_t taken = whole - in->end < length ? whole - in->end : length;
+    if (!append(in, from, taken)) {
+        conn_lose(master, conn, "the master is out of memory");
+        return taken;
+    }
+    if (in->end < whole) return taken;
+    if (in_header && (!wire_header_decode(in->at, &conn->header) ||
+                      (conn->state == CONN_ANONYMOUS && !is_first(conn->header.type)))) {
+        conn_lose(master, conn, "it sent something that is no message");
+        return taken;
+    }
+    if (in->end < WIRE_HEADER_BYTES + conn->header.length) return taken;
+    on_frame(master, conn, in->at + WIRE_HEADER_BYTES);
+    if (conn->state != CONN_UNUSED) empty(in);
+    return taken;
+}
+
+static void conn_read(struct master *master, struct conn *conn) {
+    ptrdiff_t got = socket_receive(conn->fd, master->chunk, sizeof master->chunk);
+    master->now_ns = platform_now_ns(); // this process may have been stopped since it looked last
+    if (got == -EAGAIN) return;
+    if (got <= 0) {
+        conn_lose(master, conn, got == 0 ? "its connection ended" : "its connection broke");
+        return;
+    }
+    // One that is broken must end soon, whatever it has sent.
+    if (conn->state == CONN_KNOWN && !conn->broken)
+        membership_heard(master->membership, master->now_ns, index_of(master, conn));
+    for (size_t at = 0; at < (size_t)got && (conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN);)
+        at += take(master, conn, master->chunk + at, (size_t)got - at);
+}
+
+// ---- accepting ----
+
+static struct conn *oldest(struct master *master, enum conn_state state) {
+    struct conn *found = NULL;
+    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+        struct conn *conn = &master->conns[i];
+        if (conn->state == state && (found == NULL || conn->deadline_ns < found->deadline_ns)) found = conn;
+    }
+    return found;
+}
+
+// Room for one more connection without a hello; NULL: there is none.
+static struct conn *conn_place(struct master *master) {
+    if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS) conn_close(master, oldest(master, CONN_ANONYMOUS));
+    if (master->conn_count[CONN_UNUSED] == 0 && master->conn_count[CONN_CLOSING] > 0)
+        conn_close(master, oldest(master, CONN_CLOSING));
+    return oldest(master, CONN_UNUSED);
+}
+
+static void pause_listener(struct master *master, int error) {
+    LOG_LIMITED(&master->shortage_log, LOG_ERR, "master: cannot accept connections for the moment: %s",
+                strerror(error));
+    if (master->conn_count[CONN_ANONYMOUS] > 0) conn_close(master, oldest(master, CONN_ANONYMOUS));
+    watch(master, master->listener, TOKEN_LISTENER, 0, EPOLL_CTL_MOD);
+    master->listener_resumes_ns = master->now_ns + ACCEPT_PAUSE_MS * MS_NS;
+}
+
+static bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
+
+static void accept_some(struct master *master) {
+    for (uint32_t i = 0; i < ACCEPTS; i++) {
+        struct wire_address source;
+        int fd = socket_accept(master->listener, &source);
+        if (fd == -EAGAIN) return;
+        if (fd < 0 && is_shortage(-fd)) {
+            pause_listener(master, -fd);
+            return;
+        }
+        if (fd < 0) continue; // that connection was gone before it was accepted
+        struct conn *conn = conn_place(master);
+        if (conn == NULL) {
+            socket_close(fd);
+            continue;
+        }
+        *conn =
+            (struct conn){.fd = fd, .source = source, .deadline_ns = master->now_ns + MASTER_HELLO_LIMIT_MS * MS_NS};
+        set_state(master, conn, CONN_ANONYMOUS);
+        if (!watch(master, fd, index_of(master, conn), EPOLLIN, EPOLL_CTL_ADD)) conn_close(master, conn);
+    }
+}
+
+// ---- the loop ----
+
+static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int64_t next_deadline(struct master *master) {
+    int64_t next =
+        earlier(earlier(membership_next_deadline(master->membership), master->listener_resumes_ns), master->looks_ns);
+    next = earlier(next, others_deadline(&master->others));
+    if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] == 0) return next;
+    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+        const struct conn *conn = &master->conns[i];
+        if (conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING) next = earlier(next, conn->deadline_ns);
+    }
+    return next;
+}
+
+static void act_on_time(struct master *master) {
+    if (master->listener_resumes_ns <= master->now_ns) {
+        master->listener_resumes_ns = INT64_MAX;
+        watch(master, master->listener, TOKEN_LISTENER, EPOLLIN, EPOLL_CTL_MOD);
+    }
+    if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] > 0)
+        for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+            struct conn *conn = &master->conns[i];
+            if ((conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING) && conn->deadline_ns <= master->now_ns)
+                conn_close(master, conn);
+        }
+    if (membership_next_deadline(master->membership) <= master->now_ns)
+        carry_out(master, membership_tick(master->membership, master->now_ns));
+}
+
+static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
+    if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return; // closed by an event before this one
+    if (events & EPOLLOUT) conn_flush(master, conn);
+    if (conn->state == CONN_CLOSING) conn_end(master, conn);
+    if (conn->state != CONN_UNUSED && (events & ~(uint32_t)EPOLLOUT)) conn_read(master, conn);
+}
+
+static void serve(struct master *master) {
+    struct epoll_event *events = master->events;
+    bool overslept = false;
+    while (atomic_load(&master->ending) == ENDING_NOT) {
+        int64_t began = platform_now_ns();
+        int wait_ms = platform_wait_ms(began, next_deadline(master));
+        int count = epoll_wait(master->poller, events, EVENTS, wait_ms);
+        master->now_ns = platform_now_ns();
+        for (int i = 0; i < count; i++) {
+            uint64_t token = events[i].data.u64;
+            if (token == TOKEN_WAKE)
+                wake_clear(master->wake);
+            else if (token == TOKEN_LISTENER)
+                accept_some(master);
+            else if (token >= TOKEN_OTHERS)
+                others_event(&master->others, token, master->now_ns);
+            else
+                on_conn(master, &master->conns[token], events[i].events);
+        }
+        tell_lost(master);
+        overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
+        if (overslept) continue;
+        act_on_time(master);
+        hear_others(master);
+        look_elsewhere(master);
+    }
+}
+
+// What still came is read, for a reset would destroy the last words.
+static void say_farewell(struct master *master) {
+    carry_out(master, membership_farewell(master->membership, master->now_ns));
+    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+        struct conn *conn = &master->conns[i];
+        if (conn->state != CONN_KNOWN) continue;
+        shutdown(conn->fd, SHUT_WR);
+        while (socket_receive(conn->fd, master->chunk, sizeof master->chunk) > 0) continue;
+    }
+}
+
+static void close_all(struct master *master) {
+    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++)
+        if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
+    others_fini(&master->others);
+    socket_close(master->listener);
+    descriptor_close(master->poller);
+    master->listener = master->poller = -1;
+}
+
+static void *thread_main(void *context) {
+    struct master *master = context;
+    serve(master);
+    bool detached = atomic_load(&master->ending) == ENDING_DETACHED;
+    uint32_t peers = membership_peer_count(master->membership);
+    if (!detached) say_farewell(master);
+    close_all(master);
+    LOG(LOG_NOTICE, "master: stopped, %u peers: %s", peers,
+        detached ? "the run waits for another master, or for this one to come back" : "the run has ended");
+    pthread_mutex_lock(&master->lock);
+    master->ended = true;
+    pthread_cond_broadcast(&master->changed);
+    pthread_mutex_unlock(&master->lock);
+    return NULL;
+}
+
+// ---- life ----
+
+struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms) {
+    struct master *master = calloc(1, sizeof *master);
+    if (master == NULL) return NULL;
+    master->address = *listen;
+    master->heartbeat_limit_ms = heartbeat_limit_ms;
+    master->poller = master->listener = -1;
+    master->listener_resumes_ns = master->looks_ns = INT64_MAX;
+    others_init(&master->others, -1, TOKEN_OTHERS);
+    master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
+    master->strangers_log = (struct log_limit){.lines = 20, .seconds = 10};
+    master->shortage_log = (struct log_limit){.lines = 1, .seconds = 10};
+    master->conn_count[CONN_UNUSED] = MEMBERSHIP_MAX_CONNS;
+    master->wake = wake_open();
+    if (master->wake < 0) goto no_wake;
+    if (pthread_mutex_init(&master->lock, NULL) != 0) goto no_lock;
+    if (!platform_cond_init(&master->changed)) goto no_cond;
+    return master;
+no_cond:
+    pthread_mutex_destroy(&master->lock);
+no_lock:
+    descriptor_close(master->wake);
+no_wake:
+    free(master);
+    return NULL;
+}
+
+void master_set_list(struct master *master, const struct wire_address *masters, uint32_t count, uint32_t self) {
+    master->others.count = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (i != self) master->others.masters[master->others.count++] = masters[i];
+    master->standby = self > 0;
+}
+
+static int open_all(struct master *master) {
+    master->listener = socket_listen(&master->address);
+    if (master->listener < 0) return master->listener;
+    struct wire_address bound;
+    if (!socket_local_address(master->listener, &bound)) return -EIO;
+    master->address.port = bound.port;
+    master->poller = descriptor_epoll();
+    if (master->poller < 0) return master->poller;
+    others_init(&master->others, master->poller, TOKEN_OTHERS);
+    if (!watch(master, master->wake, TOKEN_WAKE, EPOLLIN, EPOLL_CTL_ADD) ||
+        !watch(master, master->listener, TOKEN_LISTENER, EPOLLIN, EPOLL_CTL_ADD))
+        return -ENOMEM;
+    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
+    if (!platform_random(random, sizeof random)) return -EIO;
+    master->now_ns = platform_now_ns();
+    master->membership = membership_new(master->heartbeat_limit_ms, random, master->now_ns);
+    if (master->membership == NULL) return -ENOMEM;
+    membership_set_standby(master->membership, master->standby);
+    membership_expect_survivors(master->membership, master->now_ns + MASTER_YOUNG_MS * MS_NS);
+    return platform_thread_start(&master->thread, "pccl:master", thread_main, master) ? 0 : -EAGAIN;
+}
+
+int master_run(struct master *master) {
+    if (master->run) return -EALREADY;
+    int error = open_all(master);
+    if (error == 0) {
+        master->run = true;
+        return 0;
+    }
+    membership_free(master->membership);
+    master->membership = NULL;
+    close_all(master);
+    return error;
+}
+
+uint16_t master_port(const struct master *master) { return master->address.port; }
+
+static void stop(struct master *master, enum ending ending) {
+    int not_yet = ENDING_NOT;
+    atomic_compare_exchange_strong(&master->ending, &not_yet, (int)ending);
+    wake_signal(master->wake);
+}
+
+void master_interrupt(struct master *master) { stop(master, ENDING_RUN); }
+
+void master_detach(struct master *master) { stop(master, ENDING_DETACHED); }
+
+bool master_await(struct master *master, int64_t deadline_ns) {
+    if (!master->run) return true;
+    bool in_time = true;
+    pthread_mutex_lock(&master->lock);
+    while (!master->ended && in_time) in_time = platform_cond_wait(&master->changed, &master->lock, deadline_ns);
+    bool ended = master->ended;
+    pthread_mutex_unlock(&master->lock);
+    return ended;
+}
+
+void master_free(struct master *master) {
+    if (master == NULL) return;
+    if (master->run) {
+        master_interrupt(master);
+        pthread_join(master->thread, NULL);
+    }
+    membership_free(master->membership);
+    pthread_cond_destroy(&master->changed);
+    pthread_mutex_destroy(&master->lock);
+    descriptor_close(master->wake);
+    free(master);
+}

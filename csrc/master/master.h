@@ -1,0 +1,45 @@
+// The master's body: one thread (`pccl:master`) with one loop over the listening socket and all connections. It decides
+// nothing: what it reads goes to the mind (master/membership), what the mind says is carried out.
+//
+// Whatever bytes arrive, at worst the connection that they came on is closed.
+#ifndef PCCL_MASTER_MASTER_H
+#define PCCL_MASTER_MASTER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "net/wire.h"
+
+enum {
+    // connections without a hello; then the oldest is dropped. All members may come at once
+    MASTER_MAX_ANONYMOUS = 1024,
+    MASTER_HELLO_LIMIT_MS = 5000, // for the hello
+    MASTER_CLOSE_LIMIT_MS = 1000, // for the last words to a peer that is refused or expelled
+    MASTER_YOUNG_MS = 100,        // newcomers wait so long for members of a run that another master has left
+    MASTER_LOOK_MS = 1000,        // between two looks for a run that another one has taken up, while some wait here
+    MASTER_MAX_UNSENT = 4 << 20,  // bytes; a peer that reads more slowly than this is lost
+};
+
+struct master;
+
+// No network yet. NULL when memory or descriptors are refused.
+struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms);
+// Before it runs: the masters of the run, this one among them, in the order of preference; at most WIRE_MAX_MASTERS.
+// The first one begins new runs, unless another one serves a run; all take up runs whose members come to them. `self`:
+// its place in the list.
+void master_set_list(struct master *master, const struct wire_address *masters, uint32_t count, uint32_t self);
+// Binds, listens and starts the thread. 0 or -errno: -EADDRINUSE, -EALREADY (run before), ...
+int master_run(struct master *master);
+// The port that a running master is bound to.
+uint16_t master_port(const struct master *master);
+// Asks the thread to end the run, close all connections and end. Async-signal-safe, repeatable.
+void master_interrupt(struct master *master);
+// The same without ending the run: the peers look for a master, as after a crash. Of both calls the first one counts.
+void master_detach(struct master *master);
+// Waits until the thread has ended and the port is free, or until `deadline_ns` (monotonic; INT64_MAX: for ever). True:
+// it has ended. Any number of threads may wait.
+bool master_await(struct master *master, int64_t deadline_ns);
+// Stops a running master first. Nobody may be waiting. NULL is allowed.
+void master_free(struct master *master);
+
+#endif

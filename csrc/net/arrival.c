@@ -1,0 +1,33 @@
+#include "net/arrival.h"
+
+enum {
+    SHORT_GAPS = 10, // in a limit: gaps below that are those inside a burst, and say nothing of pauses
+    MEAN_OF = 8,
+    DEVIATION_OF = 4,
+    DEVIATIONS = 4,
+    ROUND_TRIPS = 8,
+};
+
+static int64_t distance(int64_t a, int64_t b) { return a < b ? b - a : a - b; }
+
+void arrival_note(struct arrival *arrival, int64_t now_ns, int64_t limit_ns) {
+    int64_t gap = now_ns - arrival->at_ns;
+    if (gap < 0) return;
+    if (arrival->at_ns != 0 && gap >= limit_ns / SHORT_GAPS) {
+        arrival->deviation_ns += (distance(gap, arrival->mean_ns) - arrival->deviation_ns) / DEVIATION_OF;
+        arrival->mean_ns += (gap - arrival->mean_ns) / MEAN_OF;
+    }
+    arrival->at_ns = now_ns;
+}
+
+static int64_t longer(int64_t a, int64_t b) { return a > b ? a : b; }
+
+int64_t arrival_wait_ns(const struct arrival *arrival, int64_t limit_ns) {
+    int64_t usual = longer(arrival->mean_ns + DEVIATIONS * arrival->deviation_ns, ROUND_TRIPS * arrival->round_trip_ns);
+    int64_t most = ARRIVAL_STRETCH * limit_ns;
+    return longer(limit_ns, usual < most ? usual : most);
+}
+
+int64_t arrival_deadline_ns(const struct arrival *arrival, int64_t limit_ns) {
+    return arrival->at_ns + arrival_wait_ns(arrival, limit_ns);
+}

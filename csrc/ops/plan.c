@@ -1,0 +1,90 @@
+#include "ops/plan.h"
+
+enum {
+    SHARD_ALIGN = 16,
+    CHUNK_ALIGN = 64,     // bytes
+    SEGMENT_ALIGN = 1024, // elements: segments of a tensor that is aligned are aligned themselves
+    CHUNKS_PER_SHARD = 4,
+    CHUNKS_PER_SEGMENT_SHARD = 1,
+    WINDOW_CHUNKS = 2, // among many; twice as many between two
+    // from a message's arrival until the thread that waits for it runs: a round's cost beside the wire's latency
+    WAKE_US = 30,
+    // megabytes per second: the rate of a link is that of one connection, and a ring may have many
+    RATE_UNKNOWN = 1000
+};
+
+enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us,
+                           uint32_t megabytes_per_s) {
+    if (quantised) return PLAN_SHARDED;
+    if (bytes > PLAN_SMALL_MAX || (bytes > PLAN_SMALL_ANY && (members - 1) * bytes > PLAN_SMALL_MAX)) return PLAN_RING;
+    // Microseconds x 1000: a byte at 1 MB/s takes 1 us.
+    uint64_t n = members, byte_cost = 1000 * bytes / megabytes_per_s;
+    uint64_t round = 1000 * ((uint64_t)latency_us + WAKE_US);
+    uint64_t small = round + (n - 1) * byte_cost;
+    uint64_t ring_rounds = 2 * (n - 1) + 3; // READY, then DONE and the verdict
+    uint64_t ring = round * ring_rounds + 2 * (n - 1) * byte_cost / n;
+    return small <= ring ? PLAN_SMALL : PLAN_RING;
+}
+
+static uint64_t segment_elements(uint64_t count, size_t element_bytes) {
+    uint64_t size = count / PLAN_SEGMENTS, least = PLAN_SEGMENT_MIN / element_bytes;
+    if (size < least) size = least;
+    return (size + SEGMENT_ALIGN - 1) / SEGMENT_ALIGN * SEGMENT_ALIGN;
+}
+
+uint32_t plan_segments(uint64_t count, size_t element_bytes) {
+    if (count < PLAN_SEGMENTED_MIN / element_bytes) return 1;
+    return (uint32_t)(count / segment_elements(count, element_bytes));
+}
+
+struct plan_range plan_segment(uint64_t count, size_t element_bytes, uint32_t segment) {
+    uint32_t segments = plan_segments(count, element_bytes);
+    uint64_t size = segment_elements(count, element_bytes);
+    return segments == 1 ? (struct plan_range){0, count}
+                         : (struct plan_range){size * segment, segment + 1 == segments ? count : size * (segment + 1)};
+}
+
+struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard) {
+    uint64_t even = count / members + (count % members != 0);
+    uint64_t size = (even + SHARD_ALIGN - 1) / SHARD_ALIGN * SHARD_ALIGN;
+    struct plan_range range = {.begin = size * shard, .end = size * (shard + 1)};
+    if (range.begin > count) range.begin = count;
+    if (range.end > count) range.end = count;
+    return range;
+}
+
+uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes, bool segment) {
+    uint64_t bytes = shard_elements * element_bytes / (segment ? CHUNKS_PER_SEGMENT_SHARD : CHUNKS_PER_SHARD);
+    uint64_t least = segment ? PLAN_CHUNK_MAX : PLAN_CHUNK_MIN;
+    if (bytes < least) bytes = least;
+    if (bytes > max_bytes) bytes = max_bytes;
+    return bytes / CHUNK_ALIGN * CHUNK_ALIGN / element_bytes;
+}
+
+uint64_t plan_window(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
+    uint64_t rate = megabytes_per_s < RATE_UNKNOWN ? RATE_UNKNOWN : megabytes_per_s; // bytes per microsecond
+    uint64_t once = rate * latency_us, chunks = WINDOW_CHUNKS * members / (members - 1) * (uint64_t)PLAN_CHUNK_MAX;
+    return once > (UINT64_MAX - chunks) / members ? UINT64_MAX : chunks + members * once;
+}
+
+enum plan_step plan_ring_step(uint32_t members, uint32_t rank, uint32_t shard, uint32_t hop) {
+    if (shard >= members || hop > 2 * members - 3 || (shard + hop + 1) % members != rank) return PLAN_INVALID;
+    if (hop < members - 2) return PLAN_REDUCE;
+    if (hop == members - 2) return PLAN_REDUCE_LAST;
+    return hop < 2 * members - 3 ? PLAN_GATHER : PLAN_GATHER_LAST;
+}
+
+static uint64_t shard_size(uint64_t count, uint32_t members, uint32_t shard) {
+    struct plan_range range = plan_shard(count, members, shard % members);
+    return range.end - range.begin;
+}
+
+uint64_t plan_ring_sent(uint64_t count, uint32_t members, uint32_t rank) {
+    // Every shard once while reducing, except the one that ends here; every shard once while gathering, except the one
+    // whose last receiver comes after the next.
+    return 2 * count - shard_size(count, members, rank + 1) - shard_size(count, members, rank + 2);
+}
+
+uint64_t plan_ring_received(uint64_t count, uint32_t members, uint32_t rank) {
+    return 2 * count - shard_size(count, members, rank) - shard_size(count, members, rank + 1);
+}

@@ -1,0 +1,63 @@
+// How the bytes of one op are divided and routed. Pure arithmetic: every member computes the same from the same
+// arguments.
+//
+// Ring: the tensor is cut into one shard per member. Chunk c of shard j starts at member j as hop 0 and travels round
+// the ring: at hops 0..n-2 each receiver adds its own input (reduce-scatter; hop n-2 makes the result, at member j-1),
+// at hops n-1..2n-3 the result travels on (all-gather). What a chunk needs depends on nothing but the chunk, so chunks
+// may take any lane in any order, and the order of the additions, hence every bit, is fixed by the ring alone.
+#ifndef PCCL_OPS_PLAN_H
+#define PCCL_OPS_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SHARDED };
+
+enum {
+    // bytes of the inputs that a member of a small op gets from all others together; one alone may have as much
+    PLAN_SMALL_MAX = 1024 * 1024,
+    PLAN_SMALL_ANY = 256 * 1024, // bytes of an input that may be small among any number of members
+    PLAN_CHUNK_MAX = 256 * 1024, // bytes; send, scratch and result of one chunk fit an L2 cache of 1 MiB together
+    // bytes of a chunk that the neighbour reads out of our memory; worked through in parts
+    PLAN_PLACED_MAX = 1024 * 1024,
+    PLAN_CHUNK_MIN = 128 * 1024,               // bytes; a chunk costs two wake-ups at every member, whatever its size
+    PLAN_SEGMENT_MIN = 2048 * 1024,            // bytes; never small, and the work outweighs a verdict
+    PLAN_SEGMENTED_MIN = 4 * PLAN_SEGMENT_MIN, // bytes; below, an op in retry mode is not divided
+    PLAN_SEGMENTS = 64,                        // at most
+    PLAN_SEGMENTS_AHEAD = 6,                   // under way at once: what a loss costs at most, of PLAN_SEGMENTS
+};
+
+struct plan_range {
+    uint64_t begin, end; // elements
+};
+
+// Small ops are sent to everyone at once, ring ops cost 2(n-1) hops and a verdict but fewer bytes: the cheaper one by
+// (latency + wake-up) x rounds + bytes / bandwidth, as long as the inputs are not more than a member is to buffer.
+// Quantised ops are sharded.
+enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us,
+                           uint32_t megabytes_per_s);
+
+// Into how many segments an op in retry mode is divided; 1: it is not. A function of what the members agree on alone.
+uint32_t plan_segments(uint64_t count, size_t element_bytes);
+// Segment `segment`: all but the last have the same number of elements, the last up to twice as many.
+struct plan_range plan_segment(uint64_t count, size_t element_bytes, uint32_t segment);
+
+struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard);
+
+// Elements per chunk of a shard with this many elements, of at most `max_bytes`; at least 1. A segment has others
+// beside it to keep the ring busy, so it needs fewer.
+uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes, bool segment);
+
+// Bytes of own chunks that a member, one of two at least, keeps under way in the rings of all its ops together: no link
+// is without work, and more would only wait in buffers and leave the caches (docs/decisions/what-limits-tcp.md).
+uint64_t plan_window(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s);
+
+enum plan_step { PLAN_INVALID, PLAN_REDUCE, PLAN_REDUCE_LAST, PLAN_GATHER, PLAN_GATHER_LAST };
+// What `rank` does with a chunk of `shard` that arrives at `hop`. All but GATHER_LAST are forwarded as hop + 1.
+enum plan_step plan_ring_step(uint32_t members, uint32_t rank, uint32_t shard, uint32_t hop);
+// Elements that `rank` sends and receives in one ring op.
+uint64_t plan_ring_sent(uint64_t count, uint32_t members, uint32_t rank);
+uint64_t plan_ring_received(uint64_t count, uint32_t members, uint32_t rank);
+
+#endif

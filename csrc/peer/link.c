@@ -1,0 +1,581 @@
+#define _GNU_SOURCE
+#include "peer/link.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include "base/log.h"
+#include "base/platform.h"
+#include "net/socket.h"
+
+enum {
+    HELLO_CAPACITY = 192, // a LINK_HELLO frame is smaller
+    SCRATCH_BYTES = 1 << 18,
+    TURN_BYTES = 1 << 20, // one measurement moves no more per wake-up, so that control frames are not held up
+    SAMPLES = 256,
+    SAMPLE_NS = 4000000,
+    ACCEPTS_PER_TURN = 64,
+    PAUSE_MS = 100,  // of the listener when the process is out of descriptors
+    TELL_MS = 10000, // between two lines of the log on that
+    UNKNOWN_LEAST = 16,
+    ADDRESS_SLOTS = 256,
+};
+
+enum connection_state {
+    DIALING,     // connect under way
+    AWAIT_ACK,   // hello sent
+    AWAIT_HELLO, // accepted, unknown
+    PARKED,      // hello came early
+    FLOODING,    // outgoing measurement
+    MEASURING,   // incoming measurement
+};
+
+struct sample {
+    int64_t at;
+    uint64_t bytes;
+};
+
+struct measurement {
+    uint64_t bytes;
+    int64_t last;
+    uint32_t count;
+    struct sample samples[SAMPLES];
+};
+
+struct connection {
+    enum connection_state state;
+    int fd;
+    uint32_t slot, round; // name it in epoll data; `round` tells a reused slot apart
+    int64_t deadline, since;
+    uint32_t duration_ms;          // FLOODING
+    uint8_t from;                  // accepted: slot of the address
+    struct wire_link_hello hello;  // sent, or received from AWAIT_HELLO on
+    uint8_t input[HELLO_CAPACITY]; // frame being received
+    size_t have;
+    struct measurement *measurement; // MEASURING
+};
+
+struct links {
+    int epoll, listener;
+    uint64_t first_data;
+    links_judge_fn *judge;
+    void *context;
+    struct link_identity identity;
+    int64_t park_limit, listen_again_at; // 0 = listening
+    int64_t tell_at;                     // shortage of descriptors is told again from then on
+    struct connection **slots;
+    uint32_t slot_count, round;
+    struct link_event *events;
+    size_t event_first, event_count, event_capacity;
+    uint8_t *scratch; // junk to send, bytes received
+};
+
+// ---- descriptors ----
+
+static uint64_t descriptor_limit(void) {
+    struct rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
+}
+
+static uint32_t share(uint64_t part, uint32_t most) {
+    uint64_t descriptors = descriptor_limit() / part;
+    return descriptors < UNKNOWN_LEAST ? UNKNOWN_LEAST : descriptors < most ? (uint32_t)descriptors : most;
+}
+
+// The limit is the host program's to raise: the library changes nothing of its process.
+static void tell_shortage(struct links *links, int error) {
+    int64_t now = platform_now_ns();
+    if ((error != -EMFILE && error != -ENFILE) || now < links->tell_at) return;
+    links->tell_at = now + TELL_MS * MS_NS;
+    LOG(LOG_ERR,
+        "a link cannot be made: %s. This process may open %llu descriptors, and a peer needs one for each member of "
+        "its group and each lane of its two "
+        "neighbours: raise the soft limit before connecting (ulimit -n, or resource.setrlimit(resource.RLIMIT_NOFILE, "
+        "...))",
+        strerror(-error), (unsigned long long)descriptor_limit());
+}
+
+// ---- connections ----
+
+static void connection_free(struct links *links, struct connection *c) {
+    links->slots[c->slot] = NULL;
+    if (c->fd >= 0) {
+        epoll_ctl(links->epoll, EPOLL_CTL_DEL, c->fd, NULL);
+        socket_close(c->fd);
+    }
+    free(c->measurement);
+    free(c);
+}
+
+static int connection_release_fd(struct links *links, struct connection *c) {
+    int fd = c->fd;
+    epoll_ctl(links->epoll, EPOLL_CTL_DEL, fd, NULL);
+    c->fd = -1;
+    return fd;
+}
+
+static bool connection_watch(struct links *links, struct connection *c, int operation, uint32_t events) {
+    // Data 0 of ours is the listener.
+    uint64_t data = links->first_data + 1 + (((uint64_t)c->round << 20) | c->slot);
+    struct epoll_event event = {.events = events, .data.u64 = data};
+    return epoll_ctl(links->epoll, operation, c->fd, &event) == 0;
+}
+
+static bool slot_find(struct links *links, uint32_t *slot) {
+    for (*slot = 0; *slot < links->slot_count; (*slot)++)
+        if (links->slots[*slot] == NULL) return true;
+    uint32_t count = links->slot_count ? 2 * links->slot_count : 32;
+    if (count > 1u << 20) return false;
+    struct connection **grown = realloc(links->slots, count * sizeof(struct connection *));
+    if (grown == NULL) return false;
+    memset(grown + links->slot_count, 0, (count - links->slot_count) * sizeof(struct connection *));
+    links->slots = grown;
+    links->slot_count = count;
+    return true;
+}
+
+// Takes ownership of fd in any case.
+static struct connection *connection_new(struct links *links, int fd, enum connection_state state, uint32_t events,
+                                         int64_t deadline) {
+    struct connection *c = calloc(1, sizeof *c);
+    uint32_t slot;
+    if (c == NULL || !slot_find(links, &slot)) {
+        free(c);
+        socket_close(fd);
+        return NULL;
+    }
+    *c = (struct connection){.state = state,
+                             .fd = fd,
+                             .slot = slot,
+                             .round = ++links->round,
+                             .deadline = deadline,
+                             .since = platform_now_ns()};
+    links->slots[slot] = c;
+    if (!connection_watch(links, c, EPOLL_CTL_ADD, events)) {
+        connection_free(links, c);
+        return NULL;
+    }
+    return c;
+}
+
+// ---- events ----
+
+static void push_event(struct links *links, const struct link_event *event) {
+    if (links->event_first > 0 && links->event_first == links->event_count) links->event_first = links->event_count = 0;
+    if (links->event_count == links->event_capacity) {
+        size_t capacity = links->event_capacity ? 2 * links->event_capacity : 16;
+        struct link_event *grown = realloc(links->events, capacity * sizeof *grown);
+        if (grown == NULL) { // the link is missing then, and is reported when its time is up
+            LOG(LOG_ERR, "out of memory: an event of a link is dropped");
+            if (event->kind == LINK_EVENT_UP) socket_close(event->fd);
+            return;
+        }
+        links->events = grown;
+        links->event_capacity = capacity;
+    }
+    links->events[links->event_count++] = *event;
+}
+
+bool links_next(struct links *links, struct link_event *out) {
+    if (links->event_first == links->event_count) return false;
+    *out = links->events[links->event_first++];
+    return true;
+}
+
+static void push_failure(struct links *links, const struct wire_link_hello *hello) {
+    bool probe = hello->kind == WIRE_LINK_PROBE;
+    struct link_event event = {.kind = probe ? LINK_EVENT_MEASURED : LINK_EVENT_FAILED,
+                               .id = hello->to,
+                               .index = hello->index,
+                               .outgoing = probe};
+    push_event(links, &event);
+}
+
+static void hand_over(struct links *links, struct connection *c, const struct wire_id *id) {
+    struct link_event event = {.kind = LINK_EVENT_UP, .id = *id, .index = c->hello.index};
+    event.latency_us = socket_round_trip_us(c->fd) / 2;
+    event.fd = connection_release_fd(links, c);
+    connection_free(links, c);
+    push_event(links, &event);
+}
+
+// ---- dialing ----
+
+static void dial(struct links *links, const struct wire_link_hello *hello, const struct wire_address *address,
+                 uint32_t duration_ms, int64_t deadline) {
+    int fd = socket_dial(address);
+    tell_shortage(links, fd);
+    struct connection *c = fd < 0 ? NULL : connection_new(links, fd, DIALING, EPOLLOUT, deadline);
+    if (c == NULL) {
+        LOG(LOG_DEBUG, "dialing a peer failed at once: %s", strerror(fd < 0 ? -fd : ENOMEM));
+        push_failure(links, hello);
+        return;
+    }
+    c->hello = *hello;
+    c->duration_ms = duration_ms;
+}
+
+static struct wire_link_hello hello_to(const struct links *links, const struct wire_id *to, enum wire_link_kind kind,
+                                       uint32_t index) {
+    struct wire_link_hello hello = {
+        .version = WIRE_VERSION, .kind = (uint8_t)kind, .from = links->identity.self, .to = *to, .index = index};
+    memcpy(hello.secret, links->identity.secret, sizeof hello.secret);
+    return hello;
+}
+
+void links_dial(struct links *links, const struct wire_id *to, uint32_t index, const struct wire_address *address,
+                int64_t deadline) {
+    struct wire_link_hello hello = hello_to(links, to, WIRE_LINK_DATA, index);
+    dial(links, &hello, address, 0, deadline);
+}
+
+void links_probe(struct links *links, const struct wire_id *to, const struct wire_address *address,
+                 uint32_t duration_ms, int64_t deadline) {
+    struct wire_link_hello hello = hello_to(links, to, WIRE_LINK_PROBE, 0);
+    dial(links, &hello, address, duration_ms < LINKS_PROBE_MS / 2 ? duration_ms : LINKS_PROBE_MS / 2, deadline);
+}
+
+static void fail_dial(struct links *links, struct connection *c, const char *why) {
+    LOG(LOG_DEBUG, "dialing a peer, link %u, failed: %s", c->hello.index, why);
+    struct wire_link_hello hello = c->hello;
+    connection_free(links, c);
+    push_failure(links, &hello);
+}
+
+static struct wire_header link_header(const struct links *links) {
+    return (struct wire_header){.run = links->identity.run, .generation = links->identity.generation};
+}
+
+static void say_hello(struct links *links, struct connection *c, uint32_t events) {
+    int error = socket_connect_result(c->fd);
+    if (error == -EINPROGRESS && (events & EPOLLHUP) == 0) return;
+    if (error != 0) {
+        fail_dial(links, c, strerror(-error));
+        return;
+    }
+    struct wire_buffer frame = {0};
+    wire_encode_link_hello(&frame, link_header(links), &c->hello);
+    // A new connection takes a frame of this size whole, or it is no use.
+    bool sent = !frame.failed && socket_send(c->fd, frame.bytes, frame.length) == (ptrdiff_t)frame.length;
+    wire_buffer_fini(&frame);
+    if (!sent || !connection_watch(links, c, EPOLL_CTL_MOD, EPOLLIN)) {
+        fail_dial(links, c, "the hello could not be sent");
+        return;
+    }
+    c->state = AWAIT_ACK;
+}
+
+static void take_ack(struct links *links, struct connection *c, int64_t now) {
+    // Not one byte beyond the ACK: what follows belongs to the data plane.
+    ptrdiff_t got = socket_receive(c->fd, c->input + c->have, WIRE_HEADER_BYTES - c->have);
+    if (got == -EAGAIN) return;
+    if (got <= 0) {
+        fail_dial(links, c, got == 0 ? "the other side closed" : strerror((int)-got));
+        return;
+    }
+    c->have += (size_t)got;
+    struct wire_header header;
+    if (c->have < WIRE_HEADER_BYTES) return;
+    if (!wire_header_decode(c->input, &header) || header.type != WIRE_LINK_ACK) {
+        fail_dial(links, c, "the answer is no LINK_ACK");
+    } else if (c->hello.kind == WIRE_LINK_PROBE) {
+        c->state = FLOODING;
+        c->deadline = now + (int64_t)c->duration_ms * MS_NS;
+        if (!connection_watch(links, c, EPOLL_CTL_MOD, EPOLLOUT)) fail_dial(links, c, strerror(errno));
+    } else {
+        hand_over(links, c, &c->hello.to);
+    }
+}
+
+// ---- measuring ----
+
+static void flood(struct links *links, struct connection *c) {
+    for (size_t sent = 0; sent < TURN_BYTES;) {
+        ptrdiff_t now_sent = socket_send(c->fd, links->scratch, SCRATCH_BYTES);
+        if (now_sent == -EAGAIN) return;
+        if (now_sent <= 0) {
+            connection_free(links, c); // the receiver reports what it got
+            return;
+        }
+        sent += (size_t)now_sent;
+    }
+}
+
+static void end_flood(struct links *links, struct connection *c) {
+    // A reset, so that megabytes queued for a slow link do not occupy it after the measurement.
+    struct linger reset = {.l_onoff = 1};
+    setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    connection_free(links, c);
+}
+
+// The rate of the later two thirds: the start of a connection tells of its window and of token buckets, not of the
+// link.
+static uint64_t measured_rate(const struct measurement *m) {
+    if (m->count == 0) return 0;
+    int64_t begin = m->samples[0].at + (m->last - m->samples[0].at) / 3;
+    struct sample from = m->samples[0];
+    for (uint32_t i = 1; i < m->count && m->samples[i].at <= begin; i++) from = m->samples[i];
+    if (m->last - from.at < SAMPLE_NS) from = (struct sample){.at = m->samples[0].at}; // all came in one go
+    int64_t span = m->last - from.at > MS_NS ? m->last - from.at : MS_NS;
+    return (uint64_t)((double)(m->bytes - from.bytes) * 1e9 / (double)span);
+}
+
+static void end_measurement(struct links *links, struct connection *c) {
+    struct link_event event = {
+        .kind = LINK_EVENT_MEASURED, .id = c->hello.from, .bytes_per_s = measured_rate(c->measurement)};
+    connection_free(links, c);
+    push_event(links, &event);
+}
+
+static void measure(struct links *links, struct connection *c, int64_t now) {
+    struct measurement *m = c->measurement;
+    for (size_t total = 0; total < TURN_BYTES;) {
+        ptrdiff_t got = socket_receive(c->fd, links->scratch, SCRATCH_BYTES);
+        if (got == -EAGAIN) return;
+        if (got <= 0) {
+            end_measurement(links, c);
+            return;
+        }
+        total += (size_t)got;
+        m->bytes += (uint64_t)got;
+        m->last = now = platform_now_ns();
+        bool due = m->count == 0 || now - m->samples[m->count - 1].at >= SAMPLE_NS;
+        if (due && m->count < SAMPLES) m->samples[m->count++] = (struct sample){.at = now, .bytes = m->bytes};
+    }
+}
+
+// ---- accepting ----
+
+static void take_hello(struct links *links, struct connection *c);
+
+// Of a state, from the address that has most of them: the oldest. NULL: there are fewer than `most` in all.
+static struct connection *find_surplus(const struct links *links, enum connection_state state, uint32_t most) {
+    struct connection *oldest = NULL;
+    uint32_t count = 0, counts[ADDRESS_SLOTS] = {0}, crowd = 0;
+    for (uint32_t i = 0; i < links->slot_count; i++) {
+        const struct connection *c = links->slots[i];
+        if (c == NULL || c->state != state) continue;
+        count++;
+        if (++counts[c->from] > crowd) crowd = counts[c->from];
+    }
+    if (count < most) return NULL;
+    for (uint32_t i = 0; i < links->slot_count; i++) {
+        struct connection *c = links->slots[i];
+        if (c == NULL || c->state != state || counts[c->from] < crowd) continue;
+        if (oldest == NULL || c->since < oldest->since ||
+            (c->since == oldest->since && (int32_t)(c->round - oldest->round) < 0))
+            oldest = c;
+    }
+    return oldest;
+}
+
+// Drops a connection of a state when there are `most` of them.
+static void make_room(struct links *links, enum connection_state state, uint32_t most) {
+    struct connection *c = find_surplus(links, state, most);
+    if (c == NULL) return;
+    uint32_t slot = c->slot, round = c->round;
+    if (state == AWAIT_HELLO) take_hello(links, c); // it may have come since
+    c = links->slots[slot];
+    if (c != NULL && c->round == round && c->state == state) connection_free(links, c);
+}
+
+// Neighbours in a network share one.
+static uint8_t slot_of_address(const struct wire_address *address) {
+    uint64_t network;
+    memcpy(&network, address->bytes, sizeof network); // of IPv6; the bytes behind an IPv4 address are 0
+    return (uint8_t)((network * UINT64_C(0x9E3779B97F4A7C15)) >> 56);
+}
+
+// Acts on a judgement of a complete hello. True: the connection stays parked.
+static void act_on_hello(struct links *links, struct connection *c, enum member_judgement judgement) {
+    if (judgement == MEMBER_PARK) {
+        if (c->state == PARKED) return;
+        make_room(links, PARKED, share(2, LINKS_PARKED));
+        c->state = PARKED;
+        c->deadline = platform_now_ns() + links->park_limit;
+        if (!connection_watch(links, c, EPOLL_CTL_MOD, EPOLLRDHUP)) connection_free(links, c);
+        return;
+    }
+    struct wire_buffer frame = {0};
+    wire_encode_empty(&frame, link_header(links), WIRE_LINK_ACK);
+    bool accepted = judgement == MEMBER_ACCEPT && !frame.failed &&
+                    socket_send(c->fd, frame.bytes, frame.length) == (ptrdiff_t)frame.length;
+    wire_buffer_fini(&frame);
+    if (accepted && c->hello.kind == WIRE_LINK_DATA) {
+        hand_over(links, c, &c->hello.from);
+        return;
+    }
+    if (accepted) c->measurement = calloc(1, sizeof *c->measurement);
+    if (c->measurement == NULL || !connection_watch(links, c, EPOLL_CTL_MOD, EPOLLIN)) {
+        connection_free(links, c);
+        return;
+    }
+    c->state = MEASURING;
+    c->deadline = platform_now_ns() + LINKS_PROBE_MS * MS_NS;
+}
+
+static void take_hello(struct links *links, struct connection *c) {
+    for (;;) {
+        struct wire_header header;
+        size_t need = WIRE_HEADER_BYTES;
+        if (c->have >= WIRE_HEADER_BYTES) {
+            bool known = wire_header_decode(c->input, &header) && header.type == WIRE_LINK_HELLO;
+            if (!known || header.length > HELLO_CAPACITY - WIRE_HEADER_BYTES) break;
+            need += header.length;
+            if (c->have == need) {
+                if (!wire_decode_link_hello(c->input + WIRE_HEADER_BYTES, header.length, &c->hello)) break;
+                act_on_hello(links, c, links->judge(links->context, &c->hello));
+                return;
+            }
+        }
+        ptrdiff_t got = socket_receive(c->fd, c->input + c->have, need - c->have);
+        if (got == -EAGAIN) return;
+        if (got <= 0) break;
+        c->have += (size_t)got;
+    }
+    connection_free(links, c);
+}
+
+void links_recheck(struct links *links) {
+    for (uint32_t i = 0; i < links->slot_count; i++) {
+        struct connection *c = links->slots[i];
+        if (c != NULL && c->state == PARKED) act_on_hello(links, c, links->judge(links->context, &c->hello));
+    }
+}
+
+static bool watch_listener(struct links *links) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = links->first_data};
+    return epoll_ctl(links->epoll, EPOLL_CTL_ADD, links->listener, &event) == 0;
+}
+
+static void pause_listener(struct links *links, int64_t now) {
+    // Out of descriptors or memory: a listener that stays readable would keep this thread spinning.
+    epoll_ctl(links->epoll, EPOLL_CTL_DEL, links->listener, NULL);
+    links->listen_again_at = now + PAUSE_MS * MS_NS;
+    make_room(links, AWAIT_HELLO, 1);
+}
+
+static void accept_some(struct links *links, int64_t now) {
+    for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+        struct wire_address from;
+        int fd = socket_accept(links->listener, &from);
+        if (fd == -EMFILE || fd == -ENFILE || fd == -ENOBUFS || fd == -ENOMEM) pause_listener(links, now);
+        tell_shortage(links, fd);
+        if (fd == -ECONNABORTED || fd == -EAFNOSUPPORT) continue;
+        if (fd < 0) return;
+        make_room(links, AWAIT_HELLO, share(LINKS_UNKNOWN_PART, LINKS_UNKNOWN));
+        struct connection *c = connection_new(links, fd, AWAIT_HELLO, EPOLLIN, now + LINKS_UNKNOWN_MS * MS_NS);
+        if (c == NULL) continue;
+        c->from = slot_of_address(&from);
+        take_hello(links, c);
+    }
+}
+
+// ---- life ----
+
+struct links *links_new(int epoll, uint64_t first_data, const struct wire_id *self, links_judge_fn *judge,
+                        void *context) {
+    struct links *links = calloc(1, sizeof *links);
+    if (links == NULL) return NULL;
+    *links = (struct links){.epoll = epoll,
+                            .listener = -1,
+                            .first_data = first_data,
+                            .judge = judge,
+                            .context = context,
+                            .identity.self = *self};
+    links->park_limit = LINKS_UNKNOWN_MS * MS_NS;
+    links->scratch = calloc(1, SCRATCH_BYTES);
+    if (links->scratch == NULL) {
+        free(links);
+        return NULL;
+    }
+    return links;
+}
+
+void links_free(struct links *links) {
+    if (links == NULL) return;
+    if (links->listener >= 0) epoll_ctl(links->epoll, EPOLL_CTL_DEL, links->listener, NULL);
+    socket_close(links->listener);
+    for (uint32_t i = 0; i < links->slot_count; i++)
+        if (links->slots[i] != NULL) connection_free(links, links->slots[i]);
+    struct link_event event;
+    while (links_next(links, &event))
+        if (event.kind == LINK_EVENT_UP) socket_close(event.fd);
+    free(links->slots);
+    free(links->events);
+    free(links->scratch);
+    free(links);
+}
+
+int links_listen(struct links *links, const struct wire_address *local, uint16_t *port) {
+    int fd = socket_listen_from(local, LINKS_FIRST_PORT, port);
+    if (fd < 0) return fd;
+    links->listener = fd;
+    return watch_listener(links) ? 0 : -errno;
+}
+
+void links_identify(struct links *links, const struct link_identity *identity) { links->identity = *identity; }
+
+void links_set_park_limit(struct links *links, int64_t limit) { links->park_limit = limit; }
+
+void links_cancel(struct links *links, const struct wire_id *id) {
+    for (uint32_t i = 0; i < links->slot_count; i++) {
+        struct connection *c = links->slots[i];
+        if (c == NULL || c->state == AWAIT_HELLO) continue;
+        if (wire_id_equal(&c->hello.from, id) || wire_id_equal(&c->hello.to, id)) connection_free(links, c);
+    }
+}
+
+// ---- the loop ----
+
+static void advance(struct links *links, struct connection *c, uint32_t events, int64_t now) {
+    switch (c->state) {
+    case DIALING: say_hello(links, c, events); break;
+    case AWAIT_ACK: take_ack(links, c, now); break;
+    case AWAIT_HELLO: take_hello(links, c); break;
+    case PARKED: connection_free(links, c); break; // it gave up
+    case FLOODING: flood(links, c); break;
+    case MEASURING: measure(links, c, now); break;
+    }
+}
+
+void links_event(struct links *links, uint64_t data, uint32_t events, int64_t now) {
+    if (data == links->first_data) {
+        accept_some(links, now);
+        return;
+    }
+    uint64_t name = data - links->first_data - 1;
+    uint32_t slot = (uint32_t)name & 0xfffff, round = (uint32_t)(name >> 20);
+    struct connection *c = slot < links->slot_count ? links->slots[slot] : NULL;
+    if (c != NULL && c->round == round) advance(links, c, events, now);
+}
+
+static void time_out(struct links *links, struct connection *c) {
+    switch (c->state) {
+    case DIALING:
+    case AWAIT_ACK: fail_dial(links, c, "it took too long"); break;
+    case FLOODING: end_flood(links, c); break;
+    case MEASURING: end_measurement(links, c); break;
+    default: connection_free(links, c); break;
+    }
+}
+
+void links_tick(struct links *links, int64_t now) {
+    if (links->listen_again_at != 0 && now >= links->listen_again_at)
+        links->listen_again_at = watch_listener(links) ? 0 : now + PAUSE_MS * MS_NS;
+    for (uint32_t i = 0; i < links->slot_count; i++) {
+        struct connection *c = links->slots[i];
+        if (c != NULL && now >= c->deadline) time_out(links, c);
+    }
+}
+
+int64_t links_deadline(const struct links *links) {
+    int64_t at = links->listen_again_at != 0 ? links->listen_again_at : INT64_MAX;
+    for (uint32_t i = 0; i < links->slot_count; i++)
+        if (links->slots[i] != NULL && links->slots[i]->deadline < at) at = links->slots[i]->deadline;
+    return at;
+}

@@ -1,0 +1,171 @@
+// A peer's control mind: membership, links, votes and adoption, as seen by one peer. Pure: no sockets, no clock, no
+// threads. Every event takes the time and appends actions to `struct member_output`; the body (peer/peer) carries
+// them out in order, before it feeds the next event. A simulator can do the same.
+//
+// What the mind keeps per event is bounded by WIRE_MAX_MEMBERS and the pool sizes. When memory is refused,
+// `output.failed` is set and the body must let the communicator die.
+//
+// The mind does no locking. The body guards it with one lock.
+#ifndef PCCL_PEER_MEMBER_H
+#define PCCL_PEER_MEMBER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "net/wire.h"
+
+enum {
+    MEMBER_JOIN_LIMIT_MS = 5000, // from the first dial to WELCOME
+    MEMBER_ANSWER_MS = 1000,     // from RESUME to the first frame of a master
+    MEMBER_GRACE_MS = 30,        // before a fresh group epoch is asked for: most often a loss brings one by itself
+    MEMBER_TEXT = WIRE_MAX_TEXT + 64,
+};
+
+enum member_phase {
+    MEMBER_IDLE,
+    MEMBER_JOINING,    // HELLO sent, no WELCOME yet
+    MEMBER_REGISTERED, // newcomer
+    MEMBER_ACCEPTED,
+    MEMBER_DEAD, // was JOINING or later; `text` says why
+};
+
+enum { MEMBER_NO_RANK = UINT32_MAX };
+
+// The numbers a program may see of one epoch. `rank`: of this peer in its group, by join numbers; MEMBER_NO_RANK where
+// it is not known.
+struct member_view {
+    uint64_t number, group_epoch;
+    uint32_t global_world, group_world, groups, largest_group, rank;
+};
+
+enum member_action_kind {
+    MEMBER_DIAL,      // make link (id, index) to address, then member_link_up or member_link_failed
+    MEMBER_DROP_PEER, // id is gone: close its links
+    // own group lost somebody in group_epoch, which is never entered; comes before the next ENTER_EPOCH
+    MEMBER_MISSED_LOSS,
+    MEMBER_ENTER_EPOCH, // own group changed: member_ring, group_epoch, lost, latency_us, megabytes_per_s
+    MEMBER_LINKS_READY, // all links of group_epoch are there
+    MEMBER_VERDICT,     // verdict; borrowed until the next event
+    MEMBER_PROBE,       // flood id at address for duration_ms
+    MEMBER_CONNECT_END, // code (pcclResult_t), view; text when it failed
+    MEMBER_VOTE_END,    // code, value, view; text when it failed; `end` when SYNC_END ended it
+    MEMBER_SYNC_PLAN,   // plan; borrowed until the next event
+    MEMBER_RECHECK,     // parked hellos are to be judged again
+    // the master is lost (text): close its connection, keep all links, connect to a master and call member_resume
+    MEMBER_SEEK,
+    MEMBER_FOUND,   // the run goes on with the master of that connection
+    MEMBER_WAITING, // the master has no run for this peer yet, or says for whom it waits: member_waits_why
+    MEMBER_DIE,     // the communicator is dead: text
+};
+
+struct member_action {
+    enum member_action_kind kind;
+    struct wire_id id;
+    struct wire_address address;
+    uint32_t index, duration_ms;
+    uint64_t group_epoch;
+    bool lost;
+    uint32_t latency_us, megabytes_per_s;
+    const struct wire_verdict *verdict;
+    const struct wire_sync_plan *plan;
+    const struct wire_sync_end *end;
+    int code;
+    uint64_t value;
+    struct member_view view;
+};
+
+struct member_output {
+    struct member_action *actions;
+    size_t count, capacity;
+    struct wire_buffer frames; // to the master; sent after the actions
+    bool failed;
+};
+
+void member_output_clear(struct member_output *output); // keeps the memory
+void member_output_fini(struct member_output *output);
+
+enum member_judgement { MEMBER_ACCEPT, MEMBER_PARK, MEMBER_REJECT };
+
+struct member;
+
+// A mind in phase IDLE that will join as `id`. NULL when memory is refused.
+struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lanes);
+// For how long a lost master is waited for, 0 (as it is at first): not at all; and how many masters are in the list.
+void member_set_recovery(struct member *member, uint32_t limit_ms, uint32_t masters);
+void member_free(struct member *member);
+
+// ---- events ----
+// The connection to the master is made and links are awaited on `port`: HELLO. Ends with MEMBER_CONNECT_END.
+void member_join(struct member *member, uint16_t port, int64_t now_ns, struct member_output *out);
+// The master could not be reached, or its connection broke. A peer that has registered looks for another one
+// (MEMBER_SEEK).
+void member_disconnected(struct member *member, const char *why, int64_t now_ns, struct member_output *out);
+// After MEMBER_SEEK: a master is connected. No frame may go to it before what this one says. `content`: of the open
+// round of shared state, if the tensors are no longer those that were voted with: what they hold now, or NULL if that
+// is nothing whole. They must not be written from now until the next plan.
+enum member_tensors {
+    MEMBER_TENSORS_AS_VOTED,
+    MEMBER_TENSORS_RECEIVED, // wholly: `content`
+    MEMBER_TENSORS_TORN
+};
+void member_resume(struct member *member, uint16_t port, enum member_tensors tensors, const struct wire_hash *content,
+                   int64_t now_ns, struct member_output *out);
+// One frame of the master, whose header was decoded.
+void member_frame(struct member *member, const struct wire_header *header, const uint8_t *body, int64_t now_ns,
+                  struct member_output *out);
+void member_tick(struct member *member, int64_t now_ns, struct member_output *out);
+// As measured on the connection to the master, before a tick: a long one makes the peer more patient.
+void member_round_trip(struct member *member, int64_t round_trip_ns);
+// The next time at which member_tick has something to do; INT64_MAX = never.
+int64_t member_deadline(const struct member *member);
+
+// An incoming link or measurement. ACCEPT of a data link must be followed by member_link_up.
+enum member_judgement member_judge_hello(const struct member *member, const struct wire_link_hello *hello);
+void member_link_up(struct member *member, const struct wire_id *id, uint32_t index, uint32_t latency_us,
+                    int64_t now_ns, struct member_output *out);
+// a dial
+void member_link_failed(struct member *member, const struct wire_id *id, uint32_t index, struct member_output *out);
+// A link broke. The sender's own id: the data plane wants a fresh group epoch.
+void member_link_lost(struct member *member, const struct wire_id *id, uint32_t index, bool silent, int64_t now_ns,
+                      struct member_output *out);
+void member_measured(struct member *member, const struct wire_id *from, const struct wire_id *to, uint64_t bytes_per_s,
+                     struct member_output *out);
+
+// Opens a vote; ends with MEMBER_VOTE_END. The phase must be ACCEPTED and no vote open.
+void member_vote(struct member *member, enum wire_vote_kind kind, struct member_output *out);
+// Opens the vote of a round of shared state; ends with MEMBER_VOTE_END. Likewise.
+void member_sync(struct member *member, const struct wire_sync_vote *vote, struct member_output *out);
+void member_leave(struct member *member, struct member_output *out);
+
+// ---- adoption ----
+void member_adopt(struct member *member, const struct member_view *view);
+// Adopts the loss that made `group_epoch`; the newest one up to it when that very one is not known. Never goes back.
+void member_adopt_loss(struct member *member, uint64_t group_epoch);
+const struct member_view *member_adopted(const struct member *member);
+
+// ---- state ----
+enum member_phase member_phase(const struct member *member);
+const char *member_text(const struct member *member); // why it died or was refused; "" before
+const struct wire_id *member_id(const struct member *member);
+const struct wire_welcome *member_welcome(const struct member *member); // valid from REGISTERED on
+// Where the own list of entries begins to differ from the group's, as the master said in the last round of shared
+// state; NULL: it said nothing.
+const struct wire_sync_differs *member_sync_differs(const struct member *member);
+// Header of a frame to the master; `epoch` is the number of the epoch in force.
+struct wire_header member_header(const struct member *member);
+// The own group in ring order, in the epoch in force. Valid until the next event.
+const struct wire_member *member_ring(const struct member *member, uint32_t *count, uint32_t *rank);
+// The master is lost, and none has taken the run up yet.
+bool member_is_seeking(const struct member *member);
+// Why the master was lost; valid while seeking.
+const char *member_lost_why(const struct member *member);
+// Until when the master that was told RESUME is waited at; then another one of the list may have more. Valid while
+// seeking.
+int64_t member_waits_until(const struct member *member);
+// Why the master that was found has no run yet, or for whom this peer waits; "" unless the master said so.
+const char *member_waits_why(const struct member *member);
+// How long a link may take to be made.
+int64_t member_link_limit_ns(const struct member *member);
+
+#endif

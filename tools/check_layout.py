@@ -1,0 +1,93 @@
+"""Whether the sources of csrc keep to the layout of docs/design.md.
+
+Includes go down the list of folders below, never up; no module includes another that includes it, however indirectly.
+A module is a header and its code. No file is longer than 600 lines.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1] / "csrc"
+
+#: From the bottom to the top. `sim` stands beside them, and nobody includes it.
+FOLDERS = ["include", "base", "net", "compute", "topology", "device", "ops", "data", "state", "master", "peer", "api", "sim"]
+LONGEST = 600
+
+#: What is still to be mended: take out what is, add nothing.
+KNOWN = {
+    "csrc/data/engine_private.h includes state/coding.h, which stands above it",
+    "csrc/data/engine_private.h includes state/sync.h, which stands above it",
+    "modules include each other: data/engine, state/sync",
+    "modules include each other: net/roster, net/wire",
+    "modules include each other: sim/sim, sim/world",
+    "csrc/master/master.c is longer than 600 lines",
+    "csrc/master/membership.c is longer than 600 lines",
+    "csrc/master/membership_recovery.c is longer than 600 lines",
+    "csrc/net/wire.c is longer than 600 lines",
+    "csrc/peer/member.c is longer than 600 lines",
+    "csrc/sim/body.c is longer than 600 lines",
+    "csrc/sim/engine.c is longer than 600 lines",
+    "csrc/sim/judge.c is longer than 600 lines",
+    "csrc/sim/network.c is longer than 600 lines",
+    "csrc/sim/world.h is longer than 600 lines",
+}
+
+
+def folder_of(path: Path) -> str:
+    """The room of a file: `data/movers` belongs to `data`."""
+    return path.parts[0]
+
+
+def module_of(path: Path) -> str:
+    """Of a file, by its path without the suffix; what only the module's own files include is part of it."""
+    return re.sub(r"_(private|levels)$", "", str(path.with_suffix("")))
+
+
+def main() -> int:
+    """Print each breach of the layout; 1 where there is one."""
+    files = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.[ch]"))
+    found: set[str] = set()
+    includes: dict[str, set[str]] = defaultdict(set)
+    for file in files:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        if text.count("\n") > LONGEST:
+            found.add(f"csrc/{file} is longer than {LONGEST} lines")
+        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE):
+            target = Path(name) if (ROOT / name).is_file() else Path("include") / name
+            if target not in files:
+                found.add(f"csrc/{file} includes {name}, which is not below csrc")
+                continue
+            if FOLDERS.index(folder_of(target)) > FOLDERS.index(folder_of(file)):
+                found.add(f"csrc/{file} includes {name}, which stands above it")
+            if module_of(target) != module_of(file):
+                includes[module_of(file)].add(module_of(target))
+    found.update(circles(includes))
+    for line in sorted(found - KNOWN):
+        print(line)
+    for line in sorted(KNOWN - found):
+        print(f"mended, take it out of {Path(__file__).name}: {line}")
+    return 1 if found != KNOWN else 0
+
+
+def circles(includes: dict[str, set[str]]) -> set[str]:
+    """One line for each circle, taken apart until none is left."""
+    found = set()
+    graph = {module: set(targets) for module, targets in includes.items()}
+    while True:
+        try:
+            graphlib.TopologicalSorter(graph).prepare()
+        except graphlib.CycleError as error:
+            circle = error.args[1]
+            found.add("modules include each other: " + ", ".join(sorted(set(circle))))
+            graph[circle[1]].discard(circle[0])
+        else:
+            return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
