@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import platform
 import secrets
 import shlex
 import subprocess
@@ -23,7 +24,9 @@ SOON = 10 * LIMIT
 """A silent peer is out within about one and a half limits; the rest is for a busy machine."""
 MIXED = (Reduce(10), Reduce(400_000), Reduce(10))
 
-PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH, WALL = 0x4206, 0x4207, 17, 0x40000000
+PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH, PTRACE_CONT, WALL = 0x4206, 0x4207, 17, 7, 0x40000000
+WAITS = {"x86_64": {"232", "281"}, "aarch64": {"22"}}
+"""The numbers of epoll_wait and epoll_pwait."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -33,6 +36,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def ptrace(request: int, thread: int) -> None:
     if _libc.ptrace(request, thread, None, None) != 0:
         pytest.skip(f"no right to stop a thread: {os.strerror(ctypes.get_errno())}")
+
+
+def stop_where_it_waits(pid: int, thread: int) -> None:
+    """Stop a thread in its epoll_wait. Stopped while it holds a lock it would stop the whole process, which is another fault."""
+    ptrace(PTRACE_SEIZE, thread)
+    while True:
+        ptrace(PTRACE_INTERRUPT, thread)
+        os.waitpid(thread, WALL)
+        if Path(f"/proc/{pid}/task/{thread}/syscall").read_text().split()[0] in WAITS[platform.machine()]:
+            return
+        ptrace(PTRACE_CONT, thread)
+        time.sleep(0.001)
 
 
 @contextlib.contextmanager
@@ -45,9 +60,7 @@ def hung(pid: int, name: str) -> Iterator[None]:
                 threads.append(int(task.name))
     assert threads, f"no thread {name}"
     for thread in threads:
-        ptrace(PTRACE_SEIZE, thread)
-        ptrace(PTRACE_INTERRUPT, thread)
-        os.waitpid(thread, WALL)
+        stop_where_it_waits(pid, thread)
     try:
         yield
     finally:
