@@ -1,6 +1,6 @@
 """The table 'situation and outcome' of shared state (contract 6.2), row by row, with real peers.
 
-The same rows without sockets, each beside its neighbours, are in tests/unit/test_election.c; deaths at any moment in
+The same rows without sockets, each beside its neighbours, are in tests/unit/master/test_election.c; deaths at any moment in
 tests/chaos/test_sync_trials.py.
 
 | row | test here, unless another file is named |

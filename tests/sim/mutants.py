@@ -352,7 +352,7 @@ def compile_one(source: str | Path, out: Path, *, here: Path | None = None) -> P
 
 def objects_in(folder: Path) -> dict[str, Path]:
     """Of the shipped sources and of the program that runs seeds, by source."""
-    return {source: folder / (source.replace("/", "_") + ".o") for source in [*SOURCES, "tests/unit/test_sim.c"]}
+    return {source: folder / (source.replace("/", "_") + ".o") for source in [*SOURCES, "tests/unit/sim/test_sim.c"]}
 
 
 def compile_all(folder: Path) -> dict[str, Path]:
