@@ -1,14 +1,14 @@
 // Signals and inputs that come before the op that they are for is posted here.
 //
 // What they hold is bounded by the sender: it counts the inputs that it has sent and the receiver has not shown to have
-// posted (small.c). What lies here was sent and is not posted, so it is part of that count, and a member that keeps to
+// posted (direct.c). What lies here was sent and is not posted, so it is part of that count, and a member that keeps to
 // the bound is never found above it. Beyond it a frame is a violation, and its link is closed. No link ever waits for
 // room: READY, ACK and heartbeats behind an early input are heard, and ops posted in different orders cannot wait for
 // each other.
 #define _GNU_SOURCE
 #include <stdlib.h>
 
-#include "data/engine_private.h"
+#include "data/op.h"
 
 static struct early **early_slot(struct engine *engine, uint64_t tag) { return &engine->early[table_slot(tag)]; }
 

@@ -9,13 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 
 #include "base/descriptor.h"
 #include "base/log.h"
 #include "compute/kernels.h"
-#include "data/engine_private.h"
+#include "data/op.h"
+#include "data/route.h"
+#include "data/service.h"
+#include "device/door.h"
+#include "device/reader.h"
 
 enum { EVENTS = 64, PATIENCE_MS = 1000, LOOK_MS = 100 };
 
@@ -26,18 +29,6 @@ enum { EVENTS = 64, PATIENCE_MS = 1000, LOOK_MS = 100 };
         (list) = (list)->next; \
         free(first_); \
     }
-
-void engine_wake(struct engine *engine) {
-    if (engine->wake_pending) return;
-    engine->wake_pending = true;
-    wake_signal(engine->wake);
-}
-
-void engine_fail(struct engine *engine) {
-    if (engine->dead) return;
-    engine->dead = engine->killing = engine->failed = true;
-    engine_wake(engine);
-}
 
 // ---- the thread ----
 static bool poll_arriving(struct engine *engine) {
@@ -58,7 +49,7 @@ static bool poll_arriving(struct engine *engine) {
         lane->polled = true;
         engine->lanes[engine->lane_count++] = lane;
         lane_heat(lane);
-        sync_lane_came(lane);
+        engine->route->link_came(engine, lane->peer);
     }
     return true;
 }
@@ -85,7 +76,7 @@ static void begin_posted(struct engine *engine) {
         if (op != NULL) op->phase = OP_RUNNING;
         pthread_mutex_unlock(&engine->lock);
         if (op == NULL) return;
-        if (op->restart) backup_restore(op);
+        if (op->restart) backup_restore(&op->backup, op->reduce.recv);
         op->restart = false;
         op_list_append(&engine->running, op);
         if (op->path == PLAN_RING) {
@@ -134,8 +125,8 @@ static bool obey(struct engine *engine) {
         hang_up(engine);
         end_all(engine);
     }
-    sync_obey(engine);
-    if (!go_on) sync_stop(engine);
+    service_obey(engine);
+    if (!go_on) service_stop(engine);
     bool failed = engine->failed;
     engine->failed = false;
     pthread_mutex_unlock(&engine->lock);
@@ -185,17 +176,17 @@ static void work(struct engine *engine) {
     kernels_enter();
     for (;;) {
         if (woken && !obey(engine)) return;
-        sync_step(engine);
-        silence_check(engine);
+        service_step(engine);
+        lanes_check_silence(engine);
         busy = step_hot_lanes(engine);
         free_broken_lanes(engine);
         int count =
-            epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : silence_timeout_ms(engine, sync_timeout_ms(engine)));
+            epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : lanes_timeout_ms(engine, service_timeout_ms(engine)));
         woken = false;
         for (int i = 0; i < count; i++) {
             struct lane *lane = events[i].data.ptr;
             if (events[i].data.ptr == &engine->door) {
-                engine_take_claims(engine);
+                same_host_take_claims(engine);
                 continue;
             }
             if (lane == NULL) {
@@ -229,7 +220,7 @@ static void *run(void *argument) {
 }
 
 // ---- a thread that hangs ----
-// It is in engine_read, without the lock, and the lane that it reads for is in the midst of a frame.
+// It is in same_host_read, without the lock, and the lane that it reads for is in the midst of a frame.
 static void *run_next(void *argument) {
     struct engine *engine = argument;
     pthread_mutex_lock(&engine->lock);
@@ -240,7 +231,7 @@ static void *run_next(void *argument) {
     struct lane *lane = engine->reading;
     LOG(LOG_WARN, "the memory of a neighbour does not answer, from now on it has to send");
     lane->peer->hangs = true;
-    sync_memory_hangs(engine, lane->peer);
+    service_memory_hangs(engine, lane->peer);
     lane_break(lane, "its memory does not answer", true);
     return run(engine);
 }
@@ -289,19 +280,28 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     pthread_mutex_init(&engine->lock, NULL);
     platform_cond_init(&engine->no_waiters);
     platform_cond_init(&engine->settled);
-    platform_cond_init(&engine->sync_let_go);
+    platform_cond_init(&engine->service_let_go);
     platform_cond_init(&engine->thread_ended);
     engine->reader = reader_new();
+    engine->pool = pool_new();
+    engine->route = &route;
     engine->epoll = descriptor_epoll();
     engine->wake = wake_open();
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    bool made = engine->reader != NULL && engine->epoll >= 0 && engine->wake >= 0 &&
+    bool made = engine->reader != NULL && engine->pool != NULL && engine->epoll >= 0 && engine->wake >= 0 &&
                 epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
     if (made && memory_is_wanted()) engine->door = door_open(engine->epoll, &engine->door);
     engine->started = made && platform_thread_start(&engine->thread, "pccl:data", run, engine);
     if (engine->started) return engine;
     engine_free(engine);
     return NULL;
+}
+
+void engine_set_silence(struct engine *engine, int64_t limit_ns) {
+    engine_lock(engine);
+    engine->silence_ns = limit_ns / SILENCE_CHECKS > 0 ? limit_ns / SILENCE_CHECKS : 1;
+    engine_wake(engine);
+    engine_unlock(engine);
 }
 
 void engine_kill(struct engine *engine) {
@@ -359,8 +359,7 @@ void engine_stop(struct engine *engine) {
 static void free_op_list(struct op *op) {
     while (op != NULL) {
         struct op *next = op->chain;
-        if (op->backup.bytes != NULL) munmap(op->backup.bytes, op->backup.capacity);
-        ranges_fini(&op->backup.saved);
+        backup_free(&op->backup);
         roster_put(op->roster);
         pthread_cond_destroy(&op->ended);
         free(op);
@@ -378,26 +377,21 @@ void engine_free(struct engine *engine) {
         // An op that nobody took: its in-place input is put back, as after any error. Segments lie in the slot of their
         // whole.
         for (struct op *op = engine->table[i]; op != NULL; op = op->chain)
-            if (op->outcome.result != ENGINE_OK) backup_restore(op);
+            if (op->outcome.result != ENGINE_OK) backup_restore(&op->backup, op->reduce.recv);
         for (struct op *op = engine->table[i]; op != NULL; op = op->chain)
             if (op->segments != NULL) segments_free(engine, op);
         free_op_list(engine->table[i]);
     }
     free_op_list(engine->free_ops);
-    for (int i = 0; i < BACKUP_CACHE_COUNT; i++) {
-        if (engine->backup_cache[i].bytes != NULL)
-            munmap(engine->backup_cache[i].bytes, engine->backup_cache[i].capacity);
-        ranges_fini(&engine->backup_cache[i].saved);
-    }
-    for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) engine_forget_memory(peer);
+    backup_cache_free(&engine->backups);
+    for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) same_host_forget(peer);
     FREE_LIST(engine->peers)
     door_close(engine->door);
     reader_free(engine->reader);
     FREE_LIST(engine->poisons)
     FREE_LIST(engine->accusations)
     FREE_LIST(engine->free_frames)
-    for (size_t i = 0; i < sizeof engine->block_cache / sizeof engine->block_cache[0]; i++)
-        FREE_LIST(engine->block_cache[i])
+    pool_free(engine->pool);
     free(engine->pending);
     free(engine->members);
     roster_put(engine->roster);
@@ -409,7 +403,7 @@ void engine_free(struct engine *engine) {
     descriptor_close(engine->wake);
     pthread_cond_destroy(&engine->no_waiters);
     pthread_cond_destroy(&engine->settled);
-    pthread_cond_destroy(&engine->sync_let_go);
+    pthread_cond_destroy(&engine->service_let_go);
     pthread_cond_destroy(&engine->thread_ended);
     pthread_mutex_destroy(&engine->lock);
     free(engine);

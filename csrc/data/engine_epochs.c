@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/engine_private.h"
+#include "data/engine.h"
+#include "data/op.h"
+#include "data/service.h"
 
 // ---- the control side ----
 static void note_loss(struct engine *engine, uint64_t group_epoch) {
@@ -53,7 +55,7 @@ void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch)
 }
 
 static void links_are_ready(struct engine *engine) {
-    engine_offer_memory(engine);
+    same_host_offer(engine);
     small_send_supplies(engine);
     engine_begin_waiting(engine);
 }
@@ -182,7 +184,8 @@ bool engine_enter_pending(struct engine *engine, struct wire_report *report) {
     engine->pending = NULL;
     free(pending);
     ops_for_each(engine, end_if_lost);
-    sync_members_changed(engine);
+    for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next)
+        if (peer->rank == UINT32_MAX) service_peer_gone(engine, peer);
     peers_free_dropped(engine);
     if (engine->ready) links_are_ready(engine);
     return true;

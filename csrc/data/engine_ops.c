@@ -4,7 +4,8 @@
 
 #include "base/log.h"
 #include "compute/kernels.h"
-#include "data/engine_private.h"
+#include "data/engine.h"
+#include "data/op.h"
 
 enum {
     TELL_FIRST_MS = 10000, // of a wait; then again after twice as long
@@ -22,6 +23,12 @@ void engine_end_lost(struct engine *engine, struct op *op) {
     uint64_t epoch = op->reduce.retry ? 0 : engine_first_loss(engine, op->adopted);
     op->outcome.epoch = epoch != 0 ? epoch : engine->epoch;
     op_end(engine, op, ENGINE_LOST);
+}
+
+// False: no memory.
+static bool make_backup(struct engine *engine, struct op *op) {
+    bool in_place = op->reduce.send == op->reduce.recv;
+    return !in_place || op->backup.bytes != NULL || backup_begin(&engine->backups, &op->backup, op->bytes);
 }
 
 static void begin(struct engine *engine, struct op *op) {
@@ -52,13 +59,13 @@ static void begin(struct engine *engine, struct op *op) {
         engine_end_lost(engine, op); // alone: only a loss leads here
         return;
     }
-    if (op->path != PLAN_SMALL && op->backup.bytes == NULL && !backup_begin(engine, op)) {
+    if (op->path != PLAN_SMALL && !make_backup(engine, op)) {
         op_end_refused(engine, op);
         return;
     }
     early_compare(engine, op);
     if (op->path == PLAN_SMALL) {
-        if (op->restart) backup_restore(op); // it was large among more members
+        if (op->restart) backup_restore(&op->backup, op->reduce.recv); // it was large among more members
         op->restart = false;
         op->phase = OP_RUNNING;
         small_begin(engine, op);
@@ -68,8 +75,6 @@ static void begin(struct engine *engine, struct op *op) {
     op_list_append(&engine->posted, op);
     engine_wake(engine);
 }
-
-bool engine_may_begin(const struct engine *engine) { return engine->ready && engine->pending == NULL; }
 
 void engine_wait_for_links(struct engine *engine, struct op *op) {
     op->phase = OP_WAITING;
@@ -142,7 +147,7 @@ static void restore(struct engine *engine, struct op *op) {
     if (op->segments != NULL)
         segments_restore(op);
     else
-        backup_restore(op);
+        backup_restore(&op->backup, op->reduce.recv);
     pthread_mutex_lock(&engine->lock);
 }
 
@@ -153,7 +158,7 @@ static void take_outcome(struct engine *engine, struct op *op, struct engine_out
     out->retry = op->reduce.retry;
     if (op->reduce.tell) out->contributors = segments_contributors(op);
     if (op->segments != NULL) segments_free(engine, op);
-    backup_end(engine, op);
+    backup_end(&engine->backups, &op->backup);
     engine->live--;
     op_free(engine, op);
 }

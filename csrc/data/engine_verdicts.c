@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/engine_private.h"
+#include "data/engine.h"
+#include "data/op.h"
 
 enum { POISONS_MAX = WIRE_MAX_LIVE_OPS };
 

@@ -5,6 +5,8 @@
 // rest of a payload and the heads behind it. Frames of older epochs are discarded unseen; a frame of an epoch that this
 // member has not entered yet stops the lane until it has.
 #define _GNU_SOURCE
+#include "data/lane_private.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +16,8 @@
 
 #include "base/log.h"
 #include "net/socket.h"
-#include "data/engine_private.h"
+#include "base/platform.h"
+#include "data/pool.h"
 
 // Stands in for the rest of a frame whose op is over: the frame must be finished, its contents are discarded.
 static uint8_t zeros[WIRE_MAX_DATA_BYTES];
@@ -23,7 +26,8 @@ struct lane *lane_new(struct engine *engine, struct peer *peer, uint32_t index, 
     struct lane *lane = calloc(1, sizeof *lane);
     if (lane == NULL) return NULL;
     lane->engine = engine;
-    lane->peer = peer;
+    lane->peer = lane->in.from = peer;
+    lane->in.lane = lane;
     lane->index = index;
     lane->fd = fd;
     lane->readable = lane->writable = true;
@@ -35,7 +39,7 @@ void lane_free(struct lane *lane) {
     struct frame *frame;
     while ((frame = frame_pop(&lane->queue)) != NULL) frame_free(lane->engine, frame);
     if (lane->sending != NULL) frame_free(lane->engine, lane->sending);
-    block_put(lane->engine, lane->block);
+    block_put(lane->engine, lane->in.block);
     free(lane->scratch);
     free(lane->stage);
     socket_close(lane->fd);
@@ -45,6 +49,25 @@ void lane_free(struct lane *lane) {
 uint8_t *lane_scratch(struct lane *lane) {
     if (lane->scratch == NULL && (lane->scratch = malloc(WIRE_MAX_DATA_BYTES)) == NULL) engine_fail(lane->engine);
     return lane->scratch;
+}
+
+uint8_t *lane_stage(struct lane *lane) {
+    if (lane->stage == NULL) lane->stage = malloc(WIRE_MAX_DATA_BYTES);
+    return lane->stage;
+}
+
+struct peer *lane_peer(const struct lane *lane) { return lane->peer; }
+
+uint32_t lane_index(const struct lane *lane) { return lane->index; }
+
+bool lane_is_for_bulk(const struct lane *lane) { return lane->index != 0 || lane->peer->lanes[1] == NULL; }
+
+struct incoming *lanes_next_service(struct engine *engine, size_t *at) {
+    while (*at < engine->lane_count) {
+        struct incoming *in = &engine->lanes[(*at)++]->in;
+        if (in->service) return in;
+    }
+    return NULL;
 }
 
 void lane_heat(struct lane *lane) {
@@ -68,7 +91,9 @@ void lane_break(struct lane *lane, const char *why, bool silent) {
     if (lane->broken) return;
     lane->broken = true;
     epoll_ctl(engine->epoll, EPOLL_CTL_DEL, lane->fd, NULL);
-    sync_lane_gone(lane);
+    lane->in.service = false;
+    lane->in.to = NULL;
+    engine->route->link_gone(engine, lane->peer);
     struct wire_id id = lane->peer->id;
     pthread_mutex_lock(&engine->lock);
     bool current = lane->peer->lanes[lane->index] == lane;
@@ -83,139 +108,29 @@ void lane_break(struct lane *lane, const char *why, bool silent) {
 }
 
 // ---- receiving ----
-static bool is_signal(uint16_t type) { return type == WIRE_READY || type == WIRE_POSTED || type == WIRE_GRANT; }
-
-// Decides where the payload of the frame at hand goes. False: the frame is malformed.
-static bool place_payload(struct lane *lane) {
-    struct engine *engine = lane->engine;
-    lane->op = NULL;
-    lane->to = NULL;
-    lane->sync = false;
-    uint16_t type = lane->header.type;
-    if (sync_is_frame(type)) return sync_place(lane);
-    if (type == WIRE_LINK_HEARTBEAT) return lane->length == 0;
-    if (lane->header.epoch < engine->epoch) return true;
-    if (is_signal(type)) return lane->length == 0;
-    if (type == WIRE_MEMORY) {
-        lane->to = lane->place;
-        return lane->length == MEMORY_OFFER_BYTES;
-    }
-    if (type == WIRE_SMALL || type == WIRE_SUPPLY || type == WIRE_ACK) {
-        size_t limit = type == WIRE_ACK ? ACKS_MAX * ACK_NAME_BYTES : PLAN_SMALL_MAX;
-        if (lane->length > limit) return false;
-        lane->block = block_new(engine, lane->length);
-        if (lane->block == NULL) return false;
-        lane->to = lane->block->bytes;
-        return true;
-    }
-    struct op *op = op_find_running(engine, &lane->head);
-    if (op == NULL || op->phase != OP_RUNNING ||
-        !wire_fingerprint_equal(&op->reduce.fingerprint, &lane->head.fingerprint))
-        return true;
-    if (type == WIRE_CHUNK) {
-        if (op->path != PLAN_RING || !ring_receive(lane, op, lane->length)) return false;
-        lane->to = lane->target;
-    } else if (type == WIRE_CHUNK_AT) {
-        if (op->path != PLAN_RING || lane->length != PLACE_BYTES || !lane->vouched ||
-            !ring_receive(lane, op, lane->head.extra))
-            return false;
-        lane->to = lane->place;
-    } else if (type == WIRE_CODES || type == WIRE_RESULT) {
-        if (op->path != PLAN_SHARDED || !sharded_receive(lane, op, lane->length)) return false;
-    } else {
-        return false;
-    }
-    lane->op = op;
-    return true;
-}
-
-// A whole frame is here. False: malformed.
-static bool deliver(struct lane *lane) {
-    struct engine *engine = lane->engine;
-    uint16_t type = lane->header.type;
-    if (lane->op != NULL) {
-        struct op *op = lane->op;
-        lane->op = NULL;
-        bool good = op->path == PLAN_RING ? ring_received(lane, op) : sharded_received(lane, op);
-        if (!good && op->backup.saved.refused) {
-            pthread_mutex_lock(&engine->lock);
-            engine_fail(engine);
-            pthread_mutex_unlock(&engine->lock);
-        }
-        return good;
-    }
-    if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT || type == WIRE_CODES || type == WIRE_RESULT ||
-        type == WIRE_LINK_HEARTBEAT)
-        return true;
-    if (type == WIRE_MEMORY) {
-        if (lane->header.epoch == engine->epoch) engine_memory_offered(lane);
-        return true;
-    }
-    if (sync_is_frame(type)) return sync_deliver(lane);
-
-    bool good = true;
-    pthread_mutex_lock(&engine->lock);
-    struct block *block = lane->block;
-    lane->block = NULL;
-    if (lane->header.epoch != engine->epoch || lane->peer->rank == UINT32_MAX) {
-        block_put(engine, block);
-    } else if (type == WIRE_SMALL || type == WIRE_POSTED) {
-        good = small_arrived(engine, lane->peer, type, &lane->head, block);
-    } else if (type == WIRE_SUPPLY) {
-        small_supplied(engine, &lane->head, lane->head.offset, block);
-    } else if (type == WIRE_ACK) {
-        for (size_t at = 0; at + ACK_NAME_BYTES <= block->length; at += ACK_NAME_BYTES) {
-            struct wire_op_name name = {0};
-            memcpy(&name.epoch, block->bytes + at, 8);
-            memcpy(&name.tag, block->bytes + at + 8, 8);
-            memcpy(&name.sequence, block->bytes + at + 16, 4);
-            small_acked(engine, lane->peer, &name);
-        }
-        if (lane->head.extra == 1) small_asked(engine, lane->peer);
-        block_put(engine, block);
-    } else { // READY, GRANT
-        small_implied_ack(engine, lane->peer, &lane->head);
-        struct op *op = op_find_running(engine, &lane->head);
-        if (op == NULL) {
-            good = type == WIRE_GRANT || early_add(engine, lane->peer, type, &lane->head, NULL);
-        } else if (!wire_fingerprint_equal(&op->reduce.fingerprint, &lane->head.fingerprint)) {
-            engine_accuse(engine, op, lane->peer, &lane->head.fingerprint);
-        } else if (op->phase == OP_QUEUED || op->path == PLAN_SMALL) {
-            good = early_add(engine, lane->peer, type, &lane->head, NULL);
-        } else if (op->path == PLAN_RING) {
-            ring_next_ready(engine, op, lane->head.extra == 1);
-        } else {
-            sharded_signal(engine, op, lane->peer, type, &lane->head);
-        }
-        peer_heat(lane->peer);
-    }
-    pthread_mutex_unlock(&engine->lock);
-    return good;
-}
-
 static bool read_head(struct lane *lane) {
     struct engine *engine = lane->engine;
     const uint8_t *at = lane->buffer + lane->consumed;
-    if (!wire_header_decode(at, &lane->header) || lane->header.length < WIRE_OP_BYTES ||
-        lane->header.length > WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES ||
-        !wire_op_decode(at + WIRE_HEADER_BYTES, &lane->head) ||
-        lane->header.length - WIRE_OP_BYTES < lane->head.padding)
+    if (!wire_header_decode(at, &lane->in.header) || lane->in.header.length < WIRE_OP_BYTES ||
+        lane->in.header.length > WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES ||
+        !wire_op_decode(at + WIRE_HEADER_BYTES, &lane->in.head) ||
+        lane->in.header.length - WIRE_OP_BYTES < lane->in.head.padding)
         return false;
-    lane->length = lane->header.length - WIRE_OP_BYTES - lane->head.padding;
+    lane->in.length = lane->in.header.length - WIRE_OP_BYTES - lane->in.head.padding;
     pthread_mutex_lock(&engine->lock);
-    bool good = true;
-    bool heartbeat = lane->header.type == WIRE_LINK_HEARTBEAT; // of any epoch: candidates are heard too
-    if (sync_is_frame(lane->header.type) && lane->header.epoch != 0) {
-        good = false; // no epoch ever comes that it could wait for
-    } else if (!heartbeat && lane->header.epoch > engine->epoch) {
+    bool good = true, ageless = frame_is_ageless(lane->in.header.type);
+    if (!ageless && lane->in.header.epoch > engine->epoch) {
         lane->receiving = LANE_PARKED;
-    } else if (!heartbeat && lane->header.run != engine->run) {
+    } else if (!ageless && lane->in.header.run != engine->run) {
         good = false;
     } else {
-        good = place_payload(lane);
+        lane->in.op = NULL;
+        lane->in.to = NULL;
+        lane->in.service = false;
+        good = engine->route->place(engine, &lane->in);
         lane->consumed += FRAME_HEAD_BYTES;
         lane->receiving = LANE_PAYLOAD;
-        lane->got = 0;
+        lane->in.got = 0;
     }
     pthread_mutex_unlock(&engine->lock);
     return good;
@@ -231,15 +146,15 @@ static bool parse(struct lane *lane) {
             lane->skip = 0;
             if (!read_head(lane)) return false;
         } else if (lane->receiving == LANE_PAYLOAD) {
-            size_t rest = lane->length - lane->got, take = rest < unread ? rest : unread;
-            if (lane->to != NULL) memcpy(lane->to + lane->got, lane->buffer + lane->consumed, take);
+            size_t rest = lane->in.length - lane->in.got, take = rest < unread ? rest : unread;
+            if (lane->in.to != NULL) memcpy(lane->in.to + lane->in.got, lane->buffer + lane->consumed, take);
             lane->consumed += take;
-            lane->got += take;
-            if (lane->got < lane->length) break;
+            lane->in.got += take;
+            if (lane->in.got < lane->in.length) break;
             lane->receiving = LANE_HEAD;
-            lane->skip = lane->head.padding;
-            if (!deliver(lane)) return false;
-            if (lane->header.type == WIRE_CHUNK_AT &&
+            lane->skip = lane->in.head.padding;
+            if (!lane->engine->route->arrived(lane->engine, &lane->in)) return false;
+            if (lane->in.header.type == WIRE_CHUNK_AT &&
                 lane->buffered - lane->consumed >= lane->skip + FRAME_HEAD_BYTES) {
                 // Such a head stands for a whole chunk: let the other lanes have their turn, and the neighbour what can
                 // be forwarded.
@@ -263,13 +178,13 @@ static bool lane_read(struct lane *lane) {
     int count = 0;
     size_t wanted = 0;
     size_t room = sizeof lane->buffer - lane->buffered;
-    if (lane->receiving == LANE_PAYLOAD && lane->to != NULL) {
-        size_t rest = lane->length - lane->got;
-        parts[count++] = (struct iovec){lane->to + lane->got, rest};
+    if (lane->receiving == LANE_PAYLOAD && lane->in.to != NULL) {
+        size_t rest = lane->in.length - lane->in.got;
+        parts[count++] = (struct iovec){lane->in.to + lane->in.got, rest};
         wanted += rest;
         // Behind a large payload comes another: its head alone, so that its payload too goes where it belongs without a
         // copy.
-        if (lane->length > LANE_BUFFER_BYTES) room = lane->head.padding + FRAME_HEAD_BYTES;
+        if (lane->in.length > LANE_BUFFER_BYTES) room = lane->in.head.padding + FRAME_HEAD_BYTES;
     }
     parts[count++] = (struct iovec){lane->buffer + lane->buffered, room};
     wanted += room;
@@ -293,7 +208,7 @@ static bool lane_read(struct lane *lane) {
     size_t direct = 0;
     if (count == 2) {
         direct = parts[0].iov_len < (size_t)got ? parts[0].iov_len : (size_t)got;
-        lane->got += direct;
+        lane->in.got += direct;
     }
     lane->buffered += (size_t)got - direct;
     if (!parse(lane)) {
@@ -336,8 +251,8 @@ static bool send_frame(struct lane *lane) {
 void lane_flush(struct lane *lane) {
     while (lane->writable) {
         if (lane->sending == NULL) lane->sending = frame_pop(&lane->queue);
-        // A frame of a large op or of shared state ends with work for the thread, which is at it already.
-        if (lane->sending == NULL || lane->sending->op != NULL || lane->sending->sync || !send_frame(lane)) return;
+        // A frame of a large op or of the service ends with work for the thread, which is at it already.
+        if (lane->sending == NULL || lane->sending->op != NULL || lane->sending->service || !send_frame(lane)) return;
         frame_free(lane->engine, lane->sending);
         lane->sending = NULL;
     }
@@ -345,7 +260,7 @@ void lane_flush(struct lane *lane) {
 
 void lane_push(struct lane *lane, struct frame *frame) { frame_push(&lane->queue, frame); }
 
-bool signal_send(struct engine *engine, struct peer *peer, uint16_t type, const struct wire_op *head,
+bool peer_signal(struct engine *engine, struct peer *peer, uint16_t type, const struct wire_op *head,
                  struct block *payload) {
     struct lane *lane = peer->lanes[0];
     if (lane == NULL) return false;
@@ -361,16 +276,6 @@ bool signal_send(struct engine *engine, struct peer *peer, uint16_t type, const 
     return true;
 }
 
-// A frame made on demand: the next chunk or block of a running op. With frames queued (not `idle`) only what keeps the
-// ring full.
-static struct frame *next_work(struct lane *lane, bool idle) {
-    for (struct op *op = lane->engine->running.first; op != NULL; op = op->next) {
-        struct frame *frame = op->path == PLAN_RING ? ring_next(lane, op) : idle ? sharded_next(lane, op) : NULL;
-        if (frame != NULL) return frame;
-    }
-    return sync_next(lane);
-}
-
 // Sends at most one frame that the thread has to follow up. The bytes of the finished frame, 0: none, the lane is
 // blocked or has no work.
 static size_t lane_write(struct lane *lane) {
@@ -382,7 +287,7 @@ static size_t lane_write(struct lane *lane) {
     if (direct) pthread_mutex_unlock(&engine->lock);
 
     if (!writable) return 0;
-    struct frame *work = free ? next_work(lane, idle) : NULL;
+    struct frame *work = free ? engine->route->next(engine, lane, idle) : NULL;
     if (idle && work == NULL) return 0;
 
     if (direct) pthread_mutex_lock(&engine->lock);
@@ -396,11 +301,7 @@ static size_t lane_write(struct lane *lane) {
     if (finished == NULL) return 0;
 
     size_t bytes = FRAME_HEAD_BYTES + finished->length;
-    struct op *op = finished->op;
-    if (op != NULL && op->path == PLAN_RING)
-        ring_sent(engine, op, finished);
-    else if (op != NULL && op->path == PLAN_SHARDED)
-        sharded_sent(engine, op, finished); // not after ring_sent: that may have completed the op
+    if (finished->op != NULL) engine->route->sent(engine, finished);
     pthread_mutex_lock(&engine->lock);
     frame_free(engine, finished);
     pthread_mutex_unlock(&engine->lock);
@@ -421,13 +322,13 @@ bool lane_step(struct lane *lane) {
     return more || sent > 0 || lane->resume;
 }
 
-// Frames of shared state outlive epochs, all others outlive the round of shared state.
-static void drop_frames(struct lane *lane, bool sync) {
+// Frames of the service outlive epochs, all others outlive the service.
+static void drop_frames(struct lane *lane, bool service) {
     struct frame_queue all = lane->queue;
     if (all.first == NULL) return;
     lane->queue = (struct frame_queue){.last = &lane->queue.first};
     for (struct frame *frame; (frame = frame_pop(&all)) != NULL;) {
-        if (frame->sync == sync)
+        if (frame->service == service)
             frame_free(lane->engine, frame);
         else
             frame_push(&lane->queue, frame);
@@ -438,7 +339,7 @@ static void drop_sending(struct lane *lane) {
     struct frame *frame = lane->sending;
     if (lane->sent > 0) { // what was begun must be finished
         frame->op = NULL;
-        frame->sync = false;
+        frame->service = false;
         frame->payload = zeros;
         return;
     }
@@ -448,11 +349,11 @@ static void drop_sending(struct lane *lane) {
 
 void lane_let_go(struct lane *lane) {
     struct engine *engine = lane->engine;
-    if (lane->op != NULL) {
-        lane->op = NULL;
-        lane->to = NULL;
-        block_put(engine, lane->block);
-        lane->block = NULL;
+    if (lane->in.op != NULL) {
+        lane->in.op = NULL;
+        lane->in.to = NULL;
+        block_put(engine, lane->in.block);
+        lane->in.block = NULL;
     }
     if (lane->receiving == LANE_PARKED) {
         lane->receiving = LANE_HEAD;
@@ -462,11 +363,74 @@ void lane_let_go(struct lane *lane) {
     if (lane->sending != NULL && lane->sending->op != NULL) drop_sending(lane);
 }
 
-void lane_let_go_sync(struct lane *lane) {
-    if (lane->sync) {
-        lane->sync = false;
-        lane->to = NULL;
+void lane_let_go_service(struct lane *lane) {
+    if (lane->in.service) {
+        lane->in.service = false;
+        lane->in.to = NULL;
     }
     drop_frames(lane, true);
-    if (lane->sending != NULL && lane->sending->sync) drop_sending(lane);
+    if (lane->sending != NULL && lane->sending->service) drop_sending(lane);
+}
+
+// ---- all lanes of a neighbour ----
+bool peer_has_link(const struct peer *peer) { return peer->lanes[0] != NULL; }
+
+void peer_push(struct peer *peer, struct frame *frame) {
+    lane_push(peer->lanes[0], frame);
+    lane_heat(peer->lanes[0]);
+}
+
+double peer_rate(struct peer *peer) {
+    double rate = 0;
+    for (uint32_t i = 0; i <= WIRE_MAX_LANES && (i == 0 || peer->lanes[i] != NULL); i++)
+        if (peer->lanes[i] != NULL) rate += gauge_rate(&peer->lanes[i]->gauge, peer->lanes[i]->fd);
+    return rate;
+}
+
+struct lane *peer_lane(struct peer *peer, uint32_t index) {
+    if (index <= WIRE_MAX_LANES && peer->lanes[index] != NULL) return peer->lanes[index];
+    uint32_t lanes = 0;
+    while (lanes < WIRE_MAX_LANES && peer->lanes[lanes + 1] != NULL) lanes++;
+    return lanes == 0 ? peer->lanes[0] : peer->lanes[1 + (index - 1) % lanes];
+}
+
+// ---- silence ----
+// Direct links: lock held.
+static void say_something(struct lane *lane) {
+    bool spoke = lane->silence.spoke;
+    lane->silence.spoke = false;
+    if (spoke || lane->sending != NULL || lane->queue.first != NULL) return;
+    struct wire_op nothing = {0};
+    struct frame *frame = frame_new(lane->engine, WIRE_LINK_HEARTBEAT, &nothing, 0);
+    if (frame == NULL) return;
+    lane_push(lane, frame);
+    lane_heat(lane);
+}
+
+static void check_silence(struct lane *lane, bool excused) {
+    engine_lock(lane->engine);
+    if (excused) silence_excuse(&lane->silence);
+    uint64_t queued;
+    bool parked = lane->receiving == LANE_PARKED, known = gauge_queued(lane->fd, &queued);
+    const char *why = silence_check(&lane->silence, parked, known ? &queued : NULL);
+    if (why == NULL) say_something(lane);
+    engine_unlock(lane->engine);
+    if (why != NULL) lane_break(lane, why, !parked);
+}
+
+void lanes_check_silence(struct engine *engine) {
+    if (engine->silence_ns == 0) return;
+    int64_t now = platform_now_ns();
+    if (now < engine->silence_at) return;
+    bool stopped = now > engine->silence_at + engine->silence_ns;
+    engine->silence_at = now + engine->silence_ns;
+    for (size_t i = 0; i < engine->lane_count; i++)
+        if (!engine->lanes[i]->broken) check_silence(engine->lanes[i], stopped);
+}
+
+int lanes_timeout_ms(const struct engine *engine, int timeout_ms) {
+    if (engine->silence_ns == 0) return timeout_ms;
+    int64_t left = (engine->silence_at - platform_now_ns()) / MS_NS + 1;
+    int ms = left < 0 ? 0 : (int)left;
+    return timeout_ms < 0 || ms < timeout_ms ? ms : timeout_ms;
 }

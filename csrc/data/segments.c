@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/engine_private.h"
+#include "data/op.h"
 
 struct segments {
     uint32_t count, next; // `next`: the first that was not begun
@@ -106,7 +106,7 @@ static void remove_segment(struct engine *engine, struct op *op) {
     uint32_t place = 0;
     while (s->ops[place] != op) place++;
     s->ops[place] = NULL;
-    backup_end(engine, op);
+    backup_end(&engine->backups, &op->backup);
     op_free(engine, op);
 }
 
@@ -160,7 +160,7 @@ void segments_begin_whole(struct engine *engine, struct op *whole) {
         struct op *op = s->ops[i];
         if (op == NULL) continue;
         engine_forget(engine, op);
-        backup_restore(op);
+        backup_restore(&op->backup, op->reduce.recv);
         remove_segment(engine, op);
     }
     if (s->live > 1) engine->extra -= s->live - 1;
@@ -180,7 +180,8 @@ bool segments_must_restore(const struct op *whole) {
 
 void segments_restore(struct op *whole) {
     for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++)
-        if (whole->segments->ops[i] != NULL) backup_restore(whole->segments->ops[i]);
+        if (whole->segments->ops[i] != NULL)
+            backup_restore(&whole->segments->ops[i]->backup, whole->segments->ops[i]->reduce.recv);
 }
 
 void segments_free(struct engine *engine, struct op *whole) {

@@ -1,6 +1,6 @@
 // What an op waits for, in words: for a caller that has waited long. Only what is known here is told; others may be
 // waiting, too.
-#include "data/engine_private.h"
+#include "data/op.h"
 
 #include <stdio.h>
 

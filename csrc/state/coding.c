@@ -1,21 +1,13 @@
 #define _GNU_SOURCE
 #include "state/coding.h"
 
-#include <linux/tcp.h>
-#include <netinet/in.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #ifdef PCCL_HAVE_LZ4
 #include <lz4.h>
 #endif
 
-enum {
-    BUSY_LEAST_US = 4000, // a measurement: the kernel counts in ticks
-    WAIT_LEAST = 16,
-    WAIT_MOST = 1024
-};
+enum { WAIT_LEAST = 16, WAIT_MOST = 1024 };
 
 #define TRIALS_PART 0.01
 #define PAYS_BELOW 0.9
@@ -74,17 +66,4 @@ void coding_tried(struct coding_choice *choice, uint32_t length, uint32_t packed
 
 void coding_measured(struct coding_choice *choice, double rate) {
     if (rate > 0) average(&choice->link, 1 / rate);
-}
-
-double coding_look(struct coding_meter *meter, int fd) {
-    struct tcp_info info;
-    socklen_t length = sizeof info;
-    memset(&info, 0, sizeof info);
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
-    if (length < offsetof(struct tcp_info, tcpi_busy_time) + sizeof info.tcpi_busy_time) return 0;
-    uint64_t acked = info.tcpi_bytes_acked, busy_us = info.tcpi_busy_time;
-    if (meter->busy_us != 0 && busy_us - meter->busy_us < BUSY_LEAST_US) return 0;
-    struct coding_meter before = *meter;
-    *meter = (struct coding_meter){acked, busy_us};
-    return before.busy_us == 0 ? 0 : (double)(acked - before.acked) / ((double)(busy_us - before.busy_us) * 1e3);
 }

@@ -1,9 +1,9 @@
 // Leaves made shorter for slow links: LZ4, where the build has found it, and when it pays.
 //
 // It pays on a link if packing and unpacking a leaf and sending what is left takes less than nine tenths of the time to
-// send the leaf as it is. The speed of the link is what the kernel measures on its connections while they are busy;
-// ratio and time of packing come from a leaf tried now and then, so rarely that trying costs at most a hundredth of the
-// transfer. While it pays, each leaf is such a trial.
+// send the leaf as it is. The speed of the link is what the kernel measures on its connections while they are busy
+// (net/gauge); ratio and time of packing come from a leaf tried now and then, so rarely that trying costs at most a
+// hundredth of the transfer. While it pays, each leaf is such a trial.
 #ifndef PCCL_STATE_CODING_H
 #define PCCL_STATE_CODING_H
 
@@ -33,14 +33,5 @@ void coding_tried(struct coding_choice *choice, uint32_t length, uint32_t packed
 bool coding_pays(const struct coding_choice *choice);
 // The link moves so many bytes per ns.
 void coding_measured(struct coding_choice *choice, double rate);
-
-// ---- the speed of a connection ----
-struct coding_meter {
-    uint64_t acked, busy_us; // so far
-};
-
-// Bytes per ns since the last look, counting the time in which the connection had something to do; 0: not enough of it,
-// or unknown.
-double coding_look(struct coding_meter *meter, int fd);
 
 #endif

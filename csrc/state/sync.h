@@ -1,13 +1,13 @@
 // One round of shared state, as one peer takes part in it: it gives leaves to those that lack them, or fetches those
 // that it lacks.
 //
-// It lives on the engine's thread, between the frames of the lanes. From sync_begin until sync_end the engine may read
-// the tensors of the content, and write them once a plan names this peer as a receiver. Whoever has to receive gets the
-// leaf hashes of the winner from a donor, checks them against the content hash of the plan, and asks for the leaves
-// that differ (state/delta). A leaf is received straight into its place, or, from a process of the same host, read out
-// of that one's memory, and hashed where it lies then (state/crew); only leaves that differ are ever written. What a
-// donor names is read while the donor is in the round; if it leaves, what was read is something else, and the hash says
-// so.
+// It is a service of the engine (data/service.h): it lives on the engine's thread, between the frames of the lanes.
+// From sync_begin until sync_end the engine may read the tensors of the content, and write them once a plan names this
+// peer as a receiver. Whoever has to receive gets the leaf hashes of the winner from a donor, checks them against the
+// content hash of the plan, and asks for the leaves that differ (state/delta). A leaf is received straight into its
+// place, or, from a process of the same host, read out of that one's memory, and hashed where it lies then
+// (state/crew); only leaves that differ are ever written. What a donor names is read while the donor is in the round;
+// if it leaves, what was read is something else, and the hash says so.
 //
 // A leaf may come that was asked of somebody else meanwhile. Then the lane that began last writes, the other one's
 // bytes are discarded; what the crew has is left to it: no two write one leaf, and what was verified is not written
@@ -23,9 +23,6 @@
 #include "state/content.h"
 
 struct engine;
-struct frame;
-struct lane;
-struct peer;
 
 struct sync_report {
     // the state was written: without a commit it is incomplete (state/unfinished)
@@ -38,7 +35,8 @@ struct sync_report {
     const struct delta_entry *read_only;
 };
 
-// ---- callers; none blocks but sync_end ----
+// None blocks but sync_end and sync_restart.
+
 // Opens the round: what others ask for waits for the plan from now on. `content` is hashed, and borrowed until
 // sync_end. A donor from which nothing comes for `stall_ns` is replaced. False: the engine is dead or has a round, or
 // memory was refused.
@@ -53,24 +51,5 @@ void sync_end(struct engine *engine, struct sync_report *out);
 bool sync_restart(struct engine *engine, struct sync_report *out, bool *torn);
 // How far it is; all 0 without a round.
 void sync_look(struct engine *engine, struct sync_report *out);
-
-// ---- the engine's thread ----
-bool sync_is_frame(uint16_t type);
-// What was asked of the round: lock held, and then not held.
-void sync_obey(struct engine *engine);
-void sync_step(struct engine *engine);
-int sync_timeout_ms(const struct engine *engine); // -1 = none
-void sync_stop(struct engine *engine);            // lock held; the thread ends
-void sync_members_changed(struct engine *engine); // lock held; before peers are freed
-void sync_forget(struct engine *engine, const struct peer *peer);
-void sync_lane_gone(struct lane *lane);
-void sync_lane_came(struct lane *lane);                                 // lock held
-void sync_memory_hangs(struct engine *engine, const struct peer *peer); // it is not read any more
-// Where the payload of a frame goes; lock held. False: malformed.
-bool sync_place(struct lane *lane);
-// The whole frame is here. False: malformed.
-bool sync_deliver(struct lane *lane);
-// The next answer to send to the lane's peer.
-struct frame *sync_next(struct lane *lane);
 
 #endif

@@ -7,17 +7,15 @@
 enum { CREW_BYTES = 64 << 10 }; // a leaf that is worth another thread
 
 // Nobody else writes the leaf from now on. False: it is here, or the crew is at it, and ends what it has begun.
-static bool take_over(struct lane *lane, uint64_t leaf) {
-    struct engine *engine = lane->engine;
-    if (!delta_wants(engine->sync->delta, leaf)) return false;
-    if (engine->sync->crew != NULL && crew_has(engine->sync->crew, leaf)) return false;
-    for (size_t i = 0; i < engine->lane_count; i++) {
-        struct lane *other = engine->lanes[i];
-        if (other == lane || !other->sync || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf)
-            continue;
+static bool take_over(struct sync *sync, const struct incoming *in, uint64_t leaf) {
+    if (!delta_wants(sync->delta, leaf)) return false;
+    if (sync->crew != NULL && crew_has(sync->crew, leaf)) return false;
+    size_t at = 0;
+    for (struct incoming *other; (other = lanes_next_service(sync->engine, &at)) != NULL;) {
+        if (other == in || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf) continue;
         if (other->head.extra == WIRE_SYNC_PLACED) continue; // it writes nothing before it is here
         other->to = NULL;
-        other->sync = false;
+        other->service = false;
     }
     return true;
 }
@@ -28,51 +26,48 @@ static bool are_together(const struct sync *sync, size_t index, const struct wir
     return head->shard > 0 && head->shard <= entry->first_leaf + entry->leaf_count - head->offset;
 }
 
-bool sync_place_leaf(struct lane *lane) {
-    struct engine *engine = lane->engine;
-    struct sync *sync = engine->sync;
-    const struct wire_op *head = &lane->head;
-    if (sync == NULL || !sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_LEAVES) return true;
-    if (sync_donor_of(sync, lane->peer) == sync->donor_count) return true;
+bool sync_place_leaf(struct sync *sync, struct incoming *in) {
+    const struct wire_op *head = &in->head;
+    if (!sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_LEAVES) return true;
+    if (sync_donor_of(sync, in->from) == sync->donor_count) return true;
     if (head->offset >= sync->content->layout.leaf_count) return false;
     struct delta_piece piece = delta_layout_find(&sync->content->layout, head->offset);
     uint8_t *to;
     switch (head->extra) {
     case WIRE_SYNC_PLAIN:
-        if (lane->length != piece.length) return false;
+        if (in->length != piece.length) return false;
         to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
         break;
     case WIRE_SYNC_LZ4:
-        if (!sync->packs || lane->length == 0 || lane->length >= piece.length) return false;
-        to = lane_scratch(lane);
+        if (!sync->packs || in->length == 0 || in->length >= piece.length) return false;
+        to = lane_scratch(in->lane);
         break;
     case WIRE_SYNC_PLACED:
-        if (lane->length != PLACE_BYTES || !are_together(sync, piece.entry, head)) return false;
-        to = lane->place;
+        if (in->length != FRAME_PLACE_BYTES || !are_together(sync, piece.entry, head)) return false;
+        to = in->place;
         break;
     default: return false;
     }
     if (to == NULL) return false;
-    if (head->extra != WIRE_SYNC_PLACED && !take_over(lane, head->offset)) return true;
-    lane->to = to;
-    lane->sync = true;
+    if (head->extra != WIRE_SYNC_PLACED && !take_over(sync, in, head->offset)) return true;
+    in->to = to;
+    in->service = true;
     sync->report.wrote = true;
     return true;
 }
 
 // A leaf is in its place, and checked.
-static void keep_leaf(struct engine *engine, const struct crew_job *job) {
-    struct sync *sync = engine->sync;
+static void keep_leaf(struct sync *sync, const struct crew_job *job) {
     struct donor *donor = &sync->donors[job->donor];
     delta_arrived(sync->delta, job->leaf, job->donor, platform_now_ns());
     donor->kept += job->length;
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(sync->engine);
     sync->report.donors += donor->kept == job->length;
     sync->report.rx_bytes += job->length;
     sync->report.wire_bytes += job->came;
     sync->report.rx_leaves++;
     sync->report.missing_bytes -= job->length;
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(sync->engine);
 }
 
 // A donor whose memory cannot be read any more is most likely dying, and its links live on until its memory is freed:
@@ -86,16 +81,15 @@ static void doubt(struct sync *sync, uint32_t index) {
     delta_shun(sync->delta, index);
 }
 
-void sync_memory_hangs(struct engine *engine, const struct peer *peer) {
-    struct sync *sync = engine->sync;
-    uint32_t index = sync == NULL || sync->delta == NULL ? 0 : sync_donor_of(sync, peer);
-    if (sync != NULL && sync->delta != NULL && index < sync->donor_count) doubt(sync, index);
+void sync_memory_hangs(struct service *service, const struct peer *peer) {
+    struct sync *sync = sync_of(service);
+    uint32_t index = sync->delta == NULL ? sync->donor_count : sync_donor_of(sync, peer);
+    if (index < sync->donor_count) doubt(sync, index);
 }
 
-static void take_result(struct engine *engine, const struct crew_job *job) {
-    struct sync *sync = engine->sync;
+static void take_result(struct sync *sync, const struct crew_job *job) {
     switch (job->result) {
-    case CREW_RIGHT: keep_leaf(engine, job); break;
+    case CREW_RIGHT: keep_leaf(sync, job); break;
     case CREW_WRONG:
         LOG(LOG_WARN, "shared state: leaf %llu came with wrong bytes and is fetched again",
             (unsigned long long)job->leaf);
@@ -109,43 +103,40 @@ static void take_result(struct engine *engine, const struct crew_job *job) {
     }
 }
 
-static void go_on(struct engine *engine, const struct crew_job *job) {
-    if (job->result == CREW_RIGHT && delta_missing(engine->sync->delta) > 0)
-        sync_pump_donor(engine, job->donor, platform_now_ns());
+static void go_on(struct sync *sync, const struct crew_job *job) {
+    if (job->result == CREW_RIGHT && delta_missing(sync->delta) > 0)
+        sync_pump_donor(sync, job->donor, platform_now_ns());
     else
-        sync_pump(engine);
+        sync_pump(sync);
 }
 
 static void tell_crew_is_done(void *context) {
     struct engine *engine = context;
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     engine_wake(engine);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
-void sync_take_crew_results(struct engine *engine) {
+void sync_take_crew_results(struct sync *sync) {
     struct crew_job job;
-    struct crew *crew = engine->sync->crew;
-    while (crew != NULL && engine->sync->phase == PHASE_LEAVES && crew_take(crew, &job)) {
-        take_result(engine, &job);
-        go_on(engine, &job);
+    struct crew *crew = sync->crew;
+    while (crew != NULL && sync->phase == PHASE_LEAVES && crew_take(crew, &job)) {
+        take_result(sync, &job);
+        go_on(sync, &job);
     }
 }
 
 // The crew does it, or, if that is busy or the job is small, the thread itself.
-static void do_job(struct lane *lane, struct crew_job *job) {
-    struct engine *engine = lane->engine;
-    struct sync *sync = engine->sync;
+static void do_job(struct sync *sync, struct lane *lane, struct crew_job *job) {
     if (job->length >= CREW_BYTES) {
-        if (sync->crew == NULL) sync->crew = crew_new(tell_crew_is_done, engine);
+        if (sync->crew == NULL) sync->crew = crew_new(tell_crew_is_done, sync->engine);
         if (sync->crew != NULL && crew_give(sync->crew, job)) return;
-        sync_take_crew_results(engine); // there may be room then, or an end of it all
+        sync_take_crew_results(sync); // there may be room then, or an end of it all
         if (sync->phase != PHASE_LEAVES || (sync->crew != NULL && crew_give(sync->crew, job))) return;
     }
-    engine->reading = lane;
-    crew_do(job, engine->reader);
-    take_result(engine, job);
-    go_on(engine, job);
+    crew_do(job, lane_reader(lane));
+    take_result(sync, job);
+    go_on(sync, job);
 }
 
 static struct crew_job job_of(const struct sync *sync, uint64_t leaf, uint32_t donor) {
@@ -161,44 +152,40 @@ static struct crew_job job_of(const struct sync *sync, uint64_t leaf, uint32_t d
 }
 
 // Leaves that lie one after another in the donor's memory.
-static void take_placed(struct lane *lane, uint32_t donor) {
-    struct engine *engine = lane->engine;
-    struct sync *sync = engine->sync;
-    uint64_t from, came = lane->length;
-    memcpy(&from, lane->place, sizeof from);
-    for (uint32_t i = 0; i < lane->head.shard; i++) {
+static void take_placed(struct sync *sync, const struct incoming *in, uint32_t donor) {
+    uint64_t from, came = in->length;
+    memcpy(&from, in->place, sizeof from);
+    for (uint32_t i = 0; i < in->head.shard; i++) {
         // What was on its way from a donor that cannot be read was asked again elsewhere.
         if (sync->phase != PHASE_LEAVES || sync->donors[donor].unreadable) return;
-        struct crew_job job = job_of(sync, lane->head.offset + i, donor);
+        struct crew_job job = job_of(sync, in->head.offset + i, donor);
         job.kind = CREW_PLACED;
-        job.process = lane->vouched ? sync->donors[donor].process : 0; // 0: it is sent, then
+        job.process = lane_is_vouched(in->lane) ? sync->donors[donor].process : 0; // 0: it is sent, then
         job.from = from;
         job.came = (uint32_t)came;
         from += job.length;
-        if (!take_over(lane, job.leaf)) continue;
+        if (!take_over(sync, in, job.leaf)) continue;
         came = 0;
-        do_job(lane, &job);
+        do_job(sync, in->lane, &job);
     }
 }
 
-bool sync_take_leaf(struct lane *lane) {
-    struct engine *engine = lane->engine;
-    struct sync *sync = engine->sync;
-    if (lane->to == NULL || sync == NULL || sync->phase != PHASE_LEAVES) return true;
-    uint32_t donor = sync_donor_of(sync, lane->peer);
+bool sync_take_leaf(struct sync *sync, struct incoming *in) {
+    if (in->to == NULL || sync->phase != PHASE_LEAVES) return true;
+    uint32_t donor = sync_donor_of(sync, in->from);
     if (donor == sync->donor_count) return true;
-    if (lane->head.extra == WIRE_SYNC_PLACED) {
-        take_placed(lane, donor);
+    if (in->head.extra == WIRE_SYNC_PLACED) {
+        take_placed(sync, in, donor);
         return true;
     }
-    struct crew_job job = job_of(sync, lane->head.offset, donor);
-    job.came = (uint32_t)lane->length;
-    if (lane->head.extra == WIRE_SYNC_LZ4 && !coding_unpack(job.to, job.length, lane->to, (uint32_t)lane->length)) {
+    struct crew_job job = job_of(sync, in->head.offset, donor);
+    job.came = (uint32_t)in->length;
+    if (in->head.extra == WIRE_SYNC_LZ4 && !coding_unpack(job.to, job.length, in->to, (uint32_t)in->length)) {
         job.result = CREW_WRONG;
-        take_result(engine, &job);
-        go_on(engine, &job);
+        take_result(sync, &job);
+        go_on(sync, &job);
         return true;
     }
-    do_job(lane, &job);
+    do_job(sync, in->lane, &job);
     return true;
 }

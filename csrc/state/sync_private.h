@@ -5,7 +5,13 @@
 #define PCCL_STATE_SYNC_PRIVATE_H
 
 #include "base/log.h"
-#include "data/engine_private.h"
+#include "base/platform.h"
+#include "data/core.h"
+#include "data/lane.h"
+#include "data/link.h"
+#include "data/same_host.h"
+#include "data/service.h"
+#include "state/coding.h"
 #include "state/crew.h"
 #include "state/sync.h"
 
@@ -34,7 +40,7 @@ struct requester {
 struct donor {
     struct wire_id id;
     struct peer *peer; // NULL: gone
-    bool lane_lost;    // and not made again yet
+    bool link_lost;    // and not made again yet
     uint64_t kept;     // bytes
     uint64_t seen;     // bytes that came on its lanes, when looked at last
     int64_t progress_at;
@@ -51,11 +57,13 @@ enum phase {
 };
 
 struct sync {
+    struct service service;
+    struct engine *engine;
     struct content *content;
     int64_t stall_ns, tick_at, told_at;
     enum phase phase;
     struct wire_sync_plan *plan; // set under the lock; begun by the thread
-    bool begun, ending;
+    bool begun;
     bool packs; // takes and gives packed leaves
 
     struct requester *requesters;
@@ -73,33 +81,34 @@ struct sync {
     struct sync_report report; // written under the lock
 };
 
-// ---- sync.c ----
-// A frame of the round; lock held. NULL: no memory.
-struct frame *sync_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload);
-void sync_write_head(const struct engine *engine, struct frame *frame, uint16_t type, const struct wire_op *head);
-
 // ---- sync_give.c ----
-bool sync_take_ask(struct lane *lane); // lock held; false: malformed
+bool sync_take_ask(struct sync *sync, const struct incoming *in); // lock held; false: malformed
+struct frame *sync_next_answer(struct sync *sync, struct lane *lane);
 void sync_forget_requester(struct sync *sync, const struct peer *peer);
 
 // ---- sync_receive.c ----
-bool sync_begin_receiving(struct engine *engine, struct sync *sync); // lock held; false: memory was refused
+bool sync_begin_receiving(struct sync *sync); // lock held; false: memory was refused
 // what there is to do now and then: asks, replaces donors
-void sync_receive(struct engine *engine);
-bool sync_place_hashes(struct lane *lane);                                // as sync_place
-bool sync_take_hashes(struct lane *lane);                                 // as sync_deliver
+void sync_receive(struct sync *sync);
+bool sync_place_hashes(struct sync *sync, struct incoming *in);           // as service_type.place
+bool sync_take_hashes(struct sync *sync, struct incoming *in);            // as service_type.arrived
 uint32_t sync_donor_of(const struct sync *sync, const struct peer *peer); // donor_count: it is none
 // asks all donors for what they are to send next; or the round is over here
-void sync_pump(struct engine *engine);
-void sync_pump_donor(struct engine *engine, uint32_t index, int64_t now); // one of them
+void sync_pump(struct sync *sync);
+void sync_pump_donor(struct sync *sync, uint32_t index, int64_t now); // one of them
 void sync_forget_donor(struct sync *sync, const struct peer *peer);
+void sync_link_gone(struct service *service, const struct peer *peer);
+void sync_link_came(struct service *service, const struct peer *peer);
 // The round is over or void, and nothing writes any more: the content's hashes become those of what lies in memory.
 // Leaves that came are the donors'; those that may be half-written are nobody's, and then it returns true.
 bool sync_note_leaves(struct sync *sync);
 
 // ---- sync_leaves.c ----
-bool sync_place_leaf(struct lane *lane); // as sync_place
-bool sync_take_leaf(struct lane *lane);  // as sync_deliver
-void sync_take_crew_results(struct engine *engine);
+bool sync_place_leaf(struct sync *sync, struct incoming *in); // as service_type.place
+bool sync_take_leaf(struct sync *sync, struct incoming *in);  // as service_type.arrived
+void sync_take_crew_results(struct sync *sync);
+void sync_memory_hangs(struct service *service, const struct peer *peer);
+
+static inline struct sync *sync_of(struct service *service) { return (struct sync *)service; }
 
 #endif

@@ -1,5 +1,6 @@
 // Receiving: the winner's leaf hashes from one donor, then the leaves that differ from all of them.
 #define _GNU_SOURCE
+#include "device/memory.h"
 #include "state/sync_private.h"
 
 #include <stdlib.h>
@@ -7,8 +8,7 @@
 
 enum { PROGRESS_SECONDS = 5 }; // between two lines of the log
 
-static void finish(struct engine *engine, enum wire_sync_completion complete) {
-    struct sync *sync = engine->sync;
+static void finish(struct sync *sync, enum wire_sync_completion complete) {
     sync->phase = PHASE_DONE;
     struct wire_sync_done *done = sync->done;
     done->round = sync->plan->round;
@@ -20,7 +20,7 @@ static void finish(struct engine *engine, enum wire_sync_completion complete) {
     if (complete == WIRE_SYNC_MISSING)
         LOG(LOG_WARN, "shared state: no donor is left, %llu leaves are missing",
             (unsigned long long)(sync->delta ? delta_missing(sync->delta) : 0));
-    engine->callbacks.synced(engine->callbacks.context, done);
+    service_report(sync->engine, done);
 }
 
 // ---- asking ----
@@ -31,88 +31,81 @@ uint32_t sync_donor_of(const struct sync *sync, const struct peer *peer) {
 }
 
 // False: there is no way to the peer now.
-static bool send_ask(struct engine *engine, struct peer *peer, uint16_t type, const struct wire_op *head) {
-    pthread_mutex_lock(&engine->lock);
-    struct lane *lane = peer == NULL ? NULL : peer->lanes[0];
-    struct frame *frame = lane == NULL ? NULL : sync_frame(engine, type, head, 0);
-    if (frame != NULL) {
-        lane_push(lane, frame);
-        lane_heat(lane);
-    }
-    pthread_mutex_unlock(&engine->lock);
+static bool send_ask(struct sync *sync, struct peer *peer, uint16_t type, const struct wire_op *head) {
+    engine_lock(sync->engine);
+    bool way = peer != NULL && peer_has_link(peer);
+    struct frame *frame = way ? service_frame(sync->engine, type, head, 0) : NULL;
+    if (frame != NULL) peer_push(peer, frame);
+    engine_unlock(sync->engine);
     return frame != NULL;
 }
 
-static bool has_way(struct engine *engine, const struct peer *peer) {
-    pthread_mutex_lock(&engine->lock);
-    bool has = peer != NULL && peer->lanes[0] != NULL;
-    pthread_mutex_unlock(&engine->lock);
+static bool has_way(struct sync *sync, const struct peer *peer) {
+    engine_lock(sync->engine);
+    bool has = peer != NULL && peer_has_link(peer);
+    engine_unlock(sync->engine);
     return has;
 }
 
 // 0: its memory cannot be read.
-static pid_t process_of(struct engine *engine, const struct peer *peer) {
-    pthread_mutex_lock(&engine->lock);
-    pid_t process = engine_may_read(peer) ? peer->memory.pid : 0;
-    pthread_mutex_unlock(&engine->lock);
+static pid_t process_of(struct sync *sync, const struct peer *peer) {
+    engine_lock(sync->engine);
+    pid_t process = peer_process(peer);
+    engine_unlock(sync->engine);
     return process;
 }
 
-void sync_pump_donor(struct engine *engine, uint32_t index, int64_t now) {
-    struct sync *sync = engine->sync;
+void sync_pump_donor(struct sync *sync, uint32_t index, int64_t now) {
     struct donor *donor = &sync->donors[index];
-    if (!has_way(engine, donor->peer)) return;
+    if (!has_way(sync, donor->peer)) return;
     for (;;) {
         bool idle = delta_on_way(sync->delta, index) == 0;
         struct delta_run run = delta_ask(sync->delta, index, now);
         if (run.count == 0) return;
         if (idle) donor->progress_at = now;
-        if (donor->process == 0 && !donor->unreadable) donor->process = process_of(engine, donor->peer);
+        if (donor->process == 0 && !donor->unreadable) donor->process = process_of(sync, donor->peer);
         struct wire_op head = {
             .tag = sync->plan->round, .offset = run.first, .extra = run.count, .sequence = ++sync->sequence};
         if (donor->process != 0) head.shard |= 1 << WIRE_SYNC_PLACED;
         if (sync->packs) head.shard |= 1 << WIRE_SYNC_LZ4;
-        if (send_ask(engine, donor->peer, WIRE_SYNC_ASK, &head)) continue;
+        if (send_ask(sync, donor->peer, WIRE_SYNC_ASK, &head)) continue;
         delta_revoke(sync->delta, index);
         return;
     }
 }
 
-void sync_pump(struct engine *engine) {
-    struct sync *sync = engine->sync;
+void sync_pump(struct sync *sync) {
     if (sync->phase != PHASE_LEAVES) return;
     int64_t now = platform_now_ns();
-    for (uint32_t i = 0; i < sync->donor_count; i++) sync_pump_donor(engine, i, now);
+    for (uint32_t i = 0; i < sync->donor_count; i++) sync_pump_donor(sync, i, now);
     if (delta_missing(sync->delta) == 0)
-        finish(engine, WIRE_SYNC_COMPLETE);
+        finish(sync, WIRE_SYNC_COMPLETE);
     else if (delta_hopeless(sync->delta) && (sync->crew == NULL || crew_idle(sync->crew)))
-        finish(engine, WIRE_SYNC_MISSING);
+        finish(sync, WIRE_SYNC_MISSING);
 }
 
-static void ask_hashes(struct engine *engine) {
-    struct sync *sync = engine->sync;
+static void ask_hashes(struct sync *sync) {
     uint64_t rest = sync->content->layout.leaf_count - sync->hashes;
     uint32_t count = rest < WIRE_SYNC_MAX_HASHES ? (uint32_t)rest : WIRE_SYNC_MAX_HASHES;
     struct wire_op head = {
         .tag = sync->plan->round, .offset = sync->hashes, .extra = count, .sequence = ++sync->sequence};
     // Without a way to it now: asked again until its link is there, or it is gone.
-    bool sent = send_ask(engine, sync->donors[sync->hash_donor].peer, WIRE_SYNC_ASK_HASHES, &head);
+    bool sent = send_ask(sync, sync->donors[sync->hash_donor].peer, WIRE_SYNC_ASK_HASHES, &head);
     sync->hashes_asked_at = sent ? platform_now_ns() : 0;
 }
 
 // The hash list begins anew with another donor. Each receiver begins with another one, so that nobody is everybody's
 // first.
-static void next_hash_donor(struct engine *engine) {
-    struct sync *sync = engine->sync;
+static void next_hash_donor(struct sync *sync) {
     for (uint32_t i = 1; i <= sync->donor_count; i++) {
         uint32_t donor = (sync->hash_donor + i) % sync->donor_count;
         if (sync->donors[donor].peer == NULL || sync->hashes_bad[donor] == DELTA_WRONG_LEAVES) continue;
         sync->hash_donor = donor;
         sync->hashes = 0;
-        ask_hashes(engine);
+        ask_hashes(sync);
         return;
     }
-    finish(engine, WIRE_SYNC_MISSING);
+    finish(sync, WIRE_SYNC_MISSING);
 }
 
 // ---- leaf hashes ----
@@ -128,77 +121,73 @@ static const struct delta_entry *find_read_only(const struct sync *sync) {
     return NULL;
 }
 
-static void begin_leaves(struct engine *engine) {
-    struct sync *sync = engine->sync;
+static void begin_leaves(struct sync *sync) {
     sync->phase = PHASE_LEAVES;
     sync->delta = delta_new(&sync->content->layout, sync->donor_count);
     if (sync->delta == NULL) {
-        finish(engine, WIRE_SYNC_MISSING);
+        finish(sync, WIRE_SYNC_MISSING);
         return;
     }
     delta_compare(sync->delta, sync->content->leaves, sync->theirs);
     const struct delta_entry *read_only = find_read_only(sync);
     if (read_only != NULL) {
-        pthread_mutex_lock(&engine->lock);
+        engine_lock(sync->engine);
         sync->report.read_only = read_only;
-        pthread_mutex_unlock(&engine->lock);
-        finish(engine, WIRE_SYNC_READ_ONLY);
+        engine_unlock(sync->engine);
+        finish(sync, WIRE_SYNC_READ_ONLY);
         return;
     }
     for (uint32_t i = 0; i < sync->donor_count; i++)
         if (sync->donors[i].peer == NULL) delta_drop(sync->delta, i);
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(sync->engine);
     sync->report.missing_bytes = delta_missing_bytes(sync->delta);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(sync->engine);
     LOG(LOG_INFO, "shared state: %llu of %llu leaves differ, %llu bytes to fetch from %u peers",
         (unsigned long long)delta_missing(sync->delta), (unsigned long long)sync->content->layout.leaf_count,
         (unsigned long long)delta_missing_bytes(sync->delta), sync->donor_count);
-    sync_pump(engine);
+    sync_pump(sync);
 }
 
-bool sync_place_hashes(struct lane *lane) {
-    struct sync *sync = lane->engine->sync;
-    const struct wire_op *head = &lane->head;
-    if (sync == NULL || !sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_HASHES) return true;
-    if (lane->peer != sync->donors[sync->hash_donor].peer || head->offset != sync->hashes ||
+bool sync_place_hashes(struct sync *sync, struct incoming *in) {
+    const struct wire_op *head = &in->head;
+    if (!sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_HASHES) return true;
+    if (in->from != sync->donors[sync->hash_donor].peer || head->offset != sync->hashes ||
         head->sequence != sync->sequence)
         return true;
     uint64_t rest = sync->content->layout.leaf_count - sync->hashes;
-    if (head->extra > rest || head->extra == 0 || lane->length != head->extra * sizeof(uint64_t)) return false;
-    lane->to = (uint8_t *)(sync->theirs + head->offset);
-    lane->sync = true;
+    if (head->extra > rest || head->extra == 0 || in->length != head->extra * sizeof(uint64_t)) return false;
+    in->to = (uint8_t *)(sync->theirs + head->offset);
+    in->service = true;
     return true;
 }
 
-bool sync_take_hashes(struct lane *lane) {
-    struct engine *engine = lane->engine;
-    struct sync *sync = engine->sync;
-    if (lane->to == NULL || sync == NULL || sync->phase != PHASE_HASHES) return true;
-    sync->hashes += lane->head.extra;
+bool sync_take_hashes(struct sync *sync, struct incoming *in) {
+    if (in->to == NULL || sync->phase != PHASE_HASHES) return true;
+    sync->hashes += in->head.extra;
     if (sync->hashes < sync->content->layout.leaf_count) {
-        ask_hashes(engine);
+        ask_hashes(sync);
         return true;
     }
     struct wire_hash root = content_root(&sync->content->layout, sync->theirs);
     if (wire_hash_equal(&root, &sync->plan->content)) {
-        begin_leaves(engine);
+        begin_leaves(sync);
         return true;
     }
     LOG(LOG_WARN, "shared state: a donor sent leaf hashes that do not give the elected content");
     sync->hashes_bad[sync->hash_donor]++;
-    next_hash_donor(engine);
+    next_hash_donor(sync);
     return true;
 }
 
 // ---- donors that stall, go and come ----
 // The donors that are missing may be back, those that stall are replaced.
-static void look_at_donors(struct engine *engine, int64_t now) {
-    struct sync *sync = engine->sync;
+static void look_at_donors(struct sync *sync, int64_t now) {
     for (uint32_t i = 0; i < sync->donor_count; i++) {
         struct donor *donor = &sync->donors[i];
         uint64_t seen = donor->kept;
-        for (size_t k = 0; k < engine->lane_count; k++)
-            if (engine->lanes[k]->peer == donor->peer && engine->lanes[k]->sync) seen += engine->lanes[k]->got;
+        size_t at = 0;
+        for (const struct incoming *in; (in = lanes_next_service(sync->engine, &at)) != NULL;)
+            if (in->from == donor->peer) seen += in->got;
         if (seen != donor->seen || delta_on_way(sync->delta, i) == 0) {
             donor->seen = seen;
             donor->progress_at = now;
@@ -208,7 +197,7 @@ static void look_at_donors(struct engine *engine, int64_t now) {
             delta_shun(sync->delta, i);
         }
     }
-    sync_pump(engine);
+    sync_pump(sync);
 }
 
 static void tell_progress(struct sync *sync, int64_t now) {
@@ -219,28 +208,27 @@ static void tell_progress(struct sync *sync, int64_t now) {
         (unsigned long long)sync->report.missing_bytes);
 }
 
-void sync_receive(struct engine *engine) {
-    struct sync *sync = engine->sync;
-    sync_take_crew_results(engine);
+void sync_receive(struct sync *sync) {
+    sync_take_crew_results(sync);
     int64_t now = platform_now_ns();
     if (now < sync->tick_at) return;
     sync->tick_at = now + SYNC_TICK_MS * MS_NS;
     if (sync->crew != NULL) crew_watch(sync->crew);
-    sync_take_crew_results(engine);
+    sync_take_crew_results(sync);
     if (sync->phase == PHASE_LEAVES) {
         tell_progress(sync, now);
-        look_at_donors(engine, now);
+        look_at_donors(sync, now);
         return;
     }
     if (sync->content->layout.leaf_count == 0) {
-        finish(engine, WIRE_SYNC_COMPLETE);
+        finish(sync, WIRE_SYNC_COMPLETE);
         return;
     }
     bool unasked = sync->hashes_asked_at == 0, gone = sync->donors[sync->hash_donor].peer == NULL;
     if (unasked && !gone)
-        ask_hashes(engine);
+        ask_hashes(sync);
     else if (gone || now - sync->hashes_asked_at > sync->stall_ns)
-        next_hash_donor(engine);
+        next_hash_donor(sync);
 }
 
 void sync_forget_donor(struct sync *sync, const struct peer *peer) {
@@ -258,34 +246,25 @@ static void ask_again(struct sync *sync, uint32_t index) {
 }
 
 // What was asked may be lost with the connection, questions and answers alike.
-void sync_lane_gone(struct lane *lane) {
-    struct sync *sync = lane->engine->sync;
-    lane->sync = false;
-    lane->to = NULL;
-    if (sync == NULL) return;
-    uint32_t index = sync_donor_of(sync, lane->peer);
+void sync_link_gone(struct service *service, const struct peer *peer) {
+    struct sync *sync = sync_of(service);
+    uint32_t index = sync_donor_of(sync, peer);
     if (index == sync->donor_count) return;
-    sync->donors[index].lane_lost = true;
+    sync->donors[index].link_lost = true;
     ask_again(sync, index);
 }
 
 // Until now the donor may have sent what was asked again into the connection that was lost: it may not have known yet.
-void sync_lane_came(struct lane *lane) {
-    struct sync *sync = lane->engine->sync;
-    if (sync == NULL) return;
-    uint32_t index = sync_donor_of(sync, lane->peer);
-    if (index == sync->donor_count || !sync->donors[index].lane_lost) return;
-    sync->donors[index].lane_lost = false;
+void sync_link_came(struct service *service, const struct peer *peer) {
+    struct sync *sync = sync_of(service);
+    uint32_t index = sync_donor_of(sync, peer);
+    if (index == sync->donor_count || !sync->donors[index].link_lost) return;
+    sync->donors[index].link_lost = false;
     ask_again(sync, index);
 }
 
 // ---- beginning and end ----
-static struct peer *find_member(struct engine *engine, const struct wire_id *id) {
-    struct peer *peer = peer_find(engine, id);
-    return peer != NULL && peer->rank != UINT32_MAX && !peer->dropped ? peer : NULL;
-}
-
-bool sync_begin_receiving(struct engine *engine, struct sync *sync) {
+bool sync_begin_receiving(struct sync *sync) {
     const struct wire_sync_plan *plan = sync->plan;
     sync->donors = calloc(plan->donor_count + 1, sizeof *sync->donors);
     sync->hashes_bad = calloc(plan->donor_count + 1, sizeof *sync->hashes_bad);
@@ -295,9 +274,9 @@ bool sync_begin_receiving(struct engine *engine, struct sync *sync) {
     sync->donor_count = plan->donor_count;
     int64_t now = platform_now_ns();
     for (uint32_t i = 0; i < plan->donor_count; i++)
-        sync->donors[i] =
-            (struct donor){.id = plan->donors[i], .peer = find_member(engine, &plan->donors[i]), .progress_at = now};
-    sync->hash_donor = engine->rank % sync->donor_count;
+        sync->donors[i] = (struct donor){
+            .id = plan->donors[i], .peer = peer_member(sync->engine, &plan->donors[i]), .progress_at = now};
+    sync->hash_donor = engine_rank(sync->engine) % sync->donor_count;
     return true;
 }
 

@@ -38,9 +38,9 @@ int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held);
 int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
 int __real_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
 struct door *__wrap_door_open(int epoll, void *tag);
-void __wrap_engine_memory_offered(struct lane *lane);
+void __wrap_same_host_offered(struct lane *lane);
 bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length);
-double __wrap_coding_look(struct coding_meter *meter, int fd);
+double __wrap_gauge_rate(struct gauge *gauge, int fd);
 
 bool __wrap_platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg) {
     (void)arg;
@@ -59,11 +59,11 @@ struct door *__wrap_door_open(int epoll, void *tag) {
 }
 
 // As if the peer's process had claimed its links, or some of them.
-void __wrap_engine_memory_offered(struct lane *lane) {
-    lane->peer->memory = (struct memory_process){lane->place[0], -1};
+void __wrap_same_host_offered(struct lane *lane) {
+    lane->peer->memory = (struct memory_process){lane->in.place[0], -1};
     lane->peer->unreadable = false;
     for (uint32_t i = 0; i < BOTTLE_LANES; i++)
-        if (lane->peer->lanes[i] != NULL) lane->peer->lanes[i]->vouched = (lane->place[1] & 1 << i) != 0;
+        if (lane->peer->lanes[i] != NULL) lane->peer->lanes[i]->vouched = (lane->in.place[1] & 1 << i) != 0;
 }
 
 bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length) {
@@ -73,15 +73,15 @@ bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length) {
 }
 
 // A link so slow that packing pays.
-double __wrap_coding_look(struct coding_meter *meter, int fd) {
-    (void)meter, (void)fd;
+double __wrap_gauge_rate(struct gauge *gauge, int fd) {
+    (void)gauge, (void)fd;
     return 1e-6;
 }
 
 // The end of a round waits until the engine's thread has let go of it. That is this one, so it does so now: its loop
 // begins anew, inside of itself, and is left when it has nothing more to do.
 int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held) {
-    MUST(cond == &bottled->sync_let_go && !letting_go);
+    MUST(cond == &bottled->service_let_go && !letting_go);
     pthread_mutex_unlock(held);
     if (setjmp(let_go) == 0) {
         letting_go = true;
@@ -207,7 +207,7 @@ int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeo
     for (;;) {
         int count = __real_epoll_wait(epoll, events, most, 0);
         if (count != 0 || timeout_ms == 0) return count;
-        if (letting_go && bottled->sync == NULL) longjmp(let_go, 1);
+        if (letting_go && bottled->service == NULL) longjmp(let_go, 1);
         if (letting_go) return 0;
         if (move_all()) continue;
         if (next_step()) return __real_epoll_wait(epoll, events, most, 0);

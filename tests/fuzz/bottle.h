@@ -7,7 +7,8 @@
 #ifndef PCCL_TESTS_FUZZ_BOTTLE_H
 #define PCCL_TESTS_FUZZ_BOTTLE_H
 
-#include "data/engine_private.h"
+#include "data/engine.h"
+#include "data/op.h"
 #include "fuzz.h"
 
 enum {

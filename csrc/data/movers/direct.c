@@ -16,7 +16,7 @@
 #include <pccl.h>
 
 #include "compute/kernels.h"
-#include "data/engine_private.h"
+#include "data/op.h"
 
 static struct kept **kept_slot(struct engine *engine, uint64_t tag) { return &engine->kept[table_slot(tag)]; }
 
@@ -53,7 +53,7 @@ static void acks_send(struct engine *engine, struct peer *peer) {
         memcpy(at + 16, &peer->acks[i].sequence, 4);
         memset(at + 20, 0, 4);
     }
-    signal_send(engine, peer, WIRE_ACK, &head, block);
+    peer_signal(engine, peer, WIRE_ACK, &head, block);
     block_put(engine, block);
     peer->ack_count = 0;
     peer->ack_bytes = 0;
@@ -71,7 +71,7 @@ void small_settle(struct engine *engine) {
         struct peer *peer = engine->members[i];
         if (peer == NULL) continue;
         acks_send(engine, peer);
-        signal_send(engine, peer, WIRE_ACK, &ask, NULL);
+        peer_signal(engine, peer, WIRE_ACK, &ask, NULL);
     }
 }
 
@@ -250,7 +250,7 @@ void small_begin(struct engine *engine, struct op *op) {
         if (seen == NULL && peer->eager_bytes + op->bytes > early_limit(engine)) {
             part->owed = true;
             ack_implied(peer, &op->name);
-            signal_send(engine, peer, WIRE_POSTED, &head, NULL);
+            peer_signal(engine, peer, WIRE_POSTED, &head, NULL);
         } else {
             part->eager = seen == NULL;
             if (part->eager) peer->eager_bytes += op->bytes;
@@ -292,7 +292,7 @@ bool small_arrived(struct engine *engine, struct peer *from, uint16_t type, cons
 static void send_supply(struct engine *engine, struct kept *kept) {
     struct wire_op head = {.tag = kept->name.tag, .sequence = kept->name.sequence, .offset = kept->name.epoch};
     for (uint32_t i = 0; i < kept->unacked_count; i++)
-        signal_send(engine, kept->unacked[i], WIRE_SUPPLY, &head, kept->result);
+        peer_signal(engine, kept->unacked[i], WIRE_SUPPLY, &head, kept->result);
 }
 
 void small_supply(struct engine *engine, const struct wire_verdict *verdict) {

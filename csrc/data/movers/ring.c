@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "compute/kernels.h"
-#include "data/engine_private.h"
+#include "data/op.h"
 #include "net/socket.h"
 
 static struct peer *successor(struct engine *engine) { return engine->members[(engine->rank + 1) % engine->count]; }
@@ -37,16 +37,22 @@ void ring_begin(struct engine *engine, struct op *op) {
     if (early != NULL && !wire_fingerprint_equal(&early->head.fingerprint, &head.fingerprint))
         engine_accuse(engine, op, early->from, &early->head.fingerprint);
     if (early != NULL) early_free(engine, early);
-    head.extra = engine_may_read(predecessor(engine));
-    signal_send(engine, predecessor(engine), WIRE_READY, &head, NULL);
+    head.extra = same_host_may_read(predecessor(engine));
+    peer_signal(engine, predecessor(engine), WIRE_READY, &head, NULL);
     peer_heat(successor(engine));
     pthread_mutex_unlock(&engine->lock);
 }
 
-bool ring_receive(struct lane *lane, struct op *op, size_t bytes) {
-    struct engine *engine = lane->engine;
-    const struct wire_op *head = &lane->head;
-    if (lane->peer != predecessor(engine) || bytes == 0 || bytes > PLAN_PLACED_MAX || bytes % op->element != 0 ||
+static bool is_placed(const struct incoming *in) { return in->header.type == WIRE_CHUNK_AT; }
+
+// Of the chunk, wherever it is.
+static size_t chunk_bytes(const struct incoming *in) { return is_placed(in) ? in->head.extra : in->length; }
+
+bool ring_place(struct engine *engine, struct op *op, struct incoming *in) {
+    const struct wire_op *head = &in->head;
+    size_t bytes = chunk_bytes(in);
+    if (is_placed(in) && (in->length != FRAME_PLACE_BYTES || !lane_is_vouched(in->lane))) return false;
+    if (in->from != predecessor(engine) || bytes == 0 || bytes > PLAN_PLACED_MAX || bytes % op->element != 0 ||
         bytes > op->receive_left)
         return false;
     enum plan_step step = plan_ring_step(engine->count, engine->rank, head->shard, head->hop);
@@ -59,20 +65,22 @@ bool ring_receive(struct lane *lane, struct op *op, size_t bytes) {
     // over.
     bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
     if (!op_take(engine, reduce ? &op->reducing : &op->gathering, head->offset, head->offset + elements)) return false;
-    lane->bytes = bytes;
+    if (is_placed(in)) { // part by part, as it is read
+        in->to = in->place;
+        return true;
+    }
     if (reduce) {
-        lane->target = lane_scratch(lane);
-        return lane->target != NULL;
+        in->to = lane_scratch(in->lane);
+        return in->to != NULL;
     }
     uint64_t at = head->offset * op->element;
     // The first write to a range of an in-place tensor: while reducing for all shards but the own, which is only sent
     // then.
-    bool placed = lane->header.type == WIRE_CHUNK_AT; // saves part by part, as it reads
-    if (!placed && !backup_save(op, at, bytes)) {
+    if (!backup_save(&op->backup, op->reduce.send, at, bytes)) {
         engine_fail(engine);
         return false;
     }
-    lane->target = (uint8_t *)op->reduce.recv + at;
+    in->to = (uint8_t *)op->reduce.recv + at;
     return true;
 }
 
@@ -80,8 +88,8 @@ bool ring_receive(struct lane *lane, struct op *op, size_t bytes) {
 static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wire_op *head, const uint8_t *payload,
                                  size_t bytes) {
     if (op->next_reads) head->extra = (uint32_t)bytes;
-    struct frame *frame =
-        frame_new(engine, op->next_reads ? WIRE_CHUNK_AT : WIRE_CHUNK, head, op->next_reads ? PLACE_BYTES : bytes);
+    struct frame *frame = frame_new(engine, op->next_reads ? WIRE_CHUNK_AT : WIRE_CHUNK, head,
+                                    op->next_reads ? FRAME_PLACE_BYTES : bytes);
     if (frame == NULL) return NULL;
     uint64_t address = (uint64_t)(uintptr_t)payload;
     memcpy(frame->place, &address, sizeof address);
@@ -92,7 +100,7 @@ static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wi
 }
 
 static void forward_now(struct engine *engine, struct op *op, struct wire_op *head, size_t bytes, uint32_t index) {
-    struct lane *next = engine_lane(successor(engine), index);
+    struct lane *next = peer_lane(successor(engine), index);
     if (next == NULL) return; // the link broke; the op is redone in the next epoch
     struct frame *frame =
         chunk_frame(engine, op, head, (const uint8_t *)op->reduce.recv + head->offset * op->element, bytes);
@@ -101,19 +109,18 @@ static void forward_now(struct engine *engine, struct op *op, struct wire_op *he
     lane_heat(next);
 }
 
-static void forward(struct lane *lane, struct op *op) {
-    struct engine *engine = lane->engine;
+static void forward(struct engine *engine, struct op *op, const struct incoming *in) {
     pthread_mutex_lock(&engine->lock);
     struct held *held = op->next_ready ? NULL : malloc(sizeof *held);
-    struct wire_op head = lane->head;
+    struct wire_op head = in->head;
     head.hop++;
     head.extra = 0;
     if (op->next_ready) {
-        forward_now(engine, op, &head, lane->bytes, lane->index);
+        forward_now(engine, op, &head, chunk_bytes(in), lane_index(in->lane));
     } else if (held == NULL) {
         engine_fail(engine);
     } else {
-        *held = (struct held){op->held, head, lane->bytes, lane->index};
+        *held = (struct held){op->held, head, chunk_bytes(in), lane_index(in->lane)};
         op->held = held;
     }
     pthread_mutex_unlock(&engine->lock);
@@ -157,49 +164,51 @@ static void reduce_part(struct engine *engine, struct op *op, enum plan_step ste
 
 // Takes a chunk out of the neighbour's memory. Part by part, so that what is saved, read and reduced is still in the
 // cache.
-static bool take_placed(struct lane *lane, struct op *op, enum plan_step step, uint64_t at) {
+static bool take_placed(struct engine *engine, struct op *op, const struct incoming *in, enum plan_step step,
+                        uint64_t at) {
     uint64_t address;
-    memcpy(&address, lane->place, sizeof address);
+    memcpy(&address, in->place, sizeof address);
     bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
-    bool save = reduce || lane->head.shard == lane->engine->rank;
-    size_t part_bytes = save ? PLAN_CHUNK_MAX / 2 : lane->bytes;
-    for (size_t done = 0; done < lane->bytes; done += part_bytes) {
-        size_t part = lane->bytes - done < part_bytes ? lane->bytes - done : part_bytes;
-        if (!backup_save(op, at + done, part)) return false;
+    bool save = reduce || in->head.shard == engine->rank;
+    size_t bytes = chunk_bytes(in), part_bytes = save ? PLAN_CHUNK_MAX / 2 : bytes;
+    for (size_t done = 0; done < bytes; done += part_bytes) {
+        size_t part = bytes - done < part_bytes ? bytes - done : part_bytes;
+        if (!backup_save(&op->backup, op->reduce.send, at + done, part)) return false;
         if (!reduce) {
-            if (!engine_read_written(lane, lane->target + done, address + done, part)) return false;
+            uint8_t *to = (uint8_t *)op->reduce.recv + at + done;
+            if (!same_host_read_written(in->lane, to, address + done, part)) return false;
             continue;
         }
-        const uint8_t *bytes = engine_read(lane, address + done, part);
-        if (bytes == NULL) return false;
-        reduce_part(lane->engine, op, step, at + done, bytes, part);
+        const uint8_t *read = same_host_read(in->lane, address + done, part);
+        if (read == NULL) return false;
+        reduce_part(engine, op, step, at + done, read, part);
     }
     // The memory of a member that gives up its op is its caller's again, but not before its links have ended.
     // Nor may another process have got its number meanwhile.
-    return !socket_has_ended(lane->fd) && memory_process_lives(&lane->peer->memory);
+    return same_host_still_stands(in->lane);
 }
 
-bool ring_received(struct lane *lane, struct op *op) {
-    struct engine *engine = lane->engine;
-    enum plan_step step = plan_ring_step(engine->count, engine->rank, lane->head.shard, lane->head.hop);
-    uint64_t at = lane->head.offset * op->element;
-    if (lane->header.type == WIRE_CHUNK_AT) {
-        if (!take_placed(lane, op, step, at)) return false;
+bool ring_arrived(struct engine *engine, struct op *op, struct incoming *in) {
+    enum plan_step step = plan_ring_step(engine->count, engine->rank, in->head.shard, in->head.hop);
+    uint64_t at = in->head.offset * op->element;
+    size_t bytes = chunk_bytes(in);
+    if (is_placed(in)) {
+        if (!take_placed(engine, op, in, step, at)) return false;
     } else if (step == PLAN_REDUCE || step == PLAN_REDUCE_LAST) {
-        if (!backup_save(op, at, lane->bytes)) return false;
-        reduce_part(engine, op, step, at, lane->scratch, lane->bytes);
+        if (!backup_save(&op->backup, op->reduce.send, at, bytes)) return false;
+        reduce_part(engine, op, step, at, in->to, bytes);
     }
-    op->receive_left -= lane->bytes;
-    if (lane->head.shard == engine->rank) {
+    op->receive_left -= bytes;
+    if (in->head.shard == engine->rank) {
         op->returned++;
-        uint64_t back = lane->bytes < op->under_way ? lane->bytes : op->under_way;
+        uint64_t back = bytes < op->under_way ? bytes : op->under_way;
         op->under_way -= back;
         engine->under_way -= back;
-        pthread_mutex_lock(&engine->lock);
+        engine_lock(engine);
         peer_heat(successor(engine));
-        pthread_mutex_unlock(&engine->lock);
+        engine_unlock(engine);
     }
-    if (step != PLAN_GATHER_LAST) forward(lane, op);
+    if (step != PLAN_GATHER_LAST) forward(engine, op, in);
     check_complete(engine, op);
     return true;
 }
@@ -214,9 +223,9 @@ static bool may_inject(const struct engine *engine, const struct op *op) {
            plan_window(engine->count, engine->latency_us, engine->megabytes_per_s);
 }
 
-struct frame *ring_next(struct lane *lane, struct op *op) {
-    struct engine *engine = lane->engine;
-    if (!op->next_ready || op->inject == op->inject_end || lane->index == 0 || lane->peer != successor(engine))
+struct frame *ring_next(struct engine *engine, struct op *op, struct lane *lane) {
+    if (!op->next_ready || op->inject == op->inject_end || lane_index(lane) == 0 ||
+        lane_peer(lane) != successor(engine))
         return NULL;
     if (!may_inject(engine, op)) return NULL;
     struct plan_range own = plan_shard(op->count, engine->count, engine->rank);

@@ -11,7 +11,7 @@
 #include <pccl.h>
 
 #include "compute/quant.h"
-#include "data/engine_private.h"
+#include "data/op.h"
 
 enum { WINDOW_BYTES = 4 * 1024 * 1024, WINDOW_MIN = 4, WINDOW_MAX = 64 };
 
@@ -96,7 +96,7 @@ bool sharded_begin(struct engine *engine, struct op *op) {
         else if (early != NULL)
             engine_accuse(engine, op, peer, &early->head.fingerprint);
         if (early != NULL) early_free(engine, early);
-        signal_send(engine, peer, WIRE_READY, &head, NULL);
+        peer_signal(engine, peer, WIRE_READY, &head, NULL);
         peer_heat(peer);
     }
     pthread_mutex_unlock(&engine->lock);
@@ -115,29 +115,29 @@ void sharded_signal(struct engine *engine, struct op *op, struct peer *from, uin
 }
 
 // ---- inputs on their way to the owners ----
-struct frame *sharded_next(struct lane *lane, struct op *op) {
-    struct engine *engine = lane->engine;
-    uint32_t rank = lane->peer->rank;
+struct frame *sharded_next(struct engine *engine, struct op *op, struct lane *lane) {
+    uint32_t rank = lane_peer(lane)->rank;
     if (op->sharded == NULL || rank == UINT32_MAX) return NULL;
-    if (lane->index == 0) { // stands in where the pair has no lanes
-        pthread_mutex_lock(&engine->lock);
-        bool lanes = lane->peer->lanes[1] != NULL;
-        pthread_mutex_unlock(&engine->lock);
-        if (lanes) return NULL;
+    if (lane_index(lane) == 0) {
+        engine_lock(engine);
+        bool bulk = lane_is_for_bulk(lane);
+        engine_unlock(engine);
+        if (!bulk) return NULL;
     }
     struct sharded_target *target = &op->sharded->targets[rank];
     if (!target->ready || target->next >= target->blocks || target->next >= target->granted) return NULL;
     const struct wire_fingerprint *what = &op->reduce.fingerprint;
     struct plan_range range = block_range(engine, op, rank, target->next);
     size_t count = range.end - range.begin, bytes = encoded_bytes(op, range);
-    if (lane->stage == NULL && (lane->stage = malloc(WIRE_MAX_DATA_BYTES)) == NULL) {
+    uint8_t *stage = lane_stage(lane);
+    if (stage == NULL) {
         pthread_mutex_lock(&engine->lock);
         engine_fail(engine);
         pthread_mutex_unlock(&engine->lock);
         return NULL;
     }
     quant_widen(what->dtype, engine->wide, input_at(op, range), count);
-    quant_encode(what->dtype, what->quantised_dtype, what->algorithm, lane->stage, engine->wide, count);
+    quant_encode(what->dtype, what->quantised_dtype, what->algorithm, stage, engine->wide, count);
 
     struct wire_op head;
     op_head(op, &head);
@@ -148,7 +148,7 @@ struct frame *sharded_next(struct lane *lane, struct op *op) {
     pthread_mutex_unlock(&engine->lock);
     if (frame == NULL) return NULL;
     frame->op = op;
-    frame->payload = lane->stage;
+    frame->payload = stage;
     target->next++;
     return frame;
 }
@@ -159,7 +159,7 @@ static bool store(struct engine *engine, struct op *op, struct plan_range range,
     size_t count = range.end - range.begin;
     if (!quant_decode(what->dtype, what->quantised_dtype, what->algorithm, engine->wide_input, codes, count))
         return false;
-    if (!backup_save(op, range.begin * op->element, count * op->element)) return false;
+    if (!backup_save(&op->backup, op->reduce.send, range.begin * op->element, count * op->element)) return false;
     quant_narrow(what->dtype, (uint8_t *)op->reduce.recv + range.begin * op->element, engine->wide_input, count);
     return true;
 }
@@ -172,7 +172,7 @@ static void send_result(struct engine *engine, struct op *op, uint64_t index, st
     pthread_mutex_lock(&engine->lock);
     for (uint32_t step = 1; step < engine->count; step++) {
         struct peer *peer = engine->members[(engine->rank + step) % engine->count];
-        struct lane *lane = engine_lane(peer, 1 + (uint32_t)(index % WIRE_MAX_LANES));
+        struct lane *lane = peer_lane(peer, 1 + (uint32_t)(index % WIRE_MAX_LANES));
         struct frame *frame = lane == NULL ? NULL : frame_new(engine, WIRE_RESULT, &head, result->length);
         if (frame == NULL) continue; // the link broke: the op is redone in the next epoch
         result->references++;
@@ -222,41 +222,39 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
     return true;
 }
 
-bool sharded_receive(struct lane *lane, struct op *op, size_t length) {
-    struct engine *engine = lane->engine;
+bool sharded_place(struct engine *engine, struct op *op, struct incoming *in) {
     struct sharded *s = op->sharded;
-    uint32_t from = lane->peer->rank, shard = lane->head.shard;
-    uint64_t index = lane->head.offset;
+    uint32_t from = in->from->rank, shard = in->head.shard;
+    uint64_t index = in->head.offset;
     if (s == NULL || from == UINT32_MAX || shard >= engine->count) return false;
     if (index >= blocks_in(plan_shard(op->count, engine->count, shard))) return false;
-    if (length != encoded_bytes(op, block_range(engine, op, shard, index))) return false;
-    if (lane->header.type == WIRE_RESULT) {
+    if (in->length != encoded_bytes(op, block_range(engine, op, shard, index))) return false;
+    if (in->header.type == WIRE_RESULT) {
         // each comes once, as in ring.c
         if (shard != from || !op_take(engine, &s->targets[from].results, index, index + 1)) return false;
-        lane->to = lane_scratch(lane);
-        return lane->to != NULL;
+        in->to = lane_scratch(in->lane);
+        return in->to != NULL;
     }
     if (shard != engine->rank || index >= s->granted || !op_take(engine, &s->targets[from].codes, index, index + 1))
         return false;
-    lane->block = block_new(engine, length);
-    if (lane->block != NULL) lane->to = lane->block->bytes;
-    return lane->block != NULL;
+    in->block = block_new(engine, in->length);
+    if (in->block != NULL) in->to = in->block->bytes;
+    return in->block != NULL;
 }
 
-bool sharded_received(struct lane *lane, struct op *op) {
-    struct engine *engine = lane->engine;
+bool sharded_arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct sharded *s = op->sharded;
-    uint64_t index = lane->head.offset;
-    op->rx_bytes += lane->length;
-    if (lane->header.type == WIRE_RESULT) {
-        if (!store(engine, op, block_range(engine, op, lane->head.shard, index), lane->scratch)) return false;
+    uint64_t index = in->head.offset;
+    op->rx_bytes += in->length;
+    if (in->header.type == WIRE_RESULT) {
+        if (!store(engine, op, block_range(engine, op, in->head.shard, index), in->to)) return false;
         s->results_left--;
         check_complete(engine, op);
         return true;
     }
     struct sharded_slot *slot = &s->slots[index % s->window];
-    slot->inputs[lane->peer->rank] = lane->block;
-    lane->block = NULL;
+    slot->inputs[in->from->rank] = in->block;
+    in->block = NULL;
     return ++slot->arrived < engine->count - 1 || reduce_block(engine, op, index);
 }
 
@@ -276,7 +274,7 @@ static void advance(struct engine *engine, struct op *op) {
     head.offset = grant;
     pthread_mutex_lock(&engine->lock);
     for (uint32_t rank = 0; rank < engine->count; rank++)
-        if (engine->members[rank] != NULL) signal_send(engine, engine->members[rank], WIRE_GRANT, &head, NULL);
+        if (engine->members[rank] != NULL) peer_signal(engine, engine->members[rank], WIRE_GRANT, &head, NULL);
     pthread_mutex_unlock(&engine->lock);
 }
 

@@ -5,7 +5,8 @@
 
 #include <poll.h>
 
-#include "data/engine_private.h"
+#include "data/engine.h"
+#include "data/op.h"
 
 static uint64_t held_bytes(struct engine *engine) {
     uint64_t held = 0;

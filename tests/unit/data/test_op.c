@@ -2,7 +2,8 @@
 #define _GNU_SOURCE
 #include "engine_world.h"
 
-#include "data/engine_private.h"
+#include "data/engine.h"
+#include "data/op.h"
 
 static void test_list(void) {
     check_case("a list keeps its order, whatever is taken out of it");

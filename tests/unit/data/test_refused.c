@@ -6,7 +6,8 @@
 
 #include <sys/mman.h>
 
-#include "data/engine_private.h"
+#include "data/engine.h"
+#include "data/op.h"
 #include "ops/plan.h"
 
 enum { PEERS = 3, VICTIM = 1, OPS = 2 };

@@ -128,35 +128,8 @@ static void test_choice(void) {
     }
 }
 
-static void test_meter(void) {
-    check_case("the speed of a connection");
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0), out = socket(AF_INET, SOCK_STREAM, 0);
-    REQUIRE(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 1) == 0);
-    REQUIRE(getsockname(listener, (struct sockaddr *)&address, &size) == 0 &&
-            connect(out, (struct sockaddr *)&address, sizeof address) == 0);
-    int in = accept(listener, NULL, NULL);
-    struct coding_meter meter = {0};
-    double first = coding_look(&meter, out), rate = 0;
-    CHECK(first == 0);
-    int64_t began = platform_now_ns();
-    while (rate == 0 && platform_now_ns() - began < 5 * SECOND_NS) {
-        for (int i = 0; i < 8; i++) {
-            if (send(out, leaf, LEAF, MSG_DONTWAIT) < 0) usleep(1000);
-            while (recv(in, packed, LEAF, MSG_DONTWAIT) > 0) continue;
-        }
-        rate = coding_look(&meter, out);
-    }
-    CHECK(rate > 0.001 && rate < 1000);
-    close(in);
-    close(out);
-    close(listener);
-}
-
 int main(void) {
     test_choice();
-    test_meter();
     if (coding_available()) {
         test_lengths();
         test_hostile();

@@ -1,14 +1,14 @@
-// Which neighbours are processes of this host that may be read, as the kernel says it.
-//
-// Each member tells the others the name of its door. Who hears that, and has the same address at both ends of the link,
-// claims there to hold the links of this pair, each named by its two addresses. The claimant is believed about its own
-// sockets, because it is a process of our own user, and only that process is read: so no third one can lead the engine
-// to the memory of another, or to its own.
 #define _GNU_SOURCE
+#include "data/same_host.h"
+
 #include <string.h>
 
 #include "base/log.h"
-#include "data/engine_private.h"
+#include "data/core.h"
+#include "data/lane_private.h"
+#include "data/link.h"
+#include "data/pool.h"
+#include "device/reader.h"
 #include "net/socket.h"
 
 enum { CLAIMS_PER_TURN = 64, ADDRESS_BYTES = 1 + 16 + 2 };
@@ -58,25 +58,25 @@ static void claim_links(struct engine *engine, struct peer *peer) {
     LOG(LOG_DEBUG, "a neighbour's door cannot be reached: it is sent what it could read");
 }
 
-void engine_offer_memory(struct engine *engine) {
+void same_host_offer(struct engine *engine) {
     struct wire_op head = {0};
-    struct block *offer = engine->door == NULL ? NULL : block_new(engine, MEMORY_OFFER_BYTES);
+    struct block *offer = engine->door == NULL ? NULL : block_new(engine, DOOR_NAME_BYTES);
     if (offer == NULL) return;
-    memcpy(offer->bytes, door_name(engine->door), MEMORY_OFFER_BYTES);
+    memcpy(offer->bytes, door_name(engine->door), DOOR_NAME_BYTES);
     for (uint32_t i = 0; i < engine->count; i++) {
         struct peer *peer = engine->members[i];
         if (peer == NULL) continue;
-        signal_send(engine, peer, WIRE_MEMORY, &head, offer);
+        peer_signal(engine, peer, WIRE_MEMORY, &head, offer);
         if (peer->offered) claim_links(engine, peer);
     }
     block_put(engine, offer);
 }
 
-void engine_memory_offered(struct lane *lane) {
+void same_host_offered(struct lane *lane) {
     struct engine *engine = lane->engine;
     struct peer *peer = lane->peer;
     pthread_mutex_lock(&engine->lock);
-    if (!peer->offered) memcpy(peer->door, lane->place, sizeof peer->door);
+    if (!peer->offered) memcpy(peer->door, lane->in.place, sizeof peer->door);
     // The other side has all links. If this one has not, they are claimed when it has.
     if (!peer->offered && engine->door != NULL && engine_may_begin(engine)) claim_links(engine, peer);
     peer->offered = true;
@@ -117,7 +117,7 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
         return false;
     struct peer *peer = peer_find(engine, &claim.from);
     if (peer == NULL || peer->hangs || peer->rank == UINT32_MAX || !holds_links(peer, &claim)) return false;
-    engine_forget_memory(peer);
+    same_host_forget(peer);
     if (!memory_process_lives(&said->process) || !memory_process_permits(&said->process)) return false;
     peer->memory = said->process;
     peer->unreadable = false;
@@ -126,7 +126,7 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
     return true;
 }
 
-void engine_take_claims(struct engine *engine) {
+void same_host_take_claims(struct engine *engine) {
     struct door_claim said;
     for (int i = 0; i < CLAIMS_PER_TURN && door_take(engine->door, &said); i++) {
         pthread_mutex_lock(&engine->lock);
@@ -136,27 +136,39 @@ void engine_take_claims(struct engine *engine) {
     }
 }
 
-void engine_forget_memory(struct peer *peer) {
+void same_host_forget(struct peer *peer) {
     memory_process_close(&peer->memory);
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
         if (peer->lanes[i] != NULL) peer->lanes[i]->vouched = false;
 }
 
-bool engine_may_read(const struct peer *peer) {
+bool same_host_may_read(const struct peer *peer) {
     if (peer->memory.pid == 0 || peer->unreadable || peer->hangs || !memory_process_lives(&peer->memory)) return false;
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
         if (peer->lanes[i] != NULL && !peer->lanes[i]->vouched) return false;
     return true;
 }
 
-const uint8_t *engine_read(struct lane *lane, uint64_t from, size_t length) {
+pid_t peer_process(const struct peer *peer) { return same_host_may_read(peer) ? peer->memory.pid : 0; }
+
+bool same_host_still_stands(const struct lane *lane) {
+    return !socket_has_ended(lane->fd) && memory_process_lives(&lane->peer->memory);
+}
+
+bool lane_is_vouched(const struct lane *lane) { return lane->vouched; }
+
+struct reader *lane_reader(struct lane *lane) {
     lane->engine->reading = lane;
-    const uint8_t *bytes = reader_read(lane->engine->reader, lane->peer->memory.pid, from, length);
+    return lane->engine->reader;
+}
+
+const uint8_t *same_host_read(struct lane *lane, uint64_t from, size_t length) {
+    const uint8_t *bytes = reader_read(lane_reader(lane), lane->peer->memory.pid, from, length);
     if (bytes == NULL) lane->peer->unreadable = true;
     return bytes;
 }
 
-bool engine_read_written(struct lane *lane, void *to, uint64_t from, size_t length) {
+bool same_host_read_written(struct lane *lane, void *to, uint64_t from, size_t length) {
     bool read = memory_read(lane->peer->memory.pid, to, from, length);
     if (!read) lane->peer->unreadable = true;
     return read;

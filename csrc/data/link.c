@@ -1,10 +1,11 @@
-// The other peers, found by id, and the links to each of them.
 #define _GNU_SOURCE
+#include "data/link.h"
+
 #include <stdlib.h>
 #include <sys/socket.h>
 
 #include "base/log.h"
-#include "data/engine_private.h"
+#include "data/lane_private.h"
 #include "net/socket.h"
 
 struct peer *peer_find(struct engine *engine, const struct wire_id *id) {
@@ -31,6 +32,11 @@ struct peer *peer_get(struct engine *engine, const struct wire_id *id) {
     return peer;
 }
 
+struct peer *peer_member(struct engine *engine, const struct wire_id *id) {
+    struct peer *peer = peer_find(engine, id);
+    return peer != NULL && peer->rank != UINT32_MAX && !peer->dropped ? peer : NULL;
+}
+
 static bool peer_in_pending(const struct engine *engine, const struct peer *peer) {
     const struct pending_epoch *pending = engine->pending;
     for (uint32_t i = 0; pending != NULL && i < pending->count; i++)
@@ -43,21 +49,12 @@ void peers_free_dropped(struct engine *engine) {
         struct peer *peer = *at;
         if (peer->dropped && peer->rank == UINT32_MAX && peer->lane_count == 0 && !peer_in_pending(engine, peer)) {
             *at = peer->next;
-            small_forget(engine, peer);
-            sync_forget(engine, peer);
-            engine_forget_memory(peer);
+            engine->route->peer_gone(engine, peer);
             free(peer);
         } else {
             at = &peer->next;
         }
     }
-}
-
-struct lane *engine_lane(struct peer *peer, uint32_t index) {
-    if (index <= WIRE_MAX_LANES && peer->lanes[index] != NULL) return peer->lanes[index];
-    uint32_t lanes = 0;
-    while (lanes < WIRE_MAX_LANES && peer->lanes[lanes + 1] != NULL) lanes++;
-    return lanes == 0 ? peer->lanes[0] : peer->lanes[1 + (index - 1) % lanes];
 }
 
 static void retire(struct peer *peer, uint32_t index) {

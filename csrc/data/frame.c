@@ -1,0 +1,67 @@
+#include "data/frame.h"
+
+#include <stdlib.h>
+
+#include "data/core.h"
+#include "data/core_private.h"
+#include "data/pool.h"
+
+bool frame_is_ageless(uint16_t type) { return type >= WIRE_SYNC_ASK_HASHES && type <= WIRE_LINK_HEARTBEAT; }
+
+void frame_write_head(const struct engine *engine, struct frame *frame, uint64_t epoch, uint16_t type,
+                      const struct wire_op *head) {
+    struct wire_op padded = *head;
+    padded.padding = wire_padding(frame->length);
+    struct wire_header header = {
+        .length = WIRE_OP_BYTES + frame->length + padded.padding,
+        .type = type,
+        .run = engine->run,
+        .generation = engine->generation,
+        .epoch = epoch,
+    };
+    wire_header_encode(frame->head, &header);
+    wire_op_encode(frame->head + WIRE_HEADER_BYTES, &padded);
+}
+
+struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type, const struct wire_op *head,
+                           size_t payload) {
+    struct frame *frame = engine->free_frames;
+    if (frame != NULL) {
+        engine->free_frames = frame->next;
+    } else if ((frame = malloc(sizeof *frame)) == NULL) {
+        engine_fail(engine);
+        return NULL;
+    }
+    frame->next = NULL;
+    frame->payload = NULL;
+    frame->length = (uint32_t)payload;
+    frame->op = NULL;
+    frame->service = false;
+    frame->block = NULL;
+    frame_write_head(engine, frame, epoch, type, head);
+    return frame;
+}
+
+struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload) {
+    return frame_new_in(engine, engine->epoch, type, head, payload);
+}
+
+void frame_free(struct engine *engine, struct frame *frame) {
+    block_put(engine, frame->block);
+    frame->next = engine->free_frames;
+    engine->free_frames = frame;
+}
+
+void frame_push(struct frame_queue *queue, struct frame *frame) {
+    frame->next = NULL;
+    *queue->last = frame;
+    queue->last = &frame->next;
+}
+
+struct frame *frame_pop(struct frame_queue *queue) {
+    struct frame *frame = queue->first;
+    if (frame == NULL) return NULL;
+    queue->first = frame->next;
+    if (queue->first == NULL) queue->last = &queue->first;
+    return frame;
+}

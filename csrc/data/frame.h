@@ -1,0 +1,75 @@
+// Frames on the links of an engine: those that are to be sent, and the one that is coming on a lane.
+//
+// A frame is a head of fixed size (struct wire_header, then struct wire_op), a payload, and padding. Some frames belong
+// to an op (data/movers), some to the service of the engine (data/service.h), the rest to the links and the agreement
+// about ops.
+#ifndef PCCL_DATA_FRAME_H
+#define PCCL_DATA_FRAME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "net/wire.h"
+
+struct block;
+struct engine;
+struct lane;
+struct op;
+struct peer;
+
+enum {
+    FRAME_HEAD_BYTES = WIRE_HEADER_BYTES + WIRE_OP_BYTES,
+    FRAME_PLACE_BYTES = 8, // of a payload that is an address in the sender's memory
+    FRAME_NOTE_BYTES = 16, // of the longest payload that is not for an op or a service
+};
+
+// A frame to be sent.
+struct frame {
+    struct frame *next;
+    uint8_t head[FRAME_HEAD_BYTES];
+    const uint8_t *payload; // caller's memory of `op`, the bytes of `block`, a lane's stage, or `place`
+    uint32_t length;        // of the payload
+    uint32_t bytes;         // element bytes that it stands for, for the mover of `op`
+    uint8_t place[FRAME_PLACE_BYTES];
+    struct op *op;       // large op that the frame belongs to, or NULL
+    struct block *block; // owned reference, or NULL
+    bool service;        // belongs to the service, whose memory the payload is
+};
+
+// The frame that is coming on a lane.
+struct incoming {
+    struct lane *lane;
+    struct peer *from;
+    struct wire_header header;
+    struct wire_op head;
+    size_t length, got;              // of the payload
+    uint8_t *to;                     // where the payload goes; NULL: it is discarded
+    struct block *block;             // owned, when `to` is inside
+    struct op *op;                   // large op that the payload is for
+    bool service;                    // `to` is memory of the service
+    uint8_t place[FRAME_NOTE_BYTES]; // room for a payload that is an address, or the name of a door
+};
+
+// In the order in which they were pushed.
+struct frame_queue {
+    struct frame *first, **last;
+};
+
+// Whether frames of this type belong to no epoch: those of the service, and heartbeats, since candidates are heard too.
+bool frame_is_ageless(uint16_t type);
+// A frame with the head of the epoch in force; NULL: memory was refused, the engine is dead. Lock held.
+struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload);
+// The same in `epoch`.
+struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type, const struct wire_op *head,
+                           size_t payload);
+// Writes the head again, when the payload has changed.
+void frame_write_head(const struct engine *engine, struct frame *frame, uint64_t epoch, uint16_t type,
+                      const struct wire_op *head);
+// Lock held.
+void frame_free(struct engine *engine, struct frame *frame);
+void frame_push(struct frame_queue *queue, struct frame *frame);
+// NULL: the queue is empty.
+struct frame *frame_pop(struct frame_queue *queue);
+
+#endif

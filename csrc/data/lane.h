@@ -1,0 +1,75 @@
+// The connections to the neighbours: frames in, frames out. What the frames mean is said by whoever is asked for it
+// (struct lane_route).
+#ifndef PCCL_DATA_LANE_H
+#define PCCL_DATA_LANE_H
+
+#include "data/frame.h"
+
+// What a lane asks about its frames. All from the engine's thread.
+struct lane_route {
+    // The head of a frame has come: sets where its payload goes (struct incoming). Lock held. False: malformed.
+    bool (*place)(struct engine *engine, struct incoming *in);
+    // The whole frame is here. Lock not held. False: malformed.
+    bool (*arrived)(struct engine *engine, struct incoming *in);
+    // A frame made on demand, or NULL. With frames queued (not `idle`) only what must not wait. Lock not held.
+    struct frame *(*next)(struct engine *engine, struct lane *lane, bool idle);
+    // A frame of an op has been handed to the kernel. Lock not held.
+    void (*sent)(struct engine *engine, const struct frame *frame);
+    // The lane is polled from now on. Lock held.
+    void (*link_came)(struct engine *engine, const struct peer *peer);
+    // A lane broke. Lock not held.
+    void (*link_gone)(struct engine *engine, const struct peer *peer);
+    // The peer is about to be freed. Lock held.
+    void (*peer_gone)(struct engine *engine, struct peer *peer);
+};
+
+struct lane *lane_new(struct engine *engine, struct peer *peer, uint32_t index, int fd);
+void lane_free(struct lane *lane);
+
+// ---- lanes; thread ----
+struct peer *lane_peer(const struct lane *lane);
+// 0: the direct link.
+uint32_t lane_index(const struct lane *lane);
+// Whether bulk goes this way: the direct link only stands in where the pair has no lanes. Lock held.
+bool lane_is_for_bulk(const struct lane *lane);
+// WIRE_MAX_DATA_BYTES to receive into. NULL: memory was refused, the engine is dead. Lock held.
+uint8_t *lane_scratch(struct lane *lane);
+// WIRE_MAX_DATA_BYTES for what this lane sends, one frame at a time. NULL: memory was refused.
+uint8_t *lane_stage(struct lane *lane);
+// Queues a frame, and takes it. Lock held.
+void lane_push(struct lane *lane, struct frame *frame);
+// There may be work for it.
+void lane_heat(struct lane *lane);
+// Does what can be done now. False: nothing is left to do until an event.
+bool lane_step(struct lane *lane);
+// Takes the lane out of use; it is freed after the events at hand. Lock not held.
+void lane_break(struct lane *lane, const char *why, bool silent);
+// Forgets every frame of large ops of the old epoch. Lock held.
+void lane_let_go(struct lane *lane);
+// Forgets every frame of the service. Lock held.
+void lane_let_go_service(struct lane *lane);
+// The next lane in the midst of a frame of the service; `at` begins with 0. NULL: there is no further one.
+struct incoming *lanes_next_service(struct engine *engine, size_t *at);
+// Breaks the lanes that have been silent for too long, if it is time to check; lets the others say something.
+void lanes_check_silence(struct engine *engine);
+// Until the next check, if that is sooner.
+int lanes_timeout_ms(const struct engine *engine, int timeout_ms);
+
+// ---- all lanes of a neighbour; lock held ----
+// There may be work for them. Thread.
+void peer_heat(struct peer *peer);
+// The lane of this index, or the one that stands in for it; NULL: there is none.
+struct lane *peer_lane(struct peer *peer, uint32_t index);
+bool peer_has_link(const struct peer *peer);
+// Queues a frame for the direct link, which is there. Thread.
+void peer_push(struct peer *peer, struct frame *frame);
+// Sends a frame without or with a block over the direct link, at once if the kernel takes it. False: there is no link,
+// or memory was refused and the engine is dead.
+bool peer_signal(struct engine *engine, struct peer *peer, uint16_t type, const struct wire_op *head,
+                 struct block *payload);
+// Sends what is queued for the direct link, as far as the kernel takes it.
+void lane_flush(struct lane *lane);
+// What its links have moved since the last look, bytes per ns; 0: unknown.
+double peer_rate(struct peer *peer);
+
+#endif

@@ -1,0 +1,65 @@
+#include "data/pool.h"
+
+#include <stdlib.h>
+
+#include "data/core.h"
+#include "data/core_private.h"
+
+enum { SMALLEST_CLASS_BITS = 8, CLASSES = 16, CACHE_BYTES = 4 * 1024 * 1024 };
+
+struct pool {
+    struct block *blocks[CLASSES];
+    size_t bytes;
+};
+
+struct pool *pool_new(void) { return calloc(1, sizeof(struct pool)); }
+
+void pool_free(struct pool *pool) {
+    for (unsigned class = 0; pool != NULL && class < CLASSES; class++)
+        while (pool->blocks[class] != NULL) {
+            struct block *block = pool->blocks[class];
+            pool->blocks[class] = block->next;
+            free(block);
+        }
+    free(pool);
+}
+
+static unsigned block_class(size_t length) {
+    unsigned class = 0;
+    while (((size_t)1 << (SMALLEST_CLASS_BITS + class)) < length) class++;
+    return class;
+}
+
+struct block *block_new(struct engine *engine, size_t length) {
+    unsigned class = block_class(length);
+    struct pool *pool = engine->pool;
+    struct block *block = pool->blocks[class];
+    if (block != NULL) {
+        pool->blocks[class] = block->next;
+        pool->bytes -= block->class_bytes;
+    } else {
+        size_t bytes = (size_t)1 << (SMALLEST_CLASS_BITS + class);
+        block = aligned_alloc(_Alignof(struct block), sizeof *block + bytes);
+        if (block == NULL) {
+            engine_fail(engine);
+            return NULL;
+        }
+        block->class_bytes = (uint32_t)bytes;
+    }
+    block->references = 1;
+    block->length = (uint32_t)length;
+    return block;
+}
+
+void block_put(struct engine *engine, struct block *block) {
+    if (block == NULL || --block->references > 0) return;
+    struct pool *pool = engine->pool;
+    if (pool->bytes + block->class_bytes > CACHE_BYTES) {
+        free(block);
+        return;
+    }
+    unsigned class = block_class(block->class_bytes);
+    block->next = pool->blocks[class];
+    pool->blocks[class] = block;
+    pool->bytes += block->class_bytes;
+}

@@ -1,0 +1,201 @@
+#include "data/route.h"
+
+#include <string.h>
+
+#include "data/op.h"
+#include "data/service.h"
+
+// ---- frames of links ----
+static bool place_nothing(struct engine *engine, struct incoming *in) {
+    (void)engine;
+    return in->length == 0;
+}
+
+static bool ignore(struct engine *engine, struct incoming *in) {
+    (void)engine, (void)in;
+    return true;
+}
+
+static bool place_door(struct engine *engine, struct incoming *in) {
+    (void)engine;
+    in->to = in->place;
+    return in->length == DOOR_NAME_BYTES;
+}
+
+static bool take_door(struct engine *engine, struct incoming *in) {
+    if (in->header.epoch == engine->epoch) same_host_offered(in->lane);
+    return true;
+}
+
+// ---- frames by which members agree on ops ----
+static bool place_block(struct engine *engine, struct incoming *in) {
+    in->block = block_new(engine, in->length);
+    if (in->block == NULL) return false;
+    in->to = in->block->bytes;
+    return true;
+}
+
+static bool place_input(struct engine *engine, struct incoming *in) {
+    return in->length <= PLAN_SMALL_MAX && place_block(engine, in);
+}
+
+static bool place_acks(struct engine *engine, struct incoming *in) {
+    return in->length <= ACKS_MAX * ACK_NAME_BYTES && place_block(engine, in);
+}
+
+// Each of these is called with the lock held, and owns the block.
+static bool hear_input(struct engine *engine, struct incoming *in, struct block *block) {
+    return small_arrived(engine, in->from, in->header.type, &in->head, block);
+}
+
+static bool hear_supply(struct engine *engine, struct incoming *in, struct block *block) {
+    small_supplied(engine, &in->head, in->head.offset, block);
+    return true;
+}
+
+static bool hear_acks(struct engine *engine, struct incoming *in, struct block *block) {
+    for (size_t at = 0; at + ACK_NAME_BYTES <= block->length; at += ACK_NAME_BYTES) {
+        struct wire_op_name name = {0};
+        memcpy(&name.epoch, block->bytes + at, 8);
+        memcpy(&name.tag, block->bytes + at + 8, 8);
+        memcpy(&name.sequence, block->bytes + at + 16, 4);
+        small_acked(engine, in->from, &name);
+    }
+    if (in->head.extra == 1) small_asked(engine, in->from);
+    block_put(engine, block);
+    return true;
+}
+
+// READY, GRANT.
+static bool hear_signal(struct engine *engine, struct incoming *in, struct block *block) {
+    (void)block;
+    uint16_t type = in->header.type;
+    bool good = true;
+    small_implied_ack(engine, in->from, &in->head);
+    struct op *op = op_find_running(engine, &in->head);
+    if (op == NULL) {
+        good = type == WIRE_GRANT || early_add(engine, in->from, type, &in->head, NULL);
+    } else if (!wire_fingerprint_equal(&op->reduce.fingerprint, &in->head.fingerprint)) {
+        engine_accuse(engine, op, in->from, &in->head.fingerprint);
+    } else if (op->phase == OP_QUEUED || op->path == PLAN_SMALL) {
+        good = early_add(engine, in->from, type, &in->head, NULL);
+    } else if (op->path == PLAN_RING) {
+        ring_next_ready(engine, op, in->head.extra == 1);
+    } else {
+        sharded_signal(engine, op, in->from, type, &in->head);
+    }
+    peer_heat(in->from);
+    return good;
+}
+
+// ---- frames of ops under way ----
+static bool place_bulk(struct engine *engine, struct incoming *in) {
+    struct op *op = op_find_running(engine, &in->head);
+    if (op == NULL || op->phase != OP_RUNNING ||
+        !wire_fingerprint_equal(&op->reduce.fingerprint, &in->head.fingerprint))
+        return true;
+    in->op = op;
+    bool ring = in->header.type == WIRE_CHUNK || in->header.type == WIRE_CHUNK_AT;
+    if (ring != (op->path == PLAN_RING)) return false;
+    return ring ? ring_place(engine, op, in) : sharded_place(engine, op, in);
+}
+
+static bool take_bulk(struct engine *engine, struct incoming *in) {
+    struct op *op = in->op;
+    in->op = NULL;
+    if (op == NULL) return true;
+    bool good = op->path == PLAN_RING ? ring_arrived(engine, op, in) : sharded_arrived(engine, op, in);
+    if (!good && op->backup.saved.refused) {
+        engine_lock(engine);
+        engine_fail(engine);
+        engine_unlock(engine);
+    }
+    return good;
+}
+
+// ---- by type ----
+struct owner {
+    bool (*place)(struct engine *engine, struct incoming *in);
+    bool (*arrived)(struct engine *engine, struct incoming *in);
+    // Instead of `arrived`, for members in the epoch in force.
+    bool (*hear)(struct engine *engine, struct incoming *in, struct block *block);
+    bool ageless; // it belongs to no epoch
+};
+
+static const struct owner *owner_of(uint16_t type) {
+    static const struct owner owners[] = {
+        [WIRE_READY] = {.place = place_nothing, .hear = hear_signal},
+        [WIRE_POSTED] = {.place = place_nothing, .hear = hear_input},
+        [WIRE_SMALL] = {.place = place_input, .hear = hear_input},
+        [WIRE_ACK] = {.place = place_acks, .hear = hear_acks},
+        [WIRE_SUPPLY] = {.place = place_input, .hear = hear_supply},
+        [WIRE_CHUNK] = {.place = place_bulk, .arrived = take_bulk},
+        [WIRE_CODES] = {.place = place_bulk, .arrived = take_bulk},
+        [WIRE_RESULT] = {.place = place_bulk, .arrived = take_bulk},
+        [WIRE_GRANT] = {.place = place_nothing, .hear = hear_signal},
+        [WIRE_MEMORY] = {.place = place_door, .arrived = take_door},
+        [WIRE_CHUNK_AT] = {.place = place_bulk, .arrived = take_bulk},
+        [WIRE_SYNC_ASK_HASHES] = {.place = service_place, .arrived = service_arrived, .ageless = true},
+        [WIRE_SYNC_HASHES] = {.place = service_place, .arrived = service_arrived, .ageless = true},
+        [WIRE_SYNC_ASK] = {.place = service_place, .arrived = service_arrived, .ageless = true},
+        [WIRE_SYNC_LEAF] = {.place = service_place, .arrived = service_arrived, .ageless = true},
+        [WIRE_LINK_HEARTBEAT] = {.place = place_nothing, .arrived = ignore, .ageless = true},
+    };
+    return type < sizeof owners / sizeof owners[0] && owners[type].place != NULL ? &owners[type] : NULL;
+}
+
+static bool place(struct engine *engine, struct incoming *in) {
+    const struct owner *owner = owner_of(in->header.type);
+    if (owner == NULL) return false;
+    if (!owner->ageless && in->header.epoch < engine->epoch) return true;
+    return owner->place(engine, in);
+}
+
+static bool arrived(struct engine *engine, struct incoming *in) {
+    const struct owner *owner = owner_of(in->header.type);
+    if (owner->hear == NULL) return owner->arrived(engine, in);
+    engine_lock(engine);
+    struct block *block = in->block;
+    in->block = NULL;
+    bool heard = in->header.epoch == engine->epoch && in->from->rank != UINT32_MAX, good = true;
+    if (heard)
+        good = owner->hear(engine, in, block);
+    else
+        block_put(engine, block);
+    engine_unlock(engine);
+    return good;
+}
+
+static struct frame *next(struct engine *engine, struct lane *lane, bool idle) {
+    for (struct op *op = engine->running.first; op != NULL; op = op->next) {
+        struct frame *frame = op->path == PLAN_RING ? ring_next(engine, op, lane)
+                              : idle                ? sharded_next(engine, op, lane)
+                                                    : NULL;
+        if (frame != NULL) return frame;
+    }
+    return service_next(engine, lane);
+}
+
+static void sent(struct engine *engine, const struct frame *frame) {
+    struct op *op = frame->op;
+    if (op->path == PLAN_RING)
+        ring_sent(engine, op, frame);
+    else if (op->path == PLAN_SHARDED)
+        sharded_sent(engine, op, frame); // not after ring_sent: that may have completed the op
+}
+
+static void peer_gone(struct engine *engine, struct peer *peer) {
+    small_forget(engine, peer);
+    service_peer_gone(engine, peer);
+    same_host_forget(peer);
+}
+
+const struct lane_route route = {
+    .place = place,
+    .arrived = arrived,
+    .next = next,
+    .sent = sent,
+    .link_came = service_link_came,
+    .link_gone = service_link_gone,
+    .peer_gone = peer_gone,
+};

@@ -1,0 +1,41 @@
+// Which neighbours are processes of this host that may be read, as the kernel says it.
+//
+// Each member tells the others the name of its door. Who hears that, and has the same address at both ends of the link,
+// claims there to hold the links of this pair, each named by its two addresses. The claimant is believed about its own
+// sockets, because it is a process of our own user, and only that process is read: so no third one can lead the engine
+// to the memory of another, or to its own.
+#ifndef PCCL_DATA_SAME_HOST_H
+#define PCCL_DATA_SAME_HOST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct engine;
+struct lane;
+struct peer;
+struct reader;
+
+void same_host_offer(struct engine *engine);       // lock held; all links are there
+void same_host_offered(struct lane *lane);         // thread
+void same_host_take_claims(struct engine *engine); // thread
+void same_host_forget(struct peer *peer);          // thread, lock held
+bool same_host_may_read(const struct peer *peer);  // thread, lock held
+// READER_BYTES at most of the memory of the lane's peer, until the next call. NULL: it cannot be read (any more). Does
+// not return when the thread was replaced meanwhile, see engine_watch.
+const uint8_t *same_host_read(struct lane *lane, uint64_t from, size_t length); // thread, lock not held
+// What the peer itself has written a moment ago, straight to where it belongs: a page that does not answer would have
+// held up the peer first. So nobody watches, and nothing is written late.
+bool same_host_read_written(struct lane *lane, void *to, uint64_t from, size_t length);
+
+// Whether what was read just now was the peer's: its link has not ended, nor has another process got its number.
+bool same_host_still_stands(const struct lane *lane); // thread
+// Whose memory stands for the peer's; 0: nobody's.
+pid_t peer_process(const struct peer *peer); // thread, lock held
+// Whether the peer's process holds the other end of the lane.
+bool lane_is_vouched(const struct lane *lane); // thread
+// To read for this lane.
+struct reader *lane_reader(struct lane *lane); // thread
+
+#endif

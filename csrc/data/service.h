@@ -1,0 +1,71 @@
+// A service of an engine: the owner of the frames on its links that belong to no op. An engine has one at a time, for
+// as long as it is open; shared state is one (state/sync.h).
+//
+// The engine's thread drives it. A frame of a service belongs to no epoch: it outlives those that the engine enters,
+// and nothing of it outlives the service. Frames that come while none is open are discarded.
+#ifndef PCCL_DATA_SERVICE_H
+#define PCCL_DATA_SERVICE_H
+
+#include "data/frame.h"
+
+struct service;
+
+// What a service does. All but what is told of the lock is called without it, and all from the engine's thread.
+struct service_type {
+    // A frame has begun to come: sets `to`, or leaves it NULL to discard the payload, and `service` if `to` is memory
+    // of the service. Lock held. False: the frame is malformed.
+    bool (*place)(struct service *service, struct incoming *in);
+    // The whole frame is here. False: the frame is malformed.
+    bool (*arrived)(struct service *service, struct incoming *in);
+    // The next frame for this lane, or NULL.
+    struct frame *(*next)(struct service *service, struct lane *lane);
+    // After engine_wake. Lock held.
+    void (*obey)(struct service *service);
+    void (*step)(struct service *service);
+    // When to step again at the latest; -1: at any event.
+    int (*timeout_ms)(const struct service *service);
+    // The service is over: it begins nothing any more. Lock held.
+    void (*let_go)(struct service *service);
+    // Lock held.
+    void (*link_came)(struct service *service, const struct peer *peer);
+    void (*link_gone)(struct service *service, const struct peer *peer);
+    // The peer is no member any more, and may be freed. Lock held.
+    void (*peer_gone)(struct service *service, const struct peer *peer);
+    // The memory of the peer does not answer, and is read no more.
+    void (*memory_hangs)(struct service *service, const struct peer *peer);
+};
+
+// The first member of what a service is.
+struct service {
+    const struct service_type *type;
+    struct engine *engine;
+    bool ending; // lock
+};
+
+// ---- for the service ----
+// Any thread. False: the engine is dead or has a service.
+bool service_open(struct engine *engine, struct service *service);
+// Waits until the thread has let go of the service: no frame touches its memory any more. NULL: there was none. Any
+// thread.
+struct service *service_close(struct engine *engine);
+// The one that is open, or about to be taken back; NULL: none. Lock held.
+struct service *service_of(struct engine *engine);
+// A frame of the service, or NULL: memory was refused, the engine is dead. Lock held.
+struct frame *service_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload);
+// What the master is to be told of a round. Lock not held.
+void service_report(struct engine *engine, const struct wire_sync_done *done);
+
+// ---- for the engine's thread: calls what is open, if anything is ----
+bool service_place(struct engine *engine, struct incoming *in);
+bool service_arrived(struct engine *engine, struct incoming *in);
+struct frame *service_next(struct engine *engine, struct lane *lane);
+void service_obey(struct engine *engine); // lock held
+void service_step(struct engine *engine);
+int service_timeout_ms(struct engine *engine);
+void service_stop(struct engine *engine); // lock held
+void service_link_came(struct engine *engine, const struct peer *peer);
+void service_link_gone(struct engine *engine, const struct peer *peer);
+void service_peer_gone(struct engine *engine, const struct peer *peer);
+void service_memory_hangs(struct engine *engine, const struct peer *peer);
+
+#endif
