@@ -7,7 +7,7 @@ Start a master, then this program as often as the third argument says, and kill 
 
 All peers start from the same parameters and average their gradients, so they hold the same parameters after every
 step. A copy that starts late is not let in, for it would begin at step 1: it waits until the others have ended, and then
-gives up. How to let one in and bring it up to date is in README, under "Bringing a newcomer up to date".
+gives up. How to let one in and bring it up to date is in docs/newcomers.md.
 """
 
 import sys

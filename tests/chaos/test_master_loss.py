@@ -413,7 +413,7 @@ def test_a_stopped_master_harms_nobody_when_it_wakes():
 
 
 def start_program(command: str, log: Path, **environment: str) -> subprocess.Popen[bytes]:
-    """A command as in the README; what it says goes to `log`."""
+    """A command as in docs/masters.md; what it says goes to `log`."""
     words = [sys.executable, "-m", "pccl.cli", *shlex.split(command)[1:]] if command.startswith("pccl ") else shlex.split(command)
     with log.open("ab") as out:
         return subprocess.Popen(words, stdout=out, stderr=out, env={**os.environ, "PYTHONUNBUFFERED": "1", **environment})
@@ -436,20 +436,20 @@ def killed_at_the_end(*processes: subprocess.Popen[bytes]):
             process.wait()
 
 
-def readme_block(kind: str, containing: str) -> str:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def guide_block(kind: str, containing: str) -> str:
+    text = (Path(__file__).parents[2] / "docs" / "masters.md").read_text()
     return next(block for block in re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) if containing in block)
 
 
-def test_the_readme_has_a_standby(tmp_path):
-    """The commands and the address of the README, on other ports: kill -9 of the first, which stays dead."""
+def test_the_guide_has_a_standby(tmp_path):
+    """The commands and the address of docs/masters.md, on other ports: kill -9 of the first, which stays dead."""
     ports = dict(zip(("48148", "48248"), map(str, free_ports(2)), strict=True))
 
     def elsewhere(text: str) -> str:
         return re.sub("48148|48248", lambda found: ports[found[0]], text)
 
-    commands = elsewhere(readme_block("bash", "--masters")).splitlines()
-    quoted = re.search(r'Communicator\("(.*?)"\)', elsewhere(readme_block("python", "127.0.0.1:48248")))
+    commands = elsewhere(guide_block("bash", "--masters")).splitlines()
+    quoted = re.search(r'Communicator\("(.*?)"\)', elsewhere(guide_block("python", "127.0.0.1:48248")))
     assert quoted is not None
     masters = quoted[1]
     logs = [tmp_path / "first", tmp_path / "second"]

@@ -1,4 +1,4 @@
-"""What README shows, run as it stands in whole programs whose peers are stopped, come late, or lose their master.
+"""What README and the guides show, run as it stands in whole programs whose peers are stopped, come late, or lose their master.
 
 On every path the peers that end well, with status 0, hold the same parameters; all others say why they do not.
 """
@@ -18,8 +18,17 @@ from peers import ENVIRONMENT, MasterProcess
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
-SNIPPETS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-EXAMPLE, LOOP, RETRY, MASTERS, NEWCOMER = SNIPPETS
+
+
+def snippets(page: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+[EXAMPLE] = snippets("README.md")
+LOOP, RETRY = snippets("docs/faults.md")
+[MASTERS] = snippets("docs/masters.md")
+[NEWCOMER] = snippets("docs/newcomers.md")
 
 SECONDS = 60
 STEPS = 150
@@ -193,8 +202,7 @@ def test_a_list_of_masters(tmp_path):
 
 
 def test_the_program_for_users_of_torch(tmp_path):
-    text = (ROOT / "docs" / "coming-from-torch.md").read_text(encoding="utf-8")
-    [code] = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    [code] = snippets("docs/coming-from-torch.md")
     with MasterProcess() as master:
         command = [sys.executable, "-c", code, master.address]
         peers = [
