@@ -11,7 +11,7 @@ CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
 C_FILES = $(shell git ls-files '*.c' '*.h')
 # Tests of modules without threads, which the thread sanitizer has nothing to say about and slows down most.
-PURE := kernels|quant|hash|wire|socket|seek|ring_order|minds|sim|plan|arrival|election|member|delta|outline
+PURE := kernels|quant|hash|wire|socket|seek|ring_order|sim|judge|plan|arrival|election|member|delta|outline
 SAY_WHAT_LACKS = @$(BIN)/python -c 'from pccl.cli import lz4_missing as lz4; lz4() and print("LZ4:", lz4())'
 BUILT_FROM := CMakeLists.txt pccl/_version.py $(shell find csrc bindings -type f)
 

@@ -33,6 +33,7 @@ FAULTS = {
         "fork",
         "block",
         "memory",
+        "apart",
     )
 }
 """What may go wrong, by name; docs/simulator.md explains each."""

@@ -156,6 +156,8 @@ const struct wire_sync_differs *member_sync_differs(const struct member *member)
 struct wire_header member_header(const struct member *member);
 // The own group in ring order, in the epoch in force. Valid until the next event.
 const struct wire_member *member_ring(const struct member *member, uint32_t *count, uint32_t *rank);
+// The last vote of all, or connect, whose end this peer has heard.
+const struct wire_barrier *member_barrier(const struct member *member);
 // The master is lost, and none has taken the run up yet.
 bool member_is_seeking(const struct member *member);
 // Why the master was lost; valid while seeking.

@@ -96,6 +96,8 @@ bool member_is_unheard(const struct member *m) {
     return m->recovery == RECOVERY_SEEKING || m->recovery == RECOVERY_TOLD;
 }
 bool member_is_seeking(const struct member *m) { return m->recovery != RECOVERY_NONE; }
+
+const struct wire_barrier *member_barrier(const struct member *m) { return &m->barrier; }
 const char *member_lost_why(const struct member *m) { return m->lost_why; }
 int64_t member_waits_until(const struct member *m) { return m->waits_until; }
 const char *member_waits_why(const struct member *m) { return m->waits_why.chars; }

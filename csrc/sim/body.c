@@ -15,6 +15,7 @@ enum {
     ASK_MS = 60,
     BUSY_MS = 200,
     IDLE_MS = 20,
+    PART_MS = 20,
     ENDS_IN = 800, // of a master, in the middle of what it says
     ENDS_AT_ONCE_IN = 16
 }; // when that takes a run up
@@ -74,7 +75,7 @@ static void send_to_peer(struct pccl_sim *s, const struct membership_actions *ac
 
 static void close_at_master(struct pccl_sim *s, struct control *control) {
     control->at_master = false;
-    if (control->reset) control->down_at = 0;
+    if (control->lost_from != INT64_MAX) control->down_at = control->lost_from;
     if (!control->at_peer) {
         control->used = false;
         return;
@@ -190,7 +191,10 @@ static void end_mind(struct master *master) {
 static void close_all_at_master(struct pccl_sim *s, uint32_t k) {
     for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
         if (!s->controls[i].used || !s->controls[i].at_master || s->controls[i].master != k) continue;
-        s->controls[i].reset = sim_chance(s, 3); // the kernel had something unread, and takes back what was said
+        // The kernel had something unread, and takes back what was said, or the later part of it.
+        uint64_t part = sim_mix(s->config.seed ^ sim_mix(s->controls[i].serial)) % (2 * PART_MS * MS_NS);
+        if (sim_chance(s, 3))
+            s->controls[i].lost_from = s->now + (s->in_part && part < PART_MS * MS_NS ? (int64_t)part : 0);
         close_at_master(s, &s->controls[i]);
     }
 }
@@ -371,6 +375,7 @@ void sim_start(struct pccl_sim *s, int slot) {
     member_output_fini(&p->out);
     delta_free(p->state.delta);
     *p = (struct process){.running = true, .life = life, .tick_at = INT64_MAX};
+    s->voted[slot] = 0;
     p->group = sim_chance(s, 4);
     p->program.since = s->now;
     p->engine.now.slots[0] = (uint8_t)slot;
@@ -403,8 +408,9 @@ static bool try_next_master(struct pccl_sim *s, int slot) {
     return true;
 }
 
-static void is_over(struct pccl_sim *s, int slot) {
+static void is_over(struct pccl_sim *s, int slot, bool told) {
     s->processes[slot].running = false;
+    s->processes[slot].dark = !told;
     s->processes[slot].ended_at = s->now;
     if (!s->faulty) return;
     struct event *event = sim_event(s, EVENT_START, s->now + (int64_t)sim_below(s, RESTART_MS) * MS_NS);
@@ -418,14 +424,14 @@ void sim_end(struct pccl_sim *s, int slot, bool told) {
     SIM_TRACE(s, "peer %d: ends%s", slot + 1, told ? "" : ", and nobody is told");
     sim_close_controls(s, slot, told);
     sim_close_links(s, slot, told);
-    is_over(s, slot);
+    is_over(s, slot, told);
 }
 
 void sim_end_held(struct pccl_sim *s, int slot) {
     if (!s->processes[slot].running) return;
     SIM_TRACE(s, "peer %d: ends, and a child holds its connections", slot + 1);
     sim_hold(s, slot);
-    is_over(s, slot);
+    is_over(s, slot, false);
 }
 
 static void probe(struct pccl_sim *s, int slot, const struct member_action *action) {
@@ -546,7 +552,7 @@ static void on_control(struct pccl_sim *s, int slot, const struct event *event) 
     struct process *p = &s->processes[slot];
     struct control *control = &s->controls[event->index];
     if (p->control != event->index + 1 || control->serial != event->serial) return;
-    if (control->reset && event->kind == EVENT_TO_PEER) return;
+    if (s->now >= control->lost_from && event->kind == EVENT_TO_PEER) return;
     if (event->kind == EVENT_TO_PEER && !event->flag) {
         if (s->tracing && event->header.type != WIRE_HEARTBEAT) {
             char text[TEXT_BYTES];
@@ -554,6 +560,8 @@ static void on_control(struct pccl_sim *s, int slot, const struct event *event) 
                      judge_frame_name(s, text, &event->header, event->body));
         }
         s->counts[COUNT_ORDERS] += event->header.type == WIRE_EPOCH && event->body[0] == WIRE_REASON_ORDER;
+        s->counts[COUNT_TOLD_LATE] += event->header.type == WIRE_RESUMED && (event->body[4] | event->body[5]) != 0;
+        s->counts[COUNT_AFRESH] += event->header.type == WIRE_WELCOME && member_is_seeking(p->mind);
         member_frame(p->mind, &event->header, event->body, s->now, &p->out);
         return;
     }

@@ -5,6 +5,7 @@
 
 enum {
     EFFECT_MOST_MS = 600, // of one fault
+    APART_LIMITS = 6,     // heartbeat limits until a peer that was in a pair apart may be in another one
     BLOCK_MOST_MS = 3000,
     FLIPS_IN = 1500, // frames per changed bit
     BLOCKS_IN = 400, // events of a master or a peer per block in the middle of one
@@ -17,6 +18,15 @@ static void draw_late_faults(struct pccl_sim *s) {
     uint64_t draw = sim_mix(s->config.seed ^ UINT64_C(0x6c6174650000dc35));
     if (s->config.faults != 0 || draw % 3 != 0) return;
     s->faults |= (1 + (uint32_t)(draw >> 8) % 7) * PCCL_SIM_FORK; // one of them at least
+}
+
+// Likewise.
+static void draw_later_traits(struct pccl_sim *s) {
+    uint64_t draw = sim_mix(s->config.seed ^ UINT64_C(0x7472616974735f31));
+    s->prompt = draw % 4 == 0;
+    s->in_part = (draw >> 8) % 4 == 0;
+    if (s->config.faults == 0 && (draw >> 16) % 12 == 0)
+        s->faults = (draw >> 32) % 4 == 0 ? PCCL_SIM_APART : s->faults | PCCL_SIM_APART;
 }
 
 void sim_draw_faults(struct pccl_sim *s) {
@@ -32,6 +42,7 @@ void sim_draw_faults(struct pccl_sim *s) {
     }
     if (config->faults != 0) s->faults = config->faults;
     draw_late_faults(s);
+    draw_later_traits(s);
     // A list of masters is drawn by itself, so that the other seeds stay what they are.
     uint64_t list = sim_mix(config->seed ^ UINT64_C(0x6d617374657273)) % 8;
     s->master_count = config->masters != 0                                             ? config->masters
@@ -48,6 +59,7 @@ void sim_draw_faults(struct pccl_sim *s) {
     s->naps = s->master_count == 1 && (s->faults & PCCL_SIM_STALL) != 0 && naps < 4;
     if (s->only_naps && s->recovery_ms == 0) s->recovery_ms = (uint32_t)(8 * s->limit_ns / MS_NS);
     s->nap_from = 0;
+    s->only_apart = s->faults == PCCL_SIM_APART;
     int64_t length = config->fault_ms != 0 ? config->fault_ms : 300 + (int64_t)sim_below(s, 900);
     s->end_at = s->now + length * MS_NS;
 }
@@ -170,6 +182,30 @@ void sim_admission_fault(struct pccl_sim *s, uint32_t k, const struct membership
               far, (long long)((until - s->now) / MS_NS));
 }
 
+// Two peers that reach everybody else lose their links to each other, and can make no others. A peer is in one such
+// pair at a time.
+static void set_apart(struct pccl_sim *s) {
+    int a = (int)sim_below(s, s->peers), b = (int)sim_below(s, s->peers);
+    int64_t until = sim_chance(s, 3) ? s->now + draw_duration(s) : s->faults_end;
+    if (a == b || s->now < s->apart[a].until + APART_LIMITS * s->limit_ns ||
+        s->now < s->apart[b].until + APART_LIMITS * s->limit_ns || until < s->now)
+        return;
+    s->apart[a].other = b + 1;
+    s->apart[b].other = a + 1;
+    s->apart[a].until = s->apart[b].until = until;
+    s->apart[a].cost = s->apart[b].cost = 0;
+    cut(s, a, b, until);
+    cut(s, b, a, until);
+    for (uint32_t i = 0; i < s->connection_high; i++) {
+        const struct connection *c = &s->connections[i];
+        if ((c->ends[0] == a && c->ends[1] == b) || (c->ends[0] == b && c->ends[1] == a)) sim_break(s, i);
+    }
+    s->counts[COUNT_APARTS]++;
+    touch(s, until);
+    SIM_TRACE(s, "fault: peers %d and %d cannot reach each other for %lld ms", a + 1, b + 1,
+              (long long)((until - s->now) / MS_NS));
+}
+
 static void silence_one_way(struct pccl_sim *s) {
     int from = (int)sim_below(s, s->peers + 1);
     if (from == (int)s->peers) from = MASTER + (int)draw_master(s);
@@ -263,9 +299,12 @@ void sim_fault(struct pccl_sim *s) {
     int slot = (int)sim_below(s, s->peers);
     uint32_t kind = 1U << sim_below(s, 12);
     bool late = (s->faults & LATE_FAULTS) != 0 && sim_chance(s, 2);
-    bool naps = !late && s->naps && sim_chance(s, 4);
+    bool apart = (s->faults & PCCL_SIM_APART) != 0 && sim_chance(s, 4);
+    bool naps = !late && !apart && s->naps && sim_chance(s, 4);
     touch(s, s->now);
-    if (late)
+    if (apart)
+        set_apart(s);
+    else if (late)
         late_fault(s, slot);
     else if (naps)
         nap(s);

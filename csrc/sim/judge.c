@@ -634,6 +634,54 @@ void judge_ended(struct pccl_sim *s, int slot, const struct op *op) {
     }
 }
 
+// ---- votes ----
+
+static bool same_end(const struct vote_record *a, const struct vote_record *b) {
+    return a->value == b->value && a->epoch == b->epoch && a->kind == b->kind && a->code == b->code &&
+           a->world == b->world && a->groups == b->groups;
+}
+
+static bool is_left(const struct pccl_sim *s, const struct vote_record *record) {
+    for (int slot = 0; slot < (int)s->peers; slot++)
+        if (record->lives[slot] != 0 && judge_alive_member(s, record->run, slot, record->lives[slot])) return true;
+    return false;
+}
+
+// Of one vote all hear the same end, and each of its later ones after it.
+void judge_vote(struct pccl_sim *s, int slot, const struct member_action *action) {
+    const struct process *p = &s->processes[slot];
+    const struct wire_barrier *last = member_barrier(p->mind);
+    struct vote_record mine = {.run = member_header(p->mind).run,
+                               .number = last->number,
+                               .value = action->value,
+                               .epoch = action->view.number,
+                               .kind = last->kind,
+                               .code = (uint32_t)action->code,
+                               .world = action->view.global_world,
+                               .groups = action->view.groups};
+    if (p->tainted) return;
+    if (last->number <= s->voted[slot])
+        sim_fail(s, "agreement", "peer %d hears the end of vote %llu after that of vote %llu", slot + 1,
+                 (unsigned long long)last->number, (unsigned long long)s->voted[slot]);
+    s->voted[slot] = last->number;
+    struct vote_record *same = NULL;
+    for (uint32_t i = 0; i < VOTES_MOST; i++) {
+        struct vote_record *record = &s->votes[i];
+        if (record->run != mine.run || record->number != mine.number) continue;
+        if (same_end(record, &mine))
+            same = record;
+        else if (judge_alive_member(s, mine.run, slot, p->life) && is_left(s, record))
+            sim_fail(s, "agreement",
+                     "vote %llu ends at peer %d with code %u, value %llu, epoch %llu; at another peer with code %u, "
+                     "value %llu, epoch %llu",
+                     (unsigned long long)mine.number, slot + 1, mine.code, (unsigned long long)mine.value,
+                     (unsigned long long)mine.epoch, record->code, (unsigned long long)record->value,
+                     (unsigned long long)record->epoch);
+    }
+    if (same == NULL) *(same = &s->votes[s->vote_count++ % VOTES_MOST]) = mine;
+    same->lives[slot] = p->life;
+}
+
 // ---- shared state ----
 
 void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end) {
@@ -643,6 +691,10 @@ void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end) {
     if (end->code == 0 && p->group < GROUPS && truth->run != 0 && truth->announced[p->group].round == end->round)
         truth->commits[p->group] = truth->announced[p->group];
     if (p->tainted) return;
+    if (end->code == 0 && end->revision + 1 < p->state.revision)
+        sim_fail(s, "parity", "round %llu takes peer %d back to revision %llu, from %llu",
+                 (unsigned long long)end->round, slot + 1, (unsigned long long)end->revision,
+                 (unsigned long long)p->state.revision);
     struct round_record *round = NULL;
     for (uint32_t i = 0; i < ROUNDS_MOST && round == NULL; i++)
         if (s->rounds[i].round == end->round && s->rounds[i].run == run) round = &s->rounds[i];
@@ -699,16 +751,38 @@ static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
                  text);
 }
 
+// Of two that are apart at most one is lost, and nobody else; one whose report is slow may be, too.
+static void judge_apart(struct pccl_sim *s, int slot, const char *text, const char *what) {
+    const struct process *p = &s->processes[slot];
+    int other = s->apart[slot].other - 1;
+    if (strstr(text, "did not report its links in time") != NULL) return;
+    bool apart = other >= 0 && s->processes[other].group == p->group &&
+                 s->now <= s->apart[slot].until + INNOCENT_LIMITS * s->limit_ns;
+    if (apart && s->apart[slot].cost == 0) s->apart[slot].cost = s->apart[other].cost = slot + 1;
+    if (!apart)
+        sim_fail(s, "progress", "peer %d is %s although it reaches everybody: %s", slot + 1, what, text);
+    else if (s->apart[slot].cost != slot + 1)
+        sim_fail(s, "progress", "peer %d is %s, as was peer %d, to which alone it has no link: %s", slot + 1, what,
+                 other + 1, text);
+}
+
 void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what) {
     SIM_TRACE(s, "peer %d: %s: %s", slot + 1, what, text);
     const struct process *p = &s->processes[slot];
     if (p->tainted) return;
+    if (strstr(text, "does not fit the run") != NULL)
+        sim_fail(s, "agreement", "peer %d is %s for what it knows: %s", slot + 1, what, text);
     if (strstr(text, "it gave revision") != NULL && !p->misused)
         sim_fail(s, "parity", "peer %d is expelled for a revision that a sync gave it: %s", slot + 1, text);
-    if (strstr(text, "shared state: ") != NULL) return;
+    if (strstr(text, "shared state: ") != NULL) {
+        if (s->apart[slot].other != 0) s->apart[slot].cost = s->apart[s->apart[slot].other - 1].cost = 0;
+        return;
+    }
     if (s->only_naps)
         sim_fail(s, "progress", "peer %d is %s although only the master stood still: %s", slot + 1, what, text);
+    if (s->only_apart) judge_apart(s, slot, text, what);
     if (strstr(text, "no master took the run up") != NULL) {
+        s->counts[COUNT_GIVEN_UP]++;
         judge_minority(s, slot, text);
         return;
     }

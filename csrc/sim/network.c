@@ -56,6 +56,7 @@ static struct control *control_new(struct pccl_sim *s, int slot, uint32_t master
                                     .life = s->processes[slot].life,
                                     .group = s->processes[slot].group,
                                     .serial = ++s->serial,
+                                    .lost_from = INT64_MAX,
                                     .at_peer = true,
                                     .at_master = true};
         return control;
@@ -437,6 +438,12 @@ void sim_dial_ends(struct pccl_sim *s, struct event *event) {
     struct wire_id other = sim_id_of(event->from, event->other_life);
     use_link(s, event->slot, event->from, c->index, c);
     member_link_up(p->mind, &other, c->index, 100 + (uint32_t)sim_below(s, 100), s->now, &p->out);
+}
+
+void sim_refuse_dial(struct pccl_sim *s, const struct event *event) {
+    struct connection *c = connection_of(s, event);
+    if (c != NULL && s->prompt && !s->processes[event->slot].dark)
+        push(s, c, EVENT_DIAL_ENDS, 0, arrival(s, c, 0), false);
 }
 
 void sim_dial_late(struct pccl_sim *s, struct event *event) {

@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "pccl.h"
+
 enum {
     SYNC_TRIES = 3, // then the program helps itself
     SETTLE_MS = 500,
@@ -99,7 +101,10 @@ static void end_round(struct pccl_sim *s, int slot) {
 static void on_sync_end(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct process *p = &s->processes[slot];
     struct state_model *state = &p->state;
-    if (action->end == NULL) return; // expelled, or the master is lost
+    if (action->end == NULL || (action->code != 0 && action->code != pcclNoSharedStateAvailable)) {
+        if (!p->tainted) sim_fail(s, "parity", "a sync of peer %d ends with code %d", slot + 1, action->code);
+        return;
+    }
     judge_sync(s, slot, action->end);
     state->incomplete = action->code != 0 && (state->incomplete || state->wrote);
     state_model_end(s, slot);
@@ -216,6 +221,7 @@ static void pass_update(struct pccl_sim *s, int slot, const struct member_action
 }
 
 void program_connected(struct pccl_sim *s, int slot, const struct member_action *action) {
+    judge_vote(s, slot, action);
     pass_update(s, slot, action);
 }
 
@@ -227,6 +233,7 @@ void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action
         return;
     }
     uint8_t kind = p->program.vote;
+    judge_vote(s, slot, action);
     if (p->program.step != STEP_VOTING || (action->code != 0 && kind != WIRE_VOTE_OPTIMIZE)) {
         if (!p->tainted)
             sim_fail(s, "agreement", "a vote of peer %d ends with code %d where it cannot", slot + 1, action->code);

@@ -24,6 +24,7 @@ static const char *const count_names[COUNTS] = {"events",
                                                 "partitions",
                                                 "one-way losses",
                                                 "duplicate connects",
+                                                "pairs apart",
                                                 "leaves",
                                                 "misuses",
                                                 "flipped bits",
@@ -32,6 +33,9 @@ static const char *const count_names[COUNTS] = {"events",
                                                 "blocked threads",
                                                 "refused allocations",
                                                 "masters found again",
+                                                "ends told late",
+                                                "runs begun afresh",
+                                                "runs given up",
                                                 "syncs begun again",
                                                 "refused",
                                                 "dead communicators",
@@ -44,6 +48,8 @@ static const char *const count_names[COUNTS] = {"events",
                                                 "mismatches",
                                                 "syncs",
                                                 "states fetched",
+                                                "states not fetched",
+                                                "torn states",
                                                 "syncs without a state",
                                                 "states begun anew",
                                                 "rounds",
@@ -186,10 +192,13 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
     s->connection_high = s->serial = 0;
     s->master_lives = 0;
     memset(s->instance_slots, 0, sizeof s->instance_slots);
-    s->instance_count = s->ring_count = s->round_count = s->epoch_count = 0;
+    s->instance_count = s->ring_count = s->round_count = s->epoch_count = s->vote_count = 0;
     memset(s->rings, 0, sizeof s->rings);
     memset(s->rounds, 0, sizeof s->rounds);
     memset(s->epochs, 0, sizeof s->epochs);
+    memset(s->votes, 0, sizeof s->votes);
+    memset(s->apart, 0, sizeof s->apart);
+    memset(s->voted, 0, sizeof s->voted);
     memset(s->tainted, 0, sizeof s->tainted);
     memset(s->truths, 0, sizeof s->truths);
     memset(s->resumed, 0, sizeof s->resumed);
@@ -268,7 +277,10 @@ static void run_event(struct pccl_sim *s, struct event *event, bool *kept) {
     }
     if (is_for_peer(event->kind)) {
         sim_short(s, &s->processes[event->slot].shortage);
-        if (sim_alive(s, event->slot, event->life)) sim_peer_event(s, event, kept);
+        if (sim_alive(s, event->slot, event->life))
+            sim_peer_event(s, event, kept);
+        else if (event->kind == EVENT_DIAL_ARRIVES)
+            sim_refuse_dial(s, event);
         sim_short(s, NULL);
         return;
     }

@@ -29,7 +29,8 @@ enum pccl_sim_fault {
     // the thread of a master, or the control thread of a peer, blocks in the middle of an event
     PCCL_SIM_BLOCK = 8192,
     PCCL_SIM_MEMORY = 16384, // memory is refused to a mind
-    PCCL_SIM_ALL = 32767,
+    PCCL_SIM_APART = 32768,  // two peers that reach everybody else cannot reach each other
+    PCCL_SIM_ALL = 65535,
 };
 
 struct pccl_sim_config {

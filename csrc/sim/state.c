@@ -36,6 +36,7 @@ enum member_tensors state_model_restart(struct pccl_sim *s, int slot, struct wir
     bool wrote = state->wrote_now, torn = wrote && state->delta != NULL && delta_missing(state->delta) > 0;
     for (uint32_t leaf = 0; leaf < LEAVES && torn; leaf++)
         if (delta_wants(state->delta, leaf)) state->leaves[leaf] = sim_random(s); // half-written
+    s->counts[COUNT_TORN] += torn;
     if (torn) state->incomplete = true;
     delta_free(state->delta);
     state->delta = NULL;
@@ -97,7 +98,7 @@ static void finish(struct pccl_sim *s, int slot, bool complete) {
     for (uint32_t i = 0; i < state->donor_count; i++)
         if (state->donors[i].kept > 0)
             s->done.sources[s->done.count++] = (struct wire_sync_source){state->donors[i].id, state->donors[i].kept};
-    s->counts[COUNT_FETCHES] += complete;
+    s->counts[complete ? COUNT_FETCHES : COUNT_NOT_FETCHED]++;
     struct wire_buffer frame = {0};
     wire_encode_sync_done(&frame, member_header(p->mind), &s->done);
     sim_send_master(s, p, &frame);

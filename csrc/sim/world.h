@@ -45,6 +45,7 @@ enum {
     RINGS_MOST = 256,
     ROUNDS_MOST = 256,
     EPOCHS_MOST = 64,
+    VOTES_MOST = 64,
     EVENTS_MOST = 1 << 16,
     NAP_SKEW_MS = 4, // within which a master that wakes hears what came meanwhile, each connection by itself
     TEXT_BYTES = 512,
@@ -131,7 +132,7 @@ struct control {
     uint8_t slot, master;
     uint32_t life, group, serial;
     bool at_peer, at_master; // open there
-    bool reset;              // what is on its way to the peer is lost
+    int64_t lost_from;       // what reaches the peer from then on is lost; INT64_MAX: nothing is
     int64_t up_at, down_at;  // last deliveries, since nothing overtakes
 };
 
@@ -272,6 +273,7 @@ struct process {
     uint32_t life, group;
     int64_t stopped_until;
     int64_t ended_at;
+    bool dark; // it has ended, and nobody was told
     struct shortage shortage;
     bool tainted; // a frame of its connection was changed: what it says is not judged
     bool misused; // its program gave a wrong revision
@@ -338,6 +340,13 @@ struct round_record {
     uint8_t code;
 };
 
+// How one vote of all ended, and who heard it so.
+struct vote_record {
+    uint64_t run, number, value, epoch;
+    uint32_t kind, code, world, groups;
+    uint32_t lives[SLOTS];
+};
+
 // The last commit of a group, to see that no revision is lost.
 struct commit_record {
     uint64_t run, round, revision;
@@ -365,6 +374,7 @@ enum count {
     COUNT_PARTITIONS,
     COUNT_ONE_WAYS,
     COUNT_DUPLICATES,
+    COUNT_APARTS,
     COUNT_LEAVES,
     COUNT_MISUSES,
     COUNT_FLIPS,
@@ -373,6 +383,9 @@ enum count {
     COUNT_BLOCKS,
     COUNT_REFUSALS,
     COUNT_FOUND,
+    COUNT_TOLD_LATE,
+    COUNT_AFRESH,
+    COUNT_GIVEN_UP,
     COUNT_RESTARTED,
     COUNT_REFUSED,
     COUNT_EXPELLED,
@@ -385,6 +398,8 @@ enum count {
     COUNT_MISMATCHES,
     COUNT_SYNCS,
     COUNT_FETCHES,
+    COUNT_NOT_FETCHED,
+    COUNT_TORN,
     COUNT_NO_STATE,
     COUNT_RESUMED,
     COUNT_ROUNDS,
@@ -441,6 +456,13 @@ struct pccl_sim {
     bool faulty;
     bool naps, only_naps; // a single master stands still again and again; nothing else goes wrong
     int64_t nap_from;     // for the next one
+    bool only_apart;      // pairs are apart; nothing else goes wrong
+    bool prompt;          // who dials a process that has ended is refused at once
+    bool in_part;         // of what a master said that ends some hear the first part
+    struct {
+        int other, cost; // + 1: who it is apart from, and which of the two was lost of it; 0: none so far
+        int64_t until;
+    } apart[SLOTS];
     uint32_t faults;
     int64_t fault_every_ns, calm_from; // calm_from: end of the last fault's effect
     int64_t faults_end, end_at;
@@ -455,7 +477,8 @@ struct pccl_sim {
     struct ring_record rings[RINGS_MOST];
     struct round_record rounds[ROUNDS_MOST];
     struct epoch_record epochs[EPOCHS_MOST];
-    uint32_t ring_count, round_count, epoch_count;
+    struct vote_record votes[VOTES_MOST];
+    uint32_t ring_count, round_count, epoch_count, vote_count;
     struct truth truths[RUNS_MOST]; // the newest run first
     struct {
         uint32_t life;
@@ -466,6 +489,7 @@ struct pccl_sim {
     uint64_t regrouped[GROUPS];         // in which epoch
     int64_t unreached_at[SLOTS][SLOTS]; // when the one said of the other that it has no links to it for a candidate
     uint32_t tainted[SLOTS];            // lives
+    uint64_t voted[SLOTS];              // number of the last vote whose end this life heard
 
     // trace
     bool tracing;
@@ -513,6 +537,7 @@ void sim_close_controls(struct pccl_sim *s, int slot, bool told);
 void sim_dial(struct pccl_sim *s, int slot, const struct member_action *action);
 void sim_dial_arrives(struct pccl_sim *s, struct event *event);
 void sim_dial_ends(struct pccl_sim *s, struct event *event);
+void sim_refuse_dial(struct pccl_sim *s, const struct event *event); // nobody listens there any more
 void sim_dial_late(struct pccl_sim *s, struct event *event);
 void sim_judge_parked(struct pccl_sim *s, int slot);
 void sim_expire_parked(struct pccl_sim *s, int slot);
@@ -610,6 +635,7 @@ struct instance *judge_find(struct pccl_sim *s, uint64_t run, uint64_t generatio
 void judge_begins(struct pccl_sim *s, int slot, struct op *op);
 void judge_reduced(struct pccl_sim *s, int slot, const struct op *op); // its result is here
 void judge_ended(struct pccl_sim *s, int slot, const struct op *op);
+void judge_vote(struct pccl_sim *s, int slot, const struct member_action *action); // of all; or a connect
 void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end);
 void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan);
 void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what);

@@ -37,7 +37,7 @@ SOURCES = [
     ),
 ]
 FLAGS = ["-std=c11", "-D_GNU_SOURCE=", "-DNDEBUG", "-O1", "-Icsrc", "-Icsrc/include", "-Itests/unit", "-ffunction-sections"]
-FORK, BLOCK, MEMORY = 4096, 8192, 16384  # as in csrc/sim/sim.h
+FORK, BLOCK, MEMORY, APART = 4096, 8192, 16384, 32768  # as in csrc/sim/sim.h
 LINK = ["-Wl,--gc-sections", "-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc", "-pthread", "-lm"]
 
 
@@ -335,6 +335,19 @@ MUTANTS = [
         new="        if (grown == NULL) {\n            return &refused;",
         faults=MEMORY,
         seeds=1000,
+    ),
+    Mutant(
+        name="refuses_both",  # newcomers that cannot reach each other
+        file="master/membership_epochs.c",
+        old="other == newcomer || other->gone || !first ||",
+        new="other == newcomer ||",
+        faults=APART,
+    ),
+    Mutant(
+        name="vote_ends_otherwise",  # for those who hear of it from the next master
+        file="peer/member_recovery.c",
+        old="barrier->value = outcome->value;",
+        new="barrier->value = 0;",
     ),
 ]
 

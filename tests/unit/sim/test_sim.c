@@ -5,7 +5,7 @@
 
 #include "sim/sim.h"
 
-enum { DEFAULT_SEEDS = 400, EVENTS = 1 << 16, TRACE_LINES = 60, FAILURES_MOST = 3 };
+enum { DEFAULT_SEEDS = 1000, EVENTS = 1 << 16, TRACE_LINES = 60, FAILURES_MOST = 3 };
 
 static enum pccl_sim_state run(struct pccl_sim *sim, const struct pccl_sim_config *config) {
     enum pccl_sim_state state = pccl_sim_begin(sim, config);
