@@ -15,26 +15,10 @@ from pccl._loader import load_simulator
 
 _ffi, _C = load_simulator()
 
-FAULTS = {
-    name: getattr(_C, f"PCCL_SIM_{name.upper().replace('-', '_')}")
-    for name in (
-        "crash",
-        "power-off",
-        "stall",
-        "delay",
-        "break",
-        "partition",
-        "one-way",
-        "duplicate",
-        "leave",
-        "misuse",
-        "flip",
-        "master",
-        "fork",
-        "block",
-        "memory",
-        "apart",
-    )
+FAULTS: dict[str, int] = {
+    name.removeprefix("PCCL_SIM_").lower().replace("_", "-"): number
+    for number, name in sorted(_ffi.typeof("enum pccl_sim_fault").elements.items())
+    if name != "PCCL_SIM_ALL"
 }
 """What may go wrong, by name; docs/simulator.md explains each."""
 
