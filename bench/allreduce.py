@@ -13,7 +13,7 @@ import methods
 from harness import KIB, MIB, Peer, Row
 
 import pccl
-from pccl._bare_tcp import BareTcp
+from pccl.cli.bare_tcp import BareTcp
 from pccl.stress.ports import free_ports
 
 SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB]

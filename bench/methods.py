@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from harness import MIB, Peer
 
 import pccl
-from pccl._bare_tcp import congestion_here
+from pccl.cli.bare_tcp import congestion_here
 
 SAME_HOST_MEMORY = "PCCL_SAME_HOST_MEMORY"
 

@@ -12,39 +12,10 @@
 import sys as _sys
 
 from pccl import _cuda as cuda
-from pccl._pccl import (
-    AsyncReduceHandle,
-    Attribute,
-    Communicator,
-    DataType,
-    DistributionHint,
-    MasterNode,
-    PCCLError,
-    QuantizationAlgorithm,
-    QuantizationOptions,
-    ReduceDescriptor,
-    ReduceInfo,
-    ReduceOp,
-    ReduceOpDescriptor,
-    ReduceOperandDescriptor,
-    SharedState,
-    SharedStateSyncInfo,
-    SharedStateSyncStrategy,
-    TensorInfo,
-)
-from pccl._pccl import CallAgainError as CallAgainError
-from pccl._pccl import ConnectError as ConnectError
-from pccl._pccl import ConnectionFailedError as ConnectionFailedError
-from pccl._pccl import Contributors as Contributors
-from pccl._pccl import DeviceType as DeviceType
-from pccl._pccl import PCCLTimeoutError as PCCLTimeoutError
-from pccl._pccl import PeerLostError as PeerLostError
-from pccl._pccl import Result as Result
-from pccl._pccl import SyncProgress as SyncProgress
-from pccl._pccl import SystemRefusedError as SystemRefusedError
-from pccl._pccl import TooFewPeersError as TooFewPeersError
-from pccl._pccl import UsageError as UsageError
+from pccl._pccl import *
 from pccl._version import __version__ as __version__
+
+del C, ffi  # PCCL has them in _pccl alone
 
 __all__ = [  # noqa: RUF022 - in the order in which the interface is documented
     "cuda",

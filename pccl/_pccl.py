@@ -1,78 +1,42 @@
-"""The names that PCCL keeps in this module, with `ffi` and `C`; importing it initialises the library."""
+"""The names that PCCL keeps in this module, with `ffi` and `C`; importing it initialises the library.
+
+This is the one list of what the package exports: `pccl` takes all of it.
+"""
 
 from pccl import _cuda as cuda
-from pccl._communicator import Communicator
-from pccl._enums import (
-    Attribute,
-    DataType,
-    DeviceType,
-    DistributionHint,
-    QuantizationAlgorithm,
-    ReduceOp,
-    Result,
-    SharedStateSyncStrategy,
-)
-from pccl._errors import (
-    CallAgainError,
-    ConnectError,
-    ConnectionFailedError,
-    PCCLError,
-    PCCLTimeoutError,
-    PeerLostError,
-    SystemRefusedError,
-    TooFewPeersError,
-    UsageError,
-)
-from pccl._loader import load_native_module
-from pccl._master import MasterNode
-from pccl._ops import AsyncReduceHandle
-from pccl._state import SharedState, SharedStateSyncInfo
+from pccl import _loader
+from pccl._communicator import Communicator as Communicator
+from pccl._enums import Attribute as Attribute
+from pccl._enums import DataType as DataType
+from pccl._enums import DeviceType as DeviceType
+from pccl._enums import DistributionHint as DistributionHint
+from pccl._enums import QuantizationAlgorithm as QuantizationAlgorithm
+from pccl._enums import ReduceOp as ReduceOp
+from pccl._enums import Result as Result
+from pccl._enums import SharedStateSyncStrategy as SharedStateSyncStrategy
+from pccl._errors import CallAgainError as CallAgainError
+from pccl._errors import ConnectError as ConnectError
+from pccl._errors import ConnectionFailedError as ConnectionFailedError
+from pccl._errors import PCCLError as PCCLError
+from pccl._errors import PCCLTimeoutError as PCCLTimeoutError
+from pccl._errors import PeerLostError as PeerLostError
+from pccl._errors import SystemRefusedError as SystemRefusedError
+from pccl._errors import TooFewPeersError as TooFewPeersError
+from pccl._errors import UsageError as UsageError
+from pccl._master import MasterNode as MasterNode
+from pccl._ops import AsyncReduceHandle as AsyncReduceHandle
+from pccl._state import SharedState as SharedState
+from pccl._state import SharedStateSyncInfo as SharedStateSyncInfo
 from pccl._state import SyncProgress as SyncProgress
 from pccl._types import Contributors as Contributors
-from pccl._types import (
-    QuantizationOptions,
-    ReduceDescriptor,
-    ReduceInfo,
-    ReduceOpDescriptor,
-    ReduceOperandDescriptor,
-    TensorInfo,
-)
+from pccl._types import QuantizationOptions as QuantizationOptions
+from pccl._types import ReduceDescriptor as ReduceDescriptor
+from pccl._types import ReduceInfo as ReduceInfo
+from pccl._types import ReduceOpDescriptor as ReduceOpDescriptor
+from pccl._types import ReduceOperandDescriptor as ReduceOperandDescriptor
+from pccl._types import TensorInfo as TensorInfo
 
-__all__ = [
-    "AsyncReduceHandle",
-    "Attribute",
-    "C",
-    "CallAgainError",
-    "Communicator",
-    "ConnectError",
-    "ConnectionFailedError",
-    "DataType",
-    "DeviceType",
-    "DistributionHint",
-    "MasterNode",
-    "PCCLError",
-    "PCCLTimeoutError",
-    "PeerLostError",
-    "QuantizationAlgorithm",
-    "QuantizationOptions",
-    "ReduceDescriptor",
-    "ReduceInfo",
-    "ReduceOp",
-    "ReduceOpDescriptor",
-    "ReduceOperandDescriptor",
-    "Result",
-    "SharedState",
-    "SharedStateSyncInfo",
-    "SharedStateSyncStrategy",
-    "SystemRefusedError",
-    "TensorInfo",
-    "TooFewPeersError",
-    "UsageError",
-    "cuda",
-    "ffi",
-]
-
-ffi, C = load_native_module()
+ffi, C = _loader.load_native_module()
 PCCLError.check(C.pcclInit(), "pcclInit")
 
 _build_info = ffi.new("pcclBuildInfo_t *")

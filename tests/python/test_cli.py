@@ -16,8 +16,8 @@ pytest.importorskip("rich")
 from click.testing import CliRunner
 
 import pccl
-from pccl import _bench
 from pccl.cli import main
+from pccl.cli.bench import Plan, run_here, take_part
 
 
 def run(*arguments):
@@ -66,14 +66,14 @@ def test_wrong_input(arguments, words):
 
 
 def test_sizes():
-    from pccl.cli import read_sizes
+    from pccl.cli.bench import read_sizes
 
     assert read_sizes("1,4K, 4KiB,1mb,2G") == [1, 4096, 4096, 1 << 20, 2 << 30]
 
 
 def plan(**changes):
     given = {"sizes": [4096], "world": 2, "lanes": 0, "dtype": "float32", "iterations": 2, "in_place": False, "gloo": False}
-    return _bench.Plan(**{**given, **changes})
+    return Plan(**{**given, **changes})
 
 
 THREE = {"world": 3, "lanes": 2, "in_place": True, "dtype": "int8", "tcp": True, "pin": True}
@@ -82,7 +82,7 @@ THREE = {"world": 3, "lanes": 2, "in_place": True, "dtype": "int8", "tcp": True,
 @pytest.mark.parametrize("changes", [THREE, {"gloo": True}])
 def test_bench_measures(changes):
     pytest.importorskip("torch" if "gloo" in changes else "numpy")
-    rows = list(_bench.run_here(plan(sizes=[4096, 1 << 20], **changes)))
+    rows = list(run_here(plan(sizes=[4096, 1 << 20], **changes)))
     assert [row["bytes"] for row in rows] == [4096, 1 << 20]
     for row in rows:
         assert row["pccl_ms"] >= row["pccl_min_ms"] > 0
@@ -109,7 +109,7 @@ def test_bench_takes_part_in_a_run():
 
     rows = []
     with pccl.MasterNode("127.0.0.1:0") as master:
-        peers = [Thread(target=lambda: rows.append(list(_bench.take_part(plan(), f"127.0.0.1:{master.port}")))) for _ in range(2)]
+        peers = [Thread(target=lambda: rows.append(list(take_part(plan(), f"127.0.0.1:{master.port}")))) for _ in range(2)]
         for peer in peers:
             peer.start()
         for peer in peers:

@@ -12,8 +12,8 @@ pytest.importorskip("rich")
 
 from click.testing import CliRunner
 
-from pccl import _sim
 from pccl.cli import main
+from pccl.cli.sim import _C, FAULTS
 
 
 def run(*arguments):
@@ -147,4 +147,4 @@ def test_interrupt():
 
 
 def test_fault_names_are_those_of_the_core():
-    assert sum(_sim.FAULTS.values()) == _sim._C.PCCL_SIM_ALL
+    assert sum(FAULTS.values()) == _C.PCCL_SIM_ALL

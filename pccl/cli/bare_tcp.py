@@ -76,6 +76,7 @@ class BareTcp:
                 select.select([self._in] if received < total else [], [self._out] if sent < total else [], [])
 
     def close(self) -> None:
+        """Closes both connections."""
         self._out.close()
         self._in.close()
 

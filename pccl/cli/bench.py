@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -16,13 +17,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+from rich.console import Console
 from rich.table import Table
 
 import pccl
-from pccl._bare_tcp import BareTcp, congestion_here
+from pccl.cli.bare_tcp import BareTcp, congestion_here
 from pccl.stress.ports import free_ports
 
 DTYPES = ["uint8", "int8", "int16", "uint16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"]
+
+PEER = "from pccl.cli.bench import run_peer; run_peer()"
+"""The program of a peer, which takes its task as an argument."""
 
 WARM_UPS = 2
 FORM_SECONDS = 60.0
@@ -70,7 +76,7 @@ def run_here(plan: Plan) -> Iterator[Row]:
 def _spawn(plan: Plan, address: str, rank: int, folder: str, ports: list[int]) -> subprocess.Popen[str]:
     task = json.dumps({"plan": asdict(plan), "address": address, "rank": rank, "folder": folder, "ports": ports})
     output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-    return subprocess.Popen([sys.executable, "-m", "pccl._bench", task], stdout=output, text=True)
+    return subprocess.Popen([sys.executable, "-c", PEER, task], stdout=output, text=True)
 
 
 def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "", ports: Sequence[int] = ()) -> Iterator[Row]:
@@ -207,19 +213,104 @@ def _processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _run_peer(task: str) -> None:
+def run_peer() -> None:
     """A peer that `run_here` started: prints its rows as JSON lines."""
-    given = json.loads(task)
+    given = json.loads(sys.argv[1])
     plan = Plan(**given["plan"])
-    _place(plan, given["rank"])
-    for row in take_part(plan, given["address"], given["rank"], given["folder"], given["ports"]):
-        print(json.dumps(row), flush=True)
-
-
-if __name__ == "__main__":
     try:
-        _run_peer(sys.argv[1])
+        _place(plan, given["rank"])
+        for row in take_part(plan, given["address"], given["rank"], given["folder"], given["ports"]):
+            print(json.dumps(row), flush=True)
     except KeyboardInterrupt:
         sys.exit(130)  # `pccl bench` speaks for all
     except (BenchError, pccl.PCCLError) as error:  # another peer may have been interrupted first
         sys.exit(f"pccl bench: {error}")
+
+
+# ---- the command ----
+
+SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def read_sizes(text: str) -> list[int]:
+    """A list of sizes in bytes, from 4096,64K,16MiB."""
+    return [_read_size(part.strip()) for part in text.split(",")]
+
+
+def _read_size(text: str) -> int:
+    number = text.rstrip("KMGiBkmgb")
+    unit = text[len(number) :].upper().removesuffix("B").removesuffix("I")
+    if not number.isdecimal() or int(number) == 0 or unit not in SIZE_UNITS:
+        raise click.BadParameter(f"{text!r} is not a size: write 4096, 4K, 16M or 1G")
+    return int(number) * SIZE_UNITS[unit]
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure this machine, or a run."""
+
+
+@command.command(short_help="Time the all-reduce, beside torch's gloo.")
+@click.option(
+    "--sizes", type=read_sizes, default="4K,64K,1M,16M,64M", show_default=True, metavar="SIZES", help="bytes per tensor"
+)
+@click.option("--world", type=click.IntRange(2, 64), default=2, show_default=True, help="number of peers")
+@click.option(
+    "--lanes", type=click.IntRange(0, 256), default=0, show_default="the library's", help="connections to each neighbour"
+)
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
+@click.option("--iterations", type=click.IntRange(1), default=15, show_default=True, help="timed ops of each size")
+@click.option("--in-place", is_flag=True, help="reduce into the send buffer")
+@click.option("--gloo/--no-gloo", default=None, help="compare with torch's gloo  [default: where torch is installed]")
+@click.option("--tcp", is_flag=True, help="compare with bare TCP, with the congestion control that pccl has within a host")
+@click.option("--pin", is_flag=True, help="each peer on one core, in turn")
+@click.option("--realtime", is_flag=True, help="peers at real-time priority (needs root)")
+@click.option("--master", "address", metavar="HOST:PORT", help="take part in the run of this master, as one of --world peers")
+@click.option("--json", "as_json", is_flag=True, help="print JSON, one line per size")
+def allreduce(
+    sizes: list[int],
+    world: int,
+    lanes: int,
+    dtype: str,
+    iterations: int,
+    in_place: bool,
+    gloo: bool | None,
+    tcp: bool,
+    pin: bool,
+    realtime: bool,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Time the all-reduce; each row is the median over the timed ops, in which gloo and pccl alternate.
+
+    Without --master it starts a master and all peers on this machine.
+    """
+    with_gloo = gloo if gloo is not None else address is None and importlib.util.find_spec("torch") is not None
+    if with_gloo and address is not None:
+        raise click.UsageError("gloo can be compared only between peers that this command starts: leave --master or --gloo out")
+    if address is not None and (tcp or pin or realtime):
+        raise click.UsageError("--tcp, --pin and --realtime are for peers that this command starts: leave --master or them out")
+    plan = Plan(
+        sizes=sizes,
+        world=world,
+        lanes=lanes,
+        dtype=dtype,
+        iterations=iterations,
+        in_place=in_place,
+        gloo=with_gloo,
+        tcp=tcp,
+        pin=pin,
+        realtime=realtime,
+    )
+    try:
+        rows = take_part(plan, address) if address else run_here(plan)
+        if as_json:
+            for row in rows:
+                click.echo(json.dumps(row))
+            return
+        console = Console()
+        with console.status("measuring"):
+            shown = table(plan, list(rows))
+        console.print(shown)
+    except BenchError as error:
+        raise click.ClickException(str(error)) from None

@@ -6,10 +6,15 @@ The simulator lets go of the GIL while it runs, so threads are enough; each has 
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+
+import click
+from rich.console import Console
 
 from pccl._loader import load_simulator
 
@@ -24,6 +29,10 @@ FAULTS: dict[str, int] = {
 
 EVENTS_PER_CALL = 20_000
 """About 10 ms, so that an interrupt is obeyed at once."""
+
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as that of a shell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,3 +147,117 @@ def counts_of(sim: Any) -> Counter[str]:
 def default_jobs() -> int:
     """Seeds at a time: one per processor that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+# ---- the command ----
+
+
+def read_faults(text: str) -> int:
+    """Bits of what may go wrong, from names: crash,stall; or all."""
+    names = list(FAULTS) if text == "all" else [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in FAULTS]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]!r} is no fault: choose from {', '.join(FAULTS)}, or write all")
+    return sum(FAULTS[name] for name in set(names))
+
+
+@click.command("sim", short_help="Simulate the protocol under faults.")
+@click.option("--seed", type=click.IntRange(0, 2**63), default=1, show_default=True, help="the first seed")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="number of seeds, counting up from --seed")
+@click.option(
+    "--peers",
+    type=click.IntRange(2, 1000),
+    help="peers at a time; above 16: takeovers alone  [default: 2 to 8, chosen by the seed]",
+)
+@click.option("--masters", type=click.IntRange(1, 3), help="the first master and its standbys  [default: chosen by the seed]")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0.001, 10000),
+    help="simulated minutes with faults per seed  [default: 0.005 to 0.02, chosen by the seed]",
+)
+@click.option(
+    "--faults",
+    type=read_faults,
+    metavar="NAMES",
+    help=f"comma-separated, from {', '.join(FAULTS)}; or all  [default: chosen by the seed]",
+)
+@click.option("--trace", is_flag=True, help="print who says what to whom, and when")
+@click.option(
+    "--lines", type=click.IntRange(1, 100000), default=60, show_default=True, help="lines of trace to print of a failing seed"
+)
+@click.option("--jobs", type=click.IntRange(1, 256), default=default_jobs, help="seeds at a time  [default: the processors]")
+@click.option("--failures", type=click.IntRange(1), default=3, show_default=True, help="stop after so many failing seeds")
+def command(
+    seed: int,
+    seeds: int,
+    peers: int | None,
+    masters: int | None,
+    minutes: float | None,
+    faults: int | None,
+    trace: bool,
+    lines: int,
+    jobs: int,
+    failures: int,
+) -> None:
+    """Run the protocol in virtual time against faults drawn from a seed, and check it after every event.
+
+    The same seed and options give the same run. The exit status is 0 when all seeds pass, 1 when one fails, 2 when it could
+    not run, and 130 after Ctrl-C.
+    """
+    if trace and seeds > 1:
+        raise click.UsageError("--trace is for one seed")
+    plan = Plan(
+        first=seed,
+        seeds=seeds,
+        peers=peers or 0,
+        masters=masters or 0,
+        fault_ms=round((minutes or 0) * 60000),
+        faults=faults or 0,
+        lines=lines,
+        trace=trace,
+        jobs=min(jobs, seeds),
+        failures=failures,
+    )
+    sys.exit(_simulate(plan))
+
+
+def _simulate(plan: Plan) -> int:
+    console = Console(stderr=True, highlight=False)
+    began = time.monotonic()
+    interrupted = False
+    told = 0.0  # when the next line is due where nobody watches
+    with Runner(plan) as runner:
+        progress = runner.progress
+        try:
+            with console.status("simulating") as status:
+                while not runner.wait(0.1):
+                    seconds = max(time.monotonic() - began, 0.001)
+                    line = (
+                        f"{progress.done} of {plan.seeds} seeds, {progress.done / seconds:.0f} a second, "
+                        f"{progress.events / 1e6:.1f} million events, {len(progress.reports)} failed"
+                    )
+                    status.update(line)
+                    if not console.is_terminal and seconds >= told:
+                        click.echo(line, err=True)
+                        told += 10
+        except KeyboardInterrupt:
+            interrupted = True
+    seconds = time.monotonic() - began
+    for report in progress.reports:
+        click.echo(report)
+    for error in progress.errors:
+        click.echo(error, err=True)
+    happened = ", ".join(f"{count} {name}" for name, count in progress.counts.items() if count)
+    rate = progress.done / max(seconds, 0.001)
+    click.echo(f"{happened}", err=plan.trace)
+    failed = f"{len(progress.reports)} failed" if progress.reports else "all passed"
+    click.echo(
+        f"{'interrupted after ' if interrupted else ''}{progress.done} seeds from {plan.first} in {seconds:.1f} s "
+        f"({rate:.0f} a second, {plan.jobs} at a time): {failed}",
+        err=plan.trace,
+    )
+    if interrupted:
+        return INTERRUPTED
+    if progress.errors:
+        return 2
+    return 1 if progress.reports else 0

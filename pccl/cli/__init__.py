@@ -1,0 +1,130 @@
+"""The `pccl` command."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+import pccl
+from pccl._loader import load_native_module
+from pccl.cli import bench, sim
+from pccl.master import DEFAULT_ADDRESS, SIGTERM_CHOICES, serve
+from pccl.stress.command import stress
+
+_ffi, _C = load_native_module()
+
+
+class Interruptible(click.Group):
+    """Ctrl-C ends its commands with status 130 and one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click's, but for Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(sim.INTERRUPTED)
+
+
+@click.group(cls=Interruptible, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(pccl.__version__, prog_name="pccl")
+def main() -> None:
+    """Collective communication between peers that may join, die or hang at any time."""
+
+
+@main.command(short_help="Run a master, or a standby.")
+@click.option("--listen", default=DEFAULT_ADDRESS, show_default=True, help="host:port to listen on; port 0 = any free port")
+@click.option(
+    "--heartbeat-limit",
+    type=click.FloatRange(0.1, 3600),
+    show_default="PCCL_HEARTBEAT_LIMIT_MS, or 5",
+    help="seconds without a heartbeat after which a peer is declared dead",
+)
+@click.option("--masters", help="all masters of the run, this one among them: host:port,host:port; the first begins new runs")
+@click.option(
+    "--on-sigterm",
+    type=click.Choice(SIGTERM_CHOICES),
+    show_default="PCCL_MASTER_ON_SIGTERM, or detach",
+    help="detach: peers look for another master, or wait for this one to come back; end: the run ends",
+)
+def master(listen: str, heartbeat_limit: float | None, masters: str | None, on_sigterm: str | None) -> None:
+    """Run a master, or a standby, until Ctrl-C, which ends the run, or SIGTERM."""
+    sys.exit(serve(listen, heartbeat_limit, masters, on_sigterm))
+
+
+@main.command(short_help="Show the build and the instruction set in use.")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def info(as_json: bool) -> None:
+    """Show the build, the instruction set in use, and what else is installed."""
+    facts = _facts()
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    table = Table(show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, "not installed" if value is None else str(value))
+    Console().print(table)
+
+
+def _facts() -> dict[str, object]:
+    level = _ffi.new("char const **")
+    _C.pccl_ext_cpu_level(level)
+    return {
+        "version": pccl.__version__,
+        "library": importlib.import_module("pccl._native").__file__,
+        "instruction set": _ffi.string(level[0]).decode(),
+        "processors": len(os.sched_getaffinity(0)),
+        "CUDA tensors": pccl.cuda.is_available(),
+        "LZ4": lz4_missing() or "yes",
+        "default port": _C.CCOIP_PROTOCOL_PORT_MASTER,
+        "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "numpy")},
+    }
+
+
+def lz4_missing() -> str:
+    """What a build without LZ4 lacks, and how to have it; "" for a build with it."""
+    if _C.pccl_ext_has_lz4():
+        return ""
+    return (
+        "no: shared state travels unpacked over slow links. "
+        "To have it, install liblz4-dev (Debian), lz4-devel (Fedora) or lz4 (Arch) and build again"
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@main.command(
+    short_help="Train a small model, kill a peer, add one.",
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def demo(arguments: tuple[str, ...]) -> None:
+    """Train a small model on real text with three peers, and kill one of them."""
+    try:
+        run_demo = importlib.import_module("pccl.demo").run_demo
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"the demo needs {error.name}: pip install 'pccl[demo]'") from None
+    sys.exit(run_demo(list(arguments)))
+
+
+for command in (bench.command, sim.command, stress):
+    main.add_command(command)
