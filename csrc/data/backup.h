@@ -6,16 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "ops/ranges.h"
+#include "ops/op.h"
 
 enum { BACKUP_CACHE_COUNT = 16 };
-
-// All 0: there is none, and nothing is saved.
-struct backup {
-    uint8_t *bytes; // a mapping as long as the tensor, used at the tensor's offsets
-    size_t capacity;
-    struct ranges saved; // bytes
-};
 
 // Mappings that are kept for the ops to come.
 struct backup_cache {

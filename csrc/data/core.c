@@ -22,4 +22,4 @@ void engine_fail(struct engine *engine) {
     engine_wake(engine);
 }
 
-bool engine_may_begin(const struct engine *engine) { return engine->ready && engine->pending == NULL; }
+bool engine_may_begin(const struct engine *engine) { return engine->book.ready; }

@@ -10,6 +10,7 @@
 #include "data/backup.h"
 #include "data/call.h"
 #include "data/core.h"
+#include "ops/book.h"
 
 struct block;
 struct frame;
@@ -19,37 +20,10 @@ struct peer;
 struct pool;
 struct service;
 
-enum {
-    LOST_EPOCHS_MAX = WIRE_MAX_MEMBERS,
-};
-
-// The members of a group epoch. Shared; guarded by the lock.
-struct roster {
-    uint32_t references, count;
-    struct wire_id ids[];
-};
-
-struct tag_counter {
-    uint64_t tag;
-    uint32_t next; // 0: empty slot
-};
-
-// In the order in which they were added. An op is in one list at most.
-struct op_list {
-    struct op *first, *last; // `last` means nothing while `first` is NULL
-};
-
-enum { TABLE_BITS = 10, TABLE_SLOTS = 1 << TABLE_BITS };
-
-// Where the chain of a tag begins, in each of the tables by tag.
-static inline size_t table_slot(uint64_t tag) { return (tag * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - TABLE_BITS); }
-
 struct pending_epoch {
-    uint64_t run, generation, epoch;
-    uint32_t latency_us, megabytes_per_s;
-    uint32_t rank, count;
+    uint64_t run, generation;
+    struct book_epoch ops;
     bool ready;
-    struct peer *members[]; // by rank
 };
 
 struct engine {
@@ -66,17 +40,12 @@ struct engine {
     uint64_t run, generation, epoch;
     uint32_t latency_us, megabytes_per_s;
     uint32_t rank, count;
-    struct peer **members;         // by rank; NULL at the own rank
-    struct roster *roster;         // of the epoch
-    bool ready;                    // the links of `epoch` are there
     struct pending_epoch *pending; // newest first; the thread enters it
     bool killing;
     bool failed;      // and `failed` is to be called
     uint32_t waiters; // callers inside engine_wait
     pthread_cond_t no_waiters;
-    bool roll_wanted, roll_asked; // a fresh group epoch, since the counters of tags have come far
-    uint64_t lost[LOST_EPOCHS_MAX];
-    uint32_t lost_count;
+    bool roll; // a fresh group epoch is to be asked for
 
     struct door *door; // thread; NULL: nobody's memory is read, nor is ours
     struct reader *reader;
@@ -92,24 +61,9 @@ struct engine {
     struct service *service_over; // that the thread has let go of
     pthread_cond_t service_let_go;
 
-    struct op *table[TABLE_SLOTS];
-    struct op *free_ops;
-    // un-awaited ops; segments of theirs under way beyond one each. Together WIRE_MAX_LIVE_OPS at most
-    size_t live, extra;
-    struct op_list waiting; // OP_WAITING, in posting order
+    struct book book;
     struct op_list posted;  // large, for the thread to begin
-    struct kept *kept[TABLE_SLOTS];
-    size_t kept_count;
-    pthread_cond_t settled; // kept_count has become 0
-    struct early *early[TABLE_SLOTS];
-    struct tag_counter *counters;
-    uint32_t counter_count, counter_slots;
-    struct poison {
-        struct poison *next;
-        uint64_t tag, epoch; // of the op's name
-        char text[WIRE_MAX_TEXT + 1];
-    } *poisons; // mismatch verdicts on ops not posted here
-    uint32_t poison_count;
+    pthread_cond_t settled; // no result is kept any more
     struct accusation {
         struct accusation *next;
         struct wire_mismatch mismatch;

@@ -54,10 +54,6 @@ static bool poll_arriving(struct engine *engine) {
     return true;
 }
 
-static void end_dead(struct engine *engine, struct op *op) {
-    if (op->phase != OP_ENDED) op_end(engine, op, ENGINE_DEAD);
-}
-
 // Before callers get their memory back: neighbours may be reading it, and believe what they read while the link stands.
 static void hang_up(struct engine *engine) {
     for (size_t i = 0; i < engine->lane_count; i++) shutdown(engine->lanes[i]->fd, SHUT_RDWR);
@@ -65,8 +61,8 @@ static void hang_up(struct engine *engine) {
 }
 
 static void end_all(struct engine *engine) {
-    engine->waiting.first = engine->posted.first = engine->running.first = NULL;
-    ops_for_each(engine, end_dead);
+    engine->posted.first = engine->running.first = NULL;
+    book_end_all(&engine->book);
 }
 
 static void begin_posted(struct engine *engine) {
@@ -84,7 +80,7 @@ static void begin_posted(struct engine *engine) {
         } else if (!sharded_begin(engine, op)) {
             pthread_mutex_lock(&engine->lock);
             op_list_remove(&engine->running, op);
-            op_end_refused(engine, op);
+            book_refuse(&engine->book, op);
             pthread_mutex_unlock(&engine->lock);
         }
     }
@@ -94,8 +90,8 @@ static void report_accusations(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     struct accusation *accusations = engine->accusations;
     engine->accusations = NULL;
-    bool roll = engine->roll_wanted && !engine->roll_asked;
-    engine->roll_asked |= roll;
+    bool roll = engine->roll;
+    engine->roll = false;
     pthread_mutex_unlock(&engine->lock);
     while (accusations != NULL) {
         struct accusation *accusation = accusations;
@@ -277,6 +273,8 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     if (engine == NULL) return NULL;
     engine->self = *self;
     engine->callbacks = *callbacks;
+    struct op_driver driver = engine_driver(engine);
+    book_init(&engine->book, self, &driver, 0);
     pthread_mutex_init(&engine->lock, NULL);
     platform_cond_init(&engine->no_waiters);
     platform_cond_init(&engine->settled);
@@ -314,8 +312,8 @@ void engine_kill(struct engine *engine) {
 
 void engine_settle(struct engine *engine, int64_t deadline_ns) {
     pthread_mutex_lock(&engine->lock);
-    if (engine_may_begin(engine)) small_settle(engine);
-    while (engine->kept_count > 0 && engine->count > 1 && !engine->dead && !engine->stopping)
+    book_settle(&engine->book);
+    while (engine->book.kept.count > 0 && engine->count > 1 && !engine->dead && !engine->stopping)
         if (!platform_cond_wait(&engine->settled, &engine->lock, deadline_ns)) break;
     pthread_mutex_unlock(&engine->lock);
 }
@@ -356,45 +354,19 @@ void engine_stop(struct engine *engine) {
     pthread_mutex_unlock(&engine->lock);
 }
 
-static void free_op_list(struct op *op) {
-    while (op != NULL) {
-        struct op *next = op->chain;
-        backup_free(&op->backup);
-        roster_put(op->roster);
-        pthread_cond_destroy(&op->ended);
-        free(op);
-        op = next;
-    }
-}
-
 void engine_free(struct engine *engine) {
     if (engine == NULL) return;
     engine_stop(engine);
-    early_clear(engine);
-    kept_clear(engine);
-    counters_clear(engine);
-    for (size_t i = 0; i < TABLE_SLOTS; i++) {
-        // An op that nobody took: its in-place input is put back, as after any error. Segments lie in the slot of their
-        // whole.
-        for (struct op *op = engine->table[i]; op != NULL; op = op->chain)
-            if (op->outcome.result != ENGINE_OK) backup_restore(&op->backup, op->reduce.recv);
-        for (struct op *op = engine->table[i]; op != NULL; op = op->chain)
-            if (op->segments != NULL) segments_free(engine, op);
-        free_op_list(engine->table[i]);
-    }
-    free_op_list(engine->free_ops);
+    book_fini(&engine->book);
     backup_cache_free(&engine->backups);
     for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) same_host_forget(peer);
     FREE_LIST(engine->peers)
     door_close(engine->door);
     reader_free(engine->reader);
-    FREE_LIST(engine->poisons)
     FREE_LIST(engine->accusations)
     FREE_LIST(engine->free_frames)
     pool_free(engine->pool);
-    free(engine->pending);
-    free(engine->members);
-    roster_put(engine->roster);
+    pending_free(engine->pending);
     free(engine->lanes);
     free(engine->hot);
     free(engine->wide);

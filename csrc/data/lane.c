@@ -94,7 +94,7 @@ void lane_break(struct lane *lane, const char *why, bool silent) {
     lane->in.service = false;
     lane->in.to = NULL;
     engine->route->link_gone(engine, lane->peer);
-    struct wire_id id = lane->peer->id;
+    struct wire_id id = lane->peer->member.id;
     pthread_mutex_lock(&engine->lock);
     bool current = lane->peer->lanes[lane->index] == lane;
     if (current) lane->peer->lanes[lane->index] = NULL;

@@ -11,14 +11,12 @@
 
 enum {
     LANE_BUFFER_BYTES = 16 * 1024,
-    ACKS_MAX = 32, // per neighbour, then they are sent on their own
 };
 
 struct peer {
+    struct op_member member; // first
     struct peer *next;
-    struct wire_id id;
     struct lane *lanes[WIRE_MAX_LANES + 1]; // [0] the direct link
-    uint32_t rank;                          // in the epoch in force, or UINT32_MAX
     uint32_t lane_count;                    // lanes that still point here, the closed ones too
     bool dropped;                           // freed as soon as nothing points here
     struct memory_process memory;           // thread: the process, if its memory can be read from here
@@ -27,13 +25,13 @@ struct peer {
     bool offered;                           // in this epoch it has told the name of its
     uint8_t door[DOOR_NAME_BYTES];
     uint64_t eager_bytes; // sent before the peer posted the op
-    uint32_t early_count;
-    uint64_t early_bytes; // of inputs that came before the op was posted here: the other side of its `eager_bytes`
-    struct wire_op_name acks[ACKS_MAX];
-    uint32_t ack_count;
-    uint64_t ack_bytes;
-    bool settling; // about to leave: acks go out at once
 };
+
+static inline struct peer *peer_of(struct op_member *member) { return (struct peer *)(void *)member; }
+// The member of this rank; NULL: the own one. Lock held, or thread.
+static inline struct peer *peer_at(const struct engine *engine, uint32_t rank) {
+    return peer_of(engine->book.now.members[rank]);
+}
 
 enum lane_receive { LANE_HEAD, LANE_PAYLOAD, LANE_PARKED };
 

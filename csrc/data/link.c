@@ -10,7 +10,7 @@
 
 struct peer *peer_find(struct engine *engine, const struct wire_id *id) {
     struct peer *peer = engine->peers;
-    while (peer != NULL && !wire_id_equal(&peer->id, id)) peer = peer->next;
+    while (peer != NULL && !wire_id_equal(&peer->member.id, id)) peer = peer->next;
     return peer;
 }
 
@@ -25,8 +25,8 @@ struct peer *peer_get(struct engine *engine, const struct wire_id *id) {
         engine_fail(engine);
         return NULL;
     }
-    peer->id = *id;
-    peer->rank = UINT32_MAX;
+    peer->member.id = *id;
+    peer->member.rank = UINT32_MAX;
     peer->next = engine->peers;
     engine->peers = peer;
     return peer;
@@ -34,20 +34,21 @@ struct peer *peer_get(struct engine *engine, const struct wire_id *id) {
 
 struct peer *peer_member(struct engine *engine, const struct wire_id *id) {
     struct peer *peer = peer_find(engine, id);
-    return peer != NULL && peer->rank != UINT32_MAX && !peer->dropped ? peer : NULL;
+    return peer != NULL && peer->member.rank != UINT32_MAX && !peer->dropped ? peer : NULL;
 }
 
 static bool peer_in_pending(const struct engine *engine, const struct peer *peer) {
     const struct pending_epoch *pending = engine->pending;
-    for (uint32_t i = 0; pending != NULL && i < pending->count; i++)
-        if (pending->members[i] == peer) return true;
+    for (uint32_t i = 0; pending != NULL && i < pending->ops.count; i++)
+        if (pending->ops.members[i] == &peer->member) return true;
     return false;
 }
 
 void peers_free_dropped(struct engine *engine) {
     for (struct peer **at = &engine->peers; *at != NULL;) {
         struct peer *peer = *at;
-        if (peer->dropped && peer->rank == UINT32_MAX && peer->lane_count == 0 && !peer_in_pending(engine, peer)) {
+        if (peer->dropped && peer->member.rank == UINT32_MAX && peer->lane_count == 0 &&
+            !peer_in_pending(engine, peer)) {
             *at = peer->next;
             engine->route->peer_gone(engine, peer);
             free(peer);

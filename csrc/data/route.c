@@ -40,57 +40,39 @@ static bool place_input(struct engine *engine, struct incoming *in) {
 }
 
 static bool place_acks(struct engine *engine, struct incoming *in) {
-    return in->length <= ACKS_MAX * ACK_NAME_BYTES && place_block(engine, in);
+    return in->length <= OP_ACKS_MAX * ACK_NAME_BYTES && place_block(engine, in);
 }
 
 // Each of these is called with the lock held, and owns the block.
-static bool hear_input(struct engine *engine, struct incoming *in, struct block *block) {
-    return small_arrived(engine, in->from, in->header.type, &in->head, block);
+static bool hear_signal(struct engine *engine, struct incoming *in, struct block *block) {
+    bool good = book_signal(&engine->book, &in->from->member, in->header.type, &in->head, block,
+                            block == NULL ? 0 : block->length);
+    if (in->header.type == WIRE_READY || in->header.type == WIRE_GRANT) peer_heat(in->from);
+    return good;
 }
 
 static bool hear_supply(struct engine *engine, struct incoming *in, struct block *block) {
-    small_supplied(engine, &in->head, in->head.offset, block);
+    struct wire_op_name name = {in->head.offset, in->head.tag, in->head.sequence, 0};
+    book_supplied(&engine->book, &name, block);
     return true;
 }
 
 static bool hear_acks(struct engine *engine, struct incoming *in, struct block *block) {
-    for (size_t at = 0; at + ACK_NAME_BYTES <= block->length; at += ACK_NAME_BYTES) {
-        struct wire_op_name name = {0};
-        memcpy(&name.epoch, block->bytes + at, 8);
-        memcpy(&name.tag, block->bytes + at + 8, 8);
-        memcpy(&name.sequence, block->bytes + at + 16, 4);
-        small_acked(engine, in->from, &name);
+    struct wire_op_name names[OP_ACKS_MAX] = {0};
+    uint32_t count = 0;
+    for (size_t at = 0; at + ACK_NAME_BYTES <= block->length; at += ACK_NAME_BYTES, count++) {
+        memcpy(&names[count].epoch, block->bytes + at, 8);
+        memcpy(&names[count].tag, block->bytes + at + 8, 8);
+        memcpy(&names[count].sequence, block->bytes + at + 16, 4);
     }
-    if (in->head.extra == 1) small_asked(engine, in->from);
+    book_acked(&engine->book, &in->from->member, names, count, in->head.extra == 1);
     block_put(engine, block);
     return true;
 }
 
-// READY, GRANT.
-static bool hear_signal(struct engine *engine, struct incoming *in, struct block *block) {
-    (void)block;
-    uint16_t type = in->header.type;
-    bool good = true;
-    small_implied_ack(engine, in->from, &in->head);
-    struct op *op = op_find_running(engine, &in->head);
-    if (op == NULL) {
-        good = type == WIRE_GRANT || early_add(engine, in->from, type, &in->head, NULL);
-    } else if (!wire_fingerprint_equal(&op->reduce.fingerprint, &in->head.fingerprint)) {
-        engine_accuse(engine, op, in->from, &in->head.fingerprint);
-    } else if (op->phase == OP_QUEUED || op->path == PLAN_SMALL) {
-        good = early_add(engine, in->from, type, &in->head, NULL);
-    } else if (op->path == PLAN_RING) {
-        ring_next_ready(engine, op, in->head.extra == 1);
-    } else {
-        sharded_signal(engine, op, in->from, type, &in->head);
-    }
-    peer_heat(in->from);
-    return good;
-}
-
 // ---- frames of ops under way ----
 static bool place_bulk(struct engine *engine, struct incoming *in) {
-    struct op *op = op_find_running(engine, &in->head);
+    struct op *op = book_find_running(&engine->book, &in->head);
     if (op == NULL || op->phase != OP_RUNNING ||
         !wire_fingerprint_equal(&op->reduce.fingerprint, &in->head.fingerprint))
         return true;
@@ -125,8 +107,8 @@ struct owner {
 static const struct owner *owner_of(uint16_t type) {
     static const struct owner owners[] = {
         [WIRE_READY] = {.place = place_nothing, .hear = hear_signal},
-        [WIRE_POSTED] = {.place = place_nothing, .hear = hear_input},
-        [WIRE_SMALL] = {.place = place_input, .hear = hear_input},
+        [WIRE_POSTED] = {.place = place_nothing, .hear = hear_signal},
+        [WIRE_SMALL] = {.place = place_input, .hear = hear_signal},
         [WIRE_ACK] = {.place = place_acks, .hear = hear_acks},
         [WIRE_SUPPLY] = {.place = place_input, .hear = hear_supply},
         [WIRE_CHUNK] = {.place = place_bulk, .arrived = take_bulk},
@@ -157,7 +139,7 @@ static bool arrived(struct engine *engine, struct incoming *in) {
     engine_lock(engine);
     struct block *block = in->block;
     in->block = NULL;
-    bool heard = in->header.epoch == engine->epoch && in->from->rank != UINT32_MAX, good = true;
+    bool heard = in->header.epoch == engine->epoch && in->from->member.rank != UINT32_MAX, good = true;
     if (heard)
         good = owner->hear(engine, in, block);
     else
@@ -185,7 +167,7 @@ static void sent(struct engine *engine, const struct frame *frame) {
 }
 
 static void peer_gone(struct engine *engine, struct peer *peer) {
-    small_forget(engine, peer);
+    book_forget(&engine->book, &peer->member);
     service_peer_gone(engine, peer);
     same_host_forget(peer);
 }

@@ -48,8 +48,11 @@ static bool addresses_of(const struct lane *lane, struct claimed_link *out) {
 }
 
 static void claim_links(struct engine *engine, struct peer *peer) {
-    struct claim claim = {
-        .version = WIRE_VERSION, .run = engine->run, .epoch = engine->epoch, .from = engine->self, .to = peer->id};
+    struct claim claim = {.version = WIRE_VERSION,
+                          .run = engine->run,
+                          .epoch = engine->epoch,
+                          .from = engine->self,
+                          .to = peer->member.id};
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
         if (peer->lanes[i] == NULL) continue;
         if (!addresses_of(peer->lanes[i], &claim.links[claim.count++])) return;
@@ -64,7 +67,7 @@ void same_host_offer(struct engine *engine) {
     if (offer == NULL) return;
     memcpy(offer->bytes, door_name(engine->door), DOOR_NAME_BYTES);
     for (uint32_t i = 0; i < engine->count; i++) {
-        struct peer *peer = engine->members[i];
+        struct peer *peer = peer_at(engine, i);
         if (peer == NULL) continue;
         peer_signal(engine, peer, WIRE_MEMORY, &head, offer);
         if (peer->offered) claim_links(engine, peer);
@@ -116,7 +119,7 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
     if (claim.run != engine->run || claim.epoch != engine->epoch || !wire_id_equal(&claim.to, &engine->self))
         return false;
     struct peer *peer = peer_find(engine, &claim.from);
-    if (peer == NULL || peer->hangs || peer->rank == UINT32_MAX || !holds_links(peer, &claim)) return false;
+    if (peer == NULL || peer->hangs || peer->member.rank == UINT32_MAX || !holds_links(peer, &claim)) return false;
     same_host_forget(peer);
     if (!memory_process_lives(&said->process) || !memory_process_permits(&said->process)) return false;
     peer->memory = said->process;

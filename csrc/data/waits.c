@@ -7,7 +7,7 @@
 enum { NAMES = 4 };
 
 static const char *name_of(char out[16], const struct peer *peer) {
-    const uint8_t *id = peer->id.bytes;
+    const uint8_t *id = peer->member.id.bytes;
     snprintf(out, 16, "peer %02x%02x%02x%02x", id[0], id[1], id[2], id[3]);
     return out;
 }
@@ -17,10 +17,10 @@ static void small_waits(const struct engine *engine, const struct op *op, char *
     size_t at = 0;
     char names[NAMES * 16 + 8] = "", name[16];
     for (uint32_t i = 0; i < engine->count; i++) {
-        if (i == engine->rank || engine->members[i] == NULL || op->parts[i].block != NULL || missing++ >= NAMES)
+        if (i == engine->rank || peer_at(engine, i) == NULL || op->parts[i].block != NULL || missing++ >= NAMES)
             continue;
         at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at > 0 ? ", " : "",
-                               name_of(name, engine->members[i]));
+                               name_of(name, peer_at(engine, i)));
     }
     snprintf(out, capacity, "nothing has come for it from %u of %u members: %s%s", missing, engine->count, names,
              missing > NAMES ? ", ..." : "");
@@ -28,7 +28,7 @@ static void small_waits(const struct engine *engine, const struct op *op, char *
 
 void op_waits_for(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
     char name[16];
-    const struct peer *next = engine->count > 1 ? engine->members[(engine->rank + 1) % engine->count] : NULL;
+    const struct peer *next = engine->count > 1 ? peer_at(engine, (engine->rank + 1) % engine->count) : NULL;
     if (op->phase == OP_WAITING || op->frozen)
         snprintf(out, capacity, "the links to the members are being made, or a master is looked for");
     else if (op->phase == OP_RUNNING && op->path == PLAN_SMALL && op->parts != NULL &&

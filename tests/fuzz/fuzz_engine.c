@@ -97,14 +97,14 @@ static void take(uint32_t tag) {
 // The name of what runs under this tag, or of what would.
 static struct wire_op_name name_of(uint32_t tag, uint32_t segment) {
     struct wire_op_name name = {engine->epoch, tag, 1, 0};
-    for (struct op *op = engine->table[table_slot(tag)]; op != NULL; op = op->chain)
+    for (struct op *op = engine->book.table[tag_slot(tag)]; op != NULL; op = op->chain)
         if (op->name.sequence != 0 && op->reduce.tag == tag && (op->whole == NULL || op->name.segment == segment))
             return op->name;
     return name;
 }
 
 static const struct op *op_of(uint32_t tag, uint32_t segment) {
-    for (const struct op *op = engine->table[table_slot(tag)]; op != NULL; op = op->chain)
+    for (const struct op *op = engine->book.table[tag_slot(tag)]; op != NULL; op = op->chain)
         if (op->segments == NULL && op->reduce.tag == tag && (op->whole == NULL || op->name.segment == segment))
             return op;
     return NULL;

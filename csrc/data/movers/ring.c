@@ -8,9 +8,9 @@
 #include "data/op.h"
 #include "net/socket.h"
 
-static struct peer *successor(struct engine *engine) { return engine->members[(engine->rank + 1) % engine->count]; }
+static struct peer *successor(struct engine *engine) { return peer_at(engine, (engine->rank + 1) % engine->count); }
 static struct peer *predecessor(struct engine *engine) {
-    return engine->members[(engine->rank + engine->count - 1) % engine->count];
+    return peer_at(engine, (engine->rank + engine->count - 1) % engine->count);
 }
 
 static bool can_be_read(const struct op *op) {
@@ -31,12 +31,10 @@ void ring_begin(struct engine *engine, struct op *op) {
     struct wire_op head;
     op_head(op, &head);
     pthread_mutex_lock(&engine->lock);
-    struct early *early = early_take(engine, successor(engine), &head, WIRE_READY);
+    struct early *early = book_early(&engine->book, op, &successor(engine)->member, WIRE_READY);
     op->next_ready = early != NULL;
     op->next_reads = early != NULL && early->head.extra == 1 && can_be_read(op);
-    if (early != NULL && !wire_fingerprint_equal(&early->head.fingerprint, &head.fingerprint))
-        engine_accuse(engine, op, early->from, &early->head.fingerprint);
-    if (early != NULL) early_free(engine, early);
+    free(early);
     head.extra = same_host_may_read(predecessor(engine));
     peer_signal(engine, predecessor(engine), WIRE_READY, &head, NULL);
     peer_heat(successor(engine));

@@ -85,17 +85,14 @@ bool sharded_begin(struct engine *engine, struct op *op) {
     s->frames_left = s->blocks * (engine->count - 1);
     pthread_mutex_lock(&engine->lock);
     for (uint32_t rank = 0; rank < engine->count; rank++) {
-        struct peer *peer = engine->members[rank];
+        struct peer *peer = peer_at(engine, rank);
         if (peer == NULL) continue;
         s->targets[rank].blocks = blocks_in(plan_shard(op->count, engine->count, rank));
         s->codes_left += s->targets[rank].blocks;
         s->results_left += s->targets[rank].blocks;
-        struct early *early = early_take(engine, peer, &head, WIRE_READY);
-        if (early != NULL && wire_fingerprint_equal(&early->head.fingerprint, &head.fingerprint))
-            sharded_signal(engine, op, peer, WIRE_READY, &early->head);
-        else if (early != NULL)
-            engine_accuse(engine, op, peer, &early->head.fingerprint);
-        if (early != NULL) early_free(engine, early);
+        struct early *early = book_early(&engine->book, op, &peer->member, WIRE_READY);
+        if (early != NULL) sharded_signal(engine, op, peer, WIRE_READY, &early->head);
+        free(early);
         peer_signal(engine, peer, WIRE_READY, &head, NULL);
         peer_heat(peer);
     }
@@ -108,7 +105,7 @@ void sharded_signal(struct engine *engine, struct op *op, struct peer *from, uin
                     const struct wire_op *head) {
     (void)engine;
     if (op->sharded == NULL) return;
-    struct sharded_target *target = &op->sharded->targets[from->rank];
+    struct sharded_target *target = &op->sharded->targets[from->member.rank];
     uint64_t granted = type == WIRE_READY ? head->extra : head->offset;
     if (type == WIRE_READY) target->ready = true;
     if (granted > target->granted) target->granted = granted;
@@ -116,7 +113,7 @@ void sharded_signal(struct engine *engine, struct op *op, struct peer *from, uin
 
 // ---- inputs on their way to the owners ----
 struct frame *sharded_next(struct engine *engine, struct op *op, struct lane *lane) {
-    uint32_t rank = lane_peer(lane)->rank;
+    uint32_t rank = lane_peer(lane)->member.rank;
     if (op->sharded == NULL || rank == UINT32_MAX) return NULL;
     if (lane_index(lane) == 0) {
         engine_lock(engine);
@@ -171,7 +168,7 @@ static void send_result(struct engine *engine, struct op *op, uint64_t index, st
     head.offset = index;
     pthread_mutex_lock(&engine->lock);
     for (uint32_t step = 1; step < engine->count; step++) {
-        struct peer *peer = engine->members[(engine->rank + step) % engine->count];
+        struct peer *peer = peer_at(engine, (engine->rank + step) % engine->count);
         struct lane *lane = peer_lane(peer, 1 + (uint32_t)(index % WIRE_MAX_LANES));
         struct frame *frame = lane == NULL ? NULL : frame_new(engine, WIRE_RESULT, &head, result->length);
         if (frame == NULL) continue; // the link broke: the op is redone in the next epoch
@@ -224,7 +221,7 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
 
 bool sharded_place(struct engine *engine, struct op *op, struct incoming *in) {
     struct sharded *s = op->sharded;
-    uint32_t from = in->from->rank, shard = in->head.shard;
+    uint32_t from = in->from->member.rank, shard = in->head.shard;
     uint64_t index = in->head.offset;
     if (s == NULL || from == UINT32_MAX || shard >= engine->count) return false;
     if (index >= blocks_in(plan_shard(op->count, engine->count, shard))) return false;
@@ -253,7 +250,7 @@ bool sharded_arrived(struct engine *engine, struct op *op, struct incoming *in) 
         return true;
     }
     struct sharded_slot *slot = &s->slots[index % s->window];
-    slot->inputs[in->from->rank] = in->block;
+    slot->inputs[in->from->member.rank] = in->block;
     in->block = NULL;
     return ++slot->arrived < engine->count - 1 || reduce_block(engine, op, index);
 }
@@ -274,7 +271,7 @@ static void advance(struct engine *engine, struct op *op) {
     head.offset = grant;
     pthread_mutex_lock(&engine->lock);
     for (uint32_t rank = 0; rank < engine->count; rank++)
-        if (engine->members[rank] != NULL) peer_signal(engine, engine->members[rank], WIRE_GRANT, &head, NULL);
+        if (peer_at(engine, rank) != NULL) peer_signal(engine, peer_at(engine, rank), WIRE_GRANT, &head, NULL);
     pthread_mutex_unlock(&engine->lock);
 }
 

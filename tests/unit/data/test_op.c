@@ -39,9 +39,10 @@ static void test_append_does_not_walk(void) {
 
 // ---- counters ----
 static void set_counter(struct engine *engine, uint64_t tag, uint32_t next) {
+    struct tag_counters *counters = &engine->book.counters;
     pthread_mutex_lock(&engine->lock);
-    for (uint32_t i = 0; i < engine->counter_slots; i++)
-        if (engine->counters[i].tag == tag && engine->counters[i].next != 0) engine->counters[i].next = next;
+    for (uint32_t i = 0; i < counters->slots; i++)
+        if (counters->list[i].tag == tag && counters->list[i].next != 0) counters->list[i].next = next;
     pthread_mutex_unlock(&engine->lock);
 }
 

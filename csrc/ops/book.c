@@ -1,0 +1,401 @@
+#include "ops/book.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ops/book_private.h"
+#include "ops/segments.h"
+
+// Segments under way that are not the only one of their op; the rest is left to further calls.
+enum { EXTRA_MAX = 3 * WIRE_MAX_LIVE_OPS / 4 };
+
+// ---- life ----
+void book_init(struct book *book, const struct wire_id *self, const struct op_driver *driver, size_t work_bytes) {
+    *book = (struct book){.self = *self, .driver = *driver, .work_bytes = work_bytes};
+}
+
+void book_fini(struct book *book) {
+    early_clear(&book->early, &book->driver);
+    kept_clear(&book->kept, &book->driver);
+    tag_counters_clear(&book->counters);
+    mismatches_clear(&book->mismatches);
+    for (size_t i = 0; i < TAG_SLOTS; i++)
+        while (book->table[i] != NULL) {
+            struct op *op = book->table[i];
+            if (op->segments != NULL) segments_free(op);
+            book_free_op(book, op, op->outcome.result != ENGINE_OK);
+        }
+    while (book->unused != NULL) {
+        struct op *op = book->unused;
+        book->unused = op->chain;
+        free(op);
+    }
+    free(book->now.members);
+    op_members_put(book->members);
+}
+
+static void fail(struct book *book) { book->driver.failed(book->driver.context); }
+
+// ---- ops by tag ----
+struct op *book_find(const struct book *book, uint64_t tag) {
+    struct op *op = book->table[tag_slot(tag)];
+    while (op != NULL && (op->reduce.tag != tag || op->whole != NULL)) op = op->chain;
+    return op;
+}
+
+struct op *book_find_running(const struct book *book, const struct wire_op *head) {
+    for (struct op *op = book->table[tag_slot(head->tag)]; op != NULL; op = op->chain)
+        if (op_has_begun(op) && !op->frozen && op->reduce.tag == head->tag && op->name.sequence == head->sequence &&
+            op->name.segment == head->segment && op->name.epoch == book->now.epoch)
+            return op;
+    return NULL;
+}
+
+void book_for_each(struct book *book, void (*act)(struct book *, struct op *)) {
+    for (size_t i = 0; i < TAG_SLOTS; i++)
+        for (struct op *op = book->table[i]; op != NULL; op = op->chain) act(book, op);
+}
+
+static struct op *new_op(struct book *book, uint64_t tag) {
+    struct op *op = book->unused;
+    if (op != NULL)
+        book->unused = op->chain;
+    else if ((op = malloc(sizeof *op + book->work_bytes)) == NULL)
+        return NULL;
+    memset(op, 0, sizeof *op + book->work_bytes);
+    op->work = op + 1;
+    op->chain = book->table[tag_slot(tag)];
+    book->table[tag_slot(tag)] = op;
+    op->reduce.tag = tag;
+    return op;
+}
+
+void book_free_op(struct book *book, struct op *op, bool restore) {
+    book->driver.forget(book->driver.context, op, restore);
+    struct op **at = &book->table[tag_slot(op->reduce.tag)];
+    while (*at != op) at = &(*at)->chain;
+    *at = op->chain;
+    op_members_put(op->members);
+    op->members = NULL;
+    op->chain = book->unused;
+    book->unused = op;
+}
+
+// ---- ends ----
+static void begin_segments(struct book *book, struct op *whole);
+
+static void end_when_over(struct book *book, struct op *whole) {
+    if (whole->segments->live == 0 && whole->phase != OP_ENDED) book_end(book, whole, whole->segments->failure);
+}
+
+static void end_segment(struct book *book, struct op *op) {
+    struct op *whole = op->whole;
+    if (segments_ended(op)) {
+        segments_remove(op);
+        book_free_op(book, op, false);
+    }
+    if (whole->segments->live > 0) book->extra--;
+    if (whole->phase == OP_ENDED) return;
+    begin_segments(book, whole);
+    end_when_over(book, whole);
+}
+
+void book_release(struct book *book, struct op *op) {
+    book->driver.release(book->driver.context, op);
+    if (op->kept != NULL) kept_free(op->kept, &book->driver);
+    op->kept = NULL;
+}
+
+void book_end(struct book *book, struct op *op, enum engine_result result) {
+    book_release(book, op);
+    op->outcome.result = result;
+    op->outcome.info = (struct engine_info){op->contributors, op->tx_bytes, op->rx_bytes};
+    op->phase = OP_ENDED;
+    op->frozen = false;
+    if (op->whole != NULL)
+        end_segment(book, op);
+    else
+        book->driver.ended(book->driver.context, op);
+}
+
+void book_end_lost(struct book *book, struct op *op) {
+    uint64_t epoch = op->reduce.retry ? 0 : book_first_loss(book, op->adopted);
+    op->outcome.epoch = epoch != 0 ? epoch : book->now.epoch;
+    book_end(book, op, ENGINE_LOST);
+}
+
+void book_refuse(struct book *book, struct op *op) {
+    fail(book); // first: nothing is to begin in the place of the op
+    book_end(book, op, ENGINE_NO_MEMORY);
+}
+
+static void end_dead(struct book *book, struct op *op) {
+    if (op->phase != OP_ENDED) book_end(book, op, ENGINE_DEAD);
+}
+
+void book_end_all(struct book *book) {
+    book->waiting.first = NULL;
+    book_for_each(book, end_dead);
+}
+
+// ---- beginning ----
+uint64_t book_first_loss(const struct book *book, uint64_t adopted) {
+    for (uint32_t i = 0; i < book->loss_count; i++)
+        if (book->losses[i] > adopted) return book->losses[i];
+    return 0;
+}
+
+static bool name(struct book *book, struct op *op) {
+    bool named = op->whole != NULL ? segments_name(op, book->now.epoch, &book->counters)
+                                   : tag_counter_take(&book->counters, op->reduce.tag, &op->name.sequence);
+    op->name.epoch = book->now.epoch;
+    op->name.tag = op->reduce.tag;
+    if (book->counters.full && !book->roll_asked) {
+        book->roll_asked = true;
+        book->driver.roll(book->driver.context);
+    }
+    return named;
+}
+
+// Others may move the op another way, so nobody else looks at it: any early signal whose arguments differ accuses.
+static void compare_early(struct book *book, struct op *op) {
+    struct wire_op head;
+    op_head(op, &head);
+    const struct early *at = book->early.slots[tag_slot(op->reduce.tag)];
+    while ((at = early_differing(at, &head)) != NULL) {
+        book_accuse(book, op, at->from, &at->head.fingerprint);
+        at = at->next;
+    }
+}
+
+static void begin(struct book *book, struct op *op) {
+    if (tag_counter_is_spent(&book->counters, op->reduce.tag)) {
+        // of the fresh epoch, which was asked for long ago; the others wait at the same op
+        book_wait_for_links(book, op);
+        return;
+    }
+    if (!name(book, op)) {
+        book_refuse(book, op);
+        return;
+    }
+    op->contributors = book->now.count;
+    if (op->reduce.tell && op->members != book->members) {
+        op_members_put(op->members);
+        op->members = book->members;
+        op->members->references++;
+    }
+    op->accused = op->mismatched = false;
+    op->path = plan_choose(op->bytes, op->reduce.fingerprint.algorithm != 0, book->now.count, book->now.latency_us,
+                           book->now.megabytes_per_s);
+    if (book->now.count < 2) {
+        book_end_lost(book, op); // alone: only a loss leads here
+        return;
+    }
+    compare_early(book, op);
+    bool small = op->path == PLAN_SMALL;
+    op->phase = small ? OP_RUNNING : OP_QUEUED;
+    if ((small && (op->kept = kept_new(book->now.count)) == NULL) || !book->driver.start(book->driver.context, op))
+        book_refuse(book, op);
+}
+
+void book_wait_for_links(struct book *book, struct op *op) {
+    op->phase = OP_WAITING;
+    op_list_append(&book->waiting, op);
+}
+
+void book_begin(struct book *book, struct op *op) {
+    if (book->ready)
+        begin(book, op);
+    else
+        book_wait_for_links(book, op);
+}
+
+// A segment that cannot begin ends at once, and with it perhaps the whole.
+static void begin_segments(struct book *book, struct op *whole) {
+    struct segments *s = whole->segments;
+    while (segments_may_add(s, book->extra < EXTRA_MAX && book->live + book->extra < WIRE_MAX_LIVE_OPS)) {
+        struct op *op = new_op(book, whole->reduce.tag);
+        if (op == NULL && s->live == 0) {
+            s->failure = ENGINE_NO_MEMORY;
+            fail(book);
+        }
+        if (op == NULL) return; // tried again when a segment has ended
+        if (s->live > 0) book->extra++;
+        segments_add(whole, op);
+        book_begin(book, op);
+    }
+}
+
+void book_begin_segments(struct book *book, struct op *whole) {
+    begin_segments(book, whole);
+    end_when_over(book, whole);
+}
+
+void book_links_ready(struct book *book) {
+    book->ready = true;
+    kept_supply(&book->kept, &book->driver);
+    struct op_list waiting = book->waiting;
+    book->waiting.first = NULL;
+    for (struct op *op; (op = op_list_pop(&waiting)) != NULL;) book_begin(book, op);
+}
+
+// ---- callers ----
+static void start(struct book *book, struct op *op) {
+    uint64_t loss = op->reduce.retry ? 0 : book_first_loss(book, op->adopted); // in retry mode it ends nothing
+    uint32_t segments = op->reduce.retry ? plan_segments(op->count, op->element) : 1;
+    if (mismatches_take(&book->mismatches, op->reduce.tag, loss, op->outcome.text))
+        book_end(book, op, ENGINE_MISMATCH);
+    else if (loss != 0)
+        book_end_lost(book, op);
+    else if (segments == 1)
+        book_begin(book, op);
+    else if (segments_new(op))
+        book_begin_segments(book, op);
+    else
+        book_refuse(book, op);
+}
+
+enum engine_result book_post(struct book *book, const struct engine_reduce *reduce, size_t element, uint64_t adopted,
+                             struct op **out) {
+    if (book_find(book, reduce->tag) != NULL) return ENGINE_TAG_LIVE;
+    if (book->live + book->extra >= WIRE_MAX_LIVE_OPS) return ENGINE_TOO_MANY;
+    struct op *op = new_op(book, reduce->tag);
+    if (op == NULL) {
+        fail(book);
+        return ENGINE_NO_MEMORY;
+    }
+    op->reduce = *reduce;
+    op->adopted = adopted;
+    op->element = element;
+    op->count = reduce->fingerprint.count;
+    op->bytes = op->count * op->element;
+    book->live++;
+    *out = op;
+    start(book, op);
+    return ENGINE_OK;
+}
+
+void book_take(struct book *book, struct op *op, struct engine_outcome *out) {
+    *out = op->outcome;
+    if (out->result == ENGINE_OK && op->segments == NULL && op->reduce.retry) out->epoch = op->name.epoch;
+    out->retry = op->reduce.retry;
+    if (op->reduce.tell) out->contributors = segments_contributors(op);
+    if (op->segments != NULL) {
+        book_remove_segments(book, op, false);
+        segments_free(op);
+    }
+    book->live--;
+    book_free_op(book, op, false);
+}
+
+void book_remove_segments(struct book *book, struct op *whole, bool restore) {
+    for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++) {
+        struct op *op = whole->segments->ops[i];
+        if (op == NULL) continue;
+        if (op->phase == OP_WAITING) op_list_remove(&book->waiting, op);
+        segments_remove(op);
+        book_free_op(book, op, restore);
+    }
+}
+
+// ---- other members ----
+bool book_signal(struct book *book, struct op_member *from, uint16_t type, const struct wire_op *head,
+                 struct block *block, size_t bytes) {
+    const struct op_driver *driver = &book->driver;
+    struct wire_op_name before = {book->now.epoch, head->tag, head->sequence - 1, 0}; // small ops are never divided
+    if (head->sequence > 1) kept_acked(&book->kept, from, &before, driver);
+    struct op *op = book_find_running(book, head);
+    if (op != NULL && !wire_fingerprint_equal(&op->reduce.fingerprint, &head->fingerprint)) {
+        book_accuse(book, op, from, &head->fingerprint);
+    } else if (op == NULL || op->phase == OP_QUEUED) {
+        struct early early = {.from = from, .type = type, .head = *head, .block = block, .bytes = bytes};
+        enum early_result result =
+            op == NULL && type == WIRE_GRANT ? EARLY_OK : early_add(&book->early, &early, book->now.count);
+        if (result == EARLY_OK) return true;
+        if (result == EARLY_NO_MEMORY) fail(book);
+        if (block != NULL) driver->put(driver->context, block);
+        return false;
+    } else {
+        driver->signal(driver->context, op, from, type, head, block);
+        return true;
+    }
+    if (block != NULL) driver->put(driver->context, block);
+    return true;
+}
+
+void book_acked(struct book *book, struct op_member *from, const struct wire_op_name *names, uint32_t count,
+                bool asked) {
+    for (uint32_t i = 0; i < count; i++) kept_acked(&book->kept, from, &names[i], &book->driver);
+    if (!asked) return;
+    from->settling = true;
+    acks_send(from, false, &book->driver);
+}
+
+void book_settle(struct book *book) {
+    for (uint32_t i = 0; i < book->now.count && book->ready; i++)
+        if (book->now.members[i] != NULL) acks_send(book->now.members[i], true, &book->driver);
+}
+
+void book_forget(struct book *book, const struct op_member *member) { kept_forget(&book->kept, member, &book->driver); }
+
+// ---- what moves ops ----
+struct early *book_early(struct book *book, const struct op *op, const struct op_member *from, uint16_t type) {
+    struct wire_op head;
+    op_head(op, &head);
+    return early_take(&book->early, from, &head, type);
+}
+
+static void keep(struct book *book, struct kept *kept, const struct op *op, struct block *result) {
+    kept->result = result;
+    kept_add(&book->kept, kept, &op->name, book->now.members, book->now.count);
+}
+
+static void acknowledge(struct book *book, const struct op *op, bool now) {
+    for (uint32_t i = 0; i < book->now.count; i++) {
+        struct op_member *member = book->now.members[i];
+        if (member == NULL) continue;
+        acks_add(member, &op->name, op->bytes, &book->driver);
+        if (now) acks_send(member, false, &book->driver);
+    }
+}
+
+bool book_complete(struct book *book, struct op *op) {
+    if (op->phase != OP_RUNNING || op->accused) return false;
+    if (op->path != PLAN_SMALL) {
+        op->phase = OP_COMPLETE;
+        return true;
+    }
+    keep(book, op->kept, op, op->result);
+    op->kept = NULL;
+    op->result = NULL;
+    acknowledge(book, op, false);
+    book_end(book, op, ENGINE_OK);
+    return false;
+}
+
+// A supplied member holds the result for the others as if it had completed the op itself: the supplier may die before
+// it has reached them.
+void book_supplied(struct book *book, const struct wire_op_name *name, struct block *result) {
+    const struct op_driver *driver = &book->driver;
+    struct op *op = book_find(book, name->tag);
+    bool wanted = op != NULL && op->frozen && op->phase != OP_ENDED && op->path == PLAN_SMALL &&
+                  wire_op_name_equal(&op->name, name);
+    struct kept *kept = wanted ? kept_new(book->now.count) : NULL;
+    if (wanted && kept == NULL) fail(book);
+    if (kept == NULL || !driver->fill(driver->context, op, result)) {
+        free(kept);
+        driver->put(driver->context, result);
+        return;
+    }
+    keep(book, kept, op, result);
+    acknowledge(book, op, true);
+    book_end(book, op, ENGINE_OK);
+}
+
+void book_accuse(struct book *book, struct op *op, const struct op_member *other,
+                 const struct wire_fingerprint *theirs) {
+    if (op->accused) return;
+    op->accused = true;
+    struct wire_mismatch mismatch = {op->name, op->reduce.fingerprint, other->id, *theirs};
+    book->driver.accuse(book->driver.context, &mismatch);
+}

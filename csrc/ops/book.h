@@ -1,0 +1,102 @@
+// The ops' mind: what a member of a peer group knows of its ops, and what it agrees on about them with the others.
+//
+// Pure: no lock, no clock, no socket, no thread, and no tensor is touched. Whoever drives it (ops/driver.h) tells it
+// what happens and does what it asks: the data plane under its lock, the simulator in virtual time.
+//
+// Life of an op: posted by a caller; begun under a name as soon as the links of the newest epoch are there; moved by
+// the driver; complete, of which the master is told (small ops: the others, by acknowledging); ended by a verdict
+// (small ops: at once); taken by the caller. Entering an epoch freezes every op that has no verdict, and `report` tells
+// where each stood. The verdicts that follow end them or redo them. An op in retry mode is redone after a loss instead
+// of ending with it, and when it is large only in the segments that were under way (ops/segments).
+//
+// Where memory is refused and others would wait for what cannot be done, the driver's `failed` is called; it ends all
+// ops soon (book_end_all).
+#ifndef PCCL_OPS_BOOK_H
+#define PCCL_OPS_BOOK_H
+
+#include "ops/early.h"
+#include "ops/kept.h"
+#include "ops/mismatches.h"
+#include "ops/op.h"
+
+enum { BOOK_LOSSES_MAX = WIRE_MAX_MEMBERS };
+
+// The own group in one group epoch.
+struct book_epoch {
+    uint64_t epoch;
+    uint32_t latency_us, megabytes_per_s; // for ops/plan; not 0
+    uint32_t rank, count;
+    struct op_member **members; // by rank, NULL at the own rank; becomes the book's
+};
+
+struct book {
+    struct op_driver driver;
+    struct wire_id self;
+    size_t work_bytes;                // of the driver, behind each op
+    struct book_epoch now;            // in force
+    struct op_members *members;       // of it; NULL before the first
+    bool ready;                       // its links are there, and no newer one is known
+    uint64_t losses[BOOK_LOSSES_MAX]; // group epochs in which members were lost, in order
+    uint32_t loss_count;
+
+    struct op *table[TAG_SLOTS];
+    struct op *unused;
+    // un-awaited calls; segments of theirs under way beyond one each. Together WIRE_MAX_LIVE_OPS at most
+    size_t live, extra;
+    struct op_list waiting; // OP_WAITING, in posting order
+    struct kept_table kept;
+    struct early_table early;
+    struct tag_counters counters;
+    bool roll_asked; // a fresh group epoch was asked for, since the counters have come far
+    struct mismatches mismatches;
+};
+
+void book_init(struct book *book, const struct wire_id *self, const struct op_driver *driver, size_t work_bytes);
+// All ops have ended. Forgets them, and with that puts back the inputs of those that nobody took.
+void book_fini(struct book *book);
+
+// ---- callers ----
+// As engine_post, but ENGINE_DEAD. `element`: bytes; `out`: the op, if ENGINE_OK, which may have ended.
+enum engine_result book_post(struct book *book, const struct engine_reduce *reduce, size_t element, uint64_t adopted,
+                             struct op **out);
+struct op *book_find(const struct book *book, uint64_t tag); // the call with this tag; NULL: there is none
+// Of a call that has ended and whose input is put back: takes it.
+void book_take(struct book *book, struct op *op, struct engine_outcome *out);
+// Before leaving: acknowledges everything, and asks the others to do likewise. All is settled when `kept.count` is 0.
+void book_settle(struct book *book);
+void book_end_all(struct book *book); // with ENGINE_DEAD
+
+// ---- other members ----
+// READY, GRANT, POSTED or SMALL of the epoch in force, from a member of it. Takes the block, which may be NULL. False:
+// more than is allowed.
+bool book_signal(struct book *book, struct op_member *from, uint16_t type, const struct wire_op *head,
+                 struct block *block, size_t bytes);
+// ACK.
+void book_acked(struct book *book, struct op_member *from, const struct wire_op_name *names, uint32_t count,
+                bool asked);
+// SUPPLY. Takes the block.
+void book_supplied(struct book *book, const struct wire_op_name *name, struct block *result);
+void book_forget(struct book *book, const struct op_member *member); // it is about to be freed
+
+// ---- what moves ops ----
+// The one that runs in the epoch in force; NULL: there is none.
+struct op *book_find_running(const struct book *book, const struct wire_op *head);
+// What came for this op before it was started; the caller's to free. NULL: nothing.
+struct early *book_early(struct book *book, const struct op *op, const struct op_member *from, uint16_t type);
+// Everything is here and everything is sent. A small op ends, and `op->result` is kept. True: a large one, and DONE is
+// to be sent.
+bool book_complete(struct book *book, struct op *op);
+void book_accuse(struct book *book, struct op *op, const struct op_member *other,
+                 const struct wire_fingerprint *theirs);
+// Memory for the op was refused: it ends, and the communicator, since others wait for it.
+void book_refuse(struct book *book, struct op *op);
+
+// ---- epochs ----
+void book_note_loss(struct book *book, uint64_t epoch); // members were lost in it
+// Enters an epoch. `report`, where each op stood, is the caller's to free. False: memory was refused, and the epoch is
+// not in force.
+bool book_enter(struct book *book, const struct book_epoch *epoch, struct wire_report *report);
+void book_links_ready(struct book *book); // of the epoch in force, and no newer one is known
+void book_verdict(struct book *book, const struct wire_verdict *verdict);
+
+#endif

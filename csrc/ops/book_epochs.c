@@ -1,0 +1,212 @@
+// What an epoch, and the verdicts after it, do to the ops.
+#include <stdlib.h>
+#include <string.h>
+
+#include "ops/book_private.h"
+#include "ops/segments.h"
+
+void book_note_loss(struct book *book, uint64_t epoch) {
+    if (book->loss_count == BOOK_LOSSES_MAX)
+        memmove(book->losses, book->losses + 1, --book->loss_count * sizeof book->losses[0]);
+    book->losses[book->loss_count++] = epoch;
+}
+
+// ---- entering an epoch ----
+static void freeze(struct book *book, struct op *op) {
+    if (op_has_begun(op) && op->mismatched) {
+        book_end(book, op, ENGINE_MISMATCH);
+    } else if (op->phase == OP_QUEUED) {
+        // Nobody has heard of it: it simply begins later.
+        book_wait_for_links(book, op);
+    } else if (op_has_begun(op)) {
+        op->frozen = true;
+        book_release(book, op);
+    }
+}
+
+static void end_if_lost(struct book *book, struct op *op) {
+    if (op->phase != OP_WAITING || op->reduce.retry || book_first_loss(book, op->adopted) == 0) return;
+    op_list_remove(&book->waiting, op);
+    book_end_lost(book, op);
+}
+
+static struct op *find_wanting_whole(struct op *op) {
+    while (op != NULL && (op->phase != OP_DIVIDED || !op->segments->to_whole)) op = op->chain;
+    return op;
+}
+
+// Each of them moves ops in its chain, so each time the chain is looked through again.
+static void begin_wholes(struct book *book) {
+    for (size_t i = 0; i < TAG_SLOTS; i++)
+        for (struct op *op; (op = find_wanting_whole(book->table[i])) != NULL;) {
+            uint32_t live = op->segments->live;
+            book_remove_segments(book, op, true);
+            if (live > 1) book->extra -= live - 1;
+            segments_begin_whole(op);
+            book_begin_segments(book, op);
+        }
+}
+
+static void report_add(struct wire_report *report, const struct wire_op_name *name, enum wire_op_state state,
+                       bool small) {
+    if (report->count == 2 * WIRE_MAX_LIVE_OPS) return; // what a report holds; live ops come first
+    report->ops[report->count++] = (struct wire_op_report){.name = *name, .state = (uint8_t)state, .small = small};
+}
+
+static bool build_report(struct book *book, struct wire_report *report) {
+    *report = (struct wire_report){
+        .ops = calloc(book->live + book->extra + book->kept.count + 1, sizeof(struct wire_op_report))};
+    if (report->ops == NULL) return false;
+    for (size_t i = 0; i < TAG_SLOTS; i++)
+        for (struct op *op = book->table[i]; op != NULL; op = op->chain)
+            if (op->frozen && op->phase != OP_ENDED)
+                report_add(report, &op->name, op->phase == OP_COMPLETE ? WIRE_OP_DONE : WIRE_OP_OPEN,
+                           op->path == PLAN_SMALL);
+    for (size_t i = 0; i < TAG_SLOTS; i++)
+        for (struct kept *kept = book->kept.slots[i]; kept != NULL; kept = kept->next)
+            report_add(report, &kept->name, WIRE_OP_KEPT, true);
+    return true;
+}
+
+static struct op_members *members_new(const struct book *book, const struct book_epoch *epoch) {
+    struct op_members *members = malloc(sizeof *members + epoch->count * sizeof members->ids[0]);
+    if (members == NULL) return NULL;
+    members->references = 1;
+    members->count = epoch->count;
+    for (uint32_t i = 0; i < epoch->count; i++)
+        members->ids[i] = epoch->members[i] == NULL ? book->self : epoch->members[i]->id;
+    return members;
+}
+
+bool book_enter(struct book *book, const struct book_epoch *epoch, struct wire_report *report) {
+    book->ready = false;
+    book_for_each(book, freeze);
+    begin_wholes(book);
+    early_clear(&book->early, &book->driver);
+    tag_counters_clear(&book->counters);
+    book->roll_asked = false;
+    struct op_members *members = members_new(book, epoch);
+    if (members == NULL || !build_report(book, report)) {
+        op_members_put(members);
+        return false;
+    }
+    for (uint32_t i = 0; i < book->now.count; i++)
+        if (book->now.members[i] != NULL) book->now.members[i]->rank = UINT32_MAX;
+    for (uint32_t i = 0; i < epoch->count; i++)
+        if (epoch->members[i] != NULL) epoch->members[i]->rank = i;
+    free(book->now.members);
+    op_members_put(book->members);
+    book->now = *epoch;
+    book->members = members;
+    book_for_each(book, end_if_lost);
+    return true;
+}
+
+// ---- mismatches ----
+// Ends an op that was found to differ: now, or when the epoch that follows freezes it.
+static void end_mismatched(struct book *book, struct op *op) {
+    bool waiting = op->phase == OP_WAITING;
+    if (waiting) op_list_remove(&book->waiting, op);
+    if (waiting || op->frozen)
+        book_end(book, op, ENGINE_MISMATCH);
+    else
+        op->mismatched = true;
+}
+
+static void end_call_mismatched(struct book *book, struct op *call) {
+    if (call->segments == NULL) end_mismatched(book, call);
+    for (int i = 0; call->segments != NULL && i < PLAN_SEGMENTS_AHEAD; i++) {
+        struct op *op = call->segments->ops[i];
+        if (op != NULL && op->phase != OP_ENDED) end_mismatched(book, op);
+    }
+}
+
+// Whether a verdict of a mismatch means this op, or one that it would be once it is begun.
+static bool is_meant(const struct book *book, const struct op *op, const struct wire_op_name *name) {
+    if (op->segments != NULL) return segments_are_meant(op, name);
+    if (op->phase == OP_WAITING) {
+        // It is the call that was mismatched, unless the others have lost that one before and made it again.
+        uint64_t loss = op->reduce.retry ? 0 : book_first_loss(book, op->adopted);
+        return loss == 0 || loss > name->epoch;
+    }
+    return op_has_begun(op) && op->name.epoch == name->epoch && op->name.sequence == name->sequence;
+}
+
+// The verdict comes before the epoch that freezes the op. A member that has not begun this op yet must hear of it
+// before that epoch too: what it begins afterwards would meet what the others launch next under this tag.
+static void on_mismatch(struct book *book, const struct wire_verdict *verdict) {
+    char text[WIRE_MAX_TEXT + 1] = {0};
+    memcpy(text, verdict->text.chars, verdict->text.length <= WIRE_MAX_TEXT ? verdict->text.length : WIRE_MAX_TEXT);
+    struct op *op = book_find(book, verdict->name.tag);
+    if (op != NULL && is_meant(book, op, &verdict->name)) {
+        memcpy(op->outcome.text, text, sizeof text);
+        end_call_mismatched(book, op);
+    } else if (!mismatches_add(&book->mismatches, &verdict->name, text)) {
+        book->driver.failed(book->driver.context);
+    }
+}
+
+// ---- verdicts ----
+static bool take_mismatch(struct book *book, struct op *call, uint64_t loss) {
+    return mismatches_take(&book->mismatches, call->reduce.tag, loss, call->outcome.text);
+}
+
+static void redo(struct book *book, struct op *op) {
+    // The others have begun this call in a later epoch only, under the name that was found to be mismatched.
+    struct op *call = op->whole != NULL ? op->whole : op;
+    if (take_mismatch(book, call, 0)) {
+        end_call_mismatched(book, call);
+        return;
+    }
+    op->frozen = false;
+    op->restart = true;
+    book_begin(book, op);
+}
+
+static void on_abort(struct book *book, struct op *op) {
+    if (op->reduce.retry)
+        redo(book, op);
+    else if (take_mismatch(book, op, book_first_loss(book, op->adopted)))
+        // as for those that had begun this call under a later name, before the loss
+        book_end(book, op, ENGINE_MISMATCH);
+    else
+        book_end_lost(book, op);
+}
+
+static void on_supplier(struct book *book, const struct wire_verdict *verdict) {
+    bool own = wire_id_equal(&verdict->supplier, &book->self);
+    if (!kept_appoint(&book->kept, verdict, own, book->ready, book->now.members, book->now.count, &book->driver))
+        book->driver.failed(book->driver.context);
+}
+
+static struct op *find_named(const struct book *book, const struct wire_op_name *name) {
+    struct op *op = book->table[tag_slot(name->tag)];
+    while (op != NULL &&
+           !((op->phase == OP_RUNNING || op->phase == OP_COMPLETE) && wire_op_name_equal(&op->name, name)))
+        op = op->chain;
+    return op;
+}
+
+void book_verdict(struct book *book, const struct wire_verdict *verdict) {
+    static const struct wire_id nobody;
+    struct op *op = find_named(book, &verdict->name), *call = book_find(book, verdict->name.tag);
+    switch (verdict->kind) {
+    case WIRE_VERDICT_COMMIT:
+        if (!wire_id_equal(&verdict->supplier, &nobody))
+            on_supplier(book, verdict);
+        else if (op != NULL && op->phase == OP_COMPLETE)
+            book_end(book, op, ENGINE_OK);
+        break;
+    case WIRE_VERDICT_ABORT:
+        if (op != NULL && op->frozen) on_abort(book, op);
+        break;
+    case WIRE_VERDICT_REDO:
+        if (op != NULL && op->frozen) redo(book, op);
+        break;
+    case WIRE_VERDICT_MISMATCH: on_mismatch(book, verdict); break;
+    case WIRE_VERDICT_WHOLE:
+        if (call != NULL && call->segments != NULL) segments_turn_whole(call, &verdict->name);
+        break;
+    default: break;
+    }
+}

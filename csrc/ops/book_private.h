@@ -1,0 +1,18 @@
+// What the files of the book share: book.c (calls, beginnings, ends) and book_epochs.c (freezing, reports, verdicts).
+#ifndef PCCL_OPS_BOOK_PRIVATE_H
+#define PCCL_OPS_BOOK_PRIVATE_H
+
+#include "ops/book.h"
+
+void book_for_each(struct book *book, void (*act)(struct book *, struct op *));
+uint64_t book_first_loss(const struct book *book, uint64_t adopted); // 0: none since
+void book_begin(struct book *book, struct op *op);                   // now, or when the links are there
+void book_begin_segments(struct book *book, struct op *whole);
+void book_wait_for_links(struct book *book, struct op *op);
+void book_end(struct book *book, struct op *op, enum engine_result result); // frees a segment that was committed
+void book_end_lost(struct book *book, struct op *op);
+void book_release(struct book *book, struct op *op);
+void book_remove_segments(struct book *book, struct op *whole, bool restore);
+void book_free_op(struct book *book, struct op *op, bool restore);
+
+#endif

@@ -1,0 +1,58 @@
+// What the ops' mind (ops/book) asks of those who drive it: the data plane (data/engine) and the simulator
+// (sim/engine).
+#ifndef PCCL_OPS_DRIVER_H
+#define PCCL_OPS_DRIVER_H
+
+#include "net/wire.h"
+
+enum { OP_ACKS_MAX = 32 }; // names in one ACK
+
+// The bytes of an input or a result: the driver's, counted. The book has one reference to each that it is given.
+struct block;
+
+// Another member, as the ops know it; part of what the driver keeps of it, from one epoch to the next. Made with its id
+// and rank UINT32_MAX, the rest 0.
+struct op_member {
+    struct wire_id id;
+    uint32_t rank;                         // in the epoch in force, or UINT32_MAX
+    uint32_t early_count;                  // signals and inputs that came before the op was posted here, and
+    uint64_t early_bytes;                  // the bytes of those inputs
+    struct wire_op_name acks[OP_ACKS_MAX]; // of results that it keeps, not sent yet
+    uint32_t ack_count;
+    uint64_t ack_bytes; // of those results
+    bool settling;      // about to leave: acks go out at once
+};
+
+struct op;
+
+// Each is called from within a function of the book, on its caller's thread and under its caller's lock, and must not
+// block. Where nothing else is said, it must not call the book.
+struct op_driver {
+    void *context; // first argument of each
+    // Moves the op from now on; if `op->restart`, its input has to be put back first. May complete it at once. False:
+    // memory was refused.
+    bool (*start)(void *context, struct op *op);
+    // A signal or an input for an op that was started, with the same arguments. Takes the block, which may be NULL. May
+    // complete the op.
+    void (*signal)(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
+                   struct block *block);
+    // No buffer of the op is touched from now on, nothing of it is sent, and what moves it is let go of. Also called of
+    // ops that were not started.
+    void (*release)(void *context, struct op *op);
+    // The result of a small op came from a member that kept it. False: it has another size.
+    bool (*fill)(void *context, struct op *op, struct block *result);
+    void (*ended)(void *context, struct op *op); // the outcome of a call is there
+    // Nobody looks at the op any more. `restore`: its input has to be put back first.
+    void (*forget)(void *context, struct op *op, bool restore);
+    // Tells a member which of its results have come here. `ask`: and asks it to do likewise, now and from now on.
+    void (*acknowledge)(void *context, struct op_member *to, const struct wire_op_name *names, uint32_t count,
+                        bool ask);
+    void (*supply)(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result);
+    void (*settled)(void *context);                                      // no result is kept any more
+    void (*accuse)(void *context, const struct wire_mismatch *mismatch); // MISMATCH, for the master
+    void (*roll)(void *context);                                         // a fresh group epoch is wanted
+    void (*put)(void *context, struct block *block);                     // lets go of a reference
+    void (*failed)(void *context); // memory was refused, and others would wait for this member for ever
+};
+
+#endif

@@ -1,0 +1,92 @@
+// One op: what a member agrees on with others about it, beside what moves it. A call is an op that its caller sees; a
+// large one in retry mode is divided into segments, ops of their own (ops/segments).
+#ifndef PCCL_OPS_OP_H
+#define PCCL_OPS_OP_H
+
+#include "ops/call.h"
+#include "ops/plan.h"
+#include "ops/ranges.h"
+
+enum op_phase {
+    OP_WAITING,  // posted, has no name yet; begins when the links are ready
+    OP_QUEUED,   // large, named, handed to the driver, which has not begun to move it
+    OP_RUNNING,  // being moved
+    OP_COMPLETE, // large: everything done here, DONE sent
+    OP_DIVIDED,  // its segments do the work
+    OP_ENDED,    // outcome is set; only the caller touches it
+};
+
+// The members of a group epoch, counted: a piece of what an outcome tells.
+struct op_members {
+    uint32_t references, count;
+    struct wire_id ids[];
+};
+
+// The untouched input of an in-place op, saved range by range before it is overwritten (data/backup). All 0: there is
+// none, and nothing is saved.
+struct backup {
+    uint8_t *bytes; // a mapping as long as the tensor, used at the tensor's offsets
+    size_t capacity;
+    struct ranges saved; // bytes
+};
+
+struct op {
+    struct op *chain;            // in the table by tag, or the list of unused ones
+    struct op *next;             // in a list
+    struct engine_reduce reduce; // of a segment: its own part of the buffers, and the fingerprint of the whole
+    size_t element;              // bytes
+    uint64_t count, bytes;       // of this op, or segment
+    struct op *whole;            // that this is a segment of, or NULL: a call
+    struct segments *segments;   // of a divided op, or NULL
+    struct op_members *members;  // when it was begun, if they are to be told
+    enum plan_path path;
+    enum op_phase phase;
+    bool frozen;     // begun in an older epoch, no verdict yet
+    bool accused;    // a mismatch was reported
+    bool mismatched; // and confirmed: ends when the epoch that follows freezes it
+    bool restart;    // the input has to be put back before it is moved again
+    uint64_t adopted;
+    struct wire_op_name name;
+    uint32_t contributors;
+    uint64_t tx_bytes, rx_bytes;
+    struct kept *kept; // small: made ready, so that completion cannot fail
+    struct engine_outcome outcome;
+
+    // the driver's
+    struct waiter *waiter;      // the caller that waits for its end
+    int64_t posted_ns, tell_ns; // when its caller is told next for whom it waits
+    struct backup backup;       // the thread's, then the caller's
+    void *work;                 // of what moves it
+
+    struct small_part *parts; // small: by rank
+    struct block *result;     // small: room for it, to be kept
+    uint32_t missing;
+    bool next_ready;                   // thread: the successor has posted the op
+    bool next_reads;                   // thread: and takes its chunks out of our memory
+    uint64_t injected, returned;       // thread: own chunks under way
+    uint64_t under_way;                // thread: their bytes, unless the successor reads them
+    struct held *held;                 // thread: chunks to forward once it has
+    uint64_t inject, inject_end;       // thread: own shard, elements
+    uint64_t receive_left, send_left;  // thread: bytes
+    struct ranges reducing, gathering; // thread: what has come, or is on its way: elements
+    struct sharded *sharded;           // thread
+};
+
+// In the order in which they were added. An op is in one list at most.
+struct op_list {
+    struct op *first, *last; // `last` means nothing while `first` is NULL
+};
+
+void op_list_append(struct op_list *list, struct op *op);
+struct op *op_list_pop(struct op_list *list);             // the first; NULL: the list is empty
+void op_list_remove(struct op_list *list, struct op *op); // nothing if it is not there
+
+// Named, and its outcome is not there.
+static inline bool op_has_begun(const struct op *op) {
+    return op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE;
+}
+
+void op_head(const struct op *op, struct wire_op *out);
+void op_members_put(struct op_members *members); // NULL is allowed
+
+#endif

@@ -1,0 +1,158 @@
+#include "ops/segments.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// ---- life ----
+bool segments_new(struct op *whole) {
+    uint32_t count = plan_segments(whole->count, whole->element);
+    whole->segments = calloc(1, sizeof *whole->segments + count * sizeof(struct op_members *));
+    if (whole->segments == NULL) return false;
+    whole->segments->count = count;
+    whole->segments->mode = WIRE_MODE_SEGMENTS;
+    whole->phase = OP_DIVIDED;
+    return true;
+}
+
+void segments_free(struct op *whole) {
+    struct segments *s = whole->segments;
+    for (uint32_t i = 0; i < s->count; i++) op_members_put(s->members[i]);
+    free(s);
+    whole->segments = NULL;
+}
+
+// ---- a segment ----
+static struct plan_range range_of(const struct op *whole, uint32_t segment) {
+    if (whole->segments->mode == WIRE_MODE_WHOLE) return (struct plan_range){0, whole->count};
+    return plan_segment(whole->count, whole->element, segment);
+}
+
+// With one segment under way the op gets on, however many the others have: it is the same one, the first that is not
+// committed.
+bool segments_may_add(const struct segments *s, bool room) {
+    if (s->next == s->count || s->failure != ENGINE_OK) return false;
+    return s->live == 0 || (s->live < PLAN_SEGMENTS_AHEAD && room);
+}
+
+void segments_add(struct op *whole, struct op *op) {
+    struct segments *s = whole->segments;
+    struct plan_range range = range_of(whole, s->next);
+    uint32_t place = 0;
+    while (s->ops[place] != NULL) place++;
+    s->ops[place] = op;
+    op->whole = whole;
+    op->reduce = whole->reduce;
+    op->reduce.send = (const uint8_t *)whole->reduce.send + range.begin * whole->element;
+    op->reduce.recv = (uint8_t *)whole->reduce.recv + range.begin * whole->element;
+    op->reduce.fingerprint.mode = s->mode;
+    op->element = whole->element;
+    op->count = range.end - range.begin;
+    op->bytes = op->count * op->element;
+    op->name.segment = (uint16_t)s->next++;
+    s->live++;
+}
+
+bool segments_name(struct op *op, uint64_t epoch, struct tag_counters *counters) {
+    struct segments *s = op->whole->segments;
+    if (s->epoch != epoch && !tag_counter_take(counters, op->reduce.tag, &s->sequence)) return false;
+    s->epoch = epoch;
+    op->name.sequence = s->sequence;
+    return true;
+}
+
+bool segments_ended(struct op *op) {
+    struct op *whole = op->whole;
+    struct segments *s = whole->segments;
+    s->live--;
+    if (op->outcome.result != ENGINE_OK) {
+        if (s->failure == ENGINE_OK) {
+            s->failure = op->outcome.result;
+            if (op->outcome.epoch > whole->outcome.epoch) whole->outcome.epoch = op->outcome.epoch;
+        }
+        return false;
+    }
+    whole->tx_bytes += op->tx_bytes;
+    whole->rx_bytes += op->rx_bytes;
+    if (op->name.epoch >= whole->outcome.epoch) {
+        whole->outcome.epoch = op->name.epoch;
+        whole->contributors = op->contributors;
+    }
+    s->members[op->name.segment] = op->members;
+    op->members = NULL;
+    return true;
+}
+
+void segments_remove(struct op *op) {
+    struct op **place = op->whole->segments->ops;
+    while (*place != op) place++;
+    *place = NULL;
+}
+
+struct op *segments_part(struct op *call, const struct op *after) {
+    if (after == NULL) return call;
+    if (call->segments == NULL) return NULL;
+    struct op **parts = call->segments->ops;
+    int i = 0;
+    while (after != call && i < PLAN_SEGMENTS_AHEAD && parts[i++] != after) continue;
+    while (i < PLAN_SEGMENTS_AHEAD && parts[i] == NULL) i++;
+    return i < PLAN_SEGMENTS_AHEAD ? parts[i] : NULL;
+}
+
+bool segments_are_meant(const struct op *whole, const struct wire_op_name *name) {
+    return whole->phase == OP_DIVIDED &&
+           (whole->segments->epoch != name->epoch || whole->segments->sequence == name->sequence);
+}
+
+// ---- members that run the op in one piece ----
+void segments_turn_whole(struct op *whole, const struct wire_op_name *name) {
+    struct segments *s = whole->segments;
+    if (s->mode == WIRE_MODE_SEGMENTS && s->epoch == name->epoch && s->sequence == name->sequence) s->to_whole = true;
+}
+
+void segments_begin_whole(struct op *whole) {
+    struct segments *s = whole->segments;
+    s->mode = WIRE_MODE_WHOLE;
+    s->count = 1;
+    s->next = s->live = 0;
+    s->to_whole = false;
+}
+
+// ---- who is in which range ----
+static const struct op_members *members_of(const struct op *op, uint32_t segment) {
+    if (op->segments != NULL) return op->segments->members[segment];
+    return op->outcome.result == ENGINE_OK ? op->members : NULL;
+}
+
+static bool same_members(const struct op_members *a, const struct op_members *b) {
+    if (a == NULL || b == NULL) return a == b;
+    return a->count == b->count && memcmp(a->ids, b->ids, a->count * sizeof a->ids[0]) == 0;
+}
+
+struct engine_contributors *segments_contributors(const struct op *op) {
+    uint32_t segments = op->segments == NULL ? 1 : op->segments->count, ranges = 0;
+    size_t ids = 0;
+    for (uint32_t i = 0; i < segments; i++) {
+        const struct op_members *members = members_of(op, i);
+        if (i > 0 && same_members(members_of(op, i - 1), members)) continue;
+        ranges++;
+        ids += members == NULL ? 0 : members->count;
+    }
+    struct engine_contributors *out =
+        malloc(sizeof *out + ranges * sizeof out->ranges[0] + ids * sizeof(struct wire_id));
+    if (out == NULL) return NULL;
+    out->count = 0;
+    struct wire_id *next = (struct wire_id *)(void *)(out->ranges + ranges);
+    for (uint32_t i = 0; i < segments; i++) {
+        const struct op_members *members = members_of(op, i);
+        struct plan_range range = op->segments == NULL ? (struct plan_range){0, op->count} : range_of(op, i);
+        if (i == 0 || !same_members(members_of(op, i - 1), members)) {
+            struct engine_range *added = &out->ranges[out->count++];
+            *added =
+                (struct engine_range){.begin = range.begin, .count = members == NULL ? 0 : members->count, .ids = next};
+            if (members != NULL) memcpy(next, members->ids, members->count * sizeof *next);
+            next += added->count;
+        }
+        out->ranges[out->count - 1].end = range.end;
+    }
+    return out;
+}

@@ -1,0 +1,32 @@
+// What is kept by tag: where its chain begins in a table, and the counters that give the ops of a tag their numbers.
+#ifndef PCCL_OPS_TAG_H
+#define PCCL_OPS_TAG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { TAG_BITS = 10, TAG_SLOTS = 1 << TAG_BITS };
+
+// Where the chain of a tag begins, in each of the tables by tag.
+static inline size_t tag_slot(uint64_t tag) { return (tag * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - TAG_BITS); }
+
+struct tag_counter {
+    uint64_t tag;
+    uint32_t next; // 0: empty slot
+};
+
+// The ops begun in one group epoch, by tag. All 0: none yet.
+struct tag_counters {
+    struct tag_counter *list; // open addressing; owned
+    uint32_t count, slots;
+    bool full; // so many tags or ops that a fresh group epoch is wanted
+};
+
+// The number of the next op of this tag. False: memory was refused.
+bool tag_counter_take(struct tag_counters *counters, uint64_t tag, uint32_t *sequence);
+// Whether the next op of this tag needs another group epoch.
+bool tag_counter_is_spent(const struct tag_counters *counters, uint64_t tag);
+void tag_counters_clear(struct tag_counters *counters);
+
+#endif
