@@ -14,7 +14,7 @@ from harness import KIB, MIB, Peer, Row
 
 import pccl
 from pccl.cli.bare_tcp import BareTcp
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 BYTES_PER_BLOCK = 4 * MIB

@@ -10,7 +10,7 @@ import methods
 from harness import MIB, Peer, Row
 
 import pccl
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 METHOD = """fp32 sums launched together and then awaited, pccl (as it is, and by TCP alone) and gloo (in place) in turn; time
 from the first launch to the last result on the slowest peer."""

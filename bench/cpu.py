@@ -11,7 +11,7 @@ import methods
 from harness import KIB, Master, Peer, Row
 
 import pccl
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 METHOD = """fp32 sums in place, back to back, pccl and gloo in turn block by block; CPU time = user and system time
 (getrusage) of all peers' processes over a block, divided by its ops; pccl's includes the master's share of its blocks. The

@@ -10,7 +10,7 @@ from harness import KIB, MIB, Master, Peer, Row
 from netlab import Lab, Link
 
 import pccl
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 METHOD = """Two peers in two network namespaces, joined by bench/wan's emulated link; the largest send buffer of a TCP
 connection is held down (tcp_wmem), so that a window per round trip limits each connection well below the link. fp32 sum out

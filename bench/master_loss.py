@@ -14,7 +14,7 @@ import methods
 from harness import KIB, MIB, Peer, Row
 
 import pccl
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 METHOD = """Three peers sum one fp32 tensor and ask whether newcomers wait, in turn, again and again; so each round needs the
 master. It, a process of its own, is killed by SIGKILL at a random moment and started again at once at its address. Time from the

@@ -9,7 +9,7 @@ import methods
 from harness import MIB, Master, Peer, Row
 
 import pccl
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 METHOD = """Two peers, one fp32 tensor pair each. Growth = peak resident memory (VmHWM, reset by /proc/self/clear_refs) of a
 peer that joined and reduced, over its resident memory with all tensors written and before it joined. Each method in processes

@@ -10,7 +10,7 @@ from harness import MIB, Master, Peer, Row
 from netlab import Lab
 
 import pccl
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 METHOD = """Two peers in two network namespaces joined by a veth pair, what leaves each limited by tc tbf; fp32 sum out of
 place, quantised to uint8 (MinMax), unquantised, and gloo in place, in turn; the median of the slowest peer's time."""

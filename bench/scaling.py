@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 METHOD = """One master, a process of its own, and light peers (bench/light_peers.c): the control part of each peer, shipped

@@ -19,7 +19,7 @@ import netlab
 from harness import MIB, BenchError, Master, Peer, Row
 
 import pccl
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 METHOD = """Peers are processes; each round is one `sync_shared_state` of all, whose contents are set before. `parity`: nothing
 differs; the time beyond the hash of the own state, median over the rounds. `joiner`: one peer lacks everything; bytes over the

@@ -19,7 +19,7 @@ import harness
 from harness import KIB, MIB, Peer, Row
 from netlab import Lab, Link
 
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 PIECE = 256 * KIB
 

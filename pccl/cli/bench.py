@@ -23,7 +23,7 @@ from rich.table import Table
 
 import pccl
 from pccl.cli.bare_tcp import BareTcp, congestion_here
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 DTYPES = ["uint8", "int8", "int16", "uint16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"]
 

@@ -12,9 +12,9 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import pccl
+from pccl.lab.link import Link, Order
 from pccl.stress.content import contents
 from pccl.stress.cut import cut
-from pccl.stress.link import Link, Order
 from pccl.stress.progress import Board
 from pccl.stress.reports import Flaw, Report, Task
 
@@ -33,11 +33,11 @@ class FlawError(Exception):
 class Actor(ABC):
     """One process. `perform` is its whole life."""
 
-    def __init__(self, given: dict[str, Any], end: socket.socket, board: int) -> None:
+    def __init__(self, given: dict[str, Any], end: socket.socket) -> None:
         self._task = Task.from_fields(given)
         self._random = random.Random(f"peer {self._task.seed} {self._task.serial}")
         self._contents = contents()
-        self._place = Board(board).writer(self._task.code)
+        self._place = Board(self._task.board).writer(self._task.code)
         self._leaving = threading.Event()  # by order: alone, at once
         self._ending = threading.Event()  # by order: all together
         self._end = end

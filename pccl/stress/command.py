@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import importlib
-import importlib.util
-import os
-import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,26 +13,22 @@ import click
 from click.core import ParameterSource
 
 import pccl
-from pccl.stress.options import BACKENDS, MOST_PEERS, MOST_STANDBYS, Options
+from pccl.lab.folder import alone_in, make_writable
+from pccl.lab.signals import InterruptedRunError, Interruption
+from pccl.stress.backends import BACKENDS, OTHERS
+from pccl.stress.options import MOST_PEERS, MOST_STANDBYS, Options
 from pccl.stress.schedule import DEFAULT_RATES, Fault, rates_text, read_rates
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pccl.lab.events import EventLog
     from pccl.stress.conductor import Run
-    from pccl.stress.events import EventLog, Recording
-
-NEEDED = {
-    "pccl": ("numpy", "matplotlib"),
-    "gloo": ("numpy", "matplotlib", "torch"),
-    "torchft": ("numpy", "matplotlib", "torch", "torchft"),
-}
+    from pccl.stress.recording import Recording
 
 MOST_BASELINE_SECONDS = 20.0
-
-
-class InterruptedRunError(Exception):
-    """A signal wants the run to end."""
+RECORDED = ["peers", "seconds", "minutes", "seed", "fault_every", "faults", "elements", "heartbeat_limit", "backend", "standbys"]
+"""Options that the log of a run has."""
 
 
 def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dict[str, float]:
@@ -71,7 +61,13 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
 )
 @click.option("--elements", type=click.IntRange(1024, 1 << 28), default=1 << 18, show_default=True, help="of the largest reduce")
 @click.option("--heartbeat-limit", type=click.FloatRange(0.3, 60), default=1.5, show_default=True, help="seconds of silence")
-@click.option("--backend", type=click.Choice(BACKENDS), default="pccl", show_default=True, help="what reduces")
+@click.option(
+    "--backend",
+    type=click.Choice(list(BACKENDS)),
+    default="pccl",
+    show_default=True,
+    help="what reduces; others than pccl: from a checkout",
+)
 @click.option(
     "--baseline",
     type=click.FloatRange(0, 3600),
@@ -114,17 +110,21 @@ def stress(context: click.Context, /, **given: Any) -> None:
     """
     recording = _read(given["replay"]) if given["replay"] else None
     options = _options(context, given, recording)
-    missing = [name for name in NEEDED[options.backend] if importlib.util.find_spec(name) is None]
-    if missing:
+    backend = BACKENDS[options.backend]
+    if missing := backend.missing():
         others = [name for name in missing if name in ("torch", "torchft")]
         wanted = " ".join(["'pccl[stress]'", *others] if len(others) < len(missing) else others)
         raise click.UsageError(f"--backend {options.backend} needs {', '.join(missing)}: pip install {wanted}")
+    if not backend.there():
+        raise click.UsageError(
+            f"--backend {options.backend} needs a checkout of pccl, installed from there: its peers are in {OTHERS}"
+        )
     sys.exit(run(options, recording, by_steps=given["replay_by"] == "steps", plain=given["plain"]))
 
 
 def _survivable(context: click.Context, rates: dict[str, float], backend: str) -> dict[str, float]:
     """Without the death of the master, where nothing survives it."""
-    if backend == "pccl" or not rates.get("master"):
+    if BACKENDS[backend].own or not rates.get("master"):
         return rates
     if context.get_parameter_source("faults") is not ParameterSource.DEFAULT:
         raise click.UsageError(f"--faults master: --backend {backend} does not survive its master")
@@ -132,7 +132,7 @@ def _survivable(context: click.Context, rates: dict[str, float], backend: str) -
 
 
 def _read(path: Path) -> Recording:
-    from pccl.stress.events import Recording
+    from pccl.stress.recording import Recording
 
     try:
         return Recording.read(path)
@@ -144,27 +144,14 @@ def _options(context: click.Context, given: dict[str, Any], recording: Recording
     if given["seconds"] is not None and given["minutes"] is not None:
         raise click.UsageError("--seconds and --minutes exclude each other")
     if recording is not None:
-        fixed = (
-            "peers",
-            "seconds",
-            "minutes",
-            "seed",
-            "fault_every",
-            "faults",
-            "elements",
-            "heartbeat_limit",
-            "backend",
-            "standbys",
-        )
-        named = [name for name in fixed if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+        named = [name for name in RECORDED if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
         if named:
             raise click.UsageError(f"--replay takes --{named[0].replace('_', '-')} from the log")
     seconds = given["minutes"] * 60 if given["minutes"] is not None else given["seconds"] or 30.0
     out: Path = given["out"]
     log: Path = given["log"] or out / "events.jsonl"
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()
+        make_writable(out)
         if given["replay"] and log.resolve() == given["replay"].resolve():
             log = log.with_name("replay.jsonl")
         log.open("a").close()
@@ -182,7 +169,7 @@ def _options(context: click.Context, given: dict[str, Any], recording: Recording
         "keep_going": given["keep_going"],
         "standbys": given["standbys"],
     }
-    if fields["standbys"] and fields["backend"] != "pccl":
+    if fields["standbys"] and not BACKENDS[fields["backend"]].own:
         raise click.UsageError(f"--standbys: --backend {fields['backend']} has one master")
     if recording is not None:
         fields |= {name: value for name, value in recording.options.items() if name in fields}
@@ -206,40 +193,28 @@ def _loop_factory(console: Console) -> Callable[[], asyncio.AbstractEventLoop]:
     return factory
 
 
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """The block is the only run that writes to the folder, which has no files of an earlier one then."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for old in (*folder.glob("peer-*.log"), *folder.glob("master-*.log")):
-            old.unlink()
-        yield
-    except BlockingIOError:
-        raise click.UsageError(f"another run writes to {folder}: give this one another folder with --out") from None
-    finally:
-        os.close(descriptor)
-
-
 def run(options: Options, recording: Recording | None = None, *, by_steps: bool = False, plain: bool = False) -> int:
     """Runs it, and gives the exit status. No process outlives the call."""
     from rich.console import Console
 
     console = Console()
     faults = recording.faults if recording is not None else options.faults()
-    with _alone_in(options.out), asyncio.Runner(loop_factory=_loop_factory(console)) as runner:
-        return runner.run(_perform(options, recording, faults, console, by_steps=by_steps, plain=plain))
+    try:
+        with alone_in(options.out, "peer-*.log", "master-*.log"), asyncio.Runner(loop_factory=_loop_factory(console)) as runner:
+            return runner.run(_perform(options, recording, faults, console, by_steps=by_steps, plain=plain))
+    except BlockingIOError:
+        raise click.UsageError(f"another run writes to {options.out}: give this one another folder with --out") from None
 
 
 async def _perform(
     options: Options, recording: Recording | None, faults: list[Fault], console: Console, *, by_steps: bool, plain: bool
 ) -> int:
+    from pccl.lab.events import EventLog
+    from pccl.lab.ports import NoPortError
+    from pccl.lab.processes import NurseryError
     from pccl.stress.conductor import Run
-    from pccl.stress.events import EventLog
-    from pccl.stress.ports import NoPortError
-    from pccl.stress.processes import NurseryError
 
-    interruption = _Interruption()
+    interruption = Interruption()
     run = Run(options, faults)
     calm: list[Run] = []
 
@@ -281,34 +256,6 @@ async def _perform(
     return 128 + interruption.number if interruption.number is not None else status
 
 
-class _Interruption:
-    """The signals that end a program cancel what runs, and only that: so that it can put everything away."""
-
-    def __init__(self) -> None:
-        self.number: signal.Signals | None = None
-        self._task: asyncio.Task[None] | None = None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # what the parent had us ignore (nohup, a background job) stays ignored
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                asyncio.get_running_loop().add_signal_handler(number, self._note, number)
-
-    def _note(self, number: signal.Signals) -> None:
-        self.number = number
-        if self._task is not None:
-            self._task.cancel()
-
-    async def guard(self, body: Any) -> None:
-        """Runs it to its end, or InterruptedRunError."""
-        self._task = asyncio.ensure_future(body)
-        try:
-            await self._task
-        except asyncio.CancelledError:
-            if self.number is None:
-                raise
-        if self.number is not None:
-            raise InterruptedRunError(f"ended by {self.number.name}")
-
-
 async def _conduct(run: Run, log: EventLog | None, console: Console, title: str, *, plain: bool, by_steps: bool = False) -> None:
     from pccl.stress.conductor import Conductor
     from pccl.stress.display import LiveDisplay, PlainDisplay
@@ -322,7 +269,7 @@ def _conclude(run: Run, baseline: float, cut_short: str, log: EventLog, recordin
     """Summary, picture, verdict."""
     from rich.text import Text
 
-    from pccl.stress.events import differences
+    from pccl.stress.recording import differences
     from pccl.stress.summary import outcome, print_summary, write_files
 
     found = outcome(run, baseline, cut_short)

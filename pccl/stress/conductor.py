@@ -13,17 +13,18 @@ from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from pccl.stress.agent import Agent
+from pccl.lab.display import Display
+from pccl.lab.events import EventLog
+from pccl.lab.nursery import DUMP_SIGNAL
+from pccl.lab.ports import free_ports
+from pccl.lab.processes import Child, Nursery, Usage
+from pccl.stress.backends import BACKENDS, OTHERS, Groups
 from pccl.stress.content import CODES
-from pccl.stress.events import EventLog
-from pccl.stress.judge import DEFAULT_GROWTH, Judge, Usage, Violation, growth
-from pccl.stress.nursery import DUMP_SIGNAL
+from pccl.stress.judge import DEFAULT_GROWTH, Judge, Violation, growth
 from pccl.stress.options import Options
-from pccl.stress.ports import free_ports
-from pccl.stress.processes import Child, Nursery
-from pccl.stress.progress import Place
+from pccl.stress.progress import Board, Place
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import KILLS, MASTER_BACK_SECONDS, Fault
 from pccl.stress.workload import most_bytes
@@ -41,14 +42,7 @@ KILL_SECONDS = 2.0
 LEAVE_SECONDS = 10.0
 """How long the processes may take to leave once the last step is done, beyond the bound."""
 
-AGENT_SECONDS = 0.02
-
-MODULES = {
-    "pccl": ("pccl.stress.worker", "pccl.stress.master"),
-    "gloo": ("pccl.stress.gloo", "pccl.stress.gloo_store"),
-    "torchft": ("pccl.stress.torchft", "pccl.stress.torchft_lighthouse"),
-}
-"""Of each backend: what a peer runs, and what the master runs."""
+GROUP_SECONDS = 0.02
 
 
 @dataclass(kw_only=True, eq=False)
@@ -143,27 +137,17 @@ class Run:
         return sum(moment.bytes for moment in self.moments) / self.lasted if self.lasted else 0.0
 
 
-class Display(Protocol):
-    """Where a run is shown while it goes on."""
-
-    def update(self, run: Run) -> None:
-        """Some time has passed."""
-
-    def say(self, text: str) -> None:
-        """Print a line of news."""
-
-
 class Conductor:
     """Conducts one run."""
 
-    def __init__(self, run: Run, folder: Path, log: EventLog | None, display: Display, *, by_steps: bool = False) -> None:
+    def __init__(self, run: Run, folder: Path, log: EventLog | None, display: Display[Run], *, by_steps: bool = False) -> None:
         self._run, self._options, self._judge = run, run.options, run.judge
         self._folder = folder
         self._log = log
         self._display = display
         self._by_steps = by_steps
-        self._peer_module, self._master_module = MODULES[run.options.backend]
-        self._agent = Agent(run.options.beat + 1) if run.options.backend == "gloo" else None
+        self._backend = BACKENDS[run.options.backend]
+        self._groups = self._backend.groups(run.options.beat + 1)
         self._masters = [
             Master(address=f"127.0.0.1:{port}", log=f"master-{number}.log")
             for number, port in enumerate(free_ports(1 + run.options.standbys))
@@ -179,26 +163,33 @@ class Conductor:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._going_on = True  # the places of the dead are taken again
         self._nursery: Nursery
+        self._board: Board
 
     async def conduct(self) -> None:
         """The whole run. No process outlives it, whatever happens."""
-        async with Nursery([self._peer_module, self._master_module], self._folder) as self._nursery:
-            body: asyncio.Task[None] | None = None
-            try:
-                for master in self._masters:
-                    await self._start_master(master)
-                self._do(self._watch())
-                if self._agent is not None:
-                    self._do(self._form_groups(self._agent))
-                body = asyncio.create_task(self._perform())
-                await asyncio.wait({body, self._failure}, return_when=asyncio.FIRST_COMPLETED)
-                (self._failure if self._failure.done() else body).result()
-            finally:
-                self._run.lasted = time.monotonic() - self._run.epoch if self._run.epoch else 0.0
-                going_on = {*self._tasks, body} if body is not None else self._tasks
-                for task in going_on:
-                    task.cancel()
-                await asyncio.gather(*going_on, return_exceptions=True)
+        lives = [self._backend.peer, self._backend.master]
+        paths = [] if self._backend.own else [OTHERS]
+        with Board() as self._board:
+            async with Nursery(lives, self._folder, [self._board.fd], paths) as self._nursery:
+                await self._conduct()
+
+    async def _conduct(self) -> None:
+        body: asyncio.Task[None] | None = None
+        try:
+            for master in self._masters:
+                await self._start_master(master)
+            self._do(self._watch())
+            if self._groups is not None:
+                self._do(self._form_groups(self._groups))
+            body = asyncio.create_task(self._perform())
+            await asyncio.wait({body, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            (self._failure if self._failure.done() else body).result()
+        finally:
+            self._run.lasted = time.monotonic() - self._run.epoch if self._run.epoch else 0.0
+            going_on = {*self._tasks, body} if body is not None else self._tasks
+            for task in going_on:
+                task.cancel()
+            await asyncio.gather(*going_on, return_exceptions=True)
 
     async def _perform(self) -> None:
         for slot in range(self._options.peers):
@@ -238,7 +229,7 @@ class Conductor:
             "beat": self._options.beat,
             "masters": self._addresses if self._options.standbys else None,
         }
-        master.child = await self._nursery.start(self._master_module, task, self._folder / master.log, {})
+        master.child = await self._nursery.start(self._backend.master, task, self._folder / master.log)
         master.usages = []
         self._do(self._mind_master(master, master.child))
 
@@ -253,7 +244,7 @@ class Conductor:
         serial = self._serial
         self._serial += 1
         code = self._free_codes.pop(0)
-        self._nursery.board.clear(code)
+        self._board.clear(code)
         options = self._options
         task = Task(
             serial=serial,
@@ -265,11 +256,12 @@ class Conductor:
             beat=options.beat,
             backend=options.backend,
             plant=options.plant if slot == 1 else "",
+            board=self._board.fd,
         )
         log = self._folder / f"peer-{serial}.log"
         environment = {"PCCL_MASTER_RECOVERY_MS": str(round(options.recovery * 1000))}
         self._judge.started(serial, slot, code, time.monotonic())
-        child = await self._nursery.start(self._peer_module, task.to_fields(), log, environment)
+        child = await self._nursery.start(self._backend.peer, task.to_fields(), log, environment)
         now = time.monotonic()
         process = Process(serial=serial, slot=slot, code=code, child=child, log=log, began=now, moved=now)
         self._run.processes[serial] = process
@@ -292,8 +284,8 @@ class Conductor:
         if not expected:
             self._display.say(f"peer {process.slot} ended by itself with status {status}; its words are in {process.log}")
         self._run.processes.pop(process.serial)
-        if self._agent is not None:
-            self._agent.gone(process.serial)
+        if self._groups is not None:
+            self._groups.gone(process.serial)
         self._free_codes.append(process.code)
         process.child.close()
         if expected and process.log.stat().st_size == 0:
@@ -333,27 +325,20 @@ class Conductor:
             case Waiting():
                 process.status = "waiting"
                 run.counts["groups left"] += 1
-                if self._agent is not None:
-                    self._agent.waits(process.serial)
+                if self._groups is not None:
+                    self._groups.waits(process.serial)
             case Flaw():
                 process.status = "failed"
         del fields["at"]
         self._note("report", report.at, serial=process.serial, **fields)
         self._look_at_violations()
 
-    async def _form_groups(self, agent: Agent) -> None:
+    async def _form_groups(self, groups: Groups) -> None:
         while True:
-            await asyncio.sleep(AGENT_SECONDS)
-            processes = self._run.processes
-            called, group = agent.look(time.monotonic(), processes)
-            for serial in called:
-                processes[serial].child.order({"order": "regroup"})
-            if group is not None:
-                self._run.counts["groups"] += 1
-                for rank, serial in enumerate(group.members):
-                    processes[serial].child.order(
-                        {"order": "group", "generation": group.generation, "rank": rank, "world": len(group.members)}
-                    )
+            await asyncio.sleep(GROUP_SECONDS)
+            for serial, order in groups.orders(time.monotonic(), self._run.processes):
+                self._run.processes[serial].child.order(order)
+            self._run.counts["groups"] = groups.formed
 
     # ---- faults ----
 
@@ -403,7 +388,7 @@ class Conductor:
 
     async def _kill_at(self, process: Process, fault: Fault) -> None:
         late = time.monotonic() + KILL_SECONDS
-        while fault.how == KILLS[1] and self._nursery.board.read(process.code).call != "resume" and time.monotonic() < late:
+        while fault.how == KILLS[1] and self._board.read(process.code).call != "resume" and time.monotonic() < late:
             await asyncio.sleep(0.001)
         if not process.doomed and process.serial in self._run.processes:
             self._kill(process, fault.back)
@@ -482,7 +467,7 @@ class Conductor:
 
     def _look_at(self, process: Process, now: float) -> None:
         """Whether it has come on; a process that is held is not asked."""
-        place = self._nursery.board.read(process.code)
+        place = self._board.read(process.code)
         if process.doomed or process.held or place != process.place:
             process.place = place
             process.moved = now

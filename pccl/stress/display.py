@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pccl.lab import display
+from pccl.lab.display import rate_text
 from pccl.stress.conductor import Process, Run
 
 PLAIN_SECONDS = 5.0
@@ -21,11 +20,6 @@ SPARK_WIDTH = 60
 _SPARKS = " ▁▂▃▄▅▆▇█"
 
 _COLOURS = {"member": "green", "ended": "green", "killed": "red", "failed": "bold red", "expelled": "red", "stopped": "red"}
-
-
-def rate_text(rate: float) -> str:
-    """Bytes per second for people."""
-    return f"{rate / 1e9:.2f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.1f} MB/s"
 
 
 def recent_rate(run: Run) -> float:
@@ -40,28 +34,15 @@ def faults_text(run: Run) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in kinds if count) or "none yet"
 
 
-class LiveDisplay:
+class LiveDisplay(display.LiveDisplay):
     """A table that is redrawn in place, with the news above it."""
 
     def __init__(self, console: Console, run: Run, title: str) -> None:
+        super().__init__(console, lambda: self._render(run))
         self._title = title
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=lambda: self._render(run))
-
-    def __enter__(self) -> Self:
-        """Begin to draw."""
-        self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Draw once more, and give the terminal back."""
-        self._live.stop()
 
     def update(self, run: Run) -> None:
         """Nothing: the table is drawn from the run a few times a second."""
-
-    def say(self, text: str) -> None:
-        """Print a line above the table."""
-        self._live.console.print(Text(text))
 
     def _render(self, run: Run) -> Group:
         table = Table(expand=True, title=self._title)
@@ -113,21 +94,13 @@ class LiveDisplay:
         return Text(f"verdict  {found} violations", style="bold red") if found else Text("verdict  nothing found", style="green")
 
 
-class PlainDisplay:
+class PlainDisplay(display.PlainDisplay):
     """A line every few seconds, for pipes and log files."""
 
     def __init__(self, console: Console, run: Run, title: str) -> None:
-        self._console = console
-        self._title = title
+        super().__init__(console)
         self._next = 0.0
-
-    def __enter__(self) -> Self:
-        """Say what begins."""
-        self._console.out(self._title, highlight=False)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Nothing to end."""
+        self.say(title)
 
     def update(self, run: Run) -> None:
         """Prints a line when it is time for one."""
@@ -135,12 +108,7 @@ class PlainDisplay:
             return
         self._next = run.lasted + PLAIN_SECONDS
         members = sum(process.status == "member" for process in run.processes.values())
-        self._console.out(
+        self.say(
             f"[{run.lasted:6.1f} s] {members} members, step {run.step}, {run.counts['ops']:,} ops, "
-            f"{rate_text(recent_rate(run))}; faults: {faults_text(run)}; {len(run.violations)} violations",
-            highlight=False,
+            f"{rate_text(recent_rate(run))}; faults: {faults_text(run)}; {len(run.violations)} violations"
         )
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        self._console.out(text, highlight=False)

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from pccl.lab.processes import Usage
 from pccl.stress.content import codes_in
 from pccl.stress.reports import Accepted, Ended, Expelled, Flaw, OpDone, Range, Report, Stepped
 
@@ -331,15 +332,6 @@ class GrowthLimits:
 
 
 DEFAULT_GROWTH = GrowthLimits()
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a process uses at one time."""
-
-    at: float
-    bytes: int  # resident
-    descriptors: int  # open ones; where a peer is judged, those beyond what it may need for itself and its links
 
 
 def trend(times: Sequence[float], values: Sequence[float]) -> float:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pccl.stress import schedule
-
-BACKENDS = ("pccl", "gloo", "torchft")
+from pccl.stress.backends import BACKENDS
 
 MOST_PEERS = 12
 MOST_STANDBYS = 3
@@ -37,7 +36,7 @@ class Options:
     @property
     def recovery(self) -> float:
         """Seconds for which pccl's peers wait for a lost master; 0: they do not."""
-        return 6 * self.beat if self.backend == "pccl" else 0.0
+        return 6 * self.beat if BACKENDS[self.backend].own else 0.0
 
     @property
     def bound(self) -> float:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Self
 
 from pccl.stress.content import CODES
 
@@ -30,17 +31,19 @@ class Place:
 
 
 class Board:
-    """All records."""
+    """All records, in the memory of the descriptor `fd`, which processes that inherit it share; a new one, unless given."""
 
-    def __init__(self, fd: int) -> None:
-        self._memory = mmap.mmap(fd, _RECORD.size * CODES)
+    def __init__(self, fd: int = -1) -> None:
+        self.fd = fd if fd >= 0 else os.memfd_create("pccl-stress", 0)
+        if fd < 0:
+            os.ftruncate(self.fd, _RECORD.size * CODES)
+        self._memory = mmap.mmap(self.fd, _RECORD.size * CODES)
 
-    @staticmethod
-    def make() -> int:
-        """A descriptor of the memory; processes that inherit it share it."""
-        fd = os.memfd_create("pccl-stress", 0)
-        os.ftruncate(fd, _RECORD.size * CODES)
-        return fd
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
 
     def read(self, code: int) -> Place:
         """Where the process with this code is."""

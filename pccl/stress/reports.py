@@ -5,13 +5,15 @@ Times are seconds of the monotonic clock, which all processes of a machine share
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from pccl.lab import reports
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(reports.Record):
     """One process's part in the run."""
 
     serial: int  # of the process, from 0
@@ -23,15 +25,7 @@ class Task:
     beat: float  # the heartbeat limit in seconds
     backend: str = "pccl"
     plant: str = ""  # a deliberate fault, for tests of the harness
-
-    def to_fields(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_fields(cls, given: dict[str, Any]) -> Self:
-        """Opposite of to_fields."""
-        return cls(**given)
+    board: int = -1  # the descriptor of progress.Board
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,7 @@ class Range:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpDone:
+class OpDone(reports.Record):
     """One reduce that succeeded, as one peer saw it."""
 
     ranges: list[Range]  # one, if not in retry mode
@@ -62,50 +56,22 @@ class OpDone:
         return self.size * parts // begins[-1]
 
     @classmethod
-    def from_fields(cls, given: dict[str, Any]) -> Self:
+    def from_fields(cls, given: Mapping[str, Any]) -> Self:
         """From JSON."""
         return cls(**{**given, "ranges": [Range(**one) for one in given["ranges"]]})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """Base of all reports; ``kind`` names the class on the wire."""
+class Report(reports.Report):
+    """What a peer tells."""
 
-    kind: ClassVar[str]
     at: float
-
-    def to_fields(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"kind": self.kind, **asdict(self)}
-
-    def to_line(self) -> bytes:
-        """One line of JSON, with its line end."""
-        return json.dumps(self.to_fields(), separators=(",", ":")).encode() + b"\n"
-
-    @staticmethod
-    def from_fields(given: dict[str, Any]) -> Report:
-        """Opposite of to_fields; ValueError for what is no report."""
-        try:
-            left = dict(given)
-            kind = _KINDS[left.pop("kind")]
-            if kind is Stepped:
-                left["ops"] = [OpDone.from_fields(op) for op in left["ops"]]
-            report: Report = kind(**left)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"not a report: {given!r}") from error
-        return report
-
-    @staticmethod
-    def from_line(line: bytes) -> Report:
-        """Opposite of to_line; ValueError for what is no report."""
-        return Report.from_fields(json.loads(line))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted(Report):
     """The process is a member of the run."""
 
-    kind = "accepted"
     world: int
     seconds: float  # that connecting took
     life: int  # how often it has been accepted before
@@ -116,7 +82,6 @@ class Accepted(Report):
 class Stepped(Report):
     """A step is done. `line` and `step` name it; a new line begins where nobody is left that knew the one before."""
 
-    kind = "stepped"
     line: int
     step: int
     work: str  # the kind of the step
@@ -127,12 +92,15 @@ class Stepped(Report):
     lost: int = 0  # losses seen in it
     caught_up: bool = False  # the sync was for newcomers
 
+    def __post_init__(self) -> None:
+        told = [op if isinstance(op, OpDone) else OpDone.from_fields(op) for op in self.ops]  # from JSON
+        object.__setattr__(self, "ops", told)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Alone(Report):
     """No other member is left; the process waits for newcomers."""
 
-    kind = "alone"
     line: int
     step: int
 
@@ -141,7 +109,6 @@ class Alone(Report):
 class Expelled(Report):
     """The library says that this process is no longer a member; it comes back as a new one."""
 
-    kind = "expelled"
     detail: str
 
 
@@ -149,14 +116,11 @@ class Expelled(Report):
 class Waiting(Report):
     """The process is in no group and waits for the orchestrator to make one; pccl's peers need none."""
 
-    kind = "waiting"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Flaw(Report):
     """The process saw what must not happen."""
 
-    kind = "flaw"
     claim: str  # which one it breaks: a key of judge.CLAIMS
     detail: str
 
@@ -165,10 +129,6 @@ class Flaw(Report):
 class Ended(Report):
     """The process has left the run, as it was told to."""
 
-    kind = "ended"
     line: int
     step: int
     state: str  # the hash of its shared state
-
-
-_KINDS: dict[str, type[Report]] = {kind.kind: kind for kind in (Accepted, Stepped, Alone, Expelled, Waiting, Flaw, Ended)}

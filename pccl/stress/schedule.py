@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+from pccl.lab.reports import Record
 
 KINDS = ("kill", "stop", "cut", "delay", "join", "master")
 
@@ -34,7 +36,7 @@ FIRST_SECONDS = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class Fault(Record):
     """One thing that is done to one slot, the place of a peer."""
 
     at: float  # seconds since all peers had come together
@@ -45,20 +47,13 @@ class Fault:
     how: str = ""  # of CUTS, JOIN_ENDS or KILLS
     step: int | None = None  # of the run when it was applied; None: not applied yet
 
-    def to_fields(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
     @classmethod
-    def from_fields(cls, given: Mapping[str, Any]) -> Fault:
-        """Opposite of to_fields; ValueError for what is no fault."""
+    def from_fields(cls, given: Mapping[str, Any]) -> Self:
+        """Opposite of to_fields; ValueError for what is no fault. What it does not know, it leaves out."""
         names = {field.name for field in fields(cls)}
-        try:
-            fault = cls(**{name: value for name, value in given.items() if name in names})
-            valid = fault.kind in KINDS and fault.at >= 0 and fault.slot >= 0 and fault.seconds >= 0 and fault.back >= 0
-        except TypeError as error:
-            raise ValueError(f"not a fault: {given}") from error
-        if not valid:
+        fault = super().from_fields({name: value for name, value in given.items() if name in names})
+        numbers = (fault.at, fault.slot, fault.seconds, fault.back)
+        if fault.kind not in KINDS or not all(isinstance(number, (int, float)) and number >= 0 for number in numbers):
             raise ValueError(f"not a fault: {given}")
         return fault
 

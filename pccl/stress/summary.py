@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pccl.lab.display import rate_text
 from pccl.stress.conductor import Run
-from pccl.stress.display import faults_text, rate_text
+from pccl.stress.display import faults_text
 from pccl.stress.judge import CLAIMS
 from pccl.stress.schedule import Fault
 
@@ -102,12 +103,10 @@ def _table(run: Run, found: dict[str, Any]) -> str:
 
 
 def plot(run: Run, baseline: float, path: Path) -> None:
-    """Throughput over time, with the faults marked. Needs no display, and touches no global state of matplotlib."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Throughput over time, with the faults marked."""
+    from pccl.lab import plots
 
-    figure = Figure(figsize=(11, 5.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = plots.figure(11, 5.5)
     rates, worlds = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     times, values = _binned(run)
     rates.plot(times, values, color="tab:blue", linewidth=1.0, drawstyle="steps-post", label=f"committed, per {BIN_SECONDS} s")

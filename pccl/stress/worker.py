@@ -12,13 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 import pccl
-from pccl import (
-    AsyncReduceHandle,
-    Communicator,
-    ReduceInfo,
-    ReduceOp,
-    Result,
-)
+from pccl import AsyncReduceHandle, Communicator, ReduceInfo, ReduceOp, Result
+from pccl.master import serve
 from pccl.stress.actor import FRESH, Actor, FlawError
 from pccl.stress.buffers import Buffers, State
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, OpDone, Stepped
@@ -45,8 +40,8 @@ class DeadError(Exception):
 class Peer(Actor):
     """One process, over all its memberships."""
 
-    def __init__(self, given: dict[str, Any], end: socket.socket, board: int) -> None:
-        super().__init__(given, end, board)
+    def __init__(self, given: dict[str, Any], end: socket.socket) -> None:
+        super().__init__(given, end)
         self._state = State(self._task.elements)
         self._line, self._step = FRESH, 0
         self._behind = True  # lacks the others' state
@@ -403,6 +398,11 @@ class Peer(Actor):
             time.sleep(3600)
 
 
-def run(given: dict[str, Any], end: socket.socket, board: int) -> int:
+def run(given: dict[str, Any], end: socket.socket) -> int:
     """The whole life of a peer's process."""
-    return Peer(given, end, board).perform()
+    return Peer(given, end).perform()
+
+
+def serve_master(given: dict[str, Any], end: socket.socket) -> int:
+    """The master of the run, in a process of its own, until it is killed."""
+    return serve(given["listen"], given["beat"], given["masters"])

@@ -43,7 +43,7 @@ from pccl import (
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
 )
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 CLONE_NEWNET = 0x40000000
 

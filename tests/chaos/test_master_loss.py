@@ -39,7 +39,7 @@ from actors import (
 
 from pccl import Communicator, PCCLError, SharedState, TensorInfo
 from pccl._state import sync_report
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 BATCH = 5
 

@@ -23,7 +23,7 @@ import numpy as np
 
 import pccl
 from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1])}
 """In which a process finds the package under test."""

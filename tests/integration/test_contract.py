@@ -32,7 +32,7 @@ from pccl import (
     SharedState,
     TensorInfo,
 )
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 SUM = ReduceOp.SUM
 

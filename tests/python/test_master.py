@@ -18,7 +18,7 @@ import pytest
 import pccl
 from pccl import MasterNode, PCCLError, Result
 from pccl._pccl import C
-from pccl.stress.ports import free_ports
+from pccl.lab.ports import free_ports
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
 ENVIRONMENT.pop("PCCL_LOG_LEVEL", None)

@@ -23,15 +23,21 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from pccl.cli import main
-from pccl.stress import command, ports, schedule
-from pccl.stress.agent import Agent, Group
+from pccl.lab import ports
+from pccl.lab.events import EventLog
+from pccl.lab.folder import alone_in
+from pccl.lab.ports import RANGE, NoPortError, free_ports
+from pccl.lab.processes import Usage
+from pccl.stress import backends, command, schedule
 from pccl.stress.content import CODES, DTYPES, LEAST_COUNT, Constants, Pattern, codes_in
-from pccl.stress.events import EventLog, Recording, differences
-from pccl.stress.judge import CLAIMS, GrowthLimits, Judge, Usage, growth, trend
-from pccl.stress.ports import RANGE, NoPortError, free_ports
+from pccl.stress.judge import CLAIMS, GrowthLimits, Judge, growth, trend
+from pccl.stress.recording import Recording, differences
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, OpDone, Range, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import Fault
 from pccl.stress.workload import IMPATIENT, QUANTIZED, STEP_KINDS, WAYS, plan_step
+
+sys.path.append(str(backends.OTHERS))
+from groups import Agent, Group  # of bench/stress
 
 # ---- schedule ----
 
@@ -643,10 +649,18 @@ def test_wrong_arguments(tmp_path, arguments, words):
 
 
 def test_a_folder_has_one_run_at_a_time(tmp_path):
-    with command._alone_in(tmp_path):
+    with alone_in(tmp_path):
         result = CliRunner().invoke(main, ["stress", "--out", str(tmp_path), "--seconds", "1"])
     assert result.exit_code == 2
     assert "another run writes to" in result.output
+
+
+def test_other_backends_need_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr(backends, "OTHERS", tmp_path / "nothing")
+    monkeypatch.setattr(backends.Backend, "missing", lambda self: [])
+    result = CliRunner().invoke(main, ["stress", "--backend", "gloo", "--out", str(tmp_path), "--seconds", "1"])
+    assert result.exit_code == 2
+    assert "needs a checkout" in result.output
 
 
 def test_help_says_what_it_does():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class Agent:
         self._members: set[int] = set()
         self._waiting: set[int] = set()
         self._since: float | None = None  # when the others were called
-        self._generation = 0
+        self.formed = 0
 
     def waits(self, serial: int) -> None:
         """It is in no group."""
@@ -32,6 +33,15 @@ class Agent:
         """It has ended."""
         self._waiting.discard(serial)
         self._members.discard(serial)
+
+    def orders(self, now: float, living: Collection[int]) -> list[tuple[int, dict[str, Any]]]:
+        """What to tell whom."""
+        called, group = self.look(now, living)
+        orders: list[tuple[int, dict[str, Any]]] = [(serial, {"order": "regroup"}) for serial in called]
+        if group is not None:
+            about = {"order": "group", "generation": group.generation, "world": len(group.members)}
+            orders += [(serial, {**about, "rank": rank}) for rank, serial in enumerate(group.members)]
+        return orders
 
     def look(self, now: float, living: Collection[int]) -> tuple[list[int], Group | None]:
         """Whom to call out of the group in force, and the group to be formed, if it is time."""
@@ -43,6 +53,6 @@ class Agent:
             self._since, called = now, late
         if len(self._waiting) < 2 or (late and now - self._since < self._patience):
             return called, None
-        self._generation += 1
+        self.formed += 1
         self._members, self._waiting, self._since = set(self._waiting), set(), None
-        return called, Group(generation=self._generation, members=tuple(sorted(self._members)))
+        return called, Group(generation=self.formed, members=tuple(sorted(self._members)))

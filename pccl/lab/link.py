@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pccl.stress.reports import Report
+from pccl.lab.reports import Report
 
 Order = dict[str, Any]
 

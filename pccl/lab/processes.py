@@ -11,12 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
-
-from pccl.stress.judge import Usage
-from pccl.stress.progress import Board
 
 READ_BYTES = 1 << 16
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -24,6 +22,15 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 class NurseryError(Exception):
     """The process that starts all others has ended."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process uses at one time."""
+
+    at: float
+    bytes: int  # resident
+    descriptors: int  # open ones; where a peer of a stress run is judged, those beyond what it may need for itself and its links
 
 
 class Child:
@@ -82,36 +89,39 @@ class Child:
 
 
 class Nursery:
-    """Starts processes by forking them from one that has imported `modules`. All of them end with the block."""
+    """Starts processes by forking them from one that has imported what `lives` (module:function) need.
 
-    def __init__(self, modules: list[str], folder: Path) -> None:
-        self._modules = modules
+    They inherit the descriptors `inherited`; `paths` are folders with modules of theirs. All end with the block.
+    """
+
+    def __init__(self, lives: Iterable[str], folder: Path, inherited: Sequence[int] = (), paths: Sequence[Path] = ()) -> None:
+        self._modules = sorted({life.partition(":")[0] for life in lives})
         self._folder = folder
+        self._inherited = inherited
+        self._paths = [str(path) for path in paths]
         self._children: dict[int, Child] = {}
         self._forked: asyncio.Queue[int] = asyncio.Queue()
         self._early: dict[int, int] = {}  # status of children that ended before they were known here
         self._lock = asyncio.Lock()  # one fork at a time: answers come in order
 
     async def __aenter__(self) -> Self:
-        """Starts the process that starts the others."""
-        board = Board.make()
-        self.board = Board(board)
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         answers, answers_in = os.pipe()
-        command = [sys.executable, "-P", "-m", "pccl.stress.nursery"]
-        arguments = [str(theirs.fileno()), str(answers_in), str(board), ",".join(self._modules)]
+        command = [sys.executable, "-P", "-m", "pccl.lab.nursery"]
+        arguments = [str(theirs.fileno()), str(answers_in), ",".join(self._modules)]
+        paths = os.pathsep.join([*self._paths, *filter(None, [os.environ.get("PYTHONPATH")])])
         with (self._folder / "nursery.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[theirs.fileno(), answers_in, board],
+                pass_fds=[theirs.fileno(), answers_in, *self._inherited],
+                env={**os.environ, **({"PYTHONPATH": paths} if paths else {})},
                 start_new_session=True,  # Ctrl-C is for the orchestrator alone
             )
         theirs.close()
         os.close(answers_in)
-        os.close(board)
         reader = asyncio.StreamReader()
         self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(answers, "rb", 0)
@@ -119,21 +129,25 @@ class Nursery:
         self._listener = asyncio.create_task(self._listen(reader))
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Ends it, and with it all children."""
+    async def __aexit__(self, *_: object) -> None:
+        """Kills all children, waits until they are gone, and ends the process that they came from."""
+        living = list(self._children.values())
+        for child in living:
+            child.signal(signal.SIGKILL)
+        await asyncio.gather(*(child.status for child in living), return_exceptions=True)
         self._orders.close()
-        self._process.kill()  # its children die with it
+        self._process.kill()  # a child that was not known yet dies with it
         self._process.wait()
         self._listener.cancel()
         self._pipe.close()
-        for child in self._children.values():
+        for child in living:
             child.close()
 
-    async def start(self, module: str, task: dict[str, Any], log: Path, environment: dict[str, str]) -> Child:
-        """A new process that runs `module.run(task, socket, board)`."""
+    async def start(self, life: str, task: dict[str, Any], log: Path, environment: Mapping[str, str] | None = None) -> Child:
+        """A new process that runs `life`, which is `module:function`, as `function(task, socket)`."""
         ours, theirs = socket.socketpair()
         with log.open("ab") as file, theirs:
-            order = {"module": module, "task": task, "environment": environment}
+            order = {"life": life, "task": task, "environment": dict(environment or {})}
             async with self._lock:
                 socket.send_fds(self._orders, [json.dumps(order).encode()], [theirs.fileno(), file.fileno()])
                 pid = await self._forked.get()

@@ -1,4 +1,4 @@
-"""The log of a run: one JSON object per line, `t` in seconds, `event` saying what it is.
+"""What the log of a run says, to repeat the run and to compare the outcomes. Its events:
 
 start     the options, the versions, the schedule        formed    all peers have come together: `t` begins anew
 fault     one that was applied, with the step it met
@@ -9,40 +9,12 @@ sample    throughput and memory of the last second             violation a claim
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from pccl.stress.schedule import Fault
-
-
-class EventLog:
-    """Written line by line, so that a run that is killed leaves what it had."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("wb", buffering=0)
-        self.epoch = time.monotonic()  # until the run has formed, its beginning
-
-    def write(self, event: str, at: float, **fields: Any) -> None:
-        """Adds one line; OSError names the file."""
-        line = json.dumps({"t": round(at - self.epoch, 4), "event": event, **fields}, separators=(",", ":"))
-        try:
-            self._file.write(line.encode() + b"\n")
-        except OSError as error:
-            error.filename = self._path
-            raise
-
-    def __enter__(self) -> Self:
-        """It is open already."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Closes it."""
-        self._file.close()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """A peer of a stress run that reduces by torch's gloo, to compare with under the same schedule.
 
 A gloo process group does not survive a death. So whoever finds it broken leaves it and waits; the orchestrator then makes a new
-group of all that wait (see agent), which meet through a TCPStore. A failed op has spoilt its buffer: each one works on a copy.
+group of all that wait (see groups), which meet through a TCPStore. A failed op has spoilt its buffer: each one works on a copy.
 Some may have finished a step in which others failed: the new group goes on after the furthest, with the state of one that was
 there.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import socket
 import threading
 import time
@@ -21,9 +22,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from pccl.lab.link import Order
 from pccl.stress.actor import FRESH, Actor
 from pccl.stress.buffers import Buffers, State
-from pccl.stress.link import Order
 from pccl.stress.reports import Accepted, Ended, OpDone, Stepped, Waiting
 from pccl.stress.workload import StepPlan, plan_step
 
@@ -39,8 +40,8 @@ class BrokenGroupError(Exception):
 class Peer(Actor):
     """One process, over all its groups."""
 
-    def __init__(self, given: dict[str, Any], end: socket.socket, board: int) -> None:
-        super().__init__(given, end, board)
+    def __init__(self, given: dict[str, Any], end: socket.socket) -> None:
+        super().__init__(given, end)
         self._state = State(self._task.elements)
         self._line, self._step = FRESH, 0
         self._lost = self._life = 0
@@ -183,6 +184,15 @@ def perform(peer: Actor) -> NoReturn:
     os._exit(status)  # gloo's threads of a broken group may never end
 
 
-def run(given: dict[str, Any], end: socket.socket, board: int) -> int:
+def run(given: dict[str, Any], end: socket.socket) -> int:
     """The whole life of a peer's process."""
-    perform(Peer(given, end, board))
+    perform(Peer(given, end))
+
+
+def serve(given: dict[str, Any], end: socket.socket) -> int:
+    """The TCPStore through which the groups meet: what the master is to pccl. Until it is killed."""
+    host, _, port = given["listen"].rpartition(":")
+    store = dist.TCPStore(host, int(port), is_master=True, wait_for_workers=False)
+    signal.pause()
+    del store
+    return 0

@@ -1,4 +1,4 @@
-"""The process that all peers are forked from: ``python -m pccl.stress.nursery ORDERS ANSWERS BOARD MODULES``.
+"""The process that all peers are forked from: ``python -m pccl.lab.nursery ORDERS ANSWERS MODULES``.
 
 It has imported what they need, so that a new peer costs milliseconds, not seconds. An order is one packet on the socket ORDERS,
 with the descriptors that the child gets; answers are JSON lines on the pipe ANSWERS: the process id of each child, and later how
@@ -33,7 +33,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def serve(orders: socket.socket, answers: int, board: int) -> None:
+def serve(orders: socket.socket, answers: int) -> None:
     """Until the orchestrator closes its end."""
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
@@ -56,7 +56,7 @@ def serve(orders: socket.socket, answers: int, board: int) -> None:
                 packet, descriptors, _, _ = socket.recv_fds(orders, PACKET_BYTES, 2)
                 if not packet:
                     return
-                pid = _fork(json.loads(packet), descriptors, board, ours)
+                pid = _fork(json.loads(packet), descriptors, ours)
                 for descriptor in descriptors:
                     os.close(descriptor)
                 _answer(answers, {"pid": pid})
@@ -77,7 +77,7 @@ def _ended_children() -> list[dict[str, int]]:
     return ended
 
 
-def _fork(order: dict[str, Any], descriptors: list[int], board: int, ours: list[int]) -> int:
+def _fork(order: dict[str, Any], descriptors: list[int], ours: list[int]) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -96,8 +96,8 @@ def _fork(order: dict[str, Any], descriptors: list[int], board: int, ours: list[
         os.close(log)
         os.environ.update(order["environment"])
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
-        module = importlib.import_module(order["module"])
-        status = module.run(order["task"], socket.socket(fileno=end), board)
+        module, _, function = order["life"].partition(":")
+        status = getattr(importlib.import_module(module), function)(order["task"], socket.socket(fileno=end))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -108,12 +108,12 @@ def _fork(order: dict[str, Any], descriptors: list[int], board: int, ours: list[
 
 def main() -> int:
     """Serves with the descriptors given as arguments."""
-    orders, answers, board, modules = sys.argv[1:]
+    orders, answers, modules = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(os.getppid())
     for module in modules.split(","):
         importlib.import_module(module)
-    serve(socket.socket(fileno=int(orders)), int(answers), int(board))
+    serve(socket.socket(fileno=int(orders)), int(answers))
     return 0
 
 

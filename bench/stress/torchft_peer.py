@@ -6,6 +6,7 @@ does not count is made again; a newcomer is healed with the state of one that is
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from datetime import timedelta
@@ -13,11 +14,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gloo_peer import perform
 from torchft import Manager, ProcessGroupGloo
+from torchft.coordination import LighthouseServer
 
 from pccl.stress.actor import Actor, FlawError
 from pccl.stress.buffers import Buffers, State
-from pccl.stress.gloo import perform
 from pccl.stress.reports import Accepted, Ended, OpDone, Stepped
 from pccl.stress.workload import plan_step
 
@@ -27,8 +29,8 @@ QUORUM_SECONDS = 30.0
 class Peer(Actor):
     """One process."""
 
-    def __init__(self, given: dict[str, Any], end: socket.socket, board: int) -> None:
-        super().__init__(given, end, board)
+    def __init__(self, given: dict[str, Any], end: socket.socket) -> None:
+        super().__init__(given, end)
         self._state = State(self._task.elements)
         self._lost = self._life = self._world = 0
 
@@ -124,6 +126,20 @@ class Peer(Actor):
         self._lost = 0
 
 
-def run(given: dict[str, Any], end: socket.socket, board: int) -> int:
+def run(given: dict[str, Any], end: socket.socket) -> int:
     """The whole life of a peer's process."""
-    perform(Peer(given, end, board))
+    perform(Peer(given, end))
+
+
+def serve(given: dict[str, Any], end: socket.socket) -> int:
+    """torchft's lighthouse: what the master is to pccl. Until it is killed."""
+    server = LighthouseServer(
+        bind=given["listen"],
+        min_replicas=1,
+        join_timeout_ms=100,
+        quorum_tick_ms=20,
+        heartbeat_timeout_ms=round(given["beat"] * 1000),
+    )
+    signal.pause()
+    server.shutdown()
+    return 0
