@@ -168,17 +168,17 @@ void member_drop_strangers(struct member *m, struct member_output *out) {
     m->neighbour_count = kept;
 }
 
-// Takes over the own group of a membership: `ring` is `count` members in ring order, this peer at `rank`.
-static void take_membership(struct member *m, enum membership_kind kind, const struct wire_member *ring, uint32_t count,
-                            uint32_t rank, struct member_output *out) {
+// Takes over the own group of a membership.
+static void take_membership(struct member *m, enum membership_kind kind, const struct epoch_ring *ring,
+                            struct member_output *out) {
     member_leave_membership(m, kind);
-    for (uint32_t i = 0; i < count; i++) {
-        if (i == rank) continue;
-        struct neighbour *n = find_neighbour(m, &ring[i].id);
-        if (n == NULL) n = add_neighbour(m, &ring[i], out);
+    for (uint32_t i = 0; i < ring->count; i++) {
+        if (i == ring->rank) continue;
+        struct neighbour *n = find_neighbour(m, &ring->members[i].id);
+        if (n == NULL) n = add_neighbour(m, &ring->members[i], out);
         if (n == NULL) return;
         n->in[kind] = true;
-        n->lanes[kind] = (i + 1) % count == rank || (rank + 1) % count == i;
+        n->lanes[kind] = (i + 1) % ring->count == ring->rank || (ring->rank + 1) % ring->count == i;
     }
 }
 
@@ -336,29 +336,14 @@ void member_measured(struct member *m, const struct wire_id *from, const struct 
 
 // ---- memberships from the master ----
 
-// Finds the own group in `epoch`: its ring and this peer's rank. False when this peer is not in it.
-static bool find_ring(const struct member *m, const struct wire_epoch *epoch, const struct wire_member **ring,
-                      uint32_t *count, uint32_t *rank) {
-    uint32_t self = 0;
-    while (self < epoch->count && !wire_id_equal(&epoch->members[self].id, &m->id)) self++;
-    if (self == epoch->count) return false;
-    uint32_t first = self, end = self + 1;
-    while (first > 0 && epoch->members[first - 1].group == epoch->members[self].group) first--;
-    while (end < epoch->count && epoch->members[end].group == epoch->members[self].group) end++;
-    *ring = &epoch->members[first];
-    *count = end - first;
-    *rank = self - first;
-    return true;
-}
-
-static struct member_view view_of(const struct wire_epoch *epoch, const struct wire_member *ring, uint32_t group_world,
-                                  uint32_t self) {
+static struct member_view view_of(const struct wire_epoch *epoch, const struct epoch_ring *ring) {
     struct member_view view = {.number = epoch->number,
                                .group_epoch = epoch->group_epoch,
                                .global_world = epoch->count,
-                               .group_world = group_world};
+                               .group_world = ring->count};
     uint32_t size = 0;
-    for (uint32_t i = 0; i < group_world; i++) view.rank += ring[i].join_number < ring[self].join_number;
+    for (uint32_t i = 0; i < ring->count; i++)
+        view.rank += ring->members[i].join_number < ring->members[ring->rank].join_number;
     for (uint32_t i = 0; i < epoch->count; i++) {
         bool first = i == 0 || epoch->members[i].group != epoch->members[i - 1].group;
         size = first ? 1 : size + 1;
@@ -368,13 +353,13 @@ static struct member_view view_of(const struct wire_epoch *epoch, const struct w
     return view;
 }
 
-// Whoever of the ring in force is not in `ring` is gone for good, also from a candidate.
-static void forget_lost(struct member *m, const struct wire_member *ring, uint32_t count) {
-    for (uint32_t old = 0; old < m->ring_count; old++) {
+// Whoever of the ring before is not in the one now is gone for good, also from a candidate.
+static void forget_lost(struct member *m, const struct epoch_ring *before, const struct epoch_ring *ring) {
+    for (uint32_t old = 0; old < before->count; old++) {
         uint32_t i = 0;
-        while (i < count && !wire_id_equal(&ring[i].id, &m->ring[old].id)) i++;
-        if (i < count) continue;
-        struct neighbour *n = find_neighbour(m, &m->ring[old].id);
+        while (i < ring->count && !wire_id_equal(&ring->members[i].id, &before->members[old].id)) i++;
+        if (i < ring->count) continue;
+        struct neighbour *n = find_neighbour(m, &before->members[old].id);
         if (n != NULL) n->in[IN_CANDIDATE] = false;
     }
 }
@@ -393,45 +378,46 @@ void member_end_candidate(struct member *m) {
     member_leave_membership(m, IN_CANDIDATE);
 }
 
-static void enter_group_epoch(struct member *m, const struct wire_epoch_commit *commit, const struct wire_member *ring,
-                              uint32_t count, uint32_t rank, bool lost, int64_t now, struct member_output *out) {
-    forget_lost(m, ring, count);
-    memcpy(m->ring, ring, count * sizeof *ring);
-    m->ring_count = count;
-    m->rank = rank;
-    take_membership(m, IN_EPOCH, m->ring, count, rank, out);
-    if (lost) member_remember_loss(m, &m->view);
+// The own group has changed since `before`, which is NULL for a newcomer.
+static void enter_group_epoch(struct member *m, enum wire_reason reason, const struct epoch *before, int64_t now,
+                              struct member_output *out) {
+    if (before != NULL) forget_lost(m, &before->ring, &m->epoch->ring);
+    take_membership(m, IN_EPOCH, &m->epoch->ring, out);
+    if (m->epoch->lost) member_remember_loss(m, &m->view);
     m->fresh_at = 0;
     m->linked = false;
     m->linked_deadline = now + member_link_limit_ns(m);
     // A loss may come in place of the epoch that mends what broke before it.
-    bool mends = commit->reason == WIRE_REASON_RELINK || commit->reason == WIRE_REASON_LOSS;
+    bool mends = reason == WIRE_REASON_RELINK || reason == WIRE_REASON_LOSS;
     if (mends || m->recovery != RECOVERY_NONE) m->relinked_until = m->linked_deadline;
-    struct member_action *action = member_act(out, MEMBER_ENTER_EPOCH);
-    action->group_epoch = commit->epoch.group_epoch;
-    action->lost = lost;
-    action->latency_us = commit->epoch.latency_us;
-    action->megabytes_per_s = commit->epoch.megabytes_per_s;
+    member_act(out, MEMBER_ENTER_EPOCH)->epoch = m->epoch;
 }
 
 static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit, int64_t now,
                         struct member_output *out) {
-    const struct wire_member *ring;
-    uint32_t count, rank;
+    struct epoch_ring ring;
     if (commit->epoch.number <= m->view.number) return;
-    if (!find_ring(m, &commit->epoch, &ring, &count, &rank)) {
+    if (!epoch_find_ring(&commit->epoch, &m->id, &ring)) {
         die_of_garbage(m, "epoch without this peer", out);
         return;
     }
     bool newcomer = m->phase == MEMBER_REGISTERED;
-    struct member_view view = view_of(&commit->epoch, ring, count, rank);
+    struct member_view view = view_of(&commit->epoch, &ring);
     member_hear_losses(m, &view, out);
-    bool lost = member_epoch_lost(m, &commit->epoch);
+    struct wire_header header = member_header(m);
+    struct epoch *before = m->epoch;
+    struct epoch *epoch = epoch_new(&commit->epoch, &ring, &header, member_epoch_lost(m, &commit->epoch));
+    if (epoch == NULL) {
+        out->failed = true;
+        return;
+    }
+    m->epoch = epoch;
     m->phase = MEMBER_ACCEPTED;
     uint64_t group_epoch = m->view.group_epoch;
     m->view = view;
     member_note_epoch(m, commit);
-    if (m->view.group_epoch > group_epoch) enter_group_epoch(m, commit, ring, count, rank, lost, now, out);
+    if (m->view.group_epoch > group_epoch) enter_group_epoch(m, commit->reason, before, now, out);
+    epoch_put(before);
     if (commit->reason == WIRE_REASON_UPDATE || commit->reason == WIRE_REASON_ORDER) member_end_candidate(m);
     member_drop_strangers(m, out);
     if (!m->linked) dial_missing(m, out);
@@ -446,9 +432,8 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
 
 static void take_candidate(struct member *m, const struct wire_candidate *candidate, int64_t now,
                            struct member_output *out) {
-    const struct wire_member *ring;
-    uint32_t count, rank;
-    if (!find_ring(m, &candidate->epoch, &ring, &count, &rank)) {
+    struct epoch_ring ring;
+    if (!epoch_find_ring(&candidate->epoch, &m->id, &ring)) {
         die_of_garbage(m, "candidate without this peer", out);
         return;
     }
@@ -456,7 +441,7 @@ static void take_candidate(struct member *m, const struct wire_candidate *candid
     m->candidate.answered = false;
     m->candidate.attempt = candidate->attempt;
     m->candidate.deadline = now + member_link_limit_ns(m);
-    take_membership(m, IN_CANDIDATE, ring, count, rank, out);
+    take_membership(m, IN_CANDIDATE, &ring, out);
     member_drop_strangers(m, out);
     dial_missing(m, out);
     check_complete(m, out);
@@ -606,7 +591,7 @@ void member_frame(struct member *m, const struct wire_header *header, const uint
 struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lanes) {
     struct member *m = malloc(sizeof *m);
     if (m == NULL) return NULL;
-    memset(m, 0, offsetof(struct member, ring));
+    memset(m, 0, offsetof(struct member, sizes));
     m->id = *id;
     m->group = group;
     m->lanes = lanes;
@@ -621,6 +606,7 @@ void member_free(struct member *m) {
     if (m == NULL) return;
     for (size_t i = 0; i < m->neighbour_count; i++) free(m->neighbours[i].links);
     free(m->neighbours);
+    epoch_put(m->epoch);
     free(m);
 }
 
@@ -748,8 +734,4 @@ const struct wire_sync_differs *member_sync_differs(const struct member *m) {
 
 const struct wire_welcome *member_welcome(const struct member *m) { return &m->welcome; }
 
-const struct wire_member *member_ring(const struct member *m, uint32_t *count, uint32_t *rank) {
-    *count = m->ring_count;
-    *rank = m->rank;
-    return m->ring;
-}
+const struct epoch *member_epoch(const struct member *m) { return m->epoch; }

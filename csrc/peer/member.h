@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "net/wire.h"
+#include "ops/epoch.h"
 
 enum {
     MEMBER_JOIN_LIMIT_MS = 5000, // from the first dial to WELCOME
@@ -44,7 +45,7 @@ enum member_action_kind {
     MEMBER_DROP_PEER, // id is gone: close its links
     // own group lost somebody in group_epoch, which is never entered; comes before the next ENTER_EPOCH
     MEMBER_MISSED_LOSS,
-    MEMBER_ENTER_EPOCH, // own group changed: member_ring, group_epoch, lost, latency_us, megabytes_per_s
+    MEMBER_ENTER_EPOCH, // own group changed: epoch; borrowed until the next event
     MEMBER_LINKS_READY, // all links of group_epoch are there
     MEMBER_VERDICT,     // verdict; borrowed until the next event
     MEMBER_PROBE,       // flood id at address for duration_ms
@@ -65,8 +66,7 @@ struct member_action {
     struct wire_address address;
     uint32_t index, duration_ms;
     uint64_t group_epoch;
-    bool lost;
-    uint32_t latency_us, megabytes_per_s;
+    struct epoch *epoch;
     const struct wire_verdict *verdict;
     const struct wire_sync_plan *plan;
     const struct wire_sync_end *end;
@@ -154,8 +154,8 @@ const struct wire_welcome *member_welcome(const struct member *member); // valid
 const struct wire_sync_differs *member_sync_differs(const struct member *member);
 // Header of a frame to the master; `epoch` is the number of the epoch in force.
 struct wire_header member_header(const struct member *member);
-// The own group in ring order, in the epoch in force. Valid until the next event.
-const struct wire_member *member_ring(const struct member *member, uint32_t *count, uint32_t *rank);
+// The epoch in force, NULL before the first. Valid until the next event.
+const struct epoch *member_epoch(const struct member *member);
 // The last vote of all, or connect, whose end this peer has heard.
 const struct wire_barrier *member_barrier(const struct member *member);
 // The master is lost, and none has taken the run up yet.

@@ -4,6 +4,7 @@
 #define PCCL_PEER_MEMBER_PRIVATE_H
 
 #include "net/arrival.h"
+#include "ops/epoch.h"
 #include "peer/member.h"
 
 enum link_state { LINK_ABSENT, LINK_MAKING, LINK_FAILED, LINK_UP };
@@ -45,8 +46,8 @@ struct member {
     char text[MEMBER_TEXT];
 
     // the epoch in force
+    struct epoch *epoch; // NULL before the first
     struct member_view view;
-    uint32_t ring_count, rank;
     bool linked;             // all its links were there once since it began
     int64_t linked_deadline; // when missing links are reported
     int64_t fresh_at;        // when a fresh group epoch is asked for; 0 = never
@@ -68,7 +69,6 @@ struct member {
     struct wire_sync_differs differs; // of the round at hand, or the last one
 
     // what the next master must know (member_recovery.c)
-    uint32_t everyone_count;     // all groups
     uint64_t lost_epoch;         // of the own group
     struct wire_quorum quorum;   // of the epoch in force, as EPOCH told
     struct wire_barrier barrier; // the last one passed
@@ -100,8 +100,6 @@ struct member {
     int64_t answer_by;     // of a master that was told RESUME; 0: it has answered
 
     // From here on nothing is read before it is written, so that nobody pays for clearing it.
-    struct wire_member ring[WIRE_MAX_MEMBERS];
-    struct wire_member everyone[WIRE_MAX_MEMBERS];
     struct wire_group_size sizes[WIRE_MAX_MEMBERS];
     struct wire_past past[WIRE_MAX_PAST];
     struct member_view losses[WIRE_MAX_MEMBERS]; // oldest first

@@ -42,8 +42,6 @@ bool member_epoch_lost(const struct member *m, const struct wire_epoch *epoch) {
 void member_note_epoch(struct member *m, const struct wire_epoch_commit *commit) {
     const struct wire_epoch *epoch = &commit->epoch;
     m->quorum = commit->quorum;
-    memcpy(m->everyone, epoch->members, epoch->count * sizeof *epoch->members);
-    m->everyone_count = epoch->count;
     if (epoch->lost_epoch > m->lost_epoch) m->lost_epoch = epoch->lost_epoch;
     if (epoch->sync_round > m->sync.round) {
         m->sync.round = epoch->sync_round;
@@ -64,9 +62,10 @@ void member_note_barrier(struct member *m, uint64_t number, const struct wire_ou
     barrier->value = outcome->value;
     barrier->epoch = m->view.number;
     barrier->count = 0;
-    for (uint32_t i = 0; i < m->everyone_count; i++) {
-        if (i == 0 || m->everyone[i].group != m->everyone[i - 1].group)
-            barrier->sizes[barrier->count++] = (struct wire_group_size){.group = m->everyone[i].group};
+    const struct wire_member *everyone = m->epoch == NULL ? NULL : m->epoch->everyone;
+    for (uint32_t i = 0; m->epoch != NULL && i < m->epoch->count; i++) {
+        if (i == 0 || everyone[i].group != everyone[i - 1].group)
+            barrier->sizes[barrier->count++] = (struct wire_group_size){.group = everyone[i].group};
         barrier->sizes[barrier->count - 1].count++;
     }
 }
@@ -159,8 +158,8 @@ static struct wire_epoch newest_epoch(struct member *m) {
         .sync_expected = m->sync.expected,
         .latency_us = 1,
         .megabytes_per_s = 1,
-        .count = m->everyone_count,
-        .members = m->everyone,
+        .count = m->epoch == NULL ? 0 : m->epoch->count,
+        .members = m->epoch == NULL ? NULL : m->epoch->everyone,
     };
 }
 

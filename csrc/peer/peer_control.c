@@ -55,23 +55,21 @@ static void die(struct peer *p, const char *text) {
     if (connected) engine_kill(p->engine);
 }
 
-static bool enter_epoch(struct peer *p, const struct member_action *action) {
-    struct wire_header header = member_header(p->member);
+static bool enter_epoch(struct peer *p, const struct epoch *entered) {
     struct engine_epoch epoch = {
-        .run = header.run,
-        .generation = header.generation,
-        .group_epoch = action->group_epoch,
-        .lost = action->lost,
-        .latency_us = action->latency_us,
-        .megabytes_per_s = action->megabytes_per_s,
+        .run = entered->run,
+        .generation = entered->generation,
+        .group_epoch = entered->group_epoch,
+        .lost = entered->lost,
+        .latency_us = entered->latency_us,
+        .megabytes_per_s = entered->megabytes_per_s,
+        .rank = entered->ring.rank,
+        .count = entered->ring.count,
     };
-    const struct wire_member *ring = member_ring(p->member, &epoch.count, &epoch.rank);
     struct engine_member *members = calloc(epoch.count, sizeof *members);
     if (members == NULL) return false;
-    for (uint32_t i = 0; i < epoch.count; i++) {
-        members[i].id = ring[i].id;
-        members[i].lanes = ring[i].lanes < p->params.lanes ? ring[i].lanes : p->params.lanes;
-    }
+    for (uint32_t i = 0; i < epoch.count; i++)
+        members[i] = (struct engine_member){entered->ring.members[i].id, epoch_lanes(entered, i)};
     epoch.members = members;
     engine_enter_epoch(p->engine, &epoch);
     free(members);
@@ -105,7 +103,7 @@ static bool perform(struct peer *p, const struct member_action *action, int64_t 
         engine_drop_peer(p->engine, &action->id);
         break;
     case MEMBER_MISSED_LOSS: engine_missed_loss(p->engine, action->group_epoch); break;
-    case MEMBER_ENTER_EPOCH: return enter_epoch(p, action);
+    case MEMBER_ENTER_EPOCH: return enter_epoch(p, action->epoch);
     case MEMBER_LINKS_READY: engine_links_ready(p->engine, action->group_epoch); break;
     case MEMBER_VERDICT: engine_verdict(p->engine, action->verdict); break;
     case MEMBER_PROBE:

@@ -251,7 +251,7 @@ static void carry_out_one(struct crowd *c, struct member_model *p, const struct 
         return;
     }
     case MEMBER_ENTER_EPOCH:
-        p->group_epoch = action->group_epoch;
+        p->group_epoch = action->epoch->group_epoch;
         header = member_header(p->mind);
         header.epoch = p->group_epoch;
         wire_encode_report(&p->out.frames, header, &nothing);
@@ -405,11 +405,9 @@ static void to_master(struct crowd *c, const struct event *event) {
 static bool is_one_run(const struct crowd *c) {
     for (uint32_t i = 0; i < c->count; i++) {
         const struct member_model *p = &c->members[i];
-        uint32_t count, rank;
         if (p->ended) continue;
         if (member_phase(p->mind) != MEMBER_ACCEPTED || member_is_seeking(p->mind)) return false;
-        member_ring(p->mind, &count, &rank);
-        if (count != c->living || p->ready != p->group_epoch) return false;
+        if (member_epoch(p->mind)->ring.count != c->living || p->ready != p->group_epoch) return false;
     }
     return true;
 }

@@ -517,28 +517,27 @@ void engine_model_missed_loss(struct pccl_sim *s, int slot, uint64_t group_epoch
 void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct process *p = &s->processes[slot];
     struct engine_model *e = &p->engine;
-    bool lost = action->lost || (e->pending.set && e->pending.lost);
-    // Entered later, perhaps when the mind hears another master already.
-    struct wire_header header = member_header(p->mind);
+    const struct epoch *epoch = action->epoch;
     e->pending = (struct ring){.set = true,
-                               .lost = lost,
-                               .run = header.run,
-                               .generation = header.generation,
-                               .epoch = action->group_epoch,
-                               .latency_us = action->latency_us,
-                               .megabytes_per_s = action->megabytes_per_s};
-    const struct wire_member *ring = member_ring(p->mind, &e->pending.count, &e->pending.rank);
+                               .lost = epoch->lost || (e->pending.set && e->pending.lost),
+                               .run = epoch->run,
+                               .generation = epoch->generation,
+                               .epoch = epoch->group_epoch,
+                               .latency_us = epoch->latency_us,
+                               .megabytes_per_s = epoch->megabytes_per_s,
+                               .count = epoch->ring.count,
+                               .rank = epoch->ring.rank};
     if (e->pending.count > SLOTS) {
         sim_fail(s, "agreement", "peer %d is told of %u members", slot + 1, e->pending.count);
         return;
     }
     for (uint32_t i = 0; i < e->pending.count; i++) {
-        int other = sim_slot(&ring[i].id, &e->pending.lives[i]);
+        int other = sim_slot(&epoch->ring.members[i].id, &e->pending.lives[i]);
         e->pending.slots[i] = (uint8_t)(other < 0 ? 0 : other);
     }
     judge_ring(s, slot, &e->pending);
     e->now.ready = false;
-    if (action->lost) note_loss(e, action->group_epoch);
+    if (epoch->lost) note_loss(e, epoch->group_epoch);
     wake(s, slot);
 }
 

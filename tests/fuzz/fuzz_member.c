@@ -79,8 +79,8 @@ static void check_frame(const struct wire_header *header, const uint8_t *body) {
 }
 
 static void check_ring(void) {
-    uint32_t count, rank;
-    const struct wire_member *ring = member_ring(mind, &count, &rank);
+    const struct wire_member *ring = member_epoch(mind)->ring.members;
+    uint32_t count = member_epoch(mind)->ring.count, rank = member_epoch(mind)->ring.rank;
     MUST(count > 0 && rank < count && wire_id_equal(&ring[rank].id, &self));
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t k = 0; k < i; k++) MUST(!wire_id_equal(&ring[i].id, &ring[k].id));
@@ -110,10 +110,10 @@ static void hear(const struct member_action *action) {
         loss = action->group_epoch;
         return;
     case MEMBER_ENTER_EPOCH:
-        MUST(action->group_epoch > group_epoch && (!action->lost || action->group_epoch > loss) &&
-             action->latency_us > 0 && action->megabytes_per_s > 0);
-        group_epoch = action->group_epoch;
-        if (action->lost) loss = group_epoch;
+        MUST(action->epoch->group_epoch > group_epoch && (!action->epoch->lost || action->epoch->group_epoch > loss) &&
+             action->epoch->latency_us > 0 && action->epoch->megabytes_per_s > 0);
+        group_epoch = action->epoch->group_epoch;
+        if (action->epoch->lost) loss = group_epoch;
         check_ring();
         return;
     case MEMBER_LINKS_READY: MUST(action->group_epoch == group_epoch); return;

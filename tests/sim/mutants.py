@@ -21,6 +21,7 @@ SOURCES = [
     "csrc/base/log.c",
     "csrc/base/platform.c",
     "csrc/net/arrival.c",
+    "csrc/ops/epoch.c",
     "csrc/peer/seek.c",
     "csrc/compute/hash.c",
     "csrc/ops/plan.c",

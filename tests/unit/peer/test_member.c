@@ -294,11 +294,10 @@ static void test_candidate_dialer(void) {
     CHECK_EQ(view.groups, 2);
     CHECK_EQ(view.largest_group, 3);
     CHECK_EQ(view.rank, 0); // by join numbers: in the ring it stands last
-    uint32_t count, rank;
-    const struct wire_member *ring = member_ring(bed.member, &count, &rank);
-    CHECK_EQ(count, 3);
-    CHECK_EQ(rank, 2);
-    CHECK_EQ(ring[1].id.bytes[0], 4);
+    const struct epoch_ring *ring = &member_epoch(bed.member)->ring;
+    CHECK_EQ(ring->count, 3);
+    CHECK_EQ(ring->rank, 2);
+    CHECK_EQ(ring->members[1].id.bytes[0], 4);
     end(&bed);
 
     check_case("newcomer cannot reach one");
@@ -365,7 +364,7 @@ static void test_loss_and_adoption(void) {
     accepted(&bed, 10, "1 2 3 4 | 5", "2c4");
     CHECK_EQ(member_adopted(bed.member)->group_world, 4);
     enter(&bed, WIRE_REASON_LOSS, 6, 6, "1 2 3 | 5");
-    CHECK_EQ(first_action(&bed, MEMBER_ENTER_EPOCH)->lost, true);
+    CHECK_EQ(first_action(&bed, MEMBER_ENTER_EPOCH)->epoch->lost, true);
     CHECK_EQ(first_action(&bed, MEMBER_DROP_PEER)->id.bytes[0], 4);
     CHECK_EQ(count_actions(&bed, MEMBER_LINKS_READY), 0); // 3 is a ring neighbour now and dials the lanes
     CHECK_EQ(next_type(&bed), 0);
@@ -378,7 +377,7 @@ static void test_loss_and_adoption(void) {
     enter(&bed, WIRE_REASON_LOSS, 8, 8, "1 3");
     CHECK_EQ(count_actions(&bed, MEMBER_LINKS_READY), 1);
     enter(&bed, WIRE_REASON_RELINK, 9, 9, "1 3");
-    CHECK_EQ(first_action(&bed, MEMBER_ENTER_EPOCH)->lost, false);
+    CHECK_EQ(first_action(&bed, MEMBER_ENTER_EPOCH)->epoch->lost, false);
     CHECK_EQ(member_adopted(bed.member)->group_world, 4);
     member_adopt_loss(bed.member, 6);
     CHECK_EQ(member_adopted(bed.member)->group_world, 3);

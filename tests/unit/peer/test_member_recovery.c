@@ -305,8 +305,8 @@ static void test_answers(void) {
     CHECK_EQ(out.count, 0);
     epoch(7, WIRE_REASON_RELINK, 6, 3);
     CHECK_EQ(count(MEMBER_FOUND), 1);
-    CHECK_EQ(action(MEMBER_ENTER_EPOCH)->group_epoch, 6);
-    CHECK(!action(MEMBER_ENTER_EPOCH)->lost && !member_is_seeking(mind));
+    CHECK_EQ(action(MEMBER_ENTER_EPOCH)->epoch->group_epoch, 6);
+    CHECK(!action(MEMBER_ENTER_EPOCH)->epoch->lost && !member_is_seeking(mind));
     CHECK_EQ(member_header(mind).generation, 7);
     epoch(1, WIRE_REASON_RELINK, 7, 3);
     CHECK_EQ(out.count, 0);
@@ -405,7 +405,7 @@ static void test_ends(void) {
     empty(of(2), WIRE_GENERATION);
     resumed(2, 0, 0, false);
     epoch(2, WIRE_REASON_LOSS, 6, 2);
-    CHECK(action(MEMBER_ENTER_EPOCH)->lost);
+    CHECK(action(MEMBER_ENTER_EPOCH)->epoch->lost);
     end();
 }
 
