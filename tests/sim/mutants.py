@@ -317,7 +317,7 @@ MUTANTS = [
         file="master/membership.c",
         old="    if (peer->gone || m->starved) return;",
         new="    if (peer->gone) return;",
-        first=16001,
+        first=1,
         faults=MEMORY,
         seeds=4000,
     ),
