@@ -1,24 +1,23 @@
 """The demo: a small transformer learns English on several peers; one of them is killed, and a new one joins.
 
 ``run_demo`` is the whole of it. The parts: corpus (text), model (the network and its optimiser), worker (one peer),
-reports (what peers and orchestrator tell each other), run (orchestrator and verdict), display, plot.
+reports (what peers and orchestrator tell each other), run (orchestrator and verdict), display.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib.util
 import json
 import os
-import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
+
+from pccl.lab.folder import make_writable
+from pccl.lab.signals import InterruptedRunError, Interruption
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,15 +37,19 @@ def run_demo(argv: list[str]) -> int:
     0: all checks hold. 1: one does not, or the run broke. 2: bad arguments or missing packages.
     128 + n: ended by signal n (130 for Ctrl-C). No process outlives the call.
     """
-    with _signals_noted() as noted:
-        try:
-            status = _run(_parse(argv), interrupted=lambda: bool(noted))
-        except SystemExit as end:  # argparse has printed what there is to say
-            status = end.code if isinstance(end.code, int) else 2
-    if noted:
-        print(f"ended by {signal.Signals(noted[0]).name}; all peers are stopped", file=sys.stderr)
-        return 128 + noted[0]
-    return status
+    return asyncio.run(_perform(argv))
+
+
+async def _perform(argv: list[str]) -> int:
+    interruption = Interruption()
+    try:
+        status = await _run(_parse(argv), interruption)
+    except SystemExit as end:  # argparse has printed what there is to say
+        status = end.code if isinstance(end.code, int) else 2
+    except InterruptedRunError as error:
+        print(f"{error}; all peers are stopped", file=sys.stderr)
+        status = 1
+    return status if interruption.number is None else 128 + interruption.number
 
 
 def _parse(argv: list[str]) -> Options:
@@ -107,8 +110,7 @@ def _checked(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Optio
 
     try:
         load_corpus(args.data)
-        args.out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=args.out).close()
+        make_writable(args.out)
     except CorpusError as error:
         parser.error(str(error))
     except OSError as error:
@@ -174,30 +176,30 @@ def _checked_join(parser: argparse.ArgumentParser, args: argparse.Namespace, kil
     return join_step
 
 
-def _run(options: Options, interrupted: Callable[[], bool]) -> int:
+async def _run(options: Options, interruption: Interruption) -> int:
     from rich.console import Console
 
     from pccl.demo.display import LiveDisplay, PlainDisplay
-    from pccl.demo.run import BrokenRunError, InterruptedRunError, Run, conduct
+    from pccl.demo.run import BrokenRunError, Conductor, Run
+    from pccl.lab.processes import NurseryError
 
     console = Console()
     run = Run(options)
     try:
         with (LiveDisplay if console.is_terminal else PlainDisplay)(console, run) as display:
-            conduct(run, display, interrupted)
-    except InterruptedRunError:
-        return 1
-    except BrokenRunError as error:
-        console.print(f"[red]{error}[/red]; the logs are in {options.out}", highlight=False)
-        return 1
-    return _conclude(run, console)
+            await interruption.guard(Conductor(run, display).conduct())
+    except* (BrokenRunError, NurseryError) as group:
+        console.print(f"[red]{group.exceptions[0]}[/red]; the logs are in {options.out}", highlight=False)
+    else:
+        return _conclude(run, console)
+    return 1
 
 
 def _conclude(run: Run, console: Console) -> int:
     """Picture, summary and verdict."""
     from rich.text import Text
 
-    from pccl.demo.plot import plot
+    from pccl.demo.display import plot
 
     checks = run.checks()
     passed = all(check.holds for check in checks)
@@ -234,30 +236,3 @@ def _write_summary(run: Run) -> None:
         "losses": [round(loss, 5) for _, loss in run.curve()],
     }
     (run.options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-
-
-@contextmanager
-def _signals_noted() -> Iterator[list[int]]:
-    """Inside, the signals that end a program are only noted, so that no process is lost between start and note.
-
-    The first one also brings the old handlers back: a second Ctrl-C works as ever.
-    """
-    noted: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        restore()
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    endings = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # What the parent had us ignore (nohup, a background job) stays ignored.
-    before = {number: signal.getsignal(number) for number in endings if signal.getsignal(number) is not signal.SIG_IGN}
-    try:
-        for number in before:
-            signal.signal(number, note)
-        yield noted
-    finally:
-        restore()

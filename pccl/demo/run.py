@@ -1,26 +1,24 @@
 """The orchestrator: starts the master and the peers, kills one, lets another one in, watches, and judges.
 
-One thread, one loop over the peers' pipes. What it learns is kept in ``Run``, which the displays and the verdict
+One event loop; a task per peer takes what it reports. What it learns is kept in ``Run``, which the displays and the verdict
 read; nothing in ``Run`` waits or prints.
 """
 
 from __future__ import annotations
 
-import os
-import selectors
+import asyncio
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
+from pccl import MasterNode
 from pccl.demo.reports import Admitted, Finished, Halted, Joined, Missed, Prepared, Ready, Recovered, Report, Stepped, Task
+from pccl.lab.display import Display, count_text, size_text
+from pccl.lab.processes import Child, Nursery
 
+LIFE = "pccl.demo.worker:run"
 STALL_LIMIT = 180.0  # seconds without any report; generous, since the cores may be busy with other work
 TICK = 0.2  # seconds between looks at the clock
 SMOOTHING = 0.1  # weight of the newest step in a peer's rate
@@ -53,20 +51,6 @@ class Options:
         if self.kill_at_join == "survivor":
             return next(index for index in range(self.peers) if self.kill_step is None or index != self.kill_peer)
         return self.newcomer if self.kill_at_join == "newcomer" else None
-
-
-def size_text(size: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
-
-
-def count_text(count: int, noun: str) -> str:
-    """A number of things."""
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 @dataclass(kw_only=True)
@@ -294,23 +278,50 @@ class Run:
         return Check(claim=claim, holds=last <= FELL * first, detail=detail)
 
 
-class Display(Protocol):
-    """Where a run is shown while it goes on."""
-
-    def update(self, run: Run) -> None:
-        """Something in the run has changed."""
-
-    def say(self, text: str) -> None:
-        """Print a line of news."""
+class BrokenRunError(Exception):
+    """The run cannot go on; the message says why."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PeerProcess:
-    """A peer's process, its pipe and its log file."""
+    """A peer's process and its log file."""
 
-    def __init__(self, peer: Peer, options: Options, master: str) -> None:
-        self.peer = peer
-        self.log = options.out / f"peer-{peer.index}.log"
-        self.fd, report_fd = os.pipe()
+    peer: Peer
+    child: Child
+    log: Path
+
+    def log_tail(self, lines: int = 12) -> str:
+        """What the process printed last."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Conductor:
+    """Starts everything, lets the run take its course, and leaves no process behind, whatever happens."""
+
+    def __init__(self, run: Run, display: Display[Run]) -> None:
+        self._run, self._options, self._display = run, run.options, display
+        self._processes: list[PeerProcess] = []
+        self._heard = time.monotonic()
+
+    async def conduct(self) -> None:
+        """The whole run. BrokenRunError: waiting is in vain."""
+        with MasterNode("127.0.0.1:0") as master:
+            async with Nursery([LIFE], self._options.out) as nursery:
+                for peer in self._run.peers:
+                    self._processes.append(await self._start(nursery, peer, f"127.0.0.1:{master.port}"))
+                pids = ", ".join(str(process.child.pid) for process in self._processes)
+                step = self._options.join_step
+                spare = "" if step is None else f"; the last one stands by, to join from step {step} on"
+                self._display.say(f"the master listens on 127.0.0.1:{master.port}; the peers are processes {pids}{spare}")
+                async with asyncio.TaskGroup() as group:
+                    lives = [group.create_task(self._listen(process)) for process in self._processes]
+                    while not all(life.done() for life in lives):
+                        await asyncio.wait(lives, timeout=TICK)
+                        self._display.update(self._run)
+                        self._check_alive()
+
+    async def _start(self, nursery: Nursery, peer: Peer, master: str) -> PeerProcess:
+        options = self._options
         newcomer = peer.index == options.newcomer
         replaces = newcomer and options.kill_step is not None  # and goes on with the text of the one that was killed
         task = Task(
@@ -323,170 +334,72 @@ class PeerProcess:
             steps=options.steps,
             seed=options.seed,
             threads=options.threads,
-            report_fd=report_fd,
             data=options.data,
             halt_in_step=options.kill_step if peer.index == options.kill_peer else None,
             halt_at_join=peer.index == options.killed_at_join,
         )
-        try:
-            with self.log.open("wb") as log:
-                self.process = subprocess.Popen(
-                    # -P: a folder named pccl where the user stands must not be taken for the installed package.
-                    [sys.executable, "-P", "-m", "pccl.demo.worker", task.to_json()],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=[report_fd],
-                    env={**os.environ, "OMP_NUM_THREADS": str(options.threads)},
-                    start_new_session=True,  # Ctrl-C is for the orchestrator alone, which ends the peers itself
-                )
-        except BaseException:
-            os.close(self.fd)
-            raise
-        finally:
-            os.close(report_fd)
-        self._rest = b""
+        log = options.out / f"peer-{peer.index}.log"
+        log.unlink(missing_ok=True)
+        return PeerProcess(peer=peer, child=await nursery.start(LIFE, task.to_fields(), log), log=log)
 
-    def read(self) -> list[Report] | None:
-        """Reports that have arrived; None once the pipe has ended. Call it when the pipe is readable."""
-        chunk = os.read(self.fd, 1 << 16)
-        if not chunk:
-            return None
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return [Report.from_line(line) for line in lines]
+    async def _listen(self, process: PeerProcess) -> None:
+        """Takes what a peer reports, until it has ended."""
+        while line := await process.child.line():
+            self._heard = now = time.monotonic()
+            report = Report.from_line(line)
+            news = self._run.take(process.peer, report, now)
+            if isinstance(report, Halted):
+                news = self._kill(process, report)
+            if news is not None:
+                self._display.say(news)
+            self._let_go()
+            self._display.update(self._run)
+        self._note_end(process, await process.child.status)
+        self._let_go()
 
-    def let_go(self, text: bytes) -> None:
-        """A line lets the process connect, b"" lets it end without. The first call decides."""
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, which the end of its reports will tell
-            if not self.process.stdin.closed:
-                self.process.stdin.write(text)
-            self.process.stdin.close()
+    def _let_go(self) -> None:
+        """Lets peers connect when it is their time: all that start together once all stand by, so none is late for its part."""
+        waiting = [process for process in self._processes if process.peer.status == "standing by"]
+        if len(waiting) == len(self._processes):
+            for process in waiting[: self._options.peers]:
+                process.child.order({"connect": True})
+                process.peer.status = "connecting"
+        if self._options.join_step is None or waiting != self._processes[-1:]:
+            return
+        spare, others = self._processes[-1], self._run.peers[:-1]
+        if max(peer.step for peer in others) >= self._options.join_step - 1 and any(peer.status == "training" for peer in others):
+            spare.child.order({"connect": True})
+            spare.peer.status = "joining"
+            self._display.say(f"peer {spare.peer.index} connects")
+        elif all(peer.status in ("finished", "failed", "killed") for peer in others):
+            spare.child.order({"connect": False})
+            spare.peer.status = "missed"
 
-    def kill(self) -> None:
-        """SIGKILL, and wait for the end. Harmless when the process has ended."""
-        self.process.kill()
-        self.process.wait()
-        self.let_go(b"")
+    def _check_alive(self) -> None:
+        statuses = [peer.status for peer in self._run.peers]
+        if "failed" in statuses and not self._run.began:
+            raise BrokenRunError(f"peer {statuses.index('failed')} ended before the training began")
+        if time.monotonic() - self._heard > STALL_LIMIT:
+            raise BrokenRunError(f"no peer has reported anything for {STALL_LIMIT:.0f} s")
 
-    def log_tail(self, lines: int = 12) -> str:
-        """What the process printed last."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+    def _kill(self, process: PeerProcess, report: Halted) -> str:
+        index = process.peer.index
+        if index == self._options.killed_at_join:
+            self._run.join.killed = index
+        elif report.step is not None:
+            self._run.kill = Kill(step=report.step, at=time.monotonic())
+        process.child.signal(signal.SIGKILL)
+        process.peer.status = "killed"
+        step = "" if report.step is None else f"in step {report.step}, "
+        return f"peer {index} killed with SIGKILL {step}{report.place}"
 
-
-class BrokenRunError(Exception):
-    """The run cannot go on; the message says why."""
-
-
-class InterruptedRunError(Exception):
-    """The user wants the run to end."""
-
-
-@contextmanager
-def _peer_processes(run: Run, master: str) -> Iterator[list[PeerProcess]]:
-    processes: list[PeerProcess] = []
-    try:
-        for peer in run.peers:
-            processes.append(PeerProcess(peer, run.options, master))
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            os.close(process.fd)
-
-
-def conduct(run: Run, display: Display, interrupted: Callable[[], bool]) -> None:
-    """Start everything, let the run take its course, and leave no process behind, whatever happens.
-
-    Raises InterruptedRunError soon after ``interrupted`` has become true, BrokenRunError where waiting is in vain.
-    """
-    from pccl import MasterNode
-
-    with (
-        MasterNode("127.0.0.1:0") as master,
-        _peer_processes(run, f"127.0.0.1:{master.port}") as processes,
-        selectors.DefaultSelector() as selector,
-    ):
-        pids = ", ".join(str(process.process.pid) for process in processes)
-        spare = "" if run.options.newcomer is None else f"; the last one stands by, to join from step {run.options.join_step} on"
-        display.say(f"the master listens on 127.0.0.1:{master.port}; the peers are processes {pids}{spare}")
-        for process in processes:
-            selector.register(process.fd, selectors.EVENT_READ, process)
-        heard = time.monotonic()
-        while selector.get_map():
-            events = selector.select(TICK)
-            now = time.monotonic()
-            heard = now if events else heard
-            for key, _ in events:
-                if not _serve(key.data, run, display, now):
-                    selector.unregister(key.fd)
-            _let_go(processes, run, display)
-            display.update(run)
-            if interrupted():
-                raise InterruptedRunError
-            _check_alive(run, now - heard)
-
-
-def _let_go(processes: list[PeerProcess], run: Run, display: Display) -> None:
-    """Lets peers connect when their time has come: all that start together once all stand by, so none is late for its part."""
-    waiting = [process for process in processes if process.peer.status == "standing by"]
-    if len(waiting) == len(processes):
-        for process in processes[: run.options.peers]:
-            process.let_go(b"\n")
-            process.peer.status = "connecting"
-    if run.options.join_step is None or waiting != processes[-1:]:
-        return
-    spare, others = processes[-1], run.peers[:-1]
-    if max(peer.step for peer in others) >= run.options.join_step - 1 and any(peer.status == "training" for peer in others):
-        spare.let_go(b"\n")
-        spare.peer.status = "joining"
-        display.say(f"peer {spare.peer.index} connects")
-    elif all(peer.status in ("finished", "failed", "killed") for peer in others):
-        spare.let_go(b"")
-        spare.peer.status = "missed"
-
-
-def _check_alive(run: Run, silence: float) -> None:
-    statuses = [peer.status for peer in run.peers]
-    if "failed" in statuses and not run.began:
-        raise BrokenRunError(f"peer {statuses.index('failed')} ended before the training began")
-    if silence > STALL_LIMIT:
-        raise BrokenRunError(f"no peer has reported anything for {STALL_LIMIT:.0f} s")
-
-
-def _serve(process: PeerProcess, run: Run, display: Display, now: float) -> bool:
-    """Take what a peer reports; False when it has ended."""
-    reports = process.read()
-    if reports is None:
-        _note_end(process, display)
-        return False
-    for report in reports:
-        news = run.take(process.peer, report, now)
-        if isinstance(report, Halted):
-            news = _kill(process, run, report)
-        if news is not None:
-            display.say(news)
-    return True
-
-
-def _kill(process: PeerProcess, run: Run, report: Halted) -> str:
-    index = process.peer.index
-    if index == run.options.killed_at_join:
-        run.join.killed = index
-    elif report.step is not None:
-        run.kill = Kill(step=report.step, at=time.monotonic())
-    process.process.send_signal(signal.SIGKILL)
-    process.peer.status = "killed"
-    step = "" if report.step is None else f"in step {report.step}, "
-    return f"peer {index} killed with SIGKILL {step}{report.place}"
-
-
-def _note_end(process: PeerProcess, display: Display) -> None:
-    status = process.process.wait()
-    if process.peer.status in ("killed", "missed"):
-        return
-    if status == 0 and process.peer.finished is not None:
-        process.peer.status = "finished"
-        return
-    process.peer.status = "failed"
-    display.say(f"peer {process.peer.index} ended with status {status}; the end of {process.log}:\n{process.log_tail()}")
+    def _note_end(self, process: PeerProcess, status: int) -> None:
+        if process.peer.status in ("killed", "missed"):
+            return
+        if status == 0 and process.peer.finished is not None:
+            process.peer.status = "finished"
+            return
+        process.peer.status = "failed"
+        self._display.say(
+            f"peer {process.peer.index} ended with status {status}; the end of {process.log}:\n{process.log_tail()}"
+        )

@@ -1,12 +1,13 @@
-"""One peer of the demo, in a process of its own: ``python -m pccl.demo.worker TASK``."""
+"""One peer of the demo, in a process of its own."""
 
 from __future__ import annotations
 
-import os
-import sys
+import json
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -160,8 +161,8 @@ def halt_in_reduces(comm: Communicator, buckets: list[Tensor], step: int, report
     halt(step, f"{len(live)} of its {len(buckets)} reduces launched", report)
 
 
-def train(task: Task, report: Reporter) -> None:
-    """Train until the last step; everything that the orchestrator knows, it knows from the reports."""
+def train(task: Task, report: Reporter, wanted: Callable[[], bool]) -> None:
+    """Train until the last step, if it is `wanted` when it is ready; the orchestrator knows of it what the reports say."""
     corpus = load_corpus(task.data)
     shape = Shape(vocabulary=len(corpus.vocabulary))
     # A newcomer begins with other weights and random numbers: what it has in the end, it has received.
@@ -171,8 +172,8 @@ def train(task: Task, report: Reporter) -> None:
     buckets = state.buckets(task.buckets)
     validation = validation_loss(state.model, held_out)
     report(Prepared())
-    if not sys.stdin.readline():
-        return  # not needed, or nobody is left to report to
+    if not wanted():
+        return
     with Communicator(task.master) as comm:
         if task.newcomer:
             if not join(comm, task, state, report):
@@ -222,19 +223,14 @@ def train(task: Task, report: Reporter) -> None:
     )
 
 
-def main() -> int:
-    """Run the task given as the only argument."""
-    task = Task.from_json(sys.argv[1])
+def run(given: dict[str, Any], end: socket.socket) -> int:
+    """The whole life of a peer's process; `end` is its end of the socket to the orchestrator."""
+    task = Task.from_fields(given)
     torch.set_num_threads(task.threads)
-    with os.fdopen(task.report_fd, "w") as pipe:
-
-        def report(report: Report) -> None:
-            pipe.write(report.to_line())
-            pipe.flush()
-
-        train(task, report)
+    orders = end.makefile("rb")
+    train(
+        task,
+        report=lambda report: end.sendall(report.to_line()),
+        wanted=lambda: bool(json.loads(orders.readline() or b"{}").get("connect")),
+    )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,8 +22,8 @@ pytest.importorskip("rich")
 from pccl import Attribute, CallAgainError, PCCLError, Result, SharedState, TensorInfo  # noqa: E402  # after the skips
 from pccl.demo import run_demo  # noqa: E402
 from pccl.demo.corpus import MIN_CHARACTERS, UNKNOWN, CorpusError, load_corpus  # noqa: E402
+from pccl.demo.display import draw, plot  # noqa: E402
 from pccl.demo.model import Shape, TrainingState, generate, validation_loss  # noqa: E402
-from pccl.demo.plot import draw, plot  # noqa: E402
 from pccl.demo.reports import (  # noqa: E402
     Admitted,
     Finished,
@@ -62,7 +62,7 @@ def options(**changes: Any) -> Options:
 
 def task(**changes: Any) -> Task:
     fields: dict[str, Any] = {"index": 0, "peers": 3, "shard": 0, "shards": 3, "master": "h:1", "steps": 9, "seed": 0}
-    return Task(**{**fields, "threads": 1, "report_fd": 9, **changes})
+    return Task(**{**fields, "threads": 1, **changes})
 
 
 # --- text
@@ -290,7 +290,7 @@ def test_a_sync_without_a_holder_is_repeated_but_not_by_a_newcomer_alone() -> No
 
 def test_reports_and_tasks_survive_the_wire() -> None:
     sent = task(halt_in_step=2, newcomer=True)
-    assert Task.from_json(sent.to_json()) == sent
+    assert Task.from_fields(json.loads(json.dumps(sent.to_fields()))) == sent
     reports = [Recovered(step=3, failed=2, buckets=4, world=2, at=1.5), Prepared(), Missed(), joined(), admitted()]
     for report in [*reports, Halted(step=None, place="here")]:
         assert Report.from_line(report.to_line()) == report
