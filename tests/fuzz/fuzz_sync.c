@@ -2,6 +2,8 @@
 // is said to be complete is what was elected, byte for byte, and stays so; a member that gives is never written; and
 // whatever is asked and answered is well-formed.
 #include "bottle.h"
+#include "state/coding.h"
+#include "state/sync.h"
 
 #include <pccl.h>
 
