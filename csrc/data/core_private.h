@@ -16,7 +16,8 @@ struct block;
 struct frame;
 struct lane;
 struct lane_route;
-struct peer;
+struct mover_shared;
+struct neighbour;
 struct pool;
 struct service;
 
@@ -53,7 +54,7 @@ struct engine {
     bool taken_over;      // the next thread may begin
     bool ended;           // the thread has
     pthread_cond_t thread_ended;
-    struct peer *peers;
+    struct neighbour *peers;
     struct lane *arriving; // added, not polled yet
 
     // Opened by a caller, let go of by the thread, which reads it without the lock.
@@ -70,17 +71,16 @@ struct engine {
     } *accusations; // for the thread to report
 
     const struct lane_route *route;
+    struct mover_shared *shared;
     struct pool *pool;
     struct frame *free_frames;
     struct backup_cache backups;
 
     // thread
     struct op_list running; // large ops with chunks or codes to inject
-    uint64_t under_way;     // bytes of own chunks in the rings of all ops (plan_window)
     struct lane **lanes;    // all that are polled
     struct lane **hot;
     size_t lane_count, lane_room, hot_count; // `hot` has the room of `lanes`
-    void *wide, *wide_input;                 // accumulators of QUANT_BLOCK wide elements
 };
 
 #endif

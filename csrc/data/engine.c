@@ -14,6 +14,7 @@
 #include "base/descriptor.h"
 #include "base/log.h"
 #include "compute/kernels.h"
+#include "data/mover.h"
 #include "data/op.h"
 #include "data/route.h"
 #include "data/service.h"
@@ -67,32 +68,29 @@ static void end_all(struct engine *engine) {
 
 static void begin_posted(struct engine *engine) {
     for (;;) {
-        pthread_mutex_lock(&engine->lock);
+        engine_lock(engine);
         struct op *op = op_list_pop(&engine->posted);
         if (op != NULL) op->phase = OP_RUNNING;
-        pthread_mutex_unlock(&engine->lock);
+        engine_unlock(engine);
         if (op == NULL) return;
         if (op->restart) backup_restore(&op->backup, op->reduce.recv);
         op->restart = false;
         op_list_append(&engine->running, op);
-        if (op->path == PLAN_RING) {
-            ring_begin(engine, op);
-        } else if (!sharded_begin(engine, op)) {
-            pthread_mutex_lock(&engine->lock);
-            op_list_remove(&engine->running, op);
-            book_refuse(&engine->book, op);
-            pthread_mutex_unlock(&engine->lock);
-        }
+        if (mover_of(op)->begin(engine, op)) continue;
+        engine_lock(engine);
+        op_list_remove(&engine->running, op);
+        book_refuse(&engine->book, op);
+        engine_unlock(engine);
     }
 }
 
 static void report_accusations(struct engine *engine) {
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     struct accusation *accusations = engine->accusations;
     engine->accusations = NULL;
     bool roll = engine->roll;
     engine->roll = false;
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     while (accusations != NULL) {
         struct accusation *accusation = accusations;
         accusations = accusation->next;
@@ -107,7 +105,7 @@ static bool obey(struct engine *engine) {
     struct wire_report report = {0};
     bool entered = false;
     uint64_t epoch = 0;
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     engine->wake_pending = false;
     bool go_on = !engine->stopping;
     if (!engine->dead && !poll_arriving(engine)) engine_fail(engine);
@@ -125,7 +123,7 @@ static bool obey(struct engine *engine) {
     if (!go_on) service_stop(engine);
     bool failed = engine->failed;
     engine->failed = false;
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     if (entered) engine->callbacks.frozen(engine->callbacks.context, epoch, &report);
     free(report.ops);
     if (failed) engine->callbacks.failed(engine->callbacks.context);
@@ -156,12 +154,12 @@ static void free_broken_lanes(struct engine *engine) {
             i++;
             continue;
         }
-        pthread_mutex_lock(&engine->lock);
+        engine_lock(engine);
         lane->peer->lane_count--;
         lane_free(lane);
         engine->lanes[i] = engine->lanes[--engine->lane_count];
-        peers_free_dropped(engine);
-        pthread_mutex_unlock(&engine->lock);
+        neighbours_free_dropped(engine);
+        engine_unlock(engine);
     }
 }
 
@@ -193,9 +191,9 @@ static void work(struct engine *engine) {
             if (events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) lane->readable = true;
             if (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) lane->ending = true;
             if (events[i].events & EPOLLOUT) {
-                pthread_mutex_lock(&engine->lock);
+                engine_lock(engine);
                 lane->writable = true;
-                pthread_mutex_unlock(&engine->lock);
+                engine_unlock(engine);
             }
             lane_heat(lane);
         }
@@ -208,10 +206,10 @@ static void *run(void *argument) {
     if (setjmp(gone) != 0) return NULL; // another thread has taken over long ago, and the engine may be no more
     reader_enter(engine->reader, &gone);
     work(engine);
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     engine->ended = true;
     pthread_cond_broadcast(&engine->thread_ended);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     return NULL;
 }
 
@@ -219,10 +217,10 @@ static void *run(void *argument) {
 // It is in same_host_read, without the lock, and the lane that it reads for is in the midst of a frame.
 static void *run_next(void *argument) {
     struct engine *engine = argument;
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     bool taken_over = engine->taken_over;
     engine->taken_over = false;
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     if (!taken_over) return NULL;
     struct lane *lane = engine->reading;
     LOG(LOG_WARN, "the memory of a neighbour does not answer, from now on it has to send");
@@ -257,12 +255,12 @@ static bool take_over(struct engine *engine, pthread_t *spare, bool *started) {
 int64_t engine_watch(struct engine *engine) {
     pthread_t spare;
     bool started = false;
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     int64_t now = platform_now_ns(), patience = patience_of(engine);
     bool stuck = !engine->ended && reader_is_stuck(engine->reader, now, patience);
     if (stuck && take_over(engine, &spare, &started)) started = false;
     int64_t at = stuck ? now + patience : reader_look_at(engine->reader, patience);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     if (started) pthread_join(spare, NULL); // the old one has come back
     return at;
 }
@@ -274,7 +272,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     engine->self = *self;
     engine->callbacks = *callbacks;
     struct op_driver driver = engine_driver(engine);
-    book_init(&engine->book, self, &driver, 0);
+    book_init(&engine->book, self, &driver, mover_work_bytes());
     pthread_mutex_init(&engine->lock, NULL);
     platform_cond_init(&engine->no_waiters);
     platform_cond_init(&engine->settled);
@@ -282,12 +280,13 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     platform_cond_init(&engine->thread_ended);
     engine->reader = reader_new();
     engine->pool = pool_new();
+    engine->shared = calloc(1, sizeof *engine->shared);
     engine->route = &route;
     engine->epoll = descriptor_epoll();
     engine->wake = wake_open();
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    bool made = engine->reader != NULL && engine->pool != NULL && engine->epoll >= 0 && engine->wake >= 0 &&
-                epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
+    bool made = engine->reader != NULL && engine->pool != NULL && engine->shared != NULL && engine->epoll >= 0 &&
+                engine->wake >= 0 && epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
     if (made && memory_is_wanted()) engine->door = door_open(engine->epoll, &engine->door);
     engine->started = made && platform_thread_start(&engine->thread, "pccl:data", run, engine);
     if (engine->started) return engine;
@@ -303,44 +302,44 @@ void engine_set_silence(struct engine *engine, int64_t limit_ns) {
 }
 
 void engine_kill(struct engine *engine) {
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     engine->dead = engine->killing = true;
     pthread_cond_broadcast(&engine->settled);
     engine_wake(engine);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
 void engine_settle(struct engine *engine, int64_t deadline_ns) {
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     book_settle(&engine->book);
     while (engine->book.kept.count > 0 && engine->count > 1 && !engine->dead && !engine->stopping)
         if (!platform_cond_wait(&engine->settled, &engine->lock, deadline_ns)) break;
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
 static void join_thread(struct engine *engine) {
     for (;;) {
         int64_t at = engine_watch(engine), soon = platform_now_ns() + LOOK_MS * MS_NS;
-        pthread_mutex_lock(&engine->lock);
+        engine_lock(engine);
         if (!engine->ended) platform_cond_wait(&engine->thread_ended, &engine->lock, at < soon ? at : soon);
         bool ended = engine->ended;
-        pthread_mutex_unlock(&engine->lock);
+        engine_unlock(engine);
         if (ended) break;
     }
     pthread_join(engine->thread, NULL);
 }
 
 void engine_stop(struct engine *engine) {
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     bool first = !engine->stopping;
     engine->stopping = true;
     engine_wake(engine);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     if (first && engine->started) join_thread(engine);
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     if (first) {
         end_all(engine);
-        for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next)
+        for (struct neighbour *peer = engine->peers; peer != NULL; peer = peer->next)
             memset(peer->lanes, 0, sizeof peer->lanes);
         for (size_t i = 0; i < engine->lane_count; i++) lane_free(engine->lanes[i]);
         engine->lane_count = engine->hot_count = 0;
@@ -351,7 +350,7 @@ void engine_stop(struct engine *engine) {
         }
     }
     while (engine->waiters > 0) pthread_cond_wait(&engine->no_waiters, &engine->lock);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
 void engine_free(struct engine *engine) {
@@ -359,7 +358,7 @@ void engine_free(struct engine *engine) {
     engine_stop(engine);
     book_fini(&engine->book);
     backup_cache_free(&engine->backups);
-    for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) same_host_forget(peer);
+    for (struct neighbour *peer = engine->peers; peer != NULL; peer = peer->next) same_host_forget(peer);
     FREE_LIST(engine->peers)
     door_close(engine->door);
     reader_free(engine->reader);
@@ -369,8 +368,9 @@ void engine_free(struct engine *engine) {
     pending_free(engine->pending);
     free(engine->lanes);
     free(engine->hot);
-    free(engine->wide);
-    free(engine->wide_input);
+    if (engine->shared != NULL) free(engine->shared->wide);
+    if (engine->shared != NULL) free(engine->shared->wide_input);
+    free(engine->shared);
     descriptor_close(engine->epoll);
     descriptor_close(engine->wake);
     pthread_cond_destroy(&engine->no_waiters);

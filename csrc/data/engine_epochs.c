@@ -3,14 +3,15 @@
 #include <stdlib.h>
 
 #include "data/engine.h"
+#include "data/mover.h"
 #include "data/op.h"
 #include "data/service.h"
 
 // ---- the control side ----
 void engine_missed_loss(struct engine *engine, uint64_t group_epoch) {
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     book_note_loss(&engine->book, group_epoch);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
 void pending_free(struct pending_epoch *pending) {
@@ -34,7 +35,7 @@ static struct pending_epoch *pending_new(struct engine *engine, const struct eng
     };
     bool made = pending->ops.members != NULL;
     for (uint32_t i = 0; i < epoch->count && made; i++) {
-        struct peer *peer = i == epoch->rank ? NULL : peer_get(engine, &epoch->members[i].id);
+        struct neighbour *peer = i == epoch->rank ? NULL : neighbour_get(engine, &epoch->members[i].id);
         pending->ops.members[i] = peer == NULL ? NULL : &peer->member;
         made = i == epoch->rank || peer != NULL;
     }
@@ -44,7 +45,7 @@ static struct pending_epoch *pending_new(struct engine *engine, const struct eng
 }
 
 void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch) {
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     struct pending_epoch *pending = pending_new(engine, epoch);
     if (pending == NULL) {
         engine_fail(engine);
@@ -55,7 +56,7 @@ void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch)
         if (epoch->lost) book_note_loss(&engine->book, epoch->group_epoch);
     }
     engine_wake(engine);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
 static void links_are_ready(struct engine *engine) {
@@ -65,19 +66,19 @@ static void links_are_ready(struct engine *engine) {
 }
 
 void engine_links_ready(struct engine *engine, uint64_t group_epoch) {
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     if (engine->pending != NULL) {
         if (engine->pending->ops.epoch == group_epoch) engine->pending->ready = true;
     } else if (engine->epoch == group_epoch) {
         links_are_ready(engine);
     }
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
 void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     book_verdict(&engine->book, verdict);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
 // ---- the thread ----
@@ -87,7 +88,7 @@ void engine_let_go(struct engine *engine) {
         lane_heat(engine->lanes[i]);
     }
     engine->running.first = engine->posted.first = NULL;
-    engine->under_way = 0;
+    mover_shared(engine)->under_way = 0;
 }
 
 bool engine_enter_pending(struct engine *engine, struct wire_report *report) {
@@ -98,7 +99,7 @@ bool engine_enter_pending(struct engine *engine, struct wire_report *report) {
         engine_fail(engine);
         return false;
     }
-    for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next) {
+    for (struct neighbour *peer = engine->peers; peer != NULL; peer = peer->next) {
         peer->eager_bytes = 0;
         peer->offered = false;
     }
@@ -112,18 +113,9 @@ bool engine_enter_pending(struct engine *engine, struct wire_report *report) {
     bool ready = pending->ready;
     engine->pending = NULL;
     free(pending);
-    for (struct peer *peer = engine->peers; peer != NULL; peer = peer->next)
+    for (struct neighbour *peer = engine->peers; peer != NULL; peer = peer->next)
         if (peer->member.rank == UINT32_MAX) service_peer_gone(engine, peer);
-    peers_free_dropped(engine);
+    neighbours_free_dropped(engine);
     if (ready) links_are_ready(engine);
     return true;
-}
-
-void engine_complete(struct engine *engine, struct op *op) {
-    struct wire_op_name name = op->name;
-    op_list_remove(&engine->running, op);
-    pthread_mutex_lock(&engine->lock);
-    bool done = book_complete(&engine->book, op);
-    pthread_mutex_unlock(&engine->lock);
-    if (done) engine->callbacks.done(engine->callbacks.context, &name);
 }

@@ -1,12 +1,14 @@
 // Ops as callers see them: posted, awaited and taken. And what the book (ops/book) asks for: the data plane is its
 // driver.
 #define _GNU_SOURCE
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "compute/kernels.h"
 #include "data/engine.h"
+#include "data/mover.h"
 #include "data/op.h"
 #include "ops/segments.h"
 
@@ -22,10 +24,10 @@ struct waiter {
 // ---- what the book asks for; lock held ----
 static bool start(void *context, struct op *op) {
     struct engine *engine = context;
-    if (op->path == PLAN_SMALL) {
+    if (mover_of(op)->direct) {
         if (op->restart) backup_restore(&op->backup, op->reduce.recv); // it was large among more members
         op->restart = false;
-        return small_begin(engine, op);
+        return mover_of(op)->begin(engine, op);
     }
     bool in_place = op->reduce.send == op->reduce.recv;
     if (in_place && op->backup.bytes == NULL && !backup_begin(&engine->backups, &op->backup, op->bytes)) return false;
@@ -36,23 +38,10 @@ static bool start(void *context, struct op *op) {
 
 static void signal_op(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
                       struct block *block) {
-    struct engine *engine = context;
-    if (op->path == PLAN_SMALL) {
-        small_signal(engine, op, peer_of(from), type, block);
-        return;
-    }
-    block_put(engine, block);
-    if (op->path == PLAN_RING && type == WIRE_READY)
-        ring_next_ready(engine, op, head->extra == 1);
-    else if (op->path == PLAN_SHARDED && (type == WIRE_READY || type == WIRE_GRANT))
-        sharded_signal(engine, op, peer_of(from), type, head);
+    mover_of(op)->signal(context, op, neighbour_of(from), type, head, block);
 }
 
-static void release(void *context, struct op *op) {
-    small_release(context, op);
-    ring_release(op);
-    sharded_release(context, op);
-}
+static void release(void *context, struct op *op) { mover_of(op)->release(context, op); }
 
 static bool fill(void *context, struct op *op, struct block *result) {
     (void)context;
@@ -85,13 +74,13 @@ static void acknowledge(void *context, struct op_member *to, const struct wire_o
         memcpy(at + 16, &names[i].sequence, 4);
         memset(at + 20, 0, 4);
     }
-    peer_signal(engine, peer_of(to), WIRE_ACK, &head, block);
+    neighbour_signal(engine, neighbour_of(to), WIRE_ACK, &head, block);
     block_put(engine, block);
 }
 
 static void supply(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result) {
     struct wire_op head = {.tag = name->tag, .sequence = name->sequence, .offset = name->epoch};
-    peer_signal(context, peer_of(to), WIRE_SUPPLY, &head, result);
+    neighbour_signal(context, neighbour_of(to), WIRE_SUPPLY, &head, result);
 }
 
 static void settled(void *context) { pthread_cond_broadcast(&((struct engine *)context)->settled); }
@@ -119,12 +108,6 @@ static void put(void *context, struct block *block) { block_put(context, block);
 
 static void failed(void *context) { engine_fail(context); }
 
-bool op_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end) {
-    bool taken = ranges_take(ranges, begin, end);
-    if (!taken && ranges->refused) engine_fail(engine);
-    return taken;
-}
-
 struct op_driver engine_driver(struct engine *engine) {
     return (struct op_driver){engine,      start,  signal_op, release, fill, ended, forget,
                               acknowledge, supply, settled,   accuse,  roll, put,   failed};
@@ -133,7 +116,7 @@ struct op_driver engine_driver(struct engine *engine) {
 // ---- callers ----
 enum engine_result engine_post(struct engine *engine, const struct engine_reduce *reduce, uint64_t adopted) {
     struct op *op;
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     enum engine_result result = ENGINE_DEAD;
     if (!engine->dead && !engine->stopping)
         result = book_post(&engine->book, reduce, dtype_size(reduce->fingerprint.dtype), adopted, &op);
@@ -141,7 +124,7 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
         op->posted_ns = platform_now_ns();
         op->tell_ns = op->posted_ns + TELL_FIRST_MS * MS_NS;
     }
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     return result;
 }
 
@@ -152,10 +135,20 @@ static void restore(struct engine *engine, struct op *op) {
     for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
         needed |= part->backup.saved.count > 0;
     if (!needed) return;
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
         backup_restore(&part->backup, part->reduce.recv);
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
+}
+
+// In words, for a caller that has waited long. Only what is known here is told; others may be waiting, too.
+static void say_what_for(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
+    if (op->phase == OP_WAITING || op->frozen)
+        snprintf(out, capacity, "the links to the members are being made, or a master is looked for");
+    else if (op->phase == OP_COMPLETE)
+        snprintf(out, capacity, "it is complete here, and other members have yet to complete it");
+    else if (op->phase != OP_RUNNING || !mover_of(op)->waits_for(engine, op, out, capacity))
+        snprintf(out, capacity, "other members have yet to send their part, or wait for others themselves");
 }
 
 // Lets go of the lock while it writes. The op stays: somebody waits for it.
@@ -163,12 +156,12 @@ static void tell_wait(struct engine *engine, struct op *op, int64_t now_ns) {
     char why[160];
     int64_t waited_ns = now_ns - op->posted_ns, most_ns = TELL_MOST_MS * MS_NS;
     uint64_t tag = op->reduce.tag;
-    op_waits_for(engine, op, why, sizeof why);
+    say_what_for(engine, op, why, sizeof why);
     op->tell_ns = now_ns + (waited_ns < most_ns ? waited_ns : most_ns);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     LOG(LOG_NOTICE, "the reduce with tag %llu has waited for %u s: %s", (unsigned long long)tag,
         (unsigned)(waited_ns / SECOND_NS), why);
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
 }
 
 // False: the deadline has passed before it ended.
@@ -186,10 +179,10 @@ static bool wait_for_end(struct engine *engine, struct op *op, int64_t deadline_
 void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct engine_outcome *out) {
     struct waiter waiter;
     *out = (struct engine_outcome){.result = ENGINE_UNKNOWN};
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     struct op *op = book_find(&engine->book, tag);
     if (op == NULL || op->waiter != NULL) {
-        pthread_mutex_unlock(&engine->lock);
+        engine_unlock(engine);
         return;
     }
     bool waits = op->phase != OP_ENDED;
@@ -198,7 +191,7 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     engine->waiters++;
     if (!wait_for_end(engine, op, deadline_ns)) {
         out->result = ENGINE_IN_PROGRESS;
-        op_waits_for(engine, op, out->text, sizeof out->text);
+        say_what_for(engine, op, out->text, sizeof out->text);
         op->waiter = NULL;
     } else {
         restore(engine, op);
@@ -206,12 +199,12 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     }
     if (waits) pthread_cond_destroy(&waiter.ended);
     if (--engine->waiters == 0) pthread_cond_broadcast(&engine->no_waiters);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
 size_t engine_live_ops(struct engine *engine) {
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     size_t live = engine->book.live;
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     return live;
 }

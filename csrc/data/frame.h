@@ -16,7 +16,7 @@ struct block;
 struct engine;
 struct lane;
 struct op;
-struct peer;
+struct neighbour;
 
 enum {
     FRAME_HEAD_BYTES = WIRE_HEADER_BYTES + WIRE_OP_BYTES,
@@ -40,7 +40,7 @@ struct frame {
 // The frame that is coming on a lane.
 struct incoming {
     struct lane *lane;
-    struct peer *from;
+    struct neighbour *from;
     struct wire_header header;
     struct wire_op head;
     size_t length, got;              // of the payload

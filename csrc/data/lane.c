@@ -8,6 +8,7 @@
 #include "data/lane_private.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -22,7 +23,7 @@
 // Stands in for the rest of a frame whose op is over: the frame must be finished, its contents are discarded.
 static uint8_t zeros[WIRE_MAX_DATA_BYTES];
 
-struct lane *lane_new(struct engine *engine, struct peer *peer, uint32_t index, int fd) {
+struct lane *lane_new(struct engine *engine, struct neighbour *peer, uint32_t index, int fd) {
     struct lane *lane = calloc(1, sizeof *lane);
     if (lane == NULL) return NULL;
     lane->engine = engine;
@@ -56,7 +57,7 @@ uint8_t *lane_stage(struct lane *lane) {
     return lane->stage;
 }
 
-struct peer *lane_peer(const struct lane *lane) { return lane->peer; }
+struct neighbour *lane_peer(const struct lane *lane) { return lane->peer; }
 
 uint32_t lane_index(const struct lane *lane) { return lane->index; }
 
@@ -77,7 +78,7 @@ void lane_heat(struct lane *lane) {
     engine->hot[engine->hot_count++] = lane;
 }
 
-void peer_heat(struct peer *peer) {
+void neighbour_heat(struct neighbour *peer) {
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
         if (peer->lanes[i] != NULL)
             lane_heat(peer->lanes[i]);
@@ -95,13 +96,13 @@ void lane_break(struct lane *lane, const char *why, bool silent) {
     lane->in.to = NULL;
     engine->route->link_gone(engine, lane->peer);
     struct wire_id id = lane->peer->member.id;
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     bool current = lane->peer->lanes[lane->index] == lane;
     if (current) lane->peer->lanes[lane->index] = NULL;
     // Each of them is told, also those of candidates: the control side keeps the books of what has to be made again.
     bool report = current && !lane->retired && !engine->dead;
     lane->retired = true;
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     LOG(LOG_DEBUG, "link %u to peer %02x%02x%02x%02x broke: %s", lane->index, id.bytes[0], id.bytes[1], id.bytes[2],
         id.bytes[3], why);
     if (report) engine->callbacks.link_down(engine->callbacks.context, &id, lane->index, silent);
@@ -117,7 +118,7 @@ static bool read_head(struct lane *lane) {
         lane->in.header.length - WIRE_OP_BYTES < lane->in.head.padding)
         return false;
     lane->in.length = lane->in.header.length - WIRE_OP_BYTES - lane->in.head.padding;
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     bool good = true, ageless = frame_is_ageless(lane->in.header.type);
     if (!ageless && lane->in.header.epoch > engine->epoch) {
         lane->receiving = LANE_PARKED;
@@ -132,7 +133,7 @@ static bool read_head(struct lane *lane) {
         lane->receiving = LANE_PAYLOAD;
         lane->in.got = 0;
     }
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     return good;
 }
 
@@ -260,8 +261,8 @@ void lane_flush(struct lane *lane) {
 
 void lane_push(struct lane *lane, struct frame *frame) { frame_push(&lane->queue, frame); }
 
-bool peer_signal(struct engine *engine, struct peer *peer, uint16_t type, const struct wire_op *head,
-                 struct block *payload) {
+bool neighbour_signal(struct engine *engine, struct neighbour *peer, uint16_t type, const struct wire_op *head,
+                      struct block *payload) {
     struct lane *lane = peer->lanes[0];
     if (lane == NULL) return false;
     struct frame *frame = frame_new(engine, type, head, payload == NULL ? 0 : payload->length);
@@ -281,30 +282,30 @@ bool peer_signal(struct engine *engine, struct peer *peer, uint16_t type, const 
 static size_t lane_write(struct lane *lane) {
     struct engine *engine = lane->engine;
     bool direct = lane->index == 0;
-    if (direct) pthread_mutex_lock(&engine->lock);
+    if (direct) engine_lock(engine);
     if (direct) lane_flush(lane);
     bool writable = lane->writable, free = lane->sending == NULL, idle = free && lane->queue.first == NULL;
-    if (direct) pthread_mutex_unlock(&engine->lock);
+    if (direct) engine_unlock(engine);
 
     if (!writable) return 0;
     struct frame *work = free ? engine->route->next(engine, lane, idle) : NULL;
     if (idle && work == NULL) return 0;
 
-    if (direct) pthread_mutex_lock(&engine->lock);
+    if (direct) engine_lock(engine);
     if (lane->sending != NULL && work != NULL)
         lane_push(lane, work);
     else if (lane->sending == NULL)
         lane->sending = work != NULL ? work : frame_pop(&lane->queue);
     struct frame *finished = lane->writable && lane->sending != NULL && send_frame(lane) ? lane->sending : NULL;
     if (finished != NULL) lane->sending = NULL;
-    if (direct) pthread_mutex_unlock(&engine->lock);
+    if (direct) engine_unlock(engine);
     if (finished == NULL) return 0;
 
     size_t bytes = FRAME_HEAD_BYTES + finished->length;
     if (finished->op != NULL) engine->route->sent(engine, finished);
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     frame_free(engine, finished);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     return bytes;
 }
 
@@ -372,22 +373,43 @@ void lane_let_go_service(struct lane *lane) {
     if (lane->sending != NULL && lane->sending->service) drop_sending(lane);
 }
 
-// ---- all lanes of a neighbour ----
-bool peer_has_link(const struct peer *peer) { return peer->lanes[0] != NULL; }
+// ---- neighbours ----
+const char *neighbour_name(char out[NEIGHBOUR_NAME_BYTES], const struct neighbour *peer) {
+    const uint8_t *id = peer->member.id.bytes;
+    snprintf(out, NEIGHBOUR_NAME_BYTES, "peer %02x%02x%02x%02x", id[0], id[1], id[2], id[3]);
+    return out;
+}
 
-void peer_push(struct peer *peer, struct frame *frame) {
+uint32_t neighbour_rank(const struct neighbour *peer) { return peer->member.rank; }
+
+struct op_member *neighbour_op_member(struct neighbour *peer) { return &peer->member; }
+
+uint64_t *neighbour_eager_bytes(struct neighbour *peer) { return &peer->eager_bytes; }
+
+bool neighbour_send(struct neighbour *peer, struct frame *frame) {
+    struct lane *lane = peer->lanes[0];
+    lane_push(lane, frame);
+    lane_flush(lane);
+    return lane->sending != frame && lane->queue.last != &frame->next;
+}
+
+void neighbour_hang_up(struct neighbour *peer) { shutdown(peer->lanes[0]->fd, SHUT_RDWR); }
+
+bool neighbour_has_link(const struct neighbour *peer) { return peer->lanes[0] != NULL; }
+
+void neighbour_push(struct neighbour *peer, struct frame *frame) {
     lane_push(peer->lanes[0], frame);
     lane_heat(peer->lanes[0]);
 }
 
-double peer_rate(struct peer *peer) {
+double neighbour_rate(struct neighbour *peer) {
     double rate = 0;
     for (uint32_t i = 0; i <= WIRE_MAX_LANES && (i == 0 || peer->lanes[i] != NULL); i++)
         if (peer->lanes[i] != NULL) rate += gauge_rate(&peer->lanes[i]->gauge, peer->lanes[i]->fd);
     return rate;
 }
 
-struct lane *peer_lane(struct peer *peer, uint32_t index) {
+struct lane *neighbour_lane(struct neighbour *peer, uint32_t index) {
     if (index <= WIRE_MAX_LANES && peer->lanes[index] != NULL) return peer->lanes[index];
     uint32_t lanes = 0;
     while (lanes < WIRE_MAX_LANES && peer->lanes[lanes + 1] != NULL) lanes++;

@@ -16,18 +16,20 @@ struct lane_route {
     // A frame of an op has been handed to the kernel. Lock not held.
     void (*sent)(struct engine *engine, const struct frame *frame);
     // The lane is polled from now on. Lock held.
-    void (*link_came)(struct engine *engine, const struct peer *peer);
+    void (*link_came)(struct engine *engine, const struct neighbour *peer);
     // A lane broke. Lock not held.
-    void (*link_gone)(struct engine *engine, const struct peer *peer);
+    void (*link_gone)(struct engine *engine, const struct neighbour *peer);
     // The peer is about to be freed. Lock held.
-    void (*peer_gone)(struct engine *engine, struct peer *peer);
+    void (*neighbour_gone)(struct engine *engine, struct neighbour *peer);
 };
 
-struct lane *lane_new(struct engine *engine, struct peer *peer, uint32_t index, int fd);
+struct op_member;
+
+struct lane *lane_new(struct engine *engine, struct neighbour *peer, uint32_t index, int fd);
 void lane_free(struct lane *lane);
 
 // ---- lanes; thread ----
-struct peer *lane_peer(const struct lane *lane);
+struct neighbour *lane_peer(const struct lane *lane);
 // 0: the direct link.
 uint32_t lane_index(const struct lane *lane);
 // Whether bulk goes this way: the direct link only stands in where the pair has no lanes. Lock held.
@@ -55,21 +57,36 @@ void lanes_check_silence(struct engine *engine);
 // Until the next check, if that is sooner.
 int lanes_timeout_ms(const struct engine *engine, int timeout_ms);
 
+// ---- neighbours ----
+enum { NEIGHBOUR_NAME_BYTES = 16 };
+
+const char *neighbour_name(char out[NEIGHBOUR_NAME_BYTES], const struct neighbour *peer);
+// In the epoch in force; UINT32_MAX: it is no member.
+uint32_t neighbour_rank(const struct neighbour *peer);
+struct op_member *neighbour_op_member(struct neighbour *peer);
+// What movers/direct has sent before the peer posted the op. Lock held.
+uint64_t *neighbour_eager_bytes(struct neighbour *peer);
+
 // ---- all lanes of a neighbour; lock held ----
 // There may be work for them. Thread.
-void peer_heat(struct peer *peer);
+void neighbour_heat(struct neighbour *peer);
 // The lane of this index, or the one that stands in for it; NULL: there is none.
-struct lane *peer_lane(struct peer *peer, uint32_t index);
-bool peer_has_link(const struct peer *peer);
+struct lane *neighbour_lane(struct neighbour *peer, uint32_t index);
+bool neighbour_has_link(const struct neighbour *peer);
 // Queues a frame for the direct link, which is there. Thread.
-void peer_push(struct peer *peer, struct frame *frame);
+void neighbour_push(struct neighbour *peer, struct frame *frame);
 // Sends a frame without or with a block over the direct link, at once if the kernel takes it. False: there is no link,
 // or memory was refused and the engine is dead.
-bool peer_signal(struct engine *engine, struct peer *peer, uint16_t type, const struct wire_op *head,
-                 struct block *payload);
+bool neighbour_signal(struct engine *engine, struct neighbour *peer, uint16_t type, const struct wire_op *head,
+                      struct block *payload);
 // Sends what is queued for the direct link, as far as the kernel takes it.
 void lane_flush(struct lane *lane);
+// Sends a frame over the direct link, which is there. False: the kernel has not taken all of it. It is still to be
+// sent, and may be given a block of its own with the same bytes.
+bool neighbour_send(struct neighbour *peer, struct frame *frame);
+// The direct link, which is there, is over.
+void neighbour_hang_up(struct neighbour *peer);
 // What its links have moved since the last look, bytes per ns; 0: unknown.
-double peer_rate(struct peer *peer);
+double neighbour_rate(struct neighbour *peer);
 
 #endif

@@ -13,9 +13,9 @@ enum {
     LANE_BUFFER_BYTES = 16 * 1024,
 };
 
-struct peer {
+struct neighbour {
     struct op_member member; // first
-    struct peer *next;
+    struct neighbour *next;
     struct lane *lanes[WIRE_MAX_LANES + 1]; // [0] the direct link
     uint32_t lane_count;                    // lanes that still point here, the closed ones too
     bool dropped;                           // freed as soon as nothing points here
@@ -27,10 +27,10 @@ struct peer {
     uint64_t eager_bytes; // sent before the peer posted the op
 };
 
-static inline struct peer *peer_of(struct op_member *member) { return (struct peer *)(void *)member; }
+static inline struct neighbour *neighbour_of(struct op_member *member) { return (struct neighbour *)(void *)member; }
 // The member of this rank; NULL: the own one. Lock held, or thread.
-static inline struct peer *peer_at(const struct engine *engine, uint32_t rank) {
-    return peer_of(engine->book.now.members[rank]);
+static inline struct neighbour *neighbour_at(const struct engine *engine, uint32_t rank) {
+    return neighbour_of(engine->book.now.members[rank]);
 }
 
 enum lane_receive { LANE_HEAD, LANE_PAYLOAD, LANE_PARKED };
@@ -39,8 +39,8 @@ enum lane_receive { LANE_HEAD, LANE_PAYLOAD, LANE_PARKED };
 // themselves; everything else is thread.
 struct lane {
     struct engine *engine;
-    struct lane *next; // arriving
-    struct peer *peer; // also in.from
+    struct lane *next;      // arriving
+    struct neighbour *peer; // also in.from
     uint32_t index;
     int fd;
     bool polled, hot, readable, broken;

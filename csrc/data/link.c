@@ -8,14 +8,14 @@
 #include "data/lane_private.h"
 #include "net/socket.h"
 
-struct peer *peer_find(struct engine *engine, const struct wire_id *id) {
-    struct peer *peer = engine->peers;
+struct neighbour *neighbour_find(struct engine *engine, const struct wire_id *id) {
+    struct neighbour *peer = engine->peers;
     while (peer != NULL && !wire_id_equal(&peer->member.id, id)) peer = peer->next;
     return peer;
 }
 
-struct peer *peer_get(struct engine *engine, const struct wire_id *id) {
-    struct peer *peer = peer_find(engine, id);
+struct neighbour *neighbour_get(struct engine *engine, const struct wire_id *id) {
+    struct neighbour *peer = neighbour_find(engine, id);
     if (peer != NULL) {
         peer->dropped = false;
         return peer;
@@ -32,25 +32,25 @@ struct peer *peer_get(struct engine *engine, const struct wire_id *id) {
     return peer;
 }
 
-struct peer *peer_member(struct engine *engine, const struct wire_id *id) {
-    struct peer *peer = peer_find(engine, id);
+struct neighbour *neighbour_member(struct engine *engine, const struct wire_id *id) {
+    struct neighbour *peer = neighbour_find(engine, id);
     return peer != NULL && peer->member.rank != UINT32_MAX && !peer->dropped ? peer : NULL;
 }
 
-static bool peer_in_pending(const struct engine *engine, const struct peer *peer) {
+static bool neighbour_in_pending(const struct engine *engine, const struct neighbour *peer) {
     const struct pending_epoch *pending = engine->pending;
     for (uint32_t i = 0; pending != NULL && i < pending->ops.count; i++)
         if (pending->ops.members[i] == &peer->member) return true;
     return false;
 }
 
-void peers_free_dropped(struct engine *engine) {
-    for (struct peer **at = &engine->peers; *at != NULL;) {
-        struct peer *peer = *at;
+void neighbours_free_dropped(struct engine *engine) {
+    for (struct neighbour **at = &engine->peers; *at != NULL;) {
+        struct neighbour *peer = *at;
         if (peer->dropped && peer->member.rank == UINT32_MAX && peer->lane_count == 0 &&
-            !peer_in_pending(engine, peer)) {
+            !neighbour_in_pending(engine, peer)) {
             *at = peer->next;
-            engine->route->peer_gone(engine, peer);
+            engine->route->neighbour_gone(engine, peer);
             free(peer);
         } else {
             at = &peer->next;
@@ -58,7 +58,7 @@ void peers_free_dropped(struct engine *engine) {
     }
 }
 
-static void retire(struct peer *peer, uint32_t index) {
+static void retire(struct neighbour *peer, uint32_t index) {
     struct lane *lane = peer->lanes[index];
     if (lane == NULL) return;
     peer->lanes[index] = NULL;
@@ -76,7 +76,8 @@ static bool is_from_elsewhere(const struct lane *lane, int fd) {
 
 void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, int fd) {
     pthread_mutex_lock(&engine->lock);
-    struct peer *peer = index <= WIRE_MAX_LANES && !engine->stopping && !engine->dead ? peer_get(engine, id) : NULL;
+    struct neighbour *peer =
+        index <= WIRE_MAX_LANES && !engine->stopping && !engine->dead ? neighbour_get(engine, id) : NULL;
     if (peer != NULL && is_from_elsewhere(peer->lanes[index], fd)) {
         pthread_mutex_unlock(&engine->lock);
         LOG(LOG_WARN,
@@ -102,7 +103,7 @@ void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t i
 
 bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t index) {
     pthread_mutex_lock(&engine->lock);
-    struct peer *peer = peer_find(engine, id);
+    struct neighbour *peer = neighbour_find(engine, id);
     bool has = peer != NULL && index <= WIRE_MAX_LANES && peer->lanes[index] != NULL;
     pthread_mutex_unlock(&engine->lock);
     return has;
@@ -110,7 +111,7 @@ bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t i
 
 void engine_drop_peer(struct engine *engine, const struct wire_id *id) {
     pthread_mutex_lock(&engine->lock);
-    struct peer *peer = peer_find(engine, id);
+    struct neighbour *peer = neighbour_find(engine, id);
     if (peer != NULL) {
         for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) retire(peer, i);
         peer->dropped = true;

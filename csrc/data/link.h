@@ -8,7 +8,7 @@
 #include "net/wire.h"
 
 struct engine;
-struct peer;
+struct neighbour;
 
 // ---- any thread ----
 // Takes ownership of an authenticated connection. An older one of the same member and index is closed, if both have the
@@ -22,12 +22,12 @@ void engine_drop_peer(struct engine *engine, const struct wire_id *id);
 
 // ---- lock held ----
 // NULL: there is none.
-struct peer *peer_find(struct engine *engine, const struct wire_id *id);
+struct neighbour *neighbour_find(struct engine *engine, const struct wire_id *id);
 // NULL: it is no member of the epoch in force.
-struct peer *peer_member(struct engine *engine, const struct wire_id *id);
+struct neighbour *neighbour_member(struct engine *engine, const struct wire_id *id);
 // No longer dropped, or a new one. NULL: memory was refused, the engine is dead.
-struct peer *peer_get(struct engine *engine, const struct wire_id *id);
+struct neighbour *neighbour_get(struct engine *engine, const struct wire_id *id);
 // Frees those that were dropped and that nothing points at. Thread.
-void peers_free_dropped(struct engine *engine);
+void neighbours_free_dropped(struct engine *engine);
 
 #endif

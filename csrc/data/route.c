@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "data/mover.h"
 #include "data/op.h"
 #include "data/service.h"
 
@@ -47,7 +48,7 @@ static bool place_acks(struct engine *engine, struct incoming *in) {
 static bool hear_signal(struct engine *engine, struct incoming *in, struct block *block) {
     bool good = book_signal(&engine->book, &in->from->member, in->header.type, &in->head, block,
                             block == NULL ? 0 : block->length);
-    if (in->header.type == WIRE_READY || in->header.type == WIRE_GRANT) peer_heat(in->from);
+    if (in->header.type == WIRE_READY || in->header.type == WIRE_GRANT) neighbour_heat(in->from);
     return good;
 }
 
@@ -76,17 +77,18 @@ static bool place_bulk(struct engine *engine, struct incoming *in) {
     if (op == NULL || op->phase != OP_RUNNING ||
         !wire_fingerprint_equal(&op->reduce.fingerprint, &in->head.fingerprint))
         return true;
+    const struct mover *mover = mover_of(op);
+    if (in->header.type != mover->types[0] && in->header.type != mover->types[1]) return false;
+    if (!mover->place(engine, op, in)) return false;
     in->op = op;
-    bool ring = in->header.type == WIRE_CHUNK || in->header.type == WIRE_CHUNK_AT;
-    if (ring != (op->path == PLAN_RING)) return false;
-    return ring ? ring_place(engine, op, in) : sharded_place(engine, op, in);
+    return true;
 }
 
 static bool take_bulk(struct engine *engine, struct incoming *in) {
     struct op *op = in->op;
     in->op = NULL;
     if (op == NULL) return true;
-    bool good = op->path == PLAN_RING ? ring_arrived(engine, op, in) : sharded_arrived(engine, op, in);
+    bool good = mover_of(op)->arrived(engine, op, in);
     if (!good && op->backup.saved.refused) {
         engine_lock(engine);
         engine_fail(engine);
@@ -150,23 +152,17 @@ static bool arrived(struct engine *engine, struct incoming *in) {
 
 static struct frame *next(struct engine *engine, struct lane *lane, bool idle) {
     for (struct op *op = engine->running.first; op != NULL; op = op->next) {
-        struct frame *frame = op->path == PLAN_RING ? ring_next(engine, op, lane)
-                              : idle                ? sharded_next(engine, op, lane)
-                                                    : NULL;
+        struct frame *frame = mover_of(op)->next(engine, op, lane, idle);
         if (frame != NULL) return frame;
     }
     return service_next(engine, lane);
 }
 
 static void sent(struct engine *engine, const struct frame *frame) {
-    struct op *op = frame->op;
-    if (op->path == PLAN_RING)
-        ring_sent(engine, op, frame);
-    else if (op->path == PLAN_SHARDED)
-        sharded_sent(engine, op, frame); // not after ring_sent: that may have completed the op
+    mover_of(frame->op)->sent(engine, frame->op, frame);
 }
 
-static void peer_gone(struct engine *engine, struct peer *peer) {
+static void neighbour_gone(struct engine *engine, struct neighbour *peer) {
     book_forget(&engine->book, &peer->member);
     service_peer_gone(engine, peer);
     same_host_forget(peer);
@@ -179,5 +175,5 @@ const struct lane_route route = {
     .sent = sent,
     .link_came = service_link_came,
     .link_gone = service_link_gone,
-    .peer_gone = peer_gone,
+    .neighbour_gone = neighbour_gone,
 };

@@ -47,7 +47,7 @@ static bool addresses_of(const struct lane *lane, struct claimed_link *out) {
     return socket_address_same_host(&here, &there);
 }
 
-static void claim_links(struct engine *engine, struct peer *peer) {
+static void claim_links(struct engine *engine, struct neighbour *peer) {
     struct claim claim = {.version = WIRE_VERSION,
                           .run = engine->run,
                           .epoch = engine->epoch,
@@ -67,9 +67,9 @@ void same_host_offer(struct engine *engine) {
     if (offer == NULL) return;
     memcpy(offer->bytes, door_name(engine->door), DOOR_NAME_BYTES);
     for (uint32_t i = 0; i < engine->count; i++) {
-        struct peer *peer = peer_at(engine, i);
+        struct neighbour *peer = neighbour_at(engine, i);
         if (peer == NULL) continue;
-        peer_signal(engine, peer, WIRE_MEMORY, &head, offer);
+        neighbour_signal(engine, peer, WIRE_MEMORY, &head, offer);
         if (peer->offered) claim_links(engine, peer);
     }
     block_put(engine, offer);
@@ -77,7 +77,7 @@ void same_host_offer(struct engine *engine) {
 
 void same_host_offered(struct lane *lane) {
     struct engine *engine = lane->engine;
-    struct peer *peer = lane->peer;
+    struct neighbour *peer = lane->peer;
     pthread_mutex_lock(&engine->lock);
     if (!peer->offered) memcpy(peer->door, lane->in.place, sizeof peer->door);
     // The other side has all links. If this one has not, they are claimed when it has.
@@ -99,7 +99,7 @@ static bool is_claimed(const struct lane *lane, const struct claim *claim) {
 }
 
 // True: the claimant holds the other end of each link to the peer.
-static bool holds_links(const struct peer *peer, const struct claim *claim) {
+static bool holds_links(const struct neighbour *peer, const struct claim *claim) {
     uint32_t count = 0;
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
         if (peer->lanes[i] == NULL) continue;
@@ -118,7 +118,7 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
         return false;
     if (claim.run != engine->run || claim.epoch != engine->epoch || !wire_id_equal(&claim.to, &engine->self))
         return false;
-    struct peer *peer = peer_find(engine, &claim.from);
+    struct neighbour *peer = neighbour_find(engine, &claim.from);
     if (peer == NULL || peer->hangs || peer->member.rank == UINT32_MAX || !holds_links(peer, &claim)) return false;
     same_host_forget(peer);
     if (!memory_process_lives(&said->process) || !memory_process_permits(&said->process)) return false;
@@ -139,20 +139,20 @@ void same_host_take_claims(struct engine *engine) {
     }
 }
 
-void same_host_forget(struct peer *peer) {
+void same_host_forget(struct neighbour *peer) {
     memory_process_close(&peer->memory);
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
         if (peer->lanes[i] != NULL) peer->lanes[i]->vouched = false;
 }
 
-bool same_host_may_read(const struct peer *peer) {
+bool same_host_may_read(const struct neighbour *peer) {
     if (peer->memory.pid == 0 || peer->unreadable || peer->hangs || !memory_process_lives(&peer->memory)) return false;
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
         if (peer->lanes[i] != NULL && !peer->lanes[i]->vouched) return false;
     return true;
 }
 
-pid_t peer_process(const struct peer *peer) { return same_host_may_read(peer) ? peer->memory.pid : 0; }
+pid_t neighbour_process(const struct neighbour *peer) { return same_host_may_read(peer) ? peer->memory.pid : 0; }
 
 bool same_host_still_stands(const struct lane *lane) {
     return !socket_has_ended(lane->fd) && memory_process_lives(&lane->peer->memory);

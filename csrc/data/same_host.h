@@ -14,14 +14,14 @@
 
 struct engine;
 struct lane;
-struct peer;
+struct neighbour;
 struct reader;
 
-void same_host_offer(struct engine *engine);       // lock held; all links are there
-void same_host_offered(struct lane *lane);         // thread
-void same_host_take_claims(struct engine *engine); // thread
-void same_host_forget(struct peer *peer);          // thread, lock held
-bool same_host_may_read(const struct peer *peer);  // thread, lock held
+void same_host_offer(struct engine *engine);           // lock held; all links are there
+void same_host_offered(struct lane *lane);             // thread
+void same_host_take_claims(struct engine *engine);     // thread
+void same_host_forget(struct neighbour *peer);         // thread, lock held
+bool same_host_may_read(const struct neighbour *peer); // thread, lock held
 // READER_BYTES at most of the memory of the lane's peer, until the next call. NULL: it cannot be read (any more). Does
 // not return when the thread was replaced meanwhile, see engine_watch.
 const uint8_t *same_host_read(struct lane *lane, uint64_t from, size_t length); // thread, lock not held
@@ -32,7 +32,7 @@ bool same_host_read_written(struct lane *lane, void *to, uint64_t from, size_t l
 // Whether what was read just now was the peer's: its link has not ended, nor has another process got its number.
 bool same_host_still_stands(const struct lane *lane); // thread
 // Whose memory stands for the peer's; 0: nobody's.
-pid_t peer_process(const struct peer *peer); // thread, lock held
+pid_t neighbour_process(const struct neighbour *peer); // thread, lock held
 // Whether the peer's process holds the other end of the lane.
 bool lane_is_vouched(const struct lane *lane); // thread
 // To read for this lane.

@@ -89,22 +89,22 @@ int service_timeout_ms(struct engine *engine) {
     return service == NULL ? -1 : service->type->timeout_ms(service);
 }
 
-void service_link_came(struct engine *engine, const struct peer *peer) {
+void service_link_came(struct engine *engine, const struct neighbour *peer) {
     struct service *service = engine->service;
     if (service != NULL) service->type->link_came(service, peer);
 }
 
-void service_link_gone(struct engine *engine, const struct peer *peer) {
+void service_link_gone(struct engine *engine, const struct neighbour *peer) {
     struct service *service = engine->service;
     if (service != NULL) service->type->link_gone(service, peer);
 }
 
-void service_peer_gone(struct engine *engine, const struct peer *peer) {
+void service_peer_gone(struct engine *engine, const struct neighbour *peer) {
     struct service *service = engine->service;
-    if (service != NULL) service->type->peer_gone(service, peer);
+    if (service != NULL) service->type->neighbour_gone(service, peer);
 }
 
-void service_memory_hangs(struct engine *engine, const struct peer *peer) {
+void service_memory_hangs(struct engine *engine, const struct neighbour *peer) {
     struct service *service = engine->service;
     if (service != NULL) service->type->memory_hangs(service, peer);
 }

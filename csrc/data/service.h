@@ -27,12 +27,12 @@ struct service_type {
     // The service is over: it begins nothing any more. Lock held.
     void (*let_go)(struct service *service);
     // Lock held.
-    void (*link_came)(struct service *service, const struct peer *peer);
-    void (*link_gone)(struct service *service, const struct peer *peer);
+    void (*link_came)(struct service *service, const struct neighbour *peer);
+    void (*link_gone)(struct service *service, const struct neighbour *peer);
     // The peer is no member any more, and may be freed. Lock held.
-    void (*peer_gone)(struct service *service, const struct peer *peer);
+    void (*neighbour_gone)(struct service *service, const struct neighbour *peer);
     // The memory of the peer does not answer, and is read no more.
-    void (*memory_hangs)(struct service *service, const struct peer *peer);
+    void (*memory_hangs)(struct service *service, const struct neighbour *peer);
 };
 
 // The first member of what a service is.
@@ -63,9 +63,9 @@ void service_obey(struct engine *engine); // lock held
 void service_step(struct engine *engine);
 int service_timeout_ms(struct engine *engine);
 void service_stop(struct engine *engine); // lock held
-void service_link_came(struct engine *engine, const struct peer *peer);
-void service_link_gone(struct engine *engine, const struct peer *peer);
-void service_peer_gone(struct engine *engine, const struct peer *peer);
-void service_memory_hangs(struct engine *engine, const struct peer *peer);
+void service_link_came(struct engine *engine, const struct neighbour *peer);
+void service_link_gone(struct engine *engine, const struct neighbour *peer);
+void service_peer_gone(struct engine *engine, const struct neighbour *peer);
+void service_memory_hangs(struct engine *engine, const struct neighbour *peer);
 
 #endif

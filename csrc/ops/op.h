@@ -57,19 +57,7 @@ struct op {
     int64_t posted_ns, tell_ns; // when its caller is told next for whom it waits
     struct backup backup;       // the thread's, then the caller's
     void *work;                 // of what moves it
-
-    struct small_part *parts; // small: by rank
-    struct block *result;     // small: room for it, to be kept
-    uint32_t missing;
-    bool next_ready;                   // thread: the successor has posted the op
-    bool next_reads;                   // thread: and takes its chunks out of our memory
-    uint64_t injected, returned;       // thread: own chunks under way
-    uint64_t under_way;                // thread: their bytes, unless the successor reads them
-    struct held *held;                 // thread: chunks to forward once it has
-    uint64_t inject, inject_end;       // thread: own shard, elements
-    uint64_t receive_left, send_left;  // thread: bytes
-    struct ranges reducing, gathering; // thread: what has come, or is on its way: elements
-    struct sharded *sharded;           // thread
+    struct block *result;       // small: room for it, to be kept
 };
 
 // In the order in which they were added. An op is in one list at most.

@@ -121,7 +121,7 @@ static void obey(struct service *service) {
     sync->phase = PHASE_GIVING;
     if (!is_receiver(sync)) {
         for (struct requester *requester = sync->requesters; requester != NULL; requester = requester->next)
-            peer_heat(requester->peer);
+            neighbour_heat(requester->peer);
     } else if (sync_begin_receiving(sync)) {
         sync->phase = PHASE_HASHES;
     } else {
@@ -145,7 +145,7 @@ static void let_go(struct service *service) {
     if (sync->crew != NULL) crew_stop(sync->crew);
 }
 
-static void peer_gone(struct service *service, const struct peer *peer) {
+static void neighbour_gone(struct service *service, const struct neighbour *peer) {
     sync_forget_requester(sync_of(service), peer);
     sync_forget_donor(sync_of(service), peer);
 }
@@ -160,6 +160,6 @@ static const struct service_type sync_type = {
     .let_go = let_go,
     .link_came = sync_link_came,
     .link_gone = sync_link_gone,
-    .peer_gone = peer_gone,
+    .neighbour_gone = neighbour_gone,
     .memory_hangs = sync_memory_hangs,
 };

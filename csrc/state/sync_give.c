@@ -9,13 +9,13 @@
 enum { METER_MS = 20 }; // between two looks at the speed of a link
 
 // ---- asks ----
-static struct requester *find_requester(struct sync *sync, const struct peer *peer) {
+static struct requester *find_requester(struct sync *sync, const struct neighbour *peer) {
     struct requester *requester = sync->requesters;
     while (requester != NULL && requester->peer != peer) requester = requester->next;
     return requester;
 }
 
-static struct requester *requester_of(struct sync *sync, struct peer *peer) {
+static struct requester *requester_of(struct sync *sync, struct neighbour *peer) {
     struct requester *requester = find_requester(sync, peer);
     if (requester != NULL) return requester;
     requester = calloc(1, sizeof *requester);
@@ -44,11 +44,11 @@ bool sync_take_ask(struct sync *sync, const struct incoming *in) {
                                                                                        .count = head->extra,
                                                                                        .sequence = head->sequence,
                                                                                        .codings = head->shard};
-    peer_heat(in->from);
+    neighbour_heat(in->from);
     return true;
 }
 
-void sync_forget_requester(struct sync *sync, const struct peer *peer) {
+void sync_forget_requester(struct sync *sync, const struct neighbour *peer) {
     struct requester **at = &sync->requesters;
     while (*at != NULL && (*at)->peer != peer) at = &(*at)->next;
     struct requester *requester = *at;
@@ -120,7 +120,7 @@ static void meter(struct sync *sync, struct requester *requester) {
     if (now - requester->metered_at < METER_MS * MS_NS) return;
     requester->metered_at = now;
     engine_lock(sync->engine);
-    double rate = peer_rate(requester->peer);
+    double rate = neighbour_rate(requester->peer);
     engine_unlock(sync->engine);
     coding_measured(&requester->choice, rate);
 }

@@ -30,7 +30,7 @@ struct ask {
 
 struct requester {
     struct requester *next;
-    struct peer *peer;
+    struct neighbour *peer;
     uint32_t first, count;
     struct ask asks[ASKS_MAX];
     struct coding_choice choice;
@@ -39,10 +39,10 @@ struct requester {
 
 struct donor {
     struct wire_id id;
-    struct peer *peer; // NULL: gone
-    bool link_lost;    // and not made again yet
-    uint64_t kept;     // bytes
-    uint64_t seen;     // bytes that came on its lanes, when looked at last
+    struct neighbour *peer; // NULL: gone
+    bool link_lost;         // and not made again yet
+    uint64_t kept;          // bytes
+    uint64_t seen;          // bytes that came on its lanes, when looked at last
     int64_t progress_at;
     pid_t process;   // its leaves are taken out of the memory of this one; 0: they are sent
     bool unreadable; // that has failed
@@ -84,21 +84,21 @@ struct sync {
 // ---- sync_give.c ----
 bool sync_take_ask(struct sync *sync, const struct incoming *in); // lock held; false: malformed
 struct frame *sync_next_answer(struct sync *sync, struct lane *lane);
-void sync_forget_requester(struct sync *sync, const struct peer *peer);
+void sync_forget_requester(struct sync *sync, const struct neighbour *peer);
 
 // ---- sync_receive.c ----
 bool sync_begin_receiving(struct sync *sync); // lock held; false: memory was refused
 // what there is to do now and then: asks, replaces donors
 void sync_receive(struct sync *sync);
-bool sync_place_hashes(struct sync *sync, struct incoming *in);           // as service_type.place
-bool sync_take_hashes(struct sync *sync, struct incoming *in);            // as service_type.arrived
-uint32_t sync_donor_of(const struct sync *sync, const struct peer *peer); // donor_count: it is none
+bool sync_place_hashes(struct sync *sync, struct incoming *in);                // as service_type.place
+bool sync_take_hashes(struct sync *sync, struct incoming *in);                 // as service_type.arrived
+uint32_t sync_donor_of(const struct sync *sync, const struct neighbour *peer); // donor_count: it is none
 // asks all donors for what they are to send next; or the round is over here
 void sync_pump(struct sync *sync);
 void sync_pump_donor(struct sync *sync, uint32_t index, int64_t now); // one of them
-void sync_forget_donor(struct sync *sync, const struct peer *peer);
-void sync_link_gone(struct service *service, const struct peer *peer);
-void sync_link_came(struct service *service, const struct peer *peer);
+void sync_forget_donor(struct sync *sync, const struct neighbour *peer);
+void sync_link_gone(struct service *service, const struct neighbour *peer);
+void sync_link_came(struct service *service, const struct neighbour *peer);
 // The round is over or void, and nothing writes any more: the content's hashes become those of what lies in memory.
 // Leaves that came are the donors'; those that may be half-written are nobody's, and then it returns true.
 bool sync_note_leaves(struct sync *sync);
@@ -107,7 +107,7 @@ bool sync_note_leaves(struct sync *sync);
 bool sync_place_leaf(struct sync *sync, struct incoming *in); // as service_type.place
 bool sync_take_leaf(struct sync *sync, struct incoming *in);  // as service_type.arrived
 void sync_take_crew_results(struct sync *sync);
-void sync_memory_hangs(struct service *service, const struct peer *peer);
+void sync_memory_hangs(struct service *service, const struct neighbour *peer);
 
 static inline struct sync *sync_of(struct service *service) { return (struct sync *)service; }
 

@@ -24,33 +24,33 @@ static void finish(struct sync *sync, enum wire_sync_completion complete) {
 }
 
 // ---- asking ----
-uint32_t sync_donor_of(const struct sync *sync, const struct peer *peer) {
+uint32_t sync_donor_of(const struct sync *sync, const struct neighbour *peer) {
     uint32_t i = 0;
     while (i < sync->donor_count && sync->donors[i].peer != peer) i++;
     return i;
 }
 
 // False: there is no way to the peer now.
-static bool send_ask(struct sync *sync, struct peer *peer, uint16_t type, const struct wire_op *head) {
+static bool send_ask(struct sync *sync, struct neighbour *peer, uint16_t type, const struct wire_op *head) {
     engine_lock(sync->engine);
-    bool way = peer != NULL && peer_has_link(peer);
+    bool way = peer != NULL && neighbour_has_link(peer);
     struct frame *frame = way ? service_frame(sync->engine, type, head, 0) : NULL;
-    if (frame != NULL) peer_push(peer, frame);
+    if (frame != NULL) neighbour_push(peer, frame);
     engine_unlock(sync->engine);
     return frame != NULL;
 }
 
-static bool has_way(struct sync *sync, const struct peer *peer) {
+static bool has_way(struct sync *sync, const struct neighbour *peer) {
     engine_lock(sync->engine);
-    bool has = peer != NULL && peer_has_link(peer);
+    bool has = peer != NULL && neighbour_has_link(peer);
     engine_unlock(sync->engine);
     return has;
 }
 
 // 0: its memory cannot be read.
-static pid_t process_of(struct sync *sync, const struct peer *peer) {
+static pid_t process_of(struct sync *sync, const struct neighbour *peer) {
     engine_lock(sync->engine);
-    pid_t process = peer_process(peer);
+    pid_t process = neighbour_process(peer);
     engine_unlock(sync->engine);
     return process;
 }
@@ -231,7 +231,7 @@ void sync_receive(struct sync *sync) {
         next_hash_donor(sync);
 }
 
-void sync_forget_donor(struct sync *sync, const struct peer *peer) {
+void sync_forget_donor(struct sync *sync, const struct neighbour *peer) {
     uint32_t index = sync_donor_of(sync, peer);
     if (index == sync->donor_count) return;
     sync->donors[index].peer = NULL;
@@ -246,7 +246,7 @@ static void ask_again(struct sync *sync, uint32_t index) {
 }
 
 // What was asked may be lost with the connection, questions and answers alike.
-void sync_link_gone(struct service *service, const struct peer *peer) {
+void sync_link_gone(struct service *service, const struct neighbour *peer) {
     struct sync *sync = sync_of(service);
     uint32_t index = sync_donor_of(sync, peer);
     if (index == sync->donor_count) return;
@@ -255,7 +255,7 @@ void sync_link_gone(struct service *service, const struct peer *peer) {
 }
 
 // Until now the donor may have sent what was asked again into the connection that was lost: it may not have known yet.
-void sync_link_came(struct service *service, const struct peer *peer) {
+void sync_link_came(struct service *service, const struct neighbour *peer) {
     struct sync *sync = sync_of(service);
     uint32_t index = sync_donor_of(sync, peer);
     if (index == sync->donor_count || !sync->donors[index].link_lost) return;
@@ -275,7 +275,7 @@ bool sync_begin_receiving(struct sync *sync) {
     int64_t now = platform_now_ns();
     for (uint32_t i = 0; i < plan->donor_count; i++)
         sync->donors[i] = (struct donor){
-            .id = plan->donors[i], .peer = peer_member(sync->engine, &plan->donors[i]), .progress_at = now};
+            .id = plan->donors[i], .peer = neighbour_member(sync->engine, &plan->donors[i]), .progress_at = now};
     sync->hash_donor = engine_rank(sync->engine) % sync->donor_count;
     return true;
 }

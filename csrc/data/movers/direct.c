@@ -4,25 +4,42 @@
 // Inputs are sent before the others have posted the op, as long as no neighbour has to hold more than early_limit() of
 // ours. Beyond that a POSTED notice goes instead, and the input once the neighbour's own notice or input shows that it
 // has posted the op.
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include <pccl.h>
 
 #include "compute/kernels.h"
-#include "data/op.h"
+#include "data/core.h"
+#include "data/lane.h"
+#include "data/mover.h"
+#include "data/pool.h"
+
+enum { NAMES = 4 }; // told of those that are waited for
+
+struct part {
+    struct block *block; // the member's input
+    bool owed;           // POSTED was sent instead of our input
+    bool eager;          // our input was sent before the member was known to have posted
+};
+
+struct direct {
+    struct part *parts; // by rank
+    uint32_t missing;
+};
 
 // recv = the inputs reduced in rank order. Intermediate sums go into received blocks, so that an in-place input is read
 // before it is written.
 static void reduce_parts(struct engine *engine, struct op *op) {
+    const struct direct *direct = op->work;
     const struct wire_fingerprint *what = &op->reduce.fingerprint;
     const struct kernels *kernels = kernels_get();
     kernel_reduce_fn *reduce = kernels->reduce[what->op][what->dtype];
     const void *sum = NULL;
     void *room = NULL;
-    for (uint32_t i = 0; i < engine->count; i++) {
-        void *block = i == engine->rank ? NULL : op->parts[i].block->bytes;
+    for (uint32_t i = 0; i < mover_epoch(engine)->count; i++) {
+        void *block = i == mover_epoch(engine)->rank ? NULL : direct->parts[i].block->bytes;
         const void *input = block == NULL ? op->reduce.send : block;
         if (sum == NULL) {
             sum = input;
@@ -30,11 +47,11 @@ static void reduce_parts(struct engine *engine, struct op *op) {
             continue;
         }
         if (room == NULL) room = block;
-        void *to = i + 1 == engine->count ? op->reduce.recv : room;
+        void *to = i + 1 == mover_epoch(engine)->count ? op->reduce.recv : room;
         reduce(to, sum, input, what->count);
         sum = to;
     }
-    if (what->op == pcclAvg) kernels->divide[what->dtype](op->reduce.recv, what->count, engine->count);
+    if (what->op == pcclAvg) kernels->divide[what->dtype](op->reduce.recv, what->count, mover_epoch(engine)->count);
 }
 
 static void complete(struct engine *engine, struct op *op) {
@@ -42,36 +59,34 @@ static void complete(struct engine *engine, struct op *op) {
     if (op->bytes > 0) reduce_parts(engine, op);
     kernels_leave(mode);
     if (op->bytes > 0) memcpy(op->result->bytes, op->reduce.recv, op->bytes);
-    book_complete(&engine->book, op);
+    mover_complete_direct(engine, op);
 }
 
-void small_release(struct engine *engine, struct op *op) {
-    if (op->parts != NULL)
-        for (uint32_t i = 0; i < op->contributors; i++) block_put(engine, op->parts[i].block);
-    free(op->parts);
-    op->parts = NULL;
+static void release(struct engine *engine, struct op *op) {
+    struct direct *direct = op->work;
+    if (direct->parts != NULL)
+        for (uint32_t i = 0; i < op->contributors; i++) block_put(engine, direct->parts[i].block);
+    free(direct->parts);
+    *direct = (struct direct){0};
     block_put(engine, op->result);
     op->result = NULL;
 }
 
 // ---- inputs ----
-static void send_input(struct engine *engine, struct op *op, struct peer *peer, struct block **copy) {
-    struct lane *lane = peer->lanes[0];
-    if (lane == NULL) return; // broken: redone in the next epoch
+static void send_input(struct engine *engine, struct op *op, struct neighbour *peer, struct block **copy) {
+    if (!neighbour_has_link(peer)) return; // redone in the next epoch
     struct wire_op head;
     op_head(op, &head);
-    acks_drop_implied(&peer->member, &op->name);
+    acks_drop_implied(neighbour_op_member(peer), &op->name);
     struct frame *frame = frame_new(engine, WIRE_SMALL, &head, op->bytes);
     if (frame == NULL) return;
     frame->payload = op->reduce.send;
-    lane_push(lane, frame);
-    lane_flush(lane);
-    if (lane->sending != frame && lane->queue.last != &frame->next) return; // gone already
+    if (neighbour_send(peer, frame)) return;
     // What the kernel did not take now is sent when the caller may have his buffer back.
     if (*copy == NULL && (*copy = block_new(engine, op->bytes)) != NULL)
         memcpy((*copy)->bytes, op->reduce.send, op->bytes);
     if (*copy == NULL) {
-        shutdown(lane->fd, SHUT_RDWR); // the engine is dead, and the caller's buffer must not be read later
+        neighbour_hang_up(peer); // the engine is dead, and the caller's buffer must not be read later
         return;
     }
     (*copy)->references++;
@@ -79,14 +94,15 @@ static void send_input(struct engine *engine, struct op *op, struct peer *peer, 
     frame->payload = (*copy)->bytes;
 }
 
-static void learn_posted(struct peer *peer, struct op *op, struct small_part *part) {
-    if (part->eager) peer->eager_bytes -= op->bytes;
+static void learn_posted(struct neighbour *peer, struct op *op, struct part *part) {
+    if (part->eager) *neighbour_eager_bytes(peer) -= op->bytes;
     part->eager = false;
 }
 
-static void take_signal(struct engine *engine, struct op *op, struct peer *from, uint16_t type, struct block *block,
-                        struct block **copy) {
-    struct small_part *part = &op->parts[from->member.rank];
+static void take_part(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type, struct block *block,
+                      struct block **copy) {
+    struct direct *direct = op->work;
+    struct part *part = &direct->parts[neighbour_rank(from)];
     learn_posted(from, op, part);
     if (part->owed) {
         part->owed = false;
@@ -97,58 +113,90 @@ static void take_signal(struct engine *engine, struct op *op, struct peer *from,
         return;
     }
     part->block = block;
-    op->missing--;
+    direct->missing--;
 }
 
 // What came from the member before the op was posted here: its input, or at least that it has posted the op. The
 // caller's to free; NULL: nothing.
-static struct early *take_early(struct engine *engine, struct op *op, struct peer *from) {
-    struct early *posted = book_early(&engine->book, op, &from->member, WIRE_POSTED);
-    struct early *input = book_early(&engine->book, op, &from->member, WIRE_SMALL);
+static struct early *take_early(struct engine *engine, struct op *op, struct neighbour *from) {
+    struct early *posted = mover_early(engine, op, from, WIRE_POSTED);
+    struct early *input = mover_early(engine, op, from, WIRE_SMALL);
     if (input != NULL) free(posted);
     return input != NULL ? input : posted;
 }
 
-static void meet(struct engine *engine, struct op *op, struct peer *peer, struct block **copy) {
-    struct small_part *part = &op->parts[peer->member.rank];
+static void meet(struct engine *engine, struct op *op, struct neighbour *peer, struct block **copy) {
+    struct direct *direct = op->work;
+    struct part *part = &direct->parts[neighbour_rank(peer)];
     struct early *seen = take_early(engine, op, peer);
-    if (seen == NULL && peer->eager_bytes + op->bytes > early_limit(engine->count)) {
+    if (seen == NULL && *neighbour_eager_bytes(peer) + op->bytes > early_limit(mover_epoch(engine)->count)) {
         struct wire_op head;
         op_head(op, &head);
         part->owed = true;
-        acks_drop_implied(&peer->member, &op->name);
-        peer_signal(engine, peer, WIRE_POSTED, &head, NULL);
+        acks_drop_implied(neighbour_op_member(peer), &op->name);
+        neighbour_signal(engine, peer, WIRE_POSTED, &head, NULL);
     } else {
         part->eager = seen == NULL;
-        if (part->eager) peer->eager_bytes += op->bytes;
+        if (part->eager) *neighbour_eager_bytes(peer) += op->bytes;
         send_input(engine, op, peer, copy);
     }
     if (seen == NULL) return;
     if (op->accused)
         block_put(engine, seen->block);
     else
-        take_signal(engine, op, peer, seen->type, seen->block, copy);
+        take_part(engine, op, peer, seen->type, seen->block, copy);
     free(seen);
 }
 
-bool small_begin(struct engine *engine, struct op *op) {
-    op->missing = engine->count - 1;
-    op->tx_bytes = op->rx_bytes = (uint64_t)op->missing * op->bytes;
-    op->parts = calloc(engine->count, sizeof *op->parts);
+static bool begin(struct engine *engine, struct op *op) {
+    struct direct *direct = op->work;
+    direct->missing = mover_epoch(engine)->count - 1;
+    op->tx_bytes = op->rx_bytes = (uint64_t)direct->missing * op->bytes;
+    direct->parts = calloc(mover_epoch(engine)->count, sizeof *direct->parts);
     op->result = block_new(engine, op->bytes);
-    if (op->parts == NULL || op->result == NULL) return false;
+    if (direct->parts == NULL || op->result == NULL) return false;
     struct block *copy = NULL;
     // Each member begins with another receiver, so that nobody is everybody's first.
-    for (uint32_t step = 1; step < engine->count; step++)
-        meet(engine, op, peer_at(engine, (engine->rank + step) % engine->count), &copy);
+    for (uint32_t step = 1; step < mover_epoch(engine)->count; step++)
+        meet(engine, op, mover_peer(engine, (mover_epoch(engine)->rank + step) % mover_epoch(engine)->count), &copy);
     block_put(engine, copy);
-    if (op->missing == 0 && !op->accused) complete(engine, op);
+    if (direct->missing == 0 && !op->accused) complete(engine, op);
     return true;
 }
 
-void small_signal(struct engine *engine, struct op *op, struct peer *from, uint16_t type, struct block *block) {
+static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                        const struct wire_op *head, struct block *block) {
+    (void)head;
+    struct direct *direct = op->work;
     struct block *copy = NULL;
-    take_signal(engine, op, from, type, block, &copy);
+    take_part(engine, op, from, type, block, &copy);
     block_put(engine, copy);
-    if (op->missing == 0 && !op->accused) complete(engine, op);
+    if (direct->missing == 0 && !op->accused) complete(engine, op);
 }
+
+static bool waits_for(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
+    const struct direct *direct = op->work;
+    const struct book_epoch *now = mover_epoch(engine);
+    uint32_t missing = 0;
+    size_t at = 0;
+    char names[NAMES * NEIGHBOUR_NAME_BYTES + 8] = "", name[NEIGHBOUR_NAME_BYTES];
+    if (direct->parts == NULL || op->contributors != now->count) return false;
+    for (uint32_t i = 0; i < now->count; i++) {
+        if (i == now->rank || direct->parts[i].block != NULL || missing++ >= NAMES) continue;
+        at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at > 0 ? ", " : "",
+                               neighbour_name(name, mover_peer(engine, i)));
+    }
+    snprintf(out, capacity, "nothing has come for it from %u of %u members: %s%s", missing, now->count, names,
+             missing > NAMES ? ", ..." : "");
+    return true;
+}
+
+const struct mover direct_mover = {
+    .name = "direct",
+    .work_bytes = sizeof(struct direct),
+    .direct = true,
+    .begin = begin,
+    .signal = take_signal,
+    .release = release,
+    .waits_for = waits_for,
+};

@@ -11,14 +11,41 @@
 #include <pccl.h>
 
 #include "compute/quant.h"
-#include "data/op.h"
+#include "data/core.h"
+#include "data/lane.h"
+#include "data/mover.h"
+#include "data/pool.h"
 
 enum { WINDOW_BYTES = 4 * 1024 * 1024, WINDOW_MIN = 4, WINDOW_MAX = 64 };
+
+// One block of the shard that this member owns.
+struct slot {
+    uint32_t arrived;
+    uint32_t unsent;       // RESULT frames not yet written
+    struct block **inputs; // by rank
+};
+
+// What goes to the owner of a shard, and comes from it.
+struct target {
+    bool ready;
+    uint64_t next, granted, blocks; // of the shard of this rank
+    struct ranges codes, results;   // that have come from it, or are on their way: blocks
+};
+
+struct sharded {
+    uint64_t window;                   // blocks in work at the owner
+    uint64_t blocks;                   // of the own shard
+    uint64_t freed, granted;           // own blocks that are over; that the others may send
+    struct slot *slots;                // [window]
+    struct target *targets;            // by rank
+    uint64_t codes_left, results_left; // to be sent, to be received
+    uint64_t frames_left;              // of RESULT, to be sent
+};
 
 static uint64_t blocks_in(struct plan_range shard) { return (shard.end - shard.begin + QUANT_BLOCK - 1) / QUANT_BLOCK; }
 
 static struct plan_range block_range(const struct engine *engine, const struct op *op, uint32_t shard, uint64_t block) {
-    struct plan_range range = plan_shard(op->count, engine->count, shard);
+    struct plan_range range = plan_shard(op->count, mover_epoch(engine)->count, shard);
     range.begin += block * QUANT_BLOCK;
     if (range.end - range.begin > QUANT_BLOCK) range.end = range.begin + QUANT_BLOCK;
     return range;
@@ -33,13 +60,12 @@ static const uint8_t *input_at(const struct op *op, struct plan_range range) {
 }
 
 static void check_complete(struct engine *engine, struct op *op) {
-    const struct sharded *s = op->sharded;
-    if (s->codes_left == 0 && s->results_left == 0 && s->frames_left == 0) engine_complete(engine, op);
+    const struct sharded *s = op->work;
+    if (s->codes_left == 0 && s->results_left == 0 && s->frames_left == 0) mover_complete(engine, op);
 }
 
-void sharded_release(struct engine *engine, struct op *op) {
-    struct sharded *s = op->sharded;
-    if (s == NULL) return;
+static void release(struct engine *engine, struct op *op) {
+    struct sharded *s = op->work;
     for (uint64_t i = 0; s->slots != NULL && i < s->window; i++) {
         for (uint32_t rank = 0; s->slots[i].inputs != NULL && rank < op->contributors; rank++)
             block_put(engine, s->slots[i].inputs[rank]);
@@ -51,98 +77,104 @@ void sharded_release(struct engine *engine, struct op *op) {
         ranges_fini(&s->targets[rank].results);
     }
     free(s->targets);
-    free(s);
-    op->sharded = NULL;
+    *s = (struct sharded){0};
 }
 
 static bool allocate(struct engine *engine, struct op *op) {
-    struct sharded *s = op->sharded = calloc(1, sizeof *s);
-    if (s == NULL) return false;
-    struct plan_range own = plan_shard(op->count, engine->count, engine->rank);
+    struct sharded *s = op->work;
+    struct mover_shared *shared = mover_shared(engine);
+    struct plan_range own = plan_shard(op->count, mover_epoch(engine)->count, mover_epoch(engine)->rank);
     size_t block_bytes = quant_encoded_bytes(op->reduce.fingerprint.quantised_dtype, QUANT_BLOCK);
-    s->window = WINDOW_BYTES / (block_bytes * (engine->count - 1));
+    s->window = WINDOW_BYTES / (block_bytes * (mover_epoch(engine)->count - 1));
     if (s->window < WINDOW_MIN) s->window = WINDOW_MIN;
     if (s->window > WINDOW_MAX) s->window = WINDOW_MAX;
     s->blocks = blocks_in(own);
     s->granted = s->window;
-    s->targets = calloc(engine->count, sizeof *s->targets);
+    s->targets = calloc(mover_epoch(engine)->count, sizeof *s->targets);
     s->slots = calloc(s->window, sizeof *s->slots);
     if (s->targets == NULL || s->slots == NULL) return false;
     for (uint64_t i = 0; i < s->window; i++)
-        if ((s->slots[i].inputs = calloc(engine->count, sizeof(struct block *))) == NULL) return false;
-    if (engine->wide == NULL) engine->wide = malloc(QUANT_BLOCK * sizeof(double));
-    if (engine->wide_input == NULL) engine->wide_input = malloc(QUANT_BLOCK * sizeof(double));
-    return engine->wide != NULL && engine->wide_input != NULL;
+        if ((s->slots[i].inputs = calloc(mover_epoch(engine)->count, sizeof(struct block *))) == NULL) return false;
+    if (shared->wide == NULL) shared->wide = malloc(QUANT_BLOCK * sizeof(double));
+    if (shared->wide_input == NULL) shared->wide_input = malloc(QUANT_BLOCK * sizeof(double));
+    return shared->wide != NULL && shared->wide_input != NULL;
 }
 
-bool sharded_begin(struct engine *engine, struct op *op) {
-    op->tx_bytes = op->rx_bytes = 0;
-    if (!allocate(engine, op)) return false;
-    struct sharded *s = op->sharded;
-    struct wire_op head;
-    op_head(op, &head);
-    head.extra = (uint32_t)s->window;
-    s->frames_left = s->blocks * (engine->count - 1);
-    pthread_mutex_lock(&engine->lock);
-    for (uint32_t rank = 0; rank < engine->count; rank++) {
-        struct peer *peer = peer_at(engine, rank);
-        if (peer == NULL) continue;
-        s->targets[rank].blocks = blocks_in(plan_shard(op->count, engine->count, rank));
-        s->codes_left += s->targets[rank].blocks;
-        s->results_left += s->targets[rank].blocks;
-        struct early *early = book_early(&engine->book, op, &peer->member, WIRE_READY);
-        if (early != NULL) sharded_signal(engine, op, peer, WIRE_READY, &early->head);
-        free(early);
-        peer_signal(engine, peer, WIRE_READY, &head, NULL);
-        peer_heat(peer);
-    }
-    pthread_mutex_unlock(&engine->lock);
-    check_complete(engine, op);
-    return true;
-}
-
-void sharded_signal(struct engine *engine, struct op *op, struct peer *from, uint16_t type,
-                    const struct wire_op *head) {
-    (void)engine;
-    if (op->sharded == NULL) return;
-    struct sharded_target *target = &op->sharded->targets[from->member.rank];
+static void learn_grant(struct sharded *s, uint32_t rank, uint16_t type, const struct wire_op *head) {
+    struct target *target = &s->targets[rank];
     uint64_t granted = type == WIRE_READY ? head->extra : head->offset;
     if (type == WIRE_READY) target->ready = true;
     if (granted > target->granted) target->granted = granted;
 }
 
+// READY, GRANT.
+static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                        const struct wire_op *head, struct block *block) {
+    struct sharded *s = op->work;
+    block_put(engine, block);
+    if (s->targets != NULL && (type == WIRE_READY || type == WIRE_GRANT))
+        learn_grant(s, neighbour_rank(from), type, head);
+}
+
+static bool begin(struct engine *engine, struct op *op) {
+    op->tx_bytes = op->rx_bytes = 0;
+    if (!allocate(engine, op)) return false;
+    struct sharded *s = op->work;
+    struct wire_op head;
+    op_head(op, &head);
+    head.extra = (uint32_t)s->window;
+    s->frames_left = s->blocks * (mover_epoch(engine)->count - 1);
+    engine_lock(engine);
+    for (uint32_t rank = 0; rank < mover_epoch(engine)->count; rank++) {
+        struct neighbour *peer = mover_peer(engine, rank);
+        if (peer == NULL) continue;
+        s->targets[rank].blocks = blocks_in(plan_shard(op->count, mover_epoch(engine)->count, rank));
+        s->codes_left += s->targets[rank].blocks;
+        s->results_left += s->targets[rank].blocks;
+        struct early *early = mover_early(engine, op, peer, WIRE_READY);
+        if (early != NULL) learn_grant(s, rank, WIRE_READY, &early->head);
+        free(early);
+        neighbour_signal(engine, peer, WIRE_READY, &head, NULL);
+        neighbour_heat(peer);
+    }
+    engine_unlock(engine);
+    check_complete(engine, op);
+    return true;
+}
+
 // ---- inputs on their way to the owners ----
-struct frame *sharded_next(struct engine *engine, struct op *op, struct lane *lane) {
-    uint32_t rank = lane_peer(lane)->member.rank;
-    if (op->sharded == NULL || rank == UINT32_MAX) return NULL;
+static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
+    struct sharded *s = op->work;
+    uint32_t rank = neighbour_rank(lane_peer(lane));
+    if (!idle || s->targets == NULL || rank == UINT32_MAX) return NULL;
     if (lane_index(lane) == 0) {
         engine_lock(engine);
         bool bulk = lane_is_for_bulk(lane);
         engine_unlock(engine);
         if (!bulk) return NULL;
     }
-    struct sharded_target *target = &op->sharded->targets[rank];
+    struct target *target = &s->targets[rank];
     if (!target->ready || target->next >= target->blocks || target->next >= target->granted) return NULL;
     const struct wire_fingerprint *what = &op->reduce.fingerprint;
     struct plan_range range = block_range(engine, op, rank, target->next);
     size_t count = range.end - range.begin, bytes = encoded_bytes(op, range);
     uint8_t *stage = lane_stage(lane);
     if (stage == NULL) {
-        pthread_mutex_lock(&engine->lock);
+        engine_lock(engine);
         engine_fail(engine);
-        pthread_mutex_unlock(&engine->lock);
+        engine_unlock(engine);
         return NULL;
     }
-    quant_widen(what->dtype, engine->wide, input_at(op, range), count);
-    quant_encode(what->dtype, what->quantised_dtype, what->algorithm, stage, engine->wide, count);
+    quant_widen(what->dtype, mover_shared(engine)->wide, input_at(op, range), count);
+    quant_encode(what->dtype, what->quantised_dtype, what->algorithm, stage, mover_shared(engine)->wide, count);
 
     struct wire_op head;
     op_head(op, &head);
     head.shard = (uint16_t)rank;
     head.offset = target->next;
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     struct frame *frame = frame_new(engine, WIRE_CODES, &head, bytes);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     if (frame == NULL) return NULL;
     frame->op = op;
     frame->payload = stage;
@@ -154,22 +186,24 @@ struct frame *sharded_next(struct engine *engine, struct op *op, struct lane *la
 static bool store(struct engine *engine, struct op *op, struct plan_range range, const uint8_t *codes) {
     const struct wire_fingerprint *what = &op->reduce.fingerprint;
     size_t count = range.end - range.begin;
-    if (!quant_decode(what->dtype, what->quantised_dtype, what->algorithm, engine->wide_input, codes, count))
+    if (!quant_decode(what->dtype, what->quantised_dtype, what->algorithm, mover_shared(engine)->wide_input, codes,
+                      count))
         return false;
-    if (!backup_save(&op->backup, op->reduce.send, range.begin * op->element, count * op->element)) return false;
-    quant_narrow(what->dtype, (uint8_t *)op->reduce.recv + range.begin * op->element, engine->wide_input, count);
+    if (!mover_save(op, range.begin * op->element, count * op->element)) return false;
+    quant_narrow(what->dtype, (uint8_t *)op->reduce.recv + range.begin * op->element, mover_shared(engine)->wide_input,
+                 count);
     return true;
 }
 
 static void send_result(struct engine *engine, struct op *op, uint64_t index, struct block *result) {
     struct wire_op head;
     op_head(op, &head);
-    head.shard = (uint16_t)engine->rank;
+    head.shard = (uint16_t)mover_epoch(engine)->rank;
     head.offset = index;
-    pthread_mutex_lock(&engine->lock);
-    for (uint32_t step = 1; step < engine->count; step++) {
-        struct peer *peer = peer_at(engine, (engine->rank + step) % engine->count);
-        struct lane *lane = peer_lane(peer, 1 + (uint32_t)(index % WIRE_MAX_LANES));
+    engine_lock(engine);
+    for (uint32_t step = 1; step < mover_epoch(engine)->count; step++) {
+        struct neighbour *peer = mover_peer(engine, (mover_epoch(engine)->rank + step) % mover_epoch(engine)->count);
+        struct lane *lane = neighbour_lane(peer, 1 + (uint32_t)(index % WIRE_MAX_LANES));
         struct frame *frame = lane == NULL ? NULL : frame_new(engine, WIRE_RESULT, &head, result->length);
         if (frame == NULL) continue; // the link broke: the op is redone in the next epoch
         result->references++;
@@ -180,67 +214,70 @@ static void send_result(struct engine *engine, struct op *op, uint64_t index, st
         lane_heat(lane);
     }
     block_put(engine, result);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
 static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
+    struct sharded *s = op->work;
     const struct wire_fingerprint *what = &op->reduce.fingerprint;
-    struct sharded_slot *slot = &op->sharded->slots[index % op->sharded->window];
-    struct plan_range range = block_range(engine, op, engine->rank, index);
+    struct slot *slot = &s->slots[index % s->window];
+    struct plan_range range = block_range(engine, op, mover_epoch(engine)->rank, index);
     size_t count = range.end - range.begin;
-    for (uint32_t rank = 0; rank < engine->count; rank++) {
-        void *to = rank == 0 ? engine->wide : engine->wide_input;
-        if (rank == engine->rank)
+    for (uint32_t rank = 0; rank < mover_epoch(engine)->count; rank++) {
+        void *to = rank == 0 ? mover_shared(engine)->wide : mover_shared(engine)->wide_input;
+        if (rank == mover_epoch(engine)->rank)
             quant_widen(what->dtype, to, input_at(op, range), count);
         else if (!quant_decode(what->dtype, what->quantised_dtype, what->algorithm, to, slot->inputs[rank]->bytes,
                                count))
             return false;
-        if (rank > 0) quant_reduce(what->dtype, what->op, engine->wide, engine->wide_input, count);
+        if (rank > 0)
+            quant_reduce(what->dtype, what->op, mover_shared(engine)->wide, mover_shared(engine)->wide_input, count);
     }
-    if (what->op == pcclAvg) quant_divide(what->dtype, engine->wide, count, engine->count);
+    if (what->op == pcclAvg) quant_divide(what->dtype, mover_shared(engine)->wide, count, mover_epoch(engine)->count);
 
-    pthread_mutex_lock(&engine->lock);
-    for (uint32_t rank = 0; rank < engine->count; rank++) {
+    engine_lock(engine);
+    for (uint32_t rank = 0; rank < mover_epoch(engine)->count; rank++) {
         block_put(engine, slot->inputs[rank]);
         slot->inputs[rank] = NULL;
     }
     struct block *result = block_new(engine, encoded_bytes(op, range));
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     if (result == NULL) return false;
-    quant_encode(what->dtype, what->quantised_dtype, what->algorithm, result->bytes, engine->wide, count);
+    quant_encode(what->dtype, what->quantised_dtype, what->algorithm, result->bytes, mover_shared(engine)->wide, count);
     if (!store(engine, op, range, result->bytes)) {
-        pthread_mutex_lock(&engine->lock);
+        engine_lock(engine);
         block_put(engine, result);
-        pthread_mutex_unlock(&engine->lock);
+        engine_unlock(engine);
         return false;
     }
-    slot->unsent = engine->count - 1;
+    slot->unsent = mover_epoch(engine)->count - 1;
     send_result(engine, op, index, result);
     return true;
 }
 
-bool sharded_place(struct engine *engine, struct op *op, struct incoming *in) {
-    struct sharded *s = op->sharded;
-    uint32_t from = in->from->member.rank, shard = in->head.shard;
+static bool place(struct engine *engine, struct op *op, struct incoming *in) {
+    struct sharded *s = op->work;
+    uint32_t from = neighbour_rank(in->from), shard = in->head.shard;
     uint64_t index = in->head.offset;
-    if (s == NULL || from == UINT32_MAX || shard >= engine->count) return false;
-    if (index >= blocks_in(plan_shard(op->count, engine->count, shard))) return false;
+    if (s->targets == NULL || from == UINT32_MAX || shard >= mover_epoch(engine)->count) return false;
+    if (index >= blocks_in(plan_shard(op->count, mover_epoch(engine)->count, shard))) return false;
     if (in->length != encoded_bytes(op, block_range(engine, op, shard, index))) return false;
     if (in->header.type == WIRE_RESULT) {
         // each comes once, as in ring.c
-        if (shard != from || !op_take(engine, &s->targets[from].results, index, index + 1)) return false;
+        if (shard != from || !mover_take(engine, &s->targets[from].results, index, index + 1)) return false;
         in->to = lane_scratch(in->lane);
         return in->to != NULL;
     }
-    if (shard != engine->rank || index >= s->granted || !op_take(engine, &s->targets[from].codes, index, index + 1))
+    if (shard != mover_epoch(engine)->rank || index >= s->granted ||
+        !mover_take(engine, &s->targets[from].codes, index, index + 1))
         return false;
     in->block = block_new(engine, in->length);
     if (in->block != NULL) in->to = in->block->bytes;
     return in->block != NULL;
 }
 
-bool sharded_arrived(struct engine *engine, struct op *op, struct incoming *in) {
-    struct sharded *s = op->sharded;
+static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
+    struct sharded *s = op->work;
     uint64_t index = in->head.offset;
     op->rx_bytes += in->length;
     if (in->header.type == WIRE_RESULT) {
@@ -249,18 +286,18 @@ bool sharded_arrived(struct engine *engine, struct op *op, struct incoming *in) 
         check_complete(engine, op);
         return true;
     }
-    struct sharded_slot *slot = &s->slots[index % s->window];
-    slot->inputs[in->from->member.rank] = in->block;
+    struct slot *slot = &s->slots[index % s->window];
+    slot->inputs[neighbour_rank(in->from)] = in->block;
     in->block = NULL;
-    return ++slot->arrived < engine->count - 1 || reduce_block(engine, op, index);
+    return ++slot->arrived < mover_epoch(engine)->count - 1 || reduce_block(engine, op, index);
 }
 
 // Blocks that everybody has been sent make room for new ones.
 static void advance(struct engine *engine, struct op *op) {
-    struct sharded *s = op->sharded;
+    struct sharded *s = op->work;
     for (; s->freed < s->blocks; s->freed++) {
-        struct sharded_slot *slot = &s->slots[s->freed % s->window];
-        if (slot->arrived < engine->count - 1 || slot->unsent > 0) break;
+        struct slot *slot = &s->slots[s->freed % s->window];
+        if (slot->arrived < mover_epoch(engine)->count - 1 || slot->unsent > 0) break;
         slot->arrived = 0;
     }
     uint64_t grant = s->freed + s->window;
@@ -269,14 +306,15 @@ static void advance(struct engine *engine, struct op *op) {
     struct wire_op head;
     op_head(op, &head);
     head.offset = grant;
-    pthread_mutex_lock(&engine->lock);
-    for (uint32_t rank = 0; rank < engine->count; rank++)
-        if (peer_at(engine, rank) != NULL) peer_signal(engine, peer_at(engine, rank), WIRE_GRANT, &head, NULL);
-    pthread_mutex_unlock(&engine->lock);
+    engine_lock(engine);
+    for (uint32_t rank = 0; rank < mover_epoch(engine)->count; rank++)
+        if (mover_peer(engine, rank) != NULL)
+            neighbour_signal(engine, mover_peer(engine, rank), WIRE_GRANT, &head, NULL);
+    engine_unlock(engine);
 }
 
-void sharded_sent(struct engine *engine, struct op *op, const struct frame *frame) {
-    struct sharded *s = op->sharded;
+static void sent(struct engine *engine, struct op *op, const struct frame *frame) {
+    struct sharded *s = op->work;
     op->tx_bytes += frame->length;
     if (frame->block == NULL) {
         s->codes_left--;
@@ -289,3 +327,22 @@ void sharded_sent(struct engine *engine, struct op *op, const struct frame *fram
     }
     check_complete(engine, op);
 }
+
+static bool waits_for(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
+    (void)engine, (void)op, (void)out, (void)capacity;
+    return false;
+}
+
+const struct mover sharded_mover = {
+    .name = "sharded",
+    .work_bytes = sizeof(struct sharded),
+    .types = {WIRE_CODES, WIRE_RESULT},
+    .begin = begin,
+    .signal = take_signal,
+    .release = release,
+    .waits_for = waits_for,
+    .place = place,
+    .arrived = arrived,
+    .next = next,
+    .sent = sent,
+};

@@ -1,0 +1,47 @@
+#include "data/mover.h"
+
+#include "data/backup.h"
+#include "data/lane_private.h"
+
+static const struct mover *const movers[] = {
+    [PLAN_SMALL] = &direct_mover, [PLAN_RING] = &ring_mover, [PLAN_SHARDED] = &sharded_mover};
+
+const struct mover *mover_of(const struct op *op) { return movers[op->path]; }
+
+size_t mover_work_bytes(void) {
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof movers / sizeof movers[0]; i++)
+        if (movers[i]->work_bytes > most) most = movers[i]->work_bytes;
+    return most;
+}
+
+struct mover_shared *mover_shared(struct engine *engine) { return engine->shared; }
+
+const struct book_epoch *mover_epoch(const struct engine *engine) { return &engine->book.now; }
+
+struct neighbour *mover_peer(const struct engine *engine, uint32_t rank) { return neighbour_at(engine, rank); }
+
+struct early *mover_early(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type) {
+    return book_early(&engine->book, op, &from->member, type);
+}
+
+bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end) {
+    bool taken = ranges_take(ranges, begin, end);
+    if (!taken && ranges->refused) engine_fail(engine);
+    return taken;
+}
+
+bool mover_save(struct op *op, uint64_t offset, uint64_t length) {
+    return backup_save(&op->backup, op->reduce.send, offset, length);
+}
+
+void mover_complete(struct engine *engine, struct op *op) {
+    struct wire_op_name name = op->name;
+    op_list_remove(&engine->running, op);
+    engine_lock(engine);
+    bool done = book_complete(&engine->book, op);
+    engine_unlock(engine);
+    if (done) engine->callbacks.done(engine->callbacks.context, &name);
+}
+
+void mover_complete_direct(struct engine *engine, struct op *op) { book_complete(&engine->book, op); }

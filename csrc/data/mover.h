@@ -1,0 +1,64 @@
+// A mover: one algorithm that moves the bytes of an op among the members of the epoch. Which one is the plan's choice
+// (op->path), and each op has one.
+//
+// What a mover keeps of an op lies in `op->work`, all 0 when the op begins and again after `release`.
+#ifndef PCCL_DATA_MOVER_H
+#define PCCL_DATA_MOVER_H
+
+#include "data/frame.h"
+#include "ops/book.h"
+#include "ops/op.h"
+
+struct mover {
+    const char *name;
+    size_t work_bytes;
+    uint16_t types[2]; // of its frames under way; 0: none
+    bool direct;       // begun by whoever posts, with the lock held; else by the thread, without it
+
+    // False: memory was refused.
+    bool (*begin)(struct engine *engine, struct op *op);
+    // A signal or an input of another member, with the same arguments. Takes the block, which may be NULL. Lock held.
+    void (*signal)(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                   const struct wire_op *head, struct block *block);
+    // Nothing of the op is sent or received any more. Lock held.
+    void (*release)(struct engine *engine, struct op *op);
+    // What the op waits for, in words. False: nothing that is known here. Lock held.
+    bool (*waits_for)(const struct engine *engine, const struct op *op, char *out, size_t capacity);
+
+    // ---- if it has types; thread ----
+    // As in struct lane_route.
+    bool (*place)(struct engine *engine, struct op *op, struct incoming *in);
+    bool (*arrived)(struct engine *engine, struct op *op, struct incoming *in);
+    struct frame *(*next)(struct engine *engine, struct op *op, struct lane *lane, bool idle);
+    void (*sent)(struct engine *engine, struct op *op, const struct frame *frame);
+};
+
+extern const struct mover direct_mover, ring_mover, sharded_mover;
+
+const struct mover *mover_of(const struct op *op);
+// The room that any of them needs.
+size_t mover_work_bytes(void);
+
+// ---- what a mover asks of the engine ----
+// What all ops of one engine share. Thread.
+struct mover_shared {
+    uint64_t under_way;      // ring: bytes of own chunks in the rings of all ops (plan_window)
+    void *wide, *wide_input; // sharded: accumulators of QUANT_BLOCK wide elements, made at first use
+};
+
+struct mover_shared *mover_shared(struct engine *engine);
+const struct book_epoch *mover_epoch(const struct engine *engine);
+// The member of this rank; NULL: the own one. Lock held, or thread.
+struct neighbour *mover_peer(const struct engine *engine, uint32_t rank);
+// What came from that member for the op before it began; the caller's to free. NULL: nothing. Lock held.
+struct early *mover_early(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type);
+// As ranges_take; refused memory ends the engine. Lock held.
+bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end);
+// Saves the untouched input of an in-place op before this range of bytes is written. False: memory was refused.
+bool mover_save(struct op *op, uint64_t offset, uint64_t length);
+// Everything is here and everything is sent. The op may be no more afterwards. Thread, lock not held.
+void mover_complete(struct engine *engine, struct op *op);
+// The same for a direct one, whose result is in `op->result` too. Lock held.
+void mover_complete_direct(struct engine *engine, struct op *op);
+
+#endif
