@@ -20,7 +20,7 @@ FUZZ_CC ?= $(shell command -v clang || command -v cc)
 FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheel test test-c test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter clean
+.PHONY: help setup build wheel test test-c test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter jitter-small clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
@@ -29,7 +29,8 @@ help:
 	@echo 'make fuzz    fuzz every target for FUZZ_SECONDS=600; FUZZ_TARGETS="fuzz_member" for some'
 	@echo 'make stress  harm a run of real processes for half a minute; make soak: for MINUTES=10, for each of STRESS_SEEDS="1 2", once'
 	@echo '             with a standby master, and then MASTER_LOSS_TRIALS=1000 scripts, in each of which the master is killed one to three times'
-	@echo 'make jitter  the tests with processes, whose threads are held up at random: finds what only a busy machine shows'
+	@echo 'make jitter  the tests with processes, whose threads are held up at random: finds what only a busy machine shows;'
+	@echo '             make jitter-small: a choice of them, in about a minute; JITTER_TESTS=tests/chaos/test_kills.py for others'
 	@echo 'make sim     SEEDS=100000 seeds of the simulator, from SEED=1'
 	@echo 'make wheel   a wheel with LZ4 in dist/, for machines of the same kind'
 	@echo 'make format  bring the sources into shape'
@@ -138,10 +139,12 @@ soak: .venv/built
 	PCCL_TEST_PATIENCE=120 MASTER_LOSS_TRIALS=$(MASTER_LOSS_TRIALS) $(BIN)/python -m pytest -n $(JOBS) -q tests/chaos/test_master_loss.py -k test_kills
 
 # A test that fails here has a cause, in the library or in itself; JITTER_THREAD=pccl:master and the like narrow it down (tests/jitter/jitter.c).
-jitter: .venv/built
+JITTER_TESTS ?= tests/chaos tests/integration tests/python
+jitter-small: JITTER_TESTS := $(addprefix tests/integration/,test_membership.py test_contract.py test_sync.py test_closing.py) tests/chaos/test_kills.py
+jitter jitter-small: .venv/built
 	mkdir -p build
 	$(CC) -std=c11 -O2 -Wall -Wextra -shared -fPIC -o build/jitter.so tests/jitter/jitter.c -ldl
-	PCCL_TEST_PATIENCE=120 LD_PRELOAD=$(abspath build/jitter.so) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal --timeout 600 -q tests/chaos tests/integration tests/python
+	PCCL_TEST_PATIENCE=120 LD_PRELOAD=$(abspath build/jitter.so) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal --timeout 600 -q $(JITTER_TESTS)
 
 clean:
 	rm -rf build dist demo-out stress-out pccl/*.so

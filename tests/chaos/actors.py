@@ -151,11 +151,8 @@ def _pattern(count: int, dtype: str, varied: bool) -> np.ndarray:
 
 def form(comm: Communicator, world: int) -> None:
     """Votes, at least once (what was read before may count the dead), until the run has `world` peers."""
-    while True:
-        comm.update_topology(timeout=PATIENCE)
-        if comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) >= world:
-            return
-        time.sleep(0.002)
+    comm.update_topology(timeout=PATIENCE)
+    comm.wait_for_peers(world, timeout=PATIENCE)
 
 
 class Peer:

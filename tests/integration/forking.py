@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch.utils.data
@@ -150,6 +150,11 @@ def use_inherited(comms: list[Communicator], handle: pccl.AsyncReduceHandle) -> 
         lambda: comm.sync_shared_state(state),
         handle.wait,
     ]
+    return refused(comm, calls)
+
+
+def refused(inherited: object, calls: Sequence[Callable[[], object]]) -> int:
+    """0: each call says that the object is of the parent process, and its repr does, too; else which of them does not."""
     for number, call in enumerate(calls):
         try:
             call()
@@ -158,7 +163,7 @@ def use_inherited(comms: list[Communicator], handle: pccl.AsyncReduceHandle) -> 
                 return 10 + number
         else:
             return 40 + number
-    return 0 if "of the parent process" in repr(comm) else 9
+    return 0 if "of the parent process" in repr(inherited) else 9
 
 
 def make_own() -> int:
@@ -250,16 +255,9 @@ def master() -> None:
 
 
 def refuses(node: MasterNode) -> int:
-    for number, call in enumerate((node.run, node.wait, node.interrupt)):
-        try:
-            call()
-        except pccl.UsageError as error:
-            if "after the fork" not in error.detail:
-                return 10 + number
-        else:
-            return 20 + number
+    status = refused(node, (node.run, node.wait, node.interrupt))
     node.close()
-    return 0 if "of the parent process" in repr(node) else 1
+    return status
 
 
 # ---- a storm of forks ----

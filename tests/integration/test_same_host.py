@@ -18,15 +18,14 @@ NOT_PERMITTED = 77
 WORKERS = """
 import ctypes, os, sys, threading
 import numpy as np
-from pccl import Attribute, Communicator, ReduceOp
+from pccl import Communicator, ReduceOp
 
 CLONE_NEWPID = 0x20000000
 
 def join(address):
     comm = Communicator(address)
     comm.connect()
-    while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
-        comm.update_topology()
+    comm.wait_for_peers(2)
     return comm
 
 def use(address):
@@ -90,7 +89,7 @@ def test_workers_of_one_process(way: str) -> None:
 UNANSWERING = """
 import ctypes, errno, fcntl, mmap, os, struct, sys
 import numpy as np
-from pccl import Attribute, Communicator, PCCLError, ReduceOp
+from pccl import Communicator, PCCLError, ReduceOp
 
 SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}.get(os.uname().machine, 282)
 UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER = 0xC018AA3F, 0xC020AA00, 0x8010AA01
@@ -104,8 +103,7 @@ x = np.frombuffer(memory, np.float32)
 x[: PAGE // 4] = x[-PAGE // 4 :] = 1
 comm = Communicator(sys.argv[1])
 comm.connect()
-while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
-    comm.update_topology()
+comm.wait_for_peers(2)
 warm = np.ones(1 << 18, np.float32)
 for _ in range(5):
     comm.all_reduce(warm, warm, op=ReduceOp.SUM)
@@ -124,13 +122,12 @@ os._exit(0)
 NEIGHBOUR = """
 import sys, threading
 import numpy as np
-from pccl import Attribute, Communicator, PCCLError, ReduceOp
+from pccl import Communicator, PCCLError, ReduceOp
 
 comm = Communicator(sys.argv[1])
 comm.connect()
 print("joined", flush=True)
-while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
-    comm.update_topology()
+comm.wait_for_peers(2)
 warm = np.ones(1 << 18, np.float32)
 for _ in range(5):
     comm.all_reduce(warm, warm, op=ReduceOp.SUM)
