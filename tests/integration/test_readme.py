@@ -35,12 +35,19 @@ STEPS = 150
 MANY = 100_000
 """Steps that take longer than any test."""
 
+WAIT = "timeout=10"
+"""For `timeout=60` of the guides: as long as a busy machine needs to start a second Python."""
+
 AROUND = """
 import sys, time, zlib
 import numpy as np
 import pccl
 
 address, steps, peers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+if sys.argv[4:] == ["held"]:
+    import torch
+    print("held", flush=True)
+    input()
 
 def average(comm, gradient):
 {reduce}
@@ -56,7 +63,7 @@ noise = np.random.default_rng()
 parameters = np.zeros(1000, np.float32)
 comm = pccl.Communicator(address)
 comm.connect()
-comm.wait_for_peers(peers, timeout=3)
+comm.wait_for_peers(peers, WAIT)
 for step in range(1, steps + 1):
     gradient = parameters - 1 + noise.normal(0, 0.1, parameters.size).astype(np.float32)
     average(comm, gradient)
@@ -90,38 +97,50 @@ print(f"end {state.hash()}")
 
 
 def program(reduce: str, *parts: str) -> str:
-    return AROUND.format(reduce=textwrap.indent(reduce, "    ")) + "".join(parts)
+    return AROUND.format(reduce=textwrap.indent(reduce, "    ")) + "".join(parts).replace("WAIT", WAIT)
 
 
 assert "timeout=60" in NEWCOMER
 PROGRAMS = {
     "loop": program(LOOP, TRAINING),
     "retry": program(RETRY, TRAINING),
-    "newcomer": program(LOOP, MODULE, NEWCOMER.replace("timeout=60", "timeout=3"), MODULE_END),
+    "newcomer": program(LOOP, MODULE, NEWCOMER.replace("timeout=60", WAIT), MODULE_END),
 }
 
 
 class Run:
     """Peers of a program, as processes."""
 
-    def __init__(self, name: str, address: str, steps: int, count: int, **environment: str) -> None:
+    def __init__(self, name: str, address: str, steps: int, count: int, held: int = 0, **environment: str) -> None:
         self._command = [sys.executable, "-c", PROGRAMS[name], address, str(steps), str(count)]
         self._environment = {**ENVIRONMENT, **environment}
-        self.peers = [self.start() for _ in range(count)]
+        self.peers: list[subprocess.Popen[str]] = []
+        self._held = [self.start("held") for _ in range(held)]
+        for peer in self._held:
+            assert peer.stdout.readline() == "held\n", peer.stderr.read()
+        self.peers += [self.start() for _ in range(count)]
         for peer in self.peers:
             said = peer.stdout.readline()
             while said and said != "begun\n":
                 said = peer.stdout.readline()
             assert said, peer.stderr.read()
 
-    def start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment)
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen([*self._command, *more], text=True, env=self._environment, **pipes)
+
+    def join(self) -> None:
+        """Lets one of the held peers in: Python takes longer to start than the others to train."""
+        peer = self._held.pop()
+        self.peers.append(peer)
+        peer.stdin.write("\n")
+        peer.stdin.flush()
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for peer in self.peers:
+        for peer in self.peers + self._held:
             peer.kill()
             peer.communicate()
 
@@ -186,10 +205,10 @@ def test_a_peer_that_comes_late_begins_nothing_anew(name):
 
 
 def test_a_newcomer_goes_on_with_the_others():
-    with MasterProcess() as master, Run("newcomer", master.address, 3 * STEPS, 2) as run:
-        run.peers.append(run.start())
+    with MasterProcess() as master, Run("newcomer", master.address, 3 * STEPS, 2, held=2) as run:
+        run.join()
         assert len({hash_of(peer) for peer in run.peers}) == 1
-        run.peers.append(run.start())  # comes when all have ended
+        run.join()  # when all have ended
         assert "1 of 2 peers are there" in reason_of(run.peers[-1])
 
 
@@ -220,7 +239,7 @@ def training(address: str, peers: int, steps: int = STEPS, **environment: str) -
     text = (ROOT / "examples" / "training_loop.py").read_text(encoding="utf-8")
     assert "timeout=60" in text
     return subprocess.Popen(
-        [sys.executable, "-c", text.replace("timeout=60", "timeout=3"), address, str(steps), str(peers)],
+        [sys.executable, "-c", text.replace("timeout=60", WAIT), address, str(steps), str(peers)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
