@@ -1,11 +1,14 @@
-// A model of the data plane: what data/engine promises, with one number in place of a tensor. Small ops as
-// data/movers/direct.c moves them, large ones as data/movers/ring.c, by ops/plan. What a member has reduced is a sum
-// of random numbers, so that it tells who is in it, once each.
-#include "sim/world.h"
+// Small ops as data/movers/direct.c moves them, large ones as data/movers/ring.c, by ops/plan. What a member has
+// reduced is a sum of random numbers, so that it tells who is in it, once each.
+#include "sim/engine.h"
 
 #include <string.h>
 
 #include "ops/plan.h"
+#include "sim/controls.h"
+#include "sim/judge_ops.h"
+#include "sim/links.h"
+#include "sim/trace.h"
 
 // ---- helpers ----
 
@@ -37,8 +40,24 @@ static struct frame frame_of(const struct engine_model *e, const struct op *op, 
                           .variant = op->variant};
 }
 
+static struct judged_op shown(const struct engine_model *e, const struct op *op) {
+    return (struct judged_op){.name = op->name,
+                              .ring = &e->now,
+                              .small = op->small,
+                              .calls = op->calls,
+                              .input = op->input,
+                              .value = op->value,
+                              .contributors = op->contributors,
+                              .shards = op->shards,
+                              .results = op->results,
+                              .outcome = op->phase == OP_OK           ? OUTCOME_OK
+                                         : op->phase == OP_LOST       ? OUTCOME_LOST
+                                         : op->phase == OP_MISMATCHED ? OUTCOME_MISMATCH
+                                                                      : OUTCOME_NONE};
+}
+
 static void wake(struct pccl_sim *s, int slot) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     if (e->woken) return;
     e->woken = true;
     sim_push_for(s, slot, EVENT_ENGINE, s->now + (sim_chance(s, 4) ? (int64_t)sim_below(s, 3 * MS_NS) : 0));
@@ -49,16 +68,17 @@ static void end_op(struct pccl_sim *s, int slot, struct op *op, enum op_phase ph
     s->counts[COUNT_OPS_OK] += phase == OP_OK;
     s->counts[COUNT_OPS_LOST] += phase == OP_LOST;
     s->counts[COUNT_MISMATCHES] += phase == OP_MISMATCHED;
-    SIM_TRACE(s, "peer %d: op %llu ends: %s", slot + 1, (unsigned long long)(op - s->processes[slot].engine.ops),
+    SIM_TRACE(s, "peer %d: op %llu ends: %s", slot + 1, (unsigned long long)(op - s->processes[slot].engine->ops),
               phase == OP_OK     ? "ok"
               : phase == OP_LOST ? "lost"
                                  : "mismatch");
-    judge_ended(s, slot, op);
-    program_op_ended(s, slot);
+    struct judged_op judged = shown(s->processes[slot].engine, op);
+    judge_ended(s, slot, &judged);
+    sim_push_for(s, slot, EVENT_PROGRAM, s->now + (int64_t)sim_below(s, MS_NS));
 }
 
 static void end_lost(struct pccl_sim *s, int slot, struct op *op) {
-    const struct engine_model *e = &s->processes[slot].engine;
+    const struct engine_model *e = s->processes[slot].engine;
     uint64_t epoch = first_loss(e, op->adopted);
     if (epoch == 0 && !s->processes[slot].tainted)
         sim_fail(s, "progress", "peer %d loses op (%llu, %u, %u) although nobody was lost since it was posted",
@@ -73,7 +93,7 @@ static void accuse(struct pccl_sim *s, int slot, struct op *op, int other, uint3
     op->accused = true;
     struct wire_mismatch mismatch = {.name = op->name,
                                      .mine = {.count = 1 + op->variant},
-                                     .other = sim_id_of(other, p->engine.now.lives[rank_of(&p->engine.now, other)]),
+                                     .other = sim_id_of(other, p->engine->now.lives[rank_of(&p->engine->now, other)]),
                                      .theirs = {.count = 1 + variant}};
     struct wire_header header = member_header(p->mind);
     header.epoch = op->name.epoch;
@@ -85,7 +105,7 @@ static void accuse(struct pccl_sim *s, int slot, struct op *op, int other, uint3
 // ---- what comes early ----
 
 static bool early_add(struct pccl_sim *s, int slot, int from, const struct frame *frame) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     if (e->early_count == EARLY_MOST) {
         sim_fail(s, "bounded memory", "peer %d holds %d frames of ops that it has not posted", slot + 1, EARLY_MOST);
         return false;
@@ -109,7 +129,7 @@ static bool early_take(struct engine_model *e, int from, const struct op *op, ui
 
 // Another way than ours, so nobody else looks at it: any early signal whose arguments differ accuses.
 static void compare_early(struct pccl_sim *s, int slot, struct op *op) {
-    const struct engine_model *e = &s->processes[slot].engine;
+    const struct engine_model *e = s->processes[slot].engine;
     for (uint32_t i = 0; i < e->early_count; i++)
         if (e->early[i].frame.tag == op->name.tag && e->early[i].frame.sequence == op->name.sequence &&
             e->early[i].frame.variant != op->variant)
@@ -119,7 +139,7 @@ static void compare_early(struct pccl_sim *s, int slot, struct op *op) {
 // ---- kept results ----
 
 static void send_acks(struct pccl_sim *s, int slot, int other) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     if (e->ack_count[other] == 0) return;
     struct frame frame = {.type = WIRE_ACK, .run = e->run, .epoch = e->now.epoch, .name_count = e->ack_count[other]};
     memcpy(frame.names, e->acks[other], sizeof frame.names);
@@ -128,7 +148,7 @@ static void send_acks(struct pccl_sim *s, int slot, int other) {
 }
 
 static void ack(struct pccl_sim *s, int slot, int other, const struct wire_op_name *name, bool now) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     e->acks[other][e->ack_count[other]++] = *name;
     if (now || e->ack_count[other] == ACKS_MOST || e->settling[other]) send_acks(s, slot, other);
 }
@@ -164,7 +184,7 @@ static void acked_by_next(struct engine_model *e, int from, const struct frame *
 }
 
 static void keep(struct pccl_sim *s, int slot, const struct op *op) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     if (e->kept_count == KEPT_MOST) {
         sim_fail(s, "bounded memory", "peer %d keeps %d results for members that must have them", slot + 1, KEPT_MOST);
         return;
@@ -176,7 +196,7 @@ static void keep(struct pccl_sim *s, int slot, const struct op *op) {
 }
 
 static void send_supply(struct pccl_sim *s, int slot, const struct kept *kept) {
-    const struct engine_model *e = &s->processes[slot].engine;
+    const struct engine_model *e = s->processes[slot].engine;
     struct frame frame = {.type = WIRE_SUPPLY,
                           .run = e->run,
                           .epoch = e->now.epoch,
@@ -190,7 +210,7 @@ static void send_supply(struct pccl_sim *s, int slot, const struct kept *kept) {
 }
 
 static void supply(struct pccl_sim *s, int slot, const struct wire_verdict *verdict) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     struct wire_id self = sim_id(s, slot);
     struct kept *kept = find_kept(e, &verdict->name);
     if (kept == NULL) return;
@@ -209,14 +229,15 @@ static void supply(struct pccl_sim *s, int slot, const struct wire_verdict *verd
 }
 
 static void on_supply(struct pccl_sim *s, int slot, const struct frame *frame) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     struct op *op = &e->ops[frame->tag];
     struct wire_op_name name = {frame->offset, frame->tag, frame->sequence, 0};
     if (op->phase != OP_RUNNING || !op->frozen || !op->small || !same_name(&op->name, &name)) return;
     s->counts[COUNT_OPS_SUPPLIED]++;
     op->value = frame->value;
     op->contributors = frame->contributors;
-    judge_reduced(s, slot, op);
+    struct judged_op judged = shown(e, op);
+    judge_reduced(s, slot, &judged);
     keep(s, slot, op);
     for (uint32_t rank = 0; rank < e->now.count; rank++)
         if (rank != e->now.rank) ack(s, slot, e->now.slots[rank], &op->name, true);
@@ -224,8 +245,7 @@ static void on_supply(struct pccl_sim *s, int slot, const struct frame *frame) {
 }
 
 static void forget(struct pccl_sim *s, int slot, int other) {
-    struct engine_model *e = &s->processes[slot].engine;
-    state_model_forget(s, slot, other);
+    struct engine_model *e = s->processes[slot].engine;
     for (uint32_t i = 0; i < e->kept_count; i++) {
         e->kept[i].unacked &= ~(1U << other);
         if (e->kept[i].unacked == 0) drop_kept(e, &e->kept[i--]);
@@ -234,15 +254,16 @@ static void forget(struct pccl_sim *s, int slot, int other) {
     e->settling[other] = false;
 }
 
-// A member of the epoch in force is forgotten with that epoch.
-void engine_model_forget(struct pccl_sim *s, int slot, int other, uint32_t life) {
-    const struct ring *ring = &s->processes[slot].engine.now;
+bool engine_model_forget(struct pccl_sim *s, int slot, int other, uint32_t life) {
+    const struct ring *ring = &s->processes[slot].engine->now;
     int rank = rank_of(ring, other);
-    if (rank < 0 || ring->lives[rank] != life) forget(s, slot, other);
+    if (rank >= 0 && ring->lives[rank] == life) return false;
+    forget(s, slot, other);
+    return true;
 }
 
 void engine_model_settle(struct pccl_sim *s, int slot) {
-    const struct engine_model *e = &s->processes[slot].engine;
+    const struct engine_model *e = s->processes[slot].engine;
     if (!may_begin(e)) return;
     for (uint32_t rank = 0; rank < e->now.count; rank++) {
         if (rank == e->now.rank) continue;
@@ -256,8 +277,9 @@ void engine_model_settle(struct pccl_sim *s, int slot) {
 // ---- small ops ----
 
 static void complete_small(struct pccl_sim *s, int slot, struct op *op) {
-    const struct engine_model *e = &s->processes[slot].engine;
-    judge_reduced(s, slot, op);
+    const struct engine_model *e = s->processes[slot].engine;
+    struct judged_op judged = shown(e, op);
+    judge_reduced(s, slot, &judged);
     keep(s, slot, op);
     for (uint32_t rank = 0; rank < e->now.count; rank++)
         if (rank != e->now.rank) ack(s, slot, e->now.slots[rank], &op->name, false);
@@ -273,7 +295,7 @@ static void take_input(struct op *op, int from, const struct frame *frame) {
 }
 
 static void begin_small(struct pccl_sim *s, int slot, struct op *op) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     struct frame mine = frame_of(e, op, WIRE_SMALL), early;
     mine.value = op->input;
     mine.contributors = 1U << slot;
@@ -299,7 +321,7 @@ static struct op *find_running(struct engine_model *e, const struct frame *frame
 }
 
 static void on_small(struct pccl_sim *s, int slot, int from, const struct frame *frame) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     acked_by_next(e, from, frame);
     struct op *op = find_running(e, frame);
     if (op == NULL) {
@@ -323,10 +345,10 @@ static bool travels(const struct op *op, uint32_t members, uint32_t shard) {
 static void complete_large(struct pccl_sim *s, int slot, struct op *op) {
     struct process *p = &s->processes[slot];
     if (op->phase != OP_RUNNING || op->accused || op->to_receive > 0 || op->to_send > 0) return;
-    judge_reduced(s, slot, op);
+    struct judged_op judged = shown(p->engine, op);
+    judge_reduced(s, slot, &judged);
     op->phase = OP_COMPLETE;
-    struct instance *instance = judge_find(s, p->engine.run, p->engine.generation, p->group, &op->name);
-    if (instance != NULL) instance->done |= 1U << slot;
+    judge_complete(s, slot, &judged);
     struct wire_op_done done = {op->name};
     struct wire_header header = member_header(p->mind);
     header.epoch = op->name.epoch;
@@ -336,7 +358,7 @@ static void complete_large(struct pccl_sim *s, int slot, struct op *op) {
 }
 
 static void forward(struct pccl_sim *s, int slot, struct op *op, const struct frame *frame) {
-    const struct engine_model *e = &s->processes[slot].engine;
+    const struct engine_model *e = s->processes[slot].engine;
     if (!op->next_ready) {
         if (op->held_count == HELD_MOST)
             sim_fail(s, "bounded memory", "peer %d holds more chunks than an op has", slot + 1);
@@ -358,7 +380,7 @@ static void next_is_ready(struct pccl_sim *s, int slot, struct op *op) {
 }
 
 static void begin_large(struct pccl_sim *s, int slot, struct op *op) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     uint32_t n = e->now.count, rank = e->now.rank;
     struct frame ready = frame_of(e, op, WIRE_READY), early;
     op->next_ready = false;
@@ -387,7 +409,7 @@ static void begin_large(struct pccl_sim *s, int slot, struct op *op) {
 }
 
 static void on_chunk(struct pccl_sim *s, int slot, int from, const struct frame *frame) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     struct op *op = find_running(e, frame);
     if (op == NULL || op->phase != OP_RUNNING || op->variant != frame->variant) {
         if (op == NULL)
@@ -423,7 +445,7 @@ static void on_chunk(struct pccl_sim *s, int slot, int from, const struct frame 
 }
 
 static void on_ready(struct pccl_sim *s, int slot, int from, const struct frame *frame) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     acked_by_next(e, from, frame);
     struct op *op = find_running(e, frame);
     if (op == NULL)
@@ -440,7 +462,7 @@ static void on_ready(struct pccl_sim *s, int slot, int from, const struct frame 
 
 static void begin(struct pccl_sim *s, int slot, struct op *op) {
     struct process *p = &s->processes[slot];
-    struct engine_model *e = &p->engine;
+    struct engine_model *e = p->engine;
     uint64_t tag = (uint64_t)(op - e->ops);
     op->name = (struct wire_op_name){e->now.epoch, tag, ++e->sequences[tag], 0};
     op->accused = op->mismatched = op->frozen = false;
@@ -453,7 +475,8 @@ static void begin(struct pccl_sim *s, int slot, struct op *op) {
     op->phase = OP_RUNNING;
     SIM_TRACE(s, "peer %d: begins %s op (%llu, %llu, %u)", slot + 1, op->small ? "small" : "large",
               (unsigned long long)op->name.epoch, (unsigned long long)tag, op->name.sequence);
-    judge_begins(s, slot, op);
+    struct judged_op judged = shown(e, op);
+    judge_begins(s, slot, &judged);
     compare_early(s, slot, op);
     if (op->small) {
         op->value = op->input;
@@ -465,7 +488,7 @@ static void begin(struct pccl_sim *s, int slot, struct op *op) {
 }
 
 static void begin_waiting(struct pccl_sim *s, int slot) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     for (uint32_t tag = 0; tag < TAGS; tag++)
         if (e->ops[tag].phase == OP_WAITING && may_begin(e)) begin(s, slot, &e->ops[tag]);
 }
@@ -485,7 +508,7 @@ static void add_poison(struct engine_model *e, uint32_t tag, uint64_t epoch) {
 
 void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, uint32_t bytes, uint32_t variant, uint64_t input,
                        uint64_t adopted) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     struct op *op = &e->ops[tag];
     *op = (struct op){.phase = OP_WAITING,
                       .bytes = bytes,
@@ -511,12 +534,12 @@ static void note_loss(struct engine_model *e, uint64_t group_epoch) {
 }
 
 void engine_model_missed_loss(struct pccl_sim *s, int slot, uint64_t group_epoch) {
-    note_loss(&s->processes[slot].engine, group_epoch);
+    note_loss(s->processes[slot].engine, group_epoch);
 }
 
 void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct process *p = &s->processes[slot];
-    struct engine_model *e = &p->engine;
+    struct engine_model *e = p->engine;
     const struct epoch *epoch = action->epoch;
     e->pending = (struct ring){.set = true,
                                .lost = epoch->lost || (e->pending.set && e->pending.lost),
@@ -551,7 +574,7 @@ static void freeze(struct pccl_sim *s, int slot, struct op *op) {
 
 static void send_report(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    const struct engine_model *e = &p->engine;
+    const struct engine_model *e = p->engine;
     struct wire_op_report list[TAGS + KEPT_MOST];
     struct wire_report report = {.ops = list};
     for (uint32_t tag = 0; tag < TAGS; tag++) {
@@ -570,14 +593,14 @@ static void send_report(struct pccl_sim *s, int slot) {
 }
 
 static void links_are_ready(struct pccl_sim *s, int slot) {
-    const struct engine_model *e = &s->processes[slot].engine;
+    const struct engine_model *e = s->processes[slot].engine;
     for (uint32_t i = 0; i < e->kept_count; i++)
         if (e->kept[i].supplier) send_supply(s, slot, &e->kept[i]);
     begin_waiting(s, slot);
 }
 
 void engine_model_ready(struct pccl_sim *s, int slot, uint64_t group_epoch) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     if (e->pending.set) {
         if (e->pending.epoch == group_epoch) e->pending.ready = true;
     } else if (e->now.epoch == group_epoch) {
@@ -586,11 +609,11 @@ void engine_model_ready(struct pccl_sim *s, int slot, uint64_t group_epoch) {
     }
 }
 
-void engine_model_obey(struct pccl_sim *s, int slot) {
+bool engine_model_obey(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    struct engine_model *e = &p->engine;
+    struct engine_model *e = p->engine;
     e->woken = false;
-    if (!e->pending.set) return;
+    if (!e->pending.set) return false;
     for (uint32_t tag = 0; tag < TAGS; tag++) freeze(s, slot, &e->ops[tag]);
     e->early_count = 0;
     memset(e->sequences, 0, sizeof e->sequences);
@@ -606,14 +629,17 @@ void engine_model_obey(struct pccl_sim *s, int slot) {
         if (e->ops[tag].phase == OP_WAITING && first_loss(e, e->ops[tag].adopted) != 0) end_lost(s, slot, &e->ops[tag]);
     for (int other = 0; other < (int)s->peers; other++)
         if (rank_of(&e->now, other) < 0) forget(s, slot, other);
-    sim_unpark(s, slot);
-    if (e->now.ready) links_are_ready(s, slot);
+    return true;
+}
+
+void engine_model_go_on(struct pccl_sim *s, int slot) {
+    if (s->processes[slot].engine->now.ready) links_are_ready(s, slot);
 }
 
 // ---- verdicts ----
 
 static void on_mismatch(struct pccl_sim *s, int slot, const struct wire_verdict *verdict) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     if (verdict->name.tag >= TAGS) return;
     struct op *op = &e->ops[verdict->name.tag];
     bool begun = op->phase == OP_RUNNING || op->phase == OP_COMPLETE;
@@ -630,11 +656,14 @@ static void on_mismatch(struct pccl_sim *s, int slot, const struct wire_verdict 
 
 void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdict *verdict) {
     static const struct wire_id nobody;
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     struct op *op = verdict->name.tag < TAGS ? &e->ops[verdict->name.tag] : NULL;
     bool ours =
         op != NULL && (op->phase == OP_RUNNING || op->phase == OP_COMPLETE) && same_name(&op->name, &verdict->name);
-    if (ours) judge_verdict(s, slot, op, verdict);
+    if (ours) {
+        struct judged_op judged = shown(e, op);
+        judge_verdict(s, slot, &judged, verdict);
+    }
     switch (verdict->kind) {
     case WIRE_VERDICT_COMMIT:
         if (!wire_id_equal(&verdict->supplier, &nobody))
@@ -667,7 +696,7 @@ void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdic
 // ---- frames ----
 
 void engine_model_frame(struct pccl_sim *s, int slot, int from, const struct frame *frame) {
-    struct engine_model *e = &s->processes[slot].engine;
+    struct engine_model *e = s->processes[slot].engine;
     if (frame->epoch != e->now.epoch || frame->run != e->run || rank_of(&e->now, from) < 0) return;
     switch (frame->type) {
     case WIRE_SMALL: on_small(s, slot, from, frame); return;

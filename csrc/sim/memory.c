@@ -1,9 +1,9 @@
-// Memory that is refused. Programs that run the simulator are linked with --wrap=malloc and so on (CMakeLists.txt), so
-// that the allocations of the shipped minds come through here. Those of the simulator itself, between its events and by
-// sim_take, are never refused.
-#include "sim/world.h"
+#include "sim/memory.h"
 
 #include <stdlib.h>
+
+#include "sim/effect.h"
+#include "sim/trace.h"
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
@@ -31,7 +31,9 @@ static bool refuse(void) {
     }
     shortage->times--;
     shortage->refused++;
-    sim_refused(now.sim);
+    now.sim->counts[COUNT_REFUSALS]++;
+    effect_until(now.sim, now.sim->now);
+    SIM_TRACE(now.sim, "fault: memory is refused");
     return true;
 }
 

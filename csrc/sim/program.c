@@ -1,11 +1,15 @@
-// What the peers' programs call: rounds of votes, reduces and syncs, drawn from the seed and from the point that the
+// Rounds of votes, reduces and syncs, drawn from the seed and from the point that the
 // program has reached. Peers that pass the same point have read the same numbers, so they go on alike; the one that
 // reads another number parts ways, and the run stands still.
-#include "sim/world.h"
+#include "sim/program.h"
 
 #include <string.h>
 
 #include "pccl.h"
+#include "sim/engine.h"
+#include "sim/judge_ends.h"
+#include "sim/state.h"
+#include "sim/trace.h"
 
 enum {
     SYNC_TRIES = 3, // then the program helps itself
@@ -21,8 +25,8 @@ static uint64_t draw(const struct pccl_sim *s, const struct program *program, ui
 }
 
 static void call(struct pccl_sim *s, struct process *p, enum step step) {
-    p->program.step = step;
-    p->program.since = step == STEP_THINKING || step == STEP_LEAVING ? INT64_MAX : s->now;
+    p->program->step = step;
+    p->program->since = step == STEP_THINKING || step == STEP_LEAVING ? INT64_MAX : s->now;
 }
 
 static void vote(struct pccl_sim *s, int slot, uint8_t kind) {
@@ -30,7 +34,7 @@ static void vote(struct pccl_sim *s, int slot, uint8_t kind) {
     static const char *const names[] = {"?", "update", "pending", "optimize"};
     SIM_TRACE(s, "peer %d: votes %s", slot + 1, names[kind]);
     call(s, p, STEP_VOTING);
-    p->program.vote = kind;
+    p->program->vote = kind;
     member_vote(p->mind, kind, &p->out);
 }
 
@@ -41,13 +45,13 @@ static void drift(struct pccl_sim *s, struct state_model *state) {
 }
 
 static uint8_t choose_strategy(const struct pccl_sim *s, const struct process *p) {
-    if (draw(s, &p->program, 40 + p->group) % 6 != 0) return WIRE_SYNC_ENFORCE_POPULAR;
-    return p->state.revision == 0 || p->state.incomplete ? WIRE_SYNC_RECEIVE_ONLY : WIRE_SYNC_SEND_ONLY;
+    if (draw(s, p->program, 40 + p->group) % 6 != 0) return WIRE_SYNC_ENFORCE_POPULAR;
+    return p->state->revision == 0 || p->state->incomplete ? WIRE_SYNC_RECEIVE_ONLY : WIRE_SYNC_SEND_ONLY;
 }
 
 static void sync_state(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    struct state_model *state = &p->state;
+    struct state_model *state = p->state;
     struct wire_sync_vote message = {.strategy = choose_strategy(s, p),
                                      .incomplete = state->incomplete,
                                      .revision = state->revision,
@@ -75,22 +79,22 @@ static void leave(struct pccl_sim *s, int slot) {
     SIM_TRACE(s, "peer %d: leaves", slot + 1);
     s->counts[COUNT_LEAVES]++;
     call(s, p, STEP_LEAVING);
-    p->program.leave_by = s->now + SETTLE_MS * MS_NS;
+    p->program->leave_by = s->now + SETTLE_MS * MS_NS;
     engine_model_settle(s, slot);
     sim_push_for(s, slot, EVENT_PROGRAM, s->now);
 }
 
 static void think(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    int64_t common = (int64_t)(draw(s, &p->program, 1) % 12) * MS_NS;
+    int64_t common = (int64_t)(draw(s, p->program, 1) % 12) * MS_NS;
     call(s, p, STEP_THINKING);
     sim_push_for(s, slot, EVENT_PROGRAM, s->now + common + (int64_t)sim_below(s, 3 * MS_NS));
 }
 
 static void end_round(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    p->program.rounds++;
-    p->program.key_round++;
+    p->program->rounds++;
+    p->program->key_round++;
     s->counts[COUNT_ROUNDS]++;
     if (s->faulty && (s->faults & PCCL_SIM_LEAVE) != 0 && sim_chance(s, 30))
         leave(s, slot);
@@ -100,12 +104,12 @@ static void end_round(struct pccl_sim *s, int slot) {
 
 static void on_sync_end(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct process *p = &s->processes[slot];
-    struct state_model *state = &p->state;
+    struct state_model *state = p->state;
     if (action->end == NULL || (action->code != 0 && action->code != pcclNoSharedStateAvailable)) {
         if (!p->tainted) sim_fail(s, "parity", "a sync of peer %d ends with code %d", slot + 1, action->code);
         return;
     }
-    judge_sync(s, slot, action->end);
+    judge_sync(s, slot, action->end, state_model_content(state->leaves), state->revision);
     state->incomplete = action->code != 0 && (state->incomplete || state->wrote);
     state_model_end(s, slot);
     if (action->code == 0) {
@@ -133,7 +137,7 @@ static void on_sync_end(struct pccl_sim *s, int slot, const struct member_action
 
 static void post(struct pccl_sim *s, int slot, uint32_t tag) {
     struct process *p = &s->processes[slot];
-    uint64_t what = draw(s, &p->program, 100 + 16 * p->program.phase + tag);
+    uint64_t what = draw(s, p->program, 100 + 16 * p->program->phase + tag);
     uint32_t variant = 0;
     if (s->faulty && (s->faults & PCCL_SIM_MISUSE) != 0 && sim_chance(s, 120)) {
         variant = 1 + slot;
@@ -145,8 +149,8 @@ static void post(struct pccl_sim *s, int slot, uint32_t tag) {
 
 static void after_reduces(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    memset(p->engine.ops, 0, sizeof p->engine.ops);
-    if (draw(s, &p->program, 30 + p->group) % 3 != 0)
+    memset(p->engine->ops, 0, sizeof p->engine->ops);
+    if (draw(s, p->program, 30 + p->group) % 3 != 0)
         sync_state(s, slot);
     else
         end_round(s, slot);
@@ -154,13 +158,13 @@ static void after_reduces(struct pccl_sim *s, int slot) {
 
 static void reduce(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    struct program *program = &p->program;
+    struct program *program = p->program;
     if (program->phase == program->phases || member_adopted(p->mind)->group_world < 2) {
         after_reduces(s, slot);
         return;
     }
     call(s, p, STEP_REDUCING);
-    memset(p->engine.ops, 0, sizeof p->engine.ops);
+    memset(p->engine->ops, 0, sizeof p->engine->ops);
     program->tags = 1 + (uint32_t)(draw(s, program, 60 + program->phase) % (TAGS - 1));
     uint32_t first = (uint32_t)sim_below(s, program->tags); // the order differs from peer to peer
     for (uint32_t i = 0; i < program->tags; i++) post(s, slot, (first + i) % program->tags);
@@ -169,16 +173,16 @@ static void reduce(struct pccl_sim *s, int slot) {
 // Waits for all, then repeats those that were lost or were given other arguments.
 static void await_all(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    struct op *ops = p->engine.ops;
+    struct op *ops = p->engine->ops;
     uint64_t lost = 0;
     bool again = false;
-    for (uint32_t tag = 0; tag < p->program.tags; tag++) {
+    for (uint32_t tag = 0; tag < p->program->tags; tag++) {
         if (ops[tag].phase < OP_OK) return;
         again |= ops[tag].phase != OP_OK;
         if (ops[tag].phase == OP_LOST && ops[tag].ended_epoch > lost) lost = ops[tag].ended_epoch;
     }
     if (!again) {
-        p->program.phase++;
+        p->program->phase++;
         reduce(s, slot);
         return;
     }
@@ -187,26 +191,22 @@ static void await_all(struct pccl_sim *s, int slot) {
         after_reduces(s, slot);
         return;
     }
-    for (uint32_t tag = 0; tag < p->program.tags; tag++)
+    for (uint32_t tag = 0; tag < p->program->tags; tag++)
         if (ops[tag].phase != OP_OK) post(s, slot, tag);
 }
 
 static void begin_reduces(struct pccl_sim *s, int slot) {
-    struct program *program = &s->processes[slot].program;
+    struct program *program = s->processes[slot].program;
     program->phase = 0;
     program->phases = (uint32_t)(draw(s, program, 20 + s->processes[slot].group) % 3);
     reduce(s, slot);
-}
-
-void program_op_ended(struct pccl_sim *s, int slot) {
-    sim_push_for(s, slot, EVENT_PROGRAM, s->now + (int64_t)sim_below(s, MS_NS));
 }
 
 // ---- votes ----
 
 static void after_update(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    if (draw(s, &p->program, 2) % 8 == 0 && member_adopted(p->mind)->global_world > 1)
+    if (draw(s, p->program, 2) % 8 == 0 && member_adopted(p->mind)->global_world > 1)
         vote(s, slot, WIRE_VOTE_OPTIMIZE);
     else
         begin_reduces(s, slot);
@@ -215,8 +215,8 @@ static void after_update(struct pccl_sim *s, int slot) {
 static void pass_update(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct process *p = &s->processes[slot];
     member_adopt(p->mind, &action->view);
-    p->program.key_number = action->view.number;
-    p->program.key_round = 0;
+    p->program->key_number = action->view.number;
+    p->program->key_round = 0;
     after_update(s, slot);
 }
 
@@ -228,13 +228,13 @@ void program_connected(struct pccl_sim *s, int slot, const struct member_action 
 void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct process *p = &s->processes[slot];
     if (member_phase(p->mind) == MEMBER_DEAD) return; // it ends
-    if (p->program.step == STEP_SYNCING) {
+    if (p->program->step == STEP_SYNCING) {
         on_sync_end(s, slot, action);
         return;
     }
-    uint8_t kind = p->program.vote;
+    uint8_t kind = p->program->vote;
     judge_vote(s, slot, action);
-    if (p->program.step != STEP_VOTING || (action->code != 0 && kind != WIRE_VOTE_OPTIMIZE)) {
+    if (p->program->step != STEP_VOTING || (action->code != 0 && kind != WIRE_VOTE_OPTIMIZE)) {
         if (!p->tainted)
             sim_fail(s, "agreement", "a vote of peer %d ends with code %d where it cannot", slot + 1, action->code);
         return;
@@ -251,23 +251,23 @@ void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action
     }
 }
 
-static void go_on_leaving(struct pccl_sim *s, int slot) {
+static bool go_on_leaving(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    if (p->engine.kept_count > 0 && p->engine.now.count > 1 && s->now < p->program.leave_by) {
+    if (p->engine->kept_count > 0 && p->engine->now.count > 1 && s->now < p->program->leave_by) {
         sim_push_for(s, slot, EVENT_PROGRAM, s->now + LOOK_MS * MS_NS);
-        return;
+        return false;
     }
-    member_leave(p->mind, &p->out);
-    sim_to_master(s, slot, &p->out.frames);
-    sim_end(s, slot, true);
+    return true;
 }
 
-void program_go_on(struct pccl_sim *s, int slot) {
+bool program_go_on(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    switch (p->program.step) {
-    case STEP_THINKING: vote(s, slot, draw(s, &p->program, 3) % 4 == 0 ? WIRE_VOTE_UPDATE : WIRE_VOTE_PENDING); return;
-    case STEP_REDUCING: await_all(s, slot); return;
-    case STEP_LEAVING: go_on_leaving(s, slot); return;
-    default: return;
+    switch (p->program->step) {
+    case STEP_THINKING:
+        vote(s, slot, draw(s, p->program, 3) % 4 == 0 ? WIRE_VOTE_UPDATE : WIRE_VOTE_PENDING);
+        return false;
+    case STEP_REDUCING: await_all(s, slot); return false;
+    case STEP_LEAVING: return go_on_leaving(s, slot);
+    default: return false;
     }
 }

@@ -1,11 +1,15 @@
-// A model of one round of shared state (state/sync) around the shipped plan of the transfer (state/delta). A leaf is
-// one number, and its own hash.
-#include "sim/world.h"
+// A leaf is one number, and its own hash.
+#include "sim/state.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "compute/hash.h"
+#include "sim/controls.h"
+#include "sim/engine.h"
+#include "sim/links.h"
+#include "sim/trace.h"
+#include "sim/truth.h"
 
 enum { TICK_MS = 50 };
 
@@ -20,7 +24,7 @@ uint64_t state_model_content(const uint64_t leaves[LEAVES]) {
 }
 
 void state_model_begin(struct pccl_sim *s, int slot) {
-    struct state_model *state = &s->processes[slot].state;
+    struct state_model *state = s->processes[slot].state;
     state->phase = SYNC_VOTED;
     state->wrote = state->wrote_now = false;
     state->ask_count = 0;
@@ -30,8 +34,8 @@ void state_model_begin(struct pccl_sim *s, int slot) {
 // The transfers of the round end; the next master plans others.
 enum member_tensors state_model_restart(struct pccl_sim *s, int slot, struct wire_hash *content) {
     struct process *p = &s->processes[slot];
-    struct state_model *state = &p->state;
-    if (p->program.step != STEP_SYNCING || state->phase == SYNC_NONE) return MEMBER_TENSORS_AS_VOTED;
+    struct state_model *state = p->state;
+    if (state->phase == SYNC_NONE) return MEMBER_TENSORS_AS_VOTED;
     s->counts[COUNT_RESTARTED]++;
     bool wrote = state->wrote_now, torn = wrote && state->delta != NULL && delta_missing(state->delta) > 0;
     for (uint32_t leaf = 0; leaf < LEAVES && torn; leaf++)
@@ -53,30 +57,30 @@ static bool send_frame(struct pccl_sim *s, int slot, int other, const struct fra
 }
 
 static struct frame frame_of(const struct process *p, uint16_t type) {
-    return (struct frame){.type = type, .run = p->engine.run, .tag = p->state.round};
+    return (struct frame){.type = type, .run = p->engine->run, .tag = p->state->round};
 }
 
 // ---- giving ----
 
 static void answer(struct pccl_sim *s, int slot, const struct ask *ask) {
     struct process *p = &s->processes[slot];
-    if (ask->frame.tag != p->state.round) return;
+    if (ask->frame.tag != p->state->round) return;
     struct frame frame = frame_of(p, ask->frame.type == WIRE_SYNC_ASK ? WIRE_SYNC_LEAF : WIRE_SYNC_HASHES);
     frame.sequence = ask->frame.sequence;
     if (frame.type == WIRE_SYNC_HASHES) {
-        memcpy(frame.leaves, p->state.leaves, sizeof frame.leaves);
+        memcpy(frame.leaves, p->state->leaves, sizeof frame.leaves);
         send_frame(s, slot, ask->from, &frame);
         return;
     }
     for (uint32_t i = 0; i < ask->frame.extra; i++) {
         frame.offset = ask->frame.offset + i;
-        frame.value = p->state.leaves[frame.offset];
+        frame.value = p->state->leaves[frame.offset];
         send_frame(s, slot, ask->from, &frame);
     }
 }
 
 static void take_ask(struct pccl_sim *s, int slot, int from, const struct frame *frame) {
-    struct state_model *state = &s->processes[slot].state;
+    struct state_model *state = s->processes[slot].state;
     struct ask ask = {(uint8_t)from, *frame};
     if (state->phase == SYNC_GIVING)
         answer(s, slot, &ask);
@@ -90,41 +94,42 @@ static void take_ask(struct pccl_sim *s, int slot, int from, const struct frame 
 
 static void finish(struct pccl_sim *s, int slot, bool complete) {
     struct process *p = &s->processes[slot];
-    struct state_model *state = &p->state;
+    struct state_model *state = p->state;
+    static _Thread_local struct wire_sync_done done;
     state->phase = SYNC_DONE;
-    s->done.round = state->round;
-    s->done.complete = complete;
-    s->done.count = 0;
+    done.round = state->round;
+    done.complete = complete;
+    done.count = 0;
     for (uint32_t i = 0; i < state->donor_count; i++)
         if (state->donors[i].kept > 0)
-            s->done.sources[s->done.count++] = (struct wire_sync_source){state->donors[i].id, state->donors[i].kept};
+            done.sources[done.count++] = (struct wire_sync_source){state->donors[i].id, state->donors[i].kept};
     s->counts[complete ? COUNT_FETCHES : COUNT_NOT_FETCHED]++;
     struct wire_buffer frame = {0};
-    wire_encode_sync_done(&frame, member_header(p->mind), &s->done);
+    wire_encode_sync_done(&frame, member_header(p->mind), &done);
     sim_send_master(s, p, &frame);
 }
 
 static void pump_donor(struct pccl_sim *s, int slot, uint32_t index) {
     struct process *p = &s->processes[slot];
-    struct donor_model *donor = &p->state.donors[index];
+    struct donor_model *donor = &p->state->donors[index];
     if (donor->slot < 0 || !sim_has_link(s, slot, donor->slot)) return;
     for (;;) {
-        bool idle = delta_on_way(p->state.delta, index) == 0;
-        struct delta_run run = delta_ask(p->state.delta, index, s->now);
+        bool idle = delta_on_way(p->state->delta, index) == 0;
+        struct delta_run run = delta_ask(p->state->delta, index, s->now);
         if (run.count == 0) return;
         if (idle) donor->progress_at = s->now;
         struct frame frame = frame_of(p, WIRE_SYNC_ASK);
         frame.offset = run.first;
         frame.extra = run.count;
-        frame.sequence = ++p->state.sequence;
+        frame.sequence = ++p->state->sequence;
         if (send_frame(s, slot, donor->slot, &frame)) continue;
-        delta_revoke(p->state.delta, index);
+        delta_revoke(p->state->delta, index);
         return;
     }
 }
 
 static void pump(struct pccl_sim *s, int slot) {
-    struct state_model *state = &s->processes[slot].state;
+    struct state_model *state = s->processes[slot].state;
     if (state->phase != SYNC_LEAVES) return;
     for (uint32_t i = 0; i < state->donor_count; i++) pump_donor(s, slot, i);
     if (delta_missing(state->delta) == 0)
@@ -135,7 +140,7 @@ static void pump(struct pccl_sim *s, int slot) {
 
 static void ask_hashes(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    struct state_model *state = &p->state;
+    struct state_model *state = p->state;
     struct frame frame = frame_of(p, WIRE_SYNC_ASK_HASHES);
     frame.sequence = ++state->sequence;
     frame.extra = LEAVES;
@@ -144,7 +149,7 @@ static void ask_hashes(struct pccl_sim *s, int slot) {
 }
 
 static void next_hash_donor(struct pccl_sim *s, int slot) {
-    struct state_model *state = &s->processes[slot].state;
+    struct state_model *state = s->processes[slot].state;
     for (uint32_t i = 1; i <= state->donor_count; i++) {
         uint32_t donor = (state->hash_donor + i) % state->donor_count;
         if (state->donors[donor].slot < 0 || state->donors[donor].bad) continue;
@@ -156,7 +161,7 @@ static void next_hash_donor(struct pccl_sim *s, int slot) {
 }
 
 static void take_hashes(struct pccl_sim *s, int slot, int from, const struct frame *frame) {
-    struct state_model *state = &s->processes[slot].state;
+    struct state_model *state = s->processes[slot].state;
     if (state->phase != SYNC_HASHES || from != state->donors[state->hash_donor].slot ||
         frame->sequence != state->sequence)
         return;
@@ -181,7 +186,7 @@ static void take_hashes(struct pccl_sim *s, int slot, int from, const struct fra
 }
 
 static void take_leaf(struct pccl_sim *s, int slot, int from, const struct frame *frame) {
-    struct state_model *state = &s->processes[slot].state;
+    struct state_model *state = s->processes[slot].state;
     uint32_t index = 0;
     while (index < state->donor_count && state->donors[index].slot != from) index++;
     if (state->phase != SYNC_LEAVES || index == state->donor_count || !delta_wants(state->delta, frame->offset)) return;
@@ -198,9 +203,22 @@ static void take_leaf(struct pccl_sim *s, int slot, int from, const struct frame
 
 // ---- what happens around it ----
 
+// A state whose transfer was cut short must not win: somebody has to hold the content whole.
+static void judge_plan(struct pccl_sim *s, const struct wire_sync_plan *plan) {
+    for (uint32_t i = 0; i < plan->donor_count; i++) {
+        uint32_t life;
+        int slot = sim_slot(&plan->donors[i], &life);
+        if (slot < 0 || !sim_alive(s, slot, life) || truth_is_tainted(s, slot, life) ||
+            !s->processes[slot].state->incomplete)
+            return;
+    }
+    sim_fail(s, "parity", "the winner of round %llu is a state whose transfer was cut short",
+             (unsigned long long)plan->round);
+}
+
 void state_model_plan(struct pccl_sim *s, int slot, const struct wire_sync_plan *plan) {
     struct process *p = &s->processes[slot];
-    struct state_model *state = &p->state;
+    struct state_model *state = p->state;
     struct wire_id self = sim_id(s, slot);
     if (state->phase != SYNC_VOTED) {
         sim_fail(s, "parity", "peer %d got a second plan in one round", slot + 1);
@@ -229,17 +247,17 @@ void state_model_plan(struct pccl_sim *s, int slot, const struct wire_sync_plan 
         *donor = (struct donor_model){.id = plan->donors[i], .progress_at = s->now};
         donor->slot = sim_slot(&plan->donors[i], &donor->life);
         bool member = false;
-        for (uint32_t rank = 0; rank < p->engine.now.count; rank++)
-            member |= p->engine.now.slots[rank] == donor->slot && p->engine.now.lives[rank] == donor->life;
+        for (uint32_t rank = 0; rank < p->engine->now.count; rank++)
+            member |= p->engine->now.slots[rank] == donor->slot && p->engine->now.lives[rank] == donor->life;
         if (!member) donor->slot = -1;
     }
-    state->hash_donor = p->engine.now.rank % state->donor_count;
+    state->hash_donor = p->engine->now.rank % state->donor_count;
     ask_hashes(s, slot);
     sim_push_for(s, slot, EVENT_SYNC_TICK, s->now + TICK_MS * MS_NS);
 }
 
 static void look_at_donors(struct pccl_sim *s, int slot) {
-    struct state_model *state = &s->processes[slot].state;
+    struct state_model *state = s->processes[slot].state;
     for (uint32_t i = 0; i < state->donor_count; i++) {
         struct donor_model *donor = &state->donors[i];
         if (donor->kept != donor->seen || delta_on_way(state->delta, i) == 0) {
@@ -254,7 +272,7 @@ static void look_at_donors(struct pccl_sim *s, int slot) {
 }
 
 static void look(struct pccl_sim *s, int slot) {
-    struct state_model *state = &s->processes[slot].state;
+    struct state_model *state = s->processes[slot].state;
     if (state->phase == SYNC_LEAVES) {
         look_at_donors(s, slot);
     } else if (state->phase == SYNC_HASHES) {
@@ -267,14 +285,14 @@ static void look(struct pccl_sim *s, int slot) {
 }
 
 void state_model_tick(struct pccl_sim *s, int slot) {
-    const struct state_model *state = &s->processes[slot].state;
+    const struct state_model *state = s->processes[slot].state;
     look(s, slot);
     if (state->phase == SYNC_HASHES || state->phase == SYNC_LEAVES)
         sim_push_for(s, slot, EVENT_SYNC_TICK, s->now + TICK_MS * MS_NS);
 }
 
 void state_model_forget(struct pccl_sim *s, int slot, int other) {
-    struct state_model *state = &s->processes[slot].state;
+    struct state_model *state = s->processes[slot].state;
     for (uint32_t i = 0; i < state->ask_count; i++)
         if (state->asks[i].from == other) state->asks[i--] = state->asks[--state->ask_count];
     if (state->phase != SYNC_HASHES && state->phase != SYNC_LEAVES) return;
@@ -288,7 +306,7 @@ void state_model_forget(struct pccl_sim *s, int slot, int other) {
 
 // What was asked may be lost with the connection, questions and answers alike.
 void state_model_link_ends(struct pccl_sim *s, int slot, int other) {
-    struct state_model *state = &s->processes[slot].state;
+    struct state_model *state = s->processes[slot].state;
     if (state->phase != SYNC_HASHES && state->phase != SYNC_LEAVES) return;
     for (uint32_t i = 0; i < state->donor_count; i++) {
         if (state->donors[i].slot != other) continue;
@@ -298,7 +316,7 @@ void state_model_link_ends(struct pccl_sim *s, int slot, int other) {
 }
 
 void state_model_end(struct pccl_sim *s, int slot) {
-    struct state_model *state = &s->processes[slot].state;
+    struct state_model *state = s->processes[slot].state;
     state->phase = SYNC_NONE;
     delta_free(state->delta);
     state->delta = NULL;

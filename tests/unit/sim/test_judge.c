@@ -3,8 +3,13 @@
 #include "check.h"
 
 #include "pccl.h"
+#include "sim/judge_ends.h"
+#include "sim/process.h"
+#include "sim/program.h"
 #include "sim/sim.h"
-#include "sim/world.h"
+#include "sim/state.h"
+#include "sim/trace.h"
+#include "sim/watch.h"
 
 enum { PEERS = 4, EVENTS = 400, SEED = 3 };
 
@@ -15,14 +20,14 @@ static void begin(const char *what) {
     struct pccl_sim_config config = {.seed = SEED, .peers = PEERS, .faults = PCCL_SIM_DELAY, .trace_fd = -1};
     check_case("%s", what);
     pccl_sim_begin(sim, &config);
-    for (uint32_t went = 0; went < EVENTS * 100 && sim->voted[0] < 4; went += EVENTS) pccl_sim_go(sim, EVENTS);
-    REQUIRE(sim->state == PCCL_SIM_RUNNING && sim->voted[0] >= 4);
+    for (uint32_t went = 0; went < EVENTS * 100 && sim->ends->voted[0] < 4; went += EVENTS) pccl_sim_go(sim, EVENTS);
+    REQUIRE(sim->state == PCCL_SIM_RUNNING && sim->ends->voted[0] >= 4);
     for (int slot = 0; slot < PEERS; slot++) REQUIRE(sim->processes[slot].running);
 }
 
 static void check_fails(const char *text) {
     CHECK_EQ(sim->state, PCCL_SIM_FAILED);
-    if (!CHECK(strstr(sim->failure, text) != NULL)) fprintf(stderr, "it said: %s\n", sim->failure);
+    if (!CHECK(strstr(sim->trace->failure, text) != NULL)) fprintf(stderr, "it said: %s\n", sim->trace->failure);
 }
 
 // The end that another peer heard of the last vote.
@@ -30,7 +35,7 @@ static struct member_action end_of_vote(const struct vote_record **out) {
     uint64_t number = member_barrier(sim->processes[0].mind)->number;
     const struct vote_record *record = NULL;
     for (uint32_t i = 0; i < VOTES_MOST; i++)
-        if (sim->votes[i].number == number) record = &sim->votes[i];
+        if (sim->ends->votes[i].number == number) record = &sim->ends->votes[i];
     REQUIRE(record != NULL);
     *out = record;
     return (struct member_action){
@@ -44,7 +49,7 @@ static void test_votes(void) {
     const struct vote_record *record;
     begin("a vote that ends alike");
     struct member_action action = end_of_vote(&record);
-    sim->voted[0]--;
+    sim->ends->voted[0]--;
     judge_vote(sim, 0, &action);
     CHECK_EQ(sim->state, PCCL_SIM_RUNNING);
     check_case("a vote that ends twice");
@@ -53,13 +58,13 @@ static void test_votes(void) {
     begin("a vote with another value");
     action = end_of_vote(&record);
     action.value++;
-    sim->voted[0]--;
+    sim->ends->voted[0]--;
     judge_vote(sim, 0, &action);
     check_fails("agreement: vote");
     begin("a vote with another world");
     action = end_of_vote(&record);
     action.view.global_world++;
-    sim->voted[0]--;
+    sim->ends->voted[0]--;
     judge_vote(sim, 0, &action);
     check_fails("agreement: vote");
 }
@@ -67,20 +72,18 @@ static void test_votes(void) {
 static void test_syncs(void) {
     struct wire_sync_end end = {.round = UINT64_MAX, .revision = 3};
     begin("a revision that goes back");
-    sim->processes[1].state.revision = 5;
-    judge_sync(sim, 1, &end);
+    judge_sync(sim, 1, &end, 1, 5);
     check_fails("parity: round");
     begin("the revision after");
-    sim->processes[1].state.revision = 4;
-    judge_sync(sim, 1, &end);
+    judge_sync(sim, 1, &end, 1, 4);
     CHECK_EQ(sim->state, PCCL_SIM_RUNNING);
     check_case("the same round with another code");
     end.code = pcclNoSharedStateAvailable;
-    judge_sync(sim, 2, &end);
+    judge_sync(sim, 2, &end, 1, 4);
     check_fails("ends with code 9 at peer 3, with 0 at another");
     struct member_action action = {.kind = MEMBER_VOTE_END, .code = pcclInvalidUsage};
     begin("a sync that ends with a code that it cannot have");
-    sim->processes[1].program.step = STEP_SYNCING;
+    sim->processes[1].program->step = STEP_SYNCING;
     program_vote_ended(sim, 1, &action);
     check_fails("a sync of peer 2 ends with code 4");
 }

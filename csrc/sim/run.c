@@ -1,16 +1,29 @@
 // A run: faults for a while, then calm until everybody who lives has got on, and so on until the time is over.
-#include "sim/world.h"
-
 #include <stdlib.h>
 #include <string.h>
+
+#include "sim/controls.h"
+#include "sim/crowd.h"
+#include "sim/effect.h"
+#include "sim/engine.h"
+#include "sim/faults.h"
+#include "sim/judge_ends.h"
+#include "sim/judge_master.h"
+#include "sim/judge_ops.h"
+#include "sim/links.h"
+#include "sim/masters.h"
+#include "sim/peers.h"
+#include "sim/program.h"
+#include "sim/sim.h"
+#include "sim/state.h"
+#include "sim/trace.h"
+#include "sim/truth.h"
+#include "sim/watch.h"
 
 enum {
     PEERS_LEAST = 2,
     LOOK_MS = 20,
     FAULTS_MOST_MS = 1500, // until the next calm
-    CALM_ROUNDS = 2,       // that everybody who lives passes in a calm
-    CALM_LIMITS = 40,      // heartbeat limits that this may take
-    CALM_PAIR_MS = 250,    // and for the measurements of each pair
     EVENTS_AT_ONCE = 20000,
 };
 
@@ -62,29 +75,62 @@ uint64_t pccl_sim_count(const struct pccl_sim *s, uint32_t index) { return index
 
 // ---- life ----
 
+struct whole {
+    struct pccl_sim sim; // the first, so that the one pointer is the other
+    struct queue queue;
+    struct trace trace;
+    struct process processes[SLOTS];
+    struct engine_model engines[SLOTS];
+    struct state_model states[SLOTS];
+    struct program programs[SLOTS];
+    struct master masters[MASTERS_MOST];
+    struct control controls[CONTROLS_MOST];
+    struct links links;
+    struct truths truths;
+    struct judged_ops ops;
+    struct judged_ends ends;
+    struct judged_masters said;
+    struct watch watch;
+};
+
+static void end_process(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    member_free(p->mind);
+    member_output_fini(&p->out);
+    delta_free(p->state->delta);
+    p->state->delta = NULL;
+    *p = (struct process){.tick_at = INT64_MAX, .engine = p->engine, .state = p->state, .program = p->program};
+}
+
 struct pccl_sim *pccl_sim_new(void) {
-    struct pccl_sim *s = calloc(1, sizeof *s);
-    if (s == NULL) return NULL;
-    s->events = calloc(EVENTS_MOST, sizeof *s->events);
-    s->heap = calloc(EVENTS_MOST, sizeof *s->heap);
-    s->state = PCCL_SIM_PASSED;
-    if (s->events != NULL && s->heap != NULL) return s;
-    pccl_sim_free(s);
-    return NULL;
+    struct whole *whole = calloc(1, sizeof *whole);
+    if (whole == NULL) return NULL;
+    whole->sim = (struct pccl_sim){.state = PCCL_SIM_PASSED,
+                                   .queue = &whole->queue,
+                                   .trace = &whole->trace,
+                                   .processes = whole->processes,
+                                   .masters = whole->masters,
+                                   .controls = whole->controls,
+                                   .links = &whole->links,
+                                   .truths = &whole->truths,
+                                   .ops = &whole->ops,
+                                   .ends = &whole->ends,
+                                   .said = &whole->said,
+                                   .watch = &whole->watch};
+    for (int slot = 0; slot < SLOTS; slot++) {
+        whole->processes[slot].engine = &whole->engines[slot];
+        whole->processes[slot].state = &whole->states[slot];
+        whole->processes[slot].program = &whole->programs[slot];
+    }
+    return &whole->sim;
 }
 
 static void clear(struct pccl_sim *s) {
     crowd_free(s->crowd);
     s->crowd = NULL;
     sim_queue_clear(s);
-    for (int slot = 0; slot < SLOTS; slot++) {
-        struct process *p = &s->processes[slot];
-        if (p->life == 0) continue;
-        member_free(p->mind);
-        member_output_fini(&p->out);
-        delta_free(p->state.delta);
-        *p = (struct process){.tick_at = INT64_MAX};
-    }
+    for (int slot = 0; slot < SLOTS; slot++)
+        if (s->processes[slot].life != 0) end_process(s, slot);
     for (uint32_t i = 0; i < MASTERS_MOST; i++) {
         membership_free(s->masters[i].mind);
         s->masters[i] = (struct master){0};
@@ -94,10 +140,7 @@ static void clear(struct pccl_sim *s) {
 void pccl_sim_free(struct pccl_sim *s) {
     if (s == NULL) return;
     clear(s);
-    free(s->events);
-    free(s->heap);
-    free(s->lines);
-    free(s->report);
+    trace_fini(s->trace);
     free(s);
 }
 
@@ -122,44 +165,16 @@ static void end_faults(struct pccl_sim *s) {
     for (int slot = 0; slot < (int)s->peers; slot++) {
         s->processes[slot].shortage.times = 0;
         if (s->processes[slot].tainted) sim_end(s, slot, true);
-        s->rounds_before[slot] = UINT32_MAX;
     }
-}
-
-// True: all who live have passed enough rounds since the faults ended.
-static bool is_calm(struct pccl_sim *s) {
-    bool calm = s->now > s->calm_from + (s->master_count > 1 ? (JUDGE_LEFT_LIMITS + 1) * s->limit_ns : 0);
-    for (int slot = 0; slot < (int)s->peers && s->now > s->calm_from; slot++) {
-        const struct process *p = &s->processes[slot];
-        if (!p->running) continue;
-        if (s->rounds_before[slot] == UINT32_MAX || s->lives_before[slot] != p->life) {
-            s->rounds_before[slot] = p->program.rounds;
-            s->lives_before[slot] = p->life;
-        }
-        calm &= p->program.rounds >= s->rounds_before[slot] + CALM_ROUNDS;
-    }
-    return calm;
-}
-
-static void judge_progress(struct pccl_sim *s) {
-    int64_t bound = CALM_LIMITS * s->limit_ns + (int64_t)s->recovery_ms * MS_NS +
-                    (int64_t)(s->peers * s->peers) * CALM_PAIR_MS * MS_NS;
-    if (s->faulty || s->now <= s->calm_from + bound) return;
-    for (int slot = 0; slot < (int)s->peers; slot++) {
-        const struct process *p = &s->processes[slot];
-        if (p->running && p->program.rounds < s->rounds_before[slot] + CALM_ROUNDS)
-            sim_fail(s, "progress", "peer %d has passed %u rounds in %lld ms without a fault", slot + 1,
-                     p->program.rounds - s->rounds_before[slot], (long long)((s->now - s->calm_from) / MS_NS));
-    }
+    watch_calm(s);
 }
 
 static void look(struct pccl_sim *s) {
-    judge_look(s);
-    judge_progress(s);
+    watch_look(s);
     if (s->state != PCCL_SIM_RUNNING) return;
     if (s->faulty && s->now >= s->faults_end) {
         end_faults(s);
-    } else if (!s->faulty && is_calm(s)) {
+    } else if (!s->faulty && watch_is_calm(s)) {
         s->counts[COUNT_CALMS]++;
         if (s->now >= s->end_at)
             s->state = PCCL_SIM_PASSED;
@@ -170,7 +185,7 @@ static void look(struct pccl_sim *s) {
 }
 
 static enum pccl_sim_state begin_crowd(struct pccl_sim *s, const struct pccl_sim_config *config) {
-    s->report_length = 0;
+    s->trace->report_length = 0;
     s->crowd = crowd_new(config->seed, config->peers < CROWD_MOST ? config->peers : CROWD_MOST);
     return s->state = s->crowd != NULL ? PCCL_SIM_RUNNING : PCCL_SIM_NO_MEMORY;
 }
@@ -178,42 +193,25 @@ static enum pccl_sim_state begin_crowd(struct pccl_sim *s, const struct pccl_sim
 enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_config *config) {
     clear(s);
     if (config->peers > SLOTS) return begin_crowd(s, config);
-    // Everything that a run reads is set here; the tables of what was judged are emptied by their chains.
+    // Everything that a run reads is set here.
     s->config = *config;
     if (s->config.peers == 1) s->config.peers = PEERS_LEAST;
     s->random = sim_mix(config->seed + 1);
     s->now = SECOND_NS;
-    s->busy_at = s->busy = 0;
-    s->measured_at = s->sought_at = 0;
+    s->queue->busy_at = s->queue->busy = 0;
     memset(s->cut_until, 0, sizeof s->cut_until);
     memset(s->slow_until, 0, sizeof s->slow_until);
-    memset(s->controls, 0, sizeof s->controls);
-    memset(s->connections, 0, s->connection_high * sizeof s->connections[0]);
-    s->connection_high = s->serial = 0;
-    s->master_lives = 0;
-    memset(s->instance_slots, 0, sizeof s->instance_slots);
-    s->instance_count = s->ring_count = s->round_count = s->epoch_count = s->vote_count = 0;
-    memset(s->rings, 0, sizeof s->rings);
-    memset(s->rounds, 0, sizeof s->rounds);
-    memset(s->epochs, 0, sizeof s->epochs);
-    memset(s->votes, 0, sizeof s->votes);
     memset(s->apart, 0, sizeof s->apart);
-    memset(s->voted, 0, sizeof s->voted);
     memset(s->tainted, 0, sizeof s->tainted);
-    memset(s->truths, 0, sizeof s->truths);
-    memset(s->resumed, 0, sizeof s->resumed);
-    memset(s->accused_at, 0, sizeof s->accused_at);
-    memset(s->unreached_at, 0, sizeof s->unreached_at);
-    memset(s->regrouped_at, 0, sizeof s->regrouped_at);
-    memset(s->regrouped, 0, sizeof s->regrouped);
-    s->failure[0] = 0;
-    s->line_count = 0;
-    s->report_length = 0;
-    s->tracing = config->trace_lines > 0 || config->trace_fd >= 0;
-    free(s->lines);
-    s->lines = NULL;
-    if (config->trace_lines > 0 && (s->lines = calloc(config->trace_lines, TEXT_BYTES)) == NULL)
-        return s->state = PCCL_SIM_NO_MEMORY;
+    s->serial = s->master_lives = 0;
+    controls_begin(s);
+    links_begin(s);
+    judge_ops_begin(s);
+    *s->truths = (struct truths){0};
+    *s->ends = (struct judged_ends){0};
+    memset(s->said, 0, offsetof(struct judged_masters, members));
+    *s->watch = (struct watch){0};
+    if (!trace_begin(s)) return s->state = PCCL_SIM_NO_MEMORY;
     s->state = PCCL_SIM_RUNNING;
     sim_draw_faults(s);
     for (uint32_t i = 0; i < s->master_count; i++) sim_start_master(s, i);
@@ -313,40 +311,16 @@ static void step(struct pccl_sim *s) {
         requeue(s, event, until);
         return;
     }
-    s->busy = s->now == s->busy_at ? s->busy + 1 : 0;
-    s->busy_at = s->now;
-    if (s->busy > EVENTS_AT_ONCE) sim_fail(s, "progress", "time stands still: %u events in one moment", s->busy);
+    struct queue *queue = s->queue;
+    queue->busy = s->now == queue->busy_at ? queue->busy + 1 : 0;
+    queue->busy_at = s->now;
+    if (queue->busy > EVENTS_AT_ONCE)
+        sim_fail(s, "progress", "time stands still: %u events in one moment", queue->busy);
     s->counts[COUNT_EVENTS]++;
     bool kept = false;
     run_event(s, event, &kept);
     if (!kept) sim_event_free(s, event);
 }
-
-// ---- the report ----
-
-static void append(struct pccl_sim *s, const char *text) {
-    size_t length = strlen(text);
-    if (s->report_length + length + 2 > s->report_capacity) {
-        size_t capacity = 2 * (s->report_capacity + length + 2);
-        char *grown = realloc(s->report, capacity);
-        if (grown == NULL) return;
-        s->report = grown;
-        s->report_capacity = capacity;
-    }
-    memcpy(s->report + s->report_length, text, length);
-    s->report_length += length;
-    s->report[s->report_length++] = '\n';
-    s->report[s->report_length] = 0;
-}
-
-static void write_report(struct pccl_sim *s) {
-    append(s, s->failure);
-    uint64_t lines = s->config.trace_lines;
-    uint64_t first = s->line_count > lines ? s->line_count - lines : 0;
-    for (uint64_t i = first; i < s->line_count && lines > 0; i++) append(s, s->lines + i % lines * TEXT_BYTES);
-}
-
-const char *pccl_sim_report(const struct pccl_sim *s) { return s->report_length > 0 ? s->report : ""; }
 
 static void go_on_with_crowd(struct pccl_sim *s) {
     uint32_t before = crowd_takeovers(s->crowd);
@@ -355,7 +329,7 @@ static void go_on_with_crowd(struct pccl_sim *s) {
     s->counts[COUNT_TAKEOVERS] += crowd_takeovers(s->crowd) - before;
     if (!over) return;
     s->state = crowd_failure(s->crowd)[0] == 0 ? PCCL_SIM_PASSED : PCCL_SIM_FAILED;
-    if (s->state == PCCL_SIM_FAILED) append(s, crowd_failure(s->crowd));
+    if (s->state == PCCL_SIM_FAILED) trace_report(s, crowd_failure(s->crowd));
 }
 
 enum pccl_sim_state pccl_sim_go(struct pccl_sim *s, uint32_t events) {
@@ -363,6 +337,8 @@ enum pccl_sim_state pccl_sim_go(struct pccl_sim *s, uint32_t events) {
     if (s->crowd != NULL) return s->state;
     bool running = s->state == PCCL_SIM_RUNNING;
     for (uint32_t i = 0; i < events && s->state == PCCL_SIM_RUNNING; i++) step(s);
-    if (running && s->state == PCCL_SIM_FAILED) write_report(s);
+    if (running && s->state == PCCL_SIM_FAILED) trace_report_failure(s);
     return s->state;
 }
+
+const char *pccl_sim_report(const struct pccl_sim *s) { return s->trace->report_length > 0 ? s->trace->report : ""; }

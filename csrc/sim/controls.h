@@ -1,0 +1,40 @@
+// Connections between peers and masters. Each direction keeps its order. A path that is cut loses nothing: what was
+// sent comes when the cut is over, or the connection is given up.
+#ifndef PCCL_SIM_CONTROLS_H
+#define PCCL_SIM_CONTROLS_H
+
+#include "sim/process.h"
+
+enum { CONTROLS_MOST = 128 };
+
+// A connection between a peer and a master, in the master's eyes named by its place in the table.
+struct control {
+    bool used;
+    bool ghost; // a second one of the same peer
+    bool known; // its first frame has come
+    uint8_t slot, master;
+    uint32_t life, group, serial;
+    bool at_peer, at_master; // open there
+    int64_t lost_from;       // what reaches the peer from then on is lost; INT64_MAX: nothing is
+    int64_t up_at, down_at;  // last deliveries, since nothing overtakes
+};
+
+void controls_begin(struct pccl_sim *s);
+// Of a peer with a master; NULL: there are too many, and the run fails.
+struct control *control_new(struct pccl_sim *s, int slot, uint32_t master);
+// The same hello again, on a connection of its own that ends at once.
+void control_double(struct pccl_sim *s, int slot, uint32_t master, const struct wire_buffer *hello);
+// The peer says what is in `frames`.
+void sim_to_master(struct pccl_sim *s, int slot, struct wire_buffer *frames);
+void sim_send_master(struct pccl_sim *s, struct process *p, struct wire_buffer *frame); // and lets go of it
+// The master says a frame of which the header is whole.
+void control_to_peer(struct pccl_sim *s, uint32_t conn, const uint8_t *frame);
+void control_close_at_master(struct pccl_sim *s, struct control *control);
+// What the master has said reaches the peer no more, from this moment on.
+void control_lose(struct control *control, int64_t from);
+// The peer hears that the master has closed, though that has not closed yet.
+void control_tell_peer(struct pccl_sim *s, const struct control *control);
+void sim_close_controls(struct pccl_sim *s, int slot, bool told);
+void control_close_life(struct pccl_sim *s, int slot, uint32_t life, bool told); // those of an earlier life
+
+#endif

@@ -1,0 +1,245 @@
+#include "sim/judge_master.h"
+
+#include <string.h>
+
+#include "sim/judge_ends.h"
+#include "sim/judge_ops.h"
+#include "sim/trace.h"
+#include "sim/truth.h"
+
+enum { ACCUSED_LIMITS = 6 }; // heartbeat limits after which an accusation is forgotten
+
+// Nobody is admitted who has no link to a member of its group.
+static void judge_newcomer(struct pccl_sim *s, const struct truth *truth, int slot) {
+    const struct process *p = &s->processes[slot];
+    if (!sim_alive(s, slot, truth->lives[slot]) || p->tainted) return;
+    for (int other = 0; other < (int)s->peers; other++) {
+        uint32_t life = truth->lives[other];
+        if (other == slot || life == 0 || truth->groups[other] != truth->groups[slot] ||
+            truth_is_tainted(s, other, life) || p->met[other] == life)
+            continue;
+        sim_fail(s, "progress", "the master admits peer %d to epoch %llu, which has no link to peer %d", slot + 1,
+                 (unsigned long long)truth->number, other + 1);
+    }
+}
+
+// More than half of it.
+static void judge_quorum(struct pccl_sim *s, const struct truth *truth) {
+    const struct epoch_record *newest = truth_newest_entered(s, truth, true);
+    if (newest == NULL) return;
+    uint32_t members = 0, left = 0;
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        members += newest->lives[slot] != 0;
+        left += newest->lives[slot] != 0 && newest->lives[slot] == truth->lives[slot];
+    }
+    if (2 * left <= members)
+        sim_fail(s, "agreement",
+                 "a master takes the run up with %u of the %u members of epoch %llu, which is no majority", left,
+                 members, (unsigned long long)newest->number);
+}
+
+// Nobody is left who may have heard of these generations, so they are given again.
+static void forget_generations(struct pccl_sim *s, uint64_t run, uint64_t first) {
+    judge_ops_forget(s, run, first);
+    judge_ends_forget(s, run, first);
+}
+
+static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const struct control *control,
+                     const struct wire_header *header, const uint8_t *body) {
+    struct wire_epoch_commit commit = {.epoch.members = s->said->members};
+    struct truth *truth = truth_for(s, header->run);
+    if (!wire_decode_epoch_commit(body, header->length, &commit)) {
+        sim_fail(s, "no trust in bytes", "the master made an EPOCH that cannot be read");
+        return;
+    }
+    if (control->group < GROUPS && commit.epoch.group_epoch == commit.epoch.number) {
+        s->said->regrouped_at[control->group] = s->now;
+        s->said->regrouped[control->group] = header->epoch;
+    }
+    s->said->last[k].life = master_life;
+    s->said->last[k].run = header->run;
+    s->said->last[k].generation = header->generation;
+    s->said->last[k].number = commit.epoch.number;
+    bool left = false;
+    for (int slot = 0; slot < (int)s->peers; slot++)
+        left |= truth->lives[slot] != 0 && sim_alive(s, slot, truth->lives[slot]);
+    // What was announced last is lost when nobody is left who may have heard of it.
+    // by a master that does not know yet that it has been left
+    if (left && truth->generation > header->generation) return;
+    if (left && truth->generation == header->generation && truth->master_life != master_life)
+        sim_fail(s, "agreement", "two masters have taken the run up in generation %llu",
+                 (unsigned long long)header->generation);
+    if (left && truth->generation == header->generation && truth->number >= header->epoch) {
+        if (truth->number > header->epoch)
+            sim_fail(s, "agreement", "the master announces epoch %llu after epoch %llu",
+                     (unsigned long long)header->epoch, (unsigned long long)truth->number);
+        return;
+    }
+    bool another = truth->master_life != master_life || truth->number >= header->epoch;
+    if (!left && another && truth->generation >= header->generation)
+        forget_generations(s, header->run, header->generation);
+    bool taken_up = header->generation > 1 && truth->generation != header->generation;
+    struct truth before = *truth;
+    uint32_t elders = 0;
+    *truth = (struct truth){.run = header->run,
+                            .generation = header->generation,
+                            .number = commit.epoch.number,
+                            .master = k,
+                            .master_life = master_life};
+    memcpy(truth->commits, before.commits, sizeof truth->commits);
+    memcpy(truth->announced, before.announced, sizeof truth->announced);
+    for (uint32_t i = 0; i < commit.epoch.count; i++) {
+        uint32_t life;
+        int slot = sim_slot(&commit.epoch.members[i].id, &life);
+        if (slot < 0) continue; // of a changed HELLO
+        if (truth->lives[slot] != 0 && !truth_is_tainted(s, slot, s->processes[slot].life) &&
+            commit.reason == WIRE_REASON_UPDATE && truth->lives[slot] == life)
+            sim_fail(s, "agreement", "peer %d is twice in epoch %llu", slot + 1,
+                     (unsigned long long)commit.epoch.number);
+        if (life <= truth->lives[slot]) continue; // an old one that is not known to be lost
+        truth->lives[slot] = life;
+        truth->groups[slot] = commit.epoch.members[i].group;
+        if (commit.epoch.members[i].join_number < commit.quorum.newer) elders |= 1U << slot;
+    }
+    if (taken_up) judge_quorum(s, truth);
+    struct epoch_record *record = &s->truths->epochs[s->truths->epoch_count++ % EPOCHS_MOST];
+    *record = (struct epoch_record){.run = truth->run,
+                                    .generation = truth->generation,
+                                    .number = truth->number,
+                                    .quorum = commit.quorum,
+                                    .elders = elders};
+    memcpy(record->lives, truth->lives, sizeof record->lives);
+    for (int slot = 0; slot < (int)s->peers; slot++)
+        if (truth->lives[slot] != 0 && before.lives[slot] == truth->lives[slot]) {
+            truth->since[slot] = before.since[slot];
+        } else if (truth->lives[slot] != 0) {
+            truth->since[slot] = s->now;
+            judge_newcomer(s, truth, slot);
+        }
+}
+
+static void on_verdict(struct pccl_sim *s, uint32_t group, const struct wire_header *header, const uint8_t *body) {
+    struct wire_verdict *verdict = &s->said->verdict;
+    if (!wire_decode_verdict(body, header->length, verdict)) {
+        sim_fail(s, "no trust in bytes", "the master made a VERDICT that cannot be read");
+        return;
+    }
+    if (verdict->kind == WIRE_VERDICT_COMMIT) judge_commit(s, header->run, header->generation, group, verdict);
+}
+
+// To one member. While somebody is left who took part in the last commit, the next one is of the same or of the next
+// revision.
+static void on_sync_end(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
+                        const uint8_t *body) {
+    struct wire_sync_end *end = &s->said->sync_end;
+    struct truth *truth = judge_truth(s, header->run);
+    if (!wire_decode_sync_end(body, header->length, end)) {
+        sim_fail(s, "no trust in bytes", "the master made a SYNC_END that cannot be read");
+        return;
+    }
+    if (end->code != 0 || control->group >= GROUPS || truth->run == 0 || header->generation < truth->generation) return;
+    struct commit_record *last = &truth->commits[control->group], *announced = &truth->announced[control->group];
+    if (announced->run != header->run || announced->round != end->round) {
+        bool held = false, doubted = false;
+        for (int slot = 0; slot < (int)s->peers; slot++) doubted |= truth_is_tainted(s, slot, announced->lives[slot]);
+        // Who is not judged may have heard of that round and not say so, or not have heard: the next revision tells.
+        if (doubted && end->revision >= announced->revision && end->revision <= announced->revision + 1)
+            *last = *announced;
+        for (int slot = 0; slot < (int)s->peers; slot++)
+            held |= last->run == header->run && last->lives[slot] != 0 && last->lives[slot] == truth->lives[slot];
+        if (held && end->revision != last->revision && end->revision != last->revision + 1)
+            sim_fail(s, "parity", "group %u commits revision %llu after revision %llu, of which members are left",
+                     control->group, (unsigned long long)end->revision, (unsigned long long)last->revision);
+        *announced = (struct commit_record){.run = header->run, .round = end->round, .revision = end->revision};
+    }
+    announced->lives[control->slot] = control->life;
+    if (last->run == header->run && last->round == end->round) *last = *announced;
+}
+
+// Do the two miss each other's links since their group was formed last?
+static bool is_broken(const struct pccl_sim *s, uint32_t group, int one, int other) {
+    // one that came with the order is over
+    return s->said->accused_at[other][one] > s->said->regrouped_at[group] ||
+           s->said->accused_at[one][other] > s->said->regrouped_at[group];
+}
+
+// As the master counts them, whoever it expels for broken links has at least as many broken pairs as the other end of
+// its only one, and is accused by at least as many. `before`: slots of those that it expelled just before.
+static void on_expelled(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
+                        const uint8_t *body, uint32_t before) {
+    struct wire_text text;
+    const struct truth *truth = judge_truth(s, header->run);
+    int culprit = control->slot, other = -1;
+    if (!wire_decode_text(body, header->length, &text) || control->group >= GROUPS ||
+        memmem(text.chars, text.length, "links failed twice", 18) == NULL)
+        return;
+    uint32_t against = 0, against_other = 0;
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        int64_t recently = s->now - ACCUSED_LIMITS * s->limit_ns;
+        against += s->said->accused_at[slot][culprit] > recently || s->said->unreached_at[slot][culprit] > recently;
+        bool pair = is_broken(s, control->group, culprit, slot);
+        if (pair && other >= 0) return; // which pair it is expelled for cannot be told from here
+        if (pair) other = slot;
+    }
+    uint32_t pairs = 0;
+    for (int slot = 0; slot < (int)s->peers && other >= 0; slot++) {
+        bool counts = (before >> slot & 1) == 0 && judge_alive_member(s, header->run, slot, truth->lives[slot]);
+        against_other += counts && s->said->accused_at[slot][other] > s->said->regrouped_at[control->group];
+        pairs += counts && is_broken(s, control->group, other, slot);
+    }
+    if (other >= 0 && judge_alive_member(s, header->run, other, truth->lives[other]) && pairs > 1)
+        sim_fail(s, "progress", "the master expels peer %d, which has one broken pair, and not peer %d, which has %u",
+                 culprit + 1, other + 1, pairs);
+    if (other >= 0 && judge_alive_member(s, header->run, other, truth->lives[other]) && against < against_other)
+        sim_fail(s, "progress", "the master expels peer %d, whom %u accuse, and not peer %d, whom %u accuse",
+                 culprit + 1, against, other + 1, against_other);
+}
+
+// Whom a member of a candidate has no links to it accuses only if that candidate is judged, which cannot be told from
+// here.
+static void note_unreachable(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
+                             const uint8_t *body) {
+    struct wire_linked linked;
+    uint32_t life;
+    if (!wire_decode_linked(body, header->length, &linked)) return;
+    for (uint32_t i = 0; i < linked.count; i++) {
+        int slot = sim_slot(&linked.unreachable[i], &life);
+        if (slot >= 0 && slot < (int)s->peers && s->processes[slot].life == life)
+            s->said->unreached_at[control->slot][slot] = s->now;
+    }
+}
+
+void judge_accusation(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
+                      const uint8_t *body) {
+    if (header->type == WIRE_LINKED) note_unreachable(s, control, header, body);
+    struct wire_link_down down;
+    uint32_t life;
+    if (header->type != WIRE_LINK_DOWN || !wire_decode_link_down(body, header->length, &down)) return;
+    // the links have been made again since
+    if (control->group >= GROUPS || header->epoch < s->said->regrouped[control->group]) return;
+    int slot = sim_slot(&down.id, &life);
+    if (slot >= 0 && slot < (int)s->peers && slot != control->slot && s->processes[slot].life == life)
+        s->said->accused_at[control->slot][slot] = s->now;
+}
+
+void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struct membership_actions *actions,
+                 size_t first, size_t end) {
+    size_t last = SIZE_MAX;
+    uint32_t expelled = 0;
+    for (size_t i = first; i < end; i++) {
+        const struct membership_send *send = &actions->sends[i];
+        struct wire_header header;
+        if (!wire_header_decode(actions->bytes.bytes + send->offset, &header) ||
+            (send->offset == last && header.type != WIRE_EPOCH))
+            continue;
+        last = send->offset;
+        const uint8_t *body = actions->bytes.bytes + send->offset + WIRE_HEADER_BYTES;
+        if (header.type == WIRE_EPOCH) on_epoch(s, master, life, &s->controls[send->conn], &header, body);
+        if (header.type == WIRE_EXPELLED) {
+            on_expelled(s, &s->controls[send->conn], &header, body, expelled);
+            expelled |= 1U << s->controls[send->conn].slot;
+        }
+        if (header.type == WIRE_VERDICT) on_verdict(s, s->controls[send->conn].group, &header, body);
+        if (header.type == WIRE_SYNC_END) on_sync_end(s, &s->controls[send->conn], &header, body);
+    }
+}

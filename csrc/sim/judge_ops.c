@@ -1,0 +1,230 @@
+#include "sim/judge_ops.h"
+
+#include <string.h>
+
+#include "sim/process.h"
+#include "sim/trace.h"
+#include "sim/truth.h"
+
+void judge_ops_begin(struct pccl_sim *s) {
+    memset(s->ops->slots, 0, sizeof s->ops->slots); // the instances are emptied by their chains
+    memset(s->ops->rings, 0, sizeof s->ops->rings);
+    s->ops->count = s->ops->ring_count = 0;
+}
+
+void judge_ops_forget(struct pccl_sim *s, uint64_t run, uint64_t first) {
+    for (uint32_t i = 0; i < RINGS_MOST; i++)
+        if (s->ops->rings[i].run == run && s->ops->rings[i].generation >= first)
+            s->ops->rings[i] = (struct ring_record){0};
+    for (uint32_t i = 0; i < INSTANCES_MOST && i < s->ops->count; i++)
+        if (s->ops->instances[i].run == run && s->ops->instances[i].generation >= first) s->ops->instances[i].run = 0;
+}
+
+static bool instance_tainted(const struct pccl_sim *s, const struct instance *instance) {
+    for (int slot = 0; slot < (int)s->peers; slot++)
+        if ((instance->members >> slot & 1) != 0 && truth_is_tainted(s, slot, instance->lives[slot])) return true;
+    return false;
+}
+
+void judge_ring(struct pccl_sim *s, int slot, const struct ring *ring) {
+    const struct process *p = &s->processes[slot];
+    struct wire_header header = member_header(p->mind);
+    uint64_t hash = sim_mix(ring->latency_us) + sim_mix(ring->megabytes_per_s + 1);
+    for (uint32_t i = 0; i < ring->count; i++) hash = sim_mix(hash + ring->slots[i] + ((uint64_t)ring->lives[i] << 8));
+    if (p->tainted) return;
+    for (uint32_t i = 0; i < RINGS_MOST; i++) {
+        const struct ring_record *record = &s->ops->rings[i];
+        if (record->run != header.run || record->generation != header.generation || record->epoch != ring->epoch ||
+            record->group != p->group || record->hash == hash)
+            continue;
+        sim_fail(s, "agreement",
+                 "peer %d enters group epoch %llu of group %u with other members, another order or other figures than "
+                 "another peer",
+                 slot + 1, (unsigned long long)ring->epoch, p->group);
+        return;
+    }
+    s->ops->rings[s->ops->ring_count++ % RINGS_MOST] =
+        (struct ring_record){header.run, header.generation, ring->epoch, hash, p->group};
+}
+
+static uint32_t *chain_of(struct pccl_sim *s, uint64_t run, uint32_t group, const struct wire_op_name *name) {
+    uint64_t hash = sim_mix(run + group * 7919 + name->epoch * 31 + name->tag * 1000003 + name->sequence);
+    return &s->ops->slots[hash % INSTANCE_SLOTS];
+}
+
+// Of the newest generation up to this one; NULL: none.
+static struct instance *find(struct pccl_sim *s, uint64_t run, uint64_t generation, uint32_t group,
+                             const struct wire_op_name *name) {
+    struct instance *found = NULL;
+    for (uint32_t next = *chain_of(s, run, group, name); next != 0;) {
+        struct instance *instance = &s->ops->instances[(next - 1) % INSTANCES_MOST];
+        if (instance->id != next - 1) break; // the rest of the chain is older still
+        bool meant = instance->run == run && instance->group == group && instance->generation <= generation &&
+                     wire_op_name_equal(&instance->name, name);
+        if (meant && (found == NULL || instance->generation > found->generation)) found = instance;
+        next = instance->next;
+    }
+    return found;
+}
+
+// What the program of a peer may read of the epoch that it has adopted.
+static uint64_t visible(const struct process *p) {
+    const struct member_view *view = member_adopted(p->mind);
+    return (uint64_t)view->global_world << 48 | (uint64_t)view->group_world << 32 | (uint64_t)view->groups << 16 |
+           view->largest_group;
+}
+
+static struct instance *instance_new(struct pccl_sim *s, int slot, const struct judged_op *op) {
+    const struct process *p = &s->processes[slot];
+    uint32_t *chain = chain_of(s, op->ring->run, p->group, &op->name), id = s->ops->count++;
+    struct instance *instance = &s->ops->instances[id % INSTANCES_MOST];
+    *instance = (struct instance){.name = op->name,
+                                  .run = op->ring->run,
+                                  .generation = op->ring->generation,
+                                  .view = visible(p),
+                                  .group = p->group,
+                                  .id = id,
+                                  .next = *chain,
+                                  .small = op->small};
+    *chain = id + 1;
+    for (uint32_t rank = 0; rank < op->ring->count; rank++) {
+        instance->members |= 1U << op->ring->slots[rank];
+        instance->lives[op->ring->slots[rank]] = op->ring->lives[rank];
+    }
+    return instance;
+}
+
+void judge_begins(struct pccl_sim *s, int slot, const struct judged_op *op) {
+    const struct process *p = &s->processes[slot];
+    struct instance *instance = find(s, op->ring->run, op->ring->generation, p->group, &op->name);
+    // A number that only those have entered who are gone is given again by the next master.
+    if (instance == NULL || instance->generation != op->ring->generation) instance = instance_new(s, slot, op);
+    instance->inputs[slot] = op->input;
+    instance->calls[slot] = op->calls;
+    bool again = (instance->began >> slot & 1) != 0;
+    instance->began |= 1U << slot;
+    if (p->tainted || instance_tainted(s, instance)) return;
+    unsigned long long epoch = op->name.epoch, tag = op->name.tag;
+    if (again)
+        sim_fail(s, "no mixing", "peer %d begins op (%llu, %llu, %u) twice", slot + 1, epoch, tag, op->name.sequence);
+    if (instance->lives[slot] != p->life)
+        sim_fail(s, "no mixing", "peer %d begins op (%llu, %llu, %u), of which it is no member", slot + 1, epoch, tag,
+                 op->name.sequence);
+    if (instance->small != op->small)
+        sim_fail(s, "agreement", "peer %d moves op (%llu, %llu, %u) as a %s op, others do not", slot + 1, epoch, tag,
+                 op->name.sequence, op->small ? "small" : "large");
+    if (instance->view != visible(p))
+        sim_fail(s, "agreement",
+                 "peer %d begins op (%llu, %llu, %u) with other world sizes (%llx) than another peer (%llx; "
+                 "hexadecimal: all, group, groups, largest group)",
+                 slot + 1, epoch, tag, op->name.sequence, (unsigned long long)visible(p),
+                 (unsigned long long)instance->view);
+}
+
+void judge_complete(struct pccl_sim *s, int slot, const struct judged_op *op) {
+    struct instance *instance = find(s, op->ring->run, op->ring->generation, s->processes[slot].group, &op->name);
+    if (instance != NULL) instance->done |= 1U << slot;
+}
+
+void judge_reduced(struct pccl_sim *s, int slot, const struct judged_op *op) {
+    const struct process *p = &s->processes[slot];
+    const struct instance *instance = find(s, op->ring->run, op->ring->generation, p->group, &op->name);
+    if (instance == NULL || instance_tainted(s, instance)) return;
+    uint64_t value = 0;
+    for (int other = 0; other < (int)s->peers; other++)
+        if (instance->members >> other & 1) {
+            value += instance->inputs[other];
+            // The programs go alike, so an error that one of them got and another did not shows here.
+            if (instance->calls[other] != op->calls)
+                sim_fail(s, "agreement",
+                         "call %u of peer %d with tag %llu meets call %u of peer %d in op (%llu, %llu, %u)", op->calls,
+                         slot + 1, (unsigned long long)op->name.tag, instance->calls[other], other + 1,
+                         (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence);
+        }
+    if (op->results < op->shards)
+        sim_fail(s, "exactness", "op (%llu, %llu, %u) is complete at peer %d with %u of %u shards",
+                 (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1,
+                 op->results, op->shards);
+    if (op->contributors != instance->members || op->value != value)
+        sim_fail(s, "exactness",
+                 "the result of op (%llu, %llu, %u) at peer %d holds the inputs of peers %x, its members are %x%s",
+                 (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1,
+                 op->contributors, instance->members,
+                 op->contributors == instance->members ? ", and is not their sum" : "");
+}
+
+void judge_ended(struct pccl_sim *s, int slot, const struct judged_op *op) {
+    static const char *const names[] = {"none", "success", "a loss", "a mismatch"};
+    const struct process *p = &s->processes[slot];
+    if (op->name.epoch == 0) return; // never begun
+    struct instance *instance = find(s, op->ring->run, op->ring->generation, p->group, &op->name);
+    if (instance == NULL || (instance->began >> slot & 1) == 0 || instance_tainted(s, instance)) return;
+    uint8_t mine = (uint8_t)op->outcome;
+    instance->outcomes[slot] = mine;
+    if (mine == OUTCOME_LOST && s->only_naps)
+        sim_fail(s, "progress", "op (%llu, %llu, %u) is lost at peer %d although only the master stood still",
+                 (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1);
+    if (!judge_alive_member(s, instance->run, slot, p->life)) return;
+    for (int other = 0; other < (int)s->peers; other++) {
+        uint8_t theirs = instance->outcomes[other];
+        bool differs = theirs != OUTCOME_NONE && theirs != mine && (theirs == OUTCOME_OK || mine == OUTCOME_OK);
+        if (!differs || !judge_alive_member(s, instance->run, other, instance->lives[other])) continue;
+        sim_fail(s, "agreement", "op (%llu, %llu, %u) ends at peer %d with %s, at peer %d with %s",
+                 (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1,
+                 names[mine], other + 1, names[theirs]);
+    }
+}
+
+// ---- verdicts ----
+
+static void on_commit(struct pccl_sim *s, const struct instance *instance, bool supplied) {
+    for (int slot = 0; slot < (int)s->peers && !supplied; slot++) {
+        bool member =
+            (instance->members >> slot & 1) != 0 && judge_alive_member(s, instance->run, slot, instance->lives[slot]);
+        if (member && (instance->done >> slot & 1) == 0)
+            sim_fail(s, "agreement", "the master commits op (%llu, %llu, %u), which is not complete at peer %d",
+                     (unsigned long long)instance->name.epoch, (unsigned long long)instance->name.tag,
+                     instance->name.sequence, slot + 1);
+    }
+}
+
+static bool names_supplier(const struct wire_verdict *verdict) {
+    bool named = false;
+    for (uint32_t i = 0; i < WIRE_ID_BYTES; i++) named |= verdict->supplier.bytes[i] != 0;
+    return named;
+}
+
+void judge_commit(struct pccl_sim *s, uint64_t run, uint64_t generation, uint32_t group,
+                  const struct wire_verdict *verdict) {
+    const struct instance *instance = find(s, run, generation, group, &verdict->name);
+    if (instance != NULL && !instance_tainted(s, instance)) on_commit(s, instance, names_supplier(verdict));
+}
+
+void judge_verdict(struct pccl_sim *s, int slot, const struct judged_op *op, const struct wire_verdict *verdict) {
+    static const char *const kinds[] = {"none", "COMMIT", "ABORT", "REDO", "MISMATCH"};
+    const struct process *p = &s->processes[slot];
+    struct instance *instance = find(s, op->ring->run, op->ring->generation, p->group, &op->name);
+    if (instance == NULL || instance_tainted(s, instance)) return;
+    uint64_t generation = member_header(p->mind).generation;
+    // A small op that is to be supplied is lost after all when everybody who has it is. Who had not begun a mismatched
+    // op may begin the next one of that tag under the same name, before it enters the epoch in which nobody knows that
+    // name.
+    bool again =
+        instance->supplied || (instance->verdict == WIRE_VERDICT_MISMATCH && verdict->kind != WIRE_VERDICT_COMMIT);
+    // Nor does a verdict bind that was heard only by those who are gone.
+    for (int other = 0; other < (int)s->peers && instance->verdict != 0; other++)
+        if ((instance->heard >> other & 1) != 0 && !judge_alive_member(s, instance->run, other, instance->lives[other]))
+            instance->heard &= ~(1U << other);
+    if (instance->heard == 0) instance->verdict = 0;
+    // A REDO that not all heard of before the master was lost may become an ABORT, if the op under its new name does.
+    again |= instance->verdict != WIRE_VERDICT_COMMIT && verdict->kind != WIRE_VERDICT_COMMIT &&
+             instance->verdict_generation != generation;
+    if (instance->verdict != 0 && instance->verdict != verdict->kind && !again)
+        sim_fail(s, "agreement", "op (%llu, %llu, %u) got the verdict %s and, at peer %d, %s",
+                 (unsigned long long)verdict->name.epoch, (unsigned long long)verdict->name.tag, verdict->name.sequence,
+                 kinds[instance->verdict], slot + 1, kinds[verdict->kind]);
+    instance->verdict = verdict->kind;
+    instance->verdict_generation = generation;
+    instance->heard |= 1U << slot;
+    instance->supplied |= names_supplier(verdict);
+}

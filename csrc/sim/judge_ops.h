@@ -1,0 +1,70 @@
+// The invariants of ops: agreement, exactness, no mixing. Whoever models a peer's data plane tells what it does.
+#ifndef PCCL_SIM_JUDGE_OPS_H
+#define PCCL_SIM_JUDGE_OPS_H
+
+#include "sim/ring.h"
+
+enum { INSTANCES_MOST = 1 << 12, INSTANCE_SLOTS = 1 << 10, RINGS_MOST = 256 };
+
+enum outcome { OUTCOME_NONE, OUTCOME_OK, OUTCOME_LOST, OUTCOME_MISMATCH };
+
+// An op at one peer, as the judge is shown it.
+struct judged_op {
+    struct wire_op_name name;
+    const struct ring *ring; // in which it was begun
+    bool small;
+    uint32_t calls; // with this tag in this phase of the program
+    uint64_t input;
+    // of what has been reduced
+    uint64_t value;
+    uint32_t contributors;    // slots
+    uint32_t shards, results; // that travel; that are here
+    enum outcome outcome;
+};
+
+// One op name in one group: who took part, with what, and how it ended there.
+struct instance {
+    struct wire_op_name name;
+    uint64_t run, generation, view; // generation: of the epoch; view: what the programs of all that began it could read
+    uint32_t group, id, next;
+    bool small;
+    uint32_t members;      // slots
+    uint32_t lives[SLOTS]; // of members
+    uint32_t began, done;  // slots
+    uint64_t inputs[SLOTS];
+    uint32_t calls[SLOTS];
+    uint8_t outcomes[SLOTS];
+    uint8_t verdict;
+    uint32_t heard; // slots that heard it
+    uint64_t verdict_generation;
+    bool supplied; // it named a supplier
+};
+
+// Who is in a group epoch, in which order: the same to all that enter it.
+struct ring_record {
+    uint64_t run, generation, epoch, hash;
+    uint32_t group;
+};
+
+struct judged_ops {
+    struct instance instances[INSTANCES_MOST];
+    uint32_t slots[INSTANCE_SLOTS]; // id of the newest in the chain + 1
+    uint32_t count, ring_count;
+    struct ring_record rings[RINGS_MOST];
+};
+
+void judge_ops_begin(struct pccl_sim *s);
+// Generations from this one on are given again, since nobody is left who may have heard of them.
+void judge_ops_forget(struct pccl_sim *s, uint64_t run, uint64_t first);
+void judge_ring(struct pccl_sim *s, int slot, const struct ring *ring); // is entered
+void judge_begins(struct pccl_sim *s, int slot, const struct judged_op *op);
+void judge_reduced(struct pccl_sim *s, int slot, const struct judged_op *op);  // its result is here
+void judge_complete(struct pccl_sim *s, int slot, const struct judged_op *op); // and nobody needs it for theirs
+void judge_ended(struct pccl_sim *s, int slot, const struct judged_op *op);
+// A verdict of a live op, as the peer hears it.
+void judge_verdict(struct pccl_sim *s, int slot, const struct judged_op *op, const struct wire_verdict *verdict);
+// A master commits: of the newest generation up to this one.
+void judge_commit(struct pccl_sim *s, uint64_t run, uint64_t generation, uint32_t group,
+                  const struct wire_verdict *verdict);
+
+#endif

@@ -1,0 +1,337 @@
+#include "sim/masters.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim/controls.h"
+#include "sim/effect.h"
+#include "sim/judge_master.h"
+#include "sim/partition.h"
+#include "sim/trace.h"
+
+enum {
+    YOUNG_MS = 150, // as in master/master
+    LOOK_MS = 200,  // shorter, as the other limits are
+    ASK_MS = 60,
+    BUSY_MS = 200,
+    IDLE_MS = 20,
+    PART_MS = 20,         // within which what a master said that ends is lost
+    ENDS_IN = 800,        // of a master, in the middle of what it says
+    ENDS_AT_ONCE_IN = 16, // when that takes a run up
+};
+
+const char *master_name(const struct pccl_sim *s, uint32_t master) {
+    static const char *const names[MASTERS_MOST] = {"master 1", "master 2", "master 3"};
+    return s->master_count > 1 ? names[master] : "master";
+}
+
+static void plan_master_tick(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    int64_t next = membership_next_deadline(master->mind);
+    if (next >= master->tick_at) return; // the tick that is queued looks again
+    master->tick_at = next > s->now ? next : s->now;
+    struct event *event = sim_event(s, EVENT_MASTER_TICK, master->tick_at);
+    event->from = (uint8_t)k;
+    event->life = master->life;
+    sim_push(s, event);
+}
+
+static void plan_look(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    if (s->master_count == 1 || master->looks || membership_activity(master->mind) != WIRE_GATHERS) return;
+    master->looks = true;
+    struct event *event = sim_event(s, EVENT_MASTER_LOOKS, s->now + LOOK_MS * MS_NS);
+    event->from = (uint8_t)k;
+    event->life = master->life;
+    sim_push(s, event);
+}
+
+static bool takes_up(const struct membership_actions *actions) {
+    struct wire_header header;
+    return actions->send_count > 0 && wire_header_decode(actions->bytes.bytes + actions->sends[0].offset, &header) &&
+           header.type == WIRE_RESUMED;
+}
+
+static void say(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions, size_t first, size_t end) {
+    judge_sends(s, k, s->masters[k].life, actions, first, end);
+    for (size_t i = first; i < end && s->state == PCCL_SIM_RUNNING; i++)
+        control_to_peer(s, actions->sends[i].conn, actions->bytes.bytes + actions->sends[i].offset);
+}
+
+// A mind that is short of memory keeps none from one event to the next, so that it has to ask for it again.
+static void take_buffers(struct membership_actions *actions) {
+    wire_buffer_fini(&actions->bytes);
+    free(actions->sends);
+    actions->sends = NULL;
+    actions->send_count = actions->send_capacity = 0;
+}
+
+// All is said.
+static void end_event(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
+    struct master *master = &s->masters[k];
+    for (size_t i = 0; i < actions->close_count; i++) control_close_at_master(s, &s->controls[actions->closes[i]]);
+    if (master->shortage.times > 0) take_buffers((struct membership_actions *)actions);
+    if (membership_wants_random(master->mind)) {
+        uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {0};
+        for (size_t i = 0; i < sizeof random - MEMBERSHIP_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
+        membership_set_random(master->mind, random);
+    }
+    plan_look(s, k);
+    plan_master_tick(s, k);
+}
+
+// ---- its end ----
+
+void sim_start_master(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {0};
+    for (size_t i = 0; i < sizeof random - MEMBERSHIP_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
+    *master = (struct master){.running = true,
+                              .life = ++s->master_lives,
+                              .stopped_until = master->stopped_until,
+                              .tick_at = INT64_MAX,
+                              .began_at = s->now};
+    master->mind = membership_new((uint32_t)(s->limit_ns / MS_NS), random, s->now);
+    if (master->mind == NULL) abort(); // a test that cannot go on
+    membership_set_standby(master->mind, k > 0);
+    if (master->life > s->master_count || sim_chance(s, 8))
+        membership_expect_survivors(master->mind, s->now + YOUNG_MS * MS_NS);
+    SIM_TRACE(s, "%s: starts", master_name(s, k));
+}
+
+static void end_mind(struct master *master) {
+    master->running = false;
+    membership_free(master->mind);
+    master->mind = NULL;
+    master->unsaid = NULL;
+}
+
+static void close_all_at_master(struct pccl_sim *s, uint32_t k) {
+    for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
+        if (!s->controls[i].used || !s->controls[i].at_master || s->controls[i].master != k) continue;
+        // The kernel had something unread, and takes back what was said, or the later part of it.
+        uint64_t part = sim_mix(s->config.seed ^ sim_mix(s->controls[i].serial)) % (2 * PART_MS * MS_NS);
+        if (sim_chance(s, 3))
+            control_lose(&s->controls[i], s->now + (s->in_part && part < PART_MS * MS_NS ? (int64_t)part : 0));
+        control_close_at_master(s, &s->controls[i]);
+    }
+}
+
+static void end_master(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    if (!master->running) return;
+    SIM_TRACE(s, "%s: ends", master_name(s, k));
+    end_mind(master);
+    close_all_at_master(s, k);
+}
+
+// Somebody else has to be there, or to come.
+static bool may_rest(const struct pccl_sim *s, uint32_t k) {
+    for (uint32_t other = 0; other < s->master_count; other++)
+        if (other != k && s->masters[other].running) return true;
+    return false;
+}
+
+void sim_end_master(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    if (!master->running) return;
+    s->counts[COUNT_MASTERS]++;
+    end_master(s, k);
+    if (s->master_count > 1 && may_rest(s, k) && sim_chance(s, 2)) {
+        master->rests = true;
+        effect_until(s, s->now);
+        return;
+    }
+    int64_t after = sim_chance(s, 2) ? 0 : effect_draw(s);
+    effect_until(s, s->now + after);
+    struct event *event = sim_event(s, EVENT_MASTER_STARTS, s->now + after);
+    event->from = (uint8_t)k;
+    sim_push(s, event);
+}
+
+void sim_hold_master(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    SIM_TRACE(s, "%s: ends, and a child holds its connections and its port", master_name(s, k));
+    end_mind(master);
+    master->held = true;
+}
+
+void sim_let_go_master(struct pccl_sim *s, uint32_t k) {
+    SIM_TRACE(s, "%s: its child ends", master_name(s, k));
+    s->masters[k].held = false;
+    close_all_at_master(s, k);
+    sim_start_master(s, k);
+}
+
+// ---- what it says ----
+
+static void carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
+    struct master *master = &s->masters[k];
+    for (size_t i = 0; i < actions->log_count && s->tracing; i++)
+        sim_line(s, "%s: %s", master_name(s, k), actions->logs[i].text);
+    partition_at_admission(s, k, actions);
+    size_t count = actions->send_count;
+    int64_t blocked = effect_block(s, takes_up(actions));
+    if (blocked > 0) {
+        SIM_TRACE(s, "fault: the thread of %s blocks for %lld ms", master_name(s, k), (long long)(blocked / MS_NS));
+        count = sim_below(s, count + 1);
+        say(s, k, actions, 0, count);
+        master->unsaid = actions;
+        master->said = count;
+        master->stopped_until = s->now + blocked;
+        // before what came meanwhile
+        struct event *event = sim_event(s, EVENT_MASTER_GOES_ON, master->stopped_until - 1);
+        event->from = (uint8_t)k;
+        event->life = master->life;
+        sim_push(s, event);
+        return;
+    }
+    bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 &&
+                sim_chance(s, takes_up(actions) ? ENDS_AT_ONCE_IN : ENDS_IN);
+    if (ends) count = sim_below(s, count); // in the middle of what it says
+    say(s, k, actions, 0, count);
+    if (ends)
+        sim_end_master(s, k);
+    else
+        end_event(s, k, actions);
+}
+
+static void master_goes_on(struct pccl_sim *s, const struct event *event) {
+    struct master *master = &s->masters[event->from];
+    const struct membership_actions *actions = master->unsaid;
+    if (!master->running || event->life != master->life || actions == NULL) return;
+    master->unsaid = NULL;
+    say(s, event->from, actions, master->said, actions->send_count);
+    end_event(s, event->from, actions);
+}
+
+// ---- what happens ----
+
+// STATUS. The answers are of this moment, and are heard later: by then they may be wrong.
+static void ask_others(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
+    enum wire_activity most = WIRE_IDLE;
+    int64_t at = s->now;
+    if (master->asks) return;
+    for (uint32_t i = 0; i < s->master_count; i++) {
+        const struct master *other = &s->masters[i];
+        if (i == k) continue;
+        bool hears = s->now >= other->stopped_until && !sim_cut(s, MASTER + (int)k, MASTER + (int)i);
+        int64_t end = s->now + (hears ? sim_delay(s, MASTER + (int)k, MASTER + (int)i) : ASK_MS * MS_NS);
+        if (end > at) at = end;
+        if (hears && other->running && membership_activity(other->mind) > most) most = membership_activity(other->mind);
+    }
+    master->asks = true;
+    struct event *event = sim_event(s, EVENT_MASTER_HEARS, at);
+    event->from = (uint8_t)k;
+    event->life = master->life;
+    event->number = most;
+    sim_push(s, event);
+}
+
+static void on_frame_to_master(struct pccl_sim *s, struct control *control, const struct event *event) {
+    uint32_t conn = (uint32_t)(control - s->controls), k = control->master;
+    struct membership *mind = s->masters[k].mind;
+    if (s->tracing) {
+        char text[TEXT_BYTES];
+        if (event->header.type != WIRE_HEARTBEAT)
+            sim_line(s, "%s <- %d: %s", master_name(s, k), event->slot + 1,
+                     trace_frame_name(s, text, &event->header, event->body));
+    }
+    struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(event->slot + 1)}};
+    if (control->known) {
+        judge_accusation(s, control, &event->header, event->body);
+        carry_out(s, k, membership_message(mind, s->now, conn, &event->header, event->body));
+        return;
+    }
+    control->known = true;
+    if (event->header.type == WIRE_RESUME) {
+        carry_out(s, k, membership_peer_resumed(mind, s->now, conn, &source, &event->header, event->body));
+        return;
+    }
+    struct wire_hello hello;
+    if (event->header.type != WIRE_HELLO || !wire_decode_hello(event->body, event->header.length, &hello)) {
+        control_close_at_master(s, control);
+        return;
+    }
+    if (k == 0 && s->master_count > 1 && membership_activity(mind) != WIRE_SERVES &&
+        s->now >= s->masters[k].known_until) {
+        ask_others(s, k);
+        membership_await_others(mind);
+    }
+    carry_out(s, k, membership_peer_connected(mind, s->now, conn, &source, &hello));
+}
+
+static void on_look(struct pccl_sim *s, const struct event *event) {
+    struct master *master = &s->masters[event->from];
+    if (!master->running || event->life != master->life) return;
+    master->looks = false;
+    if (membership_activity(master->mind) == WIRE_GATHERS) ask_others(s, event->from);
+}
+
+static void on_others_heard(struct pccl_sim *s, const struct event *event) {
+    uint32_t k = event->from;
+    struct master *master = &s->masters[k];
+    if (!master->running || event->life != master->life) return;
+    master->asks = false;
+    master->known_until = s->now + (event->number == WIRE_IDLE ? IDLE_MS : BUSY_MS) * MS_NS;
+    if (k == 0) carry_out(s, k, membership_others_are(master->mind, s->now, (enum wire_activity)event->number));
+    if (!master->running || event->life != master->life) return; // it has ended in the middle of what it said
+    if (event->number == WIRE_SERVES && membership_activity(master->mind) == WIRE_GATHERS)
+        carry_out(s, k, membership_send_on(master->mind, s->now));
+    else
+        plan_look(s, k);
+}
+
+static void on_master_tick(struct pccl_sim *s, const struct event *event) {
+    struct master *master = &s->masters[event->from];
+    if (!master->running || event->life != master->life || event->at != master->tick_at) return;
+    master->tick_at = INT64_MAX;
+    if (membership_next_deadline(master->mind) <= s->now)
+        carry_out(s, event->from, membership_tick(master->mind, s->now));
+    else
+        plan_master_tick(s, event->from);
+}
+
+void sim_master_event(struct pccl_sim *s, struct event *event) {
+    uint32_t k = event->from;
+    if (event->kind == EVENT_MASTER_STARTS) {
+        if (!s->masters[k].running) sim_start_master(s, k);
+        return;
+    }
+    if (event->kind == EVENT_MASTER_GOES_ON) {
+        master_goes_on(s, event);
+        return;
+    }
+    if (event->kind == EVENT_MASTER_LOOKS) {
+        on_look(s, event);
+        return;
+    }
+    if (event->kind == EVENT_MASTER_HEARS) {
+        on_others_heard(s, event);
+        return;
+    }
+    if (event->kind == EVENT_MASTER_TICK) {
+        on_master_tick(s, event);
+        return;
+    }
+    struct control *control = &s->controls[event->index];
+    if (!control->used || control->serial != event->serial || !control->at_master) return;
+    if (s->masters[k].held && event->kind == EVENT_TO_MASTER) return; // nobody reads
+    if (!s->masters[k].running) {
+        control_close_at_master(s, control); // nobody listens
+        return;
+    }
+    if (event->kind == EVENT_TO_MASTER && !event->flag) {
+        on_frame_to_master(s, control, event);
+        return;
+    }
+    // It has ended, or is garbage from here on.
+    const char *why = event->flag ? "garbage" : "closed";
+    if (event->flag && control->at_peer) {
+        control_tell_peer(s, control);
+    }
+    carry_out(s, k, membership_peer_lost(s->masters[k].mind, s->now, event->index, why));
+    control->at_master = false;
+    if (!control->at_peer) control->used = false;
+}

@@ -1,0 +1,16 @@
+// Paths that are cut: who does not hear whom, and until when.
+#ifndef PCCL_SIM_PARTITION_H
+#define PCCL_SIM_PARTITION_H
+
+#include "master/membership.h"
+#include "sim/world.h"
+
+void partition_in_two(struct pccl_sim *s);
+void partition_one_way(struct pccl_sim *s);
+// Two peers that reach everybody else lose their links to each other, and can make no others. A peer is in one such
+// pair at a time.
+void partition_pair(struct pccl_sim *s);
+// That master lets newcomers in: perhaps a partition, just now.
+void partition_at_admission(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions);
+
+#endif

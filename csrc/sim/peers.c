@@ -1,0 +1,344 @@
+#include "sim/peers.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "pccl.h"
+#include "sim/controls.h"
+#include "sim/effect.h"
+#include "sim/engine.h"
+#include "sim/judge_ends.h"
+#include "sim/links.h"
+#include "sim/masters.h"
+#include "sim/program.h"
+#include "sim/seeking.h"
+#include "sim/state.h"
+#include "sim/trace.h"
+#include "sim/watch.h"
+
+enum {
+    TURNS_MOST = 50, // of what a program makes its mind say, which makes the program go on
+    RESTART_MS = 120,
+};
+
+// NULL: memory was refused.
+static struct member *new_mind(struct pccl_sim *s, int slot) {
+    struct wire_id id = sim_id(s, slot);
+    struct member *mind = member_new(&id, s->processes[slot].group, LANES);
+    if (mind != NULL) member_set_recovery(mind, s->recovery_ms, s->master_count);
+    return mind;
+}
+
+// A master of the list has refused this newcomer: perhaps the next one serves the run.
+static bool try_next_master(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    if (p->seek.again || !seek_failed(&p->seek, s->now)) return false;
+    struct member *fresh = new_mind(s, slot);
+    if (fresh == NULL) return false;
+    SIM_TRACE(s, "peer %d: tries the next master: %s", slot + 1, member_text(p->mind));
+    sim_close_controls(s, slot, true);
+    sim_close_links(s, slot, true);
+    p->parked_count = 0;
+    member_free(p->mind);
+    p->mind = fresh;
+    p->tick_at = INT64_MAX;
+    sim_join_master(s, slot);
+    return true;
+}
+
+static void is_over(struct pccl_sim *s, int slot, bool told) {
+    s->processes[slot].running = false;
+    s->processes[slot].dark = !told;
+    s->processes[slot].ended_at = s->now;
+    if (!s->faulty) return;
+    struct event *event = sim_event(s, EVENT_START, s->now + (int64_t)sim_below(s, RESTART_MS) * MS_NS);
+    event->slot = (uint8_t)slot;
+    sim_push(s, event);
+}
+
+void sim_end(struct pccl_sim *s, int slot, bool told) {
+    struct process *p = &s->processes[slot];
+    if (!p->running) return;
+    SIM_TRACE(s, "peer %d: ends%s", slot + 1, told ? "" : ", and nobody is told");
+    sim_close_controls(s, slot, told);
+    sim_close_links(s, slot, told);
+    is_over(s, slot, told);
+}
+
+void sim_end_held(struct pccl_sim *s, int slot) {
+    if (!s->processes[slot].running) return;
+    SIM_TRACE(s, "peer %d: ends, and a child holds its connections", slot + 1);
+    sim_hold(s, slot);
+    is_over(s, slot, false);
+}
+
+// ---- what a mind says ----
+
+static void probe(struct pccl_sim *s, int slot, const struct member_action *action) {
+    uint32_t life;
+    int other = sim_slot(&action->id, &life);
+    int64_t at = s->now + action->duration_ms * MS_NS + sim_delay(s, slot, other);
+    bool reached = s->cut_until[slot][other] <= s->now && sim_alive(s, other, life);
+    struct event *event = sim_event(s, EVENT_PROBED, at);
+    event->slot = (uint8_t)(reached ? other : slot);
+    event->life = reached ? life : s->processes[slot].life;
+    event->from = (uint8_t)(reached ? slot : other);
+    event->other_life = reached ? s->processes[slot].life : life;
+    event->flag = reached;
+    event->number = reached ? 1000000 * (1 + sim_below(s, 100)) : 0;
+    sim_push(s, event);
+}
+
+static void run_action(struct pccl_sim *s, int slot, const struct member_action *action) {
+    struct process *p = &s->processes[slot];
+    uint32_t life;
+    int other;
+    switch (action->kind) {
+    case MEMBER_DIAL: sim_dial(s, slot, action); return;
+    case MEMBER_DROP_PEER:
+        other = sim_slot(&action->id, &life);
+        if (other < 0) return;
+        sim_drop_links(s, slot, other, life);
+        if (engine_model_forget(s, slot, other, life)) state_model_forget(s, slot, other);
+        return;
+    case MEMBER_MISSED_LOSS: engine_model_missed_loss(s, slot, action->group_epoch); return;
+    case MEMBER_ENTER_EPOCH: engine_model_enter(s, slot, action); return;
+    case MEMBER_LINKS_READY: engine_model_ready(s, slot, action->group_epoch); return;
+    case MEMBER_VERDICT: engine_model_verdict(s, slot, action->verdict); return;
+    case MEMBER_PROBE: probe(s, slot, action); return;
+    case MEMBER_CONNECT_END:
+        if (action->code == 0) {
+            program_connected(s, slot, action);
+            return;
+        }
+        if (action->code == pcclMasterConnectionFailed && try_next_master(s, slot)) return;
+        s->counts[COUNT_REFUSED]++;
+        judge_dies(s, slot, member_text(p->mind), "refused");
+        sim_end(s, slot, true);
+        return;
+    case MEMBER_VOTE_END: program_vote_ended(s, slot, action); return;
+    case MEMBER_SYNC_PLAN: state_model_plan(s, slot, action->plan); return;
+    case MEMBER_RECHECK: sim_push_for(s, slot, EVENT_RECHECK, s->now); return;
+    case MEMBER_SEEK:
+        SIM_TRACE(s, "peer %d: looks for a master: %s", slot + 1, member_lost_why(p->mind));
+        sim_lose_master(s, slot);
+        return;
+    case MEMBER_FOUND:
+        s->counts[COUNT_FOUND]++;
+        p->seeking = false;
+        SIM_TRACE(s, "peer %d: goes on with a master", slot + 1);
+        return;
+    case MEMBER_WAITING: SIM_TRACE(s, "peer %d: hears that the master %s", slot + 1, member_waits_why(p->mind)); return;
+    case MEMBER_DIE:
+        s->counts[COUNT_EXPELLED]++;
+        judge_dies(s, slot, member_text(p->mind), "dead");
+        sim_end(s, slot, true);
+        return;
+    }
+}
+
+// As in the body: nothing is known for sure any more.
+static void die_of_memory(struct pccl_sim *s, int slot) {
+    if (s->processes[slot].shortage.refused == 0)
+        sim_fail(s, "bounded memory", "the mind of peer %d asks for more memory than there is", slot + 1);
+    s->counts[COUNT_EXPELLED]++;
+    judge_dies(s, slot, "the system refused memory", "dead");
+    sim_end(s, slot, true);
+}
+
+// The frames after the actions, as the body does; what an action makes the mind say comes after that.
+static void act(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    uint32_t life = p->life, turns = 0;
+    while (sim_alive(s, slot, life) &&
+           (p->out.count > 0 || p->out.frames.length > 0 || p->out.failed || p->out.frames.failed) &&
+           s->state == PCCL_SIM_RUNNING) {
+        struct member_output out = p->out;
+        if (++turns > TURNS_MOST)
+            sim_fail(s, "progress", "the mind of peer %d and its program answer each other without end", slot + 1);
+        p->out = (struct member_output){0};
+        const struct member *mind = p->mind;
+        if (out.failed || out.frames.failed) {
+            member_output_fini(&out);
+            die_of_memory(s, slot);
+            return;
+        }
+        for (size_t i = 0; i < out.count && sim_alive(s, slot, life) && p->mind == mind; i++)
+            run_action(s, slot, &out.actions[i]);
+        if (sim_alive(s, slot, life) && p->mind == mind) sim_to_master(s, slot, &out.frames);
+        member_output_clear(&out);
+        if (sim_alive(s, slot, life) && p->out.capacity == 0 && p->out.frames.capacity == 0 && p->shortage.times == 0 &&
+            !p->out.failed && !p->out.frames.failed)
+            p->out = out; // the memory serves again
+        else
+            member_output_fini(&out);
+    }
+    if (!sim_alive(s, slot, life)) return;
+    int64_t next = member_deadline(p->mind);
+    if (next >= p->tick_at) return; // the tick that is queued looks again
+    p->tick_at = next > s->now ? next : s->now;
+    sim_push_for(s, slot, EVENT_PEER_TICK, p->tick_at);
+}
+
+void sim_start(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    if (p->running) return;
+    uint32_t life = p->life + 1;
+    member_free(p->mind);
+    member_output_fini(&p->out);
+    delta_free(p->state->delta);
+    *p->engine = (struct engine_model){0};
+    *p->state = (struct state_model){0};
+    *p->program = (struct program){0};
+    *p = (struct process){.running = true,
+                          .life = life,
+                          .tick_at = INT64_MAX,
+                          .engine = p->engine,
+                          .state = p->state,
+                          .program = p->program};
+    s->ends->voted[slot] = 0;
+    p->group = sim_chance(s, 4);
+    p->program->since = s->now;
+    p->engine->now.slots[0] = (uint8_t)slot;
+    for (uint32_t i = 0; i < LEAVES; i++)
+        p->state->leaves[i] = sim_mix(s->config.seed * 64 + (sim_chance(s, 2) ? i : 32 + i));
+    p->mind = new_mind(s, slot);
+    if (p->mind == NULL) abort(); // a test that cannot go on
+    s->counts[COUNT_STARTS]++;
+    SIM_TRACE(s, "peer %d: starts (life %u, group %u)", slot + 1, life, p->group);
+    p->seek = (struct seek){.masters = s->addresses, .count = s->master_count};
+    seek_begin(&p->seek, false, s->now);
+    sim_join_master(s, slot);
+    act(s, slot);
+}
+
+// ---- what happens ----
+
+static void on_peer_tick(struct pccl_sim *s, int slot, const struct event *event) {
+    struct process *p = &s->processes[slot];
+    if (p->tick_at != event->at) return; // an earlier one was queued after it
+    p->tick_at = INT64_MAX;
+    if (member_deadline(p->mind) <= s->now) member_tick(p->mind, s->now, &p->out);
+    sim_expire_parked(s, slot);
+}
+
+static void on_control(struct pccl_sim *s, int slot, const struct event *event) {
+    struct process *p = &s->processes[slot];
+    struct control *control = &s->controls[event->index];
+    if (p->control != event->index + 1 || control->serial != event->serial) return;
+    if (s->now >= control->lost_from && event->kind == EVENT_TO_PEER) return;
+    if (event->kind == EVENT_TO_PEER && !event->flag) {
+        if (s->tracing && event->header.type != WIRE_HEARTBEAT) {
+            char text[TEXT_BYTES];
+            sim_line(s, "peer %d <- %s: %s", slot + 1, master_name(s, control->master),
+                     trace_frame_name(s, text, &event->header, event->body));
+        }
+        s->counts[COUNT_ORDERS] += event->header.type == WIRE_EPOCH && event->body[0] == WIRE_REASON_ORDER;
+        s->counts[COUNT_TOLD_LATE] += event->header.type == WIRE_RESUMED && (event->body[4] | event->body[5]) != 0;
+        s->counts[COUNT_AFRESH] += event->header.type == WIRE_WELCOME && member_is_seeking(p->mind);
+        member_frame(p->mind, &event->header, event->body, s->now, &p->out);
+        return;
+    }
+    sim_close_controls(s, slot, true);
+    member_disconnected(p->mind, event->flag ? "garbage" : "the master closed", s->now, &p->out);
+}
+
+// What was under way on links that have ended is lost.
+static void tell_state(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    for (int other = 0; p->ended != 0; other++) {
+        if (p->ended >> other & 1) state_model_link_ends(s, slot, other);
+        p->ended &= ~(1U << other);
+    }
+}
+
+static void judge_parked(struct pccl_sim *s, int slot) {
+    uint32_t life = s->processes[slot].life, count = links_take_parked(s, slot);
+    for (uint32_t i = 0; i < count && sim_alive(s, slot, life); i++) {
+        links_judge_parked(s, slot, i);
+        tell_state(s, slot);
+        act(s, slot);
+    }
+}
+
+static void deliver(struct pccl_sim *s, const struct event *event) {
+    const struct frame *frame = &event->frame;
+    SIM_TRACE(s, "peer %d <- %d: %s (%llu, %llu, %u)", event->slot + 1, event->from + 1, wire_type_name(frame->type),
+              (unsigned long long)frame->epoch, (unsigned long long)frame->tag, frame->sequence);
+    if (frame->type >= WIRE_SYNC_ASK_HASHES && frame->type <= WIRE_SYNC_LEAF)
+        state_model_frame(s, event->slot, event->from, frame);
+    else
+        engine_model_frame(s, event->slot, event->from, frame);
+}
+
+// The data thread is woken.
+static void on_engine(struct pccl_sim *s, int slot) {
+    const struct ring *ring = &s->processes[slot].engine->now;
+    struct event *event;
+    if (!engine_model_obey(s, slot)) return;
+    uint32_t members = 0;
+    for (uint32_t rank = 0; rank < ring->count; rank++) members |= 1U << ring->slots[rank];
+    for (int other = 0; other < (int)s->peers; other++)
+        if ((members >> other & 1) == 0) state_model_forget(s, slot, other);
+    for (int other = 0; other < SLOTS; other++)
+        for (uint32_t index = 0; index <= LANES; index++)
+            while ((event = links_next_parked(s, slot, other, index, ring->epoch)) != NULL) {
+                deliver(s, event);
+                sim_event_free(s, event);
+            }
+    engine_model_go_on(s, slot);
+}
+
+static void on_program(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    if (!program_go_on(s, slot)) return;
+    member_leave(p->mind, &p->out);
+    sim_to_master(s, slot, &p->out.frames);
+    sim_end(s, slot, true);
+}
+
+// Before it carries out what its mind has said.
+static bool blocks(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    int64_t blocked = p->running && p->out.count + p->out.frames.length > 0 ? effect_block(s, false) : 0;
+    if (blocked == 0) return false;
+    SIM_TRACE(s, "fault: the control thread of peer %d blocks for %lld ms", slot + 1, (long long)(blocked / MS_NS));
+    p->stopped_until = s->now + blocked;
+    sim_push_for(s, slot, EVENT_PEER_GOES_ON, p->stopped_until - 1);
+    return true;
+}
+
+void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
+    int slot = event->slot;
+    struct process *p = &s->processes[slot];
+    switch (event->kind) {
+    case EVENT_TO_PEER:
+    case EVENT_PEER_LOSES: on_control(s, slot, event); break;
+    case EVENT_PEER_TICK: on_peer_tick(s, slot, event); break;
+    case EVENT_DIAL_ARRIVES: sim_dial_arrives(s, event); break;
+    case EVENT_DIAL_ENDS: sim_dial_ends(s, event); break;
+    case EVENT_DIAL_LATE: sim_dial_late(s, event); break;
+    case EVENT_LINK_FRAME:
+        if (sim_link_frame(s, event, p->engine->now.epoch, kept)) deliver(s, event);
+        break;
+    case EVENT_LINK_ENDS: sim_link_ends(s, event); break;
+    case EVENT_PROBED: {
+        struct wire_id self = sim_id(s, slot), other = sim_id_of(event->from, event->other_life);
+        member_measured(p->mind, event->flag ? &other : &self, event->flag ? &self : &other, event->number, &p->out);
+        break;
+    }
+    case EVENT_ENGINE: on_engine(s, slot); break;
+    case EVENT_SEEK: sim_seek_master(s, slot, event->flag); break;
+    case EVENT_SEEK_ANEW:
+        if (!sim_seek_anew(s, slot, event->serial)) break;
+        act(s, slot);
+        seek_anew(&p->seek, s->now);
+        break;
+    case EVENT_RECHECK: judge_parked(s, slot); break;
+    case EVENT_PROGRAM: on_program(s, slot); break;
+    case EVENT_SYNC_TICK: state_model_tick(s, slot); break;
+    default: break;
+    }
+    tell_state(s, slot);
+    if (event->kind == EVENT_PEER_GOES_ON || !blocks(s, slot)) act(s, slot);
+}

@@ -1,0 +1,47 @@
+// A peer's process: its mind, its connections, and the models in it.
+#ifndef PCCL_SIM_PROCESS_H
+#define PCCL_SIM_PROCESS_H
+
+#include "peer/member.h"
+#include "peer/seek.h"
+#include "sim/memory.h"
+#include "sim/queue.h"
+
+enum { LANES = 2, PARKED_MOST = 64 };
+
+struct process {
+    bool running;
+    uint32_t life, group;
+    int64_t stopped_until;
+    int64_t ended_at;
+    bool dark; // it has ended, and nobody was told
+    struct shortage shortage;
+    bool tainted; // a frame of its connection was changed: what it says is not judged
+    bool misused; // its program gave a wrong revision
+    struct member *mind;
+    struct member_output out;
+    int64_t tick_at;  // of the tick that is queued; INT64_MAX: none
+    uint32_t control; // + 1; 0: none
+    struct seek seek;
+    bool seeking;                     // the master is lost
+    uint32_t links[SLOTS][LANES + 1]; // connection + 1
+    uint32_t met[SLOTS];              // lives that it had a link to
+    uint32_t ended;                   // slots to which a link has ended, which the state is still to hear of
+    struct {
+        struct wire_link_hello hello;
+        uint32_t connection, serial;
+        int64_t until;
+    } parked[PARKED_MOST];
+    uint32_t parked_count;
+    // of this slot, for ever
+    struct engine_model *engine;
+    struct state_model *state;
+    struct program *program;
+};
+
+bool sim_alive(const struct pccl_sim *s, int slot, uint32_t life);
+struct wire_id sim_id(const struct pccl_sim *s, int slot);
+// An event of the process in that slot.
+void sim_push_for(struct pccl_sim *s, int slot, enum event_kind kind, int64_t at);
+
+#endif

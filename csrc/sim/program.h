@@ -1,0 +1,26 @@
+// What the peers' programs call.
+#ifndef PCCL_SIM_PROGRAM_H
+#define PCCL_SIM_PROGRAM_H
+
+#include "peer/member.h"
+#include "sim/world.h"
+
+enum step { STEP_JOINING, STEP_THINKING, STEP_VOTING, STEP_REDUCING, STEP_SYNCING, STEP_LEAVING };
+
+struct program {
+    enum step step;
+    uint8_t vote;
+    uint64_t key_number, key_round; // where in the program: the same at all that pass the same point
+    uint32_t phase, phases;         // of reduces in this round
+    uint32_t tags;                  // in use in this phase
+    uint32_t rounds;                // that this life has passed
+    int64_t since;                  // begin of the call; INT64_MAX: none is open
+    int64_t leave_by;
+};
+
+void program_connected(struct pccl_sim *s, int slot, const struct member_action *action);
+// True: it has done what it has to before it leaves, and leaves now.
+bool program_go_on(struct pccl_sim *s, int slot);
+void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action *action);
+
+#endif

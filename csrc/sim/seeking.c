@@ -1,0 +1,99 @@
+#include "sim/seeking.h"
+
+#include "sim/controls.h"
+#include "sim/masters.h"
+#include "sim/state.h"
+#include "sim/trace.h"
+#include "sim/truth.h"
+
+static void connect_to(struct pccl_sim *s, int slot, uint32_t master) {
+    struct process *p = &s->processes[slot];
+    struct control *control = control_new(s, slot, master);
+    if (control == NULL) return;
+    p->control = (uint32_t)(control - s->controls) + 1;
+    member_join(p->mind, 48149, s->now, &p->out);
+    if ((s->faults & PCCL_SIM_DUPLICATE) != 0 && s->faulty && sim_chance(s, 6))
+        control_double(s, slot, master, &p->out.frames);
+}
+
+// One that is not there refuses; the last one of the list is left to find that out by itself.
+void sim_join_master(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    while (!s->masters[p->seek.at].running && !s->masters[p->seek.at].held && p->seek.at + 1 < p->seek.count)
+        seek_failed(&p->seek, s->now);
+    connect_to(s, slot, p->seek.at);
+}
+
+static void seek_at(struct pccl_sim *s, int slot, int64_t at, bool late) {
+    struct event *event = sim_event(s, EVENT_SEEK, at > s->now ? at : s->now);
+    event->slot = (uint8_t)slot;
+    event->life = s->processes[slot].life;
+    event->flag = late;
+    sim_push(s, event);
+}
+
+void sim_lose_master(struct pccl_sim *s, int slot) {
+    struct process *p = &s->processes[slot];
+    if (p->control != 0 && !p->seeking) { // silent
+        struct wire_buffer moved = {0};
+        wire_encode_empty(&moved, member_header(p->mind), WIRE_MOVED);
+        sim_send_master(s, p, &moved);
+    }
+    sim_close_controls(s, slot, true);
+    if (p->seeking)
+        seek_failed(&p->seek, s->now);
+    else
+        seek_begin(&p->seek, true, s->now);
+    p->seeking = true;
+    seek_at(s, slot, p->seek.next + (int64_t)sim_below(s, 5 * MS_NS), false);
+}
+
+static void look_later(struct pccl_sim *s, int slot, uint32_t serial) {
+    const struct process *p = &s->processes[slot];
+    if (member_waits_until(p->mind) == INT64_MAX) return;
+    struct event *event = sim_event(s, EVENT_SEEK_ANEW, member_waits_until(p->mind));
+    event->slot = (uint8_t)slot;
+    event->life = p->life;
+    event->serial = serial;
+    sim_push(s, event);
+}
+
+void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
+    struct process *p = &s->processes[slot];
+    if (p->control != 0 || !p->seeking || !member_is_seeking(p->mind)) return;
+    uint32_t master = p->seek.at;
+    if (late || (!s->masters[master].running && !s->masters[master].held)) {
+        seek_failed(&p->seek, s->now);
+        seek_at(s, slot, p->seek.next + (int64_t)sim_below(s, 5 * MS_NS), false);
+        return;
+    }
+    if (s->master_count > 1 && sim_cut(s, slot, MASTER + (int)master)) { // no answer
+        int64_t there = s->cut_until[slot][MASTER + master], back = s->cut_until[MASTER + master][slot],
+                at = there > back ? there : back;
+        bool gives_up = at > s->now + SEEK_DIAL_MS * MS_NS;
+        seek_at(s, slot, gives_up ? s->now + SEEK_DIAL_MS * MS_NS : at, gives_up);
+        return;
+    }
+    struct control *control = control_new(s, slot, master);
+    if (control == NULL) return;
+    p->control = (uint32_t)(control - s->controls) + 1;
+    struct wire_hash content = {0};
+    enum member_tensors tensors = state_model_restart(s, slot, &content);
+    s->truths->resumed[slot].life = p->life;
+    s->truths->resumed[slot].generation = member_header(p->mind).generation;
+    s->truths->resumed[slot].epoch = member_header(p->mind).epoch;
+    member_resume(p->mind, 48149, tensors, &content, s->now, &p->out);
+    if (master > 0) look_later(s, slot, control->serial);
+}
+
+// At a later master of the list without enough others: they may be at an earlier one by now.
+bool sim_seek_anew(struct pccl_sim *s, int slot, uint32_t serial) {
+    struct process *p = &s->processes[slot];
+    if (!p->seeking || p->control == 0 || s->controls[p->control - 1].serial != serial) return false;
+    if (s->now < member_waits_until(p->mind)) {
+        look_later(s, slot, serial);
+        return false;
+    }
+    member_disconnected(p->mind, "no run was taken up there", s->now, &p->out);
+    return true;
+}

@@ -1,0 +1,210 @@
+#include "sim/watch.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "sim/engine.h"
+#include "sim/judge_master.h"
+#include "sim/masters.h"
+#include "sim/program.h"
+#include "sim/trace.h"
+#include "sim/truth.h"
+
+enum {
+    DEAD_LIMITS = 3,     // ARRIVAL_STRETCH: where pauses are usual
+    DEAD_SLACK_MS = 500, // a slow path
+    CALL_LIMITS = 12,    // heartbeat limits that a call may take when nothing goes wrong any more
+    MEASURE_MS = 130,    // what an optimisation takes longer for each pair
+    TAKE_UP_LIMITS = 7,  // that members take to meet at a master, and it to take their run up
+    INNOCENT_LIMITS = 6, // after so many the aftermath of a fault is over
+    LEFT_LIMITS = 8,     // that a master may take to notice that it has been left
+    CALM_ROUNDS = 2,     // that everybody who lives passes in a calm
+    CALM_LIMITS = 40,    // heartbeat limits that this may take
+    CALM_PAIR_MS = 250,  // and for the measurements of each pair
+};
+
+void watch_begin(struct pccl_sim *s) { s->watch->measured_at = s->watch->sought_at = 0; }
+
+void watch_calm(struct pccl_sim *s) {
+    for (int slot = 0; slot < (int)s->peers; slot++) s->watch->rounds_before[slot] = UINT32_MAX;
+}
+
+bool watch_is_calm(struct pccl_sim *s) {
+    bool calm = s->now > s->calm_from + (s->master_count > 1 ? (LEFT_LIMITS + 1) * s->limit_ns : 0);
+    for (int slot = 0; slot < (int)s->peers && s->now > s->calm_from; slot++) {
+        const struct process *p = &s->processes[slot];
+        if (!p->running) continue;
+        if (s->watch->rounds_before[slot] == UINT32_MAX || s->watch->lives_before[slot] != p->life) {
+            s->watch->rounds_before[slot] = p->program->rounds;
+            s->watch->lives_before[slot] = p->life;
+        }
+        calm &= p->program->rounds >= s->watch->rounds_before[slot] + CALM_ROUNDS;
+    }
+    return calm;
+}
+
+static void judge_progress(struct pccl_sim *s) {
+    int64_t bound = CALM_LIMITS * s->limit_ns + (int64_t)s->recovery_ms * MS_NS +
+                    (int64_t)(s->peers * s->peers) * CALM_PAIR_MS * MS_NS;
+    if (s->faulty || s->now <= s->calm_from + bound) return;
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        const struct process *p = &s->processes[slot];
+        if (p->running && p->program->rounds < s->watch->rounds_before[slot] + CALM_ROUNDS)
+            sim_fail(s, "progress", "peer %d has passed %u rounds in %lld ms without a fault", slot + 1,
+                     p->program->rounds - s->watch->rounds_before[slot], (long long)((s->now - s->calm_from) / MS_NS));
+    }
+}
+
+// Peers may give up a lost master only when no more than half of the last epoch is left.
+static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
+    uint32_t members = 0, left = 0, elders = 0;
+    uint64_t run = member_header(s->processes[slot].mind).run;
+    const struct truth *truth = judge_truth(s, run);
+    if (truth->lives[slot] != s->processes[slot].life) return; // the run goes on without it
+    const struct epoch_record *newest = truth_newest_entered(s, truth, false);
+    for (int other = 0; other < (int)s->peers && newest != NULL; other++) {
+        members += newest->lives[other] != 0;
+        bool lives = newest->lives[other] != 0 && sim_alive(s, other, newest->lives[other]) &&
+                     !truth_is_tainted(s, other, newest->lives[other]);
+        // who never heard that it was let in may have begun another one
+        lives = lives && member_header(s->processes[other].mind).run == run;
+        left += lives;
+        elders += lives && (newest->elders >> other & 1) != 0;
+    }
+    bool time = false;
+    for (uint32_t i = 0; i < s->master_count && s->now > s->calm_from + TAKE_UP_LIMITS * s->limit_ns; i++)
+        time |= s->masters[i].running && s->now > s->masters[i].began_at + TAKE_UP_LIMITS * s->limit_ns;
+    if (time && 2 * left > members && left >= newest->quorum.members && elders >= newest->quorum.elders)
+        sim_fail(s, "progress", "peer %d gives up although %u of %u members are left: %s", slot + 1, left, members,
+                 text);
+}
+
+// Of two that are apart at most one is lost, and nobody else; one whose report is slow may be, too.
+static void judge_apart(struct pccl_sim *s, int slot, const char *text, const char *what) {
+    const struct process *p = &s->processes[slot];
+    int other = s->apart[slot].other - 1;
+    if (strstr(text, "did not report its links in time") != NULL) return;
+    bool apart = other >= 0 && s->processes[other].group == p->group &&
+                 s->now <= s->apart[slot].until + INNOCENT_LIMITS * s->limit_ns;
+    if (apart && s->apart[slot].cost == 0) s->apart[slot].cost = s->apart[other].cost = slot + 1;
+    if (!apart)
+        sim_fail(s, "progress", "peer %d is %s although it reaches everybody: %s", slot + 1, what, text);
+    else if (s->apart[slot].cost != slot + 1)
+        sim_fail(s, "progress", "peer %d is %s, as was peer %d, to which alone it has no link: %s", slot + 1, what,
+                 other + 1, text);
+}
+
+void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what) {
+    SIM_TRACE(s, "peer %d: %s: %s", slot + 1, what, text);
+    const struct process *p = &s->processes[slot];
+    if (p->tainted) return;
+    if (strstr(text, "does not fit the run") != NULL)
+        sim_fail(s, "agreement", "peer %d is %s for what it knows: %s", slot + 1, what, text);
+    if (strstr(text, "it gave revision") != NULL && !p->misused)
+        sim_fail(s, "parity", "peer %d is expelled for a revision that a sync gave it: %s", slot + 1, text);
+    if (strstr(text, "shared state: ") != NULL) {
+        if (s->apart[slot].other != 0) s->apart[slot].cost = s->apart[s->apart[slot].other - 1].cost = 0;
+        return;
+    }
+    if (s->only_naps)
+        sim_fail(s, "progress", "peer %d is %s although only the master stood still: %s", slot + 1, what, text);
+    if (s->only_apart) judge_apart(s, slot, text, what);
+    if (strstr(text, "no master took the run up") != NULL) {
+        s->counts[COUNT_GIVEN_UP]++;
+        judge_minority(s, slot, text);
+        return;
+    }
+    if (s->now > s->calm_from + INNOCENT_LIMITS * s->limit_ns +
+                     (s->now - s->watch->sought_at < s->limit_ns ? (int64_t)s->recovery_ms * MS_NS : 0))
+        sim_fail(s, "progress", "peer %d is %s although nothing went wrong for %lld ms: %s", slot + 1, what,
+                 (long long)((s->now - s->calm_from) / MS_NS), text);
+}
+
+// Does a master that is not stopped serve the run that it announced last?
+static bool serves(const struct pccl_sim *s, uint32_t k) {
+    const struct master *master = &s->masters[k];
+    return master->running && s->now >= master->stopped_until && s->said->last[k].life == master->life &&
+           membership_epoch(master->mind) == s->said->last[k].number && membership_peer_count(master->mind) > 0;
+}
+
+static void judge_dead(struct pccl_sim *s, struct truth *truth) {
+    const struct master *master = &s->masters[truth->master];
+    if (truth->run == 0 || !master->running || master->life != truth->master_life ||
+        s->said->last[truth->master].life != master->life || s->said->last[truth->master].run != truth->run ||
+        s->now < master->stopped_until + s->limit_ns)
+        return;
+    // nobody was left to be told
+    if (membership_epoch(master->mind) != truth->number) memset(truth->lives, 0, sizeof truth->lives);
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        const struct process *p = &s->processes[slot];
+        uint32_t life = truth->lives[slot];
+        if (life == 0 || sim_alive(s, slot, life) || truth_is_tainted(s, slot, life)) continue;
+        int64_t since = p->ended_at;
+        if (s->cut_until[slot][MASTER + truth->master] > since) since = s->cut_until[slot][MASTER + truth->master];
+        if (master->stopped_until > since) since = master->stopped_until; // then it hears what was said before
+        if (truth->since[slot] > since) since = truth->since[slot];
+        if (p->life != life) since = s->now; // it has a successor already
+        if (s->now - since > DEAD_LIMITS * s->limit_ns + DEAD_SLACK_MS * MS_NS)
+            sim_fail(s, "bounded time", "peer %d ended %lld ms ago, and the master counts it as a member", slot + 1,
+                     (long long)((s->now - p->ended_at) / MS_NS));
+    }
+}
+
+// A master that its peers have left for another one notices and gives the run up.
+static void judge_masters(struct pccl_sim *s) {
+    int64_t *alone_at = s->watch->alone_at;
+    for (uint32_t i = 0; i < s->master_count; i++) {
+        bool alone = true;
+        for (uint32_t k = 0; k < s->master_count && serves(s, i); k++)
+            alone &= k == i || !serves(s, k) || s->said->last[k].run != s->said->last[i].run;
+        if (alone) alone_at[i] = s->now;
+        if (s->now - alone_at[i] > LEFT_LIMITS * s->limit_ns)
+            sim_fail(s, "agreement", "master %u has served the run in generation %llu beside another one for %lld ms",
+                     i + 1, (unsigned long long)s->said->last[i].generation,
+                     (long long)((s->now - alone_at[i]) / MS_NS));
+    }
+}
+
+static void judge_calls(struct pccl_sim *s) {
+    static const char *const steps[] = {"connect", "its own work", "a vote", "reduces", "a sync", "leaving"};
+    int64_t bound = CALL_LIMITS * s->limit_ns;
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        const struct program *program = s->processes[slot].program;
+        if (!s->processes[slot].running) continue;
+        if (program->step == STEP_VOTING && program->vote == WIRE_VOTE_OPTIMIZE) s->watch->measured_at = s->now;
+        if (member_is_seeking(s->processes[slot].mind)) s->watch->sought_at = s->now;
+    }
+    if (s->now - s->watch->sought_at <= bound) bound += (int64_t)s->recovery_ms * MS_NS;
+    if (s->now - s->watch->measured_at <= bound) bound += (int64_t)(s->peers * s->peers) * MEASURE_MS * MS_NS;
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        const struct process *p = &s->processes[slot];
+        if (!p->running || p->tainted || p->program->since == INT64_MAX) continue;
+        int64_t since = p->program->since > s->calm_from ? p->program->since : s->calm_from;
+        if (s->now - since <= bound) continue;
+        char ops[TEXT_BYTES] = "";
+        for (uint32_t tag = 0, at = 0;
+             tag < p->program->tags && p->program->step == STEP_REDUCING && at < TEXT_BYTES - 100; tag++) {
+            const struct op *op = &p->engine->ops[tag];
+            at += (uint32_t)snprintf(ops + at, TEXT_BYTES - at, "; op (%llu, %u, %u) in phase %d%s",
+                                     (unsigned long long)op->name.epoch, tag, op->name.sequence, (int)op->phase,
+                                     op->frozen ? ", frozen" : "");
+        }
+        sim_fail(s, "bounded time",
+                 "peer %d has been in %s for %lld ms, %lld ms of it without a fault (limit %lld ms): epoch %llu "
+                 "(master: %llu), group epoch %llu, %s, vote %u%s",
+                 slot + 1, steps[p->program->step], (long long)((s->now - p->program->since) / MS_NS),
+                 (long long)((s->now - since) / MS_NS), (long long)(s->limit_ns / MS_NS),
+                 (unsigned long long)member_header(p->mind).epoch,
+                 (unsigned long long)judge_truth(s, member_header(p->mind).run)->number,
+                 (unsigned long long)p->engine->now.epoch, p->engine->now.ready ? "linked" : "not linked",
+                 p->program->vote, ops);
+        return;
+    }
+}
+
+void watch_look(struct pccl_sim *s) {
+    for (uint32_t i = 0; i < RUNS_MOST; i++) judge_dead(s, &s->truths->runs[i]);
+    if (s->master_count > 1) judge_masters(s);
+    judge_calls(s);
+    judge_progress(s);
+}
