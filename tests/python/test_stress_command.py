@@ -1,0 +1,77 @@
+"""The command line of `pccl stress`."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+
+import pytest
+
+pytest.importorskip("numpy")
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+from click.testing import CliRunner
+from rich.console import Console
+from stress_runs import write_log
+
+from pccl.cli import main
+from pccl.lab.folder import alone_in
+from pccl.stress import backends, command
+
+
+def test_without_uvloop_it_says_so_and_goes_on(monkeypatch):
+    console = Console(file=io.StringIO())
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    loop = command._loop_factory(console)()
+    loop.close()
+    assert isinstance(loop, asyncio.AbstractEventLoop)
+    assert "plain asyncio" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--peers", "1"], "range"),
+        (["--faults", "kick=1"], "'kick' is no kind of fault"),
+        (["--seconds", "5", "--minutes", "1"], "exclude each other"),
+        (["--backend", "mpi"], "mpi"),
+        (["--out", "/dev/null/x"], "cannot write"),
+        (["--replay", "/nothing"], "does not exist"),
+        (["--plant", "wrong-sum"], "No such option"),
+        (["--backend", "gloo", "--standbys", "1"], "one master"),
+    ],
+)
+def test_wrong_arguments(tmp_path, arguments, words):
+    result = CliRunner().invoke(main, ["stress", "--out", str(tmp_path), *arguments])
+    assert result.exit_code == 2, result.output
+    assert words in result.output
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path):
+    with alone_in(tmp_path):
+        result = CliRunner().invoke(main, ["stress", "--out", str(tmp_path), "--seconds", "1"])
+    assert result.exit_code == 2
+    assert "another run writes to" in result.output
+
+
+def test_other_backends_need_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr(backends, "OTHERS", tmp_path / "nothing")
+    monkeypatch.setattr(backends.Backend, "missing", lambda self: [])
+    result = CliRunner().invoke(main, ["stress", "--backend", "gloo", "--out", str(tmp_path), "--seconds", "1"])
+    assert result.exit_code == 2
+    assert "needs a checkout" in result.output
+
+
+def test_help_says_what_it_does():
+    text = CliRunner().invoke(main, ["stress", "--help"]).output
+    for word in ("--fault-every", "--faults", "--replay", "--backend", "Exit status", "kill (SIGKILL"):
+        assert word in text
+
+
+def test_a_replay_takes_its_options_from_the_log(tmp_path):
+    write_log(tmp_path / "log")
+    result = CliRunner().invoke(main, ["stress", "--replay", str(tmp_path / "log"), "--peers", "3", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--peers from the log" in result.output
