@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "net/socket.h"
-#include "master/membership.h"
+#include "master/mind.h"
 #include "master/others.h"
 
 enum {
@@ -20,14 +20,14 @@ enum {
     KEPT_BYTES = 16 * 1024,  // buffers above this are given back when they are empty
     ACCEPTS = 64,            // likewise, per turn
     ACCEPT_PAUSE_MS = 500,   // when descriptors or memory are short
-    TOKEN_LISTENER = MEMBERSHIP_MAX_CONNS,
+    TOKEN_LISTENER = ACTIONS_MAX_CONNS,
     TOKEN_WAKE,
     TOKEN_OTHERS,
     EVENTS = TOKEN_OTHERS + WIRE_MAX_MASTERS, // all at once, so that a tick comes after everything that has arrived
 };
 
 // So a connection without a hello always finds a place: one that is closing gives way to it.
-_Static_assert(MEMBERSHIP_MAX_KNOWN + MASTER_MAX_ANONYMOUS < MEMBERSHIP_MAX_CONNS,
+_Static_assert(MIND_MAX_KNOWN + MASTER_MAX_ANONYMOUS < ACTIONS_MAX_CONNS,
                "peers, those that wait, and connections without a hello leave places");
 
 enum ending {
@@ -78,11 +78,11 @@ struct master {
     int64_t now_ns, listener_resumes_ns; // INT64_MAX: it listens
     int64_t looks_ns;                    // for a run of another master; INT64_MAX: nobody waits here
     struct others others;                // masters of the list; set before the thread begins
-    struct membership *membership;
+    struct mind *mind;
     struct log_limit run_log, strangers_log, shortage_log;
-    struct conn conns[MEMBERSHIP_MAX_CONNS];
+    struct conn conns[ACTIONS_MAX_CONNS];
     uint32_t conn_count[CONN_CLOSING + 1];
-    struct membership_loss lost[MEMBERSHIP_MAX_CONNS]; // in this turn
+    struct mind_loss lost[ACTIONS_MAX_CONNS]; // in this turn
     size_t lost_count;
     uint8_t chunk[CHUNK_BYTES];
     struct epoll_event events[EVENTS];
@@ -213,18 +213,18 @@ static void conn_start_closing(struct master *master, struct conn *conn) {
 
 // ---- what the mind says ----
 
-static void carry_out(struct master *master, const struct membership_actions *actions) {
+static void carry_out(struct master *master, const struct actions *actions) {
     for (size_t i = 0; i < actions->log_count; i++)
         LOG_LIMITED(actions->logs[i].of_strangers ? &master->strangers_log : &master->run_log, actions->logs[i].level,
                     "master: %s", actions->logs[i].text);
     for (size_t i = 0; i < actions->send_count; i++) {
-        const struct membership_send *send = &actions->sends[i];
+        const struct actions_send *send = &actions->sends[i];
         conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
     }
     for (size_t i = 0; i < actions->close_count; i++) conn_start_closing(master, &master->conns[actions->closes[i]]);
-    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
-    if (membership_wants_random(master->membership) && platform_random(random, sizeof random))
-        membership_set_random(master->membership, random);
+    uint8_t random[MIND_RANDOM_BYTES];
+    if (mind_wants_random(master->mind) && platform_random(random, sizeof random))
+        mind_set_random(master->mind, random);
 }
 
 static void conn_lose(struct master *master, struct conn *conn, const char *why) {
@@ -234,7 +234,7 @@ static void conn_lose(struct master *master, struct conn *conn, const char *why)
     }
     conn->broken = true;
     set_state(master, conn, CONN_LOST);
-    master->lost[master->lost_count++] = (struct membership_loss){index_of(master, conn), why};
+    master->lost[master->lost_count++] = (struct mind_loss){index_of(master, conn), why};
 }
 
 // Many that end together, as with a rack, are one epoch and not one each.
@@ -244,7 +244,7 @@ static void tell_lost(struct master *master) {
         if (master->conns[master->lost[i].conn].state == CONN_LOST) master->lost[count++] = master->lost[i];
     master->lost_count = 0;
     for (size_t i = 0; i < count; i++) conn_close(master, &master->conns[master->lost[i].conn]);
-    if (count > 0) carry_out(master, membership_peers_lost(master->membership, master->now_ns, master->lost, count));
+    if (count > 0) carry_out(master, mind_peers_lost(master->mind, master->now_ns, master->lost, count));
 }
 
 // ---- reading ----
@@ -253,7 +253,7 @@ static void tell_lost(struct master *master) {
 
 // Who was away when another master took the run up comes to the first of its list, and newcomers gather behind it.
 static void look_elsewhere(struct master *master) {
-    if (master->others.count == 0 || membership_activity(master->membership) != WIRE_GATHERS) {
+    if (master->others.count == 0 || mind_activity(master->mind) != WIRE_GATHERS) {
         master->looks_ns = INT64_MAX;
         return;
     }
@@ -265,14 +265,14 @@ static void look_elsewhere(struct master *master) {
 static void hear_others(struct master *master) {
     if (!others_tick(&master->others, master->now_ns)) return;
     enum wire_activity most = master->others.most;
-    if (!master->standby) carry_out(master, membership_others_are(master->membership, master->now_ns, most));
-    if (most == WIRE_SERVES && membership_activity(master->membership) == WIRE_GATHERS)
-        carry_out(master, membership_send_on(master->membership, master->now_ns));
+    if (!master->standby) carry_out(master, mind_others_are(master->mind, master->now_ns, most));
+    if (most == WIRE_SERVES && mind_activity(master->mind) == WIRE_GATHERS)
+        carry_out(master, mind_send_on(master->mind, master->now_ns));
 }
 
 static void answer_status(struct master *master, struct conn *conn) {
     struct wire_buffer answer = {0};
-    struct wire_status status = {.activity = (uint8_t)membership_activity(master->membership)};
+    struct wire_status status = {.activity = (uint8_t)mind_activity(master->mind)};
     wire_encode_status_is(&answer, (struct wire_header){0}, &status);
     if (!answer.failed) conn_send(master, conn, answer.bytes, answer.length);
     wire_buffer_fini(&answer);
@@ -282,14 +282,13 @@ static void answer_status(struct master *master, struct conn *conn) {
 static void on_frame(struct master *master, struct conn *conn, const uint8_t *body) {
     uint32_t index = index_of(master, conn);
     if (conn->state == CONN_KNOWN) {
-        carry_out(master, membership_message(master->membership, master->now_ns, index, &conn->header, body));
+        carry_out(master, mind_message(master->mind, master->now_ns, index, &conn->header, body));
         return;
     }
     struct wire_hello hello;
     if (conn->header.type == WIRE_RESUME) {
         set_state(master, conn, CONN_KNOWN);
-        carry_out(master, membership_peer_resumed(master->membership, master->now_ns, index, &conn->source,
-                                                  &conn->header, body));
+        carry_out(master, mind_peer_resumed(master->mind, master->now_ns, index, &conn->source, &conn->header, body));
         return;
     }
     if (conn->header.type == WIRE_STATUS) {
@@ -300,14 +299,13 @@ static void on_frame(struct master *master, struct conn *conn, const uint8_t *bo
         conn_close(master, conn);
         return;
     }
-    bool may_begin =
-        !master->standby && master->others.count > 0 && membership_activity(master->membership) != WIRE_SERVES;
+    bool may_begin = !master->standby && master->others.count > 0 && mind_activity(master->mind) != WIRE_SERVES;
     if (may_begin && !others_known(&master->others, master->now_ns)) {
         others_ask(&master->others, master->now_ns);
-        membership_await_others(master->membership);
+        mind_await_others(master->mind);
     }
     set_state(master, conn, CONN_KNOWN);
-    carry_out(master, membership_peer_connected(master->membership, master->now_ns, index, &conn->source, &hello));
+    carry_out(master, mind_peer_connected(master->mind, master->now_ns, index, &conn->source, &hello));
 }
 
 static bool is_first(uint16_t type) { return type == WIRE_HELLO || type == WIRE_RESUME || type == WIRE_STATUS; }
@@ -344,8 +342,7 @@ static void conn_read(struct master *master, struct conn *conn) {
         return;
     }
     // One that is broken must end soon, whatever it has sent.
-    if (conn->state == CONN_KNOWN && !conn->broken)
-        membership_heard(master->membership, master->now_ns, index_of(master, conn));
+    if (conn->state == CONN_KNOWN && !conn->broken) mind_heard(master->mind, master->now_ns, index_of(master, conn));
     for (size_t at = 0; at < (size_t)got && (conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN);)
         at += take(master, conn, master->chunk + at, (size_t)got - at);
 }
@@ -354,7 +351,7 @@ static void conn_read(struct master *master, struct conn *conn) {
 
 static struct conn *oldest(struct master *master, enum conn_state state) {
     struct conn *found = NULL;
-    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         struct conn *conn = &master->conns[i];
         if (conn->state == state && (found == NULL || conn->deadline_ns < found->deadline_ns)) found = conn;
     }
@@ -406,11 +403,10 @@ static void accept_some(struct master *master) {
 static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t next_deadline(struct master *master) {
-    int64_t next =
-        earlier(earlier(membership_next_deadline(master->membership), master->listener_resumes_ns), master->looks_ns);
+    int64_t next = earlier(earlier(mind_next_deadline(master->mind), master->listener_resumes_ns), master->looks_ns);
     next = earlier(next, others_deadline(&master->others));
     if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] == 0) return next;
-    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         const struct conn *conn = &master->conns[i];
         if (conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING) next = earlier(next, conn->deadline_ns);
     }
@@ -423,13 +419,12 @@ static void act_on_time(struct master *master) {
         watch(master, master->listener, TOKEN_LISTENER, EPOLLIN, EPOLL_CTL_MOD);
     }
     if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] > 0)
-        for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+        for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
             struct conn *conn = &master->conns[i];
             if ((conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING) && conn->deadline_ns <= master->now_ns)
                 conn_close(master, conn);
         }
-    if (membership_next_deadline(master->membership) <= master->now_ns)
-        carry_out(master, membership_tick(master->membership, master->now_ns));
+    if (mind_next_deadline(master->mind) <= master->now_ns) carry_out(master, mind_tick(master->mind, master->now_ns));
 }
 
 static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
@@ -469,8 +464,8 @@ static void serve(struct master *master) {
 
 // What still came is read, for a reset would destroy the last words.
 static void say_farewell(struct master *master) {
-    carry_out(master, membership_farewell(master->membership, master->now_ns));
-    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+    carry_out(master, mind_farewell(master->mind, master->now_ns));
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         struct conn *conn = &master->conns[i];
         if (conn->state != CONN_KNOWN) continue;
         shutdown(conn->fd, SHUT_WR);
@@ -479,7 +474,7 @@ static void say_farewell(struct master *master) {
 }
 
 static void close_all(struct master *master) {
-    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++)
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++)
         if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
     others_fini(&master->others);
     socket_close(master->listener);
@@ -491,7 +486,7 @@ static void *thread_main(void *context) {
     struct master *master = context;
     serve(master);
     bool detached = atomic_load(&master->ending) == ENDING_DETACHED;
-    uint32_t peers = membership_peer_count(master->membership);
+    uint32_t peers = mind_peer_count(master->mind);
     if (!detached) say_farewell(master);
     close_all(master);
     LOG(LOG_NOTICE, "master: stopped, %u peers: %s", peers,
@@ -516,7 +511,7 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
     master->strangers_log = (struct log_limit){.lines = 20, .seconds = 10};
     master->shortage_log = (struct log_limit){.lines = 1, .seconds = 10};
-    master->conn_count[CONN_UNUSED] = MEMBERSHIP_MAX_CONNS;
+    master->conn_count[CONN_UNUSED] = ACTIONS_MAX_CONNS;
     master->wake = wake_open();
     if (master->wake < 0) goto no_wake;
     if (pthread_mutex_init(&master->lock, NULL) != 0) goto no_lock;
@@ -550,13 +545,13 @@ static int open_all(struct master *master) {
     if (!watch(master, master->wake, TOKEN_WAKE, EPOLLIN, EPOLL_CTL_ADD) ||
         !watch(master, master->listener, TOKEN_LISTENER, EPOLLIN, EPOLL_CTL_ADD))
         return -ENOMEM;
-    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
+    uint8_t random[MIND_RANDOM_BYTES];
     if (!platform_random(random, sizeof random)) return -EIO;
     master->now_ns = platform_now_ns();
-    master->membership = membership_new(master->heartbeat_limit_ms, random, master->now_ns);
-    if (master->membership == NULL) return -ENOMEM;
-    membership_set_standby(master->membership, master->standby);
-    membership_expect_survivors(master->membership, master->now_ns + MASTER_YOUNG_MS * MS_NS);
+    master->mind = mind_new(master->heartbeat_limit_ms, random, master->now_ns);
+    if (master->mind == NULL) return -ENOMEM;
+    mind_set_standby(master->mind, master->standby);
+    mind_expect_survivors(master->mind, master->now_ns + MASTER_YOUNG_MS * MS_NS);
     return platform_thread_start(&master->thread, "pccl:master", thread_main, master) ? 0 : -EAGAIN;
 }
 
@@ -567,8 +562,8 @@ int master_run(struct master *master) {
         master->run = true;
         return 0;
     }
-    membership_free(master->membership);
-    master->membership = NULL;
+    mind_free(master->mind);
+    master->mind = NULL;
     close_all(master);
     return error;
 }
@@ -601,7 +596,7 @@ void master_free(struct master *master) {
         master_interrupt(master);
         pthread_join(master->thread, NULL);
     }
-    membership_free(master->membership);
+    mind_free(master->mind);
     pthread_cond_destroy(&master->changed);
     pthread_mutex_destroy(&master->lock);
     descriptor_close(master->wake);

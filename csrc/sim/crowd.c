@@ -7,7 +7,7 @@
 
 #include "base/platform.h"
 #include "peer/member.h"
-#include "master/membership.h"
+#include "master/mind.h"
 
 enum {
     LIMIT_MS = 1000,
@@ -61,11 +61,11 @@ struct crowd {
     int64_t now;
     uint32_t count, living, round, takeovers, lives;
     struct member_model *members;
-    struct membership *master; // NULL: there is none
+    struct mind *master; // NULL: there is none
     uint32_t master_life;
     int64_t master_tick_at, faults_end, bound_at;
-    uint32_t owner[MEMBERSHIP_MAX_CONNS], owner_life[MEMBERSHIP_MAX_CONNS]; // member + 1, 0: unused
-    uint64_t generation, number, hash;                                      // of the newest epoch that anybody was told
+    uint32_t owner[ACTIONS_MAX_CONNS], owner_life[ACTIONS_MAX_CONNS]; // member + 1, 0: unused
+    uint64_t generation, number, hash;                                // of the newest epoch that anybody was told
     struct event *heap;
     uint32_t heap_count, heap_capacity;
     uint32_t *queue, queue_begin, queue_end;
@@ -187,8 +187,8 @@ static void hang_up(struct crowd *c, struct member_model *p, bool told) {
 
 static void dial(struct crowd *c, struct member_model *p) {
     uint32_t conn = 0;
-    while (conn < MEMBERSHIP_MAX_CONNS && c->owner[conn] != 0) conn++;
-    if (c->master == NULL || conn == MEMBERSHIP_MAX_CONNS) {
+    while (conn < ACTIONS_MAX_CONNS && c->owner[conn] != 0) conn++;
+    if (c->master == NULL || conn == ACTIONS_MAX_CONNS) {
         push(c,
              (struct event){.at = c->now + RETRY_MS * MS_NS, .kind = PEER_DIALS, .peer = place(c, p), .life = p->life});
         return;
@@ -324,9 +324,9 @@ static void judge_epoch(struct crowd *c, const struct wire_header *header, const
     c->hash = hash;
 }
 
-static void obey(struct crowd *c, const struct membership_actions *actions) {
+static void obey(struct crowd *c, const struct actions *actions) {
     for (size_t i = 0; i < actions->send_count; i++) {
-        const struct membership_send *send = &actions->sends[i];
+        const struct actions_send *send = &actions->sends[i];
         if (c->owner[send->conn] == 0) continue;
         struct member_model *p = &c->members[c->owner[send->conn] - 1];
         if (p->conn != send->conn + 1 || p->life != c->owner_life[send->conn]) continue; // it has left that connection
@@ -350,26 +350,26 @@ static void obey(struct crowd *c, const struct membership_actions *actions) {
                         .at = later(p->down_at, c->now) + 1, .kind = PEER_LOSES, .peer = place(c, p), .life = p->life});
         c->owner[conn] = 0;
     }
-    int64_t next = membership_next_deadline(c->master);
+    int64_t next = mind_next_deadline(c->master);
     if (next >= c->master_tick_at) return;
     c->master_tick_at = next > c->now ? next : c->now;
     push(c, (struct event){.at = c->master_tick_at, .kind = MASTER_TICK, .life = c->master_life});
 }
 
 static void start_master(struct crowd *c) {
-    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
+    uint8_t random[MIND_RANDOM_BYTES];
     for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)below(c, 256);
-    c->master = membership_new(LIMIT_MS, random, c->now);
+    c->master = mind_new(LIMIT_MS, random, c->now);
     if (c->master == NULL) abort(); // a test that cannot go on
     c->master_life++;
     c->master_tick_at = INT64_MAX;
-    membership_expect_survivors(c->master, c->now + 100 * MS_NS);
+    mind_expect_survivors(c->master, c->now + 100 * MS_NS);
 }
 
 static void end_master(struct crowd *c) {
-    membership_free(c->master);
+    mind_free(c->master);
     c->master = NULL;
-    for (uint32_t i = 0; i < MEMBERSHIP_MAX_CONNS; i++) {
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         if (c->owner[i] == 0) continue;
         struct member_model *p = &c->members[c->owner[i] - 1];
         if (p->conn == i + 1 && p->life == c->owner_life[i])
@@ -393,11 +393,11 @@ static void to_master(struct crowd *c, const struct event *event) {
     bool first = p->first;
     p->first = false;
     if (first && header.type == WIRE_HELLO && wire_decode_hello(body, header.length, &hello))
-        obey(c, membership_peer_connected(c->master, c->now, p->conn - 1, &source, &hello));
+        obey(c, mind_peer_connected(c->master, c->now, p->conn - 1, &source, &hello));
     else if (first && header.type == WIRE_RESUME)
-        obey(c, membership_peer_resumed(c->master, c->now, p->conn - 1, &source, &header, body));
+        obey(c, mind_peer_resumed(c->master, c->now, p->conn - 1, &source, &header, body));
     else
-        obey(c, membership_message(c->master, c->now, p->conn - 1, &header, body));
+        obey(c, mind_message(c->master, c->now, p->conn - 1, &header, body));
 }
 
 // ---- what goes wrong, and what must come of it ----
@@ -467,7 +467,7 @@ static void go_on(struct crowd *c) {
              c->living, BOUND_LIMITS);
     }
     if (!is_one_run(c)) {
-        if (c->round == 0 && !c->voting && membership_peer_count(c->master) == c->count)
+        if (c->round == 0 && !c->voting && mind_peer_count(c->master) == c->count)
             c->voting = vote(c, WIRE_VOTE_UPDATE);
         return;
     }
@@ -489,12 +489,12 @@ static void run_event(struct crowd *c, const struct event *event) {
     case MASTER_LOSES:
         if (c->master == NULL || c->owner[event->peer] == 0 || c->owner_life[event->peer] != event->life) return;
         c->owner[event->peer] = 0;
-        obey(c, membership_peer_lost(c->master, c->now, event->peer, "its connection ended"));
+        obey(c, mind_peer_lost(c->master, c->now, event->peer, "its connection ended"));
         return;
     case MASTER_TICK:
         if (c->master == NULL || event->life != c->master_life || event->at != c->master_tick_at) return;
         c->master_tick_at = INT64_MAX;
-        obey(c, membership_tick(c->master, c->now));
+        obey(c, mind_tick(c->master, c->now));
         return;
     case MASTER_STARTS: start_master(c); return;
     case MASTER_ENDS: end_master(c); return;
@@ -568,7 +568,7 @@ struct crowd *crowd_new(uint64_t seed, uint32_t peers) {
     c->living = peers;
     c->bound_at = c->now + BOUND_LIMITS * LIMIT_MS * MS_NS;
     start_master(c);
-    membership_expect_survivors(c->master, c->now); // there was no run before
+    mind_expect_survivors(c->master, c->now); // there was no run before
     for (uint32_t i = 0; i < peers; i++)
         push(c, (struct event){.at = c->now + (i == 0 ? 0 : MS_NS + delay(c)), .kind = PEER_DIALS, .peer = i});
     return c;
@@ -582,7 +582,7 @@ void crowd_free(struct crowd *c) {
         free(c->members[i].parked);
     }
     while (c->heap_count > 0) free(c->heap[--c->heap_count].frame);
-    membership_free(c->master);
+    mind_free(c->master);
     free(c->members);
     free(c->queue);
     free(c->heap);

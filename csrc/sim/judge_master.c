@@ -222,12 +222,12 @@ void judge_accusation(struct pccl_sim *s, const struct control *control, const s
         s->said->accused_at[control->slot][slot] = s->now;
 }
 
-void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struct membership_actions *actions,
-                 size_t first, size_t end) {
+void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struct actions *actions, size_t first,
+                 size_t end) {
     size_t last = SIZE_MAX;
     uint32_t expelled = 0;
     for (size_t i = first; i < end; i++) {
-        const struct membership_send *send = &actions->sends[i];
+        const struct actions_send *send = &actions->sends[i];
         struct wire_header header;
         if (!wire_header_decode(actions->bytes.bytes + send->offset, &header) ||
             (send->offset == last && header.type != WIRE_EPOCH))

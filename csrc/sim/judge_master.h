@@ -2,7 +2,7 @@
 #ifndef PCCL_SIM_JUDGE_MASTER_H
 #define PCCL_SIM_JUDGE_MASTER_H
 
-#include "master/membership.h"
+#include "master/mind.h"
 #include "sim/controls.h"
 
 struct judged_masters {
@@ -20,8 +20,8 @@ struct judged_masters {
 };
 
 // Of the sends of a master in that life.
-void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struct membership_actions *actions,
-                 size_t first, size_t end);
+void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struct actions *actions, size_t first,
+                 size_t end);
 // A LINK_DOWN or LINKED, as a master hears it.
 void judge_accusation(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
                       const uint8_t *body);

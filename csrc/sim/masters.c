@@ -27,7 +27,7 @@ const char *master_name(const struct pccl_sim *s, uint32_t master) {
 
 static void plan_master_tick(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
-    int64_t next = membership_next_deadline(master->mind);
+    int64_t next = mind_next_deadline(master->mind);
     if (next >= master->tick_at) return; // the tick that is queued looks again
     master->tick_at = next > s->now ? next : s->now;
     struct event *event = sim_event(s, EVENT_MASTER_TICK, master->tick_at);
@@ -38,7 +38,7 @@ static void plan_master_tick(struct pccl_sim *s, uint32_t k) {
 
 static void plan_look(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
-    if (s->master_count == 1 || master->looks || membership_activity(master->mind) != WIRE_GATHERS) return;
+    if (s->master_count == 1 || master->looks || mind_activity(master->mind) != WIRE_GATHERS) return;
     master->looks = true;
     struct event *event = sim_event(s, EVENT_MASTER_LOOKS, s->now + LOOK_MS * MS_NS);
     event->from = (uint8_t)k;
@@ -46,20 +46,20 @@ static void plan_look(struct pccl_sim *s, uint32_t k) {
     sim_push(s, event);
 }
 
-static bool takes_up(const struct membership_actions *actions) {
+static bool takes_up(const struct actions *actions) {
     struct wire_header header;
     return actions->send_count > 0 && wire_header_decode(actions->bytes.bytes + actions->sends[0].offset, &header) &&
            header.type == WIRE_RESUMED;
 }
 
-static void say(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions, size_t first, size_t end) {
+static void say(struct pccl_sim *s, uint32_t k, const struct actions *actions, size_t first, size_t end) {
     judge_sends(s, k, s->masters[k].life, actions, first, end);
     for (size_t i = first; i < end && s->state == PCCL_SIM_RUNNING; i++)
         control_to_peer(s, actions->sends[i].conn, actions->bytes.bytes + actions->sends[i].offset);
 }
 
 // A mind that is short of memory keeps none from one event to the next, so that it has to ask for it again.
-static void take_buffers(struct membership_actions *actions) {
+static void take_buffers(struct actions *actions) {
     wire_buffer_fini(&actions->bytes);
     free(actions->sends);
     actions->sends = NULL;
@@ -67,14 +67,14 @@ static void take_buffers(struct membership_actions *actions) {
 }
 
 // All is said.
-static void end_event(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
+static void end_event(struct pccl_sim *s, uint32_t k, const struct actions *actions) {
     struct master *master = &s->masters[k];
     for (size_t i = 0; i < actions->close_count; i++) control_close_at_master(s, &s->controls[actions->closes[i]]);
-    if (master->shortage.times > 0) take_buffers((struct membership_actions *)actions);
-    if (membership_wants_random(master->mind)) {
-        uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {0};
-        for (size_t i = 0; i < sizeof random - MEMBERSHIP_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
-        membership_set_random(master->mind, random);
+    if (master->shortage.times > 0) take_buffers((struct actions *)actions);
+    if (mind_wants_random(master->mind)) {
+        uint8_t random[MIND_RANDOM_BYTES] = {0};
+        for (size_t i = 0; i < sizeof random - MIND_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
+        mind_set_random(master->mind, random);
     }
     plan_look(s, k);
     plan_master_tick(s, k);
@@ -84,24 +84,24 @@ static void end_event(struct pccl_sim *s, uint32_t k, const struct membership_ac
 
 void sim_start_master(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
-    uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {0};
-    for (size_t i = 0; i < sizeof random - MEMBERSHIP_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
+    uint8_t random[MIND_RANDOM_BYTES] = {0};
+    for (size_t i = 0; i < sizeof random - MIND_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
     *master = (struct master){.running = true,
                               .life = ++s->master_lives,
                               .stopped_until = master->stopped_until,
                               .tick_at = INT64_MAX,
                               .began_at = s->now};
-    master->mind = membership_new((uint32_t)(s->limit_ns / MS_NS), random, s->now);
+    master->mind = mind_new((uint32_t)(s->limit_ns / MS_NS), random, s->now);
     if (master->mind == NULL) abort(); // a test that cannot go on
-    membership_set_standby(master->mind, k > 0);
+    mind_set_standby(master->mind, k > 0);
     if (master->life > s->master_count || sim_chance(s, 8))
-        membership_expect_survivors(master->mind, s->now + YOUNG_MS * MS_NS);
+        mind_expect_survivors(master->mind, s->now + YOUNG_MS * MS_NS);
     SIM_TRACE(s, "%s: starts", master_name(s, k));
 }
 
 static void end_mind(struct master *master) {
     master->running = false;
-    membership_free(master->mind);
+    mind_free(master->mind);
     master->mind = NULL;
     master->unsaid = NULL;
 }
@@ -165,7 +165,7 @@ void sim_let_go_master(struct pccl_sim *s, uint32_t k) {
 
 // ---- what it says ----
 
-static void carry_out(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
+static void carry_out(struct pccl_sim *s, uint32_t k, const struct actions *actions) {
     struct master *master = &s->masters[k];
     for (size_t i = 0; i < actions->log_count && s->tracing; i++)
         sim_line(s, "%s: %s", master_name(s, k), actions->logs[i].text);
@@ -198,7 +198,7 @@ static void carry_out(struct pccl_sim *s, uint32_t k, const struct membership_ac
 
 static void master_goes_on(struct pccl_sim *s, const struct event *event) {
     struct master *master = &s->masters[event->from];
-    const struct membership_actions *actions = master->unsaid;
+    const struct actions *actions = master->unsaid;
     if (!master->running || event->life != master->life || actions == NULL) return;
     master->unsaid = NULL;
     say(s, event->from, actions, master->said, actions->send_count);
@@ -219,7 +219,7 @@ static void ask_others(struct pccl_sim *s, uint32_t k) {
         bool hears = s->now >= other->stopped_until && !sim_cut(s, MASTER + (int)k, MASTER + (int)i);
         int64_t end = s->now + (hears ? sim_delay(s, MASTER + (int)k, MASTER + (int)i) : ASK_MS * MS_NS);
         if (end > at) at = end;
-        if (hears && other->running && membership_activity(other->mind) > most) most = membership_activity(other->mind);
+        if (hears && other->running && mind_activity(other->mind) > most) most = mind_activity(other->mind);
     }
     master->asks = true;
     struct event *event = sim_event(s, EVENT_MASTER_HEARS, at);
@@ -231,7 +231,7 @@ static void ask_others(struct pccl_sim *s, uint32_t k) {
 
 static void on_frame_to_master(struct pccl_sim *s, struct control *control, const struct event *event) {
     uint32_t conn = (uint32_t)(control - s->controls), k = control->master;
-    struct membership *mind = s->masters[k].mind;
+    struct mind *mind = s->masters[k].mind;
     if (s->tracing) {
         char text[TEXT_BYTES];
         if (event->header.type != WIRE_HEARTBEAT)
@@ -241,12 +241,12 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
     struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(event->slot + 1)}};
     if (control->known) {
         judge_accusation(s, control, &event->header, event->body);
-        carry_out(s, k, membership_message(mind, s->now, conn, &event->header, event->body));
+        carry_out(s, k, mind_message(mind, s->now, conn, &event->header, event->body));
         return;
     }
     control->known = true;
     if (event->header.type == WIRE_RESUME) {
-        carry_out(s, k, membership_peer_resumed(mind, s->now, conn, &source, &event->header, event->body));
+        carry_out(s, k, mind_peer_resumed(mind, s->now, conn, &source, &event->header, event->body));
         return;
     }
     struct wire_hello hello;
@@ -254,19 +254,18 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
         control_close_at_master(s, control);
         return;
     }
-    if (k == 0 && s->master_count > 1 && membership_activity(mind) != WIRE_SERVES &&
-        s->now >= s->masters[k].known_until) {
+    if (k == 0 && s->master_count > 1 && mind_activity(mind) != WIRE_SERVES && s->now >= s->masters[k].known_until) {
         ask_others(s, k);
-        membership_await_others(mind);
+        mind_await_others(mind);
     }
-    carry_out(s, k, membership_peer_connected(mind, s->now, conn, &source, &hello));
+    carry_out(s, k, mind_peer_connected(mind, s->now, conn, &source, &hello));
 }
 
 static void on_look(struct pccl_sim *s, const struct event *event) {
     struct master *master = &s->masters[event->from];
     if (!master->running || event->life != master->life) return;
     master->looks = false;
-    if (membership_activity(master->mind) == WIRE_GATHERS) ask_others(s, event->from);
+    if (mind_activity(master->mind) == WIRE_GATHERS) ask_others(s, event->from);
 }
 
 static void on_others_heard(struct pccl_sim *s, const struct event *event) {
@@ -275,10 +274,10 @@ static void on_others_heard(struct pccl_sim *s, const struct event *event) {
     if (!master->running || event->life != master->life) return;
     master->asks = false;
     master->known_until = s->now + (event->number == WIRE_IDLE ? IDLE_MS : BUSY_MS) * MS_NS;
-    if (k == 0) carry_out(s, k, membership_others_are(master->mind, s->now, (enum wire_activity)event->number));
+    if (k == 0) carry_out(s, k, mind_others_are(master->mind, s->now, (enum wire_activity)event->number));
     if (!master->running || event->life != master->life) return; // it has ended in the middle of what it said
-    if (event->number == WIRE_SERVES && membership_activity(master->mind) == WIRE_GATHERS)
-        carry_out(s, k, membership_send_on(master->mind, s->now));
+    if (event->number == WIRE_SERVES && mind_activity(master->mind) == WIRE_GATHERS)
+        carry_out(s, k, mind_send_on(master->mind, s->now));
     else
         plan_look(s, k);
 }
@@ -287,8 +286,8 @@ static void on_master_tick(struct pccl_sim *s, const struct event *event) {
     struct master *master = &s->masters[event->from];
     if (!master->running || event->life != master->life || event->at != master->tick_at) return;
     master->tick_at = INT64_MAX;
-    if (membership_next_deadline(master->mind) <= s->now)
-        carry_out(s, event->from, membership_tick(master->mind, s->now));
+    if (mind_next_deadline(master->mind) <= s->now)
+        carry_out(s, event->from, mind_tick(master->mind, s->now));
     else
         plan_master_tick(s, event->from);
 }
@@ -331,7 +330,7 @@ void sim_master_event(struct pccl_sim *s, struct event *event) {
     if (event->flag && control->at_peer) {
         control_tell_peer(s, control);
     }
-    carry_out(s, k, membership_peer_lost(s->masters[k].mind, s->now, event->index, why));
+    carry_out(s, k, mind_peer_lost(s->masters[k].mind, s->now, event->index, why));
     control->at_master = false;
     if (!control->at_peer) control->used = false;
 }

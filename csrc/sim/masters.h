@@ -2,20 +2,20 @@
 #ifndef PCCL_SIM_MASTERS_H
 #define PCCL_SIM_MASTERS_H
 
-#include "master/membership.h"
+#include "master/mind.h"
 #include "sim/memory.h"
 #include "sim/queue.h"
 
 struct master {
     bool running, rests; // rests: it is started again when the next faults begin
-    struct membership *mind;
+    struct mind *mind;
     uint32_t life; // no two masters have the same
     int64_t stopped_until, tick_at, began_at;
-    bool looks, asks;                        // it will look whether another one serves a run; it has asked the others
-    int64_t known_until;                     // what they said holds
-    bool held;                               // it has ended, and a child of it holds its port and its connections
-    const struct membership_actions *unsaid; // its thread blocks in the middle of these; NULL: it does not
-    size_t said;                             // of them
+    bool looks, asks;             // it will look whether another one serves a run; it has asked the others
+    int64_t known_until;          // what they said holds
+    bool held;                    // it has ended, and a child of it holds its port and its connections
+    const struct actions *unsaid; // its thread blocks in the middle of these; NULL: it does not
+    size_t said;                  // of them
     struct shortage shortage;
 };
 

@@ -38,7 +38,7 @@ void partition_in_two(struct pccl_sim *s) {
               with_master ? "on the other" : "reaches all", (long long)((until - s->now) / MS_NS));
 }
 
-void partition_at_admission(struct pccl_sim *s, uint32_t k, const struct membership_actions *actions) {
+void partition_at_admission(struct pccl_sim *s, uint32_t k, const struct actions *actions) {
     static _Thread_local struct wire_member members[WIRE_MAX_MEMBERS];
     struct wire_epoch_commit commit = {.epoch.members = members};
     struct wire_header header;

@@ -2,7 +2,7 @@
 #ifndef PCCL_SIM_PARTITION_H
 #define PCCL_SIM_PARTITION_H
 
-#include "master/membership.h"
+#include "master/mind.h"
 #include "sim/world.h"
 
 void partition_in_two(struct pccl_sim *s);
@@ -11,6 +11,6 @@ void partition_one_way(struct pccl_sim *s);
 // pair at a time.
 void partition_pair(struct pccl_sim *s);
 // That master lets newcomers in: perhaps a partition, just now.
-void partition_at_admission(struct pccl_sim *s, uint32_t master, const struct membership_actions *actions);
+void partition_at_admission(struct pccl_sim *s, uint32_t master, const struct actions *actions);
 
 #endif

@@ -132,7 +132,7 @@ static void clear(struct pccl_sim *s) {
     for (int slot = 0; slot < SLOTS; slot++)
         if (s->processes[slot].life != 0) end_process(s, slot);
     for (uint32_t i = 0; i < MASTERS_MOST; i++) {
-        membership_free(s->masters[i].mind);
+        mind_free(s->masters[i].mind);
         s->masters[i] = (struct master){0};
     }
 }

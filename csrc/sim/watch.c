@@ -124,7 +124,7 @@ void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what
 static bool serves(const struct pccl_sim *s, uint32_t k) {
     const struct master *master = &s->masters[k];
     return master->running && s->now >= master->stopped_until && s->said->last[k].life == master->life &&
-           membership_epoch(master->mind) == s->said->last[k].number && membership_peer_count(master->mind) > 0;
+           mind_epoch(master->mind) == s->said->last[k].number && mind_peer_count(master->mind) > 0;
 }
 
 static void judge_dead(struct pccl_sim *s, struct truth *truth) {
@@ -134,7 +134,7 @@ static void judge_dead(struct pccl_sim *s, struct truth *truth) {
         s->now < master->stopped_until + s->limit_ns)
         return;
     // nobody was left to be told
-    if (membership_epoch(master->mind) != truth->number) memset(truth->lives, 0, sizeof truth->lives);
+    if (mind_epoch(master->mind) != truth->number) memset(truth->lives, 0, sizeof truth->lives);
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];
         uint32_t life = truth->lives[slot];

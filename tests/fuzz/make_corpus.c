@@ -149,7 +149,7 @@ static void write_frames(void) {
         M_ALL_VOTE, 0, 0, 0, M_ALL_LINKED, 9, 0, 0, M_ALL_READY, 9, 0, 0, M_ALL_REPORT, 0
 
 static void write_master_programs(void) {
-    const char *target = "fuzz_membership";
+    const char *target = "fuzz_mind";
     PROGRAM(target, "join", M_THREE);
     PROGRAM(target, "refused", M_CONNECT, 0, 0, 0, M_CONNECT, 1, 0, 1, M_CONNECT, 2, 0, 2, M_CONNECT, 3, 0, 4);
     PROGRAM(target, "unreachable", M_CONNECT, 0, 2, 0, M_CONNECT, 1, 2, 0, M_CONNECT, 2, 2, 0, M_VOTE, 0, 0, M_LINKED,

@@ -33,8 +33,9 @@ SOURCES = [
     "csrc/topology/ring_order.c",
     *sorted(
         str(path.relative_to(ROOT))
-        for pattern in ("peer/member*.c", "master/membership*.c", "master/election.c", "master/op_table.c", "sim/*.c")
+        for pattern in ("peer/member*.c", "master/*.c", "sim/*.c")
         for path in (ROOT / "csrc").glob(pattern)
+        if path.name not in ("master.c", "others.c")  # the body
     ),
 ]
 FLAGS = ["-std=c11", "-D_GNU_SOURCE=", "-DNDEBUG", "-O1", "-Icsrc", "-Icsrc/include", "-Itests/unit", "-ffunction-sections"]
@@ -58,75 +59,74 @@ class Mutant:
 MUTANTS = [
     Mutant(
         name="commit_early",  # before all members are done
-        file="master/membership_ops.c",
-        old="entry->done < group->count) return;",
-        new="entry->done + 1 < group->count) return;",
+        file="master/verdicts.c",
+        old="entry->done < peer->group->count) return;",
+        new="entry->done + 1 < peer->group->count) return;",
     ),
     Mutant(
         name="resume_point_too_high",  # after a loss, a segment that one survivor has not completed counts as complete
-        file="master/membership_ops.c",
+        file="master/verdicts.c",
         old="} else if (entry->done == group->count ||",
         new="} else if (entry->done + 1 >= group->count ||",
     ),
     Mutant(
         name="redo_after_loss",  # in place of ABORT: the caller counts on members that are gone
-        file="master/membership_ops.c",
+        file="master/verdicts.c",
         old="group->lost_epoch > entry->name.epoch ? WIRE_VERDICT_ABORT",
         new="group->lost_epoch > UINT64_MAX - 1 ? WIRE_VERDICT_ABORT",
     ),
     Mutant(
         name="abort_without_loss",
-        file="master/membership_ops.c",
+        file="master/verdicts.c",
         old="group->lost_epoch > entry->name.epoch ? WIRE_VERDICT_ABORT",
         new="group->lost_epoch > 0 ? WIRE_VERDICT_ABORT",
     ),
     Mutant(
         name="forget_kept",  # a small op that somebody has completed is over for the others
-        file="master/membership_ops.c",
+        file="master/verdicts.c",
         old="if (entry->kept > 0) {",
         new="if (entry->kept > group->count) {",
     ),
     Mutant(
         name="wrong_supplier",
-        file="master/membership_ops.c",
-        old="m->order[group->begin + entry->supplier]->member.id",
-        new="m->order[group->begin + (entry->supplier + 1) % group->count]->member.id",
+        file="master/verdicts.c",
+        old="members[entry->supplier]->member.id",
+        new="members[(entry->supplier + 1) % group->count]->member.id",
     ),
     Mutant(
         name="nobody_needy",
-        file="master/membership_ops.c",
+        file="master/verdicts.c",
         old="if (op_entry_is_open(entry, rank)) out->needy",
         new="if (op_entry_is_open(entry, rank) && rank == UINT32_MAX) out->needy",
     ),
     Mutant(
         name="stale_reports",  # of an older group epoch count
-        file="master/membership_ops.c",
+        file="master/verdicts.c",
         old="    return header->epoch == peer->group->group_epoch;",
         new="    return true;",
     ),
     Mutant(
         name="verdict_before_all_reports",
-        file="master/membership_ops.c",
-        old="if (--group->reports_missing == 0)",
-        new="if (--group->reports_missing == (group->count > 2))",
+        file="master/verdicts.c",
+        old="if (--verdicts->missing == 0)",
+        new="if (--verdicts->missing == (peer->group->count > 2))",
     ),
     Mutant(
         name="mismatch_to_one",  # those that have not begun the op do not hear of it
-        file="master/membership_ops.c",
-        old="    send_verdict(m, group, &verdict, NULL);\n    membership_change(m, group);",
-        new="    struct group one = *group;\n    one.begin += peer->rank;\n    one.count = 1;\n"
-        "    send_verdict(m, &one, &verdict, NULL);\n    membership_change(m, group);",
+        file="master/verdicts.c",
+        old="    desk_send_group(desk, group, encode(desk, group->group_epoch, &verdict));\n    desk_change",
+        new="    desk_send(desk, peer, encode(desk, group->group_epoch, &verdict));\n    desk_change",
     ),
     Mutant(
         name="admit_unreachable",  # a newcomer without links
-        file="master/membership_epochs.c",
-        old="    return !(from->unreachable[slot / 64] >> (slot % 64) & 1);",
-        new="    return !from->accepted || !to->accepted || !(from->unreachable[slot / 64] >> (slot % 64) & 1);",
+        file="master/candidate.c",
+        old="    return !(candidate->unreachable[",
+        new="    return !from->accepted || !to->accepted || !(candidate->unreachable[",
     ),
     Mutant(
         name="votes_of_the_dead",  # the count of open votes is not corrected by a departure
-        file="master/membership.c",
-        old="        if (peer->vote != 0) m->open_votes[peer->vote]--;\n",
+        file="master/run.c",
+        old="        votes_close(&run->votes, peer);\n",
         new="",
     ),
     Mutant(
@@ -137,23 +137,22 @@ MUTANTS = [
     ),
     Mutant(
         name="no_relink",  # links that broke between living members are not made again
-        file="master/membership_links.c",
-        old="    membership_change(m, group); // where",
-        new="    if (group->hearing_since != 0) membership_change(m, group); // where",
+        file="master/breaks.c",
+        old="    desk_change(desk, group); // where",
+        new="    if (breaks->hearing_ns != 0) desk_change(desk, group); // where",
     ),
     Mutant(
         name="expect_after_failure",  # a sync without a state moves the expected revision
-        file="master/membership_sync.c",
-        old="    if (code == CODE_SUCCESS) {\n        sync->committed = true;",
-        new="    if (code != CODE_SUCCESS && sync->committed) sync->expected++;\n"
-        "    if (code == CODE_SUCCESS) {\n        sync->committed = true;",
+        file="master/rounds.c",
+        old="    if (success) {\n        round->committed = true;",
+        new="    if (!success && round->committed) round->expected++;\n    if (success) {\n        round->committed = true;",
         first=16001,
     ),
     Mutant(
         name="receiver_gives",  # the donors in the plan are the receivers
-        file="master/membership_sync.c",
-        old="list_part(m, group, SYNC_GIVES, plan.donors)",
-        new="list_part(m, group, SYNC_RECEIVES, plan.donors)",
+        file="master/rounds.c",
+        old="list_part(rounds, desk, group, ROUNDS_GIVES, plan.donors)",
+        new="list_part(rounds, desk, group, ROUNDS_RECEIVES, plan.donors)",
     ),
     Mutant(
         name="torn_state_wins",  # a state whose transfer was cut short is a candidate
@@ -163,9 +162,10 @@ MUTANTS = [
     ),
     Mutant(
         name="sync_ends_without_all",  # one receiver that has its state ends the round
-        file="master/membership_sync.c",
-        old="bool wanted = count_part(m, group, SYNC_RECEIVES) > 0;",
-        new="bool wanted = count_part(m, group, SYNC_RECEIVES) > 0 && count_part(m, group, SYNC_RECEIVED) == 0;",
+        file="master/rounds.c",
+        old="receive += part == ROUNDS_RECEIVES;",
+        new="if (part == ROUNDS_RECEIVED) {\n            receive = 0;\n            break;\n        }\n"
+        "        receive += part == ROUNDS_RECEIVES;",
     ),
     Mutant(
         name="adopt_newest_loss",  # in place of the one that the op was lost by
@@ -187,33 +187,33 @@ MUTANTS = [
     ),
     Mutant(
         name="commit_forgotten",  # a master that takes the run up does not ask which ops were committed
-        file="master/membership_ops.c",
+        file="master/verdicts.c",
         old="return past != NULL && past->done > 0;",
-        new="return past != NULL && past->done > group->count;",
+        new="return past != NULL && past->done > WIRE_MAX_MEMBERS;",
     ),
     Mutant(
         name="vote_forgotten",  # nor which vote of all has ended already
-        file="master/membership_recovery.c",
+        file="master/takeover.c",
         old="resume.barrier.number < last->number;",
         new="resume.barrier.number + 1 < last->number;",
     ),
     Mutant(
         name="sync_forgotten",  # nor which round of shared state
-        file="master/membership_recovery.c",
+        file="master/takeover.c",
         old="    resumed.sync_ended = !resumed.barrier_ended && ",
         new="    resumed.sync_ended = resumed.barrier_ended && ",
     ),
     Mutant(
         name="revision_forgotten",  # nor the revision that is expected
-        file="master/membership_recovery.c",
-        old="    group->sync.expected = resume->epoch.sync_expected;",
-        new="    group->sync.expected = resume->epoch.sync_expected / 2;",
+        file="master/rounds.c",
+        old="    round->expected = resume->epoch.sync_expected;",
+        new="    round->expected = resume->epoch.sync_expected / 2;",
     ),
     Mutant(
         name="left_master_goes_on",  # no fencing: a master whose peers have left for another one keeps the rest
-        file="master/membership_recovery.c",
-        old="    if (!know_others(m)) return false;\n    doubt(m);",
-        new="    if (m->limit_ns > 0) return false;",
+        file="master/quorum.c",
+        old="    if (!know_others(desk)) return QUORUM_KEEPS;\n    doubt(quorum, desk);",
+        new="    if (desk->limit_ns > 0) return QUORUM_KEEPS;",
         first=40001,
     ),
     Mutant(
@@ -224,38 +224,38 @@ MUTANTS = [
     ),
     Mutant(
         name="same_generation",  # no fencing: the one that takes the run up does not go beyond the one before
-        file="master/membership_recovery.c",
-        old="        m->gather_generation = highest + 1;",
-        new="        m->gather_generation = highest;",
+        file="master/gather.c",
+        old="        gather->generation = highest + 1;",
+        new="        gather->generation = highest;",
     ),
     Mutant(
         name="quorum_of_half",
-        file="master/membership_recovery.c",
+        file="master/claims.c",
         old="uint32_t majority = claim->count / 2 + 1;",
         new="uint32_t majority = (claim->count + 1) / 2;",
     ),
     Mutant(
         name="expel_the_accuser",  # of a broken pair the one whom fewer accuse
-        file="master/membership_links.c",
+        file="master/breaks.c",
         old="return a->accusers > b->accusers;",
         new="return a->accusers < b->accusers;",
     ),
     Mutant(
         name="expel_the_other_end",  # of a broken pair the one with fewer
-        file="master/membership_links.c",
+        file="master/breaks.c",
         old="a->broken > b->broken;",
         new="a->broken < b->broken;",
     ),
     Mutant(
         name="chooses_when_it_wakes",  # a master that stood still loses those whose word it hears first
-        file="master/membership_recovery.c",
-        old="m->now_ns < m->woken_until) {",
-        new="m->woken_until < 0) {",
+        file="master/run.c",
+        old="    if (desk->now_ns < run->woken_until) {",
+        new="    if (run->woken_until < 0) {",
         seeds=4000,
     ),
     Mutant(
         name="refuses_its_own",  # who comes back to it was left behind, though nobody has gone on
-        file="master/membership_recovery.c",
+        file="master/mind.c",
         old="    if (!missed) return false;",
         new="    if (missed || !missed) return false;",
     ),
@@ -273,49 +273,49 @@ MUTANTS = [
     ),
     Mutant(
         name="newcomers_decide",  # those who never heard that newcomers were let in go on elsewhere, and so do the newcomers
-        file="master/membership_recovery.c",
-        old="    m->quorum.elders = (members_before + 1) / 2;",
-        new="    m->quorum.elders = (members_before + 1) / 2 * (m->limit_ns < 0);",
+        file="master/quorum.c",
+        old="    quorum->needed.elders = (members_before + 1) / 2;",
+        new="    quorum->needed.elders = (members_before + 1) / 2 * (desk->limit_ns < 0);",
     ),
     Mutant(
         name="newcomers_take_up",  # newcomers alone take the run up, of which they are most
-        file="master/membership_recovery.c",
+        file="master/claims.c",
         old=" && claim->elders >= claim->quorum.elders;",
         new=";",
     ),
     Mutant(
         name="newcomers_stay",  # a master that has lost those that were members before goes on with the newcomers
-        file="master/membership_recovery.c",
-        old=" && elders < m->quorum.elders) {",
-        new=" && elders + WIRE_MAX_MEMBERS < m->quorum.elders) {",
+        file="master/quorum.c",
+        old="    if (elders < needed.elders) return",
+        new="    if (elders + WIRE_MAX_MEMBERS < needed.elders) return",
     ),
     Mutant(
         name="losses_forgotten",  # those that others heard of before the master was lost
-        file="master/membership_recovery.c",
+        file="master/takeover.c",
         old="    resumed->loss_count = witness->resume.loss_count - first;",
         new="    resumed->loss_count = 0;",
         seeds=20000,
     ),
     Mutant(
         name="votes_of_those_held",  # those of a peer whose connections a forked child holds
-        file="master/membership.c",
-        old="        if (peer->vote != 0) m->open_votes[peer->vote]--;\n",
+        file="master/run.c",
+        old="        votes_close(&run->votes, peer);\n",
         new="",
         faults=FORK,
         seeds=1000,
     ),
     Mutant(
         name="forgets_what_it_did_not_say",  # commits that a master's thread blocked before it had told all members of
-        file="master/membership_ops.c",
+        file="master/verdicts.c",
         old="return past != NULL && past->done > 0;",
-        new="return past != NULL && past->done > group->count;",
+        new="return past != NULL && past->done > WIRE_MAX_MEMBERS;",
         faults=BLOCK,
         seeds=2000,
     ),
     Mutant(
         name="hears_later",  # a member hears what comes after something for which memory was refused
-        file="master/membership.c",
-        old="    if (peer->gone || m->starved) return;",
+        file="master/desk.c",
+        old="    if (peer->gone || desk->starved) return;",
         new="    if (peer->gone) return;",
         first=1,
         faults=MEMORY,
@@ -323,9 +323,9 @@ MUTANTS = [
     ),
     Mutant(
         name="done_without_memory",  # a DONE for which memory was refused never came
-        file="master/membership_ops.c",
-        old="    case OP_TABLE_NO_MEMORY: membership_starve(m); return;",
-        new="    case OP_TABLE_NO_MEMORY: return;",
+        file="master/verdicts.c",
+        old="    case OP_TABLE_NO_MEMORY: desk->starved = true; break;",
+        new="    case OP_TABLE_NO_MEMORY: break;",
         faults=MEMORY,
         seeds=1000,
     ),
@@ -339,7 +339,7 @@ MUTANTS = [
     ),
     Mutant(
         name="refuses_both",  # newcomers that cannot reach each other
-        file="master/membership_epochs.c",
+        file="master/candidate.c",
         old="other == newcomer || other->gone || !first ||",
         new="other == newcomer ||",
         faults=APART,

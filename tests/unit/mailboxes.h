@@ -5,7 +5,7 @@
 #define PCCL_TESTS_MAILBOXES_H
 
 #include "check.h"
-#include "master/membership.h"
+#include "master/mind.h"
 
 enum { PEERS = 40, INBOX = 512 };
 
@@ -20,9 +20,9 @@ static struct box {
     bool closed;
 } boxes[PEERS];
 
-static void post(const struct membership_actions *actions) {
+static void post(const struct actions *actions) {
     for (size_t i = 0; i < actions->send_count; i++) {
-        const struct membership_send *send = &actions->sends[i];
+        const struct actions_send *send = &actions->sends[i];
         struct box *box = &boxes[send->conn];
         REQUIRE(send->conn < PEERS && box->tail < INBOX);
         struct frame *frame = &box->frames[box->tail];

@@ -1,10 +1,12 @@
 // The master's mind: members, votes, ops and links, without sockets.
 #include "base/platform.h"
 #include "mailboxes.h"
+#include "master/breaks.h"
+#include "master/waits.h"
 
-enum { LIMIT_MS = 1000, HEARING_MS = LIMIT_MS / MEMBERSHIP_HEARING_OF + 10 };
+enum { LIMIT_MS = 1000, HEARING_MS = LIMIT_MS / BREAKS_HEARING_OF + 10 };
 
-static struct membership *m;
+static struct mind *m;
 static int64_t now;
 static uint64_t run, generation;
 static struct wire_member members[WIRE_MAX_MEMBERS];
@@ -27,20 +29,20 @@ void *calloc(size_t count, size_t size) { return refused() ? NULL : __libc_callo
 void *realloc(void *old, size_t size) { return refused() ? NULL : __libc_realloc(old, size); }
 #endif
 
-static void act(const struct membership_actions *actions) {
+static void act(const struct actions *actions) {
     inside = false;
     post(actions);
-    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
+    uint8_t random[MIND_RANDOM_BYTES];
     memset(random, 77, sizeof random);
-    if (membership_wants_random(m)) membership_set_random(m, random);
+    if (mind_wants_random(m)) mind_set_random(m, random);
 }
 
 static void begin(const char *name) {
     check_case("%s", name);
-    uint8_t random[MEMBERSHIP_RANDOM_BYTES];
+    uint8_t random[MIND_RANDOM_BYTES];
     for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)(i + 1);
     now = 1000 * SECOND_NS;
-    m = membership_new(LIMIT_MS, random, now);
+    m = mind_new(LIMIT_MS, random, now);
     REQUIRE(m != NULL);
     memset(epochs, 0, sizeof epochs);
     for (size_t i = 0; i < PEERS; i++) clear(&boxes[i]);
@@ -48,7 +50,7 @@ static void begin(const char *name) {
 
 static void end(void) {
     clear_all();
-    membership_free(m);
+    mind_free(m);
     check_case("%s", "");
 }
 
@@ -59,7 +61,7 @@ static void drain(const char *peers) {
 static void say(char peer, struct wire_buffer *frame) {
     struct wire_header header;
     CHECK(wire_header_decode(frame->bytes, &header));
-    act((inside = true, membership_message(m, now, (uint32_t)(peer - 'a'), &header, frame->bytes + WIRE_HEADER_BYTES)));
+    act((inside = true, mind_message(m, now, (uint32_t)(peer - 'a'), &header, frame->bytes + WIRE_HEADER_BYTES)));
     wire_buffer_fini(frame);
 }
 
@@ -76,7 +78,7 @@ static void hello_from(char peer, uint32_t group, struct wire_address address) {
         .version = WIRE_VERSION, .id = id_of(peer), .group = group, .lanes = 2, .port = 48149, .masters = 1};
     clear(&boxes[peer - 'a']);
     epochs[peer - 'a'] = 0;
-    act((inside = true, membership_peer_connected(m, now, (uint32_t)(peer - 'a'), &address, &hello)));
+    act((inside = true, mind_peer_connected(m, now, (uint32_t)(peer - 'a'), &address, &hello)));
 }
 
 // Registers; the WELCOME is checked and taken.
@@ -120,7 +122,7 @@ static void simple(char peer, enum wire_type type) {
     say(peer, &out);
 }
 
-static void die(char peer) { act((inside = true, membership_peer_lost(m, now, (uint32_t)(peer - 'a'), "test"))); }
+static void die(char peer) { act((inside = true, mind_peer_lost(m, now, (uint32_t)(peer - 'a'), "test"))); }
 
 static void accuse(char peer, char accused, uint8_t silent) {
     struct wire_buffer out = {0};
@@ -183,7 +185,7 @@ static void pass(int64_t ms, const char *alive) {
     for (int64_t until = now + ms * MS_NS; now < until;) {
         now += 10 * MS_NS;
         for (const char *p = alive; *p; p++) simple(*p, WIRE_HEARTBEAT);
-        if (membership_next_deadline(m) <= now) act((inside = true, membership_tick(m, now)));
+        if (mind_next_deadline(m) <= now) act((inside = true, mind_tick(m, now)));
     }
 }
 
@@ -307,7 +309,7 @@ static void test_first_peer(void) {
     CHECK_EQ(members[0].group, 7);
     CHECK_EQ(members[0].address.port, 48149);
     CHECK_EQ(members[0].address.bytes[3], 'a');
-    CHECK_EQ(membership_epoch(m), 1);
+    CHECK_EQ(mind_epoch(m), 1);
     vote("a", WIRE_VOTE_PENDING);
     OUTCOME("a", PENDING, 0, 0);
     vote("a", WIRE_VOTE_UPDATE);
@@ -540,7 +542,7 @@ static void test_bad_candidates(void) {
     now += LIMIT_MS * MS_NS - 10 * MS_NS; // past the limit of the candidate
     for (const char *p = "abc"; *p; p++) simple(*p, WIRE_HEARTBEAT);
     now += 10 * MS_NS;
-    act((inside = true, membership_tick(m, now)));
+    act((inside = true, mind_tick(m, now)));
     REFUSED('c', "in time");
     REFUSED('d', "no heartbeat");
     OUTCOME("ab", UPDATE, 0, 0);
@@ -581,7 +583,7 @@ static void test_loss_while_joining(void) {
     linked("acd", attempt, "");
     linked("b", attempt, "a");
     CHECK(quiet("abcd"));
-    pass(MEMBERSHIP_GRACE_MS + 10, "abcd");
+    pass(BREAKS_GRACE_MS + 10, "abcd");
     EPOCH("abc", RELINK, 3, 3, "abc");
     attempt = CANDIDATE("abcd", "abcd");
     linked("abcd", attempt, "");
@@ -679,7 +681,7 @@ static void test_votes(void) {
     form("ab", 0);
     vote("a", WIRE_VOTE_UPDATE);
     vote("b", WIRE_VOTE_PENDING);
-    pass(MEMBERSHIP_WAIT_WARN_MS - 100, "ab");
+    pass(WAITS_WARN_MS - 100, "ab");
     CHECK(quiet("ab"));
     pass(200, "ab");
     text_at(__LINE__, 'a', WIRE_WAITING,
@@ -688,17 +690,17 @@ static void test_votes(void) {
     text_at(__LINE__, 'b', WIRE_WAITING,
             "are_peers_pending waits for 1 of 2 members for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in "
             "update_topology");
-    pass(MEMBERSHIP_WAIT_WARN_MS - 400, "ab");
+    pass(WAITS_WARN_MS - 400, "ab");
     CHECK(quiet("ab"));
     pass(400, "ab");
     text_at(__LINE__, 'a', WIRE_WAITING, "for 20 s");
     text_at(__LINE__, 'b', WIRE_WAITING, "for 20 s");
-    pass(3 * MEMBERSHIP_WAIT_WARN_MS / 2, "ab");
+    pass(3 * WAITS_WARN_MS / 2, "ab");
     CHECK(quiet("ab"));
     die('b');
     EPOCH("a", LOSS, 3, 3, "a");
     OUTCOME("a", UPDATE, 0, 0);
-    pass(6 * MEMBERSHIP_WAIT_WARN_MS, "a");
+    pass(6 * WAITS_WARN_MS, "a");
     CHECK(quiet("a"));
     end();
 
@@ -706,7 +708,7 @@ static void test_votes(void) {
     form("ab", 0);
     join('c', 0);
     vote("a", WIRE_VOTE_UPDATE);
-    pass(MEMBERSHIP_WAIT_WARN_MS + 100, "abc");
+    pass(WAITS_WARN_MS + 100, "abc");
     text_at(__LINE__, 'c', WIRE_WAITING,
             "waiting to be admitted: 1 of 2 members has not called update_topology for 10 s: peer 62010203 (join 2) at "
             "10.0.0.98:48149");
@@ -715,21 +717,21 @@ static void test_votes(void) {
     vote("b", WIRE_VOTE_UPDATE);
     linked("abc", CANDIDATE("abc", "abc"), "");
     EPOCH("abc", UPDATE, 3, 3, "abc");
-    pass(6 * MEMBERSHIP_WAIT_WARN_MS, "abc");
+    pass(6 * WAITS_WARN_MS, "abc");
     CHECK(quiet("abc"));
     end();
 
     begin("a newcomer hears that nobody calls, and a later wait is told of anew");
     form("ab", 0);
     join('c', 0);
-    pass(MEMBERSHIP_WAIT_WARN_MS + 100, "abc");
+    pass(WAITS_WARN_MS + 100, "abc");
     text_at(__LINE__, 'c', WIRE_WAITING,
             "2 of 2 members have not called update_topology for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in no "
             "call that waits for all; peer 62010203");
     CHECK(quiet("abc"));
     for (int turn = 0; turn < 2; turn++) {
         vote("a", WIRE_VOTE_PENDING);
-        pass(MEMBERSHIP_WAIT_WARN_MS - 50, "abc");
+        pass(WAITS_WARN_MS - 50, "abc");
         if (turn == 0) text_at(__LINE__, 'c', WIRE_WAITING, "for 20 s");
         CHECK(quiet("ab"));
         drain("c");
@@ -871,7 +873,7 @@ static void test_loss_with_ops(void) {
     die('c');
     EPOCH("ab", LOSS, 3, 3, "ab");
     link_down('a', 'b');
-    pass(MEMBERSHIP_GRACE_MS + 10, "ab");
+    pass(BREAKS_GRACE_MS + 10, "ab");
     EPOCH("ab", RELINK, 4, 4, "ab");
     REPORT('a', 4, {2, 1, 'O'}, {3, 2, 'O'});
     REPORT('b', 4, {2, 1, 'O'}, {3, 2, 'D'});
@@ -981,22 +983,22 @@ static void test_links(void) {
     pass(10, "ab");
     die('c');
     EPOCH("ab", LOSS, 3, 3, "ab");
-    pass(2 * MEMBERSHIP_GRACE_MS, "ab");
+    pass(2 * BREAKS_GRACE_MS, "ab");
     end();
 
     begin("a link breaks and is made again");
     form("abc", 0);
     link_down('a', 'c');
     CHECK(quiet("abc"));
-    pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+    pass(BREAKS_GRACE_MS + 10, "abc");
     EPOCH("abc", RELINK, 3, 3, "abc");
     epochs[2] = 2;
     link_down('c', 'a'); // of the epoch before
     epochs[2] = 3;
     linked("abc", 0, "");
-    pass(3 * MEMBERSHIP_GRACE_MS, "abc");
+    pass(3 * BREAKS_GRACE_MS, "abc");
     link_down('c', 'a'); // it had worked in between: counted anew
-    pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+    pass(BREAKS_GRACE_MS + 10, "abc");
     EPOCH("abc", RELINK, 4, 4, "abc");
     end();
 
@@ -1018,11 +1020,11 @@ static void test_links(void) {
     begin("one break, which the other side sees only after the epoch that mends it");
     form("abc", 0);
     link_down('b', 'a');
-    pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+    pass(BREAKS_GRACE_MS + 10, "abc");
     EPOCH("abc", RELINK, 3, 3, "abc");
     linked("bc", 0, "");
     link_down('a', 'b');
-    pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+    pass(BREAKS_GRACE_MS + 10, "abc");
     EPOCH("abc", RELINK, 4, 4, "abc");
     linked("bc", 0, "");
     link_down('a', 'b');
@@ -1047,7 +1049,7 @@ static void test_links(void) {
     form("abc", 0);
     silent('a', 'b');
     silent('c', 'b');
-    pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+    pass(BREAKS_GRACE_MS + 10, "abc");
     EPOCH("abc", RELINK, 3, 3, "abc");
     linked("abc", 0, "");
     pass(LIMIT_MS / 2, "abc");
@@ -1061,7 +1063,7 @@ static void test_links(void) {
     form("abc", 0);
     for (uint64_t epoch = 3; epoch < 6; epoch++) {
         silent('a', 'b');
-        pass(MEMBERSHIP_GRACE_MS + 10, "abc");
+        pass(BREAKS_GRACE_MS + 10, "abc");
         EPOCH("abc", RELINK, epoch, epoch, "abc");
         linked("abc", 0, "");
         pass(5 * LIMIT_MS, "abc");
@@ -1098,10 +1100,10 @@ static void test_links(void) {
     form("abcd", 0);
     link_down('a', 'b');
     link_down('c', 'a');
-    pass(MEMBERSHIP_GRACE_MS + 10, "abcd");
+    pass(BREAKS_GRACE_MS + 10, "abcd");
     EPOCH("abcd", RELINK, 3, 3, "abcd");
     link_down('c', 'd');
-    pass(MEMBERSHIP_GRACE_MS - 10, "abcd");
+    pass(BREAKS_GRACE_MS - 10, "abcd");
     link_down('a', 'b');
     link_down('b', 'a');
     pass(HEARING_MS / 2, "abcd");
@@ -1154,7 +1156,7 @@ static void test_links(void) {
     form("abC", 0);
     link_down('a', 'c');
     link_down('a', 'x');
-    pass(5 * MEMBERSHIP_GRACE_MS, "abc");
+    pass(5 * BREAKS_GRACE_MS, "abc");
     end();
 }
 
@@ -1285,9 +1287,9 @@ static void test_refusals(void) {
     begin("another version");
     struct wire_hello hello = {.version = WIRE_VERSION + 1};
     struct wire_address address = address_of('a');
-    act((inside = true, membership_peer_connected(m, now, 0, &address, &hello)));
+    act((inside = true, mind_peer_connected(m, now, 0, &address, &hello)));
     REFUSED('a', "version");
-    CHECK_EQ(membership_peer_count(m), 0);
+    CHECK_EQ(mind_peer_count(m), 0);
     end();
 
     begin("loopback and network do not mix");
@@ -1321,12 +1323,12 @@ static void test_refusals(void) {
     end();
 
     begin("of newcomers that wait for a run to begin most decide, not the first");
-    membership_expect_survivors(m, now + 100 * MS_NS);
+    mind_expect_survivors(m, now + 100 * MS_NS);
     hello_from('a', 0, loopback);
     hello_from('b', 0, address_of('b'));
     hello_from('c', 0, address_of('c'));
     now += 200 * MS_NS;
-    act((inside = true, membership_tick(m, now)));
+    act((inside = true, mind_tick(m, now)));
     REFUSED('a', "most peers");
     TAKE('b', WIRE_WELCOME);
     TAKE('c', WIRE_WELCOME);
@@ -1336,7 +1338,7 @@ static void test_refusals(void) {
     begin("an id twice");
     form("a", 0);
     hello = (struct wire_hello){.version = WIRE_VERSION, .id = id_of('a'), .lanes = 1, .port = 1, .masters = 1};
-    act((inside = true, membership_peer_connected(m, now, 1, &address, &hello)));
+    act((inside = true, mind_peer_connected(m, now, 1, &address, &hello)));
     REFUSED('b', "registered");
     end();
 }
@@ -1350,11 +1352,11 @@ static void test_violations(void) {
         form("ab", 0);
         struct wire_header header = head('a');
         header.type = (uint16_t)wrong[i];
-        act((inside = true, membership_message(m, now, 0, &header, NULL)));
+        act((inside = true, mind_message(m, now, 0, &header, NULL)));
         EXPELLED('a', wire_type_name((uint16_t)wrong[i]));
         EPOCH("b", LOSS, 3, 3, "b");
         header.type = WIRE_HEARTBEAT;
-        act((inside = true, membership_message(m, now, 0, &header, NULL))); // nobody any more
+        act((inside = true, mind_message(m, now, 0, &header, NULL))); // nobody any more
         end();
     }
 
@@ -1368,12 +1370,12 @@ static void test_violations(void) {
     begin("stale run and generation are ignored, a future epoch is not");
     form("ab", 0);
     struct wire_header header = {.type = WIRE_LEAVE, .run = run + 1, .generation = generation, .epoch = 2};
-    act((inside = true, membership_message(m, now, 0, &header, NULL)));
+    act((inside = true, mind_message(m, now, 0, &header, NULL)));
     header = (struct wire_header){.type = WIRE_LEAVE, .run = run, .generation = generation + 1, .epoch = 2};
-    act((inside = true, membership_message(m, now, 0, &header, NULL)));
+    act((inside = true, mind_message(m, now, 0, &header, NULL)));
     CHECK(quiet("ab"));
     header = (struct wire_header){.type = WIRE_HEARTBEAT, .run = run, .generation = generation, .epoch = 3};
-    act((inside = true, membership_message(m, now, 0, &header, NULL)));
+    act((inside = true, mind_message(m, now, 0, &header, NULL)));
     EXPELLED('a', "never was");
     EPOCH("b", LOSS, 3, 3, "b");
     end();
@@ -1392,13 +1394,13 @@ static void test_violations(void) {
             for (size_t k = 0; k < header.length; k++) body[k] = (uint8_t)(check_random(&seed) % 3);
             uint8_t *exact = malloc(header.length + 1);
             memcpy(exact, body, header.length);
-            act((inside = true, membership_message(m, now, (uint32_t)(check_random(&seed) % 4), &header, exact)));
+            act((inside = true, mind_message(m, now, (uint32_t)(check_random(&seed) % 4), &header, exact)));
             free(exact);
             wire_buffer_fini(&frame);
         }
         for (char p = 'a'; p <= 'd'; p++) die(p);
         for (int c = 0; c < 4; c++) clear(&boxes[c]);
-        CHECK_EQ(membership_peer_count(m), 0);
+        CHECK_EQ(mind_peer_count(m), 0);
     }
     end();
 }
@@ -1417,7 +1419,7 @@ static void test_time(void) {
     form("ab", 0);
     for (int i = 0; i < 300; i++) {
         pass(10, "a");
-        membership_heard(m, now, 1);
+        mind_heard(m, now, 1);
     }
     CHECK(quiet("ab"));
     end();
@@ -1429,8 +1431,8 @@ static void test_time(void) {
     for (int i = 0; i < 100; i++) {
         now += 10 * MS_NS;
         for (const char *p = "abc"; *p; p++) simple(*p, WIRE_HEARTBEAT);
-        if (membership_next_deadline(m) > now) continue;
-        const struct membership_actions *actions = membership_tick(m, now);
+        if (mind_next_deadline(m) > now) continue;
+        const struct actions *actions = mind_tick(m, now);
         beats += actions->send_count;
         CHECK_EQ(actions->close_count, 0);
     }
@@ -1445,7 +1447,7 @@ static void test_runs(void) {
     die('a');
     EPOCH("b", LOSS, 3, 3, "b");
     simple('b', WIRE_LEAVE);
-    CHECK_EQ(membership_next_deadline(m), INT64_MAX);
+    CHECK_EQ(mind_next_deadline(m), INT64_MAX);
     CHECK_EQ(join('b', 3), 1);
     CHECK(run != first && run != 0);
     EPOCH("b", UPDATE, 1, 1, "b");
@@ -1496,7 +1498,7 @@ static void live(void) {
     obey_all();
     vote_accepted(WIRE_VOTE_UPDATE);
     obey_all();
-    uint64_t epoch = membership_epoch(m);
+    uint64_t epoch = mind_epoch(m);
     for (uint64_t tag = 0; tag < 40; tag++) done("abcde", epoch, tag);
     mismatch('b', epoch, 103, 'c');
     obey_all();
@@ -1506,7 +1508,7 @@ static void live(void) {
     for (int i = 0; i < 5; i++) {
         now += 10 * MS_NS;
         for (const char *p = "abcdef"; *p; p++) simple(*p, WIRE_HEARTBEAT);
-        act((inside = true, membership_tick(m, now)));
+        act((inside = true, mind_tick(m, now)));
     }
     obey_all();
     die('a');
@@ -1527,10 +1529,10 @@ static void given_up(const char *peers) {
         CHECK(box->closed);
         for (size_t i = box->head; i < box->tail; i++) CHECK(box->frames[i].header.type != WIRE_EXPELLED);
     }
-    CHECK_EQ(membership_peer_count(m), 0);
-    CHECK_EQ(membership_activity(m), WIRE_IDLE);
+    CHECK_EQ(mind_peer_count(m), 0);
+    CHECK_EQ(mind_activity(m), WIRE_IDLE);
     hello_from('f', 0, address_of('f'));
-    CHECK_EQ(membership_activity(m), WIRE_GATHERS);
+    CHECK_EQ(mind_activity(m), WIRE_GATHERS);
 }
 
 static void test_starving(void) {
@@ -1545,7 +1547,7 @@ static void test_starving(void) {
     begin("and for what members are told: none of them hears what comes after it");
     form("abc", 0);
     drain("abc");
-    wire_buffer_fini((struct wire_buffer *)&membership_tick(m, now)->bytes); // it has to be asked for again
+    wire_buffer_fini((struct wire_buffer *)&mind_tick(m, now)->bytes); // it has to be asked for again
     drain("abc");
     refuse_next(0, 1);
     die('c');
@@ -1556,12 +1558,12 @@ static void test_starving(void) {
     begin("but a newcomer for which memory is refused is alone with that");
     form("ab", 0);
     drain("ab");
-    wire_buffer_fini((struct wire_buffer *)&membership_tick(m, now)->bytes);
+    wire_buffer_fini((struct wire_buffer *)&mind_tick(m, now)->bytes);
     refuse_next(0, 1);
     hello_from('c', 0, address_of('c'));
     refuse_at = UINT64_MAX;
     CHECK(boxes['c' - 'a'].closed);
-    CHECK_EQ(membership_peer_count(m), 2);
+    CHECK_EQ(mind_peer_count(m), 2);
     end();
 }
 
@@ -1585,7 +1587,7 @@ static void test_memory(void) {
             live();
             refuse_at = UINT64_MAX;
             for (char p = 'a'; p <= 'f'; p++) die(p);
-            CHECK_EQ(membership_peer_count(m), 0);
+            CHECK_EQ(mind_peer_count(m), 0);
             for (int c = 0; c < PEERS; c++) clear(&boxes[c]);
             now += LIMIT_MS * MS_NS; // for which members of a run that was given up may come
             form("abC", 0);          // all is well again

@@ -9,7 +9,7 @@
 //  - a tick at the deadline moves the deadline: the master cannot spin.
 // A master may be lost: the next one knows nothing, and hears from each peer what that was told last, or something
 // else.
-#include "master/membership.h"
+#include "master/mind.h"
 
 #include "base/platform.h"
 #include "events.h"
@@ -46,7 +46,7 @@ static struct known {
     struct wire_loss losses[1];
 } known[CONNS];
 
-static struct membership *master;
+static struct mind *master;
 static int64_t now;
 static uint64_t run, generation;
 static struct wire_member members[WIRE_MAX_MEMBERS];
@@ -255,10 +255,10 @@ static void hear(struct peer *peer, const struct wire_header *header, const uint
     }
 }
 
-static void carry_out(const struct membership_actions *actions) {
+static void carry_out(const struct actions *actions) {
     bool closed[CONNS] = {false}, words[CONNS] = {false};
     for (size_t i = 0; i < actions->send_count; i++) {
-        const struct membership_send *send = &actions->sends[i];
+        const struct actions_send *send = &actions->sends[i];
         MUST(send->conn < CONNS && peers[send->conn].open);
         MUST(send->length >= WIRE_HEADER_BYTES && send->offset + send->length <= actions->bytes.length);
         struct wire_header header;
@@ -275,14 +275,14 @@ static void carry_out(const struct membership_actions *actions) {
         peers[conn] = (struct peer){0};
     }
     for (size_t i = 0; i < CONNS; i++) MUST(!words[i] || closed[i]);
-    MUST(actions->log_count <= MEMBERSHIP_MAX_LOGS);
+    MUST(actions->log_count <= ACTIONS_MAX_LOGS);
     uint32_t open = 0;
     for (size_t i = 0; i < CONNS; i++) {
         open += peers[i].registered;
         // Nobody that is accepted is left behind: all are in the newest epoch.
-        if (peers[i].registered && peers[i].accepted) MUST(peers[i].number == membership_epoch(master));
+        if (peers[i].registered && peers[i].accepted) MUST(peers[i].number == mind_epoch(master));
     }
-    MUST(membership_peer_count(master) == open);
+    MUST(mind_peer_count(master) == open);
 }
 
 // ---- what peers say ----
@@ -305,13 +305,13 @@ static void connect(struct fuzz *in, uint32_t conn) {
     if (odd == 4) source.bytes[0] = 127;
     peers[conn] = (struct peer){.open = true, .id = hello.id, .group = hello.group};
     known[conn].any = false;
-    carry_out(membership_peer_connected(master, now, conn, &source, &hello));
+    carry_out(mind_peer_connected(master, now, conn, &source, &hello));
 }
 
 static void lose(uint32_t conn) {
     if (!peers[conn].open) return;
     peers[conn] = (struct peer){0};
-    carry_out(membership_peer_lost(master, now, conn, "the connection is gone"));
+    carry_out(mind_peer_lost(master, now, conn, "the connection is gone"));
 }
 
 // A vote counts from the moment at which the master reads it, so it is noted before.
@@ -328,7 +328,7 @@ static void note_vote(struct peer *peer, const struct wire_header *header, const
 static void deliver(uint32_t conn, const struct wire_header *header, const uint8_t *body) {
     uint8_t *exact = fuzz_copy(body, header->length);
     note_vote(&peers[conn], header, exact);
-    carry_out(membership_message(master, now, conn, header, exact));
+    carry_out(mind_message(master, now, conn, header, exact));
     free(exact);
 }
 
@@ -446,17 +446,17 @@ static void sync_done(uint32_t conn, uint8_t how, const struct wire_id *donor, u
 // ---- the loss of the master ----
 
 static void replace_master(uint8_t how) {
-    uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {9, how, (uint8_t)(now / MS_NS)};
+    uint8_t random[MIND_RANDOM_BYTES] = {9, how, (uint8_t)(now / MS_NS)};
     for (uint32_t conn = 0; conn < CONNS; conn++) {
         if (peers[conn].open && known[conn].any) known[conn].resume.vote = peers[conn].vote;
         peers[conn] = (struct peer){0};
     }
-    membership_free(master);
-    master = membership_new(LIMIT_MS, random, now);
-    if (master == NULL) master = membership_new(LIMIT_MS, random, now); // one allocation is refused at most
-    membership_expect_survivors(master, now + (how & 3) * 50 * MS_NS);
-    membership_set_standby(master, how & 4);
-    MUST(membership_activity(master) == WIRE_IDLE);
+    mind_free(master);
+    master = mind_new(LIMIT_MS, random, now);
+    if (master == NULL) master = mind_new(LIMIT_MS, random, now); // one allocation is refused at most
+    mind_expect_survivors(master, now + (how & 3) * 50 * MS_NS);
+    mind_set_standby(master, how & 4);
+    MUST(mind_activity(master) == WIRE_IDLE);
 }
 
 static void lie_of(struct wire_resume *resume, struct known *claimed, uint8_t lie, uint64_t what) {
@@ -524,7 +524,7 @@ static void resume_with(uint32_t conn, uint8_t how, uint8_t lie, uint64_t what) 
         if (resume->accepted) peers[conn].number = resume->epoch.number;
         if (resume->accepted) peers[conn].group_epoch = resume->epoch.group_epoch;
         uint8_t *exact = fuzz_copy(frame.bytes + WIRE_HEADER_BYTES, header.length);
-        carry_out(membership_peer_resumed(master, now, conn, &source, &header, exact));
+        carry_out(mind_peer_resumed(master, now, conn, &source, &header, exact));
         free(exact);
     }
     wire_buffer_fini(&frame);
@@ -563,8 +563,8 @@ static void raw(uint32_t conn, struct fuzz *in) {
 
 static void tick(int64_t to) {
     now = to > now ? to : now;
-    carry_out(membership_tick(master, now));
-    MUST(membership_next_deadline(master) > now);
+    carry_out(mind_tick(master, now));
+    MUST(mind_next_deadline(master) > now);
 }
 
 static void hear_all(void) {
@@ -611,7 +611,7 @@ static void step(struct fuzz *in) {
     switch (event) {
     case M_WAIT: tick(now + fuzz_u8(in) * 8 * MS_NS); return;
     case M_DUE:
-        if (membership_next_deadline(master) < INT64_MAX) tick(membership_next_deadline(master));
+        if (mind_next_deadline(master) < INT64_MAX) tick(mind_next_deadline(master));
         return;
     case M_HEARTBEATS: hear_all(); return;
     case M_ALL_REPORT:
@@ -636,10 +636,10 @@ static void step(struct fuzz *in) {
         for (; conn < CONNS; conn++) promise(conn);
         return;
     case M_RANDOM:
-        if (membership_wants_random(master)) {
-            uint8_t random[MEMBERSHIP_RANDOM_BYTES];
+        if (mind_wants_random(master)) {
+            uint8_t random[MIND_RANDOM_BYTES];
             fuzz_bytes(in, random, sizeof random);
-            membership_set_random(master, random);
+            mind_set_random(master, random);
         }
         return;
     default: break;
@@ -704,16 +704,16 @@ static void step(struct fuzz *in) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct fuzz in = {data, data + size};
-    uint8_t random[MEMBERSHIP_RANDOM_BYTES] = {7, 7, 7};
+    uint8_t random[MIND_RANDOM_BYTES] = {7, 7, 7};
     memset(peers, 0, sizeof peers);
     memset(known, 0, sizeof known);
     now = SECOND_NS;
     run = generation = 0;
-    master = membership_new(LIMIT_MS, random, now);
+    master = mind_new(LIMIT_MS, random, now);
     MUST(master != NULL);
     while (fuzz_more(&in)) step(&in);
     fuzz_refuse(0);
-    carry_out(membership_farewell(master, now));
-    membership_free(master);
+    carry_out(mind_farewell(master, now));
+    mind_free(master);
     return 0;
 }

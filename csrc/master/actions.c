@@ -1,0 +1,80 @@
+#include "master/actions.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { FIRST_SENDS = 64 };
+
+void actions_clear(struct actions *actions) {
+    actions->bytes.length = 0;
+    actions->send_count = actions->close_count = actions->log_count = 0;
+}
+
+void actions_fini(struct actions *actions) {
+    wire_buffer_fini(&actions->bytes);
+    free(actions->sends);
+}
+
+size_t actions_begin(struct actions *actions) {
+    actions->bytes.failed = false; // what was refused before may be granted now
+    return actions->bytes.length;
+}
+
+bool actions_send(struct actions *actions, uint32_t conn, size_t begin) {
+    if (actions->bytes.failed) return false;
+    if (actions->send_count == actions->send_capacity) {
+        size_t capacity = actions->send_capacity == 0 ? FIRST_SENDS : 2 * actions->send_capacity;
+        struct actions_send *sends = realloc(actions->sends, capacity * sizeof *sends);
+        if (sends == NULL) return false;
+        actions->sends = sends;
+        actions->send_capacity = capacity;
+    }
+    actions->sends[actions->send_count++] = (struct actions_send){conn, begin, actions->bytes.length - begin};
+    return true;
+}
+
+bool actions_send_empty(struct actions *actions, uint32_t conn, struct wire_header header, enum wire_type type) {
+    size_t begin = actions_begin(actions);
+    wire_encode_empty(&actions->bytes, header, type);
+    return actions_send(actions, conn, begin);
+}
+
+bool actions_send_text(struct actions *actions, uint32_t conn, struct wire_header header, enum wire_type type,
+                       const char *text) {
+    size_t begin = actions_begin(actions);
+    wire_encode_text(&actions->bytes, header, type, text);
+    return actions_send(actions, conn, begin);
+}
+
+void actions_close(struct actions *actions, uint32_t conn) { actions->closes[actions->close_count++] = conn; }
+
+void actions_turn_away(struct actions *actions, uint32_t conn, struct wire_header header, enum wire_type type,
+                       const char *why) {
+    actions_send_text(actions, conn, header, type, why);
+    actions_close(actions, conn);
+    actions_log_stranger(actions, LOG_WARN, "refused a peer: %s", why);
+}
+
+static void add_log(struct actions *actions, enum log_level level, bool of_strangers, const char *format,
+                    va_list arguments) {
+    if (actions->log_count == ACTIONS_MAX_LOGS) return;
+    struct actions_log *line = &actions->logs[actions->log_count++];
+    line->level = level;
+    line->of_strangers = of_strangers;
+    vsnprintf(line->text, sizeof line->text, format, arguments);
+}
+
+void actions_log(struct actions *actions, enum log_level level, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    add_log(actions, level, false, format, arguments);
+    va_end(arguments);
+}
+
+void actions_log_stranger(struct actions *actions, enum log_level level, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    add_log(actions, level, true, format, arguments);
+    va_end(arguments);
+}

@@ -1,0 +1,65 @@
+// What an event makes the master do: frames to send, connections to close, lines for the log.
+//
+// A frame is encoded once, between actions_begin and the first actions_send, and may go to any number of connections.
+#ifndef PCCL_MASTER_ACTIONS_H
+#define PCCL_MASTER_ACTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/log.h"
+#include "net/wire.h"
+
+enum {
+    ACTIONS_MAX_CONNS = 4096, // connections are named by numbers below this, chosen by the body
+    ACTIONS_MAX_LOGS = 32,    // lines per event, then lines are dropped
+    ACTIONS_LOG_BYTES = 320,
+};
+
+struct actions_send {
+    uint32_t conn;
+    size_t offset, length; // of actions.bytes; several sends may share bytes
+};
+
+struct actions_log {
+    enum log_level level;
+    bool of_strangers; // anybody who can connect causes it
+    char text[ACTIONS_LOG_BYTES];
+};
+
+// Carried out in this order: all sends, then all closes. A connection is closed once what was sent on it is written, or
+// cannot be. The mind has forgotten a connection that it closes: nothing more is to be reported of it.
+struct actions {
+    struct wire_buffer bytes;
+    struct actions_send *sends;
+    size_t send_count, send_capacity;
+    uint32_t closes[ACTIONS_MAX_CONNS];
+    size_t close_count;
+    struct actions_log logs[ACTIONS_MAX_LOGS];
+    size_t log_count;
+};
+
+void actions_clear(struct actions *actions); // the memory stays
+void actions_fini(struct actions *actions);
+
+// Where the frame that is encoded next into `bytes` begins.
+size_t actions_begin(struct actions *actions);
+// Sends what was encoded since `begin`. False: memory was refused for it, or for the send.
+bool actions_send(struct actions *actions, uint32_t conn, size_t begin);
+// Sends a frame without a body, or one with a text alone. False: memory was refused.
+bool actions_send_empty(struct actions *actions, uint32_t conn, struct wire_header header, enum wire_type type);
+bool actions_send_text(struct actions *actions, uint32_t conn, struct wire_header header, enum wire_type type,
+                       const char *text);
+void actions_close(struct actions *actions, uint32_t conn);
+// Last words to a connection that is no peer's, which is closed.
+void actions_turn_away(struct actions *actions, uint32_t conn, struct wire_header header, enum wire_type type,
+                       const char *why);
+
+void actions_log(struct actions *actions, enum log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+// A line that anybody who can connect causes.
+void actions_log_stranger(struct actions *actions, enum log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif

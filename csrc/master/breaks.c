@@ -1,0 +1,172 @@
+#include "master/breaks.h"
+
+#include <stdlib.h>
+
+enum {
+    FIRST_PAIRS = 8,
+    FAILURES_MAX = 2, // of one pair's links, then one of the two is expelled
+    // heartbeat limits for which a pair's silence is remembered, also if the links were made again
+    SILENCE_LIMITS = 4,
+};
+
+static int64_t longer(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static struct breaks_pair *pair_of(struct breaks *breaks, uint16_t a, uint16_t b) {
+    for (uint32_t i = 0; i < breaks->count; i++)
+        if (breaks->pairs[i].a == a && breaks->pairs[i].b == b) return &breaks->pairs[i];
+    if (breaks->count == breaks->capacity) {
+        uint32_t capacity = breaks->capacity == 0 ? FIRST_PAIRS : 2 * breaks->capacity;
+        struct breaks_pair *pairs = realloc(breaks->pairs, capacity * sizeof *pairs);
+        if (pairs == NULL) return NULL;
+        breaks->pairs = pairs;
+        breaks->capacity = capacity;
+    }
+    struct breaks_pair *pair = &breaks->pairs[breaks->count++];
+    *pair = (struct breaks_pair){.a = a, .b = b};
+    return pair;
+}
+
+static bool is_recently_silent(const struct desk *desk, const struct breaks_pair *pair) {
+    return pair->silent_at != 0 && desk->now_ns < pair->silent_at + SILENCE_LIMITS * desk->limit_ns;
+}
+
+static void remove_pair(struct breaks *breaks, uint32_t index) {
+    breaks->pairs[index] = breaks->pairs[--breaks->count];
+}
+
+// When the broken pairs of a group are looked at. Before somebody is expelled all have the time to say whose links they
+// miss.
+static void hear(struct breaks *breaks, const struct desk *desk, bool first) {
+    int64_t grace = BREAKS_GRACE_MS * MS_NS, hearing = longer(grace, desk->limit_ns / BREAKS_HEARING_OF);
+    if (breaks->due_ns == INT64_MAX || (!first && breaks->hearing_ns == 0))
+        breaks->due_ns = desk->now_ns + (first ? grace : hearing);
+    if (!first && breaks->hearing_ns == 0) breaks->hearing_ns = desk->now_ns;
+}
+
+void breaks_add(struct breaks *breaks, struct desk *desk, struct desk_peer *accuser, struct desk_peer *accused,
+                bool silent) {
+    uint16_t from = (uint16_t)desk_slot(desk, accuser), to = (uint16_t)desk_slot(desk, accused);
+    struct breaks_pair *pair = pair_of(breaks, from < to ? from : to, from < to ? to : from);
+    if (pair == NULL) {
+        desk->starved = true;
+        return;
+    }
+    bool *accuses = from < to ? &pair->a_accuses : &pair->b_accuses;
+    if (!pair->pending) {
+        char one[DESK_NAME_BYTES], other[DESK_NAME_BYTES];
+        actions_log(&desk->actions, LOG_WARN, "the link between %s and %s is down", desk_name(one, accuser),
+                    desk_name(other, accused));
+        // The first word of each side may be about the same break: one that was stopped meanwhile sees it after the
+        // epoch that mends it.
+        bool told = pair->failures > 0 && !*accuses && !silent;
+        if (!told) pair->failures++;
+        if (silent) {
+            // Links to a hung thread can be made again, and look well until they are silent again.
+            if (is_recently_silent(desk, pair)) pair->failures = FAILURES_MAX;
+            pair->silent_at = desk->now_ns;
+        }
+    }
+    pair->pending = true;
+    *accuses = true;
+    accuser->linked = false;
+    hear(breaks, desk, pair->failures < FAILURES_MAX);
+}
+
+void breaks_linked(struct breaks *breaks, struct desk *desk, struct desk_peer *peer) {
+    peer->linked = true;
+    for (uint32_t i = breaks->count; i-- > 0;) {
+        struct breaks_pair *pair = &breaks->pairs[i];
+        if (pair->pending || !desk->peers[pair->a].linked || !desk->peers[pair->b].linked) continue;
+        if (is_recently_silent(desk, pair)) {
+            pair->failures = 0;
+            pair->a_accuses = pair->b_accuses = false;
+        } else {
+            remove_pair(breaks, i);
+        }
+    }
+}
+
+// ---- after the grace ----
+
+static bool is_living(const struct desk *desk, const struct breaks_pair *pair) {
+    return !desk->peers[pair->a].gone && !desk->peers[pair->b].gone;
+}
+
+struct blame {
+    struct desk_peer *peer; // NULL: nobody
+    uint32_t broken, accusers;
+};
+
+static struct blame blame_of(const struct breaks *breaks, struct desk *desk, uint16_t slot) {
+    struct blame blame = {.peer = &desk->peers[slot]};
+    for (uint32_t i = 0; i < breaks->count; i++) {
+        const struct breaks_pair *pair = &breaks->pairs[i];
+        if ((pair->a != slot && pair->b != slot) || !is_living(desk, pair)) continue;
+        blame.broken += pair->pending;
+        blame.accusers += pair->a == slot ? pair->b_accuses : pair->a_accuses;
+    }
+    return blame;
+}
+
+static bool is_worse(const struct blame *a, const struct blame *b) {
+    if (b->peer == NULL || a->broken != b->broken) return b->peer == NULL || a->broken > b->broken;
+    if (a->accusers != b->accusers) return a->accusers > b->accusers;
+    return a->peer->member.join_number > b->peer->member.join_number;
+}
+
+// Of all members with a hopeless link.
+static struct blame find_culprit(const struct breaks *breaks, struct desk *desk) {
+    struct blame worst = {0};
+    for (uint32_t i = 0; i < breaks->count; i++) {
+        const struct breaks_pair *pair = &breaks->pairs[i];
+        if (!pair->pending || pair->failures < FAILURES_MAX || !is_living(desk, pair)) continue;
+        struct blame ends[2] = {blame_of(breaks, desk, pair->a), blame_of(breaks, desk, pair->b)};
+        for (uint32_t k = 0; k < 2; k++)
+            if (is_worse(&ends[k], &worst)) worst = ends[k];
+    }
+    return worst;
+}
+
+// A member that nothing was heard of since may be dead, and its broken pairs speak against those who live. It will be
+// heard soon, or lost.
+static bool waits_for_word(const struct breaks *breaks, const struct desk *desk) {
+    bool waits = false;
+    for (uint32_t i = 0; i < breaks->count && breaks->hearing_ns != 0; i++) {
+        const struct breaks_pair *pair = &breaks->pairs[i];
+        waits |= pair->pending && is_living(desk, pair) &&
+                 (desk->peers[pair->a].heard.at_ns < breaks->hearing_ns ||
+                  desk->peers[pair->b].heard.at_ns < breaks->hearing_ns);
+    }
+    return waits;
+}
+
+void breaks_tick(struct breaks *breaks, struct desk *desk, struct desk_group *group) {
+    if (waits_for_word(breaks, desk)) {
+        breaks->due_ns = desk->now_ns + BREAKS_GRACE_MS * MS_NS;
+        return;
+    }
+    breaks->due_ns = INT64_MAX;
+    breaks->hearing_ns = 0;
+    for (struct blame culprit; (culprit = find_culprit(breaks, desk)).peer != NULL;)
+        desk_expel(desk, culprit.peer, "its links failed twice: with %u of the %u other members, accused by %u",
+                   culprit.broken, group->count - 1, culprit.accusers);
+    desk_change(desk, group); // where somebody was expelled, the loss makes the new epoch
+}
+
+void breaks_begin(struct breaks *breaks) {
+    breaks->due_ns = INT64_MAX;
+    breaks->hearing_ns = 0;
+    for (uint32_t i = 0; i < breaks->count; i++) breaks->pairs[i].pending = false;
+}
+
+void breaks_forget(struct breaks *breaks, uint32_t slot) {
+    for (uint32_t i = breaks->count; i-- > 0;)
+        if (breaks->pairs[i].a == slot || breaks->pairs[i].b == slot) remove_pair(breaks, i);
+}
+
+void breaks_init(struct breaks *breaks) { *breaks = (struct breaks){.due_ns = INT64_MAX}; }
+
+void breaks_fini(struct breaks *breaks) {
+    free(breaks->pairs);
+    breaks_init(breaks);
+}

@@ -1,0 +1,262 @@
+#include "master/candidate.h"
+
+#include <string.h>
+
+#include "master/survey.h"
+
+enum { ADMITTED_LINES = 16 }; // of the log
+
+void candidate_init(struct candidate *candidate) { memset(candidate, 0, offsetof(struct candidate, order)); }
+
+void candidate_forget(struct candidate *candidate, uint32_t slot) {
+    candidate->members[slot] = (struct candidate_member){0};
+}
+
+static struct candidate_member *member_of(struct candidate *candidate, const struct desk *desk,
+                                          const struct desk_peer *peer) {
+    return &candidate->members[desk_slot(desk, peer)];
+}
+
+void candidate_invite(struct candidate *candidate, const struct desk *desk, const struct desk_peer *newcomer,
+                      bool invited) {
+    member_of(candidate, desk, newcomer)->invited = invited;
+}
+
+// Newcomers go to the end of their group, in the order in which they came.
+static void insert(struct candidate *candidate, struct desk_peer *newcomer) {
+    uint32_t at = candidate->count++;
+    for (; at > 0; at--) {
+        struct desk_peer *before = candidate->order[at - 1];
+        if (before->member.group < newcomer->member.group) break;
+        if (before->member.group == newcomer->member.group &&
+            (before->accepted || before->member.join_number < newcomer->member.join_number))
+            break;
+        candidate->order[at] = before;
+    }
+    candidate->order[at] = newcomer;
+}
+
+bool candidate_form(struct candidate *candidate, struct desk *desk) {
+    memcpy(candidate->order, desk->order, desk->count * sizeof desk->order[0]);
+    candidate->count = desk->count;
+    for (uint32_t slot = 0; slot < desk->slots; slot++) {
+        struct desk_peer *peer = &desk->peers[slot];
+        if (peer->used && !peer->accepted && candidate->members[slot].invited) insert(candidate, peer);
+    }
+    return candidate->count > desk->count;
+}
+
+static uint32_t group_end(const struct candidate *candidate, uint32_t begin) {
+    uint32_t end = begin, id = candidate->order[begin]->member.group;
+    while (end < candidate->count && candidate->order[end]->member.group == id) end++;
+    return end;
+}
+
+// Newcomers, or another order than the one in force.
+static bool differs(const struct candidate *candidate, const struct desk *desk, uint32_t start, uint32_t end) {
+    for (uint32_t i = start; i < end; i++) {
+        const struct desk_peer *peer = candidate->order[i];
+        if (!peer->accepted || desk->order[peer->group->begin + i - start] != peer) return true;
+    }
+    return false;
+}
+
+static void send(struct candidate *candidate, struct desk *desk) {
+    struct wire_candidate message = {.attempt = candidate->attempt,
+                                     .epoch = desk_describe(desk, candidate->order, candidate->count)};
+    message.epoch.number = desk->number + 1;
+    for (uint32_t start = 0; start < candidate->count;) {
+        uint32_t end = group_end(candidate, start);
+        const struct desk_group *group = candidate->order[start]->group;
+        bool changes = member_of(candidate, desk, candidate->order[start])->regrouped;
+        message.epoch.group_epoch = changes ? desk->number + 1 : group->group_epoch;
+        message.epoch.latency_us = changes ? SURVEY_DEFAULT_LATENCY_US : group->latency_us;
+        message.epoch.megabytes_per_s = changes ? SURVEY_DEFAULT_MEGABYTES_PER_S : group->megabytes_per_s;
+        size_t begin = actions_begin(&desk->actions);
+        wire_encode_candidate(&desk->actions.bytes, desk_header(desk), &message);
+        for (; start < end; start++) desk_send(desk, candidate->order[start], begin);
+    }
+}
+
+void candidate_propose(struct candidate *candidate, struct desk *desk, uint8_t kind) {
+    candidate->kind = kind;
+    candidate->stale = candidate->judged = false;
+    candidate->attempt++;
+    candidate->unanswered = candidate->count;
+    candidate->accepted_unanswered = desk->count;
+    candidate->hopeless = 0;
+    // The peers' own limit for making links ends before, so that they can tell whom they could not reach.
+    candidate->deadline_ns = desk->now_ns + desk->limit_ns + desk->limit_ns / 4;
+    for (uint32_t start = 0; start < candidate->count;) {
+        uint32_t end = group_end(candidate, start);
+        bool changes = differs(candidate, desk, start, end);
+        for (; start < end; start++) {
+            uint32_t slot = desk_slot(desk, candidate->order[start]);
+            struct candidate_member *member = &candidate->members[slot];
+            *member = (struct candidate_member){.invited = member->invited, .listed = true, .regrouped = changes};
+            memset(candidate->unreachable[slot], 0, sizeof candidate->unreachable[slot]);
+        }
+    }
+    if (candidate->count > 1) send(candidate, desk);
+}
+
+// ---- answers ----
+
+static bool reaches(const struct candidate *candidate, const struct desk *desk, const struct desk_peer *from,
+                    const struct desk_peer *to) {
+    uint32_t slot = desk_slot(desk, to);
+    return !(candidate->unreachable[desk_slot(desk, from)][slot / 64] >> (slot % 64) & 1);
+}
+
+// All accepted peers have answered, and wait for newcomers alone. Those to whom one of them has no link are left out,
+// whatever they say, and the others' own limit is over soon.
+static void hurry_newcomers(struct candidate *candidate, struct desk *desk) {
+    for (uint32_t i = 0; i < candidate->count; i++) {
+        const struct desk_peer *newcomer = candidate->order[i];
+        struct candidate_member *member = member_of(candidate, desk, newcomer);
+        bool late = !newcomer->accepted && !member->answered;
+        for (uint32_t k = 0; k < desk->count && late && !member->hopeless; k++)
+            member->hopeless = !reaches(candidate, desk, desk->order[k], newcomer);
+        candidate->hopeless += member->hopeless;
+    }
+    candidate->deadline_ns -= desk->limit_ns * 3 / 8;
+}
+
+void candidate_linked(struct candidate *candidate, struct desk *desk, struct desk_peer *peer,
+                      const struct wire_linked *linked) {
+    struct candidate_member *member = member_of(candidate, desk, peer);
+    if (linked->attempt != candidate->attempt || !member->listed || member->answered) return;
+    for (uint32_t i = 0; i < linked->count; i++) {
+        const struct desk_peer *other = desk_of_id(desk, &linked->unreachable[i]);
+        if (other == NULL || other == peer || !member_of(candidate, desk, other)->listed ||
+            other->member.group != peer->member.group)
+            continue;
+        uint32_t slot = desk_slot(desk, other);
+        candidate->unreachable[desk_slot(desk, peer)][slot / 64] |= UINT64_C(1) << (slot % 64);
+    }
+    member->answered = true;
+    candidate->unanswered--;
+    candidate->hopeless -= member->hopeless;
+    if (peer->accepted && --candidate->accepted_unanswered == 0) hurry_newcomers(candidate, desk);
+    if (candidate->accepted_unanswered == 0 && candidate->unanswered == candidate->hopeless) candidate->unanswered = 0;
+}
+
+// ---- judgement ----
+
+// Have all answered, and missed nobody?
+static bool all_reached(const struct candidate *candidate, const struct desk *desk) {
+    bool reached = true;
+    for (uint32_t i = 0; i < candidate->count; i++) {
+        uint32_t slot = desk_slot(desk, candidate->order[i]);
+        for (uint32_t w = 0; w < CANDIDATE_WORDS; w++) reached &= candidate->unreachable[slot][w] == 0;
+        reached &= candidate->members[slot].answered;
+    }
+    return reached;
+}
+
+// The longest-standing peer of the candidate that this newcomer has no links to and that has a better right to stay, or
+// NULL.
+static const struct desk_peer *obstacle_of(const struct candidate *candidate, const struct desk *desk,
+                                           const struct desk_peer *newcomer) {
+    const struct desk_peer *found = NULL;
+    for (uint32_t i = 0; i < candidate->count; i++) {
+        const struct desk_peer *other = candidate->order[i];
+        bool first = other->accepted || other->member.join_number < newcomer->member.join_number;
+        if (other == newcomer || other->gone || !first ||
+            (reaches(candidate, desk, newcomer, other) && reaches(candidate, desk, other, newcomer)))
+            continue;
+        if (found == NULL || other->member.join_number < found->member.join_number) found = other;
+    }
+    return found;
+}
+
+// By join number, since the longer-standing of two newcomers stays; NULL: there is no further one.
+static struct desk_peer *next_newcomer(const struct candidate *candidate, uint64_t joined) {
+    struct desk_peer *next = NULL;
+    for (uint32_t i = 0; i < candidate->count; i++) {
+        struct desk_peer *peer = candidate->order[i];
+        if (!peer->accepted && peer->member.join_number > joined &&
+            (next == NULL || peer->member.join_number < next->member.join_number))
+            next = peer;
+    }
+    return next;
+}
+
+// Leaves out every newcomer that is late or has no links to those that stay. True when there was one.
+static bool exclude_newcomers(struct candidate *candidate, struct desk *desk, struct strikes *strikes) {
+    uint32_t before = desk->gone_count;
+    uint64_t joined = 0;
+    for (struct desk_peer *peer; (peer = next_newcomer(candidate, joined)) != NULL;) {
+        char name[DESK_NAME_BYTES];
+        const struct desk_peer *obstacle = obstacle_of(candidate, desk, peer);
+        bool answered = member_of(candidate, desk, peer)->answered;
+        joined = peer->member.join_number;
+        if (!answered || (obstacle != NULL && obstacle->accepted))
+            strikes_add(strikes, &peer->member.address, desk->now_ns);
+        if (obstacle != NULL)
+            desk_expel(desk, peer, "no data connection between this peer and %s", desk_name(name, obstacle));
+        else if (!answered)
+            desk_expel(desk, peer, "did not report its links in time");
+    }
+    return desk->gone_count > before;
+}
+
+static void blame_accepted(struct candidate *candidate, struct desk *desk, struct breaks *breaks) {
+    for (uint32_t i = 0; i < candidate->count; i++)
+        for (uint32_t k = 0; k < candidate->count; k++) {
+            struct desk_peer *from = candidate->order[i], *to = candidate->order[k];
+            if (!reaches(candidate, desk, from, to))
+                breaks_add(&breaks[desk_group_slot(desk, from->group)], desk, from, to, false);
+        }
+}
+
+enum candidate_verdict candidate_judge(struct candidate *candidate, struct desk *desk, struct strikes *strikes,
+                                       struct breaks *breaks) {
+    candidate->deadline_ns = INT64_MAX;
+    if (all_reached(candidate, desk)) {
+        candidate->judged = candidate->kind == WIRE_VOTE_UPDATE;
+        return CANDIDATE_PASSES;
+    }
+    if (candidate->kind != WIRE_VOTE_UPDATE) return CANDIDATE_FAILS;
+    if (exclude_newcomers(candidate, desk, strikes)) return CANDIDATE_REPAIRS;
+    for (uint32_t i = 0; i < candidate->count; i++)
+        if (!member_of(candidate, desk, candidate->order[i])->answered)
+            desk_expel(desk, candidate->order[i], "did not report its links in time");
+    candidate->judged = true;
+    if (desk->gone_count == 0) blame_accepted(candidate, desk, breaks);
+    return CANDIDATE_REPAIRS;
+}
+
+static void log_admitted(const struct candidate *candidate, struct desk *desk) {
+    uint32_t admitted = 0;
+    for (uint32_t i = 0; i < candidate->count; i++) {
+        const struct desk_peer *peer = candidate->order[i];
+        char place[DESK_PLACE_BYTES];
+        if (!peer->accepted && ++admitted <= ADMITTED_LINES)
+            actions_log(&desk->actions, LOG_NOTICE, "admitted %s, group %u", desk_place(place, peer),
+                        peer->member.group);
+    }
+    if (admitted > ADMITTED_LINES)
+        actions_log(&desk->actions, LOG_NOTICE, "admitted %u more", admitted - ADMITTED_LINES);
+}
+
+uint64_t candidate_commit(struct candidate *candidate, struct desk *desk, struct strikes *strikes) {
+    uint64_t newer = UINT64_MAX;
+    log_admitted(candidate, desk);
+    for (uint32_t i = 0; i < candidate->count; i++) {
+        struct desk_peer *peer = candidate->order[i];
+        struct candidate_member *member = member_of(candidate, desk, peer);
+        if (!peer->accepted) {
+            if (peer->member.join_number < newer) newer = peer->member.join_number;
+            peer->group = desk_group_for(desk, peer->member.group);
+            strikes_forgive(strikes, &peer->member.address, desk->now_ns);
+        }
+        if (member->regrouped) peer->group->changed = true;
+        peer->accepted = true;
+        member->invited = member->listed = false;
+    }
+    memcpy(desk->order, candidate->order, candidate->count * sizeof desk->order[0]);
+    desk->count = candidate->count;
+    desk_rank(desk);
+    return newer;
+}

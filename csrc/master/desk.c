@@ -1,0 +1,195 @@
+#include "master/desk.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "net/socket.h"
+
+void desk_init(struct desk *desk, int64_t limit_ns, uint64_t id_key, int64_t now_ns) {
+    memset(desk, 0, offsetof(struct desk, peers));
+    desk->limit_ns = limit_ns;
+    desk->id_key = id_key;
+    desk->now_ns = desk->heartbeat_at = now_ns;
+    desk->silence_at = INT64_MAX;
+}
+
+void desk_fini(struct desk *desk) { actions_fini(&desk->actions); }
+
+bool desk_run_equal(const struct desk_run *a, const struct desk_run *b) {
+    return a->id == b->id && memcmp(a->secret, b->secret, sizeof a->secret) == 0;
+}
+
+// ---- peers ----
+
+uint32_t desk_bucket(const struct desk *desk, const struct wire_id *id) {
+    uint64_t low, high;
+    memcpy(&low, id->bytes, sizeof low);
+    memcpy(&high, id->bytes + sizeof low, sizeof high);
+    uint64_t mixed = (low ^ desk->id_key) * UINT64_C(0x9E3779B97F4A7C15);
+    mixed = (mixed ^ mixed >> 29 ^ high) * (desk->id_key | 1);
+    return (uint32_t)(mixed >> 40) & (DESK_ID_BUCKETS - 1);
+}
+
+struct desk_peer *desk_of_id(struct desk *desk, const struct wire_id *id) {
+    for (uint16_t at = desk->by_id[desk_bucket(desk, id)]; at != 0; at = desk->peers[at - 1].next_by_id)
+        if (!desk->peers[at - 1].gone && wire_id_equal(&desk->peers[at - 1].member.id, id)) return &desk->peers[at - 1];
+    return NULL;
+}
+
+struct desk_peer *desk_of_conn(struct desk *desk, uint32_t conn) {
+    return conn < ACTIONS_MAX_CONNS && desk->by_conn[conn] != 0 ? &desk->peers[desk->by_conn[conn] - 1] : NULL;
+}
+
+struct desk_peer *desk_member(struct desk *desk, const struct desk_group *group, const struct wire_id *id) {
+    struct desk_peer *peer = desk_of_id(desk, id);
+    return peer != NULL && peer->accepted && peer->group == group ? peer : NULL;
+}
+
+static struct desk_peer *unused_peer(struct desk *desk) {
+    while (desk->unused_from < desk->slots && desk->peers[desk->unused_from].used) desk->unused_from++;
+    if (desk->unused_from == desk->slots) desk->slots++;
+    return &desk->peers[desk->unused_from++];
+}
+
+struct desk_peer *desk_add(struct desk *desk, uint32_t conn, const struct wire_member *member) {
+    struct desk_peer *peer = unused_peer(desk);
+    uint16_t *bucket = &desk->by_id[desk_bucket(desk, &member->id)];
+    *peer = (struct desk_peer){.used = true, .conn = conn, .member = *member, .masters = 1, .next_by_id = *bucket};
+    *bucket = desk->by_conn[conn] = (uint16_t)(desk_slot(desk, peer) + 1);
+    desk_heard(desk, peer, desk->now_ns);
+    desk->peer_count++;
+    desk->loopback_count += socket_address_is_loopback(&member->address);
+    desk->turnover = true;
+    return peer;
+}
+
+void desk_forget(struct desk *desk, struct desk_peer *peer) {
+    uint32_t slot = desk_slot(desk, peer);
+    uint16_t *link = &desk->by_id[desk_bucket(desk, &peer->member.id)];
+    while (*link != slot + 1) link = &desk->peers[*link - 1].next_by_id;
+    *link = peer->next_by_id;
+    if (slot < desk->unused_from) desk->unused_from = slot;
+    desk->loopback_count -= socket_address_is_loopback(&peer->member.address);
+    *peer = (struct desk_peer){0};
+    desk->peer_count--;
+    desk->turnover = true;
+}
+
+void desk_heard(struct desk *desk, struct desk_peer *peer, int64_t now_ns) {
+    arrival_note(&peer->heard, now_ns, desk->limit_ns);
+    // it may have grown less patient
+    desk->silence_at = desk_earlier(desk->silence_at, arrival_deadline_ns(&peer->heard, desk->limit_ns));
+}
+
+const char *desk_name(char out[DESK_NAME_BYTES], const struct desk_peer *peer) {
+    const uint8_t *id = peer->member.id.bytes;
+    snprintf(out, DESK_NAME_BYTES, "peer %02x%02x%02x%02x (join %llu)", id[0], id[1], id[2], id[3],
+             (unsigned long long)peer->member.join_number);
+    return out;
+}
+
+const char *desk_place(char out[DESK_PLACE_BYTES], const struct desk_peer *peer) {
+    char name[DESK_NAME_BYTES], address[64];
+    snprintf(out, DESK_PLACE_BYTES, "%s at %s", desk_name(name, peer),
+             socket_address_format(address, sizeof address, &peer->member.address));
+    return out;
+}
+
+// ---- groups ----
+
+struct desk_group *desk_next_group(const struct desk *desk, uint32_t *at) {
+    if (*at >= desk->count) return NULL;
+    struct desk_group *group = desk->order[*at]->group;
+    *at += group->count;
+    return group;
+}
+
+struct desk_group *desk_group_for(struct desk *desk, uint32_t id) {
+    struct desk_group *unused = NULL;
+    for (uint32_t i = 0; i < desk->group_slots; i++) {
+        struct desk_group *group = &desk->groups[i];
+        if (group->count > 0 && group->id == id) return group;
+        if (group->count == 0 && unused == NULL) unused = group;
+    }
+    // As many groups as peers, so one is unused.
+    if (unused == NULL) unused = &desk->groups[desk->group_slots++];
+    *unused = (struct desk_group){.id = id, .count = 1};
+    return unused;
+}
+
+void desk_rank(struct desk *desk) {
+    for (uint32_t begin = 0, end; begin < desk->count; begin = end) {
+        struct desk_group *group = desk->order[begin]->group;
+        for (end = begin; end < desk->count && desk->order[end]->member.group == group->id; end++)
+            desk->order[end]->rank = end - begin;
+        group->begin = begin;
+        group->count = end - begin;
+    }
+}
+
+struct wire_epoch desk_describe(struct desk *desk, struct desk_peer *const *peers, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) desk->members[i] = peers[i]->member;
+    return (struct wire_epoch){.count = count, .members = desk->members};
+}
+
+void desk_change(struct desk *desk, struct desk_group *group) { group->changed = desk->changed = true; }
+
+// ---- what is said ----
+
+struct wire_header desk_header(const struct desk *desk) {
+    return (struct wire_header){.run = desk->run.id, .generation = desk->generation, .epoch = desk->number};
+}
+
+void desk_send(struct desk *desk, struct desk_peer *peer, size_t begin) {
+    if (peer->gone || desk->starved) return; // who has missed something must not hear what comes after it
+    if (actions_send(&desk->actions, peer->conn, begin)) return;
+    if (peer->accepted)
+        desk->starved = true;
+    else
+        desk_drop(desk, peer, LOG_ERR, "the master is out of memory");
+}
+
+void desk_send_group(struct desk *desk, const struct desk_group *group, size_t begin) {
+    for (uint32_t rank = 0; rank < group->count; rank++) desk_send(desk, desk_members(desk, group)[rank], begin);
+}
+
+void desk_send_members(struct desk *desk, size_t begin) {
+    for (uint32_t i = 0; i < desk->count; i++) desk_send(desk, desk->order[i], begin);
+}
+
+void desk_send_text(struct desk *desk, struct desk_peer *peer, enum wire_type type, const char *text) {
+    size_t begin = actions_begin(&desk->actions);
+    wire_encode_text(&desk->actions.bytes, desk_header(desk), type, text);
+    desk_send(desk, peer, begin);
+}
+
+static void leave(struct desk *desk, struct desk_peer *peer, enum log_level level, const char *how, const char *why) {
+    char place[DESK_PLACE_BYTES];
+    desk_place(place, peer);
+    if (peer->accepted)
+        actions_log(&desk->actions, level > LOG_NOTICE ? level : LOG_NOTICE, "%s %s: %s", how, place, why);
+    else
+        actions_log_stranger(&desk->actions, level, "%s newcomer, %s: %s", how, place, why);
+    peer->gone = true;
+    desk->gone_count++;
+    if (desk->by_conn[peer->conn] == 0) return; // the connection went first
+    desk->by_conn[peer->conn] = 0;
+    actions_close(&desk->actions, peer->conn);
+}
+
+void desk_drop(struct desk *desk, struct desk_peer *peer, enum log_level level, const char *why) {
+    if (!peer->gone) leave(desk, peer, level, "lost", why);
+}
+
+void desk_expel(struct desk *desk, struct desk_peer *peer, const char *format, ...) {
+    if (peer->gone) return;
+    char why[WIRE_MAX_TEXT + 1];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(why, sizeof why, format, arguments);
+    va_end(arguments);
+    desk_send_text(desk, peer, peer->accepted ? WIRE_EXPELLED : WIRE_REFUSED, why);
+    if (peer->gone) return; // for want of memory
+    leave(desk, peer, LOG_WARN, peer->accepted ? "expelled" : "refused", why);
+}

@@ -1,0 +1,140 @@
+// The desk: which peers the master knows, found by id and by connection; the run that they are in, its groups and the
+// order of its members. What is said to a peer goes through the desk, so that nobody is told anything once it is out.
+//
+// A peer that is found wanting is dropped or expelled: it is `gone` at once, hears nothing more, and keeps its place
+// until the mind has taken it out, so pointers to peers stay valid until an event has settled.
+#ifndef PCCL_MASTER_DESK_H
+#define PCCL_MASTER_DESK_H
+
+#include "base/platform.h"
+#include "master/actions.h"
+#include "net/arrival.h"
+
+enum {
+    DESK_ID_BUCKETS = 1024, // of a table of ids, which holds at most WIRE_MAX_MEMBERS
+    DESK_NAME_BYTES = 64,
+    DESK_PLACE_BYTES = 128, // name and address
+};
+
+// A run goes by its id and its secret: who has another secret speaks of another run.
+struct desk_run {
+    uint64_t id; // 0: none
+    uint8_t secret[16];
+};
+
+struct desk_peer {
+    bool used, gone;
+    bool accepted;       // a member of the epoch in force
+    uint16_t next_by_id; // slot + 1 of the next in its bucket, or 0
+    uint32_t conn;
+    struct wire_member member;
+    struct arrival heard;
+    uint32_t latency_us; // worst of its links, 0 unknown
+    uint8_t masters;     // in its list
+    uint8_t vote;        // wire_vote_kind of the open vote, or 0
+    int64_t waits_since; // since its vote was opened; of a newcomer, since it came
+
+    // accepted
+    struct desk_group *group; // borrowed
+    uint32_t rank;            // in its group
+    bool linked;              // all its links of the group epoch in force are complete
+    bool reported;            // on the group epoch in force
+};
+
+struct desk_group {
+    uint32_t id;
+    uint32_t begin, count; // its members in `order`; count 0: not in use
+    uint64_t group_epoch;
+    uint64_t lost_epoch;                  // the last group epoch that lost a member
+    uint32_t latency_us, megabytes_per_s; // fixed with the group epoch, so that all members compute with the same
+    bool changed, lost;                   // the next epoch is a new group epoch, because of a loss
+};
+
+struct desk {
+    struct actions actions; // of the event at hand
+    // Memory was refused for something that members have to know: nothing more is sent to them, and when the event ends
+    // the run is given up, as if this master had ended in the middle of what it said.
+    bool starved;
+    int64_t now_ns, limit_ns; // limit: of heartbeats
+    int64_t heartbeat_at;     // they are due
+
+    struct desk_run run;
+    uint64_t generation, number; // number: of the epoch in force, 0 = none yet
+
+    uint64_t id_key;             // spreads ids over buckets, so that nobody can choose ids that share one
+    uint32_t slots, group_slots; // peers[slots..] and groups[group_slots..] were never used
+    uint32_t unused_from;        // slots below are in use
+    uint32_t peer_count, loopback_count, gone_count;
+    bool turnover;      // peers came or went; the mind clears it
+    int64_t silence_at; // no peer counts as silent before
+    uint32_t count;     // of `order`
+    bool lost, changed; // a loss, or a changed group, that no epoch tells of yet
+    uint16_t by_id[DESK_ID_BUCKETS], by_conn[ACTIONS_MAX_CONNS]; // slot + 1, or 0
+
+    // From here on nothing is read before it is written, so that nobody pays for clearing it.
+    struct desk_peer peers[WIRE_MAX_MEMBERS];
+    struct desk_group groups[WIRE_MAX_MEMBERS];
+    struct desk_peer *order[WIRE_MAX_MEMBERS];    // accepted peers, group by group, in ring order
+    struct wire_member members[WIRE_MAX_MEMBERS]; // of desk_describe
+};
+
+void desk_init(struct desk *desk, int64_t limit_ns, uint64_t id_key, int64_t now_ns);
+void desk_fini(struct desk *desk);
+
+bool desk_run_equal(const struct desk_run *a, const struct desk_run *b);
+static inline int64_t desk_earlier(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// ---- peers ----
+
+uint32_t desk_bucket(const struct desk *desk, const struct wire_id *id); // below DESK_ID_BUCKETS
+// NULL: there is none, or it is gone
+struct desk_peer *desk_of_id(struct desk *desk, const struct wire_id *id);
+struct desk_peer *desk_of_conn(struct desk *desk, uint32_t conn); // NULL: none
+struct desk_peer *desk_member(struct desk *desk, const struct desk_group *group, const struct wire_id *id);
+static inline uint32_t desk_slot(const struct desk *desk, const struct desk_peer *peer) {
+    return (uint32_t)(peer - desk->peers);
+}
+// There is room for it.
+struct desk_peer *desk_add(struct desk *desk, uint32_t conn, const struct wire_member *member);
+// Nobody holds it any more.
+void desk_forget(struct desk *desk, struct desk_peer *peer);
+void desk_heard(struct desk *desk, struct desk_peer *peer, int64_t now_ns);
+// "peer 01020304 (join 5)", and the same "at 10.0.0.1:999".
+const char *desk_name(char out[DESK_NAME_BYTES], const struct desk_peer *peer);
+const char *desk_place(char out[DESK_PLACE_BYTES], const struct desk_peer *peer);
+
+// ---- groups ----
+
+// The next group in use, in the order of its members; NULL at the end. Start with *at = 0.
+struct desk_group *desk_next_group(const struct desk *desk, uint32_t *at);
+// The members of a group by rank.
+static inline struct desk_peer *const *desk_members(const struct desk *desk, const struct desk_group *group) {
+    return &desk->order[group->begin];
+}
+static inline uint32_t desk_group_slot(const struct desk *desk, const struct desk_group *group) {
+    return (uint32_t)(group - desk->groups);
+}
+// The group of that number, made where there is none.
+struct desk_group *desk_group_for(struct desk *desk, uint32_t id);
+void desk_rank(struct desk *desk); // ranks and groups' ranges, from `order`
+// Peers as the members of an epoch, to encode before the next call.
+struct wire_epoch desk_describe(struct desk *desk, struct desk_peer *const *peers, uint32_t count);
+// A new group epoch is to come.
+void desk_change(struct desk *desk, struct desk_group *group);
+
+// ---- what is said ----
+
+struct wire_header desk_header(const struct desk *desk); // of a control message of this moment
+// Sends what was encoded since `begin`. Where memory is refused a newcomer is dropped, and of a member the desk
+// starves.
+void desk_send(struct desk *desk, struct desk_peer *peer, size_t begin);
+void desk_send_group(struct desk *desk, const struct desk_group *group, size_t begin);
+void desk_send_members(struct desk *desk, size_t begin); // of all groups
+void desk_send_text(struct desk *desk, struct desk_peer *peer, enum wire_type type, const char *text);
+// The peer is out; its connection is closed.
+void desk_drop(struct desk *desk, struct desk_peer *peer, enum log_level level, const char *why);
+// The same, told to the peer: EXPELLED, or REFUSED for a newcomer.
+void desk_expel(struct desk *desk, struct desk_peer *peer, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif

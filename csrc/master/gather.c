@@ -1,0 +1,322 @@
+#include "master/gather.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "net/socket.h"
+
+enum { SAY_MS = 10000 }; // between two lines of the log, and two to whoever waits
+
+static const uint64_t NUMBERS_MOST = UINT64_C(1) << 62, GENERATIONS_MOST = UINT32_MAX - 1;
+
+static const char STANDBY[] =
+    "this master is a standby, and no run has come to it: new runs begin at the first master of the list";
+static const char NO_ROOM[] = "has no place for one more that waits for a lost run to be taken up";
+static const char ALL_TAKEN[] = "members of a lost run take all places while they wait for it to be taken up";
+
+void gather_init(struct gather *gather, uint64_t key) {
+    memset(gather, 0, offsetof(struct gather, survivors));
+    gather->majority_at = INT64_MAX;
+    survivors_init(&gather->survivors, key);
+}
+
+void gather_fini(struct gather *gather) { survivors_fini(&gather->survivors); }
+
+void gather_forget(struct gather *gather, const struct desk *desk, struct survivor *survivor) {
+    survivors_forget(&gather->survivors, desk, survivor);
+}
+
+static bool tell(struct desk *desk, const struct survivor *survivor, enum wire_type type, uint64_t generation) {
+    struct wire_header header = {.run = survivor->run.id, .generation = generation};
+    return actions_send_empty(&desk->actions, survivor->conn, header, type);
+}
+
+void gather_turn_away(struct gather *gather, struct desk *desk, struct survivor *survivor, enum wire_type type,
+                      const char *why) {
+    uint32_t conn = survivor->conn;
+    struct wire_header header = {.run = survivor->run.id, .generation = survivor->promised};
+    gather_forget(gather, desk, survivor);
+    actions_turn_away(&desk->actions, conn, header, type, why);
+}
+
+// Without an end: it tries again, here or at another master, until its own limit has passed.
+static void send_back(struct desk *desk, uint32_t conn, uint64_t run, const char *why) {
+    actions_send_text(&desk->actions, conn, (struct wire_header){.run = run}, WIRE_WAITING, why);
+    actions_close(&desk->actions, conn);
+    actions_log(&desk->actions, LOG_WARN, "sent a peer back, to try again: it %s", why);
+}
+
+static void let_go(struct gather *gather, struct desk *desk, struct survivor *survivor, const char *why) {
+    uint32_t conn = survivor->conn;
+    uint64_t run = survivor->run.id;
+    gather_forget(gather, desk, survivor);
+    send_back(desk, conn, run, why);
+}
+
+// ---- coming ----
+
+bool gather_hold(struct gather *gather, struct desk *desk, uint32_t conn, const struct wire_address *source,
+                 const struct wire_hello *hello, bool expects) {
+    const char *why = NULL;
+    if (desk->peer_count > 0) return false;
+    if (gather->survivors.count > 0 || expects || gather->others_awaited) {
+        struct survivor *survivor = survivors_add(&gather->survivors, desk, conn, source);
+        if (survivor != NULL) survivor->resume.hello = *hello;
+        if (survivor != NULL) return true;
+        if (gather->survivors.count > 0) why = ALL_TAKEN;
+    }
+    if (why == NULL && gather->standby) why = STANDBY;
+    if (why != NULL) actions_turn_away(&desk->actions, conn, desk_header(desk), WIRE_REFUSED, why);
+    return why != NULL;
+}
+
+bool gather_is_sound(const struct wire_header *header, const struct wire_resume *resume) {
+    if (header->run == 0 || header->generation < resume->generation || header->generation > GENERATIONS_MOST ||
+        resume->join_number > NUMBERS_MOST)
+        return false;
+    if (!resume->accepted) return true;
+    if (resume->epoch.number > NUMBERS_MOST || resume->barrier.number > NUMBERS_MOST ||
+        resume->epoch.sync_round >> 32 > resume->generation)
+        return false;
+    if (resume->barrier.number == 0 || resume->barrier.epoch > resume->epoch.number) return false; // a vote let it in
+    if (resume->loss_count > 0 && resume->losses[resume->loss_count - 1].epoch > resume->epoch.lost_epoch) return false;
+    bool is_member = false;
+    for (uint32_t i = 0; i < resume->epoch.count; i++)
+        if (resume->epoch.members[i].join_number > NUMBERS_MOST) return false;
+    for (uint32_t i = 0; i < resume->epoch.count && !is_member; i++)
+        is_member = wire_id_equal(&resume->epoch.members[i].id, &resume->hello.id);
+    return is_member;
+}
+
+// How many speak for what it says; 0: a newcomer.
+static uint32_t support_of(const struct survivor *survivor) {
+    return survivor->claim != NULL ? survivor->claim->present : 0;
+}
+
+// All places are taken. Who has the fewest beside itself goes, of those who has waited longest, so that many runs of
+// one member each keep no other run out.
+static bool make_room(struct gather *gather, struct desk *desk, const struct desk_run *run,
+                      const struct wire_resume *resume) {
+    struct survivors *survivors = &gather->survivors;
+    const struct claim *claim = resume->accepted ? claims_find(&survivors->claims, run, resume) : NULL;
+    uint32_t support = claim != NULL ? claim->present + 1 : resume->accepted;
+    struct survivor *least = survivors->list[0];
+    for (uint32_t i = 1; i < survivors->count; i++)
+        if (support_of(survivors->list[i]) < support_of(least)) least = survivors->list[i];
+    if (support_of(least) > support) return false;
+    if (least->resumes)
+        let_go(gather, desk, least, NO_ROOM);
+    else
+        gather_turn_away(gather, desk, least, WIRE_REFUSED, ALL_TAKEN);
+    return true;
+}
+
+// NULL: no place, or no memory.
+static struct survivor *admit(struct gather *gather, struct desk *desk, uint32_t conn,
+                              const struct wire_address *source, const struct wire_header *header,
+                              const struct wire_resume *resume) {
+    struct survivors *survivors = &gather->survivors;
+    struct desk_run run = {.id = header->run};
+    memcpy(run.secret, resume->secret, sizeof run.secret);
+    struct survivor *before = survivors_of_id(survivors, desk, &run, &resume->hello.id), *survivor;
+    if (before != NULL) { // it has left that connection, whose end is still to come
+        actions_close(&desk->actions, before->conn);
+        gather_forget(gather, desk, before);
+    }
+    if (survivors->count == WIRE_MAX_MEMBERS && !make_room(gather, desk, &run, resume)) return NULL;
+    survivor = survivors_add(survivors, desk, conn, source);
+    if (survivor == NULL) return NULL;
+    survivor->promised = header->generation;
+    if (survivors_resume(survivors, desk, survivor, &run, resume)) return survivor;
+    gather_forget(gather, desk, survivor);
+    return NULL;
+}
+
+void gather_resume(struct gather *gather, struct desk *desk, uint32_t conn, const struct wire_address *source,
+                   const struct wire_header *header, const struct wire_resume *resume) {
+    const struct survivor *survivor = admit(gather, desk, conn, source, header, resume);
+    if (survivor == NULL)
+        send_back(desk, conn, header->run, NO_ROOM);
+    else
+        tell(desk, survivor, WIRE_HEARTBEAT, 0); // it is heard
+}
+
+void gather_message(struct gather *gather, struct desk *desk, struct survivor *survivor,
+                    const struct wire_header *header) {
+    survivor->heard_ns = desk->now_ns;
+    if (header->type == WIRE_PROMISE && survivor->asked && header->run == survivor->run.id &&
+        header->generation == gather->generation) {
+        survivor->gave = true;
+        survivor->promised = header->generation;
+        gather->survivors.due = true;
+    }
+    if (header->type == WIRE_LEAVE) {
+        actions_close(&desk->actions, survivor->conn);
+        gather_forget(gather, desk, survivor);
+    }
+}
+
+void gather_send_on(struct gather *gather, struct desk *desk) {
+    while (gather->survivors.count > 0) {
+        struct survivor *survivor = gather->survivors.list[0];
+        if (!survivor->resumes) {
+            gather_turn_away(gather, desk, survivor, WIRE_REFUSED, STANDBY);
+            continue;
+        }
+        actions_close(&desk->actions, survivor->conn); // without a word: it looks further down its list
+        gather_forget(gather, desk, survivor);
+    }
+}
+
+bool gather_suits(const struct gather *gather, bool loopback) {
+    uint32_t like = 1, unlike = 0; // with itself
+    for (uint32_t i = 0; i < gather->survivors.count; i++) {
+        const struct survivor *survivor = gather->survivors.list[i];
+        bool same = socket_address_is_loopback(&survivor->source) == loopback;
+        like += !survivor->resumes && same;
+        unlike += !survivor->resumes && !same;
+    }
+    return like >= unlike;
+}
+
+// ---- promises ----
+
+// The highest generation that a member of that run has promised; `asked`: also of those that were asked.
+static uint64_t highest_promise(const struct survivors *survivors, const struct desk_run *run, bool asked) {
+    uint64_t highest = 0;
+    for (uint32_t i = 0; i < survivors->count; i++) {
+        const struct survivor *survivor = survivors->list[i];
+        if (survivor_is_of(survivor, run) && (asked || !survivor->asked) && survivor->promised > highest)
+            highest = survivor->promised;
+    }
+    return highest;
+}
+
+static void ask_promises(struct gather *gather, struct desk *desk, const struct claim *claim) {
+    struct survivors *survivors = &gather->survivors;
+    uint64_t highest = highest_promise(survivors, &claim->run, false);
+    // the first time, or another master was at work meanwhile
+    if (gather->generation <= highest || gather->run != claim->run.id) {
+        highest = highest_promise(survivors, &claim->run, true);
+        for (uint32_t i = 0; i < survivors->count; i++) survivors->list[i]->asked = survivors->list[i]->gave = false;
+        gather->generation = highest + 1;
+        gather->run = claim->run.id;
+    }
+    for (uint32_t i = 0; i < survivors->count; i++) {
+        struct survivor *survivor = survivors->list[i];
+        if (!survivor_is_of(survivor, &claim->run) || survivor->asked) continue;
+        survivor->asked = tell(desk, survivor, WIRE_GENERATION, gather->generation); // else with the next event
+    }
+}
+
+static bool all_promised(const struct survivors *survivors, const struct claim *claim) {
+    for (uint32_t i = 0; i < survivors->count; i++)
+        if (survivor_is_of(survivors->list[i], &claim->run) && !survivors->list[i]->gave) return false;
+    return true;
+}
+
+// ---- what is said ----
+
+// Newcomers hear it as well: theirs is a call that does not return.
+void gather_say(struct gather *gather, struct desk *desk, const struct claim *claim) {
+    const struct survivors *survivors = &gather->survivors;
+    char why[ACTIONS_LOG_BYTES], others[64] = "", elders[96] = "";
+    uint32_t newcomers = 0, least = claim->quorum.elders;
+    for (uint32_t i = 0; i < survivors->count; i++) newcomers += !survivors->list[i]->resumes;
+    if (desk->peer_count > 0)
+        snprintf(others, sizeof others, "; until then %u peers have begun a new one", desk->peer_count);
+    if (newcomers > 0) snprintf(others, sizeof others, "; newcomers wait with them: %u", newcomers);
+    if (claim->elders < least)
+        snprintf(elders, sizeof elders, ", and %u more of those that were members before newcomers came",
+                 least - claim->elders);
+    snprintf(why, sizeof why,
+             "waits to take up the run whose master was lost: %u of the %u members of epoch %llu are here, %u are "
+             "needed%s%s",
+             claim->present, claim->count, (unsigned long long)claim->number, claim_quorum(claim), elders, others);
+    gather->said_epoch = claim->number;
+    if (desk->now_ns >= gather->say_at) {
+        gather->say_at = desk->now_ns + SAY_MS * MS_NS;
+        actions_log(&desk->actions, LOG_ERR, "%s", why); // nothing goes on meanwhile
+    }
+    for (uint32_t i = 0; i < survivors->count; i++) {
+        struct survivor *survivor = survivors->list[i];
+        if (survivor->told_ns != 0 && desk->now_ns < survivor->told_ns + SAY_MS * MS_NS) continue;
+        survivor->told_ns = desk->now_ns;
+        struct wire_header header = {.run = survivor->run.id};
+        actions_send_text(&desk->actions, survivor->conn, header, WIRE_WAITING, why);
+    }
+}
+
+// Whoever was waited for has given up, or was let go.
+static void say_end(struct gather *gather, struct desk *desk) {
+    if (gather->said_epoch != 0)
+        actions_log(&desk->actions, LOG_NOTICE,
+                    "nobody waits any more for the run of epoch %llu to be taken up: newcomers begin a new one",
+                    (unsigned long long)gather->said_epoch);
+    gather->said_epoch = 0;
+}
+
+// ---- decision ----
+
+static enum gather_verdict decide_without_claim(struct gather *gather, struct desk *desk, bool expects) {
+    gather->majority_at = INT64_MAX;
+    say_end(gather, desk);
+    if (expects || gather->others_awaited) return GATHER_WAITS;
+    while (gather->survivors.count > 0 && gather->standby)
+        gather_turn_away(gather, desk, gather->survivors.list[0], WIRE_REFUSED, STANDBY);
+    return GATHER_BEGINS;
+}
+
+enum gather_verdict gather_decide(struct gather *gather, struct desk *desk, bool expects) {
+    const struct claim *claim = claims_best(&gather->survivors.claims);
+    if (claim == NULL) return decide_without_claim(gather, desk, expects);
+    if (!claim_has_majority(claim)) {
+        gather->majority_at = INT64_MAX;
+        if (!expects) gather_say(gather, desk, claim);
+        return GATHER_WAITS;
+    }
+    if (gather->majority_at == INT64_MAX) gather->majority_at = desk->now_ns;
+    ask_promises(gather, desk, claim); // at once: who has promised waits for the rest, too
+    if (claim->present < claim->count && desk->now_ns < gather->majority_at + desk->limit_ns) return GATHER_WAITS;
+    return all_promised(&gather->survivors, claim) ? GATHER_TAKES_UP : GATHER_WAITS;
+}
+
+// ---- time ----
+
+// A newcomer says nothing before its WELCOME, and waits no longer than this; members wait as long as they say
+// something.
+static int64_t deadline_of(const struct desk *desk, const struct survivor *survivor) {
+    return survivor->resumes ? survivor->heard_ns + desk->limit_ns : survivor->since_ns + GATHER_HOLD_MS * MS_NS;
+}
+
+void gather_tick(struct gather *gather, struct desk *desk) {
+    struct survivors *survivors = &gather->survivors;
+    survivors->due_ns = INT64_MAX;
+    for (uint32_t i = survivors->count; i-- > 0;) {
+        struct survivor *survivor = survivors->list[i];
+        int64_t deadline = deadline_of(desk, survivor);
+        if (deadline > desk->now_ns)
+            survivors->due_ns = desk_earlier(survivors->due_ns, deadline);
+        else if (survivor->resumes)
+            let_go(gather, desk, survivor, "had heard nothing of it for the heartbeat limit");
+        else
+            gather_turn_away(gather, desk, survivor, WIRE_REFUSED,
+                             "members of a lost run wait for the rest of them, and have not become enough to take it "
+                             "up while this peer waited: start the rest again, or end those that wait, for a new run");
+    }
+}
+
+void gather_beat(struct gather *gather, struct desk *desk) {
+    for (uint32_t i = 0; i < gather->survivors.count; i++) tell(desk, gather->survivors.list[i], WIRE_HEARTBEAT, 0);
+}
+
+void gather_woke(struct gather *gather, const struct desk *desk) {
+    gather->survivors.due = true;
+    if (gather->majority_at != INT64_MAX) gather->majority_at = desk->now_ns;
+}
+
+int64_t gather_next_deadline(const struct gather *gather, const struct desk *desk) {
+    int64_t majority_until = gather->majority_at == INT64_MAX ? INT64_MAX : gather->majority_at + desk->limit_ns;
+    if (gather->survivors.count == 0) return INT64_MAX;
+    return desk_earlier(gather->survivors.due_ns, desk->now_ns < majority_until ? majority_until : INT64_MAX);
+}

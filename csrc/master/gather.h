@@ -1,0 +1,63 @@
+// Gathering the members of a run which another master has left. This master knows nothing; the run is what its members
+// know. So while it has no run of its own it gathers those that come with RESUME, and when more than half of the newest
+// epoch that any of them has entered are here - all of them, or after the heartbeat limit - it asks them for the
+// promise to listen to no older generation. Two majorities share a member, so of two masters that gather at the same
+// time one hears of the other's generation and takes a higher one. Newcomers wait meanwhile, each with its HELLO held
+// back.
+#ifndef PCCL_MASTER_GATHER_H
+#define PCCL_MASTER_GATHER_H
+
+#include "master/desk.h"
+#include "master/survivors.h"
+
+enum { GATHER_HOLD_MS = 60000 }; // a newcomer waits no longer for a run to be taken up
+
+struct gather {
+    bool standby;             // takes runs up and serves them, but begins none
+    bool others_awaited;      // what other masters do is not known yet
+    int64_t majority_at;      // since when enough are here; INT64_MAX: they are not
+    int64_t say_at;           // the next line of the log
+    uint64_t said_epoch;      // of the run whose members were said to be waited for; 0: of none
+    uint64_t run, generation; // promises are asked for these; 0: for none yet
+    struct survivors survivors;
+};
+
+void gather_init(struct gather *gather, uint64_t key);
+void gather_fini(struct gather *gather);
+
+// A newcomer comes. False: it is to be registered. `expects`: members of an earlier run may still come.
+bool gather_hold(struct gather *gather, struct desk *desk, uint32_t conn, const struct wire_address *source,
+                 const struct wire_hello *hello, bool expects);
+// A member of a run that has lost its master comes, or a newcomer that waited there.
+void gather_resume(struct gather *gather, struct desk *desk, uint32_t conn, const struct wire_address *source,
+                   const struct wire_header *header, const struct wire_resume *resume);
+// Numbers that no run comes near would overflow in what follows.
+bool gather_is_sound(const struct wire_header *header, const struct wire_resume *resume);
+void gather_message(struct gather *gather, struct desk *desk, struct survivor *survivor,
+                    const struct wire_header *header);
+void gather_forget(struct gather *gather, const struct desk *desk, struct survivor *survivor);
+void gather_turn_away(struct gather *gather, struct desk *desk, struct survivor *survivor, enum wire_type type,
+                      const char *why);
+// Another master serves a run: all are sent on to it.
+void gather_send_on(struct gather *gather, struct desk *desk);
+
+enum gather_verdict {
+    GATHER_WAITS,
+    GATHER_BEGINS,   // nobody waits for a run: those that are left may begin a new one
+    GATHER_TAKES_UP, // claims_best
+};
+// While there is no run. `expects`: as above.
+enum gather_verdict gather_decide(struct gather *gather, struct desk *desk, bool expects);
+// Says to the log, and to all that wait, for whom.
+void gather_say(struct gather *gather, struct desk *desk, const struct claim *claim);
+// Whether a newcomer that came over loopback, or not, is of the kind of most newcomers that wait.
+bool gather_suits(const struct gather *gather, bool loopback);
+
+// Lets those go that are silent, or have waited too long.
+void gather_tick(struct gather *gather, struct desk *desk);
+void gather_beat(struct gather *gather, struct desk *desk); // heartbeats to all
+// This master stood still: the rest has not had its time yet.
+void gather_woke(struct gather *gather, const struct desk *desk);
+int64_t gather_next_deadline(const struct gather *gather, const struct desk *desk);
+
+#endif

@@ -1,0 +1,117 @@
+#include "master/quorum.h"
+
+#include <string.h>
+
+// Heartbeat limits, after which peers that fell silent have gone on elsewhere, or never will.
+enum { UNHEARD_LIMITS = 3 };
+
+void quorum_init(struct quorum *quorum) { memset(quorum, 0, sizeof *quorum); }
+
+void quorum_forget(struct quorum *quorum, uint32_t slot) { quorum->has_entered[slot] = false; }
+
+// Peers that know other masters may go on there without this one, if they are more than half.
+static bool know_others(const struct desk *desk) {
+    for (uint32_t i = 0; i < desk->slots; i++)
+        if (desk->peers[i].used && desk->peers[i].masters > 1) return true;
+    return false;
+}
+
+static bool is_sure(const struct quorum *quorum) { return quorum->needed.members + quorum->needed.elders == 0; }
+
+static bool is_elder(const struct quorum *quorum, const struct desk_peer *peer) {
+    return peer->member.join_number < quorum->needed.newer;
+}
+
+static void count_anew(struct quorum *quorum, const struct desk *desk) {
+    quorum->entered = quorum->elders_entered = 0;
+    quorum->since = desk->number + 1;
+    for (uint32_t i = 0; i < desk->count; i++) quorum->has_entered[desk_slot(desk, desk->order[i])] = false;
+}
+
+void quorum_take_up(struct quorum *quorum, const struct desk *desk, const struct wire_quorum *needed) {
+    quorum->needed = *needed;
+    count_anew(quorum, desk);
+}
+
+struct wire_quorum quorum_announced(const struct quorum *quorum, const struct desk *desk) {
+    return know_others(desk) ? quorum->needed : (struct wire_quorum){0};
+}
+
+// Those that have not entered the larger epoch can take the run up from the one before with more than half of that, few
+// as they may be of the larger one, and newcomers may be most of it. So it is sure of itself only when half of those
+// that were members before have entered it.
+void quorum_admits(struct quorum *quorum, const struct desk *desk, uint32_t members_before, uint64_t newer) {
+    if (!know_others(desk)) return;
+    quorum->needed.elders = (members_before + 1) / 2;
+    quorum->needed.newer = newer;
+    count_anew(quorum, desk);
+}
+
+void quorum_entered(struct quorum *quorum, const struct desk *desk, const struct desk_peer *peer, uint64_t epoch) {
+    bool *has_entered = &quorum->has_entered[desk_slot(desk, peer)];
+    if (is_sure(quorum) || *has_entered || epoch < quorum->since) return;
+    *has_entered = true;
+    quorum->entered++;
+    quorum->elders_entered += is_elder(quorum, peer);
+}
+
+// It will take nothing up elsewhere. Of one that came with RESUME the end of a connection does not tell that: it may
+// have gone on looking.
+void quorum_ended(struct quorum *quorum, const struct desk *desk, const struct desk_peer *peer) {
+    if (quorum->needed.members == 0 && quorum->needed.elders > 0 && !quorum->has_entered[desk_slot(desk, peer)] &&
+        is_elder(quorum, peer))
+        quorum->needed.elders--;
+}
+
+// Those that are about to be lost live, perhaps, and can take the run up elsewhere from the epoch at hand, if they and
+// others that are lost later are more than half of it. So the epochs after it are sure of themselves only when so many
+// have entered one that no more than half are left for that.
+static void doubt(struct quorum *quorum, const struct desk *desk) {
+    uint32_t half = (desk->count + 1) / 2;
+    if (quorum->needed.members < half) quorum->needed.members = half; // else the epoch at hand is not sure itself
+    count_anew(quorum, desk);
+}
+
+static enum quorum_verdict give_up(struct desk *desk, uint32_t gone, uint32_t of) {
+    actions_log(&desk->actions, LOG_ERR,
+                "%u of %u peers were not heard of any more: they may have gone on with another master, so this one "
+                "gives the run up",
+                gone, of);
+    return QUORUM_GIVES_UP;
+}
+
+enum quorum_verdict quorum_unheard(struct quorum *quorum, struct desk *desk, uint32_t count) {
+    if (!know_others(desk)) return QUORUM_KEEPS;
+    doubt(quorum, desk);
+    if (quorum->unheard == 0 || desk->now_ns > quorum->unheard_since + UNHEARD_LIMITS * desk->limit_ns) {
+        quorum->unheard = 0;
+        quorum->unheard_of = desk->count;
+        quorum->unheard_since = desk->now_ns;
+    }
+    quorum->unheard += count;
+    if (2 * quorum->unheard <= quorum->unheard_of) return QUORUM_KEEPS;
+    return give_up(desk, quorum->unheard, quorum->unheard_of);
+}
+
+// Those that have entered no epoch of this generation can take the run up elsewhere, from the epoch before, with
+// members that never came here. Once a quorum of that epoch has entered this one, any other quorum hears of it. Until
+// then those who have are told that they cannot go on with fewer.
+enum quorum_verdict quorum_watch(struct quorum *quorum, struct desk *desk) {
+    struct wire_quorum needed = quorum->needed;
+    uint32_t most = quorum->entered, elders = quorum->elders_entered; // with those that may still
+    if (is_sure(quorum)) return QUORUM_KEEPS;
+    for (uint32_t i = 0; i < desk->count; i++) {
+        const struct desk_peer *peer = desk->order[i];
+        bool may_enter = !quorum->has_entered[desk_slot(desk, peer)];
+        most += may_enter;
+        elders += may_enter && is_elder(quorum, peer);
+    }
+    if (quorum->entered >= needed.members && quorum->elders_entered >= needed.elders) {
+        quorum->needed = (struct wire_quorum){0};
+        return know_others(desk) ? QUORUM_IS_SURE : QUORUM_KEEPS;
+    }
+    if (!know_others(desk)) return QUORUM_KEEPS;
+    if (most < needed.members) return give_up(desk, needed.members - most, needed.members); // also with newcomers alone
+    if (elders < needed.elders) return give_up(desk, needed.elders - elders, needed.elders);
+    return QUORUM_KEEPS;
+}

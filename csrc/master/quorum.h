@@ -1,0 +1,41 @@
+// Fencing: whether this master's run can be taken up elsewhere, by peers that it does not hear of, and who has to be
+// here for it to be sure that it cannot. Peers that know no other master stay.
+#ifndef PCCL_MASTER_QUORUM_H
+#define PCCL_MASTER_QUORUM_H
+
+#include "master/desk.h"
+
+struct quorum {
+    // Members that have to enter an epoch from `since` on, until nobody can take the run up from one before; then 0.
+    struct wire_quorum needed;
+    uint32_t entered, elders_entered; // those that have, gone or not
+    // The first epoch of this generation, or after a loss of peers that may live, or with newcomers.
+    uint64_t since;
+    // Peers that fell silent one after another, and the size of the epoch before the first.
+    uint32_t unheard, unheard_of;
+    int64_t unheard_since;
+    bool has_entered[WIRE_MAX_MEMBERS]; // by the peer's slot
+};
+
+void quorum_init(struct quorum *quorum);                  // of a run that begins
+void quorum_forget(struct quorum *quorum, uint32_t slot); // of a peer
+// The run is taken up, and begins with the next epoch.
+void quorum_take_up(struct quorum *quorum, const struct desk *desk, const struct wire_quorum *needed);
+struct wire_quorum quorum_announced(const struct quorum *quorum, const struct desk *desk); // in EPOCH
+
+// The next epoch lets newcomers in, the first of them with that join number.
+void quorum_admits(struct quorum *quorum, const struct desk *desk, uint32_t members_before, uint64_t newer);
+// A member has said that it is in that epoch.
+void quorum_entered(struct quorum *quorum, const struct desk *desk, const struct desk_peer *peer, uint64_t epoch);
+// The peer's connection has ended, or it leaves the run; it is about to be dropped.
+void quorum_ended(struct quorum *quorum, const struct desk *desk, const struct desk_peer *peer);
+
+enum quorum_verdict { QUORUM_KEEPS, QUORUM_IS_SURE, QUORUM_GIVES_UP };
+// Peers fell silent, or left for another master: they may be the majority of a run elsewhere. GIVES_UP: so this master
+// gives its own up, as was logged.
+enum quorum_verdict quorum_unheard(struct quorum *quorum, struct desk *desk, uint32_t count);
+// While it is not sure that no other master can take the run up: looks whether it is (an epoch has to tell the
+// members), or whether too few are left.
+enum quorum_verdict quorum_watch(struct quorum *quorum, struct desk *desk);
+
+#endif

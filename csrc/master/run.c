@@ -1,0 +1,578 @@
+#include "master/run.h"
+
+#include <string.h>
+
+#include "net/socket.h"
+
+static struct breaks *breaks_of(struct run *run, const struct desk_group *group) {
+    return &run->breaks[desk_group_slot(&run->desk, group)];
+}
+
+static struct verdicts *verdicts_of(struct run *run, const struct desk_group *group) {
+    return &run->verdicts[desk_group_slot(&run->desk, group)];
+}
+
+void run_open_groups(struct run *run) {
+    for (; run->groups_open < run->desk.group_slots; run->groups_open++) {
+        breaks_init(&run->breaks[run->groups_open]);
+        verdicts_init(&run->verdicts[run->groups_open]);
+        rounds_open(&run->rounds, run->groups_open);
+    }
+}
+
+// The slot is as if it had never been used.
+static void close_group(struct run *run, uint32_t slot) {
+    breaks_fini(&run->breaks[slot]);
+    verdicts_fini(&run->verdicts[slot]);
+    rounds_open(&run->rounds, slot);
+    run->desk.groups[slot].count = 0;
+}
+
+static void forget(struct run *run, struct desk_peer *peer) {
+    uint32_t slot = desk_slot(&run->desk, peer);
+    candidate_forget(&run->candidate, slot);
+    quorum_forget(&run->quorum, slot);
+    rounds_forget(&run->rounds, slot);
+    survey_forget(&run->survey, slot);
+    waits_forget(&run->waits, slot);
+    desk_forget(&run->desk, peer);
+}
+
+// ---- epochs ----
+
+static void send_epoch(struct run *run, uint8_t reason) {
+    struct desk *desk = &run->desk;
+    struct wire_epoch_commit message = {.reason = reason, .epoch = desk_describe(desk, desk->order, desk->count)};
+    uint32_t at = 0;
+    message.epoch.number = desk->number;
+    message.epoch.barrier = run->votes.barrier;
+    message.quorum = quorum_announced(&run->quorum, desk);
+    for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;) {
+        const struct rounds_group *round = &run->rounds.groups[desk_group_slot(desk, group)];
+        message.epoch.group_epoch = group->group_epoch;
+        message.epoch.lost_epoch = group->lost_epoch;
+        message.epoch.sync_round = round->last.round;
+        message.epoch.sync_expected = round->committed ? round->expected : 0;
+        message.epoch.latency_us = group->latency_us;
+        message.epoch.megabytes_per_s = group->megabytes_per_s;
+        size_t begin = actions_begin(&desk->actions);
+        wire_encode_epoch_commit(&desk->actions.bytes, desk_header(desk), &message);
+        desk_send_group(desk, group, begin);
+    }
+}
+
+static void enter_group_epoch(struct run *run, struct desk_group *group, bool lost) {
+    group->group_epoch = run->desk.number;
+    if (lost) group->lost_epoch = run->desk.number;
+    group->changed = group->lost = false;
+    group->latency_us = 0;
+    for (uint32_t rank = 0; rank < group->count; rank++) {
+        struct desk_peer *peer = desk_members(&run->desk, group)[rank];
+        peer->linked = peer->reported = false;
+        if (peer->latency_us > group->latency_us) group->latency_us = peer->latency_us;
+    }
+    if (group->latency_us == 0) group->latency_us = SURVEY_DEFAULT_LATENCY_US;
+    group->megabytes_per_s = survey_group_rate(&run->survey, &run->desk, group);
+    verdicts_begin(verdicts_of(run, group), group->count);
+    breaks_begin(breaks_of(run, group));
+}
+
+// The next number; a LOSS epoch is a new group epoch for groups that lost members, any other one for groups that
+// changed.
+static void enter_epoch(struct run *run, uint8_t reason) {
+    static const char *const reasons[] = {"?", "update", "loss", "relink", "order"};
+    struct desk *desk = &run->desk;
+    bool lost = reason == WIRE_REASON_LOSS;
+    uint32_t at = 0;
+    run_open_groups(run);
+    desk->number++;
+    desk->changed = false;
+    for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;) {
+        if (lost ? group->lost : group->changed) enter_group_epoch(run, group, lost);
+        desk->changed |= group->changed;
+    }
+    if (lost) run->lost_number = desk->number;
+    if (lost) desk->lost = false;
+    if (run->phase == RUN_CANDIDATE) run->candidate.stale = true;
+    send_epoch(run, reason);
+    actions_log(&desk->actions, LOG_NOTICE, "epoch %llu (%s): %u peers", (unsigned long long)desk->number,
+                reasons[reason], desk->count);
+}
+
+void run_resume(struct run *run) {
+    struct desk *desk = &run->desk;
+    bool lost = false;
+    uint32_t at = 0;
+    desk->number++;
+    for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;) {
+        lost |= group->lost;
+        enter_group_epoch(run, group, group->lost);
+    }
+    if (lost) run->lost_number = desk->number;
+    send_epoch(run, lost ? WIRE_REASON_LOSS : WIRE_REASON_RELINK);
+    actions_log(&desk->actions, LOG_NOTICE, "epoch %llu (resumed): %u peers", (unsigned long long)desk->number,
+                desk->count);
+}
+
+// ---- votes ----
+
+static void end_vote(struct run *run, uint8_t kind, uint8_t code, uint64_t value) {
+    votes_outcome(&run->votes, &run->desk, kind, code, value);
+    run->phase = RUN_IDLE;
+}
+
+static void commit_candidate(struct run *run) {
+    uint32_t before = run->desk.count;
+    uint8_t kind = run->candidate.kind;
+    uint64_t newer = candidate_commit(&run->candidate, &run->desk, &run->strikes);
+    if (run->desk.count > before) quorum_admits(&run->quorum, &run->desk, before, newer);
+    votes_end(&run->votes, &run->desk, kind);
+    run->phase = RUN_IDLE;
+    enter_epoch(run, kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER);
+}
+
+static void propose(struct run *run, uint8_t kind) {
+    run->phase = RUN_CANDIDATE;
+    candidate_propose(&run->candidate, &run->desk, kind);
+    if (run->candidate.count == 1) commit_candidate(run); // nobody to make links to
+}
+
+static bool may_come(struct run *run, const struct desk_peer *peer) {
+    return peer->used && !peer->accepted &&
+           strikes_until(&run->strikes, &peer->member.address, run->desk.now_ns) <= run->desk.now_ns;
+}
+
+static bool newcomers_wait(struct run *run) {
+    for (uint32_t i = 0; i < run->desk.slots && run->desk.peer_count > run->desk.count; i++)
+        if (may_come(run, &run->desk.peers[i])) return true;
+    return false;
+}
+
+// The update vote has passed. The first members need no vote.
+static void form_update(struct run *run) {
+    for (uint32_t i = 0; i < run->desk.slots && run->desk.count == 0; i++)
+        candidate_invite(&run->candidate, &run->desk, &run->desk.peers[i], true);
+    if (candidate_form(&run->candidate, &run->desk))
+        propose(run, WIRE_VOTE_UPDATE);
+    else
+        end_vote(run, WIRE_VOTE_UPDATE, VOTES_SUCCESS, 0);
+}
+
+static void judge_candidate(struct run *run) {
+    switch (candidate_judge(&run->candidate, &run->desk, &run->strikes, run->breaks)) {
+    case CANDIDATE_PASSES: commit_candidate(run); return;
+    case CANDIDATE_FAILS: end_vote(run, WIRE_VOTE_OPTIMIZE, VOTES_OPTIMIZATION_FAILED, 0); return;
+    case CANDIDATE_REPAIRS: return;
+    }
+}
+
+// The vote has passed, or a round of measurements is over.
+static void optimise(struct run *run) {
+    if (run->phase == RUN_IDLE && !survey_begin(&run->survey, &run->desk)) {
+        end_vote(run, WIRE_VOTE_OPTIMIZE, VOTES_OPTIMIZATION_FAILED, 0);
+        return;
+    }
+    run->phase = RUN_SURVEY;
+    if (survey_next(&run->survey, &run->desk)) return;
+    bool differs = survey_order(&run->survey, &run->desk, run->candidate.order);
+    run->candidate.count = run->desk.count;
+    if (differs)
+        propose(run, WIRE_VOTE_OPTIMIZE);
+    else
+        end_vote(run, WIRE_VOTE_OPTIMIZE, VOTES_SUCCESS, 0);
+}
+
+static void pass_votes(struct run *run) {
+    const struct votes *votes = &run->votes;
+    struct desk *desk = &run->desk;
+    if (desk->count == 0) {
+        if (desk->peer_count > 0) form_update(run);
+    } else if (votes_all(votes, desk, WIRE_VOTE_UPDATE)) {
+        for (uint32_t i = 0; i < desk->slots; i++)
+            candidate_invite(&run->candidate, desk, &desk->peers[i], may_come(run, &desk->peers[i]));
+        form_update(run);
+    } else if (votes_all(votes, desk, WIRE_VOTE_PENDING)) {
+        end_vote(run, WIRE_VOTE_PENDING, VOTES_SUCCESS, newcomers_wait(run));
+    } else if (votes_all(votes, desk, WIRE_VOTE_OPTIMIZE)) {
+        optimise(run);
+    }
+}
+
+// ---- settling ----
+
+// Takes those out that are gone. Nobody holds one after this: the order and the groups are rebuilt here, the survey
+// ends, and a candidate with one is stale, so that its list is not read again.
+static void reap(struct run *run) {
+    struct desk *desk = &run->desk;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < desk->count; i++) {
+        struct desk_peer *peer = desk->order[i];
+        peer->group->count = 0; // set again below, where members are left
+        if (!peer->gone) {
+            desk->order[kept++] = peer;
+            continue;
+        }
+        desk->lost = peer->group->lost = true;
+        breaks_forget(breaks_of(run, peer->group), desk_slot(desk, peer));
+        votes_close(&run->votes, peer);
+    }
+    if (kept < desk->count) {
+        if (run->phase == RUN_SURVEY) {
+            run->phase = RUN_IDLE;
+            survey_end(&run->survey, desk);
+        }
+        run->rounds.due = true;
+    }
+    desk->count = kept;
+    desk_rank(desk);
+    for (uint32_t i = 0; i < desk->slots; i++) {
+        struct desk_peer *peer = &desk->peers[i];
+        if (!peer->gone) continue;
+        if (run->candidate.members[i].listed) run->candidate.stale = true;
+        if (peer->accepted && peer->group->count == 0) close_group(run, desk_group_slot(desk, peer->group));
+        forget(run, peer);
+    }
+    desk->gone_count = 0;
+}
+
+static void progress(struct run *run) {
+    const struct candidate *candidate = &run->candidate;
+    if (run->phase == RUN_CANDIDATE && candidate->stale) {
+        run->phase = RUN_IDLE;
+        if (candidate->kind == WIRE_VOTE_UPDATE) form_update(run); // the vote has passed and stays so
+    } else if (run->phase == RUN_CANDIDATE && candidate->unanswered == 0 && !candidate->judged) {
+        judge_candidate(run);
+    } else if (run->phase == RUN_SURVEY && run->survey.unanswered == 0) {
+        optimise(run);
+    }
+    if (run->phase == RUN_IDLE && run->desk.gone_count == 0) pass_votes(run);
+    if (run->desk.gone_count == 0) rounds_advance(&run->rounds, &run->desk, &run->votes);
+}
+
+static void watch_quorum(struct run *run) {
+    switch (quorum_watch(&run->quorum, &run->desk)) {
+    case QUORUM_KEEPS: return;
+    case QUORUM_IS_SURE: run->desk.changed |= !run->desk.lost; return; // an epoch tells them
+    case QUORUM_GIVES_UP: run_give_up(run); return;
+    }
+}
+
+static void start(struct run *run) {
+    struct desk *desk = &run->desk;
+    if (run->next_join > 1) run->last = desk->run;
+    memcpy(&desk->run.id, run->random, sizeof desk->run.id);
+    memcpy(desk->run.secret, run->random + sizeof desk->run.id, sizeof desk->run.secret);
+    if (desk->run.id == 0) desk->run.id = 1; // 0 means: no run yet
+    for (size_t i = 0; i < sizeof run->random; i++) run->random[i] = (uint8_t)(run->random[i] * 167 + i + 1);
+    run->wants_random = true;
+    desk->generation = 1;
+    desk->number = 0;
+    desk->lost = desk->changed = false;
+    run->next_join = 1;
+    run->votes = (struct votes){0};
+    run->rounds.number = 0;
+    run->candidate.attempt = 0;
+    run->quorum.needed = (struct wire_quorum){0};
+    run->heard_number = run->lost_number = 0;
+    run->yields_until = 0;
+    run->phase = RUN_IDLE;
+    run->waits.due_ns = INT64_MAX;
+}
+
+void run_give_up(struct run *run) {
+    struct desk *desk = &run->desk;
+    for (uint32_t i = 0; i < desk->slots; i++) {
+        struct desk_peer *peer = &desk->peers[i];
+        if (!peer->used) continue;
+        if (!peer->gone && desk->by_conn[peer->conn] != 0) {
+            desk->by_conn[peer->conn] = 0;
+            actions_close(&desk->actions, peer->conn);
+        }
+        forget(run, peer);
+    }
+    for (uint32_t i = 0; i < desk->group_slots; i++)
+        if (desk->groups[i].count > 0) close_group(run, i);
+    desk->gone_count = desk->count = run->candidate.count = run->survey.count = 0;
+    run->quorum.unheard = 0;
+    start(run);
+    run->survivors_until = desk->now_ns + desk->limit_ns; // its members may come back, and newcomers be the first
+}
+
+static void give_up_starved(struct run *run) {
+    run->desk.starved = false;
+    actions_log(&run->desk.actions, LOG_ERR,
+                "the system refuses memory: gives the run of %u peers up, for all to come back", run->desk.count);
+    run_give_up(run);
+}
+
+void run_settle(struct run *run) {
+    struct desk *desk = &run->desk;
+    if (run->votes.opened) waits_begin(&run->waits, desk->now_ns);
+    run->votes.opened = false;
+    do {
+        if (desk->starved) give_up_starved(run);
+        if (desk->gone_count > 0) reap(run);
+        watch_quorum(run);
+        if (desk->lost) enter_epoch(run, WIRE_REASON_LOSS);
+        if (desk->changed) enter_epoch(run, WIRE_REASON_RELINK);
+        if (desk->gone_count == 0) progress(run);
+    } while (desk->gone_count > 0 || desk->lost || desk->changed || desk->starved);
+    if (desk->peer_count > 0 || run->next_join == 1) return;
+    actions_log(&desk->actions, LOG_NOTICE,
+                "the last peer is gone, so the run has ended: the next peer starts a new one");
+    start(run);
+}
+
+// ---- registration ----
+
+static const char *reason_to_refuse(struct run *run, const struct wire_address *source,
+                                    const struct wire_hello *hello) {
+    struct desk *desk = &run->desk;
+    if (hello->version != WIRE_VERSION) return "the master speaks another version of the protocol";
+    if (desk->peer_count == WIRE_MAX_MEMBERS) return "the run is full";
+    if (desk_of_id(desk, &hello->id) != NULL) return "a peer of this id is registered";
+    bool here = socket_address_is_loopback(source);
+    if (here && desk->loopback_count < desk->peer_count)
+        return "this peer reached the master over loopback, others over the network, so they could not reach this "
+               "peer; give it the master's network address";
+    if (!here && desk->loopback_count > 0)
+        return "this peer reached the master over the network, others over loopback, so it could not reach them; give "
+               "them the master's network address";
+    return NULL;
+}
+
+void run_register(struct run *run, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
+    struct desk *desk = &run->desk;
+    const char *why = reason_to_refuse(run, source, hello);
+    if (why != NULL) {
+        actions_turn_away(&desk->actions, conn, desk_header(desk), WIRE_REFUSED, why);
+        return;
+    }
+    if (desk->peer_count == 0) run->yields_until = desk->now_ns + RUN_YOUNG_MS * MS_NS;
+    struct wire_member member = {.id = hello->id,
+                                 .join_number = run->next_join++,
+                                 .group = hello->group,
+                                 .lanes = hello->lanes,
+                                 .address = *source};
+    member.address.port = hello->port;
+    struct desk_peer *peer = desk_add(desk, conn, &member);
+    peer->masters = hello->masters;
+    peer->waits_since = desk->now_ns;
+    waits_begin(&run->waits, desk->now_ns);
+
+    struct wire_welcome welcome = {.join_number = peer->member.join_number,
+                                   .heartbeat_limit_ms = (uint32_t)(desk->limit_ns / MS_NS),
+                                   .seen = *source};
+    memcpy(welcome.secret, desk->run.secret, sizeof welcome.secret);
+    size_t begin = actions_begin(&desk->actions);
+    wire_encode_welcome(&desk->actions.bytes, desk_header(desk), &welcome);
+    desk_send(desk, peer, begin);
+    char place[DESK_PLACE_BYTES];
+    actions_log_stranger(&desk->actions, LOG_INFO, "registered %s, group %u", desk_place(place, peer), hello->group);
+}
+
+// ---- messages ----
+
+static void on_linked(struct run *run, struct desk_peer *peer, const struct wire_header *header,
+                      const struct wire_linked *linked) {
+    struct desk *desk = &run->desk;
+    if (linked->attempt > run->candidate.attempt || (linked->attempt == 0 && !peer->accepted)) {
+        desk_expel(desk, peer, "LINKED for a candidate that never was");
+        return;
+    }
+    if (linked->latency_us > 0) peer->latency_us = linked->latency_us;
+    peer->heard.round_trip_ns = 2 * (int64_t)peer->latency_us * US_NS;
+    desk_heard(desk, peer, desk->now_ns);
+    if (linked->attempt > 0 && run->phase == RUN_CANDIDATE)
+        candidate_linked(&run->candidate, desk, peer, linked);
+    else if (linked->attempt == 0 && header->epoch >= peer->group->group_epoch)
+        breaks_linked(breaks_of(run, peer->group), desk, peer);
+}
+
+static void on_link_down(struct run *run, struct desk_peer *peer, const struct wire_header *header,
+                         const struct wire_link_down *down) {
+    struct desk_group *group = peer->group;
+    if (header->epoch < group->group_epoch) return; // the links have been made again since
+    struct desk_peer *accused = desk_member(&run->desk, group, &down->id);
+    if (accused == peer)
+        desk_change(&run->desk, group);
+    else if (accused != NULL)
+        breaks_add(breaks_of(run, group), &run->desk, peer, accused, down->silent == 1);
+}
+
+static void on_moved(struct run *run, struct desk_peer *peer) {
+    struct desk *desk = &run->desk;
+    char name[DESK_NAME_BYTES];
+    if (desk->now_ns < run->woken_until) { // the others have left as well, or are about to: nobody needs to be lost
+        actions_log(&desk->actions, LOG_NOTICE,
+                    "stood still, and %s looks for a master: gives the run up, for all to come back",
+                    desk_name(name, peer));
+        run_give_up(run);
+    } else if (peer->accepted && quorum_unheard(&run->quorum, desk, 1) == QUORUM_GIVES_UP) {
+        run_give_up(run);
+    } else {
+        desk_drop(desk, peer, LOG_WARN, "it looks for another master, since this one was silent");
+    }
+}
+
+union message {
+    struct wire_linked linked;
+    struct wire_vote vote;
+    struct wire_op_done done;
+    struct wire_report report;
+    struct wire_mismatch mismatch;
+    struct wire_link_down link_down;
+    struct wire_measured measured;
+    struct wire_sync_vote sync_vote;
+    struct wire_sync_done sync_done;
+};
+
+static bool decode(struct run *run, const struct wire_header *header, const uint8_t *body, union message *out) {
+    size_t length = header->length;
+    switch (header->type) {
+    case WIRE_LINKED: return wire_decode_linked(body, length, &out->linked);
+    case WIRE_VOTE: return wire_decode_vote(body, length, &out->vote);
+    case WIRE_DONE: return wire_decode_op_done(body, length, &out->done);
+    case WIRE_REPORT: out->report.ops = run->reported; return wire_decode_report(body, length, &out->report);
+    case WIRE_MISMATCH: return wire_decode_mismatch(body, length, &out->mismatch);
+    case WIRE_LINK_DOWN: return wire_decode_link_down(body, length, &out->link_down);
+    case WIRE_MEASURED: return wire_decode_measured(body, length, &out->measured);
+    case WIRE_SYNC_VOTE: return wire_decode_sync_vote(body, length, &out->sync_vote);
+    case WIRE_SYNC_DONE: return wire_decode_sync_done(body, length, &out->sync_done);
+    default: return true;
+    }
+}
+
+// What members alone say.
+static void on_member_message(struct run *run, struct desk_peer *peer, const struct wire_header *header,
+                              const union message *message) {
+    struct desk *desk = &run->desk;
+    struct verdicts *verdicts = verdicts_of(run, peer->group);
+    bool votes = header->type == WIRE_VOTE || header->type == WIRE_SYNC_VOTE;
+    if (votes && peer->vote != 0) {
+        desk_expel(desk, peer, "voted while its vote was open");
+        return;
+    }
+    switch (header->type) {
+    case WIRE_VOTE: votes_open(&run->votes, desk, peer, message->vote.kind); return;
+    case WIRE_DONE: verdicts_done(verdicts, desk, peer, header, &message->done); return;
+    case WIRE_REPORT: verdicts_report(verdicts, desk, peer, header, &message->report); return;
+    case WIRE_MISMATCH: verdicts_mismatch(desk, peer, header, &message->mismatch); return;
+    case WIRE_LINK_DOWN: on_link_down(run, peer, header, &message->link_down); return;
+    case WIRE_MEASURED:
+        if (run->phase == RUN_SURVEY) survey_measured(&run->survey, desk, peer, &message->measured); // else late
+        return;
+    case WIRE_SYNC_VOTE: rounds_vote(&run->rounds, desk, &run->votes, peer, &message->sync_vote); return;
+    case WIRE_SYNC_DONE: rounds_done(&run->rounds, desk, peer, &message->sync_done); return;
+    default: desk_expel(desk, peer, "%s is not for the master", wire_type_name(header->type)); return;
+    }
+}
+
+void run_message(struct run *run, struct desk_peer *peer, const struct wire_header *header, const uint8_t *body) {
+    struct desk *desk = &run->desk;
+    union message message;
+    if (header->run != desk->run.id || header->generation != desk->generation) return; // another master's
+    if (header->epoch > desk->number) {
+        desk_expel(desk, peer, "%s of an epoch that never was", wire_type_name(header->type));
+        return;
+    }
+    if (peer->accepted && header->epoch > run->heard_number) run->heard_number = header->epoch;
+    if (peer->accepted) quorum_entered(&run->quorum, desk, peer, header->epoch);
+    if (header->type == WIRE_HEARTBEAT) return;
+    if (header->type == WIRE_MOVED) {
+        on_moved(run, peer);
+    } else if (header->type == WIRE_LEAVE) {
+        quorum_ended(&run->quorum, desk, peer);
+        desk_drop(desk, peer, LOG_INFO, "it left");
+    } else if (header->type != WIRE_LINKED && !peer->accepted) {
+        desk_expel(desk, peer, "%s before it was accepted", wire_type_name(header->type));
+    } else if (!decode(run, header, body, &message)) {
+        desk_expel(desk, peer, "malformed %s", wire_type_name(header->type));
+    } else if (header->type == WIRE_LINKED) {
+        on_linked(run, peer, header, &message.linked);
+    } else {
+        on_member_message(run, peer, header, &message);
+    }
+}
+
+void run_lose(struct run *run, struct desk_peer *peer, const char *why) {
+    run->desk.by_conn[peer->conn] = 0;
+    quorum_ended(&run->quorum, &run->desk, peer);
+    desk_drop(&run->desk, peer, LOG_INFO, why);
+}
+
+// ---- time ----
+
+static void expel_silent(struct run *run) {
+    struct desk *desk = &run->desk;
+    uint32_t silent = 0;
+    for (uint32_t i = 0; i < desk->count; i++)
+        silent += arrival_deadline_ns(&desk->order[i]->heard, desk->limit_ns) <= desk->now_ns;
+    if (silent > 0 && quorum_unheard(&run->quorum, desk, silent) == QUORUM_GIVES_UP) run_give_up(run);
+    desk->silence_at = INT64_MAX;
+    for (uint32_t i = 0; i < desk->slots; i++) {
+        struct desk_peer *peer = &desk->peers[i];
+        if (!peer->used) continue;
+        int64_t deadline = arrival_deadline_ns(&peer->heard, desk->limit_ns);
+        if (deadline <= desk->now_ns)
+            desk_expel(desk, peer, "no heartbeat for %.1f s",
+                       (double)(desk->now_ns - peer->heard.at_ns) / (double)SECOND_NS);
+        else
+            desk->silence_at = desk_earlier(desk->silence_at, deadline);
+    }
+}
+
+void run_tick(struct run *run) {
+    struct desk *desk = &run->desk;
+    uint32_t at = 0;
+    expel_silent(run);
+    for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;)
+        if (breaks_of(run, group)->due_ns <= desk->now_ns) breaks_tick(breaks_of(run, group), desk, group);
+    if (run->phase == RUN_CANDIDATE && !run->candidate.judged && run->candidate.deadline_ns <= desk->now_ns)
+        run->candidate.unanswered = 0; // judged as it is
+    if (run->phase == RUN_SURVEY && run->survey.deadline_ns <= desk->now_ns) survey_give_up_round(&run->survey, desk);
+    waits_tick(&run->waits, desk, &run->strikes, run->phase == RUN_IDLE);
+}
+
+void run_beat(struct run *run) {
+    struct desk *desk = &run->desk;
+    size_t begin = actions_begin(&desk->actions);
+    wire_encode_empty(&desk->actions.bytes, desk_header(desk), WIRE_HEARTBEAT);
+    for (uint32_t i = 0; i < desk->slots; i++)
+        if (desk->peers[i].used) desk_send(desk, &desk->peers[i], begin);
+}
+
+int64_t run_next_deadline(const struct run *run) {
+    const struct desk *desk = &run->desk;
+    if (desk->peer_count == 0) return INT64_MAX;
+    int64_t next = desk_earlier(desk->silence_at, run->waits.due_ns);
+    uint32_t at = 0;
+    for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;)
+        next = desk_earlier(next, run->breaks[desk_group_slot(desk, group)].due_ns);
+    if (run->phase == RUN_CANDIDATE && !run->candidate.judged) next = desk_earlier(next, run->candidate.deadline_ns);
+    if (run->phase == RUN_SURVEY) next = desk_earlier(next, run->survey.deadline_ns);
+    return next;
+}
+
+// ---- life ----
+
+void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM_BYTES], uint64_t id_key,
+              int64_t now_ns) {
+    memset(run, 0, offsetof(struct run, votes));
+    memcpy(run->random, random, sizeof run->random);
+    desk_init(&run->desk, limit_ns, id_key, now_ns);
+    strikes_init(&run->strikes, run->desk.limit_ns);
+    waits_init(&run->waits);
+    quorum_init(&run->quorum);
+    candidate_init(&run->candidate);
+    survey_init(&run->survey);
+    rounds_init(&run->rounds);
+    run->survivors_until = now_ns;
+    start(run);
+}
+
+void run_fini(struct run *run) {
+    for (uint32_t i = 0; i < run->groups_open; i++) close_group(run, i);
+    survey_fini(&run->survey);
+    desk_fini(&run->desk);
+}

@@ -1,0 +1,81 @@
+// The run that a master serves: its peers, and one struct for each subject that they have to agree on. It lets the
+// subjects' decisions have their effect on each other: who is out, which epoch comes into force, which votes pass.
+//
+// An event changes the state and settles: the peers that are gone are taken out, the epochs that this makes necessary
+// come into force, and votes pass, until nothing is left to do.
+#ifndef PCCL_MASTER_RUN_H
+#define PCCL_MASTER_RUN_H
+
+#include "master/breaks.h"
+#include "master/candidate.h"
+#include "master/desk.h"
+#include "master/quorum.h"
+#include "master/rounds.h"
+#include "master/strikes.h"
+#include "master/survey.h"
+#include "master/verdicts.h"
+#include "master/votes.h"
+#include "master/waits.h"
+
+enum {
+    RUN_RANDOM_BYTES = 24, // id and secret
+    RUN_YOUNG_MS = 10000,  // for so long after its first peer a run gives way to an older one
+};
+
+enum run_phase {
+    RUN_IDLE,      // votes are being collected
+    RUN_CANDIDATE, // links of a candidate epoch are being made
+    RUN_SURVEY,    // rounds of measurements
+};
+
+struct run {
+    uint8_t random[RUN_RANDOM_BYTES];
+    bool wants_random;
+    struct desk_run last; // the one before this one; who resumes it has to know its secret
+    uint64_t next_join;
+    // The newest epoch that a member has said it is in; the last one that lost somebody.
+    uint64_t heard_number, lost_number;
+    // The run, of newcomers alone, gives way to one that another master has left; 0: it was taken up, or there is none.
+    int64_t yields_until;
+    int64_t woken_until;     // this master has stood still: until then its peers may find that they have left it
+    int64_t survivors_until; // members of a run that another master has left may still come
+    enum run_phase phase;
+    uint32_t groups_open; // groups' slots below have their state
+
+    struct votes votes;
+    struct strikes strikes;
+    struct waits waits;
+    struct quorum quorum;
+    struct candidate candidate;
+    struct survey survey;
+    struct rounds rounds;
+    struct breaks breaks[WIRE_MAX_MEMBERS];     // by the group's slot
+    struct verdicts verdicts[WIRE_MAX_MEMBERS]; // by the group's slot
+    struct desk desk;
+    struct wire_op_report reported[2 * WIRE_MAX_LIVE_OPS]; // for decoding
+};
+
+// `random` is for the id and the secret; `id_key` spreads ids over tables, and changes nothing that can be seen.
+void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM_BYTES], uint64_t id_key,
+              int64_t now_ns);
+void run_fini(struct run *run);
+
+void run_settle(struct run *run);
+// As if this master had ended and another one begun: its members come with RESUME.
+void run_give_up(struct run *run);
+// The desk has new groups: makes their state.
+void run_open_groups(struct run *run);
+// The members have been taken over from another master: a new group epoch for every group.
+void run_resume(struct run *run);
+
+// ---- events; the owner settles after each ----
+
+// A newcomer said HELLO: it is registered, or refused.
+void run_register(struct run *run, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello);
+void run_message(struct run *run, struct desk_peer *peer, const struct wire_header *header, const uint8_t *body);
+void run_lose(struct run *run, struct desk_peer *peer, const char *why); // its connection is gone
+void run_tick(struct run *run);
+void run_beat(struct run *run);                   // heartbeats to all peers
+int64_t run_next_deadline(const struct run *run); // heartbeats apart
+
+#endif

@@ -1,0 +1,193 @@
+#include "master/survey.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "topology/ring_order.h"
+
+enum {
+    DURATION_LATENCIES = 20, // a connection has left its slow start after so many one-way delays
+    DURATION_LEAST_MS = 100,
+    DURATION_MOST_MS = 1000,
+    BUDGET_MS = 60000, // no new round after this; what is unknown then stays so
+    BYTES_PER_MEGABYTE = 1000000,
+    FIRST_RATE_SLOTS = 16,
+};
+
+static const uint64_t UNMEASURABLE = UINT64_MAX; // in the survey that runs; unknown after it
+
+void survey_init(struct survey *survey) { memset(survey, 0, offsetof(struct survey, measurements)); }
+
+void survey_fini(struct survey *survey) { free(survey->rates); }
+
+// ---- rates ----
+
+static uint64_t *rate_at(const struct survey *survey, uint32_t from, uint32_t to) {
+    return &survey->rates[(size_t)from * survey->rate_slots + to];
+}
+
+static uint64_t *rate_of(const struct survey *survey, const struct desk *desk, const struct desk_peer *from,
+                         const struct desk_peer *to) {
+    return rate_at(survey, desk_slot(desk, from), desk_slot(desk, to));
+}
+
+static bool make_room(struct survey *survey, uint32_t wanted) {
+    uint32_t before = survey->rate_slots, slots = before == 0 ? FIRST_RATE_SLOTS : before;
+    while (slots < wanted) slots *= 2;
+    if (slots == before) return true;
+    uint64_t *rates = calloc((size_t)slots * slots, sizeof *rates);
+    if (rates == NULL) return false;
+    for (uint32_t from = 0; from < before; from++)
+        memcpy(&rates[(size_t)from * slots], rate_at(survey, from, 0), before * sizeof *rates);
+    free(survey->rates);
+    survey->rates = rates;
+    survey->rate_slots = slots;
+    return true;
+}
+
+void survey_forget(struct survey *survey, uint32_t slot) {
+    for (uint32_t i = 0; i < survey->rate_slots && slot < survey->rate_slots; i++)
+        *rate_at(survey, slot, i) = *rate_at(survey, i, slot) = 0;
+}
+
+uint32_t survey_group_rate(const struct survey *survey, const struct desk *desk, const struct desk_group *group) {
+    if (group->count < 2) return SURVEY_DEFAULT_MEGABYTES_PER_S;
+    uint64_t slowest = UNMEASURABLE;
+    for (uint32_t i = 0; i < group->count; i++) {
+        uint32_t from = desk_slot(desk, desk_members(desk, group)[i]);
+        uint32_t to = desk_slot(desk, desk_members(desk, group)[(i + 1) % group->count]);
+        bool known = from < survey->rate_slots && to < survey->rate_slots;
+        uint64_t rate = known ? *rate_at(survey, from, to) : 0;
+        if (rate == 0 || rate == UNMEASURABLE) return SURVEY_DEFAULT_MEGABYTES_PER_S;
+        if (rate < slowest) slowest = rate;
+    }
+    slowest /= BYTES_PER_MEGABYTE;
+    return slowest < 1 ? 1 : slowest > UINT32_MAX ? UINT32_MAX : (uint32_t)slowest;
+}
+
+// ---- rounds ----
+
+static void find_hosts(struct survey *survey, const struct desk *desk) {
+    for (uint32_t i = 0; i < desk->count; i++) {
+        const struct wire_address *mine = &desk->order[i]->member.address;
+        uint32_t *host = &survey->hosts[desk_slot(desk, desk->order[i])];
+        *host = i;
+        for (uint32_t k = 0; k < i && *host == i; k++) {
+            const struct wire_address *other = &desk->order[k]->member.address;
+            if (mine->family == other->family && memcmp(mine->bytes, other->bytes, sizeof mine->bytes) == 0)
+                *host = survey->hosts[desk_slot(desk, desk->order[k])];
+        }
+    }
+}
+
+bool survey_begin(struct survey *survey, const struct desk *desk) {
+    if (!make_room(survey, desk->slots)) return false;
+    find_hosts(survey, desk);
+    survey->end_ns = desk->now_ns + BUDGET_MS * MS_NS;
+    return true;
+}
+
+static void plan_group(struct survey *survey, const struct desk *desk, const struct desk_group *group,
+                       bool busy[WIRE_MAX_MEMBERS]) {
+    struct desk_peer *const *members = desk_members(desk, group);
+    for (uint32_t distance = 1; distance < group->count; distance++)
+        for (uint32_t i = 0; i < group->count; i++) {
+            struct desk_peer *from = members[i], *to = members[(i + distance) % group->count];
+            bool *from_busy = &busy[survey->hosts[desk_slot(desk, from)]];
+            bool *to_busy = &busy[survey->hosts[desk_slot(desk, to)]];
+            if (*from_busy || *to_busy || *rate_of(survey, desk, from, to) != 0) continue;
+            *from_busy = *to_busy = true;
+            survey->measurements[survey->count++] = (struct survey_measurement){from, to, false};
+        }
+}
+
+static uint32_t duration_ms(const struct desk_group *group) {
+    uint64_t wanted = (uint64_t)group->latency_us * DURATION_LATENCIES / 1000;
+    return wanted < DURATION_LEAST_MS  ? DURATION_LEAST_MS
+           : wanted > DURATION_MOST_MS ? DURATION_MOST_MS
+                                       : (uint32_t)wanted;
+}
+
+bool survey_next(struct survey *survey, struct desk *desk) {
+    bool busy[WIRE_MAX_MEMBERS] = {false};
+    uint32_t at = 0, longest = 0;
+    survey->count = 0;
+    for (struct desk_group *group; desk->now_ns < survey->end_ns && (group = desk_next_group(desk, &at)) != NULL;)
+        plan_group(survey, desk, group, busy);
+    if (survey->count == 0) return false;
+    survey->round++;
+    survey->unanswered = survey->count;
+    for (uint32_t i = 0; i < survey->count; i++) {
+        const struct survey_measurement *measurement = &survey->measurements[i];
+        struct wire_measure message = {survey->round, measurement->to->member.id,
+                                       duration_ms(measurement->from->group)};
+        if (message.duration_ms > longest) longest = message.duration_ms;
+        size_t begin = actions_begin(&desk->actions);
+        wire_encode_measure(&desk->actions.bytes, desk_header(desk), &message);
+        desk_send(desk, measurement->from, begin);
+    }
+    survey->deadline_ns = desk->now_ns + longest * MS_NS + desk->limit_ns;
+    return true;
+}
+
+static void note_rate(struct survey *survey, const struct desk *desk, struct survey_measurement *measurement,
+                      uint64_t rate) {
+    *rate_of(survey, desk, measurement->from, measurement->to) = rate == 0 ? UNMEASURABLE : rate;
+    measurement->answered = true;
+    survey->unanswered--;
+}
+
+void survey_measured(struct survey *survey, const struct desk *desk, const struct desk_peer *peer,
+                     const struct wire_measured *measured) {
+    for (uint32_t i = 0; i < survey->count; i++) {
+        struct survey_measurement *measurement = &survey->measurements[i];
+        bool meant = wire_id_equal(&measurement->from->member.id, &measured->from) &&
+                     wire_id_equal(&measurement->to->member.id, &measured->to);
+        if (meant && !measurement->answered && (peer == measurement->from || peer == measurement->to))
+            note_rate(survey, desk, measurement, measured->bytes_per_s);
+    }
+}
+
+void survey_give_up_round(struct survey *survey, const struct desk *desk) {
+    for (uint32_t i = 0; i < survey->count; i++)
+        if (!survey->measurements[i].answered) note_rate(survey, desk, &survey->measurements[i], 0);
+}
+
+// What could not be measured is unknown again.
+void survey_end(struct survey *survey, const struct desk *desk) {
+    survey->count = survey->unanswered = 0;
+    for (uint32_t i = 0; i < desk->count; i++)
+        for (uint32_t k = 0; k < desk->count; k++) {
+            uint64_t *rate = rate_of(survey, desk, desk->order[i], desk->order[k]);
+            if (*rate == UNMEASURABLE) *rate = 0;
+        }
+}
+
+// ---- order ----
+
+static bool order_group(const struct survey *survey, const struct desk *desk, const struct desk_group *group,
+                        struct desk_peer **to) {
+    uint32_t n = group->count, order[WIRE_MAX_MEMBERS];
+    struct desk_peer *const *from = desk_members(desk, group);
+    memcpy(to, from, n * sizeof *to);
+    if (n < 3) return false; // one ring only
+    uint64_t *rates = malloc((size_t)n * n * sizeof *rates);
+    if (rates == NULL) return false;
+    for (uint32_t i = 0; i < n; i++) {
+        order[i] = i;
+        for (uint32_t k = 0; k < n; k++) rates[(size_t)i * n + k] = *rate_of(survey, desk, from[i], from[k]);
+    }
+    bool changed = ring_order(n, rates, order);
+    free(rates);
+    for (uint32_t i = 0; i < n; i++) to[i] = from[order[i]];
+    return changed;
+}
+
+bool survey_order(struct survey *survey, const struct desk *desk, struct desk_peer **order) {
+    bool changed = false;
+    uint32_t at = 0;
+    survey_end(survey, desk);
+    for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;)
+        changed |= order_group(survey, desk, group, &order[group->begin]);
+    return changed;
+}

@@ -1,0 +1,203 @@
+#include "master/takeover.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct takeover {
+    struct run *run;
+    struct desk *desk; // of the run
+    struct survivors *survivors;
+    const struct claim *claim;
+    struct wire_barrier last; // the last vote of all that any member knows the end of; of a survivor
+    // By the group's slot: who has heard of the newest of its losses; NULL: there was none.
+    const struct survivor *witnesses[WIRE_MAX_MEMBERS];
+};
+
+static const struct survivor *member_here(const struct takeover *t, const struct claim *claim, uint32_t member) {
+    return survivors_member(t->survivors, t->desk, claim, member);
+}
+
+static const struct survivor *survivor_of(const struct takeover *t, const struct desk_peer *peer) {
+    return survivors_of_conn(t->survivors, peer->conn);
+}
+
+static struct wire_barrier newest_barrier(const struct takeover *t) {
+    struct wire_barrier newest = {0};
+    for (uint32_t i = 0; i < t->claim->count; i++) {
+        const struct survivor *member = member_here(t, t->claim, i);
+        if (member != NULL && member->resume.accepted && member->resume.barrier.number > newest.number)
+            newest = member->resume.barrier;
+    }
+    return newest;
+}
+
+static void begin_run(struct takeover *t, uint64_t generation) {
+    struct run *run = t->run;
+    const struct claim *claim = t->claim;
+    struct wire_quorum needed = claim->quorum;
+    needed.members = claim_quorum(claim);
+    t->desk->run = claim->run;
+    t->desk->generation = generation;
+    t->desk->number = claim->number;
+    for (uint32_t i = 0; i < t->survivors->count; i++) {
+        const struct survivor *survivor = t->survivors->list[i];
+        if (!survivor_is_of(survivor, &claim->run)) continue;
+        if (survivor->resume.join_number >= run->next_join) run->next_join = survivor->resume.join_number + 1;
+        if (survivor->resume.accepted && survivor->resume.epoch.number > t->desk->number)
+            t->desk->number = survivor->resume.epoch.number;
+    }
+    for (uint32_t i = 0; i < claim->count; i++)
+        if (claim->members[i].join_number >= run->next_join) run->next_join = claim->members[i].join_number + 1;
+    run->votes.barrier = t->last.number;
+    run->yields_until = 0;
+    run->rounds.number = generation << 32; // rounds have other numbers than those of masters before
+    quorum_take_up(&run->quorum, t->desk, &needed);
+}
+
+// ---- members and groups ----
+
+// The members of one group, which are claim->members[begin..end). A group of which nobody is here is gone.
+static void take_group(struct takeover *t, uint32_t begin, uint32_t end) {
+    struct desk_group *group = NULL;
+    uint32_t here = 0;
+    for (uint32_t i = begin; i < end; i++) {
+        const struct survivor *survivor = member_here(t, t->claim, i);
+        if (survivor == NULL) continue;
+        if (here++ == 0) group = desk_group_for(t->desk, t->claim->members[begin].group);
+        struct desk_peer *peer = desk_add(t->desk, survivor->conn, &t->claim->members[i]);
+        peer->accepted = true;
+        peer->masters = survivor->resume.hello.masters;
+        peer->group = group;
+        t->desk->order[t->desk->count++] = peer;
+    }
+    if (here == 0) return;
+    group->changed = true;
+    group->lost |= here < end - begin;
+}
+
+// What one member knows of its group.
+static void recall(struct takeover *t, struct desk_peer *peer) {
+    const struct survivor *survivor = survivor_of(t, peer);
+    struct desk_group *group = peer->group;
+    uint32_t slot = desk_group_slot(t->desk, group);
+    rounds_recall(&t->run->rounds, t->desk, peer, &survivor->resume);
+    verdicts_recall(&t->run->verdicts[slot], t->desk, peer, &survivor->resume);
+    if (!survivor->resume.accepted || survivor->resume.epoch.lost_epoch <= group->lost_epoch) return;
+    group->lost_epoch = survivor->resume.epoch.lost_epoch;
+    t->witnesses[slot] = survivor;
+}
+
+// Those that made this claim knew a member of the group that is no longer in it, and of no loss since.
+static void lose_unheard(const struct takeover *t, const struct claim *claim, struct desk_group *group) {
+    for (uint32_t rank = 0; rank < group->count && group->lost_epoch <= claim->number; rank++)
+        group->lost |= survivor_of(t, desk_members(t->desk, group)[rank])->claim == claim;
+}
+
+// Of one group of a claim, which is claim->members[begin..end).
+static void find_absent(const struct takeover *t, const struct claim *claim, uint32_t begin, uint32_t end) {
+    struct desk_group *group = NULL;
+    bool absent = false;
+    for (uint32_t i = begin; i < end; i++) {
+        struct desk_peer *peer = desk_of_id(t->desk, &claim->members[i].id);
+        // it may be here, left behind
+        bool here = peer != NULL && peer->accepted && peer->group->id == claim->members[i].group;
+        if (here) group = peer->group;
+        absent |= !here;
+    }
+    if (absent && group != NULL && !group->lost) lose_unheard(t, claim, group);
+}
+
+// A loss that only members of other groups had heard of: for this group it happens now.
+static void find_unheard_losses(const struct takeover *t) {
+    const struct claims *claims = &t->survivors->claims;
+    uint32_t at = 0;
+    for (struct desk_group *group; (group = desk_next_group(t->desk, &at)) != NULL;)
+        // Also of somebody who came with the last vote, which members here missed.
+        for (uint32_t i = 0; i < t->last.count; i++)
+            group->lost |= t->last.sizes[i].group == group->id && t->last.sizes[i].count > group->count &&
+                           group->lost_epoch <= t->last.epoch;
+    for (uint32_t i = 0; i < claims->count; i++) {
+        const struct claim *claim = claims->list[i];
+        if (!desk_run_equal(&claim->run, &t->claim->run)) continue;
+        for (uint32_t begin = 0, end; begin < claim->count; begin = end) {
+            end = claim_group_end(claim, begin);
+            find_absent(t, claim, begin, end);
+        }
+    }
+}
+
+// ---- what each member is told ----
+
+// Has the last vote of all ended without it?
+static bool missed_barrier(const struct survivor *survivor, const struct wire_barrier *last) {
+    return !survivor->resume.accepted || survivor->resume.barrier.number < last->number;
+}
+
+// Whoever missed more than that cannot have taken part in what the others did: no master can have left it so.
+static bool fits(const struct survivor *survivor, const struct wire_barrier *last) {
+    if (!missed_barrier(survivor, last)) return true;
+    if (!survivor->resume.accepted) return last->kind == WIRE_VOTE_UPDATE;
+    return survivor->resume.barrier.number + 1 == last->number && survivor->resume.vote == last->kind;
+}
+
+// Some ended calls with losses that others have not heard of: those hear of them one by one, too.
+static void tell_losses(const struct survivor *witness, const struct survivor *survivor,
+                        const struct wire_barrier *last, struct wire_resumed *resumed) {
+    uint64_t heard = survivor->resume.accepted ? survivor->resume.epoch.number : last->epoch;
+    if (witness == NULL || witness->resume.loss_count == 0) return;
+    uint32_t first = 0;
+    while (first < witness->resume.loss_count && witness->resume.losses[first].epoch <= heard) first++;
+    resumed->loss_count = witness->resume.loss_count - first;
+    resumed->losses = witness->resume.losses + first;
+}
+
+static void send_resumed(struct takeover *t, struct desk_peer *peer, const struct survivor *survivor) {
+    struct run *run = t->run;
+    struct wire_resumed resumed = {.heartbeat_limit_ms = (uint32_t)(t->desk->limit_ns / MS_NS), .barrier = t->last};
+    resumed.barrier_ended = missed_barrier(survivor, &t->last);
+    tell_losses(t->witnesses[desk_group_slot(t->desk, peer->group)], survivor, &t->last, &resumed);
+    resumed.sync_ended =
+        !resumed.barrier_ended && rounds_missed(&run->rounds, t->desk, peer, &survivor->resume, &resumed.sync);
+    size_t begin = actions_begin(&t->desk->actions);
+    wire_encode_resumed(&t->desk->actions.bytes, desk_header(t->desk), &resumed);
+    desk_send(t->desk, peer, begin);
+    if (resumed.barrier_ended || resumed.sync_ended) return;
+    if (survivor->resume.vote == WIRE_VOTE_SYNC)
+        rounds_vote(&run->rounds, t->desk, &run->votes, peer, &survivor->resume.sync_vote);
+    else if (survivor->resume.vote != 0)
+        votes_open(&run->votes, t->desk, peer, survivor->resume.vote);
+}
+
+static void take_member(struct takeover *t, struct desk_peer *peer) {
+    const struct survivor *survivor = survivor_of(t, peer);
+    struct verdicts *verdicts = &t->run->verdicts[desk_group_slot(t->desk, peer->group)];
+    if (fits(survivor, &t->last)) {
+        send_resumed(t, peer, survivor);
+        verdicts_tell_mismatches(verdicts, t->desk, peer, &survivor->resume, &t->last);
+    } else {
+        desk_expel(t->desk, peer, "what it knows does not fit the run");
+    }
+}
+
+void takeover(struct run *run, struct survivors *survivors, const struct claim *claim, uint64_t generation) {
+    struct desk *desk = &run->desk;
+    struct takeover t = {.run = run, .desk = desk, .survivors = survivors, .claim = claim};
+    t.last = newest_barrier(&t);
+    begin_run(&t, generation);
+    desk->count = 0;
+    for (uint32_t begin = 0, end; begin < claim->count; begin = end) {
+        end = claim_group_end(claim, begin);
+        take_group(&t, begin, end);
+    }
+    desk_rank(desk);
+    run_open_groups(run);
+    for (uint32_t i = 0; i < desk->count; i++) recall(&t, desk->order[i]);
+    find_unheard_losses(&t);
+    actions_log(&desk->actions, LOG_NOTICE,
+                "takes the run up, generation %llu: %u of %u members of epoch %llu are here",
+                (unsigned long long)desk->generation, claim->present, claim->count, (unsigned long long)claim->number);
+    for (uint32_t i = 0; i < desk->count; i++) take_member(&t, desk->order[i]);
+    for (uint32_t i = 0; i < desk->count; i++)
+        survivors_forget(survivors, desk, survivors_of_conn(survivors, desk->order[i]->conn));
+    run_resume(run);
+}

@@ -1,0 +1,219 @@
+#include "master/verdicts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void verdicts_init(struct verdicts *verdicts) { memset(verdicts, 0, sizeof *verdicts); }
+
+void verdicts_fini(struct verdicts *verdicts) {
+    op_table_reset(&verdicts->done, 0, 0);
+    op_table_reset(&verdicts->reports, 0, 0);
+    op_table_reset(&verdicts->past, 0, 0);
+}
+
+void verdicts_begin(struct verdicts *verdicts, uint32_t members) {
+    op_table_reset(&verdicts->done, members, WIRE_MAX_LIVE_OPS);
+    op_table_reset(&verdicts->reports, members, 2 * WIRE_MAX_LIVE_OPS);
+    verdicts->missing = members;
+}
+
+// Op messages of an older group epoch are void; a newer one cannot be.
+static bool is_current(struct desk *desk, struct desk_peer *peer, const struct wire_header *header) {
+    if (header->epoch > peer->group->group_epoch)
+        desk_expel(desk, peer, "%s of a group epoch that never was", wire_type_name(header->type));
+    return header->epoch == peer->group->group_epoch;
+}
+
+// NULL: the peer is expelled, or there is no memory.
+static struct op_entry *note(struct op_table *table, struct desk *desk, struct desk_peer *peer,
+                             const struct wire_op_name *name, enum wire_op_state state, const char *what) {
+    struct op_entry *entry;
+    switch (op_table_note(table, name, peer->rank, state, &entry)) {
+    case OP_TABLE_OK: return entry;
+    case OP_TABLE_TWICE: desk_expel(desk, peer, "%s names an op twice", what); break;
+    case OP_TABLE_FULL: desk_expel(desk, peer, "%s exceeds the number of live ops", what); break;
+    case OP_TABLE_NO_MEMORY: desk->starved = true; break;
+    }
+    return NULL;
+}
+
+static void set_text(struct wire_verdict *verdict, const char *text) {
+    verdict->text.length = (uint16_t)strlen(text);
+    memcpy(verdict->text.chars, text, verdict->text.length);
+}
+
+// Without those that need the result, which may be many.
+static void init_verdict(struct wire_verdict *verdict, const struct wire_op_name *name, enum wire_verdict_kind kind) {
+    verdict->name = *name;
+    verdict->kind = (uint8_t)kind;
+    memset(&verdict->supplier, 0, sizeof verdict->supplier);
+    verdict->text.length = 0;
+    verdict->count = 0;
+}
+
+static size_t encode(struct desk *desk, uint64_t epoch, const struct wire_verdict *verdict) {
+    struct wire_header header = desk_header(desk);
+    header.epoch = epoch;
+    size_t begin = actions_begin(&desk->actions);
+    wire_encode_verdict(&desk->actions.bytes, header, verdict);
+    return begin;
+}
+
+void verdicts_done(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+                   const struct wire_header *header, const struct wire_op_done *done) {
+    if (!is_current(desk, peer, header)) return;
+    if (done->name.epoch > header->epoch) {
+        desk_expel(desk, peer, "DONE for an op of an epoch that never was");
+        return;
+    }
+    struct op_entry *entry = note(&verdicts->done, desk, peer, &done->name, WIRE_OP_DONE, "DONE");
+    if (entry == NULL || entry->done < peer->group->count) return;
+    op_table_remove(&verdicts->done, entry);
+    struct wire_verdict verdict;
+    init_verdict(&verdict, &done->name, WIRE_VERDICT_COMMIT);
+    desk_send_group(desk, peer->group, encode(desk, peer->group->group_epoch, &verdict));
+}
+
+// ---- mismatch ----
+
+static const char *name_in(const char *const *names, size_t count, uint8_t value) {
+    return value < count ? names[value] : "unknown";
+}
+
+static const char *describe(char *out, size_t capacity, const struct wire_fingerprint *fingerprint) {
+    static const char *const dtypes[] = {"uint8",  "int8",  "int16",   "uint16",   "uint32",  "int32",
+                                         "uint64", "int64", "float16", "bfloat16", "float32", "float64"};
+    static const char *const ops[] = {"sum", "avg", "prod", "max", "min"};
+    static const char *const algorithms[] = {"none", "min-max", "zero-point-scale"};
+    enum {
+        DTYPES = sizeof dtypes / sizeof dtypes[0],
+        OPS = sizeof ops / sizeof ops[0],
+        ALGORITHMS = sizeof algorithms / sizeof algorithms[0]
+    };
+    int length = snprintf(out, capacity, "count %llu %s %s", (unsigned long long)fingerprint->count,
+                          name_in(dtypes, DTYPES, fingerprint->dtype), name_in(ops, OPS, fingerprint->op));
+    if (fingerprint->algorithm != 0)
+        snprintf(out + length, capacity - (size_t)length, " quantised to %s by %s",
+                 name_in(dtypes, DTYPES, fingerprint->quantised_dtype),
+                 name_in(algorithms, ALGORITHMS, fingerprint->algorithm));
+    return out;
+}
+
+static void describe_mismatch(char out[WIRE_MAX_TEXT + 1], const struct wire_mismatch *message,
+                              const struct desk_peer *mine, const struct desk_peer *theirs) {
+    char my_name[DESK_NAME_BYTES], their_name[DESK_NAME_BYTES], my_arguments[128], their_arguments[128];
+    snprintf(out, WIRE_MAX_TEXT + 1, "op tag %llu: %s gave %s, %s gave %s", (unsigned long long)message->name.tag,
+             desk_name(my_name, mine), describe(my_arguments, sizeof my_arguments, &message->mine),
+             desk_name(their_name, theirs), describe(their_arguments, sizeof their_arguments, &message->theirs));
+}
+
+// Nobody can have completed the op, so its verdict needs no reports. It goes out before the new epoch: a member that
+// has not begun the op yet has to learn of it before it begins another under the same tag in that epoch.
+void verdicts_mismatch(struct desk *desk, struct desk_peer *peer, const struct wire_header *header,
+                       const struct wire_mismatch *mismatch) {
+    struct desk_group *group = peer->group;
+    if (wire_fingerprint_equal(&mismatch->mine, &mismatch->theirs)) {
+        desk_expel(desk, peer, "malformed MISMATCH");
+        return;
+    }
+    if (!is_current(desk, peer, header)) return;
+    const struct desk_peer *other = desk_member(desk, group, &mismatch->other);
+    if (other == NULL || other == peer || mismatch->name.epoch > header->epoch) {
+        desk_expel(desk, peer, "MISMATCH with a peer or an op that never was");
+        return;
+    }
+    struct wire_verdict verdict;
+    bool modes_only = wire_fingerprint_same_op(&mismatch->mine, &mismatch->theirs);
+    init_verdict(&verdict, &mismatch->name, modes_only ? WIRE_VERDICT_WHOLE : WIRE_VERDICT_MISMATCH);
+    if (!modes_only) {
+        char text[WIRE_MAX_TEXT + 1];
+        describe_mismatch(text, mismatch, peer, other);
+        actions_log(&desk->actions, LOG_ERR, "%s", text);
+        set_text(&verdict, text);
+    }
+    desk_send_group(desk, group, encode(desk, group->group_epoch, &verdict));
+    desk_change(desk, group);
+}
+
+// ---- reports and verdicts ----
+
+// By a master before, and not all have heard of it.
+static bool was_committed(const struct verdicts *verdicts, const struct wire_op_name *name) {
+    const struct op_entry *past = op_table_find(&verdicts->past, name);
+    return past != NULL && past->done > 0;
+}
+
+static void judge(const struct verdicts *verdicts, const struct desk_group *group, struct desk_peer *const *members,
+                  const struct op_entry *entry, struct wire_verdict *out) {
+    if (entry->kept > 0) {
+        init_verdict(out, &entry->name, WIRE_VERDICT_COMMIT);
+        out->supplier = members[entry->supplier]->member.id;
+        for (uint32_t rank = 0; rank < group->count; rank++)
+            if (op_entry_is_open(entry, rank)) out->needy[out->count++] = members[rank]->member.id;
+    } else if (entry->done == group->count || was_committed(verdicts, &entry->name)) {
+        init_verdict(out, &entry->name, WIRE_VERDICT_COMMIT);
+    } else {
+        init_verdict(out, &entry->name, group->lost_epoch > entry->name.epoch ? WIRE_VERDICT_ABORT : WIRE_VERDICT_REDO);
+    }
+}
+
+static void give_verdicts(struct verdicts *verdicts, struct desk *desk, const struct desk_group *group) {
+    struct desk_peer *const *members = desk_members(desk, group);
+    struct wire_verdict verdict;
+    uint32_t cursor = 0;
+    for (struct op_entry *entry; (entry = op_table_next(&verdicts->reports, &cursor)) != NULL;) {
+        judge(verdicts, group, members, entry, &verdict);
+        size_t begin = encode(desk, group->group_epoch, &verdict);
+        for (uint32_t rank = 0; rank < group->count; rank++)
+            if (op_entry_has(&verdicts->reports, entry, rank)) desk_send(desk, members[rank], begin);
+    }
+    op_table_reset(&verdicts->reports, group->count, 0);
+    op_table_reset(&verdicts->past, 0, 0); // all that was live then has its verdict
+}
+
+void verdicts_report(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+                     const struct wire_header *header, const struct wire_report *report) {
+    if (!is_current(desk, peer, header)) return;
+    if (peer->reported) {
+        desk_expel(desk, peer, "reported twice on one epoch");
+        return;
+    }
+    for (uint32_t i = 0; i < report->count; i++)
+        if (note(&verdicts->reports, desk, peer, &report->ops[i].name, report->ops[i].state, "REPORT") == NULL) return;
+    peer->reported = true;
+    if (--verdicts->missing == 0) give_verdicts(verdicts, desk, peer->group);
+}
+
+// ---- of the master before ----
+
+void verdicts_recall(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+                     const struct wire_resume *resume) {
+    if (verdicts->past.ranks == 0) op_table_reset(&verdicts->past, peer->group->count, WIRE_MAX_PAST);
+    for (uint32_t i = 0; i < resume->past_count; i++) {
+        struct op_entry *entry;
+        enum wire_op_state state = resume->past[i].kind == WIRE_VERDICT_COMMIT ? WIRE_OP_DONE : WIRE_OP_OPEN;
+        if (op_table_note(&verdicts->past, &resume->past[i].name, peer->rank, state, &entry) == OP_TABLE_NO_MEMORY)
+            desk->starved = true;
+    }
+}
+
+// A MISMATCH was followed by a new group epoch at once, so whoever has entered one since had heard of it.
+static bool lacks_mismatch(const struct verdicts *verdicts, const struct desk_peer *peer,
+                           const struct wire_resume *resume, const struct wire_barrier *last,
+                           const struct op_entry *entry) {
+    if (op_entry_has(&verdicts->past, entry, peer->rank)) return false;
+    if (!resume->accepted) return entry->name.epoch >= last->epoch;
+    return resume->epoch.group_epoch <= entry->name.epoch;
+}
+
+void verdicts_tell_mismatches(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+                              const struct wire_resume *resume, const struct wire_barrier *last) {
+    uint32_t cursor = 0;
+    for (struct op_entry *entry; (entry = op_table_next(&verdicts->past, &cursor)) != NULL;) {
+        struct wire_verdict verdict;
+        if (entry->open == 0 || !lacks_mismatch(verdicts, peer, resume, last, entry)) continue;
+        init_verdict(&verdict, &entry->name, WIRE_VERDICT_MISMATCH);
+        set_text(&verdict, "members gave different arguments for this op, as was found before the master was lost");
+        desk_send(desk, peer, encode(desk, desk->number, &verdict));
+    }
+}

@@ -1,0 +1,39 @@
+// How the ops of one group end. A large op ends when all members are done. When the group epoch changes under running
+// ops, members report where each op stood; when the reports are complete, every op in them gets a verdict. All messages
+// to a peer take one path in order, so a COMMIT sent before an epoch is known to every survivor before it reports on
+// that epoch: nobody asks about an op that is committed elsewhere.
+#ifndef PCCL_MASTER_VERDICTS_H
+#define PCCL_MASTER_VERDICTS_H
+
+#include "master/desk.h"
+#include "master/op_table.h"
+
+struct verdicts {
+    struct op_table done;    // large ops of which some members are done
+    struct op_table reports; // on the group epoch in force
+    uint32_t missing;        // reports
+    // Verdicts of the master before: DONE = COMMIT, OPEN = MISMATCH, by those that have them.
+    struct op_table past;
+};
+
+void verdicts_init(struct verdicts *verdicts);
+void verdicts_fini(struct verdicts *verdicts);                    // and init
+void verdicts_begin(struct verdicts *verdicts, uint32_t members); // the group epoch was entered
+
+// What a member says. It is expelled for what cannot be; what is of an older group epoch is void.
+void verdicts_done(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+                   const struct wire_header *header, const struct wire_op_done *done);
+void verdicts_mismatch(struct desk *desk, struct desk_peer *peer, const struct wire_header *header,
+                       const struct wire_mismatch *mismatch);
+void verdicts_report(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+                     const struct wire_header *header, const struct wire_report *report);
+
+// A run is taken up: what each member remembers of the verdicts of the master before, then what it has missed of those.
+// The group's members are ranked, and verdicts_begin is still to come.
+void verdicts_recall(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+                     const struct wire_resume *resume);
+// `last`: how the last vote of all ended.
+void verdicts_tell_mismatches(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+                              const struct wire_resume *resume, const struct wire_barrier *last);
+
+#endif

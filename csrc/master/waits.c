@@ -1,0 +1,119 @@
+#include "master/waits.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    NAMES = 3, // in one text
+    AGAIN_MOST_MS = 600000,
+};
+
+static const int64_t FIRST_NS = WAITS_WARN_MS * MS_NS;
+
+void waits_init(struct waits *waits) {
+    memset(waits, 0, sizeof *waits);
+    waits->due_ns = INT64_MAX;
+}
+
+void waits_forget(struct waits *waits, uint32_t slot) { waits->told[slot] = (struct waits_told){0}; }
+
+void waits_begin(struct waits *waits, int64_t now_ns) {
+    waits->due_ns = desk_earlier(waits->due_ns, now_ns + FIRST_NS);
+}
+
+static const char *call_of(uint8_t vote) {
+    static const char *const calls[] = {"no call that waits for all", "update_topology", "are_peers_pending",
+                                        "optimize_topology", "sync_shared_state"};
+    return calls[vote];
+}
+
+// Those that have to call what a vote is about.
+struct missing {
+    uint32_t count, of;
+    char names[NAMES * DESK_PLACE_BYTES];
+};
+
+static void find_missing(const struct desk *desk, uint8_t vote, const struct desk_group *group, struct missing *out) {
+    size_t at = 0;
+    *out = (struct missing){0};
+    for (uint32_t i = 0; i < desk->count; i++) {
+        const struct desk_peer *peer = desk->order[i];
+        char place[DESK_PLACE_BYTES];
+        if (group != NULL && peer->group != group) continue;
+        out->of++;
+        if (peer->vote == vote || out->count++ >= NAMES) continue;
+        at += (size_t)snprintf(out->names + at, sizeof out->names - at, "%s%s, in %s", at > 0 ? "; " : "",
+                               desk_place(place, peer), call_of(peer->vote));
+        if (at >= sizeof out->names) at = sizeof out->names - 1;
+    }
+    if (out->count > NAMES) snprintf(out->names + at, sizeof out->names - at, "; and %u more", out->count - NAMES);
+}
+
+static bool all_voted(const struct desk *desk, const struct desk_group *group) {
+    bool all = true;
+    for (uint32_t rank = 0; rank < group->count; rank++) all &= desk_members(desk, group)[rank]->vote == WIRE_VOTE_SYNC;
+    return all;
+}
+
+// Since when a peer waits for others that have yet to make a call; INT64_MAX: it does not.
+static int64_t waits_since(const struct desk *desk, const struct desk_peer *peer) {
+    bool waits = !peer->accepted                ? desk->count > 0
+                 : peer->vote == WIRE_VOTE_SYNC ? !all_voted(desk, peer->group)
+                                                : peer->vote != 0;
+    return waits ? peer->waits_since : INT64_MAX;
+}
+
+// False: there is nothing to tell.
+static bool describe_newcomer(const struct desk *desk, const struct desk_peer *peer, struct strikes *strikes,
+                              const struct missing *missing, unsigned seconds, char text[WIRE_MAX_TEXT]) {
+    int64_t behind_ns = strikes_until(strikes, &peer->member.address, desk->now_ns) - desk->now_ns;
+    if (behind_ns > 0)
+        snprintf(text, WIRE_MAX_TEXT,
+                 "waiting to be admitted: newcomers from this address made no data connections to members before, so "
+                 "others come first, for %u s more",
+                 (unsigned)(behind_ns / SECOND_NS) + 1);
+    else if (missing->count > 0)
+        snprintf(text, WIRE_MAX_TEXT,
+                 "waiting to be admitted: %u of %u members %s not called update_topology for %u s: %s", missing->count,
+                 missing->of, missing->count == 1 ? "has" : "have", seconds, missing->names);
+    return behind_ns > 0 || missing->count > 0;
+}
+
+static bool describe_member(const struct desk *desk, const struct desk_peer *peer, unsigned seconds,
+                            char text[WIRE_MAX_TEXT]) {
+    struct missing missing;
+    find_missing(desk, peer->vote, peer->vote == WIRE_VOTE_SYNC ? peer->group : NULL, &missing);
+    if (missing.count == 0) return false;
+    snprintf(text, WIRE_MAX_TEXT, "%s waits for %u of %u members for %u s: %s", call_of(peer->vote), missing.count,
+             missing.of, seconds, missing.names);
+    return true;
+}
+
+void waits_tick(struct waits *waits, struct desk *desk, struct strikes *strikes, bool idle) {
+    struct missing missing;
+    bool newcomer_logged = false, logged[WIRE_VOTE_SYNC + 1] = {false}, found = false;
+    if (waits->due_ns > desk->now_ns) return;
+    waits->due_ns = INT64_MAX;
+    for (uint32_t slot = 0; slot < desk->slots; slot++) {
+        struct desk_peer *peer = &desk->peers[slot];
+        struct waits_told *told = &waits->told[slot];
+        int64_t since = peer->used && !peer->gone ? waits_since(desk, peer) : INT64_MAX;
+        if (since == INT64_MAX) continue;
+        if (told->since_ns != since) *told = (struct waits_told){since, since + FIRST_NS}; // another wait
+        if (told->next_ns <= desk->now_ns) {
+            char text[WIRE_MAX_TEXT], place[DESK_PLACE_BYTES];
+            unsigned seconds = (unsigned)((desk->now_ns - since) / SECOND_NS);
+            if (!found) find_missing(desk, WIRE_VOTE_UPDATE, NULL, &missing);
+            found = true;
+            bool tells = idle && (peer->accepted ? describe_member(desk, peer, seconds, text)
+                                                 : describe_newcomer(desk, peer, strikes, &missing, seconds, text));
+            bool *once = peer->accepted ? &logged[peer->vote] : &newcomer_logged;
+            if (tells) desk_send_text(desk, peer, WIRE_WAITING, text);
+            if (tells && !*once) actions_log(&desk->actions, LOG_NOTICE, "%s: %s", desk_place(place, peer), text);
+            *once |= tells;
+            told->next_ns =
+                desk->now_ns + (tells ? desk_earlier(desk->now_ns - since, AGAIN_MOST_MS * MS_NS) : FIRST_NS);
+        }
+        waits->due_ns = desk_earlier(waits->due_ns, told->next_ns);
+    }
+}
