@@ -21,6 +21,16 @@ const struct book_epoch *mover_epoch(const struct engine *engine) { return &engi
 
 struct neighbour *mover_peer(const struct engine *engine, uint32_t rank) { return neighbour_at(engine, rank); }
 
+struct neighbour *mover_successor(const struct engine *engine) {
+    const struct book_epoch *now = mover_epoch(engine);
+    return mover_peer(engine, (now->rank + 1) % now->count);
+}
+
+struct neighbour *mover_predecessor(const struct engine *engine) {
+    const struct book_epoch *now = mover_epoch(engine);
+    return mover_peer(engine, (now->rank + now->count - 1) % now->count);
+}
+
 struct early *mover_early(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type) {
     return book_early(&engine->book, op, &from->member, type);
 }

@@ -50,6 +50,9 @@ struct mover_shared *mover_shared(struct engine *engine);
 const struct book_epoch *mover_epoch(const struct engine *engine);
 // The member of this rank; NULL: the own one. Lock held, or thread.
 struct neighbour *mover_peer(const struct engine *engine, uint32_t rank);
+// In the ring order. Lock held, or thread.
+struct neighbour *mover_successor(const struct engine *engine);
+struct neighbour *mover_predecessor(const struct engine *engine);
 // What came from that member for the op before it began; the caller's to free. NULL: nothing. Lock held.
 struct early *mover_early(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type);
 // As ranges_take; refused memory ends the engine. Lock held.

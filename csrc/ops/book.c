@@ -185,8 +185,8 @@ static void begin(struct book *book, struct op *op) {
         op->members->references++;
     }
     op->accused = op->mismatched = false;
-    op->path = plan_choose(op->bytes, op->reduce.fingerprint.algorithm != 0, book->now.count, book->now.latency_us,
-                           book->now.megabytes_per_s);
+    op->path = plan_path_of(&op->reduce.fingerprint, op->bytes, book->now.count, book->now.latency_us,
+                            book->now.megabytes_per_s);
     if (book->now.count < 2) {
         book_end_lost(book, op); // alone: only a loss leads here
         return;

@@ -1,5 +1,7 @@
 #include "ops/plan.h"
 
+#include "net/wire.h"
+
 enum {
     SHARD_ALIGN = 16,
     CHUNK_ALIGN = 64,     // bytes
@@ -24,6 +26,11 @@ enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uin
     uint64_t ring_rounds = 2 * (n - 1) + 3; // READY, then DONE and the verdict
     uint64_t ring = round * ring_rounds + 2 * (n - 1) * byte_cost / n;
     return small <= ring ? PLAN_SMALL : PLAN_RING;
+}
+
+enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
+                            uint32_t megabytes_per_s) {
+    return plan_choose(bytes, what->algorithm != 0, members, latency_us, megabytes_per_s);
 }
 
 static uint64_t segment_elements(uint64_t count, size_t element_bytes) {

@@ -12,6 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct wire_fingerprint;
+
 enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SHARDED };
 
 enum {
@@ -37,6 +39,10 @@ struct plan_range {
 // Quantised ops are sharded.
 enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us,
                            uint32_t megabytes_per_s);
+
+// The way of an op with these arguments.
+enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
+                            uint32_t megabytes_per_s);
 
 // Into how many segments an op in retry mode is divided; 1: it is not. A function of what the members agree on alone.
 uint32_t plan_segments(uint64_t count, size_t element_bytes);

@@ -32,14 +32,15 @@ struct direct {
 // recv = the inputs reduced in rank order. Intermediate sums go into received blocks, so that an in-place input is read
 // before it is written.
 static void reduce_parts(struct engine *engine, struct op *op) {
+    const struct book_epoch *now = mover_epoch(engine);
     const struct direct *direct = op->work;
     const struct wire_fingerprint *what = &op->reduce.fingerprint;
     const struct kernels *kernels = kernels_get();
     kernel_reduce_fn *reduce = kernels->reduce[what->op][what->dtype];
     const void *sum = NULL;
     void *room = NULL;
-    for (uint32_t i = 0; i < mover_epoch(engine)->count; i++) {
-        void *block = i == mover_epoch(engine)->rank ? NULL : direct->parts[i].block->bytes;
+    for (uint32_t i = 0; i < now->count; i++) {
+        void *block = i == now->rank ? NULL : direct->parts[i].block->bytes;
         const void *input = block == NULL ? op->reduce.send : block;
         if (sum == NULL) {
             sum = input;
@@ -47,11 +48,11 @@ static void reduce_parts(struct engine *engine, struct op *op) {
             continue;
         }
         if (room == NULL) room = block;
-        void *to = i + 1 == mover_epoch(engine)->count ? op->reduce.recv : room;
+        void *to = i + 1 == now->count ? op->reduce.recv : room;
         reduce(to, sum, input, what->count);
         sum = to;
     }
-    if (what->op == pcclAvg) kernels->divide[what->dtype](op->reduce.recv, what->count, mover_epoch(engine)->count);
+    if (what->op == pcclAvg) kernels->divide[what->dtype](op->reduce.recv, what->count, now->count);
 }
 
 static void complete(struct engine *engine, struct op *op) {
@@ -126,10 +127,11 @@ static struct early *take_early(struct engine *engine, struct op *op, struct nei
 }
 
 static void meet(struct engine *engine, struct op *op, struct neighbour *peer, struct block **copy) {
+    const struct book_epoch *now = mover_epoch(engine);
     struct direct *direct = op->work;
     struct part *part = &direct->parts[neighbour_rank(peer)];
     struct early *seen = take_early(engine, op, peer);
-    if (seen == NULL && *neighbour_eager_bytes(peer) + op->bytes > early_limit(mover_epoch(engine)->count)) {
+    if (seen == NULL && *neighbour_eager_bytes(peer) + op->bytes > early_limit(now->count)) {
         struct wire_op head;
         op_head(op, &head);
         part->owed = true;
@@ -149,16 +151,17 @@ static void meet(struct engine *engine, struct op *op, struct neighbour *peer, s
 }
 
 static bool begin(struct engine *engine, struct op *op) {
+    const struct book_epoch *now = mover_epoch(engine);
     struct direct *direct = op->work;
-    direct->missing = mover_epoch(engine)->count - 1;
+    direct->missing = now->count - 1;
     op->tx_bytes = op->rx_bytes = (uint64_t)direct->missing * op->bytes;
-    direct->parts = calloc(mover_epoch(engine)->count, sizeof *direct->parts);
+    direct->parts = calloc(now->count, sizeof *direct->parts);
     op->result = block_new(engine, op->bytes);
     if (direct->parts == NULL || op->result == NULL) return false;
     struct block *copy = NULL;
     // Each member begins with another receiver, so that nobody is everybody's first.
-    for (uint32_t step = 1; step < mover_epoch(engine)->count; step++)
-        meet(engine, op, mover_peer(engine, (mover_epoch(engine)->rank + step) % mover_epoch(engine)->count), &copy);
+    for (uint32_t step = 1; step < now->count; step++)
+        meet(engine, op, mover_peer(engine, (now->rank + step) % now->count), &copy);
     block_put(engine, copy);
     if (direct->missing == 0 && !op->accused) complete(engine, op);
     return true;

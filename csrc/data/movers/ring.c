@@ -34,39 +34,30 @@ struct ring {
     struct ranges reducing, gathering; // what has come, or is on its way: elements
 };
 
-static struct neighbour *successor(const struct engine *engine) {
-    return mover_peer(engine, (mover_epoch(engine)->rank + 1) % mover_epoch(engine)->count);
-}
-static struct neighbour *predecessor(const struct engine *engine) {
-    return mover_peer(engine,
-                      (mover_epoch(engine)->rank + mover_epoch(engine)->count - 1) % mover_epoch(engine)->count);
-}
-
 static bool can_be_read(const struct op *op) {
     return memory_can_be_read(op->reduce.send, op->bytes) && memory_can_be_read(op->reduce.recv, op->bytes);
 }
 
 static bool begin(struct engine *engine, struct op *op) {
+    const struct book_epoch *now = mover_epoch(engine);
     struct ring *ring = op->work;
     uint64_t count = op->count;
-    struct plan_range own = plan_shard(count, mover_epoch(engine)->count, mover_epoch(engine)->rank);
+    struct plan_range own = plan_shard(count, now->count, now->rank);
     ring->inject = own.begin;
     ring->inject_end = own.end;
-    ring->send_left = op->tx_bytes =
-        plan_ring_sent(count, mover_epoch(engine)->count, mover_epoch(engine)->rank) * op->element;
-    ring->receive_left = op->rx_bytes =
-        plan_ring_received(count, mover_epoch(engine)->count, mover_epoch(engine)->rank) * op->element;
+    ring->send_left = op->tx_bytes = plan_ring_sent(count, now->count, now->rank) * op->element;
+    ring->receive_left = op->rx_bytes = plan_ring_received(count, now->count, now->rank) * op->element;
 
     struct wire_op head;
     op_head(op, &head);
     engine_lock(engine);
-    struct early *early = mover_early(engine, op, successor(engine), WIRE_READY);
+    struct early *early = mover_early(engine, op, mover_successor(engine), WIRE_READY);
     ring->next_ready = early != NULL;
     ring->next_reads = early != NULL && early->head.extra == 1 && can_be_read(op);
     free(early);
-    head.extra = same_host_may_read(predecessor(engine));
-    neighbour_signal(engine, predecessor(engine), WIRE_READY, &head, NULL);
-    neighbour_heat(successor(engine));
+    head.extra = same_host_may_read(mover_predecessor(engine));
+    neighbour_signal(engine, mover_predecessor(engine), WIRE_READY, &head, NULL);
+    neighbour_heat(mover_successor(engine));
     engine_unlock(engine);
     return true;
 }
@@ -77,15 +68,16 @@ static bool is_placed(const struct incoming *in) { return in->header.type == WIR
 static size_t chunk_bytes(const struct incoming *in) { return is_placed(in) ? in->head.extra : in->length; }
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
+    const struct book_epoch *now = mover_epoch(engine);
     struct ring *ring = op->work;
     const struct wire_op *head = &in->head;
     size_t bytes = chunk_bytes(in);
     if (is_placed(in) && (in->length != FRAME_PLACE_BYTES || !lane_is_vouched(in->lane))) return false;
-    if (in->from != predecessor(engine) || bytes == 0 || bytes > PLAN_PLACED_MAX || bytes % op->element != 0 ||
+    if (in->from != mover_predecessor(engine) || bytes == 0 || bytes > PLAN_PLACED_MAX || bytes % op->element != 0 ||
         bytes > ring->receive_left)
         return false;
-    enum plan_step step = plan_ring_step(mover_epoch(engine)->count, mover_epoch(engine)->rank, head->shard, head->hop);
-    struct plan_range shard = plan_shard(op->count, mover_epoch(engine)->count, head->shard);
+    enum plan_step step = plan_ring_step(now->count, now->rank, head->shard, head->hop);
+    struct plan_range shard = plan_shard(op->count, now->count, head->shard);
     uint64_t elements = bytes / op->element;
     if (step == PLAN_INVALID || head->offset < shard.begin || head->offset > shard.end ||
         elements > shard.end - head->offset)
@@ -131,7 +123,7 @@ static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wi
 }
 
 static void forward_now(struct engine *engine, struct op *op, struct wire_op *head, size_t bytes, uint32_t index) {
-    struct lane *next = neighbour_lane(successor(engine), index);
+    struct lane *next = neighbour_lane(mover_successor(engine), index);
     if (next == NULL) return; // the link broke; the op is redone in the next epoch
     struct frame *frame =
         chunk_frame(engine, op, head, (const uint8_t *)op->reduce.recv + head->offset * op->element, bytes);
@@ -163,7 +155,7 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
                         const struct wire_op *head, struct block *block) {
     struct ring *ring = op->work;
     block_put(engine, block);
-    if (type != WIRE_READY || from != successor(engine)) return;
+    if (type != WIRE_READY || from != mover_successor(engine)) return;
     ring->next_ready = true;
     ring->next_reads = head->extra == 1 && can_be_read(op);
     while (ring->held != NULL) {
@@ -191,7 +183,7 @@ static bool waits_for(const struct engine *engine, const struct op *op, char *ou
     const struct ring *ring = op->work;
     char name[NEIGHBOUR_NAME_BYTES];
     if (ring->next_ready) return false;
-    snprintf(out, capacity, "%s has not begun it", neighbour_name(name, successor(engine)));
+    snprintf(out, capacity, "%s has not begun it", neighbour_name(name, mover_successor(engine)));
     return true;
 }
 
@@ -203,23 +195,24 @@ static void check_complete(struct engine *engine, struct op *op) {
 // result = partial sum op own input, and on the last hop the average.
 static void reduce_part(struct engine *engine, struct op *op, enum plan_step step, uint64_t at, const void *partial,
                         size_t bytes) {
+    const struct book_epoch *now = mover_epoch(engine);
     const struct wire_fingerprint *what = &op->reduce.fingerprint;
     const struct kernels *kernels = kernels_get();
     void *result = (uint8_t *)op->reduce.recv + at;
     size_t elements = bytes / op->element;
     kernels->reduce[what->op][what->dtype](result, partial, (const uint8_t *)op->reduce.send + at, elements);
-    if (step == PLAN_REDUCE_LAST && what->op == pcclAvg)
-        kernels->divide[what->dtype](result, elements, mover_epoch(engine)->count);
+    if (step == PLAN_REDUCE_LAST && what->op == pcclAvg) kernels->divide[what->dtype](result, elements, now->count);
 }
 
 // Takes a chunk out of the neighbour's memory. Part by part, so that what is saved, read and reduced is still in the
 // cache.
 static bool take_placed(struct engine *engine, struct op *op, const struct incoming *in, enum plan_step step,
                         uint64_t at) {
+    const struct book_epoch *now = mover_epoch(engine);
     uint64_t address;
     memcpy(&address, in->place, sizeof address);
     bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
-    bool save = reduce || in->head.shard == mover_epoch(engine)->rank;
+    bool save = reduce || in->head.shard == now->rank;
     size_t bytes = chunk_bytes(in), part_bytes = save ? PLAN_CHUNK_MAX / 2 : bytes;
     for (size_t done = 0; done < bytes; done += part_bytes) {
         size_t part = bytes - done < part_bytes ? bytes - done : part_bytes;
@@ -239,9 +232,9 @@ static bool take_placed(struct engine *engine, struct op *op, const struct incom
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
+    const struct book_epoch *now = mover_epoch(engine);
     struct ring *ring = op->work;
-    enum plan_step step =
-        plan_ring_step(mover_epoch(engine)->count, mover_epoch(engine)->rank, in->head.shard, in->head.hop);
+    enum plan_step step = plan_ring_step(now->count, now->rank, in->head.shard, in->head.hop);
     uint64_t at = in->head.offset * op->element;
     size_t bytes = chunk_bytes(in);
     if (is_placed(in)) {
@@ -251,13 +244,13 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
         reduce_part(engine, op, step, at, in->to, bytes);
     }
     ring->receive_left -= bytes;
-    if (in->head.shard == mover_epoch(engine)->rank) {
+    if (in->head.shard == now->rank) {
         ring->returned++;
         uint64_t back = bytes < ring->under_way ? bytes : ring->under_way;
         ring->under_way -= back;
         mover_shared(engine)->under_way -= back;
         engine_lock(engine);
-        neighbour_heat(successor(engine));
+        neighbour_heat(mover_successor(engine));
         engine_unlock(engine);
     }
     if (step != PLAN_GATHER_LAST) forward(engine, op, in);
@@ -277,19 +270,20 @@ static bool may_inject(struct engine *engine, const struct ring *ring) {
 }
 
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
+    const struct book_epoch *now = mover_epoch(engine);
     (void)idle;
     struct ring *ring = op->work;
     if (!ring->next_ready || ring->inject == ring->inject_end || lane_index(lane) == 0 ||
-        lane_peer(lane) != successor(engine))
+        lane_peer(lane) != mover_successor(engine))
         return NULL;
     if (!may_inject(engine, ring)) return NULL;
-    struct plan_range own = plan_shard(op->count, mover_epoch(engine)->count, mover_epoch(engine)->rank);
+    struct plan_range own = plan_shard(op->count, now->count, now->rank);
     uint64_t elements = plan_chunk(own.end - own.begin, op->element,
                                    ring->next_reads ? PLAN_PLACED_MAX : PLAN_CHUNK_MAX, op->whole != NULL);
     if (elements > ring->inject_end - ring->inject) elements = ring->inject_end - ring->inject;
     struct wire_op head;
     op_head(op, &head);
-    head.shard = (uint16_t)mover_epoch(engine)->rank;
+    head.shard = (uint16_t)now->rank;
     head.offset = ring->inject;
     engine_lock(engine);
     struct frame *frame = chunk_frame(engine, op, &head, (const uint8_t *)op->reduce.send + ring->inject * op->element,

@@ -45,7 +45,8 @@ struct sharded {
 static uint64_t blocks_in(struct plan_range shard) { return (shard.end - shard.begin + QUANT_BLOCK - 1) / QUANT_BLOCK; }
 
 static struct plan_range block_range(const struct engine *engine, const struct op *op, uint32_t shard, uint64_t block) {
-    struct plan_range range = plan_shard(op->count, mover_epoch(engine)->count, shard);
+    const struct book_epoch *now = mover_epoch(engine);
+    struct plan_range range = plan_shard(op->count, now->count, shard);
     range.begin += block * QUANT_BLOCK;
     if (range.end - range.begin > QUANT_BLOCK) range.end = range.begin + QUANT_BLOCK;
     return range;
@@ -81,20 +82,21 @@ static void release(struct engine *engine, struct op *op) {
 }
 
 static bool allocate(struct engine *engine, struct op *op) {
+    const struct book_epoch *now = mover_epoch(engine);
     struct sharded *s = op->work;
     struct mover_shared *shared = mover_shared(engine);
-    struct plan_range own = plan_shard(op->count, mover_epoch(engine)->count, mover_epoch(engine)->rank);
+    struct plan_range own = plan_shard(op->count, now->count, now->rank);
     size_t block_bytes = quant_encoded_bytes(op->reduce.fingerprint.quantised_dtype, QUANT_BLOCK);
-    s->window = WINDOW_BYTES / (block_bytes * (mover_epoch(engine)->count - 1));
+    s->window = WINDOW_BYTES / (block_bytes * (now->count - 1));
     if (s->window < WINDOW_MIN) s->window = WINDOW_MIN;
     if (s->window > WINDOW_MAX) s->window = WINDOW_MAX;
     s->blocks = blocks_in(own);
     s->granted = s->window;
-    s->targets = calloc(mover_epoch(engine)->count, sizeof *s->targets);
+    s->targets = calloc(now->count, sizeof *s->targets);
     s->slots = calloc(s->window, sizeof *s->slots);
     if (s->targets == NULL || s->slots == NULL) return false;
     for (uint64_t i = 0; i < s->window; i++)
-        if ((s->slots[i].inputs = calloc(mover_epoch(engine)->count, sizeof(struct block *))) == NULL) return false;
+        if ((s->slots[i].inputs = calloc(now->count, sizeof(struct block *))) == NULL) return false;
     if (shared->wide == NULL) shared->wide = malloc(QUANT_BLOCK * sizeof(double));
     if (shared->wide_input == NULL) shared->wide_input = malloc(QUANT_BLOCK * sizeof(double));
     return shared->wide != NULL && shared->wide_input != NULL;
@@ -117,18 +119,19 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
 }
 
 static bool begin(struct engine *engine, struct op *op) {
+    const struct book_epoch *now = mover_epoch(engine);
     op->tx_bytes = op->rx_bytes = 0;
     if (!allocate(engine, op)) return false;
     struct sharded *s = op->work;
     struct wire_op head;
     op_head(op, &head);
     head.extra = (uint32_t)s->window;
-    s->frames_left = s->blocks * (mover_epoch(engine)->count - 1);
+    s->frames_left = s->blocks * (now->count - 1);
     engine_lock(engine);
-    for (uint32_t rank = 0; rank < mover_epoch(engine)->count; rank++) {
+    for (uint32_t rank = 0; rank < now->count; rank++) {
         struct neighbour *peer = mover_peer(engine, rank);
         if (peer == NULL) continue;
-        s->targets[rank].blocks = blocks_in(plan_shard(op->count, mover_epoch(engine)->count, rank));
+        s->targets[rank].blocks = blocks_in(plan_shard(op->count, now->count, rank));
         s->codes_left += s->targets[rank].blocks;
         s->results_left += s->targets[rank].blocks;
         struct early *early = mover_early(engine, op, peer, WIRE_READY);
@@ -196,13 +199,14 @@ static bool store(struct engine *engine, struct op *op, struct plan_range range,
 }
 
 static void send_result(struct engine *engine, struct op *op, uint64_t index, struct block *result) {
+    const struct book_epoch *now = mover_epoch(engine);
     struct wire_op head;
     op_head(op, &head);
-    head.shard = (uint16_t)mover_epoch(engine)->rank;
+    head.shard = (uint16_t)now->rank;
     head.offset = index;
     engine_lock(engine);
-    for (uint32_t step = 1; step < mover_epoch(engine)->count; step++) {
-        struct neighbour *peer = mover_peer(engine, (mover_epoch(engine)->rank + step) % mover_epoch(engine)->count);
+    for (uint32_t step = 1; step < now->count; step++) {
+        struct neighbour *peer = mover_peer(engine, (now->rank + step) % now->count);
         struct lane *lane = neighbour_lane(peer, 1 + (uint32_t)(index % WIRE_MAX_LANES));
         struct frame *frame = lane == NULL ? NULL : frame_new(engine, WIRE_RESULT, &head, result->length);
         if (frame == NULL) continue; // the link broke: the op is redone in the next epoch
@@ -218,14 +222,15 @@ static void send_result(struct engine *engine, struct op *op, uint64_t index, st
 }
 
 static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
+    const struct book_epoch *now = mover_epoch(engine);
     struct sharded *s = op->work;
     const struct wire_fingerprint *what = &op->reduce.fingerprint;
     struct slot *slot = &s->slots[index % s->window];
-    struct plan_range range = block_range(engine, op, mover_epoch(engine)->rank, index);
+    struct plan_range range = block_range(engine, op, now->rank, index);
     size_t count = range.end - range.begin;
-    for (uint32_t rank = 0; rank < mover_epoch(engine)->count; rank++) {
+    for (uint32_t rank = 0; rank < now->count; rank++) {
         void *to = rank == 0 ? mover_shared(engine)->wide : mover_shared(engine)->wide_input;
-        if (rank == mover_epoch(engine)->rank)
+        if (rank == now->rank)
             quant_widen(what->dtype, to, input_at(op, range), count);
         else if (!quant_decode(what->dtype, what->quantised_dtype, what->algorithm, to, slot->inputs[rank]->bytes,
                                count))
@@ -233,10 +238,10 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
         if (rank > 0)
             quant_reduce(what->dtype, what->op, mover_shared(engine)->wide, mover_shared(engine)->wide_input, count);
     }
-    if (what->op == pcclAvg) quant_divide(what->dtype, mover_shared(engine)->wide, count, mover_epoch(engine)->count);
+    if (what->op == pcclAvg) quant_divide(what->dtype, mover_shared(engine)->wide, count, now->count);
 
     engine_lock(engine);
-    for (uint32_t rank = 0; rank < mover_epoch(engine)->count; rank++) {
+    for (uint32_t rank = 0; rank < now->count; rank++) {
         block_put(engine, slot->inputs[rank]);
         slot->inputs[rank] = NULL;
     }
@@ -250,17 +255,18 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
         engine_unlock(engine);
         return false;
     }
-    slot->unsent = mover_epoch(engine)->count - 1;
+    slot->unsent = now->count - 1;
     send_result(engine, op, index, result);
     return true;
 }
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
+    const struct book_epoch *now = mover_epoch(engine);
     struct sharded *s = op->work;
     uint32_t from = neighbour_rank(in->from), shard = in->head.shard;
     uint64_t index = in->head.offset;
-    if (s->targets == NULL || from == UINT32_MAX || shard >= mover_epoch(engine)->count) return false;
-    if (index >= blocks_in(plan_shard(op->count, mover_epoch(engine)->count, shard))) return false;
+    if (s->targets == NULL || from == UINT32_MAX || shard >= now->count) return false;
+    if (index >= blocks_in(plan_shard(op->count, now->count, shard))) return false;
     if (in->length != encoded_bytes(op, block_range(engine, op, shard, index))) return false;
     if (in->header.type == WIRE_RESULT) {
         // each comes once, as in ring.c
@@ -268,8 +274,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
         in->to = lane_scratch(in->lane);
         return in->to != NULL;
     }
-    if (shard != mover_epoch(engine)->rank || index >= s->granted ||
-        !mover_take(engine, &s->targets[from].codes, index, index + 1))
+    if (shard != now->rank || index >= s->granted || !mover_take(engine, &s->targets[from].codes, index, index + 1))
         return false;
     in->block = block_new(engine, in->length);
     if (in->block != NULL) in->to = in->block->bytes;
@@ -277,6 +282,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
+    const struct book_epoch *now = mover_epoch(engine);
     struct sharded *s = op->work;
     uint64_t index = in->head.offset;
     op->rx_bytes += in->length;
@@ -289,15 +295,16 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct slot *slot = &s->slots[index % s->window];
     slot->inputs[neighbour_rank(in->from)] = in->block;
     in->block = NULL;
-    return ++slot->arrived < mover_epoch(engine)->count - 1 || reduce_block(engine, op, index);
+    return ++slot->arrived < now->count - 1 || reduce_block(engine, op, index);
 }
 
 // Blocks that everybody has been sent make room for new ones.
 static void advance(struct engine *engine, struct op *op) {
+    const struct book_epoch *now = mover_epoch(engine);
     struct sharded *s = op->work;
     for (; s->freed < s->blocks; s->freed++) {
         struct slot *slot = &s->slots[s->freed % s->window];
-        if (slot->arrived < mover_epoch(engine)->count - 1 || slot->unsent > 0) break;
+        if (slot->arrived < now->count - 1 || slot->unsent > 0) break;
         slot->arrived = 0;
     }
     uint64_t grant = s->freed + s->window;
@@ -307,7 +314,7 @@ static void advance(struct engine *engine, struct op *op) {
     op_head(op, &head);
     head.offset = grant;
     engine_lock(engine);
-    for (uint32_t rank = 0; rank < mover_epoch(engine)->count; rank++)
+    for (uint32_t rank = 0; rank < now->count; rank++)
         if (mover_peer(engine, rank) != NULL)
             neighbour_signal(engine, mover_peer(engine, rank), WIRE_GRANT, &head, NULL);
     engine_unlock(engine);
