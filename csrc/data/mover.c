@@ -3,8 +3,10 @@
 #include "data/backup.h"
 #include "data/lane_private.h"
 
-static const struct mover *const movers[] = {
-    [PLAN_SMALL] = &direct_mover, [PLAN_RING] = &ring_mover, [PLAN_SHARDED] = &sharded_mover};
+static const struct mover *const movers[] = {[PLAN_SMALL] = &direct_mover,
+                                             [PLAN_RING] = &ring_mover,
+                                             [PLAN_SHARDED] = &sharded_mover,
+                                             [PLAN_BROADCAST] = &broadcast_mover};
 
 const struct mover *mover_of(const struct op *op) { return movers[op->path]; }
 

@@ -33,7 +33,7 @@ struct mover {
     void (*sent)(struct engine *engine, struct op *op, const struct frame *frame);
 };
 
-extern const struct mover direct_mover, ring_mover, sharded_mover;
+extern const struct mover direct_mover, ring_mover, sharded_mover, broadcast_mover;
 
 const struct mover *mover_of(const struct op *op);
 // The room that any of them needs.

@@ -10,6 +10,7 @@ struct engine_reduce {
     void *recv; // == send: in place
     uint64_t tag;
     struct wire_fingerprint fingerprint; // `mode` is the book's to set
+    struct wire_id root;                 // of a broadcast: a member, the same for all
     bool retry;                          // redone among the survivors after a loss
     bool tell;                           // the outcome names the contributors
 };

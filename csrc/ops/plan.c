@@ -30,6 +30,7 @@ enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uin
 
 enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
                             uint32_t megabytes_per_s) {
+    if (what->op == PLAN_OP_BROADCAST) return PLAN_BROADCAST;
     return plan_choose(bytes, what->algorithm != 0, members, latency_us, megabytes_per_s);
 }
 

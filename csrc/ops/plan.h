@@ -14,7 +14,11 @@
 
 struct wire_fingerprint;
 
-enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SHARDED };
+enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SHARDED, PLAN_BROADCAST };
+
+// In the place of a reduction in the fingerprint: the others get the root's input, and `quantised_dtype` is the first
+// byte of the root's id.
+enum { PLAN_OP_BROADCAST = 255 };
 
 enum {
     // bytes of the inputs that a member of a small op gets from all others together; one alone may have as much
