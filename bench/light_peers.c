@@ -20,6 +20,7 @@
 #include "base/platform.h"
 #include "peer/member.h"
 #include "net/socket.h"
+#include "sim/number_id.h"
 
 enum {
     PORT = 40000,
@@ -68,17 +69,8 @@ static void *grown(void *at, size_t bytes) {
     return made;
 }
 
-static struct wire_id id_of(uint32_t index) {
-    struct wire_id id = {{0}};
-    uint64_t spread = (index + 1) * UINT64_C(0x9E3779B97F4A7C15);
-    memcpy(id.bytes, &spread, sizeof spread);
-    memcpy(id.bytes + 8, &index, sizeof index);
-    return id;
-}
-
 static uint32_t index_of(const struct wire_id *id) {
-    uint32_t index;
-    memcpy(&index, id->bytes + 8, sizeof index);
+    uint32_t index = number_of_id(id);
     if (index >= peer_count) die("the master", "named a peer that is not one of these");
     return index;
 }
@@ -155,8 +147,8 @@ static void link_up(struct light *to, struct parked hello) {
     if (from->gone || to->gone) return;
     struct wire_link_hello message = {.version = WIRE_VERSION,
                                       .kind = WIRE_LINK_DATA,
-                                      .from = id_of(hello.from),
-                                      .to = id_of(place(to)),
+                                      .from = number_id(hello.from),
+                                      .to = number_id(place(to)),
                                       .index = hello.index};
     memcpy(message.secret, member_welcome(from->mind)->secret, sizeof message.secret);
     enum member_judgement judgement = member_judge_hello(to->mind, &message);
@@ -190,7 +182,7 @@ static void carry_out_one(struct light *peer, const struct member_action *action
         return;
     }
     case MEMBER_ENTER_EPOCH:
-        peer->group_epoch = action->group_epoch;
+        peer->group_epoch = action->epoch->group_epoch;
         report(peer);
         return;
     case MEMBER_LINKS_READY: peer->ready = action->group_epoch; return;
@@ -331,9 +323,8 @@ static void turn(void) {
 // ---- what is to be done ----
 
 static bool is_settled(const struct light *peer) { // in the epoch in force, with all links of it
-    uint32_t count, rank;
     if (member_phase(peer->mind) != MEMBER_ACCEPTED || member_is_seeking(peer->mind)) return false;
-    member_ring(peer->mind, &count, &rank);
+    uint32_t count = member_epoch(peer->mind)->ring.count;
     return count == alive && (count == 1 || peer->ready == peer->group_epoch);
 }
 
@@ -452,7 +443,7 @@ static void begin(int argc, char **argv) {
     poller = epoll_create1(EPOLL_CLOEXEC);
     if (peers == NULL || queue == NULL || poller < 0) die("start", strerror(errno));
     for (uint32_t i = 0; i < peer_count; i++) {
-        struct wire_id id = id_of(i);
+        struct wire_id id = number_id(i);
         peers[i].fd = -1;
         peers[i].mind = member_new(&id, 0, 1);
         if (peers[i].mind == NULL) die("memory", "refused");

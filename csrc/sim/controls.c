@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "sim/effect.h"
+#include "sim/refuse.h"
 #include "sim/trace.h"
 
 enum { FLIPS_IN = 1500 }; // frames per changed bit
@@ -82,7 +83,7 @@ static void say(struct pccl_sim *s, struct control *control, const struct wire_b
             sim_fail(s, "no trust in bytes", "peer %d made a frame without a valid header", control->slot + 1);
             return;
         }
-        event->body = sim_take(event->header.length + 1);
+        event->body = refuse_never(event->header.length + 1);
         memcpy(event->body, frames->bytes + at + WIRE_HEADER_BYTES, event->header.length);
         at += WIRE_HEADER_BYTES + event->header.length;
         event->at = s->now + sim_delay(s, control->slot, MASTER + control->master);
@@ -143,7 +144,7 @@ void control_to_peer(struct pccl_sim *s, uint32_t conn, const uint8_t *frame) {
         sim_fail(s, "no trust in bytes", "the master made a frame without a valid header");
         return;
     }
-    event->body = sim_take(event->header.length + 1);
+    event->body = refuse_never(event->header.length + 1);
     memcpy(event->body, frame + WIRE_HEADER_BYTES, event->header.length);
     if (event->at < control->down_at) event->at = control->down_at;
     control->down_at = event->at;

@@ -8,6 +8,7 @@
 #include "base/platform.h"
 #include "peer/member.h"
 #include "master/mind.h"
+#include "sim/number_id.h"
 
 enum {
     LIMIT_MS = 1000,
@@ -131,20 +132,6 @@ static int64_t delay(struct crowd *c) {
     return (int64_t)(below(c, 20) == 0 ? 1 + below(c, 50 * MS_NS) : 1 + below(c, 2 * MS_NS));
 }
 
-static struct wire_id id_of(uint32_t index) {
-    struct wire_id id = {{0}};
-    uint64_t spread = (index + 1) * UINT64_C(0x9E3779B97F4A7C15);
-    memcpy(id.bytes, &spread, sizeof spread);
-    memcpy(id.bytes + 8, &index, sizeof index);
-    return id;
-}
-
-static uint32_t index_of(const struct wire_id *id) {
-    uint32_t index;
-    memcpy(&index, id->bytes + 8, sizeof index);
-    return index;
-}
-
 static uint32_t place(const struct crowd *c, const struct member_model *p) { return (uint32_t)(p - c->members); }
 
 static void enqueue(struct crowd *c, struct member_model *p) {
@@ -213,8 +200,8 @@ static void link_up(struct crowd *c, struct member_model *to, struct parked hell
     if (from->ended || to->ended) return; // the loss is told by the master
     struct wire_link_hello message = {.version = WIRE_VERSION,
                                       .kind = WIRE_LINK_DATA,
-                                      .from = id_of(hello.from),
-                                      .to = id_of(place(c, to)),
+                                      .from = number_id(hello.from),
+                                      .to = number_id(place(c, to)),
                                       .index = hello.index};
     memcpy(message.secret, member_welcome(from->mind)->secret, sizeof message.secret);
     enum member_judgement judgement = member_judge_hello(to->mind, &message);
@@ -239,7 +226,7 @@ static void carry_out_one(struct crowd *c, struct member_model *p, const struct 
     struct wire_header header;
     switch (action->kind) {
     case MEMBER_DIAL:
-        link_up(c, &c->members[index_of(&action->id)], (struct parked){place(c, p), action->index});
+        link_up(c, &c->members[number_of_id(&action->id)], (struct parked){place(c, p), action->index});
         return;
     case MEMBER_RECHECK: {
         uint32_t count = p->parked_count;
@@ -310,7 +297,7 @@ static void judge_epoch(struct crowd *c, const struct wire_header *header, const
     }
     uint64_t hash = commit.epoch.count;
     for (uint32_t i = 0; i < commit.epoch.count; i++)
-        hash = (hash ^ index_of(&members[i].id)) * UINT64_C(0x9E3779B97F4A7C15);
+        hash = (hash ^ number_of_id(&members[i].id)) * UINT64_C(0x9E3779B97F4A7C15);
     bool same = header->generation == c->generation && commit.epoch.number == c->number;
     if (same && hash != c->hash)
         fail(c, "agreement: epoch %llu has other members for some", (unsigned long long)c->number);
@@ -556,7 +543,7 @@ struct crowd *crowd_new(uint64_t seed, uint32_t peers) {
     c->queue = calloc(peers + 1, sizeof *c->queue);
     c->count = c->members != NULL ? peers : 0;
     for (uint32_t i = 0; i < c->count; i++) {
-        struct wire_id id = id_of(i);
+        struct wire_id id = number_id(i);
         c->members[i] = (struct member_model){.mind = member_new(&id, 0, 1), .tick_at = INT64_MAX};
         if (c->members[i].mind != NULL) member_set_recovery(c->members[i].mind, RECOVERY_MS, 1);
         c->refused |= c->members[i].mind == NULL;

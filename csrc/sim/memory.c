@@ -1,16 +1,8 @@
 #include "sim/memory.h"
 
-#include <stdlib.h>
-
 #include "sim/effect.h"
+#include "sim/refuse.h"
 #include "sim/trace.h"
-
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t count, size_t bytes);
-void *__real_realloc(void *old, size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
-void *__wrap_realloc(void *old, size_t bytes);
 
 static _Thread_local struct {
     struct pccl_sim *sim;
@@ -22,7 +14,7 @@ void sim_short(struct pccl_sim *s, struct shortage *shortage) {
     now.shortage = shortage;
 }
 
-static bool refuse(void) {
+bool refuse_now(void) {
     struct shortage *shortage = now.shortage;
     if (shortage == NULL || shortage->times == 0) return false;
     if (shortage->granted > 0) {
@@ -36,13 +28,3 @@ static bool refuse(void) {
     SIM_TRACE(now.sim, "fault: memory is refused");
     return true;
 }
-
-void *sim_take(size_t bytes) {
-    void *taken = __real_malloc(bytes);
-    if (taken == NULL) abort(); // a test that cannot go on
-    return taken;
-}
-
-void *__wrap_malloc(size_t bytes) { return refuse() ? NULL : __real_malloc(bytes); }
-void *__wrap_calloc(size_t count, size_t bytes) { return refuse() ? NULL : __real_calloc(count, bytes); }
-void *__wrap_realloc(void *old, size_t bytes) { return refuse() ? NULL : __real_realloc(old, bytes); }

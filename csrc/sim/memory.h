@@ -1,6 +1,5 @@
-// Memory that is refused. Programs that run the simulator are linked with --wrap=malloc and so on (CMakeLists.txt), so
-// that the allocations of the shipped minds come through here. Those of the simulator itself, between its events and by
-// sim_take, are never refused.
+// Memory that is refused to the shipped minds (sim/refuse). What the simulator itself asks for, between its events and
+// by refuse_never, it gets.
 #ifndef PCCL_SIM_MEMORY_H
 #define PCCL_SIM_MEMORY_H
 
@@ -13,6 +12,5 @@ struct shortage {
 };
 
 void sim_short(struct pccl_sim *s, struct shortage *shortage); // from now on, on this thread; NULL: no longer
-void *sim_take(size_t bytes);                                  // for the simulator itself
 
 #endif

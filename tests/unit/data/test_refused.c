@@ -9,6 +9,7 @@
 #include "data/engine.h"
 #include "data/op.h"
 #include "ops/plan.h"
+#include "sim/refuse.h"
 
 enum { PEERS = 3, VICTIM = 1, OPS = 2 };
 
@@ -18,7 +19,7 @@ static _Atomic uint32_t requests;     // of the victim
 static uint32_t refuse_at;            // the first that is refused
 static bool lasting;                  // and all after it
 
-static bool refuse(void) {
+bool refuse_now(void) {
     struct world *world = watched;
     if (world == NULL) return false;
     const struct side *victim = &world->sides[VICTIM];
@@ -27,25 +28,16 @@ static bool refuse(void) {
     return lasting ? request >= refuse_at : request == refuse_at;
 }
 
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t count, size_t bytes);
-void *__real_realloc(void *old, size_t bytes);
 void *__real_aligned_alloc(size_t alignment, size_t bytes);
 void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
-void *__wrap_realloc(void *old, size_t bytes);
 void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
 
-void *__wrap_malloc(size_t bytes) { return refuse() ? NULL : __real_malloc(bytes); }
-void *__wrap_calloc(size_t count, size_t bytes) { return refuse() ? NULL : __real_calloc(count, bytes); }
-void *__wrap_realloc(void *old, size_t bytes) { return refuse() ? NULL : __real_realloc(old, bytes); }
 void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
-    return refuse() ? NULL : __real_aligned_alloc(alignment, bytes);
+    return refuse_now() ? NULL : __real_aligned_alloc(alignment, bytes);
 }
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
-    return refuse() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, fd, offset);
+    return refuse_now() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, fd, offset);
 }
 
 // ---- one trial ----
@@ -251,7 +243,9 @@ int main(int count, char **arguments) {
         {"ring", 150000, false, false, false},
         {"ring by memory", 150000, false, false, true},
         {"sharded", 90000, true, false, false},
+        {"small in retry mode", 300, false, true, false},
         {"segments", PLAN_SEGMENTED_MIN / sizeof(float), false, true, false},
+        {"sharded segments", PLAN_SEGMENTED_MIN / sizeof(float), true, true, false},
     };
     uint32_t total = 0;
     for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++)
