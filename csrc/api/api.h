@@ -8,11 +8,11 @@
 
 #include "base/detail.h"
 #include "master/master.h"
-#include "peer/peer.h"
+#include "peer/communicator.h"
 #include "pccl.h"
 
 struct pcclComm_t {
-    struct peer *peer;
+    struct communicator *communicator;
     uint32_t forks; // of the process that made it, see descriptor_forks
 };
 

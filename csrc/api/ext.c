@@ -7,6 +7,7 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "peer/retry.h"
+#include "peer/share.h"
 #include "state/content.h"
 #include "api/api.h"
 
@@ -75,7 +76,7 @@ pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_addr
     struct wire_address masters[WIRE_MAX_MASTERS];
     REQUIRE_COMM(comm);
     RETURN_IF_FAILED(take_list(addresses, count, masters));
-    return peer_set_masters(comm->peer, masters, (uint32_t)count)
+    return communicator_set_masters(comm->communicator, masters, (uint32_t)count)
                ? pcclSuccess
                : detail_fail(pcclInvalidUsage, "the masters are set before connect");
 }
@@ -84,8 +85,9 @@ pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {
     REQUIRE_COMM(comm);
     if (limit_ms > API_RECOVERY_MOST_MS)
         return detail_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", limit_ms, API_RECOVERY_MOST_MS);
-    return peer_set_recovery(comm->peer, limit_ms) ? pcclSuccess
-                                                   : detail_fail(pcclInvalidUsage, "the limit is set before connect");
+    return communicator_set_recovery(comm->communicator, limit_ms)
+               ? pcclSuccess
+               : detail_fail(pcclInvalidUsage, "the limit is set before connect");
 }
 
 pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses,
@@ -109,19 +111,19 @@ pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capac
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);
     if (capacity == 0) return detail_fail(pcclInvalidArgument, "capacity must not be 0");
-    peer_state(comm->peer, out, capacity);
+    communicator_state(comm->communicator, out, capacity);
     return pcclSuccess;
 }
 
 pcclResult_t pccl_ext_comm_alive(const pcclComm_t *comm) {
     REQUIRE_COMM(comm);
-    return peer_usable(comm->peer);
+    return communicator_usable(comm->communicator);
 }
 
 pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);
-    struct wire_id id = peer_id(comm->peer);
+    struct wire_id id = communicator_id(comm->communicator);
     memcpy(out->data, id.bytes, sizeof out->data);
     return pcclSuccess;
 }
@@ -129,8 +131,8 @@ pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out) {
 pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_report *out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);
-    struct peer_sync_report report;
-    peer_sync_look(comm->peer, &report);
+    struct share_report report;
+    share_look(comm->communicator, &report);
     *out = (struct pccl_sync_report){
         .tx_bytes = report.tx_bytes,
         .rx_bytes = report.rx_bytes,
@@ -177,14 +179,14 @@ pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t 
     REQUIRE_NOT_NULL(descriptors);
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(multi_out);
-    RETURN_IF_FAILED(peer_usable(comm->peer));
+    RETURN_IF_FAILED(communicator_usable(comm->communicator));
     if (count == 0) return detail_fail(pcclInvalidArgument, "count must be at least 1");
     if (max_in_flight < 1) return detail_fail(pcclInvalidArgument, "max_in_flight %d is less than 1", max_in_flight);
     struct engine_reduce *reduces = calloc(count, sizeof *reduces);
     if (reduces == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu ops", count);
     pcclResult_t code = check_all(descriptors, count, reduces);
     struct retry *retry = NULL;
-    if (code == pcclSuccess) code = retry_new(comm->peer, reduces, count, (size_t)max_in_flight, &retry);
+    if (code == pcclSuccess) code = retry_new(comm->communicator, reduces, count, (size_t)max_in_flight, &retry);
     free(reduces);
     if (code == pcclSuccess) *multi_out = (struct pccl_multi *)retry;
     return code;

@@ -11,7 +11,10 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "compute/quant.h"
+#include "peer/connect.h"
 #include "peer/retry.h"
+#include "peer/share.h"
+#include "peer/vote.h"
 #include "net/socket.h"
 #include "api/api.h"
 #include "api/ext.h"
@@ -138,7 +141,7 @@ static uint32_t recovery_limit(void) {
 }
 
 // PCCL_MASTERS=1.2.3.4:48148,[::1]:48148: those that are tried after the one that the program gives.
-static void add_masters_of_environment(struct peer_params *params) {
+static void add_masters_of_environment(struct communicator_params *params) {
     const char *list = getenv("PCCL_MASTERS");
     while (list != NULL && *list != 0) {
         size_t length = strcspn(list, ",");
@@ -157,19 +160,19 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     REQUIRE_NOT_NULL(params);
     REQUIRE_NOT_NULL(comm_out);
     uint32_t lanes = params->p2p_connection_pool_size;
-    struct peer_params peer_params = {.group = params->peer_group,
-                                      .lanes = lanes == 0               ? DEFAULT_LANES
-                                               : lanes < WIRE_MAX_LANES ? lanes
-                                                                        : WIRE_MAX_LANES};
-    peer_params.master_count = 1;
-    peer_params.recovery_limit_ms = recovery_limit();
-    if (!api_take_address(&params->master_address, &peer_params.masters[0]))
+    struct communicator_params inside = {.group = params->peer_group,
+                                         .lanes = lanes == 0               ? DEFAULT_LANES
+                                                  : lanes < WIRE_MAX_LANES ? lanes
+                                                                           : WIRE_MAX_LANES};
+    inside.master_count = 1;
+    inside.recovery_limit_ms = recovery_limit();
+    if (!api_take_address(&params->master_address, &inside.masters[0]))
         return detail_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6",
                            (int)params->master_address.inet.protocol);
-    add_masters_of_environment(&peer_params);
+    add_masters_of_environment(&inside);
     struct pcclComm_t *comm = calloc(1, sizeof *comm);
-    if (comm != NULL) comm->peer = peer_new(&peer_params);
-    if (comm == NULL || comm->peer == NULL) {
+    if (comm != NULL) comm->communicator = connect_new(&inside);
+    if (comm == NULL || comm->communicator == NULL) {
         free(comm);
         return detail_fail(pcclInternalError, "the system refused memory or descriptors for a communicator");
     }
@@ -181,14 +184,14 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
 pcclResult_t pcclConnect(pcclComm_t *comm) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_COMM(comm);
-    return peer_connect(comm->peer, api_deadline());
+    return connect_call(comm->communicator, api_deadline());
 }
 
 pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(comm);
     if (!api_is_own(comm->forks)) return pcclSuccess; // its threads and locks are the parent's
-    peer_free(comm->peer);
+    connect_free(comm->communicator);
     free(comm);
     return pcclSuccess;
 }
@@ -198,14 +201,14 @@ pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute,
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(attribute_out);
     struct member_view view;
-    RETURN_IF_FAILED(peer_view(comm->peer, &view));
+    RETURN_IF_FAILED(communicator_view(comm->communicator, &view));
     switch (attribute) {
     case PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE: *attribute_out = (int)view.global_world; return pcclSuccess;
     case PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE: *attribute_out = (int)view.group_world; return pcclSuccess;
     case PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS: *attribute_out = (int)view.groups; return pcclSuccess;
     case PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE: *attribute_out = (int)view.largest_group; return pcclSuccess;
     case PCCL_ATTRIBUTE_PEER_GROUP_RANK:
-        RETURN_IF_FAILED(peer_usable(comm->peer)); // asked last: then the view is that of a living one
+        RETURN_IF_FAILED(communicator_usable(comm->communicator)); // asked last: then the view is that of a living one
         if (view.rank == MEMBER_NO_RANK)
             return detail_fail(pcclRankConnectionLost, "the rank is not known, for members were lost together with a "
                                                        "master: the next op or update tells of them");
@@ -220,20 +223,20 @@ pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute,
 pcclResult_t pcclUpdateTopology(pcclComm_t *comm) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_COMM(comm);
-    return peer_vote(comm->peer, WIRE_VOTE_UPDATE, api_deadline(), NULL);
+    return vote_call(comm->communicator, WIRE_VOTE_UPDATE, api_deadline(), NULL);
 }
 
 pcclResult_t pcclArePeersPending(const pcclComm_t *comm, bool *pending_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(pending_out);
-    return peer_vote(comm->peer, WIRE_VOTE_PENDING, api_deadline(), pending_out);
+    return vote_call(comm->communicator, WIRE_VOTE_PENDING, api_deadline(), pending_out);
 }
 
 pcclResult_t pcclOptimizeTopology(const pcclComm_t *comm) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_COMM(comm);
-    return peer_vote(comm->peer, WIRE_VOTE_OPTIMIZE, api_deadline(), NULL);
+    return vote_call(comm->communicator, WIRE_VOTE_OPTIMIZE, api_deadline(), NULL);
 }
 
 // ---- all-reduce ----
@@ -250,17 +253,17 @@ static pcclResult_t launch(const void *send, void *recv, const pcclReduceDescrip
         REQUIRE_NOT_NULL(send);
         REQUIRE_NOT_NULL(recv);
     }
-    RETURN_IF_FAILED(peer_usable(comm->peer));
+    RETURN_IF_FAILED(communicator_usable(comm->communicator));
     struct engine_reduce reduce;
     RETURN_IF_FAILED(api_check_reduce(send, recv, descriptor, &reduce));
     reduce.retry = retry;
     reduce.tell = tell;
-    return peer_launch(comm->peer, &reduce);
+    return ops_launch(comm->communicator, &reduce);
 }
 
 static pcclResult_t await(const pcclComm_t *comm, uint64_t tag, int64_t deadline, pcclReduceInfo_t *out) {
     struct engine_info info;
-    RETURN_IF_FAILED(peer_await(comm->peer, tag, deadline, &info));
+    RETURN_IF_FAILED(ops_await(comm->communicator, tag, deadline, &info));
     write_info(out, &info);
     return pcclSuccess;
 }
@@ -269,11 +272,11 @@ static pcclResult_t await(const pcclComm_t *comm, uint64_t tag, int64_t deadline
 // that.
 static pcclResult_t reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
                            const pcclComm_t *comm, bool retry, bool tell, int64_t deadline, pcclReduceInfo_t *out) {
-    struct peer *peer = comm->peer;
-    peer_enter(peer);
+    struct communicator *communicator = comm->communicator;
+    communicator_enter(communicator);
     pcclResult_t code = launch(send, recv, descriptor, comm, retry, tell);
     if (code == pcclSuccess) code = await(comm, descriptor->tag, deadline, out);
-    peer_exit(peer);
+    communicator_exit(communicator);
     return code;
 }
 
@@ -349,7 +352,8 @@ pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, siz
     if (capacity > 0) REQUIRE_NOT_NULL(uuids_out);
     struct engine_range range;
     size_t ranges;
-    if (!peer_contributors(comm->peer, tag, index, &range, (struct wire_id *)(void *)uuids_out, capacity, &ranges))
+    if (!ops_contributors(comm->communicator, tag, index, &range, (struct wire_id *)(void *)uuids_out, capacity,
+                          &ranges))
         return detail_fail(pcclInvalidArgument,
                            "no op of tag %llu that tells its contributors has ended, or it has no range %zu",
                            (unsigned long long)tag, index);
@@ -363,15 +367,15 @@ pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *desc
                                             int max_in_flight) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_COMM(comm);
-    struct peer *peer = comm->peer;
-    peer_enter(peer);
+    struct communicator *communicator = comm->communicator;
+    communicator_enter(communicator);
     struct pccl_multi *multi = NULL;
     pcclResult_t code = pccl_multi_new(descriptors, count, comm, max_in_flight, &multi);
     if (code == pcclTooFewPeers && reduce_info_out != NULL)
         *reduce_info_out = (pcclReduceInfo_t){.local_world_size = 1};
     if (code == pcclSuccess) code = retry_wait((struct retry *)multi, INT64_MAX, reduce_info_out);
     pccl_multi_free(multi);
-    peer_exit(peer);
+    communicator_exit(communicator);
     return code;
 }
 
@@ -434,10 +438,10 @@ pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_
     REQUIRE_NOT_NULL(shared_state);
     if (shared_state->count > 0) REQUIRE_NOT_NULL(shared_state->infos);
     // What a call that was cut short has begun, it learns the end of.
-    if (!peer_sync_waits(comm->peer)) RETURN_IF_FAILED(peer_usable(comm->peer));
+    if (!share_is_left(comm->communicator)) RETURN_IF_FAILED(communicator_usable(comm->communicator));
     RETURN_IF_FAILED(check_state(shared_state, strategy));
-    return peer_sync(comm->peer, shared_state, api_take_read_only(shared_state->count), (int)strategy, api_deadline(),
-                     sync_info_out);
+    return share_call(comm->communicator, shared_state, api_take_read_only(shared_state->count), (int)strategy,
+                      api_deadline(), sync_info_out);
 }
 
 // ---- master ----

@@ -1,6 +1,6 @@
 // The data plane of one communicator: the ops of one peer group, its links, and the thread that moves the bytes.
 //
-// The control side (peer/peer) owns membership. It tells the engine of each group epoch (engine_enter_epoch), hands
+// The control side (peer/control) owns membership. It tells the engine of each group epoch (engine_enter_epoch), hands
 // it links (engine_add_link) and verdicts (engine_verdict), and gets everything that concerns the master through the
 // callbacks. Life of an op: posted by a caller -> moved by the engine's thread -> `done` to the master -> verdict ->
 // taken by the caller.

@@ -1,12 +1,8 @@
-// Links are made for two memberships at once: the epoch in force and, while newcomers are admitted or an order is
-// tried, the candidate. A neighbour (another member of the own group) carries one flag per membership, and a link is
-// required when either asks for it. Nothing is closed because a membership changed; a neighbour that is in neither is
-// dropped with all its links.
-//
-// A link that is lost is not dialled again until the master has answered with a new group epoch: bytes of the old one
-// may be lost with the connection, so the link must not carry that epoch any further.
+// What a peer knows of its run, and what it makes of each event. Beside it stand, each pure and with a state of its
+// own: the links (peer/mesh), what the next master would have to hear (peer/testament), the search for one
+// (peer/recovery).
 #define _GNU_SOURCE
-#include "peer/member_private.h"
+#include "peer/member.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,50 +10,52 @@
 #include <string.h>
 
 #include "base/platform.h"
+#include "net/arrival.h"
 #include "pccl.h"
+#include "peer/ballot.h"
+#include "peer/mesh.h"
+#include "peer/recovery.h"
+#include "peer/testament.h"
 
-// ---- output ----
+struct member {
+    enum member_phase phase;
+    struct wire_id id;
+    uint32_t group, lanes;
+    uint64_t run, generation; // of the epoch in force
+    struct wire_welcome welcome;
+    char text[MEMBER_TEXT];
 
-void member_output_clear(struct member_output *output) {
-    output->count = 0;
-    output->frames.length = 0;
-    output->failed = false;
-}
+    // the epoch in force
+    struct epoch *epoch; // NULL before the first
+    struct member_view view;
 
-void member_output_fini(struct member_output *output) {
-    free(output->actions);
-    wire_buffer_fini(&output->frames);
-    memset(output, 0, sizeof *output);
-}
+    struct ballot ballot;
 
-struct member_action *member_act(struct member_output *out, enum member_action_kind kind) {
-    static _Thread_local struct member_action refused; // written and never read
-    if (out->count == out->capacity) {
-        size_t capacity = out->capacity ? 2 * out->capacity : 16;
-        struct member_action *grown = realloc(out->actions, capacity * sizeof *grown);
-        if (grown == NULL) {
-            out->failed = true;
-            return &refused;
-        }
-        out->actions = grown;
-        out->capacity = capacity;
-    }
-    struct member_action *action = &out->actions[out->count++];
-    *action = (struct member_action){.kind = kind};
-    return action;
-}
+    int64_t join_deadline, beat_at;
+    struct arrival master; // what was heard of it
+
+    // From here on nothing is read before it is written, so that nobody pays for clearing it.
+    struct mesh mesh;
+    struct testament testament;
+    struct recovery recovery;
+    // decoding
+    struct wire_member members[WIRE_MAX_MEMBERS];
+    struct wire_verdict verdict;
+    struct wire_sync_plan plan;
+    struct wire_sync_end end;
+};
 
 struct wire_header member_header(const struct member *m) {
     return (struct wire_header){.run = m->run,
-                                .generation = m->recovery == RECOVERY_RESUMED ? m->promised : m->generation,
+                                .generation =
+                                    m->recovery.state == RECOVERY_RESUMED ? m->recovery.promised : m->generation,
                                 .epoch = m->view.number};
 }
 
 // ---- endings ----
 
-struct member_action *member_end_vote(struct member *m, int code, uint64_t value, struct member_output *out) {
-    m->vote = 0;
-    m->vote_unsent = false;
+static struct member_action *end_vote(struct member *m, int code, uint64_t value, struct member_output *out) {
+    ballot_close(&m->ballot);
     struct member_action *action = member_act(out, MEMBER_VOTE_END);
     action->code = code;
     action->value = value;
@@ -67,187 +65,27 @@ struct member_action *member_end_vote(struct member *m, int code, uint64_t value
 
 // The death of a newcomer is the end of its connect; that of an accepted peer kills the communicator before its vote
 // returns.
-static void die(struct member *m, int code, struct member_output *out) {
+static __attribute__((format(printf, 4, 5))) void die_of(struct member *m, int code, struct member_output *out,
+                                                         const char *format, ...) {
     enum member_phase phase = m->phase;
-    if (phase == MEMBER_DEAD || phase == MEMBER_IDLE) return;
+    if (phase == MEMBER_DEAD) return;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(m->text, sizeof m->text, format, arguments);
+    va_end(arguments);
+    if (phase == MEMBER_IDLE) return;
     m->phase = MEMBER_DEAD;
-    m->candidate.active = false;
-    if (phase != MEMBER_ACCEPTED) {
-        member_act(out, MEMBER_CONNECT_END)->code = code;
-        return;
-    }
-    member_act(out, MEMBER_DIE);
-    if (m->vote != 0) member_end_vote(m, code, 0, out);
-}
-
-void member_die_of(struct member *m, int code, struct member_output *out, const char *format, ...) {
-    if (m->phase != MEMBER_DEAD) {
-        va_list arguments;
-        va_start(arguments, format);
-        vsnprintf(m->text, sizeof m->text, format, arguments);
-        va_end(arguments);
-    }
-    die(m, code, out);
+    m->mesh.candidate.open = false;
+    member_act(out, phase == MEMBER_ACCEPTED ? MEMBER_DIE : MEMBER_CONNECT_END)->code = code;
+    if (phase == MEMBER_ACCEPTED && m->ballot.kind != 0) end_vote(m, code, 0, out);
 }
 
 static void die_of_garbage(struct member *m, const char *what, struct member_output *out) {
-    member_die_of(m, pcclMasterConnectionFailed, out,
-                  "the master sent a %s that makes no sense: it may be of another version", what);
+    die_of(m, pcclMasterConnectionFailed, out, "the master sent a %s that makes no sense: it may be of another version",
+           what);
 }
 
-// ---- neighbours and links ----
-
-static struct neighbour *find_neighbour(const struct member *m, const struct wire_id *id) {
-    for (size_t i = 0; i < m->neighbour_count; i++)
-        if (wire_id_equal(&m->neighbours[i].id, id)) return &m->neighbours[i];
-    return NULL;
-}
-
-static struct neighbour *add_neighbour(struct member *m, const struct wire_member *from, struct member_output *out) {
-    if (m->neighbour_count == m->neighbour_capacity) {
-        size_t capacity = m->neighbour_capacity ? 2 * m->neighbour_capacity : 8;
-        struct neighbour *grown = realloc(m->neighbours, capacity * sizeof *grown);
-        if (grown == NULL) {
-            out->failed = true;
-            return NULL;
-        }
-        m->neighbours = grown;
-        m->neighbour_capacity = capacity;
-    }
-    uint32_t lanes = from->lanes < m->lanes ? from->lanes : m->lanes;
-    struct link *links = calloc((size_t)lanes + 1, sizeof *links);
-    if (links == NULL) {
-        out->failed = true;
-        return NULL;
-    }
-    struct neighbour *added = &m->neighbours[m->neighbour_count++];
-    *added = (struct neighbour){.id = from->id,
-                                .join_number = from->join_number,
-                                .address = from->address,
-                                .link_count = lanes + 1,
-                                .links = links};
-    return added;
-}
-
-static bool required_in(const struct neighbour *n, uint32_t index, enum membership_kind kind) {
-    return n->in[kind] && index < n->link_count && (index == 0 || n->lanes[kind]);
-}
-
-static bool required(const struct neighbour *n, uint32_t index) {
-    return required_in(n, index, IN_EPOCH) || required_in(n, index, IN_CANDIDATE);
-}
-
-// Whether a link that `kind` requires is in `state`, or, for LINK_ABSENT, in any state but UP.
-static bool any_link(const struct neighbour *n, enum membership_kind kind, enum link_state state) {
-    for (uint32_t i = 0; i < n->link_count && required_in(n, i, kind); i++)
-        if (state == LINK_ABSENT ? n->links[i].state != LINK_UP : n->links[i].state == state) return true;
-    return false;
-}
-
-static bool any_missing(const struct member *m, enum membership_kind kind) {
-    for (size_t i = 0; i < m->neighbour_count; i++)
-        if (any_link(&m->neighbours[i], kind, LINK_ABSENT)) return true;
-    return false;
-}
-
-void member_leave_membership(struct member *m, enum membership_kind kind) {
-    for (size_t i = 0; i < m->neighbour_count; i++) m->neighbours[i].in[kind] = m->neighbours[i].lanes[kind] = false;
-}
-
-void member_drop_strangers(struct member *m, struct member_output *out) {
-    size_t kept = 0;
-    for (size_t i = 0; i < m->neighbour_count; i++) {
-        struct neighbour *n = &m->neighbours[i];
-        if (n->in[IN_EPOCH] || n->in[IN_CANDIDATE]) {
-            m->neighbours[kept++] = *n;
-            continue;
-        }
-        member_act(out, MEMBER_DROP_PEER)->id = n->id;
-        free(n->links);
-    }
-    m->neighbour_count = kept;
-}
-
-// Takes over the own group of a membership.
-static void take_membership(struct member *m, enum membership_kind kind, const struct epoch_ring *ring,
-                            struct member_output *out) {
-    member_leave_membership(m, kind);
-    for (uint32_t i = 0; i < ring->count; i++) {
-        if (i == ring->rank) continue;
-        struct neighbour *n = find_neighbour(m, &ring->members[i].id);
-        if (n == NULL) n = add_neighbour(m, &ring->members[i], out);
-        if (n == NULL) return;
-        n->in[kind] = true;
-        n->lanes[kind] = (i + 1) % ring->count == ring->rank || (ring->rank + 1) % ring->count == i;
-    }
-}
-
-static void dial(struct neighbour *n, uint32_t index, struct member_output *out) {
-    n->links[index].state = LINK_MAKING;
-    struct member_action *action = member_act(out, MEMBER_DIAL);
-    action->id = n->id;
-    action->index = index;
-    action->address = n->address;
-}
-
-static void dial_missing(struct member *m, struct member_output *out) {
-    for (size_t i = 0; i < m->neighbour_count; i++) {
-        struct neighbour *n = &m->neighbours[i];
-        for (uint32_t index = 0; index < n->link_count; index++) {
-            struct link *link = &n->links[index];
-            if (!required(n, index) || link->state == LINK_UP || link->state == LINK_MAKING) continue;
-            link->state = LINK_ABSENT;
-            link->dialled_again = false;
-            if (n->join_number < m->welcome.join_number) dial(n, index, out); // the later joined of a pair dials
-        }
-    }
-}
-
-static void send_linked(struct member *m, uint32_t attempt, struct member_output *out) {
-    m->answer.attempt = attempt;
-    m->answer.latency_us = 1;
-    for (size_t i = 0; i < m->neighbour_count; i++)
-        if (m->neighbours[i].latency_us > m->answer.latency_us) m->answer.latency_us = m->neighbours[i].latency_us;
-    wire_encode_linked(&out->frames, member_header(m), &m->answer);
-}
-
-static void answer_candidate(struct member *m, enum link_state unreachable, struct member_output *out) {
-    m->candidate.answered = true;
-    m->answer.count = 0;
-    for (size_t i = 0; i < m->neighbour_count; i++)
-        if (any_link(&m->neighbours[i], IN_CANDIDATE, unreachable))
-            m->answer.unreachable[m->answer.count++] = m->neighbours[i].id;
-    send_linked(m, m->candidate.attempt, out);
-}
-
-// What a link that came up makes complete.
-static void check_complete(struct member *m, struct member_output *out) {
-    if (m->phase == MEMBER_ACCEPTED && !m->linked && !any_missing(m, IN_EPOCH)) {
-        m->linked = true;
-        member_act(out, MEMBER_LINKS_READY)->group_epoch = m->view.group_epoch;
-        m->answer.count = 0;
-        send_linked(m, 0, out);
-    }
-    if (m->candidate.active && !m->candidate.answered && !any_missing(m, IN_CANDIDATE))
-        answer_candidate(m, LINK_FAILED, out);
-}
-
-static void send_link_down(const struct member *m, const struct wire_id *id, uint32_t index, bool silent,
-                           struct member_output *out) {
-    struct wire_link_down down = {.id = *id, .index = index, .silent = silent};
-    wire_encode_link_down(&out->frames, member_header(m), &down);
-}
-
-// One failure of a pair is many broken connections; the master hears of it once per epoch.
-static void accuse(struct member *m, struct neighbour *n, uint32_t index, bool silent, struct member_output *out) {
-    if (n->accused_in == m->view.number) return;
-    n->accused_in = m->view.number;
-    send_link_down(m, &n->id, index, silent, out);
-}
-
-static void want_fresh_epoch(struct member *m, int64_t now) {
-    if (m->fresh_at == 0) m->fresh_at = now + MEMBER_GRACE_MS * MS_NS;
-}
+// ---- links ----
 
 static int64_t limit_ns(const struct member *m) { return (int64_t)m->welcome.heartbeat_limit_ms * MS_NS; }
 
@@ -258,73 +96,39 @@ int64_t member_link_limit_ns(const struct member *m) {
 
 void member_round_trip(struct member *m, int64_t round_trip_ns) { m->master.round_trip_ns = round_trip_ns; }
 
+static struct mesh_event event_of(const struct member *m, int64_t now) {
+    return (struct mesh_event){.header = member_header(m),
+                               .accepted = m->phase == MEMBER_ACCEPTED,
+                               .limit_ns = member_link_limit_ns(m),
+                               .now_ns = now};
+}
+
 void member_link_up(struct member *m, const struct wire_id *id, uint32_t index, uint32_t latency_us, int64_t now,
                     struct member_output *out) {
-    struct neighbour *n = find_neighbour(m, id);
-    if (n == NULL || index >= n->link_count) {
-        member_act(out, MEMBER_DROP_PEER)->id = *id;
-        return;
-    }
-    struct link *link = &n->links[index];
-    // The other side made it again before this side saw it break: what was sent on the old one may be lost.
-    bool replaced = link->state == LINK_UP && m->phase == MEMBER_ACCEPTED && required_in(n, index, IN_EPOCH);
-    link->state = LINK_UP;
-    link->made_in = m->view.number;
-    if (index == 0 || n->latency_us == 0) n->latency_us = latency_us;
-    if (replaced) want_fresh_epoch(m, now);
-    check_complete(m, out);
+    struct mesh_event at = event_of(m, now);
+    mesh_link_up(&m->mesh, &at, id, index, latency_us, out);
 }
 
 void member_link_failed(struct member *m, const struct wire_id *id, uint32_t index, struct member_output *out) {
-    struct neighbour *n = find_neighbour(m, id);
-    if (m->phase == MEMBER_DEAD || n == NULL || index >= n->link_count || n->links[index].state != LINK_MAKING) return;
-    if (required(n, index) && !n->links[index].dialled_again) {
-        n->links[index].dialled_again = true;
-        dial(n, index, out);
-        return;
-    }
-    n->links[index].state = LINK_FAILED;
-    if (m->phase == MEMBER_ACCEPTED && required_in(n, index, IN_EPOCH)) accuse(m, n, index, false, out);
-    if (m->candidate.active && !m->candidate.answered && required_in(n, index, IN_CANDIDATE))
-        answer_candidate(m, LINK_FAILED, out);
+    struct mesh_event at = event_of(m, 0);
+    if (m->phase != MEMBER_DEAD) mesh_link_failed(&m->mesh, &at, id, index, out);
 }
 
 void member_link_lost(struct member *m, const struct wire_id *id, uint32_t index, bool silent, int64_t now,
                       struct member_output *out) {
-    if (m->phase != MEMBER_ACCEPTED && m->phase != MEMBER_REGISTERED) return;
-    if (wire_id_equal(id, &m->id)) {
-        send_link_down(m, id, index, false, out);
-        return;
-    }
-    struct neighbour *n = find_neighbour(m, id);
-    if (n == NULL || index >= n->link_count || n->links[index].state != LINK_UP) return;
-    n->links[index].state = LINK_FAILED;
-    if (m->phase == MEMBER_ACCEPTED && required_in(n, index, IN_EPOCH)) {
-        if (m->linked) m->linked_deadline = now + member_link_limit_ns(m);
-        m->linked = false;
-        if (!silent && now < m->relinked_until && n->links[index].made_in < m->view.number)
-            want_fresh_epoch(m, now);
-        else
-            accuse(m, n, index, silent, out);
-    }
-    if (m->candidate.active && !m->candidate.answered && required_in(n, index, IN_CANDIDATE))
-        answer_candidate(m, LINK_FAILED, out);
+    struct mesh_event at = event_of(m, now);
+    if (m->phase == MEMBER_ACCEPTED || m->phase == MEMBER_REGISTERED)
+        mesh_link_lost(&m->mesh, &at, id, index, silent, out);
 }
-
-// ---- hellos ----
 
 enum member_judgement member_judge_hello(const struct member *m, const struct wire_link_hello *hello) {
     if (m->phase == MEMBER_JOINING || m->phase == MEMBER_IDLE) return MEMBER_PARK; // the secret is not known yet
     if (m->phase == MEMBER_DEAD || hello->version != WIRE_VERSION) return MEMBER_REJECT;
     if (!wire_id_equal(&hello->to, &m->id)) return MEMBER_REJECT;
     // nor that of the run that it may be let in to
-    if (m->phase == MEMBER_REGISTERED && m->recovery != RECOVERY_NONE) return MEMBER_PARK;
+    if (m->phase == MEMBER_REGISTERED && member_is_seeking(m)) return MEMBER_PARK;
     if (memcmp(hello->secret, m->welcome.secret, sizeof hello->secret) != 0) return MEMBER_REJECT;
-    const struct neighbour *n = find_neighbour(m, &hello->from);
-    if (n == NULL) return MEMBER_PARK;
-    if (hello->kind == WIRE_LINK_PROBE) return n->in[IN_EPOCH] ? MEMBER_ACCEPT : MEMBER_PARK;
-    if (n->join_number < m->welcome.join_number || hello->index >= n->link_count) return MEMBER_REJECT;
-    return required(n, hello->index) ? MEMBER_ACCEPT : MEMBER_PARK;
+    return mesh_judge(&m->mesh, hello);
 }
 
 void member_measured(struct member *m, const struct wire_id *from, const struct wire_id *to, uint64_t bytes_per_s,
@@ -334,62 +138,67 @@ void member_measured(struct member *m, const struct wire_id *from, const struct 
     wire_encode_measured(&out->frames, member_header(m), &measured);
 }
 
-// ---- memberships from the master ----
+// ---- epochs ----
 
-static struct member_view view_of(const struct wire_epoch *epoch, const struct epoch_ring *ring) {
-    struct member_view view = {.number = epoch->number,
-                               .group_epoch = epoch->group_epoch,
-                               .global_world = epoch->count,
-                               .group_world = ring->count};
-    uint32_t size = 0;
-    for (uint32_t i = 0; i < ring->count; i++)
-        view.rank += ring->members[i].join_number < ring->members[ring->rank].join_number;
-    for (uint32_t i = 0; i < epoch->count; i++) {
-        bool first = i == 0 || epoch->members[i].group != epoch->members[i - 1].group;
-        size = first ? 1 : size + 1;
-        view.groups += first;
-        if (size > view.largest_group) view.largest_group = size;
-    }
-    return view;
-}
-
-// Whoever of the ring before is not in the one now is gone for good, also from a candidate.
-static void forget_lost(struct member *m, const struct epoch_ring *before, const struct epoch_ring *ring) {
-    for (uint32_t old = 0; old < before->count; old++) {
-        uint32_t i = 0;
-        while (i < ring->count && !wire_id_equal(&ring->members[i].id, &before->members[old].id)) i++;
-        if (i < ring->count) continue;
-        struct neighbour *n = find_neighbour(m, &before->members[old].id);
-        if (n != NULL) n->in[IN_CANDIDATE] = false;
+// Others have ended calls with these losses, one by one, so this program has to meet each of them, too.
+static void hear_losses(struct member *m, const struct member_view *now, struct member_output *out) {
+    struct recovery *r = &m->recovery;
+    if (r->state != RECOVERY_RESUMED) return;
+    r->late.view.rank = r->late.view.group_world == now->group_world ? now->rank : MEMBER_NO_RANK;
+    for (uint32_t i = 0; i < r->resumed.loss_count; i++) {
+        struct member_view view = recovery_loss(r, i, now);
+        if (view.number <= m->view.number || view.number <= m->testament.lost_epoch || view.number >= now->number)
+            continue;
+        testament_note_loss(&m->testament, &view);
+        m->testament.lost_epoch = view.number;
+        member_act(out, MEMBER_MISSED_LOSS)->group_epoch = view.number;
     }
 }
 
-void member_remember_loss(struct member *m, const struct member_view *view) {
-    // cannot be: there are no more members to lose before the next vote is adopted
-    if (m->loss_count == WIRE_MAX_MEMBERS) {
-        memmove(m->losses, m->losses + 1, (WIRE_MAX_MEMBERS - 1) * sizeof *m->losses);
-        m->loss_count--;
-    }
-    m->losses[m->loss_count++] = *view;
+// Whether an epoch tells the own group of a loss. What a peer adopts with the end of its vote or its connect it cannot
+// lose afterwards.
+static bool has_lost(const struct member *m, const struct wire_epoch *epoch) {
+    uint64_t known = m->testament.lost_epoch;
+    if (m->phase == MEMBER_REGISTERED && !m->recovery.late.barrier) return false;
+    if (m->recovery.late.barrier && m->recovery.late.view.number > known) known = m->recovery.late.view.number;
+    return epoch->lost_epoch > known;
 }
 
-void member_end_candidate(struct member *m) {
-    m->candidate.active = false;
-    member_leave_membership(m, IN_CANDIDATE);
+// The round of shared state of `m->end`.
+static void end_sync(struct member *m, struct member_output *out) {
+    testament_note_sync(&m->testament, &m->end);
+    if (m->ballot.kind == WIRE_VOTE_SYNC) end_vote(m, m->end.code, m->end.revision, out)->end = &m->end;
+}
+
+// The first epoch of the new generation is in force: now what the old one had ended can end here.
+static void recovered(struct member *m, struct member_output *out) {
+    struct recovery *r = &m->recovery;
+    if (r->state != RECOVERY_RESUMED) return;
+    const struct wire_barrier *barrier = &r->resumed.barrier;
+    m->generation = r->promised;
+    r->state = RECOVERY_NONE;
+    member_act(out, MEMBER_FOUND);
+    if (r->late.barrier) testament_take_barrier(&m->testament, barrier);
+    if (r->late.barrier && m->ballot.kind == barrier->kind)
+        end_vote(m, barrier->code, barrier->value, out)->view = r->late.view;
+    if (r->late.sync) {
+        m->end = r->resumed.sync;
+        end_sync(m, out);
+    }
+    recovery_end(r);
+    if (m->ballot.kind == 0 || !m->ballot.unsent) return;
+    m->ballot.unsent = false;
+    ballot_send(&m->ballot, member_header(m), &out->frames);
 }
 
 // The own group has changed since `before`, which is NULL for a newcomer.
 static void enter_group_epoch(struct member *m, enum wire_reason reason, const struct epoch *before, int64_t now,
                               struct member_output *out) {
-    if (before != NULL) forget_lost(m, &before->ring, &m->epoch->ring);
-    take_membership(m, IN_EPOCH, &m->epoch->ring, out);
-    if (m->epoch->lost) member_remember_loss(m, &m->view);
-    m->fresh_at = 0;
-    m->linked = false;
-    m->linked_deadline = now + member_link_limit_ns(m);
     // A loss may come in place of the epoch that mends what broke before it.
-    bool mends = reason == WIRE_REASON_RELINK || reason == WIRE_REASON_LOSS;
-    if (mends || m->recovery != RECOVERY_NONE) m->relinked_until = m->linked_deadline;
+    bool mends = reason == WIRE_REASON_RELINK || reason == WIRE_REASON_LOSS || member_is_seeking(m);
+    struct mesh_event at = event_of(m, now);
+    if (!mesh_begin_epoch(&m->mesh, &at, before, m->epoch, mends)) out->failed = true;
+    if (m->epoch->lost) testament_note_loss(&m->testament, &m->view);
     member_act(out, MEMBER_ENTER_EPOCH)->epoch = m->epoch;
 }
 
@@ -402,32 +211,33 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
         return;
     }
     bool newcomer = m->phase == MEMBER_REGISTERED;
-    struct member_view view = view_of(&commit->epoch, &ring);
-    member_hear_losses(m, &view, out);
+    struct member_view view = member_view_of(&commit->epoch, &ring);
+    hear_losses(m, &view, out);
     struct wire_header header = member_header(m);
     struct epoch *before = m->epoch;
-    struct epoch *epoch = epoch_new(&commit->epoch, &ring, &header, member_epoch_lost(m, &commit->epoch));
+    struct epoch *epoch = epoch_new(&commit->epoch, &ring, &header, has_lost(m, &commit->epoch));
     if (epoch == NULL) {
         out->failed = true;
         return;
     }
     m->epoch = epoch;
     m->phase = MEMBER_ACCEPTED;
-    uint64_t group_epoch = m->view.group_epoch;
     m->view = view;
-    member_note_epoch(m, commit);
-    if (m->view.group_epoch > group_epoch) enter_group_epoch(m, commit->reason, before, now, out);
+    testament_note_epoch(&m->testament, commit, m->epoch);
+    if (before == NULL || epoch->group_epoch > before->group_epoch)
+        enter_group_epoch(m, commit->reason, before, now, out);
     epoch_put(before);
-    if (commit->reason == WIRE_REASON_UPDATE || commit->reason == WIRE_REASON_ORDER) member_end_candidate(m);
-    member_drop_strangers(m, out);
-    if (!m->linked) dial_missing(m, out);
-    check_complete(m, out);
+    if (commit->reason == WIRE_REASON_UPDATE || commit->reason == WIRE_REASON_ORDER) mesh_end_candidate(&m->mesh);
+    mesh_drop_strangers(&m->mesh, out);
+    struct mesh_event at = event_of(m, now);
+    mesh_make(&m->mesh, &at, !m->mesh.linked, out);
     member_act(out, MEMBER_RECHECK);
-    if (m->quorum.members + m->quorum.elders > 0) m->beat_at = now; // its master has to know
-    if (newcomer) member_act(out, MEMBER_CONNECT_END)->view = m->late.barrier ? m->late.view : m->view;
-    if (m->vote == WIRE_VOTE_UPDATE && commit->reason == WIRE_REASON_UPDATE) member_end_vote(m, pcclSuccess, 0, out);
-    if (m->vote == WIRE_VOTE_OPTIMIZE && commit->reason == WIRE_REASON_ORDER) member_end_vote(m, pcclSuccess, 0, out);
-    member_recovered(m, out);
+    if (m->testament.quorum.members + m->testament.quorum.elders > 0) m->beat_at = now; // its master has to know
+    if (newcomer)
+        member_act(out, MEMBER_CONNECT_END)->view = m->recovery.late.barrier ? m->recovery.late.view : m->view;
+    if (m->ballot.kind == WIRE_VOTE_UPDATE && commit->reason == WIRE_REASON_UPDATE) end_vote(m, pcclSuccess, 0, out);
+    if (m->ballot.kind == WIRE_VOTE_OPTIMIZE && commit->reason == WIRE_REASON_ORDER) end_vote(m, pcclSuccess, 0, out);
+    recovered(m, out);
 }
 
 static void take_candidate(struct member *m, const struct wire_candidate *candidate, int64_t now,
@@ -437,89 +247,142 @@ static void take_candidate(struct member *m, const struct wire_candidate *candid
         die_of_garbage(m, "candidate without this peer", out);
         return;
     }
-    m->candidate.active = true;
-    m->candidate.answered = false;
-    m->candidate.attempt = candidate->attempt;
-    m->candidate.deadline = now + member_link_limit_ns(m);
-    take_membership(m, IN_CANDIDATE, &ring, out);
-    member_drop_strangers(m, out);
-    dial_missing(m, out);
-    check_complete(m, out);
+    struct mesh_event at = event_of(m, now);
+    if (!mesh_begin_candidate(&m->mesh, &at, candidate->attempt, &ring)) out->failed = true;
+    mesh_drop_strangers(&m->mesh, out);
+    mesh_make(&m->mesh, &at, true, out);
     member_act(out, MEMBER_RECHECK);
 }
 
 static void take_outcome(struct member *m, const struct wire_outcome *outcome, struct member_output *out) {
     if (outcome->kind == WIRE_VOTE_UPDATE || outcome->kind == WIRE_VOTE_OPTIMIZE) {
-        member_end_candidate(m);
-        member_drop_strangers(m, out);
+        mesh_end_candidate(&m->mesh);
+        mesh_drop_strangers(&m->mesh, out);
     }
-    member_note_barrier(m, m->barrier.number + 1, outcome);
-    if (m->vote == outcome->kind) member_end_vote(m, outcome->code, outcome->value, out);
+    testament_note_barrier(&m->testament, m->testament.barrier.number + 1, outcome, m->epoch);
+    if (m->ballot.kind == outcome->kind) end_vote(m, outcome->code, outcome->value, out);
 }
 
-static void take_sync_end(struct member *m, struct member_output *out) {
-    member_note_sync(m, &m->end);
-    if (m->vote != WIRE_VOTE_SYNC) return;
-    member_end_vote(m, m->end.code, m->end.revision, out)->end = &m->end;
-}
-
-void member_take_welcome(struct member *m, const struct wire_header *header, int64_t now, struct member_output *out) {
+static void take_welcome(struct member *m, const struct wire_header *header, int64_t now, struct member_output *out) {
     m->run = header->run;
-    m->generation = m->promised = header->generation;
+    m->generation = m->recovery.promised = header->generation;
+    m->mesh.join_number = m->welcome.join_number;
     m->phase = MEMBER_REGISTERED;
     m->beat_at = now + limit_ns(m) / 5;
     member_act(out, MEMBER_RECHECK);
 }
 
 static void take_measure(struct member *m, const struct wire_measure *measure, struct member_output *out) {
-    const struct neighbour *n = find_neighbour(m, &measure->target);
-    if (n == NULL || !n->in[IN_EPOCH]) {
+    const struct wire_address *address = mesh_address(&m->mesh, &measure->target);
+    if (address == NULL) {
         member_measured(m, &m->id, &measure->target, 0, out);
         return;
     }
     struct member_action *action = member_act(out, MEMBER_PROBE);
-    action->id = n->id;
-    action->address = n->address;
+    action->id = measure->target;
+    action->address = *address;
     action->duration_ms = measure->duration_ms;
 }
 
-// By the sync that is under way, and not for something else in the middle of it.
-static bool breaks_sync_rule(const struct wire_header *header, const struct wire_text *text) {
-    size_t length = strlen(WIRE_SYNC_RULE);
-    return header->type == WIRE_EXPELLED && text->length >= length && memcmp(text->chars, WIRE_SYNC_RULE, length) == 0;
-}
-
-void member_take_end(struct member *m, const struct wire_header *header, const struct wire_text *text,
+static void take_end(struct member *m, const struct wire_header *header, const struct wire_text *text,
                      struct member_output *out) {
     const char *what = header->type == WIRE_EXPELLED ? "expelled by the master" : "refused by the master";
     // A newcomer is refused after its registration only because it and the others could not reach each other, and an
     // accepted peer that is expelled out of a vote could not make its links.
-    bool links = m->recovery == RECOVERY_NONE &&
+    bool links = !member_is_seeking(m) &&
                  (header->type == WIRE_REFUSED ? m->phase == MEMBER_REGISTERED : m->phase == MEMBER_ACCEPTED);
     int code = links ? pcclRankConnectionFailed : pcclMasterConnectionFailed;
-    if (m->vote == WIRE_VOTE_SYNC)
-        code = breaks_sync_rule(header, text) ? pcclInvalidUsage : pcclMasterConnectionFailed;
-    member_die_of(m, code, out, "%s: %.*s", what, (int)text->length, text->chars);
+    if (m->ballot.kind == WIRE_VOTE_SYNC)
+        code = ballot_is_at_fault(header, text) ? pcclInvalidUsage : pcclMasterConnectionFailed;
+    die_of(m, code, out, "%s: %.*s", what, (int)text->length, text->chars);
 }
+
+// ---- the loss of the master ----
+
+void member_disconnected(struct member *m, const char *why, int64_t now, struct member_output *out) {
+    bool joined = m->phase == MEMBER_REGISTERED || m->phase == MEMBER_ACCEPTED;
+    if (!joined || m->recovery.limit_ms == 0) {
+        die_of(m, pcclMasterConnectionFailed, out, "%s", why);
+        return;
+    }
+    recovery_begin(&m->recovery, why, now);
+    // The next master forms another candidate, in which a newcomer is another member: links that were made for this one
+    // would be taken for those.
+    mesh_end_candidate(&m->mesh);
+    mesh_drop_strangers(&m->mesh, out);
+    member_act(out, MEMBER_SEEK);
+}
+
+static void give_up(struct member *m, struct member_output *out) {
+    const char *why = m->recovery.waits_why.chars;
+    die_of(m, pcclMasterConnectionFailed, out, "%s; no master took the run up within %u ms%s%s", m->recovery.lost_why,
+           m->recovery.limit_ms, why[0] ? "; one said that it " : "", why);
+}
+
+static struct wire_hello hello_of(const struct member *m, uint16_t port) {
+    return (struct wire_hello){.version = WIRE_VERSION,
+                               .id = m->id,
+                               .group = m->group,
+                               .lanes = m->lanes,
+                               .port = port,
+                               .masters = (uint8_t)m->recovery.masters};
+}
+
+void member_resume(struct member *m, uint16_t port, enum member_tensors tensors, const struct wire_hash *content,
+                   int64_t now, struct member_output *out) {
+    if (m->recovery.state != RECOVERY_SEEKING) return;
+    ballot_begin_again(&m->ballot, tensors, content, &m->id);
+    struct wire_past past[WIRE_MAX_PAST];
+    struct wire_loss losses[WIRE_MAX_MEMBERS];
+    struct wire_resume resume = {
+        .hello = hello_of(m, port),
+        .join_number = m->welcome.join_number,
+        .generation = m->generation,
+        .vote = m->ballot.kind,
+        .sync_vote = m->ballot.sync,
+        .accepted = m->phase == MEMBER_ACCEPTED,
+        .epoch = {.number = m->view.number,
+                  .group_epoch = m->view.group_epoch,
+                  .latency_us = 1,
+                  .megabytes_per_s = 1,
+                  .count = m->epoch == NULL ? 0 : m->epoch->count,
+                  .members = m->epoch == NULL ? NULL : m->epoch->everyone},
+    };
+    memcpy(resume.secret, m->welcome.secret, sizeof resume.secret);
+    testament_tell(&m->testament, &resume, past, losses);
+    struct wire_header header = member_header(m);
+    header.generation = m->recovery.promised;
+    wire_encode_resume(&out->frames, header, &resume);
+    m->ballot.unsent = false;
+    recovery_tell(&m->recovery, limit_ns(m), now);
+    m->master = (struct arrival){.at_ns = now};
+    m->beat_at = now + limit_ns(m) / 5;
+}
+
+// ---- frames ----
 
 // Dispatches one frame. False: its body is malformed, or it does not belong into this phase.
 static bool take_frame(struct member *m, const struct wire_header *header, const uint8_t *body, int64_t now,
                        struct member_output *out) {
+    static const char stopped[] = "the master was stopped";
     size_t length = header->length;
     bool joined = m->phase == MEMBER_REGISTERED || m->phase == MEMBER_ACCEPTED;
     struct wire_text text;
     switch (header->type) {
     case WIRE_WELCOME:
         if (m->phase != MEMBER_JOINING || !wire_decode_welcome(body, length, &m->welcome)) return false;
-        member_take_welcome(m, header, now, out);
+        take_welcome(m, header, now, out);
         return true;
     case WIRE_REFUSED:
     case WIRE_EXPELLED:
         if (!wire_decode_text(body, length, &text)) return false;
-        member_take_end(m, header, &text, out);
+        take_end(m, header, &text, out);
         return true;
     case WIRE_HEARTBEAT: return true;
-    case WIRE_WAITING: return member_take_waiting(m, header, body, out);
+    case WIRE_WAITING:
+        if (!recovery_take_waiting(&m->recovery, body, length)) return false;
+        member_act(out, MEMBER_WAITING);
+        return true;
     case WIRE_CANDIDATE: {
         struct wire_candidate candidate = {.epoch.members = m->members};
         if (!joined || !wire_decode_candidate(body, length, &candidate)) return false;
@@ -540,32 +403,63 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
     }
     case WIRE_VERDICT:
         if (!joined || !wire_decode_verdict(body, length, &m->verdict)) return false;
-        member_note_verdict(m, &m->verdict);
+        testament_note_verdict(&m->testament, &m->verdict);
         member_act(out, MEMBER_VERDICT)->verdict = &m->verdict;
         return true;
-    case WIRE_BYE: member_said_bye(m, now, out); return true;
+    case WIRE_BYE:
+        if (m->recovery.masters > 1)
+            member_disconnected(m, stopped, now, out);
+        else
+            die_of(m, pcclMasterConnectionFailed, out, "%s", stopped);
+        return true;
     case WIRE_MEASURE: {
         struct wire_measure measure;
         if (!joined || !wire_decode_measure(body, length, &measure)) return false;
         take_measure(m, &measure, out);
         return true;
     }
-    case WIRE_SYNC_DIFFERS: {
-        struct wire_sync_differs differs;
-        if (!joined || !wire_decode_sync_differs(body, length, &differs)) return false;
-        m->differs_told = m->vote == WIRE_VOTE_SYNC;
-        m->differs = differs;
-        return true;
-    }
+    case WIRE_SYNC_DIFFERS: return joined && ballot_take_differs(&m->ballot, body, length);
     case WIRE_SYNC_PLAN:
         if (!joined || !wire_decode_sync_plan(body, length, &m->plan)) return false;
-        if (m->vote == WIRE_VOTE_SYNC) member_act(out, MEMBER_SYNC_PLAN)->plan = &m->plan;
+        if (m->ballot.kind == WIRE_VOTE_SYNC) member_act(out, MEMBER_SYNC_PLAN)->plan = &m->plan;
         return true;
     case WIRE_SYNC_END:
         if (!joined || !wire_decode_sync_end(body, length, &m->end)) return false;
-        take_sync_end(m, out);
+        end_sync(m, out);
         return true;
     default: return false;
+    }
+}
+
+// A frame after RESUME. False: malformed.
+static bool take_answer(struct member *m, const struct wire_header *header, const uint8_t *body, int64_t now,
+                        struct member_output *out) {
+    struct recovery *r = &m->recovery;
+    struct wire_header promise = member_header(m);
+    switch (header->type) {
+    case WIRE_GENERATION:
+        if (header->run != m->run || !recovery_promise(r, header->generation, limit_ns(m), now)) return true;
+        promise.generation = r->promised;
+        wire_encode_empty(&out->frames, promise, WIRE_PROMISE);
+        return true;
+    case WIRE_RESUMED:
+        if (header->run != m->run || header->generation != r->promised) return true;
+        if (!recovery_take_resumed(r, body, header->length, m->group)) return false;
+        m->welcome.heartbeat_limit_ms = r->resumed.heartbeat_limit_ms;
+        member_act(out, MEMBER_RECHECK); // the data plane may speak of the next epoch before this thread does
+        return true;
+    case WIRE_WELCOME:
+        // The run that this newcomer waited in has ended, or goes on without knowing it: it waits from the start.
+        if (m->phase != MEMBER_REGISTERED || !wire_decode_welcome(body, header->length, &m->welcome)) return false;
+        recovery_end(r); // another master may have said RESUMED, and been lost before its EPOCH
+        take_welcome(m, header, now, out);
+        member_act(out, MEMBER_FOUND);
+        return true;
+    case WIRE_REFUSED:
+    case WIRE_EXPELLED:
+    case WIRE_BYE:
+    case WIRE_WAITING: return take_frame(m, header, body, now, out);
+    default: return true;
     }
 }
 
@@ -573,11 +467,11 @@ void member_frame(struct member *m, const struct wire_header *header, const uint
                   struct member_output *out) {
     if (m->phase == MEMBER_IDLE || m->phase == MEMBER_DEAD) return;
     arrival_note(&m->master, now, limit_ns(m));
-    m->answer_by = 0;
+    m->recovery.answer_by = 0;
     if (m->phase == MEMBER_JOINING) m->join_deadline = now + MEMBER_JOIN_LIMIT_MS * MS_NS; // it speaks, so it is one
-    if (m->recovery == RECOVERY_SEEKING) return;
-    if (m->recovery == RECOVERY_TOLD) {
-        if (!member_take_answer(m, header, body, now, out)) die_of_garbage(m, wire_type_name(header->type), out);
+    if (m->recovery.state == RECOVERY_SEEKING) return;
+    if (m->recovery.state == RECOVERY_TOLD) {
+        if (!take_answer(m, header, body, now, out)) die_of_garbage(m, wire_type_name(header->type), out);
         return;
     }
     bool stale =
@@ -591,21 +485,23 @@ void member_frame(struct member *m, const struct wire_header *header, const uint
 struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lanes) {
     struct member *m = malloc(sizeof *m);
     if (m == NULL) return NULL;
-    memset(m, 0, offsetof(struct member, sizes));
+    memset(m, 0, offsetof(struct member, mesh));
+    mesh_init(&m->mesh, id, lanes);
+    testament_init(&m->testament);
+    recovery_init(&m->recovery, 0, 1);
     m->id = *id;
     m->group = group;
     m->lanes = lanes;
-    m->masters = 1;
-    m->barrier.sizes = m->sizes;
-    m->resumed.barrier.sizes = m->resumed_sizes;
-    m->resumed.losses = m->resumed_losses;
     return m;
+}
+
+void member_set_recovery(struct member *m, uint32_t limit_ms, uint32_t masters) {
+    recovery_init(&m->recovery, limit_ms, masters);
 }
 
 void member_free(struct member *m) {
     if (m == NULL) return;
-    for (size_t i = 0; i < m->neighbour_count; i++) free(m->neighbours[i].links);
-    free(m->neighbours);
+    mesh_fini(&m->mesh);
     epoch_put(m->epoch);
     free(m);
 }
@@ -614,29 +510,23 @@ void member_join(struct member *m, uint16_t port, int64_t now, struct member_out
     if (m->phase != MEMBER_IDLE) return;
     m->phase = MEMBER_JOINING;
     m->join_deadline = now + MEMBER_JOIN_LIMIT_MS * MS_NS;
-    struct wire_hello hello = member_hello(m, port);
+    struct wire_hello hello = hello_of(m, port);
     wire_encode_hello(&out->frames, member_header(m), &hello);
 }
 
-void member_disconnected(struct member *m, const char *why, int64_t now, struct member_output *out) {
-    member_lose_master(m, why, now, out);
+static void open_vote(struct member *m, enum wire_vote_kind kind, const struct wire_sync_vote *sync,
+                      struct member_output *out) {
+    if (m->phase != MEMBER_ACCEPTED || m->ballot.kind != 0) return;
+    ballot_open(&m->ballot, kind, sync, !recovery_is_unheard(&m->recovery));
+    ballot_send(&m->ballot, member_header(m), &out->frames);
 }
 
 void member_vote(struct member *m, enum wire_vote_kind kind, struct member_output *out) {
-    if (m->phase != MEMBER_ACCEPTED || m->vote != 0) return;
-    m->vote = (uint8_t)kind;
-    m->vote_unsent = member_is_unheard(m);
-    struct wire_vote vote = {.kind = (uint8_t)kind};
-    wire_encode_vote(&out->frames, member_header(m), &vote);
+    open_vote(m, kind, NULL, out);
 }
 
 void member_sync(struct member *m, const struct wire_sync_vote *vote, struct member_output *out) {
-    if (m->phase != MEMBER_ACCEPTED || m->vote != 0) return;
-    m->vote = WIRE_VOTE_SYNC;
-    m->sync_vote = *vote;
-    m->differs_told = false;
-    m->vote_unsent = member_is_unheard(m);
-    wire_encode_sync_vote(&out->frames, member_header(m), vote);
+    open_vote(m, WIRE_VOTE_SYNC, vote, out);
 }
 
 void member_leave(struct member *m, struct member_output *out) {
@@ -647,91 +537,59 @@ void member_leave(struct member *m, struct member_output *out) {
 // ---- time ----
 
 static int64_t silent_at(const struct member *m) {
-    if (m->recovery == RECOVERY_SEEKING) return INT64_MAX;
-    return m->answer_by != 0 ? m->answer_by : arrival_deadline_ns(&m->master, limit_ns(m));
+    if (m->recovery.state == RECOVERY_SEEKING) return INT64_MAX;
+    return m->recovery.answer_by != 0 ? m->recovery.answer_by : arrival_deadline_ns(&m->master, limit_ns(m));
 }
 
 int64_t member_deadline(const struct member *m) {
     if (m->phase == MEMBER_IDLE || m->phase == MEMBER_DEAD) return INT64_MAX;
     if (m->phase == MEMBER_JOINING) return m->join_deadline;
     int64_t silent = silent_at(m), at = m->beat_at < silent ? m->beat_at : silent;
-    if (m->recovery == RECOVERY_SEEKING) at = INT64_MAX;
-    if (m->recovery != RECOVERY_NONE && m->recovery_deadline < at) at = m->recovery_deadline;
-    if (m->candidate.active && !m->candidate.answered && m->candidate.deadline < at) at = m->candidate.deadline;
-    if (m->phase == MEMBER_ACCEPTED && !m->linked && m->linked_deadline < at) at = m->linked_deadline;
-    if (m->fresh_at != 0 && m->fresh_at < at) at = m->fresh_at;
-    return at;
-}
-
-// The links of the epoch in force took too long: whoever is missing is accused, again if the master did nothing about
-// it.
-static void accuse_missing(struct member *m, int64_t now, struct member_output *out) {
-    m->linked_deadline = now + member_link_limit_ns(m);
-    for (size_t i = 0; i < m->neighbour_count; i++) {
-        struct neighbour *n = &m->neighbours[i];
-        if (!any_link(n, IN_EPOCH, LINK_ABSENT)) continue;
-        n->accused_in = 0;
-        accuse(m, n, 0, false, out);
-    }
+    if (m->recovery.state == RECOVERY_SEEKING) at = INT64_MAX;
+    if (member_is_seeking(m) && m->recovery.deadline < at) at = m->recovery.deadline;
+    int64_t links = mesh_deadline(&m->mesh, m->phase == MEMBER_ACCEPTED);
+    return links < at ? links : at;
 }
 
 void member_tick(struct member *m, int64_t now, struct member_output *out) {
     if (m->phase == MEMBER_JOINING && now >= m->join_deadline)
-        member_die_of(m, pcclMasterConnectionFailed, out,
-                      "the master accepted the connection but did not answer within %d ms: is it a pccl master?",
-                      MEMBER_JOIN_LIMIT_MS);
+        die_of(m, pcclMasterConnectionFailed, out,
+               "the master accepted the connection but did not answer within %d ms: is it a pccl master?",
+               MEMBER_JOIN_LIMIT_MS);
     if (m->phase != MEMBER_REGISTERED && m->phase != MEMBER_ACCEPTED) return;
-    if (m->recovery != RECOVERY_NONE && now >= m->recovery_deadline) {
-        member_give_up(m, out);
+    if (member_is_seeking(m) && now >= m->recovery.deadline) {
+        give_up(m, out);
         return;
     }
     if (now >= silent_at(m)) {
         char why[64];
         snprintf(why, sizeof why, "the master was silent for %lld ms", (long long)((now - m->master.at_ns) / MS_NS));
-        member_lose_master(m, why, now, out);
+        member_disconnected(m, why, now, out);
         if (m->phase == MEMBER_DEAD) return;
     }
-    if (m->recovery != RECOVERY_SEEKING && now >= m->beat_at) {
+    if (m->recovery.state != RECOVERY_SEEKING && now >= m->beat_at) {
         m->beat_at = now + limit_ns(m) / 5;
         wire_encode_empty(&out->frames, member_header(m), WIRE_HEARTBEAT);
     }
-    if (m->candidate.active && !m->candidate.answered && now >= m->candidate.deadline)
-        answer_candidate(m, LINK_ABSENT, out);
-    if (m->phase == MEMBER_ACCEPTED && !m->linked && now >= m->linked_deadline) accuse_missing(m, now, out);
-    if (m->fresh_at != 0 && now >= m->fresh_at) {
-        m->fresh_at = 0;
-        send_link_down(m, &m->id, 0, false, out);
-    }
+    struct mesh_event at = event_of(m, now);
+    mesh_tick(&m->mesh, &at, out);
 }
-
-// ---- adoption ----
-
-void member_adopt(struct member *m, const struct member_view *view) {
-    if (view->number < m->adopted.number) return;
-    m->adopted = *view;
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < m->loss_count; i++)
-        if (m->losses[i].group_epoch > view->group_epoch) m->losses[kept++] = m->losses[i];
-    m->loss_count = kept;
-}
-
-void member_adopt_loss(struct member *m, uint64_t group_epoch) {
-    const struct member_view *found = NULL;
-    for (uint32_t i = 0; i < m->loss_count && m->losses[i].group_epoch <= group_epoch; i++) found = &m->losses[i];
-    if (found != NULL && found->number >= m->adopted.number) m->adopted = *found;
-}
-
-const struct member_view *member_adopted(const struct member *m) { return &m->adopted; }
 
 // ---- state ----
 
+void member_adopt(struct member *m, const struct member_view *view) { testament_adopt(&m->testament, view); }
+void member_adopt_loss(struct member *m, uint64_t group_epoch) { testament_adopt_loss(&m->testament, group_epoch); }
+const struct member_view *member_adopted(const struct member *m) { return &m->testament.adopted; }
 enum member_phase member_phase(const struct member *m) { return m->phase; }
 const char *member_text(const struct member *m) { return m->text; }
 const struct wire_id *member_id(const struct member *m) { return &m->id; }
-const struct wire_sync_differs *member_sync_differs(const struct member *m) {
-    return m->differs_told ? &m->differs : NULL;
-}
-
 const struct wire_welcome *member_welcome(const struct member *m) { return &m->welcome; }
-
 const struct epoch *member_epoch(const struct member *m) { return m->epoch; }
+const struct wire_barrier *member_barrier(const struct member *m) { return &m->testament.barrier; }
+bool member_is_seeking(const struct member *m) { return m->recovery.state != RECOVERY_NONE; }
+const char *member_lost_why(const struct member *m) { return m->recovery.lost_why; }
+int64_t member_waits_until(const struct member *m) { return m->recovery.waits_until; }
+const char *member_waits_why(const struct member *m) { return m->recovery.waits_why.chars; }
+const struct wire_sync_differs *member_sync_differs(const struct member *m) {
+    return m->ballot.differs_told ? &m->ballot.differs : NULL;
+}

@@ -1,5 +1,5 @@
 // A peer's control mind: membership, links, votes and adoption, as seen by one peer. Pure: no sockets, no clock, no
-// threads. Every event takes the time and appends actions to `struct member_output`; the body (peer/peer) carries
+// threads. Every event takes the time and appends actions to `struct member_output`; the body (peer/control) carries
 // them out in order, before it feeds the next event. A simulator can do the same.
 //
 // What the mind keeps per event is bounded by WIRE_MAX_MEMBERS and the pool sizes. When memory is refused,
@@ -13,13 +13,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "net/wire.h"
-#include "ops/epoch.h"
+#include "peer/decision.h"
 
 enum {
     MEMBER_JOIN_LIMIT_MS = 5000, // from the first dial to WELCOME
-    MEMBER_ANSWER_MS = 1000,     // from RESUME to the first frame of a master
-    MEMBER_GRACE_MS = 30,        // before a fresh group epoch is asked for: most often a loss brings one by itself
     MEMBER_TEXT = WIRE_MAX_TEXT + 64,
 };
 
@@ -30,62 +27,6 @@ enum member_phase {
     MEMBER_ACCEPTED,
     MEMBER_DEAD, // was JOINING or later; `text` says why
 };
-
-enum { MEMBER_NO_RANK = UINT32_MAX };
-
-// The numbers a program may see of one epoch. `rank`: of this peer in its group, by join numbers; MEMBER_NO_RANK where
-// it is not known.
-struct member_view {
-    uint64_t number, group_epoch;
-    uint32_t global_world, group_world, groups, largest_group, rank;
-};
-
-enum member_action_kind {
-    MEMBER_DIAL,      // make link (id, index) to address, then member_link_up or member_link_failed
-    MEMBER_DROP_PEER, // id is gone: close its links
-    // own group lost somebody in group_epoch, which is never entered; comes before the next ENTER_EPOCH
-    MEMBER_MISSED_LOSS,
-    MEMBER_ENTER_EPOCH, // own group changed: epoch; borrowed until the next event
-    MEMBER_LINKS_READY, // all links of group_epoch are there
-    MEMBER_VERDICT,     // verdict; borrowed until the next event
-    MEMBER_PROBE,       // flood id at address for duration_ms
-    MEMBER_CONNECT_END, // code (pcclResult_t), view; text when it failed
-    MEMBER_VOTE_END,    // code, value, view; text when it failed; `end` when SYNC_END ended it
-    MEMBER_SYNC_PLAN,   // plan; borrowed until the next event
-    MEMBER_RECHECK,     // parked hellos are to be judged again
-    // the master is lost (text): close its connection, keep all links, connect to a master and call member_resume
-    MEMBER_SEEK,
-    MEMBER_FOUND,   // the run goes on with the master of that connection
-    MEMBER_WAITING, // the master has no run for this peer yet, or says for whom it waits: member_waits_why
-    MEMBER_DIE,     // the communicator is dead: text
-};
-
-struct member_action {
-    enum member_action_kind kind;
-    struct wire_id id;
-    struct wire_address address;
-    uint32_t index, duration_ms;
-    uint64_t group_epoch;
-    struct epoch *epoch;
-    const struct wire_verdict *verdict;
-    const struct wire_sync_plan *plan;
-    const struct wire_sync_end *end;
-    int code;
-    uint64_t value;
-    struct member_view view;
-};
-
-struct member_output {
-    struct member_action *actions;
-    size_t count, capacity;
-    struct wire_buffer frames; // to the master; sent after the actions
-    bool failed;
-};
-
-void member_output_clear(struct member_output *output); // keeps the memory
-void member_output_fini(struct member_output *output);
-
-enum member_judgement { MEMBER_ACCEPT, MEMBER_PARK, MEMBER_REJECT };
 
 struct member;
 
@@ -104,11 +45,6 @@ void member_disconnected(struct member *member, const char *why, int64_t now_ns,
 // After MEMBER_SEEK: a master is connected. No frame may go to it before what this one says. `content`: of the open
 // round of shared state, if the tensors are no longer those that were voted with: what they hold now, or NULL if that
 // is nothing whole. They must not be written from now until the next plan.
-enum member_tensors {
-    MEMBER_TENSORS_AS_VOTED,
-    MEMBER_TENSORS_RECEIVED, // wholly: `content`
-    MEMBER_TENSORS_TORN
-};
 void member_resume(struct member *member, uint16_t port, enum member_tensors tensors, const struct wire_hash *content,
                    int64_t now_ns, struct member_output *out);
 // One frame of the master, whose header was decoded.

@@ -18,7 +18,7 @@ struct retry_op {
 };
 
 struct retry {
-    struct peer *peer;
+    struct communicator *communicator;
     size_t count, max_in_flight, live, ended;
     size_t first;         // no op before it is waiting
     size_t *queue;        // the live ops, oldest first
@@ -49,7 +49,7 @@ static bool launchable(const struct retry *r, size_t index) {
 
 // False: nothing more can be launched now.
 static bool launch(struct retry *r, size_t index) {
-    pcclResult_t code = peer_launch(r->peer, &r->ops[index].reduce);
+    pcclResult_t code = ops_launch(r->communicator, &r->ops[index].reduce);
     switch (code) {
     case pcclSuccess:
         r->ops[index].state = OP_LIVE;
@@ -92,24 +92,24 @@ static bool order_equal_tags(struct retry *r) {
 }
 
 static void finish(struct retry *r) {
-    if (!r->finished) peer_release(r->peer);
+    if (!r->finished) communicator_release(r->communicator);
     r->finished = true;
 }
 
-pcclResult_t retry_new(struct peer *peer, const struct engine_reduce *reduces, size_t count, size_t max_in_flight,
-                       struct retry **out) {
+pcclResult_t retry_new(struct communicator *communicator, const struct engine_reduce *reduces, size_t count,
+                       size_t max_in_flight, struct retry **out) {
     if (max_in_flight > count) max_in_flight = count;
     struct retry *r =
         count > SIZE_MAX / sizeof(struct retry_op) / 2 ? NULL : calloc(1, sizeof *r + count * sizeof(struct retry_op));
     if (r == NULL) goto refused;
-    *r = (struct retry){.peer = peer, .count = count, .max_in_flight = max_in_flight};
+    *r = (struct retry){.communicator = communicator, .count = count, .max_in_flight = max_in_flight};
     for (size_t i = 0; i < count; i++) {
         r->ops[i].reduce = reduces[i];
         r->ops[i].reduce.retry = r->ops[i].reduce.tell = true;
     }
     r->queue = calloc(max_in_flight, sizeof *r->queue);
     if (r->queue == NULL || !order_equal_tags(r)) goto refused;
-    peer_hold(peer);
+    communicator_hold(communicator);
     refill(r);
     if (r->live == 0 && r->hopeless) {
         pcclResult_t code = r->failure;
@@ -128,7 +128,7 @@ refused:
 static pcclResult_t result(struct retry *r, pcclReduceInfo_t *info) {
     finish(r);
     struct member_view view = {.group_world = 1};
-    peer_view(r->peer, &view);
+    communicator_view(r->communicator, &view);
     if (info != NULL && (r->failure == pcclSuccess || r->failure == pcclTooFewPeers))
         *info =
             (pcclReduceInfo_t){.local_world_size = view.group_world, .tx_bytes = r->tx_bytes, .rx_bytes = r->rx_bytes};
@@ -153,7 +153,7 @@ pcclResult_t retry_wait(struct retry *r, int64_t deadline, pcclReduceInfo_t *inf
         refill(r);
         if (r->live == 0) break;
         struct engine_info ended;
-        pcclResult_t code = peer_await(r->peer, r->ops[r->queue[0]].reduce.tag, deadline, &ended);
+        pcclResult_t code = ops_await(r->communicator, r->ops[r->queue[0]].reduce.tag, deadline, &ended);
         if (code == pcclTimedOut) return code;
         take_end(r, code, &ended);
     }

@@ -6,14 +6,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "peer/peer.h"
+#include "peer/ops.h"
 
 struct retry;
 
 // Copies `reduces`, whose arguments were checked, and launches the first. At most `max_in_flight` are live at a time;
-// equal tags run one after another. Errors are those of peer_launch when not one op could be launched.
-pcclResult_t retry_new(struct peer *peer, const struct engine_reduce *reduces, size_t count, size_t max_in_flight,
-                       struct retry **out);
+// equal tags run one after another. Errors are those of ops_launch when not one op could be launched.
+pcclResult_t retry_new(struct communicator *communicator, const struct engine_reduce *reduces, size_t count,
+                       size_t max_in_flight, struct retry **out);
 // Goes on until all ops are done (pcclSuccess), or cannot be (any other), or the deadline passes (pcclTimedOut: call
 // again). When it ends, none of its ops is live. `info` (may be NULL) is written with success, and with world 1 with
 // pcclTooFewPeers.

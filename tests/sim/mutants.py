@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: What the simulator drives, beside itself.
 SOURCES = [
     "csrc/base/descriptor.c",
+    "csrc/base/grow.c",
     "csrc/base/log.c",
     "csrc/base/platform.c",
     "csrc/net/arrival.c",
@@ -33,7 +34,11 @@ SOURCES = [
     "csrc/topology/ring_order.c",
     *sorted(
         str(path.relative_to(ROOT))
-        for pattern in ("peer/member*.c", "master/*.c", "sim/*.c")
+        for pattern in (
+            *(f"peer/{name}.c" for name in ("ballot", "decision", "member", "mesh", "recovery", "testament")),
+            "master/*.c",
+            "sim/*.c",
+        )
         for path in (ROOT / "csrc").glob(pattern)
         if path.name not in ("master.c", "others.c")  # the body
     ),
@@ -169,9 +174,9 @@ MUTANTS = [
     ),
     Mutant(
         name="adopt_newest_loss",  # in place of the one that the op was lost by
-        file="peer/member.c",
-        old="i < m->loss_count && m->losses[i].group_epoch <= group_epoch; i++",
-        new="i < m->loss_count; i++",
+        file="peer/testament.c",
+        old="i < t->loss_count && t->losses[i].group_epoch <= group_epoch; i++",
+        new="i < t->loss_count; i++",
     ),
     Mutant(
         name="reduce_once_more",  # a chunk gets the input of its first sender twice
@@ -218,8 +223,8 @@ MUTANTS = [
     ),
     Mutant(
         name="promise_forgotten",  # no fencing: the next master does not hear of a generation that was promised to another one
-        file="peer/member_recovery.c",
-        old="    header.generation = m->promised;\n    wire_encode_resume",
+        file="peer/member.c",
+        old="    header.generation = m->recovery.promised;\n    wire_encode_resume",
         new="    header.generation = m->generation;\n    wire_encode_resume",
     ),
     Mutant(
@@ -261,14 +266,14 @@ MUTANTS = [
     ),
     Mutant(
         name="vote_twice",  # once in RESUME, once after it
-        file="peer/member_recovery.c",
-        old="    m->vote_unsent = false;\n    // A master answers at once",
-        new="    m->vote_unsent = m->vote != 0;\n    // A master answers at once",
+        file="peer/member.c",
+        old="    m->ballot.unsent = false;\n    recovery_tell",
+        new="    m->ballot.unsent = m->ballot.kind != 0;\n    recovery_tell",
     ),
     Mutant(
         name="leaves_the_majority",  # a member that has promised looks for another master before this one has waited for the rest
-        file="peer/member_recovery.c",
-        old="    m->waits_until = now + 2 * (int64_t)m->welcome.heartbeat_limit_ms * MS_NS;\n",
+        file="peer/recovery.c",
+        old="    r->waits_until = now + 2 * limit;\n",
         new="",
     ),
     Mutant(
@@ -331,9 +336,9 @@ MUTANTS = [
     ),
     Mutant(
         name="lives_without_memory",  # a communicator goes on although an action of its mind was lost
-        file="peer/member.c",
-        old="        if (grown == NULL) {\n            out->failed = true;\n            return &refused;",
-        new="        if (grown == NULL) {\n            return &refused;",
+        file="peer/decision.c",
+        old="        out->failed = true;\n        return &refused;",
+        new="        return &refused;",
         faults=MEMORY,
         seeds=1000,
     ),
@@ -346,7 +351,7 @@ MUTANTS = [
     ),
     Mutant(
         name="vote_ends_otherwise",  # for those who hear of it from the next master
-        file="peer/member_recovery.c",
+        file="peer/testament.c",
         old="barrier->value = outcome->value;",
         new="barrier->value = 0;",
     ),

@@ -1,4 +1,5 @@
-// Addresses as text, and congestion control. Connections are tested where they are used: test_master, test_peer.
+// Addresses as text, and congestion control. Connections are tested where they are used: test_master,
+// test_communicator.
 #define _GNU_SOURCE
 #include "net/socket.h"
 

@@ -2,6 +2,7 @@
 #include "base/platform.h"
 #include "check.h"
 #include "peer/member.h"
+#include "peer/mesh.h"
 #include "pccl.h"
 
 enum { LIMIT_MS = 1000, LANES = 2 };
@@ -174,7 +175,7 @@ static void lost(struct bed *bed, uint8_t who, uint32_t index) {
 // After the grace a fresh group epoch is asked for.
 static void expect_fresh_wanted(struct bed *bed) {
     CHECK_EQ(bed->out.frames.length, 0);
-    bed->now += MEMBER_GRACE_MS * MS_NS;
+    bed->now += MESH_GRACE_MS * MS_NS;
     CHECK_EQ(member_deadline(bed->member), bed->now);
     member_tick(bed->member, bed->now, fresh(bed));
     expect_link_down(bed, 1);
@@ -423,7 +424,7 @@ static void test_link_down(void) {
     expect_fresh_wanted(&bed);
     up(&bed, 2, 1);
     enter(&bed, WIRE_REASON_LOSS, 6, 6, "1"); // is one
-    CHECK(member_deadline(bed.member) > bed.now + MEMBER_GRACE_MS * MS_NS);
+    CHECK(member_deadline(bed.member) > bed.now + MESH_GRACE_MS * MS_NS);
     end(&bed);
 
     check_case("what broke before a loss is no second failure in its epoch");

@@ -1,6 +1,7 @@
 // A peer whose master is lost: what it tells the next one, whom it listens to, and when its calls end. Others are
 // digits; the peer itself is 1.
 #include "peer/member.h"
+#include "peer/recovery.h"
 
 #include "base/platform.h"
 #include "check.h"
@@ -214,7 +215,7 @@ static void test_loss(void) {
     accepted("where there are others, one that does not answer is left sooner than one that is alone", RECOVERY_MS, 2);
     lose();
     resume(MEMBER_TENSORS_AS_VOTED);
-    now += MEMBER_ANSWER_MS * MS_NS;
+    now += RECOVERY_ANSWER_MS * MS_NS;
     member_tick(mind, now, fresh());
     CHECK_EQ(count(MEMBER_SEEK), 1);
     end();

@@ -1,5 +1,5 @@
 // Communicators and a master in one process, over loopback: joining, votes, reduces, losses, broken links, destruction.
-// Peers that die by SIGKILL are this program again, run as `test_peer PORT`.
+// Peers that die by SIGKILL are this program again, run as `test_communicator PORT`.
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
@@ -13,7 +13,8 @@
 #include "base/platform.h"
 #include "check.h"
 #include "net/arrival.h"
-#include "peer/peer.h"
+#include "peer/connect.h"
+#include "peer/ops.h"
 #include "net/socket.h"
 #include "pccl.h"
 
@@ -673,13 +674,13 @@ static void test_destroy_while_waiting(void) {
 }
 
 struct freed {
-    struct peer *peer;
+    struct communicator *peer;
     atomic_bool done;
 };
 
 static void *free_main(void *argument) {
     struct freed *freed = argument;
-    peer_free(freed->peer);
+    connect_free(freed->peer);
     atomic_store(&freed->done, true);
     return NULL;
 }
@@ -687,17 +688,17 @@ static void *free_main(void *argument) {
 // As pcclAllReduce between its launch and its wait.
 static void test_destroy_between_two_steps_of_a_call(void) {
     check_case("destroyed between two steps of a call");
-    struct peer_params params = {
+    struct communicator_params params = {
         .masters[0] = {.family = 4, .bytes = {127, 0, 0, 1}, .port = 1}, .master_count = 1, .lanes = 1};
-    struct freed freed = {.peer = peer_new(&params)};
+    struct freed freed = {.peer = connect_new(&params)};
     REQUIRE(freed.peer != NULL);
-    peer_enter(freed.peer);
+    communicator_enter(freed.peer);
     pthread_t thread;
     REQUIRE(pthread_create(&thread, NULL, free_main, &freed) == 0);
     usleep(20000);
     CHECK(!atomic_load(&freed.done));
-    CHECK(peer_usable(freed.peer) != pcclSuccess);
-    peer_exit(freed.peer);
+    CHECK(communicator_usable(freed.peer) != pcclSuccess);
+    communicator_exit(freed.peer);
     pthread_join(thread, NULL);
 }
 

@@ -1,0 +1,46 @@
+#include "peer/ballot.h"
+
+#include <string.h>
+
+void ballot_open(struct ballot *b, enum wire_vote_kind kind, const struct wire_sync_vote *sync, bool heard) {
+    b->kind = (uint8_t)kind;
+    b->unsent = !heard;
+    if (sync == NULL) return;
+    b->sync = *sync;
+    b->differs_told = false;
+}
+
+void ballot_close(struct ballot *b) {
+    b->kind = 0;
+    b->unsent = false;
+}
+
+void ballot_send(struct ballot *b, struct wire_header header, struct wire_buffer *out) {
+    struct wire_vote vote = {.kind = b->kind};
+    if (b->kind == WIRE_VOTE_SYNC)
+        wire_encode_sync_vote(out, header, &b->sync);
+    else
+        wire_encode_vote(out, header, &vote);
+}
+
+void ballot_begin_again(struct ballot *b, enum member_tensors tensors, const struct wire_hash *content,
+                        const struct wire_id *self) {
+    b->differs_told = false;
+    if (b->kind == WIRE_VOTE_SYNC && tensors == MEMBER_TENSORS_RECEIVED) b->sync.content = *content;
+    if (b->kind != WIRE_VOTE_SYNC || tensors != MEMBER_TENSORS_TORN) return;
+    b->sync.incomplete = 1;
+    memcpy(&b->sync.content, self->bytes, sizeof b->sync.content); // nobody's content
+}
+
+bool ballot_take_differs(struct ballot *b, const uint8_t *body, size_t length) {
+    struct wire_sync_differs differs;
+    if (!wire_decode_sync_differs(body, length, &differs)) return false;
+    b->differs = differs;
+    b->differs_told = b->kind == WIRE_VOTE_SYNC;
+    return true;
+}
+
+bool ballot_is_at_fault(const struct wire_header *header, const struct wire_text *text) {
+    size_t length = strlen(WIRE_SYNC_RULE);
+    return header->type == WIRE_EXPELLED && text->length >= length && memcmp(text->chars, WIRE_SYNC_RULE, length) == 0;
+}

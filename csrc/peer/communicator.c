@@ -1,0 +1,174 @@
+#include "peer/communicator.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/descriptor.h"
+#include "base/detail.h"
+#include "base/platform.h"
+
+void communicator_begin(struct communicator *c) {
+    pthread_mutex_lock(&c->lock);
+    c->users++;
+}
+
+pcclResult_t communicator_finish(struct communicator *c, pcclResult_t code) {
+    c->users--;
+    if (c->closing) pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    return code;
+}
+
+void communicator_enter(struct communicator *c) {
+    communicator_begin(c);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void communicator_exit(struct communicator *c) {
+    pthread_mutex_lock(&c->lock);
+    communicator_finish(c, pcclSuccess);
+}
+
+void communicator_hold(struct communicator *c) {
+    pthread_mutex_lock(&c->lock);
+    c->holds++;
+    pthread_mutex_unlock(&c->lock);
+}
+
+void communicator_release(struct communicator *c) {
+    pthread_mutex_lock(&c->lock);
+    c->holds--;
+    pthread_mutex_unlock(&c->lock);
+}
+
+bool communicator_is_dead(const struct communicator *c) {
+    return c->phase == COMMUNICATOR_DEAD ||
+           (c->phase == COMMUNICATOR_CONNECTED && member_phase(c->mind) == MEMBER_DEAD);
+}
+
+const char *communicator_why_dead(const struct communicator *c) {
+    return c->phase == COMMUNICATOR_DEAD ? c->reason : member_text(c->mind);
+}
+
+pcclResult_t communicator_dead(const struct communicator *c, pcclResult_t code) {
+    return detail_fail(code,
+                       "the communicator is dead (%s): destroy it and create a new one (in Python: call reconnect())",
+                       c->closing && !communicator_is_dead(c) ? "destroyed" : communicator_why_dead(c));
+}
+
+pcclResult_t communicator_check_usable(const struct communicator *c) {
+    if (communicator_is_dead(c)) return communicator_dead(c, pcclMasterConnectionFailed);
+    if (c->phase != COMMUNICATOR_CONNECTED)
+        return detail_fail(pcclInvalidUsage, "the communicator is not connected: call connect first");
+    if (c->closing) return detail_fail(pcclMasterConnectionFailed, "the communicator is being destroyed");
+    return pcclSuccess;
+}
+
+pcclResult_t communicator_check_no_ops(const struct communicator *c) {
+    size_t live = engine_live_ops(c->engine);
+    if (live == 0 && c->launches == 0 && c->holds == 0) return pcclSuccess;
+    return detail_fail(pcclPendingAsyncOps, "%zu un-awaited ops: await them first", live > 0 ? live : (size_t)1);
+}
+
+bool communicator_wait(struct communicator *c, const bool *done, int64_t deadline) {
+    while (!*done && !c->closing)
+        if (!platform_cond_wait(&c->changed, &c->lock, deadline) && !*done && !c->closing) return false;
+    return true;
+}
+
+pcclResult_t communicator_timed_out(const struct communicator *c) {
+    if (c->mind != NULL && member_is_seeking(c->mind) && c->waits_why[0] == 0)
+        return detail_fail(pcclTimedOut, "the master is lost (%s), and another one is looked for",
+                           member_lost_why(c->mind));
+    return detail_fail(pcclTimedOut, "%s", c->waits_why);
+}
+
+struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id) {
+    struct member *mind = member_new(id, c->params.group, c->params.lanes);
+    if (mind != NULL) member_set_recovery(mind, c->params.recovery_limit_ms, c->params.master_count);
+    return mind;
+}
+
+// ---- what programs ask ----
+
+pcclResult_t communicator_usable(struct communicator *c) {
+    communicator_begin(c);
+    return communicator_finish(c, communicator_check_usable(c));
+}
+
+pcclResult_t communicator_view(struct communicator *c, struct member_view *out) {
+    communicator_begin(c);
+    static const struct member_view alone = {.global_world = 1, .group_world = 1, .groups = 1, .largest_group = 1};
+    bool dead = communicator_is_dead(c);
+    pcclResult_t code = dead ? pcclSuccess : communicator_check_usable(c);
+    if (code == pcclSuccess) *out = dead ? alone : *member_adopted(c->mind);
+    return communicator_finish(c, code);
+}
+
+struct wire_id communicator_id(struct communicator *c) {
+    struct wire_id id = {{0}};
+    communicator_begin(c);
+    if (c->mind != NULL && !c->renewing) id = *member_id(c->mind);
+    communicator_finish(c, pcclSuccess);
+    return id;
+}
+
+void communicator_state(struct communicator *c, char *out, size_t capacity) {
+    communicator_begin(c);
+    if (communicator_is_dead(c))
+        snprintf(out, capacity, "dead: %s", communicator_why_dead(c));
+    else if (c->phase == COMMUNICATOR_CONNECTED && member_is_seeking(c->mind))
+        snprintf(out, capacity, "looking for a master: %s", member_lost_why(c->mind));
+    else if (c->phase == COMMUNICATOR_CONNECTED)
+        snprintf(out, capacity, "accepted epoch %llu", (unsigned long long)member_adopted(c->mind)->number);
+    else if (c->phase == COMMUNICATOR_CONNECTING && !c->renewing && member_phase(c->mind) == MEMBER_REGISTERED)
+        snprintf(out, capacity, "registered");
+    else
+        snprintf(out, capacity, "%s", c->phase == COMMUNICATOR_CONNECTING ? "connecting" : "idle");
+    communicator_finish(c, pcclSuccess);
+}
+
+bool communicator_set_masters(struct communicator *c, const struct wire_address *masters, uint32_t count) {
+    communicator_begin(c);
+    bool may = c->phase == COMMUNICATOR_IDLE && count >= 1 && count <= WIRE_MAX_MASTERS;
+    if (may) {
+        memcpy(c->params.masters, masters, count * sizeof *masters);
+        c->params.master_count = count;
+    }
+    communicator_finish(c, pcclSuccess);
+    return may;
+}
+
+bool communicator_set_recovery(struct communicator *c, uint32_t limit_ms) {
+    communicator_begin(c);
+    bool may = c->phase == COMMUNICATOR_IDLE;
+    if (may) c->params.recovery_limit_ms = limit_ms;
+    communicator_finish(c, pcclSuccess);
+    return may;
+}
+
+// ---- life ----
+
+struct communicator *communicator_new(const struct communicator_params *params) {
+    struct communicator *c = calloc(1, sizeof *c);
+    if (c == NULL) return NULL;
+    c->params = *params;
+    c->wake = wake_open();
+    if (c->wake < 0 || !platform_cond_init(&c->changed)) {
+        descriptor_close(c->wake);
+        free(c);
+        return NULL;
+    }
+    pthread_mutex_init(&c->lock, NULL);
+    output_init(&c->output, c->wake);
+    return c;
+}
+
+void communicator_free(struct communicator *c) {
+    output_fini(&c->output);
+    descriptor_close(c->wake);
+    pthread_cond_destroy(&c->changed);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}

@@ -1,0 +1,111 @@
+// What all parts of a communicator share: its lock, its phase, the mind, the engine, and the calls that are inside.
+// The parts stand above it, each with its own state: vote, ops, share, control; connect makes and frees the whole.
+//
+// Events are decided by the mind under the lock; what it decides is carried out without it. Nobody but the control
+// thread changes the mind's membership, so that thread may read it without the lock.
+//
+// Functions may be called from any thread. Results are those of pccl.h; whenever one is not pcclSuccess or
+// pcclTimedOut, the thread's detail text says why.
+#ifndef PCCL_PEER_COMMUNICATOR_H
+#define PCCL_PEER_COMMUNICATOR_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "data/engine.h"
+#include "pccl.h"
+#include "peer/member.h"
+#include "peer/output.h"
+
+struct control;
+struct vote;
+struct share;
+struct told;
+
+struct communicator_params {
+    struct wire_address masters[WIRE_MAX_MASTERS]; // in the order of preference
+    uint32_t master_count;
+    uint32_t recovery_limit_ms; // for how long a lost master is waited for; 0: not at all
+    uint32_t group;
+    uint32_t lanes; // 1..WIRE_MAX_LANES
+};
+
+enum communicator_phase {
+    COMMUNICATOR_IDLE,
+    COMMUNICATOR_CONNECTING,
+    COMMUNICATOR_CONNECTED,
+    COMMUNICATOR_DEAD,
+};
+
+struct communicator {
+    pthread_mutex_t lock; // of all but `output`
+    pthread_cond_t changed;
+    struct communicator_params params; // masters and limit change while it is idle
+    enum communicator_phase phase;
+    bool closing;
+    bool renewing;               // mind and engine are being made anew
+    uint32_t users;              // calls inside
+    uint32_t launches;           // ops being posted
+    uint32_t holds;              // communicator_hold
+    struct member *mind;         // of this connect attempt; membership changed by the control thread only
+    struct engine *engine;       // of this connect attempt; stays while connected
+    char reason[MEMBER_TEXT];    // why the attempt failed, or the communicator died
+    char waits_why[MEMBER_TEXT]; // the last that a master said of waiting in this call; "": nothing yet
+    struct output output;        // has a lock of its own
+    int wake;                    // the control thread's
+    struct vote *vote;           // of vote.c
+    struct share *share;         // of share.c
+    struct told *told;           // of ops.c; made at first use
+    struct control *control;     // of control.c
+};
+
+// No network, no thread, no part. NULL when the system refuses.
+struct communicator *communicator_new(const struct communicator_params *params);
+// Nobody else may hold it. Its parts, mind and engine are gone.
+void communicator_free(struct communicator *c);
+
+// ---- what programs ask ----
+// For the next connect, and until then only: the masters to be tried, 1..WIRE_MAX_MASTERS.
+bool communicator_set_masters(struct communicator *c, const struct wire_address *masters, uint32_t count);
+// For the next connect, likewise: how long a lost master is waited for.
+bool communicator_set_recovery(struct communicator *c, uint32_t limit_ms);
+// Connected and alive: pcclSuccess, pcclInvalidUsage or pcclMasterConnectionFailed. The first check of every call.
+pcclResult_t communicator_usable(struct communicator *c);
+// The adopted snapshot; all ones when dead. pcclInvalidUsage: never connected.
+pcclResult_t communicator_view(struct communicator *c, struct member_view *out);
+// The id that this peer has in the run; all 0 before it has connected.
+struct wire_id communicator_id(struct communicator *c);
+// Live state in a few words, cut to `capacity` > 0.
+void communicator_state(struct communicator *c, char *out, size_t capacity);
+// Between these two it is not freed, though that may be under way: for a call that makes several of the others.
+void communicator_enter(struct communicator *c);
+void communicator_exit(struct communicator *c);
+// Between these two it counts as having un-awaited ops.
+void communicator_hold(struct communicator *c);
+void communicator_release(struct communicator *c);
+
+// ---- what its parts use; lock held, if not said otherwise ----
+// Takes the lock; the first of every call.
+void communicator_begin(struct communicator *c);
+// Gives it back, and returns `code`; the last of every call.
+pcclResult_t communicator_finish(struct communicator *c, pcclResult_t code);
+// Whether it is dead; the mind knows of it a moment before the phase does.
+bool communicator_is_dead(const struct communicator *c);
+// Why it is dead.
+const char *communicator_why_dead(const struct communicator *c);
+// pcclMasterConnectionFailed or another code, for a communicator that is dead.
+pcclResult_t communicator_dead(const struct communicator *c, pcclResult_t code);
+// As communicator_usable.
+pcclResult_t communicator_check_usable(const struct communicator *c);
+// That no op is live: or pcclPendingAsyncOps.
+pcclResult_t communicator_check_no_ops(const struct communicator *c);
+// Until `*done` or the communicator is being destroyed; false when the deadline passed first.
+bool communicator_wait(struct communicator *c, const bool *done, int64_t deadline_ns);
+// pcclTimedOut, and what is known here of whom the call waits for.
+pcclResult_t communicator_timed_out(const struct communicator *c);
+// A mind for the next attempt; the lock is not held. NULL when memory is refused.
+struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id);
+
+#endif

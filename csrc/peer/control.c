@@ -1,0 +1,471 @@
+#define _GNU_SOURCE
+#include "peer/control.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "base/descriptor.h"
+#include "base/log.h"
+#include "base/platform.h"
+#include "peer/link.h"
+#include "peer/master_link.h"
+#include "peer/reports.h"
+#include "peer/share.h"
+#include "peer/vote.h"
+
+enum {
+    DATA_WAKE = 0, // epoll data
+    DATA_MASTER = 1,
+    DATA_LINKS = 2,
+    EVENTS_PER_TURN = 1024, // all at once, strangers' too, so that a tick comes after everything that has arrived
+};
+
+struct control {
+    struct communicator *c;
+    struct attempt attempt; // guarded by the communicator's lock
+    struct reports reports; // has a lock of its own
+
+    // the thread's own
+    pthread_t thread;
+    bool runs; // of control_start
+    int epoll;
+    struct master_link *master;
+    uint16_t links_port;
+    struct links *links; // NULL: there is no connection to a master, and none is looked for
+    struct member_output actions;
+    struct log_limit waiting_log; // what a master says of waiting
+};
+
+static const char no_memory[] = "the system refused memory or descriptors";
+
+static void hang_up(struct control *t) {
+    master_link_close(t->master);
+    links_free(t->links);
+    t->links = NULL;
+}
+
+// ---- endings ----
+
+// Ends the connect attempt; `view` may be NULL. Unless it succeeded, the caller may free mind and engine from then on.
+static void end_attempt(struct control *t, int code, const struct member_view *view, const char *text) {
+    struct communicator *c = t->c;
+    if (code != pcclSuccess) {
+        LOG(LOG_ERR, "connect failed: %s", text);
+        hang_up(t);
+    }
+    pthread_mutex_lock(&c->lock);
+    t->attempt.done = true;
+    t->attempt.code = code;
+    if (view != NULL) t->attempt.view = *view;
+    if (code != pcclSuccess) snprintf(c->reason, sizeof c->reason, "%s", text);
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void end_vote(struct control *t, const struct member_action *action) {
+    pthread_mutex_lock(&t->c->lock);
+    if (action->end != NULL) share_ended(t->c, action->end);
+    vote_end(t->c, action->code, action->value, &action->view);
+    pthread_mutex_unlock(&t->c->lock);
+}
+
+static void die(struct control *t, const char *text) {
+    struct communicator *c = t->c;
+    LOG(LOG_ERR, "the communicator is dead: %s", text);
+    hang_up(t);
+    pthread_mutex_lock(&c->lock);
+    // Nobody has heard yet that connect has succeeded: then it has failed, and may be called again.
+    bool connected = c->phase != COMMUNICATOR_CONNECTING;
+    if (connected)
+        c->phase = COMMUNICATOR_DEAD;
+    else
+        t->attempt.code = pcclMasterConnectionFailed;
+    snprintf(c->reason, sizeof c->reason, "%s", text);
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    if (connected) engine_kill(c->engine);
+}
+
+// Memory ran out in the middle of an event: nothing is known for sure any more.
+static void die_of_memory(struct control *t) {
+    die(t, no_memory);
+    end_vote(t, &(struct member_action){.code = pcclMasterConnectionFailed});
+    end_attempt(t, pcclInternalError, NULL, no_memory);
+}
+
+// ---- carrying out what the mind decides ----
+
+static bool enter_epoch(struct control *t, const struct epoch *entered) {
+    struct engine_epoch epoch = {
+        .run = entered->run,
+        .generation = entered->generation,
+        .group_epoch = entered->group_epoch,
+        .lost = entered->lost,
+        .latency_us = entered->latency_us,
+        .megabytes_per_s = entered->megabytes_per_s,
+        .rank = entered->ring.rank,
+        .count = entered->ring.count,
+    };
+    struct engine_member *members = calloc(epoch.count, sizeof *members);
+    if (members == NULL) return false;
+    for (uint32_t i = 0; i < epoch.count; i++)
+        members[i] = (struct engine_member){entered->ring.members[i].id, epoch_lanes(entered, i)};
+    epoch.members = members;
+    engine_enter_epoch(t->c->engine, &epoch);
+    free(members);
+    return true;
+}
+
+// Registration tells the secret and the run.
+static void introduce(struct control *t) {
+    const struct member *mind = t->c->mind;
+    const struct wire_welcome *welcome = member_welcome(mind);
+    struct wire_header header = member_header(mind);
+    struct link_identity identity = {.self = *member_id(mind), .run = header.run, .generation = header.generation};
+    memcpy(identity.secret, welcome->secret, sizeof identity.secret);
+    links_identify(t->links, &identity);
+    links_set_park_limit(t->links, member_link_limit_ns(mind));
+    // so that a link is found out twice within a limit
+    engine_set_silence(t->c->engine, (int64_t)welcome->heartbeat_limit_ms * MS_NS / 2);
+    output_name(&t->c->output, &header);
+}
+
+// A master has refused this newcomer: perhaps the next one of the list serves the run. False: there is none, or memory
+// was refused.
+static bool try_next_master(struct control *t, int64_t now) {
+    struct communicator *c = t->c;
+    struct member *fresh = communicator_new_member(c, member_id(c->mind));
+    if (fresh == NULL || !master_link_join_next(t->master, now)) {
+        member_free(fresh);
+        return false;
+    }
+    links_free(t->links);
+    t->links = NULL;
+    pthread_mutex_lock(&c->lock);
+    member_free(c->mind);
+    c->mind = fresh;
+    pthread_mutex_unlock(&c->lock);
+    return true;
+}
+
+// The master is lost: links and ops go on while another one is looked for.
+static void seek_master(struct control *t, int64_t now) {
+    const struct member *mind = t->c->mind;
+    bool lost_now = !master_link_seeks(t->master);
+    if (lost_now && master_link_is_open(t->master)) { // silent: should it wake up, it is not to take this for a death
+        struct wire_buffer moved = {0};
+        wire_encode_empty(&moved, member_header(mind), WIRE_MOVED);
+        output_send(&t->c->output, &moved);
+        wire_buffer_fini(&moved);
+    }
+    if (lost_now)
+        LOG(LOG_ERR, "%s: looking for a master for up to %u s, while calls wait", member_lost_why(mind),
+            t->c->params.recovery_limit_ms / 1000);
+    master_link_seek(t->master, now);
+}
+
+static void tell_waiting(struct control *t) {
+    const struct member *mind = t->c->mind;
+    bool without = member_phase(mind) == MEMBER_JOINING || member_is_seeking(mind);
+    const char *who = without ? "the master " : "";
+    pthread_mutex_lock(&t->c->lock);
+    snprintf(t->c->waits_why, sizeof t->c->waits_why, "%s%s", who, member_waits_why(mind));
+    pthread_mutex_unlock(&t->c->lock);
+    LOG_LIMITED(&t->waiting_log, without ? LOG_ERR : LOG_NOTICE, "%s%s", who, member_waits_why(mind));
+}
+
+// False: memory was refused.
+static bool perform(struct control *t, const struct member_action *action, int64_t now) {
+    struct communicator *c = t->c;
+    bool needs_links = action->kind == MEMBER_DIAL || action->kind == MEMBER_DROP_PEER ||
+                       action->kind == MEMBER_PROBE || action->kind == MEMBER_RECHECK;
+    if (needs_links && t->links == NULL) return true; // the connection has ended
+    switch (action->kind) {
+    case MEMBER_DIAL:
+        links_dial(t->links, &action->id, action->index, &action->address, now + member_link_limit_ns(c->mind));
+        break;
+    case MEMBER_DROP_PEER:
+        links_cancel(t->links, &action->id);
+        engine_drop_peer(c->engine, &action->id);
+        break;
+    case MEMBER_MISSED_LOSS: engine_missed_loss(c->engine, action->group_epoch); break;
+    case MEMBER_ENTER_EPOCH: return enter_epoch(t, action->epoch);
+    case MEMBER_LINKS_READY: engine_links_ready(c->engine, action->group_epoch); break;
+    case MEMBER_VERDICT: engine_verdict(c->engine, action->verdict); break;
+    case MEMBER_PROBE:
+        links_probe(t->links, &action->id, &action->address, action->duration_ms, now + member_link_limit_ns(c->mind));
+        break;
+    case MEMBER_CONNECT_END:
+        if (action->code != pcclMasterConnectionFailed || !try_next_master(t, now))
+            end_attempt(t, action->code, &action->view, member_text(c->mind));
+        break;
+    case MEMBER_VOTE_END: end_vote(t, action); break;
+    case MEMBER_SYNC_PLAN: share_planned(c, action->plan, now); break;
+    case MEMBER_RECHECK:
+        introduce(t);
+        links_recheck(t->links);
+        break;
+    case MEMBER_SEEK: seek_master(t, now); break;
+    case MEMBER_FOUND: master_link_found(t->master, now); break;
+    case MEMBER_WAITING: tell_waiting(t); break;
+    case MEMBER_DIE: die(t, member_text(c->mind)); break;
+    }
+    return true;
+}
+
+// ---- events ----
+
+// Around each event: the mind is told between the two, under the lock; then what it decides is carried out, without it.
+static struct member *event_begin(struct control *t) {
+    member_output_clear(&t->actions);
+    pthread_mutex_lock(&t->c->lock);
+    return t->c->mind;
+}
+
+static void event_end(struct control *t, int64_t now) {
+    pthread_mutex_unlock(&t->c->lock);
+    bool fits = !t->actions.failed && !t->actions.frames.failed;
+    for (size_t i = 0; i < t->actions.count && fits; i++) fits = perform(t, &t->actions.actions[i], now);
+    if (fits)
+        output_send(&t->c->output, &t->actions.frames);
+    else
+        die_of_memory(t);
+}
+
+static enum member_judgement judge(void *control, const struct wire_link_hello *hello) {
+    return member_judge_hello(((struct control *)control)->c->mind, hello);
+}
+
+static void take_link_events(struct control *t, int64_t now) {
+    struct link_event event;
+    while (t->links != NULL && links_next(t->links, &event)) {
+        if (event.kind == LINK_EVENT_UP) {
+            LOG(LOG_DEBUG, "link %u to peer %02x%02x%02x%02x is up", event.index, event.id.bytes[0], event.id.bytes[1],
+                event.id.bytes[2], event.id.bytes[3]);
+            engine_add_link(t->c->engine, &event.id, event.index, event.fd);
+        }
+        struct member *mind = event_begin(t);
+        if (event.kind == LINK_EVENT_UP)
+            member_link_up(mind, &event.id, event.index, event.latency_us, now, &t->actions);
+        else if (event.kind == LINK_EVENT_FAILED)
+            member_link_failed(mind, &event.id, event.index, &t->actions);
+        else if (event.outgoing)
+            member_measured(mind, member_id(mind), &event.id, event.bytes_per_s, &t->actions);
+        else
+            member_measured(mind, &event.id, member_id(mind), event.bytes_per_s, &t->actions);
+        event_end(t, now);
+    }
+}
+
+// Tells the mind of links that the engine saw break.
+static void lose_links(struct control *t, int64_t now) {
+    struct lost_link lost;
+    bool refused = false, any = true;
+    while (any && t->links != NULL) {
+        any = reports_next(&t->reports, &lost, &refused);
+        if (refused) die_of_memory(t);
+        if (!any || t->links == NULL) return;
+        // Made again meanwhile: then the news is old.
+        if (!wire_id_equal(&lost.id, member_id(t->c->mind)) && engine_has_link(t->c->engine, &lost.id, lost.index))
+            continue;
+        member_link_lost(event_begin(t), &lost.id, lost.index, lost.silent, now, &t->actions);
+        event_end(t, now);
+    }
+}
+
+// ---- the master ----
+
+static void join(struct control *t, int64_t now) {
+    struct wire_address local;
+    t->links = links_new(t->epoll, DATA_LINKS, member_id(t->c->mind), judge, t);
+    int error = t->links == NULL ? ENOMEM : 0;
+    if (error == 0 && !master_link_local(t->master, &local)) error = errno;
+    if (error == 0) error = -links_listen(t->links, &local, &t->links_port);
+    if (error != 0) {
+        links_free(t->links);
+        t->links = NULL;
+        master_link_refuse(t->master, "could not listen for other peers on the address that leads to the master at",
+                           error, now);
+        return;
+    }
+    reports_forget(&t->reports);
+    master_link_use(t->master, NULL);
+    member_join(event_begin(t), t->links_port, now, &t->actions);
+    event_end(t, now);
+}
+
+static void resume(struct control *t, int64_t now) {
+    struct wire_hash content;
+    enum member_tensors tensors;
+    if (!share_restart(t->c, &tensors, &content)) reports_refused(&t->reports);
+    member_resume(event_begin(t), t->links_port, tensors, &content, now, &t->actions);
+    pthread_mutex_unlock(&t->c->lock);
+    master_link_use(t->master, &t->actions.frames); // nothing that the data plane says may come before
+}
+
+static void take_frame(struct control *t, const struct master_event *event, int64_t now) {
+    // Links that broke before an epoch are made again in it only if the mind knows of them.
+    if (event->header.type == WIRE_EPOCH || event->header.type == WIRE_CANDIDATE) lose_links(t, now);
+    if (!master_link_is_open(t->master)) return;
+    member_frame(event_begin(t), &event->header, event->body, now, &t->actions);
+    event_end(t, now);
+}
+
+static void disconnected(struct control *t, const char *why, int64_t now) {
+    static const char not_a_master[] = " (is it a pccl master, and not the port of a peer?)";
+    char address[64], text[2 * MASTER_LINK_TEXT];
+    snprintf(text, sizeof text, "the connection to the master at %s broke: %s%s",
+             master_link_address(t->master, address), why,
+             member_phase(t->c->mind) == MEMBER_JOINING ? not_a_master : "");
+    member_disconnected(event_begin(t), text, now, &t->actions);
+    event_end(t, now);
+}
+
+static void take_master_events(struct control *t, int64_t now) {
+    struct master_event event;
+    while (master_link_next(t->master, &event, &now)) {
+        switch (event.kind) {
+        case MASTER_ANSWERS: (master_link_seeks(t->master) ? resume : join)(t, now); break;
+        case MASTER_FRAME: take_frame(t, &event, now); break;
+        case MASTER_BROKE: disconnected(t, event.text, now); break;
+        case MASTER_UNREACHABLE:
+            end_attempt(t, event.internal ? pcclInternalError : pcclMasterConnectionFailed, NULL, event.text);
+            break;
+        }
+    }
+}
+
+// At a later master of the list without enough others: they may be at an earlier one by now. Where enough are it has
+// promised, and waits longer.
+static void look_again(struct control *t, int64_t now) {
+    if (!master_link_seeks(t->master) || !master_link_is_open(t->master) || !master_link_has_earlier(t->master) ||
+        now < member_waits_until(t->c->mind))
+        return;
+    member_disconnected(event_begin(t), "no run was taken up there", now, &t->actions);
+    event_end(t, now);
+    master_link_seek_anew(t->master, now);
+}
+
+// ---- the loop ----
+
+static void tick(struct control *t, int64_t now) {
+    look_again(t, now);
+    master_link_tick(t->master, now);
+    if (t->links == NULL) return;
+    links_tick(t->links, now);
+    if (now < member_deadline(t->c->mind)) return;
+    struct member *mind = event_begin(t);
+    if (master_link_is_open(t->master)) member_round_trip(mind, master_link_round_trip_ns(t->master));
+    member_tick(mind, now, &t->actions);
+    event_end(t, now);
+}
+
+static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int64_t next_deadline(const struct control *t) {
+    int64_t at = master_link_deadline(t->master);
+    return t->links == NULL ? at : earlier(at, earlier(member_deadline(t->c->mind), links_deadline(t->links)));
+}
+
+// When to look again. An engine stays while connected.
+static int64_t watch_engine(struct control *t) {
+    pthread_mutex_lock(&t->c->lock);
+    struct engine *engine = t->c->phase == COMMUNICATOR_CONNECTED ? t->c->engine : NULL;
+    pthread_mutex_unlock(&t->c->lock);
+    return engine == NULL ? INT64_MAX : engine_watch(engine);
+}
+
+// What callers want. False: the communicator is destroyed.
+static bool take_wishes(struct control *t, int64_t now) {
+    pthread_mutex_lock(&t->c->lock);
+    bool wanted = t->attempt.wanted, closing = t->c->closing;
+    t->attempt.wanted = false;
+    pthread_mutex_unlock(&t->c->lock);
+    if (wanted && !closing) master_link_join(t->master, t->c->params.masters, t->c->params.master_count, now);
+    return !closing;
+}
+
+static void handle(struct control *t, const struct epoll_event *event, int64_t now) {
+    if (event->data.u64 == DATA_WAKE) {
+        wake_clear(t->c->wake);
+    } else if (event->data.u64 == DATA_MASTER) {
+        master_link_event(t->master, event->events, now);
+        take_master_events(t, now);
+    } else if (t->links != NULL) {
+        links_event(t->links, event->data.u64, event->events, now);
+        take_link_events(t, now);
+    }
+}
+
+static void leave(struct control *t) {
+    if (master_link_is_open(t->master)) {
+        member_leave(event_begin(t), &t->actions);
+        event_end(t, platform_now_ns());
+        master_link_end(t->master); // LEAVE goes out before the end of the stream
+    }
+    hang_up(t);
+}
+
+static void *run(void *control) {
+    struct control *t = control;
+    struct epoll_event events[EVENTS_PER_TURN];
+    int64_t now = platform_now_ns();
+    bool overslept = false;
+    while (take_wishes(t, now)) {
+        lose_links(t, now);
+        take_master_events(t, now);
+        take_link_events(t, now);
+        master_link_watch(t->master);
+        int64_t began = platform_now_ns();
+        int wait_ms = platform_wait_ms(began, earlier(watch_engine(t), next_deadline(t)));
+        int count = epoll_wait(t->epoll, events, EVENTS_PER_TURN, wait_ms);
+        now = platform_now_ns();
+        for (int i = 0; i < count; i++) handle(t, &events[i], now);
+        overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
+        if (!overslept) tick(t, now);
+    }
+    leave(t);
+    return NULL;
+}
+
+// ---- life ----
+
+struct control *control_new(struct communicator *c) {
+    struct control *t = calloc(1, sizeof *t);
+    if (t == NULL) return NULL;
+    t->c = c;
+    t->waiting_log = (struct log_limit){.lines = 3, .seconds = 10};
+    reports_init(&t->reports, &c->output);
+    t->epoll = descriptor_epoll();
+    t->master = master_link_new(t->epoll, DATA_MASTER, &c->output);
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA_WAKE};
+    if (t->epoll >= 0 && t->master != NULL && epoll_ctl(t->epoll, EPOLL_CTL_ADD, c->wake, &event) == 0) return t;
+    control_free(t);
+    return NULL;
+}
+
+void control_free(struct control *t) {
+    if (t == NULL) return;
+    master_link_free(t->master);
+    reports_fini(&t->reports);
+    member_output_fini(&t->actions);
+    descriptor_close(t->epoll);
+    free(t);
+}
+
+struct engine_callbacks control_callbacks(struct control *t) { return reports_callbacks(&t->reports); }
+
+bool control_start(struct control *t) {
+    if (!t->runs) t->runs = platform_thread_start(&t->thread, "pccl:control", run, t);
+    return t->runs;
+}
+
+void control_join(struct control *t) {
+    if (t->runs) pthread_join(t->thread, NULL);
+    t->runs = false;
+}
+
+struct attempt *control_attempt(struct control *t) { return &t->attempt; }

@@ -1,0 +1,32 @@
+// The control thread of a communicator (`pccl:control`): what happens is told to the mind, and what the mind decides is
+// carried out. It owns the connection to the master, and all connections to peers until they are links.
+#ifndef PCCL_PEER_CONTROL_H
+#define PCCL_PEER_CONTROL_H
+
+#include <stdbool.h>
+
+#include "peer/communicator.h"
+
+// NULL when the system refuses.
+struct control *control_new(struct communicator *c);
+// The thread has ended, and the engine of `control_callbacks` too. NULL is allowed.
+void control_free(struct control *control);
+struct engine_callbacks control_callbacks(struct control *control);
+
+// Starts the thread, unless it runs. False: the system refuses. Not from two threads at once.
+bool control_start(struct control *control);
+// Joins the thread, which ends once the communicator is closing.
+void control_join(struct control *control);
+
+// Of the connect attempt under way.
+struct attempt {
+    bool wanted; // the thread has to begin it
+    bool waited; // a call is inside
+    bool done;   // with what follows
+    int code;
+    struct member_view view;
+};
+// Guarded by the communicator's lock.
+struct attempt *control_attempt(struct control *control);
+
+#endif

@@ -1,0 +1,80 @@
+// What a peer's mind decides: actions for its body, frames for the master, and which hellos are let in. Pure.
+#ifndef PCCL_PEER_DECISION_H
+#define PCCL_PEER_DECISION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "net/wire.h"
+#include "ops/epoch.h"
+
+enum { MEMBER_NO_RANK = UINT32_MAX };
+
+// The numbers a program may see of one epoch. `rank`: of this peer in its group, by join numbers; MEMBER_NO_RANK where
+// it is not known.
+struct member_view {
+    uint64_t number, group_epoch;
+    uint32_t global_world, group_world, groups, largest_group, rank;
+};
+
+struct member_view member_view_of(const struct wire_epoch *epoch, const struct epoch_ring *ring);
+
+enum member_action_kind {
+    MEMBER_DIAL,      // make link (id, index) to address, then member_link_up or member_link_failed
+    MEMBER_DROP_PEER, // id is gone: close its links
+    // own group lost somebody in group_epoch, which is never entered; comes before the next ENTER_EPOCH
+    MEMBER_MISSED_LOSS,
+    MEMBER_ENTER_EPOCH, // own group changed: epoch; borrowed until the next event
+    MEMBER_LINKS_READY, // all links of group_epoch are there
+    MEMBER_VERDICT,     // verdict; borrowed until the next event
+    MEMBER_PROBE,       // flood id at address for duration_ms
+    MEMBER_CONNECT_END, // code (pcclResult_t), view; text when it failed
+    MEMBER_VOTE_END,    // code, value, view; text when it failed; `end` when SYNC_END ended it
+    MEMBER_SYNC_PLAN,   // plan; borrowed until the next event
+    MEMBER_RECHECK,     // parked hellos are to be judged again
+    // the master is lost (text): close its connection, keep all links, connect to a master and call member_resume
+    MEMBER_SEEK,
+    MEMBER_FOUND,   // the run goes on with the master of that connection
+    MEMBER_WAITING, // the master has no run for this peer yet, or says for whom it waits: member_waits_why
+    MEMBER_DIE,     // the communicator is dead: text
+};
+
+struct member_action {
+    enum member_action_kind kind;
+    struct wire_id id;
+    struct wire_address address;
+    uint32_t index, duration_ms;
+    uint64_t group_epoch;
+    struct epoch *epoch;
+    const struct wire_verdict *verdict;
+    const struct wire_sync_plan *plan;
+    const struct wire_sync_end *end;
+    int code;
+    uint64_t value;
+    struct member_view view;
+};
+
+struct member_output {
+    struct member_action *actions;
+    size_t count, capacity;
+    struct wire_buffer frames; // to the master; sent after the actions
+    bool failed;
+};
+
+void member_output_clear(struct member_output *output); // keeps the memory
+void member_output_fini(struct member_output *output);
+// Adds an action, to be filled in. Never NULL: when memory is refused, `failed` is set and what is written is never
+// read.
+struct member_action *member_act(struct member_output *output, enum member_action_kind kind);
+
+// What the tensors of a round of shared state hold when its master is lost.
+enum member_tensors {
+    MEMBER_TENSORS_AS_VOTED,
+    MEMBER_TENSORS_RECEIVED, // wholly
+    MEMBER_TENSORS_TORN,
+};
+
+enum member_judgement { MEMBER_ACCEPT, MEMBER_PARK, MEMBER_REJECT };
+
+#endif

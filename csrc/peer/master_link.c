@@ -1,0 +1,261 @@
+#define _GNU_SOURCE
+#include "peer/master_link.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "base/log.h"
+#include "base/platform.h"
+#include "net/socket.h"
+#include "peer/member.h"
+#include "peer/seek.h"
+
+enum { INPUT_BYTES = WIRE_HEADER_BYTES + WIRE_MAX_CONTROL_BYTES };
+
+struct master_link {
+    int epoll;
+    uint64_t data;
+    struct output *output;
+    int fd; // also of `output`; -1: not connected
+    bool watching_output;
+    int dial_fd; // the connection that is being made, or -1
+    int64_t dial_deadline;
+    struct seek seek;
+    bool seeking; // the master is lost
+    int64_t lost_at;
+    bool answers, readable;    // to be told
+    struct master_event ended; // likewise: MASTER_UNREACHABLE
+    bool unreachable;
+    size_t taken, length; // of `input`
+    uint8_t input[INPUT_BYTES];
+};
+
+struct master_link *master_link_new(int epoll, uint64_t data, struct output *output) {
+    struct master_link *m = malloc(sizeof *m);
+    if (m == NULL) return NULL;
+    memset(m, 0, offsetof(struct master_link, input));
+    m->epoll = epoll;
+    m->data = data;
+    m->output = output;
+    m->fd = m->dial_fd = -1;
+    m->dial_deadline = INT64_MAX;
+    return m;
+}
+
+void master_link_free(struct master_link *m) {
+    if (m != NULL) master_link_close(m);
+    free(m);
+}
+
+static void leave(struct master_link *m) {
+    int fd = output_close(m->output);
+    if (fd < 0) fd = m->dial_fd;
+    m->fd = m->dial_fd = -1;
+    if (fd >= 0) {
+        epoll_ctl(m->epoll, EPOLL_CTL_DEL, fd, NULL);
+        socket_close(fd);
+    }
+    m->watching_output = m->answers = m->readable = false;
+    m->dial_deadline = INT64_MAX;
+    m->taken = m->length = 0;
+}
+
+void master_link_close(struct master_link *m) {
+    leave(m);
+    m->seeking = false;
+}
+
+void master_link_end(struct master_link *m) {
+    if (m->fd >= 0) shutdown(m->fd, SHUT_WR);
+}
+
+// ---- dialling ----
+
+static void dial(struct master_link *m, int64_t now);
+
+static void fail_dial(struct master_link *m, bool internal, const char *what, int error, int64_t now) {
+    char address[64];
+    struct master_event ended = {.kind = MASTER_UNREACHABLE, .internal = internal};
+    snprintf(ended.text, sizeof ended.text, "%s %s: %s", what, master_link_address(m, address), strerror(error));
+    leave(m);
+    bool more = seek_failed(&m->seek, now);
+    if (m->seeking) {
+        if (seek_tells(&m->seek, now)) LOG(LOG_ERR, "still looking for a master: %s", ended.text);
+    } else if (more) {
+        dial(m, now);
+    } else {
+        m->ended = ended;
+        m->unreachable = true;
+    }
+}
+
+static void dial(struct master_link *m, int64_t now) {
+    int fd = socket_dial(seek_master(&m->seek));
+    if (fd < 0) {
+        fail_dial(m, false, "could not connect to the master at", -fd, now);
+        return;
+    }
+    m->dial_fd = fd;
+    m->dial_deadline = now + (m->seeking || m->seek.count > 1 ? SEEK_DIAL_MS : MEMBER_JOIN_LIMIT_MS) * MS_NS;
+    struct epoll_event event = {.events = EPOLLOUT, .data.u64 = m->data};
+    if (epoll_ctl(m->epoll, EPOLL_CTL_ADD, fd, &event) != 0)
+        fail_dial(m, true, "could not watch the connection to the master at", errno, now);
+}
+
+void master_link_join(struct master_link *m, const struct wire_address *masters, uint32_t count, int64_t now) {
+    m->seek.masters = masters;
+    m->seek.count = count;
+    m->unreachable = false;
+    seek_begin(&m->seek, false, now);
+    dial(m, now);
+}
+
+bool master_link_join_next(struct master_link *m, int64_t now) {
+    if (m->seek.again || !seek_failed(&m->seek, now)) return false;
+    master_link_close(m);
+    dial(m, now);
+    return true;
+}
+
+void master_link_seek(struct master_link *m, int64_t now) {
+    leave(m);
+    if (m->seeking) {
+        seek_failed(&m->seek, now);
+        return;
+    }
+    m->seeking = true;
+    m->lost_at = now;
+    seek_begin(&m->seek, true, now);
+}
+
+void master_link_seek_anew(struct master_link *m, int64_t now) { seek_anew(&m->seek, now); }
+
+void master_link_found(struct master_link *m, int64_t now) {
+    char address[64];
+    LOG(LOG_NOTICE, "the run goes on with the master at %s, after %lld ms", master_link_address(m, address),
+        (long long)((now - m->lost_at) / MS_NS));
+    m->seeking = false;
+}
+
+void master_link_use(struct master_link *m, struct wire_buffer *first) {
+    m->fd = m->dial_fd;
+    m->dial_fd = -1;
+    m->dial_deadline = INT64_MAX;
+    output_open(m->output, m->fd, first);
+}
+
+void master_link_refuse(struct master_link *m, const char *what, int error, int64_t now) {
+    fail_dial(m, true, what, error, now);
+}
+
+bool master_link_local(const struct master_link *m, struct wire_address *out) {
+    return socket_local_address(m->dial_fd, out);
+}
+
+static void answer(struct master_link *m, uint32_t events, int64_t now) {
+    int error = -socket_connect_result(m->dial_fd);
+    if (error == EINPROGRESS && (events & EPOLLHUP) == 0) return;
+    if (error != 0) {
+        fail_dial(m, false, "could not connect to the master (is it running?) at", error, now);
+        return;
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = m->data};
+    if (epoll_ctl(m->epoll, EPOLL_CTL_MOD, m->dial_fd, &event) != 0)
+        fail_dial(m, true, "could not watch the connection to the master at", errno, now);
+    else
+        m->answers = true;
+}
+
+// ---- reading ----
+
+static bool broke(struct master_link *m, struct master_event *out, const char *why) {
+    m->readable = false;
+    out->kind = MASTER_BROKE;
+    snprintf(out->text, sizeof out->text, "%s", why);
+    return true;
+}
+
+// A whole frame of the input, or bytes that are none. False: more has to be read.
+static bool take_frame(struct master_link *m, struct master_event *out) {
+    if (m->length - m->taken < WIRE_HEADER_BYTES) return false;
+    const uint8_t *frame = m->input + m->taken;
+    if (!wire_header_decode(frame, &out->header) || out->header.length > WIRE_MAX_CONTROL_BYTES) {
+        m->taken = m->length;
+        return broke(m, out, "it sent bytes that make no sense: is it a pccl master of this version?");
+    }
+    if (m->length - m->taken - WIRE_HEADER_BYTES < out->header.length) return false;
+    out->kind = MASTER_FRAME;
+    out->body = frame + WIRE_HEADER_BYTES;
+    m->taken += WIRE_HEADER_BYTES + out->header.length;
+    return true;
+}
+
+bool master_link_next(struct master_link *m, struct master_event *out, int64_t *now) {
+    if (m->unreachable) {
+        *out = m->ended;
+        m->unreachable = false;
+        return true;
+    }
+    if (m->answers) {
+        out->kind = MASTER_ANSWERS;
+        m->answers = false;
+        return true;
+    }
+    while (m->fd >= 0) {
+        if (take_frame(m, out)) return true;
+        m->length -= m->taken;
+        memmove(m->input, m->input + m->taken, m->length);
+        m->taken = 0;
+        if (!m->readable) return false;
+        ptrdiff_t got = socket_receive(m->fd, m->input + m->length, INPUT_BYTES - m->length);
+        *now = platform_now_ns(); // this process may have been stopped since it looked last
+        if (got > 0) m->length += (size_t)got;
+        if (got == -EAGAIN)
+            m->readable = false;
+        else if (got <= 0)
+            return broke(m, out, got == 0 ? "the master closed it" : strerror((int)-got));
+    }
+    return false;
+}
+
+// ---- called by the loop ----
+
+void master_link_event(struct master_link *m, uint32_t events, int64_t now) {
+    if (m->fd >= 0)
+        m->readable |= (events & ~(uint32_t)EPOLLOUT) != 0;
+    else if (m->dial_fd >= 0 && !m->answers)
+        answer(m, events, now);
+}
+
+void master_link_watch(struct master_link *m) {
+    bool wanted = output_flush(m->output);
+    if (m->fd < 0 || wanted == m->watching_output) return;
+    struct epoll_event event = {.events = EPOLLIN | (wanted ? (uint32_t)EPOLLOUT : 0), .data.u64 = m->data};
+    if (epoll_ctl(m->epoll, EPOLL_CTL_MOD, m->fd, &event) == 0) m->watching_output = wanted;
+}
+
+static bool waits_to_dial(const struct master_link *m) { return m->seeking && m->dial_fd < 0 && m->fd < 0; }
+
+void master_link_tick(struct master_link *m, int64_t now) {
+    if (now >= m->dial_deadline)
+        fail_dial(m, false, "no answer from the master (wrong address, or a firewall?) at", ETIMEDOUT, now);
+    if (waits_to_dial(m) && now >= m->seek.next) dial(m, now);
+}
+
+int64_t master_link_deadline(const struct master_link *m) {
+    return waits_to_dial(m) && m->seek.next < m->dial_deadline ? m->seek.next : m->dial_deadline;
+}
+
+// ---- state ----
+
+bool master_link_is_open(const struct master_link *m) { return m->fd >= 0; }
+bool master_link_seeks(const struct master_link *m) { return m->seeking; }
+bool master_link_has_earlier(const struct master_link *m) { return m->seek.at > 0; }
+int64_t master_link_round_trip_ns(const struct master_link *m) { return socket_round_trip_us(m->fd) * US_NS; }
+const char *master_link_address(const struct master_link *m, char out[64]) {
+    return socket_address_format(out, 64, seek_master(&m->seek));
+}

@@ -1,0 +1,70 @@
+// The connection to the master: dialling the masters of a list one after another, and reading frames. What is sent goes
+// through peer/output. Owned and called by the control thread alone; nothing here blocks. What happens is taken with
+// master_link_next, as with the links to other peers (peer/link).
+#ifndef PCCL_PEER_MASTER_LINK_H
+#define PCCL_PEER_MASTER_LINK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "net/wire.h"
+#include "peer/output.h"
+
+struct master_link;
+
+enum { MASTER_LINK_TEXT = 240 };
+
+enum master_event_kind {
+    MASTER_ANSWERS,     // a dialled connection is made: to be followed by master_link_use or master_link_refuse
+    MASTER_FRAME,       // `header` and `body`, which is borrowed until the next call
+    MASTER_BROKE,       // the connection, and why; to be followed by master_link_close
+    MASTER_UNREACHABLE, // not one master of the list could be reached by a newcomer: `internal`, `text`
+};
+
+struct master_event {
+    enum master_event_kind kind;
+    struct wire_header header;
+    const uint8_t *body;
+    bool internal; // the system's fault, not the master's
+    char text[MASTER_LINK_TEXT];
+};
+
+// Registers its connections with `epoll` under `data`. NULL when memory is refused.
+struct master_link *master_link_new(int epoll, uint64_t data, struct output *output);
+void master_link_free(struct master_link *link);
+
+// Dials `masters`, which is borrowed, in its order, once each, for a newcomer.
+void master_link_join(struct master_link *link, const struct wire_address *masters, uint32_t count, int64_t now_ns);
+// This one has refused the newcomer: dials the next of the list. False: there is none.
+bool master_link_join_next(struct master_link *link, int64_t now_ns);
+// The master is lost: closes, and dials the masters of the list again and again.
+void master_link_seek(struct master_link *link, int64_t now_ns);
+// At a later master of the list, an earlier one may be better by now: dials the first.
+void master_link_seek_anew(struct master_link *link, int64_t now_ns);
+// The run goes on with the master that is connected.
+void master_link_found(struct master_link *link, int64_t now_ns);
+
+// The connection that answers is the one to the master. `first`: as output_open.
+void master_link_use(struct master_link *link, struct wire_buffer *first);
+// It cannot be used, for `what` and the errno `error`.
+void master_link_refuse(struct master_link *link, const char *what, int error, int64_t now_ns);
+// The own address on the connection that answers; false, and errno, when the system does not tell.
+bool master_link_local(const struct master_link *link, struct wire_address *out);
+void master_link_close(struct master_link *link); // ends dialling and seeking too
+// What is sent before goes out, then the stream ends.
+void master_link_end(struct master_link *link);
+
+void master_link_event(struct master_link *link, uint32_t epoll_events, int64_t now_ns);
+bool master_link_next(struct master_link *link, struct master_event *out, int64_t *now_ns);
+void master_link_tick(struct master_link *link, int64_t now_ns);
+int64_t master_link_deadline(const struct master_link *link); // of the next tick; INT64_MAX = none
+void master_link_watch(struct master_link *link);             // before each wait: output that the kernel did not take
+
+bool master_link_is_open(const struct master_link *link);
+bool master_link_seeks(const struct master_link *link);
+bool master_link_has_earlier(const struct master_link *link); // the list, than the master that is connected
+int64_t master_link_round_trip_ns(const struct master_link *link);
+// The master that is dialled or connected, in words.
+const char *master_link_address(const struct master_link *link, char out[64]);
+
+#endif

@@ -1,0 +1,333 @@
+#include "peer/mesh.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/grow.h"
+#include "base/platform.h"
+
+enum { NEIGHBOURS_LEAST = 8 };
+
+enum link_state { LINK_ABSENT, LINK_MAKING, LINK_FAILED, LINK_UP };
+
+struct link {
+    uint8_t state;
+    bool dialled_again; // one dial may fail: a reset in the middle of a hello tells little
+    uint64_t made_in;   // number of the epoch in force when it came up
+};
+
+struct neighbour {
+    struct wire_id id;
+    uint64_t join_number;
+    struct wire_address address;
+    bool in[MESH_MEMBERSHIPS];
+    bool lanes[MESH_MEMBERSHIPS]; // ring neighbour there: links beyond the direct one are required
+    uint64_t accused_in;          // number of the epoch in which the master was told
+    uint32_t latency_us;
+    uint32_t link_count; // direct link and lanes of the pair
+    struct link *links;
+};
+
+void mesh_init(struct mesh *mesh, const struct wire_id *self, uint32_t lanes) {
+    memset(mesh, 0, offsetof(struct mesh, answer));
+    mesh->self = *self;
+    mesh->lanes = lanes;
+}
+
+void mesh_fini(struct mesh *mesh) {
+    for (size_t i = 0; i < mesh->count; i++) free(mesh->neighbours[i].links);
+    free(mesh->neighbours);
+}
+
+// ---- neighbours ----
+
+static struct neighbour *find(const struct mesh *mesh, const struct wire_id *id) {
+    for (size_t i = 0; i < mesh->count; i++)
+        if (wire_id_equal(&mesh->neighbours[i].id, id)) return &mesh->neighbours[i];
+    return NULL;
+}
+
+// The neighbour that has this link; NULL: nobody has.
+static struct neighbour *find_link(const struct mesh *mesh, const struct wire_id *id, uint32_t index) {
+    struct neighbour *n = find(mesh, id);
+    return n == NULL || index >= n->link_count ? NULL : n;
+}
+
+static struct neighbour *add(struct mesh *mesh, const struct wire_member *from) {
+    uint32_t lanes = from->lanes < mesh->lanes ? from->lanes : mesh->lanes;
+    if (!GROW(mesh->neighbours, mesh->room, mesh->count, NEIGHBOURS_LEAST)) return NULL;
+    struct link *links = calloc((size_t)lanes + 1, sizeof *links);
+    if (links == NULL) return NULL;
+    struct neighbour *added = &mesh->neighbours[mesh->count++];
+    *added = (struct neighbour){.id = from->id,
+                                .join_number = from->join_number,
+                                .address = from->address,
+                                .link_count = lanes + 1,
+                                .links = links};
+    return added;
+}
+
+static bool required_in(const struct neighbour *n, uint32_t index, enum mesh_membership membership) {
+    return n->in[membership] && index < n->link_count && (index == 0 || n->lanes[membership]);
+}
+
+static bool required(const struct neighbour *n, uint32_t index) {
+    return required_in(n, index, MESH_EPOCH) || required_in(n, index, MESH_CANDIDATE);
+}
+
+// Whether a link that the membership requires could not be made or, unless `failed`, is not there.
+static bool misses(const struct neighbour *n, enum mesh_membership membership, bool failed) {
+    for (uint32_t i = 0; i < n->link_count && required_in(n, i, membership); i++)
+        if (failed ? n->links[i].state == LINK_FAILED : n->links[i].state != LINK_UP) return true;
+    return false;
+}
+
+static bool is_complete(const struct mesh *mesh, enum mesh_membership membership) {
+    for (size_t i = 0; i < mesh->count; i++)
+        if (misses(&mesh->neighbours[i], membership, false)) return false;
+    return true;
+}
+
+// ---- memberships ----
+
+static void leave(struct mesh *mesh, enum mesh_membership membership) {
+    for (size_t i = 0; i < mesh->count; i++)
+        mesh->neighbours[i].in[membership] = mesh->neighbours[i].lanes[membership] = false;
+}
+
+static bool enter(struct mesh *mesh, enum mesh_membership membership, const struct epoch_ring *ring) {
+    leave(mesh, membership);
+    for (uint32_t i = 0; i < ring->count; i++) {
+        if (i == ring->rank) continue;
+        struct neighbour *n = find(mesh, &ring->members[i].id);
+        if (n == NULL) n = add(mesh, &ring->members[i]);
+        if (n == NULL) return false;
+        n->in[membership] = true;
+        n->lanes[membership] = (i + 1) % ring->count == ring->rank || (ring->rank + 1) % ring->count == i;
+    }
+    return true;
+}
+
+// Whoever of the ring before is not in the one now is gone for good, also from a candidate.
+static void forget_lost(struct mesh *mesh, const struct epoch_ring *before, const struct epoch_ring *now) {
+    for (uint32_t old = 0; old < before->count; old++) {
+        uint32_t i = 0;
+        while (i < now->count && !wire_id_equal(&now->members[i].id, &before->members[old].id)) i++;
+        struct neighbour *n = i < now->count ? NULL : find(mesh, &before->members[old].id);
+        if (n != NULL) n->in[MESH_CANDIDATE] = false;
+    }
+}
+
+bool mesh_begin_epoch(struct mesh *mesh, const struct mesh_event *at, const struct epoch *before,
+                      const struct epoch *epoch, bool mends) {
+    if (before != NULL) forget_lost(mesh, &before->ring, &epoch->ring);
+    mesh->group_epoch = epoch->group_epoch;
+    mesh->fresh_at = 0;
+    mesh->linked = false;
+    mesh->linked_deadline = at->now_ns + at->limit_ns;
+    if (mends) mesh->relinked_until = mesh->linked_deadline;
+    return enter(mesh, MESH_EPOCH, &epoch->ring);
+}
+
+bool mesh_begin_candidate(struct mesh *mesh, const struct mesh_event *at, uint32_t attempt,
+                          const struct epoch_ring *ring) {
+    mesh->candidate.open = true;
+    mesh->candidate.attempt = attempt;
+    mesh->candidate.deadline = at->now_ns + at->limit_ns;
+    return enter(mesh, MESH_CANDIDATE, ring);
+}
+
+void mesh_end_candidate(struct mesh *mesh) {
+    mesh->candidate.open = false;
+    leave(mesh, MESH_CANDIDATE);
+}
+
+void mesh_drop_strangers(struct mesh *mesh, struct member_output *out) {
+    size_t kept = 0;
+    for (size_t i = 0; i < mesh->count; i++) {
+        struct neighbour *n = &mesh->neighbours[i];
+        if (n->in[MESH_EPOCH] || n->in[MESH_CANDIDATE]) {
+            mesh->neighbours[kept++] = *n;
+            continue;
+        }
+        member_act(out, MEMBER_DROP_PEER)->id = n->id;
+        free(n->links);
+    }
+    mesh->count = kept;
+}
+
+static void dial(struct neighbour *n, uint32_t index, struct member_output *out) {
+    n->links[index].state = LINK_MAKING;
+    struct member_action *action = member_act(out, MEMBER_DIAL);
+    action->id = n->id;
+    action->index = index;
+    action->address = n->address;
+}
+
+static void dial_missing(struct mesh *mesh, struct member_output *out) {
+    for (size_t i = 0; i < mesh->count; i++) {
+        struct neighbour *n = &mesh->neighbours[i];
+        for (uint32_t index = 0; index < n->link_count; index++) {
+            struct link *link = &n->links[index];
+            if (!required(n, index) || link->state == LINK_UP || link->state == LINK_MAKING) continue;
+            link->state = LINK_ABSENT;
+            link->dialled_again = false;
+            if (n->join_number < mesh->join_number) dial(n, index, out);
+        }
+    }
+}
+
+// ---- telling the master ----
+
+// The neighbours with a link that this membership requires and that could not be made or, unless `failed`, is not
+// there.
+static void name_missing(struct mesh *mesh, enum mesh_membership membership, bool failed) {
+    mesh->answer.count = 0;
+    for (size_t i = 0; i < mesh->count; i++)
+        if (misses(&mesh->neighbours[i], membership, failed))
+            mesh->answer.unreachable[mesh->answer.count++] = mesh->neighbours[i].id;
+}
+
+static void send_linked(struct mesh *mesh, const struct mesh_event *at, uint32_t attempt, struct member_output *out) {
+    mesh->answer.attempt = attempt;
+    mesh->answer.latency_us = 1;
+    for (size_t i = 0; i < mesh->count; i++)
+        if (mesh->neighbours[i].latency_us > mesh->answer.latency_us)
+            mesh->answer.latency_us = mesh->neighbours[i].latency_us;
+    wire_encode_linked(&out->frames, at->header, &mesh->answer);
+}
+
+static void answer_candidate(struct mesh *mesh, const struct mesh_event *at, bool failed, struct member_output *out) {
+    mesh->candidate.open = false;
+    name_missing(mesh, MESH_CANDIDATE, failed);
+    send_linked(mesh, at, mesh->candidate.attempt, out);
+}
+
+static void check_complete(struct mesh *mesh, const struct mesh_event *at, struct member_output *out) {
+    if (at->accepted && !mesh->linked && is_complete(mesh, MESH_EPOCH)) {
+        mesh->linked = true;
+        member_act(out, MEMBER_LINKS_READY)->group_epoch = mesh->group_epoch;
+        mesh->answer.count = 0;
+        send_linked(mesh, at, 0, out);
+    }
+    if (mesh->candidate.open && is_complete(mesh, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
+}
+
+void mesh_make(struct mesh *mesh, const struct mesh_event *at, bool dials, struct member_output *out) {
+    if (dials) dial_missing(mesh, out);
+    check_complete(mesh, at, out);
+}
+
+static void send_link_down(const struct mesh_event *at, const struct wire_id *id, uint32_t index, bool silent,
+                           struct member_output *out) {
+    struct wire_link_down down = {.id = *id, .index = index, .silent = silent};
+    wire_encode_link_down(&out->frames, at->header, &down);
+}
+
+// One failure of a pair is many broken connections; the master hears of it once per epoch.
+static void accuse(const struct mesh_event *at, struct neighbour *n, uint32_t index, bool silent,
+                   struct member_output *out) {
+    if (n->accused_in == at->header.epoch) return;
+    n->accused_in = at->header.epoch;
+    send_link_down(at, &n->id, index, silent, out);
+}
+
+static void want_fresh_epoch(struct mesh *mesh, int64_t now) {
+    if (mesh->fresh_at == 0) mesh->fresh_at = now + MESH_GRACE_MS * MS_NS;
+}
+
+// ---- links ----
+
+void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
+                  uint32_t latency_us, struct member_output *out) {
+    struct neighbour *n = find_link(mesh, id, index);
+    if (n == NULL) {
+        member_act(out, MEMBER_DROP_PEER)->id = *id;
+        return;
+    }
+    struct link *link = &n->links[index];
+    // The other side made it again before this side saw it break: what was sent on the old one may be lost.
+    bool replaced = link->state == LINK_UP && at->accepted && required_in(n, index, MESH_EPOCH);
+    link->state = LINK_UP;
+    link->made_in = at->header.epoch;
+    if (index == 0 || n->latency_us == 0) n->latency_us = latency_us;
+    if (replaced) want_fresh_epoch(mesh, at->now_ns);
+    check_complete(mesh, at, out);
+}
+
+void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
+                      struct member_output *out) {
+    struct neighbour *n = find_link(mesh, id, index);
+    if (n == NULL || n->links[index].state != LINK_MAKING) return;
+    if (required(n, index) && !n->links[index].dialled_again) {
+        n->links[index].dialled_again = true;
+        dial(n, index, out);
+        return;
+    }
+    n->links[index].state = LINK_FAILED;
+    if (at->accepted && required_in(n, index, MESH_EPOCH)) accuse(at, n, index, false, out);
+    if (mesh->candidate.open && required_in(n, index, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
+}
+
+void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
+                    bool silent, struct member_output *out) {
+    if (wire_id_equal(id, &mesh->self)) {
+        send_link_down(at, id, index, false, out);
+        return;
+    }
+    struct neighbour *n = find_link(mesh, id, index);
+    if (n == NULL || n->links[index].state != LINK_UP) return;
+    n->links[index].state = LINK_FAILED;
+    if (at->accepted && required_in(n, index, MESH_EPOCH)) {
+        if (mesh->linked) mesh->linked_deadline = at->now_ns + at->limit_ns;
+        mesh->linked = false;
+        if (!silent && at->now_ns < mesh->relinked_until && n->links[index].made_in < at->header.epoch)
+            want_fresh_epoch(mesh, at->now_ns);
+        else
+            accuse(at, n, index, silent, out);
+    }
+    if (mesh->candidate.open && required_in(n, index, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
+}
+
+// The links of the epoch in force took too long: whoever is missing is accused, again if the master did nothing about
+// it.
+static void accuse_missing(struct mesh *mesh, const struct mesh_event *at, struct member_output *out) {
+    mesh->linked_deadline = at->now_ns + at->limit_ns;
+    for (size_t i = 0; i < mesh->count; i++) {
+        struct neighbour *n = &mesh->neighbours[i];
+        if (!misses(n, MESH_EPOCH, false)) continue;
+        n->accused_in = 0;
+        accuse(at, n, 0, false, out);
+    }
+}
+
+void mesh_tick(struct mesh *mesh, const struct mesh_event *at, struct member_output *out) {
+    if (mesh->candidate.open && at->now_ns >= mesh->candidate.deadline) answer_candidate(mesh, at, false, out);
+    if (at->accepted && !mesh->linked && at->now_ns >= mesh->linked_deadline) accuse_missing(mesh, at, out);
+    if (mesh->fresh_at == 0 || at->now_ns < mesh->fresh_at) return;
+    mesh->fresh_at = 0;
+    send_link_down(at, &mesh->self, 0, false, out);
+}
+
+int64_t mesh_deadline(const struct mesh *mesh, bool accepted) {
+    int64_t at = INT64_MAX;
+    if (mesh->candidate.open) at = mesh->candidate.deadline;
+    if (accepted && !mesh->linked && mesh->linked_deadline < at) at = mesh->linked_deadline;
+    return mesh->fresh_at != 0 && mesh->fresh_at < at ? mesh->fresh_at : at;
+}
+
+// ---- state ----
+
+const struct wire_address *mesh_address(const struct mesh *mesh, const struct wire_id *id) {
+    const struct neighbour *n = find(mesh, id);
+    return n == NULL || !n->in[MESH_EPOCH] ? NULL : &n->address;
+}
+
+enum member_judgement mesh_judge(const struct mesh *mesh, const struct wire_link_hello *hello) {
+    const struct neighbour *n = find(mesh, &hello->from);
+    if (n == NULL) return MEMBER_PARK;
+    if (hello->kind == WIRE_LINK_PROBE) return n->in[MESH_EPOCH] ? MEMBER_ACCEPT : MEMBER_PARK;
+    if (n->join_number < mesh->join_number || hello->index >= n->link_count) return MEMBER_REJECT;
+    return required(n, hello->index) ? MEMBER_ACCEPT : MEMBER_PARK;
+}

@@ -1,0 +1,90 @@
+// Which links a peer's memberships require, and which of them are there. Pure.
+//
+// Links are made for two memberships at once: the epoch in force and, while newcomers are admitted or an order is
+// tried, the candidate. A neighbour (another member of the own group) carries one flag per membership, and a link is
+// required when either asks for it. Nothing is closed because a membership changed; a neighbour that is in neither is
+// dropped with all its links.
+//
+// A link that is lost is not dialled again until the master has answered with a new group epoch: bytes of the old one
+// may be lost with the connection, so the link must not carry that epoch any further.
+#ifndef PCCL_PEER_MESH_H
+#define PCCL_PEER_MESH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "peer/decision.h"
+
+enum {
+    MESH_GRACE_MS = 30, // before a fresh group epoch is asked for: most often a loss brings one by itself
+};
+
+enum mesh_membership { MESH_EPOCH, MESH_CANDIDATE, MESH_MEMBERSHIPS };
+
+struct neighbour;
+
+struct mesh {
+    struct wire_id self;
+    uint32_t lanes;       // of this peer
+    uint64_t join_number; // likewise: the later joined of a pair dials
+    struct neighbour *neighbours;
+    size_t count, room;
+
+    // of the epoch in force
+    uint64_t group_epoch;
+    bool linked;             // all its links were there once since it began
+    int64_t linked_deadline; // when missing links are reported
+    int64_t fresh_at;        // when a fresh group epoch is asked for; 0 = never
+    int64_t relinked_until;  // until then a link that breaks and is older is no second failure of its pair
+
+    struct {
+        bool open; // and not answered yet
+        uint32_t attempt;
+        int64_t deadline;
+    } candidate;
+    struct wire_linked answer; // never read before it is written
+};
+
+// When an event happens, and what frames say then.
+struct mesh_event {
+    struct wire_header header; // of a frame to the master
+    bool accepted;             // this peer is, so that its epoch counts
+    int64_t limit_ns;          // how long a link may take to be made
+    int64_t now_ns;
+};
+
+void mesh_init(struct mesh *mesh, const struct wire_id *self, uint32_t lanes);
+void mesh_fini(struct mesh *mesh);
+
+// ---- memberships; what they require is dialled by mesh_make ----
+// The own group has changed since `before`, which is NULL for a newcomer. `mends`: the epoch may be there to make
+// broken links again. False: memory was refused.
+bool mesh_begin_epoch(struct mesh *mesh, const struct mesh_event *at, const struct epoch *before,
+                      const struct epoch *epoch, bool mends);
+// False: memory was refused.
+bool mesh_begin_candidate(struct mesh *mesh, const struct mesh_event *at, uint32_t attempt,
+                          const struct epoch_ring *ring);
+void mesh_end_candidate(struct mesh *mesh);
+// Drops neighbours that are in no membership.
+void mesh_drop_strangers(struct mesh *mesh, struct member_output *out);
+// Tells what is complete; `dials` what is missing first.
+void mesh_make(struct mesh *mesh, const struct mesh_event *at, bool dials, struct member_output *out);
+
+// ---- links; as the events of peer/member ----
+void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
+                  uint32_t latency_us, struct member_output *out);
+void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
+                      struct member_output *out);
+void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
+                    bool silent, struct member_output *out);
+void mesh_tick(struct mesh *mesh, const struct mesh_event *at, struct member_output *out);
+int64_t mesh_deadline(const struct mesh *mesh, bool accepted); // of the next tick; INT64_MAX = never
+
+// ---- state ----
+// Where a neighbour of the epoch in force listens; NULL: it is none.
+const struct wire_address *mesh_address(const struct mesh *mesh, const struct wire_id *id);
+// Whether a link or probe of a peer that knows the run's secret is let in.
+enum member_judgement mesh_judge(const struct mesh *mesh, const struct wire_link_hello *hello);
+
+#endif

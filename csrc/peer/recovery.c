@@ -1,0 +1,93 @@
+#include "peer/recovery.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/platform.h"
+
+void recovery_init(struct recovery *r, uint32_t limit_ms, uint32_t masters) {
+    memset(r, 0, offsetof(struct recovery, sizes));
+    r->limit_ms = limit_ms;
+    r->masters = masters;
+    r->resumed.barrier.sizes = r->sizes;
+    r->resumed.losses = r->losses;
+}
+
+void recovery_begin(struct recovery *r, const char *why, int64_t now) {
+    if (r->state == RECOVERY_NONE) {
+        snprintf(r->lost_why, sizeof r->lost_why, "%s", why);
+        r->waits_why.chars[0] = 0;
+        r->deadline = now + (int64_t)r->limit_ms * MS_NS;
+    }
+    r->state = RECOVERY_SEEKING;
+}
+
+void recovery_tell(struct recovery *r, int64_t limit, int64_t now) {
+    // A master answers at once; where one does not, and there are others, they are tried soon.
+    int64_t soon = RECOVERY_ANSWER_MS * MS_NS;
+    r->state = RECOVERY_TOLD;
+    r->answer_by = now + (r->masters > 1 && soon < limit ? soon : limit);
+    r->waits_until = now + limit;
+}
+
+bool recovery_promise(struct recovery *r, uint64_t generation, int64_t limit, int64_t now) {
+    if (generation <= r->promised) return false;
+    r->promised = generation;
+    // It has the promises of more than half, or will have, and waits a limit for the rest.
+    r->waits_until = now + 2 * limit;
+    return true;
+}
+
+// Of what it has missed, a peer hears sizes. All members of `now` were in the group before, so with the same size they
+// were all of it; else a loss follows, and the program meets that before it can use a rank.
+static uint32_t rank_before(const struct member_view *now, uint32_t group_world) {
+    return group_world == now->group_world ? now->rank : MEMBER_NO_RANK;
+}
+
+static struct member_view view_of_barrier(const struct wire_barrier *barrier, uint32_t group) {
+    // Any group epoch from the last loss up to the end of the vote gives the same: no loss lies between.
+    struct member_view view = {
+        .number = barrier->epoch, .group_epoch = barrier->epoch, .groups = barrier->count, .rank = MEMBER_NO_RANK};
+    for (uint32_t i = 0; i < barrier->count; i++) {
+        uint32_t size = barrier->sizes[i].count;
+        view.global_world += size;
+        if (size > view.largest_group) view.largest_group = size;
+        if (barrier->sizes[i].group == group) view.group_world = size;
+    }
+    return view;
+}
+
+bool recovery_take_resumed(struct recovery *r, const uint8_t *body, size_t length, uint32_t group) {
+    if (!wire_decode_resumed(body, length, &r->resumed)) return false;
+    r->state = RECOVERY_RESUMED;
+    r->waits_until = INT64_MAX;
+    r->late.barrier = r->resumed.barrier_ended;
+    r->late.sync = r->resumed.sync_ended;
+    r->late.view = view_of_barrier(&r->resumed.barrier, group);
+    return true;
+}
+
+bool recovery_take_waiting(struct recovery *r, const uint8_t *body, size_t length) {
+    if (!wire_decode_text(body, length, &r->waits_why)) return false;
+    r->waits_why.chars[r->waits_why.length < WIRE_MAX_TEXT ? r->waits_why.length : WIRE_MAX_TEXT - 1] = 0;
+    return true;
+}
+
+void recovery_end(struct recovery *r) {
+    r->state = RECOVERY_NONE;
+    memset(&r->late, 0, sizeof r->late);
+}
+
+bool recovery_is_unheard(const struct recovery *r) { return r->state == RECOVERY_SEEKING || r->state == RECOVERY_TOLD; }
+
+struct member_view recovery_loss(const struct recovery *r, uint32_t at, const struct member_view *now) {
+    const struct wire_loss *loss = &r->resumed.losses[at];
+    return (struct member_view){loss->epoch,
+                                loss->epoch,
+                                loss->members,
+                                loss->group_members,
+                                loss->groups,
+                                loss->largest_group,
+                                rank_before(now, loss->group_members)};
+}

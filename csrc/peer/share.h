@@ -1,0 +1,42 @@
+// Calls of sync_shared_state: hashing, voting and the end, on the caller's thread; what the master says meanwhile, on
+// the control thread. The transfers are state/sync.
+#ifndef PCCL_PEER_SHARE_H
+#define PCCL_PEER_SHARE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "peer/communicator.h"
+
+struct share *share_new(void); // NULL: memory was refused
+// When nobody else can hold the communicator, and its engine still is there: ends what is open. NULL is allowed.
+void share_free(struct communicator *c);
+
+// A round of shared state, whose arguments were checked; `deadline_ns` is monotonic, INT64_MAX = for ever. On success
+// `revision` is that of the round and *out, if not NULL, tells what moved. Until it returns anything but pcclTimedOut,
+// or the communicator is freed, the tensors belong to the round, and the same call made again waits on for it.
+pcclResult_t share_call(struct communicator *c, pcclSharedState_t *state, const bool *read_only, int strategy,
+                        int64_t deadline_ns, pcclSharedStateSyncInfo_t *out);
+// A round that timed out before, and that the next call goes on with, also when the communicator is dead meanwhile.
+bool share_is_left(struct communicator *c);
+
+// Of the round under way, or of the last one.
+struct share_report {
+    uint64_t rx_bytes, rx_leaves, wire_bytes, missing_bytes, tx_bytes;
+    uint32_t donors;
+    double seconds;          // of the whole call
+    double hash_seconds;     // of its own hash
+    double transfer_seconds; // from the plan on
+    bool hashing;
+};
+void share_look(struct communicator *c, struct share_report *out);
+
+// ---- the control thread ----
+void share_planned(struct communicator *c, const struct wire_sync_plan *plan, int64_t now_ns);
+// The master has ended the round; lock held, before vote_end.
+void share_ended(struct communicator *c, const struct wire_sync_end *end);
+// The master is lost: the transfers of an open round end here, for the next plan may be another one. `tensors` tells
+// what they hold then, and `content` is its hash if that is whole. False: memory was refused.
+bool share_restart(struct communicator *c, enum member_tensors *tensors, struct wire_hash *content);
+
+#endif

@@ -1,0 +1,122 @@
+#include "peer/testament.h"
+
+#include <string.h>
+
+#include "master/election.h"
+#include "pccl.h"
+
+void testament_init(struct testament *t) {
+    memset(t, 0, offsetof(struct testament, sizes));
+    t->barrier.sizes = t->sizes;
+}
+
+// ---- what happens ----
+
+void testament_note_barrier(struct testament *t, uint64_t number, const struct wire_outcome *outcome,
+                            const struct epoch *epoch) {
+    struct wire_barrier *barrier = &t->barrier;
+    barrier->number = number;
+    barrier->kind = outcome->kind;
+    barrier->code = outcome->code;
+    barrier->value = outcome->value;
+    barrier->epoch = epoch == NULL ? 0 : epoch->number;
+    barrier->count = 0;
+    for (uint32_t i = 0; epoch != NULL && i < epoch->count; i++) {
+        uint32_t group = epoch->everyone[i].group;
+        if (i == 0 || group != epoch->everyone[i - 1].group)
+            barrier->sizes[barrier->count++] = (struct wire_group_size){.group = group};
+        barrier->sizes[barrier->count - 1].count++;
+    }
+}
+
+void testament_note_epoch(struct testament *t, const struct wire_epoch_commit *commit, const struct epoch *epoch) {
+    const struct wire_epoch *told = &commit->epoch;
+    t->quorum = commit->quorum;
+    if (told->lost_epoch > t->lost_epoch) t->lost_epoch = told->lost_epoch;
+    if (told->sync_round > t->sync.round) {
+        t->sync.round = told->sync_round;
+        t->sync.expected = told->sync_expected;
+    }
+    uint8_t kind = commit->reason == WIRE_REASON_UPDATE  ? WIRE_VOTE_UPDATE
+                   : commit->reason == WIRE_REASON_ORDER ? WIRE_VOTE_OPTIMIZE
+                                                         : 0;
+    struct wire_outcome outcome = {.kind = kind, .code = pcclSuccess};
+    if (kind != 0 && told->barrier > t->barrier.number) testament_note_barrier(t, told->barrier, &outcome, epoch);
+}
+
+void testament_take_barrier(struct testament *t, const struct wire_barrier *barrier) {
+    t->barrier = *barrier;
+    t->barrier.sizes = t->sizes;
+    memcpy(t->sizes, barrier->sizes, barrier->count * sizeof *t->sizes);
+}
+
+void testament_note_sync(struct testament *t, const struct wire_sync_end *end) {
+    t->sync.round = end->round;
+    t->sync.code = end->code;
+    t->sync.revision = end->revision;
+    if (end->code != pcclSuccess) return;
+    t->sync.committed = true;
+    t->sync.expected = election_expect(end->revision);
+}
+
+void testament_note_verdict(struct testament *t, const struct wire_verdict *verdict) {
+    static const struct wire_id nobody;
+    bool ends = verdict->kind == WIRE_VERDICT_COMMIT || verdict->kind == WIRE_VERDICT_MISMATCH;
+    // ABORT and REDO follow from what members report; a supplier is found anew.
+    if (!ends || !wire_id_equal(&verdict->supplier, &nobody)) return;
+    t->past[t->past_next] = (struct wire_past){verdict->name, verdict->kind};
+    t->past_next = (t->past_next + 1) % WIRE_MAX_PAST;
+    if (t->past_count < WIRE_MAX_PAST) t->past_count++;
+}
+
+void testament_note_loss(struct testament *t, const struct member_view *view) {
+    // cannot be: there are no more members to lose before the next vote is adopted
+    if (t->loss_count == WIRE_MAX_MEMBERS) {
+        memmove(t->losses, t->losses + 1, (WIRE_MAX_MEMBERS - 1) * sizeof *t->losses);
+        t->loss_count--;
+    }
+    t->losses[t->loss_count++] = *view;
+}
+
+// ---- adoption ----
+
+void testament_adopt(struct testament *t, const struct member_view *view) {
+    if (view->number < t->adopted.number) return;
+    t->adopted = *view;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < t->loss_count; i++)
+        if (t->losses[i].group_epoch > view->group_epoch) t->losses[kept++] = t->losses[i];
+    t->loss_count = kept;
+}
+
+void testament_adopt_loss(struct testament *t, uint64_t group_epoch) {
+    const struct member_view *found = NULL;
+    for (uint32_t i = 0; i < t->loss_count && t->losses[i].group_epoch <= group_epoch; i++) found = &t->losses[i];
+    if (found != NULL && found->number >= t->adopted.number) t->adopted = *found;
+}
+
+// ---- telling ----
+
+void testament_tell(const struct testament *t, struct wire_resume *resume, struct wire_past past[WIRE_MAX_PAST],
+                    struct wire_loss losses[WIRE_MAX_MEMBERS]) {
+    uint32_t first = t->past_count < WIRE_MAX_PAST ? 0 : t->past_next;
+    for (uint32_t i = 0; i < t->past_count; i++) past[i] = t->past[(first + i) % WIRE_MAX_PAST];
+    for (uint32_t i = 0; i < t->loss_count; i++) {
+        const struct member_view *view = &t->losses[i];
+        losses[i] =
+            (struct wire_loss){view->number, view->global_world, view->group_world, view->groups, view->largest_group};
+    }
+    resume->sync_committed = t->sync.committed;
+    resume->sync_code = t->sync.code;
+    resume->sync_revision = t->sync.revision;
+    resume->barrier = t->barrier;
+    resume->epoch.lost_epoch = t->lost_epoch;
+    resume->epoch.barrier = t->barrier.number;
+    resume->epoch.sync_round = t->sync.round;
+    resume->epoch.sync_expected = t->sync.expected;
+    resume->past_count = t->past_count;
+    resume->past = past;
+    resume->loss_count = t->loss_count;
+    resume->losses = losses;
+    resume->quorum = t->quorum;
+}

@@ -1,0 +1,58 @@
+// What a peer must know after a loss of the master. Pure.
+//
+// The run is what its members know, so each keeps what the next master has to hear: how the last vote of all and the
+// last round of its group ended, the last verdicts, and the losses that its program has not met. Whoever missed one of
+// these still has its vote or its op open, and nothing further can have ended without it: so one of each is enough, and
+// as many verdicts as ops can be live.
+#ifndef PCCL_PEER_TESTAMENT_H
+#define PCCL_PEER_TESTAMENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "peer/decision.h"
+
+struct testament {
+    uint64_t lost_epoch;         // the last group epoch that lost a member of the own group
+    struct wire_quorum quorum;   // of the epoch in force
+    struct wire_barrier barrier; // the last vote of all that ended
+    struct {
+        bool committed;                     // took part in a commit of the group
+        uint64_t round, revision, expected; // the last round that ended, as wire_resume tells
+        uint8_t code;
+    } sync;
+    struct member_view adopted; // by the program
+    uint32_t loss_count;        // of the own group, after the last vote that was adopted
+    uint32_t past_count, past_next;
+
+    // Nothing of these is read before it is written, so that nobody pays for clearing them.
+    struct wire_group_size sizes[WIRE_MAX_MEMBERS]; // of `barrier`
+    struct member_view losses[WIRE_MAX_MEMBERS];    // oldest first
+    struct wire_past past[WIRE_MAX_PAST];           // of a ring
+};
+
+void testament_init(struct testament *t);
+
+// ---- what happens ----
+// An epoch is in force.
+void testament_note_epoch(struct testament *t, const struct wire_epoch_commit *commit, const struct epoch *epoch);
+// A vote of all has ended; `epoch` is the one in force, or NULL.
+void testament_note_barrier(struct testament *t, uint64_t number, const struct wire_outcome *outcome,
+                            const struct epoch *epoch);
+// The last vote of all, as another peer knew it.
+void testament_take_barrier(struct testament *t, const struct wire_barrier *barrier);
+void testament_note_sync(struct testament *t, const struct wire_sync_end *end);
+void testament_note_verdict(struct testament *t, const struct wire_verdict *verdict);
+// The own group has lost members in the epoch of `view`, which the program has to meet.
+void testament_note_loss(struct testament *t, const struct member_view *view);
+
+// ---- adoption ----
+void testament_adopt(struct testament *t, const struct member_view *view);
+// Adopts the loss that made `group_epoch`; the newest one up to it when that very one is not known. Never goes back.
+void testament_adopt_loss(struct testament *t, uint64_t group_epoch);
+
+// What the next master is told of it: writes its part of `resume`, whose lists are `past` and `losses`.
+void testament_tell(const struct testament *t, struct wire_resume *resume, struct wire_past past[WIRE_MAX_PAST],
+                    struct wire_loss losses[WIRE_MAX_MEMBERS]);
+
+#endif
