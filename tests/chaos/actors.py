@@ -1,33 +1,28 @@
 """Peers as real processes that follow a script, check what they see, and die where the script says.
 
-Peer i contributes (1 << i) times a known pattern, so a result tells who is in it. Processes are forked from a server that has
-imported everything, and cost milliseconds.
+Peer i contributes (1 << i) times a known pattern, so a result tells who is in it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import itertools
-import multiprocessing
 import operator
 import os
 import random
 import signal
-import sys
 import threading
 import time
-import traceback
 import zlib
 from collections.abc import Iterable, Iterator
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
+from performers import PATIENCE, Performer, preload
 
 import pccl
 from pccl import (
@@ -43,12 +38,6 @@ from pccl import (
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
 )
-from pccl.lab.ports import free_ports
-
-CLONE_NEWNET = 0x40000000
-
-PATIENCE = float(os.environ.get("PCCL_TEST_PATIENCE", "30"))
-"""How long anything may take, in seconds: far longer than it does, so only a hang meets it; more where there is other work."""
 
 SMALL = 256 * 1024
 """Bytes up to which an op may end without the master."""
@@ -57,6 +46,8 @@ SMALL = 256 * 1024
 Ranges = tuple[tuple[int, int, int, tuple[str, ...]], ...]
 """Of a result: start, stop, who is in it, and what they are called."""
 
+
+preload(__name__)
 
 # ---- scripts ----
 
@@ -550,137 +541,7 @@ def _die_after(seconds: float, number: int) -> None:
     timer.start()
 
 
-def enter_network(namespace: str) -> None:
-    with open(f"/run/netns/{namespace}") as opened:
-        assert ctypes.CDLL(None).setns(opened.fileno(), CLONE_NEWNET) == 0
-
-
-def _log_to(stderr: Path | None) -> None:
-    if stderr is not None:
-        with stderr.open("ab") as opened:
-            os.dup2(opened.fileno(), 2)
-
-
-def _serve(role: Any, pipe: Connection, environment: dict[str, str], stderr: Path | None, arguments: tuple[Any, ...]) -> None:
-    _log_to(stderr)
-    os.environ.update(environment)
-    if "NETNS" in environment:
-        enter_network(environment["NETNS"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    peer = role(pipe, *arguments)
-    while True:
-        try:
-            method, arguments = pipe.recv()
-        except EOFError:
-            return
-        try:
-            answer = ("ok", getattr(peer, method)(*arguments))
-        except PCCLError as error:
-            answer = ("error", error.result.name)
-            if method in ("follow", "join_late", "reduce_on"):
-                answer = ("crash", f"{traceback.format_exc()}{error.detail}\nlog: {peer.log}")
-        except BaseException:
-            answer = ("crash", f"{traceback.format_exc()}\nlog: {peer.log}")
-        with contextlib.suppress(BrokenPipeError):
-            pipe.send(answer)
-
-
-def _serve_master(pipe: Connection, address: str, heartbeat_limit: float, masters: str, stderr: Path | None) -> None:
-    _log_to(stderr)
-    master = MasterNode(address, heartbeat_limit=heartbeat_limit, masters=masters or None)
-    while True:
-        try:
-            master.run()
-            break
-        except PCCLError:  # the port is in use by one that is on its way out
-            time.sleep(0.001)
-    pipe.send("it listens")
-    with contextlib.suppress(EOFError):
-        pipe.recv()
-    os._exit(0)
-
-
 # ---- in the test's process ----
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["actors"])
-_server = threading.Lock()
-
-
-def _start_server() -> None:
-    """Starts the server that peers are forked from. It finds what to import on PYTHONPATH alone."""
-    with _server:
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        try:
-            forkserver.ensure_running()
-        finally:
-            if before is None:
-                del os.environ["PYTHONPATH"]
-            else:
-                os.environ["PYTHONPATH"] = before
-
-
-class Performer:
-    """A process that does what it is told, seen from the test."""
-
-    def __init__(
-        self,
-        role: Any,
-        number: int,
-        arguments: tuple[Any, ...],
-        environment: dict[str, str] | None = None,
-        stderr: Path | None = None,
-    ) -> None:
-        """`role(pipe, *arguments)` is what it can be told: its methods, and in `log` what to show when one of them crashes."""
-        self.number = number
-        _start_server()
-        self._pipe, inner = _context.Pipe()
-        self._process = _context.Process(target=_serve, args=(role, inner, environment or {}, stderr, arguments), daemon=True)
-        self._process.start()
-        inner.close()
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def tell(self, method: str, *arguments: Any) -> Self:
-        with contextlib.suppress(ConnectionError):  # it has died
-            self._pipe.send((method, arguments))
-        return self
-
-    def answer(self, timeout: float = PATIENCE) -> Any:
-        """What the call returned, or the name of its Result when it failed; None for a process that has died."""
-        end = time.monotonic() + timeout
-        while True:
-            if not self._pipe.poll(max(0.0, end - time.monotonic())):
-                raise TimeoutError(f"process {self.number} did not answer within {timeout} s")
-            try:
-                kind, value = self._pipe.recv()
-            except (EOFError, OSError):  # perhaps in the middle of its answer
-                return None
-            if kind == "crash":
-                raise AssertionError(f"process {self.number}: {value}")
-            if kind in ("ok", "error"):
-                return value
-            self._heard(kind)
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        return self.tell(method, *arguments).answer()
-
-    def _heard(self, kind: str) -> None:
-        """Something it says in the middle of a call."""
-
-    def signal(self, number: signal.Signals) -> None:
-        """Unless it has died already."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """SIGKILL, and waits until it is gone."""
-        self._process.kill()
-        self._process.join(PATIENCE)
 
 
 class Actor(Performer):
@@ -718,44 +579,6 @@ class Actor(Performer):
             assert kind == "accepted", value
             self.accepted = True
         return not self.accepted and self._process.is_alive()
-
-
-class MasterProcess:
-    """A master that may be killed, and started again at its address."""
-
-    def __init__(self, address: str = "", *, heartbeat_limit: float = 2.0, masters: str = "", stderr: Path | None = None) -> None:
-        self.address = address or f"127.0.0.1:{free_ports(1)[0]}"
-        self._heartbeat_limit = heartbeat_limit
-        self._masters = masters
-        self._stderr = stderr
-        _start_server()
-        self.start()
-
-    def start(self) -> None:
-        self._pipe, inner = _context.Pipe()
-        self._process = _context.Process(
-            target=_serve_master,
-            args=(inner, self.address, self._heartbeat_limit, self._masters, self._stderr),
-            daemon=True,
-        )
-        self._process.start()
-        inner.close()
-        self._pipe.recv()
-
-    def kill(self) -> None:
-        """SIGKILL, and waits until it is gone."""
-        self._process.kill()
-        self._process.join(PATIENCE)
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
-
-    def __enter__(self) -> MasterProcess:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.kill()
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ import pytest
 from actors import (
     PATIENCE,
     Actor,
-    MasterProcess,
     Meet,
     Ops,
     Pause,
@@ -36,6 +35,7 @@ from actors import (
     losses,
     troupe,
 )
+from performers import MasterProcess
 
 from pccl import Communicator, PCCLError, SharedState, TensorInfo
 from pccl._state import sync_report

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, Ops, Pause, Reduce, all_follow, cast, check_agreement, contributors, enter_network, losses
+from actors import Actor, Ops, Pause, Reduce, all_follow, cast, check_agreement, contributors, losses
+from performers import enter_network
 
 from pccl import MasterNode
 

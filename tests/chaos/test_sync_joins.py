@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from actors import Performer
+from performers import Performer
 from state_actors import Blow, Content, Holder
 
 SIZES = [1, 12_000_003, 0, 300_001]

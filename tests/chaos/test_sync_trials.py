@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 import pytest
-from actors import Performer
+from performers import Performer
 from state_actors import Blow, Content, Holder, Outcome
 
 BATCH = 10

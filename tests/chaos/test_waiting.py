@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from actors import PATIENCE, Actor, MasterProcess, Ops, Reduce, check_agreement, troupe
+from actors import PATIENCE, Actor, Ops, Reduce, check_agreement, troupe
+from performers import MasterProcess
 from test_hostile import listening_port
 
 import pccl

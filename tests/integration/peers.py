@@ -1,14 +1,9 @@
-"""Runs made of threads, and peers as processes that are told what to do line by line and may be killed.
-
-A peer process (`python peers.py ADDRESS GROUP`) reads one JSON request per line, [method, arguments], and answers each with
-{"begun": method}, and then with {"ok": value} or {"error": name of the Result}.
-"""
+"""Runs made of threads, and peers as processes that are told what to do and may be killed."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import queue
 import signal
@@ -16,10 +11,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from performers import PATIENCE, Performer, preload
 
 import pccl
 from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp
@@ -28,8 +25,7 @@ from pccl.lab.ports import free_ports
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1])}
 """In which a process finds the package under test."""
 
-PATIENCE = 30.0
-"""How long anything may take, in seconds: far longer than it does, so that only a hang meets it."""
+preload(__name__)
 
 
 def address_of(master: MasterNode) -> str:
@@ -155,64 +151,22 @@ def on_all(comms: list[Communicator], call: Callable[[Communicator, int], Any]) 
     return together(*(lambda comm=comm, rank=rank: call(comm, rank) for rank, comm in enumerate(comms)))
 
 
-class PeerProcess:
+class PeerProcess(Performer):
     """A peer as a process. Its value in sums is `value`, so that a sum tells who is in it."""
 
     def __init__(self, address: str, group: int = 0, value: int = 1) -> None:
+        super().__init__(Commands, value, (address, group, value))
         self.value = value
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, address, str(group), str(value)],
-            env=ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-        self._begun: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            said = json.loads(line)
-            if "begun" in said:
-                self._begun.put(said["begun"])
-            else:
-                self._answers.put(said)
-        self._answers.put({"gone": True})
-
-    def tell(self, method: str, *arguments: Any) -> PeerProcess:
-        """Starts a call; `answer` gives its outcome."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([method, arguments]) + "\n")
-        return self
 
     def await_begin(self, method: str) -> None:
         """Until it is about to make the call that it was told last; from then on it survives a SIGINT."""
-        while self._begun.get(timeout=PATIENCE) != method:
-            pass
+        while True:
+            assert self._pipe.poll(PATIENCE), f"{method} has not begun"
+            if self._pipe.recv() == ("begun", method):
+                return
 
-    def answer(self, timeout: float = PATIENCE) -> Any:
-        """What the next call returned, or the name of its Result when it failed."""
-        try:
-            found = self._answers.get(timeout=timeout)
-        except queue.Empty:
-            raise TimeoutError(f"a peer process did not answer within {timeout} s") from None
-        if "gone" in found:
-            raise AssertionError("a peer process is gone")
-        return found["error"] if "error" in found else found["ok"]
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        return self.tell(method, *arguments).answer()
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """SIGKILL, and waits until it is gone."""
-        self._process.kill()
-        self._process.wait()
+    def _died(self) -> Any:
+        raise AssertionError("a peer process is gone")
 
 
 @contextlib.contextmanager
@@ -234,7 +188,9 @@ def processes(count: int, groups: list[int] | None = None, heartbeat_limit: floa
 class Commands:
     """What a peer process can be asked."""
 
-    def __init__(self, address: str, group: int, value: int) -> None:
+    ANNOUNCES = True
+
+    def __init__(self, pipe: Connection, address: str, group: int, value: int) -> None:
         self.comm = Communicator(address, group)
         self.value = value
 
@@ -316,21 +272,3 @@ class Commands:
 
     def close(self) -> None:
         self.comm.close()
-
-
-def _serve(address: str, group: int, value: int) -> None:
-    commands = Commands(address, group, value)
-    for line in sys.stdin:
-        method, arguments = json.loads(line)
-        try:
-            print(json.dumps({"begun": method}), flush=True)
-            answer = {"ok": getattr(commands, method)(*arguments)}
-        except PCCLError as error:
-            answer = {"error": error.result.name}
-        except KeyboardInterrupt:
-            answer = {"error": "KeyboardInterrupt"}
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -19,6 +19,8 @@ from peers import PATIENCE, Background, address_of, form
 import pccl
 from pccl import Communicator, MasterNode, ReduceOp
 
+TESTS = Path(__file__).parents[1]
+
 SILENCE = 60.0
 """The heartbeat limit, in seconds: what is noticed far sooner is not noticed by silence."""
 
@@ -33,7 +35,7 @@ class Program:
         self.children: list[int] = []
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", Path(__file__).with_name("forking.py"), *arguments],
-            env={**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1])},  # the package under test
+            env={**os.environ, "PYTHONPATH": f"{Path(pccl.__file__).parents[1]}{os.pathsep}{TESTS}"},  # the package under test
             stdout=subprocess.PIPE,
             text=True,
         )
