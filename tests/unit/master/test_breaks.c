@@ -1,0 +1,119 @@
+// Links that break between living members: when they are made again, and who is expelled.
+#include "master/breaks.h"
+
+#include "seats.h"
+
+static struct breaks breaks;
+
+static void begin(const char *name, const char *members) {
+    memset(peers, 0, sizeof peers);
+    open_desk(name, members);
+    breaks_init(&breaks);
+}
+
+static void end(void) {
+    breaks_fini(&breaks);
+    close_desk();
+}
+
+// "ab" means that a misses its link to b; '!' behind it, that the link is silent.
+static void miss(const char *words) {
+    for (; *words; words += words[2] == '!' ? 3 : 2) {
+        while (*words == ' ') words++;
+        breaks_add(&breaks, &desk, peer(words[0]), peer(words[1]), words[2] == '!');
+    }
+}
+
+static void tick(void) {
+    desk.now_ns = breaks.due_ns;
+    for (uint32_t i = 0; i < desk.count; i++) desk_heard(&desk, desk.order[i], desk.now_ns);
+    breaks_tick(&breaks, &desk, desk.order[0]->group);
+}
+
+// The new epoch has come; `linked` have made all their links of it.
+static void mend(const char *linked) {
+    desk.changed = false;
+    breaks_begin(&breaks);
+    for (; *linked; linked++) breaks_linked(&breaks, &desk, peer(*linked));
+}
+
+static void test_first(void) {
+    begin("after the grace a new epoch mends it, and nobody is blamed", "abc");
+    int64_t now = desk.now_ns;
+    CHECK_EQ(breaks.due_ns, INT64_MAX);
+    miss("ab");
+    CHECK_EQ(breaks.due_ns, now + BREAKS_GRACE_MS * MS_NS);
+    tick();
+    CHECK(desk.changed && peer('a')->group->changed);
+    CHECK_STR(gone(), "");
+    CHECK_EQ(breaks.due_ns, INT64_MAX);
+    mend("abc");
+    CHECK_EQ(breaks.count, 0);
+    end();
+}
+
+struct row {
+    const char *name, *again, *expelled; // `again`: of links that have failed once already, before both sides mended
+};
+
+static void test_second(void) {
+    static const struct row rows[] = {
+        {"of one pair the one that is accused", "ab", "b"},
+        {"of two that accuse each other the one that joined later", "abba", "b"},
+        {"the one with more broken pairs", "baca", "a"},
+        {"whichever side told", "abac", "a"},
+        {"two pairs apart: one of each", "abcd", "bd"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        begin(rows[i].name, "abcd");
+        miss(rows[i].again);
+        tick();
+        mend("");
+        miss(rows[i].again);
+        CHECK_EQ(breaks.due_ns, desk.now_ns + desk.limit_ns / BREAKS_HEARING_OF);
+        tick();
+        CHECK_STR(gone(), rows[i].expelled);
+        end();
+    }
+}
+
+static void test_word(void) {
+    begin("nobody is judged before those concerned were heard", "abc");
+    miss("ab");
+    tick();
+    mend("");
+    desk.now_ns++;
+    miss("ab");
+    desk.now_ns = breaks.due_ns;
+    breaks_tick(&breaks, &desk, peer('a')->group);
+    CHECK_STR(gone(), "");
+    tick();
+    CHECK_STR(gone(), "b");
+    end();
+}
+
+static void test_silence(void) {
+    begin("a link that falls silent again is no better for having been made again", "ab");
+    miss("ab!");
+    tick();
+    mend("ab");
+    CHECK_EQ(breaks.count, 1);
+    miss("ab!");
+    tick();
+    CHECK_STR(gone(), "b");
+    end();
+    begin("what concerns a member that is out is forgotten", "abc");
+    miss("ab");
+    miss("bc");
+    breaks_forget(&breaks, desk_slot(&desk, peer('b')));
+    CHECK_EQ(breaks.count, 0);
+    end();
+}
+
+int main(void) {
+    test_first();
+    test_second();
+    test_word();
+    test_silence();
+    return check_status();
+}

@@ -1,0 +1,82 @@
+// The desk: who is found, who is told what, and places that are used again.
+#include "seats.h"
+
+static void test_lookup(void) {
+    open_desk("found by id and by connection", "abc");
+    struct wire_id id = peer('b')->member.id, nobody = {{99}};
+    CHECK(desk_of_id(&desk, &id) == peer('b') && desk_of_conn(&desk, 1) == peer('b'));
+    CHECK(desk_of_id(&desk, &nobody) == NULL && desk_of_conn(&desk, 7) == NULL);
+    CHECK(desk_of_conn(&desk, ACTIONS_MAX_CONNS) == NULL);
+    come('d', 0);
+    CHECK(desk_member(&desk, peer('a')->group, &id) == peer('b'));
+    CHECK(desk_member(&desk, peer('a')->group, &peer('d')->member.id) == NULL);
+    desk_drop(&desk, peer('b'), LOG_INFO, "test");
+    CHECK(desk_of_id(&desk, &id) == NULL && desk_of_conn(&desk, 1) == NULL);
+    CHECK_EQ(desk.gone_count, 1);
+    CHECK_EQ(desk.actions.closes[0], 1);
+    close_desk();
+}
+
+static void test_places(void) {
+    open_desk("a place is used again, and its chain of ids stays whole", "");
+    for (char letter = 'a'; letter <= 'z'; letter++) come(letter, 0);
+    for (const char *out = "maz"; *out; out++) desk_forget(&desk, peer(*out));
+    CHECK_EQ(desk.peer_count, 23);
+    for (const char *in = "zam"; *in; in++) come(*in, 0);
+    CHECK_EQ(desk.slots, 26);
+    for (char letter = 'a'; letter <= 'z'; letter++) {
+        struct wire_id id = {{(uint8_t)letter, 1, 2, 3}};
+        CHECK(desk_of_id(&desk, &id) == peer(letter));
+    }
+    CHECK(desk.turnover);
+    close_desk();
+}
+
+static void test_groups(void) {
+    open_desk("groups in ring order", "ba");
+    seat("dc", 3);
+    seat("e", 9);
+    uint32_t at = 0, sizes[] = {2, 2, 1}, count = 0;
+    for (struct desk_group *group; (group = desk_next_group(&desk, &at)) != NULL; count++) {
+        CHECK_EQ(group->count, sizes[count]);
+        CHECK_EQ(group->begin, 2 * count);
+    }
+    CHECK_EQ(count, 3);
+    CHECK_EQ(peer('c')->rank, 1);
+    size_t begin = actions_begin(&desk.actions);
+    wire_encode_empty(&desk.actions.bytes, desk_header(&desk), WIRE_HEARTBEAT);
+    desk_send_group(&desk, peer('c')->group, begin);
+    CHECK_STR(told(WIRE_HEARTBEAT), "dc");
+    hush();
+    begin = actions_begin(&desk.actions);
+    wire_encode_empty(&desk.actions.bytes, desk_header(&desk), WIRE_HEARTBEAT);
+    desk_send_members(&desk, begin);
+    CHECK_STR(told(WIRE_HEARTBEAT), "badce");
+    close_desk();
+}
+
+static void test_out(void) {
+    open_desk("who is out hears nothing more, and goes once", "ab");
+    come('n', 0);
+    desk_expel(&desk, peer('a'), "because of %d", 7);
+    desk_expel(&desk, peer('a'), "again");
+    desk_expel(&desk, peer('n'), "full");
+    CHECK_STR(told(WIRE_EXPELLED), "a");
+    CHECK_STR(told(WIRE_REFUSED), "n");
+    CHECK_EQ(desk.gone_count, 2);
+    CHECK_EQ(desk.actions.close_count, 2);
+    desk_send_text(&desk, peer('a'), WIRE_WAITING, "late");
+    CHECK_STR(told(WIRE_WAITING), "");
+    desk.starved = true;
+    desk_send_text(&desk, peer('b'), WIRE_WAITING, "late");
+    CHECK_STR(told(WIRE_WAITING), "");
+    close_desk();
+}
+
+int main(void) {
+    test_lookup();
+    test_places();
+    test_groups();
+    test_out();
+    return check_status();
+}

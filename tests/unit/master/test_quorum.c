@@ -1,0 +1,102 @@
+// Fencing: when a master is sure that nobody takes its run up elsewhere, and when it gives it up.
+#include "master/quorum.h"
+
+#include "seats.h"
+
+static struct quorum quorum;
+
+static void begin(const char *name, const char *members, uint8_t masters) {
+    memset(peers, 0, sizeof peers);
+    open_desk(name, members);
+    desk.number = 1;
+    quorum_init(&quorum);
+    for (const char *at = members; *at; at++) peer(*at)->masters = masters;
+}
+
+static void enter(const char *letters) {
+    for (; *letters; letters++) quorum_entered(&quorum, &desk, peer(*letters), desk.number);
+}
+
+static void lose(const char *letters) {
+    for (; *letters; letters++) {
+        quorum_ended(&quorum, &desk, peer(*letters));
+        uint32_t kept = 0;
+        for (uint32_t i = 0; i < desk.count; i++)
+            if (desk.order[i] != peer(*letters)) desk.order[kept++] = desk.order[i];
+        desk.count = kept;
+    }
+}
+
+static void test_taken_up(void) {
+    struct wire_quorum needed = {.members = 3};
+    begin("a run that was taken up is sure when a quorum has entered it", "abcd", 2);
+    quorum_take_up(&quorum, &desk, &needed);
+    desk.number++;
+    enter("ab");
+    enter("a");
+    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_KEEPS);
+    CHECK_EQ(quorum_announced(&quorum, &desk).members, 3);
+    enter("c");
+    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_IS_SURE);
+    CHECK_EQ(quorum_announced(&quorum, &desk).members, 0);
+    close_desk();
+
+    begin("and given up when too few are left for that", "abcd", 2);
+    quorum_take_up(&quorum, &desk, &needed);
+    desk.number++;
+    enter("a");
+    lose("b");
+    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_KEEPS);
+    lose("c");
+    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_GIVES_UP);
+    close_desk();
+}
+
+static void test_newcomers(void) {
+    begin("newcomers do not count as those that were there before", "abcd", 2);
+    quorum_admits(&quorum, &desk, 2, 3); // c and d are new
+    desk.number++;
+    CHECK_EQ(quorum.needed.elders, 1);
+    enter("cd");
+    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_KEEPS);
+    enter("b");
+    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_IS_SURE);
+    close_desk();
+
+    begin("one of those that leaves takes nothing up", "abc", 2);
+    quorum_admits(&quorum, &desk, 2, 3);
+    desk.number++;
+    lose("a");
+    CHECK_EQ(quorum.needed.elders, 0);
+    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_KEEPS);
+    close_desk();
+}
+
+static void test_silence(void) {
+    static const struct {
+        const char *name, *members;
+        uint8_t masters;
+        uint32_t first, second;
+        int64_t apart_s;
+        enum quorum_verdict verdict;
+    } rows[] = {
+        {"half may go", "abcd", 2, 1, 1, 1, QUORUM_KEEPS},
+        {"more may not, as they are a majority elsewhere", "abcd", 2, 2, 1, 1, QUORUM_GIVES_UP},
+        {"but with long between them", "abcd", 2, 2, 1, 4, QUORUM_KEEPS},
+        {"or where nobody knows another master", "abcd", 1, 2, 2, 1, QUORUM_KEEPS},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        begin(rows[i].name, rows[i].members, rows[i].masters);
+        CHECK_EQ(quorum_unheard(&quorum, &desk, rows[i].first), QUORUM_KEEPS);
+        desk.now_ns += rows[i].apart_s * SECOND_NS;
+        CHECK_EQ(quorum_unheard(&quorum, &desk, rows[i].second), rows[i].verdict);
+        close_desk();
+    }
+}
+
+int main(void) {
+    test_taken_up();
+    test_newcomers();
+    test_silence();
+    return check_status();
+}

@@ -1,0 +1,154 @@
+// How ops end: the verdict by what the members report.
+#include "master/verdicts.h"
+
+#include "seats.h"
+
+enum { EPOCH = 5 };
+static struct verdicts verdicts;
+static struct wire_header header;
+
+static struct wire_op_name op(uint64_t epoch, uint32_t tag) { return (struct wire_op_name){epoch, tag, 1, 0}; }
+
+static void begin(const char *name, const char *members, uint64_t lost_epoch) {
+    memset(peers, 0, sizeof peers);
+    open_desk(name, members);
+    desk.number = EPOCH;
+    peer('a')->group->group_epoch = EPOCH;
+    peer('a')->group->lost_epoch = lost_epoch;
+    header = (struct wire_header){.type = WIRE_REPORT, .epoch = EPOCH};
+    verdicts_init(&verdicts);
+    verdicts_begin(&verdicts, desk.count);
+}
+
+static void end(void) {
+    verdicts_fini(&verdicts);
+    close_desk();
+}
+
+static void done(char letter, uint32_t tag) {
+    struct wire_op_done message = {op(EPOCH, tag)};
+    verdicts_done(&verdicts, &desk, peer(letter), &header, &message);
+}
+
+// What one member says of the op: o open, d done, k kept, - nothing.
+static void report(char letter, char state, uint32_t tag) {
+    struct wire_op_report line = {.name = op(EPOCH - 1, tag),
+                                  .state = state == 'o'   ? WIRE_OP_OPEN
+                                           : state == 'd' ? WIRE_OP_DONE
+                                                          : WIRE_OP_KEPT};
+    struct wire_report message = {.count = state != '-', .ops = &line};
+    verdicts_report(&verdicts, &desk, peer(letter), &header, &message);
+}
+
+static struct wire_verdict verdict_sent(void) {
+    struct wire_verdict verdict;
+    size_t length;
+    const uint8_t *body = last_body(WIRE_VERDICT, &length);
+    REQUIRE(wire_decode_verdict(body, length, &verdict));
+    return verdict;
+}
+
+struct row {
+    const char *name, *said; // by a, b, c
+    uint64_t lost_epoch;
+    enum wire_verdict_kind kind;
+    const char *to;
+    char supplier; // 0: nobody
+    const char *needy;
+};
+
+static void test_reports(void) {
+    static const struct row rows[] = {
+        {"all are done", "ddd", EPOCH, WIRE_VERDICT_COMMIT, "abc", 0, ""},
+        {"not all, after a loss", "ddo", EPOCH, WIRE_VERDICT_ABORT, "abc", 0, ""},
+        {"not all, the loss was before it", "ddo", EPOCH - 1, WIRE_VERDICT_REDO, "abc", 0, ""},
+        {"not all have begun it", "o-o", 0, WIRE_VERDICT_REDO, "ac", 0, ""},
+        {"one has kept a small result", "oko", EPOCH, WIRE_VERDICT_COMMIT, "abc", 'b', "ac"},
+        {"several have", "okk", EPOCH, WIRE_VERDICT_COMMIT, "abc", 'b', "a"},
+        {"all have", "kkk", EPOCH, WIRE_VERDICT_COMMIT, "abc", 'a', ""},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const struct row *row = &rows[i];
+        begin(row->name, "abc", row->lost_epoch);
+        for (char letter = 'a'; letter <= 'c'; letter++) {
+            CHECK_STR(told(WIRE_VERDICT), "");
+            report(letter, row->said[letter - 'a'], 3);
+        }
+        struct wire_verdict verdict = verdict_sent();
+        CHECK_STR(told(WIRE_VERDICT), row->to);
+        CHECK_EQ(verdict.kind, row->kind);
+        CHECK_EQ(verdict.supplier.bytes[0], row->supplier);
+        CHECK_EQ(verdict.count, strlen(row->needy));
+        for (uint32_t k = 0; k < verdict.count; k++) CHECK_EQ(verdict.needy[k].bytes[0], row->needy[k]);
+        end();
+    }
+}
+
+static void test_done(void) {
+    begin("an op is committed when the last one is done", "abc", 0);
+    done('a', 1);
+    done('c', 1);
+    CHECK_STR(told(WIRE_VERDICT), "");
+    done('b', 1);
+    CHECK_STR(told(WIRE_VERDICT), "abc");
+    CHECK_EQ(verdict_sent().kind, WIRE_VERDICT_COMMIT);
+    CHECK_EQ(verdicts.done.count, 0);
+    end();
+    begin("who says it twice is expelled", "abc", 0);
+    done('a', 1);
+    done('a', 1);
+    CHECK_STR(gone(), "a");
+    end();
+    begin("and who reports twice, or on an epoch to come", "abc", 0);
+    report('a', '-', 1);
+    report('a', '-', 1);
+    header.epoch = EPOCH + 1;
+    report('b', '-', 1);
+    header.epoch = EPOCH - 1;
+    report('c', 'd', 1); // void
+    CHECK_STR(gone(), "ab");
+    CHECK_EQ(verdicts.missing, 2);
+    end();
+}
+
+static void test_mismatch(void) {
+    begin("all hear of a mismatch at once, and the links are made again", "abc", 0);
+    struct wire_mismatch message = {.name = op(EPOCH, 1), .mine.count = 3, .theirs.count = 4};
+    message.other = peer('b')->member.id;
+    verdicts_mismatch(&desk, peer('c'), &header, &message);
+    CHECK_STR(told(WIRE_VERDICT), "abc");
+    CHECK_EQ(verdict_sent().kind, WIRE_VERDICT_MISMATCH);
+    CHECK(verdict_sent().text.length > 0 && desk.changed);
+    message.other = peer('c')->member.id; // with itself
+    verdicts_mismatch(&desk, peer('c'), &header, &message);
+    CHECK_STR(gone(), "c");
+    end();
+}
+
+static void test_recall(void) {
+    struct wire_past past[] = {{.name = op(EPOCH - 1, 1), .kind = WIRE_VERDICT_COMMIT},
+                               {.name = op(EPOCH - 1, 2), .kind = WIRE_VERDICT_MISMATCH}};
+    struct wire_resume knows = {.accepted = 1, .past_count = 2, .past = past}, lacks = {.accepted = 1};
+    knows.epoch.group_epoch = lacks.epoch.group_epoch = EPOCH - 1;
+    struct wire_barrier last = {0};
+    begin("what one member has heard from the master before holds for all", "ab", EPOCH);
+    verdicts_recall(&verdicts, &desk, peer('a'), &knows);
+    verdicts_recall(&verdicts, &desk, peer('b'), &lacks);
+    verdicts_tell_mismatches(&verdicts, &desk, peer('a'), &knows, &last);
+    verdicts_tell_mismatches(&verdicts, &desk, peer('b'), &lacks, &last);
+    CHECK_STR(told(WIRE_VERDICT), "b");
+    hush();
+    report('a', '-', 1);
+    report('b', 'o', 1);
+    CHECK_EQ(verdict_sent().kind, WIRE_VERDICT_COMMIT);
+    CHECK_STR(told(WIRE_VERDICT), "b");
+    end();
+}
+
+int main(void) {
+    test_reports();
+    test_done();
+    test_mismatch();
+    test_recall();
+    return check_status();
+}
