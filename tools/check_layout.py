@@ -20,9 +20,7 @@ LONGEST = 600
 
 #: What is still to be mended: take out what is, add nothing.
 KNOWN = {
-    "modules include each other: net/roster, net/wire",
     "csrc/master/master.c is longer than 600 lines",
-    "csrc/net/wire.c is longer than 600 lines",
     "csrc/sim/engine.c is longer than 600 lines",
 }
 

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 struct engine;
 

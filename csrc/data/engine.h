@@ -22,7 +22,7 @@
 
 #include "data/call.h"
 #include "data/link.h"
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 struct engine;
 

@@ -65,15 +65,9 @@ static void acknowledge(void *context, struct op_member *to, const struct wire_o
                         bool ask) {
     struct engine *engine = context;
     struct wire_op head = {.extra = ask};
-    struct block *block = block_new(engine, count * ACK_NAME_BYTES);
+    struct block *block = block_new(engine, count * WIRE_ACK_BYTES);
     if (block == NULL) return;
-    for (uint32_t i = 0; i < count; i++) {
-        uint8_t *at = block->bytes + i * ACK_NAME_BYTES;
-        memcpy(at, &names[i].epoch, 8);
-        memcpy(at + 8, &names[i].tag, 8);
-        memcpy(at + 16, &names[i].sequence, 4);
-        memset(at + 20, 0, 4);
-    }
+    for (uint32_t i = 0; i < count; i++) wire_ack_encode(block->bytes + i * WIRE_ACK_BYTES, &names[i]);
     neighbour_signal(engine, neighbour_of(to), WIRE_ACK, &head, block);
     block_put(engine, block);
 }

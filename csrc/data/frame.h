@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "net/wire.h"
+#include "net/wire_data.h"
 
 struct block;
 struct engine;
@@ -20,7 +20,6 @@ struct neighbour;
 
 enum {
     FRAME_HEAD_BYTES = WIRE_HEADER_BYTES + WIRE_OP_BYTES,
-    FRAME_PLACE_BYTES = 8, // of a payload that is an address in the sender's memory
     FRAME_NOTE_BYTES = 16, // of the longest payload that is not for an op or a service
 };
 
@@ -31,7 +30,7 @@ struct frame {
     const uint8_t *payload; // caller's memory of `op`, the bytes of `block`, a lane's stage, or `place`
     uint32_t length;        // of the payload
     uint32_t bytes;         // element bytes that it stands for, for the mover of `op`
-    uint8_t place[FRAME_PLACE_BYTES];
+    uint8_t place[WIRE_PLACE_BYTES];
     struct op *op;       // large op that the frame belongs to, or NULL
     struct block *block; // owned reference, or NULL
     bool service;        // belongs to the service, whose memory the payload is

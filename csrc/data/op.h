@@ -15,8 +15,6 @@
 #include "data/pool.h"
 #include "data/same_host.h"
 
-enum { ACK_NAME_BYTES = 24 };
-
 // ---- engine_ops.c ----
 struct op_driver engine_driver(struct engine *engine);
 

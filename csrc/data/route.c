@@ -41,7 +41,7 @@ static bool place_input(struct engine *engine, struct incoming *in) {
 }
 
 static bool place_acks(struct engine *engine, struct incoming *in) {
-    return in->length <= OP_ACKS_MAX * ACK_NAME_BYTES && place_block(engine, in);
+    return in->length <= OP_ACKS_MAX * WIRE_ACK_BYTES && place_block(engine, in);
 }
 
 // Each of these is called with the lock held, and owns the block.
@@ -59,13 +59,10 @@ static bool hear_supply(struct engine *engine, struct incoming *in, struct block
 }
 
 static bool hear_acks(struct engine *engine, struct incoming *in, struct block *block) {
-    struct wire_op_name names[OP_ACKS_MAX] = {0};
+    struct wire_op_name names[OP_ACKS_MAX];
     uint32_t count = 0;
-    for (size_t at = 0; at + ACK_NAME_BYTES <= block->length; at += ACK_NAME_BYTES, count++) {
-        memcpy(&names[count].epoch, block->bytes + at, 8);
-        memcpy(&names[count].tag, block->bytes + at + 8, 8);
-        memcpy(&names[count].sequence, block->bytes + at + 16, 4);
-    }
+    for (size_t at = 0; at + WIRE_ACK_BYTES <= block->length; at += WIRE_ACK_BYTES, count++)
+        names[count] = wire_ack_decode(block->bytes + at);
     book_acked(&engine->book, &in->from->member, names, count, in->head.extra == 1);
     block_put(engine, block);
     return true;

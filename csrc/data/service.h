@@ -7,6 +7,7 @@
 #define PCCL_DATA_SERVICE_H
 
 #include "data/frame.h"
+#include "net/wire_control.h"
 
 struct service;
 

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "base/log.h"
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 enum {
     ACTIONS_MAX_CONNS = 4096, // connections are named by numbers below this, chosen by the body

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 enum election_state {
     ELECTION_NEW,       // the group has not committed yet: no revision is expected

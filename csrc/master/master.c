@@ -272,7 +272,7 @@ static void hear_others(struct master *master) {
 
 static void answer_status(struct master *master, struct conn *conn) {
     struct wire_buffer answer = {0};
-    struct wire_status status = {.activity = (uint8_t)mind_activity(master->mind)};
+    struct wire_status_is status = {.activity = (uint8_t)mind_activity(master->mind)};
     wire_encode_status_is(&answer, (struct wire_header){0}, &status);
     if (!answer.failed) conn_send(master, conn, answer.bytes, answer.length);
     wire_buffer_fini(&answer);

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #include "master/actions.h"
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 enum {
     // connections that the mind knows: peers, and those that wait for a run to be taken up

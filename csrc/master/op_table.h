@@ -4,7 +4,7 @@
 #ifndef PCCL_MASTER_OP_TABLE_H
 #define PCCL_MASTER_OP_TABLE_H
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 enum { OP_TABLE_NONE = UINT32_MAX };
 

@@ -65,7 +65,7 @@ static bool receive_answer(struct others *others, struct others_ask *ask) {
     ask->got += (uint32_t)got;
     if (ask->got < sizeof ask->answer) return true;
     struct wire_header header;
-    struct wire_status status;
+    struct wire_status_is status;
     bool good = wire_header_decode(ask->answer, &header) && header.type == WIRE_STATUS_IS &&
                 wire_decode_status_is(ask->answer + WIRE_HEADER_BYTES, header.length, &status);
     if (good && status.activity > others->most) others->most = status.activity;

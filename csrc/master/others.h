@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 enum {
     OTHERS_ASK_MS = 300,   // for an answer; who has not given one by then counts as idle

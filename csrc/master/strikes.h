@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 enum { STRIKES_MAX = 64 }; // hosts that are remembered; then the oldest is forgotten
 

@@ -2,7 +2,8 @@
 #ifndef PCCL_OPS_CALL_H
 #define PCCL_OPS_CALL_H
 
-#include "net/wire.h"
+#include "net/wire_control.h"
+#include "net/wire_data.h"
 
 // The arguments of a reduce, checked by the caller.
 struct engine_reduce {

@@ -3,7 +3,8 @@
 #ifndef PCCL_OPS_DRIVER_H
 #define PCCL_OPS_DRIVER_H
 
-#include "net/wire.h"
+#include "net/wire_control.h"
+#include "net/wire_data.h"
 
 enum { OP_ACKS_MAX = 32 }; // names in one ACK
 

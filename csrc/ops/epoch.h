@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 // A peer's group in ring order: each member sends to the next.
 struct epoch_ring {

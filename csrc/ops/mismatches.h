@@ -2,7 +2,7 @@
 #ifndef PCCL_OPS_MISMATCHES_H
 #define PCCL_OPS_MISMATCHES_H
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 struct mismatch_verdict;
 

@@ -1,6 +1,6 @@
 #include "ops/plan.h"
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 enum {
     SHARD_ALIGN = 16,

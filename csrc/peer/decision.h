@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "net/wire.h"
+#include "net/wire_control.h"
+#include "net/wire_data.h"
 #include "ops/epoch.h"
 
 enum { MEMBER_NO_RANK = UINT32_MAX };

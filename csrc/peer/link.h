@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "net/wire.h"
+#include "net/wire_data.h"
 #include "peer/member.h"
 
 enum {

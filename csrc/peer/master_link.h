@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 #include "peer/output.h"
 
 struct master_link;

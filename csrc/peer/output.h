@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 struct output {
     pthread_mutex_t lock;    // of the rest

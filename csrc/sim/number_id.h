@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 static inline struct wire_id number_id(uint32_t number) {
     struct wire_id id = {{0}};

@@ -14,7 +14,8 @@
 #include <stdbool.h>
 
 #include "base/platform.h"
-#include "net/wire.h"
+#include "net/wire_control.h"
+#include "net/wire_data.h"
 #include "sim/sim.h"
 
 enum {

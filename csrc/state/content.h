@@ -13,7 +13,7 @@
 
 #include "compute/hash.h"
 #include "pccl.h"
-#include "net/wire.h"
+#include "net/wire_control.h"
 #include "state/delta.h"
 
 enum { CONTENT_THREADS_MOST = 64 };

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 struct outline_maker {
     struct wire_outline *outline; // borrowed

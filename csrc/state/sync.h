@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "net/wire.h"
+#include "net/wire_control.h"
 #include "state/content.h"
 
 struct engine;

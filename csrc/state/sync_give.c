@@ -83,12 +83,11 @@ static struct frame *answer_leaves(struct sync *sync, struct ask *ask, bool plac
         head.extra = WIRE_SYNC_PLACED;
         head.shard = (uint16_t)count;
     }
-    struct frame *frame = service_frame(sync->engine, WIRE_SYNC_LEAF, &head, places ? FRAME_PLACE_BYTES : piece.length);
+    struct frame *frame = service_frame(sync->engine, WIRE_SYNC_LEAF, &head, places ? WIRE_PLACE_BYTES : piece.length);
     ask->first += count;
     ask->count -= count;
     if (frame == NULL) return NULL;
-    uint64_t address = (uint64_t)(uintptr_t)leaf;
-    memcpy(frame->place, &address, sizeof address);
+    wire_place_encode(frame->place, (uint64_t)(uintptr_t)leaf);
     frame->payload = places ? frame->place : leaf;
     return frame;
 }

@@ -43,7 +43,7 @@ bool sync_place_leaf(struct sync *sync, struct incoming *in) {
         to = lane_scratch(in->lane);
         break;
     case WIRE_SYNC_PLACED:
-        if (in->length != FRAME_PLACE_BYTES || !are_together(sync, piece.entry, head)) return false;
+        if (in->length != WIRE_PLACE_BYTES || !are_together(sync, piece.entry, head)) return false;
         to = in->place;
         break;
     default: return false;
@@ -153,8 +153,7 @@ static struct crew_job job_of(const struct sync *sync, uint64_t leaf, uint32_t d
 
 // Leaves that lie one after another in the donor's memory.
 static void take_placed(struct sync *sync, const struct incoming *in, uint32_t donor) {
-    uint64_t from, came = in->length;
-    memcpy(&from, in->place, sizeof from);
+    uint64_t from = wire_place_decode(in->place), came = in->length;
     for (uint32_t i = 0; i < in->head.shard; i++) {
         // What was on its way from a donor that cannot be read was asked again elsewhere.
         if (sync->phase != PHASE_LEAVES || sync->donors[donor].unreadable) return;

@@ -125,7 +125,7 @@ static void verdict(void) {
 // As it should be, from here on.
 static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *head) {
     if (type == WIRE_MEMORY) return DOOR_NAME_BYTES;
-    if (type == WIRE_ACK) return ACK_NAME_BYTES;
+    if (type == WIRE_ACK) return WIRE_ACK_BYTES;
     if (op == NULL || engine->count == 0) return 0;
     if (type == WIRE_SMALL || type == WIRE_SUPPLY) return op->bytes;
     struct plan_range shard = plan_shard(op->count, engine->count, head->shard % engine->count);
@@ -135,7 +135,7 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
         uint64_t elements = shard.end - head->offset, most = PLAN_CHUNK_MAX / op->element;
         size_t bytes = (elements < most ? elements : most) * op->element;
         if (type == WIRE_CHUNK_AT) head->extra = (uint32_t)bytes;
-        return type == WIRE_CHUNK_AT ? FRAME_PLACE_BYTES : bytes;
+        return type == WIRE_CHUNK_AT ? WIRE_PLACE_BYTES : bytes;
     }
     if (type == WIRE_CODES || type == WIRE_RESULT) {
         uint64_t begin = shard.begin + head->offset * QUANT_BLOCK;
@@ -196,12 +196,12 @@ static void frame(void) {
     if (length > WIRE_MAX_DATA_BYTES) length = WIRE_MAX_DATA_BYTES;
     size_t own = how >> 4 & 7; // of the payload, from the program; the rest is all the same
     memset(payload, 0x3f, length);
-    if (header.type == WIRE_ACK && length >= ACK_NAME_BYTES) {
+    if (header.type == WIRE_ACK && length >= WIRE_ACK_BYTES) {
         memcpy(payload, &name.epoch, 8);
         memcpy(payload + 8, &name.tag, 8);
         memcpy(payload + 16, &name.sequence, 4);
     }
-    if (header.type == WIRE_CHUNK_AT) memset(payload, 0, FRAME_PLACE_BYTES);
+    if (header.type == WIRE_CHUNK_AT) memset(payload, 0, WIRE_PLACE_BYTES);
     if (own > 0) fuzz_bytes(&in, payload, length < own * 8 ? length : own * 8);
     size_t cut = how & 0x80 ? 1 + fuzz_u8(&in) * (size_t)(fuzz_below(&in, 2) ? 1 : length / 256) : 0;
     bottle_frame(1 + link % (BOTTLE_PEERS - 1), link / 2 % BOTTLE_LANES, &header, &head, payload, length, cut);

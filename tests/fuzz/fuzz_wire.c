@@ -1,6 +1,7 @@
 // Every decoder of net/wire. The input is one frame, with a body as long as there are bytes, whatever the header says
 // of its length. What a decoder accepts has one spelling: encoded again it gives the same bytes.
-#include "net/wire.h"
+#include "net/wire_control.h"
+#include "net/wire_data.h"
 
 #include "fuzz.h"
 
@@ -152,7 +153,7 @@ static bool again(struct wire_buffer *out, struct wire_header header, const uint
     case WIRE_RESUME: return again_resume(out, header, body, length);
     case WIRE_RESUMED: return again_resumed(out, header, body, length);
     case WIRE_STATUS_IS: {
-        AGAIN(wire_status, status_is);
+        AGAIN(wire_status_is, status_is);
     }
     case WIRE_LINK_HELLO: {
         AGAIN(wire_link_hello, link_hello);

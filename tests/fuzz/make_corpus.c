@@ -4,7 +4,8 @@
 
 #include "events.h"
 #include "fuzz.h"
-#include "net/wire.h"
+#include "net/wire_control.h"
+#include "net/wire_data.h"
 
 static const char *folder;
 
@@ -118,7 +119,7 @@ static void write_frames(void) {
     FRAME(sync_end, {.round = 1, .code = 9, .text = {3, "why"}});
     FRAME(link_hello,
           {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .secret = {9}, .from = one, .to = two, .index = 1});
-    wire_encode_status_is(&frame, header, &(struct wire_status){.activity = WIRE_GATHERS});
+    wire_encode_status_is(&frame, header, &(struct wire_status_is){.activity = WIRE_GATHERS});
     write_frame("status_is", &frame);
     wire_encode_text(&frame, header, WIRE_WAITING, "waits");
     write_frame("waiting", &frame);

@@ -72,7 +72,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct ring *ring = op->work;
     const struct wire_op *head = &in->head;
     size_t bytes = chunk_bytes(in);
-    if (is_placed(in) && (in->length != FRAME_PLACE_BYTES || !lane_is_vouched(in->lane))) return false;
+    if (is_placed(in) && (in->length != WIRE_PLACE_BYTES || !lane_is_vouched(in->lane))) return false;
     if (in->from != mover_predecessor(engine) || bytes == 0 || bytes > PLAN_PLACED_MAX || bytes % op->element != 0 ||
         bytes > ring->receive_left)
         return false;
@@ -112,10 +112,9 @@ static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wi
     const struct ring *ring = op->work;
     if (ring->next_reads) head->extra = (uint32_t)bytes;
     struct frame *frame = frame_new(engine, ring->next_reads ? WIRE_CHUNK_AT : WIRE_CHUNK, head,
-                                    ring->next_reads ? FRAME_PLACE_BYTES : bytes);
+                                    ring->next_reads ? WIRE_PLACE_BYTES : bytes);
     if (frame == NULL) return NULL;
-    uint64_t address = (uint64_t)(uintptr_t)payload;
-    memcpy(frame->place, &address, sizeof address);
+    wire_place_encode(frame->place, (uint64_t)(uintptr_t)payload);
     frame->op = op;
     frame->bytes = (uint32_t)bytes;
     frame->payload = ring->next_reads ? frame->place : payload;
@@ -209,8 +208,7 @@ static void reduce_part(struct engine *engine, struct op *op, enum plan_step ste
 static bool take_placed(struct engine *engine, struct op *op, const struct incoming *in, enum plan_step step,
                         uint64_t at) {
     const struct book_epoch *now = mover_epoch(engine);
-    uint64_t address;
-    memcpy(&address, in->place, sizeof address);
+    uint64_t address = wire_place_decode(in->place);
     bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
     bool save = reduce || in->head.shard == now->rank;
     size_t bytes = chunk_bytes(in), part_bytes = save ? PLAN_CHUNK_MAX / 2 : bytes;

@@ -14,6 +14,7 @@
 #include "check.h"
 #include "data/engine.h"
 #include "net/socket.h"
+#include "net/wire_data.h"
 
 enum {
     LINKS = 2, // the direct one and a lane

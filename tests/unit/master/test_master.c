@@ -11,6 +11,7 @@
 #include "base/platform.h"
 #include "check.h"
 #include "net/socket.h"
+#include "net/wire_control.h"
 
 enum { PATIENCE_MS = 20000 };
 
@@ -230,7 +231,7 @@ static void test_garbage(void) {
 static enum wire_activity status_of(const struct master *master) {
     struct wire_buffer frame = {0};
     uint8_t body[64];
-    struct wire_status status = {0};
+    struct wire_status_is status = {0};
     int fd = dial(master);
     wire_encode_empty(&frame, (struct wire_header){0}, WIRE_STATUS);
     say(fd, &frame);

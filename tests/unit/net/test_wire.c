@@ -1,7 +1,8 @@
 // Every message: random content survives a round trip; every truncation, every trailing byte, huge counts and unknown
 // enumerators are refused; random bytes are never read out of bounds (each body lies in a heap block of its exact size,
 // for the address sanitizer).
-#include "net/wire.h"
+#include "net/wire_control.h"
+#include "net/wire_data.h"
 
 #include "check.h"
 
@@ -333,12 +334,12 @@ static bool again_resumed(struct wire_buffer *out, const uint8_t *body, size_t l
 }
 
 static void write_status_is(struct wire_buffer *out, uint32_t size) {
-    struct wire_status status = {(uint8_t)(size % 3)};
+    struct wire_status_is status = {(uint8_t)(size % 3)};
     wire_encode_status_is(out, random_header(), &status);
 }
 
 static bool again_status_is(struct wire_buffer *out, const uint8_t *body, size_t length) {
-    struct wire_status message;
+    struct wire_status_is message;
     if (!wire_decode_status_is(body, length, &message)) return false;
     wire_encode_status_is(out, (struct wire_header){0}, &message);
     return true;

@@ -1,0 +1,31 @@
+#include "net/wire_buffer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void wire_buffer_fini(struct wire_buffer *buffer) {
+    free(buffer->bytes);
+    *buffer = (struct wire_buffer){0};
+}
+
+bool wire_buffer_reserve(struct wire_buffer *buffer, size_t more) {
+    if (buffer->failed) return false;
+    size_t wanted = buffer->length + more;
+    if (wanted <= buffer->capacity) return true;
+    size_t capacity = buffer->capacity < 256 ? 256 : buffer->capacity;
+    while (capacity < wanted) capacity *= 2;
+    uint8_t *bytes = realloc(buffer->bytes, capacity);
+    if (bytes == NULL) {
+        buffer->failed = true;
+        return false;
+    }
+    buffer->bytes = bytes;
+    buffer->capacity = capacity;
+    return true;
+}
+
+void wire_buffer_append(struct wire_buffer *buffer, const struct wire_buffer *frames) {
+    if (frames->length == 0 || !wire_buffer_reserve(buffer, frames->length)) return;
+    memcpy(buffer->bytes + buffer->length, frames->bytes, frames->length);
+    buffer->length += frames->length;
+}

@@ -1,0 +1,351 @@
+#define _GNU_SOURCE
+#include "net/wire_control.h"
+
+#include "net/roster.h"
+
+// ---- parts of messages ----
+
+// The items of a list, none any more once something was wrong.
+#define EACH(c, i, count) for (uint32_t i = 0; i < (count) && !(c)->bad; i++)
+
+static void visit_id(struct cursor *c, struct wire_id *id) { cursor_bytes(c, id->bytes, WIRE_ID_BYTES); }
+
+static void visit_ids(struct cursor *c, uint32_t *count, struct wire_id *ids) {
+    cursor_count(c, count, WIRE_MAX_MEMBERS);
+    EACH(c, i, *count) visit_id(c, &ids[i]);
+}
+
+static void visit_lanes(struct cursor *c, uint32_t *lanes) {
+    cursor_u32(c, lanes);
+    cursor_expect(c, *lanes >= 1 && *lanes <= WIRE_MAX_LANES);
+}
+
+static void visit_address(struct cursor *c, struct wire_address *address) {
+    cursor_u8(c, &address->family);
+    cursor_bytes(c, address->bytes, sizeof address->bytes);
+    cursor_u16(c, &address->port);
+    cursor_expect(c, address->family == 4 || address->family == 6);
+}
+
+static void visit_hash(struct cursor *c, struct wire_hash *hash) {
+    cursor_u64(c, &hash->low);
+    cursor_u64(c, &hash->high);
+}
+
+static void visit_op_name(struct cursor *c, struct wire_op_name *name) {
+    cursor_u64(c, &name->epoch);
+    cursor_u64(c, &name->tag);
+    cursor_u32(c, &name->sequence);
+    cursor_u16(c, &name->segment);
+}
+
+static void visit_text(struct cursor *c, struct wire_text *text) {
+    cursor_u16(c, &text->length);
+    cursor_expect(c, text->length <= WIRE_MAX_TEXT);
+    if (!c->bad) cursor_bytes(c, text->chars, text->length);
+}
+
+static bool names_twice(const struct wire_epoch *epoch) {
+    uint16_t sorted[WIRE_MAX_MEMBERS];
+    roster_sort(epoch->members, epoch->count, sorted);
+    for (uint32_t i = 1; i < epoch->count; i++)
+        if (wire_id_equal(&epoch->members[sorted[i - 1]].id, &epoch->members[sorted[i]].id)) return true;
+    return false;
+}
+
+static void visit_member(struct cursor *c, struct wire_member *member) {
+    visit_id(c, &member->id);
+    cursor_u64(c, &member->join_number);
+    cursor_u32(c, &member->group);
+    visit_lanes(c, &member->lanes);
+    visit_address(c, &member->address);
+}
+
+static void visit_epoch(struct cursor *c, struct wire_epoch *epoch) {
+    cursor_u64(c, &epoch->number);
+    cursor_u64(c, &epoch->group_epoch);
+    cursor_u64(c, &epoch->lost_epoch);
+    cursor_u64(c, &epoch->barrier);
+    cursor_u64(c, &epoch->sync_round);
+    cursor_u64(c, &epoch->sync_expected);
+    cursor_u32(c, &epoch->latency_us);
+    cursor_u32(c, &epoch->megabytes_per_s);
+    cursor_count(c, &epoch->count, WIRE_MAX_MEMBERS);
+    EACH(c, i, epoch->count) {
+        visit_member(c, &epoch->members[i]);
+        cursor_expect(c, i == 0 || epoch->members[i].group >= epoch->members[i - 1].group);
+    }
+    cursor_expect(c, epoch->count > 0 && epoch->group_epoch <= epoch->number && epoch->lost_epoch <= epoch->number &&
+                         epoch->latency_us > 0 && epoch->megabytes_per_s > 0);
+    if (cursor_judges(c)) cursor_expect(c, !names_twice(epoch));
+}
+
+static void visit_quorum(struct cursor *c, struct wire_quorum *quorum) {
+    cursor_u32(c, &quorum->members);
+    cursor_u32(c, &quorum->elders);
+    cursor_u64(c, &quorum->newer);
+    cursor_expect(c, quorum->members <= WIRE_MAX_MEMBERS && quorum->elders <= WIRE_MAX_MEMBERS);
+}
+
+static void visit_barrier(struct cursor *c, struct wire_barrier *barrier) {
+    cursor_u64(c, &barrier->number);
+    cursor_range(c, &barrier->kind, 0, WIRE_VOTE_OPTIMIZE);
+    cursor_u8(c, &barrier->code);
+    cursor_u64(c, &barrier->value);
+    cursor_u64(c, &barrier->epoch);
+    cursor_count(c, &barrier->count, WIRE_MAX_MEMBERS);
+    EACH(c, i, barrier->count) {
+        struct wire_group_size *size = &barrier->sizes[i];
+        cursor_u32(c, &size->group);
+        cursor_u32(c, &size->count);
+        cursor_expect(c, size->count > 0 && size->count <= WIRE_MAX_MEMBERS);
+        cursor_expect(c, i == 0 || size->group > barrier->sizes[i - 1].group);
+    }
+    bool none = barrier->number == 0;
+    cursor_expect(c, none == (barrier->kind == 0) && none == (barrier->count == 0));
+}
+
+static void visit_losses(struct cursor *c, uint32_t *count, struct wire_loss *losses) {
+    cursor_count(c, count, WIRE_MAX_MEMBERS);
+    EACH(c, i, *count) {
+        struct wire_loss *loss = &losses[i];
+        cursor_u64(c, &loss->epoch);
+        cursor_u32(c, &loss->members);
+        cursor_u32(c, &loss->group_members);
+        cursor_u32(c, &loss->groups);
+        cursor_u32(c, &loss->largest_group);
+        cursor_expect(c, loss->members <= WIRE_MAX_MEMBERS && loss->group_members > 0 && loss->groups > 0);
+        cursor_expect(c, loss->largest_group <= loss->members && loss->groups <= loss->members &&
+                             loss->group_members <= loss->largest_group);
+        cursor_expect(c, i == 0 || loss->epoch > losses[i - 1].epoch);
+    }
+}
+
+// ---- messages, in the order of their numbers ----
+
+static void visit_hello(struct cursor *c, struct wire_hello *m) {
+    static const struct wire_id nobody;
+    cursor_u16(c, &m->version);
+    if (cursor_judges(c) && m->version != WIRE_VERSION) { // whatever follows
+        *m = (struct wire_hello){.version = m->version};
+        c->at = c->end;
+        return;
+    }
+    visit_id(c, &m->id);
+    cursor_u32(c, &m->group);
+    visit_lanes(c, &m->lanes);
+    cursor_u16(c, &m->port);
+    cursor_range(c, &m->masters, 1, WIRE_MAX_MASTERS);
+    cursor_expect(c, m->port != 0 && !wire_id_equal(&m->id, &nobody));
+}
+
+static void visit_welcome(struct cursor *c, struct wire_welcome *m) {
+    cursor_u64(c, &m->join_number);
+    cursor_bytes(c, m->secret, sizeof m->secret);
+    cursor_u32(c, &m->heartbeat_limit_ms);
+    visit_address(c, &m->seen);
+    cursor_expect(c, m->heartbeat_limit_ms > 0);
+}
+
+static void visit_candidate(struct cursor *c, struct wire_candidate *m) {
+    cursor_u32(c, &m->attempt);
+    cursor_expect(c, m->attempt > 0);
+    visit_epoch(c, &m->epoch);
+}
+
+static void visit_linked(struct cursor *c, struct wire_linked *m) {
+    cursor_u32(c, &m->attempt);
+    cursor_u32(c, &m->latency_us);
+    visit_ids(c, &m->count, m->unreachable);
+}
+
+static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {
+    cursor_range(c, &m->reason, WIRE_REASON_UPDATE, WIRE_REASON_ORDER);
+    visit_epoch(c, &m->epoch);
+    visit_quorum(c, &m->quorum);
+}
+
+static void visit_vote(struct cursor *c, struct wire_vote *m) {
+    cursor_range(c, &m->kind, WIRE_VOTE_UPDATE, WIRE_VOTE_OPTIMIZE);
+}
+
+static void visit_outcome(struct cursor *c, struct wire_outcome *m) {
+    cursor_range(c, &m->kind, WIRE_VOTE_UPDATE, WIRE_VOTE_OPTIMIZE);
+    cursor_u8(c, &m->code);
+    cursor_u64(c, &m->value);
+}
+
+static void visit_op_done(struct cursor *c, struct wire_op_done *m) { visit_op_name(c, &m->name); }
+
+static void visit_verdict(struct cursor *c, struct wire_verdict *m) {
+    visit_op_name(c, &m->name);
+    cursor_range(c, &m->kind, WIRE_VERDICT_COMMIT, WIRE_VERDICT_WHOLE);
+    visit_id(c, &m->supplier);
+    visit_text(c, &m->text);
+    visit_ids(c, &m->count, m->needy);
+}
+
+static void visit_report(struct cursor *c, struct wire_report *m) {
+    cursor_count(c, &m->count, 2 * WIRE_MAX_LIVE_OPS);
+    EACH(c, i, m->count) {
+        struct wire_op_report *op = &m->ops[i];
+        visit_op_name(c, &op->name);
+        cursor_range(c, &op->state, WIRE_OP_OPEN, WIRE_OP_KEPT);
+        cursor_range(c, &op->small, 0, 1);
+        cursor_expect(c, op->state == WIRE_OP_OPEN || op->small == (op->state == WIRE_OP_KEPT));
+    }
+}
+
+static void visit_mismatch(struct cursor *c, struct wire_mismatch *m) {
+    visit_op_name(c, &m->name);
+    wire_visit_fingerprint(c, &m->mine);
+    visit_id(c, &m->other);
+    wire_visit_fingerprint(c, &m->theirs);
+}
+
+static void visit_link_down(struct cursor *c, struct wire_link_down *m) {
+    visit_id(c, &m->id);
+    cursor_u32(c, &m->index);
+    cursor_expect(c, m->index <= WIRE_MAX_LANES);
+    cursor_range(c, &m->silent, 0, 1);
+}
+
+static void visit_measure(struct cursor *c, struct wire_measure *m) {
+    cursor_u32(c, &m->round);
+    visit_id(c, &m->target);
+    cursor_u32(c, &m->duration_ms);
+    cursor_expect(c, m->duration_ms > 0 && m->duration_ms <= WIRE_MAX_MEASURE_MS);
+}
+
+static void visit_measured(struct cursor *c, struct wire_measured *m) {
+    visit_id(c, &m->from);
+    visit_id(c, &m->to);
+    cursor_u64(c, &m->bytes_per_s);
+}
+
+static void visit_sync_vote(struct cursor *c, struct wire_sync_vote *m) {
+    cursor_range(c, &m->strategy, WIRE_SYNC_ENFORCE_POPULAR, WIRE_SYNC_SEND_ONLY);
+    cursor_range(c, &m->incomplete, 0, 1);
+    cursor_u64(c, &m->revision);
+    visit_hash(c, &m->mask);
+    visit_hash(c, &m->content);
+    cursor_u64(c, &m->outline.entries);
+    uint32_t hashes = (uint32_t)(m->outline.entries >> wire_outline_shift(m->outline.entries));
+    EACH(c, i, hashes) cursor_u32(c, &m->outline.hashes[i]);
+}
+
+static void visit_sync_differs(struct cursor *c, struct wire_sync_differs *m) {
+    cursor_u64(c, &m->first);
+    cursor_u64(c, &m->last);
+    cursor_expect(c, m->first <= m->last);
+}
+
+static void visit_sync_plan(struct cursor *c, struct wire_sync_plan *m) {
+    cursor_u64(c, &m->round);
+    cursor_u64(c, &m->revision);
+    visit_hash(c, &m->mask);
+    visit_hash(c, &m->content);
+    visit_ids(c, &m->receiver_count, m->receivers);
+    visit_ids(c, &m->donor_count, m->donors);
+    cursor_expect(c, m->round > 0 && m->receiver_count > 0 && m->donor_count > 0);
+}
+
+static void visit_sync_done(struct cursor *c, struct wire_sync_done *m) {
+    cursor_u64(c, &m->round);
+    cursor_range(c, &m->complete, WIRE_SYNC_MISSING, WIRE_SYNC_READ_ONLY);
+    cursor_count(c, &m->count, WIRE_MAX_MEMBERS);
+    EACH(c, i, m->count) {
+        visit_id(c, &m->sources[i].id);
+        cursor_u64(c, &m->sources[i].bytes);
+    }
+}
+
+static void visit_sync_end(struct cursor *c, struct wire_sync_end *m) {
+    cursor_u64(c, &m->round);
+    cursor_u8(c, &m->code);
+    cursor_u64(c, &m->revision);
+    cursor_u64(c, &m->tx_bytes);
+    visit_text(c, &m->text);
+}
+
+static void visit_past(struct cursor *c, struct wire_past *past) {
+    visit_op_name(c, &past->name);
+    cursor_u8(c, &past->kind);
+    cursor_expect(c, past->kind == WIRE_VERDICT_COMMIT || past->kind == WIRE_VERDICT_MISMATCH);
+}
+
+static void visit_resume(struct cursor *c, struct wire_resume *m) {
+    visit_hello(c, &m->hello);
+    if (cursor_judges(c) && m->hello.version != WIRE_VERSION) return;
+    cursor_u64(c, &m->generation);
+    cursor_u64(c, &m->join_number);
+    cursor_bytes(c, m->secret, sizeof m->secret);
+    cursor_range(c, &m->vote, 0, WIRE_VOTE_SYNC);
+    visit_sync_vote(c, &m->sync_vote);
+    cursor_range(c, &m->accepted, 0, 1);
+    if (!m->accepted) return;
+    cursor_range(c, &m->sync_committed, 0, 1);
+    cursor_u8(c, &m->sync_code);
+    cursor_u64(c, &m->sync_revision);
+    visit_barrier(c, &m->barrier);
+    visit_epoch(c, &m->epoch);
+    cursor_count(c, &m->past_count, WIRE_MAX_PAST);
+    EACH(c, i, m->past_count) visit_past(c, &m->past[i]);
+    visit_losses(c, &m->loss_count, m->losses);
+    visit_quorum(c, &m->quorum);
+}
+
+static void visit_resumed(struct cursor *c, struct wire_resumed *m) {
+    cursor_u32(c, &m->heartbeat_limit_ms);
+    cursor_range(c, &m->barrier_ended, 0, 1);
+    cursor_range(c, &m->sync_ended, 0, 1);
+    visit_barrier(c, &m->barrier);
+    visit_losses(c, &m->loss_count, m->losses);
+    visit_sync_end(c, &m->sync);
+    cursor_expect(c, m->heartbeat_limit_ms > 0 && (!m->barrier_ended || m->barrier.number > 0));
+}
+
+static void visit_status_is(struct cursor *c, struct wire_status_is *m) {
+    cursor_range(c, &m->activity, WIRE_IDLE, WIRE_SERVES);
+}
+
+// ---- both ways of each of them ----
+
+// A visit only reads a message that is written.
+#define DEFINE(name, type) \
+    void wire_encode_##name(struct wire_buffer *out, struct wire_header header, const struct wire_##name *message) { \
+        struct cursor c = wire_begin(out); \
+        visit_##name(&c, (struct wire_##name *)message); \
+        wire_end(&c, header, WIRE_##type); \
+    } \
+    bool wire_decode_##name(const uint8_t *body, size_t length, struct wire_##name *out) { \
+        struct cursor c = cursor_read(body, length); \
+        visit_##name(&c, out); \
+        return cursor_complete(&c); \
+    }
+WIRE_CONTROL_MESSAGES(DEFINE)
+
+void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type) {
+    struct cursor c = wire_begin(out);
+    wire_end(&c, header, type);
+}
+
+void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text) {
+    struct wire_text copy = {.length = (uint16_t)strnlen(text, WIRE_MAX_TEXT)};
+    memcpy(copy.chars, text, copy.length);
+    struct cursor c = wire_begin(out);
+    visit_text(&c, &copy);
+    wire_end(&c, header, type);
+}
+
+bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out) {
+    struct cursor c = cursor_read(body, length);
+    visit_text(&c, out);
+    return cursor_complete(&c);
+}
+
+unsigned wire_outline_shift(uint64_t entries) {
+    unsigned shift = 0;
+    while (entries >> shift > WIRE_MAX_OUTLINE) shift++;
+    return shift;
+}

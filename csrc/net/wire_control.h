@@ -1,0 +1,352 @@
+// Messages between peers and masters, and between masters. See net/wire.h.
+#ifndef PCCL_NET_WIRE_CONTROL_H
+#define PCCL_NET_WIRE_CONTROL_H
+
+#include "net/wire.h"
+
+// Members are listed group by group (groups ascending), inside a group in ring order: each sends to the next. Nobody is
+// listed twice.
+struct wire_epoch {
+    uint64_t number;
+    // of the receiver's group: the number of the last epoch that changed its members, order or links
+    uint64_t group_epoch;
+    uint64_t lost_epoch; // of the receiver's group: the last group epoch that lost a member, 0: none did
+    // how many votes of all accepted peers have ended in this run, the one that this epoch ends included
+    uint64_t barrier;
+    uint64_t sync_round;      // shared state of the receiver's group: the last round that ended, 0: none
+    uint64_t sync_expected;   // and the revision that is expected, 0: unset
+    uint32_t latency_us;      // worst one-way delay reported by the receiver's group, for the cost model; never 0
+    uint32_t megabytes_per_s; // slowest link measured in the receiver's group, or the default; never 0
+    uint32_t count;
+    struct wire_member *members; // decode: caller's array of WIRE_MAX_MEMBERS
+};
+
+struct wire_hello {
+    uint16_t version;
+    struct wire_id id; // never all zero
+    uint32_t group;
+    uint32_t lanes;  // 1..WIRE_MAX_LANES
+    uint16_t port;   // where this peer listens for links
+    uint8_t masters; // in the peer's list, 1..WIRE_MAX_MASTERS
+};
+
+struct wire_welcome {
+    uint64_t join_number;
+    uint8_t secret[16]; // of the run; opens links between peers
+    uint32_t heartbeat_limit_ms;
+    struct wire_address seen; // the peer's own address as the master sees it
+};
+
+struct wire_candidate {
+    uint32_t attempt;
+    struct wire_epoch epoch;
+};
+
+struct wire_linked {
+    uint32_t attempt;    // of the CANDIDATE, or 0: the links of the epoch in force are complete
+    uint32_t latency_us; // worst half round trip of this peer's links
+    uint32_t count;
+    struct wire_id unreachable[WIRE_MAX_MEMBERS];
+};
+
+enum wire_reason {
+    WIRE_REASON_UPDATE = 1, // newcomers admitted; ends update votes with success, and a newcomer's connect
+    WIRE_REASON_LOSS,       // members lost
+    WIRE_REASON_RELINK,     // same members and order; broken links between living members are made again
+    WIRE_REASON_ORDER,      // same members, new ring order; ends optimise votes with success
+};
+
+// What it takes, beside more than half of all members, to take the run up from an epoch. All 0: no more than that.
+struct wire_quorum {
+    uint32_t members; // at least so many
+    // at least so many of those with a join number below `newer`, who were members before newcomers were let in
+    uint32_t elders;
+    uint64_t newer;
+};
+
+struct wire_epoch_commit {
+    uint8_t reason;
+    struct wire_epoch epoch;
+    struct wire_quorum quorum;
+};
+
+enum wire_vote_kind {
+    WIRE_VOTE_UPDATE = 1,
+    WIRE_VOTE_PENDING,
+    WIRE_VOTE_OPTIMIZE,
+    WIRE_VOTE_SYNC
+}; // as an open vote only: it is cast by SYNC_VOTE
+
+struct wire_vote {
+    uint8_t kind;
+};
+
+struct wire_outcome {
+    uint8_t kind;   // wire_vote_kind
+    uint8_t code;   // pcclResult_t
+    uint64_t value; // PENDING: 0 or 1
+};
+
+struct wire_op_done {
+    struct wire_op_name name;
+};
+
+enum wire_verdict_kind {
+    WIRE_VERDICT_COMMIT = 1, // contributors: the members of the epoch the op was run in
+    // a member was lost: pcclRankConnectionLost, since the op was begun: pcclRankConnectionLost
+    WIRE_VERDICT_ABORT,
+    WIRE_VERDICT_REDO,     // same members: begin again from the input, unseen by the caller
+    WIRE_VERDICT_MISMATCH, // arguments differ: pcclInvalidArgument; text names both sides
+    // only the modes differ: who runs this op (tag and sequence; whatever segment) in segments begins again with the
+    // whole
+    WIRE_VERDICT_WHOLE,
+};
+
+struct wire_verdict {
+    struct wire_op_name name;
+    uint8_t kind;
+    // COMMIT of a small op, after reports (always then, also with nobody needy): who sends SUPPLY to the needy; all
+    // zero otherwise
+    struct wire_id supplier;
+    struct wire_text text;
+    uint32_t count;
+    struct wire_id needy[WIRE_MAX_MEMBERS];
+};
+
+enum wire_op_state {
+    WIRE_OP_OPEN = 1, // posted, not complete here
+    WIRE_OP_DONE,     // large: complete here, DONE sent, no verdict yet
+    WIRE_OP_KEPT,     // small: complete here, result kept
+};
+
+struct wire_op_report {
+    struct wire_op_name name; // name.epoch may be older than the epoch reported on
+    uint8_t state;
+    uint8_t small; // 1 = small op
+};
+
+struct wire_report {
+    uint32_t count;
+    struct wire_op_report *ops; // decode: caller's array of 2 * WIRE_MAX_LIVE_OPS
+};
+
+struct wire_mismatch {
+    struct wire_op_name name;
+    struct wire_fingerprint mine;
+    struct wire_id other;
+    struct wire_fingerprint theirs;
+};
+
+struct wire_link_down {
+    // the sender's own id: no link is down, but a fresh group epoch is wanted (tag counters are full): RELINK at once,
+    // nobody is accused
+    struct wire_id id;
+    uint32_t index;
+    uint8_t silent; // 1: the connection stood, but nothing came or went on it
+};
+
+struct wire_measure {
+    uint32_t round;
+    struct wire_id target;
+    uint32_t duration_ms;
+};
+
+struct wire_measured { // sent by the receiving side of a measurement
+    struct wire_id from, to;
+    uint64_t bytes_per_s; // 0: the link could not be measured
+};
+
+// ---- shared state: the control messages of one round of one group, in this order ----
+
+enum wire_sync_strategy {
+    WIRE_SYNC_ENFORCE_POPULAR,
+    WIRE_SYNC_RECEIVE_ONLY,
+    WIRE_SYNC_SEND_ONLY
+}; // pcclSharedStateSyncStrategy_t
+
+// An ordered list of entries in few bytes, so that two lists can be compared. h(0) = 0; h(k), of the first k entries,
+// is the XXH3-64 of 16 bytes: h(k - 1), and the XXH3-64 of entry k - 1 as it is hashed for the mask.
+struct wire_outline {
+    uint64_t entries;
+    // the lower halves of h(s), h(2 s), ...: `entries` >> wire_outline_shift of them, s = 1 << wire_outline_shift
+    uint32_t hashes[WIRE_MAX_OUTLINE];
+};
+
+// The sender's open vote from now on; SYNC_END or EXPELLED ends it. One open vote per peer, of this or any other kind.
+struct wire_sync_vote {
+    uint8_t strategy; // wire_sync_strategy
+    // 1: a transfer into this state was cut short, and no sync has succeeded since: the sender is no candidate
+    uint8_t incomplete;
+    uint64_t revision; // as given by the program
+    // Over the ordered list (name, data type, element count, allow flag) of all entries. Byte for byte what is hashed:
+    // for each entry the name's length u32, the name, dtype u8, allow flag u8, count u64, little-endian.
+    struct wire_hash mask;
+    // XXH3-128 over the hashes of all entries without the allow flag, in order (16 bytes each: low u64, high u64), each
+    // the hash_root of its leaves. Equal content, equal hash: entries of no bytes take part with the hash of no leaves.
+    struct wire_hash content;
+    struct wire_outline outline; // of the list that `mask` is of; only ever used to say where two lists differ
+};
+
+// To one whose mask is not the elected one, before EXPELLED. The first entry that differs is one of first..last of its
+// list, counted from 0; `last` may be the length of that list: there the elected one goes on.
+struct wire_sync_differs {
+    uint64_t first, last; // first <= last
+};
+
+// To all members of the round, sent only if somebody has to receive. Members that are in neither list wait for
+// SYNC_END.
+struct wire_sync_plan {
+    uint64_t round;                             // unique in a run, never 0, growing; names the round in all data frames
+    uint64_t revision;                          // that all will have after the commit
+    struct wire_hash mask, content;             // the winner's; `content` is what a receiver must hold in the end
+    uint32_t receiver_count;                    // at least 1
+    uint32_t donor_count;                       // at least 1
+    struct wire_id receivers[WIRE_MAX_MEMBERS]; // members whose content differs from the winner's
+    // members that hold the winner and may send, longest-standing first; never a receiver
+    struct wire_id donors[WIRE_MAX_MEMBERS];
+};
+
+struct wire_sync_source {
+    struct wire_id id; // of a donor, also of one that has been lost since
+    uint64_t bytes;    // entry bytes that came from it and were kept
+};
+
+enum wire_sync_completion {
+    WIRE_SYNC_MISSING,   // no donor is left that could give what is missing
+    WIRE_SYNC_COMPLETE,  // the content hash of what lies in memory was verified
+    WIRE_SYNC_READ_ONLY, // what would have to be written cannot be: the sender has to go
+};
+
+// From each receiver, once per round.
+struct wire_sync_done {
+    uint64_t round;
+    uint8_t complete; // wire_sync_completion
+    uint32_t count;
+    struct wire_sync_source sources[WIRE_MAX_MEMBERS]; // donors that gave anything
+};
+
+// Begins the text of EXPELLED for one that broke a rule of the round: its vote ends with pcclInvalidUsage.
+#define WIRE_SYNC_RULE "shared state: "
+
+// To all members of the round together. On success the sender's revision is `revision`; else it stays as passed.
+struct wire_sync_end {
+    uint64_t round;        // of the plan; a round without a plan has a number too
+    uint8_t code;          // pcclResult_t: 0 or 9 (pcclNoSharedStateAvailable)
+    uint64_t revision;     // code 0: that of the round
+    uint64_t tx_bytes;     // code 0: entry bytes that receivers say they kept from this member
+    struct wire_text text; // code 9: why; else empty
+};
+
+// ---- the loss of a master ----
+
+struct wire_group_size {
+    uint32_t group, count; // count >= 1
+};
+
+// The end of a vote of all accepted peers (update, pending, optimise), so that those that missed it end it alike.
+struct wire_barrier {
+    uint64_t number; // as in wire_epoch; 0: no vote has ended yet, and the rest is 0
+    uint8_t kind;    // wire_vote_kind
+    uint8_t code;    // pcclResult_t
+    uint64_t value;
+    uint64_t epoch;                // number of the epoch in force at its end
+    uint32_t count;                // its groups, ascending, and their sizes
+    struct wire_group_size *sizes; // decode: caller's array of WIRE_MAX_MEMBERS
+};
+
+// A group epoch that lost a member of its group, and the numbers that programs read once they have adopted it.
+struct wire_loss {
+    uint64_t epoch;
+    uint32_t members, group_members, groups, largest_group; // each >= 1
+};
+
+// A verdict that ended an op for good, without a supplier: COMMIT or MISMATCH.
+struct wire_past {
+    struct wire_op_name name;
+    uint8_t kind; // wire_verdict_kind
+};
+
+// header: the run, and the highest generation that was promised.
+struct wire_resume {
+    struct wire_hello hello; // of another version: decodes with that alone
+    uint64_t generation;     // of `epoch`
+    uint64_t join_number;
+    uint8_t secret[16];
+    uint8_t vote;                    // the open one: wire_vote_kind, WIRE_VOTE_SYNC or 0
+    struct wire_sync_vote sync_vote; // if that is WIRE_VOTE_SYNC
+    uint8_t accepted;                // 0: a newcomer; then nothing follows
+    uint8_t sync_committed;          // took part in a commit of its group
+    uint8_t sync_code;               // of the round epoch.sync_round
+    uint64_t sync_revision;
+    struct wire_barrier barrier; // the last one that the sender passed
+    struct wire_epoch epoch;     // the newest one it entered; lost_epoch, sync_round and sync_expected as they are now
+    uint32_t past_count;         // newest last
+    struct wire_past *past;      // decode: caller's array of WIRE_MAX_PAST
+    // of its group since the last vote that its program has adopted the end of, oldest first
+    uint32_t loss_count;
+    struct wire_loss *losses;  // decode: caller's array of WIRE_MAX_MEMBERS
+    struct wire_quorum quorum; // of `epoch`
+};
+
+// header: the generation from now on, as promised. What it ends, it ends once EPOCH has come, which is the next frame
+// but for verdicts.
+struct wire_resumed {
+    uint32_t heartbeat_limit_ms;
+    uint8_t barrier_ended;       // the receiver's vote, or its connect, ended so
+    uint8_t sync_ended;          // the receiver's round of shared state ended so
+    struct wire_barrier barrier; // the last one of the run
+    uint32_t loss_count;         // losses of its group that the receiver has not heard of, oldest first
+    struct wire_loss *losses;    // decode: caller's array of WIRE_MAX_MEMBERS
+    struct wire_sync_end sync;
+};
+
+enum wire_activity {
+    WIRE_IDLE,
+    WIRE_GATHERS, // members of a run have come to resume it, or newcomers wait for them
+    WIRE_SERVES
+};
+
+struct wire_status_is {
+    uint8_t activity; // wire_activity
+};
+
+// Each message with a body of its own has two functions. wire_encode_NAME appends one whole frame (type and length of
+// the header are set by it). wire_decode_NAME takes a body whose header was decoded before; false: malformed.
+#define WIRE_CONTROL_MESSAGES(X) \
+    X(hello, HELLO) \
+    X(welcome, WELCOME) \
+    X(candidate, CANDIDATE) \
+    X(linked, LINKED) \
+    X(epoch_commit, EPOCH) \
+    X(vote, VOTE) \
+    X(outcome, OUTCOME) \
+    X(op_done, DONE) \
+    X(verdict, VERDICT) \
+    X(report, REPORT) \
+    X(mismatch, MISMATCH) \
+    X(link_down, LINK_DOWN) \
+    X(measure, MEASURE) \
+    X(measured, MEASURED) \
+    X(sync_vote, SYNC_VOTE) \
+    X(sync_differs, SYNC_DIFFERS) \
+    X(sync_plan, SYNC_PLAN) \
+    X(sync_done, SYNC_DONE) \
+    X(sync_end, SYNC_END) \
+    X(resume, RESUME) \
+    X(resumed, RESUMED) \
+    X(status_is, STATUS_IS)
+
+#define WIRE_DECLARE(name, type) \
+    void wire_encode_##name(struct wire_buffer *out, struct wire_header header, const struct wire_##name *message); \
+    bool wire_decode_##name(const uint8_t *body, size_t length, struct wire_##name *out);
+WIRE_CONTROL_MESSAGES(WIRE_DECLARE)
+
+void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type);
+// REFUSED, EXPELLED, WAITING
+void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text);
+bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out);
+
+// log2 of how many entries lie between two hashes of an outline: as few as the limit allows.
+unsigned wire_outline_shift(uint64_t entries);
+
+#endif

@@ -1,0 +1,82 @@
+#define _GNU_SOURCE
+#include "net/wire_data.h"
+
+CURSOR_INLINE void visit_op(struct cursor *c, struct wire_op *op) {
+    uint32_t reserved = 0;
+    cursor_u64(c, &op->tag);
+    wire_visit_fingerprint(c, &op->fingerprint);
+    cursor_u16(c, &op->shard);
+    cursor_u16(c, &op->hop);
+    cursor_u16(c, &op->segment);
+    cursor_u32(c, &op->sequence);
+    cursor_u64(c, &op->offset);
+    cursor_u32(c, &op->extra);
+    cursor_u8(c, &op->padding);
+    cursor_u32(c, &reserved);
+    cursor_expect(c, reserved == 0 && op->padding < WIRE_ALIGN);
+}
+
+void wire_op_encode(uint8_t out[WIRE_OP_BYTES], const struct wire_op *op) {
+    struct cursor c = cursor_write(out, WIRE_OP_BYTES);
+    visit_op(&c, (struct wire_op *)op);
+}
+
+bool wire_op_decode(const uint8_t in[WIRE_OP_BYTES], struct wire_op *out) {
+    struct cursor c = cursor_read(in, WIRE_OP_BYTES);
+    visit_op(&c, out);
+    return cursor_complete(&c);
+}
+
+static void visit_ack(struct cursor *c, struct wire_op_name *name) {
+    uint32_t reserved = 0;
+    cursor_u64(c, &name->epoch);
+    cursor_u64(c, &name->tag);
+    cursor_u32(c, &name->sequence);
+    cursor_u32(c, &reserved);
+}
+
+void wire_ack_encode(uint8_t out[WIRE_ACK_BYTES], const struct wire_op_name *name) {
+    struct cursor c = cursor_write(out, WIRE_ACK_BYTES);
+    visit_ack(&c, (struct wire_op_name *)name);
+}
+
+struct wire_op_name wire_ack_decode(const uint8_t in[WIRE_ACK_BYTES]) {
+    struct wire_op_name name = {0};
+    struct cursor c = cursor_read(in, WIRE_ACK_BYTES);
+    visit_ack(&c, &name);
+    return name;
+}
+
+void wire_place_encode(uint8_t out[WIRE_PLACE_BYTES], uint64_t address) {
+    struct cursor c = cursor_write(out, WIRE_PLACE_BYTES);
+    cursor_u64(&c, &address);
+}
+
+uint64_t wire_place_decode(const uint8_t in[WIRE_PLACE_BYTES]) {
+    uint64_t address;
+    struct cursor c = cursor_read(in, WIRE_PLACE_BYTES);
+    cursor_u64(&c, &address);
+    return address;
+}
+
+static void visit_link_hello(struct cursor *c, struct wire_link_hello *m) {
+    cursor_u16(c, &m->version);
+    cursor_range(c, &m->kind, WIRE_LINK_DATA, WIRE_LINK_PROBE);
+    cursor_bytes(c, m->secret, sizeof m->secret);
+    cursor_bytes(c, m->from.bytes, WIRE_ID_BYTES);
+    cursor_bytes(c, m->to.bytes, WIRE_ID_BYTES);
+    cursor_u32(c, &m->index);
+    cursor_expect(c, m->index <= WIRE_MAX_LANES);
+}
+
+void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *message) {
+    struct cursor c = wire_begin(out);
+    visit_link_hello(&c, (struct wire_link_hello *)message);
+    wire_end(&c, header, WIRE_LINK_HELLO);
+}
+
+bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link_hello *out) {
+    struct cursor c = cursor_read(body, length);
+    visit_link_hello(&c, out);
+    return cursor_complete(&c);
+}
