@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/grow.h"
+
 enum { FIRST_SENDS = 64 };
 
 void actions_clear(struct actions *actions) {
@@ -23,13 +25,7 @@ size_t actions_begin(struct actions *actions) {
 
 bool actions_send(struct actions *actions, uint32_t conn, size_t begin) {
     if (actions->bytes.failed) return false;
-    if (actions->send_count == actions->send_capacity) {
-        size_t capacity = actions->send_capacity == 0 ? FIRST_SENDS : 2 * actions->send_capacity;
-        struct actions_send *sends = realloc(actions->sends, capacity * sizeof *sends);
-        if (sends == NULL) return false;
-        actions->sends = sends;
-        actions->send_capacity = capacity;
-    }
+    if (!GROW(actions->sends, actions->send_capacity, actions->send_count, FIRST_SENDS)) return false;
     actions->sends[actions->send_count++] = (struct actions_send){conn, begin, actions->bytes.length - begin};
     return true;
 }

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "base/grow.h"
+
 enum {
     FIRST_PAIRS = 8,
     FAILURES_MAX = 2, // of one pair's links, then one of the two is expelled
@@ -14,13 +16,7 @@ static int64_t longer(int64_t a, int64_t b) { return a > b ? a : b; }
 static struct breaks_pair *pair_of(struct breaks *breaks, uint16_t a, uint16_t b) {
     for (uint32_t i = 0; i < breaks->count; i++)
         if (breaks->pairs[i].a == a && breaks->pairs[i].b == b) return &breaks->pairs[i];
-    if (breaks->count == breaks->capacity) {
-        uint32_t capacity = breaks->capacity == 0 ? FIRST_PAIRS : 2 * breaks->capacity;
-        struct breaks_pair *pairs = realloc(breaks->pairs, capacity * sizeof *pairs);
-        if (pairs == NULL) return NULL;
-        breaks->pairs = pairs;
-        breaks->capacity = capacity;
-    }
+    if (!GROW(breaks->pairs, breaks->capacity, breaks->count, FIRST_PAIRS)) return NULL;
     struct breaks_pair *pair = &breaks->pairs[breaks->count++];
     *pair = (struct breaks_pair){.a = a, .b = b};
     return pair;

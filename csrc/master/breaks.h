@@ -27,7 +27,8 @@ struct breaks_pair {
 
 struct breaks {
     struct breaks_pair *pairs;
-    uint32_t count, capacity;
+    uint32_t count;
+    size_t capacity;
     int64_t due_ns;     // when the broken pairs are looked at; INT64_MAX: no link is down
     int64_t hearing_ns; // since then somebody may be expelled; 0: not
 };

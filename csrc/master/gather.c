@@ -22,10 +22,6 @@ void gather_init(struct gather *gather, uint64_t key) {
 
 void gather_fini(struct gather *gather) { survivors_fini(&gather->survivors); }
 
-void gather_forget(struct gather *gather, const struct desk *desk, struct survivor *survivor) {
-    survivors_forget(&gather->survivors, desk, survivor);
-}
-
 static bool tell(struct desk *desk, const struct survivor *survivor, enum wire_type type, uint64_t generation) {
     struct wire_header header = {.run = survivor->run.id, .generation = generation};
     return actions_send_empty(&desk->actions, survivor->conn, header, type);
@@ -35,7 +31,7 @@ void gather_turn_away(struct gather *gather, struct desk *desk, struct survivor 
                       const char *why) {
     uint32_t conn = survivor->conn;
     struct wire_header header = {.run = survivor->run.id, .generation = survivor->promised};
-    gather_forget(gather, desk, survivor);
+    survivors_forget(&gather->survivors, desk, survivor);
     actions_turn_away(&desk->actions, conn, header, type, why);
 }
 
@@ -49,7 +45,7 @@ static void send_back(struct desk *desk, uint32_t conn, uint64_t run, const char
 static void let_go(struct gather *gather, struct desk *desk, struct survivor *survivor, const char *why) {
     uint32_t conn = survivor->conn;
     uint64_t run = survivor->run.id;
-    gather_forget(gather, desk, survivor);
+    survivors_forget(&gather->survivors, desk, survivor);
     send_back(desk, conn, run, why);
 }
 
@@ -121,14 +117,14 @@ static struct survivor *admit(struct gather *gather, struct desk *desk, uint32_t
     struct survivor *before = survivors_of_id(survivors, desk, &run, &resume->hello.id), *survivor;
     if (before != NULL) { // it has left that connection, whose end is still to come
         actions_close(&desk->actions, before->conn);
-        gather_forget(gather, desk, before);
+        survivors_forget(&gather->survivors, desk, before);
     }
     if (survivors->count == WIRE_MAX_MEMBERS && !make_room(gather, desk, &run, resume)) return NULL;
     survivor = survivors_add(survivors, desk, conn, source);
     if (survivor == NULL) return NULL;
     survivor->promised = header->generation;
     if (survivors_resume(survivors, desk, survivor, &run, resume)) return survivor;
-    gather_forget(gather, desk, survivor);
+    survivors_forget(&gather->survivors, desk, survivor);
     return NULL;
 }
 
@@ -152,7 +148,7 @@ void gather_message(struct gather *gather, struct desk *desk, struct survivor *s
     }
     if (header->type == WIRE_LEAVE) {
         actions_close(&desk->actions, survivor->conn);
-        gather_forget(gather, desk, survivor);
+        survivors_forget(&gather->survivors, desk, survivor);
     }
 }
 
@@ -164,7 +160,7 @@ void gather_send_on(struct gather *gather, struct desk *desk) {
             continue;
         }
         actions_close(&desk->actions, survivor->conn); // without a word: it looks further down its list
-        gather_forget(gather, desk, survivor);
+        survivors_forget(&gather->survivors, desk, survivor);
     }
 }
 

@@ -35,7 +35,6 @@ void gather_resume(struct gather *gather, struct desk *desk, uint32_t conn, cons
 bool gather_is_sound(const struct wire_header *header, const struct wire_resume *resume);
 void gather_message(struct gather *gather, struct desk *desk, struct survivor *survivor,
                     const struct wire_header *header);
-void gather_forget(struct gather *gather, const struct desk *desk, struct survivor *survivor);
 void gather_turn_away(struct gather *gather, struct desk *desk, struct survivor *survivor, enum wire_type type,
                       const char *why);
 // Another master serves a run: all are sent on to it.

@@ -41,7 +41,7 @@ static void enrol_held(struct mind *mind, struct survivor *survivor) {
     uint32_t conn = survivor->conn;
     struct wire_address source = survivor->source;
     struct wire_hello hello = survivor->resume.hello;
-    gather_forget(&mind->gather, &mind->run.desk, survivor);
+    survivors_forget(&mind->gather.survivors, &mind->run.desk, survivor);
     enrol(mind, conn, &source, &hello);
 }
 
@@ -250,7 +250,7 @@ const struct actions *mind_peers_lost(struct mind *mind, int64_t now_ns, const s
         if (peer != NULL)
             run_lose(&mind->run, peer, losses[i].why);
         else if (survivor != NULL)
-            gather_forget(&mind->gather, desk, survivor);
+            survivors_forget(&mind->gather.survivors, desk, survivor);
     }
     return settle(mind);
 }

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "compute/kernels.h"
+
 void verdicts_init(struct verdicts *verdicts) { memset(verdicts, 0, sizeof *verdicts); }
 
 void verdicts_fini(struct verdicts *verdicts) {
@@ -76,26 +78,14 @@ void verdicts_done(struct verdicts *verdicts, struct desk *desk, struct desk_pee
 
 // ---- mismatch ----
 
-static const char *name_in(const char *const *names, size_t count, uint8_t value) {
-    return value < count ? names[value] : "unknown";
-}
-
 static const char *describe(char *out, size_t capacity, const struct wire_fingerprint *fingerprint) {
-    static const char *const dtypes[] = {"uint8",  "int8",  "int16",   "uint16",   "uint32",  "int32",
-                                         "uint64", "int64", "float16", "bfloat16", "float32", "float64"};
-    static const char *const ops[] = {"sum", "avg", "prod", "max", "min"};
     static const char *const algorithms[] = {"none", "min-max", "zero-point-scale"};
-    enum {
-        DTYPES = sizeof dtypes / sizeof dtypes[0],
-        OPS = sizeof ops / sizeof ops[0],
-        ALGORITHMS = sizeof algorithms / sizeof algorithms[0]
-    };
+    bool known = fingerprint->algorithm < sizeof algorithms / sizeof algorithms[0];
     int length = snprintf(out, capacity, "count %llu %s %s", (unsigned long long)fingerprint->count,
-                          name_in(dtypes, DTYPES, fingerprint->dtype), name_in(ops, OPS, fingerprint->op));
+                          dtype_name(fingerprint->dtype), red_op_name(fingerprint->op));
     if (fingerprint->algorithm != 0)
         snprintf(out + length, capacity - (size_t)length, " quantised to %s by %s",
-                 name_in(dtypes, DTYPES, fingerprint->quantised_dtype),
-                 name_in(algorithms, ALGORITHMS, fingerprint->algorithm));
+                 dtype_name(fingerprint->quantised_dtype), known ? algorithms[fingerprint->algorithm] : "unknown");
     return out;
 }
 

@@ -25,6 +25,7 @@ SOURCES = [
     "csrc/ops/epoch.c",
     "csrc/peer/seek.c",
     "csrc/compute/hash.c",
+    "csrc/compute/kernels.c",
     "csrc/ops/plan.c",
     "csrc/net/roster.c",
     "csrc/net/socket.c",

@@ -57,6 +57,7 @@ static inline const char *told(enum wire_type type) {
 
 // The body of the last frame of that type.
 static inline const uint8_t *last_body(enum wire_type type, size_t *length) {
+    *length = 0;
     for (size_t i = desk.actions.send_count; i-- > 0;) {
         const uint8_t *frame = desk.actions.bytes.bytes + desk.actions.sends[i].offset;
         struct wire_header header;
