@@ -1,0 +1,325 @@
+// The ops' mind, with calls, signals, epochs and verdicts in any order, and a driver that moves nothing: every
+// reference that it takes it lets go of once, every call ends once, what has ended is not moved, and memory stays
+// bounded.
+#include "ops/book.h"
+
+#include "fuzz.h"
+
+enum { OTHERS = 3, TAGS = 4, OPS_MOST = 512 };
+
+struct block {
+    uint32_t references;
+    size_t bytes;
+};
+
+// What the driver keeps behind each op.
+struct work {
+    bool moved, call_ended;
+};
+
+static const uint16_t types[] = {WIRE_READY, WIRE_GRANT, WIRE_POSTED, WIRE_SMALL};
+
+static struct book book;
+static struct op_member others[OTHERS];
+static uint32_t blocks, ended, posted;
+static struct op *moving[OPS_MOST];
+static uint32_t moving_count;
+static bool dead;
+
+static struct work *work_of(const struct op *op) { return op->work; }
+
+static struct wire_id id_of(uint32_t index) { return (struct wire_id){{(uint8_t)(index + 1)}}; }
+
+// NULL: memory was refused.
+static struct block *block_new(size_t bytes) {
+    struct block *block = malloc(sizeof *block);
+    if (block == NULL) return NULL;
+    *block = (struct block){1, bytes};
+    blocks++;
+    return block;
+}
+
+// ---- the driver ----
+
+static void put(void *context, struct block *block) {
+    (void)context;
+    MUST(block->references > 0);
+    if (--block->references > 0) return;
+    free(block);
+    blocks--;
+}
+
+static bool start(void *context, struct op *op) {
+    (void)context;
+    MUST(book.ready && !work_of(op)->moved && moving_count < OPS_MOST && op->phase != OP_ENDED);
+    if (op->path == PLAN_SMALL && op->result == NULL && (op->result = block_new(op->bytes)) == NULL) return false;
+    work_of(op)->moved = true;
+    moving[moving_count++] = op;
+    return true;
+}
+
+static void signal_for(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
+                       struct block *block) {
+    (void)head;
+    (void)type;
+    MUST(work_of(op)->moved && from->rank != UINT32_MAX && op->phase != OP_ENDED && !op->frozen);
+    if (block != NULL) put(context, block);
+}
+
+static void release(void *context, struct op *op) {
+    if (op->result != NULL) put(context, op->result);
+    op->result = NULL;
+    for (uint32_t i = 0; i < moving_count; i++)
+        if (moving[i] == op) moving[i--] = moving[--moving_count];
+    work_of(op)->moved = false;
+}
+
+static bool fill(void *context, struct op *op, struct block *result) {
+    (void)context;
+    MUST(op->frozen && !work_of(op)->moved);
+    return result->bytes == op->bytes;
+}
+
+static void on_end(void *context, struct op *op) {
+    (void)context;
+    MUST(op->whole == NULL && op->phase == OP_ENDED && !work_of(op)->moved && !work_of(op)->call_ended);
+    work_of(op)->call_ended = true;
+    ended++;
+}
+
+static void forget(void *context, struct op *op, bool restore) {
+    (void)context;
+    (void)restore;
+    MUST(!work_of(op)->moved && op->result == NULL);
+}
+
+static void acknowledge(void *context, struct op_member *to, const struct wire_op_name *names, uint32_t count,
+                        bool ask) {
+    (void)context;
+    (void)names;
+    MUST(to->rank != UINT32_MAX && count <= OP_ACKS_MAX && (count > 0 || ask));
+}
+
+static void supply(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result) {
+    (void)context;
+    (void)name;
+    MUST(to >= others && to < others + OTHERS && result->references > 0);
+}
+
+static void settled(void *context) { (void)context; }
+
+static void accuse(void *context, const struct wire_mismatch *mismatch) {
+    (void)context;
+    MUST(!wire_fingerprint_equal(&mismatch->mine, &mismatch->theirs));
+}
+
+static void roll(void *context) { (void)context; }
+
+static void failed(void *context) {
+    (void)context;
+    dead = true;
+}
+
+// ---- events ----
+
+static struct wire_fingerprint fingerprint_of(struct fuzz *in) {
+    static const uint64_t counts[] = {16, 1000, 1 << 18, 1 << 20, PLAN_SEGMENTED_MIN};
+    uint8_t how = fuzz_u8(in);
+    return (struct wire_fingerprint){
+        .count = counts[(how & 15) % (sizeof counts / sizeof counts[0])], .dtype = 9, .op = how >> 6};
+}
+
+static void post(struct fuzz *in) {
+    static float buffer;
+    struct engine_reduce reduce = {.send = &buffer, .recv = &buffer, .tag = fuzz_below(in, TAGS)};
+    uint8_t how = fuzz_u8(in);
+    struct op *op = NULL;
+    reduce.retry = how & 1;
+    reduce.tell = how & 2;
+    reduce.fingerprint = fingerprint_of(in);
+    if (book_post(&book, &reduce, 4, how & 4 ? book.now.epoch : how >> 4, &op) == ENGINE_OK) posted++;
+}
+
+static struct op *pick(struct fuzz *in) { return moving_count == 0 ? NULL : moving[fuzz_u8(in) % moving_count]; }
+
+// As the data plane does: what came early is taken, then chunks flow.
+static void begin(struct fuzz *in) {
+    struct op *op = pick(in);
+    if (op == NULL) return;
+    if (op->phase == OP_QUEUED) op->phase = OP_RUNNING;
+    for (uint32_t type = 0; type < sizeof types / sizeof types[0]; type++)
+        for (uint32_t i = 0; i < OTHERS; i++) {
+            struct early *early = book_early(&book, op, &others[i], types[type]);
+            if (early != NULL && early->block != NULL) put(NULL, early->block);
+            free(early);
+        }
+}
+
+static void complete(struct fuzz *in) {
+    struct op *op = pick(in);
+    if (op != NULL && op->phase == OP_RUNNING) book_complete(&book, op);
+}
+
+static struct op_member *member(struct fuzz *in) {
+    struct op_member *from = &others[fuzz_below(in, OTHERS)];
+    return from->rank != UINT32_MAX ? from : NULL;
+}
+
+static struct wire_op_name name_of(struct fuzz *in) {
+    uint8_t how = fuzz_u8(in);
+    struct op *op = how & 1 ? pick(in) : book_find(&book, how >> 1 & (TAGS - 1));
+    if (op != NULL && how & 128) return op->name;
+    return (struct wire_op_name){book.now.epoch - (how >> 6 & 1), how >> 1 & (TAGS - 1), 1 + (how >> 3 & 3),
+                                 (uint16_t)(how >> 5 & 1)};
+}
+
+static void signal_from(struct fuzz *in) {
+    struct op_member *from = member(in);
+    struct wire_op_name name = name_of(in);
+    uint16_t type = types[fuzz_below(in, 4)];
+    struct wire_op head = {.tag = name.tag, .sequence = name.sequence, .segment = name.segment};
+    const struct op *op = book_find(&book, name.tag);
+    head.fingerprint = (fuzz_u8(in) & 3) == 3 || op == NULL ? fingerprint_of(in) : op->reduce.fingerprint;
+    size_t bytes = type == WIRE_SMALL ? (size_t)head.fingerprint.count * 4 : 0;
+    struct block *block = type == WIRE_SMALL ? block_new(bytes) : NULL;
+    if (from == NULL || (type == WIRE_SMALL && block == NULL)) {
+        if (block != NULL) put(NULL, block);
+        return;
+    }
+    book_signal(&book, from, type, &head, block, bytes);
+}
+
+static void supplied(struct fuzz *in) {
+    struct wire_op_name name = name_of(in);
+    const struct op *op = book_find(&book, name.tag);
+    struct block *block = block_new(op != NULL && fuzz_u8(in) & 3 ? op->bytes : 64);
+    if (block != NULL) book_supplied(&book, &name, block);
+}
+
+static void enter(struct fuzz *in) {
+    uint8_t how = fuzz_u8(in);
+    struct book_epoch epoch = {.epoch = book.now.epoch + 1 + (how >> 6), .latency_us = 50, .megabytes_per_s = 1000};
+    struct wire_report report = {0};
+    epoch.members = malloc((OTHERS + 1) * sizeof(struct op_member *));
+    if (epoch.members == NULL) return;
+    epoch.rank = how >> 4 & 3;
+    for (uint32_t i = 0; i < OTHERS; i++) {
+        if (epoch.count == epoch.rank) epoch.members[epoch.count++] = NULL;
+        if (how >> i & 1) epoch.members[epoch.count++] = &others[i];
+    }
+    if (epoch.count <= epoch.rank) epoch.members[epoch.rank = epoch.count++] = NULL;
+    for (uint32_t i = 0; i < moving_count; i++) // what has not begun to move is queued anew
+        if (moving[i]->phase == OP_QUEUED) {
+            work_of(moving[i])->moved = false;
+            moving[i--] = moving[--moving_count];
+        }
+    if (how & 8) book_note_loss(&book, epoch.epoch);
+    bool entered = book_enter(&book, &epoch, &report);
+    if (!entered) free(epoch.members);
+    MUST(entered || report.ops == NULL);
+    MUST(report.count <= 2 * WIRE_MAX_LIVE_OPS);
+    free(report.ops);
+    dead |= !entered;
+}
+
+static void verdict(struct fuzz *in) {
+    static struct wire_verdict message;
+    uint8_t how = fuzz_u8(in);
+    message.name = name_of(in);
+    message.kind = how & 7;
+    message.supplier = how & 8 ? id_of(how >> 4 & 3) : (struct wire_id){{0}};
+    message.count = 0;
+    for (uint32_t i = 0; i < OTHERS; i++)
+        if (how >> (5 + i % 3) & 1) message.needy[message.count++] = id_of(i);
+    book_verdict(&book, &message);
+}
+
+static void take(uint64_t tag) {
+    struct op *op = book_find(&book, tag);
+    struct engine_outcome outcome = {0};
+    if (op == NULL || op->phase != OP_ENDED) return;
+    MUST(work_of(op)->call_ended);
+    book_take(&book, op, &outcome);
+    free(outcome.contributors);
+    ended--;
+    posted--;
+}
+
+static void accuse_one(struct fuzz *in) {
+    struct op *op = pick(in);
+    const struct op_member *other = member(in);
+    struct wire_fingerprint theirs = fingerprint_of(in);
+    if (op == NULL || other == NULL || wire_fingerprint_equal(&theirs, &op->reduce.fingerprint)) return;
+    book_accuse(&book, op, other, &theirs);
+}
+
+static void check(void) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < OTHERS; i++) {
+        MUST(others[i].early_bytes <= EARLY_BYTES && others[i].early_count <= EARLY_MAX);
+        bytes += others[i].early_bytes;
+    }
+    MUST(bytes <= EARLY_ALL_BYTES && book.live + book.extra <= WIRE_MAX_LIVE_OPS);
+    MUST(book.live == posted && ended <= posted);
+}
+
+static void run_event(struct fuzz *in) {
+    switch (fuzz_below(in, 16)) {
+    case 0:
+    case 1: post(in); break;
+    case 2:
+    case 3: begin(in); break;
+    case 4:
+    case 5: complete(in); break;
+    case 6:
+    case 7: signal_from(in); break;
+    case 8: {
+        struct wire_op_name name = name_of(in);
+        struct op_member *from = member(in);
+        if (from != NULL) book_acked(&book, from, &name, 1, fuzz_u8(in) & 1);
+        break;
+    }
+    case 9: supplied(in); break;
+    case 10: enter(in); break;
+    case 11:
+        if (!book.ready && book.members != NULL) book_links_ready(&book);
+        break;
+    case 12:
+    case 13: verdict(in); break;
+    case 14: take(fuzz_below(in, TAGS)); break;
+    default: {
+        uint8_t how = fuzz_u8(in);
+        struct op_member *gone = &others[how >> 4 & 3 ? how % OTHERS : 0];
+        if ((how & 3) == 0) fuzz_refuse(1 + (how >> 2 & 15));
+        if ((how & 3) == 1) book_settle(&book);
+        if ((how & 3) == 2) accuse_one(in);
+        if ((how & 3) == 3 && gone->rank == UINT32_MAX) { // it comes back as somebody new
+            book_forget(&book, gone);
+            *gone = (struct op_member){.id = gone->id, .rank = UINT32_MAX};
+        }
+    }
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static const struct op_driver driver = {NULL,        start,  signal_for, release, fill, on_end, forget,
+                                            acknowledge, supply, settled,    accuse,  roll, put,    failed};
+    struct fuzz in = {data, data + size};
+    struct wire_id self = id_of(OTHERS);
+    for (uint32_t i = 0; i < OTHERS; i++) others[i] = (struct op_member){.id = id_of(i), .rank = UINT32_MAX};
+    blocks = ended = posted = moving_count = 0;
+    dead = false;
+    book_init(&book, &self, &driver, sizeof(struct work));
+    while (fuzz_more(&in) && !dead) {
+        run_event(&in);
+        check();
+    }
+    fuzz_refuse(0);
+    book_end_all(&book);
+    MUST(ended == posted && moving_count == 0);
+    for (uint64_t tag = 0; tag < TAGS; tag++) take(tag);
+    MUST(posted == 0 && book.live == 0);
+    book_fini(&book);
+    MUST(blocks == 0);
+    return 0;
+}
