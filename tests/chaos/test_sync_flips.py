@@ -139,7 +139,7 @@ class Holding:
 
     def __init__(self, port: int, content: Content, lanes: int, revision: int = 0) -> None:
         self.comm = Communicator(f"127.0.0.1:{port}", 0, lanes)
-        self.arrays = content.entries(SIZES)
+        self.arrays = [content.entry(at, size).copy() for at, size in enumerate(SIZES)]
         infos = [TensorInfo.from_numpy(array, str(at)) for at, array in enumerate(self.arrays)]
         self.state = SharedState(infos)
         self.state.revision = revision
@@ -159,7 +159,7 @@ class Holding:
         return int(array[0])
 
     def holds(self, content: Content) -> bool:
-        return all(map(np.array_equal, self.arrays, content.entries(SIZES)))
+        return all(np.array_equal(array, content.entry(at, array.size)) for at, array in enumerate(self.arrays))
 
 
 @contextlib.contextmanager
