@@ -67,8 +67,10 @@ static pcclResult_t collect(struct communicator *c, bool *value) {
         return pcclSuccess;
     }
     if (communicator_is_dead(c))
-        return detail_fail(ended.code, "the communicator died in %s: %s", name_of(ended.kind),
-                           communicator_why_dead(c));
+        return detail_fail(ended.code,
+                           "the communicator died in %s: %s: destroy it and create a new one (in Python: call "
+                           "reconnect())",
+                           name_of(ended.kind), communicator_why_dead(c));
     return detail_fail(ended.code, "%s passed, but no new epoch came of it: the old one stands, call it again",
                        name_of(ended.kind));
 }
