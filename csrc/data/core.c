@@ -8,7 +8,7 @@ void engine_unlock(struct engine *engine) { pthread_mutex_unlock(&engine->lock);
 
 const struct wire_id *engine_self(const struct engine *engine) { return &engine->self; }
 
-uint32_t engine_rank(const struct engine *engine) { return engine->rank; }
+uint32_t engine_rank(const struct engine *engine) { return engine->book.now.rank; }
 
 void engine_wake(struct engine *engine) {
     if (engine->wake_pending) return;
@@ -23,3 +23,32 @@ void engine_fail(struct engine *engine) {
 }
 
 bool engine_may_begin(const struct engine *engine) { return engine->book.ready; }
+
+void engine_await(struct engine *engine, pthread_cond_t *condition) { pthread_cond_wait(condition, &engine->lock); }
+
+bool engine_is_open(const struct engine *engine) { return !engine->dead && !engine->stopping; }
+
+bool engine_is_dead(const struct engine *engine) { return engine->dead; }
+
+bool engine_awaits(const struct engine *engine, const struct op_member *member) {
+    const struct pending_epoch *pending = engine->pending;
+    for (uint32_t i = 0; pending != NULL && i < pending->ops.count; i++)
+        if (pending->ops.members[i] == member) return true;
+    return false;
+}
+
+struct wire_header engine_header(const struct engine *engine) {
+    return (struct wire_header){.run = engine->run, .generation = engine->generation, .epoch = engine->book.now.epoch};
+}
+
+const struct engine_callbacks *engine_owner(const struct engine *engine) { return &engine->callbacks; }
+
+struct book *engine_book(struct engine *engine) { return &engine->book; }
+
+struct lanes *engine_lanes(const struct engine *engine) { return engine->lanes; }
+
+struct pool *engine_pool(const struct engine *engine) { return engine->pool; }
+
+struct same_host *engine_same_host(const struct engine *engine) { return engine->same_host; }
+
+struct service_slot *engine_service(const struct engine *engine) { return engine->service; }

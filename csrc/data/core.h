@@ -2,12 +2,20 @@
 #ifndef PCCL_DATA_CORE_H
 #define PCCL_DATA_CORE_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "net/wire_control.h"
 
+struct book;
 struct engine;
+struct engine_callbacks;
+struct lanes;
+struct op_member;
+struct pool;
+struct same_host;
+struct service_slot;
 
 // The lock guards all of an engine but what belongs to its thread. It is never held across a blocking call.
 void engine_lock(struct engine *engine);
@@ -18,10 +26,28 @@ void engine_wake(struct engine *engine);
 // Lock held.
 void engine_fail(struct engine *engine);
 
-const struct wire_id *engine_self(const struct engine *engine);
+// Waits for a condition. Lock held.
+void engine_await(struct engine *engine, pthread_cond_t *condition);
+// Neither dead nor about to end. Lock held.
+bool engine_is_open(const struct engine *engine);
+bool engine_is_dead(const struct engine *engine);
 // The links of the newest epoch are there. Lock held.
 bool engine_may_begin(const struct engine *engine);
+// It is a member of the epoch that the thread is about to enter. Lock held.
+bool engine_awaits(const struct engine *engine, const struct op_member *member);
+
+const struct wire_id *engine_self(const struct engine *engine);
+// Run, generation and epoch in force; the rest is 0.
+struct wire_header engine_header(const struct engine *engine);
 // In the epoch in force.
 uint32_t engine_rank(const struct engine *engine);
+const struct engine_callbacks *engine_owner(const struct engine *engine);
+
+// ---- the parts of an engine ----
+struct book *engine_book(struct engine *engine);
+struct lanes *engine_lanes(const struct engine *engine);
+struct pool *engine_pool(const struct engine *engine);
+struct same_host *engine_same_host(const struct engine *engine);
+struct service_slot *engine_service(const struct engine *engine);
 
 #endif

@@ -13,9 +13,14 @@
 
 #include "base/descriptor.h"
 #include "base/log.h"
+#include "base/platform.h"
 #include "compute/kernels.h"
 #include "data/mover.h"
+#include "data/core_private.h"
+#include "data/lane.h"
 #include "data/op.h"
+#include "data/pool.h"
+#include "data/same_host.h"
 #include "data/route.h"
 #include "data/service.h"
 #include "device/door.h"
@@ -23,44 +28,7 @@
 
 enum { EVENTS = 64, PATIENCE_MS = 1000, LOOK_MS = 100 };
 
-// Frees a list whose elements own nothing.
-#define FREE_LIST(list) \
-    while ((list) != NULL) { \
-        void *first_ = (list); \
-        (list) = (list)->next; \
-        free(first_); \
-    }
-
 // ---- the thread ----
-static bool poll_arriving(struct engine *engine) {
-    while (engine->arriving != NULL) {
-        struct lane *lane = engine->arriving;
-        if (engine->lane_count == engine->lane_room) {
-            size_t room = engine->lane_room == 0 ? 16 : engine->lane_room * 2;
-            struct lane **lanes = realloc(engine->lanes, room * sizeof *lanes);
-            if (lanes != NULL) engine->lanes = lanes;
-            struct lane **hot = realloc(engine->hot, room * sizeof *hot);
-            if (hot != NULL) engine->hot = hot;
-            if (lanes == NULL || hot == NULL) return false;
-            engine->lane_room = room;
-        }
-        struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = lane};
-        if (epoll_ctl(engine->epoll, EPOLL_CTL_ADD, lane->fd, &event) != 0) return false;
-        engine->arriving = lane->next;
-        lane->polled = true;
-        engine->lanes[engine->lane_count++] = lane;
-        lane_heat(lane);
-        engine->route->link_came(engine, lane->peer);
-    }
-    return true;
-}
-
-// Before callers get their memory back: neighbours may be reading it, and believe what they read while the link stands.
-static void hang_up(struct engine *engine) {
-    for (size_t i = 0; i < engine->lane_count; i++) shutdown(engine->lanes[i]->fd, SHUT_RDWR);
-    for (struct lane *lane = engine->arriving; lane != NULL; lane = lane->next) shutdown(lane->fd, SHUT_RDWR);
-}
-
 static void end_all(struct engine *engine) {
     engine->posted.first = engine->running.first = NULL;
     book_end_all(&engine->book);
@@ -108,15 +76,15 @@ static bool obey(struct engine *engine) {
     engine_lock(engine);
     engine->wake_pending = false;
     bool go_on = !engine->stopping;
-    if (!engine->dead && !poll_arriving(engine)) engine_fail(engine);
+    if (!engine->dead && !lanes_poll_arriving(engine)) engine_fail(engine);
     if (engine->pending != NULL && !engine->dead) {
         entered = engine_enter_pending(engine, &report);
-        epoch = engine->epoch;
+        epoch = engine->book.now.epoch;
     }
     if (engine->killing || !go_on) {
         engine->killing = false;
         engine_let_go(engine);
-        hang_up(engine);
+        lanes_hang_up(engine);
         end_all(engine);
     }
     service_obey(engine);
@@ -134,35 +102,6 @@ static bool obey(struct engine *engine) {
     return go_on;
 }
 
-static bool step_hot_lanes(struct engine *engine) {
-    for (size_t i = 0; i < engine->hot_count;) {
-        struct lane *lane = engine->hot[i];
-        if (lane_step(lane)) {
-            i++;
-        } else {
-            lane->hot = false;
-            engine->hot[i] = engine->hot[--engine->hot_count];
-        }
-    }
-    return engine->hot_count > 0;
-}
-
-static void free_broken_lanes(struct engine *engine) {
-    for (size_t i = 0; i < engine->lane_count;) {
-        struct lane *lane = engine->lanes[i];
-        if (!lane->broken) {
-            i++;
-            continue;
-        }
-        engine_lock(engine);
-        lane->peer->lane_count--;
-        lane_free(lane);
-        engine->lanes[i] = engine->lanes[--engine->lane_count];
-        neighbours_free_dropped(engine);
-        engine_unlock(engine);
-    }
-}
-
 // Ends when the engine stops.
 static void work(struct engine *engine) {
     struct epoll_event events[EVENTS];
@@ -172,30 +111,21 @@ static void work(struct engine *engine) {
         if (woken && !obey(engine)) return;
         service_step(engine);
         lanes_check_silence(engine);
-        busy = step_hot_lanes(engine);
-        free_broken_lanes(engine);
+        busy = lanes_step(engine);
+        lanes_free_broken(engine);
         int count =
             epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : lanes_timeout_ms(engine, service_timeout_ms(engine)));
         woken = false;
         for (int i = 0; i < count; i++) {
-            struct lane *lane = events[i].data.ptr;
-            if (events[i].data.ptr == &engine->door) {
+            void *tag = events[i].data.ptr;
+            if (tag == engine->same_host) {
                 same_host_take_claims(engine);
-                continue;
-            }
-            if (lane == NULL) {
+            } else if (tag == NULL) {
                 wake_clear(engine->wake);
                 woken = true;
-                continue;
+            } else {
+                lane_note_events(tag, events[i].events);
             }
-            if (events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) lane->readable = true;
-            if (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) lane->ending = true;
-            if (events[i].events & EPOLLOUT) {
-                engine_lock(engine);
-                lane->writable = true;
-                engine_unlock(engine);
-            }
-            lane_heat(lane);
         }
     }
 }
@@ -204,7 +134,7 @@ static void *run(void *argument) {
     struct engine *engine = argument;
     jmp_buf gone;
     if (setjmp(gone) != 0) return NULL; // another thread has taken over long ago, and the engine may be no more
-    reader_enter(engine->reader, &gone);
+    reader_enter(*same_host_reader(engine), &gone);
     work(engine);
     engine_lock(engine);
     engine->ended = true;
@@ -222,17 +152,16 @@ static void *run_next(void *argument) {
     engine->taken_over = false;
     engine_unlock(engine);
     if (!taken_over) return NULL;
-    struct lane *lane = engine->reading;
+    struct lane *lane = same_host_give_up(engine);
     LOG(LOG_WARN, "the memory of a neighbour does not answer, from now on it has to send");
-    lane->peer->hangs = true;
-    service_memory_hangs(engine, lane->peer);
+    service_memory_hangs(engine, lane_peer(lane));
     lane_break(lane, "its memory does not answer", true);
     return run(engine);
 }
 
 // Others hear nothing from this member while its thread hangs, and must not find that too long.
 static int64_t patience_of(const struct engine *engine) {
-    int64_t half = 2 * engine->silence_ns; // of a link's limit
+    int64_t half = lanes_silence_limit_ns(engine) / 2;
     return half == 0 || half > PATIENCE_MS * MS_NS ? PATIENCE_MS * MS_NS : half;
 }
 
@@ -241,12 +170,12 @@ static int64_t patience_of(const struct engine *engine) {
 static bool take_over(struct engine *engine, pthread_t *spare, bool *started) {
     struct reader *fresh = reader_new();
     *started = fresh != NULL && platform_thread_start(spare, "pccl:data", run_next, engine);
-    engine->taken_over = *started && reader_abandon(engine->reader);
+    engine->taken_over = *started && reader_abandon(*same_host_reader(engine));
     if (!engine->taken_over) {
         reader_free(fresh);
         return false;
     }
-    engine->reader = fresh; // the other one is the old thread's
+    *same_host_reader(engine) = fresh; // the other one is the old thread's
     pthread_detach(engine->thread);
     engine->thread = *spare;
     return true;
@@ -257,9 +186,9 @@ int64_t engine_watch(struct engine *engine) {
     bool started = false;
     engine_lock(engine);
     int64_t now = platform_now_ns(), patience = patience_of(engine);
-    bool stuck = !engine->ended && reader_is_stuck(engine->reader, now, patience);
+    bool stuck = !engine->ended && reader_is_stuck(*same_host_reader(engine), now, patience);
     if (stuck && take_over(engine, &spare, &started)) started = false;
-    int64_t at = stuck ? now + patience : reader_look_at(engine->reader, patience);
+    int64_t at = stuck ? now + patience : reader_look_at(*same_host_reader(engine), patience);
     engine_unlock(engine);
     if (started) pthread_join(spare, NULL); // the old one has come back
     return at;
@@ -276,29 +205,22 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     pthread_mutex_init(&engine->lock, NULL);
     platform_cond_init(&engine->no_waiters);
     platform_cond_init(&engine->settled);
-    platform_cond_init(&engine->service_let_go);
     platform_cond_init(&engine->thread_ended);
-    engine->reader = reader_new();
     engine->pool = pool_new();
     engine->shared = calloc(1, sizeof *engine->shared);
-    engine->route = &route;
+    engine->service = service_slot_new();
     engine->epoll = descriptor_epoll();
     engine->wake = wake_open();
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    bool made = engine->reader != NULL && engine->pool != NULL && engine->shared != NULL && engine->epoll >= 0 &&
-                engine->wake >= 0 && epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
-    if (made && memory_is_wanted()) engine->door = door_open(engine->epoll, &engine->door);
+    engine->lanes = lanes_new(engine, engine->epoll, &route);
+    bool made = engine->pool != NULL && engine->shared != NULL && engine->service != NULL && engine->lanes != NULL &&
+                engine->epoll >= 0 && engine->wake >= 0 &&
+                epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
+    made = made && (engine->same_host = same_host_new(engine->epoll)) != NULL;
     engine->started = made && platform_thread_start(&engine->thread, "pccl:data", run, engine);
     if (engine->started) return engine;
     engine_free(engine);
     return NULL;
-}
-
-void engine_set_silence(struct engine *engine, int64_t limit_ns) {
-    engine_lock(engine);
-    engine->silence_ns = limit_ns / SILENCE_CHECKS > 0 ? limit_ns / SILENCE_CHECKS : 1;
-    engine_wake(engine);
-    engine_unlock(engine);
 }
 
 void engine_kill(struct engine *engine) {
@@ -312,7 +234,7 @@ void engine_kill(struct engine *engine) {
 void engine_settle(struct engine *engine, int64_t deadline_ns) {
     engine_lock(engine);
     book_settle(&engine->book);
-    while (engine->book.kept.count > 0 && engine->count > 1 && !engine->dead && !engine->stopping)
+    while (engine->book.kept.count > 0 && engine->book.now.count > 1 && !engine->dead && !engine->stopping)
         if (!platform_cond_wait(&engine->settled, &engine->lock, deadline_ns)) break;
     engine_unlock(engine);
 }
@@ -339,15 +261,7 @@ void engine_stop(struct engine *engine) {
     engine_lock(engine);
     if (first) {
         end_all(engine);
-        for (struct neighbour *peer = engine->peers; peer != NULL; peer = peer->next)
-            memset(peer->lanes, 0, sizeof peer->lanes);
-        for (size_t i = 0; i < engine->lane_count; i++) lane_free(engine->lanes[i]);
-        engine->lane_count = engine->hot_count = 0;
-        while (engine->arriving != NULL) {
-            struct lane *lane = engine->arriving;
-            engine->arriving = lane->next;
-            lane_free(lane);
-        }
+        lanes_close(engine->lanes);
     }
     while (engine->waiters > 0) pthread_cond_wait(&engine->no_waiters, &engine->lock);
     engine_unlock(engine);
@@ -358,16 +272,16 @@ void engine_free(struct engine *engine) {
     engine_stop(engine);
     book_fini(&engine->book);
     backup_cache_free(&engine->backups);
-    for (struct neighbour *peer = engine->peers; peer != NULL; peer = peer->next) same_host_forget(peer);
-    FREE_LIST(engine->peers)
-    door_close(engine->door);
-    reader_free(engine->reader);
-    FREE_LIST(engine->accusations)
-    FREE_LIST(engine->free_frames)
+    lanes_free(engine->lanes);
+    same_host_free(engine->same_host);
+    service_slot_free(engine->service);
+    while (engine->accusations != NULL) {
+        struct accusation *first = engine->accusations;
+        engine->accusations = first->next;
+        free(first);
+    }
     pool_free(engine->pool);
     pending_free(engine->pending);
-    free(engine->lanes);
-    free(engine->hot);
     if (engine->shared != NULL) free(engine->shared->wide);
     if (engine->shared != NULL) free(engine->shared->wide_input);
     free(engine->shared);
@@ -375,7 +289,6 @@ void engine_free(struct engine *engine) {
     descriptor_close(engine->wake);
     pthread_cond_destroy(&engine->no_waiters);
     pthread_cond_destroy(&engine->settled);
-    pthread_cond_destroy(&engine->service_let_go);
     pthread_cond_destroy(&engine->thread_ended);
     pthread_mutex_destroy(&engine->lock);
     free(engine);

@@ -28,9 +28,6 @@ struct engine;
 
 // Creates the engine and starts its thread. NULL when the system refuses.
 struct engine *engine_new(const struct wire_id *self, const struct engine_callbacks *callbacks);
-// A link is down when nothing is heard on it, or nothing taken by it, for about this long (longer where pauses are
-// usual). Before the first call silence is not watched.
-void engine_set_silence(struct engine *engine, int64_t limit_ns);
 // Before leaving: waits until the others have completed the small ops that this member has, so that its going costs
 // them nothing; until `deadline_ns` at most.
 void engine_settle(struct engine *engine, int64_t deadline_ns);

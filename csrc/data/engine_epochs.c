@@ -4,7 +4,11 @@
 
 #include "data/engine.h"
 #include "data/mover.h"
+#include "data/core_private.h"
+#include "data/lane.h"
 #include "data/op.h"
+#include "data/pool.h"
+#include "data/same_host.h"
 #include "data/service.h"
 
 // ---- the control side ----
@@ -36,7 +40,7 @@ static struct pending_epoch *pending_new(struct engine *engine, const struct eng
     bool made = pending->ops.members != NULL;
     for (uint32_t i = 0; i < epoch->count && made; i++) {
         struct neighbour *peer = i == epoch->rank ? NULL : neighbour_get(engine, &epoch->members[i].id);
-        pending->ops.members[i] = peer == NULL ? NULL : &peer->member;
+        pending->ops.members[i] = peer == NULL ? NULL : neighbour_op_member(peer);
         made = i == epoch->rank || peer != NULL;
     }
     if (made) return pending;
@@ -69,7 +73,7 @@ void engine_links_ready(struct engine *engine, uint64_t group_epoch) {
     engine_lock(engine);
     if (engine->pending != NULL) {
         if (engine->pending->ops.epoch == group_epoch) engine->pending->ready = true;
-    } else if (engine->epoch == group_epoch) {
+    } else if (engine->book.now.epoch == group_epoch) {
         links_are_ready(engine);
     }
     engine_unlock(engine);
@@ -83,10 +87,7 @@ void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
 
 // ---- the thread ----
 void engine_let_go(struct engine *engine) {
-    for (size_t i = 0; i < engine->lane_count; i++) {
-        lane_let_go(engine->lanes[i]);
-        lane_heat(engine->lanes[i]);
-    }
+    lanes_let_go(engine);
     engine->running.first = engine->posted.first = NULL;
     mover_shared(engine)->under_way = 0;
 }
@@ -99,23 +100,12 @@ bool engine_enter_pending(struct engine *engine, struct wire_report *report) {
         engine_fail(engine);
         return false;
     }
-    for (struct neighbour *peer = engine->peers; peer != NULL; peer = peer->next) {
-        peer->eager_bytes = 0;
-        peer->offered = false;
-    }
     engine->run = pending->run;
     engine->generation = pending->generation;
-    engine->epoch = pending->ops.epoch;
-    engine->latency_us = pending->ops.latency_us;
-    engine->megabytes_per_s = pending->ops.megabytes_per_s;
-    engine->rank = pending->ops.rank;
-    engine->count = pending->ops.count;
     bool ready = pending->ready;
     engine->pending = NULL;
     free(pending);
-    for (struct neighbour *peer = engine->peers; peer != NULL; peer = peer->next)
-        if (peer->member.rank == UINT32_MAX) service_peer_gone(engine, peer);
-    neighbours_free_dropped(engine);
+    lanes_enter_epoch(engine);
     if (ready) links_are_ready(engine);
     return true;
 }

@@ -6,10 +6,15 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/platform.h"
 #include "compute/kernels.h"
 #include "data/engine.h"
 #include "data/mover.h"
+#include "data/core_private.h"
+#include "data/lane.h"
 #include "data/op.h"
+#include "data/pool.h"
+#include "data/same_host.h"
 #include "ops/segments.h"
 
 enum {

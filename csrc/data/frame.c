@@ -1,9 +1,6 @@
 #include "data/frame.h"
 
-#include <stdlib.h>
-
 #include "data/core.h"
-#include "data/core_private.h"
 #include "data/pool.h"
 
 bool frame_is_ageless(uint16_t type) { return type >= WIRE_SYNC_ASK_HASHES && type <= WIRE_LINK_HEARTBEAT; }
@@ -12,26 +9,18 @@ void frame_write_head(const struct engine *engine, struct frame *frame, uint64_t
                       const struct wire_op *head) {
     struct wire_op padded = *head;
     padded.padding = wire_padding(frame->length);
-    struct wire_header header = {
-        .length = WIRE_OP_BYTES + frame->length + padded.padding,
-        .type = type,
-        .run = engine->run,
-        .generation = engine->generation,
-        .epoch = epoch,
-    };
+    struct wire_header header = engine_header(engine);
+    header.length = WIRE_OP_BYTES + frame->length + padded.padding;
+    header.type = type;
+    header.epoch = epoch;
     wire_header_encode(frame->head, &header);
     wire_op_encode(frame->head + WIRE_HEADER_BYTES, &padded);
 }
 
 struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type, const struct wire_op *head,
                            size_t payload) {
-    struct frame *frame = engine->free_frames;
-    if (frame != NULL) {
-        engine->free_frames = frame->next;
-    } else if ((frame = malloc(sizeof *frame)) == NULL) {
-        engine_fail(engine);
-        return NULL;
-    }
+    struct frame *frame = pool_take(engine, sizeof *frame);
+    if (frame == NULL) return NULL;
     frame->next = NULL;
     frame->payload = NULL;
     frame->length = (uint32_t)payload;
@@ -43,13 +32,12 @@ struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type,
 }
 
 struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload) {
-    return frame_new_in(engine, engine->epoch, type, head, payload);
+    return frame_new_in(engine, engine_header(engine).epoch, type, head, payload);
 }
 
 void frame_free(struct engine *engine, struct frame *frame) {
     block_put(engine, frame->block);
-    frame->next = engine->free_frames;
-    engine->free_frames = frame;
+    pool_give(engine, frame);
 }
 
 void frame_push(struct frame_queue *queue, struct frame *frame) {

@@ -17,7 +17,7 @@
 
 #include "base/log.h"
 #include "net/socket.h"
-#include "base/platform.h"
+#include "data/call.h"
 #include "data/pool.h"
 
 // Stands in for the rest of a frame whose op is over: the frame must be finished, its contents are discarded.
@@ -63,19 +63,11 @@ uint32_t lane_index(const struct lane *lane) { return lane->index; }
 
 bool lane_is_for_bulk(const struct lane *lane) { return lane->index != 0 || lane->peer->lanes[1] == NULL; }
 
-struct incoming *lanes_next_service(struct engine *engine, size_t *at) {
-    while (*at < engine->lane_count) {
-        struct incoming *in = &engine->lanes[(*at)++]->in;
-        if (in->service) return in;
-    }
-    return NULL;
-}
-
 void lane_heat(struct lane *lane) {
-    struct engine *engine = lane->engine;
+    struct lanes *all = engine_lanes(lane->engine);
     if (lane->hot || lane->broken || !lane->polled) return;
     lane->hot = true;
-    engine->hot[engine->hot_count++] = lane;
+    all->hot[all->hot_count++] = lane;
 }
 
 void neighbour_heat(struct neighbour *peer) {
@@ -91,21 +83,21 @@ void lane_break(struct lane *lane, const char *why, bool silent) {
     struct engine *engine = lane->engine;
     if (lane->broken) return;
     lane->broken = true;
-    epoll_ctl(engine->epoll, EPOLL_CTL_DEL, lane->fd, NULL);
+    epoll_ctl(engine_lanes(engine)->epoll, EPOLL_CTL_DEL, lane->fd, NULL);
     lane->in.service = false;
     lane->in.to = NULL;
-    engine->route->link_gone(engine, lane->peer);
+    engine_lanes(engine)->route->link_gone(engine, lane->peer);
     struct wire_id id = lane->peer->member.id;
     engine_lock(engine);
     bool current = lane->peer->lanes[lane->index] == lane;
     if (current) lane->peer->lanes[lane->index] = NULL;
     // Each of them is told, also those of candidates: the control side keeps the books of what has to be made again.
-    bool report = current && !lane->retired && !engine->dead;
+    bool report = current && !lane->retired && !engine_is_dead(engine);
     lane->retired = true;
     engine_unlock(engine);
     LOG(LOG_DEBUG, "link %u to peer %02x%02x%02x%02x broke: %s", lane->index, id.bytes[0], id.bytes[1], id.bytes[2],
         id.bytes[3], why);
-    if (report) engine->callbacks.link_down(engine->callbacks.context, &id, lane->index, silent);
+    if (report) engine_owner(engine)->link_down(engine_owner(engine)->context, &id, lane->index, silent);
 }
 
 // ---- receiving ----
@@ -119,16 +111,17 @@ static bool read_head(struct lane *lane) {
         return false;
     lane->in.length = lane->in.header.length - WIRE_OP_BYTES - lane->in.head.padding;
     engine_lock(engine);
+    struct wire_header now = engine_header(engine);
     bool good = true, ageless = frame_is_ageless(lane->in.header.type);
-    if (!ageless && lane->in.header.epoch > engine->epoch) {
+    if (!ageless && lane->in.header.epoch > now.epoch) {
         lane->receiving = LANE_PARKED;
-    } else if (!ageless && lane->in.header.run != engine->run) {
+    } else if (!ageless && lane->in.header.run != now.run) {
         good = false;
     } else {
         lane->in.op = NULL;
         lane->in.to = NULL;
         lane->in.service = false;
-        good = engine->route->place(engine, &lane->in);
+        good = engine_lanes(engine)->route->place(engine, &lane->in);
         lane->consumed += FRAME_HEAD_BYTES;
         lane->receiving = LANE_PAYLOAD;
         lane->in.got = 0;
@@ -154,7 +147,7 @@ static bool parse(struct lane *lane) {
             if (lane->in.got < lane->in.length) break;
             lane->receiving = LANE_HEAD;
             lane->skip = lane->in.head.padding;
-            if (!lane->engine->route->arrived(lane->engine, &lane->in)) return false;
+            if (!engine_lanes(lane->engine)->route->arrived(lane->engine, &lane->in)) return false;
             if (lane->in.header.type == WIRE_CHUNK_AT &&
                 lane->buffered - lane->consumed >= lane->skip + FRAME_HEAD_BYTES) {
                 // Such a head stands for a whole chunk: let the other lanes have their turn, and the neighbour what can
@@ -288,7 +281,7 @@ static size_t lane_write(struct lane *lane) {
     if (direct) engine_unlock(engine);
 
     if (!writable) return 0;
-    struct frame *work = free ? engine->route->next(engine, lane, idle) : NULL;
+    struct frame *work = free ? engine_lanes(engine)->route->next(engine, lane, idle) : NULL;
     if (idle && work == NULL) return 0;
 
     if (direct) engine_lock(engine);
@@ -302,7 +295,7 @@ static size_t lane_write(struct lane *lane) {
     if (finished == NULL) return 0;
 
     size_t bytes = FRAME_HEAD_BYTES + finished->length;
-    if (finished->op != NULL) engine->route->sent(engine, finished);
+    if (finished->op != NULL) engine_lanes(engine)->route->sent(engine, finished);
     engine_lock(engine);
     frame_free(engine, finished);
     engine_unlock(engine);
@@ -373,7 +366,20 @@ void lane_let_go_service(struct lane *lane) {
     if (lane->sending != NULL && lane->sending->service) drop_sending(lane);
 }
 
+void lane_note_events(struct lane *lane, uint32_t events) {
+    if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) lane->readable = true;
+    if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) lane->ending = true;
+    if (events & EPOLLOUT) {
+        engine_lock(lane->engine);
+        lane->writable = true;
+        engine_unlock(lane->engine);
+    }
+    lane_heat(lane);
+}
+
 // ---- neighbours ----
+struct neighbour *neighbour_of(struct op_member *member) { return (struct neighbour *)(void *)member; }
+
 const char *neighbour_name(char out[NEIGHBOUR_NAME_BYTES], const struct neighbour *peer) {
     const uint8_t *id = peer->member.id.bytes;
     snprintf(out, NEIGHBOUR_NAME_BYTES, "peer %02x%02x%02x%02x", id[0], id[1], id[2], id[3]);
@@ -429,7 +435,7 @@ static void say_something(struct lane *lane) {
     lane_heat(lane);
 }
 
-static void check_silence(struct lane *lane, bool excused) {
+void lane_check_silence(struct lane *lane, bool excused) {
     engine_lock(lane->engine);
     if (excused) silence_excuse(&lane->silence);
     uint64_t queued;
@@ -438,21 +444,4 @@ static void check_silence(struct lane *lane, bool excused) {
     if (why == NULL) say_something(lane);
     engine_unlock(lane->engine);
     if (why != NULL) lane_break(lane, why, !parked);
-}
-
-void lanes_check_silence(struct engine *engine) {
-    if (engine->silence_ns == 0) return;
-    int64_t now = platform_now_ns();
-    if (now < engine->silence_at) return;
-    bool stopped = now > engine->silence_at + engine->silence_ns;
-    engine->silence_at = now + engine->silence_ns;
-    for (size_t i = 0; i < engine->lane_count; i++)
-        if (!engine->lanes[i]->broken) check_silence(engine->lanes[i], stopped);
-}
-
-int lanes_timeout_ms(const struct engine *engine, int timeout_ms) {
-    if (engine->silence_ns == 0) return timeout_ms;
-    int64_t left = (engine->silence_at - platform_now_ns()) / MS_NS + 1;
-    int ms = left < 0 ? 0 : (int)left;
-    return timeout_ms < 0 || ms < timeout_ms ? ms : timeout_ms;
 }

@@ -19,6 +19,8 @@ struct lane_route {
     void (*link_came)(struct engine *engine, const struct neighbour *peer);
     // A lane broke. Lock not held.
     void (*link_gone)(struct engine *engine, const struct neighbour *peer);
+    // The peer is no member any more. Lock held.
+    void (*neighbour_left)(struct engine *engine, struct neighbour *peer);
     // The peer is about to be freed. Lock held.
     void (*neighbour_gone)(struct engine *engine, struct neighbour *peer);
 };
@@ -50,14 +52,13 @@ void lane_break(struct lane *lane, const char *why, bool silent);
 void lane_let_go(struct lane *lane);
 // Forgets every frame of the service. Lock held.
 void lane_let_go_service(struct lane *lane);
-// The next lane in the midst of a frame of the service; `at` begins with 0. NULL: there is no further one.
-struct incoming *lanes_next_service(struct engine *engine, size_t *at);
-// Breaks the lanes that have been silent for too long, if it is time to check; lets the others say something.
-void lanes_check_silence(struct engine *engine);
-// Until the next check, if that is sooner.
-int lanes_timeout_ms(const struct engine *engine, int timeout_ms);
+// What epoll says of it.
+void lane_note_events(struct lane *lane, uint32_t events);
+// Breaks it if it has been silent for too long, else lets it say something. `excused`: this process was stopped.
+void lane_check_silence(struct lane *lane, bool excused);
 
 // ---- neighbours ----
+struct neighbour *neighbour_of(struct op_member *member);
 enum { NEIGHBOUR_NAME_BYTES = 16 };
 
 const char *neighbour_name(char out[NEIGHBOUR_NAME_BYTES], const struct neighbour *peer);

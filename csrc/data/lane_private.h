@@ -2,9 +2,10 @@
 #ifndef PCCL_DATA_LANE_PRIVATE_H
 #define PCCL_DATA_LANE_PRIVATE_H
 
-#include "data/core_private.h"
+#include "data/core.h"
 #include "data/lane.h"
 #include "data/silence.h"
+#include "ops/driver.h"
 #include "device/door.h"
 #include "device/memory.h"
 #include "net/gauge.h"
@@ -26,12 +27,6 @@ struct neighbour {
     uint8_t door[DOOR_NAME_BYTES];
     uint64_t eager_bytes; // sent before the peer posted the op
 };
-
-static inline struct neighbour *neighbour_of(struct op_member *member) { return (struct neighbour *)(void *)member; }
-// The member of this rank; NULL: the own one. Lock held, or thread.
-static inline struct neighbour *neighbour_at(const struct engine *engine, uint32_t rank) {
-    return neighbour_of(engine->book.now.members[rank]);
-}
 
 enum lane_receive { LANE_HEAD, LANE_PAYLOAD, LANE_PARKED };
 
@@ -63,6 +58,22 @@ struct lane {
     size_t sent;    // of head + payload
     uint8_t *stage; // encoded block or packed leaf being sent by this lane, made at first use
     struct gauge gauge;
+};
+
+// All links of an engine.
+struct lanes {
+    struct engine *engine;
+    const struct lane_route *route;
+    int epoll; // borrowed
+    struct neighbour *neighbours;
+    struct lane *arriving;      // added, not polled yet
+    _Atomic int64_t silence_ns; // between two checks of silence, 0 = none
+
+    // thread
+    int64_t silence_at;  // the next check
+    struct lane **lanes; // all that are polled
+    struct lane **hot;
+    size_t lane_count, lane_room, hot_count; // `hot` has the room of `lanes`
 };
 
 #endif

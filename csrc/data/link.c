@@ -2,14 +2,17 @@
 #include "data/link.h"
 
 #include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include "base/log.h"
+#include "base/platform.h"
 #include "data/lane_private.h"
 #include "net/socket.h"
 
 struct neighbour *neighbour_find(struct engine *engine, const struct wire_id *id) {
-    struct neighbour *peer = engine->peers;
+    struct neighbour *peer = engine_lanes(engine)->neighbours;
     while (peer != NULL && !wire_id_equal(&peer->member.id, id)) peer = peer->next;
     return peer;
 }
@@ -27,8 +30,8 @@ struct neighbour *neighbour_get(struct engine *engine, const struct wire_id *id)
     }
     peer->member.id = *id;
     peer->member.rank = UINT32_MAX;
-    peer->next = engine->peers;
-    engine->peers = peer;
+    peer->next = engine_lanes(engine)->neighbours;
+    engine_lanes(engine)->neighbours = peer;
     return peer;
 }
 
@@ -37,20 +40,13 @@ struct neighbour *neighbour_member(struct engine *engine, const struct wire_id *
     return peer != NULL && peer->member.rank != UINT32_MAX && !peer->dropped ? peer : NULL;
 }
 
-static bool neighbour_in_pending(const struct engine *engine, const struct neighbour *peer) {
-    const struct pending_epoch *pending = engine->pending;
-    for (uint32_t i = 0; pending != NULL && i < pending->ops.count; i++)
-        if (pending->ops.members[i] == &peer->member) return true;
-    return false;
-}
-
 void neighbours_free_dropped(struct engine *engine) {
-    for (struct neighbour **at = &engine->peers; *at != NULL;) {
+    for (struct neighbour **at = &engine_lanes(engine)->neighbours; *at != NULL;) {
         struct neighbour *peer = *at;
         if (peer->dropped && peer->member.rank == UINT32_MAX && peer->lane_count == 0 &&
-            !neighbour_in_pending(engine, peer)) {
+            !engine_awaits(engine, &peer->member)) {
             *at = peer->next;
-            engine->route->neighbour_gone(engine, peer);
+            engine_lanes(engine)->route->neighbour_gone(engine, peer);
             free(peer);
         } else {
             at = &peer->next;
@@ -75,11 +71,10 @@ static bool is_from_elsewhere(const struct lane *lane, int fd) {
 }
 
 void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, int fd) {
-    pthread_mutex_lock(&engine->lock);
-    struct neighbour *peer =
-        index <= WIRE_MAX_LANES && !engine->stopping && !engine->dead ? neighbour_get(engine, id) : NULL;
+    engine_lock(engine);
+    struct neighbour *peer = index <= WIRE_MAX_LANES && engine_is_open(engine) ? neighbour_get(engine, id) : NULL;
     if (peer != NULL && is_from_elsewhere(peer->lanes[index], fd)) {
-        pthread_mutex_unlock(&engine->lock);
+        engine_unlock(engine);
         LOG(LOG_WARN,
             "refused a connection in the name of peer %02x%02x%02x%02x, whose link lives and has another address",
             id->bytes[0], id->bytes[1], id->bytes[2], id->bytes[3]);
@@ -94,28 +89,189 @@ void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t i
         retire(peer, index);
         peer->lanes[index] = lane;
         peer->lane_count++;
-        lane->next = engine->arriving;
-        engine->arriving = lane;
+        lane->next = engine_lanes(engine)->arriving;
+        engine_lanes(engine)->arriving = lane;
         engine_wake(engine);
     }
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
 bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t index) {
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     struct neighbour *peer = neighbour_find(engine, id);
     bool has = peer != NULL && index <= WIRE_MAX_LANES && peer->lanes[index] != NULL;
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     return has;
 }
 
 void engine_drop_peer(struct engine *engine, const struct wire_id *id) {
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     struct neighbour *peer = neighbour_find(engine, id);
     if (peer != NULL) {
         for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) retire(peer, i);
         peer->dropped = true;
         engine_wake(engine);
     }
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
+}
+
+// ---- all lanes ----
+struct lanes *lanes_new(struct engine *engine, int epoll, const struct lane_route *route) {
+    struct lanes *all = calloc(1, sizeof *all);
+    if (all == NULL) return NULL;
+    all->engine = engine;
+    all->epoll = epoll;
+    all->route = route;
+    return all;
+}
+
+void lanes_close(struct lanes *all) {
+    if (all == NULL) return;
+    for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next)
+        memset(peer->lanes, 0, sizeof peer->lanes);
+    for (size_t i = 0; i < all->lane_count; i++) lane_free(all->lanes[i]);
+    all->lane_count = all->hot_count = 0;
+    while (all->arriving != NULL) {
+        struct lane *lane = all->arriving;
+        all->arriving = lane->next;
+        lane_free(lane);
+    }
+}
+
+void lanes_free(struct lanes *all) {
+    if (all == NULL) return;
+    while (all->neighbours != NULL) {
+        struct neighbour *peer = all->neighbours;
+        all->neighbours = peer->next;
+        memory_process_close(&peer->memory);
+        free(peer);
+    }
+    free(all->lanes);
+    free(all->hot);
+    free(all);
+}
+
+bool lanes_poll_arriving(struct engine *engine) {
+    struct lanes *all = engine_lanes(engine);
+    while (all->arriving != NULL) {
+        struct lane *lane = all->arriving;
+        if (all->lane_count == all->lane_room) {
+            size_t room = all->lane_room == 0 ? 16 : all->lane_room * 2;
+            struct lane **lanes = realloc(all->lanes, room * sizeof *lanes);
+            if (lanes != NULL) all->lanes = lanes;
+            struct lane **hot = realloc(all->hot, room * sizeof *hot);
+            if (hot != NULL) all->hot = hot;
+            if (lanes == NULL || hot == NULL) return false;
+            all->lane_room = room;
+        }
+        struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = lane};
+        if (epoll_ctl(all->epoll, EPOLL_CTL_ADD, lane->fd, &event) != 0) return false;
+        all->arriving = lane->next;
+        lane->polled = true;
+        all->lanes[all->lane_count++] = lane;
+        lane_heat(lane);
+        all->route->link_came(engine, lane->peer);
+    }
+    return true;
+}
+
+void lanes_hang_up(struct engine *engine) {
+    struct lanes *all = engine_lanes(engine);
+    for (size_t i = 0; i < all->lane_count; i++) shutdown(all->lanes[i]->fd, SHUT_RDWR);
+    for (struct lane *lane = all->arriving; lane != NULL; lane = lane->next) shutdown(lane->fd, SHUT_RDWR);
+}
+
+bool lanes_step(struct engine *engine) {
+    struct lanes *all = engine_lanes(engine);
+    for (size_t i = 0; i < all->hot_count;) {
+        struct lane *lane = all->hot[i];
+        if (lane_step(lane)) {
+            i++;
+        } else {
+            lane->hot = false;
+            all->hot[i] = all->hot[--all->hot_count];
+        }
+    }
+    return all->hot_count > 0;
+}
+
+void lanes_free_broken(struct engine *engine) {
+    struct lanes *all = engine_lanes(engine);
+    for (size_t i = 0; i < all->lane_count;) {
+        struct lane *lane = all->lanes[i];
+        if (!lane->broken) {
+            i++;
+            continue;
+        }
+        engine_lock(engine);
+        lane->peer->lane_count--;
+        lane_free(lane);
+        all->lanes[i] = all->lanes[--all->lane_count];
+        neighbours_free_dropped(engine);
+        engine_unlock(engine);
+    }
+}
+
+void lanes_let_go(struct engine *engine) {
+    struct lanes *all = engine_lanes(engine);
+    for (size_t i = 0; i < all->lane_count; i++) {
+        lane_let_go(all->lanes[i]);
+        lane_heat(all->lanes[i]);
+    }
+}
+
+void lanes_let_go_service(struct engine *engine) {
+    struct lanes *all = engine_lanes(engine);
+    for (size_t i = 0; i < all->lane_count; i++) lane_let_go_service(all->lanes[i]);
+}
+
+void lanes_enter_epoch(struct engine *engine) {
+    struct lanes *all = engine_lanes(engine);
+    for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
+        peer->eager_bytes = 0;
+        peer->offered = false;
+        if (peer->member.rank == UINT32_MAX) all->route->neighbour_left(engine, peer);
+    }
+    neighbours_free_dropped(engine);
+}
+
+struct incoming *lanes_next_service(struct engine *engine, size_t *at) {
+    struct lanes *all = engine_lanes(engine);
+    while (*at < all->lane_count) {
+        struct incoming *in = &all->lanes[(*at)++]->in;
+        if (in->service) return in;
+    }
+    return NULL;
+}
+
+// ---- silence ----
+void engine_set_silence(struct engine *engine, int64_t limit_ns) {
+    struct lanes *all = engine_lanes(engine);
+    engine_lock(engine);
+    all->silence_ns = limit_ns / SILENCE_CHECKS > 0 ? limit_ns / SILENCE_CHECKS : 1;
+    engine_wake(engine);
+    engine_unlock(engine);
+}
+
+int64_t lanes_silence_limit_ns(const struct engine *engine) {
+    return SILENCE_CHECKS * engine_lanes(engine)->silence_ns;
+}
+
+void lanes_check_silence(struct engine *engine) {
+    struct lanes *all = engine_lanes(engine);
+    if (all->silence_ns == 0) return;
+    int64_t now = platform_now_ns();
+    if (now < all->silence_at) return;
+    bool stopped = now > all->silence_at + all->silence_ns;
+    all->silence_at = now + all->silence_ns;
+    for (size_t i = 0; i < all->lane_count; i++)
+        if (!all->lanes[i]->broken) lane_check_silence(all->lanes[i], stopped);
+}
+
+int lanes_timeout_ms(const struct engine *engine, int timeout_ms) {
+    const struct lanes *all = engine_lanes(engine);
+    if (all->silence_ns == 0) return timeout_ms;
+    int64_t left = (all->silence_at - platform_now_ns()) / MS_NS + 1;
+    int ms = left < 0 ? 0 : (int)left;
+    return timeout_ms < 0 || ms < timeout_ms ? ms : timeout_ms;
 }

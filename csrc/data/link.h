@@ -3,11 +3,15 @@
 #define PCCL_DATA_LINK_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "net/wire_control.h"
 
 struct engine;
+struct incoming;
+struct lane_route;
+struct lanes;
 struct neighbour;
 
 // ---- any thread ----
@@ -20,6 +24,10 @@ bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t i
 // Closes all links of a peer that is gone.
 void engine_drop_peer(struct engine *engine, const struct wire_id *id);
 
+// A link is down when nothing is heard on it, or nothing taken by it, for about this long (longer where pauses are
+// usual). Before the first call silence is not watched.
+void engine_set_silence(struct engine *engine, int64_t limit_ns);
+
 // ---- lock held ----
 // NULL: there is none.
 struct neighbour *neighbour_find(struct engine *engine, const struct wire_id *id);
@@ -29,5 +37,33 @@ struct neighbour *neighbour_member(struct engine *engine, const struct wire_id *
 struct neighbour *neighbour_get(struct engine *engine, const struct wire_id *id);
 // Frees those that were dropped and that nothing points at. Thread.
 void neighbours_free_dropped(struct engine *engine);
+
+// ---- for the engine; thread, unless told otherwise ----
+struct lanes *lanes_new(struct engine *engine, int epoll, const struct lane_route *route); // NULL: no memory
+// Closes all. The thread has ended. NULL is allowed, as in lanes_free.
+void lanes_close(struct lanes *all);
+void lanes_free(struct lanes *all);
+// Begins to poll what was added. Lock held. False: the system refused memory or a descriptor.
+bool lanes_poll_arriving(struct engine *engine);
+// Before callers get their memory back: neighbours may be reading it, and believe what they read while the link stands.
+// Lock held.
+void lanes_hang_up(struct engine *engine);
+// Gives each lane that may have work a step. Whether there is more.
+bool lanes_step(struct engine *engine);
+void lanes_free_broken(struct engine *engine);
+// No lane has a frame of a large op any more. Lock held.
+void lanes_let_go(struct engine *engine);
+// No lane has a frame of the service any more. Lock held.
+void lanes_let_go_service(struct engine *engine);
+// Forgets what neighbours were in the epoch before. Lock held.
+void lanes_enter_epoch(struct engine *engine);
+// What comes on the next lane in the midst of a frame of the service; `at` begins with 0. NULL: there is none.
+struct incoming *lanes_next_service(struct engine *engine, size_t *at);
+// The limit that was set. Any thread.
+int64_t lanes_silence_limit_ns(const struct engine *engine);
+// Breaks the lanes that have been silent for too long, if it is time to check; lets the others say something.
+void lanes_check_silence(struct engine *engine);
+// Until the next check, if that is sooner.
+int lanes_timeout_ms(const struct engine *engine, int timeout_ms);
 
 #endif

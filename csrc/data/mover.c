@@ -1,7 +1,8 @@
 #include "data/mover.h"
 
 #include "data/backup.h"
-#include "data/lane_private.h"
+#include "data/core_private.h"
+#include "data/lane.h"
 
 static const struct mover *const movers[] = {[PLAN_SMALL] = &direct_mover,
                                              [PLAN_RING] = &ring_mover,
@@ -21,7 +22,9 @@ struct mover_shared *mover_shared(struct engine *engine) { return engine->shared
 
 const struct book_epoch *mover_epoch(const struct engine *engine) { return &engine->book.now; }
 
-struct neighbour *mover_peer(const struct engine *engine, uint32_t rank) { return neighbour_at(engine, rank); }
+struct neighbour *mover_peer(const struct engine *engine, uint32_t rank) {
+    return neighbour_of(engine->book.now.members[rank]);
+}
 
 struct neighbour *mover_successor(const struct engine *engine) {
     const struct book_epoch *now = mover_epoch(engine);
@@ -34,7 +37,7 @@ struct neighbour *mover_predecessor(const struct engine *engine) {
 }
 
 struct early *mover_early(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type) {
-    return book_early(&engine->book, op, &from->member, type);
+    return book_early(&engine->book, op, neighbour_op_member(from), type);
 }
 
 bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end) {
@@ -57,3 +60,5 @@ void mover_complete(struct engine *engine, struct op *op) {
 }
 
 void mover_complete_direct(struct engine *engine, struct op *op) { book_complete(&engine->book, op); }
+
+struct op *mover_first(const struct engine *engine) { return engine->running.first; }

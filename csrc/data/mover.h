@@ -39,6 +39,9 @@ const struct mover *mover_of(const struct op *op);
 // The room that any of them needs.
 size_t mover_work_bytes(void);
 
+// The first of the ops under way, in which `next` leads to the others. Thread.
+struct op *mover_first(const struct engine *engine);
+
 // ---- what a mover asks of the engine ----
 // What all ops of one engine share. Thread.
 struct mover_shared {

@@ -2,18 +2,10 @@
 #ifndef PCCL_DATA_OP_H
 #define PCCL_DATA_OP_H
 
-#include <pthread.h>
+#include "ops/driver.h"
 
-#include "base/platform.h"
-#include "data/backup.h"
-#include "data/core.h"
-#include "data/core_private.h"
-#include "data/frame.h"
-#include "data/lane.h"
-#include "data/lane_private.h"
-#include "data/link.h"
-#include "data/pool.h"
-#include "data/same_host.h"
+struct engine;
+struct pending_epoch;
 
 // ---- engine_ops.c ----
 struct op_driver engine_driver(struct engine *engine);

@@ -26,4 +26,8 @@ struct block *block_new(struct engine *engine, size_t length);
 // NULL is allowed. Lock held.
 void block_put(struct engine *engine, struct block *block);
 
+// A piece of this size, which is the same in every call; NULL: memory was refused, the engine is dead. Lock held.
+void *pool_take(struct engine *engine, size_t bytes);
+void pool_give(struct engine *engine, void *piece);
+
 #endif

@@ -2,9 +2,13 @@
 
 #include <string.h>
 
+#include "data/core.h"
 #include "data/mover.h"
 #include "data/op.h"
+#include "data/pool.h"
+#include "data/same_host.h"
 #include "data/service.h"
+#include "device/door.h"
 
 // ---- frames of links ----
 static bool place_nothing(struct engine *engine, struct incoming *in) {
@@ -24,7 +28,7 @@ static bool place_door(struct engine *engine, struct incoming *in) {
 }
 
 static bool take_door(struct engine *engine, struct incoming *in) {
-    if (in->header.epoch == engine->epoch) same_host_offered(in->lane);
+    if (in->header.epoch == engine_header(engine).epoch) same_host_offered(in->lane);
     return true;
 }
 
@@ -46,7 +50,7 @@ static bool place_acks(struct engine *engine, struct incoming *in) {
 
 // Each of these is called with the lock held, and owns the block.
 static bool hear_signal(struct engine *engine, struct incoming *in, struct block *block) {
-    bool good = book_signal(&engine->book, &in->from->member, in->header.type, &in->head, block,
+    bool good = book_signal(engine_book(engine), neighbour_op_member(in->from), in->header.type, &in->head, block,
                             block == NULL ? 0 : block->length);
     if (in->header.type == WIRE_READY || in->header.type == WIRE_GRANT) neighbour_heat(in->from);
     return good;
@@ -54,7 +58,7 @@ static bool hear_signal(struct engine *engine, struct incoming *in, struct block
 
 static bool hear_supply(struct engine *engine, struct incoming *in, struct block *block) {
     struct wire_op_name name = {in->head.offset, in->head.tag, in->head.sequence, 0};
-    book_supplied(&engine->book, &name, block);
+    book_supplied(engine_book(engine), &name, block);
     return true;
 }
 
@@ -63,14 +67,14 @@ static bool hear_acks(struct engine *engine, struct incoming *in, struct block *
     uint32_t count = 0;
     for (size_t at = 0; at + WIRE_ACK_BYTES <= block->length; at += WIRE_ACK_BYTES, count++)
         names[count] = wire_ack_decode(block->bytes + at);
-    book_acked(&engine->book, &in->from->member, names, count, in->head.extra == 1);
+    book_acked(engine_book(engine), neighbour_op_member(in->from), names, count, in->head.extra == 1);
     block_put(engine, block);
     return true;
 }
 
 // ---- frames of ops under way ----
 static bool place_bulk(struct engine *engine, struct incoming *in) {
-    struct op *op = book_find_running(&engine->book, &in->head);
+    struct op *op = book_find_running(engine_book(engine), &in->head);
     if (op == NULL || op->phase != OP_RUNNING ||
         !wire_fingerprint_equal(&op->reduce.fingerprint, &in->head.fingerprint))
         return true;
@@ -128,7 +132,7 @@ static const struct owner *owner_of(uint16_t type) {
 static bool place(struct engine *engine, struct incoming *in) {
     const struct owner *owner = owner_of(in->header.type);
     if (owner == NULL) return false;
-    if (!owner->ageless && in->header.epoch < engine->epoch) return true;
+    if (!owner->ageless && in->header.epoch < engine_header(engine).epoch) return true;
     return owner->place(engine, in);
 }
 
@@ -138,7 +142,7 @@ static bool arrived(struct engine *engine, struct incoming *in) {
     engine_lock(engine);
     struct block *block = in->block;
     in->block = NULL;
-    bool heard = in->header.epoch == engine->epoch && in->from->member.rank != UINT32_MAX, good = true;
+    bool heard = in->header.epoch == engine_header(engine).epoch && neighbour_rank(in->from) != UINT32_MAX, good = true;
     if (heard)
         good = owner->hear(engine, in, block);
     else
@@ -148,7 +152,7 @@ static bool arrived(struct engine *engine, struct incoming *in) {
 }
 
 static struct frame *next(struct engine *engine, struct lane *lane, bool idle) {
-    for (struct op *op = engine->running.first; op != NULL; op = op->next) {
+    for (struct op *op = mover_first(engine); op != NULL; op = op->next) {
         struct frame *frame = mover_of(op)->next(engine, op, lane, idle);
         if (frame != NULL) return frame;
     }
@@ -160,10 +164,12 @@ static void sent(struct engine *engine, const struct frame *frame) {
 }
 
 static void neighbour_gone(struct engine *engine, struct neighbour *peer) {
-    book_forget(&engine->book, &peer->member);
-    service_peer_gone(engine, peer);
+    book_forget(engine_book(engine), neighbour_op_member(peer));
+    service_neighbour_gone(engine, peer);
     same_host_forget(peer);
 }
+
+static void neighbour_left(struct engine *engine, struct neighbour *peer) { service_neighbour_gone(engine, peer); }
 
 const struct lane_route route = {
     .place = place,
@@ -172,5 +178,6 @@ const struct lane_route route = {
     .sent = sent,
     .link_came = service_link_came,
     .link_gone = service_link_gone,
+    .neighbour_left = neighbour_left,
     .neighbour_gone = neighbour_gone,
 };

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "data/same_host.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -10,6 +11,13 @@
 #include "data/pool.h"
 #include "device/reader.h"
 #include "net/socket.h"
+
+// All but `reader` is thread.
+struct same_host {
+    struct door *door;     // NULL: nobody's memory is read, nor is ours
+    struct reader *reader; // lock
+    struct lane *reading;  // that it reads for
+};
 
 enum { CLAIMS_PER_TURN = 64, ADDRESS_BYTES = 1 + 16 + 2 };
 
@@ -27,6 +35,31 @@ struct claim {
 };
 
 _Static_assert(sizeof(struct claim) <= DOOR_CLAIM_BYTES, "a claim fits");
+
+struct same_host *same_host_new(int epoll) {
+    struct same_host *host = calloc(1, sizeof *host);
+    if (host == NULL || (host->reader = reader_new()) == NULL) {
+        free(host);
+        return NULL;
+    }
+    if (memory_is_wanted()) host->door = door_open(epoll, host);
+    return host;
+}
+
+void same_host_free(struct same_host *host) {
+    if (host == NULL) return;
+    door_close(host->door);
+    reader_free(host->reader);
+    free(host);
+}
+
+struct reader **same_host_reader(const struct engine *engine) { return &engine_same_host(engine)->reader; }
+
+struct lane *same_host_give_up(struct engine *engine) {
+    struct lane *lane = engine_same_host(engine)->reading;
+    lane->peer->hangs = true;
+    return lane;
+}
 
 static size_t claim_length(uint32_t count) {
     return offsetof(struct claim, links) + count * sizeof(struct claimed_link);
@@ -48,10 +81,11 @@ static bool addresses_of(const struct lane *lane, struct claimed_link *out) {
 }
 
 static void claim_links(struct engine *engine, struct neighbour *peer) {
+    struct wire_header now = engine_header(engine);
     struct claim claim = {.version = WIRE_VERSION,
-                          .run = engine->run,
-                          .epoch = engine->epoch,
-                          .from = engine->self,
+                          .run = now.run,
+                          .epoch = now.epoch,
+                          .from = *engine_self(engine),
                           .to = peer->member.id};
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
         if (peer->lanes[i] == NULL) continue;
@@ -63,12 +97,11 @@ static void claim_links(struct engine *engine, struct neighbour *peer) {
 
 void same_host_offer(struct engine *engine) {
     struct wire_op head = {0};
-    struct block *offer = engine->door == NULL ? NULL : block_new(engine, DOOR_NAME_BYTES);
+    struct block *offer = engine_same_host(engine)->door == NULL ? NULL : block_new(engine, DOOR_NAME_BYTES);
     if (offer == NULL) return;
-    memcpy(offer->bytes, door_name(engine->door), DOOR_NAME_BYTES);
-    for (uint32_t i = 0; i < engine->count; i++) {
-        struct neighbour *peer = neighbour_at(engine, i);
-        if (peer == NULL) continue;
+    memcpy(offer->bytes, door_name(engine_same_host(engine)->door), DOOR_NAME_BYTES);
+    for (struct neighbour *peer = engine_lanes(engine)->neighbours; peer != NULL; peer = peer->next) {
+        if (peer->member.rank == UINT32_MAX) continue;
         neighbour_signal(engine, peer, WIRE_MEMORY, &head, offer);
         if (peer->offered) claim_links(engine, peer);
     }
@@ -78,12 +111,12 @@ void same_host_offer(struct engine *engine) {
 void same_host_offered(struct lane *lane) {
     struct engine *engine = lane->engine;
     struct neighbour *peer = lane->peer;
-    pthread_mutex_lock(&engine->lock);
+    engine_lock(engine);
     if (!peer->offered) memcpy(peer->door, lane->in.place, sizeof peer->door);
     // The other side has all links. If this one has not, they are claimed when it has.
-    if (!peer->offered && engine->door != NULL && engine_may_begin(engine)) claim_links(engine, peer);
+    if (!peer->offered && engine_same_host(engine)->door != NULL && engine_may_begin(engine)) claim_links(engine, peer);
     peer->offered = true;
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
 // ---- claims of others ----
@@ -116,7 +149,8 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
     memcpy(&claim, said->bytes, said->length);
     if (claim.version != WIRE_VERSION || claim.count > WIRE_MAX_LANES + 1 || said->length != claim_length(claim.count))
         return false;
-    if (claim.run != engine->run || claim.epoch != engine->epoch || !wire_id_equal(&claim.to, &engine->self))
+    struct wire_header now = engine_header(engine);
+    if (claim.run != now.run || claim.epoch != now.epoch || !wire_id_equal(&claim.to, engine_self(engine)))
         return false;
     struct neighbour *peer = neighbour_find(engine, &claim.from);
     if (peer == NULL || peer->hangs || peer->member.rank == UINT32_MAX || !holds_links(peer, &claim)) return false;
@@ -131,10 +165,10 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
 
 void same_host_take_claims(struct engine *engine) {
     struct door_claim said;
-    for (int i = 0; i < CLAIMS_PER_TURN && door_take(engine->door, &said); i++) {
-        pthread_mutex_lock(&engine->lock);
+    for (int i = 0; i < CLAIMS_PER_TURN && door_take(engine_same_host(engine)->door, &said); i++) {
+        engine_lock(engine);
         bool believed = believe(engine, &said);
-        pthread_mutex_unlock(&engine->lock);
+        engine_unlock(engine);
         if (!believed) memory_process_close(&said.process);
     }
 }
@@ -161,8 +195,9 @@ bool same_host_still_stands(const struct lane *lane) {
 bool lane_is_vouched(const struct lane *lane) { return lane->vouched; }
 
 struct reader *lane_reader(struct lane *lane) {
-    lane->engine->reading = lane;
-    return lane->engine->reader;
+    struct same_host *host = engine_same_host(lane->engine);
+    host->reading = lane;
+    return host->reader;
 }
 
 const uint8_t *same_host_read(struct lane *lane, uint64_t from, size_t length) {

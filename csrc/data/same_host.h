@@ -38,4 +38,14 @@ bool lane_is_vouched(const struct lane *lane); // thread
 // To read for this lane.
 struct reader *lane_reader(struct lane *lane); // thread
 
+// ---- for the engine ----
+struct same_host;
+// The door's events on `epoll` have what is returned as their tag. NULL: no memory.
+struct same_host *same_host_new(int epoll);
+void same_host_free(struct same_host *host); // NULL is allowed
+// Of the thread; lock held. One that takes another's place puts in its own.
+struct reader **same_host_reader(const struct engine *engine);
+// The thread that hung has been replaced: the neighbour is read no more. The lane that was read for.
+struct lane *same_host_give_up(struct engine *engine); // thread
+
 #endif

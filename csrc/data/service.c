@@ -1,32 +1,54 @@
 #include "data/service.h"
 
+#include <pthread.h>
+#include <stdlib.h>
+
 #include "data/core.h"
-#include "data/core_private.h"
-#include "data/lane.h"
+#include "data/call.h"
+#include "data/link.h"
+
+struct service_slot {
+    struct service *_Atomic open; // by a caller, and let go of by the thread, which reads it without the lock
+    struct service *over;         // that the thread has let go of
+    pthread_cond_t let_go;
+};
+
+struct service_slot *service_slot_new(void) {
+    struct service_slot *slot = calloc(1, sizeof *slot);
+    if (slot != NULL) pthread_cond_init(&slot->let_go, NULL);
+    return slot;
+}
+
+void service_slot_free(struct service_slot *slot) {
+    if (slot != NULL) pthread_cond_destroy(&slot->let_go);
+    free(slot);
+}
+
+bool service_is_open(const struct engine *engine) { return engine_service(engine)->open != NULL; }
 
 // ---- for the service ----
 bool service_open(struct engine *engine, struct service *service) {
     service->engine = engine;
     engine_lock(engine);
-    bool open = !engine->dead && !engine->stopping && engine->service == NULL;
-    if (open) engine->service = service;
+    bool open = engine_is_open(engine) && engine_service(engine)->open == NULL;
+    if (open) engine_service(engine)->open = service;
     engine_unlock(engine);
     return open;
 }
 
 struct service *service_close(struct engine *engine) {
     engine_lock(engine);
-    if (engine->service != NULL) engine->service->ending = true;
+    if (engine_service(engine)->open != NULL) engine_service(engine)->open->ending = true;
     engine_wake(engine);
-    while (engine->service != NULL) pthread_cond_wait(&engine->service_let_go, &engine->lock);
-    struct service *service = engine->service_over;
-    engine->service_over = NULL;
+    while (engine_service(engine)->open != NULL) engine_await(engine, &engine_service(engine)->let_go);
+    struct service *service = engine_service(engine)->over;
+    engine_service(engine)->over = NULL;
     engine_unlock(engine);
     return service;
 }
 
 struct service *service_of(struct engine *engine) {
-    return engine->service != NULL ? engine->service : engine->service_over;
+    return engine_service(engine)->open != NULL ? engine_service(engine)->open : engine_service(engine)->over;
 }
 
 struct frame *service_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload) {
@@ -36,18 +58,18 @@ struct frame *service_frame(struct engine *engine, uint16_t type, const struct w
 }
 
 void service_report(struct engine *engine, const struct wire_sync_done *done) {
-    engine->callbacks.synced(engine->callbacks.context, done);
+    engine_owner(engine)->synced(engine_owner(engine)->context, done);
 }
 
 // ---- for the engine's thread ----
 bool service_place(struct engine *engine, struct incoming *in) {
-    struct service *service = engine->service;
-    if (in->header.epoch != 0 || in->header.run != engine->run) return false;
+    struct service *service = engine_service(engine)->open;
+    if (in->header.epoch != 0 || in->header.run != engine_header(engine).run) return false;
     return service == NULL || service->type->place(service, in);
 }
 
 bool service_arrived(struct engine *engine, struct incoming *in) {
-    struct service *service = engine->service;
+    struct service *service = engine_service(engine)->open;
     in->service = false;
     bool good = service == NULL || service->type->arrived(service, in);
     in->to = NULL;
@@ -55,23 +77,23 @@ bool service_arrived(struct engine *engine, struct incoming *in) {
 }
 
 struct frame *service_next(struct engine *engine, struct lane *lane) {
-    struct service *service = engine->service;
+    struct service *service = engine_service(engine)->open;
     return service == NULL ? NULL : service->type->next(service, lane);
 }
 
 // The thread is here or has ended: no lane touches memory of the service any more.
 void service_stop(struct engine *engine) {
-    struct service *service = engine->service;
+    struct service *service = engine_service(engine)->open;
     if (service == NULL) return;
     service->type->let_go(service);
-    for (size_t i = 0; i < engine->lane_count; i++) lane_let_go_service(engine->lanes[i]);
-    engine->service_over = service;
-    engine->service = NULL;
-    pthread_cond_broadcast(&engine->service_let_go);
+    lanes_let_go_service(engine);
+    engine_service(engine)->over = service;
+    engine_service(engine)->open = NULL;
+    pthread_cond_broadcast(&engine_service(engine)->let_go);
 }
 
 void service_obey(struct engine *engine) {
-    struct service *service = engine->service;
+    struct service *service = engine_service(engine)->open;
     if (service == NULL) return;
     if (service->ending)
         service_stop(engine);
@@ -80,31 +102,31 @@ void service_obey(struct engine *engine) {
 }
 
 void service_step(struct engine *engine) {
-    struct service *service = engine->service;
+    struct service *service = engine_service(engine)->open;
     if (service != NULL) service->type->step(service);
 }
 
 int service_timeout_ms(struct engine *engine) {
-    struct service *service = engine->service;
+    struct service *service = engine_service(engine)->open;
     return service == NULL ? -1 : service->type->timeout_ms(service);
 }
 
 void service_link_came(struct engine *engine, const struct neighbour *peer) {
-    struct service *service = engine->service;
+    struct service *service = engine_service(engine)->open;
     if (service != NULL) service->type->link_came(service, peer);
 }
 
 void service_link_gone(struct engine *engine, const struct neighbour *peer) {
-    struct service *service = engine->service;
+    struct service *service = engine_service(engine)->open;
     if (service != NULL) service->type->link_gone(service, peer);
 }
 
-void service_peer_gone(struct engine *engine, const struct neighbour *peer) {
-    struct service *service = engine->service;
+void service_neighbour_gone(struct engine *engine, const struct neighbour *peer) {
+    struct service *service = engine_service(engine)->open;
     if (service != NULL) service->type->neighbour_gone(service, peer);
 }
 
 void service_memory_hangs(struct engine *engine, const struct neighbour *peer) {
-    struct service *service = engine->service;
+    struct service *service = engine_service(engine)->open;
     if (service != NULL) service->type->memory_hangs(service, peer);
 }

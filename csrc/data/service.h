@@ -56,6 +56,12 @@ struct frame *service_frame(struct engine *engine, uint16_t type, const struct w
 // What the master is to be told of a round. Lock not held.
 void service_report(struct engine *engine, const struct wire_sync_done *done);
 
+// ---- for the engine ----
+struct service_slot;
+struct service_slot *service_slot_new(void); // NULL: no memory
+void service_slot_free(struct service_slot *slot);
+bool service_is_open(const struct engine *engine);
+
 // ---- for the engine's thread: calls what is open, if anything is ----
 bool service_place(struct engine *engine, struct incoming *in);
 bool service_arrived(struct engine *engine, struct incoming *in);
@@ -66,7 +72,7 @@ int service_timeout_ms(struct engine *engine);
 void service_stop(struct engine *engine); // lock held
 void service_link_came(struct engine *engine, const struct neighbour *peer);
 void service_link_gone(struct engine *engine, const struct neighbour *peer);
-void service_peer_gone(struct engine *engine, const struct neighbour *peer);
+void service_neighbour_gone(struct engine *engine, const struct neighbour *peer);
 void service_memory_hangs(struct engine *engine, const struct neighbour *peer);
 
 #endif

@@ -81,7 +81,7 @@ double __wrap_gauge_rate(struct gauge *gauge, int fd) {
 // The end of a round waits until the engine's thread has let go of it. That is this one, so it does so now: its loop
 // begins anew, inside of itself, and is left when it has nothing more to do.
 int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held) {
-    MUST(cond == &bottled->service_let_go && !letting_go);
+    MUST(cond != NULL && !letting_go);
     pthread_mutex_unlock(held);
     if (setjmp(let_go) == 0) {
         letting_go = true;
@@ -207,7 +207,7 @@ int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeo
     for (;;) {
         int count = __real_epoll_wait(epoll, events, most, 0);
         if (count != 0 || timeout_ms == 0) return count;
-        if (letting_go && bottled->service == NULL) longjmp(let_go, 1);
+        if (letting_go && !service_is_open(bottled)) longjmp(let_go, 1);
         if (letting_go) return 0;
         if (move_all()) continue;
         if (next_step()) return __real_epoll_wait(epoll, events, most, 0);

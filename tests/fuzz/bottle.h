@@ -8,7 +8,9 @@
 #define PCCL_TESTS_FUZZ_BOTTLE_H
 
 #include "data/engine.h"
-#include "data/op.h"
+#include "data/core_private.h"
+#include "data/lane_private.h"
+#include "data/service.h"
 #include "fuzz.h"
 
 enum {

@@ -25,12 +25,12 @@ static uint64_t adopted;
 
 static void on_done(void *context, const struct wire_op_name *name) {
     (void)context;
-    MUST(name->epoch == engine->epoch);
+    MUST(name->epoch == engine->book.now.epoch);
 }
 static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
 static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) {
     (void)context;
-    MUST(epoch == engine->epoch && report->count <= 2 * WIRE_MAX_LIVE_OPS);
+    MUST(epoch == engine->book.now.epoch && report->count <= 2 * WIRE_MAX_LIVE_OPS);
 }
 static void on_failed(void *context) { (void)context; }
 
@@ -96,7 +96,7 @@ static void take(uint32_t tag) {
 
 // The name of what runs under this tag, or of what would.
 static struct wire_op_name name_of(uint32_t tag, uint32_t segment) {
-    struct wire_op_name name = {engine->epoch, tag, 1, 0};
+    struct wire_op_name name = {engine->book.now.epoch, tag, 1, 0};
     for (struct op *op = engine->book.table[tag_slot(tag)]; op != NULL; op = op->chain)
         if (op->name.sequence != 0 && op->reduce.tag == tag && (op->whole == NULL || op->name.segment == segment))
             return op->name;
@@ -126,9 +126,9 @@ static void verdict(void) {
 static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *head) {
     if (type == WIRE_MEMORY) return DOOR_NAME_BYTES;
     if (type == WIRE_ACK) return WIRE_ACK_BYTES;
-    if (op == NULL || engine->count == 0) return 0;
+    if (op == NULL || engine->book.now.count == 0) return 0;
     if (type == WIRE_SMALL || type == WIRE_SUPPLY) return op->bytes;
-    struct plan_range shard = plan_shard(op->count, engine->count, head->shard % engine->count);
+    struct plan_range shard = plan_shard(op->count, engine->book.now.count, head->shard % engine->book.now.count);
     if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT) {
         head->offset += shard.begin;
         if (head->offset >= shard.end) head->offset = shard.begin;
@@ -149,7 +149,7 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
 static void change(struct wire_header *header, struct wire_op *head, size_t *length) {
     uint64_t value;
     switch (fuzz_below(&in, 16)) {
-    case 0: header->epoch = engine->epoch + fuzz_below(&in, 4) - 1; break;
+    case 0: header->epoch = engine->book.now.epoch + fuzz_below(&in, 4) - 1; break;
     case 1: header->run = fuzz_u8(&in); break;
     case 2: head->tag = fuzz_number(&in); break;
     case 3: head->fingerprint.count = fuzz_number(&in); break;
@@ -178,7 +178,7 @@ static void frame(void) {
     static uint8_t payload[WIRE_MAX_DATA_BYTES + 8];
     uint32_t link = fuzz_u8(&in), kind = fuzz_below(&in, 16), tag = fuzz_below(&in, TAGS), where = fuzz_u8(&in),
              how = fuzz_u8(&in);
-    struct wire_header header = {.run = 7, .generation = 1, .epoch = engine->epoch};
+    struct wire_header header = {.run = 7, .generation = 1, .epoch = engine->book.now.epoch};
     header.type = kind < sizeof types / sizeof types[0] ? types[kind] : (uint16_t)fuzz_u8(&in);
     struct wire_op_name name = name_of(tag, where >> 5);
     const struct op *op = op_of(tag, where >> 5);

@@ -6,7 +6,8 @@
 #include <poll.h>
 
 #include "data/engine.h"
-#include "data/op.h"
+#include "data/core_private.h"
+#include "data/frame.h"
 
 static uint64_t held_bytes(struct engine *engine) {
     uint64_t held = 0;
