@@ -20,7 +20,6 @@ LONGEST = 600
 
 #: What is still to be mended: take out what is, add nothing.
 KNOWN = {
-    "csrc/master/master.c is longer than 600 lines",
     "csrc/sim/engine.c is longer than 600 lines",
 }
 

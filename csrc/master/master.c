@@ -11,6 +11,7 @@
 #include "base/descriptor.h"
 #include "base/log.h"
 #include "base/platform.h"
+#include "net/listener.h"
 #include "net/socket.h"
 #include "master/mind.h"
 #include "master/others.h"
@@ -18,7 +19,6 @@
 enum {
     CHUNK_BYTES = 64 * 1024, // read from one connection before the others have their turn
     KEPT_BYTES = 16 * 1024,  // buffers above this are given back when they are empty
-    ACCEPTS = 64,            // likewise, per turn
     ACCEPT_PAUSE_MS = 500,   // when descriptors or memory are short
     TOKEN_LISTENER = ACTIONS_MAX_CONNS,
     TOKEN_WAKE,
@@ -74,10 +74,11 @@ struct master {
     bool ended; // guarded by `lock`
 
     // The rest is the thread's.
-    int poller, listener;
-    int64_t now_ns, listener_resumes_ns; // INT64_MAX: it listens
-    int64_t looks_ns;                    // for a run of another master; INT64_MAX: nobody waits here
-    struct others others;                // masters of the list; set before the thread begins
+    int poller;
+    struct listener listener;
+    int64_t now_ns;
+    int64_t looks_ns;     // for a run of another master; INT64_MAX: nobody waits here
+    struct others others; // masters of the list; set before the thread begins
     struct mind *mind;
     struct log_limit run_log, strangers_log, shortage_log;
     struct conn conns[ACTIONS_MAX_CONNS];
@@ -366,23 +367,19 @@ static struct conn *conn_place(struct master *master) {
     return oldest(master, CONN_UNUSED);
 }
 
-static void pause_listener(struct master *master, int error) {
+static void tell_shortage(struct master *master, int error) {
     LOG_LIMITED(&master->shortage_log, LOG_ERR, "master: cannot accept connections for the moment: %s",
                 strerror(error));
     if (master->conn_count[CONN_ANONYMOUS] > 0) conn_close(master, oldest(master, CONN_ANONYMOUS));
-    watch(master, master->listener, TOKEN_LISTENER, 0, EPOLL_CTL_MOD);
-    master->listener_resumes_ns = master->now_ns + ACCEPT_PAUSE_MS * MS_NS;
 }
 
-static bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
-
 static void accept_some(struct master *master) {
-    for (uint32_t i = 0; i < ACCEPTS; i++) {
+    for (uint32_t i = 0; i < LISTENER_TURN; i++) {
         struct wire_address source;
-        int fd = socket_accept(master->listener, &source);
+        int fd = listener_accept(&master->listener, &source, master->now_ns);
         if (fd == -EAGAIN) return;
-        if (fd < 0 && is_shortage(-fd)) {
-            pause_listener(master, -fd);
+        if (listener_pauses(&master->listener)) {
+            tell_shortage(master, -fd);
             return;
         }
         if (fd < 0) continue; // that connection was gone before it was accepted
@@ -403,7 +400,7 @@ static void accept_some(struct master *master) {
 static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t next_deadline(struct master *master) {
-    int64_t next = earlier(earlier(mind_next_deadline(master->mind), master->listener_resumes_ns), master->looks_ns);
+    int64_t next = earlier(earlier(mind_next_deadline(master->mind), master->listener.resumes_ns), master->looks_ns);
     next = earlier(next, others_deadline(&master->others));
     if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] == 0) return next;
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
@@ -414,10 +411,7 @@ static int64_t next_deadline(struct master *master) {
 }
 
 static void act_on_time(struct master *master) {
-    if (master->listener_resumes_ns <= master->now_ns) {
-        master->listener_resumes_ns = INT64_MAX;
-        watch(master, master->listener, TOKEN_LISTENER, EPOLLIN, EPOLL_CTL_MOD);
-    }
+    listener_tick(&master->listener, master->now_ns);
     if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] > 0)
         for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
             struct conn *conn = &master->conns[i];
@@ -477,9 +471,9 @@ static void close_all(struct master *master) {
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++)
         if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
     others_fini(&master->others);
-    socket_close(master->listener);
+    listener_close(&master->listener);
     descriptor_close(master->poller);
-    master->listener = master->poller = -1;
+    master->poller = -1;
 }
 
 static void *thread_main(void *context) {
@@ -505,8 +499,9 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
     if (master == NULL) return NULL;
     master->address = *listen;
     master->heartbeat_limit_ms = heartbeat_limit_ms;
-    master->poller = master->listener = -1;
-    master->listener_resumes_ns = master->looks_ns = INT64_MAX;
+    master->poller = -1;
+    master->listener = listener_closed(-1, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
+    master->looks_ns = INT64_MAX;
     others_init(&master->others, -1, TOKEN_OTHERS);
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
     master->strangers_log = (struct log_limit){.lines = 20, .seconds = 10};
@@ -534,17 +529,16 @@ void master_set_list(struct master *master, const struct wire_address *masters, 
 }
 
 static int open_all(struct master *master) {
-    master->listener = socket_listen(&master->address);
-    if (master->listener < 0) return master->listener;
-    struct wire_address bound;
-    if (!socket_local_address(master->listener, &bound)) return -EIO;
-    master->address.port = bound.port;
     master->poller = descriptor_epoll();
     if (master->poller < 0) return master->poller;
+    master->listener = listener_closed(master->poller, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
+    int error = listener_open(&master->listener, socket_listen(&master->address));
+    if (error != 0) return error;
+    struct wire_address bound;
+    if (!socket_local_address(master->listener.fd, &bound)) return -EIO;
+    master->address.port = bound.port;
     others_init(&master->others, master->poller, TOKEN_OTHERS);
-    if (!watch(master, master->wake, TOKEN_WAKE, EPOLLIN, EPOLL_CTL_ADD) ||
-        !watch(master, master->listener, TOKEN_LISTENER, EPOLLIN, EPOLL_CTL_ADD))
-        return -ENOMEM;
+    if (!watch(master, master->wake, TOKEN_WAKE, EPOLLIN, EPOLL_CTL_ADD)) return -ENOMEM;
     uint8_t random[MIND_RANDOM_BYTES];
     if (!platform_random(random, sizeof random)) return -EIO;
     master->now_ns = platform_now_ns();

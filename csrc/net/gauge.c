@@ -11,12 +11,25 @@
 
 enum { BUSY_LEAST_US = 4000 }; // a measurement: the kernel counts in ticks
 
+// Older kernels fill the beginning alone.
+#define TELLS(length, field) ((length) >= offsetof(struct tcp_info, field) + sizeof((struct tcp_info){0}.field))
+
+// How many bytes of it the kernel has filled; 0: it is no connection.
+static size_t ask(int fd, struct tcp_info *info) {
+    socklen_t length = sizeof *info;
+    memset(info, 0, sizeof *info);
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &length) == 0 ? length : 0;
+}
+
+uint32_t gauge_round_trip_us(int fd) {
+    struct tcp_info info;
+    bool shortest = TELLS(ask(fd, &info), tcpi_min_rtt) && info.tcpi_min_rtt != UINT32_MAX;
+    return shortest ? info.tcpi_min_rtt : info.tcpi_rtt;
+}
+
 double gauge_rate(struct gauge *gauge, int fd) {
     struct tcp_info info;
-    socklen_t length = sizeof info;
-    memset(&info, 0, sizeof info);
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
-    if (length < offsetof(struct tcp_info, tcpi_busy_time) + sizeof info.tcpi_busy_time) return 0;
+    if (!TELLS(ask(fd, &info), tcpi_busy_time)) return 0;
     uint64_t acked = info.tcpi_bytes_acked, busy_us = info.tcpi_busy_time;
     if (gauge->busy_us != 0 && busy_us - gauge->busy_us < BUSY_LEAST_US) return 0;
     struct gauge before = *gauge;

@@ -256,18 +256,6 @@ bool socket_has_ended(int fd) {
     return poll(&polled, 1, 0) != 0;
 }
 
-uint32_t socket_round_trip_us(int fd) {
-    struct { // what the kernel tells beyond the C library's struct
-        struct tcp_info known;
-        uint64_t rates[2], bytes[2];
-        uint32_t segments[2], unsent, shortest;
-    } info;
-    _Static_assert(offsetof(__typeof__(info), shortest) == 148, "as in linux/tcp.h");
-    socklen_t length = sizeof info;
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
-    return length == sizeof info && info.shortest != UINT32_MAX ? info.shortest : info.known.tcpi_rtt;
-}
-
 ptrdiff_t socket_send(int fd, const void *bytes, size_t length) {
     for (;;) {
         ssize_t sent = send(fd, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);

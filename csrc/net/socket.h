@@ -39,9 +39,6 @@ bool socket_within_host(int fd);
 bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b);
 // Writes the name of the connection's congestion control; at least 16 bytes. False: unknown.
 bool socket_congestion(int fd, char *out, size_t capacity);
-// The shortest round trip of late in microseconds, from the kernel; 0 when unknown. A process that is slow to answer
-// does not make it longer.
-uint32_t socket_round_trip_us(int fd);
 // Whether the other side has ended the connection, or it broke; bytes may be left to read.
 bool socket_has_ended(int fd);
 

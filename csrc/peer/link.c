@@ -10,6 +10,8 @@
 
 #include "base/log.h"
 #include "base/platform.h"
+#include "net/gauge.h"
+#include "net/listener.h"
 #include "net/socket.h"
 
 enum {
@@ -18,7 +20,6 @@ enum {
     TURN_BYTES = 1 << 20, // one measurement moves no more per wake-up, so that control frames are not held up
     SAMPLES = 256,
     SAMPLE_NS = 4000000,
-    ACCEPTS_PER_TURN = 64,
     PAUSE_MS = 100,  // of the listener when the process is out of descriptors
     TELL_MS = 10000, // between two lines of the log on that
     UNKNOWN_LEAST = 16,
@@ -60,13 +61,14 @@ struct connection {
 };
 
 struct links {
-    int epoll, listener;
+    int epoll;
+    struct listener listener;
     uint64_t first_data;
     links_judge_fn *judge;
     void *context;
     struct link_identity identity;
-    int64_t park_limit, listen_again_at; // 0 = listening
-    int64_t tell_at;                     // shortage of descriptors is told again from then on
+    int64_t park_limit;
+    int64_t tell_at; // shortage of descriptors is told again from then on
     struct connection **slots;
     uint32_t slot_count, round;
     struct link_event *events;
@@ -197,7 +199,7 @@ static void push_failure(struct links *links, const struct wire_link_hello *hell
 
 static void hand_over(struct links *links, struct connection *c, const struct wire_id *id) {
     struct link_event event = {.kind = LINK_EVENT_UP, .id = *id, .index = c->hello.index};
-    event.latency_us = socket_round_trip_us(c->fd) / 2;
+    event.latency_us = gauge_round_trip_us(c->fd) / 2;
     event.fd = connection_release_fd(links, c);
     connection_free(links, c);
     push_event(links, &event);
@@ -447,26 +449,17 @@ void links_recheck(struct links *links) {
     }
 }
 
-static bool watch_listener(struct links *links) {
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = links->first_data};
-    return epoll_ctl(links->epoll, EPOLL_CTL_ADD, links->listener, &event) == 0;
-}
-
-static void pause_listener(struct links *links, int64_t now) {
-    // Out of descriptors or memory: a listener that stays readable would keep this thread spinning.
-    epoll_ctl(links->epoll, EPOLL_CTL_DEL, links->listener, NULL);
-    links->listen_again_at = now + PAUSE_MS * MS_NS;
-    make_room(links, AWAIT_HELLO, 1);
-}
-
 static void accept_some(struct links *links, int64_t now) {
-    for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+    for (int i = 0; i < LISTENER_TURN; i++) {
         struct wire_address from;
-        int fd = socket_accept(links->listener, &from);
-        if (fd == -EMFILE || fd == -ENFILE || fd == -ENOBUFS || fd == -ENOMEM) pause_listener(links, now);
-        tell_shortage(links, fd);
-        if (fd == -ECONNABORTED || fd == -EAFNOSUPPORT) continue;
-        if (fd < 0) return;
+        int fd = listener_accept(&links->listener, &from, now);
+        if (fd == -EAGAIN) return;
+        if (listener_pauses(&links->listener)) {
+            make_room(links, AWAIT_HELLO, 1);
+            tell_shortage(links, fd);
+            return;
+        }
+        if (fd < 0) continue; // that connection was gone before it was accepted
         make_room(links, AWAIT_HELLO, share(LINKS_UNKNOWN_PART, LINKS_UNKNOWN));
         struct connection *c = connection_new(links, fd, AWAIT_HELLO, EPOLLIN, now + LINKS_UNKNOWN_MS * MS_NS);
         if (c == NULL) continue;
@@ -482,7 +475,7 @@ struct links *links_new(int epoll, uint64_t first_data, const struct wire_id *se
     struct links *links = calloc(1, sizeof *links);
     if (links == NULL) return NULL;
     *links = (struct links){.epoll = epoll,
-                            .listener = -1,
+                            .listener = listener_closed(epoll, first_data, PAUSE_MS),
                             .first_data = first_data,
                             .judge = judge,
                             .context = context,
@@ -498,8 +491,7 @@ struct links *links_new(int epoll, uint64_t first_data, const struct wire_id *se
 
 void links_free(struct links *links) {
     if (links == NULL) return;
-    if (links->listener >= 0) epoll_ctl(links->epoll, EPOLL_CTL_DEL, links->listener, NULL);
-    socket_close(links->listener);
+    listener_close(&links->listener);
     for (uint32_t i = 0; i < links->slot_count; i++)
         if (links->slots[i] != NULL) connection_free(links, links->slots[i]);
     struct link_event event;
@@ -512,10 +504,7 @@ void links_free(struct links *links) {
 }
 
 int links_listen(struct links *links, const struct wire_address *local, uint16_t *port) {
-    int fd = socket_listen_from(local, LINKS_FIRST_PORT, port);
-    if (fd < 0) return fd;
-    links->listener = fd;
-    return watch_listener(links) ? 0 : -errno;
+    return listener_open(&links->listener, socket_listen_from(local, LINKS_FIRST_PORT, port));
 }
 
 void links_identify(struct links *links, const struct link_identity *identity) { links->identity = *identity; }
@@ -565,8 +554,7 @@ static void time_out(struct links *links, struct connection *c) {
 }
 
 void links_tick(struct links *links, int64_t now) {
-    if (links->listen_again_at != 0 && now >= links->listen_again_at)
-        links->listen_again_at = watch_listener(links) ? 0 : now + PAUSE_MS * MS_NS;
+    listener_tick(&links->listener, now);
     for (uint32_t i = 0; i < links->slot_count; i++) {
         struct connection *c = links->slots[i];
         if (c != NULL && now >= c->deadline) time_out(links, c);
@@ -574,7 +562,7 @@ void links_tick(struct links *links, int64_t now) {
 }
 
 int64_t links_deadline(const struct links *links) {
-    int64_t at = links->listen_again_at != 0 ? links->listen_again_at : INT64_MAX;
+    int64_t at = links->listener.resumes_ns;
     for (uint32_t i = 0; i < links->slot_count; i++)
         if (links->slots[i] != NULL && links->slots[i]->deadline < at) at = links->slots[i]->deadline;
     return at;

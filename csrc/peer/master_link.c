@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/platform.h"
+#include "net/gauge.h"
 #include "net/socket.h"
 #include "peer/member.h"
 #include "peer/seek.h"
@@ -255,7 +256,7 @@ int64_t master_link_deadline(const struct master_link *m) {
 bool master_link_is_open(const struct master_link *m) { return m->fd >= 0; }
 bool master_link_seeks(const struct master_link *m) { return m->seeking; }
 bool master_link_has_earlier(const struct master_link *m) { return m->seek.at > 0; }
-int64_t master_link_round_trip_ns(const struct master_link *m) { return socket_round_trip_us(m->fd) * US_NS; }
+int64_t master_link_round_trip_ns(const struct master_link *m) { return gauge_round_trip_us(m->fd) * US_NS; }
 const char *master_link_address(const struct master_link *m, char out[64]) {
     return socket_address_format(out, 64, seek_master(&m->seek));
 }

@@ -34,10 +34,10 @@ int __wrap_socket_accept(int from, struct wire_address *address);
 int __wrap_socket_dial(const struct wire_address *address);
 int __wrap_socket_connect_result(int fd);
 void __wrap_socket_close(int fd);
-uint32_t __wrap_socket_round_trip_us(int fd);
+uint32_t __wrap_gauge_round_trip_us(int fd);
 
 int64_t __wrap_platform_now_ns(void) { return now; }
-uint32_t __wrap_socket_round_trip_us(int fd) {
+uint32_t __wrap_gauge_round_trip_us(int fd) {
     (void)fd;
     return 100;
 }

@@ -1,0 +1,51 @@
+#include "net/listener.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+
+#include "base/platform.h"
+#include "net/socket.h"
+
+struct listener listener_closed(int poller, uint64_t token, uint32_t pause_ms) {
+    return (struct listener){.fd = -1, .poller = poller, .token = token, .pause_ms = pause_ms, .resumes_ns = INT64_MAX};
+}
+
+static bool watch(const struct listener *listener, int operation, uint32_t events) {
+    struct epoll_event event = {.events = events, .data.u64 = listener->token};
+    return epoll_ctl(listener->poller, operation, listener->fd, &event) == 0;
+}
+
+int listener_open(struct listener *listener, int fd) {
+    if (fd < 0) return fd;
+    listener->fd = fd;
+    if (watch(listener, EPOLL_CTL_ADD, EPOLLIN)) return 0;
+    int error = errno;
+    listener_close(listener);
+    return -error;
+}
+
+void listener_close(struct listener *listener) {
+    if (listener->fd < 0) return;
+    epoll_ctl(listener->poller, EPOLL_CTL_DEL, listener->fd, NULL); // closing does not, while a child has it open
+    socket_close(listener->fd);
+    *listener = listener_closed(listener->poller, listener->token, listener->pause_ms);
+}
+
+static bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
+
+int listener_accept(struct listener *listener, struct wire_address *from, int64_t now_ns) {
+    int fd = socket_accept(listener->fd, from);
+    if (fd < 0 && is_shortage(-fd)) {
+        watch(listener, EPOLL_CTL_MOD, 0);
+        listener->resumes_ns = now_ns + listener->pause_ms * MS_NS;
+    }
+    return fd;
+}
+
+bool listener_pauses(const struct listener *listener) { return listener->resumes_ns != INT64_MAX; }
+
+void listener_tick(struct listener *listener, int64_t now_ns) {
+    if (now_ns < listener->resumes_ns) return;
+    bool listens = watch(listener, EPOLL_CTL_MOD, EPOLLIN);
+    listener->resumes_ns = listens ? INT64_MAX : now_ns + listener->pause_ms * MS_NS;
+}

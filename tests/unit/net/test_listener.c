@@ -1,0 +1,76 @@
+// A listener takes what comes, pauses where descriptors are short, and takes what waited when it goes on.
+#define _GNU_SOURCE
+#include "net/listener.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/descriptor.h"
+#include "base/platform.h"
+#include "check.h"
+#include "net/socket.h"
+
+enum { TOKEN = 5, PAUSE_MS = 100 };
+
+static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1}};
+
+static bool is_ready(int poller) {
+    struct epoll_event event;
+    return epoll_wait(poller, &event, 1, 100) == 1 && event.data.u64 == TOKEN;
+}
+
+static void no_descriptors(bool none) {
+    static struct rlimit before;
+    struct rlimit limit;
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    if (none) before = limit;
+    limit.rlim_cur = none ? 3 : before.rlim_cur;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+static void test_pause(void) {
+    int poller = descriptor_epoll();
+    struct listener listener = listener_closed(poller, TOKEN, PAUSE_MS);
+    struct wire_address address, from;
+    REQUIRE(poller >= 0 && listener_open(&listener, socket_listen(&any_port)) == 0);
+    REQUIRE(socket_local_address(listener.fd, &address));
+    CHECK_EQ(listener_accept(&listener, &from, 0), -EAGAIN);
+    CHECK(!listener_pauses(&listener));
+
+    int dialled = socket_dial(&address);
+    REQUIRE(dialled >= 0 && is_ready(poller));
+    no_descriptors(true);
+    CHECK_EQ(listener_accept(&listener, &from, 7), -EMFILE);
+    no_descriptors(false);
+    CHECK(listener_pauses(&listener));
+    CHECK_EQ(listener.resumes_ns, 7 + PAUSE_MS * MS_NS);
+    CHECK(!is_ready(poller)); // it would spin
+    listener_tick(&listener, 6 + PAUSE_MS * MS_NS);
+    CHECK(listener_pauses(&listener));
+    listener_tick(&listener, 7 + PAUSE_MS * MS_NS);
+    CHECK(!listener_pauses(&listener) && is_ready(poller));
+
+    int accepted = listener_accept(&listener, &from, 0);
+    CHECK(accepted >= 0);
+    socket_close(accepted);
+    socket_close(dialled);
+    listener_close(&listener);
+    listener_close(&listener);
+    descriptor_close(poller);
+}
+
+static void test_open_fails(void) {
+    struct listener listener = listener_closed(-1, TOKEN, PAUSE_MS);
+    CHECK_EQ(listener_open(&listener, -EADDRINUSE), -EADDRINUSE);
+    CHECK_EQ(listener_open(&listener, socket_listen(&any_port)), -EBADF); // nobody can watch it
+    CHECK_EQ(listener.fd, -1);
+    CHECK_EQ(listener.resumes_ns, INT64_MAX);
+}
+
+int main(void) {
+    test_pause();
+    test_open_fails();
+    return check_status();
+}
