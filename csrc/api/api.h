@@ -1,4 +1,4 @@
-// What pccl.c and ext.c share.
+// What the public functions share: the handles, the checks of arguments, and how long a call may wait.
 #ifndef PCCL_API_API_H
 #define PCCL_API_API_H
 
@@ -9,6 +9,7 @@
 #include "base/detail.h"
 #include "master/master.h"
 #include "peer/communicator.h"
+#include "peer/retry.h"
 #include "pccl.h"
 
 struct pcclComm_t {
@@ -53,10 +54,14 @@ pcclResult_t api_own(uint32_t forks, const char *noun); // pcclInvalidUsage, unl
         REQUIRE_NOT_NULL(master); \
         RETURN_IF_FAILED(api_own((master)->forks, "master")); \
     } while (0)
-// pcclNotInitialized before pcclInit.
+bool api_initialize(void); // true: it was the first time
+// pcclNotInitialized before that.
 pcclResult_t api_initialized(void);
 // A variable of the environment that is not in [least, most] is told of and ignored.
 uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t most, uint32_t otherwise);
+// As pccl_ext_set_wait_slice and pccl_ext_set_read_only.
+void api_set_wait_slice(int milliseconds);
+void api_set_read_only(const bool *flags, size_t count);
 // When a blocking call on this thread must return: by its wait slice.
 int64_t api_deadline(void);
 // What pccl_ext_set_read_only has set on this thread for a state of so many entries; NULL: nothing. It is forgotten.
@@ -68,5 +73,8 @@ pcclResult_t api_check_state(const pcclSharedState_t *state);
 // Everything about a reduce that can be checked without a communicator; fills *out.
 pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
                               struct engine_reduce *out);
+// Checks all, and begins them, as pcclAllReduceMultipleWithRetry.
+pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
+                           int max_in_flight, struct retry **out);
 
 #endif

@@ -4,39 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/platform.h"
 #include "compute/kernels.h"
 #include "peer/retry.h"
 #include "peer/share.h"
 #include "state/content.h"
 #include "api/api.h"
 
-static _Thread_local int wait_slice_ms;
-
-void pccl_ext_set_wait_slice(int milliseconds) { wait_slice_ms = milliseconds > 0 ? milliseconds : 0; }
-
-static _Thread_local const bool *read_only;
-static _Thread_local size_t read_only_count;
-
-void pccl_ext_set_read_only(const bool *flags, size_t count) {
-    read_only = flags;
-    read_only_count = count;
-}
-
-const bool *api_take_read_only(size_t count) {
-    const bool *flags = read_only_count == count ? read_only : NULL;
-    pccl_ext_set_read_only(NULL, 0);
-    return flags;
-}
-
-int64_t api_deadline(void) { return wait_slice_ms == 0 ? INT64_MAX : platform_now_ns() + wait_slice_ms * MS_NS; }
-
-int64_t api_deadline_after(uint64_t timeout_ms) {
-    int64_t slice = api_deadline(), now = platform_now_ns();
-    if (timeout_ms == 0 || timeout_ms > (uint64_t)(INT64_MAX - now) / MS_NS) return slice;
-    int64_t own = now + (int64_t)timeout_ms * MS_NS;
-    return own < slice ? own : slice;
-}
+void pccl_ext_set_wait_slice(int milliseconds) { api_set_wait_slice(milliseconds); }
+void pccl_ext_set_read_only(const bool *flags, size_t count) { api_set_read_only(flags, count); }
 
 const char *pccl_ext_detail(void) { return detail_get(); }
 
@@ -164,32 +139,11 @@ pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_o
 
 // struct pccl_multi is struct retry under the name that the extension knows.
 
-static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, size_t count,
-                              struct engine_reduce *reduces) {
-    for (size_t i = 0; i < count; i++) {
-        const pcclReduceOpDescriptor_t *d = &descriptors[i];
-        RETURN_IF_FAILED(api_check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, &reduces[i]));
-    }
-    return pcclSuccess;
-}
-
 pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
                             int max_in_flight, struct pccl_multi **multi_out) {
     RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(descriptors);
-    REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(multi_out);
-    RETURN_IF_FAILED(communicator_usable(comm->communicator));
-    if (count == 0) return detail_fail(pcclInvalidArgument, "count must be at least 1");
-    if (max_in_flight < 1) return detail_fail(pcclInvalidArgument, "max_in_flight %d is less than 1", max_in_flight);
-    struct engine_reduce *reduces = calloc(count, sizeof *reduces);
-    if (reduces == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu ops", count);
-    pcclResult_t code = check_all(descriptors, count, reduces);
-    struct retry *retry = NULL;
-    if (code == pcclSuccess) code = retry_new(comm->communicator, reduces, count, (size_t)max_in_flight, &retry);
-    free(reduces);
-    if (code == pcclSuccess) *multi_out = (struct pccl_multi *)retry;
-    return code;
+    return api_retry_new(descriptors, count, comm, max_in_flight, (struct retry **)multi_out);
 }
 
 pcclResult_t pccl_multi_wait(struct pccl_multi *multi, pcclReduceInfo_t *reduce_info_out) {

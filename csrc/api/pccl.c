@@ -8,104 +8,14 @@
 
 #include "base/descriptor.h"
 #include "base/log.h"
-#include "base/platform.h"
-#include "compute/kernels.h"
-#include "compute/quant.h"
 #include "peer/connect.h"
 #include "peer/retry.h"
 #include "peer/share.h"
 #include "peer/vote.h"
 #include "net/socket.h"
 #include "api/api.h"
-#include "api/ext.h"
 
 enum { DEFAULT_LANES = 4 };
-
-static atomic_bool initialized;
-
-// ---- shared with ext.c ----
-
-pcclResult_t api_null(const char *name) { return detail_fail(pcclInvalidArgument, "%s must not be NULL", name); }
-
-bool api_is_own(uint32_t forks) { return forks == descriptor_forks(); }
-
-pcclResult_t api_own(uint32_t forks, const char *noun) {
-    if (api_is_own(forks)) return pcclSuccess;
-    return detail_fail(pcclInvalidUsage,
-                       "the %s is that of the process that this one was forked from: create one after the fork", noun);
-}
-
-pcclResult_t api_initialized(void) {
-    if (atomic_load(&initialized)) return pcclSuccess;
-    return detail_fail(pcclNotInitialized, "call pcclInit first");
-}
-
-uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t most, uint32_t otherwise) {
-    const char *value = getenv(name);
-    if (value == NULL) return otherwise;
-    char *end;
-    errno = 0;
-    long number = strtol(value, &end, 10);
-    if (end != value && *end == 0 && errno == 0 && number >= (long)least && number <= (long)most)
-        return (uint32_t)number;
-    LOG(LOG_ERR, "%s=%s is ignored: not a number from %u to %u", name, value, least, most);
-    return otherwise;
-}
-
-bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out) {
-    memset(out, 0, sizeof *out);
-    out->port = in->port;
-    if (in->inet.protocol == inetIPv4) {
-        out->family = 4;
-        memcpy(out->bytes, in->inet.ipv4.data, 4);
-        return true;
-    }
-    out->family = 6;
-    memcpy(out->bytes, in->inet.ipv6.data, 16);
-    return in->inet.protocol == inetIPv6;
-}
-
-static pcclResult_t check_types(const pcclReduceDescriptor_t *descriptor) {
-    int dtype = (int)descriptor->src_descriptor.datatype, op = (int)descriptor->op;
-    int quantised = (int)descriptor->quantization_options.quantized_datatype,
-        algorithm = (int)descriptor->quantization_options.algorithm;
-    if (op < pcclSum || op > pcclMin) return detail_fail(pcclInvalidArgument, "op %d is no pcclRedOp_t", op);
-    if (dtype < pcclUint8 || dtype > pcclDouble)
-        return detail_fail(pcclInvalidArgument, "datatype %d is no pcclDataType_t", dtype);
-    if (algorithm == pcclQuantNone) return pcclSuccess;
-    if (algorithm < pcclQuantNone || algorithm > pcclQuantZeroPointScale)
-        return detail_fail(pcclInvalidArgument, "algorithm %d is no pcclQuantizationAlgorithm_t", algorithm);
-    if (quantised < pcclUint8 || quantised > pcclDouble)
-        return detail_fail(pcclInvalidArgument, "quantized_datatype %d is no pcclDataType_t", quantised);
-    if (quantised != dtype && quant_supported(dtype, quantised, algorithm)) return pcclSuccess;
-    return detail_fail(pcclInvalidArgument, "%s cannot be quantised to %s by %s", dtype_name(dtype),
-                       dtype_name(quantised), algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale");
-}
-
-pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
-                              struct engine_reduce *out) {
-    RETURN_IF_FAILED(check_types(descriptor));
-    size_t size = dtype_size((int)descriptor->src_descriptor.datatype), count = descriptor->count;
-    if (count > 0 && (send == NULL || recv == NULL))
-        return detail_fail(pcclInvalidArgument, "a buffer is NULL and count is %zu", count);
-    if (count > (size_t)PTRDIFF_MAX / size)
-        return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
-    uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, bytes = count * size;
-    if (from != to && from < to + bytes && to < from + bytes)
-        return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
-    bool quantised = descriptor->quantization_options.algorithm != pcclQuantNone;
-    *out = (struct engine_reduce){
-        .send = send,
-        .recv = recv,
-        .tag = descriptor->tag,
-        .fingerprint = {.count = count,
-                        .dtype = (uint8_t)descriptor->src_descriptor.datatype,
-                        .op = (uint8_t)descriptor->op,
-                        .quantised_dtype = quantised ? (uint8_t)descriptor->quantization_options.quantized_datatype : 0,
-                        .algorithm = (uint8_t)descriptor->quantization_options.algorithm},
-    };
-    return pcclSuccess;
-}
 
 // ---- library ----
 
@@ -121,7 +31,7 @@ static void look_at_hint(const char *name) {
 }
 
 pcclResult_t pcclInit(void) {
-    if (atomic_exchange(&initialized, true)) return pcclSuccess;
+    if (!api_initialize()) return pcclSuccess;
     look_at_hint("PCCL_MULTIPLEX_CHUNK_SIZE");
     look_at_hint("PCCL_MAX_CONCURRENT_COLLECTIVE_OPS");
     look_at_hint("PCCL_NUM_BENCHMARK_CONNECTIONS");
@@ -369,59 +279,17 @@ pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *desc
     REQUIRE_COMM(comm);
     struct communicator *communicator = comm->communicator;
     communicator_enter(communicator);
-    struct pccl_multi *multi = NULL;
-    pcclResult_t code = pccl_multi_new(descriptors, count, comm, max_in_flight, &multi);
+    struct retry *retry = NULL;
+    pcclResult_t code = api_retry_new(descriptors, count, comm, max_in_flight, &retry);
     if (code == pcclTooFewPeers && reduce_info_out != NULL)
         *reduce_info_out = (pcclReduceInfo_t){.local_world_size = 1};
-    if (code == pcclSuccess) code = retry_wait((struct retry *)multi, INT64_MAX, reduce_info_out);
-    pccl_multi_free(multi);
+    if (code == pcclSuccess) code = retry_wait(retry, INT64_MAX, reduce_info_out);
+    retry_free(retry);
     communicator_exit(communicator);
     return code;
 }
 
 // ---- shared state ----
-
-static int compare_names(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-static pcclResult_t check_names(const pcclSharedState_t *state) {
-    const char **names = calloc(state->count, sizeof *names);
-    if (names == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu names", state->count);
-    for (size_t i = 0; i < state->count; i++) names[i] = state->infos[i].name;
-    qsort(names, state->count, sizeof *names, compare_names);
-    pcclResult_t code = pcclSuccess;
-    for (size_t i = 1; i < state->count && code == pcclSuccess; i++)
-        if (strcmp(names[i - 1], names[i]) == 0)
-            code = detail_fail(pcclInvalidArgument, "two entries are called \"%.200s\": names must differ", names[i]);
-    free(names);
-    return code;
-}
-
-static pcclResult_t check_entry(const pcclTensorInfo_t *info, size_t index) {
-    if (info->name == NULL) return detail_fail(pcclInvalidArgument, "entry %zu has no name", index);
-    if (info->data == NULL && info->count > 0)
-        return detail_fail(pcclInvalidArgument, "entry \"%.200s\" has no data", info->name);
-    if ((int)info->datatype < pcclUint8 || (int)info->datatype > pcclDouble)
-        return detail_fail(pcclInvalidArgument, "entry \"%.200s\": datatype %d is no pcclDataType_t", info->name,
-                           (int)info->datatype);
-    if (info->count > (size_t)PTRDIFF_MAX / dtype_size((int)info->datatype))
-        return detail_fail(pcclInvalidArgument, "entry \"%.200s\": count %zu is more than memory can hold", info->name,
-                           info->count);
-    if (info->device_type == pcclDeviceCuda)
-        return detail_fail(pcclInvalidArgument,
-                           "entry \"%.200s\" is on a CUDA device, which this build does not support", info->name);
-    if (info->device_type != pcclDeviceCpu)
-        return detail_fail(pcclInvalidArgument, "entry \"%.200s\": device type %d is no pcclDeviceType_t", info->name,
-                           (int)info->device_type);
-    return pcclSuccess;
-}
-
-pcclResult_t api_check_state(const pcclSharedState_t *state) {
-    if (state->count == 0) return detail_fail(pcclInvalidArgument, "the shared state has no entries");
-    for (size_t i = 0; i < state->count; i++) RETURN_IF_FAILED(check_entry(&state->infos[i], i));
-    return check_names(state);
-}
 
 static pcclResult_t check_state(const pcclSharedState_t *state, pcclSharedStateSyncStrategy_t strategy) {
     if ((int)strategy < PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR ||
@@ -438,8 +306,9 @@ pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_
     REQUIRE_NOT_NULL(shared_state);
     if (shared_state->count > 0) REQUIRE_NOT_NULL(shared_state->infos);
     // What a call that was cut short has begun, it learns the end of.
-    if (!share_is_left(comm->communicator)) RETURN_IF_FAILED(communicator_usable(comm->communicator));
-    RETURN_IF_FAILED(check_state(shared_state, strategy));
+    bool same, left = share_is_left(comm->communicator, shared_state, (int)strategy, &same);
+    if (!left) RETURN_IF_FAILED(communicator_usable(comm->communicator));
+    if (!same) RETURN_IF_FAILED(check_state(shared_state, strategy));
     return share_call(comm->communicator, shared_state, api_take_read_only(shared_state->count), (int)strategy,
                       api_deadline(), sync_info_out);
 }

@@ -64,9 +64,15 @@ void share_look(struct communicator *c, struct share_report *out) {
     communicator_finish(c, pcclSuccess);
 }
 
-bool share_is_left(struct communicator *c) {
+static bool is_same(const struct share *share, const pcclSharedState_t *state, int strategy) {
+    return share->content != NULL && share->strategy == strategy && share->revision == state->revision &&
+           content_is_of(share->content, state);
+}
+
+bool share_is_left(struct communicator *c, const pcclSharedState_t *state, int strategy, bool *same) {
     communicator_begin(c);
     bool left = vote_is_left(c, WIRE_VOTE_SYNC);
+    *same = left && is_same(c->share, state, strategy);
     communicator_finish(c, pcclSuccess);
     return left;
 }
@@ -96,9 +102,7 @@ static pcclResult_t begin(struct communicator *c, const pcclSharedState_t *state
 }
 
 static pcclResult_t resume(struct communicator *c, const pcclSharedState_t *state, int strategy) {
-    bool same = c->share->content != NULL && c->share->strategy == strategy && c->share->revision == state->revision &&
-                content_is_of(c->share->content, state);
-    if (!same)
+    if (!is_same(c->share, state, strategy))
         return detail_fail(pcclInvalidUsage,
                            "sync_shared_state of another state or revision has not ended: call it again as before");
     c->vote->waited = true;

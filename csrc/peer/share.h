@@ -18,7 +18,8 @@ void share_free(struct communicator *c);
 pcclResult_t share_call(struct communicator *c, pcclSharedState_t *state, const bool *read_only, int strategy,
                         int64_t deadline_ns, pcclSharedStateSyncInfo_t *out);
 // A round that timed out before, and that the next call goes on with, also when the communicator is dead meanwhile.
-bool share_is_left(struct communicator *c);
+// `same`: of this very state, revision and strategy, whose arguments were checked then.
+bool share_is_left(struct communicator *c, const pcclSharedState_t *state, int strategy, bool *same);
 
 // Of the round under way, or of the last one.
 struct share_report {

@@ -71,8 +71,14 @@ struct content *content_new(const pcclSharedState_t *state, const bool *read_onl
     return NULL;
 }
 
+static void join_helpers(struct content *content) {
+    while (content->helper_count > 0) pthread_join(content->helpers[--content->helper_count], NULL);
+}
+
 void content_free(struct content *content) {
     if (content == NULL) return;
+    atomic_store(&content->next, content->layout.leaf_count); // nothing is left to be begun
+    join_helpers(content);
     free(content->layout.entries);
     free(content->leaves);
     free(content);
@@ -89,15 +95,18 @@ static void hash_unit(struct content *content, uint64_t leaf, uint64_t end) {
     }
 }
 
-static void *hash_units(void *context) {
-    struct content *content = context;
+static void hash_units(struct content *content, int64_t deadline) {
     uint64_t total = content->layout.leaf_count;
     // Who has taken a unit finishes it, so no gap is left behind when the time is up.
     do {
         uint64_t leaf = atomic_fetch_add(&content->next, UNIT_LEAVES);
         if (leaf >= total) break;
         hash_unit(content, leaf, total - leaf < UNIT_LEAVES ? total : leaf + UNIT_LEAVES);
-    } while (content->deadline == INT64_MAX || platform_now_ns() < content->deadline);
+    } while (deadline == INT64_MAX || platform_now_ns() < deadline);
+}
+
+static void *help(void *content) {
+    hash_units(content, INT64_MAX);
     return NULL;
 }
 
@@ -111,13 +120,14 @@ unsigned content_thread_limit(void) {
 }
 
 bool content_hash(struct content *content, int64_t deadline) {
-    pthread_t helpers[CONTENT_THREADS_MOST];
-    unsigned count = 0, limit = content->layout.bytes <= ALONE_BYTES ? 1 : content_thread_limit();
-    content->deadline = deadline;
-    while (count + 1 < limit && platform_thread_start(&helpers[count], "pccl:hash", hash_units, content)) count++;
-    hash_units(content);
-    while (count > 0) pthread_join(helpers[--count], NULL);
+    unsigned limit = content->begun || content->layout.bytes <= ALONE_BYTES ? 1 : content_thread_limit();
+    content->begun = true;
+    while (content->helper_count + 1 < limit &&
+           platform_thread_start(&content->helpers[content->helper_count], "pccl:hash", help, content))
+        content->helper_count++;
+    hash_units(content, deadline);
     if (atomic_load(&content->next) < content->layout.leaf_count) return false;
+    join_helpers(content);
     content->hash = content_root(&content->layout, content->leaves);
     return true;
 }

@@ -1,11 +1,12 @@
 // A shared state as its owner passed it: where its entries lie, and the hashes of what lies there.
 //
-// The leaves of all entries without the allow flag are hashed by the caller and, when there is much to do, a few helper
-// threads
-// ("pccl:hash", PCCL_HASH_THREADS in all at most, one per processor and 8 by default), which end with the call.
+// The leaves of all entries without the allow flag are hashed by the caller and, when there is much to do, by helper
+// threads ("pccl:hash", PCCL_HASH_THREADS in all at most, one per processor and 8 by default). They go on while the
+// caller is away, and end when all is hashed.
 #ifndef PCCL_STATE_CONTENT_H
 #define PCCL_STATE_CONTENT_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,7 +25,9 @@ struct content {
     struct wire_hash mask, hash;
     struct wire_outline outline; // as the mask, of all entries
     atomic_uint_fast64_t next;   // leaf to be hashed
-    int64_t deadline;
+    bool begun;
+    unsigned helper_count; // that are not joined yet
+    pthread_t helpers[CONTENT_THREADS_MOST];
 };
 
 // How many threads may work on a state at once.
@@ -33,7 +36,7 @@ unsigned content_thread_limit(void);
 // Copies what it needs; the tensors are borrowed until content_free. The state was checked. `read_only`: by entry,
 // those that its owner does not want written; NULL: none. NULL when memory is refused.
 struct content *content_new(const pcclSharedState_t *state, const bool *read_only);
-void content_free(struct content *content);
+void content_free(struct content *content); // waits for the helpers to put down what they have in hand
 // Hashes on from where it stands until all is done or `deadline_ns` (monotonic, INT64_MAX = never) has passed. True:
 // done.
 bool content_hash(struct content *content, int64_t deadline_ns);
