@@ -1,0 +1,171 @@
+// Which links memberships require, and what is said of those that are missing.
+#include "peer/mesh.h"
+
+#include <string.h>
+
+#include "base/platform.h"
+#include "check.h"
+
+enum { SELF = 5, LIMIT_MS = 1000 };
+
+static struct mesh mesh;
+static struct member_output out;
+static struct mesh_event at;
+static struct wire_member members[8];
+
+static struct wire_id id_of(uint8_t number) { return (struct wire_id){{number}}; }
+
+// A ring of members with these join numbers, which are their ids, too.
+static struct epoch_ring ring_of(const uint8_t *numbers, uint32_t count) {
+    struct epoch_ring ring = {.members = members, .count = count};
+    for (uint32_t i = 0; i < count; i++) {
+        members[i] = (struct wire_member){.id = id_of(numbers[i]), .join_number = numbers[i], .lanes = 2};
+        members[i].address.port = numbers[i];
+        if (numbers[i] == SELF) ring.rank = i;
+    }
+    return ring;
+}
+
+static void begin(void) {
+    struct wire_id self = id_of(SELF);
+    mesh_init(&mesh, &self, 3);
+    mesh.join_number = SELF;
+    member_output_clear(&out);
+    at = (struct mesh_event){.header = {.epoch = 7}, .accepted = true, .limit_ns = LIMIT_MS * MS_NS, .now_ns = MS_NS};
+}
+
+static void end(void) {
+    mesh_fini(&mesh);
+    member_output_clear(&out);
+}
+
+static void enter(const uint8_t *numbers, uint32_t count) {
+    struct epoch epoch = {.number = at.header.epoch, .group_epoch = at.header.epoch, .ring = ring_of(numbers, count)};
+    CHECK(mesh_begin_epoch(&mesh, &at, NULL, &epoch, false));
+    mesh_make(&mesh, &at, true, &out);
+}
+
+static size_t count(enum member_action_kind kind) {
+    size_t found = 0;
+    for (size_t i = 0; i < out.count; i++) found += out.actions[i].kind == kind;
+    return found;
+}
+
+static bool says(uint16_t type) {
+    struct wire_header header;
+    for (size_t i = 0; i < out.frames.length; i += WIRE_HEADER_BYTES + header.length) {
+        REQUIRE(wire_header_decode(out.frames.bytes + i, &header));
+        if (header.type == type) return true;
+    }
+    return false;
+}
+
+static void up(uint8_t number, uint32_t index) {
+    struct wire_id id = id_of(number);
+    member_output_clear(&out);
+    mesh_link_up(&mesh, &at, &id, index, 10, &out);
+}
+
+static void lost(uint8_t number, uint32_t index) {
+    struct wire_id id = id_of(number);
+    member_output_clear(&out);
+    mesh_link_lost(&mesh, &at, &id, index, false, &out);
+}
+
+// A ring of four: the neighbours have lanes, the member opposite has a direct link alone.
+static void test_requirements(void) {
+    begin();
+    enter((const uint8_t[]){SELF, 3, 4, 9}, 4);
+    // The later joined of a pair dials: 3 with a direct link and the smaller of both pools, 4 with a direct link.
+    CHECK_EQ(count(MEMBER_DIAL), 3 + 1);
+    struct wire_link_hello hello = {.from = id_of(9), .kind = WIRE_LINK_DATA, .index = 2};
+    CHECK_EQ(mesh_judge(&mesh, &hello), MEMBER_ACCEPT);
+    hello.index = 3; // no pool is so large
+    CHECK_EQ(mesh_judge(&mesh, &hello), MEMBER_REJECT);
+    hello = (struct wire_link_hello){.from = id_of(3), .kind = WIRE_LINK_DATA};
+    CHECK_EQ(mesh_judge(&mesh, &hello), MEMBER_REJECT); // it is this peer that dials
+    hello.from = id_of(8);
+    CHECK_EQ(mesh_judge(&mesh, &hello), MEMBER_PARK);
+    CHECK_EQ(mesh_address(&mesh, &hello.from) == NULL, true);
+    hello.from = id_of(4);
+    REQUIRE(mesh_address(&mesh, &hello.from) != NULL);
+    CHECK_EQ(mesh_address(&mesh, &hello.from)->port, 4);
+    for (uint32_t index = 0; index < 3; index++) {
+        up(3, index);
+        up(9, index);
+        CHECK_EQ(count(MEMBER_LINKS_READY), 0);
+    }
+    up(4, 0);
+    CHECK_EQ(count(MEMBER_LINKS_READY), 1);
+    CHECK(says(WIRE_LINKED));
+    up(8, 0);
+    CHECK_EQ(count(MEMBER_DROP_PEER), 1); // nobody's
+    end();
+}
+
+static void test_losses(void) {
+    begin();
+    enter((const uint8_t[]){SELF, 3}, 2);
+    for (uint32_t index = 0; index < 3; index++) up(3, index);
+    CHECK(mesh.linked);
+    lost(3, 1);
+    CHECK(!mesh.linked && says(WIRE_LINK_DOWN));
+    lost(3, 2);
+    CHECK(!says(WIRE_LINK_DOWN)); // one failure of a pair is many broken connections
+    lost(3, 2);
+    CHECK_EQ(out.frames.length, 0); // it is down already
+    CHECK_EQ(mesh_deadline(&mesh, true), at.now_ns + LIMIT_MS * MS_NS);
+    at.now_ns = mesh_deadline(&mesh, true);
+    member_output_clear(&out);
+    mesh_tick(&mesh, &at, &out);
+    CHECK(says(WIRE_LINK_DOWN)); // again, for the master did nothing about it
+    end();
+}
+
+static void test_replaced(void) {
+    begin();
+    enter((const uint8_t[]){SELF, 9}, 2);
+    for (uint32_t index = 0; index < 3; index++) up(9, index);
+    CHECK_EQ(mesh_deadline(&mesh, true), INT64_MAX);
+    up(9, 1); // the other side saw it break first
+    CHECK_EQ(mesh_deadline(&mesh, true), at.now_ns + MESH_GRACE_MS * MS_NS);
+    at.now_ns += MESH_GRACE_MS * MS_NS;
+    member_output_clear(&out);
+    mesh_tick(&mesh, &at, &out);
+    CHECK(says(WIRE_LINK_DOWN)); // its own: a fresh group epoch is wanted
+    CHECK_EQ(mesh_deadline(&mesh, true), INT64_MAX);
+    end();
+}
+
+static void test_candidate(void) {
+    begin();
+    at.accepted = false;
+    struct epoch_ring ring = ring_of((const uint8_t[]){SELF, 3}, 2);
+    CHECK(mesh_begin_candidate(&mesh, &at, 4, &ring));
+    mesh_make(&mesh, &at, true, &out);
+    struct wire_id id = id_of(3);
+    member_output_clear(&out);
+    mesh_link_failed(&mesh, &at, &id, 0, &out);
+    CHECK_EQ(count(MEMBER_DIAL), 1); // one dial may fail
+    CHECK(!says(WIRE_LINKED));
+    member_output_clear(&out);
+    mesh_link_failed(&mesh, &at, &id, 0, &out);
+    CHECK(says(WIRE_LINKED) && !mesh.candidate.open);
+    CHECK_EQ(mesh.answer.count, 1);
+    CHECK_EQ(mesh.answer.attempt, 4);
+    mesh_end_candidate(&mesh);
+    member_output_clear(&out);
+    mesh_drop_strangers(&mesh, &out);
+    CHECK_EQ(count(MEMBER_DROP_PEER), 1);
+    CHECK_EQ(mesh.count, 0);
+    end();
+}
+
+int main(void) {
+    test_requirements();
+    test_losses();
+    test_replaced();
+    test_candidate();
+    member_output_fini(&out);
+    return check_status();
+}

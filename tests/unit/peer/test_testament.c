@@ -1,0 +1,142 @@
+// What a peer must know after a loss of the master.
+#include "peer/testament.h"
+
+#include <string.h>
+
+#include "check.h"
+#include "pccl.h"
+
+static struct testament t;
+static struct wire_past past[WIRE_MAX_PAST];
+static struct wire_loss losses[WIRE_MAX_MEMBERS];
+
+static struct wire_resume tell(void) {
+    struct wire_resume resume = {.epoch = {.number = 77}};
+    testament_tell(&t, &resume, past, losses);
+    CHECK_EQ(resume.epoch.number, 77); // not its part
+    return resume;
+}
+
+static struct epoch *epoch_of(uint64_t number, const char *groups) {
+    struct wire_member members[8] = {{.id = {{0}}}};
+    struct wire_epoch told = {.number = number, .group_epoch = number, .count = 0, .members = members};
+    for (; groups[told.count] != 0; told.count++)
+        members[told.count] =
+            (struct wire_member){.id = {{(uint8_t)(told.count + 1)}}, .group = (uint32_t)(groups[told.count] - '0')};
+    struct epoch_ring ring;
+    REQUIRE(epoch_find_ring(&told, &members[0].id, &ring));
+    struct epoch *epoch = epoch_new(&told, &ring, &(struct wire_header){.run = 1}, false);
+    REQUIRE(epoch != NULL);
+    return epoch;
+}
+
+static void test_verdicts(void) {
+    testament_init(&t);
+    CHECK_EQ(tell().past_count, 0);
+    struct wire_verdict verdict = {.kind = WIRE_VERDICT_ABORT};
+    testament_note_verdict(&t, &verdict); // follows from what members report
+    verdict.kind = WIRE_VERDICT_REDO;
+    testament_note_verdict(&t, &verdict);
+    verdict = (struct wire_verdict){.kind = WIRE_VERDICT_COMMIT, .supplier = {{4}}}; // a supplier is found anew
+    testament_note_verdict(&t, &verdict);
+    CHECK_EQ(tell().past_count, 0);
+    for (uint32_t i = 0; i < WIRE_MAX_PAST + 5; i++) {
+        verdict = (struct wire_verdict){.kind = i % 2 == 0 ? WIRE_VERDICT_COMMIT : WIRE_VERDICT_MISMATCH};
+        verdict.name.tag = i;
+        testament_note_verdict(&t, &verdict);
+    }
+    REQUIRE(tell().past_count == WIRE_MAX_PAST); // the last ones, newest last
+    CHECK_EQ(past[0].name.tag, 5);
+    CHECK_EQ(past[0].kind, WIRE_VERDICT_MISMATCH);
+    CHECK_EQ(past[WIRE_MAX_PAST - 1].name.tag, WIRE_MAX_PAST + 4);
+}
+
+static void test_barriers(void) {
+    testament_init(&t);
+    struct wire_outcome outcome = {.kind = WIRE_VOTE_PENDING, .code = pcclSuccess, .value = 1};
+    testament_note_barrier(&t, 1, &outcome, NULL); // of a newcomer
+    CHECK_EQ(tell().barrier.count, 0);
+    struct epoch *epoch = epoch_of(9, "11222");
+    testament_note_barrier(&t, 2, &outcome, epoch);
+    struct wire_resume resume = tell();
+    CHECK_EQ(resume.epoch.barrier, 2);
+    CHECK_EQ(resume.barrier.epoch, 9);
+    CHECK_EQ(resume.barrier.value, 1);
+    REQUIRE(resume.barrier.count == 2);
+    CHECK_EQ(resume.barrier.sizes[0].count, 2);
+    CHECK_EQ(resume.barrier.sizes[1].group, 2);
+    CHECK_EQ(resume.barrier.sizes[1].count, 3);
+
+    // An epoch ends the vote that it came of, once.
+    struct wire_epoch_commit commit = {.reason = WIRE_REASON_ORDER, .epoch = {.number = 9, .barrier = 2}};
+    testament_note_epoch(&t, &commit, epoch);
+    CHECK_EQ(tell().barrier.kind, WIRE_VOTE_PENDING);
+    commit.epoch.barrier = 3;
+    commit.reason = WIRE_REASON_LOSS; // ends none
+    testament_note_epoch(&t, &commit, epoch);
+    CHECK_EQ(tell().epoch.barrier, 2);
+    commit.reason = WIRE_REASON_ORDER;
+    testament_note_epoch(&t, &commit, epoch);
+    CHECK_EQ(tell().epoch.barrier, 3);
+    CHECK_EQ(tell().barrier.kind, WIRE_VOTE_OPTIMIZE);
+
+    struct wire_group_size sizes[1] = {{.group = 5, .count = 6}};
+    struct wire_barrier told = {.number = 8, .kind = WIRE_VOTE_UPDATE, .count = 1, .sizes = sizes};
+    testament_take_barrier(&t, &told);
+    sizes[0].count = 0; // a copy
+    CHECK_EQ(tell().barrier.sizes[0].count, 6);
+    epoch_put(epoch);
+}
+
+static void test_rounds(void) {
+    testament_init(&t);
+    struct wire_sync_end end = {.round = 4, .code = pcclNoSharedStateAvailable, .revision = 7};
+    testament_note_sync(&t, &end);
+    CHECK(!tell().sync_committed);
+    CHECK_EQ(tell().sync_code, pcclNoSharedStateAvailable);
+    end = (struct wire_sync_end){.round = 5, .code = pcclSuccess, .revision = 7};
+    testament_note_sync(&t, &end);
+    CHECK(tell().sync_committed);
+    CHECK_EQ(tell().epoch.sync_expected, 8);
+    // Rounds of the group that it heard of with an epoch alone.
+    struct wire_epoch_commit commit = {.epoch = {.sync_round = 5, .sync_expected = 70, .lost_epoch = 3}};
+    testament_note_epoch(&t, &commit, NULL);
+    CHECK_EQ(tell().epoch.sync_expected, 8);
+    commit.epoch.sync_round = 6;
+    commit.epoch.lost_epoch = 2;
+    testament_note_epoch(&t, &commit, NULL);
+    CHECK_EQ(tell().epoch.sync_round, 6);
+    CHECK_EQ(tell().epoch.sync_expected, 70);
+    CHECK_EQ(tell().epoch.lost_epoch, 3); // never goes back
+}
+
+static void test_adoption(void) {
+    testament_init(&t);
+    for (uint64_t epoch = 2; epoch <= 8; epoch += 2)
+        testament_note_loss(&t, &(struct member_view){.number = epoch, .group_epoch = epoch, .group_world = 9});
+    testament_adopt_loss(&t, 1); // none is known up to it
+    CHECK_EQ(t.adopted.number, 0);
+    testament_adopt_loss(&t, 5); // the newest up to it
+    CHECK_EQ(t.adopted.number, 4);
+    testament_adopt_loss(&t, 2); // never back
+    CHECK_EQ(t.adopted.number, 4);
+    CHECK_EQ(tell().loss_count, 4);
+    testament_adopt(&t, &(struct member_view){.number = 6, .group_epoch = 6});
+    CHECK_EQ(tell().loss_count, 1);
+    CHECK_EQ(losses[0].epoch, 8);
+    CHECK_EQ(losses[0].group_members, 9);
+    testament_adopt(&t, &(struct member_view){.number = 5, .group_epoch = 5});
+    CHECK_EQ(t.adopted.number, 6);
+    for (uint64_t epoch = 10; epoch < 10 + WIRE_MAX_MEMBERS; epoch++)
+        testament_note_loss(&t, &(struct member_view){.number = epoch, .group_epoch = epoch});
+    CHECK_EQ(tell().loss_count, WIRE_MAX_MEMBERS); // the oldest went
+    CHECK_EQ(losses[0].epoch, 10);
+}
+
+int main(void) {
+    test_verdicts();
+    test_barriers();
+    test_rounds();
+    test_adoption();
+    return check_status();
+}
