@@ -27,7 +27,8 @@ processes and a master of its own, started by its build's Python. A time is the 
 and the master. `new/old` is the median over the rounds of new divided by the geometric mean of both old fleets in the same
 round; `old/old` is the second old fleet against the first: what a ratio is when nothing has changed. `+-` is the larger of
 the distance of old/old from 1 and half of the 95 % interval of new/old (bootstrap over the rounds). `worse` is above the limit
-by more than that, `open` by less, or measured in too few rounds to say."""
+by more than that, `open` by less, or measured in too few rounds to say. `CPU new/old` is the ratio of CPU times, which a
+busy machine disturbs less."""
 
 FLEETS = ("old", "old again", "new")
 LIMIT = 1.03
@@ -314,9 +315,23 @@ def row(cell: Cell, key: str) -> Row:
         "new/old": ratio,
         "+-": bound,
         "old/old": math.exp(same),
+        "CPU new/old": cpu_ratio(cell) if key == "time" else None,
         "rounds": len(new),
         "verdict": "ok" if ratio <= LIMIT else "worse" if ratio - bound > LIMIT and len(new) >= ENOUGH_ROUNDS else "open",
     }
+
+
+def cpu_ratio(cell: Cell) -> float | None:
+    """None: a cell without, or too short for the clock."""
+    rounds = zip(*([sample.get("CPU time", 0.0) for sample in cell.found[name]] for name in FLEETS), strict=True)
+    ratios = [new / math.sqrt(first * second) for first, second, new in rounds if first * second > 0]
+    return statistics.median(ratios) if ratios else None
+
+
+def cell_text(key: str, value: Any) -> Any:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if key in ("new/old", "+-", "old/old", "CPU new/old") else value
 
 
 def report(args: argparse.Namespace, where: Row, cells: Sequence[Cell], folders: dict[str, str]) -> bool:
@@ -331,9 +346,7 @@ def report(args: argparse.Namespace, where: Row, cells: Sequence[Cell], folders:
     for name, build in builds.items():
         print(f"{name}: {build['folder']} {build['commit']}")
     print()
-    harness.print_table(
-        [{key: f"{value:.3f}" if key in ("new/old", "+-", "old/old") else value for key, value in line.items()} for line in made]
-    )
+    harness.print_table([{key: cell_text(key, value) for key, value in line.items()} for line in made])
     counts = {verdict: sum(line["verdict"] == verdict for line in made) for verdict in ("ok", "open", "worse")}
     print(f"\nlimit {LIMIT}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     if args.json:
