@@ -224,7 +224,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     m->phase = MEMBER_ACCEPTED;
     m->view = view;
     testament_note_epoch(&m->testament, commit, m->epoch);
-    if (before == NULL || epoch->group_epoch > before->group_epoch)
+    if (epoch->group_epoch > (before == NULL ? 0 : before->group_epoch))
         enter_group_epoch(m, commit->reason, before, now, out);
     epoch_put(before);
     if (commit->reason == WIRE_REASON_UPDATE || commit->reason == WIRE_REASON_ORDER) mesh_end_candidate(&m->mesh);

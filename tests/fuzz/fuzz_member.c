@@ -182,8 +182,7 @@ static void carry_out(void) {
 
 static void deliver(struct wire_buffer *frame) {
     struct wire_header header;
-    if (frame->length == 0) return; // memory was refused here
-    if (!there) {
+    if (frame->length == 0 || !there) { // memory was refused here, or nobody says it
         wire_buffer_fini(frame);
         return;
     }
