@@ -11,6 +11,7 @@
 #include "base/descriptor.h"
 #include "base/log.h"
 #include "base/platform.h"
+#include "net/conn.h"
 #include "net/listener.h"
 #include "net/socket.h"
 #include "master/mind.h"
@@ -18,7 +19,6 @@
 
 enum {
     CHUNK_BYTES = 64 * 1024, // read from one connection before the others have their turn
-    KEPT_BYTES = 16 * 1024,  // buffers above this are given back when they are empty
     ACCEPT_PAUSE_MS = 500,   // when descriptors or memory are short
     TOKEN_LISTENER = ACTIONS_MAX_CONNS,
     TOKEN_WAKE,
@@ -44,19 +44,14 @@ enum conn_state {
     CONN_CLOSING,   // the mind has forgotten it; its last words are being written
 };
 
-struct bytes {
-    uint8_t *at; // owned
-    size_t begin, end, capacity;
-};
-
 struct conn {
     enum conn_state state;
     int fd;
     bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
     int64_t deadline_ns; // ANONYMOUS, CLOSING
     struct wire_address source;
-    struct wire_header header; // of the frame in `in`, once that many bytes are there
-    struct bytes in, out;
+    struct conn_in in;
+    struct conn_out out;
     bool wants_write;
 };
 
@@ -104,8 +99,8 @@ static void set_state(struct master *master, struct conn *conn, enum conn_state 
 static void conn_close(struct master *master, struct conn *conn) {
     epoll_ctl(master->poller, EPOLL_CTL_DEL, conn->fd, NULL); // closing does not, while a child has the socket open
     socket_close(conn->fd);
-    free(conn->in.at);
-    free(conn->out.at);
+    conn_in_fini(&conn->in);
+    conn_out_fini(&conn->out);
     set_state(master, conn, CONN_UNUSED);
     *conn = (struct conn){.fd = -1};
 }
@@ -113,33 +108,6 @@ static void conn_close(struct master *master, struct conn *conn) {
 static bool watch(struct master *master, int fd, uint64_t token, uint32_t events, int operation) {
     struct epoll_event event = {.events = events, .data.u64 = token};
     return epoll_ctl(master->poller, operation, fd, &event) == 0;
-}
-
-static bool append(struct bytes *bytes, const uint8_t *from, size_t length) {
-    if (bytes->begin == bytes->end) bytes->begin = bytes->end = 0;
-    if (bytes->begin > 0 && bytes->end + length > bytes->capacity) {
-        memmove(bytes->at, bytes->at + bytes->begin, bytes->end - bytes->begin);
-        bytes->end -= bytes->begin;
-        bytes->begin = 0;
-    }
-    if (bytes->end + length > bytes->capacity) {
-        size_t capacity = bytes->capacity < 512 ? 512 : bytes->capacity;
-        while (capacity < bytes->end + length) capacity *= 2;
-        uint8_t *at = realloc(bytes->at, capacity);
-        if (at == NULL) return false;
-        bytes->at = at;
-        bytes->capacity = capacity;
-    }
-    memcpy(bytes->at + bytes->end, from, length);
-    bytes->end += length;
-    return true;
-}
-
-static void empty(struct bytes *bytes) {
-    bytes->begin = bytes->end = 0;
-    if (bytes->capacity <= KEPT_BYTES) return;
-    free(bytes->at);
-    *bytes = (struct bytes){0};
 }
 
 // ---- writing ----
@@ -159,44 +127,28 @@ static void want_write(struct master *master, struct conn *conn, bool wanted) {
 
 static void conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
     if (conn->broken) return;
-    if (conn->out.begin == conn->out.end) {
-        ptrdiff_t sent = socket_send(conn->fd, from, length);
-        if (sent < 0 && sent != -EAGAIN) {
-            conn_break(conn);
-            return;
-        }
-        if (sent > 0) {
-            from += sent;
-            length -= (size_t)sent;
-        }
-        if (length == 0) return;
-    }
-    if (conn->out.end - conn->out.begin + length > MASTER_MAX_UNSENT || !append(&conn->out, from, length)) {
+    int error = conn_out_send(&conn->out, conn->fd, from, length);
+    if (error == -ENOMEM || conn_out_waiting(&conn->out) > MASTER_MAX_UNSENT)
         LOG_LIMITED(&master->strangers_log, LOG_WARN, "master: a peer does not read what the master sends");
+    if (error != 0 || conn_out_waiting(&conn->out) > MASTER_MAX_UNSENT)
         conn_break(conn);
-        return;
-    }
-    want_write(master, conn, true);
+    else if (conn_out_waiting(&conn->out) > 0)
+        want_write(master, conn, true);
 }
 
 static void conn_flush(struct master *master, struct conn *conn) {
-    while (!conn->broken && conn->out.begin < conn->out.end) {
-        ptrdiff_t sent = socket_send(conn->fd, conn->out.at + conn->out.begin, conn->out.end - conn->out.begin);
-        if (sent == -EAGAIN) return;
-        if (sent < 0)
-            conn_break(conn);
-        else
-            conn->out.begin += (size_t)sent;
-    }
-    empty(&conn->out);
-    if (!conn->broken) want_write(master, conn, false);
+    if (conn->broken) return;
+    if (conn_out_flush(&conn->out, conn->fd) != 0)
+        conn_break(conn);
+    else if (conn_out_waiting(&conn->out) == 0)
+        want_write(master, conn, false);
 }
 
 // ---- closing in peace: the last words are written, then the end; bytes that still come are read, for a reset would
 // destroy the words ----
 
 static void conn_end(struct master *master, struct conn *conn) {
-    if (!conn->broken && conn->out.begin < conn->out.end) return;
+    if (!conn->broken && conn_out_waiting(&conn->out) > 0) return;
     if (conn->broken) {
         conn_close(master, conn);
     } else if (!conn->told) {
@@ -208,7 +160,7 @@ static void conn_end(struct master *master, struct conn *conn) {
 static void conn_start_closing(struct master *master, struct conn *conn) {
     set_state(master, conn, CONN_CLOSING);
     conn->deadline_ns = master->now_ns + MASTER_CLOSE_LIMIT_MS * MS_NS;
-    empty(&conn->in);
+    conn_in_clear(&conn->in);
     conn_end(master, conn);
 }
 
@@ -280,23 +232,23 @@ static void answer_status(struct master *master, struct conn *conn) {
     conn_start_closing(master, conn);
 }
 
-static void on_frame(struct master *master, struct conn *conn, const uint8_t *body) {
+static void on_frame(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
     uint32_t index = index_of(master, conn);
     if (conn->state == CONN_KNOWN) {
-        carry_out(master, mind_message(master->mind, master->now_ns, index, &conn->header, body));
+        carry_out(master, mind_message(master->mind, master->now_ns, index, header, body));
         return;
     }
     struct wire_hello hello;
-    if (conn->header.type == WIRE_RESUME) {
+    if (header->type == WIRE_RESUME) {
         set_state(master, conn, CONN_KNOWN);
-        carry_out(master, mind_peer_resumed(master->mind, master->now_ns, index, &conn->source, &conn->header, body));
+        carry_out(master, mind_peer_resumed(master->mind, master->now_ns, index, &conn->source, header, body));
         return;
     }
-    if (conn->header.type == WIRE_STATUS) {
+    if (header->type == WIRE_STATUS) {
         answer_status(master, conn);
         return;
     }
-    if (!wire_decode_hello(body, conn->header.length, &hello)) {
+    if (!wire_decode_hello(body, header->length, &hello)) {
         conn_close(master, conn);
         return;
     }
@@ -309,43 +261,53 @@ static void on_frame(struct master *master, struct conn *conn, const uint8_t *bo
     carry_out(master, mind_peer_connected(master->mind, master->now_ns, index, &conn->source, &hello));
 }
 
-static bool is_first(uint16_t type) { return type == WIRE_HELLO || type == WIRE_RESUME || type == WIRE_STATUS; }
+static bool is_first(const struct wire_header *header) {
+    return header->type == WIRE_HELLO || header->type == WIRE_RESUME || header->type == WIRE_STATUS;
+}
 
-// Takes what belongs to the frame in progress; the number of bytes taken. The header is judged before the body is
-// waited for.
-static size_t take(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
-    struct bytes *in = &conn->in;
-    bool in_header = in->end < WIRE_HEADER_BYTES;
-    size_t whole = in_header ? WIRE_HEADER_BYTES : WIRE_HEADER_BYTES + conn->header.length;
-    size_t taken = whole - in->end < length ? whole - in->end : length;
-    if (!append(in, from, taken)) {
-        conn_lose(master, conn, "the master is out of memory");
-        return taken;
+static bool hears(const struct conn *conn) { return conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN; }
+
+// Gives the mind the frames that are complete.
+static void take_frames(struct master *master, struct conn *conn) {
+    while (hears(conn)) {
+        struct wire_header header;
+        const uint8_t *body;
+        conn_carries_fn *carries = conn->state == CONN_ANONYMOUS ? is_first : conn_carries_control;
+        enum conn_next next = conn_in_next(&conn->in, carries, &header, &body);
+        if (next == CONN_MORE) return;
+        if (next == CONN_FRAME)
+            on_frame(master, conn, &header, body);
+        else
+            conn_lose(master, conn, "it sent something that is no message");
     }
-    if (in->end < whole) return taken;
-    if (in_header && (!wire_header_decode(in->at, &conn->header) ||
-                      (conn->state == CONN_ANONYMOUS && !is_first(conn->header.type)))) {
-        conn_lose(master, conn, "it sent something that is no message");
-        return taken;
-    }
-    if (in->end < WIRE_HEADER_BYTES + conn->header.length) return taken;
-    on_frame(master, conn, in->at + WIRE_HEADER_BYTES);
-    if (conn->state != CONN_UNUSED) empty(in);
-    return taken;
+}
+
+// One without a hello is read no further than to its end, and holds no more memory than that takes.
+static ptrdiff_t conn_receive(struct master *master, struct conn *conn) {
+    if (!hears(conn)) return socket_receive(conn->fd, master->chunk, sizeof master->chunk);
+    return conn_in_receive(&conn->in, conn->fd, conn->state == CONN_ANONYMOUS ? 0 : CHUNK_BYTES);
 }
 
 static void conn_read(struct master *master, struct conn *conn) {
-    ptrdiff_t got = socket_receive(conn->fd, master->chunk, sizeof master->chunk);
-    master->now_ns = platform_now_ns(); // this process may have been stopped since it looked last
-    if (got == -EAGAIN) return;
-    if (got <= 0) {
-        conn_lose(master, conn, got == 0 ? "its connection ended" : "its connection broke");
-        return;
-    }
-    // One that is broken must end soon, whatever it has sent.
-    if (conn->state == CONN_KNOWN && !conn->broken) mind_heard(master->mind, master->now_ns, index_of(master, conn));
-    for (size_t at = 0; at < (size_t)got && (conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN);)
-        at += take(master, conn, master->chunk + at, (size_t)got - at);
+    bool anonymous;
+    do {
+        anonymous = conn->state == CONN_ANONYMOUS;
+        ptrdiff_t got = conn_receive(master, conn);
+        master->now_ns = platform_now_ns(); // this process may have been stopped since it looked last
+        if (got == -EAGAIN) break;
+        if (got <= 0) {
+            conn_lose(master, conn,
+                      got == 0         ? "its connection ended"
+                      : got == -ENOMEM ? "the master is out of memory"
+                                       : "its connection broke");
+            return;
+        }
+        // One that is broken must end soon, whatever it has sent.
+        if (conn->state == CONN_KNOWN && !conn->broken)
+            mind_heard(master->mind, master->now_ns, index_of(master, conn));
+        take_frames(master, conn);
+    } while (anonymous && conn->state == CONN_ANONYMOUS);
+    if (hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
 }
 
 // ---- accepting ----

@@ -20,6 +20,7 @@ static void hang_up(struct others *others, struct others_ask *ask) {
     if (ask->fd < 0) return;
     epoll_ctl(others->poller, EPOLL_CTL_DEL, ask->fd, NULL); // closing does not, while a child has the socket open
     socket_close(ask->fd);
+    conn_in_fini(&ask->answer);
     ask->fd = -1;
     others->open--;
 }
@@ -57,19 +58,22 @@ static bool send_ask(struct others *others, struct others_ask *ask, uint64_t tok
     return ask->sent && epoll_ctl(others->poller, EPOLL_CTL_MOD, ask->fd, &event) == 0;
 }
 
+static bool is_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
+
 // False: there is nothing more to come.
 static bool receive_answer(struct others *others, struct others_ask *ask) {
-    ptrdiff_t got = socket_receive(ask->fd, ask->answer + ask->got, sizeof ask->answer - ask->got);
-    if (got == -EAGAIN) return true;
-    if (got <= 0) return false;
-    ask->got += (uint32_t)got;
-    if (ask->got < sizeof ask->answer) return true;
-    struct wire_header header;
-    struct wire_status_is status;
-    bool good = wire_header_decode(ask->answer, &header) && header.type == WIRE_STATUS_IS &&
-                wire_decode_status_is(ask->answer + WIRE_HEADER_BYTES, header.length, &status);
-    if (good && status.activity > others->most) others->most = status.activity;
-    return false;
+    for (;;) {
+        ptrdiff_t got = conn_in_receive(&ask->answer, ask->fd, 0);
+        if (got <= 0) return got == -EAGAIN;
+        struct wire_header header;
+        struct wire_status_is status;
+        const uint8_t *body;
+        enum conn_next next = conn_in_next(&ask->answer, is_answer, &header, &body);
+        if (next == CONN_MORE) continue;
+        bool good = next == CONN_FRAME && wire_decode_status_is(body, header.length, &status);
+        if (good && status.activity > others->most) others->most = status.activity;
+        return false;
+    }
 }
 
 void others_event(struct others *others, uint64_t token, int64_t now_ns) {

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "net/conn.h"
 #include "net/wire_control.h"
 
 enum {
@@ -17,8 +18,7 @@ enum {
 struct others_ask {
     int fd; // -1: answered, or cannot be asked
     bool sent;
-    uint8_t answer[WIRE_HEADER_BYTES + 1];
-    uint32_t got;
+    struct conn_in answer;
 };
 
 struct others {

@@ -10,12 +10,12 @@
 
 #include "base/log.h"
 #include "base/platform.h"
+#include "net/conn.h"
 #include "net/gauge.h"
 #include "net/listener.h"
 #include "net/socket.h"
 
 enum {
-    HELLO_CAPACITY = 192, // a LINK_HELLO frame is smaller
     SCRATCH_BYTES = 1 << 18,
     TURN_BYTES = 1 << 20, // one measurement moves no more per wake-up, so that control frames are not held up
     SAMPLES = 256,
@@ -52,11 +52,10 @@ struct connection {
     int fd;
     uint32_t slot, round; // name it in epoll data; `round` tells a reused slot apart
     int64_t deadline, since;
-    uint32_t duration_ms;          // FLOODING
-    uint8_t from;                  // accepted: slot of the address
-    struct wire_link_hello hello;  // sent, or received from AWAIT_HELLO on
-    uint8_t input[HELLO_CAPACITY]; // frame being received
-    size_t have;
+    uint32_t duration_ms;            // FLOODING
+    uint8_t from;                    // accepted: slot of the address
+    struct wire_link_hello hello;    // sent, or received from AWAIT_HELLO on
+    struct conn_in input;            // frame being received, and not one byte beyond
     struct measurement *measurement; // MEASURING
 };
 
@@ -109,6 +108,7 @@ static void connection_free(struct links *links, struct connection *c) {
         epoll_ctl(links->epoll, EPOLL_CTL_DEL, c->fd, NULL);
         socket_close(c->fd);
     }
+    conn_in_fini(&c->input);
     free(c->measurement);
     free(c);
 }
@@ -271,18 +271,21 @@ static void say_hello(struct links *links, struct connection *c, uint32_t events
     c->state = AWAIT_ACK;
 }
 
+static bool is_ack(const struct wire_header *header) { return header->type == WIRE_LINK_ACK; }
+
 static void take_ack(struct links *links, struct connection *c, int64_t now) {
-    // Not one byte beyond the ACK: what follows belongs to the data plane.
-    ptrdiff_t got = socket_receive(c->fd, c->input + c->have, WIRE_HEADER_BYTES - c->have);
+    // What follows the ACK belongs to the data plane.
+    ptrdiff_t got = conn_in_receive(&c->input, c->fd, 0);
     if (got == -EAGAIN) return;
     if (got <= 0) {
         fail_dial(links, c, got == 0 ? "the other side closed" : strerror((int)-got));
         return;
     }
-    c->have += (size_t)got;
     struct wire_header header;
-    if (c->have < WIRE_HEADER_BYTES) return;
-    if (!wire_header_decode(c->input, &header) || header.type != WIRE_LINK_ACK) {
+    const uint8_t *body;
+    enum conn_next next = conn_in_next(&c->input, is_ack, &header, &body);
+    if (next == CONN_MORE) return;
+    if (next == CONN_MALFORMED) {
         fail_dial(links, c, "the answer is no LINK_ACK");
     } else if (c->hello.kind == WIRE_LINK_PROBE) {
         c->state = FLOODING;
@@ -420,24 +423,20 @@ static void act_on_hello(struct links *links, struct connection *c, enum member_
     c->deadline = platform_now_ns() + LINKS_PROBE_MS * MS_NS;
 }
 
+static bool is_hello(const struct wire_header *header) { return header->type == WIRE_LINK_HELLO; }
+
 static void take_hello(struct links *links, struct connection *c) {
     for (;;) {
-        struct wire_header header;
-        size_t need = WIRE_HEADER_BYTES;
-        if (c->have >= WIRE_HEADER_BYTES) {
-            bool known = wire_header_decode(c->input, &header) && header.type == WIRE_LINK_HELLO;
-            if (!known || header.length > HELLO_CAPACITY - WIRE_HEADER_BYTES) break;
-            need += header.length;
-            if (c->have == need) {
-                if (!wire_decode_link_hello(c->input + WIRE_HEADER_BYTES, header.length, &c->hello)) break;
-                act_on_hello(links, c, links->judge(links->context, &c->hello));
-                return;
-            }
-        }
-        ptrdiff_t got = socket_receive(c->fd, c->input + c->have, need - c->have);
+        ptrdiff_t got = conn_in_receive(&c->input, c->fd, 0);
         if (got == -EAGAIN) return;
         if (got <= 0) break;
-        c->have += (size_t)got;
+        struct wire_header header;
+        const uint8_t *body;
+        enum conn_next next = conn_in_next(&c->input, is_hello, &header, &body);
+        if (next == CONN_MORE) continue;
+        if (next == CONN_MALFORMED || !wire_decode_link_hello(body, header.length, &c->hello)) break;
+        act_on_hello(links, c, links->judge(links->context, &c->hello));
+        return;
     }
     connection_free(links, c);
 }

@@ -10,12 +10,13 @@
 
 #include "base/log.h"
 #include "base/platform.h"
+#include "net/conn.h"
 #include "net/gauge.h"
 #include "net/socket.h"
 #include "peer/member.h"
 #include "peer/seek.h"
 
-enum { INPUT_BYTES = WIRE_HEADER_BYTES + WIRE_MAX_CONTROL_BYTES };
+enum { INPUT_BYTES = 64 * 1024 }; // received at once
 
 struct master_link {
     int epoll;
@@ -31,14 +32,12 @@ struct master_link {
     bool answers, readable;    // to be told
     struct master_event ended; // likewise: MASTER_UNREACHABLE
     bool unreachable;
-    size_t taken, length; // of `input`
-    uint8_t input[INPUT_BYTES];
+    struct conn_in input;
 };
 
 struct master_link *master_link_new(int epoll, uint64_t data, struct output *output) {
-    struct master_link *m = malloc(sizeof *m);
+    struct master_link *m = calloc(1, sizeof *m);
     if (m == NULL) return NULL;
-    memset(m, 0, offsetof(struct master_link, input));
     m->epoll = epoll;
     m->data = data;
     m->output = output;
@@ -62,7 +61,7 @@ static void leave(struct master_link *m) {
     }
     m->watching_output = m->answers = m->readable = false;
     m->dial_deadline = INT64_MAX;
-    m->taken = m->length = 0;
+    conn_in_clear(&m->input);
 }
 
 void master_link_close(struct master_link *m) {
@@ -182,17 +181,14 @@ static bool broke(struct master_link *m, struct master_event *out, const char *w
 
 // A whole frame of the input, or bytes that are none. False: more has to be read.
 static bool take_frame(struct master_link *m, struct master_event *out) {
-    if (m->length - m->taken < WIRE_HEADER_BYTES) return false;
-    const uint8_t *frame = m->input + m->taken;
-    if (!wire_header_decode(frame, &out->header) || out->header.length > WIRE_MAX_CONTROL_BYTES) {
-        m->taken = m->length;
+    out->kind = MASTER_FRAME;
+    switch (conn_in_next(&m->input, conn_carries_control, &out->header, &out->body)) {
+    case CONN_MORE: return false;
+    case CONN_FRAME: return true;
+    default:
+        conn_in_clear(&m->input);
         return broke(m, out, "it sent bytes that make no sense: is it a pccl master of this version?");
     }
-    if (m->length - m->taken - WIRE_HEADER_BYTES < out->header.length) return false;
-    out->kind = MASTER_FRAME;
-    out->body = frame + WIRE_HEADER_BYTES;
-    m->taken += WIRE_HEADER_BYTES + out->header.length;
-    return true;
 }
 
 bool master_link_next(struct master_link *m, struct master_event *out, int64_t *now) {
@@ -208,13 +204,9 @@ bool master_link_next(struct master_link *m, struct master_event *out, int64_t *
     }
     while (m->fd >= 0) {
         if (take_frame(m, out)) return true;
-        m->length -= m->taken;
-        memmove(m->input, m->input + m->taken, m->length);
-        m->taken = 0;
         if (!m->readable) return false;
-        ptrdiff_t got = socket_receive(m->fd, m->input + m->length, INPUT_BYTES - m->length);
+        ptrdiff_t got = conn_in_receive(&m->input, m->fd, INPUT_BYTES);
         *now = platform_now_ns(); // this process may have been stopped since it looked last
-        if (got > 0) m->length += (size_t)got;
         if (got == -EAGAIN)
             m->readable = false;
         else if (got <= 0)

@@ -15,38 +15,31 @@ void output_init(struct output *o, int wake) {
 }
 
 void output_fini(struct output *o) {
-    wire_buffer_fini(&o->waiting);
+    conn_out_fini(&o->waiting);
     pthread_mutex_destroy(&o->lock);
 }
 
-// Lock held. Sends what the kernel takes.
+// Lock held. Sends what the kernel takes. The control thread reads the end of a connection that broke.
 static void flush(struct output *o) {
-    while (o->fd >= 0 && o->sent < o->waiting.length) {
-        ptrdiff_t sent = socket_send(o->fd, o->waiting.bytes + o->sent, o->waiting.length - o->sent);
-        if (sent == -EAGAIN) return;
-        if (sent < 0) break; // the control thread reads the end of this connection
-        o->sent += (size_t)sent;
-    }
-    o->waiting.length = o->sent = 0;
+    if (o->fd < 0 || conn_out_flush(&o->waiting, o->fd) != 0) conn_out_clear(&o->waiting);
 }
 
 // Lock held. Sends what was just encoded into `waiting`.
 static void send_waiting(struct output *o) {
-    if (o->waiting.failed || o->waiting.length > MAX_WAITING_BYTES) {
+    if (o->waiting.bytes.failed || o->waiting.bytes.length > MAX_WAITING_BYTES) {
         LOG(LOG_ERR, "the master does not take what is sent to it, or memory ran out: giving up on it");
         if (o->fd >= 0) shutdown(o->fd, SHUT_RDWR);
-        o->waiting.failed = false;
-        o->waiting.length = o->sent = 0;
+        conn_out_clear(&o->waiting);
         return;
     }
     flush(o);
-    if (o->waiting.length != 0) wake_signal(o->wake);
+    if (conn_out_waiting(&o->waiting) > 0) wake_signal(o->wake);
 }
 
 void output_send(struct output *o, const struct wire_buffer *frames) {
     if (frames->length == 0) return;
     pthread_mutex_lock(&o->lock);
-    wire_buffer_append(&o->waiting, frames);
+    wire_buffer_append(&o->waiting.bytes, frames);
     send_waiting(o);
     pthread_mutex_unlock(&o->lock);
 }
@@ -71,8 +64,8 @@ void output_open(struct output *o, int fd, struct wire_buffer *first) {
     pthread_mutex_lock(&o->lock);
     o->fd = fd;
     if (first != NULL) {
-        struct wire_buffer empty = o->waiting; // for want of a connection
-        o->waiting = *first;
+        struct wire_buffer empty = o->waiting.bytes; // for want of a connection
+        o->waiting.bytes = *first;
         *first = empty;
         send_waiting(o);
     }
@@ -83,7 +76,7 @@ int output_close(struct output *o) {
     pthread_mutex_lock(&o->lock);
     int fd = o->fd;
     o->fd = -1;
-    o->waiting.length = o->sent = 0;
+    conn_out_clear(&o->waiting);
     pthread_mutex_unlock(&o->lock);
     return fd;
 }
@@ -91,7 +84,7 @@ int output_close(struct output *o) {
 bool output_flush(struct output *o) {
     pthread_mutex_lock(&o->lock);
     flush(o);
-    bool left = o->waiting.length != 0;
+    bool left = conn_out_waiting(&o->waiting) > 0;
     pthread_mutex_unlock(&o->lock);
     return left;
 }

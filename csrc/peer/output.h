@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "net/conn.h"
 #include "net/wire_control.h"
 
 struct output {
@@ -15,8 +16,7 @@ struct output {
     int fd;                  // opened and closed by the control thread; -1: what is sent is dropped
     int wake;                // of the control thread
     struct wire_header head; // of the frames that the engine causes
-    struct wire_buffer waiting;
-    size_t sent; // of `waiting`
+    struct conn_out waiting;
 };
 
 void output_init(struct output *output, int wake);

@@ -50,28 +50,28 @@ static void on_done(void *context, const struct wire_op_name *name) {
     struct output *output = ((struct reports *)context)->output;
     struct wire_op_done done = {.name = *name};
     struct wire_header header = begin_in(output, name->epoch);
-    wire_encode_op_done(&output->waiting, header, &done);
+    wire_encode_op_done(&output->waiting.bytes, header, &done);
     output_end(output);
 }
 
 static void on_mismatch(void *context, const struct wire_mismatch *mismatch) {
     struct output *output = ((struct reports *)context)->output;
     struct wire_header header = begin_in(output, mismatch->name.epoch);
-    wire_encode_mismatch(&output->waiting, header, mismatch);
+    wire_encode_mismatch(&output->waiting.bytes, header, mismatch);
     output_end(output);
 }
 
 static void on_frozen(void *context, uint64_t group_epoch, const struct wire_report *report) {
     struct output *output = ((struct reports *)context)->output;
     struct wire_header header = begin_in(output, group_epoch);
-    wire_encode_report(&output->waiting, header, report);
+    wire_encode_report(&output->waiting.bytes, header, report);
     output_end(output);
 }
 
 static void on_synced(void *context, const struct wire_sync_done *done) {
     struct output *output = ((struct reports *)context)->output;
     struct wire_header header = output_begin(output);
-    wire_encode_sync_done(&output->waiting, header, done);
+    wire_encode_sync_done(&output->waiting.bytes, header, done);
     output_end(output);
 }
 

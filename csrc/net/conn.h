@@ -1,0 +1,53 @@
+// Whole frames over one stream: a reader of frames, and a queue of what is to be sent. Whoever has both over one
+// connection keeps them side by side; a queue that several threads use is behind their lock.
+#ifndef PCCL_NET_CONN_H
+#define PCCL_NET_CONN_H
+
+#include "net/wire.h"
+
+// ---- reading ----
+
+// All zero: nothing has been received.
+struct conn_in {
+    struct wire_buffer bytes;
+    size_t taken; // of them
+};
+
+enum conn_next {
+    CONN_MORE,      // more has to be received
+    CONN_FRAME,     // valid until more is received
+    CONN_MALFORMED, // no header that there is, or of a frame that this stream does not carry
+};
+
+// What a stream carries; the header is judged before its body is waited for.
+typedef bool conn_carries_fn(const struct wire_header *header);
+bool conn_carries_control(const struct wire_header *header);
+
+// The next frame of what was received.
+enum conn_next conn_in_next(struct conn_in *in, conn_carries_fn *carries, struct wire_header *header,
+                            const uint8_t **body);
+// Receives at most `most` bytes; 0: no further than to the end of the header or the frame at hand. As socket_receive;
+// -ENOMEM too.
+ptrdiff_t conn_in_receive(struct conn_in *in, int fd, size_t most);
+// Forgets what was received. Much memory is given back.
+void conn_in_clear(struct conn_in *in);
+void conn_in_fini(struct conn_in *in);
+
+// ---- sending ----
+
+// All zero: nothing waits. Frames are appended to `bytes`, or encoded there.
+struct conn_out {
+    struct wire_buffer bytes;
+    size_t sent; // of them
+};
+
+size_t conn_out_waiting(const struct conn_out *out);
+// Sends what the kernel takes at once, the rest waits. 0, or -errno: the connection broke, or memory was refused.
+int conn_out_send(struct conn_out *out, int fd, const uint8_t *bytes, size_t length);
+// Sends what the kernel takes, and gives much memory back when nothing is left. 0, or -errno: the connection broke.
+int conn_out_flush(struct conn_out *out, int fd);
+// Drops what waits, and forgets that memory was refused.
+void conn_out_clear(struct conn_out *out);
+void conn_out_fini(struct conn_out *out);
+
+#endif
