@@ -340,7 +340,7 @@ static void accept_some(struct master *master) {
         struct wire_address source;
         int fd = listener_accept(&master->listener, &source, master->now_ns);
         if (fd == -EAGAIN) return;
-        if (listener_pauses(&master->listener)) {
+        if (fd < 0 && listener_pauses(&master->listener)) {
             tell_shortage(master, -fd);
             return;
         }

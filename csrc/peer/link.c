@@ -453,7 +453,7 @@ static void accept_some(struct links *links, int64_t now) {
         struct wire_address from;
         int fd = listener_accept(&links->listener, &from, now);
         if (fd == -EAGAIN) return;
-        if (listener_pauses(&links->listener)) {
+        if (fd < 0 && listener_pauses(&links->listener)) {
             make_room(links, AWAIT_HELLO, 1);
             tell_shortage(links, fd);
             return;
