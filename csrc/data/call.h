@@ -1,5 +1,4 @@
-// What the control side and the data plane say to each other: epochs, calls and their outcomes, and what is to be told
-// to the master.
+// What the data plane tells the control side, beside the outcomes of calls (ops/call.h).
 #ifndef PCCL_DATA_CALL_H
 #define PCCL_DATA_CALL_H
 
@@ -8,21 +7,6 @@
 #include <stdint.h>
 
 #include "ops/call.h"
-
-struct engine_member {
-    struct wire_id id;
-    uint32_t lanes; // to be used between this pair: the smaller of both pool sizes
-};
-
-// The own group in one group epoch, in ring order. Only entered when group_epoch has grown.
-struct engine_epoch {
-    uint64_t run, generation;
-    uint64_t group_epoch;
-    bool lost; // members were lost since the group epoch before: ops launched before end with ABORT, never REDO
-    uint32_t latency_us, megabytes_per_s;
-    uint32_t rank, count;
-    const struct engine_member *members; // borrowed for the call
-};
 
 struct engine_callbacks {
     void *context;

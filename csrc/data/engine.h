@@ -22,6 +22,7 @@
 
 #include "data/call.h"
 #include "data/link.h"
+#include "ops/epoch.h"
 #include "net/wire_control.h"
 
 struct engine;
@@ -38,7 +39,8 @@ void engine_free(struct engine *engine);
 
 // Members were lost in a group epoch that this one never enters; a later one follows at once.
 void engine_missed_loss(struct engine *engine, uint64_t group_epoch);
-void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch);
+// Only of the own group, and only entered when group_epoch has grown. Copies what it needs.
+void engine_enter_epoch(struct engine *engine, const struct epoch *epoch);
 // Every link of the epoch in force is there: ops may move data. Ignored unless group_epoch is the one in force.
 void engine_links_ready(struct engine *engine, uint64_t group_epoch);
 void engine_verdict(struct engine *engine, const struct wire_verdict *verdict);

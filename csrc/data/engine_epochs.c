@@ -24,7 +24,7 @@ void pending_free(struct pending_epoch *pending) {
     free(pending);
 }
 
-static struct pending_epoch *pending_new(struct engine *engine, const struct engine_epoch *epoch) {
+static struct pending_epoch *pending_new(struct engine *engine, const struct epoch *epoch) {
     struct pending_epoch *pending = calloc(1, sizeof *pending);
     if (pending == NULL) return NULL;
     pending->run = epoch->run;
@@ -33,22 +33,22 @@ static struct pending_epoch *pending_new(struct engine *engine, const struct eng
         .epoch = epoch->group_epoch,
         .latency_us = epoch->latency_us == 0 ? 1 : epoch->latency_us,
         .megabytes_per_s = epoch->megabytes_per_s == 0 ? 1 : epoch->megabytes_per_s,
-        .rank = epoch->rank,
-        .count = epoch->count,
-        .members = calloc(epoch->count, sizeof(struct op_member *)),
+        .rank = epoch->ring.rank,
+        .count = epoch->ring.count,
+        .members = calloc(epoch->ring.count, sizeof(struct op_member *)),
     };
     bool made = pending->ops.members != NULL;
-    for (uint32_t i = 0; i < epoch->count && made; i++) {
-        struct neighbour *peer = i == epoch->rank ? NULL : neighbour_get(engine, &epoch->members[i].id);
+    for (uint32_t i = 0; i < epoch->ring.count && made; i++) {
+        struct neighbour *peer = i == epoch->ring.rank ? NULL : neighbour_get(engine, &epoch->ring.members[i].id);
         pending->ops.members[i] = peer == NULL ? NULL : neighbour_op_member(peer);
-        made = i == epoch->rank || peer != NULL;
+        made = i == epoch->ring.rank || peer != NULL;
     }
     if (made) return pending;
     pending_free(pending);
     return NULL;
 }
 
-void engine_enter_epoch(struct engine *engine, const struct engine_epoch *epoch) {
+void engine_enter_epoch(struct engine *engine, const struct epoch *epoch) {
     engine_lock(engine);
     struct pending_epoch *pending = pending_new(engine, epoch);
     if (pending == NULL) {

@@ -98,27 +98,6 @@ static void die_of_memory(struct control *t) {
 
 // ---- carrying out what the mind decides ----
 
-static bool enter_epoch(struct control *t, const struct epoch *entered) {
-    struct engine_epoch epoch = {
-        .run = entered->run,
-        .generation = entered->generation,
-        .group_epoch = entered->group_epoch,
-        .lost = entered->lost,
-        .latency_us = entered->latency_us,
-        .megabytes_per_s = entered->megabytes_per_s,
-        .rank = entered->ring.rank,
-        .count = entered->ring.count,
-    };
-    struct engine_member *members = calloc(epoch.count, sizeof *members);
-    if (members == NULL) return false;
-    for (uint32_t i = 0; i < epoch.count; i++)
-        members[i] = (struct engine_member){entered->ring.members[i].id, epoch_lanes(entered, i)};
-    epoch.members = members;
-    engine_enter_epoch(t->c->engine, &epoch);
-    free(members);
-    return true;
-}
-
 // Registration tells the secret and the run.
 static void introduce(struct control *t) {
     const struct member *mind = t->c->mind;
@@ -177,12 +156,11 @@ static void tell_waiting(struct control *t) {
     LOG_LIMITED(&t->waiting_log, without ? LOG_ERR : LOG_NOTICE, "%s%s", who, member_waits_why(mind));
 }
 
-// False: memory was refused.
-static bool perform(struct control *t, const struct member_action *action, int64_t now) {
+static void perform(struct control *t, const struct member_action *action, int64_t now) {
     struct communicator *c = t->c;
     bool needs_links = action->kind == MEMBER_DIAL || action->kind == MEMBER_DROP_PEER ||
                        action->kind == MEMBER_PROBE || action->kind == MEMBER_RECHECK;
-    if (needs_links && t->links == NULL) return true; // the connection has ended
+    if (needs_links && t->links == NULL) return; // the connection has ended
     switch (action->kind) {
     case MEMBER_DIAL:
         links_dial(t->links, &action->id, action->index, &action->address, now + member_link_limit_ns(c->mind));
@@ -192,7 +170,7 @@ static bool perform(struct control *t, const struct member_action *action, int64
         engine_drop_peer(c->engine, &action->id);
         break;
     case MEMBER_MISSED_LOSS: engine_missed_loss(c->engine, action->group_epoch); break;
-    case MEMBER_ENTER_EPOCH: return enter_epoch(t, action->epoch);
+    case MEMBER_ENTER_EPOCH: engine_enter_epoch(t->c->engine, action->epoch); break;
     case MEMBER_LINKS_READY: engine_links_ready(c->engine, action->group_epoch); break;
     case MEMBER_VERDICT: engine_verdict(c->engine, action->verdict); break;
     case MEMBER_PROBE:
@@ -213,7 +191,6 @@ static bool perform(struct control *t, const struct member_action *action, int64
     case MEMBER_WAITING: tell_waiting(t); break;
     case MEMBER_DIE: die(t, member_text(c->mind)); break;
     }
-    return true;
 }
 
 // ---- events ----
@@ -228,7 +205,7 @@ static struct member *event_begin(struct control *t) {
 static void event_end(struct control *t, int64_t now) {
     pthread_mutex_unlock(&t->c->lock);
     bool fits = !t->actions.failed && !t->actions.frames.failed;
-    for (size_t i = 0; i < t->actions.count && fits; i++) fits = perform(t, &t->actions.actions[i], now);
+    for (size_t i = 0; i < t->actions.count && fits; i++) perform(t, &t->actions.actions[i], now);
     if (fits)
         output_send(&t->c->output, &t->actions.frames);
     else

@@ -180,26 +180,24 @@ void bottle_link(struct engine *engine, uint32_t peer, uint32_t index) {
 struct wire_id bottle_id(uint32_t peer) { return (struct wire_id){{(uint8_t)(peer + 1)}}; }
 
 void bottle_enter(struct engine *engine, uint32_t members, uint32_t rank, bool lost, uint32_t megabytes_per_s) {
-    struct engine_member list[BOTTLE_PEERS];
+    struct wire_member list[BOTTLE_PEERS];
     uint32_t count = 1;
     for (uint32_t peer = 1; peer < BOTTLE_PEERS; peer++) count += members >> peer & 1;
     rank %= count;
     uint32_t at = (rank + 1) % count;
-    list[rank] = (struct engine_member){bottle_id(0), BOTTLE_LANES - 1};
+    list[rank] = (struct wire_member){.id = bottle_id(0)};
     for (uint32_t peer = 1; peer < BOTTLE_PEERS; peer++) {
         if ((members >> peer & 1) == 0) continue;
-        list[at] = (struct engine_member){bottle_id(peer), BOTTLE_LANES - 1};
+        list[at] = (struct wire_member){.id = bottle_id(peer)};
         at = (at + 1) % count;
     }
-    struct engine_epoch epoch = {.run = 7,
-                                 .generation = 1,
-                                 .group_epoch = ++bottle_epoch,
-                                 .lost = lost,
-                                 .latency_us = 1,
-                                 .megabytes_per_s = megabytes_per_s,
-                                 .rank = rank,
-                                 .count = count,
-                                 .members = list};
+    struct epoch epoch = {.run = 7,
+                          .generation = 1,
+                          .group_epoch = ++bottle_epoch,
+                          .lost = lost,
+                          .latency_us = 1,
+                          .megabytes_per_s = megabytes_per_s,
+                          .ring = {list, count, rank}};
     engine_enter_epoch(engine, &epoch);
 }
 

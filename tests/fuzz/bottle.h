@@ -8,6 +8,7 @@
 #define PCCL_TESTS_FUZZ_BOTTLE_H
 
 #include "data/engine.h"
+#include "base/platform.h"
 #include "data/core_private.h"
 #include "data/lane_private.h"
 #include "data/service.h"

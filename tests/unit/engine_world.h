@@ -156,24 +156,22 @@ static inline void enter(struct world *world, bool lost) {
     world->members = living(world);
     world->tally_count = 0;
     pthread_mutex_unlock(&world->lock);
-    struct engine_member members[PEERS_MAX];
+    struct wire_member members[PEERS_MAX];
     uint32_t n = 0, rank[PEERS_MAX] = {0};
     for (uint32_t i = 0; i < world->count; i++)
         if (world->sides[i].alive) {
             rank[i] = n;
-            members[n++] = (struct engine_member){world->sides[i].id, world->lanes};
+            members[n++] = (struct wire_member){.id = world->sides[i].id};
         }
     for (uint32_t i = 0; i < world->count; i++) {
         if (!world->sides[i].alive) continue;
-        struct engine_epoch epoch = {.run = 7,
-                                     .generation = 1,
-                                     .group_epoch = world->epoch,
-                                     .lost = lost,
-                                     .latency_us = 30,
-                                     .megabytes_per_s = 2000,
-                                     .rank = rank[i],
-                                     .count = n,
-                                     .members = members};
+        struct epoch epoch = {.run = 7,
+                              .generation = 1,
+                              .group_epoch = world->epoch,
+                              .lost = lost,
+                              .latency_us = 30,
+                              .megabytes_per_s = 2000,
+                              .ring = {members, n, rank[i]}};
         AS(&world->sides[i], engine_enter_epoch(world->sides[i].engine, &epoch));
     }
     pthread_mutex_unlock(&world->order);

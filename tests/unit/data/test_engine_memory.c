@@ -127,15 +127,13 @@ static void begin(void) {
         setsockopt(links[i], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
         engine_add_link(engine, &mine, i, ends[i]);
     }
-    struct engine_member members[2] = {{theirs, 1}, {mine, 1}};
-    struct engine_epoch entered = {.run = 7,
-                                   .generation = 1,
-                                   .group_epoch = 1,
-                                   .latency_us = 30,
-                                   .megabytes_per_s = 2000,
-                                   .rank = 0,
-                                   .count = 2,
-                                   .members = members};
+    struct wire_member members[2] = {{.id = theirs}, {.id = mine}};
+    struct epoch entered = {.run = 7,
+                            .generation = 1,
+                            .group_epoch = 1,
+                            .latency_us = 30,
+                            .megabytes_per_s = 2000,
+                            .ring = {members, 2, 0}};
     engine_enter_epoch(engine, &entered);
     engine_links_ready(engine, 1);
     if (getenv("PCCL_SAME_HOST_MEMORY") == NULL) hear(WIRE_MEMORY, 0, offered, sizeof offered);

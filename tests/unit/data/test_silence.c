@@ -103,16 +103,14 @@ static void begin_world(pthread_t *thread) {
             engine_add_link(sides[i].engine, &sides[1 - i].id, index, pair[0]);
         }
     REQUIRE(pthread_create(thread, NULL, run_relays, NULL) == 0);
-    struct engine_member members[2] = {{sides[0].id, 1}, {sides[1].id, 1}};
+    struct wire_member members[2] = {{.id = sides[0].id}, {.id = sides[1].id}};
     for (uint32_t i = 0; i < 2; i++) {
-        struct engine_epoch entered = {.run = 7,
-                                       .generation = 1,
-                                       .group_epoch = epoch,
-                                       .latency_us = 30,
-                                       .megabytes_per_s = 2000,
-                                       .rank = i,
-                                       .count = 2,
-                                       .members = members};
+        struct epoch entered = {.run = 7,
+                                .generation = 1,
+                                .group_epoch = epoch,
+                                .latency_us = 30,
+                                .megabytes_per_s = 2000,
+                                .ring = {members, 2, i}};
         engine_set_silence(sides[i].engine, LIMIT_MS * MS_NS);
         engine_enter_epoch(sides[i].engine, &entered);
         engine_links_ready(sides[i].engine, epoch);
