@@ -48,7 +48,8 @@ void judge_ring(struct pccl_sim *s, int slot, const struct ring *ring) {
 }
 
 static uint32_t *chain_of(struct pccl_sim *s, uint64_t run, uint32_t group, const struct wire_op_name *name) {
-    uint64_t hash = sim_mix(run + group * 7919 + name->epoch * 31 + name->tag * 1000003 + name->sequence);
+    uint64_t hash =
+        sim_mix(run + group * 7919 + name->epoch * 31 + name->tag * 1000003 + name->sequence * 64 + name->segment);
     return &s->ops->slots[hash % INSTANCE_SLOTS];
 }
 

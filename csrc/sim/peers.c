@@ -187,7 +187,7 @@ void sim_start(struct pccl_sim *s, int slot) {
     member_free(p->mind);
     member_output_fini(&p->out);
     delta_free(p->state->delta);
-    *p->engine = (struct engine_model){0};
+    engine_model_end(p->engine);
     *p->state = (struct state_model){0};
     *p->program = (struct program){0};
     *p = (struct process){.running = true,
@@ -199,7 +199,7 @@ void sim_start(struct pccl_sim *s, int slot) {
     s->ends->voted[slot] = 0;
     p->group = sim_chance(s, 4);
     p->program->since = s->now;
-    p->engine->now.slots[0] = (uint8_t)slot;
+    engine_model_begin(s, slot);
     for (uint32_t i = 0; i < LEAVES; i++)
         p->state->leaves[i] = sim_mix(s->config.seed * 64 + (sim_chance(s, 2) ? i : 32 + i));
     p->mind = new_mind(s, slot);

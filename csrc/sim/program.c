@@ -17,7 +17,7 @@ enum {
     LOOK_MS = 5
 };
 
-static const uint32_t sizes[] = {1 << 10, 1 << 16, 200 << 10, 1 << 20, 1 << 22};
+static const uint32_t sizes[] = {1 << 10, 1 << 16, 200 << 10, 1 << 20, 1 << 22, SEGMENTS_MOST << 21};
 
 // The same for all that are at this point.
 static uint64_t draw(const struct pccl_sim *s, const struct program *program, uint64_t what) {
@@ -143,13 +143,16 @@ static void post(struct pccl_sim *s, int slot, uint32_t tag) {
         variant = 1 + slot;
         s->counts[COUNT_MISUSES]++;
     }
-    engine_model_post(s, slot, tag, sizes[what % (sizeof sizes / sizeof sizes[0])], variant, sim_random(s),
-                      member_adopted(p->mind)->group_epoch);
+    struct call made = {.retry = (what >> 32) % 3 == 0,
+                        .variant = variant,
+                        .bytes = sizes[what % (sizeof sizes / sizeof sizes[0])],
+                        .input = sim_random(s)};
+    engine_model_post(s, slot, tag, &made, member_adopted(p->mind)->group_epoch);
 }
 
 static void after_reduces(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    memset(p->engine->ops, 0, sizeof p->engine->ops);
+    memset(p->engine->calls, 0, sizeof p->engine->calls);
     if (draw(s, p->program, 30 + p->group) % 3 != 0)
         sync_state(s, slot);
     else
@@ -164,7 +167,7 @@ static void reduce(struct pccl_sim *s, int slot) {
         return;
     }
     call(s, p, STEP_REDUCING);
-    memset(p->engine->ops, 0, sizeof p->engine->ops);
+    memset(p->engine->calls, 0, sizeof p->engine->calls);
     program->tags = 1 + (uint32_t)(draw(s, program, 60 + program->phase) % (TAGS - 1));
     uint32_t first = (uint32_t)sim_below(s, program->tags); // the order differs from peer to peer
     for (uint32_t i = 0; i < program->tags; i++) post(s, slot, (first + i) % program->tags);
@@ -173,26 +176,26 @@ static void reduce(struct pccl_sim *s, int slot) {
 // Waits for all, then repeats those that were lost or were given other arguments.
 static void await_all(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    struct op *ops = p->engine->ops;
+    const struct call *calls = p->engine->calls;
     uint64_t lost = 0;
     bool again = false;
     for (uint32_t tag = 0; tag < p->program->tags; tag++) {
-        if (ops[tag].phase < OP_OK) return;
-        again |= ops[tag].phase != OP_OK;
-        if (ops[tag].phase == OP_LOST && ops[tag].ended_epoch > lost) lost = ops[tag].ended_epoch;
+        if (!engine_model_await(s, slot, tag)) return;
+        again |= calls[tag].state != CALL_OK;
+        if (calls[tag].epoch > lost) lost = calls[tag].epoch;
     }
+    if (lost != 0) member_adopt_loss(p->mind, lost); // in retry mode every end names an epoch, and all the same
     if (!again) {
         p->program->phase++;
         reduce(s, slot);
         return;
     }
-    if (lost != 0) member_adopt_loss(p->mind, lost);
     if (member_adopted(p->mind)->group_world < 2) {
         after_reduces(s, slot);
         return;
     }
     for (uint32_t tag = 0; tag < p->program->tags; tag++)
-        if (ops[tag].phase != OP_OK) post(s, slot, tag);
+        if (calls[tag].state != CALL_OK) post(s, slot, tag);
 }
 
 static void begin_reduces(struct pccl_sim *s, int slot) {
@@ -253,7 +256,7 @@ void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action
 
 static bool go_on_leaving(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    if (p->engine->kept_count > 0 && p->engine->now.count > 1 && s->now < p->program->leave_by) {
+    if (p->engine->book.kept.count > 0 && p->engine->now.count > 1 && s->now < p->program->leave_by) {
         sim_push_for(s, slot, EVENT_PROGRAM, s->now + LOOK_MS * MS_NS);
         return false;
     }

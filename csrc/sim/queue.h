@@ -50,8 +50,9 @@ struct frame {
     uint16_t type;
     uint16_t shard, hop;
     uint8_t name_count;
+    uint16_t segment;
     uint32_t sequence, extra;
-    uint32_t variant;      // of the arguments
+    struct wire_fingerprint fingerprint;
     uint32_t contributors; // slots in `value`
     uint64_t run, epoch, tag, offset, value;
     struct wire_op_name names[ACKS_MOST];

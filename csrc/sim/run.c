@@ -99,6 +99,7 @@ static void end_process(struct pccl_sim *s, int slot) {
     member_output_fini(&p->out);
     delta_free(p->state->delta);
     p->state->delta = NULL;
+    engine_model_end(p->engine);
     *p = (struct process){.tick_at = INT64_MAX, .engine = p->engine, .state = p->state, .program = p->program};
 }
 

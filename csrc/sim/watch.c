@@ -184,7 +184,8 @@ static void judge_calls(struct pccl_sim *s) {
         char ops[TEXT_BYTES] = "";
         for (uint32_t tag = 0, at = 0;
              tag < p->program->tags && p->program->step == STEP_REDUCING && at < TEXT_BYTES - 100; tag++) {
-            const struct op *op = &p->engine->ops[tag];
+            const struct op *op = book_find(&p->engine->book, tag);
+            if (op == NULL) continue;
             at += (uint32_t)snprintf(ops + at, TEXT_BYTES - at, "; op (%llu, %u, %u) in phase %d%s",
                                      (unsigned long long)op->name.epoch, tag, op->name.sequence, (int)op->phase,
                                      op->frozen ? ", frozen" : "");
@@ -196,9 +197,25 @@ static void judge_calls(struct pccl_sim *s) {
                  (long long)((s->now - since) / MS_NS), (long long)(s->limit_ns / MS_NS),
                  (unsigned long long)member_header(p->mind).epoch,
                  (unsigned long long)judge_truth(s, member_header(p->mind).run)->number,
-                 (unsigned long long)p->engine->now.epoch, p->engine->now.ready ? "linked" : "not linked",
+                 (unsigned long long)p->engine->now.epoch, p->engine->book.ready ? "linked" : "not linked",
                  p->program->vote, ops);
         return;
+    }
+}
+
+// What a peer holds for others, and of them.
+static void judge_memory(struct pccl_sim *s) {
+    for (int slot = 0; slot < (int)s->peers; slot++) {
+        const struct process *p = &s->processes[slot];
+        uint32_t early = 0;
+        if (!p->running) continue;
+        for (uint32_t rank = 0; rank < p->engine->book.now.count; rank++)
+            if (p->engine->book.now.members[rank] != NULL) early += p->engine->book.now.members[rank]->early_count;
+        if (p->engine->book.kept.count > KEPT_MOST)
+            sim_fail(s, "bounded memory", "peer %d keeps %zu results for members that must have them", slot + 1,
+                     p->engine->book.kept.count);
+        if (early > EARLY_MOST)
+            sim_fail(s, "bounded memory", "peer %d holds %u frames of ops that it has not posted", slot + 1, early);
     }
 }
 
@@ -206,5 +223,6 @@ void watch_look(struct pccl_sim *s) {
     for (uint32_t i = 0; i < RUNS_MOST; i++) judge_dead(s, &s->truths->runs[i]);
     if (s->master_count > 1) judge_masters(s);
     judge_calls(s);
+    judge_memory(s);
     judge_progress(s);
 }

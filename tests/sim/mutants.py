@@ -22,11 +22,9 @@ SOURCES = [
     "csrc/base/log.c",
     "csrc/base/platform.c",
     "csrc/net/arrival.c",
-    "csrc/ops/epoch.c",
     "csrc/peer/seek.c",
     "csrc/compute/hash.c",
     "csrc/compute/kernels.c",
-    "csrc/ops/plan.c",
     "csrc/net/roster.c",
     "csrc/net/socket.c",
     "csrc/net/wire.c",
@@ -41,6 +39,7 @@ SOURCES = [
         for pattern in (
             *(f"peer/{name}.c" for name in ("ballot", "decision", "member", "mesh", "recovery", "testament")),
             "master/*.c",
+            "ops/*.c",
             "sim/*.c",
         )
         for path in (ROOT / "csrc").glob(pattern)
@@ -155,7 +154,7 @@ MUTANTS = [
         file="master/rounds.c",
         old="    if (success) {\n        round->committed = true;",
         new="    if (!success && round->committed) round->expected++;\n    if (success) {\n        round->committed = true;",
-        first=16001,
+        first=24001,
     ),
     Mutant(
         name="receiver_gives",  # the donors in the plan are the receivers
@@ -358,6 +357,85 @@ MUTANTS = [
         file="peer/testament.c",
         old="barrier->value = outcome->value;",
         new="barrier->value = 0;",
+    ),
+    Mutant(
+        name="redo_without_input",  # an op begins again from what it has written over its input
+        file="ops/book_epochs.c",
+        old="    op->restart = true;\n",
+        new="",
+    ),
+    Mutant(
+        name="all_reported_done",  # a large op that is not complete here is reported so
+        file="ops/book_epochs.c",
+        old="op->phase == OP_COMPLETE ? WIRE_OP_DONE",
+        new="op->path != PLAN_SMALL ? WIRE_OP_DONE",
+    ),
+    Mutant(
+        name="early_of_the_old_epoch",  # what came early outlives its group epoch
+        file="ops/book_epochs.c",
+        old="    early_clear(&book->early, &book->driver);\n",
+        new="",
+    ),
+    Mutant(
+        name="tells_the_lost",  # the outcome names the members of the epoch in which the op was begun first
+        file="ops/book.c",
+        old="op->reduce.tell && op->members != book->members",
+        new="op->reduce.tell && op->members == NULL",
+    ),
+    Mutant(
+        name="lost_again",  # an op is lost by the loss that its caller has adopted
+        file="ops/book.c",
+        old="if (book->losses[i] > adopted) return",
+        new="if (book->losses[i] >= adopted) return",
+    ),
+    Mutant(
+        name="supplies_nobody_later",  # what was to be supplied before the links were there never is
+        file="ops/book.c",
+        old="    kept_supply(&book->kept, &book->driver);\n",
+        new="",
+    ),
+    Mutant(
+        name="supplied_is_not_kept",  # who was supplied has nothing for the others when the supplier dies
+        file="ops/book.c",
+        old="    keep(book, kept, op, result);\n    acknowledge(book, op, true);",
+        new="    free(kept);\n    driver->put(driver->context, result);\n    acknowledge(book, op, true);",
+        seeds=4000,
+    ),
+    Mutant(
+        name="retry_ends",  # an op in retry mode ends with a loss as any other
+        file="ops/book_epochs.c",
+        old="    if (op->reduce.retry)\n        redo(book, op);",
+        new="    if (op->reduce.retry && op->whole == NULL)\n        redo(book, op);",
+    ),
+    Mutant(
+        name="last_segment_forgotten",
+        file="ops/segments.c",
+        old="if (s->next == s->count || s->failure",
+        new="if (s->next + 1 == s->count || s->failure",
+    ),
+    Mutant(
+        name="segments_of_the_old_name",  # in a new group epoch segments keep their sequence
+        file="ops/segments.c",
+        old="if (s->epoch != epoch && !tag_counter_take",
+        new="if (s->epoch == 0 && !tag_counter_take",
+    ),
+    Mutant(
+        name="segments_begin_once",  # of those under way one that was committed is not followed by the next
+        file="ops/book.c",
+        old="    begin_segments(book, whole);\n    end_when_over(book, whole);\n}\n\nvoid book_release",
+        new="    end_when_over(book, whole);\n}\n\nvoid book_release",
+    ),
+    Mutant(
+        name="segment_numbers_repeat",
+        file="ops/segments.c",
+        old="    op->name.segment = (uint16_t)s->next++;",
+        new="    op->name.segment = (uint16_t)(s->next++ % 5);",
+    ),
+    Mutant(
+        name="goes_on_frozen",  # an op is moved on in the midst of a new group epoch
+        file="ops/book_epochs.c",
+        old="        op->frozen = true;\n",
+        new="",
     ),
 ]
 

@@ -1,0 +1,357 @@
+// What a member has reduced is a sum of random numbers, so that it tells who is in it, once each.
+#include "sim/mover.h"
+
+#include <stdlib.h>
+
+#include "sim/controls.h"
+#include "sim/links.h"
+#include "sim/refuse.h"
+#include "sim/trace.h"
+
+// What moves an op of the book, behind it.
+struct moving {
+    uint64_t input;
+    bool dirty;       // there are results in its place
+    uint32_t members; // slots, of the epoch in which it was begun
+    // small: slots
+    uint32_t missing, arrived, owed, eager;
+    // large
+    bool next_ready;
+    uint32_t to_receive, to_send;
+    uint32_t shards, results; // that travel in the model; that are here
+    struct frame held[HELD_MOST];
+    uint32_t held_count;
+    // of what has been reduced
+    uint64_t value;
+    uint32_t contributors;
+};
+
+const size_t mover_work_bytes = sizeof(struct moving);
+
+uint32_t mover_members(const struct op *op) { return ((const struct moving *)op->work)->members; }
+
+// ---- helpers ----
+
+static struct neighbour *neighbour_of(struct op_member *member) { return (struct neighbour *)(void *)member; }
+
+static uint32_t bit(const struct op_member *member) {
+    return 1U << ((const struct neighbour *)(const void *)member)->slot;
+}
+
+struct op_member *mover_member(struct engine_model *e, uint32_t rank) {
+    return e->book.now.members[rank % e->now.count];
+}
+static struct op_member *successor(struct engine_model *e) { return mover_member(e, e->now.rank + 1); }
+static struct op_member *predecessor(struct engine_model *e) { return mover_member(e, e->now.rank + e->now.count - 1); }
+
+struct block *mover_block(uint32_t bytes, uint64_t value, uint32_t contributors) {
+    struct block *block = refuse_never(sizeof *block);
+    *block = (struct block){1, bytes, contributors, value};
+    return block;
+}
+
+void mover_block_put(struct block *block) {
+    if (block != NULL && --block->references == 0) free(block);
+}
+
+static struct frame frame_of(const struct engine_model *e, const struct op *op, uint16_t type) {
+    return (struct frame){.type = type,
+                          .run = e->run,
+                          .epoch = e->now.epoch,
+                          .tag = op->name.tag,
+                          .sequence = op->name.sequence,
+                          .segment = op->name.segment,
+                          .fingerprint = op->reduce.fingerprint};
+}
+
+void mover_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame) {
+    const struct neighbour *n = neighbour_of(to);
+    if (e->sim->processes[n->slot].life == n->life) sim_send(e->sim, e->slot, n->slot, index, frame);
+}
+
+void mover_wake(struct engine_model *e) {
+    struct pccl_sim *s = e->sim;
+    if (e->woken) return;
+    e->woken = true;
+    sim_push_for(s, e->slot, EVENT_ENGINE, s->now + (sim_chance(s, 4) ? (int64_t)sim_below(s, 3 * MS_NS) : 0));
+}
+
+// What the call gave for this op, or segment.
+static uint64_t input_of(const struct engine_model *e, const struct op *op) {
+    return sim_mix(e->calls[op->reduce.tag].input + op->name.segment);
+}
+
+struct judged_op mover_shown(const struct engine_model *e, const struct op *op) {
+    const struct moving *m = op->work;
+    enum engine_result result = op->outcome.result;
+    return (struct judged_op){.name = op->name,
+                              .ring = &e->now,
+                              .small = op->path == PLAN_SMALL,
+                              .calls = e->calls[op->reduce.tag].calls,
+                              .input = input_of(e, op),
+                              .value = m->value,
+                              .contributors = m->contributors,
+                              .shards = m->shards,
+                              .results = m->results,
+                              .outcome = op->phase != OP_ENDED   ? OUTCOME_NONE
+                                         : result == ENGINE_OK   ? OUTCOME_OK
+                                         : result == ENGINE_LOST ? OUTCOME_LOST
+                                                                 : OUTCOME_MISMATCH};
+}
+
+// ---- small ops ----
+
+static void complete_small(struct engine_model *e, struct op *op) {
+    struct moving *m = op->work;
+    if (m->missing > 0 || op->accused) return;
+    struct judged_op judged = mover_shown(e, op);
+    judge_reduced(e->sim, e->slot, &judged);
+    op->result = mover_block((uint32_t)op->bytes, m->value, m->contributors);
+    book_complete(&e->book, op);
+}
+
+static void send_input(struct engine_model *e, struct op *op, struct op_member *to) {
+    struct frame mine = frame_of(e, op, WIRE_SMALL);
+    mine.value = ((struct moving *)op->work)->input;
+    mine.contributors = 1U << e->slot;
+    acks_drop_implied(to, &op->name);
+    mover_send(e, to, 0, &mine);
+}
+
+// Takes the block. What is known to have posted the op gets the input that is owed to it.
+static void take_input(struct engine_model *e, struct op *op, struct op_member *from, struct block *block) {
+    struct moving *m = op->work;
+    if (m->eager & bit(from)) neighbour_of(from)->eager_bytes -= op->bytes;
+    m->eager &= ~bit(from);
+    if (m->owed & bit(from)) send_input(e, op, from);
+    m->owed &= ~bit(from);
+    if (block != NULL && (m->arrived & bit(from)) == 0) {
+        m->arrived |= bit(from);
+        m->value += block->value;
+        m->contributors |= block->contributors;
+        m->missing--;
+    }
+    mover_block_put(block);
+}
+
+static void meet(struct engine_model *e, struct op *op, struct op_member *other) {
+    struct moving *m = op->work;
+    struct early *posted = book_early(&e->book, op, other, WIRE_POSTED);
+    struct early *input = book_early(&e->book, op, other, WIRE_SMALL);
+    bool seen = posted != NULL || input != NULL;
+    if (!seen && neighbour_of(other)->eager_bytes + op->bytes > early_limit(e->now.count)) {
+        struct frame frame = frame_of(e, op, WIRE_POSTED);
+        m->owed |= bit(other);
+        acks_drop_implied(other, &op->name);
+        mover_send(e, other, 0, &frame);
+    } else {
+        if (!seen) {
+            m->eager |= bit(other);
+            neighbour_of(other)->eager_bytes += op->bytes;
+        }
+        send_input(e, op, other);
+    }
+    if (input != NULL) take_input(e, op, other, input->block);
+    free(posted);
+    free(input);
+}
+
+static void begin_small(struct engine_model *e, struct op *op) {
+    struct moving *m = op->work;
+    m->value = m->input;
+    m->contributors = 1U << e->slot;
+    m->missing = e->now.count - 1;
+    m->arrived = m->owed = m->eager = 0;
+    for (uint32_t step = 1; step < e->now.count; step++) meet(e, op, mover_member(e, e->now.rank + step));
+    complete_small(e, op);
+}
+
+// ---- large ops ----
+
+// The shards of an op that travel in the model.
+static bool travels(const struct op *op, uint32_t members, uint32_t shard) {
+    uint32_t first = (uint32_t)(sim_mix(op->name.epoch * 131 + op->name.tag) % members);
+    return (shard + members - first) % members < SHARDS_MOST;
+}
+
+static void complete_large(struct engine_model *e, struct op *op) {
+    struct process *p = &e->sim->processes[e->slot];
+    struct moving *m = op->work;
+    if (op->phase != OP_RUNNING || op->accused || m->to_receive > 0 || m->to_send > 0) return;
+    struct judged_op judged = mover_shown(e, op);
+    judge_reduced(e->sim, e->slot, &judged);
+    if (!book_complete(&e->book, op)) return;
+    judged = mover_shown(e, op);
+    judge_complete(e->sim, e->slot, &judged);
+    struct wire_op_done done = {op->name};
+    struct wire_header header = member_header(p->mind);
+    header.epoch = op->name.epoch;
+    struct wire_buffer frame = {0};
+    wire_encode_op_done(&frame, header, &done);
+    sim_send_master(e->sim, p, &frame);
+}
+
+static void forward(struct engine_model *e, struct op *op, const struct frame *frame) {
+    struct moving *m = op->work;
+    if (m->next_ready) {
+        mover_send(e, successor(e), 1 + frame->shard % LANES, frame);
+        m->to_send--;
+    } else if (m->held_count == HELD_MOST) {
+        sim_fail(e->sim, "bounded memory", "peer %d holds more chunks than an op has", e->slot + 1);
+    } else {
+        m->held[m->held_count++] = *frame;
+    }
+}
+
+static void next_is_ready(struct engine_model *e, struct op *op) {
+    struct moving *m = op->work;
+    if (m->next_ready) return;
+    m->next_ready = true;
+    uint32_t count = m->held_count;
+    m->held_count = 0;
+    for (uint32_t i = 0; i < count; i++) forward(e, op, &m->held[i]);
+    complete_large(e, op);
+}
+
+static void begin_large(struct engine_model *e, struct op *op) {
+    struct moving *m = op->work;
+    uint32_t n = e->now.count, rank = e->now.rank;
+    m->next_ready = false;
+    m->held_count = m->to_receive = m->to_send = m->shards = m->results = 0;
+    for (uint32_t shard = 0; shard < n; shard++) {
+        if (!travels(op, n, shard)) continue;
+        m->shards++;
+        m->to_send += shard == rank;
+        for (uint32_t hop = 0; hop <= 2 * n - 3; hop++) {
+            enum plan_step step = plan_ring_step(n, rank, shard, hop);
+            m->to_receive += step != PLAN_INVALID;
+            m->to_send += step != PLAN_INVALID && step != PLAN_GATHER_LAST;
+        }
+    }
+    struct early *posted = book_early(&e->book, op, successor(e), WIRE_READY);
+    struct frame ready = frame_of(e, op, WIRE_READY);
+    mover_send(e, predecessor(e), 0, &ready);
+    if (travels(op, n, rank)) {
+        struct frame chunk = frame_of(e, op, WIRE_CHUNK);
+        chunk.shard = (uint16_t)rank;
+        chunk.value = m->input;
+        chunk.contributors = 1U << e->slot;
+        forward(e, op, &chunk);
+    }
+    if (posted != NULL) next_is_ready(e, op);
+    free(posted);
+}
+
+struct wire_op mover_head(const struct frame *frame) {
+    return (struct wire_op){.tag = frame->tag,
+                            .fingerprint = frame->fingerprint,
+                            .sequence = frame->sequence,
+                            .segment = frame->segment,
+                            .extra = frame->extra};
+}
+
+void mover_chunk(struct engine_model *e, int from, const struct frame *frame) {
+    struct wire_op head = mover_head(frame);
+    struct op *op = book_find_running(&e->book, &head);
+    if (op == NULL)
+        sim_fail(e->sim, "no mixing", "peer %d got a chunk of op (%llu, %llu, %u) from %d, which it has not begun",
+                 e->slot + 1, (unsigned long long)frame->epoch, (unsigned long long)frame->tag, frame->sequence,
+                 from + 1);
+    if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->reduce.fingerprint, &frame->fingerprint))
+        return;
+    struct moving *m = op->work;
+    enum plan_step step = plan_ring_step(e->now.count, e->now.rank, frame->shard, frame->hop);
+    if (neighbour_of(predecessor(e))->slot != from || step == PLAN_INVALID || op->path == PLAN_SMALL ||
+        m->to_receive == 0) {
+        sim_fail(e->sim, "no mixing", "peer %d got a chunk of shard %u at hop %u from %d that it does not expect",
+                 e->slot + 1, frame->shard, frame->hop, from + 1);
+        return;
+    }
+    m->to_receive--;
+    struct frame next = *frame;
+    next.hop++;
+    if (step == PLAN_REDUCE || step == PLAN_REDUCE_LAST) {
+        if (frame->contributors >> e->slot & 1)
+            sim_fail(e->sim, "exactness", "peer %d is to add its input to a sum that has it", e->slot + 1);
+        next.value += m->input;
+        next.contributors |= 1U << e->slot;
+        m->dirty = true;
+    }
+    if (step != PLAN_REDUCE) {
+        bool first = m->results++ == 0;
+        if (!first && (m->value != next.value || m->contributors != next.contributors))
+            sim_fail(e->sim, "exactness", "two shards of an op hold different contributors at peer %d", e->slot + 1);
+        m->value = next.value;
+        m->contributors = next.contributors;
+    }
+    if (step != PLAN_GATHER_LAST) forward(e, op, &next);
+    complete_large(e, op);
+}
+
+// ---- what the book asks for ----
+
+// As if it lay in the result's place: who begins again without having put it back reduces something else.
+static void take_up_input(struct engine_model *e, struct op *op) {
+    struct moving *m = op->work;
+    if (op->restart) e->sim->counts[COUNT_OPS_REDONE]++;
+    if (op->restart) m->dirty = false;
+    op->restart = false;
+    m->input = m->dirty ? 1 : input_of(e, op);
+    m->value = m->contributors = m->shards = m->results = m->members = 0;
+    for (uint32_t rank = 0; rank < e->now.count; rank++) m->members |= 1U << e->now.slots[rank];
+    SIM_TRACE(e->sim, "peer %d: begins %s op (%llu, %llu, %u.%u)", e->slot + 1,
+              op->path == PLAN_SMALL ? "small" : "large", (unsigned long long)op->name.epoch,
+              (unsigned long long)op->name.tag, op->name.sequence, op->name.segment);
+    struct judged_op judged = mover_shown(e, op);
+    judge_begins(e->sim, e->slot, &judged);
+}
+
+bool mover_start(void *context, struct op *op) {
+    struct engine_model *e = context;
+    if (op->path == PLAN_SMALL) {
+        take_up_input(e, op);
+        begin_small(e, op);
+    } else {
+        op_list_append(&e->posted, op);
+        mover_wake(e);
+    }
+    return true;
+}
+
+void mover_signal(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
+                  struct block *block) {
+    struct engine_model *e = context;
+    (void)head;
+    if (op->path == PLAN_SMALL) {
+        take_input(e, op, from, block);
+        complete_small(e, op);
+    } else if (type == WIRE_READY) {
+        next_is_ready(e, op);
+    }
+}
+
+void mover_release(void *context, struct op *op) {
+    (void)context;
+    mover_block_put(op->result);
+    op->result = NULL;
+}
+
+bool mover_fill(void *context, struct op *op, struct block *result) {
+    struct engine_model *e = context;
+    struct moving *m = op->work;
+    if (result->bytes != op->bytes) return false;
+    e->sim->counts[COUNT_OPS_SUPPLIED]++;
+    m->value = result->value;
+    m->contributors = result->contributors;
+    struct judged_op judged = mover_shown(e, op);
+    judge_reduced(e->sim, e->slot, &judged);
+    return true;
+}
+
+void mover_obey(struct engine_model *e) {
+    for (struct op *op; (op = op_list_pop(&e->posted)) != NULL;) {
+        op->phase = OP_RUNNING;
+        take_up_input(e, op);
+        begin_large(e, op);
+    }
+}

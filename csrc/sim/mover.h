@@ -1,0 +1,83 @@
+// Two ways of moving an op, with one number in place of a tensor: small ones as data/movers/direct.c moves them, large
+// ones as data/movers/ring.c, by ops/plan.
+#ifndef PCCL_SIM_MOVER_H
+#define PCCL_SIM_MOVER_H
+
+#include "ops/book.h"
+#include "sim/judge_ops.h"
+#include "sim/queue.h"
+
+enum {
+    TAGS = 6,
+    SHARDS_MOST = 2, // of an op that travel, for those of all members
+    EARLY_MOST = 256,
+    KEPT_MOST = 128,
+    HELD_MOST = 8,
+    SEGMENTS_MOST = 8,
+};
+
+enum call_state { CALL_NONE, CALL_OPEN, CALL_OK, CALL_LOST, CALL_MISMATCHED };
+
+// A call of the program.
+struct call {
+    enum call_state state;
+    bool retry;
+    uint32_t variant, bytes;
+    uint64_t input;
+    uint64_t epoch;                  // to adopt, or 0
+    uint32_t calls;                  // with this tag in this phase of the program
+    uint32_t members[SEGMENTS_MOST]; // slots that are in each segment; 0: it is not committed
+};
+
+// Another process, as long as this one knows it.
+struct neighbour {
+    struct op_member member; // first
+    struct neighbour *next;
+    int slot;
+    uint32_t life;
+    bool dropped;
+    uint64_t eager_bytes; // of inputs sent before it is known to have posted their ops
+};
+
+// A peer's data plane.
+struct engine_model {
+    struct pccl_sim *sim; // NULL: it has ended, or never begun
+    int slot;
+    uint64_t run;
+    struct ring now, pending;
+    struct op_member **next_members; // of `pending`, by rank; owned
+    bool woken;
+    struct neighbour *neighbours; // owned
+    struct book book;
+    struct op_list posted; // large, to be begun
+    struct call calls[TAGS];
+};
+
+// An input or a result.
+struct block {
+    uint32_t references, bytes, contributors;
+    uint64_t value;
+};
+
+extern const size_t mover_work_bytes; // behind each op
+
+struct block *mover_block(uint32_t bytes, uint64_t value, uint32_t contributors);
+void mover_block_put(struct block *block); // NULL is allowed
+struct wire_op mover_head(const struct frame *frame);
+struct op_member *mover_member(struct engine_model *e, uint32_t rank); // NULL: this one
+void mover_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame);
+void mover_wake(struct engine_model *e);
+struct judged_op mover_shown(const struct engine_model *e, const struct op *op);
+uint32_t mover_members(const struct op *op); // slots, of the epoch in which it was begun
+
+// As in ops/driver.h.
+bool mover_start(void *context, struct op *op);
+void mover_signal(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
+                  struct block *block);
+void mover_release(void *context, struct op *op);
+bool mover_fill(void *context, struct op *op, struct block *result);
+
+void mover_obey(struct engine_model *e); // begins the large ops that were started
+void mover_chunk(struct engine_model *e, int from, const struct frame *frame);
+
+#endif

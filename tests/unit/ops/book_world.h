@@ -1,0 +1,183 @@
+// For tests of the ops' mind: one book, driven by hand. What it asks for is written down, in order, in short words.
+#ifndef PCCL_TESTS_BOOK_WORLD_H
+#define PCCL_TESTS_BOOK_WORLD_H
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "ops/book.h"
+
+enum { MEMBERS = 4, LARGE = 4 << 20, DIVIDED = 8 << 21 }; // bytes; DIVIDED: 8 segments
+
+struct block {
+    int references;
+};
+
+static struct book book;
+static struct op_member others[MEMBERS]; // by number; 0 is this one
+static struct op *started[64];           // the newest last
+static size_t started_count;
+static char said[4096];
+static int blocks; // that somebody refers to
+
+static inline void say(const char *format, ...) {
+    size_t length = strlen(said);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(said + length, sizeof said - length, format, arguments);
+    va_end(arguments);
+}
+
+// What was said since the last time, and only that.
+static inline void check_said(const char *expected) {
+    if (!CHECK(strcmp(said, expected) == 0)) fprintf(stderr, "it said: %s\n", said);
+    said[0] = '\0';
+}
+
+static inline struct block *block_new(void) {
+    struct block *block = malloc(sizeof *block);
+    REQUIRE(block != NULL);
+    block->references = 1;
+    blocks++;
+    return block;
+}
+
+static inline void put(void *context, struct block *block) {
+    (void)context;
+    if (--block->references > 0) return;
+    blocks--;
+    free(block);
+}
+
+static inline bool start(void *context, struct op *op) {
+    (void)context;
+    started[started_count++ % 64] = op;
+    say("start %d.%d%s ", (int)op->name.tag, op->name.segment, op->restart ? " again" : "");
+    if (op->path != PLAN_SMALL) op->phase = OP_RUNNING;
+    op->restart = false;
+    return true;
+}
+
+static inline void signal_op(void *context, struct op *op, struct op_member *from, uint16_t type,
+                             const struct wire_op *head, struct block *block) {
+    (void)head, (void)type;
+    say("signal %d from %d ", (int)op->name.tag, (int)(from - others));
+    if (block != NULL) put(context, block);
+}
+
+static inline void release(void *context, struct op *op) {
+    if (op->result != NULL) put(context, op->result);
+    op->result = NULL;
+}
+
+static inline bool fill(void *context, struct op *op, struct block *result) {
+    (void)context, (void)result;
+    say("fill %d ", (int)op->name.tag);
+    return true;
+}
+
+static inline void ended(void *context, struct op *op) {
+    (void)context;
+    say("end %d: %d ", (int)op->reduce.tag, (int)op->outcome.result);
+}
+
+static inline void forget(void *context, struct op *op, bool restore) {
+    (void)context;
+    if (restore) say("restore %d.%d ", (int)op->reduce.tag, op->name.segment);
+}
+
+static inline void acknowledge(void *context, struct op_member *to, const struct wire_op_name *names, uint32_t count,
+                               bool ask) {
+    (void)context, (void)names;
+    say("ack %d to %d%s ", (int)count, (int)(to - others), ask ? " and ask" : "");
+}
+
+static inline void supply(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result) {
+    (void)context, (void)result;
+    say("supply %d to %d ", (int)name->tag, (int)(to - others));
+}
+
+static inline void settled(void *context) {
+    (void)context;
+    say("settled ");
+}
+
+static inline void accuse(void *context, const struct wire_mismatch *mismatch) {
+    (void)context;
+    say("accuse %d ", mismatch->other.bytes[0]);
+}
+
+static inline void roll(void *context) {
+    (void)context;
+    say("roll ");
+}
+
+static inline void failed(void *context) {
+    (void)context;
+    say("failed ");
+}
+
+static inline void begin(void) {
+    static const struct op_driver driver = {NULL,        start,  signal_op, release, fill, ended, forget,
+                                            acknowledge, supply, settled,   accuse,  roll, put,   failed};
+    struct wire_id self = {{0}};
+    said[0] = '\0';
+    started_count = 0;
+    for (uint8_t i = 0; i < MEMBERS; i++) others[i] = (struct op_member){.id.bytes = {i}, .rank = UINT32_MAX};
+    book_init(&book, &self, &driver, 8);
+}
+
+static inline void end(void) {
+    book_end_all(&book);
+    book_fini(&book);
+    CHECK_EQ(blocks, 0);
+}
+
+// Enters an epoch with as many members; says where each op stood.
+static inline void enter(uint64_t number, uint32_t count) {
+    static const char *const states[] = {"?", "open", "done", "kept"};
+    struct book_epoch epoch = {.epoch = number,
+                               .latency_us = 100,
+                               .megabytes_per_s = 1000,
+                               .count = count,
+                               .members = calloc(count, sizeof(struct op_member *))};
+    struct wire_report report;
+    REQUIRE(epoch.members != NULL);
+    for (uint32_t i = 1; i < count; i++) epoch.members[i] = &others[i];
+    REQUIRE(book_enter(&book, &epoch, &report));
+    for (uint32_t i = 0; i < report.count; i++)
+        say("%s %d.%d ", states[report.ops[i].state], (int)report.ops[i].name.tag, report.ops[i].name.segment);
+    free(report.ops);
+}
+
+static inline struct op *post(uint64_t tag, uint64_t bytes, bool retry) {
+    static uint8_t nothing;
+    struct engine_reduce reduce = {
+        .send = &nothing, .recv = &nothing, .tag = tag, .fingerprint = {.count = bytes}, .retry = retry, .tell = true};
+    struct op *op = NULL;
+    CHECK(book_post(&book, &reduce, 1, book.now.epoch, &op) == ENGINE_OK);
+    return op;
+}
+
+static inline void verdict(enum wire_verdict_kind kind, const struct op *op) {
+    static struct wire_verdict message;
+    message = (struct wire_verdict){.name = op->name, .kind = (uint8_t)kind, .text = {3, "why"}};
+    book_verdict(&book, &message);
+}
+
+static inline struct engine_outcome take(struct op *op) {
+    struct engine_outcome outcome;
+    book_take(&book, op, &outcome);
+    return outcome;
+}
+
+// A small op has all inputs.
+static inline void complete_small(struct op *op) {
+    op->result = block_new();
+    CHECK(!book_complete(&book, op));
+}
+
+#endif

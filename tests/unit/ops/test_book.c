@@ -1,0 +1,233 @@
+// The ops' mind, driven by hand: what it asks for when calls, signals, epochs and verdicts come.
+#include "ops/book_world.h"
+
+static void test_large(void) {
+    begin();
+    check_case("a large op begins when the links are there, and ends when all have it");
+    enter(1, 3);
+    struct op *op = post(7, LARGE, false);
+    check_said("");
+    book_links_ready(&book);
+    check_said("start 7.0 ");
+    CHECK(book_complete(&book, op));
+    verdict(WIRE_VERDICT_COMMIT, op);
+    check_said("end 7: 0 ");
+    struct engine_outcome outcome = take(op);
+    CHECK_EQ(outcome.info.contributors, 3);
+    CHECK_EQ(outcome.contributors->count, 1);
+    CHECK_EQ(outcome.contributors->ranges[0].count, 3);
+    free(outcome.contributors);
+    end();
+}
+
+static void test_freeze(void) {
+    begin();
+    check_case("after a loss an op ends, one in retry mode begins again from its input");
+    enter(1, 3);
+    book_links_ready(&book);
+    struct op *first = post(1, LARGE, false), *second = post(2, LARGE, true), *third = post(3, LARGE, false);
+    CHECK(book_complete(&book, third));
+    check_said("start 1.0 start 2.0 start 3.0 ");
+    book_note_loss(&book, 2);
+    enter(2, 2);
+    struct op *late = post(4, LARGE, false); // has adopted epoch 2
+    book_links_ready(&book);
+    CHECK(strstr(said, "open 1.0") != NULL && strstr(said, "open 2.0") != NULL && strstr(said, "done 3.0") != NULL &&
+          strstr(said, "start 4.0") != NULL);
+    said[0] = '\0';
+    CHECK(!book_complete(&book, first) || first->frozen);
+    verdict(WIRE_VERDICT_ABORT, first);
+    verdict(WIRE_VERDICT_ABORT, second);
+    verdict(WIRE_VERDICT_COMMIT, third);
+    check_said("end 1: 2 start 2.0 again end 3: 0 ");
+    CHECK_EQ(first->outcome.epoch, 2);
+    CHECK_EQ(second->contributors, 2);
+    CHECK_EQ(late->name.sequence, 1);
+    end();
+    begin();
+    check_case("a call that counts on a lost member is lost before it begins");
+    enter(1, 3);
+    struct op *waits = post(1, LARGE, false), *counts_on_nobody = post(2, LARGE, true);
+    book_note_loss(&book, 2);
+    enter(2, 2);
+    check_said("end 1: 2 ");
+    CHECK(waits->phase == OP_ENDED && counts_on_nobody->phase == OP_WAITING);
+    book_links_ready(&book);
+    check_said("start 2.0 ");
+    end();
+}
+
+static void test_relink(void) {
+    begin();
+    check_case("without a loss an op is redone unseen");
+    enter(1, 2);
+    book_links_ready(&book);
+    struct op *op = post(1, LARGE, false);
+    enter(2, 2);
+    verdict(WIRE_VERDICT_REDO, op);
+    check_said("start 1.0 open 1.0 ");
+    book_links_ready(&book);
+    check_said("start 1.0 again ");
+    CHECK_EQ(op->name.epoch, 2);
+    end();
+}
+
+static void test_kept(void) {
+    begin();
+    check_case("a small result is kept until all others have it");
+    enter(1, 3);
+    book_links_ready(&book);
+    struct op *op = post(1, 100, false);
+    complete_small(op);
+    check_said("start 1.0 end 1: 0 ");
+    struct wire_op_name name = op->name;
+    CHECK_EQ(book.kept.count, 1);
+    book_acked(&book, &others[1], &name, 1, false);
+    book_acked(&book, &others[1], &name, 1, false); // repeated
+    CHECK_EQ(book.kept.count, 1);
+    struct wire_op next = {.tag = 1, .sequence = 2, .fingerprint = {.count = 100}};
+    CHECK(book_signal(&book, &others[2], WIRE_POSTED, &next, NULL, 0)); // implies it
+    check_said("settled ");
+    CHECK_EQ(book.kept.count, 0);
+    check_case("what others ask for is acknowledged at once, also later");
+    book_acked(&book, &others[1], NULL, 0, true);
+    check_said("ack 1 to 1 ");
+    free(take(op).contributors);
+    op = post(1, 100, false);
+    complete_small(op);
+    check_said("start 1.0 ack 1 to 1 end 1: 0 ");
+    book_settle(&book);
+    check_said("ack 0 to 1 and ask ack 2 to 2 and ask ");
+    check_case("nobody waits for a member that is forgotten");
+    book_forget(&book, &others[1]);
+    check_said("");
+    book_forget(&book, &others[2]);
+    check_said("settled ");
+    end();
+}
+
+static void test_supply(void) {
+    begin();
+    check_case("a kept result is supplied to those that lack it, once the links are there");
+    enter(1, 3);
+    book_links_ready(&book);
+    struct op *op = post(1, 100, false);
+    complete_small(op);
+    enter(2, 3);
+    check_said("start 1.0 end 1: 0 kept 1.0 ");
+    static struct wire_verdict message;
+    message = (struct wire_verdict){.name = op->name, .kind = WIRE_VERDICT_COMMIT, .count = 1, .needy = {{{2}}}};
+    message.supplier.bytes[1] = 1; // another one
+    book_verdict(&book, &message);
+    check_said("");
+    book.self = message.supplier;
+    book_verdict(&book, &message);
+    check_said("");
+    book_links_ready(&book);
+    check_said("supply 1 to 2 ");
+    end();
+    begin();
+    check_case("who is supplied holds the result for the others, and tells them that it has it");
+    enter(1, 3);
+    book_links_ready(&book);
+    op = post(1, 100, false);
+    struct wire_op_name name = op->name;
+    book_supplied(&book, &name, block_new()); // not frozen: from nobody who may
+    check_said("start 1.0 ");
+    enter(2, 3);
+    name.sequence++;
+    book_supplied(&book, &name, block_new()); // another op
+    check_said("open 1.0 ");
+    name.sequence--;
+    book_supplied(&book, &name, block_new());
+    check_said("fill 1 ack 1 to 1 ack 1 to 2 end 1: 0 ");
+    CHECK_EQ(book.kept.count, 1);
+    end();
+}
+
+static void test_early(void) {
+    begin();
+    check_case("what comes before its op waits for it");
+    enter(1, 3);
+    book_links_ready(&book);
+    struct wire_op head = {.tag = 1, .sequence = 1, .fingerprint = {.count = 100}};
+    CHECK(book_signal(&book, &others[1], WIRE_SMALL, &head, block_new(), 100));
+    CHECK_EQ(others[1].early_count, 1);
+    struct op *op = post(1, 100, false);
+    CHECK(book_early(&book, op, &others[2], WIRE_SMALL) == NULL);
+    struct early *early = book_early(&book, op, &others[1], WIRE_SMALL);
+    REQUIRE(early != NULL);
+    put(NULL, early->block);
+    free(early);
+    CHECK_EQ(others[1].early_count, 0);
+    check_said("start 1.0 ");
+    CHECK(book_signal(&book, &others[2], WIRE_SMALL, &head, block_new(), 100));
+    check_said("signal 1 from 2 ");
+    check_case("a member that sends more than it may is told off, and the next epoch forgets all");
+    head.tag = 2;
+    CHECK(book_signal(&book, &others[1], WIRE_SMALL, &head, block_new(), EARLY_BYTES));
+    CHECK(!book_signal(&book, &others[1], WIRE_SMALL, &head, block_new(), 1));
+    CHECK(book_signal(&book, &others[2], WIRE_SMALL, &head, block_new(), 1));
+    enter(2, 3);
+    CHECK(others[1].early_bytes == 0 && others[1].early_count == 0 && others[2].early_count == 0);
+    end();
+}
+
+static void test_mismatch(void) {
+    begin();
+    check_case("other arguments accuse once, and the op ends when the epoch after the verdict freezes it");
+    enter(1, 3);
+    book_links_ready(&book);
+    struct wire_op head = {.tag = 1, .sequence = 1, .fingerprint = {.count = 99}};
+    CHECK(book_signal(&book, &others[1], WIRE_READY, &head, NULL, 0));
+    struct op *op = post(1, LARGE, false);
+    CHECK(book_signal(&book, &others[2], WIRE_READY, &head, NULL, 0));
+    check_said("accuse 1 start 1.0 ");
+    CHECK(!book_complete(&book, op));
+    verdict(WIRE_VERDICT_MISMATCH, op);
+    check_said("");
+    enter(2, 3);
+    check_said("end 1: 3 ");
+    CHECK(strcmp(take(op).text, "why") == 0);
+    check_case("a mismatch of a call that was not made yet ends that call");
+    struct op unmade = {.name = {2, 5, 1, 0}};
+    verdict(WIRE_VERDICT_MISMATCH, &unmade);
+    op = post(5, LARGE, false);
+    check_said("end 5: 3 ");
+    free(take(op).contributors);
+    check_case("a loss before it comes first");
+    book_note_loss(&book, 3);
+    unmade.name.epoch = 3;
+    verdict(WIRE_VERDICT_MISMATCH, &unmade);
+    op = post(5, LARGE, false); // counts on the members of epoch 2
+    check_said("end 5: 2 ");
+    CHECK_EQ(take(op).epoch, 3);
+    end();
+}
+
+static void test_limits(void) {
+    begin();
+    check_case("one call for a tag, and no more than may be live");
+    enter(1, 2);
+    post(0, LARGE, false);
+    struct engine_reduce reduce = {.tag = 0, .fingerprint.count = 1};
+    struct op *op;
+    CHECK(book_post(&book, &reduce, 1, 1, &op) == ENGINE_TAG_LIVE);
+    for (uint64_t tag = 1; tag < WIRE_MAX_LIVE_OPS; tag++) post(tag, LARGE, false);
+    reduce.tag = WIRE_MAX_LIVE_OPS;
+    CHECK(book_post(&book, &reduce, 1, 1, &op) == ENGINE_TOO_MANY);
+    said[0] = '\0';
+    end();
+}
+
+int main(void) {
+    test_large();
+    test_freeze();
+    test_relink();
+    test_kept();
+    test_supply();
+    test_early();
+    test_mismatch();
+    test_limits();
+    return check_status();
+}

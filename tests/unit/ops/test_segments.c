@@ -1,0 +1,141 @@
+// Ops made of ops, driven by hand.
+#include "ops/book_world.h"
+
+#include "ops/segments.h"
+
+static struct op *begin_divided(uint32_t members) {
+    begin();
+    enter(1, members);
+    book_links_ready(&book);
+    struct op *call = post(1, DIVIDED, true);
+    check_said("start 1.0 start 1.1 start 1.2 start 1.3 start 1.4 start 1.5 ");
+    CHECK_EQ(call->segments->count, 8);
+    CHECK_EQ(book.extra, PLAN_SEGMENTS_AHEAD - 1);
+    return call;
+}
+
+static void commit(struct op *op) {
+    CHECK(book_complete(&book, op));
+    verdict(WIRE_VERDICT_COMMIT, op);
+}
+
+static void test_in_order(void) {
+    check_case("a segment that is committed is followed by the next, and the call ends with the last");
+    struct op *call = begin_divided(3);
+    for (int i = 0; i < 8; i++) {
+        CHECK_EQ(started[i]->name.sequence, 1);
+        commit(started[i]);
+    }
+    check_said("start 1.6 start 1.7 end 1: 0 ");
+    CHECK(book.extra == 0 && book.live == 1);
+    struct engine_outcome outcome = take(call);
+    CHECK_EQ(outcome.contributors->count, 1);
+    CHECK_EQ(outcome.contributors->ranges[0].end, DIVIDED);
+    CHECK_EQ(outcome.epoch, 1);
+    free(outcome.contributors);
+    end();
+}
+
+static void test_loss(void) {
+    check_case("a loss costs the segments under way, and the outcome tells who is in which range");
+    struct op *call = begin_divided(3);
+    commit(started[0]);
+    commit(started[1]);
+    said[0] = '\0';
+    book_note_loss(&book, 2);
+    enter(2, 2);
+    said[0] = '\0';
+    struct op *open[PLAN_SEGMENTS_AHEAD];
+    for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++) open[i] = started[2 + i];
+    verdict(WIRE_VERDICT_COMMIT, open[0]); // not complete here: it never was
+    book_links_ready(&book);
+    check_said("");
+    for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++) verdict(WIRE_VERDICT_ABORT, open[i]);
+    check_said("start 1.2 again start 1.3 again start 1.4 again start 1.5 again start 1.6 again start 1.7 again ");
+    for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++) {
+        CHECK(open[i]->name.epoch == 2 && open[i]->name.sequence == 1);
+        commit(open[i]);
+    }
+    check_said("end 1: 0 ");
+    struct engine_outcome outcome = take(call);
+    REQUIRE(outcome.contributors != NULL && outcome.contributors->count == 2);
+    CHECK_EQ(outcome.epoch, 2);
+    CHECK_EQ(outcome.contributors->ranges[0].end, DIVIDED / 4);
+    CHECK_EQ(outcome.contributors->ranges[0].count, 3);
+    CHECK_EQ(outcome.contributors->ranges[1].count, 2);
+    free(outcome.contributors);
+    end();
+}
+
+static void test_alone(void) {
+    check_case("who is left alone loses the call, and is told which ranges are reduced");
+    struct op *call = begin_divided(2);
+    commit(started[0]);
+    book_note_loss(&book, 2);
+    enter(2, 1);
+    said[0] = '\0';
+    book_links_ready(&book);
+    for (int i = 1; i <= PLAN_SEGMENTS_AHEAD; i++) verdict(WIRE_VERDICT_ABORT, started[i]);
+    check_said("end 1: 2 ");
+    CHECK(book.extra == 0);
+    int parts = 0;
+    for (struct op *part = segments_part(call, NULL); part != NULL; part = segments_part(call, part)) parts++;
+    CHECK_EQ(parts, 1 + PLAN_SEGMENTS_AHEAD); // their inputs are to be put back
+    struct engine_outcome outcome = take(call);
+    REQUIRE(outcome.contributors != NULL && outcome.contributors->count == 2);
+    CHECK_EQ(outcome.contributors->ranges[1].count, 0);
+    free(outcome.contributors);
+    CHECK(book.live == 0);
+    end();
+}
+
+static void test_whole(void) {
+    check_case("where others run the op in one piece it begins anew with the next epoch, from its input");
+    begin_divided(3);
+    verdict(WIRE_VERDICT_WHOLE, started[0]);
+    check_said("");
+    enter(2, 3);
+    check_said("restore 1.0 restore 1.1 restore 1.2 restore 1.3 restore 1.4 restore 1.5 ");
+    CHECK(book.extra == 0);
+    book_links_ready(&book);
+    check_said("start 1.0 ");
+    struct op *op = started[started_count - 1];
+    CHECK(op->bytes == DIVIDED && op->reduce.fingerprint.mode == WIRE_MODE_WHOLE);
+    commit(op);
+    check_said("end 1: 0 ");
+    end();
+}
+
+static void test_mismatch(void) {
+    check_case("a mismatch of one segment ends the call, and no other one is begun");
+    struct op *call = begin_divided(3);
+    verdict(WIRE_VERDICT_MISMATCH, started[0]);
+    enter(2, 3);
+    CHECK(call->phase == OP_ENDED && call->outcome.result == ENGINE_MISMATCH);
+    check_said("end 1: 3 ");
+    end();
+}
+
+static void test_room(void) {
+    check_case("many calls have at least one segment under way each");
+    begin();
+    enter(1, 2);
+    book_links_ready(&book);
+    for (uint64_t tag = 0; tag < 1024; tag++) post(tag, DIVIDED, true);
+    CHECK_EQ(book.live, 1024);
+    CHECK_EQ(book.extra, 3 * WIRE_MAX_LIVE_OPS / 4);
+    for (size_t i = 0; i < TAG_SLOTS; i++)
+        for (struct op *op = book.table[i]; op != NULL; op = op->chain)
+            if (op->segments != NULL) CHECK(op->segments->live > 0);
+    end();
+}
+
+int main(void) {
+    test_in_order();
+    test_loss();
+    test_alone();
+    test_whole();
+    test_mismatch();
+    test_room();
+    return check_status();
+}
