@@ -47,6 +47,6 @@ def test_every_call_asks_whose_handle_it_is():
         name
         for name, parameters, body in functions
         if re.search(r"pcclComm_t \*comm\b|pcclMasterInstance_t \*master\b|pcclAsyncReduceOp_t \*reduce_handle\b", parameters)
-        and not re.search(r"REQUIRE_COMM|REQUIRE_MASTER|api_is_own|pccl_multi_new", body)
+        and not re.search(r"REQUIRE_COMM|REQUIRE_MASTER|api_is_own|api_retry_new", body)
     ]
     assert not found, "begin with REQUIRE_COMM or REQUIRE_MASTER: " + ", ".join(found)
