@@ -126,6 +126,9 @@ static void commit_candidate(struct run *run) {
     uint8_t kind = run->candidate.kind;
     uint64_t newer = candidate_commit(&run->candidate, &run->desk, &run->strikes);
     if (run->desk.count > before) quorum_admits(&run->quorum, &run->desk, before, newer);
+    // Who was lost before does not take the run back from newcomers alone: they may know of an epoch without it, and
+    // nobody would be in both.
+    if (before == 0) run->heard_number = run->desk.number + 1;
     votes_end(&run->votes, &run->desk, kind);
     run->phase = RUN_IDLE;
     enter_epoch(run, kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER);

@@ -239,7 +239,8 @@ static void on_control(struct pccl_sim *s, int slot, const struct event *event) 
         member_frame(p->mind, &event->header, event->body, s->now, &p->out);
         return;
     }
-    sim_close_controls(s, slot, true);
+    if (!event->flag)
+        sim_close_controls(s, slot, true); // else it is open, and the master hears that the peer leaves it
     member_disconnected(p->mind, event->flag ? "garbage" : "the master closed", s->now, &p->out);
 }
 

@@ -1128,6 +1128,18 @@ static void test_come_back(void) {
     CHECK(!boxes[1].closed && !boxes[2].closed);
     end();
 
+    begin("the last member is lost, and a newcomer may know of an epoch of its own: it does not take the run back");
+    form("a", 1);
+    hello('z', 1);
+    TAKE('z', WIRE_WELCOME);
+    header.epoch = 6;
+    say('a', header, WIRE_MOVED);
+    EPOCH("z", 8, UPDATE);
+    come_back("a", "a", 6);
+    EXPELLED('a', "went on without");
+    CHECK(!boxes['z' - 'a'].closed);
+    end();
+
     begin("of an older generation, or with another secret: as anybody else");
     form("ab", 1);
     resume(&(struct says){.who = 'd', .is = 'a', .members = "ab"});
