@@ -195,10 +195,11 @@ static bool drive(struct trial *t) {
 
 // Without an argument not every request is refused, but less and less of them: each further one after an eighth of
 // those before it, or, where trials take long, after half.
+// There the last way is left out too: it quantises 8 MiB a trial, and its threads are those of the ways before it.
 #ifdef __SANITIZE_THREAD__
-enum { SPREAD = 2 };
+enum { SPREAD = 2, LEFT_OUT = 1 };
 #else
-enum { SPREAD = 8 };
+enum { SPREAD = 8, LEFT_OUT = 0 };
 #endif
 
 // True: as many requests came as it took to refuse one.
@@ -248,7 +249,7 @@ int main(int count, char **arguments) {
         {"sharded segments", PLAN_SEGMENTED_MIN / sizeof(float), true, true, false},
     };
     uint32_t total = 0;
-    for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++)
+    for (size_t w = 0; w < sizeof ways / sizeof ways[0] - LEFT_OUT; w++)
         for (int in_place = 0; in_place < 2; in_place++)
             for (int all = 0; all < 2; all++) {
                 lasting = all;
