@@ -142,11 +142,12 @@ static void restore(struct engine *engine, struct op *op) {
 
 // In words, for a caller that has waited long. Only what is known here is told; others may be waiting, too.
 static void say_what_for(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
+    const struct mover *mover = mover_of(op);
     if (op->phase == OP_WAITING || op->frozen)
         snprintf(out, capacity, "the links to the members are being made, or a master is looked for");
     else if (op->phase == OP_COMPLETE)
         snprintf(out, capacity, "it is complete here, and other members have yet to complete it");
-    else if (op->phase != OP_RUNNING || !mover_of(op)->waits_for(engine, op, out, capacity))
+    else if (op->phase != OP_RUNNING || mover->waits_for == NULL || !mover->waits_for(engine, op, out, capacity))
         snprintf(out, capacity, "other members have yet to send their part, or wait for others themselves");
 }
 

@@ -22,7 +22,7 @@ struct mover {
                    const struct wire_op *head, struct block *block);
     // Nothing of the op is sent or received any more. Lock held.
     void (*release)(struct engine *engine, struct op *op);
-    // What the op waits for, in words. False: nothing that is known here. Lock held.
+    // What the op waits for, in words. False, or no function: nothing that is known here. Lock held.
     bool (*waits_for)(const struct engine *engine, const struct op *op, char *out, size_t capacity);
 
     // ---- if it has types; thread ----

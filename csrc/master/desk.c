@@ -79,7 +79,7 @@ void desk_forget(struct desk *desk, struct desk_peer *peer) {
 void desk_heard(struct desk *desk, struct desk_peer *peer, int64_t now_ns) {
     arrival_note(&peer->heard, now_ns, desk->limit_ns);
     // it may have grown less patient
-    desk->silence_at = desk_earlier(desk->silence_at, arrival_deadline_ns(&peer->heard, desk->limit_ns));
+    desk->silence_at = platform_earlier(desk->silence_at, arrival_deadline_ns(&peer->heard, desk->limit_ns));
 }
 
 const char *desk_name(char out[DESK_NAME_BYTES], const struct desk_peer *peer) {

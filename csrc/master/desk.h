@@ -82,7 +82,6 @@ void desk_init(struct desk *desk, int64_t limit_ns, uint64_t id_key, int64_t now
 void desk_fini(struct desk *desk);
 
 bool desk_run_equal(const struct desk_run *a, const struct desk_run *b);
-static inline int64_t desk_earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ---- peers ----
 

@@ -292,7 +292,7 @@ void gather_tick(struct gather *gather, struct desk *desk) {
         struct survivor *survivor = survivors->list[i];
         int64_t deadline = deadline_of(desk, survivor);
         if (deadline > desk->now_ns)
-            survivors->due_ns = desk_earlier(survivors->due_ns, deadline);
+            survivors->due_ns = platform_earlier(survivors->due_ns, deadline);
         else if (survivor->resumes)
             let_go(gather, desk, survivor, "had heard nothing of it for the heartbeat limit");
         else
@@ -314,5 +314,5 @@ void gather_woke(struct gather *gather, const struct desk *desk) {
 int64_t gather_next_deadline(const struct gather *gather, const struct desk *desk) {
     int64_t majority_until = gather->majority_at == INT64_MAX ? INT64_MAX : gather->majority_at + desk->limit_ns;
     if (gather->survivors.count == 0) return INT64_MAX;
-    return desk_earlier(gather->survivors.due_ns, desk->now_ns < majority_until ? majority_until : INT64_MAX);
+    return platform_earlier(gather->survivors.due_ns, desk->now_ns < majority_until ? majority_until : INT64_MAX);
 }

@@ -359,15 +359,15 @@ static void accept_some(struct master *master) {
 
 // ---- the loop ----
 
-static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
-
 static int64_t next_deadline(struct master *master) {
-    int64_t next = earlier(earlier(mind_next_deadline(master->mind), master->listener.resumes_ns), master->looks_ns);
-    next = earlier(next, others_deadline(&master->others));
+    int64_t next = platform_earlier(platform_earlier(mind_next_deadline(master->mind), master->listener.resumes_ns),
+                                    master->looks_ns);
+    next = platform_earlier(next, others_deadline(&master->others));
     if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] == 0) return next;
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         const struct conn *conn = &master->conns[i];
-        if (conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING) next = earlier(next, conn->deadline_ns);
+        if (conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING)
+            next = platform_earlier(next, conn->deadline_ns);
     }
     return next;
 }

@@ -324,10 +324,10 @@ const struct actions *mind_tick(struct mind *mind, int64_t now_ns) {
 int64_t mind_next_deadline(const struct mind *mind) {
     const struct desk *desk = &mind->run.desk;
     bool serves = desk->peer_count > 0, gathers = mind->gather.survivors.count > 0;
-    int64_t next = desk_earlier(gather_next_deadline(&mind->gather, desk), run_next_deadline(&mind->run));
-    if (serves || gathers) next = desk_earlier(next, desk->heartbeat_at);
-    if (serves && gathers) next = desk_earlier(next, mind->run.yields_until);
-    if (gathers && expects(mind)) next = desk_earlier(next, mind->run.survivors_until);
+    int64_t next = platform_earlier(gather_next_deadline(&mind->gather, desk), run_next_deadline(&mind->run));
+    if (serves || gathers) next = platform_earlier(next, desk->heartbeat_at);
+    if (serves && gathers) next = platform_earlier(next, mind->run.yields_until);
+    if (gathers && expects(mind)) next = platform_earlier(next, mind->run.survivors_until);
     return next;
 }
 

@@ -521,7 +521,7 @@ static void expel_silent(struct run *run) {
             desk_expel(desk, peer, "no heartbeat for %.1f s",
                        (double)(desk->now_ns - peer->heard.at_ns) / (double)SECOND_NS);
         else
-            desk->silence_at = desk_earlier(desk->silence_at, deadline);
+            desk->silence_at = platform_earlier(desk->silence_at, deadline);
     }
 }
 
@@ -548,12 +548,13 @@ void run_beat(struct run *run) {
 int64_t run_next_deadline(const struct run *run) {
     const struct desk *desk = &run->desk;
     if (desk->peer_count == 0) return INT64_MAX;
-    int64_t next = desk_earlier(desk->silence_at, run->waits.due_ns);
+    int64_t next = platform_earlier(desk->silence_at, run->waits.due_ns);
     uint32_t at = 0;
     for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;)
-        next = desk_earlier(next, run->breaks[desk_group_slot(desk, group)].due_ns);
-    if (run->phase == RUN_CANDIDATE && !run->candidate.judged) next = desk_earlier(next, run->candidate.deadline_ns);
-    if (run->phase == RUN_SURVEY) next = desk_earlier(next, run->survey.deadline_ns);
+        next = platform_earlier(next, run->breaks[desk_group_slot(desk, group)].due_ns);
+    if (run->phase == RUN_CANDIDATE && !run->candidate.judged)
+        next = platform_earlier(next, run->candidate.deadline_ns);
+    if (run->phase == RUN_SURVEY) next = platform_earlier(next, run->survey.deadline_ns);
     return next;
 }
 

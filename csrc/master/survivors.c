@@ -52,7 +52,7 @@ struct survivor *survivors_add(struct survivors *survivors, struct desk *desk, u
     survivor->heard_ns = survivor->since_ns = desk->now_ns;
     survivors->by_conn[conn] = survivor;
     survivors->due = true;
-    survivors->due_ns = desk_earlier(survivors->due_ns, desk->now_ns + desk->limit_ns);
+    survivors->due_ns = platform_earlier(survivors->due_ns, desk->now_ns + desk->limit_ns);
     if (survivors->count == 0 && desk->peer_count == 0) desk->heartbeat_at = desk->now_ns + desk->limit_ns / 5;
     survivors->list[survivors->count++] = survivor;
     return survivor;

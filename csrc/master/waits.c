@@ -18,7 +18,7 @@ void waits_init(struct waits *waits) {
 void waits_forget(struct waits *waits, uint32_t slot) { waits->told[slot] = (struct waits_told){0}; }
 
 void waits_begin(struct waits *waits, int64_t now_ns) {
-    waits->due_ns = desk_earlier(waits->due_ns, now_ns + FIRST_NS);
+    waits->due_ns = platform_earlier(waits->due_ns, now_ns + FIRST_NS);
 }
 
 static const char *call_of(uint8_t vote) {
@@ -112,8 +112,8 @@ void waits_tick(struct waits *waits, struct desk *desk, struct strikes *strikes,
             if (tells && !*once) actions_log(&desk->actions, LOG_NOTICE, "%s: %s", desk_place(place, peer), text);
             *once |= tells;
             told->next_ns =
-                desk->now_ns + (tells ? desk_earlier(desk->now_ns - since, AGAIN_MOST_MS * MS_NS) : FIRST_NS);
+                desk->now_ns + (tells ? platform_earlier(desk->now_ns - since, AGAIN_MOST_MS * MS_NS) : FIRST_NS);
         }
-        waits->due_ns = desk_earlier(waits->due_ns, told->next_ns);
+        waits->due_ns = platform_earlier(waits->due_ns, told->next_ns);
     }
 }

@@ -340,11 +340,11 @@ static void tick(struct control *t, int64_t now) {
     event_end(t, now);
 }
 
-static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
-
 static int64_t next_deadline(const struct control *t) {
     int64_t at = master_link_deadline(t->master);
-    return t->links == NULL ? at : earlier(at, earlier(member_deadline(t->c->mind), links_deadline(t->links)));
+    return t->links == NULL
+               ? at
+               : platform_earlier(at, platform_earlier(member_deadline(t->c->mind), links_deadline(t->links)));
 }
 
 // When to look again. An engine stays while connected.
@@ -397,7 +397,7 @@ static void *run(void *control) {
         take_link_events(t, now);
         master_link_watch(t->master);
         int64_t began = platform_now_ns();
-        int wait_ms = platform_wait_ms(began, earlier(watch_engine(t), next_deadline(t)));
+        int wait_ms = platform_wait_ms(began, platform_earlier(watch_engine(t), next_deadline(t)));
         int count = epoll_wait(t->epoll, events, EVENTS_PER_TURN, wait_ms);
         now = platform_now_ns();
         for (int i = 0; i < count; i++) handle(t, &events[i], now);

@@ -335,11 +335,6 @@ static void sent(struct engine *engine, struct op *op, const struct frame *frame
     check_complete(engine, op);
 }
 
-static bool waits_for(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
-    (void)engine, (void)op, (void)out, (void)capacity;
-    return false;
-}
-
 const struct mover sharded_mover = {
     .name = "sharded",
     .work_bytes = sizeof(struct sharded),
@@ -347,7 +342,6 @@ const struct mover sharded_mover = {
     .begin = begin,
     .signal = take_signal,
     .release = release,
-    .waits_for = waits_for,
     .place = place,
     .arrived = arrived,
     .next = next,
