@@ -68,6 +68,19 @@ static const struct frame *take_at(int line, char peer, enum wire_type type) {
 }
 #define TAKE(peer, type) take_at(__LINE__, peer, type)
 
+// The text tells of this; what ends a connection is followed by its end.
+static inline void text_at(int line, char peer, enum wire_type type, const char *part) {
+    const struct frame *frame = take_at(line, peer, type);
+    struct wire_text text;
+    char copy[WIRE_MAX_TEXT + 1] = {0};
+    check_that(wire_decode_text(frame->body, frame->header.length, &text), __FILE__, line, "text decodes");
+    memcpy(copy, text.chars, text.length);
+    check_report(strstr(copy, part) != NULL, __FILE__, line, "\"%s\" speaks of \"%s\"", copy, part);
+    check_that(boxes[peer - 'a'].closed == (type != WIRE_WAITING), __FILE__, line, "closed with the last words");
+}
+#define REFUSED(peer, part) text_at(__LINE__, peer, WIRE_REFUSED, part)
+#define EXPELLED(peer, part) text_at(__LINE__, peer, WIRE_EXPELLED, part)
+
 static struct wire_id id_of(char peer) { return (struct wire_id){{(uint8_t)peer, 1, 2, 3}}; }
 
 static struct wire_address address_of(char peer) {

@@ -252,18 +252,6 @@ static inline struct wire_verdict verdict_at(int line, const char *peers, uint64
 #define VERDICT(peers, header_epoch, epoch, tag, kind, supplier, needy) \
     verdict_at(__LINE__, peers, header_epoch, epoch, tag, WIRE_VERDICT_##kind, supplier, needy)
 
-static inline void text_at(int line, char peer, enum wire_type type, const char *part) {
-    const struct frame *frame = take_at(line, peer, type);
-    struct wire_text text;
-    char copy[WIRE_MAX_TEXT + 1] = {0};
-    check_that(wire_decode_text(frame->body, frame->header.length, &text), __FILE__, line, "text decodes");
-    memcpy(copy, text.chars, text.length);
-    check_report(strstr(copy, part) != NULL, __FILE__, line, "\"%s\" speaks of \"%s\"", copy, part);
-    check_that(boxes[peer - 'a'].closed == (type != WIRE_WAITING), __FILE__, line, "connection closed");
-}
-#define REFUSED(peer, part) text_at(__LINE__, peer, WIRE_REFUSED, part)
-#define EXPELLED(peer, part) text_at(__LINE__, peer, WIRE_EXPELLED, part)
-
 // An accepted run of the peers named, all in `group`; 'A' to 'Z' are the same peers in group + 1. It is in epoch 2 (1
 // with one peer).
 static inline void form(const char *peers, uint32_t group) {

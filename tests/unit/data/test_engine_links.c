@@ -8,22 +8,13 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "deaf_owner.h"
 #include "data/engine.h"
 #include "net/socket.h"
 
 enum { PATIENCE_MS = 20000 };
 
 static const struct wire_id mine = {{1}}, theirs = {{2}};
-
-static void on_done(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
-static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
-static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) {
-    (void)context, (void)epoch, (void)report;
-}
-static void on_failed(void *context) { (void)context; }
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
-    (void)context, (void)id, (void)index, (void)silent;
-}
 
 // Gives the engine a link of `theirs` that comes from 127.0.0.`host`, and returns the other end.
 static int link_from(struct engine *engine, uint8_t host) {
@@ -54,9 +45,7 @@ static bool is_closed(int fd, int patience_ms) {
 
 static void test_a_stranger_in_the_name_of_a_member(void) {
     check_case("a link that lives is replaced from its own address alone");
-    struct engine_callbacks callbacks = {
-        .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .failed = on_failed, .link_down = on_link_down};
-    struct engine *engine = engine_new(&mine, &callbacks);
+    struct engine *engine = engine_new(&mine, &deaf_owner);
     REQUIRE(engine != NULL);
     int first = link_from(engine, 1), stranger = link_from(engine, 2);
     CHECK(is_closed(stranger, PATIENCE_MS));

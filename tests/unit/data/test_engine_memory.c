@@ -12,6 +12,7 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "deaf_owner.h"
 #include "data/engine.h"
 #include "net/socket.h"
 #include "net/wire_data.h"
@@ -42,16 +43,6 @@ static int links[LINKS], ends[LINKS]; // the test's ends, the engine's
 static uint8_t offered[DOOR_NAME];
 static float data[COUNT];
 static uint64_t tag;
-
-static void on_done(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
-static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
-static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) {
-    (void)context, (void)epoch, (void)report;
-}
-static void on_failed(void *context) { (void)context; }
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
-    (void)context, (void)id, (void)index, (void)silent;
-}
 
 static const struct wire_fingerprint fingerprint = {.count = COUNT, .dtype = pcclFloat, .op = pcclSum};
 
@@ -108,9 +99,7 @@ static bool is_believed(void) {
 }
 
 static void begin(void) {
-    struct engine_callbacks callbacks = {
-        .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
-    engine = engine_new(&theirs, &callbacks);
+    engine = engine_new(&theirs, &deaf_owner);
     REQUIRE(engine != NULL);
     for (uint32_t i = 0; i < LINKS; i++) {
         struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}}, from;

@@ -12,6 +12,7 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "deaf_owner.h"
 #include "data/engine.h"
 #include "net/socket.h"
 
@@ -35,14 +36,6 @@ static struct relay relays[LINKS];
 static atomic_bool stopping;
 static struct side sides[2];
 static uint64_t epoch;
-
-static void on_done(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
-static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
-static void on_frozen(void *context, uint64_t group_epoch, const struct wire_report *report) {
-    (void)context, (void)group_epoch, (void)report;
-}
-
-static void on_failed(void *context) { (void)context; }
 
 static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
     (void)id, (void)index;
@@ -85,12 +78,9 @@ static void begin_world(pthread_t *thread) {
     epoch++;
     for (uint32_t i = 0; i < 2; i++) {
         sides[i] = (struct side){.id.bytes = {(uint8_t)(i + 1)}};
-        struct engine_callbacks callbacks = {.context = &sides[i],
-                                             .done = on_done,
-                                             .mismatch = on_mismatch,
-                                             .frozen = on_frozen,
-                                             .link_down = on_link_down,
-                                             .failed = on_failed};
+        struct engine_callbacks callbacks = deaf_owner;
+        callbacks.context = &sides[i];
+        callbacks.link_down = on_link_down;
         sides[i].engine = engine_new(&sides[i].id, &callbacks);
         REQUIRE(sides[i].engine != NULL);
     }

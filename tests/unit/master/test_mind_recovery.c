@@ -35,17 +35,6 @@ static void end(void) {
     mind_free(m);
 }
 
-static void text_at(int line, char peer, enum wire_type type, const char *part) {
-    const struct frame *frame = take_at(line, peer, type);
-    struct wire_text text;
-    char copy[WIRE_MAX_TEXT + 1] = {0};
-    check_that(wire_decode_text(frame->body, frame->header.length, &text), __FILE__, line, "text decodes");
-    memcpy(copy, text.chars, text.length);
-    check_report(strstr(copy, part) != NULL, __FILE__, line, "\"%s\" speaks of \"%s\"", copy, part);
-    check_that(boxes[peer - 'a'].closed == (type != WIRE_WAITING), __FILE__, line, "closed with the last words");
-}
-#define REFUSED(peer, part) text_at(__LINE__, peer, WIRE_REFUSED, part)
-#define EXPELLED(peer, part) text_at(__LINE__, peer, WIRE_EXPELLED, part)
 #define WAITING(peer, part) text_at(__LINE__, peer, WIRE_WAITING, part)
 
 // Its connection is closed, and nothing in what it hears ends it: it tries again.
