@@ -104,7 +104,7 @@ static pcclResult_t check_types(const pcclReduceDescriptor_t *descriptor) {
 }
 
 pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
-                              struct engine_reduce *out) {
+                              struct call_args *out) {
     RETURN_IF_FAILED(check_types(descriptor));
     size_t size = dtype_size((int)descriptor->src_descriptor.datatype), count = descriptor->count;
     if (count > 0 && (send == NULL || recv == NULL))
@@ -115,7 +115,7 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
     if (from != to && from < to + bytes && to < from + bytes)
         return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
     bool quantised = descriptor->quantization_options.algorithm != pcclQuantNone;
-    *out = (struct engine_reduce){
+    *out = (struct call_args){
         .send = send,
         .recv = recv,
         .tag = descriptor->tag,
@@ -128,8 +128,7 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
     return pcclSuccess;
 }
 
-static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, size_t count,
-                              struct engine_reduce *reduces) {
+static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, size_t count, struct call_args *reduces) {
     for (size_t i = 0; i < count; i++) {
         const pcclReduceOpDescriptor_t *d = &descriptors[i];
         RETURN_IF_FAILED(api_check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, &reduces[i]));
@@ -144,7 +143,7 @@ pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, size_t c
     RETURN_IF_FAILED(communicator_usable(comm->communicator));
     if (count == 0) return detail_fail(pcclInvalidArgument, "count must be at least 1");
     if (max_in_flight < 1) return detail_fail(pcclInvalidArgument, "max_in_flight %d is less than 1", max_in_flight);
-    struct engine_reduce *reduces = calloc(count, sizeof *reduces);
+    struct call_args *reduces = calloc(count, sizeof *reduces);
     if (reduces == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu ops", count);
     pcclResult_t code = check_all(descriptors, count, reduces);
     if (code == pcclSuccess) code = retry_new(comm->communicator, reduces, count, (size_t)max_in_flight, out);

@@ -72,7 +72,7 @@ int64_t api_deadline_after(uint64_t timeout_ms);
 pcclResult_t api_check_state(const pcclSharedState_t *state);
 // Everything about a reduce that can be checked without a communicator; fills *out.
 pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
-                              struct engine_reduce *out);
+                              struct call_args *out);
 // Checks all, and begins them, as pcclAllReduceMultipleWithRetry.
 pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
                            int max_in_flight, struct retry **out);

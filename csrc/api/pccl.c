@@ -151,7 +151,7 @@ pcclResult_t pcclOptimizeTopology(const pcclComm_t *comm) {
 
 // ---- all-reduce ----
 
-static void write_info(pcclReduceInfo_t *out, const struct engine_info *info) {
+static void write_info(pcclReduceInfo_t *out, const struct call_info *info) {
     if (out != NULL)
         *out = (pcclReduceInfo_t){
             .local_world_size = info->contributors, .tx_bytes = info->tx_bytes, .rx_bytes = info->rx_bytes};
@@ -164,7 +164,7 @@ static pcclResult_t launch(const void *send, void *recv, const pcclReduceDescrip
         REQUIRE_NOT_NULL(recv);
     }
     RETURN_IF_FAILED(communicator_usable(comm->communicator));
-    struct engine_reduce reduce;
+    struct call_args reduce;
     RETURN_IF_FAILED(api_check_reduce(send, recv, descriptor, &reduce));
     reduce.retry = retry;
     reduce.tell = tell;
@@ -172,7 +172,7 @@ static pcclResult_t launch(const void *send, void *recv, const pcclReduceDescrip
 }
 
 static pcclResult_t await(const pcclComm_t *comm, uint64_t tag, int64_t deadline, pcclReduceInfo_t *out) {
-    struct engine_info info;
+    struct call_info info;
     RETURN_IF_FAILED(ops_await(comm->communicator, tag, deadline, &info));
     write_info(out, &info);
     return pcclSuccess;
@@ -260,7 +260,7 @@ pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, siz
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(range_out);
     if (capacity > 0) REQUIRE_NOT_NULL(uuids_out);
-    struct engine_range range;
+    struct call_range range;
     size_t ranges;
     if (!ops_contributors(comm->communicator, tag, index, &range, (struct wire_id *)(void *)uuids_out, capacity,
                           &ranges))

@@ -8,7 +8,7 @@
 #include <pthread.h>
 
 #include "data/backup.h"
-#include "data/call.h"
+#include "data/callbacks.h"
 #include "data/core.h"
 #include "ops/book.h"
 
@@ -60,5 +60,14 @@ struct engine {
     // thread
     struct op_list running; // large ops with chunks or codes to inject
 };
+
+struct op_driver engine_driver(struct engine *engine); // engine_ops.c
+
+// ---- engine_epochs.c, thread ----
+// Lock held. False: memory was refused, the engine is dead.
+bool engine_enter_pending(struct engine *engine, struct wire_report *report);
+void pending_free(struct pending_epoch *pending); // NULL is allowed
+// No lane has a frame of a large op any more, none is running. Lock held.
+void engine_let_go(struct engine *engine);
 
 #endif

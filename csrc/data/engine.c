@@ -18,7 +18,6 @@
 #include "data/mover.h"
 #include "data/core_private.h"
 #include "data/lane.h"
-#include "data/op.h"
 #include "data/pool.h"
 #include "data/same_host.h"
 #include "data/route.h"
@@ -41,7 +40,7 @@ static void begin_posted(struct engine *engine) {
         if (op != NULL) op->phase = OP_RUNNING;
         engine_unlock(engine);
         if (op == NULL) return;
-        if (op->restart) backup_restore(&op->backup, op->reduce.recv);
+        if (op->restart) backup_restore(&op->backup, op->args.recv);
         op->restart = false;
         op_list_append(&engine->running, op);
         if (mover_of(op)->begin(engine, op)) continue;

@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "data/call.h"
+#include "data/callbacks.h"
 #include "data/link.h"
 #include "ops/epoch.h"
 #include "net/wire_control.h"
@@ -32,7 +32,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
 // Before leaving: waits until the others have completed the small ops that this member has, so that its going costs
 // them nothing; until `deadline_ns` at most.
 void engine_settle(struct engine *engine, int64_t deadline_ns);
-// Ends the thread, closes all links, ends every op with ENGINE_DEAD. After it returns no user buffer is touched and no
+// Ends the thread, closes all links, ends every op with CALL_DEAD. After it returns no user buffer is touched and no
 // callback runs. Idempotent. engine_free also stops.
 void engine_stop(struct engine *engine);
 void engine_free(struct engine *engine);
@@ -44,18 +44,18 @@ void engine_enter_epoch(struct engine *engine, const struct epoch *epoch);
 // Every link of the epoch in force is there: ops may move data. Ignored unless group_epoch is the one in force.
 void engine_links_ready(struct engine *engine, uint64_t group_epoch);
 void engine_verdict(struct engine *engine, const struct wire_verdict *verdict);
-// The communicator is dead: all ops end with ENGINE_DEAD, later posts too.
+// The communicator is dead: all ops end with CALL_DEAD, later posts too.
 void engine_kill(struct engine *engine);
 
 // Posts an op. `adopted` is the group epoch whose members the caller counts on: if members were lost since, the op ends
-// at once with ENGINE_LOST, naming the first group epoch after `adopted` that lost one; in retry mode it counts on
-// nobody. At least 1,024 ops can be live. ENGINE_OK, TAG_LIVE, TOO_MANY, DEAD, NO_MEMORY (then the engine dies: the
+// at once with CALL_LOST, naming the first group epoch after `adopted` that lost one; in retry mode it counts on
+// nobody. At least 1,024 ops can be live. CALL_OK, TAG_LIVE, TOO_MANY, DEAD, NO_MEMORY (then the engine dies: the
 // others will wait for this op).
-enum engine_result engine_post(struct engine *engine, const struct engine_reduce *reduce, uint64_t adopted);
+enum call_result engine_post(struct engine *engine, const struct call_args *args, uint64_t adopted);
 // Waits for the op of this tag until `deadline_ns` (monotonic, INT64_MAX = for ever); takes it, unless IN_PROGRESS.
 // Only then are its buffers the caller's again: the result in recv, or after an error the input as at launch; in retry
 // mode after an error each range holds one of the two, as the contributors tell.
-void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct engine_outcome *out);
+void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct call_outcome *out);
 // Whether the thread hangs in the memory of a neighbour; then another one takes its place, that link is down, silent,
 // and the neighbour is not read any more. Returns when to look again, INT64_MAX if nothing is being read. Before
 // engine_stop somebody has to look at least once a second, or an op can wait for ever; engine_stop looks itself. Any

@@ -6,7 +6,6 @@
 #include "data/mover.h"
 #include "data/core_private.h"
 #include "data/lane.h"
-#include "data/op.h"
 #include "data/pool.h"
 #include "data/same_host.h"
 #include "data/service.h"

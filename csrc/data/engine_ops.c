@@ -12,7 +12,6 @@
 #include "data/mover.h"
 #include "data/core_private.h"
 #include "data/lane.h"
-#include "data/op.h"
 #include "data/pool.h"
 #include "data/same_host.h"
 #include "ops/segments.h"
@@ -30,11 +29,11 @@ struct waiter {
 static bool start(void *context, struct op *op) {
     struct engine *engine = context;
     if (mover_of(op)->direct) {
-        if (op->restart) backup_restore(&op->backup, op->reduce.recv); // it was large among more members
+        if (op->restart) backup_restore(&op->backup, op->args.recv); // it was large among more members
         op->restart = false;
         return mover_of(op)->begin(engine, op);
     }
-    bool in_place = op->reduce.send == op->reduce.recv;
+    bool in_place = op->args.send == op->args.recv;
     if (in_place && op->backup.bytes == NULL && !backup_begin(&engine->backups, &op->backup, op->bytes)) return false;
     op_list_append(&engine->posted, op);
     engine_wake(engine);
@@ -51,7 +50,7 @@ static void release(void *context, struct op *op) { mover_of(op)->release(contex
 static bool fill(void *context, struct op *op, struct block *result) {
     (void)context;
     if (result->length != op->bytes) return false;
-    if (op->bytes > 0) memcpy(op->reduce.recv, result->bytes, op->bytes);
+    if (op->bytes > 0) memcpy(op->args.recv, result->bytes, op->bytes);
     return true;
 }
 
@@ -62,7 +61,7 @@ static void ended(void *context, struct op *op) {
 
 static void forget(void *context, struct op *op, bool restore) {
     struct engine *engine = context;
-    if (restore) backup_restore(&op->backup, op->reduce.recv);
+    if (restore) backup_restore(&op->backup, op->args.recv);
     backup_end(&engine->backups, &op->backup);
 }
 
@@ -113,13 +112,13 @@ struct op_driver engine_driver(struct engine *engine) {
 }
 
 // ---- callers ----
-enum engine_result engine_post(struct engine *engine, const struct engine_reduce *reduce, uint64_t adopted) {
+enum call_result engine_post(struct engine *engine, const struct call_args *args, uint64_t adopted) {
     struct op *op;
     engine_lock(engine);
-    enum engine_result result = ENGINE_DEAD;
+    enum call_result result = CALL_DEAD;
     if (!engine->dead && !engine->stopping)
-        result = book_post(&engine->book, reduce, dtype_size(reduce->fingerprint.dtype), adopted, &op);
-    if (result == ENGINE_OK) {
+        result = book_post(&engine->book, args, dtype_size(args->fingerprint.dtype), adopted, &op);
+    if (result == CALL_OK) {
         op->posted_ns = platform_now_ns();
         op->tell_ns = op->posted_ns + TELL_FIRST_MS * MS_NS;
     }
@@ -129,14 +128,14 @@ enum engine_result engine_post(struct engine *engine, const struct engine_reduce
 
 // Lock held, but let go of: nobody else looks at an ended op, and putting a large input back takes its time.
 static void restore(struct engine *engine, struct op *op) {
-    if (op->segments == NULL && op->outcome.result == ENGINE_OK) return;
+    if (op->segments == NULL && op->outcome.result == CALL_OK) return;
     bool needed = false;
     for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
         needed |= part->backup.saved.count > 0;
     if (!needed) return;
     engine_unlock(engine);
     for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
-        backup_restore(&part->backup, part->reduce.recv);
+        backup_restore(&part->backup, part->args.recv);
     engine_lock(engine);
 }
 
@@ -155,7 +154,7 @@ static void say_what_for(const struct engine *engine, const struct op *op, char 
 static void tell_wait(struct engine *engine, struct op *op, int64_t now_ns) {
     char why[160];
     int64_t waited_ns = now_ns - op->posted_ns, most_ns = TELL_MOST_MS * MS_NS;
-    uint64_t tag = op->reduce.tag;
+    uint64_t tag = op->args.tag;
     say_what_for(engine, op, why, sizeof why);
     op->tell_ns = now_ns + (waited_ns < most_ns ? waited_ns : most_ns);
     engine_unlock(engine);
@@ -176,9 +175,9 @@ static bool wait_for_end(struct engine *engine, struct op *op, int64_t deadline_
     return true;
 }
 
-void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct engine_outcome *out) {
+void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct call_outcome *out) {
     struct waiter waiter;
-    *out = (struct engine_outcome){.result = ENGINE_UNKNOWN};
+    *out = (struct call_outcome){.result = CALL_UNKNOWN};
     engine_lock(engine);
     struct op *op = book_find(&engine->book, tag);
     if (op == NULL || op->waiter != NULL) {
@@ -190,7 +189,7 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     op->waiter = &waiter;
     engine->waiters++;
     if (!wait_for_end(engine, op, deadline_ns)) {
-        out->result = ENGINE_IN_PROGRESS;
+        out->result = CALL_IN_PROGRESS;
         say_what_for(engine, op, out->text, sizeof out->text);
         op->waiter = NULL;
     } else {

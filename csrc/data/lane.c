@@ -17,7 +17,7 @@
 
 #include "base/log.h"
 #include "net/socket.h"
-#include "data/call.h"
+#include "data/callbacks.h"
 #include "data/pool.h"
 
 // Stands in for the rest of a frame whose op is over: the frame must be finished, its contents are discarded.

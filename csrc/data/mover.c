@@ -47,7 +47,7 @@ bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, ui
 }
 
 bool mover_save(struct op *op, uint64_t offset, uint64_t length) {
-    return backup_save(&op->backup, op->reduce.send, offset, length);
+    return backup_save(&op->backup, op->args.send, offset, length);
 }
 
 void mover_complete(struct engine *engine, struct op *op) {

@@ -4,7 +4,6 @@
 
 #include "data/core.h"
 #include "data/mover.h"
-#include "data/op.h"
 #include "data/pool.h"
 #include "data/same_host.h"
 #include "data/service.h"
@@ -75,8 +74,7 @@ static bool hear_acks(struct engine *engine, struct incoming *in, struct block *
 // ---- frames of ops under way ----
 static bool place_bulk(struct engine *engine, struct incoming *in) {
     struct op *op = book_find_running(engine_book(engine), &in->head);
-    if (op == NULL || op->phase != OP_RUNNING ||
-        !wire_fingerprint_equal(&op->reduce.fingerprint, &in->head.fingerprint))
+    if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->args.fingerprint, &in->head.fingerprint))
         return true;
     const struct mover *mover = mover_of(op);
     if (in->header.type != mover->types[0] && in->header.type != mover->types[1]) return false;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "data/core.h"
-#include "data/call.h"
+#include "data/callbacks.h"
 #include "data/link.h"
 
 struct service_slot {

@@ -23,7 +23,7 @@ void book_fini(struct book *book) {
         while (book->table[i] != NULL) {
             struct op *op = book->table[i];
             if (op->segments != NULL) segments_free(op);
-            book_free_op(book, op, op->outcome.result != ENGINE_OK);
+            book_free_op(book, op, op->outcome.result != CALL_OK);
         }
     while (book->unused != NULL) {
         struct op *op = book->unused;
@@ -39,13 +39,13 @@ static void fail(struct book *book) { book->driver.failed(book->driver.context);
 // ---- ops by tag ----
 struct op *book_find(const struct book *book, uint64_t tag) {
     struct op *op = book->table[tag_slot(tag)];
-    while (op != NULL && (op->reduce.tag != tag || op->whole != NULL)) op = op->chain;
+    while (op != NULL && (op->args.tag != tag || op->whole != NULL)) op = op->chain;
     return op;
 }
 
 struct op *book_find_running(const struct book *book, const struct wire_op *head) {
     for (struct op *op = book->table[tag_slot(head->tag)]; op != NULL; op = op->chain)
-        if (op_has_begun(op) && !op->frozen && op->reduce.tag == head->tag && op->name.sequence == head->sequence &&
+        if (op_has_begun(op) && !op->frozen && op->args.tag == head->tag && op->name.sequence == head->sequence &&
             op->name.segment == head->segment && op->name.epoch == book->now.epoch)
             return op;
     return NULL;
@@ -66,13 +66,13 @@ static struct op *new_op(struct book *book, uint64_t tag) {
     op->work = op + 1;
     op->chain = book->table[tag_slot(tag)];
     book->table[tag_slot(tag)] = op;
-    op->reduce.tag = tag;
+    op->args.tag = tag;
     return op;
 }
 
 void book_free_op(struct book *book, struct op *op, bool restore) {
     book->driver.forget(book->driver.context, op, restore);
-    struct op **at = &book->table[tag_slot(op->reduce.tag)];
+    struct op **at = &book->table[tag_slot(op->args.tag)];
     while (*at != op) at = &(*at)->chain;
     *at = op->chain;
     op_members_put(op->members);
@@ -106,10 +106,10 @@ void book_release(struct book *book, struct op *op) {
     op->kept = NULL;
 }
 
-void book_end(struct book *book, struct op *op, enum engine_result result) {
+void book_end(struct book *book, struct op *op, enum call_result result) {
     book_release(book, op);
     op->outcome.result = result;
-    op->outcome.info = (struct engine_info){op->contributors, op->tx_bytes, op->rx_bytes};
+    op->outcome.info = (struct call_info){op->contributors, op->tx_bytes, op->rx_bytes};
     op->phase = OP_ENDED;
     op->frozen = false;
     if (op->whole != NULL)
@@ -119,18 +119,18 @@ void book_end(struct book *book, struct op *op, enum engine_result result) {
 }
 
 void book_end_lost(struct book *book, struct op *op) {
-    uint64_t epoch = op->reduce.retry ? 0 : book_first_loss(book, op->adopted);
+    uint64_t epoch = op->args.retry ? 0 : book_first_loss(book, op->adopted);
     op->outcome.epoch = epoch != 0 ? epoch : book->now.epoch;
-    book_end(book, op, ENGINE_LOST);
+    book_end(book, op, CALL_LOST);
 }
 
 void book_refuse(struct book *book, struct op *op) {
     fail(book); // first: nothing is to begin in the place of the op
-    book_end(book, op, ENGINE_NO_MEMORY);
+    book_end(book, op, CALL_NO_MEMORY);
 }
 
 static void end_dead(struct book *book, struct op *op) {
-    if (op->phase != OP_ENDED) book_end(book, op, ENGINE_DEAD);
+    if (op->phase != OP_ENDED) book_end(book, op, CALL_DEAD);
 }
 
 void book_end_all(struct book *book) {
@@ -147,9 +147,9 @@ uint64_t book_first_loss(const struct book *book, uint64_t adopted) {
 
 static bool name(struct book *book, struct op *op) {
     bool named = op->whole != NULL ? segments_name(op, book->now.epoch, &book->counters)
-                                   : tag_counter_take(&book->counters, op->reduce.tag, &op->name.sequence);
+                                   : tag_counter_take(&book->counters, op->args.tag, &op->name.sequence);
     op->name.epoch = book->now.epoch;
-    op->name.tag = op->reduce.tag;
+    op->name.tag = op->args.tag;
     if (book->counters.full && !book->roll_asked) {
         book->roll_asked = true;
         book->driver.roll(book->driver.context);
@@ -161,7 +161,7 @@ static bool name(struct book *book, struct op *op) {
 static void compare_early(struct book *book, struct op *op) {
     struct wire_op head;
     op_head(op, &head);
-    const struct early *at = book->early.slots[tag_slot(op->reduce.tag)];
+    const struct early *at = book->early.slots[tag_slot(op->args.tag)];
     while ((at = early_differing(at, &head)) != NULL) {
         book_accuse(book, op, at->from, &at->head.fingerprint);
         at = at->next;
@@ -169,7 +169,7 @@ static void compare_early(struct book *book, struct op *op) {
 }
 
 static void begin(struct book *book, struct op *op) {
-    if (tag_counter_is_spent(&book->counters, op->reduce.tag)) {
+    if (tag_counter_is_spent(&book->counters, op->args.tag)) {
         // of the fresh epoch, which was asked for long ago; the others wait at the same op
         book_wait_for_links(book, op);
         return;
@@ -179,13 +179,13 @@ static void begin(struct book *book, struct op *op) {
         return;
     }
     op->contributors = book->now.count;
-    if (op->reduce.tell && op->members != book->members) {
+    if (op->args.tell && op->members != book->members) {
         op_members_put(op->members);
         op->members = book->members;
         op->members->references++;
     }
     op->accused = op->mismatched = false;
-    op->path = plan_path_of(&op->reduce.fingerprint, op->bytes, book->now.count, book->now.latency_us,
+    op->path = plan_path_of(&op->args.fingerprint, op->bytes, book->now.count, book->now.latency_us,
                             book->now.megabytes_per_s);
     if (book->now.count < 2) {
         book_end_lost(book, op); // alone: only a loss leads here
@@ -214,9 +214,9 @@ void book_begin(struct book *book, struct op *op) {
 static void begin_segments(struct book *book, struct op *whole) {
     struct segments *s = whole->segments;
     while (segments_may_add(s, book->extra < EXTRA_MAX && book->live + book->extra < WIRE_MAX_LIVE_OPS)) {
-        struct op *op = new_op(book, whole->reduce.tag);
+        struct op *op = new_op(book, whole->args.tag);
         if (op == NULL && s->live == 0) {
-            s->failure = ENGINE_NO_MEMORY;
+            s->failure = CALL_NO_MEMORY;
             fail(book);
         }
         if (op == NULL) return; // tried again when a segment has ended
@@ -241,10 +241,10 @@ void book_links_ready(struct book *book) {
 
 // ---- callers ----
 static void start(struct book *book, struct op *op) {
-    uint64_t loss = op->reduce.retry ? 0 : book_first_loss(book, op->adopted); // in retry mode it ends nothing
-    uint32_t segments = op->reduce.retry ? plan_segments(op->count, op->element) : 1;
-    if (mismatches_take(&book->mismatches, op->reduce.tag, loss, op->outcome.text))
-        book_end(book, op, ENGINE_MISMATCH);
+    uint64_t loss = op->args.retry ? 0 : book_first_loss(book, op->adopted); // in retry mode it ends nothing
+    uint32_t segments = op->args.retry ? plan_segments(op->count, op->element) : 1;
+    if (mismatches_take(&book->mismatches, op->args.tag, loss, op->outcome.text))
+        book_end(book, op, CALL_MISMATCH);
     else if (loss != 0)
         book_end_lost(book, op);
     else if (segments == 1)
@@ -255,31 +255,31 @@ static void start(struct book *book, struct op *op) {
         book_refuse(book, op);
 }
 
-enum engine_result book_post(struct book *book, const struct engine_reduce *reduce, size_t element, uint64_t adopted,
-                             struct op **out) {
-    if (book_find(book, reduce->tag) != NULL) return ENGINE_TAG_LIVE;
-    if (book->live + book->extra >= WIRE_MAX_LIVE_OPS) return ENGINE_TOO_MANY;
-    struct op *op = new_op(book, reduce->tag);
+enum call_result book_post(struct book *book, const struct call_args *args, size_t element, uint64_t adopted,
+                           struct op **out) {
+    if (book_find(book, args->tag) != NULL) return CALL_TAG_LIVE;
+    if (book->live + book->extra >= WIRE_MAX_LIVE_OPS) return CALL_TOO_MANY;
+    struct op *op = new_op(book, args->tag);
     if (op == NULL) {
         fail(book);
-        return ENGINE_NO_MEMORY;
+        return CALL_NO_MEMORY;
     }
-    op->reduce = *reduce;
+    op->args = *args;
     op->adopted = adopted;
     op->element = element;
-    op->count = reduce->fingerprint.count;
+    op->count = args->fingerprint.count;
     op->bytes = op->count * op->element;
     book->live++;
     *out = op;
     start(book, op);
-    return ENGINE_OK;
+    return CALL_OK;
 }
 
-void book_take(struct book *book, struct op *op, struct engine_outcome *out) {
+void book_take(struct book *book, struct op *op, struct call_outcome *out) {
     *out = op->outcome;
-    if (out->result == ENGINE_OK && op->segments == NULL && op->reduce.retry) out->epoch = op->name.epoch;
-    out->retry = op->reduce.retry;
-    if (op->reduce.tell) out->contributors = segments_contributors(op);
+    if (out->result == CALL_OK && op->segments == NULL && op->args.retry) out->epoch = op->name.epoch;
+    out->retry = op->args.retry;
+    if (op->args.tell) out->contributors = segments_contributors(op);
     if (op->segments != NULL) {
         book_remove_segments(book, op, false);
         segments_free(op);
@@ -305,7 +305,7 @@ bool book_signal(struct book *book, struct op_member *from, uint16_t type, const
     struct wire_op_name before = {book->now.epoch, head->tag, head->sequence - 1, 0}; // small ops are never divided
     if (head->sequence > 1) kept_acked(&book->kept, from, &before, driver);
     struct op *op = book_find_running(book, head);
-    if (op != NULL && !wire_fingerprint_equal(&op->reduce.fingerprint, &head->fingerprint)) {
+    if (op != NULL && !wire_fingerprint_equal(&op->args.fingerprint, &head->fingerprint)) {
         book_accuse(book, op, from, &head->fingerprint);
     } else if (op == NULL || op->phase == OP_QUEUED) {
         struct early early = {.from = from, .type = type, .head = *head, .block = block, .bytes = bytes};
@@ -369,7 +369,7 @@ bool book_complete(struct book *book, struct op *op) {
     op->kept = NULL;
     op->result = NULL;
     acknowledge(book, op, false);
-    book_end(book, op, ENGINE_OK);
+    book_end(book, op, CALL_OK);
     return false;
 }
 
@@ -389,13 +389,13 @@ void book_supplied(struct book *book, const struct wire_op_name *name, struct bl
     }
     keep(book, kept, op, result);
     acknowledge(book, op, true);
-    book_end(book, op, ENGINE_OK);
+    book_end(book, op, CALL_OK);
 }
 
 void book_accuse(struct book *book, struct op *op, const struct op_member *other,
                  const struct wire_fingerprint *theirs) {
     if (op->accused) return;
     op->accused = true;
-    struct wire_mismatch mismatch = {op->name, op->reduce.fingerprint, other->id, *theirs};
+    struct wire_mismatch mismatch = {op->name, op->args.fingerprint, other->id, *theirs};
     book->driver.accuse(book->driver.context, &mismatch);
 }

@@ -56,15 +56,15 @@ void book_init(struct book *book, const struct wire_id *self, const struct op_dr
 void book_fini(struct book *book);
 
 // ---- callers ----
-// As engine_post, but ENGINE_DEAD. `element`: bytes; `out`: the op, if ENGINE_OK, which may have ended.
-enum engine_result book_post(struct book *book, const struct engine_reduce *reduce, size_t element, uint64_t adopted,
-                             struct op **out);
+// As engine_post, but CALL_DEAD. `element`: bytes; `out`: the op, if CALL_OK, which may have ended.
+enum call_result book_post(struct book *book, const struct call_args *args, size_t element, uint64_t adopted,
+                           struct op **out);
 struct op *book_find(const struct book *book, uint64_t tag); // the call with this tag; NULL: there is none
 // Of a call that has ended and whose input is put back: takes it.
-void book_take(struct book *book, struct op *op, struct engine_outcome *out);
+void book_take(struct book *book, struct op *op, struct call_outcome *out);
 // Before leaving: acknowledges everything, and asks the others to do likewise. All is settled when `kept.count` is 0.
 void book_settle(struct book *book);
-void book_end_all(struct book *book); // with ENGINE_DEAD
+void book_end_all(struct book *book); // with CALL_DEAD
 
 // ---- other members ----
 // READY, GRANT, POSTED or SMALL of the epoch in force, from a member of it. Takes the block, which may be NULL. False:

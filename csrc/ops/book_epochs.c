@@ -14,7 +14,7 @@ void book_note_loss(struct book *book, uint64_t epoch) {
 // ---- entering an epoch ----
 static void freeze(struct book *book, struct op *op) {
     if (op_has_begun(op) && op->mismatched) {
-        book_end(book, op, ENGINE_MISMATCH);
+        book_end(book, op, CALL_MISMATCH);
     } else if (op->phase == OP_QUEUED) {
         // Nobody has heard of it: it simply begins later.
         book_wait_for_links(book, op);
@@ -25,7 +25,7 @@ static void freeze(struct book *book, struct op *op) {
 }
 
 static void end_if_lost(struct book *book, struct op *op) {
-    if (op->phase != OP_WAITING || op->reduce.retry || book_first_loss(book, op->adopted) == 0) return;
+    if (op->phase != OP_WAITING || op->args.retry || book_first_loss(book, op->adopted) == 0) return;
     op_list_remove(&book->waiting, op);
     book_end_lost(book, op);
 }
@@ -108,7 +108,7 @@ static void end_mismatched(struct book *book, struct op *op) {
     bool waiting = op->phase == OP_WAITING;
     if (waiting) op_list_remove(&book->waiting, op);
     if (waiting || op->frozen)
-        book_end(book, op, ENGINE_MISMATCH);
+        book_end(book, op, CALL_MISMATCH);
     else
         op->mismatched = true;
 }
@@ -126,7 +126,7 @@ static bool is_meant(const struct book *book, const struct op *op, const struct 
     if (op->segments != NULL) return segments_are_meant(op, name);
     if (op->phase == OP_WAITING) {
         // It is the call that was mismatched, unless the others have lost that one before and made it again.
-        uint64_t loss = op->reduce.retry ? 0 : book_first_loss(book, op->adopted);
+        uint64_t loss = op->args.retry ? 0 : book_first_loss(book, op->adopted);
         return loss == 0 || loss > name->epoch;
     }
     return op_has_begun(op) && op->name.epoch == name->epoch && op->name.sequence == name->sequence;
@@ -148,7 +148,7 @@ static void on_mismatch(struct book *book, const struct wire_verdict *verdict) {
 
 // ---- verdicts ----
 static bool take_mismatch(struct book *book, struct op *call, uint64_t loss) {
-    return mismatches_take(&book->mismatches, call->reduce.tag, loss, call->outcome.text);
+    return mismatches_take(&book->mismatches, call->args.tag, loss, call->outcome.text);
 }
 
 static void redo(struct book *book, struct op *op) {
@@ -164,11 +164,11 @@ static void redo(struct book *book, struct op *op) {
 }
 
 static void on_abort(struct book *book, struct op *op) {
-    if (op->reduce.retry)
+    if (op->args.retry)
         redo(book, op);
     else if (take_mismatch(book, op, book_first_loss(book, op->adopted)))
         // as for those that had begun this call under a later name, before the loss
-        book_end(book, op, ENGINE_MISMATCH);
+        book_end(book, op, CALL_MISMATCH);
     else
         book_end_lost(book, op);
 }
@@ -195,7 +195,7 @@ void book_verdict(struct book *book, const struct wire_verdict *verdict) {
         if (!wire_id_equal(&verdict->supplier, &nobody))
             on_supplier(book, verdict);
         else if (op != NULL && op->phase == OP_COMPLETE)
-            book_end(book, op, ENGINE_OK);
+            book_end(book, op, CALL_OK);
         break;
     case WIRE_VERDICT_ABORT:
         if (op != NULL && op->frozen) on_abort(book, op);

@@ -5,8 +5,8 @@
 #include "net/wire_control.h"
 #include "net/wire_data.h"
 
-// The arguments of a reduce, checked by the caller.
-struct engine_reduce {
+// The arguments of a collective call, checked by whoever makes it.
+struct call_args {
     const void *send;
     void *recv; // == send: in place
     uint64_t tag;
@@ -16,41 +16,41 @@ struct engine_reduce {
     bool tell;                           // the outcome names the contributors
 };
 
-struct engine_info {
+struct call_info {
     uint32_t contributors;       // retry mode: of what was done last
     uint64_t tx_bytes, rx_bytes; // element bytes of what was committed, without frame heads
 };
 
 // Who is in which range of a result. Ranges cover the tensor in order, and neighbours differ.
-struct engine_contributors {
+struct call_contributors {
     uint32_t count;
-    struct engine_range {
+    struct call_range {
         uint64_t begin, end; // elements
         uint32_t count;      // 0: the range was not reduced; in place it holds the input
         const struct wire_id *ids;
     } ranges[];
 };
 
-enum engine_result {
-    ENGINE_OK,
-    ENGINE_IN_PROGRESS, // engine_wait: the deadline passed, the op goes on; `text` says what it waits for
-    ENGINE_LOST,        // ABORT: `epoch` names the group epoch to adopt. Retry mode: no other member is left
-    ENGINE_MISMATCH,    // `text` names both sides
-    ENGINE_DEAD,        // the communicator is dead
-    ENGINE_TAG_LIVE,    // engine_post: the tag is live
-    ENGINE_TOO_MANY,    // engine_post: WIRE_MAX_LIVE_OPS ops are live
-    ENGINE_NO_MEMORY,
-    ENGINE_UNKNOWN, // engine_wait: no un-awaited op of this tag
+enum call_result {
+    CALL_OK,
+    CALL_IN_PROGRESS, // engine_wait: the deadline passed, the op goes on; `text` says what it waits for
+    CALL_LOST,        // ABORT: `epoch` names the group epoch to adopt. Retry mode: no other member is left
+    CALL_MISMATCH,    // `text` names both sides
+    CALL_DEAD,        // the communicator is dead
+    CALL_TAG_LIVE,    // engine_post: the tag is live
+    CALL_TOO_MANY,    // engine_post: WIRE_MAX_LIVE_OPS ops are live
+    CALL_NO_MEMORY,
+    CALL_UNKNOWN, // engine_wait: no un-awaited op of this tag
 };
 
-struct engine_outcome {
-    enum engine_result result;
-    struct engine_info info;
+struct call_outcome {
+    enum call_result result;
+    struct call_info info;
     bool retry; // the op was in retry mode
-    // the group epoch to adopt, or 0: ENGINE_LOST; in retry mode always, the newest one that a part of it was done in
+    // the group epoch to adopt, or 0: CALL_LOST; in retry mode always, the newest one that a part of it was done in
     uint64_t epoch;
     // if they were to be told, and memory for it was there; the caller's to free()
-    struct engine_contributors *contributors;
+    struct call_contributors *contributors;
     char text[WIRE_MAX_TEXT + 1];
 };
 

@@ -23,8 +23,8 @@ void op_list_remove(struct op_list *list, struct op *op) {
 }
 
 void op_head(const struct op *op, struct wire_op *out) {
-    *out = (struct wire_op){.tag = op->reduce.tag,
-                            .fingerprint = op->reduce.fingerprint,
+    *out = (struct wire_op){.tag = op->args.tag,
+                            .fingerprint = op->args.fingerprint,
                             .segment = op->name.segment,
                             .sequence = op->name.sequence};
 }

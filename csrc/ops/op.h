@@ -31,14 +31,14 @@ struct backup {
 };
 
 struct op {
-    struct op *chain;            // in the table by tag, or the list of unused ones
-    struct op *next;             // in a list
-    struct engine_reduce reduce; // of a segment: its own part of the buffers, and the fingerprint of the whole
-    size_t element;              // bytes
-    uint64_t count, bytes;       // of this op, or segment
-    struct op *whole;            // that this is a segment of, or NULL: a call
-    struct segments *segments;   // of a divided op, or NULL
-    struct op_members *members;  // when it was begun, if they are to be told
+    struct op *chain;           // in the table by tag, or the list of unused ones
+    struct op *next;            // in a list
+    struct call_args args;      // of a segment: its own part of the buffers, and the fingerprint of the whole
+    size_t element;             // bytes
+    uint64_t count, bytes;      // of this op, or segment
+    struct op *whole;           // that this is a segment of, or NULL: a call
+    struct segments *segments;  // of a divided op, or NULL
+    struct op_members *members; // when it was begun, if they are to be told
     enum plan_path path;
     enum op_phase phase;
     bool frozen;     // begun in an older epoch, no verdict yet
@@ -50,7 +50,7 @@ struct op {
     uint32_t contributors;
     uint64_t tx_bytes, rx_bytes;
     struct kept *kept; // small: made ready, so that completion cannot fail
-    struct engine_outcome outcome;
+    struct call_outcome outcome;
 
     // the driver's
     struct waiter *waiter;      // the caller that waits for its end

@@ -30,7 +30,7 @@ static struct plan_range range_of(const struct op *whole, uint32_t segment) {
 // With one segment under way the op gets on, however many the others have: it is the same one, the first that is not
 // committed.
 bool segments_may_add(const struct segments *s, bool room) {
-    if (s->next == s->count || s->failure != ENGINE_OK) return false;
+    if (s->next == s->count || s->failure != CALL_OK) return false;
     return s->live == 0 || (s->live < PLAN_SEGMENTS_AHEAD && room);
 }
 
@@ -41,10 +41,10 @@ void segments_add(struct op *whole, struct op *op) {
     while (s->ops[place] != NULL) place++;
     s->ops[place] = op;
     op->whole = whole;
-    op->reduce = whole->reduce;
-    op->reduce.send = (const uint8_t *)whole->reduce.send + range.begin * whole->element;
-    op->reduce.recv = (uint8_t *)whole->reduce.recv + range.begin * whole->element;
-    op->reduce.fingerprint.mode = s->mode;
+    op->args = whole->args;
+    op->args.send = (const uint8_t *)whole->args.send + range.begin * whole->element;
+    op->args.recv = (uint8_t *)whole->args.recv + range.begin * whole->element;
+    op->args.fingerprint.mode = s->mode;
     op->element = whole->element;
     op->count = range.end - range.begin;
     op->bytes = op->count * op->element;
@@ -54,7 +54,7 @@ void segments_add(struct op *whole, struct op *op) {
 
 bool segments_name(struct op *op, uint64_t epoch, struct tag_counters *counters) {
     struct segments *s = op->whole->segments;
-    if (s->epoch != epoch && !tag_counter_take(counters, op->reduce.tag, &s->sequence)) return false;
+    if (s->epoch != epoch && !tag_counter_take(counters, op->args.tag, &s->sequence)) return false;
     s->epoch = epoch;
     op->name.sequence = s->sequence;
     return true;
@@ -64,8 +64,8 @@ bool segments_ended(struct op *op) {
     struct op *whole = op->whole;
     struct segments *s = whole->segments;
     s->live--;
-    if (op->outcome.result != ENGINE_OK) {
-        if (s->failure == ENGINE_OK) {
+    if (op->outcome.result != CALL_OK) {
+        if (s->failure == CALL_OK) {
             s->failure = op->outcome.result;
             if (op->outcome.epoch > whole->outcome.epoch) whole->outcome.epoch = op->outcome.epoch;
         }
@@ -120,7 +120,7 @@ void segments_begin_whole(struct op *whole) {
 // ---- who is in which range ----
 static const struct op_members *members_of(const struct op *op, uint32_t segment) {
     if (op->segments != NULL) return op->segments->members[segment];
-    return op->outcome.result == ENGINE_OK ? op->members : NULL;
+    return op->outcome.result == CALL_OK ? op->members : NULL;
 }
 
 static bool same_members(const struct op_members *a, const struct op_members *b) {
@@ -128,7 +128,7 @@ static bool same_members(const struct op_members *a, const struct op_members *b)
     return a->count == b->count && memcmp(a->ids, b->ids, a->count * sizeof a->ids[0]) == 0;
 }
 
-struct engine_contributors *segments_contributors(const struct op *op) {
+struct call_contributors *segments_contributors(const struct op *op) {
     uint32_t segments = op->segments == NULL ? 1 : op->segments->count, ranges = 0;
     size_t ids = 0;
     for (uint32_t i = 0; i < segments; i++) {
@@ -137,8 +137,7 @@ struct engine_contributors *segments_contributors(const struct op *op) {
         ranges++;
         ids += members == NULL ? 0 : members->count;
     }
-    struct engine_contributors *out =
-        malloc(sizeof *out + ranges * sizeof out->ranges[0] + ids * sizeof(struct wire_id));
+    struct call_contributors *out = malloc(sizeof *out + ranges * sizeof out->ranges[0] + ids * sizeof(struct wire_id));
     if (out == NULL) return NULL;
     out->count = 0;
     struct wire_id *next = (struct wire_id *)(void *)(out->ranges + ranges);
@@ -146,9 +145,9 @@ struct engine_contributors *segments_contributors(const struct op *op) {
         const struct op_members *members = members_of(op, i);
         struct plan_range range = op->segments == NULL ? (struct plan_range){0, op->count} : range_of(op, i);
         if (i == 0 || !same_members(members_of(op, i - 1), members)) {
-            struct engine_range *added = &out->ranges[out->count++];
+            struct call_range *added = &out->ranges[out->count++];
             *added =
-                (struct engine_range){.begin = range.begin, .count = members == NULL ? 0 : members->count, .ids = next};
+                (struct call_range){.begin = range.begin, .count = members == NULL ? 0 : members->count, .ids = next};
             if (members != NULL) memcpy(next, members->ids, members->count * sizeof *next);
             next += added->count;
         }

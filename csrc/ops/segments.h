@@ -20,7 +20,7 @@ struct segments {
     bool to_whole;        // that turned out: from the next epoch on
     uint64_t epoch;       // the last one in which a segment was named; 0: none yet
     uint32_t sequence;    // in it
-    enum engine_result failure;
+    enum call_result failure;
     struct op *ops[PLAN_SEGMENTS_AHEAD]; // live, or failed and to be put back; NULL: free place
     struct op_members *members[];        // by segment; NULL: not committed
 };
@@ -46,6 +46,6 @@ void segments_turn_whole(struct op *whole, const struct wire_op_name *name);
 // none.
 void segments_begin_whole(struct op *whole);
 // Of any op that has ended; NULL: memory was refused.
-struct engine_contributors *segments_contributors(const struct op *op);
+struct call_contributors *segments_contributors(const struct op *op);
 
 #endif

@@ -12,19 +12,19 @@ struct told {
     size_t next;
     struct {
         uint64_t tag;
-        struct engine_contributors *contributors; // NULL: a free place
+        struct call_contributors *contributors; // NULL: a free place
     } places[OPS_TOLD_MAX];
 };
 
-static pcclResult_t posted(enum engine_result result, uint64_t tag) {
+static pcclResult_t posted(enum call_result result, uint64_t tag) {
     switch (result) {
-    case ENGINE_OK: return pcclSuccess;
-    case ENGINE_TAG_LIVE:
+    case CALL_OK: return pcclSuccess;
+    case CALL_TAG_LIVE:
         return detail_fail(pcclInvalidArgument, "tag %llu is live: await its op first, or use another tag",
                            (unsigned long long)tag);
-    case ENGINE_TOO_MANY:
+    case CALL_TOO_MANY:
         return detail_fail(pcclInternalError, "%d ops are live, the most there can be: await some", WIRE_MAX_LIVE_OPS);
-    case ENGINE_DEAD:
+    case CALL_DEAD:
         return detail_fail(
             pcclMasterConnectionFailed,
             "the communicator has just died: destroy it and create a new one (in Python: call reconnect())");
@@ -32,7 +32,7 @@ static pcclResult_t posted(enum engine_result result, uint64_t tag) {
     }
 }
 
-static pcclResult_t launch_locked(struct communicator *c, const struct engine_reduce *reduce) {
+static pcclResult_t launch_locked(struct communicator *c, const struct call_args *args) {
     RETURN_IF_FAILED(communicator_check_usable(c));
     if (c->vote->kind != WIRE_VOTE_PENDING) RETURN_IF_FAILED(vote_check_none(c));
     if (member_adopted(c->mind)->group_world < 2)
@@ -40,18 +40,18 @@ static pcclResult_t launch_locked(struct communicator *c, const struct engine_re
     uint64_t adopted = member_adopted(c->mind)->group_epoch;
     c->launches++; // keeps a topology call from beginning between the check and the post
     pthread_mutex_unlock(&c->lock);
-    enum engine_result result = engine_post(c->engine, reduce, adopted);
+    enum call_result result = engine_post(c->engine, args, adopted);
     pthread_mutex_lock(&c->lock);
     c->launches--;
-    return posted(result, reduce->tag);
+    return posted(result, args->tag);
 }
 
-pcclResult_t ops_launch(struct communicator *c, const struct engine_reduce *reduce) {
+pcclResult_t ops_launch(struct communicator *c, const struct call_args *args) {
     communicator_begin(c);
-    return communicator_finish(c, launch_locked(c, reduce));
+    return communicator_finish(c, launch_locked(c, args));
 }
 
-static struct engine_contributors **find_told(const struct communicator *c, uint64_t tag) {
+static struct call_contributors **find_told(const struct communicator *c, uint64_t tag) {
     for (size_t i = 0; c->told != NULL && i < OPS_TOLD_MAX; i++)
         if (c->told->places[i].contributors != NULL && c->told->places[i].tag == tag)
             return &c->told->places[i].contributors;
@@ -59,13 +59,13 @@ static struct engine_contributors **find_told(const struct communicator *c, uint
 }
 
 // Keeps what an outcome tells. Without the memory for it nothing is told: the op has ended all the same.
-static void keep_told(struct communicator *c, uint64_t tag, struct engine_contributors *contributors) {
+static void keep_told(struct communicator *c, uint64_t tag, struct call_contributors *contributors) {
     if (c->told == NULL) c->told = calloc(1, sizeof *c->told);
     if (c->told == NULL) {
         free(contributors);
         return;
     }
-    struct engine_contributors **place = find_told(c, tag);
+    struct call_contributors **place = find_told(c, tag);
     if (place == NULL) {
         c->told->places[c->told->next].tag = tag;
         place = &c->told->places[c->told->next].contributors;
@@ -80,14 +80,14 @@ void ops_forget(struct communicator *c) {
     free(c->told);
 }
 
-bool ops_contributors(struct communicator *c, uint64_t tag, size_t index, struct engine_range *range_out,
+bool ops_contributors(struct communicator *c, uint64_t tag, size_t index, struct call_range *range_out,
                       struct wire_id *ids_out, size_t capacity, size_t *ranges_out) {
     communicator_begin(c);
-    struct engine_contributors *const *told = find_told(c, tag);
+    struct call_contributors *const *told = find_told(c, tag);
     bool found = told != NULL && index < (*told)->count;
     if (found) {
-        const struct engine_range *range = &(*told)->ranges[index];
-        *range_out = (struct engine_range){.begin = range->begin, .end = range->end, .count = range->count};
+        const struct call_range *range = &(*told)->ranges[index];
+        *range_out = (struct call_range){.begin = range->begin, .end = range->end, .count = range->count};
         *ranges_out = (*told)->count;
         if (capacity > range->count) capacity = range->count;
         if (capacity > 0) memcpy(ids_out, range->ids, capacity * sizeof *ids_out);
@@ -96,34 +96,34 @@ bool ops_contributors(struct communicator *c, uint64_t tag, size_t index, struct
     return found;
 }
 
-static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct engine_outcome *outcome,
-                            struct engine_info *out) {
+static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct call_outcome *outcome,
+                            struct call_info *out) {
     // In retry mode every end names an epoch, and all members the same.
     if (outcome->epoch != 0) member_adopt_loss(c->mind, outcome->epoch);
     if (outcome->contributors != NULL) keep_told(c, tag, outcome->contributors);
     switch (outcome->result) {
-    case ENGINE_OK: *out = outcome->info; return pcclSuccess;
-    case ENGINE_IN_PROGRESS: return detail_fail(pcclTimedOut, "%s", outcome->text);
-    case ENGINE_LOST:
+    case CALL_OK: *out = outcome->info; return pcclSuccess;
+    case CALL_IN_PROGRESS: return detail_fail(pcclTimedOut, "%s", outcome->text);
+    case CALL_LOST:
         if (outcome->retry)
             return detail_fail(pcclTooFewPeers,
                                "no other member of the group is left: admit newcomers with update_topology");
         return detail_fail(pcclRankConnectionLost,
                            "a member of the group was lost: the input is unchanged, launch the op again");
-    case ENGINE_MISMATCH: return detail_fail(pcclInvalidArgument, "%s", outcome->text);
-    case ENGINE_DEAD: return communicator_dead(c, outcome->retry ? pcclMasterConnectionFailed : pcclRankConnectionLost);
-    case ENGINE_UNKNOWN:
+    case CALL_MISMATCH: return detail_fail(pcclInvalidArgument, "%s", outcome->text);
+    case CALL_DEAD: return communicator_dead(c, outcome->retry ? pcclMasterConnectionFailed : pcclRankConnectionLost);
+    case CALL_UNKNOWN:
         RETURN_IF_FAILED(communicator_check_usable(c));
         return detail_fail(pcclInvalidArgument, "no un-awaited op has tag %llu", (unsigned long long)tag);
     default: return detail_fail(pcclInternalError, "the system refused memory for an op");
     }
 }
 
-pcclResult_t ops_await(struct communicator *c, uint64_t tag, int64_t deadline, struct engine_info *out) {
+pcclResult_t ops_await(struct communicator *c, uint64_t tag, int64_t deadline, struct call_info *out) {
     communicator_begin(c);
     bool never = c->phase != COMMUNICATOR_CONNECTED && c->phase != COMMUNICATOR_DEAD;
     if (never || c->closing) return communicator_finish(c, communicator_check_usable(c));
-    struct engine_outcome outcome;
+    struct call_outcome outcome;
     pthread_mutex_unlock(&c->lock);
     engine_wait(c->engine, tag, deadline, &outcome);
     pthread_mutex_lock(&c->lock);

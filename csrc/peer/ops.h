@@ -11,15 +11,15 @@
 enum { OPS_TOLD_MAX = 1024 };
 
 // Posts an op whose arguments were checked.
-pcclResult_t ops_launch(struct communicator *c, const struct engine_reduce *reduce);
+pcclResult_t ops_launch(struct communicator *c, const struct call_args *args);
 // Waits for an op until `deadline_ns` (monotonic; INT64_MAX = for ever; pcclTimedOut: it goes on) and takes it; adopts
 // when it returns pcclRankConnectionLost and the communicator lives. `out` is written on success. An op in retry mode
 // adopts whatever it ends with, ends with pcclTooFewPeers when no other member is left, and with
 // pcclMasterConnectionFailed when the communicator has died.
-pcclResult_t ops_await(struct communicator *c, uint64_t tag, int64_t deadline_ns, struct engine_info *out);
+pcclResult_t ops_await(struct communicator *c, uint64_t tag, int64_t deadline_ns, struct call_info *out);
 // Range number `index` of the op of this tag that was to tell its contributors and was taken last; the ids go to
 // `ids_out` alone. False: there is none, or no such range; the last OPS_TOLD_MAX tags are known.
-bool ops_contributors(struct communicator *c, uint64_t tag, size_t index, struct engine_range *range_out,
+bool ops_contributors(struct communicator *c, uint64_t tag, size_t index, struct call_range *range_out,
                       struct wire_id *ids_out, size_t capacity, size_t *ranges_out);
 // Frees what was told.
 void ops_forget(struct communicator *c);

@@ -12,7 +12,7 @@ enum { NOBODY = -1 };
 enum op_state { OP_WAITING, OP_LIVE, OP_ENDED };
 
 struct retry_op {
-    struct engine_reduce reduce;
+    struct call_args args;
     enum op_state state;
     ptrdiff_t before; // the op of the same tag that comes first, or NOBODY
 };
@@ -49,7 +49,7 @@ static bool launchable(const struct retry *r, size_t index) {
 
 // False: nothing more can be launched now.
 static bool launch(struct retry *r, size_t index) {
-    pcclResult_t code = ops_launch(r->communicator, &r->ops[index].reduce);
+    pcclResult_t code = ops_launch(r->communicator, &r->ops[index].args);
     switch (code) {
     case pcclSuccess:
         r->ops[index].state = OP_LIVE;
@@ -74,7 +74,7 @@ static void refill(struct retry *r) {
 
 static int compare_tags(const void *a, const void *b) {
     const struct retry_op *x = *(const struct retry_op *const *)a, *y = *(const struct retry_op *const *)b;
-    if (x->reduce.tag != y->reduce.tag) return x->reduce.tag < y->reduce.tag ? -1 : 1;
+    if (x->args.tag != y->args.tag) return x->args.tag < y->args.tag ? -1 : 1;
     return x < y ? -1 : 1;
 }
 
@@ -84,7 +84,7 @@ static bool order_equal_tags(struct retry *r) {
     for (size_t i = 0; i < r->count; i++) sorted[i] = &r->ops[i];
     qsort(sorted, r->count, sizeof(struct retry_op *), compare_tags);
     for (size_t i = 0; i < r->count; i++) {
-        bool same = i > 0 && sorted[i - 1]->reduce.tag == sorted[i]->reduce.tag;
+        bool same = i > 0 && sorted[i - 1]->args.tag == sorted[i]->args.tag;
         sorted[i]->before = same ? sorted[i - 1] - r->ops : NOBODY;
     }
     free(sorted);
@@ -96,7 +96,7 @@ static void finish(struct retry *r) {
     r->finished = true;
 }
 
-pcclResult_t retry_new(struct communicator *communicator, const struct engine_reduce *reduces, size_t count,
+pcclResult_t retry_new(struct communicator *communicator, const struct call_args *calls, size_t count,
                        size_t max_in_flight, struct retry **out) {
     if (max_in_flight > count) max_in_flight = count;
     struct retry *r =
@@ -104,8 +104,8 @@ pcclResult_t retry_new(struct communicator *communicator, const struct engine_re
     if (r == NULL) goto refused;
     *r = (struct retry){.communicator = communicator, .count = count, .max_in_flight = max_in_flight};
     for (size_t i = 0; i < count; i++) {
-        r->ops[i].reduce = reduces[i];
-        r->ops[i].reduce.retry = r->ops[i].reduce.tell = true;
+        r->ops[i].args = calls[i];
+        r->ops[i].args.retry = r->ops[i].args.tell = true;
     }
     r->queue = calloc(max_in_flight, sizeof *r->queue);
     if (r->queue == NULL || !order_equal_tags(r)) goto refused;
@@ -136,7 +136,7 @@ static pcclResult_t result(struct retry *r, pcclReduceInfo_t *info) {
 }
 
 // Takes the end of the oldest live op.
-static void take_end(struct retry *r, pcclResult_t code, const struct engine_info *info) {
+static void take_end(struct retry *r, pcclResult_t code, const struct call_info *info) {
     end_op(r, r->queue[0]);
     memmove(r->queue, r->queue + 1, --r->live * sizeof *r->queue);
     if (code == pcclSuccess) {
@@ -152,8 +152,8 @@ pcclResult_t retry_wait(struct retry *r, int64_t deadline, pcclReduceInfo_t *inf
     while (!r->finished) {
         refill(r);
         if (r->live == 0) break;
-        struct engine_info ended;
-        pcclResult_t code = ops_await(r->communicator, r->ops[r->queue[0]].reduce.tag, deadline, &ended);
+        struct call_info ended;
+        pcclResult_t code = ops_await(r->communicator, r->ops[r->queue[0]].args.tag, deadline, &ended);
         if (code == pcclTimedOut) return code;
         take_end(r, code, &ended);
     }

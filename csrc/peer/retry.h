@@ -10,9 +10,9 @@
 
 struct retry;
 
-// Copies `reduces`, whose arguments were checked, and launches the first. At most `max_in_flight` are live at a time;
+// Copies `calls`, whose arguments were checked, and launches the first. At most `max_in_flight` are live at a time;
 // equal tags run one after another. Errors are those of ops_launch when not one op could be launched.
-pcclResult_t retry_new(struct communicator *communicator, const struct engine_reduce *reduces, size_t count,
+pcclResult_t retry_new(struct communicator *communicator, const struct call_args *calls, size_t count,
                        size_t max_in_flight, struct retry **out);
 // Goes on until all ops are done (pcclSuccess), or cannot be (any other), or the deadline passes (pcclTimedOut: call
 // again). When it ends, none of its ops is live. `info` (may be NULL) is written with success, and with world 1 with

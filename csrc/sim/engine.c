@@ -14,22 +14,21 @@ static void failed(void *context) {
 }
 
 static bool is_dead(const struct op *op) {
-    return op->outcome.result == ENGINE_DEAD || op->outcome.result == ENGINE_NO_MEMORY;
+    return op->outcome.result == CALL_DEAD || op->outcome.result == CALL_NO_MEMORY;
 }
 
 static void judge_loss(struct engine_model *e, const struct op *op) {
-    bool lost = op->reduce.retry && e->now.count < 2;
-    for (uint32_t i = 0; i < e->book.loss_count && !op->reduce.retry; i++) lost |= e->book.losses[i] > op->adopted;
+    bool lost = op->args.retry && e->now.count < 2;
+    for (uint32_t i = 0; i < e->book.loss_count && !op->args.retry; i++) lost |= e->book.losses[i] > op->adopted;
     if (!lost && !e->sim->processes[e->slot].tainted)
         sim_fail(e->sim, "progress", "peer %d loses op (%llu, %llu, %u) although nobody was lost since it was posted",
-                 e->slot + 1, (unsigned long long)op->name.epoch, (unsigned long long)op->reduce.tag,
-                 op->name.sequence);
+                 e->slot + 1, (unsigned long long)op->name.epoch, (unsigned long long)op->args.tag, op->name.sequence);
 }
 
 // A call, or a segment of one.
 static void note_end(struct engine_model *e, const struct op *op) {
-    if (op->outcome.result == ENGINE_OK && op->segments == NULL)
-        e->calls[op->reduce.tag].members[op->name.segment] = mover_members(op);
+    if (op->outcome.result == CALL_OK && op->segments == NULL)
+        e->calls[op->args.tag].members[op->name.segment] = mover_members(op);
     struct judged_op judged = mover_shown(e, op);
     judge_ended(e->sim, e->slot, &judged);
 }
@@ -37,7 +36,7 @@ static void note_end(struct engine_model *e, const struct op *op) {
 static void ended(void *context, struct op *op) {
     struct engine_model *e = context;
     if (is_dead(op)) return; // the process ends
-    if (op->outcome.result == ENGINE_LOST) judge_loss(e, op);
+    if (op->outcome.result == CALL_LOST) judge_loss(e, op);
     note_end(e, op);
     sim_push_for(e->sim, e->slot, EVENT_PROGRAM, e->sim->now + (int64_t)sim_below(e->sim, MS_NS));
 }
@@ -99,14 +98,13 @@ static void put(void *context, struct block *block) {
 }
 
 // What the outcome of a call tells of its contributors.
-static void judge_contributors(struct engine_model *e, const struct call *call,
-                               const struct engine_contributors *told) {
+static void judge_contributors(struct engine_model *e, const struct call *call, const struct call_contributors *told) {
     uint32_t segments = call->retry ? plan_segments(call->bytes, 1) : 1, range = 0;
     if (e->sim->processes[e->slot].tainted || told == NULL) return; // memory for it was refused
     for (uint32_t i = 0; i < segments; i++) {
         struct plan_range segment = call->retry ? plan_segment(call->bytes, 1, i) : (struct plan_range){0, call->bytes};
         while (range < told->count && told->ranges[range].end <= segment.begin) range++;
-        const struct engine_range *there = &told->ranges[range];
+        const struct call_range *there = &told->ranges[range];
         uint32_t members = 0;
         for (uint32_t k = 0; range < told->count && k < there->count; k++) {
             uint32_t life;
@@ -114,7 +112,7 @@ static void judge_contributors(struct engine_model *e, const struct call *call,
             members |= 1U << (other < 0 ? 0 : other);
         }
         bool whole = range < told->count && there->begin <= segment.begin && there->end >= segment.end;
-        if (!whole || members != call->members[i] || (members == 0 && call->state == CALL_OK))
+        if (!whole || members != call->members[i] || (members == 0 && call->result == CALL_OK))
             sim_fail(e->sim, "exactness", "peer %d is told that peers %x are in segment %u of %u, which are %x",
                      e->slot + 1, members, i, segments, call->members[i]);
     }
@@ -200,10 +198,10 @@ void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, const struct 
     struct call *call = &e->calls[tag];
     uint32_t calls = call->calls + 1;
     *call = *what;
-    call->state = CALL_OPEN;
+    call->result = CALL_IN_PROGRESS;
     call->calls = calls;
     static uint8_t nothing;
-    struct engine_reduce reduce = {
+    struct call_args args = {
         .send = &nothing,
         .recv = &nothing,
         .tag = tag,
@@ -211,8 +209,8 @@ void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, const struct 
         .retry = call->retry,
         .tell = true};
     struct op *op;
-    enum engine_result result = book_post(&e->book, &reduce, 1, adopted, &op);
-    if (result != ENGINE_OK && result != ENGINE_NO_MEMORY)
+    enum call_result result = book_post(&e->book, &args, 1, adopted, &op);
+    if (result != CALL_OK && result != CALL_NO_MEMORY)
         sim_fail(s, "progress", "peer %d cannot post with tag %u: %d", slot + 1, tag, (int)result);
 }
 
@@ -220,18 +218,19 @@ bool engine_model_await(struct pccl_sim *s, int slot, uint32_t tag) {
     struct engine_model *e = engine_of(s, slot);
     struct call *call = &e->calls[tag];
     struct op *op = book_find(&e->book, tag);
-    if (call->state != CALL_OPEN || op == NULL || op->phase != OP_ENDED || is_dead(op)) return call->state != CALL_OPEN;
-    struct engine_outcome outcome;
+    if (call->result != CALL_IN_PROGRESS || op == NULL || op->phase != OP_ENDED || is_dead(op))
+        return call->result != CALL_IN_PROGRESS;
+    struct call_outcome outcome;
     book_take(&e->book, op, &outcome);
     call->epoch = outcome.epoch;
-    call->state = outcome.result == ENGINE_OK ? CALL_OK : outcome.result == ENGINE_LOST ? CALL_LOST : CALL_MISMATCHED;
-    s->counts[COUNT_OPS_OK] += call->state == CALL_OK;
-    s->counts[COUNT_OPS_LOST] += call->state == CALL_LOST;
-    s->counts[COUNT_MISMATCHES] += call->state == CALL_MISMATCHED;
+    call->result = outcome.result;
+    s->counts[COUNT_OPS_OK] += call->result == CALL_OK;
+    s->counts[COUNT_OPS_LOST] += call->result == CALL_LOST;
+    s->counts[COUNT_MISMATCHES] += call->result == CALL_MISMATCH;
     SIM_TRACE(s, "peer %d: op %u ends: %s", slot + 1, tag,
-              call->state == CALL_OK     ? "ok"
-              : call->state == CALL_LOST ? "lost"
-                                         : "mismatch");
+              call->result == CALL_OK     ? "ok"
+              : call->result == CALL_LOST ? "lost"
+                                          : "mismatch");
     judge_contributors(e, call, outcome.contributors);
     free(outcome.contributors);
     return true;

@@ -61,7 +61,7 @@ static struct frame frame_of(const struct engine_model *e, const struct op *op, 
                           .tag = op->name.tag,
                           .sequence = op->name.sequence,
                           .segment = op->name.segment,
-                          .fingerprint = op->reduce.fingerprint};
+                          .fingerprint = op->args.fingerprint};
 }
 
 void mover_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame) {
@@ -78,25 +78,25 @@ void mover_wake(struct engine_model *e) {
 
 // What the call gave for this op, or segment.
 static uint64_t input_of(const struct engine_model *e, const struct op *op) {
-    return sim_mix(e->calls[op->reduce.tag].input + op->name.segment);
+    return sim_mix(e->calls[op->args.tag].input + op->name.segment);
 }
 
 struct judged_op mover_shown(const struct engine_model *e, const struct op *op) {
     const struct moving *m = op->work;
-    enum engine_result result = op->outcome.result;
+    enum call_result result = op->outcome.result;
     return (struct judged_op){.name = op->name,
                               .ring = &e->now,
                               .small = op->path == PLAN_SMALL,
-                              .calls = e->calls[op->reduce.tag].calls,
+                              .calls = e->calls[op->args.tag].calls,
                               .input = input_of(e, op),
                               .value = m->value,
                               .contributors = m->contributors,
                               .shards = m->shards,
                               .results = m->results,
-                              .outcome = op->phase != OP_ENDED   ? OUTCOME_NONE
-                                         : result == ENGINE_OK   ? OUTCOME_OK
-                                         : result == ENGINE_LOST ? OUTCOME_LOST
-                                                                 : OUTCOME_MISMATCH};
+                              .outcome = op->phase != OP_ENDED ? OUTCOME_NONE
+                                         : result == CALL_OK   ? OUTCOME_OK
+                                         : result == CALL_LOST ? OUTCOME_LOST
+                                                               : OUTCOME_MISMATCH};
 }
 
 // ---- small ops ----
@@ -257,7 +257,7 @@ void mover_chunk(struct engine_model *e, int from, const struct frame *frame) {
         sim_fail(e->sim, "no mixing", "peer %d got a chunk of op (%llu, %llu, %u) from %d, which it has not begun",
                  e->slot + 1, (unsigned long long)frame->epoch, (unsigned long long)frame->tag, frame->sequence,
                  from + 1);
-    if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->reduce.fingerprint, &frame->fingerprint))
+    if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->args.fingerprint, &frame->fingerprint))
         return;
     struct moving *m = op->work;
     enum plan_step step = plan_ring_step(e->now.count, e->now.rank, frame->shard, frame->hop);

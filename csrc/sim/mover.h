@@ -16,11 +16,9 @@ enum {
     SEGMENTS_MOST = 8,
 };
 
-enum call_state { CALL_NONE, CALL_OPEN, CALL_OK, CALL_LOST, CALL_MISMATCHED };
-
 // A call of the program.
 struct call {
-    enum call_state state;
+    enum call_result result; // CALL_IN_PROGRESS: open
     bool retry;
     uint32_t variant, bytes;
     uint64_t input;

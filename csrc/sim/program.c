@@ -181,7 +181,7 @@ static void await_all(struct pccl_sim *s, int slot) {
     bool again = false;
     for (uint32_t tag = 0; tag < p->program->tags; tag++) {
         if (!engine_model_await(s, slot, tag)) return;
-        again |= calls[tag].state != CALL_OK;
+        again |= calls[tag].result != CALL_OK;
         if (calls[tag].epoch > lost) lost = calls[tag].epoch;
     }
     if (lost != 0) member_adopt_loss(p->mind, lost); // in retry mode every end names an epoch, and all the same
@@ -195,7 +195,7 @@ static void await_all(struct pccl_sim *s, int slot) {
         return;
     }
     for (uint32_t tag = 0; tag < p->program->tags; tag++)
-        if (calls[tag].state != CALL_OK) post(s, slot, tag);
+        if (calls[tag].result != CALL_OK) post(s, slot, tag);
 }
 
 static void begin_reduces(struct pccl_sim *s, int slot) {

@@ -131,13 +131,13 @@ static struct wire_fingerprint fingerprint_of(struct fuzz *in) {
 
 static void post(struct fuzz *in) {
     static float buffer;
-    struct engine_reduce reduce = {.send = &buffer, .recv = &buffer, .tag = fuzz_below(in, TAGS)};
+    struct call_args reduce = {.send = &buffer, .recv = &buffer, .tag = fuzz_below(in, TAGS)};
     uint8_t how = fuzz_u8(in);
     struct op *op = NULL;
     reduce.retry = how & 1;
     reduce.tell = how & 2;
     reduce.fingerprint = fingerprint_of(in);
-    if (book_post(&book, &reduce, 4, how & 4 ? book.now.epoch : how >> 4, &op) == ENGINE_OK) posted++;
+    if (book_post(&book, &reduce, 4, how & 4 ? book.now.epoch : how >> 4, &op) == CALL_OK) posted++;
 }
 
 static struct op *pick(struct fuzz *in) { return moving_count == 0 ? NULL : moving[fuzz_u8(in) % moving_count]; }
@@ -179,7 +179,7 @@ static void signal_from(struct fuzz *in) {
     uint16_t type = types[fuzz_below(in, 4)];
     struct wire_op head = {.tag = name.tag, .sequence = name.sequence, .segment = name.segment};
     const struct op *op = book_find(&book, name.tag);
-    head.fingerprint = (fuzz_u8(in) & 3) == 3 || op == NULL ? fingerprint_of(in) : op->reduce.fingerprint;
+    head.fingerprint = (fuzz_u8(in) & 3) == 3 || op == NULL ? fingerprint_of(in) : op->args.fingerprint;
     size_t bytes = type == WIRE_SMALL ? (size_t)head.fingerprint.count * 4 : 0;
     struct block *block = type == WIRE_SMALL ? block_new(bytes) : NULL;
     if (from == NULL || (type == WIRE_SMALL && block == NULL)) {
@@ -236,7 +236,7 @@ static void verdict(struct fuzz *in) {
 
 static void take(uint64_t tag) {
     struct op *op = book_find(&book, tag);
-    struct engine_outcome outcome = {0};
+    struct call_outcome outcome = {0};
     if (op == NULL || op->phase != OP_ENDED) return;
     MUST(work_of(op)->call_ended);
     book_take(&book, op, &outcome);
@@ -249,7 +249,7 @@ static void accuse_one(struct fuzz *in) {
     struct op *op = pick(in);
     const struct op_member *other = member(in);
     struct wire_fingerprint theirs = fingerprint_of(in);
-    if (op == NULL || other == NULL || wire_fingerprint_equal(&theirs, &op->reduce.fingerprint)) return;
+    if (op == NULL || other == NULL || wire_fingerprint_equal(&theirs, &op->args.fingerprint)) return;
     book_accuse(&book, op, other, &theirs);
 }
 

@@ -49,10 +49,10 @@ static void post(void) {
     // Seldom, since they take their time: never small, and divided.
     if (what == 0xfe) count = PLAN_SMALL_MAX / sizeof(float) + 1;
     if (what == 0xff && call->retry) count = (PLAN_SEGMENTED_MIN + 100) / sizeof(float);
-    struct engine_reduce reduce = {.tag = tag,
-                                   .retry = call->retry,
-                                   .tell = how & 4,
-                                   .fingerprint = {.count = count, .dtype = pcclFloat, .op = what % 5}};
+    struct call_args reduce = {.tag = tag,
+                               .retry = call->retry,
+                               .tell = how & 4,
+                               .fingerprint = {.count = count, .dtype = pcclFloat, .op = what % 5}};
     if (how & 8) {
         static const uint8_t types[] = {pcclUint8, pcclInt8, pcclUint16, pcclUint32};
         reduce.fingerprint.quantised_dtype = types[what >> 5 & 3];
@@ -67,7 +67,7 @@ static void post(void) {
     call->recv = call->in_place ? call->send : fuzz_copy(call->input, call->bytes);
     reduce.send = call->send;
     reduce.recv = call->recv;
-    call->live = engine_post(engine, &reduce, adopted) == ENGINE_OK;
+    call->live = engine_post(engine, &reduce, adopted) == CALL_OK;
     if (call->live) return;
     if (!call->in_place) free(call->recv);
     free(call->send);
@@ -85,27 +85,27 @@ static void check_and_free(struct call *call, bool good) {
 }
 
 static void take(uint32_t tag) {
-    struct engine_outcome outcome;
+    struct call_outcome outcome;
     engine_wait(engine, tag, 0, &outcome);
-    if (outcome.result == ENGINE_IN_PROGRESS) return;
+    if (outcome.result == CALL_IN_PROGRESS) return;
     free(outcome.contributors);
-    MUST((outcome.result == ENGINE_UNKNOWN) == !calls[tag].live);
-    if (outcome.result == ENGINE_LOST && !outcome.retry) adopted = outcome.epoch > adopted ? outcome.epoch : adopted;
-    if (calls[tag].live) check_and_free(&calls[tag], outcome.result == ENGINE_OK);
+    MUST((outcome.result == CALL_UNKNOWN) == !calls[tag].live);
+    if (outcome.result == CALL_LOST && !outcome.retry) adopted = outcome.epoch > adopted ? outcome.epoch : adopted;
+    if (calls[tag].live) check_and_free(&calls[tag], outcome.result == CALL_OK);
 }
 
 // The name of what runs under this tag, or of what would.
 static struct wire_op_name name_of(uint32_t tag, uint32_t segment) {
     struct wire_op_name name = {engine->book.now.epoch, tag, 1, 0};
     for (struct op *op = engine->book.table[tag_slot(tag)]; op != NULL; op = op->chain)
-        if (op->name.sequence != 0 && op->reduce.tag == tag && (op->whole == NULL || op->name.segment == segment))
+        if (op->name.sequence != 0 && op->args.tag == tag && (op->whole == NULL || op->name.segment == segment))
             return op->name;
     return name;
 }
 
 static const struct op *op_of(uint32_t tag, uint32_t segment) {
     for (const struct op *op = engine->book.table[tag_slot(tag)]; op != NULL; op = op->chain)
-        if (op->segments == NULL && op->reduce.tag == tag && (op->whole == NULL || op->name.segment == segment))
+        if (op->segments == NULL && op->args.tag == tag && (op->whole == NULL || op->name.segment == segment))
             return op;
     return NULL;
 }
@@ -140,7 +140,7 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
     if (type == WIRE_CODES || type == WIRE_RESULT) {
         uint64_t begin = shard.begin + head->offset * QUANT_BLOCK;
         uint64_t elements = begin < shard.end ? shard.end - begin : 0;
-        return quant_encoded_bytes(op->reduce.fingerprint.quantised_dtype,
+        return quant_encoded_bytes(op->args.fingerprint.quantised_dtype,
                                    elements < QUANT_BLOCK ? elements : QUANT_BLOCK);
     }
     return 0;
@@ -187,7 +187,7 @@ static void frame(void) {
                            .hop = where >> 2 & 7,
                            .segment = (uint16_t)name.segment,
                            .sequence = name.sequence};
-    if (op != NULL) head.fingerprint = op->reduce.fingerprint;
+    if (op != NULL) head.fingerprint = op->args.fingerprint;
     if (header.type == WIRE_READY && (how & 1)) head.extra = 64;
     if (header.type == WIRE_SUPPLY) head.offset = name.epoch;
     if (how & 2) head.offset = fuzz_number(&in);

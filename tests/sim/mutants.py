@@ -379,8 +379,8 @@ MUTANTS = [
     Mutant(
         name="tells_the_lost",  # the outcome names the members of the epoch in which the op was begun first
         file="ops/book.c",
-        old="op->reduce.tell && op->members != book->members",
-        new="op->reduce.tell && op->members == NULL",
+        old="op->args.tell && op->members != book->members",
+        new="op->args.tell && op->members == NULL",
     ),
     Mutant(
         name="lost_again",  # an op is lost by the loss that its caller has adopted
@@ -404,8 +404,8 @@ MUTANTS = [
     Mutant(
         name="retry_ends",  # an op in retry mode ends with a loss as any other
         file="ops/book_epochs.c",
-        old="    if (op->reduce.retry)\n        redo(book, op);",
-        new="    if (op->reduce.retry && op->whole == NULL)\n        redo(book, op);",
+        old="    if (op->args.retry)\n        redo(book, op);",
+        new="    if (op->args.retry && op->whole == NULL)\n        redo(book, op);",
     ),
     Mutant(
         name="last_segment_forgotten",

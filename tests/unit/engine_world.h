@@ -266,9 +266,9 @@ static inline float *filled(uint32_t peer, uint64_t count) {
     return data;
 }
 
-static inline struct engine_reduce reduce_of(const void *send, void *recv, uint64_t tag, uint64_t count, int op,
-                                             int quantised, int algorithm) {
-    return (struct engine_reduce){
+static inline struct call_args reduce_of(const void *send, void *recv, uint64_t tag, uint64_t count, int op,
+                                         int quantised, int algorithm) {
+    return (struct call_args){
         .send = send,
         .recv = recv,
         .tag = tag,

@@ -19,7 +19,7 @@ struct broadcast {
 
 static bool is_root(const struct engine *engine, const struct op *op, struct neighbour *peer) {
     const struct wire_id *id = peer == NULL ? engine_self(engine) : &neighbour_op_member(peer)->id;
-    return wire_id_equal(id, &op->reduce.root);
+    return wire_id_equal(id, &op->args.root);
 }
 
 static void check_complete(struct engine *engine, struct op *op) {
@@ -83,7 +83,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
         engine_fail(engine);
         return false;
     }
-    in->to = (uint8_t *)op->reduce.recv + offset * op->element;
+    in->to = (uint8_t *)op->args.recv + offset * op->element;
     return true;
 }
 
@@ -107,7 +107,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
         return NULL;
     uint64_t elements = plan_chunk(op->count, op->element, PLAN_CHUNK_MAX, op->whole != NULL);
     if (elements > here - b->next) elements = here - b->next;
-    const uint8_t *from = b->root ? op->reduce.send : op->reduce.recv;
+    const uint8_t *from = b->root ? op->args.send : op->args.recv;
     struct wire_op head;
     op_head(op, &head);
     head.offset = b->next;

@@ -34,32 +34,32 @@ struct direct {
 static void reduce_parts(struct engine *engine, struct op *op) {
     const struct book_epoch *now = mover_epoch(engine);
     const struct direct *direct = op->work;
-    const struct wire_fingerprint *what = &op->reduce.fingerprint;
+    const struct wire_fingerprint *what = &op->args.fingerprint;
     const struct kernels *kernels = kernels_get();
     kernel_reduce_fn *reduce = kernels->reduce[what->op][what->dtype];
     const void *sum = NULL;
     void *room = NULL;
     for (uint32_t i = 0; i < now->count; i++) {
         void *block = i == now->rank ? NULL : direct->parts[i].block->bytes;
-        const void *input = block == NULL ? op->reduce.send : block;
+        const void *input = block == NULL ? op->args.send : block;
         if (sum == NULL) {
             sum = input;
             room = block;
             continue;
         }
         if (room == NULL) room = block;
-        void *to = i + 1 == now->count ? op->reduce.recv : room;
+        void *to = i + 1 == now->count ? op->args.recv : room;
         reduce(to, sum, input, what->count);
         sum = to;
     }
-    if (what->op == pcclAvg) kernels->divide[what->dtype](op->reduce.recv, what->count, now->count);
+    if (what->op == pcclAvg) kernels->divide[what->dtype](op->args.recv, what->count, now->count);
 }
 
 static void complete(struct engine *engine, struct op *op) {
     unsigned mode = kernels_enter(); // perhaps on the caller's thread, with the caller's mode
     if (op->bytes > 0) reduce_parts(engine, op);
     kernels_leave(mode);
-    if (op->bytes > 0) memcpy(op->result->bytes, op->reduce.recv, op->bytes);
+    if (op->bytes > 0) memcpy(op->result->bytes, op->args.recv, op->bytes);
     mover_complete_direct(engine, op);
 }
 
@@ -81,11 +81,11 @@ static void send_input(struct engine *engine, struct op *op, struct neighbour *p
     acks_drop_implied(neighbour_op_member(peer), &op->name);
     struct frame *frame = frame_new(engine, WIRE_SMALL, &head, op->bytes);
     if (frame == NULL) return;
-    frame->payload = op->reduce.send;
+    frame->payload = op->args.send;
     if (neighbour_send(peer, frame)) return;
     // What the kernel did not take now is sent when the caller may have his buffer back.
     if (*copy == NULL && (*copy = block_new(engine, op->bytes)) != NULL)
-        memcpy((*copy)->bytes, op->reduce.send, op->bytes);
+        memcpy((*copy)->bytes, op->args.send, op->bytes);
     if (*copy == NULL) {
         neighbour_hang_up(peer); // the engine is dead, and the caller's buffer must not be read later
         return;

@@ -35,7 +35,7 @@ struct ring {
 };
 
 static bool can_be_read(const struct op *op) {
-    return memory_can_be_read(op->reduce.send, op->bytes) && memory_can_be_read(op->reduce.recv, op->bytes);
+    return memory_can_be_read(op->args.send, op->bytes) && memory_can_be_read(op->args.recv, op->bytes);
 }
 
 static bool begin(struct engine *engine, struct op *op) {
@@ -102,7 +102,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
         engine_fail(engine);
         return false;
     }
-    in->to = (uint8_t *)op->reduce.recv + at;
+    in->to = (uint8_t *)op->args.recv + at;
     return true;
 }
 
@@ -125,7 +125,7 @@ static void forward_now(struct engine *engine, struct op *op, struct wire_op *he
     struct lane *next = neighbour_lane(mover_successor(engine), index);
     if (next == NULL) return; // the link broke; the op is redone in the next epoch
     struct frame *frame =
-        chunk_frame(engine, op, head, (const uint8_t *)op->reduce.recv + head->offset * op->element, bytes);
+        chunk_frame(engine, op, head, (const uint8_t *)op->args.recv + head->offset * op->element, bytes);
     if (frame == NULL) return;
     lane_push(next, frame);
     lane_heat(next);
@@ -195,11 +195,11 @@ static void check_complete(struct engine *engine, struct op *op) {
 static void reduce_part(struct engine *engine, struct op *op, enum plan_step step, uint64_t at, const void *partial,
                         size_t bytes) {
     const struct book_epoch *now = mover_epoch(engine);
-    const struct wire_fingerprint *what = &op->reduce.fingerprint;
+    const struct wire_fingerprint *what = &op->args.fingerprint;
     const struct kernels *kernels = kernels_get();
-    void *result = (uint8_t *)op->reduce.recv + at;
+    void *result = (uint8_t *)op->args.recv + at;
     size_t elements = bytes / op->element;
-    kernels->reduce[what->op][what->dtype](result, partial, (const uint8_t *)op->reduce.send + at, elements);
+    kernels->reduce[what->op][what->dtype](result, partial, (const uint8_t *)op->args.send + at, elements);
     if (step == PLAN_REDUCE_LAST && what->op == pcclAvg) kernels->divide[what->dtype](result, elements, now->count);
 }
 
@@ -216,7 +216,7 @@ static bool take_placed(struct engine *engine, struct op *op, const struct incom
         size_t part = bytes - done < part_bytes ? bytes - done : part_bytes;
         if (!mover_save(op, at + done, part)) return false;
         if (!reduce) {
-            uint8_t *to = (uint8_t *)op->reduce.recv + at + done;
+            uint8_t *to = (uint8_t *)op->args.recv + at + done;
             if (!same_host_read_written(in->lane, to, address + done, part)) return false;
             continue;
         }
@@ -284,7 +284,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     head.shard = (uint16_t)now->rank;
     head.offset = ring->inject;
     engine_lock(engine);
-    struct frame *frame = chunk_frame(engine, op, &head, (const uint8_t *)op->reduce.send + ring->inject * op->element,
+    struct frame *frame = chunk_frame(engine, op, &head, (const uint8_t *)op->args.send + ring->inject * op->element,
                                       elements * op->element);
     engine_unlock(engine);
     if (frame == NULL) return NULL;

@@ -53,11 +53,11 @@ static struct plan_range block_range(const struct engine *engine, const struct o
 }
 
 static size_t encoded_bytes(const struct op *op, struct plan_range range) {
-    return quant_encoded_bytes(op->reduce.fingerprint.quantised_dtype, range.end - range.begin);
+    return quant_encoded_bytes(op->args.fingerprint.quantised_dtype, range.end - range.begin);
 }
 
 static const uint8_t *input_at(const struct op *op, struct plan_range range) {
-    return (const uint8_t *)op->reduce.send + range.begin * op->element;
+    return (const uint8_t *)op->args.send + range.begin * op->element;
 }
 
 static void check_complete(struct engine *engine, struct op *op) {
@@ -86,7 +86,7 @@ static bool allocate(struct engine *engine, struct op *op) {
     struct sharded *s = op->work;
     struct mover_shared *shared = mover_shared(engine);
     struct plan_range own = plan_shard(op->count, now->count, now->rank);
-    size_t block_bytes = quant_encoded_bytes(op->reduce.fingerprint.quantised_dtype, QUANT_BLOCK);
+    size_t block_bytes = quant_encoded_bytes(op->args.fingerprint.quantised_dtype, QUANT_BLOCK);
     s->window = WINDOW_BYTES / (block_bytes * (now->count - 1));
     if (s->window < WINDOW_MIN) s->window = WINDOW_MIN;
     if (s->window > WINDOW_MAX) s->window = WINDOW_MAX;
@@ -158,7 +158,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     }
     struct target *target = &s->targets[rank];
     if (!target->ready || target->next >= target->blocks || target->next >= target->granted) return NULL;
-    const struct wire_fingerprint *what = &op->reduce.fingerprint;
+    const struct wire_fingerprint *what = &op->args.fingerprint;
     struct plan_range range = block_range(engine, op, rank, target->next);
     size_t count = range.end - range.begin, bytes = encoded_bytes(op, range);
     uint8_t *stage = lane_stage(lane);
@@ -187,13 +187,13 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
 
 // ---- the owner ----
 static bool store(struct engine *engine, struct op *op, struct plan_range range, const uint8_t *codes) {
-    const struct wire_fingerprint *what = &op->reduce.fingerprint;
+    const struct wire_fingerprint *what = &op->args.fingerprint;
     size_t count = range.end - range.begin;
     if (!quant_decode(what->dtype, what->quantised_dtype, what->algorithm, mover_shared(engine)->wide_input, codes,
                       count))
         return false;
     if (!mover_save(op, range.begin * op->element, count * op->element)) return false;
-    quant_narrow(what->dtype, (uint8_t *)op->reduce.recv + range.begin * op->element, mover_shared(engine)->wide_input,
+    quant_narrow(what->dtype, (uint8_t *)op->args.recv + range.begin * op->element, mover_shared(engine)->wide_input,
                  count);
     return true;
 }
@@ -224,7 +224,7 @@ static void send_result(struct engine *engine, struct op *op, uint64_t index, st
 static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
     const struct book_epoch *now = mover_epoch(engine);
     struct sharded *s = op->work;
-    const struct wire_fingerprint *what = &op->reduce.fingerprint;
+    const struct wire_fingerprint *what = &op->args.fingerprint;
     struct slot *slot = &s->slots[index % s->window];
     struct plan_range range = block_range(engine, op, now->rank, index);
     size_t count = range.end - range.begin;

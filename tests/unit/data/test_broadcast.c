@@ -4,15 +4,14 @@
 
 enum { TAG = 5 };
 
-static struct engine_reduce broadcast_of(struct world *world, uint32_t root, const void *send, void *recv,
-                                         uint64_t count) {
-    struct engine_reduce reduce = reduce_of(send, recv, TAG, count, PLAN_OP_BROADCAST, 0, 0);
+static struct call_args broadcast_of(struct world *world, uint32_t root, const void *send, void *recv, uint64_t count) {
+    struct call_args reduce = reduce_of(send, recv, TAG, count, PLAN_OP_BROADCAST, 0, 0);
     reduce.root = world->sides[root].id;
     reduce.fingerprint.quantised_dtype = reduce.root.bytes[0];
     return reduce;
 }
 
-static enum engine_result result_of(struct world *world, uint32_t side, struct engine_outcome *out) {
+static enum call_result result_of(struct world *world, uint32_t side, struct call_outcome *out) {
     engine_wait(world->sides[side].engine, TAG, platform_now_ns() + 20 * SECOND_NS, out);
     return out->result;
 }
@@ -27,12 +26,12 @@ static void test_bytes(uint32_t peers, uint32_t lanes, uint64_t count, bool in_p
     for (uint32_t root = 0; root < peers; root++) {
         for (uint64_t k = 0; k < count; k++) send[root][k] = input(root, k);
         for (uint32_t i = 0; i < peers; i++) {
-            struct engine_reduce reduce = broadcast_of(world, root, send[i], recv[i], count);
-            CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
+            struct call_args reduce = broadcast_of(world, root, send[i], recv[i], count);
+            CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
         }
         for (uint32_t i = 0; i < peers; i++) {
-            struct engine_outcome outcome;
-            CHECK(result_of(world, i, &outcome) == ENGINE_OK);
+            struct call_outcome outcome;
+            CHECK(result_of(world, i, &outcome) == CALL_OK);
             CHECK(outcome.info.contributors == peers);
             CHECK_EQ(outcome.info.rx_bytes, i == root ? 0 : count * 4);
             CHECK_EQ(outcome.info.tx_bytes, (i + 1) % peers == root ? 0 : count * 4);
@@ -60,16 +59,16 @@ static void test_loss(uint64_t count) {
     float *data[PEERS_MAX];
     for (uint32_t i = 0; i < 4; i++) data[i] = filled(i, count);
     for (uint32_t i = 0; i < 3; i++) {
-        struct engine_reduce reduce = broadcast_of(world, 0, data[i], data[i], count);
-        CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
+        struct call_args reduce = broadcast_of(world, 0, data[i], data[i], count);
+        CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
     }
     while (!has_come(&data[2][count - 1], input(0, count - 1))) usleep(1000);
     kill_side(world, 3);
     new_epoch(world, true);
     for (uint32_t i = 0; i < 3; i++) {
-        struct engine_outcome outcome;
+        struct call_outcome outcome;
         uint64_t wrong = 0;
-        CHECK(result_of(world, i, &outcome) == ENGINE_LOST);
+        CHECK(result_of(world, i, &outcome) == CALL_LOST);
         for (uint64_t k = 0; k < count; k++) wrong += data[i][k] != input(i, k);
         CHECK_EQ(wrong, 0);
     }
@@ -83,17 +82,17 @@ static void test_redo(uint64_t count) {
     float *data[PEERS_MAX];
     for (uint32_t i = 0; i < 3; i++) data[i] = filled(i, count);
     for (uint32_t i = 0; i < 2; i++) {
-        struct engine_reduce reduce = broadcast_of(world, 1, data[i], data[i], count);
-        CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
+        struct call_args reduce = broadcast_of(world, 1, data[i], data[i], count);
+        CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
     }
     usleep(20000);
     new_epoch(world, false);
-    struct engine_reduce reduce = broadcast_of(world, 1, data[2], data[2], count);
-    CHECK(engine_post(world->sides[2].engine, &reduce, world->epoch) == ENGINE_OK);
+    struct call_args reduce = broadcast_of(world, 1, data[2], data[2], count);
+    CHECK(engine_post(world->sides[2].engine, &reduce, world->epoch) == CALL_OK);
     for (uint32_t i = 0; i < 3; i++) {
-        struct engine_outcome outcome;
+        struct call_outcome outcome;
         uint64_t wrong = 0;
-        CHECK(result_of(world, i, &outcome) == ENGINE_OK);
+        CHECK(result_of(world, i, &outcome) == CALL_OK);
         for (uint64_t k = 0; k < count; k++) wrong += data[i][k] != input(1, k);
         CHECK_EQ(wrong, 0);
     }
@@ -106,8 +105,8 @@ static void test_mismatch(void) {
     struct world *world = world_new(2, 1);
     float *data[2] = {filled(0, 1000), filled(1, 1000)};
     for (uint32_t i = 0; i < 2; i++) {
-        struct engine_reduce reduce = broadcast_of(world, i, data[i], data[i], 1000);
-        CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
+        struct call_args reduce = broadcast_of(world, i, data[i], data[i], 1000);
+        CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
     }
     int told = 0;
     for (int64_t until = platform_now_ns() + 20 * SECOND_NS; told == 0 && platform_now_ns() < until; usleep(1000)) {

@@ -87,16 +87,16 @@ static void test_any_order(uint32_t peers, uint32_t ops, uint64_t count) {
             uint32_t tag = i == 0 ? n : i == 1 ? ops - 1 - n : (n * 7 + i) % ops;
             float *data = values + ((uint64_t)i * ops + tag) * count;
             for (uint64_t k = 0; k < count; k++) data[k] = input(i, k) + (float)tag;
-            struct engine_reduce reduce = reduce_of(data, data, tag, count, pcclSum, 0, 0);
-            CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
+            struct call_args reduce = reduce_of(data, data, tag, count, pcclSum, 0, 0);
+            CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
             for (uint32_t j = 0; j < peers; j++)
                 CHECK(held_bytes(world->sides[j].engine) <= (uint64_t)(peers - 1) * EARLY_BYTES);
         }
     for (uint32_t i = 0; i < peers; i++)
         for (uint32_t tag = 0; tag < ops; tag++) {
-            struct engine_outcome outcome;
+            struct call_outcome outcome;
             engine_wait(world->sides[i].engine, tag, platform_now_ns() + 60 * SECOND_NS, &outcome);
-            CHECK(outcome.result == ENGINE_OK);
+            CHECK(outcome.result == CALL_OK);
             uint64_t wrong = 0;
             for (uint64_t k = 0; k < count; k++) {
                 float sum = 0;
@@ -130,20 +130,20 @@ static void test_full_window(uint32_t peers) {
         for (uint32_t tag = begin; tag < end; tag++) {
             float *data = values + ((uint64_t)i * (FULL + 1) + tag) * COUNT;
             for (uint64_t k = 0; k < COUNT; k++) data[k] = input(i, k) + (float)tag;
-            struct engine_reduce reduce = reduce_of(data, data, tag, COUNT, pcclSum, 0, 0);
-            CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
+            struct call_args reduce = reduce_of(data, data, tag, COUNT, pcclSum, 0, 0);
+            CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
         }
         if (turn + 2 != 2 * peers) continue; // else all have posted the op that the last one waits for
-        struct engine_outcome outcome;
+        struct call_outcome outcome;
         engine_wait(world->sides[peers - 1].engine, FULL, platform_now_ns() + 20 * SECOND_NS, &outcome);
-        CHECK(outcome.result == ENGINE_OK);
+        CHECK(outcome.result == CALL_OK);
     }
     for (uint32_t i = 0; i < peers; i++)
         for (uint32_t tag = 0; tag <= FULL; tag++) {
-            struct engine_outcome outcome;
+            struct call_outcome outcome;
             if (i + 1 == peers && tag == FULL) continue;
             engine_wait(world->sides[i].engine, tag, platform_now_ns() + 60 * SECOND_NS, &outcome);
-            CHECK(outcome.result == ENGINE_OK);
+            CHECK(outcome.result == CALL_OK);
         }
     uint64_t wrong = 0;
     for (uint32_t i = 0; i < peers; i++)

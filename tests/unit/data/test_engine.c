@@ -17,14 +17,14 @@ static void test_sum(uint32_t peers, uint32_t lanes, uint64_t count, bool in_pla
         for (uint32_t i = 0; i < peers; i++) {
             if (in_place)
                 for (uint64_t k = 0; k < count; k++) send[i][k] = input(i, k);
-            struct engine_reduce reduce = reduce_of(send[i], recv[i], 5, count, op, 0, 0);
-            CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
-            CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_TAG_LIVE);
+            struct call_args reduce = reduce_of(send[i], recv[i], 5, count, op, 0, 0);
+            CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
+            CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_TAG_LIVE);
         }
         for (uint32_t i = 0; i < peers; i++) {
-            struct engine_outcome outcome;
+            struct call_outcome outcome;
             engine_wait(world->sides[i].engine, 5, platform_now_ns() + 20 * SECOND_NS, &outcome);
-            CHECK(outcome.result == ENGINE_OK);
+            CHECK(outcome.result == CALL_OK);
             CHECK(outcome.info.contributors == peers);
             if (peers == 2) CHECK(outcome.info.tx_bytes == count * 4 && outcome.info.rx_bytes == count * 4);
         }
@@ -52,13 +52,13 @@ static void test_quantised(uint32_t peers, uint64_t count, int quantised, int al
     for (uint32_t i = 0; i < peers; i++) {
         send[i] = filled(i, count);
         recv[i] = in_place ? send[i] : calloc(count + 1, sizeof(float));
-        struct engine_reduce reduce = reduce_of(send[i], recv[i], 9, count, pcclSum, quantised, algorithm);
-        CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
+        struct call_args reduce = reduce_of(send[i], recv[i], 9, count, pcclSum, quantised, algorithm);
+        CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
     }
     for (uint32_t i = 0; i < peers; i++) {
-        struct engine_outcome outcome;
+        struct call_outcome outcome;
         engine_wait(world->sides[i].engine, 9, platform_now_ns() + 20 * SECOND_NS, &outcome);
-        CHECK(outcome.result == ENGINE_OK);
+        CHECK(outcome.result == CALL_OK);
         CHECK(memcmp(recv[0], recv[i], count * sizeof(float)) == 0);
     }
     double step = 997.0 / 255 / 2 * (peers + peers) + 1, worst = 0;
@@ -92,14 +92,14 @@ static void test_many(void) {
         for (uint32_t i = 0; i < PEERS; i++)
             for (uint32_t k = 0; k < TAGS; k++) {
                 uint32_t t = i == 0 ? k : i == 1 ? TAGS - 1 - k : (k * 7 + 3) % TAGS;
-                struct engine_reduce reduce = reduce_of(send[i][t], recv[i][t], t, sizes[t % 5], pcclSum, 0, 0);
-                CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
+                struct call_args reduce = reduce_of(send[i][t], recv[i][t], t, sizes[t % 5], pcclSum, 0, 0);
+                CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
             }
         for (uint32_t i = 0; i < PEERS; i++)
             for (uint32_t t = 0; t < TAGS; t++) {
-                struct engine_outcome outcome;
+                struct call_outcome outcome;
                 engine_wait(world->sides[i].engine, t, platform_now_ns() + 20 * SECOND_NS, &outcome);
-                CHECK(outcome.result == ENGINE_OK);
+                CHECK(outcome.result == CALL_OK);
                 if (sizes[t % 5] > 0) CHECK(recv[i][t][0] == input(t, 0) + input(1 + t, 0) + input(2 + t, 0));
             }
     }
@@ -121,8 +121,8 @@ static void test_loss(uint64_t count, bool in_place) {
     }
     uint64_t adopted = world->epoch;
     for (uint32_t i = 0; i < 2; i++) {
-        struct engine_reduce reduce = reduce_of(send[i], recv[i], 1, count, pcclSum, 0, 0);
-        CHECK(engine_post(world->sides[i].engine, &reduce, adopted) == ENGINE_OK);
+        struct call_args reduce = reduce_of(send[i], recv[i], 1, count, pcclSum, 0, 0);
+        CHECK(engine_post(world->sides[i].engine, &reduce, adopted) == CALL_OK);
     }
     usleep(20000);
     world->sides[2].alive = false;
@@ -133,23 +133,23 @@ static void test_loss(uint64_t count, bool in_place) {
     wait_reports(world);
     judge(world, true);
     for (uint32_t i = 0; i < 2; i++) {
-        struct engine_outcome outcome;
+        struct call_outcome outcome;
         engine_wait(world->sides[i].engine, 1, platform_now_ns() + 20 * SECOND_NS, &outcome);
-        CHECK(outcome.result == ENGINE_LOST && outcome.epoch == world->epoch);
+        CHECK(outcome.result == CALL_LOST && outcome.epoch == world->epoch);
         uint64_t wrong = 0;
         for (uint64_t k = 0; k < count; k++) wrong += send[i][k] != input(i, k);
         CHECK(wrong == 0);
-        struct engine_reduce reduce = reduce_of(send[i], recv[i], 2, count, pcclSum, 0, 0);
-        CHECK(engine_post(world->sides[i].engine, &reduce, adopted) == ENGINE_OK); // still counts on three
+        struct call_args reduce = reduce_of(send[i], recv[i], 2, count, pcclSum, 0, 0);
+        CHECK(engine_post(world->sides[i].engine, &reduce, adopted) == CALL_OK); // still counts on three
         engine_wait(world->sides[i].engine, 2, INT64_MAX, &outcome);
-        CHECK(outcome.result == ENGINE_LOST && outcome.epoch == world->epoch);
+        CHECK(outcome.result == CALL_LOST && outcome.epoch == world->epoch);
         reduce.tag = 1;
-        CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == ENGINE_OK);
+        CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
     }
     for (uint32_t i = 0; i < 2; i++) {
-        struct engine_outcome outcome;
+        struct call_outcome outcome;
         engine_wait(world->sides[i].engine, 1, platform_now_ns() + 20 * SECOND_NS, &outcome);
-        CHECK(outcome.result == ENGINE_OK && outcome.info.contributors == 2);
+        CHECK(outcome.result == CALL_OK && outcome.info.contributors == 2);
         CHECK(recv[i][count - 1] == input(0, count - 1) + input(1, count - 1));
     }
     world_free(world);
@@ -172,8 +172,8 @@ static void test_relink(void) {
         for (uint32_t i = 0; i < PEERS; i++)
             for (uint32_t t = 0; t < TAGS; t++) {
                 for (uint64_t k = 0; k < sizes[t % 4]; k++) data[i][t][k] = input(i + t, k);
-                struct engine_reduce reduce = reduce_of(data[i][t], data[i][t], t, sizes[t % 4], pcclSum, 0, 0);
-                CHECK(engine_post(world->sides[i].engine, &reduce, adopted) == ENGINE_OK);
+                struct call_args reduce = reduce_of(data[i][t], data[i][t], t, sizes[t % 4], pcclSum, 0, 0);
+                CHECK(engine_post(world->sides[i].engine, &reduce, adopted) == CALL_OK);
                 if (i == (uint32_t)round % PEERS && t == (uint32_t)round % TAGS) {
                     enter(world, false);
                     links_ready(world);
@@ -188,9 +188,9 @@ static void test_relink(void) {
         judge(world, false);
         for (uint32_t i = 0; i < PEERS; i++)
             for (uint32_t t = 0; t < TAGS; t++) {
-                struct engine_outcome outcome;
+                struct call_outcome outcome;
                 engine_wait(world->sides[i].engine, t, platform_now_ns() + 20 * SECOND_NS, &outcome);
-                CHECK(outcome.result == ENGINE_OK);
+                CHECK(outcome.result == CALL_OK);
                 uint64_t wrong = 0;
                 for (uint64_t k = 0; k < sizes[t % 4]; k++)
                     wrong += data[i][t][k] != input(t, k) + input(t + 1, k) + input(t + 2, k);
@@ -226,10 +226,9 @@ static struct wire_mismatch wait_mismatch(struct world *world) {
 static void test_mismatch(uint64_t count_a, uint64_t count_b) {
     struct world *world = world_new(2, 1);
     float *a = filled(0, count_a), *b = filled(1, count_b);
-    struct engine_reduce ra = reduce_of(a, a, 3, count_a, pcclSum, 0, 0),
-                         rb = reduce_of(b, b, 3, count_b, pcclSum, 0, 0);
-    CHECK(engine_post(world->sides[0].engine, &ra, world->epoch) == ENGINE_OK);
-    CHECK(engine_post(world->sides[1].engine, &rb, world->epoch) == ENGINE_OK);
+    struct call_args ra = reduce_of(a, a, 3, count_a, pcclSum, 0, 0), rb = reduce_of(b, b, 3, count_b, pcclSum, 0, 0);
+    CHECK(engine_post(world->sides[0].engine, &ra, world->epoch) == CALL_OK);
+    CHECK(engine_post(world->sides[1].engine, &rb, world->epoch) == CALL_OK);
     struct wire_mismatch seen = wait_mismatch(world);
     CHECK(seen.name.tag == 3);
     CHECK(seen.mine.count != seen.theirs.count);
@@ -244,9 +243,9 @@ static void test_mismatch(uint64_t count_a, uint64_t count_b) {
     verdict_to_all(world, verdict);
     free(verdict);
     for (uint32_t i = 0; i < 2; i++) {
-        struct engine_outcome outcome;
+        struct call_outcome outcome;
         engine_wait(world->sides[i].engine, 3, platform_now_ns() + 20 * SECOND_NS, &outcome);
-        CHECK(outcome.result == ENGINE_MISMATCH);
+        CHECK(outcome.result == CALL_MISMATCH);
         CHECK(strcmp(outcome.text, "count") == 0);
     }
     CHECK(a[0] == input(0, 0) && b[0] == input(1, 0));
@@ -305,20 +304,20 @@ static void reduced_free(struct reduced *r) {
 
 static void post(struct world *world, const struct reduced *r, uint32_t side, bool retry, uint64_t tag,
                  uint64_t adopted) {
-    struct engine_reduce reduce = reduce_of(r->send[side], r->recv[side], tag, r->count, r->op,
-                                            r->quantised ? pcclUint8 : 0, r->quantised ? pcclQuantMinMax : 0);
+    struct call_args reduce = reduce_of(r->send[side], r->recv[side], tag, r->count, r->op,
+                                        r->quantised ? pcclUint8 : 0, r->quantised ? pcclQuantMinMax : 0);
     reduce.retry = reduce.tell = retry;
-    CHECK(engine_post(world->sides[side].engine, &reduce, adopted) == ENGINE_OK);
+    CHECK(engine_post(world->sides[side].engine, &reduce, adopted) == CALL_OK);
 }
 
 // Each range is exactly the reduction of its contributors' inputs, or the input. How many elements have `full`
 // contributors.
-static uint64_t check_ranges(const struct reduced *r, uint32_t side, const struct engine_contributors *told,
+static uint64_t check_ranges(const struct reduced *r, uint32_t side, const struct call_contributors *told,
                              uint32_t full) {
     uint64_t at = 0, all = 0, wrong = 0;
     CHECK(told != NULL);
     for (uint32_t i = 0; told != NULL && i < told->count; i++) {
-        const struct engine_range *range = &told->ranges[i];
+        const struct call_range *range = &told->ranges[i];
         CHECK(range->begin == at && (range->end > at || r->count == 0));
         at = range->end;
         if (range->count == full) all += range->end - range->begin;
@@ -336,7 +335,7 @@ static uint64_t check_ranges(const struct reduced *r, uint32_t side, const struc
     return all;
 }
 
-static void take(struct world *world, uint32_t side, uint64_t tag, struct engine_outcome *outcome) {
+static void take(struct world *world, uint32_t side, uint64_t tag, struct call_outcome *outcome) {
     engine_wait(world->sides[side].engine, tag, platform_now_ns() + 20 * SECOND_NS, outcome);
     CHECK(engine_live_ops(world->sides[side].engine) == 0);
 }
@@ -344,13 +343,13 @@ static void take(struct world *world, uint32_t side, uint64_t tag, struct engine
 // All survivors: success, the same ranges, the same bytes. How many elements have `full` contributors.
 static uint64_t take_all(struct world *world, const struct reduced *r, uint64_t tag, uint32_t full) {
     uint64_t all = 0;
-    struct engine_outcome first = {.contributors = NULL};
+    struct call_outcome first = {.contributors = NULL};
     uint32_t first_side = 0;
     for (uint32_t i = 0; i < world->count; i++) {
         if (!world->sides[i].alive) continue;
-        struct engine_outcome outcome;
+        struct call_outcome outcome;
         take(world, i, tag, &outcome);
-        CHECK(outcome.result == ENGINE_OK && outcome.retry);
+        CHECK(outcome.result == CALL_OK && outcome.retry);
         // the latter: nothing had to be redone
         CHECK(outcome.info.contributors == living(world) || outcome.info.contributors == full);
         CHECK(outcome.epoch > 0 && outcome.epoch <= world->epoch);
@@ -392,11 +391,11 @@ static void test_retry_loss(uint64_t count, int64_t commits, int op, bool in_pla
     CHECK(full >= (uint64_t)commits * SEGMENT);
     // The tag is free again, and an op that counts on three is still told of the loss.
     uint32_t left = commits % 3 == 0 ? 1 : 0;
-    struct engine_reduce plain = reduce_of(r.send[left], r.recv[left], 5, count, op, 0, 0);
-    struct engine_outcome outcome;
-    CHECK(engine_post(world->sides[left].engine, &plain, adopted) == ENGINE_OK);
+    struct call_args plain = reduce_of(r.send[left], r.recv[left], 5, count, op, 0, 0);
+    struct call_outcome outcome;
+    CHECK(engine_post(world->sides[left].engine, &plain, adopted) == CALL_OK);
     take(world, left, 5, &outcome);
-    CHECK(outcome.result == ENGINE_LOST && outcome.contributors == NULL);
+    CHECK(outcome.result == CALL_LOST && outcome.contributors == NULL);
     world_free(world);
     reduced_free(&r);
 }
@@ -420,9 +419,9 @@ static void test_retry_deaths(unsigned seed, uint64_t count) {
     }
     for (uint32_t i = 0; i < 4; i++)
         for (uint32_t t = 0; t < 2 && world->sides[i].alive; t++) {
-            struct engine_outcome outcome;
+            struct call_outcome outcome;
             engine_wait(world->sides[i].engine, t, platform_now_ns() + 20 * SECOND_NS, &outcome);
-            CHECK(outcome.result == ENGINE_OK);
+            CHECK(outcome.result == CALL_OK);
             check_ranges(&r[t], i, outcome.contributors, 4);
             free(outcome.contributors);
         }
@@ -440,9 +439,9 @@ static void test_retry_alone(bool in_place) {
     wait_commits(world);
     kill_side(world, 0);
     new_epoch(world, true);
-    struct engine_outcome outcome;
+    struct call_outcome outcome;
     take(world, 1, 5, &outcome);
-    CHECK(outcome.result == ENGINE_LOST && outcome.retry && outcome.epoch == world->epoch);
+    CHECK(outcome.result == CALL_LOST && outcome.retry && outcome.epoch == world->epoch);
     uint64_t both = check_ranges(&r, 1, outcome.contributors, 2);
     CHECK(both >= 3 * SEGMENT && both < 10 * SEGMENT);
     free(outcome.contributors);
@@ -457,9 +456,9 @@ static void test_retry_killed(bool in_place) {
     for (uint32_t i = 0; i < 2; i++) post(world, &r, i, true, 5, world->epoch);
     wait_commits(world);
     engine_kill(world->sides[1].engine);
-    struct engine_outcome outcome;
+    struct call_outcome outcome;
     take(world, 1, 5, &outcome);
-    CHECK(outcome.result == ENGINE_DEAD);
+    CHECK(outcome.result == CALL_DEAD);
     uint64_t both = check_ranges(&r, 1, outcome.contributors, 2);
     CHECK(both == 3 * SEGMENT);
     free(outcome.contributors);
@@ -502,13 +501,13 @@ static void make_whole(struct world *world, const struct wire_mismatch *seen) {
 }
 
 // The same may be told again, by the other side.
-static void take_whole(struct world *world, uint32_t side, uint64_t tag, struct engine_outcome *outcome) {
+static void take_whole(struct world *world, uint32_t side, uint64_t tag, struct call_outcome *outcome) {
     int64_t deadline = platform_now_ns() + 20 * SECOND_NS;
     do {
         struct wire_mismatch seen;
         if (next_mismatch(world, &seen)) make_whole(world, &seen);
         engine_wait(world->sides[side].engine, tag, platform_now_ns() + 20 * MS_NS, outcome);
-    } while (outcome->result == ENGINE_IN_PROGRESS && platform_now_ns() < deadline);
+    } while (outcome->result == CALL_IN_PROGRESS && platform_now_ns() < deadline);
     CHECK(engine_live_ops(world->sides[side].engine) == 0);
 }
 
@@ -531,9 +530,9 @@ static void test_retry_meets_plain(uint32_t plain, uint32_t late, bool in_place,
     }
     for (uint32_t i = 0; i < 3; i++) {
         if (!world->sides[i].alive) continue;
-        struct engine_outcome outcome;
+        struct call_outcome outcome;
         take_whole(world, i, 5, &outcome);
-        CHECK(outcome.result == ENGINE_OK);
+        CHECK(outcome.result == CALL_OK);
         if (i == plain)
             CHECK(r.recv[i][7] == input(0, 7) + input(1, 7) + input(2, 7) && outcome.contributors == NULL);
         else
@@ -556,9 +555,9 @@ static void test_retry_mismatch(uint64_t count_a, uint64_t count_b) {
     memcpy(verdict->text.chars, "count", 5);
     mend_with(world, verdict);
     for (uint32_t i = 0; i < 2; i++) {
-        struct engine_outcome outcome;
+        struct call_outcome outcome;
         take(world, i, 3, &outcome);
-        CHECK(outcome.result == ENGINE_MISMATCH && strcmp(outcome.text, "count") == 0);
+        CHECK(outcome.result == CALL_MISMATCH && strcmp(outcome.text, "count") == 0);
         CHECK(check_ranges(i == 0 ? &a : &b, i, outcome.contributors, 2) == 0);
         free(outcome.contributors);
     }
@@ -580,9 +579,9 @@ static void test_retry_open_is_not_committed(bool in_place) {
         engine_verdict(world->sides[0].engine, verdict);
     }
     free(verdict);
-    struct engine_outcome outcome;
+    struct call_outcome outcome;
     engine_wait(world->sides[0].engine, 5, platform_now_ns() + 20 * MS_NS, &outcome);
-    CHECK(outcome.result == ENGINE_IN_PROGRESS);
+    CHECK(outcome.result == CALL_IN_PROGRESS);
     post(world, &r, 1, true, 5, world->epoch);
     CHECK(take_all(world, &r, 5, 2) == r.count);
     world_free(world);
@@ -593,10 +592,10 @@ static void test_retry_open_is_not_committed(bool in_place) {
 static void test_retry_limit(void) {
     struct world *world = world_new(2, 1);
     struct reduced r = reduced_new(2, 4 * SEGMENT, pcclSum, false, false);
-    struct engine_reduce reduce = reduce_of(r.send[0], r.recv[0], 0, r.count, pcclSum, 0, 0);
+    struct call_args reduce = reduce_of(r.send[0], r.recv[0], 0, r.count, pcclSum, 0, 0);
     reduce.retry = true;
     uint64_t posted = 0;
-    while (engine_post(world->sides[0].engine, &reduce, world->epoch) == ENGINE_OK) reduce.tag = ++posted;
+    while (engine_post(world->sides[0].engine, &reduce, world->epoch) == CALL_OK) reduce.tag = ++posted;
     CHECK(posted >= 1024 && posted < WIRE_MAX_LIVE_OPS);
     CHECK(engine_live_ops(world->sides[0].engine) == posted);
     world_free(world);
@@ -631,17 +630,17 @@ static void test_retry(void) {
 static void test_stop_with_live_ops(void) {
     struct world *world = world_new(2, 1);
     float *a = filled(0, 500000);
-    struct engine_reduce reduce = reduce_of(a, a, 3, 500000, pcclSum, 0, 0);
-    CHECK(engine_post(world->sides[0].engine, &reduce, world->epoch) == ENGINE_OK);
-    struct engine_outcome outcome;
+    struct call_args reduce = reduce_of(a, a, 3, 500000, pcclSum, 0, 0);
+    CHECK(engine_post(world->sides[0].engine, &reduce, world->epoch) == CALL_OK);
+    struct call_outcome outcome;
     engine_wait(world->sides[0].engine, 3, platform_now_ns() + 20 * MS_NS, &outcome);
-    CHECK(outcome.result == ENGINE_IN_PROGRESS);
+    CHECK(outcome.result == CALL_IN_PROGRESS);
     engine_kill(world->sides[0].engine);
     engine_wait(world->sides[0].engine, 3, platform_now_ns() + 5 * SECOND_NS, &outcome);
-    CHECK(outcome.result == ENGINE_DEAD);
+    CHECK(outcome.result == CALL_DEAD);
     engine_wait(world->sides[0].engine, 3, INT64_MAX, &outcome);
-    CHECK(outcome.result == ENGINE_UNKNOWN);
-    CHECK(engine_post(world->sides[0].engine, &reduce, world->epoch) == ENGINE_DEAD);
+    CHECK(outcome.result == CALL_UNKNOWN);
+    CHECK(engine_post(world->sides[0].engine, &reduce, world->epoch) == CALL_DEAD);
     world_free(world);
     free(a);
 }
@@ -652,16 +651,16 @@ static void test_failed(void) {
     struct world *world = world_new(2, 1);
     struct side *side = &world->sides[0];
     float *a = filled(0, 500000);
-    struct engine_reduce reduce = reduce_of(a, a, 3, 500000, pcclSum, 0, 0);
-    CHECK(engine_post(side->engine, &reduce, world->epoch) == ENGINE_OK);
+    struct call_args reduce = reduce_of(a, a, 3, 500000, pcclSum, 0, 0);
+    CHECK(engine_post(side->engine, &reduce, world->epoch) == CALL_OK);
     FILE *unwatchable = tmpfile();
     REQUIRE(unwatchable != NULL);
     engine_add_link(side->engine, &(struct wire_id){.bytes = "stranger"}, 0, dup(fileno(unwatchable)));
     fclose(unwatchable);
-    struct engine_outcome outcome;
+    struct call_outcome outcome;
     engine_wait(side->engine, 3, platform_now_ns() + 5 * SECOND_NS, &outcome);
-    CHECK(outcome.result == ENGINE_DEAD);
-    CHECK(engine_post(side->engine, &reduce, world->epoch) == ENGINE_DEAD);
+    CHECK(outcome.result == CALL_DEAD);
+    CHECK(engine_post(side->engine, &reduce, world->epoch) == CALL_DEAD);
     int64_t deadline = platform_now_ns() + 5 * SECOND_NS;
     while (engine_has_link(world->sides[1].engine, &side->id, 0) && platform_now_ns() < deadline) usleep(1000);
     CHECK(!engine_has_link(world->sides[1].engine, &side->id, 0));

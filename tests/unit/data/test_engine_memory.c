@@ -85,8 +85,8 @@ static void say(uint16_t type, const struct wire_op *op, const void *payload, si
 }
 
 static void post(uint64_t of) {
-    struct engine_reduce reduce = {.send = data, .recv = data, .tag = of, .fingerprint = fingerprint};
-    REQUIRE(engine_post(engine, &reduce, 1) == ENGINE_OK);
+    struct call_args reduce = {.send = data, .recv = data, .tag = of, .fingerprint = fingerprint};
+    REQUIRE(engine_post(engine, &reduce, 1) == CALL_OK);
 }
 
 // What an op that is posted now says in READY.

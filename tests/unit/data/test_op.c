@@ -49,26 +49,25 @@ static void set_counter(struct engine *engine, uint64_t tag, uint32_t next) {
 // Slots are 64 as long as there are few tags.
 static uint32_t slot_of(uint64_t tag) { return (uint32_t)((tag * UINT64_C(0x9E3779B97F4A7C15)) >> 32) & 63; }
 
-static enum engine_result reduce_one(struct world *world, uint32_t side, uint64_t tag, float *value) {
-    struct engine_reduce reduce = reduce_of(value, value, tag, 1, pcclSum, 0, 0);
-    CHECK(engine_post(world->sides[side].engine, &reduce, world->epoch) == ENGINE_OK);
-    struct engine_outcome outcome;
+static enum call_result reduce_one(struct world *world, uint32_t side, uint64_t tag, float *value) {
+    struct call_args reduce = reduce_of(value, value, tag, 1, pcclSum, 0, 0);
+    CHECK(engine_post(world->sides[side].engine, &reduce, world->epoch) == CALL_OK);
+    struct call_outcome outcome;
     engine_wait(world->sides[side].engine, tag, 0, &outcome);
     return outcome.result;
 }
 
-static enum engine_result wait_for(struct world *world, uint32_t side, uint64_t tag, int64_t patience_ns) {
-    struct engine_outcome outcome;
+static enum call_result wait_for(struct world *world, uint32_t side, uint64_t tag, int64_t patience_ns) {
+    struct call_outcome outcome;
     engine_wait(world->sides[side].engine, tag, platform_now_ns() + patience_ns, &outcome);
     return outcome.result;
 }
 
 static void reduce_both(struct world *world, uint64_t tag) {
     float a = 1, b = 2;
-    CHECK(reduce_one(world, 0, tag, &a) == ENGINE_IN_PROGRESS);
-    if (reduce_one(world, 1, tag, &b) == ENGINE_IN_PROGRESS)
-        CHECK(wait_for(world, 1, tag, 20 * SECOND_NS) == ENGINE_OK);
-    CHECK(wait_for(world, 0, tag, 20 * SECOND_NS) == ENGINE_OK);
+    CHECK(reduce_one(world, 0, tag, &a) == CALL_IN_PROGRESS);
+    if (reduce_one(world, 1, tag, &b) == CALL_IN_PROGRESS) CHECK(wait_for(world, 1, tag, 20 * SECOND_NS) == CALL_OK);
+    CHECK(wait_for(world, 0, tag, 20 * SECOND_NS) == CALL_OK);
     CHECK(a == 3 && b == 3);
 }
 
@@ -80,8 +79,8 @@ static void test_counter_near_its_end(void) {
     while (slot_of(second) != slot_of(first)) second++;
     struct world *world = world_new(2, 1);
     float a = 1, b = 2, c = 1, d = 2;
-    CHECK(reduce_one(world, 0, first, &a) == ENGINE_IN_PROGRESS);
-    CHECK(reduce_one(world, 0, second, &b) == ENGINE_IN_PROGRESS);
+    CHECK(reduce_one(world, 0, first, &a) == CALL_IN_PROGRESS);
+    CHECK(reduce_one(world, 0, second, &b) == CALL_IN_PROGRESS);
     reduce_one(world, 1, second, &d);
     reduce_one(world, 1, first, &c);
     for (uint32_t i = 0; i < 2; i++)
@@ -93,10 +92,10 @@ static void test_counter_near_its_end(void) {
     reduce_both(world, first);
     reduce_both(world, first);
     a = 1, b = 2;
-    CHECK(reduce_one(world, 0, first, &a) == ENGINE_IN_PROGRESS); // no number is left: it waits for another epoch
-    CHECK(reduce_one(world, 1, first, &b) == ENGINE_IN_PROGRESS);
+    CHECK(reduce_one(world, 0, first, &a) == CALL_IN_PROGRESS); // no number is left: it waits for another epoch
+    CHECK(reduce_one(world, 1, first, &b) == CALL_IN_PROGRESS);
     reduce_both(world, second);
-    for (uint32_t i = 0; i < 2; i++) CHECK(wait_for(world, i, first, 0) == ENGINE_IN_PROGRESS);
+    for (uint32_t i = 0; i < 2; i++) CHECK(wait_for(world, i, first, 0) == CALL_IN_PROGRESS);
     for (uint32_t i = 0; i < 2; i++) {
         bool asked = false;
         for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS; !asked && platform_now_ns() < deadline;
@@ -108,7 +107,7 @@ static void test_counter_near_its_end(void) {
         CHECK(asked);
     }
     new_epoch(world, false);
-    for (uint32_t i = 0; i < 2; i++) CHECK(wait_for(world, i, first, 20 * SECOND_NS) == ENGINE_OK);
+    for (uint32_t i = 0; i < 2; i++) CHECK(wait_for(world, i, first, 20 * SECOND_NS) == CALL_OK);
     CHECK(a == 3 && b == 3);
     reduce_both(world, first);
     reduce_both(world, second);

@@ -50,8 +50,8 @@ struct way {
 struct call {
     float *send, *recv;
     bool posted, ended;
-    enum engine_result result;
-    struct engine_contributors *contributors;
+    enum call_result result;
+    struct call_contributors *contributors;
 };
 
 struct trial {
@@ -118,23 +118,23 @@ static void post_all(struct trial *t) {
             call->posted = false;
             if (!t->world->sides[side].alive) continue;
             for (uint64_t i = 0; i < t->way->count; i++) call->send[i] = value_of(side, tag);
-            struct engine_reduce reduce =
+            struct call_args reduce =
                 reduce_of(call->send, call->recv, tag, t->way->count, pcclSum, t->way->quantised ? pcclUint8 : 0,
                           t->way->quantised ? pcclQuantMinMax : 0);
             reduce.retry = reduce.tell = t->way->retry;
-            enum engine_result result;
+            enum call_result result;
             AS(&t->world->sides[side], result = engine_post(t->world->sides[side].engine, &reduce, t->world->epoch));
-            CHECK(result == ENGINE_OK || (side == VICTIM && (result == ENGINE_NO_MEMORY || result == ENGINE_DEAD)));
-            call->posted = result == ENGINE_OK;
+            CHECK(result == CALL_OK || (side == VICTIM && (result == CALL_NO_MEMORY || result == CALL_DEAD)));
+            call->posted = result == CALL_OK;
             call->ended = false;
         }
 }
 
 static void look(struct trial *t, uint32_t side, uint32_t tag) {
     struct call *call = &t->calls[side][tag];
-    struct engine_outcome outcome = {0};
+    struct call_outcome outcome = {0};
     AS(&t->world->sides[side], engine_wait(t->world->sides[side].engine, tag, 0, &outcome));
-    if (outcome.result == ENGINE_IN_PROGRESS) return;
+    if (outcome.result == CALL_IN_PROGRESS) return;
     call->ended = true;
     call->result = outcome.result;
     call->contributors = outcome.contributors;
@@ -149,22 +149,22 @@ static uint64_t wrong_in(const struct call *call, uint64_t begin, uint64_t end, 
 static void check_call(struct trial *t, uint32_t side, uint32_t tag) {
     struct call *call = &t->calls[side][tag];
     uint64_t count = t->way->count, wrong = 0;
-    bool dead = side == VICTIM && (call->result == ENGINE_DEAD || call->result == ENGINE_NO_MEMORY);
-    bool lost = call->result == ENGINE_LOST && !t->world->sides[VICTIM].alive && !t->way->retry;
-    if (!CHECK(call->result == ENGINE_OK || dead || lost))
+    bool dead = side == VICTIM && (call->result == CALL_DEAD || call->result == CALL_NO_MEMORY);
+    bool lost = call->result == CALL_LOST && !t->world->sides[VICTIM].alive && !t->way->retry;
+    if (!CHECK(call->result == CALL_OK || dead || lost))
         fprintf(stderr, "side %u, tag %u: result %d\n", side, tag, call->result);
     if (call->contributors != NULL) {
         for (uint32_t r = 0; r < call->contributors->count; r++) {
-            const struct engine_range *range = &call->contributors->ranges[r];
+            const struct call_range *range = &call->contributors->ranges[r];
             float sum = 0;
             for (uint32_t c = 0; c < range->count; c++) sum += value_of(range->ids[c].bytes[0] - 1u, tag);
             if (range->count > 0) wrong += wrong_in(call, range->begin, range->end, sum);
             if (range->count == 0 && t->in_place)
                 wrong += wrong_in(call, range->begin, range->end, value_of(side, tag));
         }
-    } else if (call->result == ENGINE_OK && !t->way->retry) {
+    } else if (call->result == CALL_OK && !t->way->retry) {
         wrong = wrong_in(call, 0, count, value_of(0, tag) + value_of(2, tag) + (t->all ? value_of(VICTIM, tag) : 0));
-    } else if (call->result != ENGINE_OK && t->in_place && !t->way->retry) {
+    } else if (call->result != CALL_OK && t->in_place && !t->way->retry) {
         wrong = wrong_in(call, 0, count, value_of(side, tag));
     }
     CHECK_EQ(wrong, 0);

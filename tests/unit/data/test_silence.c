@@ -173,11 +173,11 @@ static void test_trickle(void) {
     begin_world(&thread);
     relays[1].flow[0] = FLOW_TRICKLE;
     for (int i = 0; i < 2; i++) {
-        struct engine_reduce reduce = {.send = data[i][0],
-                                       .recv = data[i][1],
-                                       .tag = 1,
-                                       .fingerprint = {.count = BIG, .dtype = pcclUint8, .op = pcclSum}};
-        REQUIRE(engine_post(sides[i].engine, &reduce, epoch) == ENGINE_OK);
+        struct call_args reduce = {.send = data[i][0],
+                                   .recv = data[i][1],
+                                   .tag = 1,
+                                   .fingerprint = {.count = BIG, .dtype = pcclUint8, .op = pcclSum}};
+        REQUIRE(engine_post(sides[i].engine, &reduce, epoch) == CALL_OK);
     }
     CHECK(until(&sides[0].silent, 1) < 20 * LIMIT_MS);
     CHECK_EQ(sides[0].silent, 1);

@@ -81,12 +81,12 @@ static inline bool fill(void *context, struct op *op, struct block *result) {
 
 static inline void ended(void *context, struct op *op) {
     (void)context;
-    say("end %d: %d ", (int)op->reduce.tag, (int)op->outcome.result);
+    say("end %d: %d ", (int)op->args.tag, (int)op->outcome.result);
 }
 
 static inline void forget(void *context, struct op *op, bool restore) {
     (void)context;
-    if (restore) say("restore %d.%d ", (int)op->reduce.tag, op->name.segment);
+    if (restore) say("restore %d.%d ", (int)op->args.tag, op->name.segment);
 }
 
 static inline void acknowledge(void *context, struct op_member *to, const struct wire_op_name *names, uint32_t count,
@@ -155,10 +155,10 @@ static inline void enter(uint64_t number, uint32_t count) {
 
 static inline struct op *post(uint64_t tag, uint64_t bytes, bool retry) {
     static uint8_t nothing;
-    struct engine_reduce reduce = {
+    struct call_args reduce = {
         .send = &nothing, .recv = &nothing, .tag = tag, .fingerprint = {.count = bytes}, .retry = retry, .tell = true};
     struct op *op = NULL;
-    CHECK(book_post(&book, &reduce, 1, book.now.epoch, &op) == ENGINE_OK);
+    CHECK(book_post(&book, &reduce, 1, book.now.epoch, &op) == CALL_OK);
     return op;
 }
 
@@ -168,8 +168,8 @@ static inline void verdict(enum wire_verdict_kind kind, const struct op *op) {
     book_verdict(&book, &message);
 }
 
-static inline struct engine_outcome take(struct op *op) {
-    struct engine_outcome outcome;
+static inline struct call_outcome take(struct op *op) {
+    struct call_outcome outcome;
     book_take(&book, op, &outcome);
     return outcome;
 }

@@ -12,7 +12,7 @@ static void test_large(void) {
     CHECK(book_complete(&book, op));
     verdict(WIRE_VERDICT_COMMIT, op);
     check_said("end 7: 0 ");
-    struct engine_outcome outcome = take(op);
+    struct call_outcome outcome = take(op);
     CHECK_EQ(outcome.info.contributors, 3);
     CHECK_EQ(outcome.contributors->count, 1);
     CHECK_EQ(outcome.contributors->ranges[0].count, 3);
@@ -188,7 +188,7 @@ static void test_mismatch(void) {
     check_said("");
     enter(2, 3);
     check_said("end 1: 3 ");
-    struct engine_outcome outcome = take(op);
+    struct call_outcome outcome = take(op);
     CHECK(strcmp(outcome.text, "why") == 0);
     free(outcome.contributors);
     check_case("a mismatch of a call that was not made yet ends that call");
@@ -214,12 +214,12 @@ static void test_limits(void) {
     check_case("one call for a tag, and no more than may be live");
     enter(1, 2);
     post(0, LARGE, false);
-    struct engine_reduce reduce = {.tag = 0, .fingerprint.count = 1};
+    struct call_args reduce = {.tag = 0, .fingerprint.count = 1};
     struct op *op;
-    CHECK(book_post(&book, &reduce, 1, 1, &op) == ENGINE_TAG_LIVE);
+    CHECK(book_post(&book, &reduce, 1, 1, &op) == CALL_TAG_LIVE);
     for (uint64_t tag = 1; tag < WIRE_MAX_LIVE_OPS; tag++) post(tag, LARGE, false);
     reduce.tag = WIRE_MAX_LIVE_OPS;
-    CHECK(book_post(&book, &reduce, 1, 1, &op) == ENGINE_TOO_MANY);
+    CHECK(book_post(&book, &reduce, 1, 1, &op) == CALL_TOO_MANY);
     said[0] = '\0';
     end();
 }

@@ -28,7 +28,7 @@ static void test_in_order(void) {
     }
     check_said("start 1.6 start 1.7 end 1: 0 ");
     CHECK(book.extra == 0 && book.live == 1);
-    struct engine_outcome outcome = take(call);
+    struct call_outcome outcome = take(call);
     CHECK_EQ(outcome.contributors->count, 1);
     CHECK_EQ(outcome.contributors->ranges[0].end, DIVIDED);
     CHECK_EQ(outcome.epoch, 1);
@@ -57,7 +57,7 @@ static void test_loss(void) {
         commit(open[i]);
     }
     check_said("end 1: 0 ");
-    struct engine_outcome outcome = take(call);
+    struct call_outcome outcome = take(call);
     REQUIRE(outcome.contributors != NULL && outcome.contributors->count == 2);
     CHECK_EQ(outcome.epoch, 2);
     CHECK_EQ(outcome.contributors->ranges[0].end, DIVIDED / 4);
@@ -81,7 +81,7 @@ static void test_alone(void) {
     int parts = 0;
     for (struct op *part = segments_part(call, NULL); part != NULL; part = segments_part(call, part)) parts++;
     CHECK_EQ(parts, 1 + PLAN_SEGMENTS_AHEAD); // their inputs are to be put back
-    struct engine_outcome outcome = take(call);
+    struct call_outcome outcome = take(call);
     REQUIRE(outcome.contributors != NULL && outcome.contributors->count == 2);
     CHECK_EQ(outcome.contributors->ranges[1].count, 0);
     free(outcome.contributors);
@@ -100,7 +100,7 @@ static void test_whole(void) {
     book_links_ready(&book);
     check_said("start 1.0 ");
     struct op *op = started[started_count - 1];
-    CHECK(op->bytes == DIVIDED && op->reduce.fingerprint.mode == WIRE_MODE_WHOLE);
+    CHECK(op->bytes == DIVIDED && op->args.fingerprint.mode == WIRE_MODE_WHOLE);
     commit(op);
     check_said("end 1: 0 ");
     end();
@@ -111,7 +111,7 @@ static void test_mismatch(void) {
     struct op *call = begin_divided(3);
     verdict(WIRE_VERDICT_MISMATCH, started[0]);
     enter(2, 3);
-    CHECK(call->phase == OP_ENDED && call->outcome.result == ENGINE_MISMATCH);
+    CHECK(call->phase == OP_ENDED && call->outcome.result == CALL_MISMATCH);
     check_said("end 1: 3 ");
     end();
 }

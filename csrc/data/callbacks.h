@@ -1,6 +1,6 @@
 // What the data plane tells the control side, beside the outcomes of calls (ops/call.h).
-#ifndef PCCL_DATA_CALL_H
-#define PCCL_DATA_CALL_H
+#ifndef PCCL_DATA_CALLBACKS_H
+#define PCCL_DATA_CALLBACKS_H
 
 #include <stdbool.h>
 #include <stddef.h>
