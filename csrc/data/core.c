@@ -41,6 +41,18 @@ struct wire_header engine_header(const struct engine *engine) {
     return (struct wire_header){.run = engine->run, .generation = engine->generation, .epoch = engine->book.now.epoch};
 }
 
+struct wire_buffer *engine_for_master(struct engine *engine) { return &engine->for_master; }
+
+void engine_tell(struct engine *engine) {
+    engine_lock(engine);
+    struct wire_buffer frames = engine->for_master;
+    engine->for_master = (struct wire_buffer){0};
+    if (frames.failed) engine_fail(engine);
+    engine_unlock(engine);
+    if (frames.length > 0 && !frames.failed) engine->callbacks.to_master(engine->callbacks.context, &frames);
+    wire_buffer_fini(&frames);
+}
+
 const struct engine_callbacks *engine_owner(const struct engine *engine) { return &engine->callbacks; }
 
 struct book *engine_book(struct engine *engine) { return &engine->book; }

@@ -39,6 +39,10 @@ bool engine_awaits(const struct engine *engine, const struct op_member *member);
 const struct wire_id *engine_self(const struct engine *engine);
 // Run, generation and epoch in force; the rest is 0.
 struct wire_header engine_header(const struct engine *engine);
+// Where frames for the master are encoded, until engine_tell sends them. Lock held.
+struct wire_buffer *engine_for_master(struct engine *engine);
+// Sends them; memory that was refused for them is the engine's end. Thread.
+void engine_tell(struct engine *engine);
 // In the epoch in force.
 uint32_t engine_rank(const struct engine *engine);
 const struct engine_callbacks *engine_owner(const struct engine *engine);

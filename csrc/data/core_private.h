@@ -42,12 +42,9 @@ struct engine {
     pthread_cond_t thread_ended;
 
     struct book book;
-    struct op_list posted;  // large, for the thread to begin
-    pthread_cond_t settled; // no result is kept any more
-    struct accusation {
-        struct accusation *next;
-        struct wire_mismatch mismatch;
-    } *accusations; // for the thread to report
+    struct op_list posted;         // large, for the thread to begin
+    pthread_cond_t settled;        // no result is kept any more
+    struct wire_buffer for_master; // frames that the thread is still to send
 
     // each belongs to the module of its name
     struct lanes *lanes;
@@ -64,8 +61,8 @@ struct engine {
 struct op_driver engine_driver(struct engine *engine); // engine_ops.c
 
 // ---- engine_epochs.c, thread ----
-// Lock held. False: memory was refused, the engine is dead.
-bool engine_enter_pending(struct engine *engine, struct wire_report *report);
+// Enters the pending epoch and makes the report of it; or memory was refused, and the engine is dead. Lock held.
+void engine_enter_pending(struct engine *engine);
 void pending_free(struct pending_epoch *pending); // NULL is allowed
 // No lane has a frame of a large op any more, none is running. Lock held.
 void engine_let_go(struct engine *engine);

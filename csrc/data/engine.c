@@ -51,35 +51,13 @@ static void begin_posted(struct engine *engine) {
     }
 }
 
-static void report_accusations(struct engine *engine) {
-    engine_lock(engine);
-    struct accusation *accusations = engine->accusations;
-    engine->accusations = NULL;
-    bool roll = engine->roll;
-    engine->roll = false;
-    engine_unlock(engine);
-    while (accusations != NULL) {
-        struct accusation *accusation = accusations;
-        accusations = accusation->next;
-        engine->callbacks.mismatch(engine->callbacks.context, &accusation->mismatch);
-        free(accusation);
-    }
-    if (roll) engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, false);
-}
-
 // What others have asked of the thread. False: it is to end.
 static bool obey(struct engine *engine) {
-    struct wire_report report = {0};
-    bool entered = false;
-    uint64_t epoch = 0;
     engine_lock(engine);
     engine->wake_pending = false;
     bool go_on = !engine->stopping;
     if (!engine->dead && !lanes_poll_arriving(engine)) engine_fail(engine);
-    if (engine->pending != NULL && !engine->dead) {
-        entered = engine_enter_pending(engine, &report);
-        epoch = engine->book.now.epoch;
-    }
+    if (engine->pending != NULL && !engine->dead) engine_enter_pending(engine);
     if (engine->killing || !go_on) {
         engine->killing = false;
         engine_let_go(engine);
@@ -88,16 +66,13 @@ static bool obey(struct engine *engine) {
     }
     service_obey(engine);
     if (!go_on) service_stop(engine);
-    bool failed = engine->failed;
-    engine->failed = false;
+    bool failed = engine->failed, roll = engine->roll;
+    engine->failed = engine->roll = false;
     engine_unlock(engine);
-    if (entered) engine->callbacks.frozen(engine->callbacks.context, epoch, &report);
-    free(report.ops);
+    engine_tell(engine);
     if (failed) engine->callbacks.failed(engine->callbacks.context);
-    if (go_on) {
-        report_accusations(engine);
-        begin_posted(engine);
-    }
+    if (go_on && roll) engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, false);
+    if (go_on) begin_posted(engine);
     return go_on;
 }
 
@@ -274,11 +249,7 @@ void engine_free(struct engine *engine) {
     lanes_free(engine->lanes);
     same_host_free(engine->same_host);
     service_slot_free(engine->service);
-    while (engine->accusations != NULL) {
-        struct accusation *first = engine->accusations;
-        engine->accusations = first->next;
-        free(first);
-    }
+    wire_buffer_fini(&engine->for_master);
     pool_free(engine->pool);
     pending_free(engine->pending);
     if (engine->shared != NULL) free(engine->shared->wide);

@@ -91,20 +91,22 @@ void engine_let_go(struct engine *engine) {
     mover_shared(engine)->under_way = 0;
 }
 
-bool engine_enter_pending(struct engine *engine, struct wire_report *report) {
+void engine_enter_pending(struct engine *engine) {
     struct pending_epoch *pending = engine->pending;
+    struct wire_report report;
     engine_let_go(engine);
     engine->roll = false;
-    if (!book_enter(&engine->book, &pending->ops, report)) {
+    if (!book_enter(&engine->book, &pending->ops, &report)) {
         engine_fail(engine);
-        return false;
+        return;
     }
     engine->run = pending->run;
     engine->generation = pending->generation;
     bool ready = pending->ready;
     engine->pending = NULL;
     free(pending);
+    wire_encode_report(&engine->for_master, engine_header(engine), &report);
+    free(report.ops);
     lanes_enter_epoch(engine);
     if (ready) links_are_ready(engine);
-    return true;
 }

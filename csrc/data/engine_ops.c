@@ -85,14 +85,9 @@ static void settled(void *context) { pthread_cond_broadcast(&((struct engine *)c
 
 static void accuse(void *context, const struct wire_mismatch *mismatch) {
     struct engine *engine = context;
-    struct accusation *accusation = malloc(sizeof *accusation);
-    if (accusation == NULL) {
-        engine_fail(engine);
-        return;
-    }
-    accusation->mismatch = *mismatch;
-    accusation->next = engine->accusations;
-    engine->accusations = accusation;
+    struct wire_header header = engine_header(engine);
+    header.epoch = mismatch->name.epoch;
+    wire_encode_mismatch(&engine->for_master, header, mismatch);
     engine_wake(engine);
 }
 

@@ -51,12 +51,13 @@ bool mover_save(struct op *op, uint64_t offset, uint64_t length) {
 }
 
 void mover_complete(struct engine *engine, struct op *op) {
-    struct wire_op_name name = op->name;
+    struct wire_op_done done = {.name = op->name};
     op_list_remove(&engine->running, op);
     engine_lock(engine);
-    bool done = book_complete(&engine->book, op);
+    bool told = book_complete(&engine->book, op);
+    if (told) wire_encode_op_done(&engine->for_master, engine_header(engine), &done);
     engine_unlock(engine);
-    if (done) engine->callbacks.done(engine->callbacks.context, &name);
+    if (told) engine_tell(engine);
 }
 
 void mover_complete_direct(struct engine *engine, struct op *op) { book_complete(&engine->book, op); }

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "data/core.h"
-#include "data/callbacks.h"
 #include "data/link.h"
 
 struct service_slot {
@@ -58,7 +57,10 @@ struct frame *service_frame(struct engine *engine, uint16_t type, const struct w
 }
 
 void service_report(struct engine *engine, const struct wire_sync_done *done) {
-    engine_owner(engine)->synced(engine_owner(engine)->context, done);
+    engine_lock(engine);
+    wire_encode_sync_done(engine_for_master(engine), engine_header(engine), done);
+    engine_unlock(engine);
+    engine_tell(engine);
 }
 
 // ---- for the engine's thread ----

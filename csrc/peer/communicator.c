@@ -161,12 +161,10 @@ struct communicator *communicator_new(const struct communicator_params *params) 
         return NULL;
     }
     pthread_mutex_init(&c->lock, NULL);
-    output_init(&c->output, c->wake);
     return c;
 }
 
 void communicator_free(struct communicator *c) {
-    output_fini(&c->output);
     descriptor_close(c->wake);
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);

@@ -17,9 +17,9 @@
 #include "data/engine.h"
 #include "pccl.h"
 #include "peer/member.h"
-#include "peer/output.h"
 
 struct control;
+struct master_link;
 struct vote;
 struct share;
 struct told;
@@ -40,7 +40,7 @@ enum communicator_phase {
 };
 
 struct communicator {
-    pthread_mutex_t lock; // of all but `output`
+    pthread_mutex_t lock; // taken before those of engine and master link, which have their own
     pthread_cond_t changed;
     struct communicator_params params; // masters and limit change while it is idle
     enum communicator_phase phase;
@@ -53,7 +53,7 @@ struct communicator {
     struct engine *engine;       // of this connect attempt; stays while connected
     char reason[MEMBER_TEXT];    // why the attempt failed, or the communicator died
     char waits_why[MEMBER_TEXT]; // the last that a master said of waiting in this call; "": nothing yet
-    struct output output;        // has a lock of its own
+    struct master_link *master;  // of control.c
     int wake;                    // the control thread's
     struct vote *vote;           // of vote.c
     struct share *share;         // of share.c

@@ -8,11 +8,11 @@
 #include <sys/epoll.h>
 
 #include "base/descriptor.h"
+#include "base/grow.h"
 #include "base/log.h"
 #include "base/platform.h"
 #include "peer/link.h"
 #include "peer/master_link.h"
-#include "peer/reports.h"
 #include "peer/share.h"
 #include "peer/vote.h"
 
@@ -20,19 +20,29 @@ enum {
     DATA_WAKE = 0, // epoll data
     DATA_MASTER = 1,
     DATA_LINKS = 2,
+    LOST_LEAST = 16,
     EVENTS_PER_TURN = 1024, // all at once, strangers' too, so that a tick comes after everything that has arrived
+};
+
+struct lost_link {
+    struct wire_id id; // the own one: the data plane wants a fresh group epoch
+    uint32_t index;
+    bool silent;
 };
 
 struct control {
     struct communicator *c;
-    struct attempt attempt; // guarded by the communicator's lock
-    struct reports reports; // has a lock of its own
+
+    // guarded by the communicator's lock
+    struct attempt attempt;
+    struct lost_link *lost; // what the engine tells of links that broke
+    size_t lost_count, lost_room;
+    bool refused; // memory, to the engine or for one of these
 
     // the thread's own
     pthread_t thread;
     bool runs; // of control_start
     int epoll;
-    struct master_link *master;
     uint16_t links_port;
     struct links *links; // NULL: there is no connection to a master, and none is looked for
     struct member_output actions;
@@ -42,7 +52,7 @@ struct control {
 static const char no_memory[] = "the system refused memory or descriptors";
 
 static void hang_up(struct control *t) {
-    master_link_close(t->master);
+    master_link_close(t->c->master);
     links_free(t->links);
     t->links = NULL;
 }
@@ -109,7 +119,6 @@ static void introduce(struct control *t) {
     links_set_park_limit(t->links, member_link_limit_ns(mind));
     // so that a link is found out twice within a limit
     engine_set_silence(t->c->engine, (int64_t)welcome->heartbeat_limit_ms * MS_NS / 2);
-    output_name(&t->c->output, &header);
 }
 
 // A master has refused this newcomer: perhaps the next one of the list serves the run. False: there is none, or memory
@@ -117,7 +126,7 @@ static void introduce(struct control *t) {
 static bool try_next_master(struct control *t, int64_t now) {
     struct communicator *c = t->c;
     struct member *fresh = communicator_new_member(c, member_id(c->mind));
-    if (fresh == NULL || !master_link_join_next(t->master, now)) {
+    if (fresh == NULL || !master_link_join_next(t->c->master, now)) {
         member_free(fresh);
         return false;
     }
@@ -133,17 +142,18 @@ static bool try_next_master(struct control *t, int64_t now) {
 // The master is lost: links and ops go on while another one is looked for.
 static void seek_master(struct control *t, int64_t now) {
     const struct member *mind = t->c->mind;
-    bool lost_now = !master_link_seeks(t->master);
-    if (lost_now && master_link_is_open(t->master)) { // silent: should it wake up, it is not to take this for a death
+    bool lost_now = !master_link_seeks(t->c->master);
+    if (lost_now &&
+        master_link_is_open(t->c->master)) { // silent: should it wake up, it is not to take this for a death
         struct wire_buffer moved = {0};
         wire_encode_empty(&moved, member_header(mind), WIRE_MOVED);
-        output_send(&t->c->output, &moved);
+        master_link_send(t->c->master, &moved);
         wire_buffer_fini(&moved);
     }
     if (lost_now)
         LOG(LOG_ERR, "%s: looking for a master for up to %u s, while calls wait", member_lost_why(mind),
             t->c->params.recovery_limit_ms / 1000);
-    master_link_seek(t->master, now);
+    master_link_seek(t->c->master, now);
 }
 
 static void tell_waiting(struct control *t) {
@@ -187,7 +197,7 @@ static void perform(struct control *t, const struct member_action *action, int64
         links_recheck(t->links);
         break;
     case MEMBER_SEEK: seek_master(t, now); break;
-    case MEMBER_FOUND: master_link_found(t->master, now); break;
+    case MEMBER_FOUND: master_link_found(t->c->master, now); break;
     case MEMBER_WAITING: tell_waiting(t); break;
     case MEMBER_DIE: die(t, member_text(c->mind)); break;
     }
@@ -207,7 +217,7 @@ static void event_end(struct control *t, int64_t now) {
     bool fits = !t->actions.failed && !t->actions.frames.failed;
     for (size_t i = 0; i < t->actions.count && fits; i++) perform(t, &t->actions.actions[i], now);
     if (fits)
-        output_send(&t->c->output, &t->actions.frames);
+        master_link_send(t->c->master, &t->actions.frames);
     else
         die_of_memory(t);
 }
@@ -237,20 +247,63 @@ static void take_link_events(struct control *t, int64_t now) {
     }
 }
 
+// ---- what the engine tells; its threads ----
+
+static void to_master(void *control, const struct wire_buffer *frames) {
+    master_link_send(((struct control *)control)->c->master, frames);
+}
+
+static void link_down(void *control, const struct wire_id *id, uint32_t index, bool silent) {
+    struct control *t = control;
+    pthread_mutex_lock(&t->c->lock);
+    if (GROW(t->lost, t->lost_room, t->lost_count, LOST_LEAST))
+        t->lost[t->lost_count++] = (struct lost_link){.id = *id, .index = index, .silent = silent};
+    else
+        t->refused = true;
+    pthread_mutex_unlock(&t->c->lock);
+    wake_signal(t->c->wake);
+}
+
+static void failed(void *control) {
+    struct control *t = control;
+    pthread_mutex_lock(&t->c->lock);
+    t->refused = true;
+    pthread_mutex_unlock(&t->c->lock);
+    wake_signal(t->c->wake);
+}
+
+struct engine_callbacks control_callbacks(struct control *t) {
+    return (struct engine_callbacks){.context = t, .to_master = to_master, .link_down = link_down, .failed = failed};
+}
+
+// Takes what it has told. False: memory was refused, and nothing is known for sure any more.
+static bool take_lost(struct control *t, struct lost_link **lost, size_t *count) {
+    pthread_mutex_lock(&t->c->lock);
+    bool refused = t->refused;
+    *lost = t->lost;
+    *count = t->lost_count;
+    t->lost = NULL;
+    t->lost_count = t->lost_room = 0;
+    t->refused = false;
+    pthread_mutex_unlock(&t->c->lock);
+    return !refused;
+}
+
 // Tells the mind of links that the engine saw break.
 static void lose_links(struct control *t, int64_t now) {
-    struct lost_link lost;
-    bool refused = false, any = true;
-    while (any && t->links != NULL) {
-        any = reports_next(&t->reports, &lost, &refused);
-        if (refused) die_of_memory(t);
-        if (!any || t->links == NULL) return;
+    struct lost_link *lost;
+    size_t count;
+    if (t->links == NULL) return;
+    if (!take_lost(t, &lost, &count)) die_of_memory(t);
+    for (size_t i = 0; i < count && t->links != NULL; i++) {
         // Made again meanwhile: then the news is old.
-        if (!wire_id_equal(&lost.id, member_id(t->c->mind)) && engine_has_link(t->c->engine, &lost.id, lost.index))
+        if (!wire_id_equal(&lost[i].id, member_id(t->c->mind)) &&
+            engine_has_link(t->c->engine, &lost[i].id, lost[i].index))
             continue;
-        member_link_lost(event_begin(t), &lost.id, lost.index, lost.silent, now, &t->actions);
+        member_link_lost(event_begin(t), &lost[i].id, lost[i].index, lost[i].silent, now, &t->actions);
         event_end(t, now);
     }
+    free(lost);
 }
 
 // ---- the master ----
@@ -259,17 +312,20 @@ static void join(struct control *t, int64_t now) {
     struct wire_address local;
     t->links = links_new(t->epoll, DATA_LINKS, member_id(t->c->mind), judge, t);
     int error = t->links == NULL ? ENOMEM : 0;
-    if (error == 0 && !master_link_local(t->master, &local)) error = errno;
+    if (error == 0 && !master_link_local(t->c->master, &local)) error = errno;
     if (error == 0) error = -links_listen(t->links, &local, &t->links_port);
     if (error != 0) {
         links_free(t->links);
         t->links = NULL;
-        master_link_refuse(t->master, "could not listen for other peers on the address that leads to the master at",
+        master_link_refuse(t->c->master, "could not listen for other peers on the address that leads to the master at",
                            error, now);
         return;
     }
-    reports_forget(&t->reports);
-    master_link_use(t->master, NULL);
+    pthread_mutex_lock(&t->c->lock);
+    t->lost_count = 0; // of the engine before
+    t->refused = false;
+    pthread_mutex_unlock(&t->c->lock);
+    master_link_use(t->c->master, NULL);
     member_join(event_begin(t), t->links_port, now, &t->actions);
     event_end(t, now);
 }
@@ -277,16 +333,16 @@ static void join(struct control *t, int64_t now) {
 static void resume(struct control *t, int64_t now) {
     struct wire_hash content;
     enum member_tensors tensors;
-    if (!share_restart(t->c, &tensors, &content)) reports_refused(&t->reports);
+    if (!share_restart(t->c, &tensors, &content)) failed(t);
     member_resume(event_begin(t), t->links_port, tensors, &content, now, &t->actions);
     pthread_mutex_unlock(&t->c->lock);
-    master_link_use(t->master, &t->actions.frames); // nothing that the data plane says may come before
+    master_link_use(t->c->master, &t->actions.frames); // nothing that the data plane says may come before
 }
 
 static void take_frame(struct control *t, const struct master_event *event, int64_t now) {
     // Links that broke before an epoch are made again in it only if the mind knows of them.
     if (event->header.type == WIRE_EPOCH || event->header.type == WIRE_CANDIDATE) lose_links(t, now);
-    if (!master_link_is_open(t->master)) return;
+    if (!master_link_is_open(t->c->master)) return;
     member_frame(event_begin(t), &event->header, event->body, now, &t->actions);
     event_end(t, now);
 }
@@ -295,7 +351,7 @@ static void disconnected(struct control *t, const char *why, int64_t now) {
     static const char not_a_master[] = " (is it a pccl master, and not the port of a peer?)";
     char address[64], text[2 * MASTER_LINK_TEXT];
     snprintf(text, sizeof text, "the connection to the master at %s broke: %s%s",
-             master_link_address(t->master, address), why,
+             master_link_address(t->c->master, address), why,
              member_phase(t->c->mind) == MEMBER_JOINING ? not_a_master : "");
     member_disconnected(event_begin(t), text, now, &t->actions);
     event_end(t, now);
@@ -303,9 +359,9 @@ static void disconnected(struct control *t, const char *why, int64_t now) {
 
 static void take_master_events(struct control *t, int64_t now) {
     struct master_event event;
-    while (master_link_next(t->master, &event, &now)) {
+    while (master_link_next(t->c->master, &event, &now)) {
         switch (event.kind) {
-        case MASTER_ANSWERS: (master_link_seeks(t->master) ? resume : join)(t, now); break;
+        case MASTER_ANSWERS: (master_link_seeks(t->c->master) ? resume : join)(t, now); break;
         case MASTER_FRAME: take_frame(t, &event, now); break;
         case MASTER_BROKE: disconnected(t, event.text, now); break;
         case MASTER_UNREACHABLE:
@@ -318,30 +374,30 @@ static void take_master_events(struct control *t, int64_t now) {
 // At a later master of the list without enough others: they may be at an earlier one by now. Where enough are it has
 // promised, and waits longer.
 static void look_again(struct control *t, int64_t now) {
-    if (!master_link_seeks(t->master) || !master_link_is_open(t->master) || !master_link_has_earlier(t->master) ||
-        now < member_waits_until(t->c->mind))
+    if (!master_link_seeks(t->c->master) || !master_link_is_open(t->c->master) ||
+        !master_link_has_earlier(t->c->master) || now < member_waits_until(t->c->mind))
         return;
     member_disconnected(event_begin(t), "no run was taken up there", now, &t->actions);
     event_end(t, now);
-    master_link_seek_anew(t->master, now);
+    master_link_seek_anew(t->c->master, now);
 }
 
 // ---- the loop ----
 
 static void tick(struct control *t, int64_t now) {
     look_again(t, now);
-    master_link_tick(t->master, now);
+    master_link_tick(t->c->master, now);
     if (t->links == NULL) return;
     links_tick(t->links, now);
     if (now < member_deadline(t->c->mind)) return;
     struct member *mind = event_begin(t);
-    if (master_link_is_open(t->master)) member_round_trip(mind, master_link_round_trip_ns(t->master));
+    if (master_link_is_open(t->c->master)) member_round_trip(mind, master_link_round_trip_ns(t->c->master));
     member_tick(mind, now, &t->actions);
     event_end(t, now);
 }
 
 static int64_t next_deadline(const struct control *t) {
-    int64_t at = master_link_deadline(t->master);
+    int64_t at = master_link_deadline(t->c->master);
     return t->links == NULL
                ? at
                : platform_earlier(at, platform_earlier(member_deadline(t->c->mind), links_deadline(t->links)));
@@ -361,7 +417,7 @@ static bool take_wishes(struct control *t, int64_t now) {
     bool wanted = t->attempt.wanted, closing = t->c->closing;
     t->attempt.wanted = false;
     pthread_mutex_unlock(&t->c->lock);
-    if (wanted && !closing) master_link_join(t->master, t->c->params.masters, t->c->params.master_count, now);
+    if (wanted && !closing) master_link_join(t->c->master, t->c->params.masters, t->c->params.master_count, now);
     return !closing;
 }
 
@@ -369,7 +425,7 @@ static void handle(struct control *t, const struct epoll_event *event, int64_t n
     if (event->data.u64 == DATA_WAKE) {
         wake_clear(t->c->wake);
     } else if (event->data.u64 == DATA_MASTER) {
-        master_link_event(t->master, event->events, now);
+        master_link_event(t->c->master, event->events, now);
         take_master_events(t, now);
     } else if (t->links != NULL) {
         links_event(t->links, event->data.u64, event->events, now);
@@ -378,10 +434,10 @@ static void handle(struct control *t, const struct epoll_event *event, int64_t n
 }
 
 static void leave(struct control *t) {
-    if (master_link_is_open(t->master)) {
+    if (master_link_is_open(t->c->master)) {
         member_leave(event_begin(t), &t->actions);
         event_end(t, platform_now_ns());
-        master_link_end(t->master); // LEAVE goes out before the end of the stream
+        master_link_end(t->c->master); // LEAVE goes out before the end of the stream
     }
     hang_up(t);
 }
@@ -395,7 +451,6 @@ static void *run(void *control) {
         lose_links(t, now);
         take_master_events(t, now);
         take_link_events(t, now);
-        master_link_watch(t->master);
         int64_t began = platform_now_ns();
         int wait_ms = platform_wait_ms(began, platform_earlier(watch_engine(t), next_deadline(t)));
         int count = epoll_wait(t->epoll, events, EVENTS_PER_TURN, wait_ms);
@@ -415,25 +470,22 @@ struct control *control_new(struct communicator *c) {
     if (t == NULL) return NULL;
     t->c = c;
     t->waiting_log = (struct log_limit){.lines = 3, .seconds = 10};
-    reports_init(&t->reports, &c->output);
     t->epoll = descriptor_epoll();
-    t->master = master_link_new(t->epoll, DATA_MASTER, &c->output);
+    t->c->master = master_link_new(t->epoll, DATA_MASTER);
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA_WAKE};
-    if (t->epoll >= 0 && t->master != NULL && epoll_ctl(t->epoll, EPOLL_CTL_ADD, c->wake, &event) == 0) return t;
+    if (t->epoll >= 0 && t->c->master != NULL && epoll_ctl(t->epoll, EPOLL_CTL_ADD, c->wake, &event) == 0) return t;
     control_free(t);
     return NULL;
 }
 
 void control_free(struct control *t) {
     if (t == NULL) return;
-    master_link_free(t->master);
-    reports_fini(&t->reports);
+    master_link_free(t->c->master);
+    free(t->lost);
     member_output_fini(&t->actions);
     descriptor_close(t->epoll);
     free(t);
 }
-
-struct engine_callbacks control_callbacks(struct control *t) { return reports_callbacks(&t->reports); }
 
 bool control_start(struct control *t) {
     if (!t->runs) t->runs = platform_thread_start(&t->thread, "pccl:control", run, t);

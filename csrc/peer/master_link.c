@@ -2,6 +2,7 @@
 #include "peer/master_link.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,52 +17,73 @@
 #include "peer/member.h"
 #include "peer/seek.h"
 
-enum { INPUT_BYTES = 64 * 1024 }; // received at once
+enum {
+    INPUT_BYTES = 64 * 1024,      // received at once
+    MAX_WAITING_BYTES = 64 << 20, // a master that takes this long to read is as good as silent
+};
+
+enum link_state { CLOSED, DIALLING, ANSWERS, OPEN };
 
 struct master_link {
+    // Of `out`, and of changes of `state` and `fd`, which the control thread alone makes.
+    pthread_mutex_t lock;
+    enum link_state state;
+    int fd; // -1: closed
+    struct conn_out out;
+    bool waits_to_send; // the kernel did not take all of it
+
+    // the control thread's
     int epoll;
     uint64_t data;
-    struct output *output;
-    int fd; // also of `output`; -1: not connected
-    bool watching_output;
-    int dial_fd; // the connection that is being made, or -1
     int64_t dial_deadline;
     struct seek seek;
     bool seeking; // the master is lost
     int64_t lost_at;
-    bool answers, readable;    // to be told
-    struct master_event ended; // likewise: MASTER_UNREACHABLE
-    bool unreachable;
-    struct conn_in input;
+    bool readable;
+    bool unreachable;          // to be told, as
+    struct master_event ended; // MASTER_UNREACHABLE
+    struct conn_in in;
 };
 
-struct master_link *master_link_new(int epoll, uint64_t data, struct output *output) {
+struct master_link *master_link_new(int epoll, uint64_t data) {
     struct master_link *m = calloc(1, sizeof *m);
     if (m == NULL) return NULL;
+    pthread_mutex_init(&m->lock, NULL);
     m->epoll = epoll;
     m->data = data;
-    m->output = output;
-    m->fd = m->dial_fd = -1;
+    m->fd = -1;
     m->dial_deadline = INT64_MAX;
     return m;
 }
 
 void master_link_free(struct master_link *m) {
-    if (m != NULL) master_link_close(m);
+    if (m == NULL) return;
+    master_link_close(m);
+    conn_out_fini(&m->out);
+    pthread_mutex_destroy(&m->lock);
     free(m);
 }
 
+static bool watch(const struct master_link *m, int operation, uint32_t events) {
+    struct epoll_event event = {.events = events, .data.u64 = m->data};
+    return epoll_ctl(m->epoll, operation, m->fd, &event) == 0;
+}
+
 static void leave(struct master_link *m) {
-    int fd = output_close(m->output);
-    if (fd < 0) fd = m->dial_fd;
-    m->fd = m->dial_fd = -1;
+    pthread_mutex_lock(&m->lock);
+    int fd = m->fd;
+    m->fd = -1;
+    m->state = CLOSED;
+    conn_out_clear(&m->out);
+    m->waits_to_send = false;
+    pthread_mutex_unlock(&m->lock);
     if (fd >= 0) {
         epoll_ctl(m->epoll, EPOLL_CTL_DEL, fd, NULL);
         socket_close(fd);
     }
-    m->watching_output = m->answers = m->readable = false;
+    m->readable = false;
     m->dial_deadline = INT64_MAX;
-    conn_in_clear(&m->input);
+    conn_in_clear(&m->in);
 }
 
 void master_link_close(struct master_link *m) {
@@ -70,7 +92,38 @@ void master_link_close(struct master_link *m) {
 }
 
 void master_link_end(struct master_link *m) {
-    if (m->fd >= 0) shutdown(m->fd, SHUT_WR);
+    if (m->state == OPEN) shutdown(m->fd, SHUT_WR);
+}
+
+// ---- sending; lock held ----
+
+static void await_room(struct master_link *m) {
+    bool waits = conn_out_waiting(&m->out) > 0;
+    if (waits != m->waits_to_send && watch(m, EPOLL_CTL_MOD, EPOLLIN | (waits ? (uint32_t)EPOLLOUT : 0)))
+        m->waits_to_send = waits;
+}
+
+// Of a connection that broke the control thread reads the end.
+static void send_frames(struct master_link *m, const struct wire_buffer *frames) {
+    int error = frames->failed ? -ENOMEM : conn_out_send(&m->out, m->fd, frames->bytes, frames->length);
+    if (error == -ENOMEM || conn_out_waiting(&m->out) > MAX_WAITING_BYTES) {
+        LOG(LOG_ERR, "the master does not take what is sent to it, or memory ran out: giving up on it");
+        shutdown(m->fd, SHUT_RDWR);
+        error = -EPIPE;
+    }
+    if (error != 0) conn_out_clear(&m->out);
+    await_room(m);
+}
+
+static void flush(struct master_link *m) {
+    if (conn_out_flush(&m->out, m->fd) != 0) conn_out_clear(&m->out);
+    await_room(m);
+}
+
+void master_link_send(struct master_link *m, const struct wire_buffer *frames) {
+    pthread_mutex_lock(&m->lock);
+    if (m->state == OPEN && (frames->length > 0 || frames->failed)) send_frames(m, frames);
+    pthread_mutex_unlock(&m->lock);
 }
 
 // ---- dialling ----
@@ -99,10 +152,12 @@ static void dial(struct master_link *m, int64_t now) {
         fail_dial(m, false, "could not connect to the master at", -fd, now);
         return;
     }
-    m->dial_fd = fd;
+    pthread_mutex_lock(&m->lock);
+    m->state = DIALLING;
+    m->fd = fd;
+    pthread_mutex_unlock(&m->lock);
     m->dial_deadline = now + (m->seeking || m->seek.count > 1 ? SEEK_DIAL_MS : MEMBER_JOIN_LIMIT_MS) * MS_NS;
-    struct epoll_event event = {.events = EPOLLOUT, .data.u64 = m->data};
-    if (epoll_ctl(m->epoll, EPOLL_CTL_ADD, fd, &event) != 0)
+    if (!watch(m, EPOLL_CTL_ADD, EPOLLOUT))
         fail_dial(m, true, "could not watch the connection to the master at", errno, now);
 }
 
@@ -141,11 +196,12 @@ void master_link_found(struct master_link *m, int64_t now) {
     m->seeking = false;
 }
 
-void master_link_use(struct master_link *m, struct wire_buffer *first) {
-    m->fd = m->dial_fd;
-    m->dial_fd = -1;
+void master_link_use(struct master_link *m, const struct wire_buffer *first) {
+    pthread_mutex_lock(&m->lock);
+    m->state = OPEN;
+    if (first != NULL) send_frames(m, first);
+    pthread_mutex_unlock(&m->lock);
     m->dial_deadline = INT64_MAX;
-    output_open(m->output, m->fd, first);
 }
 
 void master_link_refuse(struct master_link *m, const char *what, int error, int64_t now) {
@@ -153,21 +209,21 @@ void master_link_refuse(struct master_link *m, const char *what, int error, int6
 }
 
 bool master_link_local(const struct master_link *m, struct wire_address *out) {
-    return socket_local_address(m->dial_fd, out);
+    return socket_local_address(m->fd, out);
 }
 
 static void answer(struct master_link *m, uint32_t events, int64_t now) {
-    int error = -socket_connect_result(m->dial_fd);
+    int error = -socket_connect_result(m->fd);
     if (error == EINPROGRESS && (events & EPOLLHUP) == 0) return;
     if (error != 0) {
         fail_dial(m, false, "could not connect to the master (is it running?) at", error, now);
-        return;
-    }
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = m->data};
-    if (epoll_ctl(m->epoll, EPOLL_CTL_MOD, m->dial_fd, &event) != 0)
+    } else if (!watch(m, EPOLL_CTL_MOD, EPOLLIN)) {
         fail_dial(m, true, "could not watch the connection to the master at", errno, now);
-    else
-        m->answers = true;
+    } else {
+        pthread_mutex_lock(&m->lock);
+        m->state = ANSWERS;
+        pthread_mutex_unlock(&m->lock);
+    }
 }
 
 // ---- reading ----
@@ -182,11 +238,11 @@ static bool broke(struct master_link *m, struct master_event *out, const char *w
 // A whole frame of the input, or bytes that are none. False: more has to be read.
 static bool take_frame(struct master_link *m, struct master_event *out) {
     out->kind = MASTER_FRAME;
-    switch (conn_in_next(&m->input, conn_carries_control, &out->header, &out->body)) {
+    switch (conn_in_next(&m->in, conn_carries_control, &out->header, &out->body)) {
     case CONN_MORE: return false;
     case CONN_FRAME: return true;
     default:
-        conn_in_clear(&m->input);
+        conn_in_clear(&m->in);
         return broke(m, out, "it sent bytes that make no sense: is it a pccl master of this version?");
     }
 }
@@ -197,15 +253,12 @@ bool master_link_next(struct master_link *m, struct master_event *out, int64_t *
         m->unreachable = false;
         return true;
     }
-    if (m->answers) {
-        out->kind = MASTER_ANSWERS;
-        m->answers = false;
-        return true;
-    }
-    while (m->fd >= 0) {
+    out->kind = MASTER_ANSWERS;
+    if (m->state == ANSWERS) return true;
+    while (m->state == OPEN) {
         if (take_frame(m, out)) return true;
         if (!m->readable) return false;
-        ptrdiff_t got = conn_in_receive(&m->input, m->fd, INPUT_BYTES);
+        ptrdiff_t got = conn_in_receive(&m->in, m->fd, INPUT_BYTES);
         *now = platform_now_ns(); // this process may have been stopped since it looked last
         if (got == -EAGAIN)
             m->readable = false;
@@ -218,20 +271,15 @@ bool master_link_next(struct master_link *m, struct master_event *out, int64_t *
 // ---- called by the loop ----
 
 void master_link_event(struct master_link *m, uint32_t events, int64_t now) {
-    if (m->fd >= 0)
-        m->readable |= (events & ~(uint32_t)EPOLLOUT) != 0;
-    else if (m->dial_fd >= 0 && !m->answers)
-        answer(m, events, now);
+    if (m->state == DIALLING) answer(m, events, now);
+    if (m->state != OPEN) return;
+    m->readable |= (events & ~(uint32_t)EPOLLOUT) != 0;
+    pthread_mutex_lock(&m->lock);
+    if ((events & EPOLLOUT) != 0) flush(m);
+    pthread_mutex_unlock(&m->lock);
 }
 
-void master_link_watch(struct master_link *m) {
-    bool wanted = output_flush(m->output);
-    if (m->fd < 0 || wanted == m->watching_output) return;
-    struct epoll_event event = {.events = EPOLLIN | (wanted ? (uint32_t)EPOLLOUT : 0), .data.u64 = m->data};
-    if (epoll_ctl(m->epoll, EPOLL_CTL_MOD, m->fd, &event) == 0) m->watching_output = wanted;
-}
-
-static bool waits_to_dial(const struct master_link *m) { return m->seeking && m->dial_fd < 0 && m->fd < 0; }
+static bool waits_to_dial(const struct master_link *m) { return m->seeking && m->state == CLOSED; }
 
 void master_link_tick(struct master_link *m, int64_t now) {
     if (now >= m->dial_deadline)
@@ -245,7 +293,7 @@ int64_t master_link_deadline(const struct master_link *m) {
 
 // ---- state ----
 
-bool master_link_is_open(const struct master_link *m) { return m->fd >= 0; }
+bool master_link_is_open(const struct master_link *m) { return m->state == OPEN; }
 bool master_link_seeks(const struct master_link *m) { return m->seeking; }
 bool master_link_has_earlier(const struct master_link *m) { return m->seek.at > 0; }
 int64_t master_link_round_trip_ns(const struct master_link *m) { return gauge_round_trip_us(m->fd) * US_NS; }

@@ -1,6 +1,9 @@
-// The connection to the master: dialling the masters of a list one after another, and reading frames. What is sent goes
-// through peer/output. Owned and called by the control thread alone; nothing here blocks. What happens is taken with
-// master_link_next, as with the links to other peers (peer/link).
+// The connection to the master: dialling the masters of a list one after another, reading frames, and the one place
+// that sends any: those of the mind, and those of the data plane, whose thread sends them itself, so that an op that is
+// done is one system call away from the master.
+//
+// Owned and called by the control thread alone, but for master_link_send; nothing here blocks. What happens is taken
+// with master_link_next, as with the links to other peers (peer/link).
 #ifndef PCCL_PEER_MASTER_LINK_H
 #define PCCL_PEER_MASTER_LINK_H
 
@@ -8,7 +11,6 @@
 #include <stdint.h>
 
 #include "net/wire_control.h"
-#include "peer/output.h"
 
 struct master_link;
 
@@ -30,8 +32,13 @@ struct master_event {
 };
 
 // Registers its connections with `epoll` under `data`. NULL when memory is refused.
-struct master_link *master_link_new(int epoll, uint64_t data, struct output *output);
+struct master_link *master_link_new(int epoll, uint64_t data);
+// Nobody else may hold it. NULL is allowed.
 void master_link_free(struct master_link *link);
+
+// Any thread; takes its lock last. Sends what the kernel takes; the control thread sends the rest. Dropped where there
+// is no connection.
+void master_link_send(struct master_link *link, const struct wire_buffer *frames);
 
 // Dials `masters`, which is borrowed, in its order, once each, for a newcomer.
 void master_link_join(struct master_link *link, const struct wire_address *masters, uint32_t count, int64_t now_ns);
@@ -44,8 +51,8 @@ void master_link_seek_anew(struct master_link *link, int64_t now_ns);
 // The run goes on with the master that is connected.
 void master_link_found(struct master_link *link, int64_t now_ns);
 
-// The connection that answers is the one to the master. `first`: as output_open.
-void master_link_use(struct master_link *link, struct wire_buffer *first);
+// The connection that answers is the one to the master. Nothing goes out before `first`, which may be NULL.
+void master_link_use(struct master_link *link, const struct wire_buffer *first);
 // It cannot be used, for `what` and the errno `error`.
 void master_link_refuse(struct master_link *link, const char *what, int error, int64_t now_ns);
 // The own address on the connection that answers; false, and errno, when the system does not tell.
@@ -58,7 +65,6 @@ void master_link_event(struct master_link *link, uint32_t epoll_events, int64_t 
 bool master_link_next(struct master_link *link, struct master_event *out, int64_t *now_ns);
 void master_link_tick(struct master_link *link, int64_t now_ns);
 int64_t master_link_deadline(const struct master_link *link); // of the next tick; INT64_MAX = none
-void master_link_watch(struct master_link *link);             // before each wait: output that the kernel did not take
 
 bool master_link_is_open(const struct master_link *link);
 bool master_link_seeks(const struct master_link *link);

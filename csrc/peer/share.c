@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "compute/kernels.h"
+#include "peer/master_link.h"
 #include "peer/vote.h"
 #include "state/content.h"
 #include "state/sync.h"
@@ -133,7 +134,7 @@ static pcclResult_t vote(struct communicator *c) {
     struct member_output out = {0};
     member_sync(c->mind, &vote, &out);
     pthread_mutex_unlock(&c->lock);
-    output_send(&c->output, &out.frames);
+    master_link_send(c->master, &out.frames);
     member_output_fini(&out);
     pthread_mutex_lock(&c->lock);
     return pcclSuccess;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/detail.h"
+#include "peer/master_link.h"
 
 struct vote *vote_new(void) { return calloc(1, sizeof(struct vote)); }
 
@@ -49,7 +50,7 @@ static pcclResult_t begin(struct communicator *c, enum wire_vote_kind kind) {
     struct member_output out = {0};
     member_vote(c->mind, kind, &out);
     pthread_mutex_unlock(&c->lock);
-    output_send(&c->output, &out.frames);
+    master_link_send(c->master, &out.frames);
     member_output_fini(&out);
     pthread_mutex_lock(&c->lock);
     return pcclSuccess;

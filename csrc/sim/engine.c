@@ -79,12 +79,11 @@ static void settled(void *context) { (void)context; }
 
 static void accuse(void *context, const struct wire_mismatch *mismatch) {
     struct engine_model *e = context;
-    struct process *p = &e->sim->processes[e->slot];
-    struct wire_header header = member_header(p->mind);
+    struct wire_header header = mover_header(e);
     header.epoch = mismatch->name.epoch;
     struct wire_buffer frame = {0};
     wire_encode_mismatch(&frame, header, mismatch);
-    sim_send_master(e->sim, p, &frame);
+    sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
 }
 
 static void roll(void *context) {
@@ -281,12 +280,9 @@ void engine_model_ready(struct pccl_sim *s, int slot, uint64_t group_epoch) {
 }
 
 static void send_report(struct engine_model *e, const struct wire_report *report) {
-    struct process *p = &e->sim->processes[e->slot];
-    struct wire_header header = member_header(p->mind);
-    header.epoch = e->now.epoch;
     struct wire_buffer frame = {0};
-    wire_encode_report(&frame, header, report);
-    sim_send_master(e->sim, p, &frame);
+    wire_encode_report(&frame, mover_header(e), report);
+    sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
 }
 
 // False: memory was refused.

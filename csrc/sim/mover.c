@@ -44,6 +44,10 @@ struct op_member *mover_member(struct engine_model *e, uint32_t rank) {
 static struct op_member *successor(struct engine_model *e) { return mover_member(e, e->now.rank + 1); }
 static struct op_member *predecessor(struct engine_model *e) { return mover_member(e, e->now.rank + e->now.count - 1); }
 
+struct wire_header mover_header(const struct engine_model *e) {
+    return (struct wire_header){.run = e->run, .generation = e->now.generation, .epoch = e->now.epoch};
+}
+
 struct block *mover_block(uint32_t bytes, uint64_t value, uint32_t contributors) {
     struct block *block = refuse_never(sizeof *block);
     *block = (struct block){1, bytes, contributors, value};
@@ -175,7 +179,6 @@ static bool travels(const struct op *op, uint32_t members, uint32_t shard) {
 }
 
 static void complete_large(struct engine_model *e, struct op *op) {
-    struct process *p = &e->sim->processes[e->slot];
     struct moving *m = op->work;
     if (op->phase != OP_RUNNING || op->accused || m->to_receive > 0 || m->to_send > 0) return;
     struct judged_op judged = mover_shown(e, op);
@@ -184,11 +187,9 @@ static void complete_large(struct engine_model *e, struct op *op) {
     judged = mover_shown(e, op);
     judge_complete(e->sim, e->slot, &judged);
     struct wire_op_done done = {op->name};
-    struct wire_header header = member_header(p->mind);
-    header.epoch = op->name.epoch;
     struct wire_buffer frame = {0};
-    wire_encode_op_done(&frame, header, &done);
-    sim_send_master(e->sim, p, &frame);
+    wire_encode_op_done(&frame, mover_header(e), &done);
+    sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
 }
 
 static void forward(struct engine_model *e, struct op *op, const struct frame *frame) {

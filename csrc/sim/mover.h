@@ -59,6 +59,8 @@ struct block {
 
 extern const size_t mover_work_bytes; // behind each op
 
+// Of its frames to the master.
+struct wire_header mover_header(const struct engine_model *e);
 struct block *mover_block(uint32_t bytes, uint64_t value, uint32_t contributors);
 void mover_block_put(struct block *block); // NULL is allowed
 struct wire_op mover_head(const struct frame *frame);

@@ -41,7 +41,7 @@ struct sync_report {
 // sync_end. A donor from which nothing comes for `stall_ns` is replaced. False: the engine is dead or has a round, or
 // memory was refused.
 bool sync_begin(struct engine *engine, struct content *content, int64_t stall_ns);
-// The plan has come. A receiver answers with the callback `synced` of the engine, once.
+// The plan has come. A receiver answers with SYNC_DONE to the master, once.
 void sync_plan(struct engine *engine, const struct wire_sync_plan *plan);
 // Ends the round, whatever its state: when it returns, no tensor is touched any more. `out` may be NULL.
 void sync_end(struct engine *engine, struct sync_report *out);

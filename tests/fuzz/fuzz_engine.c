@@ -23,14 +23,21 @@ static struct engine *engine;
 static struct call calls[TAGS];
 static uint64_t adopted;
 
-static void on_done(void *context, const struct wire_op_name *name) {
-    (void)context;
-    MUST(name->epoch == engine->book.now.epoch);
+static void on_frame(const struct wire_header *header, const uint8_t *body) {
+    static struct wire_op_report ops[2 * WIRE_MAX_LIVE_OPS];
+    struct wire_op_done done;
+    struct wire_mismatch mismatch;
+    struct wire_report report = {.ops = ops};
+    if (header->type == WIRE_DONE)
+        MUST(wire_decode_op_done(body, header->length, &done) && done.name.epoch == engine->book.now.epoch);
+    else if (header->type == WIRE_REPORT)
+        MUST(wire_decode_report(body, header->length, &report) && header->epoch == engine->book.now.epoch);
+    else
+        MUST(header->type == WIRE_MISMATCH && wire_decode_mismatch(body, header->length, &mismatch));
 }
-static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
-static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) {
+static void to_master(void *context, const struct wire_buffer *frames) {
     (void)context;
-    MUST(epoch == engine->book.now.epoch && report->count <= 2 * WIRE_MAX_LIVE_OPS);
+    bottle_told(frames, on_frame);
 }
 static void on_failed(void *context) { (void)context; }
 
@@ -272,8 +279,7 @@ static bool step(void) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    struct engine_callbacks callbacks = {
-        .done = on_done, .mismatch = on_mismatch, .frozen = on_frozen, .link_down = on_link_down, .failed = on_failed};
+    struct engine_callbacks callbacks = {.to_master = to_master, .link_down = on_link_down, .failed = on_failed};
     in = (struct fuzz){data, data + size};
     adopted = 0;
     memset(calls, 0, sizeof calls);

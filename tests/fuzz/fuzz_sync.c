@@ -23,11 +23,6 @@ static uint64_t round_number;
 static bool open, planned, true_plan, receives, complete;
 static struct wire_op asked[BOTTLE_PEERS][2]; // last: hashes, leaves
 
-static void on_done(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
-static void on_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
-static void on_frozen(void *context, uint64_t epoch, const struct wire_report *report) {
-    (void)context, (void)epoch, (void)report;
-}
 static void on_failed(void *context) { (void)context; }
 
 static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
@@ -40,11 +35,18 @@ static size_t state_bytes(void) {
     return bytes;
 }
 
-static void on_synced(void *context, const struct wire_sync_done *done) {
-    (void)context;
-    MUST(open && planned && receives && !complete && done->round == round_number);
-    complete = done->complete == WIRE_SYNC_COMPLETE;
+static void on_frame(const struct wire_header *header, const uint8_t *body) {
+    struct wire_sync_done done;
+    if (header->type != WIRE_SYNC_DONE) return;
+    MUST(wire_decode_sync_done(body, header->length, &done));
+    MUST(open && planned && receives && !complete && done.round == round_number);
+    complete = done.complete == WIRE_SYNC_COMPLETE;
     MUST(!complete || !true_plan || memcmp(mine, winner, state_bytes()) == 0);
+}
+
+static void to_master(void *context, const struct wire_buffer *frames) {
+    (void)context;
+    bottle_told(frames, on_frame);
 }
 
 static void on_heard(uint32_t peer, const struct wire_header *header, const struct wire_op *head) {
@@ -272,12 +274,7 @@ static bool step(void) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    struct engine_callbacks callbacks = {.done = on_done,
-                                         .mismatch = on_mismatch,
-                                         .frozen = on_frozen,
-                                         .link_down = on_link_down,
-                                         .failed = on_failed,
-                                         .synced = on_synced};
+    struct engine_callbacks callbacks = {.to_master = to_master, .link_down = on_link_down, .failed = on_failed};
     in = (struct fuzz){data, data + size};
     round_number = 0;
     open = planned = receives = complete = false;

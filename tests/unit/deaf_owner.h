@@ -4,20 +4,13 @@
 
 #include "data/engine.h"
 
-static void deaf_done(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
-static void deaf_mismatch(void *context, const struct wire_mismatch *mismatch) { (void)context, (void)mismatch; }
-static void deaf_frozen(void *context, uint64_t epoch, const struct wire_report *report) {
-    (void)context, (void)epoch, (void)report;
-}
+static void deaf_master(void *context, const struct wire_buffer *frames) { (void)context, (void)frames; }
 static void deaf_failed(void *context) { (void)context; }
 static void deaf_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
     (void)context, (void)id, (void)index, (void)silent;
 }
 
-static const struct engine_callbacks deaf_owner = {.done = deaf_done,
-                                                   .mismatch = deaf_mismatch,
-                                                   .frozen = deaf_frozen,
-                                                   .link_down = deaf_link_down,
-                                                   .failed = deaf_failed};
+static const struct engine_callbacks deaf_owner = {
+    .to_master = deaf_master, .link_down = deaf_link_down, .failed = deaf_failed};
 
 #endif

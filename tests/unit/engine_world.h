@@ -103,6 +103,30 @@ static inline void on_frozen(void *context, uint64_t epoch, const struct wire_re
     pthread_mutex_unlock(&side->world->lock);
 }
 
+static inline void on_frame(void *side, const struct wire_header *header, const uint8_t *body) {
+    static _Thread_local struct wire_op_report ops[2 * WIRE_MAX_LIVE_OPS];
+    struct wire_op_done done;
+    struct wire_mismatch mismatch;
+    struct wire_report report = {.ops = ops};
+    CHECK(header->run == 7 && header->generation == 1);
+    if (header->type == WIRE_DONE && wire_decode_op_done(body, header->length, &done))
+        on_done(side, &done.name);
+    else if (header->type == WIRE_MISMATCH && wire_decode_mismatch(body, header->length, &mismatch))
+        on_mismatch(side, &mismatch);
+    else if (header->type == WIRE_REPORT && wire_decode_report(body, header->length, &report))
+        on_frozen(side, header->epoch, &report);
+    else
+        CHECK(false);
+}
+
+static inline void on_to_master(void *side, const struct wire_buffer *frames) {
+    struct wire_header header;
+    for (size_t at = 0; at < frames->length; at += WIRE_HEADER_BYTES + header.length) {
+        CHECK(wire_header_decode(frames->bytes + at, &header));
+        on_frame(side, &header, frames->bytes + at + WIRE_HEADER_BYTES);
+    }
+}
+
 static inline void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
     struct side *side = context;
     (void)index;
@@ -196,12 +220,8 @@ static inline struct world *world_new(uint32_t count, uint32_t lanes) {
         struct side *side = &world->sides[i];
         *side = (struct side){.world = world, .index = i, .alive = true};
         side->id.bytes[0] = (uint8_t)(i + 1);
-        struct engine_callbacks callbacks = {.context = side,
-                                             .done = on_done,
-                                             .mismatch = on_mismatch,
-                                             .frozen = on_frozen,
-                                             .link_down = on_link_down,
-                                             .failed = on_failed};
+        struct engine_callbacks callbacks = {
+            .context = side, .to_master = on_to_master, .link_down = on_link_down, .failed = on_failed};
         side->engine = engine_new(&side->id, &callbacks);
         CHECK(side->engine != NULL);
     }
