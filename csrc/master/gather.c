@@ -143,7 +143,6 @@ void gather_message(struct gather *gather, struct desk *desk, struct survivor *s
     if (header->type == WIRE_PROMISE && survivor->asked && header->run == survivor->run.id &&
         header->generation == gather->generation) {
         survivor->gave = true;
-        survivor->promised = header->generation;
         gather->survivors.due = true;
     }
     if (header->type == WIRE_LEAVE) {
@@ -177,7 +176,7 @@ bool gather_suits(const struct gather *gather, bool loopback) {
 
 // ---- promises ----
 
-// The highest generation that a member of that run has promised; `asked`: also of those that were asked.
+// The highest generation that a member of that run has promised, or has been asked for.
 static uint64_t highest_promise(const struct survivors *survivors, const struct desk_run *run, bool asked) {
     uint64_t highest = 0;
     for (uint32_t i = 0; i < survivors->count; i++) {
@@ -202,6 +201,8 @@ static void ask_promises(struct gather *gather, struct desk *desk, const struct 
         struct survivor *survivor = survivors->list[i];
         if (!survivor_is_of(survivor, &claim->run) || survivor->asked) continue;
         survivor->asked = tell(desk, survivor, WIRE_GENERATION, gather->generation); // else with the next event
+        // It promises as soon as it hears that, also when another run has its turn before the answer comes.
+        if (survivor->asked) survivor->promised = gather->generation;
     }
 }
 

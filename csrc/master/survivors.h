@@ -12,7 +12,7 @@ struct survivor {
     int64_t since_ns, heard_ns, told_ns; // told: why it waits; 0: not yet
     bool resumes;                        // else a newcomer whose HELLO is held back
     struct desk_run run;
-    uint64_t promised;         // to listen to no older generation, to any master
+    uint64_t promised;         // to listen to no older generation, to any master; or asked to
     bool asked, gave;          // the promise of the generation at hand
     struct wire_resume resume; // owns its arrays but for the members of its epoch
     // Its epoch, held together with others that were in it; NULL: it has been accepted nowhere.

@@ -540,6 +540,24 @@ static void test_promises(void) {
 
 // ---- what ended for some ----
 
+// A member that was asked promises that, whatever has become of the run at this master meanwhile.
+static void test_turns(void) {
+    begin("another run has its turn, and the first one again: nobody is asked for what it may have promised");
+    resume(&(struct says){.who = 'a', .members = "a"});
+    ASKED("a", 2);
+    resume(&(struct says){.who = 'b', .members = "bcx", .run = 3});
+    resume(&(struct says){.who = 'c', .members = "bcx", .run = 3});
+    ASKED("bc", 2);
+    promise("a", RUN, 2);
+    act(mind_peer_lost(m, now, 'b' - 'a', "test"));
+    ASKED("a", 3);
+    promise("a", RUN, 3);
+    RESUMED('a');
+    EPOCH("a", 6, RELINK);
+    EXPELLED('c', "another run");
+    end();
+}
+
 static void test_ends(void) {
     static const struct {
         const char *name;
@@ -1222,6 +1240,7 @@ int main(void) {
     test_lies();
     test_duplicates();
     test_promises();
+    test_turns();
     test_ends();
     test_election();
     test_too_late();
