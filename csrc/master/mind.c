@@ -69,12 +69,20 @@ static void take_up(struct mind *mind) {
     dismiss_rest(mind);
 }
 
+// Until when those that gather beside a young run wait. Newcomers of an older run, of which no member comes, wait for
+// one a heartbeat limit and no longer.
+static int64_t yields_until(const struct mind *mind) {
+    const struct survivors *survivors = &mind->gather.survivors;
+    if (survivors->claims.count > 0) return mind->run.yields_until;
+    return platform_earlier(mind->run.yields_until, survivors->list[0]->since_ns + mind->run.desk.limit_ns);
+}
+
 // A run that this master has begun while the members of an older one were on their way lets them wait, or gives way.
 static bool yield(struct mind *mind) {
     struct desk *desk = &mind->run.desk;
     const struct claim *claim = claims_best(&mind->gather.survivors.claims);
     if (!claim_has_majority(claim)) {
-        if (desk->now_ns >= mind->run.yields_until)
+        if (desk->now_ns >= yields_until(mind))
             dismiss_rest(mind);
         else if (claim != NULL)
             gather_say(&mind->gather, desk, claim);
@@ -326,7 +334,7 @@ int64_t mind_next_deadline(const struct mind *mind) {
     bool serves = desk->peer_count > 0, gathers = mind->gather.survivors.count > 0;
     int64_t next = platform_earlier(gather_next_deadline(&mind->gather, desk), run_next_deadline(&mind->run));
     if (serves || gathers) next = platform_earlier(next, desk->heartbeat_at);
-    if (serves && gathers) next = platform_earlier(next, mind->run.yields_until);
+    if (serves && gathers) next = platform_earlier(next, yields_until(mind));
     if (gathers && expects(mind)) next = platform_earlier(next, mind->run.survivors_until);
     return next;
 }

@@ -716,6 +716,22 @@ static void test_young(void) {
     CHECK(quiet("xy"));
     end();
 
+    found_young("newcomers of an older run wait for a member of it, a heartbeat limit and no longer");
+    resume(&(struct says){.who = 'z', .run = RUN});
+    pass(LIMIT_MS - 50, "xyz");
+    CHECK(quiet("xz") && !boxes['z' - 'a'].closed);
+    pass(100, "xyz");
+    TAKE('z', WIRE_WELCOME);
+    end();
+
+    found_young("one comes in time: it waits with them");
+    resume(&(struct says){.who = 'z', .run = RUN});
+    pass(LIMIT_MS - 50, "xyz");
+    resume(&(struct says){.who = 'a', .members = "az"});
+    ASKED("az", 2);
+    EXPELLED('x', "older run");
+    end();
+
     found_young("the young run ends by itself while somebody waits");
     resume(&(struct says){.who = 'a', .members = "abc"});
     WAITING('a', "1 of the 3");
