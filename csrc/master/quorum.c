@@ -7,6 +7,11 @@ enum { UNHEARD_LIMITS = 3 };
 
 void quorum_init(struct quorum *quorum) { memset(quorum, 0, sizeof *quorum); }
 
+void quorum_begin(struct quorum *quorum) {
+    quorum->needed = (struct wire_quorum){0};
+    quorum->unheard = 0;
+}
+
 void quorum_forget(struct quorum *quorum, uint32_t slot) { quorum->has_entered[slot] = false; }
 
 // Peers that know other masters may go on there without this one, if they are more than half.

@@ -17,7 +17,8 @@ struct quorum {
     bool has_entered[WIRE_MAX_MEMBERS]; // by the peer's slot
 };
 
-void quorum_init(struct quorum *quorum);                  // of a run that begins
+void quorum_init(struct quorum *quorum);
+void quorum_begin(struct quorum *quorum);                 // of a new run; its peers are known
 void quorum_forget(struct quorum *quorum, uint32_t slot); // of a peer
 // The run is taken up, and begins with the next epoch.
 void quorum_take_up(struct quorum *quorum, const struct desk *desk, const struct wire_quorum *needed);

@@ -126,9 +126,6 @@ static void commit_candidate(struct run *run) {
     uint8_t kind = run->candidate.kind;
     uint64_t newer = candidate_commit(&run->candidate, &run->desk, &run->strikes);
     if (run->desk.count > before) quorum_admits(&run->quorum, &run->desk, before, newer);
-    // Who was lost before does not take the run back from newcomers alone: they may know of an epoch without it, and
-    // nobody would be in both.
-    if (before == 0) run->heard_number = run->desk.number + 1;
     votes_end(&run->votes, &run->desk, kind);
     run->phase = RUN_IDLE;
     enter_epoch(run, kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER);
@@ -275,7 +272,7 @@ static void start(struct run *run) {
     run->votes = (struct votes){0};
     run->rounds.number = 0;
     run->candidate.attempt = 0;
-    run->quorum.needed = (struct wire_quorum){0};
+    quorum_begin(&run->quorum);
     run->heard_number = run->lost_number = 0;
     run->yields_until = 0;
     run->phase = RUN_IDLE;
@@ -296,7 +293,6 @@ void run_give_up(struct run *run) {
     for (uint32_t i = 0; i < desk->group_slots; i++)
         if (desk->groups[i].count > 0) close_group(run, i);
     desk->gone_count = desk->count = run->candidate.count = run->survey.count = 0;
-    run->quorum.unheard = 0;
     start(run);
     run->survivors_until = desk->now_ns + desk->limit_ns; // its members may come back, and newcomers be the first
 }
@@ -308,6 +304,31 @@ static void give_up_starved(struct run *run) {
     run_give_up(run);
 }
 
+static void welcome(struct run *run, struct desk_peer *peer) {
+    struct desk *desk = &run->desk;
+    struct wire_welcome welcome = {.join_number = peer->member.join_number,
+                                   .heartbeat_limit_ms = (uint32_t)(desk->limit_ns / MS_NS),
+                                   .seen = peer->member.address};
+    memcpy(welcome.secret, desk->run.secret, sizeof welcome.secret);
+    size_t begin = actions_begin(&desk->actions);
+    wire_encode_welcome(&desk->actions.bytes, desk_header(desk), &welcome);
+    desk_send(desk, peer, begin);
+}
+
+// All members are gone. What became of their run they alone know, if they live: newcomers do not go on with it, but
+// begin another one, which gives way to theirs as long as it is young.
+static void begin_anew(struct run *run) {
+    struct desk *desk = &run->desk;
+    uint64_t next_join = run->next_join;
+    actions_log(&desk->actions, LOG_NOTICE,
+                "the last member is gone, so the run has ended: the newcomers that wait start a new one");
+    start(run);
+    run->next_join = next_join;
+    run->yields_until = desk->now_ns + RUN_YOUNG_MS * MS_NS;
+    for (uint32_t i = 0; i < desk->slots; i++)
+        if (desk->peers[i].used) welcome(run, &desk->peers[i]);
+}
+
 void run_settle(struct run *run) {
     struct desk *desk = &run->desk;
     if (run->votes.opened) waits_begin(&run->waits, desk->now_ns);
@@ -316,6 +337,7 @@ void run_settle(struct run *run) {
         if (desk->starved) give_up_starved(run);
         if (desk->gone_count > 0) reap(run);
         watch_quorum(run);
+        if (desk->number > 0 && desk->count == 0 && desk->peer_count > 0) begin_anew(run);
         if (desk->lost) enter_epoch(run, WIRE_REASON_LOSS);
         if (desk->changed) enter_epoch(run, WIRE_REASON_RELINK);
         if (desk->gone_count == 0) progress(run);
@@ -362,14 +384,7 @@ void run_register(struct run *run, uint32_t conn, const struct wire_address *sou
     peer->masters = hello->masters;
     peer->waits_since = desk->now_ns;
     waits_begin(&run->waits, desk->now_ns);
-
-    struct wire_welcome welcome = {.join_number = peer->member.join_number,
-                                   .heartbeat_limit_ms = (uint32_t)(desk->limit_ns / MS_NS),
-                                   .seen = *source};
-    memcpy(welcome.secret, desk->run.secret, sizeof welcome.secret);
-    size_t begin = actions_begin(&desk->actions);
-    wire_encode_welcome(&desk->actions.bytes, desk_header(desk), &welcome);
-    desk_send(desk, peer, begin);
+    welcome(run, peer);
     char place[DESK_PLACE_BYTES];
     actions_log_stranger(&desk->actions, LOG_INFO, "registered %s, group %u", desk_place(place, peer), hello->group);
 }

@@ -370,7 +370,9 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
     struct wire_text text;
     switch (header->type) {
     case WIRE_WELCOME:
-        if (m->phase != MEMBER_JOINING || !wire_decode_welcome(body, length, &m->welcome)) return false;
+        if (m->phase == MEMBER_ACCEPTED || !wire_decode_welcome(body, length, &m->welcome)) return false;
+        mesh_end_candidate(&m->mesh);
+        mesh_drop_strangers(&m->mesh, out);
         take_welcome(m, header, now, out);
         return true;
     case WIRE_REFUSED:
@@ -474,8 +476,9 @@ void member_frame(struct member *m, const struct wire_header *header, const uint
         if (!take_answer(m, header, body, now, out)) die_of_garbage(m, wire_type_name(header->type), out);
         return;
     }
-    bool stale =
-        m->phase != MEMBER_JOINING && (header->run != m->run || header->generation != member_header(m).generation);
+    // The run that a newcomer waits in may end, and the master begin another one.
+    bool begins = m->phase == MEMBER_JOINING || (m->phase == MEMBER_REGISTERED && header->type == WIRE_WELCOME);
+    bool stale = !begins && (header->run != m->run || header->generation != member_header(m).generation);
     if (stale) return;
     if (!take_frame(m, header, body, now, out)) die_of_garbage(m, wire_type_name(header->type), out);
 }

@@ -70,9 +70,8 @@ static inline void hello_from(char peer, uint32_t group, struct wire_address add
     act((inside = true, mind_peer_connected(m, now, (uint32_t)(peer - 'a'), &address, &hello)));
 }
 
-// Registers; the WELCOME is checked and taken.
-static inline uint64_t join(char peer, uint32_t group) {
-    hello_from(peer, group, address_of(peer));
+// The WELCOME is checked and taken.
+static inline uint64_t welcomed(char peer) {
     struct wire_welcome welcome;
     const struct frame *frame = TAKE(peer, WIRE_WELCOME);
     CHECK(wire_decode_welcome(frame->body, frame->header.length, &welcome));
@@ -80,6 +79,12 @@ static inline uint64_t join(char peer, uint32_t group) {
     run = frame->header.run;
     generation = frame->header.generation;
     return welcome.join_number;
+}
+
+// Registers.
+static inline uint64_t join(char peer, uint32_t group) {
+    hello_from(peer, group, address_of(peer));
+    return welcomed(peer);
 }
 
 static inline void vote(const char *peers, uint8_t kind) {

@@ -243,7 +243,8 @@ static void test_bad_candidates(void) {
         OUTCOME("a", UPDATE, 0, 0);
     }
     die('a');
-    EPOCH("c", UPDATE, 3, 3, "c");
+    TAKE('c', WIRE_WELCOME);
+    EPOCH("c", UPDATE, 1, 1, "c");
     end();
 
     begin("a waiting newcomer is lost in the tick that judges the candidate");
@@ -328,10 +329,12 @@ static void test_loss_while_joining(void) {
     join('c', 1);
     simple('a', WIRE_LEAVE);
     CHECK(boxes[0].closed);
+    welcomed('b');
+    welcomed('c');
     attempt = CANDIDATE("bc", "bc");
     linked("bc", attempt, "");
-    EPOCH("b", UPDATE, 3, 3, "bc");
-    EPOCH("c", UPDATE, 3, 3, "bc");
+    EPOCH("b", UPDATE, 1, 1, "bc");
+    EPOCH("c", UPDATE, 1, 1, "bc");
     vote("bc", WIRE_VOTE_UPDATE);
     OUTCOME("bc", UPDATE, 0, 0);
     end();
@@ -343,10 +346,12 @@ static void test_loss_while_joining(void) {
     CANDIDATE("ab", "ab");
     join('c', 0);
     die('a');
+    welcomed('b');
+    welcomed('c');
     attempt = CANDIDATE("bc", "bc");
     linked("b", attempt, "");
     die('c');
-    EPOCH("b", UPDATE, 3, 3, "b"); // alone: nothing to wait for
+    EPOCH("b", UPDATE, 1, 1, "b"); // alone: nothing to wait for
     end();
 }
 

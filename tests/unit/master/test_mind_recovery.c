@@ -1151,16 +1151,35 @@ static void test_come_back(void) {
     CHECK(!boxes[1].closed && !boxes[2].closed);
     end();
 
-    begin("the last member is lost, and a newcomer may know of an epoch of its own: it does not take the run back");
+    begin("the last member is lost: newcomers begin another run, which gives way while it is young");
     form("a", 1);
     hello('z', 1);
     TAKE('z', WIRE_WELCOME);
     header.epoch = 6;
     say('a', header, WIRE_MOVED);
-    EPOCH("z", 8, UPDATE);
+    CHECK(TAKE('z', WIRE_WELCOME)->header.run != RUN);
+    EPOCH("z", 1, UPDATE);
     come_back("a", "a", 6);
-    EXPELLED('a', "went on without");
-    CHECK(!boxes['z' - 'a'].closed);
+    EXPELLED('z', "older run");
+    TAKEN_UP("a", 3, 7, RELINK);
+    end();
+
+    begin("all are lost at once, and candidates are over: newcomers make their links in the new run");
+    form("ab", 1);
+    for (const char *p = "xyz"; *p; p++) {
+        hello(*p, 1);
+        TAKE(*p, WIRE_WELCOME);
+    }
+    vote_update("ab", header);
+    for (const char *p = "abxyz"; *p; p++) TAKE(*p, WIRE_CANDIDATE);
+    act(mind_peers_lost(m, now, (struct mind_loss[]){{0, "test"}, {1, "test"}, {'z' - 'a', "test"}}, 3));
+    header = TAKE('x', WIRE_WELCOME)->header;
+    TAKE('y', WIRE_WELCOME);
+    linked("xy", header, 1);
+    EPOCH("xy", 1, UPDATE);
+    pass(RUN_YOUNG_MS + 100, "xy");
+    come_back("a", "ab", 6);
+    EXPELLED('a', "another run");
     end();
 
     begin("of an older generation, or with another secret: as anybody else");

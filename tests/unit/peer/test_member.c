@@ -228,7 +228,7 @@ static void test_join_failures(void) {
         {"refused at the door", false, WIRE_REFUSED, pcclMasterConnectionFailed},
         {"left out of a candidate", true, WIRE_REFUSED, pcclRankConnectionFailed},
         {"expelled while waiting", true, WIRE_EXPELLED, pcclMasterConnectionFailed},
-        {"garbage", true, WIRE_WELCOME, pcclMasterConnectionFailed},
+        {"garbage", true, WIRE_OUTCOME, pcclMasterConnectionFailed},
         {"connection broke", true, 0, pcclMasterConnectionFailed},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -238,10 +238,9 @@ static void test_join_failures(void) {
             join(&bed, 10);
         else
             member_join(bed.member, 5000, bed.now, fresh(&bed));
-        if (rows[i].type == WIRE_WELCOME) {
+        if (rows[i].type == WIRE_OUTCOME) {
             struct wire_buffer frame = {0};
-            struct wire_welcome welcome = {.heartbeat_limit_ms = 5, .seen = {.family = 4}};
-            wire_encode_welcome(&frame, from_master(&bed), &welcome);
+            wire_encode_outcome(&frame, from_master(&bed), &(struct wire_outcome){.kind = WIRE_VOTE_UPDATE});
             feed(&bed, &frame);
         } else if (rows[i].type == 0) {
             member_disconnected(bed.member, "closed", bed.now, fresh(&bed));

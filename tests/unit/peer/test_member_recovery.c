@@ -466,6 +466,18 @@ static void test_newcomers(void) {
     CHECK_EQ(member_header(mind).run, RUN + 1);
     end();
 
+    registered("its master begins another run in place of the one that it waits in", RECOVERY_MS, 1);
+    welcome(RUN + 1, 1);
+    CHECK_EQ(member_phase(mind), MEMBER_REGISTERED);
+    CHECK_EQ(member_header(mind).run, RUN + 1);
+    CHECK_EQ(count(MEMBER_RECHECK), 1);
+    end();
+
+    accepted("an accepted peer hears of no other run", RECOVERY_MS, 1);
+    welcome(RUN + 1, 1);
+    CHECK_EQ(member_header(mind).run, RUN);
+    end();
+
     registered("its connect ends with the limit", RECOVERY_MS, 1);
     lose();
     now += RECOVERY_MS * MS_NS;
