@@ -1,9 +1,10 @@
 #define _GNU_SOURCE
 #include "data/backup.h"
 
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "device/device.h"
 
 enum { HUGE_PAGE_BYTES = 2 * 1024 * 1024 };
 
@@ -25,8 +26,12 @@ static bool backup_map(struct backup *backup, size_t bytes) {
     return true;
 }
 
-bool backup_begin(struct backup_cache *cache, struct backup *backup, size_t bytes) {
+bool backup_begin(struct backup_cache *cache, struct backup *backup, struct device_queue *queue, size_t bytes) {
     if (bytes == 0) return true;
+    if (queue != NULL) {
+        *backup = (struct backup){.queue = queue, .bytes = device_take(queue, bytes), .capacity = bytes};
+        return backup->bytes != NULL;
+    }
     struct backup *best = NULL;
     for (int i = 0; i < BACKUP_CACHE_COUNT; i++) {
         struct backup *kept = &cache->backups[i];
@@ -51,22 +56,21 @@ bool backup_save(struct backup *backup, const void *input, uint64_t offset, uint
     struct plan_range gap = {.end = offset};
     if (backup->bytes == NULL) return true;
     while (ranges_gap(&backup->saved, gap.end, offset + length, &gap))
-        memcpy(backup->bytes + gap.begin, (const uint8_t *)input + gap.begin, gap.end - gap.begin);
+        device_copy(backup->queue, backup->bytes + gap.begin, (const uint8_t *)input + gap.begin, gap.end - gap.begin);
     return ranges_add(&backup->saved, offset, offset + length);
 }
 
-void backup_restore(struct backup *backup, void *to) {
+void backup_restore(struct backup *backup, struct device_queue *queue, void *to) {
     for (size_t i = 0; i < backup->saved.count; i++) {
         struct plan_range range = backup->saved.list[i];
-        memcpy((uint8_t *)to + range.begin, backup->bytes + range.begin, range.end - range.begin);
+        device_copy(queue, (uint8_t *)to + range.begin, backup->bytes + range.begin, range.end - range.begin);
     }
-    ranges_clear(&backup->saved);
 }
 
 void backup_end(struct backup_cache *cache, struct backup *backup) {
     if (backup->bytes == NULL) return;
     ranges_clear(&backup->saved);
-    for (int i = 0; i < BACKUP_CACHE_COUNT; i++)
+    for (int i = 0; i < BACKUP_CACHE_COUNT && backup->queue == NULL; i++)
         if (cache->backups[i].bytes == NULL) {
             cache->backups[i] = *backup;
             *backup = (struct backup){0};
@@ -76,7 +80,10 @@ void backup_end(struct backup_cache *cache, struct backup *backup) {
 }
 
 void backup_free(struct backup *backup) {
-    if (backup->bytes != NULL) munmap(backup->bytes, backup->capacity);
+    if (backup->queue != NULL)
+        device_give(backup->queue, backup->bytes);
+    else if (backup->bytes != NULL)
+        munmap(backup->bytes, backup->capacity);
     ranges_fini(&backup->saved);
     *backup = (struct backup){0};
 }

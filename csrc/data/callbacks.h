@@ -16,8 +16,9 @@ struct engine_callbacks {
     void (*to_master)(void *context, const struct wire_buffer *frames);
     // `silent`: the connection stands, but nothing comes or goes. id = self: a fresh group epoch is wanted.
     void (*link_down)(void *context, const struct wire_id *id, uint32_t index, bool silent);
-    // memory or descriptors were refused, the engine is dead: others would wait for this member for ever
-    void (*failed)(void *context);
+    // The engine is dead, or others would wait for this member for ever: memory or descriptors were refused, or, if
+    // `why` is not "", a device has failed.
+    void (*failed)(void *context, const char *why);
 };
 
 #endif

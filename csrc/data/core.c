@@ -1,6 +1,9 @@
 #include "data/core_private.h"
 
+#include <stdio.h>
+
 #include "base/platform.h"
+#include "device/device.h"
 
 void engine_lock(struct engine *engine) { pthread_mutex_lock(&engine->lock); }
 
@@ -20,6 +23,11 @@ void engine_fail(struct engine *engine) {
     if (engine->dead) return;
     engine->dead = engine->killing = engine->failed = true;
     engine_wake(engine);
+}
+
+void engine_fail_of(struct engine *engine, const struct device_queue *queue) {
+    if (!engine->dead) snprintf(engine->why, sizeof engine->why, "%s", device_error(queue));
+    engine_fail(engine);
 }
 
 bool engine_may_begin(const struct engine *engine) { return engine->book.ready; }

@@ -9,6 +9,7 @@
 #include "net/wire_control.h"
 
 struct book;
+struct device_queue;
 struct engine;
 struct engine_callbacks;
 struct lanes;
@@ -25,6 +26,8 @@ void engine_wake(struct engine *engine);
 // Memory or descriptors were refused, and others would wait for ever for what is not done now: all ops and links end.
 // Lock held.
 void engine_fail(struct engine *engine);
+// The same, because the device of this queue has failed.
+void engine_fail_of(struct engine *engine, const struct device_queue *queue);
 
 // Waits for a condition. Lock held.
 void engine_await(struct engine *engine, pthread_cond_t *condition);

@@ -10,6 +10,7 @@
 #include "data/backup.h"
 #include "data/callbacks.h"
 #include "data/core.h"
+#include "device/device.h"
 #include "ops/book.h"
 
 struct mover_shared;
@@ -32,8 +33,9 @@ struct engine {
     uint64_t run, generation;
     struct pending_epoch *pending; // newest first; the thread enters it
     bool killing;
-    bool failed;      // and `failed` is to be called
-    uint32_t waiters; // callers inside engine_wait
+    bool failed;                  // and `failed` is to be called
+    char why[DEVICE_ERROR_BYTES]; // a device has failed; "": memory or descriptors were refused
+    uint32_t waiters;             // callers inside engine_wait
     pthread_cond_t no_waiters;
     bool roll; // a fresh group epoch is to be asked for
 
@@ -42,7 +44,8 @@ struct engine {
     pthread_cond_t thread_ended;
 
     struct book book;
-    struct op_list posted;         // large, for the thread to begin
+    struct op_list posted;         // large, or of a device, for the thread to begin
+    uint32_t device_calls;         // live ones whose tensors a device has
     pthread_cond_t settled;        // no result is kept any more
     struct wire_buffer for_master; // frames that the thread is still to send
 

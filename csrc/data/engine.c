@@ -22,6 +22,7 @@
 #include "data/same_host.h"
 #include "data/route.h"
 #include "data/service.h"
+#include "device/device.h"
 #include "device/door.h"
 #include "device/reader.h"
 
@@ -33,14 +34,35 @@ static void end_all(struct engine *engine) {
     book_end_all(&engine->book);
 }
 
+// Lock held. Of a device: not before what its caller had queued there is done; then a small input is at hand too.
+static bool may_begin(struct op *op) {
+    struct device_queue *queue = op->args.queue;
+    if (queue == NULL) return true;
+    if (mover_of(op)->direct && op->input == NULL && op->bytes > 0)
+        op->input = device_window(queue, op->args.send, op->bytes, &op->fence);
+    return device_passed(queue, op->fence) == DEVICE_DONE;
+}
+
+// Lock held. NULL: nothing may begin now.
+static struct op *take_posted(struct engine *engine) {
+    struct op *op = engine->posted.first;
+    while (op != NULL && !may_begin(op)) op = op->next;
+    if (op == NULL) return NULL;
+    op_list_remove(&engine->posted, op);
+    op->phase = OP_RUNNING;
+    return op;
+}
+
 static void begin_posted(struct engine *engine) {
     for (;;) {
         engine_lock(engine);
-        struct op *op = op_list_pop(&engine->posted);
-        if (op != NULL) op->phase = OP_RUNNING;
+        struct op *op = take_posted(engine);
+        bool direct = op != NULL && mover_of(op)->direct;
+        if (direct && !mover_of(op)->begin(engine, op)) book_refuse(&engine->book, op);
         engine_unlock(engine);
         if (op == NULL) return;
-        if (op->restart) backup_restore(&op->backup, op->args.recv);
+        if (direct) continue;
+        if (op->restart) backup_restore(&op->backup, op->args.queue, op->args.recv);
         op->restart = false;
         op_list_append(&engine->running, op);
         if (mover_of(op)->begin(engine, op)) continue;
@@ -49,6 +71,19 @@ static void begin_posted(struct engine *engine) {
         book_refuse(&engine->book, op);
         engine_unlock(engine);
     }
+}
+
+static void fail_with_device(struct book *book, struct op *op) {
+    if (device_has_failed(op->args.queue)) engine_fail_of(book->driver.context, op->args.queue);
+}
+
+// A device that gets on wakes the thread.
+static void go_on_with_devices(struct engine *engine) {
+    for (struct op *op = engine->running.first, *next; op != NULL; op = next) {
+        next = op->next;
+        if (op->moved) mover_complete(engine, op);
+    }
+    lanes_heat(engine);
 }
 
 // What others have asked of the thread. False: it is to end.
@@ -66,12 +101,15 @@ static bool obey(struct engine *engine) {
     }
     service_obey(engine);
     if (!go_on) service_stop(engine);
+    bool devices = engine->device_calls > 0;
+    if (devices) book_for_each(&engine->book, fail_with_device);
     bool failed = engine->failed, roll = engine->roll;
     engine->failed = engine->roll = false;
     engine_unlock(engine);
     engine_tell(engine);
-    if (failed) engine->callbacks.failed(engine->callbacks.context);
+    if (failed) engine->callbacks.failed(engine->callbacks.context, engine->why);
     if (go_on && roll) engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, false);
+    if (go_on && devices) go_on_with_devices(engine);
     if (go_on) begin_posted(engine);
     return go_on;
 }
@@ -225,6 +263,11 @@ static void join_thread(struct engine *engine) {
     pthread_join(engine->thread, NULL);
 }
 
+static void await_device(struct book *book, struct op *op) {
+    (void)book;
+    device_await(op->args.queue);
+}
+
 void engine_stop(struct engine *engine) {
     engine_lock(engine);
     bool first = !engine->stopping;
@@ -235,6 +278,7 @@ void engine_stop(struct engine *engine) {
     engine_lock(engine);
     if (first) {
         end_all(engine);
+        book_for_each(&engine->book, await_device);
         lanes_close(engine->lanes);
     }
     while (engine->waiters > 0) pthread_cond_wait(&engine->no_waiters, &engine->lock);

@@ -14,6 +14,7 @@
 #include "data/lane.h"
 #include "data/pool.h"
 #include "data/same_host.h"
+#include "device/device.h"
 #include "ops/segments.h"
 
 enum {
@@ -28,13 +29,15 @@ struct waiter {
 // ---- what the book asks for; lock held ----
 static bool start(void *context, struct op *op) {
     struct engine *engine = context;
-    if (mover_of(op)->direct) {
-        if (op->restart) backup_restore(&op->backup, op->args.recv); // it was large among more members
+    struct device_queue *queue = op->args.queue;
+    bool direct = mover_of(op)->direct, in_place = op->args.send == op->args.recv;
+    if (direct) {
+        if (op->restart) backup_restore(&op->backup, queue, op->args.recv); // it was large among more members
         op->restart = false;
-        return mover_of(op)->begin(engine, op);
+        if (queue == NULL) return mover_of(op)->begin(engine, op);
+    } else if (in_place && op->backup.bytes == NULL) {
+        if (!backup_begin(&engine->backups, &op->backup, queue, op->bytes)) return false;
     }
-    bool in_place = op->args.send == op->args.recv;
-    if (in_place && op->backup.bytes == NULL && !backup_begin(&engine->backups, &op->backup, op->bytes)) return false;
     op_list_append(&engine->posted, op);
     engine_wake(engine);
     return true;
@@ -45,12 +48,18 @@ static void signal_op(void *context, struct op *op, struct op_member *from, uint
     mover_of(op)->signal(context, op, neighbour_of(from), type, head, block);
 }
 
-static void release(void *context, struct op *op) { mover_of(op)->release(context, op); }
+static void release(void *context, struct op *op) {
+    op->moved = false;
+    mover_of(op)->release(context, op);
+}
 
 static bool fill(void *context, struct op *op, struct block *result) {
     (void)context;
     if (result->length != op->bytes) return false;
-    if (op->bytes > 0) memcpy(op->args.recv, result->bytes, op->bytes);
+    uint8_t *landing = op->bytes == 0 ? NULL : mover_landing(op, 0, op->bytes);
+    if (landing == NULL) return op->bytes == 0;
+    memcpy(landing, result->bytes, op->bytes);
+    mover_land(op, 0, landing, op->bytes);
     return true;
 }
 
@@ -61,8 +70,11 @@ static void ended(void *context, struct op *op) {
 
 static void forget(void *context, struct op *op, bool restore) {
     struct engine *engine = context;
-    if (restore) backup_restore(&op->backup, op->args.recv);
+    if (restore) backup_restore(&op->backup, op->args.queue, op->args.recv);
     backup_end(&engine->backups, &op->backup);
+    if (op->whole != NULL) return; // the queue is that of the call, which is forgotten last
+    engine->device_calls -= op->args.queue != NULL;
+    device_close(op->args.queue);
 }
 
 static void acknowledge(void *context, struct op_member *to, const struct wire_op_name *names, uint32_t count,
@@ -109,29 +121,58 @@ struct op_driver engine_driver(struct engine *engine) {
 // ---- callers ----
 enum call_result engine_post(struct engine *engine, const struct call_args *args, uint64_t adopted) {
     struct op *op;
+    struct call_args with = *args;
+    bool opened = device_open(args->recv, engine->wake, &with.queue);
     engine_lock(engine);
     enum call_result result = CALL_DEAD;
-    if (!engine->dead && !engine->stopping)
-        result = book_post(&engine->book, args, dtype_size(args->fingerprint.dtype), adopted, &op);
+    if (!opened) {
+        engine_fail(engine);
+        result = CALL_NO_MEMORY;
+    } else if (!engine->dead && !engine->stopping) {
+        result = book_post(&engine->book, &with, dtype_size(args->fingerprint.dtype), adopted, &op);
+    }
     if (result == CALL_OK) {
+        engine->device_calls += with.queue != NULL;
         op->posted_ns = platform_now_ns();
         op->tell_ns = op->posted_ns + TELL_FIRST_MS * MS_NS;
     }
     engine_unlock(engine);
+    if (result != CALL_OK) device_close(with.queue);
     return result;
 }
 
-// Lock held, but let go of: nobody else looks at an ended op, and putting a large input back takes its time.
-static void restore(struct engine *engine, struct op *op) {
-    if (op->segments == NULL && op->outcome.result == CALL_OK) return;
+static void put_back(struct op *op, struct device_queue *queue) {
+    for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
+        backup_restore(&part->backup, queue, part->args.recv);
+}
+
+// Its device has failed. A queue that is fresh may still reach the tensors.
+static void put_back_after_failure(struct engine *engine, struct op *op) {
+    struct device_queue *fresh;
+    bool opened = device_open(op->args.recv, engine->wake, &fresh);
+    if (opened) put_back(op, fresh);
+    if (!opened || !device_await(fresh))
+        LOG(LOG_ERR, "the input of an op could not be put back: its device has failed");
+    if (opened) device_close(fresh);
+}
+
+// Lock held, but let go of: nobody else looks at an ended op, and what its device has yet to do, and putting a large
+// input back, takes its time.
+static void settle(struct engine *engine, struct op *op) {
+    struct device_queue *queue = op->args.queue;
     bool needed = false;
-    for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
-        needed |= part->backup.saved.count > 0;
-    if (!needed) return;
+    if (op->segments != NULL || op->outcome.result != CALL_OK)
+        for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
+            needed |= part->backup.saved.count > 0;
+    if (!needed && queue == NULL) return;
     engine_unlock(engine);
-    for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
-        backup_restore(&part->backup, part->args.recv);
+    if (needed) put_back(op, queue);
+    bool good = device_await(queue);
+    if (!good) put_back_after_failure(engine, op);
     engine_lock(engine);
+    if (good) return;
+    engine_fail_of(engine, queue);
+    op->outcome.result = CALL_DEAD;
 }
 
 // In words, for a caller that has waited long. Only what is known here is told; others may be waiting, too.
@@ -188,8 +229,9 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
         say_what_for(engine, op, out->text, sizeof out->text);
         op->waiter = NULL;
     } else {
-        restore(engine, op);
+        settle(engine, op);
         book_take(&engine->book, op, out);
+        if (out->result == CALL_DEAD) snprintf(out->text, sizeof out->text, "%s", engine->why);
     }
     if (waits) pthread_cond_destroy(&waiter.ended);
     if (--engine->waiters == 0) pthread_cond_broadcast(&engine->no_waiters);

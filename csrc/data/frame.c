@@ -24,6 +24,7 @@ struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type,
     frame->next = NULL;
     frame->payload = NULL;
     frame->length = (uint32_t)payload;
+    frame->fence = 0;
     frame->op = NULL;
     frame->service = false;
     frame->block = NULL;

@@ -27,9 +27,10 @@ enum {
 struct frame {
     struct frame *next;
     uint8_t head[FRAME_HEAD_BYTES];
-    const uint8_t *payload; // caller's memory of `op`, the bytes of `block`, a lane's stage, or `place`
+    const uint8_t *payload; // a window of the tensors of `op`, the bytes of `block`, a lane's stage, or `place`
     uint32_t length;        // of the payload
     uint32_t bytes;         // element bytes that it stands for, for the mover of `op`
+    uint64_t fence;         // of the device of `op`: the payload is there when it has passed; 0: it is there
     uint8_t place[WIRE_PLACE_BYTES];
     struct op *op;       // large op that the frame belongs to, or NULL
     struct block *block; // owned reference, or NULL

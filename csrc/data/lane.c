@@ -19,6 +19,8 @@
 #include "net/socket.h"
 #include "data/callbacks.h"
 #include "data/pool.h"
+#include "device/device.h"
+#include "ops/op.h"
 
 // Stands in for the rest of a frame whose op is over: the frame must be finished, its contents are discarded.
 static uint8_t zeros[WIRE_MAX_DATA_BYTES];
@@ -216,6 +218,8 @@ static bool lane_read(struct lane *lane) {
 // Sends what is left of the frame at hand. True when it is finished.
 static bool send_frame(struct lane *lane) {
     struct frame *frame = lane->sending;
+    // Its device wakes the thread.
+    if (frame->fence != 0 && device_passed(frame->op->args.queue, frame->fence) != DEVICE_DONE) return false;
     size_t end = FRAME_HEAD_BYTES + frame->length, total = end + wire_padding(frame->length);
     while (lane->sent < total) {
         struct iovec parts[3];
@@ -334,6 +338,7 @@ static void drop_sending(struct lane *lane) {
     if (lane->sent > 0) { // what was begun must be finished
         frame->op = NULL;
         frame->service = false;
+        frame->fence = 0;
         frame->payload = zeros;
         return;
     }

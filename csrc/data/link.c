@@ -214,10 +214,13 @@ void lanes_free_broken(struct engine *engine) {
 
 void lanes_let_go(struct engine *engine) {
     struct lanes *all = engine_lanes(engine);
-    for (size_t i = 0; i < all->lane_count; i++) {
-        lane_let_go(all->lanes[i]);
-        lane_heat(all->lanes[i]);
-    }
+    for (size_t i = 0; i < all->lane_count; i++) lane_let_go(all->lanes[i]);
+    lanes_heat(engine);
+}
+
+void lanes_heat(struct engine *engine) {
+    struct lanes *all = engine_lanes(engine);
+    for (size_t i = 0; i < all->lane_count; i++) lane_heat(all->lanes[i]);
 }
 
 void lanes_let_go_service(struct engine *engine) {

@@ -51,6 +51,7 @@ void lanes_hang_up(struct engine *engine);
 // Gives each lane that may have work a step. Whether there is more.
 bool lanes_step(struct engine *engine);
 void lanes_free_broken(struct engine *engine);
+void lanes_heat(struct engine *engine); // there may be work for all of them
 // No lane has a frame of a large op any more. Lock held.
 void lanes_let_go(struct engine *engine);
 // No lane has a frame of the service any more. Lock held.

@@ -3,6 +3,7 @@
 #include "data/backup.h"
 #include "data/core_private.h"
 #include "data/lane.h"
+#include "device/device.h"
 
 static const struct mover *const movers[] = {[PLAN_SMALL] = &direct_mover,
                                              [PLAN_RING] = &ring_mover,
@@ -50,7 +51,31 @@ bool mover_save(struct op *op, uint64_t offset, uint64_t length) {
     return backup_save(&op->backup, op->args.send, offset, length);
 }
 
+bool mover_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor) {
+    frame->payload = device_window(op->args.queue, tensor, frame->length, &frame->fence);
+    if (frame->payload != NULL || frame->length == 0) return true;
+    frame_free(engine, frame);
+    return false;
+}
+
+const void *mover_input(struct op *op, uint64_t offset, size_t length) {
+    uint64_t fence;
+    const void *input = device_window(op->args.queue, (const uint8_t *)op->args.send + offset, length, &fence);
+    return device_await(op->args.queue) ? input : NULL;
+}
+
+uint8_t *mover_landing(struct op *op, uint64_t offset, size_t length) {
+    return device_landing(op->args.queue, (uint8_t *)op->args.recv + offset, length);
+}
+
+void mover_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length) {
+    device_land(op->args.queue, (uint8_t *)op->args.recv + offset, landing, length);
+}
+
 void mover_complete(struct engine *engine, struct op *op) {
+    if (!op->moved) op->fence = device_mark(op->args.queue);
+    op->moved = device_passed(op->args.queue, op->fence) != DEVICE_DONE;
+    if (op->moved) return; // again when the device wakes the thread
     struct wire_op_done done = {.name = op->name};
     op_list_remove(&engine->running, op);
     engine_lock(engine);

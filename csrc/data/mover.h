@@ -62,6 +62,19 @@ struct early *mover_early(struct engine *engine, const struct op *op, struct nei
 bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end);
 // Saves the untouched input of an in-place op before this range of bytes is written. False: memory was refused.
 bool mover_save(struct op *op, uint64_t offset, uint64_t length);
+
+// ---- the tensors of an op; where the device has failed, the engine ends as soon as its thread sees it ----
+// What lies there, of the input or the result, becomes the payload of a frame (device_window). False: the device has
+// failed, and the frame is no more. Lock held.
+bool mover_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor);
+// The bytes of the input at `offset`, to be read now, and shut (device_shut). NULL: the device has failed.
+const void *mover_input(struct op *op, uint64_t offset, size_t length);
+// Where bytes for the result at `offset` may be received (device_landing), and their arrival. NULL: the device has
+// failed.
+uint8_t *mover_landing(struct op *op, uint64_t offset, size_t length);
+void mover_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length);
+
+// ---- the end of an op ----
 // Everything is here and everything is sent. The op may be no more afterwards. Thread, lock not held.
 void mover_complete(struct engine *engine, struct op *op);
 // The same for a direct one, whose result is in `op->result` too. Lock held.

@@ -7,6 +7,7 @@
 #include "data/pool.h"
 #include "data/same_host.h"
 #include "data/service.h"
+#include "device/device.h"
 #include "device/door.h"
 
 // ---- frames of links ----
@@ -158,6 +159,7 @@ static struct frame *next(struct engine *engine, struct lane *lane, bool idle) {
 }
 
 static void sent(struct engine *engine, const struct frame *frame) {
+    if (frame->fence != 0) device_shut(frame->op->args.queue, frame->payload);
     mover_of(frame->op)->sent(engine, frame->op, frame);
 }
 

@@ -200,8 +200,8 @@ struct reader *lane_reader(struct lane *lane) {
     return host->reader;
 }
 
-const uint8_t *same_host_read(struct lane *lane, uint64_t from, size_t length) {
-    const uint8_t *bytes = reader_read(lane_reader(lane), lane->peer->memory.pid, from, length);
+uint8_t *same_host_read(struct lane *lane, uint64_t from, size_t length) {
+    uint8_t *bytes = reader_read(lane_reader(lane), lane->peer->memory.pid, from, length);
     if (bytes == NULL) lane->peer->unreadable = true;
     return bytes;
 }

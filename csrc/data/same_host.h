@@ -24,7 +24,7 @@ void same_host_forget(struct neighbour *peer);         // thread, lock held
 bool same_host_may_read(const struct neighbour *peer); // thread, lock held
 // READER_BYTES at most of the memory of the lane's peer, until the next call. NULL: it cannot be read (any more). Does
 // not return when the thread was replaced meanwhile, see engine_watch.
-const uint8_t *same_host_read(struct lane *lane, uint64_t from, size_t length); // thread, lock not held
+uint8_t *same_host_read(struct lane *lane, uint64_t from, size_t length); // thread, lock not held
 // What the peer itself has written a moment ago, straight to where it belongs: a page that does not answer would have
 // held up the peer first. So nobody watches, and nothing is written late.
 bool same_host_read_written(struct lane *lane, void *to, uint64_t from, size_t length);

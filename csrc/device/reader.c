@@ -35,7 +35,7 @@ void reader_enter(struct reader *reader, jmp_buf *gone) {
     atomic_store(&reader->thread, platform_thread_id());
 }
 
-const uint8_t *reader_read(struct reader *reader, pid_t process, uint64_t from, size_t length) {
+uint8_t *reader_read(struct reader *reader, pid_t process, uint64_t from, size_t length) {
     uint64_t reading = (atomic_load(&reader->state) + STATE_NEXT) | STATE_READING;
     atomic_store(&reader->state, reading);
     bool read = length <= READER_BYTES && memory_read(process, reader->bytes, from, length);

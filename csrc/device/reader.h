@@ -23,7 +23,7 @@ void reader_free(struct reader *reader); // NULL is allowed; no thread is in it
 void reader_enter(struct reader *reader, jmp_buf *gone);
 // READER_BYTES at most from the memory of that process; they stand until the next read. NULL when that is not possible
 // (any more).
-const uint8_t *reader_read(struct reader *reader, pid_t process, uint64_t from, size_t length);
+uint8_t *reader_read(struct reader *reader, pid_t process, uint64_t from, size_t length);
 
 // One thread that watches. True: the read at hand had begun by an earlier look, `patience_ns` ago or more, and its
 // thread sleeps in the kernel.

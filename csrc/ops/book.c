@@ -193,7 +193,7 @@ static void begin(struct book *book, struct op *op) {
     }
     compare_early(book, op);
     bool small = op->path == PLAN_SMALL;
-    op->phase = small ? OP_RUNNING : OP_QUEUED;
+    op->phase = small && op->args.queue == NULL ? OP_RUNNING : OP_QUEUED;
     if ((small && (op->kept = kept_new(book->now.count)) == NULL) || !book->driver.start(book->driver.context, op))
         book_refuse(book, op);
 }

@@ -79,6 +79,8 @@ void book_supplied(struct book *book, const struct wire_op_name *name, struct bl
 void book_forget(struct book *book, const struct op_member *member); // it is about to be freed
 
 // ---- what moves ops ----
+// All calls and segments.
+void book_for_each(struct book *book, void (*act)(struct book *, struct op *));
 // The one that runs in the epoch in force; NULL: there is none.
 struct op *book_find_running(const struct book *book, const struct wire_op *head);
 // What came for this op before it was started; the caller's to free. NULL: nothing.

@@ -17,6 +17,7 @@ static void freeze(struct book *book, struct op *op) {
         book_end(book, op, CALL_MISMATCH);
     } else if (op->phase == OP_QUEUED) {
         // Nobody has heard of it: it simply begins later.
+        book_release(book, op);
         book_wait_for_links(book, op);
     } else if (op_has_begun(op)) {
         op->frozen = true;

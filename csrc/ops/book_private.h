@@ -4,7 +4,6 @@
 
 #include "ops/book.h"
 
-void book_for_each(struct book *book, void (*act)(struct book *, struct op *));
 uint64_t book_first_loss(const struct book *book, uint64_t adopted); // 0: none since
 void book_begin(struct book *book, struct op *op);                   // now, or when the links are there
 void book_begin_segments(struct book *book, struct op *whole);

@@ -14,6 +14,7 @@ struct call_args {
     struct wire_id root;                 // of a broadcast: a member, the same for all
     bool retry;                          // redone among the survivors after a loss
     bool tell;                           // the outcome names the contributors
+    struct device_queue *queue;          // of the memory of both buffers, the engine's to set (device/device.h)
 };
 
 struct call_info {

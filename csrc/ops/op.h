@@ -25,7 +25,8 @@ struct op_members {
 // The untouched input of an in-place op, saved range by range before it is overwritten (data/backup). All 0: there is
 // none, and nothing is saved.
 struct backup {
-    uint8_t *bytes; // a mapping as long as the tensor, used at the tensor's offsets
+    struct device_queue *queue; // of the tensor's memory
+    uint8_t *bytes;             // as long as the tensor, used at the tensor's offsets; a mapping in plain memory
     size_t capacity;
     struct ranges saved; // bytes
 };
@@ -58,6 +59,9 @@ struct op {
     struct backup backup;       // the thread's, then the caller's
     void *work;                 // of what moves it
     struct block *result;       // small: room for it, to be kept
+    const void *input;          // small, of a device: a window of all of it
+    uint64_t fence;             // of a device: to be passed before it begins, or is complete
+    bool moved;                 // of a device: complete but for that
 };
 
 // In the order in which they were added. An op is in one list at most.

@@ -11,6 +11,7 @@
 #include "base/grow.h"
 #include "base/log.h"
 #include "base/platform.h"
+#include "device/device.h"
 #include "peer/link.h"
 #include "peer/master_link.h"
 #include "peer/share.h"
@@ -37,7 +38,8 @@ struct control {
     struct attempt attempt;
     struct lost_link *lost; // what the engine tells of links that broke
     size_t lost_count, lost_room;
-    bool refused; // memory, to the engine or for one of these
+    bool failed;                  // the communicator is to die
+    char why[DEVICE_ERROR_BYTES]; // then; "": memory was refused, to the engine or for one of these
 
     // the thread's own
     pthread_t thread;
@@ -99,11 +101,11 @@ static void die(struct control *t, const char *text) {
     if (connected) engine_kill(c->engine);
 }
 
-// Memory ran out in the middle of an event: nothing is known for sure any more.
-static void die_of_memory(struct control *t) {
-    die(t, no_memory);
+// In the middle of an event: nothing is known for sure any more.
+static void die_of(struct control *t, const char *why) {
+    die(t, why);
     end_vote(t, &(struct member_action){.code = pcclMasterConnectionFailed});
-    end_attempt(t, pcclInternalError, NULL, no_memory);
+    end_attempt(t, pcclInternalError, NULL, why);
 }
 
 // ---- carrying out what the mind decides ----
@@ -219,7 +221,7 @@ static void event_end(struct control *t, int64_t now) {
     if (fits)
         master_link_send(t->c->master, &t->actions.frames);
     else
-        die_of_memory(t);
+        die_of(t, no_memory);
 }
 
 static enum member_judgement judge(void *control, const struct wire_link_hello *hello) {
@@ -259,15 +261,16 @@ static void link_down(void *control, const struct wire_id *id, uint32_t index, b
     if (GROW(t->lost, t->lost_room, t->lost_count, LOST_LEAST))
         t->lost[t->lost_count++] = (struct lost_link){.id = *id, .index = index, .silent = silent};
     else
-        t->refused = true;
+        t->failed = true;
     pthread_mutex_unlock(&t->c->lock);
     wake_signal(t->c->wake);
 }
 
-static void failed(void *control) {
+static void failed(void *control, const char *why) {
     struct control *t = control;
     pthread_mutex_lock(&t->c->lock);
-    t->refused = true;
+    if (!t->failed) snprintf(t->why, sizeof t->why, "%s", why);
+    t->failed = true;
     pthread_mutex_unlock(&t->c->lock);
     wake_signal(t->c->wake);
 }
@@ -276,17 +279,17 @@ struct engine_callbacks control_callbacks(struct control *t) {
     return (struct engine_callbacks){.context = t, .to_master = to_master, .link_down = link_down, .failed = failed};
 }
 
-// Takes what it has told. False: memory was refused, and nothing is known for sure any more.
+// Takes what it has told. False: it has failed, and nothing is known for sure any more.
 static bool take_lost(struct control *t, struct lost_link **lost, size_t *count) {
     pthread_mutex_lock(&t->c->lock);
-    bool refused = t->refused;
+    bool failed = t->failed;
     *lost = t->lost;
     *count = t->lost_count;
     t->lost = NULL;
     t->lost_count = t->lost_room = 0;
-    t->refused = false;
+    t->failed = false;
     pthread_mutex_unlock(&t->c->lock);
-    return !refused;
+    return !failed;
 }
 
 // Tells the mind of links that the engine saw break.
@@ -294,7 +297,7 @@ static void lose_links(struct control *t, int64_t now) {
     struct lost_link *lost;
     size_t count;
     if (t->links == NULL) return;
-    if (!take_lost(t, &lost, &count)) die_of_memory(t);
+    if (!take_lost(t, &lost, &count)) die_of(t, t->why[0] != 0 ? t->why : no_memory);
     for (size_t i = 0; i < count && t->links != NULL; i++) {
         // Made again meanwhile: then the news is old.
         if (!wire_id_equal(&lost[i].id, member_id(t->c->mind)) &&
@@ -323,7 +326,7 @@ static void join(struct control *t, int64_t now) {
     }
     pthread_mutex_lock(&t->c->lock);
     t->lost_count = 0; // of the engine before
-    t->refused = false;
+    t->failed = false;
     pthread_mutex_unlock(&t->c->lock);
     master_link_use(t->c->master, NULL);
     member_join(event_begin(t), t->links_port, now, &t->actions);
@@ -333,7 +336,7 @@ static void join(struct control *t, int64_t now) {
 static void resume(struct control *t, int64_t now) {
     struct wire_hash content;
     enum member_tensors tensors;
-    if (!share_restart(t->c, &tensors, &content)) failed(t);
+    if (!share_restart(t->c, &tensors, &content)) failed(t, "");
     member_resume(event_begin(t), t->links_port, tensors, &content, now, &t->actions);
     pthread_mutex_unlock(&t->c->lock);
     master_link_use(t->c->master, &t->actions.frames); // nothing that the data plane says may come before

@@ -111,7 +111,9 @@ static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct c
         return detail_fail(pcclRankConnectionLost,
                            "a member of the group was lost: the input is unchanged, launch the op again");
     case CALL_MISMATCH: return detail_fail(pcclInvalidArgument, "%s", outcome->text);
-    case CALL_DEAD: return communicator_dead(c, outcome->retry ? pcclMasterConnectionFailed : pcclRankConnectionLost);
+    case CALL_DEAD:
+        if (outcome->text[0] != 0) return detail_fail(pcclInternalError, "the communicator is dead: %s", outcome->text);
+        return communicator_dead(c, outcome->retry ? pcclMasterConnectionFailed : pcclRankConnectionLost);
     case CALL_UNKNOWN:
         RETURN_IF_FAILED(communicator_check_usable(c));
         return detail_fail(pcclInvalidArgument, "no un-awaited op has tag %llu", (unsigned long long)tag);

@@ -39,7 +39,7 @@ static void to_master(void *context, const struct wire_buffer *frames) {
     (void)context;
     bottle_told(frames, on_frame);
 }
-static void on_failed(void *context) { (void)context; }
+static void on_failed(void *context, const char *why) { (void)context, (void)why; }
 
 static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
     (void)context, (void)id, (void)index, (void)silent;

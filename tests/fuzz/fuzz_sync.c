@@ -23,7 +23,7 @@ static uint64_t round_number;
 static bool open, planned, true_plan, receives, complete;
 static struct wire_op asked[BOTTLE_PEERS][2]; // last: hashes, leaves
 
-static void on_failed(void *context) { (void)context; }
+static void on_failed(void *context, const char *why) { (void)context, (void)why; }
 
 static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
     (void)context, (void)id, (void)index, (void)silent;

@@ -26,6 +26,7 @@ struct side {
     uint32_t index;
     bool alive;
     int failed;
+    char why[200];     // it has failed
     int rolls;         // fresh group epochs that were asked for
     uint64_t reported; // newest epoch that a report came for
 };
@@ -137,10 +138,11 @@ static inline void on_link_down(void *context, const struct wire_id *id, uint32_
     pthread_mutex_unlock(&side->world->lock);
 }
 
-static inline void on_failed(void *context) {
+static inline void on_failed(void *context, const char *why) {
     struct side *side = context;
     pthread_mutex_lock(&side->world->lock);
     side->failed++;
+    snprintf(side->why, sizeof side->why, "%s", why);
     pthread_mutex_unlock(&side->world->lock);
 }
 

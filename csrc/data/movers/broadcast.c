@@ -83,13 +83,14 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
         engine_fail(engine);
         return false;
     }
-    in->to = (uint8_t *)op->args.recv + offset * op->element;
-    return true;
+    in->to = mover_landing(op, offset * op->element, in->length);
+    return in->to != NULL;
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
     uint64_t offset = in->head.offset;
+    mover_land(op, offset * op->element, in->to, in->length);
     engine_lock(engine);
     bool noted = ranges_add(&b->whole, offset, offset + in->length / op->element);
     if (!noted) engine_fail(engine);
@@ -114,10 +115,10 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     engine_lock(engine);
     bool bulk = lane_is_for_bulk(lane);
     struct frame *frame = bulk ? frame_new(engine, WIRE_CHUNK, &head, elements * op->element) : NULL;
+    if (frame != NULL && !mover_show(engine, op, frame, from + b->next * op->element)) frame = NULL;
     engine_unlock(engine);
     if (frame == NULL) return NULL;
     frame->op = op;
-    frame->payload = from + b->next * op->element;
     b->next += elements;
     return frame;
 }

@@ -15,6 +15,7 @@
 #include "data/lane.h"
 #include "data/mover.h"
 #include "data/pool.h"
+#include "device/device.h"
 
 enum { NAMES = 4 }; // told of those that are waited for
 
@@ -29,9 +30,12 @@ struct direct {
     uint32_t missing;
 };
 
-// recv = the inputs reduced in rank order. Intermediate sums go into received blocks, so that an in-place input is read
-// before it is written.
-static void reduce_parts(struct engine *engine, struct op *op) {
+// What a device has is read as a whole before the op begins.
+static const void *input_of(const struct op *op) { return op->args.queue == NULL ? op->args.send : op->input; }
+
+// result = the inputs reduced in rank order. Intermediate sums go into received blocks, so that an in-place input is
+// read before it is written.
+static void reduce_parts(struct engine *engine, struct op *op, void *result) {
     const struct book_epoch *now = mover_epoch(engine);
     const struct direct *direct = op->work;
     const struct wire_fingerprint *what = &op->args.fingerprint;
@@ -41,26 +45,30 @@ static void reduce_parts(struct engine *engine, struct op *op) {
     void *room = NULL;
     for (uint32_t i = 0; i < now->count; i++) {
         void *block = i == now->rank ? NULL : direct->parts[i].block->bytes;
-        const void *input = block == NULL ? op->args.send : block;
+        const void *input = block == NULL ? input_of(op) : block;
         if (sum == NULL) {
             sum = input;
             room = block;
             continue;
         }
         if (room == NULL) room = block;
-        void *to = i + 1 == now->count ? op->args.recv : room;
+        void *to = i + 1 == now->count ? result : room;
         reduce(to, sum, input, what->count);
         sum = to;
     }
-    if (what->op == pcclAvg) kernels->divide[what->dtype](op->args.recv, what->count, now->count);
+    if (what->op == pcclAvg) kernels->divide[what->dtype](result, what->count, now->count);
 }
 
 static void complete(struct engine *engine, struct op *op) {
     unsigned mode = kernels_enter(); // perhaps on the caller's thread, with the caller's mode
-    if (op->bytes > 0) reduce_parts(engine, op);
+    void *result = op->bytes == 0 ? NULL : mover_landing(op, 0, op->bytes);
+    if (result != NULL) {
+        reduce_parts(engine, op, result);
+        memcpy(op->result->bytes, result, op->bytes);
+        mover_land(op, 0, result, op->bytes);
+    }
     kernels_leave(mode);
-    if (op->bytes > 0) memcpy(op->result->bytes, op->args.recv, op->bytes);
-    mover_complete_direct(engine, op);
+    if (result != NULL || op->bytes == 0) mover_complete_direct(engine, op);
 }
 
 static void release(struct engine *engine, struct op *op) {
@@ -71,6 +79,8 @@ static void release(struct engine *engine, struct op *op) {
     *direct = (struct direct){0};
     block_put(engine, op->result);
     op->result = NULL;
+    device_shut(op->args.queue, op->input);
+    op->input = NULL;
 }
 
 // ---- inputs ----
@@ -81,11 +91,11 @@ static void send_input(struct engine *engine, struct op *op, struct neighbour *p
     acks_drop_implied(neighbour_op_member(peer), &op->name);
     struct frame *frame = frame_new(engine, WIRE_SMALL, &head, op->bytes);
     if (frame == NULL) return;
-    frame->payload = op->args.send;
+    frame->payload = input_of(op);
     if (neighbour_send(peer, frame)) return;
     // What the kernel did not take now is sent when the caller may have his buffer back.
     if (*copy == NULL && (*copy = block_new(engine, op->bytes)) != NULL)
-        memcpy((*copy)->bytes, op->args.send, op->bytes);
+        memcpy((*copy)->bytes, input_of(op), op->bytes);
     if (*copy == NULL) {
         neighbour_hang_up(peer); // the engine is dead, and the caller's buffer must not be read later
         return;

@@ -5,13 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compute/kernels.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/mover.h"
 #include "data/pool.h"
 #include "data/same_host.h"
-#include "device/memory.h"
+#include "device/device.h"
 
 enum { CHUNKS_AHEAD = 8 }; // own chunks of an op under way when the successor reads them out of our memory
 
@@ -35,7 +34,8 @@ struct ring {
 };
 
 static bool can_be_read(const struct op *op) {
-    return memory_can_be_read(op->args.send, op->bytes) && memory_can_be_read(op->args.recv, op->bytes);
+    return device_is_readable(op->args.queue, op->args.send, op->bytes) &&
+           device_is_readable(op->args.queue, op->args.recv, op->bytes);
 }
 
 static bool begin(struct engine *engine, struct op *op) {
@@ -55,7 +55,7 @@ static bool begin(struct engine *engine, struct op *op) {
     ring->next_ready = early != NULL;
     ring->next_reads = early != NULL && early->head.extra == 1 && can_be_read(op);
     free(early);
-    head.extra = same_host_may_read(mover_predecessor(engine));
+    head.extra = op->args.queue == NULL && same_host_may_read(mover_predecessor(engine));
     neighbour_signal(engine, mover_predecessor(engine), WIRE_READY, &head, NULL);
     neighbour_heat(mover_successor(engine));
     engine_unlock(engine);
@@ -72,7 +72,8 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct ring *ring = op->work;
     const struct wire_op *head = &in->head;
     size_t bytes = chunk_bytes(in);
-    if (is_placed(in) && (in->length != WIRE_PLACE_BYTES || !lane_is_vouched(in->lane))) return false;
+    if (is_placed(in) && (in->length != WIRE_PLACE_BYTES || !lane_is_vouched(in->lane) || op->args.queue != NULL))
+        return false;
     if (in->from != mover_predecessor(engine) || bytes == 0 || bytes > PLAN_PLACED_MAX || bytes % op->element != 0 ||
         bytes > ring->receive_left)
         return false;
@@ -91,33 +92,34 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
         in->to = in->place;
         return true;
     }
+    uint64_t at = head->offset * op->element;
     if (reduce) {
-        in->to = lane_scratch(in->lane);
+        in->to = op->args.queue == NULL ? lane_scratch(in->lane) : mover_landing(op, at, bytes);
         return in->to != NULL;
     }
-    uint64_t at = head->offset * op->element;
     // The first write to a range of an in-place tensor: while reducing for all shards but the own, which is only sent
     // then.
     if (!mover_save(op, at, bytes)) {
         engine_fail(engine);
         return false;
     }
-    in->to = (uint8_t *)op->args.recv + at;
-    return true;
+    in->to = mover_landing(op, at, bytes);
+    return in->to != NULL;
 }
 
-// Lock held. The chunk at `payload`, copied into the link, or, when the neighbour reads our memory, named.
-static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wire_op *head, const uint8_t *payload,
+// Lock held. The chunk, copied into the link, or, when the neighbour reads our memory, named.
+static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wire_op *head, const uint8_t *chunk,
                                  size_t bytes) {
     const struct ring *ring = op->work;
     if (ring->next_reads) head->extra = (uint32_t)bytes;
     struct frame *frame = frame_new(engine, ring->next_reads ? WIRE_CHUNK_AT : WIRE_CHUNK, head,
                                     ring->next_reads ? WIRE_PLACE_BYTES : bytes);
-    if (frame == NULL) return NULL;
-    wire_place_encode(frame->place, (uint64_t)(uintptr_t)payload);
+    if (frame == NULL || (!ring->next_reads && !mover_show(engine, op, frame, chunk))) return NULL;
     frame->op = op;
     frame->bytes = (uint32_t)bytes;
-    frame->payload = ring->next_reads ? frame->place : payload;
+    if (!ring->next_reads) return frame;
+    wire_place_encode(frame->place, (uint64_t)(uintptr_t)chunk);
+    frame->payload = frame->place;
     return frame;
 }
 
@@ -192,15 +194,13 @@ static void check_complete(struct engine *engine, struct op *op) {
 }
 
 // result = partial sum op own input, and on the last hop the average.
-static void reduce_part(struct engine *engine, struct op *op, enum plan_step step, uint64_t at, const void *partial,
+static void reduce_part(struct engine *engine, struct op *op, enum plan_step step, uint64_t at, void *partial,
                         size_t bytes) {
-    const struct book_epoch *now = mover_epoch(engine);
     const struct wire_fingerprint *what = &op->args.fingerprint;
-    const struct kernels *kernels = kernels_get();
-    void *result = (uint8_t *)op->args.recv + at;
-    size_t elements = bytes / op->element;
-    kernels->reduce[what->op][what->dtype](result, partial, (const uint8_t *)op->args.send + at, elements);
-    if (step == PLAN_REDUCE_LAST && what->op == pcclAvg) kernels->divide[what->dtype](result, elements, now->count);
+    struct device_sum sum = {.op = what->op, .dtype = what->dtype};
+    if (step == PLAN_REDUCE_LAST && what->op == pcclAvg) sum.divisor = mover_epoch(engine)->count;
+    device_reduce(op->args.queue, (uint8_t *)op->args.recv + at, partial, (const uint8_t *)op->args.send + at,
+                  bytes / op->element, &sum);
 }
 
 // Takes a chunk out of the neighbour's memory. Part by part, so that what is saved, read and reduced is still in the
@@ -220,7 +220,7 @@ static bool take_placed(struct engine *engine, struct op *op, const struct incom
             if (!same_host_read_written(in->lane, to, address + done, part)) return false;
             continue;
         }
-        const uint8_t *read = same_host_read(in->lane, address + done, part);
+        uint8_t *read = same_host_read(in->lane, address + done, part);
         if (read == NULL) return false;
         reduce_part(engine, op, step, at + done, read, part);
     }
@@ -240,6 +240,8 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     } else if (step == PLAN_REDUCE || step == PLAN_REDUCE_LAST) {
         if (!mover_save(op, at, bytes)) return false;
         reduce_part(engine, op, step, at, in->to, bytes);
+    } else {
+        mover_land(op, at, in->to, bytes);
     }
     ring->receive_left -= bytes;
     if (in->head.shard == now->rank) {

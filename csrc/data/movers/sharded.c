@@ -15,6 +15,7 @@
 #include "data/lane.h"
 #include "data/mover.h"
 #include "data/pool.h"
+#include "device/device.h"
 
 enum { WINDOW_BYTES = 4 * 1024 * 1024, WINDOW_MIN = 4, WINDOW_MAX = 64 };
 
@@ -56,8 +57,14 @@ static size_t encoded_bytes(const struct op *op, struct plan_range range) {
     return quant_encoded_bytes(op->args.fingerprint.quantised_dtype, range.end - range.begin);
 }
 
-static const uint8_t *input_at(const struct op *op, struct plan_range range) {
-    return (const uint8_t *)op->args.send + range.begin * op->element;
+// wide = this member's input. False: its device has failed.
+static bool widen_input(struct op *op, struct plan_range range, void *wide) {
+    size_t count = range.end - range.begin;
+    const void *input = mover_input(op, range.begin * op->element, count * op->element);
+    if (input == NULL) return false;
+    quant_widen(op->args.fingerprint.dtype, wide, input, count);
+    device_shut(op->args.queue, input);
+    return true;
 }
 
 static void check_complete(struct engine *engine, struct op *op) {
@@ -168,7 +175,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
         engine_unlock(engine);
         return NULL;
     }
-    quant_widen(what->dtype, mover_shared(engine)->wide, input_at(op, range), count);
+    if (!widen_input(op, range, mover_shared(engine)->wide)) return NULL;
     quant_encode(what->dtype, what->quantised_dtype, what->algorithm, stage, mover_shared(engine)->wide, count);
 
     struct wire_op head;
@@ -192,9 +199,12 @@ static bool store(struct engine *engine, struct op *op, struct plan_range range,
     if (!quant_decode(what->dtype, what->quantised_dtype, what->algorithm, mover_shared(engine)->wide_input, codes,
                       count))
         return false;
-    if (!mover_save(op, range.begin * op->element, count * op->element)) return false;
-    quant_narrow(what->dtype, (uint8_t *)op->args.recv + range.begin * op->element, mover_shared(engine)->wide_input,
-                 count);
+    uint64_t at = range.begin * op->element;
+    if (!mover_save(op, at, count * op->element)) return false;
+    uint8_t *landing = mover_landing(op, at, count * op->element);
+    if (landing == NULL) return false;
+    quant_narrow(what->dtype, landing, mover_shared(engine)->wide_input, count);
+    mover_land(op, at, landing, count * op->element);
     return true;
 }
 
@@ -230,11 +240,10 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
     size_t count = range.end - range.begin;
     for (uint32_t rank = 0; rank < now->count; rank++) {
         void *to = rank == 0 ? mover_shared(engine)->wide : mover_shared(engine)->wide_input;
-        if (rank == now->rank)
-            quant_widen(what->dtype, to, input_at(op, range), count);
-        else if (!quant_decode(what->dtype, what->quantised_dtype, what->algorithm, to, slot->inputs[rank]->bytes,
-                               count))
-            return false;
+        bool got = rank == now->rank ? widen_input(op, range, to)
+                                     : quant_decode(what->dtype, what->quantised_dtype, what->algorithm, to,
+                                                    slot->inputs[rank]->bytes, count);
+        if (!got) return false;
         if (rank > 0)
             quant_reduce(what->dtype, what->op, mover_shared(engine)->wide, mover_shared(engine)->wide_input, count);
     }

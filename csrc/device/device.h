@@ -1,0 +1,170 @@
+// The memory that tensors lie in: nobody but this folder touches the bytes of a caller's tensor.
+//
+// Memory of the CPU is plain: it has no queue (NULL), and each call below does its work at once, with a copy, a kernel
+// or nothing at all. Any other memory belongs to a device, a table of functions. All its work for one call, or for one
+// state, goes through a queue, in the order in which it was asked for, and none of that waits for other processes.
+//
+// What may be not yet done when a call of a queue returns: everything but device_await, device_hash and device_close.
+// A position in the queue is a fence. device_passed tells whether all up to it is done, and whenever a queue gets on or
+// fails, it signals the wake-up that it was opened with. What the caller had queued at the device before device_open
+// comes before all else: that may take long, and is over when the fence 0 has passed.
+//
+// What fails, fails the queue: it takes no further work, its fences are DEVICE_FAILED, pointers that it gives are NULL,
+// and device_error says why. A call that fails has written nothing. Any thread may call, also at the same time.
+#ifndef PCCL_DEVICE_DEVICE_H
+#define PCCL_DEVICE_DEVICE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "compute/hash.h"
+#include "compute/kernels.h"
+#include "device/memory.h"
+
+enum { DEVICE_ERROR_BYTES = 160 };
+
+enum device_state { DEVICE_FAILED, DEVICE_BUSY, DEVICE_DONE };
+
+struct device_queue;
+
+// How two tensors become one.
+struct device_sum {
+    int op, dtype;
+    uint32_t divisor; // of the sum; 0: it is not divided
+};
+
+// What a device does for the functions of the same names below, of queues that are its own.
+struct device {
+    const char *name;
+    bool (*owns)(const void *memory);
+    struct device_queue *(*open)(int wake);
+    void (*close)(struct device_queue *queue);
+    enum device_state (*passed)(struct device_queue *queue, uint64_t fence);
+    uint64_t (*mark)(struct device_queue *queue);
+    bool (*await)(struct device_queue *queue);
+    const void *(*window)(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence);
+    void (*shut)(struct device_queue *queue, const void *window);
+    void *(*landing)(struct device_queue *queue, size_t bytes);
+    void (*land)(struct device_queue *queue, void *tensor, void *landing, size_t bytes);
+    void (*reduce)(struct device_queue *queue, void *result, void *landing, const void *input, size_t count,
+                   const struct device_sum *sum);
+    void *(*take)(struct device_queue *queue, size_t bytes);
+    void (*give)(struct device_queue *queue, void *room);
+    void (*copy)(struct device_queue *queue, void *to, const void *from, size_t bytes);
+    bool (*hash)(struct device_queue *queue, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
+                 uint64_t count);
+};
+
+// The first member of a queue of any device.
+struct device_queue {
+    const struct device *device;
+    atomic_bool failed;
+    char error[DEVICE_ERROR_BYTES]; // written before `failed` is set
+};
+
+// ---- devices ----
+// Before the first tensor is passed to the library.
+void device_add(const struct device *device);
+// Whose memory this is; NULL: plain.
+const struct device *device_of(const void *memory);
+// For a device: the queue fails, if it has not failed before.
+void device_fail(struct device_queue *queue, const char *why);
+
+// ---- queues ----
+// To be called on the thread that passed the tensor, whose earlier work at the device comes first. `wake`: see
+// base/platform; negative: nobody. False: the device refuses. *out is NULL for plain memory.
+bool device_open(const void *tensor, int wake, struct device_queue **out);
+// Waits until nothing is under way. All windows, landings and rooms that are left are the device's again.
+static inline void device_close(struct device_queue *queue) {
+    if (queue != NULL) queue->device->close(queue);
+}
+
+static inline enum device_state device_passed(struct device_queue *queue, uint64_t fence) {
+    return queue == NULL ? DEVICE_DONE : queue->device->passed(queue, fence);
+}
+
+// The fence behind all that was asked for until now.
+static inline uint64_t device_mark(struct device_queue *queue) {
+    return queue == NULL ? 0 : queue->device->mark(queue);
+}
+
+// Waits until nothing is under way. False: the queue has failed.
+static inline bool device_await(struct device_queue *queue) { return queue == NULL || queue->device->await(queue); }
+
+static inline bool device_has_failed(const struct device_queue *queue) {
+    return queue != NULL && atomic_load_explicit(&queue->failed, memory_order_acquire);
+}
+
+static inline const char *device_error(const struct device_queue *queue) { return queue->error; }
+
+// ---- to and from the wire ----
+// Bytes of the tensor that the wire may read once *fence has passed; it is 0 for plain memory, whose window is the
+// tensor itself. To be shut, by whoever has read it.
+static inline const void *device_window(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence) {
+    *fence = 0;
+    return queue == NULL ? tensor : queue->device->window(queue, tensor, bytes, fence);
+}
+
+static inline void device_shut(struct device_queue *queue, const void *window) {
+    if (queue != NULL && window != NULL) queue->device->shut(queue, window);
+}
+
+// Where bytes for the tensor may be received; for plain memory it is the tensor itself. To be taken by device_land or
+// device_reduce.
+static inline void *device_landing(struct device_queue *queue, void *tensor, size_t bytes) {
+    return queue == NULL ? tensor : queue->device->landing(queue, bytes);
+}
+
+// What was received into the landing arrives at the tensor.
+static inline void device_land(struct device_queue *queue, void *tensor, void *landing, size_t bytes) {
+    if (queue != NULL) queue->device->land(queue, tensor, landing, bytes);
+}
+
+// result = landing op input. Of plain memory `landing` is any memory.
+static inline void device_reduce(struct device_queue *queue, void *result, void *landing, const void *input,
+                                 size_t count, const struct device_sum *sum) {
+    if (queue != NULL) {
+        queue->device->reduce(queue, result, landing, input, count, sum);
+        return;
+    }
+    const struct kernels *kernels = kernels_get();
+    kernels->reduce[sum->op][sum->dtype](result, landing, input, count);
+    if (sum->divisor != 0) kernels->divide[sum->dtype](result, count, sum->divisor);
+}
+
+// ---- what is saved ----
+// Room at the device; for plain memory it is the caller's own affair. Given back, it is used again when what was asked
+// for before is done.
+static inline void *device_take(struct device_queue *queue, size_t bytes) { return queue->device->take(queue, bytes); }
+static inline void device_give(struct device_queue *queue, void *room) { queue->device->give(queue, room); }
+
+// From a tensor to a room, or back.
+static inline void device_copy(struct device_queue *queue, void *to, const void *from, size_t bytes) {
+    if (queue == NULL)
+        memcpy(to, from, bytes);
+    else
+        queue->device->copy(queue, to, from, bytes);
+}
+
+// ---- content ----
+// As hash_leaves, when it returns. False: the queue has failed.
+static inline bool device_hash(struct device_queue *queue, uint64_t *leaves, const void *content, uint64_t bytes,
+                               uint64_t first, uint64_t count) {
+    if (queue != NULL) return queue->device->hash(queue, leaves, content, bytes, first, count);
+    hash_leaves(leaves, content, bytes, first, count);
+    return true;
+}
+
+// Whether a process of this host could read these bytes where they lie (device/memory): of plain memory alone.
+static inline bool device_is_readable(const struct device_queue *queue, const void *memory, size_t bytes) {
+    return queue == NULL && memory_can_be_read(memory, bytes);
+}
+
+static inline bool device_is_writable(const struct device_queue *queue, void *memory, size_t bytes) {
+    return queue != NULL || memory_can_be_written(memory, bytes);
+}
+
+#endif
