@@ -35,10 +35,23 @@ bool service_open(struct engine *engine, struct service *service) {
     return open;
 }
 
+// Lock held.
+static void end(struct engine *engine) {
+    struct service *service = engine_service(engine)->open;
+    if (service == NULL || service->ending) return;
+    service->ending = true;
+    engine_wake(engine);
+}
+
+void service_end(struct engine *engine) {
+    engine_lock(engine);
+    end(engine);
+    engine_unlock(engine);
+}
+
 struct service *service_close(struct engine *engine) {
     engine_lock(engine);
-    if (engine_service(engine)->open != NULL) engine_service(engine)->open->ending = true;
-    engine_wake(engine);
+    end(engine);
     while (engine_service(engine)->open != NULL) engine_await(engine, &engine_service(engine)->let_go);
     struct service *service = engine_service(engine)->over;
     engine_service(engine)->over = NULL;

@@ -46,7 +46,9 @@ struct service {
 // ---- for the service ----
 // Any thread. False: the engine is dead or has a service.
 bool service_open(struct engine *engine, struct service *service);
-// Waits until the thread has let go of the service: no frame touches its memory any more. NULL: there was none. Any
+// The thread lets go of the service that is open, if any. Any thread; does not wait.
+void service_end(struct engine *engine);
+// Ends it, and waits until the thread has let go: no frame touches its memory any more. NULL: there was none. Any
 // thread.
 struct service *service_close(struct engine *engine);
 // The one that is open, or about to be taken back; NULL: none. Lock held.

@@ -66,6 +66,8 @@ bool sync_restart(struct engine *engine, struct sync_report *out, bool *torn) {
     return sync_begin(engine, content, stall_ns);
 }
 
+void sync_over(struct engine *engine) { service_end(engine); }
+
 void sync_end(struct engine *engine, struct sync_report *out) {
     struct sync *sync = sync_of(service_close(engine));
     if (out != NULL) *out = sync == NULL ? (struct sync_report){0} : sync->report;

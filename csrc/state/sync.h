@@ -43,6 +43,9 @@ struct sync_report {
 bool sync_begin(struct engine *engine, struct content *content, int64_t stall_ns);
 // The plan has come. A receiver answers with SYNC_DONE to the master, once.
 void sync_plan(struct engine *engine, const struct wire_sync_plan *plan);
+// The round is over for all: the engine lets go of the tensors, so that sync_end need not wait for that. Does not
+// block.
+void sync_over(struct engine *engine);
 // Ends the round, whatever its state: when it returns, no tensor is touched any more. `out` may be NULL.
 void sync_end(struct engine *engine, struct sync_report *out);
 // The plan is void, the votes are cast again: from its return until the next plan no tensor is written. The hashes of

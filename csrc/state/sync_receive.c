@@ -10,6 +10,7 @@ enum { PROGRESS_SECONDS = 5 }; // between two lines of the log
 
 static void finish(struct sync *sync, enum wire_sync_completion complete) {
     sync->phase = PHASE_DONE;
+    if (sync->crew != NULL) crew_stop(sync->crew); // it ends while the others complete
     struct wire_sync_done *done = sync->done;
     done->round = sync->plan->round;
     done->complete = (uint8_t)complete;
