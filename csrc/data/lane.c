@@ -16,6 +16,7 @@
 #include <sys/uio.h>
 
 #include "base/log.h"
+#include "base/platform.h"
 #include "net/socket.h"
 #include "data/callbacks.h"
 #include "data/pool.h"
@@ -315,7 +316,7 @@ bool lane_step(struct lane *lane) {
     if (!lane->broken && lane->readable && !lane->resume) more |= lane_read(lane);
     // Heads of chunks in memory are small: one that waited for the next step would leave the neighbour without work.
     size_t sent = 0, burst = 0;
-    while (!lane->broken && burst < LANE_BUFFER_BYTES && (sent = lane_write(lane)) > 0) burst += sent;
+    while (!lane->broken && burst < PACE_TURN_BYTES && (sent = lane_write(lane)) > 0) burst += sent;
     if (lane->broken) return false;
     return more || sent > 0 || lane->resume;
 }
@@ -413,11 +414,24 @@ void neighbour_push(struct neighbour *peer, struct frame *frame) {
     lane_heat(peer->lanes[0]);
 }
 
-double neighbour_rate(struct neighbour *peer) {
-    double rate = 0;
-    for (uint32_t i = 0; i <= WIRE_MAX_LANES && (i == 0 || peer->lanes[i] != NULL); i++)
-        if (peer->lanes[i] != NULL) rate += gauge_rate(&peer->lanes[i]->gauge, peer->lanes[i]->fd);
-    return rate;
+static void look(struct lane *lane, int64_t now_ns) {
+    struct gauge gauge = gauge_read(lane->fd);
+    pace_note(&lane->pace, &gauge, now_ns);
+}
+
+double neighbour_speed(struct neighbour *peer) {
+    int64_t now_ns = platform_now_ns();
+    if (now_ns - peer->speed_ns < PACE_TICK_MS * MS_NS) return peer->speed;
+    double sum = 0;
+    for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
+        struct lane *lane = peer->lanes[i];
+        if (lane == NULL) continue;
+        if (pace_is_due(&lane->pace, now_ns)) look(lane, now_ns);
+        sum += lane->pace.speed;
+    }
+    peer->speed = pace_mean(peer->speed, sum);
+    peer->speed_ns = now_ns;
+    return peer->speed;
 }
 
 struct lane *neighbour_lane(struct neighbour *peer, uint32_t index) {
@@ -440,13 +454,17 @@ static void say_something(struct lane *lane) {
     lane_heat(lane);
 }
 
-void lane_check_silence(struct lane *lane, bool excused) {
+void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused) {
+    int64_t now_ns = platform_now_ns();
     engine_lock(lane->engine);
-    if (excused) silence_excuse(&lane->silence);
-    uint64_t queued;
-    bool parked = lane->receiving == LANE_PARKED, known = gauge_queued(lane->fd, &queued);
-    const char *why = silence_check(&lane->silence, parked, known ? &queued : NULL);
+    look(lane, now_ns);
+    if (excused) silence_excuse(&lane->silence, now_ns);
+    bool parked = lane->receiving == LANE_PARKED;
+    const char *why = silence_check(&lane->silence, parked, &lane->pace.gauge, now_ns, limit_ns);
     if (why == NULL) say_something(lane);
     engine_unlock(lane->engine);
-    if (why != NULL) lane_break(lane, why, !parked);
+    if (why == NULL) return;
+    LOG(LOG_DEBUG, "link %u: %llu bytes are not acknowledged, %u segments were sent again", lane->index,
+        (unsigned long long)lane->pace.gauge.queued, lane->pace.gauge.retransmits);
+    lane_break(lane, why, !parked);
 }

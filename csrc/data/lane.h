@@ -54,8 +54,9 @@ void lane_let_go(struct lane *lane);
 void lane_let_go_service(struct lane *lane);
 // What epoll says of it.
 void lane_note_events(struct lane *lane, uint32_t events);
-// Breaks it if it has been silent for too long, else lets it say something. `excused`: this process was stopped.
-void lane_check_silence(struct lane *lane, bool excused);
+// Breaks it if it has been silent for longer than about `limit_ns`, else lets it say something. `excused`: this process
+// was stopped.
+void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused);
 
 // ---- neighbours ----
 struct neighbour *neighbour_of(struct op_member *member);
@@ -87,7 +88,7 @@ void lane_flush(struct lane *lane);
 bool neighbour_send(struct neighbour *peer, struct frame *frame);
 // The direct link, which is there, is over.
 void neighbour_hang_up(struct neighbour *peer);
-// What its links have moved since the last look, bytes per ns; 0: unknown.
-double neighbour_rate(struct neighbour *peer);
+// What its links move together while they are busy, in bytes per ns; 0: unknown. Thread.
+double neighbour_speed(struct neighbour *peer);
 
 #endif

@@ -4,11 +4,11 @@
 
 #include "data/core.h"
 #include "data/lane.h"
+#include "data/pace.h"
 #include "data/silence.h"
 #include "ops/driver.h"
 #include "device/door.h"
 #include "device/memory.h"
-#include "net/gauge.h"
 
 enum {
     LANE_BUFFER_BYTES = 16 * 1024,
@@ -26,6 +26,8 @@ struct neighbour {
     bool offered;                           // in this epoch it has told the name of its
     uint8_t door[DOOR_NAME_BYTES];
     uint64_t eager_bytes; // sent before the peer posted the op
+    double speed;         // thread: of its links together
+    int64_t speed_ns;     // thread: when it was measured
 };
 
 enum lane_receive { LANE_HEAD, LANE_PAYLOAD, LANE_PARKED };
@@ -55,9 +57,9 @@ struct lane {
     bool writable;
     struct frame_queue queue;
     struct frame *sending;
-    size_t sent;    // of head + payload
-    uint8_t *stage; // encoded block or packed leaf being sent by this lane, made at first use
-    struct gauge gauge;
+    size_t sent;      // of head + payload
+    uint8_t *stage;   // encoded block or packed leaf being sent by this lane, made at first use
+    struct pace pace; // thread
 };
 
 // All links of an engine.

@@ -268,7 +268,7 @@ void lanes_check_silence(struct engine *engine) {
     bool stopped = now > all->silence_at + all->silence_ns;
     all->silence_at = now + all->silence_ns;
     for (size_t i = 0; i < all->lane_count; i++)
-        if (!all->lanes[i]->broken) lane_check_silence(all->lanes[i], stopped);
+        if (!all->lanes[i]->broken) lane_check_silence(all->lanes[i], SILENCE_CHECKS * all->silence_ns, stopped);
 }
 
 int lanes_timeout_ms(const struct engine *engine, int timeout_ms) {

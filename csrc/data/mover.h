@@ -45,7 +45,7 @@ struct op *mover_first(const struct engine *engine);
 // ---- what a mover asks of the engine ----
 // What all ops of one engine share. Thread.
 struct mover_shared {
-    uint64_t under_way;      // ring: bytes of own chunks in the rings of all ops (plan_window)
+    uint64_t under_way;      // ring: bytes of own chunks in the rings of all ops (pace_window)
     void *wide, *wide_input; // sharded: accumulators of QUANT_BLOCK wide elements, made at first use
 };
 

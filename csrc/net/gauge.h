@@ -1,22 +1,19 @@
-// What the kernel knows of a connection.
+// What the kernel says of a TCP connection. Nobody else asks it.
 #ifndef PCCL_NET_GAUGE_H
 #define PCCL_NET_GAUGE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-// All 0 at the beginning.
+// One reading. What the kernel does not tell is 0, and so are those that older ones do not know.
 struct gauge {
-    uint64_t acked, busy_us; // so far
+    bool tells_queue;        // `queued` is known
+    uint64_t queued;         // bytes that were handed to the kernel and that the other side has not acknowledged
+    uint64_t acked, busy_us; // bytes acknowledged so far, and the time in which there were some to send
+    uint32_t round_trip_us;  // the shortest of late: a process that is slow to answer does not make it longer
+    uint32_t retransmits;    // segments sent again so far
 };
 
-// Bytes per ns since the last look, counting the time in which the connection had something to do; 0: not enough of it,
-// or unknown.
-double gauge_rate(struct gauge *gauge, int fd);
-// The shortest round trip of late in microseconds; 0: unknown. A process that is slow to answer does not make it
-// longer.
-uint32_t gauge_round_trip_us(int fd);
-// Bytes that were handed to the kernel and are not acknowledged. False: unknown.
-bool gauge_queued(int fd, uint64_t *out);
+struct gauge gauge_read(int fd);
 
 #endif

@@ -4,15 +4,9 @@
 
 enum {
     SHARD_ALIGN = 16,
-    CHUNK_ALIGN = 64,     // bytes
     SEGMENT_ALIGN = 1024, // elements: segments of a tensor that is aligned are aligned themselves
-    CHUNKS_PER_SHARD = 4,
-    CHUNKS_PER_SEGMENT_SHARD = 1,
-    WINDOW_CHUNKS = 2, // among many; twice as many between two
     // from a message's arrival until the thread that waits for it runs: a round's cost beside the wire's latency
     WAKE_US = 30,
-    // megabytes per second: the rate of a link is that of one connection, and a ring may have many
-    RATE_UNKNOWN = 1000
 };
 
 enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us,
@@ -59,20 +53,6 @@ struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard) {
     if (range.begin > count) range.begin = count;
     if (range.end > count) range.end = count;
     return range;
-}
-
-uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes, bool segment) {
-    uint64_t bytes = shard_elements * element_bytes / (segment ? CHUNKS_PER_SEGMENT_SHARD : CHUNKS_PER_SHARD);
-    uint64_t least = segment ? PLAN_CHUNK_MAX : PLAN_CHUNK_MIN;
-    if (bytes < least) bytes = least;
-    if (bytes > max_bytes) bytes = max_bytes;
-    return bytes / CHUNK_ALIGN * CHUNK_ALIGN / element_bytes;
-}
-
-uint64_t plan_window(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
-    uint64_t rate = megabytes_per_s < RATE_UNKNOWN ? RATE_UNKNOWN : megabytes_per_s; // bytes per microsecond
-    uint64_t once = rate * latency_us, chunks = WINDOW_CHUNKS * members / (members - 1) * (uint64_t)PLAN_CHUNK_MAX;
-    return once > (UINT64_MAX - chunks) / members ? UINT64_MAX : chunks + members * once;
 }
 
 enum plan_step plan_ring_step(uint32_t members, uint32_t rank, uint32_t shard, uint32_t hop) {

@@ -23,11 +23,7 @@ enum { PLAN_OP_BROADCAST = 255 };
 enum {
     // bytes of the inputs that a member of a small op gets from all others together; one alone may have as much
     PLAN_SMALL_MAX = 1024 * 1024,
-    PLAN_SMALL_ANY = 256 * 1024, // bytes of an input that may be small among any number of members
-    PLAN_CHUNK_MAX = 256 * 1024, // bytes; send, scratch and result of one chunk fit an L2 cache of 1 MiB together
-    // bytes of a chunk that the neighbour reads out of our memory; worked through in parts
-    PLAN_PLACED_MAX = 1024 * 1024,
-    PLAN_CHUNK_MIN = 128 * 1024,               // bytes; a chunk costs two wake-ups at every member, whatever its size
+    PLAN_SMALL_ANY = 256 * 1024,               // bytes of an input that may be small among any number of members
     PLAN_SEGMENT_MIN = 2048 * 1024,            // bytes; never small, and the work outweighs a verdict
     PLAN_SEGMENTED_MIN = 4 * PLAN_SEGMENT_MIN, // bytes; below, an op in retry mode is not divided
     PLAN_SEGMENTS = 64,                        // at most
@@ -54,14 +50,6 @@ uint32_t plan_segments(uint64_t count, size_t element_bytes);
 struct plan_range plan_segment(uint64_t count, size_t element_bytes, uint32_t segment);
 
 struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard);
-
-// Elements per chunk of a shard with this many elements, of at most `max_bytes`; at least 1. A segment has others
-// beside it to keep the ring busy, so it needs fewer.
-uint64_t plan_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes, bool segment);
-
-// Bytes of own chunks that a member, one of two at least, keeps under way in the rings of all its ops together: no link
-// is without work, and more would only wait in buffers and leave the caches (docs/decisions/what-limits-tcp.md).
-uint64_t plan_window(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s);
 
 enum plan_step { PLAN_INVALID, PLAN_REDUCE, PLAN_REDUCE_LAST, PLAN_GATHER, PLAN_GATHER_LAST };
 // What `rank` does with a chunk of `shard` that arrives at `hop`. All but GATHER_LAST are forwarded as hop + 1.

@@ -199,7 +199,7 @@ static void push_failure(struct links *links, const struct wire_link_hello *hell
 
 static void hand_over(struct links *links, struct connection *c, const struct wire_id *id) {
     struct link_event event = {.kind = LINK_EVENT_UP, .id = *id, .index = c->hello.index};
-    event.latency_us = gauge_round_trip_us(c->fd) / 2;
+    event.latency_us = gauge_read(c->fd).round_trip_us / 2;
     event.fd = connection_release_fd(links, c);
     connection_free(links, c);
     push_event(links, &event);

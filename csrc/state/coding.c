@@ -45,25 +45,21 @@ static void average(double *value, double newest) {
     *value = *value == 0 ? newest : *value + NEWEST_PART * (newest - *value);
 }
 
-bool coding_pays(const struct coding_choice *choice) {
-    if (choice->link == 0 || choice->pack == 0) return false;
-    return choice->pack * (1 + UNPACK_PART) + choice->ratio * choice->link < PAYS_BELOW * choice->link;
+bool coding_pays(const struct coding_choice *choice, double speed) {
+    if (speed == 0 || choice->pack == 0) return false;
+    return choice->pack * (1 + UNPACK_PART) + choice->ratio / speed < PAYS_BELOW / speed;
 }
 
-bool coding_tries(struct coding_choice *choice) {
-    if (choice->link == 0) return false;
-    if (coding_pays(choice)) return true;
+bool coding_tries(struct coding_choice *choice, double speed) {
+    if (speed == 0) return false;
+    if (coding_pays(choice, speed)) return true;
     if (choice->wait > 0) choice->wait--;
     return choice->wait == 0;
 }
 
-void coding_tried(struct coding_choice *choice, uint32_t length, uint32_t packed_length, int64_t ns) {
-    double pack = (double)ns / length, wait = pack / (TRIALS_PART * choice->link);
+void coding_tried(struct coding_choice *choice, double speed, uint32_t length, uint32_t packed_length, int64_t ns) {
+    double pack = (double)ns / length, wait = pack * speed / TRIALS_PART;
     average(&choice->pack, pack > 0 ? pack : 1e-9);
     average(&choice->ratio, packed_length == 0 ? 1 : (double)packed_length / length);
     choice->wait = wait < WAIT_LEAST ? WAIT_LEAST : wait < WAIT_MOST ? (uint32_t)wait : WAIT_MOST;
-}
-
-void coding_measured(struct coding_choice *choice, double rate) {
-    if (rate > 0) average(&choice->link, 1 / rate);
 }

@@ -4,10 +4,9 @@
 #include <string.h>
 
 #include "compute/hash.h"
+#include "data/pace.h"
 
 enum { HERE = 0xffff, WANTED = 0xfffe }; // otherwise: the donor it was asked of
-
-enum { WINDOW_NS = 50000000, RATE_SPAN_NS = 20000000 };
 
 struct donor {
     bool gone, shunned;
@@ -15,10 +14,7 @@ struct donor {
     uint64_t leaves, bytes; // on the way
     int64_t asked_at;       // of the oldest ask of a measurement of delay; 0 = none under way
     uint64_t asked_leaf;
-    int64_t delay;    // least time from an ask to its first leaf; 0 = unknown
-    int64_t since;    // of the rate being measured
-    uint64_t arrived; // bytes since then
-    double rate;      // bytes per ns; 0 = unknown
+    struct pace_flow flow;
 };
 
 struct delta {
@@ -133,21 +129,16 @@ bool delta_hopeless(const struct delta *delta) {
 
 // Bytes that may be on the way from this donor.
 static uint64_t window_of(const struct delta *delta, const struct donor *donor) {
-    uint64_t window = DELTA_WINDOW_LEAST;
-    if (donor->rate > 0) {
-        // Twice what keeps a link of this speed and delay busy, or it could never show that it is faster.
-        double wanted = donor->rate * ((double)(2 * donor->delay) + WINDOW_NS);
-        if (wanted > (double)window) window = wanted < DELTA_WINDOW_MOST ? (uint64_t)wanted : DELTA_WINDOW_MOST;
-    }
+    uint64_t window = pace_flow_window(&donor->flow);
     double known = 0;
     uint32_t unknown = 0;
     for (uint32_t i = 0; i < delta->donor_count; i++) {
         if (!delta_usable(delta, i)) continue;
-        known += delta->donors[i].rate;
-        unknown += delta->donors[i].rate == 0;
+        known += delta->donors[i].flow.speed;
+        unknown += delta->donors[i].flow.speed == 0;
     }
     if (unknown > 0 || known == 0) return window;
-    uint64_t share = (uint64_t)((double)delta->missing_bytes * (donor->rate / known)) + 1;
+    uint64_t share = (uint64_t)((double)delta->missing_bytes * (donor->flow.speed / known)) + 1;
     return share < window ? share : window;
 }
 
@@ -194,22 +185,16 @@ struct delta_run delta_ask(struct delta *delta, uint32_t index, int64_t now) {
         donor->asked_at = now;
         donor->asked_leaf = run.first;
     }
-    if (run.count > 0 && donor->since == 0) donor->since = now;
+    if (run.count > 0) pace_flow_begin(&donor->flow, now);
     return run;
 }
 
 static void measure(struct donor *donor, uint64_t leaf, uint32_t length, int64_t now) {
     if (donor->asked_at != 0 && leaf == donor->asked_leaf) {
-        int64_t delay = now - donor->asked_at;
-        if (donor->delay == 0 || delay < donor->delay) donor->delay = delay > 0 ? delay : 1;
+        pace_flow_delayed(&donor->flow, now - donor->asked_at);
         donor->asked_at = 0;
     }
-    donor->arrived += length;
-    if (donor->since == 0 || now - donor->since < RATE_SPAN_NS) return;
-    double rate = (double)donor->arrived / (double)(now - donor->since);
-    donor->rate = donor->rate == 0 ? rate : 0.5 * donor->rate + 0.5 * rate;
-    donor->since = now;
-    donor->arrived = 0;
+    pace_flow_came(&donor->flow, length, now);
 }
 
 // The leaf is no longer asked of whoever it was asked of.
@@ -232,9 +217,7 @@ void delta_arrived(struct delta *delta, uint64_t leaf, uint32_t donor, int64_t n
     delta->missing_bytes -= length;
     struct donor *from = &delta->donors[donor];
     if (from->leaves == 0) {
-        // Idle time must not count as slowness.
-        from->since = 0;
-        from->arrived = 0;
+        pace_flow_pause(&from->flow);
         from->asked_at = 0;
     }
 }
@@ -253,8 +236,8 @@ void delta_revoke(struct delta *delta, uint32_t index) {
     struct donor *donor = &delta->donors[index];
     for (uint64_t leaf = 0; donor->leaves > 0 && leaf < delta->layout->leaf_count; leaf++)
         if (delta->leaves[leaf] == index) take_back(delta, leaf, length_of(delta, leaf));
-    donor->asked_at = donor->since = 0;
-    donor->arrived = 0;
+    pace_flow_pause(&donor->flow);
+    donor->asked_at = 0;
 }
 
 void delta_lost(struct delta *delta, uint64_t leaf) { take_back(delta, leaf, length_of(delta, leaf)); }

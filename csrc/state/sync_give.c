@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { METER_MS = 20 }; // between two looks at the speed of a link
-
 // ---- asks ----
 static struct requester *find_requester(struct sync *sync, const struct neighbour *peer) {
     struct requester *requester = sync->requesters;
@@ -114,29 +112,22 @@ static struct frame *next_answer(struct sync *sync, struct requester *requester,
 }
 
 // ---- packing ----
-static void meter(struct sync *sync, struct requester *requester) {
-    int64_t now = platform_now_ns();
-    if (now - requester->metered_at < METER_MS * MS_NS) return;
-    requester->metered_at = now;
-    engine_lock(sync->engine);
-    double rate = neighbour_rate(requester->peer);
-    engine_unlock(sync->engine);
-    coding_measured(&requester->choice, rate);
-}
-
 // Makes the frame of a plain leaf shorter, if that pays on the way to this peer.
 static void pack(struct sync *sync, struct lane *lane, struct requester *requester, struct frame *frame) {
     if (frame->length < CODING_LEAST_BYTES || frame->payload == frame->place) return;
-    meter(sync, requester);
-    if (!coding_tries(&requester->choice)) return;
+    engine_lock(sync->engine);
+    double speed = neighbour_speed(requester->peer);
+    engine_unlock(sync->engine);
+    if (!coding_tries(&requester->choice, speed)) return;
     uint8_t *stage = lane_stage(lane);
     if (stage == NULL) return;
     // Not the time on the clock: one turn of another process would turn packing off for long.
     int64_t began = platform_thread_ns();
     uint32_t packed = coding_pack(stage, frame->payload, frame->length);
-    coding_tried(&requester->choice, frame->length, packed, platform_thread_ns() - began);
+    coding_tried(&requester->choice, speed, frame->length, packed, platform_thread_ns() - began);
     struct wire_op head;
-    if (packed == 0 || !coding_pays(&requester->choice) || !wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head))
+    if (packed == 0 || !coding_pays(&requester->choice, speed) ||
+        !wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head))
         return;
     head.extra = WIRE_SYNC_LZ4;
     frame->payload = stage;

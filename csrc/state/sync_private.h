@@ -34,7 +34,6 @@ struct requester {
     uint32_t first, count;
     struct ask asks[ASKS_MAX];
     struct coding_choice choice;
-    int64_t metered_at;
 };
 
 struct donor {

@@ -40,7 +40,7 @@ int __real_epoll_wait(int epoll, struct epoll_event *events, int most, int timeo
 struct door *__wrap_door_open(int epoll, void *tag);
 void __wrap_same_host_offered(struct lane *lane);
 bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length);
-double __wrap_gauge_rate(struct gauge *gauge, int fd);
+double __wrap_neighbour_speed(struct neighbour *peer);
 
 bool __wrap_platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg) {
     (void)arg;
@@ -73,8 +73,8 @@ bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length) {
 }
 
 // A link so slow that packing pays.
-double __wrap_gauge_rate(struct gauge *gauge, int fd) {
-    (void)gauge, (void)fd;
+double __wrap_neighbour_speed(struct neighbour *peer) {
+    (void)peer;
     return 1e-6;
 }
 

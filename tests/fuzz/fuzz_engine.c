@@ -7,6 +7,7 @@
 #include <pccl.h>
 
 #include "compute/quant.h"
+#include "data/pace.h"
 #include "events.h"
 
 enum { TAGS = 3 };
@@ -139,7 +140,7 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
     if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT) {
         head->offset += shard.begin;
         if (head->offset >= shard.end) head->offset = shard.begin;
-        uint64_t elements = shard.end - head->offset, most = PLAN_CHUNK_MAX / op->element;
+        uint64_t elements = shard.end - head->offset, most = PACE_CHUNK_MAX / op->element;
         size_t bytes = (elements < most ? elements : most) * op->element;
         if (type == WIRE_CHUNK_AT) head->extra = (uint32_t)bytes;
         return type == WIRE_CHUNK_AT ? WIRE_PLACE_BYTES : bytes;

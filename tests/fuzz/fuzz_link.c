@@ -11,6 +11,7 @@
 #include "base/platform.h"
 #include "events.h"
 #include "fuzz.h"
+#include "net/gauge.h"
 #include "net/socket.h"
 
 enum { ENDS = 24, PORT = 9, FIRST_DATA = 5, EVENTS = 16 };
@@ -34,12 +35,12 @@ int __wrap_socket_accept(int from, struct wire_address *address);
 int __wrap_socket_dial(const struct wire_address *address);
 int __wrap_socket_connect_result(int fd);
 void __wrap_socket_close(int fd);
-uint32_t __wrap_gauge_round_trip_us(int fd);
+struct gauge __wrap_gauge_read(int fd);
 
 int64_t __wrap_platform_now_ns(void) { return now; }
-uint32_t __wrap_gauge_round_trip_us(int fd) {
+struct gauge __wrap_gauge_read(int fd) {
     (void)fd;
-    return 100;
+    return (struct gauge){.round_trip_us = 100};
 }
 
 int __wrap_socket_listen_from(const struct wire_address *address, uint16_t first, uint16_t *port) {

@@ -31,6 +31,7 @@ SOURCES = [
     "csrc/net/wire_buffer.c",
     "csrc/net/wire_control.c",
     "csrc/net/wire_data.c",
+    "csrc/data/pace.c",
     "csrc/state/delta.c",
     "csrc/state/outline.c",
     "csrc/topology/ring_order.c",

@@ -7,6 +7,7 @@
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/mover.h"
+#include "data/pace.h"
 #include "data/pool.h"
 
 struct broadcast {
@@ -106,7 +107,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     uint64_t here = b->whole.count > 0 && b->whole.list[0].begin == 0 ? b->whole.list[0].end : 0;
     if (!idle || b->last || !b->next_ready || b->next >= here || lane_peer(lane) != mover_successor(engine))
         return NULL;
-    uint64_t elements = plan_chunk(op->count, op->element, PLAN_CHUNK_MAX, op->whole != NULL);
+    uint64_t elements = pace_chunk(op->count, op->element, PACE_CHUNK_MAX, op->whole != NULL);
     if (elements > here - b->next) elements = here - b->next;
     const uint8_t *from = b->root ? op->args.send : op->args.recv;
     struct wire_op head;

@@ -8,6 +8,7 @@
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/mover.h"
+#include "data/pace.h"
 #include "data/pool.h"
 #include "data/same_host.h"
 #include "device/device.h"
@@ -74,7 +75,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     size_t bytes = chunk_bytes(in);
     if (is_placed(in) && (in->length != WIRE_PLACE_BYTES || !lane_is_vouched(in->lane) || op->args.queue != NULL))
         return false;
-    if (in->from != mover_predecessor(engine) || bytes == 0 || bytes > PLAN_PLACED_MAX || bytes % op->element != 0 ||
+    if (in->from != mover_predecessor(engine) || bytes == 0 || bytes > PACE_PLACED_MAX || bytes % op->element != 0 ||
         bytes > ring->receive_left)
         return false;
     enum plan_step step = plan_ring_step(now->count, now->rank, head->shard, head->hop);
@@ -211,7 +212,7 @@ static bool take_placed(struct engine *engine, struct op *op, const struct incom
     uint64_t address = wire_place_decode(in->place);
     bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
     bool save = reduce || in->head.shard == now->rank;
-    size_t bytes = chunk_bytes(in), part_bytes = save ? PLAN_CHUNK_MAX / 2 : bytes;
+    size_t bytes = chunk_bytes(in), part_bytes = save ? PACE_CHUNK_MAX / 2 : bytes;
     for (size_t done = 0; done < bytes; done += part_bytes) {
         size_t part = bytes - done < part_bytes ? bytes - done : part_bytes;
         if (!mover_save(op, at + done, part)) return false;
@@ -265,8 +266,8 @@ static bool may_inject(struct engine *engine, const struct ring *ring) {
     if (ring->injected == ring->returned) return true;
     if (ring->next_reads) return ring->injected - ring->returned < CHUNKS_AHEAD;
     const struct book_epoch *now = mover_epoch(engine);
-    return mover_shared(engine)->under_way + PLAN_CHUNK_MAX <=
-           plan_window(now->count, now->latency_us, now->megabytes_per_s);
+    return mover_shared(engine)->under_way + PACE_CHUNK_MAX <=
+           pace_window(now->count, now->latency_us, now->megabytes_per_s);
 }
 
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
@@ -278,8 +279,8 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
         return NULL;
     if (!may_inject(engine, ring)) return NULL;
     struct plan_range own = plan_shard(op->count, now->count, now->rank);
-    uint64_t elements = plan_chunk(own.end - own.begin, op->element,
-                                   ring->next_reads ? PLAN_PLACED_MAX : PLAN_CHUNK_MAX, op->whole != NULL);
+    uint64_t elements = pace_chunk(own.end - own.begin, op->element,
+                                   ring->next_reads ? PACE_PLACED_MAX : PACE_CHUNK_MAX, op->whole != NULL);
     if (elements > ring->inject_end - ring->inject) elements = ring->inject_end - ring->inject;
     struct wire_op head;
     op_head(op, &head);

@@ -1,5 +1,5 @@
-// Links whose connection stands while nothing comes or goes: two engines, joined by a relay that can be told to hold
-// back.
+// Links whose connection stands while nothing comes or goes: one lane in virtual time, and two engines, joined by a
+// relay that can be told to hold back.
 #define _GNU_SOURCE
 #include <pccl.h>
 #include <errno.h>
@@ -14,6 +14,7 @@
 #include "check.h"
 #include "deaf_owner.h"
 #include "data/engine.h"
+#include "data/silence.h"
 #include "net/socket.h"
 
 enum { LIMIT_MS = 1500, BIG = 4 << 20, LINKS = 2 }; // the direct one and a lane
@@ -131,6 +132,60 @@ static void expect_healthy(void) {
     }
 }
 
+// ---- one lane, in virtual time ----
+static int64_t clock_ns;
+
+static const char *check(struct silence *silence, bool heard, uint64_t queued, bool parked) {
+    struct gauge gauge = {.tells_queue = true, .queued = queued};
+    silence->heard |= heard;
+    clock_ns += LIMIT_MS * MS_NS / SILENCE_CHECKS;
+    return silence_check(silence, parked, &gauge, clock_ns, LIMIT_MS * MS_NS);
+}
+
+// The checks, SILENCE_CHECKS in a limit, until the link is given up.
+static uint32_t patience(struct silence *silence, uint64_t queued, bool heard, bool parked, const char **why) {
+    uint32_t checks = 0;
+    while ((*why = check(silence, heard, queued, parked)) == NULL && checks < 100) checks++;
+    return checks;
+}
+
+static void test_pure(void) {
+    enum { LIMIT = SILENCE_CHECKS, MOST = ARRIVAL_STRETCH * SILENCE_CHECKS };
+    const char *why;
+    struct silence calm = {0}, paused = {0}, stuck = {0}, slow = {0}, parked = {0}, stopped = {0};
+    clock_ns = SECOND_NS;
+    check_case("a calm link is given up after the limit");
+    for (int i = 0; i < 50; i++) CHECK(check(&calm, i % 2 == 0, 0, false) == NULL);
+    uint32_t checks = patience(&calm, 0, false, false, &why);
+    CHECK(checks >= LIMIT && checks <= LIMIT + 1);
+    CHECK_STR(why, "silent");
+    check_case("one that pauses often is waited for longer, but not for ever");
+    for (int i = 0; i < 30; i++)
+        for (int k = 0; k < LIMIT; k++) CHECK(check(&paused, k == 0 || (k == 1 && i % 2 == 0), 0, false) == NULL);
+    CHECK(check(&paused, true, 0, false) == NULL);
+    checks = patience(&paused, 0, false, false, &why);
+    CHECK(checks > LIMIT + 1 && checks <= MOST + 1);
+    check_case("bytes that are never taken");
+    stuck.sent = 1 << 20;
+    checks = patience(&stuck, 1 << 20, true, false, &why);
+    CHECK(checks >= LIMIT && checks <= LIMIT + 2);
+    CHECK_STR(why, "it takes no bytes");
+    check_case("a reader that takes some within each limit");
+    slow.sent = 1 << 20;
+    for (uint64_t queued = 1 << 20; queued >= 4096; queued -= 4096)
+        for (int k = 0; k < LIMIT - 1; k++) CHECK(check(&slow, true, queued, false) == NULL);
+    check_case("an epoch that does not come");
+    checks = patience(&parked, 0, false, true, &why);
+    CHECK(checks >= MOST && checks <= MOST + 2);
+    CHECK_STR(why, "its epoch does not come");
+    check_case("a process that was stopped");
+    for (int i = 0; i < 20; i++) CHECK(check(&stopped, true, 0, false) == NULL);
+    clock_ns += 10 * LIMIT_MS * MS_NS;
+    silence_excuse(&stopped, clock_ns);
+    CHECK(check(&stopped, false, 0, false) == NULL);
+}
+
+// ---- engines ----
 static void test_idle(void) {
     check_case("idle links are heard of");
     pthread_t thread;
@@ -186,6 +241,7 @@ static void test_trickle(void) {
 
 int main(void) {
     setenv("PCCL_SAME_HOST_MEMORY", "0", 1); // all bytes take the links
+    test_pure();
     test_idle();
     test_one_way();
     test_short_hold();

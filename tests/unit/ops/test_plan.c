@@ -66,37 +66,9 @@ static void test_choice(void) {
     }
 }
 
-// A chunk is never empty, never above its limit, and begins where a cache line of an aligned tensor does.
-static void test_chunks(void) {
-    for (size_t element = 1; element <= 8; element *= 2)
-        for (uint64_t shard = 1; shard < UINT64_C(1) << 34; shard = shard * 3 + 7) {
-            check_case("%llu elements of %zu bytes", (unsigned long long)shard, element);
-            uint64_t plain = plan_chunk(shard, element, PLAN_CHUNK_MAX, false),
-                     placed = plan_chunk(shard, element, PLAN_PLACED_MAX, false);
-            CHECK(plain * element >= PLAN_CHUNK_MIN && plain * element <= PLAN_CHUNK_MAX);
-            CHECK(placed * element >= PLAN_CHUNK_MIN && placed * element <= PLAN_PLACED_MAX);
-            CHECK_EQ(plain * element % 64, 0);
-            CHECK_EQ(placed * element % 64, 0);
-            CHECK_EQ(plan_chunk(shard, element, PLAN_CHUNK_MAX, true) * element, PLAN_CHUNK_MAX);
-        }
-}
-
-static void test_window(void) {
-    check_case("window");
-    CHECK(plan_window(2, 1, 1) >= 2 * PLAN_CHUNK_MAX);
-    CHECK(plan_window(4, 20, 1000) < 3 * PLAN_CHUNK_MAX); // within a host: what the caches hold
-    // 40 ms each way at 1 Gbit/s, whatever one connection was measured to give
-    CHECK(plan_window(2, 40000, 1) >= UINT64_C(10) * 1000 * 1000);
-    CHECK(plan_window(2, 20, 1000) >= 4 * PLAN_CHUNK_MAX); // each of two carries a larger part of the ring
-    CHECK(plan_window(4, 1000, 10000) > 3 * plan_window(4, 1000, 1000));
-    CHECK(plan_window(1024, UINT32_MAX, UINT32_MAX) == UINT64_MAX);
-}
-
 int main(void) {
     test_choice_at_long_delays();
     test_choice();
-    test_chunks();
-    test_window();
     test_segments();
     return check_status();
 }

@@ -101,30 +101,27 @@ static void test_choice(void) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("%s", rows[i].name);
         struct coding_choice choice = {0};
-        CHECK(!coding_tries(&choice)); // nothing is known of the link
+        double speed = rows[i].bytes_per_ns;
+        CHECK(!coding_tries(&choice, 0)); // nothing is known of the link
         double trials = 0, plain = 0;
         for (int n = 0; n < 20000; n++) {
-            coding_measured(&choice, rows[i].bytes_per_ns);
-            if (!coding_tries(&choice)) {
+            if (!coding_tries(&choice, speed)) {
                 plain++;
                 continue;
             }
-            coding_tried(&choice, LEAF, rows[i].packed, (int64_t)rows[i].pack_ns);
+            coding_tried(&choice, speed, LEAF, rows[i].packed, (int64_t)rows[i].pack_ns);
             trials++;
         }
-        CHECK_EQ(coding_pays(&choice), rows[i].pays);
+        CHECK_EQ(coding_pays(&choice, speed), rows[i].pays);
         double sent = plain * LEAF / rows[i].bytes_per_ns;
         if (rows[i].pays)
             CHECK(plain == 0);
         else
             CHECK(trials > 0 && trials * rows[i].pack_ns < 0.03 * sent);
         // The content changes, or the link does.
-        coding_measured(&choice, 1);
-        for (int n = 0; n < 5000; n++) {
-            coding_measured(&choice, 0.01);
-            if (coding_tries(&choice)) coding_tried(&choice, LEAF, LEAF / 3, 400000);
-        }
-        CHECK(coding_pays(&choice));
+        for (int n = 0; n < 5000; n++)
+            if (coding_tries(&choice, 0.01)) coding_tried(&choice, 0.01, LEAF, LEAF / 3, 400000);
+        CHECK(coding_pays(&choice, 0.01));
     }
 }
 

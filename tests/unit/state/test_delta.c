@@ -1,4 +1,5 @@
 // The plan of leaves, against a simulation of donors with speeds, deaths and wrong bytes.
+#include "data/pace.h"
 #include "state/delta.h"
 
 #include "check.h"
@@ -220,7 +221,7 @@ static void test_wrong(void) {
     simulate(delta, DONORS, &layout);
     CHECK_EQ(delta_missing(delta), 0);
     // What was on the way from it when it was found out came for nothing, and no more.
-    CHECK(sent_bytes() <= layout.bytes + DELTA_WRONG_LEAVES * LEAF + DELTA_WINDOW_MOST / 8);
+    CHECK(sent_bytes() <= layout.bytes + DELTA_WRONG_LEAVES * LEAF + PACE_FLOW_MOST / 8);
     CHECK(!delta_usable(delta, 2));
     delta_free(delta);
 

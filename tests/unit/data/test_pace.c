@@ -1,0 +1,117 @@
+// How fast a link is taken to be, and how much it may take, by tables of figures.
+#include "base/platform.h"
+#include "check.h"
+#include "data/pace.h"
+
+#define TICK (PACE_TICK_MS * MS_NS)
+#define MIB (UINT64_C(1) << 20)
+
+// ---- one link ----
+static int64_t now = 7 * SECOND_NS;
+
+static double speed_after(struct pace *pace, int64_t ns, uint64_t acked, uint64_t busy_us) {
+    struct gauge gauge = pace->gauge;
+    gauge.acked += acked;
+    gauge.busy_us += busy_us;
+    pace_note(pace, &gauge, now += ns);
+    return pace->speed;
+}
+
+static void test_speed(void) {
+    struct pace pace = {0};
+    check_case("the first reading is where it begins");
+    CHECK(pace_is_due(&pace, now));
+    CHECK(speed_after(&pace, TICK, 5 * MIB, 20000) == 0);
+    CHECK(!pace_is_due(&pace, now) && pace_is_due(&pace, now + TICK));
+    check_case("only the time in which it had something to send counts");
+    CHECK(speed_after(&pace, TICK, 10 * 1000 * 1000, 10000) == 1);
+    CHECK(speed_after(&pace, 100 * TICK, 10 * 1000 * 1000, 10000) == 1);
+    check_case("too short a time is no measurement, and not lost");
+    CHECK(speed_after(&pace, TICK, 3000 * 1000, 3000) == 0);
+    CHECK(speed_after(&pace, TICK, 0, 3000) == 0.5);
+    check_case("a reading between two ticks measures nothing");
+    CHECK(speed_after(&pace, TICK / 2, 40 * 1000 * 1000, 10000) == 0.5);
+    CHECK_EQ(pace.gauge.acked, 5 * MIB + 63 * 1000 * 1000);
+    CHECK(speed_after(&pace, TICK / 2, 0, 0) == 4);
+    check_case("a kernel that tells nothing");
+    struct pace dark = {0};
+    for (int i = 0; i < 5; i++) CHECK(speed_after(&dark, TICK, 0, 0) == 0);
+}
+
+static void test_mean(void) {
+    check_case("mean");
+    CHECK(pace_mean(0, 0) == 0);
+    CHECK(pace_mean(0, 3) == 3);
+    CHECK(pace_mean(3, 0) == 3);
+    CHECK(pace_mean(3, 1) == 2);
+}
+
+// ---- one giver ----
+static void test_flow(void) {
+    struct pace_flow flow = {0};
+    check_case("nothing is known");
+    CHECK_EQ(pace_flow_window(&flow), PACE_FLOW_LEAST);
+    pace_flow_came(&flow, 100 * MIB, now); // unasked
+    CHECK(flow.speed == 0);
+    check_case("a giver of 500 MB/s that is 10 ms away");
+    pace_flow_pause(&flow);
+    pace_flow_begin(&flow, now);
+    pace_flow_delayed(&flow, 30 * MS_NS);
+    pace_flow_delayed(&flow, 10 * MS_NS);
+    pace_flow_delayed(&flow, 20 * MS_NS);
+    CHECK_EQ(flow.delay_ns, 10 * MS_NS);
+    for (int i = 0; i < 20; i++) pace_flow_came(&flow, MS_NS / 2, now += MS_NS);
+    CHECK(flow.speed == 0.5);
+    CHECK_EQ(pace_flow_window(&flow), 35 * MS_NS); // two delays and what it may be ahead
+    check_case("idle time is no slowness");
+    pace_flow_pause(&flow);
+    now += 5 * SECOND_NS;
+    pace_flow_begin(&flow, now);
+    pace_flow_begin(&flow, now + 10 * MS_NS); // is under way already
+    for (int i = 0; i < 20; i++) pace_flow_came(&flow, MS_NS / 2, now += MS_NS);
+    CHECK(flow.speed == 0.5);
+    check_case("bounds");
+    flow.speed = 1e-6;
+    CHECK_EQ(pace_flow_window(&flow), PACE_FLOW_LEAST);
+    flow.speed = 1e6;
+    CHECK_EQ(pace_flow_window(&flow), PACE_FLOW_MOST);
+    flow = (struct pace_flow){0};
+    pace_flow_delayed(&flow, 0);
+    CHECK(flow.delay_ns > 0); // 0 is unknown
+}
+
+// ---- rings ----
+// A chunk is never empty, never above its limit, and begins where a cache line of an aligned tensor does.
+static void test_chunks(void) {
+    for (size_t element = 1; element <= 8; element *= 2)
+        for (uint64_t shard = 1; shard < UINT64_C(1) << 34; shard = shard * 3 + 7) {
+            check_case("%llu elements of %zu bytes", (unsigned long long)shard, element);
+            uint64_t plain = pace_chunk(shard, element, PACE_CHUNK_MAX, false),
+                     placed = pace_chunk(shard, element, PACE_PLACED_MAX, false);
+            CHECK(plain * element >= PACE_CHUNK_MIN && plain * element <= PACE_CHUNK_MAX);
+            CHECK(placed * element >= PACE_CHUNK_MIN && placed * element <= PACE_PLACED_MAX);
+            CHECK_EQ(plain * element % 64, 0);
+            CHECK_EQ(placed * element % 64, 0);
+            CHECK_EQ(pace_chunk(shard, element, PACE_CHUNK_MAX, true) * element, PACE_CHUNK_MAX);
+        }
+}
+
+static void test_window(void) {
+    check_case("window");
+    CHECK(pace_window(2, 1, 1) >= 2 * PACE_CHUNK_MAX);
+    CHECK(pace_window(4, 20, 1000) < 3 * PACE_CHUNK_MAX); // within a host: what the caches hold
+    // 40 ms each way at 1 Gbit/s, whatever one connection was measured to give
+    CHECK(pace_window(2, 40000, 1) >= UINT64_C(10) * 1000 * 1000);
+    CHECK(pace_window(2, 20, 1000) >= 4 * PACE_CHUNK_MAX); // each of two carries a larger part of the ring
+    CHECK(pace_window(4, 1000, 10000) > 3 * pace_window(4, 1000, 1000));
+    CHECK(pace_window(1024, UINT32_MAX, UINT32_MAX) == UINT64_MAX);
+}
+
+int main(void) {
+    test_speed();
+    test_mean();
+    test_flow();
+    test_chunks();
+    test_window();
+    return check_status();
+}
