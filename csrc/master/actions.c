@@ -18,29 +18,29 @@ void actions_fini(struct actions *actions) {
     free(actions->sends);
 }
 
-size_t actions_begin(struct actions *actions) {
+struct wire_buffer *actions_frame(struct actions *actions) {
     actions->bytes.failed = false; // what was refused before may be granted now
-    return actions->bytes.length;
+    actions->frame = actions->bytes.length;
+    return &actions->bytes;
 }
 
-bool actions_send(struct actions *actions, uint32_t conn, size_t begin) {
+bool actions_send(struct actions *actions, uint32_t conn) {
     if (actions->bytes.failed) return false;
     if (!GROW(actions->sends, actions->send_capacity, actions->send_count, FIRST_SENDS)) return false;
-    actions->sends[actions->send_count++] = (struct actions_send){conn, begin, actions->bytes.length - begin};
+    actions->sends[actions->send_count++] =
+        (struct actions_send){conn, actions->frame, actions->bytes.length - actions->frame};
     return true;
 }
 
 bool actions_send_empty(struct actions *actions, uint32_t conn, struct wire_header header, enum wire_type type) {
-    size_t begin = actions_begin(actions);
-    wire_encode_empty(&actions->bytes, header, type);
-    return actions_send(actions, conn, begin);
+    wire_encode_empty(actions_frame(actions), header, type);
+    return actions_send(actions, conn);
 }
 
 bool actions_send_text(struct actions *actions, uint32_t conn, struct wire_header header, enum wire_type type,
                        const char *text) {
-    size_t begin = actions_begin(actions);
-    wire_encode_text(&actions->bytes, header, type, text);
-    return actions_send(actions, conn, begin);
+    wire_encode_text(actions_frame(actions), header, type, text);
+    return actions_send(actions, conn);
 }
 
 void actions_close(struct actions *actions, uint32_t conn) { actions->closes[actions->close_count++] = conn; }

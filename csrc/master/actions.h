@@ -1,6 +1,6 @@
 // What an event makes the master do: frames to send, connections to close, lines for the log.
 //
-// A frame is encoded once, between actions_begin and the first actions_send, and may go to any number of connections.
+// A frame is encoded once, into actions_frame, and may then go to any number of connections.
 #ifndef PCCL_MASTER_ACTIONS_H
 #define PCCL_MASTER_ACTIONS_H
 
@@ -32,6 +32,7 @@ struct actions_log {
 // cannot be. The mind has forgotten a connection that it closes: nothing more is to be reported of it.
 struct actions {
     struct wire_buffer bytes;
+    size_t frame; // of these, where the frame encoded last begins
     struct actions_send *sends;
     size_t send_count, send_capacity;
     uint32_t closes[ACTIONS_MAX_CONNS];
@@ -43,10 +44,10 @@ struct actions {
 void actions_clear(struct actions *actions); // the memory stays
 void actions_fini(struct actions *actions);
 
-// Where the frame that is encoded next into `bytes` begins.
-size_t actions_begin(struct actions *actions);
-// Sends what was encoded since `begin`. False: memory was refused for it, or for the send.
-bool actions_send(struct actions *actions, uint32_t conn, size_t begin);
+// What the next frame is to be encoded into.
+struct wire_buffer *actions_frame(struct actions *actions);
+// Sends the frame that was encoded last. False: memory was refused for it, or for the send.
+bool actions_send(struct actions *actions, uint32_t conn);
 // Sends a frame without a body, or one with a text alone. False: memory was refused.
 bool actions_send_empty(struct actions *actions, uint32_t conn, struct wire_header header, enum wire_type type);
 bool actions_send_text(struct actions *actions, uint32_t conn, struct wire_header header, enum wire_type type,

@@ -49,9 +49,8 @@ void breaks_add(struct breaks *breaks, struct desk *desk, struct desk_peer *accu
     }
     bool *accuses = from < to ? &pair->a_accuses : &pair->b_accuses;
     if (!pair->pending) {
-        char one[DESK_NAME_BYTES], other[DESK_NAME_BYTES];
-        actions_log(&desk->actions, LOG_WARN, "the link between %s and %s is down", desk_name(one, accuser),
-                    desk_name(other, accused));
+        actions_log(&desk->actions, LOG_WARN, "the link between %s and %s is down", desk_name(accuser).chars,
+                    desk_name(accused).chars);
         // The first word of each side may be about the same break: one that was stopped meanwhile sees it after the
         // epoch that mends it.
         bool told = pair->failures > 0 && !*accuses && !silent;

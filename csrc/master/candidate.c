@@ -8,20 +8,6 @@ enum { ADMITTED_LINES = 16 }; // of the log
 
 void candidate_init(struct candidate *candidate) { memset(candidate, 0, offsetof(struct candidate, order)); }
 
-void candidate_forget(struct candidate *candidate, uint32_t slot) {
-    candidate->members[slot] = (struct candidate_member){0};
-}
-
-static struct candidate_member *member_of(struct candidate *candidate, const struct desk *desk,
-                                          const struct desk_peer *peer) {
-    return &candidate->members[desk_slot(desk, peer)];
-}
-
-void candidate_invite(struct candidate *candidate, const struct desk *desk, const struct desk_peer *newcomer,
-                      bool invited) {
-    member_of(candidate, desk, newcomer)->invited = invited;
-}
-
 // Newcomers go to the end of their group, in the order in which they came.
 static void insert(struct candidate *candidate, struct desk_peer *newcomer) {
     uint32_t at = candidate->count++;
@@ -41,7 +27,7 @@ bool candidate_form(struct candidate *candidate, struct desk *desk) {
     candidate->count = desk->count;
     for (uint32_t slot = 0; slot < desk->slots; slot++) {
         struct desk_peer *peer = &desk->peers[slot];
-        if (peer->used && !peer->accepted && candidate->members[slot].invited) insert(candidate, peer);
+        if (peer->used && !peer->accepted && peer->invited) insert(candidate, peer);
     }
     return candidate->count > desk->count;
 }
@@ -53,10 +39,10 @@ static uint32_t group_end(const struct candidate *candidate, uint32_t begin) {
 }
 
 // Newcomers, or another order than the one in force.
-static bool differs(const struct candidate *candidate, const struct desk *desk, uint32_t start, uint32_t end) {
+static bool differs(const struct candidate *candidate, uint32_t start, uint32_t end) {
     for (uint32_t i = start; i < end; i++) {
         const struct desk_peer *peer = candidate->order[i];
-        if (!peer->accepted || desk->order[peer->group->begin + i - start] != peer) return true;
+        if (!peer->accepted || peer->group->members[i - start] != peer) return true;
     }
     return false;
 }
@@ -68,13 +54,12 @@ static void send(struct candidate *candidate, struct desk *desk) {
     for (uint32_t start = 0; start < candidate->count;) {
         uint32_t end = group_end(candidate, start);
         const struct desk_group *group = candidate->order[start]->group;
-        bool changes = member_of(candidate, desk, candidate->order[start])->regrouped;
+        bool changes = candidate->order[start]->regrouped;
         message.epoch.group_epoch = changes ? desk->number + 1 : group->group_epoch;
         message.epoch.latency_us = changes ? SURVEY_DEFAULT_LATENCY_US : group->latency_us;
         message.epoch.megabytes_per_s = changes ? SURVEY_DEFAULT_MEGABYTES_PER_S : group->megabytes_per_s;
-        size_t begin = actions_begin(&desk->actions);
-        wire_encode_candidate(&desk->actions.bytes, desk_header(desk), &message);
-        for (; start < end; start++) desk_send(desk, candidate->order[start], begin);
+        wire_encode_candidate(desk_frame(desk), desk_header(desk), &message);
+        for (; start < end; start++) desk_send(desk, candidate->order[start]);
     }
 }
 
@@ -89,12 +74,13 @@ void candidate_propose(struct candidate *candidate, struct desk *desk, uint8_t k
     candidate->deadline_ns = desk->now_ns + desk->limit_ns + desk->limit_ns / 4;
     for (uint32_t start = 0; start < candidate->count;) {
         uint32_t end = group_end(candidate, start);
-        bool changes = differs(candidate, desk, start, end);
+        bool changes = differs(candidate, start, end);
         for (; start < end; start++) {
-            uint32_t slot = desk_slot(desk, candidate->order[start]);
-            struct candidate_member *member = &candidate->members[slot];
-            *member = (struct candidate_member){.invited = member->invited, .listed = true, .regrouped = changes};
-            memset(candidate->unreachable[slot], 0, sizeof candidate->unreachable[slot]);
+            struct desk_peer *peer = candidate->order[start];
+            peer->listed = true;
+            peer->regrouped = changes;
+            peer->answered = peer->hopeless = false;
+            memset(candidate->unreachable[desk_slot(desk, peer)], 0, sizeof candidate->unreachable[0]);
         }
     }
     if (candidate->count > 1) send(candidate, desk);
@@ -112,31 +98,27 @@ static bool reaches(const struct candidate *candidate, const struct desk *desk, 
 // whatever they say, and the others' own limit is over soon.
 static void hurry_newcomers(struct candidate *candidate, struct desk *desk) {
     for (uint32_t i = 0; i < candidate->count; i++) {
-        const struct desk_peer *newcomer = candidate->order[i];
-        struct candidate_member *member = member_of(candidate, desk, newcomer);
-        bool late = !newcomer->accepted && !member->answered;
-        for (uint32_t k = 0; k < desk->count && late && !member->hopeless; k++)
-            member->hopeless = !reaches(candidate, desk, desk->order[k], newcomer);
-        candidate->hopeless += member->hopeless;
+        struct desk_peer *newcomer = candidate->order[i];
+        bool late = !newcomer->accepted && !newcomer->answered;
+        for (uint32_t k = 0; k < desk->count && late && !newcomer->hopeless; k++)
+            newcomer->hopeless = !reaches(candidate, desk, desk->order[k], newcomer);
+        candidate->hopeless += newcomer->hopeless;
     }
     candidate->deadline_ns -= desk->limit_ns * 3 / 8;
 }
 
 void candidate_linked(struct candidate *candidate, struct desk *desk, struct desk_peer *peer,
                       const struct wire_linked *linked) {
-    struct candidate_member *member = member_of(candidate, desk, peer);
-    if (linked->attempt != candidate->attempt || !member->listed || member->answered) return;
+    if (linked->attempt != candidate->attempt || !peer->listed || peer->answered) return;
     for (uint32_t i = 0; i < linked->count; i++) {
         const struct desk_peer *other = desk_of_id(desk, &linked->unreachable[i]);
-        if (other == NULL || other == peer || !member_of(candidate, desk, other)->listed ||
-            other->member.group != peer->member.group)
-            continue;
+        if (other == NULL || other == peer || !other->listed || other->member.group != peer->member.group) continue;
         uint32_t slot = desk_slot(desk, other);
         candidate->unreachable[desk_slot(desk, peer)][slot / 64] |= UINT64_C(1) << (slot % 64);
     }
-    member->answered = true;
+    peer->answered = true;
     candidate->unanswered--;
-    candidate->hopeless -= member->hopeless;
+    candidate->hopeless -= peer->hopeless;
     if (peer->accepted && --candidate->accepted_unanswered == 0) hurry_newcomers(candidate, desk);
     if (candidate->accepted_unanswered == 0 && candidate->unanswered == candidate->hopeless) candidate->unanswered = 0;
 }
@@ -147,9 +129,9 @@ void candidate_linked(struct candidate *candidate, struct desk *desk, struct des
 static bool all_reached(const struct candidate *candidate, const struct desk *desk) {
     bool reached = true;
     for (uint32_t i = 0; i < candidate->count; i++) {
-        uint32_t slot = desk_slot(desk, candidate->order[i]);
-        for (uint32_t w = 0; w < CANDIDATE_WORDS; w++) reached &= candidate->unreachable[slot][w] == 0;
-        reached &= candidate->members[slot].answered;
+        const uint64_t *unreachable = candidate->unreachable[desk_slot(desk, candidate->order[i])];
+        for (uint32_t w = 0; w < CANDIDATE_WORDS; w++) reached &= unreachable[w] == 0;
+        reached &= candidate->order[i]->answered;
     }
     return reached;
 }
@@ -187,15 +169,13 @@ static bool exclude_newcomers(struct candidate *candidate, struct desk *desk, st
     uint32_t before = desk->gone_count;
     uint64_t joined = 0;
     for (struct desk_peer *peer; (peer = next_newcomer(candidate, joined)) != NULL;) {
-        char name[DESK_NAME_BYTES];
         const struct desk_peer *obstacle = obstacle_of(candidate, desk, peer);
-        bool answered = member_of(candidate, desk, peer)->answered;
         joined = peer->member.join_number;
-        if (!answered || (obstacle != NULL && obstacle->accepted))
+        if (!peer->answered || (obstacle != NULL && obstacle->accepted))
             strikes_add(strikes, &peer->member.address, desk->now_ns);
         if (obstacle != NULL)
-            desk_expel(desk, peer, "no data connection between this peer and %s", desk_name(name, obstacle));
-        else if (!answered)
+            desk_expel(desk, peer, "no data connection between this peer and %s", desk_name(obstacle).chars);
+        else if (!peer->answered)
             desk_expel(desk, peer, "did not report its links in time");
     }
     return desk->gone_count > before;
@@ -220,8 +200,7 @@ enum candidate_verdict candidate_judge(struct candidate *candidate, struct desk 
     if (candidate->kind != WIRE_VOTE_UPDATE) return CANDIDATE_FAILS;
     if (exclude_newcomers(candidate, desk, strikes)) return CANDIDATE_REPAIRS;
     for (uint32_t i = 0; i < candidate->count; i++)
-        if (!member_of(candidate, desk, candidate->order[i])->answered)
-            desk_expel(desk, candidate->order[i], "did not report its links in time");
+        if (!candidate->order[i]->answered) desk_expel(desk, candidate->order[i], "did not report its links in time");
     candidate->judged = true;
     if (desk->gone_count == 0) blame_accepted(candidate, desk, breaks);
     return CANDIDATE_REPAIRS;
@@ -231,9 +210,8 @@ static void log_admitted(const struct candidate *candidate, struct desk *desk) {
     uint32_t admitted = 0;
     for (uint32_t i = 0; i < candidate->count; i++) {
         const struct desk_peer *peer = candidate->order[i];
-        char place[DESK_PLACE_BYTES];
         if (!peer->accepted && ++admitted <= ADMITTED_LINES)
-            actions_log(&desk->actions, LOG_NOTICE, "admitted %s, group %u", desk_place(place, peer),
+            actions_log(&desk->actions, LOG_NOTICE, "admitted %s, group %u", desk_place(peer).chars,
                         peer->member.group);
     }
     if (admitted > ADMITTED_LINES)
@@ -245,15 +223,14 @@ uint64_t candidate_commit(struct candidate *candidate, struct desk *desk, struct
     log_admitted(candidate, desk);
     for (uint32_t i = 0; i < candidate->count; i++) {
         struct desk_peer *peer = candidate->order[i];
-        struct candidate_member *member = member_of(candidate, desk, peer);
         if (!peer->accepted) {
             if (peer->member.join_number < newer) newer = peer->member.join_number;
             peer->group = desk_group_for(desk, peer->member.group);
             strikes_forgive(strikes, &peer->member.address, desk->now_ns);
         }
-        if (member->regrouped) peer->group->changed = true;
+        if (peer->regrouped) peer->group->changed = true;
         peer->accepted = true;
-        member->invited = member->listed = false;
+        peer->invited = peer->listed = false;
     }
     memcpy(desk->order, candidate->order, candidate->count * sizeof desk->order[0]);
     desk->count = candidate->count;

@@ -9,23 +9,14 @@
 
 enum { CANDIDATE_WORDS = WIRE_MAX_MEMBERS / 64 };
 
-struct candidate_member {
-    bool invited;   // newcomer: the passed update vote admits it if it can be reached
-    bool listed;    // has a place in the candidate
-    bool regrouped; // the candidate gives its group a new group epoch
-    bool answered;  // sent LINKED for the attempt in progress
-    bool hopeless;  // newcomer: not answered, and no link to an accepted peer
-};
-
 struct candidate {
     uint8_t kind; // WIRE_VOTE_UPDATE or WIRE_VOTE_OPTIMIZE
     bool stale;   // the epoch in force or the candidate's members changed under it
     bool judged;  // all answered, and a broken link between accepted peers must be repaired first
     uint32_t attempt;
     uint32_t count, unanswered;
-    uint32_t accepted_unanswered, hopeless;            // of the unanswered
-    int64_t deadline_ns;                               // INT64_MAX: judged
-    struct candidate_member members[WIRE_MAX_MEMBERS]; // by the peer's slot
+    uint32_t accepted_unanswered, hopeless; // of the unanswered
+    int64_t deadline_ns;                    // INT64_MAX: judged
     // From here on nothing is read before it is written.
     struct desk_peer *order[WIRE_MAX_MEMBERS];
     uint64_t unreachable[WIRE_MAX_MEMBERS][CANDIDATE_WORDS]; // from slot, to slot, as answered
@@ -38,9 +29,6 @@ enum candidate_verdict {
 };
 
 void candidate_init(struct candidate *candidate);
-void candidate_forget(struct candidate *candidate, uint32_t slot); // of a peer
-void candidate_invite(struct candidate *candidate, const struct desk *desk, const struct desk_peer *newcomer,
-                      bool invited);
 // The members, and all newcomers that are invited. False: there are none of these.
 bool candidate_form(struct candidate *candidate, struct desk *desk);
 // `order` and `count` are set: sends the candidate to its members, if there are others to make links to.

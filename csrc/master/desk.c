@@ -11,7 +11,7 @@ void desk_init(struct desk *desk, int64_t limit_ns, uint64_t id_key, int64_t now
     desk->limit_ns = limit_ns;
     desk->id_key = id_key;
     desk->now_ns = desk->heartbeat_at = now_ns;
-    desk->silence_at = INT64_MAX;
+    desk->silence_at = desk->warn_at = INT64_MAX;
 }
 
 void desk_fini(struct desk *desk) { actions_fini(&desk->actions); }
@@ -82,27 +82,42 @@ void desk_heard(struct desk *desk, struct desk_peer *peer, int64_t now_ns) {
     desk->silence_at = platform_earlier(desk->silence_at, arrival_deadline_ns(&peer->heard, desk->limit_ns));
 }
 
-const char *desk_name(char out[DESK_NAME_BYTES], const struct desk_peer *peer) {
+void desk_begin_wait(struct desk *desk, struct desk_peer *peer) {
+    peer->waits_since = desk->now_ns;
+    desk->warn_at = platform_earlier(desk->warn_at, desk->now_ns + DESK_WARN_MS * MS_NS);
+}
+
+void desk_set_vote(struct desk *desk, struct desk_peer *peer, uint8_t kind) {
+    if (peer->vote != 0) desk->open[peer->vote]--;
+    peer->vote = kind;
+    if (kind == 0) return;
+    desk->open[kind]++;
+    desk_begin_wait(desk, peer);
+}
+
+struct desk_text desk_name(const struct desk_peer *peer) {
     const uint8_t *id = peer->member.id.bytes;
-    snprintf(out, DESK_NAME_BYTES, "peer %02x%02x%02x%02x (join %llu)", id[0], id[1], id[2], id[3],
+    struct desk_text out;
+    snprintf(out.chars, sizeof out.chars, "peer %02x%02x%02x%02x (join %llu)", id[0], id[1], id[2], id[3],
              (unsigned long long)peer->member.join_number);
     return out;
 }
 
-const char *desk_place(char out[DESK_PLACE_BYTES], const struct desk_peer *peer) {
-    char name[DESK_NAME_BYTES], address[64];
-    snprintf(out, DESK_PLACE_BYTES, "%s at %s", desk_name(name, peer),
+struct desk_text desk_place(const struct desk_peer *peer) {
+    char address[64];
+    struct desk_text out;
+    snprintf(out.chars, sizeof out.chars, "%.48s at %s", desk_name(peer).chars,
              socket_address_format(address, sizeof address, &peer->member.address));
     return out;
 }
 
 // ---- groups ----
 
-struct desk_group *desk_next_group(const struct desk *desk, uint32_t *at) {
-    if (*at >= desk->count) return NULL;
-    struct desk_group *group = desk->order[*at]->group;
-    *at += group->count;
-    return group;
+struct desk_group *desk_first(const struct desk *desk) { return desk->count > 0 ? desk->order[0]->group : NULL; }
+
+struct desk_group *desk_after(const struct desk *desk, const struct desk_group *group) {
+    struct desk_peer *const *next = group->members + group->count;
+    return next < desk->order + desk->count ? (*next)->group : NULL;
 }
 
 struct desk_group *desk_group_for(struct desk *desk, uint32_t id) {
@@ -123,7 +138,7 @@ void desk_rank(struct desk *desk) {
         struct desk_group *group = desk->order[begin]->group;
         for (end = begin; end < desk->count && desk->order[end]->member.group == group->id; end++)
             desk->order[end]->rank = end - begin;
-        group->begin = begin;
+        group->members = &desk->order[begin];
         group->count = end - begin;
     }
 }
@@ -141,36 +156,34 @@ struct wire_header desk_header(const struct desk *desk) {
     return (struct wire_header){.run = desk->run.id, .generation = desk->generation, .epoch = desk->number};
 }
 
-void desk_send(struct desk *desk, struct desk_peer *peer, size_t begin) {
+void desk_send(struct desk *desk, struct desk_peer *peer) {
     if (peer->gone || desk->starved) return; // who has missed something must not hear what comes after it
-    if (actions_send(&desk->actions, peer->conn, begin)) return;
+    if (actions_send(&desk->actions, peer->conn)) return;
     if (peer->accepted)
         desk->starved = true;
     else
         desk_drop(desk, peer, LOG_ERR, "the master is out of memory");
 }
 
-void desk_send_group(struct desk *desk, const struct desk_group *group, size_t begin) {
-    for (uint32_t rank = 0; rank < group->count; rank++) desk_send(desk, desk_members(desk, group)[rank], begin);
+void desk_send_group(struct desk *desk, const struct desk_group *group) {
+    for (uint32_t rank = 0; rank < group->count; rank++) desk_send(desk, group->members[rank]);
 }
 
-void desk_send_members(struct desk *desk, size_t begin) {
-    for (uint32_t i = 0; i < desk->count; i++) desk_send(desk, desk->order[i], begin);
+void desk_send_members(struct desk *desk) {
+    for (uint32_t i = 0; i < desk->count; i++) desk_send(desk, desk->order[i]);
 }
 
 void desk_send_text(struct desk *desk, struct desk_peer *peer, enum wire_type type, const char *text) {
-    size_t begin = actions_begin(&desk->actions);
-    wire_encode_text(&desk->actions.bytes, desk_header(desk), type, text);
-    desk_send(desk, peer, begin);
+    wire_encode_text(desk_frame(desk), desk_header(desk), type, text);
+    desk_send(desk, peer);
 }
 
 static void leave(struct desk *desk, struct desk_peer *peer, enum log_level level, const char *how, const char *why) {
-    char place[DESK_PLACE_BYTES];
-    desk_place(place, peer);
+    struct desk_text place = desk_place(peer);
     if (peer->accepted)
-        actions_log(&desk->actions, level > LOG_NOTICE ? level : LOG_NOTICE, "%s %s: %s", how, place, why);
+        actions_log(&desk->actions, level > LOG_NOTICE ? level : LOG_NOTICE, "%s %s: %s", how, place.chars, why);
     else
-        actions_log_stranger(&desk->actions, level, "%s newcomer, %s: %s", how, place, why);
+        actions_log_stranger(&desk->actions, level, "%s newcomer, %s: %s", how, place.chars, why);
     peer->gone = true;
     desk->gone_count++;
     if (desk->by_conn[peer->conn] == 0) return; // the connection went first

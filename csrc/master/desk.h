@@ -12,8 +12,7 @@
 
 enum {
     DESK_ID_BUCKETS = 1024, // of a table of ids, which holds at most WIRE_MAX_MEMBERS
-    DESK_NAME_BYTES = 64,
-    DESK_PLACE_BYTES = 128, // name and address
+    DESK_WARN_MS = 10000,   // who waits longer is told for whom (master/waits)
 };
 
 // A run goes by its id and its secret: who has another secret speaks of another run.
@@ -22,6 +21,15 @@ struct desk_run {
     uint8_t secret[16];
 };
 
+// In a round of shared state.
+enum desk_part {
+    DESK_WAITS, // holds the winner's state, and does not send
+    DESK_GIVES,
+    DESK_RECEIVES, // no SYNC_DONE yet
+    DESK_RECEIVED,
+};
+
+// All that the master knows of a peer.
 struct desk_peer {
     bool used, gone;
     bool accepted;       // a member of the epoch in force
@@ -33,17 +41,34 @@ struct desk_peer {
     uint8_t masters;     // in its list
     uint8_t vote;        // wire_vote_kind of the open vote, or 0
     int64_t waits_since; // since its vote was opened; of a newcomer, since it came
+    struct desk_told {
+        int64_t since_ns, next_ns; // the wait that began then is told of next
+    } told;
+
+    // of the candidate
+    bool invited;   // newcomer: the passed update vote admits it if it can be reached
+    bool listed;    // has a place in the candidate
+    bool regrouped; // the candidate gives its group a new group epoch
+    bool answered;  // sent LINKED for the attempt in progress
+    bool hopeless;  // newcomer: not answered, and no link to an accepted peer
 
     // accepted
     struct desk_group *group; // borrowed
     uint32_t rank;            // in its group
     bool linked;              // all its links of the group epoch in force are complete
     bool reported;            // on the group epoch in force
+    bool entered;             // an epoch that this master needs a quorum for (master/quorum)
+
+    // of shared state
+    bool committed;      // took part in the group's last commit
+    enum desk_part part; // after the election
+    uint64_t tx_bytes;   // as the receivers tell
 };
 
 struct desk_group {
     uint32_t id;
-    uint32_t begin, count; // its members in `order`; count 0: not in use
+    uint32_t count;             // 0: not in use
+    struct desk_peer **members; // by rank, in the desk's `order`
     uint64_t group_epoch;
     uint64_t lost_epoch;                  // the last group epoch that lost a member
     uint32_t latency_us, megabytes_per_s; // fixed with the group epoch, so that all members compute with the same
@@ -65,10 +90,12 @@ struct desk {
     uint32_t slots, group_slots; // peers[slots..] and groups[group_slots..] were never used
     uint32_t unused_from;        // slots below are in use
     uint32_t peer_count, loopback_count, gone_count;
-    bool turnover;      // peers came or went; the mind clears it
-    int64_t silence_at; // no peer counts as silent before
-    uint32_t count;     // of `order`
-    bool lost, changed; // a loss, or a changed group, that no epoch tells of yet
+    bool turnover;                     // peers came or went; the mind clears it
+    int64_t silence_at;                // no peer counts as silent before
+    uint32_t count;                    // of `order`
+    bool lost, changed;                // a loss, or a changed group, that no epoch tells of yet
+    uint32_t open[WIRE_VOTE_SYNC + 1]; // votes, by wire_vote_kind
+    int64_t warn_at;                   // when it is looked who waits for whom; INT64_MAX: nobody waits
     uint16_t by_id[DESK_ID_BUCKETS], by_conn[ACTIONS_MAX_CONNS]; // slot + 1, or 0
 
     // From here on nothing is read before it is written, so that nobody pays for clearing it.
@@ -98,18 +125,22 @@ struct desk_peer *desk_add(struct desk *desk, uint32_t conn, const struct wire_m
 // Nobody holds it any more.
 void desk_forget(struct desk *desk, struct desk_peer *peer);
 void desk_heard(struct desk *desk, struct desk_peer *peer, int64_t now_ns);
+// The peer's vote is open, or with 0, is no longer.
+void desk_set_vote(struct desk *desk, struct desk_peer *peer, uint8_t kind);
+// Somebody's wait begins.
+void desk_begin_wait(struct desk *desk, struct desk_peer *peer);
 // "peer 01020304 (join 5)", and the same "at 10.0.0.1:999".
-const char *desk_name(char out[DESK_NAME_BYTES], const struct desk_peer *peer);
-const char *desk_place(char out[DESK_PLACE_BYTES], const struct desk_peer *peer);
+struct desk_text {
+    char chars[128];
+};
+struct desk_text desk_name(const struct desk_peer *peer);
+struct desk_text desk_place(const struct desk_peer *peer);
 
 // ---- groups ----
 
-// The next group in use, in the order of its members; NULL at the end. Start with *at = 0.
-struct desk_group *desk_next_group(const struct desk *desk, uint32_t *at);
-// The members of a group by rank.
-static inline struct desk_peer *const *desk_members(const struct desk *desk, const struct desk_group *group) {
-    return &desk->order[group->begin];
-}
+// The groups in use, in the order of their members; NULL at the end.
+struct desk_group *desk_first(const struct desk *desk);
+struct desk_group *desk_after(const struct desk *desk, const struct desk_group *group);
 static inline uint32_t desk_group_slot(const struct desk *desk, const struct desk_group *group) {
     return (uint32_t)(group - desk->groups);
 }
@@ -124,11 +155,12 @@ void desk_change(struct desk *desk, struct desk_group *group);
 // ---- what is said ----
 
 struct wire_header desk_header(const struct desk *desk); // of a control message of this moment
-// Sends what was encoded since `begin`. Where memory is refused a newcomer is dropped, and of a member the desk
+static inline struct wire_buffer *desk_frame(struct desk *desk) { return actions_frame(&desk->actions); }
+// Sends the frame that was encoded last. Where memory is refused a newcomer is dropped, and of a member the desk
 // starves.
-void desk_send(struct desk *desk, struct desk_peer *peer, size_t begin);
-void desk_send_group(struct desk *desk, const struct desk_group *group, size_t begin);
-void desk_send_members(struct desk *desk, size_t begin); // of all groups
+void desk_send(struct desk *desk, struct desk_peer *peer);
+void desk_send_group(struct desk *desk, const struct desk_group *group);
+void desk_send_members(struct desk *desk); // of all groups
 void desk_send_text(struct desk *desk, struct desk_peer *peer, enum wire_type type, const char *text);
 // The peer is out; its connection is closed.
 void desk_drop(struct desk *desk, struct desk_peer *peer, enum log_level level, const char *why);

@@ -15,15 +15,13 @@
 #include "net/listener.h"
 #include "net/socket.h"
 #include "master/mind.h"
-#include "master/others.h"
 
 enum {
     CHUNK_BYTES = 64 * 1024, // read from one connection before the others have their turn
     ACCEPT_PAUSE_MS = 500,   // when descriptors or memory are short
     TOKEN_LISTENER = ACTIONS_MAX_CONNS,
     TOKEN_WAKE,
-    TOKEN_OTHERS,
-    EVENTS = TOKEN_OTHERS + WIRE_MAX_MASTERS, // all at once, so that a tick comes after everything that has arrived
+    EVENTS, // all at once, so that a tick comes after everything that has arrived
 };
 
 // So a connection without a hello always finds a place: one that is closing gives way to it.
@@ -42,13 +40,15 @@ enum conn_state {
     CONN_KNOWN,     // the mind knows it
     CONN_LOST,      // ended; the mind is told after all that has arrived with it
     CONN_CLOSING,   // the mind has forgotten it; its last words are being written
+    CONN_ASKED,     // another master of the list, which has not yet told what it does
+    CONN_STATES,
 };
 
 struct conn {
     enum conn_state state;
     int fd;
     bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
-    int64_t deadline_ns; // ANONYMOUS, CLOSING
+    int64_t deadline_ns; // ANONYMOUS, CLOSING, ASKED
     struct wire_address source;
     struct conn_in in;
     struct conn_out out;
@@ -72,12 +72,17 @@ struct master {
     int poller;
     struct listener listener;
     int64_t now_ns;
-    int64_t looks_ns;     // for a run of another master; INT64_MAX: nobody waits here
-    struct others others; // masters of the list; set before the thread begins
     struct mind *mind;
+    // the other masters of the list; set before the thread begins
+    struct wire_address others[WIRE_MAX_MASTERS];
+    uint32_t other_count;
+    bool asks;               // all of them, at once
+    enum wire_activity most; // of the answers
+    int64_t known_until_ns;  // `most` holds
+    int64_t looks_ns;        // for a run of another master; INT64_MAX: nobody waits here
     struct log_limit run_log, strangers_log, shortage_log;
     struct conn conns[ACTIONS_MAX_CONNS];
-    uint32_t conn_count[CONN_CLOSING + 1];
+    uint32_t conn_count[CONN_STATES];
     struct mind_loss lost[ACTIONS_MAX_CONNS]; // in this turn
     size_t lost_count;
     uint8_t chunk[CHUNK_BYTES];
@@ -200,28 +205,96 @@ static void tell_lost(struct master *master) {
     if (count > 0) carry_out(master, mind_peers_lost(master->mind, master->now_ns, master->lost, count));
 }
 
-// ---- reading ----
+// ---- accepting and dialling ----
+
+static struct conn *oldest(struct master *master, enum conn_state state) {
+    struct conn *found = NULL;
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
+        struct conn *conn = &master->conns[i];
+        if (conn->state == state && (found == NULL || conn->deadline_ns < found->deadline_ns)) found = conn;
+    }
+    return found;
+}
+
+// NULL: there is no place for it, and it is closed.
+static struct conn *conn_open(struct master *master, int fd, enum conn_state state, int64_t limit_ms) {
+    if (master->conn_count[CONN_UNUSED] == 0 && master->conn_count[CONN_CLOSING] > 0)
+        conn_close(master, oldest(master, CONN_CLOSING));
+    struct conn *conn = oldest(master, CONN_UNUSED);
+    if (conn == NULL) {
+        socket_close(fd);
+        return NULL;
+    }
+    *conn = (struct conn){.fd = fd, .deadline_ns = master->now_ns + limit_ms * MS_NS};
+    set_state(master, conn, state);
+    if (watch(master, fd, index_of(master, conn), EPOLLIN, EPOLL_CTL_ADD)) return conn;
+    conn_close(master, conn);
+    return NULL;
+}
+
+static void tell_shortage(struct master *master, int error) {
+    LOG_LIMITED(&master->shortage_log, LOG_ERR, "master: cannot accept connections for the moment: %s",
+                strerror(error));
+    if (master->conn_count[CONN_ANONYMOUS] > 0) conn_close(master, oldest(master, CONN_ANONYMOUS));
+}
+
+static void accept_some(struct master *master) {
+    for (uint32_t i = 0; i < LISTENER_TURN; i++) {
+        struct wire_address source;
+        int fd = listener_accept(&master->listener, &source, master->now_ns);
+        if (fd == -EAGAIN) return;
+        if (fd < 0 && listener_pauses(&master->listener)) {
+            tell_shortage(master, -fd);
+            return;
+        }
+        if (fd < 0) continue; // that connection was gone before it was accepted
+        if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS)
+            conn_close(master, oldest(master, CONN_ANONYMOUS));
+        struct conn *conn = conn_open(master, fd, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
+        if (conn != NULL) conn->source = source;
+    }
+}
 
 // ---- the other masters of the list ----
 
+// All at once, and nothing waits for them.
+static void ask_others(struct master *master) {
+    if (master->asks) return;
+    master->asks = true;
+    master->most = WIRE_IDLE;
+    struct wire_buffer status = {0};
+    wire_encode_empty(&status, (struct wire_header){0}, WIRE_STATUS);
+    for (uint32_t i = 0; i < master->other_count && !status.failed; i++) {
+        int fd = socket_dial(&master->others[i]);
+        struct conn *conn = fd < 0 ? NULL : conn_open(master, fd, CONN_ASKED, MASTER_ASK_MS);
+        if (conn != NULL) conn_send(master, conn, status.bytes, status.length);
+    }
+    wire_buffer_fini(&status);
+}
+
 // Who was away when another master took the run up comes to the first of its list, and newcomers gather behind it.
 static void look_elsewhere(struct master *master) {
-    if (master->others.count == 0 || mind_activity(master->mind) != WIRE_GATHERS) {
+    if (master->other_count == 0 || mind_activity(master->mind) != WIRE_GATHERS) {
         master->looks_ns = INT64_MAX;
         return;
     }
-    if (master->looks_ns <= master->now_ns) others_ask(&master->others, master->now_ns);
+    if (master->looks_ns <= master->now_ns) ask_others(master);
     if (master->looks_ns <= master->now_ns || master->looks_ns == INT64_MAX)
         master->looks_ns = master->now_ns + MASTER_LOOK_MS * MS_NS;
 }
 
+// All have answered, or had their time.
 static void hear_others(struct master *master) {
-    if (!others_tick(&master->others, master->now_ns)) return;
-    enum wire_activity most = master->others.most;
+    if (!master->asks || master->conn_count[CONN_ASKED] > 0) return;
+    enum wire_activity most = master->most;
+    master->asks = false;
+    master->known_until_ns = master->now_ns + (most == WIRE_IDLE ? MASTER_IDLE_MS : MASTER_BUSY_MS) * MS_NS;
     if (!master->standby) carry_out(master, mind_others_are(master->mind, master->now_ns, most));
     if (most == WIRE_SERVES && mind_activity(master->mind) == WIRE_GATHERS)
         carry_out(master, mind_send_on(master->mind, master->now_ns));
 }
+
+// ---- reading ----
 
 static void answer_status(struct master *master, struct conn *conn) {
     struct wire_buffer answer = {0};
@@ -252,46 +325,61 @@ static void on_frame(struct master *master, struct conn *conn, const struct wire
         conn_close(master, conn);
         return;
     }
-    bool may_begin = !master->standby && master->others.count > 0 && mind_activity(master->mind) != WIRE_SERVES;
-    if (may_begin && !others_known(&master->others, master->now_ns)) {
-        others_ask(&master->others, master->now_ns);
+    bool may_begin = !master->standby && master->other_count > 0 && mind_activity(master->mind) != WIRE_SERVES;
+    if (may_begin && master->now_ns >= master->known_until_ns) {
+        ask_others(master);
         mind_await_others(master->mind);
     }
     set_state(master, conn, CONN_KNOWN);
     carry_out(master, mind_peer_connected(master->mind, master->now_ns, index, &conn->source, &hello));
 }
 
+static void on_answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
+    struct wire_status_is status;
+    if (wire_decode_status_is(body, header->length, &status) && status.activity > master->most)
+        master->most = status.activity;
+    conn_close(master, conn);
+}
+
+static bool is_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
+
 static bool is_first(const struct wire_header *header) {
     return header->type == WIRE_HELLO || header->type == WIRE_RESUME || header->type == WIRE_STATUS;
 }
 
-static bool hears(const struct conn *conn) { return conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN; }
+static bool hears(const struct conn *conn) {
+    return conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN || conn->state == CONN_ASKED;
+}
 
 // Gives the mind the frames that are complete.
 static void take_frames(struct master *master, struct conn *conn) {
     while (hears(conn)) {
         struct wire_header header;
         const uint8_t *body;
-        conn_carries_fn *carries = conn->state == CONN_ANONYMOUS ? is_first : conn_carries_control;
+        conn_carries_fn *carries = conn->state == CONN_KNOWN   ? conn_carries_control
+                                   : conn->state == CONN_ASKED ? is_answer
+                                                               : is_first;
         enum conn_next next = conn_in_next(&conn->in, carries, &header, &body);
         if (next == CONN_MORE) return;
-        if (next == CONN_FRAME)
+        if (next == CONN_FRAME && conn->state == CONN_ASKED)
+            on_answer(master, conn, &header, body);
+        else if (next == CONN_FRAME)
             on_frame(master, conn, &header, body);
         else
             conn_lose(master, conn, "it sent something that is no message");
     }
 }
 
-// One without a hello is read no further than to its end, and holds no more memory than that takes.
+// Of a stranger one frame is read, and no more memory held than that takes.
 static ptrdiff_t conn_receive(struct master *master, struct conn *conn) {
     if (!hears(conn)) return socket_receive(conn->fd, master->chunk, sizeof master->chunk);
-    return conn_in_receive(&conn->in, conn->fd, conn->state == CONN_ANONYMOUS ? 0 : CHUNK_BYTES);
+    return conn_in_receive(&conn->in, conn->fd, conn->state == CONN_KNOWN ? CHUNK_BYTES : 0);
 }
 
 static void conn_read(struct master *master, struct conn *conn) {
-    bool anonymous;
+    enum conn_state before;
     do {
-        anonymous = conn->state == CONN_ANONYMOUS;
+        before = conn->state;
         ptrdiff_t got = conn_receive(master, conn);
         master->now_ns = platform_now_ns(); // this process may have been stopped since it looked last
         if (got == -EAGAIN) break;
@@ -306,80 +394,33 @@ static void conn_read(struct master *master, struct conn *conn) {
         if (conn->state == CONN_KNOWN && !conn->broken)
             mind_heard(master->mind, master->now_ns, index_of(master, conn));
         take_frames(master, conn);
-    } while (anonymous && conn->state == CONN_ANONYMOUS);
+    } while (conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED));
     if (hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
-}
-
-// ---- accepting ----
-
-static struct conn *oldest(struct master *master, enum conn_state state) {
-    struct conn *found = NULL;
-    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
-        struct conn *conn = &master->conns[i];
-        if (conn->state == state && (found == NULL || conn->deadline_ns < found->deadline_ns)) found = conn;
-    }
-    return found;
-}
-
-// Room for one more connection without a hello; NULL: there is none.
-static struct conn *conn_place(struct master *master) {
-    if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS) conn_close(master, oldest(master, CONN_ANONYMOUS));
-    if (master->conn_count[CONN_UNUSED] == 0 && master->conn_count[CONN_CLOSING] > 0)
-        conn_close(master, oldest(master, CONN_CLOSING));
-    return oldest(master, CONN_UNUSED);
-}
-
-static void tell_shortage(struct master *master, int error) {
-    LOG_LIMITED(&master->shortage_log, LOG_ERR, "master: cannot accept connections for the moment: %s",
-                strerror(error));
-    if (master->conn_count[CONN_ANONYMOUS] > 0) conn_close(master, oldest(master, CONN_ANONYMOUS));
-}
-
-static void accept_some(struct master *master) {
-    for (uint32_t i = 0; i < LISTENER_TURN; i++) {
-        struct wire_address source;
-        int fd = listener_accept(&master->listener, &source, master->now_ns);
-        if (fd == -EAGAIN) return;
-        if (fd < 0 && listener_pauses(&master->listener)) {
-            tell_shortage(master, -fd);
-            return;
-        }
-        if (fd < 0) continue; // that connection was gone before it was accepted
-        struct conn *conn = conn_place(master);
-        if (conn == NULL) {
-            socket_close(fd);
-            continue;
-        }
-        *conn =
-            (struct conn){.fd = fd, .source = source, .deadline_ns = master->now_ns + MASTER_HELLO_LIMIT_MS * MS_NS};
-        set_state(master, conn, CONN_ANONYMOUS);
-        if (!watch(master, fd, index_of(master, conn), EPOLLIN, EPOLL_CTL_ADD)) conn_close(master, conn);
-    }
 }
 
 // ---- the loop ----
 
+static bool has_limit(const struct conn *conn) {
+    return conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING || conn->state == CONN_ASKED;
+}
+
+static bool some_have_limits(const struct master *master) {
+    return master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] + master->conn_count[CONN_ASKED] > 0;
+}
+
 static int64_t next_deadline(struct master *master) {
     int64_t next = platform_earlier(platform_earlier(mind_next_deadline(master->mind), master->listener.resumes_ns),
                                     master->looks_ns);
-    next = platform_earlier(next, others_deadline(&master->others));
-    if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] == 0) return next;
-    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
-        const struct conn *conn = &master->conns[i];
-        if (conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING)
-            next = platform_earlier(next, conn->deadline_ns);
-    }
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
+        if (has_limit(&master->conns[i])) next = platform_earlier(next, master->conns[i].deadline_ns);
     return next;
 }
 
 static void act_on_time(struct master *master) {
     listener_tick(&master->listener, master->now_ns);
-    if (master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] > 0)
-        for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
-            struct conn *conn = &master->conns[i];
-            if ((conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING) && conn->deadline_ns <= master->now_ns)
-                conn_close(master, conn);
-        }
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
+        if (has_limit(&master->conns[i]) && master->conns[i].deadline_ns <= master->now_ns)
+            conn_close(master, &master->conns[i]);
     if (mind_next_deadline(master->mind) <= master->now_ns) carry_out(master, mind_tick(master->mind, master->now_ns));
 }
 
@@ -404,8 +445,6 @@ static void serve(struct master *master) {
                 wake_clear(master->wake);
             else if (token == TOKEN_LISTENER)
                 accept_some(master);
-            else if (token >= TOKEN_OTHERS)
-                others_event(&master->others, token, master->now_ns);
             else
                 on_conn(master, &master->conns[token], events[i].events);
         }
@@ -413,8 +452,8 @@ static void serve(struct master *master) {
         overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
         if (overslept) continue;
         act_on_time(master);
-        hear_others(master);
         look_elsewhere(master);
+        hear_others(master);
     }
 }
 
@@ -432,7 +471,6 @@ static void say_farewell(struct master *master) {
 static void close_all(struct master *master) {
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++)
         if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
-    others_fini(&master->others);
     listener_close(&master->listener);
     descriptor_close(master->poller);
     master->poller = -1;
@@ -464,7 +502,6 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
     master->poller = -1;
     master->listener = listener_closed(-1, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
     master->looks_ns = INT64_MAX;
-    others_init(&master->others, -1, TOKEN_OTHERS);
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
     master->strangers_log = (struct log_limit){.lines = 20, .seconds = 10};
     master->shortage_log = (struct log_limit){.lines = 1, .seconds = 10};
@@ -484,9 +521,9 @@ no_wake:
 }
 
 void master_set_list(struct master *master, const struct wire_address *masters, uint32_t count, uint32_t self) {
-    master->others.count = 0;
+    master->other_count = 0;
     for (uint32_t i = 0; i < count; i++)
-        if (i != self) master->others.masters[master->others.count++] = masters[i];
+        if (i != self) master->others[master->other_count++] = masters[i];
     master->standby = self > 0;
 }
 
@@ -499,7 +536,6 @@ static int open_all(struct master *master) {
     struct wire_address bound;
     if (!socket_local_address(master->listener.fd, &bound)) return -EIO;
     master->address.port = bound.port;
-    others_init(&master->others, master->poller, TOKEN_OTHERS);
     if (!watch(master, master->wake, TOKEN_WAKE, EPOLLIN, EPOLL_CTL_ADD)) return -ENOMEM;
     uint8_t random[MIND_RANDOM_BYTES];
     if (!platform_random(random, sizeof random)) return -EIO;

@@ -18,6 +18,10 @@ enum {
     MASTER_YOUNG_MS = 100,        // newcomers wait so long for members of a run that another master has left
     MASTER_LOOK_MS = 1000,        // between two looks for a run that another one has taken up, while some wait here
     MASTER_MAX_UNSENT = 4 << 20,  // bytes; a peer that reads more slowly than this is lost
+    // of the other masters of the list
+    MASTER_ASK_MS = 300,   // for an answer; who has not given one by then counts as idle
+    MASTER_BUSY_MS = 1000, // for so long it is known that one gathers or serves
+    MASTER_IDLE_MS = 100,  // or that all are idle: shorter, since a new run begins by that
 };
 
 struct master;

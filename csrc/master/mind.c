@@ -304,12 +304,11 @@ enum wire_activity mind_activity(const struct mind *mind) {
 const struct actions *mind_farewell(struct mind *mind, int64_t now_ns) {
     struct desk *desk = &mind->run.desk;
     begin_event(mind, now_ns);
-    size_t begin = actions_begin(&desk->actions);
-    wire_encode_empty(&desk->actions.bytes, desk_header(desk), WIRE_BYE);
+    wire_encode_empty(desk_frame(desk), desk_header(desk), WIRE_BYE);
     for (uint32_t i = 0; i < desk->slots; i++)
-        if (desk->peers[i].used) actions_send(&desk->actions, desk->peers[i].conn, begin);
+        if (desk->peers[i].used) actions_send(&desk->actions, desk->peers[i].conn);
     for (uint32_t i = 0; i < mind->gather.survivors.count; i++)
-        actions_send(&desk->actions, mind->gather.survivors.list[i]->conn, begin);
+        actions_send(&desk->actions, mind->gather.survivors.list[i]->conn);
     return &desk->actions;
 }
 

@@ -1,18 +1,7 @@
 #include "master/quorum.h"
 
-#include <string.h>
-
 // Heartbeat limits, after which peers that fell silent have gone on elsewhere, or never will.
 enum { UNHEARD_LIMITS = 3 };
-
-void quorum_init(struct quorum *quorum) { memset(quorum, 0, sizeof *quorum); }
-
-void quorum_begin(struct quorum *quorum) {
-    quorum->needed = (struct wire_quorum){0};
-    quorum->unheard = 0;
-}
-
-void quorum_forget(struct quorum *quorum, uint32_t slot) { quorum->has_entered[slot] = false; }
 
 // Peers that know other masters may go on there without this one, if they are more than half.
 static bool know_others(const struct desk *desk) {
@@ -30,7 +19,7 @@ static bool is_elder(const struct quorum *quorum, const struct desk_peer *peer) 
 static void count_anew(struct quorum *quorum, const struct desk *desk) {
     quorum->entered = quorum->elders_entered = 0;
     quorum->since = desk->number + 1;
-    for (uint32_t i = 0; i < desk->count; i++) quorum->has_entered[desk_slot(desk, desk->order[i])] = false;
+    for (uint32_t i = 0; i < desk->count; i++) desk->order[i]->entered = false;
 }
 
 void quorum_take_up(struct quorum *quorum, const struct desk *desk, const struct wire_quorum *needed) {
@@ -52,19 +41,17 @@ void quorum_admits(struct quorum *quorum, const struct desk *desk, uint32_t memb
     count_anew(quorum, desk);
 }
 
-void quorum_entered(struct quorum *quorum, const struct desk *desk, const struct desk_peer *peer, uint64_t epoch) {
-    bool *has_entered = &quorum->has_entered[desk_slot(desk, peer)];
-    if (is_sure(quorum) || *has_entered || epoch < quorum->since) return;
-    *has_entered = true;
+void quorum_entered(struct quorum *quorum, struct desk_peer *peer, uint64_t epoch) {
+    if (is_sure(quorum) || peer->entered || epoch < quorum->since) return;
+    peer->entered = true;
     quorum->entered++;
     quorum->elders_entered += is_elder(quorum, peer);
 }
 
 // It will take nothing up elsewhere. Of one that came with RESUME the end of a connection does not tell that: it may
 // have gone on looking.
-void quorum_ended(struct quorum *quorum, const struct desk *desk, const struct desk_peer *peer) {
-    if (quorum->needed.members == 0 && quorum->needed.elders > 0 && !quorum->has_entered[desk_slot(desk, peer)] &&
-        is_elder(quorum, peer))
+void quorum_ended(struct quorum *quorum, const struct desk_peer *peer) {
+    if (quorum->needed.members == 0 && quorum->needed.elders > 0 && !peer->entered && is_elder(quorum, peer))
         quorum->needed.elders--;
 }
 
@@ -107,9 +94,8 @@ enum quorum_verdict quorum_watch(struct quorum *quorum, struct desk *desk) {
     if (is_sure(quorum)) return QUORUM_KEEPS;
     for (uint32_t i = 0; i < desk->count; i++) {
         const struct desk_peer *peer = desk->order[i];
-        bool may_enter = !quorum->has_entered[desk_slot(desk, peer)];
-        most += may_enter;
-        elders += may_enter && is_elder(quorum, peer);
+        most += !peer->entered;
+        elders += !peer->entered && is_elder(quorum, peer);
     }
     if (quorum->entered >= needed.members && quorum->elders_entered >= needed.elders) {
         quorum->needed = (struct wire_quorum){0};

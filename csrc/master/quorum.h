@@ -5,6 +5,7 @@
 
 #include "master/desk.h"
 
+// All 0 for a run that begins.
 struct quorum {
     // Members that have to enter an epoch from `since` on, until nobody can take the run up from one before; then 0.
     struct wire_quorum needed;
@@ -14,12 +15,8 @@ struct quorum {
     // Peers that fell silent one after another, and the size of the epoch before the first.
     uint32_t unheard, unheard_of;
     int64_t unheard_since;
-    bool has_entered[WIRE_MAX_MEMBERS]; // by the peer's slot
 };
 
-void quorum_init(struct quorum *quorum);
-void quorum_begin(struct quorum *quorum);                 // of a new run; its peers are known
-void quorum_forget(struct quorum *quorum, uint32_t slot); // of a peer
 // The run is taken up, and begins with the next epoch.
 void quorum_take_up(struct quorum *quorum, const struct desk *desk, const struct wire_quorum *needed);
 struct wire_quorum quorum_announced(const struct quorum *quorum, const struct desk *desk); // in EPOCH
@@ -27,9 +24,9 @@ struct wire_quorum quorum_announced(const struct quorum *quorum, const struct de
 // The next epoch lets newcomers in, the first of them with that join number.
 void quorum_admits(struct quorum *quorum, const struct desk *desk, uint32_t members_before, uint64_t newer);
 // A member has said that it is in that epoch.
-void quorum_entered(struct quorum *quorum, const struct desk *desk, const struct desk_peer *peer, uint64_t epoch);
+void quorum_entered(struct quorum *quorum, struct desk_peer *peer, uint64_t epoch);
 // The peer's connection has ended, or it leaves the run; it is about to be dropped.
-void quorum_ended(struct quorum *quorum, const struct desk *desk, const struct desk_peer *peer);
+void quorum_ended(struct quorum *quorum, const struct desk_peer *peer);
 
 enum quorum_verdict { QUORUM_KEEPS, QUORUM_IS_SURE, QUORUM_GIVES_UP };
 // Peers fell silent, or left for another master: they may be the majority of a run elsewhere. GIVES_UP: so this master

@@ -3,20 +3,15 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "pccl.h"
 #include "state/outline.h"
 
 void rounds_init(struct rounds *rounds) { memset(rounds, 0, offsetof(struct rounds, groups)); }
 
 void rounds_open(struct rounds *rounds, uint32_t group_slot) { rounds->groups[group_slot] = (struct rounds_group){0}; }
 
-void rounds_forget(struct rounds *rounds, uint32_t slot) { rounds->members[slot] = (struct rounds_member){0}; }
-
 static struct rounds_group *round_of(struct rounds *rounds, const struct desk *desk, const struct desk_group *group) {
     return &rounds->groups[desk_group_slot(desk, group)];
-}
-
-static struct rounds_member *member_of(struct rounds *rounds, const struct desk *desk, const struct desk_peer *peer) {
-    return &rounds->members[desk_slot(desk, peer)];
 }
 
 static struct election_group describe(struct rounds *rounds, const struct desk *desk, const struct desk_group *group) {
@@ -24,33 +19,32 @@ static struct election_group describe(struct rounds *rounds, const struct desk *
     struct election_group out = {
         .state = round->committed ? ELECTION_LOST : ELECTION_NEW, .expected = round->expected, .ahead = round->ahead};
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        const struct desk_peer *peer = desk_members(desk, group)[rank];
-        if (round->committed && member_of(rounds, desk, peer)->committed && !peer->gone) out.state = ELECTION_EXPECTING;
+        const struct desk_peer *peer = group->members[rank];
+        if (round->committed && peer->committed && !peer->gone) out.state = ELECTION_EXPECTING;
     }
     return out;
 }
 
 // ---- the end of a round ----
 
-static void end_round(struct rounds *rounds, struct desk *desk, struct votes *votes, struct desk_group *group,
-                      const char *failure) {
+static void end_round(struct rounds *rounds, struct desk *desk, struct desk_group *group, const char *failure) {
     struct rounds_group *round = round_of(rounds, desk, group);
     bool success = failure == NULL;
     const struct rounds_end last = {.round = round->number,
-                                    .code = success ? VOTES_SUCCESS : VOTES_NO_STATE,
+                                    .code = success ? pcclSuccess : pcclNoSharedStateAvailable,
                                     .revision = success ? round->result.revision : 0};
     struct wire_sync_end end = {.round = last.round, .code = last.code, .revision = last.revision};
     end.text.length = success ? 0 : (uint16_t)strnlen(failure, WIRE_MAX_TEXT);
     memcpy(end.text.chars, success ? "" : failure, end.text.length);
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        struct desk_peer *peer = desk_members(desk, group)[rank];
-        struct rounds_member *member = member_of(rounds, desk, peer);
-        end.tx_bytes = success ? member->tx_bytes : 0;
-        size_t begin = actions_begin(&desk->actions);
-        wire_encode_sync_end(&desk->actions.bytes, desk_header(desk), &end);
-        desk_send(desk, peer, begin);
-        votes_close(votes, peer);
-        *member = (struct rounds_member){.committed = member->committed || success};
+        struct desk_peer *peer = group->members[rank];
+        end.tx_bytes = success ? peer->tx_bytes : 0;
+        wire_encode_sync_end(desk_frame(desk), desk_header(desk), &end);
+        desk_send(desk, peer);
+        desk_set_vote(desk, peer, 0);
+        peer->committed |= success;
+        peer->part = DESK_WAITS;
+        peer->tx_bytes = 0;
     }
     if (success) {
         round->committed = true;
@@ -65,8 +59,7 @@ static void end_round(struct rounds *rounds, struct desk *desk, struct votes *vo
 
 // ---- votes and election ----
 
-void rounds_vote(struct rounds *rounds, struct desk *desk, struct votes *votes, struct desk_peer *peer,
-                 const struct wire_sync_vote *vote) {
+void rounds_vote(struct rounds *rounds, struct desk *desk, struct desk_peer *peer, const struct wire_sync_vote *vote) {
     struct election_group group = describe(rounds, desk, peer->group);
     if (election_is_ahead(&group, vote->revision)) {
         round_of(rounds, desk, peer->group)->ahead = true;
@@ -74,7 +67,7 @@ void rounds_vote(struct rounds *rounds, struct desk *desk, struct votes *votes, 
                    (unsigned long long)vote->revision, (unsigned long long)group.expected);
         return;
     }
-    votes_open(votes, desk, peer, WIRE_VOTE_SYNC);
+    desk_set_vote(desk, peer, WIRE_VOTE_SYNC);
     rounds->votes[desk_slot(desk, peer)] = *vote;
     rounds->due = true;
 }
@@ -92,9 +85,8 @@ static void expel_for_mask(struct rounds *rounds, struct desk *desk, struct desk
         desk_expel(desk, peer, "%s", rule);
         return;
     }
-    size_t begin = actions_begin(&desk->actions);
-    wire_encode_sync_differs(&desk->actions.bytes, desk_header(desk), &differs);
-    if (!desk->actions.bytes.failed) desk_send(desk, peer, begin);
+    wire_encode_sync_differs(desk_frame(desk), desk_header(desk), &differs);
+    if (!desk->actions.bytes.failed) desk_send(desk, peer);
     char at[64];
     unsigned long long first = differs.first, last = differs.last;
     snprintf(at, sizeof at, first == last ? "entry %llu" : "one of entries %llu to %llu", first, last);
@@ -121,8 +113,8 @@ static void expel_by_rule(struct rounds *rounds, struct desk *desk, struct desk_
     }
 }
 
-static void end_without_candidate(struct rounds *rounds, struct desk *desk, struct votes *votes,
-                                  struct desk_group *group, const struct election_group *as) {
+static void end_without_candidate(struct rounds *rounds, struct desk *desk, struct desk_group *group,
+                                  const struct election_group *as) {
     char why[WIRE_MAX_TEXT + 1];
     unsigned long long expected = as->expected;
     switch (as->state) {
@@ -140,31 +132,29 @@ static void end_without_candidate(struct rounds *rounds, struct desk *desk, stru
                  expected - 1);
         break;
     }
-    end_round(rounds, desk, votes, group, why);
+    end_round(rounds, desk, group, why);
 }
 
-static void elect(struct rounds *rounds, struct desk *desk, struct votes *votes, struct desk_group *group) {
+static void elect(struct rounds *rounds, struct desk *desk, struct desk_group *group) {
     struct rounds_group *round = round_of(rounds, desk, group);
     struct election_group as = describe(rounds, desk, group);
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        const struct desk_peer *peer = desk_members(desk, group)[rank];
+        const struct desk_peer *peer = group->members[rank];
         rounds->voters[rank] = (struct election_voter){.join_number = peer->member.join_number,
                                                        .vote = rounds->votes[desk_slot(desk, peer)],
-                                                       .committed = member_of(rounds, desk, peer)->committed};
+                                                       .committed = peer->committed};
     }
     round->number = ++rounds->number;
     election_hold(&as, rounds->voters, group->count, &round->result);
     if (!round->result.elected) {
-        end_without_candidate(rounds, desk, votes, group, &as);
+        end_without_candidate(rounds, desk, group, &as);
         return;
     }
     round->phase = ROUNDS_ELECTED;
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        struct desk_peer *peer = desk_members(desk, group)[rank];
+        struct desk_peer *peer = group->members[rank];
         const struct election_voter *voter = &rounds->voters[rank];
-        member_of(rounds, desk, peer)->part = voter->fate == ELECTION_RECEIVES ? ROUNDS_RECEIVES
-                                              : voter->donor                   ? ROUNDS_GIVES
-                                                                               : ROUNDS_WAITS;
+        peer->part = voter->fate == ELECTION_RECEIVES ? DESK_RECEIVES : voter->donor ? DESK_GIVES : DESK_WAITS;
         expel_by_rule(rounds, desk, peer, voter, &round->result);
     }
 }
@@ -172,13 +162,12 @@ static void elect(struct rounds *rounds, struct desk *desk, struct votes *votes,
 // ---- transfer ----
 
 // The longest-standing first, so that the list does not depend on the ring.
-static uint32_t list_part(struct rounds *rounds, const struct desk *desk, const struct desk_group *group,
-                          enum rounds_part part, struct wire_id ids[WIRE_MAX_MEMBERS]) {
+static uint32_t list_part(const struct desk_group *group, enum desk_part part, struct wire_id ids[WIRE_MAX_MEMBERS]) {
     uint64_t joins[WIRE_MAX_MEMBERS];
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        const struct desk_peer *peer = desk_members(desk, group)[rank];
-        if (member_of(rounds, desk, peer)->part != part) continue;
+        const struct desk_peer *peer = group->members[rank];
+        if (peer->part != part) continue;
         uint32_t at = count++;
         for (; at > 0 && joins[at - 1] > peer->member.join_number; at--) {
             joins[at] = joins[at - 1];
@@ -197,11 +186,10 @@ static void send_plan(struct rounds *rounds, struct desk *desk, struct desk_grou
     plan.revision = round->result.revision;
     plan.mask = round->result.mask;
     plan.content = round->result.content;
-    plan.receiver_count = list_part(rounds, desk, group, ROUNDS_RECEIVES, plan.receivers);
-    plan.donor_count = list_part(rounds, desk, group, ROUNDS_GIVES, plan.donors);
-    size_t begin = actions_begin(&desk->actions);
-    wire_encode_sync_plan(&desk->actions.bytes, desk_header(desk), &plan);
-    desk_send_group(desk, group, begin);
+    plan.receiver_count = list_part(group, DESK_RECEIVES, plan.receivers);
+    plan.donor_count = list_part(group, DESK_GIVES, plan.donors);
+    wire_encode_sync_plan(desk_frame(desk), desk_header(desk), &plan);
+    desk_send_group(desk, group);
     round->phase = ROUNDS_MOVING;
     actions_log(&desk->actions, LOG_INFO, "group %u: shared state of revision %llu goes from %u to %u peers", group->id,
                 (unsigned long long)plan.revision, plan.donor_count, plan.receiver_count);
@@ -209,73 +197,70 @@ static void send_plan(struct rounds *rounds, struct desk *desk, struct desk_grou
 
 void rounds_done(struct rounds *rounds, struct desk *desk, struct desk_peer *peer, const struct wire_sync_done *done) {
     struct rounds_group *round = round_of(rounds, desk, peer->group);
-    struct rounds_member *member = member_of(rounds, desk, peer);
     if (done->round > rounds->number) {
         desk_expel(desk, peer, "malformed SYNC_DONE");
         return;
     }
     // the round ended while it was on its way
     if (round->phase != ROUNDS_MOVING || done->round != round->number) return;
-    if (member->part != ROUNDS_RECEIVES) {
+    if (peer->part != DESK_RECEIVES) {
         desk_expel(desk, peer, "SYNC_DONE without anything to receive");
         return;
     }
     for (uint32_t i = 0; i < done->count; i++) {
         struct desk_peer *donor = desk_member(desk, peer->group, &done->sources[i].id);
-        if (donor != NULL && member_of(rounds, desk, donor)->part == ROUNDS_GIVES)
-            member_of(rounds, desk, donor)->tx_bytes += done->sources[i].bytes;
+        if (donor != NULL && donor->part == DESK_GIVES) donor->tx_bytes += done->sources[i].bytes;
     }
     if (done->complete == WIRE_SYNC_READ_ONLY)
         desk_expel(desk, peer, WIRE_SYNC_RULE "it has to receive, but its memory is read-only");
     else if (done->complete == WIRE_SYNC_COMPLETE)
-        member->part = ROUNDS_RECEIVED;
+        peer->part = DESK_RECEIVED;
     else
-        desk_name(round->failed, peer);
+        round->failed = desk_name(peer);
     rounds->due = true;
 }
 
-static void advance(struct rounds *rounds, struct desk *desk, struct votes *votes, struct desk_group *group) {
+static void advance(struct rounds *rounds, struct desk *desk, struct desk_group *group) {
     const struct rounds_group *round = round_of(rounds, desk, group);
     uint32_t voted = 0, receive = 0, give = 0;
-    for (uint32_t rank = 0; rank < group->count; rank++)
-        voted += desk_members(desk, group)[rank]->vote == WIRE_VOTE_SYNC;
-    if (round->phase == ROUNDS_VOTING && voted == group->count) elect(rounds, desk, votes, group);
+    for (uint32_t rank = 0; rank < group->count; rank++) voted += group->members[rank]->vote == WIRE_VOTE_SYNC;
+    if (round->phase == ROUNDS_VOTING && voted == group->count) elect(rounds, desk, group);
     // those expelled have to be out of the group first
     if (round->phase == ROUNDS_VOTING || desk->gone_count > 0) return;
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        enum rounds_part part = member_of(rounds, desk, desk_members(desk, group)[rank])->part;
-        receive += part == ROUNDS_RECEIVES;
-        give += part == ROUNDS_GIVES;
+        enum desk_part part = group->members[rank]->part;
+        receive += part == DESK_RECEIVES;
+        give += part == DESK_GIVES;
     }
-    if (round->failed[0] != 0) {
+    if (round->failed.chars[0] != 0) {
         char why[WIRE_MAX_TEXT + 1];
-        snprintf(why, sizeof why, "%s could not get it from any member that holds it", round->failed);
-        end_round(rounds, desk, votes, group, why);
+        snprintf(why, sizeof why, "%s could not get it from any member that holds it", round->failed.chars);
+        end_round(rounds, desk, group, why);
     } else if (receive > 0 && give == 0) {
-        end_round(rounds, desk, votes, group, "all members that held it have left");
+        end_round(rounds, desk, group, "all members that held it have left");
     } else if (receive == 0) {
-        end_round(rounds, desk, votes, group, NULL);
+        end_round(rounds, desk, group, NULL);
     } else if (round->phase == ROUNDS_ELECTED) {
         send_plan(rounds, desk, group);
     }
 }
 
-void rounds_advance(struct rounds *rounds, struct desk *desk, struct votes *votes) {
-    uint32_t at = 0;
+void rounds_advance(struct rounds *rounds, struct desk *desk) {
     if (!rounds->due) return;
     rounds->due = false;
-    for (struct desk_group *group; desk->gone_count == 0 && (group = desk_next_group(desk, &at)) != NULL;)
-        advance(rounds, desk, votes, group);
+    for (struct desk_group *group = desk_first(desk); group != NULL && desk->gone_count == 0;
+         group = desk_after(desk, group))
+        advance(rounds, desk, group);
     if (desk->gone_count > 0) rounds->due = true; // goes on when they are out
 }
 
 // ---- of the master before ----
 
-void rounds_recall(struct rounds *rounds, const struct desk *desk, const struct desk_peer *peer,
+void rounds_recall(struct rounds *rounds, const struct desk *desk, struct desk_peer *peer,
                    const struct wire_resume *resume) {
     struct rounds_group *round = round_of(rounds, desk, peer->group);
     if (!resume->accepted) return;
-    member_of(rounds, desk, peer)->committed = resume->sync_committed;
+    peer->committed = resume->sync_committed;
     if (resume->epoch.sync_round <= round->last.round) return;
     round->last = (struct rounds_end){
         .round = resume->epoch.sync_round, .code = resume->sync_code, .revision = resume->sync_revision};
@@ -283,14 +268,14 @@ void rounds_recall(struct rounds *rounds, const struct desk *desk, const struct 
     round->committed = resume->epoch.sync_expected != 0;
 }
 
-bool rounds_missed(struct rounds *rounds, const struct desk *desk, const struct desk_peer *peer,
+bool rounds_missed(struct rounds *rounds, const struct desk *desk, struct desk_peer *peer,
                    const struct wire_resume *resume, struct wire_sync_end *out) {
     static const char ended[] = "the round ended so for other members, before the master was lost";
     const struct rounds_end *last = &round_of(rounds, desk, peer->group)->last;
     if (resume->vote != WIRE_VOTE_SYNC || resume->epoch.sync_round >= last->round) return false;
     *out = (struct wire_sync_end){.round = last->round, .code = last->code, .revision = last->revision};
-    out->text.length = last->code == VOTES_SUCCESS ? 0 : sizeof ended - 1;
+    out->text.length = last->code == pcclSuccess ? 0 : sizeof ended - 1;
     memcpy(out->text.chars, ended, out->text.length);
-    member_of(rounds, desk, peer)->committed |= last->code == VOTES_SUCCESS;
+    peer->committed |= last->code == pcclSuccess;
     return true;
 }

@@ -7,20 +7,6 @@
 
 #include "master/desk.h"
 #include "master/election.h"
-#include "master/votes.h"
-
-enum rounds_part {
-    ROUNDS_WAITS,    // holds the winner's state, and does not send
-    ROUNDS_GIVES,    // a donor
-    ROUNDS_RECEIVES, // no SYNC_DONE yet
-    ROUNDS_RECEIVED,
-};
-
-struct rounds_member {
-    bool committed;        // took part in the group's last commit
-    enum rounds_part part; // after the election
-    uint64_t tx_bytes;     // as the receivers tell
-};
 
 enum rounds_phase {
     ROUNDS_VOTING,
@@ -43,13 +29,12 @@ struct rounds_group {
     bool ahead;      // a vote was ahead of E
     uint64_t number; // from ELECTED on
     struct election_result result;
-    char failed[DESK_NAME_BYTES]; // a receiver could not get its state: who; "" otherwise
+    struct desk_text failed; // a receiver could not get its state: who; "" otherwise
 };
 
 struct rounds {
-    bool due;                                       // a vote, a SYNC_DONE or a loss may let a round go on
-    uint64_t number;                                // of the last one
-    struct rounds_member members[WIRE_MAX_MEMBERS]; // by the peer's slot
+    bool due;        // a vote, a SYNC_DONE or a loss may let a round go on
+    uint64_t number; // of the last one
     // From here on nothing is read before it is written.
     struct rounds_group groups[WIRE_MAX_MEMBERS];  // by the group's slot, from rounds_open on
     struct wire_sync_vote votes[WIRE_MAX_MEMBERS]; // by the peer's slot, while its vote is open
@@ -58,18 +43,15 @@ struct rounds {
 
 void rounds_init(struct rounds *rounds);
 void rounds_open(struct rounds *rounds, uint32_t group_slot);
-void rounds_forget(struct rounds *rounds, uint32_t slot); // of a peer
-
-void rounds_vote(struct rounds *rounds, struct desk *desk, struct votes *votes, struct desk_peer *peer,
-                 const struct wire_sync_vote *vote);
+void rounds_vote(struct rounds *rounds, struct desk *desk, struct desk_peer *peer, const struct wire_sync_vote *vote);
 void rounds_done(struct rounds *rounds, struct desk *desk, struct desk_peer *peer, const struct wire_sync_done *done);
 // Once nobody is gone.
-void rounds_advance(struct rounds *rounds, struct desk *desk, struct votes *votes);
+void rounds_advance(struct rounds *rounds, struct desk *desk);
 
 // A run is taken up: what a member knows of its group, and the end of its round if that has ended without it.
-void rounds_recall(struct rounds *rounds, const struct desk *desk, const struct desk_peer *peer,
+void rounds_recall(struct rounds *rounds, const struct desk *desk, struct desk_peer *peer,
                    const struct wire_resume *resume);
-bool rounds_missed(struct rounds *rounds, const struct desk *desk, const struct desk_peer *peer,
+bool rounds_missed(struct rounds *rounds, const struct desk *desk, struct desk_peer *peer,
                    const struct wire_resume *resume, struct wire_sync_end *out);
 
 #endif

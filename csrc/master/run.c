@@ -2,7 +2,9 @@
 
 #include <string.h>
 
+#include "master/waits.h"
 #include "net/socket.h"
+#include "pccl.h"
 
 static struct breaks *breaks_of(struct run *run, const struct desk_group *group) {
     return &run->breaks[desk_group_slot(&run->desk, group)];
@@ -29,12 +31,7 @@ static void close_group(struct run *run, uint32_t slot) {
 }
 
 static void forget(struct run *run, struct desk_peer *peer) {
-    uint32_t slot = desk_slot(&run->desk, peer);
-    candidate_forget(&run->candidate, slot);
-    quorum_forget(&run->quorum, slot);
-    rounds_forget(&run->rounds, slot);
-    survey_forget(&run->survey, slot);
-    waits_forget(&run->waits, slot);
+    survey_forget(&run->survey, desk_slot(&run->desk, peer));
     desk_forget(&run->desk, peer);
 }
 
@@ -43,11 +40,10 @@ static void forget(struct run *run, struct desk_peer *peer) {
 static void send_epoch(struct run *run, uint8_t reason) {
     struct desk *desk = &run->desk;
     struct wire_epoch_commit message = {.reason = reason, .epoch = desk_describe(desk, desk->order, desk->count)};
-    uint32_t at = 0;
     message.epoch.number = desk->number;
-    message.epoch.barrier = run->votes.barrier;
+    message.epoch.barrier = run->barrier;
     message.quorum = quorum_announced(&run->quorum, desk);
-    for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;) {
+    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group)) {
         const struct rounds_group *round = &run->rounds.groups[desk_group_slot(desk, group)];
         message.epoch.group_epoch = group->group_epoch;
         message.epoch.lost_epoch = group->lost_epoch;
@@ -55,9 +51,8 @@ static void send_epoch(struct run *run, uint8_t reason) {
         message.epoch.sync_expected = round->committed ? round->expected : 0;
         message.epoch.latency_us = group->latency_us;
         message.epoch.megabytes_per_s = group->megabytes_per_s;
-        size_t begin = actions_begin(&desk->actions);
-        wire_encode_epoch_commit(&desk->actions.bytes, desk_header(desk), &message);
-        desk_send_group(desk, group, begin);
+        wire_encode_epoch_commit(desk_frame(desk), desk_header(desk), &message);
+        desk_send_group(desk, group);
     }
 }
 
@@ -67,7 +62,7 @@ static void enter_group_epoch(struct run *run, struct desk_group *group, bool lo
     group->changed = group->lost = false;
     group->latency_us = 0;
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        struct desk_peer *peer = desk_members(&run->desk, group)[rank];
+        struct desk_peer *peer = group->members[rank];
         peer->linked = peer->reported = false;
         if (peer->latency_us > group->latency_us) group->latency_us = peer->latency_us;
     }
@@ -83,11 +78,10 @@ static void enter_epoch(struct run *run, uint8_t reason) {
     static const char *const reasons[] = {"?", "update", "loss", "relink", "order"};
     struct desk *desk = &run->desk;
     bool lost = reason == WIRE_REASON_LOSS;
-    uint32_t at = 0;
     run_open_groups(run);
     desk->number++;
     desk->changed = false;
-    for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;) {
+    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group)) {
         if (lost ? group->lost : group->changed) enter_group_epoch(run, group, lost);
         desk->changed |= group->changed;
     }
@@ -102,9 +96,8 @@ static void enter_epoch(struct run *run, uint8_t reason) {
 void run_resume(struct run *run) {
     struct desk *desk = &run->desk;
     bool lost = false;
-    uint32_t at = 0;
     desk->number++;
-    for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;) {
+    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group)) {
         lost |= group->lost;
         enter_group_epoch(run, group, group->lost);
     }
@@ -116,9 +109,18 @@ void run_resume(struct run *run) {
 
 // ---- votes ----
 
-static void end_vote(struct run *run, uint8_t kind, uint8_t code, uint64_t value) {
-    votes_outcome(&run->votes, &run->desk, kind, code, value);
+// The vote of all is over: an epoch or an OUTCOME says how.
+static void end_vote(struct run *run) {
+    for (uint32_t i = 0; i < run->desk.count; i++) desk_set_vote(&run->desk, run->desk.order[i], 0);
+    run->barrier++;
     run->phase = RUN_IDLE;
+}
+
+static void answer_vote(struct run *run, uint8_t kind, uint8_t code, uint64_t value) {
+    struct wire_outcome outcome = {kind, code, value};
+    wire_encode_outcome(desk_frame(&run->desk), desk_header(&run->desk), &outcome);
+    desk_send_members(&run->desk);
+    end_vote(run);
 }
 
 static void commit_candidate(struct run *run) {
@@ -126,8 +128,7 @@ static void commit_candidate(struct run *run) {
     uint8_t kind = run->candidate.kind;
     uint64_t newer = candidate_commit(&run->candidate, &run->desk, &run->strikes);
     if (run->desk.count > before) quorum_admits(&run->quorum, &run->desk, before, newer);
-    votes_end(&run->votes, &run->desk, kind);
-    run->phase = RUN_IDLE;
+    end_vote(run);
     enter_epoch(run, kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER);
 }
 
@@ -150,18 +151,17 @@ static bool newcomers_wait(struct run *run) {
 
 // The update vote has passed. The first members need no vote.
 static void form_update(struct run *run) {
-    for (uint32_t i = 0; i < run->desk.slots && run->desk.count == 0; i++)
-        candidate_invite(&run->candidate, &run->desk, &run->desk.peers[i], true);
+    for (uint32_t i = 0; i < run->desk.slots && run->desk.count == 0; i++) run->desk.peers[i].invited = true;
     if (candidate_form(&run->candidate, &run->desk))
         propose(run, WIRE_VOTE_UPDATE);
     else
-        end_vote(run, WIRE_VOTE_UPDATE, VOTES_SUCCESS, 0);
+        answer_vote(run, WIRE_VOTE_UPDATE, pcclSuccess, 0);
 }
 
 static void judge_candidate(struct run *run) {
     switch (candidate_judge(&run->candidate, &run->desk, &run->strikes, run->breaks)) {
     case CANDIDATE_PASSES: commit_candidate(run); return;
-    case CANDIDATE_FAILS: end_vote(run, WIRE_VOTE_OPTIMIZE, VOTES_OPTIMIZATION_FAILED, 0); return;
+    case CANDIDATE_FAILS: answer_vote(run, WIRE_VOTE_OPTIMIZE, pcclTopologyOptimizationFailed, 0); return;
     case CANDIDATE_REPAIRS: return;
     }
 }
@@ -169,7 +169,7 @@ static void judge_candidate(struct run *run) {
 // The vote has passed, or a round of measurements is over.
 static void optimise(struct run *run) {
     if (run->phase == RUN_IDLE && !survey_begin(&run->survey, &run->desk)) {
-        end_vote(run, WIRE_VOTE_OPTIMIZE, VOTES_OPTIMIZATION_FAILED, 0);
+        answer_vote(run, WIRE_VOTE_OPTIMIZE, pcclTopologyOptimizationFailed, 0);
         return;
     }
     run->phase = RUN_SURVEY;
@@ -179,21 +179,21 @@ static void optimise(struct run *run) {
     if (differs)
         propose(run, WIRE_VOTE_OPTIMIZE);
     else
-        end_vote(run, WIRE_VOTE_OPTIMIZE, VOTES_SUCCESS, 0);
+        answer_vote(run, WIRE_VOTE_OPTIMIZE, pcclSuccess, 0);
 }
 
+static bool all_voted(const struct run *run, uint8_t kind) { return run->desk.open[kind] == run->desk.count; }
+
 static void pass_votes(struct run *run) {
-    const struct votes *votes = &run->votes;
     struct desk *desk = &run->desk;
     if (desk->count == 0) {
         if (desk->peer_count > 0) form_update(run);
-    } else if (votes_all(votes, desk, WIRE_VOTE_UPDATE)) {
-        for (uint32_t i = 0; i < desk->slots; i++)
-            candidate_invite(&run->candidate, desk, &desk->peers[i], may_come(run, &desk->peers[i]));
+    } else if (all_voted(run, WIRE_VOTE_UPDATE)) {
+        for (uint32_t i = 0; i < desk->slots; i++) desk->peers[i].invited = may_come(run, &desk->peers[i]);
         form_update(run);
-    } else if (votes_all(votes, desk, WIRE_VOTE_PENDING)) {
-        end_vote(run, WIRE_VOTE_PENDING, VOTES_SUCCESS, newcomers_wait(run));
-    } else if (votes_all(votes, desk, WIRE_VOTE_OPTIMIZE)) {
+    } else if (all_voted(run, WIRE_VOTE_PENDING)) {
+        answer_vote(run, WIRE_VOTE_PENDING, pcclSuccess, newcomers_wait(run));
+    } else if (all_voted(run, WIRE_VOTE_OPTIMIZE)) {
         optimise(run);
     }
 }
@@ -214,7 +214,7 @@ static void reap(struct run *run) {
         }
         desk->lost = peer->group->lost = true;
         breaks_forget(breaks_of(run, peer->group), desk_slot(desk, peer));
-        votes_close(&run->votes, peer);
+        desk_set_vote(desk, peer, 0);
     }
     if (kept < desk->count) {
         if (run->phase == RUN_SURVEY) {
@@ -228,7 +228,7 @@ static void reap(struct run *run) {
     for (uint32_t i = 0; i < desk->slots; i++) {
         struct desk_peer *peer = &desk->peers[i];
         if (!peer->gone) continue;
-        if (run->candidate.members[i].listed) run->candidate.stale = true;
+        if (peer->listed) run->candidate.stale = true;
         if (peer->accepted && peer->group->count == 0) close_group(run, desk_group_slot(desk, peer->group));
         forget(run, peer);
     }
@@ -246,7 +246,7 @@ static void progress(struct run *run) {
         optimise(run);
     }
     if (run->phase == RUN_IDLE && run->desk.gone_count == 0) pass_votes(run);
-    if (run->desk.gone_count == 0) rounds_advance(&run->rounds, &run->desk, &run->votes);
+    if (run->desk.gone_count == 0) rounds_advance(&run->rounds, &run->desk);
 }
 
 static void watch_quorum(struct run *run) {
@@ -269,14 +269,15 @@ static void start(struct run *run) {
     desk->number = 0;
     desk->lost = desk->changed = false;
     run->next_join = 1;
-    run->votes = (struct votes){0};
+    run->barrier = 0;
+    memset(desk->open, 0, sizeof desk->open);
     run->rounds.number = 0;
     run->candidate.attempt = 0;
-    quorum_begin(&run->quorum);
+    run->quorum = (struct quorum){0};
     run->heard_number = run->lost_number = 0;
     run->yields_until = 0;
     run->phase = RUN_IDLE;
-    run->waits.due_ns = INT64_MAX;
+    desk->warn_at = INT64_MAX;
 }
 
 void run_give_up(struct run *run) {
@@ -310,9 +311,8 @@ static void welcome(struct run *run, struct desk_peer *peer) {
                                    .heartbeat_limit_ms = (uint32_t)(desk->limit_ns / MS_NS),
                                    .seen = peer->member.address};
     memcpy(welcome.secret, desk->run.secret, sizeof welcome.secret);
-    size_t begin = actions_begin(&desk->actions);
-    wire_encode_welcome(&desk->actions.bytes, desk_header(desk), &welcome);
-    desk_send(desk, peer, begin);
+    wire_encode_welcome(desk_frame(desk), desk_header(desk), &welcome);
+    desk_send(desk, peer);
 }
 
 // All members are gone. What became of their run they alone know, if they live: newcomers do not go on with it, but
@@ -331,8 +331,6 @@ static void begin_anew(struct run *run) {
 
 void run_settle(struct run *run) {
     struct desk *desk = &run->desk;
-    if (run->votes.opened) waits_begin(&run->waits, desk->now_ns);
-    run->votes.opened = false;
     do {
         if (desk->starved) give_up_starved(run);
         if (desk->gone_count > 0) reap(run);
@@ -382,11 +380,9 @@ void run_register(struct run *run, uint32_t conn, const struct wire_address *sou
     member.address.port = hello->port;
     struct desk_peer *peer = desk_add(desk, conn, &member);
     peer->masters = hello->masters;
-    peer->waits_since = desk->now_ns;
-    waits_begin(&run->waits, desk->now_ns);
+    desk_begin_wait(desk, peer);
     welcome(run, peer);
-    char place[DESK_PLACE_BYTES];
-    actions_log_stranger(&desk->actions, LOG_INFO, "registered %s, group %u", desk_place(place, peer), hello->group);
+    actions_log_stranger(&desk->actions, LOG_INFO, "registered %s, group %u", desk_place(peer).chars, hello->group);
 }
 
 // ---- messages ----
@@ -420,11 +416,10 @@ static void on_link_down(struct run *run, struct desk_peer *peer, const struct w
 
 static void on_moved(struct run *run, struct desk_peer *peer) {
     struct desk *desk = &run->desk;
-    char name[DESK_NAME_BYTES];
     if (desk->now_ns < run->woken_until) { // the others have left as well, or are about to: nobody needs to be lost
         actions_log(&desk->actions, LOG_NOTICE,
                     "stood still, and %s looks for a master: gives the run up, for all to come back",
-                    desk_name(name, peer));
+                    desk_name(peer).chars);
         run_give_up(run);
     } else if (peer->accepted && quorum_unheard(&run->quorum, desk, 1) == QUORUM_GIVES_UP) {
         run_give_up(run);
@@ -472,7 +467,7 @@ static void on_member_message(struct run *run, struct desk_peer *peer, const str
         return;
     }
     switch (header->type) {
-    case WIRE_VOTE: votes_open(&run->votes, desk, peer, message->vote.kind); return;
+    case WIRE_VOTE: desk_set_vote(desk, peer, message->vote.kind); return;
     case WIRE_DONE: verdicts_done(verdicts, desk, peer, header, &message->done); return;
     case WIRE_REPORT: verdicts_report(verdicts, desk, peer, header, &message->report); return;
     case WIRE_MISMATCH: verdicts_mismatch(desk, peer, header, &message->mismatch); return;
@@ -480,7 +475,7 @@ static void on_member_message(struct run *run, struct desk_peer *peer, const str
     case WIRE_MEASURED:
         if (run->phase == RUN_SURVEY) survey_measured(&run->survey, desk, peer, &message->measured); // else late
         return;
-    case WIRE_SYNC_VOTE: rounds_vote(&run->rounds, desk, &run->votes, peer, &message->sync_vote); return;
+    case WIRE_SYNC_VOTE: rounds_vote(&run->rounds, desk, peer, &message->sync_vote); return;
     case WIRE_SYNC_DONE: rounds_done(&run->rounds, desk, peer, &message->sync_done); return;
     default: desk_expel(desk, peer, "%s is not for the master", wire_type_name(header->type)); return;
     }
@@ -495,12 +490,12 @@ void run_message(struct run *run, struct desk_peer *peer, const struct wire_head
         return;
     }
     if (peer->accepted && header->epoch > run->heard_number) run->heard_number = header->epoch;
-    if (peer->accepted) quorum_entered(&run->quorum, desk, peer, header->epoch);
+    if (peer->accepted) quorum_entered(&run->quorum, peer, header->epoch);
     if (header->type == WIRE_HEARTBEAT) return;
     if (header->type == WIRE_MOVED) {
         on_moved(run, peer);
     } else if (header->type == WIRE_LEAVE) {
-        quorum_ended(&run->quorum, desk, peer);
+        quorum_ended(&run->quorum, peer);
         desk_drop(desk, peer, LOG_INFO, "it left");
     } else if (header->type != WIRE_LINKED && !peer->accepted) {
         desk_expel(desk, peer, "%s before it was accepted", wire_type_name(header->type));
@@ -515,7 +510,7 @@ void run_message(struct run *run, struct desk_peer *peer, const struct wire_head
 
 void run_lose(struct run *run, struct desk_peer *peer, const char *why) {
     run->desk.by_conn[peer->conn] = 0;
-    quorum_ended(&run->quorum, &run->desk, peer);
+    quorum_ended(&run->quorum, peer);
     desk_drop(&run->desk, peer, LOG_INFO, why);
 }
 
@@ -542,30 +537,27 @@ static void expel_silent(struct run *run) {
 
 void run_tick(struct run *run) {
     struct desk *desk = &run->desk;
-    uint32_t at = 0;
     expel_silent(run);
-    for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;)
+    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group))
         if (breaks_of(run, group)->due_ns <= desk->now_ns) breaks_tick(breaks_of(run, group), desk, group);
     if (run->phase == RUN_CANDIDATE && !run->candidate.judged && run->candidate.deadline_ns <= desk->now_ns)
         run->candidate.unanswered = 0; // judged as it is
     if (run->phase == RUN_SURVEY && run->survey.deadline_ns <= desk->now_ns) survey_give_up_round(&run->survey, desk);
-    waits_tick(&run->waits, desk, &run->strikes, run->phase == RUN_IDLE);
+    waits_tick(desk, &run->strikes, run->phase == RUN_IDLE);
 }
 
 void run_beat(struct run *run) {
     struct desk *desk = &run->desk;
-    size_t begin = actions_begin(&desk->actions);
-    wire_encode_empty(&desk->actions.bytes, desk_header(desk), WIRE_HEARTBEAT);
+    wire_encode_empty(desk_frame(desk), desk_header(desk), WIRE_HEARTBEAT);
     for (uint32_t i = 0; i < desk->slots; i++)
-        if (desk->peers[i].used) desk_send(desk, &desk->peers[i], begin);
+        if (desk->peers[i].used) desk_send(desk, &desk->peers[i]);
 }
 
 int64_t run_next_deadline(const struct run *run) {
     const struct desk *desk = &run->desk;
     if (desk->peer_count == 0) return INT64_MAX;
-    int64_t next = platform_earlier(desk->silence_at, run->waits.due_ns);
-    uint32_t at = 0;
-    for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;)
+    int64_t next = platform_earlier(desk->silence_at, desk->warn_at);
+    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group))
         next = platform_earlier(next, run->breaks[desk_group_slot(desk, group)].due_ns);
     if (run->phase == RUN_CANDIDATE && !run->candidate.judged)
         next = platform_earlier(next, run->candidate.deadline_ns);
@@ -577,12 +569,10 @@ int64_t run_next_deadline(const struct run *run) {
 
 void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM_BYTES], uint64_t id_key,
               int64_t now_ns) {
-    memset(run, 0, offsetof(struct run, votes));
+    memset(run, 0, offsetof(struct run, strikes));
     memcpy(run->random, random, sizeof run->random);
     desk_init(&run->desk, limit_ns, id_key, now_ns);
     strikes_init(&run->strikes, run->desk.limit_ns);
-    waits_init(&run->waits);
-    quorum_init(&run->quorum);
     candidate_init(&run->candidate);
     survey_init(&run->survey);
     rounds_init(&run->rounds);

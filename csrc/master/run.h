@@ -14,8 +14,6 @@
 #include "master/strikes.h"
 #include "master/survey.h"
 #include "master/verdicts.h"
-#include "master/votes.h"
-#include "master/waits.h"
 
 enum {
     RUN_RANDOM_BYTES = 24, // id and secret
@@ -31,8 +29,8 @@ enum run_phase {
 struct run {
     uint8_t random[RUN_RANDOM_BYTES];
     bool wants_random;
-    struct desk_run last; // the one before this one; who resumes it has to know its secret
-    uint64_t next_join;
+    struct desk_run last;        // the one before this one; who resumes it has to know its secret
+    uint64_t next_join, barrier; // barrier: how many votes of all have ended
     // The newest epoch that a member has said it is in; the last one that lost somebody.
     uint64_t heard_number, lost_number;
     // The run, of newcomers alone, gives way to one that another master has left; 0: it was taken up, or there is none.
@@ -42,9 +40,7 @@ struct run {
     enum run_phase phase;
     uint32_t groups_open; // groups' slots below have their state
 
-    struct votes votes;
     struct strikes strikes;
-    struct waits waits;
     struct quorum quorum;
     struct candidate candidate;
     struct survey survey;

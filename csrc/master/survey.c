@@ -54,8 +54,8 @@ uint32_t survey_group_rate(const struct survey *survey, const struct desk *desk,
     if (group->count < 2) return SURVEY_DEFAULT_MEGABYTES_PER_S;
     uint64_t slowest = UNMEASURABLE;
     for (uint32_t i = 0; i < group->count; i++) {
-        uint32_t from = desk_slot(desk, desk_members(desk, group)[i]);
-        uint32_t to = desk_slot(desk, desk_members(desk, group)[(i + 1) % group->count]);
+        uint32_t from = desk_slot(desk, group->members[i]);
+        uint32_t to = desk_slot(desk, group->members[(i + 1) % group->count]);
         bool known = from < survey->rate_slots && to < survey->rate_slots;
         uint64_t rate = known ? *rate_at(survey, from, to) : 0;
         if (rate == 0 || rate == UNMEASURABLE) return SURVEY_DEFAULT_MEGABYTES_PER_S;
@@ -89,10 +89,9 @@ bool survey_begin(struct survey *survey, const struct desk *desk) {
 
 static void plan_group(struct survey *survey, const struct desk *desk, const struct desk_group *group,
                        bool busy[WIRE_MAX_MEMBERS]) {
-    struct desk_peer *const *members = desk_members(desk, group);
     for (uint32_t distance = 1; distance < group->count; distance++)
         for (uint32_t i = 0; i < group->count; i++) {
-            struct desk_peer *from = members[i], *to = members[(i + distance) % group->count];
+            struct desk_peer *from = group->members[i], *to = group->members[(i + distance) % group->count];
             bool *from_busy = &busy[survey->hosts[desk_slot(desk, from)]];
             bool *to_busy = &busy[survey->hosts[desk_slot(desk, to)]];
             if (*from_busy || *to_busy || *rate_of(survey, desk, from, to) != 0) continue;
@@ -110,10 +109,11 @@ static uint32_t duration_ms(const struct desk_group *group) {
 
 bool survey_next(struct survey *survey, struct desk *desk) {
     bool busy[WIRE_MAX_MEMBERS] = {false};
-    uint32_t at = 0, longest = 0;
+    uint32_t longest = 0;
     survey->count = 0;
-    for (struct desk_group *group; desk->now_ns < survey->end_ns && (group = desk_next_group(desk, &at)) != NULL;)
-        plan_group(survey, desk, group, busy);
+    if (desk->now_ns < survey->end_ns)
+        for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group))
+            plan_group(survey, desk, group, busy);
     if (survey->count == 0) return false;
     survey->round++;
     survey->unanswered = survey->count;
@@ -122,9 +122,8 @@ bool survey_next(struct survey *survey, struct desk *desk) {
         struct wire_measure message = {survey->round, measurement->to->member.id,
                                        duration_ms(measurement->from->group)};
         if (message.duration_ms > longest) longest = message.duration_ms;
-        size_t begin = actions_begin(&desk->actions);
-        wire_encode_measure(&desk->actions.bytes, desk_header(desk), &message);
-        desk_send(desk, measurement->from, begin);
+        wire_encode_measure(desk_frame(desk), desk_header(desk), &message);
+        desk_send(desk, measurement->from);
     }
     survey->deadline_ns = desk->now_ns + longest * MS_NS + desk->limit_ns;
     return true;
@@ -168,26 +167,25 @@ void survey_end(struct survey *survey, const struct desk *desk) {
 static bool order_group(const struct survey *survey, const struct desk *desk, const struct desk_group *group,
                         struct desk_peer **to) {
     uint32_t n = group->count, order[WIRE_MAX_MEMBERS];
-    struct desk_peer *const *from = desk_members(desk, group);
-    memcpy(to, from, n * sizeof *to);
+    memcpy(to, group->members, n * sizeof *to);
     if (n < 3) return false; // one ring only
     uint64_t *rates = malloc((size_t)n * n * sizeof *rates);
     if (rates == NULL) return false;
     for (uint32_t i = 0; i < n; i++) {
         order[i] = i;
-        for (uint32_t k = 0; k < n; k++) rates[(size_t)i * n + k] = *rate_of(survey, desk, from[i], from[k]);
+        for (uint32_t k = 0; k < n; k++)
+            rates[(size_t)i * n + k] = *rate_of(survey, desk, group->members[i], group->members[k]);
     }
     bool changed = ring_order(n, rates, order);
     free(rates);
-    for (uint32_t i = 0; i < n; i++) to[i] = from[order[i]];
+    for (uint32_t i = 0; i < n; i++) to[i] = group->members[order[i]];
     return changed;
 }
 
 bool survey_order(struct survey *survey, const struct desk *desk, struct desk_peer **order) {
     bool changed = false;
-    uint32_t at = 0;
     survey_end(survey, desk);
-    for (struct desk_group *group; (group = desk_next_group(desk, &at)) != NULL;)
-        changed |= order_group(survey, desk, group, &order[group->begin]);
+    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group))
+        changed |= order_group(survey, desk, group, &order[group->members - desk->order]);
     return changed;
 }

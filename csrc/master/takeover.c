@@ -48,7 +48,7 @@ static void begin_run(struct takeover *t, uint64_t generation) {
     }
     for (uint32_t i = 0; i < claim->count; i++)
         if (claim->members[i].join_number >= run->next_join) run->next_join = claim->members[i].join_number + 1;
-    run->votes.barrier = t->last.number;
+    run->barrier = t->last.number;
     run->yields_until = 0;
     run->rounds.number = generation << 32; // rounds have other numbers than those of masters before
     quorum_take_up(&run->quorum, t->desk, &needed);
@@ -90,7 +90,7 @@ static void recall(struct takeover *t, struct desk_peer *peer) {
 // Those that made this claim knew a member of the group that is no longer in it, and of no loss since.
 static void lose_unheard(const struct takeover *t, const struct claim *claim, struct desk_group *group) {
     for (uint32_t rank = 0; rank < group->count && group->lost_epoch <= claim->number; rank++)
-        group->lost |= survivor_of(t, desk_members(t->desk, group)[rank])->claim == claim;
+        group->lost |= survivor_of(t, group->members[rank])->claim == claim;
 }
 
 // Of one group of a claim, which is claim->members[begin..end).
@@ -110,8 +110,7 @@ static void find_absent(const struct takeover *t, const struct claim *claim, uin
 // A loss that only members of other groups had heard of: for this group it happens now.
 static void find_unheard_losses(const struct takeover *t) {
     const struct claims *claims = &t->survivors->claims;
-    uint32_t at = 0;
-    for (struct desk_group *group; (group = desk_next_group(t->desk, &at)) != NULL;)
+    for (struct desk_group *group = desk_first(t->desk); group != NULL; group = desk_after(t->desk, group))
         // Also of somebody who came with the last vote, which members here missed.
         for (uint32_t i = 0; i < t->last.count; i++)
             group->lost |= t->last.sizes[i].group == group->id && t->last.sizes[i].count > group->count &&
@@ -158,14 +157,13 @@ static void send_resumed(struct takeover *t, struct desk_peer *peer, const struc
     tell_losses(t->witnesses[desk_group_slot(t->desk, peer->group)], survivor, &t->last, &resumed);
     resumed.sync_ended =
         !resumed.barrier_ended && rounds_missed(&run->rounds, t->desk, peer, &survivor->resume, &resumed.sync);
-    size_t begin = actions_begin(&t->desk->actions);
-    wire_encode_resumed(&t->desk->actions.bytes, desk_header(t->desk), &resumed);
-    desk_send(t->desk, peer, begin);
+    wire_encode_resumed(desk_frame(t->desk), desk_header(t->desk), &resumed);
+    desk_send(t->desk, peer);
     if (resumed.barrier_ended || resumed.sync_ended) return;
     if (survivor->resume.vote == WIRE_VOTE_SYNC)
-        rounds_vote(&run->rounds, t->desk, &run->votes, peer, &survivor->resume.sync_vote);
+        rounds_vote(&run->rounds, t->desk, peer, &survivor->resume.sync_vote);
     else if (survivor->resume.vote != 0)
-        votes_open(&run->votes, t->desk, peer, survivor->resume.vote);
+        desk_set_vote(t->desk, peer, survivor->resume.vote);
 }
 
 static void take_member(struct takeover *t, struct desk_peer *peer) {

@@ -53,12 +53,10 @@ static void init_verdict(struct wire_verdict *verdict, const struct wire_op_name
     verdict->count = 0;
 }
 
-static size_t encode(struct desk *desk, uint64_t epoch, const struct wire_verdict *verdict) {
+static void encode(struct desk *desk, uint64_t epoch, const struct wire_verdict *verdict) {
     struct wire_header header = desk_header(desk);
     header.epoch = epoch;
-    size_t begin = actions_begin(&desk->actions);
-    wire_encode_verdict(&desk->actions.bytes, header, verdict);
-    return begin;
+    wire_encode_verdict(desk_frame(desk), header, verdict);
 }
 
 void verdicts_done(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
@@ -73,7 +71,8 @@ void verdicts_done(struct verdicts *verdicts, struct desk *desk, struct desk_pee
     op_table_remove(&verdicts->done, entry);
     struct wire_verdict verdict;
     init_verdict(&verdict, &done->name, WIRE_VERDICT_COMMIT);
-    desk_send_group(desk, peer->group, encode(desk, peer->group->group_epoch, &verdict));
+    encode(desk, peer->group->group_epoch, &verdict);
+    desk_send_group(desk, peer->group);
 }
 
 // ---- mismatch ----
@@ -91,10 +90,10 @@ static const char *describe(char *out, size_t capacity, const struct wire_finger
 
 static void describe_mismatch(char out[WIRE_MAX_TEXT + 1], const struct wire_mismatch *message,
                               const struct desk_peer *mine, const struct desk_peer *theirs) {
-    char my_name[DESK_NAME_BYTES], their_name[DESK_NAME_BYTES], my_arguments[128], their_arguments[128];
-    snprintf(out, WIRE_MAX_TEXT + 1, "op tag %llu: %s gave %s, %s gave %s", (unsigned long long)message->name.tag,
-             desk_name(my_name, mine), describe(my_arguments, sizeof my_arguments, &message->mine),
-             desk_name(their_name, theirs), describe(their_arguments, sizeof their_arguments, &message->theirs));
+    char my_arguments[128], their_arguments[128];
+    snprintf(out, WIRE_MAX_TEXT + 1, "op tag %llu: %.48s gave %s, %.48s gave %s", (unsigned long long)message->name.tag,
+             desk_name(mine).chars, describe(my_arguments, sizeof my_arguments, &message->mine),
+             desk_name(theirs).chars, describe(their_arguments, sizeof their_arguments, &message->theirs));
 }
 
 // Nobody can have completed the op, so its verdict needs no reports. It goes out before the new epoch: a member that
@@ -121,7 +120,8 @@ void verdicts_mismatch(struct desk *desk, struct desk_peer *peer, const struct w
         actions_log(&desk->actions, LOG_ERR, "%s", text);
         set_text(&verdict, text);
     }
-    desk_send_group(desk, group, encode(desk, group->group_epoch, &verdict));
+    encode(desk, group->group_epoch, &verdict);
+    desk_send_group(desk, group);
     desk_change(desk, group);
 }
 
@@ -133,13 +133,13 @@ static bool was_committed(const struct verdicts *verdicts, const struct wire_op_
     return past != NULL && past->done > 0;
 }
 
-static void judge(const struct verdicts *verdicts, const struct desk_group *group, struct desk_peer *const *members,
-                  const struct op_entry *entry, struct wire_verdict *out) {
+static void judge(const struct verdicts *verdicts, const struct desk_group *group, const struct op_entry *entry,
+                  struct wire_verdict *out) {
     if (entry->kept > 0) {
         init_verdict(out, &entry->name, WIRE_VERDICT_COMMIT);
-        out->supplier = members[entry->supplier]->member.id;
+        out->supplier = group->members[entry->supplier]->member.id;
         for (uint32_t rank = 0; rank < group->count; rank++)
-            if (op_entry_is_open(entry, rank)) out->needy[out->count++] = members[rank]->member.id;
+            if (op_entry_is_open(entry, rank)) out->needy[out->count++] = group->members[rank]->member.id;
     } else if (entry->done == group->count || was_committed(verdicts, &entry->name)) {
         init_verdict(out, &entry->name, WIRE_VERDICT_COMMIT);
     } else {
@@ -148,14 +148,13 @@ static void judge(const struct verdicts *verdicts, const struct desk_group *grou
 }
 
 static void give_verdicts(struct verdicts *verdicts, struct desk *desk, const struct desk_group *group) {
-    struct desk_peer *const *members = desk_members(desk, group);
     struct wire_verdict verdict;
     uint32_t cursor = 0;
     for (struct op_entry *entry; (entry = op_table_next(&verdicts->reports, &cursor)) != NULL;) {
-        judge(verdicts, group, members, entry, &verdict);
-        size_t begin = encode(desk, group->group_epoch, &verdict);
+        judge(verdicts, group, entry, &verdict);
+        encode(desk, group->group_epoch, &verdict);
         for (uint32_t rank = 0; rank < group->count; rank++)
-            if (op_entry_has(&verdicts->reports, entry, rank)) desk_send(desk, members[rank], begin);
+            if (op_entry_has(&verdicts->reports, entry, rank)) desk_send(desk, group->members[rank]);
     }
     op_table_reset(&verdicts->reports, group->count, 0);
     op_table_reset(&verdicts->past, 0, 0); // all that was live then has its verdict
@@ -204,6 +203,7 @@ void verdicts_tell_mismatches(struct verdicts *verdicts, struct desk *desk, stru
         if (entry->open == 0 || !lacks_mismatch(verdicts, peer, resume, last, entry)) continue;
         init_verdict(&verdict, &entry->name, WIRE_VERDICT_MISMATCH);
         set_text(&verdict, "members gave different arguments for this op, as was found before the master was lost");
-        desk_send(desk, peer, encode(desk, desk->number, &verdict));
+        encode(desk, desk->number, &verdict);
+        desk_send(desk, peer);
     }
 }

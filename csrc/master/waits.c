@@ -1,25 +1,11 @@
 #include "master/waits.h"
 
 #include <stdio.h>
-#include <string.h>
 
 enum {
     NAMES = 3, // in one text
     AGAIN_MOST_MS = 600000,
 };
-
-static const int64_t FIRST_NS = WAITS_WARN_MS * MS_NS;
-
-void waits_init(struct waits *waits) {
-    memset(waits, 0, sizeof *waits);
-    waits->due_ns = INT64_MAX;
-}
-
-void waits_forget(struct waits *waits, uint32_t slot) { waits->told[slot] = (struct waits_told){0}; }
-
-void waits_begin(struct waits *waits, int64_t now_ns) {
-    waits->due_ns = platform_earlier(waits->due_ns, now_ns + FIRST_NS);
-}
 
 static const char *call_of(uint8_t vote) {
     static const char *const calls[] = {"no call that waits for all", "update_topology", "are_peers_pending",
@@ -30,7 +16,7 @@ static const char *call_of(uint8_t vote) {
 // Those that have to call what a vote is about.
 struct missing {
     uint32_t count, of;
-    char names[NAMES * DESK_PLACE_BYTES];
+    char names[NAMES * sizeof(struct desk_text)];
 };
 
 static void find_missing(const struct desk *desk, uint8_t vote, const struct desk_group *group, struct missing *out) {
@@ -38,27 +24,26 @@ static void find_missing(const struct desk *desk, uint8_t vote, const struct des
     *out = (struct missing){0};
     for (uint32_t i = 0; i < desk->count; i++) {
         const struct desk_peer *peer = desk->order[i];
-        char place[DESK_PLACE_BYTES];
         if (group != NULL && peer->group != group) continue;
         out->of++;
         if (peer->vote == vote || out->count++ >= NAMES) continue;
         at += (size_t)snprintf(out->names + at, sizeof out->names - at, "%s%s, in %s", at > 0 ? "; " : "",
-                               desk_place(place, peer), call_of(peer->vote));
+                               desk_place(peer).chars, call_of(peer->vote));
         if (at >= sizeof out->names) at = sizeof out->names - 1;
     }
     if (out->count > NAMES) snprintf(out->names + at, sizeof out->names - at, "; and %u more", out->count - NAMES);
 }
 
-static bool all_voted(const struct desk *desk, const struct desk_group *group) {
+static bool all_voted(const struct desk_group *group) {
     bool all = true;
-    for (uint32_t rank = 0; rank < group->count; rank++) all &= desk_members(desk, group)[rank]->vote == WIRE_VOTE_SYNC;
+    for (uint32_t rank = 0; rank < group->count; rank++) all &= group->members[rank]->vote == WIRE_VOTE_SYNC;
     return all;
 }
 
 // Since when a peer waits for others that have yet to make a call; INT64_MAX: it does not.
 static int64_t waits_since(const struct desk *desk, const struct desk_peer *peer) {
     bool waits = !peer->accepted                ? desk->count > 0
-                 : peer->vote == WIRE_VOTE_SYNC ? !all_voted(desk, peer->group)
+                 : peer->vote == WIRE_VOTE_SYNC ? !all_voted(peer->group)
                                                 : peer->vote != 0;
     return waits ? peer->waits_since : INT64_MAX;
 }
@@ -89,31 +74,31 @@ static bool describe_member(const struct desk *desk, const struct desk_peer *pee
     return true;
 }
 
-void waits_tick(struct waits *waits, struct desk *desk, struct strikes *strikes, bool idle) {
+void waits_tick(struct desk *desk, struct strikes *strikes, bool idle) {
+    static const int64_t first_ns = DESK_WARN_MS * MS_NS;
     struct missing missing;
-    bool newcomer_logged = false, logged[WIRE_VOTE_SYNC + 1] = {false}, found = false;
-    if (waits->due_ns > desk->now_ns) return;
-    waits->due_ns = INT64_MAX;
+    bool logged[WIRE_VOTE_SYNC + 1] = {false}; // by the vote that is open; 0: of a newcomer
+    if (desk->warn_at > desk->now_ns) return;
+    desk->warn_at = INT64_MAX;
+    find_missing(desk, WIRE_VOTE_UPDATE, NULL, &missing);
     for (uint32_t slot = 0; slot < desk->slots; slot++) {
         struct desk_peer *peer = &desk->peers[slot];
-        struct waits_told *told = &waits->told[slot];
+        struct desk_told *told = &peer->told;
         int64_t since = peer->used && !peer->gone ? waits_since(desk, peer) : INT64_MAX;
         if (since == INT64_MAX) continue;
-        if (told->since_ns != since) *told = (struct waits_told){since, since + FIRST_NS}; // another wait
+        if (told->since_ns != since) *told = (struct desk_told){since, since + first_ns}; // another wait
         if (told->next_ns <= desk->now_ns) {
-            char text[WIRE_MAX_TEXT], place[DESK_PLACE_BYTES];
+            char text[WIRE_MAX_TEXT];
             unsigned seconds = (unsigned)((desk->now_ns - since) / SECOND_NS);
-            if (!found) find_missing(desk, WIRE_VOTE_UPDATE, NULL, &missing);
-            found = true;
             bool tells = idle && (peer->accepted ? describe_member(desk, peer, seconds, text)
                                                  : describe_newcomer(desk, peer, strikes, &missing, seconds, text));
-            bool *once = peer->accepted ? &logged[peer->vote] : &newcomer_logged;
             if (tells) desk_send_text(desk, peer, WIRE_WAITING, text);
-            if (tells && !*once) actions_log(&desk->actions, LOG_NOTICE, "%s: %s", desk_place(place, peer), text);
-            *once |= tells;
+            if (tells && !logged[peer->vote])
+                actions_log(&desk->actions, LOG_NOTICE, "%s: %s", desk_place(peer).chars, text);
+            logged[peer->vote] |= tells;
             told->next_ns =
-                desk->now_ns + (tells ? platform_earlier(desk->now_ns - since, AGAIN_MOST_MS * MS_NS) : FIRST_NS);
+                desk->now_ns + (tells ? platform_earlier(desk->now_ns - since, AGAIN_MOST_MS * MS_NS) : first_ns);
         }
-        waits->due_ns = platform_earlier(waits->due_ns, told->next_ns);
+        desk->warn_at = platform_earlier(desk->warn_at, told->next_ns);
     }
 }

@@ -14,7 +14,7 @@ static void begin(const char *name, const char *members, const char *newcomers) 
     candidate_init(&candidate);
     strikes_init(&strikes, desk.limit_ns);
     breaks_init(&breaks[0]);
-    for (; *newcomers; newcomers++) candidate_invite(&candidate, &desk, come(*newcomers, 0), true);
+    for (; *newcomers; newcomers++) come(*newcomers, 0)->invited = true;
     CHECK(candidate_form(&candidate, &desk));
     candidate_propose(&candidate, &desk, WIRE_VOTE_UPDATE);
 }

@@ -36,21 +36,19 @@ static void test_groups(void) {
     open_desk("groups in ring order", "ba");
     seat("dc", 3);
     seat("e", 9);
-    uint32_t at = 0, sizes[] = {2, 2, 1}, count = 0;
-    for (struct desk_group *group; (group = desk_next_group(&desk, &at)) != NULL; count++) {
+    uint32_t sizes[] = {2, 2, 1}, count = 0;
+    for (struct desk_group *group = desk_first(&desk); group != NULL; group = desk_after(&desk, group), count++) {
         CHECK_EQ(group->count, sizes[count]);
-        CHECK_EQ(group->begin, 2 * count);
+        CHECK_EQ(group->members - desk.order, 2 * count);
     }
     CHECK_EQ(count, 3);
     CHECK_EQ(peer('c')->rank, 1);
-    size_t begin = actions_begin(&desk.actions);
-    wire_encode_empty(&desk.actions.bytes, desk_header(&desk), WIRE_HEARTBEAT);
-    desk_send_group(&desk, peer('c')->group, begin);
+    wire_encode_empty(desk_frame(&desk), desk_header(&desk), WIRE_HEARTBEAT);
+    desk_send_group(&desk, peer('c')->group);
     CHECK_STR(told(WIRE_HEARTBEAT), "dc");
     hush();
-    begin = actions_begin(&desk.actions);
-    wire_encode_empty(&desk.actions.bytes, desk_header(&desk), WIRE_HEARTBEAT);
-    desk_send_members(&desk, begin);
+    wire_encode_empty(desk_frame(&desk), desk_header(&desk), WIRE_HEARTBEAT);
+    desk_send_members(&desk);
     CHECK_STR(told(WIRE_HEARTBEAT), "badce");
     close_desk();
 }

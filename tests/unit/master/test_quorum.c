@@ -9,17 +9,17 @@ static void begin(const char *name, const char *members, uint8_t masters) {
     memset(peers, 0, sizeof peers);
     open_desk(name, members);
     desk.number = 1;
-    quorum_init(&quorum);
+    quorum = (struct quorum){0};
     for (const char *at = members; *at; at++) peer(*at)->masters = masters;
 }
 
 static void enter(const char *letters) {
-    for (; *letters; letters++) quorum_entered(&quorum, &desk, peer(*letters), desk.number);
+    for (; *letters; letters++) quorum_entered(&quorum, peer(*letters), desk.number);
 }
 
 static void lose(const char *letters) {
     for (; *letters; letters++) {
-        quorum_ended(&quorum, &desk, peer(*letters));
+        quorum_ended(&quorum, peer(*letters));
         uint32_t kept = 0;
         for (uint32_t i = 0; i < desk.count; i++)
             if (desk.order[i] != peer(*letters)) desk.order[kept++] = desk.order[i];

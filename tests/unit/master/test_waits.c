@@ -1,33 +1,27 @@
 // Who is told, when, that it waits for whom.
 #include "master/waits.h"
 
-#include "master/votes.h"
 #include "seats.h"
 
-static struct waits waits;
-static struct votes votes;
 static struct strikes strikes;
 
 static void begin(const char *name, const char *members) {
     memset(peers, 0, sizeof peers);
     open_desk(name, members);
-    waits_init(&waits);
     strikes_init(&strikes, desk.limit_ns);
-    votes = (struct votes){0};
 }
 
 static void vote(const char *letters, uint8_t kind) {
-    for (; *letters; letters++) votes_open(&votes, &desk, peer(*letters), kind);
-    waits_begin(&waits, desk.now_ns);
+    for (; *letters; letters++) desk_set_vote(&desk, peer(*letters), kind);
 }
 
 // Those that are told something within so long, in the order in which it is said.
 static const char *pass(int64_t ms, bool idle) {
     hush();
     int64_t until = desk.now_ns + ms * MS_NS;
-    while (waits.due_ns <= until) {
-        desk.now_ns = waits.due_ns;
-        waits_tick(&waits, &desk, &strikes, idle);
+    while (desk.warn_at <= until) {
+        desk.now_ns = desk.warn_at;
+        waits_tick(&desk, &strikes, idle);
     }
     desk.now_ns = until;
     return told(WIRE_WAITING);
@@ -44,23 +38,23 @@ static void text_is(const char *want) {
 
 static void test_members(void) {
     begin("those that have voted are told for whom they wait, ever more rarely", "abc");
-    CHECK_EQ(waits.due_ns, INT64_MAX);
+    CHECK_EQ(desk.warn_at, INT64_MAX);
     vote("ac", WIRE_VOTE_UPDATE);
-    CHECK_STR(pass(WAITS_WARN_MS - 1, true), "");
-    CHECK_STR(pass(1 + WAITS_WARN_MS / 2, true), "ac");
+    CHECK_STR(pass(DESK_WARN_MS - 1, true), "");
+    CHECK_STR(pass(1 + DESK_WARN_MS / 2, true), "ac");
     text_is("update_topology waits for 1 of 3 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:999, in no call "
             "that waits for all");
-    CHECK_STR(pass(WAITS_WARN_MS, true), "ac"); // 20 s
-    CHECK_STR(pass(WAITS_WARN_MS, true), "");
-    CHECK_STR(pass(WAITS_WARN_MS, true), "ac"); // 40 s
+    CHECK_STR(pass(DESK_WARN_MS, true), "ac"); // 20 s
+    CHECK_STR(pass(DESK_WARN_MS, true), "");
+    CHECK_STR(pass(DESK_WARN_MS, true), "ac"); // 40 s
     close_desk();
 
     begin("nobody is told while links are made for all, nor when nobody waits", "ab");
     vote("ab", WIRE_VOTE_OPTIMIZE);
-    CHECK_STR(pass(3 * WAITS_WARN_MS, false), "");
-    votes_end(&votes, &desk, WIRE_VOTE_OPTIMIZE);
-    CHECK_STR(pass(3 * WAITS_WARN_MS, true), "");
-    CHECK_EQ(waits.due_ns, INT64_MAX);
+    CHECK_STR(pass(3 * DESK_WARN_MS, false), "");
+    vote("ab", 0);
+    CHECK_STR(pass(3 * DESK_WARN_MS, true), "");
+    CHECK_EQ(desk.warn_at, INT64_MAX);
     close_desk();
 }
 
@@ -68,7 +62,7 @@ static void test_groups(void) {
     begin("shared state concerns the own group alone", "ab");
     seat("cd", 1);
     vote("acd", WIRE_VOTE_SYNC);
-    CHECK_STR(pass(WAITS_WARN_MS, true), "a");
+    CHECK_STR(pass(DESK_WARN_MS, true), "a");
     text_is("sync_shared_state waits for 1 of 2 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:999, in no call "
             "that waits for all");
     close_desk();
@@ -76,13 +70,13 @@ static void test_groups(void) {
 
 static void test_newcomers(void) {
     begin("newcomers hear who has not called, or that they stand behind", "ab");
-    come('n', 0)->waits_since = desk.now_ns;
+    desk_begin_wait(&desk, come('n', 0));
     vote("a", WIRE_VOTE_UPDATE);
-    CHECK_STR(pass(WAITS_WARN_MS, true), "an");
+    CHECK_STR(pass(DESK_WARN_MS, true), "an");
     text_is("waiting to be admitted: 1 of 2 members has not called update_topology for 10 s: peer 62010203 (join 2) at "
             "10.0.0.98:999, in no call that waits for all");
     for (int i = 0; i < 6; i++) strikes_add(&strikes, &peer('n')->member.address, desk.now_ns);
-    CHECK_STR(pass(WAITS_WARN_MS, true), "an");
+    CHECK_STR(pass(DESK_WARN_MS, true), "an");
     text_is("waiting to be admitted: newcomers from this address made no data connections to members before, so others "
             "come first, for 23 s more");
     close_desk();
