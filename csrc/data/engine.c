@@ -99,7 +99,7 @@ static bool obey(struct engine *engine) {
         lanes_hang_up(engine);
         end_all(engine);
     }
-    service_obey(engine);
+    service_woken(engine);
     if (!go_on) service_stop(engine);
     bool devices = engine->device_calls > 0;
     if (devices) book_for_each(&engine->book, fail_with_device);
@@ -121,12 +121,12 @@ static void work(struct engine *engine) {
     kernels_enter();
     for (;;) {
         if (woken && !obey(engine)) return;
-        service_step(engine);
+        int timeout_ms = service_step(engine);
         lanes_check_silence(engine);
         busy = lanes_step(engine);
         lanes_free_broken(engine);
         int count =
-            epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : lanes_timeout_ms(engine, service_timeout_ms(engine)));
+            epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : lanes_timeout_ms(engine, timeout_ms));
         woken = false;
         for (int i = 0; i < count; i++) {
             void *tag = events[i].data.ptr;
@@ -166,7 +166,7 @@ static void *run_next(void *argument) {
     if (!taken_over) return NULL;
     struct lane *lane = same_host_give_up(engine);
     LOG(LOG_WARN, "the memory of a neighbour does not answer, from now on it has to send");
-    service_memory_hangs(engine, lane_peer(lane));
+    service_changed(engine, lane_peer(lane), NEIGHBOUR_HANGS);
     lane_break(lane, "its memory does not answer", true);
     return run(engine);
 }

@@ -89,7 +89,7 @@ void lane_break(struct lane *lane, const char *why, bool silent) {
     epoll_ctl(engine_lanes(engine)->epoll, EPOLL_CTL_DEL, lane->fd, NULL);
     lane->in.service = false;
     lane->in.to = NULL;
-    engine_lanes(engine)->route->link_gone(engine, lane->peer);
+    engine_lanes(engine)->route->changed(engine, lane->peer, NEIGHBOUR_LINK_DOWN);
     struct wire_id id = lane->peer->member.id;
     engine_lock(engine);
     bool current = lane->peer->lanes[lane->index] == lane;

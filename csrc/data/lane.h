@@ -5,6 +5,14 @@
 
 #include "data/frame.h"
 
+enum neighbour_change {
+    NEIGHBOUR_LINK_UP,   // a lane is polled from now on
+    NEIGHBOUR_LINK_DOWN, // a lane broke
+    NEIGHBOUR_HANGS,     // its memory does not answer, and is read no more
+    NEIGHBOUR_LEFT,      // it is no member any more
+    NEIGHBOUR_FREED,     // it is about to be freed
+};
+
 // What a lane asks about its frames. All from the engine's thread.
 struct lane_route {
     // The head of a frame has come: sets where its payload goes (struct incoming). Lock held. False: malformed.
@@ -15,14 +23,8 @@ struct lane_route {
     struct frame *(*next)(struct engine *engine, struct lane *lane, bool idle);
     // A frame of an op has been handed to the kernel. Lock not held.
     void (*sent)(struct engine *engine, const struct frame *frame);
-    // The lane is polled from now on. Lock held.
-    void (*link_came)(struct engine *engine, const struct neighbour *peer);
-    // A lane broke. Lock not held.
-    void (*link_gone)(struct engine *engine, const struct neighbour *peer);
-    // The peer is no member any more. Lock held.
-    void (*neighbour_left)(struct engine *engine, struct neighbour *peer);
-    // The peer is about to be freed. Lock held.
-    void (*neighbour_gone)(struct engine *engine, struct neighbour *peer);
+    // Something became of a neighbour. Lock held, but for NEIGHBOUR_LINK_DOWN.
+    void (*changed)(struct engine *engine, struct neighbour *peer, enum neighbour_change change);
 };
 
 struct op_member;

@@ -46,7 +46,7 @@ void neighbours_free_dropped(struct engine *engine) {
         if (peer->dropped && peer->member.rank == UINT32_MAX && peer->lane_count == 0 &&
             !engine_awaits(engine, &peer->member)) {
             *at = peer->next;
-            engine_lanes(engine)->route->neighbour_gone(engine, peer);
+            engine_lanes(engine)->route->changed(engine, peer, NEIGHBOUR_FREED);
             free(peer);
         } else {
             at = &peer->next;
@@ -170,7 +170,7 @@ bool lanes_poll_arriving(struct engine *engine) {
         lane->polled = true;
         all->lanes[all->lane_count++] = lane;
         lane_heat(lane);
-        all->route->link_came(engine, lane->peer);
+        all->route->changed(engine, lane->peer, NEIGHBOUR_LINK_UP);
     }
     return true;
 }
@@ -233,7 +233,7 @@ void lanes_enter_epoch(struct engine *engine) {
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
         peer->eager_bytes = 0;
         peer->offered = false;
-        if (peer->member.rank == UINT32_MAX) all->route->neighbour_left(engine, peer);
+        if (peer->member.rank == UINT32_MAX) all->route->changed(engine, peer, NEIGHBOUR_LEFT);
     }
     neighbours_free_dropped(engine);
 }

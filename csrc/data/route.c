@@ -163,21 +163,17 @@ static void sent(struct engine *engine, const struct frame *frame) {
     mover_of(frame->op)->sent(engine, frame->op, frame);
 }
 
-static void neighbour_gone(struct engine *engine, struct neighbour *peer) {
+static void changed(struct engine *engine, struct neighbour *peer, enum neighbour_change change) {
+    service_changed(engine, peer, change);
+    if (change != NEIGHBOUR_FREED) return;
     book_forget(engine_book(engine), neighbour_op_member(peer));
-    service_neighbour_gone(engine, peer);
     same_host_forget(peer);
 }
-
-static void neighbour_left(struct engine *engine, struct neighbour *peer) { service_neighbour_gone(engine, peer); }
 
 const struct lane_route route = {
     .place = place,
     .arrived = arrived,
     .next = next,
     .sent = sent,
-    .link_came = service_link_came,
-    .link_gone = service_link_gone,
-    .neighbour_left = neighbour_left,
-    .neighbour_gone = neighbour_gone,
+    .changed = changed,
 };

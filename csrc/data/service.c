@@ -7,19 +7,19 @@
 #include "data/link.h"
 
 struct service_slot {
-    struct service *_Atomic open; // by a caller, and let go of by the thread, which reads it without the lock
-    struct service *over;         // that the thread has let go of
-    pthread_cond_t let_go;
+    struct service *_Atomic open; // by a caller, and stopped by the thread, which reads it without the lock
+    struct service *over;         // that the thread has stopped
+    pthread_cond_t stopped;
 };
 
 struct service_slot *service_slot_new(void) {
     struct service_slot *slot = calloc(1, sizeof *slot);
-    if (slot != NULL) pthread_cond_init(&slot->let_go, NULL);
+    if (slot != NULL) pthread_cond_init(&slot->stopped, NULL);
     return slot;
 }
 
 void service_slot_free(struct service_slot *slot) {
-    if (slot != NULL) pthread_cond_destroy(&slot->let_go);
+    if (slot != NULL) pthread_cond_destroy(&slot->stopped);
     free(slot);
 }
 
@@ -52,7 +52,7 @@ void service_end(struct engine *engine) {
 struct service *service_close(struct engine *engine) {
     engine_lock(engine);
     end(engine);
-    while (engine_service(engine)->open != NULL) engine_await(engine, &engine_service(engine)->let_go);
+    while (engine_service(engine)->open != NULL) engine_await(engine, &engine_service(engine)->stopped);
     struct service *service = engine_service(engine)->over;
     engine_service(engine)->over = NULL;
     engine_unlock(engine);
@@ -100,48 +100,28 @@ struct frame *service_next(struct engine *engine, struct lane *lane) {
 void service_stop(struct engine *engine) {
     struct service *service = engine_service(engine)->open;
     if (service == NULL) return;
-    service->type->let_go(service);
+    service->type->stop(service);
     lanes_let_go_service(engine);
     engine_service(engine)->over = service;
     engine_service(engine)->open = NULL;
-    pthread_cond_broadcast(&engine_service(engine)->let_go);
+    pthread_cond_broadcast(&engine_service(engine)->stopped);
 }
 
-void service_obey(struct engine *engine) {
+void service_woken(struct engine *engine) {
     struct service *service = engine_service(engine)->open;
     if (service == NULL) return;
     if (service->ending)
         service_stop(engine);
     else
-        service->type->obey(service);
+        service->type->woken(service);
 }
 
-void service_step(struct engine *engine) {
+int service_step(struct engine *engine) {
     struct service *service = engine_service(engine)->open;
-    if (service != NULL) service->type->step(service);
+    return service == NULL ? -1 : service->type->step(service);
 }
 
-int service_timeout_ms(struct engine *engine) {
+void service_changed(struct engine *engine, const struct neighbour *peer, enum neighbour_change change) {
     struct service *service = engine_service(engine)->open;
-    return service == NULL ? -1 : service->type->timeout_ms(service);
-}
-
-void service_link_came(struct engine *engine, const struct neighbour *peer) {
-    struct service *service = engine_service(engine)->open;
-    if (service != NULL) service->type->link_came(service, peer);
-}
-
-void service_link_gone(struct engine *engine, const struct neighbour *peer) {
-    struct service *service = engine_service(engine)->open;
-    if (service != NULL) service->type->link_gone(service, peer);
-}
-
-void service_neighbour_gone(struct engine *engine, const struct neighbour *peer) {
-    struct service *service = engine_service(engine)->open;
-    if (service != NULL) service->type->neighbour_gone(service, peer);
-}
-
-void service_memory_hangs(struct engine *engine, const struct neighbour *peer) {
-    struct service *service = engine_service(engine)->open;
-    if (service != NULL) service->type->memory_hangs(service, peer);
+    if (service != NULL) service->type->changed(service, peer, change);
 }

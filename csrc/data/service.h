@@ -6,12 +6,12 @@
 #ifndef PCCL_DATA_SERVICE_H
 #define PCCL_DATA_SERVICE_H
 
-#include "data/frame.h"
+#include "data/lane.h"
 #include "net/wire_control.h"
 
 struct service;
 
-// What a service does. All but what is told of the lock is called without it, and all from the engine's thread.
+// What a service does. All from the engine's thread; where nothing is said of the lock, it is not held.
 struct service_type {
     // A frame has begun to come: sets `to`, or leaves it NULL to discard the payload, and `service` if `to` is memory
     // of the service. Lock held. False: the frame is malformed.
@@ -21,19 +21,13 @@ struct service_type {
     // The next frame for this lane, or NULL.
     struct frame *(*next)(struct service *service, struct lane *lane);
     // After engine_wake. Lock held.
-    void (*obey)(struct service *service);
-    void (*step)(struct service *service);
-    // When to step again at the latest; -1: at any event.
-    int (*timeout_ms)(const struct service *service);
+    void (*woken)(struct service *service);
+    // Does what is due. In how many milliseconds to step again at the latest; -1: at any event.
+    int (*step)(struct service *service);
     // The service is over: it begins nothing any more. Lock held.
-    void (*let_go)(struct service *service);
-    // Lock held.
-    void (*link_came)(struct service *service, const struct neighbour *peer);
-    void (*link_gone)(struct service *service, const struct neighbour *peer);
-    // The peer is no member any more, and may be freed. Lock held.
-    void (*neighbour_gone)(struct service *service, const struct neighbour *peer);
-    // The memory of the peer does not answer, and is read no more.
-    void (*memory_hangs)(struct service *service, const struct neighbour *peer);
+    void (*stop)(struct service *service);
+    // Something became of a neighbour. With or without the lock: must not take it.
+    void (*changed)(struct service *service, const struct neighbour *peer, enum neighbour_change change);
 };
 
 // The first member of what a service is.
@@ -46,9 +40,9 @@ struct service {
 // ---- for the service ----
 // Any thread. False: the engine is dead or has a service.
 bool service_open(struct engine *engine, struct service *service);
-// The thread lets go of the service that is open, if any. Any thread; does not wait.
+// The thread is to stop the service that is open, if any. Any thread; does not wait.
 void service_end(struct engine *engine);
-// Ends it, and waits until the thread has let go: no frame touches its memory any more. NULL: there was none. Any
+// Ends it, and waits until the thread has stopped it: no frame touches its memory any more. NULL: there was none. Any
 // thread.
 struct service *service_close(struct engine *engine);
 // The one that is open, or about to be taken back; NULL: none. Lock held.
@@ -68,13 +62,9 @@ bool service_is_open(const struct engine *engine);
 bool service_place(struct engine *engine, struct incoming *in);
 bool service_arrived(struct engine *engine, struct incoming *in);
 struct frame *service_next(struct engine *engine, struct lane *lane);
-void service_obey(struct engine *engine); // lock held
-void service_step(struct engine *engine);
-int service_timeout_ms(struct engine *engine);
+void service_woken(struct engine *engine); // lock held
+int service_step(struct engine *engine);
 void service_stop(struct engine *engine); // lock held
-void service_link_came(struct engine *engine, const struct neighbour *peer);
-void service_link_gone(struct engine *engine, const struct neighbour *peer);
-void service_neighbour_gone(struct engine *engine, const struct neighbour *peer);
-void service_memory_hangs(struct engine *engine, const struct neighbour *peer);
+void service_changed(struct engine *engine, const struct neighbour *peer, enum neighbour_change change);
 
 #endif

@@ -116,7 +116,7 @@ static bool is_receiver(const struct sync *sync) {
     return false;
 }
 
-static void obey(struct service *service) {
+static void woken(struct service *service) {
     struct sync *sync = sync_of(service);
     if (sync->plan == NULL || sync->begun) return;
     sync->begun = true;
@@ -133,35 +133,37 @@ static void obey(struct service *service) {
 
 static bool receives(const struct sync *sync) { return sync->phase == PHASE_HASHES || sync->phase == PHASE_LEAVES; }
 
-static void step(struct service *service) {
+static int step(struct service *service) {
     if (receives(sync_of(service))) sync_receive(sync_of(service));
-}
-
-static int timeout_ms(const struct service *service) {
-    return receives((const struct sync *)service) ? SYNC_TICK_MS : -1;
+    return receives(sync_of(service)) ? SYNC_TICK_MS : -1;
 }
 
 // The crew ends what it has begun before the caller of sync_end returns.
-static void let_go(struct service *service) {
+static void stop(struct service *service) {
     struct sync *sync = sync_of(service);
     if (sync->crew != NULL) crew_stop(sync->crew);
 }
 
-static void neighbour_gone(struct service *service, const struct neighbour *peer) {
-    sync_forget_requester(sync_of(service), peer);
-    sync_forget_donor(sync_of(service), peer);
+static void changed(struct service *service, const struct neighbour *peer, enum neighbour_change change) {
+    struct sync *sync = sync_of(service);
+    switch (change) {
+    case NEIGHBOUR_LINK_UP: sync_link_up(sync, peer); break;
+    case NEIGHBOUR_LINK_DOWN: sync_link_down(sync, peer); break;
+    case NEIGHBOUR_HANGS: sync_memory_hangs(sync, peer); break;
+    case NEIGHBOUR_LEFT:
+    case NEIGHBOUR_FREED:
+        sync_forget_requester(sync, peer);
+        sync_forget_donor(sync, peer);
+        break;
+    }
 }
 
 static const struct service_type sync_type = {
     .place = place,
     .arrived = arrived,
     .next = next,
-    .obey = obey,
+    .woken = woken,
     .step = step,
-    .timeout_ms = timeout_ms,
-    .let_go = let_go,
-    .link_came = sync_link_came,
-    .link_gone = sync_link_gone,
-    .neighbour_gone = neighbour_gone,
-    .memory_hangs = sync_memory_hangs,
+    .stop = stop,
+    .changed = changed,
 };

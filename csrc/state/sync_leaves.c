@@ -81,8 +81,7 @@ static void doubt(struct sync *sync, uint32_t index) {
     delta_shun(sync->delta, index);
 }
 
-void sync_memory_hangs(struct service *service, const struct neighbour *peer) {
-    struct sync *sync = sync_of(service);
+void sync_memory_hangs(struct sync *sync, const struct neighbour *peer) {
     uint32_t index = sync->delta == NULL ? sync->donor_count : sync_donor_of(sync, peer);
     if (index < sync->donor_count) doubt(sync, index);
 }

@@ -96,8 +96,8 @@ uint32_t sync_donor_of(const struct sync *sync, const struct neighbour *peer); /
 void sync_pump(struct sync *sync);
 void sync_pump_donor(struct sync *sync, uint32_t index, int64_t now); // one of them
 void sync_forget_donor(struct sync *sync, const struct neighbour *peer);
-void sync_link_gone(struct service *service, const struct neighbour *peer);
-void sync_link_came(struct service *service, const struct neighbour *peer);
+void sync_link_down(struct sync *sync, const struct neighbour *peer);
+void sync_link_up(struct sync *sync, const struct neighbour *peer);
 // The round is over or void, and nothing writes any more: the content's hashes become those of what lies in memory.
 // Leaves that came are the donors'; those that may be half-written are nobody's, and then it returns true.
 bool sync_note_leaves(struct sync *sync);
@@ -106,7 +106,7 @@ bool sync_note_leaves(struct sync *sync);
 bool sync_place_leaf(struct sync *sync, struct incoming *in); // as service_type.place
 bool sync_take_leaf(struct sync *sync, struct incoming *in);  // as service_type.arrived
 void sync_take_crew_results(struct sync *sync);
-void sync_memory_hangs(struct service *service, const struct neighbour *peer);
+void sync_memory_hangs(struct sync *sync, const struct neighbour *peer);
 
 static inline struct sync *sync_of(struct service *service) { return (struct sync *)service; }
 

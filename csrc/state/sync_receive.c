@@ -247,8 +247,7 @@ static void ask_again(struct sync *sync, uint32_t index) {
 }
 
 // What was asked may be lost with the connection, questions and answers alike.
-void sync_link_gone(struct service *service, const struct neighbour *peer) {
-    struct sync *sync = sync_of(service);
+void sync_link_down(struct sync *sync, const struct neighbour *peer) {
     uint32_t index = sync_donor_of(sync, peer);
     if (index == sync->donor_count) return;
     sync->donors[index].link_lost = true;
@@ -256,8 +255,7 @@ void sync_link_gone(struct service *service, const struct neighbour *peer) {
 }
 
 // Until now the donor may have sent what was asked again into the connection that was lost: it may not have known yet.
-void sync_link_came(struct service *service, const struct neighbour *peer) {
-    struct sync *sync = sync_of(service);
+void sync_link_up(struct sync *sync, const struct neighbour *peer) {
     uint32_t index = sync_donor_of(sync, peer);
     if (index == sync->donor_count || !sync->donors[index].link_lost) return;
     sync->donors[index].link_lost = false;
