@@ -125,8 +125,7 @@ static void work(struct engine *engine) {
         lanes_check_silence(engine);
         busy = lanes_step(engine);
         lanes_free_broken(engine);
-        int count =
-            epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : lanes_timeout_ms(engine, timeout_ms));
+        int count = epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : lanes_timeout_ms(engine, timeout_ms));
         woken = false;
         for (int i = 0; i < count; i++) {
             void *tag = events[i].data.ptr;

@@ -66,6 +66,25 @@ struct trial {
 // Exact in every way of adding and of quantising: each block has one value.
 static float value_of(uint32_t peer, uint32_t tag) { return (float)(1u << (peer + tag)); }
 
+// By rows: the sanitizers look at a row at once.
+enum { ROW = 4096 };
+
+static const float *row_of(float value) {
+    static float row[ROW];
+    if (row[0] != value)
+        for (size_t i = 0; i < ROW; i++) row[i] = value;
+    return row;
+}
+
+static uint64_t row_end(uint64_t at, uint64_t end) { return end - at < ROW ? end : at + ROW; }
+
+static void fill(float *to, uint64_t count, float value) {
+    for (uint64_t at = 0, next; at < count; at = next) {
+        next = row_end(at, count);
+        memcpy(to + at, row_of(value), (next - at) * sizeof *to);
+    }
+}
+
 static bool is_late(const struct trial *t) { return platform_now_ns() > t->deadline; }
 
 static bool has_failed(struct world *world, uint32_t side) {
@@ -117,7 +136,8 @@ static void post_all(struct trial *t) {
             struct call *call = &t->calls[side][tag];
             call->posted = false;
             if (!t->world->sides[side].alive) continue;
-            for (uint64_t i = 0; i < t->way->count; i++) call->send[i] = value_of(side, tag);
+            if (!t->in_place) fill(call->recv, t->way->count, -1); // what is there already is no result
+            fill(call->send, t->way->count, value_of(side, tag));
             struct call_args reduce =
                 reduce_of(call->send, call->recv, tag, t->way->count, pcclSum, t->way->quantised ? pcclUint8 : 0,
                           t->way->quantised ? pcclQuantMinMax : 0);
@@ -140,9 +160,13 @@ static void look(struct trial *t, uint32_t side, uint32_t tag) {
     call->contributors = outcome.contributors;
 }
 
+// Rows that are not what they should be.
 static uint64_t wrong_in(const struct call *call, uint64_t begin, uint64_t end, float expected) {
     uint64_t wrong = 0;
-    for (uint64_t i = begin; i < end; i++) wrong += call->recv[i] != expected;
+    for (uint64_t at = begin, next; at < end; at = next) {
+        next = row_end(at, end);
+        wrong += memcmp(call->recv + at, row_of(expected), (next - at) * sizeof(float)) != 0;
+    }
     return wrong;
 }
 
@@ -202,6 +226,9 @@ enum { SPREAD = 2, LEFT_OUT = 1 };
 enum { SPREAD = 8, LEFT_OUT = 0 };
 #endif
 
+// For all trials: the system takes longer to give such large ones than the ops take.
+static float buffers[PEERS][OPS][2][PLAN_SEGMENTED_MIN / sizeof(float)];
+
 // True: as many requests came as it took to refuse one.
 static bool run_trial(const struct way *way, bool in_place) {
     check_case("%s, %s: request %u is refused%s", way->name, in_place ? "in place" : "out of place", refuse_at,
@@ -214,8 +241,8 @@ static bool run_trial(const struct way *way, bool in_place) {
     for (uint32_t side = 0; side < PEERS; side++)
         for (uint32_t tag = 0; tag < OPS; tag++) {
             struct call *call = &t.calls[side][tag];
-            call->send = malloc(way->count * sizeof(float));
-            call->recv = in_place ? call->send : malloc(way->count * sizeof(float));
+            call->send = buffers[side][tag][0];
+            call->recv = buffers[side][tag][!in_place];
         }
     requests = 0;
     watched = t.world;
@@ -229,11 +256,6 @@ static bool run_trial(const struct way *way, bool in_place) {
     bool refused = requests >= refuse_at;
     for (uint32_t side = 0; side < PEERS; side++) CHECK(side == VICTIM || !has_failed(t.world, side));
     world_free(t.world);
-    for (uint32_t side = 0; side < PEERS; side++)
-        for (uint32_t tag = 0; tag < OPS; tag++) {
-            if (!in_place) free(t.calls[side][tag].recv);
-            free(t.calls[side][tag].send);
-        }
     return refused;
 }
 
