@@ -1,9 +1,8 @@
-"""Calls of the C library that may wait: in slices, so that Ctrl-C works, and never on an object that is being freed.
+"""Calls of the C library: those that wait do so in slices, so that Ctrl-C works, and none uses an object that is being freed.
 
-A call that was cut short, by a signal or by the caller's own timeout, goes on inside the library. Python raises such a signal
-as soon as the C function has returned, before its result can be stored in a variable: a call that had just succeeded would
-look as if it had never been made, and making it again would be a second vote, alone. So the C functions are called
-through `map` into a list, which no signal can come between, and the `NativeCall` is kept until its result has been delivered.
+A call that was cut short, by a signal or by the caller's own timeout, goes on inside the library, and its `Ticket` is kept until
+its result has been delivered. What has become of it, C writes into the memory of the ticket: a signal that is raised as soon as
+the C function has returned loses nothing, for the call that is repeated finds its ticket.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pccl._errors import error_for, last_detail
+from pccl._errors import PCCLError, error_for, last_detail
 from pccl._loader import load_native_module
 
 if TYPE_CHECKING:
     from pccl._types import Contributors
 
-_, _C = load_native_module()
-_set_wait_slice = _C.pccl_ext_set_wait_slice
+_ffi, _C = load_native_module()
+_TICKET = _ffi.typeof("struct pccl_ticket *")
 
 SLICE_MS = 100
 """The longest time that a signal waits for its handler."""
@@ -180,73 +179,92 @@ class NativeHandle:
         self._destroy(self._pointer)
 
 
-class NativeCall:
-    """One call of a C function; its arguments, and `keep`, are kept alive as long as it is.
+def call(handle: NativeHandle, function: str, *arguments: Any, name: str = "") -> None:
+    """Makes a call that does not wait, with the object as its first argument. `name` is what errors call it."""
+    try:
+        with handle as pointer:
+            PCCLError.check(getattr(_C, function)(pointer, *arguments), name or function)
+    except ClosedError as error:
+        raise error_for(INVALID_USAGE, name or function, str(error)) from None
 
-    `name` is what errors call it, if that is not the function's own name.
+
+class Ticket:
+    """A call that waits for others: begun once by a C function, and waited for until its result has been delivered.
+
+    Its arguments, and `keep`, are kept alive as long as it is; `name` is what errors call it.
     """
 
-    __slots__ = ("_columns", "_function", "_keep", "_name", "_results", "_why", "arguments", "detail", "result")
+    __slots__ = ("_arguments", "_begin", "_keep", "c", "detail", "name", "one_caller", "result")
 
-    def __init__(self, function: str, *arguments: Any, name: str = "", keep: object = None) -> None:
-        self.arguments = arguments
+    def __init__(self, name: str, begin: str, *arguments: Any, keep: object = None) -> None:
+        self.name = name
+        self.c = _ffi.new(_TICKET)
         self.result = TIMED_OUT
         self.detail = ""
-        self._name = name or function
-        self._function = getattr(_C, function)
-        self._columns = tuple(zip(arguments, strict=True))
+        self.one_caller = threading.Lock()  # held by the call that begins it or waits for it
+        self._begin = getattr(_C, begin)
+        self._arguments = arguments
         self._keep = keep
-        self._results: list[int] = []
-        self._why = ""
 
     @property
-    def known(self) -> int:
-        """Its result, TIMED_OUT while there is none; true at any moment, where `result` may lag behind by a signal."""
-        return self._results[0] if self._results else TIMED_OUT
+    def in_flight(self) -> bool:
+        """Whether it was begun and has not ended; true at any moment, where `result` may lag behind by a signal."""
+        return bool(self.c.kind) and self.c.result == TIMED_OUT
+
+    def begin(self, handle: NativeHandle) -> int:
+        """Begins it, unless it was begun."""
+        if self.c.kind:
+            return SUCCESS
+        try:
+            with handle:
+                result: int = self._begin(*self._arguments, self.c)
+                return self._ended(result, last_detail()) if result != SUCCESS else result
+        except ClosedError as error:
+            return self._ended(INVALID_USAGE, str(error))
 
     def proceed(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
-        """Makes the call, or waits on for it; `watch` is called after each slice of the wait.
+        """Begins it, unless it was begun, and waits for its end."""
+        result = self.begin(handle)
+        return self.wait(handle, deadline, watch) if result == SUCCESS else result
 
-        Returns its result, TIMED_OUT when the deadline came first.
+    def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
+        """Waits for its end; `watch` is called after each slice of the wait.
+
+        Returns its result, however often it is asked, and TIMED_OUT when the deadline came first.
         """
-        results = self._results
-        while True:
-            if not results:
-                try:
-                    with handle:
-                        self._run_slice(deadline.slice_ms())
-                except ClosedError as error:
-                    self.detail = str(error)
-                    results.append(INVALID_USAGE)
-            self.result = results[0]
-            if self.result != TIMED_OUT:
-                return self.result
-            results.clear()
+        while self.c.result == TIMED_OUT:
+            try:
+                with handle:
+                    _C.pccl_ticket_wait(self.c, deadline.slice_ms())
+            except ClosedError as error:
+                return self._ended(INVALID_USAGE, str(error))
+            if self.c.result != TIMED_OUT:
+                break
             if watch is not None:
                 watch()
             if deadline.passed():
                 ends = "close() or reconnect()" if handle.noun == "communicator" else "close()"
-                self._why = last_detail()
-                self.detail = f"{self.waits_for()}what it waited for goes on: repeat the call to wait on, or {ends} to cancel it"
-                return self.result
+                goes_on = f"what it waited for goes on: repeat the call to wait on, or {ends} to cancel it"
+                return self._ended(TIMED_OUT, self.waits_for() + goes_on)
+        result: int = self.c.result
+        return self._ended(result, "" if result == SUCCESS else self._text())
 
     def check(self, contributors: tuple[Contributors, ...] = ()) -> None:
         """Raises the error for the result, unless it is success."""
         if self.result != SUCCESS:
-            error = error_for(self.result, self._name, self.detail)
+            error = error_for(self.result, self.name, self.detail)
             error.contributors = contributors
             raise error
 
     def waits_for(self) -> str:
         """What the wait that was cut short was for, as far as it is known, to be followed by more; empty: nothing is known."""
-        return f"{self._why}; " if self._why else ""
+        text = self._text()
+        return f"{text}; " if text else ""
 
-    def _run_slice(self, milliseconds: int) -> None:
-        results = self._results
-        _set_wait_slice(milliseconds)
-        try:
-            results.extend(map(self._function, *self._columns))
-        finally:
-            if results and results[0] not in (SUCCESS, TIMED_OUT):
-                self.detail = last_detail()
-            _set_wait_slice(0)
+    def _text(self) -> str:
+        text: bytes = _ffi.string(self.c.text)
+        return text.decode("utf-8", "replace")
+
+    def _ended(self, result: int, detail: str) -> int:
+        self.result, self.detail = result, detail
+        return result

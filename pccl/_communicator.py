@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoints, resolve
-from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeCall, NativeHandle, milliseconds, whole_number
+from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
 from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._loader import load_native_module
-from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, contributors, op_arguments
+from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, contributors, op_arguments, reduce_info
 from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_report, watcher
 from pccl._tensors import reduce_buffers, require_kind
 from pccl._types import (
@@ -84,10 +84,8 @@ class Communicator:
         self._peer_group = whole_number("peer_group", peer_group, 32)
         self._pool_size = whole_number("p2p_connection_pool_size", p2p_connection_pool_size, 32)
         self._connected = False
-        # Calls that were cut short, until they are repeated.
-        self._unfinished: dict[object, NativeCall] = {}
-        self._unfinished_ops: dict[int, Op] = {}
-        self._unfinished_multis: dict[object, Multi] = {}
+        # Calls whose result was not delivered: under way, or cut short and not repeated yet. Those of ops by their tags.
+        self._unfinished: dict[object, Ticket] = {}
         self._live_ops: set[Op] = set()
         self._exclusive = threading.Lock()  # held by connect, update_topology, optimize_topology and sync_shared_state
         self._asking = threading.Lock()  # likewise, of are_peers_pending, which may run beside all others
@@ -139,8 +137,6 @@ class Communicator:
         self._handle.close()
         self._reaper.stop()
         self._unfinished.clear()
-        self._unfinished_ops.clear()
-        self._unfinished_multis.clear()
         self._live_ops.clear()
 
     def __enter__(self) -> Self:
@@ -233,14 +229,13 @@ class Communicator:
         PENDING_ASYNC_OPS while ops have not been awaited.
         """
         with self._alone("pcclUpdateTopology"):
-            self._finish("pcclUpdateTopology", timeout=timeout)
+            self._finish("pcclUpdateTopology", "pccl_begin_update", deadline=Deadline(timeout))
         self._delivered("pcclUpdateTopology")
 
     def are_peers_pending(self, *, timeout: float | None = None) -> bool:
         """Whether a newcomer of any group waits: the same answer on all accepted peers, for whom it waits. Admits nobody."""
         with self._alone("pcclArePeersPending", self._asking, "another such call of this communicator"):
-            call = self._finish("pcclArePeersPending", _ffi.new("bool *"), timeout=timeout)
-            pending = bool(call.arguments[-1][0])
+            pending = bool(self._finish("pcclArePeersPending", "pccl_begin_pending", deadline=Deadline(timeout)).c.value)
         self._delivered("pcclArePeersPending")
         return pending
 
@@ -250,7 +245,7 @@ class Communicator:
         A barrier of all accepted peers of all groups. Never required. INVALID_USAGE with fewer than two peers in the run.
         """
         with self._alone("pcclOptimizeTopology"):
-            self._finish("pcclOptimizeTopology", timeout=timeout)
+            self._finish("pcclOptimizeTopology", "pccl_begin_optimize", deadline=Deadline(timeout))
         self._delivered("pcclOptimizeTopology")
 
     # ---- shared state ----
@@ -270,29 +265,23 @@ class Communicator:
         """
         require_kind("shared_state", shared_state, SharedState)
         require_kind("strategy", strategy, SharedStateSyncStrategy)
-        info = _ffi.new("pcclSharedStateSyncInfo_t *")
-        with self._alone("pcclSynchronizeSharedState"):
-            key = ("pcclSynchronizeSharedState", id(shared_state), strategy)
+        name = "pcclSynchronizeSharedState"
+        with self._alone(name):
+            key = (name, id(shared_state), strategy)
             if key not in self._unfinished:
-                shared_state._collect("pcclSynchronizeSharedState")
-                flags = shared_state._read_only()
-                _C.pccl_ext_set_read_only(flags, len(flags))
-            call = self._finish(
-                "pcclSynchronizeSharedState",
-                shared_state.to_c(),
-                strategy.value,
-                info,
-                timeout=timeout,
-                key=key,
-                keep=shared_state,
-                watch=watcher(self._pointer, progress),
+                shared_state._collect(name)
+            arguments = (shared_state.to_c(), strategy.value, shared_state._read_only())
+            watch = watcher(self._pointer, progress)
+            done = self._finish(
+                name, "pccl_begin_sync", *arguments, deadline=Deadline(timeout), key=key, keep=shared_state, watch=watch
             )
-            done, report = call.arguments[-1], sync_report(self._pointer)
-            if done.rx_bytes > 0:
+            report = sync_report(self._pointer)
+            shared_state.revision = done.c.value
+            if report.rx_bytes > 0:
                 shared_state._restore()
         moved = SharedStateSyncInfo(
-            done.tx_bytes,
-            done.rx_bytes,
+            report.tx_bytes,
+            report.rx_bytes,
             report.rx_leaves,
             report.donors,
             report.seconds,
@@ -392,13 +381,17 @@ class Communicator:
         for descriptor in wanted:
             require_kind("each descriptor", descriptor, ReduceOpDescriptor)
         key = (max_in_flight, *map(op_arguments, wanted))
-        multi = self._unfinished_multis.pop(key, None) or Multi(self._pointer, wanted, max_in_flight)
-        try:
-            return multi.run(self._handle, deadline)
-        except BaseException as error:
-            if _cut_short(error):
-                self._unfinished_multis[key] = multi
-            raise
+        multi = self._unfinished.get(key)
+        if multi is None:
+            multi = self._unfinished[key] = Multi(self._pointer, wanted, max_in_flight)
+        with self._alone(multi.name, multi.one_caller, "the same call of another thread"):
+            result = multi.proceed(self._handle, deadline)
+            if result not in (SUCCESS, TIMED_OUT):
+                self._delivered(key)
+            multi.check()
+            info = reduce_info(multi.c.info)
+        self._delivered(key)
+        return info
 
     def get_contributors(self, tag: int) -> tuple[Contributors, ...]:
         """Who is in the op of `tag` that has ended last among those with `retry`; empty when there is none."""
@@ -408,9 +401,7 @@ class Communicator:
     def uuid(self) -> UUID:
         """What `contributors` call this peer. Every connection gives a new one; all 0 before the first."""
         out = _ffi.new("pcclRankUuid_t *")
-        call = NativeCall("pccl_ext_comm_uuid", self._pointer, out)
-        call.proceed(self._handle)
-        call.check()
+        call(self._handle, "pccl_ext_comm_uuid", out)
         return UUID(bytes=bytes(out.data))
 
     # ---- inside ----
@@ -437,7 +428,7 @@ class Communicator:
         self._pointer = pointer
         self._ip = ip
         self._handle = NativeHandle("communicator", pointer, _C.pcclDestroyCommunicator)
-        self._reaper = Reaper(self._handle, self._unfinished_ops)
+        self._reaper = Reaper(self._handle, self._unfinished)
 
     def _attempt(self, deadline: Deadline) -> None:
         """One attempt over all addresses. ConnectError: it may be repeated; any other PCCLError: it may not."""
@@ -477,15 +468,19 @@ class Communicator:
         self._connect_once(deadline)
 
     def _connect_once(self, deadline: Deadline) -> None:
-        call = self._proceed("pcclConnect", NativeCall("pcclConnect", self._pointer), deadline)
-        if call.result in (_C.pcclMasterConnectionFailed, _C.pcclRankConnectionFailed, _C.pcclInternalError):
-            raise ConnectError(Result(call.result), "pcclConnect", call.detail)
-        if call.result == TIMED_OUT:
-            call.detail = (
+        try:
+            self._finish("pcclConnect", "pccl_begin_connect", deadline=deadline)
+        except PCCLTimeoutError as error:
+            error.detail = (
                 "not accepted yet: newcomers wait until all accepted peers call update_topology; connect again to wait on"
             )
-        call.check()
+            raise
+        except PCCLError as error:
+            if error.result in (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED, Result.INTERNAL_ERROR):
+                raise ConnectError(error.result, "pcclConnect", error.detail) from None
+            raise
         self._connected = True
+        self._delivered("pcclConnect")
 
     @contextlib.contextmanager
     def _alone(
@@ -509,87 +504,74 @@ class Communicator:
 
     def _finish(
         self,
-        function: str,
+        name: str,
+        begin: str,
         *arguments: Any,
-        timeout: float | None = None,
+        deadline: Deadline,
         key: object = None,
         keep: object = None,
         watch: Callable[[], None] | None = None,
-    ) -> NativeCall:
+    ) -> Ticket:
         """Makes a call with the communicator as its first argument, or ends the one that was cut short under `key`.
 
         After a success, `_delivered` has to be the last that the caller does.
         """
-        key = key or function
-        call = self._unfinished.get(key)
-        if call is None:
-            call = self._unfinished[key] = NativeCall(function, self._pointer, *arguments, keep=keep)
-        result = call.proceed(self._handle, Deadline(timeout), watch)
+        key = key or name
+        ticket = self._unfinished.get(key)
+        if ticket is None:
+            ticket = self._unfinished[key] = Ticket(name, begin, self._pointer, *arguments, keep=keep)
+        result = ticket.proceed(self._handle, deadline, watch)
         if result not in (SUCCESS, TIMED_OUT):
             if result == _C.pcclPendingAsyncOps:
-                call.detail = self._pending_text() or call.detail
-            del self._unfinished[key]
-        call.check()
-        return call
+                ticket.detail = self._pending_text() or ticket.detail
+            self._delivered(key)
+        ticket.check()
+        return ticket
 
     def _delivered(self, key: object) -> None:
         """Until here a call that is repeated after a signal gives the result that there is, and makes no second vote."""
         if key in self._unfinished:  # else another thread has closed the communicator
-            del self._unfinished[key]
-
-    def _proceed(self, key: object, fresh: NativeCall, deadline: Deadline, watch: Callable[[], None] | None = None) -> NativeCall:
-        call = self._unfinished.pop(key, None) or fresh
-        try:
-            result = call.proceed(self._handle, deadline, watch)
-        except BaseException:
-            self._unfinished[key] = call
-            raise
-        if result == TIMED_OUT:
-            self._unfinished[key] = call
-        return call
+            del self._unfinished[key]  # not `pop`, as whose result a signal could come
 
     def _begin(self, arguments: OpArguments, owners: object, name: str) -> Op:
         """The op of a call with these arguments that was cut short, or else a new one.
 
         From before its launch on it is kept for a repetition of the call, wherever a signal ends this one.
         """
-        op = self._unfinished_ops.get(arguments[2][2])
-        if op is not None and op.arguments == arguments:
+        op = self._unfinished.get(arguments[2][2])
+        if isinstance(op, Op) and op.arguments == arguments:
             return op
         fresh = Op(self._pointer, arguments, owners, self._live_ops, name)
         if op is None or not op.in_flight:  # else the tag is in flight, and the launch is refused
-            self._unfinished_ops[fresh.tag] = fresh
+            self._unfinished[fresh.tag] = fresh
         return fresh
 
     def _pending_text(self) -> str:
         """Which ops have not been awaited, and how to."""
-        kept = sorted(tag for tag, op in list(self._unfinished_ops.items()) if op.in_flight)
+        unfinished = list(self._unfinished.values())
+        kept = sorted(op.tag for op in unfinished if isinstance(op, Op) and op.in_flight)
         others = sorted({op.tag for op in list(self._live_ops)} - set(kept))
         ways = []
         if others:
             ways.append(f"wait for the handles of all_reduce_async with tag {_numbers(others)}")
         if kept:
             ways.append(f"call the reduce with tag {_numbers(kept)}, whose wait was cut short, again with the same arguments")
-        if self._unfinished_multis:
+        if any(isinstance(ticket, Multi) for ticket in unfinished):
             ways.append("call all_reduce_multiple_with_retry, whose wait was cut short, again with the same arguments")
         return f"ops are not awaited: {'; '.join(ways)}" if ways else ""
 
     def _read_attribute(self, attribute: int) -> int:
         out = _ffi.new("int *")
-        call = NativeCall("pcclGetAttribute", self._pointer, attribute, out)
-        call.proceed(self._handle)
-        call.check()
+        call(self._handle, "pcclGetAttribute", attribute, out)
         return int(out[0])
 
     def _check_alive(self) -> None:
         """Raises the error of a dead, closed or never connected communicator; C has it for its every call but the world sizes."""
-        call = NativeCall("pccl_ext_comm_alive", self._pointer, name="pcclGetAttribute")
-        call.proceed(self._handle)
-        call.check()
+        call(self._handle, "pccl_ext_comm_alive", name="pcclGetAttribute")
 
     def _forget(self, op: Op) -> None:
-        if self._unfinished_ops.get(op.tag) is op:
-            del self._unfinished_ops[op.tag]
+        if self._unfinished.get(op.tag) is op:
+            del self._unfinished[op.tag]
 
     def _state(self) -> str:
         text = _ffi.new("char[]", STATE_BYTES)
@@ -613,11 +595,6 @@ def _resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:
 def _numbers(some: list[int]) -> str:
     shown = ", ".join(map(str, some[:SHOWN_TAGS]))
     return f"{shown} and {len(some) - SHOWN_TAGS} more" if len(some) > SHOWN_TAGS else shown
-
-
-def _cut_short(error: BaseException) -> bool:
-    """Whether a call that raised this goes on: a signal or its own timeout ended only the wait."""
-    return not isinstance(error, PCCLError) or isinstance(error, PCCLTimeoutError)
 
 
 def _describe(

@@ -8,10 +8,10 @@ import socket
 import sys
 import weakref
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from pccl._address import IP, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoint, parse_endpoints, resolve
-from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeCall, NativeHandle, milliseconds
+from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeHandle, Ticket, call, milliseconds
 from pccl._enums import Result
 from pccl._errors import PCCLError
 from pccl._loader import load_native_module
@@ -51,13 +51,20 @@ class MasterNode:
         self._pointer = out[0]
         self._handle = NativeHandle("master", self._pointer, _C.pcclDestroyMaster)
         if listed:
-            self._call("pccl_ext_master_set_list", fill_socket_addresses(addresses), len(listed), place, name="pcclCreateMaster")
+            call(
+                self._handle,
+                "pccl_ext_master_set_list",
+                fill_socket_addresses(addresses),
+                len(listed),
+                place,
+                name="pcclCreateMaster",
+            )
         if limit is not None:
-            self._call("pccl_ext_master_set_heartbeat", limit, name="pcclCreateMaster")
+            call(self._handle, "pccl_ext_master_set_heartbeat", limit, name="pcclCreateMaster")
 
     def run(self) -> None:
         """Listens and serves; returns at once. INVALID_USAGE: the port is in use, or it was run before."""
-        self._call("pcclRunMaster")
+        call(self._handle, "pcclRunMaster")
         self._running = True
         _running.add(self)
 
@@ -67,7 +74,7 @@ class MasterNode:
         if not self._running or not self._handle.owned:
             return self._endpoint.port
         out = _ffi.new("uint16_t *")
-        self._call("pccl_ext_master_port", out)
+        call(self._handle, "pccl_ext_master_port", out)
         return int(out[0])
 
     def interrupt(self) -> None:
@@ -75,7 +82,7 @@ class MasterNode:
 
         INVALID_USAGE: never run.
         """
-        self._call("pcclInterruptMaster")
+        call(self._handle, "pcclInterruptMaster")
 
     def detach(self) -> None:
         """Asks it to stop without ending the run, as if its process had died; does not wait.
@@ -83,11 +90,13 @@ class MasterNode:
         The peers look for another master of their list, or wait for one to come back at this address. Of `interrupt` and `detach`
         the first call counts. INVALID_USAGE: never run.
         """
-        self._call("pcclDetachMaster")
+        call(self._handle, "pcclDetachMaster")
 
     def wait(self, *, timeout: float | None = None) -> None:
         """Waits until it has stopped, that is for `interrupt` or `detach`. PCCLTimeoutError: not within `timeout` seconds."""
-        self._call("pcclMasterAwaitTermination", deadline=Deadline(timeout))
+        ticket = self._end()
+        ticket.proceed(self._handle, Deadline(timeout))
+        ticket.check()
 
     def close(self) -> None:
         """Stops it, which ends the run unless it was detached, waits until it has stopped, and frees the port. Idempotent."""
@@ -113,17 +122,15 @@ class MasterNode:
         host = str(self._endpoint).rpartition(":")[0]
         return f"<MasterNode {host}:{self.port}: {state}>"
 
-    def _call(self, function: str, *arguments: Any, name: str = "", deadline: Deadline = UNBOUNDED) -> None:
-        call = NativeCall(function, self._pointer, *arguments, name=name)
-        call.proceed(self._handle, deadline)
-        call.check()
+    def _end(self) -> Ticket:
+        return Ticket("pcclMasterAwaitTermination", "pccl_begin_master_end", self._pointer)
 
     def _serve_to_the_end(self) -> None:
         """Waits until it has stopped; Ctrl-C stops it. It says so, for a shell that is left would seem to hang."""
         patience = Deadline(NOTICE_SECONDS)
         while self._running and self._handle.owned:
             try:
-                if NativeCall("pcclMasterAwaitTermination", self._pointer).proceed(self._handle, patience) == TIMED_OUT:
+                if self._end().proceed(self._handle, patience) == TIMED_OUT:
                     patience = UNBOUNDED
                     print("a pccl master is still running; press Ctrl-C to stop it", file=sys.stderr, flush=True)
                     continue

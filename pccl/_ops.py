@@ -7,10 +7,11 @@ import queue
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, ClosedError, Deadline, NativeCall, NativeHandle
+from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket
 from pccl._enums import Result
 from pccl._errors import PCCLTimeoutError, error_for
 from pccl._loader import load_native_module
@@ -24,128 +25,70 @@ _ffi, _C = load_native_module()
 OpArguments = tuple[int, int, ReduceNumbers, bool]  # addresses of send and recv, descriptor, retry
 
 _VOID = _ffi.typeof("void *")
-_OP = _ffi.typeof("pcclAsyncReduceOp_t *")
-_INFO = _ffi.typeof("pcclReduceInfo_t *")
 _DESCRIPTOR = _ffi.typeof("pcclReduceDescriptor_t *")
-_OPTIONS = _ffi.typeof("pcclReduceOptions_t *")
 _RANGE = _ffi.typeof("pcclReduceRange_t *")
 _UUIDS = _ffi.typeof("pcclRankUuid_t[]")
 
-MULTI_NAME = "pcclAllReduceMultipleWithRetry"
 
-
-class Op:
+class Op(Ticket):
     """One all-reduce, from before its launch until it has been awaited.
 
     `arguments` name it: a call that was cut short and is made again with equal ones means this op.
     """
 
-    __slots__ = (
-        "_await",
-        "_comm",
-        "_contributors",
-        "_info",
-        "_launch",
-        "_live",
-        "_owners",
-        "_retry",
-        "arguments",
-        "dropped",
-        "one_caller",
-        "tag",
-    )
+    __slots__ = ("_contributors", "_live", "arguments", "dropped", "tag")
 
     def __init__(self, comm: Any, arguments: OpArguments, owners: object, live: set[Op], name: str) -> None:
         send, recv, numbers, retry = arguments
-        self._comm = comm
-        self._retry = retry
+        descriptor = _ffi.new(_DESCRIPTOR, numbers)
+        buffers = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
+        super().__init__(name, "pccl_begin_reduce", *buffers, descriptor, comm, retry, keep=owners)
         self.tag = numbers[2]
         self.arguments = arguments
-        self._owners = owners
         self._live = live  # of the communicator: keeps it, and thus the tensors, as long as C may touch them
-        self._info = _ffi.new(_INFO)
         self._contributors: tuple[Contributors, ...] = ()
         self.dropped: DroppedHandle | None = None  # of the newest handle
-        self.one_caller = threading.Lock()  # held by the call that launches or awaits it; a second thread is no repetition
-        op = _ffi.new(_OP)
-        descriptor = _ffi.new(_DESCRIPTOR, numbers)
-        send_buffer, recv_buffer = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
-        if retry:
-            op.comm, op.tag = comm, self.tag
-            options = _ffi.new(_OPTIONS, {"size": _ffi.sizeof(_OPTIONS.item), "retry": True, "launch_only": True})
-            self._launch = NativeCall(
-                "pcclAllReduceEx", send_buffer, recv_buffer, descriptor, comm, options, _ffi.NULL, name=name
-            )
-        else:
-            self._launch = NativeCall("pcclAllReduceAsync", send_buffer, recv_buffer, descriptor, comm, op, name=name)
-        self._await = NativeCall("pcclAwaitAsyncReduce", op, self._info, name=name)
 
     def launch(self, handle: NativeHandle) -> None:
         """Launches it, unless it has been. PCCLError: it could not be, and is not in flight."""
         self._live.add(self)
-        if self._launch.proceed(handle) != SUCCESS:
+        if self.begin(handle) != SUCCESS:
             self._live.discard(self)
-            self._launch.check()
+            self.check()
 
-    def wait(self, handle: NativeHandle, deadline: Deadline) -> int:
-        """Waits for its end and gives its result, TIMED_OUT when the deadline came first."""
-        result = self._await.proceed(handle, deadline)
+    def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
+        """As that of every ticket; at its end the tensors are let go."""
+        result = super().wait(handle, deadline, watch)
         if result != TIMED_OUT:
-            if self._retry and not handle.closed:
+            if self.arguments[3] and not handle.closed:
                 self._contributors = contributors(handle, self.tag)
-            self._owners = None
+            self._keep = None
             self._live.discard(self)
             self.dropped = None
         return result
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether it was launched and not awaited to its end."""
-        return self._launch.known == SUCCESS and self._await.known == TIMED_OUT
-
-    @property
-    def detail(self) -> str:
-        """Why it has failed, in words."""
-        return self._await.detail
-
-    @property
-    def waits_for(self) -> str:
-        """What it waited for last, see NativeCall."""
-        return self._await.waits_for()
-
     def info(self) -> ReduceInfo:
         """What it has moved. PCCLError: it has failed, or not ended yet."""
-        self._await.check(self._contributors)
-        return reduce_info(self._info, self._contributors)
+        self.check(self._contributors)
+        return reduce_info(self.c.info, self._contributors)
 
     def failure_info(self) -> ReduceInfo:
         """After a failure: nothing, but for what had been completed with `retry`."""
         return ReduceInfo(0, 0, 0, contributors=self._contributors)
 
 
-class Multi:
+class Multi(Ticket):
     """One all_reduce_multiple_with_retry, from before its launch until its end."""
 
+    __slots__ = ()
+
     def __init__(self, comm: Any, descriptors: list[ReduceOpDescriptor], max_in_flight: int) -> None:
-        self._owners: Any = list(descriptors)
         array = _ffi.new("pcclReduceOpDescriptor_t[]", len(descriptors))
         for c_descriptor, descriptor in zip(array, descriptors, strict=True):
             descriptor.to_c_inpl(c_descriptor)
-        self._info = _ffi.new(_INFO)
-        self._out = _ffi.new("struct pccl_multi **")
-        self._launch = NativeCall("pccl_multi_new", array, len(descriptors), comm, max_in_flight, self._out, name=MULTI_NAME)
-        self._await: NativeCall | None = None
-
-    def run(self, handle: NativeHandle, deadline: Deadline) -> ReduceInfo:
-        """Launches it, unless it has been, and waits. PCCLTimeoutError: it goes on."""
-        if self._await is None:
-            self._launch.proceed(handle)
-            self._launch.check()
-            multi = _ffi.gc(self._out[0], _C.pccl_multi_free)
-            self._await = NativeCall("pccl_multi_wait", multi, self._info, name=MULTI_NAME)
-        self._await.proceed(handle, deadline)
-        self._await.check()
-        return reduce_info(self._info)
+        arguments = (array, len(descriptors), comm, max_in_flight)
+        super().__init__("pcclAllReduceMultipleWithRetry", "pccl_begin_multi", *arguments, keep=descriptors)
+        self.c = _ffi.gc(self.c, _C.pccl_ticket_free)
 
 
 def op_arguments(descriptor: ReduceOpDescriptor) -> OpArguments:
@@ -154,7 +97,7 @@ def op_arguments(descriptor: ReduceOpDescriptor) -> OpArguments:
 
 
 def reduce_info(c_info: Any, who: tuple[Contributors, ...] = ()) -> ReduceInfo:
-    """From a `pcclReduceInfo_t *`."""
+    """From a `pcclReduceInfo_t`."""
     return ReduceInfo(c_info.local_world_size, c_info.tx_bytes, c_info.rx_bytes, contributors=who)
 
 
@@ -187,10 +130,10 @@ class DroppedHandle(weakref.ref["AsyncReduceHandle"]):
 class Reaper:
     """Awaits, in a thread of its own, the ops whose handles were dropped. Their tensors are held until they have ended.
 
-    `kept` are the ops, by tag, that a repeated call will ask for.
+    `kept` has the ops, by tag, that a repeated call will ask for.
     """
 
-    def __init__(self, handle: NativeHandle, kept: dict[int, Op]) -> None:
+    def __init__(self, handle: NativeHandle, kept: Mapping[object, Ticket]) -> None:
         self._handle = handle
         self._kept = kept
         # A SimpleQueue, because handles are dropped by the garbage collector too, which may run inside any lock.
@@ -297,7 +240,7 @@ class AsyncReduceHandle:
 
     def _timed_out(self) -> PCCLTimeoutError:
         goes_on = f"the op of tag {self._op.tag} goes on"
-        text = f"{self._op.waits_for}{goes_on}: call wait again to wait on, or close() or reconnect() to cancel it"
+        text = f"{self._op.waits_for()}{goes_on}: call wait again to wait on, or close() or reconnect() to cancel it"
         return PCCLTimeoutError(Result.TIMED_OUT, "pcclAwaitAsyncReduce", text)
 
     def __repr__(self) -> str:

@@ -55,33 +55,10 @@ bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out
     return in->inet.protocol == inetIPv6;
 }
 
-// ---- how long a call may wait ----
-
-static _Thread_local int wait_slice_ms;
-
-void api_set_wait_slice(int milliseconds) { wait_slice_ms = milliseconds > 0 ? milliseconds : 0; }
-
-static _Thread_local const bool *read_only;
-static _Thread_local size_t read_only_count;
-
-void api_set_read_only(const bool *flags, size_t count) {
-    read_only = flags;
-    read_only_count = count;
-}
-
-const bool *api_take_read_only(size_t count) {
-    const bool *flags = read_only_count == count ? read_only : NULL;
-    api_set_read_only(NULL, 0);
-    return flags;
-}
-
-int64_t api_deadline(void) { return wait_slice_ms == 0 ? INT64_MAX : platform_now_ns() + wait_slice_ms * MS_NS; }
-
 int64_t api_deadline_after(uint64_t timeout_ms) {
-    int64_t slice = api_deadline(), now = platform_now_ns();
-    if (timeout_ms == 0 || timeout_ms > (uint64_t)(INT64_MAX - now) / MS_NS) return slice;
-    int64_t own = now + (int64_t)timeout_ms * MS_NS;
-    return own < slice ? own : slice;
+    int64_t now = platform_now_ns();
+    if (timeout_ms == 0 || timeout_ms > (uint64_t)(INT64_MAX - now) / MS_NS) return INT64_MAX;
+    return now + (int64_t)timeout_ms * MS_NS;
 }
 
 // ---- reduces ----
@@ -125,6 +102,29 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
                         .quantised_dtype = quantised ? (uint8_t)descriptor->quantization_options.quantized_datatype : 0,
                         .algorithm = (uint8_t)descriptor->quantization_options.algorithm},
     };
+    return pcclSuccess;
+}
+
+pcclResult_t api_launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
+                        bool retry, bool tell) {
+    if (descriptor->count > 0) {
+        REQUIRE_NOT_NULL(send);
+        REQUIRE_NOT_NULL(recv);
+    }
+    RETURN_IF_FAILED(communicator_usable(comm->communicator));
+    struct call_args reduce;
+    RETURN_IF_FAILED(api_check_reduce(send, recv, descriptor, &reduce));
+    reduce.retry = retry;
+    reduce.tell = tell;
+    return ops_launch(comm->communicator, &reduce);
+}
+
+pcclResult_t api_await(const pcclComm_t *comm, uint64_t tag, int64_t deadline, pcclReduceInfo_t *out) {
+    struct call_info info;
+    RETURN_IF_FAILED(ops_await(comm->communicator, tag, deadline, &info));
+    if (out != NULL)
+        *out = (pcclReduceInfo_t){
+            .local_world_size = info.contributors, .tx_bytes = info.tx_bytes, .rx_bytes = info.rx_bytes};
     return pcclSuccess;
 }
 

@@ -44,8 +44,10 @@ pcclResult_t api_null(const char *name);                                        
 // Whether this process made a handle, not one that this is a fork of. Async-signal-safe.
 bool api_is_own(uint32_t forks);
 pcclResult_t api_own(uint32_t forks, const char *noun); // pcclInvalidUsage, unless it did
+// pcclNotInitialized, too.
 #define REQUIRE_COMM(comm) \
     do { \
+        RETURN_IF_FAILED(api_initialized()); \
         REQUIRE_NOT_NULL(comm); \
         RETURN_IF_FAILED(api_own((comm)->forks, "communicator")); \
     } while (0)
@@ -59,20 +61,18 @@ bool api_initialize(void); // true: it was the first time
 pcclResult_t api_initialized(void);
 // A variable of the environment that is not in [least, most] is told of and ignored.
 uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t most, uint32_t otherwise);
-// As pccl_ext_set_wait_slice and pccl_ext_set_read_only.
-void api_set_wait_slice(int milliseconds);
-void api_set_read_only(const bool *flags, size_t count);
-// When a blocking call on this thread must return: by its wait slice.
-int64_t api_deadline(void);
-// What pccl_ext_set_read_only has set on this thread for a state of so many entries; NULL: nothing. It is forgotten.
-const bool *api_take_read_only(size_t count);
-// When a call with a bound of its own must return: 0 = none.
+// When a call with a bound must return: 0 = none.
 int64_t api_deadline_after(uint64_t timeout_ms);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.
 pcclResult_t api_check_state(const pcclSharedState_t *state);
 // Everything about a reduce that can be checked without a communicator; fills *out.
 pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
                               struct call_args *out);
+// Launches an op; `tell`: it is to tell its contributors.
+pcclResult_t api_launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
+                        bool retry, bool tell);
+// Awaits one until `deadline_ns`. `out` may be NULL.
+pcclResult_t api_await(const pcclComm_t *comm, uint64_t tag, int64_t deadline_ns, pcclReduceInfo_t *out);
 // Checks all, and begins them, as pcclAllReduceMultipleWithRetry.
 pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
                            int max_in_flight, struct retry **out);

@@ -5,13 +5,9 @@
 #include <string.h>
 
 #include "compute/kernels.h"
-#include "peer/retry.h"
 #include "peer/share.h"
 #include "state/content.h"
 #include "api/api.h"
-
-void pccl_ext_set_wait_slice(int milliseconds) { api_set_wait_slice(milliseconds); }
-void pccl_ext_set_read_only(const bool *flags, size_t count) { api_set_read_only(flags, count); }
 
 const char *pccl_ext_detail(void) { return detail_get(); }
 
@@ -136,22 +132,6 @@ pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_o
     content_free(content);
     return pcclSuccess;
 }
-
-// struct pccl_multi is struct retry under the name that the extension knows.
-
-pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
-                            int max_in_flight, struct pccl_multi **multi_out) {
-    RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(multi_out);
-    return api_retry_new(descriptors, count, comm, max_in_flight, (struct retry **)multi_out);
-}
-
-pcclResult_t pccl_multi_wait(struct pccl_multi *multi, pcclReduceInfo_t *reduce_info_out) {
-    REQUIRE_NOT_NULL(multi);
-    return retry_wait((struct retry *)multi, api_deadline(), reduce_info_out);
-}
-
-void pccl_multi_free(struct pccl_multi *multi) { retry_free((struct retry *)multi); }
 
 int pccl_ext_cpu_level(const char **name_out) {
     const struct kernels *kernels = kernels_get();

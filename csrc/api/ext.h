@@ -1,10 +1,5 @@
 // What the Python package needs beyond pccl.h. Linked into the extension module only; libpccl.so does not export it.
 //
-// Blocking calls are made interruptible by a wait slice: with one set, every blocking function of pccl.h called on this
-// thread (connect, the votes, sync, await, awaiting a master's end) and pccl_multi_wait returns pcclTimedOut when it
-// has waited that long. The call itself goes on: made again with the same arguments, from any thread, it waits on for
-// the same vote, op, round or connect attempt.
-//
 // This file is read by the generator of the extension: plain declarations only.
 #ifndef PCCL_API_EXT_H
 #define PCCL_API_EXT_H
@@ -14,14 +9,6 @@
 #include <stdint.h>
 
 #include "pccl.h"
-
-// Sets the longest wait of a blocking call on this thread, in milliseconds; 0 = unbounded, the default of every thread.
-void pccl_ext_set_wait_slice(int milliseconds);
-
-// The entries that the next sync of this thread may not write, one flag for each of the `count` entries of its state;
-// read until that call returns. A peer that would have to receive one of them is expelled by the sync, as one whose
-// memory is mapped read-only.
-void pccl_ext_set_read_only(const bool *flags, size_t count);
 
 // What the last failed call on this thread was about, in words: what was wrong, and what to do. "" when nothing is
 // known. Valid until the next call on this thread; never NULL.
@@ -56,19 +43,55 @@ pcclResult_t pccl_ext_comm_alive(const pcclComm_t *comm);
 // The id that this communicator has in the run; all 0 before it has connected.
 pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out);
 
-// pcclAllReduceMultipleWithRetry in pieces that can be waited for with a slice.
-struct pccl_multi;
+// ---- tickets ----
 
-// Checks all descriptors (errors as there), copies them and launches the first ops. The buffers belong to the ops until
-// the wait has ended, or the communicator is destroyed.
-pcclResult_t pccl_multi_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
-                            int max_in_flight, struct pccl_multi **multi_out);
-// Waits, relaunches and launches further ops until all are done; results as there. pcclTimedOut when the slice has
-// passed.
-pcclResult_t pccl_multi_wait(struct pccl_multi *multi, pcclReduceInfo_t *reduce_info_out);
-// Frees its own memory and touches nothing else: ops still in flight stay un-awaited until the communicator is
-// destroyed, and it may come before or after that. NULL is allowed.
-void pccl_multi_free(struct pccl_multi *multi);
+// A call that waits for others, begun once and waited for in pieces: what the blocking functions of pccl.h are made of.
+//
+// The memory is the caller's, who reads `result` and what follows it, and keeps off the rest. One thread at a time
+// begins or waits for a ticket, and that may be another one each time.
+//
+// A wait that is cut short changes nothing: the call goes on. So does that of a ticket that is forgotten: begun again,
+// a connect, a vote or a round of the same state that no thread is in is taken up, and the older ticket is void
+// (pcclInvalidUsage). A communicator has one of these calls at a time, ops and multis beside them.
+//
+// Destroying the communicator ends its calls, and waits for the threads that are inside; a ticket must not be waited
+// for afterwards. In a forked child every begin and wait is pcclInvalidUsage.
+struct pccl_ticket {
+    pcclResult_t result;   // pcclTimedOut until a wait has seen the end
+    char text[640];        // as pccl_ext_detail, of a result that is not pcclSuccess
+    uint64_t value;        // of pending: 0 or 1; of a sync: the revision
+    pcclReduceInfo_t info; // of a reduce or a multi, as the functions of pccl.h write it
+    int kind;              // 0: nothing was begun with it
+    // inside
+    const void *of;
+    uint64_t number;
+    struct retry *multi;
+};
+
+// Each checks its arguments, with the errors of the function of pccl.h that it is a part of, and begins.
+pcclResult_t pccl_begin_connect(const pcclComm_t *comm, struct pccl_ticket *ticket);
+pcclResult_t pccl_begin_update(const pcclComm_t *comm, struct pccl_ticket *ticket);
+pcclResult_t pccl_begin_pending(const pcclComm_t *comm, struct pccl_ticket *ticket);
+pcclResult_t pccl_begin_optimize(const pcclComm_t *comm, struct pccl_ticket *ticket);
+// The state, its names and its tensors belong to the round until it has ended, or the communicator is destroyed.
+// `read_only` has a flag for each entry, or is NULL: a peer that would have to receive a flagged one is expelled by the
+// sync, as one whose memory is mapped read-only.
+pcclResult_t pccl_begin_sync(const pcclComm_t *comm, const pcclSharedState_t *shared_state,
+                             pcclSharedStateSyncStrategy_t strategy, const bool *read_only, struct pccl_ticket *ticket);
+// Launches; with `retry` the op tells its contributors, too.
+pcclResult_t pccl_begin_reduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
+                               const pcclComm_t *comm, bool retry, struct pccl_ticket *ticket);
+// Checks and copies all descriptors, and launches the first ops; waiting launches the others. The buffers belong to the
+// ops until the wait has ended, or the communicator is destroyed.
+pcclResult_t pccl_begin_multi(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
+                              int max_in_flight, struct pccl_ticket *ticket);
+pcclResult_t pccl_begin_master_end(pcclMasterInstance_t *master, struct pccl_ticket *ticket);
+
+// Waits, -1 = without a bound. pcclTimedOut: it goes on. Any other result is kept: asked again, it gives the same.
+pcclResult_t pccl_ticket_wait(struct pccl_ticket *ticket, int milliseconds);
+// Frees what a multi has, and touches nothing else: its communicator may be destroyed before or after. Ops in flight
+// stay un-awaited until then. For other tickets, and a second time, it does nothing; NULL is allowed.
+void pccl_ticket_free(struct pccl_ticket *ticket);
 
 // Of the round of shared state under way on this communicator, or of the last one that ended; all 0 before the first.
 struct pccl_sync_report {

@@ -11,11 +11,11 @@
 #include "peer/connect.h"
 #include "peer/retry.h"
 #include "peer/share.h"
-#include "peer/vote.h"
 #include "net/socket.h"
 #include "api/api.h"
+#include "api/ext.h"
 
-enum { DEFAULT_LANES = 4 };
+enum { DEFAULT_LANES = 4, FOREVER = -1 };
 
 // ---- library ----
 
@@ -46,10 +46,6 @@ pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t *info) {
 
 // ---- communicator ----
 
-static uint32_t recovery_limit(void) {
-    return api_number_from_environment("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);
-}
-
 // PCCL_MASTERS=1.2.3.4:48148,[::1]:48148: those that are tried after the one that the program gives.
 static void add_masters_of_environment(struct communicator_params *params) {
     const char *list = getenv("PCCL_MASTERS");
@@ -75,7 +71,8 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
                                                   : lanes < WIRE_MAX_LANES ? lanes
                                                                            : WIRE_MAX_LANES};
     inside.master_count = 1;
-    inside.recovery_limit_ms = recovery_limit();
+    inside.recovery_limit_ms =
+        api_number_from_environment("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);
     if (!api_take_address(&params->master_address, &inside.masters[0]))
         return detail_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6",
                            (int)params->master_address.inet.protocol);
@@ -91,10 +88,21 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     return pcclSuccess;
 }
 
-pcclResult_t pcclConnect(pcclComm_t *comm) {
-    RETURN_IF_FAILED(api_initialized());
+// Begins a call and waits for its end. Another thread may destroy the communicator at any moment: it ends this call,
+// and waits for that.
+static pcclResult_t run(const pcclComm_t *comm, pcclResult_t (*begin)(const pcclComm_t *, struct pccl_ticket *),
+                        struct pccl_ticket *ticket) {
     REQUIRE_COMM(comm);
-    return connect_call(comm->communicator, api_deadline());
+    communicator_enter(comm->communicator);
+    pcclResult_t code = begin(comm, ticket);
+    if (code == pcclSuccess) code = pccl_ticket_wait(ticket, FOREVER);
+    communicator_exit(comm->communicator);
+    return code;
+}
+
+pcclResult_t pcclConnect(pcclComm_t *comm) {
+    struct pccl_ticket ticket;
+    return run(comm, pccl_begin_connect, &ticket);
 }
 
 pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm) {
@@ -107,7 +115,6 @@ pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm) {
 }
 
 pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute, int *attribute_out) {
-    RETURN_IF_FAILED(api_initialized());
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(attribute_out);
     struct member_view view;
@@ -131,80 +138,50 @@ pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute,
 // ---- topology ----
 
 pcclResult_t pcclUpdateTopology(pcclComm_t *comm) {
-    RETURN_IF_FAILED(api_initialized());
-    REQUIRE_COMM(comm);
-    return vote_call(comm->communicator, WIRE_VOTE_UPDATE, api_deadline(), NULL);
+    struct pccl_ticket ticket;
+    return run(comm, pccl_begin_update, &ticket);
 }
 
 pcclResult_t pcclArePeersPending(const pcclComm_t *comm, bool *pending_out) {
-    RETURN_IF_FAILED(api_initialized());
+    struct pccl_ticket ticket;
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(pending_out);
-    return vote_call(comm->communicator, WIRE_VOTE_PENDING, api_deadline(), pending_out);
+    RETURN_IF_FAILED(run(comm, pccl_begin_pending, &ticket));
+    *pending_out = ticket.value != 0;
+    return pcclSuccess;
 }
 
 pcclResult_t pcclOptimizeTopology(const pcclComm_t *comm) {
-    RETURN_IF_FAILED(api_initialized());
-    REQUIRE_COMM(comm);
-    return vote_call(comm->communicator, WIRE_VOTE_OPTIMIZE, api_deadline(), NULL);
+    struct pccl_ticket ticket;
+    return run(comm, pccl_begin_optimize, &ticket);
 }
 
 // ---- all-reduce ----
 
-static void write_info(pcclReduceInfo_t *out, const struct call_info *info) {
-    if (out != NULL)
-        *out = (pcclReduceInfo_t){
-            .local_world_size = info->contributors, .tx_bytes = info->tx_bytes, .rx_bytes = info->rx_bytes};
-}
-
-static pcclResult_t launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
-                           const pcclComm_t *comm, bool retry, bool tell) {
-    if (descriptor->count > 0) {
-        REQUIRE_NOT_NULL(send);
-        REQUIRE_NOT_NULL(recv);
-    }
-    RETURN_IF_FAILED(communicator_usable(comm->communicator));
-    struct call_args reduce;
-    RETURN_IF_FAILED(api_check_reduce(send, recv, descriptor, &reduce));
-    reduce.retry = retry;
-    reduce.tell = tell;
-    return ops_launch(comm->communicator, &reduce);
-}
-
-static pcclResult_t await(const pcclComm_t *comm, uint64_t tag, int64_t deadline, pcclReduceInfo_t *out) {
-    struct call_info info;
-    RETURN_IF_FAILED(ops_await(comm->communicator, tag, deadline, &info));
-    write_info(out, &info);
-    return pcclSuccess;
-}
-
-// Launches and awaits. Another thread may destroy the communicator at any moment: it ends this call, and waits for
-// that.
+// Launches and awaits, as `run`.
 static pcclResult_t reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
                            const pcclComm_t *comm, bool retry, bool tell, int64_t deadline, pcclReduceInfo_t *out) {
     struct communicator *communicator = comm->communicator;
     communicator_enter(communicator);
-    pcclResult_t code = launch(send, recv, descriptor, comm, retry, tell);
-    if (code == pcclSuccess) code = await(comm, descriptor->tag, deadline, out);
+    pcclResult_t code = api_launch(send, recv, descriptor, comm, retry, tell);
+    if (code == pcclSuccess) code = api_await(comm, descriptor->tag, deadline, out);
     communicator_exit(communicator);
     return code;
 }
 
 pcclResult_t pcclAllReduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
                            const pcclComm_t *comm, pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
-    RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(descriptor);
     REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(descriptor);
     return reduce(sendbuf, recvbuf, descriptor, comm, false, false, INT64_MAX, reduce_info_out);
 }
 
 pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
                                 const pcclComm_t *comm, pcclAsyncReduceOp_t *reduce_handle_out) {
-    RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(descriptor);
     REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(descriptor);
     REQUIRE_NOT_NULL(reduce_handle_out);
-    RETURN_IF_FAILED(launch(sendbuf, recvbuf, descriptor, comm, false, false));
+    RETURN_IF_FAILED(api_launch(sendbuf, recvbuf, descriptor, comm, false, false));
     // The handle gives the communicator back to its owner, who had it without const.
     *reduce_handle_out = (pcclAsyncReduceOp_t){.comm = (pcclComm_t *)(uintptr_t)comm, .tag = descriptor->tag};
     return pcclSuccess;
@@ -215,7 +192,7 @@ pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(reduce_handle);
     REQUIRE_COMM(reduce_handle->comm);
-    return await(reduce_handle->comm, reduce_handle->tag, api_deadline(), reduce_info_out);
+    return api_await(reduce_handle->comm, reduce_handle->tag, INT64_MAX, reduce_info_out);
 }
 
 // What the caller's version of the struct holds, in ours.
@@ -232,12 +209,11 @@ static pcclResult_t take_options(const pcclReduceOptions_t *options, pcclReduceO
 pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
                              const pcclComm_t *comm, const pcclReduceOptions_t *PCCL_NULLABLE options,
                              pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
-    RETURN_IF_FAILED(api_initialized());
-    REQUIRE_NOT_NULL(descriptor);
     REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(descriptor);
     pcclReduceOptions_t wanted;
     RETURN_IF_FAILED(take_options(options, &wanted));
-    if (wanted.launch_only) return launch(sendbuf, recvbuf, descriptor, comm, wanted.retry, true);
+    if (wanted.launch_only) return api_launch(sendbuf, recvbuf, descriptor, comm, wanted.retry, true);
     return reduce(sendbuf, recvbuf, descriptor, comm, wanted.retry, true, api_deadline_after(wanted.timeout_ms),
                   reduce_info_out);
 }
@@ -250,13 +226,12 @@ pcclResult_t pcclAwaitAsyncReduceEx(const pcclAsyncReduceOp_t *reduce_handle,
     REQUIRE_COMM(reduce_handle->comm);
     pcclReduceOptions_t wanted;
     RETURN_IF_FAILED(take_options(options, &wanted));
-    return await(reduce_handle->comm, reduce_handle->tag, api_deadline_after(wanted.timeout_ms), reduce_info_out);
+    return api_await(reduce_handle->comm, reduce_handle->tag, api_deadline_after(wanted.timeout_ms), reduce_info_out);
 }
 
 pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, size_t index, pcclReduceRange_t *range_out,
                                        pcclRankUuid_t *PCCL_NULLABLE uuids_out, size_t capacity) {
     _Static_assert(sizeof(pcclRankUuid_t) == sizeof(struct wire_id), "ids are written as they are");
-    RETURN_IF_FAILED(api_initialized());
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(range_out);
     if (capacity > 0) REQUIRE_NOT_NULL(uuids_out);
@@ -275,7 +250,6 @@ pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, siz
 pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *descriptors, size_t count,
                                             const pcclComm_t *comm, pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out,
                                             int max_in_flight) {
-    RETURN_IF_FAILED(api_initialized());
     REQUIRE_COMM(comm);
     struct communicator *communicator = comm->communicator;
     communicator_enter(communicator);
@@ -291,34 +265,27 @@ pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *desc
 
 // ---- shared state ----
 
-static pcclResult_t check_state(const pcclSharedState_t *state, pcclSharedStateSyncStrategy_t strategy) {
-    if ((int)strategy < PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR ||
-        (int)strategy > PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY)
-        return detail_fail(pcclInvalidArgument, "strategy %d is no pcclSharedStateSyncStrategy_t", (int)strategy);
-    return api_check_state(state);
-}
-
 pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_t *shared_state,
                                         pcclSharedStateSyncStrategy_t strategy,
                                         pcclSharedStateSyncInfo_t *PCCL_NULLABLE sync_info_out) {
-    RETURN_IF_FAILED(api_initialized());
     REQUIRE_COMM(comm);
-    REQUIRE_NOT_NULL(shared_state);
-    if (shared_state->count > 0) REQUIRE_NOT_NULL(shared_state->infos);
-    // What a call that was cut short has begun, it learns the end of.
-    bool same, left = share_is_left(comm->communicator, shared_state, (int)strategy, &same);
-    if (!left) RETURN_IF_FAILED(communicator_usable(comm->communicator));
-    if (!same) RETURN_IF_FAILED(check_state(shared_state, strategy));
-    return share_call(comm->communicator, shared_state, api_take_read_only(shared_state->count), (int)strategy,
-                      api_deadline(), sync_info_out);
+    struct pccl_ticket ticket;
+    struct share_report report;
+    struct communicator *communicator = comm->communicator;
+    communicator_enter(communicator);
+    pcclResult_t code = pccl_begin_sync(comm, shared_state, strategy, NULL, &ticket);
+    if (code == pcclSuccess) code = pccl_ticket_wait(&ticket, FOREVER);
+    if (code == pcclSuccess) {
+        shared_state->revision = ticket.value;
+        share_look(communicator, &report);
+        if (sync_info_out != NULL)
+            *sync_info_out = (pcclSharedStateSyncInfo_t){.tx_bytes = report.tx_bytes, .rx_bytes = report.rx_bytes};
+    }
+    communicator_exit(communicator);
+    return code;
 }
 
 // ---- master ----
-
-static uint32_t heartbeat_limit(void) {
-    return api_number_from_environment("PCCL_HEARTBEAT_LIMIT_MS", API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS,
-                                       API_HEARTBEAT_DEFAULT_MS);
-}
 
 pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterInstance_t **master_out) {
     REQUIRE_NOT_NULL(master_out);
@@ -330,7 +297,8 @@ pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterI
     if (master == NULL) return detail_fail(pcclInternalError, "the system refused memory for a master");
     pthread_mutex_init(&master->lock, NULL);
     master->address = address;
-    master->heartbeat_limit_ms = heartbeat_limit();
+    master->heartbeat_limit_ms = api_number_from_environment("PCCL_HEARTBEAT_LIMIT_MS", API_HEARTBEAT_LEAST_MS,
+                                                             API_HEARTBEAT_MOST_MS, API_HEARTBEAT_DEFAULT_MS);
     master->forks = descriptor_forks();
     atomic_init(&master->master, NULL);
     *master_out = master;
@@ -373,31 +341,24 @@ pcclResult_t pcclRunMaster(pcclMasterInstance_t *master) {
     return code;
 }
 
-// Programs call this in signal handlers: nothing but async-signal-safe calls, so no detail text either.
-pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master) {
+// Programs do this in signal handlers: nothing but async-signal-safe calls, so no detail text either.
+static pcclResult_t tell_master(pcclMasterInstance_t *master, void (*tell)(struct master *)) {
     if (master == NULL) return pcclInvalidArgument;
     if (!api_is_own(master->forks)) return pcclInvalidUsage;
     struct master *running = atomic_load(&master->master);
     if (running == NULL) return pcclInvalidUsage;
-    master_interrupt(running);
+    tell(running);
     return pcclSuccess;
 }
 
-// Likewise.
-pcclResult_t pcclDetachMaster(pcclMasterInstance_t *master) {
-    if (master == NULL) return pcclInvalidArgument;
-    if (!api_is_own(master->forks)) return pcclInvalidUsage;
-    struct master *running = atomic_load(&master->master);
-    if (running == NULL) return pcclInvalidUsage;
-    master_detach(running);
-    return pcclSuccess;
-}
+pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master) { return tell_master(master, master_interrupt); }
+
+pcclResult_t pcclDetachMaster(pcclMasterInstance_t *master) { return tell_master(master, master_detach); }
 
 pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master) {
-    REQUIRE_MASTER(master);
-    struct master *running = atomic_load(&master->master);
-    if (running == NULL) return detail_fail(pcclInvalidUsage, "this master was never run");
-    return master_await(running, api_deadline()) ? pcclSuccess : detail_fail(pcclTimedOut, "the master still serves");
+    struct pccl_ticket ticket;
+    RETURN_IF_FAILED(pccl_begin_master_end(master, &ticket));
+    return pccl_ticket_wait(&ticket, FOREVER);
 }
 
 pcclResult_t pcclDestroyMaster(pcclMasterInstance_t *master) {

@@ -71,19 +71,6 @@ pcclResult_t communicator_check_no_ops(const struct communicator *c) {
     return detail_fail(pcclPendingAsyncOps, "%zu un-awaited ops: await them first", live > 0 ? live : (size_t)1);
 }
 
-bool communicator_wait(struct communicator *c, const bool *done, int64_t deadline) {
-    while (!*done && !c->closing)
-        if (!platform_cond_wait(&c->changed, &c->lock, deadline) && !*done && !c->closing) return false;
-    return true;
-}
-
-pcclResult_t communicator_timed_out(const struct communicator *c) {
-    if (c->mind != NULL && member_is_seeking(c->mind) && c->waits_why[0] == 0)
-        return detail_fail(pcclTimedOut, "the master is lost (%s), and another one is looked for",
-                           member_lost_why(c->mind));
-    return detail_fail(pcclTimedOut, "%s", c->waits_why);
-}
-
 struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id) {
     struct member *mind = member_new(id, c->params.group, c->params.lanes);
     if (mind != NULL) member_set_recovery(mind, c->params.recovery_limit_ms, c->params.master_count);

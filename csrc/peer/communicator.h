@@ -1,5 +1,5 @@
 // What all parts of a communicator share: its lock, its phase, the mind, the engine, and the calls that are inside.
-// The parts stand above it, each with its own state: vote, ops, share, control; connect makes and frees the whole.
+// The parts stand above it: ticket, vote, ops, share, control; connect makes and frees the whole.
 //
 // Events are decided by the mind under the lock; what it decides is carried out without it. Nobody but the control
 // thread changes the mind's membership, so that thread may read it without the lock.
@@ -18,9 +18,9 @@
 #include "pccl.h"
 #include "peer/member.h"
 
+struct ticket_type;
 struct control;
 struct master_link;
-struct vote;
 struct share;
 struct told;
 
@@ -39,6 +39,17 @@ enum communicator_phase {
     COMMUNICATOR_DEAD,
 };
 
+// The call that waits for others, of which there is one at a time: see ticket.h.
+struct ticket {
+    const struct ticket_type *type; // NULL: none is open
+    uint64_t number;                // grows with each
+    bool inside;                    // a thread begins it or waits for it
+    bool done;                      // answered, with what follows
+    int code;
+    uint64_t value;
+    struct member_view view;
+};
+
 struct communicator {
     pthread_mutex_t lock; // taken before those of engine and master link, which have their own
     pthread_cond_t changed;
@@ -55,10 +66,10 @@ struct communicator {
     char waits_why[MEMBER_TEXT]; // the last that a master said of waiting in this call; "": nothing yet
     struct master_link *master;  // of control.c
     int wake;                    // the control thread's
-    struct vote *vote;           // of vote.c
-    struct share *share;         // of share.c
-    struct told *told;           // of ops.c; made at first use
-    struct control *control;     // of control.c
+    struct ticket ticket;
+    struct share *share;     // of share.c
+    struct told *told;       // of ops.c; made at first use
+    struct control *control; // of control.c
 };
 
 // No network, no thread, no part. NULL when the system refuses.
@@ -101,10 +112,6 @@ pcclResult_t communicator_dead(const struct communicator *c, pcclResult_t code);
 pcclResult_t communicator_check_usable(const struct communicator *c);
 // That no op is live: or pcclPendingAsyncOps.
 pcclResult_t communicator_check_no_ops(const struct communicator *c);
-// Until `*done` or the communicator is being destroyed; false when the deadline passed first.
-bool communicator_wait(struct communicator *c, const bool *done, int64_t deadline_ns);
-// pcclTimedOut, and what is known here of whom the call waits for.
-pcclResult_t communicator_timed_out(const struct communicator *c);
 // A mind for the next attempt; the lock is not held. NULL when memory is refused.
 struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id);
 

@@ -2,10 +2,10 @@
 
 #include "base/detail.h"
 #include "base/platform.h"
+#include "peer/ticket.h"
 #include "peer/control.h"
 #include "peer/ops.h"
 #include "peer/share.h"
-#include "peer/vote.h"
 
 #include <stdlib.h>
 
@@ -26,11 +26,23 @@ static bool renew(struct communicator *c) {
     return c->engine != NULL && control_start(c->control);
 }
 
-static pcclResult_t begin(struct communicator *c, struct attempt *attempt) {
-    if (c->closing) return detail_fail(pcclMasterConnectionFailed, "the communicator is being destroyed");
+static pcclResult_t collect(struct communicator *c, uint64_t *value) {
+    (void)value;
+    if (!c->ticket.done)
+        return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed while it connected");
+    if (c->ticket.code != pcclSuccess) {
+        c->phase = COMMUNICATOR_IDLE;
+        return detail_fail(c->ticket.code, "%s", c->reason);
+    }
+    c->phase = COMMUNICATOR_CONNECTED;
+    member_adopt(c->mind, &c->ticket.view);
+    return pcclSuccess;
+}
+
+static const struct ticket_type connect_type = {.name = "connect", .collect = collect};
+
+static pcclResult_t attempt(struct communicator *c) {
     c->phase = COMMUNICATOR_CONNECTING;
-    *attempt = (struct attempt){.waited = true};
-    c->waits_why[0] = 0;
     c->renewing = true;
     pthread_mutex_unlock(&c->lock);
     bool renewed = renew(c);
@@ -41,40 +53,25 @@ static pcclResult_t begin(struct communicator *c, struct attempt *attempt) {
         c->phase = COMMUNICATOR_IDLE;
         return detail_fail(pcclInternalError, "the system refused memory or a thread for a connection");
     }
-    attempt->wanted = true;
-    wake_signal(c->wake);
+    control_connect(c->control);
     return pcclSuccess;
 }
 
-static pcclResult_t collect(struct communicator *c, const struct attempt *attempt) {
-    if (!attempt->done)
-        return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed while it connected");
-    if (attempt->code != pcclSuccess) {
-        c->phase = COMMUNICATOR_IDLE;
-        return detail_fail(attempt->code, "%s", c->reason);
-    }
-    c->phase = COMMUNICATOR_CONNECTED;
-    member_adopt(c->mind, &attempt->view);
-    return pcclSuccess;
-}
-
-static pcclResult_t call_locked(struct communicator *c, int64_t deadline) {
-    struct attempt *attempt = control_attempt(c->control);
+static pcclResult_t begin(struct communicator *c, uint64_t *ticket) {
     if (communicator_is_dead(c)) return communicator_dead(c, pcclInvalidUsage);
     if (c->phase == COMMUNICATOR_CONNECTED)
         return detail_fail(pcclInvalidUsage, "the communicator is connected already");
-    if (c->phase == COMMUNICATOR_CONNECTING && attempt->waited)
+    if (ticket_is_left(c, &connect_type)) return ticket_begun(c, pcclSuccess, ticket);
+    if (c->phase == COMMUNICATOR_CONNECTING)
         return detail_fail(pcclInvalidUsage, "another thread is connecting this communicator");
-    if (c->phase == COMMUNICATOR_IDLE) RETURN_IF_FAILED(begin(c, attempt));
-    attempt->waited = true;
-    bool ended = communicator_wait(c, &attempt->done, deadline);
-    attempt->waited = false;
-    return ended ? collect(c, attempt) : communicator_timed_out(c);
+    if (c->closing) return detail_fail(pcclMasterConnectionFailed, "the communicator is being destroyed");
+    ticket_open(c, &connect_type);
+    return ticket_begun(c, attempt(c), ticket);
 }
 
-pcclResult_t connect_call(struct communicator *c, int64_t deadline) {
+pcclResult_t connect_begin(struct communicator *c, uint64_t *ticket) {
     communicator_begin(c);
-    return communicator_finish(c, call_locked(c, deadline));
+    return communicator_finish(c, begin(c, ticket));
 }
 
 // ---- life ----
@@ -85,17 +82,15 @@ static void free_all(struct communicator *c) {
     member_free(c->mind);
     control_free(c->control);
     ops_forget(c);
-    free(c->vote);
     communicator_free(c);
 }
 
 struct communicator *connect_new(const struct communicator_params *params) {
     struct communicator *c = communicator_new(params);
     if (c == NULL) return NULL;
-    c->vote = vote_new();
     c->share = share_new();
     c->control = control_new(c);
-    if (c->vote != NULL && c->share != NULL && c->control != NULL) return c;
+    if (c->share != NULL && c->control != NULL) return c;
     free_all(c);
     return NULL;
 }

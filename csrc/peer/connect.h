@@ -6,9 +6,9 @@
 
 // No network, no thread. NULL when the system refuses.
 struct communicator *connect_new(const struct communicator_params *params);
-// Connects, or waits on for an attempt under way; `deadline_ns` is monotonic, INT64_MAX = for ever. pcclTimedOut: it
-// goes on. Success: accepted and adopted. After an error of the master it may be called again, as a new peer.
-pcclResult_t connect_call(struct communicator *c, int64_t deadline_ns);
+// Begins to connect: see ticket.h. Success: accepted and adopted. After an error of the master it may be begun again,
+// as a new peer.
+pcclResult_t connect_begin(struct communicator *c, uint64_t *ticket);
 // Leaves the run, makes every call in other threads return an error, and frees. Bounded. NULL is allowed.
 void connect_free(struct communicator *c);
 

@@ -15,7 +15,7 @@
 #include "peer/link.h"
 #include "peer/master_link.h"
 #include "peer/share.h"
-#include "peer/vote.h"
+#include "peer/ticket.h"
 
 enum {
     DATA_WAKE = 0, // epoll data
@@ -35,7 +35,7 @@ struct control {
     struct communicator *c;
 
     // guarded by the communicator's lock
-    struct attempt attempt;
+    bool wanted;            // a connect has begun
     struct lost_link *lost; // what the engine tells of links that broke
     size_t lost_count, lost_room;
     bool failed;                  // the communicator is to die
@@ -69,18 +69,15 @@ static void end_attempt(struct control *t, int code, const struct member_view *v
         hang_up(t);
     }
     pthread_mutex_lock(&c->lock);
-    t->attempt.done = true;
-    t->attempt.code = code;
-    if (view != NULL) t->attempt.view = *view;
     if (code != pcclSuccess) snprintf(c->reason, sizeof c->reason, "%s", text);
-    pthread_cond_broadcast(&c->changed);
+    ticket_end(c, code, 0, view);
     pthread_mutex_unlock(&c->lock);
 }
 
 static void end_vote(struct control *t, const struct member_action *action) {
     pthread_mutex_lock(&t->c->lock);
     if (action->end != NULL) share_ended(t->c, action->end);
-    vote_end(t->c, action->code, action->value, &action->view);
+    ticket_end(t->c, action->code, action->value, &action->view);
     pthread_mutex_unlock(&t->c->lock);
 }
 
@@ -94,7 +91,7 @@ static void die(struct control *t, const char *text) {
     if (connected)
         c->phase = COMMUNICATOR_DEAD;
     else
-        t->attempt.code = pcclMasterConnectionFailed;
+        c->ticket.code = pcclMasterConnectionFailed;
     snprintf(c->reason, sizeof c->reason, "%s", text);
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
@@ -103,9 +100,11 @@ static void die(struct control *t, const char *text) {
 
 // In the middle of an event: nothing is known for sure any more.
 static void die_of(struct control *t, const char *why) {
+    struct communicator *c = t->c;
     die(t, why);
-    end_vote(t, &(struct member_action){.code = pcclMasterConnectionFailed});
-    end_attempt(t, pcclInternalError, NULL, why);
+    pthread_mutex_lock(&c->lock);
+    ticket_end(c, c->phase == COMMUNICATOR_CONNECTING ? pcclInternalError : pcclMasterConnectionFailed, 0, NULL);
+    pthread_mutex_unlock(&c->lock);
 }
 
 // ---- carrying out what the mind decides ----
@@ -417,8 +416,8 @@ static int64_t watch_engine(struct control *t) {
 // What callers want. False: the communicator is destroyed.
 static bool take_wishes(struct control *t, int64_t now) {
     pthread_mutex_lock(&t->c->lock);
-    bool wanted = t->attempt.wanted, closing = t->c->closing;
-    t->attempt.wanted = false;
+    bool wanted = t->wanted, closing = t->c->closing;
+    t->wanted = false;
     pthread_mutex_unlock(&t->c->lock);
     if (wanted && !closing) master_link_join(t->c->master, t->c->params.masters, t->c->params.master_count, now);
     return !closing;
@@ -500,4 +499,7 @@ void control_join(struct control *t) {
     t->runs = false;
 }
 
-struct attempt *control_attempt(struct control *t) { return &t->attempt; }
+void control_connect(struct control *t) {
+    t->wanted = true;
+    wake_signal(t->c->wake);
+}

@@ -18,15 +18,7 @@ bool control_start(struct control *control);
 // Joins the thread, which ends once the communicator is closing.
 void control_join(struct control *control);
 
-// Of the connect attempt under way.
-struct attempt {
-    bool wanted; // the thread has to begin it
-    bool waited; // a call is inside
-    bool done;   // with what follows
-    int code;
-    struct member_view view;
-};
-// Guarded by the communicator's lock.
-struct attempt *control_attempt(struct control *control);
+// Has the thread begin an attempt; lock held. Its end is that of the open call.
+void control_connect(struct control *control);
 
 #endif

@@ -34,7 +34,7 @@ static pcclResult_t posted(enum call_result result, uint64_t tag) {
 
 static pcclResult_t launch_locked(struct communicator *c, const struct call_args *args) {
     RETURN_IF_FAILED(communicator_check_usable(c));
-    if (c->vote->kind != WIRE_VOTE_PENDING) RETURN_IF_FAILED(vote_check_none(c));
+    if (!vote_is_pending(c)) RETURN_IF_FAILED(ticket_check_none(c));
     if (member_adopted(c->mind)->group_world < 2)
         return detail_fail(pcclTooFewPeers, "this peer is alone in its group: admit newcomers with update_topology");
     uint64_t adopted = member_adopted(c->mind)->group_epoch;

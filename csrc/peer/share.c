@@ -9,15 +9,16 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "peer/master_link.h"
-#include "peer/vote.h"
+#include "peer/ticket.h"
 #include "state/content.h"
 #include "state/sync.h"
 #include "state/unfinished.h"
 
 // Guarded by the communicator's lock.
 struct share {
-    struct content *content; // of the open round; belongs to the caller inside, or to nobody
-    bool voted;              // the state is hashed, the engine takes part
+    struct content *content;        // of the open round; belongs to the caller inside, or to nobody
+    const pcclSharedState_t *state; // likewise; its names are told in errors
+    bool voted;                     // the state is hashed, the engine takes part
     int strategy;
     uint64_t revision, tx_bytes;
     int64_t began_at, hashed_at, planned_at; // 0 = not yet
@@ -56,7 +57,7 @@ static void fill_report(const struct communicator *c, const struct sync_report *
 void share_look(struct communicator *c, struct share_report *out) {
     communicator_begin(c);
     *out = c->share->report;
-    if (c->vote->kind == WIRE_VOTE_SYNC && c->share->content != NULL) {
+    if (c->share->content != NULL) {
         struct sync_report live;
         sync_look(c->engine, &live);
         add_report(&live, &c->share->before);
@@ -65,49 +66,11 @@ void share_look(struct communicator *c, struct share_report *out) {
     communicator_finish(c, pcclSuccess);
 }
 
-static bool is_same(const struct share *share, const pcclSharedState_t *state, int strategy) {
-    return share->content != NULL && share->strategy == strategy && share->revision == state->revision &&
-           content_is_of(share->content, state);
-}
-
-bool share_is_left(struct communicator *c, const pcclSharedState_t *state, int strategy, bool *same) {
-    communicator_begin(c);
-    bool left = vote_is_left(c, WIRE_VOTE_SYNC);
-    *same = left && is_same(c->share, state, strategy);
-    communicator_finish(c, pcclSuccess);
-    return left;
-}
-
-// The caller's own round is over without an answer of the master.
+// Its own part of the round is over.
 static pcclResult_t drop(struct communicator *c, pcclResult_t code) {
     content_free(c->share->content);
     c->share->content = NULL;
-    c->vote->kind = 0;
     return code;
-}
-
-static pcclResult_t begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only, int strategy) {
-    RETURN_IF_FAILED(communicator_check_usable(c));
-    RETURN_IF_FAILED(vote_check_none(c));
-    RETURN_IF_FAILED(communicator_check_no_ops(c));
-    vote_open(c, WIRE_VOTE_SYNC);
-    *c->share = (struct share){.strategy = strategy, .revision = state->revision, .began_at = platform_now_ns()};
-    pthread_mutex_unlock(&c->lock);
-    struct content *content = content_new(state, read_only);
-    pthread_mutex_lock(&c->lock);
-    c->share->content = content;
-    if (content == NULL)
-        return drop(
-            c, detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count));
-    return pcclSuccess;
-}
-
-static pcclResult_t resume(struct communicator *c, const pcclSharedState_t *state, int strategy) {
-    if (!is_same(c->share, state, strategy))
-        return detail_fail(pcclInvalidUsage,
-                           "sync_shared_state of another state or revision has not ended: call it again as before");
-    c->vote->waited = true;
-    return pcclSuccess;
 }
 
 // The state is hashed: tells the engine and the master.
@@ -142,6 +105,7 @@ static pcclResult_t vote(struct communicator *c) {
 
 static pcclResult_t hash_and_vote(struct communicator *c, int64_t deadline) {
     struct content *content = c->share->content;
+    if (c->share->voted) return pcclSuccess;
     pthread_mutex_unlock(&c->lock);
     bool hashed = content_hash(content, deadline);
     pthread_mutex_lock(&c->lock);
@@ -181,10 +145,11 @@ static const char *name_difference(char *out, size_t capacity, const pcclSharedS
     return out;
 }
 
-static pcclResult_t collect(struct communicator *c, pcclSharedState_t *state, pcclSharedStateSyncInfo_t *info) {
+static pcclResult_t collect(struct communicator *c, uint64_t *revision) {
+    const pcclSharedState_t *state = c->share->state;
     struct sync_report report;
     while (c->share->restarting) platform_cond_wait(&c->changed, &c->lock, INT64_MAX);
-    bool success = c->vote->done && c->vote->code == pcclSuccess;
+    bool success = c->ticket.done && c->ticket.code == pcclSuccess;
     pthread_mutex_unlock(&c->lock);
     end_transfers(c, success, &report);
     pthread_mutex_lock(&c->lock);
@@ -192,44 +157,70 @@ static pcclResult_t collect(struct communicator *c, pcclSharedState_t *state, pc
     const char *read_only = report.read_only == NULL ? NULL : state->infos[report.read_only->info].name;
     drop(c, pcclSuccess);
     if (success) {
-        state->revision = c->vote->value;
-        if (info != NULL)
-            *info = (pcclSharedStateSyncInfo_t){.tx_bytes = c->share->tx_bytes, .rx_bytes = report.rx_bytes};
+        *revision = c->ticket.value;
         return pcclSuccess;
     }
-    if (!c->vote->done)
+    if (!c->ticket.done)
         return detail_fail(pcclMasterConnectionFailed,
                            "the communicator was destroyed while it waited in sync_shared_state");
-    bool ended = c->vote->code == pcclNoSharedStateAvailable; // the round, for all; this peer may have died after it
+    bool ended = c->ticket.code == pcclNoSharedStateAvailable; // the round, for all; this peer may have died after it
     if (c->phase == COMMUNICATOR_DEAD && !ended && read_only != NULL)
-        return detail_fail(c->vote->code, "the communicator died in sync_shared_state: %s (entry \"%s\")", c->reason,
+        return detail_fail(c->ticket.code, "the communicator died in sync_shared_state: %s (entry \"%s\")", c->reason,
                            read_only);
     if (c->phase == COMMUNICATOR_DEAD && !ended) {
         char entries[300];
         const struct wire_sync_differs *differs =
-            c->vote->code == pcclInvalidUsage ? member_sync_differs(c->mind) : NULL;
-        return detail_fail(c->vote->code, "the communicator died in sync_shared_state: %s%s", c->reason,
+            c->ticket.code == pcclInvalidUsage ? member_sync_differs(c->mind) : NULL;
+        return detail_fail(c->ticket.code, "the communicator died in sync_shared_state: %s%s", c->reason,
                            name_difference(entries, sizeof entries, state, differs));
     }
-    return detail_fail(c->vote->code, "no shared state is available: %s", c->share->text);
+    return detail_fail(c->ticket.code, "no shared state is available: %s", c->share->text);
 }
 
-static pcclResult_t call_locked(struct communicator *c, pcclSharedState_t *state, const bool *read_only, int strategy,
-                                int64_t deadline, pcclSharedStateSyncInfo_t *info) {
-    bool left = vote_is_left(c, WIRE_VOTE_SYNC);
-    RETURN_IF_FAILED(left ? resume(c, state, strategy) : begin(c, state, read_only, strategy));
-    pcclResult_t code = pcclSuccess;
-    if (!c->share->voted) code = hash_and_vote(c, deadline);
-    if (code == pcclSuccess)
-        code = communicator_wait(c, &c->vote->done, deadline) ? collect(c, state, info) : communicator_timed_out(c);
-    c->vote->waited = false;
-    return code;
+static const struct ticket_type sync_type = {.name = "sync_shared_state", .prepare = hash_and_vote, .collect = collect};
+
+static pcclResult_t take_up(struct communicator *c, const pcclSharedState_t *state, int strategy, uint64_t *ticket) {
+    struct share *share = c->share;
+    if (share->strategy != strategy || share->revision != state->revision || !content_is_of(share->content, state))
+        return detail_fail(pcclInvalidUsage,
+                           "sync_shared_state of another state or revision has not ended: call it again as before");
+    share->state = state;
+    return ticket_begun(c, pcclSuccess, ticket);
 }
 
-pcclResult_t share_call(struct communicator *c, pcclSharedState_t *state, const bool *read_only, int strategy,
-                        int64_t deadline, pcclSharedStateSyncInfo_t *out) {
+static pcclResult_t make_content(struct communicator *c, const bool *read_only) {
+    const pcclSharedState_t *state = c->share->state;
+    pthread_mutex_unlock(&c->lock);
+    struct content *content = content_new(state, read_only);
+    pthread_mutex_lock(&c->lock);
+    c->share->content = content;
+    if (content != NULL) return pcclSuccess;
+    return detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
+}
+
+static pcclResult_t begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only, int strategy,
+                          uint64_t *ticket) {
+    if (ticket_is_left(c, &sync_type)) return take_up(c, state, strategy, ticket);
+    RETURN_IF_FAILED(communicator_check_usable(c));
+    RETURN_IF_FAILED(ticket_check_none(c));
+    RETURN_IF_FAILED(communicator_check_no_ops(c));
+    ticket_open(c, &sync_type);
+    *c->share = (struct share){
+        .state = state, .strategy = strategy, .revision = state->revision, .began_at = platform_now_ns()};
+    return ticket_begun(c, make_content(c, read_only), ticket);
+}
+
+pcclResult_t share_begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only, int strategy,
+                         uint64_t *ticket) {
     communicator_begin(c);
-    return communicator_finish(c, call_locked(c, state, read_only, strategy, deadline, out));
+    return communicator_finish(c, begin(c, state, read_only, strategy, ticket));
+}
+
+bool share_is_left(struct communicator *c) {
+    communicator_begin(c);
+    bool left = ticket_is_left(c, &sync_type);
+    communicator_finish(c, pcclSuccess);
+    return left;
 }
 
 // ---- control thread ----
@@ -250,7 +241,7 @@ void share_ended(struct communicator *c, const struct wire_sync_end *end) {
 bool share_restart(struct communicator *c, enum member_tensors *tensors, struct wire_hash *content) {
     struct share *share = c->share;
     pthread_mutex_lock(&c->lock);
-    bool open = c->vote->kind == WIRE_VOTE_SYNC && share->voted && !c->vote->done && !c->closing;
+    bool open = share->content != NULL && share->voted && !c->ticket.done && !c->closing;
     share->restarting = open;
     pthread_mutex_unlock(&c->lock);
     *tensors = MEMBER_TENSORS_AS_VOTED;

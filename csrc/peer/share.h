@@ -12,14 +12,13 @@ struct share *share_new(void); // NULL: memory was refused
 // When nobody else can hold the communicator, and its engine still is there: ends what is open. NULL is allowed.
 void share_free(struct communicator *c);
 
-// A round of shared state, whose arguments were checked; `deadline_ns` is monotonic, INT64_MAX = for ever. On success
-// `revision` is that of the round and *out, if not NULL, tells what moved. Until it returns anything but pcclTimedOut,
-// or the communicator is freed, the tensors belong to the round, and the same call made again waits on for it.
-pcclResult_t share_call(struct communicator *c, pcclSharedState_t *state, const bool *read_only, int strategy,
-                        int64_t deadline_ns, pcclSharedStateSyncInfo_t *out);
-// A round that timed out before, and that the next call goes on with, also when the communicator is dead meanwhile.
-// `same`: of this very state, revision and strategy, whose arguments were checked then.
-bool share_is_left(struct communicator *c, const pcclSharedState_t *state, int strategy, bool *same);
+// Begins a round of shared state, whose arguments were checked: see ticket.h. The state and its tensors belong to the
+// round until its end was told, or the communicator is freed. It is taken up by one of the same tensors, revision and
+// strategy alone. On success the value is the revision of the round.
+pcclResult_t share_begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only, int strategy,
+                         uint64_t *ticket);
+// Whether a round can be taken up, also when the communicator is dead meanwhile.
+bool share_is_left(struct communicator *c);
 
 // Of the round under way, or of the last one.
 struct share_report {
@@ -34,7 +33,7 @@ void share_look(struct communicator *c, struct share_report *out);
 
 // ---- the control thread ----
 void share_planned(struct communicator *c, const struct wire_sync_plan *plan, int64_t now_ns);
-// The master has ended the round; lock held, before vote_end.
+// The master has ended the round; lock held, before ticket_end.
 void share_ended(struct communicator *c, const struct wire_sync_end *end);
 // The master is lost: the transfers of an open round end here, for the next plan may be another one. `tensors` tells
 // what they hold then, and `content` is its hash if that is whole. False: memory was refused.

@@ -10,20 +10,9 @@ import pytest
 
 import pccl
 from pccl import _calls
-from pccl._calls import SUCCESS, TIMED_OUT, Deadline, NativeCall, NativeHandle
+from pccl._calls import SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket
 
 np = pytest.importorskip("numpy")
-
-
-class FakeLibrary:
-    """A function of the C library that takes its time, as the test says."""
-
-    def __init__(self, *results):
-        self.results = list(results)
-        self.slices = []
-
-    def pccl_fake(self, *_):
-        return self.results.pop(0)
 
 
 @pytest.fixture
@@ -31,9 +20,32 @@ def handle():
     return NativeHandle("thing", object(), lambda _: 0)
 
 
-def make_call(monkeypatch, function):
-    monkeypatch.setattr(_calls, "_C", type("Fake", (), {"pccl_fake": staticmethod(function)}))
-    return NativeCall("pccl_fake", 1, 2)
+class FakeLibrary:
+    """A call of the C library that takes its time, as the test says."""
+
+    def __init__(self, wait, begin=lambda: SUCCESS):
+        self.wait = wait
+        self.begin = begin
+        self.begun = 0
+
+    def pccl_begin_fake(self, first, second, ticket):
+        assert (first, second) == (1, 2)
+        self.begun += 1
+        result = self.begin()
+        ticket.kind = result == SUCCESS
+        ticket.result = TIMED_OUT
+        return result
+
+    def pccl_ticket_wait(self, ticket, _):
+        if ticket.result == TIMED_OUT:
+            ticket.result = self.wait()
+        return ticket.result
+
+
+def make_ticket(monkeypatch, *wait_and_begin):
+    library = FakeLibrary(*wait_and_begin)
+    monkeypatch.setattr(_calls, "_C", library)
+    return Ticket("pcclFake", "pccl_begin_fake", 1, 2), library
 
 
 def test_deadline():
@@ -51,40 +63,59 @@ def test_deadline():
 
 def test_slices_go_on_until_there_is_a_result(monkeypatch, handle):
     results = [TIMED_OUT, TIMED_OUT, SUCCESS]
-    call = make_call(monkeypatch, lambda *_: results.pop(0))
-    assert call.proceed(handle) == SUCCESS
-    assert call.check() is None
-    assert call.proceed(handle) == SUCCESS  # the result is kept
+    ticket, library = make_ticket(monkeypatch, lambda: results.pop(0))
+    assert not ticket.in_flight
+    assert ticket.proceed(handle) == SUCCESS
+    assert ticket.check() is None
+    assert ticket.proceed(handle) == SUCCESS  # the result is kept
     assert results == []
+    assert library.begun == 1
 
 
 def test_a_deadline_ends_the_wait_but_not_the_call(monkeypatch, handle):
     results = [TIMED_OUT, SUCCESS]
-    call = make_call(monkeypatch, lambda *_: results.pop(0))
-    assert call.proceed(handle, Deadline(0)) == TIMED_OUT
-    with pytest.raises(pccl.PCCLTimeoutError):
-        call.check()
-    assert call.proceed(handle, Deadline(0)) == SUCCESS
+    ticket, library = make_ticket(monkeypatch, lambda: results.pop(0))
+    assert ticket.proceed(handle, Deadline(0)) == TIMED_OUT
+    assert ticket.in_flight
+    with pytest.raises(pccl.PCCLTimeoutError, match="goes on"):
+        ticket.check()
+    assert ticket.proceed(handle, Deadline(0)) == SUCCESS
+    assert not ticket.in_flight
+    assert library.begun == 1
 
 
-def test_a_result_is_not_lost_to_a_signal_that_comes_with_it(monkeypatch, handle):
-    """The handler runs as soon as the C function has returned: the call looks interrupted, but has been made."""
-    made = []
+def test_a_call_that_could_not_be_begun_is_begun_again(monkeypatch, handle):
+    results = [pccl.Result.INVALID_USAGE.value, SUCCESS]
+    ticket, library = make_ticket(monkeypatch, lambda: SUCCESS, lambda: results.pop(0))
+    assert ticket.proceed(handle) == pccl.Result.INVALID_USAGE.value
+    with pytest.raises(pccl.UsageError, match="pcclFake failed"):
+        ticket.check()
+    assert ticket.proceed(handle) == SUCCESS
+    assert library.begun == 2
 
-    def succeed_with_a_signal(*_):
-        made.append(1)
-        signal.raise_signal(signal.SIGINT)
-        return SUCCESS
 
-    call = make_call(monkeypatch, succeed_with_a_signal)
-    # A Python function would take the signal inside; a C function does not. So it is delivered right after `extend`.
-    previous = signal.signal(signal.SIGINT, lambda *_: None)
-    try:
-        assert call.proceed(handle) == SUCCESS
-        assert call.proceed(handle) == SUCCESS
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    assert made == [1]
+@pytest.mark.parametrize("where", ["begin", "wait"])
+def test_a_signal_that_comes_with_the_result_loses_nothing(monkeypatch, handle, where):
+    """C has written into the ticket, and the exception of the handler comes in place of what its function returned."""
+
+    class InterruptError(Exception):
+        pass
+
+    ticket, library = make_ticket(monkeypatch, lambda: SUCCESS)
+    function = getattr(library, f"pccl_{where}_fake" if where == "begin" else "pccl_ticket_wait")
+
+    def interrupted(*arguments):
+        function(*arguments)
+        raise InterruptError
+
+    begin, wait = (interrupted, library.pccl_ticket_wait) if where == "begin" else (library.pccl_begin_fake, interrupted)
+    monkeypatch.setattr(ticket, "_begin", begin)
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "pccl_ticket_wait", wait)
+        with pytest.raises(InterruptError):
+            ticket.proceed(handle)
+    assert ticket.proceed(handle) == SUCCESS
+    assert library.begun == 1
 
 
 def test_interrupts_at_any_moment_make_no_call_twice():
@@ -126,7 +157,7 @@ def test_interrupts_at_any_moment_make_no_call_twice():
                             break
                         except InterruptError:
                             interruptions += 1
-                            if (array == 3 * turn).all() and not first._unfinished_ops:
+                            if (array == 3 * turn).all() and not first._unfinished:
                                 break  # it had returned already, and the signal came after that
                     assert (array == 3 * turn).all()
             finally:
@@ -145,11 +176,14 @@ def test_closed_handles(monkeypatch):
     handle.close()
     handle.close()
     assert destroyed == ["pointer"]
-    call = make_call(monkeypatch, lambda *_: SUCCESS)
-    call.proceed(handle)
+    ticket, library = make_ticket(monkeypatch, lambda: SUCCESS)
+    ticket.proceed(handle)
     with pytest.raises(pccl.UsageError) as caught:
-        call.check()
+        ticket.check()
     assert caught.value.detail == "the thing is closed"
+    assert library.begun == 0
+    with pytest.raises(pccl.UsageError, match="the thing is closed"):
+        _calls.call(handle, "pccl_begin_fake")
 
 
 def test_a_forked_child_is_told_so():
@@ -207,12 +241,3 @@ def test_a_failed_constructor_is_dropped_quietly(capfd):
     said = capfd.readouterr().err
     assert "ignored" not in said  # as Python says of an exception in __del__
     assert "Traceback" not in said
-
-
-def test_raw_calls_are_not_sliced():
-    """After calls of the package, the same thread's calls of the raw library wait without a bound again."""
-    with pccl.MasterNode("127.0.0.1:0") as master:
-        with pytest.raises(pccl.PCCLTimeoutError):
-            master.wait(timeout=0.01)
-        threading.Timer(0.4, master.interrupt).start()
-        assert pccl._pccl.C.pcclMasterAwaitTermination(master._pointer) == SUCCESS

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import pccl
-from pccl import MasterNode, PCCLError, Result
+from pccl import MasterNode, PCCLError, Result, _master
 from pccl._pccl import C
 from pccl.lab.ports import free_ports
 
@@ -340,14 +340,14 @@ NO_PLACES = [
 @pytest.mark.parametrize(("listen", "masters", "place"), PLACES)
 def test_a_master_finds_itself_in_the_list(listen, masters, place, monkeypatch):
     told = []
-    call = MasterNode._call
+    call = _master.call
 
-    def note(self, function, *arguments, **named):
+    def note(handle, function, *arguments, **named):
         if function == "pccl_ext_master_set_list":
             told.append(arguments[1:])
-        call(self, function, *arguments, **named)
+        call(handle, function, *arguments, **named)
 
-    monkeypatch.setattr(MasterNode, "_call", note)
+    monkeypatch.setattr(_master, "call", note)
     MasterNode(listen, masters=masters)
     assert told == [(2, place)]
 

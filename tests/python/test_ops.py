@@ -114,7 +114,7 @@ def test_an_interrupt_at_any_point_of_a_launch_loses_no_op(pair):
             with Interrupted(at) as interrupted:
                 handle = again()
         except InterruptError:
-            if at in first._unfinished_ops:
+            if at in first._unfinished:
                 handle = again()
         if handle is not None or any(op.tag == at for op in list(first._live_ops)):
             assert reduce(second, at) == 2

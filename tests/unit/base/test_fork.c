@@ -14,6 +14,7 @@ static ccoip_socket_address_t loopback(uint16_t port) {
 struct handles {
     pcclMasterInstance_t *master;
     pcclComm_t *comm;
+    struct pccl_ticket ticket; // of the end of the master
 };
 
 static struct handles create(void) {
@@ -22,6 +23,7 @@ static struct handles create(void) {
     REQUIRE(pcclCreateMaster(loopback(0), &made.master) == pcclSuccess);
     REQUIRE(pcclRunMaster(made.master) == pcclSuccess);
     REQUIRE(pccl_ext_master_port(made.master, &port) == pcclSuccess);
+    REQUIRE(pccl_begin_master_end(made.master, &made.ticket) == pcclSuccess);
     pcclCommCreateParams_t params = {.master_address = loopback(port)};
     REQUIRE(pcclCreateCommunicator(&params, &made.comm) == pcclSuccess);
     REQUIRE(pcclConnect(made.comm) == pcclSuccess);
@@ -39,6 +41,7 @@ static void use_inherited(const struct handles *made) {
     bool pending;
     char state[64];
     uint16_t port;
+    struct pccl_ticket ticket, parents = made->ticket;
     pcclReduceInfo_t info;
     pcclAsyncReduceOp_t op = {.comm = made->comm};
     pcclReduceDescriptor_t descriptor = {.count = 1, .op = pcclSum, .src_descriptor = {.datatype = pcclFloat}};
@@ -54,6 +57,8 @@ static void use_inherited(const struct handles *made) {
         {"reduce", pcclAllReduce(&value, &value, &descriptor, made->comm, &info)},
         {"launch", pcclAllReduceAsync(&value, &value, &descriptor, made->comm, &op)},
         {"await", pcclAwaitAsyncReduce(&op, &info)},
+        {"begin", pccl_begin_update(made->comm, &ticket)},
+        {"wait", pccl_ticket_wait(&parents, 0)},
         {"state", pccl_ext_comm_state(made->comm, state, sizeof state)},
         {"run", pcclRunMaster(made->master)},
         {"interrupt", pcclInterruptMaster(made->master)},

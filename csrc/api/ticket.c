@@ -1,0 +1,131 @@
+// Tickets: see ext.h.
+#define _GNU_SOURCE
+#include <stdio.h>
+
+#include "api/api.h"
+#include "api/ext.h"
+#include "base/platform.h"
+#include "peer/ticket.h"
+#include "peer/connect.h"
+#include "peer/share.h"
+#include "peer/vote.h"
+
+enum { TICKET_CALL = 1, TICKET_REDUCE, TICKET_MULTI, TICKET_MASTER };
+
+_Static_assert(sizeof((struct pccl_ticket){0}.text) == DETAIL_CAPACITY, "a text fits");
+
+// The ticket of something that is begun next. Until that was begun, it is of nothing.
+static void clear(struct pccl_ticket *ticket, const void *of) {
+    ticket->result = pcclTimedOut;
+    ticket->text[0] = 0;
+    ticket->kind = 0;
+    ticket->of = of;
+    ticket->multi = NULL;
+}
+
+static pcclResult_t begun(struct pccl_ticket *ticket, int kind, pcclResult_t code) {
+    if (code == pcclSuccess) ticket->kind = kind;
+    return code;
+}
+
+#define REQUIRE_COMM_AND_TICKET(comm, ticket) \
+    do { \
+        REQUIRE_COMM(comm); \
+        REQUIRE_NOT_NULL(ticket); \
+        clear(ticket, comm); \
+    } while (0)
+
+pcclResult_t pccl_begin_connect(const pcclComm_t *comm, struct pccl_ticket *ticket) {
+    REQUIRE_COMM_AND_TICKET(comm, ticket);
+    return begun(ticket, TICKET_CALL, connect_begin(comm->communicator, &ticket->number));
+}
+
+static pcclResult_t begin_vote(const pcclComm_t *comm, enum wire_vote_kind kind, struct pccl_ticket *ticket) {
+    REQUIRE_COMM_AND_TICKET(comm, ticket);
+    return begun(ticket, TICKET_CALL, vote_begin(comm->communicator, kind, &ticket->number));
+}
+
+pcclResult_t pccl_begin_update(const pcclComm_t *comm, struct pccl_ticket *ticket) {
+    return begin_vote(comm, WIRE_VOTE_UPDATE, ticket);
+}
+
+pcclResult_t pccl_begin_pending(const pcclComm_t *comm, struct pccl_ticket *ticket) {
+    return begin_vote(comm, WIRE_VOTE_PENDING, ticket);
+}
+
+pcclResult_t pccl_begin_optimize(const pcclComm_t *comm, struct pccl_ticket *ticket) {
+    return begin_vote(comm, WIRE_VOTE_OPTIMIZE, ticket);
+}
+
+pcclResult_t pccl_begin_sync(const pcclComm_t *comm, const pcclSharedState_t *shared_state,
+                             pcclSharedStateSyncStrategy_t strategy, const bool *read_only,
+                             struct pccl_ticket *ticket) {
+    REQUIRE_COMM_AND_TICKET(comm, ticket);
+    REQUIRE_NOT_NULL(shared_state);
+    if (shared_state->count > 0) REQUIRE_NOT_NULL(shared_state->infos);
+    struct communicator *communicator = comm->communicator;
+    if (!share_is_left(communicator)) RETURN_IF_FAILED(communicator_usable(communicator));
+    if ((int)strategy < PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR ||
+        (int)strategy > PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY)
+        return detail_fail(pcclInvalidArgument, "strategy %d is no pcclSharedStateSyncStrategy_t", (int)strategy);
+    RETURN_IF_FAILED(api_check_state(shared_state));
+    return begun(ticket, TICKET_CALL,
+                 share_begin(communicator, shared_state, read_only, (int)strategy, &ticket->number));
+}
+
+pcclResult_t pccl_begin_reduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
+                               const pcclComm_t *comm, bool retry, struct pccl_ticket *ticket) {
+    REQUIRE_COMM_AND_TICKET(comm, ticket);
+    REQUIRE_NOT_NULL(descriptor);
+    ticket->number = descriptor->tag;
+    return begun(ticket, TICKET_REDUCE, api_launch(sendbuf, recvbuf, descriptor, comm, retry, retry));
+}
+
+pcclResult_t pccl_begin_multi(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
+                              int max_in_flight, struct pccl_ticket *ticket) {
+    REQUIRE_COMM_AND_TICKET(comm, ticket);
+    return begun(ticket, TICKET_MULTI, api_retry_new(descriptors, count, comm, max_in_flight, &ticket->multi));
+}
+
+pcclResult_t pccl_begin_master_end(pcclMasterInstance_t *master, struct pccl_ticket *ticket) {
+    REQUIRE_MASTER(master);
+    REQUIRE_NOT_NULL(ticket);
+    clear(ticket, master);
+    if (atomic_load(&master->master) == NULL) return detail_fail(pcclInvalidUsage, "this master was never run");
+    return begun(ticket, TICKET_MASTER, pcclSuccess);
+}
+
+static pcclResult_t wait_for_master(const pcclMasterInstance_t *master, int64_t deadline) {
+    REQUIRE_MASTER(master);
+    if (master_await(atomic_load(&master->master), deadline)) return pcclSuccess;
+    return detail_fail(pcclTimedOut, "the master still serves");
+}
+
+static pcclResult_t wait_on(struct pccl_ticket *ticket, int64_t deadline) {
+    if (ticket->kind == 0) return detail_fail(pcclInvalidUsage, "nothing was begun with this ticket");
+    if (ticket->kind == TICKET_MASTER) return wait_for_master(ticket->of, deadline);
+    const pcclComm_t *comm = ticket->of;
+    REQUIRE_COMM(comm);
+    switch (ticket->kind) {
+    case TICKET_REDUCE: return api_await(comm, ticket->number, deadline, &ticket->info);
+    case TICKET_MULTI: return retry_wait(ticket->multi, deadline, &ticket->info);
+    default: return ticket_wait(comm->communicator, ticket->number, deadline, &ticket->value);
+    }
+}
+
+pcclResult_t pccl_ticket_wait(struct pccl_ticket *ticket, int milliseconds) {
+    REQUIRE_NOT_NULL(ticket);
+    if (ticket->result == pcclTimedOut) {
+        int64_t deadline = milliseconds < 0 ? INT64_MAX : platform_now_ns() + milliseconds * MS_NS;
+        pcclResult_t result = wait_on(ticket, deadline);
+        if (result != pcclSuccess) snprintf(ticket->text, sizeof ticket->text, "%s", detail_get());
+        ticket->result = result; // last: who sees it finds the rest
+    }
+    return ticket->result;
+}
+
+void pccl_ticket_free(struct pccl_ticket *ticket) {
+    if (ticket == NULL) return;
+    retry_free(ticket->multi);
+    ticket->multi = NULL;
+}

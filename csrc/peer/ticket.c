@@ -1,0 +1,68 @@
+#include "peer/ticket.h"
+
+#include "base/detail.h"
+#include "base/platform.h"
+
+pcclResult_t ticket_check_none(const struct communicator *c) {
+    if (c->ticket.type == NULL) return pcclSuccess;
+    return detail_fail(pcclInvalidUsage,
+                       "%s of this communicator has not ended: wait for it, or call it again if its wait was cut short",
+                       c->ticket.type->name);
+}
+
+bool ticket_is_left(const struct communicator *c, const struct ticket_type *type) {
+    return c->ticket.type == type && !c->ticket.inside;
+}
+
+void ticket_open(struct communicator *c, const struct ticket_type *type) {
+    c->ticket = (struct ticket){.type = type, .number = c->ticket.number, .inside = true};
+    c->waits_why[0] = 0;
+}
+
+pcclResult_t ticket_begun(struct communicator *c, pcclResult_t code, uint64_t *ticket) {
+    c->ticket.inside = false;
+    if (code == pcclSuccess)
+        *ticket = ++c->ticket.number;
+    else
+        c->ticket.type = NULL;
+    return code;
+}
+
+void ticket_end(struct communicator *c, int code, uint64_t value, const struct member_view *view) {
+    c->ticket.done = true;
+    c->ticket.code = code;
+    c->ticket.value = value;
+    if (view != NULL) c->ticket.view = *view;
+    pthread_cond_broadcast(&c->changed);
+}
+
+static pcclResult_t timed_out(const struct communicator *c) {
+    if (c->mind != NULL && member_is_seeking(c->mind) && c->waits_why[0] == 0)
+        return detail_fail(pcclTimedOut, "the master is lost (%s), and another one is looked for",
+                           member_lost_why(c->mind));
+    return detail_fail(pcclTimedOut, "%s", c->waits_why);
+}
+
+static pcclResult_t wait_inside(struct communicator *c, int64_t deadline, uint64_t *value) {
+    const struct ticket_type *type = c->ticket.type;
+    if (type->prepare != NULL) RETURN_IF_FAILED(type->prepare(c, deadline));
+    while (!c->ticket.done && !c->closing)
+        if (!platform_cond_wait(&c->changed, &c->lock, deadline) && !c->ticket.done && !c->closing) return timed_out(c);
+    return type->collect(c, value);
+}
+
+static pcclResult_t wait_locked(struct communicator *c, uint64_t ticket, int64_t deadline, uint64_t *value) {
+    if (c->ticket.type == NULL || c->ticket.number != ticket)
+        return detail_fail(pcclInvalidUsage, "this call has ended, or was taken up by a later one");
+    if (c->ticket.inside) return detail_fail(pcclInvalidUsage, "another thread waits in %s", c->ticket.type->name);
+    c->ticket.inside = true;
+    pcclResult_t code = wait_inside(c, deadline, value);
+    c->ticket.inside = false;
+    if (code != pcclTimedOut) c->ticket.type = NULL;
+    return code;
+}
+
+pcclResult_t ticket_wait(struct communicator *c, uint64_t ticket, int64_t deadline, uint64_t *value) {
+    communicator_begin(c);
+    return communicator_finish(c, wait_locked(c, ticket, deadline, value));
+}
