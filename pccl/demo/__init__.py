@@ -1,7 +1,7 @@
 """The demo: a small transformer learns English on several peers; one of them is killed, and a new one joins.
 
-``run_demo`` is the whole of it. The parts: corpus (text), model (the network and its optimiser), worker (one peer),
-reports (what peers and orchestrator tell each other), run (orchestrator and verdict), display.
+``run_demo`` is the whole of it. The parts: corpus (text), worker (one peer, and the network that it trains), run (orchestrator,
+what peers and it tell each other, and verdict), display.
 """
 
 from __future__ import annotations

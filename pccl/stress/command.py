@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pccl.lab.events import EventLog
     from pccl.stress.conductor import Run
-    from pccl.stress.recording import Recording
+    from pccl.stress.options import Recording
 
 MOST_BASELINE_SECONDS = 20.0
 RECORDED = ["peers", "seconds", "minutes", "seed", "fault_every", "faults", "elements", "heartbeat_limit", "backend", "standbys"]
@@ -132,7 +132,7 @@ def _survivable(context: click.Context, rates: dict[str, float], backend: str) -
 
 
 def _read(path: Path) -> Recording:
-    from pccl.stress.recording import Recording
+    from pccl.stress.options import Recording
 
     try:
         return Recording.read(path)
@@ -269,8 +269,8 @@ def _conclude(run: Run, baseline: float, cut_short: str, log: EventLog, recordin
     """Summary, picture, verdict."""
     from rich.text import Text
 
-    from pccl.stress.recording import differences
-    from pccl.stress.summary import outcome, print_summary, write_files
+    from pccl.stress.display import outcome, print_summary, write_files
+    from pccl.stress.options import differences
 
     found = outcome(run, baseline, cut_short)
     print_summary(console, run, found)

@@ -24,8 +24,7 @@ from pccl.stress.backends import BACKENDS, OTHERS, Groups
 from pccl.stress.content import CODES
 from pccl.stress.judge import DEFAULT_GROWTH, Judge, Violation, growth
 from pccl.stress.options import Options
-from pccl.stress.progress import Board, Place
-from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, Report, Stepped, Task, Waiting
+from pccl.stress.reports import Accepted, Alone, Board, Ended, Expelled, Flaw, Place, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import KILLS, MASTER_BACK_SECONDS, Fault
 from pccl.stress.workload import most_bytes
 

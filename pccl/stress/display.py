@@ -1,8 +1,11 @@
-"""How a run is shown: a live table on a terminal, plain lines elsewhere."""
+"""How a run is shown: a live table on a terminal, plain lines elsewhere; at its end figures, the verdict, and a picture."""
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -11,6 +14,8 @@ from rich.text import Text
 from pccl.lab import display
 from pccl.lab.display import rate_text
 from pccl.stress.conductor import Process, Run
+from pccl.stress.judge import CLAIMS
+from pccl.stress.schedule import Fault
 
 PLAIN_SECONDS = 5.0
 """Between two lines where there is no terminal."""
@@ -112,3 +117,140 @@ class PlainDisplay(display.PlainDisplay):
             f"[{run.lasted:6.1f} s] {members} members, step {run.step}, {run.counts['ops']:,} ops, "
             f"{rate_text(recent_rate(run))}; faults: {faults_text(run)}; {len(run.violations)} violations"
         )
+
+
+# ---- at the end ----
+
+
+BIN_SECONDS = 0.5
+_MARKS = {"kill": "red", "stop": "darkorange", "cut": "purple", "delay": "goldenrod", "join": "green", "master": "black"}
+
+
+def outcome(run: Run, baseline: float, cut_short: str) -> dict[str, Any]:
+    """The end of the run's log, and what a repetition is compared with. `baseline` is the goodput without faults, or 0."""
+    return {
+        "passed": not run.violations,
+        "cut_short": cut_short,
+        "broken": sorted({violation.claim for violation in run.violations}),
+        "violations": [{"claim": violation.claim, "detail": violation.detail} for violation in run.violations],
+        "seconds": round(run.lasted, 2),
+        "counts": dict(run.counts),
+        "goodput": round(run.goodput()),
+        "baseline": round(baseline),
+        "kept": round(run.goodput() / baseline, 4) if baseline else None,
+        "longest_wait": round(run.longest[0], 3),
+        "longest_wait_in": run.longest[1],
+        "bound": run.options.bound,
+    }
+
+
+def print_summary(console: Console, run: Run, found: dict[str, Any]) -> None:
+    """The verdict, claim by claim, and the figures."""
+    figures = Table(show_header=False, box=None)
+    counts = run.counts
+    rows = [
+        ("ran", f"{run.lasted:.0f} s, {run.options.peers} peers, {counts['processes']} processes, seed {run.options.seed}"),
+        ("faults", faults_text(run)),
+        ("committed", f"{counts['ops']:,} ops in {counts['steps']:,} steps, {counts['bytes'] / 1e9:.2f} GB"),
+        (
+            "seen",
+            f"{counts['losses seen']} losses, {counts['expelled']} expulsions, {counts['alone']} times alone; "
+            f"{counts['resumed']} ops went on from where they were",
+        ),
+        (
+            "longest wait",
+            f"{found['longest_wait']:.2f} s in {found['longest_wait_in'] or 'no call'}; the bound is {found['bound']:.1f} s",
+        ),
+        ("goodput", _goodput_text(run, found)),
+    ]
+    for name, text in rows:
+        figures.add_row(Text(name, style="bold"), Text(text))
+    console.print(figures)
+    for claim, words in CLAIMS.items():
+        broken = [violation for violation in run.violations if violation.claim == claim]
+        judged = run.lasted > 0 and not (found["cut_short"] and claim == "end")
+        mark = Text("FAILED", style="bold red") if broken else Text("ok    ", style="green") if judged else Text("-     ")
+        console.print(mark, Text(words), soft_wrap=True)
+        for violation in broken[:3]:
+            console.print(Text(f"       {violation.detail}"), soft_wrap=True)
+        if len(broken) > 3:
+            console.print(Text(f"       and {len(broken) - 3} more"))
+
+
+def _goodput_text(run: Run, found: dict[str, Any]) -> str:
+    text = rate_text(run.goodput())
+    if found["kept"] is not None:
+        text += f", {found['kept']:.0%} of the {rate_text(found['baseline'])} without faults"
+    return text
+
+
+def write_files(run: Run, found: dict[str, Any]) -> None:
+    """summary.json, summary.md (the row of a table) and throughput.png."""
+    out = run.options.out
+    (out / "summary.json").write_text(json.dumps({"options": run.options.to_fields(), **found}, indent=1) + "\n")
+    (out / "summary.md").write_text(_table(run, found))
+    plot(run, found["baseline"], out / "throughput.png")
+
+
+def _table(run: Run, found: dict[str, Any]) -> str:
+    options, counts = run.options, run.counts
+    kept = f"{found['kept']:.0%}" if found["kept"] is not None else "not measured"
+    masters = f", {options.standbys} standby masters" if options.standbys else ""
+    row = (
+        f"{options.backend}, {options.peers} peers{masters}, seed {options.seed}, {run.lasted:.0f} s, every {options.every:g} s",
+        f"{faults_text(run)}; {counts['losses seen']} losses seen",
+        f"{counts['ops']:,} ops in {counts['steps']:,} steps, {counts['bytes'] / 1e9:.1f} GB",
+        kept,
+        f"{found['longest_wait']:.1f} s of {found['bound']:.1f} s",
+        ", ".join(found["broken"]) or "nothing",
+    )
+    head = ("run", "faults", "committed", "goodput kept", "longest wait", "found")
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), row))
+
+
+def plot(run: Run, baseline: float, path: Path) -> None:
+    """Throughput over time, with the faults marked."""
+    from pccl.lab import plots
+
+    figure = plots.figure(11, 5.5)
+    rates, worlds = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    times, values = _binned(run)
+    rates.plot(times, values, color="tab:blue", linewidth=1.0, drawstyle="steps-post", label=f"committed, per {BIN_SECONDS} s")
+    rates.axhline(run.goodput() / 1e6, color="tab:blue", linestyle=":", label=f"mean: {rate_text(run.goodput())}")
+    if baseline:
+        rates.axhline(baseline / 1e6, color="tab:gray", linestyle="--", label=f"without faults: {rate_text(baseline)}")
+    for kind, colour in _MARKS.items():
+        _mark(rates, [fault for fault in run.applied if fault.kind == kind], kind, colour)
+    for violation in run.violations:
+        if 0 <= violation.at - run.epoch <= run.lasted:  # others are of the run without faults
+            rates.axvline(violation.at - run.epoch, color="red", linewidth=2.0)
+    rates.set_ylabel("goodput (MB/s)")
+    rates.set_ylim(bottom=0)
+    rates.set_title(
+        f"pccl stress, {run.options.backend}: {run.options.peers} peers, a fault every {run.options.every:g} s, "
+        f"seed {run.options.seed}: {'FAILED' if run.violations else 'passed'}"
+    )
+    rates.grid(alpha=0.3)
+    rates.legend(loc="upper right", fontsize="small", ncols=3)
+    worlds.plot(
+        [moment.at for moment in run.moments], [moment.world for moment in run.moments], drawstyle="steps-post", color="tab:gray"
+    )
+    worlds.set_ylabel("world")
+    worlds.set_ylim(bottom=0)
+    worlds.set_xlabel("seconds")
+    worlds.grid(alpha=0.3)
+    figure.savefig(path)
+
+
+def _mark(axes: Any, faults: list[Fault], kind: str, colour: str) -> None:
+    if faults:
+        name = f"{kind} ({len(faults)})"
+        axes.vlines([fault.at for fault in faults], 0, 0.05, transform=axes.get_xaxis_transform(), color=colour, label=name)
+
+
+def _binned(run: Run) -> tuple[list[float], list[float]]:
+    bins: dict[int, list[int]] = {}
+    for moment in run.moments:
+        bins.setdefault(int(moment.at / BIN_SECONDS), []).append(moment.bytes)
+    times = [place * BIN_SECONDS for place in bins]
+    return times, [sum(sizes) / BIN_SECONDS / 1e6 for sizes in bins.values()]

@@ -1,15 +1,20 @@
-"""What a peer's process is told, and what it tells: JSON lines on a socket of its own.
+"""What a peer's process is told, and what it tells: JSON lines on a socket of its own; and a board that shows where it is.
 
 Times are seconds of the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from pccl.lab import reports
+from pccl.stress.content import CODES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +30,7 @@ class Task(reports.Record):
     beat: float  # the heartbeat limit in seconds
     backend: str = "pccl"
     plant: str = ""  # a deliberate fault, for tests of the harness
-    board: int = -1  # the descriptor of progress.Board
+    board: int = -1  # the descriptor of the Board
 
 
 @dataclass(frozen=True)
@@ -132,3 +137,78 @@ class Ended(Report):
     line: int
     step: int
     state: str  # the hash of its shared state
+
+
+# ---- where each process is ----
+
+
+CALLS = ("", "connect", "pending", "update", "meet", "reduce", "retry", "resume", "sync", "order", "work", "close")
+
+_RECORD = struct.Struct("=QdII")  # calls made, when the one that runs began (0: none runs), its place in CALLS, step
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process is."""
+
+    calls: int
+    since: float  # seconds of the monotonic clock; 0 between two calls
+    call: str
+    step: int
+
+
+class Board:
+    """Where each process is, in memory that the orchestrator reads without the process's help: a record per code.
+
+    In the memory of the descriptor `fd`, which processes that inherit it share; a new one, unless given. A record is written
+    without a lock: a torn read is put right by the next one.
+    """
+
+    def __init__(self, fd: int = -1) -> None:
+        self.fd = fd if fd >= 0 else os.memfd_create("pccl-stress", 0)
+        if fd < 0:
+            os.ftruncate(self.fd, _RECORD.size * CODES)
+        self._memory = mmap.mmap(self.fd, _RECORD.size * CODES)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def read(self, code: int) -> Place:
+        """Where the process with this code is."""
+        calls, since, call, step = _RECORD.unpack_from(self._memory, code * _RECORD.size)
+        return Place(calls, since, CALLS[call] if call < len(CALLS) else "", step)
+
+    def clear(self, code: int) -> None:
+        """Before a process gets the code."""
+        _RECORD.pack_into(self._memory, code * _RECORD.size, 0, 0.0, 0, 0)
+
+    def writer(self, code: int) -> Writer:
+        """For the process itself."""
+        return Writer(self._memory, code)
+
+
+class Writer:
+    """One process's record."""
+
+    def __init__(self, memory: mmap.mmap, code: int) -> None:
+        self._memory = memory
+        self._at = code * _RECORD.size
+        self._calls = 0
+        self.step = 0
+
+    @contextmanager
+    def during(self, call: str, now: float) -> Iterator[None]:
+        """The block is this call."""
+        self._calls += 1
+        self._write(now, CALLS.index(call))
+        try:
+            yield
+        finally:
+            self._calls += 1
+            self._write(0.0, 0)
+
+    def _write(self, since: float, call: int) -> None:
+        _RECORD.pack_into(self._memory, self._at, self._calls, since, call, self.step)

@@ -6,18 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pccl.demo.reports import (
+from pccl.demo.run import (
     Admitted,
     Finished,
     Halted,
     Joined,
+    Kill,
+    Options,
     Prepared,
     Ready,
     Recovered,
+    Run,
     Stepped,
     Task,
 )
-from pccl.demo.run import Kill, Options, Run
 
 
 def options(**changes: Any) -> Options:

@@ -14,8 +14,13 @@ from demo_runs import task  # noqa: E402
 
 from pccl import SharedState  # noqa: E402  # after the skips
 from pccl.demo.corpus import load_corpus  # noqa: E402
-from pccl.demo.model import Shape, TrainingState, generate, validation_loss  # noqa: E402
-from pccl.demo.worker import Batches  # noqa: E402
+from pccl.demo.worker import (  # noqa: E402
+    Batches,
+    Shape,
+    TrainingState,
+    generate,
+    validation_loss,
+)
 
 torch.set_num_threads(1)  # these models are too small for more
 SMALL = Shape(vocabulary=20, context=8, width=16, heads=2, layers=1, batch=4)

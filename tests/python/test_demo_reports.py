@@ -12,7 +12,7 @@ pytest.importorskip("rich")
 
 from demo_runs import admitted, joined, task  # noqa: E402
 
-from pccl.demo.reports import (  # noqa: E402
+from pccl.demo.run import (  # noqa: E402
     Halted,
     Missed,
     Prepared,

@@ -14,10 +14,10 @@ pytest.importorskip("rich")
 from demo_runs import finished_run, joined, options  # noqa: E402
 
 from pccl.demo.display import draw, plot  # noqa: E402
-from pccl.demo.reports import (  # noqa: E402
+from pccl.demo.run import (  # noqa: E402
     Missed,
+    Run,
 )
-from pccl.demo.run import Run  # noqa: E402
 
 
 def _forget_kill(run: Run) -> None:

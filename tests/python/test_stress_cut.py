@@ -18,7 +18,7 @@ pytest.importorskip("rich")
 def test_a_process_cuts_its_connections_to_others(how, broken_count):
     code = """
 import random, socket, sys
-from pccl.stress.cut import cut
+from pccl.stress.actor import cut
 how, port, kept_port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 ends = [socket.create_connection(("127.0.0.1", one)) for one in [port] * 3 + [kept_port]]
 own = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from stress_runs import OUTCOME, write_log
 
 from pccl.cli import main
-from pccl.stress.recording import Recording, differences
+from pccl.stress.options import Recording, differences
 
 
 def test_a_log_is_read_back(tmp_path):
