@@ -22,17 +22,17 @@ bool desk_run_equal(const struct desk_run *a, const struct desk_run *b) {
 
 // ---- peers ----
 
-uint32_t desk_bucket(const struct desk *desk, const struct wire_id *id) {
+uint32_t desk_bucket(uint64_t key, const struct wire_id *id) {
     uint64_t low, high;
     memcpy(&low, id->bytes, sizeof low);
     memcpy(&high, id->bytes + sizeof low, sizeof high);
-    uint64_t mixed = (low ^ desk->id_key) * UINT64_C(0x9E3779B97F4A7C15);
-    mixed = (mixed ^ mixed >> 29 ^ high) * (desk->id_key | 1);
+    uint64_t mixed = (low ^ key) * UINT64_C(0x9E3779B97F4A7C15);
+    mixed = (mixed ^ mixed >> 29 ^ high) * (key | 1);
     return (uint32_t)(mixed >> 40) & (DESK_ID_BUCKETS - 1);
 }
 
 struct desk_peer *desk_of_id(struct desk *desk, const struct wire_id *id) {
-    for (uint16_t at = desk->by_id[desk_bucket(desk, id)]; at != 0; at = desk->peers[at - 1].next_by_id)
+    for (uint16_t at = desk->by_id[desk_bucket(desk->id_key, id)]; at != 0; at = desk->peers[at - 1].next_by_id)
         if (!desk->peers[at - 1].gone && wire_id_equal(&desk->peers[at - 1].member.id, id)) return &desk->peers[at - 1];
     return NULL;
 }
@@ -54,7 +54,7 @@ static struct desk_peer *unused_peer(struct desk *desk) {
 
 struct desk_peer *desk_add(struct desk *desk, uint32_t conn, const struct wire_member *member) {
     struct desk_peer *peer = unused_peer(desk);
-    uint16_t *bucket = &desk->by_id[desk_bucket(desk, &member->id)];
+    uint16_t *bucket = &desk->by_id[desk_bucket(desk->id_key, &member->id)];
     *peer = (struct desk_peer){.used = true, .conn = conn, .member = *member, .masters = 1, .next_by_id = *bucket};
     *bucket = desk->by_conn[conn] = (uint16_t)(desk_slot(desk, peer) + 1);
     desk_heard(desk, peer, desk->now_ns);
@@ -66,7 +66,7 @@ struct desk_peer *desk_add(struct desk *desk, uint32_t conn, const struct wire_m
 
 void desk_forget(struct desk *desk, struct desk_peer *peer) {
     uint32_t slot = desk_slot(desk, peer);
-    uint16_t *link = &desk->by_id[desk_bucket(desk, &peer->member.id)];
+    uint16_t *link = &desk->by_id[desk_bucket(desk->id_key, &peer->member.id)];
     while (*link != slot + 1) link = &desk->peers[*link - 1].next_by_id;
     *link = peer->next_by_id;
     if (slot < desk->unused_from) desk->unused_from = slot;

@@ -112,7 +112,7 @@ bool desk_run_equal(const struct desk_run *a, const struct desk_run *b);
 
 // ---- peers ----
 
-uint32_t desk_bucket(const struct desk *desk, const struct wire_id *id); // below DESK_ID_BUCKETS
+uint32_t desk_bucket(uint64_t key, const struct wire_id *id); // below DESK_ID_BUCKETS
 // NULL: there is none, or it is gone
 struct desk_peer *desk_of_id(struct desk *desk, const struct wire_id *id);
 struct desk_peer *desk_of_conn(struct desk *desk, uint32_t conn); // NULL: none

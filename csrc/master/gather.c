@@ -31,7 +31,7 @@ void gather_turn_away(struct gather *gather, struct desk *desk, struct survivor 
                       const char *why) {
     uint32_t conn = survivor->conn;
     struct wire_header header = {.run = survivor->run.id, .generation = survivor->promised};
-    survivors_forget(&gather->survivors, desk, survivor);
+    survivors_forget(&gather->survivors, survivor);
     actions_turn_away(&desk->actions, conn, header, type, why);
 }
 
@@ -45,7 +45,7 @@ static void send_back(struct desk *desk, uint32_t conn, uint64_t run, const char
 static void let_go(struct gather *gather, struct desk *desk, struct survivor *survivor, const char *why) {
     uint32_t conn = survivor->conn;
     uint64_t run = survivor->run.id;
-    survivors_forget(&gather->survivors, desk, survivor);
+    survivors_forget(&gather->survivors, survivor);
     send_back(desk, conn, run, why);
 }
 
@@ -94,7 +94,7 @@ static uint32_t support_of(const struct survivor *survivor) {
 static bool make_room(struct gather *gather, struct desk *desk, const struct desk_run *run,
                       const struct wire_resume *resume) {
     struct survivors *survivors = &gather->survivors;
-    const struct claim *claim = resume->accepted ? claims_find(&survivors->claims, run, resume) : NULL;
+    const struct claim *claim = resume->accepted ? survivors_find_claim(survivors, run, resume) : NULL;
     uint32_t support = claim != NULL ? claim->present + 1 : resume->accepted;
     struct survivor *least = survivors->list[0];
     for (uint32_t i = 1; i < survivors->count; i++)
@@ -114,17 +114,17 @@ static struct survivor *admit(struct gather *gather, struct desk *desk, uint32_t
     struct survivors *survivors = &gather->survivors;
     struct desk_run run = {.id = header->run};
     memcpy(run.secret, resume->secret, sizeof run.secret);
-    struct survivor *before = survivors_of_id(survivors, desk, &run, &resume->hello.id), *survivor;
+    struct survivor *before = survivors_of_id(survivors, &run, &resume->hello.id), *survivor;
     if (before != NULL) { // it has left that connection, whose end is still to come
         actions_close(&desk->actions, before->conn);
-        survivors_forget(&gather->survivors, desk, before);
+        survivors_forget(&gather->survivors, before);
     }
     if (survivors->count == WIRE_MAX_MEMBERS && !make_room(gather, desk, &run, resume)) return NULL;
     survivor = survivors_add(survivors, desk, conn, source);
     if (survivor == NULL) return NULL;
     survivor->promised = header->generation;
-    if (survivors_resume(survivors, desk, survivor, &run, resume)) return survivor;
-    survivors_forget(&gather->survivors, desk, survivor);
+    if (survivors_resume(survivors, survivor, &run, resume)) return survivor;
+    survivors_forget(&gather->survivors, survivor);
     return NULL;
 }
 
@@ -147,7 +147,7 @@ void gather_message(struct gather *gather, struct desk *desk, struct survivor *s
     }
     if (header->type == WIRE_LEAVE) {
         actions_close(&desk->actions, survivor->conn);
-        survivors_forget(&gather->survivors, desk, survivor);
+        survivors_forget(&gather->survivors, survivor);
     }
 }
 
@@ -159,7 +159,7 @@ void gather_send_on(struct gather *gather, struct desk *desk) {
             continue;
         }
         actions_close(&desk->actions, survivor->conn); // without a word: it looks further down its list
-        survivors_forget(&gather->survivors, desk, survivor);
+        survivors_forget(&gather->survivors, survivor);
     }
 }
 
@@ -265,7 +265,7 @@ static enum gather_verdict decide_without_claim(struct gather *gather, struct de
 }
 
 enum gather_verdict gather_decide(struct gather *gather, struct desk *desk, bool expects) {
-    const struct claim *claim = claims_best(&gather->survivors.claims);
+    const struct claim *claim = survivors_best_claim(&gather->survivors);
     if (claim == NULL) return decide_without_claim(gather, desk, expects);
     if (!claim_has_majority(claim)) {
         gather->majority_at = INT64_MAX;

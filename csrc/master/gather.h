@@ -43,7 +43,7 @@ void gather_send_on(struct gather *gather, struct desk *desk);
 enum gather_verdict {
     GATHER_WAITS,
     GATHER_BEGINS,   // nobody waits for a run: those that are left may begin a new one
-    GATHER_TAKES_UP, // claims_best
+    GATHER_TAKES_UP, // survivors_best_claim
 };
 // While there is no run. `expects`: as above.
 enum gather_verdict gather_decide(struct gather *gather, struct desk *desk, bool expects);

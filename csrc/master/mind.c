@@ -41,7 +41,7 @@ static void enrol_held(struct mind *mind, struct survivor *survivor) {
     uint32_t conn = survivor->conn;
     struct wire_address source = survivor->source;
     struct wire_hello hello = survivor->resume.hello;
-    survivors_forget(&mind->gather.survivors, &mind->run.desk, survivor);
+    survivors_forget(&mind->gather.survivors, survivor);
     enrol(mind, conn, &source, &hello);
 }
 
@@ -63,7 +63,7 @@ static void dismiss_rest(struct mind *mind) {
 
 static void take_up(struct mind *mind) {
     struct gather *gather = &mind->gather;
-    takeover(&mind->run, &gather->survivors, claims_best(&gather->survivors.claims), gather->generation);
+    takeover(&mind->run, &gather->survivors, survivors_best_claim(&gather->survivors), gather->generation);
     gather->generation = 0;
     gather->majority_at = INT64_MAX;
     dismiss_rest(mind);
@@ -73,14 +73,14 @@ static void take_up(struct mind *mind) {
 // one a heartbeat limit and no longer.
 static int64_t yields_until(const struct mind *mind) {
     const struct survivors *survivors = &mind->gather.survivors;
-    if (survivors->claims.count > 0) return mind->run.yields_until;
+    if (survivors->claim_count > 0) return mind->run.yields_until;
     return platform_earlier(mind->run.yields_until, survivors->list[0]->since_ns + mind->run.desk.limit_ns);
 }
 
 // A run that this master has begun while the members of an older one were on their way lets them wait, or gives way.
 static bool yield(struct mind *mind) {
     struct desk *desk = &mind->run.desk;
-    const struct claim *claim = claims_best(&mind->gather.survivors.claims);
+    const struct claim *claim = survivors_best_claim(&mind->gather.survivors);
     if (!claim_has_majority(claim)) {
         if (desk->now_ns >= yields_until(mind))
             dismiss_rest(mind);
@@ -258,7 +258,7 @@ const struct actions *mind_peers_lost(struct mind *mind, int64_t now_ns, const s
         if (peer != NULL)
             run_lose(&mind->run, peer, losses[i].why);
         else if (survivor != NULL)
-            survivors_forget(&mind->gather.survivors, desk, survivor);
+            survivors_forget(&mind->gather.survivors, survivor);
     }
     return settle(mind);
 }
@@ -292,7 +292,7 @@ const struct actions *mind_others_are(struct mind *mind, int64_t now_ns, enum wi
 
 const struct actions *mind_send_on(struct mind *mind, int64_t now_ns) {
     begin_event(mind, now_ns);
-    if (mind->run.desk.peer_count == 0 && !claim_has_majority(claims_best(&mind->gather.survivors.claims)))
+    if (mind->run.desk.peer_count == 0 && !claim_has_majority(survivors_best_claim(&mind->gather.survivors)))
         gather_send_on(&mind->gather, &mind->run.desk);
     return settle(mind);
 }

@@ -3,24 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "net/roster.h"
+
 void survivors_init(struct survivors *survivors, uint64_t key) {
     memset(survivors, 0, offsetof(struct survivors, list));
+    survivors->key = key;
     survivors->due_ns = INT64_MAX;
-    claims_init(&survivors->claims, key);
-}
-
-static void survivor_free(struct survivor *survivor) {
-    free(survivor->resume.barrier.sizes);
-    free(survivor->resume.past);
-    free(survivor->resume.losses);
-    free(survivor);
-}
-
-void survivors_fini(struct survivors *survivors) {
-    for (uint32_t i = 0; i < survivors->count; i++) {
-        if (survivors->list[i]->claim != NULL) claims_release(&survivors->claims, survivors->list[i]->claim);
-        survivor_free(survivors->list[i]);
-    }
 }
 
 struct survivor *survivors_of_conn(const struct survivors *survivors, uint32_t conn) {
@@ -31,17 +19,134 @@ bool survivor_is_of(const struct survivor *survivor, const struct desk_run *run)
     return survivor->resumes && desk_run_equal(&survivor->run, run);
 }
 
-struct survivor *survivors_of_id(const struct survivors *survivors, const struct desk *desk, const struct desk_run *run,
+struct survivor *survivors_of_id(const struct survivors *survivors, const struct desk_run *run,
                                  const struct wire_id *id) {
-    for (struct survivor *at = survivors->by_id[desk_bucket(desk, id)]; at != NULL; at = at->next_by_id)
+    for (struct survivor *at = survivors->by_id[desk_bucket(survivors->key, id)]; at != NULL; at = at->next_by_id)
         if (wire_id_equal(&at->resume.hello.id, id) && desk_run_equal(&at->run, run)) return at;
     return NULL;
 }
 
-struct survivor *survivors_member(const struct survivors *survivors, const struct desk *desk, const struct claim *claim,
-                                  uint32_t member) {
-    return survivors_of_id(survivors, desk, &claim->run, &claim->members[member].id);
+struct survivor *survivors_member(const struct survivors *survivors, const struct claim *claim, uint32_t member) {
+    return survivors_of_id(survivors, &claim->run, &claim->members[member].id);
 }
+
+// ---- what makes two claims the same ----
+
+static uint64_t mix(uint64_t digest, const void *bytes, size_t length) {
+    for (size_t at = 0; at < length; at += sizeof digest) {
+        uint64_t word = 0;
+        memcpy(&word, (const uint8_t *)bytes + at, length - at < sizeof word ? length - at : sizeof word);
+        digest = (digest ^ word) * UINT64_C(0x9E3779B97F4A7C15);
+        digest ^= digest >> 31;
+    }
+    return digest;
+}
+
+static uint64_t digest_of(const struct survivors *survivors, const struct wire_epoch *epoch) {
+    uint64_t digest = survivors->key;
+    for (uint32_t i = 0; i < epoch->count; i++) {
+        const struct wire_member *member = &epoch->members[i];
+        uint64_t numbers[] = {member->join_number, (uint64_t)member->group << 32 | member->lanes,
+                              (uint64_t)member->address.family << 16 | member->address.port};
+        digest = mix(digest, member->id.bytes, sizeof member->id.bytes);
+        digest = mix(digest, numbers, sizeof numbers);
+        digest = mix(digest, member->address.bytes, sizeof member->address.bytes);
+    }
+    return digest;
+}
+
+static bool is_same_member(const struct wire_member *a, const struct wire_member *b) {
+    return wire_id_equal(&a->id, &b->id) && a->join_number == b->join_number && a->group == b->group &&
+           a->lanes == b->lanes && a->address.family == b->address.family && a->address.port == b->address.port &&
+           memcmp(a->address.bytes, b->address.bytes, sizeof a->address.bytes) == 0;
+}
+
+static bool is_same_epoch(const struct claim *claim, const struct wire_resume *resume) {
+    const struct wire_epoch *epoch = &resume->epoch;
+    const struct wire_quorum *a = &claim->quorum, *b = &resume->quorum;
+    bool same = claim->generation == resume->generation && claim->number == epoch->number &&
+                claim->count == epoch->count && a->members == b->members && a->elders == b->elders &&
+                a->newer == b->newer;
+    for (uint32_t i = 0; i < epoch->count && same; i++) same = is_same_member(&claim->members[i], &epoch->members[i]);
+    return same;
+}
+
+struct claim *survivors_find_claim(const struct survivors *survivors, const struct desk_run *run,
+                                   const struct wire_resume *resume) {
+    uint64_t digest = digest_of(survivors, &resume->epoch);
+    for (uint32_t i = 0; i < survivors->claim_count; i++) {
+        struct claim *claim = survivors->claims[i];
+        if (claim->digest == digest && desk_run_equal(&claim->run, run) && is_same_epoch(claim, resume)) return claim;
+    }
+    return NULL;
+}
+
+// ---- claims come and go ----
+
+static bool is_newer(const struct claim *a, const struct claim *b) {
+    return a->generation != b->generation ? a->generation > b->generation : a->number > b->number;
+}
+
+static void find_newest(struct survivors *survivors, const struct desk_run *run) {
+    struct claim *newest = NULL;
+    for (uint32_t i = 0; i < survivors->claim_count; i++) {
+        struct claim *claim = survivors->claims[i];
+        if (!desk_run_equal(&claim->run, run)) continue;
+        claim->newest = false;
+        if (newest == NULL || is_newer(claim, newest)) newest = claim;
+    }
+    if (newest != NULL) newest->newest = true;
+}
+
+static void count_member(struct claim *claim, uint32_t member, int by) {
+    claim->present += (uint32_t)by;
+    if (claim->members[member].join_number < claim->quorum.newer) claim->elders += (uint32_t)by;
+}
+
+// A peer of that run came (by 1) or goes (by -1).
+static void count(struct survivors *survivors, const struct desk_run *run, const struct wire_id *id, int by) {
+    for (uint32_t i = 0; i < survivors->claim_count; i++) {
+        struct claim *claim = survivors->claims[i];
+        if (!desk_run_equal(&claim->run, run)) continue;
+        uint32_t member = roster_find(claim->members, claim->sorted, claim->count, id);
+        if (member != UINT32_MAX) count_member(claim, member, by);
+    }
+}
+
+// NULL: memory was refused.
+static struct claim *make_claim(struct survivors *survivors, const struct desk_run *run,
+                                const struct wire_resume *resume) {
+    const struct wire_epoch *epoch = &resume->epoch;
+    size_t bytes = epoch->count * sizeof *epoch->members;
+    struct claim *claim = malloc(sizeof *claim + bytes + epoch->count * sizeof *claim->sorted);
+    if (claim == NULL) return NULL;
+    *claim = (struct claim){.run = *run,
+                            .generation = resume->generation,
+                            .number = epoch->number,
+                            .digest = digest_of(survivors, epoch),
+                            .quorum = resume->quorum,
+                            .count = epoch->count};
+    memcpy(claim->members, epoch->members, bytes);
+    claim->sorted = (uint16_t *)(void *)((uint8_t *)claim->members + bytes);
+    roster_sort(claim->members, claim->count, claim->sorted);
+    survivors->claims[survivors->claim_count++] = claim;
+    find_newest(survivors, run);
+    for (uint32_t i = 0; i < claim->count; i++)
+        if (survivors_member(survivors, claim, i) != NULL) count_member(claim, i, 1);
+    return claim;
+}
+
+static void release_claim(struct survivors *survivors, struct claim *claim) {
+    if (claim == NULL || --claim->holders > 0) return;
+    uint32_t i = 0;
+    while (survivors->claims[i] != claim) i++;
+    memmove(&survivors->claims[i], &survivors->claims[i + 1],
+            (--survivors->claim_count - i) * sizeof survivors->claims[0]);
+    if (claim->newest) find_newest(survivors, &claim->run);
+    free(claim);
+}
+
+// ---- those that wait come and go ----
 
 struct survivor *survivors_add(struct survivors *survivors, struct desk *desk, uint32_t conn,
                                const struct wire_address *source) {
@@ -58,60 +163,88 @@ struct survivor *survivors_add(struct survivors *survivors, struct desk *desk, u
     return survivor;
 }
 
-static void *copy_of(const void *items, size_t count, size_t each, bool *whole) {
-    if (count == 0) return NULL;
-    void *copy = malloc(count * each);
-    if (copy == NULL)
-        *whole = false;
-    else
-        memcpy(copy, items, count * each);
+static void *copy_of(const void *items, size_t bytes, bool *refused) {
+    void *copy = bytes > 0 ? malloc(bytes) : NULL;
+    if (copy != NULL) memcpy(copy, items, bytes);
+    *refused |= copy == NULL && bytes > 0;
     return copy;
 }
 
-static bool keep(struct survivor *survivor, const struct wire_resume *resume) {
-    bool whole = true;
-    survivor->resume = *resume;
-    survivor->resume.barrier.sizes =
-        copy_of(resume->barrier.sizes, resume->barrier.count, sizeof *resume->barrier.sizes, &whole);
-    survivor->resume.past = copy_of(resume->past, resume->past_count, sizeof *resume->past, &whole);
-    survivor->resume.losses = copy_of(resume->losses, resume->loss_count, sizeof *resume->losses, &whole);
-    return whole;
-}
-
-bool survivors_resume(struct survivors *survivors, const struct desk *desk, struct survivor *survivor,
-                      const struct desk_run *run, const struct wire_resume *resume) {
-    struct survivor **bucket = &survivors->by_id[desk_bucket(desk, &resume->hello.id)];
-    if (!keep(survivor, resume)) return false;
+bool survivors_resume(struct survivors *survivors, struct survivor *survivor, const struct desk_run *run,
+                      const struct wire_resume *resume) {
+    struct wire_resume *mine = &survivor->resume;
+    struct survivor **bucket = &survivors->by_id[desk_bucket(survivors->key, &resume->hello.id)];
+    bool refused = false;
+    *mine = *resume;
+    mine->barrier.sizes = copy_of(mine->barrier.sizes, mine->barrier.count * sizeof *mine->barrier.sizes, &refused);
+    mine->past = copy_of(mine->past, mine->past_count * sizeof *mine->past, &refused);
+    mine->losses = copy_of(mine->losses, mine->loss_count * sizeof *mine->losses, &refused);
+    if (refused) return false;
     survivor->run = *run;
     if (resume->accepted) {
-        bool made;
-        struct claim *claim = survivor->claim = claims_hold(&survivors->claims, run, resume, &made);
+        struct claim *claim = survivors_find_claim(survivors, run, resume);
+        if (claim == NULL) claim = make_claim(survivors, run, resume);
         if (claim == NULL) return false;
-        survivor->resume.epoch.members = claim->members;
-        for (uint32_t i = 0; i < claim->count && made; i++)
-            if (survivors_member(survivors, desk, claim, i) != NULL) claim_count_member(claim, i, 1);
+        claim->holders++;
+        survivor->claim = claim;
+        mine->epoch.members = claim->members;
     }
     survivor->next_by_id = *bucket;
     *bucket = survivor;
     survivor->resumes = true;
-    claims_count(&survivors->claims, run, &resume->hello.id, 1);
+    count(survivors, run, &resume->hello.id, 1);
     return true;
 }
 
-void survivors_forget(struct survivors *survivors, const struct desk *desk, struct survivor *survivor) {
+void survivors_forget(struct survivors *survivors, struct survivor *survivor) {
     uint32_t i = 0;
     while (survivors->list[i] != survivor) i++;
-    // who came first stays first
     memmove(&survivors->list[i], &survivors->list[i + 1], (--survivors->count - i) * sizeof survivors->list[0]);
     survivors->by_conn[survivor->conn] = NULL;
     survivors->due = true;
     if (survivor->resumes) {
         const struct wire_id *id = &survivor->resume.hello.id;
-        struct survivor **link = &survivors->by_id[desk_bucket(desk, id)];
+        struct survivor **link = &survivors->by_id[desk_bucket(survivors->key, id)];
         while (*link != survivor) link = &(*link)->next_by_id;
         *link = survivor->next_by_id;
-        claims_count(&survivors->claims, &survivor->run, id, -1);
+        count(survivors, &survivor->run, id, -1);
     }
-    if (survivor->claim != NULL) claims_release(&survivors->claims, survivor->claim);
-    survivor_free(survivor);
+    release_claim(survivors, survivor->claim);
+    free(survivor->resume.barrier.sizes);
+    free(survivor->resume.past);
+    free(survivor->resume.losses);
+    free(survivor);
+}
+
+void survivors_fini(struct survivors *survivors) {
+    while (survivors->count > 0) survivors_forget(survivors, survivors->list[survivors->count - 1]);
+}
+
+// ---- majorities ----
+
+uint32_t claim_quorum(const struct claim *claim) {
+    uint32_t majority = claim->count / 2 + 1;
+    return claim->quorum.members > majority ? claim->quorum.members : majority;
+}
+
+bool claim_has_majority(const struct claim *claim) {
+    return claim != NULL && claim->present >= claim_quorum(claim) && claim->elders >= claim->quorum.elders;
+}
+
+struct claim *survivors_best_claim(const struct survivors *survivors) {
+    struct claim *best = NULL;
+    for (uint32_t i = 0; i < survivors->claim_count; i++) {
+        struct claim *claim = survivors->claims[i];
+        if (!claim->newest) continue;
+        bool better = best == NULL || (claim_has_majority(claim) && !claim_has_majority(best)) ||
+                      (claim_has_majority(claim) == claim_has_majority(best) && claim->present > best->present);
+        if (better) best = claim;
+    }
+    return best;
+}
+
+uint32_t claim_group_end(const struct claim *claim, uint32_t begin) {
+    uint32_t end = begin;
+    while (end < claim->count && claim->members[end].group == claim->members[begin].group) end++;
+    return end;
 }

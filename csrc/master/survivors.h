@@ -1,10 +1,25 @@
 // Those that have come while this master serves no run: members of a run that another master has left, and newcomers
 // that wait until it is known whether there is a run. Found by connection, and by run and id.
+//
+// Members claim a run: the epoch that they were in when they lost their master. A claim is kept once for all that make
+// it, with how many of its members are here, counted as they come and go: an event costs a search in each claim of its
+// run, and no comparison of all with all.
 #ifndef PCCL_MASTER_SURVIVORS_H
 #define PCCL_MASTER_SURVIVORS_H
 
-#include "master/claims.h"
 #include "master/desk.h"
+
+struct claim {
+    struct desk_run run;
+    uint64_t generation, number, digest; // digest: of the members
+    struct wire_quorum quorum;
+    bool newest;              // of its run; of two that are, the one that was made first
+    uint32_t holders;         // those that make it
+    uint32_t present, elders; // of its members, those that are here; elders: of these
+    uint32_t count;
+    uint16_t *sorted; // behind `members`: their places by id
+    struct wire_member members[];
+};
 
 struct survivor {
     uint32_t conn;
@@ -12,41 +27,53 @@ struct survivor {
     int64_t since_ns, heard_ns, told_ns; // told: why it waits; 0: not yet
     bool resumes;                        // else a newcomer whose HELLO is held back
     struct desk_run run;
-    uint64_t promised;         // to listen to no older generation, to any master; or asked to
-    bool asked, gave;          // the promise of the generation at hand
-    struct wire_resume resume; // owns its arrays but for the members of its epoch
-    // Its epoch, held together with others that were in it; NULL: it has been accepted nowhere.
-    struct claim *claim;
+    uint64_t promised;           // to listen to no older generation, to any master; or asked to
+    bool asked, gave;            // the promise of the generation at hand
+    struct wire_resume resume;   // owns its arrays but for the members of its epoch
+    struct claim *claim;         // of its epoch; NULL: it has been accepted nowhere
     struct survivor *next_by_id; // in its bucket, of those that resume
 };
 
 struct survivors {
-    uint32_t count;
+    uint64_t key;   // spreads ids over buckets, and is part of digests
     bool due;       // one came, went or promised, or the owner says so: what they wait for is looked at again
     int64_t due_ns; // nobody is silent, or has waited too long, before
+    uint32_t count, claim_count;
     struct survivor *by_conn[ACTIONS_MAX_CONNS];
     struct survivor *by_id[DESK_ID_BUCKETS]; // those that resume
-    struct survivor *list[WIRE_MAX_MEMBERS]; // owned; in the order in which they came
-    struct claims claims;
+    // From here on nothing is read before it is written. Both owned, in the order in which they came first.
+    struct survivor *list[WIRE_MAX_MEMBERS];
+    struct claim *claims[WIRE_MAX_MEMBERS];
 };
 
 void survivors_init(struct survivors *survivors, uint64_t key);
 void survivors_fini(struct survivors *survivors);
 
 struct survivor *survivors_of_conn(const struct survivors *survivors, uint32_t conn); // NULL: none
-struct survivor *survivors_of_id(const struct survivors *survivors, const struct desk *desk, const struct desk_run *run,
-                                 const struct wire_id *id); // NULL: none
-// A member of a claim, if it is here.
-struct survivor *survivors_member(const struct survivors *survivors, const struct desk *desk, const struct claim *claim,
-                                  uint32_t member);
+struct survivor *survivors_of_id(const struct survivors *survivors, const struct desk_run *run,
+                                 const struct wire_id *id);                       // NULL: none
 bool survivor_is_of(const struct survivor *survivor, const struct desk_run *run); // it resumes that run
 
 // NULL: no place, or no memory.
 struct survivor *survivors_add(struct survivors *survivors, struct desk *desk, uint32_t conn,
                                const struct wire_address *source);
 // What a member of a run that has lost its master says. False: no memory; it is to be forgotten.
-bool survivors_resume(struct survivors *survivors, const struct desk *desk, struct survivor *survivor,
-                      const struct desk_run *run, const struct wire_resume *resume);
-void survivors_forget(struct survivors *survivors, const struct desk *desk, struct survivor *survivor);
+bool survivors_resume(struct survivors *survivors, struct survivor *survivor, const struct desk_run *run,
+                      const struct wire_resume *resume);
+void survivors_forget(struct survivors *survivors, struct survivor *survivor);
+
+// ---- claims ----
+
+// The one that a peer of that run would make; NULL: nobody has made it.
+struct claim *survivors_find_claim(const struct survivors *survivors, const struct desk_run *run,
+                                   const struct wire_resume *resume);
+// Of all runs the one with a majority here, else the one with most members here; NULL: there is no claim.
+struct claim *survivors_best_claim(const struct survivors *survivors);
+// A member of a claim, if it is here.
+struct survivor *survivors_member(const struct survivors *survivors, const struct claim *claim, uint32_t member);
+uint32_t claim_quorum(const struct claim *claim);
+bool claim_has_majority(const struct claim *claim); // of NULL: no
+// Where the members of the group end that begin at `begin`.
+uint32_t claim_group_end(const struct claim *claim, uint32_t begin);
 
 #endif

@@ -14,7 +14,7 @@ struct takeover {
 };
 
 static const struct survivor *member_here(const struct takeover *t, const struct claim *claim, uint32_t member) {
-    return survivors_member(t->survivors, t->desk, claim, member);
+    return survivors_member(t->survivors, claim, member);
 }
 
 static const struct survivor *survivor_of(const struct takeover *t, const struct desk_peer *peer) {
@@ -109,14 +109,13 @@ static void find_absent(const struct takeover *t, const struct claim *claim, uin
 
 // A loss that only members of other groups had heard of: for this group it happens now.
 static void find_unheard_losses(const struct takeover *t) {
-    const struct claims *claims = &t->survivors->claims;
     for (struct desk_group *group = desk_first(t->desk); group != NULL; group = desk_after(t->desk, group))
         // Also of somebody who came with the last vote, which members here missed.
         for (uint32_t i = 0; i < t->last.count; i++)
             group->lost |= t->last.sizes[i].group == group->id && t->last.sizes[i].count > group->count &&
                            group->lost_epoch <= t->last.epoch;
-    for (uint32_t i = 0; i < claims->count; i++) {
-        const struct claim *claim = claims->list[i];
+    for (uint32_t i = 0; i < t->survivors->claim_count; i++) {
+        const struct claim *claim = t->survivors->claims[i];
         if (!desk_run_equal(&claim->run, &t->claim->run)) continue;
         for (uint32_t begin = 0, end; begin < claim->count; begin = end) {
             end = claim_group_end(claim, begin);
@@ -196,6 +195,6 @@ void takeover(struct run *run, struct survivors *survivors, const struct claim *
                 (unsigned long long)desk->generation, claim->present, claim->count, (unsigned long long)claim->number);
     for (uint32_t i = 0; i < desk->count; i++) take_member(&t, desk->order[i]);
     for (uint32_t i = 0; i < desk->count; i++)
-        survivors_forget(survivors, desk, survivors_of_conn(survivors, desk->order[i]->conn));
+        survivors_forget(survivors, survivors_of_conn(survivors, desk->order[i]->conn));
     run_resume(run);
 }

@@ -239,7 +239,7 @@ MUTANTS = [
     ),
     Mutant(
         name="quorum_of_half",
-        file="master/claims.c",
+        file="master/survivors.c",
         old="uint32_t majority = claim->count / 2 + 1;",
         new="uint32_t majority = (claim->count + 1) / 2;",
     ),
@@ -288,7 +288,7 @@ MUTANTS = [
     ),
     Mutant(
         name="newcomers_take_up",  # newcomers alone take the run up, of which they are most
-        file="master/claims.c",
+        file="master/survivors.c",
         old=" && claim->elders >= claim->quorum.elders;",
         new=";",
     ),
