@@ -15,7 +15,7 @@ from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Re
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._loader import load_native_module
 from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, contributors, op_arguments, reduce_info
-from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_report, watcher
+from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_info, sync_report, watcher
 from pccl._tensors import reduce_buffers, require_kind
 from pccl._types import (
     Contributors,
@@ -228,25 +228,19 @@ class Communicator:
 
         PENDING_ASYNC_OPS while ops have not been awaited.
         """
-        with self._alone("pcclUpdateTopology"):
-            self._finish("pcclUpdateTopology", "pccl_begin_update", deadline=Deadline(timeout))
-        self._delivered("pcclUpdateTopology")
+        self._vote("pcclUpdateTopology", "pccl_begin_update", timeout)
 
     def are_peers_pending(self, *, timeout: float | None = None) -> bool:
         """Whether a newcomer of any group waits: the same answer on all accepted peers, for whom it waits. Admits nobody."""
-        with self._alone("pcclArePeersPending", self._asking, "another such call of this communicator"):
-            pending = bool(self._finish("pcclArePeersPending", "pccl_begin_pending", deadline=Deadline(timeout)).c.value)
-        self._delivered("pcclArePeersPending")
-        return pending
+        alone = self._asking, "another such call of this communicator"
+        return self._vote("pcclArePeersPending", "pccl_begin_pending", timeout, *alone) != 0
 
     def optimize_topology(self, *, timeout: float | None = None) -> None:
         """Orders each group's ring so that its slowest link is as fast as possible, by measuring the links not yet known.
 
         A barrier of all accepted peers of all groups. Never required. INVALID_USAGE with fewer than two peers in the run.
         """
-        with self._alone("pcclOptimizeTopology"):
-            self._finish("pcclOptimizeTopology", "pccl_begin_optimize", deadline=Deadline(timeout))
-        self._delivered("pcclOptimizeTopology")
+        self._vote("pcclOptimizeTopology", "pccl_begin_optimize", timeout)
 
     # ---- shared state ----
 
@@ -275,20 +269,10 @@ class Communicator:
             done = self._finish(
                 name, "pccl_begin_sync", *arguments, deadline=Deadline(timeout), key=key, keep=shared_state, watch=watch
             )
-            report = sync_report(self._pointer)
+            moved = sync_info(sync_report(self._pointer))
             shared_state.revision = done.c.value
-            if report.rx_bytes > 0:
+            if moved.rx_bytes > 0:
                 shared_state._restore()
-        moved = SharedStateSyncInfo(
-            report.tx_bytes,
-            report.rx_bytes,
-            report.rx_leaves,
-            report.donors,
-            report.seconds,
-            report.hash_seconds,
-            report.transfer_seconds,
-            report.wire_bytes,
-        )
         self._delivered(key)
         return moved
 
@@ -527,6 +511,13 @@ class Communicator:
             self._delivered(key)
         ticket.check()
         return ticket
+
+    def _vote(self, name: str, begin: str, timeout: float | None, *alone: Any) -> int:
+        """Makes a vote; `alone` is for `_alone`."""
+        with self._alone(name, *alone):
+            value: int = self._finish(name, begin, deadline=Deadline(timeout)).c.value
+        self._delivered(name)
+        return value
 
     def _delivered(self, key: object) -> None:
         """Until here a call that is repeated after a signal gives the result that there is, and makes no second vote."""

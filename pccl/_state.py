@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from pccl._calls import whole_number
@@ -173,6 +173,12 @@ def sync_report(pointer: Any) -> Any:
     out = _ffi.new("struct pccl_sync_report *")
     PCCLError.check(_C.pccl_ext_sync_report(pointer, out), "pcclSynchronizeSharedState")
     return out
+
+
+def sync_info(report: Any) -> SharedStateSyncInfo:
+    """What a `pccl_sync_report` tells, whose fields are called alike, but for the leaves."""
+    others = {field.name: getattr(report, field.name) for field in fields(SharedStateSyncInfo) if field.name != "leaves"}
+    return SharedStateSyncInfo(**others, leaves=report.rx_leaves)
 
 
 def watcher(pointer: Any, progress: Callable[[SyncProgress], object] | None) -> Callable[[], None] | None:

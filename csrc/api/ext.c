@@ -106,11 +106,11 @@ pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_repor
     share_look(comm->communicator, &report);
     *out = (struct pccl_sync_report){
         .tx_bytes = report.tx_bytes,
-        .rx_bytes = report.rx_bytes,
-        .rx_leaves = report.rx_leaves,
-        .wire_bytes = report.wire_bytes,
-        .missing_bytes = report.missing_bytes,
-        .donors = report.donors,
+        .rx_bytes = report.moved.rx_bytes,
+        .rx_leaves = report.moved.rx_leaves,
+        .wire_bytes = report.moved.wire_bytes,
+        .missing_bytes = report.moved.missing_bytes,
+        .donors = report.moved.donors,
         .hashing = report.hashing,
         .seconds = report.seconds,
         .hash_seconds = report.hash_seconds,

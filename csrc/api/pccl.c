@@ -279,7 +279,8 @@ pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_
         shared_state->revision = ticket.value;
         share_look(communicator, &report);
         if (sync_info_out != NULL)
-            *sync_info_out = (pcclSharedStateSyncInfo_t){.tx_bytes = report.tx_bytes, .rx_bytes = report.rx_bytes};
+            *sync_info_out =
+                (pcclSharedStateSyncInfo_t){.tx_bytes = report.tx_bytes, .rx_bytes = report.moved.rx_bytes};
     }
     communicator_exit(communicator);
     return code;

@@ -11,7 +11,6 @@
 #include "peer/master_link.h"
 #include "peer/ticket.h"
 #include "state/content.h"
-#include "state/sync.h"
 #include "state/unfinished.h"
 
 // Guarded by the communicator's lock.
@@ -37,20 +36,15 @@ static void add_report(struct sync_report *sum, const struct sync_report *part) 
 }
 
 // `end` is when the round is over, or now.
-static void fill_report(const struct communicator *c, const struct sync_report *from, int64_t end,
-                        struct share_report *out) {
-    int64_t hashed = c->share->hashed_at != 0 ? c->share->hashed_at : end;
-    *out = (struct share_report){
-        .rx_bytes = from->rx_bytes,
-        .rx_leaves = from->rx_leaves,
-        .wire_bytes = from->wire_bytes,
-        .missing_bytes = from->missing_bytes,
-        .donors = from->donors,
-        .tx_bytes = c->share->tx_bytes,
-        .seconds = (double)(end - c->share->began_at) * 1e-9,
-        .hash_seconds = (double)(hashed - c->share->began_at) * 1e-9,
-        .transfer_seconds = c->share->planned_at == 0 ? 0 : (double)(end - c->share->planned_at) * 1e-9,
-        .hashing = c->share->hashed_at == 0,
+static struct share_report report_of(const struct share *share, const struct sync_report *moved, int64_t end) {
+    int64_t hashed = share->hashed_at != 0 ? share->hashed_at : end;
+    return (struct share_report){
+        .moved = *moved,
+        .tx_bytes = share->tx_bytes,
+        .seconds = (double)(end - share->began_at) * 1e-9,
+        .hash_seconds = (double)(hashed - share->began_at) * 1e-9,
+        .transfer_seconds = share->planned_at == 0 ? 0 : (double)(end - share->planned_at) * 1e-9,
+        .hashing = share->hashed_at == 0,
     };
 }
 
@@ -61,7 +55,7 @@ void share_look(struct communicator *c, struct share_report *out) {
         struct sync_report live;
         sync_look(c->engine, &live);
         add_report(&live, &c->share->before);
-        fill_report(c, &live, platform_now_ns(), out);
+        *out = report_of(c->share, &live, platform_now_ns());
     }
     communicator_finish(c, pcclSuccess);
 }
@@ -153,7 +147,7 @@ static pcclResult_t collect(struct communicator *c, uint64_t *revision) {
     pthread_mutex_unlock(&c->lock);
     end_transfers(c, success, &report);
     pthread_mutex_lock(&c->lock);
-    fill_report(c, &report, platform_now_ns(), &c->share->report);
+    c->share->report = report_of(c->share, &report, platform_now_ns());
     const char *read_only = report.read_only == NULL ? NULL : state->infos[report.read_only->info].name;
     drop(c, pcclSuccess);
     if (success) {

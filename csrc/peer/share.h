@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "peer/communicator.h"
+#include "state/sync.h"
 
 struct share *share_new(void); // NULL: memory was refused
 // When nobody else can hold the communicator, and its engine still is there: ends what is open. NULL is allowed.
@@ -22,8 +23,8 @@ bool share_is_left(struct communicator *c);
 
 // Of the round under way, or of the last one.
 struct share_report {
-    uint64_t rx_bytes, rx_leaves, wire_bytes, missing_bytes, tx_bytes;
-    uint32_t donors;
+    struct sync_report moved;
+    uint64_t tx_bytes;
     double seconds;          // of the whole call
     double hash_seconds;     // of its own hash
     double transfer_seconds; // from the plan on

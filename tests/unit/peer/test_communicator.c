@@ -9,119 +9,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "api/api.h"
 #include "api/ext.h"
 #include "base/platform.h"
-#include "check.h"
 #include "net/arrival.h"
 #include "peer/connect.h"
 #include "peer/ops.h"
 #include "net/socket.h"
 #include "pccl.h"
+#include "run.h"
 
-enum {
-    MAX_PEERS = 8,
-    CALM_MS = 20000, // of heartbeats, where nobody is silent, however slow the machine
-    HEARTBEAT_MS = 2000,
-    LARGE = 1 << 19
-};
-
-static uint32_t heartbeat_ms = CALM_MS;
+enum { HEARTBEAT_MS = 2000, LARGE = 1 << 19 };
 
 static const char *program;
 
-struct run {
-    pcclMasterInstance_t *master;
-    uint16_t port;
-    size_t count;
-    pcclComm_t *comms[MAX_PEERS];
-};
-
-static ccoip_socket_address_t loopback(uint16_t port) {
-    return (ccoip_socket_address_t){.inet = {.protocol = inetIPv4, .ipv4 = {{127, 0, 0, 1}}}, .port = port};
-}
-
-static uint32_t pool_size; // 0 = the default
-
-static pcclComm_t *new_comm(uint16_t port, uint32_t group) {
-    pcclCommCreateParams_t params = {
-        .master_address = loopback(port), .peer_group = group, .p2p_connection_pool_size = pool_size};
-    pcclComm_t *comm = NULL;
-    REQUIRE(pcclCreateCommunicator(&params, &comm) == pcclSuccess);
-    return comm;
-}
-
-static int attribute(const pcclComm_t *comm, pcclAttribute_t which) {
-    int value = -1;
-    CHECK_EQ(pcclGetAttribute(comm, which, &value), pcclSuccess);
-    return value;
-}
-
-static int world(const pcclComm_t *comm) { return attribute(comm, PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE); }
-
-static void start_master(struct run *run) {
-    memset(run, 0, sizeof *run);
-    REQUIRE(pcclCreateMaster(loopback(0), &run->master) == pcclSuccess);
-    REQUIRE(pccl_ext_master_set_heartbeat(run->master, heartbeat_ms) == pcclSuccess);
-    REQUIRE(pcclRunMaster(run->master) == pcclSuccess);
-    REQUIRE(pccl_ext_master_port(run->master, &run->port) == pcclSuccess);
-}
-
-// ---- doing something on all peers at once ----
-
-struct job {
-    struct run *run;
-    size_t rank;
-    void (*work)(struct run *, size_t rank);
-    char name[CHECK_CASE_BYTES];
-};
-
-static void *job_main(void *context) {
-    struct job *job = context;
-    check_case("%s, rank %zu", job->name, job->rank);
-    job->work(job->run, job->rank);
-    return NULL;
-}
-
-static void on_all(struct run *run, const char *name, void (*work)(struct run *, size_t)) {
-    pthread_t threads[MAX_PEERS];
-    struct job jobs[MAX_PEERS];
-    for (size_t i = 0; i < run->count; i++) {
-        jobs[i] = (struct job){.run = run, .rank = i, .work = work};
-        snprintf(jobs[i].name, sizeof jobs[i].name, "%s", name);
-        if (run->comms[i] != NULL) REQUIRE(pthread_create(&threads[i], NULL, job_main, &jobs[i]) == 0);
-    }
-    for (size_t i = 0; i < run->count; i++)
-        if (run->comms[i] != NULL) pthread_join(threads[i], NULL);
-}
-
-static size_t wanted_world;
-
-static void join_work(struct run *run, size_t rank) {
-    REQUIRE(pcclConnect(run->comms[rank]) == pcclSuccess);
-    while ((size_t)world(run->comms[rank]) < wanted_world) REQUIRE(pcclUpdateTopology(run->comms[rank]) == pcclSuccess);
-}
-
-static void start_run(struct run *run, size_t count) {
-    start_master(run);
-    run->count = wanted_world = count;
-    for (size_t i = 0; i < count; i++) run->comms[i] = new_comm(run->port, 0);
-    on_all(run, "join", join_work);
-    for (size_t i = 0; i < count; i++) CHECK_EQ(world(run->comms[i]), count);
-}
-
-static void end_run(struct run *run) {
-    for (size_t i = 0; i < run->count; i++)
-        if (run->comms[i] != NULL) CHECK_EQ(pcclDestroyCommunicator(run->comms[i]), pcclSuccess);
-    CHECK_EQ(pcclDestroyMaster(run->master), pcclSuccess);
-}
-
 // ---- reduces ----
-
-static pcclReduceDescriptor_t sum_of(size_t count, uint64_t tag) {
-    return (pcclReduceDescriptor_t){
-        .count = count, .op = pcclSum, .tag = tag, .src_descriptor = {.datatype = pcclFloat}};
-}
 
 // Rank r gives r + 1 + (i % 5); the sum over any set of ranks tells who contributed.
 static float *new_input(size_t rank, size_t count) {
@@ -564,189 +465,6 @@ static void start_reducer(pthread_t *thread, pcclComm_t *comm) {
     }
 }
 
-static void wait_for_state(const pcclComm_t *comm, const char *wanted) {
-    for (char state[64] = ""; strcmp(state, wanted) != 0; usleep(1000))
-        CHECK_EQ(pccl_ext_comm_state(comm, state, sizeof state), pcclSuccess);
-}
-
-enum { SOON = 30 };
-
-// Waits for a ticket to the end, in pieces; `begun` is what its begin gave.
-static pcclResult_t end(pcclResult_t begun, struct pccl_ticket *ticket) {
-    if (begun != pcclSuccess) return begun;
-    while (pccl_ticket_wait(ticket, SOON) == pcclTimedOut) continue;
-    CHECK_EQ(pccl_ticket_wait(ticket, SOON), ticket->result); // it is kept
-    pccl_ticket_free(ticket);
-    return ticket->result;
-}
-
-static void join_by_tickets(pcclComm_t *member, pcclComm_t *newcomer) {
-    struct pccl_ticket connect, other;
-    REQUIRE(pccl_begin_connect(newcomer, &connect) == pcclSuccess);
-    CHECK_EQ(pccl_ticket_wait(&connect, SOON), pcclTimedOut);
-    wait_for_state(newcomer, "registered");
-    CHECK_EQ(end(pccl_begin_pending(member, &other), &other), pcclSuccess);
-    CHECK_EQ(other.value, 1);
-    CHECK_EQ(end(pccl_begin_update(member, &other), &other), pcclSuccess);
-    CHECK_EQ(end(pcclSuccess, &connect), pcclSuccess);
-    CHECK_EQ(world(member), 2);
-    CHECK_EQ(world(newcomer), 2);
-}
-
-static void test_tickets(void) {
-    struct run run;
-    check_case("tickets");
-    start_master(&run);
-    pcclComm_t *a = new_comm(run.port, 0), *b = new_comm(run.port, 0);
-    REQUIRE(pcclConnect(a) == pcclSuccess);
-    struct pccl_ticket at_a, at_b, other;
-    CHECK_EQ(pccl_begin_update(NULL, &other), pcclInvalidArgument);
-    CHECK_EQ(pccl_begin_update(b, &other), pcclInvalidUsage); // not connected
-    join_by_tickets(a, b);
-
-    check_case("one call at a time");
-    REQUIRE(pccl_begin_update(a, &at_a) == pcclSuccess);
-    CHECK_EQ(pccl_ticket_wait(&at_a, SOON), pcclTimedOut);
-    CHECK_EQ(pccl_begin_pending(a, &other), pcclInvalidUsage);
-    float x = 1, y = 2;
-    pcclReduceDescriptor_t descriptor = sum_of(1, 3);
-    CHECK_EQ(pccl_begin_reduce(&x, &x, &descriptor, a, false, &other), pcclInvalidUsage);
-
-    check_case("a ticket that was forgotten");
-    struct pccl_ticket forgotten = at_a;
-    REQUIRE(pccl_begin_update(a, &at_a) == pcclSuccess);
-    CHECK_EQ(pccl_ticket_wait(&forgotten, SOON), pcclInvalidUsage);
-    CHECK(strstr(forgotten.text, "taken up") != NULL);
-    CHECK_EQ(end(pccl_begin_update(b, &at_b), &at_b), pcclSuccess);
-    CHECK_EQ(end(pcclSuccess, &at_a), pcclSuccess);
-
-    check_case("ops beside a vote");
-    REQUIRE(pccl_begin_reduce(&x, &x, &descriptor, a, false, &at_a) == pcclSuccess);
-    CHECK_EQ(pccl_ticket_wait(&at_a, SOON), pcclTimedOut);
-    CHECK_EQ(pccl_begin_reduce(&x, &x, &descriptor, a, false, &other), pcclInvalidArgument); // its tag is live
-    REQUIRE(pccl_begin_pending(a, &other) == pcclSuccess);
-    CHECK_EQ(pccl_ticket_wait(&other, SOON), pcclTimedOut);
-    CHECK_EQ(end(pccl_begin_pending(b, &at_b), &at_b), pcclSuccess);
-    CHECK_EQ(end(pcclSuccess, &other), pcclSuccess);
-    REQUIRE(pccl_begin_reduce(&y, &y, &descriptor, b, false, &at_b) == pcclSuccess);
-    CHECK_EQ(end(pcclSuccess, &at_a), pcclSuccess);
-    CHECK_EQ(end(pcclSuccess, &at_b), pcclSuccess);
-    CHECK(x == 3 && y == 3);
-    CHECK_EQ(at_a.info.local_world_size, 2);
-
-    check_case("a multi");
-    pcclReduceOpDescriptor_t op = {&x, &x, sum_of(1, 4)};
-    REQUIRE(pccl_begin_multi(&op, 1, a, 1, &at_a) == pcclSuccess);
-    CHECK_EQ(pccl_ticket_wait(&at_a, SOON), pcclTimedOut);
-    CHECK_EQ(pccl_begin_update(a, &other), pcclPendingAsyncOps);
-    CHECK_EQ(pcclDestroyCommunicator(b), pcclSuccess);
-    CHECK_EQ(end(pcclSuccess, &at_a), pcclTooFewPeers);
-    CHECK_EQ(at_a.info.local_world_size, 1);
-    CHECK(x == 3);
-
-    check_case("a multi that outlives its communicator");
-    b = new_comm(run.port, 0);
-    join_by_tickets(a, b);
-    REQUIRE(pccl_begin_multi(&op, 1, a, 1, &at_a) == pcclSuccess);
-    CHECK_EQ(pccl_ticket_wait(&at_a, SOON), pcclTimedOut);
-    CHECK_EQ(pcclDestroyCommunicator(a), pcclSuccess);
-    pccl_ticket_free(&at_a); // what it touches is seen by the address sanitizer
-    pccl_ticket_free(&at_a);
-    pccl_ticket_free(NULL);
-
-    check_case("a master");
-    REQUIRE(pccl_begin_master_end(run.master, &other) == pcclSuccess);
-    CHECK_EQ(pccl_ticket_wait(&other, SOON), pcclTimedOut);
-    CHECK_EQ(pcclInterruptMaster(run.master), pcclSuccess);
-    CHECK_EQ(end(pcclSuccess, &other), pcclSuccess);
-    CHECK_EQ(pcclDestroyCommunicator(b), pcclSuccess);
-    CHECK_EQ(pcclDestroyMaster(run.master), pcclSuccess);
-}
-
-static void *ticket_main(void *ticket) { return (void *)(uintptr_t)pccl_ticket_wait(ticket, -1); }
-
-static bool is_inside(struct communicator *c) {
-    pthread_mutex_lock(&c->lock);
-    bool inside = c->ticket.inside;
-    pthread_mutex_unlock(&c->lock);
-    return inside;
-}
-
-static void test_tickets_in_threads(void) {
-    struct run run;
-    check_case("two threads and one call");
-    start_run(&run, 2);
-    struct pccl_ticket ticket, copy, other;
-    REQUIRE(pccl_begin_update(run.comms[0], &ticket) == pcclSuccess);
-    copy = ticket;
-    pthread_t thread;
-    REQUIRE(pthread_create(&thread, NULL, ticket_main, &ticket) == 0);
-    while (!is_inside(run.comms[0]->communicator)) usleep(1000);
-    CHECK_EQ(pccl_ticket_wait(&copy, SOON), pcclInvalidUsage);
-    CHECK(strstr(copy.text, "another thread waits") != NULL);
-    CHECK_EQ(pccl_begin_update(run.comms[0], &other), pcclInvalidUsage);
-
-    check_case("destroyed while a thread waits for a ticket");
-    CHECK_EQ(pcclDestroyCommunicator(run.comms[0]), pcclSuccess);
-    run.comms[0] = NULL;
-    void *code;
-    pthread_join(thread, &code);
-    CHECK_EQ((uintptr_t)code, pcclMasterConnectionFailed);
-    end_run(&run);
-}
-
-struct begin_sync {
-    pcclComm_t *comm;
-    const pcclSharedState_t *state;
-    struct pccl_ticket ticket;
-    pcclResult_t code;
-};
-
-static void *begin_sync_main(void *context) {
-    struct begin_sync *begin = context;
-    begin->code = pccl_begin_sync(begin->comm, begin->state, 0, NULL, &begin->ticket);
-    return NULL;
-}
-
-// Two threads go on with the same round while its names are wrong: neither begins another one with them.
-static void test_names_are_checked_by_every_begin(void) {
-    struct run run;
-    check_case("names of a round that is taken up");
-    start_run(&run, 2);
-    float x[2] = {1, 2};
-    pcclTensorInfo_t infos[2] = {{.name = "a", .data = &x[0], .count = 1, .datatype = pcclFloat},
-                                 {.name = "b", .data = &x[1], .count = 1, .datatype = pcclFloat}};
-    pcclSharedState_t state = {.revision = 1, .count = 2, .infos = infos};
-    struct begin_sync begins[2] = {{.comm = run.comms[0], .state = &state}, {.comm = run.comms[0], .state = &state}};
-    begin_sync_main(&begins[0]);
-    REQUIRE(begins[0].code == pcclSuccess);
-    CHECK_EQ(pccl_ticket_wait(&begins[0].ticket, SOON), pcclTimedOut);
-    infos[1].name = "a";
-    pthread_t threads[2];
-    for (size_t i = 0; i < 2; i++) REQUIRE(pthread_create(&threads[i], NULL, begin_sync_main, &begins[i]) == 0);
-    for (size_t i = 0; i < 2; i++) pthread_join(threads[i], NULL);
-    CHECK_EQ(begins[0].code, pcclInvalidArgument);
-    CHECK_EQ(begins[1].code, pcclInvalidArgument);
-    infos[1].name = "b";
-    state.revision = 2;
-    begin_sync_main(&begins[0]);
-    CHECK_EQ(begins[0].code, pcclInvalidUsage); // of another revision
-    state.revision = 1;
-    begin_sync_main(&begins[0]);
-    REQUIRE(begins[0].code == pcclSuccess);
-    struct begin_sync there = {.comm = run.comms[1], .state = &state};
-    begin_sync_main(&there);
-    REQUIRE(there.code == pcclSuccess);
-    pthread_t thread;
-    REQUIRE(pthread_create(&thread, NULL, ticket_main, &there.ticket) == 0);
-    CHECK_EQ(end(pcclSuccess, &begins[0].ticket), pcclSuccess);
-    CHECK_EQ(begins[0].ticket.value, 1);
-    void *code;
-    pthread_join(thread, &code);
-    CHECK_EQ((uintptr_t)code, pcclSuccess);
-    end_run(&run);
-}
-
 static void test_destroy_while_waiting(void) {
     struct run run;
     check_case("destroyed while waiting");
@@ -1063,9 +781,6 @@ int main(int argc, char **argv) {
     CHECK_EQ(pcclCreateCommunicator(NULL, &none), pcclNotInitialized);
     REQUIRE(pcclInit() == pcclSuccess);
     test_states();
-    test_tickets();
-    test_tickets_in_threads();
-    test_names_are_checked_by_every_begin();
     test_reduces(2);
     test_reduces(3);
     test_pools();
