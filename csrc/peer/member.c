@@ -227,8 +227,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     if (epoch->group_epoch > (before == NULL ? 0 : before->group_epoch))
         enter_group_epoch(m, commit->reason, before, now, out);
     epoch_put(before);
-    if (commit->reason == WIRE_REASON_UPDATE || commit->reason == WIRE_REASON_ORDER) mesh_end_candidate(&m->mesh);
-    mesh_drop_strangers(&m->mesh, out);
+    if (commit->reason == WIRE_REASON_UPDATE || commit->reason == WIRE_REASON_ORDER) mesh_end_candidate(&m->mesh, out);
     struct mesh_event at = event_of(m, now);
     mesh_make(&m->mesh, &at, !m->mesh.linked, out);
     member_act(out, MEMBER_RECHECK);
@@ -249,16 +248,12 @@ static void take_candidate(struct member *m, const struct wire_candidate *candid
     }
     struct mesh_event at = event_of(m, now);
     if (!mesh_begin_candidate(&m->mesh, &at, candidate->attempt, &ring)) out->failed = true;
-    mesh_drop_strangers(&m->mesh, out);
     mesh_make(&m->mesh, &at, true, out);
     member_act(out, MEMBER_RECHECK);
 }
 
 static void take_outcome(struct member *m, const struct wire_outcome *outcome, struct member_output *out) {
-    if (outcome->kind == WIRE_VOTE_UPDATE || outcome->kind == WIRE_VOTE_OPTIMIZE) {
-        mesh_end_candidate(&m->mesh);
-        mesh_drop_strangers(&m->mesh, out);
-    }
+    if (outcome->kind == WIRE_VOTE_UPDATE || outcome->kind == WIRE_VOTE_OPTIMIZE) mesh_end_candidate(&m->mesh, out);
     testament_note_barrier(&m->testament, m->testament.barrier.number + 1, outcome, m->epoch);
     if (m->ballot.kind == outcome->kind) end_vote(m, outcome->code, outcome->value, out);
 }
@@ -308,8 +303,7 @@ void member_disconnected(struct member *m, const char *why, int64_t now, struct 
     recovery_begin(&m->recovery, why, now);
     // The next master forms another candidate, in which a newcomer is another member: links that were made for this one
     // would be taken for those.
-    mesh_end_candidate(&m->mesh);
-    mesh_drop_strangers(&m->mesh, out);
+    mesh_end_candidate(&m->mesh, out);
     member_act(out, MEMBER_SEEK);
 }
 
@@ -371,8 +365,7 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
     switch (header->type) {
     case WIRE_WELCOME:
         if (m->phase == MEMBER_ACCEPTED || !wire_decode_welcome(body, length, &m->welcome)) return false;
-        mesh_end_candidate(&m->mesh);
-        mesh_drop_strangers(&m->mesh, out);
+        mesh_end_candidate(&m->mesh, out);
         take_welcome(m, header, now, out);
         return true;
     case WIRE_REFUSED:

@@ -138,12 +138,7 @@ bool mesh_begin_candidate(struct mesh *mesh, const struct mesh_event *at, uint32
     return enter(mesh, MESH_CANDIDATE, ring);
 }
 
-void mesh_end_candidate(struct mesh *mesh) {
-    mesh->candidate.open = false;
-    leave(mesh, MESH_CANDIDATE);
-}
-
-void mesh_drop_strangers(struct mesh *mesh, struct member_output *out) {
+static void drop_strangers(struct mesh *mesh, struct member_output *out) {
     size_t kept = 0;
     for (size_t i = 0; i < mesh->count; i++) {
         struct neighbour *n = &mesh->neighbours[i];
@@ -155,6 +150,12 @@ void mesh_drop_strangers(struct mesh *mesh, struct member_output *out) {
         free(n->links);
     }
     mesh->count = kept;
+}
+
+void mesh_end_candidate(struct mesh *mesh, struct member_output *out) {
+    mesh->candidate.open = false;
+    leave(mesh, MESH_CANDIDATE);
+    drop_strangers(mesh, out);
 }
 
 static void dial(struct neighbour *n, uint32_t index, struct member_output *out) {
@@ -215,6 +216,7 @@ static void check_complete(struct mesh *mesh, const struct mesh_event *at, struc
 }
 
 void mesh_make(struct mesh *mesh, const struct mesh_event *at, bool dials, struct member_output *out) {
+    drop_strangers(mesh, out);
     if (dials) dial_missing(mesh, out);
     check_complete(mesh, at, out);
 }

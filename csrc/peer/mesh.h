@@ -65,9 +65,8 @@ bool mesh_begin_epoch(struct mesh *mesh, const struct mesh_event *at, const stru
 // False: memory was refused.
 bool mesh_begin_candidate(struct mesh *mesh, const struct mesh_event *at, uint32_t attempt,
                           const struct epoch_ring *ring);
-void mesh_end_candidate(struct mesh *mesh);
-// Drops neighbours that are in no membership.
-void mesh_drop_strangers(struct mesh *mesh, struct member_output *out);
+// Drops neighbours that are in no membership any more, as mesh_make does.
+void mesh_end_candidate(struct mesh *mesh, struct member_output *out);
 // Tells what is complete; `dials` what is missing first.
 void mesh_make(struct mesh *mesh, const struct mesh_event *at, bool dials, struct member_output *out);
 

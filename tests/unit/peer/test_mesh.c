@@ -153,9 +153,8 @@ static void test_candidate(void) {
     CHECK(says(WIRE_LINKED) && !mesh.candidate.open);
     CHECK_EQ(mesh.answer.count, 1);
     CHECK_EQ(mesh.answer.attempt, 4);
-    mesh_end_candidate(&mesh);
     member_output_clear(&out);
-    mesh_drop_strangers(&mesh, &out);
+    mesh_end_candidate(&mesh, &out);
     CHECK_EQ(count(MEMBER_DROP_PEER), 1);
     CHECK_EQ(mesh.count, 0);
     end();
