@@ -257,12 +257,13 @@ static void to_master(void *control, const struct wire_buffer *frames) {
 static void link_down(void *control, const struct wire_id *id, uint32_t index, bool silent) {
     struct control *t = control;
     pthread_mutex_lock(&t->c->lock);
+    bool first = t->lost_count == 0; // for it the thread wakes, and takes all
     if (GROW(t->lost, t->lost_room, t->lost_count, LOST_LEAST))
         t->lost[t->lost_count++] = (struct lost_link){.id = *id, .index = index, .silent = silent};
     else
         t->failed = true;
     pthread_mutex_unlock(&t->c->lock);
-    wake_signal(t->c->wake);
+    if (first) wake_signal(t->c->wake);
 }
 
 static void failed(void *control, const char *why) {
