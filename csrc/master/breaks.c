@@ -159,9 +159,7 @@ void breaks_forget(struct breaks *breaks, uint32_t slot) {
         if (breaks->pairs[i].a == slot || breaks->pairs[i].b == slot) remove_pair(breaks, i);
 }
 
-void breaks_init(struct breaks *breaks) { *breaks = (struct breaks){.due_ns = INT64_MAX}; }
-
 void breaks_fini(struct breaks *breaks) {
     free(breaks->pairs);
-    breaks_init(breaks);
+    *breaks = (struct breaks){0};
 }

@@ -25,6 +25,7 @@ struct breaks_pair {
     int64_t silent_at; // when it was last told to be silent, 0 = never
 };
 
+// All zero until the group enters its first group epoch.
 struct breaks {
     struct breaks_pair *pairs;
     uint32_t count;
@@ -33,8 +34,7 @@ struct breaks {
     int64_t hearing_ns; // since then somebody may be expelled; 0: not
 };
 
-void breaks_init(struct breaks *breaks);
-void breaks_fini(struct breaks *breaks); // and init
+void breaks_fini(struct breaks *breaks);
 // A new group epoch makes all links again.
 void breaks_begin(struct breaks *breaks);
 // A member cannot reach another one of its group; silent: the link stands, and nothing comes.

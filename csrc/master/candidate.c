@@ -47,22 +47,6 @@ static bool differs(const struct candidate *candidate, uint32_t start, uint32_t 
     return false;
 }
 
-static void send(struct candidate *candidate, struct desk *desk) {
-    struct wire_candidate message = {.attempt = candidate->attempt,
-                                     .epoch = desk_describe(desk, candidate->order, candidate->count)};
-    message.epoch.number = desk->number + 1;
-    for (uint32_t start = 0; start < candidate->count;) {
-        uint32_t end = group_end(candidate, start);
-        const struct desk_group *group = candidate->order[start]->group;
-        bool changes = candidate->order[start]->regrouped;
-        message.epoch.group_epoch = changes ? desk->number + 1 : group->group_epoch;
-        message.epoch.latency_us = changes ? SURVEY_DEFAULT_LATENCY_US : group->latency_us;
-        message.epoch.megabytes_per_s = changes ? SURVEY_DEFAULT_MEGABYTES_PER_S : group->megabytes_per_s;
-        wire_encode_candidate(desk_frame(desk), desk_header(desk), &message);
-        for (; start < end; start++) desk_send(desk, candidate->order[start]);
-    }
-}
-
 void candidate_propose(struct candidate *candidate, struct desk *desk, uint8_t kind) {
     candidate->kind = kind;
     candidate->stale = candidate->judged = false;
@@ -72,18 +56,26 @@ void candidate_propose(struct candidate *candidate, struct desk *desk, uint8_t k
     candidate->hopeless = 0;
     // The peers' own limit for making links ends before, so that they can tell whom they could not reach.
     candidate->deadline_ns = desk->now_ns + desk->limit_ns + desk->limit_ns / 4;
+    struct wire_candidate message = {.attempt = candidate->attempt,
+                                     .epoch = desk_describe(desk, candidate->order, candidate->count)};
+    message.epoch.number = desk->number + 1;
     for (uint32_t start = 0; start < candidate->count;) {
         uint32_t end = group_end(candidate, start);
+        const struct desk_group *group = candidate->order[start]->group;
         bool changes = differs(candidate, start, end);
+        message.epoch.group_epoch = changes ? desk->number + 1 : group->group_epoch;
+        message.epoch.latency_us = changes ? SURVEY_DEFAULT_LATENCY_US : group->latency_us;
+        message.epoch.megabytes_per_s = changes ? SURVEY_DEFAULT_MEGABYTES_PER_S : group->megabytes_per_s;
+        wire_encode_candidate(desk_frame(desk), desk_header(desk), &message);
         for (; start < end; start++) {
             struct desk_peer *peer = candidate->order[start];
             peer->listed = true;
             peer->regrouped = changes;
             peer->answered = peer->hopeless = false;
             memset(candidate->unreachable[desk_slot(desk, peer)], 0, sizeof candidate->unreachable[0]);
+            if (candidate->count > 1) desk_send(desk, peer);
         }
     }
-    if (candidate->count > 1) send(candidate, desk);
 }
 
 // ---- answers ----

@@ -169,10 +169,6 @@ void desk_send_group(struct desk *desk, const struct desk_group *group) {
     for (uint32_t rank = 0; rank < group->count; rank++) desk_send(desk, group->members[rank]);
 }
 
-void desk_send_members(struct desk *desk) {
-    for (uint32_t i = 0; i < desk->count; i++) desk_send(desk, desk->order[i]);
-}
-
 void desk_send_text(struct desk *desk, struct desk_peer *peer, enum wire_type type, const char *text) {
     wire_encode_text(desk_frame(desk), desk_header(desk), type, text);
     desk_send(desk, peer);

@@ -160,7 +160,6 @@ static inline struct wire_buffer *desk_frame(struct desk *desk) { return actions
 // starves.
 void desk_send(struct desk *desk, struct desk_peer *peer);
 void desk_send_group(struct desk *desk, const struct desk_group *group);
-void desk_send_members(struct desk *desk); // of all groups
 void desk_send_text(struct desk *desk, struct desk_peer *peer, enum wire_type type, const char *text);
 // The peer is out; its connection is closed.
 void desk_drop(struct desk *desk, struct desk_peer *peer, enum log_level level, const char *why);

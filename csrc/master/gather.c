@@ -20,6 +20,8 @@ void gather_init(struct gather *gather, uint64_t key) {
     survivors_init(&gather->survivors, key);
 }
 
+static bool begins_none(const struct gather *gather) { return gather->standby || gather->others_busy; }
+
 void gather_fini(struct gather *gather) { survivors_fini(&gather->survivors); }
 
 static bool tell(struct desk *desk, const struct survivor *survivor, enum wire_type type, uint64_t generation) {
@@ -29,10 +31,9 @@ static bool tell(struct desk *desk, const struct survivor *survivor, enum wire_t
 
 void gather_turn_away(struct gather *gather, struct desk *desk, struct survivor *survivor, enum wire_type type,
                       const char *why) {
-    uint32_t conn = survivor->conn;
     struct wire_header header = {.run = survivor->run.id, .generation = survivor->promised};
+    actions_turn_away(&desk->actions, survivor->conn, header, type, why);
     survivors_forget(&gather->survivors, survivor);
-    actions_turn_away(&desk->actions, conn, header, type, why);
 }
 
 // Without an end: it tries again, here or at another master, until its own limit has passed.
@@ -43,10 +44,14 @@ static void send_back(struct desk *desk, uint32_t conn, uint64_t run, const char
 }
 
 static void let_go(struct gather *gather, struct desk *desk, struct survivor *survivor, const char *why) {
-    uint32_t conn = survivor->conn;
-    uint64_t run = survivor->run.id;
+    send_back(desk, survivor->conn, survivor->run.id, why);
     survivors_forget(&gather->survivors, survivor);
-    send_back(desk, conn, run, why);
+}
+
+// It ends by itself, or looks further down its list.
+static void close_silently(struct gather *gather, struct desk *desk, struct survivor *survivor) {
+    actions_close(&desk->actions, survivor->conn);
+    survivors_forget(&gather->survivors, survivor);
 }
 
 // ---- coming ----
@@ -61,13 +66,14 @@ bool gather_hold(struct gather *gather, struct desk *desk, uint32_t conn, const 
         if (survivor != NULL) return true;
         if (gather->survivors.count > 0) why = ALL_TAKEN;
     }
-    if (why == NULL && gather->standby) why = STANDBY;
+    if (why == NULL && begins_none(gather)) why = STANDBY;
     if (why != NULL) actions_turn_away(&desk->actions, conn, desk_header(desk), WIRE_REFUSED, why);
     return why != NULL;
 }
 
-bool gather_is_sound(const struct wire_header *header, const struct wire_resume *resume) {
-    if (header->run == 0 || header->generation < resume->generation || header->generation > GENERATIONS_MOST ||
+bool gather_is_sound(const struct resumption *from) {
+    const struct wire_resume *resume = from->resume;
+    if (from->run.id == 0 || from->promised < resume->generation || from->promised > GENERATIONS_MOST ||
         resume->join_number > NUMBERS_MOST)
         return false;
     if (!resume->accepted) return true;
@@ -76,12 +82,12 @@ bool gather_is_sound(const struct wire_header *header, const struct wire_resume 
         return false;
     if (resume->barrier.number == 0 || resume->barrier.epoch > resume->epoch.number) return false; // a vote let it in
     if (resume->loss_count > 0 && resume->losses[resume->loss_count - 1].epoch > resume->epoch.lost_epoch) return false;
-    bool is_member = false;
-    for (uint32_t i = 0; i < resume->epoch.count; i++)
-        if (resume->epoch.members[i].join_number > NUMBERS_MOST) return false;
-    for (uint32_t i = 0; i < resume->epoch.count && !is_member; i++)
-        is_member = wire_id_equal(&resume->epoch.members[i].id, &resume->hello.id);
-    return is_member;
+    bool is_member = false, sound = true;
+    for (uint32_t i = 0; i < resume->epoch.count; i++) {
+        sound &= resume->epoch.members[i].join_number <= NUMBERS_MOST;
+        is_member = is_member || wire_id_equal(&resume->epoch.members[i].id, &resume->hello.id);
+    }
+    return sound && is_member;
 }
 
 // How many speak for what it says; 0: a newcomer.
@@ -91,11 +97,11 @@ static uint32_t support_of(const struct survivor *survivor) {
 
 // All places are taken. Who has the fewest beside itself goes, of those who has waited longest, so that many runs of
 // one member each keep no other run out.
-static bool make_room(struct gather *gather, struct desk *desk, const struct desk_run *run,
-                      const struct wire_resume *resume) {
+static bool make_room(struct gather *gather, struct desk *desk, const struct resumption *from) {
     struct survivors *survivors = &gather->survivors;
-    const struct claim *claim = resume->accepted ? survivors_find_claim(survivors, run, resume) : NULL;
-    uint32_t support = claim != NULL ? claim->present + 1 : resume->accepted;
+    const struct claim *claim =
+        from->resume->accepted ? survivors_find_claim(survivors, &from->run, from->resume) : NULL;
+    uint32_t support = claim != NULL ? claim->present + 1 : from->resume->accepted;
     struct survivor *least = survivors->list[0];
     for (uint32_t i = 1; i < survivors->count; i++)
         if (support_of(survivors->list[i]) < support_of(least)) least = survivors->list[i];
@@ -108,31 +114,23 @@ static bool make_room(struct gather *gather, struct desk *desk, const struct des
 }
 
 // NULL: no place, or no memory.
-static struct survivor *admit(struct gather *gather, struct desk *desk, uint32_t conn,
-                              const struct wire_address *source, const struct wire_header *header,
-                              const struct wire_resume *resume) {
+static struct survivor *admit(struct gather *gather, struct desk *desk, const struct resumption *from) {
     struct survivors *survivors = &gather->survivors;
-    struct desk_run run = {.id = header->run};
-    memcpy(run.secret, resume->secret, sizeof run.secret);
-    struct survivor *before = survivors_of_id(survivors, &run, &resume->hello.id), *survivor;
-    if (before != NULL) { // it has left that connection, whose end is still to come
-        actions_close(&desk->actions, before->conn);
-        survivors_forget(&gather->survivors, before);
-    }
-    if (survivors->count == WIRE_MAX_MEMBERS && !make_room(gather, desk, &run, resume)) return NULL;
-    survivor = survivors_add(survivors, desk, conn, source);
+    struct survivor *before = survivors_of_id(survivors, &from->run, &from->resume->hello.id), *survivor;
+    if (before != NULL) close_silently(gather, desk, before); // it has left that connection, whose end is still to come
+    if (survivors->count == WIRE_MAX_MEMBERS && !make_room(gather, desk, from)) return NULL;
+    survivor = survivors_add(survivors, desk, from->conn, from->source);
     if (survivor == NULL) return NULL;
-    survivor->promised = header->generation;
-    if (survivors_resume(survivors, survivor, &run, resume)) return survivor;
-    survivors_forget(&gather->survivors, survivor);
+    survivor->promised = from->promised;
+    if (survivors_resume(survivors, survivor, &from->run, from->resume)) return survivor;
+    survivors_forget(survivors, survivor);
     return NULL;
 }
 
-void gather_resume(struct gather *gather, struct desk *desk, uint32_t conn, const struct wire_address *source,
-                   const struct wire_header *header, const struct wire_resume *resume) {
-    const struct survivor *survivor = admit(gather, desk, conn, source, header, resume);
+void gather_resume(struct gather *gather, struct desk *desk, const struct resumption *from) {
+    const struct survivor *survivor = admit(gather, desk, from);
     if (survivor == NULL)
-        send_back(desk, conn, header->run, NO_ROOM);
+        send_back(desk, from->conn, from->run.id, NO_ROOM);
     else
         tell(desk, survivor, WIRE_HEARTBEAT, 0); // it is heard
 }
@@ -145,22 +143,26 @@ void gather_message(struct gather *gather, struct desk *desk, struct survivor *s
         survivor->gave = true;
         gather->survivors.due = true;
     }
-    if (header->type == WIRE_LEAVE) {
-        actions_close(&desk->actions, survivor->conn);
-        survivors_forget(&gather->survivors, survivor);
+    if (header->type == WIRE_LEAVE) close_silently(gather, desk, survivor);
+}
+
+// All are sent on to the master that serves a run.
+static void send_on(struct gather *gather, struct desk *desk) {
+    while (gather->survivors.count > 0) {
+        struct survivor *survivor = gather->survivors.list[0];
+        if (survivor->resumes)
+            close_silently(gather, desk, survivor);
+        else
+            gather_turn_away(gather, desk, survivor, WIRE_REFUSED, STANDBY);
     }
 }
 
-void gather_send_on(struct gather *gather, struct desk *desk) {
-    while (gather->survivors.count > 0) {
-        struct survivor *survivor = gather->survivors.list[0];
-        if (!survivor->resumes) {
-            gather_turn_away(gather, desk, survivor, WIRE_REFUSED, STANDBY);
-            continue;
-        }
-        actions_close(&desk->actions, survivor->conn); // without a word: it looks further down its list
-        survivors_forget(&gather->survivors, survivor);
-    }
+void gather_hear_others(struct gather *gather, struct desk *desk, enum wire_activity most) {
+    gather->others_awaited = false;
+    gather->others_busy = most != WIRE_IDLE;
+    gather->survivors.due = true; // newcomers wait for this
+    if (most == WIRE_SERVES && desk->peer_count == 0 && !claim_has_majority(survivors_best_claim(&gather->survivors)))
+        send_on(gather, desk);
 }
 
 bool gather_suits(const struct gather *gather, bool loopback) {
@@ -259,7 +261,7 @@ static enum gather_verdict decide_without_claim(struct gather *gather, struct de
     gather->majority_at = INT64_MAX;
     say_end(gather, desk);
     if (expects || gather->others_awaited) return GATHER_WAITS;
-    while (gather->survivors.count > 0 && gather->standby)
+    while (gather->survivors.count > 0 && begins_none(gather))
         gather_turn_away(gather, desk, gather->survivors.list[0], WIRE_REFUSED, STANDBY);
     return GATHER_BEGINS;
 }

@@ -15,11 +15,21 @@ enum { GATHER_HOLD_MS = 60000 }; // a newcomer waits no longer for a run to be t
 struct gather {
     bool standby;             // takes runs up and serves them, but begins none
     bool others_awaited;      // what other masters do is not known yet
+    bool others_busy;         // one of them has a run, or gathers: none is begun beside that
     int64_t majority_at;      // since when enough are here; INT64_MAX: they are not
     int64_t say_at;           // the next line of the log
     uint64_t said_epoch;      // of the run whose members were said to be waited for; 0: of none
     uint64_t run, generation; // promises are asked for these; 0: for none yet
     struct survivors survivors;
+};
+
+// A RESUME: over which connection it came, and what it says.
+struct resumption {
+    uint32_t conn;
+    const struct wire_address *source;
+    struct desk_run run;
+    uint64_t promised;
+    const struct wire_resume *resume;
 };
 
 void gather_init(struct gather *gather, uint64_t key);
@@ -29,16 +39,16 @@ void gather_fini(struct gather *gather);
 bool gather_hold(struct gather *gather, struct desk *desk, uint32_t conn, const struct wire_address *source,
                  const struct wire_hello *hello, bool expects);
 // A member of a run that has lost its master comes, or a newcomer that waited there.
-void gather_resume(struct gather *gather, struct desk *desk, uint32_t conn, const struct wire_address *source,
-                   const struct wire_header *header, const struct wire_resume *resume);
+void gather_resume(struct gather *gather, struct desk *desk, const struct resumption *from);
 // Numbers that no run comes near would overflow in what follows.
-bool gather_is_sound(const struct wire_header *header, const struct wire_resume *resume);
+bool gather_is_sound(const struct resumption *from);
 void gather_message(struct gather *gather, struct desk *desk, struct survivor *survivor,
                     const struct wire_header *header);
 void gather_turn_away(struct gather *gather, struct desk *desk, struct survivor *survivor, enum wire_type type,
                       const char *why);
-// Another master serves a run: all are sent on to it.
-void gather_send_on(struct gather *gather, struct desk *desk);
+// What the busiest of the other masters does. Where it serves a run, all are sent on to it that are not enough to take
+// theirs up.
+void gather_hear_others(struct gather *gather, struct desk *desk, enum wire_activity most);
 
 enum gather_verdict {
     GATHER_WAITS,

@@ -286,12 +286,9 @@ static void look_elsewhere(struct master *master) {
 // All have answered, or had their time.
 static void hear_others(struct master *master) {
     if (!master->asks || master->conn_count[CONN_ASKED] > 0) return;
-    enum wire_activity most = master->most;
     master->asks = false;
-    master->known_until_ns = master->now_ns + (most == WIRE_IDLE ? MASTER_IDLE_MS : MASTER_BUSY_MS) * MS_NS;
-    if (!master->standby) carry_out(master, mind_others_are(master->mind, master->now_ns, most));
-    if (most == WIRE_SERVES && mind_activity(master->mind) == WIRE_GATHERS)
-        carry_out(master, mind_send_on(master->mind, master->now_ns));
+    master->known_until_ns = master->now_ns + (master->most == WIRE_IDLE ? MASTER_IDLE_MS : MASTER_BUSY_MS) * MS_NS;
+    carry_out(master, mind_others_are(master->mind, master->now_ns, master->most));
 }
 
 // ---- reading ----

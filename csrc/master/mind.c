@@ -167,13 +167,12 @@ static bool is_secret(const struct run *run, const struct desk_run *claimed) {
 // A member of the run that this master serves comes as one that has lost it. Nobody is left behind before a member is
 // known to have entered an epoch without it: as long as none is, the others may have left as well, and what all of them
 // know together decides.
-static bool take_back(struct run *run, const struct desk_run *claimed, const struct wire_header *header,
-                      const struct wire_resume *resume) {
+static bool take_back(struct run *run, const struct resumption *from) {
     struct desk *desk = &run->desk;
-    if (!desk_run_equal(claimed, &desk->run) || header->generation < desk->generation) return false;
-    const struct desk_peer *peer = desk_of_id(desk, &resume->hello.id);
+    if (!desk_run_equal(&from->run, &desk->run) || from->promised < desk->generation) return false;
+    const struct desk_peer *peer = desk_of_id(desk, &from->resume->hello.id);
     bool missed = peer != NULL ? peer->accepted || desk->now_ns < run->woken_until
-                               : resume->accepted && run->heard_number < run->lost_number;
+                               : from->resume->accepted && run->heard_number < run->lost_number;
     if (!missed) return false;
     actions_log(&desk->actions, LOG_NOTICE,
                 "a member has come back that had lost this master: gives the run up, for all to come back");
@@ -181,24 +180,27 @@ static bool take_back(struct run *run, const struct desk_run *claimed, const str
     return true;
 }
 
+static void refuse(struct mind *mind, const struct resumption *from, enum wire_type type, const char *why) {
+    struct wire_header header = {.run = from->run.id, .generation = from->promised};
+    actions_turn_away(&mind->run.desk.actions, from->conn, header, type, why);
+}
+
 // This master serves a run.
-static void refuse_resume(struct mind *mind, uint32_t conn, const struct wire_address *source,
-                          const struct wire_header *header, const struct wire_resume *resume) {
+static void refuse_resume(struct mind *mind, const struct resumption *from) {
     struct desk *desk = &mind->run.desk;
-    struct desk_peer *before = desk_of_id(desk, &resume->hello.id);
+    struct desk_peer *before = desk_of_id(desk, &from->resume->hello.id);
     // the run that it waited in is over, or has not seen it go
-    if (!resume->accepted && (before == NULL || !before->accepted)) {
-        struct wire_hello hello = resume->hello;
+    if (!from->resume->accepted && (before == NULL || !before->accepted)) {
+        struct wire_hello hello = from->resume->hello;
         if (before != NULL) {
             desk_drop(desk, before, LOG_INFO, "it comes again");
             settle(mind);
         }
-        enrol(mind, conn, source, &hello);
+        enrol(mind, from->conn, from->source, &hello);
         return;
     }
-    const char *why =
-        header->run == desk->run.id ? "the connection broke, and the run went on without this peer" : ANOTHER_RUN;
-    actions_turn_away(&desk->actions, conn, *header, resume->accepted ? WIRE_EXPELLED : WIRE_REFUSED, why);
+    refuse(mind, from, from->resume->accepted ? WIRE_EXPELLED : WIRE_REFUSED,
+           from->run.id == desk->run.id ? "the connection broke, and the run went on without this peer" : ANOTHER_RUN);
 }
 
 const struct actions *mind_peer_resumed(struct mind *mind, int64_t now_ns, uint32_t conn,
@@ -208,25 +210,22 @@ const struct actions *mind_peer_resumed(struct mind *mind, int64_t now_ns, uint3
     struct desk *desk = &run->desk;
     struct wire_resume resume = {
         .barrier.sizes = mind->sizes, .epoch.members = mind->members, .past = mind->past, .losses = mind->losses};
-    struct desk_run claimed = {.id = header->run};
-    const char *why = NULL;
+    struct resumption from = {conn, source, {.id = header->run}, header->generation, &resume};
     begin_event(mind, now_ns);
     bool sound = wire_decode_resume(body, header->length, &resume);
-    memcpy(claimed.secret, resume.secret, sizeof claimed.secret);
+    memcpy(from.run.secret, resume.secret, sizeof from.run.secret);
     // A young run may have to give way to the one that is resumed.
     bool young = header->run != desk->run.id && desk->now_ns < run->yields_until;
     if (sound && resume.hello.version != WIRE_VERSION)
-        why = "the master speaks another version of the protocol";
-    else if (!sound || !gather_is_sound(header, &resume))
-        why = "malformed RESUME";
-    else if (!is_secret(run, &claimed))
-        why = WRONG_SECRET;
-    if (why != NULL)
-        actions_turn_away(&desk->actions, conn, *header, WIRE_REFUSED, why);
-    else if (desk->peer_count > 0 && !young && !take_back(run, &claimed, header, &resume))
-        refuse_resume(mind, conn, source, header, &resume);
+        refuse(mind, &from, WIRE_REFUSED, "the master speaks another version of the protocol");
+    else if (!sound || !gather_is_sound(&from))
+        refuse(mind, &from, WIRE_REFUSED, "malformed RESUME");
+    else if (!is_secret(run, &from.run))
+        refuse(mind, &from, WIRE_REFUSED, WRONG_SECRET);
+    else if (desk->peer_count > 0 && !young && !take_back(run, &from))
+        refuse_resume(mind, &from);
     else
-        gather_resume(&mind->gather, desk, conn, source, header, &resume);
+        gather_resume(&mind->gather, desk, &from);
     return settle(mind);
 }
 
@@ -284,16 +283,7 @@ void mind_await_others(struct mind *mind) { mind->gather.others_awaited = true; 
 
 const struct actions *mind_others_are(struct mind *mind, int64_t now_ns, enum wire_activity most) {
     begin_event(mind, now_ns);
-    mind->gather.others_awaited = false;
-    mind->gather.survivors.due = true; // newcomers wait for this
-    mind->gather.standby = most != WIRE_IDLE;
-    return settle(mind);
-}
-
-const struct actions *mind_send_on(struct mind *mind, int64_t now_ns) {
-    begin_event(mind, now_ns);
-    if (mind->run.desk.peer_count == 0 && !claim_has_majority(survivors_best_claim(&mind->gather.survivors)))
-        gather_send_on(&mind->gather, &mind->run.desk);
+    gather_hear_others(&mind->gather, &mind->run.desk, most);
     return settle(mind);
 }
 

@@ -52,10 +52,8 @@ struct mind_loss {
 const struct actions *mind_peers_lost(struct mind *mind, int64_t now_ns, const struct mind_loss *losses, size_t count);
 // Time has passed. Call it at mind_next_deadline, after everything that arrived before has been reported.
 const struct actions *mind_tick(struct mind *mind, int64_t now_ns);
-// Another master serves a run, while here some gather: they are sent on to it, if they are not enough to take theirs
-// up.
-const struct actions *mind_send_on(struct mind *mind, int64_t now_ns);
-// What the busiest of the other masters does: where it has a run, or gathers, this one begins none.
+// What the busiest of the other masters does: where it has a run, or gathers, this one begins none. Where it serves
+// one, those that gather here are sent on to it, if they are not enough to take theirs up.
 const struct actions *mind_others_are(struct mind *mind, int64_t now_ns, enum wire_activity most);
 // The owner stops this master: the last words to all.
 const struct actions *mind_farewell(struct mind *mind, int64_t now_ns);

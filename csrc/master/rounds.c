@@ -6,9 +6,7 @@
 #include "pccl.h"
 #include "state/outline.h"
 
-void rounds_init(struct rounds *rounds) { memset(rounds, 0, offsetof(struct rounds, groups)); }
-
-void rounds_open(struct rounds *rounds, uint32_t group_slot) { rounds->groups[group_slot] = (struct rounds_group){0}; }
+void rounds_init(struct rounds *rounds) { memset(rounds, 0, offsetof(struct rounds, votes)); }
 
 static struct rounds_group *round_of(struct rounds *rounds, const struct desk *desk, const struct desk_group *group) {
     return &rounds->groups[desk_group_slot(desk, group)];

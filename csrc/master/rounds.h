@@ -33,16 +33,15 @@ struct rounds_group {
 };
 
 struct rounds {
-    bool due;        // a vote, a SYNC_DONE or a loss may let a round go on
-    uint64_t number; // of the last one
+    bool due;                                     // a vote, a SYNC_DONE or a loss may let a round go on
+    uint64_t number;                              // of the last one
+    struct rounds_group groups[WIRE_MAX_MEMBERS]; // by the group's slot; all 0: its first round is to come
     // From here on nothing is read before it is written.
-    struct rounds_group groups[WIRE_MAX_MEMBERS];  // by the group's slot, from rounds_open on
     struct wire_sync_vote votes[WIRE_MAX_MEMBERS]; // by the peer's slot, while its vote is open
     struct election_voter voters[WIRE_MAX_MEMBERS];
 };
 
 void rounds_init(struct rounds *rounds);
-void rounds_open(struct rounds *rounds, uint32_t group_slot);
 void rounds_vote(struct rounds *rounds, struct desk *desk, struct desk_peer *peer, const struct wire_sync_vote *vote);
 void rounds_done(struct rounds *rounds, struct desk *desk, struct desk_peer *peer, const struct wire_sync_done *done);
 // Once nobody is gone.

@@ -14,19 +14,11 @@ static struct verdicts *verdicts_of(struct run *run, const struct desk_group *gr
     return &run->verdicts[desk_group_slot(&run->desk, group)];
 }
 
-void run_open_groups(struct run *run) {
-    for (; run->groups_open < run->desk.group_slots; run->groups_open++) {
-        breaks_init(&run->breaks[run->groups_open]);
-        verdicts_init(&run->verdicts[run->groups_open]);
-        rounds_open(&run->rounds, run->groups_open);
-    }
-}
-
 // The slot is as if it had never been used.
 static void close_group(struct run *run, uint32_t slot) {
     breaks_fini(&run->breaks[slot]);
     verdicts_fini(&run->verdicts[slot]);
-    rounds_open(&run->rounds, slot);
+    run->rounds.groups[slot] = (struct rounds_group){0};
     run->desk.groups[slot].count = 0;
 }
 
@@ -56,9 +48,9 @@ static void send_epoch(struct run *run, uint8_t reason) {
     }
 }
 
-static void enter_group_epoch(struct run *run, struct desk_group *group, bool lost) {
+static void enter_group_epoch(struct run *run, struct desk_group *group) {
     group->group_epoch = run->desk.number;
-    if (lost) group->lost_epoch = run->desk.number;
+    if (group->lost) group->lost_epoch = run->desk.number;
     group->changed = group->lost = false;
     group->latency_us = 0;
     for (uint32_t rank = 0; rank < group->count; rank++) {
@@ -73,16 +65,15 @@ static void enter_group_epoch(struct run *run, struct desk_group *group, bool lo
 }
 
 // The next number; a LOSS epoch is a new group epoch for groups that lost members, any other one for groups that
-// changed.
-static void enter_epoch(struct run *run, uint8_t reason) {
+// changed, and that in which the run is taken up is one for all.
+static void enter_epoch(struct run *run, uint8_t reason, bool all) {
     static const char *const reasons[] = {"?", "update", "loss", "relink", "order"};
     struct desk *desk = &run->desk;
     bool lost = reason == WIRE_REASON_LOSS;
-    run_open_groups(run);
     desk->number++;
     desk->changed = false;
     for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group)) {
-        if (lost ? group->lost : group->changed) enter_group_epoch(run, group, lost);
+        if (all || (lost ? group->lost : group->changed)) enter_group_epoch(run, group);
         desk->changed |= group->changed;
     }
     if (lost) run->lost_number = desk->number;
@@ -90,21 +81,14 @@ static void enter_epoch(struct run *run, uint8_t reason) {
     if (run->phase == RUN_CANDIDATE) run->candidate.stale = true;
     send_epoch(run, reason);
     actions_log(&desk->actions, LOG_NOTICE, "epoch %llu (%s): %u peers", (unsigned long long)desk->number,
-                reasons[reason], desk->count);
+                all ? "resumed" : reasons[reason], desk->count);
 }
 
 void run_resume(struct run *run) {
-    struct desk *desk = &run->desk;
     bool lost = false;
-    desk->number++;
-    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group)) {
+    for (struct desk_group *group = desk_first(&run->desk); group != NULL; group = desk_after(&run->desk, group))
         lost |= group->lost;
-        enter_group_epoch(run, group, group->lost);
-    }
-    if (lost) run->lost_number = desk->number;
-    send_epoch(run, lost ? WIRE_REASON_LOSS : WIRE_REASON_RELINK);
-    actions_log(&desk->actions, LOG_NOTICE, "epoch %llu (resumed): %u peers", (unsigned long long)desk->number,
-                desk->count);
+    enter_epoch(run, lost ? WIRE_REASON_LOSS : WIRE_REASON_RELINK, true);
 }
 
 // ---- votes ----
@@ -119,7 +103,7 @@ static void end_vote(struct run *run) {
 static void answer_vote(struct run *run, uint8_t kind, uint8_t code, uint64_t value) {
     struct wire_outcome outcome = {kind, code, value};
     wire_encode_outcome(desk_frame(&run->desk), desk_header(&run->desk), &outcome);
-    desk_send_members(&run->desk);
+    for (uint32_t i = 0; i < run->desk.count; i++) desk_send(&run->desk, run->desk.order[i]);
     end_vote(run);
 }
 
@@ -129,7 +113,7 @@ static void commit_candidate(struct run *run) {
     uint64_t newer = candidate_commit(&run->candidate, &run->desk, &run->strikes);
     if (run->desk.count > before) quorum_admits(&run->quorum, &run->desk, before, newer);
     end_vote(run);
-    enter_epoch(run, kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER);
+    enter_epoch(run, kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER, false);
 }
 
 static void propose(struct run *run, uint8_t kind) {
@@ -336,8 +320,8 @@ void run_settle(struct run *run) {
         if (desk->gone_count > 0) reap(run);
         watch_quorum(run);
         if (desk->number > 0 && desk->count == 0 && desk->peer_count > 0) begin_anew(run);
-        if (desk->lost) enter_epoch(run, WIRE_REASON_LOSS);
-        if (desk->changed) enter_epoch(run, WIRE_REASON_RELINK);
+        if (desk->lost) enter_epoch(run, WIRE_REASON_LOSS, false);
+        if (desk->changed) enter_epoch(run, WIRE_REASON_RELINK, false);
         if (desk->gone_count == 0) progress(run);
     } while (desk->gone_count > 0 || desk->lost || desk->changed || desk->starved);
     if (desk->peer_count > 0 || run->next_join == 1) return;
@@ -581,7 +565,7 @@ void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM
 }
 
 void run_fini(struct run *run) {
-    for (uint32_t i = 0; i < run->groups_open; i++) close_group(run, i);
+    for (uint32_t i = 0; i < run->desk.group_slots; i++) close_group(run, i);
     survey_fini(&run->survey);
     desk_fini(&run->desk);
 }

@@ -38,15 +38,14 @@ struct run {
     int64_t woken_until;     // this master has stood still: until then its peers may find that they have left it
     int64_t survivors_until; // members of a run that another master has left may still come
     enum run_phase phase;
-    uint32_t groups_open; // groups' slots below have their state
+    struct breaks breaks[WIRE_MAX_MEMBERS];     // by the group's slot
+    struct verdicts verdicts[WIRE_MAX_MEMBERS]; // by the group's slot
 
     struct strikes strikes;
     struct quorum quorum;
     struct candidate candidate;
     struct survey survey;
     struct rounds rounds;
-    struct breaks breaks[WIRE_MAX_MEMBERS];     // by the group's slot
-    struct verdicts verdicts[WIRE_MAX_MEMBERS]; // by the group's slot
     struct desk desk;
     struct wire_op_report reported[2 * WIRE_MAX_LIVE_OPS]; // for decoding
 };
@@ -59,8 +58,6 @@ void run_fini(struct run *run);
 void run_settle(struct run *run);
 // As if this master had ended and another one begun: its members come with RESUME.
 void run_give_up(struct run *run);
-// The desk has new groups: makes their state.
-void run_open_groups(struct run *run);
 // The members have been taken over from another master: a new group epoch for every group.
 void run_resume(struct run *run);
 

@@ -187,7 +187,6 @@ void takeover(struct run *run, struct survivors *survivors, const struct claim *
         take_group(&t, begin, end);
     }
     desk_rank(desk);
-    run_open_groups(run);
     for (uint32_t i = 0; i < desk->count; i++) recall(&t, desk->order[i]);
     find_unheard_losses(&t);
     actions_log(&desk->actions, LOG_NOTICE,

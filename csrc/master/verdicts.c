@@ -5,8 +5,6 @@
 
 #include "compute/kernels.h"
 
-void verdicts_init(struct verdicts *verdicts) { memset(verdicts, 0, sizeof *verdicts); }
-
 void verdicts_fini(struct verdicts *verdicts) {
     op_table_reset(&verdicts->done, 0, 0);
     op_table_reset(&verdicts->reports, 0, 0);

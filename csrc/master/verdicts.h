@@ -8,6 +8,7 @@
 #include "master/desk.h"
 #include "master/op_table.h"
 
+// All zero until the group enters its first group epoch.
 struct verdicts {
     struct op_table done;    // large ops of which some members are done
     struct op_table reports; // on the group epoch in force
@@ -16,8 +17,7 @@ struct verdicts {
     struct op_table past;
 };
 
-void verdicts_init(struct verdicts *verdicts);
-void verdicts_fini(struct verdicts *verdicts);                    // and init
+void verdicts_fini(struct verdicts *verdicts);
 void verdicts_begin(struct verdicts *verdicts, uint32_t members); // the group epoch was entered
 
 // What a member says. It is expelled for what cannot be; what is of an older group epoch is void.

@@ -274,12 +274,7 @@ static void on_others_heard(struct pccl_sim *s, const struct event *event) {
     if (!master->running || event->life != master->life) return;
     master->asks = false;
     master->known_until = s->now + (event->number == WIRE_IDLE ? IDLE_MS : BUSY_MS) * MS_NS;
-    if (k == 0) carry_out(s, k, mind_others_are(master->mind, s->now, (enum wire_activity)event->number));
-    if (!master->running || event->life != master->life) return; // it has ended in the middle of what it said
-    if (event->number == WIRE_SERVES && mind_activity(master->mind) == WIRE_GATHERS)
-        carry_out(s, k, mind_send_on(master->mind, s->now));
-    else
-        plan_look(s, k);
+    carry_out(s, k, mind_others_are(master->mind, s->now, (enum wire_activity)event->number));
 }
 
 static void on_master_tick(struct pccl_sim *s, const struct event *event) {

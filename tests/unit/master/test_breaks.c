@@ -8,7 +8,7 @@ static struct breaks breaks;
 static void begin(const char *name, const char *members) {
     memset(peers, 0, sizeof peers);
     open_desk(name, members);
-    breaks_init(&breaks);
+    breaks_begin(&breaks);
 }
 
 static void end(void) {

@@ -13,7 +13,7 @@ static void begin(const char *name, const char *members, const char *newcomers) 
     open_desk(name, members);
     candidate_init(&candidate);
     strikes_init(&strikes, desk.limit_ns);
-    breaks_init(&breaks[0]);
+    breaks_begin(&breaks[0]);
     for (; *newcomers; newcomers++) come(*newcomers, 0)->invited = true;
     CHECK(candidate_form(&candidate, &desk));
     candidate_propose(&candidate, &desk, WIRE_VOTE_UPDATE);

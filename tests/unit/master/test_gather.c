@@ -24,12 +24,11 @@ static struct wire_id id_of(char who) { return (struct wire_id){{(uint8_t)who}};
 static void resume_over(uint32_t conn, char who, const char *members, uint64_t promised) {
     static struct wire_member list[26];
     struct wire_resume message = {.hello.id = id_of(who), .generation = 1, .accepted = members[0] != 0};
-    struct wire_header header = {.run = RUN.id, .generation = promised};
-    memcpy(message.secret, RUN.secret, sizeof message.secret);
+    struct resumption from = {conn, &AWAY, RUN, promised, &message};
     message.epoch = (struct wire_epoch){.number = 5, .members = list};
     for (; *members; members++)
         list[message.epoch.count++] = (struct wire_member){.id = id_of(*members), .join_number = (uint64_t)*members};
-    gather_resume(&gather, &desk, conn, &AWAY, &header, &message);
+    gather_resume(&gather, &desk, &from);
 }
 
 static void resume(char who, const char *members, uint64_t promised) {
@@ -151,7 +150,7 @@ static void test_ends(void) {
     resume('a', "abc", 1);
     hello('x', &AWAY, false);
     hush();
-    gather_send_on(&gather, &desk);
+    gather_hear_others(&gather, &desk, WIRE_SERVES);
     CHECK_STR(told(WIRE_REFUSED), "x");
     CHECK_EQ(desk.actions.close_count, 2);
     CHECK_EQ(gather.survivors.count, 0);

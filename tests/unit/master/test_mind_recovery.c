@@ -810,7 +810,7 @@ static void test_newcomers(void) {
     hello('x', 2);
     WAITING('x', "1 of the 3");
     CHECK_EQ(mind_activity(m), WIRE_GATHERS);
-    act(mind_send_on(m, now));
+    act(mind_others_are(m, now, WIRE_SERVES));
     CHECK(boxes['a' - 'a'].closed);
     REFUSED('x', "standby");
     CHECK_EQ(mind_activity(m), WIRE_IDLE);
@@ -821,7 +821,7 @@ static void test_newcomers(void) {
     WAITING('a', "1 of the 3");
     resume(&(struct says){'b', .members = "abc"});
     ASKED("ab", 2);
-    act(mind_send_on(m, now));
+    act(mind_others_are(m, now, WIRE_SERVES));
     CHECK(quiet("ab") && !boxes['a' - 'a'].closed);
     end();
 

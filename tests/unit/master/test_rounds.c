@@ -11,7 +11,6 @@ static void begin(const char *name, const char *members) {
     memset(peers, 0, sizeof peers);
     open_desk(name, members);
     rounds_init(&rounds);
-    for (uint32_t i = 0; i < 2; i++) rounds_open(&rounds, i);
 }
 
 // Those that are gone leave their groups.

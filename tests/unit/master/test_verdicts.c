@@ -16,7 +16,6 @@ static void begin(const char *name, const char *members, uint64_t lost_epoch) {
     peer('a')->group->group_epoch = EPOCH;
     peer('a')->group->lost_epoch = lost_epoch;
     header = (struct wire_header){.type = WIRE_REPORT, .epoch = EPOCH};
-    verdicts_init(&verdicts);
     verdicts_begin(&verdicts, desk.count);
 }
 
