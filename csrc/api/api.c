@@ -8,8 +8,8 @@
 #include "base/descriptor.h"
 #include "base/log.h"
 #include "base/platform.h"
+#include "compute/codec.h"
 #include "compute/kernels.h"
-#include "compute/quant.h"
 
 static atomic_bool initialized;
 
@@ -75,7 +75,7 @@ static pcclResult_t check_types(const pcclReduceDescriptor_t *descriptor) {
         return detail_fail(pcclInvalidArgument, "algorithm %d is no pcclQuantizationAlgorithm_t", algorithm);
     if (quantised < pcclUint8 || quantised > pcclDouble)
         return detail_fail(pcclInvalidArgument, "quantized_datatype %d is no pcclDataType_t", quantised);
-    if (quantised != dtype && quant_supported(dtype, quantised, algorithm)) return pcclSuccess;
+    if (codec_of_options(dtype, quantised, algorithm) != CODEC_RAW) return pcclSuccess;
     return detail_fail(pcclInvalidArgument, "%s cannot be quantised to %s by %s", dtype_name(dtype),
                        dtype_name(quantised), algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale");
 }
@@ -83,7 +83,9 @@ static pcclResult_t check_types(const pcclReduceDescriptor_t *descriptor) {
 pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
                               struct call_args *out) {
     RETURN_IF_FAILED(check_types(descriptor));
-    size_t size = dtype_size((int)descriptor->src_descriptor.datatype), count = descriptor->count;
+    const pcclQuantizationOptions_t *options = &descriptor->quantization_options;
+    int dtype = (int)descriptor->src_descriptor.datatype;
+    size_t size = dtype_size(dtype), count = descriptor->count;
     if (count > 0 && (send == NULL || recv == NULL))
         return detail_fail(pcclInvalidArgument, "a buffer is NULL and count is %zu", count);
     if (count > (size_t)PTRDIFF_MAX / size)
@@ -91,16 +93,14 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
     uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, bytes = count * size;
     if (from != to && from < to + bytes && to < from + bytes)
         return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
-    bool quantised = descriptor->quantization_options.algorithm != pcclQuantNone;
     *out = (struct call_args){
         .send = send,
         .recv = recv,
         .tag = descriptor->tag,
         .fingerprint = {.count = count,
-                        .dtype = (uint8_t)descriptor->src_descriptor.datatype,
+                        .dtype = (uint8_t)dtype,
                         .op = (uint8_t)descriptor->op,
-                        .quantised_dtype = quantised ? (uint8_t)descriptor->quantization_options.quantized_datatype : 0,
-                        .algorithm = (uint8_t)descriptor->quantization_options.algorithm},
+                        .codec = codec_of_options(dtype, (int)options->quantized_datatype, (int)options->algorithm)},
     };
     return pcclSuccess;
 }

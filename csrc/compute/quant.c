@@ -1,5 +1,15 @@
-// A head is 32 bytes, little-endian: kind, element type, quantised type and algorithm in a byte each, uint32 count, and
-// three doubles offset, scale, zero, which mean
+// The codecs that quantise: round to nearest, with the block's own scale. Pure.
+//
+// MinMax: code = round((x - min) / (max - min) * levels), x = min + code * (max - min) / levels, over the full range of
+// the code type. ZeroPointScale: x = (code - zero_point) * scale, with a whole zero point when the block reaches or is
+// near 0, so that 0 comes back as 0. Both give a constant finite block back exactly (also -0, also denormal), and are
+// never off by more than half a step (max - min) / levels plus the rounding of the element type, at any range that the
+// type has. MinMax gives the ends of the range back. A block that holds NaN or infinity comes back as all NaN: the
+// codes have no value to spare for them. Decoding gives the same bits on every machine and at every kernel level.
+// Buffers may lie at any address.
+//
+// A block is a head and its codes. A head is 32 bytes, little-endian: kind, element type, quantised type and algorithm
+// in a byte each, uint32 count, and three doubles offset, scale, zero, which mean
 //
 //     value = (offset + (code - zero) * scale) * shrink        code counted from 0, also for signed types
 //
@@ -11,7 +21,7 @@
 //
 // 64-bit codes count finer than double does: they are computed in pairs of doubles (head + tail), and the third double
 // of the head is the tail of the scale.
-#include "compute/quant.h"
+#include "compute/codec.h"
 
 #include "compute/double_pair.h"
 #include "compute/float16.h"
@@ -33,65 +43,21 @@ struct head {
     uint32_t count;
     double offset, scale, zero;
 };
-_Static_assert(sizeof(struct head) == QUANT_META_BYTES, "the head is sent as it lies in memory");
+_Static_assert(sizeof(struct head) == 32, "the head is sent as it lies in memory");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the head is sent as it lies in memory");
 
-static bool is_source(int dtype) {
+bool quant_takes(int dtype) {
     return dtype == pcclFloat16 || dtype == pcclBFloat16 || dtype == pcclFloat || dtype == pcclDouble;
+}
+
+size_t quant_bytes(const struct codec *codec, int dtype, size_t count) {
+    (void)dtype;
+    return sizeof(struct head) + count * dtype_size(codec->quantised);
 }
 
 static bool is_signed(int quantised_dtype) { return quantised_dtype == pcclInt8 || quantised_dtype == pcclInt16; }
 
-bool quant_supported(int dtype, int quantised_dtype, int algorithm) {
-    if (!is_source(dtype)) return false;
-    switch (quantised_dtype) {
-    case pcclUint8:
-    case pcclInt8:
-    case pcclUint16:
-    case pcclInt16: return algorithm == pcclQuantMinMax || algorithm == pcclQuantZeroPointScale;
-    case pcclUint32:
-    case pcclUint64: return algorithm == pcclQuantMinMax;
-    default: return false;
-    }
-}
-
-size_t quant_encoded_bytes(int quantised_dtype, size_t count) {
-    return QUANT_META_BYTES + count * dtype_size(quantised_dtype);
-}
-
 static int wide_of(int dtype) { return dtype == pcclDouble ? QUANT_DOUBLE : QUANT_FLOAT; }
-
-static int wide_dtype(int dtype) { return dtype == pcclDouble ? pcclDouble : pcclFloat; }
-
-size_t quant_wide_size(int dtype) { return dtype_size(wide_dtype(dtype)); }
-
-void quant_widen(int dtype, void *wide, const void *src, size_t count) {
-    const struct quant_loops *loops = kernels_get()->quant;
-    if (dtype == pcclFloat16)
-        loops->widen_f16(wide, src, count);
-    else if (dtype == pcclBFloat16)
-        loops->widen_bf16(wide, src, count);
-    else if (count > 0)
-        memmove(wide, src, count * dtype_size(dtype));
-}
-
-void quant_narrow(int dtype, void *dst, const void *wide, size_t count) {
-    const struct quant_loops *loops = kernels_get()->quant;
-    if (dtype == pcclFloat16)
-        loops->narrow_f16(dst, wide, count);
-    else if (dtype == pcclBFloat16)
-        loops->narrow_bf16(dst, wide, count);
-    else if (count > 0)
-        memmove(dst, wide, count * dtype_size(dtype));
-}
-
-void quant_reduce(int dtype, int op, void *acc, const void *wide, size_t count) {
-    kernels_get()->reduce[op][wide_dtype(dtype)](acc, acc, wide, count);
-}
-
-void quant_divide(int dtype, void *acc, size_t count, uint32_t divisor) {
-    kernels_get()->divide[wide_dtype(dtype)](acc, count, divisor);
-}
 
 // What one wide value is, as a double. Wide buffers may lie at any address.
 static double wide_get(int wide, const void *values, size_t i) {
@@ -253,22 +219,22 @@ static void choose_head(struct head *head, const void *values, size_t count) {
     }
 }
 
-void quant_encode(int dtype, int quantised_dtype, int algorithm, uint8_t *out, const void *wide, size_t count) {
+void quant_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count) {
     struct head head = {.kind = KIND_CONSTANT,
                         .dtype = (uint8_t)dtype,
-                        .quantised = (uint8_t)quantised_dtype,
-                        .algorithm = (uint8_t)algorithm,
+                        .quantised = codec->quantised,
+                        .algorithm = codec->algorithm,
                         .count = (uint32_t)count};
     if (count > 0) choose_head(&head, wide, count);
     memcpy(out, &head, sizeof head);
     uint8_t *codes = out + sizeof head;
     if (head.kind == KIND_CONSTANT || head.kind == KIND_NOT_FINITE) {
-        memset(codes, 0, count * dtype_size(quantised_dtype));
-    } else if (quantised_dtype == pcclUint64) {
+        memset(codes, 0, count * dtype_size(codec->quantised));
+    } else if (codec->quantised == pcclUint64) {
         encode_pairs(&head, codes, wide, count);
     } else {
         struct quant_affine affine = affine_of(&head);
-        kernels_get()->quant->encode[wide_of(dtype)][code_size(quantised_dtype)](codes, wide, count, &affine);
+        kernels_get()->quant->encode[wide_of(dtype)][code_size(codec->quantised)](codes, wide, count, &affine);
     }
 }
 
@@ -291,8 +257,8 @@ static bool affine_valid(const struct head *head, int wide) {
            in_range(wide, head->offset + (last - head->zero) * head->scale);
 }
 
-static bool head_valid(const struct head *head, int dtype, int quantised_dtype, int algorithm, size_t count) {
-    if (head->dtype != dtype || head->quantised != quantised_dtype || head->algorithm != algorithm ||
+static bool head_valid(const struct head *head, const struct codec *codec, int dtype, size_t count) {
+    if (head->dtype != dtype || head->quantised != codec->quantised || head->algorithm != codec->algorithm ||
         head->count != count)
         return false;
     if (head->kind == KIND_NOT_FINITE) return true;
@@ -309,20 +275,20 @@ static void cut_infinity(double *values, size_t count) {
     }
 }
 
-bool quant_decode(int dtype, int quantised_dtype, int algorithm, void *wide, const uint8_t *in, size_t count) {
+bool quant_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
     struct head head;
     memcpy(&head, in, sizeof head);
-    if (!head_valid(&head, dtype, quantised_dtype, algorithm, count)) return false;
+    if (!head_valid(&head, codec, dtype, count)) return false;
     const uint8_t *codes = in + sizeof head;
     if (head.kind == KIND_CONSTANT) {
         wide_fill(wide_of(dtype), wide, count, head.offset);
     } else if (head.kind == KIND_NOT_FINITE) {
         wide_fill(wide_of(dtype), wide, count, NAN);
-    } else if (quantised_dtype == pcclUint64) {
+    } else if (codec->quantised == pcclUint64) {
         decode_pairs(&head, wide, codes, count);
     } else {
         struct quant_affine affine = affine_of(&head);
-        kernels_get()->quant->decode[wide_of(dtype)][code_size(quantised_dtype)](wide, codes, count, &affine);
+        kernels_get()->quant->decode[wide_of(dtype)][code_size(codec->quantised)](wide, codes, count, &affine);
     }
     if (head.kind == KIND_SHRUNK) cut_infinity(wide, count);
     return true;

@@ -8,7 +8,7 @@
 static const struct mover *const movers[] = {[PLAN_SMALL] = &direct_mover,
                                              [PLAN_RING] = &ring_mover,
                                              [PLAN_SHARDED] = &sharded_mover,
-                                             [PLAN_BROADCAST] = &broadcast_mover};
+                                             [PLAN_CHAIN] = &broadcast_mover};
 
 const struct mover *mover_of(const struct op *op) { return movers[op->path]; }
 

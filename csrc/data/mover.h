@@ -46,7 +46,7 @@ struct op *mover_first(const struct engine *engine);
 // What all ops of one engine share. Thread.
 struct mover_shared {
     uint64_t under_way;      // ring: bytes of own chunks in the rings of all ops (pace_window)
-    void *wide, *wide_input; // sharded: accumulators of QUANT_BLOCK wide elements, made at first use
+    void *wide, *wide_input; // sharded: accumulators of CODEC_PIECE wide elements, made at first use
 };
 
 struct mover_shared *mover_shared(struct engine *engine);

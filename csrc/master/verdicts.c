@@ -3,7 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "compute/codec.h"
 #include "compute/kernels.h"
+#include "ops/plan.h"
 
 void verdicts_fini(struct verdicts *verdicts) {
     op_table_reset(&verdicts->done, 0, 0);
@@ -76,13 +78,15 @@ void verdicts_done(struct verdicts *verdicts, struct desk *desk, struct desk_pee
 // ---- mismatch ----
 
 static const char *describe(char *out, size_t capacity, const struct wire_fingerprint *fingerprint) {
-    static const char *const algorithms[] = {"none", "min-max", "zero-point-scale"};
-    bool known = fingerprint->algorithm < sizeof algorithms / sizeof algorithms[0];
+    const struct codec *codec = codec_find(fingerprint->codec);
+    bool reduces = fingerprint->kind == PLAN_ALL_REDUCE;
     int length = snprintf(out, capacity, "count %llu %s %s", (unsigned long long)fingerprint->count,
-                          dtype_name(fingerprint->dtype), red_op_name(fingerprint->op));
-    if (fingerprint->algorithm != 0)
-        snprintf(out + length, capacity - (size_t)length, " quantised to %s by %s",
-                 dtype_name(fingerprint->quantised_dtype), known ? algorithms[fingerprint->algorithm] : "unknown");
+                          dtype_name(fingerprint->dtype),
+                          reduces ? red_op_name(fingerprint->op) : plan_kind_name(fingerprint->kind));
+    if (fingerprint->root != 0)
+        length += snprintf(out + length, capacity - (size_t)length, " from peer %08x", fingerprint->root);
+    if (fingerprint->codec != CODEC_RAW)
+        snprintf(out + length, capacity - (size_t)length, " quantised to %s", codec == NULL ? "unknown" : codec->name);
     return out;
 }
 

@@ -9,7 +9,7 @@ enum {
     ID = WIRE_ID_BYTES,
     MEMBER = ID + 8 + 4 + 4 + ADDRESS,
     EPOCH = 6 * 8 + 3 * 4,
-    FINGERPRINT = 8 + 5,
+    FINGERPRINT = 8 + 4 + 5,
     OP_NAME = 8 + 8 + 4 + 2,
     HASH = 8 + 8,
     HELLO = 2 + ID + 4 + 4 + 2 + 1,
@@ -171,6 +171,6 @@ bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_
 }
 
 bool wire_fingerprint_same_op(const struct wire_fingerprint *a, const struct wire_fingerprint *b) {
-    return a->count == b->count && a->dtype == b->dtype && a->op == b->op && a->quantised_dtype == b->quantised_dtype &&
-           a->algorithm == b->algorithm;
+    return a->count == b->count && a->root == b->root && a->kind == b->kind && a->dtype == b->dtype && a->op == b->op &&
+           a->codec == b->codec;
 }

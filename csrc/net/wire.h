@@ -15,7 +15,7 @@
 #include "net/cursor.h"
 
 enum {
-    WIRE_VERSION = 4,
+    WIRE_VERSION = 5,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
     WIRE_OP_BYTES = 48,
@@ -131,9 +131,11 @@ struct wire_text {
 // What members must agree on for one op.
 struct wire_fingerprint {
     uint64_t count;
-    // pcclDataType_t, pcclRedOp_t, pcclDataType_t, pcclQuantizationAlgorithm_t
-    uint8_t dtype, op, quantised_dtype, algorithm;
-    uint8_t mode; // wire_op_mode
+    uint32_t root;     // the first bytes of its id (plan_root); 0: the collective has none
+    uint8_t kind;      // enum plan_kind
+    uint8_t dtype, op; // pcclDataType_t; pcclRedOp_t, or 0 where nothing is reduced
+    uint8_t codec;     // enum codec_id
+    uint8_t mode;      // wire_op_mode
 };
 
 enum wire_op_mode {
@@ -170,10 +172,11 @@ void wire_end(struct cursor *body, struct wire_header header, enum wire_type typ
 
 CURSOR_INLINE void wire_visit_fingerprint(struct cursor *c, struct wire_fingerprint *fingerprint) {
     cursor_u64(c, &fingerprint->count);
+    cursor_u32(c, &fingerprint->root);
+    cursor_u8(c, &fingerprint->kind);
     cursor_u8(c, &fingerprint->dtype);
     cursor_u8(c, &fingerprint->op);
-    cursor_u8(c, &fingerprint->quantised_dtype);
-    cursor_u8(c, &fingerprint->algorithm);
+    cursor_u8(c, &fingerprint->codec);
     cursor_u8(c, &fingerprint->mode);
 }
 

@@ -2,7 +2,6 @@
 #include "net/wire_data.h"
 
 CURSOR_INLINE void visit_op(struct cursor *c, struct wire_op *op) {
-    uint32_t reserved = 0;
     cursor_u64(c, &op->tag);
     wire_visit_fingerprint(c, &op->fingerprint);
     cursor_u16(c, &op->shard);
@@ -12,8 +11,7 @@ CURSOR_INLINE void visit_op(struct cursor *c, struct wire_op *op) {
     cursor_u64(c, &op->offset);
     cursor_u32(c, &op->extra);
     cursor_u8(c, &op->padding);
-    cursor_u32(c, &reserved);
-    cursor_expect(c, reserved == 0 && op->padding < WIRE_ALIGN);
+    cursor_expect(c, op->padding < WIRE_ALIGN);
 }
 
 void wire_op_encode(uint8_t out[WIRE_OP_BYTES], const struct wire_op *op) {

@@ -1,6 +1,10 @@
 #include "ops/plan.h"
 
-#include "net/wire_control.h"
+#include <endian.h>
+#include <string.h>
+
+#include "compute/codec.h"
+#include "net/wire.h"
 
 enum {
     SHARD_ALIGN = 16,
@@ -24,8 +28,19 @@ enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uin
 
 enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
                             uint32_t megabytes_per_s) {
-    if (what->op == PLAN_OP_BROADCAST) return PLAN_BROADCAST;
-    return plan_choose(bytes, what->algorithm != 0, members, latency_us, megabytes_per_s);
+    if (what->kind == PLAN_BROADCAST) return PLAN_CHAIN;
+    return plan_choose(bytes, what->codec != CODEC_RAW, members, latency_us, megabytes_per_s);
+}
+
+const char *plan_kind_name(uint8_t kind) {
+    static const char *const names[PLAN_KINDS] = {[PLAN_ALL_REDUCE] = "all-reduce", [PLAN_BROADCAST] = "broadcast"};
+    return kind < PLAN_KINDS ? names[kind] : "unknown";
+}
+
+uint32_t plan_root(const struct wire_id *root) {
+    uint32_t first;
+    memcpy(&first, root->bytes, sizeof first);
+    return be32toh(first); // as names of members show it
 }
 
 static uint64_t segment_elements(uint64_t count, size_t element_bytes) {

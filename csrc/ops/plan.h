@@ -14,11 +14,13 @@
 
 struct wire_fingerprint;
 
-enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SHARDED, PLAN_BROADCAST };
+struct wire_id;
 
-// In the place of a reduction in the fingerprint: the others get the root's input, and `quantised_dtype` is the first
-// byte of the root's id.
-enum { PLAN_OP_BROADCAST = 255 };
+// The collectives, by what a member has at the end: the reduction of all inputs; the root's input.
+enum plan_kind { PLAN_ALL_REDUCE, PLAN_BROADCAST, PLAN_KINDS };
+
+// The ways that the bytes go, each of them a mover.
+enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SHARDED, PLAN_CHAIN, PLAN_PATHS };
 
 enum {
     // bytes of the inputs that a member of a small op gets from all others together; one alone may have as much
@@ -39,6 +41,9 @@ struct plan_range {
 // Quantised ops are sharded.
 enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us,
                            uint32_t megabytes_per_s);
+
+const char *plan_kind_name(uint8_t kind);       // "unknown" of what is no kind
+uint32_t plan_root(const struct wire_id *root); // as it stands in a fingerprint
 
 // The way of an op with these arguments.
 enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,

@@ -6,7 +6,7 @@
 
 #include <pccl.h>
 
-#include "compute/quant.h"
+#include "compute/codec.h"
 #include "data/pace.h"
 #include "events.h"
 
@@ -62,10 +62,10 @@ static void post(void) {
                                .tell = how & 4,
                                .fingerprint = {.count = count, .dtype = pcclFloat, .op = what % 5}};
     if (how & 8) {
-        static const uint8_t types[] = {pcclUint8, pcclInt8, pcclUint16, pcclUint32};
-        reduce.fingerprint.quantised_dtype = types[what >> 5 & 3];
-        reduce.fingerprint.algorithm =
-            types[what >> 5 & 3] == pcclUint32 || what & 0x80 ? pcclQuantMinMax : pcclQuantZeroPointScale;
+        static const uint8_t by_zero[] = {CODEC_ZERO_UINT8, CODEC_ZERO_INT8, CODEC_ZERO_UINT16, CODEC_MINMAX_UINT32},
+                             min_max[] = {CODEC_MINMAX_UINT8, CODEC_MINMAX_INT8, CODEC_MINMAX_UINT16,
+                                          CODEC_MINMAX_UINT32};
+        reduce.fingerprint.codec = (what & 0x80 ? min_max : by_zero)[what >> 5 & 3];
     }
     call->bytes = count * sizeof(float);
     call->input = malloc(call->bytes + 1);
@@ -146,10 +146,10 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
         return type == WIRE_CHUNK_AT ? WIRE_PLACE_BYTES : bytes;
     }
     if (type == WIRE_CODES || type == WIRE_RESULT) {
-        uint64_t begin = shard.begin + head->offset * QUANT_BLOCK;
+        uint64_t begin = shard.begin + head->offset * CODEC_PIECE;
         uint64_t elements = begin < shard.end ? shard.end - begin : 0;
-        return quant_encoded_bytes(op->args.fingerprint.quantised_dtype,
-                                   elements < QUANT_BLOCK ? elements : QUANT_BLOCK);
+        return codec_bytes(codec_find(op->args.fingerprint.codec), op->args.fingerprint.dtype,
+                           elements < CODEC_PIECE ? elements : CODEC_PIECE);
     }
     return 0;
 }
@@ -163,7 +163,7 @@ static void change(struct wire_header *header, struct wire_op *head, size_t *len
     case 3: head->fingerprint.count = fuzz_number(&in); break;
     case 4: head->fingerprint.dtype = fuzz_u8(&in); break;
     case 5: head->fingerprint.mode = fuzz_u8(&in); break;
-    case 6: head->fingerprint.algorithm = fuzz_u8(&in); break;
+    case 6: head->fingerprint.codec = fuzz_u8(&in); break;
     case 7: head->shard = (uint16_t)fuzz_number(&in); break;
     case 8: head->hop = (uint16_t)fuzz_number(&in); break;
     case 9: head->segment = (uint16_t)fuzz_number(&in); break;

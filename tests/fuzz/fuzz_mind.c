@@ -399,7 +399,9 @@ static void mismatch(uint32_t conn, struct fuzz *in) {
     fuzz_bytes(in, &message.mine, 4);
     message.mine.dtype = fuzz_u8(in);
     message.mine.op = fuzz_u8(in);
-    message.mine.quantised_dtype = message.mine.algorithm = fuzz_u8(in);
+    message.mine.codec = fuzz_u8(in);
+    message.mine.kind = message.mine.codec >> 4;
+    message.mine.root = message.mine.codec & 1;
     struct wire_buffer frame = {0};
     wire_encode_mismatch(&frame, op_header(conn), &message);
     say(conn, &frame);

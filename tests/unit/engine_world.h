@@ -13,6 +13,7 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "compute/codec.h"
 #include "data/engine.h"
 #include "net/socket.h"
 
@@ -289,16 +290,12 @@ static inline float *filled(uint32_t peer, uint64_t count) {
 }
 
 static inline struct call_args reduce_of(const void *send, void *recv, uint64_t tag, uint64_t count, int op,
-                                         int quantised, int algorithm) {
+                                         uint8_t codec) {
     return (struct call_args){
         .send = send,
         .recv = recv,
         .tag = tag,
-        .fingerprint = {.count = count,
-                        .dtype = pcclFloat,
-                        .op = (uint8_t)op,
-                        .quantised_dtype = (uint8_t)quantised,
-                        .algorithm = (uint8_t)algorithm},
+        .fingerprint = {.count = count, .dtype = pcclFloat, .op = (uint8_t)op, .codec = codec},
     };
 }
 

@@ -10,7 +10,8 @@
 
 #include <pccl.h>
 
-#include "compute/quant.h"
+#include "compute/codec.h"
+#include "compute/kernels.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/mover.h"
@@ -43,18 +44,20 @@ struct sharded {
     uint64_t frames_left;              // of RESULT, to be sent
 };
 
-static uint64_t blocks_in(struct plan_range shard) { return (shard.end - shard.begin + QUANT_BLOCK - 1) / QUANT_BLOCK; }
+static const struct codec *codec_of(const struct op *op) { return codec_find(op->args.fingerprint.codec); }
+
+static uint64_t blocks_in(struct plan_range shard) { return (shard.end - shard.begin + CODEC_PIECE - 1) / CODEC_PIECE; }
 
 static struct plan_range block_range(const struct engine *engine, const struct op *op, uint32_t shard, uint64_t block) {
     const struct book_epoch *now = mover_epoch(engine);
     struct plan_range range = plan_shard(op->count, now->count, shard);
-    range.begin += block * QUANT_BLOCK;
-    if (range.end - range.begin > QUANT_BLOCK) range.end = range.begin + QUANT_BLOCK;
+    range.begin += block * CODEC_PIECE;
+    if (range.end - range.begin > CODEC_PIECE) range.end = range.begin + CODEC_PIECE;
     return range;
 }
 
 static size_t encoded_bytes(const struct op *op, struct plan_range range) {
-    return quant_encoded_bytes(op->args.fingerprint.quantised_dtype, range.end - range.begin);
+    return codec_bytes(codec_of(op), op->args.fingerprint.dtype, range.end - range.begin);
 }
 
 // wide = this member's input. False: its device has failed.
@@ -62,7 +65,7 @@ static bool widen_input(struct op *op, struct plan_range range, void *wide) {
     size_t count = range.end - range.begin;
     const void *input = mover_input(op, range.begin * op->element, count * op->element);
     if (input == NULL) return false;
-    quant_widen(op->args.fingerprint.dtype, wide, input, count);
+    codec_widen(op->args.fingerprint.dtype, wide, input, count);
     device_shut(op->args.queue, input);
     return true;
 }
@@ -93,7 +96,7 @@ static bool allocate(struct engine *engine, struct op *op) {
     struct sharded *s = op->work;
     struct mover_shared *shared = mover_shared(engine);
     struct plan_range own = plan_shard(op->count, now->count, now->rank);
-    size_t block_bytes = quant_encoded_bytes(op->args.fingerprint.quantised_dtype, QUANT_BLOCK);
+    size_t block_bytes = encoded_bytes(op, (struct plan_range){0, CODEC_PIECE});
     s->window = WINDOW_BYTES / (block_bytes * (now->count - 1));
     if (s->window < WINDOW_MIN) s->window = WINDOW_MIN;
     if (s->window > WINDOW_MAX) s->window = WINDOW_MAX;
@@ -104,8 +107,8 @@ static bool allocate(struct engine *engine, struct op *op) {
     if (s->targets == NULL || s->slots == NULL) return false;
     for (uint64_t i = 0; i < s->window; i++)
         if ((s->slots[i].inputs = calloc(now->count, sizeof(struct block *))) == NULL) return false;
-    if (shared->wide == NULL) shared->wide = malloc(QUANT_BLOCK * sizeof(double));
-    if (shared->wide_input == NULL) shared->wide_input = malloc(QUANT_BLOCK * sizeof(double));
+    if (shared->wide == NULL) shared->wide = malloc(CODEC_PIECE * sizeof(double));
+    if (shared->wide_input == NULL) shared->wide_input = malloc(CODEC_PIECE * sizeof(double));
     return shared->wide != NULL && shared->wide_input != NULL;
 }
 
@@ -165,7 +168,6 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     }
     struct target *target = &s->targets[rank];
     if (!target->ready || target->next >= target->blocks || target->next >= target->granted) return NULL;
-    const struct wire_fingerprint *what = &op->args.fingerprint;
     struct plan_range range = block_range(engine, op, rank, target->next);
     size_t count = range.end - range.begin, bytes = encoded_bytes(op, range);
     uint8_t *stage = lane_stage(lane);
@@ -176,7 +178,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
         return NULL;
     }
     if (!widen_input(op, range, mover_shared(engine)->wide)) return NULL;
-    quant_encode(what->dtype, what->quantised_dtype, what->algorithm, stage, mover_shared(engine)->wide, count);
+    codec_encode(codec_of(op), op->args.fingerprint.dtype, stage, mover_shared(engine)->wide, count);
 
     struct wire_op head;
     op_head(op, &head);
@@ -194,16 +196,14 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
 
 // ---- the owner ----
 static bool store(struct engine *engine, struct op *op, struct plan_range range, const uint8_t *codes) {
-    const struct wire_fingerprint *what = &op->args.fingerprint;
+    int dtype = op->args.fingerprint.dtype;
     size_t count = range.end - range.begin;
-    if (!quant_decode(what->dtype, what->quantised_dtype, what->algorithm, mover_shared(engine)->wide_input, codes,
-                      count))
-        return false;
+    if (!codec_decode(codec_of(op), dtype, mover_shared(engine)->wide_input, codes, count)) return false;
     uint64_t at = range.begin * op->element;
     if (!mover_save(op, at, count * op->element)) return false;
     uint8_t *landing = mover_landing(op, at, count * op->element);
     if (landing == NULL) return false;
-    quant_narrow(what->dtype, landing, mover_shared(engine)->wide_input, count);
+    codec_narrow(dtype, landing, mover_shared(engine)->wide_input, count);
     mover_land(op, at, landing, count * op->element);
     return true;
 }
@@ -235,19 +235,20 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
     const struct book_epoch *now = mover_epoch(engine);
     struct sharded *s = op->work;
     const struct wire_fingerprint *what = &op->args.fingerprint;
+    const struct kernels *kernels = kernels_get();
+    int wide = codec_wide(what->dtype);
+    void *sum = mover_shared(engine)->wide, *input = mover_shared(engine)->wide_input;
     struct slot *slot = &s->slots[index % s->window];
     struct plan_range range = block_range(engine, op, now->rank, index);
     size_t count = range.end - range.begin;
     for (uint32_t rank = 0; rank < now->count; rank++) {
-        void *to = rank == 0 ? mover_shared(engine)->wide : mover_shared(engine)->wide_input;
+        void *to = rank == 0 ? sum : input;
         bool got = rank == now->rank ? widen_input(op, range, to)
-                                     : quant_decode(what->dtype, what->quantised_dtype, what->algorithm, to,
-                                                    slot->inputs[rank]->bytes, count);
+                                     : codec_decode(codec_of(op), what->dtype, to, slot->inputs[rank]->bytes, count);
         if (!got) return false;
-        if (rank > 0)
-            quant_reduce(what->dtype, what->op, mover_shared(engine)->wide, mover_shared(engine)->wide_input, count);
+        if (rank > 0) kernels->reduce[what->op][wide](sum, sum, input, count);
     }
-    if (what->op == pcclAvg) quant_divide(what->dtype, mover_shared(engine)->wide, count, now->count);
+    if (what->op == pcclAvg) kernels->divide[wide](sum, count, now->count);
 
     engine_lock(engine);
     for (uint32_t rank = 0; rank < now->count; rank++) {
@@ -257,7 +258,7 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
     struct block *result = block_new(engine, encoded_bytes(op, range));
     engine_unlock(engine);
     if (result == NULL) return false;
-    quant_encode(what->dtype, what->quantised_dtype, what->algorithm, result->bytes, mover_shared(engine)->wide, count);
+    codec_encode(codec_of(op), what->dtype, result->bytes, sum, count);
     if (!store(engine, op, range, result->bytes)) {
         engine_lock(engine);
         block_put(engine, result);

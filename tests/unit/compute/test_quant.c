@@ -3,32 +3,42 @@
 #define _GNU_SOURCE
 #include "check.h"
 
+#include "compute/codec.h"
 #include "compute/float16.h"
 #include "compute/kernels.h"
-#include "compute/quant.h"
 #include "compute/quant_levels.h"
 
 #include <float.h>
 #include <math.h>
 #include <pccl.h>
 
-enum { MAX_COUNT = QUANT_BLOCK, COMBINATIONS = 4 * (6 + 4) };
+enum { HEAD_BYTES = 32, MAX_COUNT = CODEC_PIECE, COMBINATIONS = 4 * (6 + 4) };
 
 static const int sources[] = {pcclFloat16, pcclBFloat16, pcclFloat, pcclDouble};
 static const int codes[] = {pcclUint8, pcclInt8, pcclUint16, pcclInt16, pcclUint32, pcclUint64};
 static const int algorithms[] = {pcclQuantMinMax, pcclQuantZeroPointScale};
 
-// Odd addresses: nothing in quant.h asks for alignment.
+// Odd addresses: nothing in codec.h asks for alignment.
 static uint8_t wide_memory[MAX_COUNT * 8 + 1], back_memory[MAX_COUNT * 8 + 1],
-    code_memory[QUANT_META_BYTES + MAX_COUNT * 8 + 1];
+    code_memory[HEAD_BYTES + MAX_COUNT * 8 + 1];
 static uint8_t *const wide = wide_memory + 1, *const back = back_memory + 1, *const encoded = code_memory + 1;
+
+static bool supported(int dtype, int quantised, int algorithm) {
+    return codec_of_options(dtype, quantised, algorithm) != CODEC_RAW;
+}
+
+static const struct codec *codec_of(int dtype, int quantised, int algorithm) {
+    return codec_find(codec_of_options(dtype, quantised, algorithm));
+}
+
+static size_t wide_size(int dtype) { return dtype_size(codec_wide(dtype)); }
 
 #define FOR_COMBINATIONS(dtype, quantised, algorithm) \
     for (size_t d_ = 0; d_ < 4; d_++) \
         for (size_t q_ = 0; q_ < 6; q_++) \
             for (size_t a_ = 0; a_ < 2; a_++) \
                 for (int dtype = sources[d_], quantised = codes[q_], algorithm = algorithms[a_], once_ = 1; \
-                     once_ && quant_supported(dtype, quantised, algorithm); once_ = 0)
+                     once_ && supported(dtype, quantised, algorithm); once_ = 0)
 
 static const char *algorithm_name(int algorithm) { return algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale"; }
 
@@ -48,29 +58,28 @@ static void put(int dtype, uint8_t *values, size_t i, double value) {
 }
 
 static bool roundtrip(int dtype, int quantised, int algorithm, size_t count) {
-    quant_encode(dtype, quantised, algorithm, encoded, wide, count);
-    return quant_decode(dtype, quantised, algorithm, back, encoded, count);
+    quant_encode(codec_of(dtype, quantised, algorithm), dtype, encoded, wide, count);
+    return quant_decode(codec_of(dtype, quantised, algorithm), dtype, back, encoded, count);
 }
 
 static void test_supported(void) {
     size_t allowed = 0;
     for (int dtype = -1; dtype <= KERNEL_DTYPES; dtype++)
         for (int quantised = -1; quantised <= KERNEL_DTYPES; quantised++)
-            for (int algorithm = -1; algorithm <= 3; algorithm++)
-                allowed += quant_supported(dtype, quantised, algorithm);
+            for (int algorithm = -1; algorithm <= 3; algorithm++) allowed += supported(dtype, quantised, algorithm);
     check_case("supported");
     CHECK_EQ(allowed, COMBINATIONS);
-    CHECK(quant_supported(pcclFloat, pcclUint8, pcclQuantMinMax));
-    CHECK(quant_supported(pcclDouble, pcclInt16, pcclQuantZeroPointScale));
-    CHECK(quant_supported(pcclBFloat16, pcclUint64, pcclQuantMinMax));
-    CHECK(!quant_supported(pcclBFloat16, pcclUint64, pcclQuantZeroPointScale));
-    CHECK(!quant_supported(pcclFloat, pcclInt32, pcclQuantMinMax));
-    CHECK(!quant_supported(pcclFloat, pcclUint8, pcclQuantNone));
-    CHECK(!quant_supported(pcclInt32, pcclUint8, pcclQuantMinMax));
-    CHECK(!quant_supported(pcclFloat, pcclFloat, pcclQuantMinMax));
-    CHECK_EQ(quant_encoded_bytes(pcclUint16, 10), QUANT_META_BYTES + 20);
-    CHECK_EQ(quant_wide_size(pcclBFloat16), 4);
-    CHECK_EQ(quant_wide_size(pcclDouble), 8);
+    CHECK(supported(pcclFloat, pcclUint8, pcclQuantMinMax));
+    CHECK(supported(pcclDouble, pcclInt16, pcclQuantZeroPointScale));
+    CHECK(supported(pcclBFloat16, pcclUint64, pcclQuantMinMax));
+    CHECK(!supported(pcclBFloat16, pcclUint64, pcclQuantZeroPointScale));
+    CHECK(!supported(pcclFloat, pcclInt32, pcclQuantMinMax));
+    CHECK(!supported(pcclFloat, pcclUint8, pcclQuantNone));
+    CHECK(!supported(pcclInt32, pcclUint8, pcclQuantMinMax));
+    CHECK(!supported(pcclFloat, pcclFloat, pcclQuantMinMax));
+    CHECK_EQ(quant_bytes(codec_of(pcclFloat, pcclUint16, pcclQuantMinMax), pcclFloat, 10), HEAD_BYTES + 20);
+    CHECK_EQ(wide_size(pcclBFloat16), 4);
+    CHECK_EQ(wide_size(pcclDouble), 8);
 }
 
 // In bits of the wide type.
@@ -85,7 +94,7 @@ static const size_t constant_counts[] = {0, 1, 2, 7, 33, 64, 1000};
 
 static void test_constants(void) {
     FOR_COMBINATIONS(dtype, quantised, algorithm) {
-        size_t size = quant_wide_size(dtype);
+        size_t size = wide_size(dtype);
         size_t rows = size == 8 ? sizeof double_constants / sizeof *double_constants
                                 : sizeof float_constants / sizeof *float_constants;
         for (size_t row = 0; row < rows; row++) {
@@ -115,21 +124,22 @@ static void test_constant_peers(void) {
                 uint8_t input[COUNT * 8], plain[COUNT * 8], got[COUNT * 8], sum[COUNT * 8];
                 for (int peer = 0; peer < PEERS; peer++) {
                     for (size_t i = 0; i < COUNT; i++) put(dtype, wide, i, rows[row][peer]);
-                    quant_narrow(dtype, input, wide, COUNT);
-                    quant_widen(dtype, wide, input, COUNT);
+                    codec_narrow(dtype, input, wide, COUNT);
+                    codec_widen(dtype, wide, input, COUNT);
                     roundtrip(dtype, quantised, algorithm, COUNT);
                     if (peer == 0) {
                         memcpy(plain, input, sizeof plain), memcpy(sum, back, sizeof sum);
                         continue;
                     }
                     kernels_get()->reduce[op][dtype](plain, plain, input, COUNT);
-                    quant_reduce(dtype, op, sum, back, COUNT);
+                    kernels_get()->reduce[op][codec_wide(dtype)](sum, sum, back, COUNT);
                 }
                 if (op == pcclAvg)
-                    kernels_get()->divide[dtype](plain, COUNT, PEERS), quant_divide(dtype, sum, COUNT, PEERS);
-                memcpy(wide, sum, COUNT * quant_wide_size(dtype));
+                    kernels_get()->divide[dtype](plain, COUNT, PEERS),
+                        kernels_get()->divide[codec_wide(dtype)](sum, COUNT, PEERS);
+                memcpy(wide, sum, COUNT * wide_size(dtype));
                 roundtrip(dtype, quantised, algorithm, COUNT);
-                quant_narrow(dtype, got, back, COUNT);
+                codec_narrow(dtype, got, back, COUNT);
                 check_case("peers row %zu %s, %s in %s by %s", row, red_op_name(op), dtype_name(dtype),
                            dtype_name(quantised), algorithm_name(algorithm));
                 CHECK_MEM(got, plain, COUNT * dtype_size(dtype));
@@ -235,7 +245,7 @@ static void test_edge_of_float16(void) {
             uint16_t halves[2];
             memcpy(wide, rows[row], sizeof rows[row]);
             CHECK(roundtrip(pcclFloat16, pcclInt8, algorithms[a], 2));
-            quant_narrow(pcclFloat16, halves, back, 2);
+            codec_narrow(pcclFloat16, halves, back, 2);
             check_case("edge of float16 row %zu by %s", row, algorithm_name(algorithms[a]));
             CHECK((halves[0] & 0x7FFF) < 0x7C00);
             CHECK((halves[1] & 0x7FFF) < 0x7C00);
@@ -295,10 +305,10 @@ static void test_malformed(void) {
     };
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
         for (size_t i = 0; i < 100; i++) put(pcclFloat, wide, i, (double)i);
-        quant_encode(pcclFloat, pcclUint8, pcclQuantMinMax, encoded, wide, 100);
+        quant_encode(codec_of(pcclFloat, pcclUint8, pcclQuantMinMax), pcclFloat, encoded, wide, 100);
         memcpy(encoded + rows[row].offset, &rows[row].value, rows[row].bytes);
         check_case("malformed: %s", rows[row].name);
-        CHECK(!quant_decode(pcclFloat, pcclUint8, pcclQuantMinMax, back, encoded, 100));
+        CHECK(!quant_decode(codec_of(pcclFloat, pcclUint8, pcclQuantMinMax), pcclFloat, back, encoded, 100));
     }
 }
 
@@ -308,17 +318,16 @@ static void test_fuzz(uint64_t seed) {
     enum { COUNT = 9, ROUNDS = 3000 };
     size_t decoded = 0;
     FOR_COMBINATIONS(dtype, quantised, algorithm) {
-        size_t bytes = quant_encoded_bytes(quantised, COUNT);
+        size_t bytes = quant_bytes(codec_of(dtype, quantised, algorithm), dtype, COUNT);
         for (int round = 0; round < ROUNDS; round++) {
             for (size_t i = 0; i < COUNT; i++) put(dtype, wide, i, uniform(&seed) - 0.5);
-            quant_encode(dtype, quantised, algorithm, encoded, wide, COUNT);
+            quant_encode(codec_of(dtype, quantised, algorithm), dtype, encoded, wide, COUNT);
             if (round % 3 == 0)
                 for (size_t i = 0; i < bytes; i++) encoded[i] = (uint8_t)check_random(&seed);
             else
                 for (int k = round % 5; k >= 0; k--)
-                    encoded[check_random(&seed) % (round % 2 ? bytes : QUANT_META_BYTES)] =
-                        (uint8_t)check_random(&seed);
-            if (!quant_decode(dtype, quantised, algorithm, back, encoded, COUNT)) continue;
+                    encoded[check_random(&seed) % (round % 2 ? bytes : HEAD_BYTES)] = (uint8_t)check_random(&seed);
+            if (!quant_decode(codec_of(dtype, quantised, algorithm), dtype, back, encoded, COUNT)) continue;
             decoded++;
             if (quantised == pcclUint64 || encoded[0] == 4) continue;
             for (size_t i = 0; i < COUNT; i++) CHECK(isfinite(get(dtype, back, i)));

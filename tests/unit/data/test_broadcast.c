@@ -5,9 +5,10 @@
 enum { TAG = 5 };
 
 static struct call_args broadcast_of(struct world *world, uint32_t root, const void *send, void *recv, uint64_t count) {
-    struct call_args reduce = reduce_of(send, recv, TAG, count, PLAN_OP_BROADCAST, 0, 0);
+    struct call_args reduce = reduce_of(send, recv, TAG, count, 0, CODEC_RAW);
     reduce.root = world->sides[root].id;
-    reduce.fingerprint.quantised_dtype = reduce.root.bytes[0];
+    reduce.fingerprint.kind = PLAN_BROADCAST;
+    reduce.fingerprint.root = plan_root(&reduce.root);
     return reduce;
 }
 

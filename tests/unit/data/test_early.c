@@ -87,7 +87,7 @@ static void test_any_order(uint32_t peers, uint32_t ops, uint64_t count) {
             uint32_t tag = i == 0 ? n : i == 1 ? ops - 1 - n : (n * 7 + i) % ops;
             float *data = values + ((uint64_t)i * ops + tag) * count;
             for (uint64_t k = 0; k < count; k++) data[k] = input(i, k) + (float)tag;
-            struct call_args reduce = reduce_of(data, data, tag, count, pcclSum, 0, 0);
+            struct call_args reduce = reduce_of(data, data, tag, count, pcclSum, CODEC_RAW);
             CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
             for (uint32_t j = 0; j < peers; j++)
                 CHECK(held_bytes(world->sides[j].engine) <= (uint64_t)(peers - 1) * EARLY_BYTES);
@@ -130,7 +130,7 @@ static void test_full_window(uint32_t peers) {
         for (uint32_t tag = begin; tag < end; tag++) {
             float *data = values + ((uint64_t)i * (FULL + 1) + tag) * COUNT;
             for (uint64_t k = 0; k < COUNT; k++) data[k] = input(i, k) + (float)tag;
-            struct call_args reduce = reduce_of(data, data, tag, COUNT, pcclSum, 0, 0);
+            struct call_args reduce = reduce_of(data, data, tag, COUNT, pcclSum, CODEC_RAW);
             CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
         }
         if (turn + 2 != 2 * peers) continue; // else all have posted the op that the last one waits for

@@ -17,7 +17,7 @@ static void test_sum(uint32_t peers, uint32_t lanes, uint64_t count, bool in_pla
         for (uint32_t i = 0; i < peers; i++) {
             if (in_place)
                 for (uint64_t k = 0; k < count; k++) send[i][k] = input(i, k);
-            struct call_args reduce = reduce_of(send[i], recv[i], 5, count, op, 0, 0);
+            struct call_args reduce = reduce_of(send[i], recv[i], 5, count, op, CODEC_RAW);
             CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
             CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_TAG_LIVE);
         }
@@ -46,13 +46,13 @@ static void test_sum(uint32_t peers, uint32_t lanes, uint64_t count, bool in_pla
     }
 }
 
-static void test_quantised(uint32_t peers, uint64_t count, int quantised, int algorithm, bool in_place) {
+static void test_quantised(uint32_t peers, uint64_t count, enum codec_id codec, bool in_place) {
     struct world *world = world_new(peers, 3);
     float *send[PEERS_MAX], *recv[PEERS_MAX];
     for (uint32_t i = 0; i < peers; i++) {
         send[i] = filled(i, count);
         recv[i] = in_place ? send[i] : calloc(count + 1, sizeof(float));
-        struct call_args reduce = reduce_of(send[i], recv[i], 9, count, pcclSum, quantised, algorithm);
+        struct call_args reduce = reduce_of(send[i], recv[i], 9, count, pcclSum, codec);
         CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
     }
     for (uint32_t i = 0; i < peers; i++) {
@@ -92,7 +92,7 @@ static void test_many(void) {
         for (uint32_t i = 0; i < PEERS; i++)
             for (uint32_t k = 0; k < TAGS; k++) {
                 uint32_t t = i == 0 ? k : i == 1 ? TAGS - 1 - k : (k * 7 + 3) % TAGS;
-                struct call_args reduce = reduce_of(send[i][t], recv[i][t], t, sizes[t % 5], pcclSum, 0, 0);
+                struct call_args reduce = reduce_of(send[i][t], recv[i][t], t, sizes[t % 5], pcclSum, CODEC_RAW);
                 CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
             }
         for (uint32_t i = 0; i < PEERS; i++)
@@ -121,7 +121,7 @@ static void test_loss(uint64_t count, bool in_place) {
     }
     uint64_t adopted = world->epoch;
     for (uint32_t i = 0; i < 2; i++) {
-        struct call_args reduce = reduce_of(send[i], recv[i], 1, count, pcclSum, 0, 0);
+        struct call_args reduce = reduce_of(send[i], recv[i], 1, count, pcclSum, CODEC_RAW);
         CHECK(engine_post(world->sides[i].engine, &reduce, adopted) == CALL_OK);
     }
     usleep(20000);
@@ -139,7 +139,7 @@ static void test_loss(uint64_t count, bool in_place) {
         uint64_t wrong = 0;
         for (uint64_t k = 0; k < count; k++) wrong += send[i][k] != input(i, k);
         CHECK(wrong == 0);
-        struct call_args reduce = reduce_of(send[i], recv[i], 2, count, pcclSum, 0, 0);
+        struct call_args reduce = reduce_of(send[i], recv[i], 2, count, pcclSum, CODEC_RAW);
         CHECK(engine_post(world->sides[i].engine, &reduce, adopted) == CALL_OK); // still counts on three
         engine_wait(world->sides[i].engine, 2, INT64_MAX, &outcome);
         CHECK(outcome.result == CALL_LOST && outcome.epoch == world->epoch);
@@ -172,7 +172,7 @@ static void test_relink(void) {
         for (uint32_t i = 0; i < PEERS; i++)
             for (uint32_t t = 0; t < TAGS; t++) {
                 for (uint64_t k = 0; k < sizes[t % 4]; k++) data[i][t][k] = input(i + t, k);
-                struct call_args reduce = reduce_of(data[i][t], data[i][t], t, sizes[t % 4], pcclSum, 0, 0);
+                struct call_args reduce = reduce_of(data[i][t], data[i][t], t, sizes[t % 4], pcclSum, CODEC_RAW);
                 CHECK(engine_post(world->sides[i].engine, &reduce, adopted) == CALL_OK);
                 if (i == (uint32_t)round % PEERS && t == (uint32_t)round % TAGS) {
                     enter(world, false);
@@ -226,7 +226,8 @@ static struct wire_mismatch wait_mismatch(struct world *world) {
 static void test_mismatch(uint64_t count_a, uint64_t count_b) {
     struct world *world = world_new(2, 1);
     float *a = filled(0, count_a), *b = filled(1, count_b);
-    struct call_args ra = reduce_of(a, a, 3, count_a, pcclSum, 0, 0), rb = reduce_of(b, b, 3, count_b, pcclSum, 0, 0);
+    struct call_args ra = reduce_of(a, a, 3, count_a, pcclSum, CODEC_RAW),
+                     rb = reduce_of(b, b, 3, count_b, pcclSum, CODEC_RAW);
     CHECK(engine_post(world->sides[0].engine, &ra, world->epoch) == CALL_OK);
     CHECK(engine_post(world->sides[1].engine, &rb, world->epoch) == CALL_OK);
     struct wire_mismatch seen = wait_mismatch(world);
@@ -304,8 +305,8 @@ static void reduced_free(struct reduced *r) {
 
 static void post(struct world *world, const struct reduced *r, uint32_t side, bool retry, uint64_t tag,
                  uint64_t adopted) {
-    struct call_args reduce = reduce_of(r->send[side], r->recv[side], tag, r->count, r->op,
-                                        r->quantised ? pcclUint8 : 0, r->quantised ? pcclQuantMinMax : 0);
+    struct call_args reduce =
+        reduce_of(r->send[side], r->recv[side], tag, r->count, r->op, r->quantised ? CODEC_MINMAX_UINT8 : CODEC_RAW);
     reduce.retry = reduce.tell = retry;
     CHECK(engine_post(world->sides[side].engine, &reduce, adopted) == CALL_OK);
 }
@@ -391,7 +392,7 @@ static void test_retry_loss(uint64_t count, int64_t commits, int op, bool in_pla
     CHECK(full >= (uint64_t)commits * SEGMENT);
     // The tag is free again, and an op that counts on three is still told of the loss.
     uint32_t left = commits % 3 == 0 ? 1 : 0;
-    struct call_args plain = reduce_of(r.send[left], r.recv[left], 5, count, op, 0, 0);
+    struct call_args plain = reduce_of(r.send[left], r.recv[left], 5, count, op, CODEC_RAW);
     struct call_outcome outcome;
     CHECK(engine_post(world->sides[left].engine, &plain, adopted) == CALL_OK);
     take(world, left, 5, &outcome);
@@ -592,7 +593,7 @@ static void test_retry_open_is_not_committed(bool in_place) {
 static void test_retry_limit(void) {
     struct world *world = world_new(2, 1);
     struct reduced r = reduced_new(2, 4 * SEGMENT, pcclSum, false, false);
-    struct call_args reduce = reduce_of(r.send[0], r.recv[0], 0, r.count, pcclSum, 0, 0);
+    struct call_args reduce = reduce_of(r.send[0], r.recv[0], 0, r.count, pcclSum, CODEC_RAW);
     reduce.retry = true;
     uint64_t posted = 0;
     while (engine_post(world->sides[0].engine, &reduce, world->epoch) == CALL_OK) reduce.tag = ++posted;
@@ -630,7 +631,7 @@ static void test_retry(void) {
 static void test_stop_with_live_ops(void) {
     struct world *world = world_new(2, 1);
     float *a = filled(0, 500000);
-    struct call_args reduce = reduce_of(a, a, 3, 500000, pcclSum, 0, 0);
+    struct call_args reduce = reduce_of(a, a, 3, 500000, pcclSum, CODEC_RAW);
     CHECK(engine_post(world->sides[0].engine, &reduce, world->epoch) == CALL_OK);
     struct call_outcome outcome;
     engine_wait(world->sides[0].engine, 3, platform_now_ns() + 20 * MS_NS, &outcome);
@@ -651,7 +652,7 @@ static void test_failed(void) {
     struct world *world = world_new(2, 1);
     struct side *side = &world->sides[0];
     float *a = filled(0, 500000);
-    struct call_args reduce = reduce_of(a, a, 3, 500000, pcclSum, 0, 0);
+    struct call_args reduce = reduce_of(a, a, 3, 500000, pcclSum, CODEC_RAW);
     CHECK(engine_post(side->engine, &reduce, world->epoch) == CALL_OK);
     FILE *unwatchable = tmpfile();
     REQUIRE(unwatchable != NULL);
@@ -678,9 +679,9 @@ static void test_all(void) {
         test_sum(3, 3, 333333, in_place, pcclSum);
         test_sum(4, 1, 100003, in_place, pcclAvg);
         test_sum(5, 2, 300007, in_place, pcclSum);
-        test_quantised(2, 300000, pcclUint8, pcclQuantMinMax, in_place);
-        test_quantised(4, 1000001, pcclUint8, pcclQuantMinMax, in_place);
-        test_quantised(3, 5, pcclInt8, pcclQuantZeroPointScale, in_place);
+        test_quantised(2, 300000, CODEC_MINMAX_UINT8, in_place);
+        test_quantised(4, 1000001, CODEC_MINMAX_UINT8, in_place);
+        test_quantised(3, 5, CODEC_ZERO_INT8, in_place);
         test_loss(100, in_place);
         test_loss(400000, in_place);
     }

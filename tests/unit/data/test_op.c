@@ -49,7 +49,7 @@ static void set_counter(struct engine *engine, uint64_t tag, uint32_t next) {
 static uint32_t slot_of(uint64_t tag) { return (uint32_t)((tag * UINT64_C(0x9E3779B97F4A7C15)) >> 32) & 63; }
 
 static enum call_result reduce_one(struct world *world, uint32_t side, uint64_t tag, float *value) {
-    struct call_args reduce = reduce_of(value, value, tag, 1, pcclSum, 0, 0);
+    struct call_args reduce = reduce_of(value, value, tag, 1, pcclSum, CODEC_RAW);
     CHECK(engine_post(world->sides[side].engine, &reduce, world->epoch) == CALL_OK);
     struct call_outcome outcome;
     engine_wait(world->sides[side].engine, tag, 0, &outcome);

@@ -138,9 +138,8 @@ static void post_all(struct trial *t) {
             if (!t->world->sides[side].alive) continue;
             if (!t->in_place) fill(call->recv, t->way->count, -1); // what is there already is no result
             fill(call->send, t->way->count, value_of(side, tag));
-            struct call_args reduce =
-                reduce_of(call->send, call->recv, tag, t->way->count, pcclSum, t->way->quantised ? pcclUint8 : 0,
-                          t->way->quantised ? pcclQuantMinMax : 0);
+            struct call_args reduce = reduce_of(call->send, call->recv, tag, t->way->count, pcclSum,
+                                                t->way->quantised ? CODEC_MINMAX_UINT8 : CODEC_RAW);
             reduce.retry = reduce.tell = t->way->retry;
             enum call_result result;
             AS(&t->world->sides[side], result = engine_post(t->world->sides[side].engine, &reduce, t->world->epoch));

@@ -29,8 +29,9 @@ static struct wire_address random_address(void) {
 }
 
 static struct wire_fingerprint random_fingerprint(void) {
-    return (struct wire_fingerprint){check_random(&seed), (uint8_t)below(256), (uint8_t)below(256),
-                                     (uint8_t)below(256), (uint8_t)below(256), (uint8_t)below(256)};
+    return (struct wire_fingerprint){check_random(&seed), (uint32_t)check_random(&seed), (uint8_t)below(256),
+                                     (uint8_t)below(256), (uint8_t)below(256),           (uint8_t)below(256),
+                                     (uint8_t)below(256)};
 }
 
 static struct wire_op_name random_name(void) {
@@ -664,7 +665,7 @@ static void test_headers(void) {
 static void test_values(void) {
     check_case("values");
     struct wire_op in = {.tag = 1,
-                         .fingerprint = {2, 3, 4, 5, 6, 7},
+                         .fingerprint = {2, 3, 4, 5, 6, 7, 14},
                          .shard = 8,
                          .hop = 9,
                          .segment = 10,

@@ -1,0 +1,120 @@
+#include "compute/codec.h"
+
+#include "compute/kernels.h"
+#include "compute/quant_levels.h"
+
+#include <pccl.h>
+#include <string.h>
+
+// ---- wide elements ----
+int codec_wide(int dtype) { return dtype == pcclFloat16 || dtype == pcclBFloat16 ? pcclFloat : dtype; }
+
+void codec_widen(int dtype, void *wide, const void *src, size_t count) {
+    const struct quant_loops *loops = kernels_get()->quant;
+    if (dtype == pcclFloat16)
+        loops->widen_f16(wide, src, count);
+    else if (dtype == pcclBFloat16)
+        loops->widen_bf16(wide, src, count);
+    else if (count > 0)
+        memmove(wide, src, count * dtype_size(dtype));
+}
+
+void codec_narrow(int dtype, void *dst, const void *wide, size_t count) {
+    const struct quant_loops *loops = kernels_get()->quant;
+    if (dtype == pcclFloat16)
+        loops->narrow_f16(dst, wide, count);
+    else if (dtype == pcclBFloat16)
+        loops->narrow_bf16(dst, wide, count);
+    else if (count > 0)
+        memmove(dst, wide, count * dtype_size(dtype));
+}
+
+// ---- RAW ----
+static bool raw_takes(int dtype) { return dtype_size(dtype) > 0; }
+
+static size_t raw_bytes(const struct codec *codec, int dtype, size_t count) {
+    (void)codec;
+    return count * dtype_size(dtype);
+}
+
+static void raw_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count) {
+    (void)codec;
+    codec_narrow(dtype, out, wide, count);
+}
+
+static bool raw_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
+    (void)codec;
+    codec_widen(dtype, wide, in, count);
+    return true;
+}
+
+// ---- the table ----
+#define QUANT(text, dtype, by) \
+    &(const struct codec){ \
+        .name = text, \
+        .quantised = dtype, \
+        .algorithm = by, \
+        .block = CODEC_PIECE, \
+        .takes = quant_takes, \
+        .bytes = quant_bytes, \
+        .encode = quant_encode, \
+        .decode = quant_decode, \
+    }
+
+static const struct codec *const codecs[CODECS] = {
+    [CODEC_RAW] = &(const struct codec){.name = "raw",
+                                        .block = CODEC_PIECE,
+                                        .takes = raw_takes,
+                                        .bytes = raw_bytes,
+                                        .encode = raw_encode,
+                                        .decode = raw_decode},
+    [CODEC_MINMAX_UINT8] = QUANT("uint8 by min-max", pcclUint8, pcclQuantMinMax),
+    [CODEC_MINMAX_INT8] = QUANT("int8 by min-max", pcclInt8, pcclQuantMinMax),
+    [CODEC_MINMAX_UINT16] = QUANT("uint16 by min-max", pcclUint16, pcclQuantMinMax),
+    [CODEC_MINMAX_INT16] = QUANT("int16 by min-max", pcclInt16, pcclQuantMinMax),
+    [CODEC_MINMAX_UINT32] = QUANT("uint32 by min-max", pcclUint32, pcclQuantMinMax),
+    [CODEC_MINMAX_UINT64] = QUANT("uint64 by min-max", pcclUint64, pcclQuantMinMax),
+    [CODEC_ZERO_UINT8] = QUANT("uint8 by zero-point-scale", pcclUint8, pcclQuantZeroPointScale),
+    [CODEC_ZERO_INT8] = QUANT("int8 by zero-point-scale", pcclInt8, pcclQuantZeroPointScale),
+    [CODEC_ZERO_UINT16] = QUANT("uint16 by zero-point-scale", pcclUint16, pcclQuantZeroPointScale),
+    [CODEC_ZERO_INT16] = QUANT("int16 by zero-point-scale", pcclInt16, pcclQuantZeroPointScale),
+};
+
+const struct codec *codec_find(uint8_t id) { return id < CODECS ? codecs[id] : NULL; }
+
+uint8_t codec_of_options(int dtype, int quantised_dtype, int algorithm) {
+    for (uint8_t id = CODEC_RAW + 1; id < CODECS; id++)
+        if (codecs[id]->quantised == quantised_dtype && codecs[id]->algorithm == algorithm && codecs[id]->takes(dtype))
+            return id;
+    return CODEC_RAW;
+}
+
+// ---- many blocks ----
+size_t codec_bytes(const struct codec *codec, int dtype, size_t count) {
+    size_t rest = count % codec->block;
+    return count / codec->block * codec->bytes(codec, dtype, codec->block) +
+           (rest == 0 ? 0 : codec->bytes(codec, dtype, rest));
+}
+
+void codec_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count) {
+    const uint8_t *from = wide;
+    for (size_t size = dtype_size(codec_wide(dtype)); count > 0;) {
+        size_t now = count < codec->block ? count : codec->block;
+        codec->encode(codec, dtype, out, from, now);
+        out += codec->bytes(codec, dtype, now);
+        from += now * size;
+        count -= now;
+    }
+}
+
+bool codec_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
+    uint8_t *to = wide;
+    for (size_t size = dtype_size(codec_wide(dtype)); count > 0;) {
+        size_t now = count < codec->block ? count : codec->block;
+        if (!codec->decode(codec, dtype, to, in, now)) return false;
+        in += codec->bytes(codec, dtype, now);
+        to += now * size;
+        count -= now;
+    }
+    return true;
+}

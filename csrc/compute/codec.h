@@ -1,0 +1,68 @@
+// How the elements of an op are written for their way: a codec for each id, which members agree on. RAW writes them as
+// they lie in memory, the others quantise them. Pure.
+//
+// A codec writes block after block of `block` elements, each by itself; the last one may be shorter. How long that is,
+// it alone says: the bytes of an element need not be a whole number. Members take the same arguments to the same bits.
+//
+// What is between memory and a codec is wide: float for float16, bfloat16 and float, every other type as it is.
+#ifndef PCCL_COMPUTE_CODEC_H
+#define PCCL_COMPUTE_CODEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum codec_id {
+    CODEC_RAW,
+    CODEC_MINMAX_UINT8,
+    CODEC_MINMAX_INT8,
+    CODEC_MINMAX_UINT16,
+    CODEC_MINMAX_INT16,
+    CODEC_MINMAX_UINT32,
+    CODEC_MINMAX_UINT64,
+    CODEC_ZERO_UINT8,
+    CODEC_ZERO_INT8,
+    CODEC_ZERO_UINT16,
+    CODEC_ZERO_INT16,
+    CODECS,
+};
+
+// Elements that travel in one frame; a multiple of every codec's `block`. Written, they fit a frame.
+enum { CODEC_PIECE = 65536 };
+
+struct codec {
+    const char *name;             // in texts, after "quantised to"
+    uint8_t quantised, algorithm; // the options that ask for it: pcclDataType_t, pcclQuantizationAlgorithm_t
+    uint32_t block;
+    bool (*takes)(int dtype); // of these elements
+    // Of one block of `count` <= `block` elements, at any address:
+    size_t (*bytes)(const struct codec *codec, int dtype, size_t count);
+    void (*encode)(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count);
+    // False: malformed. There are as many bytes as `bytes` says.
+    bool (*decode)(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
+};
+
+// NULL: there is none of this id.
+const struct codec *codec_find(uint8_t id);
+// The one that these options of a reduce ask for; CODEC_RAW: none.
+uint8_t codec_of_options(int dtype, int quantised_dtype, int algorithm);
+
+// Of any number of elements from the beginning of a block on.
+size_t codec_bytes(const struct codec *codec, int dtype, size_t count);
+void codec_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count);
+bool codec_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
+
+int codec_wide(int dtype); // the type of the wide elements
+// wide[i] = src[i]
+void codec_widen(int dtype, void *wide, const void *src, size_t count);
+// dst[i] = wide[i], rounded to nearest even
+void codec_narrow(int dtype, void *dst, const void *wide, size_t count);
+
+// ---- what the table of codec.c consists of, each in a file of its own ----
+// quant.c: all that have a quantised type and an algorithm.
+bool quant_takes(int dtype);
+size_t quant_bytes(const struct codec *codec, int dtype, size_t count);
+void quant_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count);
+bool quant_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
+
+#endif
