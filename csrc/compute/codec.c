@@ -1,7 +1,7 @@
 #include "compute/codec.h"
 
 #include "compute/kernels.h"
-#include "compute/quant_levels.h"
+#include "compute/kernels_levels.h"
 
 #include <pccl.h>
 #include <string.h>

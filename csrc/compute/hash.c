@@ -1,6 +1,6 @@
 #include "compute/hash.h"
 
-#include "compute/hash_levels.h"
+#include "compute/kernels_levels.h"
 #include "compute/kernels.h"
 
 #include <string.h>

@@ -3,7 +3,7 @@
 #ifndef PCCL_COMPUTE_HASH_LOOP_H
 #define PCCL_COMPUTE_HASH_LOOP_H
 
-#include "compute/hash_levels.h"
+#include "compute/kernels_levels.h"
 
 #include <string.h>
 

@@ -1,5 +1,6 @@
-// What the files of the single instruction sets share. Each gives its table, or NULL when it was compiled for a machine
-// or with flags that lack the instruction set; whether this machine has it is kernels.c's to know.
+// Between kernels.c, codec.c, quant.c and hash.c and the files of the single instruction sets. Each of these gives its
+// table, or NULL when it was compiled for a machine or with flags that lack the instruction set; whether this machine
+// has it is kernels.c's to know.
 #ifndef PCCL_COMPUTE_KERNELS_LEVELS_H
 #define PCCL_COMPUTE_KERNELS_LEVELS_H
 
@@ -12,7 +13,7 @@ const struct kernels *kernels_avx2(void);
 const struct kernels *kernels_avx512(void);
 const struct kernels *kernels_neon(void);
 
-// Caller's tensors may lie at any address.
+// ---- memory: caller's tensors may lie at any address ----
 typedef uint8_t any_u8 __attribute__((may_alias));
 typedef int8_t any_i8 __attribute__((may_alias));
 typedef uint16_t any_u16 __attribute__((aligned(1), may_alias));
@@ -28,5 +29,61 @@ typedef double any_f64 __attribute__((aligned(1), may_alias));
 
 // dst is a, is b, or overlaps neither: no iteration reads what another one wrote.
 #define INDEPENDENT _Pragma("GCC ivdep")
+
+// ---- vectors ----
+// From the machine's names of its vectors of float and double. All are of the same size, and two make a step.
+#define VECTORS(of_float, of_double) \
+    typedef of_float f32_vector; \
+    typedef of_double f64_vector; \
+    typedef uint32_t u32_vector __attribute__((vector_size(sizeof(f32_vector)))); \
+    typedef uint64_t u64_vector __attribute__((vector_size(sizeof(f32_vector)))); \
+    typedef f32_vector any_f32_vector __attribute__((aligned(1), may_alias)); \
+    typedef f64_vector any_f64_vector __attribute__((aligned(1), may_alias)); \
+    typedef u32_vector any_u32_vector __attribute__((aligned(1), may_alias)); \
+    typedef u64_vector any_u64_vector __attribute__((aligned(1), may_alias)); \
+    struct f32_pair { \
+        f32_vector a, b; \
+    }; \
+    struct f64_pair { \
+        f64_vector a, b; \
+    }
+
+// ---- quantisation ----
+// A block of codes stands for value = (offset + (code - zero) * scale) * shrink, codes counted from 0 to `last` also
+// for signed types, whose stored form has the top bit turned (`flip`).
+struct quant_affine {
+    double offset, scale, inverse, zero; // inverse = 1 / scale
+    double grow, shrink;                 // powers of two, product 1; 1 for float
+    uint32_t last, flip;
+};
+
+enum { QUANT_FLOAT, QUANT_DOUBLE, QUANT_WIDES }; // of wide values
+// Of codes; those of 64 bits need more than double and are quant.c's own.
+enum { QUANT_CODE8, QUANT_CODE16, QUANT_CODE32, QUANT_CODES };
+
+struct quant_loops {
+    // The extreme values as integers of the same order (quant_loops.h).
+    void (*range[QUANT_WIDES])(const void *wide, size_t count, int64_t *smallest, int64_t *largest);
+    void (*encode[QUANT_WIDES][QUANT_CODES])(void *codes, const void *wide, size_t count,
+                                             const struct quant_affine *affine);
+    void (*decode[QUANT_WIDES][QUANT_CODES])(void *wide, const void *codes, size_t count,
+                                             const struct quant_affine *affine);
+    void (*widen_f16)(void *wide, const void *src, size_t count);
+    void (*narrow_f16)(void *dst, const void *wide, size_t count);
+    void (*widen_bf16)(void *wide, const void *src, size_t count);
+    void (*narrow_bf16)(void *dst, const void *wide, size_t count);
+};
+
+// ---- hash: the eight lanes that XXH3 runs over more than 240 bytes ----
+enum {
+    HASH_SECRET_BYTES = 192,
+    HASH_STRIPE_BYTES = 64,
+    HASH_BLOCK_STRIPES = (HASH_SECRET_BYTES - HASH_STRIPE_BYTES) / 8,
+    HASH_BLOCK_BYTES = HASH_BLOCK_STRIPES * HASH_STRIPE_BYTES,
+};
+
+extern const uint8_t hash_secret[HASH_SECRET_BYTES];
+
+#define HASH_PRIME32_1 0x9E3779B1u
 
 #endif

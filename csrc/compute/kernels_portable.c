@@ -1,6 +1,6 @@
 // Every kernel in plain C: what the other levels must equal bit for bit, and what finishes their last few elements.
 #include "compute/float16.h"
-#include "compute/hash_levels.h"
+#include "compute/kernels_levels.h"
 #include "compute/kernels_int.h"
 
 #include <pccl.h>

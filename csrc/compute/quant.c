@@ -26,7 +26,7 @@
 #include "compute/double_pair.h"
 #include "compute/float16.h"
 #include "compute/kernels.h"
-#include "compute/quant_levels.h"
+#include "compute/kernels_levels.h"
 
 #include <float.h>
 #include <math.h>

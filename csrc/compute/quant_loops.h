@@ -8,7 +8,6 @@
 #define PCCL_COMPUTE_QUANT_LOOPS_H
 
 #include "compute/kernels_levels.h"
-#include "compute/quant_levels.h"
 
 // Floats ordered as integers: -NaN < -inf < ... < -0 < +0 < ... < inf < NaN.
 #define QUANT_RANGE(suffix, key, most) \

@@ -3,7 +3,7 @@
 #include "check.h"
 
 #include "compute/hash.h"
-#include "compute/hash_levels.h"
+#include "compute/kernels_levels.h"
 #include "compute/kernels.h"
 #include "hash_vectors.h"
 

@@ -6,7 +6,7 @@
 #include "compute/codec.h"
 #include "compute/float16.h"
 #include "compute/kernels.h"
-#include "compute/quant_levels.h"
+#include "compute/kernels_levels.h"
 
 #include <float.h>
 #include <math.h>
