@@ -1,6 +1,7 @@
-// Few members: dynamic programming over subsets (Held and Karp), once for the best slowest link, once for the smallest
-// sum of 1/rate among the links that are at least that fast. Doing both at once would be wrong: the cheaper beginning
-// of a ring may be the one with the slower link, and be thrown away although a later link is slower still.
+// Few members: dynamic programming over subsets (Held and Karp) for the smallest sum of 1/rate among the links of a
+// least rate, which is raised above the slowest link of each ring found, until there is none. Doing both at once would
+// be wrong: the cheaper beginning of a ring may be the one with the slower link, and be thrown away although a later
+// link is slower still.
 //
 // Many members: local search. The slowest link is replaced by exchanging two adjacent segments of the ring or by
 // reversing one, whichever gives the fastest new links, until that fails; then the sum is improved by moving short
@@ -36,14 +37,18 @@ static double link_cost(const struct rates *rates, uint32_t from, uint32_t to) {
 
 struct worth {
     uint64_t slowest;
+    uint32_t at; // in the order: where the slowest link begins
     double sum;
 };
 
 static struct worth worth_of(const struct rates *rates, const uint32_t *order) {
-    struct worth worth = {UINT64_MAX, 0};
+    struct worth worth = {.slowest = UINT64_MAX};
     for (uint32_t i = 0; i < rates->n; i++) {
         uint64_t value = rate(rates, order[i], order[(i + 1) % rates->n]);
-        if (value < worth.slowest) worth.slowest = value;
+        if (value < worth.slowest) {
+            worth.slowest = value;
+            worth.at = i;
+        }
         worth.sum += cost(value);
     }
     return worth;
@@ -63,46 +68,24 @@ uint64_t ring_order_slowest(uint32_t n, const uint64_t *rates, const uint32_t *o
 
 // Tables by (set of visited members other than 0, last of them); member k + 1 is bit k.
 struct tables {
-    uint64_t *slowest;
     double *sum;
     uint8_t *before;
 };
 
 static size_t state(uint32_t n, uint32_t set, uint32_t last) { return (size_t)set * (n - 1) + last; }
 
-static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
-static uint64_t best_slowest(const struct rates *rates, const struct tables *tables) {
-    uint32_t n = rates->n, full = (1u << (n - 1)) - 1;
-    uint64_t best = 0;
-    for (uint32_t set = 1; set <= full; set++)
-        for (uint32_t last = 0; last < n - 1; last++) {
-            if (!(set >> last & 1)) continue;
-            uint32_t rest = set & ~(1u << last);
-            uint64_t found = rest == 0 ? rate(rates, 0, last + 1) : 0;
-            for (uint32_t k = 0; k < n - 1; k++) {
-                if (!(rest >> k & 1)) continue;
-                uint64_t through = least(tables->slowest[state(n, rest, k)], rate(rates, k + 1, last + 1));
-                if (through > found) found = through;
-            }
-            tables->slowest[state(n, set, last)] = found;
-            uint64_t closed = set == full ? least(found, rate(rates, last + 1, 0)) : 0;
-            if (closed > best) best = closed;
-        }
-    return best;
-}
-
-static void cheapest(const struct rates *rates, const struct tables *tables, uint64_t slowest, uint32_t *order) {
+// The cheapest ring without a link slower than `least`. False: there is none.
+static bool cheapest(const struct rates *rates, const struct tables *tables, uint64_t least, uint32_t *order) {
     uint32_t n = rates->n, full = (1u << (n - 1)) - 1, end = 0;
     double best = DBL_MAX;
     for (uint32_t set = 1; set <= full; set++)
         for (uint32_t last = 0; last < n - 1; last++) {
             if (!(set >> last & 1)) continue;
             uint32_t rest = set & ~(1u << last);
-            double found = rest == 0 && rate(rates, 0, last + 1) >= slowest ? link_cost(rates, 0, last + 1) : DBL_MAX;
+            double found = rest == 0 && rate(rates, 0, last + 1) >= least ? link_cost(rates, 0, last + 1) : DBL_MAX;
             uint8_t before = 0;
             for (uint32_t k = 0; k < n - 1; k++) {
-                if (!(rest >> k & 1) || rate(rates, k + 1, last + 1) < slowest ||
+                if (!(rest >> k & 1) || rate(rates, k + 1, last + 1) < least ||
                     tables->sum[state(n, rest, k)] == DBL_MAX)
                     continue;
                 double through = tables->sum[state(n, rest, k)] + link_cost(rates, k + 1, last + 1);
@@ -112,12 +95,13 @@ static void cheapest(const struct rates *rates, const struct tables *tables, uin
             }
             tables->sum[state(n, set, last)] = found;
             tables->before[state(n, set, last)] = before;
-            if (set != full || found == DBL_MAX || rate(rates, last + 1, 0) < slowest) continue;
+            if (set != full || found == DBL_MAX || rate(rates, last + 1, 0) < least) continue;
             double closed = found + link_cost(rates, last + 1, 0);
             if (closed >= best) continue;
             best = closed;
             end = last;
         }
+    if (best == DBL_MAX) return false;
     order[0] = 0;
     for (uint32_t at = n - 1, set = full; at > 0; at--) {
         order[at] = end + 1;
@@ -125,14 +109,17 @@ static void cheapest(const struct rates *rates, const struct tables *tables, uin
         set &= ~(1u << end);
         end = before;
     }
+    return true;
 }
 
 static bool solve_exactly(const struct rates *rates, uint32_t *order) {
     size_t states = ((size_t)1 << (rates->n - 1)) * (rates->n - 1);
-    struct tables tables = {malloc(states * sizeof(uint64_t)), malloc(states * sizeof(double)), malloc(states)};
-    bool made = tables.slowest != NULL && tables.sum != NULL && tables.before != NULL;
-    if (made) cheapest(rates, &tables, best_slowest(rates, &tables), order);
-    free(tables.slowest);
+    struct tables tables = {malloc(states * sizeof(double)), malloc(states)};
+    bool made = tables.sum != NULL && tables.before != NULL;
+    for (uint64_t least = 0; made && cheapest(rates, &tables, least, order); least++) {
+        least = worth_of(rates, order).slowest;
+        if (least == UINT64_MAX) break;
+    }
     free(tables.sum);
     free(tables.before);
     return made;
@@ -154,49 +141,30 @@ static uint64_t next_random(struct search *search) { // splitmix64
     return z ^ (z >> 31);
 }
 
-static void rotate(struct search *search, uint32_t first) {
-    uint32_t n = search->rates.n;
-    memcpy(search->spare, search->tour + first, (n - first) * sizeof *search->spare);
-    memcpy(search->spare + n - first, search->tour, first * sizeof *search->spare);
-    memcpy(search->tour, search->spare, n * sizeof *search->tour);
+// tour[0..middle - 1] and tour[middle..end - 1] change places.
+static void exchange(struct search *search, uint32_t middle, uint32_t end) {
+    memcpy(search->spare, search->tour + middle, (end - middle) * sizeof *search->spare);
+    memcpy(search->spare + end - middle, search->tour, middle * sizeof *search->spare);
+    memcpy(search->tour, search->spare, end * sizeof *search->tour);
 }
 
-// tour[0..i] and tour[i + 1..j] change places.
-static void exchange(struct search *search, uint32_t i, uint32_t j) {
-    memcpy(search->spare, search->tour + i + 1, (j - i) * sizeof *search->spare);
-    memcpy(search->spare + j - i, search->tour, (i + 1) * sizeof *search->spare);
-    memcpy(search->tour, search->spare, (j + 1) * sizeof *search->tour);
+static void rotate(struct search *search, uint32_t first) { exchange(search, first, search->rates.n); }
+
+static void swap(uint32_t *tour, uint32_t a, uint32_t b) {
+    uint32_t member = tour[a];
+    tour[a] = tour[b];
+    tour[b] = member;
 }
 
-static void reverse(struct search *search, uint32_t i) {
-    for (uint32_t a = 0, b = i; a < b; a++, b--) {
-        uint32_t member = search->tour[a];
-        search->tour[a] = search->tour[b];
-        search->tour[b] = member;
-    }
-}
+static uint64_t slower(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 struct move {
     uint64_t slowest; // of the new links
-    uint32_t i, j;    // j = 0: reversal of tour[0..i]
+    uint32_t i, j;    // exchange of tour[0..i] and tour[i + 1..j]; j = 0: reversal of tour[0..i]
 };
 
 static void consider(struct move *best, uint64_t slowest, uint32_t i, uint32_t j) {
     if (slowest > best->slowest) *best = (struct move){slowest, i, j};
-}
-
-static uint32_t slowest_at(const struct search *search) {
-    const struct rates *rates = &search->rates;
-    uint32_t found = 0;
-    uint64_t value = UINT64_MAX;
-    for (uint32_t i = 0; i < rates->n; i++) {
-        uint64_t here = rate(rates, search->tour[i], search->tour[(i + 1) % rates->n]);
-        if (here < value) {
-            value = here;
-            found = i;
-        }
-    }
-    return found;
 }
 
 // Replaces the slowest link by faster ones; false when no move does.
@@ -204,28 +172,26 @@ static bool improve_slowest(struct search *search) {
     const struct rates *rates = &search->rates;
     const uint32_t *tour = search->tour;
     uint32_t n = rates->n;
-    rotate(search, (slowest_at(search) + 1) % n); // now it leads from the end to the beginning
+    rotate(search, (worth_of(rates, tour).at + 1) % n); // now it leads from the end to the beginning
     uint32_t end = tour[n - 1];
     struct move best = {rate(rates, end, tour[0]), 0, 0};
     uint64_t backwards = UINT64_MAX;
     for (uint32_t i = 1; i + 1 < n; i++) {
-        backwards = least(backwards, rate(rates, tour[i], tour[i - 1]));
-        consider(&best, least(backwards, least(rate(rates, end, tour[i]), rate(rates, tour[0], tour[i + 1]))), i, 0);
+        backwards = slower(backwards, rate(rates, tour[i], tour[i - 1]));
+        consider(&best, slower(backwards, slower(rate(rates, end, tour[i]), rate(rates, tour[0], tour[i + 1]))), i, 0);
     }
     for (uint32_t i = 0; i + 2 < n && search->steps > 0; i++) {
         uint64_t to_second = rate(rates, end, tour[i + 1]);
         search->steps--;
         if (to_second <= best.slowest) continue;
         for (uint32_t j = i + 1; j + 1 < n; j++)
-            consider(&best, least(to_second, least(rate(rates, tour[j], tour[0]), rate(rates, tour[i], tour[j + 1]))),
+            consider(&best, slower(to_second, slower(rate(rates, tour[j], tour[0]), rate(rates, tour[i], tour[j + 1]))),
                      i, j);
         search->steps -= n - i;
     }
     if (best.i == 0 && best.j == 0) return false;
-    if (best.j == 0)
-        reverse(search, best.i);
-    else
-        exchange(search, best.i, best.j);
+    if (best.j > 0) exchange(search, best.i + 1, best.j + 1);
+    for (uint32_t a = 0, b = best.i; best.j == 0 && a < b; a++, b--) swap(search->tour, a, b);
     return true;
 }
 
@@ -248,7 +214,7 @@ static bool move_segment(struct search *search, uint32_t length, uint64_t slowes
         place = j;
     }
     search->steps -= n;
-    if (place != 0) exchange(search, length - 1, place);
+    if (place != 0) exchange(search, length, place + 1);
     return place != 0;
 }
 
@@ -277,7 +243,7 @@ static void disturb(struct search *search) {
     for (uint32_t times = 1 + (uint32_t)(next_random(search) % 3); times > 0; times--) {
         rotate(search, (uint32_t)(next_random(search) % n));
         uint32_t i = (uint32_t)(next_random(search) % (n - 2));
-        exchange(search, i, i + 1 + (uint32_t)(next_random(search) % (n - 2 - i)));
+        exchange(search, i + 1, i + 2 + (uint32_t)(next_random(search) % (n - 2 - i)));
     }
 }
 
@@ -291,9 +257,7 @@ static void start_greedily(struct search *search) {
             if (rate(&search->rates, search->tour[i - 1], search->tour[k]) >
                 rate(&search->rates, search->tour[i - 1], search->tour[best]))
                 best = k;
-        uint32_t member = search->tour[i];
-        search->tour[i] = search->tour[best];
-        search->tour[best] = member;
+        swap(search->tour, i, best);
     }
 }
 
