@@ -253,7 +253,7 @@ static void connected(struct light *peer) {
     if (member_phase(peer->mind) == MEMBER_IDLE)
         member_join(peer->mind, PORT, now, &peer->out);
     else
-        member_resume(peer->mind, PORT, MEMBER_TENSORS_AS_VOTED, NULL, now, &peer->out);
+        member_resume(peer->mind, PORT, false, MEMBER_TENSORS_AS_VOTED, NULL, now, &peer->out);
     say(peer, &peer->out.frames);
     flush(peer);
     enqueue(peer);

@@ -141,7 +141,7 @@ static bool try_next_master(struct control *t, int64_t now) {
 }
 
 // The master is lost: links and ops go on while another one is looked for.
-static void seek_master(struct control *t, int64_t now) {
+static void seek_master(struct control *t, bool anew, int64_t now) {
     const struct member *mind = t->c->mind;
     bool lost_now = !master_link_seeks(t->c->master);
     if (lost_now &&
@@ -154,7 +154,7 @@ static void seek_master(struct control *t, int64_t now) {
     if (lost_now)
         LOG(LOG_ERR, "%s: looking for a master for up to %u s, while calls wait", member_lost_why(mind),
             t->c->params.recovery_limit_ms / 1000);
-    master_link_seek(t->c->master, now);
+    master_link_seek(t->c->master, anew, now);
 }
 
 static void tell_waiting(struct control *t) {
@@ -197,7 +197,7 @@ static void perform(struct control *t, const struct member_action *action, int64
         introduce(t);
         links_recheck(t->links);
         break;
-    case MEMBER_SEEK: seek_master(t, now); break;
+    case MEMBER_SEEK: seek_master(t, action->anew, now); break;
     case MEMBER_FOUND: master_link_found(t->c->master, now); break;
     case MEMBER_WAITING: tell_waiting(t); break;
     case MEMBER_DIE: die(t, member_text(c->mind)); break;
@@ -337,7 +337,8 @@ static void resume(struct control *t, int64_t now) {
     struct wire_hash content;
     enum member_tensors tensors;
     if (!share_restart(t->c, &tensors, &content)) failed(t, "");
-    member_resume(event_begin(t), t->links_port, tensors, &content, now, &t->actions);
+    member_resume(event_begin(t), t->links_port, master_link_has_earlier(t->c->master), tensors, &content, now,
+                  &t->actions);
     pthread_mutex_unlock(&t->c->lock);
     master_link_use(t->c->master, &t->actions.frames); // nothing that the data plane says may come before
 }
@@ -374,21 +375,9 @@ static void take_master_events(struct control *t, int64_t now) {
     }
 }
 
-// At a later master of the list without enough others: they may be at an earlier one by now. Where enough are it has
-// promised, and waits longer.
-static void look_again(struct control *t, int64_t now) {
-    if (!master_link_seeks(t->c->master) || !master_link_is_open(t->c->master) ||
-        !master_link_has_earlier(t->c->master) || now < member_waits_until(t->c->mind))
-        return;
-    member_disconnected(event_begin(t), "no run was taken up there", now, &t->actions);
-    event_end(t, now);
-    master_link_seek_anew(t->c->master, now);
-}
-
 // ---- the loop ----
 
 static void tick(struct control *t, int64_t now) {
-    look_again(t, now);
     master_link_tick(t->c->master, now);
     if (t->links == NULL) return;
     links_tick(t->links, now);

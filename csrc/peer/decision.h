@@ -34,7 +34,8 @@ enum member_action_kind {
     MEMBER_VOTE_END,    // code, value, view; text when it failed; `end` when SYNC_END ended it
     MEMBER_SYNC_PLAN,   // plan; borrowed until the next event
     MEMBER_RECHECK,     // parked hellos are to be judged again
-    // the master is lost (text): close its connection, keep all links, connect to a master and call member_resume
+    // the master is lost (text): close its connection, keep all links, connect to a master and call member_resume.
+    // `anew`: to the first of the list if that can be, for there may be more by now
     MEMBER_SEEK,
     MEMBER_FOUND,   // the run goes on with the master of that connection
     MEMBER_WAITING, // the master has no run for this peer yet, or says for whom it waits: member_waits_why
@@ -46,6 +47,7 @@ struct member_action {
     struct wire_id id;
     struct wire_address address;
     uint32_t index, duration_ms;
+    bool anew;
     uint64_t group_epoch;
     struct epoch *epoch;
     const struct wire_verdict *verdict;

@@ -176,18 +176,19 @@ bool master_link_join_next(struct master_link *m, int64_t now) {
     return true;
 }
 
-void master_link_seek(struct master_link *m, int64_t now) {
+void master_link_seek(struct master_link *m, bool anew, int64_t now) {
     leave(m);
     if (m->seeking) {
-        seek_failed(&m->seek, now);
+        if (anew)
+            seek_anew(&m->seek, now);
+        else
+            seek_failed(&m->seek, now);
         return;
     }
     m->seeking = true;
     m->lost_at = now;
     seek_begin(&m->seek, true, now);
 }
-
-void master_link_seek_anew(struct master_link *m, int64_t now) { seek_anew(&m->seek, now); }
 
 void master_link_found(struct master_link *m, int64_t now) {
     char address[64];

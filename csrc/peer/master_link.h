@@ -44,10 +44,8 @@ void master_link_send(struct master_link *link, const struct wire_buffer *frames
 void master_link_join(struct master_link *link, const struct wire_address *masters, uint32_t count, int64_t now_ns);
 // This one has refused the newcomer: dials the next of the list. False: there is none.
 bool master_link_join_next(struct master_link *link, int64_t now_ns);
-// The master is lost: closes, and dials the masters of the list again and again.
-void master_link_seek(struct master_link *link, int64_t now_ns);
-// At a later master of the list, an earlier one may be better by now: dials the first.
-void master_link_seek_anew(struct master_link *link, int64_t now_ns);
+// The master is lost: closes, and dials the masters of the list again and again; `anew`: from the first one on.
+void master_link_seek(struct master_link *link, bool anew, int64_t now_ns);
 // The run goes on with the master that is connected.
 void master_link_found(struct master_link *link, int64_t now_ns);
 

@@ -294,17 +294,20 @@ static void take_end(struct member *m, const struct wire_header *header, const s
 
 // ---- the loss of the master ----
 
-void member_disconnected(struct member *m, const char *why, int64_t now, struct member_output *out) {
-    bool joined = m->phase == MEMBER_REGISTERED || m->phase == MEMBER_ACCEPTED;
-    if (!joined || m->recovery.limit_ms == 0) {
-        die_of(m, pcclMasterConnectionFailed, out, "%s", why);
-        return;
-    }
+static void seek(struct member *m, const char *why, bool anew, int64_t now, struct member_output *out) {
     recovery_begin(&m->recovery, why, now);
     // The next master forms another candidate, in which a newcomer is another member: links that were made for this one
     // would be taken for those.
     mesh_end_candidate(&m->mesh, out);
-    member_act(out, MEMBER_SEEK);
+    member_act(out, MEMBER_SEEK)->anew = anew;
+}
+
+void member_disconnected(struct member *m, const char *why, int64_t now, struct member_output *out) {
+    bool joined = m->phase == MEMBER_REGISTERED || m->phase == MEMBER_ACCEPTED;
+    if (joined && m->recovery.limit_ms > 0)
+        seek(m, why, false, now, out);
+    else
+        die_of(m, pcclMasterConnectionFailed, out, "%s", why);
 }
 
 static void give_up(struct member *m, struct member_output *out) {
@@ -322,8 +325,8 @@ static struct wire_hello hello_of(const struct member *m, uint16_t port) {
                                .masters = (uint8_t)m->recovery.masters};
 }
 
-void member_resume(struct member *m, uint16_t port, enum member_tensors tensors, const struct wire_hash *content,
-                   int64_t now, struct member_output *out) {
+void member_resume(struct member *m, uint16_t port, bool earlier, enum member_tensors tensors,
+                   const struct wire_hash *content, int64_t now, struct member_output *out) {
     if (m->recovery.state != RECOVERY_SEEKING) return;
     ballot_begin_again(&m->ballot, tensors, content, &m->id);
     struct wire_past past[WIRE_MAX_PAST];
@@ -348,7 +351,7 @@ void member_resume(struct member *m, uint16_t port, enum member_tensors tensors,
     header.generation = m->recovery.promised;
     wire_encode_resume(&out->frames, header, &resume);
     m->ballot.unsent = false;
-    recovery_tell(&m->recovery, limit_ns(m), now);
+    recovery_tell(&m->recovery, earlier, limit_ns(m), now);
     m->master = (struct arrival){.at_ns = now};
     m->beat_at = now + limit_ns(m) / 5;
 }
@@ -542,6 +545,7 @@ int64_t member_deadline(const struct member *m) {
     if (m->phase == MEMBER_JOINING) return m->join_deadline;
     int64_t silent = silent_at(m), at = m->beat_at < silent ? m->beat_at : silent;
     if (m->recovery.state == RECOVERY_SEEKING) at = INT64_MAX;
+    if (m->recovery.state == RECOVERY_TOLD) at = platform_earlier(at, m->recovery.waits_until);
     if (member_is_seeking(m) && m->recovery.deadline < at) at = m->recovery.deadline;
     int64_t links = mesh_deadline(&m->mesh, m->phase == MEMBER_ACCEPTED);
     return links < at ? links : at;
@@ -562,6 +566,8 @@ void member_tick(struct member *m, int64_t now, struct member_output *out) {
         snprintf(why, sizeof why, "the master was silent for %lld ms", (long long)((now - m->master.at_ns) / MS_NS));
         member_disconnected(m, why, now, out);
         if (m->phase == MEMBER_DEAD) return;
+    } else if (recovery_looks_again(&m->recovery, now)) {
+        seek(m, "no run was taken up there", true, now, out);
     }
     if (m->recovery.state != RECOVERY_SEEKING && now >= m->beat_at) {
         m->beat_at = now + limit_ns(m) / 5;
@@ -584,7 +590,6 @@ const struct epoch *member_epoch(const struct member *m) { return m->epoch; }
 const struct wire_barrier *member_barrier(const struct member *m) { return &m->testament.barrier; }
 bool member_is_seeking(const struct member *m) { return m->recovery.state != RECOVERY_NONE; }
 const char *member_lost_why(const struct member *m) { return m->recovery.lost_why; }
-int64_t member_waits_until(const struct member *m) { return m->recovery.waits_until; }
 const char *member_waits_why(const struct member *m) { return m->recovery.waits_why.chars; }
 const struct wire_sync_differs *member_sync_differs(const struct member *m) {
     return m->ballot.differs_told ? &m->ballot.differs : NULL;

@@ -42,11 +42,11 @@ void member_join(struct member *member, uint16_t port, int64_t now_ns, struct me
 // The master could not be reached, or its connection broke. A peer that has registered looks for another one
 // (MEMBER_SEEK).
 void member_disconnected(struct member *member, const char *why, int64_t now_ns, struct member_output *out);
-// After MEMBER_SEEK: a master is connected. No frame may go to it before what this one says. `content`: of the open
-// round of shared state, if the tensors are no longer those that were voted with: what they hold now, or NULL if that
-// is nothing whole. They must not be written from now until the next plan.
-void member_resume(struct member *member, uint16_t port, enum member_tensors tensors, const struct wire_hash *content,
-                   int64_t now_ns, struct member_output *out);
+// After MEMBER_SEEK: a master is connected; `earlier`: there are earlier ones in the list. No frame may go to it before
+// what this one says. `content`: of the open round of shared state, if the tensors are no longer those that were voted
+// with: what they hold now, or NULL if that is nothing whole. They must not be written from now until the next plan.
+void member_resume(struct member *member, uint16_t port, bool earlier, enum member_tensors tensors,
+                   const struct wire_hash *content, int64_t now_ns, struct member_output *out);
 // One frame of the master, whose header was decoded.
 void member_frame(struct member *member, const struct wire_header *header, const uint8_t *body, int64_t now_ns,
                   struct member_output *out);
@@ -98,9 +98,6 @@ const struct wire_barrier *member_barrier(const struct member *member);
 bool member_is_seeking(const struct member *member);
 // Why the master was lost; valid while seeking.
 const char *member_lost_why(const struct member *member);
-// Until when the master that was told RESUME is waited at; then another one of the list may have more. Valid while
-// seeking.
-int64_t member_waits_until(const struct member *member);
 // Why the master that was found has no run yet, or for whom this peer waits; "" unless the master said so.
 const char *member_waits_why(const struct member *member);
 // How long a link may take to be made.

@@ -23,19 +23,19 @@ void recovery_begin(struct recovery *r, const char *why, int64_t now) {
     r->state = RECOVERY_SEEKING;
 }
 
-void recovery_tell(struct recovery *r, int64_t limit, int64_t now) {
+void recovery_tell(struct recovery *r, bool earlier, int64_t limit, int64_t now) {
     // A master answers at once; where one does not, and there are others, they are tried soon.
     int64_t soon = RECOVERY_ANSWER_MS * MS_NS;
     r->state = RECOVERY_TOLD;
     r->answer_by = now + (r->masters > 1 && soon < limit ? soon : limit);
-    r->waits_until = now + limit;
+    r->waits_until = earlier ? now + limit : INT64_MAX;
 }
 
 bool recovery_promise(struct recovery *r, uint64_t generation, int64_t limit, int64_t now) {
     if (generation <= r->promised) return false;
     r->promised = generation;
     // It has the promises of more than half, or will have, and waits a limit for the rest.
-    r->waits_until = now + 2 * limit;
+    if (r->waits_until != INT64_MAX) r->waits_until = now + 2 * limit;
     return true;
 }
 
@@ -77,6 +77,10 @@ bool recovery_take_waiting(struct recovery *r, const uint8_t *body, size_t lengt
 void recovery_end(struct recovery *r) {
     r->state = RECOVERY_NONE;
     memset(&r->late, 0, sizeof r->late);
+}
+
+bool recovery_looks_again(const struct recovery *r, int64_t now) {
+    return r->state == RECOVERY_TOLD && now >= r->waits_until;
 }
 
 bool recovery_is_unheard(const struct recovery *r) { return r->state == RECOVERY_SEEKING || r->state == RECOVERY_TOLD; }

@@ -30,7 +30,7 @@ struct recovery {
     uint32_t masters;  // in the list
     uint64_t promised; // no master of a lower generation is listened to
     int64_t deadline;
-    int64_t waits_until; // at the master that was told RESUME; then another one of the list may have more
+    int64_t waits_until; // at the master that was told RESUME, if there are earlier ones in the list, else INT64_MAX
     int64_t answer_by;   // of a master that was told RESUME; 0: it has answered
     char lost_why[RECOVERY_TEXT];
     struct wire_text waits_why; // as a master said; ends with 0
@@ -48,8 +48,9 @@ struct recovery {
 void recovery_init(struct recovery *r, uint32_t limit_ms, uint32_t masters);
 // The master is lost, or the one found instead.
 void recovery_begin(struct recovery *r, const char *why, int64_t now_ns);
-// RESUME goes out; `limit_ns` is after how long a silent master counts as lost.
-void recovery_tell(struct recovery *r, int64_t limit_ns, int64_t now_ns);
+// RESUME goes out; `limit_ns` is after how long a silent master counts as lost. `earlier`: there are earlier masters in
+// the list, where by now more may be than at this one.
+void recovery_tell(struct recovery *r, bool earlier, int64_t limit_ns, int64_t now_ns);
 // A master gathers for this generation. True: it is promised, and waited for; who leaves now breaks its majority.
 bool recovery_promise(struct recovery *r, uint64_t generation, int64_t limit_ns, int64_t now_ns);
 // RESUMED of the generation that was promised. False: malformed.
@@ -58,6 +59,8 @@ bool recovery_take_resumed(struct recovery *r, const uint8_t *body, size_t lengt
 bool recovery_take_waiting(struct recovery *r, const uint8_t *body, size_t length);
 void recovery_end(struct recovery *r);
 
+// Whether it has waited for long enough at a later master of the list.
+bool recovery_looks_again(const struct recovery *r, int64_t now_ns);
 // Whether nobody hears what this peer says now.
 bool recovery_is_unheard(const struct recovery *r);
 // One of the losses that RESUMED told of, as `now`, the first view after them, lets it be seen.

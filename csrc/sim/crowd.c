@@ -189,7 +189,7 @@ static void dial(struct crowd *c, struct member_model *p) {
     if (member_phase(p->mind) == MEMBER_IDLE)
         member_join(p->mind, PORT, c->now, &p->out);
     else
-        member_resume(p->mind, PORT, MEMBER_TENSORS_AS_VOTED, NULL, c->now, &p->out);
+        member_resume(p->mind, PORT, false, MEMBER_TENSORS_AS_VOTED, NULL, c->now, &p->out);
     enqueue(c, p);
 }
 

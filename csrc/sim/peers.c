@@ -121,7 +121,7 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
     case MEMBER_RECHECK: sim_push_for(s, slot, EVENT_RECHECK, s->now); return;
     case MEMBER_SEEK:
         SIM_TRACE(s, "peer %d: looks for a master: %s", slot + 1, member_lost_why(p->mind));
-        sim_lose_master(s, slot);
+        sim_lose_master(s, slot, action->anew);
         return;
     case MEMBER_FOUND:
         s->counts[COUNT_FOUND]++;
@@ -330,11 +330,6 @@ void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
     }
     case EVENT_ENGINE: on_engine(s, slot); break;
     case EVENT_SEEK: sim_seek_master(s, slot, event->flag); break;
-    case EVENT_SEEK_ANEW:
-        if (!sim_seek_anew(s, slot, event->serial)) break;
-        act(s, slot);
-        seek_anew(&p->seek, s->now);
-        break;
     case EVENT_RECHECK: judge_parked(s, slot); break;
     case EVENT_PROGRAM: on_program(s, slot); break;
     case EVENT_SYNC_TICK: state_model_tick(s, slot); break;

@@ -29,10 +29,9 @@ enum event_kind {
     EVENT_LINK_FRAME,
     EVENT_LINK_ENDS,
     EVENT_PROBED,
-    EVENT_RECHECK,   // parked hellos
-    EVENT_SEEK,      // a master is looked for; `flag`: it did not answer
-    EVENT_SEEK_ANEW, // the one that was found has taken nothing up so far
-    EVENT_ENGINE,    // the engine's thread looks at what it was told
+    EVENT_RECHECK, // parked hellos
+    EVENT_SEEK,    // a master is looked for; `flag`: it did not answer
+    EVENT_ENGINE,  // the engine's thread looks at what it was told
     EVENT_PROGRAM,
     EVENT_SYNC_TICK,
     EVENT_PEER_GOES_ON, // its control thread no longer blocks

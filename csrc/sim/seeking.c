@@ -32,7 +32,7 @@ static void seek_at(struct pccl_sim *s, int slot, int64_t at, bool late) {
     sim_push(s, event);
 }
 
-void sim_lose_master(struct pccl_sim *s, int slot) {
+void sim_lose_master(struct pccl_sim *s, int slot, bool anew) {
     struct process *p = &s->processes[slot];
     if (p->control != 0 && !p->seeking) { // silent
         struct wire_buffer moved = {0};
@@ -40,22 +40,14 @@ void sim_lose_master(struct pccl_sim *s, int slot) {
         sim_send_master(s, p, &moved);
     }
     sim_close_controls(s, slot, true);
-    if (p->seeking)
-        seek_failed(&p->seek, s->now);
-    else
+    if (!p->seeking)
         seek_begin(&p->seek, true, s->now);
+    else if (anew)
+        seek_anew(&p->seek, s->now);
+    else
+        seek_failed(&p->seek, s->now);
     p->seeking = true;
     seek_at(s, slot, p->seek.next + (int64_t)sim_below(s, 5 * MS_NS), false);
-}
-
-static void look_later(struct pccl_sim *s, int slot, uint32_t serial) {
-    const struct process *p = &s->processes[slot];
-    if (member_waits_until(p->mind) == INT64_MAX) return;
-    struct event *event = sim_event(s, EVENT_SEEK_ANEW, member_waits_until(p->mind));
-    event->slot = (uint8_t)slot;
-    event->life = p->life;
-    event->serial = serial;
-    sim_push(s, event);
 }
 
 void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
@@ -82,18 +74,5 @@ void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
     s->truths->resumed[slot].life = p->life;
     s->truths->resumed[slot].generation = member_header(p->mind).generation;
     s->truths->resumed[slot].epoch = member_header(p->mind).epoch;
-    member_resume(p->mind, 48149, tensors, &content, s->now, &p->out);
-    if (master > 0) look_later(s, slot, control->serial);
-}
-
-// At a later master of the list without enough others: they may be at an earlier one by now.
-bool sim_seek_anew(struct pccl_sim *s, int slot, uint32_t serial) {
-    struct process *p = &s->processes[slot];
-    if (!p->seeking || p->control == 0 || s->controls[p->control - 1].serial != serial) return false;
-    if (s->now < member_waits_until(p->mind)) {
-        look_later(s, slot, serial);
-        return false;
-    }
-    member_disconnected(p->mind, "no run was taken up there", s->now, &p->out);
-    return true;
+    member_resume(p->mind, 48149, master > 0, tensors, &content, s->now, &p->out);
 }

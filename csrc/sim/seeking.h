@@ -5,10 +5,8 @@
 #include "sim/world.h"
 
 void sim_join_master(struct pccl_sim *s, int slot); // the first one of the list that there is
-void sim_lose_master(struct pccl_sim *s, int slot); // begins to look for one, or goes on with that
+// Begins to look for one, or goes on with that; `anew`: from the first of the list on.
+void sim_lose_master(struct pccl_sim *s, int slot, bool anew);
 void sim_seek_master(struct pccl_sim *s, int slot, bool late);
-// Perhaps it has waited long enough at the one that it has found. True: it leaves it, and its mind has said so; then
-// comes seek_anew.
-bool sim_seek_anew(struct pccl_sim *s, int slot, uint32_t serial);
 
 #endif

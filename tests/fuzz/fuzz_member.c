@@ -383,7 +383,7 @@ static void resume(uint8_t how) {
     struct wire_hash content = {how, how};
     if (!seeking || there || dead) return;
     there = true;
-    member_resume(mind, 48149, how % 3, &content, now, &out);
+    member_resume(mind, 48149, how & 64, how % 3, &content, now, &out);
     carry_out();
 }
 

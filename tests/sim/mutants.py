@@ -276,7 +276,7 @@ MUTANTS = [
     Mutant(
         name="leaves_the_majority",  # a member that has promised looks for another master before this one has waited for the rest
         file="peer/recovery.c",
-        old="    r->waits_until = now + 2 * limit;\n",
+        old="    if (r->waits_until != INT64_MAX) r->waits_until = now + 2 * limit;\n",
         new="",
     ),
     Mutant(

@@ -215,7 +215,7 @@ static void test_seek(void) {
     close(accept_at(listener));
     close(listener);
     expect(MASTER_BROKE);
-    master_link_seek(link_, platform_now_ns());
+    master_link_seek(link_, false, platform_now_ns());
     CHECK(master_link_seeks(link_) && !master_link_is_open(link_));
     CHECK(!next_within(100)); // through the list more than once
     REQUIRE(master_link_deadline(link_) != INT64_MAX);

@@ -132,6 +132,8 @@ static void accepted(const char *name, uint32_t recovery_ms, uint32_t masters) {
 
 static void lose(void) { member_disconnected(mind, "the connection broke", now, fresh()); }
 
+static bool at_a_later_master; // of the list
+
 static struct wire_resume resume(enum member_tensors tensors) {
     static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
     static struct wire_member members[WIRE_MAX_MEMBERS];
@@ -140,7 +142,7 @@ static struct wire_resume resume(enum member_tensors tensors) {
     struct wire_resume told = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
     struct wire_hash content = {5, 6};
     const uint8_t *body;
-    member_resume(mind, 5000, tensors, &content, now, fresh());
+    member_resume(mind, 5000, at_a_later_master, tensors, &content, now, fresh());
     struct wire_header header = sent(&body);
     REQUIRE(header.type == WIRE_RESUME && header.run == RUN && wire_decode_resume(body, header.length, &told));
     return told;
@@ -211,6 +213,24 @@ static void test_loss(void) {
     }
     CHECK_EQ(now, lost_at + RECOVERY_MS * MS_NS);
     end();
+
+    for (int later = 0; later < 2; later++) {
+        accepted("a later master that gathers nobody is left for the first of the list", RECOVERY_MS, 2);
+        at_a_later_master = later;
+        lose();
+        CHECK(!action(MEMBER_SEEK)->anew);
+        resume(MEMBER_TENSORS_AS_VOTED);
+        for (int64_t told_at = now; now < told_at + LIMIT_MS * MS_NS; now += LIMIT_MS / 5 * MS_NS) {
+            CHECK_EQ(count(MEMBER_SEEK), 0);
+            text(WIRE_WAITING, "waits for 2 of 3");
+        }
+        CHECK(!later || member_deadline(mind) <= now);
+        member_tick(mind, now, fresh());
+        CHECK_EQ(count(MEMBER_SEEK), later);
+        CHECK(!later || action(MEMBER_SEEK)->anew);
+        end();
+    }
+    at_a_later_master = false;
 
     accepted("where there are others, one that does not answer is left sooner than one that is alone", RECOVERY_MS, 2);
     lose();

@@ -16,7 +16,7 @@ static void test_times(void) {
     recovery_begin(&r, "it broke", 1000);
     CHECK(recovery_is_unheard(&r));
     CHECK_EQ(r.deadline, 1000 + RECOVERY_MS * MS_NS);
-    recovery_tell(&r, HEARTBEAT_MS * MS_NS, 2000);
+    recovery_tell(&r, true, HEARTBEAT_MS * MS_NS, 2000);
     CHECK(recovery_is_unheard(&r));
     CHECK_EQ(r.answer_by, 2000 + HEARTBEAT_MS * MS_NS);
     recovery_begin(&r, "another one broke", 3000); // one search, one bound, one reason
@@ -25,9 +25,13 @@ static void test_times(void) {
 
     recovery_init(&r, RECOVERY_MS, 2); // the others are tried soon
     recovery_begin(&r, "it broke", 0);
-    recovery_tell(&r, HEARTBEAT_MS * MS_NS, 0);
+    recovery_tell(&r, true, HEARTBEAT_MS * MS_NS, 0);
     CHECK_EQ(r.answer_by, RECOVERY_ANSWER_MS * MS_NS);
-    CHECK_EQ(r.waits_until, HEARTBEAT_MS * MS_NS);
+    CHECK(!recovery_looks_again(&r, HEARTBEAT_MS * MS_NS - 1) && recovery_looks_again(&r, HEARTBEAT_MS * MS_NS));
+    recovery_tell(&r, false, HEARTBEAT_MS * MS_NS, 0);
+    CHECK(!recovery_looks_again(&r, INT64_MAX - 1)); // there is no earlier one
+    CHECK(!recovery_promise(&r, 0, HEARTBEAT_MS * MS_NS, 0) && recovery_promise(&r, 1, HEARTBEAT_MS * MS_NS, 0));
+    CHECK(!recovery_looks_again(&r, INT64_MAX - 1));
     recovery_end(&r);
     CHECK_EQ(r.state, RECOVERY_NONE);
 }
@@ -60,7 +64,7 @@ static void test_resumed(void) {
     size_t length = frame.length - WIRE_HEADER_BYTES;
     recovery_init(&r, RECOVERY_MS, 1);
     recovery_begin(&r, "it broke", 0);
-    recovery_tell(&r, HEARTBEAT_MS * MS_NS, 0);
+    recovery_tell(&r, true, HEARTBEAT_MS * MS_NS, 0);
     CHECK(!recovery_take_resumed(&r, body, length - 1, 4));
     CHECK_EQ(r.state, RECOVERY_TOLD);
     REQUIRE(recovery_take_resumed(&r, body, length, 4));
