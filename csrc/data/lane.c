@@ -11,13 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
 
 #include "base/log.h"
 #include "base/platform.h"
-#include "net/socket.h"
 #include "data/callbacks.h"
 #include "data/pool.h"
 #include "device/device.h"
@@ -26,14 +22,14 @@
 // Stands in for the rest of a frame whose op is over: the frame must be finished, its contents are discarded.
 static uint8_t zeros[WIRE_MAX_DATA_BYTES];
 
-struct lane *lane_new(struct engine *engine, struct neighbour *peer, uint32_t index, int fd) {
+struct lane *lane_new(struct engine *engine, struct neighbour *peer, uint32_t index, struct transport *stream) {
     struct lane *lane = calloc(1, sizeof *lane);
     if (lane == NULL) return NULL;
     lane->engine = engine;
     lane->peer = lane->in.from = peer;
     lane->in.lane = lane;
     lane->index = index;
-    lane->fd = fd;
+    lane->stream = stream;
     lane->readable = lane->writable = true;
     lane->queue.last = &lane->queue.first;
     return lane;
@@ -46,7 +42,7 @@ void lane_free(struct lane *lane) {
     block_put(lane->engine, lane->in.block);
     free(lane->scratch);
     free(lane->stage);
-    socket_close(lane->fd);
+    transport_free(lane->stream);
     free(lane);
 }
 
@@ -86,7 +82,7 @@ void lane_break(struct lane *lane, const char *why, bool silent) {
     struct engine *engine = lane->engine;
     if (lane->broken) return;
     lane->broken = true;
-    epoll_ctl(engine_lanes(engine)->epoll, EPOLL_CTL_DEL, lane->fd, NULL);
+    transport_unwatch(lane->stream);
     lane->in.service = false;
     lane->in.to = NULL;
     engine_lanes(engine)->route->changed(engine, lane->peer, NEIGHBOUR_LINK_DOWN);
@@ -185,23 +181,15 @@ static bool lane_read(struct lane *lane) {
     }
     parts[count++] = (struct iovec){lane->buffer + lane->buffered, room};
     wanted += room;
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
-    ssize_t got = recvmsg(lane->fd, &message, MSG_DONTWAIT);
-    if (got < 0) {
-        if (errno == EINTR) return true;
-        if (errno == EAGAIN || errno == EWOULDBLOCK)
-            lane->readable = false;
-        else
-            lane_break(lane, strerror(errno), false);
-        return false;
-    }
-    if (got == 0) {
-        lane_break(lane, "closed by the other side", false);
+    ptrdiff_t got = transport_recvv(lane->stream, parts, count);
+    if (got == -EAGAIN) return lane->readable = lane->stream->buffered;
+    if (got <= 0) {
+        lane_break(lane, got == 0 ? "closed by the other side" : strerror((int)-got), false);
         return false;
     }
     lane->silence.heard = true;
     // An end that came together with these bytes is told by no further event.
-    lane->readable = lane->ending || (size_t)got == wanted;
+    lane->readable = lane->ending || lane->stream->buffered || (size_t)got == wanted;
     size_t direct = 0;
     if (count == 2) {
         direct = parts[0].iov_len < (size_t)got ? parts[0].iov_len : (size_t)got;
@@ -231,10 +219,8 @@ static bool send_frame(struct lane *lane) {
         if (frame->length > skip)
             parts[count++] = (struct iovec){(void *)(frame->payload + skip), frame->length - skip};
         if (end < total) parts[count++] = (struct iovec){zeros, lane->sent < end ? total - end : total - lane->sent};
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
-        ssize_t sent = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ptrdiff_t sent = transport_sendv(lane->stream, parts, count);
         if (sent < 0) {
-            if (errno == EINTR) continue;
             // A broken connection shows on the receiving side too, where the thread deals with it.
             lane->writable = false;
             return false;
@@ -405,7 +391,7 @@ bool neighbour_send(struct neighbour *peer, struct frame *frame) {
     return lane->sending != frame && lane->queue.last != &frame->next;
 }
 
-void neighbour_hang_up(struct neighbour *peer) { shutdown(peer->lanes[0]->fd, SHUT_RDWR); }
+void neighbour_hang_up(struct neighbour *peer) { transport_hang_up(peer->lanes[0]->stream); }
 
 bool neighbour_has_link(const struct neighbour *peer) { return peer->lanes[0] != NULL; }
 
@@ -415,7 +401,7 @@ void neighbour_push(struct neighbour *peer, struct frame *frame) {
 }
 
 static void look(struct lane *lane, int64_t now_ns) {
-    struct gauge gauge = gauge_read(lane->fd);
+    struct gauge gauge = gauge_read(lane->stream->fd);
     pace_note(&lane->pace, &gauge, now_ns);
 }
 

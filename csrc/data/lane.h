@@ -28,8 +28,9 @@ struct lane_route {
 };
 
 struct op_member;
+struct transport;
 
-struct lane *lane_new(struct engine *engine, struct neighbour *peer, uint32_t index, int fd);
+struct lane *lane_new(struct engine *engine, struct neighbour *peer, uint32_t index, struct transport *stream);
 void lane_free(struct lane *lane);
 
 // ---- lanes; thread ----

@@ -9,6 +9,7 @@
 #include "ops/driver.h"
 #include "device/door.h"
 #include "device/memory.h"
+#include "net/transport.h"
 
 enum {
     LANE_BUFFER_BYTES = 16 * 1024,
@@ -39,7 +40,7 @@ struct lane {
     struct lane *next;      // arriving
     struct neighbour *peer; // also in.from
     uint32_t index;
-    int fd;
+    struct transport *stream;
     bool polled, hot, readable, broken;
     struct silence silence;
     bool vouched; // the peer's process holds the other end

@@ -3,8 +3,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include "base/log.h"
 #include "base/platform.h"
@@ -59,32 +57,32 @@ static void retire(struct neighbour *peer, uint32_t index) {
     if (lane == NULL) return;
     peer->lanes[index] = NULL;
     lane->retired = true;
-    shutdown(lane->fd, SHUT_RDWR); // the thread sees the end of the stream and closes
+    transport_hang_up(lane->stream); // the thread sees the end of the stream and closes
 }
 
 // The secret of a run is told to everybody who registers, so a hello in a member's name proves little. A member makes
 // its links from one address.
-static bool is_from_elsewhere(const struct lane *lane, int fd) {
+static bool is_from_elsewhere(const struct lane *lane, const struct transport *stream) {
     struct wire_address known, fresh;
-    return lane != NULL && socket_remote_address(lane->fd, &known) && socket_remote_address(fd, &fresh) &&
-           !socket_address_same_host(&known, &fresh);
+    return lane != NULL && socket_remote_address(lane->stream->fd, &known) &&
+           socket_remote_address(stream->fd, &fresh) && !socket_address_same_host(&known, &fresh);
 }
 
-void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, int fd) {
+void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, struct transport *stream) {
     engine_lock(engine);
     struct neighbour *peer = index <= WIRE_MAX_LANES && engine_is_open(engine) ? neighbour_get(engine, id) : NULL;
-    if (peer != NULL && is_from_elsewhere(peer->lanes[index], fd)) {
+    if (peer != NULL && is_from_elsewhere(peer->lanes[index], stream)) {
         engine_unlock(engine);
         LOG(LOG_WARN,
             "refused a connection in the name of peer %02x%02x%02x%02x, whose link lives and has another address",
             id->bytes[0], id->bytes[1], id->bytes[2], id->bytes[3]);
-        socket_close(fd);
+        transport_free(stream);
         return;
     }
-    struct lane *lane = peer == NULL ? NULL : lane_new(engine, peer, index, fd);
+    struct lane *lane = peer == NULL ? NULL : lane_new(engine, peer, index, stream);
     if (lane == NULL) {
         if (peer != NULL) engine_fail(engine);
-        socket_close(fd);
+        transport_free(stream);
     } else {
         retire(peer, index);
         peer->lanes[index] = lane;
@@ -164,8 +162,8 @@ bool lanes_poll_arriving(struct engine *engine) {
             if (lanes == NULL || hot == NULL) return false;
             all->lane_room = room;
         }
-        struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = lane};
-        if (epoll_ctl(all->epoll, EPOLL_CTL_ADD, lane->fd, &event) != 0) return false;
+        uint32_t events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+        if (!transport_watch(lane->stream, all->epoll, events, (epoll_data_t){.ptr = lane})) return false;
         all->arriving = lane->next;
         lane->polled = true;
         all->lanes[all->lane_count++] = lane;
@@ -177,8 +175,8 @@ bool lanes_poll_arriving(struct engine *engine) {
 
 void lanes_hang_up(struct engine *engine) {
     struct lanes *all = engine_lanes(engine);
-    for (size_t i = 0; i < all->lane_count; i++) shutdown(all->lanes[i]->fd, SHUT_RDWR);
-    for (struct lane *lane = all->arriving; lane != NULL; lane = lane->next) shutdown(lane->fd, SHUT_RDWR);
+    for (size_t i = 0; i < all->lane_count; i++) transport_hang_up(all->lanes[i]->stream);
+    for (struct lane *lane = all->arriving; lane != NULL; lane = lane->next) transport_hang_up(lane->stream);
 }
 
 bool lanes_step(struct engine *engine) {

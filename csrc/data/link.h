@@ -13,12 +13,13 @@ struct incoming;
 struct lane_route;
 struct lanes;
 struct neighbour;
+struct transport;
 
 // ---- any thread ----
 // Takes ownership of an authenticated connection. An older one of the same member and index is closed, if both have the
 // same address at the other end; else it lives, and this one is closed. Frames of group
 // epochs not entered yet wait on it. `id` need not be a member yet (candidates).
-void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, int fd);
+void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, struct transport *stream);
 // True when this link exists and works.
 bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t index);
 // Closes all links of a peer that is gone.

@@ -74,7 +74,8 @@ static void write_address(uint8_t out[ADDRESS_BYTES], const struct wire_address 
 // False: the link leaves the host.
 static bool addresses_of(const struct lane *lane, struct claimed_link *out) {
     struct wire_address here, there;
-    if (!socket_local_address(lane->fd, &here) || !socket_remote_address(lane->fd, &there)) return false;
+    if (!socket_local_address(lane->stream->fd, &here) || !socket_remote_address(lane->stream->fd, &there))
+        return false;
     write_address(out->here, &here);
     write_address(out->there, &there);
     return socket_address_same_host(&here, &there);
@@ -189,7 +190,7 @@ bool same_host_may_read(const struct neighbour *peer) {
 pid_t neighbour_process(const struct neighbour *peer) { return same_host_may_read(peer) ? peer->memory.pid : 0; }
 
 bool same_host_still_stands(const struct lane *lane) {
-    return !socket_has_ended(lane->fd) && memory_process_lives(&lane->peer->memory);
+    return !socket_has_ended(lane->stream->fd) && memory_process_lives(&lane->peer->memory);
 }
 
 bool lane_is_vouched(const struct lane *lane) { return lane->vouched; }

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include "base/descriptor.h"
 #include "base/log.h"
@@ -46,7 +45,8 @@ enum conn_state {
 
 struct conn {
     enum conn_state state;
-    int fd;
+    struct transport *stream;
+    bool connects;       // ASKED: nothing can be sent yet
     bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
     int64_t deadline_ns; // ANONYMOUS, CLOSING, ASKED
     struct wire_address source;
@@ -102,17 +102,15 @@ static void set_state(struct master *master, struct conn *conn, enum conn_state 
 }
 
 static void conn_close(struct master *master, struct conn *conn) {
-    epoll_ctl(master->poller, EPOLL_CTL_DEL, conn->fd, NULL); // closing does not, while a child has the socket open
-    socket_close(conn->fd);
+    transport_free(conn->stream);
     conn_in_fini(&conn->in);
     conn_out_fini(&conn->out);
     set_state(master, conn, CONN_UNUSED);
-    *conn = (struct conn){.fd = -1};
+    *conn = (struct conn){0};
 }
 
-static bool watch(struct master *master, int fd, uint64_t token, uint32_t events, int operation) {
-    struct epoll_event event = {.events = events, .data.u64 = token};
-    return epoll_ctl(master->poller, operation, fd, &event) == 0;
+static bool conn_watch(struct master *master, struct conn *conn, uint32_t events) {
+    return transport_watch(conn->stream, master->poller, events, (epoll_data_t){.u64 = index_of(master, conn)});
 }
 
 // ---- writing ----
@@ -120,33 +118,27 @@ static bool watch(struct master *master, int fd, uint64_t token, uint32_t events
 // What came before the end is still read, and then the end: the last words say why it ended.
 static void conn_break(struct conn *conn) {
     conn->broken = true;
-    shutdown(conn->fd, SHUT_RDWR);
+    transport_hang_up(conn->stream);
 }
 
 static void want_write(struct master *master, struct conn *conn, bool wanted) {
     if (conn->wants_write == wanted) return;
     conn->wants_write = wanted;
-    if (!watch(master, conn->fd, index_of(master, conn), wanted ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD))
-        conn_break(conn);
+    if (!conn_watch(master, conn, wanted ? EPOLLIN | EPOLLOUT : EPOLLIN)) conn_break(conn);
 }
 
 static void conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
     if (conn->broken) return;
-    int error = conn_out_send(&conn->out, conn->fd, from, length);
-    if (error == -ENOMEM || conn_out_waiting(&conn->out) > MASTER_MAX_UNSENT)
-        LOG_LIMITED(&master->strangers_log, LOG_WARN, "master: a peer does not read what the master sends");
-    if (error != 0 || conn_out_waiting(&conn->out) > MASTER_MAX_UNSENT)
-        conn_break(conn);
-    else if (conn_out_waiting(&conn->out) > 0)
-        want_write(master, conn, true);
+    int error = conn_out_send(&conn->out, conn->stream, from, length);
+    bool full = error == -ENOMEM || conn_out_waiting(&conn->out) > MASTER_MAX_UNSENT;
+    if (full) LOG_LIMITED(&master->strangers_log, LOG_WARN, "master: a peer does not read what the master sends");
+    if (error != 0 || full) conn_break(conn);
+    if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
 }
 
 static void conn_flush(struct master *master, struct conn *conn) {
-    if (conn->broken) return;
-    if (conn_out_flush(&conn->out, conn->fd) != 0)
-        conn_break(conn);
-    else if (conn_out_waiting(&conn->out) == 0)
-        want_write(master, conn, false);
+    if (!conn->broken && conn_out_flush(&conn->out, conn->stream) != 0) conn_break(conn);
+    if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
 }
 
 // ---- closing in peace: the last words are written, then the end; bytes that still come are read, for a reset would
@@ -158,7 +150,7 @@ static void conn_end(struct master *master, struct conn *conn) {
         conn_close(master, conn);
     } else if (!conn->told) {
         conn->told = true;
-        shutdown(conn->fd, SHUT_WR);
+        transport_finish(conn->stream);
     }
 }
 
@@ -217,17 +209,19 @@ static struct conn *oldest(struct master *master, enum conn_state state) {
 }
 
 // NULL: there is no place for it, and it is closed.
-static struct conn *conn_open(struct master *master, int fd, enum conn_state state, int64_t limit_ms) {
+static struct conn *conn_open(struct master *master, struct transport *stream, enum conn_state state, int64_t ms) {
     if (master->conn_count[CONN_UNUSED] == 0 && master->conn_count[CONN_CLOSING] > 0)
         conn_close(master, oldest(master, CONN_CLOSING));
     struct conn *conn = oldest(master, CONN_UNUSED);
     if (conn == NULL) {
-        socket_close(fd);
+        transport_free(stream);
         return NULL;
     }
-    *conn = (struct conn){.fd = fd, .deadline_ns = master->now_ns + limit_ms * MS_NS};
+    bool asked = state == CONN_ASKED;
+    *conn = (struct conn){
+        .stream = stream, .deadline_ns = master->now_ns + ms * MS_NS, .connects = asked, .wants_write = asked};
     set_state(master, conn, state);
-    if (watch(master, fd, index_of(master, conn), EPOLLIN, EPOLL_CTL_ADD)) return conn;
+    if (conn_watch(master, conn, asked ? EPOLLOUT : EPOLLIN)) return conn;
     conn_close(master, conn);
     return NULL;
 }
@@ -240,17 +234,15 @@ static void tell_shortage(struct master *master, int error) {
 
 static void accept_some(struct master *master) {
     for (uint32_t i = 0; i < LISTENER_TURN; i++) {
+        struct transport *stream;
         struct wire_address source;
-        int fd = listener_accept(&master->listener, &source, master->now_ns);
-        if (fd == -EAGAIN) return;
-        if (fd < 0 && listener_pauses(&master->listener)) {
-            tell_shortage(master, -fd);
-            return;
-        }
-        if (fd < 0) continue; // that connection was gone before it was accepted
+        int error = listener_accept(&master->listener, &stream, &source, master->now_ns);
+        if (listener_pauses(&master->listener)) tell_shortage(master, -error);
+        if (error == -EAGAIN || listener_pauses(&master->listener)) return;
+        if (error != 0) continue; // that connection was gone before it was accepted
         if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS)
             conn_close(master, oldest(master, CONN_ANONYMOUS));
-        struct conn *conn = conn_open(master, fd, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
+        struct conn *conn = conn_open(master, stream, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
         if (conn != NULL) conn->source = source;
     }
 }
@@ -262,14 +254,21 @@ static void ask_others(struct master *master) {
     if (master->asks) return;
     master->asks = true;
     master->most = WIRE_IDLE;
-    struct wire_buffer status = {0};
-    wire_encode_empty(&status, (struct wire_header){0}, WIRE_STATUS);
-    for (uint32_t i = 0; i < master->other_count && !status.failed; i++) {
-        int fd = socket_dial(&master->others[i]);
-        struct conn *conn = fd < 0 ? NULL : conn_open(master, fd, CONN_ASKED, MASTER_ASK_MS);
-        if (conn != NULL) conn_send(master, conn, status.bytes, status.length);
+    for (uint32_t i = 0; i < master->other_count; i++) {
+        struct transport *stream;
+        if (transport_dial(&master->others[i], &stream) != 0) continue;
+        struct conn *conn = conn_open(master, stream, CONN_ASKED, MASTER_ASK_MS);
+        if (conn != NULL) wire_encode_empty(&conn->out.bytes, (struct wire_header){0}, WIRE_STATUS);
     }
-    wire_buffer_fini(&status);
+}
+
+// On to where the question can be sent, which is with the next event.
+static void conn_connect(struct master *master, struct conn *conn) {
+    uint32_t events;
+    int error = transport_step(conn->stream, &events);
+    conn->connects = error == -EAGAIN;
+    if (error == 0) events = EPOLLIN | EPOLLOUT;
+    if ((error != 0 && error != -EAGAIN) || !conn_watch(master, conn, events)) conn_close(master, conn);
 }
 
 // Who was away when another master took the run up comes to the first of its list, and newcomers gather behind it.
@@ -294,11 +293,9 @@ static void hear_others(struct master *master) {
 // ---- reading ----
 
 static void answer_status(struct master *master, struct conn *conn) {
-    struct wire_buffer answer = {0};
     struct wire_status_is status = {.activity = (uint8_t)mind_activity(master->mind)};
-    wire_encode_status_is(&answer, (struct wire_header){0}, &status);
-    if (!answer.failed) conn_send(master, conn, answer.bytes, answer.length);
-    wire_buffer_fini(&answer);
+    wire_encode_status_is(&conn->out.bytes, (struct wire_header){0}, &status);
+    conn_flush(master, conn);
     conn_start_closing(master, conn);
 }
 
@@ -369,14 +366,14 @@ static void take_frames(struct master *master, struct conn *conn) {
 
 // Of a stranger one frame is read, and no more memory held than that takes.
 static ptrdiff_t conn_receive(struct master *master, struct conn *conn) {
-    if (!hears(conn)) return socket_receive(conn->fd, master->chunk, sizeof master->chunk);
-    return conn_in_receive(&conn->in, conn->fd, conn->state == CONN_KNOWN ? CHUNK_BYTES : 0);
+    if (!hears(conn)) return transport_receive(conn->stream, master->chunk, sizeof master->chunk);
+    return conn_in_receive(&conn->in, conn->stream, conn->state == CONN_KNOWN ? CHUNK_BYTES : 0);
 }
 
 static void conn_read(struct master *master, struct conn *conn) {
-    enum conn_state before;
+    bool more;
     do {
-        before = conn->state;
+        enum conn_state before = conn->state;
         ptrdiff_t got = conn_receive(master, conn);
         master->now_ns = platform_now_ns(); // this process may have been stopped since it looked last
         if (got == -EAGAIN) break;
@@ -391,7 +388,9 @@ static void conn_read(struct master *master, struct conn *conn) {
         if (conn->state == CONN_KNOWN && !conn->broken)
             mind_heard(master->mind, master->now_ns, index_of(master, conn));
         take_frames(master, conn);
-    } while (conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED));
+        if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return;
+        more = conn->stream->buffered || (conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED));
+    } while (more);
     if (hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
 }
 
@@ -423,6 +422,10 @@ static void act_on_time(struct master *master) {
 
 static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
     if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return; // closed by an event before this one
+    if (conn->connects) {
+        conn_connect(master, conn);
+        return;
+    }
     if (events & EPOLLOUT) conn_flush(master, conn);
     if (conn->state == CONN_CLOSING) conn_end(master, conn);
     if (conn->state != CONN_UNUSED && (events & ~(uint32_t)EPOLLOUT)) conn_read(master, conn);
@@ -460,8 +463,8 @@ static void say_farewell(struct master *master) {
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         struct conn *conn = &master->conns[i];
         if (conn->state != CONN_KNOWN) continue;
-        shutdown(conn->fd, SHUT_WR);
-        while (socket_receive(conn->fd, master->chunk, sizeof master->chunk) > 0) continue;
+        transport_finish(conn->stream);
+        while (transport_receive(conn->stream, master->chunk, sizeof master->chunk) > 0) continue;
     }
 }
 
@@ -533,7 +536,8 @@ static int open_all(struct master *master) {
     struct wire_address bound;
     if (!socket_local_address(master->listener.fd, &bound)) return -EIO;
     master->address.port = bound.port;
-    if (!watch(master, master->wake, TOKEN_WAKE, EPOLLIN, EPOLL_CTL_ADD)) return -ENOMEM;
+    struct epoll_event woken = {.events = EPOLLIN, .data.u64 = TOKEN_WAKE};
+    if (epoll_ctl(master->poller, EPOLL_CTL_ADD, master->wake, &woken) != 0) return -ENOMEM;
     uint8_t random[MIND_RANDOM_BYTES];
     if (!platform_random(random, sizeof random)) return -EIO;
     master->now_ns = platform_now_ns();

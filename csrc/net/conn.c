@@ -3,8 +3,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "net/socket.h"
-
 enum { KEPT_BYTES = 16 * 1024 }; // more than that is given back when it is empty
 
 static void clear(struct wire_buffer *bytes, size_t *begin) {
@@ -37,14 +35,14 @@ static size_t missing(const struct conn_in *in) {
     return WIRE_HEADER_BYTES + header.length - in->bytes.length;
 }
 
-ptrdiff_t conn_in_receive(struct conn_in *in, int fd, size_t most) {
+ptrdiff_t conn_in_receive(struct conn_in *in, struct transport *from, size_t most) {
     struct wire_buffer *bytes = &in->bytes;
     bytes->length -= in->taken;
     if (in->taken > 0 && bytes->length > 0) memmove(bytes->bytes, bytes->bytes + in->taken, bytes->length);
     in->taken = 0;
     if (most == 0) most = missing(in);
     if (!wire_buffer_reserve(bytes, most)) return -ENOMEM;
-    ptrdiff_t got = socket_receive(fd, bytes->bytes + bytes->length, most);
+    ptrdiff_t got = transport_receive(from, bytes->bytes + bytes->length, most);
     if (got > 0) bytes->length += (size_t)got;
     return got;
 }
@@ -72,16 +70,16 @@ static bool append(struct conn_out *out, const uint8_t *bytes, size_t length) {
     return !to->failed;
 }
 
-int conn_out_send(struct conn_out *out, int fd, const uint8_t *bytes, size_t length) {
-    ptrdiff_t sent = conn_out_waiting(out) > 0 ? 0 : socket_send(fd, bytes, length);
+int conn_out_send(struct conn_out *out, struct transport *to, const uint8_t *bytes, size_t length) {
+    ptrdiff_t sent = conn_out_waiting(out) > 0 ? 0 : transport_send(to, bytes, length);
     if (sent < 0 && sent != -EAGAIN) return (int)sent;
     size_t done = sent > 0 ? (size_t)sent : 0;
     return append(out, bytes + done, length - done) ? 0 : -ENOMEM;
 }
 
-int conn_out_flush(struct conn_out *out, int fd) {
+int conn_out_flush(struct conn_out *out, struct transport *to) {
     while (conn_out_waiting(out) > 0) {
-        ptrdiff_t sent = socket_send(fd, out->bytes.bytes + out->sent, conn_out_waiting(out));
+        ptrdiff_t sent = transport_send(to, out->bytes.bytes + out->sent, conn_out_waiting(out));
         if (sent == -EAGAIN) return 0;
         if (sent < 0) return (int)sent;
         out->sent += (size_t)sent;

@@ -3,6 +3,7 @@
 #ifndef PCCL_NET_CONN_H
 #define PCCL_NET_CONN_H
 
+#include "net/transport.h"
 #include "net/wire.h"
 
 // ---- reading ----
@@ -26,9 +27,9 @@ bool conn_carries_control(const struct wire_header *header);
 // The next frame of what was received.
 enum conn_next conn_in_next(struct conn_in *in, conn_carries_fn *carries, struct wire_header *header,
                             const uint8_t **body);
-// Receives at most `most` bytes; 0: no further than to the end of the header or the frame at hand. As socket_receive;
-// -ENOMEM too.
-ptrdiff_t conn_in_receive(struct conn_in *in, int fd, size_t most);
+// Receives at most `most` bytes; 0: no further than to the end of the header or the frame at hand. As
+// transport_receive; -ENOMEM too.
+ptrdiff_t conn_in_receive(struct conn_in *in, struct transport *from, size_t most);
 // Forgets what was received. Much memory is given back.
 void conn_in_clear(struct conn_in *in);
 void conn_in_fini(struct conn_in *in);
@@ -43,9 +44,9 @@ struct conn_out {
 
 size_t conn_out_waiting(const struct conn_out *out);
 // Sends what the kernel takes at once, the rest waits. 0, or -errno: the connection broke, or memory was refused.
-int conn_out_send(struct conn_out *out, int fd, const uint8_t *bytes, size_t length);
+int conn_out_send(struct conn_out *out, struct transport *to, const uint8_t *bytes, size_t length);
 // Sends what the kernel takes, and gives much memory back when nothing is left. 0, or -errno: the connection broke.
-int conn_out_flush(struct conn_out *out, int fd);
+int conn_out_flush(struct conn_out *out, struct transport *to);
 // Drops what waits, and forgets that memory was refused.
 void conn_out_clear(struct conn_out *out);
 void conn_out_fini(struct conn_out *out);

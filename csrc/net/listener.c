@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <sys/epoll.h>
 
+#include "base/descriptor.h"
 #include "base/platform.h"
 #include "net/socket.h"
 
@@ -27,19 +28,20 @@ int listener_open(struct listener *listener, int fd) {
 void listener_close(struct listener *listener) {
     if (listener->fd < 0) return;
     epoll_ctl(listener->poller, EPOLL_CTL_DEL, listener->fd, NULL); // closing does not, while a child has it open
-    socket_close(listener->fd);
+    descriptor_close(listener->fd);
     *listener = listener_closed(listener->poller, listener->token, listener->pause_ms);
 }
 
 static bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
 
-int listener_accept(struct listener *listener, struct wire_address *from, int64_t now_ns) {
-    int fd = socket_accept(listener->fd, from);
-    if (fd < 0 && is_shortage(-fd)) {
+int listener_accept(struct listener *listener, struct transport **out, struct wire_address *from, int64_t now_ns) {
+    int fd = socket_accept(listener->fd, from), error = fd < 0 ? -fd : 0;
+    if (fd >= 0 && (*out = transport_new(fd)) == NULL) error = ENOMEM;
+    if (is_shortage(error)) {
         watch(listener, EPOLL_CTL_MOD, 0);
         listener->resumes_ns = now_ns + listener->pause_ms * MS_NS;
     }
-    return fd;
+    return -error;
 }
 
 bool listener_pauses(const struct listener *listener) { return listener->resumes_ns != INT64_MAX; }

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "net/wire.h"
+#include "net/transport.h"
 
 enum { LISTENER_TURN = 64 }; // connections accepted before others have their turn
 
@@ -23,9 +23,9 @@ struct listener listener_closed(int poller, uint64_t token, uint32_t pause_ms);
 // Takes a listening socket, or an error in place of one. 0 or -errno, and then it is closed.
 int listener_open(struct listener *listener, int fd);
 void listener_close(struct listener *listener);
-// A connection. -EAGAIN: none waits. Any other error, and the listener pauses: one of shortage. Else the connection was
-// gone before it was accepted.
-int listener_accept(struct listener *listener, struct wire_address *from, int64_t now_ns);
+// 0: a connection. -EAGAIN: none waits. Any other error, and the listener pauses: one of shortage. Else the connection
+// was gone before it was accepted.
+int listener_accept(struct listener *listener, struct transport **out, struct wire_address *from, int64_t now_ns);
 bool listener_pauses(const struct listener *listener);
 void listener_tick(struct listener *listener, int64_t now_ns);
 

@@ -233,7 +233,7 @@ static void take_link_events(struct control *t, int64_t now) {
         if (event.kind == LINK_EVENT_UP) {
             LOG(LOG_DEBUG, "link %u to peer %02x%02x%02x%02x is up", event.index, event.id.bytes[0], event.id.bytes[1],
                 event.id.bytes[2], event.id.bytes[3]);
-            engine_add_link(t->c->engine, &event.id, event.index, event.fd);
+            engine_add_link(t->c->engine, &event.id, event.index, event.stream);
         }
         struct member *mind = event_begin(t);
         if (event.kind == LINK_EVENT_UP)
@@ -420,7 +420,7 @@ static void handle(struct control *t, const struct epoll_event *event, int64_t n
         master_link_event(t->c->master, event->events, now);
         take_master_events(t, now);
     } else if (t->links != NULL) {
-        links_event(t->links, event->data.u64, event->events, now);
+        links_event(t->links, event->data.u64, now);
         take_link_events(t, now);
     }
 }

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -28,9 +27,10 @@ enum {
 
 enum connection_state {
     DIALING,     // connect under way
-    AWAIT_ACK,   // hello sent
+    AWAIT_ACK,   // hello sent, or in `output`
     AWAIT_HELLO, // accepted, unknown
     PARKED,      // hello came early
+    ANSWERING,   // accepted; the ACK is in `output`
     FLOODING,    // outgoing measurement
     MEASURING,   // incoming measurement
 };
@@ -49,13 +49,14 @@ struct measurement {
 
 struct connection {
     enum connection_state state;
-    int fd;
+    struct transport *stream;
     uint32_t slot, round; // name it in epoll data; `round` tells a reused slot apart
     int64_t deadline, since;
-    uint32_t duration_ms;            // FLOODING
-    uint8_t from;                    // accepted: slot of the address
-    struct wire_link_hello hello;    // sent, or received from AWAIT_HELLO on
-    struct conn_in input;            // frame being received, and not one byte beyond
+    uint32_t duration_ms;         // FLOODING
+    uint8_t from;                 // accepted: slot of the address
+    struct wire_link_hello hello; // sent, or received from AWAIT_HELLO on
+    struct conn_in input;         // frame being received, and not one byte beyond
+    struct conn_out output;
     struct measurement *measurement; // MEASURING
 };
 
@@ -104,27 +105,17 @@ static void tell_shortage(struct links *links, int error) {
 
 static void connection_free(struct links *links, struct connection *c) {
     links->slots[c->slot] = NULL;
-    if (c->fd >= 0) {
-        epoll_ctl(links->epoll, EPOLL_CTL_DEL, c->fd, NULL);
-        socket_close(c->fd);
-    }
+    transport_free(c->stream);
     conn_in_fini(&c->input);
+    conn_out_fini(&c->output);
     free(c->measurement);
     free(c);
 }
 
-static int connection_release_fd(struct links *links, struct connection *c) {
-    int fd = c->fd;
-    epoll_ctl(links->epoll, EPOLL_CTL_DEL, fd, NULL);
-    c->fd = -1;
-    return fd;
-}
-
-static bool connection_watch(struct links *links, struct connection *c, int operation, uint32_t events) {
+static bool connection_watch(struct links *links, struct connection *c, uint32_t events) {
     // Data 0 of ours is the listener.
     uint64_t data = links->first_data + 1 + (((uint64_t)c->round << 20) | c->slot);
-    struct epoll_event event = {.events = events, .data.u64 = data};
-    return epoll_ctl(links->epoll, operation, c->fd, &event) == 0;
+    return transport_watch(c->stream, links->epoll, events, (epoll_data_t){.u64 = data});
 }
 
 static bool slot_find(struct links *links, uint32_t *slot) {
@@ -140,24 +131,24 @@ static bool slot_find(struct links *links, uint32_t *slot) {
     return true;
 }
 
-// Takes ownership of fd in any case.
-static struct connection *connection_new(struct links *links, int fd, enum connection_state state, uint32_t events,
-                                         int64_t deadline) {
+// Takes ownership of the stream in any case.
+static struct connection *connection_new(struct links *links, struct transport *stream, enum connection_state state,
+                                         uint32_t events, int64_t deadline) {
     struct connection *c = calloc(1, sizeof *c);
     uint32_t slot;
     if (c == NULL || !slot_find(links, &slot)) {
         free(c);
-        socket_close(fd);
+        transport_free(stream);
         return NULL;
     }
     *c = (struct connection){.state = state,
-                             .fd = fd,
+                             .stream = stream,
                              .slot = slot,
                              .round = ++links->round,
                              .deadline = deadline,
                              .since = platform_now_ns()};
     links->slots[slot] = c;
-    if (!connection_watch(links, c, EPOLL_CTL_ADD, events)) {
+    if (!connection_watch(links, c, events)) {
         connection_free(links, c);
         return NULL;
     }
@@ -173,7 +164,7 @@ static void push_event(struct links *links, const struct link_event *event) {
         struct link_event *grown = realloc(links->events, capacity * sizeof *grown);
         if (grown == NULL) { // the link is missing then, and is reported when its time is up
             LOG(LOG_ERR, "out of memory: an event of a link is dropped");
-            if (event->kind == LINK_EVENT_UP) socket_close(event->fd);
+            transport_free(event->stream);
             return;
         }
         links->events = grown;
@@ -199,8 +190,10 @@ static void push_failure(struct links *links, const struct wire_link_hello *hell
 
 static void hand_over(struct links *links, struct connection *c, const struct wire_id *id) {
     struct link_event event = {.kind = LINK_EVENT_UP, .id = *id, .index = c->hello.index};
-    event.latency_us = gauge_read(c->fd).round_trip_us / 2;
-    event.fd = connection_release_fd(links, c);
+    event.latency_us = gauge_read(c->stream->fd).round_trip_us / 2;
+    event.stream = c->stream;
+    transport_unwatch(c->stream);
+    c->stream = NULL;
     connection_free(links, c);
     push_event(links, &event);
 }
@@ -209,11 +202,12 @@ static void hand_over(struct links *links, struct connection *c, const struct wi
 
 static void dial(struct links *links, const struct wire_link_hello *hello, const struct wire_address *address,
                  uint32_t duration_ms, int64_t deadline) {
-    int fd = socket_dial(address);
-    tell_shortage(links, fd);
-    struct connection *c = fd < 0 ? NULL : connection_new(links, fd, DIALING, EPOLLOUT, deadline);
+    struct transport *stream;
+    int error = transport_dial(address, &stream);
+    tell_shortage(links, error);
+    struct connection *c = error != 0 ? NULL : connection_new(links, stream, DIALING, EPOLLOUT, deadline);
     if (c == NULL) {
-        LOG(LOG_DEBUG, "dialing a peer failed at once: %s", strerror(fd < 0 ? -fd : ENOMEM));
+        LOG(LOG_DEBUG, "dialing a peer failed at once: %s", strerror(error != 0 ? -error : ENOMEM));
         push_failure(links, hello);
         return;
     }
@@ -252,45 +246,52 @@ static struct wire_header link_header(const struct links *links) {
     return (struct wire_header){.run = links->identity.run, .generation = links->identity.generation};
 }
 
-static void say_hello(struct links *links, struct connection *c, uint32_t events) {
-    int error = socket_connect_result(c->fd);
-    if (error == -EINPROGRESS && (events & EPOLLHUP) == 0) return;
+// Sends what is in the output, as far as the kernel takes it. Then the poller tells
+// of what comes, else of room for the rest. False: that failed.
+static bool connection_flush(struct links *links, struct connection *c) {
+    if (c->output.bytes.failed || conn_out_flush(&c->output, c->stream) != 0) return false;
+    return connection_watch(links, c, conn_out_waiting(&c->output) > 0 ? EPOLLOUT : EPOLLIN);
+}
+
+static void send_hello(struct links *links, struct connection *c) {
+    if (!connection_flush(links, c)) fail_dial(links, c, "the hello could not be sent");
+}
+
+static void connect_on(struct links *links, struct connection *c) {
+    uint32_t events;
+    int error = transport_step(c->stream, &events);
+    if (error == -EAGAIN && connection_watch(links, c, events)) return;
     if (error != 0) {
         fail_dial(links, c, strerror(-error));
         return;
     }
-    struct wire_buffer frame = {0};
-    wire_encode_link_hello(&frame, link_header(links), &c->hello);
-    // A new connection takes a frame of this size whole, or it is no use.
-    bool sent = !frame.failed && socket_send(c->fd, frame.bytes, frame.length) == (ptrdiff_t)frame.length;
-    wire_buffer_fini(&frame);
-    if (!sent || !connection_watch(links, c, EPOLL_CTL_MOD, EPOLLIN)) {
-        fail_dial(links, c, "the hello could not be sent");
-        return;
-    }
     c->state = AWAIT_ACK;
+    wire_encode_link_hello(&c->output.bytes, link_header(links), &c->hello);
+    send_hello(links, c);
 }
 
 static bool is_ack(const struct wire_header *header) { return header->type == WIRE_LINK_ACK; }
 
 static void take_ack(struct links *links, struct connection *c, int64_t now) {
-    // What follows the ACK belongs to the data plane.
-    ptrdiff_t got = conn_in_receive(&c->input, c->fd, 0);
-    if (got == -EAGAIN) return;
-    if (got <= 0) {
-        fail_dial(links, c, got == 0 ? "the other side closed" : strerror((int)-got));
-        return;
-    }
     struct wire_header header;
     const uint8_t *body;
-    enum conn_next next = conn_in_next(&c->input, is_ack, &header, &body);
-    if (next == CONN_MORE) return;
+    enum conn_next next = CONN_MORE;
+    while (next == CONN_MORE) {
+        // What follows the ACK belongs to the data plane.
+        ptrdiff_t got = conn_in_receive(&c->input, c->stream, 0);
+        if (got == -EAGAIN) return;
+        if (got <= 0) {
+            fail_dial(links, c, got == 0 ? "the other side closed" : strerror((int)-got));
+            return;
+        }
+        next = conn_in_next(&c->input, is_ack, &header, &body);
+    }
     if (next == CONN_MALFORMED) {
         fail_dial(links, c, "the answer is no LINK_ACK");
     } else if (c->hello.kind == WIRE_LINK_PROBE) {
         c->state = FLOODING;
         c->deadline = now + (int64_t)c->duration_ms * MS_NS;
-        if (!connection_watch(links, c, EPOLL_CTL_MOD, EPOLLOUT)) fail_dial(links, c, strerror(errno));
+        if (!connection_watch(links, c, EPOLLOUT)) fail_dial(links, c, strerror(errno));
     } else {
         hand_over(links, c, &c->hello.to);
     }
@@ -300,7 +301,7 @@ static void take_ack(struct links *links, struct connection *c, int64_t now) {
 
 static void flood(struct links *links, struct connection *c) {
     for (size_t sent = 0; sent < TURN_BYTES;) {
-        ptrdiff_t now_sent = socket_send(c->fd, links->scratch, SCRATCH_BYTES);
+        ptrdiff_t now_sent = transport_send(c->stream, links->scratch, SCRATCH_BYTES);
         if (now_sent == -EAGAIN) return;
         if (now_sent <= 0) {
             connection_free(links, c); // the receiver reports what it got
@@ -313,7 +314,7 @@ static void flood(struct links *links, struct connection *c) {
 static void end_flood(struct links *links, struct connection *c) {
     // A reset, so that megabytes queued for a slow link do not occupy it after the measurement.
     struct linger reset = {.l_onoff = 1};
-    setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    setsockopt(c->stream->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
     connection_free(links, c);
 }
 
@@ -338,8 +339,8 @@ static void end_measurement(struct links *links, struct connection *c) {
 
 static void measure(struct links *links, struct connection *c, int64_t now) {
     struct measurement *m = c->measurement;
-    for (size_t total = 0; total < TURN_BYTES;) {
-        ptrdiff_t got = socket_receive(c->fd, links->scratch, SCRATCH_BYTES);
+    for (size_t total = 0; total < TURN_BYTES || c->stream->buffered;) {
+        ptrdiff_t got = transport_receive(c->stream, links->scratch, SCRATCH_BYTES);
         if (got == -EAGAIN) return;
         if (got <= 0) {
             end_measurement(links, c);
@@ -395,27 +396,16 @@ static uint8_t slot_of_address(const struct wire_address *address) {
     return (uint8_t)((network * UINT64_C(0x9E3779B97F4A7C15)) >> 56);
 }
 
-// Acts on a judgement of a complete hello. True: the connection stays parked.
-static void act_on_hello(struct links *links, struct connection *c, enum member_judgement judgement) {
-    if (judgement == MEMBER_PARK) {
-        if (c->state == PARKED) return;
-        make_room(links, PARKED, share(2, LINKS_PARKED));
-        c->state = PARKED;
-        c->deadline = platform_now_ns() + links->park_limit;
-        if (!connection_watch(links, c, EPOLL_CTL_MOD, EPOLLRDHUP)) connection_free(links, c);
-        return;
-    }
-    struct wire_buffer frame = {0};
-    wire_encode_empty(&frame, link_header(links), WIRE_LINK_ACK);
-    bool accepted = judgement == MEMBER_ACCEPT && !frame.failed &&
-                    socket_send(c->fd, frame.bytes, frame.length) == (ptrdiff_t)frame.length;
-    wire_buffer_fini(&frame);
-    if (accepted && c->hello.kind == WIRE_LINK_DATA) {
+// Sends the ACK. When it is out, the connection is a link, or measured.
+static void answer(struct links *links, struct connection *c) {
+    bool sent = connection_flush(links, c);
+    if (sent && conn_out_waiting(&c->output) > 0) return;
+    if (sent && c->hello.kind == WIRE_LINK_DATA) {
         hand_over(links, c, &c->hello.from);
         return;
     }
-    if (accepted) c->measurement = calloc(1, sizeof *c->measurement);
-    if (c->measurement == NULL || !connection_watch(links, c, EPOLL_CTL_MOD, EPOLLIN)) {
+    if (sent) c->measurement = calloc(1, sizeof *c->measurement);
+    if (c->measurement == NULL) {
         connection_free(links, c);
         return;
     }
@@ -423,11 +413,31 @@ static void act_on_hello(struct links *links, struct connection *c, enum member_
     c->deadline = platform_now_ns() + LINKS_PROBE_MS * MS_NS;
 }
 
+// Acts on a judgement of a complete hello. True: the connection stays parked.
+static void act_on_hello(struct links *links, struct connection *c, enum member_judgement judgement) {
+    if (judgement == MEMBER_PARK) {
+        if (c->state == PARKED) return;
+        make_room(links, PARKED, share(2, LINKS_PARKED));
+        c->state = PARKED;
+        c->deadline = platform_now_ns() + links->park_limit;
+        if (!connection_watch(links, c, EPOLLRDHUP)) connection_free(links, c);
+        return;
+    }
+    if (judgement == MEMBER_REJECT) {
+        connection_free(links, c);
+        return;
+    }
+    wire_encode_empty(&c->output.bytes, link_header(links), WIRE_LINK_ACK);
+    c->state = ANSWERING;
+    c->deadline = platform_now_ns() + LINKS_UNKNOWN_MS * MS_NS;
+    answer(links, c);
+}
+
 static bool is_hello(const struct wire_header *header) { return header->type == WIRE_LINK_HELLO; }
 
 static void take_hello(struct links *links, struct connection *c) {
     for (;;) {
-        ptrdiff_t got = conn_in_receive(&c->input, c->fd, 0);
+        ptrdiff_t got = conn_in_receive(&c->input, c->stream, 0);
         if (got == -EAGAIN) return;
         if (got <= 0) break;
         struct wire_header header;
@@ -450,17 +460,18 @@ void links_recheck(struct links *links) {
 
 static void accept_some(struct links *links, int64_t now) {
     for (int i = 0; i < LISTENER_TURN; i++) {
+        struct transport *stream;
         struct wire_address from;
-        int fd = listener_accept(&links->listener, &from, now);
-        if (fd == -EAGAIN) return;
-        if (fd < 0 && listener_pauses(&links->listener)) {
+        int error = listener_accept(&links->listener, &stream, &from, now);
+        if (error == -EAGAIN) return;
+        if (error != 0 && listener_pauses(&links->listener)) {
             make_room(links, AWAIT_HELLO, 1);
-            tell_shortage(links, fd);
+            tell_shortage(links, error);
             return;
         }
-        if (fd < 0) continue; // that connection was gone before it was accepted
+        if (error != 0) continue; // that connection was gone before it was accepted
         make_room(links, AWAIT_HELLO, share(LINKS_UNKNOWN_PART, LINKS_UNKNOWN));
-        struct connection *c = connection_new(links, fd, AWAIT_HELLO, EPOLLIN, now + LINKS_UNKNOWN_MS * MS_NS);
+        struct connection *c = connection_new(links, stream, AWAIT_HELLO, EPOLLIN, now + LINKS_UNKNOWN_MS * MS_NS);
         if (c == NULL) continue;
         c->from = slot_of_address(&from);
         take_hello(links, c);
@@ -494,8 +505,7 @@ void links_free(struct links *links) {
     for (uint32_t i = 0; i < links->slot_count; i++)
         if (links->slots[i] != NULL) connection_free(links, links->slots[i]);
     struct link_event event;
-    while (links_next(links, &event))
-        if (event.kind == LINK_EVENT_UP) socket_close(event.fd);
+    while (links_next(links, &event)) transport_free(event.stream);
     free(links->slots);
     free(links->events);
     free(links->scratch);
@@ -520,18 +530,24 @@ void links_cancel(struct links *links, const struct wire_id *id) {
 
 // ---- the loop ----
 
-static void advance(struct links *links, struct connection *c, uint32_t events, int64_t now) {
+static void advance(struct links *links, struct connection *c, int64_t now) {
     switch (c->state) {
-    case DIALING: say_hello(links, c, events); break;
-    case AWAIT_ACK: take_ack(links, c, now); break;
+    case DIALING: connect_on(links, c); break;
+    case AWAIT_ACK:
+        if (conn_out_waiting(&c->output) > 0)
+            send_hello(links, c);
+        else
+            take_ack(links, c, now);
+        break;
     case AWAIT_HELLO: take_hello(links, c); break;
     case PARKED: connection_free(links, c); break; // it gave up
+    case ANSWERING: answer(links, c); break;
     case FLOODING: flood(links, c); break;
     case MEASURING: measure(links, c, now); break;
     }
 }
 
-void links_event(struct links *links, uint64_t data, uint32_t events, int64_t now) {
+void links_event(struct links *links, uint64_t data, int64_t now) {
     if (data == links->first_data) {
         accept_some(links, now);
         return;
@@ -539,7 +555,7 @@ void links_event(struct links *links, uint64_t data, uint32_t events, int64_t no
     uint64_t name = data - links->first_data - 1;
     uint32_t slot = (uint32_t)name & 0xfffff, round = (uint32_t)(name >> 20);
     struct connection *c = slot < links->slot_count ? links->slots[slot] : NULL;
-    if (c != NULL && c->round == round) advance(links, c, events, now);
+    if (c != NULL && c->round == round) advance(links, c, now);
 }
 
 static void time_out(struct links *links, struct connection *c) {

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "net/transport.h"
 #include "net/wire_data.h"
 #include "peer/member.h"
 
@@ -29,7 +30,7 @@ enum {
 struct links;
 
 enum link_event_kind {
-    LINK_EVENT_UP,       // fd now belongs to the receiver of the event
+    LINK_EVENT_UP,       // `stream` now belongs to the receiver of the event
     LINK_EVENT_FAILED,   // a dial
     LINK_EVENT_MEASURED, // bytes_per_s from `id` to this peer; or 0 because a probe to `id` failed, then `outgoing`
 };
@@ -38,7 +39,7 @@ struct link_event {
     enum link_event_kind kind;
     struct wire_id id;
     uint32_t index;
-    int fd;
+    struct transport *stream;
     uint32_t latency_us;
     bool outgoing;
     uint64_t bytes_per_s;
@@ -56,7 +57,7 @@ typedef enum member_judgement links_judge_fn(void *context, const struct wire_li
 // Registers with `epoll`; its epoll data are `first_data` and above. NULL when the system refuses.
 struct links *links_new(int epoll, uint64_t first_data, const struct wire_id *self, links_judge_fn *judge,
                         void *context);
-void links_free(struct links *links); // closes what is left, also the descriptors of events not taken
+void links_free(struct links *links); // closes what is left, also the streams of events not taken
 // Listens on the first free port from LINKS_FIRST_PORT. 0 or -errno.
 int links_listen(struct links *links, const struct wire_address *local, uint16_t *port);
 void links_identify(struct links *links, const struct link_identity *identity);
@@ -68,7 +69,7 @@ void links_probe(struct links *links, const struct wire_id *to, const struct wir
 void links_cancel(struct links *links, const struct wire_id *id); // what is under way with a peer that is gone
 void links_recheck(struct links *links);                          // judges parked hellos again
 
-void links_event(struct links *links, uint64_t data, uint32_t epoll_events, int64_t now_ns);
+void links_event(struct links *links, uint64_t data, int64_t now_ns); // epoll told of `data`
 void links_tick(struct links *links, int64_t now_ns);
 int64_t links_deadline(const struct links *links); // INT64_MAX = none
 // Until when parked hellos of connections accepted from now on are kept.

@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include "base/log.h"
 #include "base/platform.h"
@@ -25,10 +23,10 @@ enum {
 enum link_state { CLOSED, DIALLING, ANSWERS, OPEN };
 
 struct master_link {
-    // Of `out`, and of changes of `state` and `fd`, which the control thread alone makes.
+    // Of `out`, and of changes of `state` and `stream`, which the control thread alone makes.
     pthread_mutex_t lock;
     enum link_state state;
-    int fd; // -1: closed
+    struct transport *stream; // NULL: closed
     struct conn_out out;
     bool waits_to_send; // the kernel did not take all of it
 
@@ -51,7 +49,6 @@ struct master_link *master_link_new(int epoll, uint64_t data) {
     pthread_mutex_init(&m->lock, NULL);
     m->epoll = epoll;
     m->data = data;
-    m->fd = -1;
     m->dial_deadline = INT64_MAX;
     return m;
 }
@@ -64,23 +61,19 @@ void master_link_free(struct master_link *m) {
     free(m);
 }
 
-static bool watch(const struct master_link *m, int operation, uint32_t events) {
-    struct epoll_event event = {.events = events, .data.u64 = m->data};
-    return epoll_ctl(m->epoll, operation, m->fd, &event) == 0;
+static bool watch(const struct master_link *m, uint32_t events) {
+    return transport_watch(m->stream, m->epoll, events, (epoll_data_t){.u64 = m->data});
 }
 
 static void leave(struct master_link *m) {
     pthread_mutex_lock(&m->lock);
-    int fd = m->fd;
-    m->fd = -1;
+    struct transport *stream = m->stream;
+    m->stream = NULL;
     m->state = CLOSED;
     conn_out_clear(&m->out);
     m->waits_to_send = false;
     pthread_mutex_unlock(&m->lock);
-    if (fd >= 0) {
-        epoll_ctl(m->epoll, EPOLL_CTL_DEL, fd, NULL);
-        socket_close(fd);
-    }
+    transport_free(stream);
     m->readable = false;
     m->dial_deadline = INT64_MAX;
     conn_in_clear(&m->in);
@@ -92,23 +85,22 @@ void master_link_close(struct master_link *m) {
 }
 
 void master_link_end(struct master_link *m) {
-    if (m->state == OPEN) shutdown(m->fd, SHUT_WR);
+    if (m->state == OPEN) transport_finish(m->stream);
 }
 
 // ---- sending; lock held ----
 
 static void await_room(struct master_link *m) {
     bool waits = conn_out_waiting(&m->out) > 0;
-    if (waits != m->waits_to_send && watch(m, EPOLL_CTL_MOD, EPOLLIN | (waits ? (uint32_t)EPOLLOUT : 0)))
-        m->waits_to_send = waits;
+    if (waits != m->waits_to_send && watch(m, waits ? EPOLLIN | EPOLLOUT : EPOLLIN)) m->waits_to_send = waits;
 }
 
 // Of a connection that broke the control thread reads the end.
 static void send_frames(struct master_link *m, const struct wire_buffer *frames) {
-    int error = frames->failed ? -ENOMEM : conn_out_send(&m->out, m->fd, frames->bytes, frames->length);
+    int error = frames->failed ? -ENOMEM : conn_out_send(&m->out, m->stream, frames->bytes, frames->length);
     if (error == -ENOMEM || conn_out_waiting(&m->out) > MAX_WAITING_BYTES) {
         LOG(LOG_ERR, "the master does not take what is sent to it, or memory ran out: giving up on it");
-        shutdown(m->fd, SHUT_RDWR);
+        transport_hang_up(m->stream);
         error = -EPIPE;
     }
     if (error != 0) conn_out_clear(&m->out);
@@ -116,7 +108,7 @@ static void send_frames(struct master_link *m, const struct wire_buffer *frames)
 }
 
 static void flush(struct master_link *m) {
-    if (conn_out_flush(&m->out, m->fd) != 0) conn_out_clear(&m->out);
+    if (conn_out_flush(&m->out, m->stream) != 0) conn_out_clear(&m->out);
     await_room(m);
 }
 
@@ -147,18 +139,18 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
 }
 
 static void dial(struct master_link *m, int64_t now) {
-    int fd = socket_dial(seek_master(&m->seek));
-    if (fd < 0) {
-        fail_dial(m, false, "could not connect to the master at", -fd, now);
+    struct transport *stream;
+    int error = transport_dial(seek_master(&m->seek), &stream);
+    if (error != 0) {
+        fail_dial(m, false, "could not connect to the master at", -error, now);
         return;
     }
     pthread_mutex_lock(&m->lock);
     m->state = DIALLING;
-    m->fd = fd;
+    m->stream = stream;
     pthread_mutex_unlock(&m->lock);
     m->dial_deadline = now + (m->seeking || m->seek.count > 1 ? SEEK_DIAL_MS : MEMBER_JOIN_LIMIT_MS) * MS_NS;
-    if (!watch(m, EPOLL_CTL_ADD, EPOLLOUT))
-        fail_dial(m, true, "could not watch the connection to the master at", errno, now);
+    if (!watch(m, EPOLLOUT)) fail_dial(m, true, "could not watch the connection to the master at", errno, now);
 }
 
 void master_link_join(struct master_link *m, const struct wire_address *masters, uint32_t count, int64_t now) {
@@ -210,17 +202,17 @@ void master_link_refuse(struct master_link *m, const char *what, int error, int6
 }
 
 bool master_link_local(const struct master_link *m, struct wire_address *out) {
-    return socket_local_address(m->fd, out);
+    return socket_local_address(m->stream->fd, out);
 }
 
-static void answer(struct master_link *m, uint32_t events, int64_t now) {
-    int error = -socket_connect_result(m->fd);
-    if (error == EINPROGRESS && (events & EPOLLHUP) == 0) return;
-    if (error != 0) {
-        fail_dial(m, false, "could not connect to the master (is it running?) at", error, now);
-    } else if (!watch(m, EPOLL_CTL_MOD, EPOLLIN)) {
+static void connect_on(struct master_link *m, int64_t now) {
+    uint32_t events;
+    int error = transport_step(m->stream, &events);
+    if (error != 0 && error != -EAGAIN) {
+        fail_dial(m, false, "could not connect to the master (is it running?) at", -error, now);
+    } else if (!watch(m, error == 0 ? EPOLLIN : events)) {
         fail_dial(m, true, "could not watch the connection to the master at", errno, now);
-    } else {
+    } else if (error == 0) {
         pthread_mutex_lock(&m->lock);
         m->state = ANSWERS;
         pthread_mutex_unlock(&m->lock);
@@ -259,7 +251,7 @@ bool master_link_next(struct master_link *m, struct master_event *out, int64_t *
     while (m->state == OPEN) {
         if (take_frame(m, out)) return true;
         if (!m->readable) return false;
-        ptrdiff_t got = conn_in_receive(&m->in, m->fd, INPUT_BYTES);
+        ptrdiff_t got = conn_in_receive(&m->in, m->stream, INPUT_BYTES);
         *now = platform_now_ns(); // this process may have been stopped since it looked last
         if (got == -EAGAIN)
             m->readable = false;
@@ -272,7 +264,7 @@ bool master_link_next(struct master_link *m, struct master_event *out, int64_t *
 // ---- called by the loop ----
 
 void master_link_event(struct master_link *m, uint32_t events, int64_t now) {
-    if (m->state == DIALLING) answer(m, events, now);
+    if (m->state == DIALLING) connect_on(m, now);
     if (m->state != OPEN) return;
     m->readable |= (events & ~(uint32_t)EPOLLOUT) != 0;
     pthread_mutex_lock(&m->lock);
@@ -297,7 +289,7 @@ int64_t master_link_deadline(const struct master_link *m) {
 bool master_link_is_open(const struct master_link *m) { return m->state == OPEN; }
 bool master_link_seeks(const struct master_link *m) { return m->seeking; }
 bool master_link_has_earlier(const struct master_link *m) { return m->seek.at > 0; }
-int64_t master_link_round_trip_ns(const struct master_link *m) { return gauge_read(m->fd).round_trip_us * US_NS; }
+int64_t master_link_round_trip_ns(const struct master_link *m) { return gauge_read(m->stream->fd).round_trip_us * US_NS; }
 const char *master_link_address(const struct master_link *m, char out[64]) {
     return socket_address_format(out, 64, seek_master(&m->seek));
 }

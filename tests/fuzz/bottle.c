@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/platform.h"
+#include "net/transport.h"
 
 enum { PENDING_BYTES = 2 << 20, DRAINED_BYTES = 1 << 16 };
 
@@ -173,7 +174,8 @@ void bottle_link(struct engine *engine, uint32_t peer, uint32_t index) {
     bottle_close(peer, index);
     MUST(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0);
     links[peer][index].fd = pair[1];
-    engine_add_link(engine, &id, index, pair[0]);
+    struct transport *stream = transport_new(pair[0]);
+    if (stream != NULL) engine_add_link(engine, &id, index, stream);
 }
 
 // ---- the engine ----

@@ -34,7 +34,7 @@ int __wrap_socket_listen_from(const struct wire_address *address, uint16_t first
 int __wrap_socket_accept(int from, struct wire_address *address);
 int __wrap_socket_dial(const struct wire_address *address);
 int __wrap_socket_connect_result(int fd);
-void __wrap_socket_close(int fd);
+void __wrap_descriptor_close(int fd);
 struct gauge __wrap_gauge_read(int fd);
 
 int64_t __wrap_platform_now_ns(void) { return now; }
@@ -50,7 +50,7 @@ int __wrap_socket_listen_from(const struct wire_address *address, uint16_t first
     return listener;
 }
 
-void __wrap_socket_close(int fd) {
+void __wrap_descriptor_close(int fd) {
     if (fd < 0) return;
     opened--;
     close(fd);
@@ -147,18 +147,18 @@ static void turn(void) {
     static uint8_t junk[1 << 16];
     for (uint32_t i = 0; i < end_count; i++)
         while (ends[i] != 0 && recv(ends[i], junk, sizeof junk, MSG_DONTWAIT) > 0) continue;
-    if (waiting_first < waiting_count || refusal != 0) links_event(links, FIRST_DATA, EPOLLIN, now);
+    if (waiting_first < waiting_count || refusal != 0) links_event(links, FIRST_DATA, now);
     int count = epoll_wait(epoll, events, EVENTS, 0);
     for (int i = 0; i < count; i++)
-        if (events[i].data.u64 != FIRST_DATA) links_event(links, events[i].data.u64, events[i].events, now);
+        if (events[i].data.u64 != FIRST_DATA) links_event(links, events[i].data.u64, now);
 }
 
 static void take(void) {
     struct link_event event;
     while (links_next(links, &event)) {
         if (event.kind != LINK_EVENT_UP) continue;
-        MUST(++ups <= accepted + dialled && event.fd >= 0);
-        __wrap_socket_close(event.fd);
+        MUST(++ups <= accepted + dialled && event.stream != NULL);
+        transport_free(event.stream);
     }
 }
 

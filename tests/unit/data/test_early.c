@@ -8,6 +8,7 @@
 #include "data/engine.h"
 #include "data/core_private.h"
 #include "data/frame.h"
+#include "net/transport.h"
 
 static uint64_t held_bytes(struct engine *engine) {
     uint64_t held = 0;
@@ -59,7 +60,7 @@ static void test_flood(uint32_t payload, uint32_t fitting) {
     struct engine *victim = world->sides[0].engine;
     int pair[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
-    engine_add_link(victim, &world->sides[1].id, 0, pair[0]);
+    engine_add_link(victim, &world->sides[1].id, 0, transport_new(pair[0]));
     CHECK_EQ(flood(world, pair[1], fitting, payload), fitting);
     for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS;
          held_bytes(victim) < (uint64_t)fitting * payload && platform_now_ns() < deadline;)

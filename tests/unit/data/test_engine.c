@@ -5,6 +5,7 @@
 #include "compute/kernels.h"
 #include "ops/plan.h"
 #include "engine_world.h"
+#include "net/transport.h"
 
 static void test_sum(uint32_t peers, uint32_t lanes, uint64_t count, bool in_place, int op) {
     struct world *world = world_new(peers, lanes);
@@ -656,7 +657,7 @@ static void test_failed(void) {
     CHECK(engine_post(side->engine, &reduce, world->epoch) == CALL_OK);
     FILE *unwatchable = tmpfile();
     REQUIRE(unwatchable != NULL);
-    engine_add_link(side->engine, &(struct wire_id){.bytes = "stranger"}, 0, dup(fileno(unwatchable)));
+    engine_add_link(side->engine, &(struct wire_id){.bytes = "stranger"}, 0, transport_new(dup(fileno(unwatchable))));
     fclose(unwatchable);
     struct call_outcome outcome;
     engine_wait(side->engine, 3, platform_now_ns() + 5 * SECOND_NS, &outcome);

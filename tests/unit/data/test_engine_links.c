@@ -11,6 +11,7 @@
 #include "deaf_owner.h"
 #include "data/engine.h"
 #include "net/socket.h"
+#include "net/transport.h"
 
 enum { PATIENCE_MS = 20000 };
 
@@ -29,7 +30,7 @@ static int link_from(struct engine *engine, uint8_t host) {
     while ((accepted = socket_accept(listener, &from)) == -EAGAIN) usleep(1000);
     REQUIRE(accepted >= 0);
     CHECK_EQ(from.bytes[3], host);
-    engine_add_link(engine, &theirs, 0, accepted);
+    engine_add_link(engine, &theirs, 0, transport_new(accepted));
     socket_close(listener);
     return fd;
 }

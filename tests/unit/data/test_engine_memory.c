@@ -15,6 +15,7 @@
 #include "deaf_owner.h"
 #include "data/engine.h"
 #include "net/socket.h"
+#include "net/transport.h"
 #include "net/wire_data.h"
 
 enum {
@@ -114,7 +115,7 @@ static void begin(void) {
         close(listener);
         struct timeval patience = {.tv_sec = 60};
         setsockopt(links[i], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-        engine_add_link(engine, &mine, i, ends[i]);
+        engine_add_link(engine, &mine, i, transport_new(ends[i]));
     }
     struct wire_member members[2] = {{.id = theirs}, {.id = mine}};
     struct epoch entered = {.run = 7,

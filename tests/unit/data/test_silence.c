@@ -16,6 +16,7 @@
 #include "data/engine.h"
 #include "data/silence.h"
 #include "net/socket.h"
+#include "net/transport.h"
 
 enum { LIMIT_MS = 1500, BIG = 4 << 20, LINKS = 2 }; // the direct one and a lane
 
@@ -91,7 +92,7 @@ static void begin_world(pthread_t *thread) {
             tcp_pair(pair);
             relays[index].ends[i] = pair[1];
             relays[index].flow[i] = FLOW_PASS;
-            engine_add_link(sides[i].engine, &sides[1 - i].id, index, pair[0]);
+            engine_add_link(sides[i].engine, &sides[1 - i].id, index, transport_new(pair[0]));
         }
     REQUIRE(pthread_create(thread, NULL, run_relays, NULL) == 0);
     struct wire_member members[2] = {{.id = sides[0].id}, {.id = sides[1].id}};

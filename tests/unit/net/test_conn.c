@@ -12,12 +12,18 @@
 #include "net/wire_control.h"
 
 static int ends[2];
+static struct transport *near, *far; // of the same
 
-static void open_pair(void) { REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0); }
+static void open_pair(void) {
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
+    near = transport_new(ends[0]);
+    far = transport_new(ends[1]);
+    REQUIRE(near != NULL && far != NULL);
+}
 
 static void close_pair(void) {
-    close(ends[0]);
-    close(ends[1]);
+    transport_free(near);
+    transport_free(far);
 }
 
 static struct wire_buffer some_frames(void) {
@@ -52,11 +58,11 @@ static void test_pieces(void) {
             for (size_t at = 0; at < frames.length; at += piece) {
                 size_t left = frames.length - at, length = left < piece ? left : piece;
                 REQUIRE(write(ends[0], frames.bytes + at, length) == (ptrdiff_t)length);
-                while (conn_in_receive(&in, ends[1], most) > 0) next = take_all(&in, next);
+                while (conn_in_receive(&in, far, most) > 0) next = take_all(&in, next);
             }
             CHECK_EQ(next, 6);
             CHECK_EQ(in.taken, in.bytes.length);
-            CHECK_EQ(conn_in_receive(&in, ends[1], most), -EAGAIN);
+            CHECK_EQ(conn_in_receive(&in, far, most), -EAGAIN);
             conn_in_fini(&in);
             close_pair();
         }
@@ -76,7 +82,7 @@ static void test_not_beyond(void) {
     REQUIRE(write(ends[0], frames.bytes, frames.length) == (ptrdiff_t)frames.length &&
             write(ends[0], "behind", 6) == 6);
     while (conn_in_next(&in, conn_carries_control, &header, &body) == CONN_MORE)
-        REQUIRE(conn_in_receive(&in, ends[1], 0) > 0);
+        REQUIRE(conn_in_receive(&in, far, 0) > 0);
     CHECK_EQ(read(ends[1], behind, sizeof behind), 6);
     CHECK(memcmp(behind, "behind", 6) == 0);
     conn_in_fini(&in);
@@ -97,12 +103,12 @@ static void test_malformed(void) {
     wire_encode_text(&frames, (struct wire_header){0}, WIRE_EXPELLED, "no");
     open_pair();
     REQUIRE(write(ends[0], frames.bytes, good + WIRE_HEADER_BYTES) > 0);
-    REQUIRE(conn_in_receive(&in, ends[1], 1000) > 0);
+    REQUIRE(conn_in_receive(&in, far, 1000) > 0);
     CHECK_EQ(conn_in_next(&in, carries_text, &header, &body), CONN_FRAME);
     CHECK_EQ(conn_in_next(&in, carries_text, &header, &body), CONN_MALFORMED);
     conn_in_clear(&in);
     frames.bytes[4] ^= 1; // the magic number
-    REQUIRE(write(ends[0], frames.bytes, WIRE_HEADER_BYTES) > 0 && conn_in_receive(&in, ends[1], 1000) > 0);
+    REQUIRE(write(ends[0], frames.bytes, WIRE_HEADER_BYTES) > 0 && conn_in_receive(&in, far, 1000) > 0);
     CHECK_EQ(conn_in_next(&in, conn_carries_control, &header, &body), CONN_MALFORMED);
     conn_in_fini(&in);
     wire_buffer_fini(&frames);
@@ -117,24 +123,24 @@ static void test_queue(void) {
     open_pair();
     for (int i = 0; i < 400; i++) {
         for (size_t k = 0; k < sizeof piece; k++) piece[k] = (uint8_t)((sent + k) % 251);
-        CHECK_EQ(conn_out_send(&out, ends[0], piece, sizeof piece), 0);
+        CHECK_EQ(conn_out_send(&out, near, piece, sizeof piece), 0);
         sent += sizeof piece;
         ptrdiff_t length = read(ends[1], got, i % 3 == 0 ? sizeof got : 9000);
         for (ptrdiff_t k = 0; k < length; k++) CHECK(got[k] == (uint8_t)((received + (uint64_t)k) % 251));
         if (length > 0) received += (uint64_t)length;
-        CHECK_EQ(conn_out_flush(&out, ends[0]), 0);
+        CHECK_EQ(conn_out_flush(&out, near), 0);
     }
     CHECK(out.bytes.capacity < 4000000);
     while (received < sent) {
         ptrdiff_t length = read(ends[1], got, sizeof got);
         for (ptrdiff_t k = 0; k < length; k++) CHECK(got[k] == (uint8_t)((received + (uint64_t)k) % 251));
         if (length > 0) received += (uint64_t)length;
-        CHECK_EQ(conn_out_flush(&out, ends[0]), 0);
+        CHECK_EQ(conn_out_flush(&out, near), 0);
     }
     CHECK_EQ(conn_out_waiting(&out), 0);
-    close(ends[1]);
-    CHECK_EQ(conn_out_send(&out, ends[0], piece, 1), -EPIPE); // and no signal
-    close(ends[0]);
+    transport_free(far);
+    CHECK_EQ(conn_out_send(&out, near, piece, 1), -EPIPE); // and no signal
+    transport_free(near);
     conn_out_fini(&out);
 }
 

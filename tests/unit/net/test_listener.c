@@ -34,15 +34,15 @@ static void test_pause(void) {
     int poller = descriptor_epoll();
     struct listener listener = listener_closed(poller, TOKEN, PAUSE_MS);
     struct wire_address address, from;
+    struct transport *dialled, *accepted;
     REQUIRE(poller >= 0 && listener_open(&listener, socket_listen(&any_port)) == 0);
     REQUIRE(socket_local_address(listener.fd, &address));
-    CHECK_EQ(listener_accept(&listener, &from, 0), -EAGAIN);
+    CHECK_EQ(listener_accept(&listener, &accepted, &from, 0), -EAGAIN);
     CHECK(!listener_pauses(&listener));
 
-    int dialled = socket_dial(&address);
-    REQUIRE(dialled >= 0 && is_ready(poller));
+    REQUIRE(transport_dial(&address, &dialled) == 0 && is_ready(poller));
     no_descriptors(true);
-    CHECK_EQ(listener_accept(&listener, &from, 7), -EMFILE);
+    CHECK_EQ(listener_accept(&listener, &accepted, &from, 7), -EMFILE);
     no_descriptors(false);
     CHECK(listener_pauses(&listener));
     CHECK_EQ(listener.resumes_ns, 7 + PAUSE_MS * MS_NS);
@@ -52,10 +52,9 @@ static void test_pause(void) {
     listener_tick(&listener, 7 + PAUSE_MS * MS_NS);
     CHECK(!listener_pauses(&listener) && is_ready(poller));
 
-    int accepted = listener_accept(&listener, &from, 0);
-    CHECK(accepted >= 0);
-    socket_close(accepted);
-    socket_close(dialled);
+    REQUIRE(listener_accept(&listener, &accepted, &from, 0) == 0);
+    transport_free(accepted);
+    transport_free(dialled);
     listener_close(&listener);
     listener_close(&listener);
     descriptor_close(poller);

@@ -39,7 +39,7 @@ static int count_descriptors(void) {
 static void turn(struct links *links, int epoll) {
     struct epoll_event events[64];
     for (int count; (count = epoll_wait(epoll, events, 64, 5)) > 0;)
-        for (int i = 0; i < count; i++) links_event(links, events[i].data.u64, events[i].events, platform_now_ns());
+        for (int i = 0; i < count; i++) links_event(links, events[i].data.u64, platform_now_ns());
 }
 
 static int dial_from(uint8_t host, uint16_t port) {
@@ -64,7 +64,7 @@ static bool is_up(struct links *links) {
     bool up = false;
     while (links_next(links, &event)) {
         up |= event.kind == LINK_EVENT_UP;
-        if (event.kind == LINK_EVENT_UP) close(event.fd);
+        transport_free(event.stream);
     }
     return up;
 }

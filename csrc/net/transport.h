@@ -1,0 +1,80 @@
+// Streams of bytes between two processes. What the bytes become on their way is the transport's: plain TCP today.
+//
+// All bytes of a stream pass through these functions. The descriptor is for pollers, and for what the kernel knows of
+// the connection (net/socket, net/gauge). Nothing blocks, nothing raises SIGPIPE; errors are errno values, negated.
+// One thread at a time sends, and one receives; they may be two. Anyone may hang up at any time.
+#ifndef PCCL_NET_TRANSPORT_H
+#define PCCL_NET_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+#include <sys/uio.h>
+
+#include "net/wire.h"
+
+struct transport;
+
+// A way to carry streams. What a stream of it needs beside `struct transport` lies behind it, in one allocation.
+struct transport_type {
+    size_t bytes; // of one stream, all 0 at first
+    // Carries a dialled stream on until bytes can be sent: 0, -EAGAIN when the poller has to be asked for `*events`
+    // before the next step, or -errno. The other side does its part when it first receives; it sends nothing before.
+    int (*step)(struct transport *stream, uint32_t *events);
+    // Bytes taken (> 0), -EAGAIN: the poller tells when there is room (EPOLLOUT), or -errno. A transport that holds
+    // bytes back leaves one of them out of its count, so that it is called again.
+    ptrdiff_t (*sendv)(struct transport *stream, const struct iovec *parts, int count);
+    // Bytes received (> 0), 0 = end of stream, -EAGAIN or -errno. Sets `buffered`.
+    ptrdiff_t (*recvv)(struct transport *stream, const struct iovec *parts, int count);
+    // Announces the end of what is sent.
+    void (*finish)(struct transport *stream);
+    // NULL: nothing is to be given back but the descriptor and the memory.
+    void (*fini)(struct transport *stream);
+};
+
+struct transport {
+    const struct transport_type *type;
+    int fd;
+    int poller; // that watches it; -1: none
+    // The receiver's: recvv may give more at once, and no poller tells of it. False only when recvv has just seen that
+    // the kernel has no more and holds nothing itself; so also after a call that did not ask the kernel, true.
+    bool buffered;
+};
+
+extern const struct transport_type transport_plain;
+// What new streams are carried by, at both ends. Set before the first of them.
+extern const struct transport_type *transport_default;
+
+// Takes the descriptor of a connection, and closes it when there is no memory: NULL.
+struct transport *transport_new(int fd);
+// Begins to connect; poll for EPOLLOUT, then step. 0 or -errno.
+int transport_dial(const struct wire_address *address, struct transport **out);
+// Closes, and gives a poller up before: closing alone does not while a child of fork has the socket open.
+void transport_free(struct transport *stream);
+// The stream is to end in both directions. Both sides read what came before, and then the end.
+void transport_hang_up(struct transport *stream);
+
+// From now on the poller tells of `events` with `data`. False, and errno, when it cannot.
+bool transport_watch(struct transport *stream, int poller, uint32_t events, epoll_data_t data);
+void transport_unwatch(struct transport *stream);
+
+static inline int transport_step(struct transport *stream, uint32_t *events) {
+    return stream->type->step(stream, events);
+}
+
+static inline ptrdiff_t transport_sendv(struct transport *stream, const struct iovec *parts, int count) {
+    return stream->type->sendv(stream, parts, count);
+}
+
+static inline ptrdiff_t transport_recvv(struct transport *stream, const struct iovec *parts, int count) {
+    return stream->type->recvv(stream, parts, count);
+}
+
+static inline void transport_finish(struct transport *stream) { stream->type->finish(stream); }
+
+ptrdiff_t transport_send(struct transport *stream, const void *bytes, size_t length);
+// -EAGAIN: nothing is buffered, and a poller tells of what comes.
+ptrdiff_t transport_receive(struct transport *stream, void *bytes, size_t capacity);
+
+#endif
