@@ -289,7 +289,9 @@ int64_t master_link_deadline(const struct master_link *m) {
 bool master_link_is_open(const struct master_link *m) { return m->state == OPEN; }
 bool master_link_seeks(const struct master_link *m) { return m->seeking; }
 bool master_link_has_earlier(const struct master_link *m) { return m->seek.at > 0; }
-int64_t master_link_round_trip_ns(const struct master_link *m) { return gauge_read(m->stream->fd).round_trip_us * US_NS; }
+int64_t master_link_round_trip_ns(const struct master_link *m) {
+    return gauge_read(m->stream->fd).round_trip_us * US_NS;
+}
 const char *master_link_address(const struct master_link *m, char out[64]) {
     return socket_address_format(out, 64, seek_master(&m->seek));
 }

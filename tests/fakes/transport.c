@@ -1,0 +1,202 @@
+// A transport that does whatever net/transport.h allows: it changes every byte by its place in the stream, cuts sends
+// and receives anywhere, would block although it could go on, holds received bytes back, and sends late what it has
+// taken; and its dials begin with a greeting, as a sealed stream's would.
+//
+// Linked in with the CMake option PCCL_FAKES. PCCL_FAKE_TRANSPORT=seed in the environment makes it the transport of the
+// process, and both ends of a stream have to have it. What a test sends past it is changed by fake_transport_pad.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "net/transport.h"
+
+enum { PIECE_BYTES = 64 * 1024, GREETING_BYTES = 8 };
+
+static const uint8_t hello[GREETING_BYTES] = "hello?\r\n", answer[GREETING_BYTES] = "hello!\r\n";
+
+// One direction of a stream; each is used by one thread at a time.
+struct way {
+    uint64_t random;
+    uint64_t place; // in the stream, of the next byte
+    size_t begin, end;
+    uint8_t bytes[PIECE_BYTES]; // [begin, end) wait
+};
+
+struct fake {
+    struct transport stream; // first
+    struct way out, in;
+    bool greeted;    // the dialler has said hello
+    bool opened;     // the greeting is over, or there is none: a stranger, or a pair of sockets
+    size_t answered; // bytes of the answer
+};
+
+static uint64_t seed;
+static _Atomic uint64_t streams;
+
+uint8_t fake_transport_pad(uint64_t place) { return (uint8_t)(0xA5 + 29 * place); }
+
+static struct fake *fake_of(struct transport *stream) { return (struct fake *)(void *)stream; }
+
+static uint32_t below(struct way *way, uint32_t bound) {
+    if (way->random == 0) way->random = (seed + atomic_fetch_add(&streams, 1)) * UINT64_C(0x9E3779B97F4A7C15) | 1;
+    way->random ^= way->random << 13;
+    way->random ^= way->random >> 7;
+    way->random ^= way->random << 17;
+    return (uint32_t)(way->random >> 32) % bound;
+}
+
+static size_t some_length(struct way *way) { return 1 + below(way, below(way, 4) == 0 ? 40 : PIECE_BYTES); }
+
+static void change(struct way *way, uint8_t *bytes, size_t length) {
+    for (size_t i = 0; i < length; i++) bytes[i] ^= fake_transport_pad(way->place++);
+}
+
+// Copies from or to the parts, at most so many bytes.
+static size_t copy(const struct iovec *parts, int count, uint8_t *bytes, size_t most, bool out) {
+    size_t done = 0;
+    for (int i = 0; i < count && done < most; i++) {
+        size_t length = parts[i].iov_len < most - done ? parts[i].iov_len : most - done;
+        memcpy(out ? bytes + done : parts[i].iov_base, out ? parts[i].iov_base : bytes + done, length);
+        done += length;
+    }
+    return done;
+}
+
+// ---- sending ----
+
+// Would block for no reason. The kernel tells of room when it is given some, as the contract asks for.
+static ptrdiff_t block(struct transport *stream) {
+    int bytes = 0;
+    socklen_t length = sizeof bytes;
+    getsockopt(stream->fd, SOL_SOCKET, SO_SNDBUF, &bytes, &length);
+    bytes /= 2; // it counts twice
+    setsockopt(stream->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+    return -EAGAIN;
+}
+
+// Sends at most `most` of what waits. 0 or -errno.
+static int flush(struct fake *fake, size_t most) {
+    struct way *out = &fake->out;
+    size_t length = out->end - out->begin < most ? out->end - out->begin : most;
+    ssize_t sent = send(fake->stream.fd, out->bytes + out->begin, length, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0) return -errno;
+    out->begin += (size_t)sent;
+    return 0;
+}
+
+static ptrdiff_t fake_sendv(struct transport *stream, const struct iovec *parts, int count) {
+    struct fake *fake = fake_of(stream);
+    struct way *out = &fake->out;
+    if (below(out, 16) == 0) return block(stream);
+    if (out->begin < out->end) { // of what was counted but for its last byte
+        int error = flush(fake, PIECE_BYTES);
+        if (error != 0) return error;
+        if (out->begin < out->end) return block(stream);
+        return 1;
+    }
+    size_t taken = copy(parts, count, out->bytes, some_length(out), true);
+    uint64_t place = out->place;
+    out->begin = 0;
+    out->end = taken;
+    change(out, out->bytes, taken);
+    int error = flush(fake, taken > 1 && below(out, 4) == 0 ? taken / 2 : taken);
+    if (error != 0 || (out->begin < out->end && taken == 1)) { // nothing went
+        out->begin = out->end = 0;
+        out->place = place;
+        return error == 0 ? -EAGAIN : error;
+    }
+    return (ptrdiff_t)(out->begin < out->end ? taken - 1 : taken);
+}
+
+static void fake_finish(struct transport *stream) { shutdown(stream->fd, SHUT_WR); }
+
+// ---- receiving ----
+
+// What is there, without an error. 0: end of stream, and -errno.
+static ptrdiff_t receive(struct transport *stream, uint8_t *bytes, size_t length, int flags) {
+    ssize_t got = recv(stream->fd, bytes, length, MSG_DONTWAIT | flags);
+    return got < 0 ? -errno : got;
+}
+
+// The part of who was dialled. > 0: the stream is open; else as recvv.
+static ptrdiff_t open_stream(struct fake *fake) {
+    uint8_t heard[GREETING_BYTES];
+    ptrdiff_t got = receive(&fake->stream, heard, sizeof heard, MSG_PEEK);
+    if (got <= 0) return got;
+    if (memcmp(heard, hello, (size_t)got) == 0) {
+        if (got < GREETING_BYTES) return -EAGAIN;
+        receive(&fake->stream, heard, sizeof heard, 0);
+        if (send(fake->stream.fd, answer, sizeof answer, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof answer) return -EPIPE;
+    }
+    fake->opened = true;
+    return 1;
+}
+
+static ptrdiff_t fake_recvv(struct transport *stream, const struct iovec *parts, int count) {
+    struct fake *fake = fake_of(stream);
+    struct way *in = &fake->in;
+    if (below(in, 16) == 0) {
+        stream->buffered = true;
+        return -EAGAIN;
+    }
+    stream->buffered = false;
+    bool emptied = false; // the kernel
+    if (!fake->opened) {
+        ptrdiff_t open = open_stream(fake);
+        if (open <= 0) return open;
+    }
+    if (in->begin == in->end) {
+        size_t wanted = some_length(in);
+        ptrdiff_t got = receive(stream, in->bytes, wanted, 0);
+        if (got <= 0) return got;
+        in->begin = 0;
+        in->end = (size_t)got;
+        change(in, in->bytes, in->end);
+        emptied = in->end < wanted;
+    }
+    size_t waiting = in->end - in->begin, most = some_length(in);
+    size_t given = copy(parts, count, in->bytes + in->begin, waiting < most ? waiting : most, false);
+    in->begin += given;
+    // What came since an earlier read may have been told of already.
+    stream->buffered = in->begin < in->end || !emptied;
+    return (ptrdiff_t)given;
+}
+
+// ---- greeting ----
+
+static int fake_step(struct transport *stream, uint32_t *events) {
+    struct fake *fake = fake_of(stream);
+    uint8_t heard[GREETING_BYTES];
+    int error = transport_plain.step(stream, events);
+    if (error != 0) return error;
+    if (below(&fake->out, 4) == 0) return -EAGAIN; // for no reason
+    if (!fake->greeted && send(stream->fd, hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof hello)
+        return -EPIPE;
+    fake->greeted = true;
+    *events = EPOLLIN;
+    ptrdiff_t got = receive(stream, heard, GREETING_BYTES - fake->answered, 0);
+    if (got <= 0) return got == 0 ? -ECONNRESET : (int)got;
+    if (memcmp(heard, answer + fake->answered, (size_t)got) != 0) return -EPROTO;
+    fake->answered += (size_t)got;
+    fake->opened = fake->answered == GREETING_BYTES;
+    return fake->opened ? 0 : -EAGAIN;
+}
+
+static const struct transport_type fake = {
+    .bytes = sizeof(struct fake),
+    .step = fake_step,
+    .sendv = fake_sendv,
+    .recvv = fake_recvv,
+    .finish = fake_finish,
+};
+
+__attribute__((constructor)) void fake_transport(void);
+void fake_transport(void) {
+    const char *text = getenv("PCCL_FAKE_TRANSPORT");
+    if (text == NULL || *text == 0) return;
+    seed = strtoull(text, NULL, 10) + 1;
+    transport_default = &fake;
+}
