@@ -20,6 +20,7 @@
 #include "base/platform.h"
 #include "peer/member.h"
 #include "net/socket.h"
+#include "net/transport.h"
 #include "sim/number_id.h"
 
 enum {
@@ -39,7 +40,7 @@ struct parked { // a hello that waits for the other side to want it
 struct light {
     struct member *mind;
     struct member_output out;
-    int fd; // -1: none
+    struct transport *stream; // NULL: none
     bool gone, connecting, wants_write, seeking, queued;
     int64_t dial_at;
     uint8_t *in, *unsent;
@@ -79,43 +80,43 @@ static uint32_t place(const struct light *peer) { return (uint32_t)(peer - peers
 
 // ---- the connection ----
 
-static void watch(struct light *peer, int operation, uint32_t events) {
-    struct epoll_event event = {.events = events, .data.u32 = place(peer)};
-    if (epoll_ctl(poller, operation, peer->fd, &event) != 0) die("epoll_ctl", strerror(errno));
+static void watch(struct light *peer, uint32_t events) {
+    epoll_data_t data = {.u32 = place(peer)};
+    if (!transport_watch(peer->stream, poller, events, data)) die("epoll_ctl", strerror(errno));
 }
 
 static void hang_up(struct light *peer) {
-    if (peer->fd >= 0) socket_close(peer->fd);
-    peer->fd = -1;
+    transport_free(peer->stream);
+    peer->stream = NULL;
     peer->connecting = peer->wants_write = false;
     peer->in_length = peer->unsent_begin = peer->unsent_length = 0;
 }
 
 static void call(struct light *peer) {
-    peer->fd = socket_dial(&master);
-    if (peer->fd < 0) die("cannot connect", strerror(-peer->fd));
+    int error = transport_dial(&master, &peer->stream);
+    if (error != 0) die("cannot connect", strerror(-error));
     peer->connecting = true;
-    watch(peer, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT);
+    watch(peer, EPOLLOUT);
 }
 
 static void flush(struct light *peer) {
-    while (peer->fd >= 0 && peer->unsent_begin < peer->unsent_length) {
+    while (peer->stream != NULL && peer->unsent_begin < peer->unsent_length) {
         ptrdiff_t done =
-            socket_send(peer->fd, peer->unsent + peer->unsent_begin, peer->unsent_length - peer->unsent_begin);
+            transport_send(peer->stream, peer->unsent + peer->unsent_begin, peer->unsent_length - peer->unsent_begin);
         if (done <= 0) break; // it is noticed when it is read
         sent += (uint64_t)done;
         peer->unsent_begin += (size_t)done;
     }
     if (peer->unsent_begin == peer->unsent_length) peer->unsent_begin = peer->unsent_length = 0;
     bool wanted = peer->unsent_length > 0;
-    if (peer->fd < 0 || peer->connecting || wanted == peer->wants_write) return;
+    if (peer->stream == NULL || peer->connecting || wanted == peer->wants_write) return;
     peer->wants_write = wanted;
-    watch(peer, EPOLL_CTL_MOD, wanted ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    watch(peer, wanted ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
 static void say(struct light *peer, struct wire_buffer *frames) {
     if (frames->failed) die("memory", "refused");
-    if (frames->length > 0 && peer->fd >= 0) {
+    if (frames->length > 0 && peer->stream != NULL) {
         size_t needed = peer->unsent_length + frames->length;
         if (needed > peer->unsent_capacity) peer->unsent = grown(peer->unsent, peer->unsent_capacity = 2 * needed);
         memcpy(peer->unsent + peer->unsent_length, frames->bytes, frames->length);
@@ -225,7 +226,7 @@ static void carry_out(void) {
 static void take_frames(struct light *peer) {
     size_t at = 0;
     struct wire_header header;
-    while (peer->fd >= 0 && peer->in_length - at >= WIRE_HEADER_BYTES) {
+    while (peer->stream != NULL && peer->in_length - at >= WIRE_HEADER_BYTES) {
         if (!wire_header_decode(peer->in + at, &header)) die("the master", "sent something that is no message");
         if (peer->in_length - at < WIRE_HEADER_BYTES + header.length) break;
         member_frame(peer->mind, &header, peer->in + at + WIRE_HEADER_BYTES, now, &peer->out);
@@ -233,7 +234,7 @@ static void take_frames(struct light *peer) {
         enqueue(peer);
         carry_out(); // what a frame says is borrowed until the next one
     }
-    if (peer->fd < 0) return;
+    if (peer->stream == NULL) return;
     memmove(peer->in, peer->in + at, peer->in_length - at);
     peer->in_length -= at;
 }
@@ -261,7 +262,7 @@ static void connected(struct light *peer) {
 
 static void hear(struct light *peer) {
     if (peer->in_capacity - peer->in_length < CHUNK) peer->in = grown(peer->in, peer->in_capacity += CHUNK);
-    ptrdiff_t got = socket_receive(peer->fd, peer->in + peer->in_length, peer->in_capacity - peer->in_length);
+    ptrdiff_t got = transport_receive(peer->stream, peer->in + peer->in_length, peer->in_capacity - peer->in_length);
     if (got == -EAGAIN) return;
     if (got <= 0) {
         bool unheard = member_is_seeking(peer->mind);
@@ -275,10 +276,14 @@ static void hear(struct light *peer) {
 }
 
 static void on_event(struct light *peer, uint32_t events) {
-    if (peer->fd < 0) return;
+    if (peer->stream == NULL) return;
     if (peer->connecting) {
-        int error = socket_connect_result(peer->fd);
-        if (error == -EINPROGRESS) return;
+        uint32_t awaited;
+        int error = transport_step(peer->stream, &awaited);
+        if (error == -EAGAIN) {
+            watch(peer, awaited);
+            return;
+        }
         if (error != 0 && !peer->seeking) die("cannot connect", strerror(-error));
         if (error != 0)
             lose(peer, "");
@@ -299,7 +304,7 @@ static void turn(void) {
         const struct light *peer = &peers[i];
         if (peer->gone) continue;
         int64_t at = member_deadline(peer->mind);
-        if (peer->seeking && peer->fd < 0 && peer->dial_at < at) at = peer->dial_at;
+        if (peer->seeking && peer->stream == NULL && peer->dial_at < at) at = peer->dial_at;
         if (at < next) next = at;
     }
     int count = epoll_wait(poller, events, WIRE_MAX_MEMBERS, platform_wait_ms(platform_now_ns(), next));
@@ -312,7 +317,7 @@ static void turn(void) {
     for (uint32_t i = 0; i < peer_count; i++) {
         struct light *peer = &peers[i];
         if (peer->gone) continue;
-        if (peer->seeking && peer->fd < 0 && peer->dial_at <= now) call(peer);
+        if (peer->seeking && peer->stream == NULL && peer->dial_at <= now) call(peer);
         if (member_deadline(peer->mind) > now) continue;
         member_tick(peer->mind, now, &peer->out);
         enqueue(peer);
@@ -444,7 +449,6 @@ static void begin(int argc, char **argv) {
     if (peers == NULL || queue == NULL || poller < 0) die("start", strerror(errno));
     for (uint32_t i = 0; i < peer_count; i++) {
         struct wire_id id = number_id(i);
-        peers[i].fd = -1;
         peers[i].mind = member_new(&id, 0, 1);
         if (peers[i].mind == NULL) die("memory", "refused");
         member_set_recovery(peers[i].mind, RECOVERY_MS, 1);

@@ -18,8 +18,8 @@ bool conn_carries_control(const struct wire_header *header) { return header->len
 enum conn_next conn_in_next(struct conn_in *in, conn_carries_fn *carries, struct wire_header *header,
                             const uint8_t **body) {
     size_t there = in->bytes.length - in->taken;
-    const uint8_t *frame = in->bytes.bytes + in->taken;
     if (there < WIRE_HEADER_BYTES) return CONN_MORE;
+    const uint8_t *frame = in->bytes.bytes + in->taken;
     if (!wire_header_decode(frame, header) || !carries(header)) return CONN_MALFORMED;
     if (there - WIRE_HEADER_BYTES < header->length) return CONN_MORE;
     *body = frame + WIRE_HEADER_BYTES;

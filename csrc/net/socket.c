@@ -136,7 +136,7 @@ static bool is_within_host(const struct wire_address *address) {
     socklen_t length = socket_address_to_sockaddr(&to, address);
     int fd = descriptor_socket(to.ss_family, SOCK_DGRAM, 0);
     bool within = fd >= 0 && connect(fd, (struct sockaddr *)&to, length) == 0 && socket_within_host(fd);
-    socket_close(fd);
+    descriptor_close(fd);
     return within;
 }
 
@@ -161,7 +161,7 @@ static void choose_for_accepted(int fd) {
     int fresh = descriptor_socket(AF_INET, SOCK_STREAM, 0);
     if (fresh >= 0 && socket_congestion(fresh, chosen, sizeof chosen) && strcmp(chosen, has) != 0)
         set_congestion(fd, chosen);
-    socket_close(fresh);
+    descriptor_close(fresh);
 }
 
 // ---- connections ----
@@ -255,24 +255,6 @@ bool socket_has_ended(int fd) {
     struct pollfd polled = {.fd = fd, .events = POLLRDHUP};
     return poll(&polled, 1, 0) != 0;
 }
-
-ptrdiff_t socket_send(int fd, const void *bytes, size_t length) {
-    for (;;) {
-        ssize_t sent = send(fd, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent >= 0) return sent;
-        if (errno != EINTR) return errno == EWOULDBLOCK ? -EAGAIN : -errno;
-    }
-}
-
-ptrdiff_t socket_receive(int fd, void *bytes, size_t capacity) {
-    for (;;) {
-        ssize_t got = recv(fd, bytes, capacity, MSG_DONTWAIT);
-        if (got >= 0) return got;
-        if (errno != EINTR) return errno == EWOULDBLOCK ? -EAGAIN : -errno;
-    }
-}
-
-void socket_close(int fd) { descriptor_close(fd); }
 
 bool socket_address_parse(const char *text, size_t length, struct wire_address *out) {
     char copy[80];

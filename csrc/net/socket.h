@@ -42,10 +42,4 @@ bool socket_congestion(int fd, char *out, size_t capacity);
 // Whether the other side has ended the connection, or it broke; bytes may be left to read.
 bool socket_has_ended(int fd);
 
-// Bytes moved (> 0), 0 = end of stream (receive only), -EAGAIN, or -errno. Never raises SIGPIPE.
-ptrdiff_t socket_send(int fd, const void *bytes, size_t length);
-ptrdiff_t socket_receive(int fd, void *bytes, size_t capacity);
-// Ends the connection or stops listening, even if a child has the socket open, and closes. fd < 0 is allowed.
-void socket_close(int fd);
-
 #endif

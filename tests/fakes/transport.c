@@ -3,8 +3,10 @@
 // taken; and its dials begin with a greeting, as a sealed stream's would.
 //
 // Linked in with the CMake option PCCL_FAKES. PCCL_FAKE_TRANSPORT=seed in the environment makes it the transport of the
-// process, and both ends of a stream have to have it. What a test sends past it is changed by fake_transport_pad.
+// process. Both ends of a stream have to have it; one that does not greet is carried all the same.
 #define _GNU_SOURCE
+#include "transport.h"
+
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -36,7 +38,7 @@ struct fake {
 static uint64_t seed;
 static _Atomic uint64_t streams;
 
-uint8_t fake_transport_pad(uint64_t place) { return (uint8_t)(0xA5 + 29 * place); }
+static uint8_t pad(uint64_t place) { return (uint8_t)(0xA5 + 29 * place); }
 
 static struct fake *fake_of(struct transport *stream) { return (struct fake *)(void *)stream; }
 
@@ -51,7 +53,7 @@ static uint32_t below(struct way *way, uint32_t bound) {
 static size_t some_length(struct way *way) { return 1 + below(way, below(way, 4) == 0 ? 40 : PIECE_BYTES); }
 
 static void change(struct way *way, uint8_t *bytes, size_t length) {
-    for (size_t i = 0; i < length; i++) bytes[i] ^= fake_transport_pad(way->place++);
+    for (size_t i = 0; i < length; i++) bytes[i] ^= pad(way->place++);
 }
 
 // Copies from or to the parts, at most so many bytes.
@@ -193,10 +195,13 @@ static const struct transport_type fake = {
     .finish = fake_finish,
 };
 
+void fake_transport_use(uint64_t new_seed) {
+    seed = new_seed + 1;
+    transport_default = &fake;
+}
+
 __attribute__((constructor)) void fake_transport(void);
 void fake_transport(void) {
     const char *text = getenv("PCCL_FAKE_TRANSPORT");
-    if (text == NULL || *text == 0) return;
-    seed = strtoull(text, NULL, 10) + 1;
-    transport_default = &fake;
+    if (text != NULL && *text != 0) fake_transport_use(strtoull(text, NULL, 10));
 }

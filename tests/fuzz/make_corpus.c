@@ -346,6 +346,24 @@ static void write_link_programs(void) {
             L_DUE, L_REFUSE, 0, L_COME, L_REFUSE, 1, L_DIAL, 0);
 }
 
+// How the stream is cut, and some frames one behind the other.
+static void write_conn_frames(void) {
+    struct wire_buffer bytes = {0};
+    wire_buffer_append(&bytes, &(struct wire_buffer){.bytes = (uint8_t[]){0, 0, 7}, .length = 3});
+    for (int i = 0; i < 2; i++) {
+        wire_encode_empty(&bytes, header, WIRE_HEARTBEAT);
+        wire_encode_text(&bytes, header, WIRE_REFUSED, "because");
+    }
+    write_file("fuzz_conn", "frames", bytes.bytes, bytes.length);
+    bytes.bytes[0] = 1;
+    write_file("fuzz_conn", "frame-by-frame", bytes.bytes, bytes.length - 1);
+    bytes.bytes[1] = 1;
+    write_file("fuzz_conn", "no-memory", bytes.bytes, bytes.length);
+    bytes.bytes[bytes.length / 2 + 3] ^= 1; // the magic number of the third
+    write_file("fuzz_conn", "malformed", bytes.bytes, bytes.length);
+    wire_buffer_fini(&bytes);
+}
+
 int main(int argc, char **argv) {
     folder = argc > 1 ? argv[1] : "corpus";
     mkdir(folder, 0777);
@@ -355,6 +373,7 @@ int main(int argc, char **argv) {
     write_engine_programs();
     write_sync_programs();
     write_link_programs();
+    write_conn_frames();
     // A literal of 20 bytes; one byte, and a copy of what lies before it.
     PROGRAM("fuzz_coding", "literal", 4, 0, 0, 0x40, 1, 2, 3, 4);
     PROGRAM("fuzz_coding", "copy", 25, 0, 0, 0x1b, 7, 1, 0, 0x50, 1, 2, 3, 4, 5);

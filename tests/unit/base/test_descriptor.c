@@ -33,7 +33,7 @@ static bool readable(int fd) {
 
 static bool at_end(int fd) {
     uint8_t byte;
-    return readable(fd) && socket_receive(fd, &byte, 1) == 0;
+    return readable(fd) && read(fd, &byte, 1) == 0;
 }
 
 // A listener, and a connection through it.
@@ -54,15 +54,15 @@ static struct pair pair_open(void) {
 }
 
 static void pair_close(struct pair *pair) {
-    socket_close(pair->dialed);
-    socket_close(pair->accepted);
-    socket_close(pair->listener);
+    descriptor_close(pair->dialed);
+    descriptor_close(pair->accepted);
+    descriptor_close(pair->listener);
 }
 
 static bool speaks(const struct pair *pair) {
     uint8_t byte = 0;
-    return socket_send(pair->dialed, "x", 1) == 1 && readable(pair->accepted) &&
-           socket_receive(pair->accepted, &byte, 1) == 1 && byte == 'x';
+    return write(pair->dialed, "x", 1) == 1 && readable(pair->accepted) && read(pair->accepted, &byte, 1) == 1 &&
+           byte == 'x';
 }
 
 static int open_other(void) {
@@ -94,9 +94,9 @@ static void test_a_child_has_none(void) {
     REQUIRE(child > 0);
     CHECK_EQ(status_of(child), 0);
     CHECK_EQ(descriptor_forks(), forks);
-    CHECK(socket_send(pair.dialed, "x", 1) == 1);
+    CHECK(write(pair.dialed, "x", 1) == 1);
     CHECK_EQ(epoll_wait(fds[3], &event, 1, PATIENCE_MS), 1); // the child has taken nothing out of the set
-    CHECK(socket_send(pair.accepted, "y", 1) == 1 && readable(pair.dialed));
+    CHECK(write(pair.accepted, "y", 1) == 1 && readable(pair.dialed));
     for (int i = 3; i < KINDS; i++) descriptor_close(fds[i]);
     pair_close(&pair);
     close(foreign);
@@ -127,8 +127,8 @@ static void test_a_death_shows_though_a_child_lives(void) {
     CHECK(at_end(fd));
     CHECK(kill(child, 0) == 0);
     kill(child, SIGKILL);
-    socket_close(fd);
-    socket_close(listener);
+    descriptor_close(fd);
+    descriptor_close(listener);
     close(told[0]);
     close(told[1]);
 }
@@ -137,13 +137,13 @@ static void test_a_death_shows_though_a_child_lives(void) {
 static void test_what_is_closed_has_ended(void) {
     struct pair pair = pair_open();
     int kept = dup(pair.dialed), kept_listener = dup(pair.listener);
-    socket_close(pair.dialed);
+    descriptor_close(pair.dialed);
     CHECK(at_end(pair.accepted));
-    socket_close(pair.listener);
-    socket_close(pair.accepted);
+    descriptor_close(pair.listener);
+    descriptor_close(pair.accepted);
     int again = socket_listen(&pair.address);
     CHECK(again >= 0);
-    socket_close(again);
+    descriptor_close(again);
     close(kept);
     close(kept_listener);
 }
@@ -170,7 +170,7 @@ static void *open_and_close(void *context) {
         for (int i = 0; i < 4; i++) descriptor_close(fds[i]);
         atomic_fetch_add(&rounds, 1);
     }
-    socket_close(listener);
+    descriptor_close(listener);
     return NULL;
 }
 

@@ -2,13 +2,11 @@
 // nobody's way otherwise.
 #define _GNU_SOURCE
 #include "engine_world.h"
-
-#include <poll.h>
+#include "far_end.h"
 
 #include "data/engine.h"
 #include "data/core_private.h"
 #include "data/frame.h"
-#include "net/transport.h"
 
 static uint64_t held_bytes(struct engine *engine) {
     uint64_t held = 0;
@@ -24,20 +22,8 @@ static bool has_link(struct world *world, uint32_t side, uint32_t other) {
     return engine_has_link(world->sides[side].engine, &world->sides[other].id, 0);
 }
 
-// False: the link has ended.
-static bool send_all(int fd, const uint8_t *bytes, size_t length) {
-    for (size_t sent = 0; sent < length;) {
-        struct pollfd ready = {.fd = fd, .events = POLLOUT};
-        if (poll(&ready, 1, 20000) != 1) return false;
-        ssize_t now = send(fd, bytes + sent, length - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (now < 0 && errno != EAGAIN) return false;
-        if (now > 0) sent += (size_t)now;
-    }
-    return true;
-}
-
 // Frames as one member sends them to side 0 of this world, which has posted none of their ops. How many the link took.
-static uint32_t flood(struct world *world, int fd, uint32_t frames, uint32_t payload) {
+static uint32_t flood(struct world *world, struct transport *stream, uint32_t frames, uint32_t payload) {
     uint8_t *frame = calloc(1, FRAME_HEAD_BYTES + payload);
     uint32_t sent = 0;
     for (bool goes = true; goes && sent < frames; sent += goes) {
@@ -48,7 +34,7 @@ static uint32_t flood(struct world *world, int fd, uint32_t frames, uint32_t pay
                                .fingerprint = {.count = payload / sizeof(float), .dtype = pcclFloat, .op = pcclSum}};
         wire_header_encode(frame, &header);
         wire_op_encode(frame + WIRE_HEADER_BYTES, &head);
-        goes = send_all(fd, frame, FRAME_HEAD_BYTES + payload);
+        goes = far_end_write(stream, frame, FRAME_HEAD_BYTES + payload);
     }
     free(frame);
     return sent;
@@ -60,19 +46,20 @@ static void test_flood(uint32_t payload, uint32_t fitting) {
     struct engine *victim = world->sides[0].engine;
     int pair[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
+    struct transport *stream = transport_new(pair[1]);
     engine_add_link(victim, &world->sides[1].id, 0, transport_new(pair[0]));
-    CHECK_EQ(flood(world, pair[1], fitting, payload), fitting);
+    CHECK_EQ(flood(world, stream, fitting, payload), fitting);
     for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS;
          held_bytes(victim) < (uint64_t)fitting * payload && platform_now_ns() < deadline;)
         usleep(1000);
     CHECK_EQ(held_bytes(victim), (uint64_t)fitting * payload); // what is allowed is taken
     CHECK(has_link(world, 0, 1));
-    flood(world, pair[1], 1000, payload);
+    flood(world, stream, 1000, payload);
     for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS; has_link(world, 0, 1) && platform_now_ns() < deadline;)
         usleep(1000);
     CHECK(!has_link(world, 0, 1));
     CHECK(held_bytes(victim) <= EARLY_BYTES);
-    close(pair[1]);
+    transport_free(stream);
     world_free(world);
 }
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/platform.h"
+#include "base/descriptor.h"
 #include "check.h"
 #include "deaf_owner.h"
 #include "data/engine.h"
@@ -31,7 +32,7 @@ static int link_from(struct engine *engine, uint8_t host) {
     REQUIRE(accepted >= 0);
     CHECK_EQ(from.bytes[3], host);
     engine_add_link(engine, &theirs, 0, transport_new(accepted));
-    socket_close(listener);
+    descriptor_close(listener);
     return fd;
 }
 

@@ -12,10 +12,10 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "far_end.h"
 #include "deaf_owner.h"
 #include "data/engine.h"
 #include "net/socket.h"
-#include "net/transport.h"
 #include "net/wire_data.h"
 
 enum {
@@ -40,7 +40,7 @@ struct claim {
 
 static const struct wire_id mine = {{2}}, theirs = {{1}}, other = {{3}};
 static struct engine *engine;
-static int links[LINKS], ends[LINKS]; // the test's ends, the engine's
+static struct transport *links[LINKS]; // the test's ends
 static uint8_t offered[DOOR_NAME];
 static float data[COUNT];
 static uint64_t tag;
@@ -48,16 +48,6 @@ static uint64_t tag;
 static const struct wire_fingerprint fingerprint = {.count = COUNT, .dtype = pcclFloat, .op = pcclSum};
 
 // ---- the link ----
-static void receive_all(int fd, void *out, size_t length) {
-    uint8_t *at = out;
-    while (length > 0) {
-        ssize_t got = recv(fd, at, length, 0);
-        REQUIRE(got > 0);
-        at += got;
-        length -= (size_t)got;
-    }
-}
-
 // The next frame of this type on the direct link or the lane; its payload, if that is wanted.
 static struct wire_op hear(uint16_t type, int index, void *payload, size_t room) {
     static uint8_t bytes[WIRE_MAX_DATA_BYTES];
@@ -65,10 +55,10 @@ static struct wire_op hear(uint16_t type, int index, void *payload, size_t room)
         uint8_t head[HEAD];
         struct wire_header header;
         struct wire_op op;
-        receive_all(links[index], head, sizeof head);
+        REQUIRE(far_end_read(links[index], head, sizeof head));
         REQUIRE(wire_header_decode(head, &header) && wire_op_decode(head + WIRE_HEADER_BYTES, &op));
         size_t length = header.length - WIRE_OP_BYTES;
-        receive_all(links[index], bytes, length);
+        REQUIRE(far_end_read(links[index], bytes, length));
         if (header.type != type && type != WIRE_ANY) continue;
         if (room > 0) memcpy(payload, bytes, length < room ? length : room);
         return op;
@@ -81,8 +71,8 @@ static void say(uint16_t type, const struct wire_op *op, const void *payload, si
         .length = (uint32_t)(WIRE_OP_BYTES + length), .type = type, .run = 7, .generation = 1, .epoch = 1};
     wire_header_encode(head, &header);
     wire_op_encode(head + WIRE_HEADER_BYTES, op);
-    REQUIRE(send(links[0], head, sizeof head, MSG_NOSIGNAL) == (ssize_t)sizeof head);
-    REQUIRE(send(links[0], payload, length, MSG_NOSIGNAL) == (ssize_t)length);
+    REQUIRE(far_end_write(links[0], head, sizeof head));
+    REQUIRE(far_end_write(links[0], payload, length));
 }
 
 static void post(uint64_t of) {
@@ -106,16 +96,12 @@ static void begin(void) {
         struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}}, from;
         int listener = socket_listen(&address);
         REQUIRE(listener >= 0 && socket_local_address(listener, &address));
-        links[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        struct sockaddr_storage to;
-        socklen_t length = socket_address_to_sockaddr(&to, &address);
-        REQUIRE(connect(links[i], (struct sockaddr *)&to, length) == 0);
-        while ((ends[i] = socket_accept(listener, &from)) == -EAGAIN) usleep(100);
-        REQUIRE(ends[i] >= 0);
+        links[i] = far_end_dial(&address);
+        int end;
+        while ((end = socket_accept(listener, &from)) == -EAGAIN) usleep(100);
+        REQUIRE(links[i] != NULL && end >= 0);
         close(listener);
-        struct timeval patience = {.tv_sec = 60};
-        setsockopt(links[i], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-        engine_add_link(engine, &mine, i, transport_new(ends[i]));
+        engine_add_link(engine, &mine, i, transport_new(end));
     }
     struct wire_member members[2] = {{.id = theirs}, {.id = mine}};
     struct epoch entered = {.run = 7,
@@ -131,7 +117,7 @@ static void begin(void) {
 
 static void end(void) {
     engine_free(engine);
-    for (int i = 0; i < LINKS; i++) close(links[i]);
+    for (int i = 0; i < LINKS; i++) transport_free(links[i]);
 }
 
 // ---- the door ----
@@ -145,7 +131,7 @@ static struct claim true_claim(void) {
     struct claim claim = {.run = 7, .epoch = 1, .from = mine, .to = theirs, .version = WIRE_VERSION, .count = LINKS};
     for (int i = 0; i < LINKS; i++) {
         struct wire_address here, there;
-        REQUIRE(socket_local_address(links[i], &here) && socket_remote_address(links[i], &there));
+        REQUIRE(socket_local_address(links[i]->fd, &here) && socket_remote_address(links[i]->fd, &there));
         write_address(claim.links[i].here, &here);
         write_address(claim.links[i].there, &there);
     }

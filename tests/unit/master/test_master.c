@@ -10,6 +10,7 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "far_end.h"
 #include "net/socket.h"
 #include "net/wire_control.h"
 
@@ -24,51 +25,29 @@ static struct master *start(uint32_t heartbeat_limit_ms) {
     return master;
 }
 
-static int dial(const struct master *master) {
+static struct transport *dial(const struct master *master) {
     struct wire_address address = any_port;
     address.port = master_port(master);
-    int fd = socket_dial(&address);
-    REQUIRE(fd >= 0);
-    struct pollfd poller = {fd, POLLOUT, 0};
-    CHECK_EQ(poll(&poller, 1, PATIENCE_MS), 1);
-    CHECK_EQ(socket_connect_result(fd), 0);
-    return fd;
-}
-
-// Reads exactly `length` bytes; false at the end of the stream.
-static bool read_all(int fd, uint8_t *out, size_t length) {
-    for (size_t got = 0; got < length;) {
-        struct pollfd poller = {fd, POLLIN, 0};
-        if (!CHECK(poll(&poller, 1, PATIENCE_MS) == 1)) return false;
-        ptrdiff_t now = socket_receive(fd, out + got, length - got);
-        if (now == -EAGAIN) continue;
-        if (now <= 0) return false;
-        got += (size_t)now;
-    }
-    return true;
+    struct transport *stream = far_end_dial(&address);
+    REQUIRE(stream != NULL);
+    return stream;
 }
 
 // The next frame that is no heartbeat; type 0 at the end of the stream.
-static struct wire_header next_frame(int fd, uint8_t *body, size_t capacity) {
+static struct wire_header next_frame(struct transport *stream, uint8_t *body, size_t capacity) {
     for (;;) {
         uint8_t bytes[WIRE_HEADER_BYTES];
         struct wire_header header = {0};
-        if (!read_all(fd, bytes, sizeof bytes)) return (struct wire_header){0};
+        if (!far_end_read(stream, bytes, sizeof bytes)) return (struct wire_header){0};
         CHECK(wire_header_decode(bytes, &header));
         REQUIRE(header.length <= capacity);
-        if (header.length > 0 && !read_all(fd, body, header.length)) return (struct wire_header){0};
+        if (header.length > 0 && !far_end_read(stream, body, header.length)) return (struct wire_header){0};
         if (header.type != WIRE_HEARTBEAT) return header;
     }
 }
 
-static void say(int fd, struct wire_buffer *frame) {
-    for (size_t at = 0; at < frame->length;) {
-        ptrdiff_t sent = socket_send(fd, frame->bytes + at, frame->length - at);
-        if (sent > 0)
-            at += (size_t)sent;
-        else if (sent != -EAGAIN)
-            break;
-    }
+static void say(struct transport *stream, struct wire_buffer *frame) {
+    far_end_write(stream, frame->bytes, frame->length);
     wire_buffer_fini(frame);
 }
 
@@ -78,18 +57,18 @@ static void write_hello(struct wire_buffer *out, uint8_t name) {
 }
 
 struct client {
-    int fd;
+    struct transport *stream;
     struct wire_header header; // run, generation, epoch to speak with
 };
 
 // Registers and expects WELCOME.
 static struct client join(const struct master *master, uint8_t name) {
-    struct client client = {.fd = dial(master)};
+    struct client client = {.stream = dial(master)};
     struct wire_buffer frame = {0};
     write_hello(&frame, name);
-    say(client.fd, &frame);
+    say(client.stream, &frame);
     uint8_t body[4096];
-    client.header = next_frame(client.fd, body, sizeof body);
+    client.header = next_frame(client.stream, body, sizeof body);
     CHECK_EQ(client.header.type, WIRE_WELCOME);
     struct wire_welcome welcome;
     CHECK(wire_decode_welcome(body, client.header.length, &welcome));
@@ -99,24 +78,14 @@ static struct client join(const struct master *master, uint8_t name) {
 
 static uint16_t next_type(const struct client *client) {
     static uint8_t body[WIRE_MAX_CONTROL_BYTES];
-    return next_frame(client->fd, body, sizeof body).type;
+    return next_frame(client->stream, body, sizeof body).type;
 }
 
 static void vote(struct client *client, uint8_t kind) {
     struct wire_buffer frame = {0};
     struct wire_vote message = {kind};
     wire_encode_vote(&frame, client->header, &message);
-    say(client->fd, &frame);
-}
-
-static bool closes(int fd) {
-    uint8_t bytes[64];
-    for (;;) {
-        struct pollfd poller = {fd, POLLIN, 0};
-        if (poll(&poller, 1, PATIENCE_MS) != 1) return false;
-        ptrdiff_t got = socket_receive(fd, bytes, sizeof bytes);
-        if (got <= 0 && got != -EAGAIN) return true;
-    }
+    say(client->stream, &frame);
 }
 
 static void test_hello(void) {
@@ -130,7 +99,7 @@ static void test_hello(void) {
     vote(&a, WIRE_VOTE_UPDATE);
     CHECK_EQ(next_type(&a), WIRE_CANDIDATE);
     CHECK_EQ(next_type(&b), WIRE_CANDIDATE);
-    close(b.fd); // a closed socket counts at once
+    transport_free(b.stream); // a closed socket counts at once
     int64_t before = platform_now_ns();
     CHECK_EQ(next_type(&a), WIRE_OUTCOME);
     CHECK(platform_now_ns() - before < PATIENCE_MS / 2 * MS_NS);
@@ -140,7 +109,7 @@ static void test_hello(void) {
     struct master *second = master_new(&address, 5000);
     CHECK_EQ(master_run(second), -EADDRINUSE);
     master_free(second);
-    close(a.fd);
+    transport_free(a.stream);
     master_free(master);
 }
 
@@ -149,14 +118,14 @@ static void test_segments(void) {
     struct master *master = start(PATIENCE_MS);
     struct wire_buffer frame = {0};
     write_hello(&frame, 1);
-    int fd = dial(master);
+    struct transport *stream = dial(master);
     for (size_t i = 0; i < frame.length; i++) {
-        CHECK_EQ(socket_send(fd, frame.bytes + i, 1), 1);
+        CHECK(far_end_write(stream, frame.bytes + i, 1));
         if (i % 8 == 0) usleep(500);
     }
     wire_buffer_fini(&frame);
     static uint8_t body[WIRE_MAX_CONTROL_BYTES];
-    struct client client = {fd, next_frame(fd, body, sizeof body)};
+    struct client client = {stream, next_frame(stream, body, sizeof body)};
     CHECK_EQ(client.header.type, WIRE_WELCOME);
     CHECK_EQ(next_type(&client), WIRE_EPOCH);
     client.header.epoch = 1;
@@ -165,12 +134,12 @@ static void test_segments(void) {
     wire_encode_vote(&frame, client.header, &pending);
     for (size_t at = 0; at < frame.length;) {
         size_t length = frame.length - at < 777 ? frame.length - at : 777;
-        CHECK_EQ(socket_send(fd, frame.bytes + at, length), length);
+        CHECK(far_end_write(stream, frame.bytes + at, length));
         at += length;
     }
     wire_buffer_fini(&frame);
     CHECK_EQ(next_type(&client), WIRE_OUTCOME);
-    close(fd);
+    transport_free(stream);
     master_free(master);
 }
 
@@ -182,14 +151,14 @@ static void test_garbage(void) {
     uint64_t seed = 3;
     for (int i = 0; i < 60; i++) {
         check_case("garbage %d", i);
-        int fd = dial(master);
+        struct transport *stream = dial(master);
         uint8_t bytes[300];
         for (size_t k = 0; k < sizeof bytes; k++) bytes[k] = (uint8_t)check_random(&seed);
         struct wire_header header = {.length = 40, .type = i % 3 == 0 ? WIRE_HELLO : WIRE_VOTE};
         if (i % 3 < 2) wire_header_encode(bytes, &header); // a good header, a bad body or the wrong type
-        socket_send(fd, bytes, i % 2 ? sizeof bytes : 72);
-        CHECK(closes(fd));
-        close(fd);
+        far_end_write(stream, bytes, i % 2 ? sizeof bytes : 72);
+        CHECK(far_end_closes(stream));
+        transport_free(stream);
     }
     check_case("garbage of a registered peer");
     struct client b = join(master, 2);
@@ -198,32 +167,32 @@ static void test_garbage(void) {
     huge.type = WIRE_REPORT;
     huge.length = UINT32_MAX;
     wire_header_encode(bytes, &huge);
-    socket_send(b.fd, bytes, sizeof bytes);
-    CHECK(closes(b.fd));
-    close(b.fd);
+    far_end_write(b.stream, bytes, sizeof bytes);
+    CHECK(far_end_closes(b.stream));
+    transport_free(b.stream);
 
     check_case("a newcomer breaks the rules and is told");
     struct client c = join(master, 3);
     vote(&c, WIRE_VOTE_UPDATE);
     CHECK_EQ(next_type(&c), WIRE_REFUSED);
-    CHECK(closes(c.fd));
-    close(c.fd);
+    CHECK(far_end_closes(c.stream));
+    transport_free(c.stream);
 
     check_case("another version is told");
-    int fd = dial(master);
+    struct transport *stream = dial(master);
     struct wire_buffer frame = {0};
     struct wire_hello hello = {.version = WIRE_VERSION + 7};
     wire_encode_hello(&frame, (struct wire_header){0}, &hello);
-    say(fd, &frame);
-    struct client d = {.fd = fd};
+    say(stream, &frame);
+    struct client d = {.stream = stream};
     CHECK_EQ(next_type(&d), WIRE_REFUSED);
-    CHECK(closes(fd));
-    close(fd);
+    CHECK(far_end_closes(stream));
+    transport_free(stream);
 
     check_case("the others are not disturbed");
     vote(&a, WIRE_VOTE_PENDING);
     CHECK_EQ(next_type(&a), WIRE_OUTCOME);
-    close(a.fd);
+    transport_free(a.stream);
     master_free(master);
 }
 
@@ -232,13 +201,13 @@ static enum wire_activity status_of(const struct master *master) {
     struct wire_buffer frame = {0};
     uint8_t body[64];
     struct wire_status_is status = {0};
-    int fd = dial(master);
+    struct transport *stream = dial(master);
     wire_encode_empty(&frame, (struct wire_header){0}, WIRE_STATUS);
-    say(fd, &frame);
-    struct wire_header header = next_frame(fd, body, sizeof body);
+    say(stream, &frame);
+    struct wire_header header = next_frame(stream, body, sizeof body);
     CHECK_EQ(header.type, WIRE_STATUS_IS);
     CHECK(wire_decode_status_is(body, header.length, &status));
-    close(fd);
+    transport_free(stream);
     return status.activity;
 }
 
@@ -261,23 +230,23 @@ static void test_silent_masters(void) {
 
     int64_t before = platform_now_ns();
     struct wire_hello other = {.version = WIRE_VERSION + 7};
-    int fds[HELLOS];
+    struct transport *streams[HELLOS];
     for (int i = 0; i < HELLOS; i++) {
         struct wire_buffer frame = {0};
         wire_encode_hello(&frame, (struct wire_header){0}, &other);
-        fds[i] = dial(master);
-        say(fds[i], &frame);
+        streams[i] = dial(master);
+        say(streams[i], &frame);
     }
     status_of(master);
     CHECK(platform_now_ns() - before < 3000 * MS_NS); // 300 ms for each quiet one and each hello: 27 s
     for (int i = 0; i < HELLOS; i++) {
-        CHECK(closes(fds[i]));
-        close(fds[i]);
+        CHECK(far_end_closes(streams[i]));
+        transport_free(streams[i]);
     }
     struct client a = join(master, 1);
     CHECK_EQ(next_type(&a), WIRE_EPOCH); // nobody else has a run
     CHECK_EQ(status_of(master), WIRE_SERVES);
-    close(a.fd);
+    transport_free(a.stream);
     master_free(master);
     for (int i = 0; i < FILL; i++) close(fill[i]);
     for (int i = 0; i < QUIET; i++) close(listeners[i]);
@@ -318,7 +287,7 @@ static void test_silent_masters_while_it_gathers(void) {
     struct wire_buffer frame = {0};
     wire_encode_resume(&frame, (struct wire_header){.run = 7, .generation = 1}, &resume);
     REQUIRE(!frame.failed);
-    int survivor = dial(master);
+    struct transport *survivor = dial(master);
     say(survivor, &frame);
     static uint8_t body[WIRE_MAX_CONTROL_BYTES];
     CHECK_EQ(next_frame(survivor, body, sizeof body).type, WIRE_WAITING);
@@ -331,7 +300,7 @@ static void test_silent_masters_while_it_gathers(void) {
     }
     CHECK(platform_now_ns() - began > MASTER_LOOK_MS * MS_NS); // it has looked meanwhile
     CHECK(longest < 2500 * MS_NS);                             // 300 ms for each quiet one: 3.6 s
-    close(survivor);
+    transport_free(survivor);
     master_free(master);
     for (int i = 0; i < QUIET; i++) close(listeners[i]);
 }
@@ -348,23 +317,23 @@ static void test_silent(void) {
     check_case("hundreds of silent connections");
     enum { SILENT = MASTER_MAX_ANONYMOUS + 44 };
     struct master *master = start(PATIENCE_MS);
-    int fds[SILENT];
-    for (int i = 0; i < SILENT; i++) fds[i] = dial(master);
+    struct transport *streams[SILENT];
+    for (int i = 0; i < SILENT; i++) streams[i] = dial(master);
     struct client a = join(master, 1);
     CHECK_EQ(next_type(&a), WIRE_EPOCH);
     a.header.epoch = 1;
-    CHECK(closes(fds[0])); // the oldest made room
+    CHECK(far_end_closes(streams[0])); // the oldest made room
     vote(&a, WIRE_VOTE_PENDING);
     CHECK_EQ(next_type(&a), WIRE_OUTCOME);
-    for (int i = 0; i < SILENT; i++) close(fds[i]);
-    close(a.fd);
+    for (int i = 0; i < SILENT; i++) transport_free(streams[i]);
+    transport_free(a.stream);
 
     check_case("no hello in time");
     int64_t before = platform_now_ns();
-    int fd = dial(master);
-    CHECK(closes(fd));
+    struct transport *stream = dial(master);
+    CHECK(far_end_closes(stream));
     CHECK(platform_now_ns() - before > (MASTER_HELLO_LIMIT_MS - 100) * MS_NS);
-    close(fd);
+    transport_free(stream);
     master_free(master);
 }
 
@@ -374,13 +343,13 @@ static void test_time(void) {
     struct client a = join(master, 1);
     CHECK_EQ(next_type(&a), WIRE_EPOCH);
     uint8_t bytes[WIRE_HEADER_BYTES];
-    CHECK(read_all(a.fd, bytes, sizeof bytes));
+    CHECK(far_end_read(a.stream, bytes, sizeof bytes));
     struct wire_header header;
     CHECK(wire_header_decode(bytes, &header));
     CHECK_EQ(header.type, WIRE_HEARTBEAT);
     CHECK_EQ(next_type(&a), WIRE_EXPELLED);
-    CHECK(closes(a.fd));
-    close(a.fd);
+    CHECK(far_end_closes(a.stream));
+    transport_free(a.stream);
     master_free(master);
 }
 
@@ -397,15 +366,15 @@ static void test_slow_reader(void) {
     struct wire_candidate candidate;
     static struct wire_member members[WIRE_MAX_MEMBERS];
     candidate.epoch.members = members;
-    struct wire_header header = next_frame(a.fd, body, sizeof body);
+    struct wire_header header = next_frame(a.stream, body, sizeof body);
     CHECK(wire_decode_candidate(body, header.length, &candidate));
     static struct wire_linked linked;
     linked.attempt = candidate.attempt;
     struct wire_buffer frame = {0};
     wire_encode_linked(&frame, a.header, &linked);
-    say(a.fd, &frame);
+    say(a.stream, &frame);
     wire_encode_linked(&frame, b.header, &linked);
-    say(b.fd, &frame);
+    say(b.stream, &frame);
     CHECK_EQ(next_type(&a), WIRE_EPOCH);
     a.header.epoch = b.header.epoch = 2;
     // Both say DONE again and again; a verdict of 63 bytes goes to each; b never reads.
@@ -417,8 +386,8 @@ static void test_slow_reader(void) {
             wire_encode_op_done(&from_a, a.header, &done);
             wire_encode_op_done(&from_b, b.header, &done);
         }
-        say(b.fd, &from_b);
-        say(a.fd, &from_a);
+        say(b.stream, &from_b);
+        say(a.stream, &from_a);
         for (uint32_t i = 0; i < 1000 && !lost; i++) {
             uint16_t type = next_type(&a);
             lost = type == WIRE_EPOCH;
@@ -426,8 +395,8 @@ static void test_slow_reader(void) {
         }
     }
     CHECK(lost);
-    close(a.fd);
-    close(b.fd);
+    transport_free(a.stream);
+    transport_free(b.stream);
     master_free(master);
 }
 
@@ -441,7 +410,7 @@ static void test_end(void) {
     struct master *master = start(PATIENCE_MS);
     uint16_t port = master_port(master);
     struct client a = join(master, 1), b = join(master, 2);
-    int silent = dial(master);
+    struct transport *silent = dial(master);
     pthread_t waiter;
     CHECK(pthread_create(&waiter, NULL, await, master) == 0);
     CHECK(!master_await(master, platform_now_ns() + 50 * MS_NS));
@@ -449,7 +418,7 @@ static void test_end(void) {
     master_interrupt(master);
     CHECK(master_await(master, platform_now_ns() + PATIENCE_MS * MS_NS));
     pthread_join(waiter, NULL);
-    CHECK(closes(a.fd) && closes(b.fd) && closes(silent));
+    CHECK(far_end_closes(a.stream) && far_end_closes(b.stream) && far_end_closes(silent));
     master_interrupt(master);
     master_free(master);
 
@@ -463,11 +432,11 @@ static void test_end(void) {
         CHECK_EQ(master_port(master), port);
         struct client c = join(master, 9);
         master_free(master); // with a peer connected
-        close(c.fd);
+        transport_free(c.stream);
     }
-    close(a.fd);
-    close(b.fd);
-    close(silent);
+    transport_free(a.stream);
+    transport_free(b.stream);
+    transport_free(silent);
 
     check_case("never run");
     master = master_new(&any_port, 5000);
@@ -483,9 +452,9 @@ static void test_no_descriptors(void) {
     struct client a = join(master, 1);
     CHECK_EQ(next_type(&a), WIRE_EPOCH);
     a.header.epoch = 1;
-    int fd = dial(master), waiting[2];
-    for (int i = 0; i < 2; i++) waiting[i] = socket(AF_INET, SOCK_STREAM, 0);
-    usleep(100 * 1000); // the master has accepted `fd`
+    struct transport *stream = dial(master), *waiting[2];
+    for (int i = 0; i < 2; i++) waiting[i] = transport_new(socket(AF_INET, SOCK_STREAM, 0));
+    usleep(100 * 1000); // the master has accepted `stream`
     struct rlimit before, none;
     getrlimit(RLIMIT_NOFILE, &before);
     none = before;
@@ -498,7 +467,7 @@ static void test_no_descriptors(void) {
         struct wire_address address = any_port;
         address.port = master_port(master);
         socklen_t length = socket_address_to_sockaddr(&to, &address);
-        CHECK_EQ(connect(waiting[i], (struct sockaddr *)&to, length), 0); // by the kernel, in the backlog
+        CHECK_EQ(connect(waiting[i]->fd, (struct sockaddr *)&to, length), 0); // by the kernel, in the backlog
     }
     usleep(700 * 1000);
     getrusage(RUSAGE_SELF, &end_usage);
@@ -516,10 +485,10 @@ static void test_no_descriptors(void) {
     say(waiting[1], &frame);
     uint8_t body[4096];
     CHECK_EQ(next_frame(waiting[1], body, sizeof body).type, WIRE_WELCOME);
-    close(fd);
-    close(waiting[0]);
-    close(waiting[1]);
-    close(a.fd);
+    transport_free(stream);
+    transport_free(waiting[0]);
+    transport_free(waiting[1]);
+    transport_free(a.stream);
     master_free(master);
 }
 
@@ -537,7 +506,7 @@ static void write_resume(struct wire_buffer *out, uint32_t name, uint64_t run) {
 static void test_full(void) {
     check_case("all places are taken");
     enum { WAIT = WIRE_MAX_MEMBERS, SILENT = MASTER_MAX_ANONYMOUS + 44 };
-    static int peers[WIRE_MAX_MEMBERS], waiting[WAIT], silent[SILENT];
+    static struct transport *peers[WIRE_MAX_MEMBERS], *waiting[WAIT], *silent[SILENT];
     raise_descriptors(2 * (WIRE_MAX_MEMBERS + WAIT + SILENT) + 100);
     struct master *master = start(PATIENCE_MS);
     struct wire_buffer frame = {0};
@@ -549,7 +518,7 @@ static void test_full(void) {
         peers[i] = dial(master);
         say(peers[i], &frame);
     }
-    struct client first = {.fd = peers[0]}, last = {.fd = peers[WIRE_MAX_MEMBERS - 1]};
+    struct client first = {.stream = peers[0]}, last = {.stream = peers[WIRE_MAX_MEMBERS - 1]};
     CHECK_EQ(next_type(&last), WIRE_WELCOME);
     for (uint32_t i = 0; i < WAIT; i++) {
         write_resume(&frame, 100000 + i, UINT64_C(1) + i);
@@ -557,11 +526,11 @@ static void test_full(void) {
         say(waiting[i], &frame);
     }
     for (uint32_t i = 0; i < SILENT; i++) silent[i] = dial(master);
-    CHECK(closes(silent[0])); // the oldest made room, and the master lives
+    CHECK(far_end_closes(silent[0])); // the oldest made room, and the master lives
     CHECK_EQ(next_type(&first), WIRE_WELCOME);
-    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) close(peers[i]);
-    for (uint32_t i = 0; i < WAIT; i++) close(waiting[i]);
-    for (uint32_t i = 0; i < SILENT; i++) close(silent[i]);
+    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) transport_free(peers[i]);
+    for (uint32_t i = 0; i < WAIT; i++) transport_free(waiting[i]);
+    for (uint32_t i = 0; i < SILENT; i++) transport_free(silent[i]);
     master_free(master);
 }
 

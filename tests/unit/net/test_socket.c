@@ -12,6 +12,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "check.h"
 
 static const struct row {
@@ -140,9 +141,9 @@ static void test_within_host(const char *text) {
     check_congestion(dialled, "reno");
     check_congestion(accepted, "reno");
     CHECK(socket_within_host(accepted));
-    socket_close(dialled);
-    socket_close(accepted);
-    socket_close(listener);
+    descriptor_close(dialled);
+    descriptor_close(accepted);
+    descriptor_close(listener);
 }
 
 static bool write_file(const char *path, const char *text) {
@@ -193,16 +194,16 @@ static void test_between_hosts(void) {
         int accepted = accept_one(listener);
         CHECK(!socket_within_host(accepted));
         check_congestion(accepted, systems[i]);
-        socket_close(accepted);
-        socket_close(other);
+        descriptor_close(accepted);
+        descriptor_close(other);
         int dialled = socket_dial(&address);
         REQUIRE(dialled >= 0);
         accepted = accept_one(listener);
         check_congestion(dialled, "reno");
         check_congestion(accepted, "reno");
-        socket_close(accepted);
-        socket_close(dialled);
-        socket_close(listener);
+        descriptor_close(accepted);
+        descriptor_close(dialled);
+        descriptor_close(listener);
     }
 }
 

@@ -11,6 +11,7 @@
 
 #include "api/ext.h"
 #include "base/platform.h"
+#include "far_end.h"
 #include "net/arrival.h"
 #include "peer/connect.h"
 #include "peer/ops.h"
@@ -572,25 +573,11 @@ static uint16_t listening_port(uint16_t master_port) {
     return port;
 }
 
-static int attack(uint16_t port, const void *bytes, size_t length) {
-    struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}, .port = port};
-    int fd = socket_dial(&address);
-    REQUIRE(fd >= 0);
-    while (socket_connect_result(fd) == -EINPROGRESS) usleep(100);
-    if (length > 0) socket_send(fd, bytes, length);
-    return fd;
-}
-
-// True when the other side closes, within 20 seconds.
-static bool is_closed(int fd) {
-    uint8_t byte;
-    int64_t deadline = platform_now_ns() + 20 * SECOND_NS;
-    while (platform_now_ns() < deadline) {
-        ptrdiff_t got = socket_receive(fd, &byte, 1);
-        if (got == 0 || got == -ECONNRESET) return true;
-        usleep(1000);
-    }
-    return false;
+static struct transport *attack(uint16_t port, const void *bytes, size_t length) {
+    struct transport *stream = far_end_dial(&(struct wire_address){.family = 4, .bytes = {127, 0, 0, 1}, .port = port});
+    REQUIRE(stream != NULL);
+    if (length > 0) far_end_write(stream, bytes, length);
+    return stream;
 }
 
 static atomic_bool attacked;
@@ -616,25 +603,25 @@ static void *attack_main(void *context) {
     for (int which = 0; which < 2; which++) {
         check_case("attack on the %s", which ? "master" : "peer");
         uint8_t junk[4096];
-        int silent[300];
+        struct transport *silent[300];
         REQUIRE(platform_random(junk, sizeof junk));
         for (int i = 0; i < 300; i++) silent[i] = attack(ports[which], NULL, 0);
         for (int i = 0; i < 20; i++) {
-            int fd = attack(ports[which], junk + i, 100);
-            CHECK(is_closed(fd));
-            close(fd);
+            struct transport *stream = attack(ports[which], junk + i, 100);
+            CHECK(far_end_closes(stream));
+            transport_free(stream);
         }
         // A whole header of each type, with the largest length its decoder takes, then one byte at a time.
         for (uint16_t type = 1; type < 80; type++) {
             uint8_t head[WIRE_HEADER_BYTES];
             struct wire_header header = {.type = type, .length = 64};
             wire_header_encode(head, &header);
-            int fd = attack(ports[which], NULL, 0);
-            for (size_t i = 0; i < sizeof head; i++) socket_send(fd, head + i, 1);
-            socket_send(fd, junk, 64);
-            close(fd);
+            struct transport *stream = attack(ports[which], NULL, 0);
+            for (size_t i = 0; i < sizeof head; i++) far_end_write(stream, head + i, 1);
+            far_end_write(stream, junk, 64);
+            transport_free(stream);
         }
-        for (int i = 0; i < 300; i++) close(silent[i]);
+        for (int i = 0; i < 300; i++) transport_free(silent[i]);
     }
     atomic_store(&attacked, true);
     return NULL;
@@ -693,7 +680,7 @@ static void test_stopped(void) {
 // ---- a master that is played here, and speaks all the time ----
 
 struct played {
-    int fd;
+    struct transport *stream;
     bool welcomed, left; // left: it has closed the connection, or says that it looks for another master
     size_t have;
     uint8_t input[4096];
@@ -720,13 +707,14 @@ static void welcome(struct played *played, const struct wire_hello *hello) {
     wire_encode_welcome(&frames, header, &welcome);
     header.epoch = 1;
     wire_encode_epoch_commit(&frames, header, &commit);
-    CHECK_EQ(socket_send(played->fd, frames.bytes, frames.length), frames.length);
+    CHECK(far_end_write(played->stream, frames.bytes, frames.length));
     wire_buffer_fini(&frames);
     played->welcomed = true;
 }
 
 static void listen_to_it(struct played *played) {
-    ptrdiff_t got = socket_receive(played->fd, played->input + played->have, sizeof played->input - played->have);
+    ptrdiff_t got =
+        transport_receive(played->stream, played->input + played->have, sizeof played->input - played->have);
     played->left |= got == 0;
     if (got > 0) played->have += (size_t)got;
     struct wire_header header;
@@ -746,7 +734,7 @@ static void play_for(struct played *played, int64_t ms) {
         listen_to_it(played);
         struct wire_buffer frame = {0};
         wire_encode_empty(&frame, (struct wire_header){.run = 7, .generation = 1, .epoch = 1}, WIRE_HEARTBEAT);
-        if (played->welcomed) socket_send(played->fd, frame.bytes, frame.length);
+        if (played->welcomed) far_end_write(played->stream, frame.bytes, frame.length);
         wire_buffer_fini(&frame);
     }
 }
@@ -755,12 +743,13 @@ static void play_for(struct played *played, int64_t ms) {
 static void test_stopped_beside_a_master_that_speaks(void) {
     check_case("stopped beside a master that speaks");
     struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}}, from;
-    struct played played = {.fd = -1};
+    struct played played = {0};
+    int fd;
     int listener = socket_listen(&address);
     REQUIRE(listener >= 0 && socket_local_address(listener, &address));
     pid_t peer = start_victim(address.port);
-    while ((played.fd = socket_accept(listener, &from)) == -EAGAIN) usleep(1000);
-    REQUIRE(played.fd >= 0);
+    while ((fd = socket_accept(listener, &from)) == -EAGAIN) usleep(1000);
+    REQUIRE(fd >= 0 && (played.stream = transport_new(fd)) != NULL);
     while (!played.welcomed) play_for(&played, 100);
     play_for(&played, 200);
     kill(peer, SIGSTOP);
@@ -770,7 +759,7 @@ static void test_stopped_beside_a_master_that_speaks(void) {
     CHECK(!played.left);
     kill(peer, SIGKILL);
     waitpid(peer, NULL, 0);
-    close(played.fd);
+    transport_free(played.stream);
     close(listener);
 }
 

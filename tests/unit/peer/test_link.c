@@ -13,6 +13,7 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "far_end.h"
 
 enum {
     LIMIT = 960, // descriptors; a sixteenth of them is 60
@@ -42,20 +43,20 @@ static void turn(struct links *links, int epoll) {
         for (int i = 0; i < count; i++) links_event(links, events[i].data.u64, platform_now_ns());
 }
 
-static int dial_from(uint8_t host, uint16_t port) {
+static struct transport *dial_from(uint8_t host, uint16_t port) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f000000u | host)};
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     REQUIRE(fd >= 0 && bind(fd, (struct sockaddr *)&from, sizeof from) == 0 &&
             connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
-    return fd;
+    return transport_new(fd);
 }
 
-static void say_hello(int fd) {
+static void say_hello(struct transport *stream) {
     struct wire_buffer frame = {0};
     struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = other, .to = self};
     wire_encode_link_hello(&frame, (struct wire_header){.run = 7}, &hello);
-    CHECK_EQ(send(fd, frame.bytes, frame.length, MSG_NOSIGNAL), frame.length);
+    CHECK(far_end_write(stream, frame.bytes, frame.length));
     wire_buffer_fini(&frame);
 }
 
@@ -100,7 +101,8 @@ int main(void) {
     REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = LIMIT;
     REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    int epoll = epoll_create1(EPOLL_CLOEXEC), strangers[STRANGERS];
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    struct transport *strangers[STRANGERS];
     struct links *links = links_new(epoll, 100, &self, judge, NULL);
     struct wire_address any = {.family = 4, .bytes = {127, 0, 0, 1}};
     uint16_t port = 0;
@@ -108,7 +110,7 @@ int main(void) {
     links_identify(links, &(struct link_identity){.self = self, .run = 7});
 
     check_case("a member that has connected before the flood, and says hello after it");
-    int honest = dial_from(1, port);
+    struct transport *honest = dial_from(1, port);
     turn(links, epoll);
     int before = count_descriptors();
     for (int i = 0; i < STRANGERS; i++) {
@@ -121,20 +123,20 @@ int main(void) {
     say_hello(honest);
     turn(links, epoll);
     CHECK(is_up(links));
-    close(honest);
+    transport_free(honest);
 
     check_case("of the same address, it has said hello when its turn to go comes");
     honest = dial_from(2, port);
     turn(links, epoll);
-    for (int i = 0; i < STRANGERS / 2; i++) close(strangers[i]);
+    for (int i = 0; i < STRANGERS / 2; i++) transport_free(strangers[i]);
     say_hello(honest);
     for (int i = 0; i < STRANGERS / 2; i++) strangers[i] = dial_from(2, port);
     turn(links, epoll);
     CHECK(is_up(links));
     test_shortage(links, &any, &limit);
 
-    close(honest);
-    for (int i = 0; i < STRANGERS; i++) close(strangers[i]);
+    transport_free(honest);
+    for (int i = 0; i < STRANGERS; i++) transport_free(strangers[i]);
     links_free(links);
     close(epoll);
     return check_status();

@@ -1,0 +1,10 @@
+// The fake transport, for tests that link it in by themselves.
+#ifndef PCCL_TESTS_FAKES_TRANSPORT_H
+#define PCCL_TESTS_FAKES_TRANSPORT_H
+
+#include <stdint.h>
+
+// New streams of this process are carried by it; what it does follows from the seed and the order of calls.
+void fake_transport_use(uint64_t seed);
+
+#endif

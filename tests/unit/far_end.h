@@ -1,0 +1,67 @@
+// A test's own end of a stream whose other end is the library's: whatever transport carries it, the test speaks bytes.
+#ifndef PCCL_TESTS_FAR_END_H
+#define PCCL_TESTS_FAR_END_H
+
+#include <errno.h>
+#include <poll.h>
+
+#include "base/descriptor.h"
+#include "net/socket.h"
+#include "net/transport.h"
+
+enum { FAR_END_PATIENCE_MS = 30000 };
+
+static inline bool far_end_await(struct transport *stream, short events) {
+    return poll(&(struct pollfd){.fd = stream->fd, .events = events}, 1, FAR_END_PATIENCE_MS) == 1;
+}
+
+// NULL: nobody listens there. As a stranger, who leaves out what a transport says before anything else.
+static inline struct transport *far_end_dial(const struct wire_address *address) {
+    int fd = socket_dial(address);
+    if (fd < 0) return NULL;
+    struct pollfd polled = {.fd = fd, .events = POLLOUT};
+    if (poll(&polled, 1, FAR_END_PATIENCE_MS) == 1 && socket_connect_result(fd) == 0) return transport_new(fd);
+    descriptor_close(fd);
+    return NULL;
+}
+
+// False: the stream has broken.
+static inline bool far_end_write(struct transport *stream, const void *bytes, size_t length) {
+    for (size_t at = 0; at < length;) {
+        ptrdiff_t sent = transport_send(stream, (const uint8_t *)bytes + at, length - at);
+        if (sent > 0)
+            at += (size_t)sent;
+        else if (sent != -EAGAIN || !far_end_await(stream, POLLOUT))
+            return false;
+    }
+    return true;
+}
+
+// What is there, at least a byte; 0: the end of the stream, and -errno.
+static inline ptrdiff_t far_end_read_some(struct transport *stream, void *out, size_t capacity) {
+    ptrdiff_t got;
+    while ((got = transport_receive(stream, out, capacity)) == -EAGAIN)
+        if (!far_end_await(stream, POLLIN)) break;
+    return got;
+}
+
+// Exactly `length` bytes. False: the stream has ended.
+static inline bool far_end_read(struct transport *stream, void *out, size_t length) {
+    for (size_t at = 0; at < length;) {
+        ptrdiff_t got = far_end_read_some(stream, (uint8_t *)out + at, length - at);
+        if (got <= 0) return false;
+        at += (size_t)got;
+    }
+    return true;
+}
+
+// Whether the other side closes; what it still says is dropped.
+static inline bool far_end_closes(struct transport *stream) {
+    uint8_t bytes[256];
+    ptrdiff_t got;
+    do got = far_end_read_some(stream, bytes, sizeof bytes);
+    while (got > 0);
+    return got != -EAGAIN;
+}
+
+#endif

@@ -1,0 +1,195 @@
+// A stream carries all bytes in order, tells when it ends, and keeps what net/transport.h promises to those who wait
+// for edges alone; plain, and by the fake transport, which does whatever is allowed.
+#define _GNU_SOURCE
+#include "net/transport.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/descriptor.h"
+#include "check.h"
+#include "fakes/transport.h"
+#include "far_end.h"
+#include "net/listener.h"
+
+enum { CARRIED = 1 << 20, TOKEN = 5, WAIT_MS = 2000 };
+
+static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1}};
+
+static uint8_t byte_at(size_t place) { return (uint8_t)(place % 251); }
+
+// Dials a listener and is accepted; the dialler waits as a poller tells it.
+static void connect_pair(struct transport **dialled, struct transport **accepted) {
+    int poller = descriptor_epoll();
+    struct listener listener = listener_closed(poller, TOKEN, 100);
+    struct wire_address address, from;
+    REQUIRE(listener_open(&listener, socket_listen(&any_port)) == 0 && socket_local_address(listener.fd, &address));
+    REQUIRE(transport_dial(&address, dialled) == 0);
+    *accepted = NULL;
+    uint32_t events = EPOLLOUT;
+    for (int step = -EAGAIN, turns = 0; step != 0 && CHECK(turns < 1000); turns++) {
+        REQUIRE(transport_watch(*dialled, poller, events, (epoll_data_t){.u64 = TOKEN + 1}));
+        struct epoll_event told[2];
+        int count = epoll_wait(poller, told, 2, WAIT_MS);
+        REQUIRE(count > 0);
+        for (int i = 0; i < count; i++) {
+            uint8_t early;
+            if (told[i].data.u64 == TOKEN && *accepted == NULL)
+                REQUIRE(listener_accept(&listener, accepted, &from, 0) == 0);
+            else if (told[i].data.u64 == TOKEN + 1)
+                step = transport_step(*dialled, &events);
+            CHECK(step == 0 || step == -EAGAIN);
+            // Its part of what comes before the first byte.
+            if (*accepted != NULL) CHECK_EQ(transport_receive(*accepted, &early, 1), -EAGAIN);
+        }
+    }
+    if (*accepted == NULL) REQUIRE(listener_accept(&listener, accepted, &from, 0) == 0);
+    transport_unwatch(*dialled);
+    listener_close(&listener);
+    descriptor_close(poller);
+}
+
+static void join_pair(struct transport *pair[2]) {
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
+    for (int i = 0; i < 2; i++) REQUIRE((pair[i] = transport_new(ends[i])) != NULL);
+}
+
+// As a lane goes about it: each side goes on until it has to wait, and then for an edge.
+static void carry(struct transport *from, struct transport *to, uint64_t *seed) {
+    static uint8_t bytes[1 << 17];
+    int poller = descriptor_epoll();
+    struct transport *ends[2] = {from, to};
+    bool ready[2] = {true, true};
+    size_t sent = 0, received = 0;
+    for (int i = 0; i < 2; i++)
+        REQUIRE(transport_watch(ends[i], poller, EPOLLIN | EPOLLOUT | EPOLLET, (epoll_data_t){.u64 = (uint64_t)i}));
+    while (received < CARRIED) {
+        if (ready[0] && sent < CARRIED) {
+            size_t length = 2 + check_random(seed) % (sizeof bytes - 2), cut = check_random(seed) % length;
+            if (length > CARRIED - sent) length = CARRIED - sent;
+            if (cut > length) cut = length;
+            for (size_t i = 0; i < length; i++) bytes[i] = byte_at(sent + i);
+            ptrdiff_t now = transport_sendv(from, (struct iovec[]){{bytes, cut}, {bytes + cut, length - cut}}, 2);
+            if (!CHECK(now > 0 || now == -EAGAIN)) break;
+            ready[0] = now > 0;
+            if (now > 0) sent += (size_t)now;
+        }
+        if (ready[1]) {
+            size_t length = 1 + check_random(seed) % sizeof bytes, cut = check_random(seed) % length;
+            ptrdiff_t got = transport_recvv(to, (struct iovec[]){{bytes, cut}, {bytes + cut, length - cut}}, 2);
+            if (!CHECK(got > 0 || got == -EAGAIN)) break;
+            ready[1] = to->buffered || got == (ptrdiff_t)length;
+            for (ptrdiff_t i = 0; i < got; i++)
+                if (bytes[i] != byte_at(received + (size_t)i))
+                    REQUIRE(CHECK_EQ(bytes[i], byte_at(received + (size_t)i)));
+            if (got > 0) received += (size_t)got;
+        }
+        bool waits = !ready[1] && (!ready[0] || sent == CARRIED) && received < CARRIED;
+        struct epoll_event told[2];
+        int count = epoll_wait(poller, told, 2, waits ? WAIT_MS : 0);
+        if (!CHECK(count > 0 || !waits)) break; // nobody was told that it can go on
+        for (int i = 0; i < count; i++) {
+            uint32_t mine = told[i].data.u64 == 0 ? EPOLLOUT : EPOLLIN;
+            if (told[i].events & mine) ready[told[i].data.u64] = true;
+        }
+    }
+    CHECK_EQ(received, CARRIED);
+    for (int i = 0; i < 2; i++) transport_unwatch(ends[i]);
+    descriptor_close(poller);
+}
+
+// What was sent before the end is read before the end, which stays.
+static void test_ends(struct transport *from, struct transport *to) {
+    uint8_t bytes[100];
+    memset(bytes, 7, sizeof bytes);
+    CHECK(far_end_write(from, bytes, sizeof bytes));
+    transport_finish(from);
+    CHECK(far_end_read(to, bytes, sizeof bytes));
+    CHECK_EQ(far_end_read_some(to, bytes, 1), 0);
+    CHECK_EQ(far_end_read_some(to, bytes, 1), 0);
+    CHECK(far_end_write(to, bytes, 10)); // the other way is open
+    CHECK(far_end_read(from, bytes, 10));
+    transport_hang_up(to);
+    CHECK_EQ(far_end_read_some(from, bytes, 1), 0);
+    CHECK(!far_end_write(to, bytes, 1)); // and no signal
+}
+
+// It closes in the middle: what had come is there, then the end or a reset.
+static void test_breaks(void) {
+    struct transport *pair[2];
+    uint8_t bytes[5];
+    join_pair(pair);
+    CHECK(far_end_write(pair[0], "before", 6));
+    transport_free(pair[0]);
+    CHECK(far_end_read(pair[1], bytes, 5) && memcmp(bytes, "befor", 5) == 0);
+    CHECK(far_end_read(pair[1], bytes, 1) && bytes[0] == 'e');
+    CHECK(far_end_closes(pair[1]));
+    CHECK(!far_end_write(pair[1], bytes, 1));
+    transport_free(pair[1]);
+}
+
+static void test_nobody_listens(void) {
+    struct wire_address address;
+    struct transport *stream;
+    uint32_t events;
+    int listener = socket_listen(&any_port), error;
+    REQUIRE(listener >= 0 && socket_local_address(listener, &address));
+    descriptor_close(listener);
+    REQUIRE(transport_dial(&address, &stream) == 0);
+    while ((error = transport_step(stream, &events)) == -EAGAIN) REQUIRE(far_end_await(stream, POLLOUT));
+    CHECK_EQ(error, -ECONNREFUSED);
+    transport_free(stream);
+}
+
+// A poller tells nothing of a stream that it does not watch any more, whoever else may have it open.
+static void test_poller(void) {
+    struct transport *pair[2];
+    struct epoll_event told;
+    int poller = descriptor_epoll();
+    join_pair(pair);
+    REQUIRE(transport_watch(pair[0], poller, EPOLLIN, (epoll_data_t){.u64 = 1}) && far_end_write(pair[1], "x", 1));
+    CHECK(epoll_wait(poller, &told, 1, WAIT_MS) == 1 && told.data.u64 == 1);
+    REQUIRE(transport_watch(pair[0], poller, EPOLLIN, (epoll_data_t){.u64 = 2})); // another word for it
+    CHECK(epoll_wait(poller, &told, 1, WAIT_MS) == 1 && told.data.u64 == 2);
+    transport_unwatch(pair[0]);
+    CHECK_EQ(epoll_wait(poller, &told, 1, 0), 0);
+    REQUIRE(transport_watch(pair[0], poller, EPOLLIN, (epoll_data_t){.u64 = 3}));
+    int other = dup(pair[0]->fd);
+    transport_free(pair[0]);
+    CHECK_EQ(epoll_wait(poller, &told, 1, 0), 0);
+    CHECK(far_end_closes(pair[1]));
+    close(other);
+    transport_free(pair[1]);
+    CHECK(!transport_watch(&(struct transport){.fd = -1, .poller = -1}, poller, EPOLLIN, (epoll_data_t){.u64 = 4}));
+    descriptor_close(poller);
+}
+
+static void test_all(uint64_t seed) {
+    struct transport *pair[2];
+    connect_pair(&pair[0], &pair[1]);
+    carry(pair[0], pair[1], &seed);
+    carry(pair[1], pair[0], &seed);
+    test_ends(pair[0], pair[1]);
+    for (int i = 0; i < 2; i++) transport_free(pair[i]);
+    join_pair(pair);
+    carry(pair[1], pair[0], &seed);
+    for (int i = 0; i < 2; i++) transport_free(pair[i]);
+    test_breaks();
+    test_nobody_listens();
+    test_poller();
+}
+
+int main(void) {
+    check_case("plain");
+    test_all(1);
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        check_case("seed %d of the fake", (int)seed);
+        fake_transport_use(seed);
+        test_all(seed + 1);
+    }
+    return check_status();
+}
