@@ -278,12 +278,8 @@ static void hear(struct light *peer) {
 static void on_event(struct light *peer, uint32_t events) {
     if (peer->stream == NULL) return;
     if (peer->connecting) {
-        uint32_t awaited;
-        int error = transport_step(peer->stream, &awaited);
-        if (error == -EAGAIN) {
-            watch(peer, awaited);
-            return;
-        }
+        int error = transport_step(peer->stream);
+        if (error == -EAGAIN) return;
         if (error != 0 && !peer->seeking) die("cannot connect", strerror(-error));
         if (error != 0)
             lose(peer, "");

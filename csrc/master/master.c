@@ -264,11 +264,10 @@ static void ask_others(struct master *master) {
 
 // On to where the question can be sent, which is with the next event.
 static void conn_connect(struct master *master, struct conn *conn) {
-    uint32_t events;
-    int error = transport_step(conn->stream, &events);
-    conn->connects = error == -EAGAIN;
-    if (error == 0) events = EPOLLIN | EPOLLOUT;
-    if ((error != 0 && error != -EAGAIN) || !conn_watch(master, conn, events)) conn_close(master, conn);
+    int error = transport_step(conn->stream);
+    if (error == -EAGAIN) return;
+    conn->connects = false;
+    if (error != 0 || !conn_watch(master, conn, EPOLLIN | EPOLLOUT)) conn_close(master, conn);
 }
 
 // Who was away when another master took the run up comes to the first of its list, and newcomers gather behind it.

@@ -72,6 +72,13 @@ int transport_dial(const struct wire_address *address, struct transport **out) {
     return 0;
 }
 
+int transport_step(struct transport *stream) {
+    uint32_t events;
+    int error = stream->type->step(stream, &events);
+    if (error != -EAGAIN || stream->poller < 0) return error;
+    return transport_watch(stream, stream->poller, events, stream->data) ? -EAGAIN : -errno;
+}
+
 void transport_free(struct transport *stream) {
     if (stream == NULL) return;
     transport_unwatch(stream);
@@ -87,6 +94,7 @@ bool transport_watch(struct transport *stream, int poller, uint32_t events, epol
     struct epoll_event event = {.events = events, .data = data};
     if (epoll_ctl(poller, operation, stream->fd, &event) != 0) return false;
     stream->poller = poller;
+    stream->data = data;
     return true;
 }
 

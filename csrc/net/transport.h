@@ -19,8 +19,8 @@ struct transport;
 // A way to carry streams. What a stream of it needs beside `struct transport` lies behind it, in one allocation.
 struct transport_type {
     size_t bytes; // of one stream, all 0 at first
-    // Carries a dialled stream on until bytes can be sent: 0, -EAGAIN when the poller has to be asked for `*events`
-    // before the next step, or -errno. The other side does its part when it first receives; it sends nothing before.
+    // As transport_step; -EAGAIN: `*events` are awaited. The other side does its part when it first receives; it sends
+    // nothing before.
     int (*step)(struct transport *stream, uint32_t *events);
     // Bytes taken (> 0), -EAGAIN: the poller tells when there is room (EPOLLOUT), or -errno. A transport that holds
     // bytes back leaves one of them out of its count, so that it is called again.
@@ -36,7 +36,8 @@ struct transport_type {
 struct transport {
     const struct transport_type *type;
     int fd;
-    int poller; // that watches it; -1: none
+    int poller; // that watches it, and tells `data`; -1: none
+    epoll_data_t data;
     // The receiver's: recvv may give more at once, and no poller tells of it. False only when recvv has just seen that
     // the kernel has no more and holds nothing itself; so also after a call that did not ask the kernel, true.
     bool buffered;
@@ -48,8 +49,11 @@ extern const struct transport_type *transport_default;
 
 // Takes the descriptor of a connection, and closes it when there is no memory: NULL.
 struct transport *transport_new(int fd);
-// Begins to connect; poll for EPOLLOUT, then step. 0 or -errno.
+// Begins to connect: to be watched for EPOLLOUT, and carried on by steps. 0 or -errno.
 int transport_dial(const struct wire_address *address, struct transport **out);
+// Carries a dialled stream on. 0: bytes can be sent. -EAGAIN: again when its poller tells, which watches for what is
+// awaited. Else -errno.
+int transport_step(struct transport *stream);
 // Closes, and gives a poller up before: closing alone does not while a child of fork has the socket open.
 void transport_free(struct transport *stream);
 // The stream is to end in both directions. Both sides read what came before, and then the end.
@@ -58,10 +62,6 @@ void transport_hang_up(struct transport *stream);
 // From now on the poller tells of `events` with `data`. False, and errno, when it cannot.
 bool transport_watch(struct transport *stream, int poller, uint32_t events, epoll_data_t data);
 void transport_unwatch(struct transport *stream);
-
-static inline int transport_step(struct transport *stream, uint32_t *events) {
-    return stream->type->step(stream, events);
-}
 
 static inline ptrdiff_t transport_sendv(struct transport *stream, const struct iovec *parts, int count) {
     return stream->type->sendv(stream, parts, count);

@@ -258,9 +258,8 @@ static void send_hello(struct links *links, struct connection *c) {
 }
 
 static void connect_on(struct links *links, struct connection *c) {
-    uint32_t events;
-    int error = transport_step(c->stream, &events);
-    if (error == -EAGAIN && connection_watch(links, c, events)) return;
+    int error = transport_step(c->stream);
+    if (error == -EAGAIN) return;
     if (error != 0) {
         fail_dial(links, c, strerror(-error));
         return;

@@ -206,13 +206,13 @@ bool master_link_local(const struct master_link *m, struct wire_address *out) {
 }
 
 static void connect_on(struct master_link *m, int64_t now) {
-    uint32_t events;
-    int error = transport_step(m->stream, &events);
-    if (error != 0 && error != -EAGAIN) {
+    int error = transport_step(m->stream);
+    if (error == -EAGAIN) return;
+    if (error != 0) {
         fail_dial(m, false, "could not connect to the master (is it running?) at", -error, now);
-    } else if (!watch(m, error == 0 ? EPOLLIN : events)) {
+    } else if (!watch(m, EPOLLIN)) {
         fail_dial(m, true, "could not watch the connection to the master at", errno, now);
-    } else if (error == 0) {
+    } else {
         pthread_mutex_lock(&m->lock);
         m->state = ANSWERS;
         pthread_mutex_unlock(&m->lock);
