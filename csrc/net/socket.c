@@ -237,19 +237,18 @@ int socket_connect_result(int fd) {
     return 0;
 }
 
-bool socket_local_address(int fd, struct wire_address *out) {
+typedef int name_fn(int fd, struct sockaddr *out, socklen_t *length);
+
+static bool address_of(int fd, name_fn *end, struct wire_address *out) {
     struct sockaddr_storage address;
     socklen_t length = sizeof address;
-    return getsockname(fd, (struct sockaddr *)&address, &length) == 0 &&
+    return end(fd, (struct sockaddr *)&address, &length) == 0 &&
            socket_address_from_sockaddr(out, (struct sockaddr *)&address);
 }
 
-bool socket_remote_address(int fd, struct wire_address *out) {
-    struct sockaddr_storage address;
-    socklen_t length = sizeof address;
-    return getpeername(fd, (struct sockaddr *)&address, &length) == 0 &&
-           socket_address_from_sockaddr(out, (struct sockaddr *)&address);
-}
+bool socket_local_address(int fd, struct wire_address *out) { return address_of(fd, getsockname, out); }
+
+bool socket_remote_address(int fd, struct wire_address *out) { return address_of(fd, getpeername, out); }
 
 bool socket_has_ended(int fd) {
     struct pollfd polled = {.fd = fd, .events = POLLRDHUP};

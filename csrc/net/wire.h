@@ -170,6 +170,24 @@ const char *wire_type_name(uint16_t type);
 struct cursor wire_begin(struct wire_buffer *out);
 void wire_end(struct cursor *body, struct wire_header header, enum wire_type type);
 
+// Each message with a body of its own has two functions. wire_encode_NAME appends one whole frame (type and length of
+// the header are set by it). wire_decode_NAME takes a body whose header was decoded before; false: malformed.
+#define WIRE_DECLARE(name, type) \
+    void wire_encode_##name(struct wire_buffer *out, struct wire_header header, const struct wire_##name *message); \
+    bool wire_decode_##name(const uint8_t *body, size_t length, struct wire_##name *out);
+// Both by visit_NAME, which only reads a message that is written.
+#define WIRE_DEFINE(name, type) \
+    void wire_encode_##name(struct wire_buffer *out, struct wire_header header, const struct wire_##name *message) { \
+        struct cursor c = wire_begin(out); \
+        visit_##name(&c, (struct wire_##name *)message); \
+        wire_end(&c, header, WIRE_##type); \
+    } \
+    bool wire_decode_##name(const uint8_t *body, size_t length, struct wire_##name *out) { \
+        struct cursor c = cursor_read(body, length); \
+        visit_##name(&c, out); \
+        return cursor_complete(&c); \
+    }
+
 CURSOR_INLINE void wire_visit_fingerprint(struct cursor *c, struct wire_fingerprint *fingerprint) {
     cursor_u64(c, &fingerprint->count);
     cursor_u32(c, &fingerprint->root);

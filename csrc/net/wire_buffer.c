@@ -3,6 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
+
+enum { LEAST_BYTES = 256 };
+
 void wire_buffer_fini(struct wire_buffer *buffer) {
     free(buffer->bytes);
     *buffer = (struct wire_buffer){0};
@@ -12,16 +16,8 @@ bool wire_buffer_reserve(struct wire_buffer *buffer, size_t more) {
     if (buffer->failed) return false;
     size_t wanted = buffer->length + more;
     if (wanted <= buffer->capacity) return true;
-    size_t capacity = buffer->capacity < 256 ? 256 : buffer->capacity;
-    while (capacity < wanted) capacity *= 2;
-    uint8_t *bytes = realloc(buffer->bytes, capacity);
-    if (bytes == NULL) {
-        buffer->failed = true;
-        return false;
-    }
-    buffer->bytes = bytes;
-    buffer->capacity = capacity;
-    return true;
+    buffer->failed = !grow_array(&buffer->bytes, &buffer->capacity, wanted, 1, LEAST_BYTES);
+    return !buffer->failed;
 }
 
 void wire_buffer_append(struct wire_buffer *buffer, const struct wire_buffer *frames) {

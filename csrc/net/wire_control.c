@@ -311,19 +311,7 @@ static void visit_status_is(struct cursor *c, struct wire_status_is *m) {
 
 // ---- both ways of each of them ----
 
-// A visit only reads a message that is written.
-#define DEFINE(name, type) \
-    void wire_encode_##name(struct wire_buffer *out, struct wire_header header, const struct wire_##name *message) { \
-        struct cursor c = wire_begin(out); \
-        visit_##name(&c, (struct wire_##name *)message); \
-        wire_end(&c, header, WIRE_##type); \
-    } \
-    bool wire_decode_##name(const uint8_t *body, size_t length, struct wire_##name *out) { \
-        struct cursor c = cursor_read(body, length); \
-        visit_##name(&c, out); \
-        return cursor_complete(&c); \
-    }
-WIRE_CONTROL_MESSAGES(DEFINE)
+WIRE_CONTROL_MESSAGES(WIRE_DEFINE)
 
 void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type) {
     struct cursor c = wire_begin(out);

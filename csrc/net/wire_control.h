@@ -310,8 +310,7 @@ struct wire_status_is {
     uint8_t activity; // wire_activity
 };
 
-// Each message with a body of its own has two functions. wire_encode_NAME appends one whole frame (type and length of
-// the header are set by it). wire_decode_NAME takes a body whose header was decoded before; false: malformed.
+// Those with a body of their own.
 #define WIRE_CONTROL_MESSAGES(X) \
     X(hello, HELLO) \
     X(welcome, WELCOME) \
@@ -336,9 +335,6 @@ struct wire_status_is {
     X(resumed, RESUMED) \
     X(status_is, STATUS_IS)
 
-#define WIRE_DECLARE(name, type) \
-    void wire_encode_##name(struct wire_buffer *out, struct wire_header header, const struct wire_##name *message); \
-    bool wire_decode_##name(const uint8_t *body, size_t length, struct wire_##name *out);
 WIRE_CONTROL_MESSAGES(WIRE_DECLARE)
 
 void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type);

@@ -42,9 +42,7 @@ struct wire_op_name wire_ack_decode(const uint8_t in[WIRE_ACK_BYTES]);
 void wire_place_encode(uint8_t out[WIRE_PLACE_BYTES], uint64_t address);
 uint64_t wire_place_decode(const uint8_t in[WIRE_PLACE_BYTES]);
 
-void wire_encode_link_hello(struct wire_buffer *out, struct wire_header header, const struct wire_link_hello *message);
-// False: malformed.
-bool wire_decode_link_hello(const uint8_t *body, size_t length, struct wire_link_hello *out);
+WIRE_DECLARE(link_hello, LINK_HELLO)
 
 // ---- shared state ----
 

@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include "base/grow.h"
 #include "base/log.h"
 #include "base/platform.h"
 #include "net/conn.h"
@@ -159,16 +160,10 @@ static struct connection *connection_new(struct links *links, struct transport *
 
 static void push_event(struct links *links, const struct link_event *event) {
     if (links->event_first > 0 && links->event_first == links->event_count) links->event_first = links->event_count = 0;
-    if (links->event_count == links->event_capacity) {
-        size_t capacity = links->event_capacity ? 2 * links->event_capacity : 16;
-        struct link_event *grown = realloc(links->events, capacity * sizeof *grown);
-        if (grown == NULL) { // the link is missing then, and is reported when its time is up
-            LOG(LOG_ERR, "out of memory: an event of a link is dropped");
-            transport_free(event->stream);
-            return;
-        }
-        links->events = grown;
-        links->event_capacity = capacity;
+    if (!GROW(links->events, links->event_capacity, links->event_count, 16)) {
+        LOG(LOG_ERR, "out of memory: an event of a link is dropped"); // a link is reported missing when its time is up
+        transport_free(event->stream);
+        return;
     }
     links->events[links->event_count++] = *event;
 }
