@@ -65,7 +65,7 @@ static void begin_posted(struct engine *engine) {
         if (op->restart) backup_restore(&op->backup, op->args.queue, op->args.recv);
         op->restart = false;
         op_list_append(&engine->running, op);
-        if (mover_of(op)->begin(engine, op)) continue;
+        if (mover_begin(engine, op)) continue;
         engine_lock(engine);
         op_list_remove(&engine->running, op);
         book_refuse(&engine->book, op);
@@ -81,7 +81,7 @@ static void fail_with_device(struct book *book, struct op *op) {
 static void go_on_with_devices(struct engine *engine) {
     for (struct op *op = engine->running.first, *next; op != NULL; op = next) {
         next = op->next;
-        if (op->moved) mover_complete(engine, op);
+        if (op->moved) mover_check(engine, op);
     }
     lanes_heat(engine);
 }

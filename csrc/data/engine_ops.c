@@ -45,7 +45,7 @@ static bool start(void *context, struct op *op) {
 
 static void signal_op(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
                       struct block *block) {
-    mover_of(op)->signal(context, op, neighbour_of(from), type, head, block);
+    mover_signal(context, op, neighbour_of(from), type, head, block);
 }
 
 static void release(void *context, struct op *op) {

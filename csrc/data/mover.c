@@ -1,8 +1,12 @@
 #include "data/mover.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "data/backup.h"
 #include "data/core_private.h"
 #include "data/lane.h"
+#include "data/pool.h"
 #include "device/device.h"
 
 static const struct mover *const movers[] = {[PLAN_SMALL] = &direct_mover,
@@ -19,6 +23,64 @@ size_t mover_work_bytes(void) {
     return most;
 }
 
+// ---- what the engine asks ----
+void mover_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                  const struct wire_op *head, struct block *block) {
+    const struct mover *mover = mover_of(op);
+    if (!mover->direct) {
+        struct moving *moving = op->work;
+        block_put(engine, block);
+        block = NULL;
+        moving->next_ready |= type == WIRE_READY && from == mover_successor(engine);
+    }
+    if (mover->signal != NULL) mover->signal(engine, op, from, type, head, block);
+}
+
+bool mover_begin(struct engine *engine, struct op *op) {
+    const struct book_epoch *now = mover_epoch(engine);
+    struct moving *moving = op->work;
+    *moving = (struct moving){0};
+    if (!mover_of(op)->begin(engine, op)) return false;
+    op->tx_bytes = moving->send_left;
+    op->rx_bytes = moving->receive_left;
+    engine_lock(engine);
+    for (uint32_t rank = 0; rank < now->count; rank++) {
+        struct neighbour *peer = mover_peer(engine, rank);
+        struct early *early = peer == NULL ? NULL : mover_early(engine, op, peer, WIRE_READY);
+        if (early == NULL) continue;
+        mover_signal(engine, op, peer, WIRE_READY, &early->head, NULL);
+        neighbour_heat(peer);
+        free(early);
+    }
+    engine_unlock(engine);
+    mover_check(engine, op);
+    return true;
+}
+
+void mover_sent(struct engine *engine, const struct frame *frame) {
+    struct op *op = frame->op;
+    struct moving *moving = op->work;
+    moving->send_left -= frame->bytes;
+    if (mover_of(op)->sent != NULL) mover_of(op)->sent(engine, op, frame);
+    mover_check(engine, op);
+}
+
+void mover_check(struct engine *engine, struct op *op) {
+    const struct moving *moving = op->work;
+    if (moving->receive_left > 0 || moving->send_left > 0) return;
+    if (!op->moved) op->fence = device_mark(op->args.queue);
+    op->moved = device_passed(op->args.queue, op->fence) != DEVICE_DONE;
+    if (op->moved) return; // again when the device wakes the thread
+    struct wire_op_done done = {.name = op->name};
+    op_list_remove(&engine->running, op);
+    engine_lock(engine);
+    bool told = book_complete(&engine->book, op);
+    if (told) wire_encode_op_done(&engine->for_master, engine_header(engine), &done);
+    engine_unlock(engine);
+    if (told) engine_tell(engine);
+}
+
+// ---- what a mover asks ----
 struct mover_shared *mover_shared(struct engine *engine) { return engine->shared; }
 
 const struct book_epoch *mover_epoch(const struct engine *engine) { return &engine->book.now; }
@@ -47,6 +109,38 @@ bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, ui
     return taken;
 }
 
+void mover_offer(struct engine *engine, const struct op *op, struct neighbour *to, uint32_t extra) {
+    struct wire_op head;
+    op_head(op, &head);
+    head.extra = extra;
+    neighbour_signal(engine, to, WIRE_READY, &head, NULL);
+}
+
+bool mover_waits_for_next(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
+    const struct moving *moving = op->work;
+    char name[NEIGHBOUR_NAME_BYTES];
+    if (moving->next_ready) return false;
+    snprintf(out, capacity, "%s has not begun it", neighbour_name(name, mover_successor(engine)));
+    return true;
+}
+
+bool mover_may_use(struct engine *engine, const struct lane *lane) {
+    if (lane_index(lane) > 0) return true;
+    engine_lock(engine);
+    bool bulk = lane_is_for_bulk(lane);
+    engine_unlock(engine);
+    return bulk;
+}
+
+struct frame *mover_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_op *head,
+                          size_t bytes) {
+    struct frame *frame = frame_new(engine, type, head, bytes);
+    if (frame == NULL) return NULL;
+    frame->op = op;
+    frame->bytes = (uint32_t)bytes;
+    return frame;
+}
+
 bool mover_save(struct op *op, uint64_t offset, uint64_t length) {
     return backup_save(&op->backup, op->args.send, offset, length);
 }
@@ -72,17 +166,13 @@ void mover_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length)
     device_land(op->args.queue, (uint8_t *)op->args.recv + offset, landing, length);
 }
 
-void mover_complete(struct engine *engine, struct op *op) {
-    if (!op->moved) op->fence = device_mark(op->args.queue);
-    op->moved = device_passed(op->args.queue, op->fence) != DEVICE_DONE;
-    if (op->moved) return; // again when the device wakes the thread
-    struct wire_op_done done = {.name = op->name};
-    op_list_remove(&engine->running, op);
-    engine_lock(engine);
-    bool told = book_complete(&engine->book, op);
-    if (told) wire_encode_op_done(&engine->for_master, engine_header(engine), &done);
-    engine_unlock(engine);
-    if (told) engine_tell(engine);
+bool mover_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset) {
+    if (!mover_save(op, offset, in->length)) {
+        engine_fail(engine);
+        return false;
+    }
+    in->to = mover_landing(op, offset, in->length);
+    return in->to != NULL;
 }
 
 void mover_complete_direct(struct engine *engine, struct op *op) { book_complete(&engine->book, op); }

@@ -17,7 +17,8 @@ struct mover {
 
     // False: memory was refused.
     bool (*begin)(struct engine *engine, struct op *op);
-    // A signal or an input of another member, with the same arguments. Takes the block, which may be NULL. Lock held.
+    // A signal or an input of another member, with the same arguments. A direct one takes the block, of others it is
+    // NULL, and READY of the successor is noted already. Lock held. No function: nothing more is to be done.
     void (*signal)(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                    const struct wire_op *head, struct block *block);
     // Nothing of the op is sent or received any more. Lock held.
@@ -25,19 +26,36 @@ struct mover {
     // What the op waits for, in words. False, or no function: nothing that is known here. Lock held.
     bool (*waits_for)(const struct engine *engine, const struct op *op, char *out, size_t capacity);
 
-    // ---- if it has types; thread ----
+    // ---- all but direct ones; thread ----
     // As in struct lane_route.
     bool (*place)(struct engine *engine, struct op *op, struct incoming *in);
     bool (*arrived)(struct engine *engine, struct op *op, struct incoming *in);
     struct frame *(*next)(struct engine *engine, struct op *op, struct lane *lane, bool idle);
+    // Its bytes are taken off `send_left` already. No function: nothing more is to be done.
     void (*sent)(struct engine *engine, struct op *op, const struct frame *frame);
 };
 
 extern const struct mover direct_mover, ring_mover, sharded_mover, broadcast_mover;
 
+// What `op->work` of all but direct ones begins with. With nothing left to receive and to send the op is complete,
+// which its mover need not say.
+struct moving {
+    uint64_t receive_left, send_left; // bytes of elements, as they travel; set by `begin`
+    bool next_ready;                  // the successor has posted the op
+};
+
 const struct mover *mover_of(const struct op *op);
 // The room that any of them needs.
 size_t mover_work_bytes(void);
+
+// ---- what the engine asks of any mover; all but `mover_signal` of those that are not direct, by the thread ----
+// Begins, and hears what came before. False: memory was refused. The op may be no more afterwards, as of the next two.
+bool mover_begin(struct engine *engine, struct op *op);
+void mover_sent(struct engine *engine, const struct frame *frame);
+// Ends the op if everything is here and everything is sent, and the device has all of it. Lock not held.
+void mover_check(struct engine *engine, struct op *op);
+void mover_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                  const struct wire_op *head, struct block *block);
 
 // The first of the ops under way, in which `next` leads to the others. Thread.
 struct op *mover_first(const struct engine *engine);
@@ -60,6 +78,15 @@ struct neighbour *mover_predecessor(const struct engine *engine);
 struct early *mover_early(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type);
 // As ranges_take; refused memory ends the engine. Lock held.
 bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end);
+// Tells the member that the op is posted here. Lock held.
+void mover_offer(struct engine *engine, const struct op *op, struct neighbour *to, uint32_t extra);
+// The `waits_for` of those that need the successor alone.
+bool mover_waits_for_next(const struct engine *engine, const struct op *op, char *out, size_t capacity);
+// Whether bulk goes this way (lane_is_for_bulk). Lock not held.
+bool mover_may_use(struct engine *engine, const struct lane *lane);
+// A frame with so many bytes of elements, whose payload is still to be set. NULL: memory was refused. Lock held.
+struct frame *mover_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_op *head,
+                          size_t bytes);
 // Saves the untouched input of an in-place op before this range of bytes is written. False: memory was refused.
 bool mover_save(struct op *op, uint64_t offset, uint64_t length);
 
@@ -73,11 +100,11 @@ const void *mover_input(struct op *op, uint64_t offset, size_t length);
 // failed.
 uint8_t *mover_landing(struct op *op, uint64_t offset, size_t length);
 void mover_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length);
+// The payload is for the result at `offset`, whose input is saved before. False: memory or the device has failed, and
+// so has the engine. Lock held.
+bool mover_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset);
 
-// ---- the end of an op ----
-// Everything is here and everything is sent. The op may be no more afterwards. Thread, lock not held.
-void mover_complete(struct engine *engine, struct op *op);
-// The same for a direct one, whose result is in `op->result` too. Lock held.
+// The end of a direct op, whose result is in `op->result` too. Lock held.
 void mover_complete_direct(struct engine *engine, struct op *op);
 
 #endif

@@ -89,6 +89,7 @@ static bool take_bulk(struct engine *engine, struct incoming *in) {
     in->op = NULL;
     if (op == NULL) return true;
     bool good = mover_of(op)->arrived(engine, op, in);
+    if (good) mover_check(engine, op);
     if (!good && op->backup.saved.refused) {
         engine_lock(engine);
         engine_fail(engine);
@@ -160,7 +161,7 @@ static struct frame *next(struct engine *engine, struct lane *lane, bool idle) {
 
 static void sent(struct engine *engine, const struct frame *frame) {
     if (frame->fence != 0) device_shut(frame->op->args.queue, frame->payload);
-    mover_of(frame->op)->sent(engine, frame->op, frame);
+    mover_sent(engine, frame);
 }
 
 static void changed(struct engine *engine, struct neighbour *peer, enum neighbour_change change) {

@@ -1,15 +1,12 @@
 // Ring all-reduce, see plan.h. A partial sum lives where its result will be (recv), so a chunk can always be received,
 // whatever waits to be sent: rings cannot lock, and nothing but the chunk on its way needs memory of ours.
 #include <pccl.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/mover.h"
 #include "data/pace.h"
-#include "data/pool.h"
 #include "data/same_host.h"
 #include "device/device.h"
 
@@ -24,13 +21,12 @@ struct held {
 };
 
 struct ring {
-    bool next_ready;                   // the successor has posted the op
-    bool next_reads;                   // and takes its chunks out of our memory
+    struct moving moving;
+    bool next_reads;                   // the successor takes its chunks out of our memory
     uint64_t injected, returned;       // own chunks under way
     uint64_t under_way;                // their bytes, unless the successor reads them
     struct held *held;                 // chunks to forward once it has
     uint64_t inject, inject_end;       // own shard, elements
-    uint64_t receive_left, send_left;  // bytes
     struct ranges reducing, gathering; // what has come, or is on its way: elements
 };
 
@@ -46,19 +42,11 @@ static bool begin(struct engine *engine, struct op *op) {
     struct plan_range own = plan_shard(count, now->count, now->rank);
     ring->inject = own.begin;
     ring->inject_end = own.end;
-    ring->send_left = op->tx_bytes = plan_ring_sent(count, now->count, now->rank) * op->element;
-    ring->receive_left = op->rx_bytes = plan_ring_received(count, now->count, now->rank) * op->element;
-
-    struct wire_op head;
-    op_head(op, &head);
+    ring->moving.send_left = plan_ring_sent(count, now->count, now->rank) * op->element;
+    ring->moving.receive_left = plan_ring_received(count, now->count, now->rank) * op->element;
     engine_lock(engine);
-    struct early *early = mover_early(engine, op, mover_successor(engine), WIRE_READY);
-    ring->next_ready = early != NULL;
-    ring->next_reads = early != NULL && early->head.extra == 1 && can_be_read(op);
-    free(early);
-    head.extra = op->args.queue == NULL && same_host_may_read(mover_predecessor(engine));
-    neighbour_signal(engine, mover_predecessor(engine), WIRE_READY, &head, NULL);
-    neighbour_heat(mover_successor(engine));
+    mover_offer(engine, op, mover_predecessor(engine),
+                op->args.queue == NULL && same_host_may_read(mover_predecessor(engine)));
     engine_unlock(engine);
     return true;
 }
@@ -76,7 +64,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     if (is_placed(in) && (in->length != WIRE_PLACE_BYTES || !lane_is_vouched(in->lane) || op->args.queue != NULL))
         return false;
     if (in->from != mover_predecessor(engine) || bytes == 0 || bytes > PACE_PLACED_MAX || bytes % op->element != 0 ||
-        bytes > ring->receive_left)
+        bytes > ring->moving.receive_left)
         return false;
     enum plan_step step = plan_ring_step(now->count, now->rank, head->shard, head->hop);
     struct plan_range shard = plan_shard(op->count, now->count, head->shard);
@@ -100,12 +88,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     }
     // The first write to a range of an in-place tensor: while reducing for all shards but the own, which is only sent
     // then.
-    if (!mover_save(op, at, bytes)) {
-        engine_fail(engine);
-        return false;
-    }
-    in->to = mover_landing(op, at, bytes);
-    return in->to != NULL;
+    return mover_place(engine, op, in, at);
 }
 
 // Lock held. The chunk, copied into the link, or, when the neighbour reads our memory, named.
@@ -113,12 +96,11 @@ static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wi
                                  size_t bytes) {
     const struct ring *ring = op->work;
     if (ring->next_reads) head->extra = (uint32_t)bytes;
-    struct frame *frame = frame_new(engine, ring->next_reads ? WIRE_CHUNK_AT : WIRE_CHUNK, head,
-                                    ring->next_reads ? WIRE_PLACE_BYTES : bytes);
+    struct frame *frame = mover_frame(engine, op, ring->next_reads ? WIRE_CHUNK_AT : WIRE_CHUNK, head,
+                                      ring->next_reads ? WIRE_PLACE_BYTES : bytes);
     if (frame == NULL || (!ring->next_reads && !mover_show(engine, op, frame, chunk))) return NULL;
-    frame->op = op;
-    frame->bytes = (uint32_t)bytes;
     if (!ring->next_reads) return frame;
+    frame->bytes = (uint32_t)bytes;
     wire_place_encode(frame->place, (uint64_t)(uintptr_t)chunk);
     frame->payload = frame->place;
     return frame;
@@ -137,11 +119,11 @@ static void forward_now(struct engine *engine, struct op *op, struct wire_op *he
 static void forward(struct engine *engine, struct op *op, const struct incoming *in) {
     struct ring *ring = op->work;
     engine_lock(engine);
-    struct held *held = ring->next_ready ? NULL : malloc(sizeof *held);
+    struct held *held = ring->moving.next_ready ? NULL : malloc(sizeof *held);
     struct wire_op head = in->head;
     head.hop++;
     head.extra = 0;
-    if (ring->next_ready) {
+    if (ring->moving.next_ready) {
         forward_now(engine, op, &head, chunk_bytes(in), lane_index(in->lane));
     } else if (held == NULL) {
         engine_fail(engine);
@@ -156,9 +138,8 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
 static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
     struct ring *ring = op->work;
-    block_put(engine, block);
+    (void)block;
     if (type != WIRE_READY || from != mover_successor(engine)) return;
-    ring->next_ready = true;
     ring->next_reads = head->extra == 1 && can_be_read(op);
     while (ring->held != NULL) {
         struct held *held = ring->held;
@@ -179,19 +160,6 @@ static void release(struct engine *engine, struct op *op) {
         free(held);
     }
     *ring = (struct ring){0};
-}
-
-static bool waits_for(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
-    const struct ring *ring = op->work;
-    char name[NEIGHBOUR_NAME_BYTES];
-    if (ring->next_ready) return false;
-    snprintf(out, capacity, "%s has not begun it", neighbour_name(name, mover_successor(engine)));
-    return true;
-}
-
-static void check_complete(struct engine *engine, struct op *op) {
-    const struct ring *ring = op->work;
-    if (ring->receive_left == 0 && ring->send_left == 0) mover_complete(engine, op);
 }
 
 // result = partial sum op own input, and on the last hop the average.
@@ -244,7 +212,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     } else {
         mover_land(op, at, in->to, bytes);
     }
-    ring->receive_left -= bytes;
+    ring->moving.receive_left -= bytes;
     if (in->head.shard == now->rank) {
         ring->returned++;
         uint64_t back = bytes < ring->under_way ? bytes : ring->under_way;
@@ -255,7 +223,6 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
         engine_unlock(engine);
     }
     if (step != PLAN_GATHER_LAST) forward(engine, op, in);
-    check_complete(engine, op);
     return true;
 }
 
@@ -274,7 +241,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     const struct book_epoch *now = mover_epoch(engine);
     (void)idle;
     struct ring *ring = op->work;
-    if (!ring->next_ready || ring->inject == ring->inject_end || lane_index(lane) == 0 ||
+    if (!ring->moving.next_ready || ring->inject == ring->inject_end || lane_index(lane) == 0 ||
         lane_peer(lane) != mover_successor(engine))
         return NULL;
     if (!may_inject(engine, ring)) return NULL;
@@ -300,12 +267,6 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     return frame;
 }
 
-static void sent(struct engine *engine, struct op *op, const struct frame *frame) {
-    struct ring *ring = op->work;
-    ring->send_left -= frame->bytes;
-    check_complete(engine, op);
-}
-
 const struct mover ring_mover = {
     .name = "ring",
     .work_bytes = sizeof(struct ring),
@@ -313,9 +274,8 @@ const struct mover ring_mover = {
     .begin = begin,
     .signal = take_signal,
     .release = release,
-    .waits_for = waits_for,
+    .waits_for = mover_waits_for_next,
     .place = place,
     .arrived = arrived,
     .next = next,
-    .sent = sent,
 };

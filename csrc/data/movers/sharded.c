@@ -23,25 +23,22 @@ enum { WINDOW_BYTES = 4 * 1024 * 1024, WINDOW_MIN = 4, WINDOW_MAX = 64 };
 // One block of the shard that this member owns.
 struct slot {
     uint32_t arrived;
-    uint32_t unsent;       // RESULT frames not yet written
-    struct block **inputs; // by rank
+    uint32_t unsent; // RESULT frames not yet written
 };
 
 // What goes to the owner of a shard, and comes from it.
 struct target {
-    bool ready;
-    uint64_t next, granted, blocks; // of the shard of this rank
+    uint64_t next, granted, blocks; // of its shard
     struct ranges codes, results;   // that have come from it, or are on their way: blocks
 };
 
 struct sharded {
-    uint64_t window;                   // blocks in work at the owner
-    uint64_t blocks;                   // of the own shard
-    uint64_t freed, granted;           // own blocks that are over; that the others may send
-    struct slot *slots;                // [window]
-    struct target *targets;            // by rank
-    uint64_t codes_left, results_left; // to be sent, to be received
-    uint64_t frames_left;              // of RESULT, to be sent
+    struct moving moving;
+    uint64_t window;         // blocks in work at the owner
+    uint64_t freed, granted; // own blocks that are over; that the others may send
+    struct slot *slots;      // [window]
+    struct block **inputs;   // of each slot by rank: [window * members]
+    struct target *targets;  // by rank
 };
 
 static const struct codec *codec_of(const struct op *op) { return codec_find(op->args.fingerprint.codec); }
@@ -70,18 +67,10 @@ static bool widen_input(struct op *op, struct plan_range range, void *wide) {
     return true;
 }
 
-static void check_complete(struct engine *engine, struct op *op) {
-    const struct sharded *s = op->work;
-    if (s->codes_left == 0 && s->results_left == 0 && s->frames_left == 0) mover_complete(engine, op);
-}
-
 static void release(struct engine *engine, struct op *op) {
     struct sharded *s = op->work;
-    for (uint64_t i = 0; s->slots != NULL && i < s->window; i++) {
-        for (uint32_t rank = 0; s->slots[i].inputs != NULL && rank < op->contributors; rank++)
-            block_put(engine, s->slots[i].inputs[rank]);
-        free(s->slots[i].inputs);
-    }
+    for (uint64_t i = 0; s->inputs != NULL && i < s->window * op->contributors; i++) block_put(engine, s->inputs[i]);
+    free(s->inputs);
     free(s->slots);
     for (uint32_t rank = 0; s->targets != NULL && rank < op->contributors; rank++) {
         ranges_fini(&s->targets[rank].codes);
@@ -91,67 +80,53 @@ static void release(struct engine *engine, struct op *op) {
     *s = (struct sharded){0};
 }
 
+static struct block **inputs_of(const struct engine *engine, const struct sharded *s, uint64_t index) {
+    return &s->inputs[index % s->window * mover_epoch(engine)->count];
+}
+
 static bool allocate(struct engine *engine, struct op *op) {
     const struct book_epoch *now = mover_epoch(engine);
     struct sharded *s = op->work;
     struct mover_shared *shared = mover_shared(engine);
-    struct plan_range own = plan_shard(op->count, now->count, now->rank);
     size_t block_bytes = encoded_bytes(op, (struct plan_range){0, CODEC_PIECE});
     s->window = WINDOW_BYTES / (block_bytes * (now->count - 1));
     if (s->window < WINDOW_MIN) s->window = WINDOW_MIN;
     if (s->window > WINDOW_MAX) s->window = WINDOW_MAX;
-    s->blocks = blocks_in(own);
     s->granted = s->window;
     s->targets = calloc(now->count, sizeof *s->targets);
     s->slots = calloc(s->window, sizeof *s->slots);
-    if (s->targets == NULL || s->slots == NULL) return false;
-    for (uint64_t i = 0; i < s->window; i++)
-        if ((s->slots[i].inputs = calloc(now->count, sizeof(struct block *))) == NULL) return false;
+    s->inputs = calloc(s->window * now->count, sizeof(struct block *));
+    if (s->targets == NULL || s->slots == NULL || s->inputs == NULL) return false;
     if (shared->wide == NULL) shared->wide = malloc(CODEC_PIECE * sizeof(double));
     if (shared->wide_input == NULL) shared->wide_input = malloc(CODEC_PIECE * sizeof(double));
     return shared->wide != NULL && shared->wide_input != NULL;
-}
-
-static void learn_grant(struct sharded *s, uint32_t rank, uint16_t type, const struct wire_op *head) {
-    struct target *target = &s->targets[rank];
-    uint64_t granted = type == WIRE_READY ? head->extra : head->offset;
-    if (type == WIRE_READY) target->ready = true;
-    if (granted > target->granted) target->granted = granted;
 }
 
 // READY, GRANT.
 static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
     struct sharded *s = op->work;
-    block_put(engine, block);
-    if (s->targets != NULL && (type == WIRE_READY || type == WIRE_GRANT))
-        learn_grant(s, neighbour_rank(from), type, head);
+    (void)engine, (void)block;
+    if (s->targets == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return;
+    struct target *target = &s->targets[neighbour_rank(from)];
+    uint64_t granted = type == WIRE_READY ? head->extra : head->offset;
+    if (granted > target->granted) target->granted = granted;
 }
 
 static bool begin(struct engine *engine, struct op *op) {
     const struct book_epoch *now = mover_epoch(engine);
-    op->tx_bytes = op->rx_bytes = 0;
     if (!allocate(engine, op)) return false;
     struct sharded *s = op->work;
-    struct wire_op head;
-    op_head(op, &head);
-    head.extra = (uint32_t)s->window;
-    s->frames_left = s->blocks * (now->count - 1);
+    uint64_t bytes = 0; // inputs of the others' shards and results of the own one go out, and as many come in
     engine_lock(engine);
     for (uint32_t rank = 0; rank < now->count; rank++) {
-        struct neighbour *peer = mover_peer(engine, rank);
-        if (peer == NULL) continue;
-        s->targets[rank].blocks = blocks_in(plan_shard(op->count, now->count, rank));
-        s->codes_left += s->targets[rank].blocks;
-        s->results_left += s->targets[rank].blocks;
-        struct early *early = mover_early(engine, op, peer, WIRE_READY);
-        if (early != NULL) learn_grant(s, rank, WIRE_READY, &early->head);
-        free(early);
-        neighbour_signal(engine, peer, WIRE_READY, &head, NULL);
-        neighbour_heat(peer);
+        struct plan_range shard = plan_shard(op->count, now->count, rank);
+        bytes += encoded_bytes(op, shard) * (rank == now->rank ? now->count - 1 : 1);
+        s->targets[rank].blocks = blocks_in(shard);
+        if (rank != now->rank) mover_offer(engine, op, mover_peer(engine, rank), (uint32_t)s->window);
     }
     engine_unlock(engine);
-    check_complete(engine, op);
+    s->moving.send_left = s->moving.receive_left = bytes;
     return true;
 }
 
@@ -159,15 +134,9 @@ static bool begin(struct engine *engine, struct op *op) {
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct sharded *s = op->work;
     uint32_t rank = neighbour_rank(lane_peer(lane));
-    if (!idle || s->targets == NULL || rank == UINT32_MAX) return NULL;
-    if (lane_index(lane) == 0) {
-        engine_lock(engine);
-        bool bulk = lane_is_for_bulk(lane);
-        engine_unlock(engine);
-        if (!bulk) return NULL;
-    }
+    if (!idle || s->targets == NULL || rank == UINT32_MAX || !mover_may_use(engine, lane)) return NULL;
     struct target *target = &s->targets[rank];
-    if (!target->ready || target->next >= target->blocks || target->next >= target->granted) return NULL;
+    if (target->next >= target->blocks || target->next >= target->granted) return NULL;
     struct plan_range range = block_range(engine, op, rank, target->next);
     size_t count = range.end - range.begin, bytes = encoded_bytes(op, range);
     uint8_t *stage = lane_stage(lane);
@@ -185,10 +154,9 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     head.shard = (uint16_t)rank;
     head.offset = target->next;
     engine_lock(engine);
-    struct frame *frame = frame_new(engine, WIRE_CODES, &head, bytes);
+    struct frame *frame = mover_frame(engine, op, WIRE_CODES, &head, bytes);
     engine_unlock(engine);
     if (frame == NULL) return NULL;
-    frame->op = op;
     frame->payload = stage;
     target->next++;
     return frame;
@@ -218,10 +186,9 @@ static void send_result(struct engine *engine, struct op *op, uint64_t index, st
     for (uint32_t step = 1; step < now->count; step++) {
         struct neighbour *peer = mover_peer(engine, (now->rank + step) % now->count);
         struct lane *lane = neighbour_lane(peer, 1 + (uint32_t)(index % WIRE_MAX_LANES));
-        struct frame *frame = lane == NULL ? NULL : frame_new(engine, WIRE_RESULT, &head, result->length);
+        struct frame *frame = lane == NULL ? NULL : mover_frame(engine, op, WIRE_RESULT, &head, result->length);
         if (frame == NULL) continue; // the link broke: the op is redone in the next epoch
         result->references++;
-        frame->op = op;
         frame->block = result;
         frame->payload = result->bytes;
         lane_push(lane, frame);
@@ -238,13 +205,13 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
     const struct kernels *kernels = kernels_get();
     int wide = codec_wide(what->dtype);
     void *sum = mover_shared(engine)->wide, *input = mover_shared(engine)->wide_input;
-    struct slot *slot = &s->slots[index % s->window];
+    struct block **inputs = inputs_of(engine, s, index);
     struct plan_range range = block_range(engine, op, now->rank, index);
     size_t count = range.end - range.begin;
     for (uint32_t rank = 0; rank < now->count; rank++) {
         void *to = rank == 0 ? sum : input;
         bool got = rank == now->rank ? widen_input(op, range, to)
-                                     : codec_decode(codec_of(op), what->dtype, to, slot->inputs[rank]->bytes, count);
+                                     : codec_decode(codec_of(op), what->dtype, to, inputs[rank]->bytes, count);
         if (!got) return false;
         if (rank > 0) kernels->reduce[what->op][wide](sum, sum, input, count);
     }
@@ -252,8 +219,8 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
 
     engine_lock(engine);
     for (uint32_t rank = 0; rank < now->count; rank++) {
-        block_put(engine, slot->inputs[rank]);
-        slot->inputs[rank] = NULL;
+        block_put(engine, inputs[rank]);
+        inputs[rank] = NULL;
     }
     struct block *result = block_new(engine, encoded_bytes(op, range));
     engine_unlock(engine);
@@ -265,7 +232,7 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
         engine_unlock(engine);
         return false;
     }
-    slot->unsent = now->count - 1;
+    s->slots[index % s->window].unsent = now->count - 1;
     send_result(engine, op, index, result);
     return true;
 }
@@ -276,7 +243,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     uint32_t from = neighbour_rank(in->from), shard = in->head.shard;
     uint64_t index = in->head.offset;
     if (s->targets == NULL || from == UINT32_MAX || shard >= now->count) return false;
-    if (index >= blocks_in(plan_shard(op->count, now->count, shard))) return false;
+    if (index >= s->targets[shard].blocks) return false;
     if (in->length != encoded_bytes(op, block_range(engine, op, shard, index))) return false;
     if (in->header.type == WIRE_RESULT) {
         // each comes once, as in ring.c
@@ -295,30 +262,26 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     const struct book_epoch *now = mover_epoch(engine);
     struct sharded *s = op->work;
     uint64_t index = in->head.offset;
-    op->rx_bytes += in->length;
-    if (in->header.type == WIRE_RESULT) {
-        if (!store(engine, op, block_range(engine, op, in->head.shard, index), in->to)) return false;
-        s->results_left--;
-        check_complete(engine, op);
-        return true;
-    }
-    struct slot *slot = &s->slots[index % s->window];
-    slot->inputs[neighbour_rank(in->from)] = in->block;
+    s->moving.receive_left -= in->length;
+    if (in->header.type == WIRE_RESULT)
+        return store(engine, op, block_range(engine, op, in->head.shard, index), in->to);
+    inputs_of(engine, s, index)[neighbour_rank(in->from)] = in->block;
     in->block = NULL;
-    return ++slot->arrived < now->count - 1 || reduce_block(engine, op, index);
+    return ++s->slots[index % s->window].arrived < now->count - 1 || reduce_block(engine, op, index);
 }
 
 // Blocks that everybody has been sent make room for new ones.
 static void advance(struct engine *engine, struct op *op) {
     const struct book_epoch *now = mover_epoch(engine);
     struct sharded *s = op->work;
-    for (; s->freed < s->blocks; s->freed++) {
+    uint64_t blocks = s->targets[now->rank].blocks;
+    for (; s->freed < blocks; s->freed++) {
         struct slot *slot = &s->slots[s->freed % s->window];
         if (slot->arrived < now->count - 1 || slot->unsent > 0) break;
         slot->arrived = 0;
     }
     uint64_t grant = s->freed + s->window;
-    if (s->granted >= s->blocks || grant < s->granted + s->window / 4) return;
+    if (s->granted >= blocks || grant < s->granted + s->window / 4) return;
     s->granted = grant;
     struct wire_op head;
     op_head(op, &head);
@@ -332,17 +295,10 @@ static void advance(struct engine *engine, struct op *op) {
 
 static void sent(struct engine *engine, struct op *op, const struct frame *frame) {
     struct sharded *s = op->work;
-    op->tx_bytes += frame->length;
-    if (frame->block == NULL) {
-        s->codes_left--;
-    } else {
-        struct wire_op head;
-        if (!wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head)) return;
-        s->frames_left--;
-        s->slots[head.offset % s->window].unsent--;
-        advance(engine, op);
-    }
-    check_complete(engine, op);
+    struct wire_op head;
+    if (frame->block == NULL || !wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head)) return;
+    s->slots[head.offset % s->window].unsent--;
+    advance(engine, op);
 }
 
 const struct mover sharded_mover = {
