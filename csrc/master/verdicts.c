@@ -79,10 +79,11 @@ void verdicts_done(struct verdicts *verdicts, struct desk *desk, struct desk_pee
 
 static const char *describe(char *out, size_t capacity, const struct wire_fingerprint *fingerprint) {
     const struct codec *codec = codec_find(fingerprint->codec);
-    bool reduces = fingerprint->kind == PLAN_ALL_REDUCE;
+    const struct plan_collective *collective = plan_collective(fingerprint->kind);
+    const char *what = collective == NULL ? "unknown" : collective->name;
+    if (collective != NULL && collective->reduces) what = red_op_name(fingerprint->op);
     int length = snprintf(out, capacity, "count %llu %s %s", (unsigned long long)fingerprint->count,
-                          dtype_name(fingerprint->dtype),
-                          reduces ? red_op_name(fingerprint->op) : plan_kind_name(fingerprint->kind));
+                          dtype_name(fingerprint->dtype), what);
     if (fingerprint->root != 0)
         length += snprintf(out + length, capacity - (size_t)length, " from peer %08x", fingerprint->root);
     if (fingerprint->codec != CODEC_RAW)

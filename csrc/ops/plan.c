@@ -13,9 +13,25 @@ enum {
     WAKE_US = 30,
 };
 
-enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us,
-                           uint32_t megabytes_per_s) {
-    if (quantised) return PLAN_SHARDED;
+const struct plan_collective *plan_collective(uint8_t kind) {
+    static const struct plan_collective collectives[PLAN_KINDS] = {
+        [PLAN_ALL_REDUCE] = {.name = "all-reduce", .reduces = true},
+        [PLAN_BROADCAST] = {.name = "broadcast", .path = PLAN_CHAIN},
+    };
+    return kind < PLAN_KINDS ? &collectives[kind] : NULL;
+}
+
+uint32_t plan_root(const struct wire_id *root) {
+    uint32_t first;
+    memcpy(&first, root->bytes, sizeof first);
+    return be32toh(first); // as names of members show it
+}
+
+enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
+                            uint32_t megabytes_per_s) {
+    const struct plan_collective *collective = plan_collective(what->kind);
+    if (!collective->reduces) return collective->path;
+    if (what->codec != CODEC_RAW) return PLAN_SHARDED;
     if (bytes > PLAN_SMALL_MAX || (bytes > PLAN_SMALL_ANY && (members - 1) * bytes > PLAN_SMALL_MAX)) return PLAN_RING;
     // Microseconds x 1000: a byte at 1 MB/s takes 1 us.
     uint64_t n = members, byte_cost = 1000 * bytes / megabytes_per_s;
@@ -24,23 +40,6 @@ enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uin
     uint64_t ring_rounds = 2 * (n - 1) + 3; // READY, then DONE and the verdict
     uint64_t ring = round * ring_rounds + 2 * (n - 1) * byte_cost / n;
     return small <= ring ? PLAN_SMALL : PLAN_RING;
-}
-
-enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
-                            uint32_t megabytes_per_s) {
-    if (what->kind == PLAN_BROADCAST) return PLAN_CHAIN;
-    return plan_choose(bytes, what->codec != CODEC_RAW, members, latency_us, megabytes_per_s);
-}
-
-const char *plan_kind_name(uint8_t kind) {
-    static const char *const names[PLAN_KINDS] = {[PLAN_ALL_REDUCE] = "all-reduce", [PLAN_BROADCAST] = "broadcast"};
-    return kind < PLAN_KINDS ? names[kind] : "unknown";
-}
-
-uint32_t plan_root(const struct wire_id *root) {
-    uint32_t first;
-    memcpy(&first, root->bytes, sizeof first);
-    return be32toh(first); // as names of members show it
 }
 
 static uint64_t segment_elements(uint64_t count, size_t element_bytes) {

@@ -13,7 +13,6 @@
 #include <stdint.h>
 
 struct wire_fingerprint;
-
 struct wire_id;
 
 // The collectives, by what a member has at the end: the reduction of all inputs; the root's input.
@@ -21,6 +20,16 @@ enum plan_kind { PLAN_ALL_REDUCE, PLAN_BROADCAST, PLAN_KINDS };
 
 // The ways that the bytes go, each of them a mover.
 enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SHARDED, PLAN_CHAIN, PLAN_PATHS };
+
+struct plan_collective {
+    const char *name;    // in texts
+    bool reduces;        // its way depends on what each costs; else:
+    enum plan_path path; // the only one
+};
+
+// NULL: it is no kind.
+const struct plan_collective *plan_collective(uint8_t kind);
+uint32_t plan_root(const struct wire_id *root); // as it stands in a fingerprint
 
 enum {
     // bytes of the inputs that a member of a small op gets from all others together; one alone may have as much
@@ -36,16 +45,9 @@ struct plan_range {
     uint64_t begin, end; // elements
 };
 
-// Small ops are sent to everyone at once, ring ops cost 2(n-1) hops and a verdict but fewer bytes: the cheaper one by
-// (latency + wake-up) x rounds + bytes / bandwidth, as long as the inputs are not more than a member is to buffer.
-// Quantised ops are sharded.
-enum plan_path plan_choose(uint64_t bytes, bool quantised, uint32_t members, uint32_t latency_us,
-                           uint32_t megabytes_per_s);
-
-const char *plan_kind_name(uint8_t kind);       // "unknown" of what is no kind
-uint32_t plan_root(const struct wire_id *root); // as it stands in a fingerprint
-
-// The way of an op with these arguments.
+// The way of an op. Small ones are sent to everyone at once, ring ops cost 2(n-1) hops and a verdict but fewer bytes:
+// the cheaper one by (latency + wake-up) x rounds + bytes / bandwidth, as long as the inputs are not more than a member
+// is to buffer. Quantised ops are sharded. Collectives that do not reduce have one way each.
 enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
                             uint32_t megabytes_per_s);
 

@@ -1,6 +1,11 @@
 // How ops end: the verdict by what the members report.
 #include "master/verdicts.h"
 
+#include <pccl.h>
+
+#include "compute/codec.h"
+#include "ops/plan.h"
+
 #include "seats.h"
 
 enum { EPOCH = 5 };
@@ -124,6 +129,33 @@ static void test_mismatch(void) {
     end();
 }
 
+static void test_mismatch_texts(void) {
+    static const struct {
+        struct wire_fingerprint what;
+        const char *text;
+    } rows[] = {
+        {{.count = 3, .dtype = pcclFloat, .op = pcclSum}, " gave count 3 float32 sum, "},
+        {{.count = 3, .dtype = pcclDouble, .op = pcclMax, .codec = CODEC_ZERO_INT8},
+         " gave count 3 float64 max quantised to int8 by zero-point-scale, "},
+        {{.count = 3, .dtype = pcclFloat, .op = pcclAvg, .codec = 99},
+         " gave count 3 float32 avg quantised to unknown, "},
+        {{.count = 3, .dtype = pcclFloat, .kind = PLAN_BROADCAST, .root = 0x01020304},
+         " gave count 3 float32 broadcast from peer 01020304, "},
+        {{.count = 3, .dtype = pcclFloat, .kind = 77}, " gave count 3 float32 unknown, "},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        begin("what both sides gave", "abc", 0);
+        struct wire_mismatch message = {.name = op(EPOCH, 1), .mine = rows[i].what, .theirs.count = 4};
+        message.other = peer('b')->member.id;
+        verdicts_mismatch(&desk, peer('c'), &header, &message);
+        struct wire_verdict verdict = verdict_sent();
+        char text[WIRE_MAX_TEXT + 1] = "";
+        memcpy(text, verdict.text.chars, verdict.text.length);
+        CHECK(strstr(text, rows[i].text) != NULL);
+        end();
+    }
+}
+
 static void test_recall(void) {
     struct wire_past past[] = {{.name = op(EPOCH - 1, 1), .kind = WIRE_VERDICT_COMMIT},
                                {.name = op(EPOCH - 1, 2), .kind = WIRE_VERDICT_MISMATCH}};
@@ -148,6 +180,7 @@ int main(void) {
     test_reports();
     test_done();
     test_mismatch();
+    test_mismatch_texts();
     test_recall();
     return check_status();
 }

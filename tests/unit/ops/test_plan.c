@@ -1,5 +1,7 @@
 // How ops are divided.
 #include "check.h"
+#include "compute/codec.h"
+#include "net/wire.h"
 #include "ops/plan.h"
 
 static void check_division(uint64_t count, size_t element) {
@@ -36,10 +38,13 @@ static void test_segments(void) {
 }
 
 // However long the way, one round of it costs less than five.
+static const struct wire_fingerprint sum = {.codec = CODEC_RAW}, quantised = {.codec = CODEC_MINMAX_UINT8},
+                                     broadcast = {.kind = PLAN_BROADCAST};
+
 static void test_choice_at_long_delays(void) {
     for (uint32_t latency_us = 1000; latency_us <= 20 * 1000 * 1000; latency_us += 100 * 1000)
         for (uint32_t members = 2; members < 5; members++)
-            CHECK_EQ(plan_choose(PLAN_SMALL_ANY, false, members, latency_us, 1000), PLAN_SMALL);
+            CHECK_EQ(plan_path_of(&sum, PLAN_SMALL_ANY, members, latency_us, 1000), PLAN_SMALL);
 }
 
 static void test_choice(void) {
@@ -61,8 +66,9 @@ static void test_choice(void) {
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("%s", rows[i].name);
-        CHECK_EQ(plan_choose(rows[i].bytes, false, rows[i].members, rows[i].latency_us, 1000), rows[i].path);
-        CHECK_EQ(plan_choose(rows[i].bytes, true, rows[i].members, rows[i].latency_us, 1000), PLAN_SHARDED);
+        CHECK_EQ(plan_path_of(&sum, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000), rows[i].path);
+        CHECK_EQ(plan_path_of(&quantised, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000), PLAN_SHARDED);
+        CHECK_EQ(plan_path_of(&broadcast, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000), PLAN_CHAIN);
     }
 }
 
