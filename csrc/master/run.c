@@ -468,7 +468,10 @@ static void on_member_message(struct run *run, struct desk_peer *peer, const str
 void run_message(struct run *run, struct desk_peer *peer, const struct wire_header *header, const uint8_t *body) {
     struct desk *desk = &run->desk;
     union message message;
-    if (header->run != desk->run.id || header->generation != desk->generation) return; // another master's
+    // Another master's; but a round's number is that of one generation, and the peer's data plane may not have heard of
+    // this one when it ends.
+    bool late = header->generation < desk->generation && header->type == WIRE_SYNC_DONE;
+    if (header->run != desk->run.id || (header->generation != desk->generation && !late)) return;
     if (header->epoch > desk->number) {
         desk_expel(desk, peer, "%s of an epoch that never was", wire_type_name(header->type));
         return;

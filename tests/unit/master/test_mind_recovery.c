@@ -106,6 +106,7 @@ struct says {
     uint8_t secret;
     struct wire_quorum quorum; // as EPOCH told
     uint32_t entry;            // the hash of the one entry that its state has; 0: none
+    uint32_t content;          // of its state
 };
 
 static uint64_t or_else(uint64_t value, uint64_t usual) { return value != 0 ? value : usual; }
@@ -152,6 +153,7 @@ static void resume(const struct says *says) {
     message.secret[0] = says->secret;
     message.quorum = says->quorum;
     message.sync_vote.mask.low = says->entry;
+    message.sync_vote.content.low = says->content;
     message.sync_vote.outline = (struct wire_outline){says->entry != 0, {says->entry}};
     wire_encode_resume(&out, header, &message);
     CHECK(wire_header_decode(out.bytes, &header));
@@ -630,6 +632,28 @@ static void test_election(void) {
     epoch_at(__LINE__, "ac", "ac", 7, WIRE_REASON_LOSS);
     TAKE('a', WIRE_SYNC_END);
     TAKE('c', WIRE_SYNC_END);
+    end();
+
+    begin("who receives may say so before its data plane has heard of this master: the round tells");
+    for (const char *p = "abc"; *p; p++)
+        resume(&(struct says){.who = *p, .members = "abc", .vote = WIRE_VOTE_SYNC, .content = *p == 'c' ? 8 : 7});
+    WAITING('a', "1 of the 3");
+    ASKED("abc", 2);
+    promise("abc", RUN, 2);
+    for (const char *p = "abc"; *p; p++) RESUMED(*p);
+    epoch_at(__LINE__, "abc", "abc", 6, WIRE_REASON_RELINK);
+    for (const char *p = "abc"; *p; p++) TAKE(*p, WIRE_SYNC_PLAN);
+    static const struct wire_sync_done done = {.round = (UINT64_C(2) << 32) + 1, .complete = WIRE_SYNC_COMPLETE};
+    static const struct wire_header heads[] = {{.run = RUN + 1, .generation = 2},
+                                               {.run = RUN, .generation = 3},
+                                               {.run = RUN, .generation = 1, .epoch = NUMBER}};
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+        struct wire_buffer out = {0};
+        CHECK(quiet("abc"));
+        wire_encode_sync_done(&out, heads[i], &done);
+        hand_over('c', &out);
+    }
+    for (const char *p = "abc"; *p; p++) TAKE(*p, WIRE_SYNC_END);
     end();
 }
 
