@@ -25,25 +25,26 @@ const char *master_name(const struct pccl_sim *s, uint32_t master) {
     return s->master_count > 1 ? names[master] : "master";
 }
 
+static struct event *of_master(struct pccl_sim *s, uint32_t k, enum event_kind kind, int64_t at) {
+    struct event *event = sim_event(s, kind, at);
+    event->from = (uint8_t)k;
+    event->life = s->masters[k].life;
+    return event;
+}
+
 static void plan_master_tick(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
     int64_t next = mind_next_deadline(master->mind);
     if (next >= master->tick_at) return; // the tick that is queued looks again
     master->tick_at = next > s->now ? next : s->now;
-    struct event *event = sim_event(s, EVENT_MASTER_TICK, master->tick_at);
-    event->from = (uint8_t)k;
-    event->life = master->life;
-    sim_push(s, event);
+    sim_push(s, of_master(s, k, EVENT_MASTER_TICK, master->tick_at));
 }
 
 static void plan_look(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
     if (s->master_count == 1 || master->looks || mind_activity(master->mind) != WIRE_GATHERS) return;
     master->looks = true;
-    struct event *event = sim_event(s, EVENT_MASTER_LOOKS, s->now + LOOK_MS * MS_NS);
-    event->from = (uint8_t)k;
-    event->life = master->life;
-    sim_push(s, event);
+    sim_push(s, of_master(s, k, EVENT_MASTER_LOOKS, s->now + LOOK_MS * MS_NS));
 }
 
 static bool takes_up(const struct actions *actions) {
@@ -144,9 +145,7 @@ void sim_end_master(struct pccl_sim *s, uint32_t k) {
     }
     int64_t after = sim_chance(s, 2) ? 0 : effect_draw(s);
     effect_until(s, s->now + after);
-    struct event *event = sim_event(s, EVENT_MASTER_STARTS, s->now + after);
-    event->from = (uint8_t)k;
-    sim_push(s, event);
+    sim_push(s, of_master(s, k, EVENT_MASTER_STARTS, s->now + after));
 }
 
 void sim_hold_master(struct pccl_sim *s, uint32_t k) {
@@ -180,10 +179,7 @@ static void carry_out(struct pccl_sim *s, uint32_t k, const struct actions *acti
         master->said = count;
         master->stopped_until = s->now + blocked;
         // before what came meanwhile
-        struct event *event = sim_event(s, EVENT_MASTER_GOES_ON, master->stopped_until - 1);
-        event->from = (uint8_t)k;
-        event->life = master->life;
-        sim_push(s, event);
+        sim_push(s, of_master(s, k, EVENT_MASTER_GOES_ON, master->stopped_until - 1));
         return;
     }
     bool ends = count > 1 && s->faulty && (s->faults & PCCL_SIM_MASTER) != 0 &&
@@ -196,13 +192,13 @@ static void carry_out(struct pccl_sim *s, uint32_t k, const struct actions *acti
         end_event(s, k, actions);
 }
 
-static void master_goes_on(struct pccl_sim *s, const struct event *event) {
-    struct master *master = &s->masters[event->from];
+static void master_goes_on(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
     const struct actions *actions = master->unsaid;
-    if (!master->running || event->life != master->life || actions == NULL) return;
+    if (actions == NULL) return;
     master->unsaid = NULL;
-    say(s, event->from, actions, master->said, actions->send_count);
-    end_event(s, event->from, actions);
+    say(s, k, actions, master->said, actions->send_count);
+    end_event(s, k, actions);
 }
 
 // ---- what happens ----
@@ -222,9 +218,7 @@ static void ask_others(struct pccl_sim *s, uint32_t k) {
         if (hears && other->running && mind_activity(other->mind) > most) most = mind_activity(other->mind);
     }
     master->asks = true;
-    struct event *event = sim_event(s, EVENT_MASTER_HEARS, at);
-    event->from = (uint8_t)k;
-    event->life = master->life;
+    struct event *event = of_master(s, k, EVENT_MASTER_HEARS, at);
     event->number = most;
     sim_push(s, event);
 }
@@ -261,55 +255,39 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
     carry_out(s, k, mind_peer_connected(mind, s->now, conn, &source, &hello));
 }
 
-static void on_look(struct pccl_sim *s, const struct event *event) {
-    struct master *master = &s->masters[event->from];
-    if (!master->running || event->life != master->life) return;
-    master->looks = false;
-    if (mind_activity(master->mind) == WIRE_GATHERS) ask_others(s, event->from);
+static void on_look(struct pccl_sim *s, uint32_t k) {
+    s->masters[k].looks = false;
+    if (mind_activity(s->masters[k].mind) == WIRE_GATHERS) ask_others(s, k);
 }
 
-static void on_others_heard(struct pccl_sim *s, const struct event *event) {
-    uint32_t k = event->from;
+static void on_others_heard(struct pccl_sim *s, uint32_t k, enum wire_activity most) {
     struct master *master = &s->masters[k];
-    if (!master->running || event->life != master->life) return;
     master->asks = false;
-    master->known_until = s->now + (event->number == WIRE_IDLE ? IDLE_MS : BUSY_MS) * MS_NS;
-    carry_out(s, k, mind_others_are(master->mind, s->now, (enum wire_activity)event->number));
+    master->known_until = s->now + (most == WIRE_IDLE ? IDLE_MS : BUSY_MS) * MS_NS;
+    carry_out(s, k, mind_others_are(master->mind, s->now, most));
 }
 
-static void on_master_tick(struct pccl_sim *s, const struct event *event) {
-    struct master *master = &s->masters[event->from];
-    if (!master->running || event->life != master->life || event->at != master->tick_at) return;
+static void on_master_tick(struct pccl_sim *s, uint32_t k) {
+    struct master *master = &s->masters[k];
     master->tick_at = INT64_MAX;
     if (mind_next_deadline(master->mind) <= s->now)
-        carry_out(s, event->from, mind_tick(master->mind, s->now));
+        carry_out(s, k, mind_tick(master->mind, s->now));
     else
-        plan_master_tick(s, event->from);
+        plan_master_tick(s, k);
 }
 
-void sim_master_event(struct pccl_sim *s, struct event *event) {
-    uint32_t k = event->from;
-    if (event->kind == EVENT_MASTER_STARTS) {
-        if (!s->masters[k].running) sim_start_master(s, k);
-        return;
-    }
-    if (event->kind == EVENT_MASTER_GOES_ON) {
-        master_goes_on(s, event);
-        return;
-    }
-    if (event->kind == EVENT_MASTER_LOOKS) {
-        on_look(s, event);
-        return;
-    }
-    if (event->kind == EVENT_MASTER_HEARS) {
-        on_others_heard(s, event);
-        return;
-    }
-    if (event->kind == EVENT_MASTER_TICK) {
-        on_master_tick(s, event);
-        return;
-    }
-    struct control *control = &s->controls[event->index];
+// What it has planned itself.
+static void on_plan(struct pccl_sim *s, uint32_t k, const struct event *event) {
+    struct master *master = &s->masters[k];
+    if (event->kind == EVENT_MASTER_STARTS && !master->running) sim_start_master(s, k);
+    if (event->kind == EVENT_MASTER_STARTS || !master->running || event->life != master->life) return;
+    if (event->kind == EVENT_MASTER_GOES_ON) master_goes_on(s, k);
+    if (event->kind == EVENT_MASTER_LOOKS) on_look(s, k);
+    if (event->kind == EVENT_MASTER_HEARS) on_others_heard(s, k, (enum wire_activity)event->number);
+    if (event->kind == EVENT_MASTER_TICK && event->at == master->tick_at) on_master_tick(s, k);
+}
+
+static void on_control(struct pccl_sim *s, uint32_t k, struct control *control, const struct event *event) {
     if (!control->used || control->serial != event->serial || !control->at_master) return;
     if (s->masters[k].held && event->kind == EVENT_TO_MASTER) return; // nobody reads
     if (!s->masters[k].running) {
@@ -321,11 +299,19 @@ void sim_master_event(struct pccl_sim *s, struct event *event) {
         return;
     }
     // It has ended, or is garbage from here on.
-    const char *why = event->flag ? "garbage" : "closed";
-    if (event->flag && control->at_peer) {
-        control_tell_peer(s, control);
-    }
-    carry_out(s, k, mind_peer_lost(s->masters[k].mind, s->now, event->index, why));
+    if (event->flag && control->at_peer) control_tell_peer(s, control);
+    carry_out(s, k, mind_peer_lost(s->masters[k].mind, s->now, event->index, event->flag ? "garbage" : "closed"));
     control->at_master = false;
     if (!control->at_peer) control->used = false;
+}
+
+void sim_master_event(struct pccl_sim *s, struct event *event) {
+    switch (event->kind) {
+    case EVENT_MASTER_STARTS:
+    case EVENT_MASTER_GOES_ON:
+    case EVENT_MASTER_LOOKS:
+    case EVENT_MASTER_HEARS:
+    case EVENT_MASTER_TICK: on_plan(s, event->from, event); return;
+    default: on_control(s, event->from, &s->controls[event->index], event); return;
+    }
 }
