@@ -10,7 +10,7 @@ void desk_init(struct desk *desk, int64_t limit_ns, uint64_t id_key, int64_t now
     memset(desk, 0, offsetof(struct desk, peers));
     desk->limit_ns = limit_ns;
     desk->id_key = id_key;
-    desk->now_ns = desk->heartbeat_at = now_ns;
+    desk->now_ns = desk->heartbeat_at = desk->survivors_until = now_ns;
     desk->silence_at = desk->warn_at = INT64_MAX;
 }
 

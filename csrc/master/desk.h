@@ -82,6 +82,7 @@ struct desk {
     bool starved;
     int64_t now_ns, limit_ns; // limit: of heartbeats
     int64_t heartbeat_at;     // they are due
+    int64_t survivors_until;  // members of a run that another master has left may still come
 
     struct desk_run run;
     uint64_t generation, number; // number: of the epoch in force, 0 = none yet

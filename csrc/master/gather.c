@@ -20,6 +20,8 @@ void gather_init(struct gather *gather, uint64_t key) {
     survivors_init(&gather->survivors, key);
 }
 
+static bool expects(const struct desk *desk) { return desk->now_ns < desk->survivors_until; }
+
 static bool begins_none(const struct gather *gather) { return gather->standby || gather->others_busy; }
 
 void gather_fini(struct gather *gather) { survivors_fini(&gather->survivors); }
@@ -57,10 +59,10 @@ static void close_silently(struct gather *gather, struct desk *desk, struct surv
 // ---- coming ----
 
 bool gather_hold(struct gather *gather, struct desk *desk, uint32_t conn, const struct wire_address *source,
-                 const struct wire_hello *hello, bool expects) {
+                 const struct wire_hello *hello) {
     const char *why = NULL;
     if (desk->peer_count > 0) return false;
-    if (gather->survivors.count > 0 || expects || gather->others_awaited) {
+    if (gather->survivors.count > 0 || expects(desk) || gather->others_awaited) {
         struct survivor *survivor = survivors_add(&gather->survivors, desk, conn, source);
         if (survivor != NULL) survivor->resume.hello = *hello;
         if (survivor != NULL) return true;
@@ -257,21 +259,21 @@ static void say_end(struct gather *gather, struct desk *desk) {
 
 // ---- decision ----
 
-static enum gather_verdict decide_without_claim(struct gather *gather, struct desk *desk, bool expects) {
+static enum gather_verdict decide_without_claim(struct gather *gather, struct desk *desk) {
     gather->majority_at = INT64_MAX;
     say_end(gather, desk);
-    if (expects || gather->others_awaited) return GATHER_WAITS;
+    if (expects(desk) || gather->others_awaited) return GATHER_WAITS;
     while (gather->survivors.count > 0 && begins_none(gather))
         gather_turn_away(gather, desk, gather->survivors.list[0], WIRE_REFUSED, STANDBY);
     return GATHER_BEGINS;
 }
 
-enum gather_verdict gather_decide(struct gather *gather, struct desk *desk, bool expects) {
+enum gather_verdict gather_decide(struct gather *gather, struct desk *desk) {
     const struct claim *claim = survivors_best_claim(&gather->survivors);
-    if (claim == NULL) return decide_without_claim(gather, desk, expects);
+    if (claim == NULL) return decide_without_claim(gather, desk);
     if (!claim_has_majority(claim)) {
         gather->majority_at = INT64_MAX;
-        if (!expects) gather_say(gather, desk, claim);
+        if (!expects(desk)) gather_say(gather, desk, claim);
         return GATHER_WAITS;
     }
     if (gather->majority_at == INT64_MAX) gather->majority_at = desk->now_ns;
@@ -317,5 +319,6 @@ void gather_woke(struct gather *gather, const struct desk *desk) {
 int64_t gather_next_deadline(const struct gather *gather, const struct desk *desk) {
     int64_t majority_until = gather->majority_at == INT64_MAX ? INT64_MAX : gather->majority_at + desk->limit_ns;
     if (gather->survivors.count == 0) return INT64_MAX;
-    return platform_earlier(gather->survivors.due_ns, desk->now_ns < majority_until ? majority_until : INT64_MAX);
+    int64_t next = platform_earlier(gather->survivors.due_ns, expects(desk) ? desk->survivors_until : INT64_MAX);
+    return platform_earlier(next, desk->now_ns < majority_until ? majority_until : INT64_MAX);
 }

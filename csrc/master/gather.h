@@ -35,9 +35,9 @@ struct resumption {
 void gather_init(struct gather *gather, uint64_t key);
 void gather_fini(struct gather *gather);
 
-// A newcomer comes. False: it is to be registered. `expects`: members of an earlier run may still come.
+// A newcomer comes. False: it is to be registered.
 bool gather_hold(struct gather *gather, struct desk *desk, uint32_t conn, const struct wire_address *source,
-                 const struct wire_hello *hello, bool expects);
+                 const struct wire_hello *hello);
 // A member of a run that has lost its master comes, or a newcomer that waited there.
 void gather_resume(struct gather *gather, struct desk *desk, const struct resumption *from);
 // Numbers that no run comes near would overflow in what follows.
@@ -55,8 +55,8 @@ enum gather_verdict {
     GATHER_BEGINS,   // nobody waits for a run: those that are left may begin a new one
     GATHER_TAKES_UP, // survivors_best_claim
 };
-// While there is no run. `expects`: as above.
-enum gather_verdict gather_decide(struct gather *gather, struct desk *desk, bool expects);
+// While there is no run.
+enum gather_verdict gather_decide(struct gather *gather, struct desk *desk);
 // Says to the log, and to all that wait, for whom.
 void gather_say(struct gather *gather, struct desk *desk, const struct claim *claim);
 // Whether a newcomer that came over loopback, or not, is of the kind of most newcomers that wait.

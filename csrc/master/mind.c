@@ -21,9 +21,6 @@ struct mind {
     struct wire_loss losses[WIRE_MAX_MEMBERS];
 };
 
-// Members of an earlier run may still come.
-static bool expects(const struct mind *mind) { return mind->run.desk.now_ns < mind->run.survivors_until; }
-
 static void enrol(struct mind *mind, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
     struct desk *desk = &mind->run.desk;
     if (hello->version == WIRE_VERSION && desk->peer_count == 0 &&
@@ -110,7 +107,7 @@ static bool gather(struct mind *mind) {
     struct desk *desk = &mind->run.desk;
     mind->gather.survivors.due = false;
     if (desk->peer_count > 0) return yield(mind);
-    switch (gather_decide(&mind->gather, desk, expects(mind))) {
+    switch (gather_decide(&mind->gather, desk)) {
     case GATHER_WAITS: break;
     case GATHER_BEGINS:
         while (mind->gather.survivors.count > 0) enrol_held(mind, mind->gather.survivors.list[0]);
@@ -134,7 +131,7 @@ static void begin_event(struct mind *mind, int64_t now_ns) {
     gather_woke(&mind->gather, desk);
     run->woken_until = desk->now_ns + desk->limit_ns;
     // those that gather have left, and come again
-    if (waits && run->survivors_until < run->woken_until) run->survivors_until = run->woken_until;
+    if (waits && desk->survivors_until < run->woken_until) desk->survivors_until = run->woken_until;
 }
 
 static const struct actions *settle(struct mind *mind) {
@@ -153,8 +150,7 @@ static const struct actions *settle(struct mind *mind) {
 const struct actions *mind_peer_connected(struct mind *mind, int64_t now_ns, uint32_t conn,
                                           const struct wire_address *source, const struct wire_hello *hello) {
     begin_event(mind, now_ns);
-    if (!gather_hold(&mind->gather, &mind->run.desk, conn, source, hello, expects(mind)))
-        enrol(mind, conn, source, hello);
+    if (!gather_hold(&mind->gather, &mind->run.desk, conn, source, hello)) enrol(mind, conn, source, hello);
     return settle(mind);
 }
 
@@ -324,11 +320,10 @@ int64_t mind_next_deadline(const struct mind *mind) {
     int64_t next = platform_earlier(gather_next_deadline(&mind->gather, desk), run_next_deadline(&mind->run));
     if (serves || gathers) next = platform_earlier(next, desk->heartbeat_at);
     if (serves && gathers) next = platform_earlier(next, yields_until(mind));
-    if (gathers && expects(mind)) next = platform_earlier(next, mind->run.survivors_until);
     return next;
 }
 
-void mind_expect_survivors(struct mind *mind, int64_t until_ns) { mind->run.survivors_until = until_ns; }
+void mind_expect_survivors(struct mind *mind, int64_t until_ns) { mind->run.desk.survivors_until = until_ns; }
 
 // ---- life ----
 

@@ -279,7 +279,7 @@ void run_give_up(struct run *run) {
         if (desk->groups[i].count > 0) close_group(run, i);
     desk->gone_count = desk->count = run->candidate.count = run->survey.count = 0;
     start(run);
-    run->survivors_until = desk->now_ns + desk->limit_ns; // its members may come back, and newcomers be the first
+    desk->survivors_until = desk->now_ns + desk->limit_ns; // its members may come back, and newcomers be the first
 }
 
 static void give_up_starved(struct run *run) {
@@ -563,7 +563,6 @@ void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM
     candidate_init(&run->candidate);
     survey_init(&run->survey);
     rounds_init(&run->rounds);
-    run->survivors_until = now_ns;
     start(run);
 }
 

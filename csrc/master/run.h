@@ -35,8 +35,7 @@ struct run {
     uint64_t heard_number, lost_number;
     // The run, of newcomers alone, gives way to one that another master has left; 0: it was taken up, or there is none.
     int64_t yields_until;
-    int64_t woken_until;     // this master has stood still: until then its peers may find that they have left it
-    int64_t survivors_until; // members of a run that another master has left may still come
+    int64_t woken_until; // this master has stood still: until then its peers may find that they have left it
     enum run_phase phase;
     struct breaks breaks[WIRE_MAX_MEMBERS];     // by the group's slot
     struct verdicts verdicts[WIRE_MAX_MEMBERS]; // by the group's slot

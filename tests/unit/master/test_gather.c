@@ -35,9 +35,9 @@ static void resume(char who, const char *members, uint64_t promised) {
     resume_over((uint32_t)(who - 'a'), who, members, promised);
 }
 
-static bool hello(char who, const struct wire_address *source, bool expects) {
+static bool hello(char who, const struct wire_address *source) {
     struct wire_hello message = {.id = id_of(who)};
-    return gather_hold(&gather, &desk, (uint32_t)(who - 'a'), source, &message, expects);
+    return gather_hold(&gather, &desk, (uint32_t)(who - 'a'), source, &message);
 }
 
 static void promise(const char *who, uint64_t generation) {
@@ -46,7 +46,7 @@ static void promise(const char *who, uint64_t generation) {
         gather_message(&gather, &desk, survivors_of_conn(&gather.survivors, (uint32_t)(*who - 'a')), &header);
 }
 
-static enum gather_verdict decide(void) { return gather_decide(&gather, &desk, false); }
+static enum gather_verdict decide(void) { return gather_decide(&gather, &desk); }
 
 static void test_decisions(void) {
     static const struct {
@@ -97,10 +97,13 @@ static void test_promises(void) {
 
 static void test_newcomers(void) {
     begin("newcomers wait for what may still come, and begin a run when nothing did");
-    CHECK(!hello('x', &AWAY, false)); // nobody is expected
-    CHECK(hello('x', &AWAY, true));
-    CHECK(hello('y', &AWAY, false)); // behind the other one
-    CHECK_EQ(gather_decide(&gather, &desk, true), GATHER_WAITS);
+    CHECK(!hello('x', &AWAY)); // nobody is expected
+    desk.survivors_until = desk.now_ns + 1;
+    CHECK(hello('x', &AWAY));
+    CHECK_EQ(decide(), GATHER_WAITS);
+    CHECK_EQ(gather_next_deadline(&gather, &desk), desk.survivors_until);
+    desk.now_ns++;
+    CHECK(hello('y', &AWAY)); // behind the other one
     gather.others_awaited = true;
     CHECK_EQ(decide(), GATHER_WAITS);
     gather.others_awaited = false;
@@ -109,20 +112,23 @@ static void test_newcomers(void) {
 
     begin("not at a standby");
     gather.standby = true;
-    CHECK(hello('x', &AWAY, true));
+    desk.survivors_until = desk.now_ns + 1;
+    CHECK(hello('x', &AWAY));
+    desk.now_ns++;
     CHECK_EQ(decide(), GATHER_BEGINS);
-    CHECK(hello('y', &AWAY, false));
+    CHECK(hello('y', &AWAY));
     CHECK_STR(told(WIRE_REFUSED), "xy");
     CHECK_EQ(gather.survivors.count, 0);
     end();
 
     begin("of two kinds of addresses that of most newcomers counts");
-    hello('x', &AWAY, true);
-    hello('y', &HERE, true);
+    desk.survivors_until = desk.now_ns + 1;
+    hello('x', &AWAY);
+    hello('y', &HERE);
     CHECK(gather_suits(&gather, true) && gather_suits(&gather, false));
-    hello('z', &HERE, true);
+    hello('z', &HERE);
     CHECK(gather_suits(&gather, true) && gather_suits(&gather, false)); // it would be one more
-    hello('w', &HERE, true);
+    hello('w', &HERE);
     CHECK(gather_suits(&gather, true) && !gather_suits(&gather, false));
     end();
 }
@@ -131,7 +137,7 @@ static void test_ends(void) {
     begin("members go when they are silent, newcomers when they have waited too long");
     resume('a', "abc", 1);
     resume('b', "abc", 1);
-    hello('x', &AWAY, false);
+    hello('x', &AWAY);
     desk.now_ns += desk.limit_ns / 2;
     promise("a", 9); // whatever it says, it is heard
     desk.now_ns += desk.limit_ns / 2;
@@ -148,7 +154,7 @@ static void test_ends(void) {
 
     begin("another master serves a run: members hear nothing, newcomers why");
     resume('a', "abc", 1);
-    hello('x', &AWAY, false);
+    hello('x', &AWAY);
     hush();
     gather_hear_others(&gather, &desk, WIRE_SERVES);
     CHECK_STR(told(WIRE_REFUSED), "x");
