@@ -49,6 +49,22 @@ static void test_groups(void) {
     close_desk();
 }
 
+static void test_votes(void) {
+    open_desk("votes are counted by kind, and each is a wait", "abc");
+    desk_set_vote(&desk, peer('a'), WIRE_VOTE_UPDATE);
+    CHECK_EQ(desk.warn_at, desk.now_ns + DESK_WARN_MS * MS_NS);
+    desk.now_ns++;
+    desk_set_vote(&desk, peer('b'), WIRE_VOTE_UPDATE);
+    desk_set_vote(&desk, peer('c'), WIRE_VOTE_SYNC);
+    CHECK(desk.open[WIRE_VOTE_UPDATE] == 2 && desk.open[WIRE_VOTE_SYNC] == 1);
+    CHECK_EQ(desk.warn_at, desk.now_ns - 1 + DESK_WARN_MS * MS_NS);
+    CHECK_EQ(peer('b')->waits_since, desk.now_ns);
+    desk_set_vote(&desk, peer('a'), 0);
+    desk_set_vote(&desk, peer('a'), 0); // it had none
+    CHECK(desk.open[WIRE_VOTE_UPDATE] == 1 && peer('a')->vote == 0);
+    close_desk();
+}
+
 static void test_out(void) {
     open_desk("who is out hears nothing more, and goes once", "ab");
     come('n', 0);
@@ -71,6 +87,7 @@ int main(void) {
     test_lookup();
     test_places();
     test_groups();
+    test_votes();
     test_out();
     return check_status();
 }
