@@ -125,9 +125,10 @@ enum member_judgement member_judge_hello(const struct member *m, const struct wi
     if (m->phase == MEMBER_JOINING || m->phase == MEMBER_IDLE) return MEMBER_PARK; // the secret is not known yet
     if (m->phase == MEMBER_DEAD || hello->version != WIRE_VERSION) return MEMBER_REJECT;
     if (!wire_id_equal(&hello->to, &m->id)) return MEMBER_REJECT;
-    // nor that of the run that it may be let in to
-    if (m->phase == MEMBER_REGISTERED && member_is_seeking(m)) return MEMBER_PARK;
-    if (memcmp(hello->secret, m->welcome.secret, sizeof hello->secret) != 0) return MEMBER_REJECT;
+    bool known = memcmp(hello->secret, m->welcome.secret, sizeof hello->secret) == 0;
+    // A newcomer may be let in to another run than it waits in, of which its neighbour hears first.
+    if (m->phase == MEMBER_REGISTERED && (!known || member_is_seeking(m))) return MEMBER_PARK;
+    if (!known) return MEMBER_REJECT;
     return mesh_judge(&m->mesh, hello);
 }
 
