@@ -13,10 +13,6 @@ struct takeover {
     const struct survivor *witnesses[WIRE_MAX_MEMBERS];
 };
 
-static const struct survivor *member_here(const struct takeover *t, const struct claim *claim, uint32_t member) {
-    return survivors_member(t->survivors, claim, member);
-}
-
 static const struct survivor *survivor_of(const struct takeover *t, const struct desk_peer *peer) {
     return survivors_of_conn(t->survivors, peer->conn);
 }
@@ -24,7 +20,7 @@ static const struct survivor *survivor_of(const struct takeover *t, const struct
 static struct wire_barrier newest_barrier(const struct takeover *t) {
     struct wire_barrier newest = {0};
     for (uint32_t i = 0; i < t->claim->count; i++) {
-        const struct survivor *member = member_here(t, t->claim, i);
+        const struct survivor *member = survivors_member(t->survivors, t->claim, i);
         if (member != NULL && member->resume.accepted && member->resume.barrier.number > newest.number)
             newest = member->resume.barrier;
     }
@@ -61,7 +57,7 @@ static void take_group(struct takeover *t, uint32_t begin, uint32_t end) {
     struct desk_group *group = NULL;
     uint32_t here = 0;
     for (uint32_t i = begin; i < end; i++) {
-        const struct survivor *survivor = member_here(t, t->claim, i);
+        const struct survivor *survivor = survivors_member(t->survivors, t->claim, i);
         if (survivor == NULL) continue;
         if (here++ == 0) group = desk_group_for(t->desk, t->claim->members[begin].group);
         struct desk_peer *peer = desk_add(t->desk, survivor->conn, &t->claim->members[i]);
@@ -70,9 +66,7 @@ static void take_group(struct takeover *t, uint32_t begin, uint32_t end) {
         peer->group = group;
         t->desk->order[t->desk->count++] = peer;
     }
-    if (here == 0) return;
-    group->changed = true;
-    group->lost |= here < end - begin;
+    if (here > 0) group->lost |= here < end - begin;
 }
 
 // What one member knows of its group.
