@@ -1,8 +1,5 @@
 #include "master/takeover.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 struct takeover {
     struct run *run;
     struct desk *desk; // of the run
