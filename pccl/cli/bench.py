@@ -267,20 +267,7 @@ def command() -> None:
 @click.option("--realtime", is_flag=True, help="peers at real-time priority (needs root)")
 @click.option("--master", "address", metavar="HOST:PORT", help="take part in the run of this master, as one of --world peers")
 @click.option("--json", "as_json", is_flag=True, help="print JSON, one line per size")
-def allreduce(
-    sizes: list[int],
-    world: int,
-    lanes: int,
-    dtype: str,
-    iterations: int,
-    in_place: bool,
-    gloo: bool | None,
-    tcp: bool,
-    pin: bool,
-    realtime: bool,
-    address: str | None,
-    as_json: bool,
-) -> None:
+def allreduce(gloo: bool | None, address: str | None, as_json: bool, **measured: Any) -> None:
     """Time the all-reduce; each row is the median over the timed ops, in which gloo and pccl alternate.
 
     Without --master it starts a master and all peers on this machine.
@@ -288,20 +275,9 @@ def allreduce(
     with_gloo = gloo if gloo is not None else address is None and importlib.util.find_spec("torch") is not None
     if with_gloo and address is not None:
         raise click.UsageError("gloo can be compared only between peers that this command starts: leave --master or --gloo out")
-    if address is not None and (tcp or pin or realtime):
+    if address is not None and any(measured[option] for option in ("tcp", "pin", "realtime")):
         raise click.UsageError("--tcp, --pin and --realtime are for peers that this command starts: leave --master or them out")
-    plan = Plan(
-        sizes=sizes,
-        world=world,
-        lanes=lanes,
-        dtype=dtype,
-        iterations=iterations,
-        in_place=in_place,
-        gloo=with_gloo,
-        tcp=tcp,
-        pin=pin,
-        realtime=realtime,
-    )
+    plan = Plan(gloo=with_gloo, **measured)
     try:
         rows = take_part(plan, address) if address else run_here(plan)
         if as_json:

@@ -187,18 +187,7 @@ def read_faults(text: str) -> int:
 )
 @click.option("--jobs", type=click.IntRange(1, 256), default=default_jobs, help="seeds at a time  [default: the processors]")
 @click.option("--failures", type=click.IntRange(1), default=3, show_default=True, help="stop after so many failing seeds")
-def command(
-    seed: int,
-    seeds: int,
-    peers: int | None,
-    masters: int | None,
-    minutes: float | None,
-    faults: int | None,
-    trace: bool,
-    lines: int,
-    jobs: int,
-    failures: int,
-) -> None:
+def command(seed: int, seeds: int, minutes: float | None, trace: bool, jobs: int, **given: Any) -> None:
     """Run the protocol in virtual time against faults drawn from a seed, and check it after every event.
 
     The same seed and options give the same run. The exit status is 0 when all seeds pass, 1 when one fails, 2 when it could
@@ -206,18 +195,9 @@ def command(
     """
     if trace and seeds > 1:
         raise click.UsageError("--trace is for one seed")
-    plan = Plan(
-        first=seed,
-        seeds=seeds,
-        peers=peers or 0,
-        masters=masters or 0,
-        fault_ms=round((minutes or 0) * 60000),
-        faults=faults or 0,
-        lines=lines,
-        trace=trace,
-        jobs=min(jobs, seeds),
-        failures=failures,
-    )
+    numbers = {name: number or 0 for name, number in given.items()}
+    fault_ms = round((minutes or 0) * 60000)
+    plan = Plan(first=seed, seeds=seeds, fault_ms=fault_ms, trace=trace, jobs=min(jobs, seeds), **numbers)
     sys.exit(_simulate(plan))
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pccl.stress.options import Recording
 
 MOST_BASELINE_SECONDS = 20.0
-RECORDED = ["peers", "seconds", "minutes", "seed", "fault_every", "faults", "elements", "heartbeat_limit", "backend", "standbys"]
-"""Options that the log of a run has."""
+RECORDED = ("peers", "seed", "every", "rates", "elements", "beat", "backend", "standbys")
+"""Fields of Options that are also options of the command. The log of a run has them, and how long it was."""
 
 
 def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dict[str, float]:
@@ -48,9 +48,10 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
 @click.option("--seconds", type=click.FloatRange(1, 86400), help="how long  [default: 30]")
 @click.option("--minutes", type=click.FloatRange(0.02, 1440), help="how long, in minutes")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True, help="of the faults and of the ops")
-@click.option("--fault-every", type=click.FloatRange(0.05), default=2.0, show_default=True, help="seconds, in the mean")
+@click.option("--fault-every", "every", type=click.FloatRange(0.05), default=2.0, show_default=True, help="seconds, in the mean")
 @click.option(
     "--faults",
+    "rates",
     callback=_rates,
     default=rates_text(DEFAULT_RATES),
     show_default=True,
@@ -60,7 +61,9 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
     "comes, and leaves or dies), master (SIGKILL of the master, which comes back); empty: none",
 )
 @click.option("--elements", type=click.IntRange(1024, 1 << 28), default=1 << 18, show_default=True, help="of the largest reduce")
-@click.option("--heartbeat-limit", type=click.FloatRange(0.3, 60), default=1.5, show_default=True, help="seconds of silence")
+@click.option(
+    "--heartbeat-limit", "beat", type=click.FloatRange(0.3, 60), default=1.5, show_default=True, help="seconds of silence"
+)
 @click.option(
     "--backend",
     type=click.Choice(list(BACKENDS)),
@@ -126,7 +129,7 @@ def _survivable(context: click.Context, rates: dict[str, float], backend: str) -
     """Without the death of the master, where nothing survives it."""
     if BACKENDS[backend].own or not rates.get("master"):
         return rates
-    if context.get_parameter_source("faults") is not ParameterSource.DEFAULT:
+    if context.get_parameter_source("rates") is not ParameterSource.DEFAULT:
         raise click.UsageError(f"--faults master: --backend {backend} does not survive its master")
     return {kind: rate for kind, rate in rates.items() if kind != "master"}
 
@@ -144,9 +147,10 @@ def _options(context: click.Context, given: dict[str, Any], recording: Recording
     if given["seconds"] is not None and given["minutes"] is not None:
         raise click.UsageError("--seconds and --minutes exclude each other")
     if recording is not None:
-        named = [name for name in RECORDED if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-        if named:
-            raise click.UsageError(f"--replay takes --{named[0].replace('_', '-')} from the log")
+        for option in context.command.params:
+            named = context.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT
+            if named and option.name in (*RECORDED, "seconds", "minutes"):
+                raise click.UsageError(f"--replay takes {option.opts[0]} from the log")
     seconds = given["minutes"] * 60 if given["minutes"] is not None else given["seconds"] or 30.0
     out: Path = given["out"]
     log: Path = given["log"] or out / "events.jsonl"
@@ -157,18 +161,8 @@ def _options(context: click.Context, given: dict[str, Any], recording: Recording
         log.open("a").close()
     except OSError as error:
         raise click.UsageError(f"cannot write to {error.filename or out}: {error.strerror}") from None
-    fields: dict[str, Any] = {
-        "peers": given["peers"],
-        "seconds": seconds,
-        "seed": given["seed"],
-        "elements": given["elements"],
-        "every": given["fault_every"],
-        "rates": _survivable(context, given["faults"], given["backend"]),
-        "beat": given["heartbeat_limit"],
-        "backend": given["backend"],
-        "keep_going": given["keep_going"],
-        "standbys": given["standbys"],
-    }
+    fields = {name: given[name] for name in RECORDED} | {"seconds": seconds, "keep_going": given["keep_going"]}
+    fields["rates"] = _survivable(context, fields["rates"], fields["backend"])
     if fields["standbys"] and not BACKENDS[fields["backend"]].own:
         raise click.UsageError(f"--standbys: --backend {fields['backend']} has one master")
     if recording is not None:
