@@ -13,13 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pccl._errors import PCCLError, error_for, last_detail
 from pccl._loader import load_native_module
-
-if TYPE_CHECKING:
-    from pccl._types import Contributors
 
 _ffi, _C = load_native_module()
 _TICKET = _ffi.typeof("struct pccl_ticket *")
@@ -249,12 +246,10 @@ class Ticket:
         result: int = self.c.result
         return self._ended(result, "" if result == SUCCESS else self._text())
 
-    def check(self, contributors: tuple[Contributors, ...] = ()) -> None:
+    def check(self) -> None:
         """Raises the error for the result, unless it is success."""
         if self.result != SUCCESS:
-            error = error_for(self.result, self.name, self.detail)
-            error.contributors = contributors
-            raise error
+            raise error_for(self.result, self.name, self.detail)
 
     def waits_for(self) -> str:
         """What the wait that was cut short was for, as far as it is known, to be followed by more; empty: nothing is known."""

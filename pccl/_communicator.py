@@ -273,7 +273,7 @@ class Communicator:
             shared_state.revision = done.c.value
             if moved.rx_bytes > 0:
                 shared_state._restore()
-        self._delivered(key)
+        self._forget(key, done)
         return moved
 
     # ---- reduces ----
@@ -310,16 +310,9 @@ class Communicator:
         arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry)
         running = self._begin(arguments, owners, "pcclAllReduce")
         with self._alone("pcclAllReduce", running.one_caller, f"the same reduce, of tag {running.tag}, of another thread"):
-            try:
-                running.launch(self._handle)
-                running.wait(self._handle, deadline)
-                info = running.info()
-            except PCCLTimeoutError:
-                raise
-            except PCCLError:
-                self._forget(running)
-                raise
-        self._forget(running)
+            self._complete(running.tag, running, deadline)
+            info = running.info()
+        self._forget(running.tag, running)
         return info
 
     def all_reduce_async(
@@ -343,13 +336,11 @@ class Communicator:
         launched = self._begin(arguments, owners, "pcclAllReduceAsync")
         with self._alone("pcclAllReduceAsync", launched.one_caller, f"the same reduce, of tag {launched.tag}, of another thread"):
             handle = AsyncReduceHandle(self, self._handle, launched)
-            try:
-                launched.launch(self._handle)
-            except PCCLError:
-                self._forget(launched)
-                raise
+            if launched.begin(self._handle) != SUCCESS:
+                self._forget(launched.tag, launched)
+                launched.check()
             self._reaper.watch(handle, launched)
-        self._forget(launched)
+        self._forget(launched.tag, launched)
         return handle
 
     def all_reduce_multiple_with_retry(
@@ -369,12 +360,9 @@ class Communicator:
         if multi is None:
             multi = self._unfinished[key] = Multi(self._pointer, wanted, max_in_flight)
         with self._alone(multi.name, multi.one_caller, "the same call of another thread"):
-            result = multi.proceed(self._handle, deadline)
-            if result not in (SUCCESS, TIMED_OUT):
-                self._delivered(key)
-            multi.check()
+            self._complete(key, multi, deadline)
             info = reduce_info(multi.c.info)
-        self._delivered(key)
+        self._forget(key, multi)
         return info
 
     def get_contributors(self, tag: int) -> tuple[Contributors, ...]:
@@ -453,7 +441,7 @@ class Communicator:
 
     def _connect_once(self, deadline: Deadline) -> None:
         try:
-            self._finish("pcclConnect", "pccl_begin_connect", deadline=deadline)
+            ticket = self._finish("pcclConnect", "pccl_begin_connect", deadline=deadline)
         except PCCLTimeoutError as error:
             error.detail = (
                 "not accepted yet: newcomers wait until all accepted peers call update_topology; connect again to wait on"
@@ -464,7 +452,7 @@ class Communicator:
                 raise ConnectError(error.result, "pcclConnect", error.detail) from None
             raise
         self._connected = True
-        self._delivered("pcclConnect")
+        self._forget("pcclConnect", ticket)
 
     @contextlib.contextmanager
     def _alone(
@@ -473,12 +461,12 @@ class Communicator:
         lock: threading.Lock | None = None,
         other: str = "another topology, sync or connect call of this communicator",
     ) -> Iterator[None]:
-        """Keeps calls apart that exclude each other. Between two slices of a wait C could not tell them from a repeat."""
+        """Keeps calls apart that exclude each other: C takes up one that nobody is in, as between two slices."""
         if self._handle.inherited:
             raise error_for(INVALID_USAGE, name, self._handle.inherited_text)
         taken: list[bool] = []
         try:
-            taken.extend(map((lock or self._exclusive).acquire, (False,)))  # by C, as results are: no signal comes in between
+            taken.extend(map((lock or self._exclusive).acquire, (False,)))  # by C: no signal comes in between
             if not taken[0]:
                 raise error_for(INVALID_USAGE, name, f"{other} is running")
             yield
@@ -498,30 +486,35 @@ class Communicator:
     ) -> Ticket:
         """Makes a call with the communicator as its first argument, or ends the one that was cut short under `key`.
 
-        After a success, `_delivered` has to be the last that the caller does.
+        After a success, `_forget` has to be the last that the caller does.
         """
         key = key or name
         ticket = self._unfinished.get(key)
         if ticket is None:
             ticket = self._unfinished[key] = Ticket(name, begin, self._pointer, *arguments, keep=keep)
+        self._complete(key, ticket, deadline, watch)
+        return ticket
+
+    def _complete(self, key: object, ticket: Ticket, deadline: Deadline, watch: Callable[[], None] | None = None) -> None:
+        """Begins a call that is kept under `key`, unless it was begun, and waits for its success."""
         result = ticket.proceed(self._handle, deadline, watch)
         if result not in (SUCCESS, TIMED_OUT):
             if result == _C.pcclPendingAsyncOps:
                 ticket.detail = self._pending_text() or ticket.detail
-            self._delivered(key)
+            self._forget(key, ticket)
         ticket.check()
-        return ticket
 
     def _vote(self, name: str, begin: str, timeout: float | None, *alone: Any) -> int:
         """Makes a vote; `alone` is for `_alone`."""
         with self._alone(name, *alone):
-            value: int = self._finish(name, begin, deadline=Deadline(timeout)).c.value
-        self._delivered(name)
+            ticket = self._finish(name, begin, deadline=Deadline(timeout))
+            value: int = ticket.c.value
+        self._forget(name, ticket)
         return value
 
-    def _delivered(self, key: object) -> None:
+    def _forget(self, key: object, ticket: Ticket) -> None:
         """Until here a call that is repeated after a signal gives the result that there is, and makes no second vote."""
-        if key in self._unfinished:  # else another thread has closed the communicator
+        if self._unfinished.get(key) is ticket:  # else another thread has closed the communicator, or has the tag
             del self._unfinished[key]  # not `pop`, as whose result a signal could come
 
     def _begin(self, arguments: OpArguments, owners: object, name: str) -> Op:
@@ -559,10 +552,6 @@ class Communicator:
     def _check_alive(self) -> None:
         """Raises the error of a dead, closed or never connected communicator; C has it for its every call but the world sizes."""
         call(self._handle, "pccl_ext_comm_alive", name="pcclGetAttribute")
-
-    def _forget(self, op: Op) -> None:
-        if self._unfinished.get(op.tag) is op:
-            del self._unfinished[op.tag]
 
     def _state(self) -> str:
         text = _ffi.new("char[]", STATE_BYTES)

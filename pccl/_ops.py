@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket
 from pccl._enums import Result
-from pccl._errors import PCCLTimeoutError, error_for
+from pccl._errors import PCCLError, PCCLTimeoutError, error_for
 from pccl._loader import load_native_module
 from pccl._types import Contributors, ReduceInfo, ReduceNumbers, ReduceOpDescriptor
 
@@ -49,12 +49,13 @@ class Op(Ticket):
         self._contributors: tuple[Contributors, ...] = ()
         self.dropped: DroppedHandle | None = None  # of the newest handle
 
-    def launch(self, handle: NativeHandle) -> None:
-        """Launches it, unless it has been. PCCLError: it could not be, and is not in flight."""
+    def begin(self, handle: NativeHandle) -> int:
+        """As that of every ticket; from before on the tensors are held."""
         self._live.add(self)
-        if self.begin(handle) != SUCCESS:
+        result = super().begin(handle)
+        if result != SUCCESS:
             self._live.discard(self)
-            self.check()
+        return result
 
     def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
         """As that of every ticket; at its end the tensors are let go."""
@@ -67,9 +68,16 @@ class Op(Ticket):
             self.dropped = None
         return result
 
+    def check(self) -> None:
+        """As that of every ticket; the error tells what had been completed."""
+        try:
+            super().check()
+        except PCCLError as error:
+            error.contributors = self._contributors
+            raise
+
     def info(self) -> ReduceInfo:
-        """What it has moved. PCCLError: it has failed, or not ended yet."""
-        self.check(self._contributors)
+        """What it has moved, after a success."""
         return reduce_info(self.c.info, self._contributors)
 
     def failure_info(self) -> ReduceInfo:

@@ -130,14 +130,11 @@ def _checked(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Optio
 
 
 def _check_numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    if not 2 <= args.peers <= 64:
-        parser.error(f"--peers must be from 2 to 64, not {args.peers}")
+    for name, least, most in (("peers", 2, 64), ("threads", 1, 256), ("seed", 0, 2**32 - 1)):
+        if not least <= getattr(args, name) <= most:
+            parser.error(f"--{name} must be from {least} to {most}, not {getattr(args, name)}")
     if args.steps < _MIN_STEPS:
         parser.error(f"--steps must be at least {_MIN_STEPS}, not {args.steps}")
-    if not 1 <= args.threads <= 256:
-        parser.error(f"--threads must be from 1 to 256, not {args.threads}")
-    if not 0 <= args.seed < 2**32:
-        parser.error(f"--seed must be from 0 to {2**32 - 1}, not {args.seed}")
 
 
 def _checked_kill(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int | None:

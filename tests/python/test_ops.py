@@ -160,6 +160,33 @@ def test_an_interrupt_at_any_point_of_a_vote_is_repeated(pair):
             break
 
 
+def test_an_interrupt_at_any_point_of_a_multiple_is_repeated(pair):
+    """Neither the ops nor their end are lost: they would be made again, alone."""
+    first, second = pair
+
+    def reduced(comm, array):
+        quantization = pccl.QuantizationOptions(algorithm=pccl.QuantizationAlgorithm.NONE)
+        operand = pccl.ReduceOperandDescriptor(pccl.DataType.DOUBLE)
+        wanted = pccl.ReduceDescriptor(array.size, ReduceOp.SUM, 5, operand, quantization)
+        return comm.all_reduce_multiple_with_retry([pccl.ReduceOpDescriptor.from_numpy(array, array, wanted)], timeout=PATIENCE)
+
+    for at in range(300):
+        mine, other = np.full(100, 1.0), np.full(100, 1.0)
+        thread = threading.Thread(target=reduced, args=(second, other))
+        thread.start()
+        try:
+            with Interrupted(at) as interrupted:
+                reduced(first, mine)
+        except InterruptError:
+            reduced(first, mine)
+        thread.join()
+        assert (mine == 2).all()
+        assert not first._unfinished
+        if not interrupted.raised:
+            break
+    assert 10 < at < 300  # points
+
+
 def test_a_dropped_op_frees_its_tensors_when_it_has_ended(pair):
     first, second = pair
     handle = launch(first, 3)
