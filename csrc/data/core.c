@@ -1,17 +1,9 @@
-#include "data/core_private.h"
+#include "data/core.h"
 
 #include <stdio.h>
 
 #include "base/platform.h"
 #include "device/device.h"
-
-void engine_lock(struct engine *engine) { pthread_mutex_lock(&engine->lock); }
-
-void engine_unlock(struct engine *engine) { pthread_mutex_unlock(&engine->lock); }
-
-const struct wire_id *engine_self(const struct engine *engine) { return &engine->self; }
-
-uint32_t engine_rank(const struct engine *engine) { return engine->book.now.rank; }
 
 void engine_wake(struct engine *engine) {
     if (engine->wake_pending) return;
@@ -30,14 +22,6 @@ void engine_fail_of(struct engine *engine, const struct device_queue *queue) {
     engine_fail(engine);
 }
 
-bool engine_may_begin(const struct engine *engine) { return engine->book.ready; }
-
-void engine_await(struct engine *engine, pthread_cond_t *condition) { pthread_cond_wait(condition, &engine->lock); }
-
-bool engine_is_open(const struct engine *engine) { return !engine->dead && !engine->stopping; }
-
-bool engine_is_dead(const struct engine *engine) { return engine->dead; }
-
 bool engine_awaits(const struct engine *engine, const struct op_member *member) {
     const struct pending_epoch *pending = engine->pending;
     for (uint32_t i = 0; pending != NULL && i < pending->ops.count; i++)
@@ -49,8 +33,6 @@ struct wire_header engine_header(const struct engine *engine) {
     return (struct wire_header){.run = engine->run, .generation = engine->generation, .epoch = engine->book.now.epoch};
 }
 
-struct wire_buffer *engine_for_master(struct engine *engine) { return &engine->for_master; }
-
 void engine_tell(struct engine *engine) {
     engine_lock(engine);
     struct wire_buffer frames = engine->for_master;
@@ -60,15 +42,3 @@ void engine_tell(struct engine *engine) {
     if (frames.length > 0 && !frames.failed) engine->callbacks.to_master(engine->callbacks.context, &frames);
     wire_buffer_fini(&frames);
 }
-
-const struct engine_callbacks *engine_owner(const struct engine *engine) { return &engine->callbacks; }
-
-struct book *engine_book(struct engine *engine) { return &engine->book; }
-
-struct lanes *engine_lanes(const struct engine *engine) { return engine->lanes; }
-
-struct pool *engine_pool(const struct engine *engine) { return engine->pool; }
-
-struct same_host *engine_same_host(const struct engine *engine) { return engine->same_host; }
-
-struct service_slot *engine_service(const struct engine *engine) { return engine->service; }

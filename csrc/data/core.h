@@ -1,26 +1,76 @@
-// What every module of the data plane asks of its engine: the lock, the wake-up of the thread, the end.
+// An engine: what the modules of the data plane share, its lock, the wake-up of its thread, its end.
+//
+// `engine.lock` guards everything except what is marked "thread": that belongs to the engine's thread, or, before the
+// thread has seen an op, to nobody. The lock is never held across a blocking call; socket calls never block. Modules of
+// data/ read and change the fields; state/ and movers use the functions here and in data/mover.h.
 #ifndef PCCL_DATA_CORE_H
 #define PCCL_DATA_CORE_H
 
 #include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
 
-#include "net/wire_control.h"
+#include "data/backup.h"
+#include "data/callbacks.h"
+#include "device/device.h"
+#include "ops/book.h"
 
-struct book;
-struct device_queue;
-struct engine;
-struct engine_callbacks;
+struct mover_shared;
 struct lanes;
-struct op_member;
 struct pool;
 struct same_host;
-struct service_slot;
+struct service;
 
-// The lock guards all of an engine but what belongs to its thread. It is never held across a blocking call.
-void engine_lock(struct engine *engine);
-void engine_unlock(struct engine *engine);
+struct pending_epoch {
+    uint64_t run, generation;
+    struct book_epoch ops;
+    bool ready;
+};
+
+struct engine {
+    pthread_mutex_t lock;
+    struct wire_id self;
+    struct engine_callbacks callbacks;
+    pthread_t thread;
+    bool started, stopping, dead;
+    int epoll, wake;
+    bool wake_pending;
+
+    uint64_t run, generation;
+    struct pending_epoch *pending; // newest first; the thread enters it
+    bool killing;
+    bool failed;                  // and `failed` is to be called
+    char why[DEVICE_ERROR_BYTES]; // a device has failed; "": memory or descriptors were refused
+    uint32_t waiters;             // callers inside engine_wait
+    pthread_cond_t no_waiters;
+    bool roll; // a fresh group epoch is to be asked for
+
+    bool taken_over; // the next thread may begin
+    bool ended;      // the thread has
+    pthread_cond_t thread_ended;
+
+    struct book book;
+    struct op_list posted;         // large, or of a device, for the thread to begin
+    uint32_t device_calls;         // live ones whose tensors a device has
+    pthread_cond_t drained;        // no result is kept any more
+    struct wire_buffer for_master; // frames that the thread is still to send
+
+    // each belongs to the module of its name
+    struct lanes *lanes;
+    struct mover_shared *shared;
+    struct pool *pool;
+    struct same_host *same_host;
+    struct backup_cache backups;
+
+    // the service that is open (data/service): by a caller, and stopped by the thread, which reads it without the lock
+    struct service *_Atomic service;
+    struct service *stopped_service; // not taken back yet
+    pthread_cond_t service_stopped;
+
+    // thread
+    struct op_list running; // large ops with chunks or codes to inject
+};
+
+static inline void engine_lock(struct engine *engine) { pthread_mutex_lock(&engine->lock); }
+static inline void engine_unlock(struct engine *engine) { pthread_mutex_unlock(&engine->lock); }
 // The thread looks at what others want of it. Lock held.
 void engine_wake(struct engine *engine);
 // Memory or descriptors were refused, and others would wait for ever for what is not done now: all ops and links end.
@@ -29,32 +79,23 @@ void engine_fail(struct engine *engine);
 // The same, because the device of this queue has failed.
 void engine_fail_of(struct engine *engine, const struct device_queue *queue);
 
-// Waits for a condition. Lock held.
-void engine_await(struct engine *engine, pthread_cond_t *condition);
 // Neither dead nor about to end. Lock held.
-bool engine_is_open(const struct engine *engine);
-bool engine_is_dead(const struct engine *engine);
-// The links of the newest epoch are there. Lock held.
-bool engine_may_begin(const struct engine *engine);
+static inline bool engine_is_open(const struct engine *engine) { return !engine->dead && !engine->stopping; }
 // It is a member of the epoch that the thread is about to enter. Lock held.
 bool engine_awaits(const struct engine *engine, const struct op_member *member);
-
-const struct wire_id *engine_self(const struct engine *engine);
+static inline const struct wire_id *engine_self(const struct engine *engine) { return &engine->self; }
 // Run, generation and epoch in force; the rest is 0.
 struct wire_header engine_header(const struct engine *engine);
-// Where frames for the master are encoded, until engine_tell sends them. Lock held.
-struct wire_buffer *engine_for_master(struct engine *engine);
-// Sends them; memory that was refused for them is the engine's end. Thread.
+// Sends what was encoded in `for_master`; memory that was refused for it is the engine's end. Thread.
 void engine_tell(struct engine *engine);
-// In the epoch in force.
-uint32_t engine_rank(const struct engine *engine);
-const struct engine_callbacks *engine_owner(const struct engine *engine);
 
-// ---- the parts of an engine ----
-struct book *engine_book(struct engine *engine);
-struct lanes *engine_lanes(const struct engine *engine);
-struct pool *engine_pool(const struct engine *engine);
-struct same_host *engine_same_host(const struct engine *engine);
-struct service_slot *engine_service(const struct engine *engine);
+struct op_driver engine_driver(struct engine *engine); // engine_ops.c
+
+// ---- engine_epochs.c, thread ----
+// Enters the pending epoch and makes the report of it; or memory was refused, and the engine is dead. Lock held.
+void engine_enter_pending(struct engine *engine);
+void pending_free(struct pending_epoch *pending); // NULL is allowed
+// No lane has a frame of a large op any more, none is running. Lock held.
+void engine_drop_ops(struct engine *engine);
 
 #endif

@@ -16,11 +16,10 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "data/mover.h"
-#include "data/core_private.h"
+#include "data/core.h"
 #include "data/lane.h"
 #include "data/pool.h"
 #include "data/same_host.h"
-#include "data/route.h"
 #include "data/service.h"
 #include "device/device.h"
 #include "device/door.h"
@@ -83,11 +82,11 @@ static void go_on_with_devices(struct engine *engine) {
         next = op->next;
         if (op->moved) mover_check(engine, op);
     }
-    lanes_heat(engine);
+    lanes_schedule(engine);
 }
 
 // What others have asked of the thread. False: it is to end.
-static bool obey(struct engine *engine) {
+static bool serve_requests(struct engine *engine) {
     engine_lock(engine);
     engine->wake_pending = false;
     bool go_on = !engine->stopping;
@@ -95,7 +94,7 @@ static bool obey(struct engine *engine) {
     if (engine->pending != NULL && !engine->dead) engine_enter_pending(engine);
     if (engine->killing || !go_on) {
         engine->killing = false;
-        engine_let_go(engine);
+        engine_drop_ops(engine);
         lanes_hang_up(engine);
         end_all(engine);
     }
@@ -120,7 +119,7 @@ static void work(struct engine *engine) {
     bool woken = true, busy = false;
     kernels_enter();
     for (;;) {
-        if (woken && !obey(engine)) return;
+        if (woken && !serve_requests(engine)) return;
         int timeout_ms = service_step(engine);
         lanes_check_silence(engine);
         busy = lanes_step(engine);
@@ -165,7 +164,7 @@ static void *run_next(void *argument) {
     if (!taken_over) return NULL;
     struct lane *lane = same_host_give_up(engine);
     LOG(LOG_WARN, "the memory of a neighbour does not answer, from now on it has to send");
-    service_changed(engine, lane_peer(lane), NEIGHBOUR_HANGS);
+    service_changed(engine, lane->peer, NEIGHBOUR_HANGS);
     lane_break(lane, "its memory does not answer", true);
     return run(engine);
 }
@@ -215,18 +214,17 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     book_init(&engine->book, self, &driver, mover_work_bytes());
     pthread_mutex_init(&engine->lock, NULL);
     platform_cond_init(&engine->no_waiters);
-    platform_cond_init(&engine->settled);
+    platform_cond_init(&engine->drained);
+    platform_cond_init(&engine->service_stopped);
     platform_cond_init(&engine->thread_ended);
     engine->pool = pool_new();
     engine->shared = calloc(1, sizeof *engine->shared);
-    engine->service = service_slot_new();
     engine->epoll = descriptor_epoll();
     engine->wake = wake_open();
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    engine->lanes = lanes_new(engine, engine->epoll, &route);
-    bool made = engine->pool != NULL && engine->shared != NULL && engine->service != NULL && engine->lanes != NULL &&
-                engine->epoll >= 0 && engine->wake >= 0 &&
-                epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
+    engine->lanes = lanes_new(engine, engine->epoll);
+    bool made = engine->pool != NULL && engine->shared != NULL && engine->lanes != NULL && engine->epoll >= 0 &&
+                engine->wake >= 0 && epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
     made = made && (engine->same_host = same_host_new(engine->epoll)) != NULL;
     engine->started = made && platform_thread_start(&engine->thread, "pccl:data", run, engine);
     if (engine->started) return engine;
@@ -237,16 +235,16 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
 void engine_kill(struct engine *engine) {
     engine_lock(engine);
     engine->dead = engine->killing = true;
-    pthread_cond_broadcast(&engine->settled);
+    pthread_cond_broadcast(&engine->drained);
     engine_wake(engine);
     engine_unlock(engine);
 }
 
-void engine_settle(struct engine *engine, int64_t deadline_ns) {
+void engine_drain(struct engine *engine, int64_t deadline_ns) {
     engine_lock(engine);
     book_settle(&engine->book);
     while (engine->book.kept.count > 0 && engine->book.now.count > 1 && !engine->dead && !engine->stopping)
-        if (!platform_cond_wait(&engine->settled, &engine->lock, deadline_ns)) break;
+        if (!platform_cond_wait(&engine->drained, &engine->lock, deadline_ns)) break;
     engine_unlock(engine);
 }
 
@@ -291,7 +289,6 @@ void engine_free(struct engine *engine) {
     backup_cache_free(&engine->backups);
     lanes_free(engine->lanes);
     same_host_free(engine->same_host);
-    service_slot_free(engine->service);
     wire_buffer_fini(&engine->for_master);
     pool_free(engine->pool);
     pending_free(engine->pending);
@@ -301,7 +298,8 @@ void engine_free(struct engine *engine) {
     descriptor_close(engine->epoll);
     descriptor_close(engine->wake);
     pthread_cond_destroy(&engine->no_waiters);
-    pthread_cond_destroy(&engine->settled);
+    pthread_cond_destroy(&engine->drained);
+    pthread_cond_destroy(&engine->service_stopped);
     pthread_cond_destroy(&engine->thread_ended);
     pthread_mutex_destroy(&engine->lock);
     free(engine);

@@ -11,7 +11,7 @@
 // Entering an epoch freezes every op that has no verdict: from then on no buffer of it is touched, frames of the old
 // epoch are drained unseen, and `frozen` reports where each op stood. The verdicts that follow end or redo them.
 //
-// All functions may be called from any thread if not said otherwise. None blocks, except engine_wait, engine_settle and
+// All functions may be called from any thread if not said otherwise. None blocks, except engine_wait, engine_drain and
 // engine_stop.
 #ifndef PCCL_DATA_ENGINE_H
 #define PCCL_DATA_ENGINE_H
@@ -31,7 +31,7 @@ struct engine;
 struct engine *engine_new(const struct wire_id *self, const struct engine_callbacks *callbacks);
 // Before leaving: waits until the others have completed the small ops that this member has, so that its going costs
 // them nothing; until `deadline_ns` at most.
-void engine_settle(struct engine *engine, int64_t deadline_ns);
+void engine_drain(struct engine *engine, int64_t deadline_ns);
 // Ends the thread, closes all links, ends every op with CALL_DEAD. After it returns no user buffer is touched and no
 // callback runs. Idempotent. engine_free also stops.
 void engine_stop(struct engine *engine);

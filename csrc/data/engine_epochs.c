@@ -4,7 +4,7 @@
 
 #include "data/engine.h"
 #include "data/mover.h"
-#include "data/core_private.h"
+#include "data/core.h"
 #include "data/lane.h"
 #include "data/pool.h"
 #include "data/same_host.h"
@@ -39,7 +39,7 @@ static struct pending_epoch *pending_new(struct engine *engine, const struct epo
     bool made = pending->ops.members != NULL;
     for (uint32_t i = 0; i < epoch->ring.count && made; i++) {
         struct neighbour *peer = i == epoch->ring.rank ? NULL : neighbour_get(engine, &epoch->ring.members[i].id);
-        pending->ops.members[i] = peer == NULL ? NULL : neighbour_op_member(peer);
+        pending->ops.members[i] = peer == NULL ? NULL : &peer->member;
         made = i == epoch->ring.rank || peer != NULL;
     }
     if (made) return pending;
@@ -85,8 +85,8 @@ void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
 }
 
 // ---- the thread ----
-void engine_let_go(struct engine *engine) {
-    lanes_let_go(engine);
+void engine_drop_ops(struct engine *engine) {
+    lanes_drop_frames(engine, false);
     engine->running.first = engine->posted.first = NULL;
     mover_shared(engine)->under_way = 0;
 }
@@ -94,7 +94,7 @@ void engine_let_go(struct engine *engine) {
 void engine_enter_pending(struct engine *engine) {
     struct pending_epoch *pending = engine->pending;
     struct wire_report report;
-    engine_let_go(engine);
+    engine_drop_ops(engine);
     engine->roll = false;
     if (!book_enter(&engine->book, &pending->ops, &report)) {
         engine_fail(engine);

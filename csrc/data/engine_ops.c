@@ -10,7 +10,7 @@
 #include "compute/kernels.h"
 #include "data/engine.h"
 #include "data/mover.h"
-#include "data/core_private.h"
+#include "data/core.h"
 #include "data/lane.h"
 #include "data/pool.h"
 #include "data/same_host.h"
@@ -93,7 +93,7 @@ static void supply(void *context, struct op_member *to, const struct wire_op_nam
     neighbour_signal(context, neighbour_of(to), WIRE_SUPPLY, &head, result);
 }
 
-static void settled(void *context) { pthread_cond_broadcast(&((struct engine *)context)->settled); }
+static void settled(void *context) { pthread_cond_broadcast(&((struct engine *)context)->drained); }
 
 static void accuse(void *context, const struct wire_mismatch *mismatch) {
     struct engine *engine = context;

@@ -3,7 +3,7 @@
 #include "data/core.h"
 #include "data/pool.h"
 
-bool frame_is_ageless(uint16_t type) { return type >= WIRE_SYNC_ASK_HASHES && type <= WIRE_LINK_HEARTBEAT; }
+bool frame_has_epoch(uint16_t type) { return type < WIRE_SYNC_ASK_HASHES || type > WIRE_LINK_HEARTBEAT; }
 
 void frame_write_head(const struct engine *engine, struct frame *frame, uint64_t epoch, uint16_t type,
                       const struct wire_op *head) {
@@ -19,15 +19,10 @@ void frame_write_head(const struct engine *engine, struct frame *frame, uint64_t
 
 struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type, const struct wire_op *head,
                            size_t payload) {
-    struct frame *frame = pool_take(engine, sizeof *frame);
-    if (frame == NULL) return NULL;
-    frame->next = NULL;
-    frame->payload = NULL;
-    frame->length = (uint32_t)payload;
-    frame->fence = 0;
-    frame->op = NULL;
-    frame->service = false;
-    frame->block = NULL;
+    struct block *room = block_new(engine, sizeof(struct frame));
+    if (room == NULL) return NULL;
+    struct frame *frame = (struct frame *)(void *)room->bytes;
+    *frame = (struct frame){.length = (uint32_t)payload, .room = room};
     frame_write_head(engine, frame, epoch, type, head);
     return frame;
 }
@@ -38,7 +33,7 @@ struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_
 
 void frame_free(struct engine *engine, struct frame *frame) {
     block_put(engine, frame->block);
-    pool_give(engine, frame);
+    block_put(engine, frame->room);
 }
 
 void frame_push(struct frame_queue *queue, struct frame *frame) {

@@ -34,6 +34,7 @@ struct frame {
     uint8_t place[WIRE_PLACE_BYTES];
     struct op *op;       // large op that the frame belongs to, or NULL
     struct block *block; // owned reference, or NULL
+    struct block *room;  // that the frame itself lies in
     bool service;        // belongs to the service, whose memory the payload is
 };
 
@@ -56,8 +57,9 @@ struct frame_queue {
     struct frame *first, **last;
 };
 
-// Whether frames of this type belong to no epoch: those of the service, and heartbeats, since candidates are heard too.
-bool frame_is_ageless(uint16_t type);
+// Whether frames of this type belong to an epoch: not those of the service, nor heartbeats, since candidates are heard
+// too.
+bool frame_has_epoch(uint16_t type);
 // A frame with the head of the epoch in force; NULL: memory was refused, the engine is dead. Lock held.
 struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload);
 // The same in `epoch`.

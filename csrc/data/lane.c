@@ -5,7 +5,7 @@
 // rest of a payload and the heads behind it. Frames of older epochs are discarded unseen; a frame of an epoch that this
 // member has not entered yet stops the lane until it has.
 #define _GNU_SOURCE
-#include "data/lane_private.h"
+#include "data/lane.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "data/callbacks.h"
+#include "data/core.h"
 #include "data/pool.h"
 #include "device/device.h"
 #include "ops/op.h"
@@ -56,23 +57,19 @@ uint8_t *lane_stage(struct lane *lane) {
     return lane->stage;
 }
 
-struct neighbour *lane_peer(const struct lane *lane) { return lane->peer; }
-
-uint32_t lane_index(const struct lane *lane) { return lane->index; }
-
 bool lane_is_for_bulk(const struct lane *lane) { return lane->index != 0 || lane->peer->lanes[1] == NULL; }
 
-void lane_heat(struct lane *lane) {
-    struct lanes *all = engine_lanes(lane->engine);
-    if (lane->hot || lane->broken || !lane->polled) return;
-    lane->hot = true;
-    all->hot[all->hot_count++] = lane;
+void lane_schedule(struct lane *lane) {
+    struct lanes *all = lane->engine->lanes;
+    if (lane->ready || lane->broken || !lane->polled) return;
+    lane->ready = true;
+    all->ready[all->ready_count++] = lane;
 }
 
-void neighbour_heat(struct neighbour *peer) {
+void neighbour_schedule(struct neighbour *peer) {
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
         if (peer->lanes[i] != NULL)
-            lane_heat(peer->lanes[i]);
+            lane_schedule(peer->lanes[i]);
         else if (i > 0)
             break;
     }
@@ -85,87 +82,104 @@ void lane_break(struct lane *lane, const char *why, bool silent) {
     transport_unwatch(lane->stream);
     lane->in.service = false;
     lane->in.to = NULL;
-    engine_lanes(engine)->route->changed(engine, lane->peer, NEIGHBOUR_LINK_DOWN);
+    route.changed(engine, lane->peer, NEIGHBOUR_LINK_DOWN);
     struct wire_id id = lane->peer->member.id;
+    char name[NEIGHBOUR_NAME_BYTES];
+    neighbour_name(name, lane->peer);
     engine_lock(engine);
     bool current = lane->peer->lanes[lane->index] == lane;
     if (current) lane->peer->lanes[lane->index] = NULL;
     // Each of them is told, also those of candidates: the control side keeps the books of what has to be made again.
-    bool report = current && !lane->retired && !engine_is_dead(engine);
+    bool report = current && !lane->retired && !engine->dead;
     lane->retired = true;
     engine_unlock(engine);
-    LOG(LOG_DEBUG, "link %u to peer %02x%02x%02x%02x broke: %s", lane->index, id.bytes[0], id.bytes[1], id.bytes[2],
-        id.bytes[3], why);
-    if (report) engine_owner(engine)->link_down(engine_owner(engine)->context, &id, lane->index, silent);
+    LOG(LOG_DEBUG, "link %u to %s broke: %s", lane->index, name, why);
+    if (report) engine->callbacks.link_down(engine->callbacks.context, &id, lane->index, silent);
 }
 
 // ---- receiving ----
-static bool read_head(struct lane *lane) {
+enum progress {
+    PARSE_ON,
+    PARSE_STARVES, // it needs bytes that have not come, or has to wait
+    PARSE_YIELDS,  // the rest can wait for the other lanes
+    PARSE_FAILS,   // malformed
+};
+
+// HEAD -> PAYLOAD, or HEAD -> AHEAD.
+static enum progress take_head(struct lane *lane) {
     struct engine *engine = lane->engine;
+    struct incoming *in = &lane->in;
+    if (lane->buffered - lane->consumed < lane->skip + FRAME_HEAD_BYTES) return PARSE_STARVES;
+    lane->consumed += lane->skip;
+    lane->skip = 0;
     const uint8_t *at = lane->buffer + lane->consumed;
-    if (!wire_header_decode(at, &lane->in.header) || lane->in.header.length < WIRE_OP_BYTES ||
-        lane->in.header.length > WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES ||
-        !wire_op_decode(at + WIRE_HEADER_BYTES, &lane->in.head) ||
-        lane->in.header.length - WIRE_OP_BYTES < lane->in.head.padding)
-        return false;
-    lane->in.length = lane->in.header.length - WIRE_OP_BYTES - lane->in.head.padding;
+    if (!wire_header_decode(at, &in->header) || in->header.length < WIRE_OP_BYTES ||
+        in->header.length > WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES || !wire_op_decode(at + WIRE_HEADER_BYTES, &in->head) ||
+        in->header.length - WIRE_OP_BYTES < in->head.padding)
+        return PARSE_FAILS;
     engine_lock(engine);
     struct wire_header now = engine_header(engine);
-    bool good = true, ageless = frame_is_ageless(lane->in.header.type);
-    if (!ageless && lane->in.header.epoch > now.epoch) {
-        lane->receiving = LANE_PARKED;
-    } else if (!ageless && lane->in.header.run != now.run) {
+    bool has_epoch = frame_has_epoch(in->header.type), ahead = has_epoch && in->header.epoch > now.epoch, good = true;
+    if (ahead) {
+        lane->receiving = LANE_AHEAD;
+    } else if (has_epoch && in->header.run != now.run) {
         good = false;
     } else {
-        lane->in.op = NULL;
-        lane->in.to = NULL;
-        lane->in.service = false;
-        good = engine_lanes(engine)->route->place(engine, &lane->in);
+        in->length = in->header.length - WIRE_OP_BYTES - in->head.padding;
+        in->got = 0;
+        in->op = NULL;
+        in->to = NULL;
+        in->service = false;
+        good = route.place(engine, in);
         lane->consumed += FRAME_HEAD_BYTES;
         lane->receiving = LANE_PAYLOAD;
-        lane->in.got = 0;
     }
     engine_unlock(engine);
-    return good;
+    return !good ? PARSE_FAILS : ahead ? PARSE_STARVES : PARSE_ON;
 }
 
-// Works through the lane's buffer. False: malformed.
+// PAYLOAD -> HEAD.
+static enum progress take_payload(struct lane *lane) {
+    struct incoming *in = &lane->in;
+    size_t unread = lane->buffered - lane->consumed, rest = in->length - in->got, take = rest < unread ? rest : unread;
+    if (in->to != NULL) memcpy(in->to + in->got, lane->buffer + lane->consumed, take);
+    lane->consumed += take;
+    in->got += take;
+    if (take < rest) return PARSE_STARVES;
+    lane->receiving = LANE_HEAD;
+    lane->skip = in->head.padding;
+    if (!route.arrived(lane->engine, in)) return PARSE_FAILS;
+    // Such a head stands for a whole chunk: let the other lanes have their turn, and the neighbour what can be
+    // forwarded.
+    bool another = unread - take >= lane->skip + FRAME_HEAD_BYTES;
+    return in->header.type == WIRE_CHUNK_AT && another ? PARSE_YIELDS : PARSE_ON;
+}
+
+// AHEAD -> HEAD.
+void lane_enter_epoch(struct lane *lane) {
+    if (lane->receiving != LANE_AHEAD) return;
+    lane->receiving = LANE_HEAD;
+    lane->unparsed = true;
+}
+
+// Works through the lane's buffer. False: malformed, and the lane is broken.
 static bool parse(struct lane *lane) {
-    for (;;) {
-        size_t unread = lane->buffered - lane->consumed;
-        if (lane->receiving == LANE_HEAD) {
-            if (unread < lane->skip + FRAME_HEAD_BYTES) break;
-            lane->consumed += lane->skip;
-            lane->skip = 0;
-            if (!read_head(lane)) return false;
-        } else if (lane->receiving == LANE_PAYLOAD) {
-            size_t rest = lane->in.length - lane->in.got, take = rest < unread ? rest : unread;
-            if (lane->in.to != NULL) memcpy(lane->in.to + lane->in.got, lane->buffer + lane->consumed, take);
-            lane->consumed += take;
-            lane->in.got += take;
-            if (lane->in.got < lane->in.length) break;
-            lane->receiving = LANE_HEAD;
-            lane->skip = lane->in.head.padding;
-            if (!engine_lanes(lane->engine)->route->arrived(lane->engine, &lane->in)) return false;
-            if (lane->in.header.type == WIRE_CHUNK_AT &&
-                lane->buffered - lane->consumed >= lane->skip + FRAME_HEAD_BYTES) {
-                // Such a head stands for a whole chunk: let the other lanes have their turn, and the neighbour what can
-                // be forwarded.
-                lane->resume = true;
-                return true;
-            }
-        } else {
-            return true;
-        }
+    enum progress progress;
+    do progress = lane->receiving == LANE_PAYLOAD ? take_payload(lane) : take_head(lane);
+    while (progress == PARSE_ON);
+    lane->unparsed = progress == PARSE_YIELDS;
+    if (progress == PARSE_FAILS) lane_break(lane, "malformed frame", false);
+    if (progress == PARSE_STARVES && lane->consumed > 0) {
+        memmove(lane->buffer, lane->buffer + lane->consumed, lane->buffered - lane->consumed);
+        lane->buffered -= lane->consumed;
+        lane->consumed = 0;
     }
-    memmove(lane->buffer, lane->buffer + lane->consumed, lane->buffered - lane->consumed);
-    lane->buffered -= lane->consumed;
-    lane->consumed = 0;
-    return true;
+    return progress != PARSE_FAILS;
 }
 
+// False: nothing is left to read until an event.
 static bool lane_read(struct lane *lane) {
-    if (lane->receiving == LANE_PARKED) return false;
+    if (lane->receiving == LANE_AHEAD) return false;
     // A payload is only waited for with an empty buffer: parse() has given it everything that was there.
     struct iovec parts[2];
     int count = 0;
@@ -196,11 +210,7 @@ static bool lane_read(struct lane *lane) {
         lane->in.got += direct;
     }
     lane->buffered += (size_t)got - direct;
-    if (!parse(lane)) {
-        lane_break(lane, "malformed frame", false);
-        return false;
-    }
-    return lane->readable;
+    return parse(lane) && lane->readable;
 }
 
 // ---- sending ----
@@ -233,7 +243,8 @@ static bool send_frame(struct lane *lane) {
     return true;
 }
 
-void lane_flush(struct lane *lane) {
+// Sends what is queued for a direct link, as far as the kernel takes it. Lock held.
+static void flush(struct lane *lane) {
     while (lane->writable) {
         if (lane->sending == NULL) lane->sending = frame_pop(&lane->queue);
         // A frame of a large op or of the service ends with work for the thread, which is at it already.
@@ -257,7 +268,7 @@ bool neighbour_signal(struct engine *engine, struct neighbour *peer, uint16_t ty
         frame->payload = payload->bytes;
     }
     lane_push(lane, frame);
-    lane_flush(lane);
+    flush(lane);
     return true;
 }
 
@@ -267,12 +278,12 @@ static size_t lane_write(struct lane *lane) {
     struct engine *engine = lane->engine;
     bool direct = lane->index == 0;
     if (direct) engine_lock(engine);
-    if (direct) lane_flush(lane);
+    if (direct) flush(lane);
     bool writable = lane->writable, free = lane->sending == NULL, idle = free && lane->queue.first == NULL;
     if (direct) engine_unlock(engine);
 
     if (!writable) return 0;
-    struct frame *work = free ? engine_lanes(engine)->route->next(engine, lane, idle) : NULL;
+    struct frame *work = free ? route.next(engine, lane, idle) : NULL;
     if (idle && work == NULL) return 0;
 
     if (direct) engine_lock(engine);
@@ -286,7 +297,7 @@ static size_t lane_write(struct lane *lane) {
     if (finished == NULL) return 0;
 
     size_t bytes = FRAME_HEAD_BYTES + finished->length;
-    if (finished->op != NULL) engine_lanes(engine)->route->sent(engine, finished);
+    if (finished->op != NULL) route.sent(engine, finished);
     engine_lock(engine);
     frame_free(engine, finished);
     engine_unlock(engine);
@@ -295,31 +306,16 @@ static size_t lane_write(struct lane *lane) {
 
 bool lane_step(struct lane *lane) {
     bool more = false;
-    if (lane->resume) {
-        lane->resume = false;
-        if (!parse(lane)) lane_break(lane, "malformed frame", false);
-    }
-    if (!lane->broken && lane->readable && !lane->resume) more |= lane_read(lane);
+    if (lane->unparsed) parse(lane);
+    if (!lane->broken && lane->readable && !lane->unparsed) more = lane_read(lane);
     // Heads of chunks in memory are small: one that waited for the next step would leave the neighbour without work.
     size_t sent = 0, burst = 0;
     while (!lane->broken && burst < PACE_TURN_BYTES && (sent = lane_write(lane)) > 0) burst += sent;
     if (lane->broken) return false;
-    return more || sent > 0 || lane->resume;
+    return more || sent > 0 || lane->unparsed;
 }
 
-// Frames of the service outlive epochs, all others outlive the service.
-static void drop_frames(struct lane *lane, bool service) {
-    struct frame_queue all = lane->queue;
-    if (all.first == NULL) return;
-    lane->queue = (struct frame_queue){.last = &lane->queue.first};
-    for (struct frame *frame; (frame = frame_pop(&all)) != NULL;) {
-        if (frame->service == service)
-            frame_free(lane->engine, frame);
-        else
-            frame_push(&lane->queue, frame);
-    }
-}
-
+// ---- dropping ----
 static void drop_sending(struct lane *lane) {
     struct frame *frame = lane->sending;
     if (lane->sent > 0) { // what was begun must be finished
@@ -333,29 +329,26 @@ static void drop_sending(struct lane *lane) {
     lane->sending = NULL;
 }
 
-void lane_let_go(struct lane *lane) {
-    struct engine *engine = lane->engine;
-    if (lane->in.op != NULL) {
-        lane->in.op = NULL;
-        lane->in.to = NULL;
-        block_put(engine, lane->in.block);
-        lane->in.block = NULL;
+// Frames of the service outlive epochs, all others outlive the service.
+void lane_drop_frames(struct lane *lane, bool service) {
+    struct incoming *in = &lane->in;
+    if (service ? in->service : in->op != NULL) {
+        in->op = NULL;
+        in->service = false;
+        in->to = NULL;
+        block_put(lane->engine, in->block);
+        in->block = NULL;
     }
-    if (lane->receiving == LANE_PARKED) {
-        lane->receiving = LANE_HEAD;
-        lane->resume = true;
+    struct frame_queue all = lane->queue;
+    lane->queue = (struct frame_queue){.last = &lane->queue.first};
+    for (struct frame *frame; (frame = frame_pop(&all)) != NULL;) {
+        if (frame->service == service)
+            frame_free(lane->engine, frame);
+        else
+            frame_push(&lane->queue, frame);
     }
-    drop_frames(lane, false);
-    if (lane->sending != NULL && lane->sending->op != NULL) drop_sending(lane);
-}
-
-void lane_let_go_service(struct lane *lane) {
-    if (lane->in.service) {
-        lane->in.service = false;
-        lane->in.to = NULL;
-    }
-    drop_frames(lane, true);
-    if (lane->sending != NULL && lane->sending->service) drop_sending(lane);
+    struct frame *sending = lane->sending;
+    if (sending != NULL && (service ? sending->service : sending->op != NULL)) drop_sending(lane);
 }
 
 void lane_note_events(struct lane *lane, uint32_t events) {
@@ -366,38 +359,26 @@ void lane_note_events(struct lane *lane, uint32_t events) {
         lane->writable = true;
         engine_unlock(lane->engine);
     }
-    lane_heat(lane);
+    lane_schedule(lane);
 }
 
 // ---- neighbours ----
-struct neighbour *neighbour_of(struct op_member *member) { return (struct neighbour *)(void *)member; }
-
 const char *neighbour_name(char out[NEIGHBOUR_NAME_BYTES], const struct neighbour *peer) {
     const uint8_t *id = peer->member.id.bytes;
     snprintf(out, NEIGHBOUR_NAME_BYTES, "peer %02x%02x%02x%02x", id[0], id[1], id[2], id[3]);
     return out;
 }
 
-uint32_t neighbour_rank(const struct neighbour *peer) { return peer->member.rank; }
-
-struct op_member *neighbour_op_member(struct neighbour *peer) { return &peer->member; }
-
-uint64_t *neighbour_eager_bytes(struct neighbour *peer) { return &peer->eager_bytes; }
-
 bool neighbour_send(struct neighbour *peer, struct frame *frame) {
     struct lane *lane = peer->lanes[0];
     lane_push(lane, frame);
-    lane_flush(lane);
+    flush(lane);
     return lane->sending != frame && lane->queue.last != &frame->next;
 }
 
-void neighbour_hang_up(struct neighbour *peer) { transport_hang_up(peer->lanes[0]->stream); }
-
-bool neighbour_has_link(const struct neighbour *peer) { return peer->lanes[0] != NULL; }
-
 void neighbour_push(struct neighbour *peer, struct frame *frame) {
     lane_push(peer->lanes[0], frame);
-    lane_heat(peer->lanes[0]);
+    lane_schedule(peer->lanes[0]);
 }
 
 static void look(struct lane *lane, int64_t now_ns) {
@@ -437,7 +418,7 @@ static void say_something(struct lane *lane) {
     struct frame *frame = frame_new(lane->engine, WIRE_LINK_HEARTBEAT, &nothing, 0);
     if (frame == NULL) return;
     lane_push(lane, frame);
-    lane_heat(lane);
+    lane_schedule(lane);
 }
 
 void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused) {
@@ -445,12 +426,12 @@ void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused) {
     engine_lock(lane->engine);
     look(lane, now_ns);
     if (excused) silence_excuse(&lane->silence, now_ns);
-    bool parked = lane->receiving == LANE_PARKED;
-    const char *why = silence_check(&lane->silence, parked, &lane->pace.gauge, now_ns, limit_ns);
+    bool ahead = lane->receiving == LANE_AHEAD;
+    const char *why = silence_check(&lane->silence, ahead, &lane->pace.gauge, now_ns, limit_ns);
     if (why == NULL) say_something(lane);
     engine_unlock(lane->engine);
     if (why == NULL) return;
     LOG(LOG_DEBUG, "link %u: %llu bytes are not acknowledged, %u segments were sent again", lane->index,
         (unsigned long long)lane->pace.gauge.queued, lane->pace.gauge.retransmits);
-    lane_break(lane, why, !parked);
+    lane_break(lane, why, !ahead);
 }

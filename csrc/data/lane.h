@@ -4,6 +4,70 @@
 #define PCCL_DATA_LANE_H
 
 #include "data/frame.h"
+#include "data/pace.h"
+#include "data/silence.h"
+#include "device/door.h"
+#include "device/memory.h"
+#include "net/transport.h"
+#include "ops/driver.h"
+
+enum { LANE_BUFFER_BYTES = 16 * 1024, NEIGHBOUR_NAME_BYTES = 16 };
+
+// Another member, or candidate, and the links to it. Changed under the lock by the modules lane, link and same_host,
+// and on the thread only where that is said; all others read.
+struct neighbour {
+    struct op_member member; // first: what the book knows of it; rank UINT32_MAX: it is no member
+    struct neighbour *next;
+    struct lane *lanes[WIRE_MAX_LANES + 1]; // [0] the direct link
+    uint32_t lane_count;                    // lanes that still point here, the closed ones too
+    bool dropped;                           // freed as soon as nothing points here
+    struct memory_process memory;           // thread: the process, if its memory can be read from here
+    bool unreadable;                        // thread: reading has failed since it was vouched for
+    bool hangs;                             // thread: its memory did not answer once, and is read no more
+    bool offered;                           // in this epoch it has told the name of its
+    uint8_t door[DOOR_NAME_BYTES];
+    uint64_t eager_bytes; // movers/direct: sent before the peer posted the op
+    double speed;         // thread: of its links together
+    int64_t speed_ns;     // thread: when it was measured
+};
+
+// What comes next on a lane: the head of a frame; its payload; or nothing, until the epoch of the frame whose head is
+// in the buffer is entered. Behind a payload is padding (`skip`), which the next head is waited for with.
+enum lane_receive { LANE_HEAD, LANE_PAYLOAD, LANE_AHEAD };
+
+// One connection. Sending on a direct link (index 0) is guarded by the lock, since callers send small ops themselves;
+// everything else belongs to the thread.
+struct lane {
+    struct engine *engine;
+    struct neighbour *peer; // also in.from
+    struct lane *next;      // arriving
+    struct transport *stream;
+    uint32_t index;
+    bool polled, broken;
+    bool ready;   // in the list of those that may have work
+    bool vouched; // the peer's process holds the other end
+    struct silence silence;
+    struct pace pace;
+
+    // receiving
+    enum lane_receive receiving;
+    bool readable;
+    bool ending;   // the other side has closed: read on to the end
+    bool unparsed; // the buffer has a frame that is to be looked at again
+    uint8_t buffer[LANE_BUFFER_BYTES];
+    size_t buffered, consumed; // bytes [consumed, buffered) are unread
+    struct incoming in;
+    size_t skip;      // padding behind the last payload that is yet to come, or to be skipped
+    uint8_t *scratch; // WIRE_MAX_DATA_BYTES, made at first use
+
+    // sending
+    bool retired; // lock: it is not the peer's lane of this index any more
+    bool writable;
+    struct frame_queue queue;
+    struct frame *sending;
+    size_t sent;    // of head + payload
+    uint8_t *stage; // encoded block or packed leaf being sent by this lane, made at first use
+};
 
 enum neighbour_change {
     NEIGHBOUR_LINK_UP,   // a lane is polled from now on
@@ -27,16 +91,29 @@ struct lane_route {
     void (*changed)(struct engine *engine, struct neighbour *peer, enum neighbour_change change);
 };
 
-struct op_member;
-struct transport;
+extern const struct lane_route route; // data/route
 
+// All links of an engine (data/link).
+struct lanes {
+    struct engine *engine;
+    int epoll; // borrowed
+    struct neighbour *neighbours;
+    struct lane *arriving;      // added, not polled yet
+    _Atomic int64_t silence_ns; // between two checks of silence, 0 = none
+
+    // thread
+    int64_t silence_at;  // the next check
+    struct lane **list;  // all that are polled
+    struct lane **ready; // those that may have work
+    size_t count, room;  // of `list`
+    size_t ready_count, ready_room;
+};
+
+// Takes the stream, unless memory is refused: NULL.
 struct lane *lane_new(struct engine *engine, struct neighbour *peer, uint32_t index, struct transport *stream);
 void lane_free(struct lane *lane);
 
 // ---- lanes; thread ----
-struct neighbour *lane_peer(const struct lane *lane);
-// 0: the direct link.
-uint32_t lane_index(const struct lane *lane);
 // Whether bulk goes this way: the direct link only stands in where the pair has no lanes. Lock held.
 bool lane_is_for_bulk(const struct lane *lane);
 // WIRE_MAX_DATA_BYTES to receive into. NULL: memory was refused, the engine is dead. Lock held.
@@ -46,51 +123,37 @@ uint8_t *lane_stage(struct lane *lane);
 // Queues a frame, and takes it. Lock held.
 void lane_push(struct lane *lane, struct frame *frame);
 // There may be work for it.
-void lane_heat(struct lane *lane);
+void lane_schedule(struct lane *lane);
 // Does what can be done now. False: nothing is left to do until an event.
 bool lane_step(struct lane *lane);
 // Takes the lane out of use; it is freed after the events at hand. Lock not held.
 void lane_break(struct lane *lane, const char *why, bool silent);
-// Forgets every frame of large ops of the old epoch. Lock held.
-void lane_let_go(struct lane *lane);
-// Forgets every frame of the service. Lock held.
-void lane_let_go_service(struct lane *lane);
+// Drops the frames of large ops, or those of the service, in either direction. Lock held.
+void lane_drop_frames(struct lane *lane, bool service);
+// An epoch was entered: looks again at a frame that waits for it.
+void lane_enter_epoch(struct lane *lane);
 // What epoll says of it.
 void lane_note_events(struct lane *lane, uint32_t events);
 // Breaks it if it has been silent for longer than about `limit_ns`, else lets it say something. `excused`: this process
 // was stopped.
 void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused);
 
-// ---- neighbours ----
-struct neighbour *neighbour_of(struct op_member *member);
-enum { NEIGHBOUR_NAME_BYTES = 16 };
-
-const char *neighbour_name(char out[NEIGHBOUR_NAME_BYTES], const struct neighbour *peer);
-// In the epoch in force; UINT32_MAX: it is no member.
-uint32_t neighbour_rank(const struct neighbour *peer);
-struct op_member *neighbour_op_member(struct neighbour *peer);
-// What movers/direct has sent before the peer posted the op. Lock held.
-uint64_t *neighbour_eager_bytes(struct neighbour *peer);
-
-// ---- all lanes of a neighbour; lock held ----
-// There may be work for them. Thread.
-void neighbour_heat(struct neighbour *peer);
+// ---- neighbours; lock held ----
+static inline struct neighbour *neighbour_of(struct op_member *member) { return (struct neighbour *)(void *)member; }
+const char *neighbour_name(char out[NEIGHBOUR_NAME_BYTES], const struct neighbour *peer); // any thread, no lock needed
+// There may be work for its lanes. Thread.
+void neighbour_schedule(struct neighbour *peer);
 // The lane of this index, or the one that stands in for it; NULL: there is none.
 struct lane *neighbour_lane(struct neighbour *peer, uint32_t index);
-bool neighbour_has_link(const struct neighbour *peer);
 // Queues a frame for the direct link, which is there. Thread.
 void neighbour_push(struct neighbour *peer, struct frame *frame);
 // Sends a frame without or with a block over the direct link, at once if the kernel takes it. False: there is no link,
 // or memory was refused and the engine is dead.
 bool neighbour_signal(struct engine *engine, struct neighbour *peer, uint16_t type, const struct wire_op *head,
                       struct block *payload);
-// Sends what is queued for the direct link, as far as the kernel takes it.
-void lane_flush(struct lane *lane);
 // Sends a frame over the direct link, which is there. False: the kernel has not taken all of it. It is still to be
 // sent, and may be given a block of its own with the same bytes.
 bool neighbour_send(struct neighbour *peer, struct frame *frame);
-// The direct link, which is there, is over.
-void neighbour_hang_up(struct neighbour *peer);
 // What its links move together while they are busy, in bytes per ns; 0: unknown. Thread.
 double neighbour_speed(struct neighbour *peer);
 

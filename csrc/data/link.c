@@ -4,13 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/grow.h"
 #include "base/log.h"
 #include "base/platform.h"
-#include "data/lane_private.h"
+#include "data/core.h"
+#include "data/lane.h"
 #include "net/socket.h"
 
+enum { LANES_LEAST = 16 };
+
 struct neighbour *neighbour_find(struct engine *engine, const struct wire_id *id) {
-    struct neighbour *peer = engine_lanes(engine)->neighbours;
+    struct neighbour *peer = engine->lanes->neighbours;
     while (peer != NULL && !wire_id_equal(&peer->member.id, id)) peer = peer->next;
     return peer;
 }
@@ -28,8 +32,8 @@ struct neighbour *neighbour_get(struct engine *engine, const struct wire_id *id)
     }
     peer->member.id = *id;
     peer->member.rank = UINT32_MAX;
-    peer->next = engine_lanes(engine)->neighbours;
-    engine_lanes(engine)->neighbours = peer;
+    peer->next = engine->lanes->neighbours;
+    engine->lanes->neighbours = peer;
     return peer;
 }
 
@@ -39,12 +43,12 @@ struct neighbour *neighbour_member(struct engine *engine, const struct wire_id *
 }
 
 void neighbours_free_dropped(struct engine *engine) {
-    for (struct neighbour **at = &engine_lanes(engine)->neighbours; *at != NULL;) {
+    for (struct neighbour **at = &engine->lanes->neighbours; *at != NULL;) {
         struct neighbour *peer = *at;
         if (peer->dropped && peer->member.rank == UINT32_MAX && peer->lane_count == 0 &&
             !engine_awaits(engine, &peer->member)) {
             *at = peer->next;
-            engine_lanes(engine)->route->changed(engine, peer, NEIGHBOUR_FREED);
+            route.changed(engine, peer, NEIGHBOUR_FREED);
             free(peer);
         } else {
             at = &peer->next;
@@ -72,10 +76,10 @@ void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t i
     engine_lock(engine);
     struct neighbour *peer = index <= WIRE_MAX_LANES && engine_is_open(engine) ? neighbour_get(engine, id) : NULL;
     if (peer != NULL && is_from_elsewhere(peer->lanes[index], stream)) {
+        char name[NEIGHBOUR_NAME_BYTES];
+        neighbour_name(name, peer);
         engine_unlock(engine);
-        LOG(LOG_WARN,
-            "refused a connection in the name of peer %02x%02x%02x%02x, whose link lives and has another address",
-            id->bytes[0], id->bytes[1], id->bytes[2], id->bytes[3]);
+        LOG(LOG_WARN, "refused a connection in the name of %s, whose link lives and has another address", name);
         transport_free(stream);
         return;
     }
@@ -87,8 +91,8 @@ void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t i
         retire(peer, index);
         peer->lanes[index] = lane;
         peer->lane_count++;
-        lane->next = engine_lanes(engine)->arriving;
-        engine_lanes(engine)->arriving = lane;
+        lane->next = engine->lanes->arriving;
+        engine->lanes->arriving = lane;
         engine_wake(engine);
     }
     engine_unlock(engine);
@@ -114,12 +118,11 @@ void engine_drop_peer(struct engine *engine, const struct wire_id *id) {
 }
 
 // ---- all lanes ----
-struct lanes *lanes_new(struct engine *engine, int epoll, const struct lane_route *route) {
+struct lanes *lanes_new(struct engine *engine, int epoll) {
     struct lanes *all = calloc(1, sizeof *all);
     if (all == NULL) return NULL;
     all->engine = engine;
     all->epoll = epoll;
-    all->route = route;
     return all;
 }
 
@@ -127,8 +130,8 @@ void lanes_close(struct lanes *all) {
     if (all == NULL) return;
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next)
         memset(peer->lanes, 0, sizeof peer->lanes);
-    for (size_t i = 0; i < all->lane_count; i++) lane_free(all->lanes[i]);
-    all->lane_count = all->hot_count = 0;
+    for (size_t i = 0; i < all->count; i++) lane_free(all->list[i]);
+    all->count = all->ready_count = 0;
     while (all->arriving != NULL) {
         struct lane *lane = all->arriving;
         all->arriving = lane->next;
@@ -144,59 +147,53 @@ void lanes_free(struct lanes *all) {
         memory_process_close(&peer->memory);
         free(peer);
     }
-    free(all->lanes);
-    free(all->hot);
+    free(all->list);
+    free(all->ready);
     free(all);
 }
 
 bool lanes_poll_arriving(struct engine *engine) {
-    struct lanes *all = engine_lanes(engine);
+    struct lanes *all = engine->lanes;
     while (all->arriving != NULL) {
         struct lane *lane = all->arriving;
-        if (all->lane_count == all->lane_room) {
-            size_t room = all->lane_room == 0 ? 16 : all->lane_room * 2;
-            struct lane **lanes = realloc(all->lanes, room * sizeof *lanes);
-            if (lanes != NULL) all->lanes = lanes;
-            struct lane **hot = realloc(all->hot, room * sizeof *hot);
-            if (hot != NULL) all->hot = hot;
-            if (lanes == NULL || hot == NULL) return false;
-            all->lane_room = room;
-        }
+        if (!GROW(all->list, all->room, all->count, LANES_LEAST) ||
+            !GROW(all->ready, all->ready_room, all->count, LANES_LEAST))
+            return false;
         uint32_t events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
         if (!transport_watch(lane->stream, all->epoll, events, (epoll_data_t){.ptr = lane})) return false;
         all->arriving = lane->next;
         lane->polled = true;
-        all->lanes[all->lane_count++] = lane;
-        lane_heat(lane);
-        all->route->changed(engine, lane->peer, NEIGHBOUR_LINK_UP);
+        all->list[all->count++] = lane;
+        lane_schedule(lane);
+        route.changed(engine, lane->peer, NEIGHBOUR_LINK_UP);
     }
     return true;
 }
 
 void lanes_hang_up(struct engine *engine) {
-    struct lanes *all = engine_lanes(engine);
-    for (size_t i = 0; i < all->lane_count; i++) transport_hang_up(all->lanes[i]->stream);
+    struct lanes *all = engine->lanes;
+    for (size_t i = 0; i < all->count; i++) transport_hang_up(all->list[i]->stream);
     for (struct lane *lane = all->arriving; lane != NULL; lane = lane->next) transport_hang_up(lane->stream);
 }
 
 bool lanes_step(struct engine *engine) {
-    struct lanes *all = engine_lanes(engine);
-    for (size_t i = 0; i < all->hot_count;) {
-        struct lane *lane = all->hot[i];
+    struct lanes *all = engine->lanes;
+    for (size_t i = 0; i < all->ready_count;) {
+        struct lane *lane = all->ready[i];
         if (lane_step(lane)) {
             i++;
         } else {
-            lane->hot = false;
-            all->hot[i] = all->hot[--all->hot_count];
+            lane->ready = false;
+            all->ready[i] = all->ready[--all->ready_count];
         }
     }
-    return all->hot_count > 0;
+    return all->ready_count > 0;
 }
 
 void lanes_free_broken(struct engine *engine) {
-    struct lanes *all = engine_lanes(engine);
-    for (size_t i = 0; i < all->lane_count;) {
-        struct lane *lane = all->lanes[i];
+    struct lanes *all = engine->lanes;
+    for (size_t i = 0; i < all->count;) {
+        struct lane *lane = all->list[i];
         if (!lane->broken) {
             i++;
             continue;
@@ -204,42 +201,38 @@ void lanes_free_broken(struct engine *engine) {
         engine_lock(engine);
         lane->peer->lane_count--;
         lane_free(lane);
-        all->lanes[i] = all->lanes[--all->lane_count];
+        all->list[i] = all->list[--all->count];
         neighbours_free_dropped(engine);
         engine_unlock(engine);
     }
 }
 
-void lanes_let_go(struct engine *engine) {
-    struct lanes *all = engine_lanes(engine);
-    for (size_t i = 0; i < all->lane_count; i++) lane_let_go(all->lanes[i]);
-    lanes_heat(engine);
+void lanes_drop_frames(struct engine *engine, bool service) {
+    struct lanes *all = engine->lanes;
+    for (size_t i = 0; i < all->count; i++) lane_drop_frames(all->list[i], service);
+    lanes_schedule(engine);
 }
 
-void lanes_heat(struct engine *engine) {
-    struct lanes *all = engine_lanes(engine);
-    for (size_t i = 0; i < all->lane_count; i++) lane_heat(all->lanes[i]);
-}
-
-void lanes_let_go_service(struct engine *engine) {
-    struct lanes *all = engine_lanes(engine);
-    for (size_t i = 0; i < all->lane_count; i++) lane_let_go_service(all->lanes[i]);
+void lanes_schedule(struct engine *engine) {
+    struct lanes *all = engine->lanes;
+    for (size_t i = 0; i < all->count; i++) lane_schedule(all->list[i]);
 }
 
 void lanes_enter_epoch(struct engine *engine) {
-    struct lanes *all = engine_lanes(engine);
+    struct lanes *all = engine->lanes;
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
         peer->eager_bytes = 0;
         peer->offered = false;
-        if (peer->member.rank == UINT32_MAX) all->route->changed(engine, peer, NEIGHBOUR_LEFT);
+        if (peer->member.rank == UINT32_MAX) route.changed(engine, peer, NEIGHBOUR_LEFT);
     }
+    for (size_t i = 0; i < all->count; i++) lane_enter_epoch(all->list[i]);
     neighbours_free_dropped(engine);
 }
 
 struct incoming *lanes_next_service(struct engine *engine, size_t *at) {
-    struct lanes *all = engine_lanes(engine);
-    while (*at < all->lane_count) {
-        struct incoming *in = &all->lanes[(*at)++]->in;
+    struct lanes *all = engine->lanes;
+    while (*at < all->count) {
+        struct incoming *in = &all->list[(*at)++]->in;
         if (in->service) return in;
     }
     return NULL;
@@ -247,30 +240,28 @@ struct incoming *lanes_next_service(struct engine *engine, size_t *at) {
 
 // ---- silence ----
 void engine_set_silence(struct engine *engine, int64_t limit_ns) {
-    struct lanes *all = engine_lanes(engine);
+    struct lanes *all = engine->lanes;
     engine_lock(engine);
     all->silence_ns = limit_ns / SILENCE_CHECKS > 0 ? limit_ns / SILENCE_CHECKS : 1;
     engine_wake(engine);
     engine_unlock(engine);
 }
 
-int64_t lanes_silence_limit_ns(const struct engine *engine) {
-    return SILENCE_CHECKS * engine_lanes(engine)->silence_ns;
-}
+int64_t lanes_silence_limit_ns(const struct engine *engine) { return SILENCE_CHECKS * engine->lanes->silence_ns; }
 
 void lanes_check_silence(struct engine *engine) {
-    struct lanes *all = engine_lanes(engine);
+    struct lanes *all = engine->lanes;
     if (all->silence_ns == 0) return;
     int64_t now = platform_now_ns();
     if (now < all->silence_at) return;
     bool stopped = now > all->silence_at + all->silence_ns;
     all->silence_at = now + all->silence_ns;
-    for (size_t i = 0; i < all->lane_count; i++)
-        if (!all->lanes[i]->broken) lane_check_silence(all->lanes[i], SILENCE_CHECKS * all->silence_ns, stopped);
+    for (size_t i = 0; i < all->count; i++)
+        if (!all->list[i]->broken) lane_check_silence(all->list[i], SILENCE_CHECKS * all->silence_ns, stopped);
 }
 
 int lanes_timeout_ms(const struct engine *engine, int timeout_ms) {
-    const struct lanes *all = engine_lanes(engine);
+    const struct lanes *all = engine->lanes;
     if (all->silence_ns == 0) return timeout_ms;
     int64_t left = (all->silence_at - platform_now_ns()) / MS_NS + 1;
     int ms = left < 0 ? 0 : (int)left;

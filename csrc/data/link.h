@@ -10,7 +10,6 @@
 
 struct engine;
 struct incoming;
-struct lane_route;
 struct lanes;
 struct neighbour;
 struct transport;
@@ -40,7 +39,7 @@ struct neighbour *neighbour_get(struct engine *engine, const struct wire_id *id)
 void neighbours_free_dropped(struct engine *engine);
 
 // ---- for the engine; thread, unless told otherwise ----
-struct lanes *lanes_new(struct engine *engine, int epoll, const struct lane_route *route); // NULL: no memory
+struct lanes *lanes_new(struct engine *engine, int epoll); // NULL: no memory
 // Closes all. The thread has ended. NULL is allowed, as in lanes_free.
 void lanes_close(struct lanes *all);
 void lanes_free(struct lanes *all);
@@ -52,12 +51,10 @@ void lanes_hang_up(struct engine *engine);
 // Gives each lane that may have work a step. Whether there is more.
 bool lanes_step(struct engine *engine);
 void lanes_free_broken(struct engine *engine);
-void lanes_heat(struct engine *engine); // there may be work for all of them
-// No lane has a frame of a large op any more. Lock held.
-void lanes_let_go(struct engine *engine);
-// No lane has a frame of the service any more. Lock held.
-void lanes_let_go_service(struct engine *engine);
-// Forgets what neighbours were in the epoch before. Lock held.
+void lanes_schedule(struct engine *engine); // there may be work for all of them
+// Drops all frames of large ops, or all of the service, in either direction. Lock held.
+void lanes_drop_frames(struct engine *engine, bool service);
+// Forgets what neighbours were in the epoch before, and looks again at the frames that wait for this one. Lock held.
 void lanes_enter_epoch(struct engine *engine);
 // What comes on the next lane in the midst of a frame of the service; `at` begins with 0. NULL: there is none.
 struct incoming *lanes_next_service(struct engine *engine, size_t *at);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "data/backup.h"
-#include "data/core_private.h"
+#include "data/core.h"
 #include "data/lane.h"
 #include "data/pool.h"
 #include "device/device.h"
@@ -49,7 +49,7 @@ bool mover_begin(struct engine *engine, struct op *op) {
         struct early *early = peer == NULL ? NULL : mover_early(engine, op, peer, WIRE_READY);
         if (early == NULL) continue;
         mover_signal(engine, op, peer, WIRE_READY, &early->head, NULL);
-        neighbour_heat(peer);
+        neighbour_schedule(peer);
         free(early);
     }
     engine_unlock(engine);
@@ -100,7 +100,7 @@ struct neighbour *mover_predecessor(const struct engine *engine) {
 }
 
 struct early *mover_early(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type) {
-    return book_early(&engine->book, op, neighbour_op_member(from), type);
+    return book_early(&engine->book, op, &from->member, type);
 }
 
 bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end) {
@@ -125,7 +125,7 @@ bool mover_waits_for_next(const struct engine *engine, const struct op *op, char
 }
 
 bool mover_may_use(struct engine *engine, const struct lane *lane) {
-    if (lane_index(lane) > 0) return true;
+    if (lane->index > 0) return true;
     engine_lock(engine);
     bool bulk = lane_is_for_bulk(lane);
     engine_unlock(engine);

@@ -6,12 +6,7 @@
 
 enum { SMALLEST_CLASS_BITS = 8, CLASSES = 16, CACHE_BYTES = 4 * 1024 * 1024 };
 
-struct piece {
-    struct piece *next;
-};
-
 struct pool {
-    struct piece *pieces;
     struct block *blocks[CLASSES];
     size_t bytes;
 };
@@ -25,28 +20,7 @@ void pool_free(struct pool *pool) {
             pool->blocks[class] = block->next;
             free(block);
         }
-    while (pool != NULL && pool->pieces != NULL) {
-        struct piece *piece = pool->pieces;
-        pool->pieces = piece->next;
-        free(piece);
-    }
     free(pool);
-}
-
-void *pool_take(struct engine *engine, size_t bytes) {
-    struct pool *pool = engine_pool(engine);
-    struct piece *piece = pool->pieces;
-    if (piece != NULL)
-        pool->pieces = piece->next;
-    else if ((piece = malloc(bytes)) == NULL)
-        engine_fail(engine);
-    return piece;
-}
-
-void pool_give(struct engine *engine, void *given) {
-    struct piece *piece = given;
-    piece->next = engine_pool(engine)->pieces;
-    engine_pool(engine)->pieces = piece;
 }
 
 static unsigned block_class(size_t length) {
@@ -57,7 +31,7 @@ static unsigned block_class(size_t length) {
 
 struct block *block_new(struct engine *engine, size_t length) {
     unsigned class = block_class(length);
-    struct pool *pool = engine_pool(engine);
+    struct pool *pool = engine->pool;
     struct block *block = pool->blocks[class];
     if (block != NULL) {
         pool->blocks[class] = block->next;
@@ -78,7 +52,7 @@ struct block *block_new(struct engine *engine, size_t length) {
 
 void block_put(struct engine *engine, struct block *block) {
     if (block == NULL || --block->references > 0) return;
-    struct pool *pool = engine_pool(engine);
+    struct pool *pool = engine->pool;
     if (pool->bytes + block->class_bytes > CACHE_BYTES) {
         free(block);
         return;

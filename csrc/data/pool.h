@@ -1,4 +1,4 @@
-// Pieces of heap memory that frames and ops share, and that are used again.
+// Blocks of heap memory, counted, that are used again: bytes that frames and ops share, and the frames themselves.
 #ifndef PCCL_DATA_POOL_H
 #define PCCL_DATA_POOL_H
 
@@ -25,9 +25,5 @@ void pool_free(struct pool *pool);
 struct block *block_new(struct engine *engine, size_t length);
 // NULL is allowed. Lock held.
 void block_put(struct engine *engine, struct block *block);
-
-// A piece of this size, which is the same in every call; NULL: memory was refused, the engine is dead. Lock held.
-void *pool_take(struct engine *engine, size_t bytes);
-void pool_give(struct engine *engine, void *piece);
 
 #endif

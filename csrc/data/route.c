@@ -1,4 +1,5 @@
-#include "data/route.h"
+// What the frames on the lanes of an engine mean: a table leads from the type of a frame to its owner.
+#include "data/lane.h"
 
 #include <string.h>
 
@@ -50,15 +51,15 @@ static bool place_acks(struct engine *engine, struct incoming *in) {
 
 // Each of these is called with the lock held, and owns the block.
 static bool hear_signal(struct engine *engine, struct incoming *in, struct block *block) {
-    bool good = book_signal(engine_book(engine), neighbour_op_member(in->from), in->header.type, &in->head, block,
+    bool good = book_signal(&engine->book, &in->from->member, in->header.type, &in->head, block,
                             block == NULL ? 0 : block->length);
-    if (in->header.type == WIRE_READY || in->header.type == WIRE_GRANT) neighbour_heat(in->from);
+    if (in->header.type == WIRE_READY || in->header.type == WIRE_GRANT) neighbour_schedule(in->from);
     return good;
 }
 
 static bool hear_supply(struct engine *engine, struct incoming *in, struct block *block) {
     struct wire_op_name name = {in->head.offset, in->head.tag, in->head.sequence, 0};
-    book_supplied(engine_book(engine), &name, block);
+    book_supplied(&engine->book, &name, block);
     return true;
 }
 
@@ -67,14 +68,14 @@ static bool hear_acks(struct engine *engine, struct incoming *in, struct block *
     uint32_t count = 0;
     for (size_t at = 0; at + WIRE_ACK_BYTES <= block->length; at += WIRE_ACK_BYTES, count++)
         names[count] = wire_ack_decode(block->bytes + at);
-    book_acked(engine_book(engine), neighbour_op_member(in->from), names, count, in->head.extra == 1);
+    book_acked(&engine->book, &in->from->member, names, count, in->head.extra == 1);
     block_put(engine, block);
     return true;
 }
 
 // ---- frames of ops under way ----
 static bool place_bulk(struct engine *engine, struct incoming *in) {
-    struct op *op = book_find_running(engine_book(engine), &in->head);
+    struct op *op = book_find_running(&engine->book, &in->head);
     if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->args.fingerprint, &in->head.fingerprint))
         return true;
     const struct mover *mover = mover_of(op);
@@ -104,7 +105,6 @@ struct owner {
     bool (*arrived)(struct engine *engine, struct incoming *in);
     // Instead of `arrived`, for members in the epoch in force.
     bool (*hear)(struct engine *engine, struct incoming *in, struct block *block);
-    bool ageless; // it belongs to no epoch
 };
 
 static const struct owner *owner_of(uint16_t type) {
@@ -120,11 +120,11 @@ static const struct owner *owner_of(uint16_t type) {
         [WIRE_GRANT] = {.place = place_nothing, .hear = hear_signal},
         [WIRE_MEMORY] = {.place = place_door, .arrived = take_door},
         [WIRE_CHUNK_AT] = {.place = place_bulk, .arrived = take_bulk},
-        [WIRE_SYNC_ASK_HASHES] = {.place = service_place, .arrived = service_arrived, .ageless = true},
-        [WIRE_SYNC_HASHES] = {.place = service_place, .arrived = service_arrived, .ageless = true},
-        [WIRE_SYNC_ASK] = {.place = service_place, .arrived = service_arrived, .ageless = true},
-        [WIRE_SYNC_LEAF] = {.place = service_place, .arrived = service_arrived, .ageless = true},
-        [WIRE_LINK_HEARTBEAT] = {.place = place_nothing, .arrived = ignore, .ageless = true},
+        [WIRE_SYNC_ASK_HASHES] = {.place = service_place, .arrived = service_arrived},
+        [WIRE_SYNC_HASHES] = {.place = service_place, .arrived = service_arrived},
+        [WIRE_SYNC_ASK] = {.place = service_place, .arrived = service_arrived},
+        [WIRE_SYNC_LEAF] = {.place = service_place, .arrived = service_arrived},
+        [WIRE_LINK_HEARTBEAT] = {.place = place_nothing, .arrived = ignore},
     };
     return type < sizeof owners / sizeof owners[0] && owners[type].place != NULL ? &owners[type] : NULL;
 }
@@ -132,7 +132,7 @@ static const struct owner *owner_of(uint16_t type) {
 static bool place(struct engine *engine, struct incoming *in) {
     const struct owner *owner = owner_of(in->header.type);
     if (owner == NULL) return false;
-    if (!owner->ageless && in->header.epoch < engine_header(engine).epoch) return true;
+    if (frame_has_epoch(in->header.type) && in->header.epoch < engine_header(engine).epoch) return true;
     return owner->place(engine, in);
 }
 
@@ -142,7 +142,7 @@ static bool arrived(struct engine *engine, struct incoming *in) {
     engine_lock(engine);
     struct block *block = in->block;
     in->block = NULL;
-    bool heard = in->header.epoch == engine_header(engine).epoch && neighbour_rank(in->from) != UINT32_MAX, good = true;
+    bool heard = in->header.epoch == engine_header(engine).epoch && in->from->member.rank != UINT32_MAX, good = true;
     if (heard)
         good = owner->hear(engine, in, block);
     else
@@ -167,7 +167,7 @@ static void sent(struct engine *engine, const struct frame *frame) {
 static void changed(struct engine *engine, struct neighbour *peer, enum neighbour_change change) {
     service_changed(engine, peer, change);
     if (change != NEIGHBOUR_FREED) return;
-    book_forget(engine_book(engine), neighbour_op_member(peer));
+    book_forget(&engine->book, &peer->member);
     same_host_forget(peer);
 }
 

@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "data/core.h"
-#include "data/lane_private.h"
+#include "data/lane.h"
 #include "data/link.h"
 #include "data/pool.h"
 #include "device/reader.h"
@@ -53,10 +53,10 @@ void same_host_free(struct same_host *host) {
     free(host);
 }
 
-struct reader **same_host_reader(const struct engine *engine) { return &engine_same_host(engine)->reader; }
+struct reader **same_host_reader(const struct engine *engine) { return &engine->same_host->reader; }
 
 struct lane *same_host_give_up(struct engine *engine) {
-    struct lane *lane = engine_same_host(engine)->reading;
+    struct lane *lane = engine->same_host->reading;
     lane->peer->hangs = true;
     return lane;
 }
@@ -98,10 +98,10 @@ static void claim_links(struct engine *engine, struct neighbour *peer) {
 
 void same_host_offer(struct engine *engine) {
     struct wire_op head = {0};
-    struct block *offer = engine_same_host(engine)->door == NULL ? NULL : block_new(engine, DOOR_NAME_BYTES);
+    struct block *offer = engine->same_host->door == NULL ? NULL : block_new(engine, DOOR_NAME_BYTES);
     if (offer == NULL) return;
-    memcpy(offer->bytes, door_name(engine_same_host(engine)->door), DOOR_NAME_BYTES);
-    for (struct neighbour *peer = engine_lanes(engine)->neighbours; peer != NULL; peer = peer->next) {
+    memcpy(offer->bytes, door_name(engine->same_host->door), DOOR_NAME_BYTES);
+    for (struct neighbour *peer = engine->lanes->neighbours; peer != NULL; peer = peer->next) {
         if (peer->member.rank == UINT32_MAX) continue;
         neighbour_signal(engine, peer, WIRE_MEMORY, &head, offer);
         if (peer->offered) claim_links(engine, peer);
@@ -115,7 +115,7 @@ void same_host_offered(struct lane *lane) {
     engine_lock(engine);
     if (!peer->offered) memcpy(peer->door, lane->in.place, sizeof peer->door);
     // The other side has all links. If this one has not, they are claimed when it has.
-    if (!peer->offered && engine_same_host(engine)->door != NULL && engine_may_begin(engine)) claim_links(engine, peer);
+    if (!peer->offered && engine->same_host->door != NULL && engine->book.ready) claim_links(engine, peer);
     peer->offered = true;
     engine_unlock(engine);
 }
@@ -166,7 +166,7 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
 
 void same_host_take_claims(struct engine *engine) {
     struct door_claim said;
-    for (int i = 0; i < CLAIMS_PER_TURN && door_take(engine_same_host(engine)->door, &said); i++) {
+    for (int i = 0; i < CLAIMS_PER_TURN && door_take(engine->same_host->door, &said); i++) {
         engine_lock(engine);
         bool believed = believe(engine, &said);
         engine_unlock(engine);
@@ -193,10 +193,8 @@ bool same_host_still_stands(const struct lane *lane) {
     return !socket_has_ended(lane->stream->fd) && memory_process_lives(&lane->peer->memory);
 }
 
-bool lane_is_vouched(const struct lane *lane) { return lane->vouched; }
-
 struct reader *lane_reader(struct lane *lane) {
-    struct same_host *host = engine_same_host(lane->engine);
+    struct same_host *host = lane->engine->same_host;
     host->reading = lane;
     return host->reader;
 }

@@ -33,8 +33,6 @@ bool same_host_read_written(struct lane *lane, void *to, uint64_t from, size_t l
 bool same_host_still_stands(const struct lane *lane); // thread
 // Whose memory stands for the peer's; 0: nobody's.
 pid_t neighbour_process(const struct neighbour *peer); // thread, lock held
-// Whether the peer's process holds the other end of the lane.
-bool lane_is_vouched(const struct lane *lane); // thread
 // To read for this lane.
 struct reader *lane_reader(struct lane *lane); // thread
 

@@ -1,43 +1,21 @@
 #include "data/service.h"
 
-#include <pthread.h>
-#include <stdlib.h>
-
 #include "data/core.h"
 #include "data/link.h"
-
-struct service_slot {
-    struct service *_Atomic open; // by a caller, and stopped by the thread, which reads it without the lock
-    struct service *over;         // that the thread has stopped
-    pthread_cond_t stopped;
-};
-
-struct service_slot *service_slot_new(void) {
-    struct service_slot *slot = calloc(1, sizeof *slot);
-    if (slot != NULL) pthread_cond_init(&slot->stopped, NULL);
-    return slot;
-}
-
-void service_slot_free(struct service_slot *slot) {
-    if (slot != NULL) pthread_cond_destroy(&slot->stopped);
-    free(slot);
-}
-
-bool service_is_open(const struct engine *engine) { return engine_service(engine)->open != NULL; }
 
 // ---- for the service ----
 bool service_open(struct engine *engine, struct service *service) {
     service->engine = engine;
     engine_lock(engine);
-    bool open = engine_is_open(engine) && engine_service(engine)->open == NULL;
-    if (open) engine_service(engine)->open = service;
+    bool open = engine_is_open(engine) && engine->service == NULL;
+    if (open) engine->service = service;
     engine_unlock(engine);
     return open;
 }
 
 // Lock held.
 static void end(struct engine *engine) {
-    struct service *service = engine_service(engine)->open;
+    struct service *service = engine->service;
     if (service == NULL || service->ending) return;
     service->ending = true;
     engine_wake(engine);
@@ -52,15 +30,15 @@ void service_end(struct engine *engine) {
 struct service *service_close(struct engine *engine) {
     engine_lock(engine);
     end(engine);
-    while (engine_service(engine)->open != NULL) engine_await(engine, &engine_service(engine)->stopped);
-    struct service *service = engine_service(engine)->over;
-    engine_service(engine)->over = NULL;
+    while (engine->service != NULL) pthread_cond_wait(&engine->service_stopped, &engine->lock);
+    struct service *service = engine->stopped_service;
+    engine->stopped_service = NULL;
     engine_unlock(engine);
     return service;
 }
 
 struct service *service_of(struct engine *engine) {
-    return engine_service(engine)->open != NULL ? engine_service(engine)->open : engine_service(engine)->over;
+    return engine->service != NULL ? engine->service : engine->stopped_service;
 }
 
 struct frame *service_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload) {
@@ -71,20 +49,20 @@ struct frame *service_frame(struct engine *engine, uint16_t type, const struct w
 
 void service_report(struct engine *engine, const struct wire_sync_done *done) {
     engine_lock(engine);
-    wire_encode_sync_done(engine_for_master(engine), engine_header(engine), done);
+    wire_encode_sync_done(&engine->for_master, engine_header(engine), done);
     engine_unlock(engine);
     engine_tell(engine);
 }
 
 // ---- for the engine's thread ----
 bool service_place(struct engine *engine, struct incoming *in) {
-    struct service *service = engine_service(engine)->open;
+    struct service *service = engine->service;
     if (in->header.epoch != 0 || in->header.run != engine_header(engine).run) return false;
     return service == NULL || service->type->place(service, in);
 }
 
 bool service_arrived(struct engine *engine, struct incoming *in) {
-    struct service *service = engine_service(engine)->open;
+    struct service *service = engine->service;
     in->service = false;
     bool good = service == NULL || service->type->arrived(service, in);
     in->to = NULL;
@@ -92,23 +70,23 @@ bool service_arrived(struct engine *engine, struct incoming *in) {
 }
 
 struct frame *service_next(struct engine *engine, struct lane *lane) {
-    struct service *service = engine_service(engine)->open;
+    struct service *service = engine->service;
     return service == NULL ? NULL : service->type->next(service, lane);
 }
 
 // The thread is here or has ended: no lane touches memory of the service any more.
 void service_stop(struct engine *engine) {
-    struct service *service = engine_service(engine)->open;
+    struct service *service = engine->service;
     if (service == NULL) return;
     service->type->stop(service);
-    lanes_let_go_service(engine);
-    engine_service(engine)->over = service;
-    engine_service(engine)->open = NULL;
-    pthread_cond_broadcast(&engine_service(engine)->stopped);
+    lanes_drop_frames(engine, true);
+    engine->stopped_service = service;
+    engine->service = NULL;
+    pthread_cond_broadcast(&engine->service_stopped);
 }
 
 void service_woken(struct engine *engine) {
-    struct service *service = engine_service(engine)->open;
+    struct service *service = engine->service;
     if (service == NULL) return;
     if (service->ending)
         service_stop(engine);
@@ -117,11 +95,11 @@ void service_woken(struct engine *engine) {
 }
 
 int service_step(struct engine *engine) {
-    struct service *service = engine_service(engine)->open;
+    struct service *service = engine->service;
     return service == NULL ? -1 : service->type->step(service);
 }
 
 void service_changed(struct engine *engine, const struct neighbour *peer, enum neighbour_change change) {
-    struct service *service = engine_service(engine)->open;
+    struct service *service = engine->service;
     if (service != NULL) service->type->changed(service, peer, change);
 }

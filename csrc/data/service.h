@@ -52,12 +52,6 @@ struct frame *service_frame(struct engine *engine, uint16_t type, const struct w
 // What the master is to be told of a round. Lock not held.
 void service_report(struct engine *engine, const struct wire_sync_done *done);
 
-// ---- for the engine ----
-struct service_slot;
-struct service_slot *service_slot_new(void); // NULL: no memory
-void service_slot_free(struct service_slot *slot);
-bool service_is_open(const struct engine *engine);
-
 // ---- for the engine's thread: calls what is open, if anything is ----
 bool service_place(struct engine *engine, struct incoming *in);
 bool service_arrived(struct engine *engine, struct incoming *in);

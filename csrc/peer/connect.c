@@ -100,7 +100,7 @@ void connect_free(struct communicator *c) {
     pthread_mutex_lock(&c->lock);
     struct engine *engine = c->phase == COMMUNICATOR_CONNECTED ? c->engine : NULL; // stays while connected
     pthread_mutex_unlock(&c->lock);
-    if (engine != NULL) engine_settle(engine, platform_now_ns() + SETTLE_MS * MS_NS);
+    if (engine != NULL) engine_drain(engine, platform_now_ns() + SETTLE_MS * MS_NS);
     pthread_mutex_lock(&c->lock);
     c->closing = true;
     pthread_cond_broadcast(&c->changed);

@@ -123,7 +123,7 @@ static void woken(struct service *service) {
     sync->phase = PHASE_GIVING;
     if (!is_receiver(sync)) {
         for (struct requester *requester = sync->requesters; requester != NULL; requester = requester->next)
-            neighbour_heat(requester->peer);
+            neighbour_schedule(requester->peer);
     } else if (sync_begin_receiving(sync)) {
         sync->phase = PHASE_HASHES;
     } else {

@@ -42,7 +42,7 @@ bool sync_take_ask(struct sync *sync, const struct incoming *in) {
                                                                                        .count = head->extra,
                                                                                        .sequence = head->sequence,
                                                                                        .codings = head->shard};
-    neighbour_heat(in->from);
+    neighbour_schedule(in->from);
     return true;
 }
 
@@ -138,7 +138,7 @@ static void pack(struct sync *sync, struct lane *lane, struct requester *request
 struct frame *sync_next_answer(struct sync *sync, struct lane *lane) {
     uint16_t codings = 0;
     engine_lock(sync->engine);
-    struct requester *requester = lane_is_for_bulk(lane) ? find_requester(sync, lane_peer(lane)) : NULL;
+    struct requester *requester = lane_is_for_bulk(lane) ? find_requester(sync, lane->peer) : NULL;
     struct frame *frame = requester == NULL ? NULL : next_answer(sync, requester, &codings);
     engine_unlock(sync->engine);
     if (frame != NULL && sync->packs && (codings & 1 << WIRE_SYNC_LZ4) != 0) pack(sync, lane, requester, frame);

@@ -34,7 +34,7 @@ uint32_t sync_donor_of(const struct sync *sync, const struct neighbour *peer) {
 // False: there is no way to the peer now.
 static bool send_ask(struct sync *sync, struct neighbour *peer, uint16_t type, const struct wire_op *head) {
     engine_lock(sync->engine);
-    bool way = peer != NULL && neighbour_has_link(peer);
+    bool way = peer != NULL && peer->lanes[0] != NULL;
     struct frame *frame = way ? service_frame(sync->engine, type, head, 0) : NULL;
     if (frame != NULL) neighbour_push(peer, frame);
     engine_unlock(sync->engine);
@@ -43,7 +43,7 @@ static bool send_ask(struct sync *sync, struct neighbour *peer, uint16_t type, c
 
 static bool has_way(struct sync *sync, const struct neighbour *peer) {
     engine_lock(sync->engine);
-    bool has = peer != NULL && neighbour_has_link(peer);
+    bool has = peer != NULL && peer->lanes[0] != NULL;
     engine_unlock(sync->engine);
     return has;
 }
@@ -275,7 +275,7 @@ bool sync_begin_receiving(struct sync *sync) {
     for (uint32_t i = 0; i < plan->donor_count; i++)
         sync->donors[i] = (struct donor){
             .id = plan->donors[i], .peer = neighbour_member(sync->engine, &plan->donors[i]), .progress_at = now};
-    sync->hash_donor = engine_rank(sync->engine) % sync->donor_count;
+    sync->hash_donor = sync->engine->book.now.rank % sync->donor_count;
     return true;
 }
 

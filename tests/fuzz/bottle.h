@@ -9,8 +9,8 @@
 
 #include "data/engine.h"
 #include "base/platform.h"
-#include "data/core_private.h"
-#include "data/lane_private.h"
+#include "data/core.h"
+#include "data/lane.h"
 #include "data/service.h"
 #include "fuzz.h"
 

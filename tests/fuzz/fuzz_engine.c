@@ -263,7 +263,7 @@ static void act(uint32_t event) {
         break;
     case E_WAIT: bottle_now += (int64_t)fuzz_u8(&in) * 10 * MS_NS; break;
     case E_WATCH: engine_set_silence(engine, SECOND_NS); break;
-    case E_SETTLE: engine_settle(engine, 0); break;
+    case E_SETTLE: engine_drain(engine, 0); break;
     case E_KILL: engine_kill(engine); break;
     case E_REFUSE: fuzz_refuse(1 + fuzz_u8(&in)); break;
     default: break;

@@ -14,7 +14,7 @@ struct broadcast {
 };
 
 static bool is_root(const struct engine *engine, const struct op *op, struct neighbour *peer) {
-    const struct wire_id *id = peer == NULL ? engine_self(engine) : &neighbour_op_member(peer)->id;
+    const struct wire_id *id = peer == NULL ? engine_self(engine) : &peer->member.id;
     return wire_id_equal(id, &op->args.root);
 }
 
@@ -58,7 +58,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     engine_lock(engine);
     bool noted = ranges_add(&b->whole, offset, offset + in->length / op->element);
     if (!noted) engine_fail(engine);
-    if (!b->last) neighbour_heat(mover_successor(engine));
+    if (!b->last) neighbour_schedule(mover_successor(engine));
     engine_unlock(engine);
     b->moving.receive_left -= in->length;
     return noted;
@@ -67,7 +67,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct broadcast *b = op->work;
     uint64_t here = b->whole.count > 0 && b->whole.list[0].begin == 0 ? b->whole.list[0].end : 0;
-    if (!idle || b->last || !b->moving.next_ready || b->next >= here || lane_peer(lane) != mover_successor(engine) ||
+    if (!idle || b->last || !b->moving.next_ready || b->next >= here || lane->peer != mover_successor(engine) ||
         !mover_may_use(engine, lane))
         return NULL;
     uint64_t elements = pace_chunk(op->count, op->element, PACE_CHUNK_MAX, op->whole != NULL);

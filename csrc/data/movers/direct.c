@@ -85,10 +85,10 @@ static void release(struct engine *engine, struct op *op) {
 
 // ---- inputs ----
 static void send_input(struct engine *engine, struct op *op, struct neighbour *peer, struct block **copy) {
-    if (!neighbour_has_link(peer)) return; // redone in the next epoch
+    if (peer->lanes[0] == NULL) return; // redone in the next epoch
     struct wire_op head;
     op_head(op, &head);
-    acks_drop_implied(neighbour_op_member(peer), &op->name);
+    acks_drop_implied(&peer->member, &op->name);
     struct frame *frame = frame_new(engine, WIRE_SMALL, &head, op->bytes);
     if (frame == NULL) return;
     frame->payload = input_of(op);
@@ -97,7 +97,7 @@ static void send_input(struct engine *engine, struct op *op, struct neighbour *p
     if (*copy == NULL && (*copy = block_new(engine, op->bytes)) != NULL)
         memcpy((*copy)->bytes, input_of(op), op->bytes);
     if (*copy == NULL) {
-        neighbour_hang_up(peer); // the engine is dead, and the caller's buffer must not be read later
+        transport_hang_up(peer->lanes[0]->stream); // the engine is dead, and the caller's buffer must not be read later
         return;
     }
     (*copy)->references++;
@@ -106,14 +106,14 @@ static void send_input(struct engine *engine, struct op *op, struct neighbour *p
 }
 
 static void learn_posted(struct neighbour *peer, struct op *op, struct part *part) {
-    if (part->eager) *neighbour_eager_bytes(peer) -= op->bytes;
+    if (part->eager) peer->eager_bytes -= op->bytes;
     part->eager = false;
 }
 
 static void take_part(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type, struct block *block,
                       struct block **copy) {
     struct direct *direct = op->work;
-    struct part *part = &direct->parts[neighbour_rank(from)];
+    struct part *part = &direct->parts[from->member.rank];
     learn_posted(from, op, part);
     if (part->owed) {
         part->owed = false;
@@ -139,17 +139,17 @@ static struct early *take_early(struct engine *engine, struct op *op, struct nei
 static void meet(struct engine *engine, struct op *op, struct neighbour *peer, struct block **copy) {
     const struct book_epoch *now = mover_epoch(engine);
     struct direct *direct = op->work;
-    struct part *part = &direct->parts[neighbour_rank(peer)];
+    struct part *part = &direct->parts[peer->member.rank];
     struct early *seen = take_early(engine, op, peer);
-    if (seen == NULL && *neighbour_eager_bytes(peer) + op->bytes > early_limit(now->count)) {
+    if (seen == NULL && peer->eager_bytes + op->bytes > early_limit(now->count)) {
         struct wire_op head;
         op_head(op, &head);
         part->owed = true;
-        acks_drop_implied(neighbour_op_member(peer), &op->name);
+        acks_drop_implied(&peer->member, &op->name);
         neighbour_signal(engine, peer, WIRE_POSTED, &head, NULL);
     } else {
         part->eager = seen == NULL;
-        if (part->eager) *neighbour_eager_bytes(peer) += op->bytes;
+        if (part->eager) peer->eager_bytes += op->bytes;
         send_input(engine, op, peer, copy);
     }
     if (seen == NULL) return;

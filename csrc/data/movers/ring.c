@@ -61,8 +61,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct ring *ring = op->work;
     const struct wire_op *head = &in->head;
     size_t bytes = chunk_bytes(in);
-    if (is_placed(in) && (in->length != WIRE_PLACE_BYTES || !lane_is_vouched(in->lane) || op->args.queue != NULL))
-        return false;
+    if (is_placed(in) && (in->length != WIRE_PLACE_BYTES || !in->lane->vouched || op->args.queue != NULL)) return false;
     if (in->from != mover_predecessor(engine) || bytes == 0 || bytes > PACE_PLACED_MAX || bytes % op->element != 0 ||
         bytes > ring->moving.receive_left)
         return false;
@@ -113,7 +112,7 @@ static void forward_now(struct engine *engine, struct op *op, struct wire_op *he
         chunk_frame(engine, op, head, (const uint8_t *)op->args.recv + head->offset * op->element, bytes);
     if (frame == NULL) return;
     lane_push(next, frame);
-    lane_heat(next);
+    lane_schedule(next);
 }
 
 static void forward(struct engine *engine, struct op *op, const struct incoming *in) {
@@ -124,11 +123,11 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
     head.hop++;
     head.extra = 0;
     if (ring->moving.next_ready) {
-        forward_now(engine, op, &head, chunk_bytes(in), lane_index(in->lane));
+        forward_now(engine, op, &head, chunk_bytes(in), in->lane->index);
     } else if (held == NULL) {
         engine_fail(engine);
     } else {
-        *held = (struct held){ring->held, head, chunk_bytes(in), lane_index(in->lane)};
+        *held = (struct held){ring->held, head, chunk_bytes(in), in->lane->index};
         ring->held = held;
     }
     engine_unlock(engine);
@@ -219,7 +218,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
         ring->under_way -= back;
         mover_shared(engine)->under_way -= back;
         engine_lock(engine);
-        neighbour_heat(mover_successor(engine));
+        neighbour_schedule(mover_successor(engine));
         engine_unlock(engine);
     }
     if (step != PLAN_GATHER_LAST) forward(engine, op, in);
@@ -241,8 +240,8 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     const struct book_epoch *now = mover_epoch(engine);
     (void)idle;
     struct ring *ring = op->work;
-    if (!ring->moving.next_ready || ring->inject == ring->inject_end || lane_index(lane) == 0 ||
-        lane_peer(lane) != mover_successor(engine))
+    if (!ring->moving.next_ready || ring->inject == ring->inject_end || lane->index == 0 ||
+        lane->peer != mover_successor(engine))
         return NULL;
     if (!may_inject(engine, ring)) return NULL;
     struct plan_range own = plan_shard(op->count, now->count, now->rank);

@@ -108,7 +108,7 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
     struct sharded *s = op->work;
     (void)engine, (void)block;
     if (s->targets == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return;
-    struct target *target = &s->targets[neighbour_rank(from)];
+    struct target *target = &s->targets[from->member.rank];
     uint64_t granted = type == WIRE_READY ? head->extra : head->offset;
     if (granted > target->granted) target->granted = granted;
 }
@@ -133,7 +133,7 @@ static bool begin(struct engine *engine, struct op *op) {
 // ---- inputs on their way to the owners ----
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct sharded *s = op->work;
-    uint32_t rank = neighbour_rank(lane_peer(lane));
+    uint32_t rank = lane->peer->member.rank;
     if (!idle || s->targets == NULL || rank == UINT32_MAX || !mover_may_use(engine, lane)) return NULL;
     struct target *target = &s->targets[rank];
     if (target->next >= target->blocks || target->next >= target->granted) return NULL;
@@ -192,7 +192,7 @@ static void send_result(struct engine *engine, struct op *op, uint64_t index, st
         frame->block = result;
         frame->payload = result->bytes;
         lane_push(lane, frame);
-        lane_heat(lane);
+        lane_schedule(lane);
     }
     block_put(engine, result);
     engine_unlock(engine);
@@ -240,7 +240,7 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     const struct book_epoch *now = mover_epoch(engine);
     struct sharded *s = op->work;
-    uint32_t from = neighbour_rank(in->from), shard = in->head.shard;
+    uint32_t from = in->from->member.rank, shard = in->head.shard;
     uint64_t index = in->head.offset;
     if (s->targets == NULL || from == UINT32_MAX || shard >= now->count) return false;
     if (index >= s->targets[shard].blocks) return false;
@@ -265,7 +265,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     s->moving.receive_left -= in->length;
     if (in->header.type == WIRE_RESULT)
         return store(engine, op, block_range(engine, op, in->head.shard, index), in->to);
-    inputs_of(engine, s, index)[neighbour_rank(in->from)] = in->block;
+    inputs_of(engine, s, index)[in->from->member.rank] = in->block;
     in->block = NULL;
     return ++s->slots[index % s->window].arrived < now->count - 1 || reduce_block(engine, op, index);
 }

@@ -5,7 +5,7 @@
 #include "far_end.h"
 
 #include "data/engine.h"
-#include "data/core_private.h"
+#include "data/core.h"
 #include "data/frame.h"
 
 static uint64_t held_bytes(struct engine *engine) {

@@ -3,7 +3,7 @@
 #include "engine_world.h"
 
 #include "data/engine.h"
-#include "data/core_private.h"
+#include "data/core.h"
 
 static void test_list(void) {
     check_case("a list keeps its order, whatever is taken out of it");

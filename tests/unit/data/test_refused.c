@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #include "data/engine.h"
-#include "data/core_private.h"
+#include "data/core.h"
 #include "ops/plan.h"
 #include "sim/refuse.h"
 
