@@ -127,6 +127,11 @@ pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_o
     if (content == NULL)
         return detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
     content_hash(content, INT64_MAX);
+    if (content_error(content) != NULL) {
+        pcclResult_t code = detail_fail(pcclInternalError, "the tensors cannot be read: %s", content_error(content));
+        content_free(content);
+        return code;
+    }
     *low_out = content->hash.low;
     *high_out = content->hash.high;
     content_free(content);

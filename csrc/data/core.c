@@ -18,7 +18,7 @@ void engine_fail(struct engine *engine) {
 }
 
 void engine_fail_of(struct engine *engine, const struct device_queue *queue) {
-    if (!engine->dead) snprintf(engine->why, sizeof engine->why, "%s", device_error(queue));
+    if (!engine->dead && device_has_failed(queue)) snprintf(engine->why, sizeof engine->why, "%s", device_error(queue));
     engine_fail(engine);
 }
 

@@ -76,7 +76,7 @@ void engine_wake(struct engine *engine);
 // Memory or descriptors were refused, and others would wait for ever for what is not done now: all ops and links end.
 // Lock held.
 void engine_fail(struct engine *engine);
-// The same, because the device of this queue has failed.
+// The same, and if the device of this queue has failed, its error is the reason.
 void engine_fail_of(struct engine *engine, const struct device_queue *queue);
 
 // Neither dead nor about to end. Lock held.

@@ -33,19 +33,22 @@ static void end_all(struct engine *engine) {
     book_end_all(&engine->book);
 }
 
-// Lock held. Of a device: not before what its caller had queued there is done; then a small input is at hand too.
-static bool may_begin(struct op *op) {
+// Lock held. Of a device: not before what its caller had queued there is done; then its input is saved, or, if it is
+// small, at hand.
+static bool may_begin(struct engine *engine, struct op *op) {
     struct device_queue *queue = op->args.queue;
     if (queue == NULL) return true;
     if (mover_of(op)->direct && op->input == NULL && op->bytes > 0)
         op->input = device_window(queue, op->args.send, op->bytes, &op->fence);
-    return device_passed(queue, op->fence) == DEVICE_DONE;
+    if (device_passed(queue, op->fence) != DEVICE_DONE) return false;
+    if (op->backup.bytes != NULL && !ranges_add(&op->backup.saved, 0, op->bytes)) engine_fail_of(engine, queue);
+    return true;
 }
 
 // Lock held. NULL: nothing may begin now.
 static struct op *take_posted(struct engine *engine) {
     struct op *op = engine->posted.first;
-    while (op != NULL && !may_begin(op)) op = op->next;
+    while (op != NULL && !may_begin(engine, op)) op = op->next;
     if (op == NULL) return NULL;
     op_list_remove(&engine->posted, op);
     op->phase = OP_RUNNING;

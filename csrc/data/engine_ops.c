@@ -36,7 +36,13 @@ static bool start(void *context, struct op *op) {
         op->restart = false;
         if (queue == NULL) return mover_of(op)->begin(engine, op);
     } else if (in_place && op->backup.bytes == NULL) {
-        if (!backup_begin(&engine->backups, &op->backup, queue, op->bytes)) return false;
+        if (!backup_begin(&engine->backups, &op->backup, queue, op->bytes)) {
+            engine_fail_of(engine, queue);
+            return false;
+        }
+        // All of it, and before the op begins: of a device that fails nobody knows later what it has saved.
+        if (queue != NULL && op->bytes > 0) device_copy(queue, op->backup.bytes, op->args.send, op->bytes);
+        op->fence = device_mark(queue);
     }
     op_list_append(&engine->posted, op);
     engine_wake(engine);
@@ -122,7 +128,7 @@ struct op_driver engine_driver(struct engine *engine) {
 enum call_result engine_post(struct engine *engine, const struct call_args *args, uint64_t adopted) {
     struct op *op;
     struct call_args with = *args;
-    bool opened = device_open(args->recv, engine->wake, &with.queue);
+    bool opened = device_open(device_of(args->recv), engine->wake, &with.queue);
     engine_lock(engine);
     enum call_result result = CALL_DEAD;
     if (!opened) {
@@ -149,7 +155,7 @@ static void put_back(struct op *op, struct device_queue *queue) {
 // Its device has failed. A queue that is fresh may still reach the tensors.
 static void put_back_after_failure(struct engine *engine, struct op *op) {
     struct device_queue *fresh;
-    bool opened = device_open(op->args.recv, engine->wake, &fresh);
+    bool opened = device_open(op->args.queue->device, engine->wake, &fresh);
     if (opened) put_back(op, fresh);
     if (!opened || !device_await(fresh))
         LOG(LOG_ERR, "the input of an op could not be put back: its device has failed");

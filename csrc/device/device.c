@@ -27,9 +27,3 @@ void device_fail(struct device_queue *queue, const char *why) {
     }
     pthread_mutex_unlock(&lock);
 }
-
-bool device_open(const void *tensor, int wake, struct device_queue **out) {
-    const struct device *device = device_of(tensor);
-    *out = device == NULL ? NULL : device->open(wake);
-    return device == NULL || *out != NULL;
-}

@@ -46,7 +46,7 @@ struct device {
     uint64_t (*mark)(struct device_queue *queue);
     bool (*await)(struct device_queue *queue);
     const void *(*window)(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence);
-    void (*shut)(struct device_queue *queue, const void *window);
+    void (*shut)(struct device_queue *queue, const void *place);
     void *(*landing)(struct device_queue *queue, size_t bytes);
     void (*land)(struct device_queue *queue, void *tensor, void *landing, size_t bytes);
     void (*reduce)(struct device_queue *queue, void *result, void *landing, const void *input, size_t count,
@@ -74,9 +74,13 @@ const struct device *device_of(const void *memory);
 void device_fail(struct device_queue *queue, const char *why);
 
 // ---- queues ----
-// To be called on the thread that passed the tensor, whose earlier work at the device comes first. `wake`: see
+// To be called on the thread that passed the tensors, whose earlier work at the device comes first. `wake`: see
 // base/platform; negative: nobody. False: the device refuses. *out is NULL for plain memory.
-bool device_open(const void *tensor, int wake, struct device_queue **out);
+static inline bool device_open(const struct device *device, int wake, struct device_queue **out) {
+    *out = device == NULL ? NULL : device->open(wake);
+    if (*out != NULL) (*out)->device = device;
+    return device == NULL || *out != NULL;
+}
 // Waits until nothing is under way. All windows, landings and rooms that are left are the device's again.
 static inline void device_close(struct device_queue *queue) {
     if (queue != NULL) queue->device->close(queue);
@@ -108,12 +112,12 @@ static inline const void *device_window(struct device_queue *queue, const void *
     return queue == NULL ? tensor : queue->device->window(queue, tensor, bytes, fence);
 }
 
-static inline void device_shut(struct device_queue *queue, const void *window) {
-    if (queue != NULL && window != NULL) queue->device->shut(queue, window);
+static inline void device_shut(struct device_queue *queue, const void *place) {
+    if (queue != NULL && place != NULL) queue->device->shut(queue, place);
 }
 
 // Where bytes for the tensor may be received; for plain memory it is the tensor itself. To be taken by device_land or
-// device_reduce.
+// device_reduce, or shut.
 static inline void *device_landing(struct device_queue *queue, void *tensor, size_t bytes) {
     return queue == NULL ? tensor : queue->device->landing(queue, bytes);
 }

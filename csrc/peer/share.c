@@ -104,6 +104,9 @@ static pcclResult_t hash_and_vote(struct communicator *c, int64_t deadline) {
     bool hashed = content_hash(content, deadline);
     pthread_mutex_lock(&c->lock);
     if (!hashed) return detail_fail(pcclTimedOut, "the state is still being hashed here");
+    if (content_error(content) != NULL)
+        return drop(
+            c, detail_fail(pcclInternalError, "the tensors of the state cannot be read: %s", content_error(content)));
     return vote(c);
 }
 

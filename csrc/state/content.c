@@ -6,6 +6,7 @@
 
 #include "base/platform.h"
 #include "compute/kernels.h"
+#include "device/device.h"
 #include "state/outline.h"
 
 enum {
@@ -45,6 +46,19 @@ static bool hash_mask(struct content *content, const pcclSharedState_t *state) {
     return true;
 }
 
+// False: the device refuses.
+static bool reach(struct content *content, const void *memory, struct device_queue **out) {
+    const struct device *device = device_of(memory);
+    *out = NULL;
+    if (device == NULL) return true;
+    for (size_t i = 0; i < content->queue_count; i++)
+        if (content->queues[i]->device == device) *out = content->queues[i];
+    if (*out != NULL) return true;
+    if (content->queue_count == CONTENT_DEVICES_MOST || !device_open(device, -1, out)) return false;
+    content->queues[content->queue_count++] = *out;
+    return true;
+}
+
 struct content *content_new(const pcclSharedState_t *state, const bool *read_only) {
     struct content *content = calloc(1, sizeof *content);
     if (content == NULL) return NULL;
@@ -57,8 +71,14 @@ struct content *content_new(const pcclSharedState_t *state, const bool *read_onl
     for (size_t i = 0; i < state->count; i++) {
         const pcclTensorInfo_t *info = &state->infos[i];
         if (info->allow_content_inequality) continue;
+        struct device_queue *queue;
+        if (!reach(content, info->data, &queue)) {
+            content_free(content);
+            return NULL;
+        }
         layout->entries[layout->count++] = (struct delta_entry){
             .data = info->data,
+            .queue = queue,
             .bytes = info->count * dtype_size((int)info->datatype),
             .info = i,
             .read_only = read_only != NULL && read_only[i],
@@ -79,6 +99,7 @@ void content_free(struct content *content) {
     if (content == NULL) return;
     atomic_store(&content->next, content->layout.leaf_count); // nothing is left to be begun
     join_helpers(content);
+    while (content->queue_count > 0) device_close(content->queues[--content->queue_count]);
     free(content->layout.entries);
     free(content->leaves);
     free(content);
@@ -90,7 +111,7 @@ static void hash_unit(struct content *content, uint64_t leaf, uint64_t end) {
         const struct delta_entry *entry = &content->layout.entries[delta_layout_find(&content->layout, leaf).entry];
         uint64_t first = leaf - entry->first_leaf, count = entry->leaf_count - first;
         if (count > end - leaf) count = end - leaf;
-        hash_leaves(content->leaves + leaf, entry->data, entry->bytes, first, count);
+        if (!device_hash(entry->queue, content->leaves + leaf, entry->data, entry->bytes, first, count)) return;
         leaf += count;
     }
 }
@@ -130,6 +151,12 @@ bool content_hash(struct content *content, int64_t deadline) {
     join_helpers(content);
     content->hash = content_root(&content->layout, content->leaves);
     return true;
+}
+
+const char *content_error(const struct content *content) {
+    for (size_t i = 0; i < content->queue_count; i++)
+        if (device_has_failed(content->queues[i])) return device_error(content->queues[i]);
+    return NULL;
 }
 
 struct wire_hash content_root(const struct delta_layout *layout, const uint64_t *leaves) {

@@ -17,7 +17,7 @@
 #include "net/wire_control.h"
 #include "state/delta.h"
 
-enum { CONTENT_THREADS_MOST = 64 };
+enum { CONTENT_THREADS_MOST = 64, CONTENT_DEVICES_MOST = 8 };
 
 struct content {
     struct delta_layout layout; // of the entries without the allow flag, in order
@@ -28,18 +28,22 @@ struct content {
     bool begun;
     unsigned helper_count; // that are not joined yet
     pthread_t helpers[CONTENT_THREADS_MOST];
+    struct device_queue *queues[CONTENT_DEVICES_MOST]; // one of each device that entries lie at
+    size_t queue_count;
 };
 
 // How many threads may work on a state at once.
 unsigned content_thread_limit(void);
 
 // Copies what it needs; the tensors are borrowed until content_free. The state was checked. `read_only`: by entry,
-// those that its owner does not want written; NULL: none. NULL when memory is refused.
+// those that its owner does not want written; NULL: none. NULL when memory, or a device, is refused.
 struct content *content_new(const pcclSharedState_t *state, const bool *read_only);
 void content_free(struct content *content); // waits for the helpers to put down what they have in hand
 // Hashes on from where it stands until all is done or `deadline_ns` (monotonic, INT64_MAX = never) has passed. True:
 // done.
 bool content_hash(struct content *content, int64_t deadline_ns);
+// Why the memory of the content cannot be reached; NULL: no device has failed.
+const char *content_error(const struct content *content);
 // The content hash that these leaf hashes give in this layout.
 struct wire_hash content_root(const struct delta_layout *layout, const uint64_t *leaves);
 // Whether this is the state that `content` was made of: the same memory.

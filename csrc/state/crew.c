@@ -6,6 +6,7 @@
 
 #include "base/platform.h"
 #include "compute/hash.h"
+#include "device/device.h"
 #include "device/reader.h"
 #include "state/content.h"
 
@@ -38,15 +39,25 @@ struct crew {
 
 static struct slot *slot_of(struct crew *crew, uint64_t number) { return &crew->slots[number % CREW_JOBS_MOST]; }
 
+// False: the device has failed.
+static bool bring(const struct crew_job *job, const uint8_t *bytes) {
+    uint8_t *landing = job->landing;
+    if (landing == NULL && (landing = device_landing(job->queue, job->to, job->length)) == NULL) return false;
+    if (landing != bytes) memcpy(landing, bytes, job->length);
+    device_land(job->queue, job->to, landing, job->length);
+    return device_await(job->queue);
+}
+
 void crew_do(struct crew_job *job, struct reader *reader) {
-    const uint8_t *bytes =
-        job->kind == CREW_PLACED ? reader_read(reader, job->process, job->from, job->length) : job->to;
-    if (bytes == NULL) {
+    const uint8_t *bytes = job->landing;
+    if (bytes == NULL) bytes = reader_read(reader, job->process, job->from, job->length);
+    if (bytes == NULL)
         job->result = CREW_UNREADABLE;
-        return;
-    }
-    job->result = hash_xxh3_64(bytes, job->length) == job->expected ? CREW_RIGHT : CREW_WRONG;
-    if (bytes != job->to && job->result == CREW_RIGHT) memcpy(job->to, bytes, job->length);
+    else if (hash_xxh3_64(bytes, job->length) != job->expected)
+        job->result = CREW_WRONG;
+    else
+        job->result = bring(job, bytes) ? CREW_RIGHT : CREW_UNWRITABLE;
+    if (job->result == CREW_WRONG) device_shut(job->queue, job->landing);
 }
 
 static void work(struct helper *helper) {

@@ -1,9 +1,9 @@
 // The helpers of a receiver ("pccl:leaf", as many as may hash, see content.h): each takes a leaf that a donor named or
 // sent, brings it to its place, and checks it there, so that the engine's thread only moves frames.
 //
-// A leaf that has come whole (CREW_HERE) is only checked. One that lies in the memory of another process of this host
-// (CREW_PLACED) is read from there, and brought to its place when it is right. A helper that hangs in that memory is
-// left behind (see device/reader), its leaf is unreadable.
+// A leaf that has come whole is checked where it has landed. One that lies in the memory of another process of this
+// host is read from there. What is right is brought to its place. A helper that hangs in that
+// memory is left behind (see device/reader), its leaf is unreadable.
 //
 // Used by one thread, which gives jobs and takes them back in the same order; `tell` is called from a helper, without a
 // lock, now and then, and when nothing is left to do.
@@ -16,24 +16,24 @@
 
 enum { CREW_JOBS_MOST = 64 }; // under way
 
-enum crew_kind { CREW_HERE, CREW_PLACED };
-
 enum crew_result {
     CREW_RIGHT,
     CREW_WRONG,
-    CREW_UNREADABLE
-}; // nothing is known of the leaf, but that it has to come another way
+    CREW_UNREADABLE, // nothing is known of the leaf, but that it has to come another way
+    CREW_UNWRITABLE, // its device has failed
+};
 
 struct crew_job {
-    enum crew_kind kind;
     uint64_t leaf;
     uint32_t donor;
-    uint8_t *to; // written by the helper, until the job is taken back; only with what is right
+    uint8_t *to; // its place, written by the helper until the job is taken back, and only with what is right
+    struct device_queue *queue; // of that memory
+    uint8_t *landing;           // where the leaf was received for its place (device_landing); NULL: in another process
     uint32_t length;
     uint32_t came;     // bytes over the link for it
     uint64_t expected; // hash
-    pid_t process;     // PLACED
-    uint64_t from;     // PLACED: address there
+    pid_t process;     // this one
+    uint64_t from;     // address there
     enum crew_result result;
 };
 

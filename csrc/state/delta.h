@@ -22,7 +22,8 @@ enum {
 
 // ---- layout ----
 struct delta_entry {
-    void *data; // the user's memory; never touched here
+    void *data;                 // the user's memory; never touched here
+    struct device_queue *queue; // of that memory (device/device.h)
     uint64_t bytes, first_leaf, leaf_count;
     size_t info;    // its number in the state
     bool read_only; // so its owner says

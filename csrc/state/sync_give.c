@@ -1,6 +1,5 @@
 // Giving: what other members of the round ask for is queued, and answered as their lanes take it.
 #define _GNU_SOURCE
-#include "device/memory.h"
 #include "state/sync_private.h"
 
 #include <stdlib.h>
@@ -73,7 +72,7 @@ static struct frame *answer_leaves(struct sync *sync, struct ask *ask, bool plac
     uint64_t rest = entry->first_leaf + entry->leaf_count - ask->first, bytes = entry->bytes - piece.offset;
     uint32_t count = rest < ask->count ? (uint32_t)rest : ask->count;
     if (bytes > (uint64_t)count * HASH_LEAF_BYTES) bytes = (uint64_t)count * HASH_LEAF_BYTES;
-    places = places && memory_can_be_read(leaf, bytes);
+    places = places && device_is_readable(entry->queue, leaf, bytes);
     if (!places) count = 1;
     struct wire_op head = {
         .tag = ask->round, .offset = ask->first, .sequence = ask->sequence, .extra = WIRE_SYNC_PLAIN};
@@ -96,11 +95,11 @@ static struct frame *answer(struct sync *sync, struct ask *ask) {
     return answer_leaves(sync, ask, (ask->codings & 1 << WIRE_SYNC_PLACED) != 0);
 }
 
-// Lock held. `codings`: those that may be chosen for the answer instead of plain.
+// Lock held. `codings`: those that may be chosen for the leaf that the frame brings; 0: it brings none.
 static struct frame *next_answer(struct sync *sync, struct requester *requester, uint16_t *codings) {
     while (requester->count > 0) {
         struct ask *ask = &requester->asks[requester->first];
-        *codings = ask->type == WIRE_SYNC_ASK ? ask->codings : 0;
+        *codings = ask->type == WIRE_SYNC_ASK ? ask->codings | 1 << WIRE_SYNC_PLAIN : 0;
         struct frame *frame = ask->round == sync->plan->round ? answer(sync, ask) : NULL;
         if (frame == NULL || ask->count == 0) {
             requester->first = (requester->first + 1) % ASKS_MAX;
@@ -112,27 +111,46 @@ static struct frame *next_answer(struct sync *sync, struct requester *requester,
 }
 
 // ---- packing ----
-// Makes the frame of a plain leaf shorter, if that pays on the way to this peer.
-static void pack(struct sync *sync, struct lane *lane, struct requester *requester, struct frame *frame) {
-    if (frame->length < CODING_LEAST_BYTES || frame->payload == frame->place) return;
+// The length of the leaf in `stage`, if it is worth its packing on the way to this peer; 0: it is sent as it is.
+static uint32_t pack(struct sync *sync, struct requester *requester, const uint8_t *leaf, uint32_t length,
+                     uint8_t *stage) {
+    if (length < CODING_LEAST_BYTES) return 0;
     engine_lock(sync->engine);
     double speed = neighbour_speed(requester->peer);
     engine_unlock(sync->engine);
-    if (!coding_tries(&requester->choice, speed)) return;
-    uint8_t *stage = lane_stage(lane);
-    if (stage == NULL) return;
+    if (!coding_tries(&requester->choice, speed)) return 0;
     // Not the time on the clock: one turn of another process would turn packing off for long.
     int64_t began = platform_thread_ns();
-    uint32_t packed = coding_pack(stage, frame->payload, frame->length);
-    coding_tried(&requester->choice, speed, frame->length, packed, platform_thread_ns() - began);
+    uint32_t packed = coding_pack(stage, leaf, length);
+    coding_tried(&requester->choice, speed, length, packed, platform_thread_ns() - began);
+    return coding_pays(&requester->choice, speed) ? packed : 0;
+}
+
+// ---- leaves ----
+// Makes the leaf that a frame names its payload. False: the device has failed, or memory was refused for what it has.
+static bool load(struct sync *sync, struct lane *lane, struct requester *requester, bool packs, struct frame *frame) {
     struct wire_op head;
-    if (packed == 0 || !coding_pays(&requester->choice, speed) ||
-        !wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head))
-        return;
+    if (!wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head)) return false;
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, head.offset);
+    struct device_queue *queue = sync->content->layout.entries[piece.entry].queue;
+    uint64_t fence;
+    const uint8_t *leaf = device_window(queue, frame->payload, frame->length, &fence);
+    uint8_t *stage = packs || queue != NULL ? lane_stage(lane) : NULL;
+    if (!device_await(queue) || (stage == NULL && queue != NULL)) {
+        engine_lock(sync->engine);
+        engine_fail_of(sync->engine, queue);
+        engine_unlock(sync->engine);
+        return false;
+    }
+    uint32_t packed = packs && stage != NULL ? pack(sync, requester, leaf, frame->length, stage) : 0;
+    if (packed == 0 && queue != NULL) memcpy(stage, leaf, frame->length);
+    if (packed != 0 || queue != NULL) frame->payload = stage;
+    device_shut(queue, leaf);
+    if (packed == 0) return true;
     head.extra = WIRE_SYNC_LZ4;
-    frame->payload = stage;
     frame->length = packed;
     frame_write_head(sync->engine, frame, 0, WIRE_SYNC_LEAF, &head);
+    return true;
 }
 
 struct frame *sync_next_answer(struct sync *sync, struct lane *lane) {
@@ -141,6 +159,11 @@ struct frame *sync_next_answer(struct sync *sync, struct lane *lane) {
     struct requester *requester = lane_is_for_bulk(lane) ? find_requester(sync, lane->peer) : NULL;
     struct frame *frame = requester == NULL ? NULL : next_answer(sync, requester, &codings);
     engine_unlock(sync->engine);
-    if (frame != NULL && sync->packs && (codings & 1 << WIRE_SYNC_LZ4) != 0) pack(sync, lane, requester, frame);
-    return frame;
+    if (frame == NULL || codings == 0 || frame->payload == frame->place) return frame;
+    bool packs = sync->packs && (codings & 1 << WIRE_SYNC_LZ4) != 0;
+    if (load(sync, lane, requester, packs, frame)) return frame;
+    engine_lock(sync->engine);
+    frame_free(sync->engine, frame);
+    engine_unlock(sync->engine);
+    return NULL;
 }

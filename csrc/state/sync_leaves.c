@@ -26,31 +26,39 @@ static bool are_together(const struct sync *sync, size_t index, const struct wir
     return head->shard > 0 && head->shard <= entry->first_leaf + entry->leaf_count - head->offset;
 }
 
+// Where the leaf may be received. NULL: its device has failed, the engine is dead. Lock held.
+static uint8_t *land_leaf(struct sync *sync, uint64_t leaf) {
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
+    const struct delta_entry *entry = &sync->content->layout.entries[piece.entry];
+    uint8_t *landing = device_landing(entry->queue, (uint8_t *)entry->data + piece.offset, piece.length);
+    if (landing == NULL) engine_fail_of(sync->engine, entry->queue);
+    return landing;
+}
+
 bool sync_place_leaf(struct sync *sync, struct incoming *in) {
     const struct wire_op *head = &in->head;
     if (!sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_LEAVES) return true;
     if (sync_donor_of(sync, in->from) == sync->donor_count) return true;
     if (head->offset >= sync->content->layout.leaf_count) return false;
     struct delta_piece piece = delta_layout_find(&sync->content->layout, head->offset);
-    uint8_t *to;
     switch (head->extra) {
     case WIRE_SYNC_PLAIN:
         if (in->length != piece.length) return false;
-        to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset;
+        if (!take_over(sync, in, head->offset)) return true;
+        in->to = land_leaf(sync, head->offset);
         break;
     case WIRE_SYNC_LZ4:
         if (!sync->packs || in->length == 0 || in->length >= piece.length) return false;
-        to = lane_scratch(in->lane);
+        if (!take_over(sync, in, head->offset)) return true;
+        in->to = lane_scratch(in->lane);
         break;
     case WIRE_SYNC_PLACED:
         if (in->length != WIRE_PLACE_BYTES || !are_together(sync, piece.entry, head)) return false;
-        to = in->place;
+        in->to = in->place;
         break;
     default: return false;
     }
-    if (to == NULL) return false;
-    if (head->extra != WIRE_SYNC_PLACED && !take_over(sync, in, head->offset)) return true;
-    in->to = to;
+    if (in->to == NULL) return false;
     in->service = true;
     sync->report.wrote = true;
     return true;
@@ -99,6 +107,12 @@ static void take_result(struct sync *sync, const struct crew_job *job) {
         delta_lost(sync->delta, job->leaf);
         doubt(sync, job->donor);
         break;
+    case CREW_UNWRITABLE:
+        delta_lost(sync->delta, job->leaf);
+        engine_lock(sync->engine);
+        engine_fail_of(sync->engine, job->queue);
+        engine_unlock(sync->engine);
+        break;
     }
 }
 
@@ -140,11 +154,12 @@ static void do_job(struct sync *sync, struct lane *lane, struct crew_job *job) {
 
 static struct crew_job job_of(const struct sync *sync, uint64_t leaf, uint32_t donor) {
     struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
+    const struct delta_entry *entry = &sync->content->layout.entries[piece.entry];
     return (struct crew_job){
-        .kind = CREW_HERE,
         .leaf = leaf,
         .donor = donor,
-        .to = (uint8_t *)sync->content->layout.entries[piece.entry].data + piece.offset,
+        .to = (uint8_t *)entry->data + piece.offset,
+        .queue = entry->queue,
         .length = piece.length,
         .expected = sync->theirs[leaf],
     };
@@ -157,7 +172,6 @@ static void take_placed(struct sync *sync, const struct incoming *in, uint32_t d
         // What was on its way from a donor that cannot be read was asked again elsewhere.
         if (sync->phase != PHASE_LEAVES || sync->donors[donor].unreadable) return;
         struct crew_job job = job_of(sync, in->head.offset + i, donor);
-        job.kind = CREW_PLACED;
         job.process = in->lane->vouched ? sync->donors[donor].process : 0; // 0: it is sent, then
         job.from = from;
         job.came = (uint32_t)came;
@@ -166,6 +180,18 @@ static void take_placed(struct sync *sync, const struct incoming *in, uint32_t d
         came = 0;
         do_job(sync, in->lane, &job);
     }
+}
+
+// False: it is not a leaf, or its device has failed, and the job is done.
+static bool unpack(struct sync *sync, const struct incoming *in, struct crew_job *job) {
+    engine_lock(sync->engine);
+    job->landing = land_leaf(sync, job->leaf);
+    engine_unlock(sync->engine);
+    job->result = job->landing == NULL ? CREW_UNWRITABLE : CREW_WRONG;
+    if (job->landing == NULL) return false;
+    if (coding_unpack(job->landing, job->length, in->to, (uint32_t)in->length)) return true;
+    device_shut(job->queue, job->landing);
+    return false;
 }
 
 bool sync_take_leaf(struct sync *sync, struct incoming *in) {
@@ -178,12 +204,12 @@ bool sync_take_leaf(struct sync *sync, struct incoming *in) {
     }
     struct crew_job job = job_of(sync, in->head.offset, donor);
     job.came = (uint32_t)in->length;
-    if (in->head.extra == WIRE_SYNC_LZ4 && !coding_unpack(job.to, job.length, in->to, (uint32_t)in->length)) {
-        job.result = CREW_WRONG;
-        take_result(sync, &job);
-        go_on(sync, &job);
+    job.landing = in->to;
+    if (in->head.extra != WIRE_SYNC_LZ4 || unpack(sync, in, &job)) {
+        do_job(sync, in->lane, &job);
         return true;
     }
-    do_job(sync, in->lane, &job);
+    take_result(sync, &job);
+    go_on(sync, &job);
     return true;
 }

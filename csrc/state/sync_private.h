@@ -11,6 +11,7 @@
 #include "data/link.h"
 #include "data/same_host.h"
 #include "data/service.h"
+#include "device/device.h"
 #include "state/coding.h"
 #include "state/crew.h"
 #include "state/sync.h"

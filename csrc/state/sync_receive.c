@@ -1,6 +1,5 @@
 // Receiving: the winner's leaf hashes from one donor, then the leaves that differ from all of them.
 #define _GNU_SOURCE
-#include "device/memory.h"
 #include "state/sync_private.h"
 
 #include <stdlib.h>
@@ -117,7 +116,8 @@ static const struct delta_entry *find_read_only(const struct sync *sync) {
         const struct delta_entry *entry = &layout->entries[i];
         uint64_t leaf = entry->first_leaf, end = leaf + entry->leaf_count;
         while (leaf < end && !delta_wants(sync->delta, leaf)) leaf++;
-        if (leaf < end && (entry->read_only || !memory_can_be_written(entry->data, entry->bytes))) return entry;
+        if (leaf < end && (entry->read_only || !device_is_writable(entry->queue, entry->data, entry->bytes)))
+            return entry;
     }
     return NULL;
 }

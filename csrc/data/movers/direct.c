@@ -94,7 +94,7 @@ static void send_input(struct engine *engine, struct op *op, struct neighbour *p
     frame->payload = input_of(op);
     if (neighbour_send(peer, frame)) return;
     // What the kernel did not take now is sent when the caller may have his buffer back.
-    if (*copy == NULL && (*copy = block_new(engine, op->bytes)) != NULL)
+    if (*copy == NULL && (*copy = block_new(engine, op->bytes)) != NULL && op->bytes > 0)
         memcpy((*copy)->bytes, input_of(op), op->bytes);
     if (*copy == NULL) {
         transport_hang_up(peer->lanes[0]->stream); // the engine is dead, and the caller's buffer must not be read later

@@ -25,7 +25,6 @@ static void tell(void *context) {
 
 static struct crew_job job_of(uint64_t leaf) {
     return (struct crew_job){
-        .kind = CREW_PLACED,
         .leaf = leaf,
         .donor = (uint32_t)(leaf % 7),
         .to = mine + leaf * LEAF,
@@ -57,7 +56,7 @@ static void test_work(void) {
         struct crew_job job = job_of(0);
         if (rows[i].here) {
             memcpy(mine, theirs, LEAF);
-            job.kind = CREW_HERE;
+            job.landing = mine;
             job.process = 0;
         }
         if (rows[i].flipped) job.expected ^= 1;

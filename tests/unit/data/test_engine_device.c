@@ -1,0 +1,195 @@
+// Ops whose tensors only a device can touch (tests/fakes/device.c): in every way, redone after losses, and when the
+// device fails at one thing after another. A member whose device fails ends with the device's words and its input as it
+// was, and the others hear of a loss.
+#include <stdio.h>
+
+#include "../../fakes/device.h"
+#include "engine_world.h"
+#include "ops/plan.h"
+
+enum { PEERS = 3, VICTIM = 1 };
+
+static const struct way {
+    const char *name;
+    uint64_t count;
+    bool in_place, quantised, broadcast, retry, same_host;
+} ways[] = {
+    {.name = "nothing", .count = 0},
+    {.name = "direct", .count = 1000},
+    {.name = "direct, in place", .count = 1000, .in_place = true},
+    {.name = "ring", .count = 400001},
+    {.name = "ring, in place", .count = 400001, .in_place = true},
+    {.name = "ring, in place, next to memory that is read", .count = 400001, .in_place = true, .same_host = true},
+    {.name = "sharded", .count = 400001, .quantised = true},
+    {.name = "sharded, in place", .count = 400001, .in_place = true, .quantised = true},
+    {.name = "broadcast", .count = 400001, .broadcast = true},
+    {.name = "broadcast, in place", .count = 400001, .in_place = true, .broadcast = true},
+    {.name = "segments", .count = 3000001, .retry = true},
+    {.name = "segments, in place", .count = 3000001, .in_place = true, .retry = true},
+};
+
+struct trial {
+    const struct way *way;
+    struct world *world;
+    float *send[PEERS], *recv[PEERS];
+};
+
+// Exact in every way of adding and of quantising.
+static float value_of(uint32_t peer) { return (float)(1u << peer); }
+
+static float *tensor_of(const struct trial *t, uint32_t side, float value) {
+    bool plain = t->way->same_host && side != VICTIM;
+    float *tensor = plain ? malloc(t->way->count * sizeof(float) + 1) : fake_device_new(t->way->count * sizeof(float));
+    REQUIRE(tensor != NULL);
+    float *bytes = fake_device_bytes(tensor);
+    for (uint64_t k = 0; k < t->way->count; k++) bytes[k] = value;
+    return tensor;
+}
+
+static void tensor_free(const struct trial *t, uint32_t side, float *tensor) {
+    if (t->way->same_host && side != VICTIM)
+        free(tensor);
+    else
+        fake_device_free(tensor);
+}
+
+static bool holds(const struct trial *t, const float *tensor, float value) {
+    const float *bytes = fake_device_bytes(tensor);
+    for (uint64_t k = 0; k < t->way->count; k++)
+        if (bytes[k] != value) return false;
+    return true;
+}
+
+static struct trial trial_new(const struct way *way) {
+    struct trial t = {.way = way};
+    same_host = way->same_host;
+    t.world = world_new(PEERS, 2);
+    for (uint32_t i = 0; i < PEERS; i++) {
+        t.send[i] = tensor_of(&t, i, value_of(i));
+        t.recv[i] = way->in_place ? t.send[i] : tensor_of(&t, i, -1);
+    }
+    return t;
+}
+
+static void trial_free(struct trial *t) {
+    world_free(t->world);
+    for (uint32_t i = 0; i < PEERS; i++) {
+        if (!t->way->in_place) tensor_free(t, i, t->recv[i]);
+        tensor_free(t, i, t->send[i]);
+    }
+    same_host = false;
+}
+
+static enum call_result post(struct trial *t, uint32_t side) {
+    const struct way *way = t->way;
+    struct call_args args = reduce_of(t->send[side], t->recv[side], 5, way->count, way->broadcast ? 0 : pcclSum,
+                                      way->quantised ? CODEC_MINMAX_UINT8 : CODEC_RAW);
+    if (way->broadcast) {
+        args.root = t->world->sides[0].id;
+        args.fingerprint.kind = PLAN_BROADCAST;
+        args.fingerprint.root = plan_root(&args.root);
+    }
+    args.retry = way->retry;
+    return engine_post(t->world->sides[side].engine, &args, t->world->epoch);
+}
+
+static enum call_result take(struct trial *t, uint32_t side, struct call_outcome *outcome) {
+    engine_wait(t->world->sides[side].engine, 5, platform_now_ns() + 60 * SECOND_NS, outcome);
+    return outcome->result;
+}
+
+// The root of a broadcast has the result in its input.
+static bool has_result(const struct trial *t, uint32_t side) {
+    if (t->way->broadcast) return holds(t, side == 0 ? t->send[0] : t->recv[side], value_of(0));
+    return holds(t, t->recv[side], value_of(0) + value_of(1) + value_of(2));
+}
+
+static void test_result(const struct way *way) {
+    check_case("%s", way->name);
+    struct trial t = trial_new(way);
+    struct call_outcome outcome;
+    for (uint32_t i = 0; i < PEERS; i++) CHECK_EQ(post(&t, i), CALL_OK);
+    for (uint32_t i = 0; i < PEERS; i++) {
+        CHECK_EQ(take(&t, i, &outcome), CALL_OK);
+        CHECK(has_result(&t, i));
+        if (!way->in_place) CHECK(holds(&t, t.send[i], value_of(i)));
+    }
+    trial_free(&t);
+}
+
+// A fresh epoch without a loss while the op is under way: it is done again, and nobody sees it.
+static void test_redo(const struct way *way, unsigned wait_us) {
+    check_case("%s, redone after %u us", way->name, wait_us);
+    struct trial t = trial_new(way);
+    struct call_outcome outcome;
+    for (uint32_t i = 0; i < PEERS - 1; i++) CHECK_EQ(post(&t, i), CALL_OK);
+    usleep(wait_us);
+    new_epoch(t.world, false);
+    CHECK_EQ(post(&t, PEERS - 1), CALL_OK);
+    for (uint32_t i = 0; i < PEERS; i++) {
+        CHECK_EQ(take(&t, i, &outcome), CALL_OK);
+        CHECK(has_result(&t, i));
+    }
+    trial_free(&t);
+}
+
+static bool wait_failed(struct world *world, uint32_t side) {
+    for (int i = 0; i < 20000; i++) {
+        pthread_mutex_lock(&world->lock);
+        bool failed = world->sides[side].failed > 0;
+        pthread_mutex_unlock(&world->lock);
+        if (failed) return true;
+        usleep(1000);
+    }
+    return false;
+}
+
+// False: the device was not asked for so much.
+static bool test_failure(const struct way *way, uint32_t at) {
+    check_case("%s, failure %u", way->name, at);
+    struct trial t = trial_new(way);
+    struct call_outcome outcome;
+    const char *words = "fake device: it was told to fail";
+    for (uint32_t i = 0; i < PEERS; i++)
+        if (i != VICTIM) CHECK_EQ(post(&t, i), CALL_OK);
+    fake_device_fail(at, 1);
+    enum call_result posted = post(&t, VICTIM);
+    bool refused = posted != CALL_OK; // a device that opens no queue
+    if (!refused) take(&t, VICTIM, &outcome);
+    uint32_t asked = fake_device_fail(0, 0);
+    bool failed = refused || outcome.result != CALL_OK;
+    CHECK(failed == (asked >= at));
+    if (!failed) CHECK(has_result(&t, VICTIM));
+    if (failed) {
+        CHECK_EQ(refused ? posted : outcome.result, refused ? CALL_NO_MEMORY : CALL_DEAD);
+        if (!refused) CHECK_STR(outcome.text, words);
+        CHECK(wait_failed(t.world, VICTIM));
+        if (!refused) CHECK_STR(t.world->sides[VICTIM].why, words);
+        if (!way->retry) CHECK(holds(&t, t.send[VICTIM], value_of(VICTIM)));
+        kill_side(t.world, VICTIM);
+        new_epoch(t.world, true);
+    }
+    for (uint32_t i = 0; i < PEERS; i++) {
+        if (i == VICTIM) continue;
+        enum call_result result = take(&t, i, &outcome);
+        CHECK(result == CALL_OK || (failed && result == CALL_LOST));
+        if (result == CALL_OK && !way->retry) CHECK(has_result(&t, i));
+        if (result == CALL_LOST) CHECK(holds(&t, t.send[i], value_of(i)));
+    }
+    trial_free(&t);
+    return failed;
+}
+
+int main(void) {
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        const struct way *way = &ways[i];
+        test_result(way);
+        if (way->count > 0) test_redo(way, 0);
+        if (way->count > 0) test_redo(way, 2000);
+        // Only the victim's tensors lie at the device, so that it is the one that fails.
+        struct way alone = *way;
+        alone.same_host = true;
+        for (uint32_t at = 1; test_failure(&alone, at);) at += 1 + at / 3;
+    }
+    return check_status();
+}
