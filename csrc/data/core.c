@@ -23,14 +23,15 @@ void engine_fail_of(struct engine *engine, const struct device_queue *queue) {
 }
 
 bool engine_awaits(const struct engine *engine, const struct op_member *member) {
-    const struct pending_epoch *pending = engine->pending;
-    for (uint32_t i = 0; pending != NULL && i < pending->ops.count; i++)
-        if (pending->ops.members[i] == member) return true;
+    const struct epoch *pending = engine->pending;
+    for (uint32_t i = 0; pending != NULL && i < pending->ring.count; i++)
+        if (wire_id_equal(&pending->ring.members[i].id, &member->id)) return true;
     return false;
 }
 
 struct wire_header engine_header(const struct engine *engine) {
-    return (struct wire_header){.run = engine->run, .generation = engine->generation, .epoch = engine->book.now.epoch};
+    const struct epoch *now = engine->book.now;
+    return (struct wire_header){.run = now->run, .generation = now->generation, .epoch = now->group_epoch};
 }
 
 void engine_tell(struct engine *engine) {

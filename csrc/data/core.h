@@ -19,12 +19,6 @@ struct pool;
 struct same_host;
 struct service;
 
-struct pending_epoch {
-    uint64_t run, generation;
-    struct book_epoch ops;
-    bool ready;
-};
-
 struct engine {
     pthread_mutex_t lock;
     struct wire_id self;
@@ -34,8 +28,8 @@ struct engine {
     int epoll, wake;
     bool wake_pending;
 
-    uint64_t run, generation;
-    struct pending_epoch *pending; // newest first; the thread enters it
+    const struct epoch *pending; // the newest, for the thread to enter; NULL: it is in force
+    bool pending_ready;          // and its links are there
     bool killing;
     bool failed;                  // and `failed` is to be called
     char why[DEVICE_ERROR_BYTES]; // a device has failed; "": memory or descriptors were refused
@@ -94,7 +88,6 @@ struct op_driver engine_driver(struct engine *engine); // engine_ops.c
 // ---- engine_epochs.c, thread ----
 // Enters the pending epoch and makes the report of it; or memory was refused, and the engine is dead. Lock held.
 void engine_enter_pending(struct engine *engine);
-void pending_free(struct pending_epoch *pending); // NULL is allowed
 // No lane has a frame of a large op any more, none is running. Lock held.
 void engine_drop_ops(struct engine *engine);
 

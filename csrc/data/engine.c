@@ -214,7 +214,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     engine->self = *self;
     engine->callbacks = *callbacks;
     struct op_driver driver = engine_driver(engine);
-    book_init(&engine->book, self, &driver, mover_work_bytes());
+    book_init(&engine->book, &driver, mover_work_bytes());
     pthread_mutex_init(&engine->lock, NULL);
     platform_cond_init(&engine->no_waiters);
     platform_cond_init(&engine->drained);
@@ -246,7 +246,7 @@ void engine_kill(struct engine *engine) {
 void engine_drain(struct engine *engine, int64_t deadline_ns) {
     engine_lock(engine);
     book_settle(&engine->book);
-    while (engine->book.kept.count > 0 && engine->book.now.count > 1 && !engine->dead && !engine->stopping)
+    while (engine->book.kept.count > 0 && engine->book.now->ring.count > 1 && !engine->dead && !engine->stopping)
         if (!platform_cond_wait(&engine->drained, &engine->lock, deadline_ns)) break;
     engine_unlock(engine);
 }
@@ -294,7 +294,7 @@ void engine_free(struct engine *engine) {
     same_host_free(engine->same_host);
     wire_buffer_fini(&engine->for_master);
     pool_free(engine->pool);
-    pending_free(engine->pending);
+    epoch_put(engine->pending);
     if (engine->shared != NULL) free(engine->shared->wide);
     if (engine->shared != NULL) free(engine->shared->wide_input);
     free(engine->shared);

@@ -37,7 +37,7 @@ void mover_signal(struct engine *engine, struct op *op, struct neighbour *from, 
 }
 
 bool mover_begin(struct engine *engine, struct op *op) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct moving *moving = op->work;
     *moving = (struct moving){0};
     if (!mover_of(op)->begin(engine, op)) return false;
@@ -83,19 +83,21 @@ void mover_check(struct engine *engine, struct op *op) {
 // ---- what a mover asks ----
 struct mover_shared *mover_shared(struct engine *engine) { return engine->shared; }
 
-const struct book_epoch *mover_epoch(const struct engine *engine) { return &engine->book.now; }
+const struct epoch *mover_epoch(const struct engine *engine) { return engine->book.now; }
+
+const struct epoch_ring *mover_ring(const struct engine *engine) { return &engine->book.now->ring; }
 
 struct neighbour *mover_peer(const struct engine *engine, uint32_t rank) {
-    return neighbour_of(engine->book.now.members[rank]);
+    return neighbour_of(engine->book.members[rank]);
 }
 
 struct neighbour *mover_successor(const struct engine *engine) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     return mover_peer(engine, (now->rank + 1) % now->count);
 }
 
 struct neighbour *mover_predecessor(const struct engine *engine) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     return mover_peer(engine, (now->rank + now->count - 1) % now->count);
 }
 

@@ -68,7 +68,8 @@ struct mover_shared {
 };
 
 struct mover_shared *mover_shared(struct engine *engine);
-const struct book_epoch *mover_epoch(const struct engine *engine);
+const struct epoch *mover_epoch(const struct engine *engine);
+const struct epoch_ring *mover_ring(const struct engine *engine); // of it
 // The member of this rank; NULL: the own one. Lock held, or thread.
 struct neighbour *mover_peer(const struct engine *engine, uint32_t rank);
 // In the ring order. Lock held, or thread.

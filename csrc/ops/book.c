@@ -10,8 +10,8 @@
 enum { EXTRA_MAX = 3 * WIRE_MAX_LIVE_OPS / 4 };
 
 // ---- life ----
-void book_init(struct book *book, const struct wire_id *self, const struct op_driver *driver, size_t work_bytes) {
-    *book = (struct book){.self = *self, .driver = *driver, .work_bytes = work_bytes};
+void book_init(struct book *book, const struct op_driver *driver, size_t work_bytes) {
+    *book = (struct book){.driver = *driver, .work_bytes = work_bytes, .now = epoch_get(epoch_none())};
 }
 
 void book_fini(struct book *book) {
@@ -30,8 +30,8 @@ void book_fini(struct book *book) {
         book->unused = op->chain;
         free(op);
     }
-    free(book->now.members);
-    op_members_put(book->members);
+    free(book->members);
+    epoch_put(book->now);
 }
 
 static void fail(struct book *book) { book->driver.failed(book->driver.context); }
@@ -46,7 +46,7 @@ struct op *book_find(const struct book *book, uint64_t tag) {
 struct op *book_find_running(const struct book *book, const struct wire_op *head) {
     for (struct op *op = book->table[tag_slot(head->tag)]; op != NULL; op = op->chain)
         if (op_has_begun(op) && !op->frozen && op->args.tag == head->tag && op->name.sequence == head->sequence &&
-            op->name.segment == head->segment && op->name.epoch == book->now.epoch)
+            op->name.segment == head->segment && op->name.epoch == book->now->group_epoch)
             return op;
     return NULL;
 }
@@ -75,8 +75,8 @@ void book_free_op(struct book *book, struct op *op, bool restore) {
     struct op **at = &book->table[tag_slot(op->args.tag)];
     while (*at != op) at = &(*at)->chain;
     *at = op->chain;
-    op_members_put(op->members);
-    op->members = NULL;
+    epoch_put(op->epoch);
+    op->epoch = NULL;
     op->chain = book->unused;
     book->unused = op;
 }
@@ -120,7 +120,7 @@ void book_end(struct book *book, struct op *op, enum call_result result) {
 
 void book_end_lost(struct book *book, struct op *op) {
     uint64_t epoch = op->args.retry ? 0 : book_first_loss(book, op->adopted);
-    op->outcome.epoch = epoch != 0 ? epoch : book->now.epoch;
+    op->outcome.epoch = epoch != 0 ? epoch : book->now->group_epoch;
     book_end(book, op, CALL_LOST);
 }
 
@@ -146,9 +146,9 @@ uint64_t book_first_loss(const struct book *book, uint64_t adopted) {
 }
 
 static bool name(struct book *book, struct op *op) {
-    bool named = op->whole != NULL ? segments_name(op, book->now.epoch, &book->counters)
+    bool named = op->whole != NULL ? segments_name(op, book->now->group_epoch, &book->counters)
                                    : tag_counter_take(&book->counters, op->args.tag, &op->name.sequence);
-    op->name.epoch = book->now.epoch;
+    op->name.epoch = book->now->group_epoch;
     op->name.tag = op->args.tag;
     if (book->counters.full && !book->roll_asked) {
         book->roll_asked = true;
@@ -178,23 +178,20 @@ static void begin(struct book *book, struct op *op) {
         book_refuse(book, op);
         return;
     }
-    op->contributors = book->now.count;
-    if (op->args.tell && op->members != book->members) {
-        op_members_put(op->members);
-        op->members = book->members;
-        op->members->references++;
-    }
+    const struct epoch *now = book->now;
+    epoch_put(op->epoch);
+    op->epoch = epoch_get(now);
+    op->contributors = now->ring.count;
     op->accused = op->mismatched = false;
-    op->path = plan_path_of(&op->args.fingerprint, op->bytes, book->now.count, book->now.latency_us,
-                            book->now.megabytes_per_s);
-    if (book->now.count < 2) {
+    op->path = plan_path_of(&op->args.fingerprint, op->bytes, now->ring.count, now->latency_us, now->megabytes_per_s);
+    if (now->ring.count < 2) {
         book_end_lost(book, op); // alone: only a loss leads here
         return;
     }
     compare_early(book, op);
     bool small = op->path == PLAN_SMALL;
     op->phase = small && op->args.queue == NULL ? OP_RUNNING : OP_QUEUED;
-    if ((small && (op->kept = kept_new(book->now.count)) == NULL) || !book->driver.start(book->driver.context, op))
+    if ((small && (op->kept = kept_new(now->ring.count)) == NULL) || !book->driver.start(book->driver.context, op))
         book_refuse(book, op);
 }
 
@@ -302,7 +299,8 @@ void book_remove_segments(struct book *book, struct op *whole, bool restore) {
 bool book_signal(struct book *book, struct op_member *from, uint16_t type, const struct wire_op *head,
                  struct block *block, size_t bytes) {
     const struct op_driver *driver = &book->driver;
-    struct wire_op_name before = {book->now.epoch, head->tag, head->sequence - 1, 0}; // small ops are never divided
+    struct wire_op_name before = {book->now->group_epoch, head->tag, head->sequence - 1,
+                                  0}; // small ops are never divided
     if (head->sequence > 1) kept_acked(&book->kept, from, &before, driver);
     struct op *op = book_find_running(book, head);
     if (op != NULL && !wire_fingerprint_equal(&op->args.fingerprint, &head->fingerprint)) {
@@ -310,7 +308,7 @@ bool book_signal(struct book *book, struct op_member *from, uint16_t type, const
     } else if (op == NULL || op->phase == OP_QUEUED) {
         struct early early = {.from = from, .type = type, .head = *head, .block = block, .bytes = bytes};
         enum early_result result =
-            op == NULL && type == WIRE_GRANT ? EARLY_OK : early_add(&book->early, &early, book->now.count);
+            op == NULL && type == WIRE_GRANT ? EARLY_OK : early_add(&book->early, &early, book->now->ring.count);
         if (result == EARLY_OK) return true;
         if (result == EARLY_NO_MEMORY) fail(book);
         if (block != NULL) driver->put(driver->context, block);
@@ -332,8 +330,8 @@ void book_acked(struct book *book, struct op_member *from, const struct wire_op_
 }
 
 void book_settle(struct book *book) {
-    for (uint32_t i = 0; i < book->now.count && book->ready; i++)
-        if (book->now.members[i] != NULL) acks_send(book->now.members[i], true, &book->driver);
+    for (uint32_t i = 0; i < book->now->ring.count && book->ready; i++)
+        if (book->members[i] != NULL) acks_send(book->members[i], true, &book->driver);
 }
 
 void book_forget(struct book *book, const struct op_member *member) { kept_forget(&book->kept, member, &book->driver); }
@@ -347,12 +345,12 @@ struct early *book_early(struct book *book, const struct op *op, const struct op
 
 static void keep(struct book *book, struct kept *kept, const struct op *op, struct block *result) {
     kept->result = result;
-    kept_add(&book->kept, kept, &op->name, book->now.members, book->now.count);
+    kept_add(&book->kept, kept, &op->name, book->members, book->now->ring.count);
 }
 
 static void acknowledge(struct book *book, const struct op *op, bool now) {
-    for (uint32_t i = 0; i < book->now.count; i++) {
-        struct op_member *member = book->now.members[i];
+    for (uint32_t i = 0; i < book->now->ring.count; i++) {
+        struct op_member *member = book->members[i];
         if (member == NULL) continue;
         acks_add(member, &op->name, op->bytes, &book->driver);
         if (now) acks_send(member, false, &book->driver);
@@ -380,7 +378,7 @@ void book_supplied(struct book *book, const struct wire_op_name *name, struct bl
     struct op *op = book_find(book, name->tag);
     bool wanted = op != NULL && op->frozen && op->phase != OP_ENDED && op->path == PLAN_SMALL &&
                   wire_op_name_equal(&op->name, name);
-    struct kept *kept = wanted ? kept_new(book->now.count) : NULL;
+    struct kept *kept = wanted ? kept_new(book->now->ring.count) : NULL;
     if (wanted && kept == NULL) fail(book);
     if (kept == NULL || !driver->fill(driver->context, op, result)) {
         free(kept);

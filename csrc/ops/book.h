@@ -21,20 +21,11 @@
 
 enum { BOOK_LOSSES_MAX = WIRE_MAX_MEMBERS };
 
-// The own group in one group epoch.
-struct book_epoch {
-    uint64_t epoch;
-    uint32_t latency_us, megabytes_per_s; // for ops/plan; not 0
-    uint32_t rank, count;
-    struct op_member **members; // by rank, NULL at the own rank; becomes the book's
-};
-
 struct book {
     struct op_driver driver;
-    struct wire_id self;
     size_t work_bytes;                // of the driver, behind each op
-    struct book_epoch now;            // in force
-    struct op_members *members;       // of it; NULL before the first
+    const struct epoch *now;          // in force; epoch_none() before the first
+    struct op_member **members;       // of it, by rank, NULL at the own rank; owned
     bool ready;                       // its links are there, and no newer one is known
     uint64_t losses[BOOK_LOSSES_MAX]; // group epochs in which members were lost, in order
     uint32_t loss_count;
@@ -51,7 +42,7 @@ struct book {
     struct mismatches mismatches;
 };
 
-void book_init(struct book *book, const struct wire_id *self, const struct op_driver *driver, size_t work_bytes);
+void book_init(struct book *book, const struct op_driver *driver, size_t work_bytes);
 // All ops have ended. Forgets them, and with that puts back the inputs of those that nobody took.
 void book_fini(struct book *book);
 
@@ -97,7 +88,7 @@ void book_refuse(struct book *book, struct op *op);
 void book_note_loss(struct book *book, uint64_t epoch); // members were lost in it
 // Enters an epoch. `report`, where each op stood, is the caller's to free. False: memory was refused, and the epoch is
 // not in force.
-bool book_enter(struct book *book, const struct book_epoch *epoch, struct wire_report *report);
+bool book_enter(struct book *book, const struct epoch *epoch, struct wire_report *report);
 void book_links_ready(struct book *book); // of the epoch in force, and no newer one is known
 void book_verdict(struct book *book, const struct wire_verdict *verdict);
 

@@ -69,35 +69,36 @@ static bool build_report(struct book *book, struct wire_report *report) {
     return true;
 }
 
-static struct op_members *members_new(const struct book *book, const struct book_epoch *epoch) {
-    struct op_members *members = malloc(sizeof *members + epoch->count * sizeof members->ids[0]);
-    if (members == NULL) return NULL;
-    members->references = 1;
-    members->count = epoch->count;
-    for (uint32_t i = 0; i < epoch->count; i++)
-        members->ids[i] = epoch->members[i] == NULL ? book->self : epoch->members[i]->id;
+static struct op_member **find_members(struct book *book, const struct epoch_ring *ring) {
+    const struct op_driver *driver = &book->driver;
+    struct op_member **members = calloc(ring->count, sizeof(struct op_member *));
+    for (uint32_t i = 0; members != NULL && i < ring->count; i++) {
+        if (i == ring->rank || (members[i] = driver->member(driver->context, &ring->members[i].id)) != NULL) continue;
+        free(members);
+        return NULL;
+    }
     return members;
 }
 
-bool book_enter(struct book *book, const struct book_epoch *epoch, struct wire_report *report) {
+bool book_enter(struct book *book, const struct epoch *epoch, struct wire_report *report) {
     book->ready = false;
     book_for_each(book, freeze);
     begin_wholes(book);
     early_clear(&book->early, &book->driver);
     tag_counters_clear(&book->counters);
     book->roll_asked = false;
-    struct op_members *members = members_new(book, epoch);
+    struct op_member **members = find_members(book, &epoch->ring);
     if (members == NULL || !build_report(book, report)) {
-        op_members_put(members);
+        free(members);
         return false;
     }
-    for (uint32_t i = 0; i < book->now.count; i++)
-        if (book->now.members[i] != NULL) book->now.members[i]->rank = UINT32_MAX;
-    for (uint32_t i = 0; i < epoch->count; i++)
-        if (epoch->members[i] != NULL) epoch->members[i]->rank = i;
-    free(book->now.members);
-    op_members_put(book->members);
-    book->now = *epoch;
+    for (uint32_t i = 0; i < book->now->ring.count; i++)
+        if (book->members[i] != NULL) book->members[i]->rank = UINT32_MAX;
+    for (uint32_t i = 0; i < epoch->ring.count; i++)
+        if (members[i] != NULL) members[i]->rank = i;
+    free(book->members);
+    epoch_put(book->now);
+    book->now = epoch_get(epoch);
     book->members = members;
     book_for_each(book, end_if_lost);
     return true;
@@ -175,8 +176,9 @@ static void on_abort(struct book *book, struct op *op) {
 }
 
 static void on_supplier(struct book *book, const struct wire_verdict *verdict) {
-    bool own = wire_id_equal(&verdict->supplier, &book->self);
-    if (!kept_appoint(&book->kept, verdict, own, book->ready, book->now.members, book->now.count, &book->driver))
+    const struct epoch_ring *ring = &book->now->ring;
+    bool own = ring->count > 0 && wire_id_equal(&verdict->supplier, &ring->members[ring->rank].id);
+    if (!kept_appoint(&book->kept, verdict, own, book->ready, book->members, ring->count, &book->driver))
         book->driver.failed(book->driver.context);
 }
 

@@ -30,6 +30,8 @@ struct op;
 // block. Where nothing else is said, it must not call the book.
 struct op_driver {
     void *context; // first argument of each
+    // The other member of this id, who is in the epoch that is entered. NULL: memory was refused.
+    struct op_member *(*member)(void *context, const struct wire_id *id);
     // Moves the op from now on; if `op->restart`, its input has to be put back first. May complete it at once. False:
     // memory was refused.
     bool (*start)(void *context, struct op *op);

@@ -35,13 +35,22 @@ struct epoch *epoch_new(const struct wire_epoch *told, const struct epoch_ring *
     return epoch;
 }
 
-struct epoch *epoch_get(struct epoch *epoch) {
-    if (epoch != NULL) atomic_fetch_add_explicit(&epoch->references, 1, memory_order_relaxed);
+const struct epoch *epoch_none(void) {
+    static struct epoch none = {.references = 1};
+    return &none;
+}
+
+// Those who hold it may not change it, but for the count.
+static struct epoch *counted(const struct epoch *epoch) { return (struct epoch *)(uintptr_t)epoch; }
+
+const struct epoch *epoch_get(const struct epoch *epoch) {
+    if (epoch != NULL) atomic_fetch_add_explicit(&counted(epoch)->references, 1, memory_order_relaxed);
     return epoch;
 }
 
-void epoch_put(struct epoch *epoch) {
-    if (epoch != NULL && atomic_fetch_sub_explicit(&epoch->references, 1, memory_order_acq_rel) == 1) free(epoch);
+void epoch_put(const struct epoch *epoch) {
+    if (epoch != NULL && atomic_fetch_sub_explicit(&counted(epoch)->references, 1, memory_order_acq_rel) == 1)
+        free(counted(epoch));
 }
 
 uint32_t epoch_lanes(const struct epoch *epoch, uint32_t place) {

@@ -1,5 +1,6 @@
 // One epoch as a member of it knows it: who is in it, this member's place, and the figures that the cost model needs.
-// Immutable and counted: whoever holds a reference reads it without a lock, on any thread.
+// Immutable and counted: the member's mind makes it, the engine, the book and the ops hold it, and whoever has a
+// reference reads it without a lock, on any thread.
 #ifndef PCCL_OPS_EPOCH_H
 #define PCCL_OPS_EPOCH_H
 
@@ -33,9 +34,11 @@ bool epoch_find_ring(const struct wire_epoch *told, const struct wire_id *self, 
 // was refused.
 struct epoch *epoch_new(const struct wire_epoch *told, const struct epoch_ring *ring, const struct wire_header *header,
                         bool lost);
+// What is in force before the first epoch: nobody is in it, and its numbers are 0. To be held as any other.
+const struct epoch *epoch_none(void);
 // One more reference; NULL is allowed, here and in epoch_put.
-struct epoch *epoch_get(struct epoch *epoch);
-void epoch_put(struct epoch *epoch);
+const struct epoch *epoch_get(const struct epoch *epoch);
+void epoch_put(const struct epoch *epoch);
 // How many lanes a pair of this member and the one at `place` of the ring uses: the smaller of both pool sizes.
 uint32_t epoch_lanes(const struct epoch *epoch, uint32_t place);
 

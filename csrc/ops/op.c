@@ -1,7 +1,5 @@
 #include "ops/op.h"
 
-#include <stdlib.h>
-
 void op_list_append(struct op_list *list, struct op *op) {
     *(list->first == NULL ? &list->first : &list->last->next) = op;
     op->next = NULL;
@@ -27,8 +25,4 @@ void op_head(const struct op *op, struct wire_op *out) {
                             .fingerprint = op->args.fingerprint,
                             .segment = op->name.segment,
                             .sequence = op->name.sequence};
-}
-
-void op_members_put(struct op_members *members) {
-    if (members != NULL && --members->references == 0) free(members);
 }

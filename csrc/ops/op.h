@@ -4,6 +4,7 @@
 #define PCCL_OPS_OP_H
 
 #include "ops/call.h"
+#include "ops/epoch.h"
 #include "ops/plan.h"
 #include "ops/ranges.h"
 
@@ -16,12 +17,6 @@ enum op_phase {
     OP_ENDED,    // outcome is set; only the caller touches it
 };
 
-// The members of a group epoch, counted: a piece of what an outcome tells.
-struct op_members {
-    uint32_t references, count;
-    struct wire_id ids[];
-};
-
 // The untouched input of an in-place op, saved range by range before it is overwritten (data/backup). All 0: there is
 // none, and nothing is saved.
 struct backup {
@@ -32,14 +27,14 @@ struct backup {
 };
 
 struct op {
-    struct op *chain;           // in the table by tag, or the list of unused ones
-    struct op *next;            // in a list
-    struct call_args args;      // of a segment: its own part of the buffers, and the fingerprint of the whole
-    size_t element;             // bytes
-    uint64_t count, bytes;      // of this op, or segment
-    struct op *whole;           // that this is a segment of, or NULL: a call
-    struct segments *segments;  // of a divided op, or NULL
-    struct op_members *members; // when it was begun, if they are to be told
+    struct op *chain;          // in the table by tag, or the list of unused ones
+    struct op *next;           // in a list
+    struct call_args args;     // of a segment: its own part of the buffers, and the fingerprint of the whole
+    size_t element;            // bytes
+    uint64_t count, bytes;     // of this op, or segment
+    struct op *whole;          // that this is a segment of, or NULL: a call
+    struct segments *segments; // of a divided op, or NULL
+    const struct epoch *epoch; // in which it was begun; NULL: never yet
     enum plan_path path;
     enum op_phase phase;
     bool frozen;     // begun in an older epoch, no verdict yet
@@ -79,6 +74,5 @@ static inline bool op_has_begun(const struct op *op) {
 }
 
 void op_head(const struct op *op, struct wire_op *out);
-void op_members_put(struct op_members *members); // NULL is allowed
 
 #endif

@@ -1,12 +1,11 @@
 #include "ops/segments.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 // ---- life ----
 bool segments_new(struct op *whole) {
     uint32_t count = plan_segments(whole->count, whole->element);
-    whole->segments = calloc(1, sizeof *whole->segments + count * sizeof(struct op_members *));
+    whole->segments = calloc(1, sizeof *whole->segments + count * sizeof(const struct epoch *));
     if (whole->segments == NULL) return false;
     whole->segments->count = count;
     whole->segments->mode = WIRE_MODE_SEGMENTS;
@@ -16,7 +15,7 @@ bool segments_new(struct op *whole) {
 
 void segments_free(struct op *whole) {
     struct segments *s = whole->segments;
-    for (uint32_t i = 0; i < s->count; i++) op_members_put(s->members[i]);
+    for (uint32_t i = 0; i < s->count; i++) epoch_put(s->epochs[i]);
     free(s);
     whole->segments = NULL;
 }
@@ -77,8 +76,7 @@ bool segments_ended(struct op *op) {
         whole->outcome.epoch = op->name.epoch;
         whole->contributors = op->contributors;
     }
-    s->members[op->name.segment] = op->members;
-    op->members = NULL;
+    s->epochs[op->name.segment] = epoch_get(op->epoch);
     return true;
 }
 
@@ -118,38 +116,41 @@ void segments_begin_whole(struct op *whole) {
 }
 
 // ---- who is in which range ----
-static const struct op_members *members_of(const struct op *op, uint32_t segment) {
-    if (op->segments != NULL) return op->segments->members[segment];
-    return op->outcome.result == CALL_OK ? op->members : NULL;
+static const struct epoch_ring *members_of(const struct op *op, uint32_t segment) {
+    static const struct epoch_ring nobody;
+    const struct epoch *epoch = op->outcome.result == CALL_OK ? op->epoch : NULL;
+    if (op->segments != NULL) epoch = op->segments->epochs[segment];
+    return epoch == NULL ? &nobody : &epoch->ring;
 }
 
-static bool same_members(const struct op_members *a, const struct op_members *b) {
-    if (a == NULL || b == NULL) return a == b;
-    return a->count == b->count && memcmp(a->ids, b->ids, a->count * sizeof a->ids[0]) == 0;
+// Whether other members are in this segment than in the one before.
+static bool begins_range(const struct op *op, uint32_t segment) {
+    if (segment == 0) return true;
+    const struct epoch_ring *before = members_of(op, segment - 1), *members = members_of(op, segment);
+    bool same = before->count == members->count;
+    for (uint32_t i = 0; same && before != members && i < members->count; i++)
+        same = wire_id_equal(&before->members[i].id, &members->members[i].id);
+    return !same;
 }
 
 struct call_contributors *segments_contributors(const struct op *op) {
     uint32_t segments = op->segments == NULL ? 1 : op->segments->count, ranges = 0;
     size_t ids = 0;
     for (uint32_t i = 0; i < segments; i++) {
-        const struct op_members *members = members_of(op, i);
-        if (i > 0 && same_members(members_of(op, i - 1), members)) continue;
+        if (!begins_range(op, i)) continue;
         ranges++;
-        ids += members == NULL ? 0 : members->count;
+        ids += members_of(op, i)->count;
     }
     struct call_contributors *out = malloc(sizeof *out + ranges * sizeof out->ranges[0] + ids * sizeof(struct wire_id));
     if (out == NULL) return NULL;
     out->count = 0;
     struct wire_id *next = (struct wire_id *)(void *)(out->ranges + ranges);
     for (uint32_t i = 0; i < segments; i++) {
-        const struct op_members *members = members_of(op, i);
         struct plan_range range = op->segments == NULL ? (struct plan_range){0, op->count} : range_of(op, i);
-        if (i == 0 || !same_members(members_of(op, i - 1), members)) {
-            struct call_range *added = &out->ranges[out->count++];
-            *added =
-                (struct call_range){.begin = range.begin, .count = members == NULL ? 0 : members->count, .ids = next};
-            if (members != NULL) memcpy(next, members->ids, members->count * sizeof *next);
-            next += added->count;
+        if (begins_range(op, i)) {
+            const struct epoch_ring *members = members_of(op, i);
+            out->ranges[out->count++] = (struct call_range){.begin = range.begin, .count = members->count, .ids = next};
+            for (uint32_t k = 0; k < members->count; k++) *next++ = members->members[k].id;
         }
         out->ranges[out->count - 1].end = range.end;
     }

@@ -22,7 +22,7 @@ struct segments {
     uint32_t sequence;    // in it
     enum call_result failure;
     struct op *ops[PLAN_SEGMENTS_AHEAD]; // live, or failed and to be put back; NULL: free place
-    struct op_members *members[];        // by segment; NULL: not committed
+    const struct epoch *epochs[];        // in which they were committed, by segment; NULL: not yet
 };
 
 bool segments_new(struct op *whole); // divides it; false: memory was refused

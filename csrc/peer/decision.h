@@ -49,7 +49,7 @@ struct member_action {
     uint32_t index, duration_ms;
     bool anew;
     uint64_t group_epoch;
-    struct epoch *epoch;
+    const struct epoch *epoch;
     const struct wire_verdict *verdict;
     const struct wire_sync_plan *plan;
     const struct wire_sync_end *end;

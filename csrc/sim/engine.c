@@ -8,6 +8,14 @@
 
 static struct engine_model *engine_of(struct pccl_sim *s, int slot) { return s->processes[slot].engine; }
 
+static struct neighbour *find(struct engine_model *e, const struct wire_id *id) {
+    struct neighbour *n = e->neighbours;
+    while (n != NULL && !wire_id_equal(&n->member.id, id)) n = n->next;
+    return n;
+}
+
+static struct op_member *member(void *context, const struct wire_id *id) { return &find(context, id)->member; }
+
 static void failed(void *context) {
     struct engine_model *e = context;
     e->sim->processes[e->slot].out.failed = true; // the communicator dies of it
@@ -18,7 +26,7 @@ static bool is_dead(const struct op *op) {
 }
 
 static void judge_loss(struct engine_model *e, const struct op *op) {
-    bool lost = op->args.retry && e->now.count < 2;
+    bool lost = op->args.retry && e->book.now->ring.count < 2;
     for (uint32_t i = 0; i < e->book.loss_count && !op->args.retry; i++) lost |= e->book.losses[i] > op->adopted;
     if (!lost && !e->sim->processes[e->slot].tainted)
         sim_fail(e->sim, "progress", "peer %d loses op (%llu, %llu, %u) although nobody was lost since it was posted",
@@ -51,7 +59,7 @@ static void acknowledge(void *context, struct op_member *to, const struct wire_o
                         bool ask) {
     struct engine_model *e = context;
     do {
-        struct frame frame = {.type = WIRE_ACK, .run = e->run, .epoch = e->now.epoch};
+        struct frame frame = {.type = WIRE_ACK, .run = e->book.now->run, .epoch = e->book.now->group_epoch};
         while (count > 0 && frame.name_count < ACKS_MOST) {
             frame.names[frame.name_count++] = *names++;
             count--;
@@ -64,8 +72,8 @@ static void acknowledge(void *context, struct op_member *to, const struct wire_o
 static void supply(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result) {
     struct engine_model *e = context;
     struct frame frame = {.type = WIRE_SUPPLY,
-                          .run = e->run,
-                          .epoch = e->now.epoch,
+                          .run = e->book.now->run,
+                          .epoch = e->book.now->group_epoch,
                           .tag = name->tag,
                           .sequence = name->sequence,
                           .offset = name->epoch,
@@ -121,20 +129,18 @@ static void judge_contributors(struct engine_model *e, const struct call *call, 
 
 void engine_model_begin(struct pccl_sim *s, int slot) {
     struct engine_model *e = engine_of(s, slot);
-    struct wire_id self = sim_id(s, slot);
-    struct op_driver driver = {e,           mover_start, mover_signal, mover_release, mover_fill, ended, forget,
-                               acknowledge, supply,      settled,      accuse,        roll,       put,   failed};
+    struct op_driver driver = {e,           member, mover_start, mover_signal, mover_release, mover_fill, ended, forget,
+                               acknowledge, supply, settled,     accuse,       roll,          put,        failed};
     e->sim = s;
     e->slot = slot;
-    e->now.slots[0] = (uint8_t)slot;
-    book_init(&e->book, &self, &driver, mover_work_bytes);
+    book_init(&e->book, &driver, mover_work_bytes);
 }
 
 void engine_model_end(struct engine_model *e) {
     if (e->sim == NULL) return;
     book_end_all(&e->book);
     book_fini(&e->book);
-    free(e->next_members);
+    epoch_put(e->pending);
     while (e->neighbours != NULL) {
         struct neighbour *n = e->neighbours;
         e->neighbours = n->next;
@@ -145,23 +151,21 @@ void engine_model_end(struct engine_model *e) {
 
 // ---- neighbours ----
 
-static struct op_member *neighbour(struct engine_model *e, const struct wire_id *id) {
-    for (struct neighbour *n = e->neighbours; n != NULL; n = n->next)
-        if (wire_id_equal(&n->member.id, id)) {
-            n->dropped = false;
-            return &n->member;
-        }
-    struct neighbour *n = refuse_never(sizeof *n);
-    *n = (struct neighbour){.member = {.id = *id, .rank = UINT32_MAX}, .next = e->neighbours};
-    n->slot = sim_slot(id, &n->life);
-    if (n->slot < 0) n->slot = 0; // of a changed frame
-    e->neighbours = n;
-    return &n->member;
+static void know(struct engine_model *e, const struct wire_id *id) {
+    struct neighbour *n = find(e, id);
+    if (n == NULL) {
+        n = refuse_never(sizeof *n);
+        *n = (struct neighbour){.member = {.id = *id, .rank = UINT32_MAX}, .next = e->neighbours};
+        n->slot = sim_slot(id, &n->life);
+        if (n->slot < 0) n->slot = 0; // of a changed frame
+        e->neighbours = n;
+    }
+    n->dropped = false;
 }
 
 static bool is_pending(const struct engine_model *e, const struct op_member *member) {
-    for (uint32_t i = 0; e->pending.set && i < e->pending.count; i++)
-        if (e->next_members[i] == member) return true;
+    for (uint32_t i = 0; e->pending != NULL && i < e->pending->ring.count; i++)
+        if (wire_id_equal(&e->pending->ring.members[i].id, &member->id)) return true;
     return false;
 }
 
@@ -246,37 +250,24 @@ void engine_model_missed_loss(struct pccl_sim *s, int slot, uint64_t group_epoch
 void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct engine_model *e = engine_of(s, slot);
     const struct epoch *epoch = action->epoch;
-    e->pending = (struct ring){.set = true,
-                               .lost = epoch->lost || (e->pending.set && e->pending.lost),
-                               .run = epoch->run,
-                               .generation = epoch->generation,
-                               .epoch = epoch->group_epoch,
-                               .latency_us = epoch->latency_us,
-                               .megabytes_per_s = epoch->megabytes_per_s,
-                               .count = epoch->ring.count,
-                               .rank = epoch->ring.rank};
-    if (e->pending.count > SLOTS) {
-        sim_fail(s, "agreement", "peer %d is told of %u members", slot + 1, e->pending.count);
+    if (epoch->ring.count > SLOTS) {
+        sim_fail(s, "agreement", "peer %d is told of %u members", slot + 1, epoch->ring.count);
         return;
     }
-    free(e->next_members);
-    e->next_members = refuse_never(SLOTS * sizeof(struct op_member *));
-    for (uint32_t i = 0; i < e->pending.count; i++) {
-        const struct wire_id *id = &epoch->ring.members[i].id;
-        int other = sim_slot(id, &e->pending.lives[i]);
-        e->pending.slots[i] = (uint8_t)(other < 0 ? 0 : other);
-        e->next_members[i] = i == e->pending.rank ? NULL : neighbour(e, id);
-    }
-    judge_ring(s, slot, &e->pending);
-    e->book.ready = false;
+    for (uint32_t i = 0; i < epoch->ring.count; i++)
+        if (i != epoch->ring.rank) know(e, &epoch->ring.members[i].id);
+    epoch_put(e->pending);
+    e->pending = epoch_get(epoch);
+    e->pending_ready = e->book.ready = false;
+    judge_ring(s, slot, epoch);
     if (epoch->lost) book_note_loss(&e->book, epoch->group_epoch);
     mover_wake(e);
 }
 
 void engine_model_ready(struct pccl_sim *s, int slot, uint64_t group_epoch) {
     struct engine_model *e = engine_of(s, slot);
-    if (e->pending.set && e->pending.epoch == group_epoch) e->pending.ready = true;
-    if (!e->pending.set && e->now.epoch == group_epoch) book_links_ready(&e->book);
+    if (e->pending != NULL && e->pending->group_epoch == group_epoch) e->pending_ready = true;
+    if (e->pending == NULL && e->book.now->group_epoch == group_epoch) book_links_ready(&e->book);
 }
 
 static void send_report(struct engine_model *e, const struct wire_report *report) {
@@ -288,27 +279,19 @@ static void send_report(struct engine_model *e, const struct wire_report *report
 // False: memory was refused.
 static bool enter(struct engine_model *e) {
     struct pccl_sim *s = e->sim;
-    struct ring ring = e->pending;
-    struct book_epoch epoch = {ring.epoch,
-                               ring.latency_us == 0 ? 1 : ring.latency_us,
-                               ring.megabytes_per_s == 0 ? 1 : ring.megabytes_per_s,
-                               ring.rank,
-                               ring.count,
-                               e->next_members};
+    const struct epoch *epoch = e->pending;
     struct wire_report report;
     e->posted.first = NULL;
     for (struct neighbour *n = e->neighbours; n != NULL; n = n->next) n->eager_bytes = 0;
-    if (!book_enter(&e->book, &epoch, &report)) {
+    if (!book_enter(&e->book, epoch, &report)) {
         failed(e);
         return false;
     }
-    e->next_members = NULL;
-    e->run = ring.run;
-    e->now = ring;
-    e->pending.set = false;
+    epoch_put(e->pending);
+    e->pending = NULL;
     s->counts[COUNT_EPOCHS]++;
-    SIM_TRACE(s, "peer %d: enters group epoch %llu with %u members%s", e->slot + 1, (unsigned long long)ring.epoch,
-              ring.count, ring.lost ? ", some lost" : "");
+    SIM_TRACE(s, "peer %d: enters group epoch %llu with %u members%s", e->slot + 1,
+              (unsigned long long)epoch->group_epoch, epoch->ring.count, epoch->lost ? ", some lost" : "");
     send_report(e, &report);
     free(report.ops);
     free_dropped(e);
@@ -318,14 +301,14 @@ static bool enter(struct engine_model *e) {
 bool engine_model_obey(struct pccl_sim *s, int slot) {
     struct engine_model *e = engine_of(s, slot);
     e->woken = false;
-    bool entered = e->pending.set && enter(e);
+    bool entered = e->pending != NULL && enter(e);
     mover_obey(e);
     return entered;
 }
 
 void engine_model_go_on(struct pccl_sim *s, int slot) {
     struct engine_model *e = engine_of(s, slot);
-    if (e->now.ready) book_links_ready(&e->book);
+    if (e->pending_ready) book_links_ready(&e->book);
 }
 
 void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdict *verdict) {
@@ -342,10 +325,11 @@ void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdic
 
 void engine_model_frame(struct pccl_sim *s, int slot, int from, const struct frame *frame) {
     struct engine_model *e = engine_of(s, slot);
+    const struct epoch *now = e->book.now;
     struct op_member *member = NULL;
-    for (uint32_t rank = 0; rank < e->now.count; rank++)
-        if (e->now.slots[rank] == from && rank != e->now.rank) member = mover_member(e, rank);
-    if (frame->epoch != e->now.epoch || frame->run != e->run || member == NULL) return;
+    for (uint32_t rank = 0; rank < now->ring.count; rank++)
+        if (rank != now->ring.rank && mover_slot(e->book.members[rank]) == from) member = e->book.members[rank];
+    if (frame->epoch != now->group_epoch || frame->run != now->run || member == NULL) return;
     uint32_t bytes = frame->type == WIRE_SMALL || frame->type == WIRE_SUPPLY ? (uint32_t)frame->fingerprint.count : 0;
     struct block *block = NULL;
     if (frame->type == WIRE_SMALL || frame->type == WIRE_SUPPLY)

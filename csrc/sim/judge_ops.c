@@ -26,25 +26,29 @@ static bool instance_tainted(const struct pccl_sim *s, const struct instance *in
     return false;
 }
 
-void judge_ring(struct pccl_sim *s, int slot, const struct ring *ring) {
+void judge_ring(struct pccl_sim *s, int slot, const struct epoch *epoch) {
     const struct process *p = &s->processes[slot];
     struct wire_header header = member_header(p->mind);
-    uint64_t hash = sim_mix(ring->latency_us) + sim_mix(ring->megabytes_per_s + 1);
-    for (uint32_t i = 0; i < ring->count; i++) hash = sim_mix(hash + ring->slots[i] + ((uint64_t)ring->lives[i] << 8));
+    uint64_t hash = sim_mix(epoch->latency_us) + sim_mix(epoch->megabytes_per_s + 1);
+    for (uint32_t i = 0; i < epoch->ring.count; i++) {
+        uint32_t life;
+        int other = sim_slot(&epoch->ring.members[i].id, &life);
+        hash = sim_mix(hash + (uint64_t)(int64_t)other + ((uint64_t)life << 8));
+    }
     if (p->tainted) return;
     for (uint32_t i = 0; i < RINGS_MOST; i++) {
         const struct ring_record *record = &s->ops->rings[i];
-        if (record->run != header.run || record->generation != header.generation || record->epoch != ring->epoch ||
-            record->group != p->group || record->hash == hash)
+        if (record->run != header.run || record->generation != header.generation ||
+            record->epoch != epoch->group_epoch || record->group != p->group || record->hash == hash)
             continue;
         sim_fail(s, "agreement",
                  "peer %d enters group epoch %llu of group %u with other members, another order or other figures than "
                  "another peer",
-                 slot + 1, (unsigned long long)ring->epoch, p->group);
+                 slot + 1, (unsigned long long)epoch->group_epoch, p->group);
         return;
     }
     s->ops->rings[s->ops->ring_count++ % RINGS_MOST] =
-        (struct ring_record){header.run, header.generation, ring->epoch, hash, p->group};
+        (struct ring_record){header.run, header.generation, epoch->group_epoch, hash, p->group};
 }
 
 static uint32_t *chain_of(struct pccl_sim *s, uint64_t run, uint32_t group, const struct wire_op_name *name) {
@@ -77,29 +81,31 @@ static uint64_t visible(const struct process *p) {
 
 static struct instance *instance_new(struct pccl_sim *s, int slot, const struct judged_op *op) {
     const struct process *p = &s->processes[slot];
-    uint32_t *chain = chain_of(s, op->ring->run, p->group, &op->name), id = s->ops->count++;
+    uint32_t *chain = chain_of(s, op->epoch->run, p->group, &op->name), id = s->ops->count++;
     struct instance *instance = &s->ops->instances[id % INSTANCES_MOST];
     *instance = (struct instance){.name = op->name,
-                                  .run = op->ring->run,
-                                  .generation = op->ring->generation,
+                                  .run = op->epoch->run,
+                                  .generation = op->epoch->generation,
                                   .view = visible(p),
                                   .group = p->group,
                                   .id = id,
                                   .next = *chain,
                                   .small = op->small};
     *chain = id + 1;
-    for (uint32_t rank = 0; rank < op->ring->count; rank++) {
-        instance->members |= 1U << op->ring->slots[rank];
-        instance->lives[op->ring->slots[rank]] = op->ring->lives[rank];
+    instance->members = sim_slots(&op->epoch->ring);
+    for (uint32_t rank = 0; rank < op->epoch->ring.count; rank++) {
+        uint32_t life;
+        int other = sim_slot(&op->epoch->ring.members[rank].id, &life);
+        if (other >= 0) instance->lives[other] = life;
     }
     return instance;
 }
 
 void judge_begins(struct pccl_sim *s, int slot, const struct judged_op *op) {
     const struct process *p = &s->processes[slot];
-    struct instance *instance = find(s, op->ring->run, op->ring->generation, p->group, &op->name);
+    struct instance *instance = find(s, op->epoch->run, op->epoch->generation, p->group, &op->name);
     // A number that only those have entered who are gone is given again by the next master.
-    if (instance == NULL || instance->generation != op->ring->generation) instance = instance_new(s, slot, op);
+    if (instance == NULL || instance->generation != op->epoch->generation) instance = instance_new(s, slot, op);
     instance->inputs[slot] = op->input;
     instance->calls[slot] = op->calls;
     bool again = (instance->began >> slot & 1) != 0;
@@ -123,13 +129,13 @@ void judge_begins(struct pccl_sim *s, int slot, const struct judged_op *op) {
 }
 
 void judge_complete(struct pccl_sim *s, int slot, const struct judged_op *op) {
-    struct instance *instance = find(s, op->ring->run, op->ring->generation, s->processes[slot].group, &op->name);
+    struct instance *instance = find(s, op->epoch->run, op->epoch->generation, s->processes[slot].group, &op->name);
     if (instance != NULL) instance->done |= 1U << slot;
 }
 
 void judge_reduced(struct pccl_sim *s, int slot, const struct judged_op *op) {
     const struct process *p = &s->processes[slot];
-    const struct instance *instance = find(s, op->ring->run, op->ring->generation, p->group, &op->name);
+    const struct instance *instance = find(s, op->epoch->run, op->epoch->generation, p->group, &op->name);
     if (instance == NULL || instance_tainted(s, instance)) return;
     uint64_t value = 0;
     for (int other = 0; other < (int)s->peers; other++)
@@ -158,7 +164,7 @@ void judge_ended(struct pccl_sim *s, int slot, const struct judged_op *op) {
     static const char *const names[] = {"none", "success", "a loss", "a mismatch"};
     const struct process *p = &s->processes[slot];
     if (op->name.epoch == 0) return; // never begun
-    struct instance *instance = find(s, op->ring->run, op->ring->generation, p->group, &op->name);
+    struct instance *instance = find(s, op->epoch->run, op->epoch->generation, p->group, &op->name);
     if (instance == NULL || (instance->began >> slot & 1) == 0 || instance_tainted(s, instance)) return;
     uint8_t mine = (uint8_t)op->outcome;
     instance->outcomes[slot] = mine;
@@ -204,7 +210,7 @@ void judge_commit(struct pccl_sim *s, uint64_t run, uint64_t generation, uint32_
 void judge_verdict(struct pccl_sim *s, int slot, const struct judged_op *op, const struct wire_verdict *verdict) {
     static const char *const kinds[] = {"none", "COMMIT", "ABORT", "REDO", "MISMATCH"};
     const struct process *p = &s->processes[slot];
-    struct instance *instance = find(s, op->ring->run, op->ring->generation, p->group, &op->name);
+    struct instance *instance = find(s, op->epoch->run, op->epoch->generation, p->group, &op->name);
     if (instance == NULL || instance_tainted(s, instance)) return;
     uint64_t generation = member_header(p->mind).generation;
     // A small op that is to be supplied is lost after all when everybody who has it is. Who had not begun a mismatched

@@ -2,7 +2,7 @@
 #ifndef PCCL_SIM_JUDGE_OPS_H
 #define PCCL_SIM_JUDGE_OPS_H
 
-#include "sim/ring.h"
+#include "sim/world.h"
 
 enum { INSTANCES_MOST = 1 << 12, INSTANCE_SLOTS = 1 << 10, RINGS_MOST = 256 };
 
@@ -11,7 +11,7 @@ enum outcome { OUTCOME_NONE, OUTCOME_OK, OUTCOME_LOST, OUTCOME_MISMATCH };
 // An op at one peer, as the judge is shown it.
 struct judged_op {
     struct wire_op_name name;
-    const struct ring *ring; // in which it was begun
+    const struct epoch *epoch; // in force
     bool small;
     uint32_t calls; // with this tag in this phase of the program
     uint64_t input;
@@ -56,7 +56,7 @@ struct judged_ops {
 void judge_ops_begin(struct pccl_sim *s);
 // Generations from this one on are given again, since nobody is left who may have heard of them.
 void judge_ops_forget(struct pccl_sim *s, uint64_t run, uint64_t first);
-void judge_ring(struct pccl_sim *s, int slot, const struct ring *ring); // is entered
+void judge_ring(struct pccl_sim *s, int slot, const struct epoch *epoch); // is entered
 void judge_begins(struct pccl_sim *s, int slot, const struct judged_op *op);
 void judge_reduced(struct pccl_sim *s, int slot, const struct judged_op *op);  // its result is here
 void judge_complete(struct pccl_sim *s, int slot, const struct judged_op *op); // and nobody needs it for theirs

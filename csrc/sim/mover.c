@@ -34,18 +34,23 @@ uint32_t mover_members(const struct op *op) { return ((const struct moving *)op-
 
 static struct neighbour *neighbour_of(struct op_member *member) { return (struct neighbour *)(void *)member; }
 
-static uint32_t bit(const struct op_member *member) {
-    return 1U << ((const struct neighbour *)(const void *)member)->slot;
+int mover_slot(const struct op_member *member) { return ((const struct neighbour *)(const void *)member)->slot; }
+
+static uint32_t bit(const struct op_member *member) { return 1U << mover_slot(member); }
+
+static const struct epoch_ring *ring_of(const struct engine_model *e) { return &e->book.now->ring; }
+
+// As many places behind this member in the ring.
+static struct op_member *behind(struct engine_model *e, uint32_t places) {
+    return e->book.members[(ring_of(e)->rank + places) % ring_of(e)->count];
 }
 
-struct op_member *mover_member(struct engine_model *e, uint32_t rank) {
-    return e->book.now.members[rank % e->now.count];
-}
-static struct op_member *successor(struct engine_model *e) { return mover_member(e, e->now.rank + 1); }
-static struct op_member *predecessor(struct engine_model *e) { return mover_member(e, e->now.rank + e->now.count - 1); }
+static struct op_member *successor(struct engine_model *e) { return behind(e, 1); }
+static struct op_member *predecessor(struct engine_model *e) { return behind(e, ring_of(e)->count - 1); }
 
 struct wire_header mover_header(const struct engine_model *e) {
-    return (struct wire_header){.run = e->run, .generation = e->now.generation, .epoch = e->now.epoch};
+    const struct epoch *now = e->book.now;
+    return (struct wire_header){.run = now->run, .generation = now->generation, .epoch = now->group_epoch};
 }
 
 struct block *mover_block(uint32_t bytes, uint64_t value, uint32_t contributors) {
@@ -60,8 +65,8 @@ void mover_block_put(struct block *block) {
 
 static struct frame frame_of(const struct engine_model *e, const struct op *op, uint16_t type) {
     return (struct frame){.type = type,
-                          .run = e->run,
-                          .epoch = e->now.epoch,
+                          .run = e->book.now->run,
+                          .epoch = e->book.now->group_epoch,
                           .tag = op->name.tag,
                           .sequence = op->name.sequence,
                           .segment = op->name.segment,
@@ -89,7 +94,7 @@ struct judged_op mover_shown(const struct engine_model *e, const struct op *op) 
     const struct moving *m = op->work;
     enum call_result result = op->outcome.result;
     return (struct judged_op){.name = op->name,
-                              .ring = &e->now,
+                              .epoch = e->book.now,
                               .small = op->path == PLAN_SMALL,
                               .calls = e->calls[op->args.tag].calls,
                               .input = input_of(e, op),
@@ -143,7 +148,7 @@ static void meet(struct engine_model *e, struct op *op, struct op_member *other)
     struct early *posted = book_early(&e->book, op, other, WIRE_POSTED);
     struct early *input = book_early(&e->book, op, other, WIRE_SMALL);
     bool seen = posted != NULL || input != NULL;
-    if (!seen && neighbour_of(other)->eager_bytes + op->bytes > early_limit(e->now.count)) {
+    if (!seen && neighbour_of(other)->eager_bytes + op->bytes > early_limit(ring_of(e)->count)) {
         struct frame frame = frame_of(e, op, WIRE_POSTED);
         m->owed |= bit(other);
         acks_drop_implied(other, &op->name);
@@ -164,9 +169,9 @@ static void begin_small(struct engine_model *e, struct op *op) {
     struct moving *m = op->work;
     m->value = m->input;
     m->contributors = 1U << e->slot;
-    m->missing = e->now.count - 1;
+    m->missing = ring_of(e)->count - 1;
     m->arrived = m->owed = m->eager = 0;
-    for (uint32_t step = 1; step < e->now.count; step++) meet(e, op, mover_member(e, e->now.rank + step));
+    for (uint32_t step = 1; step < ring_of(e)->count; step++) meet(e, op, behind(e, step));
     complete_small(e, op);
 }
 
@@ -216,7 +221,7 @@ static void next_is_ready(struct engine_model *e, struct op *op) {
 
 static void begin_large(struct engine_model *e, struct op *op) {
     struct moving *m = op->work;
-    uint32_t n = e->now.count, rank = e->now.rank;
+    uint32_t n = ring_of(e)->count, rank = ring_of(e)->rank;
     m->next_ready = false;
     m->held_count = m->to_receive = m->to_send = m->shards = m->results = 0;
     for (uint32_t shard = 0; shard < n; shard++) {
@@ -261,7 +266,7 @@ void mover_chunk(struct engine_model *e, int from, const struct frame *frame) {
     if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->args.fingerprint, &frame->fingerprint))
         return;
     struct moving *m = op->work;
-    enum plan_step step = plan_ring_step(e->now.count, e->now.rank, frame->shard, frame->hop);
+    enum plan_step step = plan_ring_step(ring_of(e)->count, ring_of(e)->rank, frame->shard, frame->hop);
     if (neighbour_of(predecessor(e))->slot != from || step == PLAN_INVALID || op->path == PLAN_SMALL ||
         m->to_receive == 0) {
         sim_fail(e->sim, "no mixing", "peer %d got a chunk of shard %u at hop %u from %d that it does not expect",
@@ -298,8 +303,8 @@ static void take_up_input(struct engine_model *e, struct op *op) {
     if (op->restart) m->dirty = false;
     op->restart = false;
     m->input = m->dirty ? 1 : input_of(e, op);
-    m->value = m->contributors = m->shards = m->results = m->members = 0;
-    for (uint32_t rank = 0; rank < e->now.count; rank++) m->members |= 1U << e->now.slots[rank];
+    m->value = m->contributors = m->shards = m->results = 0;
+    m->members = sim_slots(ring_of(e));
     SIM_TRACE(e->sim, "peer %d: begins %s op (%llu, %llu, %u.%u)", e->slot + 1,
               op->path == PLAN_SMALL ? "small" : "large", (unsigned long long)op->name.epoch,
               (unsigned long long)op->name.tag, op->name.sequence, op->name.segment);

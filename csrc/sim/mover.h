@@ -41,9 +41,8 @@ struct neighbour {
 struct engine_model {
     struct pccl_sim *sim; // NULL: it has ended, or never begun
     int slot;
-    uint64_t run;
-    struct ring now, pending;
-    struct op_member **next_members; // of `pending`, by rank; owned
+    const struct epoch *pending; // as in data/core.h
+    bool pending_ready;
     bool woken;
     struct neighbour *neighbours; // owned
     struct book book;
@@ -62,13 +61,13 @@ extern const size_t mover_work_bytes; // behind each op
 // Of its frames to the master.
 struct wire_header mover_header(const struct engine_model *e);
 struct block *mover_block(uint32_t bytes, uint64_t value, uint32_t contributors);
-void mover_block_put(struct block *block); // NULL is allowed
+void mover_block_put(struct block *block);   // NULL is allowed
+uint32_t mover_members(const struct op *op); // slots, of the epoch in which it was begun
+int mover_slot(const struct op_member *member);
 struct wire_op mover_head(const struct frame *frame);
-struct op_member *mover_member(struct engine_model *e, uint32_t rank); // NULL: this one
 void mover_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame);
 void mover_wake(struct engine_model *e);
 struct judged_op mover_shown(const struct engine_model *e, const struct op *op);
-uint32_t mover_members(const struct op *op); // slots, of the epoch in which it was begun
 
 // As in ops/driver.h.
 bool mover_start(void *context, struct op *op);

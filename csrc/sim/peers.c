@@ -274,16 +274,15 @@ static void deliver(struct pccl_sim *s, const struct event *event) {
 
 // The data thread is woken.
 static void on_engine(struct pccl_sim *s, int slot) {
-    const struct ring *ring = &s->processes[slot].engine->now;
     struct event *event;
     if (!engine_model_obey(s, slot)) return;
-    uint32_t members = 0;
-    for (uint32_t rank = 0; rank < ring->count; rank++) members |= 1U << ring->slots[rank];
+    const struct epoch *now = s->processes[slot].engine->book.now;
+    uint32_t members = sim_slots(&now->ring);
     for (int other = 0; other < (int)s->peers; other++)
         if ((members >> other & 1) == 0) state_model_forget(s, slot, other);
     for (int other = 0; other < SLOTS; other++)
         for (uint32_t index = 0; index <= LANES; index++)
-            while ((event = links_next_parked(s, slot, other, index, ring->epoch)) != NULL) {
+            while ((event = links_next_parked(s, slot, other, index, now->group_epoch)) != NULL) {
                 deliver(s, event);
                 sim_event_free(s, event);
             }
@@ -320,7 +319,7 @@ void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
     case EVENT_DIAL_ENDS: sim_dial_ends(s, event); break;
     case EVENT_DIAL_LATE: sim_dial_late(s, event); break;
     case EVENT_LINK_FRAME:
-        if (sim_link_frame(s, event, p->engine->now.epoch, kept)) deliver(s, event);
+        if (sim_link_frame(s, event, p->engine->book.now->group_epoch, kept)) deliver(s, event);
         break;
     case EVENT_LINK_ENDS: sim_link_ends(s, event); break;
     case EVENT_PROBED: {

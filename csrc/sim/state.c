@@ -57,7 +57,7 @@ static bool send_frame(struct pccl_sim *s, int slot, int other, const struct fra
 }
 
 static struct frame frame_of(const struct process *p, uint16_t type) {
-    return (struct frame){.type = type, .run = p->engine->run, .tag = p->state->round};
+    return (struct frame){.type = type, .run = p->engine->book.now->run, .tag = p->state->round};
 }
 
 // ---- giving ----
@@ -240,6 +240,7 @@ void state_model_plan(struct pccl_sim *s, int slot, const struct wire_sync_plan 
         state->ask_count = 0;
         return;
     }
+    const struct epoch_ring *ring = &p->engine->book.now->ring;
     state->phase = SYNC_HASHES;
     state->donor_count = plan->donor_count < SLOTS ? plan->donor_count : SLOTS;
     for (uint32_t i = 0; i < state->donor_count; i++) {
@@ -247,11 +248,11 @@ void state_model_plan(struct pccl_sim *s, int slot, const struct wire_sync_plan 
         *donor = (struct donor_model){.id = plan->donors[i], .progress_at = s->now};
         donor->slot = sim_slot(&plan->donors[i], &donor->life);
         bool member = false;
-        for (uint32_t rank = 0; rank < p->engine->now.count; rank++)
-            member |= p->engine->now.slots[rank] == donor->slot && p->engine->now.lives[rank] == donor->life;
+        for (uint32_t rank = 0; rank < ring->count; rank++)
+            member |= wire_id_equal(&ring->members[rank].id, &donor->id);
         if (!member) donor->slot = -1;
     }
-    state->hash_donor = p->engine->now.rank % state->donor_count;
+    state->hash_donor = ring->rank % state->donor_count;
     ask_hashes(s, slot);
     sim_push_for(s, slot, EVENT_SYNC_TICK, s->now + TICK_MS * MS_NS);
 }

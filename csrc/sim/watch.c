@@ -198,7 +198,7 @@ static void judge_calls(struct pccl_sim *s) {
                  (long long)((s->now - since) / MS_NS), (long long)(s->limit_ns / MS_NS),
                  (unsigned long long)member_header(p->mind).epoch,
                  (unsigned long long)judge_truth(s, member_header(p->mind).run)->number,
-                 (unsigned long long)p->engine->now.epoch, p->engine->book.ready ? "linked" : "not linked",
+                 (unsigned long long)p->engine->book.now->group_epoch, p->engine->book.ready ? "linked" : "not linked",
                  p->program->vote, ops);
         return;
     }
@@ -210,11 +210,12 @@ static void judge_memory(struct pccl_sim *s) {
         const struct process *p = &s->processes[slot];
         uint32_t early = 0;
         if (!p->running) continue;
-        for (uint32_t rank = 0; rank < p->engine->book.now.count; rank++)
-            if (p->engine->book.now.members[rank] != NULL) early += p->engine->book.now.members[rank]->early_count;
-        if (p->engine->book.kept.count > KEPT_MOST)
+        const struct book *book = &p->engine->book;
+        for (uint32_t rank = 0; rank < book->now->ring.count; rank++)
+            if (book->members[rank] != NULL) early += book->members[rank]->early_count;
+        if (book->kept.count > KEPT_MOST)
             sim_fail(s, "bounded memory", "peer %d keeps %zu results for members that must have them", slot + 1,
-                     p->engine->book.kept.count);
+                     book->kept.count);
         if (early > EARLY_MOST)
             sim_fail(s, "bounded memory", "peer %d holds %u frames of ops that it has not posted", slot + 1, early);
     }

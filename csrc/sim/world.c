@@ -37,3 +37,12 @@ int sim_slot(const struct wire_id *id, uint32_t *life) {
     memcpy(life, id->bytes + 4, sizeof *life);
     return id->bytes[0] <= SLOTS ? id->bytes[0] - 1 : -1;
 }
+
+uint32_t sim_slots(const struct epoch_ring *ring) {
+    uint32_t slots = 0, life;
+    for (uint32_t rank = 0; rank < ring->count; rank++) {
+        int slot = sim_slot(&ring->members[rank].id, &life);
+        if (slot >= 0) slots |= 1U << slot;
+    }
+    return slots;
+}

@@ -16,6 +16,7 @@
 #include "base/platform.h"
 #include "net/wire_control.h"
 #include "net/wire_data.h"
+#include "ops/epoch.h"
 #include "sim/sim.h"
 
 enum {
@@ -127,6 +128,7 @@ uint32_t sim_draw_master(struct pccl_sim *s); // without a draw where there is o
 
 struct wire_id sim_id_of(int slot, uint32_t life);
 int sim_slot(const struct wire_id *id, uint32_t *life); // -1: no id of ours
+uint32_t sim_slots(const struct epoch_ring *ring);      // a bit for each member
 
 // How long what is sent now takes.
 int64_t sim_delay(struct pccl_sim *s, int from, int to);

@@ -193,14 +193,16 @@ void bottle_enter(struct engine *engine, uint32_t members, uint32_t rank, bool l
         list[at] = (struct wire_member){.id = bottle_id(peer)};
         at = (at + 1) % count;
     }
-    struct epoch epoch = {.run = 7,
-                          .generation = 1,
-                          .group_epoch = ++bottle_epoch,
-                          .lost = lost,
-                          .latency_us = 1,
-                          .megabytes_per_s = megabytes_per_s,
-                          .ring = {list, count, rank}};
-    engine_enter_epoch(engine, &epoch);
+    struct wire_epoch told = {.group_epoch = ++bottle_epoch,
+                              .latency_us = 1,
+                              .megabytes_per_s = megabytes_per_s,
+                              .count = count,
+                              .members = list};
+    struct epoch_ring ring = {list, count, rank};
+    const struct epoch *epoch = epoch_new(&told, &ring, &(struct wire_header){.run = 7, .generation = 1}, lost);
+    if (epoch == NULL) return;
+    engine_enter_epoch(engine, epoch);
+    epoch_put(epoch);
 }
 
 int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms) {

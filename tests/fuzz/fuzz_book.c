@@ -49,6 +49,13 @@ static void put(void *context, struct block *block) {
     blocks--;
 }
 
+static struct op_member *member_of(void *context, const struct wire_id *id) {
+    (void)context;
+    for (uint32_t i = 0; i < OTHERS; i++)
+        if (wire_id_equal(&others[i].id, id)) return &others[i];
+    return NULL;
+}
+
 static bool start(void *context, struct op *op) {
     (void)context;
     MUST(book.ready && !work_of(op)->moved && moving_count < OPS_MOST && op->phase != OP_ENDED);
@@ -137,7 +144,7 @@ static void post(struct fuzz *in) {
     reduce.retry = how & 1;
     reduce.tell = how & 2;
     reduce.fingerprint = fingerprint_of(in);
-    if (book_post(&book, &reduce, 4, how & 4 ? book.now.epoch : how >> 4, &op) == CALL_OK) posted++;
+    if (book_post(&book, &reduce, 4, how & 4 ? book.now->group_epoch : how >> 4, &op) == CALL_OK) posted++;
 }
 
 static struct op *pick(struct fuzz *in) { return moving_count == 0 ? NULL : moving[fuzz_u8(in) % moving_count]; }
@@ -169,7 +176,7 @@ static struct wire_op_name name_of(struct fuzz *in) {
     uint8_t how = fuzz_u8(in);
     struct op *op = how & 1 ? pick(in) : book_find(&book, how >> 1 & (TAGS - 1));
     if (op != NULL && how & 128) return op->name;
-    return (struct wire_op_name){book.now.epoch - (how >> 6 & 1), how >> 1 & (TAGS - 1), 1 + (how >> 3 & 3),
+    return (struct wire_op_name){book.now->group_epoch - (how >> 6 & 1), how >> 1 & (TAGS - 1), 1 + (how >> 3 & 3),
                                  (uint16_t)(how >> 5 & 1)};
 }
 
@@ -198,24 +205,29 @@ static void supplied(struct fuzz *in) {
 
 static void enter(struct fuzz *in) {
     uint8_t how = fuzz_u8(in);
-    struct book_epoch epoch = {.epoch = book.now.epoch + 1 + (how >> 6), .latency_us = 50, .megabytes_per_s = 1000};
+    struct wire_member list[OTHERS + 1] = {{.id = id_of(OTHERS)}};
+    struct wire_epoch told = {.group_epoch = book.now->group_epoch + 1 + (how >> 6),
+                              .latency_us = 50,
+                              .megabytes_per_s = 1000,
+                              .members = list};
+    struct epoch_ring ring = {.members = list, .rank = how >> 4 & 3};
     struct wire_report report = {0};
-    epoch.members = malloc((OTHERS + 1) * sizeof(struct op_member *));
-    if (epoch.members == NULL) return;
-    epoch.rank = how >> 4 & 3;
     for (uint32_t i = 0; i < OTHERS; i++) {
-        if (epoch.count == epoch.rank) epoch.members[epoch.count++] = NULL;
-        if (how >> i & 1) epoch.members[epoch.count++] = &others[i];
+        if (ring.count == ring.rank) list[ring.count++].id = id_of(OTHERS);
+        if (how >> i & 1) list[ring.count++].id = id_of(i);
     }
-    if (epoch.count <= epoch.rank) epoch.members[epoch.rank = epoch.count++] = NULL;
+    if (ring.count <= ring.rank) list[ring.rank = ring.count++].id = id_of(OTHERS);
+    told.count = ring.count;
+    const struct epoch *epoch = epoch_new(&told, &ring, &(struct wire_header){0}, false);
+    if (epoch == NULL) return;
     for (uint32_t i = 0; i < moving_count; i++) // what has not begun to move is queued anew
         if (moving[i]->phase == OP_QUEUED) {
             work_of(moving[i])->moved = false;
             moving[i--] = moving[--moving_count];
         }
-    if (how & 8) book_note_loss(&book, epoch.epoch);
-    bool entered = book_enter(&book, &epoch, &report);
-    if (!entered) free(epoch.members);
+    if (how & 8) book_note_loss(&book, epoch->group_epoch);
+    bool entered = book_enter(&book, epoch, &report);
+    epoch_put(epoch);
     MUST(entered || report.ops == NULL);
     MUST(report.count <= 2 * WIRE_MAX_LIVE_OPS);
     free(report.ops);
@@ -302,14 +314,13 @@ static void run_event(struct fuzz *in) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static const struct op_driver driver = {NULL,        start,  signal_for, release, fill, on_end, forget,
-                                            acknowledge, supply, settled,    accuse,  roll, put,    failed};
+    static const struct op_driver driver = {NULL,        member_of, start,   signal_for, release, fill, on_end, forget,
+                                            acknowledge, supply,    settled, accuse,     roll,    put,  failed};
     struct fuzz in = {data, data + size};
-    struct wire_id self = id_of(OTHERS);
     for (uint32_t i = 0; i < OTHERS; i++) others[i] = (struct op_member){.id = id_of(i), .rank = UINT32_MAX};
     blocks = ended = posted = moving_count = 0;
     dead = false;
-    book_init(&book, &self, &driver, sizeof(struct work));
+    book_init(&book, &driver, sizeof(struct work));
     while (fuzz_more(&in) && !dead) {
         run_event(&in);
         check();

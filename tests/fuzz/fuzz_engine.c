@@ -30,9 +30,9 @@ static void on_frame(const struct wire_header *header, const uint8_t *body) {
     struct wire_mismatch mismatch;
     struct wire_report report = {.ops = ops};
     if (header->type == WIRE_DONE)
-        MUST(wire_decode_op_done(body, header->length, &done) && done.name.epoch == engine->book.now.epoch);
+        MUST(wire_decode_op_done(body, header->length, &done) && done.name.epoch == engine->book.now->group_epoch);
     else if (header->type == WIRE_REPORT)
-        MUST(wire_decode_report(body, header->length, &report) && header->epoch == engine->book.now.epoch);
+        MUST(wire_decode_report(body, header->length, &report) && header->epoch == engine->book.now->group_epoch);
     else
         MUST(header->type == WIRE_MISMATCH && wire_decode_mismatch(body, header->length, &mismatch));
 }
@@ -104,7 +104,7 @@ static void take(uint32_t tag) {
 
 // The name of what runs under this tag, or of what would.
 static struct wire_op_name name_of(uint32_t tag, uint32_t segment) {
-    struct wire_op_name name = {engine->book.now.epoch, tag, 1, 0};
+    struct wire_op_name name = {engine->book.now->group_epoch, tag, 1, 0};
     for (struct op *op = engine->book.table[tag_slot(tag)]; op != NULL; op = op->chain)
         if (op->name.sequence != 0 && op->args.tag == tag && (op->whole == NULL || op->name.segment == segment))
             return op->name;
@@ -134,9 +134,10 @@ static void verdict(void) {
 static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *head) {
     if (type == WIRE_MEMORY) return DOOR_NAME_BYTES;
     if (type == WIRE_ACK) return WIRE_ACK_BYTES;
-    if (op == NULL || engine->book.now.count == 0) return 0;
+    if (op == NULL || engine->book.now->ring.count == 0) return 0;
     if (type == WIRE_SMALL || type == WIRE_SUPPLY) return op->bytes;
-    struct plan_range shard = plan_shard(op->count, engine->book.now.count, head->shard % engine->book.now.count);
+    struct plan_range shard =
+        plan_shard(op->count, engine->book.now->ring.count, head->shard % engine->book.now->ring.count);
     if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT) {
         head->offset += shard.begin;
         if (head->offset >= shard.end) head->offset = shard.begin;
@@ -157,7 +158,7 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
 static void change(struct wire_header *header, struct wire_op *head, size_t *length) {
     uint64_t value;
     switch (fuzz_below(&in, 16)) {
-    case 0: header->epoch = engine->book.now.epoch + fuzz_below(&in, 4) - 1; break;
+    case 0: header->epoch = engine->book.now->group_epoch + fuzz_below(&in, 4) - 1; break;
     case 1: header->run = fuzz_u8(&in); break;
     case 2: head->tag = fuzz_number(&in); break;
     case 3: head->fingerprint.count = fuzz_number(&in); break;
@@ -186,7 +187,7 @@ static void frame(void) {
     static uint8_t payload[WIRE_MAX_DATA_BYTES + 8];
     uint32_t link = fuzz_u8(&in), kind = fuzz_below(&in, 16), tag = fuzz_below(&in, TAGS), where = fuzz_u8(&in),
              how = fuzz_u8(&in);
-    struct wire_header header = {.run = 7, .generation = 1, .epoch = engine->book.now.epoch};
+    struct wire_header header = {.run = 7, .generation = 1, .epoch = engine->book.now->group_epoch};
     header.type = kind < sizeof types / sizeof types[0] ? types[kind] : (uint16_t)fuzz_u8(&in);
     struct wire_op_name name = name_of(tag, where >> 5);
     const struct op *op = op_of(tag, where >> 5);

@@ -379,8 +379,8 @@ MUTANTS = [
     Mutant(
         name="tells_the_lost",  # the outcome names the members of the epoch in which the op was begun first
         file="ops/book.c",
-        old="op->args.tell && op->members != book->members",
-        new="op->args.tell && op->members == NULL",
+        old="    epoch_put(op->epoch);\n    op->epoch = epoch_get(now);\n",
+        new="    if (op->epoch == NULL) op->epoch = epoch_get(now);\n",
     ),
     Mutant(
         name="lost_again",  # an op is lost by the loss that its caller has adopted

@@ -15,6 +15,7 @@
 #include "check.h"
 #include "compute/codec.h"
 #include "data/engine.h"
+#include "enter_epoch.h"
 #include "net/socket.h"
 #include "net/transport.h"
 
@@ -195,14 +196,9 @@ static inline void enter(struct world *world, bool lost) {
         }
     for (uint32_t i = 0; i < world->count; i++) {
         if (!world->sides[i].alive) continue;
-        struct epoch epoch = {.run = 7,
-                              .generation = 1,
-                              .group_epoch = world->epoch,
-                              .lost = lost,
-                              .latency_us = 30,
-                              .megabytes_per_s = 2000,
-                              .ring = {members, n, rank[i]}};
-        AS(&world->sides[i], engine_enter_epoch(world->sides[i].engine, &epoch));
+        struct epoch *epoch = make_epoch(world->epoch, members, n, rank[i], lost);
+        AS(&world->sides[i], engine_enter_epoch(world->sides[i].engine, epoch));
+        epoch_put(epoch);
     }
     pthread_mutex_unlock(&world->order);
 }

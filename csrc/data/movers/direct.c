@@ -36,7 +36,7 @@ static const void *input_of(const struct op *op) { return op->args.queue == NULL
 // result = the inputs reduced in rank order. Intermediate sums go into received blocks, so that an in-place input is
 // read before it is written.
 static void reduce_parts(struct engine *engine, struct op *op, void *result) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     const struct direct *direct = op->work;
     const struct wire_fingerprint *what = &op->args.fingerprint;
     const struct kernels *kernels = kernels_get();
@@ -137,7 +137,7 @@ static struct early *take_early(struct engine *engine, struct op *op, struct nei
 }
 
 static void meet(struct engine *engine, struct op *op, struct neighbour *peer, struct block **copy) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct direct *direct = op->work;
     struct part *part = &direct->parts[peer->member.rank];
     struct early *seen = take_early(engine, op, peer);
@@ -161,7 +161,7 @@ static void meet(struct engine *engine, struct op *op, struct neighbour *peer, s
 }
 
 static bool begin(struct engine *engine, struct op *op) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct direct *direct = op->work;
     direct->missing = now->count - 1;
     op->tx_bytes = op->rx_bytes = (uint64_t)direct->missing * op->bytes;
@@ -189,7 +189,7 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
 
 static bool waits_for(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
     const struct direct *direct = op->work;
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     uint32_t missing = 0;
     size_t at = 0;
     char names[NAMES * NEIGHBOUR_NAME_BYTES + 8] = "", name[NEIGHBOUR_NAME_BYTES];

@@ -36,7 +36,7 @@ static bool can_be_read(const struct op *op) {
 }
 
 static bool begin(struct engine *engine, struct op *op) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct ring *ring = op->work;
     uint64_t count = op->count;
     struct plan_range own = plan_shard(count, now->count, now->rank);
@@ -57,7 +57,7 @@ static bool is_placed(const struct incoming *in) { return in->header.type == WIR
 static size_t chunk_bytes(const struct incoming *in) { return is_placed(in) ? in->head.extra : in->length; }
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct ring *ring = op->work;
     const struct wire_op *head = &in->head;
     size_t bytes = chunk_bytes(in);
@@ -166,7 +166,7 @@ static void reduce_part(struct engine *engine, struct op *op, enum plan_step ste
                         size_t bytes) {
     const struct wire_fingerprint *what = &op->args.fingerprint;
     struct device_sum sum = {.op = what->op, .dtype = what->dtype};
-    if (step == PLAN_REDUCE_LAST && what->op == pcclAvg) sum.divisor = mover_epoch(engine)->count;
+    if (step == PLAN_REDUCE_LAST && what->op == pcclAvg) sum.divisor = mover_ring(engine)->count;
     device_reduce(op->args.queue, (uint8_t *)op->args.recv + at, partial, (const uint8_t *)op->args.send + at,
                   bytes / op->element, &sum);
 }
@@ -175,7 +175,7 @@ static void reduce_part(struct engine *engine, struct op *op, enum plan_step ste
 // cache.
 static bool take_placed(struct engine *engine, struct op *op, const struct incoming *in, enum plan_step step,
                         uint64_t at) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     uint64_t address = wire_place_decode(in->place);
     bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
     bool save = reduce || in->head.shard == now->rank;
@@ -198,7 +198,7 @@ static bool take_placed(struct engine *engine, struct op *op, const struct incom
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct ring *ring = op->work;
     enum plan_step step = plan_ring_step(now->count, now->rank, in->head.shard, in->head.hop);
     uint64_t at = in->head.offset * op->element;
@@ -231,13 +231,13 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
 static bool may_inject(struct engine *engine, const struct ring *ring) {
     if (ring->injected == ring->returned) return true;
     if (ring->next_reads) return ring->injected - ring->returned < CHUNKS_AHEAD;
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch *now = mover_epoch(engine);
     return mover_shared(engine)->under_way + PACE_CHUNK_MAX <=
-           pace_window(now->count, now->latency_us, now->megabytes_per_s);
+           pace_window(now->ring.count, now->latency_us, now->megabytes_per_s);
 }
 
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     (void)idle;
     struct ring *ring = op->work;
     if (!ring->moving.next_ready || ring->inject == ring->inject_end || lane->index == 0 ||

@@ -46,7 +46,7 @@ static const struct codec *codec_of(const struct op *op) { return codec_find(op-
 static uint64_t blocks_in(struct plan_range shard) { return (shard.end - shard.begin + CODEC_PIECE - 1) / CODEC_PIECE; }
 
 static struct plan_range block_range(const struct engine *engine, const struct op *op, uint32_t shard, uint64_t block) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct plan_range range = plan_shard(op->count, now->count, shard);
     range.begin += block * CODEC_PIECE;
     if (range.end - range.begin > CODEC_PIECE) range.end = range.begin + CODEC_PIECE;
@@ -85,7 +85,7 @@ static struct block **inputs_of(const struct engine *engine, const struct sharde
 }
 
 static bool allocate(struct engine *engine, struct op *op) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct sharded *s = op->work;
     struct mover_shared *shared = mover_shared(engine);
     size_t block_bytes = encoded_bytes(op, (struct plan_range){0, CODEC_PIECE});
@@ -114,7 +114,7 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
 }
 
 static bool begin(struct engine *engine, struct op *op) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     if (!allocate(engine, op)) return false;
     struct sharded *s = op->work;
     uint64_t bytes = 0; // inputs of the others' shards and results of the own one go out, and as many come in
@@ -177,7 +177,7 @@ static bool store(struct engine *engine, struct op *op, struct plan_range range,
 }
 
 static void send_result(struct engine *engine, struct op *op, uint64_t index, struct block *result) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct wire_op head;
     op_head(op, &head);
     head.shard = (uint16_t)now->rank;
@@ -199,7 +199,7 @@ static void send_result(struct engine *engine, struct op *op, uint64_t index, st
 }
 
 static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct sharded *s = op->work;
     const struct wire_fingerprint *what = &op->args.fingerprint;
     const struct kernels *kernels = kernels_get();
@@ -238,7 +238,7 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
 }
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct sharded *s = op->work;
     uint32_t from = in->from->member.rank, shard = in->head.shard;
     uint64_t index = in->head.offset;
@@ -259,7 +259,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct sharded *s = op->work;
     uint64_t index = in->head.offset;
     s->moving.receive_left -= in->length;
@@ -272,7 +272,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
 
 // Blocks that everybody has been sent make room for new ones.
 static void advance(struct engine *engine, struct op *op) {
-    const struct book_epoch *now = mover_epoch(engine);
+    const struct epoch_ring *now = mover_ring(engine);
     struct sharded *s = op->work;
     uint64_t blocks = s->targets[now->rank].blocks;
     for (; s->freed < blocks; s->freed++) {

@@ -15,6 +15,7 @@
 #include "far_end.h"
 #include "deaf_owner.h"
 #include "data/engine.h"
+#include "enter_epoch.h"
 #include "net/socket.h"
 #include "net/wire_data.h"
 
@@ -104,13 +105,7 @@ static void begin(void) {
         engine_add_link(engine, &mine, i, transport_new(end));
     }
     struct wire_member members[2] = {{.id = theirs}, {.id = mine}};
-    struct epoch entered = {.run = 7,
-                            .generation = 1,
-                            .group_epoch = 1,
-                            .latency_us = 30,
-                            .megabytes_per_s = 2000,
-                            .ring = {members, 2, 0}};
-    engine_enter_epoch(engine, &entered);
+    enter_epoch(engine, 1, members, 2, 0);
     engine_links_ready(engine, 1);
     if (getenv("PCCL_SAME_HOST_MEMORY") == NULL) hear(WIRE_MEMORY, 0, offered, sizeof offered);
 }

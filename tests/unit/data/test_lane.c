@@ -8,6 +8,7 @@
 #include "base/platform.h"
 #include "check.h"
 #include "data/engine.h"
+#include "enter_epoch.h"
 #include "data/frame.h"
 #include "deaf_owner.h"
 #include "net/gauge.h"
@@ -25,14 +26,8 @@ struct world {
 };
 
 static void enter(struct world *world, uint64_t group_epoch) {
-    const struct wire_member members[2] = {{.id = mine}, {.id = theirs}};
-    const struct epoch epoch = {.run = RUN,
-                                .generation = 1,
-                                .group_epoch = group_epoch,
-                                .latency_us = 30,
-                                .megabytes_per_s = 2000,
-                                .ring = {members, 2, 0}};
-    engine_enter_epoch(world->engine, &epoch);
+    struct wire_member members[2] = {{.id = mine}, {.id = theirs}};
+    enter_epoch(world->engine, group_epoch, members, 2, 0);
     engine_links_ready(world->engine, group_epoch);
 }
 

@@ -15,6 +15,7 @@
 #include "deaf_owner.h"
 #include "data/engine.h"
 #include "data/silence.h"
+#include "enter_epoch.h"
 #include "net/socket.h"
 #include "net/transport.h"
 
@@ -97,14 +98,8 @@ static void begin_world(pthread_t *thread) {
     REQUIRE(pthread_create(thread, NULL, run_relays, NULL) == 0);
     struct wire_member members[2] = {{.id = sides[0].id}, {.id = sides[1].id}};
     for (uint32_t i = 0; i < 2; i++) {
-        struct epoch entered = {.run = 7,
-                                .generation = 1,
-                                .group_epoch = epoch,
-                                .latency_us = 30,
-                                .megabytes_per_s = 2000,
-                                .ring = {members, 2, i}};
         engine_set_silence(sides[i].engine, LIMIT_MS * MS_NS);
-        engine_enter_epoch(sides[i].engine, &entered);
+        enter_epoch(sides[i].engine, epoch, members, 2, i);
         engine_links_ready(sides[i].engine, epoch);
     }
 }

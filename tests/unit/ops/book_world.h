@@ -17,6 +17,7 @@ struct block {
 };
 
 static struct book book;
+static const struct wire_id own = {{0, 9}};
 static struct op_member others[MEMBERS]; // by number; 0 is this one
 static struct op *started[64];           // the newest last
 static size_t started_count;
@@ -50,6 +51,11 @@ static inline void put(void *context, struct block *block) {
     if (--block->references > 0) return;
     blocks--;
     free(block);
+}
+
+static inline struct op_member *member(void *context, const struct wire_id *id) {
+    (void)context;
+    return &others[id->bytes[0]];
 }
 
 static inline bool start(void *context, struct op *op) {
@@ -121,13 +127,12 @@ static inline void failed(void *context) {
 }
 
 static inline void begin(void) {
-    static const struct op_driver driver = {NULL,        start,  signal_op, release, fill, ended, forget,
-                                            acknowledge, supply, settled,   accuse,  roll, put,   failed};
-    struct wire_id self = {{0}};
+    static const struct op_driver driver = {NULL,        member, start,   signal_op, release, fill, ended, forget,
+                                            acknowledge, supply, settled, accuse,    roll,    put,  failed};
     said[0] = '\0';
     started_count = 0;
     for (uint8_t i = 0; i < MEMBERS; i++) others[i] = (struct op_member){.id.bytes = {i}, .rank = UINT32_MAX};
-    book_init(&book, &self, &driver, 8);
+    book_init(&book, &driver, 8);
 }
 
 static inline void end(void) {
@@ -139,15 +144,15 @@ static inline void end(void) {
 // Enters an epoch with as many members; says where each op stood.
 static inline void enter(uint64_t number, uint32_t count) {
     static const char *const states[] = {"?", "open", "done", "kept"};
-    struct book_epoch epoch = {.epoch = number,
-                               .latency_us = 100,
-                               .megabytes_per_s = 1000,
-                               .count = count,
-                               .members = calloc(count, sizeof(struct op_member *))};
+    static struct wire_member members[MEMBERS];
+    struct wire_epoch told = {
+        .group_epoch = number, .latency_us = 100, .megabytes_per_s = 1000, .count = count, .members = members};
+    struct epoch_ring ring = {members, count, 0};
     struct wire_report report;
-    REQUIRE(epoch.members != NULL);
-    for (uint32_t i = 1; i < count; i++) epoch.members[i] = &others[i];
-    REQUIRE(book_enter(&book, &epoch, &report));
+    for (uint8_t i = 0; i < count; i++) members[i].id = i == 0 ? own : others[i].id;
+    const struct epoch *epoch = epoch_new(&told, &ring, &(struct wire_header){0}, false);
+    REQUIRE(epoch != NULL && book_enter(&book, epoch, &report));
+    epoch_put(epoch);
     for (uint32_t i = 0; i < report.count; i++)
         say("%s %d.%d ", states[report.ops[i].state], (int)report.ops[i].name.tag, report.ops[i].name.segment);
     free(report.ops);
@@ -158,7 +163,7 @@ static inline struct op *post(uint64_t tag, uint64_t bytes, bool retry) {
     struct call_args reduce = {
         .send = &nothing, .recv = &nothing, .tag = tag, .fingerprint = {.count = bytes}, .retry = retry, .tell = true};
     struct op *op = NULL;
-    CHECK(book_post(&book, &reduce, 1, book.now.epoch, &op) == CALL_OK);
+    CHECK(book_post(&book, &reduce, 1, book.now->group_epoch, &op) == CALL_OK);
     return op;
 }
 

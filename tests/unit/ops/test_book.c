@@ -120,7 +120,7 @@ static void test_supply(void) {
     message.supplier.bytes[1] = 1; // another one
     book_verdict(&book, &message);
     check_said("");
-    book.self = message.supplier;
+    message.supplier = own;
     book_verdict(&book, &message);
     check_said("");
     book_links_ready(&book);
