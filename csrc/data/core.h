@@ -35,7 +35,7 @@ struct engine {
     char why[DEVICE_ERROR_BYTES]; // a device has failed; "": memory or descriptors were refused
     uint32_t waiters;             // callers inside engine_wait
     pthread_cond_t no_waiters;
-    bool roll; // a fresh group epoch is to be asked for
+    bool request_epoch; // a fresh group epoch is to be asked for
 
     bool taken_over; // the next thread may begin
     bool ended;      // the thread has

@@ -105,12 +105,12 @@ static bool serve_requests(struct engine *engine) {
     if (!go_on) service_stop(engine);
     bool devices = engine->device_calls > 0;
     if (devices) book_for_each(&engine->book, fail_with_device);
-    bool failed = engine->failed, roll = engine->roll;
-    engine->failed = engine->roll = false;
+    bool failed = engine->failed, request_epoch = engine->request_epoch;
+    engine->failed = engine->request_epoch = false;
     engine_unlock(engine);
     engine_tell(engine);
     if (failed) engine->callbacks.failed(engine->callbacks.context, engine->why);
-    if (go_on && roll) engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, false);
+    if (go_on && request_epoch) engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, false);
     if (go_on && devices) go_on_with_devices(engine);
     if (go_on) begin_posted(engine);
     return go_on;
@@ -245,8 +245,8 @@ void engine_kill(struct engine *engine) {
 
 void engine_drain(struct engine *engine, int64_t deadline_ns) {
     engine_lock(engine);
-    book_settle(&engine->book);
-    while (engine->book.kept.count > 0 && engine->book.now->ring.count > 1 && !engine->dead && !engine->stopping)
+    book_drain(&engine->book);
+    while (engine->book.retained.count > 0 && engine->book.now->ring.count > 1 && !engine->dead && !engine->stopping)
         if (!platform_cond_wait(&engine->drained, &engine->lock, deadline_ns)) break;
     engine_unlock(engine);
 }

@@ -65,7 +65,7 @@ void engine_drop_ops(struct engine *engine) {
 void engine_enter_pending(struct engine *engine) {
     struct wire_report report;
     engine_drop_ops(engine);
-    engine->roll = false;
+    engine->request_epoch = false;
     if (!book_enter(&engine->book, engine->pending, &report)) {
         engine_fail(engine);
         return;

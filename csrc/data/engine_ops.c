@@ -83,7 +83,7 @@ static void forget(void *context, struct op *op, bool restore) {
     struct engine *engine = context;
     if (restore) backup_restore(&op->backup, op->args.queue, op->args.recv);
     backup_end(&engine->backups, &op->backup);
-    if (op->whole != NULL) return; // the queue is that of the call, which is forgotten last
+    if (op->parent != NULL) return; // the queue is that of the call, which is forgotten last
     engine->device_calls -= op->args.queue != NULL;
     device_close(op->args.queue);
 }
@@ -104,7 +104,7 @@ static void supply(void *context, struct op_member *to, const struct wire_op_nam
     neighbour_signal(context, neighbour_of(to), WIRE_SUPPLY, &head, result);
 }
 
-static void settled(void *context) { pthread_cond_broadcast(&((struct engine *)context)->drained); }
+static void drained(void *context) { pthread_cond_broadcast(&((struct engine *)context)->drained); }
 
 static void accuse(void *context, const struct wire_mismatch *mismatch) {
     struct engine *engine = context;
@@ -114,9 +114,9 @@ static void accuse(void *context, const struct wire_mismatch *mismatch) {
     engine_wake(engine);
 }
 
-static void roll(void *context) {
+static void request_epoch(void *context) {
     struct engine *engine = context;
-    engine->roll = true;
+    engine->request_epoch = true;
     engine_wake(engine);
 }
 
@@ -125,8 +125,8 @@ static void put(void *context, struct block *block) { block_put(context, block);
 static void failed(void *context) { engine_fail(context); }
 
 struct op_driver engine_driver(struct engine *engine) {
-    return (struct op_driver){engine,      member, start,   signal_op, release, fill, ended, forget,
-                              acknowledge, supply, settled, accuse,    roll,    put,  failed};
+    return (struct op_driver){engine,      member, start,   signal_op, release,       fill, ended, forget,
+                              acknowledge, supply, drained, accuse,    request_epoch, put,  failed};
 }
 
 // ---- callers ----

@@ -46,11 +46,11 @@ bool mover_begin(struct engine *engine, struct op *op) {
     engine_lock(engine);
     for (uint32_t rank = 0; rank < now->count; rank++) {
         struct neighbour *peer = mover_peer(engine, rank);
-        struct early *early = peer == NULL ? NULL : mover_early(engine, op, peer, WIRE_READY);
-        if (early == NULL) continue;
-        mover_signal(engine, op, peer, WIRE_READY, &early->head, NULL);
+        struct unexpected *unexpected = peer == NULL ? NULL : mover_unexpected(engine, op, peer, WIRE_READY);
+        if (unexpected == NULL) continue;
+        mover_signal(engine, op, peer, WIRE_READY, &unexpected->head, NULL);
         neighbour_schedule(peer);
-        free(early);
+        free(unexpected);
     }
     engine_unlock(engine);
     mover_check(engine, op);
@@ -101,8 +101,8 @@ struct neighbour *mover_predecessor(const struct engine *engine) {
     return mover_peer(engine, (now->rank + now->count - 1) % now->count);
 }
 
-struct early *mover_early(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type) {
-    return book_early(&engine->book, op, &from->member, type);
+struct unexpected *mover_unexpected(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type) {
+    return book_unexpected(&engine->book, op, &from->member, type);
 }
 
 bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end) {

@@ -76,7 +76,7 @@ struct neighbour *mover_peer(const struct engine *engine, uint32_t rank);
 struct neighbour *mover_successor(const struct engine *engine);
 struct neighbour *mover_predecessor(const struct engine *engine);
 // What came from that member for the op before it began; the caller's to free. NULL: nothing. Lock held.
-struct early *mover_early(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type);
+struct unexpected *mover_unexpected(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type);
 // As ranges_take; refused memory ends the engine. Lock held.
 bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end);
 // Tells the member that the op is posted here. Lock held.

@@ -107,8 +107,8 @@ enum op_table_result op_table_note(struct op_table *table, const struct wire_op_
     bits[rank / 64] |= UINT64_C(1) << (rank % 64);
     if (state == WIRE_OP_OPEN) entry->open++;
     if (state == WIRE_OP_DONE) entry->done++;
-    if (state == WIRE_OP_KEPT) {
-        entry->kept++;
+    if (state == WIRE_OP_RETAINED) {
+        entry->retained++;
         if (rank < entry->supplier) entry->supplier = rank;
     }
     *out = entry;

@@ -12,9 +12,9 @@ struct op_entry {
     struct wire_op_name name;
     uint32_t next; // in its bucket, or in the free list
     bool live;
-    uint32_t open, done, kept; // members in each state
-    uint32_t supplier;         // lowest rank in state KEPT, or OP_TABLE_NONE
-    uint64_t bits[];           // ranks in state OPEN, then ranks in any other state
+    uint32_t open, done, retained; // members in each state
+    uint32_t supplier;             // lowest rank in state RETAINED, or OP_TABLE_NONE
+    uint64_t bits[];               // ranks in state OPEN, then ranks in any other state
 };
 
 struct op_table {

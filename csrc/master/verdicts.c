@@ -138,7 +138,7 @@ static bool was_committed(const struct verdicts *verdicts, const struct wire_op_
 
 static void judge(const struct verdicts *verdicts, const struct desk_group *group, const struct op_entry *entry,
                   struct wire_verdict *out) {
-    if (entry->kept > 0) {
+    if (entry->retained > 0) {
         init_verdict(out, &entry->name, WIRE_VERDICT_COMMIT);
         out->supplier = group->members[entry->supplier]->member.id;
         for (uint32_t rank = 0; rank < group->count; rank++)

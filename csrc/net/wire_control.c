@@ -190,9 +190,9 @@ static void visit_report(struct cursor *c, struct wire_report *m) {
     EACH(c, i, m->count) {
         struct wire_op_report *op = &m->ops[i];
         visit_op_name(c, &op->name);
-        cursor_range(c, &op->state, WIRE_OP_OPEN, WIRE_OP_KEPT);
+        cursor_range(c, &op->state, WIRE_OP_OPEN, WIRE_OP_RETAINED);
         cursor_range(c, &op->small, 0, 1);
-        cursor_expect(c, op->state == WIRE_OP_OPEN || op->small == (op->state == WIRE_OP_KEPT));
+        cursor_expect(c, op->state == WIRE_OP_OPEN || op->small == (op->state == WIRE_OP_RETAINED));
     }
 }
 

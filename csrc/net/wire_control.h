@@ -116,7 +116,7 @@ struct wire_verdict {
 enum wire_op_state {
     WIRE_OP_OPEN = 1, // posted, not complete here
     WIRE_OP_DONE,     // large: complete here, DONE sent, no verdict yet
-    WIRE_OP_KEPT,     // small: complete here, result kept
+    WIRE_OP_RETAINED, // small: complete here, result kept
 };
 
 struct wire_op_report {

@@ -15,8 +15,8 @@ void book_init(struct book *book, const struct op_driver *driver, size_t work_by
 }
 
 void book_fini(struct book *book) {
-    early_clear(&book->early, &book->driver);
-    kept_clear(&book->kept, &book->driver);
+    unexpected_clear(&book->unexpected, &book->driver);
+    retained_clear(&book->retained, &book->driver);
     tag_counters_clear(&book->counters);
     mismatches_clear(&book->mismatches);
     for (size_t i = 0; i < TAG_SLOTS; i++)
@@ -39,7 +39,7 @@ static void fail(struct book *book) { book->driver.failed(book->driver.context);
 // ---- ops by tag ----
 struct op *book_find(const struct book *book, uint64_t tag) {
     struct op *op = book->table[tag_slot(tag)];
-    while (op != NULL && (op->args.tag != tag || op->whole != NULL)) op = op->chain;
+    while (op != NULL && (op->args.tag != tag || op->parent != NULL)) op = op->chain;
     return op;
 }
 
@@ -82,28 +82,28 @@ void book_free_op(struct book *book, struct op *op, bool restore) {
 }
 
 // ---- ends ----
-static void begin_segments(struct book *book, struct op *whole);
+static void begin_segments(struct book *book, struct op *parent);
 
-static void end_when_over(struct book *book, struct op *whole) {
-    if (whole->segments->live == 0 && whole->phase != OP_ENDED) book_end(book, whole, whole->segments->failure);
+static void end_when_over(struct book *book, struct op *parent) {
+    if (parent->segments->live == 0 && parent->phase != OP_ENDED) book_end(book, parent, parent->segments->failure);
 }
 
 static void end_segment(struct book *book, struct op *op) {
-    struct op *whole = op->whole;
+    struct op *parent = op->parent;
     if (segments_ended(op)) {
         segments_remove(op);
         book_free_op(book, op, false);
     }
-    if (whole->segments->live > 0) book->extra--;
-    if (whole->phase == OP_ENDED) return;
-    begin_segments(book, whole);
-    end_when_over(book, whole);
+    if (parent->segments->live > 0) book->extra--;
+    if (parent->phase == OP_ENDED) return;
+    begin_segments(book, parent);
+    end_when_over(book, parent);
 }
 
 void book_release(struct book *book, struct op *op) {
     book->driver.release(book->driver.context, op);
-    if (op->kept != NULL) kept_free(op->kept, &book->driver);
-    op->kept = NULL;
+    if (op->retained != NULL) retained_free(op->retained, &book->driver);
+    op->retained = NULL;
 }
 
 void book_end(struct book *book, struct op *op, enum call_result result) {
@@ -112,7 +112,7 @@ void book_end(struct book *book, struct op *op, enum call_result result) {
     op->outcome.info = (struct call_info){op->contributors, op->tx_bytes, op->rx_bytes};
     op->phase = OP_ENDED;
     op->frozen = false;
-    if (op->whole != NULL)
+    if (op->parent != NULL)
         end_segment(book, op);
     else
         book->driver.ended(book->driver.context, op);
@@ -146,23 +146,23 @@ uint64_t book_first_loss(const struct book *book, uint64_t adopted) {
 }
 
 static bool name(struct book *book, struct op *op) {
-    bool named = op->whole != NULL ? segments_name(op, book->now->group_epoch, &book->counters)
-                                   : tag_counter_take(&book->counters, op->args.tag, &op->name.sequence);
+    bool named = op->parent != NULL ? segments_name(op, book->now->group_epoch, &book->counters)
+                                    : tag_counter_take(&book->counters, op->args.tag, &op->name.sequence);
     op->name.epoch = book->now->group_epoch;
     op->name.tag = op->args.tag;
-    if (book->counters.full && !book->roll_asked) {
-        book->roll_asked = true;
-        book->driver.roll(book->driver.context);
+    if (book->counters.full && !book->epoch_requested) {
+        book->epoch_requested = true;
+        book->driver.request_epoch(book->driver.context);
     }
     return named;
 }
 
-// Others may move the op another way, so nobody else looks at it: any early signal whose arguments differ accuses.
-static void compare_early(struct book *book, struct op *op) {
+// Others may move the op another way, so nobody else looks at it: any unexpected signal whose arguments differ accuses.
+static void compare_unexpected(struct book *book, struct op *op) {
     struct wire_op head;
     op_head(op, &head);
-    const struct early *at = book->early.slots[tag_slot(op->args.tag)];
-    while ((at = early_differing(at, &head)) != NULL) {
+    const struct unexpected *at = book->unexpected.slots[tag_slot(op->args.tag)];
+    while ((at = unexpected_differing(at, &head)) != NULL) {
         book_accuse(book, op, at->from, &at->head.fingerprint);
         at = at->next;
     }
@@ -188,10 +188,11 @@ static void begin(struct book *book, struct op *op) {
         book_end_lost(book, op); // alone: only a loss leads here
         return;
     }
-    compare_early(book, op);
+    compare_unexpected(book, op);
     bool small = op->path == PLAN_SMALL;
     op->phase = small && op->args.queue == NULL ? OP_RUNNING : OP_QUEUED;
-    if ((small && (op->kept = kept_new(now->ring.count)) == NULL) || !book->driver.start(book->driver.context, op))
+    if ((small && (op->retained = retained_new(now->ring.count)) == NULL) ||
+        !book->driver.start(book->driver.context, op))
         book_refuse(book, op);
 }
 
@@ -207,30 +208,30 @@ void book_begin(struct book *book, struct op *op) {
         book_wait_for_links(book, op);
 }
 
-// A segment that cannot begin ends at once, and with it perhaps the whole.
-static void begin_segments(struct book *book, struct op *whole) {
-    struct segments *s = whole->segments;
+// A segment that cannot begin ends at once, and with it perhaps the call.
+static void begin_segments(struct book *book, struct op *parent) {
+    struct segments *s = parent->segments;
     while (segments_may_add(s, book->extra < EXTRA_MAX && book->live + book->extra < WIRE_MAX_LIVE_OPS)) {
-        struct op *op = new_op(book, whole->args.tag);
+        struct op *op = new_op(book, parent->args.tag);
         if (op == NULL && s->live == 0) {
             s->failure = CALL_NO_MEMORY;
             fail(book);
         }
         if (op == NULL) return; // tried again when a segment has ended
         if (s->live > 0) book->extra++;
-        segments_add(whole, op);
+        segments_add(parent, op);
         book_begin(book, op);
     }
 }
 
-void book_begin_segments(struct book *book, struct op *whole) {
-    begin_segments(book, whole);
-    end_when_over(book, whole);
+void book_begin_segments(struct book *book, struct op *parent) {
+    begin_segments(book, parent);
+    end_when_over(book, parent);
 }
 
 void book_links_ready(struct book *book) {
     book->ready = true;
-    kept_supply(&book->kept, &book->driver);
+    retained_supply(&book->retained, &book->driver);
     struct op_list waiting = book->waiting;
     book->waiting.first = NULL;
     for (struct op *op; (op = op_list_pop(&waiting)) != NULL;) book_begin(book, op);
@@ -285,9 +286,9 @@ void book_take(struct book *book, struct op *op, struct call_outcome *out) {
     book_free_op(book, op, false);
 }
 
-void book_remove_segments(struct book *book, struct op *whole, bool restore) {
+void book_remove_segments(struct book *book, struct op *parent, bool restore) {
     for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++) {
-        struct op *op = whole->segments->ops[i];
+        struct op *op = parent->segments->ops[i];
         if (op == NULL) continue;
         if (op->phase == OP_WAITING) op_list_remove(&book->waiting, op);
         segments_remove(op);
@@ -301,16 +302,17 @@ bool book_signal(struct book *book, struct op_member *from, uint16_t type, const
     const struct op_driver *driver = &book->driver;
     struct wire_op_name before = {book->now->group_epoch, head->tag, head->sequence - 1,
                                   0}; // small ops are never divided
-    if (head->sequence > 1) kept_acked(&book->kept, from, &before, driver);
+    if (head->sequence > 1) retained_acked(&book->retained, from, &before, driver);
     struct op *op = book_find_running(book, head);
     if (op != NULL && !wire_fingerprint_equal(&op->args.fingerprint, &head->fingerprint)) {
         book_accuse(book, op, from, &head->fingerprint);
     } else if (op == NULL || op->phase == OP_QUEUED) {
-        struct early early = {.from = from, .type = type, .head = *head, .block = block, .bytes = bytes};
-        enum early_result result =
-            op == NULL && type == WIRE_GRANT ? EARLY_OK : early_add(&book->early, &early, book->now->ring.count);
-        if (result == EARLY_OK) return true;
-        if (result == EARLY_NO_MEMORY) fail(book);
+        struct unexpected unexpected = {.from = from, .type = type, .head = *head, .block = block, .bytes = bytes};
+        enum unexpected_result result = op == NULL && type == WIRE_GRANT
+                                            ? UNEXPECTED_OK
+                                            : unexpected_add(&book->unexpected, &unexpected, book->now->ring.count);
+        if (result == UNEXPECTED_OK) return true;
+        if (result == UNEXPECTED_NO_MEMORY) fail(book);
         if (block != NULL) driver->put(driver->context, block);
         return false;
     } else {
@@ -323,29 +325,32 @@ bool book_signal(struct book *book, struct op_member *from, uint16_t type, const
 
 void book_acked(struct book *book, struct op_member *from, const struct wire_op_name *names, uint32_t count,
                 bool asked) {
-    for (uint32_t i = 0; i < count; i++) kept_acked(&book->kept, from, &names[i], &book->driver);
+    for (uint32_t i = 0; i < count; i++) retained_acked(&book->retained, from, &names[i], &book->driver);
     if (!asked) return;
-    from->settling = true;
+    from->draining = true;
     acks_send(from, false, &book->driver);
 }
 
-void book_settle(struct book *book) {
+void book_drain(struct book *book) {
     for (uint32_t i = 0; i < book->now->ring.count && book->ready; i++)
         if (book->members[i] != NULL) acks_send(book->members[i], true, &book->driver);
 }
 
-void book_forget(struct book *book, const struct op_member *member) { kept_forget(&book->kept, member, &book->driver); }
-
-// ---- what moves ops ----
-struct early *book_early(struct book *book, const struct op *op, const struct op_member *from, uint16_t type) {
-    struct wire_op head;
-    op_head(op, &head);
-    return early_take(&book->early, from, &head, type);
+void book_forget(struct book *book, const struct op_member *member) {
+    retained_forget(&book->retained, member, &book->driver);
 }
 
-static void keep(struct book *book, struct kept *kept, const struct op *op, struct block *result) {
-    kept->result = result;
-    kept_add(&book->kept, kept, &op->name, book->members, book->now->ring.count);
+// ---- what moves ops ----
+struct unexpected *book_unexpected(struct book *book, const struct op *op, const struct op_member *from,
+                                   uint16_t type) {
+    struct wire_op head;
+    op_head(op, &head);
+    return unexpected_take(&book->unexpected, from, &head, type);
+}
+
+static void keep(struct book *book, struct retained *retained, const struct op *op, struct block *result) {
+    retained->result = result;
+    retained_add(&book->retained, retained, &op->name, book->members, book->now->ring.count);
 }
 
 static void acknowledge(struct book *book, const struct op *op, bool now) {
@@ -363,8 +368,8 @@ bool book_complete(struct book *book, struct op *op) {
         op->phase = OP_COMPLETE;
         return true;
     }
-    keep(book, op->kept, op, op->result);
-    op->kept = NULL;
+    keep(book, op->retained, op, op->result);
+    op->retained = NULL;
     op->result = NULL;
     acknowledge(book, op, false);
     book_end(book, op, CALL_OK);
@@ -378,14 +383,14 @@ void book_supplied(struct book *book, const struct wire_op_name *name, struct bl
     struct op *op = book_find(book, name->tag);
     bool wanted = op != NULL && op->frozen && op->phase != OP_ENDED && op->path == PLAN_SMALL &&
                   wire_op_name_equal(&op->name, name);
-    struct kept *kept = wanted ? kept_new(book->now->ring.count) : NULL;
-    if (wanted && kept == NULL) fail(book);
-    if (kept == NULL || !driver->fill(driver->context, op, result)) {
-        free(kept);
+    struct retained *retained = wanted ? retained_new(book->now->ring.count) : NULL;
+    if (wanted && retained == NULL) fail(book);
+    if (retained == NULL || !driver->fill(driver->context, op, result)) {
+        free(retained);
         driver->put(driver->context, result);
         return;
     }
-    keep(book, kept, op, result);
+    keep(book, retained, op, result);
     acknowledge(book, op, true);
     book_end(book, op, CALL_OK);
 }

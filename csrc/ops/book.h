@@ -14,8 +14,8 @@
 #ifndef PCCL_OPS_BOOK_H
 #define PCCL_OPS_BOOK_H
 
-#include "ops/early.h"
-#include "ops/kept.h"
+#include "ops/unexpected.h"
+#include "ops/retained.h"
 #include "ops/mismatches.h"
 #include "ops/op.h"
 
@@ -35,10 +35,10 @@ struct book {
     // un-awaited calls; segments of theirs under way beyond one each. Together WIRE_MAX_LIVE_OPS at most
     size_t live, extra;
     struct op_list waiting; // OP_WAITING, in posting order
-    struct kept_table kept;
-    struct early_table early;
+    struct retained_table retained;
+    struct unexpected_table unexpected;
     struct tag_counters counters;
-    bool roll_asked; // a fresh group epoch was asked for, since the counters have come far
+    bool epoch_requested; // a fresh group epoch was asked for, since the counters have come far
     struct mismatches mismatches;
 };
 
@@ -53,8 +53,9 @@ enum call_result book_post(struct book *book, const struct call_args *args, size
 struct op *book_find(const struct book *book, uint64_t tag); // the call with this tag; NULL: there is none
 // Of a call that has ended and whose input is put back: takes it.
 void book_take(struct book *book, struct op *op, struct call_outcome *out);
-// Before leaving: acknowledges everything, and asks the others to do likewise. All is settled when `kept.count` is 0.
-void book_settle(struct book *book);
+// Before leaving: acknowledges everything, and asks the others to do likewise. All has drained when `retained.count` is
+// 0.
+void book_drain(struct book *book);
 void book_end_all(struct book *book); // with CALL_DEAD
 
 // ---- other members ----
@@ -75,7 +76,7 @@ void book_for_each(struct book *book, void (*act)(struct book *, struct op *));
 // The one that runs in the epoch in force; NULL: there is none.
 struct op *book_find_running(const struct book *book, const struct wire_op *head);
 // What came for this op before it was started; the caller's to free. NULL: nothing.
-struct early *book_early(struct book *book, const struct op *op, const struct op_member *from, uint16_t type);
+struct unexpected *book_unexpected(struct book *book, const struct op *op, const struct op_member *from, uint16_t type);
 // Everything is here and everything is sent. A small op ends, and `op->result` is kept. True: a large one, and DONE is
 // to be sent.
 bool book_complete(struct book *book, struct op *op);

@@ -31,19 +31,19 @@ static void end_if_lost(struct book *book, struct op *op) {
     book_end_lost(book, op);
 }
 
-static struct op *find_wanting_whole(struct op *op) {
-    while (op != NULL && (op->phase != OP_DIVIDED || !op->segments->to_whole)) op = op->chain;
+static struct op *find_to_undivide(struct op *op) {
+    while (op != NULL && (op->phase != OP_DIVIDED || !op->segments->undivide)) op = op->chain;
     return op;
 }
 
 // Each of them moves ops in its chain, so each time the chain is looked through again.
-static void begin_wholes(struct book *book) {
+static void begin_undivided(struct book *book) {
     for (size_t i = 0; i < TAG_SLOTS; i++)
-        for (struct op *op; (op = find_wanting_whole(book->table[i])) != NULL;) {
+        for (struct op *op; (op = find_to_undivide(book->table[i])) != NULL;) {
             uint32_t live = op->segments->live;
             book_remove_segments(book, op, true);
             if (live > 1) book->extra -= live - 1;
-            segments_begin_whole(op);
+            segments_begin_undivided(op);
             book_begin_segments(book, op);
         }
 }
@@ -56,7 +56,7 @@ static void report_add(struct wire_report *report, const struct wire_op_name *na
 
 static bool build_report(struct book *book, struct wire_report *report) {
     *report = (struct wire_report){
-        .ops = calloc(book->live + book->extra + book->kept.count + 1, sizeof(struct wire_op_report))};
+        .ops = calloc(book->live + book->extra + book->retained.count + 1, sizeof(struct wire_op_report))};
     if (report->ops == NULL) return false;
     for (size_t i = 0; i < TAG_SLOTS; i++)
         for (struct op *op = book->table[i]; op != NULL; op = op->chain)
@@ -64,8 +64,8 @@ static bool build_report(struct book *book, struct wire_report *report) {
                 report_add(report, &op->name, op->phase == OP_COMPLETE ? WIRE_OP_DONE : WIRE_OP_OPEN,
                            op->path == PLAN_SMALL);
     for (size_t i = 0; i < TAG_SLOTS; i++)
-        for (struct kept *kept = book->kept.slots[i]; kept != NULL; kept = kept->next)
-            report_add(report, &kept->name, WIRE_OP_KEPT, true);
+        for (struct retained *retained = book->retained.slots[i]; retained != NULL; retained = retained->next)
+            report_add(report, &retained->name, WIRE_OP_RETAINED, true);
     return true;
 }
 
@@ -83,10 +83,10 @@ static struct op_member **find_members(struct book *book, const struct epoch_rin
 bool book_enter(struct book *book, const struct epoch *epoch, struct wire_report *report) {
     book->ready = false;
     book_for_each(book, freeze);
-    begin_wholes(book);
-    early_clear(&book->early, &book->driver);
+    begin_undivided(book);
+    unexpected_clear(&book->unexpected, &book->driver);
     tag_counters_clear(&book->counters);
-    book->roll_asked = false;
+    book->epoch_requested = false;
     struct op_member **members = find_members(book, &epoch->ring);
     if (members == NULL || !build_report(book, report)) {
         free(members);
@@ -155,7 +155,7 @@ static bool take_mismatch(struct book *book, struct op *call, uint64_t loss) {
 
 static void redo(struct book *book, struct op *op) {
     // The others have begun this call in a later epoch only, under the name that was found to be mismatched.
-    struct op *call = op->whole != NULL ? op->whole : op;
+    struct op *call = op->parent != NULL ? op->parent : op;
     if (take_mismatch(book, call, 0)) {
         end_call_mismatched(book, call);
         return;
@@ -178,7 +178,7 @@ static void on_abort(struct book *book, struct op *op) {
 static void on_supplier(struct book *book, const struct wire_verdict *verdict) {
     const struct epoch_ring *ring = &book->now->ring;
     bool own = ring->count > 0 && wire_id_equal(&verdict->supplier, &ring->members[ring->rank].id);
-    if (!kept_appoint(&book->kept, verdict, own, book->ready, book->members, ring->count, &book->driver))
+    if (!retained_appoint(&book->retained, verdict, own, book->ready, book->members, ring->count, &book->driver))
         book->driver.failed(book->driver.context);
 }
 
@@ -208,7 +208,7 @@ void book_verdict(struct book *book, const struct wire_verdict *verdict) {
         break;
     case WIRE_VERDICT_MISMATCH: on_mismatch(book, verdict); break;
     case WIRE_VERDICT_WHOLE:
-        if (call != NULL && call->segments != NULL) segments_turn_whole(call, &verdict->name);
+        if (call != NULL && call->segments != NULL) segments_undivide(call, &verdict->name);
         break;
     default: break;
     }

@@ -6,12 +6,12 @@
 
 uint64_t book_first_loss(const struct book *book, uint64_t adopted); // 0: none since
 void book_begin(struct book *book, struct op *op);                   // now, or when the links are there
-void book_begin_segments(struct book *book, struct op *whole);
+void book_begin_segments(struct book *book, struct op *parent);
 void book_wait_for_links(struct book *book, struct op *op);
 void book_end(struct book *book, struct op *op, enum call_result result); // frees a segment that was committed
 void book_end_lost(struct book *book, struct op *op);
 void book_release(struct book *book, struct op *op);
-void book_remove_segments(struct book *book, struct op *whole, bool restore);
+void book_remove_segments(struct book *book, struct op *parent, bool restore);
 void book_free_op(struct book *book, struct op *op, bool restore);
 
 #endif

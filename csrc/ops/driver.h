@@ -16,12 +16,12 @@ struct block;
 struct op_member {
     struct wire_id id;
     uint32_t rank;                         // in the epoch in force, or UINT32_MAX
-    uint32_t early_count;                  // signals and inputs that came before the op was posted here, and
-    uint64_t early_bytes;                  // the bytes of those inputs
+    uint32_t unexpected_count;             // signals and inputs that came before the op was posted here, and
+    uint64_t unexpected_bytes;             // the bytes of those inputs
     struct wire_op_name acks[OP_ACKS_MAX]; // of results that it keeps, not sent yet
     uint32_t ack_count;
     uint64_t ack_bytes; // of those results
-    bool settling;      // about to leave: acks go out at once
+    bool draining;      // about to leave: acks go out at once
 };
 
 struct op;
@@ -51,9 +51,9 @@ struct op_driver {
     void (*acknowledge)(void *context, struct op_member *to, const struct wire_op_name *names, uint32_t count,
                         bool ask);
     void (*supply)(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result);
-    void (*settled)(void *context);                                      // no result is kept any more
+    void (*drained)(void *context);                                      // no result is kept any more
     void (*accuse)(void *context, const struct wire_mismatch *mismatch); // MISMATCH, for the master
-    void (*roll)(void *context);                                         // a fresh group epoch is wanted
+    void (*request_epoch)(void *context);                                // a fresh group epoch is wanted
     void (*put)(void *context, struct block *block);                     // lets go of a reference
     void (*failed)(void *context); // memory was refused, and others would wait for this member for ever
 };

@@ -29,10 +29,10 @@ struct backup {
 struct op {
     struct op *chain;          // in the table by tag, or the list of unused ones
     struct op *next;           // in a list
-    struct call_args args;     // of a segment: its own part of the buffers, and the fingerprint of the whole
+    struct call_args args;     // of a segment: its own part of the buffers, and the fingerprint of the call
     size_t element;            // bytes
     uint64_t count, bytes;     // of this op, or segment
-    struct op *whole;          // that this is a segment of, or NULL: a call
+    struct op *parent;         // the call that this is a segment of; NULL: it is a call
     struct segments *segments; // of a divided op, or NULL
     const struct epoch *epoch; // in which it was begun; NULL: never yet
     enum plan_path path;
@@ -45,7 +45,7 @@ struct op {
     struct wire_op_name name;
     uint32_t contributors;
     uint64_t tx_bytes, rx_bytes;
-    struct kept *kept; // small: made ready, so that completion cannot fail
+    struct retained *retained; // small: made ready, so that completion cannot fail
     struct call_outcome outcome;
 
     // the driver's

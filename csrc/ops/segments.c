@@ -3,27 +3,27 @@
 #include <stdlib.h>
 
 // ---- life ----
-bool segments_new(struct op *whole) {
-    uint32_t count = plan_segments(whole->count, whole->element);
-    whole->segments = calloc(1, sizeof *whole->segments + count * sizeof(const struct epoch *));
-    if (whole->segments == NULL) return false;
-    whole->segments->count = count;
-    whole->segments->mode = WIRE_MODE_SEGMENTS;
-    whole->phase = OP_DIVIDED;
+bool segments_new(struct op *parent) {
+    uint32_t count = plan_segments(parent->count, parent->element);
+    parent->segments = calloc(1, sizeof *parent->segments + count * sizeof(const struct epoch *));
+    if (parent->segments == NULL) return false;
+    parent->segments->count = count;
+    parent->segments->mode = WIRE_MODE_SEGMENTS;
+    parent->phase = OP_DIVIDED;
     return true;
 }
 
-void segments_free(struct op *whole) {
-    struct segments *s = whole->segments;
+void segments_free(struct op *parent) {
+    struct segments *s = parent->segments;
     for (uint32_t i = 0; i < s->count; i++) epoch_put(s->epochs[i]);
     free(s);
-    whole->segments = NULL;
+    parent->segments = NULL;
 }
 
 // ---- a segment ----
-static struct plan_range range_of(const struct op *whole, uint32_t segment) {
-    if (whole->segments->mode == WIRE_MODE_WHOLE) return (struct plan_range){0, whole->count};
-    return plan_segment(whole->count, whole->element, segment);
+static struct plan_range range_of(const struct op *parent, uint32_t segment) {
+    if (parent->segments->mode == WIRE_MODE_WHOLE) return (struct plan_range){0, parent->count};
+    return plan_segment(parent->count, parent->element, segment);
 }
 
 // With one segment under way the op gets on, however many the others have: it is the same one, the first that is not
@@ -33,18 +33,18 @@ bool segments_may_add(const struct segments *s, bool room) {
     return s->live == 0 || (s->live < PLAN_SEGMENTS_AHEAD && room);
 }
 
-void segments_add(struct op *whole, struct op *op) {
-    struct segments *s = whole->segments;
-    struct plan_range range = range_of(whole, s->next);
+void segments_add(struct op *parent, struct op *op) {
+    struct segments *s = parent->segments;
+    struct plan_range range = range_of(parent, s->next);
     uint32_t place = 0;
     while (s->ops[place] != NULL) place++;
     s->ops[place] = op;
-    op->whole = whole;
-    op->args = whole->args;
-    op->args.send = (const uint8_t *)whole->args.send + range.begin * whole->element;
-    op->args.recv = (uint8_t *)whole->args.recv + range.begin * whole->element;
+    op->parent = parent;
+    op->args = parent->args;
+    op->args.send = (const uint8_t *)parent->args.send + range.begin * parent->element;
+    op->args.recv = (uint8_t *)parent->args.recv + range.begin * parent->element;
     op->args.fingerprint.mode = s->mode;
-    op->element = whole->element;
+    op->element = parent->element;
     op->count = range.end - range.begin;
     op->bytes = op->count * op->element;
     op->name.segment = (uint16_t)s->next++;
@@ -52,7 +52,7 @@ void segments_add(struct op *whole, struct op *op) {
 }
 
 bool segments_name(struct op *op, uint64_t epoch, struct tag_counters *counters) {
-    struct segments *s = op->whole->segments;
+    struct segments *s = op->parent->segments;
     if (s->epoch != epoch && !tag_counter_take(counters, op->args.tag, &s->sequence)) return false;
     s->epoch = epoch;
     op->name.sequence = s->sequence;
@@ -60,28 +60,28 @@ bool segments_name(struct op *op, uint64_t epoch, struct tag_counters *counters)
 }
 
 bool segments_ended(struct op *op) {
-    struct op *whole = op->whole;
-    struct segments *s = whole->segments;
+    struct op *parent = op->parent;
+    struct segments *s = parent->segments;
     s->live--;
     if (op->outcome.result != CALL_OK) {
         if (s->failure == CALL_OK) {
             s->failure = op->outcome.result;
-            if (op->outcome.epoch > whole->outcome.epoch) whole->outcome.epoch = op->outcome.epoch;
+            if (op->outcome.epoch > parent->outcome.epoch) parent->outcome.epoch = op->outcome.epoch;
         }
         return false;
     }
-    whole->tx_bytes += op->tx_bytes;
-    whole->rx_bytes += op->rx_bytes;
-    if (op->name.epoch >= whole->outcome.epoch) {
-        whole->outcome.epoch = op->name.epoch;
-        whole->contributors = op->contributors;
+    parent->tx_bytes += op->tx_bytes;
+    parent->rx_bytes += op->rx_bytes;
+    if (op->name.epoch >= parent->outcome.epoch) {
+        parent->outcome.epoch = op->name.epoch;
+        parent->contributors = op->contributors;
     }
     s->epochs[op->name.segment] = epoch_get(op->epoch);
     return true;
 }
 
 void segments_remove(struct op *op) {
-    struct op **place = op->whole->segments->ops;
+    struct op **place = op->parent->segments->ops;
     while (*place != op) place++;
     *place = NULL;
 }
@@ -96,23 +96,23 @@ struct op *segments_part(struct op *call, const struct op *after) {
     return i < PLAN_SEGMENTS_AHEAD ? parts[i] : NULL;
 }
 
-bool segments_are_meant(const struct op *whole, const struct wire_op_name *name) {
-    return whole->phase == OP_DIVIDED &&
-           (whole->segments->epoch != name->epoch || whole->segments->sequence == name->sequence);
+bool segments_are_meant(const struct op *parent, const struct wire_op_name *name) {
+    return parent->phase == OP_DIVIDED &&
+           (parent->segments->epoch != name->epoch || parent->segments->sequence == name->sequence);
 }
 
 // ---- members that run the op in one piece ----
-void segments_turn_whole(struct op *whole, const struct wire_op_name *name) {
-    struct segments *s = whole->segments;
-    if (s->mode == WIRE_MODE_SEGMENTS && s->epoch == name->epoch && s->sequence == name->sequence) s->to_whole = true;
+void segments_undivide(struct op *parent, const struct wire_op_name *name) {
+    struct segments *s = parent->segments;
+    if (s->mode == WIRE_MODE_SEGMENTS && s->epoch == name->epoch && s->sequence == name->sequence) s->undivide = true;
 }
 
-void segments_begin_whole(struct op *whole) {
-    struct segments *s = whole->segments;
+void segments_begin_undivided(struct op *parent) {
+    struct segments *s = parent->segments;
     s->mode = WIRE_MODE_WHOLE;
     s->count = 1;
     s->next = s->live = 0;
-    s->to_whole = false;
+    s->undivide = false;
 }
 
 // ---- who is in which range ----

@@ -5,7 +5,7 @@
 // from. All members begin them in index order, and a verdict reaches all: so all of them work on the first one that is
 // not committed, whatever else is under way, and none waits for ever.
 //
-// The whole op is what the caller sees. It moves no data, has no name, and is never frozen; it ends when its last
+// The call itself, the parent of its segments, moves no data, has no name, and is never frozen; it ends when its last
 // segment has ended.
 #ifndef PCCL_OPS_SEGMENTS_H
 #define PCCL_OPS_SEGMENTS_H
@@ -17,7 +17,7 @@ struct segments {
     uint32_t count, next; // `next`: the first that was not begun
     uint32_t live;        // begun, not ended
     uint8_t mode;         // enum wire_op_mode; WHOLE: one segment, since others run the op in one piece
-    bool to_whole;        // that turned out: from the next epoch on
+    bool undivide;        // that turned out: from the next epoch on
     uint64_t epoch;       // the last one in which a segment was named; 0: none yet
     uint32_t sequence;    // in it
     enum call_result failure;
@@ -25,11 +25,11 @@ struct segments {
     const struct epoch *epochs[];        // in which they were committed, by segment; NULL: not yet
 };
 
-bool segments_new(struct op *whole); // divides it; false: memory was refused
-void segments_free(struct op *whole);
+bool segments_new(struct op *parent); // divides it; false: memory was refused
+void segments_free(struct op *parent);
 // Whether a segment is to be begun. `room`: for more than one of this op.
 bool segments_may_add(const struct segments *segments, bool room);
-void segments_add(struct op *whole, struct op *op); // makes an unused op the next segment
+void segments_add(struct op *parent, struct op *op); // makes an unused op the next segment
 // The sequence of a segment that begins in this epoch; false: memory was refused.
 bool segments_name(struct op *op, uint64_t epoch, struct tag_counters *counters);
 // Notes its outcome. True: it was committed, and nobody needs it any more.
@@ -39,12 +39,12 @@ void segments_remove(struct op *op); // it has no place any more
 // NULL at first. NULL: there are no more.
 struct op *segments_part(struct op *call, const struct op *after);
 // Runs under this name, or is yet to get one in its epoch
-bool segments_are_meant(const struct op *whole, const struct wire_op_name *name);
+bool segments_are_meant(const struct op *parent, const struct wire_op_name *name);
 // Others run the op of this name in one piece, so that this member is to begin it anew with the next epoch.
-void segments_turn_whole(struct op *whole, const struct wire_op_name *name);
+void segments_undivide(struct op *parent, const struct wire_op_name *name);
 // All segments are removed, and none can have been committed: a member that runs the op in one piece has completed
 // none.
-void segments_begin_whole(struct op *whole);
+void segments_begin_undivided(struct op *parent);
 // Of any op that has ended; NULL: memory was refused.
 struct call_contributors *segments_contributors(const struct op *op);
 

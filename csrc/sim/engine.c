@@ -52,7 +52,7 @@ static void ended(void *context, struct op *op) {
 static void forget(void *context, struct op *op, bool restore) {
     struct engine_model *e = context;
     (void)restore;
-    if (op->whole != NULL && op->phase == OP_ENDED && !is_dead(op)) note_end(e, op);
+    if (op->parent != NULL && op->phase == OP_ENDED && !is_dead(op)) note_end(e, op);
 }
 
 static void acknowledge(void *context, struct op_member *to, const struct wire_op_name *names, uint32_t count,
@@ -83,7 +83,7 @@ static void supply(void *context, struct op_member *to, const struct wire_op_nam
     mover_send(e, to, 0, &frame);
 }
 
-static void settled(void *context) { (void)context; }
+static void drained(void *context) { (void)context; }
 
 static void accuse(void *context, const struct wire_mismatch *mismatch) {
     struct engine_model *e = context;
@@ -94,7 +94,7 @@ static void accuse(void *context, const struct wire_mismatch *mismatch) {
     sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
 }
 
-static void roll(void *context) {
+static void request_epoch(void *context) {
     struct engine_model *e = context;
     sim_fail(e->sim, "bounded memory", "peer %d has too many tags", e->slot + 1);
 }
@@ -130,7 +130,7 @@ static void judge_contributors(struct engine_model *e, const struct call *call, 
 void engine_model_begin(struct pccl_sim *s, int slot) {
     struct engine_model *e = engine_of(s, slot);
     struct op_driver driver = {e,           member, mover_start, mover_signal, mover_release, mover_fill, ended, forget,
-                               acknowledge, supply, settled,     accuse,       roll,          put,        failed};
+                               acknowledge, supply, drained,     accuse,       request_epoch, put,        failed};
     e->sim = s;
     e->slot = slot;
     book_init(&e->book, &driver, mover_work_bytes);
@@ -239,7 +239,7 @@ bool engine_model_await(struct pccl_sim *s, int slot, uint32_t tag) {
     return true;
 }
 
-void engine_model_settle(struct pccl_sim *s, int slot) { book_settle(&engine_of(s, slot)->book); }
+void engine_model_drain(struct pccl_sim *s, int slot) { book_drain(&engine_of(s, slot)->book); }
 
 // ---- epochs ----
 

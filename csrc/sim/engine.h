@@ -20,6 +20,6 @@ void engine_model_frame(struct pccl_sim *s, int slot, int from, const struct fra
 bool engine_model_forget(struct pccl_sim *s, int slot, int other, uint32_t life);
 void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, const struct call *what, uint64_t adopted);
 bool engine_model_await(struct pccl_sim *s, int slot, uint32_t tag); // true: it has ended
-void engine_model_settle(struct pccl_sim *s, int slot);
+void engine_model_drain(struct pccl_sim *s, int slot);
 
 #endif

@@ -145,10 +145,10 @@ static void take_input(struct engine_model *e, struct op *op, struct op_member *
 
 static void meet(struct engine_model *e, struct op *op, struct op_member *other) {
     struct moving *m = op->work;
-    struct early *posted = book_early(&e->book, op, other, WIRE_POSTED);
-    struct early *input = book_early(&e->book, op, other, WIRE_SMALL);
+    struct unexpected *posted = book_unexpected(&e->book, op, other, WIRE_POSTED);
+    struct unexpected *input = book_unexpected(&e->book, op, other, WIRE_SMALL);
     bool seen = posted != NULL || input != NULL;
-    if (!seen && neighbour_of(other)->eager_bytes + op->bytes > early_limit(ring_of(e)->count)) {
+    if (!seen && neighbour_of(other)->eager_bytes + op->bytes > unexpected_limit(ring_of(e)->count)) {
         struct frame frame = frame_of(e, op, WIRE_POSTED);
         m->owed |= bit(other);
         acks_drop_implied(other, &op->name);
@@ -234,7 +234,7 @@ static void begin_large(struct engine_model *e, struct op *op) {
             m->to_send += step != PLAN_INVALID && step != PLAN_GATHER_LAST;
         }
     }
-    struct early *posted = book_early(&e->book, op, successor(e), WIRE_READY);
+    struct unexpected *posted = book_unexpected(&e->book, op, successor(e), WIRE_READY);
     struct frame ready = frame_of(e, op, WIRE_READY);
     mover_send(e, predecessor(e), 0, &ready);
     if (travels(op, n, rank)) {

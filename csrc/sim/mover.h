@@ -10,8 +10,8 @@
 enum {
     TAGS = 6,
     SHARDS_MOST = 2, // of an op that travel, for those of all members
-    EARLY_MOST = 256,
-    KEPT_MOST = 128,
+    UNEXPECTED_MOST = 256,
+    RETAINED_MOST = 128,
     HELD_MOST = 8,
     SEGMENTS_MOST = 8,
 };

@@ -80,7 +80,7 @@ static void leave(struct pccl_sim *s, int slot) {
     s->counts[COUNT_LEAVES]++;
     call(s, p, STEP_LEAVING);
     p->program->leave_by = s->now + SETTLE_MS * MS_NS;
-    engine_model_settle(s, slot);
+    engine_model_drain(s, slot);
     sim_push_for(s, slot, EVENT_PROGRAM, s->now);
 }
 
@@ -256,7 +256,7 @@ void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action
 
 static bool go_on_leaving(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    if (p->engine->book.kept.count > 0 && p->engine->book.now->ring.count > 1 && s->now < p->program->leave_by) {
+    if (p->engine->book.retained.count > 0 && p->engine->book.now->ring.count > 1 && s->now < p->program->leave_by) {
         sim_push_for(s, slot, EVENT_PROGRAM, s->now + LOOK_MS * MS_NS);
         return false;
     }

@@ -212,11 +212,11 @@ static void judge_memory(struct pccl_sim *s) {
         if (!p->running) continue;
         const struct book *book = &p->engine->book;
         for (uint32_t rank = 0; rank < book->now->ring.count; rank++)
-            if (book->members[rank] != NULL) early += book->members[rank]->early_count;
-        if (book->kept.count > KEPT_MOST)
+            if (book->members[rank] != NULL) early += book->members[rank]->unexpected_count;
+        if (book->retained.count > RETAINED_MOST)
             sim_fail(s, "bounded memory", "peer %d keeps %zu results for members that must have them", slot + 1,
-                     book->kept.count);
-        if (early > EARLY_MOST)
+                     book->retained.count);
+        if (early > UNEXPECTED_MOST)
             sim_fail(s, "bounded memory", "peer %d holds %u frames of ops that it has not posted", slot + 1, early);
     }
 }

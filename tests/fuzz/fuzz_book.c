@@ -89,7 +89,7 @@ static bool fill(void *context, struct op *op, struct block *result) {
 
 static void on_end(void *context, struct op *op) {
     (void)context;
-    MUST(op->whole == NULL && op->phase == OP_ENDED && !work_of(op)->moved && !work_of(op)->call_ended);
+    MUST(op->parent == NULL && op->phase == OP_ENDED && !work_of(op)->moved && !work_of(op)->call_ended);
     work_of(op)->call_ended = true;
     ended++;
 }
@@ -113,14 +113,14 @@ static void supply(void *context, struct op_member *to, const struct wire_op_nam
     MUST(to >= others && to < others + OTHERS && result->references > 0);
 }
 
-static void settled(void *context) { (void)context; }
+static void drained(void *context) { (void)context; }
 
 static void accuse(void *context, const struct wire_mismatch *mismatch) {
     (void)context;
     MUST(!wire_fingerprint_equal(&mismatch->mine, &mismatch->theirs));
 }
 
-static void roll(void *context) { (void)context; }
+static void request_epoch(void *context) { (void)context; }
 
 static void failed(void *context) {
     (void)context;
@@ -156,9 +156,9 @@ static void begin(struct fuzz *in) {
     if (op->phase == OP_QUEUED) op->phase = OP_RUNNING;
     for (uint32_t type = 0; type < sizeof types / sizeof types[0]; type++)
         for (uint32_t i = 0; i < OTHERS; i++) {
-            struct early *early = book_early(&book, op, &others[i], types[type]);
-            if (early != NULL && early->block != NULL) put(NULL, early->block);
-            free(early);
+            struct unexpected *unexpected = book_unexpected(&book, op, &others[i], types[type]);
+            if (unexpected != NULL && unexpected->block != NULL) put(NULL, unexpected->block);
+            free(unexpected);
         }
 }
 
@@ -268,10 +268,10 @@ static void accuse_one(struct fuzz *in) {
 static void check(void) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < OTHERS; i++) {
-        MUST(others[i].early_bytes <= EARLY_BYTES && others[i].early_count <= EARLY_MAX);
-        bytes += others[i].early_bytes;
+        MUST(others[i].unexpected_bytes <= UNEXPECTED_BYTES && others[i].unexpected_count <= UNEXPECTED_MAX);
+        bytes += others[i].unexpected_bytes;
     }
-    MUST(bytes <= EARLY_ALL_BYTES && book.live + book.extra <= WIRE_MAX_LIVE_OPS);
+    MUST(bytes <= UNEXPECTED_ALL_BYTES && book.live + book.extra <= WIRE_MAX_LIVE_OPS);
     MUST(book.live == posted && ended <= posted);
 }
 
@@ -303,7 +303,7 @@ static void run_event(struct fuzz *in) {
         uint8_t how = fuzz_u8(in);
         struct op_member *gone = &others[how >> 4 & 3 ? how % OTHERS : 0];
         if ((how & 3) == 0) fuzz_refuse(1 + (how >> 2 & 15));
-        if ((how & 3) == 1) book_settle(&book);
+        if ((how & 3) == 1) book_drain(&book);
         if ((how & 3) == 2) accuse_one(in);
         if ((how & 3) == 3 && gone->rank == UINT32_MAX) { // it comes back as somebody new
             book_forget(&book, gone);
@@ -314,8 +314,9 @@ static void run_event(struct fuzz *in) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static const struct op_driver driver = {NULL,        member_of, start,   signal_for, release, fill, on_end, forget,
-                                            acknowledge, supply,    settled, accuse,     roll,    put,  failed};
+    static const struct op_driver driver = {NULL,    member_of, start,         signal_for,  release,
+                                            fill,    on_end,    forget,        acknowledge, supply,
+                                            drained, accuse,    request_epoch, put,         failed};
     struct fuzz in = {data, data + size};
     for (uint32_t i = 0; i < OTHERS; i++) others[i] = (struct op_member){.id = id_of(i), .rank = UINT32_MAX};
     blocks = ended = posted = moving_count = 0;

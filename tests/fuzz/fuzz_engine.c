@@ -106,14 +106,14 @@ static void take(uint32_t tag) {
 static struct wire_op_name name_of(uint32_t tag, uint32_t segment) {
     struct wire_op_name name = {engine->book.now->group_epoch, tag, 1, 0};
     for (struct op *op = engine->book.table[tag_slot(tag)]; op != NULL; op = op->chain)
-        if (op->name.sequence != 0 && op->args.tag == tag && (op->whole == NULL || op->name.segment == segment))
+        if (op->name.sequence != 0 && op->args.tag == tag && (op->parent == NULL || op->name.segment == segment))
             return op->name;
     return name;
 }
 
 static const struct op *op_of(uint32_t tag, uint32_t segment) {
     for (const struct op *op = engine->book.table[tag_slot(tag)]; op != NULL; op = op->chain)
-        if (op->segments == NULL && op->args.tag == tag && (op->whole == NULL || op->name.segment == segment))
+        if (op->segments == NULL && op->args.tag == tag && (op->parent == NULL || op->name.segment == segment))
             return op;
     return NULL;
 }

@@ -387,7 +387,7 @@ static void report(uint32_t conn, struct fuzz in) {
         ops[i].name = name_of(conn, fuzz_u8(&in));
         uint8_t state = fuzz_u8(&in);
         ops[i].small = state & 1;
-        ops[i].state = !(state & 2) ? WIRE_OP_OPEN : ops[i].small ? WIRE_OP_KEPT : WIRE_OP_DONE;
+        ops[i].state = !(state & 2) ? WIRE_OP_OPEN : ops[i].small ? WIRE_OP_RETAINED : WIRE_OP_DONE;
     }
     struct wire_buffer frame = {0};
     wire_encode_report(&frame, op_header(conn), &message);

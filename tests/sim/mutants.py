@@ -92,8 +92,8 @@ MUTANTS = [
     Mutant(
         name="forget_kept",  # a small op that somebody has completed is over for the others
         file="master/verdicts.c",
-        old="if (entry->kept > 0) {",
-        new="if (entry->kept > group->count) {",
+        old="if (entry->retained > 0) {",
+        new="if (entry->retained > group->count) {",
     ),
     Mutant(
         name="wrong_supplier",
@@ -373,7 +373,7 @@ MUTANTS = [
     Mutant(
         name="early_of_the_old_epoch",  # what came early outlives its group epoch
         file="ops/book_epochs.c",
-        old="    early_clear(&book->early, &book->driver);\n",
+        old="    unexpected_clear(&book->unexpected, &book->driver);\n",
         new="",
     ),
     Mutant(
@@ -391,21 +391,21 @@ MUTANTS = [
     Mutant(
         name="supplies_nobody_later",  # what was to be supplied before the links were there never is
         file="ops/book.c",
-        old="    kept_supply(&book->kept, &book->driver);\n",
+        old="    retained_supply(&book->retained, &book->driver);\n",
         new="",
     ),
     Mutant(
         name="supplied_is_not_kept",  # who was supplied has nothing for the others when the supplier dies
         file="ops/book.c",
-        old="    keep(book, kept, op, result);\n    acknowledge(book, op, true);",
-        new="    free(kept);\n    driver->put(driver->context, result);\n    acknowledge(book, op, true);",
+        old="    keep(book, retained, op, result);\n    acknowledge(book, op, true);",
+        new="    free(retained);\n    driver->put(driver->context, result);\n    acknowledge(book, op, true);",
         seeds=4000,
     ),
     Mutant(
         name="retry_ends",  # an op in retry mode ends with a loss as any other
         file="ops/book_epochs.c",
         old="    if (op->args.retry)\n        redo(book, op);",
-        new="    if (op->args.retry && op->whole == NULL)\n        redo(book, op);",
+        new="    if (op->args.retry && op->parent == NULL)\n        redo(book, op);",
     ),
     Mutant(
         name="last_segment_forgotten",
@@ -422,8 +422,8 @@ MUTANTS = [
     Mutant(
         name="segments_begin_once",  # of those under way one that was committed is not followed by the next
         file="ops/book.c",
-        old="    begin_segments(book, whole);\n    end_when_over(book, whole);\n}\n\nvoid book_release",
-        new="    end_when_over(book, whole);\n}\n\nvoid book_release",
+        old="    begin_segments(book, parent);\n    end_when_over(book, parent);\n}\n\nvoid book_release",
+        new="    end_when_over(book, parent);\n}\n\nvoid book_release",
     ),
     Mutant(
         name="segment_numbers_repeat",

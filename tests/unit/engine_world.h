@@ -266,7 +266,7 @@ static inline void judge(struct world *world, bool lost) {
                     const struct wire_op_report *other = &world->reports[j][m];
                     if (!wire_op_name_equal(&other->name, &op->name)) continue;
                     done += other->state == WIRE_OP_DONE;
-                    if (other->state == WIRE_OP_KEPT) kept = j;
+                    if (other->state == WIRE_OP_RETAINED) kept = j;
                     if (other->state == WIRE_OP_OPEN) verdict->needy[verdict->count++] = world->sides[j].id;
                 }
             verdict->kind = lost ? WIRE_VERDICT_ABORT : WIRE_VERDICT_REDO;

@@ -152,7 +152,7 @@ static inline void report(char peer, uint64_t group_epoch, size_t count, const s
     struct wire_op_report list[8];
     struct wire_report message = {.count = (uint32_t)count, .ops = list};
     for (size_t i = 0; i < count; i++) {
-        uint8_t state = ops[i].state == 'D' ? WIRE_OP_DONE : ops[i].state == 'k' ? WIRE_OP_KEPT : WIRE_OP_OPEN;
+        uint8_t state = ops[i].state == 'D' ? WIRE_OP_DONE : ops[i].state == 'k' ? WIRE_OP_RETAINED : WIRE_OP_OPEN;
         list[i] = (struct wire_op_report){name_of(ops[i].epoch, ops[i].tag), state,
                                           ops[i].state == 'o' || ops[i].state == 'k'};
     }

@@ -1,9 +1,9 @@
 // Small ops: every member sends its whole input to every other, all reduce in rank order. One one-way delay, no master:
-// a member that has all inputs has the result and returns (ops/kept.h says what makes that safe).
+// a member that has all inputs has the result and returns (ops/retained.h says what makes that safe).
 //
-// Inputs are sent before the others have posted the op, as long as no neighbour has to hold more than early_limit() of
-// ours. Beyond that a POSTED notice goes instead, and the input once the neighbour's own notice or input shows that it
-// has posted the op.
+// Inputs are sent before the others have posted the op, as long as no neighbour has to hold more than
+// unexpected_limit() of ours. Beyond that a POSTED notice goes instead, and the input once the neighbour's own notice
+// or input shows that it has posted the op.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,9 +129,9 @@ static void take_part(struct engine *engine, struct op *op, struct neighbour *fr
 
 // What came from the member before the op was posted here: its input, or at least that it has posted the op. The
 // caller's to free; NULL: nothing.
-static struct early *take_early(struct engine *engine, struct op *op, struct neighbour *from) {
-    struct early *posted = mover_early(engine, op, from, WIRE_POSTED);
-    struct early *input = mover_early(engine, op, from, WIRE_SMALL);
+static struct unexpected *take_unexpected(struct engine *engine, struct op *op, struct neighbour *from) {
+    struct unexpected *posted = mover_unexpected(engine, op, from, WIRE_POSTED);
+    struct unexpected *input = mover_unexpected(engine, op, from, WIRE_SMALL);
     if (input != NULL) free(posted);
     return input != NULL ? input : posted;
 }
@@ -140,8 +140,8 @@ static void meet(struct engine *engine, struct op *op, struct neighbour *peer, s
     const struct epoch_ring *now = mover_ring(engine);
     struct direct *direct = op->work;
     struct part *part = &direct->parts[peer->member.rank];
-    struct early *seen = take_early(engine, op, peer);
-    if (seen == NULL && peer->eager_bytes + op->bytes > early_limit(now->count)) {
+    struct unexpected *seen = take_unexpected(engine, op, peer);
+    if (seen == NULL && peer->eager_bytes + op->bytes > unexpected_limit(now->count)) {
         struct wire_op head;
         op_head(op, &head);
         part->owed = true;

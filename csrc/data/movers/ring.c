@@ -246,7 +246,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     if (!may_inject(engine, ring)) return NULL;
     struct plan_range own = plan_shard(op->count, now->count, now->rank);
     uint64_t elements = pace_chunk(own.end - own.begin, op->element,
-                                   ring->next_reads ? PACE_PLACED_MAX : PACE_CHUNK_MAX, op->whole != NULL);
+                                   ring->next_reads ? PACE_PLACED_MAX : PACE_CHUNK_MAX, op->parent != NULL);
     if (elements > ring->inject_end - ring->inject) elements = ring->inject_end - ring->inject;
     struct wire_op head;
     op_head(op, &head);

@@ -20,14 +20,14 @@ static void test_states(void) {
     check_case("one set of members per state");
     op_table_reset(&table, 70, 4);
     CHECK_EQ(note(7, 69, WIRE_OP_OPEN), OP_TABLE_OK);
-    CHECK_EQ(note(7, 5, WIRE_OP_KEPT), OP_TABLE_OK);
-    CHECK_EQ(note(7, 3, WIRE_OP_KEPT), OP_TABLE_OK);
+    CHECK_EQ(note(7, 5, WIRE_OP_RETAINED), OP_TABLE_OK);
+    CHECK_EQ(note(7, 3, WIRE_OP_RETAINED), OP_TABLE_OK);
     CHECK_EQ(note(7, 4, WIRE_OP_DONE), OP_TABLE_OK);
     CHECK_EQ(note(7, 4, WIRE_OP_OPEN), OP_TABLE_TWICE);
     CHECK(find(7) == entry && find(8) == NULL);
     CHECK_EQ(entry->open, 1);
     CHECK_EQ(entry->done, 1);
-    CHECK_EQ(entry->kept, 2);
+    CHECK_EQ(entry->retained, 2);
     CHECK_EQ(entry->supplier, 3);
     CHECK(op_entry_is_open(entry, 69) && !op_entry_is_open(entry, 5));
     CHECK(op_entry_has(&table, entry, 5) && !op_entry_has(&table, entry, 6));

@@ -39,7 +39,7 @@ static void report(char letter, char state, uint32_t tag) {
     struct wire_op_report line = {.name = op(EPOCH - 1, tag),
                                   .state = state == 'o'   ? WIRE_OP_OPEN
                                            : state == 'd' ? WIRE_OP_DONE
-                                                          : WIRE_OP_KEPT};
+                                                          : WIRE_OP_RETAINED};
     struct wire_report message = {.count = state != '-', .ops = &line};
     verdicts_report(&verdicts, &desk, peer(letter), &header, &message);
 }

@@ -160,7 +160,7 @@ static void write_report(struct wire_buffer *out, uint32_t size) {
     struct wire_report report = {.count = size, .ops = reports};
     for (uint32_t i = 0; i < size; i++) {
         reports[i] = (struct wire_op_report){.name = random_name(), .state = (uint8_t)(1 + below(3))};
-        reports[i].small = reports[i].state == WIRE_OP_KEPT || (reports[i].state == WIRE_OP_OPEN && below(2));
+        reports[i].small = reports[i].state == WIRE_OP_RETAINED || (reports[i].state == WIRE_OP_OPEN && below(2));
     }
     wire_encode_report(out, random_header(), &report);
 }

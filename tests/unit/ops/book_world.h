@@ -106,9 +106,9 @@ static inline void supply(void *context, struct op_member *to, const struct wire
     say("supply %d to %d ", (int)name->tag, (int)(to - others));
 }
 
-static inline void settled(void *context) {
+static inline void drained(void *context) {
     (void)context;
-    say("settled ");
+    say("drained ");
 }
 
 static inline void accuse(void *context, const struct wire_mismatch *mismatch) {
@@ -116,9 +116,9 @@ static inline void accuse(void *context, const struct wire_mismatch *mismatch) {
     say("accuse %d ", mismatch->other.bytes[0]);
 }
 
-static inline void roll(void *context) {
+static inline void request_epoch(void *context) {
     (void)context;
-    say("roll ");
+    say("request_epoch ");
 }
 
 static inline void failed(void *context) {
@@ -127,8 +127,8 @@ static inline void failed(void *context) {
 }
 
 static inline void begin(void) {
-    static const struct op_driver driver = {NULL,        member, start,   signal_op, release, fill, ended, forget,
-                                            acknowledge, supply, settled, accuse,    roll,    put,  failed};
+    static const struct op_driver driver = {NULL,        member, start,   signal_op, release,       fill, ended, forget,
+                                            acknowledge, supply, drained, accuse,    request_epoch, put,  failed};
     said[0] = '\0';
     started_count = 0;
     for (uint8_t i = 0; i < MEMBERS; i++) others[i] = (struct op_member){.id.bytes = {i}, .rank = UINT32_MAX};
@@ -143,7 +143,7 @@ static inline void end(void) {
 
 // Enters an epoch with as many members; says where each op stood.
 static inline void enter(uint64_t number, uint32_t count) {
-    static const char *const states[] = {"?", "open", "done", "kept"};
+    static const char *const states[] = {"?", "open", "done", "retained"};
     static struct wire_member members[MEMBERS];
     struct wire_epoch told = {
         .group_epoch = number, .latency_us = 100, .megabytes_per_s = 1000, .count = count, .members = members};

@@ -72,23 +72,23 @@ static void test_relink(void) {
     end();
 }
 
-static void test_kept(void) {
+static void test_retained(void) {
     begin();
-    check_case("a small result is kept until all others have it");
+    check_case("a small result is retained until all others have it");
     enter(1, 3);
     book_links_ready(&book);
     struct op *op = post(1, 100, false);
     complete_small(op);
     check_said("start 1.0 end 1: 0 ");
     struct wire_op_name name = op->name;
-    CHECK_EQ(book.kept.count, 1);
+    CHECK_EQ(book.retained.count, 1);
     book_acked(&book, &others[1], &name, 1, false);
     book_acked(&book, &others[1], &name, 1, false); // repeated
-    CHECK_EQ(book.kept.count, 1);
+    CHECK_EQ(book.retained.count, 1);
     struct wire_op next = {.tag = 1, .sequence = 2, .fingerprint = {.count = 100}};
     CHECK(book_signal(&book, &others[2], WIRE_POSTED, &next, NULL, 0)); // implies it
-    check_said("settled ");
-    CHECK_EQ(book.kept.count, 0);
+    check_said("drained ");
+    CHECK_EQ(book.retained.count, 0);
     check_case("what others ask for is acknowledged at once, also later");
     book_acked(&book, &others[1], NULL, 0, true);
     check_said("ack 1 to 1 ");
@@ -96,25 +96,25 @@ static void test_kept(void) {
     op = post(1, 100, false);
     complete_small(op);
     check_said("start 1.0 ack 1 to 1 end 1: 0 ");
-    book_settle(&book);
+    book_drain(&book);
     check_said("ack 0 to 1 and ask ack 2 to 2 and ask ");
     check_case("nobody waits for a member that is forgotten");
     book_forget(&book, &others[1]);
     check_said("");
     book_forget(&book, &others[2]);
-    check_said("settled ");
+    check_said("drained ");
     end();
 }
 
 static void test_supply(void) {
     begin();
-    check_case("a kept result is supplied to those that lack it, once the links are there");
+    check_case("a retained result is supplied to those that lack it, once the links are there");
     enter(1, 3);
     book_links_ready(&book);
     struct op *op = post(1, 100, false);
     complete_small(op);
     enter(2, 3);
-    check_said("start 1.0 end 1: 0 kept 1.0 ");
+    check_said("start 1.0 end 1: 0 retained 1.0 ");
     static struct wire_verdict message;
     message = (struct wire_verdict){.name = op->name, .kind = WIRE_VERDICT_COMMIT, .count = 1, .needy = {{{2}}}};
     message.supplier.bytes[1] = 1; // another one
@@ -141,35 +141,35 @@ static void test_supply(void) {
     name.sequence--;
     book_supplied(&book, &name, block_new());
     check_said("fill 1 ack 1 to 1 ack 1 to 2 end 1: 0 ");
-    CHECK_EQ(book.kept.count, 1);
+    CHECK_EQ(book.retained.count, 1);
     end();
 }
 
-static void test_early(void) {
+static void test_unexpected(void) {
     begin();
     check_case("what comes before its op waits for it");
     enter(1, 3);
     book_links_ready(&book);
     struct wire_op head = {.tag = 1, .sequence = 1, .fingerprint = {.count = 100}};
     CHECK(book_signal(&book, &others[1], WIRE_SMALL, &head, block_new(), 100));
-    CHECK_EQ(others[1].early_count, 1);
+    CHECK_EQ(others[1].unexpected_count, 1);
     struct op *op = post(1, 100, false);
-    CHECK(book_early(&book, op, &others[2], WIRE_SMALL) == NULL);
-    struct early *early = book_early(&book, op, &others[1], WIRE_SMALL);
-    REQUIRE(early != NULL);
-    put(NULL, early->block);
-    free(early);
-    CHECK_EQ(others[1].early_count, 0);
+    CHECK(book_unexpected(&book, op, &others[2], WIRE_SMALL) == NULL);
+    struct unexpected *unexpected = book_unexpected(&book, op, &others[1], WIRE_SMALL);
+    REQUIRE(unexpected != NULL);
+    put(NULL, unexpected->block);
+    free(unexpected);
+    CHECK_EQ(others[1].unexpected_count, 0);
     check_said("start 1.0 ");
     CHECK(book_signal(&book, &others[2], WIRE_SMALL, &head, block_new(), 100));
     check_said("signal 1 from 2 ");
     check_case("a member that sends more than it may is told off, and the next epoch forgets all");
     head.tag = 2;
-    CHECK(book_signal(&book, &others[1], WIRE_SMALL, &head, block_new(), EARLY_BYTES));
+    CHECK(book_signal(&book, &others[1], WIRE_SMALL, &head, block_new(), UNEXPECTED_BYTES));
     CHECK(!book_signal(&book, &others[1], WIRE_SMALL, &head, block_new(), 1));
     CHECK(book_signal(&book, &others[2], WIRE_SMALL, &head, block_new(), 1));
     enter(2, 3);
-    CHECK(others[1].early_bytes == 0 && others[1].early_count == 0 && others[2].early_count == 0);
+    CHECK(others[1].unexpected_bytes == 0 && others[1].unexpected_count == 0 && others[2].unexpected_count == 0);
     end();
 }
 
@@ -228,9 +228,9 @@ int main(void) {
     test_large();
     test_freeze();
     test_relink();
-    test_kept();
+    test_retained();
     test_supply();
-    test_early();
+    test_unexpected();
     test_mismatch();
     test_limits();
     return check_status();

@@ -12,7 +12,7 @@ static uint64_t held_bytes(struct engine *engine) {
     uint64_t held = 0;
     pthread_mutex_lock(&engine->lock);
     for (size_t i = 0; i < TAG_SLOTS; i++)
-        for (const struct early *early = engine->book.early.slots[i]; early != NULL; early = early->next)
+        for (const struct unexpected *early = engine->book.unexpected.slots[i]; early != NULL; early = early->next)
             held += early->bytes;
     pthread_mutex_unlock(&engine->lock);
     return held;
@@ -58,7 +58,7 @@ static void test_flood(uint32_t payload, uint32_t fitting) {
     for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS; has_link(world, 0, 1) && platform_now_ns() < deadline;)
         usleep(1000);
     CHECK(!has_link(world, 0, 1));
-    CHECK(held_bytes(victim) <= EARLY_BYTES);
+    CHECK(held_bytes(victim) <= UNEXPECTED_BYTES);
     transport_free(stream);
     world_free(world);
 }
@@ -78,7 +78,7 @@ static void test_any_order(uint32_t peers, uint32_t ops, uint64_t count) {
             struct call_args reduce = reduce_of(data, data, tag, count, pcclSum, CODEC_RAW);
             CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
             for (uint32_t j = 0; j < peers; j++)
-                CHECK(held_bytes(world->sides[j].engine) <= (uint64_t)(peers - 1) * EARLY_BYTES);
+                CHECK(held_bytes(world->sides[j].engine) <= (uint64_t)(peers - 1) * UNEXPECTED_BYTES);
         }
     for (uint32_t i = 0; i < peers; i++)
         for (uint32_t tag = 0; tag < ops; tag++) {
@@ -147,8 +147,8 @@ static void test_full_window(uint32_t peers) {
 }
 
 int main(void) {
-    test_flood(256 * 1024, EARLY_BYTES / (256 * 1024));
-    test_flood(1000, EARLY_BYTES / 1000);
+    test_flood(256 * 1024, UNEXPECTED_BYTES / (256 * 1024));
+    test_flood(1000, UNEXPECTED_BYTES / 1000);
     test_any_order(2, 60, 64 * 1024);
     test_any_order(3, 53, 64 * 1024);
     test_any_order(4, 900, 3);

@@ -4,14 +4,14 @@
 // dies half-way through its sends: whoever has the result keeps it until all others are known to have it too, by an
 // ACK, or by a signal of the next op of the same tag, which implies one. After a loss the master asks who stands where;
 // what anyone kept is supplied to those that lack it.
-#ifndef PCCL_OPS_KEPT_H
-#define PCCL_OPS_KEPT_H
+#ifndef PCCL_OPS_RETAINED_H
+#define PCCL_OPS_RETAINED_H
 
 #include "ops/driver.h"
 #include "ops/tag.h"
 
-struct kept {
-    struct kept *next;
+struct retained {
+    struct retained *next;
     struct wire_op_name name;
     struct block *result; // owned reference
     bool supplier;        // the unacked get the result from here
@@ -19,27 +19,27 @@ struct kept {
     struct op_member *unacked[]; // room for the epoch's members
 };
 
-struct kept_table {
-    struct kept *slots[TAG_SLOTS];
+struct retained_table {
+    struct retained *slots[TAG_SLOTS];
     size_t count;
 };
 
 // Room for a result that `members` may have to acknowledge. NULL: memory was refused.
-struct kept *kept_new(uint32_t members);
-void kept_free(struct kept *kept, const struct op_driver *driver);
+struct retained *retained_new(uint32_t members);
+void retained_free(struct retained *retained, const struct op_driver *driver);
 // Takes it: a result of that name, which all other members of the epoch (by rank; NULL: this one) have to acknowledge.
-void kept_add(struct kept_table *table, struct kept *kept, const struct wire_op_name *name,
-              struct op_member *const *members, uint32_t count);
-void kept_acked(struct kept_table *table, struct op_member *from, const struct wire_op_name *name,
-                const struct op_driver *driver);
+void retained_add(struct retained_table *table, struct retained *retained, const struct wire_op_name *name,
+                  struct op_member *const *members, uint32_t count);
+void retained_acked(struct retained_table *table, struct op_member *from, const struct wire_op_name *name,
+                    const struct op_driver *driver);
 // Nobody has to acknowledge the result but those that the verdict names, as far as they are members. False: memory was
 // refused.
-bool kept_appoint(struct kept_table *table, const struct wire_verdict *verdict, bool supplier, bool now,
-                  struct op_member *const *members, uint32_t count, const struct op_driver *driver);
+bool retained_appoint(struct retained_table *table, const struct wire_verdict *verdict, bool supplier, bool now,
+                      struct op_member *const *members, uint32_t count, const struct op_driver *driver);
 // Supplies what this member was appointed to supply.
-void kept_supply(const struct kept_table *table, const struct op_driver *driver);
-void kept_forget(struct kept_table *table, const struct op_member *member, const struct op_driver *driver);
-void kept_clear(struct kept_table *table, const struct op_driver *driver);
+void retained_supply(const struct retained_table *table, const struct op_driver *driver);
+void retained_forget(struct retained_table *table, const struct op_member *member, const struct op_driver *driver);
+void retained_clear(struct retained_table *table, const struct op_driver *driver);
 
 // ---- acknowledgements of what others keep ----
 // Sent when there are many, or when the next signal does not imply it.

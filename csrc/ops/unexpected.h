@@ -5,20 +5,20 @@
 // that keeps to the bound is never found above it. Beyond it a frame is a violation, and its link is closed. No link
 // ever waits for room: READY, ACK and heartbeats behind an early input are heard, and ops posted in different orders
 // cannot wait for each other.
-#ifndef PCCL_OPS_EARLY_H
-#define PCCL_OPS_EARLY_H
+#ifndef PCCL_OPS_UNEXPECTED_H
+#define PCCL_OPS_UNEXPECTED_H
 
 #include "ops/driver.h"
 #include "ops/tag.h"
 
 enum {
-    EARLY_BYTES = 4 * 1024 * 1024,      // inputs of one member
-    EARLY_ALL_BYTES = 64 * 1024 * 1024, // of all together: among many, each may send that much less
-    EARLY_MAX = 2 * WIRE_MAX_LIVE_OPS,  // signals and inputs of one member
+    UNEXPECTED_BYTES = 4 * 1024 * 1024,      // inputs of one member
+    UNEXPECTED_ALL_BYTES = 64 * 1024 * 1024, // of all together: among many, each may send that much less
+    UNEXPECTED_MAX = 2 * WIRE_MAX_LIVE_OPS,  // signals and inputs of one member
 };
 
-struct early {
-    struct early *next;
+struct unexpected {
+    struct unexpected *next;
     struct op_member *from;
     uint16_t type;
     struct wire_op head;
@@ -26,21 +26,21 @@ struct early {
     size_t bytes;
 };
 
-struct early_table {
-    struct early *slots[TAG_SLOTS];
+struct unexpected_table {
+    struct unexpected *slots[TAG_SLOTS];
 };
 
-enum early_result { EARLY_OK, EARLY_TOO_MANY, EARLY_NO_MEMORY };
+enum unexpected_result { UNEXPECTED_OK, UNEXPECTED_TOO_MANY, UNEXPECTED_NO_MEMORY };
 
 // Bytes of inputs that one of so many members may send another one before that one has posted their ops.
-uint64_t early_limit(uint32_t members);
+uint64_t unexpected_limit(uint32_t members);
 // Adds a copy of `what`, with its block; only if OK the block is the table's.
-enum early_result early_add(struct early_table *table, const struct early *what, uint32_t members);
+enum unexpected_result unexpected_add(struct unexpected_table *table, const struct unexpected *what, uint32_t members);
 // What came from that member for that op; the caller's to free, and the block's reference too. NULL: nothing.
-struct early *early_take(struct early_table *table, const struct op_member *from, const struct wire_op *head,
-                         uint16_t type);
+struct unexpected *unexpected_take(struct unexpected_table *table, const struct op_member *from,
+                                   const struct wire_op *head, uint16_t type);
 // The first of the chain, from `at` on, that is for that op and has other arguments. NULL: none.
-const struct early *early_differing(const struct early *at, const struct wire_op *head);
-void early_clear(struct early_table *table, const struct op_driver *driver);
+const struct unexpected *unexpected_differing(const struct unexpected *at, const struct wire_op *head);
+void unexpected_clear(struct unexpected_table *table, const struct op_driver *driver);
 
 #endif
