@@ -31,7 +31,8 @@ help:
 	@echo '             with a standby master, and then MASTER_LOSS_TRIALS=1000 scripts, in each of which the master is killed one to three times'
 	@echo 'make jitter  the tests with processes, whose threads are held up at random: finds what only a busy machine shows;'
 	@echo '             make jitter-small: a choice of them, in about a minute; JITTER_TESTS=tests/chaos/test_kills.py for others'
-	@echo 'make test-fakes  what has sockets, on a transport that cuts, delays and changes all bytes (tests/fakes): the C tests and tests/integration;'
+	@echo 'make test-fakes  what has sockets, on a transport that cuts, delays and changes all bytes, and tests/integration on a'
+	@echo '             device that takes its time, too (tests/fakes);'
 	@echo '             make test-fakes-small: a choice of them, in a minute or two; FAKE_SEED=1'
 	@echo 'make sim     SEEDS=100000 seeds of the simulator, from SEED=1'
 	@echo 'make wheel   a wheel with LZ4 in dist/, for machines of the same kind'
@@ -150,9 +151,9 @@ jitter jitter-small: .venv/built
 
 # test_refused is left out: it refuses each request for memory in turn, and a fake stream takes as many turns more.
 FAKE_SEED ?= 1
-FAKE_C := conn|transport|listener|link|master|communicator|engine|engine_links|engine_memory|broadcast|early|silence|sync
+FAKE_C := conn|transport|listener|link|master|communicator|engine|engine_links|engine_memory|broadcast|unexpected|silence|sync
 FAKE_PYTHON := tests/integration
-test-fakes-small: FAKE_C := conn|transport|listener|link|engine_links|engine_memory|early|sync
+test-fakes-small: FAKE_C := conn|transport|listener|link|engine_links|engine_memory|unexpected|sync
 test-fakes-small: FAKE_PYTHON := $(addprefix tests/integration/,test_membership.py test_sync.py test_closing.py)
 test-fakes test-fakes-small: .venv/ready
 	tests/fakes/run.sh .venv $(FAKE_SEED) $(JOBS) 'test_($(FAKE_C))$$' -n $(TEST_JOBS) --timeout 600 $(FAKE_PYTHON)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds everything with the fakes linked in, and runs tests on the fake transport.
+# Builds everything with the fakes linked in, and runs tests on them: those in C on the fake transport, those in Python on the fake
+# device too.
 #   run.sh VENV SEED JOBS C_TESTS [PYTEST ARGUMENT...]
 # It works in build/fakes, on a copy of the tree with an environment of its own: the extension that all other tests use is
 # built into the source folder, and stays as it is.
@@ -20,4 +21,4 @@ printf '%s\n' "$tree" "$packages" >"$("$home/venv/bin/python" -c 'import sysconf
 cd "$tree"
 export PCCL_FAKE_TRANSPORT=$seed PCCL_TEST_PATIENCE=${PCCL_TEST_PATIENCE:-120}
 "$venv/bin/ctest" --test-dir "$home/build" --no-tests=error --output-on-failure -j "$jobs" -R "$c_tests"
-"$home/venv/bin/python" -m pytest -q "$@"
+PCCL_FAKE_DEVICE=$seed "$home/venv/bin/python" -m pytest -q "$@"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,6 +162,7 @@ def python(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.skipif("PCCL_FAKE_DEVICE" in os.environ, reason="nobody reads the memory of a device")
 def test_memory_that_does_not_answer() -> None:
     """The call ends, close() returns, and nothing is written when the memory answers after all."""
     with pccl.MasterNode("127.0.0.1:0", heartbeat_limit=2.0) as master:
