@@ -306,6 +306,7 @@ static size_t lane_write(struct lane *lane) {
 
 bool lane_step(struct lane *lane) {
     bool more = false;
+    if (lane->broken) return false; // in the midst of a parse, when the thread before this one hung
     if (lane->unparsed) parse(lane);
     if (!lane->broken && lane->readable && !lane->unparsed) more = lane_read(lane);
     // Heads of chunks in memory are small: one that waited for the next step would leave the neighbour without work.
@@ -427,6 +428,7 @@ void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused) {
     look(lane, now_ns);
     if (excused) silence_excuse(&lane->silence, now_ns);
     bool ahead = lane->receiving == LANE_AHEAD;
+    lane->silence.heard |= lane->readable && !ahead; // what is there and unread has been said
     const char *why = silence_check(&lane->silence, ahead, &lane->pace.gauge, now_ns, limit_ns);
     if (why == NULL) say_something(lane);
     engine_unlock(lane->engine);

@@ -4,7 +4,24 @@
 
 #include "base/platform.h"
 
-enum { DRAIN_BYTES = 4096 };
+enum {
+    DRAIN_BYTES = 4096,
+    PAUSE_FACTOR = 2, // a pause this many times as long as any of late is a death
+    PAUSE_LIVES = 64, // checks after which the longest pause has faded by the time between two
+};
+
+static int64_t longer(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static void note_heard(struct silence *silence, int64_t now_ns, int64_t limit_ns) {
+    int64_t check_ns = limit_ns / SILENCE_CHECKS, pause_ns = now_ns - silence->arrivals.at_ns - check_ns;
+    silence->pause_ns = longer(pause_ns, longer(silence->pause_ns - check_ns / PAUSE_LIVES, 0));
+    arrival_note(&silence->arrivals, now_ns, limit_ns);
+}
+
+static int64_t wait_ns(const struct silence *silence, int64_t limit_ns) {
+    int64_t most = ARRIVAL_STRETCH * limit_ns, paused = PAUSE_FACTOR * silence->pause_ns;
+    return longer(arrival_wait_ns(&silence->arrivals, limit_ns), paused < most ? paused : most);
+}
 
 // Whether `since_ns` is too long ago. What a check sees may have come just after the check before.
 static bool is_over(int64_t since_ns, int64_t wait_ns, int64_t now_ns, int64_t limit_ns) {
@@ -14,13 +31,16 @@ static bool is_over(int64_t since_ns, int64_t wait_ns, int64_t now_ns, int64_t l
 static bool is_stuck(struct silence *silence, uint64_t queued, int64_t now_ns, int64_t limit_ns) {
     uint64_t drained = queued < silence->sent ? silence->sent - queued : 0;
     if (queued > 0 && drained < silence->goal)
-        return is_over(silence->taken_ns, arrival_wait_ns(&silence->arrivals, limit_ns), now_ns, limit_ns);
+        return is_over(silence->taken_ns, wait_ns(silence, limit_ns), now_ns, limit_ns);
     silence->taken_ns = now_ns;
     silence->goal = drained + (queued < DRAIN_BYTES ? queued : DRAIN_BYTES);
     return false;
 }
 
-void silence_excuse(struct silence *silence, int64_t now_ns) { silence->arrivals.at_ns = silence->taken_ns = now_ns; }
+void silence_excuse(struct silence *silence, int64_t now_ns) {
+    silence->arrivals.at_ns = silence->taken_ns = now_ns;
+    if (silence->parked_ns != 0) silence->parked_ns = now_ns;
+}
 
 const char *silence_check(struct silence *silence, bool parked, const struct gauge *gauge, int64_t now_ns,
                           int64_t limit_ns) {
@@ -33,9 +53,9 @@ const char *silence_check(struct silence *silence, bool parked, const struct gau
         if (is_over(silence->parked_ns, ARRIVAL_STRETCH * limit_ns, now_ns, limit_ns)) return "its epoch does not come";
     } else {
         silence->parked_ns = 0;
-        if (silence->heard) arrival_note(arrivals, now_ns, limit_ns);
+        if (silence->heard) note_heard(silence, now_ns, limit_ns);
         silence->heard = false;
-        if (is_over(arrivals->at_ns, arrival_wait_ns(arrivals, limit_ns), now_ns, limit_ns)) return "silent";
+        if (is_over(arrivals->at_ns, wait_ns(silence, limit_ns), now_ns, limit_ns)) return "silent";
     }
     return gauge->tells_queue && is_stuck(silence, gauge->queued, now_ns, limit_ns) ? "it takes no bytes" : NULL;
 }

@@ -4,7 +4,8 @@
 // A lane is looked at SILENCE_CHECKS times in the limit. One that has sent nothing since the last check says a
 // heartbeat, so one of which nothing was heard for the whole limit is dead. What was handed to the kernel has to be
 // acknowledged at some pace too: the bytes under way at one check, or DRAIN_BYTES where that is less, within the limit.
-// How far pauses that are usual stretch the limit, net/arrival says. Pure.
+// How far pauses that are usual stretch the limit, net/arrival says; one that was long is given twice its length from
+// then on, until it has faded. Pure.
 #ifndef PCCL_DATA_SILENCE_H
 #define PCCL_DATA_SILENCE_H
 
@@ -20,6 +21,7 @@ enum { SILENCE_CHECKS = 4 };
 struct silence {
     bool heard, spoke;       // since the last check
     struct arrival arrivals; // as the checks saw them
+    int64_t pause_ns;        // the longest of late
     int64_t taken_ns;        // when enough bytes had been taken
     int64_t parked_ns;       // since when it waits for an epoch; 0: it does not
     uint64_t sent, goal;     // bytes handed to the kernel; of them to be acknowledged next

@@ -148,7 +148,8 @@ static uint32_t patience(struct silence *silence, uint64_t queued, bool heard, b
 static void test_pure(void) {
     enum { LIMIT = SILENCE_CHECKS, MOST = ARRIVAL_STRETCH * SILENCE_CHECKS };
     const char *why;
-    struct silence calm = {0}, paused = {0}, stuck = {0}, slow = {0}, parked = {0}, stopped = {0};
+    struct silence calm = {0}, paused = {0}, once = {0}, stuck = {0}, slow = {0}, parked = {0}, stopped = {0},
+                   waiting = {0};
     clock_ns = SECOND_NS;
     check_case("a calm link is given up after the limit");
     for (int i = 0; i < 50; i++) CHECK(check(&calm, i % 2 == 0, 0, false) == NULL);
@@ -161,6 +162,14 @@ static void test_pure(void) {
     CHECK(check(&paused, true, 0, false) == NULL);
     checks = patience(&paused, 0, false, false, &why);
     CHECK(checks > LIMIT + 1 && checks <= MOST + 1);
+    check_case("one long pause is remembered, though much was heard since");
+    for (int i = 0; i < 3; i++) CHECK(check(&once, i == 0, 0, false) == NULL);
+    for (int i = 0; i < 16; i++) CHECK(check(&once, i > 0, 0, false) == NULL);
+    checks = patience(&once, 0, false, false, &why);
+    CHECK(checks > LIMIT + 1 && checks <= 2 * 3 + 1);
+    for (int i = 0; i < 64 * MOST; i++) check(&once, true, 0, false);
+    checks = patience(&once, 0, false, false, &why);
+    CHECK(checks >= LIMIT && checks <= LIMIT + 1);
     check_case("bytes that are never taken");
     stuck.sent = 1 << 20;
     checks = patience(&stuck, 1 << 20, true, false, &why);
@@ -179,6 +188,11 @@ static void test_pure(void) {
     clock_ns += 10 * LIMIT_MS * MS_NS;
     silence_excuse(&stopped, clock_ns);
     CHECK(check(&stopped, false, 0, false) == NULL);
+    check_case("a process that was stopped while a link waited for an epoch");
+    CHECK(check(&waiting, false, 0, true) == NULL);
+    clock_ns += 10 * LIMIT_MS * MS_NS;
+    silence_excuse(&waiting, clock_ns);
+    CHECK(check(&waiting, false, 0, true) == NULL);
 }
 
 // ---- engines ----
