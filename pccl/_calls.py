@@ -115,7 +115,7 @@ class NativeHandle:
     the process that this one is a fork of. `noun` is what texts call it.
     """
 
-    __slots__ = ("_closed", "_destroy", "_lock", "_owner", "_pointer", "_users", "noun")
+    __slots__ = ("_closed", "_destroy", "_destroyed", "_destroying", "_lock", "_owner", "_pointer", "_users", "noun")
 
     def __init__(self, noun: str, pointer: Any, destroy: Callable[[Any], int]) -> None:
         self.noun = noun
@@ -125,6 +125,8 @@ class NativeHandle:
         self._lock = threading.Lock()  # protects _users and _closed
         self._users = 0
         self._closed = False
+        self._destroying = threading.RLock()  # protects _destroyed; a signal handler may close too
+        self._destroyed: list[int] = []  # what C returned, once it has
 
     @property
     def closed(self) -> bool:
@@ -160,20 +162,23 @@ class NativeHandle:
             self._users -= 1
 
     def close(self) -> None:
-        """Frees the object, once. A forked child only forgets it: the object belongs to the parent."""
+        """Frees the object, once; whoever calls it meanwhile, or after a signal has cut it short, waits for that too.
+
+        A forked child only forgets it: the object belongs to the parent.
+        """
         if self.inherited:
             self._closed = True
             return
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
         # Bounded: a signal between the two halves of a `with` may leave a user behind that is none, and a daemon thread
         # never returns once the interpreter is going down. A caller that is still inside C is sent out by destroy.
         limit = Deadline(0 if sys.is_finalizing() else DRAIN_SECONDS)
-        while self._users and not limit.passed():
+        while self._users and not self._destroyed and not limit.passed():
             time.sleep(DRAIN_STEP_SECONDS)
-        self._destroy(self._pointer)
+        with self._destroying:
+            if not self._destroyed:
+                self._destroyed.extend(map(self._destroy, (self._pointer,)))  # by C: no signal comes in between
 
 
 def call(handle: NativeHandle, function: str, *arguments: Any, name: str = "") -> None:
@@ -191,7 +196,7 @@ class Ticket:
     Its arguments, and `keep`, are kept alive as long as it is; `name` is what errors call it.
     """
 
-    __slots__ = ("_arguments", "_begin", "_keep", "c", "detail", "name", "one_caller", "result")
+    __slots__ = ("_arguments", "_begin", "c", "detail", "keep", "name", "one_caller", "result")
 
     def __init__(self, name: str, begin: str, *arguments: Any, keep: object = None) -> None:
         self.name = name
@@ -201,7 +206,7 @@ class Ticket:
         self.one_caller = threading.Lock()  # held by the call that begins it or waits for it
         self._begin = getattr(_C, begin)
         self._arguments = arguments
-        self._keep = keep
+        self.keep = keep
 
     @property
     def in_flight(self) -> bool:

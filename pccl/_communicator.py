@@ -137,6 +137,8 @@ class Communicator:
         self._handle.close()
         self._reaper.stop()
         self._unfinished.clear()
+        for op in list(self._live_ops):
+            op.dropped = None  # which holds the op in turn
         self._live_ops.clear()
 
     def __enter__(self) -> Self:
@@ -262,16 +264,23 @@ class Communicator:
         name = "pcclSynchronizeSharedState"
         with self._alone(name):
             key = (name, id(shared_state), strategy)
-            if key not in self._unfinished:
+            begun = self._unfinished.get(key)
+            if begun is None or not begun.c.kind:
                 shared_state._collect(name)
+            elif begun.in_flight and begun.keep != (shared_state, shared_state.revision):
+                text = (
+                    "sync_shared_state of another revision of this state has not ended: set the revision back and call it again"
+                )
+                raise error_for(INVALID_USAGE, name, text)
             arguments = (shared_state.to_c(), strategy.value, shared_state._read_only())
-            watch = watcher(self._pointer, progress)
-            done = self._finish(
-                name, "pccl_begin_sync", *arguments, deadline=Deadline(timeout), key=key, keep=shared_state, watch=watch
-            )
-            moved = sync_info(sync_report(self._pointer))
+            keep = (shared_state, shared_state.revision)
+            watch = watcher(self._handle, progress)
+            done = self._finish(name, "pccl_begin_sync", *arguments, deadline=Deadline(timeout), key=key, keep=keep, watch=watch)
+            for other in [other for other in self._unfinished if isinstance(other, tuple) and other[0] == name and other != key]:
+                del self._unfinished[other]  # whose round this call has taken up
+            moved = sync_info(sync_report(self._handle))
             shared_state.revision = done.c.value
-            if moved.rx_bytes > 0:
+            if done.c.info.rx_bytes > 0:
                 shared_state._restore()
         self._forget(key, done)
         return moved
@@ -501,7 +510,8 @@ class Communicator:
         if result not in (SUCCESS, TIMED_OUT):
             if result == _C.pcclPendingAsyncOps:
                 ticket.detail = self._pending_text() or ticket.detail
-            self._forget(key, ticket)
+            if not ticket.in_flight:  # else the communicator is being closed, and C may touch what the call keeps until then
+                self._forget(key, ticket)
         ticket.check()
 
     def _vote(self, name: str, begin: str, timeout: float | None, *alone: Any) -> int:
@@ -540,7 +550,7 @@ class Communicator:
             ways.append(f"wait for the handles of all_reduce_async with tag {_numbers(others)}")
         if kept:
             ways.append(f"call the reduce with tag {_numbers(kept)}, whose wait was cut short, again with the same arguments")
-        if any(isinstance(ticket, Multi) for ticket in unfinished):
+        if any(isinstance(ticket, Multi) and not ticket.one_caller.locked() for ticket in unfinished):
             ways.append("call all_reduce_multiple_with_retry, whose wait was cut short, again with the same arguments")
         return f"ops are not awaited: {'; '.join(ways)}" if ways else ""
 

@@ -58,12 +58,15 @@ class Op(Ticket):
         return result
 
     def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
-        """As that of every ticket; at its end the tensors are let go."""
+        """As that of every ticket; at its end the tensors are let go.
+
+        Where the communicator is being closed, C may touch them until it is destroyed: then `close` lets them go.
+        """
         result = super().wait(handle, deadline, watch)
-        if result != TIMED_OUT:
+        if result != TIMED_OUT and not self.in_flight:
             if self.arguments[3] and not handle.closed:
                 self._contributors = contributors(handle, self.tag)
-            self._keep = None
+            self.keep = None
             self._live.discard(self)
             self.dropped = None
         return result

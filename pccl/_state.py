@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from pccl._calls import whole_number
-from pccl._errors import PCCLError, error_for, last_detail
+from pccl._calls import NativeHandle, call, whole_number
+from pccl._errors import error_for, last_detail
 from pccl._loader import load_native_module
 from pccl._tensors import require
 from pccl._types import TensorInfo
@@ -168,10 +168,10 @@ class SyncProgress:
     seconds: float
 
 
-def sync_report(pointer: Any) -> Any:
+def sync_report(handle: NativeHandle) -> Any:
     """The `pccl_sync_report` of a communicator."""
     out = _ffi.new("struct pccl_sync_report *")
-    PCCLError.check(_C.pccl_ext_sync_report(pointer, out), "pcclSynchronizeSharedState")
+    call(handle, "pccl_ext_sync_report", out, name="pcclSynchronizeSharedState")
     return out
 
 
@@ -181,13 +181,13 @@ def sync_info(report: Any) -> SharedStateSyncInfo:
     return SharedStateSyncInfo(**others, leaves=report.rx_leaves)
 
 
-def watcher(pointer: Any, progress: Callable[[SyncProgress], object] | None) -> Callable[[], None] | None:
+def watcher(handle: NativeHandle, progress: Callable[[SyncProgress], object] | None) -> Callable[[], None] | None:
     """What is called in the pauses of a sync that takes its time."""
     if progress is None:
         return None
 
     def watch() -> None:
-        report = sync_report(pointer)
+        report = sync_report(handle)
         progress(SyncProgress(report.rx_bytes, report.missing_bytes, report.hashing, report.seconds))
 
     return watch

@@ -10,6 +10,7 @@
 #include "base/platform.h"
 #include "compute/codec.h"
 #include "compute/kernels.h"
+#include "device/device.h"
 
 static atomic_bool initialized;
 
@@ -93,6 +94,9 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
     uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, bytes = count * size;
     if (from != to && from < to + bytes && to < from + bytes)
         return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
+    if (count > 0 && device_of(send) != device_of(recv))
+        return detail_fail(pcclInvalidArgument,
+                           "the send and receive buffers lie at different devices: copy one first");
     *out = (struct call_args){
         .send = send,
         .recv = recv,

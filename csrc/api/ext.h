@@ -60,7 +60,7 @@ struct pccl_ticket {
     pcclResult_t result;   // pcclTimedOut until a wait has seen the end
     char text[640];        // as pccl_ext_detail, of a result that is not pcclSuccess
     uint64_t value;        // of pending: 0 or 1; of a sync: the revision
-    pcclReduceInfo_t info; // of a reduce or a multi, as the functions of pccl.h write it
+    pcclReduceInfo_t info; // of a reduce or a multi, as the functions of pccl.h write it; of a sync: the bytes
     int kind;              // 0: nothing was begun with it
     // inside
     const void *of;

@@ -10,7 +10,7 @@
 #include "peer/share.h"
 #include "peer/vote.h"
 
-enum { TICKET_CALL = 1, TICKET_REDUCE, TICKET_MULTI, TICKET_MASTER };
+enum { TICKET_CALL = 1, TICKET_SYNC, TICKET_REDUCE, TICKET_MULTI, TICKET_MASTER };
 
 _Static_assert(sizeof((struct pccl_ticket){0}.text) == DETAIL_CAPACITY, "a text fits");
 
@@ -69,7 +69,7 @@ pcclResult_t pccl_begin_sync(const pcclComm_t *comm, const pcclSharedState_t *sh
         (int)strategy > PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY)
         return detail_fail(pcclInvalidArgument, "strategy %d is no pcclSharedStateSyncStrategy_t", (int)strategy);
     RETURN_IF_FAILED(api_check_state(shared_state));
-    return begun(ticket, TICKET_CALL,
+    return begun(ticket, TICKET_SYNC,
                  share_begin(communicator, shared_state, read_only, (int)strategy, &ticket->number));
 }
 
@@ -101,6 +101,15 @@ static pcclResult_t wait_for_master(const pcclMasterInstance_t *master, int64_t 
     return detail_fail(pcclTimedOut, "the master still serves");
 }
 
+static pcclResult_t wait_for_sync(struct communicator *communicator, struct pccl_ticket *ticket, int64_t deadline) {
+    RETURN_IF_FAILED(ticket_wait(communicator, ticket->number, deadline, &ticket->value));
+    struct share_report report;
+    share_look(communicator, &report);
+    ticket->info.tx_bytes = report.tx_bytes;
+    ticket->info.rx_bytes = report.moved.rx_bytes;
+    return pcclSuccess;
+}
+
 static pcclResult_t wait_on(struct pccl_ticket *ticket, int64_t deadline) {
     if (ticket->kind == 0) return detail_fail(pcclInvalidUsage, "nothing was begun with this ticket");
     if (ticket->kind == TICKET_MASTER) return wait_for_master(ticket->of, deadline);
@@ -108,6 +117,7 @@ static pcclResult_t wait_on(struct pccl_ticket *ticket, int64_t deadline) {
     REQUIRE_COMM(comm);
     switch (ticket->kind) {
     case TICKET_REDUCE: return api_await(comm, ticket->number, deadline, &ticket->info);
+    case TICKET_SYNC: return wait_for_sync(comm->communicator, ticket, deadline);
     case TICKET_MULTI: return retry_wait(ticket->multi, deadline, &ticket->info);
     default: return ticket_wait(comm->communicator, ticket->number, deadline, &ticket->value);
     }

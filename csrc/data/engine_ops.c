@@ -79,9 +79,27 @@ static void ended(void *context, struct op *op) {
     if (op->waiter != NULL) pthread_cond_signal(&op->waiter->ended);
 }
 
+static void put_back(struct op *op, struct device_queue *queue) {
+    for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
+        backup_restore(&part->backup, queue, part->args.recv);
+}
+
+// Its device has failed. A queue that is fresh may still reach the tensors.
+static void put_back_after_failure(struct engine *engine, struct op *op) {
+    struct device_queue *fresh;
+    bool opened = device_open(op->args.queue->device, engine->wake, &fresh);
+    if (opened) put_back(op, fresh);
+    if (!opened || !device_await(fresh))
+        LOG(LOG_ERR, "the input of an op could not be put back: its device has failed");
+    if (opened) device_close(fresh);
+}
+
 static void forget(void *context, struct op *op, bool restore) {
     struct engine *engine = context;
-    if (restore) backup_restore(&op->backup, op->args.queue, op->args.recv);
+    if (restore && op->backup.saved.count > 0) {
+        backup_restore(&op->backup, op->args.queue, op->args.recv);
+        if (!device_await(op->args.queue)) put_back_after_failure(engine, op); // before its room is given back
+    }
     backup_end(&engine->backups, &op->backup);
     if (op->parent != NULL) return; // the queue is that of the call, which is forgotten last
     engine->device_calls -= op->args.queue != NULL;
@@ -150,21 +168,6 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
     engine_unlock(engine);
     if (result != CALL_OK) device_close(with.queue);
     return result;
-}
-
-static void put_back(struct op *op, struct device_queue *queue) {
-    for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
-        backup_restore(&part->backup, queue, part->args.recv);
-}
-
-// Its device has failed. A queue that is fresh may still reach the tensors.
-static void put_back_after_failure(struct engine *engine, struct op *op) {
-    struct device_queue *fresh;
-    bool opened = device_open(op->args.queue->device, engine->wake, &fresh);
-    if (opened) put_back(op, fresh);
-    if (!opened || !device_await(fresh))
-        LOG(LOG_ERR, "the input of an op could not be put back: its device has failed");
-    if (opened) device_close(fresh);
 }
 
 // Lock held, but let go of: nobody else looks at an ended op, and what its device has yet to do, and putting a large

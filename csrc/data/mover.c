@@ -39,7 +39,6 @@ void mover_signal(struct engine *engine, struct op *op, struct neighbour *from, 
 bool mover_begin(struct engine *engine, struct op *op) {
     const struct epoch_ring *now = mover_ring(engine);
     struct moving *moving = op->work;
-    *moving = (struct moving){0};
     if (!mover_of(op)->begin(engine, op)) return false;
     op->tx_bytes = moving->send_left;
     op->rx_bytes = moving->receive_left;

@@ -176,9 +176,11 @@ static pcclResult_t collect(struct communicator *c, uint64_t *revision) {
 
 static const struct ticket_type sync_type = {.name = "sync_shared_state", .prepare = hash_and_vote, .collect = collect};
 
-static pcclResult_t take_up(struct communicator *c, const pcclSharedState_t *state, int strategy, uint64_t *ticket) {
+static pcclResult_t take_up(struct communicator *c, const pcclSharedState_t *state, const bool *read_only, int strategy,
+                            uint64_t *ticket) {
     struct share *share = c->share;
-    if (share->strategy != strategy || share->revision != state->revision || !content_is_of(share->content, state))
+    if (share->strategy != strategy || share->revision != state->revision ||
+        !content_is_of(share->content, state, read_only))
         return detail_fail(pcclInvalidUsage,
                            "sync_shared_state of another state or revision has not ended: call it again as before");
     share->state = state;
@@ -197,7 +199,7 @@ static pcclResult_t make_content(struct communicator *c, const bool *read_only) 
 
 static pcclResult_t begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only, int strategy,
                           uint64_t *ticket) {
-    if (ticket_is_left(c, &sync_type)) return take_up(c, state, strategy, ticket);
+    if (ticket_is_left(c, &sync_type)) return take_up(c, state, read_only, strategy, ticket);
     RETURN_IF_FAILED(communicator_check_usable(c));
     RETURN_IF_FAILED(ticket_check_none(c));
     RETURN_IF_FAILED(communicator_check_no_ops(c));

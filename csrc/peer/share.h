@@ -14,8 +14,8 @@ struct share *share_new(void); // NULL: memory was refused
 void share_free(struct communicator *c);
 
 // Begins a round of shared state, whose arguments were checked: see ticket.h. The state and its tensors belong to the
-// round until its end was told, or the communicator is freed. It is taken up by one of the same tensors, revision and
-// strategy alone. On success the value is the revision of the round.
+// round until its end was told, or the communicator is freed. It is taken up by one of the same entries, tensors,
+// flags, revision and strategy alone. On success the value is the revision of the round.
 pcclResult_t share_begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only, int strategy,
                          uint64_t *ticket);
 // Whether a round can be taken up, also when the communicator is dead meanwhile.

@@ -24,12 +24,12 @@ static uint8_t *put(uint8_t *at, uint64_t value, size_t bytes) {
     return at + bytes;
 }
 
-static bool hash_mask(struct content *content, const pcclSharedState_t *state) {
+static bool hash_mask(const pcclSharedState_t *state, struct wire_hash *mask, struct wire_outline *outline) {
     size_t length = 0;
     for (size_t i = 0; i < state->count; i++) length += 4 + strlen(state->infos[i].name) + 1 + 1 + 8;
     uint8_t *bytes = malloc(length), *at = bytes;
     if (bytes == NULL) return false;
-    struct outline_maker maker = outline_begin(&content->outline, state->count);
+    struct outline_maker maker = outline_begin(outline, state->count);
     for (size_t i = 0; i < state->count; i++) {
         const pcclTensorInfo_t *info = &state->infos[i];
         const uint8_t *entry = at;
@@ -41,7 +41,7 @@ static bool hash_mask(struct content *content, const pcclSharedState_t *state) {
         at = put(at, info->count, 8);
         outline_add(&maker, entry, (size_t)(at - entry));
     }
-    content->mask = wire_hash_of(hash_xxh3_128(bytes, length));
+    *mask = wire_hash_of(hash_xxh3_128(bytes, length));
     free(bytes);
     return true;
 }
@@ -64,7 +64,7 @@ struct content *content_new(const pcclSharedState_t *state, const bool *read_onl
     if (content == NULL) return NULL;
     struct delta_layout *layout = &content->layout;
     layout->entries = calloc(state->count + 1, sizeof *layout->entries);
-    if (layout->entries == NULL || !hash_mask(content, state)) {
+    if (layout->entries == NULL || !hash_mask(state, &content->mask, &content->outline)) {
         content_free(content);
         return NULL;
     }
@@ -172,14 +172,16 @@ struct wire_hash content_root(const struct delta_layout *layout, const uint64_t 
     return hash;
 }
 
-bool content_is_of(const struct content *content, const pcclSharedState_t *state) {
+bool content_is_of(const struct content *content, const pcclSharedState_t *state, const bool *read_only) {
+    struct wire_hash mask;
+    struct wire_outline outline;
+    if (!hash_mask(state, &mask, &outline) || !wire_hash_equal(&mask, &content->mask)) return false;
     size_t at = 0;
     for (size_t i = 0; i < state->count; i++) {
         const pcclTensorInfo_t *info = &state->infos[i];
         if (info->allow_content_inequality) continue;
-        if (at == content->layout.count) return false;
         const struct delta_entry *entry = &content->layout.entries[at++];
-        if (entry->data != info->data || entry->bytes != info->count * dtype_size((int)info->datatype)) return false;
+        if (entry->data != info->data || entry->read_only != (read_only != NULL && read_only[i])) return false;
     }
-    return at == content->layout.count;
+    return true;
 }

@@ -46,7 +46,8 @@ bool content_hash(struct content *content, int64_t deadline_ns);
 const char *content_error(const struct content *content);
 // The content hash that these leaf hashes give in this layout.
 struct wire_hash content_root(const struct delta_layout *layout, const uint64_t *leaves);
-// Whether this is the state that `content` was made of: the same memory.
-bool content_is_of(const struct content *content, const pcclSharedState_t *state);
+// Whether `content` was made of the same entries in the same memory, with the same flags. False also when memory was
+// refused.
+bool content_is_of(const struct content *content, const pcclSharedState_t *state, const bool *read_only);
 
 #endif

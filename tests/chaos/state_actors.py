@@ -254,8 +254,8 @@ class _Striker:
 
     def __init__(self, members: Sequence[Member], blow: Blow) -> None:
         self._blow = blow
-        self._pointers = [member.comm._pointer for member in members]
-        self._before = [sync_report(pointer).seconds for pointer in self._pointers]
+        self._handles = [member.comm._handle for member in members]
+        self._before = [sync_report(handle).seconds for handle in self._handles]
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -279,8 +279,8 @@ class _Striker:
             os.kill(blow.pid, blow.signal)
 
     def _reached(self) -> bool:
-        for pointer, before in zip(self._pointers, self._before, strict=True):
-            report = sync_report(pointer)
+        for handle, before in zip(self._handles, self._before, strict=True):
+            report = sync_report(handle)
             if report.seconds == before or report.hashing or report.rx_bytes == 0:
                 continue  # of the sync before, or nothing has come
             if self._blow.when == "done" and report.missing_bytes == 0:

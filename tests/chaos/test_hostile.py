@@ -19,6 +19,8 @@ from actors import PATIENCE, Actor, Ops, Pause, Reduce, all_follow, cast, check_
 
 import pccl
 
+WIRE_H = Path(__file__).parents[2] / "csrc" / "net" / "wire.h"
+VERSION = int(re.search(r"WIRE_VERSION = (\d+)", WIRE_H.read_text())[1])
 WELCOME = 2
 REDUCES = [Reduce(10), Reduce(300_000), Reduce(20_000)]
 
@@ -27,14 +29,14 @@ def header(kind: int, length: int, magic: bytes = b"PC") -> bytes:
     return struct.pack("<I2sHQQQ", length, magic, kind, 0, 0, 0)
 
 
-def hello(version: int = 4, port: int = 1) -> bytes:
+def hello(version: int = VERSION, port: int = 1) -> bytes:
     body = struct.pack("<H16sIIHB", version, os.urandom(16), 0, 4, port, 1)
     return header(1, len(body)) + body
 
 
 def lying_link_hello(rng: random.Random) -> bytes:
     """Right in form, with a secret that is none."""
-    body = struct.pack("<HB16s16s16sI", 4, 1, rng.randbytes(16), rng.randbytes(16), rng.randbytes(16), 0)
+    body = struct.pack("<HB16s16s16sI", VERSION, 1, rng.randbytes(16), rng.randbytes(16), rng.randbytes(16), 0)
     return header(64, len(body)) + body
 
 

@@ -191,7 +191,7 @@ def test_the_next_master_knows_whose_entries_differ():
         return comm.sync_shared_state(state, timeout=PATIENCE).rx_bytes
 
     def has_voted(comm: Communicator) -> bool:
-        report = sync_report(comm._pointer)
+        report = sync_report(comm._handle)
         return report.seconds > 0 and not report.hashing
 
     with (

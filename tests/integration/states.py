@@ -50,10 +50,10 @@ def same(held: list[Held]) -> bool:
 
 def voted(held: Held, comm: Communicator, strategy: SharedStateSyncStrategy = ENFORCE) -> Background:
     """A sync that has voted and waits for the others."""
-    before = sync_report(comm._pointer).seconds
+    before = sync_report(comm._handle).seconds
     running = Background(held.sync, comm, strategy)
     deadline = time.monotonic() + PATIENCE
-    while (report := sync_report(comm._pointer)).seconds == before or report.hashing:
+    while (report := sync_report(comm._handle)).seconds == before or report.hashing:
         assert time.monotonic() < deadline, "the sync does not vote"
         time.sleep(0.001)
     return running

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 from peers import PATIENCE, team
 
-from pccl import Communicator, PeerLostError, ReduceOp
+from pccl import Communicator, PeerLostError, ReduceOp, TooFewPeersError
 
 COUNT = 2_000_000
 
@@ -50,6 +54,65 @@ def test_closing_in_the_middle_of_an_op(seed):
         assert set(np.unique(results[1])) in ({11}, {111})
         assert np.array_equal(results[1], results[10])
         del handle
+
+
+class SignalError(Exception):
+    pass
+
+
+def test_close_that_a_signal_cuts_short_is_finished_by_the_next():
+    """Until then nothing of the op is let go: C still reads and writes its memory."""
+    with team([0, 0]) as comms:
+        array = np.ones(COUNT, np.int64)
+        freed = weakref.ref(array)
+        handle = comms[0].all_reduce_async(array, array, op=ReduceOp.SUM)
+        del array
+        waiter = threading.Thread(target=handle.wait)  # keeps `close` waiting for the end of its slice
+        waiter.start()
+        time.sleep(0.13)
+
+        def interrupt(*_: object) -> None:
+            raise SignalError
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            with contextlib.suppress(SignalError):
+                comms[0].close()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        comms[0].close()
+        waiter.join()
+        with pytest.raises((PeerLostError, TooFewPeersError)):
+            comms[1].all_reduce(np.ones(COUNT, np.int64), op=ReduceOp.SUM, timeout=PATIENCE)
+        del handle, waiter
+        gc.collect()
+        assert freed() is None
+
+
+def test_a_waiter_lets_go_of_nothing_before_the_communicator_is_destroyed():
+    with team([0, 0]) as comms:
+        array = np.ones(COUNT, np.int64)
+        held = weakref.ref(array)
+        handle = comms[0].all_reduce_async(array, array, op=ReduceOp.SUM)
+        del array
+        waiter = threading.Thread(target=handle.wait)
+        waiter.start()
+        time.sleep(0.05)
+        seen: list[bool] = []
+        native = comms[0]._handle
+        destroy = native._destroy
+
+        def look_and_destroy(pointer: object) -> int:
+            waiter.join()  # it has been told that the communicator is closed
+            seen.append(held() is not None)
+            return destroy(pointer)
+
+        native._destroy = look_and_destroy
+        comms[0].close()
+        assert seen == [True]
+        assert handle.wait()[0] is False
 
 
 LEAVING = """

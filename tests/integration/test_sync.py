@@ -219,6 +219,23 @@ def test_a_sync_that_was_cut_short_goes_on():
         assert same(held)
 
 
+def test_a_sync_that_was_cut_short_goes_on_only_as_it_was():
+    """With another revision, other names, or an array that is read-only now, it would be another sync."""
+    with team([0, 0]) as comms:
+        held = [Held(filled(1, 1000)) for _ in range(2)]
+        with pytest.raises(pccl.PCCLTimeoutError):
+            comms[0].sync_shared_state(held[0].shared, timeout=0.15)
+        held[0].shared.push_revision()
+        with pytest.raises(pccl.UsageError, match="another revision"):
+            comms[0].sync_shared_state(held[0].shared, timeout=PATIENCE)
+        held[0].shared.revision = 0
+        assert Held(held[0].arrays, names=["another name"]).sync(comms[0]) == Result.INVALID_USAGE
+        held[0].arrays[0].flags.writeable = False
+        assert Held(held[0].arrays).sync(comms[0]) == Result.INVALID_USAGE
+        second = Background(held[1].sync, comms[1])
+        assert held[0].sync(comms[0]).tx_bytes == second.result().tx_bytes == 0
+
+
 def test_progress():
     with team([0, 0]) as comms:
         held = [Held(filled(seed, 1000)) for seed in (1, 2)]

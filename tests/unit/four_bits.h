@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <pccl.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "compute/codec.h"
@@ -33,11 +34,18 @@ static inline void four_bits_encode(const struct codec *codec, int dtype, uint8_
         out[1 + i / 2] |= (uint8_t)((int)(lrintf(ldexpf(values[i], -exponent)) + 8) << i % 2 * 4);
 }
 
+// Counts down with each block whose first element is FOUR_BITS_COUNTED; the one that makes it 0 is malformed.
+static atomic_int four_bits_until_malformed;
+#define FOUR_BITS_COUNTED 2
+
 static inline bool four_bits_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
     (void)codec;
     (void)dtype;
     float *values = wide;
     for (size_t i = 0; i < count; i++) values[i] = ldexpf((float)((in[1 + i / 2] >> i % 2 * 4 & 15) - 8), in[0] - 128);
+    if (values[0] == FOUR_BITS_COUNTED && atomic_load(&four_bits_until_malformed) > 0 &&
+        atomic_fetch_sub(&four_bits_until_malformed, 1) == 1)
+        return false;
     return count % 2 == 0 || in[1 + count / 2] >> 4 == 0;
 }
 

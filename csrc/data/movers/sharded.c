@@ -262,9 +262,12 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     const struct epoch_ring *now = mover_ring(engine);
     struct sharded *s = op->work;
     uint64_t index = in->head.offset;
+    if (in->header.type == WIRE_RESULT) {
+        if (!store(engine, op, block_range(engine, op, in->head.shard, index), in->to)) return false;
+        s->moving.receive_left -= in->length; // only now: what does not decode is not here
+        return true;
+    }
     s->moving.receive_left -= in->length;
-    if (in->header.type == WIRE_RESULT)
-        return store(engine, op, block_range(engine, op, in->head.shard, index), in->to);
     inputs_of(engine, s, index)[in->from->member.rank] = in->block;
     in->block = NULL;
     return ++s->slots[index % s->window].arrived < now->count - 1 || reduce_block(engine, op, index);

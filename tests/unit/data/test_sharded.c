@@ -165,6 +165,25 @@ static void test_segments(uint32_t peers, uint64_t count) {
     tensor_free(&t);
 }
 
+// The result of one block does not decode at the member that gets it. Its lane breaks, and the op must not end well
+// without that block. The owner decodes it too, before.
+static void test_malformed_result(void) {
+    enum { BLOCKS = CODEC_PIECE / FOUR_BITS_BLOCK };
+    check_case("a result that does not decode");
+    uint64_t count = 4 * CODEC_PIECE;
+    struct world *world = world_new(2, 3);
+    struct tensor t = tensor_new(2, count, pcclFloat, pcclSum, false);
+    for (int i = 0; i < 2; i++)
+        for (uint64_t k = 0; k < count; k++) ((float *)t.send[i])[k] = k / CODEC_PIECE == 2 ? FOUR_BITS_COUNTED / 2 : 0;
+    atomic_store(&four_bits_until_malformed, BLOCKS + 1);
+    for (uint32_t i = 0; i < 2; i++) post(world, &t, i, false);
+    struct call_outcome outcome;
+    for (uint32_t i = 0; i < 2; i++) CHECK(result_of(world, i, SECOND_NS / 5, &outcome) != CALL_OK);
+    CHECK(atomic_load(&four_bits_until_malformed) == 0);
+    world_free(world);
+    tensor_free(&t);
+}
+
 int main(void) {
     static const uint64_t counts[] = {1, 255, 257, 4097, 131073, 500001};
     for (size_t row = 0; row < sizeof counts / sizeof counts[0]; row++)
@@ -172,6 +191,7 @@ int main(void) {
             test_bits(peers, counts[row], row % 2 ? pcclFloat16 : pcclFloat, peers % 2 ? pcclSum : pcclAvg,
                       (row + peers) % 2);
     test_deadlines();
+    test_malformed_result();
     test_loss(200001, false);
     test_loss(200001, true);
     test_loss(PLAN_SEGMENTED_MIN / sizeof(float) + 77, true);
