@@ -1,7 +1,7 @@
 """Whether the sources of csrc keep to the layout of docs/design.md.
 
 Includes go down the list of folders below, never up; no module includes another that includes it, however indirectly.
-A module is a header and its code. No file is longer than 600 lines.
+A module is a header and its code. No file is longer than 600 lines, no line than 120 columns.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1] / "csrc"
 #: From the bottom to the top. `sim` stands beside them, and nobody includes it.
 FOLDERS = ["include", "base", "net", "compute", "topology", "device", "ops", "data", "state", "master", "peer", "api", "sim"]
 LONGEST = 600
+WIDEST = 120
 
 #: What is still to be mended: take out what is, add nothing.
 KNOWN: set[str] = set()
@@ -41,6 +42,9 @@ def main() -> int:
         text = (ROOT / file).read_text(encoding="utf-8")
         if text.count("\n") > LONGEST:
             found.add(f"csrc/{file} is longer than {LONGEST} lines")
+        for number, line in enumerate(text.splitlines(), 1):
+            if len(line) > WIDEST:
+                found.add(f"csrc/{file}:{number} is wider than {WIDEST} columns")
         for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE):
             target = Path(name) if (ROOT / name).is_file() else Path("include") / name
             if target not in files:
