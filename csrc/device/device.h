@@ -40,7 +40,7 @@ struct device_sum {
 struct device {
     const char *name;
     bool (*owns)(const void *memory);
-    struct device_queue *(*open)(int wake);
+    struct device_queue *(*open)(int wake); // fails nothing before it has returned; NULL: refused
     void (*close)(struct device_queue *queue);
     enum device_state (*passed)(struct device_queue *queue, uint64_t fence);
     uint64_t (*mark)(struct device_queue *queue);

@@ -69,7 +69,7 @@ int64_t mind_next_deadline(const struct mind *mind);
 // A run has ended, the next one needs an id and a secret. Until they are given, the old random bytes are stretched.
 bool mind_wants_random(const struct mind *mind);
 void mind_set_random(struct mind *mind, const uint8_t random[MIND_RANDOM_BYTES]);
-// A standby takes runs up and serves them, but begins none.
+// A standby takes runs up and serves them. It begins none, but for newcomers of one whose members it has lost.
 void mind_set_standby(struct mind *mind, bool standby);
 // What the other masters of the list do is not known: newcomers wait for mind_others_are. Nobody is asked when there is
 // a run.
