@@ -264,16 +264,14 @@ class Communicator:
         name = "pcclSynchronizeSharedState"
         with self._alone(name):
             key = (name, id(shared_state), strategy)
+            keep = (shared_state, shared_state.revision)
             begun = self._unfinished.get(key)
             if begun is None or not begun.c.kind:
                 shared_state._collect(name)
-            elif begun.in_flight and begun.keep != (shared_state, shared_state.revision):
-                text = (
-                    "sync_shared_state of another revision of this state has not ended: set the revision back and call it again"
-                )
+            elif begun.in_flight and begun.keep != keep:
+                text = "another revision of this state is under way: set the revision back and call sync_shared_state again"
                 raise error_for(INVALID_USAGE, name, text)
             arguments = (shared_state.to_c(), strategy.value, shared_state._read_only())
-            keep = (shared_state, shared_state.revision)
             watch = watcher(self._handle, progress)
             done = self._finish(name, "pccl_begin_sync", *arguments, deadline=Deadline(timeout), key=key, keep=keep, watch=watch)
             for other in [other for other in self._unfinished if isinstance(other, tuple) and other[0] == name and other != key]:

@@ -94,12 +94,17 @@ static void put_back_after_failure(struct engine *engine, struct op *op) {
     if (opened) device_close(fresh);
 }
 
+// Puts the input back, if that is needed, and waits for the device. False: it has failed.
+static bool end_at_device(struct engine *engine, struct op *op, bool needed) {
+    if (needed) put_back(op, op->args.queue);
+    if (device_await(op->args.queue)) return true;
+    put_back_after_failure(engine, op);
+    return false;
+}
+
 static void forget(void *context, struct op *op, bool restore) {
     struct engine *engine = context;
-    if (restore && op->backup.saved.count > 0) {
-        backup_restore(&op->backup, op->args.queue, op->args.recv);
-        if (!device_await(op->args.queue)) put_back_after_failure(engine, op); // before its room is given back
-    }
+    if (restore && op->backup.saved.count > 0) end_at_device(engine, op, true); // before its room is given back
     backup_end(&engine->backups, &op->backup);
     if (op->parent != NULL) return; // the queue is that of the call, which is forgotten last
     engine->device_calls -= op->args.queue != NULL;
@@ -180,9 +185,7 @@ static void settle(struct engine *engine, struct op *op) {
             needed |= part->backup.saved.count > 0;
     if (!needed && queue == NULL) return;
     engine_unlock(engine);
-    if (needed) put_back(op, queue);
-    bool good = device_await(queue);
-    if (!good) put_back_after_failure(engine, op);
+    bool good = end_at_device(engine, op, needed);
     engine_lock(engine);
     if (good) return;
     engine_fail_of(engine, queue);

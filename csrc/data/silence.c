@@ -10,17 +10,15 @@ enum {
     PAUSE_LIVES = 64, // checks after which the longest pause has faded by the time between two
 };
 
-static int64_t longer(int64_t a, int64_t b) { return a > b ? a : b; }
-
 static void note_heard(struct silence *silence, int64_t now_ns, int64_t limit_ns) {
     int64_t check_ns = limit_ns / SILENCE_CHECKS, pause_ns = now_ns - silence->arrivals.at_ns - check_ns;
-    silence->pause_ns = longer(pause_ns, longer(silence->pause_ns - check_ns / PAUSE_LIVES, 0));
+    silence->pause_ns = platform_later(pause_ns, platform_later(silence->pause_ns - check_ns / PAUSE_LIVES, 0));
     arrival_note(&silence->arrivals, now_ns, limit_ns);
 }
 
 static int64_t wait_ns(const struct silence *silence, int64_t limit_ns) {
     int64_t most = ARRIVAL_STRETCH * limit_ns, paused = PAUSE_FACTOR * silence->pause_ns;
-    return longer(arrival_wait_ns(&silence->arrivals, limit_ns), paused < most ? paused : most);
+    return platform_later(arrival_wait_ns(&silence->arrivals, limit_ns), platform_earlier(paused, most));
 }
 
 // Whether `since_ns` is too long ago. What a check sees may have come just after the check before.

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/grow.h"
+#include "base/platform.h"
 
 enum {
     FIRST_PAIRS = 8,
@@ -10,8 +11,6 @@ enum {
     // heartbeat limits for which a pair's silence is remembered, also if the links were made again
     SILENCE_LIMITS = 4,
 };
-
-static int64_t longer(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static struct breaks_pair *pair_of(struct breaks *breaks, uint16_t a, uint16_t b) {
     for (uint32_t i = 0; i < breaks->count; i++)
@@ -33,7 +32,7 @@ static void remove_pair(struct breaks *breaks, uint32_t index) {
 // When the broken pairs of a group are looked at. Before somebody is expelled all have the time to say whose links they
 // miss.
 static void hear(struct breaks *breaks, const struct desk *desk, bool first) {
-    int64_t grace = BREAKS_GRACE_MS * MS_NS, hearing = longer(grace, desk->limit_ns / BREAKS_HEARING_OF);
+    int64_t grace = BREAKS_GRACE_MS * MS_NS, hearing = platform_later(grace, desk->limit_ns / BREAKS_HEARING_OF);
     if (breaks->due_ns == INT64_MAX || (!first && breaks->hearing_ns == 0))
         breaks->due_ns = desk->now_ns + (first ? grace : hearing);
     if (!first && breaks->hearing_ns == 0) breaks->hearing_ns = desk->now_ns;

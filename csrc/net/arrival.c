@@ -1,5 +1,7 @@
 #include "net/arrival.h"
 
+#include "base/platform.h"
+
 enum {
     SHORT_GAPS = 10, // in a limit: gaps below that are those inside a burst, and say nothing of pauses
     MEAN_OF = 8,
@@ -20,12 +22,11 @@ void arrival_note(struct arrival *arrival, int64_t now_ns, int64_t limit_ns) {
     arrival->at_ns = now_ns;
 }
 
-static int64_t longer(int64_t a, int64_t b) { return a > b ? a : b; }
-
 int64_t arrival_wait_ns(const struct arrival *arrival, int64_t limit_ns) {
-    int64_t usual = longer(arrival->mean_ns + DEVIATIONS * arrival->deviation_ns, ROUND_TRIPS * arrival->round_trip_ns);
+    int64_t usual =
+        platform_later(arrival->mean_ns + DEVIATIONS * arrival->deviation_ns, ROUND_TRIPS * arrival->round_trip_ns);
     int64_t most = ARRIVAL_STRETCH * limit_ns;
-    return longer(limit_ns, usual < most ? usual : most);
+    return platform_later(limit_ns, platform_earlier(usual, most));
 }
 
 int64_t arrival_deadline_ns(const struct arrival *arrival, int64_t limit_ns) {

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from peers import PATIENCE, team
 
-from pccl import Communicator, PeerLostError, ReduceOp, TooFewPeersError
+from pccl import AsyncReduceHandle, Communicator, PeerLostError, ReduceOp, TooFewPeersError
 
 COUNT = 2_000_000
 
@@ -60,16 +60,20 @@ class SignalError(Exception):
     pass
 
 
+def begin_waited(comm: Communicator) -> tuple[AsyncReduceHandle, threading.Thread, weakref.ref[np.ndarray]]:
+    """An op that a thread has begun to wait for: its handle, the thread, and the array, which nobody else holds."""
+    array = np.ones(COUNT, np.int64)
+    handle = comm.all_reduce_async(array, array, op=ReduceOp.SUM)
+    waiter = threading.Thread(target=handle.wait)
+    waiter.start()
+    time.sleep(0.13)
+    return handle, waiter, weakref.ref(array)
+
+
 def test_close_that_a_signal_cuts_short_is_finished_by_the_next():
     """Until then nothing of the op is let go: C still reads and writes its memory."""
     with team([0, 0]) as comms:
-        array = np.ones(COUNT, np.int64)
-        freed = weakref.ref(array)
-        handle = comms[0].all_reduce_async(array, array, op=ReduceOp.SUM)
-        del array
-        waiter = threading.Thread(target=handle.wait)  # keeps `close` waiting for the end of its slice
-        waiter.start()
-        time.sleep(0.13)
+        handle, waiter, held = begin_waited(comms[0])  # whose waiter keeps `close` waiting for the end of its slice
 
         def interrupt(*_: object) -> None:
             raise SignalError
@@ -88,18 +92,12 @@ def test_close_that_a_signal_cuts_short_is_finished_by_the_next():
             comms[1].all_reduce(np.ones(COUNT, np.int64), op=ReduceOp.SUM, timeout=PATIENCE)
         del handle, waiter
         gc.collect()
-        assert freed() is None
+        assert held() is None
 
 
 def test_a_waiter_lets_go_of_nothing_before_the_communicator_is_destroyed():
     with team([0, 0]) as comms:
-        array = np.ones(COUNT, np.int64)
-        held = weakref.ref(array)
-        handle = comms[0].all_reduce_async(array, array, op=ReduceOp.SUM)
-        del array
-        waiter = threading.Thread(target=handle.wait)
-        waiter.start()
-        time.sleep(0.05)
+        handle, waiter, held = begin_waited(comms[0])
         seen: list[bool] = []
         native = comms[0]._handle
         destroy = native._destroy

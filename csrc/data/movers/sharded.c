@@ -264,13 +264,14 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     uint64_t index = in->head.offset;
     if (in->header.type == WIRE_RESULT) {
         if (!store(engine, op, block_range(engine, op, in->head.shard, index), in->to)) return false;
-        s->moving.receive_left -= in->length; // only now: what does not decode is not here
-        return true;
+    } else {
+        inputs_of(engine, s, index)[in->from->member.rank] = in->block;
+        in->block = NULL;
+        bool all = ++s->slots[index % s->window].arrived == now->count - 1;
+        if (all && !reduce_block(engine, op, index)) return false;
     }
-    s->moving.receive_left -= in->length;
-    inputs_of(engine, s, index)[in->from->member.rank] = in->block;
-    in->block = NULL;
-    return ++s->slots[index % s->window].arrived < now->count - 1 || reduce_block(engine, op, index);
+    s->moving.receive_left -= in->length; // last: what does not decode is not here
+    return true;
 }
 
 // Blocks that everybody has been sent make room for new ones.
