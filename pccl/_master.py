@@ -28,6 +28,8 @@ class MasterNode:
     `masters` is the list of all masters of the run, as the peers are given it, with this one in it: the first begins new runs,
     and any of them takes a run up whose master is lost, once more than half of its members have come to it. It finds itself in
     the list by its port and the address it listens on; a wildcard (0.0.0.0, [::]) stands for every address of this machine.
+    `advertise` names its entry in the list where peers reach it at an address that this machine does not have, such as that
+    of a Kubernetes Service.
 
     `heartbeat_limit`, in seconds, is after how long a silent peer counts as lost (default 5). A master runs once, in a
     thread of its own. In a `with` statement it runs, and at the end stops and is waited for.
@@ -36,14 +38,27 @@ class MasterNode:
     until it was interrupted; Ctrl-C interrupts it.
     """
 
-    def __init__(self, listen_address: str, *, heartbeat_limit: float | None = None, masters: str | None = None) -> None:
+    def __init__(
+        self,
+        listen_address: str,
+        *,
+        heartbeat_limit: float | None = None,
+        masters: str | None = None,
+        advertise: str | None = None,
+    ) -> None:
         self._endpoint = parse_endpoint(listen_address)
         self._running = False
         limit = None if heartbeat_limit is None else milliseconds("heartbeat_limit", heartbeat_limit, 0.1, 3600)
         listed = parse_endpoints(masters) if masters is not None else []
+        if advertise is not None and parse_endpoint(advertise) not in listed:
+            raise ValueError(f"the masters {masters or '(none)'} do not contain {advertise}, which this one is to be")
         ip = _first_address(self._endpoint)
         addresses = [(_first_address(one), one.port) for one in listed]
-        place = _place(self._endpoint, ip, listed, addresses) if masters is not None else 0
+        place = 0
+        if advertise is not None:
+            place = listed.index(parse_endpoint(advertise))
+        elif masters is not None:
+            place = _place(self._endpoint, ip, listed, addresses)
         address = _ffi.new("ccoip_socket_address_t *")
         fill_socket_address(address, ip, self._endpoint.port)
         out = _ffi.new("pcclMasterInstance_t **")

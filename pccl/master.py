@@ -30,7 +30,11 @@ def check_masters(masters: str) -> None:
 
 
 def serve(
-    listen_address: str, heartbeat_limit: float | None = None, masters: str | None = None, on_sigterm: str | None = None
+    listen_address: str,
+    heartbeat_limit: float | None = None,
+    masters: str | None = None,
+    on_sigterm: str | None = None,
+    advertise: str | None = None,
 ) -> int:
     """Runs a master until SIGINT or SIGTERM and returns the exit status: 0, or 1 when it cannot listen.
 
@@ -51,7 +55,7 @@ def serve(
             signal.signal(number, note)
         if masters is not None:
             check_masters(masters)
-        with MasterNode(listen_address, heartbeat_limit=heartbeat_limit, masters=masters) as master:
+        with MasterNode(listen_address, heartbeat_limit=heartbeat_limit, masters=masters, advertise=advertise) as master:
             host = listen_address.rpartition(":")[0]
             print(f"pccl master listening on {host}:{master.port}", flush=True)
             if received.get() == signal.SIGTERM and choice == "detach":

@@ -50,15 +50,18 @@ def main() -> None:
     help="seconds without a heartbeat after which a peer is declared dead",
 )
 @click.option("--masters", help="all masters of the run, this one among them: host:port,host:port; the first begins new runs")
+@click.option("--advertise", help="its entry in --masters, where peers reach it at an address that this machine does not have")
 @click.option(
     "--on-sigterm",
     type=click.Choice(SIGTERM_CHOICES),
     show_default="PCCL_MASTER_ON_SIGTERM, or detach",
     help="detach: peers look for another master, or wait for this one to come back; end: the run ends",
 )
-def master(listen: str, heartbeat_limit: float | None, masters: str | None, on_sigterm: str | None) -> None:
+def master(
+    listen: str, heartbeat_limit: float | None, masters: str | None, advertise: str | None, on_sigterm: str | None
+) -> None:
     """Run a master, or a standby, until Ctrl-C, which ends the run, or SIGTERM."""
-    sys.exit(serve(listen, heartbeat_limit, masters, on_sigterm))
+    sys.exit(serve(listen, heartbeat_limit, masters, on_sigterm, advertise))
 
 
 @main.command(short_help="Show the build and the instruction set in use.")

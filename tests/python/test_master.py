@@ -337,8 +337,9 @@ NO_PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("listen", "masters", "place"), PLACES)
-def test_a_master_finds_itself_in_the_list(listen, masters, place, monkeypatch):
+@pytest.fixture
+def told(monkeypatch):
+    """What the library was told of lists of masters: how many, and which one this is."""
     told = []
     call = _master.call
 
@@ -348,8 +349,24 @@ def test_a_master_finds_itself_in_the_list(listen, masters, place, monkeypatch):
         call(handle, function, *arguments, **named)
 
     monkeypatch.setattr(_master, "call", note)
+    return told
+
+
+@pytest.mark.parametrize(("listen", "masters", "place"), PLACES)
+def test_a_master_finds_itself_in_the_list(listen, masters, place, told):
     MasterNode(listen, masters=masters)
     assert told == [(2, place)]
+
+
+def test_a_master_behind_another_address_is_told_which_one_it_is(told):
+    MasterNode("0.0.0.0:5001", masters="203.0.113.7:5001,203.0.113.8:5001", advertise="203.0.113.8:5001")
+    assert told == [(2, 1)]
+
+
+@pytest.mark.parametrize("masters", ["203.0.113.7:5001", None])
+def test_what_a_master_advertises_is_in_the_list(masters):
+    with pytest.raises(ValueError, match=r"do not contain 203.0.113.8:5001, which this one is to be"):
+        MasterNode("0.0.0.0:5001", masters=masters, advertise="203.0.113.8:5001")
 
 
 @pytest.mark.parametrize(("listen", "masters", "words"), NO_PLACES)
