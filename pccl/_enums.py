@@ -35,13 +35,20 @@ class Result(Enum):
 
 
 class ReduceOp(Enum):
-    """What a reduce does with the elements of its contributors."""
+    """What a reduce does with the elements of its contributors.
+
+    Of bool, SUM and MAX are the logical or, PROD and MIN the logical and, and AVG is refused. BAND, BOR and BXOR are
+    bitwise and, or, exclusive or of integers, and logical ones of bool; floats are refused.
+    """
 
     SUM = _C.pcclSum
     AVG = _C.pcclAvg
     PROD = _C.pcclProd
     MAX = _C.pcclMax
     MIN = _C.pcclMin
+    BAND = _C.pcclBand
+    BOR = _C.pcclBor
+    BXOR = _C.pcclBxor
 
 
 class Attribute(Enum):
@@ -104,6 +111,7 @@ class DataType(Enum):
     BFLOAT16 = _C.pcclBFloat16
     FLOAT = _C.pcclFloat
     DOUBLE = _C.pcclDouble
+    BOOL = _C.pcclBool
 
     @property
     def itemsize(self) -> int:
@@ -170,8 +178,9 @@ _NAMES = {
     DataType.BFLOAT16: "bfloat16",
     DataType.FLOAT: "float32",
     DataType.DOUBLE: "float64",
+    DataType.BOOL: "bool",
 }
 _BY_NAME = {name: member for member, name in _NAMES.items()}
 _BY_DTYPE: dict[object, DataType] = {}  # dtypes of torch and numpy that were met
-_ITEM_SIZES = {member.value: int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8 for member, name in _NAMES.items()}
+_ITEM_SIZES = {member.value: int(name.lstrip("abcdefghijklmnopqrstuvwxyz") or 8) // 8 for member, name in _NAMES.items()}
 _SUPPORTED = ", ".join(_NAMES.values())

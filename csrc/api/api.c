@@ -68,13 +68,16 @@ static pcclResult_t check_types(const pcclReduceDescriptor_t *descriptor) {
     int dtype = (int)descriptor->src_descriptor.datatype, op = (int)descriptor->op;
     int quantised = (int)descriptor->quantization_options.quantized_datatype,
         algorithm = (int)descriptor->quantization_options.algorithm;
-    if (op < pcclSum || op > pcclMin) return detail_fail(pcclInvalidArgument, "op %d is no pcclRedOp_t", op);
-    if (dtype < pcclUint8 || dtype > pcclDouble)
+    if (op < pcclSum || op > pcclBxor) return detail_fail(pcclInvalidArgument, "op %d is no pcclRedOp_t", op);
+    if (dtype < pcclUint8 || dtype > pcclBool)
         return detail_fail(pcclInvalidArgument, "datatype %d is no pcclDataType_t", dtype);
+    if (!red_op_takes(op, dtype))
+        return detail_fail(pcclInvalidArgument, "%s is not defined for %s: %s", red_op_name(op), dtype_name(dtype),
+                           op == pcclAvg ? "convert to a float type first" : "use an integer type or bool");
     if (algorithm == pcclQuantNone) return pcclSuccess;
     if (algorithm < pcclQuantNone || algorithm > pcclQuantZeroPointScale)
         return detail_fail(pcclInvalidArgument, "algorithm %d is no pcclQuantizationAlgorithm_t", algorithm);
-    if (quantised < pcclUint8 || quantised > pcclDouble)
+    if (quantised < pcclUint8 || quantised > pcclBool)
         return detail_fail(pcclInvalidArgument, "quantized_datatype %d is no pcclDataType_t", quantised);
     if (codec_of_options(dtype, quantised, algorithm) != CODEC_RAW) return pcclSuccess;
     return detail_fail(pcclInvalidArgument, "%s cannot be quantised to %s by %s", dtype_name(dtype),
@@ -178,7 +181,7 @@ static pcclResult_t check_entry(const pcclTensorInfo_t *info, size_t index) {
     if (info->name == NULL) return detail_fail(pcclInvalidArgument, "entry %zu has no name", index);
     if (info->data == NULL && info->count > 0)
         return detail_fail(pcclInvalidArgument, "entry \"%.200s\" has no data", info->name);
-    if ((int)info->datatype < pcclUint8 || (int)info->datatype > pcclDouble)
+    if ((int)info->datatype < pcclUint8 || (int)info->datatype > pcclBool)
         return detail_fail(pcclInvalidArgument, "entry \"%.200s\": datatype %d is no pcclDataType_t", info->name,
                            (int)info->datatype);
     if (info->count > (size_t)PTRDIFF_MAX / dtype_size((int)info->datatype))

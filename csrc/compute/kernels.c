@@ -102,6 +102,7 @@ static const struct {
     [pcclUint16] = {"uint16", 2},     [pcclUint32] = {"uint32", 4}, [pcclInt32] = {"int32", 4},
     [pcclUint64] = {"uint64", 8},     [pcclInt64] = {"int64", 8},   [pcclFloat16] = {"float16", 2},
     [pcclBFloat16] = {"bfloat16", 2}, [pcclFloat] = {"float32", 4}, [pcclDouble] = {"float64", 8},
+    [pcclBool] = {"bool", 1},
 };
 
 size_t dtype_size(int dtype) { return dtype >= 0 && dtype < KERNEL_DTYPES ? dtypes[dtype].size : 0; }
@@ -110,6 +111,12 @@ const char *dtype_name(int dtype) { return dtype >= 0 && dtype < KERNEL_DTYPES ?
 
 const char *red_op_name(int op) {
     static const char *const names[KERNEL_OPS] = {
-        [pcclSum] = "sum", [pcclAvg] = "avg", [pcclProd] = "prod", [pcclMax] = "max", [pcclMin] = "min"};
+        [pcclSum] = "sum", [pcclAvg] = "avg",          [pcclProd] = "prod",      [pcclMax] = "max",
+        [pcclMin] = "min", [pcclBand] = "bitwise and", [pcclBor] = "bitwise or", [pcclBxor] = "bitwise xor"};
     return op >= 0 && op < KERNEL_OPS ? names[op] : "unknown";
+}
+
+bool red_op_takes(int op, int dtype) {
+    return op >= 0 && op < KERNEL_OPS && dtype >= 0 && dtype < KERNEL_DTYPES &&
+           kernels_portable()->reduce[op][dtype] != NULL;
 }

@@ -3,15 +3,17 @@
 // Definitions (the contract of docs/design.md, "Values"): integers wrap; MIN and MAX of floats give NaN if any input is
 // NaN, and -0 < +0; float16 and bfloat16 are computed in float32 and rounded once to nearest even; every NaN result is
 // the canonical quiet NaN of its type (positive, first mantissa bit only), so that all levels and machines give the
-// same bits. AVG is reduced as SUM and finished by `divide`. Any alignment, any count, dst may equal a or b; partial
-// overlap is not allowed.
+// same bits. AVG is reduced as SUM and finished by `divide`. Any byte but 0 of a bool is true, and results are 0 or 1;
+// integers have the bitwise ops, floats do not, and a bool has no average. Any alignment, any count, dst may equal a or
+// b; partial overlap is not allowed.
 #ifndef PCCL_COMPUTE_KERNELS_H
 #define PCCL_COMPUTE_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum { KERNEL_DTYPES = 12, KERNEL_OPS = 5 }; // indexed by pcclDataType_t, pcclRedOp_t
+enum { KERNEL_DTYPES = 13, KERNEL_OPS = 8 }; // indexed by pcclDataType_t, pcclRedOp_t
 
 enum kernel_level { KERNEL_PORTABLE, KERNEL_AVX2, KERNEL_AVX512, KERNEL_NEON, KERNEL_LEVELS };
 
@@ -22,7 +24,8 @@ typedef void kernel_divide_fn(void *dst, size_t count, uint32_t divisor);
 struct kernels {
     enum kernel_level level;
     const char *name;
-    kernel_reduce_fn *reduce[KERNEL_OPS][KERNEL_DTYPES]; // dst[i] = a[i] op b[i]; the AVG row is the SUM row
+    // dst[i] = a[i] op b[i], NULL where the op is not defined; the AVG row is the SUM row.
+    kernel_reduce_fn *reduce[KERNEL_OPS][KERNEL_DTYPES];
     kernel_divide_fn *divide[KERNEL_DTYPES];
     const struct quant_loops *quant;                                      // for quant.c
     void (*hash_long)(uint64_t lanes[8], const void *data, size_t bytes); // for hash.c
@@ -43,5 +46,6 @@ void kernels_leave(unsigned mode);
 size_t dtype_size(int dtype); // in bytes; 0 for an unknown type
 const char *dtype_name(int dtype);
 const char *red_op_name(int op);
+bool red_op_takes(int op, int dtype);
 
 #endif

@@ -18,7 +18,10 @@
 
 #define INT_MODULAR(suffix, wide) \
     INT_REDUCE(sum, suffix, wide, x + y) \
-    INT_REDUCE(prod, suffix, wide, x *y)
+    INT_REDUCE(prod, suffix, wide, x *y) \
+    INT_REDUCE(and, suffix, wide, x &y) \
+    INT_REDUCE(or, suffix, wide, x | y) \
+    INT_REDUCE(xor, suffix, wide, x ^ y)
 #define INT_ORDERED(suffix) \
     INT_REDUCE(max, suffix, any_##suffix, x > y ? x : y) \
     INT_REDUCE(min, suffix, any_##suffix, x < y ? x : y)
@@ -35,6 +38,9 @@ INT_ORDERED(u32)
 INT_ORDERED(i32)
 INT_ORDERED(u64)
 INT_ORDERED(i64)
+INT_REDUCE(and, bool, any_bool, x != 0 && y != 0)
+INT_REDUCE(or, bool, any_bool, (x | y) != 0)
+INT_REDUCE(xor, bool, any_bool, (x != 0) != (y != 0))
 
 // Vectors have no integer division. The quotient of two floats that is cut to a whole number is exact as long as
 // numerator and quotient x divisor stay below the precision: the nearest quotient below an integer n is n - 1/divisor,
@@ -94,11 +100,14 @@ static void divide_i64(void *dst, size_t count, uint32_t divisor) {
         .name = text, \
         .reduce = \
             { \
-                [pcclSum] = {INT_MODULAR_ROW(sum), FLOAT_ROW(sum)}, \
+                [pcclSum] = {INT_MODULAR_ROW(sum), FLOAT_ROW(sum), [pcclBool] = or_bool}, \
                 [pcclAvg] = {INT_MODULAR_ROW(sum), FLOAT_ROW(sum)}, \
-                [pcclProd] = {INT_MODULAR_ROW(prod), FLOAT_ROW(prod)}, \
-                [pcclMax] = {INT_ORDERED_ROW(max), FLOAT_ROW(max)}, \
-                [pcclMin] = {INT_ORDERED_ROW(min), FLOAT_ROW(min)}, \
+                [pcclProd] = {INT_MODULAR_ROW(prod), FLOAT_ROW(prod), [pcclBool] = and_bool}, \
+                [pcclMax] = {INT_ORDERED_ROW(max), FLOAT_ROW(max), [pcclBool] = or_bool}, \
+                [pcclMin] = {INT_ORDERED_ROW(min), FLOAT_ROW(min), [pcclBool] = and_bool}, \
+                [pcclBand] = {INT_MODULAR_ROW(and), [pcclBool] = and_bool}, \
+                [pcclBor] = {INT_MODULAR_ROW(or), [pcclBool] = or_bool}, \
+                [pcclBxor] = {INT_MODULAR_ROW(xor), [pcclBool] = xor_bool}, \
             }, \
         .divide = {INT_ORDERED_ROW(divide), FLOAT_ROW(divide)}, \
         .quant = &quant_loops, \

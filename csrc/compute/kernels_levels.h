@@ -16,6 +16,7 @@ const struct kernels *kernels_neon(void);
 // ---- memory: caller's tensors may lie at any address ----
 typedef uint8_t any_u8 __attribute__((may_alias));
 typedef int8_t any_i8 __attribute__((may_alias));
+typedef uint8_t any_bool __attribute__((may_alias));
 typedef uint16_t any_u16 __attribute__((aligned(1), may_alias));
 typedef int16_t any_i16 __attribute__((aligned(1), may_alias));
 typedef uint32_t any_u32 __attribute__((aligned(1), may_alias));

@@ -86,15 +86,27 @@ typedef enum pcclDataType_t {
     pcclFloat16 = 8,
     pcclBFloat16 = 9,
     pcclFloat = 10,
-    pcclDouble = 11
+    pcclDouble = 11,
+    pcclBool = 12 // one byte per element: 0 or 1; where two or more are reduced, any other byte counts as 1
 } pcclDataType_t;
 
 typedef enum pcclDeviceType_t { pcclDeviceCpu = 0, pcclDeviceCuda = 1 } pcclDeviceType_t;
 
 // Integers wrap; pcclAvg divides the sum by the number of contributors (truncating toward zero for integers); pcclMax
 // and pcclMin of floats give NaN if any input is NaN, and -0 is less than +0. float16 and bfloat16 are computed in
-// float.
-typedef enum pcclRedOp_t { pcclSum = 0, pcclAvg = 1, pcclProd = 2, pcclMax = 3, pcclMin = 4 } pcclRedOp_t;
+// float. Of pcclBool, pcclSum and pcclMax are the logical or, pcclProd and pcclMin the logical and, and pcclAvg is
+// refused. pcclBand, pcclBor and pcclBxor are bitwise and, or, exclusive or of integers, and logical ones of pcclBool;
+// floats are refused.
+typedef enum pcclRedOp_t {
+    pcclSum = 0,
+    pcclAvg = 1,
+    pcclProd = 2,
+    pcclMax = 3,
+    pcclMin = 4,
+    pcclBand = 5,
+    pcclBor = 6,
+    pcclBxor = 7
+} pcclRedOp_t;
 
 typedef enum pcclAttribute_t {
     PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE = 1,             // accepted peers in the run

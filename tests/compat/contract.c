@@ -49,6 +49,7 @@ HOLDS(pcclFloat16 == 8);
 HOLDS(pcclBFloat16 == 9);
 HOLDS(pcclFloat == 10);
 HOLDS(pcclDouble == 11);
+HOLDS(pcclBool == 12);
 
 HOLDS(pcclDeviceCpu == 0);
 HOLDS(pcclDeviceCuda == 1);
@@ -58,6 +59,9 @@ HOLDS(pcclAvg == 1);
 HOLDS(pcclProd == 2);
 HOLDS(pcclMax == 3);
 HOLDS(pcclMin == 4);
+HOLDS(pcclBand == 5);
+HOLDS(pcclBor == 6);
+HOLDS(pcclBxor == 7);
 
 HOLDS(PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE == 1);
 HOLDS(PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE == 2);

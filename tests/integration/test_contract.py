@@ -487,12 +487,24 @@ def test_15_a_sync_waits_on_after_its_timeout():
 # ---- 16: bytes ----
 
 FLOATS = [DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE]
+EXACT = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.PROD: np.multiply,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
+}
+NOT_DEFINED = {(DataType.BOOL, ReduceOp.AVG), *itertools.product(FLOATS, [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR])}
 
 
 def numbers(kind: DataType, rank: int, count: int) -> np.ndarray:
     if kind is DataType.BFLOAT16:
         pytest.importorskip("ml_dtypes")
     made = np.random.default_rng(rank).uniform(-50, 50, count)
+    if kind is DataType.BOOL:
+        return made > 0
     if kind in (DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64):
         made = np.abs(made)
     return made.astype(kind.to_numpy_dtype())
@@ -504,25 +516,29 @@ def test_16_all_peers_hold_the_same_bytes(kind, count):
     inputs = [numbers(kind, rank, count) for rank in range(3)]
 
     def body(comm, rank):
-        results = []
+        results = {}
         for op in ReduceOp:
+            if (kind, op) in NOT_DEFINED:
+                with raises(Result.INVALID_ARGUMENT) as caught:
+                    comm.all_reduce(inputs[rank], inputs[rank], op=op, tag=op.value)
+                assert f"is not defined for {inputs[rank].dtype.name}" in str(caught.value)
+                continue
             out = np.empty_like(inputs[rank])
             info = comm.all_reduce(inputs[rank], out, op=op, tag=op.value)
             assert info.world_size == 3
             within = inputs[rank].copy()
             comm.all_reduce(within, within, op=op, tag=op.value)
             assert within.tobytes() == out.tobytes()
-            results.append(out.tobytes())
+            results[op] = out.tobytes()
         return results
 
     with team([0, 0, 0]) as comms:
         seen = on_all(comms, body)
     assert seen[0] == seen[1] == seen[2]
-    highest = np.frombuffer(seen[0][ReduceOp.MAX.value], inputs[0].dtype)
-    assert (highest == np.maximum(np.maximum(inputs[0], inputs[1]), inputs[2])).all()
-    if kind not in FLOATS:
-        with np.errstate(over="ignore"):
-            assert seen[0][0] == (inputs[0] + inputs[1] + inputs[2]).tobytes()
+    for op, combine in EXACT.items():
+        if op in (ReduceOp.MAX, ReduceOp.MIN) or kind not in FLOATS:
+            with np.errstate(over="ignore"):
+                assert seen[0][op] == combine(combine(inputs[0], inputs[1]), inputs[2]).tobytes(), op
 
 
 @pytest.mark.parametrize("algorithm", [QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.ZERO_POINT_SCALE])
@@ -564,6 +580,48 @@ def test_16_the_sum_of_a_constant_is_exact_when_quantised():
 
     with team([0, 0]) as comms:
         on_all(comms, body)
+
+
+@pytest.mark.parametrize("op", [SUM, ReduceOp.BAND])
+def test_16_only_floats_are_quantised(op):
+    def body(comm, rank):
+        for array in (np.ones(8, bool), np.ones(8, np.int32)):
+            with raises(Result.INVALID_ARGUMENT) as caught:
+                comm.all_reduce(array, array, op=op, quantization_options=QuantizationOptions())
+            assert f"{array.dtype.name} cannot be quantised to uint8" in str(caught.value)
+
+    with team([0, 0]) as comms:
+        on_all(comms, body)
+
+
+def test_16_any_byte_but_0_is_true():
+    bytes_of = [np.array(row * 500, np.uint8) for row in ([0, 1, 2, 128, 255], [0, 2, 1, 0, 255])]
+
+    def body(comm, rank):
+        results = []
+        for op in (SUM, ReduceOp.PROD, ReduceOp.BXOR):
+            for count in (5, 2500):
+                array = bytes_of[rank][:count].view(bool).copy()
+                comm.all_reduce(array, array, op=op)
+                results.append(array.view(np.uint8)[-5:].tolist())
+        return results
+
+    with team([0, 0]) as comms:
+        for seen in on_all(comms, body):
+            assert seen == [[0, 1, 1, 1, 1]] * 2 + [[0, 1, 1, 0, 1]] * 2 + [[0, 0, 0, 1, 0]] * 2
+
+
+def test_16_shared_state_of_bools():
+    arrays = [np.array([True, False, True]), np.zeros(3, bool)]
+
+    def body(comm, rank):
+        state = shared_state(arrays[rank])
+        strategy = pccl.SharedStateSyncStrategy.SEND_ONLY if rank == 0 else pccl.SharedStateSyncStrategy.RECEIVE_ONLY
+        comm.sync_shared_state(state, strategy, timeout=PATIENCE)
+
+    with team([0, 0]) as comms:
+        on_all(comms, body)
+    assert arrays[1].tolist() == [True, False, True]
 
 
 # ---- 17, 18, 19, 20 ----

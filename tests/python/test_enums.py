@@ -6,7 +6,7 @@ import pccl
 from pccl import DataType, DeviceType, Result
 
 VALUES = {
-    pccl.ReduceOp: {"SUM": 0, "AVG": 1, "PROD": 2, "MAX": 3, "MIN": 4},
+    pccl.ReduceOp: {"SUM": 0, "AVG": 1, "PROD": 2, "MAX": 3, "MIN": 4, "BAND": 5, "BOR": 6, "BXOR": 7},
     pccl.Attribute: {
         "GLOBAL_WORLD_SIZE": 1,
         "LOCAL_WORLD_SIZE": 2,
@@ -30,6 +30,7 @@ VALUES = {
         "BFLOAT16": 9,
         "FLOAT": 10,
         "DOUBLE": 11,
+        "BOOL": 12,
     },
     pccl.Result: {
         "SUCCESS": 0,
@@ -62,6 +63,7 @@ NAMES = {
     "BFLOAT16": "bfloat16",
     "FLOAT": "float32",
     "DOUBLE": "float64",
+    "BOOL": "bool",
 }
 
 
@@ -88,14 +90,14 @@ def test_numpy_dtypes_go_both_ways(member):
     assert DataType.from_numpy_dtype(member.to_numpy_dtype().type) is member
 
 
-@pytest.mark.parametrize("name", ["bool", "complex64", "float8_e5m2", "qint8"])
+@pytest.mark.parametrize("name", ["complex64", "float8_e5m2", "qint8"])
 def test_unknown_torch_dtype(name):
     torch = pytest.importorskip("torch")
     with pytest.raises(ValueError, match=f"{name}.*float32"):
         DataType.from_torch_dtype(getattr(torch, name))
 
 
-@pytest.mark.parametrize("name", ["bool", "complex64", "S4", "M8[s]", "float128"])
+@pytest.mark.parametrize("name", ["complex64", "S4", "M8[s]", "float128"])
 def test_unknown_numpy_dtype(name):
     np = pytest.importorskip("numpy")
     with pytest.raises(AssertionError, match="not supported"):

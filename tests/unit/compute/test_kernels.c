@@ -20,6 +20,7 @@
 #define BF16 pcclBFloat16
 #define F32 pcclFloat
 #define F64 pcclDouble
+#define BOOL pcclBool
 
 // Bits in, bits out; negative integers are written as int64 and cut to size.
 static const struct reduce_row {
@@ -59,6 +60,29 @@ static const struct reduce_row {
     {I64, pcclProd, (uint64_t)INT64_MIN, (uint64_t)-1, (uint64_t)INT64_MIN},
     {I64, pcclMax, (uint64_t)-1, 1, 1},
     {I64, pcclMin, (uint64_t)-1, 1, (uint64_t)-1},
+    {U8, pcclBand, 0xF3, 0x35, 0x31},
+    {U8, pcclBor, 0xF1, 0x35, 0xF5},
+    {U8, pcclBxor, 0xF1, 0x35, 0xC4},
+    {I16, pcclBand, (uint64_t)-2, 0x7FF5, 0x7FF4},
+    {I16, pcclBor, (uint64_t)-0x8000, 0x7FF5, (uint64_t)-11},
+    {U32, pcclBxor, 0xFFFF0000, 0x0FF00FF0, 0xF00F0FF0},
+    {I32, pcclBand, 0x80000001, 0xFFFFFFFE, 0x80000000},
+    {U64, pcclBor, 0x8000000000000000, 1, 0x8000000000000001},
+    {I64, pcclBxor, (uint64_t)-1, 0x0123456789ABCDEF, 0xFEDCBA9876543210},
+
+    {BOOL, pcclSum, 1, 1, 1},
+    {BOOL, pcclSum, 0, 0, 0},
+    {BOOL, pcclSum, 0x80, 0x80, 1},
+    {BOOL, pcclMax, 0, 255, 1},
+    {BOOL, pcclProd, 16, 16, 1}, // the product of the bytes wraps to 0
+    {BOOL, pcclProd, 2, 0, 0},
+    {BOOL, pcclMin, 2, 1, 1},
+    {BOOL, pcclMin, 0, 1, 0},
+    {BOOL, pcclBand, 2, 1, 1}, // no bit in common
+    {BOOL, pcclBor, 0, 2, 1},
+    {BOOL, pcclBxor, 2, 1, 0},
+    {BOOL, pcclBxor, 0, 4, 1},
+    {BOOL, pcclBxor, 0, 0, 0},
 
     {F32, pcclSum, 0x3F800000, 0x40000000, 0x40400000},  // 1 + 2
     {F32, pcclSum, 0x3F800000, 0x33800000, 0x3F800000},  // 1 + 2^-24: a tie, to even
@@ -181,7 +205,7 @@ static const struct average_row {
     {BF16, 2, 0x437F, 0x3F80, 0x4300}, // (255 + 1) / 2
 };
 
-static bool is_float(int dtype) { return dtype >= F16; }
+static bool is_float(int dtype) { return dtype >= F16 && dtype <= F64; }
 
 // Repeats the row over a range that has whole vectors and a rest, so that both give the answer.
 enum { REPEAT = 67 };
@@ -294,6 +318,7 @@ static void compare_divide(const struct kernels *kernels, int dtype, size_t coun
 static void test_against_portable(const struct kernels *kernels, uint64_t seed) {
     for (int dtype = 0; dtype < KERNEL_DTYPES; dtype++) {
         for (int op = 0; op < KERNEL_OPS; op++) {
+            if (!red_op_takes(op, dtype)) continue;
             for (size_t count = 0; count <= 70; count++)
                 compare_reduce(kernels, op, dtype, count, check_random(&seed) % SLACK, (enum aliasing)(count % 3),
                                count % 2, &seed);
@@ -301,6 +326,7 @@ static void test_against_portable(const struct kernels *kernels, uint64_t seed) 
                 compare_reduce(kernels, op, dtype, MAX_COUNT - check_random(&seed) % 1000, i * 7 % SLACK,
                                (enum aliasing)(i % 3), i % 2, &seed);
         }
+        if (dtype == BOOL) continue;
         for (size_t count = 0; count <= 70; count += 5)
             compare_divide(kernels, dtype, count, count % 9, count % 2, &seed);
         compare_divide(kernels, dtype, 3001, 1, true, &seed);
@@ -427,10 +453,25 @@ static void test_names(void) {
     CHECK_EQ(dtype_size(KERNEL_DTYPES), 0);
     CHECK_EQ(dtype_size(BF16), 2);
     CHECK_EQ(dtype_size(F64), 8);
+    CHECK_EQ(dtype_size(BOOL), 1);
     CHECK_STR(dtype_name(F32), "float32");
     CHECK_STR(dtype_name(99), "unknown");
     CHECK_STR(red_op_name(pcclAvg), "avg");
-    CHECK_STR(red_op_name(5), "unknown");
+    CHECK_STR(red_op_name(pcclBxor), "bitwise xor");
+    CHECK_STR(red_op_name(KERNEL_OPS), "unknown");
+}
+
+// All levels have the same kernels, and these are the ones that the definitions ask for.
+static void test_what_is_defined(const struct kernels *kernels) {
+    for (int op = -1; op <= KERNEL_OPS; op++) {
+        for (int dtype = -1; dtype <= KERNEL_DTYPES; dtype++) {
+            bool known = op >= 0 && op < KERNEL_OPS && dtype >= 0 && dtype < KERNEL_DTYPES;
+            bool defined = known && !(op == pcclAvg && dtype == BOOL) && !(op >= pcclBand && is_float(dtype));
+            check_case("%s %s of %s", kernels->name, red_op_name(op), dtype_name(dtype));
+            CHECK_EQ(red_op_takes(op, dtype), defined);
+            if (known) CHECK_EQ(kernels->reduce[op][dtype] != NULL, defined);
+        }
+    }
 }
 
 static void test_choice(void) {
@@ -463,6 +504,7 @@ int main(void) {
         levels++;
         fprintf(stderr, "level %s\n", kernels->name);
         CHECK_EQ(kernels->level, level);
+        test_what_is_defined(kernels);
         test_rows(kernels);
         test_against_portable(kernels, 1 + (uint64_t)level);
         test_single_nan(kernels);
