@@ -31,8 +31,10 @@ class MasterNode:
     `advertise` names its entry in the list where peers reach it at an address that this machine does not have, such as that
     of a Kubernetes Service.
 
-    `heartbeat_limit`, in seconds, is after how long a silent peer counts as lost (default 5). A master runs once, in a
-    thread of its own. In a `with` statement it runs, and at the end stops and is waited for.
+    `heartbeat_limit`, in seconds, is after how long a silent peer counts as lost (default 5). With `until_empty`, in seconds, it
+    ends by itself once neither it nor another master of the list has had a peer for so long, from its beginning on; otherwise it
+    serves one run after the other. A master runs once, in a thread of its own. In a `with` statement it runs, and at the end
+    stops and is waited for.
 
     When the last reference dies, and at the end of the interpreter, a running master goes on serving: the process waits
     until it was interrupted; Ctrl-C interrupts it.
@@ -45,10 +47,12 @@ class MasterNode:
         heartbeat_limit: float | None = None,
         masters: str | None = None,
         advertise: str | None = None,
+        until_empty: float | None = None,
     ) -> None:
         self._endpoint = parse_endpoint(listen_address)
         self._running = False
         limit = None if heartbeat_limit is None else milliseconds("heartbeat_limit", heartbeat_limit, 0.1, 3600)
+        idle = None if until_empty is None else milliseconds("until_empty", until_empty, 0.001, 86400)
         listed = parse_endpoints(masters) if masters is not None else []
         if advertise is not None and parse_endpoint(advertise) not in listed:
             raise ValueError(f"the masters {masters or '(none)'} do not contain {advertise}, which this one is to be")
@@ -76,6 +80,8 @@ class MasterNode:
             )
         if limit is not None:
             call(self._handle, "pccl_ext_master_set_heartbeat", limit, name="pcclCreateMaster")
+        if idle is not None:
+            call(self._handle, "pccl_ext_master_set_idle_limit", idle, name="pcclCreateMaster")
 
     def run(self) -> None:
         """Listens and serves; returns at once. INVALID_USAGE: the port is in use, or it was run before."""

@@ -20,7 +20,7 @@ struct pcclComm_t {
 struct pcclMasterInstanceState_t {
     pthread_mutex_t lock; // of everything but a look at `master`
     struct wire_address address;
-    uint32_t heartbeat_limit_ms;
+    uint32_t heartbeat_limit_ms, idle_limit_ms;
     struct wire_address masters[WIRE_MAX_MASTERS]; // of the run; none: this one alone
     uint32_t master_count, self;
     _Atomic(struct master *) master; // NULL until it runs; read by signal handlers
@@ -31,6 +31,7 @@ enum {
     API_HEARTBEAT_DEFAULT_MS = 5000,
     API_HEARTBEAT_LEAST_MS = 100,
     API_HEARTBEAT_MOST_MS = 3600000,
+    API_IDLE_MOST_MS = 86400000,
     API_RECOVERY_DEFAULT_MS = 60000,
     API_RECOVERY_MOST_MS = 3600000,
 };

@@ -32,6 +32,18 @@ pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_
     return running ? detail_fail(pcclInvalidUsage, "the heartbeat limit is set before the master runs") : pcclSuccess;
 }
 
+pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32_t limit_ms) {
+    REQUIRE_MASTER(master);
+    if (limit_ms < 1 || limit_ms > API_IDLE_MOST_MS)
+        return detail_fail(pcclInvalidArgument, "an idle limit of %u ms is not from 1 to %d", limit_ms,
+                           API_IDLE_MOST_MS);
+    pthread_mutex_lock(&master->lock);
+    bool running = atomic_load(&master->master) != NULL;
+    if (!running) master->idle_limit_ms = limit_ms;
+    pthread_mutex_unlock(&master->lock);
+    return running ? detail_fail(pcclInvalidUsage, "the idle limit is set before the master runs") : pcclSuccess;
+}
+
 static pcclResult_t take_list(const ccoip_socket_address_t *addresses, size_t count,
                               struct wire_address out[WIRE_MAX_MASTERS]) {
     REQUIRE_NOT_NULL(addresses);

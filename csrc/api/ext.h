@@ -21,6 +21,10 @@ pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_o
 // master runs. pcclInvalidArgument: out of range. pcclInvalidUsage: was run.
 pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_t limit_ms);
 
+// The master ends by itself once neither it nor another one of its list has had a peer for so long, from its beginning
+// on: 1 to 86,400,000 ms, before it runs. pcclInvalidArgument: out of range. pcclInvalidUsage: was run.
+pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32_t limit_ms);
+
 // The masters that a communicator tries, in this order, and looks for when its master is lost, in place of the one it
 // was created with; before connect. pcclInvalidArgument: not 1 to 16, or no address. pcclInvalidUsage: connected.
 pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count);

@@ -10,9 +10,9 @@
 #include "base/descriptor.h"
 #include "base/log.h"
 #include "base/platform.h"
-#include "net/conn.h"
 #include "net/listener.h"
 #include "net/socket.h"
+#include "master/master_private.h"
 #include "master/mind.h"
 
 enum {
@@ -31,28 +31,6 @@ enum ending {
     ENDING_NOT,
     ENDING_RUN,
     ENDING_DETACHED, // peers look for another master, or for this one when it is back
-};
-
-enum conn_state {
-    CONN_UNUSED,
-    CONN_ANONYMOUS, // no hello yet
-    CONN_KNOWN,     // the mind knows it
-    CONN_LOST,      // ended; the mind is told after all that has arrived with it
-    CONN_CLOSING,   // the mind has forgotten it; its last words are being written
-    CONN_ASKED,     // another master of the list, which has not yet told what it does
-    CONN_STATES,
-};
-
-struct conn {
-    enum conn_state state;
-    struct transport *stream;
-    bool connects;       // ASKED: nothing can be sent yet
-    bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
-    int64_t deadline_ns; // ANONYMOUS, CLOSING, ASKED
-    struct wire_address source;
-    struct conn_in in;
-    struct conn_out out;
-    bool wants_write;
 };
 
 struct master {
@@ -80,6 +58,8 @@ struct master {
     enum wire_activity most; // of the answers
     int64_t known_until_ns;  // `most` holds
     int64_t looks_ns;        // for a run of another master; INT64_MAX: nobody waits here
+    uint32_t idle_limit_ms;  // after which it ends; 0: never
+    int64_t ends_ns;         // unless somebody comes; INT64_MAX: somebody is here
     struct log_limit run_log, strangers_log, shortage_log;
     struct conn conns[ACTIONS_MAX_CONNS];
     uint32_t conn_count[CONN_STATES];
@@ -287,6 +267,23 @@ static void hear_others(struct master *master) {
     master->asks = false;
     master->known_until_ns = master->now_ns + (master->most == WIRE_IDLE ? MASTER_IDLE_MS : MASTER_BUSY_MS) * MS_NS;
     carry_out(master, mind_others_are(master->mind, master->now_ns, master->most));
+    if (master->ends_ns > master->now_ns) return;
+    if (master->most == WIRE_IDLE)
+        master_interrupt(master);
+    else
+        master->ends_ns = INT64_MAX;
+}
+
+// Nobody needs it: its limit has passed without a peer, and no other master of the list has a run that it may have to
+// take up.
+static void end_if_idle(struct master *master) {
+    bool idle = master->conn_count[CONN_KNOWN] == 0 && mind_activity(master->mind) == WIRE_IDLE;
+    if (!idle || master->idle_limit_ms == 0)
+        master->ends_ns = INT64_MAX;
+    else if (master->ends_ns == INT64_MAX)
+        master->ends_ns = master->now_ns + master->idle_limit_ms * MS_NS;
+    else if (master->ends_ns <= master->now_ns)
+        ask_others(master);
 }
 
 // ---- reading ----
@@ -406,6 +403,7 @@ static bool some_have_limits(const struct master *master) {
 static int64_t next_deadline(struct master *master) {
     int64_t next = platform_earlier(platform_earlier(mind_next_deadline(master->mind), master->listener.resumes_ns),
                                     master->looks_ns);
+    if (!master->asks) next = platform_earlier(next, master->ends_ns);
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
         if (has_limit(&master->conns[i])) next = platform_earlier(next, master->conns[i].deadline_ns);
     return next;
@@ -433,6 +431,7 @@ static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
 static void serve(struct master *master) {
     struct epoll_event *events = master->events;
     bool overslept = false;
+    end_if_idle(master);
     while (atomic_load(&master->ending) == ENDING_NOT) {
         int64_t began = platform_now_ns();
         int wait_ms = platform_wait_ms(began, next_deadline(master));
@@ -452,6 +451,7 @@ static void serve(struct master *master) {
         if (overslept) continue;
         act_on_time(master);
         look_elsewhere(master);
+        end_if_idle(master);
         hear_others(master);
     }
 }
@@ -501,6 +501,7 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
     master->poller = -1;
     master->listener = listener_closed(-1, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
     master->looks_ns = INT64_MAX;
+    master->ends_ns = INT64_MAX;
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
     master->strangers_log = (struct log_limit){.lines = 20, .seconds = 10};
     master->shortage_log = (struct log_limit){.lines = 1, .seconds = 10};
@@ -525,6 +526,8 @@ void master_set_list(struct master *master, const struct wire_address *masters, 
         if (i != self) master->others[master->other_count++] = masters[i];
     master->standby = self > 0;
 }
+
+void master_set_idle_limit(struct master *master, uint32_t limit_ms) { master->idle_limit_ms = limit_ms; }
 
 static int open_all(struct master *master) {
     master->poller = descriptor_epoll();

@@ -32,6 +32,9 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
 // The first one begins new runs, unless another one serves a run; all take up runs whose members come to them. `self`:
 // its place in the list.
 void master_set_list(struct master *master, const struct wire_address *masters, uint32_t count, uint32_t self);
+// Before it runs: it ends by itself once neither it nor another master of its list has had a peer for so long, from its
+// beginning on. 0, as without this: it never does.
+void master_set_idle_limit(struct master *master, uint32_t limit_ms);
 // Binds, listens and starts the thread. 0 or -errno: -EADDRINUSE, -EALREADY (run before), ...
 int master_run(struct master *master);
 // The port that a running master is bound to.

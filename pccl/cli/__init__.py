@@ -17,7 +17,7 @@ from rich.table import Table
 import pccl
 from pccl._loader import load_native_module
 from pccl.cli import bench, sim
-from pccl.master import DEFAULT_ADDRESS, SIGTERM_CHOICES, serve
+from pccl.master import DEFAULT_ADDRESS, SIGTERM_CHOICES, serve, serve_in_background
 from pccl.stress.command import stress
 
 _ffi, _C = load_native_module()
@@ -57,11 +57,29 @@ def main() -> None:
     show_default="PCCL_MASTER_ON_SIGTERM, or detach",
     help="detach: peers look for another master, or wait for this one to come back; end: the run ends",
 )
+@click.option(
+    "--until-empty",
+    type=click.FloatRange(0.001, 86400),
+    metavar="SECONDS",
+    help="end once neither this master nor another one of the list has had a peer for so long",
+)
+@click.option("--background", is_flag=True, help="return once it listens; it goes on in a session of its own")
+@click.option("--log", metavar="FILE", help="with --background: where its log goes; left out: nowhere")
 def master(
-    listen: str, heartbeat_limit: float | None, masters: str | None, advertise: str | None, on_sigterm: str | None
+    listen: str,
+    heartbeat_limit: float | None,
+    masters: str | None,
+    advertise: str | None,
+    on_sigterm: str | None,
+    until_empty: float | None,
+    background: bool,
+    log: str | None,
 ) -> None:
     """Run a master, or a standby, until Ctrl-C, which ends the run, or SIGTERM."""
-    sys.exit(serve(listen, heartbeat_limit, masters, on_sigterm, advertise))
+    if log is not None and not background:
+        raise click.UsageError("--log goes with --background; otherwise the log goes to standard error")
+    options = listen, heartbeat_limit, masters, on_sigterm, advertise, until_empty
+    sys.exit(serve_in_background(log, lambda ready: serve(*options, ready)) if background else serve(*options))
 
 
 @main.command(short_help="Show the build and the instruction set in use.")

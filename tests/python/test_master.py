@@ -400,3 +400,88 @@ def test_the_program_says_so():
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "do not contain 127.0.0.1:5003" in errors
+
+
+# ---- until nobody is there ----
+
+
+def ended(port: int) -> bool:
+    """Whether nobody listens there any more, within the patience of a test."""
+    limit = time.monotonic() + 60
+    while can_connect(port):
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("limit", [0, -1, 100_000])
+def test_an_idle_limit_out_of_range(limit):
+    with pytest.raises(ValueError, match="until_empty"):
+        MasterNode("127.0.0.1:0", until_empty=limit)
+
+
+def test_a_master_ends_if_nobody_comes():
+    with MasterNode("127.0.0.1:0", until_empty=0.1) as master:
+        master.wait(timeout=60)
+
+
+def test_a_master_ends_when_the_last_peer_has_left():
+    with MasterNode("127.0.0.1:0", until_empty=2) as master:
+        with pccl.Communicator(f"127.0.0.1:{master.port}") as comm:
+            comm.connect()
+            with pytest.raises(pccl.PCCLTimeoutError):
+                master.wait(timeout=4)
+        master.wait(timeout=60)
+
+
+def test_a_standby_stays_as_long_as_another_one_serves():
+    ports = free_ports(2)
+    masters = ",".join(f"127.0.0.1:{port}" for port in ports)
+    nodes = [MasterNode(address, masters=masters, until_empty=2) for address in masters.split(",")]
+    with nodes[0], nodes[1]:
+        with pccl.Communicator(masters) as comm:
+            comm.connect()
+            with pytest.raises(pccl.PCCLTimeoutError):
+                nodes[1].wait(timeout=5)
+        for node in nodes:
+            node.wait(timeout=60)
+
+
+def test_a_master_in_the_background_outlives_who_started_it(tmp_path):
+    log = tmp_path / "log"
+    begun = subprocess.run(
+        f"{sys.executable} -m pccl master --listen 127.0.0.1:0 --until-empty 3 --background --log {log}".split(),
+        capture_output=True,  # its end comes only if the master keeps no pipe
+        text=True,
+        env={**ENVIRONMENT, "PCCL_LOG_LEVEL": "info"},
+        timeout=60,
+    )
+    assert (begun.returncode, begun.stderr) == (0, "")
+    port = int(begun.stdout.rpartition(":")[2])
+    with pccl.Communicator(f"127.0.0.1:{port}") as comm:
+        comm.connect()
+        assert comm.world_size == 1
+    assert ended(port)
+    assert "master" in log.read_text()
+
+
+def test_a_master_in_the_background_says_why_it_cannot_listen():
+    with MasterNode("127.0.0.1:0") as other:
+        begun = subprocess.run(
+            [sys.executable, "-m", "pccl", "master", "--listen", f"127.0.0.1:{other.port}", "--background"],
+            capture_output=True,
+            text=True,
+            env=ENVIRONMENT,
+            timeout=60,
+        )
+    assert begun.returncode == 1
+    assert "in use" in begun.stderr
+
+
+def test_a_log_needs_the_background():
+    begun = subprocess.run(
+        [sys.executable, "-m", "pccl", "master", "--log", "x"], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
+    )
+    assert begun.returncode == 2
+    assert "--background" in begun.stderr

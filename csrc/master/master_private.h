@@ -1,0 +1,33 @@
+// A connection of the master's body.
+#ifndef PCCL_MASTER_MASTER_PRIVATE_H
+#define PCCL_MASTER_MASTER_PRIVATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "net/conn.h"
+#include "net/transport.h"
+
+enum conn_state {
+    CONN_UNUSED,
+    CONN_ANONYMOUS, // no hello yet
+    CONN_KNOWN,     // the mind knows it
+    CONN_LOST,      // ended; the mind is told after all that has arrived with it
+    CONN_CLOSING,   // the mind has forgotten it; its last words are being written
+    CONN_ASKED,     // another master of the list, which has not yet told what it does
+    CONN_STATES,
+};
+
+struct conn {
+    enum conn_state state;
+    struct transport *stream;
+    bool connects;       // ASKED: nothing can be sent yet
+    bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
+    int64_t deadline_ns; // ANONYMOUS, CLOSING, ASKED
+    struct wire_address source;
+    struct conn_in in;
+    struct conn_out out;
+    bool wants_write;
+};
+
+#endif
