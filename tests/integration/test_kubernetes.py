@@ -1,0 +1,97 @@
+"""examples/kubernetes: the manifests are valid and fit each other, and their commands run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+
+import pytest
+from launched import EXAMPLES, Launched
+
+from pccl.lab.ports import free_ports
+
+yaml = pytest.importorskip("yaml")
+FILES = sorted((EXAMPLES / "kubernetes").glob("*.yaml"))
+
+
+def manifests():
+    return [document for file in FILES for document in yaml.safe_load_all(file.read_text())]
+
+
+def named(kind):
+    return {one["metadata"]["name"]: one for one in manifests() if one["kind"] == kind}
+
+
+def container(manifest):
+    [only] = manifest["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+def masters_of_workers():
+    [job] = named("Job").values()
+    return {entry["name"]: entry["value"] for entry in container(job)["env"]}["PCCL_MASTER"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_the_manifests_follow_the_schema(file):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for document in yaml.safe_load_all(file.read_text()):
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_services_select_the_pods_of_the_masters():
+    services, deployments = named("Service"), named("Deployment")
+    assert services.keys() == deployments.keys()
+    for name, service in services.items():
+        deployment = deployments[name]
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert service["spec"]["selector"].items() <= labels.items()
+        assert not any(
+            service["spec"]["selector"].items() <= other["spec"]["template"]["metadata"]["labels"].items()
+            for other in deployments.values()
+            if other is not deployment
+        )
+        [port] = service["spec"]["ports"]
+        assert port["targetPort"] == container(deployment)["ports"][0]["containerPort"]
+
+
+def test_all_are_given_the_same_masters():
+    listed = masters_of_workers()
+    assert {entry.partition(":")[0] for entry in listed.split(",")} == named("Service").keys()
+    for name, deployment in named("Deployment").items():
+        arguments = container(deployment)["args"]
+        assert f"--masters={listed}" in arguments
+        assert f"--advertise={name}:48148" in arguments
+
+
+def test_the_commands_survive_the_loss_of_a_worker_and_of_the_master():
+    pytest.importorskip("torch")
+    ports = dict(zip(named("Deployment"), free_ports(2), strict=True))
+
+    def here(text, name=""):
+        """With addresses of this machine for those of the cluster."""
+        for service, port in ports.items():
+            text = text.replace(f"{service}:48148", f"127.0.0.1:{port}")
+        return text.replace("0.0.0.0:48148", f"0.0.0.0:{ports.get(name)}")
+
+    [job] = named("Job").values()
+    program = [sys.executable, str(EXAMPLES.parent / container(job)["command"][1]), "1000000", "2"]
+    place = {"PCCL_MASTER": here(masters_of_workers())}
+    with contextlib.ExitStack() as stack:
+        running = {}
+        for name, deployment in named("Deployment").items():
+            assert container(deployment)["command"] == ["pccl", "master"]
+            command = [sys.executable, "-m", "pccl", "master", *(here(part, name) for part in container(deployment)["args"])]
+            running[name] = stack.enter_context(Launched(command))
+            running[name].expect("listening")
+        survivor, victim = (stack.enter_context(Launched(program, place)) for _ in range(2))
+        survivor.expect("step 100: 2 workers")
+        os.kill(victim.process.pid, signal.SIGKILL)
+        survivor.expect("step .*: 1 workers")
+        stack.enter_context(Launched(program, place)).expect(r"joined at step [1-9]\d*: process \d+, 2 workers")
+        os.kill(running["pccl-master"].process.pid, signal.SIGKILL)
+        running["pccl-standby"].expect("takes the run up")
+        survivor.expect("step .*: 2 workers", 2)
