@@ -1,0 +1,358 @@
+"""How the processes of a job find each other: through torch's store, which is used for nothing else.
+
+1. Each rank writes down where it runs, and reads where all the others do.
+2. Unless PCCL_MASTER names masters, the first ranks of up to three nodes each start one: the master on the first node, standbys
+   on the others. On a single node the first rank starts both. The run so has no single process that it depends on, and with
+   three nodes or more no single node.
+3. All connect, and write down the ids that they have in the run, which makes the table of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from pccl._address import parse_endpoints
+from pccl._calls import Deadline
+from pccl._communicator import Communicator
+from pccl._errors import PCCLError, PCCLTimeoutError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+MASTERS_MOST = 3
+"""A master and standbys that a job starts by itself, each on a node of its own; on a single node there are two."""
+
+UNTIL_EMPTY_SECONDS = 15
+"""After which a master that a job has started ends when nobody is there: longer than peers take to notice that another master
+is silent and to come to this one."""
+
+ATTEMPTS = 1000
+"""To connect; the deadline comes first."""
+
+BEGIN_PART = 0.8
+"""Of what is left of the timeout, after which rank 0 gives up, so that the others hear of it within theirs."""
+
+_masters = ""
+
+
+class BootstrapError(RuntimeError):
+    """The processes of a job did not find each other; nothing of the group was made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a rank tells the others of itself."""
+
+    world_size: int
+    node: str
+    """Processes with the same one end together when their machine does."""
+    network: str
+    """Processes with the same one reach each other at 127.0.0.1."""
+    address: str
+    """Where others reach the machine."""
+    masters: str
+    """PCCL_MASTER, or ""."""
+
+
+def masters() -> str:
+    """The masters of the run that this process belongs to, as `join` and PCCL_MASTER take them; "" before there is one."""
+    return _masters
+
+
+def note_masters(addresses: str) -> None:
+    """Keeps what `masters` gives, and tells it to the supervisor of this process, if there is one (`pccl.distributed.run`)."""
+    global _masters
+    _masters = addresses
+    pipe = os.environ.pop("PCCL_SUPERVISOR_PIPE", "")
+    if pipe:
+        with contextlib.suppress(OSError):  # it has ended, which is no matter of this process
+            os.write(int(pipe), f"{addresses}\n".encode())
+            os.close(int(pipe))
+
+
+def joins() -> bool:
+    """Whether this process was started to take part in a run that goes on: PCCL_JOIN=1 and PCCL_MASTER say so."""
+    return os.environ.get("PCCL_JOIN", "") == "1"
+
+
+def connect(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> tuple[Communicator, tuple[UUID, ...]]:
+    """Connects this process to its job; gives the communicator and the ids of all ranks, in the order of the ranks.
+
+    A process that joins a run (`joins`) is not connected here, but by its first `Elastic.sync`: it is alone until then.
+    BootstrapError: what is missing, or what the ranks disagree about, and what to do; at the latest after `timeout`.
+    """
+    if joins():
+        return newcomer(os.environ.get("PCCL_MASTER", ""))
+    board = _Board(store, rank, world_size, Deadline(timeout.total_seconds()), timeout)
+    place = _own_place(store, world_size)
+    places = [_read(text) for text in board.exchange("place", json.dumps(asdict(place)), lambda text: _check(text, place, rank))]
+    addresses = next((one.masters for one in places if one.masters), "") or _start_masters(board, places)
+    comm = Communicator(addresses)
+    try:
+        _join_run(comm, board, addresses)
+        members = tuple(UUID(text) for text in board.exchange("member", str(comm.uuid)))
+    except BaseException:
+        comm.close()
+        raise
+    note_masters(addresses)
+    return comm, members
+
+
+def newcomer(addresses: str) -> tuple[Communicator, tuple[UUID, ...]]:
+    """A communicator that is to join the run of these masters later, and a group of itself alone."""
+    if not addresses:
+        raise BootstrapError("a process that joins needs the masters of the run: PCCL_MASTER=host:port, or join('host:port')")
+    comm = Communicator(addresses)
+    note_masters(addresses)
+    return comm, (comm.uuid,)
+
+
+# ---- the store ----
+
+
+class _Board:
+    """What the ranks tell each other through the store."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, deadline: Deadline, timeout: timedelta) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.deadline = deadline
+        self._store = store
+        self._timeout = timeout
+
+    def exchange(self, name: str, text: str, check: Callable[[str], None] = lambda text: None) -> list[str]:
+        """Tells all ranks a text; gives that of each. `check` raises what is wrong with one of them."""
+        self.tell(name, self.rank, text)
+        found: list[str] = []
+        for rank in range(self.world_size):
+            found.append(self.read(name, rank, check if rank == 0 else None))
+        for one in found:
+            check(one)
+        return found
+
+    def tell(self, name: str, number: int, text: str) -> None:
+        """Writes a text that all ranks can read."""
+        try:
+            self._store.set(_key(name, number), text)
+        except RuntimeError as error:
+            raise BootstrapError(f"rank {self.rank} cannot write to the store of init_process_group: {error}") from None
+
+    def read(self, name: str, number: int, check: Callable[[str], None] | None = None) -> str:
+        """A text that some rank writes, or has written."""
+        key = _key(name, number)
+        try:
+            self._store.wait([key], timedelta(seconds=max(self.deadline.remaining() or 0.0, 0.001)))
+            text = self._store.get(key).decode()
+        except RuntimeError as error:  # DistStoreError and DistNetworkError
+            raise BootstrapError(self._missing(name, error)) from None
+        if check is not None:
+            check(text)
+        return text
+
+    def _missing(self, name: str, error: RuntimeError) -> str:
+        limit = f"{self._timeout.total_seconds():g} s (the timeout of init_process_group)"
+        try:
+            there = [self._store.check([_key(name, rank)]) for rank in range(self.world_size)]
+        except RuntimeError:
+            return f"rank {self.rank} has lost the store of init_process_group, which rank 0 or its launcher serves: {error}"
+        if name != "place":
+            return f"rank {self.rank} has waited {limit} for another rank, which has ended or hangs: see what the others print"
+        away = ", ".join(str(rank) for rank in range(self.world_size) if not there[rank])
+        others = {_read(self._store.get(_key(name, rank)).decode()).world_size for rank in range(self.world_size) if there[rank]}
+        if others - {self.world_size}:
+            return _disagree(self.world_size, self.rank, min(others - {self.world_size}), "others")
+        return (
+            f"after {limit}, ranks {away} of {self.world_size} have not called init_process_group: "
+            "start them, or give all ranks a smaller world size"
+        )
+
+
+def _key(name: str, number: int) -> str:
+    return f"pccl/{name}/{number}"
+
+
+def _read(text: str) -> Place:
+    return Place(**json.loads(text))
+
+
+def _check(text: str, own: Place, rank: int) -> None:
+    """Compares what a rank tells with what this one would."""
+    other = _read(text)
+    if other.world_size != own.world_size:
+        raise BootstrapError(_disagree(own.world_size, rank, other.world_size, "another one"))
+    if other.masters and own.masters and other.masters != own.masters:
+        raise BootstrapError(
+            f"the ranks have different masters: PCCL_MASTER is {own.masters} for rank {rank} and {other.masters} for another "
+            "one: give all of them the same"
+        )
+
+
+def _disagree(own: int, rank: int, other: int, who: str) -> str:
+    return f"rank {rank} was started with a world size of {own}, {who} with {other}: give all ranks the same WORLD_SIZE"
+
+
+# ---- where this process is ----
+
+
+def _own_place(store: dist.Store, world_size: int) -> Place:
+    given = os.environ.get("PCCL_MASTER", "")
+    if given:
+        parse_endpoints(given)  # what is wrong with it is said at once
+    return Place(
+        world_size=world_size,
+        node=f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '0')}",
+        network=_network(),
+        address=_own_address(_host_of(store)),
+        masters=given,
+    )
+
+
+def _network() -> str:
+    """The network namespace of this process, and the kernel that it is in."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _host_of(store: dist.Store) -> str:
+    """Where the store is served; "" for one that is not served over a network."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return str(getattr(store, "host", ""))
+
+
+def _own_address(host: str) -> str:
+    """The address of this machine towards `host`, else that towards the world; a loopback address if it has no other."""
+    found = "127.0.0.1"
+    for target in (host, "192.0.2.1", "2001:db8::1"):  # the last two are reserved: nothing is sent
+        with contextlib.suppress(OSError):
+            family, kind, _, _, address = socket.getaddrinfo(target or "localhost", 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(address)
+                found = probe.getsockname()[0]
+            if not found.startswith("127.") and found != "::1":
+                break
+    return f"[{found}]" if ":" in found else found
+
+
+# ---- masters ----
+
+
+def _start_masters(board: _Board, places: Sequence[Place]) -> str:
+    """Starts those masters of the job that this rank has to; gives the addresses of all."""
+    starters = _starters([place.node for place in places])
+    local = len({place.network for place in places}) == 1
+    own = [number for number, rank in enumerate(starters) if rank == board.rank]
+    with contextlib.ExitStack() as stack:
+        for number in own:
+            address = "127.0.0.1" if local else places[board.rank].address
+            board.tell("master", number, f"{address}:{_reserve(stack, address)}")
+        listed = [board.read("master", number) for number in range(len(starters))]
+        for number in own:
+            board.tell("started", number, _start_master(listed[number], ",".join(listed), board.deadline))
+    for number, rank in enumerate(starters):
+        problem = board.read("started", number)
+        if problem:
+            raise BootstrapError(f"rank {rank} could not start the master {listed[number]}: {problem}")
+    return ",".join(listed)
+
+
+def _starters(nodes: Sequence[str]) -> list[int]:
+    """Which rank starts each of the masters: the first one of its node."""
+    first = {node: rank for rank, node in reversed(list(enumerate(nodes)))}
+    ranks = sorted(first.values())[:MASTERS_MOST]
+    return ranks if len(ranks) > 1 else [0, 0]
+
+
+def _reserve(stack: contextlib.ExitStack, address: str) -> int:
+    """A port that nobody else gets until the stack is left; a master may listen on it meanwhile."""
+    host = address.strip("[]")
+    held = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((host, 0))
+    port: int = held.getsockname()[1]
+    return port
+
+
+def _start_master(address: str, listed: str, deadline: Deadline) -> str:
+    """Starts a master as a process of its own; gives "" or what went wrong.
+
+    It outlives this one, keeps none of its files open, and ends by itself once nobody is there. Its log goes to the file named
+    by PCCL_MASTER_LOG, if there is one.
+    """
+    command = [sys.executable, "-m", "pccl", "master", "--listen", address, "--masters", listed]
+    command += ["--until-empty", str(UNTIL_EMPTY_SECONDS), "--background", "--on-sigterm", "detach"]
+    if os.environ.get("PCCL_MASTER_LOG"):
+        command += ["--log", os.environ["PCCL_MASTER_LOG"]]
+    # The path of this package, for a program that has put it on sys.path by itself.
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        begun = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+            timeout=deadline.remaining(),
+        )
+    except subprocess.TimeoutExpired:
+        return "it did not listen within the timeout of init_process_group"
+    except OSError as error:
+        return str(error)
+    return "" if begun.returncode == 0 else begun.stderr.strip() or f"it ended with status {begun.returncode}"
+
+
+# ---- the run ----
+
+
+def _join_run(comm: Communicator, board: _Board, addresses: str) -> None:
+    """Returns once all ranks are members of one run, and nobody else. Rank 0 goes first: it must find nobody there."""
+    if board.rank == 0:
+        problem = _begin_run(comm, board, addresses)
+        board.tell("run", 0, problem)
+    else:
+        problem = board.read("run", 0)
+    if problem:
+        raise BootstrapError(problem)
+    try:
+        if board.rank != 0:
+            comm.connect(ATTEMPTS, timeout=board.deadline.remaining())
+        comm.wait_for_peers(board.world_size, timeout=board.deadline.remaining())
+    except PCCLTimeoutError as error:
+        text = f"rank {board.rank} has waited at the master {addresses} for the timeout of init_process_group: {error.detail}"
+        raise BootstrapError(text) from None
+    except PCCLError as error:
+        raise BootstrapError(f"rank {board.rank} cannot connect to the master {addresses}: {error}") from None
+
+
+def _begin_run(comm: Communicator, board: _Board, addresses: str) -> str:
+    """Connects the first member of the run; gives "" or what went wrong."""
+    limit = board.deadline.remaining()
+    try:
+        comm.connect(ATTEMPTS, timeout=None if limit is None else limit * BEGIN_PART)
+    except PCCLTimeoutError as error:
+        return (
+            f"rank 0 cannot begin a run at the master {addresses}: {error.detail}. Start one there with `pccl master`, or leave "
+            "PCCL_MASTER out. One that serves another run cannot serve this job as well"
+        )
+    except PCCLError as error:
+        return f"rank 0 cannot connect to the master {addresses}: {error}"
+    there = comm.global_world_size
+    if there == 1:
+        return ""
+    return (
+        f"the master {addresses} serves another run (members: {there - 1}): give each job a master of its own. "
+        "A process joins a run that goes on by pccl.distributed.join()"
+    )

@@ -1,0 +1,249 @@
+"""How the processes of a job find each other, and what of them may die: without a process group, on the communicator alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from performers import PATIENCE, Performer, preload
+
+import pccl
+from pccl.distributed import _bootstrap
+
+preload(__name__)
+
+
+class Rank:
+    """A rank of a job: what it does until it has a communicator."""
+
+    def __init__(self, pipe: Connection, port: int, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+
+    def connect(self, timeout: float = PATIENCE) -> tuple[str, ...] | str:
+        """The ids of all ranks, or what went wrong."""
+        try:
+            self.comm, members = _bootstrap.connect(self.store, self.rank, self.world_size, timedelta(seconds=timeout))
+        except _bootstrap.BootstrapError as error:
+            return str(error)
+        assert members[self.rank] == self.comm.uuid
+        return tuple(map(str, members))
+
+    def masters(self) -> str:
+        return _bootstrap.masters()
+
+    def sums(self, count: int) -> int:
+        """Makes this many reduces in a row, for which losses are no error; gives the number of those in the last one."""
+        for _ in range(count):
+            array = np.ones(100, np.float32)
+            self.comm.all_reduce(array, op=pccl.ReduceOp.SUM, retry=True, timeout=PATIENCE)
+        return int(array[0])
+
+    def update(self) -> int:
+        """Waits for the others by way of the master."""
+        self.comm.update_topology(timeout=PATIENCE)
+        return self.comm.world_size
+
+    def leave(self) -> None:
+        self.comm.close()
+
+
+@contextlib.contextmanager
+def job(nodes: list[str], sizes: list[int] | None = None, **environment: str) -> Iterator[list[Performer]]:
+    """A rank for each entry, on the node of that name; the store lies in this process."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = []
+    try:
+        for rank, node in enumerate(nodes):
+            size = sizes[rank] if sizes else len(nodes)
+            ranks.append(Performer(Rank, rank, (store.port, rank, size), {"GROUP_RANK": node, **environment}))
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def together(ranks: list[Performer], method: str, *arguments: Any) -> list[Any]:
+    """What they answer to a call that all of them make at once."""
+    for rank in ranks:
+        rank.tell(method, *arguments)
+    return [rank.answer() for rank in ranks]
+
+
+def ports(masters: str) -> list[int]:
+    return [int(one.rpartition(":")[2]) for one in masters.split(",")]
+
+
+def master_pids(masters: str) -> list[int]:
+    """The processes of the masters, by what they were started with."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            words = (entry / "cmdline").read_bytes().decode().split("\0")
+            if "--masters" in words and words[words.index("--masters") + 1] == masters:
+                found[words[words.index("--listen") + 1]] = int(entry.name)
+    return [found[one] for one in masters.split(",")]
+
+
+def await_end(masters: str) -> None:
+    """Until none of them listens any more."""
+    limit = time.monotonic() + 2 * PATIENCE
+    for port in ports(masters):
+        while socket.socket().connect_ex(("127.0.0.1", port)) == 0:
+            assert time.monotonic() < limit, f"a master at {port} does not end"
+            time.sleep(0.1)
+
+
+def end_masters(masters: str) -> None:
+    for pid in master_pids(masters):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_ranks_are_those_of_torch():
+    with job(["0"] * 3) as ranks:
+        answers = together(ranks, "connect")
+        assert len(set(answers)) == 1
+        assert len(set(answers[0])) == 3
+        assert together(ranks, "sums", 1) == [3] * 3
+        masters = ranks[0].ask("masters")
+        assert len(ports(masters)) == 2
+        assert together(ranks, "masters") == [masters] * 3
+        end_masters(masters)
+
+
+def test_masters_outlive_rank_0_and_end_with_the_last_member():
+    with job(["0"] * 2) as [first, second]:
+        together([first, second], "connect")
+        masters = second.ask("masters")
+        first.kill()
+        second.tell("sums", 1)
+        second.answer()
+        assert second.ask("update") == 1
+        second.ask("leave")
+        await_end(masters)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_either_master_of_a_single_node_may_die(place):
+    with job(["0"] * 2) as ranks:
+        together(ranks, "connect")
+        masters = ranks[0].ask("masters")
+        pids = master_pids(masters)
+        os.kill(pids[place], signal.SIGKILL)
+        assert together(ranks, "update") == [2, 2]
+        assert together(ranks, "sums", 1) == [2, 2]
+        os.kill(pids[1 - place], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("node", [0, 1, 2])
+def test_any_of_three_nodes_may_die(node):
+    """Processes stand for nodes: with one go its ranks and its master at once."""
+    with job(["0", "0", "1", "1", "2", "2", "3", "3"]) as ranks:
+        together(ranks, "connect")
+        masters = ranks[0].ask("masters")
+        assert len(ports(masters)) == 3
+        pids = master_pids(masters)
+        dead = ranks[2 * node : 2 * node + 2]
+        for pid in [pids[node], *(rank.pid for rank in dead)]:
+            os.kill(pid, signal.SIGKILL)
+        alive = [rank for rank in ranks if rank not in dead]
+        assert together(alive, "sums", 3) == [6] * 6
+        assert together(alive, "update") == [6] * 6
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_master_of_the_environment_is_used():
+    with pccl.MasterNode("127.0.0.1:0") as master, job(["0", "1"], PCCL_MASTER=f"127.0.0.1:{master.port}") as ranks:
+        together(ranks, "connect")
+        assert together(ranks, "masters") == [f"127.0.0.1:{master.port}"] * 2
+        assert together(ranks, "sums", 1) == [2, 2]
+
+
+# ---- what goes wrong ----
+
+
+def test_ranks_that_do_not_come_are_named():
+    with job(["0"] * 2, [4, 4]) as ranks:
+        for rank in ranks:
+            rank.tell("connect", 2.0)
+        for rank in ranks:
+            assert "ranks 2, 3 of 4 have not called init_process_group" in rank.answer()
+
+
+def test_world_sizes_that_disagree_are_told_to_all():
+    with job(["0"] * 3, [3, 3, 4]) as ranks:
+        answers = [rank.tell("connect", 3.0) for rank in ranks]
+        assert all("give all ranks the same WORLD_SIZE" in rank.answer() for rank in answers)
+
+
+def test_a_rank_0_with_another_world_size_is_noticed():
+    with job(["0"] * 3, [4, 3, 3]) as ranks:
+        answers = [rank.tell("connect", 3.0) for rank in ranks]
+        assert all("give all ranks the same WORLD_SIZE" in rank.answer() for rank in answers)
+
+
+def test_a_master_that_is_not_there_is_named():
+    with job(["0"] * 2, PCCL_MASTER="127.0.0.1:9") as ranks:
+        for rank in ranks:
+            rank.tell("connect", 2.0)
+        for rank in ranks:
+            assert "127.0.0.1:9" in rank.answer()
+
+
+def test_masters_that_differ_are_told():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [Performer(Rank, at, (store.port, at, 2), {"PCCL_MASTER": f"127.0.0.1:{9 + at}"}) for at in range(2)]
+    for rank in ranks:
+        rank.tell("connect", 5.0)
+    for rank in ranks:
+        assert "give all of them the same" in rank.answer()
+        rank.kill()
+
+
+def test_another_job_at_the_same_master_is_told():
+    with pccl.MasterNode("127.0.0.1:0") as master, pccl.Communicator(f"127.0.0.1:{master.port}") as other:
+        other.connect()
+        with job(["0"] * 2, PCCL_MASTER=f"127.0.0.1:{master.port}") as ranks:
+            for rank in ranks:
+                rank.tell("connect", PATIENCE)
+            while not other.are_peers_pending(timeout=PATIENCE):
+                pass
+            other.update_topology(timeout=PATIENCE)
+            for rank in ranks:
+                assert "serves another run (members: 1)" in rank.answer()
+
+
+def test_a_store_that_dies_is_told():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rank = Performer(Rank, 0, (store.port, 0, 2))
+    rank.tell("connect", PATIENCE)
+    store.wait(["pccl/place/0"], timedelta(seconds=PATIENCE))
+    assert json.loads(store.get("pccl/place/0"))["world_size"] == 2
+    del store
+    assert "has lost the store" in rank.answer()
+    rank.kill()
+
+
+def test_who_starts_a_master():
+    assert _bootstrap._starters(["a"] * 4) == [0, 0]
+    assert _bootstrap._starters(["a", "a", "b"]) == [0, 2]
+    assert _bootstrap._starters(["a", "b", "a", "c", "d"]) == [0, 1, 3]
+
+
+def test_a_newcomer_needs_an_address():
+    with pytest.raises(_bootstrap.BootstrapError, match="PCCL_MASTER"):
+        _bootstrap.newcomer("")
