@@ -1,0 +1,71 @@
+"""An elastic run under Ray: workers and masters are actors. Ray starts a lost actor again, and a worker joins the others.
+
+python examples/ray/train.py --workers 4 --steps 1000
+"""
+
+import argparse
+import socket
+import sys
+from pathlib import Path
+
+import ray
+import torch
+
+import pccl
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import elastic_worker
+
+ray.cloudpickle.register_pickle_by_value(elastic_worker)  # which other nodes need not have
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=2, scheduling_strategy="SPREAD")
+class Master:
+    """The master of the run, or a standby."""
+
+    def address(self) -> str:
+        """One that is free on its node."""
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return f"{host}:{probe.getsockname()[1]}"
+
+    def serve(self, address: str, masters: str) -> None:
+        """Runs until `stop`. When Ray has started it again, it makes this call again."""
+        with pccl.MasterNode(address, masters=masters) as self.node:
+            self.node.wait()
+
+    def stop(self) -> None:
+        self.node.interrupt()
+
+
+@ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")
+class Worker:
+    """A worker. When Ray has started it again, it makes the call of `train` again, and joins the others."""
+
+    def train(self, masters: str, steps: int, workers: int) -> str:
+        torch.set_num_threads(1)
+        return elastic_worker.train(masters, steps, workers, lambda line: print(line, flush=True))
+
+
+def run(workers: int, steps: int) -> list[str]:
+    """The state in which each of the workers has ended."""
+    masters = [Master.remote() for _ in range(2)]
+    addresses = ray.get([master.address.remote() for master in masters])
+    listed = ",".join(addresses)
+    serving = [master.serve.remote(address, listed) for master, address in zip(masters, addresses, strict=True)]
+    actors = [Worker.remote() for _ in range(workers)]
+    states = ray.get([actor.train.remote(listed, steps, workers) for actor in actors])
+    for master in masters:
+        master.stop.remote()
+    ray.get(serving)
+    return states
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=1000)
+    options = parser.parse_args()
+    ray.init()
+    print("finished:", *run(options.workers, options.steps))
