@@ -11,6 +11,7 @@ from uuid import UUID
 
 from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoints, resolve
 from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
+from pccl._collectives import Collective, CollectiveOp, Group, has_posted, members_of
 from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._loader import load_native_module
@@ -86,7 +87,7 @@ class Communicator:
         self._connected = False
         # Calls whose result was not delivered: under way, or cut short and not repeated yet. Those of ops by their tags.
         self._unfinished: dict[object, Ticket] = {}
-        self._live_ops: set[Op] = set()
+        self._live_ops: set[Op | CollectiveOp] = set()
         self._exclusive = threading.Lock()  # held by connect, update_topology, optimize_topology and sync_shared_state
         self._asking = threading.Lock()  # likewise, of are_peers_pending, which may run beside all others
         self._adopt(self._create(self._endpoint.literal), self._endpoint.literal)
@@ -382,6 +383,64 @@ class Communicator:
         out = _ffi.new("pcclRankUuid_t *")
         call(self._handle, "pccl_ext_comm_uuid", out)
         return UUID(bytes=bytes(out.data))
+
+    # ---- collectives over groups ----
+
+    @property
+    def members(self) -> tuple[UUID, ...]:
+        """The uuids of the peer group's members as they are now, in the order in which they joined."""
+        return members_of(self._handle)
+
+    def group(self, members: Sequence[UUID]) -> Group:
+        """A group of these members, whose ranks are their places; this peer has to be one of them. Nobody is told."""
+        return Group(self, members)
+
+    def launch(
+        self,
+        kind: Collective,
+        *,
+        group: Group,
+        tag: int,
+        send: int = 0,
+        recv: int = 0,
+        dtype: DataType = DataType.UINT8,
+        count: int = 0,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int = 0,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        survivors: bool = False,
+        keep: object = None,
+    ) -> CollectiveOp:
+        """Launches a collective on memory at the addresses `send` and `recv` (`pcclCollectiveAsync`), and returns at once.
+
+        `keep` is held until the op has ended. UsageError: the call is wrong, or the tag is in flight.
+        """
+        collective = CollectiveOp(
+            self,
+            self._handle,
+            self._live_ops,
+            self._pointer,
+            kind,
+            group,
+            tag,
+            send,
+            recv,
+            dtype,
+            count,
+            op,
+            root,
+            send_counts,
+            recv_counts,
+            survivors,
+            keep,
+        )
+        collective.launch()
+        return collective
+
+    def posted(self, tag: int, member: UUID) -> bool:
+        """Whether that member has launched an op of this tag that was not launched here: for a receive from any source."""
+        return has_posted(self._handle, tag, member)
 
     # ---- inside ----
 

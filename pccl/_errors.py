@@ -53,7 +53,12 @@ class PCCLError(Exception):
 
 
 class PeerLostError(PCCLError):
-    """The op was aborted because a member of the group was lost. Launched again, it runs among the survivors."""
+    """The op was aborted because a member of the group was lost. Launched again, it runs among the survivors.
+
+    `ranks`: of a collective over a group, the ranks of the members that are lost.
+    """
+
+    ranks: tuple[int, ...] = ()
 
 
 class TooFewPeersError(PCCLError):

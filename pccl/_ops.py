@@ -38,7 +38,7 @@ class Op(Ticket):
 
     __slots__ = ("_contributors", "_live", "arguments", "dropped", "tag")
 
-    def __init__(self, comm: Any, arguments: OpArguments, owners: object, live: set[Op], name: str) -> None:
+    def __init__(self, comm: Any, arguments: OpArguments, owners: object, live: set[Any], name: str) -> None:
         send, recv, numbers, retry = arguments
         descriptor = _ffi.new(_DESCRIPTOR, numbers)
         buffers = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)

@@ -5,6 +5,10 @@ This is the one list of what the package exports: `pccl` takes all of it.
 
 from pccl import _cuda as cuda
 from pccl import _loader
+from pccl._collectives import Collective as Collective
+from pccl._collectives import CollectiveInfo as CollectiveInfo
+from pccl._collectives import CollectiveOp as CollectiveOp
+from pccl._collectives import Group as Group
 from pccl._communicator import Communicator as Communicator
 from pccl._enums import Attribute as Attribute
 from pccl._enums import DataType as DataType

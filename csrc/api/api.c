@@ -64,16 +64,24 @@ int64_t api_deadline_after(uint64_t timeout_ms) {
 
 // ---- reduces ----
 
+pcclResult_t api_check_dtype(int dtype) {
+    if (dtype >= pcclUint8 && dtype <= pcclBool) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, "datatype %d is no pcclDataType_t", dtype);
+}
+
+pcclResult_t api_check_op(int op, int dtype) {
+    if (op < pcclSum || op > pcclBxor) return detail_fail(pcclInvalidArgument, "op %d is no pcclRedOp_t", op);
+    if (red_op_takes(op, dtype)) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, "%s is not defined for %s: %s", red_op_name(op), dtype_name(dtype),
+                       op == pcclAvg ? "convert to a float type first" : "use an integer type or bool");
+}
+
 static pcclResult_t check_types(const pcclReduceDescriptor_t *descriptor) {
     int dtype = (int)descriptor->src_descriptor.datatype, op = (int)descriptor->op;
     int quantised = (int)descriptor->quantization_options.quantized_datatype,
         algorithm = (int)descriptor->quantization_options.algorithm;
-    if (op < pcclSum || op > pcclBxor) return detail_fail(pcclInvalidArgument, "op %d is no pcclRedOp_t", op);
-    if (dtype < pcclUint8 || dtype > pcclBool)
-        return detail_fail(pcclInvalidArgument, "datatype %d is no pcclDataType_t", dtype);
-    if (!red_op_takes(op, dtype))
-        return detail_fail(pcclInvalidArgument, "%s is not defined for %s: %s", red_op_name(op), dtype_name(dtype),
-                           op == pcclAvg ? "convert to a float type first" : "use an integer type or bool");
+    RETURN_IF_FAILED(api_check_dtype(dtype));
+    RETURN_IF_FAILED(api_check_op(op, dtype));
     if (algorithm == pcclQuantNone) return pcclSuccess;
     if (algorithm < pcclQuantNone || algorithm > pcclQuantZeroPointScale)
         return detail_fail(pcclInvalidArgument, "algorithm %d is no pcclQuantizationAlgorithm_t", algorithm);

@@ -69,6 +69,10 @@ pcclResult_t api_check_state(const pcclSharedState_t *state);
 // Everything about a reduce that can be checked without a communicator; fills *out.
 pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
                               struct call_args *out);
+pcclResult_t api_check_dtype(int dtype);
+pcclResult_t api_check_op(int op, int dtype);
+// Checks and launches a collective over a group.
+pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcclComm_t *comm);
 // Launches an op; `tell`: it is to tell its contributors.
 pcclResult_t api_launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
                         bool retry, bool tell);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "compute/kernels.h"
+#include "peer/ops.h"
 #include "peer/share.h"
 #include "state/content.h"
 #include "api/api.h"
@@ -109,6 +110,13 @@ pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out) {
     struct wire_id id = communicator_id(comm->communicator);
     memcpy(out->data, id.bytes, sizeof out->data);
     return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_posted(const pcclComm_t *comm, uint64_t tag, const pcclRankUuid_t *member, bool *posted_out) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(member);
+    REQUIRE_NOT_NULL(posted_out);
+    return ops_posted(comm->communicator, tag, (const struct wire_id *)(const void *)member, posted_out);
 }
 
 pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_report *out) {

@@ -85,6 +85,9 @@ pcclResult_t pccl_begin_sync(const pcclComm_t *comm, const pcclSharedState_t *sh
 // Launches; with `retry` the op tells its contributors, too.
 pcclResult_t pccl_begin_reduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
                                const pcclComm_t *comm, bool retry, struct pccl_ticket *ticket);
+// Launches a collective over a group; one with `survivors` tells its contributors, too.
+pcclResult_t pccl_begin_collective(const pcclCollective_t *collective, const pcclComm_t *comm,
+                                   struct pccl_ticket *ticket);
 // Checks and copies all descriptors, and launches the first ops; waiting launches the others. The buffers belong to the
 // ops until the wait has ended, or the communicator is destroyed.
 pcclResult_t pccl_begin_multi(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
@@ -112,6 +115,9 @@ pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_repor
 // The content hash of a state: low and high half. The same for the same bytes in the same entries, on every peer and
 // machine.
 pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *shared_state, uint64_t *low_out, uint64_t *high_out);
+
+// Whether a member has posted a small send of this tag that was not received here; for receives from any source.
+pcclResult_t pccl_ext_posted(const pcclComm_t *comm, uint64_t tag, const pcclRankUuid_t *member, bool *posted_out);
 
 // The instruction set the kernels use here, as a name ("portable", "avx2", ...) and the number of its level.
 int pccl_ext_cpu_level(const char **name_out);

@@ -81,6 +81,14 @@ pcclResult_t pccl_begin_reduce(const void *sendbuf, void *recvbuf, const pcclRed
     return begun(ticket, TICKET_REDUCE, api_launch(sendbuf, recvbuf, descriptor, comm, retry, retry));
 }
 
+pcclResult_t pccl_begin_collective(const pcclCollective_t *collective, const pcclComm_t *comm,
+                                   struct pccl_ticket *ticket) {
+    REQUIRE_COMM_AND_TICKET(comm, ticket);
+    REQUIRE_NOT_NULL(collective);
+    ticket->number = collective->tag;
+    return begun(ticket, TICKET_REDUCE, api_launch_collective(collective, comm));
+}
+
 pcclResult_t pccl_begin_multi(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
                               int max_in_flight, struct pccl_ticket *ticket) {
     REQUIRE_COMM_AND_TICKET(comm, ticket);

@@ -35,12 +35,12 @@ static struct op_member *member(void *context, const struct wire_id *id) {
 static bool start(void *context, struct op *op) {
     struct engine *engine = context;
     struct device_queue *queue = op->args.queue;
-    bool direct = mover_of(op)->direct, in_place = op->args.send == op->args.recv;
+    bool direct = mover_of(op)->direct;
     if (direct) {
         if (op->restart) backup_restore(&op->backup, queue, op->args.recv); // it was large among more members
         op->restart = false;
         if (queue == NULL) return mover_of(op)->begin(engine, op);
-    } else if (in_place && op->backup.bytes == NULL) {
+    } else if (op_is_in_place(op) && op->backup.bytes == NULL) {
         if (!backup_begin(&engine->backups, &op->backup, queue, op->bytes)) {
             engine_fail_of(engine, queue);
             return false;
@@ -66,12 +66,7 @@ static void release(void *context, struct op *op) {
 
 static bool fill(void *context, struct op *op, struct block *result) {
     (void)context;
-    if (result->length != op->bytes) return false;
-    uint8_t *landing = op->bytes == 0 ? NULL : mover_landing(op, 0, op->bytes);
-    if (landing == NULL) return op->bytes == 0;
-    memcpy(landing, result->bytes, op->bytes);
-    mover_land(op, 0, landing, op->bytes);
-    return true;
+    return result->length == op->result_bytes && mover_write(op, result->bytes);
 }
 
 static void ended(void *context, struct op *op) {
@@ -156,7 +151,8 @@ struct op_driver engine_driver(struct engine *engine) {
 enum call_result engine_post(struct engine *engine, const struct call_args *args, uint64_t adopted) {
     struct op *op;
     struct call_args with = *args;
-    bool opened = device_open(device_of(args->recv), engine->wake, &with.queue);
+    const void *tensor = args->recv != NULL ? args->recv : args->send;
+    bool opened = device_open(device_of(tensor), engine->wake, &with.queue);
     engine_lock(engine);
     enum call_result result = CALL_DEAD;
     if (!opened) {
@@ -208,10 +204,11 @@ static void tell_wait(struct engine *engine, struct op *op, int64_t now_ns) {
     char why[160];
     int64_t waited_ns = now_ns - op->posted_ns, most_ns = TELL_MOST_MS * MS_NS;
     uint64_t tag = op->args.tag;
+    const char *name = op_collective(op)->name;
     say_what_for(engine, op, why, sizeof why);
     op->tell_ns = now_ns + (waited_ns < most_ns ? waited_ns : most_ns);
     engine_unlock(engine);
-    LOG(LOG_NOTICE, "the reduce with tag %llu has waited for %u s: %s", (unsigned long long)tag,
+    LOG(LOG_NOTICE, "the %s with tag %llu has waited for %u s: %s", name, (unsigned long long)tag,
         (unsigned)(waited_ns / SECOND_NS), why);
     engine_lock(engine);
 }
@@ -253,6 +250,13 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     if (waits) pthread_cond_destroy(&waiter.ended);
     if (--engine->waiters == 0) pthread_cond_broadcast(&engine->no_waiters);
     engine_unlock(engine);
+}
+
+bool engine_has_posted(struct engine *engine, uint64_t tag, const struct wire_id *member) {
+    engine_lock(engine);
+    bool posted = unexpected_has(&engine->book.unexpected, tag, member);
+    engine_unlock(engine);
+    return posted;
 }
 
 size_t engine_live_ops(struct engine *engine) {

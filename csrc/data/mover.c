@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "data/backup.h"
 #include "data/core.h"
@@ -12,7 +13,8 @@
 static const struct mover *const movers[] = {[PLAN_SMALL] = &direct_mover,
                                              [PLAN_RING] = &ring_mover,
                                              [PLAN_SHARDED] = &sharded_mover,
-                                             [PLAN_CHAIN] = &broadcast_mover};
+                                             [PLAN_CHAIN] = &broadcast_mover,
+                                             [PLAN_PIECES] = &pieces_mover};
 
 const struct mover *mover_of(const struct op *op) { return movers[op->path]; }
 
@@ -31,20 +33,20 @@ void mover_signal(struct engine *engine, struct op *op, struct neighbour *from, 
         struct moving *moving = op->work;
         block_put(engine, block);
         block = NULL;
-        moving->next_ready |= type == WIRE_READY && from == mover_successor(engine);
+        moving->next_ready |= type == WIRE_READY && from == mover_successor(op);
     }
     if (mover->signal != NULL) mover->signal(engine, op, from, type, head, block);
 }
 
 bool mover_begin(struct engine *engine, struct op *op) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     struct moving *moving = op->work;
     if (!mover_of(op)->begin(engine, op)) return false;
     op->tx_bytes = moving->send_left;
     op->rx_bytes = moving->receive_left;
     engine_lock(engine);
-    for (uint32_t rank = 0; rank < now->count; rank++) {
-        struct neighbour *peer = mover_peer(engine, rank);
+    for (uint32_t place = 0; place < now->count; place++) {
+        struct neighbour *peer = mover_peer(op, place);
         struct unexpected *unexpected = peer == NULL ? NULL : mover_unexpected(engine, op, peer, WIRE_READY);
         if (unexpected == NULL) continue;
         mover_signal(engine, op, peer, WIRE_READY, &unexpected->head, NULL);
@@ -70,7 +72,7 @@ void mover_check(struct engine *engine, struct op *op) {
     if (!op->moved) op->fence = device_mark(op->args.queue);
     op->moved = device_passed(op->args.queue, op->fence) != DEVICE_DONE;
     if (op->moved) return; // again when the device wakes the thread
-    struct wire_op_done done = {.name = op->name};
+    struct wire_op_done done = {.name = op->name, .members = op->args.group == NULL ? 0 : op->team->count};
     op_list_remove(&engine->running, op);
     engine_lock(engine);
     bool told = book_complete(&engine->book, op);
@@ -84,20 +86,18 @@ struct mover_shared *mover_shared(struct engine *engine) { return engine->shared
 
 const struct epoch *mover_epoch(const struct engine *engine) { return engine->book.now; }
 
-const struct epoch_ring *mover_ring(const struct engine *engine) { return &engine->book.now->ring; }
+struct neighbour *mover_peer(const struct op *op, uint32_t place) { return neighbour_of(op->team->members[place]); }
 
-struct neighbour *mover_peer(const struct engine *engine, uint32_t rank) {
-    return neighbour_of(engine->book.members[rank]);
+uint32_t mover_place_of(const struct op *op, const struct neighbour *peer) {
+    return team_place(op->team, &peer->member);
 }
 
-struct neighbour *mover_successor(const struct engine *engine) {
-    const struct epoch_ring *now = mover_ring(engine);
-    return mover_peer(engine, (now->rank + 1) % now->count);
+struct neighbour *mover_successor(const struct op *op) {
+    return mover_peer(op, (op->team->place + 1) % op->team->count);
 }
 
-struct neighbour *mover_predecessor(const struct engine *engine) {
-    const struct epoch_ring *now = mover_ring(engine);
-    return mover_peer(engine, (now->rank + now->count - 1) % now->count);
+struct neighbour *mover_predecessor(const struct op *op) {
+    return mover_peer(op, (op->team->place + op->team->count - 1) % op->team->count);
 }
 
 struct unexpected *mover_unexpected(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type) {
@@ -120,8 +120,9 @@ void mover_offer(struct engine *engine, const struct op *op, struct neighbour *t
 bool mover_waits_for_next(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
     const struct moving *moving = op->work;
     char name[NEIGHBOUR_NAME_BYTES];
+    (void)engine;
     if (moving->next_ready) return false;
-    snprintf(out, capacity, "%s has not begun it", neighbour_name(name, mover_successor(engine)));
+    snprintf(out, capacity, "%s has not begun it", neighbour_name(name, mover_successor(op)));
     return true;
 }
 
@@ -174,6 +175,21 @@ bool mover_place(struct engine *engine, struct op *op, struct incoming *in, uint
     }
     in->to = mover_landing(op, offset, in->length);
     return in->to != NULL;
+}
+
+// Each member has all inputs of an all-to-all, and takes its own part of each; of what is reduced or scattered, one.
+bool mover_write(struct op *op, const uint8_t *common) {
+    if (op->out_bytes == 0) return true;
+    uint8_t *landing = mover_landing(op, 0, op->out_bytes);
+    if (landing == NULL) return false;
+    const struct call_parts *parts = op->args.parts;
+    const struct plan_collective *collective = op_collective(op);
+    bool all = op->args.fingerprint.kind == PLAN_ALL_TO_ALL, whole = !collective->divided || collective->gathers;
+    uint32_t inputs = all ? op->args.group->count : 1;
+    uint64_t at = whole && !all ? 0 : parts->own_at * op->element, each = op->out_bytes / inputs;
+    for (uint32_t i = 0; i < inputs; i++) memcpy(landing + i * each, common + i * op->bytes + at, each);
+    mover_land(op, 0, landing, op->out_bytes);
+    return true;
 }
 
 void mover_complete_direct(struct engine *engine, struct op *op) { book_complete(&engine->book, op); }

@@ -35,7 +35,7 @@ struct mover {
     void (*sent)(struct engine *engine, struct op *op, const struct frame *frame);
 };
 
-extern const struct mover direct_mover, ring_mover, sharded_mover, broadcast_mover;
+extern const struct mover direct_mover, ring_mover, sharded_mover, broadcast_mover, pieces_mover;
 
 // What `op->work` of all but direct ones begins with. With nothing left to receive and to send the op is complete,
 // which its mover need not say.
@@ -69,12 +69,12 @@ struct mover_shared {
 
 struct mover_shared *mover_shared(struct engine *engine);
 const struct epoch *mover_epoch(const struct engine *engine);
-const struct epoch_ring *mover_ring(const struct engine *engine); // of it
-// The member of this rank; NULL: the own one. Lock held, or thread.
-struct neighbour *mover_peer(const struct engine *engine, uint32_t rank);
-// In the ring order. Lock held, or thread.
-struct neighbour *mover_successor(const struct engine *engine);
-struct neighbour *mover_predecessor(const struct engine *engine);
+// Those who take part in the op, by their places in op->team. The member at this place; NULL: the own one. Lock held,
+// or thread, as of the next three.
+struct neighbour *mover_peer(const struct op *op, uint32_t place);
+uint32_t mover_place_of(const struct op *op, const struct neighbour *peer); // GROUP_NOBODY: it does not take part
+struct neighbour *mover_successor(const struct op *op);
+struct neighbour *mover_predecessor(const struct op *op);
 // What came from that member for the op before it began; the caller's to free. NULL: nothing. Lock held.
 struct unexpected *mover_unexpected(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type);
 // As ranges_take; refused memory ends the engine. Lock held.
@@ -105,6 +105,8 @@ void mover_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length)
 // so has the engine. Lock held.
 bool mover_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset);
 
+// Writes the result of a direct op, out of what all members have in common at its end. False: the device has failed.
+bool mover_write(struct op *op, const uint8_t *common);
 // The end of a direct op, whose result is in `op->result` too. Lock held.
 void mover_complete_direct(struct engine *engine, struct op *op);
 

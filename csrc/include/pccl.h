@@ -202,6 +202,47 @@ typedef struct pcclRankUuid_t {
     uint8_t data[16];
 } pcclRankUuid_t;
 
+// Some members of the run's peer group, by rank.
+typedef struct pcclGroup_t pcclGroup_t;
+
+typedef enum pcclCollectiveKind_t {
+    pcclCollectiveAllReduce = 0, // count elements in, as many out on all
+    pcclCollectiveBroadcast = 1, // count elements of the root's send buffer (or, if NULL, its receive buffer), to the
+                                 // receive buffers of all others
+    pcclCollectiveReduce = 2,    // count elements in, as many out at the root
+    pcclCollectiveAllGather = 3, // the member's part in; all parts, by rank, out
+    pcclCollectiveReduceScatter = 4, // all parts, by rank, in; the reduction of the member's part out
+    pcclCollectiveGather = 5,        // the member's part in; all parts, by rank, out at the root
+    pcclCollectiveScatter = 6,       // all parts, by rank, in at the root; the member's part out
+    pcclCollectiveAllToAll = 7,      // a part for each member, by rank, in; one from each out; all have the same size
+    pcclCollectiveAllToAllV = 8,     // the same with parts of any sizes
+    pcclCollectiveBarrier = 9,       // nothing
+    pcclCollectiveSend = 10          // a group of two: count elements of the root's send buffer to the other's receive
+                                     // buffer
+} pcclCollectiveKind_t;
+
+// Counts are in elements. A part has `count` elements, unless its size is told by rank: in recv_counts for all-gather,
+// gather and reduce-scatter, in send_counts for scatter, in both for pcclCollectiveAllToAllV. All members tell the
+// same, but for the last, where each tells its own. Fields added later come at the end and count as 0 when `size` ends
+// before.
+typedef struct pcclCollective_t {
+    size_t size; // sizeof(pcclCollective_t)
+    pcclCollectiveKind_t kind;
+    pcclDataType_t datatype;
+    pcclRedOp_t op; // of what reduces
+    size_t root;    // rank in the group, of broadcast, reduce, gather, scatter, send
+    const pcclGroup_t *group;
+    uint64_t tag; // names the op among the live ones of the peer group
+    // Only read. == recvbuf in an all-reduce or reduce: in place. In an all-gather it may be the member's own place in
+    // recvbuf. Any other overlap is pcclInvalidArgument. May be NULL where nothing is read.
+    const void *sendbuf;
+    void *recvbuf; // may be NULL where nothing is written
+    size_t count;
+    const size_t *PCCL_NULLABLE send_counts;
+    const size_t *PCCL_NULLABLE recv_counts;
+    bool survivors; // go on without members that are lost, where that means something
+} pcclCollective_t;
+
 // A range of a result whose elements have the same contributors.
 typedef struct pcclReduceRange_t {
     uint64_t begin, end; // elements
@@ -322,6 +363,38 @@ PCCL_EXPORT pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, con
 PCCL_EXPORT pcclResult_t pcclAwaitAsyncReduceEx(const pcclAsyncReduceOp_t *reduce_handle,
                                                 const pcclReduceOptions_t *PCCL_NULLABLE options,
                                                 pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out);
+
+// The members of the run's peer group, in the order in which they joined, as they are now: newer than the snapshot,
+// where a loss has not shown yet. Up to `capacity` are written to `uuids_out`, which may be NULL when it is 0;
+// `count_out` is how many there are. Does not wait. pcclInvalidUsage: not connected. pcclMasterConnectionFailed.
+PCCL_EXPORT pcclResult_t pcclGetMembers(const pcclComm_t *comm, pcclRankUuid_t *PCCL_NULLABLE uuids_out,
+                                        size_t capacity, size_t *count_out);
+
+// Makes a group of these members, whose ranks are their places in the list. Nobody is told; all members make theirs
+// with the same list. A member that is lost stays in the list. The caller destroys it, before its communicator.
+// pcclInvalidArgument: no members, too many, one twice, or not this peer.
+PCCL_EXPORT pcclResult_t pcclCreateGroup(const pcclComm_t *comm, const pcclRankUuid_t *members, size_t count,
+                                         pcclGroup_t **group_out);
+
+// Frees a group; ops that were launched with it go on.
+PCCL_EXPORT pcclResult_t pcclDestroyGroup(pcclGroup_t *group);
+
+// Launches a collective over a group; does not wait. The struct and its counts are copied. Its members all launch it
+// with the same tag, kind, group, data type, op, root and counts, else all get pcclInvalidArgument from the await, as
+// of pcclAllReduceAsync. Await it by {comm, tag}, with pcclAwaitAsyncReduce or pcclAwaitAsyncReduceEx. What is
+// committed is committed on all members that live. A loss:
+// - With `survivors`, all-reduce, barrier, and broadcast and reduce whose root lives, go on among those that live.
+// - All others, and any collective without `survivors`, end with pcclRankConnectionLost on all members that live if a
+//   member of the group was lost, at any time; the detail names the ranks. No result lacks a part.
+// After an error the input is as it was at launch, and a receive buffer that is not the input is unspecified.
+// pcclInvalidArgument: unknown enumerators, NULL or overlapping buffers, a tag that is live. pcclInvalidUsage: not
+// connected, or a topology or sync call runs.
+PCCL_EXPORT pcclResult_t pcclCollectiveAsync(const pcclCollective_t *collective, const pcclComm_t *comm,
+                                             pcclAsyncReduceOp_t *handle_out);
+
+// pcclCollectiveAsync and pcclAwaitAsyncReduce in one. `info_out`: the contributors are those that took part.
+PCCL_EXPORT pcclResult_t pcclCollective(const pcclCollective_t *collective, const pcclComm_t *comm,
+                                        pcclReduceInfo_t *PCCL_NULLABLE info_out);
 
 // Who is in which part of a result: range number `index` of the op of `tag` that has ended last, among those of
 // pcclAllReduceEx and pcclAllReduceMultipleWithRetry, also when it failed. Ranges are in order and cover the tensor;

@@ -39,6 +39,22 @@ static struct op_entry *note(struct op_table *table, struct desk *desk, struct d
     return NULL;
 }
 
+// All members of an op say alike how many they are. False: this one does not, and is expelled.
+static bool set_members(struct op_entry *entry, struct desk *desk, struct desk_peer *peer, uint32_t members,
+                        const char *what) {
+    if (members == 0) members = peer->group->count;
+    if (entry->members == 0) entry->members = members;
+    bool good = members <= peer->group->count && members == entry->members;
+    if (!good) desk_expel(desk, peer, "%s counts other members of an op than there are", what);
+    return good;
+}
+
+static void send_to_those(const struct op_table *table, struct desk *desk, const struct desk_group *group,
+                          const struct op_entry *entry) {
+    for (uint32_t rank = 0; rank < group->count; rank++)
+        if (op_entry_has(table, entry, rank)) desk_send(desk, group->members[rank]);
+}
+
 static void set_text(struct wire_verdict *verdict, const char *text) {
     verdict->text.length = (uint16_t)strlen(text);
     memcpy(verdict->text.chars, text, verdict->text.length);
@@ -67,12 +83,12 @@ void verdicts_done(struct verdicts *verdicts, struct desk *desk, struct desk_pee
         return;
     }
     struct op_entry *entry = note(&verdicts->done, desk, peer, &done->name, WIRE_OP_DONE, "DONE");
-    if (entry == NULL || entry->done < peer->group->count) return;
-    op_table_remove(&verdicts->done, entry);
+    if (entry == NULL || !set_members(entry, desk, peer, done->members, "DONE") || entry->done < entry->members) return;
     struct wire_verdict verdict;
     init_verdict(&verdict, &done->name, WIRE_VERDICT_COMMIT);
     encode(desk, peer->group->group_epoch, &verdict);
-    desk_send_group(desk, peer->group);
+    send_to_those(&verdicts->done, desk, peer->group, entry);
+    op_table_remove(&verdicts->done, entry);
 }
 
 // ---- mismatch ----
@@ -82,10 +98,9 @@ static const char *describe(char *out, size_t capacity, const struct wire_finger
     const struct plan_collective *collective = plan_collective(fingerprint->kind);
     const char *what = collective == NULL ? "unknown" : collective->name;
     if (collective != NULL && collective->reduces) what = red_op_name(fingerprint->op);
-    int length = snprintf(out, capacity, "count %llu %s %s", (unsigned long long)fingerprint->count,
-                          dtype_name(fingerprint->dtype), what);
-    if (fingerprint->root != 0)
-        length += snprintf(out + length, capacity - (size_t)length, " from peer %08x", fingerprint->root);
+    bool names = collective != NULL && collective->reduces && fingerprint->kind != PLAN_ALL_REDUCE;
+    int length = snprintf(out, capacity, "count %llu %s %s%s%s", (unsigned long long)fingerprint->count,
+                          dtype_name(fingerprint->dtype), names ? collective->name : "", names ? " " : "", what);
     if (fingerprint->codec != CODEC_RAW)
         snprintf(out + length, capacity - (size_t)length, " quantised to %s", codec == NULL ? "unknown" : codec->name);
     return out;
@@ -94,9 +109,14 @@ static const char *describe(char *out, size_t capacity, const struct wire_finger
 static void describe_mismatch(char out[WIRE_MAX_TEXT + 1], const struct wire_mismatch *message,
                               const struct desk_peer *mine, const struct desk_peer *theirs) {
     char my_arguments[128], their_arguments[128];
-    snprintf(out, WIRE_MAX_TEXT + 1, "op tag %llu: %.48s gave %s, %.48s gave %s", (unsigned long long)message->name.tag,
-             desk_name(mine).chars, describe(my_arguments, sizeof my_arguments, &message->mine),
-             desk_name(theirs).chars, describe(their_arguments, sizeof their_arguments, &message->theirs));
+    struct wire_fingerprint told = message->theirs;
+    told.layout = message->mine.layout;
+    bool same = wire_fingerprint_same_op(&message->mine, &told);
+    snprintf(out, WIRE_MAX_TEXT + 1, "op tag %llu: %.48s gave %s, %.48s gave %s%s",
+             (unsigned long long)message->name.tag, desk_name(mine).chars,
+             describe(my_arguments, sizeof my_arguments, &message->mine), desk_name(theirs).chars,
+             describe(their_arguments, sizeof their_arguments, &message->theirs),
+             same ? " with other members, another root or other sizes of parts" : "");
 }
 
 // Nobody can have completed the op, so its verdict needs no reports. It goes out before the new epoch: a member that
@@ -143,7 +163,7 @@ static void judge(const struct verdicts *verdicts, const struct desk_group *grou
         out->supplier = group->members[entry->supplier]->member.id;
         for (uint32_t rank = 0; rank < group->count; rank++)
             if (op_entry_is_open(entry, rank)) out->needy[out->count++] = group->members[rank]->member.id;
-    } else if (entry->done == group->count || was_committed(verdicts, &entry->name)) {
+    } else if ((entry->done > 0 && entry->done == entry->members) || was_committed(verdicts, &entry->name)) {
         init_verdict(out, &entry->name, WIRE_VERDICT_COMMIT);
     } else {
         init_verdict(out, &entry->name, group->lost_epoch > entry->name.epoch ? WIRE_VERDICT_ABORT : WIRE_VERDICT_REDO);
@@ -156,8 +176,7 @@ static void give_verdicts(struct verdicts *verdicts, struct desk *desk, const st
     for (struct op_entry *entry; (entry = op_table_next(&verdicts->reports, &cursor)) != NULL;) {
         judge(verdicts, group, entry, &verdict);
         encode(desk, group->group_epoch, &verdict);
-        for (uint32_t rank = 0; rank < group->count; rank++)
-            if (op_entry_has(&verdicts->reports, entry, rank)) desk_send(desk, group->members[rank]);
+        send_to_those(&verdicts->reports, desk, group, entry);
     }
     op_table_reset(&verdicts->reports, group->count, 0);
     op_table_reset(&verdicts->past, 0, 0); // all that was live then has its verdict
@@ -170,8 +189,12 @@ void verdicts_report(struct verdicts *verdicts, struct desk *desk, struct desk_p
         desk_expel(desk, peer, "reported twice on one epoch");
         return;
     }
-    for (uint32_t i = 0; i < report->count; i++)
-        if (note(&verdicts->reports, desk, peer, &report->ops[i].name, report->ops[i].state, "REPORT") == NULL) return;
+    for (uint32_t i = 0; i < report->count; i++) {
+        const struct wire_op_report *op = &report->ops[i];
+        struct op_entry *entry = note(&verdicts->reports, desk, peer, &op->name, op->state, "REPORT");
+        if (entry == NULL) return;
+        if (op->state != WIRE_OP_RETAINED && !set_members(entry, desk, peer, op->members, "REPORT")) return;
+    }
     peer->reported = true;
     if (--verdicts->missing == 0) give_verdicts(verdicts, desk, peer->group);
 }

@@ -29,7 +29,7 @@ enum {
     FOREIGN_HELLO = 256, // a hello of another version may be longer; it gets an answer, not silence
     IDS = WIRE_MAX_MEMBERS * ID,
     MEMBERS = WIRE_MAX_MEMBERS * MEMBER,
-    REPORTS = 2 * WIRE_MAX_LIVE_OPS * (OP_NAME + 1 + 1),
+    REPORTS = 2 * WIRE_MAX_LIVE_OPS * (OP_NAME + 1 + 1 + 4),
     OUTLINE = WIRE_MAX_OUTLINE * 4,
     SOURCES = WIRE_MAX_MEMBERS * (ID + 8),
     SIZES = WIRE_MAX_MEMBERS * (4 + 4),
@@ -58,7 +58,7 @@ static const struct {
     EXACT(HEARTBEAT, 0),
     EXACT(LEAVE, 0),
     TEXT(EXPELLED),
-    EXACT(DONE, OP_NAME),
+    EXACT(DONE, OP_NAME + 4),
     RANGE(VERDICT, VERDICT, WIRE_MAX_TEXT + IDS),
     RANGE(REPORT, 4, REPORTS),
     EXACT(MISMATCH, OP_NAME + FINGERPRINT + ID + FINGERPRINT),
@@ -171,6 +171,6 @@ bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_
 }
 
 bool wire_fingerprint_same_op(const struct wire_fingerprint *a, const struct wire_fingerprint *b) {
-    return a->count == b->count && a->root == b->root && a->kind == b->kind && a->dtype == b->dtype && a->op == b->op &&
-           a->codec == b->codec;
+    return a->count == b->count && a->layout == b->layout && a->kind == b->kind && a->dtype == b->dtype &&
+           a->op == b->op && a->codec == b->codec;
 }

@@ -15,7 +15,7 @@
 #include "net/cursor.h"
 
 enum {
-    WIRE_VERSION = 5,
+    WIRE_VERSION = 6,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
     WIRE_OP_BYTES = 48,
@@ -131,7 +131,7 @@ struct wire_text {
 // What members must agree on for one op.
 struct wire_fingerprint {
     uint64_t count;
-    uint32_t root;     // the first bytes of its id (plan_root); 0: the collective has none
+    uint32_t layout;   // a hash of the members that the caller named, the root, and the sizes of parts; 0: none of them
     uint8_t kind;      // enum plan_kind
     uint8_t dtype, op; // pcclDataType_t; pcclRedOp_t, or 0 where nothing is reduced
     uint8_t codec;     // enum codec_id
@@ -190,7 +190,7 @@ void wire_end(struct cursor *body, struct wire_header header, enum wire_type typ
 
 CURSOR_INLINE void wire_visit_fingerprint(struct cursor *c, struct wire_fingerprint *fingerprint) {
     cursor_u64(c, &fingerprint->count);
-    cursor_u32(c, &fingerprint->root);
+    cursor_u32(c, &fingerprint->layout);
     cursor_u8(c, &fingerprint->kind);
     cursor_u8(c, &fingerprint->dtype);
     cursor_u8(c, &fingerprint->op);

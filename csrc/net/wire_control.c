@@ -175,7 +175,11 @@ static void visit_outcome(struct cursor *c, struct wire_outcome *m) {
     cursor_u64(c, &m->value);
 }
 
-static void visit_op_done(struct cursor *c, struct wire_op_done *m) { visit_op_name(c, &m->name); }
+static void visit_op_done(struct cursor *c, struct wire_op_done *m) {
+    visit_op_name(c, &m->name);
+    cursor_u32(c, &m->members);
+    cursor_expect(c, m->members <= WIRE_MAX_MEMBERS);
+}
 
 static void visit_verdict(struct cursor *c, struct wire_verdict *m) {
     visit_op_name(c, &m->name);
@@ -193,6 +197,8 @@ static void visit_report(struct cursor *c, struct wire_report *m) {
         cursor_range(c, &op->state, WIRE_OP_OPEN, WIRE_OP_RETAINED);
         cursor_range(c, &op->small, 0, 1);
         cursor_expect(c, op->state == WIRE_OP_OPEN || op->small == (op->state == WIRE_OP_RETAINED));
+        cursor_u32(c, &op->members);
+        cursor_expect(c, op->members <= WIRE_MAX_MEMBERS && (op->members == 0 || op->state != WIRE_OP_RETAINED));
     }
 }
 

@@ -89,6 +89,7 @@ struct wire_outcome {
 
 struct wire_op_done {
     struct wire_op_name name;
+    uint32_t members; // that the op has: so many have to be done; 0: all of the group
 };
 
 enum wire_verdict_kind {
@@ -123,6 +124,9 @@ struct wire_op_report {
     struct wire_op_name name; // name.epoch may be older than the epoch reported on
     uint8_t state;
     uint8_t small; // 1 = small op
+    // OPEN, DONE: how many of the op's members are in the epoch reported on, 0: all that are; it is committed if so
+    // many are done
+    uint32_t members;
 };
 
 struct wire_report {

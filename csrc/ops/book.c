@@ -1,5 +1,6 @@
 #include "ops/book.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +8,7 @@
 #include "ops/segments.h"
 
 // Segments under way that are not the only one of their op; the rest is left to further calls.
-enum { EXTRA_MAX = 3 * WIRE_MAX_LIVE_OPS / 4 };
+enum { EXTRA_MAX = 3 * WIRE_MAX_LIVE_OPS / 4, LOST_TOLD = 8 };
 
 // ---- life ----
 void book_init(struct book *book, const struct op_driver *driver, size_t work_bytes) {
@@ -31,6 +32,7 @@ void book_fini(struct book *book) {
         free(op);
     }
     free(book->members);
+    team_free(book->team);
     epoch_put(book->now);
 }
 
@@ -77,6 +79,10 @@ void book_free_op(struct book *book, struct op *op, bool restore) {
     *at = op->chain;
     epoch_put(op->epoch);
     op->epoch = NULL;
+    if (op->parent == NULL) {
+        group_put(op->args.group);
+        free(op->args.parts);
+    }
     op->chain = book->unused;
     book->unused = op;
 }
@@ -118,8 +124,22 @@ void book_end(struct book *book, struct op *op, enum call_result result) {
         book->driver.ended(book->driver.context, op);
 }
 
+// Who of the group is lost, in words.
+static void say_who(const struct book *book, struct op *op) {
+    char *text = op->outcome.text;
+    size_t at = 0;
+    uint32_t told = 0;
+    for (uint32_t rank = 0; rank < op->args.group->count; rank++) {
+        if (group_has(op->args.group, rank, book->now)) continue;
+        if (told++ == LOST_TOLD) snprintf(text + at, sizeof op->outcome.text - at, ", ...");
+        if (told > LOST_TOLD) continue;
+        at += (size_t)snprintf(text + at, sizeof op->outcome.text - at, "%s%u", at == 0 ? "rank " : ", rank ", rank);
+    }
+}
+
 void book_end_lost(struct book *book, struct op *op) {
-    uint64_t epoch = op->args.retry ? 0 : book_first_loss(book, op->adopted);
+    uint64_t epoch = book_counted_loss(book, op);
+    if (op->args.group != NULL) say_who(book, op);
     op->outcome.epoch = epoch != 0 ? epoch : book->now->group_epoch;
     book_end(book, op, CALL_LOST);
 }
@@ -139,6 +159,10 @@ void book_end_all(struct book *book) {
 }
 
 // ---- beginning ----
+uint64_t book_counted_loss(const struct book *book, const struct op *op) {
+    return op->args.retry || op->args.group != NULL ? 0 : book_first_loss(book, op->adopted);
+}
+
 uint64_t book_first_loss(const struct book *book, uint64_t adopted) {
     for (uint32_t i = 0; i < book->loss_count; i++)
         if (book->losses[i] > adopted) return book->losses[i];
@@ -168,30 +192,56 @@ static void compare_unexpected(struct book *book, struct op *op) {
     }
 }
 
+// Without those of its group that are lost. Others decide alike, by the same epoch.
+bool book_may_go_on(const struct book *book, const struct op *op) {
+    const struct plan_collective *collective = op_collective(op);
+    const struct group *group = op->args.group;
+    if (group == NULL || group_living(group, book->now) == group->count) return true;
+    return collective->survives && op->args.retry &&
+           (!collective->rooted || group_has(group, op->args.root, book->now));
+}
+
+// Who takes part, in the epoch in force. False: memory was refused.
+static bool find_team(struct book *book, struct op *op) {
+    struct team **newest = op->args.group == NULL ? &book->team : &op->args.group->team;
+    if (*newest == NULL || (*newest)->epoch != book->now) {
+        struct team *team = team_new(op->args.group, book->now, book->members);
+        if (team == NULL) return false;
+        team_free(*newest);
+        *newest = team;
+    }
+    op->team = *newest;
+    return true;
+}
+
 static void begin(struct book *book, struct op *op) {
+    if (!book_may_go_on(book, op)) {
+        book_end_lost(book, op);
+        return;
+    }
     if (tag_counter_is_spent(&book->counters, op->args.tag)) {
         // of the fresh epoch, which was asked for long ago; the others wait at the same op
         book_wait_for_links(book, op);
         return;
     }
-    if (!name(book, op)) {
+    if (!name(book, op) || !find_team(book, op)) {
         book_refuse(book, op);
         return;
     }
     const struct epoch *now = book->now;
     epoch_put(op->epoch);
     op->epoch = epoch_get(now);
-    op->contributors = now->ring.count;
+    op->contributors = op->team->count;
     op->accused = op->mismatched = false;
-    op->path = plan_path_of(&op->args.fingerprint, op->bytes, now->ring.count, now->latency_us, now->megabytes_per_s);
-    if (now->ring.count < 2) {
+    op->path = plan_path_of(&op->args.fingerprint, op->bytes, op->team->count, now->latency_us, now->megabytes_per_s);
+    if (op->team->count < 2 && op->args.group == NULL) {
         book_end_lost(book, op); // alone: only a loss leads here
         return;
     }
     compare_unexpected(book, op);
     bool small = op->path == PLAN_SMALL;
     op->phase = small && op->args.queue == NULL ? OP_RUNNING : OP_QUEUED;
-    if ((small && (op->retained = retained_new(now->ring.count)) == NULL) ||
+    if ((small && (op->retained = retained_new(op->team->count)) == NULL) ||
         !book->driver.start(book->driver.context, op))
         book_refuse(book, op);
 }
@@ -239,7 +289,7 @@ void book_links_ready(struct book *book) {
 
 // ---- callers ----
 static void start(struct book *book, struct op *op) {
-    uint64_t loss = op->args.retry ? 0 : book_first_loss(book, op->adopted); // in retry mode it ends nothing
+    uint64_t loss = book_counted_loss(book, op);
     uint32_t segments = op->args.retry ? plan_segments(op->count, op->element) : 1;
     if (mismatches_take(&book->mismatches, op->args.tag, loss, op->outcome.text))
         book_end(book, op, CALL_MISMATCH);
@@ -266,7 +316,7 @@ enum call_result book_post(struct book *book, const struct call_args *args, size
     op->adopted = adopted;
     op->element = element;
     op->count = args->fingerprint.count;
-    op->bytes = op->count * op->element;
+    op_measure(op);
     book->live++;
     *out = op;
     start(book, op);
@@ -306,6 +356,9 @@ bool book_signal(struct book *book, struct op_member *from, uint16_t type, const
     struct op *op = book_find_running(book, head);
     if (op != NULL && !wire_fingerprint_equal(&op->args.fingerprint, &head->fingerprint)) {
         book_accuse(book, op, from, &head->fingerprint);
+    } else if (op != NULL && team_place(op->team, from) == GROUP_NOBODY) {
+        if (block != NULL) driver->put(driver->context, block);
+        return false; // it names the same members, and is none of them
     } else if (op == NULL || op->phase == OP_QUEUED) {
         struct unexpected unexpected = {.from = from, .type = type, .head = *head, .block = block, .bytes = bytes};
         enum unexpected_result result = op == NULL && type == WIRE_GRANT
@@ -348,16 +401,20 @@ struct unexpected *book_unexpected(struct book *book, const struct op *op, const
     return unexpected_take(&book->unexpected, from, &head, type);
 }
 
+// A member alone has nobody to keep a result for.
 static void keep(struct book *book, struct retained *retained, const struct op *op, struct block *result) {
     retained->result = result;
-    retained_add(&book->retained, retained, &op->name, book->members, book->now->ring.count);
+    if (op->team->count < 2)
+        retained_free(retained, &book->driver);
+    else
+        retained_add(&book->retained, retained, &op->name, op->team->members, op->team->count);
 }
 
 static void acknowledge(struct book *book, const struct op *op, bool now) {
-    for (uint32_t i = 0; i < book->now->ring.count; i++) {
-        struct op_member *member = book->members[i];
+    for (uint32_t i = 0; i < op->team->count; i++) {
+        struct op_member *member = op->team->members[i];
         if (member == NULL) continue;
-        acks_add(member, &op->name, op->bytes, &book->driver);
+        acks_add(member, &op->name, op->result_bytes, &book->driver);
         if (now) acks_send(member, false, &book->driver);
     }
 }
@@ -383,7 +440,8 @@ void book_supplied(struct book *book, const struct wire_op_name *name, struct bl
     struct op *op = book_find(book, name->tag);
     bool wanted = op != NULL && op->frozen && op->phase != OP_ENDED && op->path == PLAN_SMALL &&
                   wire_op_name_equal(&op->name, name);
-    struct retained *retained = wanted ? retained_new(book->now->ring.count) : NULL;
+    bool ready = wanted && find_team(book, op); // of this epoch, since the op was begun in an older one
+    struct retained *retained = ready ? retained_new(op->team->count) : NULL;
     if (wanted && retained == NULL) fail(book);
     if (retained == NULL || !driver->fill(driver->context, op, result)) {
         free(retained);

@@ -26,6 +26,7 @@ struct book {
     size_t work_bytes;                // of the driver, behind each op
     const struct epoch *now;          // in force; epoch_none() before the first
     struct op_member **members;       // of it, by rank, NULL at the own rank; owned
+    struct team *team;                // all of it, for calls without a group; of an older epoch until one is begun
     bool ready;                       // its links are there, and no newer one is known
     uint64_t losses[BOOK_LOSSES_MAX]; // group epochs in which members were lost, in order
     uint32_t loss_count;
@@ -47,7 +48,8 @@ void book_init(struct book *book, const struct op_driver *driver, size_t work_by
 void book_fini(struct book *book);
 
 // ---- callers ----
-// As engine_post, but CALL_DEAD. `element`: bytes; `out`: the op, if CALL_OK, which may have ended.
+// As engine_post, but CALL_DEAD. `element`: bytes; `out`: the op, if CALL_OK, which may have ended. Of a call that is
+// posted the reference to its group and its parts are the book's.
 enum call_result book_post(struct book *book, const struct call_args *args, size_t element, uint64_t adopted,
                            struct op **out);
 struct op *book_find(const struct book *book, uint64_t tag); // the call with this tag; NULL: there is none

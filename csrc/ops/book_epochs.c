@@ -26,7 +26,8 @@ static void freeze(struct book *book, struct op *op) {
 }
 
 static void end_if_lost(struct book *book, struct op *op) {
-    if (op->phase != OP_WAITING || op->args.retry || book_first_loss(book, op->adopted) == 0) return;
+    bool lost = op->args.group != NULL ? !book_may_go_on(book, op) : book_counted_loss(book, op) != 0;
+    if (op->phase != OP_WAITING || !lost) return;
     op_list_remove(&book->waiting, op);
     book_end_lost(book, op);
 }
@@ -49,12 +50,17 @@ static void begin_undivided(struct book *book) {
 }
 
 static void report_add(struct wire_report *report, const struct wire_op_name *name, enum wire_op_state state,
-                       bool small) {
+                       bool small, uint32_t members) {
     if (report->count == 2 * WIRE_MAX_LIVE_OPS) return; // what a report holds; live ops come first
-    report->ops[report->count++] = (struct wire_op_report){.name = *name, .state = (uint8_t)state, .small = small};
+    report->ops[report->count++] =
+        (struct wire_op_report){.name = *name, .state = (uint8_t)state, .small = small, .members = members};
 }
 
-static bool build_report(struct book *book, struct wire_report *report) {
+static uint32_t members_in(const struct op *op, const struct epoch *epoch) {
+    return op->args.group == NULL ? 0 : group_living(op->args.group, epoch);
+}
+
+static bool build_report(struct book *book, const struct epoch *epoch, struct wire_report *report) {
     *report = (struct wire_report){
         .ops = calloc(book->live + book->extra + book->retained.count + 1, sizeof(struct wire_op_report))};
     if (report->ops == NULL) return false;
@@ -62,10 +68,10 @@ static bool build_report(struct book *book, struct wire_report *report) {
         for (struct op *op = book->table[i]; op != NULL; op = op->chain)
             if (op->frozen && op->phase != OP_ENDED)
                 report_add(report, &op->name, op->phase == OP_COMPLETE ? WIRE_OP_DONE : WIRE_OP_OPEN,
-                           op->path == PLAN_SMALL);
+                           op->path == PLAN_SMALL, members_in(op, epoch));
     for (size_t i = 0; i < TAG_SLOTS; i++)
         for (struct retained *retained = book->retained.slots[i]; retained != NULL; retained = retained->next)
-            report_add(report, &retained->name, WIRE_OP_RETAINED, true);
+            report_add(report, &retained->name, WIRE_OP_RETAINED, true, 0);
     return true;
 }
 
@@ -88,7 +94,7 @@ bool book_enter(struct book *book, const struct epoch *epoch, struct wire_report
     tag_counters_clear(&book->counters);
     book->epoch_requested = false;
     struct op_member **members = find_members(book, &epoch->ring);
-    if (members == NULL || !build_report(book, report)) {
+    if (members == NULL || !build_report(book, epoch, report)) {
         free(members);
         return false;
     }
@@ -128,7 +134,7 @@ static bool is_meant(const struct book *book, const struct op *op, const struct 
     if (op->segments != NULL) return segments_are_meant(op, name);
     if (op->phase == OP_WAITING) {
         // It is the call that was mismatched, unless the others have lost that one before and made it again.
-        uint64_t loss = op->args.retry ? 0 : book_first_loss(book, op->adopted);
+        uint64_t loss = book_counted_loss(book, op);
         return loss == 0 || loss > name->epoch;
     }
     return op_has_begun(op) && op->name.epoch == name->epoch && op->name.sequence == name->sequence;
@@ -166,8 +172,8 @@ static void redo(struct book *book, struct op *op) {
 }
 
 static void on_abort(struct book *book, struct op *op) {
-    if (op->args.retry)
-        redo(book, op);
+    if (op->args.retry || op->args.group != NULL)
+        redo(book, op); // or ends it, if it cannot go on without those that are lost
     else if (take_mismatch(book, op, book_first_loss(book, op->adopted)))
         // as for those that had begun this call under a later name, before the loss
         book_end(book, op, CALL_MISMATCH);

@@ -5,7 +5,11 @@
 #include "ops/book.h"
 
 uint64_t book_first_loss(const struct book *book, uint64_t adopted); // 0: none since
-void book_begin(struct book *book, struct op *op);                   // now, or when the links are there
+// The loss that ends an op, as its caller counts on all members; 0: none, or it counts on none.
+uint64_t book_counted_loss(const struct book *book, const struct op *op);
+// Whether those of its group that are members suffice.
+bool book_may_go_on(const struct book *book, const struct op *op);
+void book_begin(struct book *book, struct op *op); // now, or when the links are there
 void book_begin_segments(struct book *book, struct op *parent);
 void book_wait_for_links(struct book *book, struct op *op);
 void book_end(struct book *book, struct op *op, enum call_result result); // frees a segment that was committed

@@ -4,17 +4,41 @@
 
 #include "net/wire_control.h"
 #include "net/wire_data.h"
+#include "ops/group.h"
+
+// A part of a tensor, in elements.
+struct call_part {
+    uint64_t at, count;
+};
+
+// How the tensors of a call are divided among its members, by rank.
+struct call_parts {
+    uint64_t in, out;           // elements of the whole input and of the whole result of this member
+    uint64_t own_at;            // where its own part of a divided tensor begins
+    const struct call_part *to; // of the input: what goes to each member
+    // of the result: what comes from each; of a reduce-scatter the same one from all
+    const struct call_part *from;
+    const uint64_t *shares; // the same on all members: the input of each that is gathered, the result of each; or NULL
+    struct call_part parts[];
+};
 
 // The arguments of a collective call, checked by whoever makes it.
+//
+// A call without a group is of all members of the epoch, and ends when one of them is lost that its caller counts on.
+// One with a group is of the members that it names: it ends when one of those is lost, unless it goes on without them.
 struct call_args {
     const void *send;
     void *recv; // == send: in place
     uint64_t tag;
-    struct wire_fingerprint fingerprint; // `mode` is the book's to set
-    struct wire_id root;                 // of a broadcast: a member, the same for all
-    bool retry;                          // redone among the survivors after a loss
-    bool tell;                           // the outcome names the contributors
-    struct device_queue *queue;          // of the memory of both buffers, the engine's to set (device/device.h)
+    // `mode` is the book's to set; `count`: of all that is reduced, broadcast or sent; of all parts together of what is
+    // gathered or scattered; of all parts of one member of an all-to-all
+    struct wire_fingerprint fingerprint;
+    struct group *group;        // or NULL; of a call that was posted: a reference
+    struct call_parts *parts;   // of a divided collective; malloc'ed, of a call that was posted: the book's
+    uint32_t root;              // rank in the group
+    bool retry;                 // redone among the survivors after a loss
+    bool tell;                  // the outcome names the contributors
+    struct device_queue *queue; // of the memory of both buffers, the engine's to set (device/device.h)
 };
 
 struct call_info {

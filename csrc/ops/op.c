@@ -20,6 +20,32 @@ void op_list_remove(struct op_list *list, struct op *op) {
     if (list->last == op) list->last = before;
 }
 
+bool op_is_in_place(const struct op *op) {
+    return op_collective(op)->reduces && op->in_bytes > 0 && op->out_bytes > 0 && op->args.send == op->args.recv;
+}
+
+void op_measure(struct op *op) {
+    const struct plan_collective *collective = op_collective(op);
+    const struct call_parts *parts = op->args.parts;
+    bool root = collective->rooted && op_is_root(op);
+    op->bytes = op->result_bytes = op->in_bytes = op->out_bytes = op->count * op->element;
+    if (collective->divided) {
+        op->in_bytes = parts->in * op->element;
+        op->out_bytes = parts->out * op->element;
+    } else if (collective->rooted) {
+        if (collective->reduces && !root) op->out_bytes = 0;
+        if (!collective->reduces) *(root ? &op->out_bytes : &op->in_bytes) = 0;
+    }
+    if (op->args.fingerprint.kind == PLAN_ALL_TO_ALL) op->result_bytes *= op->args.group->count;
+}
+
+uint64_t op_share(const struct op *op, uint32_t rank) {
+    const struct plan_collective *collective = op_collective(op);
+    if (collective->reduces || op->args.fingerprint.kind == PLAN_ALL_TO_ALL) return op->bytes;
+    if (collective->gathers) return op->args.parts->shares[rank] * op->element;
+    return collective->rooted && rank == op->args.root ? op->bytes : 0;
+}
+
 void op_head(const struct op *op, struct wire_op *out) {
     *out = (struct wire_op){.tag = op->args.tag,
                             .fingerprint = op->args.fingerprint,

@@ -27,14 +27,17 @@ struct backup {
 };
 
 struct op {
-    struct op *chain;          // in the table by tag, or the list of unused ones
-    struct op *next;           // in a list
-    struct call_args args;     // of a segment: its own part of the buffers, and the fingerprint of the call
-    size_t element;            // bytes
-    uint64_t count, bytes;     // of this op, or segment
-    struct op *parent;         // the call that this is a segment of; NULL: it is a call
-    struct segments *segments; // of a divided op, or NULL
-    const struct epoch *epoch; // in which it was begun; NULL: never yet
+    struct op *chain;             // in the table by tag, or the list of unused ones
+    struct op *next;              // in a list
+    struct call_args args;        // of a segment: its own part of the buffers, and the fingerprint of the call
+    size_t element;               // bytes
+    uint64_t count, bytes;        // of this op, or segment: as in the fingerprint
+    uint64_t in_bytes, out_bytes; // this member reads and writes
+    uint64_t result_bytes;        // of what all members of a small op have in common at its end
+    const struct team *team;      // those who take part in the epoch in which it was begun; valid while it has begun
+    struct op *parent;            // the call that this is a segment of; NULL: it is a call
+    struct segments *segments;    // of a divided op, or NULL
+    const struct epoch *epoch;    // in which it was begun; NULL: never yet
     enum plan_path path;
     enum op_phase phase;
     bool frozen;     // begun in an older epoch, no verdict yet
@@ -72,6 +75,18 @@ void op_list_remove(struct op_list *list, struct op *op); // nothing if it is no
 static inline bool op_has_begun(const struct op *op) {
     return op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE;
 }
+
+static inline const struct plan_collective *op_collective(const struct op *op) {
+    return plan_collective(op->args.fingerprint.kind);
+}
+// This member gives or gets what one alone does.
+static inline bool op_is_root(const struct op *op) { return op->args.group->rank == op->args.root; }
+// Its result lies where its input was.
+bool op_is_in_place(const struct op *op);
+// Sets its sizes, by its count.
+void op_measure(struct op *op);
+// Bytes that the member of this rank gives to a small op.
+uint64_t op_share(const struct op *op, uint32_t rank);
 
 void op_head(const struct op *op, struct wire_op *out);
 

@@ -1,8 +1,5 @@
 #include "ops/plan.h"
 
-#include <endian.h>
-#include <string.h>
-
 #include "compute/codec.h"
 #include "net/wire.h"
 
@@ -15,23 +12,36 @@ enum {
 
 const struct plan_collective *plan_collective(uint8_t kind) {
     static const struct plan_collective collectives[PLAN_KINDS] = {
-        [PLAN_ALL_REDUCE] = {.name = "all-reduce", .reduces = true},
-        [PLAN_BROADCAST] = {.name = "broadcast", .path = PLAN_CHAIN},
+        [PLAN_ALL_REDUCE] = {.name = "all-reduce", .reduces = true, .survives = true, .path = PLAN_RING},
+        [PLAN_BROADCAST] = {.name = "broadcast", .rooted = true, .survives = true, .path = PLAN_CHAIN},
+        [PLAN_REDUCE] = {.name = "reduce", .reduces = true, .rooted = true, .survives = true, .path = PLAN_PIECES},
+        [PLAN_ALL_GATHER] = {.name = "all-gather", .divided = true, .gathers = true, .path = PLAN_PIECES},
+        [PLAN_REDUCE_SCATTER] = {.name = "reduce-scatter", .reduces = true, .divided = true, .path = PLAN_PIECES},
+        [PLAN_GATHER] = {.name = "gather", .rooted = true, .divided = true, .gathers = true, .path = PLAN_PIECES},
+        [PLAN_SCATTER] = {.name = "scatter", .rooted = true, .divided = true, .path = PLAN_PIECES},
+        [PLAN_ALL_TO_ALL] = {.name = "all-to-all", .divided = true, .gathers = true, .path = PLAN_PIECES},
+        [PLAN_ALL_TO_ALL_V] = {.name = "all-to-all of unequal parts", .divided = true, .path = PLAN_PIECES},
+        [PLAN_BARRIER] = {.name = "barrier", .survives = true, .path = PLAN_SMALL},
+        [PLAN_SEND] = {.name = "send", .rooted = true, .divided = true, .path = PLAN_PIECES},
     };
     return kind < PLAN_KINDS ? &collectives[kind] : NULL;
 }
 
-uint32_t plan_root(const struct wire_id *root) {
-    uint32_t first;
-    memcpy(&first, root->bytes, sizeof first);
-    return be32toh(first); // as names of members show it
+// Bytes that a member of a small one gets from all others together, at most; or that the root sends.
+static uint64_t small_load(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members) {
+    if (what->kind == PLAN_ALL_GATHER || what->kind == PLAN_GATHER) return bytes; // of all inputs together
+    return (members - 1) * bytes;
 }
 
 enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
                             uint32_t megabytes_per_s) {
     const struct plan_collective *collective = plan_collective(what->kind);
-    if (!collective->reduces) return collective->path;
+    if (members < 2) return PLAN_SMALL;
     if (what->codec != CODEC_RAW) return PLAN_SHARDED;
+    if (what->kind == PLAN_ALL_TO_ALL_V) return collective->path;
+    if (what->kind != PLAN_ALL_REDUCE)
+        return bytes <= PLAN_SMALL_ANY && small_load(what, bytes, members) <= PLAN_SMALL_ANY ? PLAN_SMALL
+                                                                                             : collective->path;
     if (bytes > PLAN_SMALL_MAX || (bytes > PLAN_SMALL_ANY && (members - 1) * bytes > PLAN_SMALL_MAX)) return PLAN_RING;
     // Microseconds x 1000: a byte at 1 MB/s takes 1 us.
     uint64_t n = members, byte_cost = 1000 * bytes / megabytes_per_s;
@@ -70,10 +80,10 @@ struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard) {
 }
 
 enum plan_step plan_ring_step(uint32_t members, uint32_t rank, uint32_t shard, uint32_t hop) {
-    if (shard >= members || hop > 2 * members - 3 || (shard + hop + 1) % members != rank) return PLAN_INVALID;
-    if (hop < members - 2) return PLAN_REDUCE;
-    if (hop == members - 2) return PLAN_REDUCE_LAST;
-    return hop < 2 * members - 3 ? PLAN_GATHER : PLAN_GATHER_LAST;
+    if (shard >= members || hop > 2 * members - 3 || (shard + hop + 1) % members != rank) return STEP_INVALID;
+    if (hop < members - 2) return STEP_REDUCE;
+    if (hop == members - 2) return STEP_REDUCE_LAST;
+    return hop < 2 * members - 3 ? STEP_GATHER : STEP_GATHER_LAST;
 }
 
 static uint64_t shard_size(uint64_t count, uint32_t members, uint32_t shard) {

@@ -15,21 +15,37 @@
 struct wire_fingerprint;
 struct wire_id;
 
-// The collectives, by what a member has at the end: the reduction of all inputs; the root's input.
-enum plan_kind { PLAN_ALL_REDUCE, PLAN_BROADCAST, PLAN_KINDS };
+// The collectives. Numbers of the wire and of pcclCollectiveKind_t.
+enum plan_kind {
+    PLAN_ALL_REDUCE,
+    PLAN_BROADCAST,
+    PLAN_REDUCE,
+    PLAN_ALL_GATHER,
+    PLAN_REDUCE_SCATTER,
+    PLAN_GATHER,
+    PLAN_SCATTER,
+    PLAN_ALL_TO_ALL,   // of equal parts
+    PLAN_ALL_TO_ALL_V, // of any parts: each member knows its own
+    PLAN_BARRIER,
+    PLAN_SEND, // among two: the root's tensor goes to the other
+    PLAN_KINDS
+};
 
 // The ways that the bytes go, each of them a mover.
-enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SHARDED, PLAN_CHAIN, PLAN_PATHS };
+enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SHARDED, PLAN_CHAIN, PLAN_PIECES, PLAN_PATHS };
 
 struct plan_collective {
     const char *name;    // in texts
-    bool reduces;        // its way depends on what each costs; else:
-    enum plan_path path; // the only one
+    bool reduces;        // inputs are added up, or whatever the op is
+    bool rooted;         // one member alone gives, or gets
+    bool divided;        // its tensors have a part for each member (struct call_parts)
+    bool survives;       // means something without members that are lost, unless the root is
+    bool gathers;        // a small one brings each member all inputs as one result
+    enum plan_path path; // unless it is small
 };
 
 // NULL: it is no kind.
 const struct plan_collective *plan_collective(uint8_t kind);
-uint32_t plan_root(const struct wire_id *root); // as it stands in a fingerprint
 
 enum {
     // bytes of the inputs that a member of a small op gets from all others together; one alone may have as much
@@ -45,9 +61,10 @@ struct plan_range {
     uint64_t begin, end; // elements
 };
 
-// The way of an op. Small ones are sent to everyone at once, ring ops cost 2(n-1) hops and a verdict but fewer bytes:
-// the cheaper one by (latency + wake-up) x rounds + bytes / bandwidth, as long as the inputs are not more than a member
-// is to buffer. Quantised ops are sharded. Collectives that do not reduce have one way each.
+// The way of an op among `members`, whose count is `bytes` long. Small ones are sent to everyone at once, ring ops cost
+// 2(n-1) hops and a verdict but fewer bytes: the cheaper one by (latency + wake-up) x rounds + bytes / bandwidth, as
+// long as the inputs are not more than a member is to buffer. Quantised ops are sharded. Other collectives are small up
+// to PLAN_SMALL_ANY bytes from the others together, and have one way each beyond that.
 enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
                             uint32_t megabytes_per_s);
 
@@ -58,7 +75,7 @@ struct plan_range plan_segment(uint64_t count, size_t element_bytes, uint32_t se
 
 struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard);
 
-enum plan_step { PLAN_INVALID, PLAN_REDUCE, PLAN_REDUCE_LAST, PLAN_GATHER, PLAN_GATHER_LAST };
+enum plan_step { STEP_INVALID, STEP_REDUCE, STEP_REDUCE_LAST, STEP_GATHER, STEP_GATHER_LAST };
 // What `rank` does with a chunk of `shard` that arrives at `hop`. All but GATHER_LAST are forwarded as hop + 1.
 enum plan_step plan_ring_step(uint32_t members, uint32_t rank, uint32_t shard, uint32_t hop);
 // Elements that `rank` sends and receives in one ring op.

@@ -46,7 +46,7 @@ void segments_add(struct op *parent, struct op *op) {
     op->args.fingerprint.mode = s->mode;
     op->element = parent->element;
     op->count = range.end - range.begin;
-    op->bytes = op->count * op->element;
+    op_measure(op);
     op->name.segment = (uint16_t)s->next++;
     s->live++;
 }

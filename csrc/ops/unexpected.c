@@ -49,6 +49,12 @@ const struct unexpected *unexpected_differing(const struct unexpected *at, const
     return at;
 }
 
+bool unexpected_has(const struct unexpected_table *table, uint64_t tag, const struct wire_id *from) {
+    const struct unexpected *at = table->slots[tag_slot(tag)];
+    while (at != NULL && (at->head.tag != tag || !wire_id_equal(&at->from->id, from))) at = at->next;
+    return at != NULL;
+}
+
 void unexpected_clear(struct unexpected_table *table, const struct op_driver *driver) {
     for (size_t i = 0; i < TAG_SLOTS; i++)
         while (table->slots[i] != NULL) {

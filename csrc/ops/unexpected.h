@@ -41,6 +41,8 @@ struct unexpected *unexpected_take(struct unexpected_table *table, const struct 
                                    const struct wire_op *head, uint16_t type);
 // The first of the chain, from `at` on, that is for that op and has other arguments. NULL: none.
 const struct unexpected *unexpected_differing(const struct unexpected *at, const struct wire_op *head);
+// Whether anything of this tag came from that member.
+bool unexpected_has(const struct unexpected_table *table, uint64_t tag, const struct wire_id *from);
 void unexpected_clear(struct unexpected_table *table, const struct op_driver *driver);
 
 #endif

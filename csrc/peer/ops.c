@@ -35,7 +35,7 @@ static pcclResult_t posted(enum call_result result, uint64_t tag) {
 static pcclResult_t launch_locked(struct communicator *c, const struct call_args *args) {
     RETURN_IF_FAILED(communicator_check_usable(c));
     if (!vote_is_pending(c)) RETURN_IF_FAILED(ticket_check_none(c));
-    if (member_adopted(c->mind)->group_world < 2)
+    if (args->group == NULL && member_adopted(c->mind)->group_world < 2)
         return detail_fail(pcclTooFewPeers, "this peer is alone in its group: admit newcomers with update_topology");
     uint64_t adopted = member_adopted(c->mind)->group_epoch;
     c->launches++; // keeps a topology call from beginning between the check and the post
@@ -96,6 +96,37 @@ bool ops_contributors(struct communicator *c, uint64_t tag, size_t index, struct
     return found;
 }
 
+static int by_joining(const void *a, const void *b) {
+    const struct wire_member *x = a, *y = b;
+    return x->join_number < y->join_number ? -1 : x->join_number > y->join_number;
+}
+
+static pcclResult_t members_locked(struct communicator *c, struct wire_id *ids_out, size_t capacity,
+                                   size_t *count_out) {
+    RETURN_IF_FAILED(communicator_check_usable(c));
+    const struct epoch_ring *ring = &member_epoch(c->mind)->ring;
+    struct wire_member *sorted = malloc((ring->count + 1) * sizeof *sorted);
+    if (sorted == NULL) return detail_fail(pcclInternalError, "the system refused memory for the members");
+    memcpy(sorted, ring->members, ring->count * sizeof *sorted);
+    qsort(sorted, ring->count, sizeof *sorted, by_joining);
+    for (size_t i = 0; i < ring->count && i < capacity; i++) ids_out[i] = sorted[i].id;
+    *count_out = ring->count;
+    free(sorted);
+    return pcclSuccess;
+}
+
+pcclResult_t ops_members(struct communicator *c, struct wire_id *ids_out, size_t capacity, size_t *count_out) {
+    communicator_begin(c);
+    return communicator_finish(c, members_locked(c, ids_out, capacity, count_out));
+}
+
+pcclResult_t ops_posted(struct communicator *c, uint64_t tag, const struct wire_id *member, bool *posted_out) {
+    communicator_begin(c);
+    pcclResult_t code = communicator_check_usable(c);
+    if (code == pcclSuccess) *posted_out = engine_has_posted(c->engine, tag, member);
+    return communicator_finish(c, code);
+}
+
 static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct call_outcome *outcome,
                             struct call_info *out) {
     // In retry mode every end names an epoch, and all members the same.
@@ -105,6 +136,11 @@ static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct c
     case CALL_OK: *out = outcome->info; return pcclSuccess;
     case CALL_IN_PROGRESS: return detail_fail(pcclTimedOut, "%s", outcome->text);
     case CALL_LOST:
+        if (outcome->text[0] != 0)
+            return detail_fail(pcclRankConnectionLost,
+                               "members of the group are lost (%s): the input is unchanged; launch the op again with a "
+                               "group of those that live",
+                               outcome->text);
         if (outcome->retry)
             return detail_fail(pcclTooFewPeers,
                                "no other member of the group is left: admit newcomers with update_topology");

@@ -191,7 +191,7 @@ static void complete_large(struct engine_model *e, struct op *op) {
     if (!book_complete(&e->book, op)) return;
     judged = mover_shown(e, op);
     judge_complete(e->sim, e->slot, &judged);
-    struct wire_op_done done = {op->name};
+    struct wire_op_done done = {op->name, op->args.group == NULL ? 0 : op->team->count};
     struct wire_buffer frame = {0};
     wire_encode_op_done(&frame, mover_header(e), &done);
     sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
@@ -230,8 +230,8 @@ static void begin_large(struct engine_model *e, struct op *op) {
         m->to_send += shard == rank;
         for (uint32_t hop = 0; hop <= 2 * n - 3; hop++) {
             enum plan_step step = plan_ring_step(n, rank, shard, hop);
-            m->to_receive += step != PLAN_INVALID;
-            m->to_send += step != PLAN_INVALID && step != PLAN_GATHER_LAST;
+            m->to_receive += step != STEP_INVALID;
+            m->to_send += step != STEP_INVALID && step != STEP_GATHER_LAST;
         }
     }
     struct unexpected *posted = book_unexpected(&e->book, op, successor(e), WIRE_READY);
@@ -267,7 +267,7 @@ void mover_chunk(struct engine_model *e, int from, const struct frame *frame) {
         return;
     struct moving *m = op->work;
     enum plan_step step = plan_ring_step(ring_of(e)->count, ring_of(e)->rank, frame->shard, frame->hop);
-    if (neighbour_of(predecessor(e))->slot != from || step == PLAN_INVALID || op->path == PLAN_SMALL ||
+    if (neighbour_of(predecessor(e))->slot != from || step == STEP_INVALID || op->path == PLAN_SMALL ||
         m->to_receive == 0) {
         sim_fail(e->sim, "no mixing", "peer %d got a chunk of shard %u at hop %u from %d that it does not expect",
                  e->slot + 1, frame->shard, frame->hop, from + 1);
@@ -276,21 +276,21 @@ void mover_chunk(struct engine_model *e, int from, const struct frame *frame) {
     m->to_receive--;
     struct frame next = *frame;
     next.hop++;
-    if (step == PLAN_REDUCE || step == PLAN_REDUCE_LAST) {
+    if (step == STEP_REDUCE || step == STEP_REDUCE_LAST) {
         if (frame->contributors >> e->slot & 1)
             sim_fail(e->sim, "exactness", "peer %d is to add its input to a sum that has it", e->slot + 1);
         next.value += m->input;
         next.contributors |= 1U << e->slot;
         m->dirty = true;
     }
-    if (step != PLAN_REDUCE) {
+    if (step != STEP_REDUCE) {
         bool first = m->results++ == 0;
         if (!first && (m->value != next.value || m->contributors != next.contributors))
             sim_fail(e->sim, "exactness", "two shards of an op hold different contributors at peer %d", e->slot + 1);
         m->value = next.value;
         m->contributors = next.contributors;
     }
-    if (step != PLAN_GATHER_LAST) forward(e, op, &next);
+    if (step != STEP_GATHER_LAST) forward(e, op, &next);
     complete_large(e, op);
 }
 

@@ -401,7 +401,7 @@ static void mismatch(uint32_t conn, struct fuzz *in) {
     message.mine.op = fuzz_u8(in);
     message.mine.codec = fuzz_u8(in);
     message.mine.kind = message.mine.codec >> 4;
-    message.mine.root = message.mine.codec & 1;
+    message.mine.layout = message.mine.codec & 1;
     struct wire_buffer frame = {0};
     wire_encode_mismatch(&frame, op_header(conn), &message);
     say(conn, &frame);

@@ -137,7 +137,7 @@ static inline struct wire_op_name name_of(uint64_t epoch, uint64_t tag) {
 static inline void done(const char *peers, uint64_t group_epoch, uint64_t tag) {
     for (; *peers; peers++) {
         struct wire_buffer out = {0};
-        struct wire_op_done message = {name_of(group_epoch, tag)};
+        struct wire_op_done message = {name_of(group_epoch, tag), 0};
         wire_encode_op_done(&out, op_head(group_epoch), &message);
         say(*peers, &out);
     }
@@ -154,7 +154,7 @@ static inline void report(char peer, uint64_t group_epoch, size_t count, const s
     for (size_t i = 0; i < count; i++) {
         uint8_t state = ops[i].state == 'D' ? WIRE_OP_DONE : ops[i].state == 'k' ? WIRE_OP_RETAINED : WIRE_OP_OPEN;
         list[i] = (struct wire_op_report){name_of(ops[i].epoch, ops[i].tag), state,
-                                          ops[i].state == 'o' || ops[i].state == 'k'};
+                                          ops[i].state == 'o' || ops[i].state == 'k', 0};
     }
     struct wire_buffer out = {0};
     wire_encode_report(&out, op_head(group_epoch), &message);

@@ -13,22 +13,18 @@ struct broadcast {
     uint64_t next;               // to be passed on, elements
 };
 
-static bool is_root(const struct engine *engine, const struct op *op, struct neighbour *peer) {
-    const struct wire_id *id = peer == NULL ? engine_self(engine) : &peer->member.id;
-    return wire_id_equal(id, &op->args.root);
-}
-
 static bool begin(struct engine *engine, struct op *op) {
     struct broadcast *b = op->work;
-    b->root = is_root(engine, op, NULL);
-    b->last = is_root(engine, op, mover_successor(engine));
+    const struct team *now = op->team;
+    b->root = op_is_root(op);
+    b->last = now->ranks[(now->place + 1) % now->count] == op->args.root;
     b->moving.receive_left = b->root ? 0 : op->bytes;
     b->moving.send_left = b->last ? 0 : op->bytes;
     if (b->root && !ranges_add(&b->whole, 0, op->count)) return false;
     engine_lock(engine);
     b->moving.next_ready = b->last; // nothing is sent there
     // The root receives nothing, but its predecessor compares the arguments.
-    mover_offer(engine, op, mover_predecessor(engine), 0);
+    mover_offer(engine, op, mover_predecessor(op), 0);
     engine_unlock(engine);
     return true;
 }
@@ -44,7 +40,7 @@ static void release(struct engine *engine, struct op *op) {
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
     uint64_t offset = in->head.offset, elements = in->length / op->element;
-    if (b->root || in->from != mover_predecessor(engine) || in->length == 0 || in->length % op->element != 0 ||
+    if (b->root || in->from != mover_predecessor(op) || in->length == 0 || in->length % op->element != 0 ||
         offset > op->count || elements > op->count - offset)
         return false;
     return mover_take(engine, &b->placed, offset, offset + elements) &&
@@ -58,7 +54,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     engine_lock(engine);
     bool noted = ranges_add(&b->whole, offset, offset + in->length / op->element);
     if (!noted) engine_fail(engine);
-    if (!b->last) neighbour_schedule(mover_successor(engine));
+    if (!b->last) neighbour_schedule(mover_successor(op));
     engine_unlock(engine);
     b->moving.receive_left -= in->length;
     return noted;
@@ -67,7 +63,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct broadcast *b = op->work;
     uint64_t here = b->whole.count > 0 && b->whole.list[0].begin == 0 ? b->whole.list[0].end : 0;
-    if (!idle || b->last || !b->moving.next_ready || b->next >= here || lane->peer != mover_successor(engine) ||
+    if (!idle || b->last || !b->moving.next_ready || b->next >= here || lane->peer != mover_successor(op) ||
         !mover_may_use(engine, lane))
         return NULL;
     uint64_t elements = pace_chunk(op->count, op->element, PACE_CHUNK_MAX, op->parent != NULL);

@@ -35,8 +35,8 @@ static const void *input_of(const struct op *op) { return op->args.queue == NULL
 
 // result = the inputs reduced in rank order. Intermediate sums go into received blocks, so that an in-place input is
 // read before it is written.
-static void reduce_parts(struct engine *engine, struct op *op, void *result) {
-    const struct epoch_ring *now = mover_ring(engine);
+static void reduce_parts(const struct op *op, void *result) {
+    const struct team *now = op->team;
     const struct direct *direct = op->work;
     const struct wire_fingerprint *what = &op->args.fingerprint;
     const struct kernels *kernels = kernels_get();
@@ -44,7 +44,7 @@ static void reduce_parts(struct engine *engine, struct op *op, void *result) {
     const void *sum = NULL;
     void *room = NULL;
     for (uint32_t i = 0; i < now->count; i++) {
-        void *block = i == now->rank ? NULL : direct->parts[i].block->bytes;
+        void *block = i == now->place ? NULL : direct->parts[i].block->bytes;
         const void *input = block == NULL ? input_of(op) : block;
         if (sum == NULL) {
             sum = input;
@@ -53,22 +53,36 @@ static void reduce_parts(struct engine *engine, struct op *op, void *result) {
         }
         if (room == NULL) room = block;
         void *to = i + 1 == now->count ? result : room;
-        reduce(to, sum, input, what->count);
+        reduce(to, sum, input, op->count);
         sum = to;
     }
-    if (what->op == pcclAvg) kernels->divide[what->dtype](result, what->count, now->count);
+    if (now->count == 1) memcpy(result, sum, op->bytes);
+    if (what->op == pcclAvg) kernels->divide[what->dtype](result, op->count, now->count);
+}
+
+// result = the inputs one after another, by rank; of most collectives that is one input alone.
+static void gather_parts(const struct op *op, uint8_t *result) {
+    const struct team *now = op->team;
+    const struct direct *direct = op->work;
+    uint64_t at = 0;
+    for (uint32_t rank = 0; op->args.group != NULL && rank < op->args.group->count; rank++) {
+        uint32_t place = 0;
+        while (place < now->count && now->ranks[place] != rank) place++;
+        uint64_t bytes = op_share(op, rank);
+        if (place < now->count && bytes > 0)
+            memcpy(result + at, place == now->place ? input_of(op) : direct->parts[place].block->bytes, bytes);
+        at += bytes;
+    }
 }
 
 static void complete(struct engine *engine, struct op *op) {
     unsigned mode = kernels_enter(); // perhaps on the caller's thread, with the caller's mode
-    void *result = op->bytes == 0 ? NULL : mover_landing(op, 0, op->bytes);
-    if (result != NULL) {
-        reduce_parts(engine, op, result);
-        memcpy(op->result->bytes, result, op->bytes);
-        mover_land(op, 0, result, op->bytes);
-    }
+    if (op_collective(op)->reduces && op->bytes > 0)
+        reduce_parts(op, op->result->bytes);
+    else
+        gather_parts(op, op->result->bytes);
     kernels_leave(mode);
-    if (result != NULL || op->bytes == 0) mover_complete_direct(engine, op);
+    if (mover_write(op, op->result->bytes)) mover_complete_direct(engine, op);
 }
 
 static void release(struct engine *engine, struct op *op) {
@@ -89,13 +103,13 @@ static void send_input(struct engine *engine, struct op *op, struct neighbour *p
     struct wire_op head;
     op_head(op, &head);
     acks_drop_implied(&peer->member, &op->name);
-    struct frame *frame = frame_new(engine, WIRE_SMALL, &head, op->bytes);
+    struct frame *frame = frame_new(engine, WIRE_SMALL, &head, op->in_bytes);
     if (frame == NULL) return;
     frame->payload = input_of(op);
     if (neighbour_send(peer, frame)) return;
     // What the kernel did not take now is sent when the caller may have his buffer back.
-    if (*copy == NULL && (*copy = block_new(engine, op->bytes)) != NULL && op->bytes > 0)
-        memcpy((*copy)->bytes, input_of(op), op->bytes);
+    if (*copy == NULL && (*copy = block_new(engine, op->in_bytes)) != NULL && op->in_bytes > 0)
+        memcpy((*copy)->bytes, input_of(op), op->in_bytes);
     if (*copy == NULL) {
         transport_hang_up(peer->lanes[0]->stream); // the engine is dead, and the caller's buffer must not be read later
         return;
@@ -106,20 +120,21 @@ static void send_input(struct engine *engine, struct op *op, struct neighbour *p
 }
 
 static void learn_posted(struct neighbour *peer, struct op *op, struct part *part) {
-    if (part->eager) peer->eager_bytes -= op->bytes;
+    if (part->eager) peer->eager_bytes -= op->in_bytes;
     part->eager = false;
 }
 
 static void take_part(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type, struct block *block,
                       struct block **copy) {
     struct direct *direct = op->work;
-    struct part *part = &direct->parts[from->member.rank];
+    struct part *part = &direct->parts[mover_place_of(op, from)];
     learn_posted(from, op, part);
     if (part->owed) {
         part->owed = false;
         send_input(engine, op, from, copy);
     }
-    if (type != WIRE_SMALL || part->block != NULL || block->length != op->bytes) {
+    if (type != WIRE_SMALL || part->block != NULL ||
+        block->length != op_share(op, op->team->ranks[mover_place_of(op, from)])) {
         block_put(engine, block);
         return;
     }
@@ -137,11 +152,10 @@ static struct unexpected *take_unexpected(struct engine *engine, struct op *op, 
 }
 
 static void meet(struct engine *engine, struct op *op, struct neighbour *peer, struct block **copy) {
-    const struct epoch_ring *now = mover_ring(engine);
     struct direct *direct = op->work;
-    struct part *part = &direct->parts[peer->member.rank];
+    struct part *part = &direct->parts[mover_place_of(op, peer)];
     struct unexpected *seen = take_unexpected(engine, op, peer);
-    if (seen == NULL && peer->eager_bytes + op->bytes > unexpected_limit(now->count)) {
+    if (seen == NULL && peer->eager_bytes + op->in_bytes > unexpected_limit(mover_epoch(engine)->ring.count)) {
         struct wire_op head;
         op_head(op, &head);
         part->owed = true;
@@ -149,7 +163,7 @@ static void meet(struct engine *engine, struct op *op, struct neighbour *peer, s
         neighbour_signal(engine, peer, WIRE_POSTED, &head, NULL);
     } else {
         part->eager = seen == NULL;
-        if (part->eager) peer->eager_bytes += op->bytes;
+        if (part->eager) peer->eager_bytes += op->in_bytes;
         send_input(engine, op, peer, copy);
     }
     if (seen == NULL) return;
@@ -161,17 +175,20 @@ static void meet(struct engine *engine, struct op *op, struct neighbour *peer, s
 }
 
 static bool begin(struct engine *engine, struct op *op) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     struct direct *direct = op->work;
     direct->missing = now->count - 1;
-    op->tx_bytes = op->rx_bytes = (uint64_t)direct->missing * op->bytes;
+    op->tx_bytes = (uint64_t)direct->missing * op->in_bytes;
+    op->rx_bytes = 0;
+    for (uint32_t place = 0; place < now->count; place++)
+        if (place != now->place) op->rx_bytes += op_share(op, now->ranks[place]);
     direct->parts = calloc(now->count, sizeof *direct->parts);
-    op->result = block_new(engine, op->bytes);
+    op->result = block_new(engine, op->result_bytes);
     if (direct->parts == NULL || op->result == NULL) return false;
     struct block *copy = NULL;
     // Each member begins with another receiver, so that nobody is everybody's first.
     for (uint32_t step = 1; step < now->count; step++)
-        meet(engine, op, mover_peer(engine, (now->rank + step) % now->count), &copy);
+        meet(engine, op, mover_peer(op, (now->place + step) % now->count), &copy);
     block_put(engine, copy);
     if (direct->missing == 0 && !op->accused) complete(engine, op);
     return true;
@@ -188,16 +205,17 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
 }
 
 static bool waits_for(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
+    (void)engine;
     const struct direct *direct = op->work;
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     uint32_t missing = 0;
     size_t at = 0;
     char names[NAMES * NEIGHBOUR_NAME_BYTES + 8] = "", name[NEIGHBOUR_NAME_BYTES];
     if (direct->parts == NULL || op->contributors != now->count) return false;
     for (uint32_t i = 0; i < now->count; i++) {
-        if (i == now->rank || direct->parts[i].block != NULL || missing++ >= NAMES) continue;
+        if (i == now->place || direct->parts[i].block != NULL || missing++ >= NAMES) continue;
         at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at > 0 ? ", " : "",
-                               neighbour_name(name, mover_peer(engine, i)));
+                               neighbour_name(name, mover_peer(op, i)));
     }
     snprintf(out, capacity, "nothing has come for it from %u of %u members: %s%s", missing, now->count, names,
              missing > NAMES ? ", ..." : "");

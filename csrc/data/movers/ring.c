@@ -36,17 +36,16 @@ static bool can_be_read(const struct op *op) {
 }
 
 static bool begin(struct engine *engine, struct op *op) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     struct ring *ring = op->work;
     uint64_t count = op->count;
-    struct plan_range own = plan_shard(count, now->count, now->rank);
+    struct plan_range own = plan_shard(count, now->count, now->place);
     ring->inject = own.begin;
     ring->inject_end = own.end;
-    ring->moving.send_left = plan_ring_sent(count, now->count, now->rank) * op->element;
-    ring->moving.receive_left = plan_ring_received(count, now->count, now->rank) * op->element;
+    ring->moving.send_left = plan_ring_sent(count, now->count, now->place) * op->element;
+    ring->moving.receive_left = plan_ring_received(count, now->count, now->place) * op->element;
     engine_lock(engine);
-    mover_offer(engine, op, mover_predecessor(engine),
-                op->args.queue == NULL && same_host_may_read(mover_predecessor(engine)));
+    mover_offer(engine, op, mover_predecessor(op), op->args.queue == NULL && same_host_may_read(mover_predecessor(op)));
     engine_unlock(engine);
     return true;
 }
@@ -57,23 +56,23 @@ static bool is_placed(const struct incoming *in) { return in->header.type == WIR
 static size_t chunk_bytes(const struct incoming *in) { return is_placed(in) ? in->head.extra : in->length; }
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     struct ring *ring = op->work;
     const struct wire_op *head = &in->head;
     size_t bytes = chunk_bytes(in);
     if (is_placed(in) && (in->length != WIRE_PLACE_BYTES || !in->lane->vouched || op->args.queue != NULL)) return false;
-    if (in->from != mover_predecessor(engine) || bytes == 0 || bytes > PACE_PLACED_MAX || bytes % op->element != 0 ||
+    if (in->from != mover_predecessor(op) || bytes == 0 || bytes > PACE_PLACED_MAX || bytes % op->element != 0 ||
         bytes > ring->moving.receive_left)
         return false;
-    enum plan_step step = plan_ring_step(now->count, now->rank, head->shard, head->hop);
+    enum plan_step step = plan_ring_step(now->count, now->place, head->shard, head->hop);
     struct plan_range shard = plan_shard(op->count, now->count, head->shard);
     uint64_t elements = bytes / op->element;
-    if (step == PLAN_INVALID || head->offset < shard.begin || head->offset > shard.end ||
+    if (step == STEP_INVALID || head->offset < shard.begin || head->offset > shard.end ||
         elements > shard.end - head->offset)
         return false;
     // Everything comes once: what came twice would count for something that never came, and be under way when the op is
     // over.
-    bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
+    bool reduce = step == STEP_REDUCE || step == STEP_REDUCE_LAST;
     if (!mover_take(engine, reduce ? &ring->reducing : &ring->gathering, head->offset, head->offset + elements))
         return false;
     if (is_placed(in)) { // part by part, as it is read
@@ -106,7 +105,7 @@ static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wi
 }
 
 static void forward_now(struct engine *engine, struct op *op, struct wire_op *head, size_t bytes, uint32_t index) {
-    struct lane *next = neighbour_lane(mover_successor(engine), index);
+    struct lane *next = neighbour_lane(mover_successor(op), index);
     if (next == NULL) return; // the link broke; the op is redone in the next epoch
     struct frame *frame =
         chunk_frame(engine, op, head, (const uint8_t *)op->args.recv + head->offset * op->element, bytes);
@@ -138,7 +137,7 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
                         const struct wire_op *head, struct block *block) {
     struct ring *ring = op->work;
     (void)block;
-    if (type != WIRE_READY || from != mover_successor(engine)) return;
+    if (type != WIRE_READY || from != mover_successor(op)) return;
     ring->next_reads = head->extra == 1 && can_be_read(op);
     while (ring->held != NULL) {
         struct held *held = ring->held;
@@ -162,23 +161,21 @@ static void release(struct engine *engine, struct op *op) {
 }
 
 // result = partial sum op own input, and on the last hop the average.
-static void reduce_part(struct engine *engine, struct op *op, enum plan_step step, uint64_t at, void *partial,
-                        size_t bytes) {
+static void reduce_part(struct op *op, enum plan_step step, uint64_t at, void *partial, size_t bytes) {
     const struct wire_fingerprint *what = &op->args.fingerprint;
     struct device_sum sum = {.op = what->op, .dtype = what->dtype};
-    if (step == PLAN_REDUCE_LAST && what->op == pcclAvg) sum.divisor = mover_ring(engine)->count;
+    if (step == STEP_REDUCE_LAST && what->op == pcclAvg) sum.divisor = op->team->count;
     device_reduce(op->args.queue, (uint8_t *)op->args.recv + at, partial, (const uint8_t *)op->args.send + at,
                   bytes / op->element, &sum);
 }
 
 // Takes a chunk out of the neighbour's memory. Part by part, so that what is saved, read and reduced is still in the
 // cache.
-static bool take_placed(struct engine *engine, struct op *op, const struct incoming *in, enum plan_step step,
-                        uint64_t at) {
-    const struct epoch_ring *now = mover_ring(engine);
+static bool take_placed(struct op *op, const struct incoming *in, enum plan_step step, uint64_t at) {
+    const struct team *now = op->team;
     uint64_t address = wire_place_decode(in->place);
-    bool reduce = step == PLAN_REDUCE || step == PLAN_REDUCE_LAST;
-    bool save = reduce || in->head.shard == now->rank;
+    bool reduce = step == STEP_REDUCE || step == STEP_REDUCE_LAST;
+    bool save = reduce || in->head.shard == now->place;
     size_t bytes = chunk_bytes(in), part_bytes = save ? PACE_CHUNK_MAX / 2 : bytes;
     for (size_t done = 0; done < bytes; done += part_bytes) {
         size_t part = bytes - done < part_bytes ? bytes - done : part_bytes;
@@ -190,7 +187,7 @@ static bool take_placed(struct engine *engine, struct op *op, const struct incom
         }
         uint8_t *read = same_host_read(in->lane, address + done, part);
         if (read == NULL) return false;
-        reduce_part(engine, op, step, at + done, read, part);
+        reduce_part(op, step, at + done, read, part);
     }
     // The memory of a member that gives up its op is its caller's again, but not before its links have ended.
     // Nor may another process have got its number meanwhile.
@@ -198,59 +195,60 @@ static bool take_placed(struct engine *engine, struct op *op, const struct incom
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     struct ring *ring = op->work;
-    enum plan_step step = plan_ring_step(now->count, now->rank, in->head.shard, in->head.hop);
+    enum plan_step step = plan_ring_step(now->count, now->place, in->head.shard, in->head.hop);
     uint64_t at = in->head.offset * op->element;
     size_t bytes = chunk_bytes(in);
     if (is_placed(in)) {
-        if (!take_placed(engine, op, in, step, at)) return false;
-    } else if (step == PLAN_REDUCE || step == PLAN_REDUCE_LAST) {
+        if (!take_placed(op, in, step, at)) return false;
+    } else if (step == STEP_REDUCE || step == STEP_REDUCE_LAST) {
         if (!mover_save(op, at, bytes)) return false;
-        reduce_part(engine, op, step, at, in->to, bytes);
+        reduce_part(op, step, at, in->to, bytes);
     } else {
         mover_land(op, at, in->to, bytes);
     }
     ring->moving.receive_left -= bytes;
-    if (in->head.shard == now->rank) {
+    if (in->head.shard == now->place) {
         ring->returned++;
         uint64_t back = bytes < ring->under_way ? bytes : ring->under_way;
         ring->under_way -= back;
         mover_shared(engine)->under_way -= back;
         engine_lock(engine);
-        neighbour_schedule(mover_successor(engine));
+        neighbour_schedule(mover_successor(op));
         engine_unlock(engine);
     }
-    if (step != PLAN_GATHER_LAST) forward(engine, op, in);
+    if (step != STEP_GATHER_LAST) forward(engine, op, in);
     return true;
 }
 
 // Own chunks go before those to forward until enough are under way, so that every member always has work. More would
 // leave the caches before they are read. One of each op always may: a member behind the successor may post this op
 // first, and others under way only afterwards.
-static bool may_inject(struct engine *engine, const struct ring *ring) {
+static bool may_inject(struct engine *engine, const struct op *op) {
+    const struct ring *ring = op->work;
     if (ring->injected == ring->returned) return true;
     if (ring->next_reads) return ring->injected - ring->returned < CHUNKS_AHEAD;
     const struct epoch *now = mover_epoch(engine);
     return mover_shared(engine)->under_way + PACE_CHUNK_MAX <=
-           pace_window(now->ring.count, now->latency_us, now->megabytes_per_s);
+           pace_window(op->team->count, now->latency_us, now->megabytes_per_s);
 }
 
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     (void)idle;
     struct ring *ring = op->work;
-    if (!ring->moving.next_ready || ring->inject == ring->inject_end || lane->index == 0 ||
-        lane->peer != mover_successor(engine))
+    if (!ring->moving.next_ready || ring->inject == ring->inject_end || lane->peer != mover_successor(op) ||
+        !mover_may_use(engine, lane))
         return NULL;
-    if (!may_inject(engine, ring)) return NULL;
-    struct plan_range own = plan_shard(op->count, now->count, now->rank);
+    if (!may_inject(engine, op)) return NULL;
+    struct plan_range own = plan_shard(op->count, now->count, now->place);
     uint64_t elements = pace_chunk(own.end - own.begin, op->element,
                                    ring->next_reads ? PACE_PLACED_MAX : PACE_CHUNK_MAX, op->parent != NULL);
     if (elements > ring->inject_end - ring->inject) elements = ring->inject_end - ring->inject;
     struct wire_op head;
     op_head(op, &head);
-    head.shard = (uint16_t)now->rank;
+    head.shard = (uint16_t)now->place;
     head.offset = ring->inject;
     engine_lock(engine);
     struct frame *frame = chunk_frame(engine, op, &head, (const uint8_t *)op->args.send + ring->inject * op->element,

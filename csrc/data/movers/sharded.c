@@ -45,8 +45,8 @@ static const struct codec *codec_of(const struct op *op) { return codec_find(op-
 
 static uint64_t blocks_in(struct plan_range shard) { return (shard.end - shard.begin + CODEC_PIECE - 1) / CODEC_PIECE; }
 
-static struct plan_range block_range(const struct engine *engine, const struct op *op, uint32_t shard, uint64_t block) {
-    const struct epoch_ring *now = mover_ring(engine);
+static struct plan_range block_range(const struct op *op, uint32_t shard, uint64_t block) {
+    const struct team *now = op->team;
     struct plan_range range = plan_shard(op->count, now->count, shard);
     range.begin += block * CODEC_PIECE;
     if (range.end - range.begin > CODEC_PIECE) range.end = range.begin + CODEC_PIECE;
@@ -80,12 +80,12 @@ static void release(struct engine *engine, struct op *op) {
     *s = (struct sharded){0};
 }
 
-static struct block **inputs_of(const struct engine *engine, const struct sharded *s, uint64_t index) {
-    return &s->inputs[index % s->window * mover_epoch(engine)->count];
+static struct block **inputs_of(const struct op *op, const struct sharded *s, uint64_t index) {
+    return &s->inputs[index % s->window * op->team->count];
 }
 
 static bool allocate(struct engine *engine, struct op *op) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     struct sharded *s = op->work;
     struct mover_shared *shared = mover_shared(engine);
     size_t block_bytes = encoded_bytes(op, (struct plan_range){0, CODEC_PIECE});
@@ -108,22 +108,22 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
     struct sharded *s = op->work;
     (void)engine, (void)block;
     if (s->targets == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return;
-    struct target *target = &s->targets[from->member.rank];
+    struct target *target = &s->targets[mover_place_of(op, from)];
     uint64_t granted = type == WIRE_READY ? head->extra : head->offset;
     if (granted > target->granted) target->granted = granted;
 }
 
 static bool begin(struct engine *engine, struct op *op) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     if (!allocate(engine, op)) return false;
     struct sharded *s = op->work;
     uint64_t bytes = 0; // inputs of the others' shards and results of the own one go out, and as many come in
     engine_lock(engine);
     for (uint32_t rank = 0; rank < now->count; rank++) {
         struct plan_range shard = plan_shard(op->count, now->count, rank);
-        bytes += encoded_bytes(op, shard) * (rank == now->rank ? now->count - 1 : 1);
+        bytes += encoded_bytes(op, shard) * (rank == now->place ? now->count - 1 : 1);
         s->targets[rank].blocks = blocks_in(shard);
-        if (rank != now->rank) mover_offer(engine, op, mover_peer(engine, rank), (uint32_t)s->window);
+        if (rank != now->place) mover_offer(engine, op, mover_peer(op, rank), (uint32_t)s->window);
     }
     engine_unlock(engine);
     s->moving.send_left = s->moving.receive_left = bytes;
@@ -133,11 +133,11 @@ static bool begin(struct engine *engine, struct op *op) {
 // ---- inputs on their way to the owners ----
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct sharded *s = op->work;
-    uint32_t rank = lane->peer->member.rank;
+    uint32_t rank = mover_place_of(op, lane->peer);
     if (!idle || s->targets == NULL || rank == UINT32_MAX || !mover_may_use(engine, lane)) return NULL;
     struct target *target = &s->targets[rank];
     if (target->next >= target->blocks || target->next >= target->granted) return NULL;
-    struct plan_range range = block_range(engine, op, rank, target->next);
+    struct plan_range range = block_range(op, rank, target->next);
     size_t count = range.end - range.begin, bytes = encoded_bytes(op, range);
     uint8_t *stage = lane_stage(lane);
     if (stage == NULL) {
@@ -177,14 +177,14 @@ static bool store(struct engine *engine, struct op *op, struct plan_range range,
 }
 
 static void send_result(struct engine *engine, struct op *op, uint64_t index, struct block *result) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     struct wire_op head;
     op_head(op, &head);
-    head.shard = (uint16_t)now->rank;
+    head.shard = (uint16_t)now->place;
     head.offset = index;
     engine_lock(engine);
     for (uint32_t step = 1; step < now->count; step++) {
-        struct neighbour *peer = mover_peer(engine, (now->rank + step) % now->count);
+        struct neighbour *peer = mover_peer(op, (now->place + step) % now->count);
         struct lane *lane = neighbour_lane(peer, 1 + (uint32_t)(index % WIRE_MAX_LANES));
         struct frame *frame = lane == NULL ? NULL : mover_frame(engine, op, WIRE_RESULT, &head, result->length);
         if (frame == NULL) continue; // the link broke: the op is redone in the next epoch
@@ -199,19 +199,19 @@ static void send_result(struct engine *engine, struct op *op, uint64_t index, st
 }
 
 static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     struct sharded *s = op->work;
     const struct wire_fingerprint *what = &op->args.fingerprint;
     const struct kernels *kernels = kernels_get();
     int wide = codec_wide(what->dtype);
     void *sum = mover_shared(engine)->wide, *input = mover_shared(engine)->wide_input;
-    struct block **inputs = inputs_of(engine, s, index);
-    struct plan_range range = block_range(engine, op, now->rank, index);
+    struct block **inputs = inputs_of(op, s, index);
+    struct plan_range range = block_range(op, now->place, index);
     size_t count = range.end - range.begin;
     for (uint32_t rank = 0; rank < now->count; rank++) {
         void *to = rank == 0 ? sum : input;
-        bool got = rank == now->rank ? widen_input(op, range, to)
-                                     : codec_decode(codec_of(op), what->dtype, to, inputs[rank]->bytes, count);
+        bool got = rank == now->place ? widen_input(op, range, to)
+                                      : codec_decode(codec_of(op), what->dtype, to, inputs[rank]->bytes, count);
         if (!got) return false;
         if (rank > 0) kernels->reduce[what->op][wide](sum, sum, input, count);
     }
@@ -238,20 +238,20 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
 }
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     struct sharded *s = op->work;
-    uint32_t from = in->from->member.rank, shard = in->head.shard;
+    uint32_t from = mover_place_of(op, in->from), shard = in->head.shard;
     uint64_t index = in->head.offset;
     if (s->targets == NULL || from == UINT32_MAX || shard >= now->count) return false;
     if (index >= s->targets[shard].blocks) return false;
-    if (in->length != encoded_bytes(op, block_range(engine, op, shard, index))) return false;
+    if (in->length != encoded_bytes(op, block_range(op, shard, index))) return false;
     if (in->header.type == WIRE_RESULT) {
         // each comes once, as in ring.c
         if (shard != from || !mover_take(engine, &s->targets[from].results, index, index + 1)) return false;
         in->to = lane_scratch(in->lane);
         return in->to != NULL;
     }
-    if (shard != now->rank || index >= s->granted || !mover_take(engine, &s->targets[from].codes, index, index + 1))
+    if (shard != now->place || index >= s->granted || !mover_take(engine, &s->targets[from].codes, index, index + 1))
         return false;
     in->block = block_new(engine, in->length);
     if (in->block != NULL) in->to = in->block->bytes;
@@ -259,13 +259,13 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     struct sharded *s = op->work;
     uint64_t index = in->head.offset;
     if (in->header.type == WIRE_RESULT) {
-        if (!store(engine, op, block_range(engine, op, in->head.shard, index), in->to)) return false;
+        if (!store(engine, op, block_range(op, in->head.shard, index), in->to)) return false;
     } else {
-        inputs_of(engine, s, index)[in->from->member.rank] = in->block;
+        inputs_of(op, s, index)[mover_place_of(op, in->from)] = in->block;
         in->block = NULL;
         bool all = ++s->slots[index % s->window].arrived == now->count - 1;
         if (all && !reduce_block(engine, op, index)) return false;
@@ -276,9 +276,9 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
 
 // Blocks that everybody has been sent make room for new ones.
 static void advance(struct engine *engine, struct op *op) {
-    const struct epoch_ring *now = mover_ring(engine);
+    const struct team *now = op->team;
     struct sharded *s = op->work;
-    uint64_t blocks = s->targets[now->rank].blocks;
+    uint64_t blocks = s->targets[now->place].blocks;
     for (; s->freed < blocks; s->freed++) {
         struct slot *slot = &s->slots[s->freed % s->window];
         if (slot->arrived < now->count - 1 || slot->unsent > 0) break;
@@ -292,8 +292,7 @@ static void advance(struct engine *engine, struct op *op) {
     head.offset = grant;
     engine_lock(engine);
     for (uint32_t rank = 0; rank < now->count; rank++)
-        if (mover_peer(engine, rank) != NULL)
-            neighbour_signal(engine, mover_peer(engine, rank), WIRE_GRANT, &head, NULL);
+        if (mover_peer(op, rank) != NULL) neighbour_signal(engine, mover_peer(op, rank), WIRE_GRANT, &head, NULL);
     engine_unlock(engine);
 }
 

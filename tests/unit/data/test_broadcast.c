@@ -1,16 +1,8 @@
-// Broadcast: every member ends with the root's bytes, whoever the root is, and gets its own back when a member is lost.
+// Broadcast: every member ends with the root's bytes, whoever the root is, or none does.
 #include "engine_world.h"
 #include "ops/plan.h"
 
 enum { TAG = 5 };
-
-static struct call_args broadcast_of(struct world *world, uint32_t root, const void *send, void *recv, uint64_t count) {
-    struct call_args reduce = reduce_of(send, recv, TAG, count, 0, CODEC_RAW);
-    reduce.root = world->sides[root].id;
-    reduce.fingerprint.kind = PLAN_BROADCAST;
-    reduce.fingerprint.root = plan_root(&reduce.root);
-    return reduce;
-}
 
 static enum call_result result_of(struct world *world, uint32_t side, struct call_outcome *out) {
     engine_wait(world->sides[side].engine, TAG, platform_now_ns() + 20 * SECOND_NS, out);
@@ -27,7 +19,7 @@ static void test_bytes(uint32_t peers, uint32_t lanes, uint64_t count, bool in_p
     for (uint32_t root = 0; root < peers; root++) {
         for (uint64_t k = 0; k < count; k++) send[root][k] = input(root, k);
         for (uint32_t i = 0; i < peers; i++) {
-            struct call_args reduce = broadcast_of(world, root, send[i], recv[i], count);
+            struct call_args reduce = broadcast_of(world, i, root, send[i], recv[i], TAG, count);
             CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
         }
         for (uint32_t i = 0; i < peers; i++) {
@@ -35,7 +27,8 @@ static void test_bytes(uint32_t peers, uint32_t lanes, uint64_t count, bool in_p
             CHECK(result_of(world, i, &outcome) == CALL_OK);
             CHECK(outcome.info.contributors == peers);
             CHECK_EQ(outcome.info.rx_bytes, i == root ? 0 : count * 4);
-            CHECK_EQ(outcome.info.tx_bytes, (i + 1) % peers == root ? 0 : count * 4);
+            if (count * 4 * (peers - 1) > PLAN_SMALL_ANY)
+                CHECK_EQ(outcome.info.tx_bytes, (i + 1) % peers == root ? 0 : count * 4);
             uint64_t wrong = 0;
             const float *got = i == root ? send[i] : recv[i];
             for (uint64_t k = 0; k < count; k++) wrong += got[k] != input(root, k);
@@ -60,7 +53,7 @@ static void test_loss(uint64_t count) {
     float *data[PEERS_MAX];
     for (uint32_t i = 0; i < 4; i++) data[i] = filled(i, count);
     for (uint32_t i = 0; i < 3; i++) {
-        struct call_args reduce = broadcast_of(world, 0, data[i], data[i], count);
+        struct call_args reduce = broadcast_of(world, i, 0, data[i], data[i], TAG, count);
         CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
     }
     while (!has_come(&data[2][count - 1], input(0, count - 1))) usleep(1000);
@@ -68,10 +61,8 @@ static void test_loss(uint64_t count) {
     new_epoch(world, true);
     for (uint32_t i = 0; i < 3; i++) {
         struct call_outcome outcome;
-        uint64_t wrong = 0;
         CHECK(result_of(world, i, &outcome) == CALL_LOST);
-        for (uint64_t k = 0; k < count; k++) wrong += data[i][k] != input(i, k);
-        CHECK_EQ(wrong, 0);
+        CHECK_STR(outcome.text, "rank 3");
     }
     world_free(world);
     for (uint32_t i = 0; i < 4; i++) free(data[i]);
@@ -83,12 +74,12 @@ static void test_redo(uint64_t count) {
     float *data[PEERS_MAX];
     for (uint32_t i = 0; i < 3; i++) data[i] = filled(i, count);
     for (uint32_t i = 0; i < 2; i++) {
-        struct call_args reduce = broadcast_of(world, 1, data[i], data[i], count);
+        struct call_args reduce = broadcast_of(world, i, 1, data[i], data[i], TAG, count);
         CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
     }
     usleep(20000);
     new_epoch(world, false);
-    struct call_args reduce = broadcast_of(world, 1, data[2], data[2], count);
+    struct call_args reduce = broadcast_of(world, 2, 1, data[2], data[2], TAG, count);
     CHECK(engine_post(world->sides[2].engine, &reduce, world->epoch) == CALL_OK);
     for (uint32_t i = 0; i < 3; i++) {
         struct call_outcome outcome;
@@ -106,7 +97,7 @@ static void test_mismatch(void) {
     struct world *world = world_new(2, 1);
     float *data[2] = {filled(0, 1000), filled(1, 1000)};
     for (uint32_t i = 0; i < 2; i++) {
-        struct call_args reduce = broadcast_of(world, i, data[i], data[i], 1000);
+        struct call_args reduce = broadcast_of(world, i, i, data[i], data[i], TAG, 1000);
         CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
     }
     int told = 0;

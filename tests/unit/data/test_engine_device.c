@@ -23,7 +23,6 @@ static const struct way {
     {.name = "sharded", .count = 400001, .quantised = true},
     {.name = "sharded, in place", .count = 400001, .in_place = true, .quantised = true},
     {.name = "broadcast", .count = 400001, .broadcast = true},
-    {.name = "broadcast, in place", .count = 400001, .in_place = true, .broadcast = true},
     {.name = "segments", .count = 3000001, .retry = true},
     {.name = "segments, in place", .count = 3000001, .in_place = true, .retry = true},
 };
@@ -84,13 +83,11 @@ static enum call_result post(struct trial *t, uint32_t side) {
     const struct way *way = t->way;
     struct call_args args = reduce_of(t->send[side], t->recv[side], 5, way->count, way->broadcast ? 0 : pcclSum,
                                       way->quantised ? CODEC_MINMAX_UINT8 : CODEC_RAW);
-    if (way->broadcast) {
-        args.root = t->world->sides[0].id;
-        args.fingerprint.kind = PLAN_BROADCAST;
-        args.fingerprint.root = plan_root(&args.root);
-    }
+    if (way->broadcast) args = broadcast_of(t->world, side, 0, t->send[side], t->recv[side], 5, way->count);
     args.retry = way->retry;
-    return engine_post(t->world->sides[side].engine, &args, t->world->epoch);
+    enum call_result result = engine_post(t->world->sides[side].engine, &args, t->world->epoch);
+    if (result != CALL_OK) group_put(args.group);
+    return result;
 }
 
 static enum call_result take(struct trial *t, uint32_t side, struct call_outcome *outcome) {

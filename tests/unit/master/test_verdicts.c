@@ -30,7 +30,7 @@ static void end(void) {
 }
 
 static void done(char letter, uint32_t tag) {
-    struct wire_op_done message = {op(EPOCH, tag)};
+    struct wire_op_done message = {op(EPOCH, tag), 0};
     verdicts_done(&verdicts, &desk, peer(letter), &header, &message);
 }
 
@@ -139,8 +139,8 @@ static void test_mismatch_texts(void) {
          " gave count 3 float64 max quantised to int8 by zero-point-scale, "},
         {{.count = 3, .dtype = pcclFloat, .op = pcclAvg, .codec = 99},
          " gave count 3 float32 avg quantised to unknown, "},
-        {{.count = 3, .dtype = pcclFloat, .kind = PLAN_BROADCAST, .root = 0x01020304},
-         " gave count 3 float32 broadcast from peer 01020304, "},
+        {{.count = 3, .dtype = pcclFloat, .kind = PLAN_BROADCAST}, " gave count 3 float32 broadcast, "},
+        {{.count = 3, .dtype = pcclFloat, .op = pcclSum, .kind = PLAN_REDUCE}, " gave count 3 float32 reduce sum, "},
         {{.count = 3, .dtype = pcclFloat, .kind = 77}, " gave count 3 float32 unknown, "},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -140,7 +140,7 @@ static void write_outcome(struct wire_buffer *out, uint32_t size) {
 
 static void write_op_done(struct wire_buffer *out, uint32_t size) {
     (void)size;
-    struct wire_op_done done = {random_name()};
+    struct wire_op_done done = {random_name(), 1 + below(WIRE_MAX_MEMBERS)};
     wire_encode_op_done(out, random_header(), &done);
 }
 
@@ -160,6 +160,7 @@ static void write_report(struct wire_buffer *out, uint32_t size) {
     struct wire_report report = {.count = size, .ops = reports};
     for (uint32_t i = 0; i < size; i++) {
         reports[i] = (struct wire_op_report){.name = random_name(), .state = (uint8_t)(1 + below(3))};
+        reports[i].members = reports[i].state == WIRE_OP_RETAINED ? 0 : 1 + below(WIRE_MAX_MEMBERS);
         reports[i].small = reports[i].state == WIRE_OP_RETAINED || (reports[i].state == WIRE_OP_OPEN && below(2));
     }
     wire_encode_report(out, random_header(), &report);
@@ -619,7 +620,7 @@ static void test_noise(void) {
 
 static void test_headers(void) {
     check_case("headers");
-    struct wire_header in = {.length = 22,
+    struct wire_header in = {.length = 26,
                              .type = WIRE_DONE,
                              .run = 0x0102030405060708,
                              .generation = 9,
@@ -630,7 +631,7 @@ static void test_headers(void) {
     CHECK(wire_header_decode(bytes, &out));
     CHECK(out.length == in.length && out.type == in.type && out.run == in.run && out.generation == in.generation &&
           out.epoch == in.epoch);
-    static const uint8_t first[] = {22, 0, 0, 0, 'P', 'C', WIRE_DONE, 0, 8, 7, 6, 5, 4, 3, 2, 1};
+    static const uint8_t first[] = {26, 0, 0, 0, 'P', 'C', WIRE_DONE, 0, 8, 7, 6, 5, 4, 3, 2, 1};
     CHECK_MEM(bytes, first, sizeof first); // the byte order of the wire
     bytes[4] ^= 1;
     CHECK(!wire_header_decode(bytes, &out));

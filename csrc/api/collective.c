@@ -1,0 +1,297 @@
+// Collectives over groups: what every one of them is made of, from the arguments of pcclCollective.
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api.h"
+#include "api/ext.h"
+#include "base/platform.h"
+#include "compute/kernels.h"
+#include "device/device.h"
+#include "ops/plan.h"
+#include "peer/ops.h"
+
+struct pcclGroup_t {
+    const pcclComm_t *comm;
+    struct group *group;
+};
+
+_Static_assert((int)pcclCollectiveAllReduce == PLAN_ALL_REDUCE && (int)pcclCollectiveSend == PLAN_SEND,
+               "kinds have the numbers of the wire");
+
+// ---- groups ----
+pcclResult_t pcclGetMembers(const pcclComm_t *comm, pcclRankUuid_t *PCCL_NULLABLE uuids_out, size_t capacity,
+                            size_t *count_out) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(count_out);
+    if (capacity > 0) REQUIRE_NOT_NULL(uuids_out);
+    return ops_members(comm->communicator, (struct wire_id *)(void *)uuids_out, capacity, count_out);
+}
+
+pcclResult_t pcclCreateGroup(const pcclComm_t *comm, const pcclRankUuid_t *members, size_t count,
+                             pcclGroup_t **group_out) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(members);
+    REQUIRE_NOT_NULL(group_out);
+    RETURN_IF_FAILED(communicator_usable(comm->communicator));
+    if (count == 0 || count > WIRE_MAX_MEMBERS)
+        return detail_fail(pcclInvalidArgument, "a group of %zu members: 1 to %d are possible", count,
+                           WIRE_MAX_MEMBERS);
+    const struct wire_id *ids = (const struct wire_id *)(const void *)members;
+    struct wire_id self = communicator_id(comm->communicator);
+    size_t rank = count;
+    for (size_t i = 0; i < count; i++) {
+        if (wire_id_equal(&ids[i], &self)) rank = i;
+        for (size_t k = 0; k < i; k++)
+            if (wire_id_equal(&ids[i], &ids[k]))
+                return detail_fail(pcclInvalidArgument, "members %zu and %zu of the group are the same peer", k, i);
+    }
+    if (rank == count) return detail_fail(pcclInvalidArgument, "this peer is not among the members of the group");
+    pcclGroup_t *group = malloc(sizeof *group);
+    if (group != NULL) *group = (pcclGroup_t){comm, group_new(ids, (uint32_t)count, (uint32_t)rank)};
+    if (group == NULL || group->group == NULL) {
+        free(group);
+        return detail_fail(pcclInternalError, "the system refused memory for a group");
+    }
+    *group_out = group;
+    return pcclSuccess;
+}
+
+pcclResult_t pcclDestroyGroup(pcclGroup_t *group) {
+    REQUIRE_NOT_NULL(group);
+    group_put(group->group);
+    free(group);
+    return pcclSuccess;
+}
+
+// ---- arguments ----
+static const size_t *counts_of(const pcclCollective_t *what) {
+    return what->kind == pcclCollectiveScatter || what->kind == pcclCollectiveAllToAllV ? what->send_counts
+                                                                                        : what->recv_counts;
+}
+
+static pcclResult_t check_enumerators(const pcclCollective_t *what) {
+    const struct plan_collective *collective = plan_collective((uint8_t)what->kind);
+    if ((int)what->kind < 0 || (int)what->kind >= PLAN_KINDS)
+        return detail_fail(pcclInvalidArgument, "kind %d is no pcclCollectiveKind_t", (int)what->kind);
+    RETURN_IF_FAILED(api_check_dtype((int)what->datatype));
+    return collective->reduces ? api_check_op((int)what->op, (int)what->datatype) : pcclSuccess;
+}
+
+static pcclResult_t check_members(const pcclCollective_t *what, const pcclComm_t *comm) {
+    const struct plan_collective *collective = plan_collective((uint8_t)what->kind);
+    if (what->group->comm != comm) return detail_fail(pcclInvalidArgument, "the group is that of another communicator");
+    uint32_t count = what->group->group->count;
+    if (collective->rooted && what->root >= count)
+        return detail_fail(pcclInvalidArgument, "root %zu is not in a group of %u", what->root, count);
+    if (what->kind == pcclCollectiveSend && count != 2)
+        return detail_fail(pcclInvalidArgument, "a send is among a group of 2, and this one has %u members", count);
+    if (what->kind == pcclCollectiveAllToAllV && (what->send_counts == NULL || what->recv_counts == NULL))
+        return detail_fail(pcclInvalidArgument, "an all-to-all of unequal parts needs send_counts and recv_counts");
+    return pcclSuccess;
+}
+
+// ---- parts ----
+static uint64_t share(const pcclCollective_t *what, const size_t *counts, uint32_t rank) {
+    return counts == NULL ? what->count : counts[rank];
+}
+
+// What this member gives to `rank`, or gets from it, by the kind.
+static void divide(const pcclCollective_t *what, struct call_parts *parts, struct call_part *to,
+                   struct call_part *from) {
+    const struct group *group = what->group->group;
+    const size_t *counts = counts_of(what);
+    bool root = group->rank == what->root;
+    uint64_t at = 0, from_at = 0, own = share(what, counts, group->rank);
+    for (uint32_t rank = 0; rank < group->count; rank++) {
+        uint64_t count = share(what, counts, rank);
+        switch ((int)what->kind) {
+        case PLAN_ALL_GATHER:
+            to[rank] = (struct call_part){0, own};
+            from[rank] = (struct call_part){at, count};
+            break;
+        case PLAN_GATHER:
+            if (rank == what->root) to[rank] = (struct call_part){0, own};
+            if (root) from[rank] = (struct call_part){at, count};
+            break;
+        case PLAN_SCATTER:
+            if (root) to[rank] = (struct call_part){at, count};
+            if (rank == what->root) from[rank] = (struct call_part){0, own};
+            break;
+        case PLAN_REDUCE_SCATTER:
+            to[rank] = (struct call_part){at, count};
+            from[rank] = (struct call_part){0, own};
+            break;
+        case PLAN_SEND:
+            if (root && rank != group->rank) to[rank] = (struct call_part){0, what->count};
+            if (!root && rank == what->root) from[rank] = (struct call_part){0, what->count};
+            break;
+        default: {
+            uint64_t back = what->kind == pcclCollectiveAllToAllV ? what->recv_counts[rank] : count;
+            to[rank] = (struct call_part){at, count};
+            from[rank] = (struct call_part){from_at, back};
+            from_at += back;
+        }
+        }
+        if (rank == group->rank) parts->own_at = what->kind == pcclCollectiveSend ? 0 : at;
+        at += count;
+    }
+}
+
+static uint64_t end_of(const struct call_part *parts, uint32_t count) {
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (parts[i].at + parts[i].count > end) end = parts[i].at + parts[i].count;
+    return end;
+}
+
+static struct call_parts *parts_of(const pcclCollective_t *what) {
+    uint32_t count = what->group->group->count;
+    const size_t *counts = counts_of(what);
+    struct call_parts *parts =
+        calloc(1, sizeof *parts + 2 * count * sizeof(struct call_part) + count * sizeof(uint64_t));
+    if (parts == NULL) return NULL;
+    struct call_part *to = parts->parts, *from = to + count;
+    uint64_t *shares = (uint64_t *)(void *)(from + count);
+    divide(what, parts, to, from);
+    for (uint32_t rank = 0; rank < count; rank++) shares[rank] = share(what, counts, rank);
+    parts->to = to;
+    parts->from = from;
+    parts->shares = shares;
+    parts->in = end_of(to, count);
+    parts->out = end_of(from, count);
+    return parts;
+}
+
+// ---- what members agree on ----
+static uint64_t agreed_count(const pcclCollective_t *what) {
+    const size_t *counts = counts_of(what);
+    uint32_t members = what->group->group->count;
+    uint64_t total = 0;
+    switch ((int)what->kind) {
+    case PLAN_BARRIER:
+    case PLAN_ALL_TO_ALL_V: return 0;
+    case PLAN_ALL_TO_ALL: return what->count * members;
+    case PLAN_ALL_GATHER:
+    case PLAN_GATHER:
+    case PLAN_SCATTER:
+    case PLAN_REDUCE_SCATTER:
+        for (uint32_t rank = 0; rank < members; rank++) total += share(what, counts, rank);
+        return total;
+    default: return what->count;
+    }
+}
+
+static uint32_t layout_of(const pcclCollective_t *what) {
+    const size_t *counts = what->kind == pcclCollectiveAllToAllV ? NULL : counts_of(what);
+    uint64_t hash = what->group->group->hash;
+    if (plan_collective((uint8_t)what->kind)->rooted) hash = (hash ^ (what->root + 1)) * 0x9e3779b97f4a7c15;
+    for (uint32_t rank = 0; counts != NULL && rank < what->group->group->count; rank++)
+        hash = (hash ^ counts[rank]) * 0x9e3779b97f4a7c15;
+    uint32_t folded = (uint32_t)(hash ^ hash >> 32);
+    return folded == 0 ? 1 : folded;
+}
+
+// ---- buffers ----
+static pcclResult_t check_buffers(const pcclCollective_t *what, uint64_t in, uint64_t out) {
+    size_t element = dtype_size((int)what->datatype);
+    if (in > (uint64_t)PTRDIFF_MAX / element || out > (uint64_t)PTRDIFF_MAX / element)
+        return detail_fail(pcclInvalidArgument, "the tensors have more elements than memory can hold");
+    if (in > 0 && what->sendbuf == NULL)
+        return detail_fail(pcclInvalidArgument, "sendbuf is NULL, and %llu elements are sent", (unsigned long long)in);
+    if (out > 0 && what->recvbuf == NULL)
+        return detail_fail(pcclInvalidArgument, "recvbuf is NULL, and %llu elements are received",
+                           (unsigned long long)out);
+    if (in == 0 || out == 0) return pcclSuccess;
+    uintptr_t from = (uintptr_t)what->sendbuf, to = (uintptr_t)what->recvbuf;
+    if (device_of(what->sendbuf) != device_of(what->recvbuf))
+        return detail_fail(pcclInvalidArgument,
+                           "the send and receive buffers lie at different devices: copy one first");
+    if (from >= to + out * element || to >= from + in * element) return pcclSuccess;
+    bool reduce = what->kind == pcclCollectiveAllReduce || what->kind == pcclCollectiveReduce;
+    if (reduce && from == to) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be %s",
+                       reduce ? "equal or apart" : "apart, but for the own part of an all-gather at its place");
+}
+
+// An all-gather may read its input where it belongs in its result.
+static bool is_gathered_in_place(const pcclCollective_t *what, const struct call_parts *parts) {
+    return what->kind == pcclCollectiveAllGather && what->recvbuf != NULL &&
+           (const uint8_t *)what->sendbuf ==
+               (const uint8_t *)what->recvbuf + parts->own_at * dtype_size((int)what->datatype);
+}
+
+static pcclResult_t fill(const pcclCollective_t *what, struct call_args *out) {
+    const struct plan_collective *collective = plan_collective((uint8_t)what->kind);
+    const struct group *group = what->group->group;
+    bool root = group->rank == what->root, barrier = what->kind == pcclCollectiveBarrier;
+    *out = (struct call_args){
+        .send = what->sendbuf,
+        .recv = what->recvbuf,
+        .tag = what->tag,
+        .fingerprint = {.count = agreed_count(what),
+                        .layout = layout_of(what),
+                        .kind = (uint8_t)what->kind,
+                        .dtype = barrier ? 0 : (uint8_t)what->datatype,
+                        .op = collective->reduces ? (uint8_t)what->op : 0},
+        .root = (uint32_t)what->root,
+        .retry = what->survivors && collective->survives,
+    };
+    out->tell = out->retry;
+    uint64_t in = out->fingerprint.count, to = in;
+    if (collective->divided) {
+        out->parts = parts_of(what);
+        if (out->parts == NULL) return detail_fail(pcclInternalError, "the system refused memory for an op");
+        in = out->parts->in;
+        to = is_gathered_in_place(what, out->parts) ? 0 : out->parts->out;
+    } else if (collective->rooted) {
+        if (collective->reduces && !root) to = 0;
+        if (!collective->reduces) *(root ? &to : &in) = 0;
+        if (!collective->reduces && root && out->send == NULL) out->send = what->recvbuf;
+    }
+    pcclCollective_t checked = *what;
+    checked.sendbuf = out->send;
+    return check_buffers(&checked, in, to);
+}
+
+pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcclComm_t *comm) {
+    pcclCollective_t what = {0};
+    if (collective->size < offsetof(pcclCollective_t, survivors))
+        return detail_fail(pcclInvalidArgument, "collective->size is %zu: set it to sizeof(pcclCollective_t)",
+                           collective->size);
+    memcpy(&what, collective, collective->size < sizeof what ? collective->size : sizeof what);
+    REQUIRE_NOT_NULL(what.group);
+    RETURN_IF_FAILED(communicator_usable(comm->communicator));
+    RETURN_IF_FAILED(check_enumerators(&what));
+    RETURN_IF_FAILED(check_members(&what, comm));
+    struct call_args args;
+    pcclResult_t code = fill(&what, &args);
+    args.group = group_get(what.group->group);
+    if (code == pcclSuccess) code = ops_launch(comm->communicator, &args);
+    if (code == pcclSuccess) return code;
+    group_put(args.group);
+    free(args.parts);
+    return code;
+}
+
+// ---- calls ----
+pcclResult_t pcclCollectiveAsync(const pcclCollective_t *collective, const pcclComm_t *comm,
+                                 pcclAsyncReduceOp_t *handle_out) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(collective);
+    REQUIRE_NOT_NULL(handle_out);
+    RETURN_IF_FAILED(api_launch_collective(collective, comm));
+    *handle_out = (pcclAsyncReduceOp_t){.comm = (pcclComm_t *)(uintptr_t)comm, .tag = collective->tag};
+    return pcclSuccess;
+}
+
+pcclResult_t pcclCollective(const pcclCollective_t *collective, const pcclComm_t *comm,
+                            pcclReduceInfo_t *PCCL_NULLABLE info_out) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(collective);
+    communicator_enter(comm->communicator);
+    pcclResult_t code = api_launch_collective(collective, comm);
+    if (code == pcclSuccess) code = api_await(comm, collective->tag, INT64_MAX, info_out);
+    communicator_exit(comm->communicator);
+    return code;
+}

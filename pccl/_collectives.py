@@ -1,0 +1,192 @@
+"""Collectives over groups of members: the part under the named methods of `Communicator`, and under `pccl.distributed`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeHandle, Ticket, call
+from pccl._enums import DataType, ReduceOp
+from pccl._errors import PeerLostError, error_for
+from pccl._loader import load_native_module
+from pccl._ops import contributors
+from pccl._types import Contributors
+
+if TYPE_CHECKING:
+    from pccl._communicator import Communicator
+
+_ffi, _C = load_native_module()
+
+_COLLECTIVE = _ffi.typeof("pcclCollective_t *")
+_COUNTS = _ffi.typeof("size_t[]")
+_UUIDS = _ffi.typeof("pcclRankUuid_t[]")
+_VOID = _ffi.typeof("void *")
+_SIZE = _ffi.sizeof("pcclCollective_t")
+
+
+class Collective(Enum):
+    """What a collective does (`pcclCollectiveKind_t`)."""
+
+    ALL_REDUCE = _C.pcclCollectiveAllReduce
+    BROADCAST = _C.pcclCollectiveBroadcast
+    REDUCE = _C.pcclCollectiveReduce
+    ALL_GATHER = _C.pcclCollectiveAllGather
+    REDUCE_SCATTER = _C.pcclCollectiveReduceScatter
+    GATHER = _C.pcclCollectiveGather
+    SCATTER = _C.pcclCollectiveScatter
+    ALL_TO_ALL = _C.pcclCollectiveAllToAll
+    ALL_TO_ALL_V = _C.pcclCollectiveAllToAllV
+    BARRIER = _C.pcclCollectiveBarrier
+    SEND = _C.pcclCollectiveSend
+
+
+class CollectiveInfo(NamedTuple):
+    """What a collective did.
+
+    `contributors` is how many members took part; `ranges` tells who is in which elements of a result, where members were
+    lost on the way of a collective that goes on without them, and is empty otherwise.
+    """
+
+    contributors: int
+    tx_bytes: int
+    rx_bytes: int
+    ranges: tuple[Contributors, ...] = ()
+
+
+class Group:
+    """Some members of the run's peer group, this one among them; ranks are places in `members`.
+
+    Made without communication. All members make theirs with the same list. A member that is lost stays in it.
+    """
+
+    __slots__ = ("_pointer", "members", "rank")
+
+    def __init__(self, comm: Communicator, members: Sequence[UUID]) -> None:
+        self.members = tuple(members)
+        uuids = _ffi.new(_UUIDS, [(list(member.bytes),) for member in self.members])
+        out = _ffi.new("pcclGroup_t **")
+        call(comm._handle, "pcclCreateGroup", uuids, len(self.members), out)
+        self._pointer = _ffi.gc(out[0], _C.pcclDestroyGroup)
+        self.rank = self.members.index(comm.uuid)
+
+    @property
+    def size(self) -> int:
+        """How many members it has, the lost ones too."""
+        return len(self.members)
+
+    def __repr__(self) -> str:
+        return f"<pccl.Group of {self.size}, rank {self.rank}>"
+
+
+class CollectiveOp(Ticket):
+    """A collective in flight. What it was given as `keep` is held until it has ended."""
+
+    __slots__ = ("_comm", "_handle", "_live", "_members", "_survivors", "dropped", "tag")
+
+    def __init__(
+        self,
+        comm: Communicator,
+        handle: NativeHandle,
+        live: set[Any],
+        pointer: Any,
+        kind: Collective,
+        group: Group,
+        tag: int,
+        send: int,
+        recv: int,
+        dtype: DataType,
+        count: int,
+        op: ReduceOp,
+        root: int,
+        send_counts: Sequence[int] | None,
+        recv_counts: Sequence[int] | None,
+        survivors: bool,
+        keep: object,
+    ) -> None:
+        sends = _ffi.NULL if send_counts is None else _ffi.new(_COUNTS, send_counts)
+        receives = _ffi.NULL if recv_counts is None else _ffi.new(_COUNTS, recv_counts)
+        what = _ffi.new(
+            _COLLECTIVE,
+            (
+                _SIZE,
+                kind._value_,
+                dtype._value_,
+                op._value_,
+                root,
+                group._pointer,
+                tag,
+                _ffi.cast(_VOID, send),
+                _ffi.cast(_VOID, recv),
+                count,
+                sends,
+                receives,
+                survivors,
+            ),
+        )
+        super().__init__(
+            kind.name.lower().replace("_", "-"), "pccl_begin_collective", what, pointer, keep=(keep, sends, receives, group)
+        )
+        self.tag = tag
+        self._comm = comm
+        self._handle = handle
+        self._live = live  # of the communicator: keeps it, and thus the tensors, as long as C may touch them
+        self._members = group.members
+        self._survivors = survivors
+        self.dropped = None  # no handle of its own that could be
+
+    def launch(self) -> None:
+        """Begins it; the errors of a launch."""
+        self._live.add(self)
+        result = self.begin(self._handle)
+        if result != SUCCESS:
+            self._live.discard(self)
+            raise error_for(result, self.name, self.detail)
+
+    def wait(self, timeout: float | None = None) -> CollectiveInfo:  # type: ignore[override]
+        """Waits for its end; on success its result is in place, and the same on all members that have it.
+
+        PeerLostError: a member was lost, `ranks` tells who is not there any more. UsageError: the members' arguments differ.
+        PCCLTimeoutError: `timeout` seconds have passed, the op goes on, and is to be waited for again.
+        """
+        result = super().wait(self._handle, UNBOUNDED if timeout is None else Deadline(timeout))
+        if result != TIMED_OUT and not self.in_flight:
+            self._live.discard(self)
+            self.keep = None
+        if result != SUCCESS:
+            raise self._error(result)
+        info = self.c.info
+        lost = self._survivors and info.local_world_size < len(self._members)
+        ranges = contributors(self._handle, self.tag) if lost else ()
+        return CollectiveInfo(info.local_world_size, info.tx_bytes, info.rx_bytes, ranges)
+
+    def done(self) -> bool:
+        """Whether it has ended, well or badly: then `wait` returns at once."""
+        return super().wait(self._handle, Deadline(0)) != TIMED_OUT
+
+    def _error(self, result: int) -> Exception:
+        error = error_for(result, self.name, self.detail)
+        if isinstance(error, PeerLostError):
+            living = set(self._comm.members)
+            error.ranks = tuple(rank for rank, member in enumerate(self._members) if member not in living)
+        return error
+
+
+def members_of(handle: NativeHandle) -> tuple[UUID, ...]:
+    """Who is in the peer group now, by joining."""
+    count = _ffi.new("size_t *", 64)
+    while True:
+        room = count[0]
+        uuids = _ffi.new(_UUIDS, room)
+        call(handle, "pcclGetMembers", uuids, room, count)
+        if count[0] <= room:
+            return tuple(UUID(bytes=bytes(uuids[i].data)) for i in range(count[0]))
+
+
+def has_posted(handle: NativeHandle, tag: int, member: UUID) -> bool:
+    """Whether this member has launched an op of this tag that was not launched here."""
+    uuid = _ffi.new("pcclRankUuid_t *", (list(member.bytes),))
+    out = _ffi.new("bool *")
+    call(handle, "pccl_ext_posted", tag, uuid, out)
+    return bool(out[0])
