@@ -161,6 +161,19 @@ class MasterNode:
                     self._running = False
 
 
+def serve_run(masters: str, limit: float = 1.0) -> bool:
+    """Whether one of these masters, `host:port,host:port`, has a run. Who does not answer within `limit` seconds has none."""
+    found = _ffi.new("bool *")
+    for endpoint in parse_endpoints(masters):
+        with contextlib.suppress(OSError):
+            for ip in resolve(endpoint, Deadline(limit)):
+                address = _ffi.new("ccoip_socket_address_t *")
+                fill_socket_address(address, ip, endpoint.port)
+                if _C.pccl_ext_master_has_run(address, int(limit * 1000), found) == SUCCESS and found[0]:
+                    return True
+    return False
+
+
 def _first_address(endpoint: Endpoint) -> IP:
     try:
         return resolve(endpoint, UNBOUNDED)[0]

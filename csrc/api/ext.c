@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/platform.h"
 #include "compute/kernels.h"
+#include "master/inquiry.h"
 #include "peer/ops.h"
 #include "peer/share.h"
 #include "state/content.h"
@@ -43,6 +45,19 @@ pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32
     if (!running) master->idle_limit_ms = limit_ms;
     pthread_mutex_unlock(&master->lock);
     return running ? detail_fail(pcclInvalidUsage, "the idle limit is set before the master runs") : pcclSuccess;
+}
+
+pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, uint32_t limit_ms, bool *out) {
+    struct wire_address master;
+    REQUIRE_NOT_NULL(address);
+    REQUIRE_NOT_NULL(out);
+    if (!api_take_address(address, &master))
+        return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
+    enum wire_activity activity;
+    int error = inquiry_ask(&master, platform_now_ns() + limit_ms * MS_NS, &activity);
+    if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", strerror(-error));
+    *out = activity != WIRE_IDLE;
+    return pcclSuccess;
 }
 
 static pcclResult_t take_list(const ccoip_socket_address_t *addresses, size_t count,

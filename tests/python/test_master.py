@@ -402,6 +402,17 @@ def test_the_program_says_so():
     assert "do not contain 127.0.0.1:5003" in errors
 
 
+def test_whether_masters_have_a_run():
+    free, own = free_ports(1)[0], "127.0.0.1"
+    with MasterNode(f"{own}:0") as master:
+        masters = f"{own}:{free},{own}:{master.port}"
+        assert not _master.serve_run(masters)
+        with pccl.Communicator(f"{own}:{master.port}") as comm:
+            comm.connect()
+            assert _master.serve_run(masters)
+    assert not _master.serve_run(masters)
+
+
 # ---- until nobody is there ----
 
 
