@@ -1,0 +1,148 @@
+"""Runs a program as a child, so that a launcher which ends a job when one of its processes dies does not see that death.
+
+`pccl.distributed.run` and `pccl.distributed.supervise` start it in place of the program. It does no more than this:
+
+- Signals that ask it to end are passed on to the child, and it ends as the child does.
+- A child that was killed, or that fails after it was stopped or started anew, is *lost*. With PCCL_RESTARTS=N it is started anew
+  up to N times, as a process that joins the run. A loss that is left is status 0 if the others go on, and the child's otherwise.
+- When it is killed itself, the kernel kills the child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from pccl._master import serve_run
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = PASSED_ON[:4]
+
+_PR_SET_PDEATHSIG = 1
+_SI_KERNEL = 128
+"""Of a signal that a terminal has sent, to the child as well."""
+
+SETTLE_SECONDS = 1.0
+"""After which a run that was there still is, if it goes on: processes that are killed together do not die at one moment."""
+
+
+def run(command: Sequence[str], restarts: int) -> int:
+    """Runs the command to its end; gives the status to exit with, negative: the signal to die of."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
+    masters = os.environ.get("PCCL_MASTER", "")
+    environment = dict(os.environ)
+    joins = os.environ.get("PCCL_JOIN") == "1"
+    while True:
+        child = _Child(command, environment)
+        child.wait()
+        masters = child.masters() or masters
+        joined_in_vain = joins and child.status > 0
+        if child.status == 0 or child.asked or not (child.status < 0 or child.stopped or joined_in_vain):
+            return child.status
+        how = f"was killed by {signal.Signals(-child.status).name}" if child.status < 0 else f"failed with status {child.status}"
+        if not _goes_on(masters):
+            _say(f"{how}, and there is no run that goes on")
+            return 0 if joined_in_vain else child.status
+        if restarts == 0:
+            _say(f"{how}; the others go on without it")
+            return 0
+        restarts -= 1
+        _say(f"{how}; it is started anew, and joins the others ({restarts} restarts left)")
+        environment = joining(os.environ, masters)
+        joins = True
+
+
+class _Child:
+    """The program as a process."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.status = 0
+        self.asked = False
+        """Whether it was asked to end."""
+        self.stopped = False
+        """Whether it was stopped at some time: the others have gone on without it, if that was long."""
+        self._told, tells = os.pipe()
+        environment = {**environment, "PCCL_SUPERVISED": "1", "PCCL_SUPERVISOR_PIPE": str(tells)}
+        self._process = subprocess.Popen(command, env=environment, pass_fds=(tells,), preexec_fn=_prepare)
+        os.close(tells)
+
+    def wait(self) -> None:
+        """Until it has ended; passes signals on."""
+        while True:
+            info = signal.sigwaitinfo({*PASSED_ON, signal.SIGCHLD})
+            if info.si_signo != signal.SIGCHLD:
+                self.asked = self.asked or info.si_signo in ENDING
+                if info.si_code != _SI_KERNEL:
+                    os.kill(self._process.pid, info.si_signo)
+                continue
+            while True:
+                pid, status = os.waitpid(self._process.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+                if pid == 0:
+                    break
+                if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+                    self.status = self._process.returncode = os.waitstatus_to_exitcode(status)
+                    return
+                if not self.stopped:
+                    _say("was stopped; the others go on without it if that lasts")
+                self.stopped = True
+
+    def masters(self) -> str:
+        """The masters of its run; "": it was in none."""
+        os.set_blocking(self._told, False)
+        try:
+            return os.read(self._told, 1 << 16).decode().strip()
+        except BlockingIOError:  # a child of the child has inherited the pipe
+            return ""
+        finally:
+            os.close(self._told)
+
+
+def joining(environment: Mapping[str, str], masters: str) -> dict[str, str]:
+    """The environment of a process that joins: for torch a job of its own, with a store of its own."""
+    made = {name: value for name, value in environment.items() if name != "TORCHELASTIC_USE_AGENT_STORE"}
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    return {**made, **alone, "PCCL_MASTER": masters, "PCCL_JOIN": "1"}
+
+
+def _prepare() -> None:
+    """In the child, before it becomes the program."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*PASSED_ON, signal.SIGCHLD})
+
+
+def _goes_on(masters: str) -> bool:
+    if not masters or not serve_run(masters):
+        return False
+    time.sleep(SETTLE_SECONDS)
+    return serve_run(masters)
+
+
+def _say(text: str) -> None:
+    rank = os.environ.get("RANK")
+    print(f"pccl supervisor: {'the program' if rank is None else f'rank {rank}'} {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """`python -m pccl._supervisor program arguments...`."""
+    text = os.environ.get("PCCL_RESTARTS", "") or "0"
+    if not text.isdecimal():
+        sys.exit(f"PCCL_RESTARTS={text} is not a number of restarts: 0 or more")
+    status = run(sys.argv[1:], int(text))
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # that of the program is the one of interest
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-status})
+        os.kill(os.getpid(), -status)
+        status = 128 - status
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

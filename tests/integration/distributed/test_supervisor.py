@@ -1,0 +1,187 @@
+"""The supervisor: signals, statuses, losses and restarts, with programs that are no training at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from performers import PATIENCE
+
+import pccl
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+
+TELL = "import os, sys, time, signal; os.write(int(os.environ['PCCL_SUPERVISOR_PIPE']), sys.argv[1].encode());"
+
+
+def supervisor(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pccl._supervisor", sys.executable, "-c", code, *arguments],
+        env={**ENVIRONMENT, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Status, output and errors."""
+    said, errors = process.communicate(timeout=PATIENCE)
+    return process.returncode, said, errors
+
+
+@pytest.fixture
+def run_of_others():
+    """The address of a master that has a run."""
+    with pccl.MasterNode("127.0.0.1:0") as master, pccl.Communicator(f"127.0.0.1:{master.port}") as comm:
+        comm.connect()
+        yield f"127.0.0.1:{master.port}"
+
+
+@pytest.mark.parametrize("status", [0, 1, 77])
+def test_the_status_is_that_of_the_program(status, run_of_others):
+    assert end_of(supervisor(f"{TELL} sys.exit({status})", run_of_others)) == (status, "", "")
+
+
+def test_a_kill_is_absorbed_while_others_go_on(run_of_others):
+    status, _, errors = end_of(supervisor(f"{TELL} os.kill(os.getpid(), 9)", run_of_others, RANK="3"))
+    assert status == 0
+    assert "rank 3 was killed by SIGKILL; the others go on without it" in errors
+
+
+def test_a_kill_is_not_absorbed_where_nobody_goes_on():
+    status, _, errors = end_of(supervisor("import os; os.kill(os.getpid(), 9)"))
+    assert status == -signal.SIGKILL
+    assert "no run that goes on" in errors
+
+
+def test_a_failure_is_not_absorbed(run_of_others):
+    assert end_of(supervisor(f"{TELL} raise SystemExit(3)", run_of_others))[0] == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_the_program_and_then_the_supervisor(number, run_of_others):
+    process = supervisor(f"{TELL} print('here'); time.sleep(600)", run_of_others)
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(number)
+    status, _, errors = end_of(process)
+    assert status == -number
+    assert "go on" not in errors
+
+
+def test_a_program_may_end_well_after_a_signal():
+    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('here'); signal.pause()"
+    process = supervisor(code)
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGTERM)
+    assert end_of(process)[0] == 5
+
+
+def test_the_program_dies_with_the_supervisor():
+    process = supervisor("import os, time; print(os.getpid()); time.sleep(600)")
+    pid = int(process.stdout.readline())
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+    limit = time.monotonic() + PATIENCE
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+RESTART = f"""{TELL}
+print(os.environ.get('PCCL_JOIN', '0'), os.environ.get('PCCL_MASTER', '-'), os.environ['RANK'], os.environ['WORLD_SIZE'])
+if os.environ.get('PCCL_JOIN') == '1' and len(sys.argv) > 2: sys.exit(int(sys.argv[2]))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_program_that_was_killed_is_started_anew_to_join(run_of_others):
+    process = supervisor(RESTART, run_of_others, "0", PCCL_RESTARTS="2", RANK="1", WORLD_SIZE="4", PCCL_MASTER="")
+    status, said, errors = end_of(process)
+    assert (status, said) == (0, f"0  1 4\n1 {run_of_others} 0 1\n")
+    assert "joins the others (1 restarts left)" in errors
+
+
+def test_restarts_are_counted(run_of_others):
+    process = supervisor(RESTART, run_of_others, PCCL_RESTARTS="2", RANK="1", WORLD_SIZE="4")
+    status, said, _ = end_of(process)
+    assert (status, said.count("\n")) == (0, 3)
+
+
+def test_a_program_that_was_stopped_may_fail(run_of_others):
+    process = supervisor(f"{TELL} print(os.getpid()); os.kill(os.getpid(), signal.SIGSTOP); sys.exit(1)", run_of_others)
+    pid = int(process.stdout.readline())
+    assert "was stopped" in process.stderr.readline()
+    os.kill(pid, signal.SIGCONT)
+    status, _, errors = end_of(process)
+    assert status == 0
+    assert "failed with status 1; the others go on" in errors
+
+
+def test_a_bad_number_of_restarts():
+    status, _, errors = end_of(supervisor("pass", PCCL_RESTARTS="many"))
+    assert status == 1
+    assert "PCCL_RESTARTS=many" in errors
+
+
+# ---- the commands ----
+
+
+def command(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "pccl.distributed.run", *arguments],
+        env={**ENVIRONMENT, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_help():
+    status, said, _ = command("--help")
+    assert status == 0
+    assert "--restarts N" in said
+
+
+@pytest.mark.parametrize("arguments", [(), ("--restarts", "x", "a.py"), ("--what", "a.py"), ("-m",)])
+def test_what_is_not_understood(arguments):
+    status, _, errors = command(*arguments)
+    assert status == 2
+    assert "error:" in errors
+
+
+def test_a_script_and_its_arguments(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; print(sys.argv[1:], os.environ['PCCL_RESTARTS'], __name__)")
+    assert command("--restarts", "3", str(script), "--restarts", "x") == (0, "['--restarts', 'x'] 3 __main__\n", "")
+
+
+def test_a_module():
+    assert command("-m", "json.tool", "--help")[0] == 0
+
+
+def test_supervise_begins_the_program_anew(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "print('begins', os.environ.get('PCCL_SUPERVISED'), sys.argv[1:], flush=True)\n"
+        "from pccl.distributed.run import supervise\n"
+        "supervise()\n"
+        "print('goes on')\n"
+    )
+    begun = subprocess.run(
+        [sys.executable, str(script), "an argument"],
+        env={**ENVIRONMENT, "LOCAL_RANK": "0"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert begun.stdout == "begins None ['an argument']\nbegins 1 ['an argument']\ngoes on\n", begun.stderr
+    alone = subprocess.run([sys.executable, str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
+    assert alone.stdout == "begins None []\ngoes on\n"
