@@ -1,0 +1,53 @@
+"""Who made a call: torch's data-parallel wrapper, or the program.
+
+DistributedDataParallel divides gradients by the group's size *before* they are summed. Where fewer members contributed than it
+read, its sum has to be rescaled; a sum of the program's own must not be. The reducer of DDP calls from C++ in the midst of a
+backward pass, so the Python frame below such a call is that of the autograd engine; the hooks that torch ships call from their
+own files.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from types import FrameType
+
+import torch.autograd.graph
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_ALL_REDUCE = inspect.unwrap(dist.all_reduce).__code__
+_BROADCAST = inspect.unwrap(dist.broadcast).__code__
+_HOOKS = os.path.dirname(default_hooks.__file__)
+_WRAPPERS = 3
+"""How many frames of torch.distributed lie between a collective and the program: its body and its decorators."""
+
+
+def caller() -> FrameType | None:
+    """The frame that called the method of the group that calls this; None: it is a thread of C++."""
+    return sys._getframe(1).f_back
+
+
+def reducer_of_ddp(frame: FrameType | None) -> bool:
+    """Whether an all-reduce comes from the reducer of DDP."""
+    return frame is None or frame.f_code is _ENGINE
+
+
+def hook_of_ddp(frame: FrameType | None) -> bool:
+    """Whether an all-reduce comes from one of the communication hooks that torch ships."""
+    if frame is None or frame.f_code is not _ALL_REDUCE:
+        return False
+    for _ in range(_WRAPPERS):
+        frame = frame.f_back
+        if frame is None:
+            return False
+        if frame.f_code.co_filename.startswith(_HOOKS):
+            return True
+    return False
+
+
+def program(frame: FrameType | None) -> bool:
+    """Whether a broadcast comes from a program, through torch.distributed.broadcast."""
+    return frame is not None and frame.f_code is _BROADCAST

@@ -1,0 +1,538 @@
+"""The calls that torch makes of a process group, by both families of names that torch 2.13 has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from pccl._collectives import Collective
+from pccl._enums import DataType, ReduceOp
+from pccl.distributed import _callers
+from pccl.distributed._launch import Call, Launcher, again_number
+from pccl.distributed._tensors import (
+    Finish,
+    gathered,
+    in_place,
+    in_place_all,
+    moved_as,
+    readable,
+    reduced_as,
+    same_type,
+    spread,
+    writable,
+)
+from pccl.distributed._work import Completer, Work
+
+Tensor = torch.Tensor
+Tensors = Sequence[Tensor]
+
+_REDUCE_OPS = {
+    dist.ReduceOp.SUM: ReduceOp.SUM,
+    dist.ReduceOp.AVG: ReduceOp.AVG,
+    dist.ReduceOp.PRODUCT: ReduceOp.PROD,
+    dist.ReduceOp.MIN: ReduceOp.MIN,
+    dist.ReduceOp.MAX: ReduceOp.MAX,
+    dist.ReduceOp.BAND: ReduceOp.BAND,
+    dist.ReduceOp.BOR: ReduceOp.BOR,
+    dist.ReduceOp.BXOR: ReduceOp.BXOR,
+}
+
+KEPT_BYTES = 1 << 20
+"""Up to this size any broadcast from rank 0 keeps what it overwrites, so that it can be made again from the next rank 0."""
+
+
+def reduce_op(options: Any) -> ReduceOp:
+    """The reduction that torch's options, or an operation given in their place, ask for."""
+    asked = dist.ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
+    found = _REDUCE_OPS.get(getattr(asked, "op", asked))
+    if found is None:
+        raise ValueError(f"{asked} is not supported by pccl: multiply the tensor before, and use SUM")
+    return found
+
+
+def listed(tensors: Tensor | Tensors) -> Tensors:
+    """A list of tensors, where torch allows a single one as well."""
+    return [tensors] if isinstance(tensors, Tensor) else tensors
+
+
+_TorchGroup: Any = dist.ProcessGroup  # whose overloads, one for each way that a call was ever made, nobody can match
+
+
+class Collectives(_TorchGroup):  # type: ignore[misc]
+    """The collectives of a process group. What is in a list of lists is for several devices of a process: there is one."""
+
+    _launcher: Launcher
+    _completer: Completer
+    _timeout: float
+    _size_for_reducer: int
+    _size_for_hooks: int
+    _coalescing: list[Work] | None
+
+    # ---- reductions ----
+
+    def allreduce(self, tensors: Tensor | Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Reduces tensors in place, on all members."""
+        tensors = listed(tensors)
+        divisor = None
+        frame = _callers.caller()
+        if not self._launcher.strict:
+            if _callers.reducer_of_ddp(frame):
+                divisor = self._size_for_reducer
+            elif _callers.hook_of_ddp(frame):
+                divisor = self._size_for_hooks
+        if tensors[0].is_sparse:
+            return self._sparse_all_reduce(tensors[0], opts, timeout, divisor)
+        work = self._all_reduce(tensors, opts, timeout, divisor)
+        # Of the built-in hooks of DDP the one that compresses to float16 chains to the future in C++.
+        work.for_cpp = tensors[0].dtype is torch.float16 and _callers.reducer_of_ddp(frame)
+        return work
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        """As `allreduce`, of all tensors of one type at once."""
+        return self._all_reduce(tensors, opts, None, None)
+
+    def _all_reduce(self, tensors: Tensors, opts: Any, timeout: timedelta | None, divisor: int | None) -> Work:
+        op = reduce_op(opts)
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            by_type.setdefault(tensor.dtype, []).append(tensor)
+        calls: list[Call] = []
+        finish: list[Finish | None] = []
+        for dtype, alike in by_type.items():
+            memory, last = in_place_all(alike)
+            core_type, factor = self._reduced_as("all_reduce", dtype, op)
+            pointer = memory.data_ptr()
+            call = self._launcher.launch(
+                Collective.ALL_REDUCE,
+                "all_reduce",
+                send=pointer,
+                recv=pointer,
+                dtype=core_type,
+                count=memory.numel() * factor,
+                op=op,
+                keep=memory,
+                scaled=None if divisor is None or op is not ReduceOp.SUM else _scaled(memory, divisor),
+            )
+            calls.append(call)
+            finish.append(last)
+        return self._work(calls, opts, timeout, tensors, *finish)
+
+    def _sparse_all_reduce(self, tensor: Tensor, opts: Any, timeout: timedelta | None, divisor: int | None) -> Work:
+        """Through a dense copy: it has the same meaning whoever is lost, where lists of indices would lack a part."""
+        dense = tensor.detach().to_dense()
+        work = self._all_reduce([dense], opts, timeout, divisor)
+        return work.followed_by([tensor], lambda: _make_sparse(tensor, dense))
+
+    def reduce(
+        self,
+        tensors: Tensor | Tensors,
+        opts: Any = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Reduces a tensor into that of the root."""
+        (tensor,) = listed(tensors)
+        root = self._root("reduce", opts)
+        asked = reduce_op(opts if op is None and not isinstance(opts, int) else op)
+        memory, finish = in_place(tensor)
+        core_type, factor = self._reduced_as("reduce", tensor.dtype, asked)
+        at_root = self._launcher.view.rank == root
+        call = self._launcher.launch(
+            Collective.REDUCE,
+            "reduce",
+            send=memory.data_ptr(),
+            recv=memory.data_ptr() if at_root else 0,
+            dtype=core_type,
+            count=memory.numel() * factor,
+            op=asked,
+            root=root,
+            keep=memory,
+        )
+        return self._work([call], opts, timeout, [tensor], finish if at_root else None)
+
+    def reduce_scatter(
+        self,
+        output_tensors: Tensor | Tensors,
+        input_tensors: Sequence[Tensors] | Tensors,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Reduces a list of tensors, of which each member gets the one at its rank. They may differ in size."""
+        name = "reduce_scatter"
+        (output,) = listed(output_tensors)
+        inputs = _inner(input_tensors)
+        self._one_per_rank(name, "input", inputs)
+        self._alike(name, output, inputs[self._launcher.view.rank], "its output", "the input at its own rank")
+        return self._reduce_scatter(name, [(output, gathered(inputs), [part.numel() for part in inputs])], opts, timeout)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        """Reduces a tensor, of which each member gets an equal part."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """As `reduce_scatter_single`, of several tensors."""
+        name, size = "reduce_scatter_tensor", self._launcher.view.size
+        for output, input in zip(outputs, inputs, strict=True):
+            if output.numel() * size != input.numel() or output.dtype is not input.dtype:
+                text = f"the input must have {size} times the elements of the output, and its dtype"
+                self._refuse(name, f"{text}: they are {_shown(input)} and {_shown(output)}")
+        parts = [(output, readable(input), None) for output, input in zip(outputs, inputs, strict=True)]
+        return self._reduce_scatter(name, parts, opts, None)
+
+    def _reduce_scatter(
+        self,
+        name: str,
+        parts: Sequence[tuple[Tensor, Tensor, list[int] | None]],
+        opts: Any,
+        timeout: timedelta | None,
+    ) -> Work:
+        op = reduce_op(opts)
+        calls: list[Call] = []
+        finish: list[Finish | None] = []
+        for output, source, counts in parts:
+            core_type, factor = self._reduced_as(name, source.dtype, op)
+            memory, last = writable(output)
+            call = self._launcher.launch(
+                Collective.REDUCE_SCATTER,
+                name,
+                send=source.data_ptr(),
+                recv=memory.data_ptr(),
+                dtype=core_type,
+                op=op,
+                keep=(source, memory),
+                **_counts("recv_counts", counts, memory.numel(), factor),
+            )
+            calls.append(call)
+            finish.append(last)
+        return self._work(calls, opts, timeout, [output for output, _, _ in parts], *finish)
+
+    # ---- one to all, all to one ----
+
+    def broadcast(self, tensors: Tensor | Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Brings the tensors of the root to all members."""
+        tensors = listed(tensors)
+        root = self._root("broadcast", opts)
+        by_program = _callers.program(_callers.caller())
+        calls: list[Call] = []
+        finish: list[Finish | None] = []
+        for tensor in tensors:
+            memory, last = in_place(tensor)
+            calls.append(self._broadcast(memory, root, kept=not by_program or memory.nbytes <= KEPT_BYTES))
+            finish.append(last)
+        return self._work(calls, opts, timeout, tensors, *finish)
+
+    def _broadcast(self, memory: Tensor, root: int, *, kept: bool, number: int | None = None) -> Call:
+        """Begins a broadcast. One from rank 0 whose holder dies is made again from the next rank 0, with its old content."""
+        launcher = self._launcher
+        number = launcher.next_number() if number is None else number
+        again: Callable[[], Call] | None = None
+        if root == 0 and kept and not launcher.strict and launcher.view.size > 1:
+            content = memory if launcher.view.rank == 0 else memory.detach().clone()
+
+            def again() -> Call:
+                memory.detach().copy_(content)
+                return self._broadcast(memory, 0, kept=True, number=again_number(number))
+
+        core_type, factor = moved_as(memory.dtype)
+        pointer = memory.data_ptr()
+        return launcher.launch(
+            Collective.BROADCAST,
+            "broadcast",
+            number=number,
+            send=pointer,
+            recv=pointer,
+            dtype=core_type,
+            count=memory.numel() * factor,
+            root=root,
+            keep=memory,
+            again=again,
+        )
+
+    def gather(
+        self,
+        output_tensors: Sequence[Tensors] | Tensors,
+        input_tensors: Tensor | Tensors,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Brings the tensors of all members, of one size, to the root."""
+        name = "gather"
+        (input,) = listed(input_tensors)
+        root = self._root(name, opts)
+        outputs: Tensors = _inner(output_tensors) if self._launcher.view.rank == root else ()
+        memory: Tensor | None = None
+        finish: Finish | None = None
+        if self._launcher.view.rank == root:
+            self._one_per_rank(name, "output", outputs)
+            for output in outputs:
+                self._alike(name, output, input, "an output", "its input")
+            memory, finish = spread(outputs)
+        core_type, factor = moved_as(input.dtype)
+        source = readable(input)
+        call = self._launcher.launch(
+            Collective.GATHER,
+            name,
+            send=source.data_ptr(),
+            recv=0 if memory is None else memory.data_ptr(),
+            dtype=core_type,
+            count=input.numel() * factor,
+            root=root,
+            keep=(source, memory),
+        )
+        return self._work([call], opts, timeout, [outputs], finish)
+
+    def scatter(
+        self,
+        output_tensors: Tensor | Tensors,
+        input_tensors: Sequence[Tensors] | Tensors,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Brings a list of tensors of one size from the root, each to the member at its place."""
+        name = "scatter"
+        (output,) = listed(output_tensors)
+        root = self._root(name, opts)
+        source: Tensor | None = None
+        if self._launcher.view.rank == root:
+            inputs = _inner(input_tensors)
+            self._one_per_rank(name, "input", inputs)
+            for input in inputs:
+                self._alike(name, input, output, "an input", "its output")
+            source = gathered(inputs)
+        memory, finish = writable(output)
+        core_type, factor = moved_as(output.dtype)
+        call = self._launcher.launch(
+            Collective.SCATTER,
+            name,
+            send=0 if source is None else source.data_ptr(),
+            recv=memory.data_ptr(),
+            dtype=core_type,
+            count=memory.numel() * factor,
+            root=root,
+            keep=(source, memory),
+        )
+        return self._work([call], opts, timeout, [output], finish)
+
+    # ---- all to all ----
+
+    def allgather(
+        self,
+        output_tensors: Sequence[Tensors] | Tensors,
+        input_tensors: Tensor | Tensors,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Brings the tensors of all members to all of them. They may differ in size."""
+        (input,) = listed(input_tensors)
+        outputs = _inner(output_tensors)
+        call, finish = self._all_gather(outputs, input)
+        return self._work([call], opts, timeout, [outputs], finish)
+
+    def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
+        """As `allgather`, of several tensors: `output_lists` has for each rank all that it gives."""
+        by_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
+        begun = [self._all_gather(outputs, input) for outputs, input in zip(by_input, input_list, strict=True)]
+        return self._work([call for call, _ in begun], opts, None, output_lists, *[finish for _, finish in begun])
+
+    def _all_gather(self, outputs: Tensors, input: Tensor) -> tuple[Call, Finish | None]:
+        name = "all_gather"
+        self._one_per_rank(name, "output", outputs)
+        self._alike(name, outputs[self._launcher.view.rank], input, "the output at its own rank", "its input")
+        self._same_type(name, outputs)
+        memory, finish = spread(outputs)
+        return self._gather_into(name, memory, input, [output.numel() for output in outputs]), finish
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        """Brings the tensors of all members, of one size, into one tensor on all of them."""
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """As `all_gather_single`, of several tensors."""
+        name, size = "all_gather_into_tensor", self._launcher.view.size
+        for output, input in zip(outputs, inputs, strict=True):
+            if input.numel() * size != output.numel() or output.dtype is not input.dtype:
+                text = f"the output must have {size} times the elements of the input, and its dtype"
+                self._refuse(name, f"{text}: they are {_shown(output)} and {_shown(input)}")
+        calls: list[Call] = []
+        finish: list[Finish | None] = []
+        for output, input in zip(outputs, inputs, strict=True):
+            memory, last = writable(output)
+            calls.append(self._gather_into(name, memory, input, None))
+            finish.append(last)
+        return self._work(calls, opts, None, outputs, *finish)
+
+    def _gather_into(self, name: str, memory: Tensor, input: Tensor, counts: list[int] | None) -> Call:
+        core_type, factor = moved_as(input.dtype)
+        source = readable(input)
+        return self._launcher.launch(
+            Collective.ALL_GATHER,
+            name,
+            send=source.data_ptr(),
+            recv=memory.data_ptr(),
+            dtype=core_type,
+            keep=(source, memory),
+            **_counts("recv_counts", counts, input.numel(), factor),
+        )
+
+    def alltoall(
+        self,
+        output_tensors: Tensors,
+        input_tensors: Tensors,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Brings each member the tensor at its place in the list of every other one. They may differ in size."""
+        name = "all_to_all"
+        self._one_per_rank(name, "output", output_tensors)
+        self._one_per_rank(name, "input", input_tensors)
+        self._same_type(name, [*output_tensors, *input_tensors])
+        memory, finish = spread(output_tensors)
+        received = [tensor.numel() for tensor in output_tensors]
+        sent = [tensor.numel() for tensor in input_tensors]
+        call = self._all_to_all(name, memory, gathered(input_tensors), received, sent)
+        return self._work([call], opts, timeout, output_tensors, finish)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Brings each member its part of the tensor of every other one: parts of the first dimension, equal or as given."""
+        name = "all_to_all_single"
+        self._same_type(name, [output, input])
+        received = self._split(name, "output", output, output_split_sizes)
+        sent = self._split(name, "input", input, input_split_sizes)
+        memory, finish = writable(output)
+        call = self._all_to_all(name, memory, readable(input), received, sent)
+        return self._work([call], opts, timeout, [output], finish)
+
+    def _all_to_all(self, name: str, memory: Tensor, source: Tensor, received: list[int], sent: list[int]) -> Call:
+        core_type, factor = moved_as(source.dtype)
+        return self._launcher.launch(
+            Collective.ALL_TO_ALL_V,
+            name,
+            send=source.data_ptr(),
+            recv=memory.data_ptr(),
+            dtype=core_type,
+            send_counts=[count * factor for count in sent],
+            recv_counts=[count * factor for count in received],
+            keep=(source, memory),
+        )
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Ends when all members have called it."""
+        if isinstance(opts, timedelta):
+            opts, timeout = None, opts
+        call = self._launcher.launch(Collective.BARRIER, "barrier", dtype=DataType.UINT8)
+        return self._work([call], opts, timeout, [])
+
+    # ---- the older names ----
+
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # ---- arguments ----
+
+    def _work(self, calls: list[Call], opts: Any, timeout: timedelta | None, result: Any, *finish: Finish | None) -> Work:
+        work = Work(self._completer, calls, self._seconds(opts, timeout), result, finish)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _seconds(self, opts: Any, timeout: timedelta | None) -> float:
+        asked = getattr(opts, "timeout", None) if timeout is None else timeout
+        seconds = 0.0 if asked is None else asked.total_seconds()
+        return seconds if seconds > 0 else self._timeout
+
+    def _refuse(self, name: str, text: str, kind: type[Exception] = ValueError) -> NoReturn:
+        """Raises an error, and lets the others know: they are told that this member makes another call than they do."""
+        self._launcher.launch(Collective.BARRIER, f"{name}, refused by its caller", dtype=DataType.UINT8)
+        raise kind(f"{name}: {text}")
+
+    def _reduced_as(self, name: str, dtype: torch.dtype, op: ReduceOp) -> tuple[DataType, int]:
+        try:
+            return reduced_as(dtype, op)
+        except TypeError as error:
+            self._refuse(name, str(error), TypeError)
+
+    def _same_type(self, name: str, tensors: Tensors) -> None:
+        try:
+            same_type(name, tensors)
+        except TypeError as error:
+            self._refuse(name, str(error), TypeError)
+
+    def _root(self, name: str, opts: Any) -> int:
+        root: int = 0 if opts is None else getattr(opts, "rootRank", opts)
+        size = self._launcher.view.size
+        if not 0 <= root < size:
+            self._refuse(name, f"the root must be a rank of the group, 0 to {size - 1}, not {root}")
+        return root
+
+    def _one_per_rank(self, name: str, role: str, tensors: Tensors) -> None:
+        size = self._launcher.view.size
+        if len(tensors) != size:
+            self._refuse(name, f"needs one {role} for each of the {size} members of the group, not {len(tensors)}")
+        self._same_type(name, tensors)
+
+    def _alike(self, name: str, one: Tensor, other: Tensor, role: str, other_role: str) -> None:
+        if one.numel() != other.numel() or one.dtype is not other.dtype:
+            text = f"{role} and {other_role} must be of one size and dtype"
+            self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(other)}")
+
+    def _split(self, name: str, role: str, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
+        """The number of elements for each rank."""
+        size = self._launcher.view.size
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if not sizes:
+            if rows % size:
+                self._refuse(
+                    name, f"the first dimension of the {role}, {rows}, must be a multiple of {size}, or split sizes given"
+                )
+            return [tensor.numel() // size] * size
+        if len(sizes) != size or sum(sizes) != rows:
+            text = f"the {role} split sizes must be {size} numbers whose sum is the first dimension, {rows}"
+            self._refuse(name, f"{text}, not {list(sizes)}")
+        row = tensor.numel() // rows if rows else 0
+        return [count * row for count in sizes]
+
+
+def _inner(tensors: Any) -> Tensors:
+    """The list of one device's tensors; torch allows it without the outer list."""
+    if len(tensors) == 0:
+        return ()
+    found: Tensors = tensors if isinstance(tensors[0], Tensor) else tensors[0]
+    return found
+
+
+def _counts(name: str, counts: list[int] | None, count: int, factor: int) -> dict[str, Any]:
+    """The sizes of the parts of a call: one number where they are equal."""
+    if counts is None or all(other == counts[0] for other in counts):
+        return {"count": count * factor}
+    return {name: [other * factor for other in counts]}
+
+
+def _scaled(memory: Tensor, divisor: int) -> tuple[Tensor, int] | None:
+    """What has to be rescaled where fewer than `divisor` members contributed; None: numbers that nobody has divided."""
+    if memory.is_complex():
+        return torch.view_as_real(memory.detach()), divisor
+    return (memory, divisor) if memory.is_floating_point() else None
+
+
+def _make_sparse(tensor: Tensor, dense: Tensor) -> None:
+    with torch.no_grad():  # a detached one would get other elements, and leave those of the tensor as they are
+        tensor.copy_(dense.to_sparse(tensor.sparse_dim()))
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

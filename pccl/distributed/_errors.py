@@ -1,0 +1,48 @@
+"""What a call of the process group raises: errors of PCCL that are errors of torch.distributed as well.
+
+So a program catches them by either name: `except dist.DistBackendError`, which is a RuntimeError, or `except pccl.PCCLError`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+import pccl
+from pccl._enums import Result
+from pccl._errors import PCCLError
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    _BackendError = RuntimeError
+else:
+    _BackendError = dist.DistBackendError
+
+
+class CollectiveError(PCCLError, _BackendError):
+    """A collective failed on every member of the group that called it."""
+
+
+class PeerLostError(pccl.PeerLostError, CollectiveError):
+    """A collective ended because members of the group were lost.
+
+    `ranks` are the ranks that they had in the group when the call was made, `members` are their names in the run.
+    """
+
+    def __init__(self, call: str, detail: str, ranks: tuple[int, ...], members: tuple[UUID, ...]) -> None:
+        super().__init__(Result.RANK_CONNECTION_LOST, call, detail)
+        self.ranks = ranks
+        self.members = members
+
+
+class CollectiveTimeoutError(pccl.PCCLTimeoutError, CollectiveError):
+    """Not every member of the group joined a collective within the timeout of the call or of the group."""
+
+
+def translated(error: PCCLError, call: str) -> CollectiveError:
+    """The error of the core as one of this module, with the name of the call that it ended."""
+    made = CollectiveError(error.result, call, error.detail or str(error))
+    made.__cause__ = error
+    return made

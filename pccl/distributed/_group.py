@@ -1,0 +1,216 @@
+"""The process group of the backend "pccl", and how torch.distributed makes one."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import torch
+import torch.distributed as dist
+
+import pccl
+from pccl.distributed import _bootstrap
+from pccl.distributed._launch import Launcher
+from pccl.distributed._p2p import PointToPoint
+from pccl.distributed._view import View, renumber
+from pccl.distributed._work import Completer, Work
+
+WORLD_NAME = "world"
+"""What tags call the group of all members: torch's own name for it may differ in a process that joined later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `init_process_group("pccl", pg_options=...)` takes."""
+
+    strict: bool | None = None
+    """Whether a call raises PeerLostError after a loss, where it would go on among the survivors; None: as PCCL_STRICT says."""
+
+
+class ProcessGroup(PointToPoint):
+    """A process group over one communicator per process.
+
+    **After a loss** the survivors close up: they keep their order and have the ranks 0 to n - 1, in this group and in torch's
+    tables. Reductions, barriers and broadcasts from living roots go on among them; a call whose result would lack a part raises
+    PeerLostError on all of them. In strict mode all calls raise it, and nothing is numbered anew.
+
+    `group_of_all` is the group that has the communicator; a group of some of its members shares it.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        launcher: Launcher,
+        completer: Completer,
+        timeout: timedelta,
+        group_of_all: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(launcher.view.rank, launcher.view.size)
+        self._launcher = launcher
+        self._completer = completer
+        self._timeout = timeout.total_seconds()
+        self._group_of_all = group_of_all
+        self._subgroups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+        self._store = store
+        self._name = ""
+        self._desc = ""
+        self._size_for_reducer = self._size_for_hooks = launcher.view.size
+        self._coalescing: list[Work] | None = None
+        itself = weakref.ref(self)
+        launcher.on_loss = lambda: _renumber(itself())
+
+    # ---- who is in it ----
+
+    def rank(self) -> int:
+        """The rank of this process among the living members."""
+        return self._launcher.view.rank
+
+    def getRank(self) -> int:  # noqa: N802 - what C++ calls
+        """As `rank`."""
+        return self._launcher.view.rank
+
+    def size(self) -> int:
+        """The number of members that the last call has ended with."""
+        self._size_for_hooks = size = self._launcher.view.size
+        return size
+
+    def getSize(self) -> int:  # noqa: N802 - what C++ calls
+        """As `size`; what DDP divides its next gradients by."""
+        self._size_for_reducer = size = self._launcher.view.size
+        return size
+
+    @property
+    def members(self) -> tuple[UUID, ...]:
+        """The names in the run of the living members, in the order of their ranks."""
+        return self._launcher.view.members
+
+    @property
+    def communicator(self) -> pccl.Communicator:
+        """The communicator that carries the calls."""
+        return self._launcher.communicator
+
+    @property
+    def strict(self) -> bool:
+        """Whether a loss is an error."""
+        return self._launcher.strict
+
+    def subgroup(self, store: dist.Store, name: str, ranks: Sequence[int], timeout: timedelta) -> ProcessGroup:
+        """A group of some members, by their ranks in this one. Each of them calls it; nothing is sent."""
+        above = self._launcher
+        view = View([above.view.members[rank] for rank in ranks], above.view.own)
+        launcher = Launcher(above.communicator, name, view, strict=above.strict)
+        made = ProcessGroup(store, launcher, self._completer, timeout, self._group_of_all or self)
+        (self._group_of_all or self)._subgroups.add(made)
+        return made
+
+    def attach(self, communicator: pccl.Communicator, members: Sequence[UUID], number: int) -> None:
+        """Makes this the group of `members`, in rank order, of a run.
+
+        All of them call it between two calls, with the same `members` and with a `number` that they have not given before.
+        """
+        view = View(members, communicator.uuid)
+        self._launcher.communicator = communicator
+        self._launcher.view = view
+        self._launcher.begin(number)
+        self._size_for_reducer = self._size_for_hooks = view.size
+        _renumber(self)
+
+    # ---- what torch asks of it by name ----
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """The name of the backend."""
+        return "pccl"
+
+    name = _get_backend_name = getBackendName
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    @property
+    def group_name(self) -> str:
+        """torch's name of the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """torch's description of the group."""
+        return self._desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(name) for name in ("cpu", "cuda") if name == "cpu" or torch.cuda.is_available()]
+
+    def get_group_store(self) -> dist.Store:
+        """The store that the group was made with. It is used for nothing once the group is there."""
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the limit of calls that are given none."""
+        self._timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._launcher.number
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass  # all members count from 0
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose error says who is missing."""
+        self.barrier(None, timeout).wait()
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalescing = []
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        begun, self._coalescing = self._coalescing or [], None
+        return Work(self._completer, [work.as_call() for work in begun], self._timeout, [work.outcome for work in begun])
+
+    # ---- its end ----
+
+    def shutdown(self) -> None:
+        """Leaves the run, if this is the group of all; what others have under way with this member ends as after a loss."""
+        if self._group_of_all is None:
+            self._completer.stop()
+            self._launcher.communicator.close()
+
+    def abort(self) -> None:
+        """As `shutdown`: calls that wait end with an error."""
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        view = self._launcher.view
+        return f"<pccl ProcessGroup {self._name or self._launcher.name}: rank {view.rank} of {view.size}>"
+
+
+def _renumber(group: ProcessGroup | None) -> None:
+    """Brings torch's tables up to date after the members of a group have changed."""
+    if group is None:
+        return
+    of_all = group._group_of_all or group
+    for other in [group, *of_all._subgroups] if of_all is group else [group]:
+        renumber(other, other._launcher.view, of_all._launcher.view)
+
+
+def create(asked: Any, options: Any = None) -> ProcessGroup:
+    """Makes the group that torch.distributed asks for: that of all members, or one of some of them."""
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"pg_options must be a pccl.distributed.Options, not {type(options).__name__}")
+    options = options or Options()
+    above = dist.GroupMember.WORLD
+    if isinstance(above, ProcessGroup):
+        return above.subgroup(asked.store, asked.group_id, asked.global_ranks_in_group, asked.timeout)
+    strict = os.environ.get("PCCL_STRICT", "0") not in ("", "0") if options.strict is None else options.strict
+    name = WORLD_NAME if above is None else asked.group_id  # a group beside one of another backend
+    communicator, members = _bootstrap.connect(asked.store, asked.group_rank, asked.group_size, asked.timeout)
+    launcher = Launcher(communicator, name, View(members, members[asked.group_rank]), strict=strict)
+    return ProcessGroup(asked.store, launcher, Completer(), asked.timeout)

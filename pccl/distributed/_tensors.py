@@ -1,0 +1,133 @@
+"""How torch's tensors become plain memory for the core: element types, contiguous copies, lists that lie side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from pccl._enums import DataType, ReduceOp
+
+_COMPLEX = {torch.complex32: DataType.FLOAT16, torch.complex64: DataType.FLOAT, torch.complex128: DataType.DOUBLE}
+_LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
+
+Finish = Callable[[], None]
+"""What is left to do with the results of a call once the core has ended it."""
+
+
+def _named_types() -> dict[torch.dtype, DataType]:
+    return {member.to_torch_dtype(): member for member in DataType}
+
+
+_TYPES = _named_types()
+
+
+def moved_as(dtype: torch.dtype) -> tuple[DataType, int]:
+    """The type that elements of `dtype` travel as where nothing is computed, and how many of it make up one of them."""
+    found = _TYPES.get(dtype)
+    return (DataType.UINT8, dtype.itemsize) if found is None else (found, 1)
+
+
+def reduced_as(dtype: torch.dtype, op: ReduceOp) -> tuple[DataType, int]:
+    """As `moved_as`, for a reduction. TypeError: `op` is not defined for `dtype`, or PCCL does not compute with it."""
+    found = _TYPES.get(dtype)
+    if found is not None:
+        return found, 1
+    if dtype in _COMPLEX:
+        if op not in _LINEAR:
+            raise TypeError(f"{op.name} is not defined for {dtype}: only SUM and AVG are")
+        return _COMPLEX[dtype], 2
+    raise TypeError(f"{dtype} can be sent but not reduced: convert to torch.float16, torch.bfloat16 or torch.float32 first")
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the memory of the tensor holds its elements in order, where the core can reach them."""
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    )
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a copy of it in plain memory."""
+    if is_plain(tensor):
+        return tensor
+    made = scratch(tensor)
+    made.copy_(tensor.detach())
+    return made
+
+
+def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
+    """Plain memory for a result, and what brings it into the tensor; None: it is the tensor itself."""
+    if is_plain(tensor):
+        return tensor, None
+    made = scratch(tensor)
+    return made, lambda: _fill(tensor, made)
+
+
+def in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
+    """As `writable`, for memory that also holds the input."""
+    if is_plain(tensor):
+        return tensor, None
+    made = readable(tensor)
+    return made, lambda: _fill(tensor, made)
+
+
+def scratch(tensor: torch.Tensor) -> torch.Tensor:
+    """Plain memory in the shape of the tensor; of a tensor on a GPU in pinned memory, so that copies are fast."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def _fill(tensor: torch.Tensor, source: torch.Tensor) -> None:
+    tensor.detach().copy_(source)
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """One flat view of all tensors, if they lie in one memory one after another, as the chunks of one tensor do."""
+    first = tensors[0]
+    end, storage = first.data_ptr(), first.untyped_storage().data_ptr()
+    for tensor in tensors:
+        if not is_plain(tensor) or tensor.data_ptr() != end or tensor.untyped_storage().data_ptr() != storage:
+            return None
+        end += tensor.nbytes
+    return first.detach().as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
+
+
+def gathered(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The elements of all tensors one after another, copied unless they lie so already."""
+    flat = joined(tensors)
+    return torch.cat([readable(tensor.detach()).reshape(-1) for tensor in tensors]) if flat is None else flat
+
+
+def spread(tensors: Sequence[torch.Tensor], source: torch.Tensor | None = None) -> tuple[torch.Tensor, Finish | None]:
+    """Memory for the elements of all tensors one after another, and what brings them into the tensors.
+
+    `source` is that memory if it is there already.
+    """
+    flat = joined(tensors)
+    if flat is not None:
+        return flat, None
+    made = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype) if source is None else source
+
+    def finish() -> None:
+        for tensor, part in zip(tensors, torch.split(made, [tensor.numel() for tensor in tensors]), strict=True):
+            _fill(tensor, part.view(tensor.shape))
+
+    return made, finish
+
+
+def in_place_all(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish | None]:
+    """As `in_place`, for all tensors one after another."""
+    return in_place(tensors[0]) if len(tensors) == 1 else spread(tensors, gathered(tensors))
+
+
+def same_type(call: str, tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    """The element type of all tensors of a call. TypeError: they differ."""
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype is not dtype:
+            raise TypeError(f"{call}: the tensors of one call must have one dtype, not {dtype} and {tensor.dtype}")
+    return dtype

@@ -1,0 +1,227 @@
+"""What a call gives back: torch's Work, waited for by whoever calls `wait`, or by one thread where a future was asked for."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from pccl.distributed._errors import CollectiveTimeoutError
+from pccl.distributed._launch import Call
+from pccl.distributed._tensors import Finish
+
+if TYPE_CHECKING:
+    _Future = torch.futures.Future[Any]
+
+_TURN_SECONDS = 0.05
+"""How long the thread waits for the oldest work before it looks whether another one has ended."""
+
+
+class Work(dist.Work):
+    """A call under way. Dropped without a `wait`, it goes on."""
+
+    def __init__(
+        self,
+        completer: Completer,
+        calls: Sequence[Call],
+        timeout: float,
+        result: Any,
+        finish: Sequence[Finish | None] = (),
+        source: int = -1,
+    ) -> None:
+        super().__init__()
+        self._completer = completer
+        self._calls = calls
+        self._timeout = timeout
+        self.outcome = result
+        self._finish = finish
+        self._source = source
+        self._ended = False
+        self._error: Exception | None = None
+        self.for_cpp = False
+        """Whether C++ reads the future, and wants a list of tensors of its own kind in it, not one of Python's."""
+        self._future: _Future | None = None
+        self._one_waiter = threading.Lock()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Returns True when the call has ended well; raises what it ended with otherwise.
+
+        CollectiveTimeoutError after `timeout`, or that of the call: it goes on, and may be waited for again.
+        """
+        if not self._ended:
+            seconds = timeout.total_seconds() if timeout else 0.0
+            self.complete(seconds if seconds > 0 else self._timeout)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def complete(self, seconds: float) -> None:
+        """Waits for the end and keeps its error."""
+        end = time.monotonic() + seconds
+        with self._one_waiter:
+            if self._ended:
+                return
+            try:
+                for call in self._calls:
+                    call.wait(max(0.0, end - time.monotonic()) if len(self._calls) > 1 else seconds)
+                for finish in self._finish:
+                    if finish is not None:
+                        finish()
+            except CollectiveTimeoutError:
+                raise
+            except Exception as error:
+                self._error = error
+            self._ended = True
+            self._calls = self._finish = ()
+
+    def followed_by(self, result: Any, finish: Finish) -> Work:
+        """This call, with one thing more to do at its end, and what it then results in."""
+        self._finish = (*self._finish, finish)
+        self.outcome = result
+        return self
+
+    def get_future(self) -> _Future:
+        """A future of the tensors of the result. What is chained to it runs in the thread that completes futures."""
+        if self._future is None:
+            future = self._completer.future_of(self)
+            self._future = torch.jit.fork(_compiled(), future, self.outcome) if self.for_cpp else future  # type: ignore[no-untyped-call]
+        return self._future
+
+    def settle(self, future: _Future) -> None:
+        """Tells a future how the call has ended."""
+        if self._error is None:
+            future.set_result(self.outcome)
+        else:
+            future.set_exception(self._error)
+
+    def as_call(self) -> Call:
+        """What another work waits for that has this one as a part."""
+        return _Part(self)
+
+    def devices(self) -> list[int | str | torch.device]:
+        """The devices, other than the CPU, of the tensors of the result."""
+        return [*{tensor.device for tensor in _tensors(self.outcome) if not tensor.is_cpu}]
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._ended or all(call.done() for call in self._calls)
+
+    def is_success(self) -> bool:
+        """Whether the call has ended well. Waits for nothing but the end of what has arrived."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """What the call has ended with, if not well."""
+        if not self._ended and self.is_completed():
+            self.complete(self._timeout)
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors of the result."""
+        self.wait()
+        return _tensors(self.outcome)
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The rank in the group that a receive from any source has received from; -1 for other calls."""
+        return self._source
+
+    _source_rank = source_rank
+
+
+def _tensors_after(future: torch.jit.Future[int], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    torch.jit.wait(future)  # type: ignore[no-untyped-call]
+    return tensors
+
+
+@functools.cache
+def _compiled() -> Any:
+    """The function above, as one whose future has a list of tensors in it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # nothing else gives such futures
+        return torch.jit.script(_tensors_after)
+
+
+class _Part:
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.done = work.is_completed
+
+    def wait(self, timeout: float | None) -> None:
+        self._work.wait(None if timeout is None else timedelta(seconds=timeout))
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [tensor for part in result for tensor in _tensors(part)]
+
+
+class Completer:
+    """The thread that completes the futures of a process; it is started by the first of them."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Work, _Future] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def future_of(self, work: Work) -> _Future:
+        """A future that this thread completes. Asked for by the thread itself, it is complete: nobody else would do it."""
+        future: _Future = torch.futures.Future(devices=work.devices())
+        if threading.current_thread() is self._thread:
+            work.complete(work._timeout)
+            work.settle(future)
+            return future
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pccl:futures", daemon=True)
+                self._thread.start()
+        self._queue.put((work, future))
+        return future
+
+    def stop(self) -> None:
+        """Ends the thread when it has completed what it was given."""
+        with self._starting:
+            if self._thread is not None:
+                self._queue.put(None)
+                self._thread = None
+
+    def _run(self) -> None:
+        waiting: list[tuple[Work, _Future, float]] = []
+        while True:
+            try:
+                while True:
+                    item = self._queue.get(block=not waiting)
+                    if item is None:
+                        return
+                    waiting.append((*item, time.monotonic() + item[0]._timeout))
+            except queue.Empty:
+                pass
+            waiting = [entry for entry in waiting if not _settled(*entry, patient=entry is waiting[0])]
+
+
+def _settled(work: Work, future: _Future, end: float, *, patient: bool) -> bool:
+    """Whether a future was completed; `patient`: waits for it a while."""
+    if not patient and not work.is_completed():
+        return False
+    left = end - time.monotonic()
+    try:
+        work.complete(min(_TURN_SECONDS, max(left, 0.0)))
+    except CollectiveTimeoutError as error:
+        if left > 0:
+            return False
+        future.set_exception(error)
+        return True
+    work.settle(future)
+    return True
