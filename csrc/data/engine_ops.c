@@ -101,6 +101,7 @@ static void forget(void *context, struct op *op, bool restore) {
     struct engine *engine = context;
     if (restore && op->backup.saved.count > 0) end_at_device(engine, op, true); // before its room is given back
     backup_end(&engine->backups, &op->backup);
+    backup_end(&engine->backups, &op->room);
     if (op->parent != NULL) return; // the queue is that of the call, which is forgotten last
     engine->device_calls -= op->args.queue != NULL;
     device_close(op->args.queue);

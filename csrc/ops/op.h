@@ -55,6 +55,7 @@ struct op {
     struct waiter *waiter;      // the caller that waits for its end
     int64_t posted_ns, tell_ns; // when its caller is told next for whom it waits
     struct backup backup;       // the thread's, then the caller's
+    struct backup room;         // ring: for partial sums that have no place in the result; neighbours may read it
     void *work;                 // of what moves it
     struct block *result;       // small: room for it, to be kept
     const void *input;          // small, of a device: a window of all of it

@@ -14,9 +14,9 @@ const struct plan_collective *plan_collective(uint8_t kind) {
     static const struct plan_collective collectives[PLAN_KINDS] = {
         [PLAN_ALL_REDUCE] = {.name = "all-reduce", .reduces = true, .survives = true, .path = PLAN_RING},
         [PLAN_BROADCAST] = {.name = "broadcast", .rooted = true, .survives = true, .path = PLAN_CHAIN},
-        [PLAN_REDUCE] = {.name = "reduce", .reduces = true, .rooted = true, .survives = true, .path = PLAN_PIECES},
+        [PLAN_REDUCE] = {.name = "reduce", .reduces = true, .rooted = true, .survives = true, .path = PLAN_RING},
         [PLAN_ALL_GATHER] = {.name = "all-gather", .divided = true, .gathers = true, .path = PLAN_PIECES},
-        [PLAN_REDUCE_SCATTER] = {.name = "reduce-scatter", .reduces = true, .divided = true, .path = PLAN_PIECES},
+        [PLAN_REDUCE_SCATTER] = {.name = "reduce-scatter", .reduces = true, .divided = true, .path = PLAN_RING},
         [PLAN_GATHER] = {.name = "gather", .rooted = true, .divided = true, .gathers = true, .path = PLAN_PIECES},
         [PLAN_SCATTER] = {.name = "scatter", .rooted = true, .divided = true, .path = PLAN_PIECES},
         [PLAN_ALL_TO_ALL] = {.name = "all-to-all", .divided = true, .gathers = true, .path = PLAN_PIECES},

@@ -5,6 +5,9 @@
 // the ring: at hops 0..n-2 each receiver adds its own input (reduce-scatter; hop n-2 makes the result, at member j-1),
 // at hops n-1..2n-3 the result travels on (all-gather). What a chunk needs depends on nothing but the chunk, so chunks
 // may take any lane in any order, and the order of the additions, hence every bit, is fixed by the ring alone.
+//
+// Reduce-scatter is the first half of it, in which shard j is the part of member j-1, where its result is made. Reduce
+// is a reduce-scatter in which all belongs to the root: so it is a chain that begins behind the root.
 #ifndef PCCL_OPS_PLAN_H
 #define PCCL_OPS_PLAN_H
 

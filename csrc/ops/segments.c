@@ -41,8 +41,9 @@ void segments_add(struct op *parent, struct op *op) {
     s->ops[place] = op;
     op->parent = parent;
     op->args = parent->args;
-    op->args.send = (const uint8_t *)parent->args.send + range.begin * parent->element;
-    op->args.recv = (uint8_t *)parent->args.recv + range.begin * parent->element;
+    uint64_t at = range.begin * parent->element; // of a tensor that may be missing: not all have a result
+    if (at > 0 && op->args.send != NULL) op->args.send = (const uint8_t *)op->args.send + at;
+    if (at > 0 && op->args.recv != NULL) op->args.recv = (uint8_t *)op->args.recv + at;
     op->args.fingerprint.mode = s->mode;
     op->element = parent->element;
     op->count = range.end - range.begin;

@@ -1,5 +1,6 @@
-// Ring all-reduce, see plan.h. A partial sum lives where its result will be (recv), so a chunk can always be received,
-// whatever waits to be sent: rings cannot lock, and nothing but the chunk on its way needs memory of ours.
+// Ring all-reduce, and its first half by itself: reduce-scatter and reduce, see plan.h. A partial sum lives where its
+// result will be (recv), or, if that is at another member, in room of the op (op->room). So a chunk can always be
+// received, whatever waits to be sent: rings cannot lock.
 #include <pccl.h>
 #include <stdlib.h>
 
@@ -30,21 +31,64 @@ struct ring {
     struct ranges reducing, gathering; // what has come, or is on its way: elements
 };
 
+// All but an all-reduce end with the reduce-scatter half.
+static bool is_half(const struct op *op) { return op->args.fingerprint.kind != PLAN_ALL_REDUCE; }
+
+// Of a half, a shard is the part of the member at which its sum is complete: of a reduce, all is the root's.
+static struct plan_range shard_of(const struct op *op, uint32_t shard) {
+    const struct team *now = op->team;
+    if (!is_half(op)) return plan_shard(op->count, now->count, shard);
+    uint32_t owner = now->ranks[(shard + now->count - 1) % now->count];
+    if (op->args.parts == NULL) return (struct plan_range){0, owner == op->args.root ? op->count : 0};
+    const struct call_part *part = &op->args.parts->to[owner];
+    return (struct plan_range){part->at, part->at + part->count};
+}
+
+static uint64_t shard_size(const struct op *op, uint32_t shard) {
+    struct plan_range range = shard_of(op, shard % op->team->count);
+    return range.end - range.begin;
+}
+
+// The range that is the own result.
+static struct plan_range result_of(const struct op *op) {
+    return is_half(op) ? shard_of(op, (op->team->place + 1) % op->team->count) : (struct plan_range){0, op->count};
+}
+
+static enum plan_step step_of(const struct op *op, const struct wire_op *head) {
+    enum plan_step step = plan_ring_step(op->team->count, op->team->place, head->shard, head->hop);
+    return is_half(op) && step > STEP_REDUCE_LAST ? STEP_INVALID : step;
+}
+
 static bool can_be_read(const struct op *op) {
-    return device_is_readable(op->args.queue, op->args.send, op->bytes) &&
-           device_is_readable(op->args.queue, op->args.recv, op->bytes);
+    return device_is_readable(op->args.queue, op->args.send, op->in_bytes) &&
+           (is_half(op) || device_is_readable(op->args.queue, op->args.recv, op->out_bytes));
+}
+
+// Where the sum of this element is, or will be.
+static uint8_t *sum_at(const struct op *op, uint64_t element) {
+    struct plan_range result = result_of(op);
+    if (element < result.begin || element >= result.end) return op->room.bytes + element * op->element;
+    return (uint8_t *)op->args.recv + (element - result.begin) * op->element;
 }
 
 static bool begin(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct ring *ring = op->work;
-    uint64_t count = op->count;
-    struct plan_range own = plan_shard(count, now->count, now->place);
+    uint64_t count = op->count, sent = count - shard_size(op, now->place + 1),
+             passed = sent - shard_size(op, now->place);
+    struct plan_range own = shard_of(op, now->place);
     ring->inject = own.begin;
     ring->inject_end = own.end;
-    ring->moving.send_left = plan_ring_sent(count, now->count, now->place) * op->element;
-    ring->moving.receive_left = plan_ring_received(count, now->count, now->place) * op->element;
+    if (!is_half(op)) sent = plan_ring_sent(count, now->count, now->place);
+    ring->moving.send_left = sent * op->element;
+    ring->moving.receive_left =
+        (is_half(op) ? count - (own.end - own.begin) : plan_ring_received(count, now->count, now->place)) * op->element;
     engine_lock(engine);
+    if (is_half(op) && passed > 0 && op->room.bytes == NULL &&
+        !backup_begin(&engine->backups, &op->room, op->args.queue, op->bytes)) {
+        engine_unlock(engine);
+        return false;
+    }
     mover_offer(engine, op, mover_predecessor(op), op->args.queue == NULL && same_host_may_read(mover_predecessor(op)));
     engine_unlock(engine);
     return true;
@@ -64,8 +108,8 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     if (in->from != mover_predecessor(op) || bytes == 0 || bytes > PACE_PLACED_MAX || bytes % op->element != 0 ||
         bytes > ring->moving.receive_left)
         return false;
-    enum plan_step step = plan_ring_step(now->count, now->place, head->shard, head->hop);
-    struct plan_range shard = plan_shard(op->count, now->count, head->shard);
+    enum plan_step step = step_of(op, head);
+    struct plan_range shard = shard_of(op, head->shard);
     uint64_t elements = bytes / op->element;
     if (step == STEP_INVALID || head->offset < shard.begin || head->offset > shard.end ||
         elements > shard.end - head->offset)
@@ -107,8 +151,7 @@ static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wi
 static void forward_now(struct engine *engine, struct op *op, struct wire_op *head, size_t bytes, uint32_t index) {
     struct lane *next = neighbour_lane(mover_successor(op), index);
     if (next == NULL) return; // the link broke; the op is redone in the next epoch
-    struct frame *frame =
-        chunk_frame(engine, op, head, (const uint8_t *)op->args.recv + head->offset * op->element, bytes);
+    struct frame *frame = chunk_frame(engine, op, head, sum_at(op, head->offset), bytes);
     if (frame == NULL) return;
     lane_push(next, frame);
     lane_schedule(next);
@@ -165,17 +208,16 @@ static void reduce_part(struct op *op, enum plan_step step, uint64_t at, void *p
     const struct wire_fingerprint *what = &op->args.fingerprint;
     struct device_sum sum = {.op = what->op, .dtype = what->dtype};
     if (step == STEP_REDUCE_LAST && what->op == pcclAvg) sum.divisor = op->team->count;
-    device_reduce(op->args.queue, (uint8_t *)op->args.recv + at, partial, (const uint8_t *)op->args.send + at,
+    device_reduce(op->args.queue, sum_at(op, at / op->element), partial, (const uint8_t *)op->args.send + at,
                   bytes / op->element, &sum);
 }
 
 // Takes a chunk out of the neighbour's memory. Part by part, so that what is saved, read and reduced is still in the
 // cache.
 static bool take_placed(struct op *op, const struct incoming *in, enum plan_step step, uint64_t at) {
-    const struct team *now = op->team;
     uint64_t address = wire_place_decode(in->place);
     bool reduce = step == STEP_REDUCE || step == STEP_REDUCE_LAST;
-    bool save = reduce || in->head.shard == now->place;
+    bool save = reduce || in->head.shard == op->team->place;
     size_t bytes = chunk_bytes(in), part_bytes = save ? PACE_CHUNK_MAX / 2 : bytes;
     for (size_t done = 0; done < bytes; done += part_bytes) {
         size_t part = bytes - done < part_bytes ? bytes - done : part_bytes;
@@ -197,7 +239,7 @@ static bool take_placed(struct op *op, const struct incoming *in, enum plan_step
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     const struct team *now = op->team;
     struct ring *ring = op->work;
-    enum plan_step step = plan_ring_step(now->count, now->place, in->head.shard, in->head.hop);
+    enum plan_step step = step_of(op, &in->head);
     uint64_t at = in->head.offset * op->element;
     size_t bytes = chunk_bytes(in);
     if (is_placed(in)) {
@@ -209,7 +251,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
         mover_land(op, at, in->to, bytes);
     }
     ring->moving.receive_left -= bytes;
-    if (in->head.shard == now->place) {
+    if (is_half(op) ? step == STEP_REDUCE_LAST : in->head.shard == now->place) {
         ring->returned++;
         uint64_t back = bytes < ring->under_way ? bytes : ring->under_way;
         ring->under_way -= back;
@@ -218,15 +260,16 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
         neighbour_schedule(mover_successor(op));
         engine_unlock(engine);
     }
-    if (step != STEP_GATHER_LAST) forward(engine, op, in);
+    if (step != STEP_GATHER_LAST && !(is_half(op) && step == STEP_REDUCE_LAST)) forward(engine, op, in);
     return true;
 }
 
 // Own chunks go before those to forward until enough are under way, so that every member always has work. More would
 // leave the caches before they are read. One of each op always may: a member behind the successor may post this op
-// first, and others under way only afterwards.
-static bool may_inject(struct engine *engine, const struct op *op) {
+// first, and others under way only afterwards. Of a half none comes back: there those to forward go first.
+static bool may_inject(struct engine *engine, const struct op *op, bool idle) {
     const struct ring *ring = op->work;
+    if (is_half(op)) return idle;
     if (ring->injected == ring->returned) return true;
     if (ring->next_reads) return ring->injected - ring->returned < CHUNKS_AHEAD;
     const struct epoch *now = mover_epoch(engine);
@@ -236,13 +279,12 @@ static bool may_inject(struct engine *engine, const struct op *op) {
 
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     const struct team *now = op->team;
-    (void)idle;
     struct ring *ring = op->work;
     if (!ring->moving.next_ready || ring->inject == ring->inject_end || lane->peer != mover_successor(op) ||
         !mover_may_use(engine, lane))
         return NULL;
-    if (!may_inject(engine, op)) return NULL;
-    struct plan_range own = plan_shard(op->count, now->count, now->place);
+    if (!may_inject(engine, op, idle)) return NULL;
+    struct plan_range own = shard_of(op, now->place);
     uint64_t elements = pace_chunk(own.end - own.begin, op->element,
                                    ring->next_reads ? PACE_PLACED_MAX : PACE_CHUNK_MAX, op->parent != NULL);
     if (elements > ring->inject_end - ring->inject) elements = ring->inject_end - ring->inject;
@@ -257,7 +299,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     if (frame == NULL) return NULL;
     ring->inject += elements;
     ring->injected++;
-    if (!ring->next_reads) {
+    if (!ring->next_reads && !is_half(op)) {
         ring->under_way += frame->bytes;
         mover_shared(engine)->under_way += frame->bytes;
     }

@@ -39,7 +39,8 @@ static void test_segments(void) {
 
 // However long the way, one round of it costs less than five.
 static const struct wire_fingerprint sum = {.codec = CODEC_RAW}, quantised = {.codec = CODEC_MINMAX_UINT8},
-                                     broadcast = {.kind = PLAN_BROADCAST};
+                                     broadcast = {.kind = PLAN_BROADCAST}, reduce = {.kind = PLAN_REDUCE},
+                                     scattered = {.kind = PLAN_REDUCE_SCATTER};
 
 static void test_choice_at_long_delays(void) {
     for (uint32_t latency_us = 1000; latency_us <= 20 * 1000 * 1000; latency_us += 100 * 1000)
@@ -71,6 +72,10 @@ static void test_choice(void) {
         bool small = rows[i].bytes <= PLAN_SMALL_ANY / (rows[i].members - 1);
         CHECK_EQ(plan_path_of(&broadcast, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000),
                  small ? PLAN_SMALL : PLAN_CHAIN);
+        CHECK_EQ(plan_path_of(&reduce, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000),
+                 small ? PLAN_SMALL : PLAN_RING);
+        CHECK_EQ(plan_path_of(&scattered, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000),
+                 small ? PLAN_SMALL : PLAN_RING);
     }
 }
 
