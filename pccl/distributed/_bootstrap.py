@@ -15,17 +15,18 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from pccl._address import parse_endpoints
 from pccl._calls import Deadline
 from pccl._communicator import Communicator
 from pccl._errors import PCCLError, PCCLTimeoutError
+from pccl._master import serve_run
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -43,7 +44,12 @@ ATTEMPTS = 1000
 BEGIN_PART = 0.8
 """Of what is left of the timeout, after which rank 0 gives up, so that the others hear of it within theirs."""
 
+JOIN = "join"
+"""What rank 0 tells the others where the run goes on without them."""
+
 _masters = ""
+_to_join = ""
+_meant: str | None = None
 
 
 class BootstrapError(RuntimeError):
@@ -81,26 +87,50 @@ def note_masters(addresses: str) -> None:
             os.close(int(pipe))
 
 
-def joins() -> bool:
-    """Whether this process was started to take part in a run that goes on: PCCL_JOIN=1 and PCCL_MASTER say so."""
-    return os.environ.get("PCCL_JOIN", "") == "1"
+def to_join() -> str:
+    """The masters of a run that this process is to become a member of, by its first `Elastic.sync`; "" for any other process."""
+    return _to_join
+
+
+def joined() -> None:
+    """Notes that it has."""
+    global _to_join
+    _to_join = ""
+
+
+@contextlib.contextmanager
+def meant_to_join(addresses: str | None) -> Iterator[None]:
+    """In this block `connect` is told to join the run of these masters; None: of those that PCCL_MASTER names."""
+    global _meant
+    _meant = addresses if addresses is not None else os.environ.get("PCCL_MASTER", "")
+    try:
+        yield
+    finally:
+        _meant = None
 
 
 def connect(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> tuple[Communicator, tuple[UUID, ...]]:
     """Connects this process to its job; gives the communicator and the ids of all ranks, in the order of the ranks.
 
-    A process that joins a run (`joins`) is not connected here, but by its first `Elastic.sync`: it is alone until then.
-    BootstrapError: what is missing, or what the ranks disagree about, and what to do; at the latest after `timeout`.
+    A process that is to join a run that goes on is alone until its first `Elastic.sync`: its communicator is not connected, and
+    there is one id. That is one in which `join` was called, which has PCCL_JOIN=1, or which torchrun has started anew while
+    the run at PCCL_MASTER goes on. BootstrapError: what is missing, or what the ranks disagree about, and what to do; at the
+    latest after `timeout`.
     """
-    if joins():
-        return newcomer(os.environ.get("PCCL_MASTER", ""))
+    if _meant is not None:
+        return _newcomer(_meant)
+    if os.environ.get("PCCL_JOIN", "") == "1":
+        return _newcomer(os.environ.get("PCCL_MASTER", ""))
     board = _Board(store, rank, world_size, Deadline(timeout.total_seconds()), timeout)
     place = _own_place(store, world_size)
     places = [_read(text) for text in board.exchange("place", json.dumps(asdict(place)), lambda text: _check(text, place, rank))]
-    addresses = next((one.masters for one in places if one.masters), "") or _start_masters(board, places)
+    given = next((one.masters for one in places if one.masters), "")
+    addresses = given or _start_masters(board, places)
     comm = Communicator(addresses)
     try:
-        _join_run(comm, board, addresses)
+        if _join_run(comm, board, addresses) == JOIN:
+            comm.close()
+            return _newcomer(addresses)
         members = tuple(UUID(text) for text in board.exchange("member", str(comm.uuid)))
     except BaseException:
         comm.close()
@@ -109,13 +139,18 @@ def connect(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -
     return comm, members
 
 
-def newcomer(addresses: str) -> tuple[Communicator, tuple[UUID, ...]]:
-    """A communicator that is to join the run of these masters later, and a group of itself alone."""
+def _newcomer(addresses: str) -> tuple[Communicator, tuple[UUID, ...]]:
+    """A communicator that is to be connected later, and a group of this process alone."""
+    global _to_join
     if not addresses:
         raise BootstrapError("a process that joins needs the masters of the run: PCCL_MASTER=host:port, or join('host:port')")
-    comm = Communicator(addresses)
+    try:
+        comm = Communicator(addresses)
+    except (ValueError, AssertionError) as error:
+        raise BootstrapError(f"the masters of the run to join: {error}") from None
+    _to_join = addresses
     note_masters(addresses)
-    return comm, (comm.uuid,)
+    return comm, (uuid4(),)
 
 
 # ---- the store ----
@@ -317,13 +352,18 @@ def _start_master(address: str, listed: str, deadline: Deadline) -> str:
 # ---- the run ----
 
 
-def _join_run(comm: Communicator, board: _Board, addresses: str) -> None:
-    """Returns once all ranks are members of one run, and nobody else. Rank 0 goes first: it must find nobody there."""
+def _join_run(comm: Communicator, board: _Board, addresses: str) -> str:
+    """Returns once all ranks are members of one run, and nobody else; or JOIN, where there is one that they shall join.
+
+    Rank 0 goes first: it must find nobody there.
+    """
     if board.rank == 0:
-        problem = _begin_run(comm, board, addresses)
+        problem = JOIN if _restarted() and serve_run(addresses) else _begin_run(comm, board, addresses)
         board.tell("run", 0, problem)
     else:
         problem = board.read("run", 0)
+    if problem == JOIN:
+        return JOIN
     if problem:
         raise BootstrapError(problem)
     try:
@@ -335,6 +375,12 @@ def _join_run(comm: Communicator, board: _Board, addresses: str) -> None:
         raise BootstrapError(text) from None
     except PCCLError as error:
         raise BootstrapError(f"rank {board.rank} cannot connect to the master {addresses}: {error}") from None
+    return ""
+
+
+def _restarted() -> bool:
+    """Whether torchrun has started the processes of this job anew."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 
 def _begin_run(comm: Communicator, board: _Board, addresses: str) -> str:

@@ -212,5 +212,6 @@ def create(asked: Any, options: Any = None) -> ProcessGroup:
     strict = os.environ.get("PCCL_STRICT", "0") not in ("", "0") if options.strict is None else options.strict
     name = WORLD_NAME if above is None else asked.group_id  # a group beside one of another backend
     communicator, members = _bootstrap.connect(asked.store, asked.group_rank, asked.group_size, asked.timeout)
-    launcher = Launcher(communicator, name, View(members, members[asked.group_rank]), strict=strict)
+    own = members[asked.group_rank if len(members) == asked.group_size else 0]  # else it joins a run, and is alone until then
+    launcher = Launcher(communicator, name, View(members, own), strict=strict)
     return ProcessGroup(asked.store, launcher, Completer(), asked.timeout)

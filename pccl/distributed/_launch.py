@@ -180,7 +180,7 @@ class Launcher:
         """Begins an op. `root` is a rank of the view; `scaled`, `again`: see `CoreCall`; the rest is what the core takes."""
         number = self.next_number() if number is None else number
         view = self.view
-        if view.size == 1 and not self.strict:
+        if view.size == 1:
             return _alone(arguments)
         if kind in _ELASTIC:
             group = self._founders

@@ -41,6 +41,12 @@ class Rank:
         assert members[self.rank] == self.comm.uuid
         return tuple(map(str, members))
 
+    def to_join(self) -> str:
+        """Whose run it is told to join."""
+        comm, members = _bootstrap.connect(self.store, self.rank, self.world_size, timedelta(seconds=PATIENCE))
+        assert (comm.alive, len(members)) == (False, 1)
+        return _bootstrap.to_join()
+
     def masters(self) -> str:
         return _bootstrap.masters()
 
@@ -244,6 +250,33 @@ def test_who_starts_a_master():
     assert _bootstrap._starters(["a", "b", "a", "c", "d"]) == [0, 1, 3]
 
 
-def test_a_newcomer_needs_an_address():
-    with pytest.raises(_bootstrap.BootstrapError, match="PCCL_MASTER"):
-        _bootstrap.newcomer("")
+@pytest.mark.parametrize(("addresses", "words"), [("", "PCCL_MASTER"), ("somewhere", "no port")])
+def test_a_newcomer_needs_an_address(addresses, words):
+    with _bootstrap.meant_to_join(addresses), pytest.raises(_bootstrap.BootstrapError, match=words):
+        _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
+
+
+def test_a_newcomer_is_alone_and_knows_where_to_go(monkeypatch):
+    monkeypatch.setenv("PCCL_MASTER", "127.0.0.1:9")
+    monkeypatch.setattr(_bootstrap, "_to_join", "")
+    with _bootstrap.meant_to_join(None):
+        comm, members = _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
+    assert (comm.alive, len(members), _bootstrap.to_join()) == (False, 1, "127.0.0.1:9")
+    _bootstrap.joined()
+    assert _bootstrap.to_join() == ""
+
+
+def test_a_job_that_torchrun_has_started_anew_joins_the_run_that_goes_on():
+    with pccl.MasterNode("127.0.0.1:0") as master, pccl.Communicator(f"127.0.0.1:{master.port}") as survivor:
+        survivor.connect()
+        environment = {"PCCL_MASTER": f"127.0.0.1:{master.port}", "TORCHELASTIC_RESTART_COUNT": "1"}
+        with job(["0"] * 2, **environment) as ranks:
+            assert together(ranks, "to_join") == [environment["PCCL_MASTER"]] * 2
+
+
+def test_a_job_that_torchrun_has_started_anew_begins_anew_where_no_run_goes_on():
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        environment = {"PCCL_MASTER": f"127.0.0.1:{master.port}", "TORCHELASTIC_RESTART_COUNT": "1"}
+        with job(["0"] * 2, **environment) as ranks:
+            assert len(set(together(ranks, "connect"))) == 1
+            assert together(ranks, "sums", 1) == [2, 2]
