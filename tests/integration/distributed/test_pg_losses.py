@@ -1,0 +1,195 @@
+"""What a death does to a process group: who goes on, with which numbers, and what ends with which error."""
+
+from __future__ import annotations
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import pccl.distributed
+
+STRICT = {"PCCL_STRICT": "1"}
+
+
+def numbers() -> tuple[int, int, list[int]]:
+    return dist.get_rank(), dist.get_world_size(), dist.get_process_group_ranks(dist.group.WORLD)
+
+
+def reduce_after_death(victim: int) -> object:
+    rank = dist.get_rank()
+    if rank == victim:
+        ranks.die()
+    tensor = torch.full((1000,), 1.0 + rank)
+    dist.all_reduce(tensor)
+    after = numbers()
+    average = torch.full((3,), 10.0 * after[0])
+    dist.all_reduce(average, dist.ReduceOp.AVG)
+    dist.barrier()
+    gathered: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, rank)
+    return tensor.unique().tolist(), after, average.tolist(), gathered
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_reductions_go_on_among_the_survivors(victim: int) -> None:
+    results = ranks.run(reduce_after_death, 3, victim, dead=(victim,))
+    left = [rank for rank in range(3) if rank != victim]
+    for place, rank in enumerate(left):
+        assert results[rank] == ([2.0 + sum(left)], (place, 2, [0, 1]), [5.0] * 3, left)
+
+
+def last_one() -> object:
+    if dist.get_rank() == 0:
+        ranks.die()
+    tensor = torch.full((4,), 3.0)
+    dist.all_reduce(tensor)
+    after = numbers()
+    dist.barrier()
+    dist.broadcast(tensor, 0)
+    outputs = [torch.zeros(4)]
+    dist.all_gather(outputs, tensor)
+    return tensor.tolist(), after, outputs[0].tolist()
+
+
+def test_the_last_one_goes_on_alone() -> None:
+    assert ranks.run(last_one, 2, dead=(0,))[1] == ([3.0] * 4, (0, 1, [0]), [3.0] * 4)
+
+
+def sharded_after_death() -> object:
+    rank = dist.get_rank()
+    if rank == 1:
+        ranks.die()
+    output = torch.zeros(6)
+    try:
+        dist.all_gather_into_tensor(output, torch.full((2,), float(rank)))
+    except pccl.distributed.PeerLostError as error:
+        found = error.ranks, isinstance(error, dist.DistBackendError), str(error)
+    after = numbers()
+    output = torch.zeros(4)
+    dist.all_gather_into_tensor(output, torch.full((2,), float(rank)))
+    return found, after, output.tolist()
+
+
+def test_what_carries_shards_ends_with_an_error_that_names_the_lost() -> None:
+    results = ranks.run(sharded_after_death, 3, dead=(1,))
+    for place, rank in enumerate((0, 2)):
+        (lost, torch_error, text), after, output = results[rank]
+        assert (lost, torch_error) == ((1,), True)
+        assert "all_gather_into_tensor" in text
+        assert "1" in text
+        assert (after, output) == ((place, 2, [0, 1]), [0.0, 0.0, 2.0, 2.0])
+
+
+def broadcast_of_dead(root: int, count: int) -> object:
+    rank = dist.get_rank()
+    tensor = torch.full((count,), float(rank))
+    if rank == root:
+        ranks.die()
+    try:
+        dist.broadcast(tensor, root)
+    except pccl.distributed.PeerLostError as error:
+        return error.ranks
+    return tensor.unique().tolist()
+
+
+@pytest.mark.parametrize("count", [3, 200_000])
+def test_a_broadcast_from_rank_0_is_made_again_from_the_next(count: int) -> None:
+    assert ranks.run(broadcast_of_dead, 3, 0, count, dead=(0,)) == [None, [1.0], [1.0]]
+
+
+def test_a_broadcast_from_another_dead_rank_is_an_error() -> None:
+    assert ranks.run(broadcast_of_dead, 3, 1, 5, dead=(1,)) == [(1,), None, (1,)]
+
+
+def received_from_dead() -> object:
+    if dist.get_rank() == 0:
+        ranks.die()
+    with pytest.raises(pccl.distributed.PeerLostError):
+        dist.recv(torch.zeros(3), 0)
+    return True
+
+
+def test_a_receive_from_a_dead_member_ends() -> None:
+    assert ranks.run(received_from_dead, 3, dead=(0,)) == [None, True, True]
+
+
+def strictly() -> object:
+    rank = dist.get_rank()
+    if rank == 1:
+        ranks.die()
+    found = []
+    for _ in range(2):
+        try:
+            dist.all_reduce(torch.ones(10))
+        except pccl.distributed.PeerLostError as error:
+            found.append(error.ranks)
+    return found, numbers()
+
+
+def test_in_strict_mode_a_loss_is_an_error_of_every_call() -> None:
+    results = ranks.run(strictly, 3, environment=STRICT, dead=(1,))
+    assert results[0] == ([(1,), (1,)], (0, 3, [0, 1, 2]))
+    assert results[2] == ([(1,), (1,)], (2, 3, [0, 1, 2]))
+
+
+def trained(victim: int, at_step: int, where: str) -> object:
+    rank = dist.get_rank()
+    torch.manual_seed(1)
+    net = DistributedDataParallel(nn.Sequential(nn.Linear(8, 300), nn.BatchNorm1d(300), nn.Linear(300, 1)), bucket_cap_mb=0.001)
+    if where == "backward" and rank == victim:
+        calls: list[int] = []
+
+        def dying(grad: torch.Tensor) -> None:
+            calls.append(1)
+            if len(calls) > at_step:
+                ranks.die()
+
+        net.module[1].weight.register_hook(dying)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    gradients = []
+    for step in range(4):
+        if rank == victim and step == at_step and where == "forward":
+            ranks.die()
+        optimizer.zero_grad()
+        data = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+        net(data).square().mean().backward()
+        optimizer.step()
+        gradients.append(net.module[0].weight.grad.clone())
+    return [parameter.detach().clone() for parameter in net.module.parameters()], gradients, dist.get_world_size()
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_ddp_goes_on_with_equal_bits(victim: int, where: str) -> None:
+    results = ranks.run(trained, 3, victim, 1, where, dead=(victim,))
+    one, other = (results[rank] for rank in range(3) if rank != victim)
+    assert one[2] == other[2] == 2
+    for mine, theirs in zip([*one[0], *one[1]], [*other[0], *other[1]], strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def averaged(victim: int) -> list[float]:
+    """Gradients of which the average over the contributors is known."""
+    rank = dist.get_rank()
+    layer = nn.Linear(1, 5, bias=False)
+    net = DistributedDataParallel(layer)
+    found = []
+    for step in range(3):
+        if rank == victim and step == 1:
+            ranks.die()
+        net.zero_grad()
+        net(torch.full((1, 1), 1.0 + rank)).sum().backward()
+        found.append(layer.weight.grad[0, 0].item())
+    return found
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_ddp_averages_over_those_that_contributed(victim: int) -> None:
+    results = ranks.run(averaged, 3, victim, dead=(victim,))
+    left = [1.0 + rank for rank in range(3) if rank != victim]
+    for rank in range(3):
+        if rank != victim:
+            assert results[rank] == pytest.approx([2.0, sum(left) / 2, sum(left) / 2])
