@@ -6,6 +6,10 @@ survivors. All other kinds are launched over the living members, whose ranks the
 
 **Tags.** All members make the same calls of a group in the same order, so the number of a call names it. The tag is this number,
 mixed with a hash of the group. What a group calls alone (its one member is left) is completed here, without the core.
+
+**Who is lost.** An op that goes on among the survivors ends with the same set of them everywhere, and that set is what the view
+adopts. One that ends with an error tells each member what it knows by then, which may differ after a second loss: the members
+agree by a barrier of the survivors before they raise it, so that their next call has the same ranks.
 """
 
 from __future__ import annotations
@@ -31,8 +35,8 @@ _MASK = (1 << 64) - 1
 _SPREAD = 0x9E3779B97F4A7C15
 """The odd number nearest to 2**64 divided by the golden ratio: its multiples are far apart, and no two are alike."""
 
-_AGAIN = 1 << 48
-"""Between the numbers of a call and of its repetition."""
+_AGAIN, _AGREE = 1 << 56, 1 << 48
+"""Between the number of a call and those of its repetition, and of the barrier after its loss."""
 
 _ELASTIC = frozenset((Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST, Collective.BARRIER))
 
@@ -70,12 +74,13 @@ ENDED = Ended()
 class CoreCall:
     """An op of the core."""
 
-    __slots__ = ("_again", "_group", "_launcher", "_name", "_op", "_scaled")
+    __slots__ = ("_again", "_group", "_launcher", "_name", "_number", "_op", "_scaled")
 
     def __init__(
         self,
         launcher: Launcher,
         name: str,
+        number: int | None,
         group: Group,
         op: CollectiveOp,
         scaled: tuple[torch.Tensor, int] | None,
@@ -83,6 +88,7 @@ class CoreCall:
     ) -> None:
         self._launcher = launcher
         self._name = name
+        self._number = number  # of the call; None: it concerns two members alone
         self._group = group
         self._op: Any = op
         self._scaled = scaled
@@ -93,7 +99,7 @@ class CoreCall:
         try:
             info = self._op.wait(timeout)
         except pccl.PeerLostError as error:
-            self._lost(error)
+            self._lost(error, timeout)
             self._op.wait(timeout)
             return
         except pccl.PCCLTimeoutError as error:
@@ -107,11 +113,14 @@ class CoreCall:
             if self._scaled is not None:
                 _rescale(*self._scaled, info)
 
-    def _lost(self, error: pccl.PeerLostError) -> None:
+    def _lost(self, error: pccl.PeerLostError, timeout: float | None) -> None:
         """Makes the call again if it can be, else raises."""
-        ranks = tuple(error.ranks)
-        members = tuple(self._group.members[rank] for rank in ranks)
-        self._launcher.lose(members)
+        launcher, listed = self._launcher, self._group.members
+        ranks = error.ranks
+        if self._number is not None and not launcher.strict:
+            launcher.launch(Collective.BARRIER, self._name, number=self._number + _AGREE).wait(timeout)
+            ranks = tuple(rank for rank, member in enumerate(listed) if member not in launcher.view.members)
+        members = tuple(listed[rank] for rank in ranks)
         if self._again is None:
             raise PeerLostError(self._name, error.detail, ranks, members) from None
         self._op, self._again = self._again(), None
@@ -193,7 +202,7 @@ class Launcher:
                 group = self._living = self._group(view.members)
         tag = self._seed ^ (number * _SPREAD & _MASK)
         survivors = kind in _ELASTIC and not self.strict
-        return self._begin(name, group, scaled, again, kind, tag=tag, root=root, survivors=survivors, **arguments)
+        return self._begin(name, number, group, scaled, again, kind, tag=tag, root=root, survivors=survivors, **arguments)
 
     def launch_pair(self, name: str, source: UUID, target: UUID, tag: int, **arguments: Any) -> Call:
         """Begins a send from one member to another, or the receive of one."""
@@ -203,7 +212,7 @@ class Launcher:
             group = self._pairs[pair] = self._group(pair)
         counted = self._sent[*pair, tag] = self._sent.get((*pair, tag), 0) + 1
         core_tag = self.pair_tag(source, target, tag, counted)
-        return self._begin(name, group, None, None, Collective.SEND, tag=core_tag, root=0, **arguments)
+        return self._begin(name, None, group, None, None, Collective.SEND, tag=core_tag, root=0, **arguments)
 
     def pair_tag(self, source: UUID, target: UUID, tag: int, counted: int | None = None) -> int:
         """The core's tag of the next send of a user's tag between two members, or of that with the given count."""
@@ -221,6 +230,7 @@ class Launcher:
     def _begin(
         self,
         name: str,
+        number: int | None,
         group: Group,
         scaled: tuple[torch.Tensor, int] | None,
         again: Callable[[], Call] | None,
@@ -231,7 +241,7 @@ class Launcher:
             op = self.communicator.launch(kind, group=group, **arguments)
         except PCCLError as error:
             raise translated(error, name) from error
-        return CoreCall(self, name, group, op, scaled, again)
+        return CoreCall(self, name, number, group, op, scaled, again)
 
 
 def again_number(number: int) -> int:

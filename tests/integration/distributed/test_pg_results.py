@@ -14,7 +14,7 @@ import torch.distributed as dist
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 OTHERS = [torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.uint16]
-SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (3, 5), (9_001,)]
+SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (3, 5), (70_001,)]
 OPS = {
     dist.ReduceOp.SUM: torch.add,
     dist.ReduceOp.PRODUCT: torch.mul,
