@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeHandle, Ticket, call
+from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket, call
 from pccl._enums import DataType, ReduceOp
 from pccl._errors import PeerLostError, error_for
 from pccl._loader import load_native_module
@@ -163,7 +164,10 @@ class CollectiveOp(Ticket):
 
     def done(self) -> bool:
         """Whether it has ended, well or badly: then `wait` returns at once."""
-        return super().wait(self._handle, Deadline(0)) != TIMED_OUT
+        if self.c.result == TIMED_OUT:
+            with contextlib.suppress(ClosedError), self._handle:
+                _C.pccl_ticket_wait(self.c, 0)
+        return bool(self.c.result != TIMED_OUT) or self._handle.closed
 
     def _error(self, result: int) -> Exception:
         error = error_for(result, self.name, self.detail)

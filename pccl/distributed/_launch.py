@@ -190,6 +190,8 @@ class Launcher:
         number = self.next_number() if number is None else number
         view = self.view
         if view.size == 1:
+            if scaled is not None and scaled[1] != 1:
+                scaled[0].detach().mul_(scaled[1])
             return _alone(arguments)
         if kind in _ELASTIC:
             group = self._founders

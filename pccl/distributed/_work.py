@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import queue
+import sys
 import threading
 import time
 import warnings
@@ -50,6 +51,11 @@ class Work(dist.Work):
         """Whether C++ reads the future, and wants a list of tensors of its own kind in it, not one of Python's."""
         self._future: _Future | None = None
         self._one_waiter = threading.Lock()
+
+    def __del__(self) -> None:
+        """A call that nobody waits for is taken from the core all the same, which has room for so many alone."""
+        if not self._ended and self._calls and not sys.is_finalizing():
+            self._completer.adopt(Work(self._completer, self._calls, self._timeout, self.outcome, self._finish))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns True when the call has ended well; raises what it ended with otherwise.
@@ -174,7 +180,8 @@ class Completer:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Work, _Future] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a work may be dropped anywhere
+        self._stopped = False
 
     def future_of(self, work: Work) -> _Future:
         """A future that this thread completes. Asked for by the thread itself, it is complete: nobody else would do it."""
@@ -190,9 +197,17 @@ class Completer:
         self._queue.put((work, future))
         return future
 
+    def adopt(self, work: Work) -> None:
+        """Waits for a work that was dropped. What has ended already costs nothing."""
+        if work.is_completed():
+            work.complete(work._timeout)
+        elif not self._stopped:
+            self.future_of(work)
+
     def stop(self) -> None:
         """Ends the thread when it has completed what it was given."""
         with self._starting:
+            self._stopped = True
             if self._thread is not None:
                 self._queue.put(None)
                 self._thread = None

@@ -196,3 +196,56 @@ def test_ddp_averages_over_those_that_contributed(victim: int) -> None:
     for rank in range(3):
         if rank != victim:
             assert results[rank] == pytest.approx([2.0, sum(left) / 2, sum(left) / 2])
+
+
+def dropped() -> int:
+    tensors = [torch.ones(4) for _ in range(6000)]  # more than the core has room for
+    for tensor in tensors:
+        dist.all_reduce(tensor, async_op=True)
+    dist.barrier()
+    return sum(tensor.tolist() == [2.0] * 4 for tensor in tensors)
+
+
+def test_calls_that_nobody_waits_for_take_no_room() -> None:
+    assert ranks.run(dropped, 2) == [6000, 6000]
+
+
+class _Twice(torch.autograd.Function):
+    """Ends rank 1 between the reduces of two buckets."""
+
+    @staticmethod
+    def forward(ctx: object, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        dist.barrier()  # the survivor learns of the loss, and goes on alone
+        return gradient
+
+
+def alone_in_the_middle_of_a_step() -> list[float]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.second(_Twice.apply(self.first(batch)))  # type: ignore[no-untyped-call, no-any-return]
+
+    torch.manual_seed(0)
+    net = Net()
+    model = DistributedDataParallel(net, bucket_cap_mb=1e-5)
+    model(torch.ones(1, 4)).sum().backward()
+    net.zero_grad()
+    loss = model(torch.ones(1, 4)).sum()
+    if dist.get_rank() == 1:
+        ranks.die()
+    loss.backward()
+    alone = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+    net.zero_grad()
+    net(torch.ones(1, 4)).sum().backward()
+    return [float((one - parameter.grad).abs().max()) for one, parameter in zip(alone, net.parameters(), strict=True)]
+
+
+def test_what_was_divided_for_two_is_an_average_of_the_one_that_is_left() -> None:
+    assert ranks.run(alone_in_the_middle_of_a_step, 2, dead=(1,))[0] == [0.0, 0.0]
