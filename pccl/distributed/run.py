@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from pccl.distributed._supervise import become_supervisor
+
 USAGE = """usage: python -m pccl.distributed.run [--restarts N] script.py [arguments...]
        python -m pccl.distributed.run [--restarts N] -m module [arguments...]
        torchrun [options] -m pccl.distributed.run script.py [arguments...]
@@ -19,23 +21,6 @@ does not notice: the status is 0 as long as the others go on. SIGINT, SIGTERM an
   --restarts N  start a child that was killed anew up to N times; it joins the run of the others (default: PCCL_RESTARTS, or 0)
   -h, --help    show this
 """
-
-
-def supervise() -> None:
-    """Lets a supervisor absorb the death of this process, if a launcher has started it: torchrun, which sets LOCAL_RANK.
-
-    To be called before anything else. The first call does not return: the process becomes the supervisor, and the program
-    begins anew as its child, in which the call does nothing. Without a launcher it does nothing, either.
-    """
-    if "LOCAL_RANK" in os.environ and os.environ.get("PCCL_SUPERVISED") != "1":
-        _become_supervisor([sys.executable, *sys.orig_argv[1:]], os.environ.get("PCCL_RESTARTS", ""))
-
-
-def _become_supervisor(command: list[str], restarts: str) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    environment = {**os.environ, "PCCL_RESTARTS": restarts}
-    os.execve(sys.executable, [sys.executable, "-m", "pccl._supervisor", *command], environment)
 
 
 def main(arguments: list[str]) -> None:
@@ -56,7 +41,7 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments == ["-m"]:
         print(f"{USAGE}\nerror: which script is missing", file=sys.stderr)
         sys.exit(2)
-    _become_supervisor([sys.executable, "-u", *arguments], restarts)
+    become_supervisor([sys.executable, "-u", *arguments], restarts)
 
 
 if __name__ == "__main__":

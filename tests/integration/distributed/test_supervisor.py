@@ -171,7 +171,7 @@ def test_supervise_begins_the_program_anew(tmp_path):
     script.write_text(
         "import os, sys\n"
         "print('begins', os.environ.get('PCCL_SUPERVISED'), sys.argv[1:], flush=True)\n"
-        "from pccl.distributed.run import supervise\n"
+        "from pccl.distributed import supervise\n"
         "supervise()\n"
         "print('goes on')\n"
     )

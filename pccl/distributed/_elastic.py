@@ -1,0 +1,231 @@
+"""Training that processes join while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+import pccl
+from pccl._collectives import Collective
+from pccl._enums import DataType
+from pccl.distributed import _bootstrap
+from pccl.distributed._group import ProcessGroup
+from pccl.distributed._launch import digest
+from pccl.distributed._training import Training, packed, unpacked
+
+ATTEMPTS = 20
+"""To bring a newcomer up to date, while members die."""
+
+_TAG = digest("Elastic.sync")
+"""Of what is broadcast in a sync; the next number too. No process group has a call under way then."""
+
+
+class JoinError(RuntimeError):
+    """This process could not join the run: there is none any more, or its training is another one. The others go on."""
+
+
+class Elastic:
+    """A model and its optimizer in a training whose processes may be lost, and others join.
+
+    All processes call `sync` at the top of each step. It lets those in that wait, and brings them up to date out of the memory of
+    the others: parameters and optimizer state; buffers and `values` are those of rank 0.
+
+    `values` are what else a newcomer needs, such as `step=0`; they are attributes. One with `state_dict` and `load_state_dict`,
+    such as a scheduler, is brought up to date by these; any other is replaced, and has to be picklable.
+
+    `every`: only each so many calls of `sync` look whether somebody waits.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None = None, *, every: int = 1, **values: Any
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every must be 1 or more calls, not {every}")
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+        self._values = values
+        self._training = Training(model, optimizers)
+        self._every = every
+        self._calls = 0
+        self._revision = 0
+        self._known: tuple[UUID, ...] = ()
+
+    def sync(self, timeout: timedelta | None = None) -> bool:
+        """Lets newcomers in; at one of them, becomes a member. Whether the members are others than after the last call.
+
+        Then ranks and the world size may be others too, so that data has to be shared out anew; the first call gives True.
+        It is a barrier of all members, to be called between two steps. `timeout`: as of the group, unless given.
+
+        JoinError, at a newcomer only: it was not let in.
+        """
+        group = _group_of_all()
+        seconds = group._timeout if timeout is None else timeout.total_seconds()
+        looks = self._calls % self._every == 0
+        if _bootstrap.to_join():
+            self._join(group, _bootstrap.to_join(), seconds)
+            looks = True  # as the members do after they have let it in
+        if looks:
+            while group.communicator.are_peers_pending(timeout=seconds):
+                self._admit(group, seconds)
+        self._calls += 1
+        changed = group.members != self._known
+        self._known = group.members
+        return changed
+
+    # ---- at members ----
+
+    def _admit(self, group: ProcessGroup, seconds: float) -> None:
+        comm = group.communicator
+        self._revision += 1
+        told = packed(self._described(group))  # before anybody is let in: what cannot be packed is an error on all alike
+        comm.update_topology(timeout=seconds)
+        self._bring_up_to_date(group, told, seconds)
+
+    def _described(self, group: ProcessGroup) -> dict[str, Any]:
+        """What a newcomer is told; all but the buffers and values are the same on all members."""
+        return {
+            "revision": self._revision,
+            "members": group.members,
+            "training": self._training.outline(),
+            "values": {name: (_has_state(value), _state_of(value)) for name, value in self._values.items()},
+        }
+
+    # ---- at a newcomer ----
+
+    def _join(self, group: ProcessGroup, masters: str, seconds: float) -> None:
+        comm = group.communicator
+        try:
+            comm.connect(timeout=seconds)
+            self._bring_up_to_date(group, b"", seconds)
+        except (pccl.PCCLError, ValueError, JoinError) as error:
+            comm.close()  # nobody shall wait for it
+            raise JoinError(f"this process could not join the run at {masters}: {error}") from error
+        _bootstrap.joined()
+
+    def _take(self, told: dict[str, Any]) -> None:
+        self._training.take(told["training"])
+        if self._values.keys() != told["values"].keys():
+            name = min(self._values.keys() ^ told["values"].keys())
+            raise ValueError(f"value {name!r} is not given to Elastic by all processes")
+        for name, (has_state, content) in told["values"].items():
+            if has_state:
+                self._values[name].load_state_dict(content)
+            else:
+                self._values[name] = content
+
+    # ---- at all ----
+
+    def _bring_up_to_date(self, group: ProcessGroup, told: bytes, seconds: float) -> None:
+        """Makes all who are there members of the group, with one content. `told` is what a member tells; a newcomer nothing.
+
+        All see the same losses in the same calls, so all make the same attempts.
+        """
+        comm = group.communicator
+        for attempt in range(ATTEMPTS):
+            try:
+                here = comm.members
+                heard = _broadcast(comm, here, told, seconds)
+                if not heard:
+                    raise JoinError("nobody is there any more who could bring it up to date: the run has ended")
+                content = unpacked(heard)
+                if not told:
+                    self._take(content)
+                self._share(comm, here, content["revision"] if told else 0, seconds)
+                break
+            except (pccl.PeerLostError, pccl.CallAgainError, pccl.TooFewPeersError, _DisagreedError):
+                if attempt == ATTEMPTS - 1:
+                    raise
+                comm.update_topology(timeout=seconds)
+        self._revision = content["revision"]
+        self._calls = 0
+        before = [member for member in content["members"] if member in here]
+        group.attach(comm, [*before, *(member for member in here if member not in before)], self._revision)
+        self._training.make_buckets_anew()
+
+    def _share(self, comm: pccl.Communicator, here: Sequence[UUID], revision: int, seconds: float) -> None:
+        shared = self._training.share()
+        if shared.state is None or len(here) == 1:
+            return
+        shared.state.revision = revision
+        if comm.sync_shared_state(shared.state, timeout=seconds).rx_bytes:
+            shared.restore()
+
+    # ---- values ----
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("_values", {})
+        if name not in values:
+            raise AttributeError(f"{name!r} is not one of the values given to Elastic: {', '.join(values) or 'there are none'}")
+        return values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        elif name in self._values:
+            self._values[name] = value
+        else:
+            raise AttributeError(f"{name!r} is not one of the values given to Elastic: Elastic(model, optimizer, {name}=...)")
+
+
+class _DisagreedError(Exception):
+    """Members have seen different ones of several losses, and made groups of different members."""
+
+
+def _broadcast(comm: pccl.Communicator, here: Sequence[UUID], content: bytes, seconds: float) -> bytes:
+    """The content of the first of these members, which has been there for longest, on all of them."""
+    if len(here) == 1:
+        return content
+    group = comm.group(here)
+    length = torch.tensor([len(content)])
+    _broadcast_tensor(comm, group, length, DataType.INT64, _TAG, seconds)
+    if group.rank == 0:
+        body = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
+    else:
+        body = torch.empty(max(1, int(length)), dtype=torch.uint8)
+    if int(length):
+        _broadcast_tensor(comm, group, body, DataType.UINT8, _TAG + 1, seconds)
+    return body.numpy().tobytes() if int(length) else b""
+
+
+def _broadcast_tensor(
+    comm: pccl.Communicator, group: Any, tensor: torch.Tensor, dtype: DataType, tag: int, seconds: float
+) -> None:
+    pointer = tensor.data_ptr()
+    try:
+        op = comm.launch(
+            Collective.BROADCAST,
+            group=group,
+            tag=tag & (1 << 64) - 1,
+            send=pointer,
+            recv=pointer,
+            dtype=dtype,
+            count=tensor.numel(),
+            survivors=True,
+            keep=tensor,
+        )
+        op.wait(seconds)
+    except pccl.UsageError as error:
+        raise _DisagreedError(str(error)) from error
+
+
+def _has_state(value: object) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _state_of(value: Any) -> Any:
+    return value.state_dict() if _has_state(value) else value
+
+
+def _group_of_all() -> ProcessGroup:
+    group: Any = dist.GroupMember.WORLD
+    if not isinstance(group, ProcessGroup):
+        raise RuntimeError(
+            'Elastic needs a process group of the backend "pccl": call init_process_group("pccl") first, or join()'
+        )
+    return group

@@ -1,0 +1,19 @@
+"""How a process takes the place of init_process_group for a run that goes on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from pccl.distributed import _bootstrap
+
+
+def join(masters: str | None = None, *, timeout: timedelta | None = None) -> None:
+    """Takes the place of `init_process_group("pccl")` in a process that joins a run, whose masters are `masters` or PCCL_MASTER.
+
+    Afterwards this process is in a group of its own, so that DistributedDataParallel can be constructed. Its first `Elastic.sync`
+    waits until the members of the run are in theirs, and makes it one of them. BootstrapError: no masters are named.
+    """
+    with _bootstrap.meant_to_join(masters):
+        dist.init_process_group("pccl", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
