@@ -5,6 +5,7 @@ So a program catches them by either name: `except dist.DistBackendError`, which 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -24,6 +25,9 @@ else:
 class CollectiveError(PCCLError, _BackendError):
     """A collective failed on every member of the group that called it."""
 
+    def __str__(self) -> str:
+        return f"{self.func_name}: {' '.join(self.detail.split())}"
+
 
 class PeerLostError(pccl.PeerLostError, CollectiveError):
     """A collective ended because members of the group were lost.
@@ -41,8 +45,12 @@ class CollectiveTimeoutError(pccl.PCCLTimeoutError, CollectiveError):
     """Not every member of the group joined a collective within the timeout of the call or of the group."""
 
 
-def translated(error: PCCLError, call: str) -> CollectiveError:
-    """The error of the core as one of this module, with the name of the call that it ended."""
-    made = CollectiveError(error.result, call, error.detail or str(error))
-    made.__cause__ = error
-    return made
+def translated(error: PCCLError, call: str, members: Sequence[UUID]) -> CollectiveError:
+    """The error of the core as one of this module, with the name of the call that it ended, and ranks for peers."""
+    text = error.detail or str(error)
+    for rank, member in enumerate(members):
+        text = text.replace(f"peer {str(member)[:8]}", f"rank {rank}")
+    if isinstance(error, pccl.PCCLTimeoutError):
+        what, _, _ = text.partition("; what it waited for goes on")
+        return CollectiveTimeoutError(error.result, call, f"Timed out before all members of the group had joined it: {what}")
+    return CollectiveError(error.result, call, text)

@@ -25,7 +25,7 @@ import torch
 import pccl
 from pccl._collectives import Collective
 from pccl._errors import PCCLError
-from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError, translated
+from pccl.distributed._errors import PeerLostError, translated
 from pccl.distributed._view import View
 
 if TYPE_CHECKING:
@@ -102,11 +102,8 @@ class CoreCall:
             self._lost(error, timeout)
             self._op.wait(timeout)
             return
-        except pccl.PCCLTimeoutError as error:
-            text = f"timed out before all members of the group had joined it: {error.detail}"
-            raise CollectiveTimeoutError(error.result, self._name, text) from None
         except PCCLError as error:
-            raise translated(error, self._name) from error
+            raise translated(error, self._name, self._group.members) from error
         if info.contributors != len(self._group.members):
             living = [part.peers for part in info.ranges] or [frozenset(self._launcher.communicator.members)]
             self._launcher.lose(set(self._group.members).difference(frozenset.intersection(*living)))
@@ -242,7 +239,7 @@ class Launcher:
         try:
             op = self.communicator.launch(kind, group=group, **arguments)
         except PCCLError as error:
-            raise translated(error, name) from error
+            raise translated(error, name, group.members) from error
         return CoreCall(self, name, number, group, op, scaled, again)
 
 
