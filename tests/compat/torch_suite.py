@@ -5,7 +5,7 @@
     tests/compat/torch_suite.py --world 2 all_reduce     # the tests whose names contain one of the words
 
 Many of torch's tests are skipped for all backends but those that torch knows by name. Those of gloo are taken: the suite is
-imported as gloo's, and told the backend's name only then. Each test is run with processes of its own, which are forks of this one.
+imported as gloo's, and told the backend's name only then. Each test has processes of its own, which are forks of this one.
 `torch_suite_exceptions.txt` lists what may fail with pccl, and why.
 """
 
