@@ -29,6 +29,7 @@ struct frame {
     uint8_t head[FRAME_HEAD_BYTES];
     const uint8_t *payload; // a window of the tensors of `op`, the bytes of `block`, a lane's stage, or `place`
     uint32_t length;        // of the payload
+    uint32_t copied;        // bytes that were copied for it into a box
     uint32_t bytes;         // element bytes that it stands for, for the mover of `op`
     uint64_t fence;         // of the device of `op`: the payload is there when it has passed; 0: it is there
     uint8_t place[WIRE_PLACE_BYTES];

@@ -152,7 +152,7 @@ static enum progress take_payload(struct lane *lane) {
     // Such a head stands for a whole chunk: let the other lanes have their turn, and the neighbour what can be
     // forwarded.
     bool another = unread - take >= lane->skip + FRAME_HEAD_BYTES;
-    return in->header.type == WIRE_CHUNK_AT && another ? PARSE_YIELDS : PARSE_ON;
+    return (in->header.type == WIRE_CHUNK_AT || in->header.type == WIRE_CHUNK_IN) && another ? PARSE_YIELDS : PARSE_ON;
 }
 
 // AHEAD -> HEAD.
@@ -296,7 +296,7 @@ static size_t lane_write(struct lane *lane) {
     if (direct) engine_unlock(engine);
     if (finished == NULL) return 0;
 
-    size_t bytes = FRAME_HEAD_BYTES + finished->length;
+    size_t bytes = FRAME_HEAD_BYTES + finished->length + finished->copied;
     if (finished->op != NULL) route.sent(engine, finished);
     engine_lock(engine);
     frame_free(engine, finished);

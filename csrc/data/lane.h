@@ -13,6 +13,15 @@
 
 enum { LANE_BUFFER_BYTES = 16 * 1024, NEIGHBOUR_NAME_BYTES = 16 };
 
+// The memory shared with a neighbour (data/box), of the epoch in force; all 0: there are none. Made and
+// ended under the lock, by the thread but for `box_make`; the rest is the thread's.
+struct boxes {
+    uint8_t *own;         // what goes there
+    uint32_t free;        // slots of it
+    bool populated;       // it has pages
+    const uint8_t *other; // what comes from there
+};
+
 // Another member, or candidate, and the links to it. Changed under the lock by the modules lane, link and same_host,
 // and on the thread only where that is said; all others read.
 struct neighbour {
@@ -26,6 +35,7 @@ struct neighbour {
     bool hangs;                             // thread: its memory did not answer once, and is read no more
     bool offered;                           // in this epoch it has told the name of its
     uint8_t door[DOOR_NAME_BYTES];
+    struct boxes boxes;
     uint64_t eager_bytes; // movers/direct: sent before the peer posted the op
     double speed;         // thread: of its links together
     int64_t speed_ns;     // thread: when it was measured

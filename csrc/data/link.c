@@ -7,6 +7,7 @@
 #include "base/grow.h"
 #include "base/log.h"
 #include "base/platform.h"
+#include "data/box.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "net/socket.h"
@@ -145,6 +146,7 @@ void lanes_free(struct lanes *all) {
         struct neighbour *peer = all->neighbours;
         all->neighbours = peer->next;
         memory_process_close(&peer->memory);
+        box_end(&peer->boxes);
         free(peer);
     }
     free(all->list);
@@ -223,6 +225,7 @@ void lanes_enter_epoch(struct engine *engine) {
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
         peer->eager_bytes = 0;
         peer->offered = false;
+        box_end(&peer->boxes);
         if (peer->member.rank == UINT32_MAX) route.changed(engine, peer, NEIGHBOUR_LEFT);
     }
     for (size_t i = 0; i < all->count; i++) lane_enter_epoch(all->list[i]);

@@ -154,6 +154,15 @@ bool mover_show(struct engine *engine, struct op *op, struct frame *frame, const
     return false;
 }
 
+struct frame *mover_chunk(struct engine *engine, struct op *op, const struct wire_op *head, const void *tensor,
+                          size_t bytes) {
+    engine_lock(engine);
+    struct frame *frame = mover_frame(engine, op, WIRE_CHUNK, head, bytes);
+    if (frame != NULL && !mover_show(engine, op, frame, tensor)) frame = NULL;
+    engine_unlock(engine);
+    return frame;
+}
+
 const void *mover_input(struct op *op, uint64_t offset, size_t length) {
     uint64_t fence;
     const void *input = device_window(op->args.queue, (const uint8_t *)op->args.send + offset, length, &fence);

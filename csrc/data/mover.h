@@ -105,6 +105,10 @@ void mover_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length)
 // so has the engine. Lock held.
 bool mover_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset);
 
+// A frame with a chunk of a tensor. NULL: memory was refused or the device has failed. Lock not held.
+struct frame *mover_chunk(struct engine *engine, struct op *op, const struct wire_op *head, const void *tensor,
+                          size_t bytes);
+
 // Writes the result of a direct op, out of what all members have in common at its end. False: the device has failed.
 bool mover_write(struct op *op, const uint8_t *common);
 // The end of a direct op, whose result is in `op->result` too. Lock held.

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "data/box.h"
 #include "data/core.h"
 #include "data/mover.h"
 #include "data/pool.h"
@@ -99,6 +100,13 @@ static bool take_bulk(struct engine *engine, struct incoming *in) {
     return good;
 }
 
+static bool take_taken(struct engine *engine, struct incoming *in) {
+    engine_lock(engine);
+    bool good = box_taken(engine, in);
+    engine_unlock(engine);
+    return good;
+}
+
 // ---- by type ----
 struct owner {
     bool (*place)(struct engine *engine, struct incoming *in);
@@ -120,6 +128,8 @@ static const struct owner *owner_of(uint16_t type) {
         [WIRE_GRANT] = {.place = place_nothing, .hear = hear_signal},
         [WIRE_MEMORY] = {.place = place_door, .arrived = take_door},
         [WIRE_CHUNK_AT] = {.place = place_bulk, .arrived = take_bulk},
+        [WIRE_CHUNK_IN] = {.place = place_bulk, .arrived = take_bulk},
+        [WIRE_TAKEN] = {.place = place_nothing, .arrived = take_taken},
         [WIRE_SYNC_ASK_HASHES] = {.place = service_place, .arrived = service_arrived},
         [WIRE_SYNC_HASHES] = {.place = service_place, .arrived = service_arrived},
         [WIRE_SYNC_ASK] = {.place = service_place, .arrived = service_arrived},
@@ -169,6 +179,7 @@ static void changed(struct engine *engine, struct neighbour *peer, enum neighbou
     if (change != NEIGHBOUR_FREED) return;
     book_forget(&engine->book, &peer->member);
     same_host_forget(peer);
+    box_end(&peer->boxes);
 }
 
 const struct lane_route route = {

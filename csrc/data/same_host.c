@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/descriptor.h"
 #include "base/log.h"
+#include "data/box.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/link.h"
@@ -92,7 +94,12 @@ static void claim_links(struct engine *engine, struct neighbour *peer) {
         if (peer->lanes[i] == NULL) continue;
         if (!addresses_of(peer->lanes[i], &claim.links[claim.count++])) return;
     }
-    if (claim.count == 0 || door_knock(peer->door, &claim, claim_length(claim.count))) return;
+    if (claim.count == 0) return;
+    int box = box_make(&peer->boxes);
+    bool brought = door_knock(peer->door, &claim, claim_length(claim.count), box);
+    descriptor_close(box);
+    if (brought) return;
+    box_drop_own(&peer->boxes);
     LOG(LOG_DEBUG, "a neighbour's door cannot be reached: it is sent what it could read");
 }
 
@@ -159,6 +166,7 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
     if (!memory_process_lives(&said->process) || !memory_process_permits(&said->process)) return false;
     peer->memory = said->process;
     peer->unreadable = false;
+    if (said->shared >= 0) box_take_other(&peer->boxes, said->shared);
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
         if (peer->lanes[i] != NULL) peer->lanes[i]->vouched = true;
     return true;
@@ -170,6 +178,7 @@ void same_host_take_claims(struct engine *engine) {
         engine_lock(engine);
         bool believed = believe(engine, &said);
         engine_unlock(engine);
+        descriptor_close(said.shared);
         if (!believed) memory_process_close(&said.process);
     }
 }

@@ -19,6 +19,7 @@ struct door;
 
 struct door_claim {
     struct memory_process process; // of our user; who takes the claim closes it
+    int shared;                    // a descriptor that came with it, or -1; whoever takes the claim closes it
     size_t length;
     uint8_t bytes[DOOR_CLAIM_BYTES];
 };
@@ -31,7 +32,8 @@ const uint8_t *door_name(const struct door *door);
 // The next claim; to be called until there is none whenever `tag` has an event. Never blocks; claims of other users are
 // dropped.
 bool door_take(struct door *door, struct door_claim *out);
-// Brings a claim to the door of this name. Never blocks. False: it could not be brought.
-bool door_knock(const uint8_t name[DOOR_NAME_BYTES], const void *claim, size_t length);
+// Brings a claim to the door of this name, and a copy of the descriptor `shared` unless that is -1. Never blocks.
+// False: it could not be brought.
+bool door_knock(const uint8_t name[DOOR_NAME_BYTES], const void *claim, size_t length, int shared);
 
 #endif

@@ -97,6 +97,8 @@ static const struct {
     EXACT(SYNC_ASK, WIRE_OP_BYTES),
     DATA(SYNC_LEAF),
     EXACT(LINK_HEARTBEAT, WIRE_OP_BYTES),
+    DATA(CHUNK_IN),
+    EXACT(TAKEN, WIRE_OP_BYTES),
 };
 
 _Static_assert(4 + EPOCH + MEMBERS <= WIRE_MAX_CONTROL_BYTES, "an epoch fits a control frame");

@@ -77,7 +77,9 @@ enum wire_type {
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted
-    // op posted here, chunks may be sent to me; ring: extra = 1 when I can read the receiver's memory
+    // op posted here, chunks may be sent to me; ring: extra = 1 when I can read the receiver's memory; chain and
+    // pieces:
+    // extra = 2 when I have the receiver's box; pieces: offset = elements that I expect
     WIRE_READY,
     WIRE_POSTED, // small op posted here, data follows once you have posted it too
     WIRE_SMALL,  // one member's whole input of a small op
@@ -99,6 +101,10 @@ enum wire_type {
     WIRE_SYNC_ASK,        // receiver -> donor: these leaves, please
     WIRE_SYNC_LEAF,       // donor -> receiver: one leaf
     WIRE_LINK_HEARTBEAT,  // either way on a link that was idle, in any epoch: struct wire_op is all zero
+    // a chunk as WIRE_CHUNK, in the box that the sender shares with the receiver (data/box): payload is the u64 slot,
+    // extra = bytes
+    WIRE_CHUNK_IN,
+    WIRE_TAKEN, // direct link: these slots of your box are free again; offset = a bit for each
 };
 
 struct wire_header {

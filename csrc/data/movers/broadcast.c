@@ -1,6 +1,8 @@
 // Broadcast: the root's tensor travels round the ring. Every member but the root receives all of it, from its
 // predecessor, straight into its result, and every member but the root's predecessor passes on what has come, in order.
+// A neighbour on the same host gets the chunks in the box that the two share (data/box), any other one on the link.
 // A chunk may take any lane, so what is passed on is what is there from the beginning without a gap.
+#include "data/box.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/mover.h"
@@ -9,6 +11,7 @@
 struct broadcast {
     struct moving moving;
     bool root, last;             // the last member of the way sends nothing
+    bool boxed;                  // the successor gets the chunks in the box
     struct ranges placed, whole; // elements that are here or on their way; that are here
     uint64_t next;               // to be passed on, elements
 };
@@ -24,9 +27,17 @@ static bool begin(struct engine *engine, struct op *op) {
     engine_lock(engine);
     b->moving.next_ready = b->last; // nothing is sent there
     // The root receives nothing, but its predecessor compares the arguments.
-    mover_offer(engine, op, mover_predecessor(op), 0);
+    mover_offer(engine, op, mover_predecessor(op), b->root ? 0 : box_offer(mover_predecessor(op), op));
     engine_unlock(engine);
     return true;
+}
+
+// READY of the successor: it has posted the op.
+static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                        const struct wire_op *head, struct block *block) {
+    struct broadcast *b = op->work;
+    (void)engine, (void)block;
+    if (type == WIRE_READY && from == mover_successor(op)) b->boxed = !b->last && box_serves(from, op, head->extra);
 }
 
 static void release(struct engine *engine, struct op *op) {
@@ -39,24 +50,32 @@ static void release(struct engine *engine, struct op *op) {
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
-    uint64_t offset = in->head.offset, elements = in->length / op->element;
-    if (b->root || in->from != mover_predecessor(op) || in->length == 0 || in->length % op->element != 0 ||
-        offset > op->count || elements > op->count - offset)
+    bool boxed = box_is_named(in, op);
+    size_t bytes = boxed ? in->head.extra : in->length;
+    uint64_t offset = in->head.offset, elements = bytes / op->element;
+    if (in->header.type != WIRE_CHUNK && !boxed) return false;
+    if (b->root || in->from != mover_predecessor(op) || bytes == 0 || bytes % op->element != 0 || offset > op->count ||
+        elements > op->count - offset)
         return false;
     return mover_take(engine, &b->placed, offset, offset + elements) &&
-           mover_place(engine, op, in, offset * op->element);
+           (boxed || mover_place(engine, op, in, offset * op->element));
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
     uint64_t offset = in->head.offset;
-    mover_land(op, offset * op->element, in->to, in->length);
+    bool boxed = in->header.type == WIRE_CHUNK_IN;
+    size_t bytes = boxed ? in->head.extra : in->length;
+    if (!boxed)
+        mover_land(op, offset * op->element, in->to, bytes);
+    else if (!box_copy(engine, in, (uint8_t *)op->args.recv + offset * op->element))
+        return false;
     engine_lock(engine);
-    bool noted = ranges_add(&b->whole, offset, offset + in->length / op->element);
+    bool noted = ranges_add(&b->whole, offset, offset + bytes / op->element);
     if (!noted) engine_fail(engine);
     if (!b->last) neighbour_schedule(mover_successor(op));
     engine_unlock(engine);
-    b->moving.receive_left -= in->length;
+    b->moving.receive_left -= bytes;
     return noted;
 }
 
@@ -72,10 +91,9 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     struct wire_op head;
     op_head(op, &head);
     head.offset = b->next;
-    engine_lock(engine);
-    struct frame *frame = mover_frame(engine, op, WIRE_CHUNK, &head, elements * op->element);
-    if (frame != NULL && !mover_show(engine, op, frame, from + b->next * op->element)) frame = NULL;
-    engine_unlock(engine);
+    from += b->next * op->element;
+    struct frame *frame = b->boxed ? box_frame(engine, op, lane->peer, &head, from, elements * op->element)
+                                   : mover_chunk(engine, op, &head, from, elements * op->element);
     if (frame != NULL) b->next += elements;
     return frame;
 }
@@ -83,8 +101,9 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
 const struct mover broadcast_mover = {
     .name = "broadcast",
     .work_bytes = sizeof(struct broadcast),
-    .types = {WIRE_CHUNK},
+    .types = {WIRE_CHUNK, WIRE_CHUNK_IN},
     .begin = begin,
+    .signal = take_signal,
     .release = release,
     .waits_for = mover_waits_for_next,
     .place = place,

@@ -2,11 +2,14 @@
 // gathered, scattered, exchanged by all with all, or sent to one goes this way; which piece is whose is told by the
 // parts of the call.
 //
+// A neighbour on the same host gets its piece in the box that the two share (data/box), any other one on the link.
+//
 // A member sends to those alone that have posted the op: their READY says how much they expect, so that parts that do
 // not fit together are seen before the first byte.
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/box.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/mover.h"
@@ -17,6 +20,7 @@
 struct link {
     uint64_t next;       // to be sent, elements of the piece
     bool ready;          // it has posted the op
+    bool boxed;          // it gets its piece in the box
     struct ranges taken; // of its piece: what is here, or on its way
 };
 
@@ -51,7 +55,7 @@ static bool begin(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct pieces *p = op->work;
     p->links = calloc(now->count, sizeof *p->links);
-    if (p->links == NULL || !copy_own(op)) return false;
+    if (p->links == NULL) return false;
     engine_lock(engine);
     for (uint32_t place = 0; place < now->count; place++) {
         if (place == now->place) continue;
@@ -60,10 +64,11 @@ static bool begin(struct engine *engine, struct op *op) {
         struct wire_op head;
         op_head(op, &head);
         head.offset = part_from(op, place)->count;
+        head.extra = box_offer(mover_peer(op, place), op);
         neighbour_signal(engine, mover_peer(op, place), WIRE_READY, &head, NULL);
     }
     engine_unlock(engine);
-    return true;
+    return copy_own(op);
 }
 
 // READY.
@@ -75,6 +80,7 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
     if (p->links == NULL || type != WIRE_READY) return;
     uint64_t given = part_to(op, place)->count;
     p->links[place].ready = head->offset == given;
+    p->links[place].boxed = given > 0 && box_serves(from, op, head->extra);
     if (p->links[place].ready) return;
     struct wire_fingerprint theirs = op->args.fingerprint;
     theirs.count = head->offset;
@@ -93,19 +99,25 @@ static void release(struct engine *engine, struct op *op) {
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct pieces *p = op->work;
     uint32_t from = mover_place_of(op, in->from);
-    if (p->links == NULL || from == GROUP_NOBODY || in->length == 0 || in->length % op->element != 0) return false;
+    bool boxed = box_is_named(in, op);
+    size_t bytes = boxed ? in->head.extra : in->length;
+    if (p->links == NULL || from == GROUP_NOBODY || bytes == 0 || bytes % op->element != 0) return false;
+    if (in->header.type != WIRE_CHUNK && !boxed) return false;
     const struct call_part *part = part_from(op, from);
-    uint64_t offset = in->head.offset, elements = in->length / op->element;
+    uint64_t offset = in->head.offset, elements = bytes / op->element;
     if (offset > part->count || elements > part->count - offset) return false;
     return mover_take(engine, &p->links[from].taken, offset, offset + elements) &&
-           mover_place(engine, op, in, (part->at + offset) * op->element);
+           (boxed || mover_place(engine, op, in, (part->at + offset) * op->element));
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct pieces *p = op->work;
-    (void)engine;
-    mover_land(op, (part_from(op, mover_place_of(op, in->from))->at + in->head.offset) * op->element, in->to,
-               in->length);
+    uint64_t at = (part_from(op, mover_place_of(op, in->from))->at + in->head.offset) * op->element;
+    if (in->header.type == WIRE_CHUNK_IN) {
+        p->moving.receive_left -= in->head.extra;
+        return box_copy(engine, in, (uint8_t *)op->args.recv + at);
+    }
+    mover_land(op, at, in->to, in->length);
     p->moving.receive_left -= in->length;
     return true;
 }
@@ -123,10 +135,8 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     op_head(op, &head);
     head.offset = link->next;
     const uint8_t *from = (const uint8_t *)op->args.send + (part->at + link->next) * op->element;
-    engine_lock(engine);
-    struct frame *frame = mover_frame(engine, op, WIRE_CHUNK, &head, elements * op->element);
-    if (frame != NULL && !mover_show(engine, op, frame, from)) frame = NULL;
-    engine_unlock(engine);
+    struct frame *frame = link->boxed ? box_frame(engine, op, lane->peer, &head, from, elements * op->element)
+                                      : mover_chunk(engine, op, &head, from, elements * op->element);
     if (frame != NULL) link->next += elements;
     return frame;
 }
@@ -134,7 +144,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
 const struct mover pieces_mover = {
     .name = "pieces",
     .work_bytes = sizeof(struct pieces),
-    .types = {WIRE_CHUNK},
+    .types = {WIRE_CHUNK, WIRE_CHUNK_IN},
     .begin = begin,
     .signal = take_signal,
     .release = release,

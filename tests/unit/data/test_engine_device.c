@@ -12,7 +12,7 @@ enum { PEERS = 3, VICTIM = 1 };
 static const struct way {
     const char *name;
     uint64_t count;
-    bool in_place, quantised, broadcast, retry, same_host;
+    bool in_place, quantised, broadcast, gather, retry, same_host;
 } ways[] = {
     {.name = "nothing", .count = 0},
     {.name = "direct", .count = 1000},
@@ -23,6 +23,9 @@ static const struct way {
     {.name = "sharded", .count = 400001, .quantised = true},
     {.name = "sharded, in place", .count = 400001, .in_place = true, .quantised = true},
     {.name = "broadcast", .count = 400001, .broadcast = true},
+    {.name = "broadcast, next to memory that is shared", .count = 400001, .broadcast = true, .same_host = true},
+    {.name = "all-gather", .count = 400001, .gather = true},
+    {.name = "all-gather, next to memory that is shared", .count = 400001, .gather = true, .same_host = true},
     {.name = "segments", .count = 3000001, .retry = true},
     {.name = "segments, in place", .count = 3000001, .in_place = true, .retry = true},
 };
@@ -79,14 +82,33 @@ static void trial_free(struct trial *t) {
     same_host = false;
 }
 
+// An all-gather to which the first member alone gives something.
+static struct call_args gather_of(const struct trial *t, uint32_t side) {
+    struct call_args args = broadcast_of(t->world, side, 0, t->send[side], t->recv[side], 5, t->way->count);
+    args.fingerprint.kind = PLAN_ALL_GATHER;
+    args.parts = calloc(1, sizeof *args.parts + 2 * PEERS * sizeof(struct call_part) + PEERS * sizeof(uint64_t));
+    struct call_part *to = args.parts->parts, *from = to + PEERS;
+    uint64_t *shares = (uint64_t *)(void *)(from + PEERS);
+    for (uint32_t i = 0; side == 0 && i < PEERS; i++) to[i].count = t->way->count;
+    from[0].count = shares[0] = args.parts->out = t->way->count;
+    args.parts->in = to[0].count;
+    args.parts->to = to;
+    args.parts->from = from;
+    args.parts->shares = shares;
+    return args;
+}
+
 static enum call_result post(struct trial *t, uint32_t side) {
     const struct way *way = t->way;
     struct call_args args = reduce_of(t->send[side], t->recv[side], 5, way->count, way->broadcast ? 0 : pcclSum,
                                       way->quantised ? CODEC_MINMAX_UINT8 : CODEC_RAW);
     if (way->broadcast) args = broadcast_of(t->world, side, 0, t->send[side], t->recv[side], 5, way->count);
+    if (way->gather) args = gather_of(t, side);
     args.retry = way->retry;
     enum call_result result = engine_post(t->world->sides[side].engine, &args, t->world->epoch);
-    if (result != CALL_OK) group_put(args.group);
+    if (result == CALL_OK) return result;
+    group_put(args.group);
+    free(args.parts);
     return result;
 }
 
@@ -98,6 +120,7 @@ static enum call_result take(struct trial *t, uint32_t side, struct call_outcome
 // The root of a broadcast has the result in its input.
 static bool has_result(const struct trial *t, uint32_t side) {
     if (t->way->broadcast) return holds(t, side == 0 ? t->send[0] : t->recv[side], value_of(0));
+    if (t->way->gather) return holds(t, t->recv[side], value_of(0));
     return holds(t, t->recv[side], value_of(0) + value_of(1) + value_of(2));
 }
 

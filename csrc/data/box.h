@@ -1,0 +1,53 @@
+// A box: memory that two members of one host share, one way. The owner copies chunks into its slots, and tells the
+// other one over the link, which copies them to where they belong and gives the slots back (WIRE_TAKEN).
+//
+// Two copies by two processes at the same time take half as long as one by the kernel out of the other's memory, and
+// none of them can wait for a page of somebody else (docs/decisions/boxes.md). A box is of one group epoch: what an op
+// that is given up has left in it, and who may still be reading that, ends with it.
+#ifndef PCCL_DATA_BOX_H
+#define PCCL_DATA_BOX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct boxes; // data/lane.h
+struct engine;
+struct frame;
+struct incoming;
+struct lane;
+struct neighbour;
+struct op;
+struct wire_op;
+
+enum {
+    BOX_SLOT_BYTES = 256 * 1024,
+    BOX_SLOTS = 8,
+    BOX_BYTES = BOX_SLOTS * BOX_SLOT_BYTES,
+    BOX_READY = 2, // in `extra` of READY: chunks may come in the receiver's box
+};
+
+// A box for what goes there, whose descriptor is the caller's to hand over and close. -1: there is none.
+int box_make(struct boxes *boxes);
+// What goes there was not handed over.
+void box_drop_own(struct boxes *boxes);
+// What comes from there; `fd` stays the caller's.
+void box_take_other(struct boxes *boxes, int fd);
+// The epoch is over, or the neighbour is no more.
+void box_end(struct boxes *boxes);
+
+// `extra` of READY to this member, for an op whose chunks may come in a box.
+uint32_t box_offer(const struct neighbour *to, const struct op *op);
+// Whether the member that has sent READY with this `extra` gets the chunks of the op in the box. Lock held.
+bool box_serves(struct neighbour *to, const struct op *op, uint32_t extra);
+// A chunk of an op, copied into the box. NULL: no slot is free, or memory was refused. Lock not held.
+struct frame *box_frame(struct engine *engine, struct op *op, struct neighbour *to, struct wire_op *head,
+                        const uint8_t *chunk, size_t bytes);
+// Whether the frame that is coming names a chunk in the box, whose bytes are `in->head.extra`; then `in->to` is set.
+bool box_is_named(struct incoming *in, const struct op *op);
+// Copies the chunk out of the box and gives its slot back. False: the frame is malformed. Lock not held.
+bool box_copy(struct engine *engine, struct incoming *in, uint8_t *to);
+// Slots were given back. False: malformed. Lock held.
+bool box_taken(struct engine *engine, struct incoming *in);
+
+#endif
