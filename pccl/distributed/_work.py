@@ -184,9 +184,12 @@ class Completer:
         self._stopped = False
 
     def future_of(self, work: Work) -> _Future:
-        """A future that this thread completes. Asked for by the thread itself, it is complete: nobody else would do it."""
+        """A future that this thread completes.
+
+        It is complete already if the call has ended, as torchft's Manager expects, or if this thread asks for it.
+        """
         future: _Future = torch.futures.Future(devices=work.devices())
-        if threading.current_thread() is self._thread:
+        if work._ended or threading.current_thread() is self._thread:
             work.complete(work._timeout)
             work.settle(future)
             return future

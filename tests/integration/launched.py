@@ -28,7 +28,7 @@ class Launched:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,
+            process_group=0,
         )
         self.lines: list[str] = []
         self._arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
