@@ -502,6 +502,7 @@ void member_set_recovery(struct member *m, uint32_t limit_ms, uint32_t masters) 
 void member_free(struct member *m) {
     if (m == NULL) return;
     mesh_fini(&m->mesh);
+    testament_fini(&m->testament);
     epoch_put(m->epoch);
     free(m);
 }
@@ -583,6 +584,7 @@ void member_tick(struct member *m, int64_t now, struct member_output *out) {
 void member_adopt(struct member *m, const struct member_view *view) { testament_adopt(&m->testament, view); }
 void member_adopt_loss(struct member *m, uint64_t group_epoch) { testament_adopt_loss(&m->testament, group_epoch); }
 const struct member_view *member_adopted(const struct member *m) { return &m->testament.adopted; }
+const struct epoch_ring *member_members(const struct member *m) { return testament_members(&m->testament); }
 enum member_phase member_phase(const struct member *m) { return m->phase; }
 const char *member_text(const struct member *m) { return m->text; }
 const struct wire_id *member_id(const struct member *m) { return &m->id; }

@@ -79,6 +79,9 @@ void member_adopt(struct member *member, const struct member_view *view);
 // Adopts the loss that made `group_epoch`; the newest one up to it when that very one is not known. Never goes back.
 void member_adopt_loss(struct member *member, uint64_t group_epoch);
 const struct member_view *member_adopted(const struct member *member);
+// The own group as it was adopted, by ring places. NULL: it is not known, because members were lost together with a
+// master. Valid until the next event.
+const struct epoch_ring *member_members(const struct member *member);
 
 // ---- state ----
 enum member_phase member_phase(const struct member *member);

@@ -10,7 +10,23 @@ void testament_init(struct testament *t) {
     t->barrier.sizes = t->sizes;
 }
 
+void testament_fini(struct testament *t) {
+    while (t->epoch_count > 0) epoch_put(t->epochs[--t->epoch_count]);
+}
+
 // ---- what happens ----
+
+static void drop_epoch(struct testament *t, uint32_t at) {
+    epoch_put(t->epochs[at]);
+    memmove(&t->epochs[at], &t->epochs[at + 1], (--t->epoch_count - at) * sizeof *t->epochs);
+}
+
+static void keep_epoch(struct testament *t, const struct epoch *epoch) {
+    while (t->epoch_count > 1 && t->epochs[1]->group_epoch <= t->adopted.group_epoch) drop_epoch(t, 0);
+    if (t->epoch_count > 0 && t->epochs[t->epoch_count - 1]->group_epoch == epoch->group_epoch) return;
+    if (t->epoch_count == TESTAMENT_EPOCHS) drop_epoch(t, 1); // not the adopted one
+    t->epochs[t->epoch_count++] = epoch_get(epoch);
+}
 
 void testament_note_barrier(struct testament *t, uint64_t number, const struct wire_outcome *outcome,
                             const struct epoch *epoch) {
@@ -32,6 +48,7 @@ void testament_note_barrier(struct testament *t, uint64_t number, const struct w
 void testament_note_epoch(struct testament *t, const struct wire_epoch_commit *commit, const struct epoch *epoch) {
     const struct wire_epoch *told = &commit->epoch;
     t->quorum = commit->quorum;
+    keep_epoch(t, epoch);
     if (told->lost_epoch > t->lost_epoch) t->lost_epoch = told->lost_epoch;
     if (told->sync_round > t->sync.round) {
         t->sync.round = told->sync_round;
@@ -93,6 +110,12 @@ void testament_adopt_loss(struct testament *t, uint64_t group_epoch) {
     const struct member_view *found = NULL;
     for (uint32_t i = 0; i < t->loss_count && t->losses[i].group_epoch <= group_epoch; i++) found = &t->losses[i];
     if (found != NULL && found->number >= t->adopted.number) t->adopted = *found;
+}
+
+const struct epoch_ring *testament_members(const struct testament *t) {
+    uint32_t i = t->epoch_count;
+    while (i > 0 && t->epochs[i - 1]->group_epoch > t->adopted.group_epoch) i--;
+    return i > 0 && t->epochs[i - 1]->ring.count == t->adopted.group_world ? &t->epochs[i - 1]->ring : NULL;
 }
 
 // ---- telling ----

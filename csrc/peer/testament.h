@@ -12,6 +12,8 @@
 
 #include "peer/decision.h"
 
+enum { TESTAMENT_EPOCHS = 64 };
+
 struct testament {
     uint64_t lost_epoch;         // the last group epoch that lost a member of the own group
     struct wire_quorum quorum;   // of the epoch in force
@@ -24,6 +26,8 @@ struct testament {
     struct member_view adopted; // by the program
     uint32_t loss_count;        // of the own group, after the last vote that was adopted
     uint32_t past_count, past_next;
+    uint32_t epoch_count;
+    const struct epoch *epochs[TESTAMENT_EPOCHS]; // of the own group: the adopted one and later ones, oldest first
 
     // Nothing of these is read before it is written, so that nobody pays for clearing them.
     struct wire_group_size sizes[WIRE_MAX_MEMBERS]; // of `barrier`
@@ -32,6 +36,7 @@ struct testament {
 };
 
 void testament_init(struct testament *t);
+void testament_fini(struct testament *t);
 
 // ---- what happens ----
 // An epoch is in force.
@@ -50,6 +55,9 @@ void testament_note_loss(struct testament *t, const struct member_view *view);
 void testament_adopt(struct testament *t, const struct member_view *view);
 // Adopts the loss that made `group_epoch`; the newest one up to it when that very one is not known. Never goes back.
 void testament_adopt_loss(struct testament *t, uint64_t group_epoch);
+// The own group as the program has adopted it. NULL: its members are not known, because some were lost together with a
+// master.
+const struct epoch_ring *testament_members(const struct testament *t);
 
 // What the next master is told of it: writes its part of `resume`, whose lists are `past` and `losses`.
 void testament_tell(const struct testament *t, struct wire_resume *resume, struct wire_past past[WIRE_MAX_PAST],

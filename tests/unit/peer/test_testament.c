@@ -85,6 +85,7 @@ static void test_barriers(void) {
     testament_take_barrier(&t, &told);
     sizes[0].count = 0; // a copy
     CHECK_EQ(tell().barrier.sizes[0].count, 6);
+    testament_fini(&t);
     epoch_put(epoch);
 }
 
@@ -99,15 +100,64 @@ static void test_rounds(void) {
     CHECK(tell().sync_committed);
     CHECK_EQ(tell().epoch.sync_expected, 8);
     // Rounds of the group that it heard of with an epoch alone.
+    struct epoch *epoch = epoch_of(1, "1");
     struct wire_epoch_commit commit = {.epoch = {.sync_round = 5, .sync_expected = 70, .lost_epoch = 3}};
-    testament_note_epoch(&t, &commit, NULL);
+    testament_note_epoch(&t, &commit, epoch);
     CHECK_EQ(tell().epoch.sync_expected, 8);
     commit.epoch.sync_round = 6;
     commit.epoch.lost_epoch = 2;
-    testament_note_epoch(&t, &commit, NULL);
+    testament_note_epoch(&t, &commit, epoch);
     CHECK_EQ(tell().epoch.sync_round, 6);
     CHECK_EQ(tell().epoch.sync_expected, 70);
     CHECK_EQ(tell().epoch.lost_epoch, 3); // never goes back
+    testament_fini(&t);
+    epoch_put(epoch);
+}
+
+// How many members the adopted epoch had; 0: they are not known.
+static uint32_t members(void) { return testament_members(&t) == NULL ? 0 : testament_members(&t)->count; }
+
+static void note(uint64_t number, const char *groups) {
+    struct wire_epoch_commit commit = {.epoch = {.number = number}};
+    struct epoch *epoch = epoch_of(number, groups);
+    testament_note_epoch(&t, &commit, epoch);
+    epoch_put(epoch);
+}
+
+static struct member_view view_of(uint64_t group_epoch, uint32_t group_world) {
+    return (struct member_view){.number = group_epoch, .group_epoch = group_epoch, .group_world = group_world};
+}
+
+static void test_members(void) {
+    testament_init(&t);
+    CHECK_EQ(members(), 0);
+    note(4, "11112");
+    CHECK_EQ(members(), 0); // not adopted yet
+    struct member_view view = view_of(4, 4);
+    testament_adopt(&t, &view);
+    CHECK_EQ(members(), 4);
+    note(6, "1112");
+    note(7, "112");
+    for (uint64_t number = 6; number < 8; number++) {
+        view = view_of(number, number == 6 ? 3 : 2);
+        testament_note_loss(&t, &view);
+    }
+    CHECK_EQ(members(), 4); // losses show when they are adopted
+    testament_adopt_loss(&t, 6);
+    CHECK_EQ(members(), 3);
+    testament_adopt_loss(&t, 7);
+    CHECK_EQ(members(), 2);
+    view = view_of(9, 1); // of an epoch that was missed
+    testament_note_loss(&t, &view);
+    testament_adopt_loss(&t, 9);
+    CHECK_EQ(members(), 0);
+    note(10, "111");
+    view = view_of(10, 3);
+    testament_adopt(&t, &view);
+    CHECK_EQ(members(), 3);
+    for (uint64_t number = 11; number < 11 + 3 * TESTAMENT_EPOCHS; number++) note(number, "111"); // mended links
+    CHECK_EQ(members(), 3);
+    testament_fini(&t);
 }
 
 static void test_adoption(void) {
@@ -137,6 +187,7 @@ int main(void) {
     test_verdicts();
     test_barriers();
     test_rounds();
+    test_members();
     test_adoption();
     return check_status();
 }
