@@ -177,13 +177,14 @@ class CollectiveOp(Ticket):
         return error
 
 
-def members_of(handle: NativeHandle) -> tuple[UUID, ...]:
-    """Who is in the peer group now, by joining."""
+def members_of(handle: NativeHandle, *, snapshot: bool = False) -> tuple[UUID, ...]:
+    """Who is in the peer group, by joining: now, or in the snapshot that this program has adopted."""
+    function = "pccl_ext_snapshot_members" if snapshot else "pcclGetMembers"
     count = _ffi.new("size_t *", 64)
     while True:
         room = count[0]
         uuids = _ffi.new(_UUIDS, room)
-        call(handle, "pcclGetMembers", uuids, room, count)
+        call(handle, function, uuids, room, count)
         if count[0] <= room:
             return tuple(UUID(bytes=bytes(uuids[i].data)) for i in range(count[0]))
 

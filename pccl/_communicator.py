@@ -15,6 +15,7 @@ from pccl._collectives import Collective, CollectiveOp, Group, has_posted, membe
 from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._loader import load_native_module
+from pccl._named import NamedCollectives
 from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, contributors, op_arguments, reduce_info
 from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_info, sync_report, watcher
 from pccl._tensors import reduce_buffers, require_kind
@@ -53,7 +54,7 @@ SHOWN_TAGS = 8
 """In a text."""
 
 
-class Communicator:
+class Communicator(NamedCollectives):
     """A peer of the run whose master is at `address`: `host:port`, `1.2.3.4:port` or `[ipv6]:port`, or a list of these with
     commas, for a run with standby masters.
 
@@ -77,6 +78,7 @@ class Communicator:
         *,
         master_recovery_limit: float | None = None,
     ) -> None:
+        super().__init__()
         self._endpoints = parse_endpoints(address)
         self._endpoint = self._endpoints[0]
         self._recovery_ms: int | None = None
@@ -296,6 +298,7 @@ class Communicator:
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         retry: bool = False,
+        group: Group | None = None,
         timeout: float | None = None,
     ) -> ReduceInfo:
         """Reduces `send` over the members of the group into `recv`, or in place, where `recv` is the same tensor or left out.
@@ -313,7 +316,14 @@ class Communicator:
         the info's `contributors` tell who is in which range. Large ops are divided into up to 64 segments, and a loss costs 6 of
         them at most. It adopts the epoch that the op was ended in. TooFewPeersError: nobody was left to end it with. After an
         error, the ranges of the error's `contributors` that have peers hold the result; all others, in place, the input.
+
+        With `group` it is of these members alone, not quantised, and `tag` is that of no other call of the group in flight.
         """
+        if group is not None:
+            if operand_descriptor is not None or quantization_options is not None:
+                raise ValueError("a reduce of a group takes no operand_descriptor and no quantization_options")
+            done = self._finish_call(self._all_reduce(send, recv, op, group, tag, retry), timeout)
+            return ReduceInfo(done.contributors, done.tx_bytes, done.rx_bytes, contributors=done.ranges)
         deadline = Deadline(timeout)
         arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry)
         running = self._begin(arguments, owners, "pcclAllReduce")
@@ -390,6 +400,11 @@ class Communicator:
     def members(self) -> tuple[UUID, ...]:
         """The uuids of the peer group's members as they are now, in the order in which they joined."""
         return members_of(self._handle)
+
+    @property
+    def _snapshot(self) -> tuple[UUID, ...]:
+        """The members that `world_size` counts: the same on all of them between the same two calls."""
+        return members_of(self._handle, snapshot=True)
 
     def group(self, members: Sequence[UUID]) -> Group:
         """A group of these members, whose ranks are their places; this peer has to be one of them. Nobody is told."""
@@ -518,6 +533,7 @@ class Communicator:
                 raise ConnectError(error.result, "pcclConnect", error.detail) from None
             raise
         self._connected = True
+        self._tags.restart()
         self._forget("pcclConnect", ticket)
 
     @contextlib.contextmanager
@@ -576,6 +592,8 @@ class Communicator:
         with self._alone(name, *alone):
             ticket = self._finish(name, begin, deadline=Deadline(timeout))
             value: int = ticket.c.value
+            if name == "pcclUpdateTopology":
+                self._tags.restart()
         self._forget(name, ticket)
         return value
 

@@ -25,7 +25,7 @@ pcclResult_t pcclGetMembers(const pcclComm_t *comm, pcclRankUuid_t *PCCL_NULLABL
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(count_out);
     if (capacity > 0) REQUIRE_NOT_NULL(uuids_out);
-    return ops_members(comm->communicator, (struct wire_id *)(void *)uuids_out, capacity, count_out);
+    return ops_members(comm->communicator, false, (struct wire_id *)(void *)uuids_out, capacity, count_out);
 }
 
 pcclResult_t pcclCreateGroup(const pcclComm_t *comm, const pcclRankUuid_t *members, size_t count,

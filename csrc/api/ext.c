@@ -127,6 +127,14 @@ pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out) {
     return pcclSuccess;
 }
 
+pcclResult_t pccl_ext_snapshot_members(const pcclComm_t *comm, pcclRankUuid_t *uuids_out, size_t capacity,
+                                       size_t *count_out) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(uuids_out);
+    REQUIRE_NOT_NULL(count_out);
+    return ops_members(comm->communicator, true, (struct wire_id *)(void *)uuids_out, capacity, count_out);
+}
+
 pcclResult_t pccl_ext_posted(const pcclComm_t *comm, uint64_t tag, const pcclRankUuid_t *member, bool *posted_out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(member);

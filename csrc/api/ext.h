@@ -120,6 +120,11 @@ pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_repor
 // machine.
 pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *shared_state, uint64_t *low_out, uint64_t *high_out);
 
+// As pcclGetMembers, of the snapshot. pcclRankConnectionLost: they are not known, because some were lost together with
+// a master; pcclUpdateTopology makes a new one.
+pcclResult_t pccl_ext_snapshot_members(const pcclComm_t *comm, pcclRankUuid_t *uuids_out, size_t capacity,
+                                       size_t *count_out);
+
 // Whether a member has posted a small send of this tag that was not received here; for receives from any source.
 pcclResult_t pccl_ext_posted(const pcclComm_t *comm, uint64_t tag, const pcclRankUuid_t *member, bool *posted_out);
 

@@ -101,10 +101,13 @@ static int by_joining(const void *a, const void *b) {
     return x->join_number < y->join_number ? -1 : x->join_number > y->join_number;
 }
 
-static pcclResult_t members_locked(struct communicator *c, struct wire_id *ids_out, size_t capacity,
+static pcclResult_t members_locked(struct communicator *c, bool adopted, struct wire_id *ids_out, size_t capacity,
                                    size_t *count_out) {
     RETURN_IF_FAILED(communicator_check_usable(c));
-    const struct epoch_ring *ring = &member_epoch(c->mind)->ring;
+    const struct epoch_ring *ring = adopted ? member_members(c->mind) : &member_epoch(c->mind)->ring;
+    if (ring == NULL)
+        return detail_fail(pcclRankConnectionLost, "the members are not known, for some were lost together with a "
+                                                   "master: call update_topology");
     struct wire_member *sorted = malloc((ring->count + 1) * sizeof *sorted);
     if (sorted == NULL) return detail_fail(pcclInternalError, "the system refused memory for the members");
     memcpy(sorted, ring->members, ring->count * sizeof *sorted);
@@ -115,9 +118,10 @@ static pcclResult_t members_locked(struct communicator *c, struct wire_id *ids_o
     return pcclSuccess;
 }
 
-pcclResult_t ops_members(struct communicator *c, struct wire_id *ids_out, size_t capacity, size_t *count_out) {
+pcclResult_t ops_members(struct communicator *c, bool adopted, struct wire_id *ids_out, size_t capacity,
+                         size_t *count_out) {
     communicator_begin(c);
-    return communicator_finish(c, members_locked(c, ids_out, capacity, count_out));
+    return communicator_finish(c, members_locked(c, adopted, ids_out, capacity, count_out));
 }
 
 pcclResult_t ops_posted(struct communicator *c, uint64_t tag, const struct wire_id *member, bool *posted_out) {

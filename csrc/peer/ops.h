@@ -21,8 +21,10 @@ pcclResult_t ops_await(struct communicator *c, uint64_t tag, int64_t deadline_ns
 // `ids_out` alone. False: there is none, or no such range; the last OPS_TOLD_MAX tags are known.
 bool ops_contributors(struct communicator *c, uint64_t tag, size_t index, struct call_range *range_out,
                       struct wire_id *ids_out, size_t capacity, size_t *ranges_out);
-// The members of the own peer group as they are now, by joining; `capacity` of them are written.
-pcclResult_t ops_members(struct communicator *c, struct wire_id *ids_out, size_t capacity, size_t *count_out);
+// The members of the own peer group, by joining, as they are now or, `adopted`, in the snapshot; `capacity` of them are
+// written.
+pcclResult_t ops_members(struct communicator *c, bool adopted, struct wire_id *ids_out, size_t capacity,
+                         size_t *count_out);
 // Whether a signal or an input of this member has come for an op of this tag that is not posted here.
 pcclResult_t ops_posted(struct communicator *c, uint64_t tag, const struct wire_id *member, bool *posted_out);
 // Frees what was told.

@@ -135,12 +135,13 @@ SIGNATURES = [
     ),
     (
         C.all_reduce,
-        "(send, recv=None, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False, timeout=None)",
+        "(send, recv=None, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False, group=None, "
+        "timeout=None)",
     ),
     (C.all_reduce_async, "(send, recv=None, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False)"),
     (C.all_reduce_multiple_with_retry, "(descriptors, *, max_in_flight=4, timeout=None)"),
     (C.wait_for_peers, "(peers, *, timeout=None)"),
-    (pccl.MasterNode, "(listen_address, *, heartbeat_limit=None, masters=None, advertise=None)"),
+    (pccl.MasterNode, "(listen_address, *, heartbeat_limit=None, masters=None, advertise=None, until_empty=None)"),
     (pccl.MasterNode.run, "()"),
     (pccl.MasterNode.interrupt, "()"),
     (pccl.AsyncReduceHandle.wait, "(*, timeout=None)"),

@@ -1,0 +1,715 @@
+"""The collectives by their names, for numpy arrays and torch tensors. All are made of `Communicator.launch`.
+
+A call is described first, as a `Call`, which checks everything that one member can check by itself; then it is launched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from pccl._calls import Deadline, whole_number
+from pccl._collectives import Collective, CollectiveInfo, CollectiveOp, Group
+from pccl._enums import ReduceOp, Result
+from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, error_for
+from pccl._parts import Buffer, buffer_of, check_alike, check_own, check_size, divided, equal_or_counts, one_buffer, rooted_parts
+from pccl._tensors import require, require_kind
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    Tensor = torch.Tensor | np.ndarray[Any, Any]
+    Parts = Tensor | Sequence[Tensor]
+
+POLL_SECONDS = 0.0002
+"""Between two looks for a sender, of a receive from anybody; doubled up to POLL_MOST_SECONDS."""
+
+POLL_MOST_SECONDS = 0.005
+
+
+# ---- calls ----
+
+
+class Everyone(Group):
+    """All members of the peer group, in the snapshot that this program has adopted."""
+
+
+@dataclass
+class Call:
+    """A collective that is not launched yet."""
+
+    kind: Collective
+    group: Group
+    arguments: dict[str, Any]
+    loads: Buffer | None
+    stores: Buffer | None
+    tag: int | None = None
+    numbered: str = "group"  # what calls are numbered as, among the same members
+    survivors: bool = False  # goes on without members that are lost
+    caller_group: Group | None = None  # that errors tell ranks of, if it is not `group`
+
+    @property
+    def of_everyone(self) -> bool:
+        """Whether the caller has named no group."""
+        return isinstance(self.group, Everyone)
+
+    def going_on(self, survivors: bool) -> Call:
+        """With or without members that are lost."""
+        self.survivors = survivors
+        return self
+
+    def sequence(self) -> tuple[Any, ...] | None:
+        """In which its number is counted; None: its tag is that of no other call."""
+        if self.numbered == "group" and self.tag is not None:
+            return None
+        return ("all",) if self.of_everyone else (self.numbered, self.group.members, self.tag)
+
+    def key(self) -> tuple[Any, ...]:
+        """What names a call that was cut short and is made again."""
+        buffers = [tuple(b.parts) or b.pointer for b in (self.loads, self.stores) if b is not None]
+        rest = sorted((name, str(value)) for name, value in self.arguments.items() if name not in ("send", "recv"))
+        return self.kind, self.group.members, self.tag, self.survivors, tuple(buffers), tuple(rest)
+
+
+class Tags:
+    """The tags of calls in the library.
+
+    They are made of the members and of the tag that the caller gave, so that groups do not meet. Calls that are given none are
+    numbered: members give the same tag because they make the same calls in the same order. Calls of all members are numbered
+    from one update of the topology to the next, also across losses, which members may see at different calls.
+    """
+
+    BITS = 16  # of the number; the rest is of the members
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # from taking a number to the launch
+        self.next: Counter[tuple[Any, ...]] = Counter()
+
+    def restart(self) -> None:
+        """The topology was updated: nothing is in flight, and newcomers count from here."""
+        self.next.pop(("all",), None)
+
+    @classmethod
+    def of(cls, numbered: str, members: Sequence[UUID], tag: int | None, number: int) -> int:
+        """The tag in the library."""
+        text = f"{numbered} {tag}".encode() + b"".join(member.bytes for member in members)
+        digest = hashlib.blake2b(text, digest_size=6).digest()
+        return int.from_bytes(digest, "little") << cls.BITS | number % (1 << cls.BITS)
+
+
+class CollectiveHandle:
+    """A collective in flight, to be waited for. It keeps its tensors until it has ended."""
+
+    def __init__(self, comm: NamedCollectives, call: Call) -> None:
+        self._comm = comm
+        self._call = call
+        self._one_waiter = threading.Lock()
+        self._info: CollectiveInfo | None = None
+        self._root = call.group.members[call.arguments["root"]] if "root" in call.arguments else None
+        if call.loads is not None:
+            call.loads.load()
+        with comm._tags.lock:
+            sequence = call.sequence()
+            self._number = 0 if sequence is None else comm._tags.next[sequence]
+            self._op = self._launch(call.group)  # one that is refused takes no number: the others wait for a right one
+            if sequence is not None:
+                comm._tags.next[sequence] += 1
+
+    def wait(self, timeout: float | None = None) -> CollectiveInfo:
+        """Waits for the end, and raises what the method without `_async` raises.
+
+        `timeout` in seconds: PCCLTimeoutError, and the collective goes on.
+        """
+        deadline = Deadline(timeout)
+        left = deadline.remaining()
+        if not self._one_waiter.acquire(timeout=-1 if left is None else left):
+            raise PCCLTimeoutError(Result.TIMED_OUT, "wait", "another thread waits for this collective: call wait again")
+        try:
+            while self._info is None:
+                try:
+                    self._info = self._op.wait(deadline.remaining())
+                except PeerLostError as error:
+                    self._begin_again(error)
+                else:
+                    if self._call.stores is not None:
+                        self._call.stores.store()
+            return self._info
+        finally:
+            self._one_waiter.release()
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not; does not wait."""
+        try:
+            self.wait(0)
+        except PCCLTimeoutError:
+            return False
+        except PCCLError:
+            return True
+        return True
+
+    def _launch(self, group: Group) -> CollectiveOp:
+        tag = Tags.of(self._call.numbered, group.members, self._call.tag, self._number)
+        # Members may know a different Everyone after a loss: none of these waits for the others, it ends and is made again.
+        survivors = self._call.survivors and not self._call.of_everyone
+        arguments = self._call.arguments
+        return self._comm.launch(self._call.kind, group=group, tag=tag, survivors=survivors, keep=self._call, **arguments)
+
+    def _begin_again(self, error: PeerLostError) -> None:
+        """Among those that live, if a call of all members is to go on without the others; else raises the error."""
+        call = self._call
+        living = self._comm.members
+        named = (call.caller_group or call.group).members
+        error.ranks = tuple(rank for rank, member in enumerate(named) if member not in living)
+        root = self._root
+        if not (call.of_everyone and call.survivors) or (root is not None and root not in living):
+            raise error
+        left = [member for member in call.group.members if member in living]
+        if root is not None:
+            call.arguments["root"] = left.index(root)
+        self._op = self._launch(self._comm.group(left))
+
+    def __repr__(self) -> str:
+        state = "in flight" if self._info is None else "ended"
+        return f"<CollectiveHandle of {self._call.kind.name.lower()}: {state}>"
+
+
+class NamedCollectives:
+    """The methods of a Communicator that are collectives by name.
+
+    **Who.** A collective is of the members of `group` (`Communicator.group`), by default all members of the peer group; roots
+    and all other ranks are places in that group. All its members make the call, with the same arguments but for the tensors;
+    else all of them get a UsageError that names both sides.
+
+    **Tensors** are torch tensors on the CPU or numpy arrays, contiguous, all of one data type (AssertionError). Shapes are not
+    compared: elements are taken as they lie in memory. What has a part for each member is either one tensor with all parts one
+    behind the other, in the order of ranks, or a list with one tensor for each rank; with `counts`, the elements of each part,
+    parts may have different sizes. A part may be empty.
+
+    **Tags.** Any number of collectives may be in flight. All members give the same `tag` to one call, and it is that of no other
+    call of the group in flight. Without a tag the calls of a group are numbered: then all members make them in the same order,
+    and threads that share a group give tags.
+
+    **Death.** With `survivors`, where there is such a parameter, a collective goes on without members that are lost, and the info
+    has the number of `contributors`. Otherwise, and always when the root is lost, it ends with PeerLostError on all
+    surviving members; `ranks` names the lost. Tensors to be received are unspecified then, and those to be sent as before
+    unless they share memory with these.
+
+    **Waiting.** With `timeout` (seconds) a PCCLTimeoutError ends the call, but not the collective: the same call, repeated, waits
+    on. The methods with `_async` return at once; the tensors belong to the collective until the handle's `wait` has returned.
+    """
+
+    if TYPE_CHECKING:
+
+        @property
+        def members(self) -> tuple[UUID, ...]: ...
+        @property
+        def _snapshot(self) -> tuple[UUID, ...]: ...
+        def group(self, members: Sequence[UUID]) -> Group: ...
+
+        launch: Callable[..., CollectiveOp]
+
+        def posted(self, tag: int, member: UUID) -> bool: ...
+
+    def __init__(self) -> None:
+        self._tags = Tags()
+        self._cut_short: dict[tuple[Any, ...], CollectiveHandle] = {}
+        self._everyone: Everyone | None = None
+
+    # ---- one to all, all to one ----
+
+    def broadcast(
+        self,
+        tensor: Tensor,
+        root: int = 0,
+        *,
+        group: Group | None = None,
+        tag: int | None = None,
+        survivors: bool = True,
+        timeout: float | None = None,
+    ) -> CollectiveInfo:
+        """Copies the root's `tensor` into that of every member: of the same number of elements, of any shape.
+
+        PeerLostError: the root was lost, or any member without `survivors`; `tensor` is unspecified then, but for the root's.
+        """
+        return self._finish_call(self._broadcast(tensor, root, group, tag, survivors), timeout)
+
+    def broadcast_async(
+        self, tensor: Tensor, root: int = 0, *, group: Group | None = None, tag: int | None = None, survivors: bool = True
+    ) -> CollectiveHandle:
+        """Launches `broadcast` and returns at once."""
+        return CollectiveHandle(self, self._broadcast(tensor, root, group, tag, survivors))
+
+    def _broadcast(self, tensor: Tensor, root: int, group: Group | None, tag: int | None, survivors: bool) -> Call:
+        group = self._group_of(group)
+        data = one_buffer("tensor", tensor, written=_rank("root", root, group) != group.rank)
+        return _call(Collective.BROADCAST, group, tag, data, data, count=data.numel, root=root).going_on(survivors)
+
+    def reduce(
+        self,
+        send: Tensor,
+        recv: Tensor | None = None,
+        *,
+        op: ReduceOp,
+        root: int = 0,
+        group: Group | None = None,
+        tag: int | None = None,
+        survivors: bool = True,
+        timeout: float | None = None,
+    ) -> CollectiveInfo:
+        """Reduces `send` of all members into `recv` of the root: in place, where it is left out. Other members need no `recv`.
+
+        AVG divides by the contributors. PeerLostError: the root was lost, or any member without `survivors`.
+        """
+        return self._finish_call(self._reduce(send, recv, op, root, group, tag, survivors), timeout)
+
+    def reduce_async(
+        self,
+        send: Tensor,
+        recv: Tensor | None = None,
+        *,
+        op: ReduceOp,
+        root: int = 0,
+        group: Group | None = None,
+        tag: int | None = None,
+        survivors: bool = True,
+    ) -> CollectiveHandle:
+        """Launches `reduce` and returns at once."""
+        return CollectiveHandle(self, self._reduce(send, recv, op, root, group, tag, survivors))
+
+    def _reduce(
+        self,
+        send: Tensor,
+        recv: Tensor | None,
+        op: ReduceOp,
+        root: int,
+        group: Group | None,
+        tag: int | None,
+        survivors: bool,
+    ) -> Call:
+        group = self._group_of(group)
+        require_kind("op", op, ReduceOp)
+        at_root = _rank("root", root, group) == group.rank
+        source = one_buffer("send", send, written=at_root and recv is None)
+        target = None
+        if at_root:
+            target = source if recv is None else one_buffer("recv", recv, written=True)
+            check_alike(source, target)
+            check_size(source, target)
+        return _call(Collective.REDUCE, group, tag, source, target, count=source.numel, op=op, root=root).going_on(survivors)
+
+    def _all_reduce(
+        self, send: Tensor, recv: Tensor | None, op: ReduceOp, group: Group | None, tag: int | None, survivors: bool
+    ) -> Call:
+        group = self._group_of(group)
+        require_kind("op", op, ReduceOp)
+        source = one_buffer("send", send, written=recv is None)
+        target = source if recv is None else one_buffer("recv", recv, written=True)
+        check_alike(source, target)
+        check_size(source, target)
+        return _call(Collective.ALL_REDUCE, group, tag, source, target, count=source.numel, op=op).going_on(survivors)
+
+    def gather(
+        self,
+        send: Tensor,
+        recv: Parts | None = None,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        group: Group | None = None,
+        tag: int | None = None,
+        timeout: float | None = None,
+    ) -> CollectiveInfo:
+        """Puts `send` of all members one behind the other into `recv` of the root. Other members need no `recv`.
+
+        Where the members' tensors differ in size, all members give the same `counts`. PeerLostError: any member was lost.
+        """
+        return self._finish_call(self._gather(send, recv, root, counts, group, tag), timeout)
+
+    def gather_async(
+        self,
+        send: Tensor,
+        recv: Parts | None = None,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        group: Group | None = None,
+        tag: int | None = None,
+    ) -> CollectiveHandle:
+        """Launches `gather` and returns at once."""
+        return CollectiveHandle(self, self._gather(send, recv, root, counts, group, tag))
+
+    def _gather(
+        self,
+        send: Tensor,
+        recv: Parts | None,
+        root: int,
+        counts: Sequence[int] | None,
+        group: Group | None,
+        tag: int | None,
+    ) -> Call:
+        group = self._group_of(group)
+        at_root = _rank("root", root, group) == group.rank
+        own = one_buffer("send", send)
+        whole = None
+        if at_root:
+            require(recv is not None, "recv must be given at the root")
+            whole = buffer_of(recv, "recv", written=True)
+            check_alike(own, whole)
+        parts = rooted_parts(own, "send", whole, "recv", group, counts)
+        return _call(Collective.GATHER, group, tag, own, whole, root=root, **equal_or_counts(parts))
+
+    def scatter(
+        self,
+        send: Parts | None,
+        recv: Tensor,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        group: Group | None = None,
+        tag: int | None = None,
+        timeout: float | None = None,
+    ) -> CollectiveInfo:
+        """Gives each member its part of `send` of the root in `recv`. Other members pass None for `send`.
+
+        Where the parts differ in size, all members give the same `counts`. PeerLostError: any member was lost.
+        """
+        return self._finish_call(self._scatter(send, recv, root, counts, group, tag), timeout)
+
+    def scatter_async(
+        self,
+        send: Parts | None,
+        recv: Tensor,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        group: Group | None = None,
+        tag: int | None = None,
+    ) -> CollectiveHandle:
+        """Launches `scatter` and returns at once."""
+        return CollectiveHandle(self, self._scatter(send, recv, root, counts, group, tag))
+
+    def _scatter(
+        self,
+        send: Parts | None,
+        recv: Tensor,
+        root: int,
+        counts: Sequence[int] | None,
+        group: Group | None,
+        tag: int | None,
+    ) -> Call:
+        group = self._group_of(group)
+        at_root = _rank("root", root, group) == group.rank
+        own = one_buffer("recv", recv, written=True)
+        whole = None
+        if at_root:
+            require(send is not None, "send must be given at the root")
+            whole = buffer_of(send, "send")
+            check_alike(whole, own)
+        parts = rooted_parts(own, "recv", whole, "send", group, counts)
+        sizes = equal_or_counts(parts)
+        if "recv_counts" in sizes:
+            sizes = {"send_counts": parts}
+        return _call(Collective.SCATTER, group, tag, whole, own, root=root, **sizes)
+
+    # ---- all to all ----
+
+    def all_gather(
+        self,
+        send: Tensor,
+        recv: Parts,
+        *,
+        counts: Sequence[int] | None = None,
+        group: Group | None = None,
+        tag: int | None = None,
+        timeout: float | None = None,
+    ) -> CollectiveInfo:
+        """Puts `send` of all members one behind the other into `recv` of every member.
+
+        `send` may be the own part of `recv`. Where the members' tensors differ in size, `recv` is a list of tensors of these
+        sizes, or `counts` has them, the same on all members. PeerLostError: any member was lost.
+        """
+        return self._finish_call(self._all_gather(send, recv, counts, group, tag), timeout)
+
+    def all_gather_async(
+        self,
+        send: Tensor,
+        recv: Parts,
+        *,
+        counts: Sequence[int] | None = None,
+        group: Group | None = None,
+        tag: int | None = None,
+    ) -> CollectiveHandle:
+        """Launches `all_gather` and returns at once."""
+        return CollectiveHandle(self, self._all_gather(send, recv, counts, group, tag))
+
+    def _all_gather(self, send: Tensor, recv: Parts, counts: Sequence[int] | None, group: Group | None, tag: int | None) -> Call:
+        group = self._group_of(group)
+        own, whole = one_buffer("send", send), buffer_of(recv, "recv", written=True)
+        check_alike(own, whole)
+        parts = divided(whole, "recv", group, counts)
+        check_own("send", own, parts[group.rank], "recv")
+        return _call(Collective.ALL_GATHER, group, tag, own, whole, **equal_or_counts(parts))
+
+    def reduce_scatter(
+        self,
+        send: Parts,
+        recv: Tensor,
+        *,
+        op: ReduceOp,
+        counts: Sequence[int] | None = None,
+        group: Group | None = None,
+        tag: int | None = None,
+        timeout: float | None = None,
+    ) -> CollectiveInfo:
+        """Reduces `send` of all members, and gives each member its part of the result in `recv`.
+
+        Where the parts differ in size, `send` is a list of tensors of these sizes, or `counts` has them, the same on all
+        members. PeerLostError: any member was lost.
+        """
+        return self._finish_call(self._reduce_scatter(send, recv, op, counts, group, tag), timeout)
+
+    def reduce_scatter_async(
+        self,
+        send: Parts,
+        recv: Tensor,
+        *,
+        op: ReduceOp,
+        counts: Sequence[int] | None = None,
+        group: Group | None = None,
+        tag: int | None = None,
+    ) -> CollectiveHandle:
+        """Launches `reduce_scatter` and returns at once."""
+        return CollectiveHandle(self, self._reduce_scatter(send, recv, op, counts, group, tag))
+
+    def _reduce_scatter(
+        self,
+        send: Parts,
+        recv: Tensor,
+        op: ReduceOp,
+        counts: Sequence[int] | None,
+        group: Group | None,
+        tag: int | None,
+    ) -> Call:
+        group = self._group_of(group)
+        require_kind("op", op, ReduceOp)
+        whole, own = buffer_of(send, "send"), one_buffer("recv", recv, written=True)
+        check_alike(whole, own)
+        parts = divided(whole, "send", group, counts)
+        check_own("recv", own, parts[group.rank], "send")
+        return _call(Collective.REDUCE_SCATTER, group, tag, whole, own, op=op, **equal_or_counts(parts))
+
+    def all_to_all(
+        self,
+        send: Parts,
+        recv: Parts,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        group: Group | None = None,
+        tag: int | None = None,
+        timeout: float | None = None,
+    ) -> CollectiveInfo:
+        """Gives each member its part of `send`, and puts those of all members one behind the other into `recv`.
+
+        Either all members give two tensors of equal parts; or all of them give lists, or tensors with `send_counts` and
+        `recv_counts`, whose parts may differ in size: what a member sends to another is what that one receives from it.
+        PeerLostError: any member was lost.
+        """
+        return self._finish_call(self._all_to_all(send, recv, send_counts, recv_counts, group, tag), timeout)
+
+    def all_to_all_async(
+        self,
+        send: Parts,
+        recv: Parts,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        group: Group | None = None,
+        tag: int | None = None,
+    ) -> CollectiveHandle:
+        """Launches `all_to_all` and returns at once."""
+        return CollectiveHandle(self, self._all_to_all(send, recv, send_counts, recv_counts, group, tag))
+
+    def _all_to_all(
+        self,
+        send: Parts,
+        recv: Parts,
+        send_counts: Sequence[int] | None,
+        recv_counts: Sequence[int] | None,
+        group: Group | None,
+        tag: int | None,
+    ) -> Call:
+        group = self._group_of(group)
+        source, target = buffer_of(send, "send"), buffer_of(recv, "recv", written=True)
+        check_alike(source, target)
+        gives = divided(source, "send", group, send_counts, "send_counts")
+        takes = divided(target, "recv", group, recv_counts, "recv_counts")
+        unequal = source.counts is not None or send_counts is not None
+        both = unequal == (target.counts is not None or recv_counts is not None)
+        require(both, "the parts of send and recv must be told alike: by lists or counts, for both or for none")
+        if unequal:
+            return _call(Collective.ALL_TO_ALL_V, group, tag, source, target, send_counts=gives, recv_counts=takes)
+        check_size(source, target)
+        return _call(Collective.ALL_TO_ALL, group, tag, source, target, count=gives[0])
+
+    def barrier(
+        self,
+        *,
+        group: Group | None = None,
+        tag: int | None = None,
+        survivors: bool = True,
+        timeout: float | None = None,
+    ) -> CollectiveInfo:
+        """Returns when all members have called it. PeerLostError: any member was lost, without `survivors`."""
+        return self._finish_call(self._barrier(group, tag, survivors), timeout)
+
+    def barrier_async(self, *, group: Group | None = None, tag: int | None = None, survivors: bool = True) -> CollectiveHandle:
+        """Launches `barrier` and returns at once."""
+        return CollectiveHandle(self, self._barrier(group, tag, survivors))
+
+    def _barrier(self, group: Group | None, tag: int | None, survivors: bool) -> Call:
+        return _call(Collective.BARRIER, self._group_of(group), tag, None, None).going_on(survivors)
+
+    # ---- one to one ----
+
+    def send(
+        self, tensor: Tensor, to: int, *, group: Group | None = None, tag: int | None = None, timeout: float | None = None
+    ) -> CollectiveInfo:
+        """Sends `tensor` to the member of rank `to`, which receives as many elements of the same type with `recv`.
+
+        Of two members, the sends of one `tag` are received in the order in which they were sent; those of other tags, and of
+        other members, do not meet them. PeerLostError: the receiver was lost.
+        """
+        return self._finish_call(self._send(tensor, to, group, tag), timeout)
+
+    def send_async(self, tensor: Tensor, to: int, *, group: Group | None = None, tag: int | None = None) -> CollectiveHandle:
+        """Launches `send` and returns at once."""
+        return CollectiveHandle(self, self._send(tensor, to, group, tag))
+
+    def _send(self, tensor: Tensor, to: int, group: Group | None, tag: int | None) -> Call:
+        group = self._group_of(group)
+        return self._pair(one_buffer("tensor", tensor), None, group, group.rank, _other("to", to, group), tag)
+
+    def recv(
+        self,
+        tensor: Tensor,
+        source: int | None = None,
+        *,
+        group: Group | None = None,
+        tag: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Receives into `tensor` what the member of rank `source` sends; None: what any member sends. Gives the sender's rank.
+
+        PeerLostError: the sender was lost, or with None all other members were.
+        """
+        deadline = Deadline(timeout)
+        group = self._group_of(group)
+        if source is None:
+            source = self._next_sender(group, tag, deadline)
+        self._finish_call(self._recv(tensor, source, group, tag), deadline.remaining())
+        return source
+
+    def recv_async(self, tensor: Tensor, source: int, *, group: Group | None = None, tag: int | None = None) -> CollectiveHandle:
+        """Launches `recv` from one member and returns at once."""
+        return CollectiveHandle(self, self._recv(tensor, source, group, tag))
+
+    def _recv(self, tensor: Tensor, source: int, group: Group | None, tag: int | None) -> Call:
+        group = self._group_of(group)
+        return self._pair(
+            None, one_buffer("tensor", tensor, written=True), group, _other("source", source, group), group.rank, tag
+        )
+
+    def _pair(
+        self, sent: Buffer | None, received: Buffer | None, group: Group, sender: int, receiver: int, tag: int | None
+    ) -> Call:
+        ends = [group.members[sender], group.members[receiver]]
+        data = sent or received
+        assert data is not None
+        made = _call(Collective.SEND, self.group(ends), tag, sent, received, count=data.numel, root=0)
+        made.numbered = "send"
+        made.caller_group = group
+        return made
+
+    def _next_sender(self, group: Group, tag: int | None, deadline: Deadline) -> int:
+        """Waits until a member has sent what was not received yet."""
+        pairs = [(sender, group.members[group.rank]) for sender in group.members]
+        pause = POLL_SECONDS
+        while True:
+            begun = {key[1] for key in self._cut_short if key[0] is Collective.SEND and key[2] == tag}
+            for rank, pair in enumerate(pairs):
+                number = self._tags.next["send", pair, tag]
+                if rank != group.rank and (pair in begun or self.posted(Tags.of("send", pair, tag, number), pair[0])):
+                    return rank
+            living = set(self.members)
+            if not any(sender in living for sender, _ in pairs if sender != pairs[group.rank][0]):
+                error = error_for(Result.RANK_CONNECTION_LOST.value, "recv", "all other members of the group were lost")
+                assert isinstance(error, PeerLostError)
+                error.ranks = tuple(rank for rank in range(group.size) if rank != group.rank)
+                raise error
+            if deadline.passed():
+                raise PCCLTimeoutError(Result.TIMED_OUT, "recv", "no member has sent anything: call recv again to wait on")
+            deadline.sleep(pause)
+            pause = min(2 * pause, POLL_MOST_SECONDS)
+
+    # ---- inside ----
+
+    def _group_of(self, group: Group | None) -> Group:
+        if group is not None:
+            require_kind("group", group, Group)
+            return group
+        members = self._snapshot
+        if self._everyone is None or self._everyone.members != members:
+            self._everyone = Everyone(self, members)  # type: ignore[arg-type]
+        return self._everyone
+
+    def _finish_call(self, call: Call, timeout: float | None) -> CollectiveInfo:
+        """Launches a call and waits for its end, or for that of one like it that was cut short."""
+        deadline = Deadline(timeout)
+        key = call.key()
+        handle = self._cut_short.get(key)
+        if handle is None:
+            handle = self._cut_short[key] = CollectiveHandle(self, call)
+        try:
+            info = handle.wait(deadline.remaining())
+        except PCCLTimeoutError:
+            raise
+        except PCCLError:
+            self._cut_short.pop(key, None)
+            raise
+        self._cut_short.pop(key, None)
+        return info
+
+
+# ---- descriptions ----
+
+
+def _call(kind: Collective, group: Group, tag: int | None, send: Buffer | None, recv: Buffer | None, **arguments: Any) -> Call:
+    if tag is not None:
+        tag = whole_number("tag", tag, 64)
+    known = send or recv
+    if known is not None:
+        arguments["dtype"] = known.dtype
+    arguments["send"] = 0 if send is None else send.pointer
+    arguments["recv"] = 0 if recv is None else recv.pointer
+    return Call(kind, group, arguments, send, recv, tag)
+
+
+def _rank(name: str, rank: int, group: Group) -> int:
+    number = whole_number(name, rank, 32)
+    if number >= group.size:
+        raise ValueError(f"{name} is {number}, but the group has {group.size} members: ranks 0 to {group.size - 1}")
+    return number
+
+
+def _other(name: str, rank: int, group: Group) -> int:
+    number = _rank(name, rank, group)
+    if number == group.rank:
+        raise ValueError(f"{name} is {number}, the rank of this member itself")
+    return number

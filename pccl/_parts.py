@@ -1,0 +1,147 @@
+"""Tensors as collectives take them: one, or a list of them as one piece of memory, divided among the members of a group.
+
+Lists of tensors that do not lie one behind the other in memory go through memory of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pccl._calls import whole_number
+from pccl._collectives import Group
+from pccl._enums import DataType, DeviceType
+from pccl._loader import load_native_module
+from pccl._tensors import Memory, is_numpy_array, is_torch_tensor, numpy_memory, require, torch_memory
+
+_ffi, _ = load_native_module()
+_uncleared = _ffi.new_allocator(should_clear_after_alloc=False)
+
+
+def _memory(tensor: Any, role: str, *, written: bool = False) -> Memory:
+    if is_torch_tensor(tensor):
+        memory = torch_memory(tensor, role)
+        require(memory.device is DeviceType.CPU, f"{role} is on {tensor.device}: only CPU tensors can be used")
+    elif is_numpy_array(tensor):
+        if written and not tensor.flags.writeable:
+            raise ValueError(f"{role} is read-only: pass an array that can be written")
+        memory = numpy_memory(tensor, role)
+    else:
+        raise ValueError(f"{role} must be a torch.Tensor or a numpy.ndarray, not {type(tensor).__name__}")
+    return memory
+
+
+@dataclass
+class Buffer:
+    """A tensor, or a list of tensors as one piece of memory."""
+
+    pointer: int
+    numel: int
+    dtype: DataType
+    counts: list[int] | None  # elements of each tensor of a list
+    owner: Any
+    parts: list[tuple[int, int]] = field(default_factory=list)  # address and bytes, where the memory is not theirs
+
+    def load(self) -> Buffer:
+        """Fills memory of its own from the tensors."""
+        at = self.pointer
+        for address, size in self.parts:
+            _copy(at, address, size)
+            at += size
+        return self
+
+    def store(self) -> None:
+        """Fills the tensors from memory of its own."""
+        at = self.pointer
+        for address, size in self.parts:
+            _copy(address, at, size)
+            at += size
+
+
+def _copy(to: int, source: int, size: int) -> None:
+    if size > 0:
+        _ffi.memmove(_ffi.cast("char *", to), _ffi.cast("char *", source), size)
+
+
+def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
+    if not isinstance(value, (list, tuple)):
+        memory = _memory(value, role, written=written)
+        return Buffer(memory.pointer, memory.numel, memory.dtype, None, value)
+    require(len(value) > 0, f"{role} is an empty list: it must have a tensor for each member of the group")
+    memories = [_memory(tensor, f"{role}[{at}]", written=written) for at, tensor in enumerate(value)]
+    dtype = memories[0].dtype
+    for at, memory in enumerate(memories):
+        require(memory.dtype is dtype, f"{role}[0] is {dtype.name} and {role}[{at}] {memory.dtype.name}: they must be alike")
+    sizes = [memory.numel * dtype.itemsize for memory in memories]
+    filled = [(memory.pointer, size) for memory, size in zip(memories, sizes, strict=True) if size > 0]
+    made = Buffer(filled[0][0] if filled else 0, sum(memory.numel for memory in memories), dtype, None, list(value))
+    made.counts = [memory.numel for memory in memories]
+    if any(before[0] + before[1] != after[0] for before, after in itertools.pairwise(filled)):
+        room = _uncleared("char[]", sum(sizes))
+        made.pointer = int(_ffi.cast("uintptr_t", room))
+        made.owner = (room, made.owner)
+        made.parts = filled
+    return made
+
+
+def check_alike(send: Buffer, recv: Buffer) -> None:
+    """They are of one type."""
+    require(send.dtype is recv.dtype, f"send is {send.dtype.name} and recv {recv.dtype.name}: they must be alike")
+
+
+def check_size(send: Buffer, recv: Buffer) -> None:
+    """They have the same number of elements."""
+    require(send.numel == recv.numel, f"send has {send.numel} elements and recv {recv.numel}: they must be alike")
+
+
+def _check_counts(name: str, counts: Sequence[int], group: Group) -> list[int]:
+    checked = [whole_number(f"{name}[{at}]", count, 63) for at, count in enumerate(counts)]
+    if len(checked) != group.size:
+        raise ValueError(f"{name} has {len(checked)} entries, but the group has {group.size} members")
+    return checked
+
+
+def divided(whole: Buffer, role: str, group: Group, counts: Sequence[int] | None, name: str = "counts") -> list[int]:
+    """The elements of each member's part of the tensor called `role`."""
+    given = None if counts is None else _check_counts(name, counts, group)
+    if whole.counts is not None:
+        require(len(whole.counts) == group.size, f"{role} has {len(whole.counts)} tensors, but the group {group.size} members")
+        require(given in (None, whole.counts), f"{name} is {given}, but the tensors of {role} have {whole.counts} elements")
+        return whole.counts
+    if given is not None:
+        require(sum(given) == whole.numel, f"{role} has {whole.numel} elements, but {name} adds up to {sum(given)}")
+        return given
+    part, rest = divmod(whole.numel, group.size)
+    require(rest == 0, f"{role} has {whole.numel} elements, which {group.size} members cannot have equal parts of: give {name}")
+    return [part] * group.size
+
+
+def check_own(role: str, own: Buffer, expected: int, whole: str) -> None:
+    require(own.counts is None, f"{role} must be one tensor, not a list")
+    require(own.numel == expected, f"{role} has {own.numel} elements, but the part of this member in {whole} has {expected}")
+
+
+def equal_or_counts(counts: list[int]) -> dict[str, Any]:
+    """The arguments of a launch for parts of these sizes: the same, whether they were given as counts or not."""
+    return {"count": counts[0]} if len(set(counts)) == 1 else {"recv_counts": counts}
+
+
+def one_buffer(role: str, tensor: Any, *, written: bool = False) -> Buffer:
+    require(not isinstance(tensor, (list, tuple)), f"{role} must be one tensor, not a list")
+    return buffer_of(tensor, role, written=written)
+
+
+def rooted_parts(
+    own: Buffer, own_role: str, whole: Buffer | None, whole_role: str, group: Group, counts: Sequence[int] | None
+) -> list[int]:
+    """The elements of each member's part, of which the members without the whole know their own and perhaps `counts`."""
+    if counts is None and whole is not None and whole.counts is not None:
+        text = f"the tensors of {whole_role} have different sizes, {whole.counts}: all members must give them as counts"
+        require(len(set(whole.counts)) == 1, text)
+    parts = [own.numel] * group.size if whole is None and counts is None else []
+    if not parts:
+        parts = _check_counts("counts", counts or [], group) if whole is None else divided(whole, whole_role, group, counts)
+    check_own(own_role, own, parts[group.rank], whole_role)
+    return parts
