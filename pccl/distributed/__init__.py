@@ -3,15 +3,15 @@
     import pccl.distributed
     torch.distributed.init_process_group("pccl")
 
-Importing this module registers the backend. docs/distributed.md says what happens in each failure.
+Where torch loads entry points as it is imported (unless TORCH_DEVICE_BACKEND_AUTOLOAD=0), the backend is known without the
+import of this module. docs/distributed.md says what happens in each failure.
 """
 
-import torch.distributed as _dist
-
+from pccl._torch_backend import register as _register
 from pccl.distributed._bootstrap import BootstrapError, masters
 from pccl.distributed._elastic import Elastic, JoinError
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
-from pccl.distributed._group import Options, ProcessGroup, create
+from pccl.distributed._group import Options, ProcessGroup
 from pccl.distributed._join import join
 from pccl.distributed._supervise import supervise
 
@@ -29,4 +29,4 @@ __all__ = [
     "supervise",
 ]
 
-_dist.Backend.register_backend("pccl", create, extended_api=True, devices=["cpu", "cuda"])
+_register()

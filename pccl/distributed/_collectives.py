@@ -463,7 +463,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
 
     def _refuse(self, name: str, text: str, kind: type[Exception] = ValueError) -> NoReturn:
         """Raises an error, and lets the others know: they are told that this member makes another call than they do."""
-        self._launcher.launch(Collective.BARRIER, f"{name}, refused by its caller", dtype=DataType.UINT8)
+        call = self._launcher.launch(Collective.BARRIER, f"{name}, refused by its caller", dtype=DataType.UINT8)
+        self._work([call], None, None, [])  # dropped, which completes it
         raise kind(f"{name}: {text}")
 
     def _reduced_as(self, name: str, dtype: torch.dtype, op: ReduceOp) -> tuple[DataType, int]:

@@ -4,14 +4,15 @@
     tests/compat/torch_suite.py --world 2 --world 3      # everything, about half an hour
     tests/compat/torch_suite.py --world 2 all_reduce     # the tests whose names contain one of the words
 
-Many of torch's tests are skipped for all backends but those that torch knows by name. Those of gloo are taken: the suite is
-imported as gloo's, and told the backend's name only then. Each test has processes of its own, which are forks of this one.
+Many of torch's tests are skipped, or are others, for all backends but those that torch knows by name. Those of gloo are taken,
+and "gloo" is exchanged where they make a group. Each test has processes of its own, which are forks of this one.
 `torch_suite_exceptions.txt` lists what may fail with pccl, and why.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -19,7 +20,10 @@ import sys
 import tempfile
 import unittest
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+
+import pccl
 
 EXCEPTIONS = Path(__file__).with_name("torch_suite_exceptions.txt")
 LIMIT_SECONDS = 60
@@ -39,7 +43,10 @@ def suite(backend: str, world: int) -> type[unittest.TestCase]:
     import pccl.distributed  # noqa: F401 - registers the backend
 
     torch.set_num_threads(1)
-    distributed_test.BACKEND = backend
+    for function in ("init_process_group", "new_group"):
+        exchanging = exchanged(getattr(torch.distributed, function), backend)
+        setattr(torch.distributed, function, exchanging)
+        setattr(torch.distributed.distributed_c10d, function, exchanging)
 
     class TorchSuite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
         def setUp(self) -> None:
@@ -47,6 +54,19 @@ def suite(backend: str, world: int) -> type[unittest.TestCase]:
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     return TorchSuite
+
+
+def exchanged(function: Callable[..., object], backend: str) -> Callable[..., object]:
+    """The function, with another backend where it is asked for gloo."""
+
+    @functools.wraps(function)
+    def call(*arguments: object, **options: object) -> object:
+        arguments = tuple(backend if argument == "gloo" else argument for argument in arguments)
+        if options.get("backend") == "gloo":
+            options["backend"] = backend
+        return function(*arguments, **options)
+
+    return call
 
 
 class Verdicts(unittest.TextTestResult):
@@ -94,8 +114,9 @@ def run(backend: str, world: int, words: list[str], only: str, folder: Path) -> 
     out = folder / f"{backend}{world}.json"
     log = folder / f"{backend}{world}.log"
     command = [sys.executable, __file__, "--here", backend, "--out", str(out), "--world", str(world), "--only", only, *words]
-    with log.open("w") as file:
-        subprocess.run(command, stdout=file, stderr=subprocess.STDOUT)
+    with log.open("w") as file, pccl.MasterNode("127.0.0.1:0") as master:  # one for all tests, which saves the start of one each
+        environment = {**os.environ, "PCCL_MASTER": f"127.0.0.1:{master.port}"}
+        subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
     if not out.exists():
         raise SystemExit(f"the suite ended before its end with {backend}: see {log}")
     found: dict[str, str] = json.loads(out.read_text())

@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import pccl.distributed
+
 STEPS = 3
 
 
@@ -103,3 +105,55 @@ def from_rank_0() -> bool:
 
 def test_a_full_state_from_rank_0() -> None:
     assert ranks.run(from_rank_0, 2) == [True, True]
+
+
+def with_replicas() -> object:
+    """Rank 3 dies; rank 2 has lost the other half of its replica; ranks 0 and 1 have a whole one."""
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = net()
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        if rank == 3 and step == 1:
+            ranks.die()
+        optimizer.zero_grad()
+        try:
+            model(batch(step, rank)).square().mean().backward()
+        except pccl.distributed.PeerLostError as error:
+            return str(error)
+        optimizer.step()
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    return {name: value.clone() for name, value in whole.items()}
+
+
+def test_a_whole_replica_goes_on_and_half_a_one_stops_with_an_error() -> None:
+    results = ranks.run(with_replicas, 4, dead=(3,))
+    assert "rank 1" in results[2]
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        living = range(4) if step == 0 else range(2)
+        model(torch.cat([batch(step, rank) for rank in living])).square().mean().backward()
+        optimizer.step()
+    for name, value in model.state_dict().items():
+        for rank in (0, 1):
+            torch.testing.assert_close(results[rank][name], value, rtol=1e-3, atol=1e-4)
+
+
+def without_a_shard() -> str:
+    model = net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    model(batch(0, dist.get_rank())).square().mean().backward()
+    if dist.get_rank() == 1:
+        ranks.die()
+    with pytest.raises(pccl.distributed.PeerLostError) as caught:
+        train(model, lambda step: batch(step, dist.get_rank()))
+    return str(caught.value)
+
+
+def test_a_lost_shard_is_an_error_that_names_its_rank() -> None:
+    results = ranks.run(without_a_shard, 3, dead=(1,))
+    assert "rank 1" in results[0]
+    assert "rank 1" in results[2]
