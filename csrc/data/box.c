@@ -1,8 +1,7 @@
 #include "data/box.h"
 
-#include <string.h>
-
 #include "base/descriptor.h"
+#include "base/stream.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/mover.h"
@@ -59,7 +58,7 @@ struct frame *box_frame(struct engine *engine, struct op *op, struct neighbour *
     engine_unlock(engine);
     if (frame == NULL) return NULL;
     boxes->free &= ~(1u << slot);
-    memcpy(boxes->own + (size_t)slot * BOX_SLOT_BYTES, chunk, bytes);
+    stream_copy(boxes->own + (size_t)slot * BOX_SLOT_BYTES, chunk, bytes);
     frame->bytes = frame->copied = (uint32_t)bytes;
     wire_place_encode(frame->place, slot);
     frame->payload = frame->place;
@@ -88,7 +87,7 @@ bool box_copy(struct engine *engine, struct incoming *in, uint8_t *to) {
     uint64_t slot = wire_place_decode(in->place);
     const uint8_t *box = in->from->boxes.other;
     if (slot >= BOX_SLOTS || box == NULL) return false;
-    memcpy(to, box + slot * BOX_SLOT_BYTES, in->head.extra);
+    stream_copy(to, box + slot * BOX_SLOT_BYTES, in->head.extra);
     struct wire_op head = {.offset = UINT64_C(1) << slot};
     engine_lock(engine);
     neighbour_signal(engine, in->from, WIRE_TAKEN, &head, NULL);

@@ -9,12 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/stream.h"
 #include "data/box.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/mover.h"
 #include "data/pace.h"
 #include "device/device.h"
+
+enum { CACHED_MAX = 1 << 20 }; // bytes of an own piece that is found in a cache afterwards
 
 // What goes to another member, and comes from it.
 struct link {
@@ -45,7 +48,10 @@ static bool copy_own(struct op *op) {
     const void *input = mover_input(op, to->at * op->element, bytes);
     uint8_t *landing = input == NULL ? NULL : mover_landing(op, at, bytes);
     if (landing == NULL) return false;
-    memcpy(landing, input, bytes);
+    if (bytes < CACHED_MAX)
+        memcpy(landing, input, bytes);
+    else
+        stream_copy(landing, input, bytes);
     device_shut(op->args.queue, input);
     mover_land(op, at, landing, bytes);
     return true;
