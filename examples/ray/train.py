@@ -49,17 +49,17 @@ class Worker:
 
 
 def run(workers: int, steps: int) -> list[str]:
-    """The state in which each of the workers has ended."""
+    """A checksum of the parameters of each of the workers at the end."""
     masters = [Master.remote() for _ in range(2)]
     addresses = ray.get([master.address.remote() for master in masters])
     listed = ",".join(addresses)
     serving = [master.serve.remote(address, listed) for master, address in zip(masters, addresses, strict=True)]
     actors = [Worker.remote() for _ in range(workers)]
-    states = ray.get([actor.train.remote(listed, steps, workers) for actor in actors])
+    ends = ray.get([actor.train.remote(listed, steps, workers) for actor in actors])
     for master in masters:
         master.stop.remote()
     ray.get(serving)
-    return states
+    return ends
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ JOIN = "join"
 
 _masters = ""
 _to_join = ""
+_to_begin = False
 _meant: str | None = None
 
 
@@ -92,6 +93,11 @@ def to_join() -> str:
     return _to_join
 
 
+def to_begin() -> bool:
+    """Whether it may begin the run that it is to become a member of, if there is none."""
+    return _to_begin
+
+
 def joined() -> None:
     """Notes that it has."""
     global _to_join
@@ -99,9 +105,10 @@ def joined() -> None:
 
 
 @contextlib.contextmanager
-def meant_to_join(addresses: str | None) -> Iterator[None]:
+def meant_to_join(addresses: str | None, *, begin: bool) -> Iterator[None]:
     """In this block `connect` is told to join the run of these masters; None: of those that PCCL_MASTER names."""
-    global _meant
+    global _meant, _to_begin
+    _to_begin = begin
     _meant = addresses if addresses is not None else os.environ.get("PCCL_MASTER", "")
     try:
         yield

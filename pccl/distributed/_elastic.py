@@ -101,8 +101,9 @@ class Elastic:
     def _join(self, group: ProcessGroup, masters: str, seconds: float) -> None:
         comm = group.communicator
         try:
+            told = packed(self._described(group)) if _bootstrap.to_begin() else b""
             comm.connect(timeout=seconds)
-            self._bring_up_to_date(group, b"", seconds)
+            self._bring_up_to_date(group, told, seconds, new=True)
         except (pccl.PCCLError, ValueError, JoinError) as error:
             comm.close()  # nobody shall wait for it
             raise JoinError(f"this process could not join the run at {masters}: {error}") from error
@@ -121,12 +122,14 @@ class Elastic:
 
     # ---- at all ----
 
-    def _bring_up_to_date(self, group: ProcessGroup, told: bytes, seconds: float) -> None:
-        """Makes all who are there members of the group, with one content. `told` is what a member tells; a newcomer nothing.
+    def _bring_up_to_date(self, group: ProcessGroup, told: bytes, seconds: float, new: bool = False) -> None:
+        """Makes all who are there members of the group, with the content that the first of them tells.
 
+        `told` is what a member tells; a newcomer (`new`) nothing, or what the run is to begin with if nobody else is there.
         All see the same losses in the same calls, so all make the same attempts.
         """
         comm = group.communicator
+        touched = False  # by a run that goes on: then it is too late to begin one
         for attempt in range(ATTEMPTS):
             try:
                 here = comm.members
@@ -134,9 +137,12 @@ class Elastic:
                 if not heard:
                     raise JoinError("nobody is there any more who could bring it up to date: the run has ended")
                 content = unpacked(heard)
-                if not told:
+                if content["revision"] == 0 and touched:
+                    raise JoinError("all who had the state of the run are gone")
+                touched = new and content["revision"] > 0
+                if new:
                     self._take(content)
-                self._share(comm, here, content["revision"] if told else 0, seconds)
+                self._share(comm, here, 0 if new else content["revision"], seconds)
                 break
             except (pccl.PeerLostError, pccl.CallAgainError, pccl.TooFewPeersError, _DisagreedError):
                 if attempt == ATTEMPTS - 1:

@@ -9,11 +9,14 @@ import torch.distributed as dist
 from pccl.distributed import _bootstrap
 
 
-def join(masters: str | None = None, *, timeout: timedelta | None = None) -> None:
+def join(masters: str | None = None, *, begin: bool = False, timeout: timedelta | None = None) -> None:
     """Takes the place of `init_process_group("pccl")` in a process that joins a run, whose masters are `masters` or PCCL_MASTER.
 
     Afterwards this process is in a group of its own, so that DistributedDataParallel can be constructed. Its first `Elastic.sync`
     waits until the members of the run are in theirs, and makes it one of them. BootstrapError: no masters are named.
+
+    With `begin` it begins the run if nobody is there, with the model that it has: for launchers under which a process does not
+    know whether it is one of the first.
     """
-    with _bootstrap.meant_to_join(masters):
+    with _bootstrap.meant_to_join(masters, begin=begin):
         dist.init_process_group("pccl", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)

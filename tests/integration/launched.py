@@ -76,10 +76,10 @@ class Launched:
 
 
 def expect_equal_steps(launched: Launched, workers: int) -> None:
-    """Waits until `workers` workers have told of the same step, and checks that they hold the same state."""
+    """Waits until `workers` workers have told of the same step, and checks that they hold the same parameters."""
     told: dict[str, list[str]] = {}
     while True:
-        for match in launched.expect(rf"step (\d+): {workers} workers, loss \S+, state ([0-9a-f]{{32}})"):
+        for match in launched.expect(rf"step (\d+): {workers} workers, loss \S+, parameters ([0-9a-f]{{8}})"):
             states = told.setdefault(match[1], [])
             states.append(match[2])
             if len(states) == workers:

@@ -29,7 +29,7 @@ def test_killed_actors_are_replaced():
     # Ray makes sockets in the folder, whose names must be short.
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
         with Launched([sys.executable, str(DRIVER), folder], ENVIRONMENT) as driver:
-            [ended] = driver.expect(r"finished: ([0-9a-f]{32}) ([0-9a-f]{32})", timeout=START)
+            [ended] = driver.expect(r"finished: ([0-9a-f]{8}) ([0-9a-f]{8})", timeout=START)
             assert ended[1] == ended[2]
             # Ray prints lines of different processes in any order, and late.
             seen = driver.expect(

@@ -71,7 +71,7 @@ def test_the_script_is_in_order():
 
 def test_a_job_ends_with_its_last_worker(tmp_path):
     with submit(tmp_path, str(WORKER), "5", "2", tasks=2) as job:
-        states = {match[1] for match in job.expect(r"finished: state ([0-9a-f]{32})", 2)}
+        states = {match[1] for match in job.expect(r"finished: parameters ([0-9a-f]{8})", 2)}
         assert job.end() == 0, job.lines
     assert len(states) == 1
 
