@@ -264,13 +264,21 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     return true;
 }
 
+// Of the segments of one call; any other op is the first of its own.
+static bool is_first_segment(const struct engine *engine, const struct op *op) {
+    if (op->parent == NULL) return true;
+    for (const struct op *other = mover_first(engine); other != NULL; other = other->next)
+        if (other->parent == op->parent && other->name.segment < op->name.segment) return false;
+    return true;
+}
+
 // Own chunks go before those to forward until enough are under way, so that every member always has work. More would
 // leave the caches before they are read. One of each op always may: a member behind the successor may post this op
 // first, and others under way only afterwards. Of a half none comes back: there those to forward go first.
 static bool may_inject(struct engine *engine, const struct op *op, bool idle) {
     const struct ring *ring = op->work;
     if (is_half(op)) return idle;
-    if (ring->injected == ring->returned) return true;
+    if (ring->injected == ring->returned && is_first_segment(engine, op)) return true;
     if (ring->next_reads) return ring->injected - ring->returned < CHUNKS_AHEAD;
     const struct epoch *now = mover_epoch(engine);
     return mover_shared(engine)->under_way + PACE_CHUNK_MAX <=
