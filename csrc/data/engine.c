@@ -70,6 +70,7 @@ static void begin_posted(struct engine *engine) {
         if (mover_begin(engine, op)) continue;
         engine_lock(engine);
         op_list_remove(&engine->running, op);
+        engine_fail_of(engine, op->args.queue);
         book_refuse(&engine->book, op);
         engine_unlock(engine);
     }

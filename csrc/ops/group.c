@@ -37,6 +37,8 @@ static uint32_t rank_of(const struct group *group, const struct wire_id *id) {
     return rank < group->count ? rank : (uint32_t)GROUP_NOBODY;
 }
 
+bool group_names(const struct group *group, const struct wire_id *id) { return rank_of(group, id) != GROUP_NOBODY; }
+
 bool group_has(const struct group *group, uint32_t rank, const struct epoch *epoch) {
     for (uint32_t i = 0; i < epoch->ring.count; i++)
         if (wire_id_equal(&epoch->ring.members[i].id, &group->ids[rank])) return true;

@@ -33,6 +33,7 @@ struct group {
 struct group *group_new(const struct wire_id *ids, uint32_t count, uint32_t rank);
 struct group *group_get(struct group *group); // one more reference; NULL is allowed, here and in group_put
 void group_put(struct group *group);
+bool group_names(const struct group *group, const struct wire_id *id);
 // Whether the one of this rank is a member of the epoch.
 bool group_has(const struct group *group, uint32_t rank, const struct epoch *epoch);
 // How many of them are members of the epoch.

@@ -124,14 +124,25 @@ static const struct epoch_ring *members_of(const struct op *op, uint32_t segment
     return epoch == NULL ? &nobody : &epoch->ring;
 }
 
+// The next member at or after `at` that takes part in the op; the count: there is none.
+static uint32_t next_of(const struct op *op, const struct epoch_ring *members, uint32_t at) {
+    while (at < members->count && op->args.group != NULL && !group_names(op->args.group, &members->members[at].id))
+        at++;
+    return at;
+}
+
 // Whether other members are in this segment than in the one before.
 static bool begins_range(const struct op *op, uint32_t segment) {
     if (segment == 0) return true;
     const struct epoch_ring *before = members_of(op, segment - 1), *members = members_of(op, segment);
-    bool same = before->count == members->count;
-    for (uint32_t i = 0; same && before != members && i < members->count; i++)
-        same = wire_id_equal(&before->members[i].id, &members->members[i].id);
-    return !same;
+    if (before == members) return false;
+    uint32_t a = next_of(op, before, 0), b = next_of(op, members, 0);
+    while (a < before->count && b < members->count) {
+        if (!wire_id_equal(&before->members[a].id, &members->members[b].id)) return true;
+        a = next_of(op, before, a + 1);
+        b = next_of(op, members, b + 1);
+    }
+    return a < before->count || b < members->count;
 }
 
 struct call_contributors *segments_contributors(const struct op *op) {
@@ -150,8 +161,12 @@ struct call_contributors *segments_contributors(const struct op *op) {
         struct plan_range range = op->segments == NULL ? (struct plan_range){0, op->count} : range_of(op, i);
         if (begins_range(op, i)) {
             const struct epoch_ring *members = members_of(op, i);
-            out->ranges[out->count++] = (struct call_range){.begin = range.begin, .count = members->count, .ids = next};
-            for (uint32_t k = 0; k < members->count; k++) *next++ = members->members[k].id;
+            struct call_range *begun = &out->ranges[out->count++];
+            *begun = (struct call_range){.begin = range.begin, .ids = next};
+            for (uint32_t k = next_of(op, members, 0); k < members->count; k = next_of(op, members, k + 1)) {
+                *next++ = members->members[k].id;
+                begun->count++;
+            }
         }
         out->ranges[out->count - 1].end = range.end;
     }

@@ -69,9 +69,10 @@ static inline void verdict_to_all(struct world *world, const struct wire_verdict
         if (world->sides[i].alive) AS(&world->sides[i], engine_verdict(world->sides[i].engine, verdict));
 }
 
-static inline void on_done(void *context, const struct wire_op_name *name) {
+static inline void on_done(void *context, const struct wire_op_done *said) {
     struct side *side = context;
     struct world *world = side->world;
+    const struct wire_op_name *name = &said->name;
     pthread_mutex_lock(&world->order);
     pthread_mutex_lock(&world->lock);
     bool commit = false;
@@ -79,7 +80,7 @@ static inline void on_done(void *context, const struct wire_op_name *name) {
         size_t i = 0;
         while (i < world->tally_count && !wire_op_name_equal(&world->tallies[i].name, name)) i++;
         if (i == world->tally_count) world->tallies[world->tally_count++] = (struct tally){*name, 0};
-        commit = ++world->tallies[i].done == world->members;
+        commit = ++world->tallies[i].done == (said->members == 0 ? world->members : said->members);
         if (commit) {
             world->tallies[i] = world->tallies[--world->tally_count];
             world->commits--;
@@ -115,7 +116,7 @@ static inline void on_frame(void *side, const struct wire_header *header, const 
     struct wire_report report = {.ops = ops};
     CHECK(header->run == 7 && header->generation == 1);
     if (header->type == WIRE_DONE && wire_decode_op_done(body, header->length, &done))
-        on_done(side, &done.name);
+        on_done(side, &done);
     else if (header->type == WIRE_MISMATCH && wire_decode_mismatch(body, header->length, &mismatch))
         on_mismatch(side, &mismatch);
     else if (header->type == WIRE_REPORT && wire_decode_report(body, header->length, &report))

@@ -100,7 +100,6 @@ static bool is_placed(const struct incoming *in) { return in->header.type == WIR
 static size_t chunk_bytes(const struct incoming *in) { return is_placed(in) ? in->head.extra : in->length; }
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
-    const struct team *now = op->team;
     struct ring *ring = op->work;
     const struct wire_op *head = &in->head;
     size_t bytes = chunk_bytes(in);

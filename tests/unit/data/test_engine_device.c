@@ -7,12 +7,13 @@
 #include "engine_world.h"
 #include "ops/plan.h"
 
-enum { PEERS = 3, VICTIM = 1 };
+enum { PEERS = 3, VICTIM = 1, LAST = PEERS - 1 };
 
 static const struct way {
     const char *name;
     uint64_t count;
-    bool in_place, quantised, broadcast, gather, retry, same_host;
+    bool in_place, quantised, retry, same_host;
+    uint8_t kind;
 } ways[] = {
     {.name = "nothing", .count = 0},
     {.name = "direct", .count = 1000},
@@ -22,10 +23,13 @@ static const struct way {
     {.name = "ring, in place, next to memory that is read", .count = 400001, .in_place = true, .same_host = true},
     {.name = "sharded", .count = 400001, .quantised = true},
     {.name = "sharded, in place", .count = 400001, .in_place = true, .quantised = true},
-    {.name = "broadcast", .count = 400001, .broadcast = true},
-    {.name = "broadcast, next to memory that is shared", .count = 400001, .broadcast = true, .same_host = true},
-    {.name = "all-gather", .count = 400001, .gather = true},
-    {.name = "all-gather, next to memory that is shared", .count = 400001, .gather = true, .same_host = true},
+    {.name = "broadcast", .count = 400001, .kind = PLAN_BROADCAST},
+    {.name = "broadcast, next to memory that is shared", .count = 400001, .kind = PLAN_BROADCAST, .same_host = true},
+    {.name = "all-gather", .count = 400001, .kind = PLAN_ALL_GATHER},
+    {.name = "all-gather, next to memory that is shared", .count = 400001, .kind = PLAN_ALL_GATHER, .same_host = true},
+    {.name = "reduce", .count = 400001, .kind = PLAN_REDUCE},
+    {.name = "reduce, in place", .count = 400001, .in_place = true, .kind = PLAN_REDUCE},
+    {.name = "reduce-scatter", .count = 400002, .kind = PLAN_REDUCE_SCATTER},
     {.name = "segments", .count = 3000001, .retry = true},
     {.name = "segments, in place", .count = 3000001, .in_place = true, .retry = true},
 };
@@ -55,11 +59,15 @@ static void tensor_free(const struct trial *t, uint32_t side, float *tensor) {
         fake_device_free(tensor);
 }
 
-static bool holds(const struct trial *t, const float *tensor, float value) {
+static bool holds_first(const float *tensor, uint64_t count, float value) {
     const float *bytes = fake_device_bytes(tensor);
-    for (uint64_t k = 0; k < t->way->count; k++)
+    for (uint64_t k = 0; k < count; k++)
         if (bytes[k] != value) return false;
     return true;
+}
+
+static bool holds(const struct trial *t, const float *tensor, float value) {
+    return holds_first(tensor, t->way->count, value);
 }
 
 static struct trial trial_new(const struct way *way) {
@@ -98,17 +106,37 @@ static struct call_args gather_of(const struct trial *t, uint32_t side) {
     return args;
 }
 
+// Of a reduce-scatter.
+static struct call_parts *thirds(uint64_t count, uint32_t side) {
+    struct call_parts *parts = calloc(1, sizeof *parts + 2 * PEERS * sizeof(struct call_part));
+    uint64_t each = count / PEERS;
+    for (uint32_t i = 0; i < PEERS; i++) {
+        parts->parts[i] = (struct call_part){i * each, each};
+        parts->parts[PEERS + i] = (struct call_part){0, each};
+    }
+    parts->to = parts->parts;
+    parts->from = parts->parts + PEERS;
+    parts->in = count;
+    parts->out = each;
+    parts->own_at = side * each;
+    return parts;
+}
+
 static enum call_result post(struct trial *t, uint32_t side) {
     const struct way *way = t->way;
-    struct call_args args = reduce_of(t->send[side], t->recv[side], 5, way->count, way->broadcast ? 0 : pcclSum,
+    struct call_args args = reduce_of(t->send[side], t->recv[side], 5, way->count, pcclSum,
                                       way->quantised ? CODEC_MINMAX_UINT8 : CODEC_RAW);
-    if (way->broadcast) args = broadcast_of(t->world, side, 0, t->send[side], t->recv[side], 5, way->count);
-    if (way->gather) args = gather_of(t, side);
+    if (way->kind == PLAN_BROADCAST)
+        args = broadcast_of(t->world, side, 0, t->send[side], t->recv[side], 5, way->count);
+    args.fingerprint.kind = way->kind;
+    if (way->kind == PLAN_ALL_GATHER) args = gather_of(t, side);
+    if (args.group == NULL && way->kind != PLAN_ALL_REDUCE) args.group = group_of(t->world, side);
+    if (way->kind == PLAN_REDUCE) args.root = LAST; // the victim passes on
+    if (way->kind == PLAN_REDUCE_SCATTER) args.parts = thirds(way->count, side);
     args.retry = way->retry;
     enum call_result result = engine_post(t->world->sides[side].engine, &args, t->world->epoch);
-    if (result == CALL_OK) return result;
-    group_put(args.group);
-    free(args.parts);
+    if (result != CALL_OK) group_put(args.group);
+    if (result != CALL_OK) free(args.parts);
     return result;
 }
 
@@ -119,9 +147,12 @@ static enum call_result take(struct trial *t, uint32_t side, struct call_outcome
 
 // The root of a broadcast has the result in its input.
 static bool has_result(const struct trial *t, uint32_t side) {
-    if (t->way->broadcast) return holds(t, side == 0 ? t->send[0] : t->recv[side], value_of(0));
-    if (t->way->gather) return holds(t, t->recv[side], value_of(0));
-    return holds(t, t->recv[side], value_of(0) + value_of(1) + value_of(2));
+    uint64_t count = t->way->count;
+    if (t->way->kind == PLAN_BROADCAST) return holds(t, side == 0 ? t->send[0] : t->recv[side], value_of(0));
+    if (t->way->kind == PLAN_ALL_GATHER) return holds(t, t->recv[side], value_of(0));
+    if (t->way->kind == PLAN_REDUCE && side != LAST) count = 0;
+    if (t->way->kind == PLAN_REDUCE_SCATTER) count /= PEERS;
+    return holds_first(t->recv[side], count, value_of(0) + value_of(1) + value_of(2));
 }
 
 static void test_result(const struct way *way) {
