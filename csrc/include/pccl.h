@@ -382,7 +382,8 @@ PCCL_EXPORT pcclResult_t pcclDestroyGroup(pcclGroup_t *group);
 // Launches a collective over a group; does not wait. The struct and its counts are copied. Its members all launch it
 // with the same tag, kind, group, data type, op, root and counts, else all get pcclInvalidArgument from the await, as
 // of pcclAllReduceAsync. Await it by {comm, tag}, with pcclAwaitAsyncReduce or pcclAwaitAsyncReduceEx. What is
-// committed is committed on all members that live. A loss:
+// committed is committed on all members that live. A tag is of one group: another one must not use it as well, even at
+// another time. A loss:
 // - With `survivors`, all-reduce, barrier, and broadcast and reduce whose root lives, go on among those that live.
 // - All others, and any collective without `survivors`, end with pcclRankConnectionLost on all members that live if a
 //   member of the group was lost, at any time; the detail names the ranks. No result lacks a part.
