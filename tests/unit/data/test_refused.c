@@ -11,7 +11,7 @@
 #include "ops/plan.h"
 #include "sim/refuse.h"
 
-enum { PEERS = 3, VICTIM = 1, OPS = 2 };
+enum { PEERS = 3, VICTIM = 1, ROOT = 2, OPS = 2 };
 
 // ---- refusing ----
 static struct world *_Atomic watched; // NULL: nothing is counted
@@ -45,6 +45,7 @@ struct way {
     const char *name;
     uint64_t count;
     bool quantised, retry, same_host;
+    uint8_t kind;
 };
 
 struct call {
@@ -141,9 +142,15 @@ static void post_all(struct trial *t) {
             struct call_args reduce = reduce_of(call->send, call->recv, tag, t->way->count, pcclSum,
                                                 t->way->quantised ? CODEC_MINMAX_UINT8 : CODEC_RAW);
             reduce.retry = reduce.tell = t->way->retry;
+            if (t->way->kind == PLAN_REDUCE) { // the victim passes on
+                reduce.fingerprint.kind = PLAN_REDUCE;
+                reduce.group = group_of(t->world, side);
+                reduce.root = ROOT;
+            }
             enum call_result result;
             AS(&t->world->sides[side], result = engine_post(t->world->sides[side].engine, &reduce, t->world->epoch));
             CHECK(result == CALL_OK || (side == VICTIM && (result == CALL_NO_MEMORY || result == CALL_DEAD)));
+            if (result != CALL_OK) group_put(reduce.group);
             call->posted = result == CALL_OK;
             call->ended = false;
         }
@@ -185,7 +192,7 @@ static void check_call(struct trial *t, uint32_t side, uint32_t tag) {
             if (range->count == 0 && t->in_place)
                 wrong += wrong_in(call, range->begin, range->end, value_of(side, tag));
         }
-    } else if (call->result == CALL_OK && !t->way->retry) {
+    } else if (call->result == CALL_OK && !t->way->retry && (t->way->kind != PLAN_REDUCE || side == ROOT)) {
         wrong = wrong_in(call, 0, count, value_of(0, tag) + value_of(2, tag) + (t->all ? value_of(VICTIM, tag) : 0));
     } else if (call->result != CALL_OK && t->in_place && !t->way->retry) {
         wrong = wrong_in(call, 0, count, value_of(side, tag));
@@ -261,13 +268,14 @@ static bool run_trial(const struct way *way, bool in_place) {
 int main(int count, char **arguments) {
     (void)arguments;
     static const struct way ways[] = {
-        {"small", 300, false, false, false},
-        {"ring", 150000, false, false, false},
-        {"ring by memory", 150000, false, false, true},
-        {"sharded", 90000, true, false, false},
-        {"small in retry mode", 300, false, true, false},
-        {"segments", PLAN_SEGMENTED_MIN / sizeof(float), false, true, false},
-        {"sharded segments", PLAN_SEGMENTED_MIN / sizeof(float), true, true, false},
+        {"small", 300, false, false, false, PLAN_ALL_REDUCE},
+        {"ring", 150000, false, false, false, PLAN_ALL_REDUCE},
+        {"ring by memory", 150000, false, false, true, PLAN_ALL_REDUCE},
+        {"reduce", 150000, false, false, false, PLAN_REDUCE},
+        {"sharded", 90000, true, false, false, PLAN_ALL_REDUCE},
+        {"small in retry mode", 300, false, true, false, PLAN_ALL_REDUCE},
+        {"segments", PLAN_SEGMENTED_MIN / sizeof(float), false, true, false, PLAN_ALL_REDUCE},
+        {"sharded segments", PLAN_SEGMENTED_MIN / sizeof(float), true, true, false, PLAN_ALL_REDUCE},
     };
     uint32_t total = 0;
     for (size_t w = 0; w < sizeof ways / sizeof ways[0] - LEFT_OUT; w++)
