@@ -14,7 +14,6 @@ import ctypes
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from pccl._master import serve_run
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = PASSED_ON[:4]
+SIGNALS = frozenset((*PASSED_ON, signal.SIGCHLD))
 
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 128
@@ -32,14 +32,14 @@ SETTLE_SECONDS = 1.0
 """After which a run that was there still is, if it goes on: processes that are killed together do not die at one moment."""
 
 
-def run(command: Sequence[str], restarts: int) -> int:
-    """Runs the command to its end; gives the status to exit with, negative: the signal to die of."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
+def run(command: Sequence[str], restarts: int, child: Child | None = None) -> int:
+    """Runs the command to its end; gives the status to exit with, negative: the signal to die of. `child` has begun it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     masters = os.environ.get("PCCL_MASTER", "")
     environment = dict(os.environ)
     joins = os.environ.get("PCCL_JOIN") == "1"
     while True:
-        child = _Child(command, environment)
+        child = child or Child.start(command, environment)
         child.wait()
         masters = child.masters() or masters
         joined_in_vain = joins and child.status > 0
@@ -55,38 +55,56 @@ def run(command: Sequence[str], restarts: int) -> int:
         restarts -= 1
         _say(f"{how}; it is started anew, and joins the others ({restarts} restarts left)")
         environment = joining(os.environ, masters)
-        joins = True
+        joins, child = True, None
 
 
-class _Child:
-    """The program as a process."""
+class Child:
+    """The program as a process; `pipe` is where it tells of which masters its run is."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, pid: int, pipe: int) -> None:
+        self._pid = pid
+        self._told = pipe
         self.status = 0
         self.asked = False
         """Whether it was asked to end."""
         self.stopped = False
         """Whether it was stopped at some time: the others have gone on without it, if that was long."""
-        self._told, tells = os.pipe()
+
+    @classmethod
+    def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> Child:
+        """Starts it."""
+        told, tells = os.pipe()
         environment = {**environment, "PCCL_SUPERVISED": "1", "PCCL_SUPERVISOR_PIPE": str(tells)}
-        self._process = subprocess.Popen(command, env=environment, pass_fds=(tells,), preexec_fn=_prepare)
+        supervisor = os.getpid()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            prepare_child(supervisor)
+            os.set_inheritable(tells, True)
+            try:
+                os.execvpe(command[0], list(command), environment)
+            except OSError as error:
+                print(f"pccl supervisor: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+            finally:
+                os._exit(127)
         os.close(tells)
+        return cls(pid, told)
 
     def wait(self) -> None:
         """Until it has ended; passes signals on."""
         while True:
-            info = signal.sigwaitinfo({*PASSED_ON, signal.SIGCHLD})
+            info = signal.sigwaitinfo(SIGNALS)
             if info.si_signo != signal.SIGCHLD:
                 self.asked = self.asked or info.si_signo in ENDING
                 if info.si_code != _SI_KERNEL:
-                    os.kill(self._process.pid, info.si_signo)
+                    os.kill(self._pid, info.si_signo)
                 continue
             while True:
-                pid, status = os.waitpid(self._process.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+                pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
                 if pid == 0:
                     break
                 if os.WIFEXITED(status) or os.WIFSIGNALED(status):
-                    self.status = self._process.returncode = os.waitstatus_to_exitcode(status)
+                    self.status = os.waitstatus_to_exitcode(status)
                     return
                 if not self.stopped:
                     _say("was stopped; the others go on without it if that lasts")
@@ -110,10 +128,12 @@ def joining(environment: Mapping[str, str], masters: str) -> dict[str, str]:
     return {**made, **alone, "PCCL_MASTER": masters, "PCCL_JOIN": "1"}
 
 
-def _prepare() -> None:
-    """In the child, before it becomes the program."""
+def prepare_child(supervisor: int) -> None:
+    """In the child: it dies with the supervisor, and gets signals again."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*PASSED_ON, signal.SIGCHLD})
+    if os.getppid() != supervisor:  # it has died already
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _goes_on(masters: str) -> bool:
@@ -129,11 +149,15 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """`python -m pccl._supervisor program arguments...`."""
+    """`python -m pccl._supervisor [--child PID --pipe DESCRIPTOR] program arguments...`: a child may have begun the program."""
     text = os.environ.get("PCCL_RESTARTS", "") or "0"
     if not text.isdecimal():
         sys.exit(f"PCCL_RESTARTS={text} is not a number of restarts: 0 or more")
-    status = run(sys.argv[1:], int(text))
+    command = sys.argv[1:]
+    child = None
+    if command[:1] == ["--child"]:
+        child, command = Child(int(command[1]), int(command[3])), command[4:]
+    status = run(command, int(text), child)
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # that of the program is the one of interest
         if -status != signal.SIGKILL:

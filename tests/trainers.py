@@ -25,6 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import pccl.distributed
+from pccl.distributed import _elastic
 
 preload(__name__)
 
@@ -51,6 +52,39 @@ class Net(nn.Module):
 def batch(step: int, member: UUID) -> torch.Tensor:
     seed = int.from_bytes(hashlib.sha256(f"{step} {member}".encode()).digest()[:7], "little")
     return torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def evaluated(net: nn.Module) -> float:
+    """The loss on rows that nobody trains on, with the statistics of these rows."""
+    copy = Net(net.last.in_features)  # type: ignore[arg-type]
+    copy.load_state_dict(net.state_dict())
+    with torch.no_grad():
+        return float(copy(batch(-1, UUID(int=0))).square().mean())
+
+
+def reference(width: int, steps: dict[int, list[dict[str, Any]]]) -> list[float]:
+    """The losses of one process that averages over the same members in each step."""
+    torch.manual_seed(7)
+    net = Net(width)
+    optimizer, schedule = optimizers(net)
+    losses = []
+    for step, told in steps.items():
+        gradients = []
+        for member in told[0]["before"]:
+            optimizer.zero_grad()
+            net(batch(step, UUID(member))).square().mean().backward()
+            gradients.append([parameter.grad.clone() for parameter in net.parameters()])
+        for at, (parameter, who) in enumerate(zip(net.parameters(), told[0]["who"], strict=True)):
+            parameter.grad = torch.stack([gradients[one][at] for one in who]).mean(0)
+        optimizer.step()
+        schedule.step()
+        losses.append(evaluated(net))
+    return losses
+
+
+def optimizers(net: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.StepLR]:
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
 
 
 def digest_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
@@ -94,10 +128,23 @@ class Trainer:
             self.ddp.register_comm_hook(None, default_hooks.allreduce_hook)
         if self.hook == "builtin":
             self.ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 5, 0.9)
+        self.optimizer, self.schedule = optimizers(self.net)
         self.state = pccl.distributed.Elastic(self.ddp, self.optimizer, schedule=self.schedule, step=0)
         self.group = dist.GroupMember.WORLD
+
+    def harm(self, where: str) -> None:
+        """From now on this process is killed at this place of a sync: before or after what is said there."""
+        when, name = where.split()
+        owner: Any = {"_broadcast": _elastic, "_share": _elastic.Elastic, "update_topology": pccl.Communicator}[name]
+        inside = getattr(owner, name)
+
+        def harmed(*arguments: Any, **named: Any) -> Any:
+            if when == "before":
+                die()
+            inside(*arguments, **named)
+            die()
+
+        setattr(owner, name, harmed)
 
     def masters(self) -> str:
         return pccl.distributed.masters()
@@ -123,7 +170,7 @@ class Trainer:
             loss = self.ddp(batch(step, own)).square().mean()
             loss.backward()
         after = self.group.members
-        contributors = self._check(step, before, after)
+        who = self._check(step, before, after)
         if moment == "after":
             die()
         self.optimizer.step()
@@ -133,7 +180,9 @@ class Trainer:
             "rank": dist.get_rank(),
             "size": dist.get_world_size(),
             "before": [str(one) for one in before],
-            "contributors": contributors,
+            "who": who,
+            "contributors": [len(one) for one in who],
+            "loss": evaluated(self.net),
             "digest": digest_of(self.net, self.optimizer),
             "time": time.monotonic(),
         }
@@ -161,8 +210,8 @@ class Trainer:
             threading.Timer(float(moment.removeprefix("later ")), die).start()
         yield
 
-    def _check(self, step: int, before: tuple[UUID, ...], after: tuple[UUID, ...]) -> list[int]:
-        """That each gradient is the average over members that were there; gives how many that was, by parameter."""
+    def _check(self, step: int, before: tuple[UUID, ...], after: tuple[UUID, ...]) -> list[list[int]]:
+        """That each gradient is the average over members that were there; gives which of them, by parameter."""
         # Normalisation changes its buffers in each pass, and does not read them here.
         alone = Net(self.width)
         alone.load_state_dict(self.net.state_dict())
@@ -177,16 +226,16 @@ class Trainer:
             for count in range(len(lost), -1, -1)
             for kept in itertools.combinations(range(len(lost)), count)
         ]
-        contributors = []
+        who = []
         for at, parameter in enumerate(self.net.parameters()):
             for way in ways:
                 average = torch.stack([found[member][at] for member in way]).mean(0)
                 if torch.allclose(parameter.grad, average, rtol=1e-4, atol=TOLERANCE):
-                    contributors.append(len(way))
+                    who.append([before.index(member) for member in way])
                     break
             else:
                 raise AssertionError(f"step {step}: the gradient of parameter {at} is no average over members that were there")
-        return contributors
+        return who
 
     def leave(self) -> None:
         dist.destroy_process_group()

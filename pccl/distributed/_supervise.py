@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+
+from pccl._supervisor import SIGNALS, prepare_child
 
 
 def supervise() -> None:
     """Lets a supervisor absorb the death of this process, if a launcher has started it: torchrun, which sets LOCAL_RANK.
 
-    To be called before anything else. The first call does not return: the process becomes the supervisor, and the program
-    begins anew as its child, in which the call does nothing. Without a launcher it does nothing, either.
+    To be called before anything else, while the process has one thread. The program goes on in a child of the process, which
+    becomes the supervisor. Without a launcher, and under a supervisor, it does nothing.
     """
-    if "LOCAL_RANK" in os.environ and os.environ.get("PCCL_SUPERVISED") != "1":
-        become_supervisor([sys.executable, *sys.orig_argv[1:]], os.environ.get("PCCL_RESTARTS", ""))
+    if "LOCAL_RANK" not in os.environ or os.environ.get("PCCL_SUPERVISED") == "1":
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    told, tells = os.pipe()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    supervisor = os.getpid()
+    child = os.fork()
+    if child != 0:
+        os.set_inheritable(told, True)
+        command = [sys.executable, *sys.orig_argv[1:]]
+        become_supervisor(["--child", str(child), "--pipe", str(told), *command], os.environ.get("PCCL_RESTARTS", ""))
+    os.close(told)
+    prepare_child(supervisor)
+    os.environ["PCCL_SUPERVISED"] = "1"
+    os.environ["PCCL_SUPERVISOR_PIPE"] = str(tells)
 
 
 def become_supervisor(command: list[str], restarts: str) -> None:

@@ -166,14 +166,14 @@ def test_a_module():
     assert command("-m", "json.tool", "--help")[0] == 0
 
 
-def test_supervise_begins_the_program_anew(tmp_path):
+def test_supervise_goes_on_in_a_child(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys\n"
         "print('begins', os.environ.get('PCCL_SUPERVISED'), sys.argv[1:], flush=True)\n"
         "from pccl.distributed import supervise\n"
         "supervise()\n"
-        "print('goes on')\n"
+        "print('goes on', os.environ.get('PCCL_SUPERVISED'))\n"
     )
     begun = subprocess.run(
         [sys.executable, str(script), "an argument"],
@@ -182,6 +182,6 @@ def test_supervise_begins_the_program_anew(tmp_path):
         text=True,
         timeout=PATIENCE,
     )
-    assert begun.stdout == "begins None ['an argument']\nbegins 1 ['an argument']\ngoes on\n", begun.stderr
+    assert begun.stdout == "begins None ['an argument']\ngoes on 1\n", begun.stderr
     alone = subprocess.run([sys.executable, str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
-    assert alone.stdout == "begins None []\ngoes on\n"
+    assert alone.stdout == "begins None []\ngoes on None\n"
