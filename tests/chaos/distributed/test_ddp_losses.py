@@ -86,7 +86,7 @@ def test_kills_from_outside_at_random(tmp_path):
 
 
 def test_a_rank_that_is_stopped_is_given_up(tmp_path):
-    with Job(tmp_path, environment={"PCCL_HEARTBEAT_LIMIT_MS": "1000"}) as job:
+    with Job(tmp_path) as job:
         trainers = job.start(3)
         for trainer in trainers:
             trainer.tell("train", 100, None, 0.02)

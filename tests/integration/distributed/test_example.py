@@ -1,0 +1,69 @@
+"""The example runs as it stands: under torchrun, with a kill, a restart and a newcomer from another shell."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pccl
+
+ROOT = Path(pccl.__file__).parents[1]
+EXAMPLE = str(ROOT / "examples" / "ddp_elastic.py")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+SECONDS = 270
+
+
+def torchrun(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+
+
+def weights(said: str) -> list[str]:
+    """What each process that has come to the end prints of its weights."""
+    return re.findall(r"sum of all weights (\S+)", said)
+
+
+@pytest.mark.timeout(SECONDS + 30)
+@pytest.mark.parametrize("rank", ["0", "2"])
+def test_a_rank_that_is_killed_comes_back(rank):
+    steps = "60" if rank == "0" else "2000"
+    process = torchrun(EXAMPLE, "--kill", rank, "--restarts", "1", "--steps", steps, "--pause", "0.01")
+    said, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, said + errors
+    assert f"rank {rank} kills itself" in said
+    assert "was killed by SIGKILL; it is started anew" in errors
+    found = weights(said)
+    assert len(found) in (2, 3), said + errors  # the restarted one may come too late
+    assert len(set(found)) == 1
+
+
+@pytest.mark.timeout(SECONDS + 30)
+def test_a_rank_that_is_killed_under_the_module_and_one_that_joins():
+    process = torchrun("-m", "pccl.distributed.run", EXAMPLE, "--kill", "1", "--steps", "3000", "--pause", "0.01")
+    line = ""
+    while "to join:" not in line:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+    fresh = subprocess.run(
+        [sys.executable, EXAMPLE, "--join", line.split()[-1], "--steps", "3000", "--pause", "0.01"],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=SECONDS,
+    )
+    said, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, fresh.returncode) == (0, 0), said + errors + fresh.stderr
+    assert "the others go on without it" in errors
+    assert len(weights(said)) == 2
+    assert set(weights(said)) == set(weights(fresh.stdout))
+    assert "the newcomer is rank" in fresh.stdout
