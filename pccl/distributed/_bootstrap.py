@@ -105,7 +105,7 @@ def joined() -> None:
 
 
 @contextlib.contextmanager
-def meant_to_join(addresses: str | None, *, begin: bool) -> Iterator[None]:
+def meant_to_join(addresses: str | None, *, begin: bool = False) -> Iterator[None]:
     """In this block `connect` is told to join the run of these masters; None: of those that PCCL_MASTER names."""
     global _meant, _to_begin
     _to_begin = begin
