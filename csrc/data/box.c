@@ -68,7 +68,7 @@ struct frame *box_frame(struct engine *engine, struct op *op, struct neighbour *
 bool box_taken(struct engine *engine, struct incoming *in) {
     struct boxes *boxes = &in->from->boxes;
     if (in->header.epoch != engine_header(engine).epoch) return true;
-    if (in->head.offset > ALL || (in->head.offset & boxes->free) != 0) return false;
+    if (boxes->own == NULL || in->head.offset > ALL || (in->head.offset & boxes->free) != 0) return false;
     boxes->free |= (uint32_t)in->head.offset;
     neighbour_schedule(in->from);
     return true;

@@ -5,6 +5,7 @@
 #include <pccl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -14,10 +15,13 @@
 #include "check.h"
 #include "far_end.h"
 #include "deaf_owner.h"
+#include "data/box.h"
 #include "data/engine.h"
+#include "device/shared_memory.h"
 #include "enter_epoch.h"
 #include "net/socket.h"
 #include "net/wire_data.h"
+#include "ops/plan.h"
 
 enum {
     LINKS = 2, // the direct one and a lane
@@ -144,14 +148,26 @@ static socklen_t door_address(struct sockaddr_un *out) {
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 6 + sizeof offered);
 }
 
-static int knock(const void *said, size_t length) {
+// With a descriptor, unless that is -1.
+static int knock_with(const void *said, size_t length, int shared) {
     struct sockaddr_un address;
     socklen_t address_length = door_address(&address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (connect(fd, (struct sockaddr *)&address, address_length) != 0) return -1;
-    if (length > 0) send(fd, said, length, MSG_NOSIGNAL);
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(sizeof shared)];
+    } control = {.head = {CMSG_LEN(sizeof shared), SOL_SOCKET, SCM_RIGHTS}};
+    memcpy(CMSG_DATA(&control.head), &shared, sizeof shared);
+    struct iovec part = {(void *)(uintptr_t)said, length};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (shared >= 0) message.msg_control = &control;
+    if (shared >= 0) message.msg_controllen = sizeof control;
+    if (length > 0) sendmsg(fd, &message, MSG_NOSIGNAL);
     return fd;
 }
+
+static int knock(const void *said, size_t length) { return knock_with(said, length, -1); }
 
 // The engine ends each call with a closed connection. All that have called before it were answered then.
 static void answered(int fd) {
@@ -299,6 +315,89 @@ static void test_fork(void) {
     CHECK(waitpid(child, NULL, 0) == child);
 }
 
+// ---- boxes ----
+// A broadcast from the test to the engine: whether its READY takes what comes in a box.
+static bool takes_a_box(struct wire_op *ready) {
+    struct wire_id ids[2] = {theirs, mine};
+    struct call_args args = {.send = data, .recv = data, .tag = ++tag, .fingerprint = fingerprint, .root = 1};
+    args.group = group_new(ids, 2, 0);
+    args.fingerprint.kind = PLAN_BROADCAST;
+    args.fingerprint.op = 0;
+    args.fingerprint.layout = 2;
+    REQUIRE(engine_post(engine, &args, 1) == CALL_OK);
+    do *ready = hear(WIRE_READY, 0, NULL, 0);
+    while (ready->tag != tag);
+    return ready->extra == BOX_READY;
+}
+
+static void test_boxes(void) {
+    uint8_t *box = NULL;
+    int unsealed = memfd_create("test", MFD_CLOEXEC), fine = shared_memory_new(BOX_BYTES, &box);
+    REQUIRE(unsealed >= 0 && fine >= 0 && ftruncate(unsealed, BOX_BYTES) == 0);
+    struct {
+        const char *name;
+        int fd;
+        bool want;
+    } rows[] = {{"no box", -1, false},
+                {"no memory", STDERR_FILENO, false},
+                {"memory that can shrink", unsealed, false},
+                {"a box", fine, true}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_case("%s", rows[i].name);
+        begin();
+        struct wire_op ready;
+        struct claim claim = true_claim();
+        answered(knock_with(&claim, length_of(&claim), rows[i].fd));
+        CHECK_EQ(takes_a_box(&ready), rows[i].want);
+        end();
+    }
+    static const struct {
+        const char *name;
+        uint64_t slot, offset;
+        uint32_t bytes;
+        bool good;
+    } said[] = {
+        {"a chunk", 7, 0, BOX_SLOT_BYTES, true},
+        {"no slot", 8, 0, BOX_SLOT_BYTES, false},
+        {"a slot far away", UINT64_MAX, 0, 64, false},
+        {"more than a slot holds", 0, 0, BOX_SLOT_BYTES + 4, false},
+        {"nothing", 0, 0, 0, false},
+        {"not whole elements", 0, 0, 6, false},
+        {"behind the end", 0, COUNT - 1, 8, false},
+    };
+    for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
+        check_case("box: %s", said[i].name);
+        begin();
+        struct wire_op head;
+        struct claim claim = true_claim();
+        answered(knock_with(&claim, length_of(&claim), fine));
+        REQUIRE(takes_a_box(&head));
+        memset(box, 3, BOX_BYTES);
+        data[0] = 0;
+        uint8_t place[WIRE_PLACE_BYTES];
+        wire_place_encode(place, said[i].slot);
+        head.offset = said[i].offset;
+        head.extra = said[i].bytes;
+        say(WIRE_CHUNK_IN, &head, place, sizeof place);
+        if (said[i].good) {
+            CHECK_EQ(hear(WIRE_TAKEN, 0, NULL, 0).offset, UINT64_C(1) << said[i].slot);
+            CHECK_MEM(data, box, said[i].bytes);
+        } else {
+            CHECK(far_end_closes(links[0]));
+        }
+        end();
+    }
+    check_case("what was not given is given back");
+    begin();
+    struct wire_op head = {.offset = 1};
+    say(WIRE_TAKEN, &head, NULL, 0);
+    CHECK(far_end_closes(links[0]));
+    end();
+    shared_memory_unmap(box, BOX_BYTES);
+    descriptor_close(fine);
+    close(unsealed);
+}
+
 // It tells of no door, and claims nothing at another's.
 static void test_turned_off(void) {
     check_case("PCCL_SAME_HOST_MEMORY=0");
@@ -328,6 +427,7 @@ int main(void) {
     test_users();
     test_garbage();
     test_fork();
+    test_boxes();
     test_turned_off();
     return check_status();
 }
