@@ -14,6 +14,7 @@ from harness import ROOT, Row
 
 BENCHMARKS = [
     "allreduce",
+    "collectives",
     "concurrent_ops",
     "lanes",
     "memory",

@@ -11,7 +11,7 @@ enum { ALL = (1 << BOX_SLOTS) - 1 };
 
 // ---- life ----
 int box_make(struct boxes *boxes) {
-    box_drop_own(boxes);
+    if (boxes->own != NULL) return -1; // it was handed over in this epoch, and is in use
     int fd = shared_memory_new(BOX_BYTES, &boxes->own);
     if (fd < 0) boxes->own = NULL;
     boxes->free = ALL;

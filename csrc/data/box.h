@@ -27,7 +27,8 @@ enum {
     BOX_READY = 2, // in `extra` of READY: chunks may come in the receiver's box
 };
 
-// A box for what goes there, whose descriptor is the caller's to hand over and close. -1: there is none.
+// A box for what goes there, whose descriptor is the caller's to hand over and close. -1: there is none, or it was made
+// before in this epoch.
 int box_make(struct boxes *boxes);
 // What goes there was not handed over.
 void box_drop_own(struct boxes *boxes);

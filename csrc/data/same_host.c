@@ -99,7 +99,7 @@ static void claim_links(struct engine *engine, struct neighbour *peer) {
     bool brought = door_knock(peer->door, &claim, claim_length(claim.count), box);
     descriptor_close(box);
     if (brought) return;
-    box_drop_own(&peer->boxes);
+    if (box >= 0) box_drop_own(&peer->boxes);
     LOG(LOG_DEBUG, "a neighbour's door cannot be reached: it is sent what it could read");
 }
 
