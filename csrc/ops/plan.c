@@ -27,10 +27,19 @@ const struct plan_collective *plan_collective(uint8_t kind) {
     return kind < PLAN_KINDS ? &collectives[kind] : NULL;
 }
 
-// Bytes that a member of a small one gets from all others together, at most; or that the root sends.
-static uint64_t small_load(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members) {
-    if (what->kind == PLAN_ALL_GATHER || what->kind == PLAN_GATHER) return bytes; // of all inputs together
-    return (members - 1) * bytes;
+// Of all but an all-reduce: where sending everything to everyone ends to be the faster way, as measured
+// (docs/decisions/boxes.md).
+static bool is_small(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members) {
+    uint64_t each = PLAN_SMALL_ANY;
+    if (bytes > 2 * each) return false;
+    uint64_t from_others = (members - 1) * bytes;
+    switch (what->kind) {
+    case PLAN_ALL_GATHER: return bytes <= 2 * each && bytes <= members * each / 2; // of all inputs together
+    case PLAN_GATHER: return bytes <= each;
+    case PLAN_BROADCAST: return bytes <= each && from_others <= PLAN_SMALL_MAX; // the root alone sends so much
+    case PLAN_ALL_TO_ALL: return bytes <= each && from_others <= 2 * each;
+    default: return from_others <= each;
+    }
 }
 
 enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
@@ -39,9 +48,7 @@ enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes,
     if (members < 2) return PLAN_SMALL;
     if (what->codec != CODEC_RAW) return PLAN_SHARDED;
     if (what->kind == PLAN_ALL_TO_ALL_V) return collective->path;
-    if (what->kind != PLAN_ALL_REDUCE)
-        return bytes <= PLAN_SMALL_ANY && small_load(what, bytes, members) <= PLAN_SMALL_ANY ? PLAN_SMALL
-                                                                                             : collective->path;
+    if (what->kind != PLAN_ALL_REDUCE) return is_small(what, bytes, members) ? PLAN_SMALL : collective->path;
     if (bytes > PLAN_SMALL_MAX || (bytes > PLAN_SMALL_ANY && (members - 1) * bytes > PLAN_SMALL_MAX)) return PLAN_RING;
     // Microseconds x 1000: a byte at 1 MB/s takes 1 us.
     uint64_t n = members, byte_cost = 1000 * bytes / megabytes_per_s;

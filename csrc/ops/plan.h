@@ -67,7 +67,8 @@ struct plan_range {
 // The way of an op among `members`, whose count is `bytes` long. Small ones are sent to everyone at once, ring ops cost
 // 2(n-1) hops and a verdict but fewer bytes: the cheaper one by (latency + wake-up) x rounds + bytes / bandwidth, as
 // long as the inputs are not more than a member is to buffer. Quantised ops are sharded. Other collectives are small up
-// to PLAN_SMALL_ANY bytes from the others together, and have one way each beyond that.
+// to PLAN_SMALL_ANY bytes from the others together, or about twice or four times as much by kind, and have one way each
+// beyond that.
 enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
                             uint32_t megabytes_per_s);
 

@@ -70,8 +70,9 @@ static void test_choice(void) {
         CHECK_EQ(plan_path_of(&sum, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000), rows[i].path);
         CHECK_EQ(plan_path_of(&quantised, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000), PLAN_SHARDED);
         bool small = rows[i].bytes <= PLAN_SMALL_ANY / (rows[i].members - 1);
+        bool sent = rows[i].bytes <= PLAN_SMALL_ANY && rows[i].bytes <= PLAN_SMALL_MAX / (rows[i].members - 1);
         CHECK_EQ(plan_path_of(&broadcast, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000),
-                 small ? PLAN_SMALL : PLAN_CHAIN);
+                 sent ? PLAN_SMALL : PLAN_CHAIN);
         CHECK_EQ(plan_path_of(&reduce, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000),
                  small ? PLAN_SMALL : PLAN_RING);
         CHECK_EQ(plan_path_of(&scattered, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000),
@@ -79,7 +80,35 @@ static void test_choice(void) {
     }
 }
 
+// Where the others' kinds end to be small; bytes of all parts together, or of one member's input.
+static void test_small_kinds(void) {
+    static const struct {
+        const char *name;
+        uint8_t kind;
+        uint64_t most;
+        uint32_t members;
+    } rows[] = {
+        {"all-gather, two", PLAN_ALL_GATHER, PLAN_SMALL_ANY, 2},
+        {"all-gather, four", PLAN_ALL_GATHER, 2 * PLAN_SMALL_ANY, 4},
+        {"all-gather, many", PLAN_ALL_GATHER, 2 * PLAN_SMALL_ANY, 1024},
+        {"gather", PLAN_GATHER, PLAN_SMALL_ANY, 4},
+        {"scatter", PLAN_SCATTER, PLAN_SMALL_ANY / 3, 4},
+        {"all-to-all, two", PLAN_ALL_TO_ALL, PLAN_SMALL_ANY, 2},
+        {"all-to-all, three", PLAN_ALL_TO_ALL, PLAN_SMALL_ANY, 3},
+        {"all-to-all, five", PLAN_ALL_TO_ALL, PLAN_SMALL_ANY / 2, 5},
+        {"send", PLAN_SEND, PLAN_SMALL_ANY, 2},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_case("%s", rows[i].name);
+        struct wire_fingerprint what = {.kind = rows[i].kind};
+        CHECK_EQ(plan_path_of(&what, rows[i].most, rows[i].members, 1, 1000), PLAN_SMALL);
+        CHECK_EQ(plan_path_of(&what, rows[i].most + 1, rows[i].members, 1, 1000), PLAN_PIECES);
+        CHECK_EQ(plan_path_of(&what, UINT64_MAX, rows[i].members, 1, 1000), PLAN_PIECES);
+    }
+}
+
 int main(void) {
+    test_small_kinds();
     test_choice_at_long_delays();
     test_choice();
     test_segments();
