@@ -193,6 +193,7 @@ def test_functional_collectives(address):
     finally:
         group.shutdown()
         group.unregister()
+        dist.destroy_process_group()
 
 
 # ---- the Manager ----
