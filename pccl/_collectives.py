@@ -93,18 +93,19 @@ class CollectiveOp(Ticket):
         live: set[Any],
         pointer: Any,
         kind: Collective,
+        *,
         group: Group,
         tag: int,
-        send: int,
-        recv: int,
-        dtype: DataType,
-        count: int,
-        op: ReduceOp,
-        root: int,
-        send_counts: Sequence[int] | None,
-        recv_counts: Sequence[int] | None,
-        survivors: bool,
-        keep: object,
+        send: int = 0,
+        recv: int = 0,
+        dtype: DataType = DataType.UINT8,
+        count: int = 0,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int = 0,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        survivors: bool = False,
+        keep: object = None,
     ) -> None:
         sends = _ffi.NULL if send_counts is None else _ffi.new(_COUNTS, send_counts)
         receives = _ffi.NULL if recv_counts is None else _ffi.new(_COUNTS, recv_counts)
@@ -136,6 +137,11 @@ class CollectiveOp(Ticket):
         self._members = group.members
         self._survivors = survivors
         self.dropped = None  # no handle of its own that could be
+
+    @property
+    def begun(self) -> bool:
+        """Whether it was launched."""
+        return bool(self.c.kind)
 
     def launch(self) -> None:
         """Begins it; the errors of a launch."""

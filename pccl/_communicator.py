@@ -431,27 +431,27 @@ class Communicator(NamedCollectives):
 
         `keep` is held until the op has ended. UsageError: the call is wrong, or the tag is in flight.
         """
-        collective = CollectiveOp(
-            self,
-            self._handle,
-            self._live_ops,
-            self._pointer,
+        collective = self._prepare(
             kind,
-            group,
-            tag,
-            send,
-            recv,
-            dtype,
-            count,
-            op,
-            root,
-            send_counts,
-            recv_counts,
-            survivors,
-            keep,
+            group=group,
+            tag=tag,
+            send=send,
+            recv=recv,
+            dtype=dtype,
+            count=count,
+            op=op,
+            root=root,
+            send_counts=send_counts,
+            recv_counts=recv_counts,
+            survivors=survivors,
+            keep=keep,
         )
         collective.launch()
         return collective
+
+    def _prepare(self, kind: Collective, **arguments: Any) -> CollectiveOp:
+        """One of these arguments that is not launched yet."""
+        return CollectiveOp(self, self._handle, self._live_ops, self._pointer, kind, **arguments)
 
     def posted(self, tag: int, member: UUID) -> bool:
         """Whether that member has launched an op of this tag that was not launched here: for a receive from any source."""

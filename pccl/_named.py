@@ -1,4 +1,4 @@
-"""The collectives by their names, for numpy arrays and torch tensors. All are made of `Communicator.launch`.
+"""The collectives by their names, for numpy arrays and torch tensors. All are made of `CollectiveOp`.
 
 A call is described first, as a `Call`, which checks everything that one member can check by itself; then it is launched.
 """
@@ -16,7 +16,7 @@ from uuid import UUID
 from pccl._calls import Deadline, whole_number
 from pccl._collectives import Collective, CollectiveInfo, CollectiveOp, Group
 from pccl._enums import ReduceOp, Result
-from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, error_for
+from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, UsageError, error_for
 from pccl._parts import Buffer, buffer_of, check_alike, check_own, check_size, divided, equal_or_counts, one_buffer, rooted_parts
 from pccl._tensors import require, require_kind
 
@@ -74,7 +74,8 @@ class Call:
         """What names a call that was cut short and is made again."""
         buffers = [tuple(b.parts) or b.pointer for b in (self.loads, self.stores) if b is not None]
         rest = sorted((name, str(value)) for name, value in self.arguments.items() if name not in ("send", "recv"))
-        return self.kind, self.group.members, self.tag, self.survivors, tuple(buffers), tuple(rest)
+        members = () if self.of_everyone else self.group.members  # which may have changed since
+        return self.kind, members, self.tag, self.survivors, tuple(buffers), tuple(rest)
 
 
 class Tags:
@@ -112,14 +113,30 @@ class CollectiveHandle:
         self._one_waiter = threading.Lock()
         self._info: CollectiveInfo | None = None
         self._root = call.group.members[call.arguments["root"]] if "root" in call.arguments else None
-        if call.loads is not None:
-            call.loads.load()
-        with comm._tags.lock:
-            sequence = call.sequence()
-            self._number = 0 if sequence is None else comm._tags.next[sequence]
-            self._op = self._launch(call.group)  # one that is refused takes no number: the others wait for a right one
-            if sequence is not None:
-                comm._tags.next[sequence] += 1
+        self._number: int | None = None
+        self._op: CollectiveOp | None = None
+
+    def begin(self) -> CollectiveHandle:
+        """Launches it, unless it was launched. Each step may be the last before a signal, and is found by the next call."""
+        call, tags = self._call, self._comm._tags
+        sequence = call.sequence()
+        with tags.lock:
+            if self._number is None:
+                self._number = 0 if sequence is None else tags.next[sequence]
+            if self._op is None:
+                if call.loads is not None:
+                    call.loads.load()
+                self._op = self._prepare(call.group)
+            if not self._op.begun:
+                if sequence is not None:
+                    tags.next[sequence] = self._number + 1
+                try:
+                    self._op.launch()
+                except UsageError:  # it takes no number: the others wait for a right one
+                    if sequence is not None:
+                        tags.next[sequence] = self._number
+                    raise
+        return self
 
     def wait(self, timeout: float | None = None) -> CollectiveInfo:
         """Waits for the end, and raises what the method without `_async` raises.
@@ -128,20 +145,28 @@ class CollectiveHandle:
         """
         deadline = Deadline(timeout)
         left = deadline.remaining()
-        if not self._one_waiter.acquire(timeout=-1 if left is None else left):
-            raise PCCLTimeoutError(Result.TIMED_OUT, "wait", "another thread waits for this collective: call wait again")
+        taken: list[bool] = []
         try:
+            # Into a list by C: a signal between the lock and the `try` would leave it locked for ever.
+            taken.extend(map(self._one_waiter.acquire, (True,), (-1 if left is None else left,)))
+            if not taken[0]:
+                raise PCCLTimeoutError(Result.TIMED_OUT, "wait", "another thread waits for this collective: call wait again")
             while self._info is None:
+                assert self._op is not None  # begun
                 try:
-                    self._info = self._op.wait(deadline.remaining())
+                    if not self._op.begun:
+                        self._op.launch()
+                    info = self._op.wait(deadline.remaining())
                 except PeerLostError as error:
                     self._begin_again(error)
-                else:
-                    if self._call.stores is not None:
-                        self._call.stores.store()
+                    continue
+                if self._call.stores is not None:
+                    self._call.stores.store()
+                self._info = info
             return self._info
         finally:
-            self._one_waiter.release()
+            if taken and taken[0]:
+                self._one_waiter.release()
 
     def done(self) -> bool:
         """Whether it has ended, well or not; does not wait."""
@@ -153,12 +178,13 @@ class CollectiveHandle:
             return True
         return True
 
-    def _launch(self, group: Group) -> CollectiveOp:
+    def _prepare(self, group: Group) -> CollectiveOp:
+        assert self._number is not None
         tag = Tags.of(self._call.numbered, group.members, self._call.tag, self._number)
         # Members may know a different Everyone after a loss: none of these waits for the others, it ends and is made again.
         survivors = self._call.survivors and not self._call.of_everyone
         arguments = self._call.arguments
-        return self._comm.launch(self._call.kind, group=group, tag=tag, survivors=survivors, keep=self._call, **arguments)
+        return self._comm._prepare(self._call.kind, group=group, tag=tag, survivors=survivors, keep=self._call, **arguments)
 
     def _begin_again(self, error: PeerLostError) -> None:
         """Among those that live, if a call of all members is to go on without the others; else raises the error."""
@@ -172,7 +198,7 @@ class CollectiveHandle:
         left = [member for member in call.group.members if member in living]
         if root is not None:
             call.arguments["root"] = left.index(root)
-        self._op = self._launch(self._comm.group(left))
+        self._op = self._prepare(self._comm.group(left))
 
     def __repr__(self) -> str:
         state = "in flight" if self._info is None else "ended"
@@ -212,7 +238,7 @@ class NamedCollectives:
         def _snapshot(self) -> tuple[UUID, ...]: ...
         def group(self, members: Sequence[UUID]) -> Group: ...
 
-        launch: Callable[..., CollectiveOp]
+        _prepare: Callable[..., CollectiveOp]
 
         def posted(self, tag: int, member: UUID) -> bool: ...
 
@@ -243,7 +269,7 @@ class NamedCollectives:
         self, tensor: Tensor, root: int = 0, *, group: Group | None = None, tag: int | None = None, survivors: bool = True
     ) -> CollectiveHandle:
         """Launches `broadcast` and returns at once."""
-        return CollectiveHandle(self, self._broadcast(tensor, root, group, tag, survivors))
+        return CollectiveHandle(self, self._broadcast(tensor, root, group, tag, survivors)).begin()
 
     def _broadcast(self, tensor: Tensor, root: int, group: Group | None, tag: int | None, survivors: bool) -> Call:
         group = self._group_of(group)
@@ -280,7 +306,7 @@ class NamedCollectives:
         survivors: bool = True,
     ) -> CollectiveHandle:
         """Launches `reduce` and returns at once."""
-        return CollectiveHandle(self, self._reduce(send, recv, op, root, group, tag, survivors))
+        return CollectiveHandle(self, self._reduce(send, recv, op, root, group, tag, survivors)).begin()
 
     def _reduce(
         self,
@@ -342,7 +368,7 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `gather` and returns at once."""
-        return CollectiveHandle(self, self._gather(send, recv, root, counts, group, tag))
+        return CollectiveHandle(self, self._gather(send, recv, root, counts, group, tag)).begin()
 
     def _gather(
         self,
@@ -392,7 +418,7 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `scatter` and returns at once."""
-        return CollectiveHandle(self, self._scatter(send, recv, root, counts, group, tag))
+        return CollectiveHandle(self, self._scatter(send, recv, root, counts, group, tag)).begin()
 
     def _scatter(
         self,
@@ -446,7 +472,7 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `all_gather` and returns at once."""
-        return CollectiveHandle(self, self._all_gather(send, recv, counts, group, tag))
+        return CollectiveHandle(self, self._all_gather(send, recv, counts, group, tag)).begin()
 
     def _all_gather(self, send: Tensor, recv: Parts, counts: Sequence[int] | None, group: Group | None, tag: int | None) -> Call:
         group = self._group_of(group)
@@ -485,7 +511,7 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `reduce_scatter` and returns at once."""
-        return CollectiveHandle(self, self._reduce_scatter(send, recv, op, counts, group, tag))
+        return CollectiveHandle(self, self._reduce_scatter(send, recv, op, counts, group, tag)).begin()
 
     def _reduce_scatter(
         self,
@@ -534,7 +560,7 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `all_to_all` and returns at once."""
-        return CollectiveHandle(self, self._all_to_all(send, recv, send_counts, recv_counts, group, tag))
+        return CollectiveHandle(self, self._all_to_all(send, recv, send_counts, recv_counts, group, tag)).begin()
 
     def _all_to_all(
         self,
@@ -571,7 +597,7 @@ class NamedCollectives:
 
     def barrier_async(self, *, group: Group | None = None, tag: int | None = None, survivors: bool = True) -> CollectiveHandle:
         """Launches `barrier` and returns at once."""
-        return CollectiveHandle(self, self._barrier(group, tag, survivors))
+        return CollectiveHandle(self, self._barrier(group, tag, survivors)).begin()
 
     def _barrier(self, group: Group | None, tag: int | None, survivors: bool) -> Call:
         return _call(Collective.BARRIER, self._group_of(group), tag, None, None).going_on(survivors)
@@ -590,7 +616,7 @@ class NamedCollectives:
 
     def send_async(self, tensor: Tensor, to: int, *, group: Group | None = None, tag: int | None = None) -> CollectiveHandle:
         """Launches `send` and returns at once."""
-        return CollectiveHandle(self, self._send(tensor, to, group, tag))
+        return CollectiveHandle(self, self._send(tensor, to, group, tag)).begin()
 
     def _send(self, tensor: Tensor, to: int, group: Group | None, tag: int | None) -> Call:
         group = self._group_of(group)
@@ -618,7 +644,7 @@ class NamedCollectives:
 
     def recv_async(self, tensor: Tensor, source: int, *, group: Group | None = None, tag: int | None = None) -> CollectiveHandle:
         """Launches `recv` from one member and returns at once."""
-        return CollectiveHandle(self, self._recv(tensor, source, group, tag))
+        return CollectiveHandle(self, self._recv(tensor, source, group, tag)).begin()
 
     def _recv(self, tensor: Tensor, source: int, group: Group | None, tag: int | None) -> Call:
         group = self._group_of(group)
@@ -677,13 +703,14 @@ class NamedCollectives:
         if handle is None:
             handle = self._cut_short[key] = CollectiveHandle(self, call)
         try:
-            info = handle.wait(deadline.remaining())
+            info = handle.begin().wait(deadline.remaining())
         except PCCLTimeoutError:
             raise
         except PCCLError:
             self._cut_short.pop(key, None)
             raise
-        self._cut_short.pop(key, None)
+        if self._cut_short.get(key) is handle:
+            del self._cut_short[key]  # the last: until here a repeated call gives the result that there is
         return info
 
 

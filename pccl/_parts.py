@@ -78,7 +78,8 @@ def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
     filled = [(memory.pointer, size) for memory, size in zip(memories, sizes, strict=True) if size > 0]
     made = Buffer(filled[0][0] if filled else 0, sum(memory.numel for memory in memories), dtype, None, list(value))
     made.counts = [memory.numel for memory in memories]
-    if any(before[0] + before[1] != after[0] for before, after in itertools.pairwise(filled)):
+    gaps = [after for before, after in itertools.pairwise(filled) if before[0] + before[1] != after[0]]
+    if gaps:
         room = _uncleared("char[]", sum(sizes))
         made.pointer = int(_ffi.cast("uintptr_t", room))
         made.owner = (room, made.owner)

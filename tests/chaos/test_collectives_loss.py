@@ -76,6 +76,19 @@ def test_without_survivors(kind):
         check_life(others)
 
 
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+@pytest.mark.parametrize("kind", ["broadcast", "barrier"])
+def test_calls_that_gave_up_waiting_are_repeated_across_a_death(kind, count):
+    with crew(SIZE) as members:
+        for member in members[:2]:
+            member.tell("make_bit_by_bit", Wish(kind, count))
+        members[3].kill()
+        assert members[2].ask("outlive", Wish(kind, count), 3) == ("", ())
+        for member in members[:2]:
+            member.answer()
+        check_life(members[:3])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_two(kind):
     """Whoever is left goes on alone, where that means something."""

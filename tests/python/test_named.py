@@ -23,8 +23,17 @@ class SomeGroup(Group):
 class SomeOp:
     """Ends as it is told."""
 
-    def __init__(self, ends):
-        self.ends = ends
+    begun = False
+
+    def __init__(self, comm, kind, arguments):
+        self.comm, self.asked, self.ends = comm, (kind, arguments), comm.ends
+
+    def launch(self):
+        if self.comm.refused is not None:
+            error, self.comm.refused = self.comm.refused, None
+            raise error
+        self.comm.launched.append(self.asked)
+        self.begun = True
 
     def wait(self, timeout=None):
         end = self.ends.pop(0) if self.ends else CollectiveInfo(3, 0, 0)
@@ -45,12 +54,8 @@ class SomeComm(NamedCollectives):
     def group(self, members):
         return SomeGroup(members, tuple(members).index(MEMBERS[1]))
 
-    def launch(self, kind, **arguments):
-        if self.refused is not None:
-            error, self.refused = self.refused, None
-            raise error
-        self.launched.append((kind, arguments))
-        return SomeOp(self.ends)
+    def _prepare(self, kind, **arguments):
+        return SomeOp(self, kind, arguments)
 
     def posted(self, tag, member):
         return member == MEMBERS[2]

@@ -187,6 +187,28 @@ def test_an_interrupt_at_any_point_of_a_multiple_is_repeated(pair):
     assert 10 < at < 300  # points
 
 
+def test_an_interrupt_at_any_point_of_a_collective_is_repeated(pair):
+    """Neither the collective nor its number is lost: the other member would wait for it."""
+    first, second = pair
+    for at in range(500):
+        part, parts = np.full(5, float(at)), [np.zeros(5), np.zeros(5)]
+        thread = threading.Thread(
+            target=second.all_gather, args=(part + 1, [np.zeros(5), np.zeros(5)]), kwargs={"timeout": PATIENCE}
+        )
+        thread.start()
+        try:
+            with Interrupted(at) as interrupted:
+                first.all_gather(part, parts, timeout=PATIENCE)
+        except InterruptError:
+            first.all_gather(part, parts, timeout=PATIENCE)
+        thread.join()
+        assert [array.tolist() for array in parts] == [[at] * 5, [at + 1] * 5]
+        assert not first._cut_short
+        if not interrupted.raised:
+            break
+    assert 20 < at < 500  # points
+
+
 def test_a_dropped_op_frees_its_tensors_when_it_has_ended(pair):
     first, second = pair
     handle = launch(first, 3)
