@@ -140,6 +140,7 @@ class Communicator(NamedCollectives):
         self._handle.close()
         self._reaper.stop()
         self._unfinished.clear()
+        self._cut_short.clear()
         for op in list(self._live_ops):
             op.dropped = None  # which holds the op in turn
         self._live_ops.clear()
@@ -619,10 +620,14 @@ class Communicator(NamedCollectives):
         """Which ops have not been awaited, and how to."""
         unfinished = list(self._unfinished.values())
         kept = sorted(op.tag for op in unfinished if isinstance(op, Op) and op.in_flight)
-        others = sorted({op.tag for op in list(self._live_ops)} - set(kept))
+        live = list(self._live_ops)
+        others = sorted({op.tag for op in live if isinstance(op, Op)} - set(kept))
+        collectives = sorted({op.name for op in live if isinstance(op, CollectiveOp)})
         ways = []
         if others:
             ways.append(f"wait for the handles of all_reduce_async with tag {_numbers(others)}")
+        if collectives:
+            ways.append(f"wait for the handle of each {' and '.join(collectives)}, or call it again if its wait was cut short")
         if kept:
             ways.append(f"call the reduce with tag {_numbers(kept)}, whose wait was cut short, again with the same arguments")
         if any(isinstance(ticket, Multi) and not ticket.one_caller.locked() for ticket in unfinished):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import os
 import signal
 import time
@@ -220,6 +221,11 @@ class Member:
 
     def let_in(self, world: int) -> None:
         self.comm.wait_for_peers(world, timeout=PATIENCE)
+
+    def load_torch(self) -> None:
+        """Where it is there: so that no call waits for that."""
+        with contextlib.suppress(ImportError):
+            importlib.import_module("torch")
 
     def world_size(self) -> int:
         return len(self.comm.members)

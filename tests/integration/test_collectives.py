@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from collective_members import DIVIDED, KINDS, ROOTED, Wish, crew, on_all
-from performers import Performer
+from performers import PATIENCE, Performer
 
 from pccl import DataType, ReduceOp
 
@@ -17,6 +17,10 @@ KIB = 1024
 @pytest.fixture(scope="module")
 def four() -> Iterator[list[Performer]]:
     with crew(SIZE) as members:
+        for member in members:
+            member.tell("load_torch")
+        for member in members:
+            member.answer(4 * PATIENCE)  # all of them at once, on a busy machine
         yield members
 
 
