@@ -25,7 +25,7 @@ from uuid import UUID, uuid4
 from pccl._address import parse_endpoints
 from pccl._calls import Deadline
 from pccl._communicator import Communicator
-from pccl._errors import PCCLError, PCCLTimeoutError
+from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError
 from pccl._master import serve_run
 
 if TYPE_CHECKING:
@@ -132,10 +132,10 @@ def connect(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -
     place = _own_place(store, world_size)
     places = [_read(text) for text in board.exchange("place", json.dumps(asdict(place)), lambda text: _check(text, place, rank))]
     given = next((one.masters for one in places if one.masters), "")
-    addresses = given or _start_masters(board, places)
+    addresses, own = (given, []) if given else _start_masters(board, places)
     comm = Communicator(addresses)
     try:
-        if _join_run(comm, board, addresses) == JOIN:
+        if _join_run(comm, board, addresses, own) == JOIN:
             comm.close()
             return _newcomer(addresses)
         members = tuple(UUID(text) for text in board.exchange("member", str(comm.uuid)))
@@ -292,8 +292,8 @@ def _own_address(host: str) -> str:
 # ---- masters ----
 
 
-def _start_masters(board: _Board, places: Sequence[Place]) -> str:
-    """Starts those masters of the job that this rank has to; gives the addresses of all."""
+def _start_masters(board: _Board, places: Sequence[Place]) -> tuple[str, list[str]]:
+    """Starts those masters of the job that this rank has to; gives the addresses of all, and of those."""
     starters = _starters([place.node for place in places])
     local = len({place.network for place in places}) == 1
     own = [number for number, rank in enumerate(starters) if rank == board.rank]
@@ -308,7 +308,7 @@ def _start_masters(board: _Board, places: Sequence[Place]) -> str:
         problem = board.read("started", number)
         if problem:
             raise BootstrapError(f"rank {rank} could not start the master {listed[number]}: {problem}")
-    return ",".join(listed)
+    return ",".join(listed), [listed[number] for number in own]
 
 
 def _starters(nodes: Sequence[str]) -> list[int]:
@@ -359,13 +359,13 @@ def _start_master(address: str, listed: str, deadline: Deadline) -> str:
 # ---- the run ----
 
 
-def _join_run(comm: Communicator, board: _Board, addresses: str) -> str:
+def _join_run(comm: Communicator, board: _Board, addresses: str, own: Sequence[str]) -> str:
     """Returns once all ranks are members of one run, and nobody else; or JOIN, where there is one that they shall join.
 
     Rank 0 goes first: it must find nobody there.
     """
     if board.rank == 0:
-        problem = JOIN if _restarted() and serve_run(addresses) else _begin_run(comm, board, addresses)
+        problem = JOIN if _restarted() and serve_run(addresses) else _begin_run(comm, board, addresses, own)
         board.tell("run", 0, problem)
     else:
         problem = board.read("run", 0)
@@ -385,16 +385,31 @@ def _join_run(comm: Communicator, board: _Board, addresses: str) -> str:
     return ""
 
 
+def _connect_first(comm: Communicator, addresses: str, own: Sequence[str], deadline: Deadline) -> None:
+    """Connects to masters that may have ended already, for want of a peer, where processes get very little of a processor."""
+    while True:
+        try:
+            comm.connect(2, timeout=deadline.remaining())
+            return
+        except ConnectError:
+            if not any([_start_master(one, addresses, deadline) == "" for one in own]):  # noqa: C419 - all of them
+                raise
+
+
 def _restarted() -> bool:
     """Whether torchrun has started the processes of this job anew."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 
-def _begin_run(comm: Communicator, board: _Board, addresses: str) -> str:
-    """Connects the first member of the run; gives "" or what went wrong."""
+def _begin_run(comm: Communicator, board: _Board, addresses: str, own: Sequence[str]) -> str:
+    """Connects the first member of the run; gives "" or what went wrong. `own` are the masters that this rank has started."""
     limit = board.deadline.remaining()
+    limit = None if limit is None else limit * BEGIN_PART
     try:
-        comm.connect(ATTEMPTS, timeout=None if limit is None else limit * BEGIN_PART)
+        if own:
+            _connect_first(comm, addresses, own, Deadline(limit))
+        else:
+            comm.connect(ATTEMPTS, timeout=limit)
     except PCCLTimeoutError as error:
         return (
             f"rank 0 cannot begin a run at the master {addresses}: {error.detail}. Start one there with `pccl master`, or leave "

@@ -172,6 +172,24 @@ def test_any_of_three_nodes_may_die(node):
                 os.kill(pid, signal.SIGKILL)
 
 
+def test_masters_that_have_ended_too_early_are_started_again(monkeypatch):
+    """As where 15 s pass before the rank that has started them comes to connect."""
+    start, started = _bootstrap._start_master, []
+
+    def start_and_end(address, listed, deadline):
+        started.append(address)
+        problem = start(address, listed, deadline)
+        if len(started) == 2:
+            end_masters(listed)
+        return problem
+
+    monkeypatch.setattr(_bootstrap, "_start_master", start_and_end)
+    comm, members = _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
+    assert (members, started[2:]) == ((comm.uuid,), started[:2])
+    comm.close()
+    end_masters(_bootstrap.masters())
+
+
 def test_a_master_of_the_environment_is_used():
     with pccl.MasterNode("127.0.0.1:0") as master, job(["0", "1"], PCCL_MASTER=f"127.0.0.1:{master.port}") as ranks:
         together(ranks, "connect")
