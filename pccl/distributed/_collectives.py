@@ -167,7 +167,9 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         inputs = _inner(input_tensors)
         self._one_per_rank(name, "input", inputs)
         self._alike(name, output, inputs[self._launcher.view.rank], "its output", "the input at its own rank")
-        return self._reduce_scatter(name, [(output, gathered(inputs), [part.numel() for part in inputs])], opts, timeout)
+        source, last = gathered(inputs)
+        work = self._reduce_scatter(name, [(output, source, [part.numel() for part in inputs])], opts, timeout)
+        return work if last is None else work.followed_by([output], last)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Reduces a tensor, of which each member gets an equal part."""
@@ -297,12 +299,13 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         (output,) = listed(output_tensors)
         root = self._root(name, opts)
         source: Tensor | None = None
+        last: Finish | None = None
         if self._launcher.view.rank == root:
             inputs = _inner(input_tensors)
             self._one_per_rank(name, "input", inputs)
             for input in inputs:
                 self._alike(name, input, output, "an input", "its output")
-            source = gathered(inputs)
+            source, last = gathered(inputs)
         memory, finish = writable(output)
         core_type, factor = moved_as(output.dtype)
         call = self._launcher.launch(
@@ -315,7 +318,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             root=root,
             keep=(source, memory),
         )
-        return self._work([call], opts, timeout, [output], finish)
+        return self._work([call], opts, timeout, [output], finish, last)
 
     # ---- all to all ----
 
@@ -393,8 +396,9 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         memory, finish = spread(output_tensors)
         received = [tensor.numel() for tensor in output_tensors]
         sent = [tensor.numel() for tensor in input_tensors]
-        call = self._all_to_all(name, memory, gathered(input_tensors), received, sent)
-        return self._work([call], opts, timeout, output_tensors, finish)
+        source, last = gathered(input_tensors)
+        call = self._all_to_all(name, memory, source, received, sent)
+        return self._work([call], opts, timeout, output_tensors, finish, last)
 
     def all_to_all_single(
         self,

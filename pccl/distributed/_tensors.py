@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,6 +11,10 @@ from pccl._enums import DataType, ReduceOp
 
 _COMPLEX = {torch.complex32: DataType.FLOAT16, torch.complex64: DataType.FLOAT, torch.complex128: DataType.DOUBLE}
 _LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
+
+POOLED_LEAST = 1 << 16
+POOLED_MOST = 1 << 28
+"""Bytes that are kept for lists of tensors: of one piece at least, of all together at most."""
 
 Finish = Callable[[], None]
 """What is left to do with the results of a call once the core has ended it."""
@@ -96,32 +101,72 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.detach().as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
 
 
-def gathered(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The elements of all tensors one after another, copied unless they lie so already."""
+class _Pool:
+    """Memory for lists of tensors, kept for the next call: to have the system make its pages costs more than the copy."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[torch.Tensor] = []
+
+    def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for so many elements; `give` it back when nobody uses it any more, or let it go."""
+        size = count * dtype.itemsize
+        if size < POOLED_LEAST:
+            return torch.empty(count, dtype=dtype)
+        with self._lock:
+            for number, memory in enumerate(self._free):
+                if size <= memory.numel() <= 2 * size:
+                    return self._free.pop(number)[:size].view(dtype)
+        return torch.empty(size, dtype=torch.uint8).view(dtype)
+
+    def give(self, memory: torch.Tensor) -> None:
+        """Keeps memory that was taken, up to a limit."""
+        if memory.nbytes < POOLED_LEAST:
+            return
+        whole = torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage())
+        with self._lock:
+            self._free.append(whole)
+            while sum(one.numel() for one in self._free) > POOLED_MOST:
+                self._free.pop(0)
+
+
+_pool = _Pool()
+
+
+def gathered(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish | None]:
+    """The elements of all tensors one after another, copied unless they lie so already, and what is to do at the end."""
     flat = joined(tensors)
-    return torch.cat([readable(tensor.detach()).reshape(-1) for tensor in tensors]) if flat is None else flat
+    if flat is not None:
+        return flat, None
+    made = _pool.take(sum(tensor.numel() for tensor in tensors), tensors[0].dtype)
+    torch.cat([readable(tensor.detach()).reshape(-1) for tensor in tensors], out=made)
+    return made, lambda: _pool.give(made)
 
 
 def spread(tensors: Sequence[torch.Tensor], source: torch.Tensor | None = None) -> tuple[torch.Tensor, Finish | None]:
     """Memory for the elements of all tensors one after another, and what brings them into the tensors.
 
-    `source` is that memory if it is there already.
+    `source` is that memory if it is there already, and taken from the pool.
     """
-    flat = joined(tensors)
+    flat = joined(tensors) if source is None else None
     if flat is not None:
         return flat, None
-    made = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype) if source is None else source
+    made = _pool.take(sum(tensor.numel() for tensor in tensors), tensors[0].dtype) if source is None else source
 
     def finish() -> None:
         for tensor, part in zip(tensors, torch.split(made, [tensor.numel() for tensor in tensors]), strict=True):
             _fill(tensor, part.view(tensor.shape))
+        _pool.give(made)
 
     return made, finish
 
 
 def in_place_all(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish | None]:
     """As `in_place`, for all tensors one after another."""
-    return in_place(tensors[0]) if len(tensors) == 1 else spread(tensors, gathered(tensors))
+    if len(tensors) == 1:
+        return in_place(tensors[0])
+    memory, copied = gathered(tensors)
+    return (memory, None) if copied is None else spread(tensors, memory)
 
 
 def same_type(call: str, tensors: Sequence[torch.Tensor]) -> torch.dtype:
