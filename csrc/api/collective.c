@@ -188,8 +188,7 @@ static uint32_t layout_of(const pcclCollective_t *what) {
     if (plan_collective((uint8_t)what->kind)->rooted) hash = (hash ^ (what->root + 1)) * 0x9e3779b97f4a7c15;
     for (uint32_t rank = 0; counts != NULL && rank < what->group->group->count; rank++)
         hash = (hash ^ counts[rank]) * 0x9e3779b97f4a7c15;
-    uint32_t folded = (uint32_t)(hash ^ hash >> 32);
-    return folded == 0 ? 1 : folded;
+    return (uint32_t)group_mark(what->group->group->hash) << 16 | (uint16_t)(hash ^ hash >> 16 ^ hash >> 32);
 }
 
 // ---- buffers ----

@@ -72,7 +72,7 @@ void mover_check(struct engine *engine, struct op *op) {
     if (!op->moved) op->fence = device_mark(op->args.queue);
     op->moved = device_passed(op->args.queue, op->fence) != DEVICE_DONE;
     if (op->moved) return; // again when the device wakes the thread
-    struct wire_op_done done = {.name = op->name, .members = op->args.group == NULL ? 0 : op->team->count};
+    struct wire_op_done done = {.name = op->name, .members = (uint16_t)(op->args.group == NULL ? 0 : op->team->count)};
     op_list_remove(&engine->running, op);
     engine_lock(engine);
     bool told = book_complete(&engine->book, op);

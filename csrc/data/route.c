@@ -59,7 +59,7 @@ static bool hear_signal(struct engine *engine, struct incoming *in, struct block
 }
 
 static bool hear_supply(struct engine *engine, struct incoming *in, struct block *block) {
-    struct wire_op_name name = {in->head.offset, in->head.tag, in->head.sequence, 0};
+    struct wire_op_name name = {in->head.offset, in->head.tag, in->head.sequence, 0, in->head.extra};
     book_supplied(&engine->book, &name, block);
     return true;
 }

@@ -13,7 +13,8 @@ struct op_entry {
     uint32_t next; // in its bucket, or in the free list
     bool live;
     uint32_t open, done, retained; // members in each state
-    uint32_t members;              // that have to be done; 0: nobody has told yet
+    uint32_t members;              // that have to be done; the most that anybody has told
+    uint16_t other;                // of a mismatch: the mark of the other side's list
     uint32_t supplier;             // lowest rank in state RETAINED, or OP_TABLE_NONE
     uint64_t bits[];               // ranks in state OPEN, then ranks in any other state
 };

@@ -39,13 +39,14 @@ static struct op_entry *note(struct op_table *table, struct desk *desk, struct d
     return NULL;
 }
 
-// All members of an op say alike how many they are. False: this one does not, and is expelled.
+// All members of an op say alike how many they are. Of those that do not the largest number counts: so nothing is
+// committed of which an honest member is not done. False: there are not so many, and the member is expelled.
 static bool set_members(struct op_entry *entry, struct desk *desk, struct desk_peer *peer, uint32_t members,
                         const char *what) {
     if (members == 0) members = peer->group->count;
-    if (entry->members == 0) entry->members = members;
-    bool good = members <= peer->group->count && members == entry->members;
-    if (!good) desk_expel(desk, peer, "%s counts other members of an op than there are", what);
+    if (members > entry->members) entry->members = members;
+    bool good = members <= peer->group->count;
+    if (!good) desk_expel(desk, peer, "%s counts more members of an op than there are", what);
     return good;
 }
 
@@ -65,6 +66,7 @@ static void init_verdict(struct wire_verdict *verdict, const struct wire_op_name
     verdict->name = *name;
     verdict->kind = (uint8_t)kind;
     memset(&verdict->supplier, 0, sizeof verdict->supplier);
+    verdict->other = 0;
     verdict->text.length = 0;
     verdict->count = 0;
 }
@@ -142,6 +144,7 @@ void verdicts_mismatch(struct desk *desk, struct desk_peer *peer, const struct w
         describe_mismatch(text, mismatch, peer, other);
         actions_log(&desk->actions, LOG_ERR, "%s", text);
         set_text(&verdict, text);
+        verdict.other = (uint16_t)(mismatch->theirs.layout >> 16);
     }
     encode(desk, group->group_epoch, &verdict);
     desk_send_group(desk, group);
@@ -207,8 +210,9 @@ void verdicts_recall(struct verdicts *verdicts, struct desk *desk, struct desk_p
     for (uint32_t i = 0; i < resume->past_count; i++) {
         struct op_entry *entry;
         enum wire_op_state state = resume->past[i].kind == WIRE_VERDICT_COMMIT ? WIRE_OP_DONE : WIRE_OP_OPEN;
-        if (op_table_note(&verdicts->past, &resume->past[i].name, peer->rank, state, &entry) == OP_TABLE_NO_MEMORY)
-            desk->starved = true;
+        enum op_table_result noted = op_table_note(&verdicts->past, &resume->past[i].name, peer->rank, state, &entry);
+        if (noted == OP_TABLE_NO_MEMORY) desk->starved = true;
+        if (noted == OP_TABLE_OK) entry->other = resume->past[i].other;
     }
 }
 
@@ -228,6 +232,7 @@ void verdicts_tell_mismatches(struct verdicts *verdicts, struct desk *desk, stru
         struct wire_verdict verdict;
         if (entry->open == 0 || !lacks_mismatch(verdicts, peer, resume, last, entry)) continue;
         init_verdict(&verdict, &entry->name, WIRE_VERDICT_MISMATCH);
+        verdict.other = entry->other;
         set_text(&verdict, "members gave different arguments for this op, as was found before the master was lost");
         encode(desk, desk->number, &verdict);
         desk_send(desk, peer);

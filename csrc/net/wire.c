@@ -10,10 +10,10 @@ enum {
     MEMBER = ID + 8 + 4 + 4 + ADDRESS,
     EPOCH = 6 * 8 + 3 * 4,
     FINGERPRINT = 8 + 4 + 5,
-    OP_NAME = 8 + 8 + 4 + 2,
+    OP_NAME = 8 + 8 + 4 + 2 + 4,
     HASH = 8 + 8,
     HELLO = 2 + ID + 4 + 4 + 2 + 1,
-    VERDICT = OP_NAME + 1 + ID + 2 + 4,
+    VERDICT = OP_NAME + 1 + ID + 2 + 2 + 4,
     SYNC_VOTE = 1 + 1 + 8 + HASH + HASH + 8,
     SYNC_PLAN = 8 + 8 + HASH + HASH + 4 + 4,
     SYNC_DONE = 8 + 1 + 4,
@@ -29,11 +29,11 @@ enum {
     FOREIGN_HELLO = 256, // a hello of another version may be longer; it gets an answer, not silence
     IDS = WIRE_MAX_MEMBERS * ID,
     MEMBERS = WIRE_MAX_MEMBERS * MEMBER,
-    REPORTS = 2 * WIRE_MAX_LIVE_OPS * (OP_NAME + 1 + 1 + 4),
+    REPORTS = 2 * WIRE_MAX_LIVE_OPS * (OP_NAME + 1 + 1 + 2),
     OUTLINE = WIRE_MAX_OUTLINE * 4,
     SOURCES = WIRE_MAX_MEMBERS * (ID + 8),
     SIZES = WIRE_MAX_MEMBERS * (4 + 4),
-    PAST = WIRE_MAX_PAST * (OP_NAME + 1),
+    PAST = WIRE_MAX_PAST * (OP_NAME + 1 + 2),
     LOSSES = WIRE_MAX_MEMBERS * (8 + 4 * 4),
     RESUME_LISTS = OUTLINE + SIZES + MEMBERS + PAST + LOSSES,
 };
@@ -58,7 +58,7 @@ static const struct {
     EXACT(HEARTBEAT, 0),
     EXACT(LEAVE, 0),
     TEXT(EXPELLED),
-    EXACT(DONE, OP_NAME + 4),
+    EXACT(DONE, OP_NAME + 2),
     RANGE(VERDICT, VERDICT, WIRE_MAX_TEXT + IDS),
     RANGE(REPORT, 4, REPORTS),
     EXACT(MISMATCH, OP_NAME + FINGERPRINT + ID + FINGERPRINT),
@@ -165,7 +165,8 @@ bool wire_hash_equal(const struct wire_hash *a, const struct wire_hash *b) {
 }
 
 bool wire_op_name_equal(const struct wire_op_name *a, const struct wire_op_name *b) {
-    return a->tag == b->tag && a->epoch == b->epoch && a->sequence == b->sequence && a->segment == b->segment;
+    return a->tag == b->tag && a->epoch == b->epoch && a->sequence == b->sequence && a->segment == b->segment &&
+           a->list == b->list;
 }
 
 bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_fingerprint *b) {

@@ -83,10 +83,12 @@ enum wire_type {
     WIRE_READY,
     WIRE_POSTED, // small op posted here, data follows once you have posted it too
     WIRE_SMALL,  // one member's whole input of a small op
-    // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 0); extra =
+    // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 list); extra
+    // =
     // 1: I am about to leave, acknowledge at once from now on
     WIRE_ACK,
-    WIRE_SUPPLY, // the whole result of a small op, from a member that completed it
+    // the whole result of a small op, from a member that completed it: offset = epoch, extra = list of its name
+    WIRE_SUPPLY,
     WIRE_CHUNK,  // ring: one chunk at one hop
     WIRE_CODES,  // quantised: one block of one member's input, to the owner
     WIRE_RESULT, // quantised: one block of the result, from the owner
@@ -137,7 +139,9 @@ struct wire_text {
 // What members must agree on for one op.
 struct wire_fingerprint {
     uint64_t count;
-    uint32_t layout;   // a hash of the members that the caller named, the root, and the sizes of parts; 0: none of them
+    // upper half: the mark of the list of members that the caller named (ops/group.h); lower half: a hash of the root
+    // and the sizes of parts; 0: no list
+    uint32_t layout;
     uint8_t kind;      // enum plan_kind
     uint8_t dtype, op; // pcclDataType_t; pcclRedOp_t, or 0 where nothing is reduced
     uint8_t codec;     // enum codec_id
@@ -149,13 +153,16 @@ enum wire_op_mode {
     WIRE_MODE_SEGMENTS
 }; // in segments (ops/plan), each of them an op with a verdict of its own
 
-// An op's name, unique in a run: `sequence` counts the ops of one tag that were begun in one group epoch. The segments
-// of an op that are begun in the same group epoch share their sequence.
+// An op's name, unique in a run: `sequence` counts the ops of one tag that a member has begun in one group epoch. The
+// segments of an op that are begun in the same group epoch share their sequence.
 struct wire_op_name {
     uint64_t epoch; // the group epoch the op was begun in
     uint64_t tag;
     uint32_t sequence;
     uint16_t segment; // 0 in WIRE_MODE_WHOLE
+    // the hash of the list of members that the callers named, since lists without a common member may use the same
+    // tags; 0: no list, all of the peer group
+    uint32_t list;
 };
 
 struct wire_member {

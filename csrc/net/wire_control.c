@@ -37,6 +37,7 @@ static void visit_op_name(struct cursor *c, struct wire_op_name *name) {
     cursor_u64(c, &name->tag);
     cursor_u32(c, &name->sequence);
     cursor_u16(c, &name->segment);
+    cursor_u32(c, &name->list);
 }
 
 static void visit_text(struct cursor *c, struct wire_text *text) {
@@ -177,7 +178,7 @@ static void visit_outcome(struct cursor *c, struct wire_outcome *m) {
 
 static void visit_op_done(struct cursor *c, struct wire_op_done *m) {
     visit_op_name(c, &m->name);
-    cursor_u32(c, &m->members);
+    cursor_u16(c, &m->members);
     cursor_expect(c, m->members <= WIRE_MAX_MEMBERS);
 }
 
@@ -185,6 +186,7 @@ static void visit_verdict(struct cursor *c, struct wire_verdict *m) {
     visit_op_name(c, &m->name);
     cursor_range(c, &m->kind, WIRE_VERDICT_COMMIT, WIRE_VERDICT_WHOLE);
     visit_id(c, &m->supplier);
+    cursor_u16(c, &m->other);
     visit_text(c, &m->text);
     visit_ids(c, &m->count, m->needy);
 }
@@ -197,7 +199,7 @@ static void visit_report(struct cursor *c, struct wire_report *m) {
         cursor_range(c, &op->state, WIRE_OP_OPEN, WIRE_OP_RETAINED);
         cursor_range(c, &op->small, 0, 1);
         cursor_expect(c, op->state == WIRE_OP_OPEN || op->small == (op->state == WIRE_OP_RETAINED));
-        cursor_u32(c, &op->members);
+        cursor_u16(c, &op->members);
         cursor_expect(c, op->members <= WIRE_MAX_MEMBERS && (op->members == 0 || op->state != WIRE_OP_RETAINED));
     }
 }
@@ -278,6 +280,7 @@ static void visit_past(struct cursor *c, struct wire_past *past) {
     visit_op_name(c, &past->name);
     cursor_u8(c, &past->kind);
     cursor_expect(c, past->kind == WIRE_VERDICT_COMMIT || past->kind == WIRE_VERDICT_MISMATCH);
+    cursor_u16(c, &past->other);
 }
 
 static void visit_resume(struct cursor *c, struct wire_resume *m) {

@@ -89,7 +89,7 @@ struct wire_outcome {
 
 struct wire_op_done {
     struct wire_op_name name;
-    uint32_t members; // that the op has: so many have to be done; 0: all of the group
+    uint16_t members; // that the op has: so many have to be done; 0: all of the group
 };
 
 enum wire_verdict_kind {
@@ -109,6 +109,9 @@ struct wire_verdict {
     // COMMIT of a small op, after reports (always then, also with nobody needy): who sends SUPPLY to the needy; all
     // zero otherwise
     struct wire_id supplier;
+    // MISMATCH: the mark of the list that the other side named (upper half of its layout); it ends the ops of this tag
+    // of both lists, and no others
+    uint16_t other;
     struct wire_text text;
     uint32_t count;
     struct wire_id needy[WIRE_MAX_MEMBERS];
@@ -126,7 +129,7 @@ struct wire_op_report {
     uint8_t small; // 1 = small op
     // OPEN, DONE: how many of the op's members are in the epoch reported on, 0: all that are; it is committed if so
     // many are done
-    uint32_t members;
+    uint16_t members;
 };
 
 struct wire_report {
@@ -267,7 +270,8 @@ struct wire_loss {
 // A verdict that ended an op for good, without a supplier: COMMIT or MISMATCH.
 struct wire_past {
     struct wire_op_name name;
-    uint8_t kind; // wire_verdict_kind
+    uint8_t kind;   // wire_verdict_kind
+    uint16_t other; // as in the verdict
 };
 
 // header: the run, and the highest generation that was promised.

@@ -26,11 +26,10 @@ bool wire_op_decode(const uint8_t in[WIRE_OP_BYTES], struct wire_op *out) {
 }
 
 static void visit_ack(struct cursor *c, struct wire_op_name *name) {
-    uint32_t reserved = 0;
     cursor_u64(c, &name->epoch);
     cursor_u64(c, &name->tag);
     cursor_u32(c, &name->sequence);
-    cursor_u32(c, &reserved);
+    cursor_u32(c, &name->list);
 }
 
 void wire_ack_encode(uint8_t out[WIRE_ACK_BYTES], const struct wire_op_name *name) {

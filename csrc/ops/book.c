@@ -174,6 +174,7 @@ static bool name(struct book *book, struct op *op) {
                                     : tag_counter_take(&book->counters, op->args.tag, &op->name.sequence);
     op->name.epoch = book->now->group_epoch;
     op->name.tag = op->args.tag;
+    op->name.list = op_list(op);
     if (book->counters.full && !book->epoch_requested) {
         book->epoch_requested = true;
         book->driver.request_epoch(book->driver.context);
@@ -291,7 +292,9 @@ void book_links_ready(struct book *book) {
 static void start(struct book *book, struct op *op) {
     uint64_t loss = book_counted_loss(book, op);
     uint32_t segments = op->args.retry ? plan_segments(op->count, op->element) : 1;
-    if (mismatches_take(&book->mismatches, op->args.tag, loss, op->outcome.text))
+    // What cannot go on is lost as soon as no newer epoch is known: others have been told of a mismatch of a later
+    // call.
+    if (book_may_go_on(book, op) && book_take_mismatch(book, op, loss))
         book_end(book, op, CALL_MISMATCH);
     else if (loss != 0)
         book_end_lost(book, op);
@@ -350,9 +353,7 @@ void book_remove_segments(struct book *book, struct op *parent, bool restore) {
 bool book_signal(struct book *book, struct op_member *from, uint16_t type, const struct wire_op *head,
                  struct block *block, size_t bytes) {
     const struct op_driver *driver = &book->driver;
-    struct wire_op_name before = {book->now->group_epoch, head->tag, head->sequence - 1,
-                                  0}; // small ops are never divided
-    if (head->sequence > 1) retained_acked(&book->retained, from, &before, driver);
+    if (head->sequence > 1) retained_implied(&book->retained, from, book->now->group_epoch, head, driver);
     struct op *op = book_find_running(book, head);
     if (op != NULL && !wire_fingerprint_equal(&op->args.fingerprint, &head->fingerprint)) {
         book_accuse(book, op, from, &head->fingerprint);

@@ -11,6 +11,71 @@ void book_note_loss(struct book *book, uint64_t epoch) {
     book->losses[book->loss_count++] = epoch;
 }
 
+// ---- mismatches ----
+// Ends an op that was found to differ: now, or when the epoch that follows freezes it.
+static void end_mismatched(struct book *book, struct op *op) {
+    bool waiting = op->phase == OP_WAITING;
+    if (waiting) op_list_remove(&book->waiting, op);
+    if (waiting || op->frozen)
+        book_end(book, op, CALL_MISMATCH);
+    else
+        op->mismatched = true;
+}
+
+static void end_call_mismatched(struct book *book, struct op *call) {
+    if (call->segments == NULL) end_mismatched(book, call);
+    for (int i = 0; call->segments != NULL && i < PLAN_SEGMENTS_AHEAD; i++) {
+        struct op *op = call->segments->ops[i];
+        if (op != NULL && op->phase != OP_ENDED) end_mismatched(book, op);
+    }
+}
+
+// Whether a verdict of a mismatch means this op, or one that it would be once it is begun.
+static bool is_meant(const struct book *book, const struct op *op, const struct wire_verdict *verdict) {
+    const struct wire_op_name *name = &verdict->name;
+    if (!mismatch_concerns(op_list(op), name->list, verdict->other)) return false;
+    // What it is in that epoch is seen when that is entered: perhaps it is lost, and the others have called again.
+    if (op->args.group != NULL && !op_has_begun(op) && name->epoch > book->now->group_epoch) return false;
+    if (op->segments != NULL) return segments_are_meant(op, name);
+    if (op->phase == OP_WAITING) {
+        // It is the call that was mismatched, unless the others have lost that one before and made it again.
+        uint64_t loss = book_counted_loss(book, op);
+        return loss == 0 || loss > name->epoch;
+    }
+    return op_has_begun(op) && op->name.epoch == name->epoch && op->name.sequence == name->sequence;
+}
+
+// The verdict comes before the epoch that freezes the op. A member that has not begun this op yet must hear of it
+// before that epoch too: what it begins afterwards would meet what the others launch next under this tag.
+static void on_mismatch(struct book *book, const struct wire_verdict *verdict) {
+    char text[WIRE_MAX_TEXT + 1] = {0};
+    memcpy(text, verdict->text.chars, verdict->text.length <= WIRE_MAX_TEXT ? verdict->text.length : WIRE_MAX_TEXT);
+    struct op *op = book_find(book, verdict->name.tag);
+    if (op != NULL && is_meant(book, op, verdict)) {
+        memcpy(op->outcome.text, text, sizeof text);
+        end_call_mismatched(book, op);
+    } else if (!mismatches_add(&book->mismatches, verdict, text)) {
+        book->driver.failed(book->driver.context);
+    }
+}
+
+bool book_take_mismatch(struct book *book, struct op *call, uint64_t loss) {
+    return mismatches_take(&book->mismatches, call->args.tag, op_list(call), loss, call->outcome.text);
+}
+
+static bool has_begun(const struct op *call) {
+    for (const struct op *part = segments_part((struct op *)call, NULL); part != NULL;
+         part = segments_part((struct op *)call, part))
+        if (op_has_begun(part)) return true;
+    return false;
+}
+
+// Of a call over a list that was to begin in this epoch, which others have entered before.
+static void end_if_mismatched(struct book *book, struct op *op) {
+    if (op->parent != NULL || op->args.group == NULL || op->phase == OP_ENDED || has_begun(op)) return;
+    if (book_take_mismatch(book, op, 0)) end_call_mismatched(book, op);
+}
+
 // ---- entering an epoch ----
 static void freeze(struct book *book, struct op *op) {
     if (op_has_begun(op) && op->mismatched) {
@@ -53,7 +118,7 @@ static void report_add(struct wire_report *report, const struct wire_op_name *na
                        bool small, uint32_t members) {
     if (report->count == 2 * WIRE_MAX_LIVE_OPS) return; // what a report holds; live ops come first
     report->ops[report->count++] =
-        (struct wire_op_report){.name = *name, .state = (uint8_t)state, .small = small, .members = members};
+        (struct wire_op_report){.name = *name, .state = (uint8_t)state, .small = small, .members = (uint16_t)members};
 }
 
 static uint32_t members_in(const struct op *op, const struct epoch *epoch) {
@@ -107,62 +172,20 @@ bool book_enter(struct book *book, const struct epoch *epoch, struct wire_report
     book->now = epoch_get(epoch);
     book->members = members;
     book_for_each(book, end_if_lost);
+    book_for_each(book, end_if_mismatched);
     return true;
 }
 
-// ---- mismatches ----
-// Ends an op that was found to differ: now, or when the epoch that follows freezes it.
-static void end_mismatched(struct book *book, struct op *op) {
-    bool waiting = op->phase == OP_WAITING;
-    if (waiting) op_list_remove(&book->waiting, op);
-    if (waiting || op->frozen)
-        book_end(book, op, CALL_MISMATCH);
-    else
-        op->mismatched = true;
-}
-
-static void end_call_mismatched(struct book *book, struct op *call) {
-    if (call->segments == NULL) end_mismatched(book, call);
-    for (int i = 0; call->segments != NULL && i < PLAN_SEGMENTS_AHEAD; i++) {
-        struct op *op = call->segments->ops[i];
-        if (op != NULL && op->phase != OP_ENDED) end_mismatched(book, op);
-    }
-}
-
-// Whether a verdict of a mismatch means this op, or one that it would be once it is begun.
-static bool is_meant(const struct book *book, const struct op *op, const struct wire_op_name *name) {
-    if (op->segments != NULL) return segments_are_meant(op, name);
-    if (op->phase == OP_WAITING) {
-        // It is the call that was mismatched, unless the others have lost that one before and made it again.
-        uint64_t loss = book_counted_loss(book, op);
-        return loss == 0 || loss > name->epoch;
-    }
-    return op_has_begun(op) && op->name.epoch == name->epoch && op->name.sequence == name->sequence;
-}
-
-// The verdict comes before the epoch that freezes the op. A member that has not begun this op yet must hear of it
-// before that epoch too: what it begins afterwards would meet what the others launch next under this tag.
-static void on_mismatch(struct book *book, const struct wire_verdict *verdict) {
-    char text[WIRE_MAX_TEXT + 1] = {0};
-    memcpy(text, verdict->text.chars, verdict->text.length <= WIRE_MAX_TEXT ? verdict->text.length : WIRE_MAX_TEXT);
-    struct op *op = book_find(book, verdict->name.tag);
-    if (op != NULL && is_meant(book, op, &verdict->name)) {
-        memcpy(op->outcome.text, text, sizeof text);
-        end_call_mismatched(book, op);
-    } else if (!mismatches_add(&book->mismatches, &verdict->name, text)) {
-        book->driver.failed(book->driver.context);
-    }
-}
-
 // ---- verdicts ----
-static bool take_mismatch(struct book *book, struct op *call, uint64_t loss) {
-    return mismatches_take(&book->mismatches, call->args.tag, loss, call->outcome.text);
-}
 
 static void redo(struct book *book, struct op *op) {
     // The others have begun this call in a later epoch only, under the name that was found to be mismatched.
     struct op *call = op->parent != NULL ? op->parent : op;
-    if (take_mismatch(book, call, 0)) {
+    if (!book_may_go_on(book, op)) {
+        book_end_lost(book, op); // and not with what the others have called since
+        return;
+    }
+    if (book_take_mismatch(book, call, 0)) {
         end_call_mismatched(book, call);
         return;
     }
@@ -174,7 +197,7 @@ static void redo(struct book *book, struct op *op) {
 static void on_abort(struct book *book, struct op *op) {
     if (op->args.retry || op->args.group != NULL)
         redo(book, op); // or ends it, if it cannot go on without those that are lost
-    else if (take_mismatch(book, op, book_first_loss(book, op->adopted)))
+    else if (book_take_mismatch(book, op, book_first_loss(book, op->adopted)))
         // as for those that had begun this call under a later name, before the loss
         book_end(book, op, CALL_MISMATCH);
     else
@@ -214,7 +237,8 @@ void book_verdict(struct book *book, const struct wire_verdict *verdict) {
         break;
     case WIRE_VERDICT_MISMATCH: on_mismatch(book, verdict); break;
     case WIRE_VERDICT_WHOLE:
-        if (call != NULL && call->segments != NULL) segments_undivide(call, &verdict->name);
+        if (call != NULL && call->segments != NULL && op_list(call) == verdict->name.list)
+            segments_undivide(call, &verdict->name);
         break;
     default: break;
     }

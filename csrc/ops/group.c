@@ -9,7 +9,7 @@ static uint32_t hash_of(const struct wire_id *ids, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
         for (int k = 0; k < WIRE_ID_BYTES; k++) hash = (hash ^ ids[i].bytes[k]) * 0x100000001b3;
     uint32_t folded = (uint32_t)(hash ^ hash >> 32);
-    return folded == 0 ? 1 : folded;
+    return group_mark(folded) == 0 ? folded + 1 : folded;
 }
 
 struct group *group_new(const struct wire_id *ids, uint32_t count, uint32_t rank) {

@@ -24,7 +24,7 @@ struct team {
 struct group {
     _Atomic uint32_t references;
     uint32_t count, rank; // of the list; the own rank
-    uint32_t hash;        // of the list, never 0
+    uint32_t hash;        // of the list; its lower half, the mark, is never 0
     struct team *team;    // of the newest epoch that it was asked for; under the lock of the book
     struct wire_id ids[];
 };
@@ -36,6 +36,8 @@ void group_put(struct group *group);
 bool group_names(const struct group *group, const struct wire_id *id);
 // Whether the one of this rank is a member of the epoch.
 bool group_has(const struct group *group, uint32_t rank, const struct epoch *epoch);
+// What tells lists apart where there is no room for more. 0: of no list.
+static inline uint16_t group_mark(uint32_t hash) { return (uint16_t)hash; }
 // How many of them are members of the epoch.
 uint32_t group_living(const struct group *group, const struct epoch *epoch);
 

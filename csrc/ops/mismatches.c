@@ -3,19 +3,32 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ops/group.h"
+
 struct mismatch_verdict {
     struct mismatch_verdict *next;
     uint64_t tag, epoch; // of the op's name
+    uint32_t list;
+    uint16_t other;
     char text[WIRE_MAX_TEXT + 1];
 };
 
-bool mismatches_add(struct mismatches *mismatches, const struct wire_op_name *name,
+static void remove_at(struct mismatches *mismatches, struct mismatch_verdict **at) {
+    struct mismatch_verdict *verdict = *at;
+    *at = verdict->next;
+    mismatches->count--;
+    free(verdict);
+}
+
+bool mismatches_add(struct mismatches *mismatches, const struct wire_verdict *what,
                     const char text[WIRE_MAX_TEXT + 1]) {
-    if (mismatches->count >= WIRE_MAX_LIVE_OPS) return true;
     struct mismatch_verdict *verdict = calloc(1, sizeof *verdict), **last = &mismatches->first;
     if (verdict == NULL) return false;
-    verdict->tag = name->tag;
-    verdict->epoch = name->epoch;
+    if (mismatches->count == WIRE_MAX_LIVE_OPS) remove_at(mismatches, &mismatches->first);
+    verdict->tag = what->name.tag;
+    verdict->epoch = what->name.epoch;
+    verdict->list = what->name.list;
+    verdict->other = what->other;
     memcpy(verdict->text, text, sizeof verdict->text);
     while (*last != NULL) last = &(*last)->next;
     *last = verdict;
@@ -23,20 +36,23 @@ bool mismatches_add(struct mismatches *mismatches, const struct wire_op_name *na
     return true;
 }
 
-bool mismatches_take(struct mismatches *mismatches, uint64_t tag, uint64_t loss, char text[WIRE_MAX_TEXT + 1]) {
+bool mismatch_concerns(uint32_t own, uint32_t list, uint16_t other) {
+    return group_mark(own) == group_mark(list) || group_mark(own) == other;
+}
+
+bool mismatches_take(struct mismatches *mismatches, uint64_t tag, uint32_t list, uint64_t loss,
+                     char text[WIRE_MAX_TEXT + 1]) {
     for (struct mismatch_verdict **at = &mismatches->first; *at != NULL; at = &(*at)->next) {
-        struct mismatch_verdict *verdict = *at;
-        if (verdict->tag != tag || (loss != 0 && loss <= verdict->epoch)) continue;
-        *at = verdict->next;
-        mismatches->count--;
+        const struct mismatch_verdict *verdict = *at;
+        if (verdict->tag != tag || !mismatch_concerns(list, verdict->list, verdict->other)) continue;
+        if (loss != 0 && loss <= verdict->epoch) continue;
         memcpy(text, verdict->text, sizeof verdict->text);
-        free(verdict);
+        remove_at(mismatches, at);
         return true;
     }
     return false;
 }
 
 void mismatches_clear(struct mismatches *mismatches) {
-    char text[WIRE_MAX_TEXT + 1];
-    while (mismatches->first != NULL) mismatches_take(mismatches, mismatches->first->tag, 0, text);
+    while (mismatches->first != NULL) remove_at(mismatches, &mismatches->first);
 }

@@ -11,11 +11,17 @@ struct mismatches {
     uint32_t count;
 };
 
-// Beyond WIRE_MAX_LIVE_OPS it is dropped. False: memory was refused.
-bool mismatches_add(struct mismatches *mismatches, const struct wire_op_name *name, const char text[WIRE_MAX_TEXT + 1]);
-// Whether a call with this tag ends with the oldest one of them; then `text` tells. Of that and `loss`, the first loss
-// since the caller's epoch (0: none), whichever came first for those that had begun the op counts.
-bool mismatches_take(struct mismatches *mismatches, uint64_t tag, uint64_t loss, char text[WIRE_MAX_TEXT + 1]);
+// Of more than WIRE_MAX_LIVE_OPS the oldest is dropped: it was of lists that this member is not in. False: memory was
+// refused.
+bool mismatches_add(struct mismatches *mismatches, const struct wire_verdict *verdict,
+                    const char text[WIRE_MAX_TEXT + 1]);
+// Whether a verdict of a mismatch is about ops of this list: each of both sides had one.
+bool mismatch_concerns(uint32_t own, uint32_t list, uint16_t other);
+// Whether a call with this tag, over this list, ends with the oldest one of them; then `text` tells. Of that and
+// `loss`, the first loss since the caller's epoch (0: none), whichever came first for those that had begun the op
+// counts.
+bool mismatches_take(struct mismatches *mismatches, uint64_t tag, uint32_t list, uint64_t loss,
+                     char text[WIRE_MAX_TEXT + 1]);
 void mismatches_clear(struct mismatches *mismatches);
 
 #endif

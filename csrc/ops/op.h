@@ -77,6 +77,8 @@ static inline bool op_has_begun(const struct op *op) {
     return op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE;
 }
 
+// Of its name: the hash of the list that its caller named.
+static inline uint32_t op_list(const struct op *op) { return op->args.group == NULL ? 0 : op->args.group->hash; }
 static inline const struct plan_collective *op_collective(const struct op *op) {
     return plan_collective(op->args.fingerprint.kind);
 }

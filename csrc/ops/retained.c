@@ -51,6 +51,15 @@ void retained_acked(struct retained_table *table, struct op_member *from, const 
     if (*at != NULL && strike(*at, from)) drop(table, at, driver);
 }
 
+void retained_implied(struct retained_table *table, struct op_member *from, uint64_t epoch, const struct wire_op *next,
+                      const struct op_driver *driver) {
+    struct retained **at = &table->slots[tag_slot(next->tag)];
+    while (*at != NULL &&
+           ((*at)->name.tag != next->tag || (*at)->name.epoch != epoch || (*at)->name.sequence + 1 != next->sequence))
+        at = &(*at)->next;
+    if (*at != NULL && strike(*at, from)) drop(table, at, driver);
+}
+
 static void supply(const struct retained *retained, const struct op_driver *driver) {
     for (uint32_t i = 0; i < retained->unacked_count; i++)
         driver->supply(driver->context, retained->unacked[i], &retained->name, retained->result);

@@ -32,6 +32,9 @@ void retained_add(struct retained_table *table, struct retained *retained, const
                   struct op_member *const *members, uint32_t count);
 void retained_acked(struct retained_table *table, struct op_member *from, const struct wire_op_name *name,
                     const struct op_driver *driver);
+// A signal of this op came: who sends it has the result of the op before it, of the same tag.
+void retained_implied(struct retained_table *table, struct op_member *from, uint64_t epoch, const struct wire_op *next,
+                      const struct op_driver *driver);
 // Nobody has to acknowledge the result but those that the verdict names, as far as they are members. False: memory was
 // refused.
 bool retained_appoint(struct retained_table *table, const struct wire_verdict *verdict, bool supplier, bool now,

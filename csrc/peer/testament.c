@@ -81,7 +81,7 @@ void testament_note_verdict(struct testament *t, const struct wire_verdict *verd
     bool ends = verdict->kind == WIRE_VERDICT_COMMIT || verdict->kind == WIRE_VERDICT_MISMATCH;
     // ABORT and REDO follow from what members report; a supplier is found anew.
     if (!ends || !wire_id_equal(&verdict->supplier, &nobody)) return;
-    t->past[t->past_next] = (struct wire_past){verdict->name, verdict->kind};
+    t->past[t->past_next] = (struct wire_past){verdict->name, verdict->kind, verdict->other};
     t->past_next = (t->past_next + 1) % WIRE_MAX_PAST;
     if (t->past_count < WIRE_MAX_PAST) t->past_count++;
 }

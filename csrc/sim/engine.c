@@ -26,17 +26,23 @@ static bool is_dead(const struct op *op) {
 }
 
 static void judge_loss(struct engine_model *e, const struct op *op) {
+    const struct group *group = op->args.group;
     bool lost = op->args.retry && e->book.now->ring.count < 2;
-    for (uint32_t i = 0; i < e->book.loss_count && !op->args.retry; i++) lost |= e->book.losses[i] > op->adopted;
+    if (group != NULL) {
+        lost = !op->args.retry && group_living(group, e->book.now) < group->count;
+        if (op_collective(op)->rooted) lost |= !group_has(group, op->args.root, e->book.now);
+    }
+    for (uint32_t i = 0; i < e->book.loss_count && !op->args.retry && group == NULL; i++)
+        lost |= e->book.losses[i] > op->adopted;
     if (!lost && !e->sim->processes[e->slot].tainted)
-        sim_fail(e->sim, "progress", "peer %d loses op (%llu, %llu, %u) although nobody was lost since it was posted",
+        sim_fail(e->sim, "progress", "peer %d loses op (%llu, %llu, %u) although nobody was lost that it needs",
                  e->slot + 1, (unsigned long long)op->name.epoch, (unsigned long long)op->args.tag, op->name.sequence);
 }
 
 // A call, or a segment of one.
 static void note_end(struct engine_model *e, const struct op *op) {
     if (op->outcome.result == CALL_OK && op->segments == NULL)
-        e->calls[op->args.tag].members[op->name.segment] = mover_members(op);
+        mover_call(e, op)->members[op->name.segment] = mover_members(op);
     struct judged_op judged = mover_shown(e, op);
     judge_ended(e->sim, e->slot, &judged);
 }
@@ -77,6 +83,7 @@ static void supply(void *context, struct op_member *to, const struct wire_op_nam
                           .tag = name->tag,
                           .sequence = name->sequence,
                           .offset = name->epoch,
+                          .extra = name->list,
                           .fingerprint.count = result->bytes,
                           .value = result->value,
                           .contributors = result->contributors};
@@ -110,7 +117,7 @@ static void judge_contributors(struct engine_model *e, const struct call *call, 
     if (e->sim->processes[e->slot].tainted || told == NULL) return; // memory for it was refused
     for (uint32_t i = 0; i < segments; i++) {
         struct plan_range segment = call->retry ? plan_segment(call->bytes, 1, i) : (struct plan_range){0, call->bytes};
-        while (range < told->count && told->ranges[range].end <= segment.begin) range++;
+        while (range + 1 < told->count && told->ranges[range].end <= segment.begin) range++;
         const struct call_range *there = &told->ranges[range];
         uint32_t members = 0;
         for (uint32_t k = 0; range < told->count && k < there->count; k++) {
@@ -196,6 +203,16 @@ bool engine_model_forget(struct pccl_sim *s, int slot, int other, uint32_t life)
 
 // ---- calls ----
 
+// The list of a call, and what its fingerprint has of it. False: memory was refused.
+static bool name_list(const struct call *call, struct call_args *args) {
+    args->group = group_new(call->ids, call->count, call->rank);
+    if (args->group == NULL) return false;
+    args->parts = refuse_never(sizeof *args->parts);
+    *args->parts = (struct call_parts){.in = call->bytes, .out = call->bytes};
+    args->fingerprint.layout = (uint32_t)group_mark(args->group->hash) << 16 | call->root;
+    return true;
+}
+
 void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, const struct call *what, uint64_t adopted) {
     struct engine_model *e = engine_of(s, slot);
     struct call *call = &e->calls[tag];
@@ -204,15 +221,25 @@ void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, const struct 
     call->result = CALL_IN_PROGRESS;
     call->calls = calls;
     static uint8_t nothing;
-    struct call_args args = {
-        .send = &nothing,
-        .recv = &nothing,
-        .tag = tag,
-        .fingerprint = {.count = call->bytes, .dtype = (uint8_t)(call->variant == 0 ? 0 : 1 + call->variant % 11)},
-        .retry = call->retry,
-        .tell = true};
+    struct call_args args = {.send = &nothing,
+                             .recv = &nothing,
+                             .tag = call->tag,
+                             .fingerprint = {.count = call->bytes,
+                                             .kind = call->kind,
+                                             .dtype = (uint8_t)(call->variant == 0 ? 0 : 1 + call->variant % 11)},
+                             .retry = call->retry,
+                             .tell = true,
+                             .root = call->root};
+    if (call->count > 0 && !name_list(call, &args)) {
+        failed(e); // its program ends
+        return;
+    }
     struct op *op;
     enum call_result result = book_post(&e->book, &args, 1, adopted, &op);
+    if (result != CALL_OK) {
+        group_put(args.group);
+        free(args.parts);
+    }
     if (result != CALL_OK && result != CALL_NO_MEMORY)
         sim_fail(s, "progress", "peer %d cannot post with tag %u: %d", slot + 1, tag, (int)result);
 }
@@ -220,7 +247,7 @@ void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, const struct 
 bool engine_model_await(struct pccl_sim *s, int slot, uint32_t tag) {
     struct engine_model *e = engine_of(s, slot);
     struct call *call = &e->calls[tag];
-    struct op *op = book_find(&e->book, tag);
+    struct op *op = book_find(&e->book, call->tag);
     if (call->result != CALL_IN_PROGRESS || op == NULL || op->phase != OP_ENDED || is_dead(op))
         return call->result != CALL_IN_PROGRESS;
     struct call_outcome outcome;
@@ -335,7 +362,7 @@ void engine_model_frame(struct pccl_sim *s, int slot, int from, const struct fra
     if (frame->type == WIRE_SMALL || frame->type == WIRE_SUPPLY)
         block = mover_block(bytes, frame->value, frame->contributors);
     struct wire_op head = mover_head(frame);
-    struct wire_op_name name = {frame->offset, frame->tag, frame->sequence, 0};
+    struct wire_op_name name = {frame->offset, frame->tag, frame->sequence, 0, frame->extra};
     switch (frame->type) {
     case WIRE_SMALL:
     case WIRE_POSTED:

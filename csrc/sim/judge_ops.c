@@ -92,7 +92,7 @@ static struct instance *instance_new(struct pccl_sim *s, int slot, const struct 
                                   .next = *chain,
                                   .small = op->small};
     *chain = id + 1;
-    instance->members = sim_slots(&op->epoch->ring);
+    instance->members = op->members;
     for (uint32_t rank = 0; rank < op->epoch->ring.count; rank++) {
         uint32_t life;
         int other = sim_slot(&op->epoch->ring.members[rank].id, &life);
@@ -120,7 +120,11 @@ void judge_begins(struct pccl_sim *s, int slot, const struct judged_op *op) {
     if (instance->small != op->small)
         sim_fail(s, "agreement", "peer %d moves op (%llu, %llu, %u) as a %s op, others do not", slot + 1, epoch, tag,
                  op->name.sequence, op->small ? "small" : "large");
-    if (instance->view != visible(p))
+    if (instance->members != op->members)
+        sim_fail(s, "agreement", "peer %d begins op (%llu, %llu, %u) with peers %x, others with %x", slot + 1, epoch,
+                 tag, op->name.sequence, op->members, instance->members);
+    // Of a list only those hear how its ops end that are in it.
+    if (op->name.list == 0 && instance->view != visible(p))
         sim_fail(s, "agreement",
                  "peer %d begins op (%llu, %llu, %u) with other world sizes (%llx) than another peer (%llx; "
                  "hexadecimal: all, group, groups, largest group)",
@@ -139,7 +143,7 @@ void judge_reduced(struct pccl_sim *s, int slot, const struct judged_op *op) {
     if (instance == NULL || instance_tainted(s, instance)) return;
     uint64_t value = 0;
     for (int other = 0; other < (int)s->peers; other++)
-        if (instance->members >> other & 1) {
+        if (op->holds >> other & 1) {
             value += instance->inputs[other];
             // The programs go alike, so an error that one of them got and another did not shows here.
             if (instance->calls[other] != op->calls)
@@ -152,12 +156,11 @@ void judge_reduced(struct pccl_sim *s, int slot, const struct judged_op *op) {
         sim_fail(s, "exactness", "op (%llu, %llu, %u) is complete at peer %d with %u of %u shards",
                  (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1,
                  op->results, op->shards);
-    if (op->contributors != instance->members || op->value != value)
+    if (op->contributors != op->holds || op->value != value)
         sim_fail(s, "exactness",
-                 "the result of op (%llu, %llu, %u) at peer %d holds the inputs of peers %x, its members are %x%s",
+                 "the result of op (%llu, %llu, %u) at peer %d holds the inputs of peers %x, and not of %x%s",
                  (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1,
-                 op->contributors, instance->members,
-                 op->contributors == instance->members ? ", and is not their sum" : "");
+                 op->contributors, op->holds, op->contributors == op->holds ? ", and is not their sum" : "");
 }
 
 void judge_ended(struct pccl_sim *s, int slot, const struct judged_op *op) {

@@ -13,7 +13,9 @@ struct judged_op {
     struct wire_op_name name;
     const struct epoch *epoch; // in force
     bool small;
-    uint32_t calls; // with this tag in this phase of the program
+    uint32_t members; // slots that take part
+    uint32_t holds;   // slots whose inputs its result is made of
+    uint32_t calls;   // with this tag in this phase of the program
     uint64_t input;
     // of what has been reduced
     uint64_t value;

@@ -17,6 +17,7 @@ struct moving {
     uint32_t missing, arrived, owed, eager;
     // large
     bool next_ready;
+    uint32_t ready; // pieces: slots
     uint32_t to_receive, to_send;
     uint32_t shards, results; // that travel in the model; that are here
     struct frame held[HELD_MOST];
@@ -40,13 +41,22 @@ static uint32_t bit(const struct op_member *member) { return 1U << mover_slot(me
 
 static const struct epoch_ring *ring_of(const struct engine_model *e) { return &e->book.now->ring; }
 
-// As many places behind this member in the ring.
-static struct op_member *behind(struct engine_model *e, uint32_t places) {
-    return e->book.members[(ring_of(e)->rank + places) % ring_of(e)->count];
+// Who takes part, as many places behind this member in the ring.
+static struct op_member *behind(const struct op *op, uint32_t places) {
+    return op->team->members[(op->team->place + places) % op->team->count];
 }
 
-static struct op_member *successor(struct engine_model *e) { return behind(e, 1); }
-static struct op_member *predecessor(struct engine_model *e) { return behind(e, ring_of(e)->count - 1); }
+static struct op_member *successor(const struct op *op) { return behind(op, 1); }
+static struct op_member *predecessor(const struct op *op) { return behind(op, op->team->count - 1); }
+
+// Whether the member so many places behind, 0: this one, is the root.
+static bool is_root(const struct op *op, uint32_t places) {
+    return op->team->ranks[(op->team->place + places) % op->team->count] == op->args.root;
+}
+
+struct call *mover_call(const struct engine_model *e, const struct op *op) {
+    return (struct call *)&e->calls[op->args.tag & ((1U << CALL_BITS) - 1)];
+}
 
 struct wire_header mover_header(const struct engine_model *e) {
     const struct epoch *now = e->book.now;
@@ -87,7 +97,18 @@ void mover_wake(struct engine_model *e) {
 
 // What the call gave for this op, or segment.
 static uint64_t input_of(const struct engine_model *e, const struct op *op) {
-    return sim_mix(e->calls[op->args.tag].input + op->name.segment);
+    return sim_mix(mover_call(e, op)->input + op->name.segment);
+}
+
+// Whose inputs a result at this member is made of. Small ops bring all inputs to all.
+static uint32_t holds(const struct engine_model *e, const struct op *op) {
+    const struct moving *m = op->work;
+    const struct call *call = mover_call(e, op);
+    const struct plan_collective *collective = op_collective(op);
+    bool gets = op->args.fingerprint.kind == PLAN_REDUCE || op->args.fingerprint.kind == PLAN_GATHER;
+    if (op->path == PLAN_SMALL || op->path == PLAN_RING || !collective->rooted || (gets && op_is_root(op)))
+        return m->members;
+    return gets ? 1U << e->slot : 1U << sim_slot(&call->ids[call->root], &(uint32_t){0});
 }
 
 struct judged_op mover_shown(const struct engine_model *e, const struct op *op) {
@@ -96,7 +117,9 @@ struct judged_op mover_shown(const struct engine_model *e, const struct op *op) 
     return (struct judged_op){.name = op->name,
                               .epoch = e->book.now,
                               .small = op->path == PLAN_SMALL,
-                              .calls = e->calls[op->args.tag].calls,
+                              .members = m->members,
+                              .holds = holds(e, op),
+                              .calls = mover_call(e, op)->calls,
                               .input = input_of(e, op),
                               .value = m->value,
                               .contributors = m->contributors,
@@ -169,9 +192,9 @@ static void begin_small(struct engine_model *e, struct op *op) {
     struct moving *m = op->work;
     m->value = m->input;
     m->contributors = 1U << e->slot;
-    m->missing = ring_of(e)->count - 1;
+    m->missing = op->team->count - 1;
     m->arrived = m->owed = m->eager = 0;
-    for (uint32_t step = 1; step < ring_of(e)->count; step++) meet(e, op, behind(e, step));
+    for (uint32_t step = 1; step < op->team->count; step++) meet(e, op, behind(op, step));
     complete_small(e, op);
 }
 
@@ -191,16 +214,22 @@ static void complete_large(struct engine_model *e, struct op *op) {
     if (!book_complete(&e->book, op)) return;
     judged = mover_shown(e, op);
     judge_complete(e->sim, e->slot, &judged);
-    struct wire_op_done done = {op->name, op->args.group == NULL ? 0 : op->team->count};
+    struct wire_op_done done = {op->name, (uint16_t)(op->args.group == NULL ? 0 : op->team->count)};
     struct wire_buffer frame = {0};
     wire_encode_op_done(&frame, mover_header(e), &done);
     sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
 }
 
+// Over a lane, which neighbours of the ring have, or the direct link.
+static void send_chunk(struct engine_model *e, struct op_member *to, const struct frame *frame) {
+    uint32_t n = ring_of(e)->count, places = (to->rank + n - ring_of(e)->rank) % n;
+    mover_send(e, to, places == 1 || places == n - 1 ? 1 + frame->shard % LANES : 0, frame);
+}
+
 static void forward(struct engine_model *e, struct op *op, const struct frame *frame) {
     struct moving *m = op->work;
     if (m->next_ready) {
-        mover_send(e, successor(e), 1 + frame->shard % LANES, frame);
+        send_chunk(e, successor(op), frame);
         m->to_send--;
     } else if (m->held_count == HELD_MOST) {
         sim_fail(e->sim, "bounded memory", "peer %d holds more chunks than an op has", e->slot + 1);
@@ -219,11 +248,9 @@ static void next_is_ready(struct engine_model *e, struct op *op) {
     complete_large(e, op);
 }
 
-static void begin_large(struct engine_model *e, struct op *op) {
+static void begin_ring(struct engine_model *e, struct op *op) {
     struct moving *m = op->work;
-    uint32_t n = ring_of(e)->count, rank = ring_of(e)->rank;
-    m->next_ready = false;
-    m->held_count = m->to_receive = m->to_send = m->shards = m->results = 0;
+    uint32_t n = op->team->count, rank = op->team->place;
     for (uint32_t shard = 0; shard < n; shard++) {
         if (!travels(op, n, shard)) continue;
         m->shards++;
@@ -234,9 +261,9 @@ static void begin_large(struct engine_model *e, struct op *op) {
             m->to_send += step != STEP_INVALID && step != STEP_GATHER_LAST;
         }
     }
-    struct unexpected *posted = book_unexpected(&e->book, op, successor(e), WIRE_READY);
+    struct unexpected *posted = book_unexpected(&e->book, op, successor(op), WIRE_READY);
     struct frame ready = frame_of(e, op, WIRE_READY);
-    mover_send(e, predecessor(e), 0, &ready);
+    mover_send(e, predecessor(op), 0, &ready);
     if (travels(op, n, rank)) {
         struct frame chunk = frame_of(e, op, WIRE_CHUNK);
         chunk.shard = (uint16_t)rank;
@@ -248,6 +275,85 @@ static void begin_large(struct engine_model *e, struct op *op) {
     free(posted);
 }
 
+// The root's number travels round the ring.
+static void begin_chain(struct engine_model *e, struct op *op) {
+    struct moving *m = op->work;
+    bool root = is_root(op, 0), last = is_root(op, 1);
+    m->shards = 1;
+    m->to_receive = !root;
+    m->to_send = !last;
+    m->next_ready = last; // nothing is sent there
+    struct unexpected *posted = book_unexpected(&e->book, op, successor(op), WIRE_READY);
+    struct frame ready = frame_of(e, op, WIRE_READY);
+    mover_send(e, predecessor(op), 0, &ready);
+    if (root) {
+        struct frame chunk = frame_of(e, op, WIRE_CHUNK);
+        m->results = 1;
+        chunk.value = m->value = m->input;
+        chunk.contributors = m->contributors = 1U << e->slot;
+        forward(e, op, &chunk);
+    }
+    if (posted != NULL) next_is_ready(e, op);
+    free(posted);
+}
+
+// What goes to whom, and whether the root alone gets, or gives.
+static bool gives(const struct op *op, bool from_root, bool to_root) {
+    switch (op->args.fingerprint.kind) {
+    case PLAN_REDUCE:
+    case PLAN_GATHER: return to_root;
+    case PLAN_SCATTER:
+    case PLAN_SEND: return from_root;
+    default: return true;
+    }
+}
+
+static void piece_is_ready(struct engine_model *e, struct op *op, struct op_member *other) {
+    struct moving *m = op->work;
+    bool root = op->team->ranks[op->team->places[other->rank]] == op->args.root;
+    if ((m->ready & bit(other)) != 0 || !gives(op, is_root(op, 0), root)) return;
+    m->ready |= bit(other);
+    struct frame chunk = frame_of(e, op, WIRE_CHUNK);
+    chunk.value = m->input;
+    chunk.contributors = 1U << e->slot;
+    send_chunk(e, other, &chunk);
+    m->to_send--;
+    complete_large(e, op);
+}
+
+// Each sends to each what is for it.
+static void begin_pieces(struct engine_model *e, struct op *op) {
+    struct moving *m = op->work;
+    bool root = is_root(op, 0), own = gives(op, root, root);
+    m->value = own ? m->input : 0;
+    m->contributors = own ? 1U << e->slot : 0;
+    if (!own && !gives(op, true, false)) m->value = m->input, m->contributors = 1U << e->slot; // nothing is to come
+    m->ready = 0;
+    for (uint32_t step = 1; step < op->team->count; step++) {
+        m->to_send += gives(op, root, is_root(op, step));
+        m->to_receive += gives(op, is_root(op, step), root);
+    }
+    for (uint32_t step = 1; step < op->team->count; step++) {
+        struct frame ready = frame_of(e, op, WIRE_READY);
+        mover_send(e, behind(op, step), 0, &ready);
+    }
+    for (uint32_t step = 1; step < op->team->count && op->phase == OP_RUNNING; step++) {
+        struct unexpected *posted = book_unexpected(&e->book, op, behind(op, step), WIRE_READY);
+        if (posted != NULL) piece_is_ready(e, op, behind(op, step));
+        free(posted);
+    }
+    complete_large(e, op);
+}
+
+static void begin_large(struct engine_model *e, struct op *op) {
+    struct moving *m = op->work;
+    m->next_ready = false;
+    m->held_count = m->to_receive = m->to_send = m->shards = m->results = 0;
+    if (op->path == PLAN_RING) begin_ring(e, op);
+    if (op->path == PLAN_CHAIN) begin_chain(e, op);
+    if (op->path == PLAN_PIECES) begin_pieces(e, op);
+}
+
 struct wire_op mover_head(const struct frame *frame) {
     return (struct wire_op){.tag = frame->tag,
                             .fingerprint = frame->fingerprint,
@@ -256,19 +362,12 @@ struct wire_op mover_head(const struct frame *frame) {
                             .extra = frame->extra};
 }
 
-void mover_chunk(struct engine_model *e, int from, const struct frame *frame) {
-    struct wire_op head = mover_head(frame);
-    struct op *op = book_find_running(&e->book, &head);
-    if (op == NULL)
-        sim_fail(e->sim, "no mixing", "peer %d got a chunk of op (%llu, %llu, %u) from %d, which it has not begun",
-                 e->slot + 1, (unsigned long long)frame->epoch, (unsigned long long)frame->tag, frame->sequence,
-                 from + 1);
-    if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->args.fingerprint, &frame->fingerprint))
-        return;
+static void take_ring_chunk(struct engine_model *e, struct op *op, int from, const struct frame *frame) {
     struct moving *m = op->work;
-    enum plan_step step = plan_ring_step(ring_of(e)->count, ring_of(e)->rank, frame->shard, frame->hop);
-    if (neighbour_of(predecessor(e))->slot != from || step == STEP_INVALID || op->path == PLAN_SMALL ||
-        m->to_receive == 0) {
+    bool chain = op->path == PLAN_CHAIN;
+    enum plan_step step = plan_ring_step(op->team->count, op->team->place, frame->shard, frame->hop);
+    if (chain) step = m->next_ready && m->to_send == 0 ? STEP_GATHER_LAST : STEP_GATHER;
+    if (mover_slot(predecessor(op)) != from || step == STEP_INVALID || m->to_receive == 0) {
         sim_fail(e->sim, "no mixing", "peer %d got a chunk of shard %u at hop %u from %d that it does not expect",
                  e->slot + 1, frame->shard, frame->hop, from + 1);
         return;
@@ -294,6 +393,33 @@ void mover_chunk(struct engine_model *e, int from, const struct frame *frame) {
     complete_large(e, op);
 }
 
+static void take_piece(struct engine_model *e, struct op *op, int from, const struct frame *frame) {
+    struct moving *m = op->work;
+    if (m->to_receive == 0 || (m->contributors & frame->contributors) != 0) {
+        sim_fail(e->sim, "no mixing", "peer %d got a piece from %d that it does not expect", e->slot + 1, from + 1);
+        return;
+    }
+    m->to_receive--;
+    m->value += frame->value;
+    m->contributors |= frame->contributors;
+    complete_large(e, op);
+}
+
+void mover_chunk(struct engine_model *e, int from, const struct frame *frame) {
+    struct wire_op head = mover_head(frame);
+    struct op *op = book_find_running(&e->book, &head);
+    if (op == NULL)
+        sim_fail(e->sim, "no mixing", "peer %d got a chunk of op (%llu, %llu, %u) from %d, which it has not begun",
+                 e->slot + 1, (unsigned long long)frame->epoch, (unsigned long long)frame->tag, frame->sequence,
+                 from + 1);
+    if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->args.fingerprint, &frame->fingerprint))
+        return;
+    if (op->path == PLAN_PIECES)
+        take_piece(e, op, from, frame);
+    else
+        take_ring_chunk(e, op, from, frame);
+}
+
 // ---- what the book asks for ----
 
 // As if it lay in the result's place: who begins again without having put it back reduces something else.
@@ -304,7 +430,9 @@ static void take_up_input(struct engine_model *e, struct op *op) {
     op->restart = false;
     m->input = m->dirty ? 1 : input_of(e, op);
     m->value = m->contributors = m->shards = m->results = 0;
-    m->members = sim_slots(ring_of(e));
+    m->members = 1U << e->slot;
+    for (uint32_t i = 0; i < op->team->count; i++)
+        if (op->team->members[i] != NULL) m->members |= bit(op->team->members[i]);
     SIM_TRACE(e->sim, "peer %d: begins %s op (%llu, %llu, %u.%u)", e->slot + 1,
               op->path == PLAN_SMALL ? "small" : "large", (unsigned long long)op->name.epoch,
               (unsigned long long)op->name.tag, op->name.sequence, op->name.segment);
@@ -331,6 +459,8 @@ void mover_signal(void *context, struct op *op, struct op_member *from, uint16_t
     if (op->path == PLAN_SMALL) {
         take_input(e, op, from, block);
         complete_small(e, op);
+    } else if (type == WIRE_READY && op->path == PLAN_PIECES) {
+        piece_is_ready(e, op, from);
     } else if (type == WIRE_READY) {
         next_is_ready(e, op);
     }

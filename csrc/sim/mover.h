@@ -1,5 +1,5 @@
-// Two ways of moving an op, with one number in place of a tensor: small ones as data/movers/direct.c moves them, large
-// ones as data/movers/ring.c, by ops/plan.
+// The ways of moving an op, with one number in place of a tensor: small ones as data/movers/direct.c moves them, large
+// ones as data/movers/ring.c, broadcast.c and pieces.c, by ops/plan.
 #ifndef PCCL_SIM_MOVER_H
 #define PCCL_SIM_MOVER_H
 
@@ -9,6 +9,7 @@
 
 enum {
     TAGS = 6,
+    CALL_BITS = 3,   // of a tag that tell which of the program's calls has it
     SHARDS_MOST = 2, // of an op that travel, for those of all members
     UNEXPECTED_MOST = 256,
     RETAINED_MOST = 128,
@@ -20,11 +21,16 @@ enum {
 struct call {
     enum call_result result; // CALL_IN_PROGRESS: open
     bool retry;
+    uint64_t tag;
     uint32_t variant, bytes;
     uint64_t input;
     uint64_t epoch;                  // to adopt, or 0
     uint32_t calls;                  // with this tag in this phase of the program
     uint32_t members[SEGMENTS_MOST]; // slots that are in each segment; 0: it is not committed
+    // of a call over a list
+    uint8_t kind;
+    uint32_t count, rank, root; // count 0: it is one of all
+    struct wire_id ids[SLOTS];
 };
 
 // Another process, as long as this one knows it.
@@ -63,6 +69,7 @@ struct wire_header mover_header(const struct engine_model *e);
 struct block *mover_block(uint32_t bytes, uint64_t value, uint32_t contributors);
 void mover_block_put(struct block *block);   // NULL is allowed
 uint32_t mover_members(const struct op *op); // slots, of the epoch in which it was begun
+struct call *mover_call(const struct engine_model *e, const struct op *op);
 int mover_slot(const struct op_member *member);
 struct wire_op mover_head(const struct frame *frame);
 void mover_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame);

@@ -8,6 +8,7 @@
 #include "pccl.h"
 #include "sim/engine.h"
 #include "sim/judge_ends.h"
+#include "sim/roster.h"
 #include "sim/state.h"
 #include "sim/trace.h"
 
@@ -138,16 +139,22 @@ static void on_sync_end(struct pccl_sim *s, int slot, const struct member_action
 static void post(struct pccl_sim *s, int slot, uint32_t tag) {
     struct process *p = &s->processes[slot];
     uint64_t what = draw(s, p->program, 100 + 16 * p->program->phase + tag);
+    bool listed = (what >> 48) % 3 == 0;
     uint32_t variant = 0;
     if (s->faulty && (s->faults & PCCL_SIM_MISUSE) != 0 && sim_chance(s, 120)) {
         variant = 1 + slot;
         s->counts[COUNT_MISUSES]++;
     }
-    struct call made = {.retry = (what >> 32) % 3 == 0,
+    struct call made = {.tag = tag,
+                        .retry = (what >> 32) % 3 == 0,
                         .variant = variant,
                         .bytes = sizes[what % (sizeof sizes / sizeof sizes[0])],
                         .input = sim_random(s)};
-    engine_model_post(s, slot, tag, &made, member_adopted(p->mind)->group_epoch);
+    uint64_t drawn = draw(s, p->program, 1000 + 16 * p->program->phase + tag);
+    if (listed && !roster_choose(s, slot, p->program->roster, drawn, &made))
+        p->engine->calls[tag].result = CALL_OK;
+    else
+        engine_model_post(s, slot, tag, &made, member_adopted(p->mind)->group_epoch);
 }
 
 static void after_reduces(struct pccl_sim *s, int slot) {
@@ -173,6 +180,11 @@ static void reduce(struct pccl_sim *s, int slot) {
     for (uint32_t i = 0; i < program->tags; i++) post(s, slot, (first + i) % program->tags);
 }
 
+// Over a list that has lost somebody whom it needs nobody calls again.
+static bool is_over(const struct call *call) {
+    return call->result == CALL_OK || (call->count > 0 && call->result == CALL_LOST);
+}
+
 // Waits for all, then repeats those that were lost or were given other arguments.
 static void await_all(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
@@ -181,8 +193,8 @@ static void await_all(struct pccl_sim *s, int slot) {
     bool again = false;
     for (uint32_t tag = 0; tag < p->program->tags; tag++) {
         if (!engine_model_await(s, slot, tag)) return;
-        again |= calls[tag].result != CALL_OK;
-        if (calls[tag].epoch > lost) lost = calls[tag].epoch;
+        again |= !is_over(&calls[tag]);
+        if (calls[tag].count == 0 && calls[tag].epoch > lost) lost = calls[tag].epoch;
     }
     if (lost != 0) member_adopt_loss(p->mind, lost); // in retry mode every end names an epoch, and all the same
     if (!again) {
@@ -195,7 +207,7 @@ static void await_all(struct pccl_sim *s, int slot) {
         return;
     }
     for (uint32_t tag = 0; tag < p->program->tags; tag++)
-        if (calls[tag].result != CALL_OK) post(s, slot, tag);
+        if (!is_over(&calls[tag])) post(s, slot, tag);
 }
 
 static void begin_reduces(struct pccl_sim *s, int slot) {
@@ -220,6 +232,7 @@ static void pass_update(struct pccl_sim *s, int slot, const struct member_action
     member_adopt(p->mind, &action->view);
     p->program->key_number = action->view.number;
     p->program->key_round = 0;
+    p->program->roster = roster_pass(s, slot, action->view.number);
     after_update(s, slot);
 }
 

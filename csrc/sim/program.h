@@ -13,6 +13,7 @@ struct program {
     uint64_t key_number, key_round; // where in the program: the same at all that pass the same point
     uint32_t phase, phases;         // of reduces in this round
     uint32_t tags;                  // in use in this phase
+    const struct roster *roster;    // for calls over lists
     uint32_t rounds;                // that this life has passed
     int64_t since;                  // begin of the call; INT64_MAX: none is open
     int64_t leave_by;

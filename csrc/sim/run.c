@@ -14,6 +14,7 @@
 #include "sim/masters.h"
 #include "sim/peers.h"
 #include "sim/program.h"
+#include "sim/roster.h"
 #include "sim/sim.h"
 #include "sim/state.h"
 #include "sim/trace.h"
@@ -89,6 +90,7 @@ struct whole {
     struct truths truths;
     struct judged_ops ops;
     struct judged_ends ends;
+    struct rosters rosters;
     struct judged_masters said;
     struct watch watch;
 };
@@ -116,6 +118,7 @@ struct pccl_sim *pccl_sim_new(void) {
                                    .truths = &whole->truths,
                                    .ops = &whole->ops,
                                    .ends = &whole->ends,
+                                   .rosters = &whole->rosters,
                                    .said = &whole->said,
                                    .watch = &whole->watch};
     for (int slot = 0; slot < SLOTS; slot++) {
@@ -210,6 +213,7 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *s, const struct pccl_sim_con
     judge_ops_begin(s);
     *s->truths = (struct truths){0};
     *s->ends = (struct judged_ends){0};
+    *s->rosters = (struct rosters){0};
     memset(s->said, 0, offsetof(struct judged_masters, members));
     *s->watch = (struct watch){0};
     if (!trace_begin(s)) return s->state = PCCL_SIM_NO_MEMORY;

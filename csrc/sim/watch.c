@@ -185,7 +185,7 @@ static void judge_calls(struct pccl_sim *s) {
         char ops[TEXT_BYTES] = "";
         for (uint32_t tag = 0, at = 0;
              tag < p->program->tags && p->program->step == STEP_REDUCING && at < TEXT_BYTES - 100; tag++) {
-            const struct op *op = book_find(&p->engine->book, tag);
+            const struct op *op = book_find(&p->engine->book, p->engine->calls[tag].tag);
             if (op == NULL) continue;
             at += (uint32_t)snprintf(ops + at, TEXT_BYTES - at, "; op (%llu, %u, %u) in phase %d%s",
                                      (unsigned long long)op->name.epoch, tag, op->name.sequence, (int)op->phase,

@@ -116,6 +116,7 @@ struct pccl_sim {
     struct truths *truths;
     struct judged_ops *ops;
     struct judged_ends *ends;
+    struct rosters *rosters;
     struct judged_masters *said;
     struct watch *watch;
 };

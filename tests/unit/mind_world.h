@@ -131,7 +131,7 @@ static inline void silent(char peer, char accused) { accuse(peer, accused, 1); }
 // A segment stands above the 32 bits of a tag.
 #define SEGMENT(tag, segment) ((uint64_t)(segment) << 32 | (tag))
 static inline struct wire_op_name name_of(uint64_t epoch, uint64_t tag) {
-    return (struct wire_op_name){epoch, (uint32_t)tag, 1, (uint16_t)(tag >> 32)};
+    return (struct wire_op_name){epoch, (uint32_t)tag, 1, (uint16_t)(tag >> 32), 0};
 }
 
 static inline void done(const char *peers, uint64_t group_epoch, uint64_t tag) {

@@ -7,12 +7,12 @@ static struct op_table table;
 static struct op_entry *entry;
 
 static enum op_table_result note(uint32_t tag, uint32_t rank, enum wire_op_state state) {
-    struct wire_op_name name = {1, tag, 1, 0};
+    struct wire_op_name name = {1, tag, 1, 0, 0};
     return op_table_note(&table, &name, rank, state, &entry);
 }
 
 static struct op_entry *find(uint32_t tag) {
-    struct wire_op_name name = {1, tag, 1, 0};
+    struct wire_op_name name = {1, tag, 1, 0, 0};
     return op_table_find(&table, &name);
 }
 

@@ -12,7 +12,7 @@ enum { EPOCH = 5 };
 static struct verdicts verdicts;
 static struct wire_header header;
 
-static struct wire_op_name op(uint64_t epoch, uint32_t tag) { return (struct wire_op_name){epoch, tag, 1, 0}; }
+static struct wire_op_name op(uint64_t epoch, uint32_t tag) { return (struct wire_op_name){epoch, tag, 1, 0, 0}; }
 
 static void begin(const char *name, const char *members, uint64_t lost_epoch) {
     memset(peers, 0, sizeof peers);

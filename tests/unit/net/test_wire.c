@@ -36,7 +36,7 @@ static struct wire_fingerprint random_fingerprint(void) {
 
 static struct wire_op_name random_name(void) {
     return (struct wire_op_name){check_random(&seed), check_random(&seed), (uint32_t)check_random(&seed),
-                                 (uint16_t)check_random(&seed)};
+                                 (uint16_t)check_random(&seed), (uint32_t)check_random(&seed)};
 }
 
 static struct wire_header random_header(void) {
@@ -149,6 +149,7 @@ static void write_verdict(struct wire_buffer *out, uint32_t size) {
     verdict.name = random_name();
     verdict.kind = (uint8_t)(1 + below(WIRE_VERDICT_WHOLE));
     random_id(&verdict.supplier);
+    verdict.other = (uint16_t)check_random(&seed);
     verdict.text.length = (uint16_t)(size < WIRE_MAX_TEXT ? size : WIRE_MAX_TEXT);
     fill(verdict.text.chars, verdict.text.length);
     verdict.count = size;
@@ -160,7 +161,7 @@ static void write_report(struct wire_buffer *out, uint32_t size) {
     struct wire_report report = {.count = size, .ops = reports};
     for (uint32_t i = 0; i < size; i++) {
         reports[i] = (struct wire_op_report){.name = random_name(), .state = (uint8_t)(1 + below(3))};
-        reports[i].members = reports[i].state == WIRE_OP_RETAINED ? 0 : 1 + below(WIRE_MAX_MEMBERS);
+        reports[i].members = (uint16_t)(reports[i].state == WIRE_OP_RETAINED ? 0 : 1 + below(WIRE_MAX_MEMBERS));
         reports[i].small = reports[i].state == WIRE_OP_RETAINED || (reports[i].state == WIRE_OP_OPEN && below(2));
     }
     wire_encode_report(out, random_header(), &report);
@@ -295,7 +296,8 @@ static void write_resume(struct wire_buffer *out, uint32_t size) {
     resume.past_count = size;
     resume.past = past;
     for (uint32_t i = 0; i < size; i++)
-        past[i] = (struct wire_past){random_name(), below(2) == 0 ? WIRE_VERDICT_COMMIT : WIRE_VERDICT_MISMATCH};
+        past[i] = (struct wire_past){random_name(), below(2) == 0 ? WIRE_VERDICT_COMMIT : WIRE_VERDICT_MISMATCH,
+                                     (uint16_t)check_random(&seed)};
     resume.loss_count = members_of;
     resume.losses = random_losses(members_of);
     resume.quorum = random_quorum();
@@ -542,13 +544,13 @@ static void test_bad_fields(void) {
         {WIRE_VOTE, 0, 0, false, "kind 0"},
         {WIRE_VOTE, 0, 4, false, "kind 4"},
         {WIRE_OUTCOME, 0, 4, false, "kind 4"},
-        {WIRE_VERDICT, 22, 0, false, "kind 0"},
-        {WIRE_VERDICT, 22, 6, false, "kind 6"},
+        {WIRE_VERDICT, 26, 0, false, "kind 0"},
+        {WIRE_VERDICT, 26, 6, false, "kind 6"},
         {WIRE_REPORT, 0, UINT32_MAX, true, "huge count"},
         {WIRE_REPORT, 0, 2 * WIRE_MAX_LIVE_OPS + 1, true, "count above the limit"},
-        {WIRE_REPORT, 4 + 22, 0, false, "state 0"},
-        {WIRE_REPORT, 4 + 22, 4, false, "state 4"},
-        {WIRE_REPORT, 4 + 23, 2, false, "small 2"},
+        {WIRE_REPORT, 4 + 26, 0, false, "state 0"},
+        {WIRE_REPORT, 4 + 26, 4, false, "state 4"},
+        {WIRE_REPORT, 4 + 27, 2, false, "small 2"},
         {WIRE_LINK_DOWN, 16, WIRE_MAX_LANES + 1, true, "index"},
         {WIRE_MEASURE, 20, 0, true, "no duration"},
         {WIRE_MEASURE, 20, WIRE_MAX_MEASURE_MS + 1, true, "long duration"},
@@ -620,7 +622,7 @@ static void test_noise(void) {
 
 static void test_headers(void) {
     check_case("headers");
-    struct wire_header in = {.length = 26,
+    struct wire_header in = {.length = 28,
                              .type = WIRE_DONE,
                              .run = 0x0102030405060708,
                              .generation = 9,
@@ -631,7 +633,7 @@ static void test_headers(void) {
     CHECK(wire_header_decode(bytes, &out));
     CHECK(out.length == in.length && out.type == in.type && out.run == in.run && out.generation == in.generation &&
           out.epoch == in.epoch);
-    static const uint8_t first[] = {26, 0, 0, 0, 'P', 'C', WIRE_DONE, 0, 8, 7, 6, 5, 4, 3, 2, 1};
+    static const uint8_t first[] = {28, 0, 0, 0, 'P', 'C', WIRE_DONE, 0, 8, 7, 6, 5, 4, 3, 2, 1};
     CHECK_MEM(bytes, first, sizeof first); // the byte order of the wire
     bytes[4] ^= 1;
     CHECK(!wire_header_decode(bytes, &out));
@@ -704,6 +706,9 @@ static void test_values(void) {
     CHECK(!wire_op_name_equal(&name, &other));
     other = name;
     other.segment++;
+    CHECK(!wire_op_name_equal(&name, &other));
+    other = name;
+    other.list++;
     CHECK(!wire_op_name_equal(&name, &other));
     struct wire_fingerprint whole = random_fingerprint(), divided = whole;
     divided.mode++;
