@@ -88,6 +88,10 @@ static pcclResult_t check_members(const pcclCollective_t *what, const pcclComm_t
         return detail_fail(pcclInvalidArgument, "a send is among a group of 2, and this one has %u members", count);
     if (what->kind == pcclCollectiveAllToAllV && (what->send_counts == NULL || what->recv_counts == NULL))
         return detail_fail(pcclInvalidArgument, "an all-to-all of unequal parts needs send_counts and recv_counts");
+    if (what->kind == pcclCollectiveAllToAll && (what->send_counts != NULL || what->recv_counts != NULL))
+        return detail_fail(pcclInvalidArgument,
+                           "the parts of pcclCollectiveAllToAll have `count` elements each: leave send_counts and "
+                           "recv_counts NULL, or use pcclCollectiveAllToAllV");
     return pcclSuccess;
 }
 
