@@ -377,6 +377,8 @@ def _join_run(comm: Communicator, board: _Board, addresses: str, own: Sequence[s
         if board.rank != 0:
             comm.connect(ATTEMPTS, timeout=board.deadline.remaining())
         comm.wait_for_peers(board.world_size, timeout=board.deadline.remaining())
+        # A vote: when it has ended, all are in the epoch that has all of them, and a standby can take it up without rank 0.
+        comm.are_peers_pending(timeout=board.deadline.remaining())
     except PCCLTimeoutError as error:
         text = f"rank {board.rank} has waited at the master {addresses} for the timeout of init_process_group: {error.detail}"
         raise BootstrapError(text) from None
