@@ -177,7 +177,7 @@ static struct wire_op_name name_of(struct fuzz *in) {
     struct op *op = how & 1 ? pick(in) : book_find(&book, how >> 1 & (TAGS - 1));
     if (op != NULL && how & 128) return op->name;
     return (struct wire_op_name){book.now->group_epoch - (how >> 6 & 1), how >> 1 & (TAGS - 1), 1 + (how >> 3 & 3),
-                                 (uint16_t)(how >> 5 & 1)};
+                                 (uint16_t)(how >> 5 & 1), 0};
 }
 
 static void signal_from(struct fuzz *in) {

@@ -104,7 +104,7 @@ static void take(uint32_t tag) {
 
 // The name of what runs under this tag, or of what would.
 static struct wire_op_name name_of(uint32_t tag, uint32_t segment) {
-    struct wire_op_name name = {engine->book.now->group_epoch, tag, 1, 0};
+    struct wire_op_name name = {engine->book.now->group_epoch, tag, 1, 0, 0};
     for (struct op *op = engine->book.table[tag_slot(tag)]; op != NULL; op = op->chain)
         if (op->name.sequence != 0 && op->args.tag == tag && (op->parent == NULL || op->name.segment == segment))
             return op->name;

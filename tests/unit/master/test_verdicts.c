@@ -176,7 +176,31 @@ static void test_recall(void) {
     end();
 }
 
+static void done_of(char letter, uint32_t list, uint16_t members) {
+    struct wire_op_done message = {op(EPOCH, 1), members};
+    message.name.list = list;
+    verdicts_done(&verdicts, &desk, peer(letter), &header, &message);
+}
+
+static void test_lists(void) {
+    begin("only the members of a list have to be done", "abcd", 0);
+    done_of('a', 7, 2);
+    done_of('c', 8, 2); // another list, with the same tag
+    CHECK_STR(told(WIRE_VERDICT), "");
+    done_of('b', 7, 2);
+    CHECK_STR(told(WIRE_VERDICT), "ab");
+    end();
+    begin("of different numbers the largest counts", "abcd", 0);
+    done_of('a', 7, 2);
+    done_of('b', 7, 3);
+    CHECK_STR(told(WIRE_VERDICT), "");
+    done_of('c', 7, 2);
+    CHECK_STR(told(WIRE_VERDICT), "abc");
+    end();
+}
+
 int main(void) {
+    test_lists();
     test_reports();
     test_done();
     test_mismatch();
