@@ -88,6 +88,12 @@ static pcclResult_t check_members(const pcclCollective_t *what, const pcclComm_t
         return detail_fail(pcclInvalidArgument, "a send is among a group of 2, and this one has %u members", count);
     if (what->kind == pcclCollectiveAllToAllV && (what->send_counts == NULL || what->recv_counts == NULL))
         return detail_fail(pcclInvalidArgument, "an all-to-all of unequal parts needs send_counts and recv_counts");
+    uint32_t rank = what->group->group->rank;
+    if (what->kind == pcclCollectiveAllToAllV && what->send_counts[rank] != what->recv_counts[rank])
+        return detail_fail(pcclInvalidArgument,
+                           "the own part of an all-to-all goes from send_counts[%u] = %zu to recv_counts[%u] = %zu "
+                           "elements: they must be equal",
+                           rank, what->send_counts[rank], rank, what->recv_counts[rank]);
     if (what->kind == pcclCollectiveAllToAll && (what->send_counts != NULL || what->recv_counts != NULL))
         return detail_fail(pcclInvalidArgument,
                            "the parts of pcclCollectiveAllToAll have `count` elements each: leave send_counts and "
@@ -189,7 +195,9 @@ static uint64_t agreed_count(const pcclCollective_t *what) {
 static uint32_t layout_of(const pcclCollective_t *what) {
     const size_t *counts = what->kind == pcclCollectiveAllToAllV ? NULL : counts_of(what);
     uint64_t hash = what->group->group->hash;
-    if (plan_collective((uint8_t)what->kind)->rooted) hash = (hash ^ (what->root + 1)) * 0x9e3779b97f4a7c15;
+    const struct plan_collective *collective = plan_collective((uint8_t)what->kind);
+    hash = (hash ^ (what->survivors && collective->survives)) * 0x9e3779b97f4a7c15;
+    if (collective->rooted) hash = (hash ^ (what->root + 1)) * 0x9e3779b97f4a7c15;
     for (uint32_t rank = 0; counts != NULL && rank < what->group->group->count; rank++)
         hash = (hash ^ counts[rank]) * 0x9e3779b97f4a7c15;
     return (uint32_t)group_mark(what->group->group->hash) << 16 | (uint16_t)(hash ^ hash >> 16 ^ hash >> 32);
@@ -242,11 +250,13 @@ static pcclResult_t fill(const pcclCollective_t *what, struct call_args *out) {
     };
     out->tell = out->retry;
     uint64_t in = out->fingerprint.count, to = in;
+    bool gathered_in_place = false;
     if (collective->divided) {
         out->parts = parts_of(what);
         if (out->parts == NULL) return detail_fail(pcclInternalError, "the system refused memory for an op");
         in = out->parts->in;
-        to = is_gathered_in_place(what, out->parts) ? 0 : out->parts->out;
+        gathered_in_place = is_gathered_in_place(what, out->parts);
+        to = gathered_in_place ? 0 : out->parts->out;
     } else if (collective->rooted) {
         if (collective->reduces && !root) to = 0;
         if (!collective->reduces) *(root ? &to : &in) = 0;
@@ -254,6 +264,9 @@ static pcclResult_t fill(const pcclCollective_t *what, struct call_args *out) {
     }
     pcclCollective_t checked = *what;
     checked.sendbuf = out->send;
+    // What is not used may be anything, and lie at another device.
+    if (in == 0) out->send = NULL;
+    if (to == 0 && !gathered_in_place) out->recv = NULL;
     return check_buffers(&checked, in, to);
 }
 

@@ -32,7 +32,8 @@ static unsigned block_class(size_t length) {
 struct block *block_new(struct engine *engine, size_t length) {
     unsigned class = block_class(length);
     struct pool *pool = engine->pool;
-    struct block *block = pool->blocks[class];
+    bool large = class >= CLASSES; // of a member that is alone: small ops among more have small results
+    struct block *block = large ? NULL : pool->blocks[class];
     if (block != NULL) {
         pool->blocks[class] = block->next;
         pool->bytes -= block->class_bytes;
@@ -43,17 +44,17 @@ struct block *block_new(struct engine *engine, size_t length) {
             engine_fail(engine);
             return NULL;
         }
-        block->class_bytes = (uint32_t)bytes;
+        block->class_bytes = bytes;
     }
     block->references = 1;
-    block->length = (uint32_t)length;
+    block->length = length;
     return block;
 }
 
 void block_put(struct engine *engine, struct block *block) {
     if (block == NULL || --block->references > 0) return;
     struct pool *pool = engine->pool;
-    if (pool->bytes + block->class_bytes > CACHE_BYTES) {
+    if (block->class_bytes > CACHE_BYTES || pool->bytes + block->class_bytes > CACHE_BYTES) {
         free(block);
         return;
     }

@@ -11,8 +11,8 @@ struct pool;
 struct block {
     struct block *next; // in the pool
     uint32_t references;
-    uint32_t class_bytes;
-    uint32_t length;
+    size_t class_bytes;
+    size_t length;
     _Alignas(64) uint8_t bytes[];
 };
 

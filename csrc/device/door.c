@@ -120,7 +120,7 @@ static ssize_t receive(int socket, void *bytes, size_t room, int *shared) {
     union with_descriptor control;
     struct iovec part = {bytes, room};
     struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_LEN(sizeof(int))};
     *shared = -1;
     descriptor_begin();
     ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);

@@ -350,6 +350,12 @@ void book_remove_segments(struct book *book, struct op *parent, bool restore) {
 }
 
 // ---- other members ----
+// Of an op that was begun here in this epoch and is over: a member that sends nothing to another one is not waited for
+// by it. Segments of one sequence are begun one after another.
+static bool is_over(const struct book *book, const struct wire_op *head) {
+    return head->fingerprint.mode == WIRE_MODE_WHOLE && head->sequence <= tag_counter_last(&book->counters, head->tag);
+}
+
 bool book_signal(struct book *book, struct op_member *from, uint16_t type, const struct wire_op *head,
                  struct block *block, size_t bytes) {
     const struct op_driver *driver = &book->driver;
@@ -360,7 +366,7 @@ bool book_signal(struct book *book, struct op_member *from, uint16_t type, const
     } else if (op != NULL && team_place(op->team, from) == GROUP_NOBODY) {
         if (block != NULL) driver->put(driver->context, block);
         return false; // it names the same members, and is none of them
-    } else if (op == NULL || op->phase == OP_QUEUED) {
+    } else if ((op == NULL && !is_over(book, head)) || (op != NULL && op->phase == OP_QUEUED)) {
         struct unexpected unexpected = {.from = from, .type = type, .head = *head, .block = block, .bytes = bytes};
         enum unexpected_result result = op == NULL && type == WIRE_GRANT
                                             ? UNEXPECTED_OK
@@ -369,7 +375,7 @@ bool book_signal(struct book *book, struct op_member *from, uint16_t type, const
         if (result == UNEXPECTED_NO_MEMORY) fail(book);
         if (block != NULL) driver->put(driver->context, block);
         return false;
-    } else {
+    } else if (op != NULL) {
         driver->signal(driver->context, op, from, type, head, block);
         return true;
     }

@@ -1,6 +1,7 @@
 #include "ops/segments.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 // ---- life ----
 bool segments_new(struct op *parent) {
@@ -67,6 +68,7 @@ bool segments_ended(struct op *op) {
     if (op->outcome.result != CALL_OK) {
         if (s->failure == CALL_OK) {
             s->failure = op->outcome.result;
+            if (op->outcome.text[0] != 0) memcpy(parent->outcome.text, op->outcome.text, sizeof parent->outcome.text);
             if (op->outcome.epoch > parent->outcome.epoch) parent->outcome.epoch = op->outcome.epoch;
         }
         return false;

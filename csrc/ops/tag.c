@@ -38,6 +38,10 @@ bool tag_counter_take(struct tag_counters *counters, uint64_t tag, uint32_t *seq
     return true;
 }
 
+uint32_t tag_counter_last(const struct tag_counters *counters, uint64_t tag) {
+    return counters->slots == 0 ? 0 : slot_of(counters->list, counters->slots, tag)->next;
+}
+
 bool tag_counter_is_spent(const struct tag_counters *counters, uint64_t tag) {
     return counters->slots > 0 && slot_of(counters->list, counters->slots, tag)->next == UINT32_MAX;
 }

@@ -25,6 +25,8 @@ struct tag_counters {
 
 // The number of the next op of this tag. False: memory was refused.
 bool tag_counter_take(struct tag_counters *counters, uint64_t tag, uint32_t *sequence);
+// Of the last op of this tag; 0: there was none.
+uint32_t tag_counter_last(const struct tag_counters *counters, uint64_t tag);
 // Whether the next op of this tag needs another group epoch.
 bool tag_counter_is_spent(const struct tag_counters *counters, uint64_t tag);
 void tag_counters_clear(struct tag_counters *counters);

@@ -28,6 +28,7 @@ def alone() -> Iterator[pccl.Communicator]:
     [
         (Collective.ALL_TO_ALL, {"count": 4, "send_counts": [4]}, "leave send_counts and recv_counts NULL"),
         (Collective.ALL_TO_ALL_V, {"send_counts": [4]}, "needs send_counts and recv_counts"),
+        (Collective.ALL_TO_ALL_V, {"recv": HERE + 64, "send_counts": [2], "recv_counts": [5]}, "they must be equal"),
         (Collective.BROADCAST, {"count": 4, "root": 1}, "root 1 is not in a group of 1"),
         (Collective.SEND, {"count": 4}, "a group of 2, and this one has 1"),
         (Collective.REDUCE_SCATTER, {"count": 4, "recv": HERE + 8}, "overlap"),
@@ -53,3 +54,22 @@ def test_a_wrong_group(alone: pccl.Communicator) -> None:
         with pytest.raises(pccl.PCCLError) as raised:
             alone.group(members)
         assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("count", [0, 1, 100_000, 3_000_000, 5_000_000])
+@pytest.mark.parametrize("kind", list(Collective))
+def test_a_group_of_one(alone: pccl.Communicator, kind: Collective, count: int) -> None:
+    if kind is Collective.SEND:
+        return
+    source = np.arange(count, dtype=np.float32)
+    target = np.full(count, -1, dtype=np.float32)
+    parts: dict[str, Any] = {"count": count}
+    if kind is Collective.ALL_TO_ALL_V:
+        parts = {"send_counts": [count], "recv_counts": [count]}
+    group = alone.group([alone.uuid])
+    done = alone.launch(
+        kind, group=group, tag=3, send=source.ctypes.data, recv=target.ctypes.data, dtype=pccl.DataType.FLOAT, **parts
+    ).wait(20)
+    assert done.contributors == 1
+    if kind not in (Collective.BARRIER, Collective.BROADCAST):
+        assert (target == source).all()
