@@ -68,14 +68,14 @@ MUTANTS = [
     Mutant(
         name="commit_early",  # before all members are done
         file="master/verdicts.c",
-        old="entry->done < peer->group->count) return;",
-        new="entry->done + 1 < peer->group->count) return;",
+        old="entry->done < entry->members) return;",
+        new="entry->done + 1 < entry->members) return;",
     ),
     Mutant(
         name="resume_point_too_high",  # after a loss, a segment that one survivor has not completed counts as complete
         file="master/verdicts.c",
-        old="} else if (entry->done == group->count ||",
-        new="} else if (entry->done + 1 >= group->count ||",
+        old="entry->done == entry->members) ||",
+        new="entry->done + 1 >= entry->members) ||",
     ),
     Mutant(
         name="redo_after_loss",  # in place of ABORT: the caller counts on members that are gone
@@ -184,8 +184,8 @@ MUTANTS = [
     Mutant(
         name="reduce_once_more",  # a chunk gets the input of its first sender twice
         file="ops/plan.c",
-        old="if (hop < members - 2) return PLAN_REDUCE;",
-        new="if (hop < members - 1) return PLAN_REDUCE;",
+        old="if (hop < members - 2) return STEP_REDUCE;",
+        new="if (hop < members - 1) return STEP_REDUCE;",
     ),
     Mutant(
         name="wait_for_lost_donor",  # what was asked of a donor that is gone is not asked of another
@@ -404,8 +404,8 @@ MUTANTS = [
     Mutant(
         name="retry_ends",  # an op in retry mode ends with a loss as any other
         file="ops/book_epochs.c",
-        old="    if (op->args.retry)\n        redo(book, op);",
-        new="    if (op->args.retry && op->parent == NULL)\n        redo(book, op);",
+        old="    if (op->args.retry || op->args.group != NULL)",
+        new="    if ((op->args.retry && op->parent == NULL) || op->args.group != NULL)",
     ),
     Mutant(
         name="last_segment_forgotten",
