@@ -39,6 +39,15 @@ static void judge_loss(struct engine_model *e, const struct op *op) {
                  e->slot + 1, (unsigned long long)op->name.epoch, (unsigned long long)op->args.tag, op->name.sequence);
 }
 
+// Without one of its list only that goes on which may, and was asked to.
+static void judge_success(struct engine_model *e, const struct op *op) {
+    uint32_t missing = op->args.group == NULL ? 0 : op->args.group->count;
+    for (uint32_t members = mover_members(op); members != 0 && missing > 0; members &= members - 1) missing--;
+    if (missing == 0 || (op->args.retry && op_collective(op)->survives)) return;
+    sim_fail(e->sim, "exactness", "peer %d ends op (%llu, %llu, %u) with success without %u of its list", e->slot + 1,
+             (unsigned long long)op->name.epoch, (unsigned long long)op->args.tag, op->name.sequence, missing);
+}
+
 // A call, or a segment of one.
 static void note_end(struct engine_model *e, const struct op *op) {
     if (op->outcome.result == CALL_OK && op->segments == NULL)
@@ -51,6 +60,7 @@ static void ended(void *context, struct op *op) {
     struct engine_model *e = context;
     if (is_dead(op)) return; // the process ends
     if (op->outcome.result == CALL_LOST) judge_loss(e, op);
+    if (op->outcome.result == CALL_OK) judge_success(e, op);
     note_end(e, op);
     sim_push_for(e->sim, e->slot, EVENT_PROGRAM, e->sim->now + (int64_t)sim_below(e->sim, MS_NS));
 }

@@ -437,6 +437,55 @@ MUTANTS = [
         old="        op->frozen = true;\n",
         new="",
     ),
+    Mutant(
+        name="members_of_the_group",  # DONE of an op over a list is counted against all of the peer group
+        file="master/verdicts.c",
+        old="if (members > entry->members) entry->members = members;",
+        new="entry->members = peer->group->count;",
+    ),
+    Mutant(
+        name="list_but_one",  # an op over a list is committed before the last one is done
+        file="master/verdicts.c",
+        old="if (members > entry->members) entry->members = members;",
+        new="entry->members = members - (members < peer->group->count && members > 1);",
+    ),
+    Mutant(
+        name="lost_outside_the_list",  # a loss of somebody whom its list does not name ends an op
+        file="ops/book.c",
+        old="return op->args.retry || op->args.group != NULL ? 0 :",
+        new="return op->args.retry ? 0 :",
+    ),
+    Mutant(
+        name="root_lost_unseen",  # an op whose root is dead goes on without it
+        file="ops/book.c",
+        old="(!collective->rooted || group_has(group, op->args.root, book->now));",
+        new="true;",
+    ),
+    Mutant(
+        name="members_of_the_old_epoch",  # a report counts those of a list who took part, also the lost
+        file="ops/book_epochs.c",
+        old="op->path == PLAN_SMALL, members_in(op, epoch));",
+        new="op->path == PLAN_SMALL, members_in(op, book->now));",
+        first=4001,
+    ),
+    Mutant(
+        name="mismatch_of_another_list",  # ends ops of every list under that tag
+        file="ops/mismatches.c",
+        old="return group_mark(own) == group_mark(list) || group_mark(own) == other;",
+        new="return true;",
+    ),
+    Mutant(
+        name="shards_of_the_lost",  # kinds that carry shards go on without those that are lost
+        file="ops/book.c",
+        old="return collective->survives && op->args.retry &&",
+        new="return (op->args.retry || !collective->survives) &&",
+    ),
+    Mutant(
+        name="survivors_unasked",  # an op over a list goes on without those that are lost though its caller did not ask
+        file="ops/book.c",
+        old="return collective->survives && op->args.retry &&",
+        new="return collective->survives &&",
+    ),
 ]
 
 
