@@ -20,6 +20,13 @@ bool desk_run_equal(const struct desk_run *a, const struct desk_run *b) {
     return a->id == b->id && memcmp(a->secret, b->secret, sizeof a->secret) == 0;
 }
 
+void desk_leave_run(struct desk *desk) {
+    desk->left_run = desk->run;
+    desk->left_count = 0;
+    for (uint32_t i = 0; i < desk->count; i++)
+        if (!desk->order[i]->gone) desk->left[desk->left_count++] = desk->order[i]->member.id;
+}
+
 // ---- peers ----
 
 uint32_t desk_bucket(uint64_t key, const struct wire_id *id) {

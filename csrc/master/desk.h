@@ -86,6 +86,8 @@ struct desk {
 
     struct desk_run run;
     uint64_t generation, number; // number: of the epoch in force, 0 = none yet
+    struct desk_run left_run;    // given up by this master, with the members `left`
+    uint32_t left_count;
 
     uint64_t id_key;             // spreads ids over buckets, so that nobody can choose ids that share one
     uint32_t slots, group_slots; // peers[slots..] and groups[group_slots..] were never used
@@ -104,12 +106,15 @@ struct desk {
     struct desk_group groups[WIRE_MAX_MEMBERS];
     struct desk_peer *order[WIRE_MAX_MEMBERS];    // accepted peers, group by group, in ring order
     struct wire_member members[WIRE_MAX_MEMBERS]; // of desk_describe
+    struct wire_id left[WIRE_MAX_MEMBERS];        // of desk_leave_run
 };
 
 void desk_init(struct desk *desk, int64_t limit_ns, uint64_t id_key, int64_t now_ns);
 void desk_fini(struct desk *desk);
 
 bool desk_run_equal(const struct desk_run *a, const struct desk_run *b);
+// This master gives the run up: its members of this moment are remembered.
+void desk_leave_run(struct desk *desk);
 
 // ---- peers ----
 

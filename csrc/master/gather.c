@@ -268,6 +268,15 @@ static enum gather_verdict decide_without_claim(struct gather *gather, struct de
     return GATHER_BEGINS;
 }
 
+// This master has given that run up itself, and not all that were members then have come back: those may be in an epoch
+// that nobody here has entered.
+static bool awaits_own_members(const struct gather *gather, const struct desk *desk, const struct claim *claim) {
+    if (!expects(desk) || !desk_run_equal(&claim->run, &desk->left_run)) return false;
+    for (uint32_t i = 0; i < desk->left_count; i++)
+        if (survivors_of_id(&gather->survivors, &claim->run, &desk->left[i]) == NULL) return true;
+    return false;
+}
+
 enum gather_verdict gather_decide(struct gather *gather, struct desk *desk) {
     const struct claim *claim = survivors_best_claim(&gather->survivors);
     if (claim == NULL) return decide_without_claim(gather, desk);
@@ -279,6 +288,7 @@ enum gather_verdict gather_decide(struct gather *gather, struct desk *desk) {
     if (gather->majority_at == INT64_MAX) gather->majority_at = desk->now_ns;
     ask_promises(gather, desk, claim); // at once: who has promised waits for the rest, too
     if (claim->present < claim->count && desk->now_ns < gather->majority_at + desk->limit_ns) return GATHER_WAITS;
+    if (awaits_own_members(gather, desk, claim)) return GATHER_WAITS;
     return all_promised(&gather->survivors, claim) ? GATHER_TAKES_UP : GATHER_WAITS;
 }
 

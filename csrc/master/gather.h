@@ -3,7 +3,7 @@
 // epoch that any of them has entered are here - all of them, or after the heartbeat limit - it asks them for the
 // promise to listen to no older generation. Two majorities share a member, so of two masters that gather at the same
 // time one hears of the other's generation and takes a higher one. Newcomers wait meanwhile, each with its HELLO held
-// back.
+// back. A master that has given the run up itself knows one thing more: who was in it (gather_decide).
 #ifndef PCCL_MASTER_GATHER_H
 #define PCCL_MASTER_GATHER_H
 

@@ -266,6 +266,7 @@ static void start(struct run *run) {
 
 void run_give_up(struct run *run) {
     struct desk *desk = &run->desk;
+    desk_leave_run(desk);
     for (uint32_t i = 0; i < desk->slots; i++) {
         struct desk_peer *peer = &desk->peers[i];
         if (!peer->used) continue;

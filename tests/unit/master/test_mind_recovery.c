@@ -1092,6 +1092,36 @@ static void test_woken(void) {
     TAKEN_UP("abc", 3, 7, RELINK);
     end();
 
+    begin("the one that has left had not heard of the newest epoch, and is the first to come back");
+    form("abc", 1);
+    now += 2 * LIMIT_MS * MS_NS;
+    say('a', header, WIRE_MOVED);
+    resume(&(struct says){.who = 'a', .members = "a", .promised = 2, .barrier = BARRIER - 1, .vote = WIRE_VOTE_UPDATE});
+    ASKED("a", 3);
+    promise("a", RUN, 3);
+    CHECK(quiet("a"));
+    come_back("bc", "abc", 6);
+    skip_waiting("a");
+    ASKED("bc", 3);
+    promise("bc", RUN, 3);
+    for (const char *p = "abc"; *p; p++) RESUMED(*p);
+    EPOCH("abc", 7, RELINK);
+    end();
+
+    begin("nobody else comes back: it is awaited for the heartbeat limit and no longer");
+    form("abc", 1);
+    now += 2 * LIMIT_MS * MS_NS;
+    say('a', header, WIRE_MOVED);
+    resume(&(struct says){.who = 'a', .members = "a", .promised = 2});
+    ASKED("a", 3);
+    promise("a", RUN, 3);
+    pass(LIMIT_MS - 10, "a");
+    CHECK(quiet("a"));
+    pass(20, "a");
+    RESUMED('a');
+    epoch_at(__LINE__, "a", "a", 6, WIRE_REASON_RELINK);
+    end();
+
     begin("a newcomer that comes first does not begin a run of its own");
     form("ab", 1);
     now += 2 * LIMIT_MS * MS_NS;
