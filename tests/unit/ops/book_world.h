@@ -10,7 +10,7 @@
 #include "check.h"
 #include "ops/book.h"
 
-enum { MEMBERS = 4, LARGE = 4 << 20, DIVIDED = 8 << 21 }; // bytes; DIVIDED: 8 segments
+enum { MEMBERS = 4, LISTED = 16, LARGE = 4 << 20, DIVIDED = 8 << 21 }; // bytes; DIVIDED: 8 segments
 
 struct block {
     int references;
@@ -22,7 +22,8 @@ static struct op_member others[MEMBERS]; // by number; 0 is this one
 static struct op *started[64];           // the newest last
 static size_t started_count;
 static char said[4096];
-static int blocks; // that somebody refers to
+static int blocks;            // that somebody refers to
+static uint32_t members_told; // of the last op in the newest report
 
 static inline void say(const char *format, ...) {
     size_t length = strlen(said);
@@ -155,6 +156,7 @@ static inline void enter(uint64_t number, uint32_t count) {
     epoch_put(epoch);
     for (uint32_t i = 0; i < report.count; i++)
         say("%s %d.%d ", states[report.ops[i].state], (int)report.ops[i].name.tag, report.ops[i].name.segment);
+    members_told = report.count == 0 ? 0 : report.ops[report.count - 1].members;
     free(report.ops);
 }
 
@@ -164,6 +166,33 @@ static inline struct op *post(uint64_t tag, uint64_t bytes, bool retry) {
         .send = &nothing, .recv = &nothing, .tag = tag, .fingerprint = {.count = bytes}, .retry = retry, .tell = true};
     struct op *op = NULL;
     CHECK(book_post(&book, &reduce, 1, book.now->group_epoch, &op) == CALL_OK);
+    return op;
+}
+
+// Over a list of members, by number; 0 is this one.
+static inline struct op *post_list(uint64_t tag, uint8_t kind, uint64_t bytes, bool retry, const char *numbers,
+                                   uint32_t root) {
+    static uint8_t nothing;
+    struct wire_id ids[LISTED];
+    uint32_t count = 0, rank = 0;
+    for (; numbers[count] != '\0'; count++) {
+        uint8_t number = (uint8_t)(numbers[count] - '0');
+        if (number == 0) rank = count;
+        ids[count] = number == 0 ? own : (struct wire_id){.bytes = {number}};
+    }
+    struct call_args args = {.send = &nothing,
+                             .recv = &nothing,
+                             .tag = tag,
+                             .fingerprint = {.kind = kind, .count = bytes},
+                             .group = group_new(ids, count, rank),
+                             .parts = calloc(1, sizeof(struct call_parts)),
+                             .root = root,
+                             .retry = retry,
+                             .tell = true};
+    REQUIRE(args.group != NULL && args.parts != NULL);
+    args.fingerprint.layout = (uint32_t)group_mark(args.group->hash) << 16 | root;
+    struct op *op = NULL;
+    CHECK(book_post(&book, &args, 1, book.now->group_epoch, &op) == CALL_OK);
     return op;
 }
 

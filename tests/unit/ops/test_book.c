@@ -209,6 +209,158 @@ static void test_mismatch(void) {
     end();
 }
 
+// ---- over lists ----
+
+static void check_lost(struct op *op, uint64_t epoch, const char *who) {
+    struct call_outcome outcome = take(op);
+    CHECK_EQ(outcome.result, CALL_LOST);
+    CHECK_EQ(outcome.epoch, epoch);
+    if (!CHECK(strcmp(outcome.text, who) == 0)) fprintf(stderr, "it told: %s\n", outcome.text);
+    free(outcome.contributors);
+}
+
+// All lose the last members of the epoch.
+static void lose(uint64_t number, uint32_t left) {
+    book_note_loss(&book, number);
+    enter(number, left);
+}
+
+static void test_list_lost(void) {
+    begin();
+    check_case("a call over a list goes on after a loss of others, and ends with one of its own");
+    enter(1, 4);
+    book_links_ready(&book);
+    struct op *op = post_list(7, PLAN_ALL_GATHER, LARGE, false, "201", 0);
+    check_said("start 7.0 ");
+    lose(2, 3);
+    CHECK_EQ(members_told, 3);
+    book_links_ready(&book);
+    verdict(WIRE_VERDICT_ABORT, op);
+    check_said("open 7.0 start 7.0 again ");
+    CHECK(op->contributors == 3 && op->team->place == 0 && op->team->ranks[0] == 1);
+    lose(3, 2);
+    CHECK_EQ(members_told, 2);
+    book_links_ready(&book);
+    verdict(WIRE_VERDICT_ABORT, op);
+    check_said("open 7.0 end 7: 2 ");
+    check_lost(op, 3, "rank 0");
+    check_case("over a list that lacks somebody from the beginning, and one that waits for links");
+    op = post_list(7, PLAN_BARRIER, 0, false, "01233", 0); // 3 twice, as if two were lost
+    check_said("end 7: 2 ");
+    check_lost(op, 3, "rank 2, rank 3, rank 4");
+    enter(4, 2);
+    op = post_list(8, PLAN_ALL_REDUCE, 100, false, "10", 0);
+    lose(5, 1);
+    check_said("end 8: 2 ");
+    check_lost(op, 5, "rank 0");
+    check_case("of many only the first are told");
+    book_links_ready(&book);
+    op = post_list(9, PLAN_BARRIER, 0, false, "3033333333333", 0);
+    check_said("end 9: 2 ");
+    check_lost(op, 5, "rank 0, rank 2, rank 3, rank 4, rank 5, rank 6, rank 7, rank 8, ...");
+    end();
+}
+
+static void test_list_goes_on(void) {
+    begin();
+    check_case("a call over a list whose meaning survives goes on without the lost, if it was asked to");
+    enter(1, 4);
+    book_links_ready(&book);
+    struct op *asked = post_list(1, PLAN_ALL_REDUCE, LARGE, true, "302", 0);
+    struct op *complete = post_list(2, PLAN_ALL_REDUCE, LARGE, false, "302", 0);
+    struct op *without = post_list(3, PLAN_ALL_REDUCE, LARGE, false, "302", 0);
+    CHECK(book_complete(&book, complete));
+    said[0] = '\0';
+    lose(2, 3);
+    CHECK_EQ(members_told, 2);
+    book_links_ready(&book);
+    said[0] = '\0';
+    verdict(WIRE_VERDICT_COMMIT, complete);
+    verdict(WIRE_VERDICT_ABORT, without);
+    verdict(WIRE_VERDICT_ABORT, asked);
+    check_said("end 2: 0 end 3: 2 start 1.0 again ");
+    CHECK_EQ(complete->outcome.info.contributors, 3);
+    check_lost(without, 2, "rank 0");
+    CHECK(book_complete(&book, asked));
+    verdict(WIRE_VERDICT_COMMIT, asked);
+    check_said("end 1: 0 ");
+    struct call_outcome outcome = take(asked);
+    CHECK_EQ(outcome.info.contributors, 2);
+    CHECK(outcome.epoch == 2 && outcome.contributors->count == 1);
+    CHECK_EQ(outcome.contributors->ranges[0].count, 2); // and not the member that the list does not name
+    free(outcome.contributors);
+    check_case("it goes on alone, too");
+    asked = post_list(1, PLAN_REDUCE, 100, true, "30", 1);
+    check_said("start 1.0 ");
+    CHECK_EQ(asked->contributors, 1);
+    complete_small(asked);
+    check_said("end 1: 0 ");
+    CHECK_EQ(book.retained.count, 0); // for nobody
+    end();
+}
+
+static void test_list_root(void) {
+    begin();
+    check_case("without its root nothing goes on");
+    enter(1, 4);
+    book_links_ready(&book);
+    struct op *from = post_list(1, PLAN_BROADCAST, LARGE, true, "032", 1);
+    struct op *with = post_list(2, PLAN_BROADCAST, LARGE, true, "032", 2);
+    struct op *of_all = post_list(3, PLAN_BROADCAST, LARGE, true, "1302", 1);
+    CHECK(from->team->count == 3 && of_all->team->count == 4);
+    lose(2, 3);
+    book_links_ready(&book);
+    said[0] = '\0';
+    verdict(WIRE_VERDICT_REDO, from);
+    verdict(WIRE_VERDICT_ABORT, with);
+    verdict(WIRE_VERDICT_ABORT, of_all);
+    check_said("end 1: 2 start 2.0 again end 3: 2 ");
+    check_lost(from, 2, "rank 1");
+    check_lost(of_all, 2, "rank 1");
+    check_case("segments give the text of the call");
+    struct op *call = post_list(4, PLAN_REDUCE, DIVIDED, true, "012", 2);
+    size_t first = started_count - PLAN_SEGMENTS_AHEAD;
+    CHECK(book_complete(&book, started[first]));
+    verdict(WIRE_VERDICT_COMMIT, started[first]);
+    lose(3, 2);
+    book_links_ready(&book);
+    said[0] = '\0';
+    for (int i = 1; i <= PLAN_SEGMENTS_AHEAD; i++) verdict(WIRE_VERDICT_ABORT, started[first + (size_t)i]);
+    check_said("end 4: 2 ");
+    CHECK_EQ(book.extra, 0);
+    check_lost(call, 3, "rank 2");
+    end();
+}
+
+static void test_list_signals(void) {
+    begin();
+    check_case("who names the same members and is none of them is told off");
+    enter(1, 4);
+    book_links_ready(&book);
+    struct op *op = post_list(1, PLAN_SEND, 100, false, "02", 1);
+    struct wire_op head;
+    op_head(op, &head);
+    CHECK(book_signal(&book, &others[2], WIRE_SMALL, &head, block_new(), 100));
+    check_said("start 1.0 signal 1 from 2 ");
+    CHECK(!book_signal(&book, &others[1], WIRE_SMALL, &head, block_new(), 100));
+    CHECK_EQ(blocks, 0);
+    check_case("what comes for an op that is over is dropped, and announces nothing");
+    complete_small(op);
+    free(take(op).contributors);
+    CHECK(book_signal(&book, &others[2], WIRE_POSTED, &head, NULL, 0));
+    CHECK(book_signal(&book, &others[2], WIRE_SMALL, &head, block_new(), 100));
+    CHECK(!unexpected_has(&book.unexpected, 1, &others[2].id));
+    CHECK_EQ(others[2].unexpected_count, 0);
+    head.sequence++;
+    CHECK(book_signal(&book, &others[2], WIRE_POSTED, &head, NULL, 0));
+    CHECK(unexpected_has(&book.unexpected, 1, &others[2].id));
+    CHECK(!unexpected_has(&book.unexpected, 1, &others[1].id) && !unexpected_has(&book.unexpected, 2, &others[2].id));
+    check_case("nor does anything of the epoch before");
+    enter(2, 4);
+    CHECK(!unexpected_has(&book.unexpected, 1, &others[2].id));
+    end();
+}
+
 static void test_limits(void) {
     begin();
     check_case("one call for a tag, and no more than may be live");
@@ -232,6 +384,10 @@ int main(void) {
     test_supply();
     test_unexpected();
     test_mismatch();
+    test_list_lost();
+    test_list_goes_on();
+    test_list_root();
+    test_list_signals();
     test_limits();
     return check_status();
 }
