@@ -188,6 +188,7 @@ static inline void enter(struct world *world, bool lost) {
     world->epoch++;
     world->members = living(world);
     world->tally_count = 0;
+    world->commits = INT64_MAX; // what nobody had heard of begins before the reports are there, and may be done at once
     pthread_mutex_unlock(&world->lock);
     struct wire_member members[PEERS_MAX];
     uint32_t n = 0, rank[PEERS_MAX] = {0};
@@ -219,7 +220,6 @@ static inline struct world *world_new(uint32_t count, uint32_t lanes) {
     pthread_mutex_init(&world->lock, NULL);
     world->count = count;
     world->lanes = lanes;
-    world->commits = INT64_MAX;
     for (uint32_t i = 0; i < count; i++) {
         struct side *side = &world->sides[i];
         *side = (struct side){.world = world, .index = i, .alive = true};
@@ -332,9 +332,6 @@ static inline void new_epoch(struct world *world, bool lost) {
     enter(world, lost);
     links_ready(world);
     wait_reports(world);
-    pthread_mutex_lock(&world->lock);
-    world->commits = INT64_MAX;
-    pthread_mutex_unlock(&world->lock);
     judge(world, lost);
 }
 
