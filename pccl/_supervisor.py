@@ -3,8 +3,9 @@
 `pccl.distributed.run` and `pccl.distributed.supervise` start it in place of the program. It does no more than this:
 
 - Signals that ask it to end are passed on to the child, and it ends as the child does.
-- A child that was killed, or that fails after it was stopped or started anew, is *lost*. With PCCL_RESTARTS=N it is started anew
-  up to N times, as a process that joins the run. A loss that is left is status 0 if the others go on, and the child's otherwise.
+- A child that was killed, that fails after it was stopped, or that was to join and fails before it has, is *lost*. With
+  PCCL_RESTARTS=N it is started anew up to N times, as a process that joins the run. A loss that is left is status 0 if the
+  others go on, and the child's otherwise.
 - When it is killed itself, the kernel kills the child.
 """
 
@@ -17,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from pccl._master import serve_run
 
@@ -27,6 +29,9 @@ SIGNALS = frozenset((*PASSED_ON, signal.SIGCHLD))
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 128
 """Of a signal that a terminal has sent, to the child as well."""
+
+JOINED = "joined"
+"""What a program tells when it has joined a run: from then on a failure is an error of its own."""
 
 SETTLE_SECONDS = 1.0
 """After which a run that was there still is, if it goes on: processes that are killed together do not die at one moment."""
@@ -41,8 +46,9 @@ def run(command: Sequence[str], restarts: int, child: Child | None = None) -> in
     while True:
         child = child or Child.start(command, environment)
         child.wait()
-        masters = child.masters() or masters
-        joined_in_vain = joins and child.status > 0
+        told = child.told()
+        masters = told.masters or masters
+        joined_in_vain = joins and not told.joined and child.status > 0
         if child.status == 0 or child.asked or not (child.status < 0 or child.stopped or joined_in_vain):
             return child.status
         how = f"was killed by {signal.Signals(-child.status).name}" if child.status < 0 else f"failed with status {child.status}"
@@ -58,8 +64,17 @@ def run(command: Sequence[str], restarts: int, child: Child | None = None) -> in
         joins, child = True, None
 
 
+class Told(NamedTuple):
+    """What a program has told its supervisor."""
+
+    masters: str
+    """The masters of its run; "": it was in none."""
+    joined: bool
+    """Whether it has joined the run."""
+
+
 class Child:
-    """The program as a process; `pipe` is where it tells of which masters its run is."""
+    """The program as a process; `pipe` is where it tells the masters of its run, and that it has joined it."""
 
     def __init__(self, pid: int, pipe: int) -> None:
         self._pid = pid
@@ -110,15 +125,17 @@ class Child:
                     _say("was stopped; the others go on without it if that lasts")
                 self.stopped = True
 
-    def masters(self) -> str:
-        """The masters of its run; "": it was in none."""
+    def told(self) -> Told:
+        """What it has told, once it has ended."""
         os.set_blocking(self._told, False)
         try:
-            return os.read(self._told, 1 << 16).decode().strip()
+            words = os.read(self._told, 1 << 16).decode().split()
         except BlockingIOError:  # a child of the child has inherited the pipe
-            return ""
+            words = []
         finally:
             os.close(self._told)
+        masters = [word for word in words if word != JOINED]
+        return Told(masters[-1] if masters else "", JOINED in words)
 
 
 def joining(environment: Mapping[str, str], masters: str) -> dict[str, str]:

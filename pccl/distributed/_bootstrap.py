@@ -27,6 +27,7 @@ from pccl._calls import Deadline
 from pccl._communicator import Communicator
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError
 from pccl._master import serve_run
+from pccl._supervisor import JOINED
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -48,6 +49,7 @@ JOIN = "join"
 """What rank 0 tells the others where the run goes on without them."""
 
 _masters = ""
+_pipe = ""
 _to_join = ""
 _to_begin = False
 _meant: str | None = None
@@ -81,11 +83,15 @@ def note_masters(addresses: str) -> None:
     """Keeps what `masters` gives, and tells it to the supervisor of this process, if there is one (`pccl.distributed.run`)."""
     global _masters
     _masters = addresses
-    pipe = os.environ.pop("PCCL_SUPERVISOR_PIPE", "")
-    if pipe:
-        with contextlib.suppress(OSError):  # it has ended, which is no matter of this process
-            os.write(int(pipe), f"{addresses}\n".encode())
-            os.close(int(pipe))
+    _tell_supervisor(addresses)
+
+
+def _tell_supervisor(word: str) -> None:
+    global _pipe
+    _pipe = os.environ.pop("PCCL_SUPERVISOR_PIPE", "") or _pipe  # programs that this one starts do not have the pipe
+    if _pipe:
+        with contextlib.suppress(OSError):  # the supervisor has ended, which is no matter of this process
+            os.write(int(_pipe), f"{word}\n".encode())
 
 
 def to_join() -> str:
@@ -99,9 +105,10 @@ def to_begin() -> bool:
 
 
 def joined() -> None:
-    """Notes that it has."""
+    """Notes that it has become one, and tells the supervisor of this process."""
     global _to_join
     _to_join = ""
+    _tell_supervisor(JOINED)
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 
 DistributedDataParallel divides gradients by the group's size *before* they are summed. Where fewer members contributed than it
 read, its sum has to be rescaled; a sum of the program's own must not be. The reducer of DDP calls from C++ in the midst of a
-backward pass, so the Python frame below such a call is that of the autograd engine; the hooks that torch ships call from their
-own files.
+backward pass, so the Python frame below such a call is that of the autograd engine; the hooks that torch ships, and its model
+averaging, which divides parameters in the same way, call from their own files.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from types import FrameType
 import torch.autograd.graph
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.model_averaging import utils as model_averaging
 
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _ALL_REDUCE = inspect.unwrap(dist.all_reduce).__code__
 _BROADCAST = inspect.unwrap(dist.broadcast).__code__
-_HOOKS = os.path.dirname(default_hooks.__file__)
+_DIVIDE_FIRST = tuple(os.path.join(os.path.dirname(str(file)), "") for file in (default_hooks.__file__, model_averaging.__file__))
+"""The folders of what torch ships in Python that divides by the size of the group before it reduces."""
+
 _WRAPPERS = 3
 """How many frames of torch.distributed lie between a collective and the program: its body and its decorators."""
 
@@ -36,14 +39,14 @@ def reducer_of_ddp(frame: FrameType | None) -> bool:
 
 
 def hook_of_ddp(frame: FrameType | None) -> bool:
-    """Whether an all-reduce comes from one of the communication hooks that torch ships."""
+    """Whether an all-reduce comes from one of the communication hooks that torch ships, or from its model averaging."""
     if frame is None or frame.f_code is not _ALL_REDUCE:
         return False
     for _ in range(_WRAPPERS):
         frame = frame.f_back
         if frame is None:
             return False
-        if frame.f_code.co_filename.startswith(_HOOKS):
+        if frame.f_code.co_filename.startswith(_DIVIDE_FIRST):
             return True
     return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -56,6 +57,7 @@ class ProcessGroup(PointToPoint):
         self._timeout = timeout.total_seconds()
         self._group_of_all = group_of_all
         self._subgroups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+        self._made: Counter[tuple[int, tuple[UUID, ...]]] = Counter()
         self._store = store
         self._name = ""
         self._desc = ""
@@ -99,10 +101,14 @@ class ProcessGroup(PointToPoint):
         """Whether a loss is an error."""
         return self._launcher.strict
 
-    def subgroup(self, store: dist.Store, name: str, ranks: Sequence[int], timeout: timedelta) -> ProcessGroup:
+    def subgroup(self, store: dist.Store, ranks: Sequence[int], timeout: timedelta) -> ProcessGroup:
         """A group of some members, by their ranks in this one. Each of them calls it; nothing is sent."""
         above = self._launcher
         view = View([above.view.members[rank] for rank in ranks], above.view.own)
+        # torch's own names count all groups that a process has made, and a process that joined later has made fewer.
+        key = above.seed, view.founders
+        self._made[key] += 1
+        name = f"{self._made[key]} in {above.seed:x}"
         launcher = Launcher(above.communicator, name, view, strict=above.strict)
         made = ProcessGroup(store, launcher, self._completer, timeout, self._group_of_all or self)
         (self._group_of_all or self)._subgroups.add(made)
@@ -208,7 +214,7 @@ def create(asked: Any, options: Any = None) -> ProcessGroup:
     options = options or Options()
     above = dist.GroupMember.WORLD
     if isinstance(above, ProcessGroup):
-        return above.subgroup(asked.store, asked.group_id, asked.global_ranks_in_group, asked.timeout)
+        return above.subgroup(asked.store, asked.global_ranks_in_group, asked.timeout)
     strict = os.environ.get("PCCL_STRICT", "0") not in ("", "0") if options.strict is None else options.strict
     name = WORLD_NAME if above is None else asked.group_id  # a group beside one of another backend
     communicator, members = _bootstrap.connect(asked.store, asked.group_rank, asked.group_size, asked.timeout)

@@ -163,6 +163,11 @@ class Launcher:
                 self.on_loss()
 
     @property
+    def seed(self) -> int:
+        """What all members have alike since they last began anew."""
+        return self._seed
+
+    @property
     def number(self) -> int:
         """The number of the last call."""
         return self._number

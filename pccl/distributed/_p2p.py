@@ -47,21 +47,27 @@ class FromAny:
         self._call.wait(None if end is None else max(0.0, end - time.monotonic()))
 
     def done(self) -> bool:
-        """Whether what was sent has arrived."""
-        return self._found() and self._call is not None and self._call.done()
+        """Whether what was sent has arrived, or nobody is left that could send."""
+        try:
+            return self._found() and self._call is not None and self._call.done()
+        except PeerLostError:
+            return True
 
     def _found(self) -> bool:
-        """Whether a member has sent, from whom it then receives."""
+        """Whether a member has sent, from whom it then receives. PeerLostError: no other member lives, and none has sent."""
         if self._call is not None:
             return True
         launcher, view = self._launcher, self._launcher.view
-        if view.size == 1:
-            raise PeerLostError("recv", "no other member of the group is left that could send", (), ())
+        living = launcher.communicator.members  # before the look at what they have sent: a member may send, and leave
         for rank, member in enumerate(view.members):
             if member != view.own and launcher.posted(member, self._tag):
                 self.source = rank
                 self._call = launcher.launch_pair("recv", member, view.own, self._tag, **self._arguments)
                 return True
+        others = [(rank, member) for rank, member in enumerate(view.members) if member != view.own]
+        if not any(member in living for _, member in others):
+            lost, names = tuple(rank for rank, _ in others), tuple(member for _, member in others)
+            raise PeerLostError("recv", "no other member of the group is left that could send", lost, names)
         return False
 
 

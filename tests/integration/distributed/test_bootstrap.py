@@ -284,6 +284,21 @@ def test_a_newcomer_is_alone_and_knows_where_to_go(monkeypatch):
     assert _bootstrap.to_join() == ""
 
 
+def test_the_supervisor_is_told_the_masters_and_when_a_newcomer_has_joined(monkeypatch):
+    told, tells = os.pipe()
+    monkeypatch.setenv("PCCL_SUPERVISOR_PIPE", str(tells))
+    monkeypatch.setattr(_bootstrap, "_pipe", "")
+    monkeypatch.setattr(_bootstrap, "_to_join", "")
+    with _bootstrap.meant_to_join("127.0.0.1:9"):
+        _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
+    assert "PCCL_SUPERVISOR_PIPE" not in os.environ
+    assert os.read(told, 100) == b"127.0.0.1:9\n"
+    _bootstrap.joined()
+    os.close(tells)
+    assert os.read(told, 100) == b"joined\n"
+    os.close(told)
+
+
 def test_a_job_that_torchrun_has_started_anew_joins_the_run_that_goes_on():
     with pccl.MasterNode("127.0.0.1:0") as master, pccl.Communicator(f"127.0.0.1:{master.port}") as survivor:
         survivor.connect()

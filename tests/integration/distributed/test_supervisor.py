@@ -123,6 +123,20 @@ def test_a_program_that_was_stopped_may_fail(run_of_others):
     assert "failed with status 1; the others go on" in errors
 
 
+@pytest.mark.parametrize(("told", "status"), [("", 0), ("\njoined\n", 3)])
+def test_a_failure_is_absorbed_before_the_program_has_joined_and_not_after(told, status, run_of_others):
+    process = supervisor(f"{TELL} sys.exit(3)", f"{run_of_others}{told}", PCCL_JOIN="1")
+    found, _, errors = end_of(process)
+    assert found == status
+    assert ("the others go on without it" in errors) == (status == 0)
+
+
+def test_a_restarted_program_that_fails_after_it_has_joined_is_not_started_again(run_of_others):
+    process = supervisor(RESTART, f"{run_of_others}\njoined\n", "3", PCCL_RESTARTS="2", RANK="1", WORLD_SIZE="4")
+    status, said, _ = end_of(process)
+    assert (status, said.count("\n")) == (3, 2)
+
+
 def test_a_bad_number_of_restarts():
     status, _, errors = end_of(supervisor("pass", PCCL_RESTARTS="many"))
     assert status == 1
