@@ -227,17 +227,21 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             finish.append(last)
         return self._work(calls, opts, timeout, tensors, *finish)
 
-    def _broadcast(self, memory: Tensor, root: int, *, kept: bool, number: int | None = None) -> Call:
-        """Begins a broadcast. One from rank 0 whose holder dies is made again from the next rank 0, with its old content."""
-        launcher = self._launcher
-        number = launcher.next_number() if number is None else number
-        again: Callable[[], Call] | None = None
-        if root == 0 and kept and not launcher.strict and launcher.view.size > 1:
-            content = memory if launcher.view.rank == 0 else memory.detach().clone()
+    def _broadcast(self, memory: Tensor, root: int, *, kept: bool, number: int | None = None, place: int | None = None) -> Call:
+        """Begins a broadcast. One from rank 0 whose holder dies is made again from the next rank 0, with its old content.
 
-            def again() -> Call:
+        `place` is that of the root among the founders, where the view does not know yet who is rank 0.
+        """
+        launcher, view = self._launcher, self._launcher.view
+        number = launcher.next_number() if number is None else number
+        again: Callable[[int], Call] | None = None
+        if root == 0 and kept and not launcher.strict and view.size > 1:
+            at_root = view.rank == 0 if place is None else view.founders[place] == view.own
+            content = memory if at_root else memory.detach().clone()
+
+            def again(place: int) -> Call:
                 memory.detach().copy_(content)
-                return self._broadcast(memory, 0, kept=True, number=again_number(number))
+                return self._broadcast(memory, 0, kept=True, number=again_number(number), place=place)
 
         core_type, factor = moved_as(memory.dtype)
         pointer = memory.data_ptr()
@@ -250,6 +254,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             dtype=core_type,
             count=memory.numel() * factor,
             root=root,
+            root_place=place,
             keep=memory,
             again=again,
         )

@@ -25,6 +25,12 @@ WORLD_NAME = "world"
 """What tags call the group of all members: torch's own name for it may differ in a process that joined later."""
 
 
+_backward: Any = torch._C._current_graph_task_id
+"""The number of the backward pass that this thread is in."""
+
+_NO_BACKWARD = -1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What `init_process_group("pccl", pg_options=...)` takes."""
@@ -62,6 +68,8 @@ class ProcessGroup(PointToPoint):
         self._name = ""
         self._desc = ""
         self._size_for_reducer = self._size_for_hooks = launcher.view.size
+        self._backward = _NO_BACKWARD
+        self._backward_of_reducer = _NO_BACKWARD
         self._coalescing: list[Work] | None = None
         itself = weakref.ref(self)
         launcher.on_loss = lambda: _renumber(itself())
@@ -70,26 +78,37 @@ class ProcessGroup(PointToPoint):
 
     def rank(self) -> int:
         """The rank of this process among the living members."""
-        return self._launcher.view.rank
+        return self._seen().rank
 
     def getRank(self) -> int:  # noqa: N802 - what C++ calls
         """As `rank`."""
-        return self._launcher.view.rank
+        return self._seen().rank
 
     def size(self) -> int:
         """The number of members that the last call has ended with."""
-        self._size_for_hooks = size = self._launcher.view.size
+        self._size_for_hooks = size = self._seen().size
         return size
 
     def getSize(self) -> int:  # noqa: N802 - what C++ calls
-        """As `size`; what DDP divides its next gradients by."""
-        self._size_for_reducer = size = self._launcher.view.size
-        return size
+        """As `size`; what DDP divides its next gradients by: one number for all wrappers in a backward pass."""
+        backward = _backward()
+        if backward == _NO_BACKWARD or backward != self._backward_of_reducer:
+            self._backward_of_reducer = backward
+            self._size_for_reducer = self._seen().size
+        return self._size_for_reducer
 
     @property
     def members(self) -> tuple[UUID, ...]:
         """The names in the run of the living members, in the order of their ranks."""
-        return self._launcher.view.members
+        return self._seen().members
+
+    def _seen(self) -> View:
+        """The members, as the program sees them: within a backward pass, futures tell of a loss at its first look alone."""
+        backward = _backward()
+        if backward == _NO_BACKWARD or backward != self._backward:
+            self._backward = backward
+            self._launcher.publish()
+        return self._launcher.view
 
     @property
     def communicator(self) -> pccl.Communicator:

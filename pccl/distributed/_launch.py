@@ -9,13 +9,22 @@ mixed with a hash of the group. What a group calls alone (its one member is left
 
 **Who is lost.** An op that goes on among the survivors ends with the same set of them everywhere, and that set is what the view
 adopts. One that ends with an error tells each member what it knows by then, which may differ after a second loss: the members
-agree by a barrier of the survivors before they raise it, so that their next call has the same ranks.
+agree by a barrier of the survivors, named after the call, before they raise it, so that their next call has the same ranks. While
+a member waits for one call it begins the barriers of others that were cut short, since members may wait in different orders.
+
+**When the view changes.** At a wait of the program, which is at the same call on all members. The thread that completes futures
+runs at its own pace: what it hears is kept until the program reads the size or its rank.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
+import itertools
+import math
+import threading
+import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
@@ -24,8 +33,9 @@ import torch
 
 import pccl
 from pccl._collectives import Collective
+from pccl._enums import Result
 from pccl._errors import PCCLError
-from pccl.distributed._errors import PeerLostError, translated
+from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError, translated
 from pccl.distributed._view import View
 
 if TYPE_CHECKING:
@@ -71,10 +81,34 @@ class Ended:
 ENDED = Ended()
 
 
+class _Hearing(threading.local):
+    """What a thread does with the losses that calls tell it of."""
+
+    published: bool = True
+    """Whether the view changes at once, as all members see it at the same call: false in the thread that completes futures."""
+    kept: bool = True
+    """Whether the loss is kept for later, if it is not published: false for a call that was dropped; a later one tells again."""
+
+
+hearing = _Hearing()
+
+
 class CoreCall:
     """An op of the core."""
 
-    __slots__ = ("_again", "_group", "_launcher", "_name", "_number", "_op", "_scaled")
+    __slots__ = (
+        "_again",
+        "_agreement",
+        "_group",
+        "_launcher",
+        "_lost",
+        "_members",
+        "_name",
+        "_number",
+        "_op",
+        "_repeated",
+        "_scaled",
+    )
 
     def __init__(
         self,
@@ -84,54 +118,136 @@ class CoreCall:
         group: Group,
         op: CollectiveOp,
         scaled: tuple[torch.Tensor, int] | None,
-        again: Callable[[], Call] | None,
+        again: Callable[[int], Call] | None,
+        *,
+        survivors: bool,
     ) -> None:
         self._launcher = launcher
         self._name = name
         self._number = number  # of the call; None: it concerns two members alone
         self._group = group
-        self._op: Any = op
+        self._members = launcher.view.members  # whose ranks errors tell
+        self._op = op
         self._scaled = scaled
         self._again = again
+        self._agreement: CoreCall | None = None
+        self._repeated: Call | None = None
+        self._lost: frozenset[UUID] = frozenset()
+        if again is not None or (self._agrees and not survivors):
+            _unfinished[self] = None
 
     def wait(self, timeout: float | None) -> None:
         """Returns when the op has ended well, and the group knows whom it was ended with."""
         try:
-            info = self._op.wait(timeout)
-        except pccl.PeerLostError as error:
-            self._lost(error, timeout)
-            self._op.wait(timeout)
-            return
-        except PCCLError as error:
-            raise translated(error, self._name, self._group.members) from error
-        if info.contributors != len(self._group.members):
-            living = [part.peers for part in info.ranges] or [frozenset(self._launcher.communicator.members)]
-            self._launcher.lose(set(self._group.members).difference(frozenset.intersection(*living)))
-            if self._scaled is not None:
-                _rescale(*self._scaled, info)
+            self._wait(timeout)
+        except CollectiveTimeoutError:
+            raise
+        except BaseException:
+            _unfinished.pop(self, None)
+            raise
+        _unfinished.pop(self, None)
 
-    def _lost(self, error: pccl.PeerLostError, timeout: float | None) -> None:
-        """Makes the call again if it can be, else raises."""
-        launcher, listed = self._launcher, self._group.members
-        ranks = error.ranks
-        if self._number is not None and not launcher.strict:
-            launcher.launch(Collective.BARRIER, self._name, number=self._number + _AGREE).wait(timeout)
-            ranks = tuple(rank for rank, member in enumerate(listed) if member not in launcher.view.members)
-        members = tuple(listed[rank] for rank in ranks)
-        if self._again is None:
-            raise PeerLostError(self._name, error.detail, ranks, members) from None
-        self._op, self._again = self._again(), None
+    def _wait(self, timeout: float | None) -> None:
+        try:
+            info = self._op.wait(timeout) if not _unfinished else _wait_in_turns(self._op, timeout)
+        except pccl.PeerLostError as error:
+            self._recover(error, timeout)
+        except PCCLError as error:
+            raise translated(error, self._name, self._members) from error
+        else:
+            if info.contributors != len(self._group.members):
+                self._adopt(info)
+
+    def _adopt(self, info: CollectiveInfo) -> None:
+        """Takes out whom the op was ended without."""
+        living = [part.peers for part in info.ranges] or [frozenset(self._launcher.communicator.members)]
+        self._lost = frozenset(self._group.members).difference(frozenset.intersection(*living))
+        if self._number is not None:
+            self._launcher.lose(self._lost)
+        if self._scaled is not None:
+            _rescale(*self._scaled, info)
+
+    def _recover(self, error: pccl.PeerLostError, timeout: float | None) -> None:
+        """Makes the call again, or raises its error when all members know who was lost. May be repeated after a timeout."""
+        lost = frozenset(self._group.members[place] for place in error.ranks)
+        if self._agrees:
+            self.advance()
+            assert self._agreement is not None
+            self._agreement.wait(timeout)
+            lost = self._agreement._lost
+            self._launcher.lose(lost)
+            self.advance()
+            if self._repeated is not None:
+                self._repeated.wait(timeout)
+                return
+        ranks = tuple(rank for rank, member in enumerate(self._members) if member in lost)
+        raise PeerLostError(self._name, error.detail, ranks, tuple(self._members[rank] for rank in ranks)) from None
 
     def done(self) -> bool:
-        """Whether the op has ended. One that has to be made again has not."""
-        return bool(self._op.done()) and self._again is None
+        """Whether the op has ended. One that is made again ends with its repetition."""
+        if not self._op.done() or not (self._agrees and self._cut_short):
+            return bool(self._op.done())
+        self.advance()
+        last = self._repeated if self._again is not None else self._agreement
+        return last is not None and last.done()
+
+    @property
+    def _agrees(self) -> bool:
+        """Whether members have to agree on who was lost in it, if it ends with an error."""
+        return self._number is not None and not self._launcher.strict
+
+    @property
+    def _cut_short(self) -> bool:
+        return bool(self._op.c.result == Result.RANK_CONNECTION_LOST.value)
+
+    def advance(self) -> None:
+        """Begins what follows after a loss, as far as it can be without waiting: the agreement, and the repetition."""
+        with _advancing:
+            if self._agreement is None and self._agrees and self._op.done() and self._cut_short:
+                assert self._number is not None
+                self._agreement = self._launcher.agree(self._name, self._number)
+            agreement = self._agreement
+            if self._again is not None and agreement is not None and self._repeated is None and agreement.done():
+                agreement.wait(None)
+                left = (place for place, member in enumerate(self._group.members) if member not in agreement._lost)
+                self._repeated = self._again(next(left))
+
+
+_unfinished: dict[CoreCall, None] = {}
+"""Calls that are not awaited yet, and need more of all members if they end with a loss."""
+
+_advancing = threading.RLock()
+_TURN_SECONDS = 0.05
+
+
+def _wait_in_turns(op: CollectiveOp, timeout: float | None) -> CollectiveInfo:
+    """Waits for an op, and goes on with others: members may wait for them in another order."""
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while True:
+        left = end - time.monotonic()
+        try:
+            return op.wait(min(_TURN_SECONDS, max(0.0, left)))
+        except pccl.PCCLTimeoutError:
+            if left <= 0:
+                raise
+        for call in tuple(_unfinished):
+            with contextlib.suppress(PCCLError):  # which its own wait raises
+                call.advance()
 
 
 def _rescale(tensor: torch.Tensor, divisor: int, info: CollectiveInfo) -> None:
     """Makes an average of what was divided by `divisor` before it was summed over the contributors."""
     flat = tensor.detach().view(-1)
     for part in info.ranges:
-        flat[part.start : part.stop].mul_(divisor / len(part.peers))
+        if len(part.peers) != divisor:
+            flat[part.start : part.stop].mul_(divisor / len(part.peers))
+
+
+def _divided_alike(tensor: torch.Tensor, divisor: int, founders: int) -> tuple[torch.Tensor, int]:
+    """Makes of what was divided by `divisor` what is divided by the number of founders, which no loss changes."""
+    if divisor != founders:
+        tensor.detach().mul_(divisor / founders)
+    return tensor, founders
 
 
 class Launcher:
@@ -143,6 +259,8 @@ class Launcher:
         self.view = view
         self.strict = strict
         self.on_loss: Callable[[], None] | None = None
+        self._unpublished: frozenset[UUID] = frozenset()
+        self._lock = threading.Lock()  # of the losses above, and of the counts of messages
         self._pairs: dict[tuple[UUID, UUID], Group] = {}
         self._sent: dict[tuple[UUID, UUID, int], int] = {}
         self.begin(0)
@@ -151,16 +269,36 @@ class Launcher:
         """Starts all counts anew, from a number that all members give alike: after they have admitted a newcomer."""
         self._seed = digest(self.name, number, self.view.founders)
         self._number = 0
+        self._numbers = itertools.count(1)  # whose `next` no other thread can come between
+        self._unpublished = frozenset()
         self._sent.clear()
         self._founders: Group | None = None
         self._living: Group | None = None
 
     def lose(self, lost: Collection[UUID]) -> None:
-        """Takes members out that an op was ended without."""
-        if not self.strict and self.view.lose(lost):
+        """Takes members out that an op was ended without: at once, or when the view is read."""
+        if self.strict:
+            return
+        if not hearing.published:
+            if hearing.kept:
+                with self._lock:
+                    self._unpublished = self._unpublished.union(lost)
+        elif self.view.lose(lost):
             self._living = None
             if self.on_loss is not None:
                 self.on_loss()
+
+    def publish(self) -> None:
+        """Takes members out that only the thread that completes futures has heard of."""
+        if self._unpublished and hearing.published:
+            with self._lock:
+                lost, self._unpublished = self._unpublished, frozenset()
+            self.lose(lost)
+
+    def agree(self, name: str, number: int) -> CoreCall:
+        """Begins to agree on who was lost in a call."""
+        tag = self._tag(number + _AGREE)
+        return self._begin(name, None, self._all(), None, None, Collective.BARRIER, tag=tag, survivors=True)
 
     @property
     def seed(self) -> int:
@@ -174,8 +312,8 @@ class Launcher:
 
     def next_number(self) -> int:
         """The number of a new call."""
-        self._number += 1
-        return self._number
+        self._number = number = next(self._numbers)
+        return number
 
     def launch(
         self,
@@ -183,12 +321,17 @@ class Launcher:
         name: str,
         *,
         number: int | None = None,
-        root: int = 0,
+        root: int | None = None,
+        root_place: int | None = None,
         scaled: tuple[torch.Tensor, int] | None = None,
-        again: Callable[[], Call] | None = None,
+        again: Callable[[int], Call] | None = None,
         **arguments: Any,
     ) -> Call:
-        """Begins an op. `root` is a rank of the view; `scaled`, `again`: see `CoreCall`; the rest is what the core takes."""
+        """Begins an op; the rest of the arguments is what the core takes.
+
+        `root` is a rank of the view, `root_place` a place among the founders. `scaled`: what was divided for a sum, and by what.
+        `again` makes the call again from a root at another place.
+        """
         number = self.next_number() if number is None else number
         view = self.view
         if view.size == 1:
@@ -196,17 +339,18 @@ class Launcher:
                 scaled[0].detach().mul_(scaled[1])
             return _alone(arguments)
         if kind in _ELASTIC:
-            group = self._founders
-            if group is None:
-                group = self._founders = self._group(view.founders)
-            root = view.places[view.members[root]]
+            group = self._all()
+            if root_place is None:
+                root_place = 0 if root is None else view.places[view.members[root]]
         else:
-            group = self._living
-            if group is None:
-                group = self._living = self._group(view.members)
-        tag = self._seed ^ (number * _SPREAD & _MASK)
+            group = self._living or self._group(view.members)
+            self._living = group
+            root_place = root or 0
+        if scaled is not None:
+            scaled = _divided_alike(*scaled, len(view.founders))
         survivors = kind in _ELASTIC and not self.strict
-        return self._begin(name, number, group, scaled, again, kind, tag=tag, root=root, survivors=survivors, **arguments)
+        tag = self._tag(number)
+        return self._begin(name, number, group, scaled, again, kind, tag=tag, root=root_place, survivors=survivors, **arguments)
 
     def launch_pair(self, name: str, source: UUID, target: UUID, tag: int, **arguments: Any) -> Call:
         """Begins a send from one member to another, or the receive of one."""
@@ -214,7 +358,8 @@ class Launcher:
         group = self._pairs.get(pair)
         if group is None:
             group = self._pairs[pair] = self._group(pair)
-        counted = self._sent[*pair, tag] = self._sent.get((*pair, tag), 0) + 1
+        with self._lock:
+            counted = self._sent[*pair, tag] = self._sent.get((*pair, tag), 0) + 1
         core_tag = self.pair_tag(source, target, tag, counted)
         return self._begin(name, None, group, None, None, Collective.SEND, tag=core_tag, root=0, **arguments)
 
@@ -231,21 +376,32 @@ class Launcher:
     def _group(self, members: tuple[UUID, ...]) -> Group:
         return self.communicator.group(members)
 
+    def _all(self) -> Group:
+        group = self._founders
+        if group is None:
+            group = self._founders = self._group(self.view.founders)
+        return group
+
+    def _tag(self, number: int) -> int:
+        return self._seed ^ (number * _SPREAD & _MASK)
+
     def _begin(
         self,
         name: str,
         number: int | None,
         group: Group,
         scaled: tuple[torch.Tensor, int] | None,
-        again: Callable[[], Call] | None,
+        again: Callable[[int], Call] | None,
         kind: Collective,
+        *,
+        survivors: bool = False,
         **arguments: Any,
-    ) -> Call:
+    ) -> CoreCall:
         try:
-            op = self.communicator.launch(kind, group=group, **arguments)
+            op = self.communicator.launch(kind, group=group, survivors=survivors, **arguments)
         except PCCLError as error:
-            raise translated(error, name, group.members) from error
-        return CoreCall(self, name, number, group, op, scaled, again)
+            raise translated(error, name, self.view.members) from error
+        return CoreCall(self, name, number, group, op, scaled, again, survivors=survivors)
 
 
 def again_number(number: int) -> int:

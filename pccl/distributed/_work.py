@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pccl.distributed._errors import CollectiveTimeoutError
-from pccl.distributed._launch import Call
+from pccl.distributed._launch import Call, hearing
 from pccl.distributed._tensors import Finish
 
 if TYPE_CHECKING:
@@ -49,13 +50,17 @@ class Work(dist.Work):
         self._error: Exception | None = None
         self.for_cpp = False
         """Whether C++ reads the future, and wants a list of tensors of its own kind in it, not one of Python's."""
+        self.dropped = False
+        """Whether the program has dropped it: then it cannot know when the call has ended, and nor do other members."""
         self._future: _Future | None = None
         self._one_waiter = threading.Lock()
 
     def __del__(self) -> None:
         """A call that nobody waits for is taken from the core all the same, which has room for so many alone."""
         if not self._ended and self._calls and not sys.is_finalizing():
-            self._completer.adopt(Work(self._completer, self._calls, self._timeout, self.outcome, self._finish))
+            left = Work(self._completer, self._calls, self._timeout, self.outcome, self._finish)
+            left.dropped = True
+            self._completer.adopt(left)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns True when the call has ended well; raises what it ended with otherwise.
@@ -75,18 +80,23 @@ class Work(dist.Work):
         with self._one_waiter:
             if self._ended:
                 return
-            try:
-                for call in self._calls:
-                    call.wait(max(0.0, end - time.monotonic()) if len(self._calls) > 1 else seconds)
-                for finish in self._finish:
-                    if finish is not None:
-                        finish()
-            except CollectiveTimeoutError:
-                raise
-            except Exception as error:
-                self._error = error
+            while self._calls:
+                try:
+                    self._calls[0].wait(max(0.0, end - time.monotonic()) if len(self._calls) > 1 else seconds)
+                except CollectiveTimeoutError:
+                    raise
+                except Exception as error:
+                    self._error = self._error or error
+                self._calls = self._calls[1:]
+            if self._error is None:
+                try:
+                    for finish in self._finish:
+                        if finish is not None:
+                            finish()
+                except Exception as error:
+                    self._error = error
             self._ended = True
-            self._calls = self._finish = ()
+            self._finish = ()
 
     def followed_by(self, result: Any, finish: Finish) -> Work:
         """This call, with one thing more to do at its end, and what it then results in."""
@@ -203,7 +213,8 @@ class Completer:
     def adopt(self, work: Work) -> None:
         """Waits for a work that was dropped. What has ended already costs nothing."""
         if work.is_completed():
-            work.complete(work._timeout)
+            with _heard_apart(work):
+                work.complete(work._timeout)
         elif not self._stopped:
             self.future_of(work)
 
@@ -229,13 +240,25 @@ class Completer:
             waiting = [entry for entry in waiting if not _settled(*entry, patient=entry is waiting[0])]
 
 
+@contextlib.contextmanager
+def _heard_apart(work: Work) -> Iterator[None]:
+    """Lets what a work ends with wait for the program, which knows at which of its calls it sees it; or for a later call."""
+    before = hearing.published, hearing.kept
+    hearing.published, hearing.kept = False, not work.dropped
+    try:
+        yield
+    finally:
+        hearing.published, hearing.kept = before
+
+
 def _settled(work: Work, future: _Future, end: float, *, patient: bool) -> bool:
     """Whether a future was completed; `patient`: waits for it a while."""
     if not patient and not work.is_completed():
         return False
     left = end - time.monotonic()
     try:
-        work.complete(min(_TURN_SECONDS, max(left, 0.0)))
+        with _heard_apart(work):
+            work.complete(min(_TURN_SECONDS, max(left, 0.0)))
     except CollectiveTimeoutError as error:
         if left > 0:
             return False

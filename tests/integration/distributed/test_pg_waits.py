@@ -1,0 +1,140 @@
+"""When a loss is seen, and calls whose members wait for them in other orders, with timeouts, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+import pccl.distributed
+from pccl.distributed import _launch
+
+
+def group_of_all() -> Any:
+    return dist.group.WORLD
+
+
+def reduced_with_other_divisors() -> float:
+    """As if one rank had heard of a loss before it divided its gradient, and the other one had not."""
+    rank = dist.get_rank()
+    if rank == 2:
+        ranks.die()
+    divisor = (3, 2)[rank]
+    gradient = torch.full((5,), (12.0, 24.0)[rank] / divisor)
+    group_of_all()._all_reduce([gradient], None, None, divisor).wait()
+    return gradient[0].item()
+
+
+def test_ranks_that_divided_by_different_sizes_have_the_same_average() -> None:
+    assert ranks.run(reduced_with_other_divisors, 3, dead=(2,))[:2] == [pytest.approx(18.0)] * 2
+
+
+def heard_in_a_future() -> tuple[int, int, int, list[int]]:
+    if dist.get_rank() == 2:
+        ranks.die()
+    group = group_of_all()
+    within: list[int] = []
+
+    def first(gradient: torch.Tensor) -> None:
+        within.extend((group.getSize(), group.size()))
+        dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
+        within.extend((group.getSize(), group.size()))
+
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.register_hook(first)
+    leaf.sum().backward()
+    in_view = group._launcher.view.size
+    return in_view, dist.get_world_size(), group.getSize(), within
+
+
+def test_a_loss_heard_by_the_thread_of_futures_is_seen_after_the_backward_pass() -> None:
+    assert ranks.run(heard_in_a_future, 3, dead=(2,))[:2] == [(3, 2, 2, [3, 3, 3, 3])] * 2
+
+
+def dropped_then_awaited() -> tuple[int, int]:
+    if dist.get_rank() == 2:
+        ranks.die()
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    while not work.is_completed():
+        pass
+    del work
+    before = dist.get_world_size()
+    dist.barrier()
+    return before, dist.get_world_size()
+
+
+def test_a_loss_in_a_dropped_call_is_seen_at_the_next_one_that_is_awaited() -> None:
+    assert ranks.run(dropped_then_awaited, 3, dead=(2,))[:2] == [(3, 2)] * 2
+
+
+def polled(dead: bool) -> list[float]:
+    if dead and dist.get_rank() == 0:
+        ranks.die()
+    tensor = torch.full((2,), float(dist.get_rank()))
+    work = dist.broadcast(tensor, 0, async_op=True)
+    while not work.is_completed():
+        pass
+    work.wait()
+    return tensor.tolist()
+
+
+def test_a_broadcast_ends_for_who_only_asks() -> None:
+    assert ranks.run(polled, 2, False) == [[0.0, 0.0]] * 2
+
+
+def test_a_broadcast_from_a_dead_rank_0_ends_for_who_only_asks() -> None:
+    assert ranks.run(polled, 3, True, dead=(0,))[1:] == [[1.0, 1.0]] * 2
+
+
+def begin(kind: str) -> Any:
+    mine = torch.full((2,), float(dist.get_rank()))
+    if kind == "broadcast":
+        return dist.broadcast(mine, 0, async_op=True), mine
+    return dist.all_gather([torch.zeros(2) for _ in range(3)], mine, async_op=True), mine
+
+
+def ended(work: Any, tensor: torch.Tensor) -> object:
+    try:
+        work.wait()
+    except pccl.distributed.PeerLostError as error:
+        return error.ranks
+    return tensor.tolist()
+
+
+def in_other_orders(kind: str) -> object:
+    rank = dist.get_rank()
+    if rank == 0:
+        ranks.die()
+    begun = [begin(kind) for _ in range(3)]
+    found = [ended(*each) for each in (begun if rank == 1 else reversed(begun))]
+    dist.barrier()
+    return found, dist.get_world_size(), len(_launch._unfinished)
+
+
+@pytest.mark.parametrize(("kind", "result"), [("broadcast", [1.0, 1.0]), ("all_gather", (0,))])
+def test_calls_cut_short_by_a_loss_may_be_awaited_in_any_order(kind: str, result: object) -> None:
+    assert ranks.run(in_other_orders, 3, kind, dead=(0,))[1:] == [([result] * 3, 2, 0)] * 2
+
+
+def with_timeouts(kind: str) -> object:
+    rank = dist.get_rank()
+    if rank == 0:
+        ranks.die()
+    work, tensor = begin(kind)
+    timeouts = 0
+    while rank == 1 and not work._ended:
+        try:
+            work.complete(0.0)
+        except pccl.distributed.CollectiveTimeoutError:
+            timeouts += 1
+    found = ended(work, tensor)
+    dist.barrier()
+    return found, timeouts > 0 or rank == 2
+
+
+@pytest.mark.parametrize(("kind", "result"), [("broadcast", [1.0, 1.0]), ("all_gather", (0,))])
+def test_what_follows_a_loss_may_time_out_and_be_awaited_again(kind: str, result: object) -> None:
+    assert ranks.run(with_timeouts, 3, kind, dead=(0,))[1:] == [(result, True)] * 2
