@@ -112,6 +112,10 @@ void segments_undivide(struct op *parent, const struct wire_op_name *name) {
 
 void segments_begin_undivided(struct op *parent) {
     struct segments *s = parent->segments;
+    for (uint32_t i = 0; i < s->count; i++) { // by a master that commits what not all have begun
+        epoch_put(s->epochs[i]);
+        s->epochs[i] = NULL;
+    }
     s->mode = WIRE_MODE_WHOLE;
     s->count = 1;
     s->next = s->live = 0;

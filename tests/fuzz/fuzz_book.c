@@ -136,15 +136,45 @@ static struct wire_fingerprint fingerprint_of(struct fuzz *in) {
         .count = counts[(how & 15) % (sizeof counts / sizeof counts[0])], .dtype = 9, .op = how >> 6};
 }
 
-static void post(struct fuzz *in) {
+// What the call is of, and over which list: the others by the bits of `who`, and this one first or last. False: memory
+// was refused.
+static bool name_list(struct fuzz *in, uint8_t who, struct call_args *args) {
+    struct wire_id ids[OTHERS + 1];
+    uint32_t count = 0;
+    bool last = who >> OTHERS & 1;
+    uint8_t what = fuzz_u8(in);
+    if (!last) ids[count++] = id_of(OTHERS);
+    for (uint32_t i = 0; i < OTHERS; i++)
+        if (who >> i & 1) ids[count++] = id_of(i);
+    if (last) ids[count++] = id_of(OTHERS);
+    args->fingerprint.kind = what % PLAN_KINDS;
+    if (args->fingerprint.kind == PLAN_SEND && count != 2) args->fingerprint.kind = PLAN_BROADCAST;
+    args->retry = args->retry && plan_collective(args->fingerprint.kind)->survives;
+    args->root = (what >> 4) % count;
+    args->group = group_new(ids, count, last ? count - 1 : 0);
+    args->parts = calloc(1, sizeof *args->parts);
+    if (args->group == NULL || args->parts == NULL) return false;
+    args->parts->in = args->parts->out = args->fingerprint.count;
+    args->fingerprint.layout = (uint32_t)group_mark(args->group->hash) << 16 | args->root;
+    return true;
+}
+
+// `who`: 0: of all; else over a list.
+static void post(struct fuzz *in, uint8_t who) {
     static float buffer;
-    struct call_args reduce = {.send = &buffer, .recv = &buffer, .tag = fuzz_below(in, TAGS)};
+    struct call_args args = {.send = &buffer, .recv = &buffer, .tag = fuzz_below(in, TAGS)};
     uint8_t how = fuzz_u8(in);
     struct op *op = NULL;
-    reduce.retry = how & 1;
-    reduce.tell = how & 2;
-    reduce.fingerprint = fingerprint_of(in);
-    if (book_post(&book, &reduce, 4, how & 4 ? book.now->group_epoch : how >> 4, &op) == CALL_OK) posted++;
+    args.retry = how & 1;
+    args.tell = how & 2;
+    args.fingerprint = fingerprint_of(in);
+    bool named = who == 0 || name_list(in, who, &args);
+    if (named && book_post(&book, &args, 4, how & 4 ? book.now->group_epoch : how >> 4, &op) == CALL_OK) {
+        posted++;
+    } else {
+        group_put(args.group);
+        free(args.parts);
+    }
 }
 
 static struct op *pick(struct fuzz *in) { return moving_count == 0 ? NULL : moving[fuzz_u8(in) % moving_count]; }
@@ -251,7 +281,9 @@ static void take(uint64_t tag) {
     struct call_outcome outcome = {0};
     if (op == NULL || op->phase != OP_ENDED) return;
     MUST(work_of(op)->call_ended);
+    bool listed = op->args.group != NULL;
     book_take(&book, op, &outcome);
+    MUST(!listed || outcome.result != CALL_LOST || outcome.text[0] != '\0'); // it names the lost
     free(outcome.contributors);
     ended--;
     posted--;
@@ -276,9 +308,10 @@ static void check(void) {
 }
 
 static void run_event(struct fuzz *in) {
-    switch (fuzz_below(in, 16)) {
+    uint8_t what = fuzz_u8(in);
+    switch (what & 15) {
     case 0:
-    case 1: post(in); break;
+    case 1: post(in, what >> 4); break;
     case 2:
     case 3: begin(in); break;
     case 4:

@@ -104,6 +104,18 @@ static void test_whole(void) {
     commit(op);
     check_said("end 1: 0 ");
     end();
+    check_case("also where segments were committed, of whose members nothing is told then");
+    struct op *call = begin_divided(3);
+    commit(started[0]);
+    verdict(WIRE_VERDICT_WHOLE, started[1]);
+    enter(2, 3);
+    book_links_ready(&book);
+    commit(started[started_count - 1]);
+    struct call_outcome outcome = take(call);
+    CHECK_EQ(outcome.contributors->count, 1);
+    CHECK_EQ(outcome.contributors->ranges[0].end, DIVIDED);
+    free(outcome.contributors);
+    end();
 }
 
 static void test_mismatch(void) {
