@@ -102,9 +102,9 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             by_type.setdefault(tensor.dtype, []).append(tensor)
         calls: list[Call] = []
         finish: list[Finish | None] = []
-        for dtype, alike in by_type.items():
+        types = [self._reduced_as("all_reduce", dtype, op, calls=len(by_type)) for dtype in by_type]
+        for (core_type, factor), alike in zip(types, by_type.values(), strict=True):
             memory, last = in_place_all(alike)
-            core_type, factor = self._reduced_as("all_reduce", dtype, op)
             pointer = memory.data_ptr()
             call = self._launcher.launch(
                 Collective.ALL_REDUCE,
@@ -181,7 +181,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         for output, input in zip(outputs, inputs, strict=True):
             if output.numel() * size != input.numel() or output.dtype is not input.dtype:
                 text = f"the input must have {size} times the elements of the output, and its dtype"
-                self._refuse(name, f"{text}: they are {_shown(input)} and {_shown(output)}")
+                self._refuse(name, f"{text}: they are {_shown(input)} and {_shown(output)}", calls=len(outputs))
         parts = [(output, readable(input), None) for output, input in zip(outputs, inputs, strict=True)]
         return self._reduce_scatter(name, parts, opts, None)
 
@@ -195,8 +195,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         op = reduce_op(opts)
         calls: list[Call] = []
         finish: list[Finish | None] = []
-        for output, source, counts in parts:
-            core_type, factor = self._reduced_as(name, source.dtype, op)
+        types = [self._reduced_as(name, source.dtype, op, calls=len(parts)) for _, source, _ in parts]
+        for (output, source, counts), (core_type, factor) in zip(parts, types, strict=True):
             memory, last = writable(output)
             call = self._launcher.launch(
                 Collective.REDUCE_SCATTER,
@@ -337,22 +337,26 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         """Brings the tensors of all members to all of them. They may differ in size."""
         (input,) = listed(input_tensors)
         outputs = _inner(output_tensors)
+        self._check_all_gather(outputs, input)
         call, finish = self._all_gather(outputs, input)
         return self._work([call], opts, timeout, [outputs], finish)
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """As `allgather`, of several tensors: `output_lists` has for each rank all that it gives."""
         by_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
+        for outputs, input in zip(by_input, input_list, strict=True):
+            self._check_all_gather(outputs, input, calls=len(input_list))
         begun = [self._all_gather(outputs, input) for outputs, input in zip(by_input, input_list, strict=True)]
         return self._work([call for call, _ in begun], opts, None, output_lists, *[finish for _, finish in begun])
 
+    def _check_all_gather(self, outputs: Tensors, input: Tensor, *, calls: int = 1) -> None:
+        name, own = "all_gather", self._launcher.view.rank
+        self._one_per_rank(name, "output", outputs, calls=calls)
+        self._alike(name, outputs[own], input, "the output at its own rank", "its input", calls=calls)
+
     def _all_gather(self, outputs: Tensors, input: Tensor) -> tuple[Call, Finish | None]:
-        name = "all_gather"
-        self._one_per_rank(name, "output", outputs)
-        self._alike(name, outputs[self._launcher.view.rank], input, "the output at its own rank", "its input")
-        self._same_type(name, outputs)
         memory, finish = spread(outputs)
-        return self._gather_into(name, memory, input, [output.numel() for output in outputs]), finish
+        return self._gather_into("all_gather", memory, input, [output.numel() for output in outputs]), finish
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Brings the tensors of all members, of one size, into one tensor on all of them."""
@@ -364,7 +368,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         for output, input in zip(outputs, inputs, strict=True):
             if input.numel() * size != output.numel() or output.dtype is not input.dtype:
                 text = f"the output must have {size} times the elements of the input, and its dtype"
-                self._refuse(name, f"{text}: they are {_shown(output)} and {_shown(input)}")
+                self._refuse(name, f"{text}: they are {_shown(output)} and {_shown(input)}", calls=len(outputs))
         calls: list[Call] = []
         finish: list[Finish | None] = []
         for output, input in zip(outputs, inputs, strict=True):
@@ -470,23 +474,27 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         seconds = 0.0 if asked is None else asked.total_seconds()
         return seconds if seconds > 0 else self._timeout
 
-    def _refuse(self, name: str, text: str, kind: type[Exception] = ValueError) -> NoReturn:
-        """Raises an error, and lets the others know: they are told that this member makes another call than they do."""
-        call = self._launcher.launch(Collective.BARRIER, f"{name}, refused by its caller", dtype=DataType.UINT8)
-        self._work([call], None, None, [])  # dropped, which completes it
+    def _refuse(self, name: str, text: str, kind: type[Exception] = ValueError, *, calls: int = 1) -> NoReturn:
+        """Raises an error, and lets the others know: they are told that this member makes another call than they do.
+
+        `calls` is how many the others make.
+        """
+        for _ in range(calls):
+            call = self._launcher.launch(Collective.BARRIER, f"{name}, refused by its caller", dtype=DataType.UINT8)
+            self._work([call], None, None, [])  # dropped, which completes it
         raise kind(f"{name}: {text}")
 
-    def _reduced_as(self, name: str, dtype: torch.dtype, op: ReduceOp) -> tuple[DataType, int]:
+    def _reduced_as(self, name: str, dtype: torch.dtype, op: ReduceOp, *, calls: int = 1) -> tuple[DataType, int]:
         try:
             return reduced_as(dtype, op)
         except TypeError as error:
-            self._refuse(name, str(error), TypeError)
+            self._refuse(name, str(error), TypeError, calls=calls)
 
-    def _same_type(self, name: str, tensors: Tensors) -> None:
+    def _same_type(self, name: str, tensors: Tensors, *, calls: int = 1) -> None:
         try:
             same_type(name, tensors)
         except TypeError as error:
-            self._refuse(name, str(error), TypeError)
+            self._refuse(name, str(error), TypeError, calls=calls)
 
     def _root(self, name: str, opts: Any) -> int:
         root: int = 0 if opts is None else getattr(opts, "rootRank", opts)
@@ -495,16 +503,16 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             self._refuse(name, f"the root must be a rank of the group, 0 to {size - 1}, not {root}")
         return root
 
-    def _one_per_rank(self, name: str, role: str, tensors: Tensors) -> None:
+    def _one_per_rank(self, name: str, role: str, tensors: Tensors, *, calls: int = 1) -> None:
         size = self._launcher.view.size
         if len(tensors) != size:
-            self._refuse(name, f"needs one {role} for each of the {size} members of the group, not {len(tensors)}")
-        self._same_type(name, tensors)
+            self._refuse(name, f"needs one {role} for each of the {size} members of the group, not {len(tensors)}", calls=calls)
+        self._same_type(name, tensors, calls=calls)
 
-    def _alike(self, name: str, one: Tensor, other: Tensor, role: str, other_role: str) -> None:
+    def _alike(self, name: str, one: Tensor, other: Tensor, role: str, other_role: str, *, calls: int = 1) -> None:
         if one.numel() != other.numel() or one.dtype is not other.dtype:
             text = f"{role} and {other_role} must be of one size and dtype"
-            self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(other)}")
+            self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(other)}", calls=calls)
 
     def _split(self, name: str, role: str, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
         """The number of elements for each rank."""

@@ -205,8 +205,8 @@ class ProcessGroup(PointToPoint):
     def shutdown(self) -> None:
         """Leaves the run, if this is the group of all; what others have under way with this member ends as after a loss."""
         if self._group_of_all is None:
+            self._launcher.communicator.close()  # with which all calls end, so that their futures are completed
             self._completer.stop()
-            self._launcher.communicator.close()
 
     def abort(self) -> None:
         """As `shutdown`: calls that wait end with an error."""

@@ -150,13 +150,12 @@ class CoreCall:
     def _wait(self, timeout: float | None) -> None:
         try:
             info = self._op.wait(timeout) if not _unfinished else _wait_in_turns(self._op, timeout)
+            if info.contributors != len(self._group.members):
+                self._adopt(info)
         except pccl.PeerLostError as error:
             self._recover(error, timeout)
         except PCCLError as error:
             raise translated(error, self._name, self._members) from error
-        else:
-            if info.contributors != len(self._group.members):
-                self._adopt(info)
 
     def _adopt(self, info: CollectiveInfo) -> None:
         """Takes out whom the op was ended without."""

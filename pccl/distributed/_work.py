@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from pccl._enums import Result
 from pccl.distributed._errors import CollectiveTimeoutError
 from pccl.distributed._launch import Call, hearing
 from pccl.distributed._tensors import Finish
@@ -77,7 +78,9 @@ class Work(dist.Work):
     def complete(self, seconds: float) -> None:
         """Waits for the end and keeps its error."""
         end = time.monotonic() + seconds
-        with self._one_waiter:
+        if not self._one_waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            raise CollectiveTimeoutError(Result.TIMED_OUT, "wait", "Timed out while another thread waits for the call")
+        try:
             if self._ended:
                 return
             while self._calls:
@@ -97,6 +100,8 @@ class Work(dist.Work):
                     self._error = error
             self._ended = True
             self._finish = ()
+        finally:
+            self._one_waiter.release()
 
     def followed_by(self, result: Any, finish: Finish) -> Work:
         """This call, with one thing more to do at its end, and what it then results in."""
@@ -204,10 +209,14 @@ class Completer:
             work.settle(future)
             return future
         with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="pccl:futures", daemon=True)
-                self._thread.start()
-        self._queue.put((work, future))
+            if not self._stopped:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="pccl:futures", daemon=True)
+                    self._thread.start()
+                self._queue.put((work, future))
+                return future
+        while not _settled(work, future, time.monotonic() + work._timeout, patient=True):
+            pass
         return future
 
     def adopt(self, work: Work) -> None:
@@ -215,11 +224,11 @@ class Completer:
         if work.is_completed():
             with _heard_apart(work):
                 work.complete(work._timeout)
-        elif not self._stopped:
+        elif not self._stopped:  # else the communicator is closed
             self.future_of(work)
 
     def stop(self) -> None:
-        """Ends the thread when it has completed what it was given."""
+        """Ends the thread when it has completed what it was given; what is asked of it later is completed by who asks."""
         with self._starting:
             self._stopped = True
             if self._thread is not None:
@@ -228,12 +237,14 @@ class Completer:
 
     def _run(self) -> None:
         waiting: list[tuple[Work, _Future, float]] = []
-        while True:
+        stopped = False
+        while waiting or not stopped:
             try:
-                while True:
+                while not stopped:
                     item = self._queue.get(block=not waiting)
                     if item is None:
-                        return
+                        stopped = True
+                        break
                     waiting.append((*item, time.monotonic() + item[0]._timeout))
             except queue.Empty:
                 pass

@@ -138,3 +138,53 @@ def with_timeouts(kind: str) -> object:
 @pytest.mark.parametrize(("kind", "result"), [("broadcast", [1.0, 1.0]), ("all_gather", (0,))])
 def test_what_follows_a_loss_may_time_out_and_be_awaited_again(kind: str, result: object) -> None:
     assert ranks.run(with_timeouts, 3, kind, dead=(0,))[1:] == [(result, True)] * 2
+
+
+def coalesced_after_death() -> object:
+    rank = dist.get_rank()
+    if rank == 0:
+        ranks.die()
+    outputs = [[torch.zeros(2), torch.zeros(3)] for _ in range(3)]
+    work = group_of_all().allgather_coalesced(outputs, [torch.ones(2), torch.ones(3)])
+    with pytest.raises(pccl.distributed.PeerLostError):
+        work.wait()
+    return len(_launch._unfinished)
+
+
+def test_all_parts_of_a_call_are_awaited_though_the_first_ends_with_an_error() -> None:
+    assert ranks.run(coalesced_after_death, 3, dead=(0,))[1:] == [0, 0]
+
+
+def refused_on_one() -> list[float]:
+    size = 3 if dist.get_rank() == 0 else 2  # of the second input; the output at rank 0 does not fit
+    outputs = [[torch.zeros(2), torch.zeros(2)] for _ in range(2)]
+    with pytest.raises((ValueError, dist.DistBackendError)):
+        group_of_all().allgather_coalesced(outputs, [torch.ones(2), torch.ones(size)]).wait()
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+
+def test_a_refused_call_of_several_parts_leaves_the_numbers_of_calls_equal() -> None:
+    assert ranks.run(refused_on_one, 2) == [[2.0] * 4] * 2
+
+
+def futures_at_shutdown() -> bool:
+    if dist.get_rank() == 1:
+        dist.recv(torch.zeros(1), 0)
+        with pytest.raises(pccl.distributed.PeerLostError):
+            dist.recv(torch.zeros(1), 0)
+        return True
+    group = group_of_all()
+    begun = [dist.barrier(async_op=True) for _ in range(2)]
+    before = begun[0].get_future()
+    dist.send(torch.zeros(1), 1)
+    group.shutdown()
+    for future in (before, begun[1].get_future()):
+        with pytest.raises(RuntimeError):
+            future.wait()
+    return group._completer._thread is None
+
+
+def test_futures_end_with_the_group() -> None:
+    assert ranks.run(futures_at_shutdown, 2) == [True, True]
