@@ -18,6 +18,7 @@ from typing import Any
 from uuid import UUID
 
 import torch
+import torch._dynamo  # the first optimizer imports it: here once, and not for seconds in each process
 import torch.distributed as dist
 from performers import PATIENCE, Performer, preload
 from torch import nn

@@ -1,6 +1,7 @@
 """Runs a function in the ranks of a process group, each in a process of its own.
 
-The processes are forked from a server that has imported torch and pccl once, so that a test costs no import.
+The processes are forked from a server that has imported torch and pccl once, so that a test costs no import. Nor does the first
+optimizer in a process, which imports torch._dynamo.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch.distributed as dist
 
 SECONDS = 90.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "pccl.distributed"])
+_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "pccl.distributed"])
 
 
 class RanksFailedError(AssertionError):
