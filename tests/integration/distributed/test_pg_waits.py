@@ -188,3 +188,20 @@ def futures_at_shutdown() -> bool:
 
 def test_futures_end_with_the_group() -> None:
     assert ranks.run(futures_at_shutdown, 2) == [True, True]
+
+
+def lost_twice(call: str) -> object:
+    rank = dist.get_rank()
+    if rank == 0:
+        ranks.die()
+    dist.barrier()  # those that are left close up: rank 2 is 1
+    if rank == 2:
+        ranks.die()
+    with pytest.raises(pccl.distributed.PeerLostError) as caught:
+        getattr(dist, call)(torch.zeros(1), 1)
+    return caught.value.ranks
+
+
+@pytest.mark.parametrize("call", ["recv", "broadcast"])
+def test_errors_name_the_ranks_at_the_call(call: str) -> None:
+    assert ranks.run(lost_twice, 3, call, dead=(0, 2))[1] == (1,)
