@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import queue
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,9 @@ from pccl.distributed._tensors import Finish
 
 if TYPE_CHECKING:
     _Future = torch.futures.Future[Any]
+
+_STOP_SECONDS = 5.0
+"""How long the thread is waited for at its end, where the calls of others are still under way."""
 
 _TURN_SECONDS = 0.05
 """How long the thread waits for the oldest work before it looks whether another one has ended."""
@@ -211,6 +216,7 @@ class Completer:
         with self._starting:
             if not self._stopped:
                 if self._thread is None:
+                    atexit.register(_stop, weakref.ref(self))
                     self._thread = threading.Thread(target=self._run, name="pccl:futures", daemon=True)
                     self._thread.start()
                 self._queue.put((work, future))
@@ -231,9 +237,12 @@ class Completer:
         """Ends the thread when it has completed what it was given; what is asked of it later is completed by who asks."""
         with self._starting:
             self._stopped = True
-            if self._thread is not None:
+            thread, self._thread = self._thread, None
+            if thread is not None:
                 self._queue.put(None)
-                self._thread = None
+        # A thread that is inside torch when the interpreter ends aborts the process.
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
         waiting: list[tuple[Work, _Future, float]] = []
@@ -277,3 +286,9 @@ def _settled(work: Work, future: _Future, end: float, *, patient: bool) -> bool:
         return True
     work.settle(future)
     return True
+
+
+def _stop(completer: weakref.ref[Completer]) -> None:
+    living = completer()
+    if living is not None:
+        living.stop()

@@ -53,7 +53,7 @@ def test_a_peer_in_an_op_that_another_one_does_not_begin(tmp_path, count, why):
         actors[0].tell("form", 2)
         assert [actor.answer() for actor in actors] == [None, None]
         alone.tell("follow", work)
-        wait_for(tmp_path / "alone", rf"the reduce with tag \d+ has waited for 1\d s: {why}")
+        wait_for(tmp_path / "alone", rf"the all-reduce with tag \d+ has waited for 1\d s: {why}")
         actors[0].tell("follow", work)
         check_agreement({actor.number: actor.answer() for actor in actors})
 
