@@ -143,9 +143,7 @@ def new_groups(peer: Peer, blocks: int) -> harness.Samples:
                 dist.destroy_process_group(group)
             else:
                 above = next(group for group in dist.distributed_c10d._world.pg_map if isinstance(group, _group.ProcessGroup))
-                above.subgroup(
-                    above.get_group_store(), f"bench {len(samples[name])}", list(range(peer.world)), dist.default_pg_timeout
-                )
+                above.subgroup(above.get_group_store(), list(range(peer.world)), dist.default_pg_timeout)
             samples[name].append(harness.Sample(time.perf_counter() - start, time.process_time() - cpu))
     assert world is not None
     return samples
