@@ -67,10 +67,8 @@ def collectives(dist: Any, group: Any, size: int, world: int) -> dict[str, Calla
 def worker(
     peer: Peer, masters: dict[str, str], gloo_port: int, sizes: list[int], blocks: int, ddp: bool
 ) -> list[tuple[str, int, harness.Samples]]:
-    import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
     groups = make_groups(peer, masters, gloo_port)
     timed: list[tuple[str, int, harness.Samples]] = []
     for size in sizes:
@@ -130,10 +128,10 @@ def new_groups(peer: Peer, blocks: int) -> harness.Samples:
     """Of torch's whole function: most of it is torch's own."""
     import torch.distributed as dist
 
-    samples: harness.Samples = {name: [] for name in ("gloo", "pccl")}
-    world = dist.group.WORLD
     from pccl.distributed import _group
 
+    samples: harness.Samples = {name: [] for name in ("gloo", "pccl")}
+    above = next(group for group in dist.distributed_c10d._world.pg_map if isinstance(group, _group.ProcessGroup))
     for _ in range(blocks):
         for name in samples:
             peer.barrier.wait()
@@ -142,10 +140,8 @@ def new_groups(peer: Peer, blocks: int) -> harness.Samples:
                 group = dist.new_group(list(range(peer.world)))
                 dist.destroy_process_group(group)
             else:
-                above = next(group for group in dist.distributed_c10d._world.pg_map if isinstance(group, _group.ProcessGroup))
                 above.subgroup(above.get_group_store(), list(range(peer.world)), dist.default_pg_timeout)
             samples[name].append(harness.Sample(time.perf_counter() - start, time.process_time() - cpu))
-    assert world is not None
     return samples
 
 
@@ -201,10 +197,9 @@ def add_rows(rows: list[Row], bars: list[Row], world: int, call: str, size: int,
             spared = (gloo - times["alone"]) / max(seconds - times["alone"], 1e-9)
             bars.append(harness.ratio_bar(f"{what}, {name}, communication against gloo's", BARS[name], spared))
             bars.append(harness.ratio_bar(f"{what}, {name}, the whole against gloo's", 1.0, gloo / seconds))
-        elif size >= LARGE:
-            bars.append(harness.ratio_bar(f"{what}, {name}, against gloo", BARS[name], gloo / seconds))
         else:
-            bars.append(harness.ratio_bar(f"{what}, {name}, against gloo", 1.0, gloo / seconds))
+            least = BARS[name] if size >= LARGE else 1.0
+            bars.append(harness.ratio_bar(f"{what}, {name}, against gloo", least, gloo / seconds))
     if call == "step":
         ratio = times["pccl"] / times[STRICT]
         bars.append(harness.bar(f"{what}, elastic against strict", "at most 1.03 x", f"{ratio:.3f} x", ratio <= 1.03))

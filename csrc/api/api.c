@@ -76,6 +76,11 @@ pcclResult_t api_check_op(int op, int dtype) {
                        op == pcclAvg ? "convert to a float type first" : "use an integer type or bool");
 }
 
+pcclResult_t api_check_devices(const void *send, const void *recv) {
+    if (device_of(send) == device_of(recv)) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, "the send and receive buffers lie at different devices: copy one first");
+}
+
 static pcclResult_t check_types(const pcclReduceDescriptor_t *descriptor) {
     int dtype = (int)descriptor->src_descriptor.datatype, op = (int)descriptor->op;
     int quantised = (int)descriptor->quantization_options.quantized_datatype,
@@ -105,9 +110,7 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
     uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, bytes = count * size;
     if (from != to && from < to + bytes && to < from + bytes)
         return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
-    if (count > 0 && device_of(send) != device_of(recv))
-        return detail_fail(pcclInvalidArgument,
-                           "the send and receive buffers lie at different devices: copy one first");
+    if (count > 0) RETURN_IF_FAILED(api_check_devices(send, recv));
     *out = (struct call_args){
         .send = send,
         .recv = recv,

@@ -1,13 +1,9 @@
 // Collectives over groups: what every one of them is made of, from the arguments of pcclCollective.
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/api.h"
-#include "api/ext.h"
-#include "base/platform.h"
 #include "compute/kernels.h"
-#include "device/device.h"
 #include "ops/plan.h"
 #include "peer/ops.h"
 
@@ -192,14 +188,16 @@ static uint64_t agreed_count(const pcclCollective_t *what) {
     }
 }
 
+static uint64_t mixed(uint64_t hash, uint64_t number) { return (hash ^ number) * 0x9e3779b97f4a7c15; }
+
 static uint32_t layout_of(const pcclCollective_t *what) {
     const size_t *counts = what->kind == pcclCollectiveAllToAllV ? NULL : counts_of(what);
     uint64_t hash = what->group->group->hash;
     const struct plan_collective *collective = plan_collective((uint8_t)what->kind);
-    hash = (hash ^ (what->survivors && collective->survives)) * 0x9e3779b97f4a7c15;
-    if (collective->rooted) hash = (hash ^ (what->root + 1)) * 0x9e3779b97f4a7c15;
+    hash = mixed(hash, what->survivors && collective->survives);
+    if (collective->rooted) hash = mixed(hash, what->root + 1);
     for (uint32_t rank = 0; counts != NULL && rank < what->group->group->count; rank++)
-        hash = (hash ^ counts[rank]) * 0x9e3779b97f4a7c15;
+        hash = mixed(hash, counts[rank]);
     return (uint32_t)group_mark(what->group->group->hash) << 16 | (uint16_t)(hash ^ hash >> 16 ^ hash >> 32);
 }
 
@@ -215,9 +213,7 @@ static pcclResult_t check_buffers(const pcclCollective_t *what, uint64_t in, uin
                            (unsigned long long)out);
     if (in == 0 || out == 0) return pcclSuccess;
     uintptr_t from = (uintptr_t)what->sendbuf, to = (uintptr_t)what->recvbuf;
-    if (device_of(what->sendbuf) != device_of(what->recvbuf))
-        return detail_fail(pcclInvalidArgument,
-                           "the send and receive buffers lie at different devices: copy one first");
+    RETURN_IF_FAILED(api_check_devices(what->sendbuf, what->recvbuf));
     if (from >= to + out * element || to >= from + in * element) return pcclSuccess;
     bool reduce = what->kind == pcclCollectiveAllReduce || what->kind == pcclCollectiveReduce;
     if (reduce && from == to) return pcclSuccess;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
@@ -83,6 +84,47 @@ int descriptor_peer_process(int socket, pid_t pid) {
     if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length) != 0)
         pidfd = errno == ENOPROTOOPT ? (int)syscall(SYS_pidfd_open, pid, 0) : -1; // an older kernel
     return descriptor_end(pidfd);
+}
+
+// Room for one descriptor: the kernel closes those that are too many.
+union with_descriptor {
+    struct cmsghdr head;
+    char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+ssize_t descriptor_receive(int socket, void *bytes, size_t room, int *shared) {
+    union with_descriptor control;
+    struct iovec part = {bytes, room};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_LEN(sizeof(int))};
+    *shared = -1;
+    descriptor_begin();
+    ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    int error = errno;
+    const struct cmsghdr *with = got < 0 ? NULL : CMSG_FIRSTHDR(&message);
+    if (with != NULL && with->cmsg_level == SOL_SOCKET && with->cmsg_type == SCM_RIGHTS &&
+        with->cmsg_len == CMSG_LEN(sizeof(int)))
+        memcpy(shared, CMSG_DATA(with), sizeof *shared);
+    errno = EBADF; // none came
+    *shared = descriptor_end(*shared);
+    errno = error;
+    return got;
+}
+
+ssize_t descriptor_deliver(int socket, const void *bytes, size_t length, int shared) {
+    union with_descriptor control = {.head = {
+                                         .cmsg_level = SOL_SOCKET,
+                                         .cmsg_type = SCM_RIGHTS,
+                                         .cmsg_len = CMSG_LEN(sizeof shared),
+                                     }};
+    struct iovec part = {(void *)(uintptr_t)bytes, length};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (shared >= 0) {
+        memcpy(CMSG_DATA(&control.head), &shared, sizeof shared);
+        message.msg_control = &control;
+        message.msg_controllen = sizeof control;
+    }
+    return sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 void descriptor_close(int fd) {

@@ -26,6 +26,12 @@ int descriptor_event(void);
 // A pidfd of the process `pid`, which has connected this UNIX socket.
 int descriptor_peer_process(int socket, pid_t pid);
 
+// recv without waiting, from a UNIX socket. *shared is the descriptor that came along, or negative: none came, or it
+// was refused. Of several the kernel keeps one.
+ssize_t descriptor_receive(int socket, void *bytes, size_t room, int *shared);
+// send without waiting, to a UNIX socket, with a copy of the descriptor `shared` unless that is -1.
+ssize_t descriptor_deliver(int socket, const void *bytes, size_t length, int shared);
+
 // For any other call that opens a descriptor: between the two comes that call, which must not block nor call anything
 // of this header. `opened` is the new descriptor, with close-on-exec set, or -1, and errno tells why. Returns it or
 // -errno.

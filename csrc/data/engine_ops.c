@@ -190,13 +190,13 @@ static void settle(struct engine *engine, struct op *op) {
 }
 
 // In words, for a caller that has waited long. Only what is known here is told; others may be waiting, too.
-static void say_what_for(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
+static void say_what_for(const struct op *op, char *out, size_t capacity) {
     const struct mover *mover = mover_of(op);
     if (op->phase == OP_WAITING || op->frozen)
         snprintf(out, capacity, "the links to the members are being made, or a master is looked for");
     else if (op->phase == OP_COMPLETE)
         snprintf(out, capacity, "it is complete here, and other members have yet to complete it");
-    else if (op->phase != OP_RUNNING || mover->waits_for == NULL || !mover->waits_for(engine, op, out, capacity))
+    else if (op->phase != OP_RUNNING || mover->waits_for == NULL || !mover->waits_for(op, out, capacity))
         snprintf(out, capacity, "other members have yet to send their part, or wait for others themselves");
 }
 
@@ -206,7 +206,7 @@ static void tell_wait(struct engine *engine, struct op *op, int64_t now_ns) {
     int64_t waited_ns = now_ns - op->posted_ns, most_ns = TELL_MOST_MS * MS_NS;
     uint64_t tag = op->args.tag;
     const char *name = op_collective(op)->name;
-    say_what_for(engine, op, why, sizeof why);
+    say_what_for(op, why, sizeof why);
     op->tell_ns = now_ns + (waited_ns < most_ns ? waited_ns : most_ns);
     engine_unlock(engine);
     LOG(LOG_NOTICE, "the %s with tag %llu has waited for %u s: %s", name, (unsigned long long)tag,
@@ -241,7 +241,7 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     engine->waiters++;
     if (!wait_for_end(engine, op, deadline_ns)) {
         out->result = CALL_IN_PROGRESS;
-        say_what_for(engine, op, out->text, sizeof out->text);
+        say_what_for(op, out->text, sizeof out->text);
         op->waiter = NULL;
     } else {
         settle(engine, op);

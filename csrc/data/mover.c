@@ -117,10 +117,9 @@ void mover_offer(struct engine *engine, const struct op *op, struct neighbour *t
     neighbour_signal(engine, to, WIRE_READY, &head, NULL);
 }
 
-bool mover_waits_for_next(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
+bool mover_waits_for_next(const struct op *op, char *out, size_t capacity) {
     const struct moving *moving = op->work;
     char name[NEIGHBOUR_NAME_BYTES];
-    (void)engine;
     if (moving->next_ready) return false;
     snprintf(out, capacity, "%s has not begun it", neighbour_name(name, mover_successor(op)));
     return true;

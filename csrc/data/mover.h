@@ -24,7 +24,7 @@ struct mover {
     // Nothing of the op is sent or received any more. Lock held.
     void (*release)(struct engine *engine, struct op *op);
     // What the op waits for, in words. False, or no function: nothing that is known here. Lock held.
-    bool (*waits_for)(const struct engine *engine, const struct op *op, char *out, size_t capacity);
+    bool (*waits_for)(const struct op *op, char *out, size_t capacity);
 
     // ---- all but direct ones; thread ----
     // As in struct lane_route.
@@ -82,7 +82,7 @@ bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, ui
 // Tells the member that the op is posted here. Lock held.
 void mover_offer(struct engine *engine, const struct op *op, struct neighbour *to, uint32_t extra);
 // The `waits_for` of those that need the successor alone.
-bool mover_waits_for_next(const struct engine *engine, const struct op *op, char *out, size_t capacity);
+bool mover_waits_for_next(const struct op *op, char *out, size_t capacity);
 // Whether bulk goes this way (lane_is_for_bulk). Lock not held.
 bool mover_may_use(struct engine *engine, const struct lane *lane);
 // A frame with so many bytes of elements, whose payload is still to be set. NULL: memory was refused. Lock held.

@@ -109,53 +109,11 @@ static void answer_knocks(struct door *door) {
     }
 }
 
-// Room for one descriptor: the kernel closes those that are too many.
-union with_descriptor {
-    struct cmsghdr head;
-    char bytes[CMSG_SPACE(sizeof(int))];
-};
-
-// recv, with the descriptor that comes along, or -1.
-static ssize_t receive(int socket, void *bytes, size_t room, int *shared) {
-    union with_descriptor control;
-    struct iovec part = {bytes, room};
-    struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_LEN(sizeof(int))};
-    *shared = -1;
-    descriptor_begin();
-    ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    int error = errno;
-    const struct cmsghdr *with = got < 0 ? NULL : CMSG_FIRSTHDR(&message);
-    if (with != NULL && with->cmsg_level == SOL_SOCKET && with->cmsg_type == SCM_RIGHTS &&
-        with->cmsg_len == CMSG_LEN(sizeof(int)))
-        memcpy(shared, CMSG_DATA(with), sizeof *shared);
-    errno = EBADF; // none came
-    *shared = descriptor_end(*shared);
-    errno = error;
-    return got;
-}
-
-static ssize_t deliver(int socket, const void *bytes, size_t length, int shared) {
-    union with_descriptor control = {.head = {
-                                         .cmsg_level = SOL_SOCKET,
-                                         .cmsg_type = SCM_RIGHTS,
-                                         .cmsg_len = CMSG_LEN(sizeof shared),
-                                     }};
-    struct iovec part = {(void *)(uintptr_t)bytes, length};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (shared >= 0) {
-        memcpy(CMSG_DATA(&control.head), &shared, sizeof shared);
-        message.msg_control = &control;
-        message.msg_controllen = sizeof control;
-    }
-    return sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-}
-
 bool door_take(struct door *door, struct door_claim *out) {
     if (door->turn == 0) answer_knocks(door);
     while (door->turn < door->count) {
         struct caller *caller = &door->callers[door->turn];
-        ssize_t got = receive(caller->fd, out->bytes, sizeof out->bytes, &out->shared);
+        ssize_t got = descriptor_receive(caller->fd, out->bytes, sizeof out->bytes, &out->shared);
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
             door->turn++;
             continue;
@@ -178,7 +136,7 @@ bool door_knock(const uint8_t name[DOOR_NAME_BYTES], const void *claim, size_t l
     socklen_t address_length = address_of(&address, name);
     // What was sent stays to be read after the end, and so does the kernel's word who sent it.
     bool brought = connect(fd, (struct sockaddr *)&address, address_length) == 0 &&
-                   deliver(fd, claim, length, shared) == (ssize_t)length;
+                   descriptor_deliver(fd, claim, length, shared) == (ssize_t)length;
     descriptor_close(fd);
     return brought;
 }

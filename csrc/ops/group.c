@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compute/hash.h"
+
 static uint32_t hash_of(const struct wire_id *ids, uint32_t count) {
-    uint64_t hash = 0xcbf29ce484222325; // FNV-1a, folded: members that differ by accident are told apart
-    for (uint32_t i = 0; i < count; i++)
-        for (int k = 0; k < WIRE_ID_BYTES; k++) hash = (hash ^ ids[i].bytes[k]) * 0x100000001b3;
+    uint64_t hash = hash_xxh3_64(ids, count * sizeof *ids);
     uint32_t folded = (uint32_t)(hash ^ hash >> 32);
     return group_mark(folded) == 0 ? folded + 1 : folded;
 }

@@ -177,11 +177,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """As `reduce_scatter_single`, of several tensors."""
-        name, size = "reduce_scatter_tensor", self._launcher.view.size
-        for output, input in zip(outputs, inputs, strict=True):
-            if output.numel() * size != input.numel() or output.dtype is not input.dtype:
-                text = f"the input must have {size} times the elements of the output, and its dtype"
-                self._refuse(name, f"{text}: they are {_shown(input)} and {_shown(output)}", calls=len(outputs))
+        name = "reduce_scatter_tensor"
+        self._check_whole(name, "input", inputs, "output", outputs)
         parts = [(output, readable(input), None) for output, input in zip(outputs, inputs, strict=True)]
         return self._reduce_scatter(name, parts, opts, None)
 
@@ -364,11 +361,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """As `all_gather_single`, of several tensors."""
-        name, size = "all_gather_into_tensor", self._launcher.view.size
-        for output, input in zip(outputs, inputs, strict=True):
-            if input.numel() * size != output.numel() or output.dtype is not input.dtype:
-                text = f"the output must have {size} times the elements of the input, and its dtype"
-                self._refuse(name, f"{text}: they are {_shown(output)} and {_shown(input)}", calls=len(outputs))
+        name = "all_gather_into_tensor"
+        self._check_whole(name, "output", outputs, "input", inputs)
         calls: list[Call] = []
         finish: list[Finish | None] = []
         for output, input in zip(outputs, inputs, strict=True):
@@ -502,6 +496,14 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         if not 0 <= root < size:
             self._refuse(name, f"the root must be a rank of the group, 0 to {size - 1}, not {root}")
         return root
+
+    def _check_whole(self, name: str, whole: str, wholes: Tensors, part: str, parts: Tensors) -> None:
+        """Checks that each whole has as many elements as a part of every member."""
+        size = self._launcher.view.size
+        for one, piece in zip(wholes, parts, strict=True):
+            if piece.numel() * size != one.numel() or one.dtype is not piece.dtype:
+                text = f"the {whole} must have {size} times the elements of the {part}, and its dtype"
+                self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(piece)}", calls=len(parts))
 
     def _one_per_rank(self, name: str, role: str, tensors: Tensors, *, calls: int = 1) -> None:
         size = self._launcher.view.size

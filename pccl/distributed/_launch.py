@@ -216,7 +216,8 @@ _unfinished: dict[CoreCall, None] = {}
 """Calls that are not awaited yet, and need more of all members if they end with a loss."""
 
 _advancing = threading.RLock()
-_TURN_SECONDS = 0.05
+TURN_SECONDS = 0.05
+"""How long one op is waited for before it is looked whether another one has ended."""
 
 
 def _wait_in_turns(op: CollectiveOp, timeout: float | None) -> CollectiveInfo:
@@ -225,7 +226,7 @@ def _wait_in_turns(op: CollectiveOp, timeout: float | None) -> CollectiveInfo:
     while True:
         left = end - time.monotonic()
         try:
-            return op.wait(min(_TURN_SECONDS, max(0.0, left)))
+            return op.wait(min(TURN_SECONDS, max(0.0, left)))
         except pccl.PCCLTimeoutError:
             if left <= 0:
                 raise

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from pccl._enums import Result
 from pccl.distributed._errors import CollectiveTimeoutError
-from pccl.distributed._launch import Call, hearing
+from pccl.distributed._launch import TURN_SECONDS, Call, hearing
 from pccl.distributed._tensors import Finish
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 _STOP_SECONDS = 5.0
 """How long the thread is waited for at its end, where the calls of others are still under way."""
-
-_TURN_SECONDS = 0.05
-"""How long the thread waits for the oldest work before it looks whether another one has ended."""
 
 
 class Work(dist.Work):
@@ -278,7 +275,7 @@ def _settled(work: Work, future: _Future, end: float, *, patient: bool) -> bool:
     left = end - time.monotonic()
     try:
         with _heard_apart(work):
-            work.complete(min(_TURN_SECONDS, max(left, 0.0)))
+            work.complete(min(TURN_SECONDS, max(left, 0.0)))
     except CollectiveTimeoutError as error:
         if left > 0:
             return False

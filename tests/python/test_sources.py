@@ -12,7 +12,7 @@ OPENERS = (
     "|open|openat|creat|fopen|fdopen|opendir|pipe2?|dup[23]?|close|fclose|closedir|popen|mkstemp"
 )
 BARE = re.compile(rf"(?<![\w.>])({OPENERS})\(")
-BY_NUMBER = re.compile(r"\b(SYS|__NR)_\w+|F_DUPFD|SO_PEERPIDFD")
+BY_NUMBER = re.compile(r"\b(SYS|__NR)_\w+|F_DUPFD|SO_PEERPIDFD|SCM_RIGHTS")
 
 
 def code_of(path: Path) -> list[str]:

@@ -66,10 +66,11 @@ static void gather_parts(const struct op *op, uint8_t *result) {
     const struct direct *direct = op->work;
     uint64_t at = 0;
     for (uint32_t rank = 0; op->args.group != NULL && rank < op->args.group->count; rank++) {
+        uint64_t bytes = op_share(op, rank);
+        if (bytes == 0) continue;
         uint32_t place = 0;
         while (place < now->count && now->ranks[place] != rank) place++;
-        uint64_t bytes = op_share(op, rank);
-        if (place < now->count && bytes > 0)
+        if (place < now->count)
             memcpy(result + at, place == now->place ? input_of(op) : direct->parts[place].block->bytes, bytes);
         at += bytes;
     }
@@ -204,8 +205,7 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
     if (direct->missing == 0 && !op->accused) complete(engine, op);
 }
 
-static bool waits_for(const struct engine *engine, const struct op *op, char *out, size_t capacity) {
-    (void)engine;
+static bool waits_for(const struct op *op, char *out, size_t capacity) {
     const struct direct *direct = op->work;
     const struct team *now = op->team;
     uint32_t missing = 0;
