@@ -7,7 +7,7 @@
 #include "ops/book_private.h"
 #include "ops/segments.h"
 
-// Segments under way that are not the only one of their op; the rest is left to further calls.
+// EXTRA_MAX: segments under way that are not the only one of their op; the rest is left to further calls.
 enum { EXTRA_MAX = 3 * WIRE_MAX_LIVE_OPS / 4, LOST_TOLD = 8 };
 
 // ---- life ----
@@ -259,10 +259,16 @@ void book_begin(struct book *book, struct op *op) {
         book_wait_for_links(book, op);
 }
 
+static bool has_room_for_extra(const struct book *book) {
+    const struct epoch *now = book->now;
+    uint32_t useful = plan_extra_segments(now->ring.count, now->latency_us, now->megabytes_per_s);
+    return book->extra < useful && book->extra < EXTRA_MAX && book->live + book->extra < WIRE_MAX_LIVE_OPS;
+}
+
 // A segment that cannot begin ends at once, and with it perhaps the call.
 static void begin_segments(struct book *book, struct op *parent) {
     struct segments *s = parent->segments;
-    while (segments_may_add(s, book->extra < EXTRA_MAX && book->live + book->extra < WIRE_MAX_LIVE_OPS)) {
+    while (segments_may_add(s, has_room_for_extra(book))) {
         struct op *op = new_op(book, parent->args.tag);
         if (op == NULL && s->live == 0) {
             s->failure = CALL_NO_MEMORY;

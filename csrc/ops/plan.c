@@ -8,6 +8,7 @@ enum {
     SEGMENT_ALIGN = 1024, // elements: segments of a tensor that is aligned are aligned themselves
     // from a message's arrival until the thread that waits for it runs: a round's cost beside the wire's latency
     WAKE_US = 30,
+    RATE_LEAST = 1000, // megabytes per second that a ring of fast hosts is taken to reach
 };
 
 const struct plan_collective *plan_collective(uint8_t kind) {
@@ -57,6 +58,14 @@ enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes,
     uint64_t ring_rounds = 2 * (n - 1) + 3; // READY, then DONE and the verdict
     uint64_t ring = round * ring_rounds + 2 * (n - 1) * byte_cost / n;
     return small <= ring ? PLAN_SMALL : PLAN_RING;
+}
+
+uint32_t plan_extra_segments(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
+    // From a chunk's departure to the verdict: around the ring twice, then to the master and back. At 1 MB/s a
+    // microsecond brings a byte; the rate is that of one connection, and a ring may have many.
+    double trips = 2.0 * members + 2, rate = megabytes_per_s < RATE_LEAST ? RATE_LEAST : megabytes_per_s;
+    double extra = PLAN_SEGMENTS_AHEAD + trips * latency_us * rate / PLAN_SEGMENT_MIN;
+    return extra < UINT32_MAX ? (uint32_t)extra : UINT32_MAX;
 }
 
 static uint64_t segment_elements(uint64_t count, size_t element_bytes) {

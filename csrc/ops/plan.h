@@ -72,6 +72,9 @@ struct plan_range {
 enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
                             uint32_t megabytes_per_s);
 
+// How many segments beside the first of each op are of use, of all ops together: they give a ring work while it waits
+// for the verdicts. More would make the ops wait for each other and leave the caches.
+uint32_t plan_extra_segments(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s);
 // Into how many segments an op in retry mode is divided; 1: it is not. A function of what the members agree on alone.
 uint32_t plan_segments(uint64_t count, size_t element_bytes);
 // Segment `segment`: all but the last have the same number of elements, the last up to twice as many.

@@ -42,6 +42,9 @@ is silent and to come to this one."""
 ATTEMPTS = 1000
 """To connect; the deadline comes first."""
 
+FIRST_ATTEMPTS = 5
+"""To connect to masters that run here, and that are only late where they do not answer."""
+
 BEGIN_PART = 0.8
 """Of what is left of the timeout, after which rank 0 gives up, so that the others hear of it within theirs."""
 
@@ -395,13 +398,19 @@ def _join_run(comm: Communicator, board: _Board, addresses: str, own: Sequence[s
 
 
 def _connect_first(comm: Communicator, addresses: str, own: Sequence[str], deadline: Deadline) -> None:
-    """Connects to masters that may have ended already, for want of a peer, where processes get very little of a processor."""
+    """Connects to masters that listen, or have ended for want of a peer, where processes get very little of a processor.
+
+    One that answers too late is passed over for a standby, which begins no run.
+    """
+    failed = 0
     while True:
         try:
             comm.connect(2, timeout=deadline.remaining())
             return
         except ConnectError:
-            if not any([_start_master(one, addresses, deadline) == "" for one in own]):  # noqa: C419 - all of them
+            restarted = [_start_master(one, addresses, deadline) == "" for one in own]
+            failed += not any(restarted)
+            if failed == FIRST_ATTEMPTS:
                 raise
 
 

@@ -37,6 +37,17 @@ static void test_segments(void) {
         check_division(check_random(&seed) >> (20 + check_random(&seed) % 44), (size_t)1 << check_random(&seed) % 4);
 }
 
+// Within a host a few for all ops together; on a long link what it holds while verdicts come.
+static void test_extra_segments(void) {
+    CHECK_EQ(plan_extra_segments(2, 1, 1), PLAN_SEGMENTS_AHEAD);
+    CHECK_EQ(plan_extra_segments(4, 100, 3000), PLAN_SEGMENTS_AHEAD + 1);
+    for (uint32_t members = 2; members < 6; members++) {
+        uint64_t held = (uint64_t)80000 * 1250 * 2; // 10 Gbit/s, there and back
+        CHECK(plan_extra_segments(members, 80000, 1250) >= held / PLAN_SEGMENT_MIN);
+    }
+    CHECK_EQ(plan_extra_segments(60000, UINT32_MAX, UINT32_MAX), UINT32_MAX);
+}
+
 // However long the way, one round of it costs less than five.
 static const struct wire_fingerprint sum = {.codec = CODEC_RAW}, quantised = {.codec = CODEC_MINMAX_UINT8},
                                      broadcast = {.kind = PLAN_BROADCAST}, reduce = {.kind = PLAN_REDUCE},
@@ -112,5 +123,6 @@ int main(void) {
     test_choice_at_long_delays();
     test_choice();
     test_segments();
+    test_extra_segments();
     return check_status();
 }
