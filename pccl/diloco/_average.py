@@ -1,0 +1,115 @@
+"""Averages over the members, whoever of them dies meanwhile: each range over exactly those that are in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import torch
+from torch import Tensor
+
+from pccl._communicator import Communicator
+from pccl._enums import ReduceOp
+from pccl._errors import TooFewPeersError
+from pccl._ops import AsyncReduceHandle
+from pccl._types import Contributors
+from pccl.diloco._compression import Compression
+
+TAG = 0xD110C0 << 32
+"""Of the first of the reduces here; a program's own reduces have to use other tags."""
+
+_ROLL_TAG, _WEIGHTS_TAG, _FIRST_TAG = TAG, TAG + 1, TAG + 2
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What a reduce has done: which members are in which elements, and the bytes that this peer has sent and received."""
+
+    contributors: tuple[Contributors, ...]
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+
+
+class Average:
+    """An average in flight: `buffer`, contiguous fp32 on the CPU, is replaced by it in place once `wait` has returned.
+
+    Without `weight` all members count alike. With it (at least 0, rounded to fp32; all members give one) the result is the sum
+    of weight * buffer, divided by the sum of the weights, both over the members that are in the range; 0 where all weights are
+    0. The weights are exchanged before the launch, which waits for that: whoever is in a range, everyone knows its weight.
+
+    `tag`: below 2**31, of no other average in flight. A peer that is alone has its own values as the average.
+    After an error other than the death of members `buffer` is unspecified.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        buffer: Tensor,
+        *,
+        weight: float | None = None,
+        tag: int = 0,
+        compression: Compression | None = None,
+    ) -> None:
+        self._comm = comm
+        self._buffer = buffer
+        self._own = comm.uuid
+        self._weights: dict[UUID, float] | None = None
+        if weight is not None:
+            weight = torch.tensor(weight).item()  # as fp32, which the buffer is multiplied by
+            self._weights = _exchange(comm, weight)
+            buffer.mul_(weight)
+        op = ReduceOp.AVG if weight is None else ReduceOp.SUM
+        options = compression.options if compression else None
+        self._handle: AsyncReduceHandle | None = None
+        with contextlib.suppress(TooFewPeersError):
+            self._handle = comm.all_reduce_async(buffer, op=op, tag=_FIRST_TAG + tag, quantization_options=options, retry=True)
+
+    def wait(self) -> Averaged:
+        """Waits for the others, as long as they live, and leaves the average in the buffer. To be called once."""
+        tx = rx = 0
+        ranges: Sequence[Contributors] = ()
+        if self._handle is not None:
+            try:
+                info = self._handle.result()
+                ranges, tx, rx = info.contributors, info.tx_bytes, info.rx_bytes
+            except TooFewPeersError as error:  # all others have died: what is not reduced is as it was
+                ranges = error.contributors
+        alone = frozenset([self._own])
+        found = [Contributors(one.start, one.stop, one.peers or alone) for one in ranges]
+        found = found or [Contributors(0, self._buffer.numel(), alone)]
+        if self._weights is not None:
+            for one in found:
+                self._divide(self._buffer[one.start : one.stop], one.peers)
+        return Averaged(tuple(found), tx, rx)
+
+    def _divide(self, values: Tensor, peers: frozenset[UUID]) -> None:
+        assert self._weights is not None
+        total = sum(weight for peer, weight in self._weights.items() if peer in peers)
+        if total > 0:
+            values.div_(total)
+        else:
+            values.zero_()
+
+
+def _exchange(comm: Communicator, weight: float) -> dict[UUID, float]:
+    """The weights of all members, in an order that is the same on all.
+
+    Who the members are, all of them learn from one reduce: from then on they agree on each one's place.
+    """
+    own = comm.uuid
+    here = sorted(_sum(comm, torch.ones(1), _ROLL_TAG, own))
+    weights = torch.zeros(len(here), dtype=torch.float64)
+    weights[here.index(own)] = weight
+    _sum(comm, weights, _WEIGHTS_TAG, own)
+    return dict(zip(here, weights.tolist(), strict=True))
+
+
+def _sum(comm: Communicator, values: Tensor, tag: int, own: UUID) -> frozenset[UUID]:
+    """Sums a few values over the members in place; gives who is in it."""
+    try:
+        ranges = comm.all_reduce(values, op=ReduceOp.SUM, tag=tag, retry=True).contributors
+    except TooFewPeersError as error:
+        ranges = error.contributors
+    return (ranges[0].peers if ranges else frozenset()) or frozenset([own])

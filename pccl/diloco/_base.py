@@ -1,0 +1,249 @@
+"""What all methods have in common: when an outer step is due, the state of the run, and entering and leaving it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from pccl._communicator import Communicator
+from pccl._state import SharedState
+from pccl._types import Contributors, TensorInfo
+from pccl.diloco._compression import Compression
+from pccl.diloco._membership import Meeting, Membership
+from pccl.diloco._state import State, Welcome
+
+_log = logging.getLogger("pccl.diloco")
+
+Weight = float | Callable[[], float]
+
+SETTINGS = ("outer_lr", "outer_momentum", "sync_every", "sync_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """An outer step, and the inner steps before it. Times in seconds; bytes are those of this peer."""
+
+    outer_step: int
+    """Its number, from 1 on."""
+    inner_steps: int
+    """Steps of this peer's inner optimizer since the outer step before."""
+    contributors: tuple[Contributors, ...]
+    """Whose pseudo-gradients are in which elements of the average that was applied; empty if none was."""
+    world_size: int
+    """Members of the group after it."""
+    admitted: bool
+    """Whether newcomers were let in after it."""
+    repaired_bytes: int
+    """State of this peer that was not the same as that of most members, and was replaced. The outer state never has to be."""
+    tx_bytes: int
+    """Sent for the average."""
+    rx_bytes: int
+    """Received for the average."""
+    reduce_seconds: float
+    """Waiting for the average."""
+    meet_seconds: float
+    """For the check of parity, and for newcomers."""
+    seconds: float
+    """All of the outer step."""
+
+
+class Trainer(ABC):
+    """A part in a run in which members average their models by outer steps. The base of all methods."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        communicator: Communicator,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        sync_every: int,
+        sync_seconds: float | None,
+        outer_lr: float,
+        outer_momentum: float,
+        compression: str | Compression | None,
+        weight: Weight | None,
+        state: Mapping[str, Any] | None,
+        peers: int,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        if not isinstance(communicator, Communicator):
+            raise TypeError(f"communicator must be a pccl.Communicator, not {type(communicator).__name__}")
+        if not isinstance(inner_optimizer, torch.optim.Optimizer):
+            raise TypeError(f"inner_optimizer must be a torch.optim.Optimizer, not {type(inner_optimizer).__name__}")
+        if sync_every < 1:
+            raise ValueError(f"sync_every must be 1 or more steps of the inner optimizer, not {sync_every}")
+        if sync_seconds is not None and not 0 < sync_seconds < math.inf:
+            raise ValueError(f"sync_seconds must be more than 0 seconds, not {sync_seconds}")
+        if peers < 1:
+            raise ValueError(f"peers must be 1 or more, not {peers}")
+        self.model = model
+        self.communicator = communicator
+        self.inner_optimizer = inner_optimizer
+        self.compression = Compression.of(compression)
+        self.state = State(state)
+        """What the user adds to the state of the run: see `state=` of the class."""
+        self.last: Round | None = None
+        """The last outer step of this peer."""
+        self._settings = torch.tensor([outer_lr, outer_momentum, sync_every, sync_seconds or 0], dtype=torch.float64)
+        self._outer_step = torch.zeros(1, dtype=torch.int64)
+        self._weight = weight
+        self._peers = peers
+        self._inside = self._closes = False
+        self._inner_steps = 0
+        self._every, self._seconds = sync_every, sync_seconds
+        self._began = time.monotonic()
+
+    # ---- for the user ----
+
+    def step(self) -> Round | None:
+        """Counts a step of the inner optimizer, and makes an outer step when one is due. To be called after each of them.
+
+        The outer step, if it was one; then the parameters of the model are others than before. Raises what `synchronize` does.
+        """
+        self._inner_steps += 1
+        if self._seconds is None:
+            if self._inner_steps < self._every:
+                return None
+        elif time.monotonic() - self._began < self._seconds:
+            return None
+        return self.synchronize()
+
+    def synchronize(self) -> Round:
+        """Makes an outer step now. All members have to call it at the same outer step, as `step` does by itself.
+
+        Waits for all members. Their deaths are no errors, and neither is the loss of the master while one comes back, or a
+        standby takes over. ConnectionFailedError: this peer is no longer part of the run. UsageError: the members' models or
+        settings differ. After an error, and after Ctrl-C, the outer state is unspecified: leave the `with` block, and join anew.
+        """
+        if not self._inside:
+            raise RuntimeError(
+                f"{type(self).__name__} is used outside of its with block: with {type(self).__name__}(...) as ...:"
+            )
+        made = self._round()
+        self.last = made
+        self._inner_steps = 0
+        self._began = time.monotonic()
+        return made
+
+    @property
+    def outer_step(self) -> int:
+        """Outer steps that the run has made."""
+        return int(self._outer_step)
+
+    @property
+    def inner_steps(self) -> int:
+        """Steps of this peer's inner optimizer since the last outer step."""
+        return self._inner_steps
+
+    @property
+    def parity(self) -> str:
+        """The hash of the outer state: 32 hex digits, the same on all members after the same outer step."""
+        return self._outer_state.hash()
+
+    @property
+    def outer_lr(self) -> float:
+        """The learning rate of outer steps. To change it, set it on all members after the same outer step."""
+        return float(self._settings[0])
+
+    @outer_lr.setter
+    def outer_lr(self, value: float) -> None:
+        self._settings[0] = value
+
+    @property
+    def outer_momentum(self) -> float:
+        """The Nesterov momentum of outer steps. To change it, set it on all members after the same outer step."""
+        return float(self._settings[1])
+
+    @outer_momentum.setter
+    def outer_momentum(self, value: float) -> None:
+        self._settings[1] = value
+
+    @property
+    def weight(self) -> Weight | None:
+        """How much this peer counts in the next average, at least 0: a number, or what gives one. None: all count alike.
+
+        RuntimeError: it was not given to the class, so that the members do not exchange weights.
+        """
+        return self._weight
+
+    @weight.setter
+    def weight(self, value: Weight) -> None:
+        if self._weight is None:
+            raise RuntimeError("the members do not exchange weights: give all of them a weight when they are made")
+        self._weight = value
+
+    def __enter__(self) -> Self:
+        if self._inside:
+            raise RuntimeError(f"this {type(self).__name__} is in use already")
+        before = self._settings.clone()
+        self._closes = self._membership.enter(self._peers, self._outer_step)
+        for name, own, theirs in zip(SETTINGS, before.tolist(), self._settings.tolist(), strict=True):
+            if own != theirs:
+                _log.warning("%s is %g, as in the run that this peer has joined, not %g", name, theirs, own)
+        self._adopt()
+        self._inside = True
+        self._inner_steps = 0
+        self._began = time.monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self._leave()
+        finally:
+            self._inside = False
+            if self._closes or kind is not None:
+                self.communicator.close()
+
+    # ---- for the methods ----
+
+    @abstractmethod
+    def _round(self) -> Round:
+        """Makes an outer step."""
+
+    @abstractmethod
+    def _adopt(self) -> None:
+        """After the state of the run was received: begins to train from it."""
+
+    def _leave(self) -> None:  # noqa: B027  # only some methods have something to bring to its end
+        """Ends what is in flight, before this peer leaves."""
+
+    def _share(self, outer: Mapping[str, Tensor]) -> None:
+        """Makes the shared state, of the outer state that the method has, by name."""
+        method = f"{type(self).__name__}, weights {'equal' if self._weight is None else 'given'}, compression {self.compression}"
+        own = [
+            TensorInfo.from_torch(self._settings, f"settings of {method}"),
+            TensorInfo.from_torch(self._outer_step, "outer step"),
+        ]
+        own += [TensorInfo.from_torch(tensor, name) for name, tensor in outer.items()]
+        self._outer_state = SharedState(own)
+        self._shared = SharedState([*own, *self.state.entries()])
+        self._membership = Membership(self.communicator, self._shared, Welcome(self.model, self.state))
+
+    def _meet(self) -> Meeting:
+        """Ends an outer step: all members get to the same state, those that come in here, too."""
+        self._outer_step += 1
+        self._shared.push_revision()
+        meeting = self._membership.meet()
+        if meeting.rx_bytes:
+            _log.warning("%d bytes of the state were not those of most members, and were replaced", meeting.rx_bytes)
+        self._every = max(1, int(self._settings[2]))
+        self._seconds = float(self._settings[3]) or None
+        return meeting
+
+    def _own_weight(self) -> float | None:
+        """For the next average."""
+        weight = self._weight() if callable(self._weight) else self._weight
+        if weight is not None and not 0 <= weight < math.inf:
+            raise ValueError(f"a weight must be a number from 0 on, not {weight}")
+        return weight

@@ -1,0 +1,118 @@
+"""DiLoCo (arXiv 2311.08105)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from pccl._communicator import Communicator
+from pccl.diloco._average import Average
+from pccl.diloco._base import Round, Trainer, Weight
+from pccl.diloco._compression import Compression
+from pccl.diloco._outer import Outer, trained_parameters
+
+
+class DiLoCo(Trainer):
+    """Trains a model with others: each peer by itself, with an outer step of all after every `sync_every` inner steps.
+
+    An outer step averages what the peers' inner steps have changed (the pseudo-gradient: outer parameters before minus the
+    parameters now) over those that are there, and applies it with Nesterov momentum to the outer parameters, from which all go
+    on. Afterwards the outer state is the same bits on all members, which is checked by hash every time. The state of the inner
+    optimizer stays with its peer.
+
+        with DiLoCo(model, pccl.Communicator("host:48148"), optimizer) as diloco:
+            for batch in batches:
+                ...  # zero_grad, loss, backward
+                optimizer.step()
+                diloco.step()
+
+    The `with` block joins the run: it connects the communicator unless that was done, waits for the next outer step of the
+    others, and takes over their state; who is first begins the run with its own model. Peers join and die as they like. A
+    communicator that was connected here is closed at its end; after an exception any is.
+
+    `sync_seconds` takes the place of `sync_every`: an outer step is due so many seconds after the last one, so that slower
+    peers make fewer inner steps. `outer_lr`, `outer_momentum`, `sync_every` and `sync_seconds` are those of the run: a
+    joiner's own give way. `weight`: how much this peer counts in the average, for example the tokens it has seen since the
+    last outer step: a number, or a function that is called once per outer step; all peers give one, or none does.
+    `compression`: see `Compression`.
+
+    `state` is what a joiner needs beyond the model: tensors, arrays and numbers by name, which all members hold alike after each
+    outer step, and objects with `state_dict` and `load_state_dict`, which a joiner loads. They are used through `diloco.state`.
+
+    `device` has outer parameters and momentum, 8 bytes for each parameter; with another one than the CPU there is a copy of them
+    on the CPU. `peers`: a new run begins when so many are there.
+
+    Only parameters that require a gradient are averaged, each once where modules share it; a joiner gets frozen ones and
+    buffers of the longest-standing member.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        communicator: Communicator,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        sync_every: int = 100,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        compression: str | Compression | None = None,
+        weight: Weight | None = None,
+        sync_seconds: float | None = None,
+        state: Mapping[str, Any] | None = None,
+        device: torch.device | str = "cpu",
+        peers: int = 1,
+    ) -> None:
+        super().__init__(
+            model,
+            communicator,
+            inner_optimizer,
+            sync_every=sync_every,
+            sync_seconds=sync_seconds,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            compression=compression,
+            weight=weight,
+            state=state,
+            peers=peers,
+        )
+        self.outer = Outer(trained_parameters(model), device)
+        """The outer parameters and their momentum."""
+        self._buffer = self.outer.buffer()
+        self._share(dict(self.outer.entries()))
+
+    def _round(self) -> Round:
+        began = time.monotonic()
+        self.outer.pseudo_gradient(self._buffer)
+        reducing = time.monotonic()
+        average = Average(self.communicator, self._buffer, weight=self._own_weight(), compression=self.compression)
+        averaged = average.wait()
+        reduced = time.monotonic()
+        self.outer.step(self._buffer, self.outer_lr, self.outer_momentum)
+        self.outer.to_host()
+        meeting_began = time.monotonic()
+        meeting = self._meet()
+        met = time.monotonic()
+        if meeting.rx_bytes:
+            self.outer.from_host()
+        self.outer.write_model()
+        return Round(
+            outer_step=self.outer_step,
+            inner_steps=self._inner_steps,
+            contributors=averaged.contributors,
+            world_size=self.communicator.world_size,
+            admitted=meeting.admitted,
+            repaired_bytes=meeting.rx_bytes,
+            tx_bytes=averaged.tx_bytes,
+            rx_bytes=averaged.rx_bytes,
+            reduce_seconds=reduced - reducing,
+            meet_seconds=met - meeting_began,
+            seconds=time.monotonic() - began,
+        )
+
+    def _adopt(self) -> None:
+        self.outer.from_host()
+        self.outer.write_model()

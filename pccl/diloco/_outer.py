@@ -1,0 +1,175 @@
+"""Outer parameters and their momentum: flat, in fp32, beside the model that the inner optimizer trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+CHUNK = 1 << 18
+"""Elements that an outer step works on at a time, so that they stay in the cache."""
+
+COMPILED = "_orig_mod."
+"""What `torch.compile` puts into the names of parameters. Peers with and without it may train together."""
+
+
+class Part(NamedTuple):
+    """A parameter and its place in the flat tensors."""
+
+    name: str
+    parameter: Tensor
+    begin: int
+    end: int
+
+
+def trained_parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters that take part in outer steps: those that require a gradient, each once where modules share it.
+
+    TypeError for parameters that are not of a floating-point type, ValueError when there is none or one has no memory.
+    """
+    found: list[tuple[str, Tensor]] = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if not parameter.is_floating_point():
+            raise TypeError(f"parameter {name} is {parameter.dtype}: only floating-point parameters can be averaged")
+        if parameter.is_meta:
+            raise ValueError(f"parameter {name} is on the meta device: give it memory first, as model.to_empty(device=...) does")
+        found.append((name.replace(COMPILED, ""), parameter))
+    if not found:
+        raise ValueError("the model has no parameter that requires a gradient: there is nothing to average")
+    return found
+
+
+class Outer:
+    """Outer parameters and momentum for some parameters of a model: fp32 of shape (size,), on `device`.
+
+    They begin as the parameters of the model, and zeros. `host_parameters` and `host_momentum` are what is shared with the
+    other members: the same memory if `device` is the CPU, and copies otherwise (`to_host`, `from_host`).
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, Tensor]], device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.parts: list[Part] = []
+        self.size = 0
+        for name, parameter in parameters:
+            begin = self.size
+            self.size += _local(parameter).numel()
+            self.parts.append(Part(name, parameter, begin, self.size))
+        self._pinned = self.device.type == "cuda" or any(part.parameter.is_cuda for part in self.parts)
+        self.parameters = self._on_device()
+        self.momentum = self._on_device()
+        self.host_parameters = self.parameters if self.device.type == "cpu" else self.buffer()
+        self.host_momentum = self.momentum if self.device.type == "cpu" else self.buffer()
+        for part, inner in self._inner():
+            self.parameters[part.begin : part.end].view(inner.shape).copy_(inner)
+        self.to_host()
+
+    def buffer(self) -> Tensor:
+        """Zeros of shape (size,) in fp32 on the CPU, pinned if the model or the outer parameters are on a GPU."""
+        return torch.zeros(self.size, pin_memory=self._pinned)
+
+    def entries(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        """What all members hold alike, by name: views of `host_parameters`, and `host_momentum`."""
+        for part in self.parts:
+            yield f"{prefix}parameter/{part.name}", self.host_parameters[part.begin : part.end]
+        yield f"{prefix}momentum", self.host_momentum
+
+    # ---- between the model and the flat tensors ----
+
+    @torch.no_grad()
+    def pseudo_gradient(self, out: Tensor, start: Tensor | None = None) -> None:
+        """Writes what the inner steps have taken away from the parameters: `start` - inner, to `out`, a `buffer`.
+
+        `start`, fp32 of shape (size,) on `device`, is what the inner steps began with: by default the outer parameters, as
+        `write_model` has rounded them to the data type of each parameter.
+        """
+        for part, inner in self._inner():
+            target = out[part.begin : part.end].view(inner.shape)
+            if inner.device == self.device:
+                began = self._start_of(part, inner, start)
+                if inner.is_cpu:
+                    torch.sub(began, inner, out=target)
+                else:
+                    target.copy_(torch.sub(began, inner), non_blocking=True)
+            else:
+                target.copy_(inner, non_blocking=True)
+        self._wait_for_copies()
+        for part, inner in self._inner():
+            if inner.device != self.device:  # the model is on a GPU, the outer parameters are on the CPU
+                target = out[part.begin : part.end].view(inner.shape)
+                torch.sub(self._start_of(part, inner, start).to(target.device), target, out=target)
+
+    @torch.no_grad()
+    def write_model(self, source: Tensor | None = None) -> None:
+        """Sets the parameters of the model to `source`, fp32 of shape (size,): by default the outer parameters."""
+        flat = self.parameters if source is None else source
+        for part, inner in self._inner():
+            inner.copy_(flat[part.begin : part.end].view(inner.shape), non_blocking=True)
+        self._wait_for_copies()
+
+    @torch.no_grad()
+    def rounded(self, flat: Tensor) -> Tensor:
+        """Rounds `flat`, fp32 of shape (size,), in place to what the parameters of the model can hold."""
+        for part, inner in self._inner():
+            if inner.dtype is not torch.float32:
+                view = flat[part.begin : part.end]
+                view.copy_(view.to(inner.dtype))
+        return flat
+
+    def _start_of(self, part: Part, inner: Tensor, start: Tensor | None) -> Tensor:
+        if start is not None:
+            return start[part.begin : part.end].view(inner.shape)
+        view = self.parameters[part.begin : part.end].view(inner.shape)
+        return view if inner.dtype is torch.float32 else view.to(inner.dtype).float()
+
+    # ---- outer steps ----
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, lr: float, momentum: float) -> None:
+        """An outer step with the averaged pseudo-gradient, fp32 of shape (size,) on the CPU, which is used up.
+
+        Nesterov momentum by the formula of torch.optim.SGD(nesterov=True): m = momentum * m + g, p = p - lr * (g + momentum * m).
+        Each operation rounds by itself, so that all processors and GPUs end with the same bits.
+        """
+        gradient = gradient.to(self.device)
+        scratch = torch.empty(min(CHUNK, self.size), device=self.device)
+        for begin in range(0, self.size, CHUNK):
+            chunk = slice(begin, min(begin + CHUNK, self.size))
+            g, m, p = gradient[chunk], self.momentum[chunk], self.parameters[chunk]
+            m.mul_(momentum).add_(g)
+            change = torch.mul(m, momentum, out=scratch[: g.numel()])
+            p.sub_(change.add_(g).mul_(lr))
+
+    def to_host(self) -> None:
+        """Brings the outer parameters and the momentum to their copies on the CPU, if they have some."""
+        if self.device.type != "cpu":
+            self.host_parameters.copy_(self.parameters, non_blocking=True)
+            self.host_momentum.copy_(self.momentum, non_blocking=True)
+            self._wait_for_copies()
+
+    def from_host(self) -> None:
+        """The other way round."""
+        if self.device.type != "cpu":
+            self.parameters.copy_(self.host_parameters)
+            self.momentum.copy_(self.host_momentum)
+
+    def _on_device(self) -> Tensor:
+        return self.buffer() if self.device.type == "cpu" else torch.zeros(self.size, device=self.device)
+
+    def _inner(self) -> Iterator[tuple[Part, Tensor]]:
+        for part in self.parts:
+            yield part, _local(part.parameter)
+
+    def _wait_for_copies(self) -> None:
+        if self._pinned:
+            torch.cuda.synchronize()
+
+
+def _local(parameter: Tensor) -> Tensor:
+    """The memory of a parameter: of one that is sharded (`fully_shard`), the shard of this process."""
+    local = parameter.detach()
+    shard: Tensor = local.to_local() if hasattr(local, "to_local") else local
+    return shard

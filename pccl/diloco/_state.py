@@ -1,0 +1,111 @@
+"""What a run consists of beside the outer parameters, and what a joiner needs of it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pccl._module import Extra
+from pccl._types import TensorInfo
+from pccl.diloco._outer import COMPILED
+
+
+class State(MutableMapping[str, Any]):
+    """The user's part of the state, by name: tensors, arrays and numbers, and objects with `state_dict` and `load_state_dict`.
+
+    Tensors, arrays and numbers are shared: after each outer step all members hold the same ones. Where they differ before it, the
+    content that most members hold wins, or that of the one that has been there for longest. Objects are each member's own; a
+    joiner loads what the `state_dict` of the longest-standing member gives.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None) -> None:
+        if values is not None and not isinstance(values, Mapping):
+            raise TypeError(f"state must be a dict of values by name, not {type(values).__name__}")
+        self._shared = Extra()
+        self.objects: dict[str, Any] = {}
+        for name, value in (values or {}).items():
+            if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+                self.objects[name] = value
+                continue
+            try:
+                self._shared.add(name, value)
+            except TypeError:
+                kinds = "a tensor, an array, a number, or an object with state_dict and load_state_dict"
+                raise TypeError(f"state {name!r} must be {kinds}, not {type(value).__name__}") from None
+
+    def entries(self) -> Iterator[TensorInfo]:
+        """Those that are shared."""
+        for name, tensor in self._shared._tensors.items():
+            make = TensorInfo.from_torch if isinstance(tensor, Tensor) else TensorInfo.from_numpy
+            yield make(tensor, f"state/{name}")
+
+    def __getitem__(self, name: str) -> Any:
+        return self.objects[name] if name in self.objects else self._shared[self._known(name)]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self.objects:
+            raise TypeError(f"state {name!r} is an object: change it in place")
+        self._shared[self._known(name)] = value
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("what is part of the state of a run cannot be taken out of it")
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._shared
+        yield from self.objects
+
+    def __len__(self) -> int:
+        return len(self._shared) + len(self.objects)
+
+    def _known(self, name: str) -> str:
+        if name not in self._shared:
+            raise KeyError(f"{name!r} is not part of the state: give it as state={{{name!r}: ...}}")
+        return name
+
+
+class Welcome:
+    """What a joiner gets once, of the longest-standing member: frozen parameters, buffers, and the objects of the state."""
+
+    def __init__(self, model: nn.Module, state: State) -> None:
+        self._model = model
+        self._state = state
+
+    def give(self) -> bytes:
+        """All of it, for `take` in another process."""
+        content = {
+            "tensors": {name: tensor.cpu() for name, tensor in self._tensors().items()},
+            "objects": {name: value.state_dict() for name, value in self._state.objects.items()},
+        }
+        out = io.BytesIO()
+        torch.save(content, out)
+        return out.getvalue()
+
+    @torch.no_grad()
+    def take(self, content: bytes) -> None:
+        """At a joiner. ValueError: its model or its state is another one. The other members are trusted as this process is."""
+        told = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+        for what, own, other in (
+            ("frozen parameter or buffer", self._tensors(), told["tensors"]),
+            ("object of the state", self._state.objects, told["objects"]),
+        ):
+            if own.keys() != other.keys():
+                name = min(own.keys() ^ other.keys())
+                raise ValueError(f"{what} {name!r} is not in the training of all members: all have to make the same one")
+        for name, tensor in self._tensors().items():
+            other = told["tensors"][name]
+            if tensor.shape != other.shape:
+                raise ValueError(
+                    f"{name} has the shape {tuple(tensor.shape)} here, and {tuple(other.shape)} at the other members"
+                )
+            tensor.copy_(other)
+        for name, value in self._state.objects.items():
+            value.load_state_dict(told["objects"][name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        frozen = {name: one.detach() for name, one in self._model.named_parameters() if not one.requires_grad}
+        found = frozen | {name: buffer.detach() for name, buffer in self._model.named_buffers()}
+        return {name.replace(COMPILED, ""): tensor for name, tensor in found.items()}

@@ -1,0 +1,137 @@
+"""Peers that train with `pccl.diloco`, as processes that are told what to do and may be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo  # once, not in each process: optimizers import it
+from diloco_reference import inner_step, make_model, make_optimizer
+from performers import MasterProcess, Performer, preload
+
+import pccl
+import pccl.diloco
+
+preload(__name__)
+
+
+class Trainee:
+    """In the process. It tells of each outer step what the test compares."""
+
+    def __init__(self, pipe: Connection, address: str, worker: int, kind: str, settings: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        settings = dict(settings)
+        self.worker = worker
+        self.every = settings["sync_every"]
+        # A joiner begins with other values: what it has in the end, it has received.
+        self.model = make_model(settings.pop("width", 8), settings.pop("seed", 1))
+        self.optimizer = make_optimizer(self.model)
+        weights = settings.pop("weights", None)
+        if weights:
+            settings["weight"] = lambda: weights[worker]
+        self.comm = pccl.Communicator(address)
+        self.diloco = getattr(pccl.diloco, kind)(self.model, self.comm, self.optimizer, **settings)
+        self.log: list[Any] = []
+
+    def enter(self) -> tuple[str, int, int]:
+        """Joins; gives its name and rank, and how many outer steps were made."""
+        self.diloco.__enter__()
+        return str(self.comm.uuid), self.comm.rank, self.diloco.outer_step
+
+    def train(self, rounds: int) -> list[dict[str, Any]]:
+        return [self.round() for _ in range(rounds)]
+
+    def round(self) -> dict[str, Any]:
+        outer = self.diloco.outer_step
+        for step in range(self.every):
+            inner_step(self.model, self.optimizer, self.worker, outer, step)
+            done = self.diloco.step()
+        assert done is not None
+        assert done is self.diloco.last
+        ranges = [(one.start, one.stop, sorted(map(str, one.peers))) for one in done.contributors]
+        told = {"step": done.outer_step, "parity": self.diloco.parity, "ranges": ranges, "world": done.world_size}
+        told |= {"admitted": done.admitted, "repaired": done.repaired_bytes, "tx": done.tx_bytes, "inner": done.inner_steps}
+        self.log.append(told)
+        return told
+
+    def inner(self) -> None:
+        """All inner steps of a round but the last."""
+        for step in range(self.every - 1):
+            inner_step(self.model, self.optimizer, self.worker, self.diloco.outer_step, step)
+            assert self.diloco.step() is None
+
+    def die_in(self, seconds: float) -> None:
+        """Kills itself so long after the beginning of its next outer step."""
+        make = self.diloco._round
+
+        def dies() -> Any:
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            return make()
+
+        self.diloco._round = dies
+
+    def parameters(self) -> np.ndarray:
+        return self.diloco.outer.parameters.numpy().copy()
+
+    def inner_parameters(self) -> np.ndarray:
+        return torch.cat([p.detach().flatten() for p in self.model.parameters()]).numpy().copy()
+
+    def state(self) -> dict[str, Any]:
+        return {name: self.diloco.state[name] for name in self.diloco.state}
+
+    def leave(self) -> None:
+        self.diloco.__exit__(None, None, None)
+
+
+class Peer(Performer):
+    """A trainee, seen from the test."""
+
+    def __init__(self, address: str, worker: int, kind: str = "DiLoCo", **settings: Any) -> None:
+        super().__init__(Trainee, worker, (address, worker, kind, settings))
+        self.worker = worker
+        self.name = ""
+        self.rank = -1
+
+    def enter(self) -> int:
+        """Waits until it is a member; how many outer steps were made."""
+        self.tell("enter")
+        return self.entered()
+
+    def entered(self) -> int:
+        self.name, self.rank, step = self.answer()
+        return step
+
+
+def digest(values: np.ndarray) -> str:
+    return hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
+
+
+@contextlib.contextmanager
+def run(count: int, kind: str = "DiLoCo", **settings: Any) -> Iterator[tuple[MasterProcess, list[Peer]]]:
+    """A master, and this many peers that begin together, by rank."""
+    with contextlib.ExitStack() as stack:
+        master = stack.enter_context(MasterProcess(heartbeat_limit=30))  # a slow machine is not a death
+        peers = []
+        for worker in range(count):
+            peer = Peer(master.address, worker, kind, peers=count, **settings)
+            stack.callback(peer.kill)
+            peers.append(peer)
+        for peer in peers:
+            peer.tell("enter")
+        for peer in peers:
+            assert peer.entered() == 0
+        yield master, sorted(peers, key=lambda peer: peer.rank)
+
+
+def contributing(told: dict[str, Any], peers: list[Peer]) -> list[int]:
+    """The workers of a round whose ranges all have the same contributors, by rank."""
+    assert len(told["ranges"]) == 1, told
+    return [peer.worker for peer in peers if peer.name in told["ranges"][0][2]]

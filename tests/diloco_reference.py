@@ -1,0 +1,112 @@
+"""What the methods of `pccl.diloco` compute, in one process without any communication: a simulation, worker by worker.
+
+The training is a toy whose every step is a function of the worker, the outer step and the inner step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+torch.set_num_threads(1)  # the bits of a matrix product may depend on it
+
+
+def make_model(width: int = 8, seed: int = 1) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, worker: int, outer: int, step: int) -> float:
+    random = torch.Generator().manual_seed(1000003 * worker + 1009 * outer + step)
+    x = torch.randn(16, 4, generator=random)
+    y = x.sum(1, keepdim=True).sin()
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def flat(model: nn.Module) -> np.ndarray:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().copy()
+
+
+def write(model: nn.Module, values: np.ndarray) -> None:
+    begin = 0
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.from_numpy(values[begin : begin + p.numel()]).view(p.shape))
+            begin += p.numel()
+
+
+@dataclasses.dataclass
+class Nesterov:
+    """torch.optim.SGD(nesterov=True) by its formula, each operation in fp32."""
+
+    lr: float
+    momentum: float
+    buffer: np.ndarray | None = None
+
+    def step(self, outer: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        if self.buffer is None:
+            self.buffer = np.zeros_like(outer)
+        momentum, lr = np.float32(self.momentum), np.float32(self.lr)
+        self.buffer = self.buffer * momentum + gradient
+        return outer - (gradient + self.buffer * momentum) * lr
+
+
+def average(gradients: Sequence[np.ndarray], weights: Sequence[float] | None = None) -> np.ndarray:
+    """In the order of the workers, each partial sum rounded to fp32."""
+    if weights is None:
+        weights, total = [1.0] * len(gradients), float(len(gradients))
+    else:
+        total = sum(np.float64(np.float32(weight)) for weight in weights)
+    done = gradients[0] * np.float32(weights[0])
+    for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
+        done = done + gradient * np.float32(weight)
+    return done / np.float32(total)
+
+
+class Worker:
+    """A worker of the simulation; it is told what its inner steps begin with."""
+
+    def __init__(self, number: int, width: int = 8) -> None:
+        self.number = number
+        self.model = make_model(width)
+        self.optimizer = make_optimizer(self.model)
+
+    def train(self, start: np.ndarray, outer: int, steps: int) -> np.ndarray:
+        """The pseudo-gradient."""
+        write(self.model, start)
+        for step in range(steps):
+            inner_step(self.model, self.optimizer, self.number, outer, step)
+        return start - flat(self.model)
+
+
+def simulate(
+    rounds: Sequence[Sequence[int]],
+    *,
+    every: int,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    width: int = 8,
+    weight: Callable[[int], float] | None = None,
+) -> Iterator[np.ndarray]:
+    """DiLoCo: the outer parameters after each outer step, of which `rounds` has the workers, by rank."""
+    outer = flat(make_model(width))
+    nesterov = Nesterov(lr, momentum)
+    workers: dict[int, Worker] = {}
+    for number, present in enumerate(rounds):
+        for one in present:
+            workers.setdefault(one, Worker(one, width))
+        gradients = [workers[one].train(outer, number, every) for one in present]
+        outer = nesterov.step(outer, average(gradients, weight and [weight(one) for one in present]))
+        yield outer
