@@ -68,6 +68,8 @@ uint32_t plan_extra_segments(uint32_t members, uint32_t latency_us, uint32_t meg
     return extra < UINT32_MAX ? (uint32_t)extra : UINT32_MAX;
 }
 
+uint64_t plan_segmented_min = 16 * PLAN_SEGMENT_MIN;
+
 static uint64_t segment_elements(uint64_t count, size_t element_bytes) {
     uint64_t size = count / PLAN_SEGMENTS, least = PLAN_SEGMENT_MIN / element_bytes;
     if (size < least) size = least;
@@ -75,7 +77,7 @@ static uint64_t segment_elements(uint64_t count, size_t element_bytes) {
 }
 
 uint32_t plan_segments(uint64_t count, size_t element_bytes) {
-    if (count < PLAN_SEGMENTED_MIN / element_bytes) return 1;
+    if (count < plan_segmented_min / element_bytes) return 1;
     return (uint32_t)(count / segment_elements(count, element_bytes));
 }
 

@@ -53,12 +53,15 @@ const struct plan_collective *plan_collective(uint8_t kind);
 enum {
     // bytes of the inputs that a member of a small op gets from all others together; one alone may have as much
     PLAN_SMALL_MAX = 1024 * 1024,
-    PLAN_SMALL_ANY = 256 * 1024,               // bytes of an input that may be small among any number of members
-    PLAN_SEGMENT_MIN = 2048 * 1024,            // bytes; never small, and the work outweighs a verdict
-    PLAN_SEGMENTED_MIN = 4 * PLAN_SEGMENT_MIN, // bytes; below, an op in retry mode is not divided
-    PLAN_SEGMENTS = 64,                        // at most
-    PLAN_SEGMENTS_AHEAD = 6,                   // under way at once: what a loss costs at most, of PLAN_SEGMENTS
+    PLAN_SMALL_ANY = 256 * 1024,    // bytes of an input that may be small among any number of members
+    PLAN_SEGMENT_MIN = 2048 * 1024, // bytes; never small, and the work outweighs a verdict
+    PLAN_SEGMENTS = 64,             // at most
+    PLAN_SEGMENTS_AHEAD = 6,        // under way at once: what a loss costs at most, of PLAN_SEGMENTS
 };
+
+// Bytes; below, an op in retry mode is not divided: what DDP puts into one op is not. Tests, to which tensors of that
+// size would take long, set less before they begin.
+extern uint64_t plan_segmented_min;
 
 struct plan_range {
     uint64_t begin, end; // elements

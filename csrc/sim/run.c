@@ -106,6 +106,7 @@ static void end_process(struct pccl_sim *s, int slot) {
 }
 
 struct pccl_sim *pccl_sim_new(void) {
+    plan_segmented_min = SEGMENTS_MOST / 2 * PLAN_SEGMENT_MIN;
     struct whole *whole = calloc(1, sizeof *whole);
     if (whole == NULL) return NULL;
     whole->sim = (struct pccl_sim){.state = PCCL_SIM_PASSED,

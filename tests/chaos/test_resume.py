@@ -9,8 +9,8 @@ from actors import Fate, Ops, Reduce, all_follow, cast, check_agreement, losses
 
 from pccl import QuantizationAlgorithm, ReduceOp
 
-LARGE = 6_000_000
-"""float32: 11 segments."""
+LARGE = 9_000_000
+"""float32: 17 segments."""
 SEGMENT = 1 << 19
 AHEAD = 6
 """Segments under way at once: what a death may cost at most."""
@@ -92,7 +92,7 @@ def test_resumes():
 @pytest.mark.parametrize("fraction", [0.3, 0.7])
 def test_averages_and_quantised_ops(fraction, quantized, op, in_place):
     """An average divides each range by those who are in it."""
-    reduce = Reduce(LARGE // 2, "float32", in_place, quantized, op)
+    reduce = Reduce(LARGE, "float32", in_place, quantized, op)
     steps = [Ops("retry", (reduce, reduce)), Ops("retry", (reduce,))]
     check_loss(play(steps, {1: Fate(1, fraction=fraction)}), 7, 5)
 

@@ -130,7 +130,7 @@ static void failed(void *context) {
 // ---- events ----
 
 static struct wire_fingerprint fingerprint_of(struct fuzz *in) {
-    static const uint64_t counts[] = {16, 1000, 1 << 18, 1 << 20, PLAN_SEGMENTED_MIN};
+    static const uint64_t counts[] = {16, 1000, 1 << 18, 1 << 20, 4 * PLAN_SEGMENT_MIN};
     uint8_t how = fuzz_u8(in);
     return (struct wire_fingerprint){
         .count = counts[(how & 15) % (sizeof counts / sizeof counts[0])], .dtype = 9, .op = how >> 6};
@@ -351,6 +351,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                                             fill,    on_end,    forget,        acknowledge, supply,
                                             drained, accuse,    request_epoch, put,         failed};
     struct fuzz in = {data, data + size};
+    plan_segmented_min = 4 * PLAN_SEGMENT_MIN;
     for (uint32_t i = 0; i < OTHERS; i++) others[i] = (struct op_member){.id = id_of(i), .rank = UINT32_MAX};
     blocks = ended = posted = moving_count = 0;
     dead = false;

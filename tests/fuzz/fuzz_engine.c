@@ -56,7 +56,7 @@ static void post(void) {
     uint64_t count = counts[how >> 4 & 7];
     // Seldom, since they take their time: never small, and divided.
     if (what == 0xfe) count = PLAN_SMALL_MAX / sizeof(float) + 1;
-    if (what == 0xff && call->retry) count = (PLAN_SEGMENTED_MIN + 100) / sizeof(float);
+    if (what == 0xff && call->retry) count = (plan_segmented_min + 100) / sizeof(float);
     struct call_args reduce = {.tag = tag,
                                .retry = call->retry,
                                .tell = how & 4,
@@ -283,6 +283,7 @@ static bool step(void) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct engine_callbacks callbacks = {.to_master = to_master, .link_down = on_link_down, .failed = on_failed};
     in = (struct fuzz){data, data + size};
+    plan_segmented_min = 4 * PLAN_SEGMENT_MIN;
     adopted = 0;
     memset(calls, 0, sizeof calls);
     engine = bottle_new(&callbacks, NULL);

@@ -214,7 +214,11 @@ static inline void links_ready(struct world *world) {
         if (world->sides[i].alive) AS(&world->sides[i], engine_links_ready(world->sides[i].engine, world->epoch));
 }
 
+// Bytes of an op in retry mode from which it is divided here.
+enum { SEGMENTED_MIN = 4 * PLAN_SEGMENT_MIN };
+
 static inline struct world *world_new(uint32_t count, uint32_t lanes) {
+    plan_segmented_min = SEGMENTED_MIN;
     struct world *world = calloc(1, sizeof *world);
     pthread_mutex_init(&world->order, NULL);
     pthread_mutex_init(&world->lock, NULL);

@@ -233,7 +233,7 @@ enum { SPREAD = 8, LEFT_OUT = 0 };
 #endif
 
 // For all trials: the system takes longer to give such large ones than the ops take.
-static float buffers[PEERS][OPS][2][PLAN_SEGMENTED_MIN / sizeof(float)];
+static float buffers[PEERS][OPS][2][SEGMENTED_MIN / sizeof(float)];
 
 // True: as many requests came as it took to refuse one.
 static bool run_trial(const struct way *way, bool in_place) {
@@ -274,8 +274,8 @@ int main(int count, char **arguments) {
         {"reduce", 150000, false, false, false, PLAN_REDUCE},
         {"sharded", 90000, true, false, false, PLAN_ALL_REDUCE},
         {"small in retry mode", 300, false, true, false, PLAN_ALL_REDUCE},
-        {"segments", PLAN_SEGMENTED_MIN / sizeof(float), false, true, false, PLAN_ALL_REDUCE},
-        {"sharded segments", PLAN_SEGMENTED_MIN / sizeof(float), true, true, false, PLAN_ALL_REDUCE},
+        {"segments", SEGMENTED_MIN / sizeof(float), false, true, false, PLAN_ALL_REDUCE},
+        {"sharded segments", SEGMENTED_MIN / sizeof(float), true, true, false, PLAN_ALL_REDUCE},
     };
     uint32_t total = 0;
     for (size_t w = 0; w < sizeof ways / sizeof ways[0] - LEFT_OUT; w++)

@@ -194,7 +194,7 @@ int main(void) {
     test_malformed_result();
     test_loss(200001, false);
     test_loss(200001, true);
-    test_loss(PLAN_SEGMENTED_MIN / sizeof(float) + 77, true);
-    test_segments(3, PLAN_SEGMENTED_MIN / sizeof(float) + 77);
+    test_loss(SEGMENTED_MIN / sizeof(float) + 77, true);
+    test_segments(3, SEGMENTED_MIN / sizeof(float) + 77);
     return check_status();
 }

@@ -377,6 +377,7 @@ static void test_limits(void) {
 }
 
 int main(void) {
+    plan_segmented_min = 4 * PLAN_SEGMENT_MIN;
     test_large();
     test_freeze();
     test_relink();

@@ -8,7 +8,7 @@ static void check_division(uint64_t count, size_t element) {
     check_case("%llu elements of %zu bytes", (unsigned long long)count, element);
     uint32_t segments = plan_segments(count, element);
     CHECK(segments >= 1 && segments <= PLAN_SEGMENTS);
-    CHECK((segments == 1) == (count < PLAN_SEGMENTED_MIN / element));
+    CHECK((segments == 1) == (count < plan_segmented_min / element));
     uint64_t at = 0, most = plan_segment(count, element, 0).end;
     for (uint32_t i = 0; i < segments; i++) {
         struct plan_range range = plan_segment(count, element, i);
