@@ -78,6 +78,10 @@ class Trainee:
 
         self.diloco._round = dies
 
+    def finish(self) -> dict[str, Any]:
+        done = self.diloco.finish()
+        return {"step": done.outer_step, "parity": self.diloco.parity, "repaired": done.repaired_bytes}
+
     def parameters(self) -> np.ndarray:
         return self.diloco.outer.parameters.numpy().copy()
 

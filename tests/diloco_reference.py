@@ -91,6 +91,40 @@ class Worker:
         return start - flat(self.model)
 
 
+def simulate_async(
+    rounds: Sequence[Sequence[int]],
+    *,
+    every: int,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    eager: float = 1.0,
+    width: int = 8,
+    finishes: bool = False,
+) -> Iterator[np.ndarray]:
+    """AsyncDiLoCo: the outer parameters after each outer step.
+
+    `rounds` has, for each of them, the workers that make the inner steps before it and whose pseudo-gradients are launched at it.
+    """
+    outer = flat(make_model(width))
+    nesterov = Nesterov(lr, momentum)
+    workers: dict[int, Worker] = {}
+    starts: dict[int, np.ndarray] = {}
+    under_way: np.ndarray | None = None
+    for number, present in enumerate(rounds):
+        gradients = []
+        for one in present:
+            workers.setdefault(one, Worker(one, width))
+            gradients.append(workers[one].train(starts.get(one, outer), number, every))
+        if under_way is not None:
+            outer = nesterov.step(outer, under_way)
+        starts = {one: outer - gradient * np.float32(eager) for one, gradient in zip(present, gradients, strict=True)}
+        under_way = average(gradients)
+        yield outer
+    if finishes:
+        assert under_way is not None
+        yield nesterov.step(outer, under_way)
+
+
 def simulate(
     rounds: Sequence[Sequence[int]],
     *,

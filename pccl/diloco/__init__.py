@@ -1,12 +1,14 @@
 """Training over slow links: peers train by themselves and average what they have learned only now and then. Needs torch.
 
 `DiLoCo` (arXiv 2311.08105) is one outer step after every `sync_every` steps of the inner optimizer. Peers may join and die at any
-time: membership, averages and parity are handled inside. See docs/diloco.md.
+time: membership, averages and parity are handled inside. `AsyncDiLoCo` goes on training while the average travels. See
+docs/diloco.md.
 """
 
+from pccl.diloco._async import AsyncDiLoCo
 from pccl.diloco._base import Round
 from pccl.diloco._compression import Compression
 from pccl.diloco._diloco import DiLoCo
 from pccl.diloco._membership import JoinError
 
-__all__ = ["Compression", "DiLoCo", "JoinError", "Round"]
+__all__ = ["AsyncDiLoCo", "Compression", "DiLoCo", "JoinError", "Round"]

@@ -125,15 +125,10 @@ class Trainer(ABC):
         standby takes over. ConnectionFailedError: this peer is no longer part of the run. UsageError: the members' models or
         settings differ. After an error, and after Ctrl-C, the outer state is unspecified: leave the `with` block, and join anew.
         """
-        if not self._inside:
-            raise RuntimeError(
-                f"{type(self).__name__} is used outside of its with block: with {type(self).__name__}(...) as ...:"
-            )
-        made = self._round()
-        self.last = made
-        self._inner_steps = 0
-        self._began = time.monotonic()
-        return made
+        self._require_inside()
+        self.last = self._round()
+        self._begin_round()
+        return self.last
 
     @property
     def outer_step(self) -> int:
@@ -192,8 +187,7 @@ class Trainer(ABC):
                 _log.warning("%s is %g, as in the run that this peer has joined, not %g", name, theirs, own)
         self._adopt()
         self._inside = True
-        self._inner_steps = 0
-        self._began = time.monotonic()
+        self._begin_round()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -218,6 +212,16 @@ class Trainer(ABC):
     def _leave(self) -> None:  # noqa: B027  # only some methods have something to bring to its end
         """Ends what is in flight, before this peer leaves."""
 
+    def _require_inside(self) -> None:
+        if not self._inside:
+            name = type(self).__name__
+            raise RuntimeError(f"this {name} works inside of its with block only: with {name}(...) as diloco:")
+
+    def _begin_round(self) -> None:
+        """Counts inner steps, and the time for them, from here on."""
+        self._inner_steps = 0
+        self._began = time.monotonic()
+
     def _share(self, outer: Mapping[str, Tensor]) -> None:
         """Makes the shared state, of the outer state that the method has, by name."""
         method = f"{type(self).__name__}, weights {'equal' if self._weight is None else 'given'}, compression {self.compression}"
@@ -230,11 +234,11 @@ class Trainer(ABC):
         self._shared = SharedState([*own, *self.state.entries()])
         self._membership = Membership(self.communicator, self._shared, Welcome(self.model, self.state))
 
-    def _meet(self) -> Meeting:
-        """Ends an outer step: all members get to the same state, those that come in here, too."""
+    def _meet(self, *, finishes: bool = False) -> Meeting:
+        """Ends an outer step: all members get to the same state, those that come in here, too. `finishes`: nobody comes in."""
         self._outer_step += 1
         self._shared.push_revision()
-        meeting = self._membership.meet()
+        meeting = self._membership.part() if finishes else self._membership.meet()
         if meeting.rx_bytes:
             _log.warning("%d bytes of the state were not those of most members, and were replaced", meeting.rx_bytes)
         self._every = max(1, int(self._settings[2]))

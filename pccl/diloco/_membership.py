@@ -6,6 +6,7 @@ the members do; that is why a peer begins with one, too.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 
@@ -92,6 +93,18 @@ class Membership:
         if self._new:
             raise JoinError(f"this peer could not join the run: nobody is left who has its state ({failure})") from failure
         raise failure
+
+    def part(self) -> Meeting:
+        """The last meeting of members that are done, which lets nobody in: the shared state is the same bytes on all of them.
+
+        If somebody waits to be let in, it is but a barrier, so that members that are not done may make a meeting of it.
+        """
+        if self._comm.are_peers_pending():
+            return Meeting(False, 0, 0)
+        with contextlib.suppress(CallAgainError):
+            info = self._comm.sync_shared_state(self._shared)
+            return Meeting(False, info.tx_bytes, info.rx_bytes)
+        return Meeting(False, 0, 0)
 
     def _bring_up_to_date(self) -> None:
         """Gives newcomers what is not shared. PeerLostError: the one who gives it has died, on all members alike."""

@@ -1,0 +1,143 @@
+"""DiLoCo whose averages travel while the next inner steps are made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from pccl._communicator import Communicator
+from pccl.diloco._average import Average, Averaged
+from pccl.diloco._base import Round, Trainer, Weight
+from pccl.diloco._compression import Compression
+from pccl.diloco._outer import Outer, trained_parameters
+
+
+class AsyncDiLoCo(Trainer):
+    """DiLoCo with a delay of one outer step: the average of a round travels while the inner steps of the next one are made.
+
+    Used as `DiLoCo` is, with the same arguments. At an outer step the average of the round before, which should have come in
+    by then, is applied to the outer parameters, and that of the present round is launched. Nothing waits for the network unless
+    the average takes longer than the inner steps.
+
+    The inner steps go on from the outer parameters minus `eager` times the own pseudo-gradient that is under way: what this
+    peer has learned itself is not lost to it until the average brings it back (the local part of the eager updates of
+    arXiv 2502.12996). With `eager=0` they go on from the outer parameters.
+
+    A joiner begins with the outer parameters. It takes part in the average that is launched next with weight 0, so it gets
+    the result of it without a part in it. At the end of the `with` block, and in `finish`, the average that is under way is
+    applied. What the inner steps began with takes another 4 bytes for each parameter than in `DiLoCo`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        communicator: Communicator,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        sync_every: int = 100,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        eager: float = 1.0,
+        compression: str | Compression | None = None,
+        weight: Weight | None = None,
+        sync_seconds: float | None = None,
+        state: Mapping[str, Any] | None = None,
+        device: torch.device | str = "cpu",
+        peers: int = 1,
+    ) -> None:
+        super().__init__(
+            model,
+            communicator,
+            inner_optimizer,
+            sync_every=sync_every,
+            sync_seconds=sync_seconds,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            compression=compression,
+            weight=weight,
+            state=state,
+            peers=peers,
+        )
+        if not 0 <= eager <= 1:
+            raise ValueError(f"eager must be from 0 to 1, not {eager}")
+        self.eager = eager
+        self.outer = Outer(trained_parameters(model), device)
+        """The outer parameters and their momentum."""
+        self._start = torch.empty_like(self.outer.parameters)  # what the inner steps begin with
+        self._buffer = self.outer.buffer()  # of the average that is under way
+        self._under_way: Average | None = None
+        self._share(dict(self.outer.entries()))
+
+    def finish(self) -> Round:
+        """Waits for the average that is under way, applies it, and sets the model to the outer parameters, as on all members.
+
+        To be called by all members after the same outer step; the end of the `with` block does it. Inner steps since that outer
+        step are lost. It lets nobody in. Raises what `synchronize` does.
+        """
+        self._require_inside()
+        self.last = self._outer_step_made(finishes=True)
+        self._begin_round()
+        return self.last
+
+    def _round(self) -> Round:
+        return self._outer_step_made(finishes=False)
+
+    def _outer_step_made(self, *, finishes: bool) -> Round:
+        began = time.monotonic()
+        averaged = self._under_way.wait() if self._under_way else Averaged(())
+        self._under_way = None
+        reduced = time.monotonic()
+        if averaged.contributors:
+            self.outer.step(self._buffer, self.outer_lr, self.outer_momentum)
+            self.outer.to_host()
+        meeting_began = time.monotonic()
+        meeting = self._meet(finishes=finishes)
+        met = time.monotonic()
+        if meeting.rx_bytes:
+            self.outer.from_host()
+        if finishes:
+            self._start_from_outer()
+        else:
+            weight = self._own_weight()
+            self.outer.pseudo_gradient(self._buffer, self._start)
+            self._begin_again(1.0 if weight is None else weight)
+        return Round(
+            outer_step=self.outer_step,
+            inner_steps=self._inner_steps,
+            contributors=averaged.contributors,
+            world_size=self.communicator.world_size,
+            admitted=meeting.admitted,
+            repaired_bytes=meeting.rx_bytes,
+            tx_bytes=averaged.tx_bytes,
+            rx_bytes=averaged.rx_bytes,
+            reduce_seconds=reduced - began,
+            meet_seconds=met - meeting_began,
+            seconds=time.monotonic() - began,
+        )
+
+    def _begin_again(self, weight: float) -> None:
+        """Sets the model to what the next inner steps begin with, and launches the average of what is in the buffer."""
+        self._start.copy_(self.outer.parameters).sub_(self._buffer.to(self.outer.device), alpha=self.eager)
+        self.outer.rounded(self._start)
+        self.outer.write_model(self._start)
+        self._under_way = Average(self.communicator, self._buffer, weight=weight, compression=self.compression)
+
+    def _adopt(self) -> None:
+        self.outer.from_host()
+        self._buffer.zero_()
+        if self.outer_step:
+            self._begin_again(0.0)  # as the members do after the meeting that has let this peer in
+        else:
+            self._start_from_outer()
+
+    def _start_from_outer(self) -> None:
+        self.outer.rounded(self._start.copy_(self.outer.parameters))
+        self.outer.write_model(self._start)
+
+    def _leave(self) -> None:
+        if self._under_way is not None:
+            self.finish()
