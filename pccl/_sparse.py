@@ -1,0 +1,279 @@
+"""Sparse averages of gradients: of each chunk of 4,096 elements the `k` largest, in two bits each (SparseLoCo, arXiv 2508.15706).
+
+What a form leaves out stays with its sender as the *residual*, and is added to the next gradient (error feedback). A residual
+changes only when the exchange that it belongs to has succeeded.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from pccl._calls import Deadline
+from pccl._collectives import Collective, CollectiveInfo
+from pccl._enums import DataType
+from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, error_for
+from pccl._loader import load_native_module
+from pccl._named import Call, CollectiveHandle
+from pccl._parts import Buffer, check_size, one_buffer
+from pccl._tensors import is_torch_tensor, require
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from pccl._communicator import Communicator
+
+    Tensor = torch.Tensor | np.ndarray[Any, Any]
+
+_ffi, _C = load_native_module()
+
+CHUNK = 4096
+"""Elements per chunk."""
+
+K = 64
+"""Elements that are sent of each chunk, if nothing else is asked for: 116 bytes for 16 KiB of float32."""
+
+DECAY = 0.95
+"""Of the residual, per exchange: the paper's."""
+
+_HEAD = struct.Struct("<QIId")  # elements, k, version, weight
+_VERSION = 1
+
+
+def form_bytes(numel: int, k: int = K) -> int:
+    """The bytes of the form of `numel` elements: the same for any content. UsageError: `k` is not from 1 to 4,096."""
+    out = _ffi.new("size_t *")
+    PCCLError.check(_C.pcclSparseBytes(numel, k, out), "pcclSparseBytes")
+    return int(out[0])
+
+
+def encode(
+    values: Tensor, *, k: int = K, residual: Tensor | None = None, decay: float = 1.0, residual_out: Tensor | None = None
+) -> bytearray:
+    """The form of `values + decay * residual`; what it lacks of that is written to `residual_out`.
+
+    All tensors are float32, on the CPU, contiguous, of the same number of elements (AssertionError, ValueError). Only
+    `residual_out` is written, which may be one of the others. A chunk that holds NaN or infinity is NaN in the elements that are
+    sent, and leaves no residual in these. UsageError: `k` is not from 1 to 4,096, or `decay` is not finite.
+    """
+    source = _floats("values", values)
+    form = bytearray(form_bytes(source.numel, k))
+    _encode(source, residual, decay, k, form, 0, residual_out)
+    return form
+
+
+def decode_add(form: bytes | bytearray | memoryview, total: Tensor, *, k: int = K, weight: float = 1.0) -> None:
+    """`total += weight * form`, in place, each element computed in float64 and rounded once to float32.
+
+    The bytes need not be trusted. UsageError: they are no form of as many elements as `total` has; it is unchanged then.
+    """
+    target = _floats("total", total, written=True)
+    _decode_add(form, target, k, weight)
+
+
+class SparseInfo(NamedTuple):
+    """What an average was made of: `weights[i]` is that of `contributors[i]`, by rank."""
+
+    contributors: tuple[UUID, ...]
+    weights: tuple[float, ...]
+    tx_bytes: int
+    rx_bytes: int
+
+
+class SparseAverage:
+    """Averages gradients like `like` over the members of a communicator's peer group.
+
+    `like` is a float32 tensor on the CPU or a NumPy array; only its kind and its shape are taken. Of each chunk of 4,096 elements
+    the `k` largest of `gradient + decay * residual` are sent. All members give the same size and `k` (UsageError on all).
+    """
+
+    def __init__(self, like: Tensor, *, k: int = K, decay: float = DECAY) -> None:
+        self._numel = _floats("like", like).numel
+        form_bytes(self._numel, k)
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay must be from 0 to 1, not {decay!r}")
+        self.k = k
+        self.decay = decay
+        self._residual: Tensor = _zeros_like(like)
+        self._spare: Tensor = _zeros_like(like)
+        self._pending: SparseHandle | None = None
+
+    @property
+    def residual(self) -> Tensor:
+        """What this member has not sent yet, float32: for a checkpoint, which may write it back in place between exchanges.
+
+        It is another tensor after each exchange.
+        """
+        return self._residual
+
+    @property
+    def pending(self) -> SparseHandle | None:
+        """The exchange in flight, or whose wait was cut short: one at a time, for each begins with the residual of the last."""
+        return self._pending
+
+    def average(
+        self,
+        comm: Communicator,
+        gradient: Tensor,
+        result: Tensor | None = None,
+        *,
+        weight: float = 1.0,
+        tag: int | None = None,
+        timeout: float | None = None,
+    ) -> SparseInfo:
+        """Writes the sum of all members' `weight` times what they sent, divided by the sum of weights, to `result`.
+
+        `result` is float32 like `gradient`, or left out: then it is `gradient` itself. It has the same bits on all members, whose
+        parts are added in the order of their ranks. When a member is lost, those that live make the exchange again, so a result
+        has whole contributions only. `weight` is finite and not negative. With 0 this member only receives: its gradient does not
+        count, and its residual stays. Alone, the average is what this peer would have sent. `tag` is that of
+        `Communicator.all_gather`.
+
+        After an error `residual` is as before, bit for bit, `gradient` too, and `result` is unspecified only if a member sent
+        malformed bytes (UsageError on all). PCCLTimeoutError after `timeout` seconds: the exchange goes on, see `pending`.
+        """
+        return self.average_async(comm, gradient, result, weight=weight, tag=tag).wait(timeout)
+
+    def average_async(
+        self, comm: Communicator, gradient: Tensor, result: Tensor | None = None, *, weight: float = 1.0, tag: int | None = None
+    ) -> SparseHandle:
+        """Launches `average`. `gradient` is free when this returns; `result` and `residual` change in the handle's `wait`."""
+        if self._pending is not None:
+            raise error_for(_C.pcclInvalidUsage, "average", "an exchange of this object is in flight: wait for `pending` first")
+        source = _floats("gradient", gradient)
+        target = _floats("result", gradient if result is None else result, written=True)
+        require(source.numel == self._numel, f"gradient has {source.numel} elements, but this average is of {self._numel}")
+        check_size(source, target)
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"weight must be finite and not negative, not {weight!r}")
+        message = bytearray(_HEAD.size + form_bytes(self._numel, self.k))
+        _HEAD.pack_into(message, 0, self._numel, self.k, _VERSION, weight)
+        _encode(source, self._residual, self.decay, self.k, message, _HEAD.size, self._spare)
+        self._pending = SparseHandle(self, comm, message, target, weight, tag)
+        try:
+            self._pending._begin()
+        except BaseException:
+            self._pending = None
+            raise
+        return self._pending
+
+    def _end(self, handle: SparseHandle, *, committed: bool) -> None:
+        """In one statement without calls, which no signal divides: a wait that is repeated commits nothing twice."""
+        if self._pending is handle:
+            after, before = (self._spare, self._residual) if committed else (self._residual, self._spare)
+            self._residual, self._spare, self._pending = after, before, None
+
+
+class SparseHandle:
+    """An exchange in flight. Every one has to be waited for."""
+
+    def __init__(
+        self, owner: SparseAverage, comm: Communicator, message: bytearray, target: Buffer, weight: float, tag: int | None
+    ) -> None:
+        self._owner = owner
+        self._comm = comm
+        self._message = message
+        self._target = target
+        self._weight = weight
+        self._tag = tag
+        self._info: SparseInfo | None = None
+        self._op: CollectiveHandle | None = None
+
+    def wait(self, timeout: float | None = None) -> SparseInfo:
+        """Waits for the end, and raises what `SparseAverage.average` raises."""
+        deadline = Deadline(timeout)
+        while self._info is None:
+            try:
+                try:
+                    told = CollectiveInfo(1, 0, 0) if self._op is None else self._op.wait(deadline.remaining())
+                except PeerLostError:
+                    self._begin()
+                    continue
+                info = self._add(told)
+            except PCCLTimeoutError:
+                raise
+            except PCCLError:
+                self._owner._end(self, committed=False)
+                raise
+            self._owner._end(self, committed=self._weight > 0)
+            self._info = info
+        return self._info
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not, or has to be made again by `wait`; does not wait."""
+        return self._info is not None or self._op is None or self._op.done()
+
+    def _begin(self) -> None:
+        """Puts the message into its place among those of all members, and launches the all-gather."""
+        size = len(self._message)
+        group = self._comm._group_of(None)
+        self._members, rank = group.members, group.rank
+        self._room = bytearray(size * group.size)
+        self._room[rank * size : (rank + 1) * size] = self._message
+        if group.size == 1:
+            self._op = None
+            return
+        address = int(_ffi.cast("uintptr_t", _ffi.from_buffer(self._room)))
+        own = Buffer(address + rank * size, size, DataType.UINT8, None, self._room)
+        whole = Buffer(address, len(self._room), DataType.UINT8, None, self._room)
+        arguments = {"dtype": DataType.UINT8, "count": size, "send": own.pointer, "recv": whole.pointer}
+        self._op = CollectiveHandle(self._comm, Call(Collective.ALL_GATHER, group, arguments, own, whole, self._tag)).begin()
+
+    def _add(self, told: CollectiveInfo) -> SparseInfo:
+        """The weighted average of what has come."""
+        size, owner = len(self._message), self._owner
+        messages = [memoryview(self._room)[rank * size : (rank + 1) * size] for rank in range(len(self._members))]
+        heads = [_HEAD.unpack_from(message) for message in messages]
+        for rank, (numel, k, version, weight) in enumerate(heads):
+            if (numel, k, version) != (owner._numel, owner.k, _VERSION) or not (math.isfinite(weight) and weight >= 0):
+                text = f"rank {rank} sends k = {k} of {numel} elements, version {version}, weight {weight:g}, and this peer "
+                text += f"k = {owner.k} of {owner._numel}, version {_VERSION}: give all members the same size and k"
+                raise error_for(_C.pcclInvalidArgument, "average", text)
+        weights = tuple(float(head[3]) for head in heads)
+        total = sum(weights)
+        _ffi.memmove(_ffi.cast("char *", self._target.pointer), bytes(4 * owner._numel), 4 * owner._numel)
+        for message, weight in zip(messages, weights, strict=True):
+            if weight > 0:
+                _decode_add(message[_HEAD.size :], self._target, owner.k, weight / total)
+        return SparseInfo(self._members, weights, told.tx_bytes, told.rx_bytes)
+
+
+def _floats(role: str, tensor: Tensor, *, written: bool = False) -> Buffer:
+    buffer = one_buffer(role, tensor, written=written)
+    require(buffer.dtype is DataType.FLOAT, f"{role} is {buffer.dtype.name}: it must be float32")
+    return buffer
+
+
+def _zeros_like(tensor: Any) -> Any:
+    package = sys.modules["torch" if is_torch_tensor(tensor) else "numpy"]
+    return package.zeros(tuple(tensor.shape), dtype=package.float32)
+
+
+def _encode(
+    source: Buffer, residual: Tensor | None, decay: float, k: int, out: bytearray, at: int, residual_out: Tensor | None
+) -> None:
+    before = None if residual is None else _floats("residual", residual)
+    after = None if residual_out is None else _floats("residual_out", residual_out, written=True)
+    for name, other in (("residual", before), ("residual_out", after)):
+        if other is not None:
+            text = f"{name} has {other.numel} elements and the values {source.numel}: they must be alike"
+            require(other.numel == source.numel, text)
+    form = _ffi.from_buffer(out, require_writable=True) + at
+    if source.numel > 0:
+        code = _C.pcclSparseEncode(_pointer(source), _pointer(before), decay, source.numel, k, form, _pointer(after))
+        PCCLError.check(code, "pcclSparseEncode")
+
+
+def _decode_add(form: bytes | bytearray | memoryview, target: Buffer, k: int, weight: float) -> None:
+    octets = _ffi.from_buffer(form)
+    if target.numel > 0 or len(octets) > 0:
+        code = _C.pcclSparseDecodeAdd(octets, len(octets), weight, target.numel, k, _pointer(target))
+        PCCLError.check(code, "pcclSparseDecodeAdd")
+
+
+def _pointer(buffer: Buffer | None) -> Any:
+    return _ffi.NULL if buffer is None else _ffi.cast("float *", buffer.pointer)
