@@ -135,7 +135,8 @@ static void test_room(void) {
     book_links_ready(&book);
     for (uint64_t tag = 0; tag < 1024; tag++) post(tag, DIVIDED, true);
     CHECK_EQ(book.live, 1024);
-    CHECK_EQ(book.extra, 3 * WIRE_MAX_LIVE_OPS / 4);
+    const struct epoch *now = book.now;
+    CHECK_EQ(book.extra, plan_extra_segments(now->ring.count, now->latency_us, now->megabytes_per_s));
     for (size_t i = 0; i < TAG_SLOTS; i++)
         for (struct op *op = book.table[i]; op != NULL; op = op->chain)
             if (op->segments != NULL) CHECK(op->segments->live > 0);
@@ -143,6 +144,7 @@ static void test_room(void) {
 }
 
 int main(void) {
+    plan_segmented_min = 4 * PLAN_SEGMENT_MIN;
     test_in_order();
     test_loss();
     test_alone();
