@@ -686,8 +686,9 @@ def _describe(
     if quantization_options is not None:
         require_kind("quantization_options", quantization_options, QuantizationOptions)
     operand = operand_descriptor or ReduceOperandDescriptor(buffers.dtype)
-    numbers = reduce_numbers(buffers.numel, op, tag, operand, quantization_options or _UNQUANTIZED)
-    return (buffers.send, buffers.recv, numbers, retry), buffers.owners
+    quantization = quantization_options or _UNQUANTIZED
+    numbers = reduce_numbers(buffers.numel, op, tag, operand, quantization)
+    return (buffers.send, buffers.recv, numbers, retry, quantization.blocks), buffers.owners
 
 
 _UNQUANTIZED = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE)

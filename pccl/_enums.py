@@ -77,11 +77,27 @@ class DistributionHint(Enum):
 
 
 class QuantizationAlgorithm(Enum):
-    """How elements travel in fewer bits."""
+    """How elements travel in fewer bits.
+
+    MIN_MAX and ZERO_POINT_SCALE have one scale for 65,536 elements, and any of several quantised types.
+
+    The others have one fp32 scale for each block of elements (`QuantizationOptions.block`), and are for float32, float16 and
+    bfloat16. A value is a code times the scale: BLOCK_INT8 has 8 bits for whole codes from -127 to 127, BLOCK_INT4 has 4 bits
+    for -7 to 7, and BLOCK_E3M0 has 4 bits for 0 and the powers of two from 2**-6 to 1 of either sign (arXiv 2501.18512).
+    A block that holds NaN or infinity comes back as all NaN, the same on all members.
+    """
 
     NONE = _C.pcclQuantNone
     MIN_MAX = _C.pcclQuantMinMax
     ZERO_POINT_SCALE = _C.pcclQuantZeroPointScale
+    BLOCK_INT8 = _C.pcclQuantBlockInt8
+    BLOCK_INT4 = _C.pcclQuantBlockInt4
+    BLOCK_E3M0 = _C.pcclQuantBlockE3M0
+
+    @property
+    def is_blockwise(self) -> bool:
+        """Whether it has a scale for each block of elements."""
+        return self in (self.BLOCK_INT8, self.BLOCK_INT4, self.BLOCK_E3M0)
 
 
 class DeviceType(Enum):

@@ -22,12 +22,27 @@ if TYPE_CHECKING:
 
 _ffi, _C = load_native_module()
 
-OpArguments = tuple[int, int, ReduceNumbers, bool]  # addresses of send and recv, descriptor, retry
+# addresses of send and recv, descriptor, retry, QuantizationOptions.blocks
+OpArguments = tuple[int, int, ReduceNumbers, bool, tuple[int, int | None] | None]
 
 _VOID = _ffi.typeof("void *")
 _DESCRIPTOR = _ffi.typeof("pcclReduceDescriptor_t *")
 _RANGE = _ffi.typeof("pcclReduceRange_t *")
 _UUIDS = _ffi.typeof("pcclRankUuid_t[]")
+_OPTIONS = _ffi.typeof("pcclReduceOptions_t *")
+_OPTIONS_BYTES = _ffi.sizeof("pcclReduceOptions_t")
+_RETRY = _ffi.new(_OPTIONS, {"size": _OPTIONS_BYTES, "retry": True})
+
+
+def _options(retry: bool, blocks: tuple[int, int | None] | None) -> Any:
+    """A `pcclReduceOptions_t *`, or NULL."""
+    if blocks is None:
+        return _RETRY if retry else _ffi.NULL
+    block, seed = blocks
+    return _ffi.new(
+        _OPTIONS,
+        {"size": _OPTIONS_BYTES, "retry": retry, "block": block, "stochastic": seed is not None, "seed": seed or 0},
+    )
 
 
 class Op(Ticket):
@@ -39,10 +54,10 @@ class Op(Ticket):
     __slots__ = ("_contributors", "_live", "arguments", "dropped", "tag")
 
     def __init__(self, comm: Any, arguments: OpArguments, owners: object, live: set[Any], name: str) -> None:
-        send, recv, numbers, retry = arguments
+        send, recv, numbers, retry, blocks = arguments
         descriptor = _ffi.new(_DESCRIPTOR, numbers)
         buffers = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
-        super().__init__(name, "pccl_begin_reduce", *buffers, descriptor, comm, retry, keep=owners)
+        super().__init__(name, "pccl_begin_reduce", *buffers, descriptor, comm, _options(retry, blocks), keep=owners)
         self.tag = numbers[2]
         self.arguments = arguments
         self._live = live  # of the communicator: keeps it, and thus the tensors, as long as C may touch them
@@ -94,6 +109,8 @@ class Multi(Ticket):
     __slots__ = ()
 
     def __init__(self, comm: Any, descriptors: list[ReduceOpDescriptor], max_in_flight: int) -> None:
+        if any(descriptor.reduce_descriptor.quantization_options.blocks is not None for descriptor in descriptors):
+            raise ValueError("all_reduce_multiple_with_retry takes no block and no stochastic_seed: call all_reduce with retry")
         array = _ffi.new("pcclReduceOpDescriptor_t[]", len(descriptors))
         for c_descriptor, descriptor in zip(array, descriptors, strict=True):
             descriptor.to_c_inpl(c_descriptor)
@@ -104,7 +121,7 @@ class Multi(Ticket):
 
 def op_arguments(descriptor: ReduceOpDescriptor) -> OpArguments:
     """What names a reduce that is made again after it was cut short."""
-    return (descriptor.sendbuf_ptr, descriptor.recvbuf_ptr, descriptor.reduce_descriptor.numbers(), True)
+    return (descriptor.sendbuf_ptr, descriptor.recvbuf_ptr, descriptor.reduce_descriptor.numbers(), True, None)
 
 
 def reduce_info(c_info: Any, who: tuple[Contributors, ...] = ()) -> ReduceInfo:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from pccl._calls import whole_number
 from pccl._enums import DataType, DeviceType, DistributionHint, QuantizationAlgorithm, ReduceOp
 from pccl._loader import load_native_module
 from pccl._tensors import Buffers, Memory, is_torch_tensor, numpy_buffers, numpy_memory, require_kind, torch_buffers, torch_memory
@@ -34,16 +35,44 @@ class ReduceOperandDescriptor:
         return _ffi.new("pcclReduceOperandDescriptor_t *", (self.datatype.value, self.distribution_hint.value))
 
 
+BLOCK_DEFAULT = 256
+
+
 @dataclass
 class QuantizationOptions:
-    """How elements are quantised on the wire. With algorithm NONE, `quantized_datatype` is ignored."""
+    """How elements are quantised on the wire. With algorithm NONE or BLOCK_*, `quantized_datatype` is ignored.
+
+    The other two fields are of the BLOCK_* algorithms; with another algorithm they raise ValueError.
+
+    `block` elements share a scale: a power of two from 32 to 4096 (ValueError), the same on all members. A block takes
+    4 + block bytes with BLOCK_INT8, 4 + block / 2 with the others.
+
+    With a `stochastic_seed`, any 64-bit number, values are rounded up or down at random, so that they are right on average,
+    in place of to the nearest. The random numbers are a function of this seed and the element's index alone, so that a run can
+    be repeated. Members need not have the same seed, and should not: the errors of members, or of ops, with one seed are alike.
+    """
 
     quantized_datatype: DataType = DataType.UINT8
     algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX
+    block: int = BLOCK_DEFAULT
+    stochastic_seed: int | None = None
 
     def __post_init__(self) -> None:
         require_kind("quantized_datatype", self.quantized_datatype, DataType)
         require_kind("algorithm", self.algorithm, QuantizationAlgorithm)
+        self.block = whole_number("block", self.block, 32)
+        if not 32 <= self.block <= 4096 or self.block.bit_count() != 1:
+            raise ValueError(f"block must be a power of two from 32 to 4096, not {self.block}")
+        if self.stochastic_seed is not None:
+            self.stochastic_seed = whole_number("stochastic_seed", self.stochastic_seed, 64)
+        if not self.algorithm.is_blockwise and (self.block, self.stochastic_seed) != (BLOCK_DEFAULT, None):
+            raise ValueError(f"{self.algorithm.name} takes no block and no stochastic_seed: only the BLOCK_* algorithms do")
+
+    @property
+    def blocks(self) -> tuple[int, int | None] | None:
+        """`block` and `stochastic_seed`, if they are anything but the defaults."""
+        both = (self.block, self.stochastic_seed)
+        return None if both == (BLOCK_DEFAULT, None) else both
 
     def to_c(self) -> Any:
         """As a `pcclQuantizationOptions_t *`."""

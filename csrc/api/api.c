@@ -81,26 +81,52 @@ pcclResult_t api_check_devices(const void *send, const void *recv) {
     return detail_fail(pcclInvalidArgument, "the send and receive buffers lie at different devices: copy one first");
 }
 
-static pcclResult_t check_types(const pcclReduceDescriptor_t *descriptor) {
-    int dtype = (int)descriptor->src_descriptor.datatype, op = (int)descriptor->op;
+static pcclResult_t check_block(uint32_t block) {
+    if (block >= BLOCK_LEAST && block <= BLOCK_MOST && (block & (block - 1)) == 0) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, "block %u is no power of two from %d to %d", block, BLOCK_LEAST,
+                       BLOCK_MOST);
+}
+
+// What only the codecs with a scale for each block can do.
+static pcclResult_t check_unblocked(const pcclReduceOptions_t *options) {
+    if (options->block == 0 && !options->stochastic) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument,
+                       "%s without quantisation in blocks: set the algorithm to pcclQuantBlockInt8, "
+                       "pcclQuantBlockInt4 or pcclQuantBlockE3M0",
+                       options->block != 0 ? "a block is given" : "stochastic rounding is asked for");
+}
+
+// *codec_out: enum codec_id
+static pcclResult_t find_codec(const pcclReduceDescriptor_t *descriptor, const pcclReduceOptions_t *options,
+                               uint8_t *codec_out) {
+    int dtype = (int)descriptor->src_descriptor.datatype;
     int quantised = (int)descriptor->quantization_options.quantized_datatype,
         algorithm = (int)descriptor->quantization_options.algorithm;
-    RETURN_IF_FAILED(api_check_dtype(dtype));
-    RETURN_IF_FAILED(api_check_op(op, dtype));
+    uint32_t block = options->block == 0 ? BLOCK_DEFAULT : options->block;
+    *codec_out = CODEC_RAW;
+    if (!block_is_algorithm(algorithm)) RETURN_IF_FAILED(check_unblocked(options));
     if (algorithm == pcclQuantNone) return pcclSuccess;
-    if (algorithm < pcclQuantNone || algorithm > pcclQuantZeroPointScale)
+    if (algorithm < pcclQuantNone || algorithm > pcclQuantBlockE3M0)
         return detail_fail(pcclInvalidArgument, "algorithm %d is no pcclQuantizationAlgorithm_t", algorithm);
-    if (quantised < pcclUint8 || quantised > pcclBool)
+    if (block_is_algorithm(algorithm))
+        RETURN_IF_FAILED(check_block(block));
+    else if (quantised < pcclUint8 || quantised > pcclBool)
         return detail_fail(pcclInvalidArgument, "quantized_datatype %d is no pcclDataType_t", quantised);
-    if (codec_of_options(dtype, quantised, algorithm) != CODEC_RAW) return pcclSuccess;
+    *codec_out = codec_of_options(dtype, quantised, algorithm, block);
+    if (*codec_out != CODEC_RAW) return pcclSuccess;
+    if (block_is_algorithm(algorithm))
+        return detail_fail(pcclInvalidArgument, "%s cannot be quantised in blocks: use float32, float16 or bfloat16",
+                           dtype_name(dtype));
     return detail_fail(pcclInvalidArgument, "%s cannot be quantised to %s by %s", dtype_name(dtype),
                        dtype_name(quantised), algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale");
 }
 
 pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
-                              struct call_args *out) {
-    RETURN_IF_FAILED(check_types(descriptor));
-    const pcclQuantizationOptions_t *options = &descriptor->quantization_options;
+                              const pcclReduceOptions_t *options, struct call_args *out) {
+    uint8_t codec;
+    RETURN_IF_FAILED(api_check_dtype((int)descriptor->src_descriptor.datatype));
+    RETURN_IF_FAILED(api_check_op((int)descriptor->op, (int)descriptor->src_descriptor.datatype));
+    RETURN_IF_FAILED(find_codec(descriptor, options, &codec));
     int dtype = (int)descriptor->src_descriptor.datatype;
     size_t size = dtype_size(dtype), count = descriptor->count;
     if (count > 0 && (send == NULL || recv == NULL))
@@ -115,24 +141,33 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
         .send = send,
         .recv = recv,
         .tag = descriptor->tag,
-        .fingerprint = {.count = count,
-                        .dtype = (uint8_t)dtype,
-                        .op = (uint8_t)descriptor->op,
-                        .codec = codec_of_options(dtype, (int)options->quantized_datatype, (int)options->algorithm)},
+        .fingerprint = {.count = count, .dtype = (uint8_t)dtype, .op = (uint8_t)descriptor->op, .codec = codec},
+        .stochastic = options->stochastic,
+        .dice.seed = options->seed,
+        .retry = options->retry,
     };
     return pcclSuccess;
 }
 
+pcclResult_t api_take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out) {
+    memset(out, 0, sizeof *out);
+    if (options == NULL) return pcclSuccess;
+    if (options->size < sizeof options->size)
+        return detail_fail(pcclInvalidArgument, "options->size is %zu: set it to sizeof(pcclReduceOptions_t)",
+                           options->size);
+    memcpy(out, options, options->size < sizeof *out ? options->size : sizeof *out);
+    return pcclSuccess;
+}
+
 pcclResult_t api_launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
-                        bool retry, bool tell) {
+                        const pcclReduceOptions_t *options, bool tell) {
     if (descriptor->count > 0) {
         REQUIRE_NOT_NULL(send);
         REQUIRE_NOT_NULL(recv);
     }
     RETURN_IF_FAILED(communicator_usable(comm->communicator));
     struct call_args reduce;
-    RETURN_IF_FAILED(api_check_reduce(send, recv, descriptor, &reduce));
-    reduce.retry = retry;
+    RETURN_IF_FAILED(api_check_reduce(send, recv, descriptor, options, &reduce));
     reduce.tell = tell;
     return ops_launch(comm->communicator, &reduce);
 }
@@ -147,9 +182,10 @@ pcclResult_t api_await(const pcclComm_t *comm, uint64_t tag, int64_t deadline, p
 }
 
 static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, size_t count, struct call_args *reduces) {
+    static const pcclReduceOptions_t none;
     for (size_t i = 0; i < count; i++) {
         const pcclReduceOpDescriptor_t *d = &descriptors[i];
-        RETURN_IF_FAILED(api_check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, &reduces[i]));
+        RETURN_IF_FAILED(api_check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, &none, &reduces[i]));
     }
     return pcclSuccess;
 }

@@ -68,16 +68,18 @@ int64_t api_deadline_after(uint64_t timeout_ms);
 pcclResult_t api_check_state(const pcclSharedState_t *state);
 // Everything about a reduce that can be checked without a communicator; fills *out.
 pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
-                              struct call_args *out);
+                              const pcclReduceOptions_t *options, struct call_args *out);
+// What the caller's version of the struct holds, in ours; NULL: none. pcclInvalidArgument: it has no size.
+pcclResult_t api_take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out);
 pcclResult_t api_check_dtype(int dtype);
 pcclResult_t api_check_op(int op, int dtype);
 // That both buffers of an op lie at one device.
 pcclResult_t api_check_devices(const void *send, const void *recv);
 // Checks and launches a collective over a group.
 pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcclComm_t *comm);
-// Launches an op; `tell`: it is to tell its contributors.
+// Launches an op with options that were taken; `tell`: it is to tell its contributors.
 pcclResult_t api_launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
-                        bool retry, bool tell);
+                        const pcclReduceOptions_t *options, bool tell);
 // Awaits one until `deadline_ns`. `out` may be NULL.
 pcclResult_t api_await(const pcclComm_t *comm, uint64_t tag, int64_t deadline_ns, pcclReduceInfo_t *out);
 // Checks all, and begins them, as pcclAllReduceMultipleWithRetry.

@@ -86,9 +86,9 @@ pcclResult_t pccl_begin_optimize(const pcclComm_t *comm, struct pccl_ticket *tic
 // sync, as one whose memory is mapped read-only.
 pcclResult_t pccl_begin_sync(const pcclComm_t *comm, const pcclSharedState_t *shared_state,
                              pcclSharedStateSyncStrategy_t strategy, const bool *read_only, struct pccl_ticket *ticket);
-// Launches; with `retry` the op tells its contributors, too.
+// Launches; in retry mode the op tells its contributors, too. `options` may be NULL: none.
 pcclResult_t pccl_begin_reduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
-                               const pcclComm_t *comm, bool retry, struct pccl_ticket *ticket);
+                               const pcclComm_t *comm, const pcclReduceOptions_t *options, struct pccl_ticket *ticket);
 // Launches a collective over a group; one with `survivors` tells its contributors, too.
 pcclResult_t pccl_begin_collective(const pcclCollective_t *collective, const pcclComm_t *comm,
                                    struct pccl_ticket *ticket);

@@ -158,12 +158,15 @@ pcclResult_t pcclOptimizeTopology(const pcclComm_t *comm) {
 
 // ---- all-reduce ----
 
+static const pcclReduceOptions_t no_options;
+
 // Launches and awaits, as `run`.
 static pcclResult_t reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
-                           const pcclComm_t *comm, bool retry, bool tell, int64_t deadline, pcclReduceInfo_t *out) {
+                           const pcclComm_t *comm, const pcclReduceOptions_t *options, bool tell, int64_t deadline,
+                           pcclReduceInfo_t *out) {
     struct communicator *communicator = comm->communicator;
     communicator_enter(communicator);
-    pcclResult_t code = api_launch(send, recv, descriptor, comm, retry, tell);
+    pcclResult_t code = api_launch(send, recv, descriptor, comm, options, tell);
     if (code == pcclSuccess) code = api_await(comm, descriptor->tag, deadline, out);
     communicator_exit(communicator);
     return code;
@@ -173,7 +176,7 @@ pcclResult_t pcclAllReduce(const void *sendbuf, void *recvbuf, const pcclReduceD
                            const pcclComm_t *comm, pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(descriptor);
-    return reduce(sendbuf, recvbuf, descriptor, comm, false, false, INT64_MAX, reduce_info_out);
+    return reduce(sendbuf, recvbuf, descriptor, comm, &no_options, false, INT64_MAX, reduce_info_out);
 }
 
 pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
@@ -181,7 +184,7 @@ pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf, const pcclRe
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(descriptor);
     REQUIRE_NOT_NULL(reduce_handle_out);
-    RETURN_IF_FAILED(api_launch(sendbuf, recvbuf, descriptor, comm, false, false));
+    RETURN_IF_FAILED(api_launch(sendbuf, recvbuf, descriptor, comm, &no_options, false));
     // The handle gives the communicator back to its owner, who had it without const.
     *reduce_handle_out = (pcclAsyncReduceOp_t){.comm = (pcclComm_t *)(uintptr_t)comm, .tag = descriptor->tag};
     return pcclSuccess;
@@ -195,26 +198,15 @@ pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
     return api_await(reduce_handle->comm, reduce_handle->tag, INT64_MAX, reduce_info_out);
 }
 
-// What the caller's version of the struct holds, in ours.
-static pcclResult_t take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out) {
-    memset(out, 0, sizeof *out);
-    if (options == NULL) return pcclSuccess;
-    if (options->size < sizeof options->size)
-        return detail_fail(pcclInvalidArgument, "options->size is %zu: set it to sizeof(pcclReduceOptions_t)",
-                           options->size);
-    memcpy(out, options, options->size < sizeof *out ? options->size : sizeof *out);
-    return pcclSuccess;
-}
-
 pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
                              const pcclComm_t *comm, const pcclReduceOptions_t *PCCL_NULLABLE options,
                              pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(descriptor);
     pcclReduceOptions_t wanted;
-    RETURN_IF_FAILED(take_options(options, &wanted));
-    if (wanted.launch_only) return api_launch(sendbuf, recvbuf, descriptor, comm, wanted.retry, true);
-    return reduce(sendbuf, recvbuf, descriptor, comm, wanted.retry, true, api_deadline_after(wanted.timeout_ms),
+    RETURN_IF_FAILED(api_take_options(options, &wanted));
+    if (wanted.launch_only) return api_launch(sendbuf, recvbuf, descriptor, comm, &wanted, true);
+    return reduce(sendbuf, recvbuf, descriptor, comm, &wanted, true, api_deadline_after(wanted.timeout_ms),
                   reduce_info_out);
 }
 
@@ -225,7 +217,7 @@ pcclResult_t pcclAwaitAsyncReduceEx(const pcclAsyncReduceOp_t *reduce_handle,
     REQUIRE_NOT_NULL(reduce_handle);
     REQUIRE_COMM(reduce_handle->comm);
     pcclReduceOptions_t wanted;
-    RETURN_IF_FAILED(take_options(options, &wanted));
+    RETURN_IF_FAILED(api_take_options(options, &wanted));
     return api_await(reduce_handle->comm, reduce_handle->tag, api_deadline_after(wanted.timeout_ms), reduce_info_out);
 }
 

@@ -74,11 +74,13 @@ pcclResult_t pccl_begin_sync(const pcclComm_t *comm, const pcclSharedState_t *sh
 }
 
 pcclResult_t pccl_begin_reduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
-                               const pcclComm_t *comm, bool retry, struct pccl_ticket *ticket) {
+                               const pcclComm_t *comm, const pcclReduceOptions_t *options, struct pccl_ticket *ticket) {
     REQUIRE_COMM_AND_TICKET(comm, ticket);
     REQUIRE_NOT_NULL(descriptor);
+    pcclReduceOptions_t wanted;
+    RETURN_IF_FAILED(api_take_options(options, &wanted));
     ticket->number = descriptor->tag;
-    return begun(ticket, TICKET_REDUCE, api_launch(sendbuf, recvbuf, descriptor, comm, retry, retry));
+    return begun(ticket, TICKET_REDUCE, api_launch(sendbuf, recvbuf, descriptor, comm, &wanted, wanted.retry));
 }
 
 pcclResult_t pccl_begin_collective(const pcclCollective_t *collective, const pcclComm_t *comm,

@@ -37,8 +37,9 @@ static size_t raw_bytes(const struct codec *codec, int dtype, size_t count) {
     return count * dtype_size(dtype);
 }
 
-static void raw_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count) {
-    (void)codec;
+static void raw_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
+                       const struct codec_dice *dice) {
+    (void)codec, (void)dice;
     codec_narrow(dtype, out, wide, count);
 }
 
@@ -61,6 +62,15 @@ static bool raw_decode(const struct codec *codec, int dtype, void *wide, const u
         .decode = quant_decode, \
     }
 
+#define BLOCK(id, text, by, size) \
+    [(id) + __builtin_ctz((size) / BLOCK_LEAST)] = &(const struct codec) { \
+        .name = text " in blocks of " #size, .algorithm = by, .block = size, .takes = block_takes, \
+        .bytes = block_bytes, .encode = block_encode, .decode = block_decode, \
+    }
+#define BLOCKS(id, text, by) \
+    BLOCK(id, text, by, 32), BLOCK(id, text, by, 64), BLOCK(id, text, by, 128), BLOCK(id, text, by, 256), \
+        BLOCK(id, text, by, 512), BLOCK(id, text, by, 1024), BLOCK(id, text, by, 2048), BLOCK(id, text, by, 4096)
+
 static const struct codec *const codecs[CODECS] = {
     [CODEC_RAW] = &(const struct codec){.name = "raw",
                                         .block = CODEC_PIECE,
@@ -78,14 +88,19 @@ static const struct codec *const codecs[CODECS] = {
     [CODEC_ZERO_INT8] = QUANT("int8 by zero-point-scale", pcclInt8, pcclQuantZeroPointScale),
     [CODEC_ZERO_UINT16] = QUANT("uint16 by zero-point-scale", pcclUint16, pcclQuantZeroPointScale),
     [CODEC_ZERO_INT16] = QUANT("int16 by zero-point-scale", pcclInt16, pcclQuantZeroPointScale),
+    BLOCKS(CODEC_BLOCK_INT8, "int8", pcclQuantBlockInt8),
+    BLOCKS(CODEC_BLOCK_INT4, "int4", pcclQuantBlockInt4),
+    BLOCKS(CODEC_BLOCK_E3M0, "E3M0", pcclQuantBlockE3M0),
 };
 
 const struct codec *codec_find(uint8_t id) { return id < CODECS ? codecs[id] : NULL; }
 
-uint8_t codec_of_options(int dtype, int quantised_dtype, int algorithm) {
-    for (uint8_t id = CODEC_RAW + 1; id < CODECS; id++)
-        if (codecs[id]->quantised == quantised_dtype && codecs[id]->algorithm == algorithm && codecs[id]->takes(dtype))
-            return id;
+uint8_t codec_of_options(int dtype, int quantised_dtype, int algorithm, uint32_t block) {
+    for (uint8_t id = CODEC_RAW + 1; id < CODECS; id++) {
+        const struct codec *codec = codecs[id];
+        bool asked = block_is_algorithm(algorithm) ? codec->block == block : codec->quantised == quantised_dtype;
+        if (asked && codec->algorithm == algorithm && codec->takes(dtype)) return id;
+    }
     return CODEC_RAW;
 }
 
@@ -96,11 +111,14 @@ size_t codec_bytes(const struct codec *codec, int dtype, size_t count) {
            (rest == 0 ? 0 : codec->bytes(codec, dtype, rest));
 }
 
-void codec_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count) {
+void codec_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
+                  const struct codec_dice *dice) {
     const uint8_t *from = wide;
+    struct codec_dice now_dice = dice == NULL ? (struct codec_dice){0} : *dice;
     for (size_t size = dtype_size(codec_wide(dtype)); count > 0;) {
         size_t now = count < codec->block ? count : codec->block;
-        codec->encode(codec, dtype, out, from, now);
+        codec->encode(codec, dtype, out, from, now, dice == NULL ? NULL : &now_dice);
+        now_dice.index += now;
         out += codec->bytes(codec, dtype, now);
         from += now * size;
         count -= now;

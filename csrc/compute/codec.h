@@ -24,11 +24,21 @@ enum codec_id {
     CODEC_ZERO_INT8,
     CODEC_ZERO_UINT16,
     CODEC_ZERO_INT16,
-    CODECS,
+    // with a scale for each block of 32, 64, ..., 4096 elements: ids one after another
+    CODEC_BLOCK_INT8,
+    CODEC_BLOCK_INT4 = CODEC_BLOCK_INT8 + 8,
+    CODEC_BLOCK_E3M0 = CODEC_BLOCK_INT4 + 8,
+    CODECS = CODEC_BLOCK_E3M0 + 8,
 };
 
 // Elements that travel in one frame; a multiple of every codec's `block`. Written, they fit a frame.
 enum { CODEC_PIECE = 65536 };
+
+// Of stochastic rounding: what its random numbers are made from.
+struct codec_dice {
+    uint64_t seed;
+    uint64_t index; // of the first element
+};
 
 struct codec {
     const char *name;             // in texts, after "quantised to"
@@ -37,19 +47,22 @@ struct codec {
     bool (*takes)(int dtype); // of these elements
     // Of one block of `count` <= `block` elements, at any address:
     size_t (*bytes)(const struct codec *codec, int dtype, size_t count);
-    void (*encode)(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count);
+    // `dice`: rounds stochastically; NULL, or a codec that cannot: to nearest.
+    void (*encode)(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
+                   const struct codec_dice *dice);
     // False: malformed. There are as many bytes as `bytes` says.
     bool (*decode)(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 };
 
 // NULL: there is none of this id.
 const struct codec *codec_find(uint8_t id);
-// The one that these options of a reduce ask for; CODEC_RAW: none.
-uint8_t codec_of_options(int dtype, int quantised_dtype, int algorithm);
+// The one that these options of a reduce ask for; CODEC_RAW: none. `block`: of those with a scale for each block.
+uint8_t codec_of_options(int dtype, int quantised_dtype, int algorithm, uint32_t block);
 
 // Of any number of elements from the beginning of a block on.
 size_t codec_bytes(const struct codec *codec, int dtype, size_t count);
-void codec_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count);
+void codec_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
+                  const struct codec_dice *dice);
 bool codec_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 
 int codec_wide(int dtype); // the type of the wide elements
@@ -62,7 +75,17 @@ void codec_narrow(int dtype, void *dst, const void *wide, size_t count);
 // quant.c: all that have a quantised type and an algorithm.
 bool quant_takes(int dtype);
 size_t quant_bytes(const struct codec *codec, int dtype, size_t count);
-void quant_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count);
+void quant_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
+                  const struct codec_dice *dice);
 bool quant_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
+// block.c: those with a scale for each block.
+enum { BLOCK_LEAST = 32, BLOCK_MOST = 4096, BLOCK_DEFAULT = 256 };
+
+bool block_is_algorithm(int algorithm);
+bool block_takes(int dtype);
+size_t block_bytes(const struct codec *codec, int dtype, size_t count);
+void block_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
+                  const struct codec_dice *dice);
+bool block_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 
 #endif

@@ -28,6 +28,7 @@ struct kernels {
     kernel_reduce_fn *reduce[KERNEL_OPS][KERNEL_DTYPES];
     kernel_divide_fn *divide[KERNEL_DTYPES];
     const struct quant_loops *quant;                                      // for quant.c
+    const struct block_loops *block;                                      // for block.c
     void (*hash_long)(uint64_t lanes[8], const void *data, size_t bytes); // for hash.c
 };
 

@@ -63,6 +63,7 @@ static inline u64_vector swap_halves(u64_vector x) {
 
 #include "compute/kernels_vector.h"
 #include "compute/quant_loops.h"
+#include "compute/block_loops.h"
 #include "compute/hash_loop.h"
 
 KERNELS_TABLE(KERNEL_AVX2, "avx2");

@@ -111,6 +111,7 @@ static void divide_i64(void *dst, size_t count, uint32_t divisor) {
             }, \
         .divide = {INT_ORDERED_ROW(divide), FLOAT_ROW(divide)}, \
         .quant = &quant_loops, \
+        .block = &block_loops, \
         .hash_long = hash_long, \
     }
 

@@ -75,6 +75,25 @@ struct quant_loops {
     void (*narrow_bf16)(void *dst, const void *wide, size_t count);
 };
 
+// ---- blocks ----
+// `codes` of one block of `count` floats, none of them NaN or infinite. A value x has the code of x * grow * inverse;
+// a code k stands for k * scale.
+struct block_scale {
+    float scale, grow, inverse;
+    uint32_t key[2], counter; // of stochastic rounding: what its random numbers are made from
+};
+
+enum { BLOCK_CODE_INT8, BLOCK_CODE_INT4, BLOCK_CODE_E3M0, BLOCK_CODES };
+enum { BLOCK_NEAREST, BLOCK_STOCHASTIC, BLOCK_ROUNDINGS };
+
+struct block_loops {
+    // The bits of the largest magnitude; of NaN they are larger than those of infinity.
+    uint32_t (*largest)(const void *values, size_t count);
+    void (*encode[BLOCK_CODES][BLOCK_ROUNDINGS])(uint8_t *codes, const void *values, size_t count,
+                                                 const struct block_scale *by);
+    void (*decode[BLOCK_CODES])(void *values, const uint8_t *codes, size_t count, float scale);
+};
+
 // ---- hash: the eight lanes that XXH3 runs over more than 240 bytes ----
 enum {
     HASH_SECRET_BYTES = 192,

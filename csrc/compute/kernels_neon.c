@@ -52,6 +52,7 @@ static inline u64_vector swap_halves(u64_vector x) { return (u64_vector)vextq_u6
 
 #include "compute/kernels_vector.h"
 #include "compute/quant_loops.h"
+#include "compute/block_loops.h"
 #include "compute/hash_loop.h"
 
 KERNELS_TABLE(KERNEL_NEON, "neon");

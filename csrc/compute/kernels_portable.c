@@ -68,6 +68,7 @@ static void narrow_f16(void *dst, const void *wide, size_t count) {
 }
 
 #include "compute/quant_loops.h"
+#include "compute/block_loops.h"
 
 typedef struct {
     uint64_t lane[8];

@@ -135,7 +135,14 @@ typedef enum pcclDistributionHint_t {
 typedef enum pcclQuantizationAlgorithm_t {
     pcclQuantNone = 0,
     pcclQuantMinMax = 1,
-    pcclQuantZeroPointScale = 2
+    pcclQuantZeroPointScale = 2,
+    // With one fp32 scale for each block of elements, and codes of 8 or 4 bits; of float, float16 and bfloat16.
+    // quantized_datatype is ignored. A value is a code times the scale: -127 to 127 (scale: largest magnitude / 127),
+    // or -7 to 7 (/ 7), or 0, +-2^-6, +-2^-5, ..., +-2^0 (largest magnitude). A block that holds NaN or infinity comes
+    // back as all NaN, the same on all members.
+    pcclQuantBlockInt8 = 3,
+    pcclQuantBlockInt4 = 4,
+    pcclQuantBlockE3M0 = 5
 } pcclQuantizationAlgorithm_t;
 
 typedef struct pcclComm_t pcclComm_t;
@@ -159,8 +166,8 @@ typedef struct pcclReduceOperandDescriptor_t {
     pcclDistributionHint_t distribution_hint;
 } pcclReduceOperandDescriptor_t;
 
-// With pcclQuantNone, quantized_datatype is ignored. Otherwise: source float16, bfloat16, float or double; quantised
-// uint8, int8, uint16, int16 and, for pcclQuantMinMax, uint32 and uint64.
+// With pcclQuantNone and pcclQuantBlock*, quantized_datatype is ignored. Otherwise: source float16, bfloat16, float or
+// double; quantised uint8, int8, uint16, int16 and, for pcclQuantMinMax, uint32 and uint64.
 typedef struct pcclQuantizationOptions_t {
     pcclDataType_t quantized_datatype;
     pcclQuantizationAlgorithm_t algorithm;
@@ -195,6 +202,14 @@ typedef struct pcclReduceOptions_t {
     bool retry;          // go on without members that are lost
     bool launch_only;    // return as soon as the op is launched
     uint64_t timeout_ms; // how long to wait at most, 0 = as long as the others live
+    // Of pcclQuantBlock*, else 0: how many elements share a scale, a power of two from 32 to 4096; 0 = 256. All members
+    // give the same.
+    uint32_t block;
+    // Of pcclQuantBlock*: a value is rounded up or down at random, so that it is right on average, in place of to the
+    // nearest. The random numbers are a function of `seed` and the element's index, nothing else. With one seed on all
+    // members, or in all ops, the errors of the same element are alike and add up: give each member and op its own.
+    bool stochastic;
+    uint64_t seed;
 } pcclReduceOptions_t;
 
 // A peer in a run; every connection makes a new one.

@@ -2,6 +2,7 @@
 #ifndef PCCL_OPS_CALL_H
 #define PCCL_OPS_CALL_H
 
+#include "compute/codec.h"
 #include "net/wire_control.h"
 #include "net/wire_data.h"
 #include "ops/group.h"
@@ -33,9 +34,11 @@ struct call_args {
     // `mode` is the book's to set; `count`: of all that is reduced, broadcast or sent; of all parts together of what is
     // gathered or scattered; of all parts of one member of an all-to-all
     struct wire_fingerprint fingerprint;
-    struct group *group;        // or NULL; of a call that was posted: a reference
-    struct call_parts *parts;   // of a divided collective; malloc'ed, of a call that was posted: the book's
-    uint32_t root;              // rank in the group
+    struct group *group;      // or NULL; of a call that was posted: a reference
+    struct call_parts *parts; // of a divided collective; malloc'ed, of a call that was posted: the book's
+    uint32_t root;            // rank in the group
+    bool stochastic;          // rounds by these dice; of a segment, they begin at its first element
+    struct codec_dice dice;
     bool retry;                 // redone among the survivors after a loss
     bool tell;                  // the outcome names the contributors
     struct device_queue *queue; // of the memory of both buffers, the engine's to set (device/device.h)

@@ -45,6 +45,7 @@ void segments_add(struct op *parent, struct op *op) {
     uint64_t at = range.begin * parent->element; // of a tensor that may be missing: not all have a result
     if (at > 0 && op->args.send != NULL) op->args.send = (const uint8_t *)op->args.send + at;
     if (at > 0 && op->args.recv != NULL) op->args.recv = (uint8_t *)op->args.recv + at;
+    op->args.dice.index = range.begin;
     op->args.fingerprint.mode = s->mode;
     op->element = parent->element;
     op->count = range.end - range.begin;

@@ -15,7 +15,14 @@ VALUES = {
     },
     pccl.SharedStateSyncStrategy: {"ENFORCE_POPULAR": 0, "RECEIVE_ONLY": 1, "SEND_ONLY": 2},
     pccl.DistributionHint: {"NONE": 0, "NORMAL": 1, "UNIFORM": 2},
-    pccl.QuantizationAlgorithm: {"NONE": 0, "MIN_MAX": 1, "ZERO_POINT_SCALE": 2},
+    pccl.QuantizationAlgorithm: {
+        "NONE": 0,
+        "MIN_MAX": 1,
+        "ZERO_POINT_SCALE": 2,
+        "BLOCK_INT8": 3,
+        "BLOCK_INT4": 4,
+        "BLOCK_E3M0": 5,
+    },
     pccl.DeviceType: {"CPU": 0, "CUDA": 1},
     pccl.DataType: {
         "UINT8": 0,

@@ -176,3 +176,21 @@ def test_infos():
         info.world_size = 1
     info = pccl.SharedStateSyncInfo(tx_bytes=4, rx_bytes=5)
     assert (info.tx_bytes, info.rx_bytes) == (4, 5)
+
+
+@pytest.mark.parametrize("block", [0, 16, 48, 255, 8192])
+def test_blocks_are_powers_of_two(block):
+    with pytest.raises(ValueError, match=f"power of two from 32 to 4096, not {block}"):
+        QuantizationOptions(algorithm=QuantizationAlgorithm.BLOCK_INT4, block=block)
+
+
+@pytest.mark.parametrize("options", [{"block": 64}, {"stochastic_seed": 0}])
+def test_only_quantisation_in_blocks_has_their_options(options):
+    with pytest.raises(ValueError, match="MIN_MAX takes no block"):
+        QuantizationOptions(**options)
+    QuantizationOptions(algorithm=QuantizationAlgorithm.BLOCK_E3M0, **options)
+
+
+def test_a_seed_is_a_number_of_64_bits():
+    with pytest.raises(ValueError, match=r"stochastic_seed must be from 0 to 2\*\*64 - 1"):
+        QuantizationOptions(algorithm=QuantizationAlgorithm.BLOCK_INT4, stochastic_seed=-1)

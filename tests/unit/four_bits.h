@@ -21,8 +21,9 @@ static inline size_t four_bits_bytes(const struct codec *codec, int dtype, size_
     return 1 + (count + 1) / 2;
 }
 
-static inline void four_bits_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide,
-                                    size_t count) {
+static inline void four_bits_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
+                                    const struct codec_dice *dice) {
+    (void)dice;
     const float *values = wide;
     float most = 0;
     for (size_t i = 0; i < count; i++) most = fmaxf(most, fabsf(values[i]));

@@ -57,6 +57,14 @@ static size_t encoded_bytes(const struct op *op, struct plan_range range) {
     return codec_bytes(codec_of(op), op->args.fingerprint.dtype, range.end - range.begin);
 }
 
+// Writes this range of the tensor. A result has other dice than the input of the same member and the same seed.
+static void encode(const struct op *op, struct plan_range range, uint8_t *out, const void *wide, bool is_result) {
+    const struct call_args *args = &op->args;
+    struct codec_dice dice = {is_result ? ~args->dice.seed : args->dice.seed, args->dice.index + range.begin};
+    codec_encode(codec_of(op), args->fingerprint.dtype, out, wide, range.end - range.begin,
+                 args->stochastic ? &dice : NULL);
+}
+
 // wide = this member's input. False: its device has failed.
 static bool widen_input(struct op *op, struct plan_range range, void *wide) {
     size_t count = range.end - range.begin;
@@ -138,7 +146,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     struct target *target = &s->targets[rank];
     if (target->next >= target->blocks || target->next >= target->granted) return NULL;
     struct plan_range range = block_range(op, rank, target->next);
-    size_t count = range.end - range.begin, bytes = encoded_bytes(op, range);
+    size_t bytes = encoded_bytes(op, range);
     uint8_t *stage = lane_stage(lane);
     if (stage == NULL) {
         engine_lock(engine);
@@ -147,7 +155,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
         return NULL;
     }
     if (!widen_input(op, range, mover_shared(engine)->wide)) return NULL;
-    codec_encode(codec_of(op), op->args.fingerprint.dtype, stage, mover_shared(engine)->wide, count);
+    encode(op, range, stage, mover_shared(engine)->wide, false);
 
     struct wire_op head;
     op_head(op, &head);
@@ -225,7 +233,7 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
     struct block *result = block_new(engine, encoded_bytes(op, range));
     engine_unlock(engine);
     if (result == NULL) return false;
-    codec_encode(codec_of(op), what->dtype, result->bytes, sum, count);
+    encode(op, range, result->bytes, sum, true);
     if (!store(engine, op, range, result->bytes)) {
         engine_lock(engine);
         block_put(engine, result);

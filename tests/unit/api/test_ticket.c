@@ -43,7 +43,7 @@ static void test_tickets(void) {
     CHECK_EQ(pccl_begin_pending(a, &other), pcclInvalidUsage);
     float x = 1, y = 2;
     pcclReduceDescriptor_t descriptor = sum_of(1, 3);
-    CHECK_EQ(pccl_begin_reduce(&x, &x, &descriptor, a, false, &other), pcclInvalidUsage);
+    CHECK_EQ(pccl_begin_reduce(&x, &x, &descriptor, a, NULL, &other), pcclInvalidUsage);
 
     check_case("a ticket that was forgotten");
     struct pccl_ticket forgotten = at_a;
@@ -54,14 +54,14 @@ static void test_tickets(void) {
     CHECK_EQ(end(pcclSuccess, &at_a), pcclSuccess);
 
     check_case("ops beside a vote");
-    REQUIRE(pccl_begin_reduce(&x, &x, &descriptor, a, false, &at_a) == pcclSuccess);
+    REQUIRE(pccl_begin_reduce(&x, &x, &descriptor, a, NULL, &at_a) == pcclSuccess);
     CHECK_EQ(pccl_ticket_wait(&at_a, SOON), pcclTimedOut);
-    CHECK_EQ(pccl_begin_reduce(&x, &x, &descriptor, a, false, &other), pcclInvalidArgument); // its tag is live
+    CHECK_EQ(pccl_begin_reduce(&x, &x, &descriptor, a, NULL, &other), pcclInvalidArgument); // its tag is live
     REQUIRE(pccl_begin_pending(a, &other) == pcclSuccess);
     CHECK_EQ(pccl_ticket_wait(&other, SOON), pcclTimedOut);
     CHECK_EQ(end(pccl_begin_pending(b, &at_b), &at_b), pcclSuccess);
     CHECK_EQ(end(pcclSuccess, &other), pcclSuccess);
-    REQUIRE(pccl_begin_reduce(&y, &y, &descriptor, b, false, &at_b) == pcclSuccess);
+    REQUIRE(pccl_begin_reduce(&y, &y, &descriptor, b, NULL, &at_b) == pcclSuccess);
     CHECK_EQ(end(pcclSuccess, &at_a), pcclSuccess);
     CHECK_EQ(end(pcclSuccess, &at_b), pcclSuccess);
     CHECK(x == 3 && y == 3);

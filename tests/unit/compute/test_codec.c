@@ -17,13 +17,13 @@ static void test_table(void) {
         for (int dtype = 0; dtype < KERNEL_DTYPES; dtype++) {
             if (!codec->takes(dtype)) continue;
             CHECK(codec_bytes(codec, dtype, CODEC_PIECE) <= WIRE_MAX_DATA_BYTES); // fits a frame
-            CHECK_EQ(codec_of_options(dtype, codec->quantised, codec->algorithm), id);
+            CHECK_EQ(codec_of_options(dtype, codec->quantised, codec->algorithm, codec->block), id);
         }
     }
     CHECK(codec_find(CODECS) == NULL && codec_find(255) == NULL);
-    CHECK_EQ(codec_of_options(pcclFloat, pcclUint8, pcclQuantNone), CODEC_RAW);
-    CHECK_EQ(codec_of_options(pcclFloat, pcclUint64, pcclQuantZeroPointScale), CODEC_RAW);
-    CHECK_EQ(codec_of_options(pcclInt32, pcclUint8, pcclQuantMinMax), CODEC_RAW);
+    CHECK_EQ(codec_of_options(pcclFloat, pcclUint8, pcclQuantNone, 0), CODEC_RAW);
+    CHECK_EQ(codec_of_options(pcclFloat, pcclUint64, pcclQuantZeroPointScale, 0), CODEC_RAW);
+    CHECK_EQ(codec_of_options(pcclInt32, pcclUint8, pcclQuantMinMax, 0), CODEC_RAW);
 }
 
 // All bits of all types come back, but for the NaNs of the 16-bit types, of which there is one.
@@ -37,7 +37,7 @@ static void test_raw(void) {
         CHECK_EQ(bytes, COUNT * dtype_size(dtype));
         for (int i = 0; i < COUNT; i++) values[i] = check_random(&seed);
         codec_widen(dtype, wide, values, COUNT);
-        codec_encode(raw, dtype, (uint8_t *)written, wide, COUNT);
+        codec_encode(raw, dtype, (uint8_t *)written, wide, COUNT, NULL);
         if (dtype != pcclFloat16 && dtype != pcclBFloat16) CHECK_MEM(written, values, bytes);
         CHECK(codec_decode(raw, dtype, back, (uint8_t *)written, COUNT));
         codec_narrow(dtype, again, back, COUNT);
@@ -57,7 +57,7 @@ static void test_blocks(void) {
         check_case("%zu elements", count);
         CHECK_EQ(codec_bytes(codec, pcclFloat, count),
                  count / 256 * 129 + (count % 256 == 0 ? 0 : 1 + (count % 256 + 1) / 2));
-        codec_encode(codec, pcclFloat, written, values, count);
+        codec_encode(codec, pcclFloat, written, values, count, NULL);
         CHECK(codec_decode(codec, pcclFloat, back, written, count));
         for (size_t begin = 0; begin < count; begin += FOUR_BITS_BLOCK) {
             size_t length = count - begin < FOUR_BITS_BLOCK ? count - begin : FOUR_BITS_BLOCK;

@@ -24,11 +24,11 @@ static uint8_t wide_memory[MAX_COUNT * 8 + 1], back_memory[MAX_COUNT * 8 + 1],
 static uint8_t *const wide = wide_memory + 1, *const back = back_memory + 1, *const encoded = code_memory + 1;
 
 static bool supported(int dtype, int quantised, int algorithm) {
-    return codec_of_options(dtype, quantised, algorithm) != CODEC_RAW;
+    return codec_of_options(dtype, quantised, algorithm, 0) != CODEC_RAW;
 }
 
 static const struct codec *codec_of(int dtype, int quantised, int algorithm) {
-    return codec_find(codec_of_options(dtype, quantised, algorithm));
+    return codec_find(codec_of_options(dtype, quantised, algorithm, 0));
 }
 
 static size_t wide_size(int dtype) { return dtype_size(codec_wide(dtype)); }
@@ -58,7 +58,7 @@ static void put(int dtype, uint8_t *values, size_t i, double value) {
 }
 
 static bool roundtrip(int dtype, int quantised, int algorithm, size_t count) {
-    quant_encode(codec_of(dtype, quantised, algorithm), dtype, encoded, wide, count);
+    quant_encode(codec_of(dtype, quantised, algorithm), dtype, encoded, wide, count, NULL);
     return quant_decode(codec_of(dtype, quantised, algorithm), dtype, back, encoded, count);
 }
 
@@ -306,7 +306,7 @@ static void test_malformed(void) {
     };
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
         for (size_t i = 0; i < 100; i++) put(pcclFloat, wide, i, (double)i);
-        quant_encode(codec_of(pcclFloat, pcclUint8, pcclQuantMinMax), pcclFloat, encoded, wide, 100);
+        quant_encode(codec_of(pcclFloat, pcclUint8, pcclQuantMinMax), pcclFloat, encoded, wide, 100, NULL);
         memcpy(encoded + rows[row].offset, &rows[row].value, rows[row].bytes);
         check_case("malformed: %s", rows[row].name);
         CHECK(!quant_decode(codec_of(pcclFloat, pcclUint8, pcclQuantMinMax), pcclFloat, back, encoded, 100));
@@ -322,7 +322,7 @@ static void test_fuzz(uint64_t seed) {
         size_t bytes = quant_bytes(codec_of(dtype, quantised, algorithm), dtype, COUNT);
         for (int round = 0; round < ROUNDS; round++) {
             for (size_t i = 0; i < COUNT; i++) put(dtype, wide, i, uniform(&seed) - 0.5);
-            quant_encode(codec_of(dtype, quantised, algorithm), dtype, encoded, wide, COUNT);
+            quant_encode(codec_of(dtype, quantised, algorithm), dtype, encoded, wide, COUNT, NULL);
             if (round % 3 == 0)
                 for (size_t i = 0; i < bytes; i++) encoded[i] = (uint8_t)check_random(&seed);
             else

@@ -37,13 +37,13 @@ static void expect(struct tensor *t) {
                 float *to = rank == 0 ? sum : input;
                 codec_widen(t->dtype, to, t->send[rank] + at * element, count);
                 if (rank != owner) {
-                    codec_encode(&four_bits, t->dtype, written, to, count);
+                    codec_encode(&four_bits, t->dtype, written, to, count, NULL);
                     CHECK(codec_decode(&four_bits, t->dtype, to, written, count));
                 }
                 if (rank > 0) kernels->reduce[t->op][pcclFloat](sum, sum, input, count);
             }
             if (t->op == pcclAvg) kernels->divide[pcclFloat](sum, count, t->peers);
-            codec_encode(&four_bits, t->dtype, written, sum, count);
+            codec_encode(&four_bits, t->dtype, written, sum, count, NULL);
             CHECK(codec_decode(&four_bits, t->dtype, sum, written, count));
             codec_narrow(t->dtype, t->expected + at * element, sum, count);
         }
