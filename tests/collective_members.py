@@ -217,10 +217,11 @@ class Member:
 
     def join(self, world: int) -> None:
         self.comm.connect()
-        self.comm.wait_for_peers(world, timeout=PATIENCE)
+        self.let_in(world)
 
     def let_in(self, world: int) -> None:
         self.comm.wait_for_peers(world, timeout=PATIENCE)
+        self.admitted = self.comm.members
 
     def load_torch(self) -> None:
         """Where it is there: so that no call waits for that."""
@@ -299,8 +300,9 @@ class Member:
         return self.comm.send(np.full(count, value, np.float32), to, timeout=PATIENCE).contributors
 
     def _group(self, wish: Wish) -> Group:
-        members = self.comm.members
-        return self.comm.group([members[rank] for rank in wish.members] if wish.members else members)
+        if wish.members:  # the same for all, whoever has heard of a loss meanwhile
+            return self.comm.group([self.admitted[rank] for rank in wish.members])
+        return self.comm.group(self.comm.members)
 
     def _launch(self, wish: Wish) -> tuple[Buffers, Callable[[], Any]]:
         group = self._group(wish)
