@@ -1,0 +1,243 @@
+"""`pccl launch`: a master and peers of one program on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO
+
+import click
+
+from pccl._address import parse_endpoints
+from pccl._errors import PCCLError
+from pccl._master import MasterNode
+from pccl._supervisor import prepare_child
+
+GRACE_SECONDS = 10.0
+"""How long peers that were told to end may take, before they are killed."""
+
+READ_BYTES = 1 << 16
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@click.command(
+    "launch",
+    short_help="Start a master and peers of a program here.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("--nproc", type=click.IntRange(1, 1024), default=2, show_default=True, help="how many peers")
+@click.option(
+    "--restart", type=click.IntRange(0), default=0, metavar="N", help="start a peer that dies anew, N times  [default: 0]"
+)
+@click.option("--master", "address", metavar="HOST:PORT", help="join the run of this master, or list of masters; none is started")
+@click.option("-m", "module", is_flag=True, help="the program is a Python module, as of python -m")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
+def command(nproc: int, restart: int, address: str | None, module: bool, program: tuple[str, ...]) -> None:
+    """Start a master and a number of peers of a Python program on this machine, and wait until all have ended.
+
+    All peers get the same command line. In their environment PCCL_MASTER is the master, PCCL_PEERS how many peers were started,
+    and PCCL_PEER which of them this one is, from 0 on; one that was started anew has PCCL_JOIN=1 as well. Each line that they
+    print has their number before it. Options behind the program are the program's; a "--" right behind it is left out.
+
+    A peer that dies is not replaced unless --restart says so, and only while another one runs. Ctrl-C and SIGTERM are passed on
+    to the peers. Those that take more than 10 s to end are killed, and all are at a second Ctrl-C.
+
+    The exit status is 0 if a peer has ended with 0 and none has failed; a peer that was killed while others went on has not
+    failed. Otherwise it is that of the first peer that has failed, 128 + N if signal N killed all, and 130 after Ctrl-C.
+    """
+    arguments = list(program[1:])
+    if arguments[:1] == ["--"]:
+        del arguments[0]
+    words = [sys.executable, *(["-m"] if module else []), program[0], *arguments]
+    try:
+        with _master(address) as masters:
+            click.echo(f"pccl launch: the master is {masters}", err=True)
+            status = Launch(words, nproc, restart, masters).run()
+    except (PCCLError, ValueError, AssertionError) as error:
+        raise click.ClickException(str(error)) from None
+    sys.exit(status)
+
+
+@contextlib.contextmanager
+def _master(address: str | None) -> Iterator[str]:
+    """The address of the master: that given, or that of a new one, which is there while this block is."""
+    if address is not None:
+        parse_endpoints(address)
+        yield address
+        return
+    with MasterNode("127.0.0.1:0") as master:
+        yield f"127.0.0.1:{master.port}"
+
+
+class Peer:
+    """One of the processes, and what it prints."""
+
+    def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.number = number
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            process_group=0,  # the terminal's Ctrl-C comes through the launcher, once
+            preexec_fn=functools.partial(prepare_child, os.getpid()),
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        streams = ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
+        self.outputs = [Output(number, source, target.buffer) for source, target in streams]
+        self.ended = os.pidfd_open(self.process.pid)
+        """Readable once the process has ended."""
+
+    def close(self) -> int:
+        """Prints what is left of its output, and gives its status; after its end."""
+        status = self.process.wait()
+        os.close(self.ended)
+        for output in self.outputs:
+            output.forward()
+            output.close()
+        return status
+
+
+class Output:
+    """A stream of a peer, printed line by line."""
+
+    def __init__(self, number: int, source: IO[bytes], target: IO[bytes]) -> None:
+        self.source = source
+        self._prefix = f"[{number}] ".encode()
+        self._target = target
+        self._rest = b""
+        os.set_blocking(source.fileno(), False)
+
+    def forward(self) -> bool:
+        """Prints all whole lines that are there; False at the end of the stream."""
+        while True:
+            try:
+                chunk = os.read(self.source.fileno(), READ_BYTES)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                return False
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            self._print(lines)
+
+    def close(self) -> None:
+        """Prints what has no end of line; a process that the peer has left behind may have the other end still."""
+        self._print([self._rest] if self._rest else [])
+        self.source.close()
+
+    def _print(self, lines: list[bytes]) -> None:
+        if lines:
+            self._target.write(b"".join(self._prefix + line + b"\n" for line in lines))
+            self._target.flush()
+
+
+class Launch:
+    """The peers of one command."""
+
+    def __init__(self, command: Sequence[str], nproc: int, restarts: int, masters: str) -> None:
+        self._command = command
+        self._environment = {**os.environ, "PCCL_MASTER": masters, "PCCL_PEERS": str(nproc), "PYTHONUNBUFFERED": "1"}
+        self._environment.pop("PCCL_JOIN", None)
+        self._restarts = [restarts] * nproc  # left of each
+        self._peers: dict[int, Peer] = {}
+        self._statuses: list[int] = []  # of those that were not started anew
+        self._told: signal.Signals | None = None
+        self._deadline = math.inf
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> int:
+        """Starts the peers, and returns the exit status when the last has ended. None outlives it, whatever is raised."""
+        wake, waker = socket.socketpair()
+        for end in (wake, waker):
+            end.setblocking(False)
+        self._selector.register(wake, selectors.EVENT_READ)
+        before = {number: signal.signal(number, lambda *_: None) for number in ENDING}
+        woken = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        try:
+            for number in range(len(self._restarts)):
+                self._start(number, {})
+            while self._peers:
+                left = None if self._deadline == math.inf else max(0.0, self._deadline - time.monotonic())
+                ready = self._selector.select(left)
+                for key, _ in ready:
+                    if key.fileobj is wake:
+                        for number in wake.recv(READ_BYTES):
+                            self._tell(signal.Signals(number))
+                    elif isinstance(key.data, Peer):
+                        self._end(key.data)
+                    elif not key.data.source.closed and not key.data.forward():
+                        self._selector.unregister(key.fileobj)
+                if not ready:
+                    self._kill()
+            return self._status()
+        finally:
+            self._kill()
+            for peer in self._peers.values():
+                peer.process.wait()
+            signal.set_wakeup_fd(woken)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.close()
+            wake.close()
+            waker.close()
+
+    def _start(self, number: int, extra: Mapping[str, str]) -> None:
+        peer = self._peers[number] = Peer(number, self._command, {**self._environment, "PCCL_PEER": str(number), **extra})
+        self._selector.register(peer.ended, selectors.EVENT_READ, peer)
+        for output in peer.outputs:
+            self._selector.register(output.source, selectors.EVENT_READ, output)
+
+    def _end(self, peer: Peer) -> None:
+        """Notes how a peer has ended, and starts it anew where that is asked for."""
+        del self._peers[peer.number]
+        self._selector.unregister(peer.ended)
+        for output in peer.outputs:
+            with contextlib.suppress(KeyError):  # it has ended before
+                self._selector.unregister(output.source)
+        status = peer.close()
+        if status != 0:
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
+            again = self._restarts[peer.number] > 0 and self._told is None and bool(self._peers)
+            print(f"pccl launch: peer {peer.number} {how}{'; it is started anew' if again else ''}", file=sys.stderr, flush=True)
+            if again:
+                self._restarts[peer.number] -= 1
+                self._start(peer.number, {"PCCL_JOIN": "1"})
+                return
+        self._statuses.append(status)
+
+    def _tell(self, number: signal.Signals) -> None:
+        """Passes a signal on that ends the command; the second one kills."""
+        if number not in ENDING:
+            return
+        if self._told is not None:
+            self._kill()
+            return
+        self._told = number
+        self._deadline = time.monotonic() + GRACE_SECONDS
+        for peer in self._peers.values():
+            peer.process.send_signal(number)
+
+    def _kill(self) -> None:
+        self._deadline = math.inf
+        for peer in self._peers.values():
+            peer.process.kill()
+
+    def _status(self) -> int:
+        if self._told is not None:
+            return 128 + self._told
+        failed = [status for status in self._statuses if status > 0]
+        if failed:
+            return failed[0]
+        return 0 if 0 in self._statuses else 128 - self._statuses[-1]

@@ -1,0 +1,205 @@
+"""`pccl launch`: what its peers get, what it prints, how it ends, and that nothing outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import textwrap
+
+import pytest
+from launched import EXAMPLES, Launched
+from performers import PATIENCE
+
+pytest.importorskip("click")
+
+LAUNCH = [sys.executable, "-m", "pccl", "launch"]
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Starts it with a program, given as text; ends it and all that it has started."""
+    with contextlib.ExitStack() as stack:
+
+        def start(program, *arguments, options=("--nproc", "3")):
+            path = tmp_path / "program.py"
+            path.write_text("import os, signal, sys, time\nnumber = int(os.environ['PCCL_PEER'])\n" + textwrap.dedent(program))
+            return stack.enter_context(Launched([*LAUNCH, *options, str(path), *arguments]))
+
+        yield start
+
+
+def pids(launched, count):
+    """Of the peers, which print them, by number."""
+    found = {int(match[1]): int(match[2]) for match in launched.expect(r"\[(\d)\] pid (\d+)", count)}
+    assert len(found) == count
+    return [found[number] for number in sorted(found)]
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_arguments_environment_and_output(launch):
+    program = """
+        print(sys.argv[1:], os.environ["PCCL_PEERS"], os.environ["PCCL_MASTER"].partition(":")[0], "PCCL_JOIN" in os.environ)
+        sys.stderr.write("one\\n\\ntwo")
+    """
+    one = launch(program, "--", "--method", "x", "--", "--help")
+    assert one.end() == 0
+    text = "".join(one.lines)
+    for number in range(3):
+        assert f"[{number}] ['--method', 'x', '--', '--help'] 3 127.0.0.1 False\n" in text
+        assert f"[{number}] one\n" in text
+        assert f"[{number}] two\n" in text
+    assert "pccl launch: the master is 127.0.0.1:" in text
+
+
+def test_peers_form_a_run_and_one_may_die(launch):
+    program = """
+        import numpy as np, pccl
+        with pccl.Communicator(os.environ["PCCL_MASTER"]) as comm:
+            comm.connect()
+            comm.wait_for_peers(int(os.environ["PCCL_PEERS"]), timeout=60)
+            if number == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            value = np.ones(3)
+            while comm.world_size == 3:
+                try:
+                    comm.all_reduce(value, op=pccl.ReduceOp.SUM)
+                except pccl.PeerLostError:
+                    pass
+            comm.barrier()
+            print("world", comm.world_size)
+    """
+    one = launch(program)
+    assert one.end() == 0
+    text = "".join(one.lines)
+    assert "pccl launch: peer 1 was killed by SIGKILL\n" in text
+    assert "[0] world 2\n" in text
+    assert "[2] world 2\n" in text
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("pass", 0),
+        ("sys.exit(number * 3)", (3, 6)),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 128 + signal.SIGTERM),
+        ("number == 1 and os.kill(os.getpid(), signal.SIGSEGV)", 0),
+    ],
+)
+def test_status(launch, program, status):
+    assert launch(program).end() in (status if isinstance(status, tuple) else (status,))
+
+
+def test_a_peer_is_started_anew(launch, tmp_path):
+    program = """
+        print("begins", os.environ.get("PCCL_JOIN"))
+        if number == 1:
+            if os.environ.get("PCCL_JOIN") != "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+            open(sys.argv[1], "w")
+        else:
+            while not os.path.exists(sys.argv[1]):
+                time.sleep(0.02)
+    """
+    one = launch(program, str(tmp_path / "there"), options=("--nproc", "2", "--restart", "1"))
+    assert one.end() == 0
+    text = "".join(one.lines)
+    assert text.count("begins None") == 2
+    assert text.count("[1] begins 1") == 1
+    assert "peer 1 was killed by SIGKILL; it is started anew" in text
+
+
+def test_restarts_end(launch):
+    program = """
+        print("begins")
+        if number == 1:
+            sys.exit(5)
+        sys.stdin.read()
+        time.sleep(60)
+    """
+    one = launch(program, options=("--nproc", "2", "--restart", "2"))
+    one.expect(r"\[1\] begins", 3)
+    one.expect(r"peer 1 failed with status 5$")
+    one.process.send_signal(signal.SIGTERM)
+    assert one.end() == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_passed_on(launch, number):
+    program = """
+        def end(*_):
+            print("ends", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGINT, end)
+        signal.signal(signal.SIGTERM, end)
+        print("pid", os.getpid())
+        while True:
+            time.sleep(60)
+    """
+    one = launch(program)
+    found = pids(one, 3)
+    one.process.send_signal(number)
+    assert one.end() == 128 + number
+    assert "".join(one.lines).count("] ends\n") == 3
+    assert all(map(gone, found))
+
+
+STUBBORN = """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("pid", os.getpid())
+    while True:
+        time.sleep(60)
+"""
+
+
+def test_a_second_signal_kills(launch):
+    one = launch(STUBBORN)
+    found = pids(one, 3)
+    one.process.send_signal(signal.SIGINT)
+    while one.process.poll() is None and not all(map(gone, found)):
+        one.process.send_signal(signal.SIGINT)  # two that come together may be one
+    assert one.end() == 128 + signal.SIGINT
+    assert all(map(gone, found))
+
+
+def test_peers_die_with_it(launch):
+    one = launch(STUBBORN)
+    found = pids(one, 3)
+    one.process.kill()
+    one.end(PATIENCE)
+    while not all(map(gone, found)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Missing argument"),
+        (["--nproc", "0", "x.py"], "range"),
+        (["--master", "nowhere", "x.py"], "nowhere"),
+    ],
+)
+def test_wrong_arguments(arguments, words):
+    with Launched([*LAUNCH, *arguments]) as one:
+        assert one.end() != 0
+        assert words in "".join(one.lines)
+
+
+@pytest.mark.parametrize("method", ["data-parallel", "diloco"])
+def test_the_example_trains(method):
+    """All peers end with the same model."""
+    arguments = ["--steps", "40", "--sync-every", "10", "--width", "16", "--layers", "1", "--batch", "4"]
+    command = [*LAUNCH, "--nproc", "2", str(EXAMPLES / "diloco.py"), "--", "--method", method, *arguments]
+    with Launched(command) as one:
+        assert one.end(2 * PATIENCE) == 0, one.lines
+    lines = [line for line in one.lines if "outer step 4:" in line]
+    assert len(lines) == 2
+    assert len({line.partition("validation")[2] for line in lines}) == 1
