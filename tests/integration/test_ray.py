@@ -20,11 +20,11 @@ ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-START = 60
+START = 150
 """Seconds for Ray to start itself and its actors."""
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_killed_actors_are_replaced():
     # Ray makes sockets in the folder, whose names must be short.
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
