@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pccl._communicator import Communicator
-from pccl.diloco._average import Average, Averaged
+from pccl.diloco._average import Average, Averaged, Averager
 from pccl.diloco._base import Round, Trainer, Weight
 from pccl.diloco._compression import Compression
 from pccl.diloco._outer import Outer, trained_parameters
@@ -69,6 +69,7 @@ class AsyncDiLoCo(Trainer):
         """The outer parameters and their momentum."""
         self._start = torch.empty_like(self.outer.parameters)  # what the inner steps begin with
         self._buffer = self.outer.buffer()  # of the average that is under way
+        self._averager = Averager(self.compression)
         self._under_way: Average | None = None
         self._share(dict(self.outer.entries()))
 
@@ -124,7 +125,7 @@ class AsyncDiLoCo(Trainer):
         self._start.copy_(self.outer.parameters).sub_(self._buffer.to(self.outer.device), alpha=self.eager)
         self.outer.rounded(self._start)
         self.outer.write_model(self._start)
-        self._under_way = Average(self.communicator, self._buffer, weight=weight, compression=self.compression)
+        self._under_way = self._averager.launch(self.communicator, self._buffer, weight)
 
     def _adopt(self) -> None:
         self.outer.from_host()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import UUID
 
 import torch
@@ -32,27 +33,39 @@ class Averaged:
     rx_bytes: int = 0
 
 
-class Average:
-    """An average in flight: `buffer`, contiguous fp32 on the CPU, is replaced by it in place once `wait` has returned.
+class Average(Protocol):
+    """An average in flight."""
 
-    Without `weight` all members count alike. With it (at least 0, rounded to fp32; all members give one) the result is the sum
-    of weight * buffer, divided by the sum of the weights, both over the members that are in the range; 0 where all weights are
-    0. The weights are exchanged before the launch, which waits for that: whoever is in a range, everyone knows its weight.
+    def wait(self) -> Averaged:
+        """Waits for the others, as long as they live, and leaves the average in the buffer. To be called once."""
 
-    `tag`: below 2**31, of no other average in flight. A peer that is alone has its own values as the average.
-    After an error other than the death of members `buffer` is unspecified.
+
+class Averager:
+    """Averages of buffers of `size` elements over the members, one at a time. It holds what compression has left out so far.
+
+    `tag`, below 2**31, tells those apart that are in flight at the same time.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        buffer: Tensor,
-        *,
-        weight: float | None = None,
-        tag: int = 0,
-        compression: Compression | None = None,
-    ) -> None:
-        self._comm = comm
+    def __init__(self, compression: Compression, *, tag: int = 0) -> None:
+        self._compression = compression
+        self._tag = tag
+
+    def launch(self, comm: Communicator, buffer: Tensor, weight: float | None = None) -> Average:
+        """Launches an average of `buffer`, contiguous fp32 on the CPU, which is replaced by it once `wait` has returned.
+
+        Without `weight` all members count alike. With it (at least 0, rounded to fp32; all members give one) the result is the
+        sum of weight * buffer, divided by the sum of the weights, both over the members that are in the range; 0 where all
+        weights are 0. The weights are exchanged before the launch, which waits for that: whoever is in a range, everyone knows
+        its weight. A peer that is alone has its own values as the average. After an error other than the death of members
+        `buffer` is unspecified.
+        """
+        return _Dense(comm, buffer, weight, self._tag, self._compression)
+
+
+class _Dense:
+    """By an all-reduce in retry mode."""
+
+    def __init__(self, comm: Communicator, buffer: Tensor, weight: float | None, tag: int, compression: Compression) -> None:
         self._buffer = buffer
         self._own = comm.uuid
         self._weights: dict[UUID, float] | None = None
@@ -61,13 +74,12 @@ class Average:
             self._weights = _exchange(comm, weight)
             buffer.mul_(weight)
         op = ReduceOp.AVG if weight is None else ReduceOp.SUM
-        options = compression.options if compression else None
+        options = compression.options
         self._handle: AsyncReduceHandle | None = None
         with contextlib.suppress(TooFewPeersError):
             self._handle = comm.all_reduce_async(buffer, op=op, tag=_FIRST_TAG + tag, quantization_options=options, retry=True)
 
     def wait(self) -> Averaged:
-        """Waits for the others, as long as they live, and leaves the average in the buffer. To be called once."""
         tx = rx = 0
         ranges: Sequence[Contributors] = ()
         if self._handle is not None:

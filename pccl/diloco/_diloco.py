@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pccl._communicator import Communicator
-from pccl.diloco._average import Average
+from pccl.diloco._average import Averager
 from pccl.diloco._base import Round, Trainer, Weight
 from pccl.diloco._compression import Compression
 from pccl.diloco._outer import Outer, trained_parameters
@@ -82,14 +82,14 @@ class DiLoCo(Trainer):
         self.outer = Outer(trained_parameters(model), device)
         """The outer parameters and their momentum."""
         self._buffer = self.outer.buffer()
+        self._averager = Averager(self.compression)
         self._share(dict(self.outer.entries()))
 
     def _round(self) -> Round:
         began = time.monotonic()
         self.outer.pseudo_gradient(self._buffer)
         reducing = time.monotonic()
-        average = Average(self.communicator, self._buffer, weight=self._own_weight(), compression=self.compression)
-        averaged = average.wait()
+        averaged = self._averager.launch(self.communicator, self._buffer, self._own_weight()).wait()
         reduced = time.monotonic()
         self.outer.step(self._buffer, self.outer_lr, self.outer_momentum)
         self.outer.to_host()

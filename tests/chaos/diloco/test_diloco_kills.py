@@ -1,0 +1,78 @@
+"""Peers that are killed while they move a large average: the survivors go on, and hold what the simulation has."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from diloco_peers import Peer, run
+from diloco_reference import Nesterov, Worker, flat, make_model
+
+WIDTH = 1_500_000
+"""36 MB of parameters: their reduce is divided into segments, each with contributors of its own."""
+
+
+@pytest.mark.parametrize(("delay", "weights"), [(0.02, None), (0.1, [3.0, 1.0, 2.0])])
+def test_each_range_is_the_average_of_exactly_its_contributors(delay, weights):
+    settings = {"sync_every": 1, "width": WIDTH, "weights": weights}
+    with run(3, **settings) as (_, peers):
+        victim, *others = peers
+        victim.ask("die_in", delay)
+        for peer in peers:
+            peer.tell("train", 1)
+        told = [peer.answer() for peer in others]
+        assert all(not isinstance(one, str) for one in told), told
+        [[first], [second]] = told
+        assert {key: first[key] for key in ("parity", "ranges")} == {key: second[key] for key in ("parity", "ranges")}
+        assert first["repaired"] == second["repaired"] == 0
+
+        start = flat(make_model(WIDTH))
+        gradients = {peer.name: Worker(peer.worker, WIDTH).train(start, 0, 1) for peer in peers}
+        weight = {peer.name: weights[peer.worker] if weights else 1.0 for peer in peers}
+        mean = np.empty_like(start)
+        for begin, end, names in first["ranges"]:
+            total = sum(weight[name] for name in names)
+            mean[begin:end] = sum(gradients[name][begin:end] * np.float32(weight[name]) for name in names) / np.float32(total)
+        expected = Nesterov(0.7, 0.9).step(start, mean)
+        np.testing.assert_allclose(others[0].ask("parameters"), expected, rtol=0, atol=1e-6)
+        for peer in others:
+            peer.tell("train", 1)
+        assert len({peer.answer()[0]["parity"] for peer in others}) == 1
+
+
+@pytest.mark.parametrize("kind", ["DiLoCo", "AsyncDiLoCo"])
+def test_newcomers_and_those_who_bring_them_up_to_date_die(kind):
+    settings = {"sync_every": 2, "width": 300_000}
+    with run(2, kind, **settings) as (master, peers):
+        first, second = peers
+
+        def join() -> Peer:
+            joiner = Peer(master.address, 2, kind, seed=9, **settings)
+            joiner.ask("parameters")  # it has started
+            return joiner.tell("enter")
+
+        for delay in (0.02, 0.1):
+            joiner = join()
+            timer = threading.Timer(delay, joiner.kill)
+            timer.start()
+            for peer in peers:
+                peer.tell("train", 2)
+            told = [peer.answer() for peer in peers]
+            timer.join()
+            assert [one["parity"] for one in told[0]] == [one["parity"] for one in told[1]]
+
+        joiner = join()
+        first.ask("die_in", 0.03)
+        admitted = False
+        while not admitted:
+            for peer in peers:
+                peer.tell("train", 1)
+            first.answer()
+            admitted = second.answer()[0]["admitted"]
+        joiner.entered()
+        first.kill()
+        for peer in (second, joiner):
+            peer.tell("train", 1)
+        assert len({peer.answer()[0]["parity"] for peer in (second, joiner)}) == 1
+        joiner.kill()

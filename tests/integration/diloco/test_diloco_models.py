@@ -1,0 +1,228 @@
+"""Kinds of models, what a joiner gets beside them, and how the class is used: peers as threads."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from performers import PATIENCE
+from torch import nn
+
+import pccl
+from pccl.diloco import AsyncDiLoCo, DiLoCo
+
+torch._dynamo.list_backends()  # threads would import it at once
+
+
+class Tied(nn.Module):
+    """Shared, frozen and unused parameters, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, 4)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embed.weight
+        self.unused = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.frozen(self.embed(x))))
+
+
+class Peer:
+    """A thread's model, and a few steps of training."""
+
+    def __init__(self, address: str, seed: int, make: Callable[[], nn.Module], kind: Any = DiLoCo, **settings: Any) -> None:
+        torch.manual_seed(seed)
+        self.model = make()
+        self.seed = seed
+        self.comm = pccl.Communicator(address)
+        self.optimizer = torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=0.05)
+        self.diloco = kind(self.model, self.comm, self.optimizer, **{"sync_every": 2, **settings})
+
+    def enter(self) -> None:
+        self.diloco.__enter__()
+
+    def round(self) -> Any:
+        random = torch.Generator().manual_seed(self.seed)
+        while True:
+            x = torch.randint(6, (8,), generator=random)
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(x).float(), x).backward()
+            self.optimizer.step()
+            if done := self.diloco.step():
+                return done
+
+
+@pytest.fixture
+def master() -> Iterator[str]:
+    with pccl.MasterNode("127.0.0.1:0", heartbeat_limit=30) as node:
+        yield f"127.0.0.1:{node.port}"
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """Makes all calls at once and gives what they return."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        running = [pool.submit(call) for call in calls]
+        return [one.result(PATIENCE) for one in running]
+
+
+def simple() -> nn.Module:
+    return nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6))
+
+
+def low_precision() -> nn.Module:
+    return simple().to(torch.bfloat16)
+
+
+def mixed() -> nn.Module:
+    model = simple()
+    model[0].to(torch.bfloat16)
+    return nn.Sequential(model[0], nn.Linear(4, 6).to(torch.bfloat16))
+
+
+def compiled() -> nn.Module:
+    return torch.compile(simple(), backend="eager")
+
+
+@pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo])
+@pytest.mark.parametrize("make", [simple, low_precision, mixed, compiled, Tied])
+def test_all_members_hold_the_same_model(master, make, kind):
+    peers = [Peer(master, seed, make, kind, peers=2) for seed in (1, 2)]
+    together(*(peer.enter for peer in peers))
+    for _ in range(3):
+        first, second = together(*(peer.round for peer in peers))
+        assert first.outer_step == second.outer_step
+        assert first.inner_steps == 2
+        assert first.repaired_bytes == 0
+        assert peers[0].diloco.parity == peers[1].diloco.parity
+    if kind is AsyncDiLoCo:
+        together(*(peer.diloco.finish for peer in peers))
+    for own, other in zip(*(peer.model.named_parameters() for peer in peers), strict=True):
+        assert torch.equal(own[1], other[1]), own[0]
+    for peer in peers:
+        peer.comm.close()
+
+
+def test_a_compiled_model_trains_with_one_that_is_not(master):
+    peers = [Peer(master, 1, simple, peers=2), Peer(master, 2, compiled, peers=2)]
+    together(*(peer.enter for peer in peers))
+    together(*(peer.round for peer in peers))
+    assert peers[0].diloco.parity == peers[1].diloco.parity
+    for peer in peers:
+        peer.comm.close()
+
+
+def test_what_a_joiner_gets(master):
+    def make(seed: int) -> Peer:
+        peer = Peer(master, seed, Tied)
+        peer.schedule = torch.optim.lr_scheduler.StepLR(peer.optimizer, 3)
+        peer.diloco = DiLoCo(
+            peer.model,
+            peer.comm,
+            peer.optimizer,
+            sync_every=2,
+            outer_lr=0.5,
+            state={"epoch": 0, "schedule": peer.schedule, "means": torch.zeros(2)},
+        )
+        return peer
+
+    first = make(1)
+    first.enter()
+    for _ in range(4):
+        first.optimizer.step()
+        first.schedule.step()
+    first.diloco.state["epoch"] = 3
+    first.diloco.state["means"] = torch.ones(2)
+    first.diloco.outer_lr = 0.6
+    second = make(2)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(second.enter)
+        while not first.round().admitted:
+            pass
+        joining.result(PATIENCE)
+    assert second.diloco.state["epoch"] == 3
+    assert second.diloco.state["means"].tolist() == [1, 1]
+    assert second.schedule.last_epoch == first.schedule.last_epoch == 4
+    assert second.diloco.outer_lr == first.diloco.outer_lr == 0.6
+    assert torch.equal(second.model.frozen.weight, first.model.frozen.weight)
+    assert torch.equal(second.model.norm.running_mean, first.model.norm.running_mean)
+    assert torch.equal(second.model.unused, first.model.unused)
+    together(first.round, second.round)
+    assert second.diloco.parity == first.diloco.parity
+    for peer in (first, second):
+        peer.comm.close()
+
+
+def test_slower_peers_make_fewer_steps(master):
+    peers = [Peer(master, seed, simple, sync_seconds=0.2, peers=2, weight=1.0) for seed in (1, 2)]
+    together(*(peer.enter for peer in peers))
+    make = peers[1].optimizer.step
+
+    def slowly() -> None:
+        time.sleep(0.05)
+        make()
+
+    peers[1].optimizer.step = slowly
+    rounds = together(*(peer.round for peer in peers))
+    assert [one.outer_step for one in rounds] == [1, 1]
+    assert 1 <= rounds[1].inner_steps <= 5
+    assert peers[0].diloco.parity == peers[1].diloco.parity
+    for peer in peers:
+        peer.comm.close()
+
+
+def test_state_that_was_changed_in_memory_is_repaired(master, caplog):
+    peers = [Peer(master, seed, simple, peers=3) for seed in (1, 2, 3)]
+    together(*(peer.enter for peer in peers))
+    together(*(peer.round for peer in peers))
+    broken = peers[1].diloco
+    broken.outer.momentum[3] += 1
+    with caplog.at_level(logging.WARNING, "pccl.diloco"):
+        rounds = together(*(peer.round for peer in peers))
+    assert [bool(one.repaired_bytes) for one in rounds] == [False, True, False]
+    assert "were not those of most members" in caplog.text
+    assert len({peer.diloco.parity for peer in peers}) == 1
+    for peer in peers:
+        peer.comm.close()
+
+
+def test_it_closes_what_it_has_connected_and_nothing_else(master):
+    first = Peer(master, 1, simple)
+    with first.diloco:
+        assert first.round().world_size == 1
+    assert not first.comm.alive
+    second = Peer(master, 2, simple)
+    second.comm.connect()
+    with second.diloco:
+        second.round()
+    assert second.comm.alive
+    with pytest.raises(KeyError), second.diloco:
+        raise KeyError
+    assert not second.comm.alive
+
+
+def test_what_is_wrong_is_told(master):
+    peer = Peer(master, 1, simple)
+    with pytest.raises(RuntimeError, match="inside of its with block"):
+        peer.round()
+    with pytest.raises(RuntimeError, match="do not exchange weights"):
+        peer.diloco.weight = 3
+    arguments = (peer.model, peer.comm, peer.optimizer)
+    for wrong in ({"sync_every": 0}, {"sync_seconds": 0}, {"peers": 0}, {"compression": "zip"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            DiLoCo(*arguments, **wrong)
+    with pytest.raises(ValueError, match="eager"):
+        AsyncDiLoCo(*arguments, eager=2)
+    for place in range(3):
+        with pytest.raises(TypeError):
+            DiLoCo(*arguments[:place], "wrong", *arguments[place + 1 :])
+    with DiLoCo(*arguments, sync_every=1, weight=lambda: -1) as diloco, pytest.raises(ValueError, match="a weight must be"):
+        diloco.step()
