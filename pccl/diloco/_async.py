@@ -40,7 +40,7 @@ class AsyncDiLoCo(Trainer):
         *,
         sync_every: int = 100,
         outer_lr: float = 0.7,
-        outer_momentum: float = 0.9,
+        outer_momentum: float | None = None,
         eager: float = 1.0,
         compression: str | Compression | None = None,
         weight: Weight | None = None,
@@ -69,7 +69,7 @@ class AsyncDiLoCo(Trainer):
         """The outer parameters and their momentum."""
         self._start = torch.empty_like(self.outer.parameters)  # what the inner steps begin with
         self._buffer = self.outer.buffer()  # of the average that is under way
-        self._averager = Averager(self.compression)
+        self._averager = Averager(self.outer.size, self.compression)
         self._under_way: Average | None = None
         self._share(dict(self.outer.entries()))
 

@@ -15,7 +15,8 @@ from pccl._communicator import Communicator
 from pccl._enums import ReduceOp
 from pccl._errors import TooFewPeersError
 from pccl._ops import AsyncReduceHandle
-from pccl._types import Contributors
+from pccl._sparse import SparseAverage, SparseHandle
+from pccl._types import Contributors, QuantizationOptions
 from pccl.diloco._compression import Compression
 
 TAG = 0xD110C0 << 32
@@ -46,9 +47,13 @@ class Averager:
     `tag`, below 2**31, tells those apart that are in flight at the same time.
     """
 
-    def __init__(self, compression: Compression, *, tag: int = 0) -> None:
+    def __init__(self, size: int, compression: Compression, *, tag: int = 0) -> None:
         self._compression = compression
         self._tag = tag
+        self._launched = 0
+        self._sparse: SparseAverage | None = None
+        if compression.method == "sparse":
+            self._sparse = SparseAverage(torch.empty(size), k=compression.k, decay=compression.decay)
 
     def launch(self, comm: Communicator, buffer: Tensor, weight: float | None = None) -> Average:
         """Launches an average of `buffer`, contiguous fp32 on the CPU, which is replaced by it once `wait` has returned.
@@ -59,13 +64,19 @@ class Averager:
         its weight. A peer that is alone has its own values as the average. After an error other than the death of members
         `buffer` is unspecified.
         """
-        return _Dense(comm, buffer, weight, self._tag, self._compression)
+        if self._sparse is not None:
+            return _Sparse(self._sparse.average_async(comm, buffer, weight=1.0 if weight is None else weight), buffer.numel())
+        self._launched += 1
+        options = self._compression.options(comm.uuid.int + self._launched)
+        return _Dense(comm, buffer, weight, self._tag, options)
 
 
 class _Dense:
     """By an all-reduce in retry mode."""
 
-    def __init__(self, comm: Communicator, buffer: Tensor, weight: float | None, tag: int, compression: Compression) -> None:
+    def __init__(
+        self, comm: Communicator, buffer: Tensor, weight: float | None, tag: int, options: QuantizationOptions | None
+    ) -> None:
         self._buffer = buffer
         self._own = comm.uuid
         self._weights: dict[UUID, float] | None = None
@@ -74,7 +85,6 @@ class _Dense:
             self._weights = _exchange(comm, weight)
             buffer.mul_(weight)
         op = ReduceOp.AVG if weight is None else ReduceOp.SUM
-        options = compression.options
         self._handle: AsyncReduceHandle | None = None
         with contextlib.suppress(TooFewPeersError):
             self._handle = comm.all_reduce_async(buffer, op=op, tag=_FIRST_TAG + tag, quantization_options=options, retry=True)
@@ -103,6 +113,18 @@ class _Dense:
             values.div_(total)
         else:
             values.zero_()
+
+
+class _Sparse:
+    """By an exchange of the largest elements."""
+
+    def __init__(self, handle: SparseHandle, size: int) -> None:
+        self._handle = handle
+        self._size = size
+
+    def wait(self) -> Averaged:
+        info = self._handle.wait()
+        return Averaged((Contributors(0, self._size, frozenset(info.contributors)),), info.tx_bytes, info.rx_bytes)
 
 
 def _exchange(comm: Communicator, weight: float) -> dict[UUID, float]:

@@ -68,7 +68,7 @@ class Trainer(ABC):
         sync_every: int,
         sync_seconds: float | None,
         outer_lr: float,
-        outer_momentum: float,
+        outer_momentum: float | None,
         compression: str | Compression | None,
         weight: Weight | None,
         state: Mapping[str, Any] | None,
@@ -90,6 +90,8 @@ class Trainer(ABC):
         self.communicator = communicator
         self.inner_optimizer = inner_optimizer
         self.compression = Compression.of(compression)
+        if outer_momentum is None:
+            outer_momentum = 0.0 if self.compression.method == "sparse" else 0.9
         self.state = State(state)
         """What the user adds to the state of the run: see `state=` of the class."""
         self.last: Round | None = None

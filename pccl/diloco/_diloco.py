@@ -38,7 +38,8 @@ class DiLoCo(Trainer):
     peers make fewer inner steps. `outer_lr`, `outer_momentum`, `sync_every` and `sync_seconds` are those of the run: a
     joiner's own give way. `weight`: how much this peer counts in the average, for example the tokens it has seen since the
     last outer step: a number, or a function that is called once per outer step; all peers give one, or none does.
-    `compression`: see `Compression`.
+    `compression`: see `Compression`. `outer_momentum` is 0.9 unless given, and 0 with sparse averages, in which what was left
+    out before takes its place.
 
     `state` is what a joiner needs beyond the model: tensors, arrays and numbers by name, which all members hold alike after each
     outer step, and objects with `state_dict` and `load_state_dict`, which a joiner loads. They are used through `diloco.state`.
@@ -58,7 +59,7 @@ class DiLoCo(Trainer):
         *,
         sync_every: int = 100,
         outer_lr: float = 0.7,
-        outer_momentum: float = 0.9,
+        outer_momentum: float | None = None,
         compression: str | Compression | None = None,
         weight: Weight | None = None,
         sync_seconds: float | None = None,
@@ -82,7 +83,7 @@ class DiLoCo(Trainer):
         self.outer = Outer(trained_parameters(model), device)
         """The outer parameters and their momentum."""
         self._buffer = self.outer.buffer()
-        self._averager = Averager(self.compression)
+        self._averager = Averager(self.outer.size, self.compression)
         self._share(dict(self.outer.entries()))
 
     def _round(self) -> Round:

@@ -15,7 +15,7 @@ from performers import PATIENCE
 from torch import nn
 
 import pccl
-from pccl.diloco import AsyncDiLoCo, DiLoCo
+from pccl.diloco import AsyncDiLoCo, Compression, DiLoCo
 
 torch._dynamo.list_backends()  # threads would import it at once
 
@@ -107,6 +107,32 @@ def test_all_members_hold_the_same_model(master, make, kind):
         together(*(peer.diloco.finish for peer in peers))
     for own, other in zip(*(peer.model.named_parameters() for peer in peers), strict=True):
         assert torch.equal(own[1], other[1]), own[0]
+    for peer in peers:
+        peer.comm.close()
+
+
+@pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo])
+@pytest.mark.parametrize("compression", ["int8", "int4", Compression("e3m0", stochastic=True), "sparse"])
+def test_compressed_averages_leave_the_same_bits_and_reach_joiners(master, compression, kind):
+    settings = {"compression": compression, "weight": lambda: 2.0}
+    peers = [Peer(master, seed, simple, kind, peers=2, **settings) for seed in (1, 2)]
+    together(*(peer.enter for peer in peers))
+    before = peers[0].diloco.outer.parameters.clone()
+    assert peers[0].diloco.outer_momentum == (0 if compression == "sparse" else 0.9)
+    together(*(peer.round for peer in peers))
+    joiner = Peer(master, 3, simple, kind, **settings)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(joiner.enter)
+        while not together(*(peer.round for peer in peers))[0].admitted:
+            pass
+        if kind is AsyncDiLoCo:
+            rounds = together(*(peer.round for peer in peers), lambda: (joining.result(PATIENCE), joiner.round())[1])
+        joining.result(PATIENCE)
+    peers.append(joiner)
+    rounds = together(*(peer.round for peer in peers))
+    assert not any(one.repaired_bytes for one in rounds)
+    assert len({peer.diloco.parity for peer in peers}) == 1
+    assert not torch.equal(peers[0].diloco.outer.parameters, before)
     for peer in peers:
         peer.comm.close()
 

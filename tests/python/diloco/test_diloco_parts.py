@@ -161,8 +161,13 @@ def test_a_joiner_gets_frozen_parameters_buffers_and_objects():
 
 
 def test_compression_is_by_name():
-    assert Compression.of(None).options is None
-    assert Compression.of("int8").options is not None
+    assert Compression.of(None).options(1) is None
+    assert Compression.of("sparse").options(1) is None
+    for method in ("int8", "int4", "e3m0"):
+        made = Compression(method, block=64, stochastic=True).options(1 << 64 | 5)
+        assert (made.block, made.stochastic_seed) == (64, 5)
+        assert Compression.of(method).options(5).stochastic_seed is None
     assert Compression.of(Compression("int8")) == Compression("int8")
-    with pytest.raises(ValueError, match="'zip' is none of"):
-        Compression.of("zip")
+    for wrong in ({"method": "zip"}, {"k": 0}, {"decay": 2}, {"method": "int8", "block": 5}, {"stochastic": True}):
+        with pytest.raises(ValueError, match=r"zip|k must|decay|block|stochastic"):
+            Compression(**wrong)
