@@ -31,7 +31,7 @@ CONTEXT = 64
 HELD_OUT = 0.1
 """The share of the text, at its end, that nobody trains on."""
 
-METHODS = ("data-parallel", "diloco")
+METHODS = ("data-parallel", "diloco", "async")
 
 LINE = "outer step {step}: loss {loss:.3f}, validation {validation:.3f}, sent {megabytes:.2f} MB, {members} members"
 
@@ -167,7 +167,8 @@ def trainer_of(arguments: argparse.Namespace, model: GPT, comm: pccl.Communicato
     settings = {"sync_every": arguments.sync_every, "peers": int(os.environ.get("PCCL_PEERS", "1"))}
     if arguments.method == "data-parallel":
         return DataParallel(model, comm, optimizer, **settings)
-    return pccl.diloco.DiLoCo(model, comm, optimizer, compression=arguments.compression, **settings)
+    kind = pccl.diloco.AsyncDiLoCo if arguments.method == "async" else pccl.diloco.DiLoCo
+    return kind(model, comm, optimizer, compression=arguments.compression, **settings)
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -180,7 +181,21 @@ def train(arguments: argparse.Namespace) -> None:
     validation = text.windows(64, torch.Generator().manual_seed(0), held_out=True)
 
     comm = pccl.Communicator(os.environ["PCCL_MASTER"])
-    began, sent, losses = time.monotonic(), 0, []
+    began, sent, members, losses = time.monotonic(), 0, 0, []
+
+    def report(loss: float) -> None:
+        with torch.no_grad():
+            held_out = model.loss(validation).item()
+        told = {
+            "step": trainer.outer_step,
+            "loss": round(loss, 4),
+            "validation": round(held_out, 4),
+            "sent": sent,
+            "members": members,
+            "seconds": round(time.monotonic() - began, 3),
+        }
+        print(json.dumps(told) if arguments.json else LINE.format(megabytes=sent / 1e6, **told), flush=True)
+
     with trainer_of(arguments, model, comm, optimizer) as trainer:
         while trainer.outer_step < arguments.steps // arguments.sync_every:
             optimizer.zero_grad()
@@ -191,24 +206,14 @@ def train(arguments: argparse.Namespace) -> None:
             optimizer.step()
             losses.append(loss.item())
             done = trainer.step()
-            if not done:
-                continue
-            sent = trainer.tx_bytes if arguments.method == "data-parallel" else sent + done.tx_bytes
-            with torch.no_grad():
-                held_out = model.loss(validation).item()
-            told = {
-                "step": trainer.outer_step,
-                "loss": round(sum(losses) / len(losses), 4),
-                "validation": round(held_out, 4),
-                "sent": sent,
-                "members": comm.world_size,
-                "seconds": round(time.monotonic() - began, 3),
-            }
-            losses.clear()
-            if arguments.json:
-                print(json.dumps(told), flush=True)
-            else:
-                print(LINE.format(megabytes=sent / 1e6, **told), flush=True)
+            if done:
+                sent = trainer.tx_bytes if arguments.method == "data-parallel" else sent + done.tx_bytes
+                members, mean = comm.world_size, sum(losses) / len(losses)
+                report(mean)
+                losses.clear()
+    if arguments.method == "async":  # what was under way at the end is in the model now
+        sent += trainer.last.tx_bytes
+        report(mean)
 
 
 def main() -> None:
