@@ -2,6 +2,7 @@
 
     pccl launch --nproc 3 examples/diloco.py -- --method diloco
     pccl launch --nproc 3 examples/diloco.py -- --method diloco --compression int8
+    pccl launch --nproc 3 examples/diloco.py -- --method sparse
     pccl launch --nproc 3 examples/diloco.py -- --method data-parallel
 
 Kill a peer: the others go on. To add one, give the address of the master, which `pccl launch` prints:
@@ -31,7 +32,7 @@ CONTEXT = 64
 HELD_OUT = 0.1
 """The share of the text, at its end, that nobody trains on."""
 
-METHODS = ("data-parallel", "diloco", "async")
+METHODS = ("data-parallel", "diloco", "async", "sparse")
 
 LINE = "outer step {step}: loss {loss:.3f}, validation {validation:.3f}, sent {megabytes:.2f} MB, {members} members"
 
@@ -167,6 +168,8 @@ def trainer_of(arguments: argparse.Namespace, model: GPT, comm: pccl.Communicato
     settings = {"sync_every": arguments.sync_every, "peers": int(os.environ.get("PCCL_PEERS", "1"))}
     if arguments.method == "data-parallel":
         return DataParallel(model, comm, optimizer, **settings)
+    if arguments.method == "sparse":
+        return pccl.diloco.DiLoCo(model, comm, optimizer, compression="sparse", outer_lr=1.0, **settings)
     kind = pccl.diloco.AsyncDiLoCo if arguments.method == "async" else pccl.diloco.DiLoCo
     return kind(model, comm, optimizer, compression=arguments.compression, **settings)
 
@@ -219,7 +222,7 @@ def train(arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains a small GPT on text with peers that may come and go.")
     parser.add_argument("--method", choices=METHODS, default="diloco")
-    parser.add_argument("--compression", help="of what an outer step sends; left out: float32")
+    parser.add_argument("--compression", help="of what diloco and async send: int8, int4 or e3m0; left out: float32")
     parser.add_argument("--data", metavar="FILE", help="UTF-8 text; left out: the documentation inside Python")
     parser.add_argument("--steps", type=int, default=1000, help="of the inner optimizer of each peer")
     parser.add_argument("--sync-every", type=int, default=50, help="inner steps between two outer steps")
@@ -230,8 +233,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each peer")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
-    if arguments.method == "data-parallel" and arguments.compression:
-        parser.error("--compression is of outer steps: leave it out with --method data-parallel")
+    if arguments.method in ("data-parallel", "sparse") and arguments.compression:
+        parser.error(f"--method {arguments.method} takes no --compression")
     if "PCCL_MASTER" not in os.environ:
         sys.exit("start it with: pccl launch --nproc 3 examples/diloco.py")
     torch.set_num_threads(arguments.threads)
