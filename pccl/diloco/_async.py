@@ -48,6 +48,7 @@ class AsyncDiLoCo(Trainer):
         state: Mapping[str, Any] | None = None,
         device: torch.device | str = "cpu",
         peers: int = 1,
+        shards: int = 1,
     ) -> None:
         super().__init__(
             model,
@@ -61,6 +62,7 @@ class AsyncDiLoCo(Trainer):
             weight=weight,
             state=state,
             peers=peers,
+            shards=shards,
         )
         if not 0 <= eager <= 1:
             raise ValueError(f"eager must be from 0 to 1, not {eager}")

@@ -127,13 +127,18 @@ class _Sparse:
         return Averaged((Contributors(0, self._size, frozenset(info.contributors)),), info.tx_bytes, info.rx_bytes)
 
 
+def roll(comm: Communicator) -> frozenset[UUID]:
+    """The members, which are the same on all of them: those that are in this reduce. It shows losses, as all reduces do."""
+    return _sum(comm, torch.ones(1), _ROLL_TAG, comm.uuid)
+
+
 def _exchange(comm: Communicator, weight: float) -> dict[UUID, float]:
     """The weights of all members, in an order that is the same on all.
 
     Who the members are, all of them learn from one reduce: from then on they agree on each one's place.
     """
     own = comm.uuid
-    here = sorted(_sum(comm, torch.ones(1), _ROLL_TAG, own))
+    here = sorted(roll(comm))
     weights = torch.zeros(len(here), dtype=torch.float64)
     weights[here.index(own)] = weight
     _sum(comm, weights, _WEIGHTS_TAG, own)

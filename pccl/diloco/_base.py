@@ -73,6 +73,7 @@ class Trainer(ABC):
         weight: Weight | None,
         state: Mapping[str, Any] | None,
         peers: int,
+        shards: int,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -86,6 +87,8 @@ class Trainer(ABC):
             raise ValueError(f"sync_seconds must be more than 0 seconds, not {sync_seconds}")
         if peers < 1:
             raise ValueError(f"peers must be 1 or more, not {peers}")
+        if shards < 1:
+            raise ValueError(f"shards must be 1 or more, not {shards}")
         self.model = model
         self.communicator = communicator
         self.inner_optimizer = inner_optimizer
@@ -99,7 +102,7 @@ class Trainer(ABC):
         self._settings = torch.tensor([outer_lr, outer_momentum, sync_every, sync_seconds or 0], dtype=torch.float64)
         self._outer_step = torch.zeros(1, dtype=torch.int64)
         self._weight = weight
-        self._peers = peers
+        self._peers, self._shards = peers, shards
         self._inside = self._closes = False
         self._inner_steps = 0
         self._every, self._seconds = sync_every, sync_seconds
@@ -234,7 +237,7 @@ class Trainer(ABC):
         own += [TensorInfo.from_torch(tensor, name) for name, tensor in outer.items()]
         self._outer_state = SharedState(own)
         self._shared = SharedState([*own, *self.state.entries()])
-        self._membership = Membership(self.communicator, self._shared, Welcome(self.model, self.state))
+        self._membership = Membership(self.communicator, self._shared, Welcome(self.model, self.state), self._shards)
 
     def _meet(self, *, finishes: bool = False) -> Meeting:
         """Ends an outer step: all members get to the same state, those that come in here, too. `finishes`: nobody comes in."""

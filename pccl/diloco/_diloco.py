@@ -45,7 +45,8 @@ class DiLoCo(Trainer):
     outer step, and objects with `state_dict` and `load_state_dict`, which a joiner loads. They are used through `diloco.state`.
 
     `device` has outer parameters and momentum, 8 bytes for each parameter; with another one than the CPU there is a copy of them
-    on the CPU. `peers`: a new run begins when so many are there.
+    on the CPU. `peers`: a new run begins when so many are there. `shards`: how many processes hold a model together
+    (`fully_shard`), each in a peer group of its own, in which its shard is averaged; they join together.
 
     Only parameters that require a gradient are averaged, each once where modules share it; a joiner gets frozen ones and
     buffers of the longest-standing member.
@@ -66,6 +67,7 @@ class DiLoCo(Trainer):
         state: Mapping[str, Any] | None = None,
         device: torch.device | str = "cpu",
         peers: int = 1,
+        shards: int = 1,
     ) -> None:
         super().__init__(
             model,
@@ -79,6 +81,7 @@ class DiLoCo(Trainer):
             weight=weight,
             state=state,
             peers=peers,
+            shards=shards,
         )
         self.outer = Outer(trained_parameters(model), device)
         """The outer parameters and their momentum."""

@@ -13,12 +13,17 @@ from dataclasses import dataclass
 import torch
 
 from pccl._communicator import Communicator
-from pccl._errors import CallAgainError, PCCLError, PeerLostError, TooFewPeersError, UsageError
-from pccl._state import SharedState
+from pccl._enums import Attribute
+from pccl._errors import CallAgainError, PCCLError, PeerLostError, UsageError
+from pccl._state import SharedState, SharedStateSyncInfo
+from pccl.diloco._average import roll
 from pccl.diloco._state import Welcome
 
 ATTEMPTS = 20
-"""In one meeting; another one is made only after a death."""
+"""To get the state of the run; another one is made only after a death."""
+
+VOTES_FOR_SHARDS = 1000
+"""For which newcomers wait until all are there that hold a model together, with pauses: at least 10 s."""
 
 PAUSE_SECONDS = 0.01
 """Between the meetings of peers that wait for more to come; doubled up to PAUSE_MOST_SECONDS."""
@@ -27,7 +32,10 @@ PAUSE_MOST_SECONDS = 0.2
 
 
 class JoinError(RuntimeError):
-    """This peer could not join the run: nobody is left who has its state. Start it again, and it begins a new run."""
+    """This peer could not join the run: nobody is left who has its state, or not all have come that hold its model.
+
+    Start it again, and it joins, or begins a new run.
+    """
 
 
 @dataclass(frozen=True)
@@ -40,10 +48,14 @@ class Meeting:
 
 
 class Membership:
-    """This peer's part in the run: `shared` is what all members hold alike, `welcome` what else a joiner gets."""
+    """This peer's part in the run: `shared` is what all members hold alike, `welcome` what else a joiner gets.
 
-    def __init__(self, comm: Communicator, shared: SharedState, welcome: Welcome) -> None:
+    `shards`: how many processes hold a model together, each in a peer group of its own.
+    """
+
+    def __init__(self, comm: Communicator, shared: SharedState, welcome: Welcome, shards: int = 1) -> None:
         self._comm = comm
+        self._shards = shards
         self._shared = shared
         self._welcome = welcome
         self._new = True
@@ -70,29 +82,12 @@ class Membership:
         A member that has changed the state pushes its revision first. JoinError: at a newcomer only. UsageError: this peer's
         model or settings are others than those of the members; it is no member any more.
         """
-        comm = self._comm
-        admitted = self._new
-        failure: PCCLError | None = None
-        for _ in range(ATTEMPTS):
-            try:
-                if failure:
-                    comm.update_topology()
-                while comm.are_peers_pending():
-                    comm.update_topology()
-                    admitted = True
-                info = comm.sync_shared_state(self._shared)
-                if admitted and comm.world_size > 1:
-                    self._bring_up_to_date()
-                self._new = False
-                return Meeting(admitted, info.tx_bytes, info.rx_bytes)
-            except (CallAgainError, PeerLostError, TooFewPeersError) as error:
-                # The same answer on all members, so all of them go round again, and with them whoever comes in by that.
-                failure = error
-                admitted = True
-        assert failure is not None
-        if self._new:
-            raise JoinError(f"this peer could not join the run: nobody is left who has its state ({failure})") from failure
-        raise failure
+        admitted = self._admit()
+        info = self._sync()
+        if admitted:
+            self._bring_up_to_date()
+        self._new = False
+        return Meeting(admitted, info.tx_bytes, info.rx_bytes)
 
     def part(self) -> Meeting:
         """The last meeting of members that are done, which lets nobody in: the shared state is the same bytes on all of them.
@@ -106,17 +101,70 @@ class Membership:
             return Meeting(False, info.tx_bytes, info.rx_bytes)
         return Meeting(False, 0, 0)
 
-    def _bring_up_to_date(self) -> None:
-        """Gives newcomers what is not shared. PeerLostError: the one who gives it has died, on all members alike."""
+    # ---- all members of all peer groups ----
+
+    def _admit(self) -> bool:
+        """Lets in who waits; whether somebody may have come. Votes of all members, whose answers are the same on all.
+
+        A newcomer comes out of `connect` after `update_topology` here, and goes on with the next vote, as the members do. Where
+        several processes hold a model together, it is waited for the others of them, so that none begins alone.
+        """
         comm = self._comm
-        gives = comm.rank == 0
-        content = self._welcome.give() if gives else b""
-        length = torch.tensor([len(content)])
-        comm.broadcast(length)
-        body = torch.frombuffer(bytearray(content), dtype=torch.uint8) if gives else torch.empty(int(length), dtype=torch.uint8)
-        comm.broadcast(body)
-        if self._new and not gives:
-            self._welcome.take(body.numpy().tobytes())
+        admitted = self._new
+        votes = 0
+        while True:
+            if comm.are_peers_pending():
+                with contextlib.suppress(CallAgainError):  # on all members alike: then they still wait
+                    comm.update_topology()
+                admitted, votes = True, 0
+            elif not admitted or not self._is_torn():
+                return admitted
+            elif votes < VOTES_FOR_SHARDS:
+                time.sleep(PAUSE_SECONDS)
+                votes += 1
+            elif self._new:
+                raise JoinError(
+                    f"this peer could not join the run: not all {self._shards} that hold its model together have come"
+                )
+            else:
+                return admitted
+
+    def _is_torn(self) -> bool:
+        """Whether peer groups have different numbers of members, so that a model is not whole."""
+        if self._shards == 1:
+            return False
+        largest = self._comm.get_attribute(Attribute.LARGEST_PEER_GROUP_WORLD_SIZE)
+        return self._comm.global_world_size != self._shards * largest
+
+    # ---- all members of the own peer group ----
+
+    def _sync(self) -> SharedStateSyncInfo:
+        failure: PCCLError | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                return self._comm.sync_shared_state(self._shared)
+            except CallAgainError as error:  # on all members of the group alike: those who had the state have died
+                failure = error
+        raise JoinError(f"this peer could not join the run: nobody is left who has its state ({failure})") from failure
+
+    def _bring_up_to_date(self) -> None:
+        """Gives newcomers what is not shared. Whoever has been there for longest gives it; if it dies, the next one does."""
+        comm = self._comm
+        while True:
+            with contextlib.suppress(PeerLostError):  # on all members of the group alike
+                if len(roll(comm)) == 1:
+                    return
+                gives = comm.rank == 0
+                content = self._welcome.give() if gives else b""
+                length = torch.tensor([len(content)])
+                comm.broadcast(length)
+                body = torch.empty(int(length), dtype=torch.uint8)
+                if gives:
+                    body = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+                comm.broadcast(body)
+                if self._new and not gives:
+                    self._welcome.take(body.numpy().tobytes())
+                return
 
 
 def _is_connected(comm: Communicator) -> bool:

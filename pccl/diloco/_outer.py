@@ -56,7 +56,7 @@ class Outer:
         self.size = 0
         for name, parameter in parameters:
             begin = self.size
-            self.size += _local(parameter).numel()
+            self.size += local_memory(parameter).numel()
             self.parts.append(Part(name, parameter, begin, self.size))
         self._pinned = self.device.type == "cuda" or any(part.parameter.is_cuda for part in self.parts)
         self.parameters = self._on_device()
@@ -161,15 +161,15 @@ class Outer:
 
     def _inner(self) -> Iterator[tuple[Part, Tensor]]:
         for part in self.parts:
-            yield part, _local(part.parameter)
+            yield part, local_memory(part.parameter)
 
     def _wait_for_copies(self) -> None:
         if self._pinned:
             torch.cuda.synchronize()
 
 
-def _local(parameter: Tensor) -> Tensor:
-    """The memory of a parameter: of one that is sharded (`fully_shard`), the shard of this process."""
-    local = parameter.detach()
+def local_memory(tensor: Tensor) -> Tensor:
+    """The memory of a parameter or buffer: of one that is sharded (`fully_shard`), the shard of this process."""
+    local = tensor.detach()
     shard: Tensor = local.to_local() if hasattr(local, "to_local") else local
     return shard

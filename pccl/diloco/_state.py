@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pccl._module import Extra
 from pccl._types import TensorInfo
-from pccl.diloco._outer import COMPILED
+from pccl.diloco._outer import COMPILED, local_memory
 
 
 class State(MutableMapping[str, Any]):
@@ -106,6 +106,6 @@ class Welcome:
             value.load_state_dict(told["objects"][name])
 
     def _tensors(self) -> dict[str, Tensor]:
-        frozen = {name: one.detach() for name, one in self._model.named_parameters() if not one.requires_grad}
-        found = frozen | {name: buffer.detach() for name, buffer in self._model.named_buffers()}
-        return {name.replace(COMPILED, ""): tensor for name, tensor in found.items()}
+        frozen = {name: one for name, one in self._model.named_parameters() if not one.requires_grad}
+        found = frozen | dict(self._model.named_buffers())
+        return {name.replace(COMPILED, ""): local_memory(tensor) for name, tensor in found.items()}

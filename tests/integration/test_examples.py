@@ -1,6 +1,7 @@
 """The examples run as they stand."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -40,3 +41,11 @@ def test_training_loop_survives_a_kill():
     lines = [out.splitlines() for out, _ in ends]
     assert lines[0] == lines[1], ends
     assert lines[0][-1].startswith("step 200: 2 peers")
+
+
+def test_diloco_of_sharded_models():
+    pytest.importorskip("torch")
+    out, err = start("diloco_fsdp.py", "--outer-steps", "2").communicate(timeout=100)
+    steps = re.findall(r"outer step 2: (shard \d), 2 replicas, [^,]*, parity ([0-9a-f]{32})", out)
+    assert len(steps) == 4, err
+    assert len(set(steps)) == 2, out
