@@ -107,7 +107,7 @@ static float choose_scale(const double *magnitudes, size_t count) {
     double low = refine_scale(magnitudes, count, sum / (double)count, &from_mean);
     double high = refine_scale(magnitudes, count, largest / 2, &from_largest);
     double scale = from_largest > from_mean ? high : low;
-    return scale > FLT_MAX / 2 ? FLT_MAX / 2 : (float)scale;
+    return (float)(scale > FLT_MAX / 2 ? scale / 2 : scale); // twice of it is a float, too
 }
 
 // Takes from *entries what is nearer to 0 than to the scale.
