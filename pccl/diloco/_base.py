@@ -186,22 +186,28 @@ class Trainer(ABC):
         if self._inside:
             raise RuntimeError(f"this {type(self).__name__} is in use already")
         before = self._settings.clone()
-        self._closes = self._membership.enter(self._peers, self._outer_step)
+        try:
+            self._closes = self._membership.enter(self._peers, self._outer_step)
+            self._adopt()
+        except BaseException:
+            self.communicator.close()  # it may be a member already, for whom the others would wait
+            raise
         for name, own, theirs in zip(SETTINGS, before.tolist(), self._settings.tolist(), strict=True):
             if own != theirs:
                 _log.warning("%s is %g, as in the run that this peer has joined, not %g", name, theirs, own)
-        self._adopt()
         self._inside = True
         self._begin_round()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        closes = True  # also where leaving fails: the others would wait for this peer
         try:
             if kind is None:
                 self._leave()
+                closes = self._closes
         finally:
             self._inside = False
-            if self._closes or kind is not None:
+            if closes:
                 self.communicator.close()
 
     # ---- for the methods ----

@@ -73,16 +73,12 @@ class Welcome:
     def __init__(self, model: nn.Module, state: State) -> None:
         self._model = model
         self._state = state
+        self._packed({"objects": self._objects()})  # what cannot be packed is an error here, not when somebody joins
 
     def give(self) -> bytes:
         """All of it, for `take` in another process."""
-        content = {
-            "tensors": {name: tensor.cpu() for name, tensor in self._tensors().items()},
-            "objects": {name: value.state_dict() for name, value in self._state.objects.items()},
-        }
-        out = io.BytesIO()
-        torch.save(content, out)
-        return out.getvalue()
+        tensors = {name: tensor.cpu() for name, tensor in self._tensors().items()}
+        return self._packed({"tensors": tensors, "objects": self._objects()})
 
     @torch.no_grad()
     def take(self, content: bytes) -> None:
@@ -104,6 +100,15 @@ class Welcome:
             tensor.copy_(other)
         for name, value in self._state.objects.items():
             value.load_state_dict(told["objects"][name])
+
+    @staticmethod
+    def _packed(content: dict[str, Any]) -> bytes:
+        out = io.BytesIO()
+        torch.save(content, out)
+        return out.getvalue()
+
+    def _objects(self) -> dict[str, Any]:
+        return {name: value.state_dict() for name, value in self._state.objects.items()}
 
     def _tensors(self) -> dict[str, Tensor]:
         frozen = {name: one for name, one in self._model.named_parameters() if not one.requires_grad}

@@ -187,6 +187,22 @@ def test_what_a_joiner_gets(master):
         peer.comm.close()
 
 
+def test_a_joiner_with_other_objects_is_not_waited_for(master):
+    first, second = Peer(master, 1, simple), Peer(master, 2, simple)
+    first.diloco = DiLoCo(first.model, first.comm, first.optimizer, sync_every=2, state={"optimizer": first.optimizer})
+    first.enter()
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(second.enter)
+        while not first.round().admitted:
+            pass
+        with pytest.raises(ValueError, match="object of the state 'optimizer' is not in the training of all"):
+            joining.result(PATIENCE)
+    assert not second.comm.alive
+    first.round()
+    assert first.round().world_size == 1
+    first.comm.close()
+
+
 def test_slower_peers_make_fewer_steps(master):
     peers = [Peer(master, seed, simple, sync_seconds=0.2, peers=2, weight=1.0) for seed in (1, 2)]
     together(*(peer.enter for peer in peers))
