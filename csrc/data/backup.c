@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/stream.h"
 #include "device/device.h"
 
 enum { HUGE_PAGE_BYTES = 2 * 1024 * 1024 };
@@ -55,8 +56,13 @@ bool backup_begin(struct backup_cache *cache, struct backup *backup, struct devi
 bool backup_save(struct backup *backup, const void *input, uint64_t offset, uint64_t length) {
     struct plan_range gap = {.end = offset};
     if (backup->bytes == NULL) return true;
-    while (ranges_gap(&backup->saved, gap.end, offset + length, &gap))
-        device_copy(backup->queue, backup->bytes + gap.begin, (const uint8_t *)input + gap.begin, gap.end - gap.begin);
+    while (ranges_gap(&backup->saved, gap.end, offset + length, &gap)) {
+        const uint8_t *from = (const uint8_t *)input + gap.begin;
+        if (backup->queue == NULL) // past the caches: it is hardly ever read
+            stream_copy(backup->bytes + gap.begin, from, gap.end - gap.begin);
+        else
+            device_copy(backup->queue, backup->bytes + gap.begin, from, gap.end - gap.begin);
+    }
     return ranges_add(&backup->saved, offset, offset + length);
 }
 
