@@ -51,10 +51,11 @@ class Trainee:
 
     def round(self) -> dict[str, Any]:
         outer = self.diloco.outer_step
-        for step in range(self.every):
+        step, done = 0, None
+        while done is None:
             inner_step(self.model, self.optimizer, self.worker, outer, step)
             done = self.diloco.step()
-        assert done is not None
+            step += 1
         assert done is self.diloco.last
         ranges = [(one.start, one.stop, sorted(map(str, one.peers))) for one in done.contributors]
         told = {"step": done.outer_step, "parity": self.diloco.parity, "ranges": ranges, "world": done.world_size}

@@ -25,7 +25,8 @@ _log = logging.getLogger("pccl.diloco")
 
 Weight = float | Callable[[], float]
 
-SETTINGS = ("outer_lr", "outer_momentum", "sync_every", "sync_seconds")
+SETTINGS = ("outer_lr", "outer_momentum", "sync_every", "sync_seconds", "peers")
+"""Those of the run, in which a joiner's own give way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +100,12 @@ class Trainer(ABC):
         """What the user adds to the state of the run: see `state=` of the class."""
         self.last: Round | None = None
         """The last outer step of this peer."""
-        self._settings = torch.tensor([outer_lr, outer_momentum, sync_every, sync_seconds or 0], dtype=torch.float64)
+        self._settings = torch.tensor([outer_lr, outer_momentum, sync_every, sync_seconds or 0, peers], dtype=torch.float64)
         self._outer_step = torch.zeros(1, dtype=torch.int64)
         self._weight = weight
-        self._peers, self._shards = peers, shards
+        self._shards = shards
         self._inside = self._closes = False
-        self._inner_steps = 0
-        self._every, self._seconds = sync_every, sync_seconds
-        self._began = time.monotonic()
+        self._begin_round()
 
     # ---- for the user ----
 
@@ -187,7 +186,7 @@ class Trainer(ABC):
             raise RuntimeError(f"this {type(self).__name__} is in use already")
         before = self._settings.clone()
         try:
-            self._closes = self._membership.enter(self._peers, self._outer_step)
+            self._closes = self._membership.enter(self._settings[SETTINGS.index("peers")], self._outer_step)
             self._adopt()
         except BaseException:
             self.communicator.close()  # it may be a member already, for whom the others would wait
@@ -229,13 +228,16 @@ class Trainer(ABC):
             raise RuntimeError(f"this {name} works inside of its with block only: with {name}(...) as diloco:")
 
     def _begin_round(self) -> None:
-        """Counts inner steps, and the time for them, from here on."""
+        """Counts inner steps, and the time for them, from here on, with the settings of the run."""
+        self._every = max(1, int(self._settings[2]))
+        self._seconds = float(self._settings[3]) or None
         self._inner_steps = 0
         self._began = time.monotonic()
 
     def _share(self, outer: Mapping[str, Tensor]) -> None:
         """Makes the shared state, of the outer state that the method has, by name."""
-        method = f"{type(self).__name__}, weights {'equal' if self._weight is None else 'given'}, compression {self.compression}"
+        weights = "equal" if self._weight is None else "given"
+        method = f"{type(self).__name__}, weights {weights}, compression {self.compression}, shards {self._shards}"
         own = [
             TensorInfo.from_torch(self._settings, f"settings of {method}"),
             TensorInfo.from_torch(self._outer_step, "outer step"),
@@ -252,8 +254,6 @@ class Trainer(ABC):
         meeting = self._membership.part() if finishes else self._membership.meet()
         if meeting.rx_bytes:
             _log.warning("%d bytes of the state were not those of most members, and were replaced", meeting.rx_bytes)
-        self._every = max(1, int(self._settings[2]))
-        self._seconds = float(self._settings[3]) or None
         return meeting
 
     def _own_weight(self) -> float | None:

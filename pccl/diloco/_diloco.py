@@ -35,8 +35,8 @@ class DiLoCo(Trainer):
     communicator that was connected here is closed at its end; after an exception any is.
 
     `sync_seconds` takes the place of `sync_every`: an outer step is due so many seconds after the last one, so that slower
-    peers make fewer inner steps. `outer_lr`, `outer_momentum`, `sync_every` and `sync_seconds` are those of the run: a
-    joiner's own give way. `weight`: how much this peer counts in the average, for example the tokens it has seen since the
+    peers make fewer inner steps. `outer_lr`, `outer_momentum`, `sync_every`, `sync_seconds` and `peers` are those of the run:
+    a joiner's own give way. `weight`: how much this peer counts in the average, for example the tokens it has seen since the
     last outer step: a number, or a function that is called once per outer step; all peers give one, or none does.
     `compression`: see `Compression`. `outer_momentum` is 0.9 unless given, and 0 with sparse averages, in which what was left
     out before takes its place.

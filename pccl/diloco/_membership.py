@@ -60,17 +60,18 @@ class Membership:
         self._welcome = welcome
         self._new = True
 
-    def enter(self, peers: int, outer_step: torch.Tensor) -> bool:
+    def enter(self, peers: torch.Tensor, outer_step: torch.Tensor) -> bool:
         """Becomes a member, and waits, as long as no outer step was made, until the run has `peers` members of all groups.
 
-        Whether it has connected the communicator. `outer_step` is part of the shared state, so all members take the same branch.
+        Whether it has connected the communicator. Both tensors, of one element, are part of the shared state, so that all members
+        take the same branch.
         """
         connects = not _is_connected(self._comm)
         if connects:
             self._comm.connect()
         self.meet()
         pause = PAUSE_SECONDS
-        while int(outer_step) == 0 and self._comm.global_world_size < peers:
+        while int(outer_step) == 0 and self._comm.global_world_size < int(peers):
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_MOST_SECONDS)
             self.meet()
