@@ -12,8 +12,9 @@ from uuid import UUID
 from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoints, resolve
 from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
 from pccl._collectives import Collective, CollectiveOp, Group, has_posted, members_of
-from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
+from pccl._enums import Attribute, DataType, DeviceType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
+from pccl._feedback import ErrorFeedback
 from pccl._loader import load_native_module
 from pccl._named import NamedCollectives
 from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, contributors, op_arguments, reduce_info
@@ -299,6 +300,7 @@ class Communicator(NamedCollectives):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         retry: bool = False,
+        residual: ErrorFeedback | None = None,
         group: Group | None = None,
         timeout: float | None = None,
     ) -> ReduceInfo:
@@ -318,15 +320,18 @@ class Communicator(NamedCollectives):
         them at most. It adopts the epoch that the op was ended in. TooFewPeersError: nobody was left to end it with. After an
         error, the ranges of the error's `contributors` that have peers hold the result; all others, in place, the input.
 
+        With `residual`, what quantisation in blocks takes away is added to the next reduce (see `ErrorFeedback`). ValueError: it
+        has not as many elements as the tensors, is at another device, or belongs to an op in flight.
+
         With `group` it is of these members alone, not quantised, and `tag` is that of no other call of the group in flight.
         """
         if group is not None:
-            if operand_descriptor is not None or quantization_options is not None:
-                raise ValueError("a reduce of a group takes no operand_descriptor and no quantization_options")
+            if (operand_descriptor, quantization_options, residual) != (None, None, None):
+                raise ValueError("a reduce of a group takes no operand_descriptor, no quantization_options and no residual")
             done = self._finish_call(self._all_reduce(send, recv, op, group, tag, retry), timeout)
             return ReduceInfo(done.contributors, done.tx_bytes, done.rx_bytes, contributors=done.ranges)
         deadline = Deadline(timeout)
-        arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry)
+        arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
         running = self._begin(arguments, owners, "pcclAllReduce")
         with self._alone("pcclAllReduce", running.one_caller, f"the same reduce, of tag {running.tag}, of another thread"):
             self._complete(running.tag, running, deadline)
@@ -344,13 +349,16 @@ class Communicator(NamedCollectives):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         retry: bool = False,
+        residual: ErrorFeedback | None = None,
     ) -> AsyncReduceHandle:
         """Launches `all_reduce` and returns at once. Both tensors belong to the op until the handle's `wait` has returned.
+
+        So does `residual`, which changes in that `wait`.
 
         Errors of the launch are raised here: TooFewPeersError when alone, UsageError for a tag that is in flight. The loss of
         a member is reported by `wait`; with `retry` it is none (see `all_reduce`).
         """
-        arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry)
+        arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
         self._reaper.start()
         launched = self._begin(arguments, owners, "pcclAllReduceAsync")
         with self._alone("pcclAllReduceAsync", launched.one_caller, f"the same reduce, of tag {launched.tag}, of another thread"):
@@ -611,6 +619,9 @@ class Communicator(NamedCollectives):
         op = self._unfinished.get(arguments[2][2])
         if isinstance(op, Op) and op.arguments == arguments:
             return op
+        residual = arguments[5]
+        if residual is not None:
+            residual.check_idle()
         fresh = Op(self._pointer, arguments, owners, self._live_ops, name)
         if op is None or not op.in_flight:  # else the tag is in flight, and the launch is refused
             self._unfinished[fresh.tag] = fresh
@@ -675,6 +686,7 @@ def _describe(
     operand_descriptor: ReduceOperandDescriptor | None,
     quantization_options: QuantizationOptions | None,
     retry: bool,
+    residual: ErrorFeedback | None,
 ) -> tuple[OpArguments, Any]:
     """A reduce of two tensors, after all checks that Python can make, and the objects that own its memory."""
     buffers = reduce_buffers(send, send if recv is None else recv)
@@ -688,7 +700,20 @@ def _describe(
     operand = operand_descriptor or ReduceOperandDescriptor(buffers.dtype)
     quantization = quantization_options or _UNQUANTIZED
     numbers = reduce_numbers(buffers.numel, op, tag, operand, quantization)
-    return (buffers.send, buffers.recv, numbers, retry, quantization.blocks), buffers.owners
+    if residual is not None:
+        require_kind("residual", residual, ErrorFeedback)
+        _check_residual(residual, buffers.numel, quantization)
+    return (buffers.send, buffers.recv, numbers, retry, quantization.blocks, residual), buffers.owners
+
+
+def _check_residual(residual: ErrorFeedback, numel: int, quantization: QuantizationOptions) -> None:
+    if not quantization.algorithm.is_blockwise:
+        raise ValueError(f"residual needs quantization_options with a BLOCK_* algorithm, not {quantization.algorithm.name}")
+    memory = residual.memory()[0]
+    if memory.numel != numel:
+        raise ValueError(f"residual has {memory.numel} elements and the tensors {numel}: they must be alike")
+    if memory.device is not DeviceType.CPU:
+        raise ValueError(f"residual is on {memory.device.name} and the tensors on CPU: they must be on one device")
 
 
 _UNQUANTIZED = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE)

@@ -14,6 +14,7 @@ from uuid import UUID
 from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket
 from pccl._enums import Result
 from pccl._errors import PCCLError, PCCLTimeoutError, error_for
+from pccl._feedback import ErrorFeedback
 from pccl._loader import load_native_module
 from pccl._types import Contributors, ReduceInfo, ReduceNumbers, ReduceOpDescriptor
 
@@ -22,27 +23,32 @@ if TYPE_CHECKING:
 
 _ffi, _C = load_native_module()
 
-# addresses of send and recv, descriptor, retry, QuantizationOptions.blocks
-OpArguments = tuple[int, int, ReduceNumbers, bool, tuple[int, int | None] | None]
+# addresses of send and recv, descriptor, retry, QuantizationOptions.blocks, error feedback
+OpArguments = tuple[int, int, ReduceNumbers, bool, tuple[int, int | None] | None, ErrorFeedback | None]
 
 _VOID = _ffi.typeof("void *")
 _DESCRIPTOR = _ffi.typeof("pcclReduceDescriptor_t *")
 _RANGE = _ffi.typeof("pcclReduceRange_t *")
 _UUIDS = _ffi.typeof("pcclRankUuid_t[]")
+_FLOATS = _ffi.typeof("float *")
 _OPTIONS = _ffi.typeof("pcclReduceOptions_t *")
 _OPTIONS_BYTES = _ffi.sizeof("pcclReduceOptions_t")
 _RETRY = _ffi.new(_OPTIONS, {"size": _OPTIONS_BYTES, "retry": True})
 
 
-def _options(retry: bool, blocks: tuple[int, int | None] | None) -> Any:
+def _options(retry: bool, blocks: tuple[int, int | None] | None, residual: ErrorFeedback | None) -> Any:
     """A `pcclReduceOptions_t *`, or NULL."""
-    if blocks is None:
+    if blocks is None and residual is None:
         return _RETRY if retry else _ffi.NULL
-    block, seed = blocks
-    return _ffi.new(
-        _OPTIONS,
-        {"size": _OPTIONS_BYTES, "retry": retry, "block": block, "stochastic": seed is not None, "seed": seed or 0},
-    )
+    options = _ffi.new(_OPTIONS, {"size": _OPTIONS_BYTES, "retry": retry})
+    if blocks is not None:
+        options.block, seed = blocks
+        options.stochastic, options.seed = seed is not None, seed or 0
+    if residual is not None:
+        before, after = residual.memory()
+        options.residual_in = _ffi.cast(_FLOATS, before.pointer)
+        options.residual_out = _ffi.cast(_FLOATS, after.pointer)
+    return options
 
 
 class Op(Ticket):
@@ -51,13 +57,15 @@ class Op(Ticket):
     `arguments` name it: a call that was cut short and is made again with equal ones means this op.
     """
 
-    __slots__ = ("_contributors", "_live", "arguments", "dropped", "tag")
+    __slots__ = ("_contributors", "_live", "_residuals", "arguments", "dropped", "tag")
 
     def __init__(self, comm: Any, arguments: OpArguments, owners: object, live: set[Any], name: str) -> None:
-        send, recv, numbers, retry, blocks = arguments
+        send, recv, numbers, retry, blocks, residual = arguments
         descriptor = _ffi.new(_DESCRIPTOR, numbers)
         buffers = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
-        super().__init__(name, "pccl_begin_reduce", *buffers, descriptor, comm, _options(retry, blocks), keep=owners)
+        options = _options(retry, blocks, residual)
+        super().__init__(name, "pccl_begin_reduce", *buffers, descriptor, comm, options, keep=owners)
+        self._residuals = None if residual is None else residual.pair  # which keeps them
         self.tag = numbers[2]
         self.arguments = arguments
         self._live = live  # of the communicator: keeps it, and thus the tensors, as long as C may touch them
@@ -67,9 +75,12 @@ class Op(Ticket):
     def begin(self, handle: NativeHandle) -> int:
         """As that of every ticket; from before on the tensors are held."""
         self._live.add(self)
+        residual = self.arguments[5]
+        if residual is not None and not self.c.kind:
+            residual.lend(self)
         result = super().begin(handle)
         if result != SUCCESS:
-            self._live.discard(self)
+            self._let_go(success=False)
         return result
 
     def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
@@ -81,10 +92,20 @@ class Op(Ticket):
         if result != TIMED_OUT and not self.in_flight:
             if self.arguments[3] and not handle.closed:
                 self._contributors = contributors(handle, self.tag)
+            self._let_go(success=result == SUCCESS)
             self.keep = None
-            self._live.discard(self)
             self.dropped = None
         return result
+
+    def _let_go(self, *, success: bool) -> None:
+        if self._residuals is not None and (residual := self.arguments[5]) is not None:
+            residual.give_back(self._residuals, success)
+        self._live.discard(self)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether C may touch its tensors."""
+        return self in self._live and self.in_flight
 
     def check(self) -> None:
         """As that of every ticket; the error tells what had been completed."""
@@ -121,7 +142,7 @@ class Multi(Ticket):
 
 def op_arguments(descriptor: ReduceOpDescriptor) -> OpArguments:
     """What names a reduce that is made again after it was cut short."""
-    return (descriptor.sendbuf_ptr, descriptor.recvbuf_ptr, descriptor.reduce_descriptor.numbers(), True, None)
+    return (descriptor.sendbuf_ptr, descriptor.recvbuf_ptr, descriptor.reduce_descriptor.numbers(), True, None, None)
 
 
 def reduce_info(c_info: Any, who: tuple[Contributors, ...] = ()) -> ReduceInfo:

@@ -76,9 +76,9 @@ pcclResult_t api_check_op(int op, int dtype) {
                        op == pcclAvg ? "convert to a float type first" : "use an integer type or bool");
 }
 
-pcclResult_t api_check_devices(const void *send, const void *recv) {
-    if (device_of(send) == device_of(recv)) return pcclSuccess;
-    return detail_fail(pcclInvalidArgument, "the send and receive buffers lie at different devices: copy one first");
+pcclResult_t api_check_devices(const void *one, const void *other) {
+    if (device_of(one) == device_of(other)) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, "the buffers of an op lie at different devices: copy one first");
 }
 
 static pcclResult_t check_block(uint32_t block) {
@@ -89,11 +89,14 @@ static pcclResult_t check_block(uint32_t block) {
 
 // What only the codecs with a scale for each block can do.
 static pcclResult_t check_unblocked(const pcclReduceOptions_t *options) {
-    if (options->block == 0 && !options->stochastic) return pcclSuccess;
+    bool feedback = options->residual_in != NULL || options->residual_out != NULL;
+    if (options->block == 0 && !options->stochastic && !feedback) return pcclSuccess;
     return detail_fail(pcclInvalidArgument,
                        "%s without quantisation in blocks: set the algorithm to pcclQuantBlockInt8, "
                        "pcclQuantBlockInt4 or pcclQuantBlockE3M0",
-                       options->block != 0 ? "a block is given" : "stochastic rounding is asked for");
+                       options->block != 0   ? "a block is given"
+                       : options->stochastic ? "stochastic rounding is asked for"
+                                             : "a residual is given");
 }
 
 // *codec_out: enum codec_id
@@ -121,6 +124,31 @@ static pcclResult_t find_codec(const pcclReduceDescriptor_t *descriptor, const p
                        dtype_name(quantised), algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale");
 }
 
+static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+    return (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
+}
+
+static pcclResult_t check_residuals(const void *send, const void *recv, const pcclReduceDescriptor_t *descriptor,
+                                    const pcclReduceOptions_t *options) {
+    const float *in = options->residual_in, *out = options->residual_out;
+    size_t count = descriptor->count, tensor = count * dtype_size((int)descriptor->src_descriptor.datatype);
+    if ((in == NULL && out == NULL) || count == 0) return pcclSuccess;
+    if (descriptor->op != pcclSum && descriptor->op != pcclAvg)
+        return detail_fail(pcclInvalidArgument, "%s has no error feedback: only sum and avg have",
+                           red_op_name((int)descriptor->op));
+    if (out == NULL)
+        return detail_fail(pcclInvalidArgument, "residual_in is given without residual_out, which takes what is left");
+    size_t bytes = count * sizeof *out;
+    if (count > PTRDIFF_MAX / sizeof *out)
+        return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
+    if (overlap(out, bytes, send, tensor) || overlap(out, bytes, recv, tensor) ||
+        (in != NULL && (overlap(out, bytes, in, bytes) || overlap(in, bytes, recv, tensor))))
+        return detail_fail(pcclInvalidArgument,
+                           "the residuals overlap what the op writes: give each memory of its own");
+    if (in != NULL) RETURN_IF_FAILED(api_check_devices(in, out));
+    return api_check_devices(out, recv);
+}
+
 pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
                               const pcclReduceOptions_t *options, struct call_args *out) {
     uint8_t codec;
@@ -137,6 +165,7 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
     if (from != to && from < to + bytes && to < from + bytes)
         return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
     if (count > 0) RETURN_IF_FAILED(api_check_devices(send, recv));
+    RETURN_IF_FAILED(check_residuals(send, recv, descriptor, options));
     *out = (struct call_args){
         .send = send,
         .recv = recv,
@@ -144,6 +173,8 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
         .fingerprint = {.count = count, .dtype = (uint8_t)dtype, .op = (uint8_t)descriptor->op, .codec = codec},
         .stochastic = options->stochastic,
         .dice.seed = options->seed,
+        .residual_in = options->residual_in,
+        .residual_out = options->residual_out,
         .retry = options->retry,
     };
     return pcclSuccess;

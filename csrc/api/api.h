@@ -73,8 +73,8 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
 pcclResult_t api_take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out);
 pcclResult_t api_check_dtype(int dtype);
 pcclResult_t api_check_op(int op, int dtype);
-// That both buffers of an op lie at one device.
-pcclResult_t api_check_devices(const void *send, const void *recv);
+// That two buffers of an op lie at one device.
+pcclResult_t api_check_devices(const void *one, const void *other);
 // Checks and launches a collective over a group.
 pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcclComm_t *comm);
 // Launches an op with options that were taken; `tell`: it is to tell its contributors.

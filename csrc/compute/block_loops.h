@@ -135,12 +135,22 @@ static inline float block_value_e3m0(uint32_t code, float scale) {
 BLOCK_DECODE_HALVES(int4)
 BLOCK_DECODE_HALVES(e3m0)
 
+static void block_residual(void *out, const void *wanted, const void *got, float times, size_t count) {
+    any_f32 *d = out;
+    const any_f32 *x = wanted, *y = got;
+    INDEPENDENT for (size_t i = 0; i < count; i++) {
+        uint32_t bits = block_bits((x[i] - y[i]) * times);
+        d[i] = block_float((bits & 0x7F800000u) == 0x7F800000u ? 0 : bits);
+    }
+}
+
 static const struct block_loops block_loops = {
     .largest = block_largest,
     .encode = {{encode_int8_nearest, encode_int8_stochastic},
                {encode_int4_nearest, encode_int4_stochastic},
                {encode_e3m0_nearest, encode_e3m0_stochastic}},
     .decode = {decode_int8, decode_int4, decode_e3m0},
+    .residual = block_residual,
 };
 
 #endif

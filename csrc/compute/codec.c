@@ -136,3 +136,7 @@ bool codec_decode(const struct codec *codec, int dtype, void *wide, const uint8_
     }
     return true;
 }
+
+void codec_residual(void *out, const void *wanted, const void *got, uint32_t times, size_t count) {
+    kernels_get()->block->residual(out, wanted, got, (float)times, count);
+}

@@ -65,6 +65,9 @@ void codec_encode(const struct codec *codec, int dtype, uint8_t *out, const void
                   const struct codec_dice *dice);
 bool codec_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 
+// out[i] = (wanted[i] - got[i]) * times, and 0 where that is not finite. Of those that are wide as floats.
+void codec_residual(void *out, const void *wanted, const void *got, uint32_t times, size_t count);
+
 int codec_wide(int dtype); // the type of the wide elements
 // wide[i] = src[i]
 void codec_widen(int dtype, void *wide, const void *src, size_t count);

@@ -92,6 +92,8 @@ struct block_loops {
     void (*encode[BLOCK_CODES][BLOCK_ROUNDINGS])(uint8_t *codes, const void *values, size_t count,
                                                  const struct block_scale *by);
     void (*decode[BLOCK_CODES])(void *values, const uint8_t *codes, size_t count, float scale);
+    // out[i] = (wanted[i] - got[i]) * times, and 0 where that is not finite. All floats.
+    void (*residual)(void *out, const void *wanted, const void *got, float times, size_t count);
 };
 
 // ---- hash: the eight lanes that XXH3 runs over more than 240 bytes ----

@@ -162,10 +162,14 @@ struct frame *mover_chunk(struct engine *engine, struct op *op, const struct wir
     return frame;
 }
 
-const void *mover_input(struct op *op, uint64_t offset, size_t length) {
+const void *mover_read(struct op *op, const void *tensor, size_t length) {
     uint64_t fence;
-    const void *input = device_window(op->args.queue, (const uint8_t *)op->args.send + offset, length, &fence);
-    return device_await(op->args.queue) ? input : NULL;
+    const void *window = device_window(op->args.queue, tensor, length, &fence);
+    return device_await(op->args.queue) ? window : NULL;
+}
+
+const void *mover_input(struct op *op, uint64_t offset, size_t length) {
+    return mover_read(op, (const uint8_t *)op->args.send + offset, length);
 }
 
 uint8_t *mover_landing(struct op *op, uint64_t offset, size_t length) {

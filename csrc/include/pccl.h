@@ -210,6 +210,19 @@ typedef struct pcclReduceOptions_t {
     // members, or in all ops, the errors of the same element are alike and add up: give each member and op its own.
     bool stochastic;
     uint64_t seed;
+    // Of pcclQuantBlock* with pcclSum or pcclAvg: error feedback. What is reduced is the input + residual_in (NULL:
+    // zeros), and residual_out gets what quantisation took away from it. Both have `count` floats, whatever the data
+    // type, at the device of the tensors, and belong to the op until it has been awaited. residual_out overlaps none of
+    // the other buffers, residual_in may only overlap sendbuf where that is not recvbuf. residual_in is never written;
+    // after an error residual_out is unspecified, but in retry mode it holds what belongs to the ranges with
+    // contributors. So a caller gives residual_out as the residual_in of its next op, or after an error the same
+    // residual_in again. Nothing is lost: over the contributors of a range, the inputs + residual_in add up to the
+    // result + residual_out (pcclAvg: the number of contributors times the result + residual_out), but for the rounding
+    // of float. The member that owns a part of the tensor keeps what was taken away from the sum. Where the result is
+    // not finite, residual_out is 0 for the elements concerned; with a member that dies its residual is lost. Each
+    // member chooses for itself.
+    const float *PCCL_NULLABLE residual_in;
+    float *PCCL_NULLABLE residual_out;
 } pcclReduceOptions_t;
 
 // A peer in a run; every connection makes a new one.

@@ -39,6 +39,8 @@ struct call_args {
     uint32_t root;            // rank in the group
     bool stochastic;          // rounds by these dice; of a segment, they begin at its first element
     struct codec_dice dice;
+    const float *residual_in; // error feedback, or NULL: added to the input; what quantisation took away
+    float *residual_out;
     bool retry;                 // redone among the survivors after a loss
     bool tell;                  // the outcome names the contributors
     struct device_queue *queue; // of the memory of both buffers, the engine's to set (device/device.h)

@@ -46,6 +46,8 @@ void segments_add(struct op *parent, struct op *op) {
     if (at > 0 && op->args.send != NULL) op->args.send = (const uint8_t *)op->args.send + at;
     if (at > 0 && op->args.recv != NULL) op->args.recv = (uint8_t *)op->args.recv + at;
     op->args.dice.index = range.begin;
+    if (op->args.residual_in != NULL) op->args.residual_in += range.begin;
+    if (op->args.residual_out != NULL) op->args.residual_out += range.begin;
     op->args.fingerprint.mode = s->mode;
     op->element = parent->element;
     op->count = range.end - range.begin;

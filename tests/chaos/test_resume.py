@@ -87,7 +87,12 @@ def test_resumes():
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize(
     ("quantized", "op"),
-    [(QuantizationAlgorithm.MIN_MAX, ReduceOp.SUM), (None, ReduceOp.AVG), (QuantizationAlgorithm.ZERO_POINT_SCALE, ReduceOp.SUM)],
+    [
+        (QuantizationAlgorithm.MIN_MAX, ReduceOp.SUM),
+        (None, ReduceOp.AVG),
+        (QuantizationAlgorithm.ZERO_POINT_SCALE, ReduceOp.SUM),
+        (QuantizationAlgorithm.BLOCK_E3M0, ReduceOp.SUM),
+    ],
 )
 @pytest.mark.parametrize("fraction", [0.3, 0.7])
 def test_averages_and_quantised_ops(fraction, quantized, op, in_place):

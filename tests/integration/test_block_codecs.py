@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import pytest
 from peers import PATIENCE, on_all, team
 
-from pccl import PCCLError, QuantizationAlgorithm, QuantizationOptions, ReduceOp
+from pccl import ErrorFeedback, PCCLError, QuantizationAlgorithm, QuantizationOptions, ReduceOp
 from pccl._enums import Result
 
 INT8, INT4, E3M0 = QuantizationAlgorithm.BLOCK_INT8, QuantizationAlgorithm.BLOCK_INT4, QuantizationAlgorithm.BLOCK_E3M0
@@ -189,5 +190,132 @@ def test_arguments_that_do_not_fit_are_refused():
             with pytest.raises(PCCLError, match=f"{array.dtype.name} cannot be quantised in blocks: use float32"):
                 comm.all_reduce(array, op=ReduceOp.SUM, quantization_options=options)
 
+    with team([0, 0]) as comms:
+        on_all(comms, body)
+
+
+# ---- error feedback ----
+
+
+def conserved(applied: np.ndarray, residuals: list[np.ndarray], given: np.ndarray) -> float:
+    """How much of what was given is in neither, relative to it."""
+    found = applied + sum(residual.astype(np.float64) for residual in residuals)
+    return float(np.linalg.norm(found - given) / np.linalg.norm(given))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.AVG])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_taken_away_comes_back(algorithm, op, in_place):
+    members, count, rounds = 3, 100_003, 6
+
+    def body(comm, rank):
+        feedback = ErrorFeedback(np.empty(count, F32))
+        options = QuantizationOptions(algorithm=algorithm, stochastic_seed=rank if rank else None)
+        applied = np.zeros(count)
+        for step in range(rounds):
+            mine = numbers(rank + 10 * step, count)
+            result = mine.copy()
+            before, left = feedback.residual, feedback.residual.copy()
+            send = result if in_place else mine
+            comm.all_reduce(send, result, op=op, quantization_options=options, residual=feedback, timeout=PATIENCE)
+            np.testing.assert_array_equal(before, left)  # only read
+            applied += result.astype(np.float64) * (members if op is ReduceOp.AVG else 1)
+        return applied, feedback.residual
+
+    with team([0] * members) as comms:
+        seen = on_all(comms, body)
+    given = sum(numbers(rank + 10 * step, count).astype(np.float64) for rank in range(members) for step in range(rounds))
+    assert all((applied == seen[0][0]).all() for applied, _ in seen)
+    assert conserved(seen[0][0], [residual for _, residual in seen], given) < 1e-6
+    assert conserved(seen[0][0], [], given) > 1e-4  # it is the residuals that make it right
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_rounding_of_16_bits_comes_back_too(dtype):
+    torch = pytest.importorskip("torch")
+
+    def tensor_of(rank):
+        return torch.from_numpy(numbers(rank, 5000) * 1e-4).to(getattr(torch, dtype))
+
+    def body(comm, rank):
+        tensor = tensor_of(rank)
+        feedback = ErrorFeedback(tensor)
+        assert feedback.residual.dtype is torch.float32
+        options = QuantizationOptions(algorithm=INT8)
+        comm.all_reduce(tensor, op=ReduceOp.SUM, quantization_options=options, residual=feedback, timeout=PATIENCE)
+        return tensor.double().numpy(), feedback.residual.numpy()
+
+    with team([0, 0]) as comms:
+        seen = on_all(comms, body)
+    given = tensor_of(0).double().numpy() + tensor_of(1).double().numpy()
+    assert conserved(seen[0][0], [residual for _, residual in seen], given) < 1e-6
+
+
+def test_what_is_not_finite_leaves_nothing():
+    def body(comm, rank):
+        array = np.ones(1000, F32)
+        array[rank * 700] = np.nan
+        feedback = ErrorFeedback(array)
+        options = QuantizationOptions(algorithm=INT4)
+        comm.all_reduce(array, op=ReduceOp.SUM, quantization_options=options, residual=feedback, timeout=PATIENCE)
+        return feedback.residual
+
+    with team([0, 0]) as comms:
+        assert all(np.isfinite(residual).all() for residual in on_all(comms, body))
+
+
+def test_after_an_error_the_residual_is_as_before():
+    """Members that disagree, in the midst of rounds that succeed; and an op that is launched and awaited by itself."""
+
+    def body(comm, rank):
+        feedback = ErrorFeedback(np.empty(70_000, F32))
+        options = QuantizationOptions(algorithm=INT4)
+        other = QuantizationOptions(algorithm=INT4, block=[32, 64][rank])
+        for step in range(3):
+            mine = numbers(rank + step, 70_000)
+            before, bits = feedback.residual, feedback.residual.tobytes()
+            with pytest.raises(PCCLError):
+                comm.all_reduce(mine, op=ReduceOp.SUM, quantization_options=other, residual=feedback, timeout=PATIENCE)
+            assert feedback.residual is before
+            assert before.tobytes() == bits
+            handle = comm.all_reduce_async(mine, op=ReduceOp.SUM, quantization_options=options, residual=feedback)
+            handle.result(timeout=PATIENCE)
+            after = feedback.residual
+            assert after is not before
+            handle.result()
+            assert feedback.residual is after
+
+    with team([0, 0]) as comms:
+        on_all(comms, body)
+
+
+def test_a_residual_has_to_fit():
+    blocks = QuantizationOptions(algorithm=INT4)
+
+    def body(comm, rank):
+        array = np.ones(100, F32)
+        feedback = ErrorFeedback(array)
+        for options in (None, QuantizationOptions()):
+            with pytest.raises(ValueError, match=r"residual needs quantization_options with a BLOCK_\* algorithm"):
+                comm.all_reduce(array, op=ReduceOp.SUM, quantization_options=options, residual=feedback)
+        with pytest.raises(ValueError, match="residual has 100 elements and the tensors 99"):
+            comm.all_reduce(array[1:].copy(), op=ReduceOp.SUM, quantization_options=blocks, residual=feedback)
+        with pytest.raises(PCCLError, match="max has no error feedback: only sum and avg have"):
+            comm.all_reduce(array, op=ReduceOp.MAX, quantization_options=blocks, residual=feedback)
+        with pytest.raises(PCCLError, match="the residuals overlap"):
+            comm.all_reduce(feedback.residual, op=ReduceOp.SUM, quantization_options=blocks, residual=feedback)
+        with pytest.raises(TypeError, match="residual must be an ErrorFeedback"):
+            comm.all_reduce(array, op=ReduceOp.SUM, quantization_options=blocks, residual=array)
+        if rank == 0:
+            handle = comm.all_reduce_async(array, op=ReduceOp.SUM, quantization_options=blocks, residual=feedback)
+            with pytest.raises(ValueError, match="belongs to the op of tag 0, which is in flight"):
+                comm.all_reduce(array.copy(), op=ReduceOp.SUM, tag=1, quantization_options=blocks, residual=feedback)
+        met.wait()
+        if rank == 1:
+            handle = comm.all_reduce_async(array, op=ReduceOp.SUM, quantization_options=blocks, residual=feedback)
+        handle.result(timeout=PATIENCE)
+
+    met = threading.Barrier(2, timeout=PATIENCE)
     with team([0, 0]) as comms:
         on_all(comms, body)

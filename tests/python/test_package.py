@@ -135,10 +135,13 @@ SIGNATURES = [
     ),
     (
         C.all_reduce,
-        "(send, recv=None, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False, group=None, "
-        "timeout=None)",
+        "(send, recv=None, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False, residual=None, "
+        "group=None, timeout=None)",
     ),
-    (C.all_reduce_async, "(send, recv=None, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False)"),
+    (
+        C.all_reduce_async,
+        "(send, recv=None, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False, residual=None)",
+    ),
     (C.all_reduce_multiple_with_retry, "(descriptors, *, max_in_flight=4, timeout=None)"),
     (C.wait_for_peers, "(peers, *, timeout=None)"),
     (pccl.MasterNode, "(listen_address, *, heartbeat_limit=None, masters=None, advertise=None, until_empty=None)"),
@@ -150,7 +153,7 @@ SIGNATURES = [
     (pccl.ReduceOperandDescriptor, "(datatype, distribution_hint=<DistributionHint.NONE: 0>)"),
     (
         pccl.QuantizationOptions,
-        "(quantized_datatype=<DataType.UINT8: 0>, algorithm=<QuantizationAlgorithm.MIN_MAX: 1>)",
+        "(quantized_datatype=<DataType.UINT8: 0>, algorithm=<QuantizationAlgorithm.MIN_MAX: 1>, block=256, stochastic_seed=None)",
     ),
     (pccl.ReduceDescriptor, "(count, op, tag, operand_descriptor, quantization_options)"),
     (pccl.ReduceOpDescriptor, "(sendbuf_ptr, recvbuf_ptr, reduce_descriptor)"),

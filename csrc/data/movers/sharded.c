@@ -65,13 +65,31 @@ static void encode(const struct op *op, struct plan_range range, uint8_t *out, c
                  args->stochastic ? &dice : NULL);
 }
 
-// wide = this member's input. False: its device has failed.
+// wide = this member's input, with what was taken away from it before. False: its device has failed.
 static bool widen_input(struct op *op, struct plan_range range, void *wide) {
     size_t count = range.end - range.begin;
+    const struct call_args *args = &op->args;
     const void *input = mover_input(op, range.begin * op->element, count * op->element);
     if (input == NULL) return false;
-    codec_widen(op->args.fingerprint.dtype, wide, input, count);
-    device_shut(op->args.queue, input);
+    codec_widen(args->fingerprint.dtype, wide, input, count);
+    device_shut(args->queue, input);
+    if (args->residual_in == NULL) return true;
+    const void *residual = mover_read(op, args->residual_in + range.begin, count * sizeof *args->residual_in);
+    if (residual == NULL) return false;
+    kernels_get()->reduce[pcclSum][pcclFloat](wide, wide, residual, count);
+    device_shut(args->queue, residual);
+    return true;
+}
+
+// Notes what was taken away from this range: wanted - got, in units of an input. Both are wide. False: the device has
+// failed.
+static bool note_residual(struct op *op, struct plan_range range, const void *wanted, const void *got, uint32_t times) {
+    size_t count = range.end - range.begin, bytes = count * sizeof(float);
+    float *residual = op->args.residual_out + range.begin;
+    void *landing = device_landing(op->args.queue, residual, bytes);
+    if (landing == NULL) return false;
+    codec_residual(landing, wanted, got, times, count);
+    device_land(op->args.queue, residual, landing, bytes);
     return true;
 }
 
@@ -156,6 +174,11 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     }
     if (!widen_input(op, range, mover_shared(engine)->wide)) return NULL;
     encode(op, range, stage, mover_shared(engine)->wide, false);
+    if (op->args.residual_out != NULL) {
+        struct mover_shared *shared = mover_shared(engine);
+        codec_decode(codec_of(op), op->args.fingerprint.dtype, shared->wide_input, stage, range.end - range.begin);
+        if (!note_residual(op, range, shared->wide, shared->wide_input, 1)) return NULL;
+    }
 
     struct wire_op head;
     op_head(op, &head);
@@ -171,17 +194,26 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
 }
 
 // ---- the owner ----
-static bool store(struct engine *engine, struct op *op, struct plan_range range, const uint8_t *codes) {
+// `stored` is room for wide values; where there is a residual, it gets those that the result has now.
+static bool store(struct op *op, struct plan_range range, const uint8_t *codes, void *stored) {
     int dtype = op->args.fingerprint.dtype;
     size_t count = range.end - range.begin;
-    if (!codec_decode(codec_of(op), dtype, mover_shared(engine)->wide_input, codes, count)) return false;
+    if (!codec_decode(codec_of(op), dtype, stored, codes, count)) return false;
     uint64_t at = range.begin * op->element;
     if (!mover_save(op, at, count * op->element)) return false;
     uint8_t *landing = mover_landing(op, at, count * op->element);
     if (landing == NULL) return false;
-    codec_narrow(dtype, landing, mover_shared(engine)->wide_input, count);
+    codec_narrow(dtype, landing, stored, count);
+    if (op->args.residual_out != NULL) codec_widen(dtype, stored, landing, count);
     mover_land(op, at, landing, count * op->element);
     return true;
+}
+
+// Stores what this member has made of a sum, or of an average.
+static bool store_own(struct op *op, struct plan_range range, const uint8_t *codes, const void *sum, void *stored) {
+    bool average = op->args.fingerprint.op == pcclAvg;
+    if (!store(op, range, codes, stored)) return false;
+    return op->args.residual_out == NULL || note_residual(op, range, sum, stored, average ? op->team->count : 1);
 }
 
 static void send_result(struct engine *engine, struct op *op, uint64_t index, struct block *result) {
@@ -234,7 +266,7 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
     engine_unlock(engine);
     if (result == NULL) return false;
     encode(op, range, result->bytes, sum, true);
-    if (!store(engine, op, range, result->bytes)) {
+    if (!store_own(op, range, result->bytes, sum, input)) {
         engine_lock(engine);
         block_put(engine, result);
         engine_unlock(engine);
@@ -271,7 +303,8 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct sharded *s = op->work;
     uint64_t index = in->head.offset;
     if (in->header.type == WIRE_RESULT) {
-        if (!store(engine, op, block_range(op, in->head.shard, index), in->to)) return false;
+        struct plan_range range = block_range(op, in->head.shard, index);
+        if (!store(op, range, in->to, mover_shared(engine)->wide_input)) return false;
     } else {
         inputs_of(op, s, index)[mover_place_of(op, in->from)] = in->block;
         in->block = NULL;

@@ -273,6 +273,22 @@ static void test_loops(const struct kernels *kernels, uint64_t seed) {
     }
 }
 
+static void test_residual(const struct kernels *kernels, uint64_t seed) {
+    static float wanted[1001], got[1001], out[1001];
+    for (size_t count = 0; count <= 1001; count += count < 70 ? 1 : 931) {
+        check_case("%s residual of %zu", kernels->name, count);
+        for (size_t i = 0; i < count; i++) {
+            wanted[i] = i % 7 == 3 ? NAN : i % 11 == 5 ? INFINITY : uniform(&seed);
+            got[i] = i % 5 == 2 ? NAN : i % 11 == 5 ? INFINITY : uniform(&seed);
+        }
+        kernels->block->residual(out, wanted, got, 3, count);
+        for (size_t i = 0; i < count; i++) {
+            float lost = (wanted[i] - got[i]) * 3;
+            CHECK(out[i] == (isfinite(lost) ? lost : 0));
+        }
+    }
+}
+
 int main(void) {
     test_options();
     test_nearest();
@@ -284,7 +300,9 @@ int main(void) {
     test_dice();
     for (int level = 0; level < KERNEL_LEVELS; level++) {
         const struct kernels *kernels = kernels_at((enum kernel_level)level);
-        if (kernels) test_loops(kernels, 4);
+        if (!kernels) continue;
+        test_loops(kernels, 4);
+        test_residual(kernels, 5);
     }
     return check_status();
 }
