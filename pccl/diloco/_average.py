@@ -14,6 +14,7 @@ from torch import Tensor
 from pccl._communicator import Communicator
 from pccl._enums import ReduceOp
 from pccl._errors import TooFewPeersError
+from pccl._feedback import ErrorFeedback
 from pccl._ops import AsyncReduceHandle
 from pccl._sparse import SparseAverage, SparseHandle
 from pccl._types import Contributors, QuantizationOptions
@@ -52,8 +53,18 @@ class Averager:
         self._tag = tag
         self._launched = 0
         self._sparse: SparseAverage | None = None
+        self._feedback: ErrorFeedback | None = None
+        if compression.rounds and compression.error_feedback:
+            self._feedback = ErrorFeedback(torch.empty(size))
         if compression.method == "sparse":
             self._sparse = SparseAverage(torch.empty(size), k=compression.k, decay=compression.decay)
+
+    @property
+    def residual(self) -> Tensor | None:
+        """What compression has left out so far, fp32 of shape (size,), times the weights; None: it leaves nothing out."""
+        kept = self._sparse or self._feedback
+        residual: Tensor | None = kept.residual if kept else None  # type: ignore[assignment]  # of the kind that was given
+        return residual
 
     def launch(self, comm: Communicator, buffer: Tensor, weight: float | None = None) -> Average:
         """Launches an average of `buffer`, contiguous fp32 on the CPU, which is replaced by it once `wait` has returned.
@@ -68,16 +79,23 @@ class Averager:
             return _Sparse(self._sparse.average_async(comm, buffer, weight=1.0 if weight is None else weight), buffer.numel())
         self._launched += 1
         options = self._compression.options(comm.uuid.int + self._launched)
-        return _Dense(comm, buffer, weight, self._tag, options)
+        return _Dense(comm, buffer, weight, self._tag, options, self._feedback)
 
 
 class _Dense:
     """By an all-reduce in retry mode."""
 
     def __init__(
-        self, comm: Communicator, buffer: Tensor, weight: float | None, tag: int, options: QuantizationOptions | None
+        self,
+        comm: Communicator,
+        buffer: Tensor,
+        weight: float | None,
+        tag: int,
+        options: QuantizationOptions | None,
+        feedback: ErrorFeedback | None,
     ) -> None:
         self._buffer = buffer
+        self._feedback = feedback
         self._own = comm.uuid
         self._weights: dict[UUID, float] | None = None
         if weight is not None:
@@ -87,7 +105,9 @@ class _Dense:
         op = ReduceOp.AVG if weight is None else ReduceOp.SUM
         self._handle: AsyncReduceHandle | None = None
         with contextlib.suppress(TooFewPeersError):
-            self._handle = comm.all_reduce_async(buffer, op=op, tag=_FIRST_TAG + tag, quantization_options=options, retry=True)
+            self._handle = comm.all_reduce_async(
+                buffer, op=op, tag=_FIRST_TAG + tag, quantization_options=options, retry=True, residual=feedback
+            )
 
     def wait(self) -> Averaged:
         tx = rx = 0
@@ -98,6 +118,8 @@ class _Dense:
                 ranges, tx, rx = info.contributors, info.tx_bytes, info.rx_bytes
             except TooFewPeersError as error:  # all others have died: what is not reduced is as it was
                 ranges = error.contributors
+                if self._feedback is not None:
+                    self._feedback.keep(ranges)
         alone = frozenset([self._own])
         found = [Contributors(one.start, one.stop, one.peers or alone) for one in ranges]
         found = found or [Contributors(0, self._buffer.numel(), alone)]

@@ -35,6 +35,8 @@ class Compression:
     """Elements that share a scale: a power of two from 32 to 4096."""
     stochastic: bool = False
     """Round up or down at random, so that values are right on average, in place of to the nearest; not with "sparse"."""
+    error_feedback: bool = True
+    """What rounding takes away from a round is added to the next one; always so with "sparse"."""
     k: int = K
     """Of "sparse": from 1 to 4096."""
     decay: float = DECAY
@@ -43,7 +45,7 @@ class Compression:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"compression {self.method!r} is none of {', '.join(map(repr, METHODS))}")
-        if self.stochastic and self.method not in ALGORITHMS:
+        if self.stochastic and not self.rounds:
             raise ValueError(f"compression {self.method!r} does not round: stochastic is for {', '.join(map(repr, ALGORITHMS))}")
         if not 1 <= self.k <= 4096:
             raise ValueError(f"k must be from 1 to 4096, not {self.k}")
@@ -58,9 +60,14 @@ class Compression:
             return given
         return cls("none" if given is None else given)
 
+    @property
+    def rounds(self) -> bool:
+        """Whether elements are rounded to codes."""
+        return self.method in ALGORITHMS
+
     def options(self, seed: int) -> QuantizationOptions | None:
         """For a reduce, of which no other peer has the same `seed`; None: fp32, or sparse."""
-        if self.method not in ALGORITHMS:
+        if not self.rounds:
             return None
         seed_or_none = seed % (1 << 64) if self.stochastic else None
         return QuantizationOptions(DataType.UINT8, ALGORITHMS[self.method], self.block, seed_or_none)
@@ -68,4 +75,4 @@ class Compression:
     def __str__(self) -> str:
         if self.method == "sparse":
             return f"sparse, {self.k} of 4096"
-        return f"{self.method} in blocks of {self.block}" if self.method in ALGORITHMS else self.method
+        return f"{self.method} in blocks of {self.block}" if self.rounds else self.method

@@ -27,18 +27,38 @@ def test_each_range_is_the_average_of_exactly_its_contributors(delay, weights):
         assert {key: first[key] for key in ("parity", "ranges")} == {key: second[key] for key in ("parity", "ranges")}
         assert first["repaired"] == second["repaired"] == 0
 
-        start = flat(make_model(WIDTH))
-        gradients = {peer.name: Worker(peer.worker, WIDTH).train(start, 0, 1) for peer in peers}
-        weight = {peer.name: weights[peer.worker] if weights else 1.0 for peer in peers}
-        mean = np.empty_like(start)
-        for begin, end, names in first["ranges"]:
-            total = sum(weight[name] for name in names)
-            mean[begin:end] = sum(gradients[name][begin:end] * np.float32(weight[name]) for name in names) / np.float32(total)
-        expected = Nesterov(0.7, 0.9).step(start, mean)
+        expected = after_one_step(peers, first["ranges"], weights)
         np.testing.assert_allclose(others[0].ask("parameters"), expected, rtol=0, atol=1e-6)
         for peer in others:
             peer.tell("train", 1)
         assert len({peer.answer()[0]["parity"] for peer in others}) == 1
+
+
+def after_one_step(peers: list[Peer], ranges: list[tuple[int, int, list[str]]], weights: list[float] | None) -> np.ndarray:
+    start = flat(make_model(WIDTH))
+    gradients = {peer.name: Worker(peer.worker, WIDTH).train(start, 0, 1) for peer in peers}
+    weight = {peer.name: weights[peer.worker] if weights else 1.0 for peer in peers}
+    mean = np.empty_like(start)
+    for begin, end, names in ranges:
+        total = sum(weight[name] for name in names)
+        mean[begin:end] = sum(gradients[name][begin:end] * np.float32(weight[name]) for name in names) / np.float32(total)
+    return Nesterov(0.7, 0.9).step(start, mean)
+
+
+def test_an_average_under_way_goes_on_without_those_who_die():
+    with run(3, "AsyncDiLoCo", sync_every=1, width=WIDTH) as (_, peers):
+        victim, *others = peers
+        for peer in peers:
+            peer.tell("train", 1)
+        for peer in peers:
+            peer.answer()
+        victim.kill()
+        for peer in others:
+            peer.tell("train", 1)
+        [first], [second] = [peer.answer() for peer in others]
+        assert {key: first[key] for key in ("parity", "ranges")} == {key: second[key] for key in ("parity", "ranges")}
+        expected = after_one_step(peers, first["ranges"], None)
+        np.testing.assert_allclose(others[0].ask("parameters"), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["DiLoCo", "AsyncDiLoCo"])

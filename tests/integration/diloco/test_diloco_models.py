@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from torch import nn
 
 import pccl
 from pccl.diloco import AsyncDiLoCo, Compression, DiLoCo
+from pccl.diloco._average import Averager
 
 torch._dynamo.list_backends()  # threads would import it at once
 
@@ -268,3 +270,31 @@ def test_what_is_wrong_is_told(master):
             DiLoCo(*arguments[:place], "wrong", *arguments[place + 1 :])
     with DiLoCo(*arguments, sync_every=1, weight=lambda: -1) as diloco, pytest.raises(ValueError, match="a weight must be"):
         diloco.step()
+
+
+@pytest.mark.parametrize("compression", ["int8", "int4", "e3m0", Compression("int4", stochastic=True, block=64)])
+def test_what_rounding_takes_away_comes_with_later_averages(master, compression):
+    weights = [1.0, 3.0, 0.5]
+    random = torch.Generator().manual_seed(3)
+    given = torch.randn(8, 3, 1000, generator=random)
+    ends: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def peer(number: int) -> None:
+        with pccl.Communicator(master) as comm:
+            comm.connect()
+            comm.wait_for_peers(3)
+            averager = Averager(1000, Compression.of(compression))
+            applied = torch.zeros(1000, dtype=torch.float64)
+            for one in given:
+                buffer = one[number].clone()
+                averager.launch(comm, buffer, weights[number]).wait()
+                applied += buffer.double() * sum(weights)
+            ends.append((applied, averager.residual.double()))
+            comm.are_peers_pending()
+
+    together(*(functools.partial(peer, number) for number in range(3)))
+    assert all(torch.equal(applied, ends[0][0]) for applied, _ in ends)
+    total = ends[0][0] + sum(residual for _, residual in ends)
+    wanted = (given.double() * torch.tensor(weights).view(1, 3, 1)).sum((0, 1))
+    torch.testing.assert_close(total, wanted, rtol=0, atol=1e-4)
+    assert not torch.allclose(ends[0][0], wanted, rtol=0, atol=1e-3)
