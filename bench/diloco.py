@@ -107,17 +107,17 @@ class Run:
             master = stack.enter_context(_master(places[0]))
             peers = []
 
-            def start(number: int, of: int) -> None:
-                peers.append(Peer(number, places[number], master, of, arguments))
+            def start(number: int) -> None:
+                peers.append(Peer(number, places[number], master, self.peers, arguments))
                 stack.callback(peers[-1].kill)
 
             for number in range(self.peers):
-                start(number, self.peers)
+                start(number)
             if self.churn:
                 peers[0].await_step(max(1, rounds // 3))
                 peers[1].kill()
                 peers[0].await_step(max(2, rounds // 2))
-                start(self.peers, 1)
+                start(self.peers)
             peers[0].await_step(None)
         return {"rounds": peers[0].lines}
 

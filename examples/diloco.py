@@ -169,7 +169,7 @@ def trainer_of(arguments: argparse.Namespace, model: GPT, comm: pccl.Communicato
     if arguments.method == "data-parallel":
         return DataParallel(model, comm, optimizer, **settings)
     if arguments.method == "sparse":
-        return pccl.diloco.DiLoCo(model, comm, optimizer, compression="sparse", outer_lr=1.0, **settings)
+        return pccl.diloco.DiLoCo(model, comm, optimizer, compression="sparse", outer_lr=1.5, **settings)
     kind = pccl.diloco.AsyncDiLoCo if arguments.method == "async" else pccl.diloco.DiLoCo
     return kind(model, comm, optimizer, compression=arguments.compression, **settings)
 

@@ -14,7 +14,7 @@ import pytest
 from performers import PATIENCE, Performer, preload
 
 import pccl
-from pccl._sparse import SparseAverage, decode_add, encode
+from pccl._sparse import SparseAverage, decode_add, encode, form_bytes
 
 NUMEL = 300_000
 K = 64
@@ -53,6 +53,7 @@ class Averager:
         result = np.empty(NUMEL, np.float32)
         info = self.average.average(self.comm, gradient(self.number, step), result, weight=weight(self.number), timeout=PATIENCE)
         assert len(info.contributors) == len(info.weights)
+        assert info.tx_bytes <= (len(info.contributors) - 1) * (form_bytes(NUMEL, K) + 24)
         return len(info.contributors), result.tobytes(), self.average.residual.tobytes()
 
     def die_in_step(self, step: int, delay: float) -> None:
