@@ -12,6 +12,9 @@ adopts. One that ends with an error tells each member what it knows by then, whi
 agree by a barrier of the survivors, named after the call, before they raise it, so that their next call has the same ranks. While
 a member waits for one call it begins the barriers of others that were cut short, since members may wait in different orders.
 
+Calls in callbacks of futures are named by the call whose end they follow (`_futures`): their place among the program's calls
+differs between members.
+
 **When the view changes.** At a wait of the program, which is at the same call on all members. The thread that completes futures
 runs at its own pace: what it hears is kept until the program reads the size or its rank.
 """
@@ -25,7 +28,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
@@ -66,6 +69,10 @@ class Call(Protocol):
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
 
+    @property
+    def origin(self) -> Origin | None:
+        """That of calls in callbacks of its future; None: they are made as the program makes them."""
+
 
 class Ended:
     """A call that was completed where it was made."""
@@ -76,6 +83,8 @@ class Ended:
     def done(self) -> bool:
         """True."""
         return True
+
+    origin: Origin | None = None
 
 
 ENDED = Ended()
@@ -91,6 +100,30 @@ class _Hearing(threading.local):
 
 
 hearing = _Hearing()
+
+Origin = tuple[int, ...]
+"""Of calls that a callback makes: the group and the number of the call whose end it follows, and the places of callbacks."""
+
+
+class _Making(threading.local):
+    """What calls of a thread follow: those of a callback have no numbers of the program."""
+
+    origin: Origin | None = None
+    calls: int = 0
+
+
+_making = _Making()
+
+
+@contextlib.contextmanager
+def made_under(origin: Origin | None) -> Iterator[None]:
+    """Names calls by their origin; None: they are the program's."""
+    before = _making.origin, _making.calls
+    _making.origin, _making.calls = origin, 0
+    try:
+        yield
+    finally:
+        _making.origin, _making.calls = before
 
 
 class CoreCall:
@@ -181,6 +214,11 @@ class CoreCall:
                 return
         ranks = tuple(rank for rank, member in enumerate(self._members) if member in lost)
         raise PeerLostError(self._name, error.detail, ranks, tuple(self._members[rank] for rank in ranks)) from None
+
+    @property
+    def origin(self) -> Origin | None:
+        """That of calls in callbacks of its future."""
+        return None if self._number is None else (self._launcher.seed, self._number)
 
     def done(self) -> bool:
         """Whether the op has ended. One that is made again ends with its repetition."""
@@ -312,6 +350,9 @@ class Launcher:
 
     def next_number(self) -> int:
         """The number of a new call."""
+        if _making.origin is not None:
+            _making.calls += 1
+            return digest(*_making.origin, _making.calls)
         self._number = number = next(self._numbers)
         return number
 

@@ -26,6 +26,8 @@ _POLL_MOST_SECONDS = 0.005
 class FromAny:
     """A receive from whoever sends first."""
 
+    origin = None
+
     def __init__(self, launcher: Launcher, tag: int, arguments: dict[str, Any]) -> None:
         self._launcher = launcher
         self._tag = tag

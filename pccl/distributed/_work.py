@@ -13,18 +13,16 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pccl._enums import Result
 from pccl.distributed._errors import CollectiveTimeoutError
+from pccl.distributed._futures import Future
 from pccl.distributed._launch import TURN_SECONDS, Call, hearing
 from pccl.distributed._tensors import Finish
-
-if TYPE_CHECKING:
-    _Future = torch.futures.Future[Any]
 
 _STOP_SECONDS = 5.0
 """How long the thread is waited for at its end, where the calls of others are still under way."""
@@ -45,6 +43,8 @@ class Work(dist.Work):
         super().__init__()
         self._completer = completer
         self._calls = calls
+        self.origin = next((call.origin for call in calls if call.origin is not None), None)
+        """That of calls in callbacks of the future."""
         self._timeout = timeout
         self.outcome = result
         self._finish = finish
@@ -55,7 +55,7 @@ class Work(dist.Work):
         """Whether C++ reads the future, and wants a list of tensors of its own kind in it, not one of Python's."""
         self.dropped = False
         """Whether the program has dropped it: then it cannot know when the call has ended, and nor do other members."""
-        self._future: _Future | None = None
+        self._future: torch.futures.Future[Any] | None = None
         self._one_waiter = threading.Lock()
 
     def __del__(self) -> None:
@@ -111,14 +111,14 @@ class Work(dist.Work):
         self.outcome = result
         return self
 
-    def get_future(self) -> _Future:
+    def get_future(self) -> torch.futures.Future[Any]:
         """A future of the tensors of the result. What is chained to it runs in the thread that completes futures."""
         if self._future is None:
             future = self._completer.future_of(self)
             self._future = torch.jit.fork(_compiled(), future, self.outcome) if self.for_cpp else future  # type: ignore[no-untyped-call]
         return self._future
 
-    def settle(self, future: _Future) -> None:
+    def settle(self, future: Future) -> None:
         """Tells a future how the call has ended."""
         if self._error is None:
             future.set_result(self.outcome)
@@ -179,6 +179,7 @@ def _compiled() -> Any:
 class _Part:
     def __init__(self, work: Work) -> None:
         self._work = work
+        self.origin = work.origin
         self.done = work.is_completed
 
     def wait(self, timeout: float | None) -> None:
@@ -195,17 +196,17 @@ class Completer:
     """The thread that completes the futures of a process; it is started by the first of them."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Work, _Future] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Work, Future] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()  # a work may be dropped anywhere
         self._stopped = False
 
-    def future_of(self, work: Work) -> _Future:
+    def future_of(self, work: Work) -> Future:
         """A future that this thread completes.
 
         It is complete already if the call has ended, as torchft's Manager expects, or if this thread asks for it.
         """
-        future: _Future = torch.futures.Future(devices=work.devices())
+        future = Future(work.origin, work.devices())
         if work._ended or threading.current_thread() is self._thread:
             work.complete(work._timeout)
             work.settle(future)
@@ -242,7 +243,7 @@ class Completer:
             thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
-        waiting: list[tuple[Work, _Future, float]] = []
+        waiting: list[tuple[Work, Future, float]] = []
         stopped = False
         while waiting or not stopped:
             try:
@@ -268,7 +269,7 @@ def _heard_apart(work: Work) -> Iterator[None]:
         hearing.published, hearing.kept = before
 
 
-def _settled(work: Work, future: _Future, end: float, *, patient: bool) -> bool:
+def _settled(work: Work, future: Future, end: float, *, patient: bool) -> bool:
     """Whether a future was completed; `patient`: waits for it a while."""
     if not patient and not work.is_completed():
         return False

@@ -128,6 +128,28 @@ def test_a_hook_that_waits_for_futures_inside_of_futures() -> None:
     assert torch.equal(one, other)
 
 
+def with_calls_in_callbacks() -> list[torch.Tensor]:
+    """A callback runs where the call is waited for, or at once if it has ended: earlier on one rank than on another."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ends = []
+    for number in range(60):
+        first = dist.all_reduce(torch.full((100,), float(number)), async_op=True).get_future()
+        if (number + rank) % 3 == 0:
+            first.wait()
+
+        def again(done: Any, number: int = number) -> torch.Tensor:
+            (summed,) = done.value()
+            return dist.all_reduce(summed + number * 1000, async_op=True).get_future().wait()[0]
+
+        ends.append(first.then(again).then(lambda done: done.value() * 2))
+    return [end.wait() - 2 * size * (size * number + number * 1000) for number, end in enumerate(ends)]
+
+
+def test_calls_in_callbacks_meet_those_of_the_same_callback() -> None:
+    for rests in ranks.run(with_calls_in_callbacks, 3):
+        assert all(not rest.any() for rest in rests)
+
+
 def with_batch_norm() -> list[torch.Tensor]:
     net = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
     for step in range(STEPS):
