@@ -153,13 +153,13 @@ class SparseAverage:
         message = bytearray(_HEAD.size + form_bytes(self._numel, self.k))
         _HEAD.pack_into(message, 0, self._numel, self.k, _VERSION, weight)
         _encode(source, self._residual, self.decay, self.k, message, _HEAD.size, self._spare)
-        self._pending = SparseHandle(self, comm, message, target, weight, tag)
+        self._pending = handle = SparseHandle(self, comm, message, target, weight, tag)
         try:
-            self._pending._begin()
-        except BaseException:
+            handle._launch()
+        except Exception:  # after a signal it may be in flight, and is waited for as `pending`
             self._pending = None
             raise
-        return self._pending
+        return handle
 
     def _end(self, handle: SparseHandle, *, committed: bool) -> None:
         """In one statement without calls, which no signal divides: a wait that is repeated commits nothing twice."""
@@ -181,17 +181,20 @@ class SparseHandle:
         self._weight = weight
         self._tag = tag
         self._info: SparseInfo | None = None
-        self._op: CollectiveHandle | None = None
+        self._members: tuple[UUID, ...] = ()
+        self._room: bytearray | None = None  # for the messages of all members, by rank
+        self._op: CollectiveHandle | None = None  # None: this peer is alone
 
     def wait(self, timeout: float | None = None) -> SparseInfo:
         """Waits for the end, and raises what `SparseAverage.average` raises."""
         deadline = Deadline(timeout)
         while self._info is None:
             try:
+                self._launch()
                 try:
                     told = CollectiveInfo(1, 0, 0) if self._op is None else self._op.wait(deadline.remaining())
                 except PeerLostError:
-                    self._begin()
+                    self._room = None  # once more, among those that live
                     continue
                 info = self._add(told)
             except PCCLTimeoutError:
@@ -205,27 +208,34 @@ class SparseHandle:
 
     def done(self) -> bool:
         """Whether it has ended, well or not, or has to be made again by `wait`; does not wait."""
-        return self._info is not None or self._op is None or self._op.done()
+        return self._info is not None or self._room is None or self._op is None or self._op.done()
 
-    def _begin(self) -> None:
-        """Puts the message into its place among those of all members, and launches the all-gather."""
+    def _launch(self) -> None:
+        """Launches the all-gather, unless it was launched: a signal may come between any two steps."""
+        if self._room is None:
+            self._members, self._op, self._room = self._prepared()
+        if self._op is not None:
+            self._op.begin()
+
+    def _prepared(self) -> tuple[tuple[UUID, ...], CollectiveHandle | None, bytearray]:
+        """The message in its place among those of all members, and the all-gather that brings the others."""
         size = len(self._message)
         group = self._comm._group_of(None)
-        self._members, rank = group.members, group.rank
-        self._room = bytearray(size * group.size)
-        self._room[rank * size : (rank + 1) * size] = self._message
+        room = bytearray(size * group.size)
+        room[group.rank * size : (group.rank + 1) * size] = self._message
         if group.size == 1:
-            self._op = None
-            return
-        address = int(_ffi.cast("uintptr_t", _ffi.from_buffer(self._room)))
-        own = Buffer(address + rank * size, size, DataType.UINT8, None, self._room)
-        whole = Buffer(address, len(self._room), DataType.UINT8, None, self._room)
+            return group.members, None, room
+        address = int(_ffi.cast("uintptr_t", _ffi.from_buffer(room)))
+        own = Buffer(address + group.rank * size, size, DataType.UINT8, None, room)
+        whole = Buffer(address, len(room), DataType.UINT8, None, room)
         arguments = {"dtype": DataType.UINT8, "count": size, "send": own.pointer, "recv": whole.pointer}
-        self._op = CollectiveHandle(self._comm, Call(Collective.ALL_GATHER, group, arguments, own, whole, self._tag)).begin()
+        call = Call(Collective.ALL_GATHER, group, arguments, own, whole, self._tag)
+        return group.members, CollectiveHandle(self._comm, call), room
 
     def _add(self, told: CollectiveInfo) -> SparseInfo:
         """The weighted average of what has come."""
         size, owner = len(self._message), self._owner
+        assert self._room is not None
         messages = [memoryview(self._room)[rank * size : (rank + 1) * size] for rank in range(len(self._members))]
         heads = [_HEAD.unpack_from(message) for message in messages]
         for rank, (numel, k, version, weight) in enumerate(heads):
