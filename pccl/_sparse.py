@@ -12,10 +12,10 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from pccl._calls import Deadline
-from pccl._collectives import Collective, CollectiveInfo
-from pccl._enums import DataType
-from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, error_for
+from pccl._calls import UNBOUNDED, Deadline
+from pccl._collectives import Collective, CollectiveInfo, Group
+from pccl._enums import DataType, ReduceOp
+from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, TooFewPeersError, error_for
 from pccl._loader import load_native_module
 from pccl._named import Call, CollectiveHandle
 from pccl._parts import Buffer, check_size, one_buffer
@@ -39,6 +39,9 @@ K = 64
 
 DECAY = 0.95
 """Of the residual, per exchange: the paper's."""
+
+ROLL_TAG = 0x5BA25E << 32
+"""Of a reduce after a loss; a program's own reduces have to use other tags."""
 
 _HEAD = struct.Struct("<QIId")  # elements, k, version, weight
 _VERSION = 1
@@ -98,8 +101,8 @@ class SparseAverage:
             raise ValueError(f"decay must be from 0 to 1, not {decay!r}")
         self.k = k
         self.decay = decay
-        self._residual: Tensor = _zeros_like(like)
-        self._spare: Tensor = _zeros_like(like)
+        self._residual: Tensor = _zeros(like, tuple(like.shape))
+        self._spare: Tensor = _zeros(like, tuple(like.shape))
         self._pending: SparseHandle | None = None
 
     @property
@@ -155,7 +158,7 @@ class SparseAverage:
         _encode(source, self._residual, self.decay, self.k, message, _HEAD.size, self._spare)
         self._pending = handle = SparseHandle(self, comm, message, target, weight, tag)
         try:
-            handle._launch()
+            handle._launch(UNBOUNDED)
         except Exception:  # after a signal it may be in flight, and is waited for as `pending`
             self._pending = None
             raise
@@ -182,6 +185,7 @@ class SparseHandle:
         self._tag = tag
         self._info: SparseInfo | None = None
         self._members: tuple[UUID, ...] = ()
+        self._roll = _zeros(owner._residual, (1,))
         self._room: bytearray | None = None  # for the messages of all members, by rank
         self._op: CollectiveHandle | None = None  # None: this peer is alone
 
@@ -190,7 +194,7 @@ class SparseHandle:
         deadline = Deadline(timeout)
         while self._info is None:
             try:
-                self._launch()
+                self._launch(deadline)
                 try:
                     told = CollectiveInfo(1, 0, 0) if self._op is None else self._op.wait(deadline.remaining())
                 except PeerLostError:
@@ -210,17 +214,30 @@ class SparseHandle:
         """Whether it has ended, well or not, or has to be made again by `wait`; does not wait."""
         return self._info is not None or self._room is None or self._op is None or self._op.done()
 
-    def _launch(self) -> None:
+    def _launch(self, deadline: Deadline) -> None:
         """Launches the all-gather, unless it was launched: a signal may come between any two steps."""
         if self._room is None:
-            self._members, self._op, self._room = self._prepared()
+            self._members, self._op, self._room = self._prepared(self._group(deadline))
         if self._op is not None:
             self._op.begin()
 
-    def _prepared(self) -> tuple[tuple[UUID, ...], CollectiveHandle | None, bytearray]:
+    def _group(self, deadline: Deadline) -> Group:
+        """All members, or after a loss those that are left.
+
+        These learn from a reduce who they are: a snapshot may lack that where members were lost together with a master.
+        """
+        if not self._members:
+            return self._comm._group_of(None)
+        try:
+            told = self._comm.all_reduce(self._roll, op=ReduceOp.SUM, tag=ROLL_TAG, retry=True, timeout=deadline.remaining())
+            living = told.contributors[0].peers
+        except TooFewPeersError:
+            living = frozenset([self._comm.uuid])
+        return self._comm.group([member for member in self._members if member in living])
+
+    def _prepared(self, group: Group) -> tuple[tuple[UUID, ...], CollectiveHandle | None, bytearray]:
         """The message in its place among those of all members, and the all-gather that brings the others."""
         size = len(self._message)
-        group = self._comm._group_of(None)
         room = bytearray(size * group.size)
         room[group.rank * size : (group.rank + 1) * size] = self._message
         if group.size == 1:
@@ -258,9 +275,9 @@ def _floats(role: str, tensor: Tensor, *, written: bool = False) -> Buffer:
     return buffer
 
 
-def _zeros_like(tensor: Any) -> Any:
-    package = sys.modules["torch" if is_torch_tensor(tensor) else "numpy"]
-    return package.zeros(tuple(tensor.shape), dtype=package.float32)
+def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
+    package = sys.modules["torch" if is_torch_tensor(like) else "numpy"]
+    return package.zeros(shape, dtype=package.float32)
 
 
 def _encode(

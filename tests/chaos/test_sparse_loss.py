@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
-from performers import PATIENCE, Performer, preload
+from performers import PATIENCE, MasterProcess, Performer, preload
 
 import pccl
 from pccl._sparse import SparseAverage, decode_add, encode, form_bytes
@@ -86,10 +86,16 @@ class Averager:
         return False
 
 
+class Team(list):
+    master: MasterProcess
+
+
 @contextlib.contextmanager
-def averagers(count: int):
-    with pccl.MasterNode("127.0.0.1:0", heartbeat_limit=PATIENCE) as master:  # a death is seen at once; a slow machine is none
-        found = [Performer(Averager, number, (f"127.0.0.1:{master.port}", number)) for number in range(count)]
+def averagers(count: int, heartbeat_limit: float = PATIENCE):
+    """A master in its `master`, and these; the heartbeat limit is long because a slow machine is no death."""
+    with MasterProcess(heartbeat_limit=heartbeat_limit) as master:
+        found = Team(Performer(Averager, number, (master.address, number)) for number in range(count))
+        found.master = master
         try:
             for number, one in enumerate(found):
                 for other in found[: number + 1]:
@@ -154,6 +160,22 @@ def test_a_member_is_killed(delay):
         check_step(found, [0, 2], 4, reference)
         found[0].kill()
         check_step(found, [2], 5, reference)
+
+
+def test_a_member_is_killed_together_with_the_master():
+    """The survivors find out who they are, and go on."""
+    reference = Reference()
+    with averagers(3, heartbeat_limit=5) as found:  # the next master waits so long for the dead
+        check_step(found, [0, 1, 2], 0, reference)
+        for number in (0, 2):
+            found[number].tell("step", 1)
+        found.master.kill()
+        found[1].kill()
+        found.master.start()
+        answers = [found[number].answer(2 * PATIENCE) for number in (0, 2)]
+        wanted = reference.step(1, [0, 2]).tobytes()
+        assert [answer[:2] for answer in answers] == [(2, wanted)] * 2
+        check_step(found, [0, 2], 2, reference)
 
 
 def test_a_wait_that_is_cut_short():
