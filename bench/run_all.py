@@ -15,6 +15,7 @@ from harness import ROOT, Row
 BENCHMARKS = [
     "allreduce",
     "collectives",
+    "distributed",
     "concurrent_ops",
     "lanes",
     "memory",
