@@ -36,9 +36,10 @@ METHODS = {
     "data parallel": ["--method", "data-parallel"],
     "DiLoCo": ["--method", "diloco"],
     "DiLoCo int8": ["--method", "diloco", "--compression", "int8"],
+    "DiLoCo int4": ["--method", "diloco", "--compression", "int4"],
+    "DiLoCo e3m0": ["--method", "diloco", "--compression", "e3m0"],
     "async": ["--method", "async"],
-    "streaming int8": ["--method", "streaming", "--compression", "int8"],
-    "streaming e3m0": ["--method", "streaming", "--compression", "e3m0"],
+    "async int8": ["--method", "async", "--compression", "int8"],
     "sparse": ["--method", "sparse"],
 }
 
