@@ -63,9 +63,9 @@ class Trainee:
         self.log.append(told)
         return told
 
-    def inner(self) -> None:
-        """All inner steps of a round but the last."""
-        for step in range(self.every - 1):
+    def inner(self, steps: int | None = None) -> None:
+        """The first inner steps of a round: all but the last."""
+        for step in range(self.every - 1 if steps is None else steps):
             inner_step(self.model, self.optimizer, self.worker, self.diloco.outer_step, step)
             assert self.diloco.step() is None
 
@@ -84,7 +84,9 @@ class Trainee:
         return {"step": done.outer_step, "parity": self.diloco.parity, "repaired": done.repaired_bytes}
 
     def parameters(self) -> np.ndarray:
-        return self.diloco.outer.parameters.numpy().copy()
+        """The outer ones, flat; those of fragments one after another."""
+        outers = [one.outer for one in getattr(self.diloco, "fragments", [self.diloco])]
+        return torch.cat([outer.parameters for outer in outers]).numpy()
 
     def inner_parameters(self) -> np.ndarray:
         return torch.cat([p.detach().flatten() for p in self.model.parameters()]).numpy().copy()

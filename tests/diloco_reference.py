@@ -125,6 +125,50 @@ def simulate_async(
         yield nesterov.step(outer, under_way)
 
 
+def simulate_streaming(
+    rounds: Sequence[Sequence[Sequence[int]]],
+    *,
+    every: int,
+    fragments: Sequence[slice],
+    launches: Sequence[int],
+    overlap: int,
+    mixing: float,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    width: int = 8,
+    weight: Callable[[int], float] | None = None,
+) -> Iterator[tuple[np.ndarray, dict[int, np.ndarray]]]:
+    """StreamingDiLoCo: after each round the outer parameters, and the inner ones of each worker.
+
+    `rounds` has, for each round and each fragment, the workers whose pseudo-gradients are in its average. A fragment, a range of
+    the flat parameters, is launched after so many inner steps of a round (`launches`).
+    """
+    outer = flat(make_model(width))
+    nesterovs = [Nesterov(lr, momentum) for _ in fragments]
+    workers: dict[int, Worker] = {}
+    under_way: dict[int, np.ndarray] = {}
+    for number, present in enumerate(rounds):
+        training = {one for workers_of_one in present for one in workers_of_one}
+        for one in training - workers.keys():
+            workers[one] = Worker(one, width)
+            write(workers[one].model, outer)
+        for step in range(every):
+            for one in training:
+                inner_step(workers[one].model, workers[one].optimizer, one, number, step)
+            for at, place in enumerate(fragments):
+                if step + 1 == launches[at]:
+                    gradients = [outer[place] - flat(workers[one].model)[place] for one in present[at]]
+                    under_way[at] = average(gradients, weight and [weight(one) for one in present[at]])
+                if step + 1 == launches[at] + overlap:
+                    outer = outer.copy()
+                    outer[place] = nesterovs[at].step(outer[place], under_way.pop(at))
+                    for one in training:
+                        inner = flat(workers[one].model)
+                        inner[place] = inner[place] * np.float32(mixing) + outer[place] * np.float32(1 - mixing)
+                        write(workers[one].model, inner)
+        yield outer, {one: flat(workers[one].model) for one in training}
+
+
 def simulate(
     rounds: Sequence[Sequence[int]],
     *,

@@ -1,8 +1,8 @@
 """Training over slow links: peers train by themselves and average what they have learned only now and then. Needs torch.
 
 `DiLoCo` (arXiv 2311.08105) is one outer step after every `sync_every` steps of the inner optimizer. Peers may join and die at any
-time: membership, averages and parity are handled inside. `AsyncDiLoCo` goes on training while the average travels. See
-docs/diloco.md.
+time: membership, averages and parity are handled inside. `AsyncDiLoCo` goes on training while the average travels, and
+`StreamingDiLoCo` (arXiv 2501.18512) averages the model in fragments, one after another. See docs/diloco.md.
 """
 
 from pccl.diloco._async import AsyncDiLoCo
@@ -10,5 +10,6 @@ from pccl.diloco._base import Round
 from pccl.diloco._compression import Compression
 from pccl.diloco._diloco import DiLoCo
 from pccl.diloco._membership import JoinError
+from pccl.diloco._streaming import StreamingDiLoCo
 
-__all__ = ["AsyncDiLoCo", "Compression", "DiLoCo", "JoinError", "Round"]
+__all__ = ["AsyncDiLoCo", "Compression", "DiLoCo", "JoinError", "Round", "StreamingDiLoCo"]

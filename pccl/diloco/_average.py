@@ -66,20 +66,22 @@ class Averager:
         residual: Tensor | None = kept.residual if kept else None  # type: ignore[assignment]  # of the kind that was given
         return residual
 
-    def launch(self, comm: Communicator, buffer: Tensor, weight: float | None = None) -> Average:
+    def launch(
+        self, comm: Communicator, buffer: Tensor, weight: float | None = None, weights: dict[UUID, float] | None = None
+    ) -> Average:
         """Launches an average of `buffer`, contiguous fp32 on the CPU, which is replaced by it once `wait` has returned.
 
         Without `weight` all members count alike. With it (at least 0, rounded to fp32; all members give one) the result is the
         sum of weight * buffer, divided by the sum of the weights, both over the members that are in the range; 0 where all
         weights are 0. The weights are exchanged before the launch, which waits for that: whoever is in a range, everyone knows
-        its weight. A peer that is alone has its own values as the average. After an error other than the death of members
-        `buffer` is unspecified.
+        its weight. `weights` are those that were exchanged before (`exchange`), if no member has come since. A peer that is
+        alone has its own values as the average. After an error other than the death of members `buffer` is unspecified.
         """
         if self._sparse is not None:
             return _Sparse(self._sparse.average_async(comm, buffer, weight=1.0 if weight is None else weight), buffer.numel())
         self._launched += 1
         options = self._compression.options(comm.uuid.int + self._launched)
-        return _Dense(comm, buffer, weight, self._tag, options, self._feedback)
+        return _Dense(comm, buffer, weight, weights, self._tag, options, self._feedback)
 
 
 class _Dense:
@@ -90,6 +92,7 @@ class _Dense:
         comm: Communicator,
         buffer: Tensor,
         weight: float | None,
+        weights: dict[UUID, float] | None,
         tag: int,
         options: QuantizationOptions | None,
         feedback: ErrorFeedback | None,
@@ -99,9 +102,8 @@ class _Dense:
         self._own = comm.uuid
         self._weights: dict[UUID, float] | None = None
         if weight is not None:
-            weight = torch.tensor(weight).item()  # as fp32, which the buffer is multiplied by
-            self._weights = _exchange(comm, weight)
-            buffer.mul_(weight)
+            self._weights = exchange(comm, weight) if weights is None else weights
+            buffer.mul_(self._weights[self._own])
         op = ReduceOp.AVG if weight is None else ReduceOp.SUM
         self._handle: AsyncReduceHandle | None = None
         with contextlib.suppress(TooFewPeersError):
@@ -154,15 +156,15 @@ def roll(comm: Communicator) -> frozenset[UUID]:
     return _sum(comm, torch.ones(1), _ROLL_TAG, comm.uuid)
 
 
-def _exchange(comm: Communicator, weight: float) -> dict[UUID, float]:
-    """The weights of all members, in an order that is the same on all.
+def exchange(comm: Communicator, weight: float) -> dict[UUID, float]:
+    """The weights of all members, rounded to fp32, in an order that is the same on all. Waits for all of them.
 
     Who the members are, all of them learn from one reduce: from then on they agree on each one's place.
     """
     own = comm.uuid
     here = sorted(roll(comm))
     weights = torch.zeros(len(here), dtype=torch.float64)
-    weights[here.index(own)] = weight
+    weights[here.index(own)] = torch.tensor(weight).item()  # as fp32, which the buffer is multiplied by
     _sum(comm, weights, _WEIGHTS_TAG, own)
     return dict(zip(here, weights.tolist(), strict=True))
 

@@ -111,6 +111,19 @@ class Outer:
         self._wait_for_copies()
 
     @torch.no_grad()
+    def mix_into_model(self, mixing: float) -> None:
+        """Sets the parameters of the model to mixing * their own + (1 - mixing) * the outer ones, computed in fp32.
+
+        alpha * theta_m + (1 - alpha) * OuterOpt(...) of arXiv 2501.18512, algorithm 2. Each operation rounds by itself.
+        """
+        if mixing == 0:
+            self.write_model()
+            return
+        for part, inner in self._inner():
+            outer = self.parameters[part.begin : part.end].view(inner.shape).to(inner.device)
+            inner.copy_(inner.float().mul(mixing).add_(outer * (1 - mixing)))
+
+    @torch.no_grad()
     def rounded(self, flat: Tensor) -> Tensor:
         """Rounds `flat`, fp32 of shape (size,), in place to what the parameters of the model can hold."""
         for part, inner in self._inner():

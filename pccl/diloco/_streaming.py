@@ -1,0 +1,239 @@
+"""Streaming DiLoCo (arXiv 2501.18512): fragments of the model are averaged one after another, while the inner steps go on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import torch
+from torch import nn
+
+from pccl._communicator import Communicator
+from pccl._types import Contributors
+from pccl.diloco._average import Average, Averaged, Averager, exchange
+from pccl.diloco._base import Round, Trainer, Weight
+from pccl.diloco._compression import Compression
+from pccl.diloco._fragments import Fragments, fragments_of
+from pccl.diloco._outer import Outer
+
+
+@dataclass
+class Fragment:
+    """Parameters that are averaged together, once in every round."""
+
+    outer: Outer
+    """The outer parameters and their momentum."""
+    averager: Averager
+    buffer: torch.Tensor
+    """The pseudo-gradient, and then the average: fp32 of shape (outer.size,) on the CPU."""
+    under_way: Average | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Of the parameters."""
+        return [part.name for part in self.outer.parts]
+
+
+class StreamingDiLoCo(Trainer):
+    """DiLoCo whose averages are spread over the inner steps: the model is averaged in fragments, each at a time of its own.
+
+    Used as `DiLoCo` is, with the same arguments and these. Every fragment is averaged once in `sync_every` inner steps: its
+    pseudo-gradient is launched at its own step of the round, and `overlap` inner steps later its average is applied to its outer
+    parameters, and they are mixed into what the inner steps have made meanwhile:
+
+        inner = mixing * inner + (1 - mixing) * outer
+
+    (arXiv 2501.18512, algorithm 2: tau is `overlap`, alpha is `mixing`). The launches are spread evenly over a round such that
+    all averages are applied at its end. There, where nothing is in flight, the members meet: newcomers are let in, and the hash
+    of the outer state is compared. That is an outer step for `outer_step`, `step` and `Round`; `Round.contributors` has the
+    elements of the fragments one after another.
+
+    `fragments`: a number, or for each fragment the names of its modules and parameters, or its modules. A number is dealt out in
+    whole layers by `pattern`: "strided" (neighbours in different fragments), "sequential" (neighbours together), or "balanced"
+    (by size alone). Layers are the children of the largest nn.ModuleList or nn.Sequential.
+
+    With `sync_seconds` a round is that long, and `overlap` is the share of it that it is of `sync_every`. `weight` is asked for
+    once per round, at the first launch. `compression` is any but "sparse". A joiner begins with the outer parameters. The end of
+    the `with` block applies what is under way, if it comes in the middle of a round, and sets the model to the outer parameters,
+    as on all members.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        communicator: Communicator,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        sync_every: int = 100,
+        fragments: Fragments = 4,
+        pattern: str = "strided",
+        overlap: int = 5,
+        mixing: float = 0.5,
+        outer_lr: float = 0.7,
+        outer_momentum: float | None = None,
+        compression: str | Compression | None = None,
+        weight: Weight | None = None,
+        sync_seconds: float | None = None,
+        state: Mapping[str, Any] | None = None,
+        device: torch.device | str = "cpu",
+        peers: int = 1,
+        shards: int = 1,
+    ) -> None:
+        super().__init__(
+            model,
+            communicator,
+            inner_optimizer,
+            sync_every=sync_every,
+            sync_seconds=sync_seconds,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            compression=compression,
+            weight=weight,
+            state=state,
+            peers=peers,
+            shards=shards,
+        )
+        if self.compression.method == "sparse":
+            raise ValueError("compression 'sparse' is not for StreamingDiLoCo: take 'int8', 'int4' or 'e3m0'")
+        if not 0 <= overlap < sync_every:
+            raise ValueError(f"overlap must be from 0 to {sync_every - 1} inner steps, less than sync_every, not {overlap}")
+        if not 0 <= mixing <= 1:
+            raise ValueError(f"mixing must be from 0 to 1, not {mixing}")
+        self._own_settings = torch.tensor([overlap, mixing], dtype=torch.float64)
+        shared = {"overlap and mixing": self._own_settings}
+        self.fragments: list[Fragment] = []
+        """In the order of their launches."""
+        for at, parameters in enumerate(fragments_of(model, fragments, pattern)):
+            outer = Outer(parameters, device)
+            self.fragments.append(Fragment(outer, Averager(outer.size, self.compression, tag=at), outer.buffer()))
+            shared |= outer.entries(f"fragment {at}/")
+        self._share(shared)
+
+    @property
+    def overlap(self) -> int:
+        """Inner steps from the launch of an average to its outer step; that of the run, in which a joiner's own gives way."""
+        return int(self._own_settings[0])
+
+    @property
+    def mixing(self) -> float:
+        """The share of the inner parameters that stays where outer ones are mixed in; that of the run, like `overlap`."""
+        return float(self._own_settings[1])
+
+    def schedule(self) -> list[tuple[int, int]]:
+        """For each fragment the inner step of a round after which its average is launched, and that after which it is applied."""
+        room = max(0, self._every - self.overlap)
+        launches = [max(1, (at + 1) * room // len(self.fragments)) for at in range(len(self.fragments))]
+        return [(launch, launch + self.overlap) for launch in launches]
+
+    def step(self) -> Round | None:
+        """Counts a step of the inner optimizer, and launches and applies the averages that are due. To be called after each step.
+
+        The round, if this was the end of one. The parameters of the model may be others than before, also inside of a round.
+        Raises what `synchronize` does.
+        """
+        self._require_inside()
+        done = super().step()
+        if done is None:
+            self._advance(self._progress())
+        return done
+
+    # ---- a round ----
+
+    def _begin_round(self) -> None:
+        super()._begin_round()
+        self._made = 0  # events of this round so far
+        self._averaged: list[Averaged] = []
+        self._waited = self._spent = 0.0
+        self._weight_now: float | None = None
+        self._weights: dict[UUID, float] | None = None
+
+    def _progress(self) -> float:
+        """How far this round is, in inner steps of all that it is planned for."""
+        if self._seconds is None:
+            return self._inner_steps
+        return (time.monotonic() - self._began) / self._seconds * self._every
+
+    def _advance(self, progress: float) -> None:
+        """Makes what is due, in the order that is the same on all members."""
+        began = time.monotonic()
+        plan = self.schedule()
+        events = [(launch, 0, at) for at, (launch, _) in enumerate(plan)] + [(apply, 1, at) for at, (_, apply) in enumerate(plan)]
+        for due, applies, at in sorted(events)[self._made :]:
+            if due > progress:
+                break
+            self._made += 1
+            if applies:
+                self._apply(self.fragments[at])
+            else:
+                self._launch(self.fragments[at])
+        self._spent += time.monotonic() - began
+
+    def _launch(self, fragment: Fragment) -> None:
+        if self._made == 1:  # the first of the round: until its end nobody comes in, so that this is done once
+            self._weight_now = self._own_weight()
+            if self._weight_now is not None:
+                self._weights = exchange(self.communicator, self._weight_now)
+        fragment.outer.pseudo_gradient(fragment.buffer)
+        fragment.under_way = fragment.averager.launch(self.communicator, fragment.buffer, self._weight_now, self._weights)
+
+    def _apply(self, fragment: Fragment) -> None:
+        assert fragment.under_way is not None
+        began = time.monotonic()
+        self._averaged.append(fragment.under_way.wait())
+        fragment.under_way = None
+        self._waited += time.monotonic() - began
+        fragment.outer.step(fragment.buffer, self.outer_lr, self.outer_momentum)
+        fragment.outer.to_host()
+        fragment.outer.mix_into_model(self.mixing)
+
+    def _round(self) -> Round:
+        self._advance(math.inf)
+        began = time.monotonic()
+        meeting = self._meet()
+        met = time.monotonic()
+        if meeting.rx_bytes:
+            self._from_host()
+        return Round(
+            outer_step=self.outer_step,
+            inner_steps=self._inner_steps,
+            contributors=self._contributors(),
+            world_size=self.communicator.world_size,
+            admitted=meeting.admitted,
+            repaired_bytes=meeting.rx_bytes,
+            tx_bytes=sum(one.tx_bytes for one in self._averaged),
+            rx_bytes=sum(one.rx_bytes for one in self._averaged),
+            reduce_seconds=self._waited,
+            meet_seconds=met - began,
+            seconds=self._spent + time.monotonic() - began,
+        )
+
+    def _contributors(self) -> tuple[Contributors, ...]:
+        found, begin = [], 0
+        for fragment, averaged in zip(self.fragments, self._averaged, strict=True):
+            found += [Contributors(begin + one.start, begin + one.stop, one.peers) for one in averaged.contributors]
+            begin += fragment.outer.size
+        return tuple(found)
+
+    # ---- entering and leaving ----
+
+    def _adopt(self) -> None:
+        self._from_host()
+        self._write_model()
+
+    def _leave(self) -> None:
+        for fragment in self.fragments:
+            if fragment.under_way is not None:
+                self._apply(fragment)
+        self._write_model()
+
+    def _from_host(self) -> None:
+        for fragment in self.fragments:
+            fragment.outer.from_host()
+
+    def _write_model(self) -> None:
+        for fragment in self.fragments:
+            fragment.outer.write_model()
