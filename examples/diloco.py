@@ -2,6 +2,7 @@
 
     pccl launch --nproc 3 examples/diloco.py -- --method diloco
     pccl launch --nproc 3 examples/diloco.py -- --method diloco --compression int8
+    pccl launch --nproc 3 examples/diloco.py -- --method streaming --compression int4
     pccl launch --nproc 3 examples/diloco.py -- --method sparse
     pccl launch --nproc 3 examples/diloco.py -- --method data-parallel
 
@@ -32,7 +33,7 @@ CONTEXT = 64
 HELD_OUT = 0.1
 """The share of the text, at its end, that nobody trains on."""
 
-METHODS = ("data-parallel", "diloco", "async", "sparse")
+METHODS = ("data-parallel", "diloco", "async", "streaming", "sparse")
 
 LINE = "outer step {step}: loss {loss:.3f}, validation {validation:.3f}, sent {megabytes:.2f} MB, {members} members"
 
@@ -170,7 +171,8 @@ def trainer_of(arguments: argparse.Namespace, model: GPT, comm: pccl.Communicato
         return DataParallel(model, comm, optimizer, **settings)
     if arguments.method == "sparse":
         return pccl.diloco.DiLoCo(model, comm, optimizer, compression="sparse", outer_lr=1.5, **settings)
-    kind = pccl.diloco.AsyncDiLoCo if arguments.method == "async" else pccl.diloco.DiLoCo
+    kinds = {"async": pccl.diloco.AsyncDiLoCo, "streaming": pccl.diloco.StreamingDiLoCo}
+    kind = kinds.get(arguments.method, pccl.diloco.DiLoCo)
     return kind(model, comm, optimizer, compression=arguments.compression, **settings)
 
 
@@ -216,13 +218,14 @@ def train(arguments: argparse.Namespace) -> None:
                 losses.clear()
     if arguments.method == "async":  # what was under way at the end is in the model now
         sent += trainer.last.tx_bytes
+    if arguments.method in ("async", "streaming"):  # the model is that of all members now
         report(mean)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains a small GPT on text with peers that may come and go.")
     parser.add_argument("--method", choices=METHODS, default="diloco")
-    parser.add_argument("--compression", help="of what diloco and async send: int8, int4 or e3m0; left out: float32")
+    parser.add_argument("--compression", help="of what diloco, async and streaming send: int8, int4 or e3m0; left out: float32")
     parser.add_argument("--data", metavar="FILE", help="UTF-8 text; left out: the documentation inside Python")
     parser.add_argument("--steps", type=int, default=1000, help="of the inner optimizer of each peer")
     parser.add_argument("--sync-every", type=int, default=50, help="inner steps between two outer steps")

@@ -193,7 +193,7 @@ def test_wrong_arguments(arguments, words):
         assert words in "".join(one.lines)
 
 
-@pytest.mark.parametrize("method", ["data-parallel", "diloco", "async", "sparse"])
+@pytest.mark.parametrize("method", ["data-parallel", "diloco", "async", "streaming", "sparse"])
 def test_the_example_trains(method):
     """All peers end with the same model."""
     arguments = ["--steps", "40", "--sync-every", "10", "--width", "16", "--layers", "1", "--batch", "4"]
