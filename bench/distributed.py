@@ -25,12 +25,14 @@ CALLS_PER_BLOCK = 100
 HIDDEN, LAYERS, BATCH = 2740, 4, 64
 """A perceptron of 30 million parameters."""
 BY_TCP, STRICT = "pccl by TCP", "pccl, strict"
+ALONE, SILENT = "alone", "DDP without a reduce"
 BARS = {"pccl": 1.5, BY_TCP: 1.1}
 
 METHOD = """Methods in turn block by block on loopback, each process with one thread for its arithmetic; median over blocks of
 the slowest process; a size is that of the larger tensor of a call; `step` is forward, backward with DDP's reduce in 25 MiB
 buckets, and an SGD step of a perceptron of 30 million fp32 parameters, `reduce` its gradients in the same buckets alone, begun
-together; `communication` is a step's time beyond that of the same step without a reduce."""
+together; `communication` is a step's time beyond that of the same step whose hook reduces nothing, in which DDP copies
+gradients to its buckets and back as well; `alone` is without DDP."""
 
 
 def make_groups(peer: Peer, masters: dict[str, str], gloo_port: int) -> dict[str, Any]:
@@ -111,7 +113,10 @@ def ddp_steps(peer: Peer, groups: dict[str, Any], blocks: int) -> list[tuple[str
 
     for name, group in groups.items():
         steps[name] = step_of(DistributedDataParallel(model(), process_group=group))
-    steps["alone"] = step_of(model())
+    silent = DistributedDataParallel(model(), process_group=groups["gloo"])
+    silent.register_comm_hook(None, lambda _, bucket: no_reduce(bucket))
+    steps[SILENT] = step_of(silent)
+    steps[ALONE] = step_of(model())
     alone = harness.alternate(peer, steps, blocks)
     gradients = sum(parameter.numel() for parameter in model().parameters())
     buckets = torch.zeros(gradients).split(25 * MIB // 4)
@@ -122,6 +127,15 @@ def ddp_steps(peer: Peer, groups: dict[str, Any], blocks: int) -> list[tuple[str
 
     reduces = {name: lambda g=group: reduce(g) for name, group in groups.items()}
     return [("step", 4 * gradients, alone), ("reduce", 4 * gradients, harness.alternate(peer, reduces, blocks))]
+
+
+def no_reduce(bucket: Any) -> Any:
+    """A hook that leaves the gradients as they are."""
+    import torch
+
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 def new_groups(peer: Peer, blocks: int) -> harness.Samples:
@@ -186,15 +200,15 @@ def add_rows(rows: list[Row], bars: list[Row], world: int, call: str, size: int,
     for name, seconds in times.items():
         row: Row = {"processes": world, "call": call, "size": harness.size_text(size) if size else "", "method": name}
         row |= {"median_ms": seconds * 1e3, "x gloo": gloo / seconds}
-        if "alone" in times and name != "alone":
-            row["communication_ms"] = (seconds - times["alone"]) * 1e3
+        if SILENT in times and name not in (SILENT, ALONE):
+            row["communication_ms"] = (seconds - times[SILENT]) * 1e3
         rows.append(row)
         if name not in BARS:
             continue
         if call == "new_group":
             bars.append(harness.bar(what, "under 5 ms", f"{seconds * 1e3:.2f} ms", seconds < 0.005))
         elif call == "step":
-            spared = (gloo - times["alone"]) / max(seconds - times["alone"], 1e-9)
+            spared = (gloo - times[SILENT]) / max(seconds - times[SILENT], 1e-9)
             bars.append(harness.ratio_bar(f"{what}, {name}, communication against gloo's", BARS[name], spared))
             bars.append(harness.ratio_bar(f"{what}, {name}, the whole against gloo's", 1.0, gloo / seconds))
         else:
