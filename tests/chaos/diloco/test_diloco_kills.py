@@ -61,9 +61,28 @@ def test_an_average_under_way_goes_on_without_those_who_die():
         np.testing.assert_allclose(others[0].ask("parameters"), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["DiLoCo", "AsyncDiLoCo"])
+def test_fragments_under_way_go_on_without_those_who_die():
+    settings = {"sync_every": 4, "width": 300_000, "fragments": 2, "overlap": 3, "compression": "int8"}
+    with run(3, "StreamingDiLoCo", **settings) as (_, peers):
+        victim, *others = peers
+        victim.ask("inner", 1)  # both fragments are launched
+        for peer in others:
+            peer.tell("train", 1)
+        victim.kill()
+        for _ in range(2):
+            [first], [second] = [peer.answer() for peer in others]
+            assert {key: first[key] for key in ("parity", "ranges")} == {key: second[key] for key in ("parity", "ranges")}
+            assert first["repaired"] == second["repaired"] == 0
+            for peer in others:
+                peer.tell("train", 1)
+        assert {name for _, _, names in first["ranges"] for name in names} == {peer.name for peer in others}
+
+
+@pytest.mark.parametrize("kind", ["DiLoCo", "AsyncDiLoCo", "StreamingDiLoCo"])
 def test_newcomers_and_those_who_bring_them_up_to_date_die(kind):
     settings = {"sync_every": 2, "width": 300_000}
+    if kind == "StreamingDiLoCo":
+        settings |= {"fragments": 2, "overlap": 1}
     with run(2, kind, **settings) as (master, peers):
         first, second = peers
 

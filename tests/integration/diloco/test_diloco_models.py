@@ -16,7 +16,7 @@ from performers import PATIENCE
 from torch import nn
 
 import pccl
-from pccl.diloco import AsyncDiLoCo, Compression, DiLoCo
+from pccl.diloco import AsyncDiLoCo, Compression, DiLoCo, StreamingDiLoCo
 from pccl.diloco._average import Averager
 
 torch._dynamo.list_backends()  # threads would import it at once
@@ -223,6 +223,44 @@ def test_slower_peers_make_fewer_steps(master):
         peer.comm.close()
 
 
+def test_fragments_of_a_model_with_shared_and_low_precision_parameters(master):
+    asked = []
+    settings = {
+        "sync_every": 4,
+        "fragments": ["embed", ["norm", "unused"]],
+        "overlap": 2,
+        "weight": lambda: asked.append(1) or 2.0,
+    }
+
+    def make() -> nn.Module:
+        return Tied().to(torch.bfloat16)
+
+    peers = [Peer(master, seed, make, StreamingDiLoCo, peers=2, **settings) for seed in (1, 2)]
+    together(*(peer.enter for peer in peers))
+    before = peers[0].diloco.fragments[0].outer.parameters.clone()
+    together(*(peer.round for peer in peers))
+    rounds = together(*(peer.round for peer in peers))
+    assert len(asked) == 4, "each peer is asked once per round"
+    assert rounds[0].contributors == rounds[1].contributors
+    assert len({peer.diloco.parity for peer in peers}) == 1
+    assert [one.names for one in peers[0].diloco.fragments] == [["embed.weight"], ["unused", "norm.weight", "norm.bias"]]
+    assert not torch.equal(peers[0].diloco.fragments[0].outer.parameters, before)
+    for peer in peers:
+        peer.comm.close()
+
+
+def test_fragments_by_time(master):
+    settings = {"fragments": 2, "overlap": 1, "sync_seconds": 0.1, "weight": 1.0}
+    peers = [Peer(master, seed, simple, StreamingDiLoCo, peers=2, **settings) for seed in (1, 2)]
+    together(*(peer.enter for peer in peers))
+    rounds = together(*(peer.round for peer in peers))
+    assert [one.outer_step for one in rounds] == [1, 1]
+    assert all(one.inner_steps >= 1 for one in rounds)
+    assert peers[0].diloco.parity == peers[1].diloco.parity
+    for peer in peers:
+        peer.comm.close()
+
+
 def test_state_that_was_changed_in_memory_is_repaired(master, caplog):
     peers = [Peer(master, seed, simple, peers=3) for seed in (1, 2, 3)]
     together(*(peer.enter for peer in peers))
@@ -265,6 +303,9 @@ def test_what_is_wrong_is_told(master):
             DiLoCo(*arguments, **wrong)
     with pytest.raises(ValueError, match="eager"):
         AsyncDiLoCo(*arguments, eager=2)
+    for wrong in ({"overlap": 100}, {"mixing": 2}, {"compression": "sparse"}, {"fragments": 9}, {"pattern": "none"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            StreamingDiLoCo(*arguments, **{"fragments": 2, **wrong})
     for place in range(3):
         with pytest.raises(TypeError):
             DiLoCo(*arguments[:place], "wrong", *arguments[place + 1 :])
