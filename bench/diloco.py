@@ -40,6 +40,8 @@ METHODS = {
     "DiLoCo e3m0": ["--method", "diloco", "--compression", "e3m0"],
     "async": ["--method", "async"],
     "async int8": ["--method", "async", "--compression", "int8"],
+    "streaming int8": ["--method", "streaming", "--compression", "int8"],
+    "streaming e3m0": ["--method", "streaming", "--compression", "e3m0"],
     "sparse": ["--method", "sparse"],
 }
 
