@@ -75,7 +75,7 @@ test-c: .venv/ready
 	$(CTEST) --test-dir build/test
 
 test-python: .venv/built
-	$(BIN)/python -m pytest -n $(TEST_JOBS) -q tests
+	$(BIN)/python -m pytest -n $(TEST_JOBS) -q --durations=15 tests
 
 # ---- checks ----
 

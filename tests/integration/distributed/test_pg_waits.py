@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -124,20 +125,17 @@ def with_timeouts(kind: str) -> object:
     if rank == 0:
         ranks.die()
     work, tensor = begin(kind)
-    timeouts = 0
     while rank == 1 and not work._ended:
-        try:
+        with contextlib.suppress(pccl.distributed.CollectiveTimeoutError):
             work.complete(0.0)
-        except pccl.distributed.CollectiveTimeoutError:
-            timeouts += 1
     found = ended(work, tensor)
     dist.barrier()
-    return found, timeouts > 0 or rank == 2
+    return found
 
 
 @pytest.mark.parametrize(("kind", "result"), [("broadcast", [1.0, 1.0]), ("all_gather", (0,))])
 def test_what_follows_a_loss_may_time_out_and_be_awaited_again(kind: str, result: object) -> None:
-    assert ranks.run(with_timeouts, 3, kind, dead=(0,))[1:] == [(result, True)] * 2
+    assert ranks.run(with_timeouts, 3, kind, dead=(0,))[1:] == [result] * 2
 
 
 def coalesced_after_death() -> object:
