@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,26 @@ ENVIRONMENT = {
 }
 START = 150
 """Seconds for Ray to start itself and its actors."""
+
+
+def steps_in(folder: Path, members: int) -> dict[int, list[str]]:
+    """The parameters that workers have written in each step. Ray may print nothing more once an actor of its was killed."""
+    found: dict[int, list[str]] = {}
+    line = re.compile(rf"step (\d+): {members} workers, loss \S+, parameters ([0-9a-f]{{8}})\n")
+    for log in folder.glob("session_2*/logs/worker-*.out"):
+        for step, parameters in line.findall(log.read_text()):
+            found.setdefault(int(step), []).append(parameters)
+    return found
+
+
+def wait_for_equal_steps(folder: Path, members: int) -> None:
+    """Until all of so many workers have written a step that nobody had made, with the same parameters."""
+    made = max(steps_in(folder, members))
+    end = time.monotonic() + START
+    while not (new := {step: by for step, by in steps_in(folder, members).items() if step > made + 100 and len(by) == members}):
+        assert time.monotonic() < end, f"no step after {made}"
+        time.sleep(0.1)
+    assert all(len(set(parameters)) == 1 for parameters in new.values())
 
 
 @pytest.mark.timeout(600)
@@ -44,7 +66,7 @@ def test_killed_actors_are_replaced():
             expect_equal_steps(driver, 3)
             os.kill(master, signal.SIGKILL)
             driver.expect("master: takes the run up")
-            expect_equal_steps(driver, 3)
+            wait_for_equal_steps(Path(folder), 3)
             driver.process.send_signal(signal.SIGINT)
             driver.expect("shut down", timeout=START)
             assert driver.end() == 0
