@@ -108,19 +108,7 @@ class AsyncDiLoCo(Trainer):
             weight = self._own_weight()
             self.outer.pseudo_gradient(self._buffer, self._start)
             self._begin_again(1.0 if weight is None else weight)
-        return Round(
-            outer_step=self.outer_step,
-            inner_steps=self._inner_steps,
-            contributors=averaged.contributors,
-            world_size=self.communicator.world_size,
-            admitted=meeting.admitted,
-            repaired_bytes=meeting.rx_bytes,
-            tx_bytes=averaged.tx_bytes,
-            rx_bytes=averaged.rx_bytes,
-            reduce_seconds=reduced - began,
-            meet_seconds=met - meeting_began,
-            seconds=time.monotonic() - began,
-        )
+        return self._report(averaged, meeting, began=began, reduce_seconds=reduced - began, meet_seconds=met - meeting_began)
 
     def _begin_again(self, weight: float) -> None:
         """Sets the model to what the next inner steps begin with, and launches the average of what is in the buffer."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pccl._communicator import Communicator
 from pccl._state import SharedState
 from pccl._types import Contributors, TensorInfo
+from pccl.diloco._average import Averaged
 from pccl.diloco._compression import Compression
 from pccl.diloco._membership import Meeting, Membership
 from pccl.diloco._state import State, Welcome
@@ -255,6 +256,22 @@ class Trainer(ABC):
         if meeting.rx_bytes:
             _log.warning("%d bytes of the state were not those of most members, and were replaced", meeting.rx_bytes)
         return meeting
+
+    def _report(self, averaged: Averaged, meeting: Meeting, *, began: float, reduce_seconds: float, meet_seconds: float) -> Round:
+        """What an outer step has done that began at a moment of the monotonic clock, and ends now."""
+        return Round(
+            outer_step=self.outer_step,
+            inner_steps=self._inner_steps,
+            contributors=averaged.contributors,
+            world_size=self.communicator.world_size,
+            admitted=meeting.admitted,
+            repaired_bytes=meeting.rx_bytes,
+            tx_bytes=averaged.tx_bytes,
+            rx_bytes=averaged.rx_bytes,
+            reduce_seconds=reduce_seconds,
+            meet_seconds=meet_seconds,
+            seconds=time.monotonic() - began,
+        )
 
     def _own_weight(self) -> float | None:
         """For the next average."""

@@ -103,19 +103,7 @@ class DiLoCo(Trainer):
         if meeting.rx_bytes:
             self.outer.from_host()
         self.outer.write_model()
-        return Round(
-            outer_step=self.outer_step,
-            inner_steps=self._inner_steps,
-            contributors=averaged.contributors,
-            world_size=self.communicator.world_size,
-            admitted=meeting.admitted,
-            repaired_bytes=meeting.rx_bytes,
-            tx_bytes=averaged.tx_bytes,
-            rx_bytes=averaged.rx_bytes,
-            reduce_seconds=reduced - reducing,
-            meet_seconds=met - meeting_began,
-            seconds=time.monotonic() - began,
-        )
+        return self._report(averaged, meeting, began=began, reduce_seconds=reduced - reducing, meet_seconds=met - meeting_began)
 
     def _adopt(self) -> None:
         self.outer.from_host()

@@ -197,19 +197,9 @@ class StreamingDiLoCo(Trainer):
         met = time.monotonic()
         if meeting.rx_bytes:
             self._from_host()
-        return Round(
-            outer_step=self.outer_step,
-            inner_steps=self._inner_steps,
-            contributors=self._contributors(),
-            world_size=self.communicator.world_size,
-            admitted=meeting.admitted,
-            repaired_bytes=meeting.rx_bytes,
-            tx_bytes=sum(one.tx_bytes for one in self._averaged),
-            rx_bytes=sum(one.rx_bytes for one in self._averaged),
-            reduce_seconds=self._waited,
-            meet_seconds=met - began,
-            seconds=self._spent + time.monotonic() - began,
-        )
+        done = self._averaged
+        averaged = Averaged(self._contributors(), sum(one.tx_bytes for one in done), sum(one.rx_bytes for one in done))
+        return self._report(averaged, meeting, began=began - self._spent, reduce_seconds=self._waited, meet_seconds=met - began)
 
     def _contributors(self) -> tuple[Contributors, ...]:
         found, begin = [], 0
