@@ -194,26 +194,26 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
 }
 
 // ---- the owner ----
-// `stored` is room for wide values; where there is a residual, it gets those that the result has now.
-static bool store(struct op *op, struct plan_range range, const uint8_t *codes, void *stored) {
+// `wide` is room; with `look` it gets the values that the result has now.
+static bool store(struct op *op, struct plan_range range, const uint8_t *codes, void *wide, bool look) {
     int dtype = op->args.fingerprint.dtype;
     size_t count = range.end - range.begin;
-    if (!codec_decode(codec_of(op), dtype, stored, codes, count)) return false;
+    if (!codec_decode(codec_of(op), dtype, wide, codes, count)) return false;
     uint64_t at = range.begin * op->element;
     if (!mover_save(op, at, count * op->element)) return false;
     uint8_t *landing = mover_landing(op, at, count * op->element);
     if (landing == NULL) return false;
-    codec_narrow(dtype, landing, stored, count);
-    if (op->args.residual_out != NULL) codec_widen(dtype, stored, landing, count);
+    codec_narrow(dtype, landing, wide, count);
+    if (look) codec_widen(dtype, wide, landing, count);
     mover_land(op, at, landing, count * op->element);
     return true;
 }
 
 // Stores what this member has made of a sum, or of an average.
 static bool store_own(struct op *op, struct plan_range range, const uint8_t *codes, const void *sum, void *stored) {
-    bool average = op->args.fingerprint.op == pcclAvg;
-    if (!store(op, range, codes, stored)) return false;
-    return op->args.residual_out == NULL || note_residual(op, range, sum, stored, average ? op->team->count : 1);
+    bool average = op->args.fingerprint.op == pcclAvg, feedback = op->args.residual_out != NULL;
+    if (!store(op, range, codes, stored, feedback)) return false;
+    return !feedback || note_residual(op, range, sum, stored, average ? op->team->count : 1);
 }
 
 static void send_result(struct engine *engine, struct op *op, uint64_t index, struct block *result) {
@@ -304,7 +304,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     uint64_t index = in->head.offset;
     if (in->header.type == WIRE_RESULT) {
         struct plan_range range = block_range(op, in->head.shard, index);
-        if (!store(op, range, in->to, mover_shared(engine)->wide_input)) return false;
+        if (!store(op, range, in->to, mover_shared(engine)->wide_input, false)) return false;
     } else {
         inputs_of(op, s, index)[mover_place_of(op, in->from)] = in->block;
         in->block = NULL;
