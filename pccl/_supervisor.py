@@ -51,7 +51,7 @@ def run(command: Sequence[str], restarts: int, child: Child | None = None) -> in
         joined_in_vain = joins and not told.joined and child.status > 0
         if child.status == 0 or child.asked or not (child.status < 0 or child.stopped or joined_in_vain):
             return child.status
-        how = f"was killed by {signal.Signals(-child.status).name}" if child.status < 0 else f"failed with status {child.status}"
+        how = how_ended(child.status)
         if not _goes_on(masters):
             _say(f"{how}, and there is no run that goes on")
             return 0 if joined_in_vain else child.status
@@ -62,6 +62,11 @@ def run(command: Sequence[str], restarts: int, child: Child | None = None) -> in
         _say(f"{how}; it is started anew, and joins the others ({restarts} restarts left)")
         environment = joining(os.environ, masters)
         joins, child = True, None
+
+
+def how_ended(status: int) -> str:
+    """In words, of a process that did not end well; negative: of the signal that killed it."""
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
 
 
 class Told(NamedTuple):

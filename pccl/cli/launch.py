@@ -20,7 +20,7 @@ import click
 from pccl._address import parse_endpoints
 from pccl._errors import PCCLError
 from pccl._master import MasterNode
-from pccl._supervisor import prepare_child
+from pccl._supervisor import how_ended, prepare_child
 
 GRACE_SECONDS = 10.0
 """How long peers that were told to end may take, before they are killed."""
@@ -208,9 +208,9 @@ class Launch:
                 self._selector.unregister(output.source)
         status = peer.close()
         if status != 0:
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
             again = self._restarts[peer.number] > 0 and self._told is None and bool(self._peers)
-            print(f"pccl launch: peer {peer.number} {how}{'; it is started anew' if again else ''}", file=sys.stderr, flush=True)
+            then = "; it is started anew" if again else ""
+            print(f"pccl launch: peer {peer.number} {how_ended(status)}{then}", file=sys.stderr, flush=True)
             if again:
                 self._restarts[peer.number] -= 1
                 self._start(peer.number, {"PCCL_JOIN": "1"})
