@@ -77,7 +77,7 @@ static void say(uint16_t type, const struct wire_op *op, const void *payload, si
     wire_header_encode(head, &header);
     wire_op_encode(head + WIRE_HEADER_BYTES, op);
     REQUIRE(far_end_write(links[0], head, sizeof head));
-    REQUIRE(far_end_write(links[0], payload, length));
+    far_end_write(links[0], payload, length); // fails where the head alone has made the engine close the link
 }
 
 static void post(uint64_t of) {

@@ -141,7 +141,10 @@ static void test_queue(void) {
     }
     CHECK_EQ(conn_out_waiting(&out), 0);
     transport_free(far);
-    CHECK_EQ(conn_out_send(&out, near, piece, 1), -EPIPE); // and no signal
+    int error = conn_out_send(&out, near, piece, 1);
+    while (error == 0 && conn_out_waiting(&out) > 0)
+        error = conn_out_flush(&out, near); // a fake keeps it back at times
+    CHECK_EQ(error, -EPIPE);                // and no signal
     transport_free(near);
     conn_out_fini(&out);
 }
