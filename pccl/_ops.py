@@ -41,14 +41,18 @@ def _options(retry: bool, blocks: tuple[int, int | None] | None, residual: Error
     if blocks is None and residual is None:
         return _RETRY if retry else _ffi.NULL
     options = _ffi.new(_OPTIONS, {"size": _OPTIONS_BYTES, "retry": retry})
-    if blocks is not None:
-        options.block, seed = blocks
-        options.stochastic, options.seed = seed is not None, seed or 0
+    _set_blocks(options, blocks)
     if residual is not None:
         before, after = residual.memory()
         options.residual_in = _ffi.cast(_FLOATS, before.pointer)
         options.residual_out = _ffi.cast(_FLOATS, after.pointer)
     return options
+
+
+def _set_blocks(options: Any, blocks: tuple[int, int | None] | None) -> None:
+    if blocks is not None:
+        options.block, seed = blocks
+        options.stochastic, options.seed = seed is not None, seed or 0
 
 
 class Op(Ticket):
@@ -130,19 +134,20 @@ class Multi(Ticket):
     __slots__ = ()
 
     def __init__(self, comm: Any, descriptors: list[ReduceOpDescriptor], max_in_flight: int) -> None:
-        if any(descriptor.reduce_descriptor.quantization_options.blocks is not None for descriptor in descriptors):
-            raise ValueError("all_reduce_multiple_with_retry takes no block and no stochastic_seed: call all_reduce with retry")
         array = _ffi.new("pcclReduceOpDescriptor_t[]", len(descriptors))
-        for c_descriptor, descriptor in zip(array, descriptors, strict=True):
+        options = _ffi.new("pcclReduceOptions_t[]", len(descriptors))
+        for c_descriptor, c_options, descriptor in zip(array, options, descriptors, strict=True):
             descriptor.to_c_inpl(c_descriptor)
-        arguments = (array, len(descriptors), comm, max_in_flight)
+            _set_blocks(c_options, descriptor.reduce_descriptor.quantization_options.blocks)
+        arguments = (array, options, len(descriptors), comm, max_in_flight)
         super().__init__("pcclAllReduceMultipleWithRetry", "pccl_begin_multi", *arguments, keep=descriptors)
         self.c = _ffi.gc(self.c, _C.pccl_ticket_free)
 
 
 def op_arguments(descriptor: ReduceOpDescriptor) -> OpArguments:
     """What names a reduce that is made again after it was cut short."""
-    return (descriptor.sendbuf_ptr, descriptor.recvbuf_ptr, descriptor.reduce_descriptor.numbers(), True, None, None)
+    wanted = descriptor.reduce_descriptor
+    return (descriptor.sendbuf_ptr, descriptor.recvbuf_ptr, wanted.numbers(), True, wanted.quantization_options.blocks, None)
 
 
 def reduce_info(c_info: Any, who: tuple[Contributors, ...] = ()) -> ReduceInfo:

@@ -212,17 +212,19 @@ pcclResult_t api_await(const pcclComm_t *comm, uint64_t tag, int64_t deadline, p
     return pcclSuccess;
 }
 
-static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, size_t count, struct call_args *reduces) {
+static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, const pcclReduceOptions_t *options,
+                              size_t count, struct call_args *reduces) {
     static const pcclReduceOptions_t none;
     for (size_t i = 0; i < count; i++) {
         const pcclReduceOpDescriptor_t *d = &descriptors[i];
-        RETURN_IF_FAILED(api_check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, &none, &reduces[i]));
+        const pcclReduceOptions_t *o = options == NULL ? &none : &options[i];
+        RETURN_IF_FAILED(api_check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, o, &reduces[i]));
     }
     return pcclSuccess;
 }
 
-pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
-                           int max_in_flight, struct retry **out) {
+pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, const pcclReduceOptions_t *options,
+                           size_t count, const pcclComm_t *comm, int max_in_flight, struct retry **out) {
     REQUIRE_NOT_NULL(descriptors);
     REQUIRE_COMM(comm);
     RETURN_IF_FAILED(communicator_usable(comm->communicator));
@@ -230,7 +232,7 @@ pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, size_t c
     if (max_in_flight < 1) return detail_fail(pcclInvalidArgument, "max_in_flight %d is less than 1", max_in_flight);
     struct call_args *reduces = calloc(count, sizeof *reduces);
     if (reduces == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu ops", count);
-    pcclResult_t code = check_all(descriptors, count, reduces);
+    pcclResult_t code = check_all(descriptors, options, count, reduces);
     if (code == pcclSuccess) code = retry_new(comm->communicator, reduces, count, (size_t)max_in_flight, out);
     free(reduces);
     return code;

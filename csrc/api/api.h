@@ -82,8 +82,8 @@ pcclResult_t api_launch(const void *send, void *recv, const pcclReduceDescriptor
                         const pcclReduceOptions_t *options, bool tell);
 // Awaits one until `deadline_ns`. `out` may be NULL.
 pcclResult_t api_await(const pcclComm_t *comm, uint64_t tag, int64_t deadline_ns, pcclReduceInfo_t *out);
-// Checks all, and begins them, as pcclAllReduceMultipleWithRetry.
-pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
-                           int max_in_flight, struct retry **out);
+// Checks all, and begins them, as pcclAllReduceMultipleWithRetry. `options` has one for each; NULL: none.
+pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, const pcclReduceOptions_t *options,
+                           size_t count, const pcclComm_t *comm, int max_in_flight, struct retry **out);
 
 #endif

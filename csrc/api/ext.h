@@ -93,9 +93,10 @@ pcclResult_t pccl_begin_reduce(const void *sendbuf, void *recvbuf, const pcclRed
 pcclResult_t pccl_begin_collective(const pcclCollective_t *collective, const pcclComm_t *comm,
                                    struct pccl_ticket *ticket);
 // Checks and copies all descriptors, and launches the first ops; waiting launches the others. The buffers belong to the
-// ops until the wait has ended, or the communicator is destroyed.
-pcclResult_t pccl_begin_multi(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
-                              int max_in_flight, struct pccl_ticket *ticket);
+// ops until the wait has ended, or the communicator is destroyed. `options` has one for each descriptor, of which
+// `retry`, `launch_only` and `timeout_ms` are not read; NULL: none.
+pcclResult_t pccl_begin_multi(const pcclReduceOpDescriptor_t *descriptors, const pcclReduceOptions_t *options,
+                              size_t count, const pcclComm_t *comm, int max_in_flight, struct pccl_ticket *ticket);
 pcclResult_t pccl_begin_master_end(pcclMasterInstance_t *master, struct pccl_ticket *ticket);
 
 // Waits, -1 = without a bound. pcclTimedOut: it goes on. Any other result is kept: asked again, it gives the same.

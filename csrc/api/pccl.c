@@ -246,7 +246,7 @@ pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *desc
     struct communicator *communicator = comm->communicator;
     communicator_enter(communicator);
     struct retry *retry = NULL;
-    pcclResult_t code = api_retry_new(descriptors, count, comm, max_in_flight, &retry);
+    pcclResult_t code = api_retry_new(descriptors, NULL, count, comm, max_in_flight, &retry);
     if (code == pcclTooFewPeers && reduce_info_out != NULL)
         *reduce_info_out = (pcclReduceInfo_t){.local_world_size = 1};
     if (code == pcclSuccess) code = retry_wait(retry, INT64_MAX, reduce_info_out);

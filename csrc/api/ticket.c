@@ -91,10 +91,10 @@ pcclResult_t pccl_begin_collective(const pcclCollective_t *collective, const pcc
     return begun(ticket, TICKET_REDUCE, api_launch_collective(collective, comm));
 }
 
-pcclResult_t pccl_begin_multi(const pcclReduceOpDescriptor_t *descriptors, size_t count, const pcclComm_t *comm,
-                              int max_in_flight, struct pccl_ticket *ticket) {
+pcclResult_t pccl_begin_multi(const pcclReduceOpDescriptor_t *descriptors, const pcclReduceOptions_t *options,
+                              size_t count, const pcclComm_t *comm, int max_in_flight, struct pccl_ticket *ticket) {
     REQUIRE_COMM_AND_TICKET(comm, ticket);
-    return begun(ticket, TICKET_MULTI, api_retry_new(descriptors, count, comm, max_in_flight, &ticket->multi));
+    return begun(ticket, TICKET_MULTI, api_retry_new(descriptors, options, count, comm, max_in_flight, &ticket->multi));
 }
 
 pcclResult_t pccl_begin_master_end(pcclMasterInstance_t *master, struct pccl_ticket *ticket) {

@@ -367,6 +367,7 @@ PCCL_EXPORT pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_
 // Reduces all ops in retry mode (pcclAllReduceEx): what is not complete when a member is lost is redone among the
 // survivors. At most `max_in_flight` run at once; equal tags run one after another. All descriptors are checked before
 // any launch. The info adds up the bytes of all ops and gives the size of the group at the end. Waits for the group.
+// pcclQuantBlock* has its default options: blocks of 256 elements, rounded to the nearest, no error feedback.
 // pcclInvalidArgument: count 0, max_in_flight < 1, or a bad descriptor. pcclInvalidUsage: as pcclAllReduceAsync.
 // pcclTooFewPeers: alone before or after; info is then written with local_world_size 1, and in-place buffers hold,
 // range by range, the result or the input. pcclMasterConnectionFailed: the communicator died.

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from peers import PATIENCE, on_all, team
 
-from pccl import ErrorFeedback, PCCLError, QuantizationAlgorithm, QuantizationOptions, ReduceOp
+from pccl import (
+    DataType,
+    ErrorFeedback,
+    PCCLError,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+)
 from pccl._enums import Result
 
 INT8, INT4, E3M0 = QuantizationAlgorithm.BLOCK_INT8, QuantizationAlgorithm.BLOCK_INT4, QuantizationAlgorithm.BLOCK_E3M0
@@ -120,6 +130,39 @@ def test_bits_of_the_reference(algorithm, stochastic):
         expected = reduced([numbers(rank, count) for rank in order], [options(block, rank) for rank in order], op)
         for results, _ in seen:
             np.testing.assert_array_equal(results[number].view(np.uint32), expected.view(np.uint32))
+
+
+def test_each_of_several_reduces_has_options_of_its_own():
+    count, operand = 20_001, ReduceOperandDescriptor(DataType.FLOAT)
+
+    def options(rank):
+        return [
+            QuantizationOptions(algorithm=INT8),
+            QuantizationOptions(algorithm=INT4, block=32),
+            QuantizationOptions(algorithm=E3M0, block=4096, stochastic_seed=rank + 7),
+        ]
+
+    def body(comm, rank):
+        results = [np.empty(count, F32) for _ in options(rank)]
+        comm.all_reduce_multiple_with_retry(
+            [
+                ReduceOpDescriptor.from_numpy(
+                    numbers(rank + 10 * tag, count), result, ReduceDescriptor(count, ReduceOp.SUM, tag, operand, quantization)
+                )
+                for tag, (result, quantization) in enumerate(zip(results, options(rank), strict=True))
+            ],
+            timeout=PATIENCE,
+        )
+        return results, comm.uuid
+
+    with team([0, 0]) as comms:
+        seen = on_all(comms, body)
+        order = [next(rank for rank, (_, uuid) in enumerate(seen) if uuid == member) for member in comms[0].members]
+    for tag in range(3):
+        inputs = [numbers(rank + 10 * tag, count) for rank in order]
+        expected = reduced(inputs, [options(rank)[tag] for rank in order], ReduceOp.SUM)
+        for results, _ in seen:
+            np.testing.assert_array_equal(results[tag].view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

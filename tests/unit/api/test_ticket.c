@@ -69,7 +69,7 @@ static void test_tickets(void) {
 
     check_case("a multi");
     pcclReduceOpDescriptor_t op = {&x, &x, sum_of(1, 4)};
-    REQUIRE(pccl_begin_multi(&op, 1, a, 1, &at_a) == pcclSuccess);
+    REQUIRE(pccl_begin_multi(&op, NULL, 1, a, 1, &at_a) == pcclSuccess);
     CHECK_EQ(pccl_ticket_wait(&at_a, SOON), pcclTimedOut);
     CHECK_EQ(pccl_begin_update(a, &other), pcclPendingAsyncOps);
     CHECK_EQ(pcclDestroyCommunicator(b), pcclSuccess);
@@ -80,7 +80,7 @@ static void test_tickets(void) {
     check_case("a multi that outlives its communicator");
     b = new_comm(run.port, 0);
     join_by_tickets(a, b);
-    REQUIRE(pccl_begin_multi(&op, 1, a, 1, &at_a) == pcclSuccess);
+    REQUIRE(pccl_begin_multi(&op, NULL, 1, a, 1, &at_a) == pcclSuccess);
     CHECK_EQ(pccl_ticket_wait(&at_a, SOON), pcclTimedOut);
     CHECK_EQ(pcclDestroyCommunicator(a), pcclSuccess);
     pccl_ticket_free(&at_a); // what it touches is seen by the address sanitizer
