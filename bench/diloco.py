@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import queue
+import statistics
 import subprocess
 import sys
 import threading
@@ -48,39 +49,61 @@ METHODS = {
 Line = dict[str, Any]
 
 
-class Peer:
-    """A process in a namespace, and what it has told of its outer steps."""
+PRELOADED = """
+import runpy, sys, pydoc_data.topics, torch._dynamo, pccl.diloco
+sys.argv = sys.argv[1:]
+sys.stdin.readline()
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""A program that runs another one once it is told to, without the time that its imports take."""
 
-    def __init__(self, number: int, place: Place, master: str, peers: int, arguments: list[str]) -> None:
+
+class Peer:
+    """A process of examples/diloco.py, in a namespace if `place` is given, and what it has told of its outer steps."""
+
+    def __init__(self, number: int, place: Place | None, master: str, peers: int, arguments: list[str]) -> None:
+        """It begins with `go`; a new run begins once `peers` have."""
         self.lines: list[Line] = []
-        self._arrived: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: it has ended
+        enter = ["ip", "netns", "exec", place.namespace] if place else []
         self._process = subprocess.Popen(
-            ["ip", "netns", "exec", place.namespace, sys.executable, str(ROOT / "examples" / "diloco.py"), "--json", *arguments],
+            [*enter, sys.executable, "-c", PRELOADED, str(ROOT / "examples" / "diloco.py"), "--json", *arguments],
             env={**os.environ, "PCCL_MASTER": master, "PCCL_PEERS": str(peers), "PCCL_PEER": str(number), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         threading.Thread(target=self._read, daemon=True).start()
 
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         for text in self._process.stdout:
-            self._arrived.put(json.loads(text))
-        self._arrived.put(None)
+            self.lines.append({**json.loads(text), "at": time.monotonic()})
+            self._told.put(True)
+        self._told.put(False)
 
     def await_step(self, step: int | None) -> None:
         """Until it has told of this outer step; None: until its end."""
         while step is None or not self.lines or self.lines[-1]["step"] < step:
             try:
-                line = self._arrived.get(timeout=LIMIT_SECONDS)
+                ended = not self._told.get(timeout=LIMIT_SECONDS)
             except queue.Empty:
                 raise BenchError(f"a peer has told nothing for {LIMIT_SECONDS:.0f} s") from None
-            if line is None:
+            if ended:
                 status = self._process.wait()
                 if step is None and status == 0:
                     return
                 raise BenchError(f"a peer has ended with status {status}; its words stand above")
-            self.lines.append({**line, "at": time.monotonic()})
+
+    def usual_seconds(self) -> float:
+        """From one outer step to the next."""
+        moments = [line["seconds"] for line in self.lines]
+        return statistics.median(later - earlier for earlier, later in itertools.pairwise(moments))
 
     def kill(self) -> None:
         """SIGKILL; `ip netns exec` has become the peer itself."""
@@ -114,13 +137,15 @@ class Run:
                 peers.append(Peer(number, places[number], master, self.peers, arguments))
                 stack.callback(peers[-1].kill)
 
-            for number in range(self.peers):
+            for number in range(self.peers + self.churn):
                 start(number)
+            for peer in peers[: self.peers]:
+                peer.go()
             if self.churn:
                 peers[0].await_step(max(1, rounds // 3))
                 peers[1].kill()
                 peers[0].await_step(max(2, rounds // 2))
-                start(self.peers)
+                peers[-1].go()
             peers[0].await_step(None)
         return {"rounds": peers[0].lines}
 

@@ -25,9 +25,10 @@ BENCHMARKS = [
     "join",
     "cpu",
     "quantised",
+    "diloco_costs",
     "sync",
 ]
-AS_ROOT = {"lanes", "quantised", "resume"}
+AS_ROOT = {"diloco_costs", "lanes", "quantised", "resume"}
 PINNED = {"allreduce", "concurrent_ops"}
 BEGIN, END = "<!-- made by bench/run_all.py: begin -->", "<!-- end -->"
 

@@ -197,6 +197,7 @@ def train(arguments: argparse.Namespace) -> None:
             "validation": round(held_out, 4),
             "sent": sent,
             "members": members,
+            "parity": getattr(trainer, "parity", None),
             "seconds": round(time.monotonic() - began, 3),
         }
         print(json.dumps(told) if arguments.json else LINE.format(megabytes=sent / 1e6, **told), flush=True)
