@@ -138,6 +138,7 @@ MASTER_LOSS_TRIALS ?= 1000
 soak: .venv/built
 	for seed in $(STRESS_SEEDS); do $(BIN)/pccl stress --minutes $(MINUTES) --seed $$seed --out stress-out/soak-$$seed || exit 1; done
 	$(BIN)/pccl stress --minutes $(MINUTES) --peers 4 --standbys 1 --out stress-out/soak-standby
+	for work in diloco async streaming; do $(BIN)/pccl stress --minutes $(MINUTES) --workload $$work --out stress-out/soak-$$work || exit 1; done
 	cat stress-out/soak-*/summary.md
 	PCCL_TEST_PATIENCE=120 MASTER_LOSS_TRIALS=$(MASTER_LOSS_TRIALS) $(BIN)/python -m pytest -n $(JOBS) -q tests/chaos/test_master_loss.py -k test_kills
 

@@ -113,9 +113,9 @@ class Peer(Actor):
 
     def _sync(self, holder: int) -> int:
         with self._place.during("sync", time.monotonic()):
-            for array in (self._state.outer, self._state.momentum, self._state.place):
+            for array in (self._state.total, self._state.place):
                 dist.broadcast(torch.from_numpy(array), holder)
-        return self._state.outer.nbytes * 2 if self._rank != holder else 0
+        return self._state.total.nbytes if self._rank != holder else 0
 
     def _turn(self) -> bool:
         self._place.step = self._step + 1
@@ -162,8 +162,8 @@ class Peer(Actor):
         for one in made:
             one.divide(self._world)
         done = [one.done(self._world) for one in made]
-        if plan.kind == "diloco":
-            self._state.apply(made[0].recv)
+        if plan.kind == "average":
+            self._state.add(made[0].recv)
         return done
 
     def _obey(self, order: Order) -> None:

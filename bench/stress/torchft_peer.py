@@ -60,7 +60,7 @@ class Peer(Actor):
         self._tell(Ended(at=time.monotonic(), line=0, step=step, state=self._state.shared.hash()))
 
     def _save(self) -> dict[str, Any]:
-        return {name: torch.from_numpy(getattr(self._state, name)).clone() for name in ("outer", "momentum", "place")}
+        return {name: torch.from_numpy(getattr(self._state, name)).clone() for name in ("total", "place")}
 
     def _load(self, given: dict[str, Any]) -> None:
         for name, tensor in given.items():
@@ -116,8 +116,8 @@ class Peer(Actor):
             except FlawError as error:
                 self._flaw(error.claim, f"of a step that counts: {error}")
                 return
-            if kind == "diloco":
-                self._state.apply(one.recv)
+            if kind == "average":
+                self._state.add(one.recv)
         state = self._state.shared.hash() if kind == "sync" else ""
         report = Stepped(
             at=time.monotonic(), line=0, step=step, work=kind, world=self._world, ops=ops, state=state, lost=self._lost

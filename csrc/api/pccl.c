@@ -12,10 +12,13 @@
 #include "peer/retry.h"
 #include "peer/share.h"
 #include "net/socket.h"
+#include "ops/plan.h"
 #include "api/api.h"
 #include "api/ext.h"
 
 enum { DEFAULT_LANES = 4, FOREVER = -1 };
+
+static pthread_once_t segmented_min_once = PTHREAD_ONCE_INIT;
 
 // ---- library ----
 
@@ -61,6 +64,12 @@ static void add_masters_of_environment(struct communicator_params *params) {
     }
 }
 
+// Once, before the first op of the process. What the tests have set stays.
+static void read_segmented_min(void) {
+    plan_segmented_min = api_number_from_environment("PCCL_SEGMENTED_MIN_BYTES", PLAN_SEGMENT_MIN, INT32_MAX,
+                                                     (uint32_t)plan_segmented_min);
+}
+
 pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclComm_t **comm_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(params);
@@ -77,6 +86,7 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
         return detail_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6",
                            (int)params->master_address.inet.protocol);
     add_masters_of_environment(&inside);
+    pthread_once(&segmented_min_once, read_segmented_min);
     struct pcclComm_t *comm = calloc(1, sizeof *comm);
     if (comm != NULL) comm->communicator = connect_new(&inside);
     if (comm == NULL || comm->communicator == NULL) {

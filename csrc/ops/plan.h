@@ -60,7 +60,7 @@ enum {
 };
 
 // Bytes; below, an op in retry mode is not divided: what DDP puts into one op is not. Tests, to which tensors of that
-// size would take long, set less before they begin.
+// size would take long, set less before they begin, or have PCCL_SEGMENTED_MIN_BYTES do it in other processes.
 extern uint64_t plan_segmented_min;
 
 struct plan_range {

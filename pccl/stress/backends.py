@@ -12,6 +12,7 @@ from typing import Protocol
 
 import pccl
 from pccl.lab.link import Order
+from pccl.stress.workload import MIXED, TRAININGS
 
 OTHERS = Path(pccl.__file__).parents[1] / "bench" / "stress"
 """The peers of other systems: they are measured from a checkout, and are no part of the package."""
@@ -34,10 +35,11 @@ class Groups(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """One of them; peer and master are `module:function`, see lab.processes."""
+    """One of them; peer, trainer and master are `module:function`, see lab.processes."""
 
     peer: str
     master: str
+    trainer: str = ""  # a peer that trains by pccl.diloco
     needs: tuple[str, ...] = ()  # packages, beside those of every run
     grouped: bool = False  # by the orchestrator
 
@@ -46,9 +48,14 @@ class Backend:
         """It is pccl, whose peers wait for a lost master."""
         return self.peer.startswith("pccl.")
 
-    def missing(self) -> list[str]:
+    def life(self, workload: str) -> str:
+        """Of a peer; empty: it has none with this workload."""
+        return self.peer if workload == MIXED else self.trainer
+
+    def missing(self, workload: str = MIXED) -> list[str]:
         """Packages that are not installed."""
-        return [name for name in ("numpy", "matplotlib", *self.needs) if importlib.util.find_spec(name) is None]
+        needs = {"numpy", "matplotlib", *self.needs, *(["torch"] if workload in TRAININGS else [])}
+        return sorted(name for name in needs if importlib.util.find_spec(name) is None)
 
     def there(self) -> bool:
         """Its peers can be run: those of others need a checkout."""
@@ -65,7 +72,7 @@ class Backend:
 
 
 BACKENDS = {
-    "pccl": Backend(peer="pccl.stress.worker:run", master="pccl.stress.worker:serve_master"),
+    "pccl": Backend(peer="pccl.stress.worker:run", master="pccl.stress.worker:serve_master", trainer="pccl.stress.trainer:run"),
     "gloo": Backend(peer="gloo_peer:run", master="gloo_peer:serve", needs=("torch",), grouped=True),
     "torchft": Backend(peer="torchft_peer:run", master="torchft_peer:serve", needs=("torch", "torchft")),
 }

@@ -111,17 +111,14 @@ class Buffers:
 
 
 class State:
-    """The outer parameters of a DiLoCo-like training, which all members share."""
+    """What all members share: the sum of what they have averaged so far."""
 
     def __init__(self, elements: int) -> None:
-        count = state_count(elements)
-        self.outer, self.momentum = np.zeros(count), np.zeros(count)
+        self.total = np.zeros(state_count(elements))
         self.place = np.zeros(2, np.int64)  # line and step
         infos = [TensorInfo.from_numpy(array, name) for name, array in vars(self).items()]
         self.shared = SharedState(infos)
 
-    def apply(self, delta: Array) -> None:
-        """The outer step: the same on all members, for the same delta."""
-        self.momentum *= 0.5
-        self.momentum += delta
-        self.outer -= self.momentum * 0.25
+    def add(self, average: Array) -> None:
+        """The same on all members, for the same average."""
+        self.total += average

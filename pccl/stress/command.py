@@ -18,6 +18,7 @@ from pccl.lab.signals import InterruptedRunError, Interruption
 from pccl.stress.backends import BACKENDS, OTHERS
 from pccl.stress.options import MOST_PEERS, MOST_STANDBYS, Options
 from pccl.stress.schedule import DEFAULT_RATES, Fault, rates_text, read_rates
+from pccl.stress.workload import MIXED, WORKLOADS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pccl.stress.options import Recording
 
 MOST_BASELINE_SECONDS = 20.0
-RECORDED = ("peers", "seed", "every", "rates", "elements", "beat", "backend", "standbys")
+RECORDED = ("peers", "seed", "every", "rates", "elements", "beat", "backend", "workload", "standbys")
 """Fields of Options that are also options of the command. The log of a run has them, and how long it was."""
 
 
@@ -72,6 +73,14 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
     help="what reduces; others than pccl: from a checkout",
 )
 @click.option(
+    "--workload",
+    type=click.Choice(WORKLOADS),
+    default=MIXED,
+    show_default=True,
+    help="what the peers do: reduces of all kinds and syncs, or outer steps of DiLoCo, AsyncDiLoCo or StreamingDiLoCo of "
+    "pccl.diloco, whose settings are drawn from the seed (needs torch)",
+)
+@click.option(
     "--baseline",
     type=click.FloatRange(0, 3600),
     help="seconds without faults, half before and half after, to compare with; 0: none",
@@ -108,16 +117,19 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
 def stress(context: click.Context, /, **given: Any) -> None:
     """Do harm to a run of real processes for a while, and judge by the contents of the results whether it holds.
 
-    A master and some peers reduce, sync a shared state and make DiLoCo-like steps, while a seeded schedule of faults is applied.
+    A master and some peers reduce and sync a shared state, or train by pccl.diloco, while a seeded schedule of faults is applied.
     What each process contributes can be recognised in the sums: so every result proves who took part in it.
     """
     recording = _read(given["replay"]) if given["replay"] else None
     options = _options(context, given, recording)
     backend = BACKENDS[options.backend]
-    if missing := backend.missing():
+    if not backend.life(options.workload):
+        raise click.UsageError(f"--workload {options.workload} is of the backend pccl alone, not of {options.backend}")
+    if missing := backend.missing(options.workload):
         others = [name for name in missing if name in ("torch", "torchft")]
         wanted = " ".join(["'pccl[stress]'", *others] if len(others) < len(missing) else others)
-        raise click.UsageError(f"--backend {options.backend} needs {', '.join(missing)}: pip install {wanted}")
+        chosen = f"--backend {options.backend}" if options.workload == MIXED else f"--workload {options.workload}"
+        raise click.UsageError(f"{chosen} needs {', '.join(missing)}: pip install {wanted}")
     if not backend.there():
         raise click.UsageError(
             f"--backend {options.backend} needs a checkout of pccl, installed from there: its peers are in {OTHERS}"
@@ -211,6 +223,7 @@ async def _perform(
     interruption = Interruption()
     run = Run(options, faults)
     calm: list[Run] = []
+    training = options.training()
 
     async def run_undisturbed() -> None:
         if options.baseline > 0 and not run.violations:
@@ -222,6 +235,8 @@ async def _perform(
     async def run_disturbed(log: EventLog) -> None:
         if not run.violations:
             title = f"{options.peers} peers, seed {options.seed}, {len(faults)} faults in {options.seconds:.0f} s"
+            if training is not None:
+                title += f"; {training}"
             await interruption.guard(_conduct(run, log, console, title, plain=plain, by_steps=by_steps))
 
     cut_short = ""
@@ -232,6 +247,7 @@ async def _perform(
                 log.epoch,
                 options=options.to_fields(),
                 faults=[fault.to_fields() for fault in faults],
+                training=str(training or ""),
                 version=pccl.__version__,
                 python=sys.version.split()[0],
             )

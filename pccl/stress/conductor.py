@@ -26,7 +26,7 @@ from pccl.stress.judge import DEFAULT_GROWTH, Judge, Violation, growth
 from pccl.stress.options import Options
 from pccl.stress.reports import Accepted, Alone, Board, Ended, Expelled, Flaw, Place, Report, Stepped, Task, Waiting
 from pccl.stress.schedule import KILLS, MASTER_BACK_SECONDS, Fault
-from pccl.stress.workload import most_bytes
+from pccl.stress.workload import SEGMENTED_MIN_BYTES, most_bytes
 
 WATCH_SECONDS = 0.2
 SAMPLE_SECONDS = 1.0
@@ -36,6 +36,8 @@ OWN_DESCRIPTORS = 16
 """That a peer has for itself."""
 LINK_DESCRIPTORS = 5
 """That another member may cost a peer: a direct link, and four lanes once they have been neighbours."""
+RESUMED_CALLS = ("resume", "outer")
+"""In which a peer may be in an op in retry mode that takes its time."""
 KILL_SECONDS = 2.0
 """How long a kill waits for its moment."""
 LEAVE_SECONDS = 10.0
@@ -96,7 +98,13 @@ class Run:
     def __init__(self, options: Options, faults: Sequence[Fault]) -> None:
         self.options = options
         self.faults = list(faults)
-        self.judge = Judge(heartbeat_limit=options.beat, bound=options.bound, recovery=options.recovery)
+        training = options.training()
+        self.judge = Judge(
+            heartbeat_limit=options.beat,
+            bound=options.bound,
+            recovery=options.recovery,
+            delay=training.delay if training else None,
+        )
         self.processes: dict[int, Process] = {}  # living, by serial
         self.masters: list[Master] = []
         self.moments: list[Moment] = []
@@ -146,6 +154,7 @@ class Conductor:
         self._display = display
         self._by_steps = by_steps
         self._backend = BACKENDS[run.options.backend]
+        self._life = self._backend.life(run.options.workload)
         self._groups = self._backend.groups(run.options.beat + 1)
         self._masters = [
             Master(address=f"127.0.0.1:{port}", log=f"master-{number}.log")
@@ -166,7 +175,7 @@ class Conductor:
 
     async def conduct(self) -> None:
         """The whole run. No process outlives it, whatever happens."""
-        lives = [self._backend.peer, self._backend.master]
+        lives = [self._life, self._backend.master]
         paths = [] if self._backend.own else [OTHERS]
         with Board() as self._board:
             async with Nursery(lives, self._folder, [self._board.fd], paths) as self._nursery:
@@ -254,13 +263,17 @@ class Conductor:
             elements=options.elements,
             beat=options.beat,
             backend=options.backend,
+            workload=options.workload,
             plant=options.plant if slot == 1 else "",
             board=self._board.fd,
         )
         log = self._folder / f"peer-{serial}.log"
-        environment = {"PCCL_MASTER_RECOVERY_MS": str(round(options.recovery * 1000))}
+        environment = {
+            "PCCL_MASTER_RECOVERY_MS": str(round(options.recovery * 1000)),
+            "PCCL_SEGMENTED_MIN_BYTES": str(SEGMENTED_MIN_BYTES),
+        }
         self._judge.started(serial, slot, code, time.monotonic())
-        child = await self._nursery.start(self._backend.peer, task.to_fields(), log, environment)
+        child = await self._nursery.start(self._life, task.to_fields(), log, environment)
         now = time.monotonic()
         process = Process(serial=serial, slot=slot, code=code, child=child, log=log, began=now, moved=now)
         self._run.processes[serial] = process
@@ -387,7 +400,7 @@ class Conductor:
 
     async def _kill_at(self, process: Process, fault: Fault) -> None:
         late = time.monotonic() + KILL_SECONDS
-        while fault.how == KILLS[1] and self._board.read(process.code).call != "resume" and time.monotonic() < late:
+        while fault.how == KILLS[1] and self._board.read(process.code).call not in RESUMED_CALLS and time.monotonic() < late:
             await asyncio.sleep(0.001)
         if not process.doomed and process.serial in self._run.processes:
             self._kill(process, fault.back)

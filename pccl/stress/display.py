@@ -196,8 +196,9 @@ def _table(run: Run, found: dict[str, Any]) -> str:
     options, counts = run.options, run.counts
     kept = f"{found['kept']:.0%}" if found["kept"] is not None else "not measured"
     masters = f", {options.standbys} standby masters" if options.standbys else ""
+    what = f"{options.backend}, {options.workload}"
     row = (
-        f"{options.backend}, {options.peers} peers{masters}, seed {options.seed}, {run.lasted:.0f} s, every {options.every:g} s",
+        f"{what}, {options.peers} peers{masters}, seed {options.seed}, {run.lasted:.0f} s, every {options.every:g} s",
         f"{faults_text(run)}; {counts['losses seen']} losses seen",
         f"{counts['ops']:,} ops in {counts['steps']:,} steps, {counts['bytes'] / 1e9:.1f} GB",
         kept,
@@ -227,8 +228,8 @@ def plot(run: Run, baseline: float, path: Path) -> None:
     rates.set_ylabel("goodput (MB/s)")
     rates.set_ylim(bottom=0)
     rates.set_title(
-        f"pccl stress, {run.options.backend}: {run.options.peers} peers, a fault every {run.options.every:g} s, "
-        f"seed {run.options.seed}: {'FAILED' if run.violations else 'passed'}"
+        f"pccl stress, {run.options.backend}, {run.options.workload}: {run.options.peers} peers, "
+        f"a fault every {run.options.every:g} s, seed {run.options.seed}: {'FAILED' if run.violations else 'passed'}"
     )
     rates.grid(alpha=0.3)
     rates.legend(loc="upper right", fontsize="small", ncols=3)

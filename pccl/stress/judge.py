@@ -5,6 +5,9 @@ All that report success of an op must agree, with one exception. A peer that is 
 an op there, and succeed in what the others have long made again without it; and so may one that then dies. It must be the last
 thing that it does as a member, and the others' result must not have it. So the ops of a step are compared once the next report of
 the process shows whether it was still a member, or its end that it was not.
+
+Where peers train by pccl.diloco, a step is an outer step, and a line is a run from its first outer step on. A member makes every
+one of them, one after another, with the same state as all others; so does a newcomer from where it came in.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from pccl.stress.content import codes_in
 from pccl.stress.reports import Accepted, Ended, Expelled, Flaw, OpDone, Range, Report, Stepped
 
 CLAIMS = {
-    "sum": "every result is the exact sum of whole inputs, each once",
+    "sum": "every result is the exact sum of whole inputs, each once; where it is compressed, as exact as that is",
     "contributors": "who is in a result is who took part, as many as the library says, and nobody who was gone",
     "agreement": "all survivors got the same bytes in the same ops, after as many tries",
     "parity": "after every sync all members hold the same bytes",
@@ -54,10 +57,19 @@ class Worker:
     code: int
     began: float
     ended: float | None = None
-    last: tuple[int, int] = (-1, -1)  # line and step of its last report
+    joined: tuple[int, int] = (-1, -1)  # line and step from which it began to train
+    last: tuple[int, int] = (-1, -1)  # line and step of its last report, or `joined`
     unconfirmed: Stepped | None = None  # that report, until a later one shows that it was a member
     stops: list[tuple[float, float]] = field(default_factory=list)  # from, to
     cuts: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Member:
+    """Whom a name of the library belongs to."""
+
+    code: int
+    joined: tuple[int, int]  # as that of the Worker then
 
 
 @dataclass(frozen=True)
@@ -70,19 +82,24 @@ class _Seen:
 
 
 class Judge:
-    """`violations` grows as things happen."""
+    """`violations` grows as things happen.
 
-    def __init__(self, *, heartbeat_limit: float, bound: float, recovery: float = 0.0) -> None:
+    `delay`: steps are outer steps, which apply what the members had learned so many outer steps earlier than the last one.
+    """
+
+    def __init__(self, *, heartbeat_limit: float, bound: float, recovery: float = 0.0, delay: int | None = None) -> None:
         self._limit = heartbeat_limit
         self._bound = bound
         self._recovery = recovery  # seconds for which peers wait for a lost master; 0: they do not
+        self._trains = delay is not None
+        self._delay = delay or 0
         self.violations: list[Violation] = []
         self._workers: dict[int, Worker] = {}
         self._by_code: dict[int, Worker] = {}
-        self._codes: dict[str, int] = {}  # of the library's names
-        self._unnamed: list[tuple[str, float, Range]] = []  # ranges with names that have no code yet
+        self._members: dict[str, _Member] = {}  # by the library's names
+        self._unnamed: list[tuple[str, tuple[int, int, int], float, Range]] = []  # ranges with names that nobody has yet
         self._ops: dict[tuple[int, int, int], list[_Seen]] = {}
-        self._states: dict[tuple[int, int], tuple[Worker, Stepped]] = {}
+        self._states: dict[tuple[int, int], tuple[Worker, float, str]] = {}
         self._ends: dict[int, Ended] = {}
         self._masters_died: list[float] = []
         self._swept = 0.0
@@ -139,22 +156,24 @@ class Judge:
             case Ended():
                 self._ends[serial] = report
             case Accepted():
-                worker.last = (-1, -1)
-                self._codes[report.uuid] = worker.code
+                worker.last = worker.joined = report.line, report.step
+                if report.state:
+                    self._compare_state(worker, worker.last, report.at, report.state)
+                self._members[report.uuid] = _Member(worker.code, worker.joined)
                 waiting, self._unnamed = self._unnamed, []
-                for text, at, one in waiting:
-                    self._check_names(text, at, one)
+                for text, name, at, one in waiting:
+                    self._check_names(text, name, at, one)
 
     def _take_step(self, worker: Worker, report: Stepped) -> None:
         place = report.line, report.step
-        if place <= worker.last:
+        if place <= worker.last or (self._trains and place != (worker.last[0], worker.last[1] + 1)):
             self._violate("agreement", report.at, f"{_name(worker)} made step {place} after step {worker.last}")
         worker.last = place
         worker.unconfirmed = report
         for tag, op in enumerate(report.ops):
             self._check_op(worker, (*place, tag), op)
         if report.state:
-            self._compare_state(worker, report)
+            self._compare_state(worker, place, report.at, report.state)
         self._sweep(report.at)
 
     def _check_op(self, worker: Worker, name: tuple[int, int, int], op: OpDone) -> None:
@@ -163,11 +182,11 @@ class Judge:
         for one in op.ranges:
             place = text if len(op.ranges) == 1 else f"{text} from {begin}"
             codes = codes_in(one.who)
-            if not one.who >> worker.code & 1:
+            if not (one.who >> worker.code & 1 or self._came_late(worker.joined, name)):
                 self._violate("contributors", op.at, f"{_name(worker)} is not in its own result of {place}: codes {codes}")
             if op.world and (len(codes) < op.world or (len(codes) > op.world and not one.peers)):
                 self._violate("contributors", op.at, f"{place}: codes {codes} are in it, but {_name(worker)} is told {op.world}")
-            self._check_names(place, op.at, one)
+            self._check_names(place, name, op.at, one)
             for code in codes:
                 self._check_contributor(place, name, op, code)
             begin = one.stop
@@ -175,14 +194,19 @@ class Judge:
                 self._violate("contributors", op.at, f"{place}: codes {codes}, after {codes_in(before)}: nobody joins an op")
             before = one.who
 
-    def _check_names(self, text: str, at: float, one: Range) -> None:
+    def _came_late(self, joined: tuple[int, int], name: tuple[int, int, int]) -> bool:
+        """It came in when the average was launched that this op has applied: it took part with nothing to give."""
+        return self._delay > 0 and joined == (name[0], name[1] - self._delay)
+
+    def _check_names(self, text: str, name: tuple[int, int, int], at: float, one: Range) -> None:
         """The library must say who the content shows. A name may be heard of before its owner's own report."""
-        if not all(peer in self._codes for peer in one.peers):
-            self._unnamed.append((text, at, one))
+        if not all(peer in self._members for peer in one.peers):
+            self._unnamed.append((text, name, at, one))
             return
-        said, codes = sorted(self._codes[peer] for peer in one.peers), codes_in(one.who)
-        if one.peers and said != codes:
-            self._violate("contributors", at, f"{text}: codes {codes} are in it, but the library says {said}")
+        members, codes = [self._members[peer] for peer in one.peers], codes_in(one.who)
+        gave = sorted(member.code for member in members if not self._came_late(member.joined, name))
+        if one.peers and codes != gave:
+            self._violate("contributors", at, f"{text}: codes {codes} are in it, but the library says {gave}")
 
     def _compare(self, worker: Worker, *, survived: bool) -> None:
         """Compares its last step with what others saw of it."""
@@ -203,18 +227,17 @@ class Judge:
         worker = self._by_code.get(code)
         if worker is None:
             self._violate("contributors", op.at, f"{text}: nobody has code {code}")
-        elif worker.ended is not None and worker.last[0] == name[0] and name[1] > worker.last[1] + 1:
+        elif worker.ended is not None and worker.last[0] == name[0] and name[1] > worker.last[1] + 1 + self._delay:
             # It may have begun the step after the last one that it told of, and no other.
             self._violate("contributors", op.at, f"{text}: {_name(worker)} is in it, whose last step was {worker.last[1]}")
 
-    def _compare_state(self, worker: Worker, report: Stepped) -> None:
-        first, told = self._states.setdefault((report.line, report.step), (worker, report))
-        if told.state != report.state:
+    def _compare_state(self, worker: Worker, place: tuple[int, int], at: float, state: str) -> None:
+        first, _, told = self._states.setdefault(place, (worker, at, state))
+        if told != state:
             self._violate(
                 "parity",
-                report.at,
-                f"after the sync of step {report.step} (line {report.line}) {_name(worker)} holds {report.state}, "
-                f"{_name(first)} holds {told.state}",
+                at,
+                f"after the sync of step {place[1]} (line {place[0]}) {_name(worker)} holds {state}, {_name(first)} holds {told}",
             )
 
     def _take_expulsion(self, worker: Worker, report: Expelled) -> None:
@@ -246,13 +269,13 @@ class Judge:
             return
         self._swept = now
         self._ops = {name: seen for name, seen in self._ops.items() if now - seen[-1].op.at < KEEP_SECONDS}
-        self._states = {place: seen for place, seen in self._states.items() if now - seen[1].at < KEEP_SECONDS}
+        self._states = {place: seen for place, seen in self._states.items() if now - seen[1] < KEEP_SECONDS}
 
     # ---- at the end ----
 
     def finish(self, at: float, expected: Sequence[int]) -> None:
         """The processes that had to be there at the end."""
-        for text, _, one in self._unnamed:
+        for text, _, _, one in self._unnamed:
             self._violate("contributors", at, f"{text}: the library names somebody who was never accepted: {one.peers}")
         missing = [_name(self._workers[serial]) for serial in expected if serial not in self._ends]
         if missing:

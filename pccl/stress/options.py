@@ -11,6 +11,7 @@ from typing import Any
 from pccl.stress import schedule
 from pccl.stress.backends import BACKENDS
 from pccl.stress.schedule import Fault
+from pccl.stress.workload import MIXED, TrainingPlan, plan_training
 
 MOST_PEERS = 12
 MOST_STANDBYS = 3
@@ -32,6 +33,7 @@ class Options:
     keep_going: bool  # after the first violation too
     out: Path
     log: Path
+    workload: str = MIXED  # of WORKLOADS
     standbys: int = 0  # masters beside the one that serves
     plant: str = ""  # a deliberate fault, for tests of the harness
 
@@ -61,6 +63,10 @@ class Options:
             heartbeat_limit=self.beat,
             standbys=self.standbys,
         )
+
+    def training(self) -> TrainingPlan | None:
+        """How the peers train, if that is what they do."""
+        return None if self.workload == MIXED else plan_training(self.workload, self.seed, self.elements)
 
     def undisturbed(self) -> Options:
         """The same run without faults, half as long as the baseline is to be."""

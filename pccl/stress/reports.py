@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from pccl.lab import reports
 from pccl.stress.content import CODES
+from pccl.stress.workload import MIXED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class Task(reports.Record):
     elements: int  # the largest op's
     beat: float  # the heartbeat limit in seconds
     backend: str = "pccl"
+    workload: str = MIXED
     plant: str = ""  # a deliberate fault, for tests of the harness
     board: int = -1  # the descriptor of the Board
 
@@ -81,6 +83,10 @@ class Accepted(Report):
     seconds: float  # that connecting took
     life: int  # how often it has been accepted before
     uuid: str = ""  # what the library calls this membership
+    # where it begins to train: the state of the others after this step
+    line: int = -1
+    step: int = -1
+    state: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +99,9 @@ class Stepped(Report):
     world: int  # after it
     ops: list[OpDone] = field(default_factory=list)
     state: str = ""  # the hash of the shared state after a sync
-    received: int = 0  # bytes, by a sync
+    received: int = 0  # bytes, by a sync or an outer step
+    sent: int = 0  # bytes, by an outer step
+    seconds: float = 0.0  # that an outer step took
     lost: int = 0  # losses seen in it
     caught_up: bool = False  # the sync was for newcomers
 
@@ -142,7 +150,7 @@ class Ended(Report):
 # ---- where each process is ----
 
 
-CALLS = ("", "connect", "pending", "update", "meet", "reduce", "retry", "resume", "sync", "order", "work", "close")
+CALLS = ("", "connect", "pending", "update", "meet", "reduce", "retry", "resume", "sync", "order", "work", "close", "outer")
 
 _RECORD = struct.Struct("=QdII")  # calls made, when the one that runs began (0: none runs), its place in CALLS, step
 

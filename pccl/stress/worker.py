@@ -167,10 +167,11 @@ class Peer(Actor):
                 received, state = self._sync()
             case "order":
                 self._order()
-            case "diloco":
-                ops = self._outer_step(plan)
             case _:
-                ops = self._reduce(plan, self._buffers(plan))
+                buffers = [Buffers(self._contents, op, self._task.code, in_place=op.in_place) for op in plan.ops]
+                ops = self._reduce(plan, buffers)
+                if plan.kind == "average":
+                    self._state.add(buffers[0].recv)
         self._tell(
             Stepped(
                 at=time.monotonic(),
@@ -186,21 +187,6 @@ class Peer(Actor):
             )
         )
         self._lost = 0
-
-    def _buffers(self, plan: StepPlan) -> list[Buffers]:
-        return [Buffers(self._contents, op, self._task.code, in_place=op.in_place) for op in plan.ops]
-
-    def _outer_step(self, plan: StepPlan) -> list[OpDone]:
-        """Some steps on its own, whose sum is what this process contributes, and then the mean over all."""
-        (one,) = self._buffers(plan)
-        one.refill()
-        drift = one.send / plan.inner  # a power of two: exact
-        one.send[:] = 0
-        for _ in range(plan.inner):
-            one.send += drift
-        ops = self._reduce(plan, [one])
-        self._state.apply(one.recv)
-        return ops
 
     def _reduce(self, plan: StepPlan, buffers: Sequence[Buffers]) -> list[OpDone]:
         match plan.way:

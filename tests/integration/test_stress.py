@@ -70,6 +70,18 @@ def test_other_backends_run_under_the_same_schedule(tmp_path: Path, backend: str
 
 
 @pytest.mark.timeout(320)
+@pytest.mark.parametrize(("workload", "seed"), [("diloco", "3"), ("async", "1"), ("streaming", "3")])
+def test_training_goes_on_under_faults(tmp_path: Path, workload: str, seed: str) -> None:
+    pytest.importorskip("torch")
+    faults = ["--faults", "kill=3,cut=1,delay=1,join=2,master=1", "--fault-every", "0.4", "--heartbeat-limit", "2.5"]
+    arguments = ["--workload", workload, "--seed", seed, "--seconds", "2", "--elements", "16384", "--baseline", "0", *faults]
+    done = subprocess.run(stress(tmp_path, *arguments), capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (end,) = events(tmp_path / "events.jsonl", "end")
+    assert end["outcome"]["counts"]["losses seen"] > 0
+
+
+@pytest.mark.timeout(320)
 def test_a_log_is_repeated(tmp_path: Path) -> None:
     first = subprocess.run(
         stress(tmp_path, "--seconds", "4", "--fault-every", "0.5", "--baseline", "0", "--elements", "4096"),
@@ -138,14 +150,20 @@ from pccl.stress.options import Options
 
 out = Path(sys.argv[1])
 sys.exit(run(Options(peers=3, seconds=60, seed=1, elements=4096, every=5, rates={}, beat=2, backend="pccl", baseline=0,
-                     keep_going=False, out=out, log=out / "events.jsonl", plant=sys.argv[2])))
+                     keep_going=False, out=out, log=out / "events.jsonl", plant=sys.argv[2], workload=sys.argv[3])))
 """
 
 
 @pytest.mark.timeout(320)
-@pytest.mark.parametrize(("plant", "claim"), [("wrong-sum", "sum"), ("hang", "hang")])
-def test_what_is_planted_is_found(tmp_path: Path, plant: str, claim: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PLANTED, str(tmp_path), plant], capture_output=True, text=True, timeout=150)
+@pytest.mark.parametrize(
+    ("plant", "workload", "claim"),
+    [("wrong-sum", "mixed", "sum"), ("hang", "mixed", "hang"), ("wrong-sum", "streaming", "sum")],
+)
+def test_what_is_planted_is_found(tmp_path: Path, plant: str, workload: str, claim: str) -> None:
+    if workload != "mixed":
+        pytest.importorskip("torch")
+    command = [sys.executable, "-c", PLANTED, str(tmp_path), plant, workload]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("FAILED")
     (end,) = events(tmp_path / "events.jsonl", "end")

@@ -41,6 +41,8 @@ def test_without_uvloop_it_says_so_and_goes_on(monkeypatch):
         (["--replay", "/nothing"], "does not exist"),
         (["--plant", "wrong-sum"], "No such option"),
         (["--backend", "gloo", "--standbys", "1"], "one master"),
+        (["--workload", "sgd"], "sgd"),
+        (["--workload", "async", "--backend", "gloo"], "backend pccl alone"),
     ],
 )
 def test_wrong_arguments(tmp_path, arguments, words):
@@ -58,15 +60,23 @@ def test_a_folder_has_one_run_at_a_time(tmp_path):
 
 def test_other_backends_need_a_checkout(tmp_path, monkeypatch):
     monkeypatch.setattr(backends, "OTHERS", tmp_path / "nothing")
-    monkeypatch.setattr(backends.Backend, "missing", lambda self: [])
+    monkeypatch.setattr(backends.Backend, "missing", lambda *_: [])
     result = CliRunner().invoke(main, ["stress", "--backend", "gloo", "--out", str(tmp_path), "--seconds", "1"])
     assert result.exit_code == 2
     assert "needs a checkout" in result.output
 
 
+def test_training_needs_torch_and_nothing_else_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
+    result = CliRunner().invoke(main, ["stress", "--workload", "diloco", "--out", str(tmp_path), "--seconds", "1"])
+    assert result.exit_code == 2
+    assert "--workload diloco needs torch: pip install torch" in result.output
+    assert backends.BACKENDS["pccl"].missing() == []
+
+
 def test_help_says_what_it_does():
     text = CliRunner().invoke(main, ["stress", "--help"]).output
-    for word in ("--fault-every", "--faults", "--replay", "--backend", "Exit status", "kill (SIGKILL"):
+    for word in ("--fault-every", "--faults", "--replay", "--backend", "--workload", "Exit status", "kill (SIGKILL"):
         assert word in text
 
 

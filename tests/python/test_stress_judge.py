@@ -217,6 +217,95 @@ def test_who_does_not_leave_with_the_others_is_found(judge):
     assert broken(judge) == ["end", "end"]
 
 
+# ---- where peers train ----
+
+
+@pytest.fixture
+def trains():
+    return judges(delay=0)
+
+
+def judges(delay):
+    made = Judge(heartbeat_limit=1.5, bound=12.0, delay=delay)
+    for number in range(3):
+        made.started(number, number, number, 0.0)
+    return made
+
+
+def accepted(judge, serial, at_step=0, state="s0", line=7):
+    judge.take(serial, Accepted(at=0.0, world=3, seconds=0.1, life=0, uuid="abc"[serial], line=line, step=at_step, state=state))
+
+
+def trained(number, who, names, state="", line=7):
+    return step(number, [op(ranges=[(8, who, list(names))], world=0)], line=line, state=state or f"s{number}")
+
+
+def test_a_good_training_passes(trains):
+    for serial in (0, 1):
+        accepted(trains, serial)
+        trains.take(serial, trained(1, 0b011, "ab"))
+    accepted(trains, 2, 1, "s1")
+    for serial in range(3):
+        trains.take(serial, trained(2, 0b111, "abc"))
+    trains.gone(1, 11.0, -9, expected=True)
+    trains.take(0, trained(3, 0b111, "abc"))
+    for serial in (0, 2):
+        trains.take(serial, Ended(at=12.0, line=7, step=3, state="s3"))
+    trains.finish(13.0, [0, 2])
+    assert broken(trains) == []
+
+
+@pytest.mark.parametrize(
+    ("report", "claim"),
+    [
+        (trained(2, 0b001, "a"), "agreement"),  # an outer step is left out
+        (trained(1, 0b001, "a", line=8), "agreement"),  # of another run
+        (trained(1, 0b001, "ab"), "contributors"),
+        (trained(1, 0b011, "a"), "contributors"),
+        (trained(1, 0b010, "b"), "contributors"),
+    ],
+)
+def test_wrong_outer_steps_are_found(trains, report, claim):
+    accepted(trains, 0)
+    accepted(trains, 1)
+    trains.take(0, report)
+    assert claim in broken(trains)
+
+
+def test_a_newcomer_begins_with_the_state_of_the_others(trains):
+    accepted(trains, 0)
+    trains.take(0, trained(1, 0b001, "a"))
+    accepted(trains, 1, 1, "other")
+    assert broken(trains) == ["parity"]
+
+
+def test_a_newcomer_has_nothing_to_give_to_an_average_under_way():
+    for who, claims in ((0b011, []), (0b111, ["contributors"])):
+        judge = judges(delay=1)
+        for serial in (0, 1):
+            accepted(judge, serial)
+            judge.take(serial, step(1, [], line=7, state="s1"))
+        accepted(judge, 2, 1, "s1")
+        judge.take(2, trained(2, who, "abc"))
+        assert broken(judge) == claims
+        judge.take(0, trained(2, 0b011, "abc"))
+        judge.take(0, trained(3, 0b011, "abc"))
+        assert broken(judge) == [*claims, "contributors"]  # by now it has
+
+
+def test_the_dead_are_in_the_averages_that_they_have_launched():
+    judge = judges(delay=1)
+    for serial in (0, 1):
+        accepted(judge, serial)
+        judge.take(serial, step(1, [], line=7, state="s1"))
+    judge.gone(1, 11.0, -9, expected=True)
+    for number in (2, 3):  # it may have launched the next one before it could tell
+        judge.take(0, trained(number, 0b011, "ab"))
+    assert broken(judge) == []
+    judge.take(0, trained(4, 0b011, "ab"))
+    assert broken(judge) == ["contributors"]
+
+
 # ---- growth ----
 
 MIB = 1 << 20
