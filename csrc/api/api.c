@@ -77,7 +77,7 @@ pcclResult_t api_check_op(int op, int dtype) {
 }
 
 pcclResult_t api_check_devices(const void *one, const void *other) {
-    if (device_of(one) == device_of(other)) return pcclSuccess;
+    if (device_is_one(one, other)) return pcclSuccess;
     return detail_fail(pcclInvalidArgument, "the buffers of an op lie at different devices: copy one first");
 }
 
@@ -175,6 +175,7 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
         .dice.seed = options->seed,
         .residual_in = options->residual_in,
         .residual_out = options->residual_out,
+        .stream = options->stream,
         .retry = options->retry,
     };
     return pcclSuccess;
@@ -267,10 +268,12 @@ static pcclResult_t check_entry(const pcclTensorInfo_t *info, size_t index) {
     if (info->count > (size_t)PTRDIFF_MAX / dtype_size((int)info->datatype))
         return detail_fail(pcclInvalidArgument, "entry \"%.200s\": count %zu is more than memory can hold", info->name,
                            info->count);
-    if (info->device_type == pcclDeviceCuda)
+    if (info->device_type == pcclDeviceCuda && info->count > 0 && device_of(info->data) != &cuda_device)
         return detail_fail(pcclInvalidArgument,
-                           "entry \"%.200s\" is on a CUDA device, which this build does not support", info->name);
-    if (info->device_type != pcclDeviceCpu)
+                           "entry \"%.200s\" is said to be on a CUDA device, but the CUDA driver of this process does "
+                           "not know its memory",
+                           info->name);
+    if (info->device_type != pcclDeviceCpu && info->device_type != pcclDeviceCuda)
         return detail_fail(pcclInvalidArgument, "entry \"%.200s\": device type %d is no pcclDeviceType_t", info->name,
                            (int)info->device_type);
     return pcclSuccess;

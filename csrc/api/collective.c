@@ -243,6 +243,7 @@ static pcclResult_t fill(const pcclCollective_t *what, struct call_args *out) {
                         .op = collective->reduces ? (uint8_t)what->op : 0},
         .root = (uint32_t)what->root,
         .retry = what->survivors && collective->survives,
+        .stream = what->stream,
     };
     out->tell = out->retry;
     uint64_t in = out->fingerprint.count, to = in;

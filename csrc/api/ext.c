@@ -1,11 +1,13 @@
 #define _GNU_SOURCE
 #include "api/ext.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/platform.h"
 #include "compute/kernels.h"
+#include "device/cuda_driver.h"
 #include "master/inquiry.h"
 #include "peer/ops.h"
 #include "peer/share.h"
@@ -185,6 +187,17 @@ int pccl_ext_cpu_level(const char **name_out) {
     const struct kernels *kernels = kernels_get();
     if (name_out != NULL) *name_out = kernels->name;
     return (int)kernels->level;
+}
+
+int pccl_ext_cuda(char *text_out, size_t capacity) {
+    char why[CUDA_WHY_BYTES], name[CUDA_WHY_BYTES] = "";
+    int count = cuda_driver_open(why);
+    size_t at = 0;
+    snprintf(text_out, capacity, "%s", why);
+    for (int i = 0; i < count && at < capacity; i++)
+        if (cuda_driver_present()->device_name(name, sizeof name, i) == CUDA_SUCCESS)
+            at += (size_t)snprintf(text_out + at, capacity - at, "%s%s", at > 0 ? ", " : "", name);
+    return count;
 }
 
 bool pccl_ext_has_lz4(void) {

@@ -132,6 +132,10 @@ pcclResult_t pccl_ext_posted(const pcclComm_t *comm, uint64_t tag, const pcclRan
 // The instruction set the kernels use here, as a name ("portable", "avx2", ...) and the number of its level.
 int pccl_ext_cpu_level(const char **name_out);
 
+// How many GPUs the CUDA driver has found, and what they are called, with commas, cut to `capacity`; 0: none can be
+// used, and the text says why. Loads the driver, see pcclGetBuildInfo.
+int pccl_ext_cuda(char *text_out, size_t capacity);
+
 // Whether the build has LZ4, which packs shared state for slow links.
 bool pccl_ext_has_lz4(void);
 

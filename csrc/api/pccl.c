@@ -8,6 +8,7 @@
 
 #include "base/descriptor.h"
 #include "base/log.h"
+#include "device/cuda_driver.h"
 #include "peer/connect.h"
 #include "peer/retry.h"
 #include "peer/share.h"
@@ -43,7 +44,8 @@ pcclResult_t pcclInit(void) {
 
 pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t *info) {
     REQUIRE_NOT_NULL(info);
-    info->has_cuda_support = false;
+    char why[CUDA_WHY_BYTES];
+    info->has_cuda_support = cuda_driver_open(why) > 0;
     return pcclSuccess;
 }
 
@@ -206,6 +208,13 @@ pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
     REQUIRE_NOT_NULL(reduce_handle);
     REQUIRE_COMM(reduce_handle->comm);
     return api_await(reduce_handle->comm, reduce_handle->tag, INT64_MAX, reduce_info_out);
+}
+
+pcclResult_t pcclStreamWaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle, void *PCCL_NULLABLE stream) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_NOT_NULL(reduce_handle);
+    REQUIRE_COMM(reduce_handle->comm);
+    return ops_hold(reduce_handle->comm->communicator, reduce_handle->tag, stream);
 }
 
 pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,

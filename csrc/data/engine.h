@@ -61,6 +61,9 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
 // engine_stop somebody has to look at least once a second, or an op can wait for ever; engine_stop looks itself. Any
 // thread.
 int64_t engine_watch(struct engine *engine);
+// What is put into this stream of the device of the op's tensors from now on waits for the end of the op. CALL_UNKNOWN,
+// or CALL_REFUSED, with its text in base/detail. Does not block.
+enum call_result engine_hold(struct engine *engine, uint64_t tag, void *stream);
 // Whether this member has sent a signal or an input for an op of this tag that is not posted here.
 bool engine_has_posted(struct engine *engine, uint64_t tag, const struct wire_id *member);
 // Number of un-awaited ops.

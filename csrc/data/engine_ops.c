@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/detail.h"
 #include "base/log.h"
 #include "base/platform.h"
 #include "compute/kernels.h"
@@ -71,6 +72,7 @@ static bool fill(void *context, struct op *op, struct block *result) {
 
 static void ended(void *context, struct op *op) {
     (void)context;
+    if (op->parent == NULL) device_release(op->args.queue);
     if (op->waiter != NULL) pthread_cond_signal(&op->waiter->ended);
 }
 
@@ -82,7 +84,7 @@ static void put_back(struct op *op, struct device_queue *queue) {
 // Its device has failed. A queue that is fresh may still reach the tensors.
 static void put_back_after_failure(struct engine *engine, struct op *op) {
     struct device_queue *fresh;
-    bool opened = device_open(op->args.queue->device, engine->wake, &fresh);
+    bool opened = device_open(op->args.recv, op->args.stream, engine->wake, &fresh) && fresh != NULL;
     if (opened) put_back(op, fresh);
     if (!opened || !device_await(fresh))
         LOG(LOG_ERR, "the input of an op could not be put back: its device has failed");
@@ -153,7 +155,7 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
     struct op *op;
     struct call_args with = *args;
     const void *tensor = args->recv != NULL ? args->recv : args->send;
-    bool opened = device_open(device_of(tensor), engine->wake, &with.queue);
+    bool opened = device_open(tensor, args->stream, engine->wake, &with.queue);
     engine_lock(engine);
     enum call_result result = CALL_DEAD;
     if (!opened) {
@@ -251,6 +253,24 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     if (waits) pthread_cond_destroy(&waiter.ended);
     if (--engine->waiters == 0) pthread_cond_broadcast(&engine->no_waiters);
     engine_unlock(engine);
+}
+
+static enum call_result hold(struct op *op, void *stream) {
+    if (op == NULL) return CALL_UNKNOWN;
+    if (op->args.queue == NULL) {
+        detail_fail(0, "the tensors of the op lie at no device, so no stream can wait for it: let the host wait");
+        return CALL_REFUSED;
+    }
+    if (!device_hold(op->args.queue, stream)) return CALL_REFUSED;
+    if (op->phase == OP_ENDED) device_release(op->args.queue); // the device may yet have to write the result
+    return CALL_OK;
+}
+
+enum call_result engine_hold(struct engine *engine, uint64_t tag, void *stream) {
+    engine_lock(engine);
+    enum call_result result = hold(book_find(&engine->book, tag), stream);
+    engine_unlock(engine);
+    return result;
 }
 
 bool engine_has_posted(struct engine *engine, uint64_t tag, const struct wire_id *member) {

@@ -5,8 +5,8 @@
 
 enum { DEVICES_MAX = 8 };
 
-static const struct device *devices[DEVICES_MAX];
-static size_t device_count;
+static const struct device *devices[DEVICES_MAX] = {&cuda_device};
+static size_t device_count = 1;
 
 void device_add(const struct device *device) {
     if (device_count < DEVICES_MAX) devices[device_count++] = device;
@@ -16,6 +16,12 @@ const struct device *device_of(const void *memory) {
     for (size_t i = 0; i < device_count; i++)
         if (devices[i]->owns(memory)) return devices[i];
     return NULL;
+}
+
+bool device_is_one(const void *one, const void *other) {
+    const struct device *device = device_of(one);
+    if (device != device_of(other)) return false;
+    return device == NULL || device->together == NULL || device->together(one, other);
 }
 
 void device_fail(struct device_queue *queue, const char *why) {

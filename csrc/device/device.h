@@ -6,8 +6,9 @@
 //
 // What may be not yet done when a call of a queue returns: everything but device_await, device_hash and device_close.
 // A position in the queue is a fence. device_passed tells whether all up to it is done, and whenever a queue gets on or
-// fails, it signals the wake-up that it was opened with. What the caller had queued at the device before device_open
-// comes before all else: that may take long, and is over when the fence 0 has passed.
+// fails, it signals the wake-up that it was opened with. The fence of a window tells of that window, and may pass
+// before what was asked for earlier. What the caller had queued at the device before device_open comes before all else:
+// that may take long, and is over when the fence 0 has passed.
 //
 // What fails, fails the queue: it takes no further work, its fences are DEVICE_FAILED, pointers that it gives are NULL,
 // and device_error says why. A call that fails has written nothing. Any thread may call, also at the same time.
@@ -40,7 +41,8 @@ struct device_sum {
 struct device {
     const char *name;
     bool (*owns)(const void *memory);
-    struct device_queue *(*open)(int wake); // fails nothing before it has returned; NULL: refused
+    bool (*together)(const void *one, const void *other); // NULL: all memory of the device is in one place
+    struct device_queue *(*open)(const void *tensor, void *stream, int wake); // NULL: refused
     void (*close)(struct device_queue *queue);
     enum device_state (*passed)(struct device_queue *queue, uint64_t fence);
     uint64_t (*mark)(struct device_queue *queue);
@@ -56,7 +58,12 @@ struct device {
     void (*copy)(struct device_queue *queue, void *to, const void *from, size_t bytes);
     bool (*hash)(struct device_queue *queue, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
                  uint64_t count);
+    bool (*hold)(struct device_queue *queue, void *stream); // NULL: there are no streams
+    void (*release)(struct device_queue *queue);
 };
+
+// Memory of GPUs.
+extern const struct device cuda_device;
 
 // The first member of a queue of any device.
 struct device_queue {
@@ -70,15 +77,18 @@ struct device_queue {
 void device_add(const struct device *device);
 // Whose memory this is; NULL: plain.
 const struct device *device_of(const void *memory);
+// Whether one queue can serve both: plain memory, or memory of the same device and place.
+bool device_is_one(const void *one, const void *other);
 // For a device: the queue fails, if it has not failed before.
 void device_fail(struct device_queue *queue, const char *why);
 
 // ---- queues ----
-// To be called on the thread that passed the tensors, whose earlier work at the device comes first. `wake`: see
-// base/platform; negative: nobody. False: the device refuses. *out is NULL for plain memory.
-static inline bool device_open(const struct device *device, int wake, struct device_queue **out) {
-    *out = device == NULL ? NULL : device->open(wake);
-    if (*out != NULL) (*out)->device = device;
+// For this tensor, and all memory that is one with it. What its caller had queued at `stream`, a stream of the device
+// (NULL: its default one), comes first. `wake`: see base/platform; negative: nobody. False: the device refuses. *out is
+// NULL for plain memory.
+static inline bool device_open(const void *tensor, void *stream, int wake, struct device_queue **out) {
+    const struct device *device = device_of(tensor);
+    *out = device == NULL ? NULL : device->open(tensor, stream, wake);
     return device == NULL || *out != NULL;
 }
 // Waits until nothing is under way. All windows, landings and rooms that are left are the device's again.
@@ -139,13 +149,24 @@ static inline void device_reduce(struct device_queue *queue, void *result, void 
     if (sum->divisor != 0) kernels->divide[sum->dtype](result, count, sum->divisor);
 }
 
+// ---- streams of the caller ----
+// What is put into the stream from now on waits for device_release, and for all that was asked for before that. False:
+// the device cannot do so, or has failed.
+static inline bool device_hold(struct device_queue *queue, void *stream) {
+    return queue->device->hold != NULL && queue->device->hold(queue, stream);
+}
+
+static inline void device_release(struct device_queue *queue) {
+    if (queue != NULL && queue->device->release != NULL) queue->device->release(queue);
+}
+
 // ---- what is saved ----
 // Room at the device; for plain memory it is the caller's own affair. Given back, it is used again when what was asked
 // for before is done.
 static inline void *device_take(struct device_queue *queue, size_t bytes) { return queue->device->take(queue, bytes); }
 static inline void device_give(struct device_queue *queue, void *room) { queue->device->give(queue, room); }
 
-// From a tensor to a room, or back.
+// From a tensor to a room, or back, or to another tensor.
 static inline void device_copy(struct device_queue *queue, void *to, const void *from, size_t bytes) {
     if (queue == NULL)
         memcpy(to, from, bytes);

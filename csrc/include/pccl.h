@@ -28,6 +28,11 @@
 // recv) is
 //   normal; any other overlap is pcclInvalidArgument. After an error the input is as it was at launch, in place too,
 //   and an out-of-place receive buffer is unspecified.
+// - Tensors may lie at a GPU, in memory that the CUDA driver knows: both buffers of an op at the same GPU, those of
+//   other members anywhere. An op comes after what its stream has had until the launch, and a sync after what the
+//   legacy default stream has had; streams that do not block that one have to be waited for first. When an await has
+//   returned, the result is there for all streams. A GPU that fails ends the communicator, with the driver's words
+//   (pcclInternalError).
 // - Every function may be called from any thread. While pcclUpdateTopology, pcclOptimizeTopology or
 //   pcclSynchronizeSharedState runs, another of these or a launch on the same communicator returns pcclInvalidUsage.
 // - Nothing here ends the process, writes to stdout, or changes signal dispositions.
@@ -223,6 +228,9 @@ typedef struct pcclReduceOptions_t {
     // member chooses for itself.
     const float *PCCL_NULLABLE residual_in;
     float *PCCL_NULLABLE residual_out;
+    // Of tensors at a GPU: the CUstream (or cudaStream_t) whose work so far the op comes after; NULL = the legacy
+    // default stream.
+    void *PCCL_NULLABLE stream;
 } pcclReduceOptions_t;
 
 // A peer in a run; every connection makes a new one.
@@ -268,7 +276,8 @@ typedef struct pcclCollective_t {
     size_t count;
     const size_t *PCCL_NULLABLE send_counts;
     const size_t *PCCL_NULLABLE recv_counts;
-    bool survivors; // go on without members that are lost, where that means something
+    bool survivors;             // go on without members that are lost, where that means something
+    void *PCCL_NULLABLE stream; // as in pcclReduceOptions_t
 } pcclCollective_t;
 
 // A range of a result whose elements have the same contributors.
@@ -299,13 +308,14 @@ typedef struct pcclSharedStateSyncInfo_t {
 } pcclSharedStateSyncInfo_t;
 
 typedef struct pcclBuildInfo_t {
-    bool has_cuda_support; // device tensors are usable here and now
+    bool has_cuda_support; // tensors at a GPU are usable here and now
 } pcclBuildInfo_t;
 
 // Initialises the library. Idempotent. Does not wait.
 PCCL_EXPORT pcclResult_t pcclInit(void);
 
-// Tells what this build can do on this machine. Does not wait; needs no pcclInit.
+// Tells what this build can do on this machine. Does not wait; needs no pcclInit. Loads the CUDA driver, where there is
+// one, and initialises it: CUDA does not work in children that are forked afterwards.
 PCCL_EXPORT pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t *info);
 
 // Creates a communicator from a copy of `params`, without touching the network. The caller destroys it.
@@ -363,6 +373,15 @@ PCCL_EXPORT pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf,
 // this handle, or the members' arguments disagree. pcclRankConnectionLost.
 PCCL_EXPORT pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
                                               pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out);
+
+// Lets a stream wait for an op whose tensors lie at a GPU, and not the host: what is put into it afterwards (a CUstream
+// of that GPU; NULL = the legacy default stream) runs when the op has ended. After a failure it runs too, and what it
+// finds in the tensors is unspecified. The op is to be awaited nevertheless, which tells how it has ended. Until then
+// the program must make no call that waits for the whole GPU, cuMemFree among them: the op may need the driver, too.
+// pcclInvalidArgument: no un-awaited op of this handle. pcclInvalidUsage: the tensors lie at no GPU, or its driver
+// cannot do so.
+PCCL_EXPORT pcclResult_t pcclStreamWaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
+                                                   void *PCCL_NULLABLE stream);
 
 // Reduces all ops in retry mode (pcclAllReduceEx): what is not complete when a member is lost is redone among the
 // survivors. At most `max_in_flight` run at once; equal tags run one after another. All descriptors are checked before

@@ -43,6 +43,7 @@ struct call_args {
     float *residual_out;
     bool retry;                 // redone among the survivors after a loss
     bool tell;                  // the outcome names the contributors
+    void *stream;               // of their device: what is in it comes first; NULL: the default one
     struct device_queue *queue; // of the memory of both buffers, the engine's to set (device/device.h)
 };
 
@@ -70,7 +71,8 @@ enum call_result {
     CALL_TAG_LIVE,    // engine_post: the tag is live
     CALL_TOO_MANY,    // engine_post: WIRE_MAX_LIVE_OPS ops are live
     CALL_NO_MEMORY,
-    CALL_UNKNOWN, // engine_wait: no un-awaited op of this tag
+    CALL_UNKNOWN, // engine_wait, engine_hold: no un-awaited op of this tag
+    CALL_REFUSED, // engine_hold
 };
 
 struct call_outcome {

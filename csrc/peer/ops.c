@@ -131,6 +131,21 @@ pcclResult_t ops_posted(struct communicator *c, uint64_t tag, const struct wire_
     return communicator_finish(c, code);
 }
 
+static pcclResult_t held(struct communicator *c, uint64_t tag, void *stream) {
+    RETURN_IF_FAILED(communicator_check_usable(c));
+    switch (engine_hold(c->engine, tag, stream)) {
+    case CALL_OK: return pcclSuccess;
+    case CALL_UNKNOWN:
+        return detail_fail(pcclInvalidArgument, "no un-awaited op has tag %llu", (unsigned long long)tag);
+    default: return pcclInvalidUsage; // its text is there
+    }
+}
+
+pcclResult_t ops_hold(struct communicator *c, uint64_t tag, void *stream) {
+    communicator_begin(c);
+    return communicator_finish(c, held(c, tag, stream));
+}
+
 static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct call_outcome *outcome,
                             struct call_info *out) {
     // In retry mode every end names an epoch, and all members the same.

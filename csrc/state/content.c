@@ -48,13 +48,13 @@ static bool hash_mask(const pcclSharedState_t *state, struct wire_hash *mask, st
 
 // False: the device refuses.
 static bool reach(struct content *content, const void *memory, struct device_queue **out) {
-    const struct device *device = device_of(memory);
     *out = NULL;
-    if (device == NULL) return true;
+    if (device_of(memory) == NULL) return true;
     for (size_t i = 0; i < content->queue_count; i++)
-        if (content->queues[i]->device == device) *out = content->queues[i];
+        if (device_is_one(content->reached[i], memory)) *out = content->queues[i];
     if (*out != NULL) return true;
-    if (content->queue_count == CONTENT_DEVICES_MOST || !device_open(device, -1, out)) return false;
+    if (content->queue_count == CONTENT_DEVICES_MOST || !device_open(memory, NULL, -1, out)) return false;
+    content->reached[content->queue_count] = memory;
     content->queues[content->queue_count++] = *out;
     return true;
 }

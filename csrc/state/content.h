@@ -29,6 +29,7 @@ struct content {
     unsigned helper_count; // that are not joined yet
     pthread_t helpers[CONTENT_THREADS_MOST];
     struct device_queue *queues[CONTENT_DEVICES_MOST]; // one of each device that entries lie at
+    const void *reached[CONTENT_DEVICES_MOST];         // an entry there
     size_t queue_count;
 };
 

@@ -90,6 +90,9 @@ uint32_t fake_device_fail(uint32_t at, uint32_t count) {
     return (uint32_t)atomic_exchange(&asked, 0);
 }
 
+const char *const fake_device_words = "fake device: it was told to fail";
+const bool fake_device_gets_over = false;
+
 static bool fails(void) {
     uint32_t number = (uint32_t)atomic_fetch_add(&asked, 1) + 1;
     return atomic_load(&fail_from) != 0 && number >= atomic_load(&fail_from) && number < atomic_load(&fail_until);
@@ -226,10 +229,14 @@ static uint64_t ask(struct fake *f, struct task what) {
     return ++f->asked;
 }
 
-static struct device_queue *fake_open(int wake) {
+static const struct device fake;
+
+static struct device_queue *fake_open(const void *tensor, void *stream, int wake) {
+    (void)tensor, (void)stream;
     if (fails()) return NULL;
     struct fake *f = calloc(1, sizeof *f);
     if (f == NULL) return NULL;
+    f->queue.device = &fake;
     f->wake = wake;
     f->last = &f->first;
     f->random = atomic_fetch_add(&seed, 1) * UINT64_C(0x9e3779b97f4a7c15) | 1;

@@ -1,0 +1,285 @@
+// Memory of GPUs, by way of the CUDA driver (device/cuda_driver), as a device of device/device.h.
+//
+// A tensor's bytes reach the wire, and come from it, through memory of the host (device/gpu), chunk by chunk, and are
+// reduced there (device/cuda_queue). A chunk that has come from the wire is mostly sent on at once: a window of what
+// was landed or reduced last is the memory of the host where it still lies, so it crosses the bus once.
+#include "base/detail.h"
+#include "base/grow.h"
+#include "device/cuda_queue.h"
+
+enum { HASH_AHEAD = 4, LIST_LEAST = 16 }; // leaves that are copied while one is hashed
+
+#define FENCE_OF_WINDOW (UINT64_C(1) << 63) // the rest is the number of a task, which is ready or no more
+
+// ---- opening and closing ----
+static struct device_queue *cuda_open(const void *tensor, void *stream, int wake) {
+    struct cuda_queue *q = cuda_queue_open(&cuda_device, tensor, stream, wake);
+    return q == NULL ? NULL : &q->queue;
+}
+
+static void forget_recent(struct cuda_queue *q) {
+    gpu_drop(q->recent.host);
+    q->recent.host = NULL;
+}
+
+static void cuda_close(struct device_queue *queue) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    cuda_queue_drain(q);
+    forget_recent(q);
+    while (q->given_count > 0) gpu_drop(q->given[--q->given_count]);
+    for (; q->room_count > 0; q->room_count--) {
+        struct gpu_room *room = &q->rooms[q->room_count - 1];
+        gpu_room_give(q->gpu, room->memory, room->bytes);
+    }
+    pthread_mutex_unlock(&q->lock);
+    cuda_queue_close(q);
+}
+
+// ---- fences ----
+// Lock held.
+static enum device_state state_of(const struct cuda_queue *q, uint64_t fence) {
+    uint64_t number = fence & ~FENCE_OF_WINDOW;
+    if (device_has_failed(&q->queue)) return DEVICE_FAILED;
+    if (q->begun && q->done >= number) return DEVICE_DONE;
+    if (fence == number) return DEVICE_BUSY;
+    for (const struct cuda_task *task = q->first; task != NULL; task = task->next)
+        if (task->number == number) return task->ready || task->stage == STAGE_DONE ? DEVICE_DONE : DEVICE_BUSY;
+    return DEVICE_BUSY;
+}
+
+static enum device_state cuda_passed(struct device_queue *queue, uint64_t fence) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    enum device_state state = state_of(q, fence);
+    pthread_mutex_unlock(&q->lock);
+    return state;
+}
+
+static uint64_t cuda_mark(struct device_queue *queue) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    uint64_t fence = q->asked;
+    pthread_mutex_unlock(&q->lock);
+    return fence;
+}
+
+static bool cuda_await(struct device_queue *queue) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    cuda_queue_drain(q);
+    pthread_mutex_unlock(&q->lock);
+    return !device_has_failed(queue);
+}
+
+// ---- asking; lock held ----
+static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+    return a != NULL && b != NULL && (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
+}
+
+// What writes over what was landed last makes that old.
+static uint64_t ask(struct cuda_queue *q, struct cuda_task task) {
+    if (overlap(task.to, task.bytes, q->recent.tensor, q->recent.bytes)) forget_recent(q);
+    return cuda_queue_ask(q, task);
+}
+
+// Memory of the host that the caller has until it gives it back. NULL: the queue has failed.
+static void *lend(struct cuda_queue *q, void *host) {
+    if (host != NULL && GROW(q->given, q->given_room, q->given_count, LIST_LEAST)) {
+        q->given[q->given_count++] = host;
+        return host;
+    }
+    gpu_drop(host);
+    if (!device_has_failed(&q->queue)) cuda_queue_fail(q, "memory of the host for copies", CUDA_ERROR_OUT_OF_MEMORY);
+    return NULL;
+}
+
+static void *host_new(struct cuda_queue *q, size_t bytes) {
+    return device_has_failed(&q->queue) ? NULL : gpu_host_new(q->gpu, bytes);
+}
+
+// It is the caller's no more, but still kept.
+static void *take_back(struct cuda_queue *q, const void *host) {
+    size_t at = 0;
+    while (q->given[at] != host) at++;
+    q->given[at] = q->given[--q->given_count];
+    return (void *)(uintptr_t)host;
+}
+
+static void remember(struct cuda_queue *q, const void *tensor, size_t bytes, void *host, uint64_t number) {
+    forget_recent(q);
+    q->recent.tensor = tensor;
+    q->recent.bytes = bytes;
+    q->recent.number = number;
+    if (number != 0) gpu_keep(q->recent.host = host);
+}
+
+// ---- to and from the wire ----
+static const void *cuda_window(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    bool is_here = q->recent.host != NULL && q->recent.tensor == tensor && q->recent.bytes == bytes;
+    if (is_here) gpu_keep(q->recent.host);
+    void *host = lend(q, is_here ? q->recent.host : host_new(q, bytes));
+    if (host != NULL && is_here) {
+        *fence = q->recent.number | FENCE_OF_WINDOW;
+    } else if (host != NULL) {
+        gpu_keep(host);
+        *fence = ask(q, (struct cuda_task){.kind = TASK_WINDOW, .from = tensor, .bytes = bytes, .host = host});
+        *fence |= FENCE_OF_WINDOW;
+    }
+    pthread_mutex_unlock(&q->lock);
+    return host;
+}
+
+static void cuda_shut(struct device_queue *queue, const void *place) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    gpu_drop(take_back(q, place));
+    pthread_mutex_unlock(&q->lock);
+}
+
+static void *cuda_landing(struct device_queue *queue, size_t bytes) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    void *landing = lend(q, host_new(q, bytes));
+    pthread_mutex_unlock(&q->lock);
+    return landing;
+}
+
+static void cuda_land(struct device_queue *queue, void *tensor, void *landing, size_t bytes) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    void *host = take_back(q, landing);
+    gpu_keep(host); // for `remember`
+    uint64_t number =
+        ask(q, (struct cuda_task){.kind = TASK_LAND, .to = tensor, .bytes = bytes, .host = host, .ready = true});
+    remember(q, tensor, bytes, host, number);
+    gpu_drop(host);
+    pthread_mutex_unlock(&q->lock);
+}
+
+static void cuda_reduce(struct device_queue *queue, void *result, void *landing, const void *input, size_t count,
+                        const struct device_sum *sum) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    size_t bytes = count * dtype_size(sum->dtype);
+    pthread_mutex_lock(&q->lock);
+    void *host = take_back(q, landing), *own = host_new(q, bytes);
+    if (own == NULL && !device_has_failed(queue))
+        cuda_queue_fail(q, "memory of the host for copies", CUDA_ERROR_OUT_OF_MEMORY);
+    gpu_keep(host);
+    uint64_t number = ask(q, (struct cuda_task){.kind = TASK_REDUCE,
+                                                .to = result,
+                                                .from = input,
+                                                .bytes = bytes,
+                                                .host = host,
+                                                .input = own,
+                                                .count = count,
+                                                .sum = *sum});
+    remember(q, result, bytes, host, number);
+    gpu_drop(host);
+    pthread_mutex_unlock(&q->lock);
+}
+
+// ---- rooms and copies ----
+static void *cuda_take(struct device_queue *queue, size_t bytes) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    bool may = !device_has_failed(queue) && GROW(q->rooms, q->room_room, q->room_count, LIST_LEAST);
+    void *room = may ? gpu_room_take(q->gpu, &bytes) : NULL;
+    if (room != NULL)
+        q->rooms[q->room_count++] = (struct gpu_room){room, bytes};
+    else if (!device_has_failed(queue))
+        cuda_queue_fail(q, "memory for the input", CUDA_ERROR_OUT_OF_MEMORY);
+    pthread_mutex_unlock(&q->lock);
+    return room;
+}
+
+static void cuda_give(struct device_queue *queue, void *room) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    size_t at = 0;
+    while (q->rooms[at].memory != room) at++;
+    struct gpu_room given = q->rooms[at];
+    if (ask(q, (struct cuda_task){.kind = TASK_FREE_ROOM, .to = given.memory, .bytes = given.bytes}) != 0)
+        q->rooms[at] = q->rooms[--q->room_count]; // else it goes with the queue
+    pthread_mutex_unlock(&q->lock);
+}
+
+static void cuda_copy(struct device_queue *queue, void *to, const void *from, size_t bytes) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    ask(q, (struct cuda_task){.kind = TASK_COPY, .to = to, .from = from, .bytes = bytes});
+    pthread_mutex_unlock(&q->lock);
+}
+
+// ---- streams of the caller ----
+static bool cuda_hold(struct device_queue *queue, void *stream) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    if (device_has_failed(queue)) return detail_fail(false, "%s", device_error(queue));
+    pthread_mutex_lock(&q->lock);
+    bool held = cuda_holds_add(&q->holds, q->gpu, stream);
+    pthread_mutex_unlock(&q->lock);
+    return held;
+}
+
+static void cuda_release(struct device_queue *queue) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    if (q->holds != NULL && ask(q, (struct cuda_task){.kind = TASK_RELEASE}) == 0) cuda_holds_release(&q->holds);
+    pthread_mutex_unlock(&q->lock);
+}
+
+// ---- content ----
+static bool await_window(struct cuda_queue *q, uint64_t fence) {
+    enum device_state state;
+    pthread_mutex_lock(&q->lock);
+    while ((state = state_of(q, fence)) == DEVICE_BUSY) pthread_cond_wait(&q->changed, &q->lock);
+    pthread_mutex_unlock(&q->lock);
+    return state == DEVICE_DONE;
+}
+
+// Some leaves are copied while one is hashed. Several threads may do this at once.
+static bool cuda_hash(struct device_queue *queue, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
+                      uint64_t count) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    const void *windows[HASH_AHEAD];
+    uint64_t fences[HASH_AHEAD], shown = 0;
+    bool good = true;
+    for (uint64_t i = 0; i < count; i++) {
+        for (; shown < count && shown < i + HASH_AHEAD; shown++) {
+            uint64_t at = (first + shown) * HASH_LEAF_BYTES, length = bytes - at;
+            if (length > HASH_LEAF_BYTES) length = HASH_LEAF_BYTES;
+            windows[shown % HASH_AHEAD] =
+                cuda_window(queue, (const uint8_t *)content + at, length, &fences[shown % HASH_AHEAD]);
+        }
+        const void *window = windows[i % HASH_AHEAD];
+        uint64_t left = bytes - (first + i) * HASH_LEAF_BYTES;
+        good = good && window != NULL && await_window(q, fences[i % HASH_AHEAD]);
+        if (good) hash_leaves(&leaves[i], window, left < HASH_LEAF_BYTES ? left : HASH_LEAF_BYTES, 0, 1);
+        if (window != NULL) cuda_shut(queue, window);
+    }
+    return good;
+}
+
+const struct device cuda_device = {
+    .name = "CUDA",
+    .owns = gpu_owns,
+    .together = gpu_is_same,
+    .open = cuda_open,
+    .close = cuda_close,
+    .passed = cuda_passed,
+    .mark = cuda_mark,
+    .await = cuda_await,
+    .window = cuda_window,
+    .shut = cuda_shut,
+    .landing = cuda_landing,
+    .land = cuda_land,
+    .reduce = cuda_reduce,
+    .take = cuda_take,
+    .give = cuda_give,
+    .copy = cuda_copy,
+    .hash = cuda_hash,
+    .hold = cuda_hold,
+    .release = cuda_release,
+};

@@ -1,0 +1,94 @@
+#define _GNU_SOURCE
+#include "device/cuda_driver.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static struct cuda_driver driver;
+static _Atomic(const struct cuda_driver *) present;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_ullong looked_at; // libraries that had been loaded when it was looked for, and 1
+
+static const char *library_name(void) {
+    const char *other = getenv("PCCL_CUDA_DRIVER");
+    return other == NULL || *other == 0 ? "libcuda.so.1" : other;
+}
+
+// Lock held. The first symbol that is missing; NULL: none is, and the driver is present from now on.
+static const char *take(void *library) {
+#define TAKE(member, symbol, parameters) \
+    *(void **)(void *)&driver.member = dlsym(library, #symbol); \
+    if (driver.member == NULL) return #symbol;
+    CUDA_DRIVER_FUNCTIONS(TAKE)
+#undef TAKE
+    *(void **)(void *)&driver.stream_wait_value = dlsym(library, "cuStreamWaitValue32_v2");
+    atomic_store(&present, &driver);
+    return NULL;
+}
+
+static int count_loaded(struct dl_phdr_info *info, size_t size, void *count) {
+    (void)size;
+    *(unsigned long long *)count = info->dlpi_adds;
+    return 1;
+}
+
+const struct cuda_driver *cuda_driver_present(void) {
+    const struct cuda_driver *found = atomic_load(&present);
+    if (found != NULL) return found;
+    unsigned long long loaded = 0;
+    dl_iterate_phdr(count_loaded, &loaded);
+    if (atomic_load(&looked_at) == loaded + 1) return NULL;
+    pthread_mutex_lock(&lock);
+    void *library = atomic_load(&present) == NULL ? dlopen(library_name(), RTLD_NOW | RTLD_NOLOAD) : NULL;
+    if (library != NULL && take(library) != NULL) dlclose(library); // else it stays
+    atomic_store(&looked_at, loaded + 1);
+    pthread_mutex_unlock(&lock);
+    return atomic_load(&present);
+}
+
+static bool load(char why[CUDA_WHY_BYTES]) {
+    pthread_mutex_lock(&lock);
+    if (atomic_load(&present) == NULL) {
+        void *library = dlopen(library_name(), RTLD_NOW);
+        const char *missing = library == NULL ? NULL : take(library);
+        if (library == NULL)
+            snprintf(why, CUDA_WHY_BYTES, "the CUDA driver %s is not installed", library_name());
+        else if (missing != NULL)
+            snprintf(why, CUDA_WHY_BYTES, "the CUDA driver is too old: it has no %s", missing);
+        if (missing != NULL) dlclose(library);
+    }
+    pthread_mutex_unlock(&lock);
+    return atomic_load(&present) != NULL;
+}
+
+int cuda_driver_open(char why[CUDA_WHY_BYTES]) {
+    why[0] = 0;
+    if (!load(why)) return 0;
+    int count = 0;
+    const char *call = "cuInit";
+    CUresult error = driver.init(0);
+    if (error == CUDA_SUCCESS) {
+        call = "cuDeviceGetCount";
+        error = driver.device_count(&count);
+    }
+    if (error != CUDA_SUCCESS) {
+        cuda_driver_describe(&driver, call, error, why, CUDA_WHY_BYTES);
+        return 0;
+    }
+    if (count == 0) snprintf(why, CUDA_WHY_BYTES, "the CUDA driver has found no GPU");
+    return count;
+}
+
+void cuda_driver_describe(const struct cuda_driver *d, const char *call, CUresult error, char *out, size_t room) {
+    const char *name = NULL, *text = NULL;
+    d->error_name(error, &name);
+    d->error_string(error, &text);
+    if (name == NULL)
+        snprintf(out, room, "%s: error %d", call, error);
+    else
+        snprintf(out, room, "%s: %s: %s", call, name, text == NULL ? "" : text);
+}

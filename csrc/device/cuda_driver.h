@@ -1,0 +1,93 @@
+// The CUDA driver library, found at run time: nothing here is linked to it, and no header of NVIDIA's is needed.
+//
+// The declarations are those of the driver API, by its documentation (docs.nvidia.com/cuda/cuda-driver-api), of the
+// functions in CUDA_DRIVER_FUNCTIONS alone. Handles are opaque pointers, and an address at a device is a number.
+//
+// A process that has not loaded the driver has no memory at a GPU, and this module does not load it for such a process:
+// that would cost time and memory, and CUDA does not work in a child that is forked afterwards.
+#ifndef PCCL_DEVICE_CUDA_DRIVER_H
+#define PCCL_DEVICE_CUDA_DRIVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef uint64_t CUdeviceptr;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+typedef void (*CUhostFn)(void *user_data);
+
+enum {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_DEINITIALIZED = 4,
+    CUDA_ERROR_NO_DEVICE = 100,
+    CUDA_ERROR_INVALID_CONTEXT = 201,
+    CUDA_ERROR_NOT_READY = 600,
+
+    CU_POINTER_ATTRIBUTE_CONTEXT = 1,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+    CU_MEMORYTYPE_DEVICE = 2,
+
+    CU_STREAM_NON_BLOCKING = 1,
+    CU_STREAM_WAIT_VALUE_GEQ = 0,
+    CU_EVENT_DISABLE_TIMING = 2,
+    CU_MEMHOSTALLOC_PORTABLE = 1,
+    CU_MEMHOSTALLOC_DEVICEMAP = 2,
+};
+
+// What is used of the driver: member, symbol, parameters.
+#define CUDA_DRIVER_FUNCTIONS(F) \
+    F(init, cuInit, (unsigned flags)) \
+    F(version, cuDriverGetVersion, (int *version)) \
+    F(device_count, cuDeviceGetCount, (int *count)) \
+    F(device_name, cuDeviceGetName, (char *name, int length, CUdevice device)) \
+    F(primary_context, cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device)) \
+    F(error_name, cuGetErrorName, (CUresult error, const char **name)) \
+    F(error_string, cuGetErrorString, (CUresult error, const char **text)) \
+    F(pointer_attribute, cuPointerGetAttribute, (void *data, int attribute, CUdeviceptr pointer)) \
+    F(context_current, cuCtxGetCurrent, (CUcontext * context)) \
+    F(context_device, cuCtxGetDevice, (CUdevice * device)) \
+    F(context_push, cuCtxPushCurrent_v2, (CUcontext context)) \
+    F(context_pop, cuCtxPopCurrent_v2, (CUcontext * context)) \
+    F(stream_create, cuStreamCreate, (CUstream * stream, unsigned flags)) \
+    F(stream_destroy, cuStreamDestroy_v2, (CUstream stream)) \
+    F(stream_query, cuStreamQuery, (CUstream stream)) \
+    F(stream_wait_event, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags)) \
+    F(stream_is_capturing, cuStreamIsCapturing, (CUstream stream, int *status)) \
+    F(event_create, cuEventCreate, (CUevent * event, unsigned flags)) \
+    F(event_destroy, cuEventDestroy_v2, (CUevent event)) \
+    F(event_record, cuEventRecord, (CUevent event, CUstream stream)) \
+    F(event_query, cuEventQuery, (CUevent event)) \
+    F(copy, cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)) \
+    F(launch_host, cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *user_data)) \
+    F(host_alloc, cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags)) \
+    F(host_free, cuMemFreeHost, (void *memory)) \
+    F(alloc, cuMemAlloc_v2, (CUdeviceptr * memory, size_t bytes)) \
+    F(free, cuMemFree_v2, (CUdeviceptr memory))
+
+struct cuda_driver {
+#define CUDA_DRIVER_MEMBER(member, symbol, parameters) CUresult(*member) parameters;
+    CUDA_DRIVER_FUNCTIONS(CUDA_DRIVER_MEMBER)
+#undef CUDA_DRIVER_MEMBER
+    // NULL before CUDA 11.7
+    CUresult (*stream_wait_value)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
+};
+
+enum { CUDA_WHY_BYTES = 128 };
+
+// The driver, if this process has loaded it; NULL: it has not, or that library is no driver that can be used. Never
+// loads it, and is quick. PCCL_CUDA_DRIVER in the environment names another library than libcuda.so.1.
+const struct cuda_driver *cuda_driver_present(void);
+// Loads it, and initialises CUDA in this process. The number of GPUs; 0: none can be used, and `why` says why.
+int cuda_driver_open(char why[CUDA_WHY_BYTES]);
+// "call: NAME: text", as the driver has it.
+void cuda_driver_describe(const struct cuda_driver *driver, const char *call, CUresult error, char *out, size_t room);
+
+#endif

@@ -1,0 +1,19 @@
+// Streams of the program that wait for an op, while the host goes on.
+//
+// An event could not be recorded before the work that it stands for is known, and a host function that waits would hold
+// up the thread of the driver that the op itself needs. So the GPU waits at the stream's place for a number in
+// page-locked memory of the host, which is written when the op has ended.
+#ifndef PCCL_DEVICE_CUDA_HOLDS_H
+#define PCCL_DEVICE_CUDA_HOLDS_H
+
+#include "device/gpu.h"
+
+struct cuda_hold;
+
+// What is put into the stream from now on waits for cuda_holds_release. False, with its text in base/detail: it does
+// not.
+bool cuda_holds_add(struct cuda_hold **holds, const struct gpu *gpu, CUstream stream);
+// Any thread; calls nothing of CUDA.
+void cuda_holds_release(struct cuda_hold **holds);
+
+#endif

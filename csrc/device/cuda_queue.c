@@ -1,0 +1,339 @@
+// Who knows when a copy is done: behind each the stream has a host function, which counts and wakes the thread. It
+// takes no lock and calls nothing of CUDA, as the driver demands. In a context that has failed host functions are not
+// called, so a thread that waits looks at its streams now and then.
+#include "device/cuda_queue.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/descriptor.h"
+#include "base/platform.h"
+
+enum { PAUSE_US = 100 };
+
+static pthread_mutex_t idle_lock = PTHREAD_MUTEX_INITIALIZER; // of the lists of idle queues; taken last
+
+static CUdeviceptr address_of(const void *memory) { return (CUdeviceptr)(uintptr_t)memory; }
+
+static const struct cuda_driver *driver_of(const struct cuda_queue *q) { return q->gpu->driver; }
+
+static void tell(struct cuda_queue *q) {
+    pthread_cond_broadcast(&q->changed);
+    if (q->wake >= 0) wake_signal(q->wake);
+}
+
+void cuda_queue_fail(struct cuda_queue *q, const char *call, CUresult error) {
+    char why[DEVICE_ERROR_BYTES];
+    cuda_driver_describe(driver_of(q), call, error, why, sizeof why);
+    device_fail(&q->queue, why);
+    tell(q);
+}
+
+// ---- streams; lock held ----
+// On a thread of the driver.
+static void called(void *user_data) {
+    struct cuda_flow *flow = user_data;
+    atomic_fetch_add_explicit(&flow->called, 1, memory_order_release);
+    wake_signal(flow->bell);
+}
+
+static bool has_passed(const struct cuda_flow *flow, uint64_t sequence) {
+    return sequence <= flow->settled || sequence <= atomic_load_explicit(&flow->called, memory_order_acquire);
+}
+
+// Behind what is in the stream. What was put into it is under way whatever this gives, so an error here is none of the
+// queue's: then the thread itself waits for the stream.
+static uint64_t announce(struct cuda_queue *q, struct cuda_flow *flow) {
+    CUresult state = driver_of(q)->launch_host(flow->stream, called, flow);
+    flow->asked++;
+    if (state == CUDA_SUCCESS) return flow->asked;
+    while ((state = driver_of(q)->stream_query(flow->stream)) == CUDA_ERROR_NOT_READY)
+        nanosleep(&(struct timespec){.tv_nsec = PAUSE_US * US_NS}, NULL);
+    if (state != CUDA_SUCCESS) cuda_queue_fail(q, "cuStreamQuery", state);
+    atomic_fetch_add(&flow->called, 1);
+    return flow->settled = flow->asked;
+}
+
+// False: the queue has failed, and the copy was not begun.
+static bool copy(struct cuda_queue *q, struct cuda_task *task, enum cuda_stage stage, void *to, const void *from) {
+    struct cuda_flow *flow = stage == STAGE_FROM_GPU ? &q->from_gpu : &q->to_gpu;
+    if (task->bytes > 0) {
+        CUresult error = driver_of(q)->copy(address_of(to), address_of(from), task->bytes, flow->stream);
+        if (error != CUDA_SUCCESS) cuda_queue_fail(q, "cuMemcpyAsync", error);
+        if (error != CUDA_SUCCESS) return false;
+    }
+    task->sequence = announce(q, flow);
+    task->stage = stage;
+    return true;
+}
+
+// Whether anything is under way of which nobody has told, and will not.
+static void look_at(struct cuda_queue *q, struct cuda_flow *flow) {
+    if (has_passed(flow, flow->asked)) return;
+    CUresult state = driver_of(q)->stream_query(flow->stream);
+    if (state == CUDA_ERROR_NOT_READY) return;
+    if (state != CUDA_SUCCESS) cuda_queue_fail(q, "cuStreamQuery", state);
+    if (device_has_failed(&q->queue)) flow->settled = flow->asked;
+}
+
+// ---- tasks; lock held ----
+static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+    return a != NULL && b != NULL && (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
+}
+
+static bool must_follow(const struct cuda_task *task, const struct cuda_task *earlier) {
+    if (earlier->stage == STAGE_DONE) return false;
+    return task->kind == TASK_RELEASE || overlap(task->to, task->bytes, earlier->to, earlier->bytes) ||
+           overlap(task->to, task->bytes, earlier->from, earlier->bytes) ||
+           overlap(task->from, task->bytes, earlier->to, earlier->bytes);
+}
+
+static void finish(struct cuda_task *task) {
+    gpu_drop(task->host);
+    gpu_drop(task->input);
+    task->stage = STAGE_DONE;
+}
+
+static void begin(struct cuda_queue *q, struct cuda_task *task) {
+    bool begun = false;
+    switch (task->kind) {
+    case TASK_WINDOW: begun = copy(q, task, STAGE_FROM_GPU, task->host, task->from); break;
+    case TASK_REDUCE: begun = copy(q, task, STAGE_FROM_GPU, task->input, task->from); break;
+    case TASK_LAND: begun = copy(q, task, STAGE_TO_GPU, task->to, task->host); break;
+    case TASK_COPY: begun = copy(q, task, STAGE_TO_GPU, task->to, task->from); break;
+    case TASK_FREE_ROOM: gpu_room_give(q->gpu, task->to, task->bytes); break;
+    case TASK_RELEASE: cuda_holds_release(&q->holds); break;
+    }
+    if (!begun) finish(task);
+}
+
+// The lock is let go of meanwhile: only this thread takes tasks out of the list.
+static void reduce(struct cuda_queue *q, struct cuda_task *task) {
+    const struct kernels *kernels = kernels_get();
+    pthread_mutex_unlock(&q->lock);
+    kernels->reduce[task->sum.op][task->sum.dtype](task->host, task->host, task->input, task->count);
+    if (task->sum.divisor != 0) kernels->divide[task->sum.dtype](task->host, task->count, task->sum.divisor);
+    pthread_mutex_lock(&q->lock);
+    task->ready = true;
+    tell(q);
+}
+
+static bool advance(struct cuda_queue *q, struct cuda_task *task) {
+    enum cuda_stage before = task->stage;
+    switch (task->stage) {
+    case STAGE_ASKED:
+        for (const struct cuda_task *earlier = q->first; earlier != task; earlier = earlier->next)
+            if (must_follow(task, earlier)) return false;
+        if (device_has_failed(&q->queue) && task->kind != TASK_FREE_ROOM && task->kind != TASK_RELEASE)
+            finish(task);
+        else
+            begin(q, task);
+        break;
+    case STAGE_FROM_GPU:
+        if (!has_passed(&q->from_gpu, task->sequence)) return false;
+        if (task->kind == TASK_REDUCE && !device_has_failed(&q->queue)) {
+            reduce(q, task);
+            if (!device_has_failed(&q->queue) && copy(q, task, STAGE_TO_GPU, task->to, task->host)) return false;
+        }
+        finish(task);
+        break;
+    case STAGE_TO_GPU:
+        if (!has_passed(&q->to_gpu, task->sequence)) return false;
+        finish(task);
+        break;
+    case STAGE_DONE: return false;
+    }
+    return task->stage == STAGE_DONE && before != STAGE_DONE;
+}
+
+// Whether something is under way.
+static bool step(struct cuda_queue *q) {
+    bool got_on = false;
+    if (!q->begun && has_passed(&q->from_gpu, q->begins_at)) q->begun = got_on = true;
+    for (struct cuda_task *task = q->begun ? q->first : NULL; task != NULL; task = task->next)
+        got_on |= advance(q, task);
+    while (q->first != NULL && q->first->stage == STAGE_DONE) {
+        struct cuda_task *task = q->first;
+        q->first = task->next;
+        if (q->first == NULL) q->last = &q->first;
+        q->done = task->number;
+        free(task);
+    }
+    if (got_on) tell(q);
+    return q->first != NULL || !q->begun;
+}
+
+static void queue_free(struct cuda_queue *q) {
+    if (q->from_gpu.stream != NULL) driver_of(q)->stream_destroy(q->from_gpu.stream);
+    if (q->to_gpu.stream != NULL) driver_of(q)->stream_destroy(q->to_gpu.stream);
+    if (q->bell >= 0) descriptor_close(q->bell);
+    pthread_cond_destroy(&q->changed);
+    pthread_mutex_destroy(&q->lock);
+    free(q->given);
+    free(q->rooms);
+    free(q);
+}
+
+static void *work(void *argument) {
+    struct cuda_queue *q = argument;
+    struct pollfd bell = {.fd = q->bell, .events = POLLIN};
+    CUresult entered = gpu_enter(q->gpu);
+    kernels_enter();
+    pthread_mutex_lock(&q->lock);
+    if (entered != CUDA_SUCCESS) cuda_queue_fail(q, "cuCtxPushCurrent", entered);
+    while (!q->retired) {
+        bool busy = step(q);
+        pthread_mutex_unlock(&q->lock);
+        int pause_ms = device_has_failed(&q->queue) ? 1 : CUDA_LOOK_MS;
+        bool rung = poll(&bell, 1, busy ? pause_ms : -1) > 0;
+        wake_clear(q->bell);
+        pthread_mutex_lock(&q->lock);
+        if (!rung || device_has_failed(&q->queue)) {
+            look_at(q, &q->from_gpu);
+            look_at(q, &q->to_gpu);
+        }
+    }
+    pthread_mutex_unlock(&q->lock);
+    queue_free(q);
+    return NULL;
+}
+
+// ---- opening and closing ----
+static struct cuda_queue *take_idle(struct gpu *gpu) {
+    pthread_mutex_lock(&idle_lock);
+    struct cuda_queue *q = gpu->idle;
+    if (q != NULL) gpu->idle = q->next;
+    pthread_mutex_unlock(&idle_lock);
+    return q;
+}
+
+static struct cuda_queue *queue_new(struct gpu *gpu) {
+    struct cuda_queue *q = calloc(1, sizeof *q);
+    if (q == NULL) return NULL;
+    q->gpu = gpu;
+    q->bell = q->wake = -1;
+    q->last = &q->first;
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_cond_init(&q->changed, NULL);
+    return q;
+}
+
+// In the context of the GPU. The call that failed, or NULL.
+static const char *equip(struct cuda_queue *q, CUresult *error) {
+    const struct cuda_driver *driver = driver_of(q);
+    pthread_t thread;
+    *error = driver->stream_create(&q->from_gpu.stream, CU_STREAM_NON_BLOCKING);
+    if (*error == CUDA_SUCCESS) *error = driver->stream_create(&q->to_gpu.stream, CU_STREAM_NON_BLOCKING);
+    if (*error != CUDA_SUCCESS) return "cuStreamCreate";
+    *error = CUDA_ERROR_OUT_OF_MEMORY;
+    q->bell = q->from_gpu.bell = q->to_gpu.bell = wake_open();
+    if (q->bell < 0) return "a descriptor for the queue";
+    q->has_thread = platform_thread_start(&thread, "pccl:cuda", work, q);
+    if (!q->has_thread) return "a thread for the queue";
+    pthread_detach(thread);
+    return NULL;
+}
+
+// In the context of the GPU. What is in the stream comes before all that is asked of the queue.
+static const char *follow(struct cuda_queue *q, CUstream stream, CUresult *error) {
+    const struct cuda_driver *driver = driver_of(q);
+    CUevent event;
+    int capturing = 0;
+    *error = driver->stream_is_capturing(stream, &capturing);
+    if (*error != CUDA_SUCCESS) return "cuStreamIsCapturing";
+    if (capturing != 0) return "ops cannot be part of a CUDA graph, and the stream is capturing one";
+    *error = driver->event_create(&event, CU_EVENT_DISABLE_TIMING);
+    if (*error != CUDA_SUCCESS) return "cuEventCreate";
+    const char *call = "cuEventRecord";
+    *error = driver->event_record(event, stream);
+    if (*error == CUDA_SUCCESS) {
+        call = "cuStreamWaitEvent";
+        *error = driver->stream_wait_event(q->from_gpu.stream, event, 0);
+    }
+    driver->event_destroy(event); // when it has passed
+    if (*error != CUDA_SUCCESS) return call;
+    q->begins_at = announce(q, &q->from_gpu);
+    q->begun = false;
+    return NULL;
+}
+
+static void start(struct cuda_queue *q, CUstream stream) {
+    CUresult error = gpu_enter(q->gpu);
+    const char *call = "cuCtxPushCurrent";
+    if (error == CUDA_SUCCESS) {
+        call = q->has_thread ? NULL : equip(q, &error);
+        pthread_mutex_lock(&q->lock);
+        if (call == NULL) call = follow(q, stream, &error);
+        pthread_mutex_unlock(&q->lock);
+        gpu_leave(q->gpu);
+    }
+    if (call == NULL) {
+        wake_signal(q->bell);
+    } else if (error == CUDA_SUCCESS) {
+        device_fail(&q->queue, call);
+        tell(q);
+    } else {
+        cuda_queue_fail(q, call, error);
+    }
+}
+
+struct cuda_queue *cuda_queue_open(const struct device *device, const void *tensor, CUstream stream, int wake) {
+    char why[CUDA_WHY_BYTES];
+    struct gpu *gpu = gpu_of(tensor, why);
+    struct cuda_queue *q = gpu == NULL ? NULL : take_idle(gpu);
+    if (q == NULL) q = queue_new(gpu);
+    if (q == NULL) return NULL;
+    pthread_mutex_lock(&q->lock);
+    q->queue.device = device;
+    q->wake = wake;
+    q->begun = true; // `follow` says otherwise
+    pthread_mutex_unlock(&q->lock);
+    if (gpu != NULL) {
+        start(q, stream);
+    } else {
+        device_fail(&q->queue, why);
+        tell(q);
+    }
+    return q;
+}
+
+void cuda_queue_drain(struct cuda_queue *q) {
+    while (q->first != NULL || !q->begun) pthread_cond_wait(&q->changed, &q->lock);
+}
+
+void cuda_queue_close(struct cuda_queue *q) {
+    pthread_mutex_lock(&q->lock);
+    cuda_queue_drain(q);
+    q->wake = -1;
+    cuda_holds_release(&q->holds);
+    bool has_thread = q->has_thread, again = has_thread && !device_has_failed(&q->queue);
+    q->asked = q->done = 0;
+    q->retired = !again;
+    if (again) {
+        pthread_mutex_lock(&idle_lock);
+        q->next = q->gpu->idle;
+        q->gpu->idle = q;
+        pthread_mutex_unlock(&idle_lock);
+    } else if (has_thread) {
+        wake_signal(q->bell);
+    }
+    pthread_mutex_unlock(&q->lock);
+    if (!has_thread) queue_free(q);
+}
+
+uint64_t cuda_queue_ask(struct cuda_queue *q, struct cuda_task what) {
+    struct cuda_task *task = device_has_failed(&q->queue) ? NULL : malloc(sizeof *task);
+    if (task == NULL) {
+        if (!device_has_failed(&q->queue)) cuda_queue_fail(q, "memory for a task", CUDA_ERROR_OUT_OF_MEMORY);
+        gpu_drop(what.host);
+        gpu_drop(what.input);
+        return 0;
+    }
+    *task = what;
+    task->number = ++q->asked;
+    *q->last = task;
+    q->last = &task->next;
+    wake_signal(q->bell);
+    return task->number;
+}

@@ -1,0 +1,87 @@
+// A queue of a GPU: what it is asked for is a list of tasks, which a thread of its own, "pccl:cuda", brings about.
+//
+// The thread begins each task that touches nothing an earlier one is still to write, and writes nothing that an earlier
+// one is still to read. So the tasks on chunks of a tensor overtake each other, and no others do. There are two
+// streams, one for each direction, so that copies from and to the GPU and the sums, which the thread makes on the host,
+// go on at the same time. The program's default stream neither blocks them nor is blocked by them.
+//
+// Open queues belong to whoever has opened them, one user; closed ones wait with their thread and streams to be opened
+// again, unless they have failed.
+#ifndef PCCL_DEVICE_CUDA_QUEUE_H
+#define PCCL_DEVICE_CUDA_QUEUE_H
+
+#include <pthread.h>
+
+#include "device/cuda_holds.h"
+#include "device/device.h"
+#include "device/gpu.h"
+
+enum { CUDA_LOOK_MS = 100 }; // within which an error is found that the GPU has met while nobody called it
+
+enum cuda_kind { TASK_WINDOW, TASK_LAND, TASK_REDUCE, TASK_COPY, TASK_FREE_ROOM, TASK_RELEASE };
+enum cuda_stage { STAGE_ASKED, STAGE_FROM_GPU, STAGE_TO_GPU, STAGE_DONE };
+
+struct cuda_task {
+    struct cuda_task *next;
+    uint64_t number;
+    enum cuda_kind kind;
+    enum cuda_stage stage;
+    bool ready;        // of what is in `host`
+    uint64_t sequence; // of its copy under way, in the stream of its stage
+    void *to;          // at the GPU
+    const void *from;
+    size_t bytes;
+    void *host, *input; // of the host, kept: what goes to or from the GPU; of a reduction, the own input
+    size_t count;
+    struct device_sum sum;
+};
+
+struct cuda_flow {
+    CUstream stream;
+    uint64_t asked;              // host functions that are in it, or were
+    atomic_uint_fast64_t called; // of these
+    uint64_t settled;            // up to here nothing is under way, whether they were called or not
+    int bell;
+};
+
+struct cuda_queue {
+    struct device_queue queue; // first
+    struct cuda_queue *next;   // among the idle
+    struct gpu *gpu;           // NULL: none, the queue has failed at once
+    bool has_thread, retired;
+    int bell, wake;
+    pthread_mutex_t lock; // of all that follows
+    pthread_cond_t changed;
+    struct cuda_flow from_gpu, to_gpu;
+    bool begun; // what its caller had queued is done
+    uint64_t begins_at;
+    struct cuda_task *first, **last;
+    uint64_t asked, done; // numbers of tasks: of the last one; up to which all are done
+    void **given;         // windows and landings that were not given back
+    size_t given_count, given_room;
+    struct gpu_room *rooms; // likewise
+    size_t room_count, room_room;
+    struct cuda_hold *holds;
+    struct {
+        const void *tensor;
+        size_t bytes;
+        void *host; // kept, or NULL
+        uint64_t number;
+    } recent; // what was landed or reduced last
+};
+
+// Opens a queue for a tensor, of this device. What is in the stream comes before all else. NULL: the system refuses; a
+// queue that the GPU refuses has failed already.
+struct cuda_queue *cuda_queue_open(const struct device *device, const void *tensor, CUstream stream, int wake);
+// Waits until nothing is under way. Nothing of the caller's is left in it.
+void cuda_queue_close(struct cuda_queue *q);
+
+// ---- lock held ----
+// Waits until nothing is under way.
+void cuda_queue_drain(struct cuda_queue *q);
+// Adds a task, which takes over `host` and `input`. Its number; 0: the queue has failed.
+uint64_t cuda_queue_ask(struct cuda_queue *q, struct cuda_task task);
+// The queue fails, for the error of this call.
+void cuda_queue_fail(struct cuda_queue *q, const char *call, CUresult error);
+
+#endif

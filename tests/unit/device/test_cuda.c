@@ -1,0 +1,330 @@
+// Memory of GPUs (csrc/device/cuda) on the fake driver: order, windows of what was landed last, streams of the program,
+// several GPUs, errors of each call and of the GPU itself, and what is left over.
+#include "device/device.h"
+
+#include <pccl.h>
+#include <unistd.h>
+
+#include "base/descriptor.h"
+#include "base/detail.h"
+#include "base/platform.h"
+#include "check.h"
+#include "device/cuda_driver.h"
+#include "device/gpu.h"
+#include "fakes/cuda/driver.h"
+
+enum { COUNT = 30000, BYTES = COUNT * sizeof(float), ILLEGAL_ADDRESS = 700, OUT_OF_MEMORY = 2 };
+
+static const struct device_sum sum = {.op = pcclSum, .dtype = pcclFloat}, mean = {pcclAvg, pcclFloat, 4};
+
+static struct device_queue *open_at(const void *tensor, void *stream) {
+    struct device_queue *queue = NULL;
+    REQUIRE(device_open(tensor, stream, -1, &queue) && queue != NULL);
+    return queue;
+}
+
+static enum device_state settled(struct device_queue *queue, uint64_t fence) {
+    enum device_state state = DEVICE_BUSY;
+    for (int i = 0; i < 20000 && (state = device_passed(queue, fence)) == DEVICE_BUSY; i++)
+        nanosleep(&(struct timespec){.tv_nsec = MS_NS}, NULL);
+    return state;
+}
+
+static void fill(const void *tensor, float value) {
+    float *bytes = fake_cuda_bytes(tensor);
+    for (size_t i = 0; i < COUNT; i++) bytes[i] = value;
+}
+
+static bool is_all(const float *bytes, float value) {
+    for (size_t i = 0; i < COUNT; i++)
+        if (bytes[i] != value) return false;
+    return true;
+}
+
+static void test_driver(void) {
+    check_case("driver");
+    char why[CUDA_WHY_BYTES];
+    CHECK(cuda_driver_present() != NULL);
+    CHECK_EQ(cuda_driver_open(why), FAKE_GPUS);
+    float plain = 0;
+    float *one = fake_cuda_new(0, BYTES), *other = fake_cuda_new(0, BYTES), *far = fake_cuda_new(1, BYTES);
+    CHECK(device_of(&plain) == NULL && device_of(one) == &cuda_device && device_of(one + COUNT) == &cuda_device);
+    CHECK(device_is_one(one, other) && !device_is_one(one, far) && !device_is_one(one, &plain));
+    fake_cuda_break(ILLEGAL_ADDRESS); // the driver tells nothing any more, and nobody may touch the memory
+    CHECK(device_of(&plain) == NULL && device_of(one) == &cuda_device);
+    fake_cuda_break(0);
+    fake_cuda_free(one);
+    fake_cuda_free(other);
+    fake_cuda_free(far);
+}
+
+static void test_order(int gpu) {
+    check_case("order at GPU %d", gpu);
+    float *tensor = fake_cuda_new(gpu, BYTES);
+    fill(tensor, 1);
+    struct device_queue *queue = open_at(tensor, NULL);
+    CHECK(!device_is_readable(queue, tensor, BYTES));
+    float *room = device_take(queue, BYTES);
+    device_copy(queue, room, tensor, BYTES);
+    uint64_t fences[3];
+    const float *windows[3];
+    windows[0] = device_window(queue, tensor, BYTES, &fences[0]);
+    float *landing = device_landing(queue, tensor, BYTES);
+    for (size_t i = 0; i < COUNT; i++) landing[i] = 7;
+    device_reduce(queue, tensor, landing, tensor, COUNT, &mean);
+    windows[1] = device_window(queue, tensor, BYTES, &fences[1]); // of the host's memory, as it becomes ready
+    landing = device_landing(queue, tensor, BYTES / 2);
+    for (size_t i = 0; i < COUNT / 2; i++) landing[i] = -1;
+    device_land(queue, tensor, landing, BYTES / 2);
+    windows[2] = device_window(queue, tensor, BYTES, &fences[2]);
+    for (int i = 0; i < 3; i++) CHECK_EQ(settled(queue, fences[i]), DEVICE_DONE);
+    CHECK(is_all(windows[0], 1) && is_all(windows[1], 2));
+    CHECK(windows[2][0] == -1 && windows[2][COUNT / 2 - 1] == -1 && windows[2][COUNT - 1] == 2);
+    for (int i = 0; i < 2; i++) device_shut(queue, windows[i]); // the third is left to the queue
+    device_copy(queue, tensor, room, BYTES);
+    device_give(queue, room);
+    CHECK_EQ(settled(queue, device_mark(queue)), DEVICE_DONE);
+    CHECK(device_await(queue) && is_all(fake_cuda_bytes(tensor), 1));
+    device_close(queue);
+    fake_cuda_free(tensor);
+}
+
+// What has just come is sent on without another copy.
+static void test_recent(void) {
+    check_case("recent");
+    float *tensor = fake_cuda_new(0, BYTES);
+    struct device_queue *queue = open_at(tensor, NULL);
+    uint64_t fence;
+    float *landing = device_landing(queue, tensor, BYTES);
+    for (size_t i = 0; i < COUNT; i++) landing[i] = 5;
+    device_land(queue, tensor, landing, BYTES);
+    size_t copied = fake_cuda_counts().copied;
+    const float *window = device_window(queue, tensor, BYTES, &fence);
+    CHECK(fence != 0 && settled(queue, fence) == DEVICE_DONE && is_all(window, 5) && device_await(queue));
+    CHECK(fake_cuda_counts().copied - copied <= BYTES); // the landing itself
+    device_copy(queue, tensor + 1, tensor, 4);          // makes it old
+    device_shut(queue, window);
+    window = device_window(queue, tensor, BYTES, &fence);
+    CHECK(settled(queue, fence) == DEVICE_DONE && is_all(window, 5) && device_await(queue));
+    CHECK(fake_cuda_counts().copied - copied >= BYTES);
+    device_close(queue);
+    fake_cuda_free(tensor);
+}
+
+static const float *awaited;
+static void write_nine(void *data) { fill(data, 9); }
+static void look_for_sum(void *data) { *(bool *)data = is_all(awaited, 18); }
+
+// The op begins after the caller's kernel; a kernel that the stream has behind device_hold sees what the op wrote.
+static void test_streams(bool is_default) {
+    check_case("streams, default: %d", is_default);
+    float *tensor = fake_cuda_new(0, BYTES);
+    void *stream = fake_cuda_stream(0), *follows = is_default ? NULL : stream;
+    bool saw = false;
+    fill(tensor, 1);
+    fake_cuda_launch(0, follows, 30000, write_nine, tensor);
+    struct device_queue *queue = open_at(tensor, follows);
+    CHECK_EQ(device_passed(queue, 0), DEVICE_BUSY);
+    CHECK_EQ(settled(queue, 0), DEVICE_DONE);
+    CHECK(device_hold(queue, stream));
+    awaited = fake_cuda_bytes(tensor);
+    fake_cuda_launch(0, stream, 0, look_for_sum, &saw);
+    float *landing = device_landing(queue, tensor, BYTES);
+    for (size_t i = 0; i < COUNT; i++) landing[i] = 9;
+    device_reduce(queue, tensor, landing, tensor, COUNT, &sum);
+    device_release(queue);
+    fake_cuda_synchronize(stream);
+    CHECK(saw);
+    device_close(queue);
+    queue = open_at(tensor, NULL);
+    CHECK(device_hold(queue, stream));
+    device_close(queue); // which lets go of it
+    fake_cuda_synchronize(stream);
+    fake_cuda_stream_free(stream);
+    fake_cuda_free(tensor);
+}
+
+static void test_hash(void) {
+    enum { LENGTH = 3 * HASH_LEAF_BYTES + 1000 };
+    check_case("hash");
+    uint8_t *content = fake_cuda_new(1, LENGTH), *bytes = fake_cuda_bytes(content);
+    for (size_t i = 0; i < LENGTH; i++) bytes[i] = (uint8_t)(i * 7 + i / HASH_LEAF_BYTES);
+    uint64_t leaves[4] = {0}, want[4];
+    hash_leaves(want, bytes, LENGTH, 0, 4);
+    struct device_queue *queue = open_at(content, NULL);
+    CHECK(device_hash(queue, leaves, content, LENGTH, 0, 4));
+    CHECK_MEM(leaves, want, sizeof want);
+    CHECK(device_hash(queue, leaves, content, LENGTH, 3, 1) && leaves[0] == want[3]);
+    device_close(queue);
+    fake_cuda_free(content);
+}
+
+// The GPU is full: the input is saved in memory of the host.
+static void test_full(void) {
+    check_case("full");
+    float *tensor = fake_cuda_new(0, 4 * BYTES); // larger than a room that is kept
+    fill(tensor, 3);
+    struct device_queue *queue = open_at(tensor, NULL);
+    fake_cuda_refuse_memory(1);
+    float *room = device_take(queue, 4 * BYTES);
+    CHECK(room != NULL && device_of(room) == NULL);
+    device_copy(queue, room, tensor, 4 * BYTES);
+    CHECK(device_await(queue));
+    fill(tensor, 4);
+    device_copy(queue, tensor, room, 4 * BYTES);
+    device_give(queue, room);
+    CHECK(device_await(queue) && is_all(fake_cuda_bytes(tensor), 3));
+    fake_cuda_refuse_memory(0);
+    device_close(queue);
+    fake_cuda_free(tensor);
+}
+
+// Everything that is asked of a queue, for the tests of failures. True: all of it was done.
+static bool use(float *tensor, void *stream) {
+    struct device_queue *queue = open_at(tensor, NULL);
+    uint64_t fence = 0, leaf;
+    float *room = device_take(queue, BYTES);
+    if (room != NULL) device_copy(queue, room, tensor, BYTES);
+    float *landing = device_landing(queue, tensor, BYTES);
+    if (landing != NULL)
+        for (size_t i = 0; i < COUNT; i++) landing[i] = 2;
+    if (landing != NULL) device_reduce(queue, tensor, landing, tensor, COUNT, &sum);
+    const float *window = device_window(queue, tensor, BYTES, &fence);
+    bool held = device_hold(queue, stream);
+    if (!held) CHECK(strlen(detail_get()) > 0);
+    bool hashed = device_hash(queue, &leaf, tensor, BYTES, 0, 1);
+    if (held) device_release(queue);
+    bool done = device_await(queue);
+    CHECK(done == !device_has_failed(queue) && (hashed || !done) && (window != NULL || !done));
+    if (!done) CHECK_MEM(device_error(queue), "CUDA: cu", 8);
+    if (!done) CHECK_EQ(device_passed(queue, fence), DEVICE_FAILED);
+    if (done) CHECK(leaf == hash_xxh3_64(fake_cuda_bytes(tensor), BYTES));
+    device_close(queue);
+    return done;
+}
+
+// Of each call in turn. What fails has written nothing, and the next queue works.
+static void test_failures(void) {
+    float *tensor = fake_cuda_new(0, BYTES), *bytes = fake_cuda_bytes(tensor);
+    void *stream = fake_cuda_stream(0);
+    unsigned failed = 0, calls = 0;
+    for (unsigned at = 1; at == 1 || calls >= at - 1; at++) {
+        check_case("failure %u", at);
+        fill(tensor, 1);
+        fake_cuda_fail(at, 1, OUT_OF_MEMORY);
+        bool done = use(tensor, stream);
+        calls = fake_cuda_counts().calls;
+        failed += !done;
+        CHECK(done || calls >= at);
+        CHECK(is_all(bytes, bytes[0]) && (bytes[0] == 3 || (bytes[0] == 1 && !done)));
+        fake_cuda_fail(0, 0, 0);
+        fake_cuda_synchronize(stream);
+        CHECK(use(tensor, stream));
+    }
+    CHECK(failed > 5);
+    fake_cuda_stream_free(stream);
+    fake_cuda_free(tensor);
+}
+
+static void break_now(void *error) { fake_cuda_break(*(int *)error); }
+
+// A kernel of the caller fails, or the GPU while the queue is at work.
+static void test_broken(unsigned microseconds) {
+    check_case("broken after %u us", microseconds);
+    static int error = ILLEGAL_ADDRESS;
+    float *tensor = fake_cuda_new(0, BYTES);
+    void *stream = fake_cuda_stream(0), *other = fake_cuda_stream(0);
+    fake_cuda_launch(0, other, microseconds, break_now, &error);
+    struct device_queue *queue = open_at(tensor, microseconds == 0 ? other : NULL);
+    bool done = true;
+    for (int i = 0; i < 1000 && done; i++) {
+        uint64_t fence;
+        const void *window = device_window(queue, tensor, BYTES, &fence);
+        done = window != NULL && settled(queue, fence) == DEVICE_DONE;
+        if (window != NULL) device_shut(queue, window);
+    }
+    CHECK(!done && !device_await(queue));
+    CHECK(strstr(device_error(queue), "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered") != NULL);
+    device_close(queue);
+    queue = open_at(tensor, NULL); // does not crash, and says why
+    CHECK(!device_await(queue) && device_take(queue, BYTES) == NULL);
+    CHECK_MEM(device_error(queue), "CUDA: cu", 8);
+    device_close(queue);
+    fake_cuda_break(0);
+    fake_cuda_stream_free(other);
+    fake_cuda_stream_free(stream);
+    fake_cuda_free(tensor);
+}
+
+// A wake-up comes for each queue that gets on.
+static void test_wake(void) {
+    check_case("wake");
+    float *tensor = fake_cuda_new(0, BYTES);
+    struct device_queue *queue = NULL;
+    int wake = wake_open(), looks = 0;
+    REQUIRE(wake >= 0 && device_open(tensor, NULL, wake, &queue));
+    uint64_t fence;
+    REQUIRE(device_window(queue, tensor, BYTES, &fence) != NULL);
+    while (device_passed(queue, fence) == DEVICE_BUSY) {
+        uint64_t count;
+        if (read(wake, &count, sizeof count) < 0) nanosleep(&(struct timespec){.tv_nsec = MS_NS}, NULL);
+        REQUIRE(++looks < 20000);
+    }
+    device_close(queue);
+    descriptor_close(wake);
+    fake_cuda_free(tensor);
+}
+
+enum { THREADS = 4, ROUNDS = 20 };
+
+static void *use_often(void *argument) {
+    float *tensor = argument;
+    void *stream = fake_cuda_stream(0);
+    for (int i = 0; i < ROUNDS; i++) {
+        fill(tensor, (float)i);
+        CHECK(use(tensor, stream) && is_all(fake_cuda_bytes(tensor), (float)i + 2));
+        fake_cuda_synchronize(stream);
+    }
+    fake_cuda_stream_free(stream);
+    return NULL;
+}
+
+// Several queues at once; a second time nothing more is taken of the driver.
+static void test_leaks(void) {
+    check_case("leaks");
+    struct fake_cuda_counts before = {0};
+    float *tensors[THREADS];
+    for (int i = 0; i < THREADS; i++) tensors[i] = fake_cuda_new(0, BYTES);
+    for (int round = 0; round < 3; round++) {
+        pthread_t threads[THREADS];
+        for (int i = 0; i < THREADS; i++) REQUIRE(platform_thread_start(&threads[i], "use", use_often, tensors[i]));
+        for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+        struct fake_cuda_counts now = fake_cuda_counts();
+        CHECK(now.streams <= 2 * (THREADS + 2) && now.pending == 0);
+        CHECK(gpu_host_bytes() <= 16 * BYTES * THREADS && now.device_blocks <= THREADS + FAKE_GPUS * GPU_ROOMS_KEPT);
+        if (round == 2) CHECK(now.host_blocks <= before.host_blocks + THREADS);
+        before = now;
+    }
+    for (int i = 0; i < THREADS; i++) fake_cuda_free(tensors[i]);
+    CHECK_EQ(fake_cuda_counts().misuses, 0);
+}
+
+int main(void) {
+    test_driver();
+    for (int i = 0; i < 10; i++) {
+        fake_cuda_delay(i % 2 == 0 ? 300 : 0);
+        test_order(i % FAKE_GPUS);
+        test_recent();
+    }
+    test_streams(false);
+    test_streams(true);
+    test_hash();
+    test_full();
+    test_wake();
+    fake_cuda_delay(20);
+    test_failures();
+    test_broken(0);
+    test_broken(3000);
+    test_leaks();
+    return check_status();
+}
