@@ -85,7 +85,7 @@ enum { NEXT_AT_ONCE = 0x80 }; // beside an event: the engine has no turn before 
 
 // Links are peer - 1 + 2 * index.
 enum engine_event {
-    E_POST,    // tag, how (in place, retry, tell, quantised, size), what (operation, quantisation)
+    E_POST,    // tag, how (in place, retry, tell, quantised, size, error feedback), what (operation, quantisation)
     E_TAKE,    // tag
     E_VERDICT, // tag, kind, how
     E_FRAME,   // link, type, tag, where (shard, hop, segment), how (and what that asks for)

@@ -1,7 +1,7 @@
 // The data plane with neighbours that send whatever they like on links that were accepted: any frames of ops, whole,
 // cut or torn, while ops are launched, committed, aborted and awaited and epochs come and go. Nobody's memory but what
-// an op owns may be touched, and that only until it is awaited; what was sent is unchanged, and so is, after an error,
-// what was reduced in place.
+// an op owns may be touched, and that only until it is awaited; what was sent is unchanged, and so are the residuals
+// that an op adds, and after an error, what was reduced in place.
 #include "bottle.h"
 
 #include <pccl.h>
@@ -17,6 +17,8 @@ struct call {
     size_t bytes;
     uint8_t *send, *recv; // recv == send: in place
     uint8_t *input;       // as launched
+    uint8_t *residual_in; // as `input`; NULL: no error feedback
+    uint8_t *residual_out;
 };
 
 static struct fuzz in;
@@ -47,6 +49,31 @@ static void on_link_down(void *context, const struct wire_id *id, uint32_t index
 }
 
 // ---- calls ----
+static void free_call(struct call *call) {
+    if (!call->in_place) free(call->recv);
+    free(call->send);
+    free(call->input);
+    free(call->residual_in);
+    free(call->residual_out);
+    call->live = false;
+}
+
+// `what`: the codec in bits 5 and 6, the block in bits 0 to 2, stochastic rounding in bit 3.
+static void quantise_in_blocks(struct call_args *reduce, uint32_t what) {
+    static const uint8_t kinds[] = {CODEC_BLOCK_INT8, CODEC_BLOCK_INT4, CODEC_BLOCK_E3M0, CODEC_BLOCK_INT8};
+    reduce->fingerprint.codec = (uint8_t)(kinds[what >> 5 & 3] + (what & 7));
+    reduce->stochastic = what & 8;
+    reduce->dice.seed = what;
+}
+
+static void give_residuals(struct call_args *reduce, struct call *call) {
+    call->residual_in = fuzz_copy(call->input, call->bytes);
+    call->residual_out = fuzz_copy(call->input, call->bytes);
+    reduce->residual_in = (const float *)(const void *)call->residual_in;
+    reduce->residual_out = (float *)(void *)call->residual_out;
+    reduce->fingerprint.op &= 1; // pcclSum or pcclAvg
+}
+
 static void post(void) {
     static const uint32_t counts[] = {0, 1, 100, 3001, 17, 64, 33, 500};
     uint32_t tag = fuzz_below(&in, TAGS), how = fuzz_u8(&in), what = fuzz_u8(&in);
@@ -61,7 +88,10 @@ static void post(void) {
                                .retry = call->retry,
                                .tell = how & 4,
                                .fingerprint = {.count = count, .dtype = pcclFloat, .op = what % 5}};
-    if (how & 8) {
+    bool in_blocks = (how & 8) && (what & 0x10);
+    if (in_blocks) {
+        quantise_in_blocks(&reduce, what);
+    } else if (how & 8) {
         static const uint8_t by_zero[] = {CODEC_ZERO_UINT8, CODEC_ZERO_INT8, CODEC_ZERO_UINT16, CODEC_MINMAX_UINT32},
                              min_max[] = {CODEC_MINMAX_UINT8, CODEC_MINMAX_INT8, CODEC_MINMAX_UINT16,
                                           CODEC_MINMAX_UINT32};
@@ -75,21 +105,17 @@ static void post(void) {
     call->recv = call->in_place ? call->send : fuzz_copy(call->input, call->bytes);
     reduce.send = call->send;
     reduce.recv = call->recv;
+    if (in_blocks && (how & 0x80)) give_residuals(&reduce, call);
     call->live = engine_post(engine, &reduce, adopted) == CALL_OK;
-    if (call->live) return;
-    if (!call->in_place) free(call->recv);
-    free(call->send);
-    free(call->input);
+    if (!call->live) free_call(call);
 }
 
 static void check_and_free(struct call *call, bool good) {
     if (!call->in_place) MUST(memcmp(call->send, call->input, call->bytes) == 0);
     // In retry mode ranges of it may hold results.
     if (call->in_place && !call->retry && !good) MUST(memcmp(call->recv, call->input, call->bytes) == 0);
-    if (!call->in_place) free(call->recv);
-    free(call->send);
-    free(call->input);
-    call->live = false;
+    if (call->residual_in != NULL) MUST(memcmp(call->residual_in, call->input, call->bytes) == 0);
+    free_call(call);
 }
 
 static void take(uint32_t tag) {

@@ -275,6 +275,12 @@ static void write_engine_programs(void) {
     PROGRAM(target, "quantised-16", E_THREE, E_POST, 0, 0x48, 0x41, E_QUANTISED, E_SEND(0, 2, 0, 2), 100, E_TAKE, 0);
     PROGRAM(target, "block-twice", E_THREE, E_POST, 0, 0x29, 0x80, E_SEND(0, 0, 0, 1), E_SEND(1, 0, 0, 1),
             E_SEND(2, 7, 0, 0x80), 90, 1, E_SEND(4, 7, 0, 0), E_SEND(2, 11, 0, 0), E_SEND(3, 7, 0, 0));
+    PROGRAM(target, "in-blocks", E_THREE, E_POST, 0, 0xa9, 0x13, E_QUANTISED, E_VERDICT, 0, 0, 0, E_TAKE, 0);
+    PROGRAM(target, "in-blocks-int4", E_THREE, E_POST, 0, 0xb8, 0x3f, E_QUANTISED, E_VERDICT, 0, 0, 0, E_TAKE, 0);
+    PROGRAM(target, "in-blocks-lost", E_THREE, E_POST, 0, 0xab, 0x5b, E_QUANTISED, E_ENTER, 0xa2, E_READY, E_VERDICT, 0,
+            1, 0, E_TAKE, 0);
+    PROGRAM(target, "segments-in-blocks", E_THREE, E_POST, 0, 0xff, 0xff, E_QUANTISED, E_VERDICT, 0, 0, 0, E_ENTER,
+            0xa2, E_READY, E_VERDICT, 0, 1, 0, E_VERDICT, 0, 1, 0x10, E_TAKE, 0);
     PROGRAM(target, "segments", E_THREE, E_POST, 0, 0xf7, 0xff, E_RING, E_VERDICT, 0, 0, 0, E_ENTER, 0xa2, E_READY,
             E_VERDICT, 0, 1, 0, E_VERDICT, 0, 1, 0x10, E_TAKE, 0);
     PROGRAM(target, "segments-whole", E_THREE, E_POST, 0, 0xf3, 0xff, E_VERDICT, 0, 4, 0, E_ENTER, 6, E_READY,
