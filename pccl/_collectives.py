@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket, call
 from pccl._enums import DataType, ReduceOp
-from pccl._errors import PeerLostError, error_for
+from pccl._errors import PeerLostError, TooFewPeersError, error_for
 from pccl._loader import load_native_module
 from pccl._ops import contributors
 from pccl._types import Contributors
@@ -54,6 +54,18 @@ class CollectiveInfo(NamedTuple):
     tx_bytes: int
     rx_bytes: int
     ranges: tuple[Contributors, ...] = ()
+
+
+def roll(comm: Communicator, value: Any, tag: int, timeout: float | None = None) -> frozenset[UUID]:
+    """The members of the peer group who live, the same on all of them: those that one reduce has among its contributors.
+
+    What a peer has heard of epochs may differ from that where members were lost together with a master. The reduce adopts the
+    losses. `value` is a tensor of one element, which it overwrites. PCCLTimeoutError: call again with the same arguments.
+    """
+    try:
+        return comm.all_reduce(value, op=ReduceOp.SUM, tag=tag, retry=True, timeout=timeout).contributors[0].peers
+    except TooFewPeersError:
+        return frozenset([comm.uuid])
 
 
 class Group:

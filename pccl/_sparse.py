@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from pccl._calls import UNBOUNDED, Deadline
-from pccl._collectives import Collective, CollectiveInfo, Group
-from pccl._enums import DataType, ReduceOp
-from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, TooFewPeersError, error_for
+from pccl._collectives import Collective, CollectiveInfo, Group, roll
+from pccl._enums import DataType
+from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, error_for
 from pccl._loader import load_native_module
 from pccl._named import Call, CollectiveHandle
 from pccl._parts import Buffer, check_size, one_buffer
@@ -222,17 +222,10 @@ class SparseHandle:
             self._op.begin()
 
     def _group(self, deadline: Deadline) -> Group:
-        """All members, or after a loss those that are left.
-
-        These learn from a reduce who they are: a snapshot may lack that where members were lost together with a master.
-        """
+        """All members, or after a loss those that are left."""
         if not self._members:
             return self._comm._group_of(None)
-        try:
-            told = self._comm.all_reduce(self._roll, op=ReduceOp.SUM, tag=ROLL_TAG, retry=True, timeout=deadline.remaining())
-            living = told.contributors[0].peers
-        except TooFewPeersError:
-            living = frozenset([self._comm.uuid])
+        living = roll(self._comm, self._roll, ROLL_TAG, deadline.remaining())
         return self._comm.group([member for member in self._members if member in living])
 
     def _prepared(self, group: Group) -> tuple[tuple[UUID, ...], CollectiveHandle | None, bytearray]:

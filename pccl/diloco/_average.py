@@ -11,6 +11,7 @@ from uuid import UUID
 import torch
 from torch import Tensor
 
+from pccl._collectives import roll
 from pccl._communicator import Communicator
 from pccl._enums import ReduceOp
 from pccl._errors import TooFewPeersError
@@ -23,7 +24,7 @@ from pccl.diloco._compression import Compression
 TAG = 0xD110C0 << 32
 """Of the first of the reduces here; a program's own reduces have to use other tags."""
 
-_ROLL_TAG, _WEIGHTS_TAG, _FIRST_TAG = TAG, TAG + 1, TAG + 2
+ROLL_TAG, _WEIGHTS_TAG, _FIRST_TAG = TAG, TAG + 1, TAG + 2
 
 
 @dataclass(frozen=True)
@@ -151,28 +152,14 @@ class _Sparse:
         return Averaged((Contributors(0, self._size, frozenset(info.contributors)),), info.tx_bytes, info.rx_bytes)
 
 
-def roll(comm: Communicator) -> frozenset[UUID]:
-    """The members, which are the same on all of them: those that are in this reduce. It shows losses, as all reduces do."""
-    return _sum(comm, torch.ones(1), _ROLL_TAG, comm.uuid)
-
-
 def exchange(comm: Communicator, weight: float) -> dict[UUID, float]:
     """The weights of all members, rounded to fp32, in an order that is the same on all. Waits for all of them.
 
     Who the members are, all of them learn from one reduce: from then on they agree on each one's place.
     """
-    own = comm.uuid
-    here = sorted(roll(comm))
+    here = sorted(roll(comm, torch.ones(1), ROLL_TAG))
     weights = torch.zeros(len(here), dtype=torch.float64)
-    weights[here.index(own)] = torch.tensor(weight).item()  # as fp32, which the buffer is multiplied by
-    _sum(comm, weights, _WEIGHTS_TAG, own)
+    weights[here.index(comm.uuid)] = torch.tensor(weight).item()  # as fp32, which the buffer is multiplied by
+    with contextlib.suppress(TooFewPeersError):  # all others have died, and need no weight
+        comm.all_reduce(weights, op=ReduceOp.SUM, tag=_WEIGHTS_TAG, retry=True)
     return dict(zip(here, weights.tolist(), strict=True))
-
-
-def _sum(comm: Communicator, values: Tensor, tag: int, own: UUID) -> frozenset[UUID]:
-    """Sums a few values over the members in place; gives who is in it."""
-    try:
-        ranges = comm.all_reduce(values, op=ReduceOp.SUM, tag=tag, retry=True).contributors
-    except TooFewPeersError as error:
-        ranges = error.contributors
-    return (ranges[0].peers if ranges else frozenset()) or frozenset([own])

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from pccl._collectives import roll
 from pccl._communicator import Communicator
 from pccl._enums import Attribute
 from pccl._errors import CallAgainError, PCCLError, PeerLostError, UsageError
 from pccl._state import SharedState, SharedStateSyncInfo
-from pccl.diloco._average import roll
+from pccl.diloco._average import ROLL_TAG
 from pccl.diloco._state import Welcome
 
 ATTEMPTS = 20
@@ -153,7 +154,7 @@ class Membership:
         comm = self._comm
         while True:
             with contextlib.suppress(PeerLostError):  # on all members of the group alike
-                if len(roll(comm)) == 1:
+                if len(roll(comm, torch.ones(1), ROLL_TAG)) == 1:
                     return
                 gives = comm.rank == 0
                 content = self._welcome.give() if gives else b""
