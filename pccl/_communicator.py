@@ -533,9 +533,9 @@ class Communicator(NamedCollectives):
         try:
             ticket = self._finish("pcclConnect", "pccl_begin_connect", deadline=deadline)
         except PCCLTimeoutError as error:
-            error.detail = (
-                "not accepted yet: newcomers wait until all accepted peers call update_topology; connect again to wait on"
-            )
+            waits = self._unfinished["pcclConnect"].waits_for()
+            waits = waits or "not accepted yet: newcomers wait until all accepted peers call update_topology; "
+            error.detail = f"{waits}connect again to wait on"
             raise
         except PCCLError as error:
             if error.result in (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED, Result.INTERNAL_ERROR):

@@ -247,7 +247,10 @@ bool master_link_next(struct master_link *m, struct master_event *out, int64_t *
         return true;
     }
     out->kind = MASTER_ANSWERS;
-    if (m->state == ANSWERS) return true;
+    if (m->state == ANSWERS) {
+        *now = platform_now_ns(); // as below: the other side's time to answer begins here
+        return true;
+    }
     while (m->state == OPEN) {
         if (take_frame(m, out)) return true;
         if (!m->readable) return false;

@@ -773,6 +773,13 @@ def test_a_newcomers_wait_ends_at_its_timeout_and_goes_on():
         assert worlds(fresh) == worlds(comm) == [2, 2, 1, 2]
 
 
+def test_a_timeout_tells_of_a_master_that_does_not_answer():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with Communicator(f"127.0.0.1:{silent.getsockname()[1]}") as comm:
+            with pytest.raises(pccl.PCCLTimeoutError, match="no master has answered in this attempt to connect"):
+                comm.connect(timeout=0.2)
+
+
 WAITS = [("update", []), ("pending", []), ("sum", [1000]), ("sum", [1_000_000])]
 
 
