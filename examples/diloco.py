@@ -169,11 +169,10 @@ def trainer_of(arguments: argparse.Namespace, model: GPT, comm: pccl.Communicato
     settings = {"sync_every": arguments.sync_every, "peers": int(os.environ.get("PCCL_PEERS", "1"))}
     if arguments.method == "data-parallel":
         return DataParallel(model, comm, optimizer, **settings)
-    if arguments.method == "sparse":
-        return pccl.diloco.DiLoCo(model, comm, optimizer, compression="sparse", outer_lr=1.5, **settings)
     kinds = {"async": pccl.diloco.AsyncDiLoCo, "streaming": pccl.diloco.StreamingDiLoCo}
     kind = kinds.get(arguments.method, pccl.diloco.DiLoCo)
-    return kind(model, comm, optimizer, compression=arguments.compression, **settings)
+    compression = "sparse" if arguments.method == "sparse" else arguments.compression
+    return kind(model, comm, optimizer, compression=compression, **settings)
 
 
 def train(arguments: argparse.Namespace) -> None:

@@ -39,7 +39,7 @@ class AsyncDiLoCo(Trainer):
         inner_optimizer: torch.optim.Optimizer,
         *,
         sync_every: int = 100,
-        outer_lr: float = 0.7,
+        outer_lr: float | None = None,
         outer_momentum: float | None = None,
         eager: float = 1.0,
         compression: str | Compression | None = None,

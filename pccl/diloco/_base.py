@@ -30,6 +30,13 @@ SETTINGS = ("outer_lr", "outer_momentum", "sync_every", "sync_seconds", "peers")
 """Those of the run, in which a joiner's own give way."""
 
 
+OUTER = (0.7, 0.9)
+"""Learning rate and momentum of outer steps, unless they are given: those of arXiv 2311.08105."""
+
+SPARSE_OUTER = (2.0, 0.0)
+"""The same with sparse averages, whose error feedback takes the place of the momentum. The rate is measured (docs/diloco.md)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """An outer step, and the inner steps before it. Times in seconds; bytes are those of this peer."""
@@ -69,7 +76,7 @@ class Trainer(ABC):
         *,
         sync_every: int,
         sync_seconds: float | None,
-        outer_lr: float,
+        outer_lr: float | None,
         outer_momentum: float | None,
         compression: str | Compression | None,
         weight: Weight | None,
@@ -95,8 +102,9 @@ class Trainer(ABC):
         self.communicator = communicator
         self.inner_optimizer = inner_optimizer
         self.compression = Compression.of(compression)
-        if outer_momentum is None:
-            outer_momentum = 0.0 if self.compression.method == "sparse" else 0.9
+        usual_lr, usual_momentum = SPARSE_OUTER if self.compression.method == "sparse" else OUTER
+        outer_lr = usual_lr if outer_lr is None else outer_lr
+        outer_momentum = usual_momentum if outer_momentum is None else outer_momentum
         self.state = State(state)
         """What the user adds to the state of the run: see `state=` of the class."""
         self.last: Round | None = None

@@ -38,8 +38,8 @@ class DiLoCo(Trainer):
     peers make fewer inner steps. `outer_lr`, `outer_momentum`, `sync_every`, `sync_seconds` and `peers` are those of the run:
     a joiner's own give way. `weight`: how much this peer counts in the average, for example the tokens it has seen since the
     last outer step: a number, or a function that is called once per outer step; all peers give one, or none does.
-    `compression`: see `Compression`. `outer_momentum` is 0.9 unless given, and 0 with sparse averages, in which what was left
-    out before takes its place.
+    `compression`: see `Compression`. `outer_lr` and `outer_momentum` are 0.7 and 0.9 unless given, and 2 and 0 with sparse
+    averages, in which what was left out before takes the place of the momentum.
 
     `state` is what a joiner needs beyond the model: tensors, arrays and numbers by name, which all members hold alike after each
     outer step, and objects with `state_dict` and `load_state_dict`, which a joiner loads. They are used through `diloco.state`.
@@ -59,7 +59,7 @@ class DiLoCo(Trainer):
         inner_optimizer: torch.optim.Optimizer,
         *,
         sync_every: int = 100,
-        outer_lr: float = 0.7,
+        outer_lr: float | None = None,
         outer_momentum: float | None = None,
         compression: str | Compression | None = None,
         weight: Weight | None = None,
