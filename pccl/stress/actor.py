@@ -21,6 +21,8 @@ from pccl.stress.reports import Board, Flaw, Report, Task
 
 FRESH = -1
 """What a newcomer, who does not know the step, says when all meet."""
+LIVES = 1 << 16
+"""More than the memberships that a process has one after another."""
 
 
 class FlawError(Exception):

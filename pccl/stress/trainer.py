@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import pccl
 from pccl import Communicator, Contributors, ReduceOp
 from pccl.diloco import AsyncDiLoCo, Compression, DiLoCo, JoinError, Round, StreamingDiLoCo
-from pccl.stress.actor import Actor, FlawError
+from pccl.stress.actor import LIVES, Actor, FlawError
 from pccl.stress.content import Array
 from pccl.stress.gradient import Gradient, Slack
 from pccl.stress.reports import Accepted, Ended, Expelled, OpDone, Range, Stepped
@@ -33,8 +33,6 @@ LANES = 4
 END_TAG = 1 << 32
 POSITION = 1000
 """What the position in the data begins with."""
-LIVES = 1 << 16
-"""More than a process has."""
 FP32_ROUNDING = 2.0**-22
 """Of a number around 1, by a few operations."""
 

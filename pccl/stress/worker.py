@@ -14,7 +14,7 @@ import numpy as np
 import pccl
 from pccl import AsyncReduceHandle, Communicator, ReduceInfo, ReduceOp, Result
 from pccl.master import serve
-from pccl.stress.actor import FRESH, Actor, FlawError
+from pccl.stress.actor import FRESH, LIVES, Actor, FlawError
 from pccl.stress.buffers import Buffers, State
 from pccl.stress.reports import Accepted, Alone, Ended, Expelled, OpDone, Stepped
 from pccl.stress.workload import StepPlan, plan_step
@@ -58,7 +58,7 @@ class Peer(Actor):
                     return
             except DeadError as dead:
                 self._tell(Expelled(at=time.monotonic(), detail=str(dead)))
-                self._behind = True
+                self._line, self._behind = FRESH, True  # the others have gone on without it, or none of them is left
 
     def _live(self) -> bool:
         """One membership. True when it ended as it was told to."""
@@ -126,11 +126,12 @@ class Peer(Actor):
     def _meet(self) -> bool:
         """All agree where they are, whether somebody lacks the state, and whether this is the last step."""
         knows = self._line != FRESH
-        words = [self._line << 32 | self._step if knows else FRESH, self._task.serial, self._behind, self._ending.is_set()]
+        name = self._task.serial * LIVES + self._life
+        words = [self._line << 32 | self._step if knows else FRESH, name, self._behind, self._ending.is_set()]
         with self._during("meet"):
-            key, serial, behind, ending = self._most(words)
+            key, name, behind, ending = self._most(words)
         if key == FRESH:  # nobody knows: a new line, named after the youngest
-            self._line, self._step = serial, 0
+            self._line, self._step = name, 0
             self._state.shared.revision = max(1, self._state.shared.revision)
         else:
             if key >> 32 != self._line:
