@@ -25,7 +25,7 @@ from pccl.stress.content import CODES
 from pccl.stress.judge import DEFAULT_GROWTH, Judge, Violation, growth
 from pccl.stress.options import Options
 from pccl.stress.reports import Accepted, Alone, Board, Ended, Expelled, Flaw, Place, Report, Stepped, Task, Waiting
-from pccl.stress.schedule import KILLS, MASTER_BACK_SECONDS, Fault
+from pccl.stress.schedule import KILLS, MASTER_BACK_SECONDS, Fault, lateness
 from pccl.stress.workload import SEGMENTED_MIN_BYTES, most_bytes
 
 WATCH_SECONDS = 0.2
@@ -402,6 +402,8 @@ class Conductor:
         late = time.monotonic() + KILL_SECONDS
         while fault.how == KILLS[1] and self._board.read(process.code).call not in RESUMED_CALLS and time.monotonic() < late:
             await asyncio.sleep(0.001)
+        if fault.how == KILLS[1]:
+            await asyncio.sleep(lateness(fault))
         if not process.doomed and process.serial in self._run.processes:
             self._kill(process, fault.back)
 

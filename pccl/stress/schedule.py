@@ -29,7 +29,9 @@ CUTS = ("one reset", "one shutdown", "one half", "all reset", "all shutdown")
 """Which of the peer's connections to other peers, and how: an RST, or the end of both directions, or of its own."""
 JOIN_ENDS = ("leave", "kill")
 KILLS = ("", "in retry")
-"""When: at once, or as soon as the peer is in an op in retry mode, which the others then have to go on with."""
+"""When: at once, or when the peer is in an op in retry mode, which the others then have to go on with; see `lateness`."""
+LATE_SECONDS = 0.05
+"""At most, after such an op has begun: some of its segments may have been committed."""
 
 FIRST_SECONDS = 0.3
 """No fault comes earlier after the run has formed."""
@@ -120,6 +122,11 @@ def draw(
         faults.append(fault)
         at += rng.expovariate(1 / every)
     return faults
+
+
+def lateness(fault: Fault) -> float:
+    """Seconds from the beginning of an op to a kill in it: none for half of them. It is not drawn: seeds keep their schedules."""
+    return LATE_SECONDS * max(0.0, 2 * fault.back / BACK_SECONDS[1] - 1)
 
 
 def _fault(rng: random.Random, at: float, kind: str, slot: int, heartbeat_limit: float) -> Fault:
