@@ -61,7 +61,13 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
     "longer than the heartbeat limit), cut (connections to other peers break), delay (SIGSTOP for less), join (another peer "
     "comes, and leaves or dies), master (SIGKILL of the master, which comes back); empty: none",
 )
-@click.option("--elements", type=click.IntRange(1024, 1 << 28), default=1 << 18, show_default=True, help="of the largest reduce")
+@click.option(
+    "--elements",
+    type=click.IntRange(1024, 1 << 28),
+    default=1 << 18,
+    show_default=True,
+    help="of the largest reduce; a model has 1/64 to 6 times as many parameters",
+)
 @click.option(
     "--heartbeat-limit", "beat", type=click.FloatRange(0.3, 60), default=1.5, show_default=True, help="seconds of silence"
 )
