@@ -117,6 +117,7 @@ class CollectiveOp(Ticket):
         send_counts: Sequence[int] | None = None,
         recv_counts: Sequence[int] | None = None,
         survivors: bool = False,
+        stream: int = 0,
         keep: object = None,
     ) -> None:
         sends = _ffi.NULL if send_counts is None else _ffi.new(_COUNTS, send_counts)
@@ -137,6 +138,7 @@ class CollectiveOp(Ticket):
                 sends,
                 receives,
                 survivors,
+                _ffi.cast(_VOID, stream),
             ),
         )
         super().__init__(
@@ -154,6 +156,11 @@ class CollectiveOp(Ticket):
     def begun(self) -> bool:
         """Whether it was launched."""
         return bool(self.c.kind)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its end is known here."""
+        return bool(self.c.result != TIMED_OUT)
 
     def launch(self) -> None:
         """Begins it; the errors of a launch."""

@@ -12,14 +12,14 @@ from uuid import UUID
 from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoints, resolve
 from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
 from pccl._collectives import Collective, CollectiveOp, Group, has_posted, members_of
-from pccl._enums import Attribute, DataType, DeviceType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
+from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._feedback import ErrorFeedback
 from pccl._loader import load_native_module
 from pccl._named import NamedCollectives
 from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, contributors, op_arguments, reduce_info
 from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_info, sync_report, watcher
-from pccl._tensors import reduce_buffers, require_kind
+from pccl._tensors import Buffers, reduce_buffers, require_kind
 from pccl._types import (
     Contributors,
     QuantizationOptions,
@@ -306,11 +306,12 @@ class Communicator(NamedCollectives):
     ) -> ReduceInfo:
         """Reduces `send` over the members of the group into `recv`, or in place, where `recv` is the same tensor or left out.
 
-        Both are torch tensors on the CPU or both numpy arrays (ValueError), contiguous and alike in type and size
-        (AssertionError). All members give the same count, type, op and quantisation under one `tag`. Shapes are not
-        compared: (2, 3) and (3, 2) are reduced element by element, as they lie in memory. Without descriptors the elements
-        are of the tensors' dtype and not quantised. A parameter that requires a gradient is written like any other tensor,
-        unseen by autograd.
+        Both are torch tensors, numpy arrays, or arrays with the CUDA array interface (ValueError), contiguous, on one device
+        and alike in type and size (AssertionError). At a GPU the op begins after what the current stream of torch, or the
+        stream that the interface names, has had so far (docs/cuda.md). All members give the same count, type, op and
+        quantisation under one `tag`. Shapes are not compared: (2, 3) and (3, 2) are reduced element by element, as they lie in
+        memory. Without descriptors the elements are of the tensors' dtype and not quantised. A parameter that requires a
+        gradient is written like any other tensor, unseen by autograd.
 
         PeerLostError: a member was lost; `send` is as before, in place too, and the repeat runs among the survivors.
         TooFewPeersError: alone in the group. UsageError: the tag is in flight, or the peers disagree.
@@ -331,8 +332,8 @@ class Communicator(NamedCollectives):
             done = self._finish_call(self._all_reduce(send, recv, op, group, tag, retry), timeout)
             return ReduceInfo(done.contributors, done.tx_bytes, done.rx_bytes, contributors=done.ranges)
         deadline = Deadline(timeout)
-        arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
-        running = self._begin(arguments, owners, "pcclAllReduce")
+        arguments, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
+        running = self._begin(arguments, buffers, "pcclAllReduce")
         with self._alone("pcclAllReduce", running.one_caller, f"the same reduce, of tag {running.tag}, of another thread"):
             self._complete(running.tag, running, deadline)
             info = running.info()
@@ -358,9 +359,9 @@ class Communicator(NamedCollectives):
         Errors of the launch are raised here: TooFewPeersError when alone, UsageError for a tag that is in flight. The loss of
         a member is reported by `wait`; with `retry` it is none (see `all_reduce`).
         """
-        arguments, owners = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
+        arguments, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
         self._reaper.start()
-        launched = self._begin(arguments, owners, "pcclAllReduceAsync")
+        launched = self._begin(arguments, buffers, "pcclAllReduceAsync")
         with self._alone("pcclAllReduceAsync", launched.one_caller, f"the same reduce, of tag {launched.tag}, of another thread"):
             handle = AsyncReduceHandle(self, self._handle, launched)
             if launched.begin(self._handle) != SUCCESS:
@@ -611,7 +612,7 @@ class Communicator(NamedCollectives):
         if self._unfinished.get(key) is ticket:  # else another thread has closed the communicator, or has the tag
             del self._unfinished[key]  # not `pop`, as whose result a signal could come
 
-    def _begin(self, arguments: OpArguments, owners: object, name: str) -> Op:
+    def _begin(self, arguments: OpArguments, buffers: Buffers, name: str) -> Op:
         """The op of a call with these arguments that was cut short, or else a new one.
 
         From before its launch on it is kept for a repetition of the call, wherever a signal ends this one.
@@ -622,7 +623,7 @@ class Communicator(NamedCollectives):
         residual = arguments[5]
         if residual is not None:
             residual.check_idle()
-        fresh = Op(self._pointer, arguments, owners, self._live_ops, name)
+        fresh = Op(self._pointer, arguments, buffers, self._live_ops, name)
         if op is None or not op.in_flight:  # else the tag is in flight, and the launch is refused
             self._unfinished[fresh.tag] = fresh
         return fresh
@@ -687,8 +688,8 @@ def _describe(
     quantization_options: QuantizationOptions | None,
     retry: bool,
     residual: ErrorFeedback | None,
-) -> tuple[OpArguments, Any]:
-    """A reduce of two tensors, after all checks that Python can make, and the objects that own its memory."""
+) -> tuple[OpArguments, Buffers]:
+    """A reduce of two tensors, after all checks that Python can make, and its memory."""
     buffers = reduce_buffers(send, send if recv is None else recv)
     require_kind("op", op, ReduceOp)
     tag = whole_number("tag", tag, 64)
@@ -702,18 +703,19 @@ def _describe(
     numbers = reduce_numbers(buffers.numel, op, tag, operand, quantization)
     if residual is not None:
         require_kind("residual", residual, ErrorFeedback)
-        _check_residual(residual, buffers.numel, quantization)
-    return (buffers.send, buffers.recv, numbers, retry, quantization.blocks, residual), buffers.owners
+        _check_residual(residual, buffers, quantization)
+    return (buffers.send, buffers.recv, numbers, retry, quantization.blocks, residual), buffers
 
 
-def _check_residual(residual: ErrorFeedback, numel: int, quantization: QuantizationOptions) -> None:
+def _check_residual(residual: ErrorFeedback, buffers: Buffers, quantization: QuantizationOptions) -> None:
     if not quantization.algorithm.is_blockwise:
         raise ValueError(f"residual needs quantization_options with a BLOCK_* algorithm, not {quantization.algorithm.name}")
     memory = residual.memory()[0]
-    if memory.numel != numel:
-        raise ValueError(f"residual has {memory.numel} elements and the tensors {numel}: they must be alike")
-    if memory.device is not DeviceType.CPU:
-        raise ValueError(f"residual is on {memory.device.name} and the tensors on CPU: they must be on one device")
+    if memory.numel != buffers.numel:
+        raise ValueError(f"residual has {memory.numel} elements and the tensors {buffers.numel}: they must be alike")
+    if memory.device is not buffers.device:
+        text = f"residual is on {memory.device.name} and the tensors on {buffers.device.name}: they must be on one device"
+        raise ValueError(text)
 
 
 _UNQUANTIZED = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE)

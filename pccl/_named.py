@@ -17,12 +17,16 @@ from pccl._calls import Deadline, whole_number
 from pccl._collectives import Collective, CollectiveInfo, CollectiveOp, Group
 from pccl._enums import ReduceOp, Result
 from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, UsageError, error_for
+from pccl._gpu import DEFAULT_STREAM, hold_stream
 from pccl._parts import Buffer, buffer_of, check_alike, check_own, check_size, divided, equal_or_counts, one_buffer, rooted_parts
 from pccl._tensors import require, require_kind
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+    from pccl._calls import NativeHandle
+    from pccl._gpu import Stream
 
     Tensor = torch.Tensor | np.ndarray[Any, Any]
     Parts = Tensor | Sequence[Tensor]
@@ -73,7 +77,7 @@ class Call:
     def key(self) -> tuple[Any, ...]:
         """What names a call that was cut short and is made again."""
         buffers = [tuple(b.parts) or b.pointer for b in (self.loads, self.stores) if b is not None]
-        rest = sorted((name, str(value)) for name, value in self.arguments.items() if name not in ("send", "recv"))
+        rest = sorted((name, str(value)) for name, value in self.arguments.items() if name not in ("send", "recv", "stream"))
         members = () if self.of_everyone else self.group.members  # which may have changed since
         return self.kind, members, self.tag, self.survivors, tuple(buffers), tuple(rest)
 
@@ -168,6 +172,12 @@ class CollectiveHandle:
             if taken and taken[0]:
                 self._one_waiter.release()
 
+    def wait_stream(self, stream: Stream | None = None) -> None:
+        """As `AsyncReduceHandle.wait_stream`, for a collective whose tensors are at a GPU."""
+        op = self._op
+        if self._info is None and op is not None and not op.ended:
+            hold_stream(self._comm._handle, op.tag, stream, self._call.arguments["stream"], "wait_stream")
+
     def done(self) -> bool:
         """Whether it has ended, well or not; does not wait."""
         try:
@@ -212,10 +222,10 @@ class NamedCollectives:
     and all other ranks are places in that group. All its members make the call, with the same arguments but for the tensors;
     else all of them get a UsageError that names both sides.
 
-    **Tensors** are torch tensors on the CPU or numpy arrays, contiguous, all of one data type (AssertionError). Shapes are not
-    compared: elements are taken as they lie in memory. What has a part for each member is either one tensor with all parts one
-    behind the other, in the order of ranks, or a list with one tensor for each rank; with `counts`, the elements of each part,
-    parts may have different sizes. A part may be empty.
+    **Tensors** are torch tensors, on the CPU or a GPU, numpy arrays, or arrays with the CUDA array interface; contiguous, all
+    of one data type (AssertionError). Shapes are not compared: elements are taken as they lie in memory. What has a part for
+    each member is either one tensor with all parts one behind the other, in the order of ranks, or a list with one tensor for
+    each rank; with `counts`, the elements of each part, parts may have different sizes. A part may be empty.
 
     **Tags.** Any number of collectives may be in flight. All members give the same `tag` to one call, and it is that of no other
     call of the group in flight. Without a tag the calls of a group are numbered: then all members make them in the same order,
@@ -239,6 +249,7 @@ class NamedCollectives:
         def group(self, members: Sequence[UUID]) -> Group: ...
 
         _prepare: Callable[..., CollectiveOp]
+        _handle: NativeHandle
 
         def posted(self, tag: int, member: UUID) -> bool: ...
 
@@ -725,6 +736,7 @@ def _call(kind: Collective, group: Group, tag: int | None, send: Buffer | None, 
         arguments["dtype"] = known.dtype
     arguments["send"] = 0 if send is None else send.pointer
     arguments["recv"] = 0 if recv is None else recv.pointer
+    arguments["stream"] = (recv and recv.stream) or (send and send.stream) or DEFAULT_STREAM
     return Call(kind, group, arguments, send, recv, tag)
 
 

@@ -15,11 +15,14 @@ from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, UNBOUNDED, 
 from pccl._enums import Result
 from pccl._errors import PCCLError, PCCLTimeoutError, error_for
 from pccl._feedback import ErrorFeedback
+from pccl._gpu import DEFAULT_STREAM, hold_stream
 from pccl._loader import load_native_module
+from pccl._tensors import Buffers
 from pccl._types import Contributors, ReduceInfo, ReduceNumbers, ReduceOpDescriptor
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
+    from pccl._gpu import Stream
 
 _ffi, _C = load_native_module()
 
@@ -36,11 +39,11 @@ _OPTIONS_BYTES = _ffi.sizeof("pcclReduceOptions_t")
 _RETRY = _ffi.new(_OPTIONS, {"size": _OPTIONS_BYTES, "retry": True})
 
 
-def _options(retry: bool, blocks: tuple[int, int | None] | None, residual: ErrorFeedback | None) -> Any:
+def _options(retry: bool, blocks: tuple[int, int | None] | None, residual: ErrorFeedback | None, stream: int) -> Any:
     """A `pcclReduceOptions_t *`, or NULL."""
-    if blocks is None and residual is None:
+    if blocks is None and residual is None and stream == DEFAULT_STREAM:
         return _RETRY if retry else _ffi.NULL
-    options = _ffi.new(_OPTIONS, {"size": _OPTIONS_BYTES, "retry": retry})
+    options = _ffi.new(_OPTIONS, {"size": _OPTIONS_BYTES, "retry": retry, "stream": _ffi.cast(_VOID, stream)})
     _set_blocks(options, blocks)
     if residual is not None:
         before, after = residual.memory()
@@ -61,14 +64,15 @@ class Op(Ticket):
     `arguments` name it: a call that was cut short and is made again with equal ones means this op.
     """
 
-    __slots__ = ("_contributors", "_live", "_residuals", "arguments", "dropped", "tag")
+    __slots__ = ("_contributors", "_live", "_residuals", "arguments", "dropped", "stream", "tag")
 
-    def __init__(self, comm: Any, arguments: OpArguments, owners: object, live: set[Any], name: str) -> None:
+    def __init__(self, comm: Any, arguments: OpArguments, buffers: Buffers, live: set[Any], name: str) -> None:
         send, recv, numbers, retry, blocks, residual = arguments
         descriptor = _ffi.new(_DESCRIPTOR, numbers)
-        buffers = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
-        options = _options(retry, blocks, residual)
-        super().__init__(name, "pccl_begin_reduce", *buffers, descriptor, comm, options, keep=owners)
+        addresses = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
+        options = _options(retry, blocks, residual, buffers.stream)
+        super().__init__(name, "pccl_begin_reduce", *addresses, descriptor, comm, options, keep=buffers.owners)
+        self.stream = buffers.stream  # that it was launched after
         self._residuals = None if residual is None else residual.pair  # which keeps them
         self.tag = numbers[2]
         self.arguments = arguments
@@ -107,6 +111,11 @@ class Op(Ticket):
         self._live.discard(self)
 
     @property
+    def ended(self) -> bool:
+        """Whether its end is known here."""
+        return bool(self.c.result != TIMED_OUT)
+
+    @property
     def is_live(self) -> bool:
         """Whether C may touch its tensors."""
         return self in self._live and self.in_flight
@@ -139,6 +148,7 @@ class Multi(Ticket):
         for c_descriptor, c_options, descriptor in zip(array, options, descriptors, strict=True):
             descriptor.to_c_inpl(c_descriptor)
             _set_blocks(c_options, descriptor.reduce_descriptor.quantization_options.blocks)
+            c_options.stream = _ffi.cast(_VOID, descriptor.stream)
         arguments = (array, options, len(descriptors), comm, max_in_flight)
         super().__init__("pcclAllReduceMultipleWithRetry", "pccl_begin_multi", *arguments, keep=descriptors)
         self.c = _ffi.gc(self.c, _C.pccl_ticket_free)
@@ -274,6 +284,18 @@ class AsyncReduceHandle:
         finally:
             if taken and taken[0]:
                 self._one_waiter.release()
+
+    def wait_stream(self, stream: Stream | None = None) -> None:
+        """Lets a stream wait for the op, and not the host: what is put into it from now on runs when the op has ended.
+
+        For tensors at a GPU. `stream` is a torch.cuda.Stream or the number of a CUstream at that GPU; by default the one that
+        the op was launched after. The stream goes on after a failure too, with tensors that are unspecified: `wait` tells how
+        the op has ended, and has to be called all the same. Until the op has ended, make no call that waits for the whole GPU,
+        such as torch.cuda.synchronize(): it can keep the op from ending. INVALID_USAGE: the tensors are at no GPU, or the CUDA
+        driver is older than 11.7.
+        """
+        if self._outcome is None and not self._op.ended:
+            hold_stream(self._handle, self._op.tag, stream, self._op.stream, "pcclStreamWaitAsyncReduce")
 
     def result(self, *, timeout: float | None = None) -> ReduceInfo:
         """As `wait`, but gives the info alone and raises the error of a failed op, as `Communicator.all_reduce` does."""

@@ -13,8 +13,9 @@ from typing import Any
 from pccl._calls import whole_number
 from pccl._collectives import Group
 from pccl._enums import DataType, DeviceType
+from pccl._gpu import DEFAULT_STREAM, is_gpu_array
 from pccl._loader import load_native_module
-from pccl._tensors import Memory, is_numpy_array, is_torch_tensor, numpy_memory, require, torch_memory
+from pccl._tensors import Memory, gpu_memory, is_numpy_array, is_torch_tensor, numpy_memory, require, torch_memory
 
 _ffi, _ = load_native_module()
 _uncleared = _ffi.new_allocator(should_clear_after_alloc=False)
@@ -23,13 +24,14 @@ _uncleared = _ffi.new_allocator(should_clear_after_alloc=False)
 def _memory(tensor: Any, role: str, *, written: bool = False) -> Memory:
     if is_torch_tensor(tensor):
         memory = torch_memory(tensor, role)
-        require(memory.device is DeviceType.CPU, f"{role} is on {tensor.device}: only CPU tensors can be used")
     elif is_numpy_array(tensor):
         if written and not tensor.flags.writeable:
             raise ValueError(f"{role} is read-only: pass an array that can be written")
         memory = numpy_memory(tensor, role)
+    elif is_gpu_array(tensor):
+        memory = gpu_memory(tensor, role, written=written)
     else:
-        raise ValueError(f"{role} must be a torch.Tensor or a numpy.ndarray, not {type(tensor).__name__}")
+        raise ValueError(f"{role} must be a torch.Tensor, a numpy.ndarray or an array at a GPU, not {type(tensor).__name__}")
     return memory
 
 
@@ -43,6 +45,7 @@ class Buffer:
     counts: list[int] | None  # elements of each tensor of a list
     owner: Any
     parts: list[tuple[int, int]] = field(default_factory=list)  # address and bytes, where the memory is not theirs
+    stream: int = DEFAULT_STREAM  # of a GPU, after whose work so far it may be used
 
     def load(self) -> Buffer:
         """Fills memory of its own from the tensors."""
@@ -68,17 +71,26 @@ def _copy(to: int, source: int, size: int) -> None:
 def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
     if not isinstance(value, (list, tuple)):
         memory = _memory(value, role, written=written)
-        return Buffer(memory.pointer, memory.numel, memory.dtype, None, value)
+        return Buffer(memory.pointer, memory.numel, memory.dtype, None, value, stream=memory.stream)
     require(len(value) > 0, f"{role} is an empty list: it must have a tensor for each member of the group")
     memories = [_memory(tensor, f"{role}[{at}]", written=written) for at, tensor in enumerate(value)]
     dtype = memories[0].dtype
+    device = memories[0].device
     for at, memory in enumerate(memories):
+        require(
+            memory.device is device, f"{role}[0] is on {device.name} and {role}[{at}] on {memory.device.name}: they must be alike"
+        )
         require(memory.dtype is dtype, f"{role}[0] is {dtype.name} and {role}[{at}] {memory.dtype.name}: they must be alike")
     sizes = [memory.numel * dtype.itemsize for memory in memories]
     filled = [(memory.pointer, size) for memory, size in zip(memories, sizes, strict=True) if size > 0]
     made = Buffer(filled[0][0] if filled else 0, sum(memory.numel for memory in memories), dtype, None, list(value))
     made.counts = [memory.numel for memory in memories]
+    made.stream = memories[0].stream
     gaps = [after for before, after in itertools.pairwise(filled) if before[0] + before[1] != after[0]]
+    if gaps and device is not DeviceType.CPU:
+        raise AssertionError(
+            f"the tensors of {role} are at a GPU: they must lie one behind the other, as the parts of one tensor do"
+        )
     if gaps:
         room = _uncleared("char[]", sum(sizes))
         made.pointer = int(_ffi.cast("uintptr_t", room))

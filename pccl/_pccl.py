@@ -3,7 +3,7 @@
 This is the one list of what the package exports: `pccl` takes all of it.
 """
 
-from pccl import _cuda as cuda
+from pccl import _cuda as cuda  # noqa: F401 - a name that PCCL has here
 from pccl import _loader
 from pccl._collectives import Collective as Collective
 from pccl._collectives import CollectiveInfo as CollectiveInfo
@@ -44,7 +44,3 @@ from pccl._types import TensorInfo as TensorInfo
 
 ffi, C = _loader.load_native_module()
 PCCLError.check(C.pcclInit(), "pcclInit")
-
-_build_info = ffi.new("pcclBuildInfo_t *")
-PCCLError.check(C.pcclGetBuildInfo(_build_info), "pcclGetBuildInfo")
-cuda.is_cuda_available = bool(_build_info.has_cuda_support)

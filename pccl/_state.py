@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._calls import NativeHandle, call, whole_number
 from pccl._errors import error_for, last_detail
+from pccl._gpu import synchronize
 from pccl._loader import load_native_module
 from pccl._tensors import require
 from pccl._types import TensorInfo
@@ -121,6 +122,7 @@ class SharedState:
             problem = check()
             if problem:
                 raise error_for(_C.pcclInvalidArgument, function, problem)
+        synchronize(info._owner for info in self._tensor_infos)
         for scalar in self._scalars:
             scalar.load()
 

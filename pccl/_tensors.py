@@ -1,4 +1,4 @@
-"""What torch tensors and numpy arrays must be like, and how their memory is read. Neither package is imported here.
+"""What torch tensors and arrays must be like, and how their memory is read. None of their packages is imported here.
 
 Contiguity, devices and sizes are checked with AssertionError, as PCCL does, but not with `assert`: the checks guard memory
 and must not vanish under `python -O`.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pccl._enums import DataType, DeviceType
+from pccl._gpu import DEFAULT_STREAM, array_memory, check_known, is_gpu_array, torch_stream
 from pccl._loader import load_native_module
 
 _ffi, _ = load_native_module()
@@ -23,6 +24,7 @@ class Memory(NamedTuple):
     numel: int
     dtype: DataType
     device: DeviceType
+    stream: int = DEFAULT_STREAM  # of a GPU, after whose work so far it may be used
 
 
 class Buffers(NamedTuple):
@@ -33,6 +35,8 @@ class Buffers(NamedTuple):
     numel: int
     dtype: DataType
     owners: tuple[Any, Any]
+    device: DeviceType
+    stream: int
 
 
 def require(condition: bool, text: str) -> None:
@@ -76,7 +80,11 @@ def torch_memory(tensor: Any, role: str) -> Memory:
         raise AssertionError(f"{role} must be contiguous: call .contiguous() first")
     if tensor.is_neg():
         raise AssertionError(f"{role} is a lazily negated view: call .resolve_neg() first")
-    return Memory(tensor.data_ptr(), tensor.numel(), _named(role, DataType.from_torch_dtype, tensor.dtype), device)
+    dtype = _named(role, DataType.from_torch_dtype, tensor.dtype)
+    if device is DeviceType.CPU:
+        return Memory(tensor.data_ptr(), tensor.numel(), dtype, device)
+    check_known(tensor.data_ptr(), tensor.numel(), role)
+    return Memory(tensor.data_ptr(), tensor.numel(), dtype, device, torch_stream(tensor))
 
 
 def numpy_memory(array: Any, role: str) -> Memory:
@@ -93,6 +101,14 @@ def numpy_memory(array: Any, role: str) -> Memory:
     return Memory(pointer, array.size, dtype, DeviceType.CPU)
 
 
+def gpu_memory(array: Any, role: str, *, written: bool = False) -> Memory:
+    """The memory of an array with the CUDA array interface; `role` is what texts call it."""
+    pointer, numel, dtype, stream, read_only = array_memory(array, role)
+    if written and read_only:
+        raise ValueError(f"{role} is read-only: pass an array that can be written")
+    return Memory(pointer, numel, dtype, DeviceType.CUDA, stream)
+
+
 def _named(role: str, convert: Callable[[Any], DataType], dtype: Any) -> DataType:
     try:
         return convert(dtype)
@@ -101,13 +117,17 @@ def _named(role: str, convert: Callable[[Any], DataType], dtype: Any) -> DataTyp
 
 
 def reduce_buffers(send: Any, recv: Any) -> Buffers:
-    """The memory of the tensors of a reduce: two torch tensors, or two numpy arrays; anything else is a ValueError."""
+    """The memory of the tensors of a reduce: two torch tensors, numpy arrays, or arrays at a GPU; else a ValueError."""
     if is_torch_tensor(send) and is_torch_tensor(recv):
         return torch_buffers(send, recv)
     if is_numpy_array(send) and is_numpy_array(recv):
         return numpy_buffers(send, recv)
+    if is_gpu_array(send) and is_gpu_array(recv) and not is_torch_tensor(send) and not is_torch_tensor(recv):
+        gpu_memory(recv, "recv", written=True)
+        return _pair(send, recv, gpu_memory)
     raise ValueError(
-        f"send and recv must both be torch.Tensor or both be numpy.ndarray, not {type(send).__name__} and {type(recv).__name__}"
+        "send and recv must both be torch.Tensor, numpy.ndarray or arrays at a GPU, "
+        f"not {type(send).__name__} and {type(recv).__name__}"
     )
 
 
@@ -118,7 +138,6 @@ def torch_buffers(send: Any, recv: Any) -> Buffers:
             raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
     if not (send.is_cpu and recv.is_cpu):
         require(send.device == recv.device, f"send is on {send.device} and recv on {recv.device}: they must be on one device")
-        raise AssertionError(f"send and recv are on {send.device}: only CPU tensors can be reduced")
     return _pair(send, recv, torch_memory)
 
 
@@ -138,4 +157,6 @@ def _pair(send: Any, recv: Any, memory: Callable[[Any, str], Memory]) -> Buffers
         raise AssertionError(f"send is {source.dtype.name} and recv {target.dtype.name}: they must be alike")
     if source.numel != target.numel:
         raise AssertionError(f"send has {source.numel} elements and recv {target.numel}: they must be alike")
-    return Buffers(source.pointer, target.pointer, source.numel, source.dtype, (send, recv))
+    return Buffers(
+        source.pointer, target.pointer, source.numel, source.dtype, (send, recv), source.device, target.stream or source.stream
+    )

@@ -128,6 +128,8 @@ class ReduceOpDescriptor:
     recvbuf_ptr: int
     reduce_descriptor: ReduceDescriptor
     _owners: tuple[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)
+    stream: int = field(default=0, init=False, repr=False, compare=False)
+    """Of tensors at a GPU: after whose work so far the reduce begins, as a CUstream; 0: the legacy default stream."""
 
     @staticmethod
     def from_torch(send: torch.Tensor, recv: torch.Tensor, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
@@ -146,6 +148,7 @@ class ReduceOpDescriptor:
         check_fits(buffers, reduce_descriptor.count, reduce_descriptor.operand_descriptor.datatype)
         made = ReduceOpDescriptor(buffers.send, buffers.recv, reduce_descriptor)
         made._owners = buffers.owners
+        made.stream = buffers.stream
         return made
 
     def to_c_inpl(self, c_desc: Any) -> None:

@@ -8,6 +8,7 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "device/cuda_driver.h"
+#include "device/device.h"
 #include "master/inquiry.h"
 #include "peer/ops.h"
 #include "peer/share.h"
@@ -199,6 +200,8 @@ int pccl_ext_cuda(char *text_out, size_t capacity) {
             at += (size_t)snprintf(text_out + at, capacity - at, "%s%s", at > 0 ? ", " : "", name);
     return count;
 }
+
+bool pccl_ext_is_at_gpu(const void *memory) { return device_of(memory) == &cuda_device; }
 
 bool pccl_ext_has_lz4(void) {
 #ifdef PCCL_HAVE_LZ4

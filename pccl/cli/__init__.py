@@ -106,7 +106,7 @@ def _facts() -> dict[str, object]:
         "library": importlib.import_module("pccl._native").__file__,
         "instruction set": _ffi.string(level[0]).decode(),
         "processors": len(os.sched_getaffinity(0)),
-        "CUDA tensors": pccl.cuda.is_available(),
+        "CUDA tensors": f"{'yes' if pccl.cuda.device_count() > 0 else 'no'}: {pccl.cuda.describe()}",
         "LZ4": lz4_missing() or "yes",
         "default port": _C.CCOIP_PROTOCOL_PORT_MASTER,
         "machine": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -82,7 +82,7 @@ def read_only(count):
 SUM = ReduceOp.SUM
 REFUSED = [
     ("broadcast of a list", "broadcast", ([ones(1)],), {}, AssertionError, "one tensor, not a list"),
-    ("broadcast of something", "broadcast", (b"abc",), {}, ValueError, "torch.Tensor or a numpy.ndarray, not bytes"),
+    ("broadcast of something", "broadcast", (b"abc",), {}, ValueError, "a numpy.ndarray or an array at a GPU, not bytes"),
     ("broadcast into read-only", "broadcast", (read_only(3),), {}, ValueError, "read-only"),
     ("root out of range", "broadcast", (ones(1), 3), {}, ValueError, "root is 3, but the group has 3 members: ranks 0 to 2"),
     ("root is no number", "broadcast", (ones(1), "0"), {}, TypeError, "root must be a whole number"),

@@ -1,0 +1,94 @@
+"""Memory of GPUs: what it must be like, and the streams that work on it. Neither torch nor CuPy is imported here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pccl._calls import SUCCESS, NativeHandle
+from pccl._enums import DataType
+from pccl._errors import error_for, last_detail
+from pccl._loader import load_native_module
+
+if TYPE_CHECKING:
+    import torch
+
+    Stream = torch.cuda.Stream | int
+
+_ffi, _C = load_native_module()
+
+DEFAULT_STREAM = 0
+"""The legacy default stream, as the driver has it."""
+
+_TYPES = {
+    "|b1": DataType.BOOL,
+    "|u1": DataType.UINT8,
+    "|i1": DataType.INT8,
+    "<u2": DataType.UINT16,
+    "<i2": DataType.INT16,
+    "<u4": DataType.UINT32,
+    "<i4": DataType.INT32,
+    "<u8": DataType.UINT64,
+    "<i8": DataType.INT64,
+    "<f2": DataType.FLOAT16,
+    "<f4": DataType.FLOAT,
+    "<f8": DataType.DOUBLE,
+}
+
+
+def is_gpu_array(value: object) -> bool:
+    """Whether it is an array at a GPU with the CUDA array interface, as those of CuPy and Numba are. No torch tensor is meant."""
+    return getattr(type(value), "__cuda_array_interface__", None) is not None
+
+
+def array_memory(array: Any, role: str) -> tuple[int, int, DataType, int, bool]:
+    """Address, elements, type, stream of an array at a GPU, and whether it is read-only; `role` is what texts call it."""
+    interface = array.__cuda_array_interface__
+    kind = interface["typestr"]
+    if kind not in _TYPES:
+        raise ValueError(f"{role}: elements of type {kind} cannot be used; these can: {', '.join(_TYPES)}")
+    numel, expected = 1, []
+    for size in reversed(interface["shape"]):
+        expected.append(numel * _TYPES[kind].itemsize)
+        numel *= size
+    strides = interface.get("strides")
+    if strides is not None and numel > 1 and tuple(strides) != tuple(reversed(expected)):
+        raise AssertionError(f"{role} must be contiguous")
+    pointer, read_only = interface["data"]
+    check_known(pointer, numel, role)
+    return pointer, numel, _TYPES[kind], interface.get("stream") or DEFAULT_STREAM, bool(read_only)
+
+
+def check_known(pointer: int, numel: int, role: str) -> None:
+    """AssertionError unless the CUDA driver knows the memory: C would take it for memory of the host."""
+    if numel == 0 or _C.pccl_ext_is_at_gpu(_ffi.cast("void *", pointer)):
+        return
+    text = _ffi.new("char[]", 256)
+    count = _C.pccl_ext_cuda(text, len(text))
+    why = "it is not the driver's" if count > 0 else _ffi.string(text).decode("utf-8", "replace")
+    raise AssertionError(f"{role} is at a GPU whose memory cannot be used: {why}")
+
+
+def torch_stream(tensor: Any) -> int:
+    """The current stream of a torch tensor's GPU."""
+    return int(sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream)
+
+
+def synchronize(tensors: Iterable[Any]) -> None:
+    """Waits for the current stream of each GPU that some of these torch tensors are at."""
+    devices = {tensor.device for tensor in tensors if getattr(tensor, "is_cuda", False)}
+    for device in devices:
+        sys.modules["torch"].cuda.current_stream(device).synchronize()
+
+
+def hold_stream(handle: NativeHandle, tag: int, stream: Stream | None, default: int, name: str) -> None:
+    """Lets a stream wait for the op of this tag, and not the host."""
+    if stream is None:
+        stream = default
+    number = int(stream if isinstance(stream, int) else stream.cuda_stream)
+    with handle as comm:
+        op = _ffi.new("pcclAsyncReduceOp_t *", (comm, tag))
+        result = _C.pcclStreamWaitAsyncReduce(op, _ffi.cast("void *", number))
+        if result != SUCCESS:
+            raise error_for(result, name, last_detail())

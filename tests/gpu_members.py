@@ -1,0 +1,211 @@
+"""Members whose tensors lie at a GPU of the fake driver (tests/fakes/cuda), as processes that are told what to do."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from performers import PATIENCE, preload
+
+import pccl
+from pccl import (
+    Communicator,
+    DataType,
+    DeviceType,
+    ErrorFeedback,
+    PCCLError,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceOp,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+ILLEGAL_ADDRESS = 700
+
+preload(__name__)
+
+
+def build_driver(folder: Path) -> Path:
+    """The fake driver, compiled."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    made = folder / "libfake_cuda.so"
+    flags = ["-std=c11", "-O1", "-shared", "-fPIC", "-pthread", f"-I{ROOT}/csrc", f"-o{made}"]
+    subprocess.run([compiler, *flags, ROOT / "tests" / "fakes" / "cuda" / "driver.c"], check=True)
+    return made
+
+
+class Driver:
+    """What a program would do with CUDA."""
+
+    def __init__(self, library: str) -> None:
+        self.library = ctypes.CDLL(library)
+        for name in ("fake_cuda_new", "fake_cuda_bytes", "fake_cuda_stream"):
+            getattr(self.library, name).restype = ctypes.c_void_p
+        self._kernels: list[Any] = []
+
+    def stream(self) -> int:
+        return int(self.library.fake_cuda_stream(0))
+
+    def launch(self, stream: int, microseconds: int, kernel: Callable[[], None]) -> None:
+        self._kernels.append(KERNEL(lambda _: kernel()))
+        self.library.fake_cuda_launch(0, ctypes.c_void_p(stream), microseconds, self._kernels[-1], None)
+
+    def synchronize(self, stream: int) -> None:
+        self.library.fake_cuda_synchronize(ctypes.c_void_p(stream))
+
+
+class Array:
+    """An array at a GPU, as those of CuPy are. `bytes` is where a test finds its elements."""
+
+    def __init__(self, driver: Driver, content: np.ndarray[Any, Any], stream: int = 0) -> None:
+        self._content = content
+        self._address = int(driver.library.fake_cuda_new(0, ctypes.c_size_t(content.nbytes)))
+        address = driver.library.fake_cuda_bytes(ctypes.c_void_p(self._address))
+        raw = (ctypes.c_uint8 * content.nbytes).from_address(address)
+        self.elements = np.frombuffer(raw, content.dtype)
+        self.elements[:] = content
+        self.stream = stream
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        content = self._content
+        described = {"shape": content.shape, "typestr": content.dtype.str, "strides": None, "version": 3}
+        return {**described, "data": (self._address, False), "stream": self.stream or None}
+
+    def part(self, begin: int, end: int) -> Any:
+        """Of its elements."""
+        made = object.__new__(Array)
+        made._content, made.stream = self._content[begin:end], self.stream
+        made._address, made.elements = self._address + begin * self._content.itemsize, self.elements[begin:end]
+        return made
+
+
+class Member:
+    """One of two."""
+
+    def __init__(self, pipe: Connection, address: str, library: str, at_gpu: bool) -> None:
+        self.log = None
+        self.driver = Driver(library)
+        self.at_gpu = at_gpu
+        self.comm = Communicator(address, p2p_connection_pool_size=2)
+
+    def join(self) -> int:
+        self.comm.connect()
+        self.comm.wait_for_peers(2, timeout=PATIENCE)
+        return self.comm.rank
+
+    def _array(self, content: np.ndarray[Any, Any], stream: int = 0) -> Any:
+        return Array(self.driver, content, stream) if self.at_gpu else content.copy()
+
+    def _elements(self, array: Any) -> np.ndarray[Any, Any]:
+        elements: np.ndarray[Any, Any] = array.elements if isinstance(array, Array) else array
+        return elements
+
+    def _halves(self, array: Any, count: int) -> list[Any]:
+        return [array.part(0, count), array.part(count, 2 * count)] if self.at_gpu else [array[:count], array[count:]]
+
+    def reduce(self, count: int, dtype: str, in_place: bool, algorithm: str | None, retry: bool) -> bytes:
+        """The result of an average."""
+        content = (np.arange(count) % 251 * (self.comm.rank + 1)).astype(dtype)
+        send = self._array(content)
+        recv = send if in_place else self._array(np.zeros(count, dtype))
+        quantised = algorithm and QuantizationOptions(DataType.UINT8, QuantizationAlgorithm[algorithm])
+        self.comm.all_reduce(send, recv, op=ReduceOp.SUM, tag=7, quantization_options=quantised or None, retry=retry)
+        if not in_place:
+            assert (self._elements(send) == content).all()
+        return self._elements(recv).tobytes()
+
+    def reduce_many(self, count: int) -> bytes:
+        """All named ways that move pieces: broadcast, all-gather, all-to-all, send and receive."""
+        rank = self.comm.rank
+        own = self._array(np.full(count, rank + 1, np.int32))
+        both = self._array(np.zeros(2 * count, np.int32))
+        self.comm.all_gather(own, both)
+        turned = self._array(np.zeros(2 * count, np.int32))
+        self.comm.all_to_all(self._halves(both, count), self._halves(turned, count))
+        self.comm.broadcast(own, root=1)
+        scattered = self._array(np.zeros(count, np.int32))
+        self.comm.reduce_scatter(both, scattered, op=ReduceOp.SUM)
+        handle = self.comm.broadcast_async(both, root=0)
+        if self.at_gpu:
+            handle.wait_stream()
+        handle.wait()
+        if rank == 0:
+            self.comm.send(turned, to=1)
+        else:
+            self.comm.recv(turned, source=0)
+        every = [self._elements(array) for array in (both, turned, own)]
+        assert (self._elements(scattered) == 2 * (rank + 1)).all()
+        return b"".join(array.tobytes() for array in every)
+
+    def reduce_in_order(self, count: int) -> list[float]:
+        """A slow kernel writes the input on the stream before the launch; one behind `wait_stream` finds the result."""
+        stream = self.driver.stream()
+        array = Array(self.driver, np.zeros(count, np.float32), stream)
+        found: list[float] = []
+
+        def write() -> None:
+            array.elements[:] = self.comm_rank + 1
+
+        def read() -> None:
+            found.extend((float(array.elements.min()), float(array.elements.max())))
+
+        self.comm_rank = self.comm.rank
+        self.driver.launch(stream, 30_000, write)
+        handle = self.comm.all_reduce_async(array, op=ReduceOp.SUM)
+        handle.wait_stream()
+        self.driver.launch(stream, 0, read)
+        other = self.driver.stream()
+        handle.wait_stream(other)
+        self.driver.synchronize(other)
+        self.driver.synchronize(stream)
+        assert handle.wait()[0]
+        handle.wait_stream()  # of an op that has ended: nothing to wait for
+        return found
+
+    def feed_back(self, count: int) -> str:
+        """Error feedback is at the device of the tensors: here it is not."""
+        residual = ErrorFeedback(np.zeros(count, np.float32))
+        quantised = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.BLOCK_INT8)
+        array = Array(self.driver, np.zeros(count, np.float32))
+        try:
+            self.comm.all_reduce(array, op=ReduceOp.SUM, quantization_options=quantised, residual=residual)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def sync(self, count: int) -> tuple[str, bytes]:
+        """Of a state that differs in some leaves, after which the kernel on the default stream that changes it has run."""
+        content = np.arange(count, dtype=np.float64)
+        content[:: 1 + count // 3] += self.comm.rank
+        array = self._array(content)
+        device = DeviceType.CUDA if self.at_gpu else DeviceType.CPU
+        address = array._address if self.at_gpu else array.ctypes.data
+        entry = pccl.TensorInfo(
+            "weights", address, numel=count, dtype=DataType.DOUBLE, device_type=device, allow_content_inequality=False
+        )
+        state = pccl.SharedState([entry])
+        strategy = pccl.SharedStateSyncStrategy
+        self.comm.sync_shared_state(state, strategy.SEND_ONLY if self.comm.rank == 0 else strategy.RECEIVE_ONLY)
+        return state.hash(), self._elements(array).tobytes()
+
+    def reduce_when_it_fails(self, count: int, broken: bool) -> tuple[str, str]:
+        """One GPU fails under an op: the error, with the driver's words, and the other's loss."""
+        array = self._array(np.ones(count, np.float32))
+        if broken:
+            self.driver.launch(0, 5_000, lambda: self.driver.library.fake_cuda_break(ILLEGAL_ADDRESS))
+        try:
+            self.comm.all_reduce(array, op=ReduceOp.SUM)
+        except PCCLError as error:
+            return error.result.name, error.detail
+        return "SUCCESS", ""

@@ -1,0 +1,102 @@
+"""Tensors at a GPU, of the fake driver, between processes: the results of tensors on the CPU, in the order of streams."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gpu_members import Member, build_driver
+from performers import MasterProcess, Performer
+
+KIB = 1024
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_driver(tmp_path_factory.mktemp("driver"))
+
+
+@contextlib.contextmanager
+def pair(driver: Path, at_gpu: tuple[bool, bool]) -> Iterator[list[Performer]]:
+    """Two members by rank, with their tensors at a GPU or not."""
+    master = MasterProcess()
+    environment = {"PCCL_CUDA_DRIVER": str(driver)}
+    members = [Performer(Member, at, (master.address, str(driver), on), environment) for at, on in enumerate(at_gpu)]
+    try:
+        for member in members:
+            member.tell("join")
+        ranks = [member.answer() for member in members]
+        yield [member for _, member in sorted(zip(ranks, members, strict=True), key=lambda one: one[0])]
+    finally:
+        for member in members:
+            member.kill()
+        master.kill()
+
+
+@pytest.fixture(scope="module", params=[(True, True), (True, False)], ids=["GPUs", "GPU and CPU"])
+def members(driver: Path, request: pytest.FixtureRequest) -> Iterator[list[Performer]]:
+    with pair(driver, request.param) as made:
+        yield made
+
+
+def on_both(members: list[Performer], method: str, *arguments: object) -> list[object]:
+    for member in members:
+        member.tell(method, *arguments)
+    return [member.answer() for member in members]
+
+
+WAYS = [
+    ("float32", False, None, False),
+    ("float32", True, None, False),
+    ("float16", True, None, False),
+    ("int64", False, None, False),
+    ("float32", True, "MIN_MAX", False),
+    ("float32", False, "BLOCK_INT4", False),
+    ("float64", True, None, True),
+]
+
+
+@pytest.mark.parametrize("count", [0, 100, 300_001])
+@pytest.mark.parametrize(("dtype", "in_place", "algorithm", "retry"), WAYS)
+def test_reduce(members, count, dtype, in_place, algorithm, retry):
+    if count == 300_001 and retry:
+        count = 5_000_000  # of several segments
+    first, second = on_both(members, "reduce", count, dtype, in_place, algorithm, retry)
+    assert first == second
+    if algorithm is None:
+        np = pytest.importorskip("numpy")
+        content = np.arange(count) % 251
+        assert first == (content.astype(dtype) + (content * 2).astype(dtype)).tobytes()
+
+
+@pytest.mark.parametrize("count", [1, 5_000, 400_000])
+def test_collectives(members, count):
+    first, second = on_both(members, "reduce_many", count)
+    assert first == second
+
+
+@pytest.mark.parametrize("count", [100, 600_000])
+def test_sync(members, count):
+    first, second = on_both(members, "sync", count)
+    assert first == second
+
+
+def test_streams(driver):
+    with pair(driver, (True, True)) as members:
+        for count in (100, 600_000):
+            assert on_both(members, "reduce_in_order", count) == [[3.0, 3.0]] * 2
+        assert "residual is on CPU and the tensors on CUDA" in members[0].ask("feed_back", 64)
+
+
+def test_failure(driver):
+    with pair(driver, (True, False)) as members:
+        at_gpu = next(member for member in members if member.number == 0)
+        [other] = [member for member in members if member is not at_gpu]
+        at_gpu.tell("reduce_when_it_fails", 20_000_000, True)
+        other.tell("reduce_when_it_fails", 20_000_000, False)
+        result, text = at_gpu.answer()
+        assert result == "INTERNAL_ERROR"
+        assert "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered" in text
+        assert other.answer()[0] == "RANK_CONNECTION_LOST"

@@ -1,0 +1,89 @@
+"""Arrays at a GPU, as far as they can be told without one (pccl/_gpu.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+import pccl
+from pccl import DataType
+from pccl._gpu import array_memory, is_gpu_array
+from pccl._parts import buffer_of
+from pccl._tensors import reduce_buffers
+
+
+class Array:
+    """With this interface."""
+
+    def __init__(self, **changes):
+        described = {"shape": (2, 3), "typestr": "<f4", "strides": None, "data": (4096, False), "version": 3}
+        self.__dict__["described"] = {**described, **changes}
+
+    @property
+    def __cuda_array_interface__(self):
+        return self.described
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """All memory is known to the driver."""
+    monkeypatch.setattr("pccl._gpu.check_known", lambda *_: None)
+
+
+def test_what_is_one():
+    assert is_gpu_array(Array())
+    assert not is_gpu_array([1.0])
+    assert not is_gpu_array(Array)
+
+
+def test_memory(known):
+    assert array_memory(Array(), "a") == (4096, 6, DataType.FLOAT, 0, False)
+    assert array_memory(Array(stream=7, typestr="|b1", data=(64, True)), "a") == (64, 6, DataType.BOOL, 7, True)
+    assert array_memory(Array(strides=(12, 4)), "a")[1] == 6
+    assert array_memory(Array(shape=(0,)), "a")[1] == 0
+    assert array_memory(Array(shape=()), "a")[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"typestr": "<c8"}, ValueError, "elements of type <c8 cannot be used"),
+        ({"strides": (4, 8)}, AssertionError, "a must be contiguous"),
+        ({"strides": (24, 4)}, AssertionError, "a must be contiguous"),
+    ],
+)
+def test_refused(known, changes, error, text):
+    with pytest.raises(error, match=text):
+        array_memory(Array(**changes), "a")
+
+
+def test_memory_that_no_driver_knows():
+    """It would be read as memory of the CPU."""
+    if pccl.cuda.is_available():
+        pytest.skip("there is a driver")
+    with pytest.raises(AssertionError, match=r"recv is at a GPU .* used: the CUDA driver .* not installed"):
+        reduce_buffers(Array(), Array())
+
+
+def test_buffers(known):
+    pair = reduce_buffers(Array(stream=2), Array(data=(8192, False)))
+    assert (pair.send, pair.recv, pair.device, pair.stream) == (4096, 8192, pccl.DeviceType.CUDA, 2)
+    with pytest.raises(ValueError, match="recv is read-only"):
+        reduce_buffers(Array(), Array(data=(8192, True)))
+    with pytest.raises(ValueError, match="must both be"):
+        reduce_buffers(Array(), b"")
+
+
+def test_lists(known):
+    made = buffer_of([Array(stream=3), Array(data=(4096 + 24, False))], "send")
+    assert (made.pointer, made.numel, made.counts, made.stream) == (4096, 12, [6, 6], 3)
+    with pytest.raises(AssertionError, match="must lie one behind the other"):
+        buffer_of([Array(), Array(data=(8192, False))], "send")
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(AssertionError, match=r"send\[0\] is on CUDA and send\[1\] on CPU"):
+        buffer_of([Array(), numpy.zeros(6, numpy.float32)], "send")
+
+
+def test_availability():
+    count = pccl.cuda.device_count()
+    assert pccl.cuda.is_available() is (count > 0) is pccl.cuda.is_cuda_available
+    assert pccl.cuda.describe()
