@@ -27,17 +27,40 @@ GRACE_SECONDS = 10.0
 
 READ_BYTES = 1 << 16
 
+RESTARTS = 10
+"""Of each peer, where --restart stands without a number."""
+
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class RestartCommand(click.Command):
+    """A command whose option --restart may stand without its number."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Gives it the number; words behind the program are the program's."""
+        at = 0
+        while at < len(args) and args[at].startswith("-"):
+            alone = "=" in args[at] or args[at] in ("-m", "--help", "--")
+            if args[at] == "--restart" and not "".join(args[at + 1 : at + 2]).lstrip("-").isdigit():
+                args[at] = f"--restart={RESTARTS}"
+                alone = True
+            at += 1 if alone else 2
+        return super().parse_args(ctx, args)
 
 
 @click.command(
     "launch",
+    cls=RestartCommand,
     short_help="Start a master and peers of a program here.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("--nproc", type=click.IntRange(1, 1024), default=2, show_default=True, help="how many peers")
 @click.option(
-    "--restart", type=click.IntRange(0), default=0, metavar="N", help="start a peer that dies anew, N times  [default: 0]"
+    "--restart",
+    type=click.IntRange(0),
+    default=0,
+    metavar="[N]",
+    help=f"start a peer that dies anew, up to N times, without N up to {RESTARTS} times  [default: not at all]",
 )
 @click.option("--master", "address", metavar="HOST:PORT", help="join the run of this master, or list of masters; none is started")
 @click.option("-m", "module", is_flag=True, help="the program is a Python module, as of python -m")

@@ -98,7 +98,8 @@ def test_status(launch, program, status):
     assert launch(program).end() in (status if isinstance(status, tuple) else (status,))
 
 
-def test_a_peer_is_started_anew(launch, tmp_path):
+@pytest.mark.parametrize("restart", [["--restart", "1"], ["--restart=1"], ["--restart"]])
+def test_a_peer_is_started_anew(launch, tmp_path, restart):
     program = """
         print("begins", os.environ.get("PCCL_JOIN"))
         if number == 1:
@@ -109,7 +110,7 @@ def test_a_peer_is_started_anew(launch, tmp_path):
             while not os.path.exists(sys.argv[1]):
                 time.sleep(0.02)
     """
-    one = launch(program, str(tmp_path / "there"), options=("--nproc", "2", "--restart", "1"))
+    one = launch(program, str(tmp_path / "there"), options=("--nproc", "2", *restart))
     assert one.end() == 0
     text = "".join(one.lines)
     assert text.count("begins None") == 2
@@ -184,6 +185,8 @@ def test_peers_die_with_it(launch):
     [
         ([], "Missing argument"),
         (["--nproc", "0", "x.py"], "range"),
+        (["--restart", "-1", "x.py"], "range"),
+        (["--restart"], "Missing argument"),
         (["--master", "nowhere", "x.py"], "nowhere"),
     ],
 )
