@@ -86,6 +86,9 @@ class AsyncDiLoCo(Trainer):
         self._begin_round()
         return self.last
 
+    def _outers(self) -> list[Outer]:
+        return [self.outer]
+
     def _round(self) -> Round:
         return self._outer_step_made(finishes=False)
 

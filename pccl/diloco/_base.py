@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import numbers
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ from pccl._types import Contributors, TensorInfo
 from pccl.diloco._average import Averaged
 from pccl.diloco._compression import Compression
 from pccl.diloco._membership import Meeting, Membership
+from pccl.diloco._outer import Outer, trained_parameters
 from pccl.diloco._state import State, Welcome
 
 _log = logging.getLogger("pccl.diloco")
@@ -90,10 +92,23 @@ class Trainer(ABC):
             raise TypeError(f"communicator must be a pccl.Communicator, not {type(communicator).__name__}")
         if not isinstance(inner_optimizer, torch.optim.Optimizer):
             raise TypeError(f"inner_optimizer must be a torch.optim.Optimizer, not {type(inner_optimizer).__name__}")
+        held = {id(parameter) for group in inner_optimizer.param_groups for parameter in group["params"]}
+        if not any(id(parameter) in held for _, parameter in trained_parameters(model)):
+            text = "inner_optimizer has no parameter of the model that requires a gradient"
+            raise ValueError(f"{text}: make it of model.parameters(), after the model was sharded or moved")
+        for name, whole in (("sync_every", sync_every), ("peers", peers), ("shards", shards)):
+            require_whole(name, whole)
+        for name, real in (("outer_lr", outer_lr), ("outer_momentum", outer_momentum), ("sync_seconds", sync_seconds)):
+            if real is not None and not isinstance(real, numbers.Real):
+                raise TypeError(f"{name} must be a number, not {real!r}")
         if sync_every < 1:
             raise ValueError(f"sync_every must be 1 or more steps of the inner optimizer, not {sync_every}")
         if sync_seconds is not None and not 0 < sync_seconds < math.inf:
             raise ValueError(f"sync_seconds must be more than 0 seconds, not {sync_seconds}")
+        if outer_lr is not None and not 0 <= outer_lr < math.inf:
+            raise ValueError(f"outer_lr must be 0 or more, not {outer_lr}")
+        if outer_momentum is not None and not 0 <= outer_momentum < math.inf:
+            raise ValueError(f"outer_momentum must be 0 or more, not {outer_momentum}")
         if peers < 1:
             raise ValueError(f"peers must be 1 or more, not {peers}")
         if shards < 1:
@@ -111,7 +126,7 @@ class Trainer(ABC):
         """The last outer step of this peer."""
         self._settings = torch.tensor([outer_lr, outer_momentum, sync_every, sync_seconds or 0, peers], dtype=torch.float64)
         self._outer_step = torch.zeros(1, dtype=torch.int64)
-        self._weight = weight
+        self._weight = weight if weight is None or callable(weight) else _checked_weight(weight)
         self._shards = shards
         self._inside = self._closes = False
         self._begin_round()
@@ -123,6 +138,7 @@ class Trainer(ABC):
 
         The outer step, if it was one; then the parameters of the model are others than before. Raises what `synchronize` does.
         """
+        self._require_inside()
         self._inner_steps += 1
         if self._seconds is None:
             if self._inner_steps < self._every:
@@ -188,12 +204,15 @@ class Trainer(ABC):
     def weight(self, value: Weight) -> None:
         if self._weight is None:
             raise RuntimeError("the members do not exchange weights: give all of them a weight when they are made")
-        self._weight = value
+        self._weight = value if callable(value) else _checked_weight(value)
 
     def __enter__(self) -> Self:
         if self._inside:
             raise RuntimeError(f"this {type(self).__name__} is in use already")
         before = self._settings.clone()
+        if self.outer_step == 0:  # a checkpoint may have been loaded since this was made
+            for outer in self._outers():
+                outer.read_model()
         try:
             self._closes = self._membership.enter(self._settings[SETTINGS.index("peers")], self._outer_step)
             self._adopt()
@@ -219,6 +238,10 @@ class Trainer(ABC):
                 self.communicator.close()
 
     # ---- for the methods ----
+
+    @abstractmethod
+    def _outers(self) -> Iterable[Outer]:
+        """The outer parameters of all parts of the model."""
 
     @abstractmethod
     def _round(self) -> Round:
@@ -283,7 +306,23 @@ class Trainer(ABC):
 
     def _own_weight(self) -> float | None:
         """For the next average."""
-        weight = self._weight() if callable(self._weight) else self._weight
-        if weight is not None and not 0 <= weight < math.inf:
-            raise ValueError(f"a weight must be a number from 0 on, not {weight}")
-        return weight
+        if self._weight is None:
+            return None
+        return _checked_weight(self._weight() if callable(self._weight) else self._weight)
+
+
+def require_whole(name: str, value: object) -> None:
+    """TypeError: an argument of a class is no whole number."""
+    if not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+
+
+def _checked_weight(given: float) -> float:
+    """`given`, in whatever form numbers have. ValueError: no average can be made with it."""
+    try:
+        weight = float(given)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"a weight must be a number from 0 on, not {given!r}")
+    return weight

@@ -89,6 +89,9 @@ class DiLoCo(Trainer):
         self._averager = Averager(self.outer.size, self.compression)
         self._share(dict(self.outer.entries()))
 
+    def _outers(self) -> list[Outer]:
+        return [self.outer]
+
     def _round(self) -> Round:
         began = time.monotonic()
         self.outer.pseudo_gradient(self._buffer)

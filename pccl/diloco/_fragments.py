@@ -27,6 +27,8 @@ def fragments_of(model: nn.Module, fragments: Fragments, pattern: str = "strided
         raise ValueError(f"pattern {pattern!r} is none of {', '.join(map(repr, PATTERNS))}")
     if isinstance(fragments, int):
         return _dealt(model, fragments, pattern)
+    if isinstance(fragments, str) or not isinstance(fragments, Sequence):
+        raise TypeError(f"fragments must be a number, or a list of names and modules of each fragment, not {fragments!r}")
     return _chosen(model, fragments)
 
 

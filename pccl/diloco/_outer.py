@@ -63,18 +63,16 @@ class Outer:
         self.momentum = self._on_device()
         self.host_parameters = self.parameters if self.device.type == "cpu" else self.buffer()
         self.host_momentum = self.momentum if self.device.type == "cpu" else self.buffer()
-        for part, inner in self._inner():
-            self.parameters[part.begin : part.end].view(inner.shape).copy_(inner)
-        self.to_host()
+        self.read_model()
 
     def buffer(self) -> Tensor:
         """Zeros of shape (size,) in fp32 on the CPU, pinned if the model or the outer parameters are on a GPU."""
         return torch.zeros(self.size, pin_memory=self._pinned)
 
     def entries(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-        """What all members hold alike, by name: views of `host_parameters`, and `host_momentum`."""
-        for part in self.parts:
-            yield f"{prefix}parameter/{part.name}", self.host_parameters[part.begin : part.end]
+        """What all members hold alike, by name and shape: views of `host_parameters`, and `host_momentum`."""
+        for part, inner in self._inner():
+            yield f"{prefix}parameter/{part.name} {tuple(inner.shape)}", self.host_parameters[part.begin : part.end]
         yield f"{prefix}momentum", self.host_momentum
 
     # ---- between the model and the flat tensors ----
@@ -101,6 +99,13 @@ class Outer:
             if inner.device != self.device:  # the model is on a GPU, the outer parameters are on the CPU
                 target = out[part.begin : part.end].view(inner.shape)
                 torch.sub(self._start_of(part, inner, start).to(target.device), target, out=target)
+
+    @torch.no_grad()
+    def read_model(self) -> None:
+        """Sets the outer parameters to those of the model."""
+        for part, inner in self._inner():
+            self.parameters[part.begin : part.end].view(inner.shape).copy_(inner)
+        self.to_host()
 
     @torch.no_grad()
     def write_model(self, source: Tensor | None = None) -> None:

@@ -15,10 +15,13 @@ from torch import nn
 from pccl._communicator import Communicator
 from pccl._types import Contributors
 from pccl.diloco._average import Average, Averaged, Averager, exchange
-from pccl.diloco._base import Round, Trainer, Weight
+from pccl.diloco._base import Round, Trainer, Weight, require_whole
 from pccl.diloco._compression import Compression
-from pccl.diloco._fragments import Fragments, fragments_of
+from pccl.diloco._fragments import Fragments, fragments_of, layers_of
 from pccl.diloco._outer import Outer
+
+FRAGMENTS, OVERLAP = 4, 5
+"""Unless they are given, or the model has fewer layers, or a round has no more steps."""
 
 
 @dataclass
@@ -54,7 +57,8 @@ class StreamingDiLoCo(Trainer):
 
     `fragments`: a number, or for each fragment the names of its modules and parameters, or its modules. A number is dealt out in
     whole layers by `pattern`: "strided" (neighbours in different fragments), "sequential" (neighbours together), or "balanced"
-    (by size alone). Layers are the children of the largest nn.ModuleList or nn.Sequential.
+    (by size alone). Layers are the children of the largest nn.ModuleList or nn.Sequential. The default is 4, or as many as there
+    are layers if these are fewer; that of `overlap` is 5, or `sync_every` - 1 if that is less.
 
     With `sync_seconds` a round is that long, and `overlap` is the share of it that it is of `sync_every`. `weight` is asked for
     once per round, at the first launch. `compression` is any but "sparse". A joiner begins with the outer parameters. The end of
@@ -69,9 +73,9 @@ class StreamingDiLoCo(Trainer):
         inner_optimizer: torch.optim.Optimizer,
         *,
         sync_every: int = 100,
-        fragments: Fragments = 4,
+        fragments: Fragments | None = None,
         pattern: str = "strided",
-        overlap: int = 5,
+        overlap: int | None = None,
         mixing: float = 0.5,
         outer_lr: float = 0.7,
         outer_momentum: float | None = None,
@@ -99,6 +103,11 @@ class StreamingDiLoCo(Trainer):
         )
         if self.compression.method == "sparse":
             raise ValueError("compression 'sparse' is not for StreamingDiLoCo: take 'int8', 'int4' or 'e3m0'")
+        if fragments is None:
+            fragments = min(FRAGMENTS, sum(map(len, layers_of(model))))
+        if overlap is None:
+            overlap = min(OVERLAP, sync_every - 1)
+        require_whole("overlap", overlap)
         if not 0 <= overlap < sync_every:
             raise ValueError(f"overlap must be from 0 to {sync_every - 1} inner steps, less than sync_every, not {overlap}")
         if not 0 <= mixing <= 1:
@@ -135,7 +144,6 @@ class StreamingDiLoCo(Trainer):
         The round, if this was the end of one. The parameters of the model may be others than before, also inside of a round.
         Raises what `synchronize` does.
         """
-        self._require_inside()
         done = super().step()
         if done is None:
             self._advance(self._progress())
@@ -210,6 +218,9 @@ class StreamingDiLoCo(Trainer):
 
     # ---- entering and leaving ----
 
+    def _outers(self) -> list[Outer]:
+        return [fragment.outer for fragment in self.fragments]
+
     def _adopt(self) -> None:
         self._from_host()
         self._write_model()
@@ -221,9 +232,9 @@ class StreamingDiLoCo(Trainer):
         self._write_model()
 
     def _from_host(self) -> None:
-        for fragment in self.fragments:
-            fragment.outer.from_host()
+        for outer in self._outers():
+            outer.from_host()
 
     def _write_model(self) -> None:
-        for fragment in self.fragments:
-            fragment.outer.write_model()
+        for outer in self._outers():
+            outer.write_model()

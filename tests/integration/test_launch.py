@@ -167,7 +167,7 @@ def test_a_second_signal_kills(launch):
     one.process.send_signal(signal.SIGINT)
     while one.process.poll() is None and not all(map(gone, found)):
         one.process.send_signal(signal.SIGINT)  # two that come together may be one
-    assert one.end() == 128 + signal.SIGINT
+    assert one.end() in (128 + signal.SIGINT, -signal.SIGINT)  # the last may come when all is done
     assert all(map(gone, found))
 
 

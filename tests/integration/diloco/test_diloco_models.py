@@ -291,10 +291,24 @@ def test_it_closes_what_it_has_connected_and_nothing_else(master):
     assert not second.comm.alive
 
 
+@pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo, StreamingDiLoCo])
+def test_a_run_begins_with_the_model_as_it_is_then(master, kind):
+    peer = Peer(master, 1, simple, kind)
+    checkpoint = simple().state_dict()
+    peer.model.load_state_dict(checkpoint)
+    with peer.diloco:
+        assert all(torch.equal(value, checkpoint[name]) for name, value in peer.model.state_dict().items())
+        parity = peer.diloco.parity
+    other = Peer(master, 1, simple, kind)
+    other.model.load_state_dict(checkpoint)
+    with other.diloco:
+        assert other.diloco.parity == parity
+
+
 def test_what_is_wrong_is_told(master):
     peer = Peer(master, 1, simple)
     with pytest.raises(RuntimeError, match="inside of its with block"):
-        peer.round()
+        peer.diloco.step()
     with pytest.raises(RuntimeError, match="do not exchange weights"):
         peer.diloco.weight = 3
     arguments = (peer.model, peer.comm, peer.optimizer)
@@ -306,6 +320,17 @@ def test_what_is_wrong_is_told(master):
     for wrong in ({"overlap": 100}, {"mixing": 2}, {"compression": "sparse"}, {"fragments": 9}, {"pattern": "none"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             StreamingDiLoCo(*arguments, **{"fragments": 2, **wrong})
+    for wrong in ({"outer_lr": -1}, {"outer_momentum": float("nan")}, {"shards": 0}, {"weight": -1}, {"weight": "many"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            DiLoCo(*arguments, **wrong)
+    for wrong in ({"sync_every": None}, {"sync_every": 2.5}, {"sync_seconds": "1"}, {"outer_lr": "0.7"}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            DiLoCo(*arguments, **wrong)
+    with pytest.raises(ValueError, match="inner_optimizer has no parameter"):
+        DiLoCo(peer.model, peer.comm, Peer(master, 2, simple).optimizer)
+    for wrong in ({"overlap": 0.5}, {"fragments": 2.0}, {"fragments": "0"}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            StreamingDiLoCo(*arguments, **wrong)
     for place in range(3):
         with pytest.raises(TypeError):
             DiLoCo(*arguments[:place], "wrong", *arguments[place + 1 :])

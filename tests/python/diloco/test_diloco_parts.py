@@ -71,6 +71,12 @@ def test_shared_parameters_count_once_and_frozen_ones_not_at_all():
     assert outer.size == 16 + 4 + 4
 
 
+def test_models_of_other_shapes_differ_by_name():
+    wide, tall = (dict(outer_of(nn.Linear(*shape, bias=False)).entries()) for shape in ((2, 6), (6, 2)))
+    assert list(wide) == ["parameter/weight (6, 2)", "momentum"]
+    assert list(tall) == ["parameter/weight (2, 6)", "momentum"]
+
+
 def test_parameters_that_do_not_lie_in_one_piece():
     model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     outer = outer_of(model)
