@@ -72,10 +72,10 @@ test: test-c test-python
 test-c: .venv/ready
 	$(CMAKE) -S . -B build/test -DPCCL_BUILD_TESTS=ON
 	$(BIN)/cmake --build build/test -j $(JOBS)
-	$(CTEST) --test-dir build/test
+	$(CTEST) --test-dir build/test $(if $(C_TESTS),-R '$(C_TESTS)')
 
 test-python: .venv/built
-	$(BIN)/python -m pytest -n $(TEST_JOBS) -q --durations=15 tests
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -q --durations=25 tests
 
 # ---- checks ----
 

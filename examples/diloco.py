@@ -182,7 +182,7 @@ def train(arguments: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, weight_decay=0.0)
     random = torch.Generator()
     random.seed()  # each peer reads the text in an order of its own
-    validation = text.windows(64, torch.Generator().manual_seed(0), held_out=True)
+    validation = text.windows(256, torch.Generator().manual_seed(0), held_out=True)
 
     comm = pccl.Communicator(os.environ["PCCL_MASTER"])
     began, sent, members, losses = time.monotonic(), 0, 0, []
