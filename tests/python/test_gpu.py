@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 import pccl
@@ -9,6 +13,8 @@ from pccl import DataType
 from pccl._gpu import array_memory, is_gpu_array
 from pccl._parts import buffer_of
 from pccl._tensors import reduce_buffers
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Array:
@@ -81,6 +87,15 @@ def test_lists(known):
     numpy = pytest.importorskip("numpy")
     with pytest.raises(AssertionError, match=r"send\[0\] is on CUDA and send\[1\] on CPU"):
         buffer_of([Array(), numpy.zeros(6, numpy.float32)], "send")
+
+
+@pytest.mark.parametrize("script", ["tests/gpu/run.py", "bench/gpu.py"])
+def test_scripts_for_a_gpu_are_skipped_without_one(script, tmp_path):
+    if pccl.cuda.is_available():
+        pytest.skip("there is a driver")
+    done = subprocess.run([sys.executable, ROOT / script, "--out", tmp_path / "out"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("skipped: ")
+    assert list((tmp_path / "out").iterdir())
 
 
 def test_availability():

@@ -1,0 +1,301 @@
+#!/usr/bin/env python3
+"""Tensors at a real GPU: two processes that share it, compared with tensors on the CPU. Skipped where there is no GPU.
+
+    tests/gpu/run.py [--out gpu-out/test] [--device cpu]
+
+It needs torch and the installed package, and no network. Each case has processes of its own and a deadline; `results.json` in
+the folder has their verdicts. With `--device cpu` the cases are run without a GPU, which tests this script alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pccl
+from pccl import Communicator, DataType, PeerLostError, QuantizationAlgorithm, QuantizationOptions, ReduceOp
+
+LIMIT_SECONDS = 50.0
+"""For each case, so that all nine end within eight minutes."""
+
+SIZES = [1, 1_000, 300_001, 6_000_000]
+
+
+@dataclass
+class Member:
+    """One of the two processes."""
+
+    rank: int
+    comm: Communicator
+    device: str
+    torch: Any
+
+    def filled(self, count: int, dtype: str, device: str | None = None) -> Any:
+        """Other elements on each member, the same on every device."""
+        torch = self.torch
+        values = torch.arange(count) % 61 + self.rank
+        return values.to(getattr(torch, dtype)).to(device or self.device)
+
+    def same(self, found: Any, expected: Any) -> None:
+        """Bit for bit."""
+        found, expected = (tensor.cpu().contiguous().view(self.torch.uint8) for tensor in (found, expected))
+        assert self.torch.equal(found, expected), "the bits differ from those of tensors on the CPU"
+
+
+def reduces(member: Member) -> None:
+    """Every type, in place and not, quantised and in retry mode."""
+    for dtype in ("float32", "bfloat16", "float16", "float64", "int64", "uint8"):
+        for count in SIZES if dtype in ("bfloat16", "float64") else SIZES[:-1]:
+            expected = member.filled(count, dtype, "cpu")
+            member.comm.all_reduce(expected, op=ReduceOp.SUM)
+            tensor = member.filled(count, dtype)
+            out = member.torch.zeros_like(tensor)
+            member.comm.all_reduce(tensor, out, op=ReduceOp.SUM, retry=count == SIZES[-1])
+            member.same(out, expected)
+            member.same(tensor, member.filled(count, dtype, "cpu"))
+            member.comm.all_reduce(tensor, op=ReduceOp.SUM)
+            member.same(tensor, expected)
+
+
+def other_reduces(member: Member) -> None:
+    """Every operation and quantisation; several ops at once."""
+    for op in (ReduceOp.AVG, ReduceOp.PROD, ReduceOp.MAX, ReduceOp.MIN):
+        expected, tensor = member.filled(300_001, "float32", "cpu"), member.filled(300_001, "float32")
+        for one in (expected, tensor):
+            member.comm.all_reduce(one, op=op)
+        member.same(tensor, expected)
+    for algorithm in (QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.BLOCK_INT8, QuantizationAlgorithm.BLOCK_INT4):
+        options = QuantizationOptions(DataType.UINT8, algorithm)
+        expected, tensor = member.filled(300_001, "float32", "cpu"), member.filled(300_001, "float32")
+        for one in (expected, tensor):
+            member.comm.all_reduce(one, op=ReduceOp.SUM, quantization_options=options)
+        member.same(tensor, expected)
+    tensors = [member.filled(count, "float32") for count in range(100, 400_000, 40_000)]
+    handles = [member.comm.all_reduce_async(tensor, op=ReduceOp.SUM, tag=tag) for tag, tensor in enumerate(tensors)]
+    for handle, tensor in zip(handles, tensors, strict=True):
+        handle.result()
+        expected = member.filled(tensor.numel(), "float32", "cpu")
+        member.comm.all_reduce(expected, op=ReduceOp.SUM, tag=1000)
+        member.same(tensor, expected)
+
+
+def mixed(member: Member) -> None:
+    """One member on the CPU."""
+    for count in SIZES:
+        expected = member.filled(count, "float32", "cpu")
+        member.comm.all_reduce(expected, op=ReduceOp.AVG)
+        tensor = member.filled(count, "float32", "cpu" if member.rank == 0 else None)
+        member.comm.all_reduce(tensor, op=ReduceOp.AVG)
+        member.same(tensor, expected)
+
+
+def collectives(member: Member) -> None:
+    """Those that move pieces."""
+    comm, torch = member.comm, member.torch
+    for count in (10, 500_000):
+        results = []
+        for device in ("cpu", member.device):
+            own = member.filled(count, "float32", device)
+            both, turned, part = (torch.zeros(size, device=device) for size in (2 * count, 2 * count, count))
+            comm.all_gather(own, both)
+            comm.all_to_all(both, turned)
+            comm.reduce_scatter(both, part, op=ReduceOp.SUM)
+            comm.broadcast(own, root=1)
+            if member.rank == 0:
+                comm.send(own, to=1)
+            else:
+                comm.recv(own, source=0)
+            results.append([both, turned, part, own])
+        for expected, found in zip(*results, strict=True):
+            member.same(found, expected)
+
+
+def streams(member: Member) -> None:
+    """An op comes after slow work on its stream, and what the stream has behind `wait_stream` finds the result."""
+    torch = member.torch
+    if member.device == "cpu":
+        return
+    square = torch.rand(4096, 4096, device=member.device)
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            for count in (1_000, 3_000_000):
+                tensor = torch.zeros(count, device=member.device)
+                for _ in range(20):
+                    square = square @ square
+                    square /= square.norm()
+                tensor += member.rank + 1
+                handle = member.comm.all_reduce_async(tensor, op=ReduceOp.SUM)
+                handle.wait_stream()
+                doubled = tensor * 2
+                handle.result()
+                assert bool((doubled == 6).all()), "the stream went on before the op had ended, or the op began too early"
+
+
+def shared_state(member: Member) -> None:
+    """Of which a few leaves differ."""
+    torch = member.torch
+    tensor = torch.arange(3_000_000, dtype=torch.float32).to(member.device)
+    if member.rank == 1:
+        tensor[1_234_567] = -1
+        tensor[-1] = -1
+    state = pccl.SharedState([pccl.TensorInfo.from_torch(tensor, "weights")])
+    strategy = pccl.SharedStateSyncStrategy
+    info = member.comm.sync_shared_state(state, strategy.SEND_ONLY if member.rank == 0 else strategy.RECEIVE_ONLY)
+    assert torch.equal(tensor.cpu(), torch.arange(3_000_000, dtype=torch.float32))
+    assert info.leaves == (2 if member.rank == 1 else 0), f"{info.leaves} leaves have moved"
+    on_host = pccl.SharedState([pccl.TensorInfo.from_torch(tensor.cpu(), "weights")])
+    assert state.hash() == on_host.hash()
+
+
+def loss(member: Member) -> None:
+    """Member 1 dies under an op: the input of the other is as it was."""
+    tensor = member.filled(50_000_000, "float32")
+    if member.rank == 1:
+        member.comm.all_reduce_async(tensor, op=ReduceOp.SUM)
+        time.sleep(0.02)  # any moment will do
+        os._exit(0)
+    try:
+        member.comm.all_reduce(tensor, op=ReduceOp.SUM)
+    except PeerLostError:
+        member.same(tensor, member.filled(50_000_000, "float32", "cpu"))
+
+
+def failing_kernel(member: Member) -> None:
+    """A kernel of member 0 fails: its op ends with the driver's words, and its process goes on."""
+    torch = member.torch
+    tensor = member.filled(1_000_000, "float32")
+    if member.rank == 0 and member.device != "cpu":
+        torch.zeros(4, device=member.device)[torch.tensor([1 << 20], device=member.device)]  # asserts on the GPU, later
+    try:
+        member.comm.all_reduce(tensor, op=ReduceOp.SUM)
+        told = "nothing"
+    except Exception as error:  # torch may see it first
+        told = f"{type(error).__name__}: {error}"
+    expected = "nothing" if member.device == "cpu" else "CUDA" if member.rank == 0 else "PeerLostError"
+    assert expected in told, told
+
+
+def leaks(member: Member) -> None:
+    """Many ops take no more memory at the GPU than a few."""
+    torch = member.torch
+    if member.device == "cpu":
+        return
+    tensor = member.filled(2_000_000, "float32")
+    free = []
+    for _ in range(2):
+        for _ in range(100):
+            member.comm.all_reduce(tensor, op=ReduceOp.AVG)
+        torch.cuda.synchronize()
+        member.comm.barrier()
+        free.append(torch.cuda.mem_get_info()[0])
+        member.comm.barrier()
+    assert free[0] - free[1] < 32 << 20, f"{free[0] - free[1]} bytes less are free after 100 more ops"
+
+
+CASES: list[Callable[[Member], None]] = [
+    reduces,
+    other_reduces,
+    mixed,
+    collectives,
+    streams,
+    shared_state,
+    loss,
+    failing_kernel,
+    leaks,
+]
+
+
+# ---- running them ----
+
+
+def run_member(pipe: Connection, name: str, address: str, device: str) -> None:
+    """In a process: the case, and "ok" or why not."""
+    import torch
+
+    try:
+        with Communicator(address, p2p_connection_pool_size=4) as comm:
+            comm.connect()
+            comm.wait_for_peers(2, timeout=LIMIT_SECONDS)
+            next(case for case in CASES if case.__name__ == name)(Member(comm.rank, comm, device, torch))
+            pipe.send("ok")
+    except BaseException:
+        pipe.send(traceback.format_exc())
+
+
+def run_case(name: str, device: str) -> str:
+    """The verdict: "ok", or why not."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pccl", "torch"])
+    master = pccl.MasterNode("127.0.0.1:0", heartbeat_limit=30)
+    master.run()
+    end = time.monotonic() + LIMIT_SECONDS
+    pairs = []
+    for _ in range(2):
+        pipe, inner = context.Pipe()
+        process = context.Process(target=run_member, args=(inner, name, f"127.0.0.1:{master.port}", device), daemon=True)
+        process.start()
+        inner.close()
+        pairs.append((pipe, process))
+    verdicts = []
+    for pipe, _ in pairs:
+        try:
+            verdicts.append(pipe.recv() if pipe.poll(max(0.0, end - time.monotonic())) else "it did not end in time")
+        except EOFError:
+            verdicts.append("ok" if name == "loss" else "its process has died")
+    for _, process in pairs:
+        process.kill()
+        process.join()
+    master.interrupt()
+    if verdicts == ["ok", "ok"]:
+        return "ok"
+    return "\n".join(verdict for verdict in verdicts if verdict != "ok")
+
+
+def why_not() -> str:
+    """Why there is nothing to test; "" where there is."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if not pccl.cuda.is_available():
+        return pccl.cuda.describe()
+    return "" if torch.cuda.is_available() else "this torch does not support CUDA"
+
+
+def main() -> int:
+    """0: all cases are well, or there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu-out/test"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("cases", nargs="*", help="all by default")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    why = why_not() if options.device == "cuda" else ""
+    results: dict[str, Any] = {"gpu": pccl.cuda.describe(), "device": options.device, "version": pccl.__version__}
+    if why:
+        results["skipped"] = why
+        print(f"skipped: {why}")
+    else:
+        names = options.cases or [case.__name__ for case in CASES]
+        results["cases"] = {}
+        for name in names:
+            begun = time.monotonic()
+            verdict = run_case(name, options.device)
+            results["cases"][name] = {"verdict": verdict, "seconds": round(time.monotonic() - begun, 2)}
+            print(f"{name}: {verdict}", flush=True)
+    (options.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    return 0 if all(case["verdict"] == "ok" for case in results.get("cases", {}).values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
