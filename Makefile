@@ -20,7 +20,7 @@ FUZZ_CC ?= $(shell command -v clang || command -v cc)
 FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheel test test-c test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter jitter-small test-fakes test-fakes-small clean
+.PHONY: help setup build wheel test test-c test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter jitter-small test-fakes test-fakes-small gpu-test gpu-bench clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
@@ -34,6 +34,7 @@ help:
 	@echo 'make test-fakes  what has sockets, on a transport that cuts, delays and changes all bytes, and tests/integration on a'
 	@echo '             device that takes its time, too (tests/fakes);'
 	@echo '             make test-fakes-small: a choice of them, in a minute or two; FAKE_SEED=1'
+	@echo 'make gpu-test, make gpu-bench  on a machine with a GPU and torch: results in gpu-out; skipped where there is none'
 	@echo 'make sim     SEEDS=100000 seeds of the simulator, from SEED=1'
 	@echo 'make wheel   a wheel with LZ4 in dist/, for machines of the same kind'
 	@echo 'make format  bring the sources into shape'
@@ -159,5 +160,12 @@ test-fakes-small: FAKE_PYTHON := $(addprefix tests/integration/,test_membership.
 test-fakes test-fakes-small: .venv/ready
 	tests/fakes/run.sh .venv $(FAKE_SEED) $(JOBS) 'test_($(FAKE_C))$$' -n $(TEST_JOBS) --timeout 600 $(FAKE_PYTHON)
 
+# The scripts need the package and torch alone, so on a machine without network any Python that has both can run them.
+gpu-test: .venv/built
+	$(BIN)/python tests/gpu/run.py --out gpu-out/test
+
+gpu-bench: .venv/built
+	$(BIN)/python bench/gpu.py --out gpu-out/bench
+
 clean:
-	rm -rf build dist demo-out stress-out pccl/*.so
+	rm -rf build dist gpu-out demo-out stress-out pccl/*.so
