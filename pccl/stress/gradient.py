@@ -14,7 +14,7 @@ import numpy as np
 
 from pccl.stress.content import CODES, PERIOD, Array, Reading
 
-LEAST_COUNT = 32 * CODES
+LEAST_COUNT = 128 * CODES
 """Elements that are enough for a fit."""
 LEAST_MAGNITUDE = 0.75
 ROUND_SHIFT = 1009
@@ -49,14 +49,14 @@ class Gradient:
         made[code::CODES] = self.pattern(number)[code::CODES]
         return made
 
-    def weight(self, code: int, number: int) -> float:
-        """How much it counts."""
-        return float(1 + (code + number) % MOST_WEIGHT) if self._weighted else 1.0
+    def weight(self, code: int) -> float:
+        """How much it counts. In all rounds alike: what a codec left over from one comes with its weight in the next."""
+        return float(1 + code % MOST_WEIGHT) if self._weighted else 1.0
 
     def read(self, average: Array, number: int, slack: Slack, start: int = 0) -> Reading:
         """Who is in an average of a round, or in the piece of one that begins at `start`."""
         pattern = self.pattern(number)[start : start + average.size].astype(np.float64)
-        weights = np.array([self.weight(code, number) for code in range(CODES)])
+        weights = np.array([self.weight(code) for code in range(CODES)])
         products, squares = (_by_code(values, start).sum(axis=0) for values in (average * pattern, pattern * pattern))
         shares = products / squares / weights  # 1 / (sum of weights), or 0
         present = shares > max(shares.max() / 2, 1 / (2 * CODES * MOST_WEIGHT))

@@ -67,13 +67,12 @@ class Training:
         self._plan = plan
         self._gradient = gradient
         self._code = code
-        self._round = 0
         random = torch.Generator().manual_seed(name)  # a joiner begins with other values than the run has
         self.model = nn.ModuleList(Layer(size, random) for size in plan.layers)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         arguments = dict(plan.settings)
         if plan.weighted:
-            arguments["weight"] = lambda: gradient.weight(code, self._round)
+            arguments["weight"] = lambda: gradient.weight(code)
         state = {"line": name, "position": 0, "clock": Clock()}
         kind = {"diloco": DiLoCo, "async": AsyncDiLoCo, "streaming": StreamingDiLoCo}[plan.method]
         compression = Compression(**plan.compression)
@@ -101,7 +100,7 @@ class Training:
 
     def begin_round(self, *, spoiled: bool = False) -> None:
         """Sets what the inner steps train for, and the state of the run. `spoiled`: an element of it is wrong."""
-        self._round = number = self.diloco.outer_step
+        number = self.diloco.outer_step
         self.diloco.state["position"] = POSITION + number
         self.diloco.state["clock"].outer_step = number
         # where averages overlap inner steps, these have mixed what they made before into the parameters

@@ -19,7 +19,7 @@ SLACK = Slack(rounding=1e-6)
 
 
 def average(gradient, codes, number):
-    weights = [gradient.weight(code, number) for code in codes]
+    weights = [gradient.weight(code) for code in codes]
     total = sum(weight * gradient.of(code, number).astype(np.float64) for code, weight in zip(codes, weights, strict=True))
     return total / sum(weights)
 
@@ -64,7 +64,7 @@ def test_planted_errors_are_read(weighted, harm):
     gradient = Gradient(4096, weighted=weighted)
     codes = [0, 5, 9]
     good, stale = average(gradient, codes, 3), average(gradient, codes, 2)
-    twice = good + gradient.of(5, 3) / sum(gradient.weight(code, 3) for code in codes)
+    twice = good + gradient.of(5, 3) / sum(gradient.weight(code) for code in codes)
     assert gradient.read(good, 3, SLACK).fault == ""
     assert gradient.read(harm(good, stale, twice), 3, SLACK).fault != ""
 
@@ -81,11 +81,11 @@ def test_sparse_forms_tell_who_is_in_them():
     codes = [2, 3, 31]
     residuals = {code: np.zeros(9000, np.float32) for code in codes}
     for number in range(20):
-        total, weights = np.zeros(9000, np.float32), sum(gradient.weight(code, number) for code in codes)
+        total, weights = np.zeros(9000, np.float32), sum(gradient.weight(code) for code in codes)
         for code in codes:
             residual = residuals[code]
             form = _sparse.encode(gradient.of(code, number), k=128, residual=residual, decay=0.95, residual_out=residual)
-            _sparse.decode_add(form, total, k=128, weight=gradient.weight(code, number) / weights)
+            _sparse.decode_add(form, total, k=128, weight=gradient.weight(code) / weights)
         reading = gradient.read(total.astype(np.float64), number, plan.slack)
         assert reading.fault == ""
         assert codes_in(reading.who) == codes
