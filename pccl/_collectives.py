@@ -63,9 +63,10 @@ def roll(comm: Communicator, value: Any, tag: int, timeout: float | None = None)
     losses. `value` is a tensor of one element, which it overwrites. PCCLTimeoutError: call again with the same arguments.
     """
     try:
-        return comm.all_reduce(value, op=ReduceOp.SUM, tag=tag, retry=True, timeout=timeout).contributors[0].peers
+        found = comm.all_reduce(value, op=ReduceOp.SUM, tag=tag, retry=True, timeout=timeout).contributors
     except TooFewPeersError:
-        return frozenset([comm.uuid])
+        found = ()
+    return found[0].peers if found else frozenset([comm.uuid])
 
 
 class Group:

@@ -20,8 +20,9 @@ class AsyncDiLoCo(Trainer):
     """DiLoCo with a delay of one outer step: the average of a round travels while the inner steps of the next one are made.
 
     Used as `DiLoCo` is, with the same arguments. At an outer step the average of the round before, which should have come in
-    by then, is applied to the outer parameters, and that of the present round is launched. Nothing waits for the network unless
-    the average takes longer than the inner steps.
+    by then, is applied to the outer parameters, and that of the present round is launched. Nobody waits for an average unless it
+    takes longer than the inner steps; at an outer step the members still wait for the slowest of them, and for several round
+    trips.
 
     The inner steps go on from the outer parameters minus `eager` times the own pseudo-gradient that is under way: what this
     peer has learned itself is not lost to it until the average brings it back (the local part of the eager updates of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -53,12 +54,14 @@ class Averager:
         self._compression = compression
         self._tag = tag
         self._launched = 0
+        self._total_weight = 0.0  # what the residual is in units of; 0: of none
         self._sparse: SparseAverage | None = None
         self._feedback: ErrorFeedback | None = None
         if compression.rounds and compression.error_feedback:
-            self._feedback = ErrorFeedback(torch.empty(size))
+            self._feedback = ErrorFeedback(torch.empty(size, dtype=torch.float32, device="cpu"))
         if compression.method == "sparse":
-            self._sparse = SparseAverage(torch.empty(size), k=compression.k, decay=compression.decay)
+            like = torch.empty(size, dtype=torch.float32, device="cpu")
+            self._sparse = SparseAverage(like, k=compression.k, decay=compression.decay)
 
     @property
     def residual(self) -> Tensor | None:
@@ -82,7 +85,19 @@ class Averager:
             return _Sparse(self._sparse.average_async(comm, buffer, weight=1.0 if weight is None else weight), buffer.numel())
         self._launched += 1
         options = self._compression.options(comm.uuid.int + self._launched)
-        return _Dense(comm, buffer, weight, weights, self._tag, options, self._feedback)
+        if weight is None:
+            return _Dense(comm, buffer, None, self._tag, options, self._feedback)
+        weights = exchange(comm, weight) if weights is None else weights
+        feedback = self._feedback if self._weigh_residual(sum(weights.values())) else None
+        return _Dense(comm, buffer, weights, self._tag, options, feedback)
+
+    def _weigh_residual(self, total: float) -> bool:
+        """What was left out of an average stays as much of the next one, whose weights add up to `total`. False: it has none."""
+        if total > 0 and self._feedback is not None:
+            if self._total_weight > 0:
+                self._feedback.residual.mul_(total / self._total_weight)
+            self._total_weight = total
+        return total > 0
 
 
 class _Dense:
@@ -92,7 +107,6 @@ class _Dense:
         self,
         comm: Communicator,
         buffer: Tensor,
-        weight: float | None,
         weights: dict[UUID, float] | None,
         tag: int,
         options: QuantizationOptions | None,
@@ -101,11 +115,10 @@ class _Dense:
         self._buffer = buffer
         self._feedback = feedback
         self._own = comm.uuid
-        self._weights: dict[UUID, float] | None = None
-        if weight is not None:
-            self._weights = exchange(comm, weight) if weights is None else weights
-            buffer.mul_(self._weights[self._own])
-        op = ReduceOp.AVG if weight is None else ReduceOp.SUM
+        self._weights = weights
+        if weights is not None:
+            buffer.mul_(weights[self._own])
+        op = ReduceOp.AVG if weights is None else ReduceOp.SUM
         self._handle: AsyncReduceHandle | None = None
         with contextlib.suppress(TooFewPeersError):
             self._handle = comm.all_reduce_async(
@@ -157,9 +170,9 @@ def exchange(comm: Communicator, weight: float) -> dict[UUID, float]:
 
     Who the members are, all of them learn from one reduce: from then on they agree on each one's place.
     """
-    here = sorted(roll(comm, torch.ones(1), ROLL_TAG))
-    weights = torch.zeros(len(here), dtype=torch.float64)
-    weights[here.index(comm.uuid)] = torch.tensor(weight).item()  # as fp32, which the buffer is multiplied by
+    here = sorted(roll(comm, torch.ones(1, device="cpu"), ROLL_TAG))
+    weights = torch.zeros(len(here), dtype=torch.float64, device="cpu")
+    weights[here.index(comm.uuid)] = struct.unpack("f", struct.pack("f", weight))[0]  # what the buffer is multiplied by
     with contextlib.suppress(TooFewPeersError):  # all others have died, and need no weight
         comm.all_reduce(weights, op=ReduceOp.SUM, tag=_WEIGHTS_TAG, retry=True)
     return dict(zip(here, weights.tolist(), strict=True))

@@ -21,7 +21,7 @@ from pccl._types import Contributors, TensorInfo
 from pccl.diloco._average import Averaged
 from pccl.diloco._compression import Compression
 from pccl.diloco._membership import Meeting, Membership
-from pccl.diloco._outer import Outer, trained_parameters
+from pccl.diloco._outer import Outer, local_memory, trained_parameters
 from pccl.diloco._state import State, Welcome
 
 _log = logging.getLogger("pccl.diloco")
@@ -92,23 +92,18 @@ class Trainer(ABC):
             raise TypeError(f"communicator must be a pccl.Communicator, not {type(communicator).__name__}")
         if not isinstance(inner_optimizer, torch.optim.Optimizer):
             raise TypeError(f"inner_optimizer must be a torch.optim.Optimizer, not {type(inner_optimizer).__name__}")
-        held = {id(parameter) for group in inner_optimizer.param_groups for parameter in group["params"]}
-        if not any(id(parameter) in held for _, parameter in trained_parameters(model)):
+        held = {_storage(parameter) for group in inner_optimizer.param_groups for parameter in group["params"]}
+        if not any(_storage(parameter) in held for _, parameter in trained_parameters(model)):
             text = "inner_optimizer has no parameter of the model that requires a gradient"
             raise ValueError(f"{text}: make it of model.parameters(), after the model was sharded or moved")
         for name, whole in (("sync_every", sync_every), ("peers", peers), ("shards", shards)):
             require_whole(name, whole)
-        for name, real in (("outer_lr", outer_lr), ("outer_momentum", outer_momentum), ("sync_seconds", sync_seconds)):
-            if real is not None and not isinstance(real, numbers.Real):
-                raise TypeError(f"{name} must be a number, not {real!r}")
+        if sync_seconds is not None and not isinstance(sync_seconds, numbers.Real):
+            raise TypeError(f"sync_seconds must be a number, not {sync_seconds!r}")
         if sync_every < 1:
             raise ValueError(f"sync_every must be 1 or more steps of the inner optimizer, not {sync_every}")
         if sync_seconds is not None and not 0 < sync_seconds < math.inf:
             raise ValueError(f"sync_seconds must be more than 0 seconds, not {sync_seconds}")
-        if outer_lr is not None and not 0 <= outer_lr < math.inf:
-            raise ValueError(f"outer_lr must be 0 or more, not {outer_lr}")
-        if outer_momentum is not None and not 0 <= outer_momentum < math.inf:
-            raise ValueError(f"outer_momentum must be 0 or more, not {outer_momentum}")
         if peers < 1:
             raise ValueError(f"peers must be 1 or more, not {peers}")
         if shards < 1:
@@ -118,15 +113,18 @@ class Trainer(ABC):
         self.inner_optimizer = inner_optimizer
         self.compression = Compression.of(compression)
         usual_lr, usual_momentum = SPARSE_OUTER if self.compression.method == "sparse" else OUTER
-        outer_lr = usual_lr if outer_lr is None else outer_lr
-        outer_momentum = usual_momentum if outer_momentum is None else outer_momentum
+        lr = usual_lr if outer_lr is None else _checked("outer_lr", outer_lr)
+        momentum = usual_momentum if outer_momentum is None else _checked("outer_momentum", outer_momentum)
         self.state = State(state)
         """What the user adds to the state of the run: see `state=` of the class."""
         self.last: Round | None = None
         """The last outer step of this peer."""
-        self._settings = torch.tensor([outer_lr, outer_momentum, sync_every, sync_seconds or 0, peers], dtype=torch.float64)
-        self._outer_step = torch.zeros(1, dtype=torch.int64)
-        self._weight = weight if weight is None or callable(weight) else _checked_weight(weight)
+        settings = [lr, momentum, sync_every, sync_seconds or 0, peers]
+        self._settings = torch.tensor(settings, dtype=torch.float64, device="cpu")
+        self._outer_step = torch.zeros(1, dtype=torch.int64, device="cpu")
+        if weight is not None and not callable(weight):
+            _checked("weight", weight)
+        self._weight = weight
         self._shards = shards
         self._inside = self._closes = False
         self._begin_round()
@@ -181,7 +179,7 @@ class Trainer(ABC):
 
     @outer_lr.setter
     def outer_lr(self, value: float) -> None:
-        self._settings[0] = value
+        self._settings[0] = _checked("outer_lr", value)
 
     @property
     def outer_momentum(self) -> float:
@@ -190,7 +188,7 @@ class Trainer(ABC):
 
     @outer_momentum.setter
     def outer_momentum(self, value: float) -> None:
-        self._settings[1] = value
+        self._settings[1] = _checked("outer_momentum", value)
 
     @property
     def weight(self) -> Weight | None:
@@ -204,7 +202,9 @@ class Trainer(ABC):
     def weight(self, value: Weight) -> None:
         if self._weight is None:
             raise RuntimeError("the members do not exchange weights: give all of them a weight when they are made")
-        self._weight = value if callable(value) else _checked_weight(value)
+        if not callable(value):
+            _checked("weight", value)
+        self._weight = value
 
     def __enter__(self) -> Self:
         if self._inside:
@@ -308,7 +308,7 @@ class Trainer(ABC):
         """For the next average."""
         if self._weight is None:
             return None
-        return _checked_weight(self._weight() if callable(self._weight) else self._weight)
+        return _checked("weight", self._weight() if callable(self._weight) else self._weight)
 
 
 def require_whole(name: str, value: object) -> None:
@@ -317,12 +317,17 @@ def require_whole(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a whole number, not {value!r}")
 
 
-def _checked_weight(given: float) -> float:
-    """`given`, in whatever form numbers have. ValueError: no average can be made with it."""
+def _checked(name: str, given: float) -> float:
+    """`given`, in whatever form numbers have. ValueError: fp32 does not hold it, or it is less than 0."""
     try:
-        weight = float(given)
-    except (TypeError, ValueError):
-        weight = math.nan
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"a weight must be a number from 0 on, not {given!r}")
-    return weight
+        value = math.nan if isinstance(given, str) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not 0 <= value <= torch.finfo(torch.float32).max:
+        raise ValueError(f"{name} must be a number from 0 on, not {given!r}")
+    return value
+
+
+def _storage(parameter: Tensor) -> int:
+    """The address of its memory."""
+    return local_memory(parameter).untyped_storage().data_ptr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
@@ -25,8 +26,10 @@ def fragments_of(model: nn.Module, fragments: Fragments, pattern: str = "strided
     """
     if pattern not in PATTERNS:
         raise ValueError(f"pattern {pattern!r} is none of {', '.join(map(repr, PATTERNS))}")
-    if isinstance(fragments, int):
-        return _dealt(model, fragments, pattern)
+    if isinstance(fragments, numbers.Integral):
+        return _dealt(model, int(fragments), pattern)
+    if isinstance(fragments, nn.ModuleList | nn.Sequential):
+        fragments = list(fragments)
     if isinstance(fragments, str) or not isinstance(fragments, Sequence):
         raise TypeError(f"fragments must be a number, or a list of names and modules of each fragment, not {fragments!r}")
     return _chosen(model, fragments)

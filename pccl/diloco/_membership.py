@@ -154,13 +154,13 @@ class Membership:
         comm = self._comm
         while True:
             with contextlib.suppress(PeerLostError):  # on all members of the group alike
-                if len(roll(comm, torch.ones(1), ROLL_TAG)) == 1:
+                if len(roll(comm, torch.ones(1, device="cpu"), ROLL_TAG)) == 1:
                     return
                 gives = comm.rank == 0
                 content = self._welcome.give() if gives else b""
-                length = torch.tensor([len(content)])
+                length = torch.tensor([len(content)], device="cpu")
                 comm.broadcast(length)
-                body = torch.empty(int(length), dtype=torch.uint8)
+                body = torch.empty(int(length), dtype=torch.uint8, device="cpu")
                 if gives:
                     body = torch.frombuffer(bytearray(content), dtype=torch.uint8)
                 comm.broadcast(body)

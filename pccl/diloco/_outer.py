@@ -67,7 +67,7 @@ class Outer:
 
     def buffer(self) -> Tensor:
         """Zeros of shape (size,) in fp32 on the CPU, pinned if the model or the outer parameters are on a GPU."""
-        return torch.zeros(self.size, pin_memory=self._pinned)
+        return torch.zeros(self.size, dtype=torch.float32, device="cpu", pin_memory=self._pinned)
 
     def entries(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         """What all members hold alike, by name and shape: views of `host_parameters`, and `host_momentum`."""
@@ -102,9 +102,11 @@ class Outer:
 
     @torch.no_grad()
     def read_model(self) -> None:
-        """Sets the outer parameters to those of the model."""
+        """Sets the outer parameters to those of the model, but for those that the model has already, rounded to its data type."""
         for part, inner in self._inner():
-            self.parameters[part.begin : part.end].view(inner.shape).copy_(inner)
+            outer = self.parameters[part.begin : part.end].view(inner.shape)
+            if not torch.equal(outer.to(inner.device, inner.dtype), inner):
+                outer.copy_(inner)
         self.to_host()
 
     @torch.no_grad()
@@ -153,7 +155,7 @@ class Outer:
         Each operation rounds by itself, so that all processors and GPUs end with the same bits.
         """
         gradient = gradient.to(self.device)
-        scratch = torch.empty(min(CHUNK, self.size), device=self.device)
+        scratch = torch.empty(min(CHUNK, self.size), dtype=torch.float32, device=self.device)
         for begin in range(0, self.size, CHUNK):
             chunk = slice(begin, min(begin + CHUNK, self.size))
             g, m, p = gradient[chunk], self.momentum[chunk], self.parameters[chunk]
@@ -175,15 +177,18 @@ class Outer:
             self.momentum.copy_(self.host_momentum)
 
     def _on_device(self) -> Tensor:
-        return self.buffer() if self.device.type == "cpu" else torch.zeros(self.size, device=self.device)
+        if self.device.type == "cpu":
+            return self.buffer()
+        return torch.zeros(self.size, dtype=torch.float32, device=self.device)
 
     def _inner(self) -> Iterator[tuple[Part, Tensor]]:
         for part in self.parts:
             yield part, local_memory(part.parameter)
 
     def _wait_for_copies(self) -> None:
-        if self._pinned:
-            torch.cuda.synchronize()
+        for device in {self.device, *(part.parameter.device for part in self.parts)}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
 
 def local_memory(tensor: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class StreamingDiLoCo(Trainer):
         pattern: str = "strided",
         overlap: int | None = None,
         mixing: float = 0.5,
-        outer_lr: float = 0.7,
+        outer_lr: float | None = None,
         outer_momentum: float | None = None,
         compression: str | Compression | None = None,
         weight: Weight | None = None,
@@ -112,7 +112,7 @@ class StreamingDiLoCo(Trainer):
             raise ValueError(f"overlap must be from 0 to {sync_every - 1} inner steps, less than sync_every, not {overlap}")
         if not 0 <= mixing <= 1:
             raise ValueError(f"mixing must be from 0 to 1, not {mixing}")
-        self._own_settings = torch.tensor([overlap, mixing], dtype=torch.float64)
+        self._own_settings = torch.tensor([overlap, mixing], dtype=torch.float64, device="cpu")
         shared = {"overlap and mixing": self._own_settings}
         self.fragments: list[Fragment] = []
         """In the order of their launches."""

@@ -66,7 +66,7 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
     type=click.IntRange(1024, 1 << 28),
     default=1 << 18,
     show_default=True,
-    help="of the largest reduce; a model has 1/64 to 6 times as many parameters",
+    help="of the largest reduce; ops in retry mode have up to 32 times as many, and a model 1/64 to 6 times as many parameters",
 )
 @click.option(
     "--heartbeat-limit", "beat", type=click.FloatRange(0.3, 60), default=1.5, show_default=True, help="seconds of silence"

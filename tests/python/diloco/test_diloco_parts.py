@@ -62,6 +62,35 @@ def test_low_precision_has_fp32_outer_parameters_and_no_gradient_of_rounding():
     assert not torch.equal(outer.parameters, outer.parameters.bfloat16().float())
 
 
+def test_the_default_data_type_of_torch_changes_nothing():
+    expected, outer = (outer_of(nn.ParameterList([torch.linspace(0, 1, 100)])) for _ in range(2))
+    expected.step(torch.full((100,), 1e-3), 0.7, 0.9)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        outer.step(torch.full((100,), 1e-3, dtype=torch.float32), 0.7, 0.9)
+        made = outer_of(nn.Linear(2, 2))
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(outer.parameters, expected.parameters)
+    assert {made.parameters.dtype, made.momentum.dtype, made.buffer().dtype} == {torch.float32}
+
+
+def test_outer_parameters_that_the_model_has_rounded_stay():
+    model = nn.Linear(5, 5).to(torch.bfloat16)
+    outer = outer_of(model)
+    outer.parameters += 1e-4  # less than bfloat16 can tell
+    outer.write_model()
+    saved = outer.parameters.clone()
+    outer.read_model()
+    assert torch.equal(outer.parameters, saved)
+    with torch.no_grad():
+        model.weight += 1
+    outer.read_model()
+    assert torch.equal(outer.parameters[:25], model.weight.detach().float().flatten())
+    assert torch.equal(outer.parameters[25:], saved[25:])
+
+
 def test_shared_parameters_count_once_and_frozen_ones_not_at_all():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight

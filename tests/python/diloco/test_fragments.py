@@ -84,6 +84,8 @@ def test_by_names_and_modules():
     assert names_of(model, [["embed", "norm", "head"], ["blocks"]]) == wanted
     assert names_of(model, [[model.embed, model.norm, model.head], model.blocks]) == wanted
     assert names_of(Compiled(model), ["blocks", ["embed", model.norm, "head.bias"]]) == wanted[::-1]
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert names_of(layers, layers) == [["0.weight", "0.bias"], ["1.weight", "1.bias"]]
     shared = names_of(model, ["head", ["embed", "norm"], "blocks"])
     assert shared[0] == ["embed.weight", "head.bias"]  # what is shared belongs to the first
 
