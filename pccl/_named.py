@@ -173,7 +173,13 @@ class CollectiveHandle:
                 self._one_waiter.release()
 
     def wait_stream(self, stream: Stream | None = None) -> None:
-        """As `AsyncReduceHandle.wait_stream`, for a collective whose tensors are at a GPU."""
+        """As `AsyncReduceHandle.wait_stream`, for a collective whose tensors are at a GPU.
+
+        UsageError: a collective of all members with `survivors`, which is begun again where a member is lost.
+        """
+        if self._call.survivors and self._call.of_everyone:
+            text = "a stream cannot wait for a collective with survivors, which may be begun again: give survivors=False, or wait"
+            raise UsageError(Result.INVALID_USAGE, "wait_stream", text)
         op = self._op
         if self._info is None and op is not None and not op.ended:
             hold_stream(self._comm._handle, op.tag, stream, self._call.arguments["stream"], "wait_stream")

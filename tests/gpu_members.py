@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from pccl import (
     QuantizationAlgorithm,
     QuantizationOptions,
     ReduceOp,
+    UsageError,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -137,6 +139,11 @@ class Member:
         scattered = self._array(np.zeros(count, np.int32))
         self.comm.reduce_scatter(both, scattered, op=ReduceOp.SUM)
         handle = self.comm.broadcast_async(both, root=0)
+        with contextlib.suppress(UsageError):
+            handle.wait_stream()
+            raise AssertionError("the stream waits for one op of what may become several")
+        handle.wait()
+        handle = self.comm.broadcast_async(both, root=0, survivors=False)
         if self.at_gpu:
             handle.wait_stream()
         handle.wait()

@@ -15,10 +15,12 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cuda_hold *released; // under the lock
 
 void cuda_holds_release(struct cuda_hold **holds) {
+    // all of them before the lock, whose owner may be in a call of the driver that one of these streams holds up
+    for (struct cuda_hold *hold = *holds; hold != NULL; hold = hold->next)
+        __atomic_store_n(hold->flag, 1, __ATOMIC_RELEASE);
     while (*holds != NULL) {
         struct cuda_hold *hold = *holds;
         *holds = hold->next;
-        __atomic_store_n(hold->flag, 1, __ATOMIC_RELEASE);
         pthread_mutex_lock(&lock);
         hold->next = released;
         released = hold;

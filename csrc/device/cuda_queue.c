@@ -164,9 +164,16 @@ static bool step(struct cuda_queue *q) {
     return q->first != NULL || !q->begun;
 }
 
+// A stream is idle only once its last host function has returned, which may still be in `called`.
+static void stream_free(const struct cuda_driver *driver, CUstream stream) {
+    while (driver->stream_query(stream) == CUDA_ERROR_NOT_READY)
+        nanosleep(&(struct timespec){.tv_nsec = PAUSE_US * US_NS}, NULL);
+    driver->stream_destroy(stream);
+}
+
 static void queue_free(struct cuda_queue *q) {
-    if (q->from_gpu.stream != NULL) driver_of(q)->stream_destroy(q->from_gpu.stream);
-    if (q->to_gpu.stream != NULL) driver_of(q)->stream_destroy(q->to_gpu.stream);
+    if (q->from_gpu.stream != NULL) stream_free(driver_of(q), q->from_gpu.stream);
+    if (q->to_gpu.stream != NULL) stream_free(driver_of(q), q->to_gpu.stream);
     if (q->bell >= 0) descriptor_close(q->bell);
     pthread_cond_destroy(&q->changed);
     pthread_mutex_destroy(&q->lock);
