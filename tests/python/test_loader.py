@@ -48,7 +48,7 @@ SIZES = {
     "pcclReduceOpDescriptor_t": 56,
     "pcclAsyncReduceOp_t": 16,
     "pcclRankUuid_t": 16,
-    "pcclReduceOptions_t": 56,
+    "pcclReduceOptions_t": 64,
     "pcclReduceRange_t": 32,
     "pcclTensorInfo_t": 40,
     "pcclSharedState_t": 24,
