@@ -291,8 +291,8 @@ class AsyncReduceHandle:
         For tensors at a GPU. `stream` is a torch.cuda.Stream or the number of a CUstream at that GPU; by default the one that
         the op was launched after. The stream goes on after a failure too, with tensors that are unspecified: `wait` tells how
         the op has ended, and has to be called all the same. Until the op has ended, make no call that waits for the whole GPU,
-        such as torch.cuda.synchronize(): it can keep the op from ending. INVALID_USAGE: the tensors are at no GPU, or the CUDA
-        driver is older than 11.7.
+        such as torch.cuda.synchronize(): it can keep the op from ending. INVALID_USAGE: the tensors are at no GPU, the CUDA
+        driver is older than 11.7, or the stream captures a CUDA graph.
         """
         if self._outcome is None and not self._op.ended:
             hold_stream(self._handle, self._op.tag, stream, self._op.stream, "pcclStreamWaitAsyncReduce")

@@ -46,6 +46,17 @@ def build_driver(folder: Path) -> Path:
     return made
 
 
+class Counts(ctypes.Structure):
+    """`struct fake_cuda_counts`."""
+
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("streams", "events", "host_blocks", "device_blocks", "pending", "misuses", "risks")),
+        ("calls", ctypes.c_uint),
+        ("copies", ctypes.c_uint),
+        ("copied", ctypes.c_size_t),
+    ]
+
+
 class Driver:
     """What a program would do with CUDA."""
 
@@ -55,8 +66,24 @@ class Driver:
             getattr(self.library, name).restype = ctypes.c_void_p
         self._kernels: list[Any] = []
 
-    def stream(self) -> int:
-        return int(self.library.fake_cuda_stream(0))
+    def stream(self, gpu: int = 0) -> int:
+        return int(self.library.fake_cuda_stream(gpu))
+
+    def risks(self) -> tuple[int, int]:
+        """Calls that may wait for the whole GPU while a stream waited for an op, and calls that CUDA forbids."""
+        counts = self.counts()
+        return counts.risks, counts.misuses
+
+    def counts(self) -> Counts:
+        counts = Counts()
+        self.library.fake_cuda_counts_into(ctypes.byref(counts))
+        return counts
+
+    def capture(self, stream: int) -> None:
+        self.library.fake_cuda_capture(ctypes.c_void_p(stream))
+
+    def capture_end(self, stream: int) -> bool:
+        return bool(self.library.fake_cuda_capture_end(ctypes.c_void_p(stream)))
 
     def launch(self, stream: int, microseconds: int, kernel: Callable[[], None]) -> None:
         self._kernels.append(KERNEL(lambda _: kernel()))
@@ -69,9 +96,9 @@ class Driver:
 class Array:
     """An array at a GPU, as those of CuPy are. `bytes` is where a test finds its elements."""
 
-    def __init__(self, driver: Driver, content: np.ndarray[Any, Any], stream: int = 0) -> None:
+    def __init__(self, driver: Driver, content: np.ndarray[Any, Any], stream: int = 0, gpu: int = 0) -> None:
         self._content = content
-        self._address = int(driver.library.fake_cuda_new(0, ctypes.c_size_t(content.nbytes)))
+        self._address = int(driver.library.fake_cuda_new(gpu, ctypes.c_size_t(content.nbytes)))
         address = driver.library.fake_cuda_bytes(ctypes.c_void_p(self._address))
         raw = (ctypes.c_uint8 * content.nbytes).from_address(address)
         self.elements = np.frombuffer(raw, content.dtype)
@@ -179,6 +206,62 @@ class Member:
         assert handle.wait()[0]
         handle.wait_stream()  # of an op that has ended: nothing to wait for
         return found
+
+    def reduce_while_a_stream_waits(self, gpu: int, count: int, large: int) -> tuple[list[float], tuple[int, int]]:
+        """Ops in place, more than there are rooms, one after another on a stream that waits for each; one in retry mode."""
+        stream = self.driver.stream(gpu)
+        arrays = [Array(self.driver, np.full(size, 1, np.float32), stream, gpu) for size in (*[count] * 5, large)]
+        handles = []
+        for number, array in enumerate(arrays):
+            handles.append(self.comm.all_reduce_async(array, op=ReduceOp.SUM, tag=number, retry=array is arrays[-1]))
+            if number != 2:
+                handles[-1].wait_stream()
+        self.driver.synchronize(stream)
+        for handle in handles:
+            assert handle.wait()[0]
+        return [float(array.elements.sum(dtype=np.float64)) / len(array.elements) for array in arrays], self.driver.risks()
+
+    def reduce_when_refused(self, count: int) -> list[str]:
+        """Streams that cannot be followed or cannot wait: each call is refused, and the same op goes on with another stream."""
+        capturing, stream, far = self.driver.stream(), self.driver.stream(), self.driver.stream(1)
+        self.driver.capture(capturing)
+        refusals = []
+        for bad in (capturing, far):
+            array = Array(self.driver, np.ones(count, np.float32), bad)
+            for call in (self.comm.all_reduce_async, self.comm.all_reduce):
+                try:
+                    call(array, op=ReduceOp.SUM, tag=3)
+                except UsageError as error:
+                    refusals.append(error.detail)
+        array = Array(self.driver, np.ones(count, np.float32), stream)
+        handle = self.comm.all_reduce_async(array, op=ReduceOp.SUM, tag=3)
+        try:
+            handle.wait_stream(capturing)
+        except UsageError as error:
+            refusals.append(error.detail)
+        handle.wait()
+        assert (array.elements == 2).all()
+        assert self.driver.capture_end(capturing)
+        assert self.driver.risks() == (0, 0)
+        return refusals
+
+    def reduce_with_bad_stream(self, count: int) -> tuple[str, bool]:
+        """A copy fails under an op in place whose stream cannot be followed any more: the input is put back all the same."""
+        before = self.driver.counts().copies
+        self.comm.all_reduce(Array(self.driver, np.ones(count, np.float32)), op=ReduceOp.SUM)
+        copies = self.driver.counts().copies - before
+        stream = self.driver.stream()
+        content = np.arange(1, count + 1, dtype=np.float32)
+        array = Array(self.driver, content, stream)
+        handle = self.comm.all_reduce_async(array, op=ReduceOp.SUM)
+        self.driver.synchronize(stream)
+        self.driver.capture(stream)
+        self.driver.library.fake_cuda_fail_copy(copies * 3 // 4)  # part of the result has been written
+        try:
+            handle.result()
+        except PCCLError as error:
+            return error.detail, bool((array.elements == content).all())
+        return "", False
 
     def feed_back(self, count: int) -> str:
         """Error feedback is at the device of the tensors: here it is not."""

@@ -169,9 +169,8 @@ pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_o
     if (state == NULL || (state->count > 0 && state->infos == NULL)) return api_null("shared_state");
     if (low_out == NULL || high_out == NULL) return api_null("out");
     RETURN_IF_FAILED(api_check_state(state));
-    struct content *content = content_new(state, NULL);
-    if (content == NULL)
-        return detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
+    struct content *content;
+    RETURN_IF_FAILED(content_new(state, NULL, &content));
     content_hash(content, INT64_MAX);
     if (content_error(content) != NULL) {
         pcclResult_t code = detail_fail(pcclInternalError, "the tensors cannot be read: %s", content_error(content));

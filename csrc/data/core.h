@@ -33,9 +33,10 @@ struct engine {
     bool killing;
     bool failed;                  // and `failed` is to be called
     char why[DEVICE_ERROR_BYTES]; // a device has failed; "": memory or descriptors were refused
-    uint32_t waiters;             // callers inside engine_wait
+    uint32_t waiters;             // callers inside engine_wait and engine_hold
     pthread_cond_t no_waiters;
-    bool request_epoch; // a fresh group epoch is to be asked for
+    pthread_cond_t not_holding; // an op that a stream was to wait for
+    bool request_epoch;         // a fresh group epoch is to be asked for
 
     bool taken_over; // the next thread may begin
     bool ended;      // the thread has

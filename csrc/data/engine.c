@@ -218,6 +218,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     book_init(&engine->book, &driver, mover_work_bytes());
     pthread_mutex_init(&engine->lock, NULL);
     platform_cond_init(&engine->no_waiters);
+    platform_cond_init(&engine->not_holding);
     platform_cond_init(&engine->drained);
     platform_cond_init(&engine->service_stopped);
     platform_cond_init(&engine->thread_ended);
@@ -302,6 +303,7 @@ void engine_free(struct engine *engine) {
     descriptor_close(engine->epoll);
     descriptor_close(engine->wake);
     pthread_cond_destroy(&engine->no_waiters);
+    pthread_cond_destroy(&engine->not_holding);
     pthread_cond_destroy(&engine->drained);
     pthread_cond_destroy(&engine->service_stopped);
     pthread_cond_destroy(&engine->thread_ended);

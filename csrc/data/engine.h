@@ -49,8 +49,8 @@ void engine_kill(struct engine *engine);
 
 // Posts an op. `adopted` is the group epoch whose members the caller counts on: if members were lost since, the op ends
 // at once with CALL_LOST, naming the first group epoch after `adopted` that lost one; in retry mode it counts on
-// nobody. At least 1,024 ops can be live. CALL_OK, TAG_LIVE, TOO_MANY, DEAD, NO_MEMORY (then the engine dies: the
-// others will wait for this op).
+// nobody. At least 1,024 ops can be live. CALL_OK, TAG_LIVE, TOO_MANY, DEAD, REFUSED (by the stream, with its text in
+// base/detail), NO_MEMORY (then the engine dies: the others will wait for this op).
 enum call_result engine_post(struct engine *engine, const struct call_args *args, uint64_t adopted);
 // Waits for the op of this tag until `deadline_ns` (monotonic, INT64_MAX = for ever); takes it, unless IN_PROGRESS.
 // Only then are its buffers the caller's again: the result in recv, or after an error the input as at launch; in retry
@@ -62,7 +62,8 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
 // thread.
 int64_t engine_watch(struct engine *engine);
 // What is put into this stream of the device of the op's tensors from now on waits for the end of the op. CALL_UNKNOWN,
-// or CALL_REFUSED, with its text in base/detail. Does not block.
+// or CALL_REFUSED, with its text in base/detail. May block for as long as the device takes nothing more into the
+// stream.
 enum call_result engine_hold(struct engine *engine, uint64_t tag, void *stream);
 // Whether this member has sent a signal or an input for an op of this tag that is not posted here.
 bool engine_has_posted(struct engine *engine, uint64_t tag, const struct wire_id *member);

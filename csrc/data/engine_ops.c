@@ -81,10 +81,10 @@ static void put_back(struct op *op, struct device_queue *queue) {
         backup_restore(&part->backup, queue, part->args.recv);
 }
 
-// Its device has failed. A queue that is fresh may still reach the tensors.
+// Its device has failed. A queue that is fresh may still reach the tensors, and waits for no stream of the caller.
 static void put_back_after_failure(struct engine *engine, struct op *op) {
     struct device_queue *fresh;
-    bool opened = device_open(op->args.recv, op->args.stream, engine->wake, &fresh) && fresh != NULL;
+    bool opened = device_open(op->args.recv, engine->wake, &fresh) && fresh != NULL;
     if (opened) put_back(op, fresh);
     if (!opened || !device_await(fresh))
         LOG(LOG_ERR, "the input of an op could not be put back: its device has failed");
@@ -155,7 +155,11 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
     struct op *op;
     struct call_args with = *args;
     const void *tensor = args->recv != NULL ? args->recv : args->send;
-    bool opened = device_open(tensor, args->stream, engine->wake, &with.queue);
+    bool opened = device_open(tensor, engine->wake, &with.queue);
+    if (opened && !device_follow(with.queue, args->stream)) {
+        device_close(with.queue);
+        return CALL_REFUSED;
+    }
     engine_lock(engine);
     enum call_result result = CALL_DEAD;
     if (!opened) {
@@ -247,6 +251,7 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
         op->waiter = NULL;
     } else {
         settle(engine, op);
+        while (op->holding > 0) pthread_cond_wait(&engine->not_holding, &engine->lock);
         book_take(&engine->book, op, out);
         if (out->result == CALL_DEAD) snprintf(out->text, sizeof out->text, "%s", engine->why);
     }
@@ -255,20 +260,28 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     engine_unlock(engine);
 }
 
-static enum call_result hold(struct op *op, void *stream) {
-    if (op == NULL) return CALL_UNKNOWN;
-    if (op->args.queue == NULL) {
+// Lock held, but let go of: the device may block until a stream gets on, which may wait for the end of an op.
+static enum call_result hold(struct engine *engine, struct op *op, void *stream) {
+    struct device_queue *queue = op->args.queue;
+    if (queue == NULL || queue->device->hold == NULL) {
         detail_fail(0, "the tensors of the op lie at no device, so no stream can wait for it: let the host wait");
         return CALL_REFUSED;
     }
-    if (!device_hold(op->args.queue, stream)) return CALL_REFUSED;
-    if (op->phase == OP_ENDED) device_release(op->args.queue); // the device may yet have to write the result
-    return CALL_OK;
+    op->holding++;
+    engine->waiters++;
+    engine_unlock(engine);
+    bool held = device_hold(queue, stream);
+    engine_lock(engine);
+    if (held && op->phase == OP_ENDED) device_release(queue); // the device may yet have to write the result
+    if (--op->holding == 0) pthread_cond_broadcast(&engine->not_holding);
+    if (--engine->waiters == 0) pthread_cond_broadcast(&engine->no_waiters);
+    return held ? CALL_OK : CALL_REFUSED;
 }
 
 enum call_result engine_hold(struct engine *engine, uint64_t tag, void *stream) {
     engine_lock(engine);
-    enum call_result result = hold(book_find(&engine->book, tag), stream);
+    struct op *op = book_find(&engine->book, tag);
+    enum call_result result = op == NULL ? CALL_UNKNOWN : hold(engine, op, stream);
     engine_unlock(engine);
     return result;
 }

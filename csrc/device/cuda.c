@@ -12,9 +12,13 @@ enum { HASH_AHEAD = 4, LIST_LEAST = 16 }; // leaves that are copied while one is
 #define FENCE_OF_WINDOW (UINT64_C(1) << 63) // the rest is the number of a task, which is ready or no more
 
 // ---- opening and closing ----
-static struct device_queue *cuda_open(const void *tensor, void *stream, int wake) {
-    struct cuda_queue *q = cuda_queue_open(&cuda_device, tensor, stream, wake);
+static struct device_queue *cuda_open(const void *tensor, int wake) {
+    struct cuda_queue *q = cuda_queue_open(&cuda_device, tensor, wake);
     return q == NULL ? NULL : &q->queue;
+}
+
+static bool cuda_follow(struct device_queue *queue, void *stream) {
+    return cuda_queue_follow((struct cuda_queue *)queue, stream);
 }
 
 static void forget_recent(struct cuda_queue *q) {
@@ -28,10 +32,7 @@ static void cuda_close(struct device_queue *queue) {
     cuda_queue_drain(q);
     forget_recent(q);
     while (q->given_count > 0) gpu_drop(q->given[--q->given_count]);
-    for (; q->room_count > 0; q->room_count--) {
-        struct gpu_room *room = &q->rooms[q->room_count - 1];
-        gpu_room_give(q->gpu, room->memory, room->bytes);
-    }
+    while (q->room_count > 0) gpu_room_give(q->gpu, q->to_gpu.stream, q->rooms[--q->room_count]);
     pthread_mutex_unlock(&q->lock);
     cuda_queue_close(q);
 }
@@ -186,22 +187,23 @@ static void *cuda_take(struct device_queue *queue, size_t bytes) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     pthread_mutex_lock(&q->lock);
     bool may = !device_has_failed(queue) && GROW(q->rooms, q->room_room, q->room_count, LIST_LEAST);
-    void *room = may ? gpu_room_take(q->gpu, &bytes) : NULL;
+    // in the stream that first writes to it
+    struct gpu_room *room = may ? gpu_room_take(q->gpu, q->to_gpu.stream, bytes) : NULL;
     if (room != NULL)
-        q->rooms[q->room_count++] = (struct gpu_room){room, bytes};
+        q->rooms[q->room_count++] = room;
     else if (!device_has_failed(queue))
         cuda_queue_fail(q, "memory for the input", CUDA_ERROR_OUT_OF_MEMORY);
     pthread_mutex_unlock(&q->lock);
-    return room;
+    return room == NULL ? NULL : room->memory;
 }
 
-static void cuda_give(struct device_queue *queue, void *room) {
+static void cuda_give(struct device_queue *queue, void *memory) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     pthread_mutex_lock(&q->lock);
     size_t at = 0;
-    while (q->rooms[at].memory != room) at++;
-    struct gpu_room given = q->rooms[at];
-    if (ask(q, (struct cuda_task){.kind = TASK_FREE_ROOM, .to = given.memory, .bytes = given.bytes}) != 0)
+    while (q->rooms[at]->memory != memory) at++;
+    struct gpu_room *room = q->rooms[at];
+    if (ask(q, (struct cuda_task){.kind = TASK_FREE_ROOM, .to = memory, .bytes = room->bytes, .room = room}) != 0)
         q->rooms[at] = q->rooms[--q->room_count]; // else it goes with the queue
     pthread_mutex_unlock(&q->lock);
 }
@@ -217,10 +219,12 @@ static void cuda_copy(struct device_queue *queue, void *to, const void *from, si
 static bool cuda_hold(struct device_queue *queue, void *stream) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     if (device_has_failed(queue)) return detail_fail(false, "%s", device_error(queue));
+    struct cuda_hold *hold = cuda_hold_new(q->gpu, stream); // without the lock, which what ends a wait needs
+    if (hold == NULL) return false;
     pthread_mutex_lock(&q->lock);
-    bool held = cuda_holds_add(&q->holds, q->gpu, stream);
+    cuda_holds_add(&q->holds, hold);
     pthread_mutex_unlock(&q->lock);
-    return held;
+    return true;
 }
 
 static void cuda_release(struct device_queue *queue) {
@@ -267,6 +271,7 @@ const struct device cuda_device = {
     .owns = gpu_owns,
     .together = gpu_is_same,
     .open = cuda_open,
+    .follow = cuda_follow,
     .close = cuda_close,
     .passed = cuda_passed,
     .mark = cuda_mark,

@@ -13,6 +13,17 @@ static _Atomic(const struct cuda_driver *) present;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_ullong looked_at; // libraries that had been loaded when it was looked for, and 1
 
+// A child of a fork asks for it, too, for each of its tensors.
+static void hold(void) { pthread_mutex_lock(&lock); }
+static void let_go(void) { pthread_mutex_unlock(&lock); }
+static void watch_forks(void) { pthread_atfork(hold, let_go, let_go); }
+
+static void take_lock(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    hold();
+}
+
 static const char *library_name(void) {
     const char *other = getenv("PCCL_CUDA_DRIVER");
     return other == NULL || *other == 0 ? "libcuda.so.1" : other;
@@ -20,12 +31,14 @@ static const char *library_name(void) {
 
 // Lock held. The first symbol that is missing; NULL: none is, and the driver is present from now on.
 static const char *take(void *library) {
-#define TAKE(member, symbol, parameters) \
-    *(void **)(void *)&driver.member = dlsym(library, #symbol); \
+#define LOOK_UP(member, symbol, parameters) *(void **)(void *)&driver.member = dlsym(library, #symbol);
+    CUDA_DRIVER_FUNCTIONS(LOOK_UP)
+    CUDA_DRIVER_OPTIONAL(LOOK_UP)
+#undef LOOK_UP
+#define DEMAND(member, symbol, parameters) \
     if (driver.member == NULL) return #symbol;
-    CUDA_DRIVER_FUNCTIONS(TAKE)
-#undef TAKE
-    *(void **)(void *)&driver.stream_wait_value = dlsym(library, "cuStreamWaitValue32_v2");
+    CUDA_DRIVER_FUNCTIONS(DEMAND)
+#undef DEMAND
     atomic_store(&present, &driver);
     return NULL;
 }
@@ -42,16 +55,16 @@ const struct cuda_driver *cuda_driver_present(void) {
     unsigned long long loaded = 0;
     dl_iterate_phdr(count_loaded, &loaded);
     if (atomic_load(&looked_at) == loaded + 1) return NULL;
-    pthread_mutex_lock(&lock);
+    take_lock();
     void *library = atomic_load(&present) == NULL ? dlopen(library_name(), RTLD_NOW | RTLD_NOLOAD) : NULL;
     if (library != NULL && take(library) != NULL) dlclose(library); // else it stays
     atomic_store(&looked_at, loaded + 1);
-    pthread_mutex_unlock(&lock);
+    let_go();
     return atomic_load(&present);
 }
 
 static bool load(char why[CUDA_WHY_BYTES]) {
-    pthread_mutex_lock(&lock);
+    take_lock();
     if (atomic_load(&present) == NULL) {
         void *library = dlopen(library_name(), RTLD_NOW);
         const char *missing = library == NULL ? NULL : take(library);
@@ -61,7 +74,7 @@ static bool load(char why[CUDA_WHY_BYTES]) {
             snprintf(why, CUDA_WHY_BYTES, "the CUDA driver is too old: it has no %s", missing);
         if (missing != NULL) dlclose(library);
     }
-    pthread_mutex_unlock(&lock);
+    let_go();
     return atomic_load(&present) != NULL;
 }
 

@@ -18,6 +18,7 @@ typedef uint64_t CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef void (*CUhostFn)(void *user_data);
 
 enum {
@@ -28,7 +29,12 @@ enum {
     CUDA_ERROR_DEINITIALIZED = 4,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_CONTEXT = 201,
+    CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_NOT_READY = 600,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900, // the first of those about captures
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
+    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908, // the last of them
 
     CU_POINTER_ATTRIBUTE_CONTEXT = 1,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
@@ -37,9 +43,21 @@ enum {
 
     CU_STREAM_NON_BLOCKING = 1,
     CU_STREAM_WAIT_VALUE_GEQ = 0,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     CU_EVENT_DISABLE_TIMING = 2,
+    CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
     CU_MEMHOSTALLOC_PORTABLE = 1,
     CU_MEMHOSTALLOC_DEVICEMAP = 2,
+};
+
+// CUmemPoolProps
+struct cuda_pool_properties {
+    int allocation_type, handle_types, location_type, location;
+    void *security;
+    unsigned char reserved[64];
 };
 
 // What is used of the driver: member, symbol, parameters.
@@ -47,6 +65,7 @@ enum {
     F(init, cuInit, (unsigned flags)) \
     F(version, cuDriverGetVersion, (int *version)) \
     F(device_count, cuDeviceGetCount, (int *count)) \
+    F(device_attribute, cuDeviceGetAttribute, (int *value, int attribute, CUdevice device)) \
     F(device_name, cuDeviceGetName, (char *name, int length, CUdevice device)) \
     F(primary_context, cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device)) \
     F(error_name, cuGetErrorName, (CUresult error, const char **name)) \
@@ -56,7 +75,10 @@ enum {
     F(context_device, cuCtxGetDevice, (CUdevice * device)) \
     F(context_push, cuCtxPushCurrent_v2, (CUcontext context)) \
     F(context_pop, cuCtxPopCurrent_v2, (CUcontext * context)) \
+    F(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (int *mode)) \
     F(stream_create, cuStreamCreate, (CUstream * stream, unsigned flags)) \
+    F(stream_create_urgent, cuStreamCreateWithPriority, (CUstream * stream, unsigned flags, int priority)) \
+    F(stream_priorities, cuCtxGetStreamPriorityRange, (int *least, int *greatest)) \
     F(stream_destroy, cuStreamDestroy_v2, (CUstream stream)) \
     F(stream_query, cuStreamQuery, (CUstream stream)) \
     F(stream_wait_event, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags)) \
@@ -68,16 +90,22 @@ enum {
     F(copy, cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)) \
     F(launch_host, cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *user_data)) \
     F(host_alloc, cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags)) \
-    F(host_free, cuMemFreeHost, (void *memory)) \
     F(alloc, cuMemAlloc_v2, (CUdeviceptr * memory, size_t bytes)) \
     F(free, cuMemFree_v2, (CUdeviceptr memory))
+
+// What older drivers do not have: memory pools since CUDA 11.2, waits for a value as they are used here since 11.7.
+#define CUDA_DRIVER_OPTIONAL(F) \
+    F(pool_create, cuMemPoolCreate, (CUmemoryPool * pool, const struct cuda_pool_properties *properties)) \
+    F(pool_set, cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value)) \
+    F(pool_alloc, cuMemAllocFromPoolAsync, (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream)) \
+    F(pool_free, cuMemFreeAsync, (CUdeviceptr memory, CUstream stream)) \
+    F(stream_wait_value, cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags))
 
 struct cuda_driver {
 #define CUDA_DRIVER_MEMBER(member, symbol, parameters) CUresult(*member) parameters;
     CUDA_DRIVER_FUNCTIONS(CUDA_DRIVER_MEMBER)
+    CUDA_DRIVER_OPTIONAL(CUDA_DRIVER_MEMBER) // NULL: the driver has it not
 #undef CUDA_DRIVER_MEMBER
-    // NULL before CUDA 11.7
-    CUresult (*stream_wait_value)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
 };
 
 enum { CUDA_WHY_BYTES = 128 };

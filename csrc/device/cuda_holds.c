@@ -5,19 +5,25 @@
 
 #include "base/detail.h"
 
+enum { FLAGS_MOST = 4096 };
+
 struct cuda_hold {
     struct cuda_hold *next;
     uint32_t *flag; // the stream waits until it is 1
     CUevent passed; // behind the wait; NULL: nobody knows when that is over, and the flag is not used again
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct cuda_hold *released; // under the lock
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // of what follows
+static struct cuda_hold *released;
+static uint32_t *flags; // page-locked, all of them at once: while a stream waits nothing more can be had
+static size_t flags_used;
 
 void cuda_holds_release(struct cuda_hold **holds) {
     // all of them before the lock, whose owner may be in a call of the driver that one of these streams holds up
-    for (struct cuda_hold *hold = *holds; hold != NULL; hold = hold->next)
+    for (struct cuda_hold *hold = *holds; hold != NULL; hold = hold->next) {
         __atomic_store_n(hold->flag, 1, __ATOMIC_RELEASE);
+        gpu_wait_remove();
+    }
     while (*holds != NULL) {
         struct cuda_hold *hold = *holds;
         *holds = hold->next;
@@ -28,67 +34,90 @@ void cuda_holds_release(struct cuda_hold **holds) {
     }
 }
 
-// One that its stream has passed; its event is perhaps of another GPU, and is made anew.
+// Lock held. One that its stream has passed; its event is perhaps of another GPU, and is made anew.
 static struct cuda_hold *take_passed(const struct cuda_driver *driver) {
-    pthread_mutex_lock(&lock);
     struct cuda_hold **at = &released;
     while (*at != NULL && ((*at)->passed == NULL || driver->event_query((*at)->passed) != CUDA_SUCCESS))
         at = &(*at)->next;
     struct cuda_hold *hold = *at;
-    if (hold != NULL) *at = hold->next;
-    pthread_mutex_unlock(&lock);
-    if (hold != NULL) driver->event_destroy(hold->passed);
-    if (hold != NULL) hold->passed = NULL;
+    if (hold == NULL) return NULL;
+    *at = hold->next;
+    driver->event_destroy(hold->passed);
+    hold->passed = NULL;
     return hold;
 }
 
-static struct cuda_hold *hold_new(const struct cuda_driver *driver, CUresult *error) {
-    struct cuda_hold *hold = take_passed(driver);
-    if (hold != NULL || (hold = calloc(1, sizeof *hold)) == NULL) return hold;
-    void *flag = NULL;
-    *error = driver->host_alloc(&flag, sizeof *hold->flag, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
-    hold->flag = flag;
-    if (*error == CUDA_SUCCESS) return hold;
-    free(hold);
-    return NULL;
+// Lock held. A flag that was never used; NULL: there is none.
+static uint32_t *new_flag(const struct cuda_driver *driver) {
+    if (flags == NULL && gpu_quiet_begin()) {
+        void *made = NULL;
+        unsigned how = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+        if (driver->host_alloc(&made, FLAGS_MOST * sizeof *flags, how) == CUDA_SUCCESS) flags = made;
+        gpu_quiet_end();
+    }
+    return flags == NULL || flags_used == FLAGS_MOST ? NULL : &flags[flags_used++];
 }
 
-// In the context of the GPU. The call that failed; NULL: none.
-static const char *add(struct cuda_hold **holds, const struct cuda_driver *driver, CUstream stream, CUresult *error) {
+// In the context of the GPU.
+static struct cuda_hold *take_new(const struct cuda_driver *driver) {
+    pthread_mutex_lock(&lock);
+    struct cuda_hold *hold = take_passed(driver);
+    uint32_t *flag = hold == NULL ? new_flag(driver) : NULL;
+    pthread_mutex_unlock(&lock);
+    if (flag == NULL || (hold = calloc(1, sizeof *hold)) == NULL) return hold;
+    hold->flag = flag;
+    return hold;
+}
+
+// In the context of the GPU. NULL: this call has failed.
+static struct cuda_hold *put_into(CUstream stream, const struct cuda_driver *driver, const char **call,
+                                  CUresult *error) {
+    struct cuda_hold *hold = take_new(driver);
     *error = CUDA_ERROR_OUT_OF_MEMORY;
-    struct cuda_hold *hold = hold_new(driver, error);
-    if (hold == NULL) return "cuMemHostAlloc";
+    *call = "memory for what it waits for";
+    if (hold == NULL) return NULL;
+    // made first: then nothing can fail behind the wait but its record
+    if (driver->event_create(&hold->passed, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) hold->passed = NULL;
+    gpu_wait_add();
     __atomic_store_n(hold->flag, 0, __ATOMIC_RELEASE);
+    *call = "cuStreamWaitValue32";
     *error = driver->stream_wait_value(stream, (CUdeviceptr)(uintptr_t)hold->flag, 1, CU_STREAM_WAIT_VALUE_GEQ);
     if (*error != CUDA_SUCCESS) {
-        driver->host_free(hold->flag);
-        free(hold);
-        return "cuStreamWaitValue32";
+        cuda_holds_release(&hold);
+        return NULL;
     }
-    hold->next = *holds;
-    *holds = hold;
-    if (driver->event_create(&hold->passed, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
-        hold->passed = NULL;
-    } else if (driver->event_record(hold->passed, stream) != CUDA_SUCCESS) {
+    if (hold->passed != NULL && driver->event_record(hold->passed, stream) != CUDA_SUCCESS) {
         driver->event_destroy(hold->passed);
         hold->passed = NULL;
     }
-    return NULL;
+    return hold;
 }
 
-bool cuda_holds_add(struct cuda_hold **holds, const struct gpu *gpu, CUstream stream) {
+struct cuda_hold *cuda_hold_new(const struct gpu *gpu, CUstream stream) {
+    static const char refusal[] = "the stream cannot wait for the op";
     const struct cuda_driver *driver = gpu->driver;
-    if (driver->stream_wait_value == NULL)
-        return detail_fail(false, "the CUDA driver is older than 11.7, so a stream cannot wait for an op: let the host "
-                                  "wait for it");
-    CUresult error = gpu_enter(gpu);
-    const char *call = "cuCtxPushCurrent";
-    if (error == CUDA_SUCCESS) {
-        call = add(holds, driver, stream, &error);
-        gpu_leave(gpu);
+    if (driver->stream_wait_value == NULL) {
+        detail_fail(0, "%s: the CUDA driver is older than 11.7: let the host wait for it", refusal);
+        return NULL;
     }
-    if (call == NULL) return true;
-    char why[CUDA_WHY_BYTES];
-    cuda_driver_describe(driver, call, error, why, sizeof why);
-    return detail_fail(false, "the stream cannot wait for the op: %s", why);
+    struct cuda_hold *hold = NULL;
+    const char *call = "cuCtxPushCurrent";
+    CUresult error = gpu_enter(gpu);
+    if (error == CUDA_SUCCESS) {
+        bool good = gpu_check_stream(gpu, stream, refusal, &error);
+        if (good) hold = put_into(stream, driver, &call, &error);
+        gpu_leave(gpu);
+        if (!good) return NULL;
+    }
+    if (hold == NULL) {
+        char why[CUDA_WHY_BYTES];
+        cuda_driver_describe(driver, call, error, why, sizeof why);
+        detail_fail(0, "%s: %s", refusal, why);
+    }
+    return hold;
+}
+
+void cuda_holds_add(struct cuda_hold **holds, struct cuda_hold *hold) {
+    hold->next = *holds;
+    *holds = hold;
 }

@@ -10,9 +10,10 @@
 
 struct cuda_hold;
 
-// What is put into the stream from now on waits for cuda_holds_release. False, with its text in base/detail: it does
-// not.
-bool cuda_holds_add(struct cuda_hold **holds, const struct gpu *gpu, CUstream stream);
+// What is put into the stream from now on waits for cuda_holds_release. NULL, with its text in base/detail: it does
+// not. May block for as long as the driver takes nothing more into the stream.
+struct cuda_hold *cuda_hold_new(const struct gpu *gpu, CUstream stream);
+void cuda_holds_add(struct cuda_hold **holds, struct cuda_hold *hold);
 // Any thread; calls nothing of CUDA.
 void cuda_holds_release(struct cuda_hold **holds);
 

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/descriptor.h"
+#include "base/detail.h"
 #include "base/platform.h"
 
 enum { PAUSE_US = 100 };
@@ -102,7 +103,7 @@ static void begin(struct cuda_queue *q, struct cuda_task *task) {
     case TASK_REDUCE: begun = copy(q, task, STAGE_FROM_GPU, task->input, task->from); break;
     case TASK_LAND: begun = copy(q, task, STAGE_TO_GPU, task->to, task->host); break;
     case TASK_COPY: begun = copy(q, task, STAGE_TO_GPU, task->to, task->from); break;
-    case TASK_FREE_ROOM: gpu_room_give(q->gpu, task->to, task->bytes); break;
+    case TASK_FREE_ROOM: gpu_room_give(q->gpu, q->to_gpu.stream, task->room); break;
     case TASK_RELEASE: cuda_holds_release(&q->holds); break;
     }
     if (!begun) finish(task);
@@ -150,7 +151,7 @@ static bool advance(struct cuda_queue *q, struct cuda_task *task) {
 // Whether something is under way.
 static bool step(struct cuda_queue *q) {
     bool got_on = false;
-    if (!q->begun && has_passed(&q->from_gpu, q->begins_at)) q->begun = got_on = true;
+    if (!q->begun && has_passed(&q->program, q->begins_at)) q->begun = got_on = true;
     for (struct cuda_task *task = q->begun ? q->first : NULL; task != NULL; task = task->next)
         got_on |= advance(q, task);
     while (q->first != NULL && q->first->stage == STAGE_DONE) {
@@ -174,12 +175,25 @@ static void stream_free(const struct cuda_driver *driver, CUstream stream) {
 static void queue_free(struct cuda_queue *q) {
     if (q->from_gpu.stream != NULL) stream_free(driver_of(q), q->from_gpu.stream);
     if (q->to_gpu.stream != NULL) stream_free(driver_of(q), q->to_gpu.stream);
+    if (q->program.stream != NULL) stream_free(driver_of(q), q->program.stream);
     if (q->bell >= 0) descriptor_close(q->bell);
     pthread_cond_destroy(&q->changed);
     pthread_mutex_destroy(&q->lock);
     free(q->given);
     free(q->rooms);
     free(q);
+}
+
+// Lock held. Nothing is under way. One that has failed ends.
+static void become_idle(struct cuda_queue *q) {
+    q->left = false;
+    q->asked = q->done = 0;
+    q->retired = device_has_failed(&q->queue);
+    if (q->retired) return;
+    pthread_mutex_lock(&idle_lock);
+    q->next = q->gpu->idle;
+    q->gpu->idle = q;
+    pthread_mutex_unlock(&idle_lock);
 }
 
 static void *work(void *argument) {
@@ -191,6 +205,8 @@ static void *work(void *argument) {
     if (entered != CUDA_SUCCESS) cuda_queue_fail(q, "cuCtxPushCurrent", entered);
     while (!q->retired) {
         bool busy = step(q);
+        if (q->left && q->begun) become_idle(q);
+        if (q->retired) break;
         pthread_mutex_unlock(&q->lock);
         int pause_ms = device_has_failed(&q->queue) ? 1 : CUDA_LOOK_MS;
         bool rung = poll(&bell, 1, busy ? pause_ms : -1) > 0;
@@ -199,6 +215,7 @@ static void *work(void *argument) {
         if (!rung || device_has_failed(&q->queue)) {
             look_at(q, &q->from_gpu);
             look_at(q, &q->to_gpu);
+            look_at(q, &q->program);
         }
     }
     pthread_mutex_unlock(&q->lock);
@@ -226,15 +243,24 @@ static struct cuda_queue *queue_new(struct gpu *gpu) {
     return q;
 }
 
+static CUresult urgent_stream(const struct cuda_driver *driver, CUstream *stream) {
+    int least, greatest;
+    if (driver->stream_priorities(&least, &greatest) == CUDA_SUCCESS &&
+        driver->stream_create_urgent(stream, CU_STREAM_NON_BLOCKING, greatest) == CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    return driver->stream_create(stream, CU_STREAM_NON_BLOCKING);
+}
+
 // In the context of the GPU. The call that failed, or NULL.
 static const char *equip(struct cuda_queue *q, CUresult *error) {
     const struct cuda_driver *driver = driver_of(q);
     pthread_t thread;
-    *error = driver->stream_create(&q->from_gpu.stream, CU_STREAM_NON_BLOCKING);
-    if (*error == CUDA_SUCCESS) *error = driver->stream_create(&q->to_gpu.stream, CU_STREAM_NON_BLOCKING);
+    *error = urgent_stream(driver, &q->from_gpu.stream);
+    if (*error == CUDA_SUCCESS) *error = urgent_stream(driver, &q->to_gpu.stream);
+    if (*error == CUDA_SUCCESS) *error = driver->stream_create(&q->program.stream, CU_STREAM_NON_BLOCKING);
     if (*error != CUDA_SUCCESS) return "cuStreamCreate";
     *error = CUDA_ERROR_OUT_OF_MEMORY;
-    q->bell = q->from_gpu.bell = q->to_gpu.bell = wake_open();
+    q->bell = q->from_gpu.bell = q->to_gpu.bell = q->program.bell = wake_open();
     if (q->bell < 0) return "a descriptor for the queue";
     q->has_thread = platform_thread_start(&thread, "pccl:cuda", work, q);
     if (!q->has_thread) return "a thread for the queue";
@@ -242,50 +268,17 @@ static const char *equip(struct cuda_queue *q, CUresult *error) {
     return NULL;
 }
 
-// In the context of the GPU. What is in the stream comes before all that is asked of the queue.
-static const char *follow(struct cuda_queue *q, CUstream stream, CUresult *error) {
-    const struct cuda_driver *driver = driver_of(q);
-    CUevent event;
-    int capturing = 0;
-    *error = driver->stream_is_capturing(stream, &capturing);
-    if (*error != CUDA_SUCCESS) return "cuStreamIsCapturing";
-    if (capturing != 0) return "ops cannot be part of a CUDA graph, and the stream is capturing one";
-    *error = driver->event_create(&event, CU_EVENT_DISABLE_TIMING);
-    if (*error != CUDA_SUCCESS) return "cuEventCreate";
-    const char *call = "cuEventRecord";
-    *error = driver->event_record(event, stream);
-    if (*error == CUDA_SUCCESS) {
-        call = "cuStreamWaitEvent";
-        *error = driver->stream_wait_event(q->from_gpu.stream, event, 0);
-    }
-    driver->event_destroy(event); // when it has passed
-    if (*error != CUDA_SUCCESS) return call;
-    q->begins_at = announce(q, &q->from_gpu);
-    q->begun = false;
-    return NULL;
-}
-
-static void start(struct cuda_queue *q, CUstream stream) {
+static void start(struct cuda_queue *q) {
     CUresult error = gpu_enter(q->gpu);
     const char *call = "cuCtxPushCurrent";
     if (error == CUDA_SUCCESS) {
-        call = q->has_thread ? NULL : equip(q, &error);
-        pthread_mutex_lock(&q->lock);
-        if (call == NULL) call = follow(q, stream, &error);
-        pthread_mutex_unlock(&q->lock);
+        call = equip(q, &error);
         gpu_leave(q->gpu);
     }
-    if (call == NULL) {
-        wake_signal(q->bell);
-    } else if (error == CUDA_SUCCESS) {
-        device_fail(&q->queue, call);
-        tell(q);
-    } else {
-        cuda_queue_fail(q, call, error);
-    }
+    if (call != NULL) cuda_queue_fail(q, call, error);
 }
 
-struct cuda_queue *cuda_queue_open(const struct device *device, const void *tensor, CUstream stream, int wake) {
+struct cuda_queue *cuda_queue_open(const struct device *device, const void *tensor, int wake) {
     char why[CUDA_WHY_BYTES];
     struct gpu *gpu = gpu_of(tensor, why);
     struct cuda_queue *q = gpu == NULL ? NULL : take_idle(gpu);
@@ -294,37 +287,78 @@ struct cuda_queue *cuda_queue_open(const struct device *device, const void *tens
     pthread_mutex_lock(&q->lock);
     q->queue.device = device;
     q->wake = wake;
-    q->begun = true; // `follow` says otherwise
+    q->begun = true; // cuda_queue_follow may say otherwise
     pthread_mutex_unlock(&q->lock);
-    if (gpu != NULL) {
-        start(q, stream);
-    } else {
+    if (gpu == NULL) {
         device_fail(&q->queue, why);
         tell(q);
+    } else if (!q->has_thread) {
+        start(q);
     }
     return q;
 }
 
+// In the context of the GPU. The stream was checked. The call that failed, or NULL: what is in the stream comes before
+// what is put into that of the queue.
+static const char *follow(struct cuda_queue *q, CUstream stream, CUresult *error) {
+    const struct cuda_driver *driver = driver_of(q);
+    CUevent event;
+    *error = driver->event_create(&event, CU_EVENT_DISABLE_TIMING);
+    if (*error != CUDA_SUCCESS) return "cuEventCreate";
+    const char *call = "cuEventRecord";
+    *error = driver->event_record(event, stream);
+    if (*error == CUDA_SUCCESS) {
+        call = "cuStreamWaitEvent";
+        *error = driver->stream_wait_event(q->program.stream, event, 0);
+    }
+    driver->event_destroy(event); // when it has passed
+    if (*error != CUDA_SUCCESS) return call;
+    *error = driver->launch_host(q->program.stream, called, &q->program);
+    return *error == CUDA_SUCCESS ? NULL : "cuLaunchHostFunc";
+}
+
+bool cuda_queue_follow(struct cuda_queue *q, CUstream stream) {
+    static const char refusal[] = "the op cannot come after the work of its stream";
+    if (device_has_failed(&q->queue)) return true; // what is asked of it will tell
+    CUresult error = gpu_enter(q->gpu);
+    const char *call = "cuCtxPushCurrent";
+    bool good = true;
+    if (error == CUDA_SUCCESS) {
+        call = "cuStreamIsCapturing";
+        good = gpu_check_stream(q->gpu, stream, refusal, &error);
+        if (good) call = follow(q, stream, &error);
+        gpu_leave(q->gpu);
+    }
+    if (!good && (error == CUDA_SUCCESS || gpu_blames_stream(error))) return false;
+    if (call != NULL && gpu_blames_stream(error)) {
+        char why[CUDA_WHY_BYTES];
+        cuda_driver_describe(driver_of(q), call, error, why, sizeof why);
+        return detail_fail(false, "%s: %s", refusal, why);
+    }
+    pthread_mutex_lock(&q->lock);
+    if (call == NULL) {
+        q->begins_at = ++q->program.asked;
+        q->begun = false;
+        wake_signal(q->bell);
+    } else {
+        cuda_queue_fail(q, call, error);
+    }
+    pthread_mutex_unlock(&q->lock);
+    return true;
+}
+
 void cuda_queue_drain(struct cuda_queue *q) {
-    while (q->first != NULL || !q->begun) pthread_cond_wait(&q->changed, &q->lock);
+    while (q->first != NULL) pthread_cond_wait(&q->changed, &q->lock);
 }
 
 void cuda_queue_close(struct cuda_queue *q) {
     pthread_mutex_lock(&q->lock);
-    cuda_queue_drain(q);
     q->wake = -1;
     cuda_holds_release(&q->holds);
-    bool has_thread = q->has_thread, again = has_thread && !device_has_failed(&q->queue);
-    q->asked = q->done = 0;
-    q->retired = !again;
-    if (again) {
-        pthread_mutex_lock(&idle_lock);
-        q->next = q->gpu->idle;
-        q->gpu->idle = q;
-        pthread_mutex_unlock(&idle_lock);
-    } else if (has_thread) {
-        wake_signal(q->bell);
-    }
+    bool has_thread = q->has_thread;
+    q->left = true;
+    if (has_thread && q->begun) become_idle(q);
+    if (has_thread && (q->left || q->retired)) wake_signal(q->bell);
     pthread_mutex_unlock(&q->lock);
     if (!has_thread) queue_free(q);
 }

@@ -5,6 +5,10 @@
 // streams, one for each direction, so that copies from and to the GPU and the sums, which the thread makes on the host,
 // go on at the same time. The program's default stream neither blocks them nor is blocked by them.
 //
+// A GPU has few hardware queues, and streams that share one wait for each other. The two streams have the highest
+// priority, for which there are queues of their own, and nothing in them waits for a stream of the program, so they
+// always get on. What waits for the program is a third stream, of ordinary priority.
+//
 // Open queues belong to whoever has opened them, one user; closed ones wait with their thread and streams to be opened
 // again, unless they have failed.
 #ifndef PCCL_DEVICE_CUDA_QUEUE_H
@@ -31,7 +35,8 @@ struct cuda_task {
     void *to;          // at the GPU
     const void *from;
     size_t bytes;
-    void *host, *input; // of the host, kept: what goes to or from the GPU; of a reduction, the own input
+    void *host, *input;    // of the host, kept: what goes to or from the GPU; of a reduction, the own input
+    struct gpu_room *room; // to be given back
     size_t count;
     struct device_sum sum;
 };
@@ -45,21 +50,21 @@ struct cuda_flow {
 };
 
 struct cuda_queue {
-    struct device_queue queue; // first
-    struct cuda_queue *next;   // among the idle
-    struct gpu *gpu;           // NULL: none, the queue has failed at once
-    bool has_thread, retired;
+    struct device_queue queue;      // first
+    struct cuda_queue *next;        // among the idle
+    struct gpu *gpu;                // NULL: none, the queue has failed at once
+    bool has_thread, retired, left; // left: closed, and idle as soon as what its caller had queued is done
     int bell, wake;
     pthread_mutex_t lock; // of all that follows
     pthread_cond_t changed;
-    struct cuda_flow from_gpu, to_gpu;
-    bool begun; // what its caller had queued is done
+    struct cuda_flow from_gpu, to_gpu, program; // `program` waits for what its caller had queued
+    bool begun;                                 // what its caller had queued is done
     uint64_t begins_at;
     struct cuda_task *first, **last;
     uint64_t asked, done; // numbers of tasks: of the last one; up to which all are done
     void **given;         // windows and landings that were not given back
     size_t given_count, given_room;
-    struct gpu_room *rooms; // likewise
+    struct gpu_room **rooms; // likewise
     size_t room_count, room_room;
     struct cuda_hold *holds;
     struct {
@@ -70,14 +75,16 @@ struct cuda_queue {
     } recent; // what was landed or reduced last
 };
 
-// Opens a queue for a tensor, of this device. What is in the stream comes before all else. NULL: the system refuses; a
-// queue that the GPU refuses has failed already.
-struct cuda_queue *cuda_queue_open(const struct device *device, const void *tensor, CUstream stream, int wake);
-// Waits until nothing is under way. Nothing of the caller's is left in it.
+// Opens a queue for a tensor, of this device. NULL: the system refuses; a queue that the GPU refuses has failed
+// already.
+struct cuda_queue *cuda_queue_open(const struct device *device, const void *tensor, int wake);
+// As device_follow.
+bool cuda_queue_follow(struct cuda_queue *q, CUstream stream);
+// Nothing is under way. Nothing of the caller's is left in it.
 void cuda_queue_close(struct cuda_queue *q);
 
 // ---- lock held ----
-// Waits until nothing is under way.
+// Waits until all tasks are done.
 void cuda_queue_drain(struct cuda_queue *q);
 // Adds a task, which takes over `host` and `input`. Its number; 0: the queue has failed.
 uint64_t cuda_queue_ask(struct cuda_queue *q, struct cuda_task task);

@@ -7,8 +7,8 @@
 // What may be not yet done when a call of a queue returns: everything but device_await, device_hash and device_close.
 // A position in the queue is a fence. device_passed tells whether all up to it is done, and whenever a queue gets on or
 // fails, it signals the wake-up that it was opened with. The fence of a window tells of that window, and may pass
-// before what was asked for earlier. What the caller had queued at the device before device_open comes before all else:
-// that may take long, and is over when the fence 0 has passed.
+// before what was asked for earlier. What a stream of the caller had been given before device_follow comes before all
+// else: that may take long, and is over when the fence 0 has passed.
 //
 // What fails, fails the queue: it takes no further work, its fences are DEVICE_FAILED, pointers that it gives are NULL,
 // and device_error says why. A call that fails has written nothing. Any thread may call, also at the same time.
@@ -41,8 +41,9 @@ struct device_sum {
 struct device {
     const char *name;
     bool (*owns)(const void *memory);
-    bool (*together)(const void *one, const void *other); // NULL: all memory of the device is in one place
-    struct device_queue *(*open)(const void *tensor, void *stream, int wake); // NULL: refused
+    bool (*together)(const void *one, const void *other);       // NULL: all memory of the device is in one place
+    struct device_queue *(*open)(const void *tensor, int wake); // NULL: refused
+    bool (*follow)(struct device_queue *queue, void *stream);   // NULL: there are no streams
     void (*close)(struct device_queue *queue);
     enum device_state (*passed)(struct device_queue *queue, uint64_t fence);
     uint64_t (*mark)(struct device_queue *queue);
@@ -83,15 +84,21 @@ bool device_is_one(const void *one, const void *other);
 void device_fail(struct device_queue *queue, const char *why);
 
 // ---- queues ----
-// For this tensor, and all memory that is one with it. What its caller had queued at `stream`, a stream of the device
-// (NULL: its default one), comes first. `wake`: see base/platform; negative: nobody. False: the device refuses. *out is
-// NULL for plain memory.
-static inline bool device_open(const void *tensor, void *stream, int wake, struct device_queue **out) {
+// For this tensor, and all memory that is one with it. `wake`: see base/platform; negative: nobody. False: the device
+// refuses. *out is NULL for plain memory.
+static inline bool device_open(const void *tensor, int wake, struct device_queue **out) {
     const struct device *device = device_of(tensor);
-    *out = device == NULL ? NULL : device->open(tensor, stream, wake);
+    *out = device == NULL ? NULL : device->open(tensor, wake);
     return device == NULL || *out != NULL;
 }
-// Waits until nothing is under way. All windows, landings and rooms that are left are the device's again.
+// Once, before anything is asked of the queue: what is in this stream of the device (NULL: the default one) comes
+// first. False, with its text in base/detail: the stream cannot be followed; the queue can be used all the same. May
+// block for as long as the device takes nothing more into the stream.
+static inline bool device_follow(struct device_queue *queue, void *stream) {
+    return queue == NULL || queue->device->follow == NULL || queue->device->follow(queue, stream);
+}
+// Waits until nothing is under way, but not for a stream that the queue follows, if nothing was asked of it. All
+// windows, landings and rooms that are left are the device's again.
 static inline void device_close(struct device_queue *queue) {
     if (queue != NULL) queue->device->close(queue);
 }
@@ -150,8 +157,8 @@ static inline void device_reduce(struct device_queue *queue, void *result, void 
 }
 
 // ---- streams of the caller ----
-// What is put into the stream from now on waits for device_release, and for all that was asked for before that. False:
-// the device cannot do so, or has failed.
+// What is put into the stream from now on waits for device_release, and for all that was asked for before that. False,
+// with its text in base/detail: the device or the stream cannot do so, or has failed. May block, as device_follow.
 static inline bool device_hold(struct device_queue *queue, void *stream) {
     return queue->device->hold != NULL && queue->device->hold(queue, stream);
 }

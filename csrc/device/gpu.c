@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/detail.h"
 #include "device/memory.h"
 
 // ---- whose memory it is ----
@@ -40,6 +41,20 @@ bool gpu_is_same(const void *one, const void *other) {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // of what follows; no call of the driver is made with it
 static struct gpu *gpus;
 
+static _Thread_local struct {
+    int depth, mode; // the program's, if depth > 0
+} capture;
+
+static void capture_relax(const struct cuda_driver *driver) {
+    if (capture.depth++ > 0) return;
+    capture.mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    driver->exchange_capture_mode(&capture.mode);
+}
+
+static void capture_restore(const struct cuda_driver *driver) {
+    if (--capture.depth == 0) driver->exchange_capture_mode(&capture.mode);
+}
+
 // The caller's current one, if it is of this GPU; else the one that the memory was allocated in, or, for memory of no
 // context (of a pool, or mapped), the primary one.
 static CUresult find_context(const struct cuda_driver *driver, const void *memory, CUdevice ordinal, CUcontext *out,
@@ -54,7 +69,10 @@ static CUresult find_context(const struct cuda_driver *driver, const void *memor
         *out != NULL)
         return CUDA_SUCCESS;
     *call = "cuDevicePrimaryCtxRetain";
-    return driver->primary_context(out, ordinal); // for as long as the process lives
+    capture_relax(driver);
+    CUresult error = driver->primary_context(out, ordinal); // for as long as the process lives
+    capture_restore(driver);
+    return error;
 }
 
 static struct gpu *gpu_at(const struct cuda_driver *driver, CUcontext context, CUdevice ordinal) {
@@ -85,12 +103,61 @@ struct gpu *gpu_of(const void *memory, char why[CUDA_WHY_BYTES]) {
     return gpu;
 }
 
-CUresult gpu_enter(const struct gpu *gpu) { return gpu->driver->context_push(gpu->context); }
+CUresult gpu_enter(const struct gpu *gpu) {
+    CUresult error = gpu->driver->context_push(gpu->context);
+    if (error == CUDA_SUCCESS) capture_relax(gpu->driver);
+    return error;
+}
 
 void gpu_leave(const struct gpu *gpu) {
     CUcontext context;
+    capture_restore(gpu->driver);
     gpu->driver->context_pop(&context);
 }
+
+bool gpu_blames_stream(CUresult error) {
+    return error == CUDA_ERROR_INVALID_VALUE || error == CUDA_ERROR_INVALID_CONTEXT ||
+           error == CUDA_ERROR_INVALID_HANDLE || error == CUDA_ERROR_CONTEXT_IS_DESTROYED ||
+           (error >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && error <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+}
+
+bool gpu_check_stream(const struct gpu *gpu, CUstream stream, const char *what, CUresult *error) {
+    int capturing = 0;
+    *error = gpu->driver->stream_is_capturing(stream, &capturing);
+    if (*error == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        return detail_fail(false,
+                           "%s: it is the default stream, and another stream, which waits for it, is capturing a CUDA "
+                           "graph: use a stream that was made with the flag non-blocking",
+                           what);
+    if (*error != CUDA_SUCCESS) {
+        char why[CUDA_WHY_BYTES];
+        cuda_driver_describe(gpu->driver, "cuStreamIsCapturing", *error, why, sizeof why);
+        return detail_fail(false, "%s: %s", what, why);
+    }
+    if (capturing == 0) return true;
+    return detail_fail(false, "%s: it is capturing a CUDA graph, and ops cannot be part of one", what);
+}
+
+// ---- streams of the program that wait ----
+static pthread_mutex_t quiet = PTHREAD_MUTEX_INITIALIZER; // held in calls of the driver that may wait for the GPU
+static atomic_uint waits;
+
+void gpu_wait_add(void) {
+    pthread_mutex_lock(&quiet);
+    atomic_fetch_add(&waits, 1);
+    pthread_mutex_unlock(&quiet);
+}
+
+void gpu_wait_remove(void) { atomic_fetch_sub(&waits, 1); }
+
+bool gpu_quiet_begin(void) {
+    pthread_mutex_lock(&quiet);
+    if (atomic_load(&waits) == 0) return true;
+    pthread_mutex_unlock(&quiet);
+    return false;
+}
+
+void gpu_quiet_end(void) { pthread_mutex_unlock(&quiet); }
 
 // ---- memory of the host ----
 static const size_t sizes[] = {64 << 10, 256 << 10, 1 << 20};
@@ -119,10 +186,13 @@ static struct host *pinned_new(const struct gpu *gpu, int size) {
     if (may) pinned_bytes += bytes;
     pthread_mutex_unlock(&lock);
     if (!may) return NULL;
-    if (gpu_enter(gpu) == CUDA_SUCCESS) {
-        unsigned flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
-        if (gpu->driver->host_alloc(&memory, bytes, flags) != CUDA_SUCCESS) memory = NULL;
-        gpu_leave(gpu);
+    if (gpu_quiet_begin()) {
+        if (gpu_enter(gpu) == CUDA_SUCCESS) {
+            unsigned flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+            if (gpu->driver->host_alloc(&memory, bytes, flags) != CUDA_SUCCESS) memory = NULL;
+            gpu_leave(gpu);
+        }
+        gpu_quiet_end();
     }
     if (memory != NULL) return memory;
     pthread_mutex_lock(&lock);
@@ -176,50 +246,113 @@ size_t gpu_host_bytes(void) {
 }
 
 // ---- rooms ----
-static void room_free(const struct gpu *gpu, void *room) {
-    if (room == NULL) return;
-    if (!gpu_owns(room)) {
-        free(room);
-    } else if (gpu_enter(gpu) == CUDA_SUCCESS) {
-        gpu->driver->free(address_of(room));
-        gpu_leave(gpu);
-    }
+static pthread_mutex_t pools = PTHREAD_MUTEX_INITIALIZER; // of gpu->pool, gpu->looked; held while a pool is made
+
+static CUmemoryPool pool_new(const struct gpu *gpu) {
+    const struct cuda_driver *driver = gpu->driver;
+    int has_pools = 0;
+    bool knows = driver->pool_create != NULL && driver->pool_set != NULL && driver->pool_alloc != NULL &&
+                 driver->pool_free != NULL;
+    if (!knows ||
+        driver->device_attribute(&has_pools, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, gpu->ordinal) !=
+            CUDA_SUCCESS ||
+        has_pools == 0)
+        return NULL;
+    struct cuda_pool_properties properties = {
+        .allocation_type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .location_type = CU_MEM_LOCATION_TYPE_DEVICE,
+        .location = gpu->ordinal,
+    };
+    CUmemoryPool pool = NULL;
+    if (driver->pool_create(&pool, &properties) != CUDA_SUCCESS) return NULL;
+    uint64_t kept = POOL_KEPT_BYTES; // the driver gives back what is beyond, when the program waits for it
+    driver->pool_set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &kept);
+    return pool;
 }
 
-void *gpu_room_take(struct gpu *gpu, size_t *bytes) {
-    struct gpu_room *best = NULL;
+static CUmemoryPool pool_of(struct gpu *gpu) {
+    pthread_mutex_lock(&pools);
+    if (!gpu->looked) gpu->pool = pool_new(gpu);
+    gpu->looked = true;
+    CUmemoryPool pool = gpu->pool;
+    pthread_mutex_unlock(&pools);
+    return pool;
+}
+
+// The smallest that is large enough, of those that nobody has.
+static struct gpu_room *take_kept(struct gpu *gpu, size_t bytes) {
+    struct gpu_room **best = NULL;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < GPU_ROOMS_KEPT; i++) {
-        struct gpu_room *kept = &gpu->rooms[i];
-        if (kept->memory != NULL && kept->bytes >= *bytes && (best == NULL || kept->bytes < best->bytes)) best = kept;
-    }
-    struct gpu_room found = best == NULL ? (struct gpu_room){0} : *best;
-    if (best != NULL) *best = (struct gpu_room){0};
+    for (struct gpu_room **at = &gpu->rooms; *at != NULL; at = &(*at)->next)
+        if ((*at)->bytes >= bytes && (best == NULL || (*at)->bytes < (*best)->bytes)) best = at;
+    struct gpu_room *room = best == NULL ? NULL : *best;
+    if (room != NULL) *best = room->next;
     pthread_mutex_unlock(&lock);
-    if (found.memory != NULL) {
-        *bytes = found.bytes;
-        return found.memory;
-    }
-    CUdeviceptr made = 0;
-    if (gpu_enter(gpu) == CUDA_SUCCESS) {
-        if (gpu->driver->alloc(&made, *bytes) != CUDA_SUCCESS) made = 0;
-        gpu_leave(gpu);
-    }
-    return made != 0 ? (void *)(uintptr_t)made : malloc(*bytes); // slower, but the program has filled the GPU
+    return room;
 }
 
-// The smallest that is too many goes.
-void gpu_room_give(struct gpu *gpu, void *room, size_t bytes) {
-    struct gpu_room spare = {room, bytes};
-    if (gpu_owns(room)) {
-        pthread_mutex_lock(&lock);
-        for (int i = 0; i < GPU_ROOMS_KEPT && spare.memory != NULL; i++) {
-            struct gpu_room kept = gpu->rooms[i];
-            if (kept.memory != NULL && kept.bytes >= spare.bytes) continue;
-            gpu->rooms[i] = spare;
-            spare = kept;
-        }
-        pthread_mutex_unlock(&lock);
+// The smallest, if there are more than are kept.
+static struct gpu_room *take_spare(struct gpu *gpu) {
+    struct gpu_room **least = &gpu->rooms;
+    int count = 0;
+    pthread_mutex_lock(&lock);
+    for (struct gpu_room **at = &gpu->rooms; *at != NULL; at = &(*at)->next, count++)
+        if ((*at)->bytes < (*least)->bytes) least = at;
+    struct gpu_room *room = count > GPU_ROOMS_KEPT ? *least : NULL;
+    if (room != NULL) *least = room->next;
+    pthread_mutex_unlock(&lock);
+    return room;
+}
+
+// 0: there is none.
+static CUdeviceptr allocate(struct gpu *gpu, CUstream stream, size_t bytes) {
+    CUdeviceptr made = 0;
+    if (gpu_enter(gpu) != CUDA_SUCCESS) return 0;
+    CUmemoryPool pool = pool_of(gpu);
+    if (pool != NULL) {
+        if (gpu->driver->pool_alloc(&made, bytes, pool, stream) != CUDA_SUCCESS) made = 0;
+    } else if (gpu_quiet_begin()) {
+        if (gpu->driver->alloc(&made, bytes) != CUDA_SUCCESS) made = 0;
+        gpu_quiet_end();
     }
-    room_free(gpu, spare.memory);
+    gpu_leave(gpu);
+    return made;
+}
+
+struct gpu_room *gpu_room_take(struct gpu *gpu, CUstream stream, size_t bytes) {
+    struct gpu_room *room = take_kept(gpu, bytes);
+    if (room != NULL || (room = calloc(1, sizeof *room)) == NULL) return room;
+    room->bytes = bytes;
+    room->memory = (void *)(uintptr_t)allocate(gpu, stream, bytes);
+    room->is_at_gpu = room->memory != NULL;
+    if (!room->is_at_gpu) room->memory = malloc(bytes); // slower, but the program has filled the GPU
+    if (room->memory != NULL) return room;
+    free(room);
+    return NULL;
+}
+
+void gpu_room_give(struct gpu *gpu, CUstream stream, struct gpu_room *room) {
+    if (!room->is_at_gpu) {
+        free(room->memory);
+        free(room);
+        return;
+    }
+    bool entered = gpu_enter(gpu) == CUDA_SUCCESS; // else the GPU has failed, and its memory with it
+    if (!entered || pool_of(gpu) != NULL) {
+        if (entered) gpu->driver->pool_free(address_of(room->memory), stream);
+        free(room);
+    } else {
+        pthread_mutex_lock(&lock);
+        room->next = gpu->rooms;
+        gpu->rooms = room;
+        pthread_mutex_unlock(&lock);
+        while (gpu_quiet_begin()) {
+            struct gpu_room *spare = take_spare(gpu);
+            if (spare != NULL) gpu->driver->free(address_of(spare->memory));
+            gpu_quiet_end();
+            free(spare);
+            if (spare == NULL) break;
+        }
+    }
+    if (entered) gpu_leave(gpu);
 }

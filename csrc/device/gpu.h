@@ -1,6 +1,11 @@
 // The GPUs that tensors of this process lie at: one for each context, made when the first tensor there is seen, and
 // kept. With each goes memory that is used again: page-locked memory of the host, of which there is at most
-// PINNED_MOST_BYTES for all GPUs together, and rooms at the GPU for what ops save, of which it keeps a few.
+// PINNED_MOST_BYTES for all GPUs together, and rooms at the GPU for what ops save.
+//
+// To take memory of the driver, or to give it back, may wait for all that the GPU has to do. While a stream of the
+// program waits for the library, that would never end. So rooms are allocated and freed in the order of a stream of the
+// library, from a memory pool, which waits for nothing else. What has no such order (page-locked memory, and rooms at a
+// GPU without pools) is neither taken nor given back meanwhile: plain memory of the host stands in for it.
 //
 // Any thread. Only gpu_keep, gpu_drop and gpu_host_bytes may be called in a context that does not work any more.
 #ifndef PCCL_DEVICE_GPU_H
@@ -11,7 +16,7 @@
 
 #include "device/cuda_driver.h"
 
-enum { PINNED_MOST_BYTES = 64 << 20, GPU_ROOMS_KEPT = 2 };
+enum { PINNED_MOST_BYTES = 64 << 20, POOL_KEPT_BYTES = 256 << 20, GPU_ROOMS_KEPT = 2 };
 
 struct gpu {
     const struct cuda_driver *driver;
@@ -19,10 +24,17 @@ struct gpu {
     CUdevice ordinal;
     struct gpu *next;
     struct cuda_queue *idle; // those that are used again; under the lock of device/cuda
-    struct gpu_room {
-        void *memory;
-        size_t bytes;
-    } rooms[GPU_ROOMS_KEPT]; // that nobody has; under the lock of device/gpu
+    // under locks of device/gpu
+    bool looked;            // for pools
+    CUmemoryPool pool;      // NULL: it has none
+    struct gpu_room *rooms; // without a pool: that nobody has
+};
+
+struct gpu_room {
+    struct gpu_room *next;
+    void *memory;
+    size_t bytes; // at least what was asked for
+    bool is_at_gpu;
 };
 
 // Whether memory of the process is that of a GPU; managed memory is. NULL is not.
@@ -30,9 +42,15 @@ bool gpu_owns(const void *memory);
 bool gpu_is_same(const void *one, const void *other); // of memory of GPUs
 // Of this memory. NULL: the driver or the system refuses, and `why` says why.
 struct gpu *gpu_of(const void *memory, char why[CUDA_WHY_BYTES]);
-// Between these two, the thread's CUDA calls are in the context of the GPU.
+// Between these two, which may be nested, the thread's CUDA calls are in the context of the GPU; and they neither fail
+// for a CUDA graph that the program captures nor end its capture, unless they are about a stream that captures.
 CUresult gpu_enter(const struct gpu *gpu);
 void gpu_leave(const struct gpu *gpu);
+// In the context of the GPU: whether the library may put something into this stream of the program. False, with its
+// text in base/detail, which begins with `what`: it captures a CUDA graph, or *error is why the driver refuses it.
+bool gpu_check_stream(const struct gpu *gpu, CUstream stream, const char *what, CUresult *error);
+// Whether this error of a call about a stream of the program is that stream's, and none of the GPU.
+bool gpu_blames_stream(CUresult error);
 
 // Memory of the host, aligned to 64 bytes: page-locked, if the limit and the system allow, so that copies to and from
 // the GPU go on by themselves. NULL: there is no memory. It is given back when all that keep it have dropped it.
@@ -41,8 +59,17 @@ void gpu_keep(void *host_memory);
 void gpu_drop(void *host_memory);
 size_t gpu_host_bytes(void); // page-locked so far
 
-// Memory at the GPU, or if that is full, of the host; *bytes becomes what it has. NULL: there is none.
-void *gpu_room_take(struct gpu *gpu, size_t *bytes);
-void gpu_room_give(struct gpu *gpu, void *room, size_t bytes); // nothing uses it any more
+// Memory at the GPU, or if that is full, of the host. It is there for what is put into the stream, one of the library,
+// from now on, and for others once something of that is done. NULL: there is none.
+struct gpu_room *gpu_room_take(struct gpu *gpu, CUstream stream, size_t bytes);
+// Nothing uses it any more, but perhaps what is in the stream.
+void gpu_room_give(struct gpu *gpu, CUstream stream, struct gpu_room *room);
+
+// ---- streams of the program that wait for the library ----
+void gpu_wait_add(void);    // before one is told to; waits for what gpu_quiet_begin has let begin
+void gpu_wait_remove(void); // it waits no more, or has never; takes no lock
+// Whether none waits; then none is told to before gpu_quiet_end.
+bool gpu_quiet_begin(void);
+void gpu_quiet_end(void);
 
 #endif

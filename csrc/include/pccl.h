@@ -362,8 +362,8 @@ PCCL_EXPORT pcclResult_t pcclAllReduce(const void *sendbuf, void *recvbuf, const
 // Launches an op; does not wait. `descriptor` is copied. Both buffers belong to the op until it has been awaited or the
 // communicator destroyed. Losses are reported by the await. Buffers may be NULL only when count is 0.
 // pcclInvalidArgument: unknown enumerators, a combination of types that is not supported, overlapping buffers, or a tag
-// that is live (the live op goes on). pcclInvalidUsage: not connected, or a topology or sync call runs.
-// pcclTooFewPeers.
+// that is live (the live op goes on). pcclInvalidUsage: not connected, a topology or sync call runs, or the stream of
+// the op captures a CUDA graph or is none of the GPU. pcclTooFewPeers.
 PCCL_EXPORT pcclResult_t pcclAllReduceAsync(const void *sendbuf, void *recvbuf,
                                             const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
                                             pcclAsyncReduceOp_t *reduce_handle_out);
@@ -378,8 +378,8 @@ PCCL_EXPORT pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_
 // of that GPU; NULL = the legacy default stream) runs when the op has ended. After a failure it runs too, and what it
 // finds in the tensors is unspecified. The op is to be awaited nevertheless, which tells how it has ended. Until then
 // the program must make no call that waits for the whole GPU, cuMemFree among them: the op may need the driver, too.
-// pcclInvalidArgument: no un-awaited op of this handle. pcclInvalidUsage: the tensors lie at no GPU, or its driver
-// cannot do so.
+// pcclInvalidArgument: no un-awaited op of this handle. pcclInvalidUsage: the tensors lie at no GPU, its driver
+// cannot do so, or the stream captures a CUDA graph.
 PCCL_EXPORT pcclResult_t pcclStreamWaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
                                                    void *PCCL_NULLABLE stream);
 

@@ -72,7 +72,7 @@ enum call_result {
     CALL_TOO_MANY,    // engine_post: WIRE_MAX_LIVE_OPS ops are live
     CALL_NO_MEMORY,
     CALL_UNKNOWN, // engine_wait, engine_hold: no un-awaited op of this tag
-    CALL_REFUSED, // engine_hold
+    CALL_REFUSED, // engine_post, engine_hold: by a stream of a device; its text is in base/detail
 };
 
 struct call_outcome {

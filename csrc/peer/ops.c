@@ -24,6 +24,7 @@ static pcclResult_t posted(enum call_result result, uint64_t tag) {
                            (unsigned long long)tag);
     case CALL_TOO_MANY:
         return detail_fail(pcclInternalError, "%d ops are live, the most there can be: await some", WIRE_MAX_LIVE_OPS);
+    case CALL_REFUSED: return pcclInvalidUsage; // its text is there
     case CALL_DEAD:
         return detail_fail(
             pcclMasterConnectionFailed,
@@ -131,9 +132,12 @@ pcclResult_t ops_posted(struct communicator *c, uint64_t tag, const struct wire_
     return communicator_finish(c, code);
 }
 
-static pcclResult_t held(struct communicator *c, uint64_t tag, void *stream) {
+static pcclResult_t hold_locked(struct communicator *c, uint64_t tag, void *stream) {
     RETURN_IF_FAILED(communicator_check_usable(c));
-    switch (engine_hold(c->engine, tag, stream)) {
+    pthread_mutex_unlock(&c->lock);
+    enum call_result result = engine_hold(c->engine, tag, stream);
+    pthread_mutex_lock(&c->lock);
+    switch (result) {
     case CALL_OK: return pcclSuccess;
     case CALL_UNKNOWN:
         return detail_fail(pcclInvalidArgument, "no un-awaited op has tag %llu", (unsigned long long)tag);
@@ -143,7 +147,7 @@ static pcclResult_t held(struct communicator *c, uint64_t tag, void *stream) {
 
 pcclResult_t ops_hold(struct communicator *c, uint64_t tag, void *stream) {
     communicator_begin(c);
-    return communicator_finish(c, held(c, tag, stream));
+    return communicator_finish(c, hold_locked(c, tag, stream));
 }
 
 static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct call_outcome *outcome,

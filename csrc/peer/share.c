@@ -190,11 +190,11 @@ static pcclResult_t take_up(struct communicator *c, const pcclSharedState_t *sta
 static pcclResult_t make_content(struct communicator *c, const bool *read_only) {
     const pcclSharedState_t *state = c->share->state;
     pthread_mutex_unlock(&c->lock);
-    struct content *content = content_new(state, read_only);
+    struct content *content = NULL;
+    pcclResult_t code = content_new(state, read_only, &content);
     pthread_mutex_lock(&c->lock);
     c->share->content = content;
-    if (content != NULL) return pcclSuccess;
-    return detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
+    return code;
 }
 
 static pcclResult_t begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only, int strategy,

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/detail.h"
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "device/device.h"
@@ -46,36 +47,28 @@ static bool hash_mask(const pcclSharedState_t *state, struct wire_hash *mask, st
     return true;
 }
 
-// False: the device refuses.
-static bool reach(struct content *content, const void *memory, struct device_queue **out) {
+static pcclResult_t reach(struct content *content, const void *memory, struct device_queue **out) {
     *out = NULL;
-    if (device_of(memory) == NULL) return true;
+    if (device_of(memory) == NULL) return pcclSuccess;
     for (size_t i = 0; i < content->queue_count; i++)
         if (device_is_one(content->reached[i], memory)) *out = content->queues[i];
-    if (*out != NULL) return true;
-    if (content->queue_count == CONTENT_DEVICES_MOST || !device_open(memory, NULL, -1, out)) return false;
+    if (*out != NULL) return pcclSuccess;
+    if (content->queue_count == CONTENT_DEVICES_MOST || !device_open(memory, -1, out))
+        return detail_fail(pcclInternalError, "a device of the entries cannot be used");
     content->reached[content->queue_count] = memory;
     content->queues[content->queue_count++] = *out;
-    return true;
+    return device_follow(*out, NULL) ? pcclSuccess : pcclInvalidUsage;
 }
 
-struct content *content_new(const pcclSharedState_t *state, const bool *read_only) {
-    struct content *content = calloc(1, sizeof *content);
-    if (content == NULL) return NULL;
+static pcclResult_t fill(struct content *content, const pcclSharedState_t *state, const bool *read_only) {
     struct delta_layout *layout = &content->layout;
     layout->entries = calloc(state->count + 1, sizeof *layout->entries);
-    if (layout->entries == NULL || !hash_mask(state, &content->mask, &content->outline)) {
-        content_free(content);
-        return NULL;
-    }
-    for (size_t i = 0; i < state->count; i++) {
+    bool good = layout->entries != NULL && hash_mask(state, &content->mask, &content->outline);
+    for (size_t i = 0; good && i < state->count; i++) {
         const pcclTensorInfo_t *info = &state->infos[i];
         if (info->allow_content_inequality) continue;
         struct device_queue *queue;
-        if (!reach(content, info->data, &queue)) {
-            content_free(content);
-            return NULL;
-        }
+        RETURN_IF_FAILED(reach(content, info->data, &queue));
         layout->entries[layout->count++] = (struct delta_entry){
             .data = info->data,
             .queue = queue,
@@ -84,11 +77,21 @@ struct content *content_new(const pcclSharedState_t *state, const bool *read_onl
             .read_only = read_only != NULL && read_only[i],
         };
     }
-    delta_layout_number(layout);
-    content->leaves = calloc(layout->leaf_count + 1, sizeof *content->leaves);
-    if (content->leaves != NULL) return content;
-    content_free(content);
-    return NULL;
+    if (good) delta_layout_number(layout);
+    if (good) content->leaves = calloc(layout->leaf_count + 1, sizeof *content->leaves);
+    if (content->leaves != NULL) return pcclSuccess;
+    return detail_fail(pcclInternalError, "the system refused memory for the hashes of %zu entries", state->count);
+}
+
+pcclResult_t content_new(const pcclSharedState_t *state, const bool *read_only, struct content **out) {
+    struct content *content = calloc(1, sizeof *content);
+    if (content == NULL) return detail_fail(pcclInternalError, "the system refused memory for a shared state");
+    pcclResult_t code = fill(content, state, read_only);
+    if (code == pcclSuccess)
+        *out = content;
+    else
+        content_free(content);
+    return code;
 }
 
 static void join_helpers(struct content *content) {

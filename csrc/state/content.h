@@ -37,8 +37,9 @@ struct content {
 unsigned content_thread_limit(void);
 
 // Copies what it needs; the tensors are borrowed until content_free. The state was checked. `read_only`: by entry,
-// those that its owner does not want written; NULL: none. NULL when memory, or a device, is refused.
-struct content *content_new(const pcclSharedState_t *state, const bool *read_only);
+// those that its owner does not want written; NULL: none. pcclInternalError: memory, or a device, is refused;
+// pcclInvalidUsage: a stream of a device cannot be followed.
+pcclResult_t content_new(const pcclSharedState_t *state, const bool *read_only, struct content **out);
 void content_free(struct content *content); // waits for the helpers to put down what they have in hand
 // Hashes on from where it stands until all is done or `deadline_ns` (monotonic, INT64_MAX = never) has passed. True:
 // done.

@@ -77,7 +77,8 @@ static void describe(pcclTensorInfo_t out[ENTRIES], uint8_t *bytes, uint32_t siz
 
 static struct content *content_of(pcclTensorInfo_t list[ENTRIES]) {
     pcclSharedState_t state = {.count = ENTRIES, .infos = list};
-    struct content *made = content_new(&state, NULL);
+    struct content *made = NULL;
+    if (content_new(&state, NULL, &made) != pcclSuccess) abort();
     MUST(made != NULL && content_hash(made, INT64_MAX));
     return made;
 }

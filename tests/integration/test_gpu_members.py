@@ -90,6 +90,36 @@ def test_streams(driver):
         assert "residual is on CPU and the tensors on CUDA" in members[0].ask("feed_back", 64)
 
 
+def test_streams_that_wait(driver):
+    with pair(driver, (True, True)) as members:
+        for gpu in (0, 1):  # with memory pools, and without
+            sums, risks = zip(*on_both(members, "reduce_while_a_stream_waits", gpu, 200_000, 10_000_000), strict=True)
+            assert sums == ([2.0] * 6,) * 2
+            assert risks == ((0, 0),) * 2
+
+
+def test_refused_streams(driver):
+    with pair(driver, (True, True)) as members:
+        for refusals in on_both(members, "reduce_when_refused", 100_000):
+            assert len(refusals) == 5
+            assert all("it is capturing a CUDA graph" in text for text in (*refusals[:2], refusals[4]))
+            assert all("cuStreamIsCapturing: error 400" in text for text in refusals[2:4])
+            assert refusals[4].startswith("the stream cannot wait for the op")
+
+
+def test_input_is_put_back_without_its_stream(driver):
+    with pair(driver, (True, True)) as members:
+        first, second = members
+        first.tell("reduce_with_bad_stream", 1_000_000)
+        for _ in range(2):
+            second.tell("reduce_when_it_fails", 1_000_000, False)
+        assert second.answer()[0] == "SUCCESS"
+        text, is_put_back = first.answer()
+        assert "CUDA: cuMemcpyAsync: CUDA_ERROR_OUT_OF_MEMORY" in text
+        assert is_put_back
+        assert second.answer()[0] == "RANK_CONNECTION_LOST"
+
+
 def test_failure(driver):
     with pair(driver, (True, False)) as members:
         at_gpu = next(member for member in members if member.number == 0)

@@ -1,6 +1,7 @@
 // A driver without a GPU: device memory is memory of this process behind addresses that cannot be touched. Each stream
 // has a thread, which carries its commands out one after another, each after a random delay, so that streams overtake
-// each other wherever nothing orders them. Host functions are called one at a time, and may call nothing of CUDA.
+// each other wherever nothing orders them. Host functions are called one at a time, and may call nothing of CUDA. What
+// waits for the whole GPU does so here, too, and a capture of a CUDA graph forbids what it forbids there.
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -17,13 +18,13 @@
 
 #define PROTOTYPE(member, symbol, parameters) FAKE_EXPORT CUresult symbol parameters;
 CUDA_DRIVER_FUNCTIONS(PROTOTYPE)
-FAKE_EXPORT CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags);
+CUDA_DRIVER_OPTIONAL(PROTOTYPE)
 
 enum {
     BLOCKS_MAX = 4096,
+    PRIORITY_GREATEST = -5, // the least is 0
     CONTEXTS_DEEP = 8,
     ERROR_ILLEGAL_ADDRESS = 700,
-    ERROR_INVALID_HANDLE = 400,
     ERROR_NOT_PERMITTED = 800,
     ERROR_INVALID_DEVICE = 101,
     LEGACY = 1 // the handle of the default stream
@@ -34,11 +35,21 @@ struct CUctx_st {
     CUstream legacy;
 };
 
-enum kind { COMMAND_COPY, COMMAND_HOST, COMMAND_KERNEL, COMMAND_RECORD, COMMAND_WAIT_EVENT, COMMAND_WAIT_VALUE };
+enum kind {
+    COMMAND_COPY,
+    COMMAND_HOST,
+    COMMAND_KERNEL,
+    COMMAND_RECORD,
+    COMMAND_WAIT_EVENT,
+    COMMAND_WAIT_VALUE,
+    COMMAND_ALLOC,
+    COMMAND_FREE
+};
 
 struct command {
     struct command *next;
     enum kind kind;
+    uint64_t place; // among all that were put into streams
     CUdeviceptr to, from;
     size_t bytes;
     void (*function)(void *);
@@ -50,9 +61,13 @@ struct command {
 };
 
 struct CUstream_st {
+    CUstream next; // of all
     CUcontext context;
+    int priority;
+    enum { NO_CAPTURE, CAPTURE_ACTIVE, CAPTURE_INVALIDATED } capture; // in the mode "global"
+    uint64_t blocked; // the number of the command that waits for another stream, or for a value
     struct command *first, **last;
-    bool busy, destroyed;
+    bool busy, destroyed, waits; // waits: for a value
     uint64_t random;
     pthread_t thread;
 };
@@ -70,10 +85,14 @@ static struct CUctx_st contexts[FAKE_GPUS];
 static struct block {
     uint8_t *address, *bytes; // of device memory, the same at two addresses; of host memory, one
     size_t length;
-    int gpu; // of host memory -1
+    int gpu;    // of host memory -1
+    bool there; // of memory of a pool: its stream has got to it
+    bool pooled;
 } blocks[BLOCKS_MAX];
 static struct fake_cuda_counts counts;
-static int broken, refuses_memory;
+static int broken, refuses_memory, shares_queues;
+static unsigned copy_to_fail;
+static uint64_t places;
 static unsigned delay_us = 50, fail_at, fail_count;
 static int fail_error;
 static uint64_t seed = 88172645463325252;
@@ -82,11 +101,54 @@ static bool initialized;
 static _Thread_local CUcontext stack[CONTEXTS_DEEP];
 static _Thread_local int depth;
 static _Thread_local bool in_callback;
+static _Thread_local int capture_mode;
 
 // ---- what may fail; lock held ----
 static CUresult misuse(CUresult error) {
     counts.misuses++;
     return error;
+}
+
+static CUstream streams;
+
+// Of a call that the mode of this thread forbids while a stream captures: it ends the capture.
+static CUresult unsafe(void) {
+    CUresult result = CUDA_SUCCESS;
+    for (CUstream stream = streams; stream != NULL; stream = stream->next) {
+        if (stream->capture == NO_CAPTURE || capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) continue;
+        stream->capture = CAPTURE_INVALIDATED;
+        result = misuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    return result;
+}
+
+// Of a call that puts something into a stream, which the library does to no stream that captures.
+static CUresult may_put(CUstream stream) {
+    if (stream == NULL) return misuse(CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture == NO_CAPTURE) return CUDA_SUCCESS;
+    stream->capture = CAPTURE_INVALIDATED;
+    return misuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+}
+
+static bool has_come(const struct command *command) {
+    return (int32_t)(__atomic_load_n(command->flag, __ATOMIC_ACQUIRE) - command->value) >= 0;
+}
+
+// Whether a stream waits, now or when it gets there, for a value that is not there.
+static bool waits_for_value(CUstream stream) {
+    if (stream->waits) return true;
+    for (const struct command *command = stream->first; command != NULL; command = command->next)
+        if (command->kind == COMMAND_WAIT_VALUE && !has_come(command)) return true;
+    return false;
+}
+
+// Of a call that may wait for the whole GPU.
+static void may_synchronize(void) {
+    for (CUstream stream = streams; stream != NULL; stream = stream->next)
+        if (waits_for_value(stream)) {
+            counts.risks++;
+            return;
+        }
 }
 
 static CUresult may_call(bool can_fail) {
@@ -121,7 +183,7 @@ static struct block *block_new(uint8_t *address, uint8_t *bytes, size_t length, 
     int i = 0;
     while (blocks[i].address != NULL)
         if (++i == BLOCKS_MAX) abort();
-    blocks[i] = (struct block){address, bytes, length, gpu};
+    blocks[i] = (struct block){address, bytes, length, gpu, true, false};
     *(gpu < 0 ? &counts.host_blocks : &counts.device_blocks) += 1;
     return &blocks[i];
 }
@@ -149,7 +211,7 @@ static uint8_t *reach(CUdeviceptr address, size_t length) {
     struct block *block = block_of(address);
     if (block == NULL) return (uint8_t *)(uintptr_t)address;
     size_t at = (size_t)(address - (uint64_t)(uintptr_t)block->address);
-    return at + length <= block->length ? block->bytes + at : NULL;
+    return block->there && at + length <= block->length ? block->bytes + at : NULL;
 }
 
 // ---- streams ----
@@ -168,6 +230,15 @@ static void event_put(CUevent event) {
     if (--event->references == 0) free(event);
 }
 
+// Whether a stream of the same hardware queue waits, of which a command was put before.
+static bool is_stuck(CUstream stream, const struct command *command) {
+    for (CUstream other = shares_queues ? streams : NULL; other != NULL; other = other->next)
+        if (other != stream && other->context == stream->context && other->priority == stream->priority &&
+            other->blocked != 0 && other->blocked < command->place)
+            return true;
+    return false;
+}
+
 // Lock held, but let go of while it takes its time. False: it was not carried out.
 static bool carry_out(CUstream stream, struct command *command) {
     uint64_t delay = delay_us == 0 ? 0 : next_random(&stream->random) % delay_us;
@@ -175,15 +246,23 @@ static bool carry_out(CUstream stream, struct command *command) {
     pthread_mutex_unlock(&lock);
     if (delay > 0) pause_us(delay);
     pthread_mutex_lock(&lock);
+    while (is_stuck(stream, command) && broken == 0) pthread_cond_wait(&changed, &lock);
+    bool waits = command->kind == COMMAND_WAIT_EVENT || command->kind == COMMAND_WAIT_VALUE;
+    if (waits) stream->blocked = command->place;
     if (command->kind == COMMAND_WAIT_EVENT)
         while (command->event->done < command->number && broken == 0) pthread_cond_wait(&changed, &lock);
-    while (command->kind == COMMAND_WAIT_VALUE && broken == 0 &&
-           (int32_t)(__atomic_load_n(command->flag, __ATOMIC_ACQUIRE) - command->value) < 0) {
+    stream->waits = command->kind == COMMAND_WAIT_VALUE;
+    while (stream->waits && broken == 0 && !has_come(command)) {
         pthread_mutex_unlock(&lock);
         pause_us(200);
         pthread_mutex_lock(&lock);
     }
+    stream->waits = false;
+    stream->blocked = 0;
+    if (waits) pthread_cond_broadcast(&changed);
     if (broken != 0) return false;
+    if (command->kind == COMMAND_ALLOC) block_of(command->to)->there = true;
+    if (command->kind == COMMAND_FREE) block_free(block_of(command->to));
     if (command->kind == COMMAND_COPY) {
         uint8_t *to = reach(command->to, command->bytes), *from = reach(command->from, command->bytes);
         if (to == NULL || from == NULL) {
@@ -227,14 +306,20 @@ static void *run(void *argument) {
         counts.pending--;
         pthread_cond_broadcast(&changed);
     }
+    CUstream *at = &streams;
+    while (*at != stream) at = &(*at)->next;
+    *at = stream->next;
     pthread_mutex_unlock(&lock);
     free(stream);
     return NULL;
 }
 
-static CUstream stream_new(CUcontext context) {
+static CUstream stream_new(CUcontext context, int priority) {
     CUstream stream = calloc(1, sizeof *stream);
     stream->context = context;
+    stream->priority = priority;
+    stream->next = streams;
+    streams = stream;
     stream->last = &stream->first;
     stream->random = next_random(&seed);
     if (pthread_create(&stream->thread, NULL, run, stream) != 0) abort();
@@ -246,7 +331,7 @@ static CUstream stream_new(CUcontext context) {
 static CUstream stream_of(CUstream handle, CUcontext context) {
     if (handle != NULL && handle != (CUstream)LEGACY) return handle->context == context ? handle : NULL;
     if (context == NULL) return NULL;
-    if (context->legacy == NULL) context->legacy = stream_new(context);
+    if (context->legacy == NULL) context->legacy = stream_new(context, 0);
     return context->legacy;
 }
 
@@ -254,6 +339,7 @@ static void put(CUstream stream, struct command what) {
     struct command *command = malloc(sizeof *command);
     *command = what;
     command->next = NULL;
+    command->place = ++places;
     *stream->last = command;
     stream->last = &command->next;
     counts.pending++;
@@ -262,6 +348,15 @@ static void put(CUstream stream, struct command what) {
 
 static void await_idle(CUstream stream) {
     while (stream->first != NULL || stream->busy) pthread_cond_wait(&changed, &lock);
+}
+
+// All streams of a GPU, as what waits for the whole of it does.
+static void await_all(CUcontext context) {
+    for (CUstream stream = streams; stream != NULL; stream = stream->next)
+        if (stream->context == context && (stream->first != NULL || stream->busy)) {
+            pthread_cond_wait(&changed, &lock);
+            stream = streams;
+        }
 }
 
 // ---- for tests ----
@@ -289,7 +384,7 @@ void *fake_cuda_bytes(const void *memory) {
 void *fake_cuda_stream(int gpu) {
     pthread_mutex_lock(&lock);
     contexts[gpu].gpu = gpu;
-    CUstream stream = stream_new(&contexts[gpu]);
+    CUstream stream = stream_new(&contexts[gpu], 0);
     counts.streams++;
     pthread_mutex_unlock(&lock);
     return stream;
@@ -327,11 +422,38 @@ void fake_cuda_fail(unsigned at, unsigned count, int error) {
     pthread_mutex_unlock(&lock);
 }
 
+void fake_cuda_fail_copy(unsigned at) {
+    pthread_mutex_lock(&lock);
+    copy_to_fail = at;
+    pthread_mutex_unlock(&lock);
+}
+
 void fake_cuda_break(int error) {
     pthread_mutex_lock(&lock);
     broken = error;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+}
+
+void fake_cuda_share_queues(int share) {
+    pthread_mutex_lock(&lock);
+    shares_queues = share;
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_cuda_capture(void *stream) {
+    pthread_mutex_lock(&lock);
+    ((CUstream)stream)->capture = CAPTURE_ACTIVE;
+    pthread_mutex_unlock(&lock);
+}
+
+int fake_cuda_capture_end(void *handle) {
+    pthread_mutex_lock(&lock);
+    CUstream stream = handle;
+    int good = stream->capture == CAPTURE_ACTIVE;
+    stream->capture = NO_CAPTURE;
+    pthread_mutex_unlock(&lock);
+    return good;
 }
 
 void fake_cuda_refuse_memory(int refuse) {
@@ -346,6 +468,8 @@ struct fake_cuda_counts fake_cuda_counts(void) {
     pthread_mutex_unlock(&lock);
     return now;
 }
+
+void fake_cuda_counts_into(struct fake_cuda_counts *out) { *out = fake_cuda_counts(); }
 
 // ---- the driver ----
 CUresult cuInit(unsigned flags) {
@@ -440,11 +564,27 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context) {
     DONE;
 }
 
-CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
+CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    LOCKED(true);
+    *least = 0;
+    *greatest = PRIORITY_GREATEST;
+    DONE;
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
     LOCKED(true);
     if (result == CUDA_SUCCESS && current() == NULL) result = misuse(CUDA_ERROR_INVALID_CONTEXT);
     if (result == CUDA_SUCCESS && flags > CU_STREAM_NON_BLOCKING) result = misuse(CUDA_ERROR_INVALID_VALUE);
-    if (result == CUDA_SUCCESS) *stream = stream_new(current());
+    if (result == CUDA_SUCCESS) *stream = stream_new(current(), priority);
     if (result == CUDA_SUCCESS) counts.streams++;
     DONE;
 }
@@ -460,8 +600,9 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
 
 CUresult cuStreamQuery(CUstream handle) {
     LOCKED(false);
+    if (result == CUDA_SUCCESS) result = unsafe();
     CUstream stream = stream_of(handle, current());
-    if (result == CUDA_SUCCESS && stream == NULL) result = misuse(ERROR_INVALID_HANDLE);
+    if (result == CUDA_SUCCESS && stream == NULL) result = misuse(CUDA_ERROR_INVALID_HANDLE);
     if (result == CUDA_SUCCESS && (stream->first != NULL || stream->busy)) result = CUDA_ERROR_NOT_READY;
     DONE;
 }
@@ -469,7 +610,8 @@ CUresult cuStreamQuery(CUstream handle) {
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
     LOCKED(true);
     CUstream stream = stream_of(handle, current());
-    if (result == CUDA_SUCCESS && (stream == NULL || flags != 0)) result = misuse(ERROR_INVALID_HANDLE);
+    if (result == CUDA_SUCCESS && flags != 0) result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS) result = may_put(stream);
     if (result == CUDA_SUCCESS) {
         event->references++;
         put(stream, (struct command){.kind = COMMAND_WAIT_EVENT, .event = event, .number = event->recorded});
@@ -477,10 +619,14 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
     DONE;
 }
 
-CUresult cuStreamIsCapturing(CUstream stream, int *status) {
+CUresult cuStreamIsCapturing(CUstream handle, int *status) {
     LOCKED(true);
-    if (result == CUDA_SUCCESS && stream_of(stream, current()) == NULL) result = ERROR_INVALID_HANDLE;
-    if (result == CUDA_SUCCESS) *status = 0;
+    CUstream stream = stream_of(handle, current());
+    if (result == CUDA_SUCCESS && stream == NULL) result = CUDA_ERROR_INVALID_HANDLE;
+    for (CUstream other = streams; result == CUDA_SUCCESS && other != NULL; other = other->next)
+        if (stream == current()->legacy && other->context == current() && other->capture != NO_CAPTURE)
+            result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    if (result == CUDA_SUCCESS) *status = stream->capture;
     DONE;
 }
 
@@ -508,8 +654,8 @@ CUresult cuEventDestroy_v2(CUevent event) {
 CUresult cuEventRecord(CUevent event, CUstream handle) {
     LOCKED(true);
     CUstream stream = stream_of(handle, current());
-    if (result == CUDA_SUCCESS && (stream == NULL || stream->context != event->context))
-        result = misuse(ERROR_INVALID_HANDLE);
+    if (result == CUDA_SUCCESS) result = may_put(stream);
+    if (result == CUDA_SUCCESS && stream->context != event->context) result = misuse(CUDA_ERROR_INVALID_HANDLE);
     if (result == CUDA_SUCCESS) {
         event->references++;
         put(stream, (struct command){.kind = COMMAND_RECORD, .event = event, .number = ++event->recorded});
@@ -519,6 +665,7 @@ CUresult cuEventRecord(CUevent event, CUstream handle) {
 
 CUresult cuEventQuery(CUevent event) {
     LOCKED(false);
+    if (result == CUDA_SUCCESS) result = unsafe();
     if (result == CUDA_SUCCESS && event->done < event->recorded) result = CUDA_ERROR_NOT_READY;
     DONE;
 }
@@ -527,8 +674,10 @@ CUresult cuEventQuery(CUevent event) {
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle) {
     LOCKED(true);
     CUstream stream = stream_of(handle, current());
-    if (result == CUDA_SUCCESS && stream == NULL) result = misuse(ERROR_INVALID_HANDLE);
+    if (result == CUDA_SUCCESS) result = may_put(stream);
+    if (result == CUDA_SUCCESS && copy_to_fail > 0 && --copy_to_fail == 0) result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
+        counts.copies++;
         put(stream, (struct command){.kind = COMMAND_COPY, .to = to, .from = from, .bytes = bytes});
         if (block_of(to) == NULL || block_of(from) == NULL) await_idle(stream);
     }
@@ -538,7 +687,7 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_data) {
     LOCKED(true);
     CUstream stream = stream_of(handle, current());
-    if (result == CUDA_SUCCESS && stream == NULL) result = misuse(ERROR_INVALID_HANDLE);
+    if (result == CUDA_SUCCESS) result = may_put(stream);
     if (result == CUDA_SUCCESS)
         put(stream, (struct command){.kind = COMMAND_HOST, .function = function, .data = user_data});
     DONE;
@@ -547,8 +696,9 @@ CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_data) {
 CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags) {
     LOCKED(true);
     CUstream stream = stream_of(handle, current());
-    if (result == CUDA_SUCCESS && (stream == NULL || flags != CU_STREAM_WAIT_VALUE_GEQ || block_of(address) == NULL))
-        result = misuse(ERROR_INVALID_HANDLE);
+    if (result == CUDA_SUCCESS) result = may_put(stream);
+    if (result == CUDA_SUCCESS && (flags != CU_STREAM_WAIT_VALUE_GEQ || block_of(address) == NULL))
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
     if (result == CUDA_SUCCESS)
         put(stream,
             (struct command){.kind = COMMAND_WAIT_VALUE, .flag = (uint32_t *)(uintptr_t)address, .value = value});
@@ -557,6 +707,8 @@ CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uint32_t v
 
 CUresult cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
     LOCKED(true);
+    may_synchronize();
+    if (result == CUDA_SUCCESS) result = unsafe();
     if (result == CUDA_SUCCESS && (current() == NULL || (flags & CU_MEMHOSTALLOC_PORTABLE) == 0))
         result = misuse(CUDA_ERROR_INVALID_CONTEXT);
     if (result == CUDA_SUCCESS) {
@@ -567,16 +719,10 @@ CUresult cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
     DONE;
 }
 
-CUresult cuMemFreeHost(void *memory) {
-    LOCKED(false);
-    struct block *block = block_of((CUdeviceptr)(uintptr_t)memory);
-    if (result == CUDA_SUCCESS && block == NULL) result = misuse(CUDA_ERROR_INVALID_VALUE);
-    if (result == CUDA_SUCCESS) block_free(block);
-    DONE;
-}
-
 CUresult cuMemAlloc_v2(CUdeviceptr *memory, size_t bytes) {
     LOCKED(true);
+    may_synchronize();
+    if (result == CUDA_SUCCESS) result = unsafe();
     if (result == CUDA_SUCCESS && current() == NULL) result = misuse(CUDA_ERROR_INVALID_CONTEXT);
     if (result == CUDA_SUCCESS && refuses_memory) result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) *memory = (CUdeviceptr)(uintptr_t)device_new(current()->gpu, bytes);
@@ -585,8 +731,64 @@ CUresult cuMemAlloc_v2(CUdeviceptr *memory, size_t bytes) {
 
 CUresult cuMemFree_v2(CUdeviceptr memory) {
     LOCKED(false);
-    struct block *block = block_of(memory);
-    if (result == CUDA_SUCCESS && (block == NULL || block->gpu < 0)) result = misuse(CUDA_ERROR_INVALID_VALUE);
-    if (result == CUDA_SUCCESS) block_free(block);
+    may_synchronize();
+    if (result == CUDA_SUCCESS) result = unsafe();
+    const struct block *block = block_of(memory);
+    if (result == CUDA_SUCCESS && (block == NULL || block->gpu < 0 || block->pooled))
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS) await_all(&contexts[block->gpu]);
+    if (result == CUDA_SUCCESS) block_free(block_of(memory));
+    DONE;
+}
+
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
+    LOCKED(false);
+    if (result == CUDA_SUCCESS && attribute != CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS) *value = device == FAKE_GPU_WITH_POOLS;
+    DONE;
+}
+
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const struct cuda_pool_properties *properties) {
+    static char pools[FAKE_GPUS];
+    LOCKED(true);
+    bool good = properties->allocation_type == CU_MEM_ALLOCATION_TYPE_PINNED && properties->handle_types == 0 &&
+                properties->location_type == CU_MEM_LOCATION_TYPE_DEVICE && properties->location == FAKE_GPU_WITH_POOLS;
+    if (result == CUDA_SUCCESS && !good) result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS) *pool = (CUmemoryPool)(void *)&pools[properties->location];
+    DONE;
+}
+
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value) {
+    LOCKED(true);
+    if (result == CUDA_SUCCESS && (pool == NULL || attribute != CU_MEMPOOL_ATTR_RELEASE_THRESHOLD || value == NULL))
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    DONE;
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *memory, size_t bytes, CUmemoryPool pool, CUstream handle) {
+    LOCKED(true);
+    CUstream stream = stream_of(handle, current());
+    if (result == CUDA_SUCCESS) result = may_put(stream);
+    if (result == CUDA_SUCCESS && (pool == NULL || stream->context->gpu != FAKE_GPU_WITH_POOLS))
+        result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS && refuses_memory) result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS) {
+        *memory = (CUdeviceptr)(uintptr_t)device_new(FAKE_GPU_WITH_POOLS, bytes);
+        struct block *block = block_of(*memory);
+        block->there = false;
+        block->pooled = true;
+        put(stream, (struct command){.kind = COMMAND_ALLOC, .to = *memory});
+    }
+    DONE;
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr memory, CUstream handle) {
+    LOCKED(false);
+    CUstream stream = stream_of(handle, current());
+    const struct block *block = block_of(memory);
+    if (result == CUDA_SUCCESS) result = may_put(stream);
+    if (result == CUDA_SUCCESS && (block == NULL || !block->pooled)) result = misuse(CUDA_ERROR_INVALID_VALUE);
+    if (result == CUDA_SUCCESS) put(stream, (struct command){.kind = COMMAND_FREE, .to = memory});
     DONE;
 }

@@ -8,14 +8,16 @@
 
 #define FAKE_EXPORT __attribute__((visibility("default")))
 
-enum { FAKE_GPUS = 2 };
+enum { FAKE_GPUS = 2, FAKE_GPU_WITH_POOLS = 0 }; // the other GPU has no memory pools
 
 struct fake_cuda_counts {
     int streams, events, host_blocks, device_blocks; // that are not freed
     int pending;                                     // commands that wait in streams
     int misuses;                                     // calls that the real driver forbids
-    unsigned calls;                                  // that can fail, since the last fake_cuda_fail
-    size_t copied;                                   // bytes that copies have moved
+    int risks;       // calls that may wait for the whole GPU, made while a stream waited for a value
+    unsigned calls;  // that can fail, since the last fake_cuda_fail
+    unsigned copies; // that were begun
+    size_t copied;   // bytes that copies have moved
 };
 
 // Memory of this GPU, which cannot be touched at its address; NULL: the system refuses. It is of no context, or of the
@@ -35,10 +37,17 @@ FAKE_EXPORT void fake_cuda_synchronize(void *stream);
 FAKE_EXPORT void fake_cuda_delay(unsigned most_microseconds);
 // From now on the `at`-th call that can fail, counted from 1, gives this error, and so do the `count` - 1 after it.
 FAKE_EXPORT void fake_cuda_fail(unsigned at, unsigned count, int error);
+FAKE_EXPORT void fake_cuda_fail_copy(unsigned at); // the `at`-th copy from now on, counted from 1, cannot be begun
 // The GPUs have failed: no command is carried out, no host function is called, and every call gives this error; 0: they
 // work again.
 FAKE_EXPORT void fake_cuda_break(int error);
 FAKE_EXPORT void fake_cuda_refuse_memory(int refuse); // of GPUs
+// Streams of one GPU and one priority share a hardware queue: what was put there later waits for what waits.
+FAKE_EXPORT void fake_cuda_share_queues(int share);
+// The stream captures a CUDA graph, in the mode "global". fake_cuda_capture_end: 0 if something has ended that before.
+FAKE_EXPORT void fake_cuda_capture(void *stream);
+FAKE_EXPORT int fake_cuda_capture_end(void *stream);
 FAKE_EXPORT struct fake_cuda_counts fake_cuda_counts(void);
+FAKE_EXPORT void fake_cuda_counts_into(struct fake_cuda_counts *out); // as fake_cuda_counts
 
 #endif

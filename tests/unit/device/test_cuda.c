@@ -19,7 +19,8 @@ static const struct device_sum sum = {.op = pcclSum, .dtype = pcclFloat}, mean =
 
 static struct device_queue *open_at(const void *tensor, void *stream) {
     struct device_queue *queue = NULL;
-    REQUIRE(device_open(tensor, stream, -1, &queue) && queue != NULL);
+    REQUIRE(device_open(tensor, -1, &queue) && queue != NULL);
+    REQUIRE(device_follow(queue, stream));
     return queue;
 }
 
@@ -144,6 +145,134 @@ static void test_streams(bool is_default) {
     fake_cuda_free(tensor);
 }
 
+static void await_word(void *word) {
+    while (!atomic_load((atomic_bool *)word)) nanosleep(&(struct timespec){.tv_nsec = MS_NS}, NULL);
+}
+
+// Until all that streams have is done.
+static void settle_streams(void) {
+    for (int i = 0; i < 20000 && fake_cuda_counts().pending > 0; i++)
+        nanosleep(&(struct timespec){.tv_nsec = MS_NS}, NULL);
+}
+
+// A queue that nothing was asked of is closed without waiting for the program, and the next one does not wait for it.
+static void test_left(void) {
+    check_case("left");
+    float *tensor = fake_cuda_new(0, BYTES);
+    void *stream = fake_cuda_stream(0);
+    atomic_bool word = false;
+    fake_cuda_launch(0, stream, 0, await_word, &word);
+    device_close(open_at(tensor, stream));
+    struct device_queue *queue = open_at(tensor, NULL);
+    CHECK_EQ(settled(queue, 0), DEVICE_DONE);
+    device_close(queue);
+    atomic_store(&word, true);
+    fake_cuda_synchronize(stream);
+    fake_cuda_stream_free(stream);
+    fake_cuda_free(tensor);
+}
+
+static void check_refused(struct device_queue *queue, void *stream, const char *why) {
+    CHECK(!device_follow(queue, stream));
+    CHECK(strstr(detail_get(), "the op cannot come after the work of its stream: ") != NULL);
+    CHECK(strstr(detail_get(), why) != NULL);
+    CHECK(!device_hold(queue, stream));
+    CHECK(strstr(detail_get(), "the stream cannot wait for the op: ") != NULL && strstr(detail_get(), why) != NULL);
+    CHECK(!device_has_failed(queue));
+}
+
+// A stream that captures a graph, one that would become a part of it, or one of another GPU, is refused, and the queue
+// can be used. What the library does meanwhile does not end the capture.
+static void test_capture(void) {
+    check_case("capture");
+    float *tensor = fake_cuda_new(0, 4 * BYTES);
+    void *capturing = fake_cuda_stream(0), *stream = fake_cuda_stream(0), *far = fake_cuda_stream(1);
+    fill(tensor, 1);
+    fake_cuda_capture(capturing);
+    struct device_queue *queue = NULL;
+    REQUIRE(device_open(tensor, -1, &queue) && queue != NULL);
+    check_refused(queue, capturing, "it is capturing a CUDA graph, and ops cannot be part of one");
+    check_refused(queue, NULL, "another stream, which waits for it, is capturing a CUDA graph");
+    check_refused(queue, far, "error 400");
+    CHECK(device_follow(queue, stream) && device_hold(queue, stream));
+    float *room = device_take(queue, 4 * BYTES), *landing = device_landing(queue, tensor, 20 * BYTES);
+    for (size_t i = 0; i < COUNT; i++) landing[i] = 2;
+    device_copy(queue, room, tensor, BYTES);
+    device_reduce(queue, tensor, landing, tensor, COUNT, &sum);
+    device_give(queue, room);
+    CHECK(device_await(queue) && is_all(fake_cuda_bytes(tensor), 3));
+    device_close(queue);
+    CHECK(fake_cuda_capture_end(capturing) && fake_cuda_counts().misuses == 0);
+    fake_cuda_synchronize(stream);
+    fake_cuda_stream_free(far);
+    fake_cuda_stream_free(stream);
+    fake_cuda_stream_free(capturing);
+    fake_cuda_free(tensor);
+}
+
+// While a stream waits for the library, nothing is called that may wait for the whole GPU, whether that has memory
+// pools or not; and what is left over then is given back later.
+static void test_memory_while_waiting(int gpu) {
+    enum { ROOMS = GPU_ROOMS_KEPT + 3 };
+    check_case("memory while a stream waits, GPU %d", gpu);
+    struct fake_cuda_counts before = fake_cuda_counts();
+    float *tensor = fake_cuda_new(gpu, BYTES), *rooms[ROOMS], *landings[ROOMS];
+    void *stream = fake_cuda_stream(gpu);
+    struct device_queue *queue = open_at(tensor, NULL);
+    for (int i = 0; i < ROOMS; i++) REQUIRE((rooms[i] = device_take(queue, BYTES)) != NULL);
+    fill(tensor, 1);
+    CHECK(device_hold(queue, stream) && device_hold(queue, stream));
+    for (int i = 0; i < ROOMS; i++) REQUIRE((landings[i] = device_landing(queue, tensor, (1 << 20) - i)) != NULL);
+    for (int i = 0; i < ROOMS; i++) device_copy(queue, rooms[i], tensor, BYTES);
+    for (int i = 0; i < ROOMS; i++) device_give(queue, rooms[i]);
+    float *room = device_take(queue, 10 * BYTES);
+    device_copy(queue, room, tensor, BYTES);
+    device_copy(queue, tensor, room, BYTES);
+    device_give(queue, room);
+    CHECK(device_await(queue) && is_all(fake_cuda_bytes(tensor), 1));
+    for (int i = 0; i < ROOMS; i++) device_shut(queue, landings[i]);
+    device_release(queue);
+    fake_cuda_synchronize(stream);
+    room = device_take(queue, BYTES);
+    device_give(queue, room);
+    CHECK(device_await(queue));
+    device_close(queue);
+    settle_streams();
+    struct fake_cuda_counts now = fake_cuda_counts();
+    CHECK(now.risks == 0 && now.misuses == 0 && now.device_blocks <= before.device_blocks + 1 + GPU_ROOMS_KEPT);
+    fake_cuda_stream_free(stream);
+    fake_cuda_free(tensor);
+}
+
+// A GPU with one hardware queue for each priority: a stream that waits for an op, and one that waits for that one, hold
+// up neither the op nor those that begin later.
+static void test_shared_hardware(void) {
+    check_case("shared hardware queues");
+    float *tensor = fake_cuda_new(0, BYTES), *other = fake_cuda_new(0, BYTES);
+    void *stream = fake_cuda_stream(0);
+    fill(tensor, 1);
+    fake_cuda_share_queues(1);
+    struct device_queue *queue = open_at(tensor, stream);
+    CHECK_EQ(settled(queue, 0), DEVICE_DONE);
+    CHECK(device_hold(queue, stream));
+    struct device_queue *follows = open_at(other, stream);
+    float *landing = device_landing(queue, tensor, BYTES);
+    for (size_t i = 0; i < COUNT; i++) landing[i] = 2;
+    device_reduce(queue, tensor, landing, tensor, COUNT, &sum);
+    CHECK_EQ(settled(queue, device_mark(queue)), DEVICE_DONE);
+    CHECK(is_all(fake_cuda_bytes(tensor), 3));
+    CHECK_EQ(device_passed(follows, 0), DEVICE_BUSY);
+    device_release(queue);
+    CHECK_EQ(settled(follows, 0), DEVICE_DONE);
+    device_close(follows);
+    device_close(queue);
+    fake_cuda_synchronize(stream);
+    fake_cuda_share_queues(0);
+    fake_cuda_stream_free(stream);
+    fake_cuda_free(other);
+    fake_cuda_free(tensor);
+}
+
 static void test_hash(void) {
     enum { LENGTH = 3 * HASH_LEAF_BYTES + 1000 };
     check_case("hash");
@@ -262,7 +391,7 @@ static void test_wake(void) {
     float *tensor = fake_cuda_new(0, BYTES);
     struct device_queue *queue = NULL;
     int wake = wake_open(), looks = 0;
-    REQUIRE(wake >= 0 && device_open(tensor, NULL, wake, &queue));
+    REQUIRE(wake >= 0 && device_open(tensor, wake, &queue));
     uint64_t fence;
     REQUIRE(device_window(queue, tensor, BYTES, &fence) != NULL);
     while (device_passed(queue, fence) == DEVICE_BUSY) {
@@ -299,8 +428,9 @@ static void test_leaks(void) {
         pthread_t threads[THREADS];
         for (int i = 0; i < THREADS; i++) REQUIRE(platform_thread_start(&threads[i], "use", use_often, tensors[i]));
         for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+        settle_streams();
         struct fake_cuda_counts now = fake_cuda_counts();
-        CHECK(now.streams <= 2 * (THREADS + 2) && now.pending == 0);
+        CHECK(now.streams <= 3 * (THREADS + 3) && now.pending == 0);
         CHECK(gpu_host_bytes() <= 16 * BYTES * THREADS && now.device_blocks <= THREADS + FAKE_GPUS * GPU_ROOMS_KEPT);
         if (round == 2) CHECK(now.host_blocks <= before.host_blocks + THREADS);
         before = now;
@@ -318,6 +448,10 @@ int main(void) {
     }
     test_streams(false);
     test_streams(true);
+    test_left();
+    test_capture();
+    for (int gpu = 0; gpu < FAKE_GPUS; gpu++) test_memory_while_waiting(gpu);
+    test_shared_hardware();
     test_hash();
     test_full();
     test_wake();

@@ -16,7 +16,7 @@ static const struct device_sum sum = {.op = pcclSum, .dtype = pcclFloat}, mean =
 
 static struct device_queue *open_for(const void *tensor) {
     struct device_queue *queue = NULL;
-    REQUIRE(device_open(tensor, NULL, -1, &queue));
+    REQUIRE(device_open(tensor, -1, &queue));
     return queue;
 }
 
@@ -95,7 +95,7 @@ static void test_wake(void) {
     float *tensor = fake_device_new(BYTES);
     struct device_queue *queue = NULL;
     int wake = wake_open();
-    REQUIRE(wake >= 0 && device_open(tensor, NULL, wake, &queue));
+    REQUIRE(wake >= 0 && device_open(tensor, wake, &queue));
     uint64_t fence;
     REQUIRE(device_window(queue, tensor, BYTES, &fence) != NULL);
     int looks = 0;
