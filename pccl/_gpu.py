@@ -21,6 +21,9 @@ _ffi, _C = load_native_module()
 DEFAULT_STREAM = 0
 """The legacy default stream, as the driver has it."""
 
+_LEGACY_STREAM = 1
+"""The same, as the CUDA array interface has it."""
+
 _TYPES = {
     "|b1": DataType.BOOL,
     "|u1": DataType.UINT8,
@@ -42,8 +45,11 @@ def is_gpu_array(value: object) -> bool:
     return getattr(type(value), "__cuda_array_interface__", None) is not None
 
 
-def array_memory(array: Any, role: str) -> tuple[int, int, DataType, int, bool]:
-    """Address, elements, type, stream of an array at a GPU, and whether it is read-only; `role` is what texts call it."""
+def array_memory(array: Any, role: str) -> tuple[int, int, DataType, int | None, bool]:
+    """Address, elements, type, stream of an array at a GPU, and whether it is read-only; `role` is what texts call it.
+
+    No stream: nothing has to be waited for.
+    """
     interface = array.__cuda_array_interface__
     kind = interface["typestr"]
     if kind not in _TYPES:
@@ -57,7 +63,24 @@ def array_memory(array: Any, role: str) -> tuple[int, int, DataType, int, bool]:
         raise AssertionError(f"{role} must be contiguous")
     pointer, read_only = interface["data"]
     check_known(pointer, numel, role)
-    return pointer, numel, _TYPES[kind], interface.get("stream") or DEFAULT_STREAM, bool(read_only)
+    stream = interface.get("stream")
+    return pointer, numel, _TYPES[kind], DEFAULT_STREAM if stream == _LEGACY_STREAM else stream, bool(read_only)
+
+
+def common_stream(streams: Iterable[tuple[str, int | None]]) -> int:
+    """The stream after whose work the tensors of these roles may be used: one for all of them, or a ValueError."""
+    first = None
+    for role, stream in streams:
+        if stream is None:
+            continue
+        if first is None:
+            first = role, stream
+        elif first[1] != stream:
+            raise ValueError(
+                f"{first[0]} is ordered after the stream {first[1]:#x} and {role} after the stream {stream:#x}: let one of "
+                "these wait for the other, and name that one in both arrays"
+            )
+    return DEFAULT_STREAM if first is None else first[1]
 
 
 def check_known(pointer: int, numel: int, role: str) -> None:

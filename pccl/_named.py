@@ -17,7 +17,7 @@ from pccl._calls import Deadline, whole_number
 from pccl._collectives import Collective, CollectiveInfo, CollectiveOp, Group
 from pccl._enums import ReduceOp, Result
 from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, UsageError, error_for
-from pccl._gpu import DEFAULT_STREAM, hold_stream
+from pccl._gpu import common_stream, hold_stream
 from pccl._parts import Buffer, buffer_of, check_alike, check_own, check_size, divided, equal_or_counts, one_buffer, rooted_parts
 from pccl._tensors import require, require_kind
 
@@ -742,7 +742,7 @@ def _call(kind: Collective, group: Group, tag: int | None, send: Buffer | None, 
         arguments["dtype"] = known.dtype
     arguments["send"] = 0 if send is None else send.pointer
     arguments["recv"] = 0 if recv is None else recv.pointer
-    arguments["stream"] = (recv and recv.stream) or (send and send.stream) or DEFAULT_STREAM
+    arguments["stream"] = common_stream((role, part.stream) for role, part in (("send", send), ("recv", recv)) if part)
     return Call(kind, group, arguments, send, recv, tag)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pccl._calls import whole_number
 from pccl._collectives import Group
 from pccl._enums import DataType, DeviceType
-from pccl._gpu import DEFAULT_STREAM, is_gpu_array
+from pccl._gpu import common_stream, is_gpu_array
 from pccl._loader import load_native_module
 from pccl._tensors import Memory, gpu_memory, is_numpy_array, is_torch_tensor, numpy_memory, require, torch_memory
 
@@ -45,7 +45,7 @@ class Buffer:
     counts: list[int] | None  # elements of each tensor of a list
     owner: Any
     parts: list[tuple[int, int]] = field(default_factory=list)  # address and bytes, where the memory is not theirs
-    stream: int = DEFAULT_STREAM  # of a GPU, after whose work so far it may be used
+    stream: int | None = None  # of a GPU, after whose work so far it may be used; None: at once
 
     def load(self) -> Buffer:
         """Fills memory of its own from the tensors."""
@@ -85,7 +85,8 @@ def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
     filled = [(memory.pointer, size) for memory, size in zip(memories, sizes, strict=True) if size > 0]
     made = Buffer(filled[0][0] if filled else 0, sum(memory.numel for memory in memories), dtype, None, list(value))
     made.counts = [memory.numel for memory in memories]
-    made.stream = memories[0].stream
+    if device is not DeviceType.CPU:
+        made.stream = common_stream((f"{role}[{at}]", memory.stream) for at, memory in enumerate(memories))
     gaps = [after for before, after in itertools.pairwise(filled) if before[0] + before[1] != after[0]]
     if gaps and device is not DeviceType.CPU:
         raise AssertionError(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pccl._enums import DataType, DeviceType
-from pccl._gpu import DEFAULT_STREAM, array_memory, check_known, is_gpu_array, torch_stream
+from pccl._gpu import array_memory, check_known, common_stream, is_gpu_array, torch_stream
 from pccl._loader import load_native_module
 
 _ffi, _ = load_native_module()
@@ -24,7 +24,7 @@ class Memory(NamedTuple):
     numel: int
     dtype: DataType
     device: DeviceType
-    stream: int = DEFAULT_STREAM  # of a GPU, after whose work so far it may be used
+    stream: int | None = None  # of a GPU, after whose work so far it may be used; None: at once
 
 
 class Buffers(NamedTuple):
@@ -157,6 +157,5 @@ def _pair(send: Any, recv: Any, memory: Callable[[Any, str], Memory]) -> Buffers
         raise AssertionError(f"send is {source.dtype.name} and recv {target.dtype.name}: they must be alike")
     if source.numel != target.numel:
         raise AssertionError(f"send has {source.numel} elements and recv {target.numel}: they must be alike")
-    return Buffers(
-        source.pointer, target.pointer, source.numel, source.dtype, (send, recv), source.device, target.stream or source.stream
-    )
+    stream = common_stream((("send", source.stream), ("recv", target.stream)))
+    return Buffers(source.pointer, target.pointer, source.numel, source.dtype, (send, recv), source.device, stream)

@@ -10,7 +10,7 @@ import pytest
 
 import pccl
 from pccl import DataType
-from pccl._gpu import array_memory, is_gpu_array
+from pccl._gpu import array_memory, common_stream, is_gpu_array
 from pccl._parts import buffer_of
 from pccl._tensors import reduce_buffers
 
@@ -42,7 +42,8 @@ def test_what_is_one():
 
 
 def test_memory(known):
-    assert array_memory(Array(), "a") == (4096, 6, DataType.FLOAT, 0, False)
+    assert array_memory(Array(), "a") == (4096, 6, DataType.FLOAT, None, False)
+    assert array_memory(Array(stream=1), "a")[3] == 0  # the legacy default stream
     assert array_memory(Array(stream=7, typestr="|b1", data=(64, True)), "a") == (64, 6, DataType.BOOL, 7, True)
     assert array_memory(Array(strides=(12, 4)), "a")[1] == 6
     assert array_memory(Array(shape=(0,)), "a")[1] == 0
@@ -77,6 +78,17 @@ def test_buffers(known):
         reduce_buffers(Array(), Array(data=(8192, True)))
     with pytest.raises(ValueError, match="must both be"):
         reduce_buffers(Array(), b"")
+
+
+def test_streams(known):
+    assert common_stream([]) == common_stream([("send", None), ("recv", None)]) == 0
+    assert common_stream([("send", None), ("recv", 7)]) == common_stream([("send", 7), ("recv", None), ("more", 7)]) == 7
+    assert reduce_buffers(Array(stream=1), Array(data=(8192, False))).stream == 0
+    two = "is ordered after the stream 0x7 and .* after the stream 0x0: let one of these wait for the other"
+    with pytest.raises(ValueError, match=f"send {two}"):
+        reduce_buffers(Array(stream=7), Array(stream=1, data=(8192, False)))
+    with pytest.raises(ValueError, match=rf"parts\[0\] {two}"):
+        buffer_of([Array(stream=7), Array(stream=1, data=(4096 + 24, False))], "parts")
 
 
 def test_lists(known):
