@@ -435,11 +435,14 @@ class Communicator(NamedCollectives):
         send_counts: Sequence[int] | None = None,
         recv_counts: Sequence[int] | None = None,
         survivors: bool = False,
+        stream: int = 0,
         keep: object = None,
     ) -> CollectiveOp:
         """Launches a collective on memory at the addresses `send` and `recv` (`pcclCollectiveAsync`), and returns at once.
 
-        `keep` is held until the op has ended. UsageError: the call is wrong, or the tag is in flight.
+        `keep` is held until the op has ended. Of memory at a GPU, the op comes after what the stream of this number has had,
+        a CUstream; 0: the legacy default stream. UsageError: the call is wrong, the tag is in flight, or the stream captures a
+        CUDA graph.
         """
         collective = self._prepare(
             kind,
@@ -454,6 +457,7 @@ class Communicator(NamedCollectives):
             send_counts=send_counts,
             recv_counts=recv_counts,
             survivors=survivors,
+            stream=stream,
             keep=keep,
         )
         collective.launch()

@@ -15,9 +15,11 @@ from pccl.distributed import _callers
 from pccl.distributed._launch import Call, Launcher, again_number
 from pccl.distributed._tensors import (
     Finish,
+    follow,
     gathered,
     in_place,
     in_place_all,
+    mark,
     moved_as,
     readable,
     reduced_as,
@@ -97,12 +99,12 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
 
     def _all_reduce(self, tensors: Tensors, opts: Any, timeout: timedelta | None, divisor: int | None) -> Work:
         op = reduce_op(opts)
-        by_type: dict[torch.dtype, list[Tensor]] = {}
+        by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in tensors:
-            by_type.setdefault(tensor.dtype, []).append(tensor)
+            by_type.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         calls: list[Call] = []
         finish: list[Finish | None] = []
-        types = [self._reduced_as("all_reduce", dtype, op, calls=len(by_type)) for dtype in by_type]
+        types = [self._reduced_as("all_reduce", dtype, op, calls=len(by_type)) for dtype, _ in by_type]
         for (core_type, factor), alike in zip(types, by_type.values(), strict=True):
             memory, last = in_place_all(alike)
             pointer = memory.data_ptr()
@@ -235,8 +237,10 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         if root == 0 and kept and not launcher.strict and view.size > 1:
             at_root = view.rank == 0 if place is None else view.founders[place] == view.own
             content = memory if at_root else memory.detach().clone()
+            marks = mark([content])
 
             def again(place: int) -> Call:
+                follow(marks)
                 memory.detach().copy_(content)
                 return self._broadcast(memory, 0, kept=True, number=again_number(number), place=place)
 
@@ -501,8 +505,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         """Checks that each whole has as many elements as a part of every member."""
         size = self._launcher.view.size
         for one, piece in zip(wholes, parts, strict=True):
-            if piece.numel() * size != one.numel() or one.dtype is not piece.dtype:
-                text = f"the {whole} must have {size} times the elements of the {part}, and its dtype"
+            if piece.numel() * size != one.numel() or one.dtype is not piece.dtype or one.device != piece.device:
+                text = f"the {whole} must have {size} times the elements of the {part}, and its dtype and device"
                 self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(piece)}", calls=len(parts))
 
     def _one_per_rank(self, name: str, role: str, tensors: Tensors, *, calls: int = 1) -> None:
@@ -512,8 +516,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         self._same_type(name, tensors, calls=calls)
 
     def _alike(self, name: str, one: Tensor, other: Tensor, role: str, other_role: str, *, calls: int = 1) -> None:
-        if one.numel() != other.numel() or one.dtype is not other.dtype:
-            text = f"{role} and {other_role} must be of one size and dtype"
+        if one.numel() != other.numel() or one.dtype is not other.dtype or one.device != other.device:
+            text = f"{role} and {other_role} must be of one size, dtype and device"
             self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(other)}", calls=calls)
 
     def _split(self, name: str, role: str, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
@@ -561,4 +565,5 @@ def _make_sparse(tensor: Tensor, dense: Tensor) -> None:
 
 
 def _shown(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    where = "" if tensor.is_cpu else f" on {tensor.device}"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{where}"

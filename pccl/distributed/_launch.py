@@ -39,6 +39,7 @@ from pccl._collectives import Collective
 from pccl._enums import Result
 from pccl._errors import PCCLError
 from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError, translated
+from pccl.distributed._tensors import stream_of, synchronize
 from pccl.distributed._view import View
 
 if TYPE_CHECKING:
@@ -370,6 +371,7 @@ class Launcher:
     ) -> Call:
         """Begins an op; the rest of the arguments is what the core takes.
 
+        What is at a GPU begins after the current stream of `keep`, the tensors, unless `stream` names another.
         `root` is a rank of the view, `root_place` a place among the founders. `scaled`: what was divided for a sum, and by what.
         `again` makes the call again from a root at another place.
         """
@@ -438,6 +440,7 @@ class Launcher:
         survivors: bool = False,
         **arguments: Any,
     ) -> CoreCall:
+        arguments.setdefault("stream", stream_of(arguments.get("keep")))
         try:
             op = self.communicator.launch(kind, group=group, survivors=survivors, **arguments)
         except PCCLError as error:
@@ -452,8 +455,13 @@ def again_number(number: int) -> int:
 
 def _alone(arguments: dict[str, Any]) -> Call:
     """Completes an op of a group of one: its result is its input."""
-    send, recv = arguments.get("send", 0), arguments.get("recv", 0)
-    if send and recv and send != recv:
+    send, recv, tensors = arguments.get("send", 0), arguments.get("recv", 0), arguments.get("keep")
+    copies = send and recv and send != recv
+    if copies and isinstance(tensors, tuple) and tensors[0].is_cuda:
+        source, target = (tensor.detach().view(-1) for tensor in tensors)
+        target[: source.numel()].copy_(source)
+    elif copies:
         counts = arguments.get("send_counts") or arguments.get("recv_counts") or (arguments["count"],)
         ctypes.memmove(recv, send, counts[0] * arguments["dtype"].itemsize)
+    synchronize(tensors)
     return ENDED

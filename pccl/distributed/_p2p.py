@@ -12,7 +12,7 @@ from pccl._enums import Result
 from pccl.distributed._collectives import Collectives, listed
 from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError
 from pccl.distributed._launch import Call, Launcher
-from pccl.distributed._tensors import moved_as, readable, writable
+from pccl.distributed._tensors import moved_as, readable, stream_of, writable
 from pccl.distributed._work import Work
 
 Tensor = torch.Tensor
@@ -133,4 +133,5 @@ class PointToPoint(Collectives):
 
 def _received(memory: Tensor) -> dict[str, Any]:
     core_type, factor = moved_as(memory.dtype)
-    return {"recv": memory.data_ptr(), "dtype": core_type, "count": memory.numel() * factor, "keep": memory}
+    count, stream = memory.numel() * factor, stream_of(memory)  # that of the call: it may be launched later
+    return {"recv": memory.data_ptr(), "dtype": core_type, "count": count, "keep": memory, "stream": stream}

@@ -1,13 +1,18 @@
-"""How torch's tensors become plain memory for the core: element types, contiguous copies, lists that lie side by side."""
+"""How torch's tensors become plain memory for the core: element types, contiguous copies, lists that lie side by side.
+
+Memory of a GPU goes to the core as it is. What torch does with it, before a call and after its end, is put into the current
+stream: the core begins after that, and what comes after the end is told by marks in streams.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from pccl._enums import DataType, ReduceOp
+from pccl._gpu import DEFAULT_STREAM, check_known, torch_stream
 
 _COMPLEX = {torch.complex32: DataType.FLOAT16, torch.complex64: DataType.FLOAT, torch.complex128: DataType.DOUBLE}
 _LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
@@ -48,7 +53,7 @@ def reduced_as(dtype: torch.dtype, op: ReduceOp) -> tuple[DataType, int]:
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the memory of the tensor holds its elements in order, where the core can reach them."""
     return (
-        tensor.is_cpu
+        (tensor.is_cpu or tensor.is_cuda)
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
         and not tensor.is_neg()
@@ -82,12 +87,55 @@ def in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
 
 
 def scratch(tensor: torch.Tensor) -> torch.Tensor:
-    """Plain memory in the shape of the tensor; of a tensor on a GPU in pinned memory, so that copies are fast."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    """Plain memory in the shape of the tensor, on its device if the core can reach that."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=_place(tensor))
+
+
+def _place(tensor: torch.Tensor) -> torch.device:
+    return tensor.device if tensor.is_cuda else torch.device("cpu")
 
 
 def _fill(tensor: torch.Tensor, source: torch.Tensor) -> None:
     tensor.detach().copy_(source)
+    if source.is_cuda:  # which was allocated for another stream, perhaps
+        source.record_stream(torch.cuda.current_stream(source.device))
+
+
+# ---- streams ----
+
+Marks = list[tuple[torch.device, torch.cuda.Event]]
+"""Places in streams, one for each GPU."""
+
+
+def stream_of(tensors: object) -> int:
+    """The stream after which the core has to begin with a tensor, or a tuple of some, at a GPU: its current one."""
+    for tensor in tensors if isinstance(tensors, tuple) else (tensors,):
+        if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+            check_known(tensor.data_ptr(), tensor.numel(), "a tensor")
+            return torch_stream(tensor)
+    return DEFAULT_STREAM
+
+
+def mark(tensors: Iterable[torch.Tensor]) -> Marks:
+    """Where the current streams of the tensors' GPUs are now."""
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+    return [(device, torch.cuda.current_stream(device).record_event()) for device in devices]
+
+
+def follow(marks: Marks) -> None:
+    """Lets the current streams of these GPUs go on after the marks."""
+    for device, event in marks:
+        torch.cuda.current_stream(device).wait_event(event)
+
+
+def synchronize(tensors: object) -> None:
+    """Waits for the current stream of a tensor, or of a tuple of some, that lies at a GPU."""
+    all_of_them = tensors if isinstance(tensors, tuple) else (tensors,)
+    for device in {tensor.device for tensor in all_of_them if isinstance(tensor, torch.Tensor) and tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+
+
+# ---- lists ----
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -108,11 +156,12 @@ class _Pool:
         self._lock = threading.Lock()
         self._free: list[torch.Tensor] = []
 
-    def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for so many elements; `give` it back when nobody uses it any more, or let it go."""
+    def take(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Memory for the elements of all tensors; `give` it back when nobody uses it any more, or let it go."""
+        count, dtype, place = sum(tensor.numel() for tensor in tensors), tensors[0].dtype, _place(tensors[0])
         size = count * dtype.itemsize
-        if size < POOLED_LEAST:
-            return torch.empty(count, dtype=dtype)
+        if size < POOLED_LEAST or place.type != "cpu":  # torch itself keeps that of GPUs
+            return torch.empty(count, dtype=dtype, device=place)
         with self._lock:
             for number, memory in enumerate(self._free):
                 if size <= memory.numel() <= 2 * size:
@@ -121,7 +170,7 @@ class _Pool:
 
     def give(self, memory: torch.Tensor) -> None:
         """Keeps memory that was taken, up to a limit."""
-        if memory.nbytes < POOLED_LEAST:
+        if memory.nbytes < POOLED_LEAST or not memory.is_cpu:
             return
         whole = torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage())
         with self._lock:
@@ -138,7 +187,7 @@ def gathered(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish | No
     flat = joined(tensors)
     if flat is not None:
         return flat, None
-    made = _pool.take(sum(tensor.numel() for tensor in tensors), tensors[0].dtype)
+    made = _pool.take(tensors)
     torch.cat([readable(tensor.detach()).reshape(-1) for tensor in tensors], out=made)
     return made, lambda: _pool.give(made)
 
@@ -151,7 +200,7 @@ def spread(tensors: Sequence[torch.Tensor], source: torch.Tensor | None = None) 
     flat = joined(tensors) if source is None else None
     if flat is not None:
         return flat, None
-    made = _pool.take(sum(tensor.numel() for tensor in tensors), tensors[0].dtype) if source is None else source
+    made = _pool.take(tensors) if source is None else source
 
     def finish() -> None:
         for tensor, part in zip(tensors, torch.split(made, [tensor.numel() for tensor in tensors]), strict=True):
@@ -170,9 +219,11 @@ def in_place_all(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish 
 
 
 def same_type(call: str, tensors: Sequence[torch.Tensor]) -> torch.dtype:
-    """The element type of all tensors of a call. TypeError: they differ."""
-    dtype = tensors[0].dtype
+    """The element type of all tensors of a call. TypeError: they differ in it, or in their device."""
+    dtype, device = tensors[0].dtype, tensors[0].device
     for tensor in tensors:
         if tensor.dtype is not dtype:
             raise TypeError(f"{call}: the tensors of one call must have one dtype, not {dtype} and {tensor.dtype}")
+        if tensor.device != device:
+            raise TypeError(f"{call}: the tensors of one call must be on one device, not on {device} and {tensor.device}")
     return dtype

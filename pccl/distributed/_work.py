@@ -22,7 +22,7 @@ from pccl._enums import Result
 from pccl.distributed._errors import CollectiveTimeoutError
 from pccl.distributed._futures import Future
 from pccl.distributed._launch import TURN_SECONDS, Call, hearing
-from pccl.distributed._tensors import Finish
+from pccl.distributed._tensors import Finish, Marks, follow, mark
 
 _STOP_SECONDS = 5.0
 """How long the thread is waited for at its end, where the calls of others are still under way."""
@@ -49,6 +49,7 @@ class Work(dist.Work):
         self.outcome = result
         self._finish = finish
         self._source = source
+        self._marks: Marks = []
         self._ended = False
         self._error: Exception | None = None
         self.for_cpp = False
@@ -68,6 +69,7 @@ class Work(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns True when the call has ended well; raises what it ended with otherwise.
 
+        It blocks the host for tensors at a GPU, too; what the current stream has from then on finds the result.
         CollectiveTimeoutError after `timeout`, or that of the call: it goes on, and may be waited for again.
         """
         if not self._ended:
@@ -75,6 +77,7 @@ class Work(dist.Work):
             self.complete(seconds if seconds > 0 else self._timeout)
         if self._error is not None:
             raise self._error
+        follow(self._marks)
         return True
 
     def complete(self, seconds: float) -> None:
@@ -98,6 +101,7 @@ class Work(dist.Work):
                     for finish in self._finish:
                         if finish is not None:
                             finish()
+                    self._marks = mark(_tensors(self.outcome))
                 except Exception as error:
                     self._error = error
             self._ended = True
@@ -121,6 +125,7 @@ class Work(dist.Work):
     def settle(self, future: Future) -> None:
         """Tells a future how the call has ended."""
         if self._error is None:
+            follow(self._marks)
             future.set_result(self.outcome)
         else:
             future.set_exception(self._error)

@@ -98,7 +98,7 @@ def wrong() -> None:
     assert isinstance(world, pccl.distributed.ProcessGroup)
     with pytest.raises(ValueError, match=f"needs one output for each of the {size} members of the group, not 1"):
         world.allgather([[zeros(3)]], [zeros(3)])
-    with pytest.raises(ValueError, match=r"an output and its input must be of one size and dtype|at its own rank"):
+    with pytest.raises(ValueError, match=r"an output and its input must be of one size, dtype and device|at its own rank"):
         world.allgather([outputs(4)], [zeros(3)])
     with pytest.raises(ValueError, match=f"the output must have {size} times the elements of the input"):
         world.all_gather_single(zeros(3), zeros(3))
