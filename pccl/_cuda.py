@@ -27,8 +27,24 @@ def device_count() -> int:
 
 
 def describe() -> str:
-    """The names of the GPUs, with commas; or, where there is none that can be used, why."""
-    return _look()[1]
+    """The names of the GPUs, with commas, and whether the library has kernels for them; or why no GPU can be used."""
+    count, text = _look()
+    if count == 0:
+        return text
+    why_not = why_no_kernels(load=False)
+    return f"{text}; {f'no kernels: {why_not}' if why_not else 'kernels in the library'}"
+
+
+def why_no_kernels(*, load: bool) -> str:
+    """Why the host does what kernels could do at the GPU; "" where they are there.
+
+    With `load` the first GPU is asked whether it takes them, which makes its primary context; otherwise the library alone.
+    """
+    ffi, lib = load_native_module()
+    text = ffi.new("char[]", _TEXT_BYTES)
+    if lib.pccl_ext_cuda_kernels(load, text, _TEXT_BYTES):
+        return ""
+    return str(ffi.string(text).decode("utf-8", "replace"))
 
 
 def _look() -> tuple[int, str]:

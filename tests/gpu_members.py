@@ -41,9 +41,15 @@ def build_driver(folder: Path) -> Path:
     if compiler is None:
         pytest.skip("no C compiler")
     made = folder / "libfake_cuda.so"
-    flags = ["-std=c11", "-O1", "-shared", "-fPIC", "-pthread", f"-I{ROOT}/csrc", f"-o{made}"]
-    subprocess.run([compiler, *flags, ROOT / "tests" / "fakes" / "cuda" / "driver.c"], check=True)
+    flags = ["-std=c11", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
+    folders = [f"-I{ROOT}/csrc", f"-I{ROOT}/csrc/include", f"-o{made}"]
+    subprocess.run([compiler, *flags, *folders, *(ROOT / "tests" / "fakes" / "cuda").glob("[dkm]*.c")], check=True)
     return made
+
+
+def driver_environment(driver: Path, kernels: Path = ROOT / "tests" / "fakes" / "cuda" / "module.txt") -> dict[str, str]:
+    """What lets a process use the fake driver, and its kernels whether nvcc has been there or not."""
+    return {"PCCL_CUDA_DRIVER": str(driver), "PCCL_CUDA_KERNELS": str(kernels)}
 
 
 class Counts(ctypes.Structure):
@@ -53,6 +59,7 @@ class Counts(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("streams", "events", "host_blocks", "device_blocks", "pending", "misuses", "risks")),
         ("calls", ctypes.c_uint),
         ("copies", ctypes.c_uint),
+        ("launches", ctypes.c_uint),
         ("copied", ctypes.c_size_t),
     ]
 

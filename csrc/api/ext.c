@@ -8,6 +8,7 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "device/cuda_driver.h"
+#include "device/gpu.h"
 #include "device/device.h"
 #include "master/inquiry.h"
 #include "peer/ops.h"
@@ -198,6 +199,13 @@ int pccl_ext_cuda(char *text_out, size_t capacity) {
         if (cuda_driver_present()->device_name(name, sizeof name, i) == CUDA_SUCCESS)
             at += (size_t)snprintf(text_out + at, capacity - at, "%s%s", at > 0 ? ", " : "", name);
     return count;
+}
+
+bool pccl_ext_cuda_kernels(bool load, char *text_out, size_t capacity) {
+    char why[CUDA_WHY_BYTES] = "";
+    bool usable = load ? gpu_takes_kernels(why) : cuda_kernels_are_there(why);
+    snprintf(text_out, capacity, "%s", why);
+    return usable;
 }
 
 bool pccl_ext_is_at_gpu(const void *memory) { return device_of(memory) == &cuda_device; }

@@ -135,6 +135,9 @@ int pccl_ext_cpu_level(const char **name_out);
 // How many GPUs the CUDA driver has found, and what they are called, with commas, cut to `capacity`; 0: none can be
 // used, and the text says why. Loads the driver, see pcclGetBuildInfo.
 int pccl_ext_cuda(char *text_out, size_t capacity);
+// Whether the library has kernels for GPUs, and with `load` whether the first GPU takes them, whose primary context is
+// made for that. If not, the text says why; it is cut to `capacity`.
+bool pccl_ext_cuda_kernels(bool load, char *text_out, size_t capacity);
 // Whether this is memory of a GPU that the driver of this process knows. Does not load it.
 bool pccl_ext_is_at_gpu(const void *memory);
 

@@ -1,6 +1,6 @@
-// Between kernels.c, codec.c, quant.c and hash.c and the files of the single instruction sets. Each of these gives its
-// table, or NULL when it was compiled for a machine or with flags that lack the instruction set; whether this machine
-// has it is kernels.c's to know.
+// Between kernels.c, codec.c, quant.c and hash.c and the files of the single instruction sets, and for what GPUs do
+// likewise. Each of these files gives its table, or NULL when it was compiled for a machine or with flags that lack the
+// instruction set; whether this machine has it is kernels.c's to know.
 #ifndef PCCL_COMPUTE_KERNELS_LEVELS_H
 #define PCCL_COMPUTE_KERNELS_LEVELS_H
 

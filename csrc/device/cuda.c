@@ -5,9 +5,16 @@
 // was landed or reduced last is the memory of the host where it still lies, so it crosses the bus once.
 #include "base/detail.h"
 #include "base/grow.h"
+#include "compute/kernels_levels.h"
 #include "device/cuda_queue.h"
 
-enum { HASH_AHEAD = 4, LIST_LEAST = 16 }; // leaves that are copied while one is hashed
+enum {
+    LIST_LEAST = 16,
+    HASH_AHEAD = 4, // leaves that are copied while one is hashed on the host
+    HASH_LEAST = 8, // leaves: of fewer the few warps take longer than the copies
+    HASH_MOST = 65536,
+    HASH_SHORT_BYTES = 240, // of a leaf for which XXH3 has another way
+};
 
 #define FENCE_OF_WINDOW (UINT64_C(1) << 63) // the rest is the number of a task, which is ready or no more
 
@@ -243,10 +250,10 @@ static bool await_window(struct cuda_queue *q, uint64_t fence) {
     return state == DEVICE_DONE;
 }
 
-// Some leaves are copied while one is hashed. Several threads may do this at once.
-static bool cuda_hash(struct device_queue *queue, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
-                      uint64_t count) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
+// Some leaves are copied while one is hashed.
+static bool hash_on_host(struct cuda_queue *q, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
+                         uint64_t count) {
+    struct device_queue *queue = &q->queue;
     const void *windows[HASH_AHEAD];
     uint64_t fences[HASH_AHEAD], shown = 0;
     bool good = true;
@@ -264,6 +271,45 @@ static bool cuda_hash(struct device_queue *queue, uint64_t *leaves, const void *
         if (window != NULL) cuda_shut(queue, window);
     }
     return good;
+}
+
+// Some leaves at the GPU; only their hashes come to the host. False: there is no page-locked memory for these, or the
+// queue has failed.
+static bool hash_at_gpu(struct cuda_queue *q, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
+                        uint64_t count) {
+    struct cuda_task task = {.kind = TASK_KERNEL,
+                             .kernel = CUDA_KERNEL_hash_leaves,
+                             .from = (const uint8_t *)content + first * HASH_LEAF_BYTES};
+    uint64_t left = bytes - first * HASH_LEAF_BYTES;
+    task.bytes = left < count * HASH_LEAF_BYTES ? left : count * HASH_LEAF_BYTES;
+    task.blocks = (unsigned)((count * KERNEL_WARP - 1) / cuda_kernels_threads(task.kernel) + 1);
+    pthread_mutex_lock(&q->lock);
+    task.host = host_new(q, count * sizeof *leaves);
+    bool may = task.host != NULL && gpu_host_is_pinned(task.host);
+    task.job.hash = (struct hash_leaves_job){content, task.host, bytes, first, count, {0}};
+    memcpy(task.job.hash.secret, hash_secret, sizeof task.job.hash.secret);
+    if (may) gpu_keep(task.host);
+    uint64_t number = may ? cuda_queue_ask(q, task) : 0;
+    pthread_mutex_unlock(&q->lock);
+    bool good = number != 0 && await_window(q, number | FENCE_OF_WINDOW);
+    if (good) memcpy(leaves, task.host, count * sizeof *leaves);
+    gpu_drop(task.host);
+    return good;
+}
+
+// Several threads may do this at once.
+static bool cuda_hash(struct device_queue *queue, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
+                      uint64_t count) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    while (q->gpu != NULL && q->gpu->kernels.usable && count >= HASH_LEAST) {
+        uint64_t now = count < HASH_MOST ? count : HASH_MOST;
+        if (bytes - (first + now - 1) * HASH_LEAF_BYTES <= HASH_SHORT_BYTES) now--; // the last one
+        if (!hash_at_gpu(q, leaves, content, bytes, first, now)) break;
+        leaves += now;
+        first += now;
+        count -= now;
+    }
+    return hash_on_host(q, leaves, content, bytes, first, count);
 }
 
 const struct device cuda_device = {

@@ -19,6 +19,8 @@ typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
 typedef void (*CUhostFn)(void *user_data);
 
 enum {
@@ -91,15 +93,24 @@ struct cuda_pool_properties {
     F(launch_host, cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *user_data)) \
     F(host_alloc, cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags)) \
     F(alloc, cuMemAlloc_v2, (CUdeviceptr * memory, size_t bytes)) \
-    F(free, cuMemFree_v2, (CUdeviceptr memory))
+    F(free, cuMemFree_v2, (CUdeviceptr memory)) \
+    F(module_load, cuModuleLoadData, (CUmodule * module, const void *image)) \
+    F(module_function, cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name)) \
+    F(launch, cuLaunchKernel, \
+      (CUfunction function, unsigned blocks_x, unsigned blocks_y, unsigned blocks_z, unsigned threads_x, \
+       unsigned threads_y, unsigned threads_z, unsigned shared_bytes, CUstream stream, void **parameters, \
+       void **extra))
 
-// What older drivers do not have: memory pools since CUDA 11.2, waits for a value as they are used here since 11.7.
+// What older drivers do not have: memory pools since CUDA 11.2, waits for a value as they are used here since 11.7,
+// loads of single kernels since 12.4.
 #define CUDA_DRIVER_OPTIONAL(F) \
     F(pool_create, cuMemPoolCreate, (CUmemoryPool * pool, const struct cuda_pool_properties *properties)) \
     F(pool_set, cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value)) \
     F(pool_alloc, cuMemAllocFromPoolAsync, (CUdeviceptr * memory, size_t bytes, CUmemoryPool pool, CUstream stream)) \
     F(pool_free, cuMemFreeAsync, (CUdeviceptr memory, CUstream stream)) \
-    F(stream_wait_value, cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags))
+    F(stream_wait_value, cuStreamWaitValue32_v2, \
+      (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags)) \
+    F(function_load, cuFuncLoad, (CUfunction function))
 
 struct cuda_driver {
 #define CUDA_DRIVER_MEMBER(member, symbol, parameters) CUresult(*member) parameters;

@@ -69,6 +69,19 @@ static bool copy(struct cuda_queue *q, struct cuda_task *task, enum cuda_stage s
     return true;
 }
 
+// Likewise. Kernels run in the stream to the GPU, whatever they move.
+static bool launch(struct cuda_queue *q, struct cuda_task *task) {
+    CUresult error =
+        cuda_kernels_launch(&q->gpu->kernels, driver_of(q), task->kernel, task->blocks, &task->job, q->to_gpu.stream);
+    if (error != CUDA_SUCCESS) {
+        cuda_queue_fail(q, "cuLaunchKernel", error);
+        return false;
+    }
+    task->sequence = announce(q, &q->to_gpu);
+    task->stage = STAGE_TO_GPU;
+    return true;
+}
+
 // Whether anything is under way of which nobody has told, and will not.
 static void look_at(struct cuda_queue *q, struct cuda_flow *flow) {
     if (has_passed(flow, flow->asked)) return;
@@ -103,6 +116,7 @@ static void begin(struct cuda_queue *q, struct cuda_task *task) {
     case TASK_REDUCE: begun = copy(q, task, STAGE_FROM_GPU, task->input, task->from); break;
     case TASK_LAND: begun = copy(q, task, STAGE_TO_GPU, task->to, task->host); break;
     case TASK_COPY: begun = copy(q, task, STAGE_TO_GPU, task->to, task->from); break;
+    case TASK_KERNEL: begun = launch(q, task); break;
     case TASK_FREE_ROOM: gpu_room_give(q->gpu, q->to_gpu.stream, task->room); break;
     case TASK_RELEASE: cuda_holds_release(&q->holds); break;
     }

@@ -22,7 +22,7 @@
 
 enum { CUDA_LOOK_MS = 100 }; // within which an error is found that the GPU has met while nobody called it
 
-enum cuda_kind { TASK_WINDOW, TASK_LAND, TASK_REDUCE, TASK_COPY, TASK_FREE_ROOM, TASK_RELEASE };
+enum cuda_kind { TASK_WINDOW, TASK_LAND, TASK_REDUCE, TASK_COPY, TASK_KERNEL, TASK_FREE_ROOM, TASK_RELEASE };
 enum cuda_stage { STAGE_ASKED, STAGE_FROM_GPU, STAGE_TO_GPU, STAGE_DONE };
 
 struct cuda_task {
@@ -39,6 +39,11 @@ struct cuda_task {
     struct gpu_room *room; // to be given back
     size_t count;
     struct device_sum sum;
+    enum cuda_kernel kernel; // of TASK_KERNEL, and the rest
+    unsigned blocks;
+    union cuda_job {
+        struct hash_leaves_job hash;
+    } job;
 };
 
 struct cuda_flow {

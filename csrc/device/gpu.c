@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/detail.h"
 #include "device/memory.h"
@@ -87,6 +88,18 @@ static struct gpu *gpu_at(const struct cuda_driver *driver, CUcontext context, C
     return gpu;
 }
 
+// What nobody has loaded for this context before. Others wait for it.
+static void load_kernels(struct gpu *gpu) {
+    static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&loading);
+    if (!gpu->looked_for_kernels && gpu_enter(gpu) == CUDA_SUCCESS) {
+        cuda_kernels_load(&gpu->kernels, gpu->driver);
+        gpu->looked_for_kernels = true;
+        gpu_leave(gpu);
+    }
+    pthread_mutex_unlock(&loading);
+}
+
 struct gpu *gpu_of(const void *memory, char why[CUDA_WHY_BYTES]) {
     const struct cuda_driver *driver = cuda_driver_present();
     const char *call = "cuPointerGetAttribute";
@@ -100,7 +113,24 @@ struct gpu *gpu_of(const void *memory, char why[CUDA_WHY_BYTES]) {
     }
     struct gpu *gpu = gpu_at(driver, context, ordinal);
     if (gpu == NULL) snprintf(why, CUDA_WHY_BYTES, "the system refused memory");
+    if (gpu != NULL) load_kernels(gpu);
     return gpu;
+}
+
+bool gpu_takes_kernels(char why[CUDA_WHY_BYTES]) {
+    CUcontext context;
+    if (!cuda_kernels_are_there(why) || cuda_driver_open(why) == 0) return false;
+    const struct cuda_driver *driver = cuda_driver_present();
+    CUresult error = driver->primary_context(&context, 0);
+    if (error != CUDA_SUCCESS) {
+        cuda_driver_describe(driver, "cuDevicePrimaryCtxRetain", error, why, CUDA_WHY_BYTES);
+        return false;
+    }
+    struct gpu *gpu = gpu_at(driver, context, 0);
+    if (gpu == NULL) return snprintf(why, CUDA_WHY_BYTES, "the system refused memory"), false;
+    load_kernels(gpu);
+    memcpy(why, gpu->kernels.why_not, CUDA_WHY_BYTES);
+    return gpu->kernels.usable;
 }
 
 CUresult gpu_enter(const struct gpu *gpu) {
@@ -174,8 +204,8 @@ struct host {
 static struct host *unused[SIZES];
 static size_t pinned_bytes;
 
-static struct host *host_of(void *memory) {
-    return (struct host *)(void *)((char *)memory - offsetof(struct host, bytes));
+static struct host *host_of(const void *memory) {
+    return (struct host *)((uintptr_t)memory - offsetof(struct host, bytes));
 }
 
 static struct host *pinned_new(const struct gpu *gpu, int size) {
@@ -222,6 +252,8 @@ void *gpu_host_new(const struct gpu *gpu, size_t bytes) {
     atomic_init(&host->kept, 1);
     return host->bytes;
 }
+
+bool gpu_host_is_pinned(const void *host_memory) { return host_of(host_memory)->size != NO_SIZE; }
 
 void gpu_keep(void *host_memory) { atomic_fetch_add(&host_of(host_memory)->kept, 1); }
 

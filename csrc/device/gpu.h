@@ -15,6 +15,7 @@
 #include <stddef.h>
 
 #include "device/cuda_driver.h"
+#include "device/cuda_kernels.h"
 
 enum { PINNED_MOST_BYTES = 64 << 20, POOL_KEPT_BYTES = 256 << 20, GPU_ROOMS_KEPT = 2 };
 
@@ -23,6 +24,8 @@ struct gpu {
     CUcontext context;
     CUdevice ordinal;
     struct gpu *next;
+    bool looked_for_kernels; // under a lock of device/gpu; before that nobody has the GPU
+    struct cuda_kernels kernels;
     struct cuda_queue *idle; // those that are used again; under the lock of device/cuda
     // under locks of device/gpu
     bool looked;            // for pools
@@ -42,6 +45,9 @@ bool gpu_owns(const void *memory);
 bool gpu_is_same(const void *one, const void *other); // of memory of GPUs
 // Of this memory. NULL: the driver or the system refuses, and `why` says why.
 struct gpu *gpu_of(const void *memory, char why[CUDA_WHY_BYTES]);
+// Whether the first GPU of the machine takes the kernels of the library, in its primary context. If not, `why` says
+// why.
+bool gpu_takes_kernels(char why[CUDA_WHY_BYTES]);
 // Between these two, which may be nested, the thread's CUDA calls are in the context of the GPU; and they neither fail
 // for a CUDA graph that the program captures nor end its capture, unless they are about a stream that captures.
 CUresult gpu_enter(const struct gpu *gpu);
@@ -55,6 +61,7 @@ bool gpu_blames_stream(CUresult error);
 // Memory of the host, aligned to 64 bytes: page-locked, if the limit and the system allow, so that copies to and from
 // the GPU go on by themselves. NULL: there is no memory. It is given back when all that keep it have dropped it.
 void *gpu_host_new(const struct gpu *gpu, size_t bytes);
+bool gpu_host_is_pinned(const void *host_memory); // then kernels reach it, at the same address
 void gpu_keep(void *host_memory);
 void gpu_drop(void *host_memory);
 size_t gpu_host_bytes(void); // page-locked so far

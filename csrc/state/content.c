@@ -11,7 +11,8 @@
 #include "state/outline.h"
 
 enum {
-    UNIT_LEAVES = 16, // taken by one thread at once
+    UNIT_LEAVES = 16,             // taken by one thread at once
+    UNIT_LEAVES_AT_DEVICE = 8192, // which has many threads of its own
     THREADS_DEFAULT = 8,
     ALONE_BYTES = 8 << 20, // not worth a second thread
 };
@@ -119,13 +120,26 @@ static void hash_unit(struct content *content, uint64_t leaf, uint64_t end) {
     }
 }
 
+// The end of the unit that begins with this leaf.
+static uint64_t unit_end(const struct content *content, uint64_t leaf) {
+    const struct delta_entry *entry = &content->layout.entries[delta_layout_find(&content->layout, leaf).entry];
+    uint64_t left = content->layout.leaf_count - leaf, unit = UNIT_LEAVES;
+    if (entry->queue != NULL) {
+        unit = entry->first_leaf + entry->leaf_count - leaf;
+        if (unit > UNIT_LEAVES_AT_DEVICE) unit = UNIT_LEAVES_AT_DEVICE;
+    }
+    return leaf + (unit < left ? unit : left);
+}
+
 static void hash_units(struct content *content, int64_t deadline) {
-    uint64_t total = content->layout.leaf_count;
     // Who has taken a unit finishes it, so no gap is left behind when the time is up.
     do {
-        uint64_t leaf = atomic_fetch_add(&content->next, UNIT_LEAVES);
-        if (leaf >= total) break;
-        hash_unit(content, leaf, total - leaf < UNIT_LEAVES ? total : leaf + UNIT_LEAVES);
+        uint64_t leaf = atomic_load(&content->next), end;
+        do {
+            if (leaf >= content->layout.leaf_count) return;
+            end = unit_end(content, leaf);
+        } while (!atomic_compare_exchange_weak(&content->next, &leaf, end));
+        hash_unit(content, leaf, end);
     } while (deadline == INT64_MAX || platform_now_ns() < deadline);
 }
 

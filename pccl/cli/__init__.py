@@ -107,12 +107,21 @@ def _facts() -> dict[str, object]:
         "instruction set": _ffi.string(level[0]).decode(),
         "processors": len(os.sched_getaffinity(0)),
         "CUDA tensors": f"{'yes' if pccl.cuda.device_count() > 0 else 'no'}: {pccl.cuda.describe()}",
+        "CUDA kernels": _cuda_kernels(),
         "LZ4": lz4_missing() or "yes",
         "default port": _C.CCOIP_PROTOCOL_PORT_MASTER,
         "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "numpy")},
     }
+
+
+def _cuda_kernels() -> str:
+    in_library = pccl.cuda.why_no_kernels(load=False)
+    if in_library or pccl.cuda.device_count() == 0:
+        return f"no: {in_library}" if in_library else "in the library"
+    refused = pccl.cuda.why_no_kernels(load=True)
+    return f"in the library, but the GPU does not take them: {refused}" if refused else "yes"
 
 
 def lz4_missing() -> str:

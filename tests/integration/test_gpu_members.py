@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu_members import Member, build_driver
+from gpu_members import ROOT, Member, build_driver, driver_environment
 from performers import MasterProcess, Performer
 
 KIB = 1024
@@ -19,10 +19,10 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def pair(driver: Path, at_gpu: tuple[bool, bool]) -> Iterator[list[Performer]]:
+def pair(driver: Path, at_gpu: tuple[bool, bool], **kernels: Path) -> Iterator[list[Performer]]:
     """Two members by rank, with their tensors at a GPU or not."""
     master = MasterProcess()
-    environment = {"PCCL_CUDA_DRIVER": str(driver)}
+    environment = driver_environment(driver, **kernels)
     members = [Performer(Member, at, (master.address, str(driver), on), environment) for at, on in enumerate(at_gpu)]
     try:
         for member in members:
@@ -130,3 +130,11 @@ def test_failure(driver):
         assert result == "INTERNAL_ERROR"
         assert "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered" in text
         assert other.answer()[0] == "RANK_CONNECTION_LOST"
+
+
+def test_kernels_that_the_gpu_does_not_take(driver):
+    with pair(driver, (True, False), kernels=ROOT / "README.md") as members:
+        first, second = on_both(members, "sync", 600_000)
+        assert first == second
+        first, second = on_both(members, "reduce", 300_001, "float32", True, None, False)
+        assert first == second

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from gpu_members import build_driver, driver_environment
 
 import pccl
 from pccl import DataType
@@ -108,6 +110,32 @@ def test_scripts_for_a_gpu_are_skipped_without_one(script, tmp_path):
     done = subprocess.run([sys.executable, ROOT / script, "--out", tmp_path / "out"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("skipped: ")
     assert list((tmp_path / "out").iterdir())
+
+
+@pytest.fixture(scope="module")
+def fake_driver(tmp_path_factory):
+    return build_driver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "words", "of_library"),
+    [
+        ("tests/fakes/cuda/module.txt", "yes", "kernels in the library"),
+        ("README.md", "in the library, but the GPU does not take them: cuModuleLoadData: error 200", "kernels in the library"),
+        ("nothing", "cannot be read", "cannot be read"),
+        ("off", "no: PCCL_CUDA_KERNELS=off", "no kernels: PCCL_CUDA_KERNELS=off"),
+    ],
+)
+def test_kernels(fake_driver, kernels, words, of_library):
+    environment = driver_environment(fake_driver, Path("off") if kernels == "off" else ROOT / kernels)
+    command = "import pccl, pccl.cli; print(pccl.cuda.describe()); print(pccl.cli._facts()['CUDA kernels'])"
+    done = subprocess.run(
+        [sys.executable, "-c", command], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    described, fact = done.stdout.splitlines()
+    assert described.startswith("fake GPU, fake GPU; ")
+    assert of_library in described
+    assert words in fact
 
 
 def test_availability():

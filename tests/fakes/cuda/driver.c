@@ -470,6 +470,22 @@ struct fake_cuda_counts fake_cuda_counts(void) {
 }
 
 void fake_cuda_counts_into(struct fake_cuda_counts *out) { *out = fake_cuda_counts(); }
+// ---- for modules ----
+int fake_cuda_call(void) {
+    LOCKED(true);
+    DONE;
+}
+
+int fake_cuda_put(CUstream handle, void (*kernel)(void *), void *data) {
+    LOCKED(false);
+    CUstream stream = stream_of(handle, current());
+    if (result == CUDA_SUCCESS) result = may_put(stream);
+    if (result == CUDA_SUCCESS) {
+        put(stream, (struct command){.kind = COMMAND_KERNEL, .function = kernel, .data = data});
+        counts.launches++;
+    }
+    DONE;
+}
 
 // ---- the driver ----
 CUresult cuInit(unsigned flags) {

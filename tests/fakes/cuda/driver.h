@@ -14,10 +14,11 @@ struct fake_cuda_counts {
     int streams, events, host_blocks, device_blocks; // that are not freed
     int pending;                                     // commands that wait in streams
     int misuses;                                     // calls that the real driver forbids
-    int risks;       // calls that may wait for the whole GPU, made while a stream waited for a value
-    unsigned calls;  // that can fail, since the last fake_cuda_fail
-    unsigned copies; // that were begun
-    size_t copied;   // bytes that copies have moved
+    int risks;         // calls that may wait for the whole GPU, made while a stream waited for a value
+    unsigned calls;    // that can fail, since the last fake_cuda_fail
+    unsigned copies;   // that were begun
+    unsigned launches; // of kernels of modules
+    size_t copied;     // bytes that copies have moved
 };
 
 // Memory of this GPU, which cannot be touched at its address; NULL: the system refuses. It is of no context, or of the
@@ -49,5 +50,11 @@ FAKE_EXPORT void fake_cuda_capture(void *stream);
 FAKE_EXPORT int fake_cuda_capture_end(void *stream);
 FAKE_EXPORT struct fake_cuda_counts fake_cuda_counts(void);
 FAKE_EXPORT void fake_cuda_counts_into(struct fake_cuda_counts *out); // as fake_cuda_counts
+
+// ---- for the rest of the driver ----
+struct CUstream_st;
+int fake_cuda_call(void); // that can fail: its result
+// A kernel, into a stream of the current context.
+int fake_cuda_put(struct CUstream_st *stream, void (*kernel)(void *), void *data);
 
 #endif

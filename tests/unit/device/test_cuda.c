@@ -273,17 +273,43 @@ static void test_shared_hardware(void) {
     fake_cuda_free(tensor);
 }
 
-static void test_hash(void) {
-    enum { LENGTH = 3 * HASH_LEAF_BYTES + 1000 };
-    check_case("hash");
-    uint8_t *content = fake_cuda_new(1, LENGTH), *bytes = fake_cuda_bytes(content);
-    for (size_t i = 0; i < LENGTH; i++) bytes[i] = (uint8_t)(i * 7 + i / HASH_LEAF_BYTES);
-    uint64_t leaves[4] = {0}, want[4];
-    hash_leaves(want, bytes, LENGTH, 0, 4);
+static struct device_queue *hashed_by(const uint8_t *content, uint64_t bytes, uint64_t first, uint64_t count) {
+    enum { MOST = 64 };
+    uint64_t leaves[MOST] = {0}, want[MOST];
+    REQUIRE(count <= MOST);
+    hash_leaves(want, fake_cuda_bytes(content), bytes, first, count);
     struct device_queue *queue = open_at(content, NULL);
-    CHECK(device_hash(queue, leaves, content, LENGTH, 0, 4));
-    CHECK_MEM(leaves, want, sizeof want);
-    CHECK(device_hash(queue, leaves, content, LENGTH, 3, 1) && leaves[0] == want[3]);
+    CHECK(device_hash(queue, leaves, content, bytes, first, count));
+    CHECK_MEM(leaves, want, count * sizeof *leaves);
+    return queue;
+}
+
+// Few leaves are hashed on the host, many at the GPU; their last one may be short, and of any length.
+static void test_hash(void) {
+    enum { MOST = 11 * HASH_LEAF_BYTES };
+    uint8_t *content = fake_cuda_new(1, MOST), *bytes = fake_cuda_bytes(content);
+    for (size_t i = 0; i < MOST; i++) bytes[i] = (uint8_t)(i * 7 + i / HASH_LEAF_BYTES + (i >> 13));
+    static const size_t lasts[] = {1, 240, 241, 1000, 1024, 1025, 2048 + 63, 4096 + 64, 100003, HASH_LEAF_BYTES};
+    for (size_t i = 0; i < sizeof lasts / sizeof lasts[0]; i++) {
+        check_case("hash, last leaf of %zu", lasts[i]);
+        unsigned launches = fake_cuda_counts().launches;
+        device_close(hashed_by(content, 8 * HASH_LEAF_BYTES + lasts[i], i % 2, 9 - i % 2));
+        CHECK_EQ(fake_cuda_counts().launches, launches + 1);
+        device_close(hashed_by(content, 2 * HASH_LEAF_BYTES + lasts[i], 0, 3));
+        CHECK_EQ(fake_cuda_counts().launches, launches + 1);
+    }
+    for (size_t at = 1; at <= 8; at *= 2) { // in steps of one byte, and of four
+        check_case("hash, at %zu", at);
+        device_close(hashed_by(content + at, 8 * HASH_LEAF_BYTES + 5000, 0, 9));
+    }
+    check_case("hash, a launch that fails");
+    uint64_t leaves[8];
+    struct device_queue *queue = open_at(content, NULL);
+    CHECK(device_await(queue));
+    fake_cuda_fail(1, 1, OUT_OF_MEMORY);
+    CHECK(!device_hash(queue, leaves, content, MOST, 0, 8));
+    CHECK_MEM(device_error(queue), "CUDA: cuLaunchKernel: ", 22);
+    fake_cuda_fail(0, 0, 0);
     device_close(queue);
     fake_cuda_free(content);
 }

@@ -1,0 +1,78 @@
+#include "device/cuda_kernels.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    unsigned threads;
+} table[CUDA_KERNELS] = {
+#define CUDA_KERNEL_ENTRY(name, threads) {"pccl_" #name, threads},
+    DEVICE_KERNELS(CUDA_KERNEL_ENTRY)
+#undef CUDA_KERNEL_ENTRY
+};
+
+static struct cuda_image chosen; // written once, by choose()
+static char chosen_why_not[CUDA_WHY_BYTES];
+static pthread_once_t chosen_once = PTHREAD_ONCE_INIT;
+
+// Kept for as long as the process lives. A byte of 0 is behind it, as the driver expects of texts.
+static bool read_file(const char *path) {
+    FILE *file = fopen(path, "rbe");
+    char *bytes = NULL;
+    long length = -1;
+    if (file != NULL && fseek(file, 0, SEEK_END) == 0) length = ftell(file);
+    if (length > 0) bytes = calloc(1, (size_t)length + 1);
+    bool read =
+        bytes != NULL && fseek(file, 0, SEEK_SET) == 0 && fread(bytes, 1, (size_t)length, file) == (size_t)length;
+    if (file != NULL) fclose(file);
+    if (read)
+        chosen = (struct cuda_image){.bytes = bytes, .length = (size_t)length};
+    else
+        free(bytes);
+    return read;
+}
+
+static void choose(void) {
+    const char *other = getenv("PCCL_CUDA_KERNELS");
+    if (other == NULL || *other == 0) {
+        chosen = cuda_image;
+        if (chosen.length == 0) snprintf(chosen_why_not, sizeof chosen_why_not, "%s", chosen.why_not);
+    } else if (strcmp(other, "off") == 0) {
+        snprintf(chosen_why_not, sizeof chosen_why_not, "PCCL_CUDA_KERNELS=off");
+    } else if (!read_file(other)) {
+        snprintf(chosen_why_not, sizeof chosen_why_not, "PCCL_CUDA_KERNELS: %.80s cannot be read", other);
+    }
+}
+
+bool cuda_kernels_are_there(char why_not[CUDA_WHY_BYTES]) {
+    pthread_once(&chosen_once, choose);
+    memcpy(why_not, chosen_why_not, CUDA_WHY_BYTES);
+    return chosen.length > 0;
+}
+
+void cuda_kernels_load(struct cuda_kernels *kernels, const struct cuda_driver *driver) {
+    CUmodule module;
+    if (!cuda_kernels_are_there(kernels->why_not)) return;
+    const char *call = "cuModuleLoadData";
+    CUresult error = driver->module_load(&module, chosen.bytes);
+    for (int i = 0; error == CUDA_SUCCESS && i < CUDA_KERNELS; i++) {
+        call = table[i].name;
+        error = driver->module_function(&kernels->functions[i], module, table[i].name);
+        if (error == CUDA_SUCCESS && driver->function_load != NULL)
+            error = driver->function_load(kernels->functions[i]);
+    }
+    kernels->usable = error == CUDA_SUCCESS;
+    if (!kernels->usable) cuda_driver_describe(driver, call, error, kernels->why_not, sizeof kernels->why_not);
+}
+
+unsigned cuda_kernels_threads(enum cuda_kernel which) { return table[which].threads; }
+
+CUresult cuda_kernels_launch(const struct cuda_kernels *kernels, const struct cuda_driver *driver,
+                             enum cuda_kernel which, unsigned blocks, const void *job, CUstream stream) {
+    void *parameters[] = {(void *)(uintptr_t)job};
+    return driver->launch(kernels->functions[which], blocks, 1, 1, table[which].threads, 1, 1, 0, stream, parameters,
+                          NULL);
+}

@@ -1,0 +1,24 @@
+// What the kernels for GPUs and the code that launches them share: the jobs, which are the kernels' only parameters.
+//
+// The kernels are in the language that C and CUDA C++ have in common. nvcc compiles them for GPUs, with the flags of
+// cmake/cuda_kernels.cmake, which keep the bits those of the CPU; the C compiler compiles the same files for tests,
+// where tests/fakes/cuda/kernels.c stands in for a GPU.
+#ifndef PCCL_DEVICE_KERNELS_KERNEL_H
+#define PCCL_DEVICE_KERNELS_KERNEL_H
+
+#include <stdint.h>
+
+// Each kernel: name, threads of a block. Its function is called pccl_<name>, and its job is a struct <name>_job.
+#define DEVICE_KERNELS(F) F(hash_leaves, 128)
+
+enum { KERNEL_WARP = 32, KERNEL_SECRET_WORDS = 24 };
+
+// leaves[i] = hash of leaf first + i (compute/hash), of which each has more than 240 bytes. A warp for each leaf.
+struct hash_leaves_job {
+    const uint8_t *content;
+    uint64_t *leaves; // may be page-locked memory of the host
+    uint64_t bytes, first, count;
+    uint64_t secret[KERNEL_SECRET_WORDS]; // hash_secret
+};
+
+#endif

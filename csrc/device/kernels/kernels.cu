@@ -1,0 +1,2 @@
+// All kernels, as one module.
+#include "device/kernels/hash.cu"

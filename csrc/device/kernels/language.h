@@ -1,0 +1,13 @@
+// What CUDA C++ needs and C does not have. Whoever compiles the kernels as C defines these, and the rest of CUDA's
+// words that they use, before (tests/fakes/cuda/kernels.c).
+#ifndef PCCL_DEVICE_KERNELS_LANGUAGE_H
+#define PCCL_DEVICE_KERNELS_LANGUAGE_H
+
+#ifdef __CUDACC__
+#define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+#define WITHIN static __device__ __forceinline__ // functions of kernels
+#endif
+
+#define KERNEL_ALL_THREADS 0xFFFFFFFFu // of a warp
+
+#endif
