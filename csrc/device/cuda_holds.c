@@ -42,6 +42,7 @@ static struct cuda_hold *take_passed(const struct cuda_driver *driver) {
     struct cuda_hold *hold = *at;
     if (hold == NULL) return NULL;
     *at = hold->next;
+    hold->next = NULL;
     driver->event_destroy(hold->passed);
     hold->passed = NULL;
     return hold;
