@@ -244,6 +244,30 @@ static void test_memory_while_waiting(int gpu) {
     fake_cuda_free(tensor);
 }
 
+// A wait that the driver refuses, after others that are over: those are used again, and nothing waits.
+static void test_refused_wait(void) {
+    check_case("refused wait");
+    float *tensor = fake_cuda_new(0, BYTES);
+    void *stream = fake_cuda_stream(0);
+    for (unsigned at = 1; at < 6; at++) { // the check of the stream, the event, the wait, the record, nothing
+        struct device_queue *queue = open_at(tensor, NULL);
+        for (int i = 0; i < 3; i++) CHECK(device_hold(queue, stream));
+        device_release(queue);
+        CHECK(device_await(queue));
+        fake_cuda_synchronize(stream);
+        fake_cuda_fail(at, 1, OUT_OF_MEMORY);
+        CHECK(device_hold(queue, stream) == (at != 1 && at != 3));
+        fake_cuda_fail(0, 0, 0);
+        device_close(queue);
+        fake_cuda_synchronize(stream);
+        bool is_quiet = gpu_quiet_begin(); // no wait is left over
+        CHECK(is_quiet);
+        if (is_quiet) gpu_quiet_end();
+    }
+    fake_cuda_stream_free(stream);
+    fake_cuda_free(tensor);
+}
+
 // A GPU with one hardware queue for each priority: a stream that waits for an op, and one that waits for that one, hold
 // up neither the op nor those that begin later.
 static void test_shared_hardware(void) {
@@ -477,6 +501,7 @@ int main(void) {
     test_left();
     test_capture();
     for (int gpu = 0; gpu < FAKE_GPUS; gpu++) test_memory_while_waiting(gpu);
+    test_refused_wait();
     test_shared_hardware();
     test_hash();
     test_full();
