@@ -12,6 +12,7 @@ from uuid import UUID
 from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoints, resolve
 from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
 from pccl._collectives import Collective, CollectiveOp, Group, has_posted, members_of
+from pccl._diagnosis import Diagnosis, take_diagnosis
 from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._feedback import ErrorFeedback
@@ -396,6 +397,17 @@ class Communicator(NamedCollectives):
     def get_contributors(self, tag: int) -> tuple[Contributors, ...]:
         """Who is in the op of `tag` that has ended last among those with `retry`; empty when there is none."""
         return contributors(self._handle, tag)
+
+    def diagnose(self, *, timeout: float = 3.0) -> Diagnosis:
+        """Who or what makes ops slow, with evidence, and all that the members have told in the last seconds of ops.
+
+        Asks the master, which has `timeout` seconds to answer; may be called while ops are under way, from any thread.
+        ConnectionFailedError: no master answers. UsageError: not connected.
+        """
+        out = _ffi.new("struct pccl_diagnosis **")
+        limit = milliseconds("timeout", timeout, 0.001, 3600)
+        call(self._handle, "pccl_ext_diagnose", limit, out, name="pcclDiagnose")
+        return take_diagnosis(out[0])
 
     @property
     def uuid(self) -> UUID:

@@ -10,6 +10,11 @@ from pccl._collectives import CollectiveInfo as CollectiveInfo
 from pccl._collectives import CollectiveOp as CollectiveOp
 from pccl._collectives import Group as Group
 from pccl._communicator import Communicator as Communicator
+from pccl._diagnosis import Diagnosis as Diagnosis
+from pccl._diagnosis import EdgeReport as EdgeReport
+from pccl._diagnosis import Finding as Finding
+from pccl._diagnosis import FindingKind as FindingKind
+from pccl._diagnosis import MemberReport as MemberReport
 from pccl._enums import Attribute as Attribute
 from pccl._enums import DataType as DataType
 from pccl._enums import DeviceType as DeviceType

@@ -141,6 +141,52 @@ bool pccl_ext_cuda_kernels(bool load, char *text_out, size_t capacity);
 // Whether this is memory of a GPU that the driver of this process knows. Does not load it.
 bool pccl_ext_is_at_gpu(const void *memory);
 
+// ---- diagnosis: what the members of a run have seen of late, and what is made of it (docs/diagnosis.md) ----
+
+// A member. Sums are over the last seconds in which it called ops, older ones fade.
+struct pccl_diagnosis_member {
+    pcclRankUuid_t uuid;
+    uint64_t join_number;
+    uint32_t group;
+    char address[64];
+    double silent_s;          // since the master has heard of it
+    double told_s;            // since it has told what follows; -1: never
+    double span_s;            // that the sums are of
+    double ops, op_s;         // calls that ended, and the time from each one's launch to its end, together
+    double processor_s;       // that the thread of its data plane had
+    uint64_t live;            // calls that have not ended
+    double oldest_s, still_s; // since the first of them was launched; since anything moved
+    double begins_s;          // how much later than the first of its group it begins an op, on average
+};
+
+// What the member at place `from` has seen of the one at place `to`.
+struct pccl_diagnosis_edge {
+    uint16_t from, to;
+    uint64_t awaited;           // calls under way of which nothing has come from there
+    double acked_bytes, busy_s; // sent there and acknowledged; while bytes were under way
+    double window_s;            // of busy_s, while the receive window there was full
+    double segments, retransmits;
+    double samples, pressed;         // looks while a large op ran; those that found bytes waiting to be sent
+    double entries, late_s, early_s; // ops that both took part in; how much later, and earlier, it was heard to begin
+    double round_trip_s;             // the shortest of late
+    double queue_s;                  // how much longer than at best what it sends to `from` is on its way
+};
+
+struct pccl_diagnosis {
+    double heartbeat_limit_s;
+    size_t member_count, edge_count, finding_count;
+    struct pccl_diagnosis_member *members;
+    struct pccl_diagnosis_edge *edges;
+    pcclFinding_t *findings;
+};
+
+// Of the run of this communicator, whose master is asked and has `limit_ms` to answer. As pcclDiagnose. Any thread.
+pcclResult_t pccl_ext_diagnose(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_diagnosis **out);
+// Of the run that this master serves; no members: it serves none. pcclMasterConnectionFailed. Needs no pcclInit.
+pcclResult_t pccl_ext_diagnose_run(const ccoip_socket_address_t *address, uint32_t limit_ms,
+                                   struct pccl_diagnosis **out);
+void pccl_ext_diagnosis_free(struct pccl_diagnosis *diagnosis); // NULL is allowed
+
 // Whether the build has LZ4, which packs shared state for slow links.
 bool pccl_ext_has_lz4(void);
 

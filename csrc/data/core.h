@@ -10,6 +10,7 @@
 
 #include "data/backup.h"
 #include "data/callbacks.h"
+#include "data/sight.h"
 #include "device/device.h"
 #include "ops/book.h"
 
@@ -54,6 +55,7 @@ struct engine {
     struct pool *pool;
     struct same_host *same_host;
     struct backup_cache backups;
+    struct sights sights;
 
     // the service that is open (data/service): by a caller, and stopped by the thread, which reads it without the lock
     struct service *_Atomic service;

@@ -21,6 +21,7 @@
 #include "data/pool.h"
 #include "data/same_host.h"
 #include "data/service.h"
+#include "data/telemetry.h"
 #include "device/device.h"
 #include "device/door.h"
 #include "device/reader.h"
@@ -126,6 +127,7 @@ static void work(struct engine *engine) {
         if (woken && !serve_requests(engine)) return;
         int timeout_ms = service_step(engine);
         lanes_check_silence(engine);
+        timeout_ms = telemetry_step(engine, timeout_ms);
         busy = lanes_step(engine);
         lanes_free_broken(engine);
         int count = epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : lanes_timeout_ms(engine, timeout_ms));

@@ -37,6 +37,7 @@ static bool start(void *context, struct op *op) {
     struct engine *engine = context;
     struct device_queue *queue = op->args.queue;
     bool direct = mover_of(op)->direct;
+    op->begun_ns = platform_now_ns();
     if (direct) {
         if (op->restart) backup_restore(&op->backup, queue, op->args.recv); // it was large among more members
         op->restart = false;
@@ -57,6 +58,7 @@ static bool start(void *context, struct op *op) {
 
 static void signal_op(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
                       struct block *block) {
+    mover_entered(op, neighbour_of(from), type, from->heard_ns);
     mover_signal(context, op, neighbour_of(from), type, head, block);
 }
 
@@ -71,7 +73,8 @@ static bool fill(void *context, struct op *op, struct block *result) {
 }
 
 static void ended(void *context, struct op *op) {
-    (void)context;
+    struct engine *engine = context;
+    if (op->parent == NULL) sights_ended(&engine->sights, op->posted_ns, platform_now_ns());
     if (op->parent == NULL) device_release(op->args.queue);
     if (op->waiter != NULL) pthread_cond_signal(&op->waiter->ended);
 }
@@ -172,6 +175,7 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
         engine->device_calls += with.queue != NULL;
         op->posted_ns = platform_now_ns();
         op->tell_ns = op->posted_ns + TELL_FIRST_MS * MS_NS;
+        if (sights_posted(&engine->sights)) engine_wake(engine);
     }
     engine_unlock(engine);
     if (result != CALL_OK) device_close(with.queue);

@@ -410,16 +410,21 @@ struct lane *neighbour_lane(struct neighbour *peer, uint32_t index) {
 }
 
 // ---- silence ----
+void lane_beat(struct lane *lane) {
+    struct engine *engine = lane->engine;
+    struct wire_op head = {.offset = (uint64_t)(platform_now_ns() / US_NS), .extra = engine->running.first != NULL};
+    struct frame *frame = frame_new(engine, WIRE_LINK_HEARTBEAT, &head, 0);
+    if (frame == NULL) return;
+    lane_push(lane, frame);
+    lane_schedule(lane);
+}
+
 // Direct links: lock held.
 static void say_something(struct lane *lane) {
     bool spoke = lane->silence.spoke;
     lane->silence.spoke = false;
     if (spoke || lane->sending != NULL || lane->queue.first != NULL) return;
-    struct wire_op nothing = {0};
-    struct frame *frame = frame_new(lane->engine, WIRE_LINK_HEARTBEAT, &nothing, 0);
-    if (frame == NULL) return;
-    lane_push(lane, frame);
-    lane_schedule(lane);
+    lane_beat(lane);
 }
 
 void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused) {

@@ -6,6 +6,7 @@
 #include "data/frame.h"
 #include "data/pace.h"
 #include "data/silence.h"
+#include "data/sight.h"
 #include "device/door.h"
 #include "device/memory.h"
 #include "net/transport.h"
@@ -39,6 +40,7 @@ struct neighbour {
     uint64_t eager_bytes; // movers/direct: sent before the peer posted the op
     double speed;         // thread: of its links together
     int64_t speed_ns;     // thread: when it was measured
+    struct sight sight;
 };
 
 // What comes next on a lane: the head of a frame; its payload; or nothing, until the epoch of the frame whose head is
@@ -58,6 +60,10 @@ struct lane {
     bool vouched; // the peer's process holds the other end
     struct silence silence;
     struct pace pace;
+    struct {
+        struct gauge gauge;
+        uint64_t sent;
+    } told; // as of the last report to the master
 
     // receiving
     enum lane_receive receiving;
@@ -144,6 +150,8 @@ void lane_drop_frames(struct lane *lane, bool service);
 void lane_enter_epoch(struct lane *lane);
 // What epoll says of it.
 void lane_note_events(struct lane *lane, uint32_t events);
+// Says a heartbeat, with the time. Lock held.
+void lane_beat(struct lane *lane);
 // Breaks it if it has been silent for longer than about `limit_ns`, else lets it say something. `excused`: this process
 // was stopped.
 void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused);

@@ -62,6 +62,7 @@ void mover_sent(struct engine *engine, const struct frame *frame) {
     struct op *op = frame->op;
     struct moving *moving = op->work;
     moving->send_left -= frame->bytes;
+    sights_moved(&engine->sights);
     if (mover_of(op)->sent != NULL) mover_of(op)->sent(engine, op, frame);
     mover_check(engine, op);
 }
@@ -100,8 +101,16 @@ struct neighbour *mover_predecessor(const struct op *op) {
     return mover_peer(op, (op->team->place + op->team->count - 1) % op->team->count);
 }
 
+// Of a divided call its first segment: when the others begin, the data plane decides.
+void mover_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns) {
+    bool says = type == WIRE_READY || type == WIRE_SMALL;
+    if (says && op->name.segment == 0) sight_entered(&from->sight, op->begun_ns, heard_ns);
+}
+
 struct unexpected *mover_unexpected(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type) {
-    return book_unexpected(&engine->book, op, &from->member, type);
+    struct unexpected *unexpected = book_unexpected(&engine->book, op, &from->member, type);
+    if (unexpected != NULL) mover_entered(op, from, type, unexpected->heard_ns);
+    return unexpected;
 }
 
 bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end) {

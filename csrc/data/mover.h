@@ -25,6 +25,9 @@ struct mover {
     void (*release)(struct engine *engine, struct op *op);
     // What the op waits for, in words. False, or no function: nothing that is known here. Lock held.
     bool (*waits_for)(const struct op *op, char *out, size_t capacity);
+    // Whether the member at this place, who is to say so, has not begun it yet. No function: the successor alone says
+    // so, and mover_signal notes that. Lock held.
+    bool (*misses)(const struct op *op, uint32_t place);
 
     // ---- all but direct ones; thread ----
     // As in struct lane_route.
@@ -56,6 +59,9 @@ void mover_sent(struct engine *engine, const struct frame *frame);
 void mover_check(struct engine *engine, struct op *op);
 void mover_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                   const struct wire_op *head, struct block *block);
+
+// Notes when that member has begun the op, as this message of it tells. Lock held.
+void mover_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns);
 
 // The first of the ops under way, in which `next` leads to the others. Thread.
 struct op *mover_first(const struct engine *engine);

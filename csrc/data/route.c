@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/platform.h"
 #include "data/box.h"
 #include "data/core.h"
 #include "data/mover.h"
@@ -18,8 +19,9 @@ static bool place_nothing(struct engine *engine, struct incoming *in) {
     return in->length == 0;
 }
 
-static bool ignore(struct engine *engine, struct incoming *in) {
-    (void)engine, (void)in;
+static bool take_heartbeat(struct engine *engine, struct incoming *in) {
+    (void)engine;
+    sight_beat(&in->from->sight, in->head.offset, in->head.extra == 1, platform_now_ns());
     return true;
 }
 
@@ -52,6 +54,7 @@ static bool place_acks(struct engine *engine, struct incoming *in) {
 
 // Each of these is called with the lock held, and owns the block.
 static bool hear_signal(struct engine *engine, struct incoming *in, struct block *block) {
+    in->from->member.heard_ns = platform_now_ns();
     bool good = book_signal(&engine->book, &in->from->member, in->header.type, &in->head, block,
                             block == NULL ? 0 : block->length);
     if (in->header.type == WIRE_READY || in->header.type == WIRE_GRANT) neighbour_schedule(in->from);
@@ -90,6 +93,7 @@ static bool take_bulk(struct engine *engine, struct incoming *in) {
     struct op *op = in->op;
     in->op = NULL;
     if (op == NULL) return true;
+    sights_moved(&engine->sights);
     bool good = mover_of(op)->arrived(engine, op, in);
     if (good) mover_check(engine, op);
     if (!good && op->backup.saved.refused) {
@@ -134,7 +138,7 @@ static const struct owner *owner_of(uint16_t type) {
         [WIRE_SYNC_HASHES] = {.place = service_place, .arrived = service_arrived},
         [WIRE_SYNC_ASK] = {.place = service_place, .arrived = service_arrived},
         [WIRE_SYNC_LEAF] = {.place = service_place, .arrived = service_arrived},
-        [WIRE_LINK_HEARTBEAT] = {.place = place_nothing, .arrived = ignore},
+        [WIRE_LINK_HEARTBEAT] = {.place = place_nothing, .arrived = take_heartbeat},
     };
     return type < sizeof owners / sizeof owners[0] && owners[type].place != NULL ? &owners[type] : NULL;
 }

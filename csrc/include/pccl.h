@@ -507,6 +507,36 @@ PCCL_EXPORT pcclResult_t pcclSparseEncode(const float *values, const float *PCCL
 PCCL_EXPORT pcclResult_t pcclSparseDecodeAdd(const void *form, size_t bytes, double weight, size_t count, size_t k,
                                              float *sum);
 
+// ---- diagnosis: who or what makes ops slow ----
+
+typedef enum pcclDiagnosisKind_t {
+    pcclDiagnosisStraggler = 1,    // the member begins ops later than the others: it computes for longer
+    pcclDiagnosisSlowSender = 2,   // what the member sends leaves it slowly, to whomever it goes
+    pcclDiagnosisSlowReceiver = 3, // what goes to the member is taken slowly, from whomever it comes
+    pcclDiagnosisSlowEdge = 4,     // the way from `member` to `other` is slow, and other ways of both are not
+    pcclDiagnosisLoss = 5,         // packets are lost on the way from `member` to `other`
+    pcclDiagnosisHung = 6,         // the member does nothing, and the others wait for it in an op
+} pcclDiagnosisKind_t;
+
+typedef struct pcclFinding_t {
+    pcclDiagnosisKind_t kind;
+    pcclRankUuid_t member;
+    pcclRankUuid_t other; // of an edge, the receiver; else the same as `member`
+    double value;         // measured: seconds (straggler, hung), bytes per second (slow ...), share of segments sent
+                          // again (loss)
+    double usual;         // the same of the others
+    double cost;          // share of the time of an op that is spent on it, 0 to 1
+    double confidence;    // 0 to 1
+    char text[320];       // the evidence, in words
+} pcclFinding_t;
+
+// Asks the master what the members have seen of their ops and of each other in the last seconds, and who or what makes
+// ops slow: the gravest first. Nothing found: count 0. Up to `capacity` findings are written to `findings_out`, which
+// may be NULL when capacity is 0; there are at most 16. Any thread, also while ops are under way; waits for the master
+// for at most 3 s. pcclMasterConnectionFailed: no master answers. pcclInvalidUsage: not connected.
+PCCL_EXPORT pcclResult_t pcclDiagnose(const pcclComm_t *comm, pcclFinding_t *PCCL_NULLABLE findings_out,
+                                      size_t capacity, size_t *count_out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -20,9 +20,9 @@ static int await(const struct transport *stream, short events, int64_t deadline_
     }
 }
 
-static int ask(struct transport *stream, struct conn_out *out, int64_t deadline_ns) {
+static int ask(struct transport *stream, struct conn_out *out, enum wire_type question, int64_t deadline_ns) {
     int error = 0;
-    wire_encode_empty(&out->bytes, (struct wire_header){0}, WIRE_STATUS);
+    wire_encode_empty(&out->bytes, (struct wire_header){0}, question);
     do {
         error = await(stream, POLLOUT, deadline_ns);
         if (error == 0) error = transport_step(stream);
@@ -31,17 +31,20 @@ static int ask(struct transport *stream, struct conn_out *out, int64_t deadline_
     return error;
 }
 
-static bool is_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
+static bool is_answer(const struct wire_header *header) {
+    return header->type == WIRE_STATUS_IS || header->type == WIRE_MATRIX;
+}
 
-static int hear(struct transport *stream, struct conn_in *in, int64_t deadline_ns, enum wire_activity *out) {
+// An answer of this type, decoded.
+static int hear(struct transport *stream, struct conn_in *in, enum wire_type answer, int64_t deadline_ns, void *out) {
     for (;;) {
         struct wire_header header;
         const uint8_t *body;
-        struct wire_status_is status;
         enum conn_next next = conn_in_next(in, is_answer, &header, &body);
-        if (next == CONN_FRAME && wire_decode_status_is(body, header.length, &status)) {
-            *out = status.activity;
-            return 0;
+        if (next == CONN_FRAME && header.type == answer) {
+            bool good = answer == WIRE_MATRIX ? wire_decode_matrix(body, header.length, out)
+                                              : wire_decode_status_is(body, header.length, out);
+            return good ? 0 : -EPROTO;
         }
         if (next != CONN_MORE) return -EPROTO;
         ptrdiff_t got = conn_in_receive(in, stream, 0);
@@ -52,16 +55,28 @@ static int hear(struct transport *stream, struct conn_in *in, int64_t deadline_n
     }
 }
 
-int inquiry_ask(const struct wire_address *master, int64_t deadline_ns, enum wire_activity *out) {
+static int inquire(const struct wire_address *master, enum wire_type question, enum wire_type answer,
+                   int64_t deadline_ns, void *out) {
     struct transport *stream;
     struct conn_in in = {0};
-    struct conn_out question = {0};
+    struct conn_out sent = {0};
     int error = transport_dial(master, &stream);
     if (error != 0) return error;
-    error = ask(stream, &question, deadline_ns);
-    if (error == 0) error = hear(stream, &in, deadline_ns, out);
+    error = ask(stream, &sent, question, deadline_ns);
+    if (error == 0) error = hear(stream, &in, answer, deadline_ns, out);
     conn_in_fini(&in);
-    conn_out_fini(&question);
+    conn_out_fini(&sent);
     transport_free(stream);
     return error;
+}
+
+int inquiry_ask(const struct wire_address *master, int64_t deadline_ns, enum wire_activity *out) {
+    struct wire_status_is status;
+    int error = inquire(master, WIRE_STATUS, WIRE_STATUS_IS, deadline_ns, &status);
+    if (error == 0) *out = status.activity;
+    return error;
+}
+
+int inquiry_diagnose(const struct wire_address *master, int64_t deadline_ns, struct wire_matrix *out) {
+    return inquire(master, WIRE_DIAGNOSE, WIRE_MATRIX, deadline_ns, out);
 }

@@ -288,9 +288,12 @@ static void end_if_idle(struct master *master) {
 
 // ---- reading ----
 
-static void answer_status(struct master *master, struct conn *conn) {
+static void answer(struct master *master, struct conn *conn, uint16_t question) {
     struct wire_status_is status = {.activity = (uint8_t)mind_activity(master->mind)};
-    wire_encode_status_is(&conn->out.bytes, (struct wire_header){0}, &status);
+    if (question == WIRE_STATUS)
+        wire_encode_status_is(&conn->out.bytes, (struct wire_header){0}, &status);
+    else
+        mind_describe(master->mind, master->now_ns, &conn->out.bytes);
     conn_flush(master, conn);
     conn_start_closing(master, conn);
 }
@@ -307,8 +310,8 @@ static void on_frame(struct master *master, struct conn *conn, const struct wire
         carry_out(master, mind_peer_resumed(master->mind, master->now_ns, index, &conn->source, header, body));
         return;
     }
-    if (header->type == WIRE_STATUS) {
-        answer_status(master, conn);
+    if (header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE) {
+        answer(master, conn, header->type);
         return;
     }
     if (!wire_decode_hello(body, header->length, &hello)) {
@@ -331,24 +334,14 @@ static void on_answer(struct master *master, struct conn *conn, const struct wir
     conn_close(master, conn);
 }
 
-static bool is_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
-
-static bool is_first(const struct wire_header *header) {
-    return header->type == WIRE_HELLO || header->type == WIRE_RESUME || header->type == WIRE_STATUS;
-}
-
-static bool hears(const struct conn *conn) {
-    return conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN || conn->state == CONN_ASKED;
-}
-
 // Gives the mind the frames that are complete.
 static void take_frames(struct master *master, struct conn *conn) {
-    while (hears(conn)) {
+    while (conn_hears(conn)) {
         struct wire_header header;
         const uint8_t *body;
         conn_carries_fn *carries = conn->state == CONN_KNOWN   ? conn_carries_control
-                                   : conn->state == CONN_ASKED ? is_answer
-                                                               : is_first;
+                                   : conn->state == CONN_ASKED ? conn_carries_answer
+                                                               : conn_carries_first;
         enum conn_next next = conn_in_next(&conn->in, carries, &header, &body);
         if (next == CONN_MORE) return;
         if (next == CONN_FRAME && conn->state == CONN_ASKED)
@@ -362,7 +355,7 @@ static void take_frames(struct master *master, struct conn *conn) {
 
 // Of a stranger one frame is read, and no more memory held than that takes.
 static ptrdiff_t conn_receive(struct master *master, struct conn *conn) {
-    if (!hears(conn)) return transport_receive(conn->stream, master->chunk, sizeof master->chunk);
+    if (!conn_hears(conn)) return transport_receive(conn->stream, master->chunk, sizeof master->chunk);
     return conn_in_receive(&conn->in, conn->stream, conn->state == CONN_KNOWN ? CHUNK_BYTES : 0);
 }
 
@@ -387,7 +380,7 @@ static void conn_read(struct master *master, struct conn *conn) {
         if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return;
         more = conn->stream->buffered || (conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED));
     } while (more);
-    if (hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
+    if (conn_hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
 }
 
 // ---- the loop ----

@@ -30,4 +30,15 @@ struct conn {
     bool wants_write;
 };
 
+static inline bool conn_hears(const struct conn *conn) {
+    return conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN || conn->state == CONN_ASKED;
+}
+
+// What is read from a connection: of another master, and as the first frame of a stranger.
+static inline bool conn_carries_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
+static inline bool conn_carries_first(const struct wire_header *header) {
+    return header->type == WIRE_HELLO || header->type == WIRE_RESUME || header->type == WIRE_STATUS ||
+           header->type == WIRE_DIAGNOSE;
+}
+
 #endif

@@ -353,4 +353,8 @@ void mind_set_random(struct mind *mind, const uint8_t random[MIND_RANDOM_BYTES])
 
 uint32_t mind_peer_count(const struct mind *mind) { return mind->run.desk.peer_count; }
 
+void mind_describe(struct mind *mind, int64_t now_ns, struct wire_buffer *out) {
+    matrix_describe(&mind->run.matrix, &mind->run.desk, now_ns, out);
+}
+
 uint64_t mind_epoch(const struct mind *mind) { return mind->run.desk.number; }

@@ -76,6 +76,8 @@ void mind_set_standby(struct mind *mind, bool standby);
 void mind_await_others(struct mind *mind);
 enum wire_activity mind_activity(const struct mind *mind);
 uint32_t mind_peer_count(const struct mind *mind);
+// The answer to DIAGNOSE, appended as one frame.
+void mind_describe(struct mind *mind, int64_t now_ns, struct wire_buffer *out);
 uint64_t mind_epoch(const struct mind *mind);
 
 #endif

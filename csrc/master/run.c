@@ -423,6 +423,7 @@ union message {
     struct wire_measured measured;
     struct wire_sync_vote sync_vote;
     struct wire_sync_done sync_done;
+    struct wire_telemetry telemetry;
 };
 
 static bool decode(struct run *run, const struct wire_header *header, const uint8_t *body, union message *out) {
@@ -437,6 +438,7 @@ static bool decode(struct run *run, const struct wire_header *header, const uint
     case WIRE_MEASURED: return wire_decode_measured(body, length, &out->measured);
     case WIRE_SYNC_VOTE: return wire_decode_sync_vote(body, length, &out->sync_vote);
     case WIRE_SYNC_DONE: return wire_decode_sync_done(body, length, &out->sync_done);
+    case WIRE_TELEMETRY: return wire_decode_telemetry(body, length, &out->telemetry);
     default: return true;
     }
 }
@@ -462,6 +464,7 @@ static void on_member_message(struct run *run, struct desk_peer *peer, const str
         return;
     case WIRE_SYNC_VOTE: rounds_vote(&run->rounds, desk, peer, &message->sync_vote); return;
     case WIRE_SYNC_DONE: rounds_done(&run->rounds, desk, peer, &message->sync_done); return;
+    case WIRE_TELEMETRY: matrix_note(&run->matrix, desk, peer, &message->telemetry); return;
     default: desk_expel(desk, peer, "%s is not for the master", wire_type_name(header->type)); return;
     }
 }
@@ -570,5 +573,6 @@ void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM
 void run_fini(struct run *run) {
     for (uint32_t i = 0; i < run->desk.group_slots; i++) close_group(run, i);
     survey_fini(&run->survey);
+    matrix_fini(&run->matrix);
     desk_fini(&run->desk);
 }

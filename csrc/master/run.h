@@ -9,6 +9,7 @@
 #include "master/breaks.h"
 #include "master/candidate.h"
 #include "master/desk.h"
+#include "master/matrix.h"
 #include "master/quorum.h"
 #include "master/rounds.h"
 #include "master/strikes.h"
@@ -39,6 +40,7 @@ struct run {
     enum run_phase phase;
     struct breaks breaks[WIRE_MAX_MEMBERS];     // by the group's slot
     struct verdicts verdicts[WIRE_MAX_MEMBERS]; // by the group's slot
+    struct matrix matrix;
 
     struct strikes strikes;
     struct quorum quorum;

@@ -21,6 +21,11 @@ struct gauge gauge_read(int fd) {
         read.acked = info.tcpi_bytes_acked;
         read.busy_us = info.tcpi_busy_time;
     }
+    if (TELLS(length, tcpi_rwnd_limited)) read.window_us = info.tcpi_rwnd_limited;
+    if (TELLS(length, tcpi_data_segs_out)) {
+        read.waiting = info.tcpi_notsent_bytes;
+        read.segments = info.tcpi_data_segs_out;
+    }
     bool shortest = TELLS(length, tcpi_min_rtt) && info.tcpi_min_rtt != UINT32_MAX;
     read.round_trip_us = shortest ? info.tcpi_min_rtt : info.tcpi_rtt;
     read.retransmits = info.tcpi_total_retrans;

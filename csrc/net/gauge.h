@@ -12,6 +12,9 @@ struct gauge {
     uint64_t acked, busy_us; // bytes acknowledged so far, and the time in which there were some to send
     uint32_t round_trip_us;  // the shortest of late: a process that is slow to answer does not make it longer
     uint32_t retransmits;    // segments sent again so far
+    uint32_t segments;       // with data, sent so far
+    uint32_t waiting;        // bytes that were handed to the kernel and that it has not sent yet
+    uint64_t window_us;      // of busy_us, in which the other side's receive window was full
 };
 
 struct gauge gauge_read(int fd);

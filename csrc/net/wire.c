@@ -21,6 +21,10 @@ enum {
     BARRIER = 8 + 1 + 1 + 8 + 8 + 4,
     QUORUM = 4 + 4 + 8,
     RESUMED = 4 + 1 + 1 + BARRIER + 4 + SYNC_END,
+    SEEN = 13 * 8,
+    OPS_SEEN = 8 * 8,
+    MATRIX_MEMBER = MEMBER + 2 * 8 + OPS_SEEN,
+    MATRIX_EDGE = 2 + 2 + SEEN,
     RESUME = HELLO + 8 + 8 + 16 + 1 + SYNC_VOTE + 1 + 1 + 1 + 8 + BARRIER + EPOCH + 4 + 4 + QUORUM,
 };
 
@@ -79,6 +83,9 @@ static const struct {
     EXACT(STATUS_IS, 1),
     TEXT(WAITING),
     EXACT(SYNC_DIFFERS, 8 + 8),
+    RANGE(TELEMETRY, OPS_SEEN + 4, WIRE_MAX_SEEN *(ID + SEEN)),
+    EXACT(DIAGNOSE, 0),
+    RANGE(MATRIX, 4 + 4 + 4, WIRE_MAX_MEMBERS *MATRIX_MEMBER + WIRE_MAX_EDGES * MATRIX_EDGE),
     EXACT(LINK_HELLO, 2 + 1 + 16 + ID + ID + 4),
     EXACT(LINK_ACK, 0),
     DATA(READY),
@@ -105,6 +112,9 @@ _Static_assert(4 + EPOCH + MEMBERS <= WIRE_MAX_CONTROL_BYTES, "an epoch fits a c
 _Static_assert(VERDICT + WIRE_MAX_TEXT + IDS <= WIRE_MAX_CONTROL_BYTES, "a verdict fits a control frame");
 _Static_assert(4 + REPORTS <= WIRE_MAX_CONTROL_BYTES, "a report fits a control frame");
 _Static_assert(RESUME + RESUME_LISTS <= (int)WIRE_MAX_CONTROL_BYTES, "what a peer knows fits a control frame");
+
+_Static_assert(12 + WIRE_MAX_MEMBERS * MATRIX_MEMBER + WIRE_MAX_EDGES * MATRIX_EDGE <= WIRE_MAX_CONTROL_BYTES,
+               "a matrix fits a control frame");
 
 static bool type_known(uint16_t type) { return type < sizeof types / sizeof types[0] && types[type].name != NULL; }
 

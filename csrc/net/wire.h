@@ -15,7 +15,7 @@
 #include "net/cursor.h"
 
 enum {
-    WIRE_VERSION = 6,
+    WIRE_VERSION = 7,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
     WIRE_OP_BYTES = 48,
@@ -35,6 +35,8 @@ enum {
     WIRE_MAX_OUTLINE = 512,                         // hashes in one outline
     WIRE_MAX_PAST = WIRE_MAX_LIVE_OPS,              // verdicts told in a RESUME
     WIRE_MAX_MASTERS = 16,                          // in a peer's or a master's list
+    WIRE_MAX_SEEN = 32,                             // other members that one TELEMETRY speaks of
+    WIRE_MAX_EDGES = 1024,                          // in one MATRIX
 };
 
 enum wire_type {
@@ -74,6 +76,9 @@ enum wire_type {
     WIRE_WAITING,    // master -> peer, text: there is no run to be in yet, and why
     // master -> peer: where your list of entries begins to differ from the elected one; EXPELLED follows
     WIRE_SYNC_DIFFERS,
+    WIRE_TELEMETRY, // peer -> master: what I have seen of my ops and my links of late
+    WIRE_DIAGNOSE,  // anybody -> master, the first frame of a connection, empty body: what have your members seen?
+    WIRE_MATRIX,    // the answer
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted
@@ -102,7 +107,9 @@ enum wire_type {
     WIRE_SYNC_HASHES,     // donor -> receiver
     WIRE_SYNC_ASK,        // receiver -> donor: these leaves, please
     WIRE_SYNC_LEAF,       // donor -> receiver: one leaf
-    WIRE_LINK_HEARTBEAT,  // either way on a link that was idle, in any epoch: struct wire_op is all zero
+    // either way on a link that was idle, in any epoch: offset = the sender's clock in us, extra = 1 while a large op
+    // runs there; the rest of struct wire_op is zero
+    WIRE_LINK_HEARTBEAT,
     // a chunk as WIRE_CHUNK, in the box that the sender shares with the receiver (data/box): payload is the u64 slot,
     // extra = bytes
     WIRE_CHUNK_IN,

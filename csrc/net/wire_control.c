@@ -318,6 +318,66 @@ static void visit_status_is(struct cursor *c, struct wire_status_is *m) {
     cursor_range(c, &m->activity, WIRE_IDLE, WIRE_SERVES);
 }
 
+static void visit_number(struct cursor *c, uint64_t *number) {
+    cursor_u64(c, number);
+    cursor_expect(c, *number <= WIRE_MOST_SEEN);
+}
+
+static void visit_ops_seen(struct cursor *c, struct wire_ops_seen *ops) {
+    visit_number(c, &ops->span_us);
+    visit_number(c, &ops->ops);
+    visit_number(c, &ops->op_us);
+    visit_number(c, &ops->processor_us);
+    visit_number(c, &ops->live);
+    visit_number(c, &ops->oldest_us);
+    visit_number(c, &ops->still_us);
+    cursor_u64(c, &ops->epoch);
+}
+
+static void visit_seen(struct cursor *c, struct wire_seen *seen) {
+    visit_number(c, &seen->acked);
+    visit_number(c, &seen->busy_us);
+    visit_number(c, &seen->window_us);
+    visit_number(c, &seen->segments);
+    visit_number(c, &seen->retransmits);
+    visit_number(c, &seen->samples);
+    visit_number(c, &seen->pressed);
+    visit_number(c, &seen->entries);
+    visit_number(c, &seen->late_us);
+    visit_number(c, &seen->early_us);
+    visit_number(c, &seen->round_trip_us);
+    visit_number(c, &seen->queue_us);
+    visit_number(c, &seen->awaited);
+}
+
+static void visit_telemetry(struct cursor *c, struct wire_telemetry *m) {
+    visit_ops_seen(c, &m->ops);
+    cursor_count(c, &m->count, WIRE_MAX_SEEN);
+    EACH(c, i, m->count) {
+        visit_id(c, &m->others[i].id);
+        visit_seen(c, &m->others[i].seen);
+    }
+}
+
+static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
+    cursor_u32(c, &m->heartbeat_limit_ms);
+    cursor_count(c, &m->member_count, WIRE_MAX_MEMBERS);
+    EACH(c, i, m->member_count) {
+        visit_member(c, &m->members[i].member);
+        visit_number(c, &m->members[i].silent_us);
+        visit_number(c, &m->members[i].told_us);
+        visit_ops_seen(c, &m->members[i].ops);
+    }
+    cursor_count(c, &m->edge_count, WIRE_MAX_EDGES);
+    EACH(c, i, m->edge_count) {
+        struct wire_matrix_edge *edge = &m->edges[i];
+        cursor_u16(c, &edge->from);
+        cursor_u16(c, &edge->to);
+        visit_seen(c, &edge->seen);
+        cursor_expect(c, edge->from < m->member_count && edge->to < m->member_count && edge->from != edge->to);
+    }
+}
+
 // ---- both ways of each of them ----
 
 WIRE_CONTROL_MESSAGES(WIRE_DEFINE)

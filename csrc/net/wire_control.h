@@ -318,6 +318,69 @@ struct wire_status_is {
     uint8_t activity; // wire_activity
 };
 
+// ---- diagnosis (docs/diagnosis.md) ----
+
+// No number that is told may be larger: sums of these do not overflow.
+#define WIRE_MOST_SEEN (UINT64_C(1) << 48)
+
+// What a member has seen of its own ops. Sums are over a span of time, which TELEMETRY begins anew each time.
+struct wire_ops_seen {
+    uint64_t span_us;
+    uint64_t ops, op_us;   // calls that have ended, and the time from each one's launch to its end, together
+    uint64_t processor_us; // that the thread of the data plane had
+    // now
+    uint64_t live;      // calls that have not ended
+    uint64_t oldest_us; // since the first of those was launched
+    uint64_t still_us;  // since anything of an op came, went or ended
+    uint64_t epoch;     // group epoch
+};
+
+// What a member has seen of another one. Sums, as above.
+struct wire_seen {
+    uint64_t acked;              // bytes that the other one's kernel has acknowledged
+    uint64_t busy_us, window_us; // in which bytes were under way; of these, in which its receive window was full
+    uint64_t segments, retransmits;
+    uint64_t samples, pressed;  // looks at the links while a large op ran; those that found bytes waiting
+    uint64_t entries;           // ops that both have taken part in, where the other one's beginning was heard,
+    uint64_t late_us, early_us; // after the own beginning, or before it
+    uint64_t round_trip_us;     // now: the shortest of late
+    uint64_t queue_us;          // now: how much longer than at best what it sends is on its way to here
+    uint64_t awaited;           // now: calls under way of which nothing has come from there
+};
+
+// From each member, about once a second while it calls ops.
+struct wire_telemetry {
+    struct wire_ops_seen ops;
+    uint32_t count;
+    struct {
+        struct wire_id id;
+        struct wire_seen seen;
+    } others[WIRE_MAX_SEEN];
+};
+
+// In a MATRIX, whose sums fade, counts (ops, entries, samples, pressed) are in parts of one: so many are 1.
+#define WIRE_COUNT UINT64_C(1000)
+
+struct wire_matrix_member {
+    struct wire_member member;
+    uint64_t silent_us;       // since the master has heard anything of it
+    uint64_t told_us;         // since its last TELEMETRY; WIRE_MOST_SEEN: never
+    struct wire_ops_seen ops; // sums that fade
+};
+
+struct wire_matrix_edge {
+    uint16_t from, to; // who has seen, and whom: places in the list of members
+    struct wire_seen seen;
+};
+
+struct wire_matrix {
+    uint32_t heartbeat_limit_ms;
+    uint32_t member_count; // 0: the master serves no run
+    uint32_t edge_count;
+    struct wire_matrix_member *members; // decode: caller's array of WIRE_MAX_MEMBERS
+    struct wire_matrix_edge *edges;     // decode: caller's array of WIRE_MAX_EDGES
+};
+
 // Those with a body of their own.
 #define WIRE_CONTROL_MESSAGES(X) \
     X(hello, HELLO) \
@@ -341,7 +404,9 @@ struct wire_status_is {
     X(sync_end, SYNC_END) \
     X(resume, RESUME) \
     X(resumed, RESUMED) \
-    X(status_is, STATUS_IS)
+    X(status_is, STATUS_IS) \
+    X(telemetry, TELEMETRY) \
+    X(matrix, MATRIX)
 
 WIRE_CONTROL_MESSAGES(WIRE_DECLARE)
 

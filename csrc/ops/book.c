@@ -373,7 +373,8 @@ bool book_signal(struct book *book, struct op_member *from, uint16_t type, const
         if (block != NULL) driver->put(driver->context, block);
         return false; // it names the same members, and is none of them
     } else if ((op == NULL && !is_over(book, head)) || (op != NULL && op->phase == OP_QUEUED)) {
-        struct unexpected unexpected = {.from = from, .type = type, .head = *head, .block = block, .bytes = bytes};
+        struct unexpected unexpected = {
+            .from = from, .type = type, .head = *head, .block = block, .bytes = bytes, .heard_ns = from->heard_ns};
         enum unexpected_result result = op == NULL && type == WIRE_GRANT
                                             ? UNEXPECTED_OK
                                             : unexpected_add(&book->unexpected, &unexpected, book->now->ring.count);

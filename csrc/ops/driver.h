@@ -22,6 +22,7 @@ struct op_member {
     uint32_t ack_count;
     uint64_t ack_bytes; // of those results
     bool draining;      // about to leave: acks go out at once
+    int64_t heard_ns;   // the driver's clock when the signal at hand came
 };
 
 struct op;

@@ -55,6 +55,7 @@ struct op {
     struct waiter *waiter;      // the caller that waits for its end
     uint32_t holding;           // callers that let a stream wait for it, right now: it stays
     int64_t posted_ns, tell_ns; // when its caller is told next for whom it waits
+    int64_t begun_ns;           // when it was started in the epoch in force
     struct backup backup;       // the thread's, then the caller's
     struct backup room;         // ring: for partial sums that have no place in the result; neighbours may read it
     void *work;                 // of what moves it

@@ -24,6 +24,7 @@ struct unexpected {
     struct wire_op head;
     struct block *block; // owned reference, or NULL
     size_t bytes;
+    int64_t heard_ns; // of the member
 };
 
 struct unexpected_table {

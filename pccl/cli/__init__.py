@@ -16,7 +16,7 @@ from rich.table import Table
 
 import pccl
 from pccl._loader import load_native_module
-from pccl.cli import bench, launch, sim
+from pccl.cli import bench, launch, sim, top
 from pccl.master import DEFAULT_ADDRESS, SIGTERM_CHOICES, serve, serve_in_background
 from pccl.stress.command import stress
 
@@ -156,5 +156,5 @@ def demo(arguments: tuple[str, ...]) -> None:
     sys.exit(run_demo(list(arguments)))
 
 
-for command in (bench.command, launch.command, sim.command, stress):
+for command in (bench.command, launch.command, sim.command, stress, top.command):
     main.add_command(command)

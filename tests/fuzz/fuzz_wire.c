@@ -73,6 +73,17 @@ static void check_barrier(const struct wire_barrier *barrier) {
         MUST(barrier->sizes[i].count > 0 && (i == 0 || barrier->sizes[i].group > barrier->sizes[i - 1].group));
 }
 
+static bool again_matrix(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
+    static struct wire_matrix_member seen_members[WIRE_MAX_MEMBERS];
+    static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
+    struct wire_matrix message = {.members = seen_members, .edges = edges};
+    if (!wire_decode_matrix(body, length, &message)) return false;
+    for (uint32_t i = 0; i < message.edge_count; i++)
+        MUST(edges[i].from < message.member_count && edges[i].to < message.member_count);
+    wire_encode_matrix(out, header, &message);
+    return true;
+}
+
 static bool again_resume(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
     struct wire_resume message = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
     if (!wire_decode_resume(body, length, &message) || message.hello.version != WIRE_VERSION) return false;
@@ -155,6 +166,10 @@ static bool again(struct wire_buffer *out, struct wire_header header, const uint
     case WIRE_STATUS_IS: {
         AGAIN(wire_status_is, status_is);
     }
+    case WIRE_TELEMETRY: {
+        AGAIN(wire_telemetry, telemetry);
+    }
+    case WIRE_MATRIX: return again_matrix(out, header, body, length);
     case WIRE_LINK_HELLO: {
         AGAIN(wire_link_hello, link_hello);
     }

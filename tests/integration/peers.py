@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 from performers import PATIENCE, Performer, preload
@@ -156,6 +158,7 @@ class PeerProcess(Performer):
 
     def __init__(self, address: str, group: int = 0, value: int = 1) -> None:
         super().__init__(Commands, value, (address, group, value))
+        self.address = address
         self.value = value
 
     def await_begin(self, method: str) -> None:
@@ -201,6 +204,16 @@ class Commands:
 
     def connect(self, attempts: int) -> None:
         self.comm.connect(attempts)
+
+    def uuid(self) -> UUID:
+        return self.comm.uuid
+
+    def reduce_for(self, count: int, seconds: float) -> None:
+        """One op after the other, of `count` elements."""
+        array = np.ones(count, np.float32)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.comm.all_reduce(array, op=ReduceOp.MAX)
 
     def worlds(self) -> list[int]:
         return worlds(self.comm)

@@ -86,3 +86,34 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(arguments, stream, word
 def test_the_summaries_of_commands_are_whole():
     result = CliRunner().invoke(main, ["--help"])
     assert "..." not in result.output.partition("Commands:")[2]
+
+
+def test_top_without_a_master():
+    result = run("top", "--master", "127.0.0.1:1", "--once")
+    assert result.exit_code == 1
+    assert "no master answers at 127.0.0.1:1" in result.output
+    assert "Connection refused" in result.output
+    assert run("top", "--master", "nowhere", "--once").exit_code == 2
+    assert run("top", "--help").exit_code == 0
+
+
+def test_top_of_a_master_without_a_run():
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        address = f"127.0.0.1:{master.port}"
+        assert "serves no run" in run("top", "--master", address, "--once").output
+        printed = json.loads(run("top", "--master", address, "--once", "--json").output)
+    assert printed["members"] == printed["findings"] == printed["edges"] == []
+
+
+def test_ctrl_c_ends_top():
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        command = [sys.executable, "-m", "pccl", "top", "--master", f"127.0.0.1:{master.port}", "--json", "--interval", "0.2"]
+        top = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert top.stdout is not None
+        top.stdout.readline()
+        top.send_signal(signal.SIGINT)
+        assert top.wait(30) == 130
+        assert top.stderr is not None
+        assert top.stderr.read() == "interrupted\n"
+        top.stdout.close()
+        top.stderr.close()

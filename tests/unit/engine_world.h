@@ -114,6 +114,7 @@ static inline void on_frame(void *side, const struct wire_header *header, const 
     struct wire_op_done done;
     struct wire_mismatch mismatch;
     struct wire_report report = {.ops = ops};
+    struct wire_telemetry telemetry;
     CHECK(header->run == 7 && header->generation == 1);
     if (header->type == WIRE_DONE && wire_decode_op_done(body, header->length, &done))
         on_done(side, &done);
@@ -121,6 +122,8 @@ static inline void on_frame(void *side, const struct wire_header *header, const 
         on_mismatch(side, &mismatch);
     else if (header->type == WIRE_REPORT && wire_decode_report(body, header->length, &report))
         on_frozen(side, header->epoch, &report);
+    else if (header->type == WIRE_TELEMETRY && wire_decode_telemetry(body, header->length, &telemetry))
+        CHECK(telemetry.count < PEERS_MAX && telemetry.ops.span_us > 0);
     else
         CHECK(false);
 }

@@ -222,6 +222,11 @@ static bool waits_for(const struct op *op, char *out, size_t capacity) {
     return true;
 }
 
+static bool misses(const struct op *op, uint32_t place) {
+    const struct direct *direct = op->work;
+    return direct->parts != NULL && direct->parts[place].block == NULL;
+}
+
 const struct mover direct_mover = {
     .name = "direct",
     .work_bytes = sizeof(struct direct),
@@ -230,4 +235,5 @@ const struct mover direct_mover = {
     .signal = take_signal,
     .release = release,
     .waits_for = waits_for,
+    .misses = misses,
 };

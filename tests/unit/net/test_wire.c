@@ -405,6 +405,63 @@ static bool again_report(struct wire_buffer *out, const uint8_t *body, size_t le
     return true;
 }
 
+static uint64_t random_number(void) { return below(WIRE_MOST_SEEN) + 1; }
+
+static struct wire_seen random_seen(void) {
+    struct wire_seen seen;
+    uint64_t *numbers = (uint64_t *)&seen;
+    for (size_t i = 0; i < sizeof seen / sizeof *numbers; i++) numbers[i] = random_number();
+    return seen;
+}
+
+static struct wire_ops_seen random_ops_seen(void) {
+    struct wire_ops_seen ops;
+    uint64_t *numbers = (uint64_t *)&ops;
+    for (size_t i = 0; i < sizeof ops / sizeof *numbers; i++) numbers[i] = random_number();
+    return ops;
+}
+
+static void write_telemetry(struct wire_buffer *out, uint32_t size) {
+    struct wire_telemetry message = {.ops = random_ops_seen(), .count = size};
+    for (uint32_t i = 0; i < size; i++) {
+        random_id(&message.others[i].id);
+        message.others[i].seen = random_seen();
+    }
+    wire_encode_telemetry(out, random_header(), &message);
+}
+
+static bool again_telemetry(struct wire_buffer *out, const uint8_t *body, size_t length) {
+    struct wire_telemetry message;
+    if (!wire_decode_telemetry(body, length, &message)) return false;
+    wire_encode_telemetry(out, (struct wire_header){0}, &message);
+    return true;
+}
+
+static struct wire_matrix_member matrix_members[WIRE_MAX_MEMBERS];
+static struct wire_matrix_edge matrix_edges[WIRE_MAX_EDGES];
+
+static void write_matrix(struct wire_buffer *out, uint32_t size) {
+    struct wire_matrix message = {.heartbeat_limit_ms = 5000,
+                                  .member_count = size,
+                                  .edge_count = size < 2 ? 0 : size,
+                                  .members = matrix_members,
+                                  .edges = matrix_edges};
+    for (uint32_t i = 0; i < size; i++) {
+        struct wire_member member = {.join_number = i, .lanes = 1, .address = random_address()};
+        random_id(&member.id);
+        matrix_members[i] = (struct wire_matrix_member){member, random_number(), random_number(), random_ops_seen()};
+        matrix_edges[i] = (struct wire_matrix_edge){(uint16_t)i, (uint16_t)((i + 1) % size), random_seen()};
+    }
+    wire_encode_matrix(out, random_header(), &message);
+}
+
+static bool again_matrix(struct wire_buffer *out, const uint8_t *body, size_t length) {
+    struct wire_matrix message = {.members = matrix_members, .edges = matrix_edges};
+    if (!wire_decode_matrix(body, length, &message)) return false;
+    wire_encode_matrix(out, (struct wire_header){0}, &message);
+    return true;
+}
+
 static void write_refused(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_REFUSED, size); }
 static void write_waiting(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_WAITING, size); }
 static void write_expelled(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_EXPELLED, size); }
@@ -448,6 +505,8 @@ static const struct message {
     {WIRE_RESUME, WIRE_MAX_PAST, write_resume, again_resume},
     {WIRE_RESUMED, WIRE_MAX_MEMBERS - 1, write_resumed, again_resumed},
     {WIRE_STATUS_IS, 1, write_status_is, again_status_is},
+    {WIRE_TELEMETRY, WIRE_MAX_SEEN, write_telemetry, again_telemetry},
+    {WIRE_MATRIX, WIRE_MAX_MEMBERS, write_matrix, again_matrix},
     {WIRE_WAITING, WIRE_MAX_TEXT, write_waiting, again_waiting},
     {WIRE_LINK_HELLO, WIRE_MAX_LANES, write_link_hello, again_link_hello},
 };
@@ -577,6 +636,12 @@ static void test_bad_fields(void) {
         {WIRE_RESUMED, 0, 0, true, "no heartbeat limit"},
         {WIRE_RESUMED, 4, 2, false, "ended 2"},
         {WIRE_STATUS_IS, 0, 3, false, "activity 3"},
+        {WIRE_TELEMETRY, 7, 1, false, "a span beyond the limit"},
+        {WIRE_TELEMETRY, 64, WIRE_MAX_SEEN + 1, true, "too many others"},
+        {WIRE_TELEMETRY, 68 + 16 + 7, 1, false, "more bytes than the limit"},
+        {WIRE_MATRIX, 4, WIRE_MAX_MEMBERS + 1, true, "too many members"},
+        {WIRE_MATRIX, 8 + 5 * (51 + 80), WIRE_MAX_EDGES + 1, true, "too many edges"},
+        {WIRE_MATRIX, 12 + 5 * (51 + 80), 5, true, "an edge from nobody"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
         {WIRE_LINK_HELLO, 2, 3, false, "kind 3"},
         {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},
@@ -646,8 +711,7 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known =
-            (type >= WIRE_HELLO && type <= WIRE_SYNC_DIFFERS) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_MATRIX) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};

@@ -1,0 +1,57 @@
+// What this member sees of its ops and of each other member, until it tells the master (data/telemetry). Pure.
+//
+// No clocks are compared but through differences. When another member begins an op, relative to this one, is the time
+// from the own beginning to the first sign of that member for the same op. How long a heartbeat was on its way is
+// compared with the fastest of late between the same two, whatever their clocks say.
+#ifndef PCCL_DATA_SIGHT_H
+#define PCCL_DATA_SIGHT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    SIGHT_BEATS = 16,       // heartbeats of late, by which the delay of a link is judged
+    SIGHT_BASE_MS = 120000, // the fastest heartbeat of so long ago, at least, is what others are compared with
+};
+
+// Of one neighbour. All 0 at the beginning.
+struct sight {
+    // lock
+    uint64_t entries, late_ns, early_ns;
+    uint32_t awaited; // in a report that is being made
+    // thread
+    uint64_t samples, pressed;
+    bool sampled, presses; // in the look at hand
+    uint32_t beats;        // since the last report
+    int64_t travel_us[SIGHT_BEATS], least_us[2], least_at;
+};
+
+// Of the engine. All 0 at the beginning.
+struct sights {
+    atomic_bool awake; // ops are called, and the thread reports; set under the lock
+    atomic_bool moved; // something of an op came, went or ended since the last step
+    // lock
+    uint64_t ops, op_us, live;
+    int64_t oldest_ns;
+    // thread
+    int64_t since_ns; // the report at hand; 0: not begun
+    int64_t looks_at, tells_at, moved_ns, processor_ns;
+};
+
+static inline void sights_moved(struct sights *sights) {
+    atomic_store_explicit(&sights->moved, true, memory_order_relaxed);
+}
+// A call is posted. True: the thread is to be woken. Lock held.
+bool sights_posted(struct sights *sights);
+// A call that was posted at `posted_ns` has ended; 0: while it was being posted. Lock held.
+void sights_ended(struct sights *sights, int64_t posted_ns, int64_t now_ns);
+// The first sign of this neighbour came for an op that was begun here at `begun_ns`. Lock held.
+void sight_entered(struct sight *sight, int64_t begun_ns, int64_t heard_ns);
+// A heartbeat came, which was sent at that time of the sender's clock, 0: it says nothing; `loaded`: while a large op
+// ran there. Thread.
+void sight_beat(struct sight *sight, uint64_t sent_us, bool loaded, int64_t now_ns);
+// By how much the heartbeats since the last report were slower than the fastest: the median. Begins anew. Thread.
+uint64_t sight_queue_us(struct sight *sight);
+
+#endif

@@ -1,0 +1,194 @@
+#include "data/telemetry.h"
+
+#include "base/platform.h"
+#include "data/core.h"
+#include "data/lane.h"
+#include "data/link.h"
+#include "data/mover.h"
+
+static uint64_t microseconds(int64_t ns) { return ns <= 0 ? 0 : (uint64_t)(ns / US_NS); }
+
+static uint64_t bounded(uint64_t number) { return number < WIRE_MOST_SEEN ? number : WIRE_MOST_SEEN; }
+
+// ---- looking ----
+// What others send meanwhile makes the way of a heartbeat longer, so it tells where that waits.
+static void say_beats(struct engine *engine) {
+    const struct epoch_ring *ring = &engine->book.now->ring;
+    engine_lock(engine);
+    for (uint32_t i = 1; i < ring->count && i <= TELEMETRY_BEAT_PEERS; i++) {
+        struct op_member *member = engine->book.members[(ring->rank + i) % ring->count];
+        struct lane *lane = member == NULL ? NULL : neighbour_of(member)->lanes[0];
+        if (lane != NULL && lane->polled && !lane->broken) lane_beat(lane);
+    }
+    engine_unlock(engine);
+}
+
+static bool is_seen(const struct lane *lane) { return !lane->broken && lane->peer->member.rank != UINT32_MAX; }
+
+static bool has_sent(const struct lane *lane) { return lane->silence.sent != lane->told.sent; }
+
+static void look(struct engine *engine) {
+    struct lanes *all = engine->lanes;
+    engine_lock(engine); // of the direct links
+    for (size_t i = 0; i < all->count; i++) {
+        struct lane *lane = all->list[i];
+        struct sight *sight = &lane->peer->sight;
+        if (!is_seen(lane) || !has_sent(lane)) continue;
+        sight->sampled = true;
+        sight->presses |= lane->sending != NULL || gauge_read(lane->stream->fd).waiting > 0;
+    }
+    for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
+        struct sight *sight = &peer->sight;
+        sight->samples += sight->sampled;
+        sight->pressed += sight->presses;
+        sight->sampled = sight->presses = false;
+    }
+    engine_unlock(engine);
+}
+
+// ---- telling ----
+// What the kernel says of a lane since the last report. Of several lanes, which work at the same time, the mean of
+// their times is the neighbour's.
+static void add_lane(struct wire_seen *seen, struct lane *lane, uint32_t lanes) {
+    struct gauge now = gauge_read(lane->stream->fd);
+    const struct gauge *before = &lane->told.gauge;
+    seen->acked += now.acked - before->acked;
+    seen->busy_us += (now.busy_us - before->busy_us) / lanes;
+    seen->window_us += (now.window_us - before->window_us) / lanes;
+    seen->segments += now.segments - before->segments;
+    seen->retransmits += now.retransmits - before->retransmits;
+    if (seen->round_trip_us == 0 || now.round_trip_us < seen->round_trip_us) seen->round_trip_us = now.round_trip_us;
+    lane->told.gauge = now;
+    lane->told.sent = lane->silence.sent;
+}
+
+static void add_lanes(struct neighbour *peer, struct wire_seen *seen) {
+    uint32_t count = 0;
+    for (uint32_t pass = 0; pass < 2; pass++)
+        for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
+            struct lane *lane = peer->lanes[i];
+            if (lane == NULL || !lane->polled || lane->broken || !has_sent(lane)) continue;
+            if (pass == 0)
+                count++;
+            else
+                add_lane(seen, lane, count);
+        }
+}
+
+static bool says_something(const struct wire_seen *seen) {
+    return seen->acked > 0 || seen->samples > 0 || seen->entries > 0 || seen->awaited > 0 || seen->queue_us > 0;
+}
+
+// Lock held.
+static void see(struct neighbour *peer, struct wire_telemetry *out) {
+    struct sight *sight = &peer->sight;
+    struct wire_seen seen = {
+        .samples = sight->samples,
+        .pressed = sight->pressed,
+        .entries = sight->entries,
+        .late_us = bounded(sight->late_ns / US_NS),
+        .early_us = bounded(sight->early_ns / US_NS),
+        .queue_us = bounded(sight_queue_us(sight)),
+        .awaited = sight->awaited,
+    };
+    add_lanes(peer, &seen);
+    sight->samples = sight->pressed = sight->entries = sight->late_ns = sight->early_ns = 0;
+    sight->awaited = 0;
+    if (!says_something(&seen)) return;
+    seen.acked = bounded(seen.acked);
+    seen.busy_us = bounded(seen.busy_us);
+    seen.window_us = bounded(seen.window_us);
+    out->others[out->count].id = peer->member.id;
+    out->others[out->count++].seen = seen;
+}
+
+// Those that the op waits for at its beginning.
+static void note_awaited(const struct op *op) {
+    const struct mover *mover = mover_of(op);
+    const struct moving *moving = op->work;
+    if (mover->misses == NULL) {
+        if (!moving->next_ready) mover_successor(op)->sight.awaited++;
+        return;
+    }
+    for (uint32_t place = 0; place < op->team->count; place++)
+        if (place != op->team->place && mover->misses(op, place)) mover_peer(op, place)->sight.awaited++;
+}
+
+static void note_live(struct book *book, struct op *op) {
+    struct sights *t = &((struct engine *)book->driver.context)->sights;
+    if (op->phase == OP_ENDED) return;
+    if (op->phase == OP_RUNNING && !op->frozen && op->team->count > 1) note_awaited(op);
+    if (op->parent != NULL) return;
+    t->live++;
+    if (t->oldest_ns == 0 || op->posted_ns < t->oldest_ns) t->oldest_ns = op->posted_ns;
+}
+
+static void tell(struct engine *engine, int64_t now_ns) {
+    struct sights *t = &engine->sights;
+    const struct epoch_ring *ring = &engine->book.now->ring;
+    int64_t processor_ns = platform_thread_ns();
+    struct wire_telemetry out = {.count = 0};
+    engine_lock(engine);
+    t->live = 0;
+    t->oldest_ns = 0;
+    book_for_each(&engine->book, note_live);
+    out.ops = (struct wire_ops_seen){
+        .span_us = bounded(microseconds(now_ns - t->since_ns)),
+        .ops = t->ops,
+        .op_us = bounded(t->op_us),
+        .processor_us = bounded(microseconds(processor_ns - t->processor_ns)),
+        .live = t->live,
+        .oldest_us = t->live == 0 ? 0 : bounded(microseconds(now_ns - t->oldest_ns)),
+        .still_us = bounded(microseconds(now_ns - t->moved_ns)),
+        .epoch = engine_header(engine).epoch,
+    };
+    // The neighbours in the ring first.
+    for (uint32_t i = 1; i < ring->count && out.count < WIRE_MAX_SEEN; i++) {
+        uint32_t step = i == 1 ? 1 : i == 2 ? ring->count - 1 : i - 1;
+        struct op_member *member = engine->book.members[(ring->rank + step) % ring->count];
+        if (member != NULL) see(neighbour_of(member), &out);
+    }
+    bool idle = t->live == 0 && t->ops == 0;
+    t->ops = t->op_us = 0;
+    t->since_ns = now_ns;
+    t->processor_ns = processor_ns;
+    if (idle) {
+        t->since_ns = 0;
+        atomic_store(&t->awake, false);
+    }
+    if (ring->count > 1 && engine_is_open(engine))
+        wire_encode_telemetry(&engine->for_master, engine_header(engine), &out);
+    engine_unlock(engine);
+    engine_tell(engine);
+}
+
+// At most a fifth of the heartbeat limit, which is twice what a link may be silent.
+static int64_t pause_ns(const struct engine *engine) {
+    int64_t fifth = lanes_silence_limit_ns(engine) * 2 / 5, most = TELEMETRY_TELL_MS * MS_NS;
+    return fifth == 0 || fifth > most ? most : fifth;
+}
+
+int telemetry_step(struct engine *engine, int timeout_ms) {
+    struct sights *t = &engine->sights;
+    if (!atomic_load_explicit(&t->awake, memory_order_relaxed)) return timeout_ms;
+    int64_t now_ns = platform_now_ns();
+    if (atomic_exchange_explicit(&t->moved, false, memory_order_relaxed) || t->moved_ns == 0) t->moved_ns = now_ns;
+    if (t->since_ns == 0) {
+        t->since_ns = t->moved_ns = now_ns;
+        t->processor_ns = platform_thread_ns();
+        t->tells_at = now_ns + pause_ns(engine);
+        t->looks_at = now_ns;
+    }
+    bool looks = engine->running.first != NULL;
+    if (looks && now_ns >= t->looks_at) {
+        t->looks_at = now_ns + TELEMETRY_LOOK_MS * MS_NS;
+        look(engine);
+        say_beats(engine);
+    }
+    if (now_ns >= t->tells_at) {
+        t->tells_at = now_ns + pause_ns(engine);
+        tell(engine, now_ns);
+    }
+    int wait_ms = platform_wait_ms(now_ns, looks ? platform_earlier(t->looks_at, t->tells_at) : t->tells_at);
+    return timeout_ms < 0 || wait_ms < timeout_ms ? wait_ms : timeout_ms;
+}

@@ -1,0 +1,141 @@
+#include "master/matrix.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// What a report leaves of the sums of those before: the last few count.
+enum { FADE = 7, FADE_OF = 10, EDGES_LEAST = 2 };
+
+void matrix_fini(struct matrix *matrix) {
+    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) free(matrix->rows[i]);
+    memset(matrix, 0, sizeof *matrix);
+}
+
+static void add(uint64_t *sum, uint64_t newest) {
+    *sum = *sum / FADE_OF * FADE + *sum % FADE_OF * FADE / FADE_OF + newest;
+    if (*sum > WIRE_MOST_SEEN) *sum = WIRE_MOST_SEEN;
+}
+
+static void add_ops(struct wire_ops_seen *sums, const struct wire_ops_seen *newest) {
+    add(&sums->span_us, newest->span_us);
+    add(&sums->processor_us, newest->processor_us);
+    if (newest->ops > 0) { // a report may come in the midst of a long op
+        add(&sums->ops, newest->ops * WIRE_COUNT);
+        add(&sums->op_us, newest->op_us);
+    }
+    sums->live = newest->live;
+    sums->oldest_us = newest->oldest_us;
+    sums->still_us = newest->still_us;
+    sums->epoch = newest->epoch;
+}
+
+static void add_seen(struct wire_seen *sums, const struct wire_seen *newest) {
+    add(&sums->acked, newest->acked);
+    add(&sums->busy_us, newest->busy_us);
+    add(&sums->window_us, newest->window_us);
+    add(&sums->segments, newest->segments);
+    add(&sums->retransmits, newest->retransmits);
+    add(&sums->samples, newest->samples * WIRE_COUNT);
+    add(&sums->pressed, newest->pressed * WIRE_COUNT);
+    if (newest->entries > 0) {
+        add(&sums->entries, newest->entries * WIRE_COUNT);
+        add(&sums->late_us, newest->late_us);
+        add(&sums->early_us, newest->early_us);
+    }
+    if (newest->round_trip_us > 0) sums->round_trip_us = newest->round_trip_us;
+    sums->queue_us = newest->queue_us;
+    sums->awaited = newest->awaited;
+}
+
+static const struct wire_seen *find(const struct wire_telemetry *told, const struct wire_id *id) {
+    for (uint32_t i = 0; i < told->count; i++)
+        if (wire_id_equal(&told->others[i].id, id)) return &told->others[i].seen;
+    return NULL;
+}
+
+static bool is_faded(const struct wire_seen *seen) {
+    return seen->acked < WIRE_COUNT && seen->samples == 0 && seen->awaited == 0;
+}
+
+// Those of whom nothing is told fade, and make room; those of whom something is told first in the order of the report.
+static void merge(struct wire_telemetry *sums, const struct wire_telemetry *told) {
+    static const struct wire_seen nothing;
+    struct wire_telemetry next = {.ops = sums->ops};
+    add_ops(&next.ops, &told->ops);
+    for (uint32_t i = 0; i < told->count; i++) {
+        if (find(&next, &told->others[i].id) != NULL) continue; // told twice
+        const struct wire_seen *before = find(sums, &told->others[i].id);
+        next.others[next.count].id = told->others[i].id;
+        next.others[next.count].seen = before == NULL ? nothing : *before;
+        add_seen(&next.others[next.count++].seen, &told->others[i].seen);
+    }
+    for (uint32_t i = 0; i < sums->count && next.count < WIRE_MAX_SEEN; i++) {
+        if (find(told, &sums->others[i].id) != NULL) continue;
+        struct wire_seen faded = sums->others[i].seen;
+        add_seen(&faded, &nothing);
+        if (is_faded(&faded)) continue;
+        next.others[next.count].id = sums->others[i].id;
+        next.others[next.count++].seen = faded;
+    }
+    *sums = next;
+}
+
+void matrix_note(struct matrix *matrix, struct desk *desk, const struct desk_peer *peer,
+                 const struct wire_telemetry *told) {
+    struct matrix_row **row = &matrix->rows[desk_slot(desk, peer)];
+    if (*row == NULL) *row = calloc(1, sizeof **row);
+    if (*row == NULL) return;
+    if (!wire_id_equal(&(*row)->id, &peer->member.id)) **row = (struct matrix_row){.id = peer->member.id};
+    (*row)->told_ns = desk->now_ns;
+    merge(&(*row)->sums, told);
+}
+
+static const struct matrix_row *row_of(const struct matrix *matrix, const struct desk *desk,
+                                       const struct desk_peer *peer) {
+    const struct matrix_row *row = matrix->rows[desk_slot(desk, peer)];
+    return row != NULL && wire_id_equal(&row->id, &peer->member.id) ? row : NULL;
+}
+
+static uint64_t since_us(int64_t then_ns, int64_t now_ns) {
+    return then_ns >= now_ns ? 0 : (uint64_t)((now_ns - then_ns) / US_NS);
+}
+
+// The place of a member of the same group in the desk's order. False: it is none.
+static bool place_of(struct desk *desk, const struct desk_peer *of, const struct wire_id *id, uint16_t *out) {
+    const struct desk_peer *peer = desk_of_id(desk, id);
+    if (peer == NULL || peer == of || !peer->accepted || peer->group != of->group) return false;
+    *out = (uint16_t)((uint32_t)(peer->group->members - desk->order) + peer->rank);
+    return true;
+}
+
+static void describe_member(const struct matrix_row *row, const struct desk_peer *peer, int64_t now_ns,
+                            struct wire_matrix_member *out) {
+    *out = (struct wire_matrix_member){
+        .member = peer->member, .silent_us = since_us(peer->heard.at_ns, now_ns), .told_us = WIRE_MOST_SEEN};
+    if (row == NULL) return;
+    out->told_us = since_us(row->told_ns, now_ns);
+    out->ops = row->sums.ops;
+}
+
+void matrix_describe(const struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out) {
+    struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(desk->limit_ns / MS_NS)};
+    uint32_t each = desk->count == 0 ? 0 : WIRE_MAX_EDGES / desk->count;
+    if (each < EDGES_LEAST) each = EDGES_LEAST;
+    answer.members = calloc(desk->count + 1, sizeof *answer.members);
+    answer.edges = calloc(WIRE_MAX_EDGES, sizeof *answer.edges);
+    for (uint32_t i = 0; i < desk->count && answer.members != NULL && answer.edges != NULL; i++) {
+        const struct desk_peer *peer = desk->order[i];
+        const struct matrix_row *row = row_of(matrix, desk, peer);
+        describe_member(row, peer, now_ns, &answer.members[answer.member_count++]);
+        for (uint32_t k = 0, told = 0; row != NULL && k < row->sums.count && told < each; k++) {
+            struct wire_matrix_edge edge = {.from = (uint16_t)i, .seen = row->sums.others[k].seen};
+            if (answer.edge_count == WIRE_MAX_EDGES || !place_of(desk, peer, &row->sums.others[k].id, &edge.to))
+                continue;
+            answer.edges[answer.edge_count++] = edge;
+            told++;
+        }
+    }
+    wire_encode_matrix(out, desk_header(desk), &answer);
+    free(answer.members);
+    free(answer.edges);
+}

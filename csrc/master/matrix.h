@@ -1,0 +1,28 @@
+// What the members of a run tell of their ops and of each other (TELEMETRY), kept for whoever asks (DIAGNOSE). Nothing
+// that the master decides rests on it: a member that lies spoils what is said of the members that it speaks of, and no
+// more. Memory that is refused loses a report.
+#ifndef PCCL_MASTER_MATRIX_H
+#define PCCL_MASTER_MATRIX_H
+
+#include "master/desk.h"
+
+// Of one member. Counts are in parts of one (WIRE_COUNT).
+struct matrix_row {
+    struct wire_id id;
+    int64_t told_ns;
+    struct wire_telemetry sums;
+};
+
+// All zero at the beginning.
+struct matrix {
+    struct matrix_row *rows[WIRE_MAX_MEMBERS]; // by the peer's slot; NULL: it has told nothing
+};
+
+void matrix_fini(struct matrix *matrix);
+void matrix_note(struct matrix *matrix, struct desk *desk, const struct desk_peer *peer,
+                 const struct wire_telemetry *told);
+// Appends the answer to DIAGNOSE as one frame: the members of the epoch in force, and what they see of each other. Of
+// very many members each tells of a few alone, its neighbours in the ring first.
+void matrix_describe(const struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out);
+
+#endif

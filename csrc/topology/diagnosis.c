@@ -1,0 +1,451 @@
+// Three looks at one group of members: who does nothing while others wait (hung), who begins late (straggler), which
+// way is slower than the others and why (slow sender, receiver, edge, loss).
+//
+// In a ring all edges carry the same bytes in the same time, however fast they are. The one that holds the others up is
+// the one at whose sender bytes wait to be sent, and which is busy for longer for the same bytes. Whether its sender,
+// its receiver or the way between is slow, heartbeats to and from third members tell: those that pass the full queue
+// are late.
+#include "topology/diagnosis.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SLOW_RATIO 0.6       // of the usual speed; below, an edge is slow
+#define PRESSED_LEAST 0.3    // share of looks that find bytes waiting at a slow edge
+#define SLOW_COST_LEAST 0.1  // share of an op
+#define STRAGGLER_COST 0.12  // likewise
+#define STRAGGLER_LEAST 2e-3 // seconds
+#define LOSS_LEAST 5e-3      // segments sent again, of all
+#define LOSS_SLOW_LEAST 5e-4 // likewise, of a slow edge where nothing queues
+#define LOSS_RATIO 4.0       // of the others' share
+#define QUEUE_LEAST 3e-3     // seconds that a heartbeat is late behind a queue
+#define QUEUE_RATIO 0.4      // of the lateness on the slow edge
+#define WINDOW_LEAST 0.5     // share of the busy time with a full receive window
+#define MOST_SHARE 0.6       // of a member's other edges that are slow as well
+
+enum {
+    SAMPLES_LEAST = 5,
+    ENTRIES_LEAST = 2,
+    SEGMENTS_LEAST = 1000,
+    BYTES_LEAST = 1 << 20, // acknowledged, for a speed
+    BUSY_LEAST_US = 50000, // likewise
+    PERIOD_US = 1000000,   // between two reports of a member
+    ROUNDS = 30,           // of smoothing
+};
+
+// One group of a matrix.
+struct view {
+    const struct wire_matrix *matrix;
+    uint16_t first, end; // its members
+    double *begins;      // by member: seconds
+    struct diagnosis_finding *out;
+    size_t count;
+};
+
+static double seconds(uint64_t us) { return (double)us / 1e6; }
+static double counted(uint64_t parts) { return (double)parts / (double)WIRE_COUNT; }
+static double smaller(double a, double b) { return a < b ? a : b; }
+
+static bool is_here(const struct view *view, uint16_t member) { return member >= view->first && member < view->end; }
+
+static const struct wire_matrix_member *member_at(const struct view *view, uint16_t place) {
+    return &view->matrix->members[place];
+}
+
+struct name {
+    char chars[48];
+};
+
+static struct name name_of(const struct view *view, uint16_t place) {
+    struct name name;
+    const uint8_t *id = member_at(view, place)->member.id.bytes;
+    snprintf(name.chars, sizeof name.chars, "peer %02x%02x%02x%02x (place %u of the ring)", id[0], id[1], id[2], id[3],
+             place - view->first);
+    return name;
+}
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+// What is twice its threshold is sure to two thirds.
+static double confidence(double measured, double threshold) {
+    return measured <= 0 || threshold <= 0 ? 0 : measured / (measured + threshold);
+}
+
+static struct diagnosis_finding *add(struct view *view, enum diagnosis_kind kind, uint16_t member, uint16_t other) {
+    for (size_t i = 0; i < view->count; i++)
+        if (view->out[i].kind == kind && view->out[i].member == member && view->out[i].other == other) return NULL;
+    if (view->count == DIAGNOSIS_MOST) return NULL;
+    struct diagnosis_finding *finding = &view->out[view->count++];
+    *finding = (struct diagnosis_finding){.kind = kind, .member = member, .other = other};
+    return finding;
+}
+
+// ---- hung ----
+
+// For how long nothing has moved in an op of this member, as it told not long ago; 0: it is in none, or things move.
+static double stands_still(const struct view *view, uint16_t place, double period) {
+    const struct wire_matrix_member *member = member_at(view, place);
+    if (member->ops.live == 0 || seconds(member->told_us) > 3 * period + 0.5) return 0;
+    double still = seconds(member->ops.still_us) + seconds(member->told_us);
+    return still >= 2 * period ? still : 0;
+}
+
+static double mean_op(const struct wire_matrix_member *member) {
+    return member->ops.ops == 0 ? 0 : seconds(member->ops.op_us) / counted(member->ops.ops);
+}
+
+// Whether one of those who stand still has heard nothing of this member for an op under way.
+static bool is_awaited(const struct view *view, uint16_t place, double period) {
+    for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
+        const struct wire_matrix_edge *edge = &view->matrix->edges[i];
+        if (edge->to == place && is_here(view, edge->from) && edge->seen.awaited > 0 &&
+            stands_still(view, edge->from, period) > 0)
+            return true;
+    }
+    return false;
+}
+
+static void find_hung(struct view *view) {
+    double period = smaller(PERIOD_US / 1e6, view->matrix->heartbeat_limit_ms / 1e3 / 5), waited = 0, usual = 0;
+    uint32_t waiting = 0;
+    for (uint16_t i = view->first; i < view->end; i++) {
+        double still = stands_still(view, i, period), oldest = seconds(member_at(view, i)->ops.oldest_us);
+        if (still == 0 || seconds(member_at(view, i)->silent_us) > period) continue;
+        waiting++;
+        if (oldest > waited) waited = oldest;
+        if (mean_op(member_at(view, i)) > usual) usual = mean_op(member_at(view, i));
+    }
+    for (uint16_t i = view->first; i < view->end && waiting > 0; i++) {
+        const struct wire_matrix_member *member = member_at(view, i);
+        double silent = seconds(member->silent_us);
+        bool mute = silent > 1.5 * period + 0.3, idle = member->ops.live == 0 && waited > 3 * usual;
+        if (!mute && (!is_awaited(view, i, period) || waited < 2 * period)) continue;
+        if (!mute && !idle && stands_still(view, i, period) == 0) continue;
+        struct diagnosis_finding *finding = add(view, DIAGNOSIS_HUNG, i, i);
+        if (finding == NULL) return;
+        finding->value = mute ? silent : waited;
+        finding->usual = mute ? period : usual;
+        finding->cost = 1;
+        finding->confidence = confidence(finding->value, 0.5 * (mute ? 1.5 * period : 2 * period));
+        if (mute)
+            snprintf(finding->text, sizeof finding->text,
+                     "%s hangs: nothing has been heard of its process for %.1f s, while %u others wait in an op",
+                     name_of(view, i).chars, silent, waiting);
+        else if (member->ops.live == 0)
+            snprintf(
+                finding->text, sizeof finding->text,
+                "%s hangs in its own code: it has not begun the op in which %u others have waited for %.1f s; an op "
+                "usually takes %.3f s",
+                name_of(view, i).chars, waiting, waited, usual);
+        else
+            snprintf(finding->text, sizeof finding->text,
+                     "%s has not begun the op in which others have waited for %.1f s, and waits in another one: the "
+                     "members call different ops",
+                     name_of(view, i).chars, waited);
+    }
+}
+
+// ---- stragglers ----
+
+// How much later `edge->to` begins than `edge->from`, in seconds; the sign of it was on its way for half a round trip.
+static bool later_by(const struct view *view, const struct wire_matrix_edge *edge, double *out) {
+    double entries = counted(edge->seen.entries);
+    if (!is_here(view, edge->from) || !is_here(view, edge->to) || entries < ENTRIES_LEAST) return false;
+    *out =
+        (seconds(edge->seen.late_us) - seconds(edge->seen.early_us)) / entries - seconds(edge->seen.round_trip_us) / 2;
+    return true;
+}
+
+// From differences between pairs to one number for each member: first along the edges from one member to the next, then
+// each becomes the mean of what its edges say, so that the errors on the way round a ring are shared by all. False:
+// some member has no edge that leads there.
+static bool place_in_time(struct view *view) {
+    const struct wire_matrix *matrix = view->matrix;
+    uint16_t count = view->end - view->first, known = 1;
+    double *begins = view->begins, least = 0;
+    bool *placed = calloc(count, sizeof *placed);
+    double *sum = calloc(count, sizeof *sum), *weight = calloc(count, sizeof *weight), by;
+    bool grows = placed != NULL && sum != NULL && weight != NULL;
+    if (grows) placed[0] = true;
+    while (grows) {
+        grows = false;
+        for (uint32_t i = 0; i < matrix->edge_count; i++) {
+            const struct wire_matrix_edge *edge = &matrix->edges[i];
+            if (!later_by(view, edge, &by)) continue;
+            uint16_t from = edge->from - view->first, to = edge->to - view->first;
+            if (placed[from] == placed[to]) continue;
+            if (placed[from])
+                begins[to] = begins[from] + by;
+            else
+                begins[from] = begins[to] - by;
+            placed[from] = placed[to] = grows = true;
+            known++;
+        }
+    }
+    for (int round = 0; round < ROUNDS && known == count && count > 2; round++) {
+        memset(sum, 0, count * sizeof *sum);
+        memset(weight, 0, count * sizeof *weight);
+        for (uint32_t i = 0; i < matrix->edge_count; i++) {
+            const struct wire_matrix_edge *edge = &matrix->edges[i];
+            if (!later_by(view, edge, &by)) continue;
+            uint16_t from = edge->from - view->first, to = edge->to - view->first;
+            sum[to] += begins[from] + by;
+            sum[from] += begins[to] - by;
+            weight[to]++;
+            weight[from]++;
+        }
+        // Half of the way, or a ring of an even number would swing.
+        for (uint16_t i = 0; i < count; i++)
+            if (weight[i] > 0) begins[i] = (begins[i] + sum[i] / weight[i]) / 2;
+    }
+    for (uint16_t i = 0; i < count; i++) least = i == 0 ? begins[0] : smaller(least, begins[i]);
+    for (uint16_t i = 0; i < count; i++) begins[i] = known == count ? begins[i] - least : 0;
+    free(placed);
+    free(sum);
+    free(weight);
+    return known == count;
+}
+
+// Those behind the largest gap, if that is a gap: not just the last ones of a spread.
+static void find_stragglers(struct view *view) {
+    uint16_t count = view->end - view->first, most = count < 3 ? 1 : (count - 1) / 2, late = 0;
+    double *sorted = calloc(count, sizeof *sorted), gap = 0, op = 0;
+    if (sorted == NULL || !place_in_time(view)) {
+        free(sorted);
+        return;
+    }
+    memcpy(sorted, view->begins, count * sizeof *sorted);
+    qsort(sorted, count, sizeof *sorted, by_size);
+    for (uint16_t k = 1; k <= most; k++) {
+        double here = sorted[count - k] - sorted[count - k - 1];
+        if (here <= gap) continue;
+        gap = here;
+        late = k;
+    }
+    double before = late == 0 ? 0 : sorted[count - late - 1];
+    free(sorted);
+    for (uint16_t i = view->first; i < view->end; i++)
+        if (mean_op(member_at(view, i)) > op) op = mean_op(member_at(view, i));
+    double cost = op <= 0 ? 0 : smaller(gap / op, 1);
+    if (late == 0 || gap < STRAGGLER_LEAST || cost < STRAGGLER_COST || gap < before) return;
+    for (uint16_t i = 0; i < count; i++) {
+        if (view->begins[i] <= before) continue;
+        uint16_t place = view->first + i;
+        struct diagnosis_finding *finding = add(view, DIAGNOSIS_STRAGGLER, place, place);
+        if (finding == NULL) return;
+        finding->value = view->begins[i];
+        finding->usual = before;
+        finding->cost = cost;
+        finding->confidence = confidence(cost, STRAGGLER_COST / 2);
+        snprintf(finding->text, sizeof finding->text,
+                 "%s computes for longer: it begins ops %.1f ms after the next-latest member, %.0f %% of the %.1f ms "
+                 "that an op takes the others",
+                 name_of(view, place).chars, (view->begins[i] - before) * 1e3, cost * 100, op * 1e3);
+    }
+}
+
+// ---- slow ways ----
+
+static bool carries(const struct view *view, const struct wire_matrix_edge *edge) {
+    return is_here(view, edge->from) && is_here(view, edge->to) && counted(edge->seen.samples) >= SAMPLES_LEAST &&
+           edge->seen.acked >= BYTES_LEAST && edge->seen.busy_us >= BUSY_LEAST_US;
+}
+
+static double speed(const struct wire_matrix_edge *edge) {
+    return (double)edge->seen.acked / seconds(edge->seen.busy_us);
+}
+
+static double loss(const struct wire_matrix_edge *edge) {
+    return edge->seen.segments < SEGMENTS_LEAST
+               ? 0
+               : smaller((double)edge->seen.retransmits / (double)edge->seen.segments, 1);
+}
+
+// The middle one of all edges that carry ops, of two the larger one; of loss the smaller one.
+static double middle(const struct view *view, double (*of)(const struct wire_matrix_edge *edge), bool larger) {
+    double *all = calloc(view->matrix->edge_count + 1, sizeof *all), found = 0;
+    size_t count = 0;
+    for (uint32_t i = 0; i < view->matrix->edge_count && all != NULL; i++)
+        if (carries(view, &view->matrix->edges[i])) all[count++] = of(&view->matrix->edges[i]);
+    if (count > 1) {
+        qsort(all, count, sizeof *all, by_size);
+        found = all[larger ? count / 2 : (count - 1) / 2];
+    }
+    free(all);
+    return found;
+}
+
+// What the receiver of this edge says of the way of heartbeats from its sender. NULL: nothing.
+static const struct wire_seen *back(const struct view *view, uint16_t from, uint16_t to) {
+    for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
+        const struct wire_matrix_edge *edge = &view->matrix->edges[i];
+        if (edge->from == to && edge->to == from) return &edge->seen;
+    }
+    return NULL;
+}
+
+static double queue(const struct view *view, const struct wire_matrix_edge *edge) {
+    const struct wire_seen *seen = back(view, edge->from, edge->to);
+    return seen == NULL ? 0 : seconds(seen->queue_us);
+}
+
+// Acknowledgements of what goes this way wait on the way back: that one is slow, and this one only seems to be.
+static bool waits_for_answers(const struct view *view, const struct wire_matrix_edge *edge) {
+    const struct wire_seen *answers = &edge->seen; // what the sender says of heartbeats from the receiver
+    double late = seconds(answers->queue_us);
+    return late > QUEUE_LEAST && queue(view, edge) < late / 2;
+}
+
+static double cost_of(const struct wire_matrix_edge *edge, const struct wire_matrix_member *sender, double usual) {
+    double busy = sender->ops.span_us == 0 ? 0 : smaller((double)edge->seen.busy_us / (double)sender->ops.span_us, 1);
+    return usual <= 0 ? 0 : (1 - smaller(speed(edge) / usual, 1)) * busy;
+}
+
+static bool is_slow(const struct view *view, const struct wire_matrix_edge *edge, double usual) {
+    return carries(view, edge) && speed(edge) < SLOW_RATIO * usual &&
+           (double)edge->seen.pressed >= PRESSED_LEAST * (double)edge->seen.samples && !waits_for_answers(view, edge) &&
+           cost_of(edge, member_at(view, edge->from), usual) >= SLOW_COST_LEAST;
+}
+
+// Of the other edges that leave the sender (or come to the receiver), the share that is slow as well, or on which
+// heartbeats are late as well. 0: nothing is known of them.
+static double shared(const struct view *view, const struct wire_matrix_edge *of, double usual, bool leaving) {
+    double late = QUEUE_RATIO * queue(view, of);
+    uint32_t bad = 0, all = 0;
+    if (late < QUEUE_LEAST) late = QUEUE_LEAST;
+    for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
+        const struct wire_matrix_edge *edge = &view->matrix->edges[i];
+        bool other =
+            leaving ? edge->from == of->from && edge->to != of->to : edge->to == of->to && edge->from != of->from;
+        if (!other || !is_here(view, edge->from) || !is_here(view, edge->to)) continue;
+        if (back(view, edge->from, edge->to) == NULL && !carries(view, edge)) continue;
+        all++;
+        bad += is_slow(view, edge, usual) || queue(view, edge) > late;
+    }
+    return all == 0 ? 0 : (double)bad / all;
+}
+
+static void judge_slow(struct view *view, const struct wire_matrix_edge *edge, double usual) {
+    double sender = shared(view, edge, usual, true), receiver = shared(view, edge, usual, false);
+    bool full = (double)edge->seen.window_us > WINDOW_LEAST * (double)edge->seen.busy_us;
+    struct name from = name_of(view, edge->from), to = name_of(view, edge->to);
+    double rate = speed(edge) / 1e6, usually = usual / 1e6;
+    struct diagnosis_finding *finding;
+    if (full || (receiver >= MOST_SHARE && receiver > sender)) {
+        finding = add(view, DIAGNOSIS_SLOW_RECEIVER, edge->to, edge->to);
+        if (finding == NULL) return;
+        if (full)
+            snprintf(
+                finding->text, sizeof finding->text,
+                "%s takes slowly what it is sent: %.1f MB/s from %s, others have %.1f MB/s; its receive window was "
+                "full for %.0f %% of the time",
+                to.chars, rate, from.chars, usually, 100 * (double)edge->seen.window_us / (double)edge->seen.busy_us);
+        else
+            snprintf(finding->text, sizeof finding->text,
+                     "%s receives slowly: %.1f MB/s from %s, others have %.1f MB/s, and what other members send to it "
+                     "waits as well (%.0f ms)",
+                     to.chars, rate, from.chars, usually, queue(view, edge) * 1e3);
+    } else if (sender >= MOST_SHARE && sender > receiver) {
+        finding = add(view, DIAGNOSIS_SLOW_SENDER, edge->from, edge->from);
+        if (finding == NULL) return;
+        snprintf(finding->text, sizeof finding->text,
+                 "%s sends slowly: %.1f MB/s to %s, others have %.1f MB/s, and what it sends to other members waits as "
+                 "well (%.0f ms)",
+                 from.chars, rate, to.chars, usually, queue(view, edge) * 1e3);
+    } else {
+        finding = add(view, DIAGNOSIS_SLOW_EDGE, edge->from, edge->to);
+        if (finding == NULL) return;
+        snprintf(
+            finding->text, sizeof finding->text,
+            "the way from %s to %s is slow: %.1f MB/s, others have %.1f MB/s; bytes waited there in %.0f %% of the "
+            "looks",
+            from.chars, to.chars, rate, usually, 100 * (double)edge->seen.pressed / (double)edge->seen.samples);
+    }
+    finding->value = speed(edge);
+    finding->usual = usual;
+    finding->cost = cost_of(edge, member_at(view, edge->from), usual);
+    finding->confidence = confidence(usual / speed(edge), 0.5 / SLOW_RATIO);
+}
+
+static void find_slow(struct view *view) {
+    double usual = middle(view, speed, true), usual_loss = middle(view, loss, false);
+    for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
+        const struct wire_matrix_edge *edge = &view->matrix->edges[i];
+        bool slow = is_slow(view, edge, usual);
+        // A full queue drops packets too: then the way is slow, and nothing is lost elsewhere.
+        double least = slow ? LOSS_SLOW_LEAST : LOSS_LEAST;
+        bool loses = carries(view, edge) && loss(edge) >= least && loss(edge) >= LOSS_RATIO * usual_loss &&
+                     !(slow && queue(view, edge) > QUEUE_LEAST);
+        if (slow && !loses) judge_slow(view, edge, usual);
+        struct diagnosis_finding *finding = loses ? add(view, DIAGNOSIS_LOSS, edge->from, edge->to) : NULL;
+        if (finding == NULL) continue;
+        finding->value = loss(edge);
+        finding->usual = usual_loss;
+        finding->cost = cost_of(edge, member_at(view, edge->from), usual);
+        finding->confidence = confidence(loss(edge), least / 2);
+        snprintf(
+            finding->text, sizeof finding->text,
+            "packets are lost on the way from %s to %s: %.2f %% of the segments were sent again, elsewhere %.2f %%; "
+            "it has %.1f MB/s, others %.1f MB/s",
+            name_of(view, edge->from).chars, name_of(view, edge->to).chars, loss(edge) * 100, usual_loss * 100,
+            speed(edge) / 1e6, usual / 1e6);
+    }
+}
+
+// ---- all ----
+static int by_weight(const void *a, const void *b) {
+    const struct diagnosis_finding *x = a, *y = b;
+    double left = x->cost * x->confidence, right = y->cost * y->confidence;
+    return left > right ? -1 : left < right;
+}
+
+// A member that sends or receives slowly spoils its other edges, if only for the acknowledgements on them.
+static void drop_followers(struct view *view) {
+    size_t kept = 0;
+    for (size_t i = 0; i < view->count; i++) {
+        const struct diagnosis_finding *finding = &view->out[i];
+        bool follows = false;
+        for (size_t k = 0; k < kept && !follows; k++) {
+            enum diagnosis_kind kind = view->out[k].kind;
+            uint16_t slow = view->out[k].member;
+            follows = (kind == DIAGNOSIS_SLOW_SENDER || kind == DIAGNOSIS_SLOW_RECEIVER) &&
+                      finding->kind != DIAGNOSIS_STRAGGLER && finding->kind != DIAGNOSIS_HUNG &&
+                      (finding->member == slow || finding->other == slow);
+        }
+        if (!follows) view->out[kept++] = *finding;
+    }
+    view->count = kept;
+}
+
+// What was measured while somebody hangs says little of the others.
+static void examine(struct view *view) {
+    size_t before = view->count;
+    find_hung(view);
+    if (view->count > before) return;
+    find_stragglers(view);
+    find_slow(view);
+}
+
+size_t diagnosis_make(const struct wire_matrix *matrix, struct diagnosis_finding out[DIAGNOSIS_MOST],
+                      double *begins_s) {
+    double *begins = calloc(matrix->member_count + 1, sizeof *begins);
+    struct view view = {.matrix = matrix, .out = out};
+    while (view.end < matrix->member_count && begins != NULL) {
+        view.first = view.end;
+        while (view.end < matrix->member_count &&
+               matrix->members[view.end].member.group == matrix->members[view.first].member.group)
+            view.end++;
+        view.begins = begins + view.first;
+        if (view.end - view.first > 1) examine(&view);
+    }
+    qsort(out, view.count, sizeof *out, by_weight);
+    drop_followers(&view);
+    if (begins != NULL && begins_s != NULL) memcpy(begins_s, begins, matrix->member_count * sizeof *begins_s);
+    free(begins);
+    return view.count;
+}

@@ -1,0 +1,210 @@
+"""Who or what makes the ops of a run slow: what `Communicator.diagnose` and `pccl top` show (docs/diagnosis.md)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import UUID
+
+from pccl._address import Endpoint, fill_socket_address, resolve
+from pccl._calls import Deadline
+from pccl._enums import Result
+from pccl._errors import ConnectError, PCCLError
+from pccl._loader import load_native_module
+
+_ffi, _C = load_native_module()
+
+
+class FindingKind(enum.Enum):
+    """What is wrong with a member, or with the way from one member to another one."""
+
+    STRAGGLER = _C.pcclDiagnosisStraggler
+    """The member begins ops later than the others: it computes for longer."""
+    SLOW_SENDER = _C.pcclDiagnosisSlowSender
+    """What the member sends leaves it slowly, to whomever it goes."""
+    SLOW_RECEIVER = _C.pcclDiagnosisSlowReceiver
+    """What goes to the member is taken slowly, from whomever it comes."""
+    SLOW_EDGE = _C.pcclDiagnosisSlowEdge
+    """The way from `member` to `other` is slow, and other ways of both are not."""
+    LOSS = _C.pcclDiagnosisLoss
+    """Packets are lost on the way from `member` to `other`."""
+    HUNG = _C.pcclDiagnosisHung
+    """The member does nothing, and the others wait for it in an op."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that makes ops slow."""
+
+    kind: FindingKind
+    member: UUID  # of an edge, the sender
+    other: UUID | None  # of an edge, the receiver; None: the finding is of the member
+    value: float  # measured: seconds (STRAGGLER, HUNG), bytes per second (SLOW_*), share of segments sent again (LOSS)
+    usual: float  # the same of the others
+    cost: float  # share of the time of an op that is spent on it, 0 to 1
+    confidence: float  # 0 to 1
+    text: str  # the evidence, in words
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberReport:
+    """What a member tells of its own ops. Sums are over the last seconds in which it called ops; older ones fade."""
+
+    uuid: UUID
+    group: int
+    address: str  # where other members reach it
+    silent_seconds: float  # since the master has heard anything of it
+    told_seconds: float | None  # since it has told what follows; None: never
+    span_seconds: float  # that the sums are of
+    ops: float  # calls that ended
+    op_seconds: float  # from each one's launch to its end, together
+    processor_seconds: float  # that the thread of its data plane had
+    live: int  # calls that have not ended
+    oldest_seconds: float  # since the first of them was launched
+    still_seconds: float  # since anything of an op came, went or ended
+    begins_seconds: float  # how much later than the first of its group it begins an op, on average
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeReport:
+    """What a member has seen of another one."""
+
+    member: UUID  # who tells
+    other: UUID  # of whom
+    awaited: int  # calls under way of which nothing has come from there
+    acked_bytes: float  # sent there and acknowledged
+    busy_seconds: float  # in which bytes were under way there
+    window_seconds: float  # of these, in which the receive window there was full
+    segments: float
+    retransmits: float
+    samples: float  # looks at the links while a large op ran
+    pressed: float  # of these, those that found bytes waiting to be sent
+    entries: float  # ops that both took part in
+    late_seconds: float  # how much later than `member` itself `other` was heard to begin them, together
+    early_seconds: float  # likewise, how much earlier
+    round_trip_seconds: float  # the shortest of late
+    queue_seconds: float  # how much longer than at best what `other` sends is on its way here
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a run's members have seen in the last seconds, and what is made of it."""
+
+    findings: tuple[Finding, ...]  # the gravest first; empty: nothing is found to be wrong
+    members: tuple[MemberReport, ...]  # in the order of the ring, group by group
+    edges: tuple[EdgeReport, ...]  # of very many members, a part
+    heartbeat_limit_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The same in what `json` writes: ids as text, kinds in lower case."""
+        return {
+            "findings": [_plain(finding) for finding in self.findings],
+            "members": [_plain(member) for member in self.members],
+            "edges": [_plain(edge) for edge in self.edges],
+            "heartbeat_limit_seconds": self.heartbeat_limit_seconds,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(finding.text for finding in self.findings) or "nothing is found to make ops slow"
+
+
+def _plain(item: Any) -> dict[str, Any]:
+    return {
+        name: str(value) if isinstance(value, UUID) else value.name.lower() if isinstance(value, FindingKind) else value
+        for name, value in asdict(item).items()
+    }
+
+
+def diagnose_run(endpoint: Endpoint, timeout: float = 3.0) -> Diagnosis:
+    """Asks the master at this address. No members: it serves no run. ConnectError: no master answers there."""
+    deadline = Deadline(timeout)
+    try:
+        addresses = resolve(endpoint, deadline)
+    except OSError as error:
+        text = f"the name {endpoint.host} cannot be resolved: {error.strerror or error}"
+        raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", text) from None
+    out = _ffi.new("struct pccl_diagnosis **")
+    code = _C.pcclMasterConnectionFailed
+    for ip in addresses:
+        address = _ffi.new("ccoip_socket_address_t *")
+        fill_socket_address(address, ip, endpoint.port)
+        code = _C.pccl_ext_diagnose_run(address, int(timeout * 1000), out)
+        if code == _C.pcclSuccess:
+            return take_diagnosis(out[0])
+    try:
+        PCCLError.check(code, "pcclDiagnose")
+    except PCCLError as error:
+        text = f"no master answers at {endpoint}: {error.detail.removeprefix('no master answers: ')}"
+        raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", text) from None
+    raise AssertionError("an address is tried at least")
+
+
+def take_diagnosis(pointer: Any) -> Diagnosis:
+    """Reads a `struct pccl_diagnosis`, and frees it."""
+    try:
+        members = tuple(_member(pointer.members[i]) for i in range(pointer.member_count))
+        edges = tuple(_edge(pointer.edges[i], members) for i in range(pointer.edge_count))
+        findings = tuple(_finding(pointer.findings[i]) for i in range(pointer.finding_count))
+        return Diagnosis(findings, members, edges, pointer.heartbeat_limit_s)
+    finally:
+        _C.pccl_ext_diagnosis_free(pointer)
+
+
+def _uuid(uuid: Any) -> UUID:
+    return UUID(bytes=bytes(_ffi.buffer(uuid.data)))
+
+
+def _member(c: Any) -> MemberReport:
+    return MemberReport(
+        uuid=_uuid(c.uuid),
+        group=c.group,
+        address=_ffi.string(c.address).decode(),
+        silent_seconds=c.silent_s,
+        told_seconds=None if c.told_s < 0 else c.told_s,
+        span_seconds=c.span_s,
+        ops=c.ops,
+        op_seconds=c.op_s,
+        processor_seconds=c.processor_s,
+        live=c.live,
+        oldest_seconds=c.oldest_s,
+        still_seconds=c.still_s,
+        begins_seconds=c.begins_s,
+    )
+
+
+def _edge(c: Any, members: tuple[MemberReport, ...]) -> EdgeReport:
+    return EdgeReport(
+        member=members[getattr(c, "from")].uuid,
+        other=members[c.to].uuid,
+        awaited=c.awaited,
+        acked_bytes=c.acked_bytes,
+        busy_seconds=c.busy_s,
+        window_seconds=c.window_s,
+        segments=c.segments,
+        retransmits=c.retransmits,
+        samples=c.samples,
+        pressed=c.pressed,
+        entries=c.entries,
+        late_seconds=c.late_s,
+        early_seconds=c.early_s,
+        round_trip_seconds=c.round_trip_s,
+        queue_seconds=c.queue_s,
+    )
+
+
+def _finding(c: Any) -> Finding:
+    member, other = _uuid(c.member), _uuid(c.other)
+    return Finding(
+        kind=FindingKind(c.kind),
+        member=member,
+        other=None if other == member else other,
+        value=c.value,
+        usual=c.usual,
+        cost=c.cost,
+        confidence=c.confidence,
+        text=_ffi.string(c.text).decode(),
+    )

@@ -1,0 +1,164 @@
+"""Who makes ops slow: real peers, one of which computes for longer, hangs or is stopped, or none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from peers import PATIENCE, Background, MasterProcess, on_all, processes, team
+
+import pccl
+from pccl import Diagnosis, FindingKind, ReduceOp
+from pccl.cli import main
+
+SMALL, LARGE = 1000, 1 << 20
+
+
+def found(diagnosis):
+    return {(finding.kind, finding.member) for finding in diagnosis.findings}
+
+
+class Run:
+    """Peers that compute and reduce until the end of the block; what each computes for can be changed."""
+
+    def __init__(self, comms, elements, seconds):
+        self.comms = comms
+        self.seconds = [seconds] * len(comms)
+        self._elements = elements
+        self._going = True
+        self._resume = threading.Event()
+
+    def _work(self, comm, rank):
+        array = np.ones(self._elements, np.float32)
+        with comm, contextlib.suppress(pccl.PCCLError):
+            going = True
+            while going:
+                if self.seconds[rank] is None:
+                    self._resume.wait(PATIENCE)
+                else:
+                    time.sleep(self.seconds[rank])
+                # All end after the same op.
+                array[0] = self._going
+                comm.all_reduce(array, op=ReduceOp.MIN)
+                going = array[0] == 1
+
+    def __enter__(self):
+        self._workers = [Background(self._work, comm, rank) for rank, comm in enumerate(self.comms)]
+        return self
+
+    def __exit__(self, *_):
+        self._going = False
+        self._resume.set()
+        for worker in self._workers:
+            worker.result()
+
+    def await_findings(self, wanted, of=0):
+        """Asks until the answer is `wanted`; the last one fails the test."""
+        deadline = time.monotonic() + PATIENCE
+        while found(diagnosis := self.comms[of].diagnose()) != wanted:
+            assert time.monotonic() < deadline, str(diagnosis)
+            time.sleep(0.1)
+        return diagnosis
+
+
+@pytest.mark.parametrize("elements", [SMALL, LARGE], ids=["small", "large"])
+def test_a_straggler_is_named(elements):
+    with team([0, 0, 0]) as comms, Run(comms, elements, 0.01) as run:
+        run.seconds[1] = 0.15
+        diagnosis = run.await_findings({(FindingKind.STRAGGLER, comms[1].uuid)}, of=2)
+        (finding,) = diagnosis.findings
+        assert finding.other is None
+        assert finding.value > 0.05
+        assert 0.3 < finding.cost <= 1
+        assert comms[1].uuid.hex[:8] in finding.text
+        begins = {member.uuid: member.begins_seconds for member in diagnosis.members}
+        assert max(begins, key=begins.__getitem__) == comms[1].uuid
+        assert {member.uuid for member in diagnosis.members} == {comm.uuid for comm in comms}
+        assert all(edge.entries > 0 for edge in diagnosis.edges if edge.late_seconds > 0)
+
+
+def test_a_member_that_hangs_in_its_own_code_is_named_while_it_does():
+    with team([0, 0, 0], heartbeat_limit=2) as comms, Run(comms, SMALL, 0.01) as run:
+        run.seconds[2] = None
+        diagnosis = run.await_findings({(FindingKind.HUNG, comms[2].uuid)})
+        assert "hangs in its own code" in str(diagnosis)
+
+
+@pytest.mark.parametrize("elements", [SMALL, LARGE], ids=["small", "large"])
+def test_a_stopped_process_is_named_before_it_is_expelled(elements):
+    with processes(3, heartbeat_limit=6) as peers:
+        ids = [peer.ask("uuid") for peer in peers]
+        for peer in peers:
+            peer.tell("reduce_for", elements, 60.0)
+        time.sleep(1)
+        peers[1].signal(signal.SIGSTOP)
+        address = peers[0].address
+        deadline = time.monotonic() + PATIENCE
+        while found(diagnosis := ask(address)) != {(FindingKind.HUNG, ids[1])}:
+            assert time.monotonic() < deadline, str(diagnosis)
+            assert len(diagnosis.members) == 3, "it was expelled before it was named"
+            time.sleep(0.1)
+        assert "nothing has been heard" in str(diagnosis)
+
+
+def test_no_false_alarm_and_nobody_who_was_not_asked():
+    with team([0, 0, 0, 1]) as comms:
+        assert not comms[0].diagnose().findings
+        with Run(comms[:3], SMALL, 0.02) as run:
+            time.sleep(2.5)
+            diagnosis = run.comms[1].diagnose()
+            # On a busy machine one of them may really begin later than the others.
+            assert all(finding.kind is FindingKind.STRAGGLER for finding in diagnosis.findings), str(diagnosis)
+            assert [member.group for member in diagnosis.members] == [0, 0, 0, 1]
+            assert diagnosis.members[3].told_seconds is None
+        comms[3].close()
+        with pytest.raises(pccl.UsageError):
+            comms[3].diagnose()
+
+
+def test_the_matrix_outlives_the_loss_of_a_master():
+    with MasterProcess() as master:
+        comms = [pccl.Communicator(master.address) for _ in range(2)]
+        on_all(comms, lambda comm, rank: (comm.connect(timeout=PATIENCE), comm.wait_for_peers(2, timeout=PATIENCE)))
+        with Run(comms, SMALL, 0.01) as run:
+            master.kill()
+            master.start()
+            deadline = time.monotonic() + PATIENCE
+            while not told(comms):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            run.seconds[0] = 0.1
+            run.await_findings({(FindingKind.STRAGGLER, comms[0].uuid)})
+
+
+def told(comms):
+    """Whether both have told the master that serves now."""
+    try:
+        return all(member.told_seconds is not None for member in comms[0].diagnose().members)
+    except pccl.ConnectionFailedError:
+        return False
+
+
+def ask(address: str) -> Diagnosis:
+    return pccl._diagnosis.diagnose_run(pccl._address.parse_endpoint(address))
+
+
+def test_top():
+    with team([0, 0]) as comms, Run(comms, LARGE, 0.01) as run:
+        run.seconds[1] = 0.15
+        run.await_findings({(FindingKind.STRAGGLER, comms[1].uuid)})
+        address = str(comms[0]._endpoint)
+        table = CliRunner().invoke(main, ["top", "--master", address, "--once"], env={"COLUMNS": "200"})
+        assert table.exit_code == 0, table.output
+        assert all(comm.uuid.hex[:8] in table.output for comm in comms)
+        assert "straggler" in table.output
+        printed = json.loads(CliRunner().invoke(main, ["top", "--master", address, "--once", "--json"]).output)
+        assert printed["findings"][0]["kind"] == "straggler"
+        assert printed["findings"][0]["member"] == str(comms[1].uuid)
+        assert len(printed["members"]) == 2
