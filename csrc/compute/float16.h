@@ -6,26 +6,28 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t float_to_bits(float value) {
+#include "compute/element.h"
+
+ELEMENT uint32_t float_to_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float float_from_bits(uint32_t bits) {
+ELEMENT float float_from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static inline float float_from_f16(uint16_t half) {
+ELEMENT float float_from_f16(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16, magnitude = half & 0x7FFFu;
     if (magnitude >= 0x7C00u) return float_from_bits(sign | 0x7F800000u | magnitude << 13);
     // The exponent bias of float is 112 larger; scaling instead of adding to the exponent makes denormals right too.
     return float_from_bits(sign | float_to_bits(float_from_bits(magnitude << 13) * 0x1p112f));
 }
 
-static inline uint16_t float_to_f16(float value) {
+ELEMENT uint16_t float_to_f16(float value) {
     uint32_t bits = float_to_bits(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
     if (magnitude > 0x7F800000u) return 0x7E00u;
     if (magnitude >= 0x47800000u) return (uint16_t)(sign | 0x7C00u); // 65536 and above
@@ -38,9 +40,9 @@ static inline uint16_t float_to_f16(float value) {
     return (uint16_t)(sign | (magnitude - 0x38000000u) >> 13);
 }
 
-static inline float float_from_bf16(uint16_t half) { return float_from_bits((uint32_t)half << 16); }
+ELEMENT float float_from_bf16(uint16_t half) { return float_from_bits((uint32_t)half << 16); }
 
-static inline uint16_t float_to_bf16(float value) {
+ELEMENT uint16_t float_to_bf16(float value) {
     uint32_t bits = float_to_bits(value);
     if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FC0u;
     return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);

@@ -1,33 +1,9 @@
 // Every kernel in plain C: what the other levels must equal bit for bit, and what finishes their last few elements.
-#include "compute/float16.h"
+#include "compute/float_ops.h"
 #include "compute/kernels_levels.h"
 #include "compute/kernels_int.h"
 
 #include <pccl.h>
-
-static inline float canonical_f32(float x) { return x != x ? float_from_bits(0x7FC00000u) : x; }
-
-static inline double canonical_f64(double x) {
-    uint64_t nan = 0x7FF8000000000000u;
-    if (x != x) memcpy(&x, &nan, sizeof x);
-    return x;
-}
-
-// Of two equal values one may be -0 and the other +0.
-#define FLOAT_OPS(suffix, real, sign) \
-    static inline real op_sum_##suffix(real x, real y) { return canonical_##suffix(x + y); } \
-    static inline real op_prod_##suffix(real x, real y) { return canonical_##suffix(x * y); } \
-    static inline real op_max_##suffix(real x, real y) { \
-        if (x != x || y != y) return canonical_##suffix(x + y); \
-        return x > y || (x == y && !sign(x)) ? x : y; \
-    } \
-    static inline real op_min_##suffix(real x, real y) { \
-        if (x != x || y != y) return canonical_##suffix(x + y); \
-        return x < y || (x == y && sign(x)) ? x : y; \
-    }
-
-FLOAT_OPS(f32, float, __builtin_signbit)
-FLOAT_OPS(f64, double, __builtin_signbit)
 
 #define SAME(x) (x)
 

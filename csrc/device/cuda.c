@@ -14,6 +14,8 @@ enum {
     HASH_LEAST = 8, // leaves: of fewer the few warps take longer than the copies
     HASH_MOST = 65536,
     HASH_SHORT_BYTES = 240, // of a leaf for which XXH3 has another way
+    REDUCE_THREAD_BYTES = 16,
+    REDUCE_BLOCKS_MOST = 32, // 128 KiB on their way over the bus, more than it takes to keep it busy
 };
 
 #define FENCE_OF_WINDOW (UINT64_C(1) << 63) // the rest is the number of a task, which is ready or no more
@@ -167,24 +169,45 @@ static void cuda_land(struct device_queue *queue, void *tensor, void *landing, s
     pthread_mutex_unlock(&q->lock);
 }
 
+// Lock held.
+static bool can_reduce_at_gpu(const struct cuda_queue *q, const void *host, size_t count) {
+    return count > 0 && q->gpu != NULL && cuda_kernels_reduce(&q->gpu->kernels) && gpu_host_is_pinned(host);
+}
+
+static struct cuda_task reduce_at_gpu(void *host, size_t count, const struct device_sum *sum) {
+    unsigned kernel = CUDA_KERNEL_reduce_u8 + (unsigned)sum->dtype;
+    size_t threads = count * dtype_size(sum->dtype) / REDUCE_THREAD_BYTES + 1;
+    size_t blocks = (threads - 1) / cuda_kernels_threads(kernel) + 1;
+    return (struct cuda_task){
+        .kind = TASK_KERNEL,
+        .kernel = kernel,
+        .blocks = blocks < REDUCE_BLOCKS_MOST ? (unsigned)blocks : REDUCE_BLOCKS_MOST,
+        .job.reduce = {.both = host, .count = count, .op = (uint32_t)sum->op, .divisor = sum->divisor}};
+}
+
+// Lock held.
+static struct cuda_task reduce_on_host(struct cuda_queue *q, size_t count, const struct device_sum *sum) {
+    void *own = host_new(q, count * dtype_size(sum->dtype));
+    if (own == NULL && !device_has_failed(&q->queue))
+        cuda_queue_fail(q, "memory of the host for copies", CUDA_ERROR_OUT_OF_MEMORY);
+    return (struct cuda_task){.kind = TASK_REDUCE, .input = own, .count = count, .sum = *sum};
+}
+
 static void cuda_reduce(struct device_queue *queue, void *result, void *landing, const void *input, size_t count,
                         const struct device_sum *sum) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     size_t bytes = count * dtype_size(sum->dtype);
     pthread_mutex_lock(&q->lock);
-    void *host = take_back(q, landing), *own = host_new(q, bytes);
-    if (own == NULL && !device_has_failed(queue))
-        cuda_queue_fail(q, "memory of the host for copies", CUDA_ERROR_OUT_OF_MEMORY);
+    void *host = take_back(q, landing);
+    bool at_gpu = can_reduce_at_gpu(q, host, count);
+    struct cuda_task task = at_gpu ? reduce_at_gpu(host, count, sum) : reduce_on_host(q, count, sum);
+    task.to = result;
+    task.from = input;
+    task.bytes = bytes;
+    task.host = host;
+    if (at_gpu) task.job.reduce.result = result, task.job.reduce.input = input;
     gpu_keep(host);
-    uint64_t number = ask(q, (struct cuda_task){.kind = TASK_REDUCE,
-                                                .to = result,
-                                                .from = input,
-                                                .bytes = bytes,
-                                                .host = host,
-                                                .input = own,
-                                                .count = count,
-                                                .sum = *sum});
-    remember(q, result, bytes, host, number);
+    remember(q, result, bytes, host, ask(q, task));
     gpu_drop(host);
     pthread_mutex_unlock(&q->lock);
 }

@@ -43,6 +43,7 @@ struct cuda_task {
     unsigned blocks;
     union cuda_job {
         struct hash_leaves_job hash;
+        struct reduce_job reduce;
     } job;
 };
 

@@ -5,6 +5,7 @@
 // and 16 of stripe t / 4 + 8, both for lanes 2p and 2p + 1, p = t % 4. What the threads with the same p have is added
 // up in three exchanges; each of them then has these two lanes of the state, and scrambles them. Meanwhile the next
 // block is on its way from memory.
+#include "compute/element.h"
 #include "device/kernels/kernel.h"
 #include "device/kernels/language.h"
 
@@ -25,13 +26,13 @@ struct hash_pair {
 // As the address allows: whole, in words of 4 bytes, or byte by byte.
 enum hash_steps { HASH_STEP_16, HASH_STEP_4, HASH_STEP_1 };
 
-WITHIN uint64_t hash_bytes(const uint8_t *at) {
+ELEMENT uint64_t hash_bytes(const uint8_t *at) {
     uint64_t x = 0;
     for (int i = 0; i < 8; i++) x |= (uint64_t)at[i] << (8 * i);
     return x;
 }
 
-WITHIN struct hash_pair hash_load(const uint8_t *at, enum hash_steps steps) {
+ELEMENT struct hash_pair hash_load(const uint8_t *at, enum hash_steps steps) {
     struct hash_pair x;
     if (steps == HASH_STEP_16) {
         ulonglong2 both = *(const ulonglong2 *)at;
@@ -49,40 +50,40 @@ WITHIN struct hash_pair hash_load(const uint8_t *at, enum hash_steps steps) {
 }
 
 // Two words of the secret, from this byte on.
-WITHIN uint64_t hash_key_at(const uint64_t *secret, unsigned byte) {
+ELEMENT uint64_t hash_key_at(const uint64_t *secret, unsigned byte) {
     unsigned shift = byte % 8 * 8;
     uint64_t low = secret[byte / 8];
     return shift == 0 ? low : low >> shift | secret[byte / 8 + 1] << (64 - shift);
 }
 
-WITHIN struct hash_pair hash_key(const uint64_t *secret, unsigned byte) {
+ELEMENT struct hash_pair hash_key(const uint64_t *secret, unsigned byte) {
     struct hash_pair key;
     key.a = hash_key_at(secret, byte);
     key.b = hash_key_at(secret, byte + 8);
     return key;
 }
 
-WITHIN void hash_add(struct hash_pair *sum, struct hash_pair x, struct hash_pair key) {
+ELEMENT void hash_add(struct hash_pair *sum, struct hash_pair x, struct hash_pair key) {
     uint64_t a = x.a ^ key.a, b = x.b ^ key.b;
     sum->a += (uint64_t)(uint32_t)a * (uint32_t)(a >> 32) + x.b;
     sum->b += (uint64_t)(uint32_t)b * (uint32_t)(b >> 32) + x.a;
 }
 
-WITHIN uint64_t hash_over_stripes(uint64_t x) {
+ELEMENT uint64_t hash_over_stripes(uint64_t x) {
     x += __shfl_xor_sync(KERNEL_ALL_THREADS, x, 4);
     x += __shfl_xor_sync(KERNEL_ALL_THREADS, x, 8);
     return x + __shfl_xor_sync(KERNEL_ALL_THREADS, x, 16);
 }
 
-WITHIN uint64_t hash_scramble(uint64_t x, uint64_t key) { return (x ^ x >> 47 ^ key) * HASH_P32_1; }
+ELEMENT uint64_t hash_scramble(uint64_t x, uint64_t key) { return (x ^ x >> 47 ^ key) * HASH_P32_1; }
 
-WITHIN uint64_t hash_avalanche(uint64_t x) {
+ELEMENT uint64_t hash_avalanche(uint64_t x) {
     x = (x ^ x >> 37) * 0x165667919E3779F9u;
     return x ^ x >> 32;
 }
 
 // Of the leaf at `at`, in all threads. bytes > 240
-WITHIN uint64_t hash_leaf(const uint8_t *at, unsigned bytes, const uint64_t *secret, enum hash_steps steps) {
+ELEMENT uint64_t hash_leaf(const uint8_t *at, unsigned bytes, const uint64_t *secret, enum hash_steps steps) {
     unsigned thread = threadIdx.x % KERNEL_WARP, p = thread % 4, stripe = thread / 4;
     unsigned blocks = (bytes - 1) / HASH_BLOCK, rest = (bytes - 1) % HASH_BLOCK / HASH_STRIPE;
     struct hash_pair low = hash_key(secret, 8 * stripe + 16 * p), high = hash_key(secret, 8 * stripe + 64 + 16 * p);

@@ -8,8 +8,25 @@
 
 #include <stdint.h>
 
-// Each kernel: name, threads of a block. Its function is called pccl_<name>, and its job is a struct <name>_job.
-#define DEVICE_KERNELS(F) F(hash_leaves, 128)
+// Each kernel: name, threads of a block. Its function is called pccl_<name>.
+#define DEVICE_KERNELS(F) \
+    F(hash_leaves, 128) \
+    DEVICE_REDUCTIONS(F)
+// In the order of pcclDataType_t.
+#define DEVICE_REDUCTIONS(F) \
+    F(reduce_u8, 256) \
+    F(reduce_i8, 256) \
+    F(reduce_i16, 256) \
+    F(reduce_u16, 256) \
+    F(reduce_u32, 256) \
+    F(reduce_i32, 256) \
+    F(reduce_u64, 256) \
+    F(reduce_i64, 256) \
+    F(reduce_f16, 256) \
+    F(reduce_bf16, 256) \
+    F(reduce_f32, 256) \
+    F(reduce_f64, 256) \
+    F(reduce_bool, 256)
 
 enum { KERNEL_WARP = 32, KERNEL_SECRET_WORDS = 24 };
 
@@ -19,6 +36,16 @@ struct hash_leaves_job {
     uint64_t *leaves; // may be page-locked memory of the host
     uint64_t bytes, first, count;
     uint64_t secret[KERNEL_SECRET_WORDS]; // hash_secret
+};
+
+// result[i] = both[i] = both[i] op input[i], divided by `divisor` unless that is 0. Any number of blocks.
+struct reduce_job {
+    void *result;
+    void *both; // page-locked memory of the host
+    const void *input;
+    uint64_t count;
+    uint32_t op; // pcclRedOp_t
+    uint32_t divisor;
 };
 
 #endif

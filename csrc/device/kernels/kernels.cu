@@ -1,2 +1,3 @@
 // All kernels, as one module.
 #include "device/kernels/hash.cu"
+#include "device/kernels/reduce.cu"

@@ -5,7 +5,6 @@
 
 #ifdef __CUDACC__
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
-#define WITHIN static __device__ __forceinline__ // functions of kernels
 #endif
 
 #define KERNEL_ALL_THREADS 0xFFFFFFFFu // of a warp

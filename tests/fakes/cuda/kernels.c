@@ -14,7 +14,6 @@
 #define KERNEL(name, threads) \
     enum { THREADS_OF_##name = threads }; \
     static void name
-#define WITHIN static inline
 
 struct index {
     unsigned x;
@@ -50,10 +49,14 @@ static uint64_t __shfl_xor_sync(unsigned threads, uint64_t value, unsigned with)
     }
 
 RUN(hash_leaves, hash_leaves_job)
+#define RUN_REDUCTION(name, threads) RUN(name, reduce_job)
+DEVICE_REDUCTIONS(RUN_REDUCTION)
 
 static const struct fake_kernel kernels[] = {
     ENTRY(hash_leaves, hash_leaves_job, POINTER(hash_leaves_job, content), POINTER(hash_leaves_job, leaves)),
-};
+#define REDUCTION(name, threads) \
+    ENTRY(name, reduce_job, POINTER(reduce_job, result), POINTER(reduce_job, both), POINTER(reduce_job, input)),
+    DEVICE_REDUCTIONS(REDUCTION)};
 
 const struct fake_kernel *fake_kernel_find(const char *name) {
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)

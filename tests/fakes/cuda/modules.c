@@ -38,9 +38,17 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
     return module == (CUmodule)(uintptr_t)FAKE_MODULE && kernel != NULL ? CUDA_SUCCESS : ERROR_NOT_FOUND;
 }
 
+// Memory of a pool is there only when the stream has come to this.
 static void run(void *data) {
     struct launch *launch = data;
-    fake_kernel_run(launch->kernel, launch->blocks, launch->job);
+    const struct fake_kernel *kernel = launch->kernel;
+    for (int i = 0; i < FAKE_KERNEL_POINTERS && kernel->pointers[i] != 0; i++) {
+        void *pointer;
+        memcpy(&pointer, launch->job + kernel->pointers[i] - 1, sizeof pointer);
+        if (pointer != NULL) pointer = fake_cuda_bytes(pointer);
+        memcpy(launch->job + kernel->pointers[i] - 1, &pointer, sizeof pointer);
+    }
+    fake_kernel_run(kernel, launch->blocks, launch->job);
     free(launch);
 }
 
@@ -57,12 +65,6 @@ CUresult cuLaunchKernel(CUfunction function, unsigned blocks, unsigned blocks_y,
     launch->kernel = kernel;
     launch->blocks = blocks;
     memcpy(launch->job, parameters[0], kernel->job_bytes);
-    for (int i = 0; i < FAKE_KERNEL_POINTERS && kernel->pointers[i] != 0; i++) {
-        void *pointer;
-        memcpy(&pointer, launch->job + kernel->pointers[i] - 1, sizeof pointer);
-        if (pointer != NULL) pointer = fake_cuda_bytes(pointer);
-        memcpy(launch->job + kernel->pointers[i] - 1, &pointer, sizeof pointer);
-    }
     result = fake_cuda_put(stream, run, launch);
     if (result != CUDA_SUCCESS) free(launch);
     return result;
