@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pccl._calls import SUCCESS, NativeHandle
-from pccl._enums import DataType
+from pccl._enums import DataType, Result
 from pccl._errors import error_for, last_detail
 from pccl._loader import load_native_module
 
@@ -106,12 +106,12 @@ def synchronize(tensors: Iterable[Any]) -> None:
 
 
 def hold_stream(handle: NativeHandle, tag: int, stream: Stream | None, default: int, name: str) -> None:
-    """Lets a stream wait for the op of this tag, and not the host."""
+    """Lets a stream wait for the op of this tag, and not the host; nothing for one that has ended and was awaited meanwhile."""
     if stream is None:
         stream = default
     number = int(stream if isinstance(stream, int) else stream.cuda_stream)
     with handle as comm:
         op = _ffi.new("pcclAsyncReduceOp_t *", (comm, tag))
         result = _C.pcclStreamWaitAsyncReduce(op, _ffi.cast("void *", number))
-        if result != SUCCESS:
+        if result not in (SUCCESS, Result.INVALID_ARGUMENT.value):  # the latter: there is none
             raise error_for(result, name, last_detail())

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,6 +28,7 @@ from pccl import (
     ReduceOp,
     UsageError,
 )
+from pccl._gpu import hold_stream
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -227,6 +229,21 @@ class Member:
         for handle in handles:
             assert handle.wait()[0]
         return [float(array.elements.sum(dtype=np.float64)) / len(array.elements) for array in arrays], self.driver.risks()
+
+    def wait_in_two_threads(self, count: int, rounds: int) -> tuple[int, int]:
+        """One waits on the host, the other lets a stream wait until the op has ended."""
+        stream = self.driver.stream()
+        array = Array(self.driver, np.zeros(count, np.float32), stream)
+        for number in range(rounds):
+            handle = self.comm.all_reduce_async(array, op=ReduceOp.SUM, tag=number)
+            waiter = threading.Thread(target=handle.wait)
+            waiter.start()
+            for _ in range(20):
+                handle.wait_stream()
+            waiter.join()
+        hold_stream(self.comm._handle, rounds, stream, 0, "wait_stream")  # as of one that was awaited since it was looked at
+        self.driver.synchronize(stream)
+        return self.driver.risks()
 
     def reduce_when_refused(self, count: int) -> list[str]:
         """Streams that cannot be followed or cannot wait: each call is refused, and the same op goes on with another stream."""

@@ -98,6 +98,11 @@ def test_streams_that_wait(driver):
             assert risks == ((0, 0),) * 2
 
 
+def test_waits_of_the_host_and_of_streams_at_once(driver):
+    with pair(driver, (True, True)) as members:
+        assert on_both(members, "wait_in_two_threads", 10_000, 30) == [(0, 0)] * 2
+
+
 def test_refused_streams(driver):
     with pair(driver, (True, True)) as members:
         for refusals in on_both(members, "reduce_when_refused", 100_000):
