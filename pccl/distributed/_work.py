@@ -118,8 +118,10 @@ class Work(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the tensors of the result. What is chained to it runs in the thread that completes futures."""
         if self._future is None:
-            future = self._completer.future_of(self)
-            self._future = torch.jit.fork(_compiled(), future, self.outcome) if self.for_cpp else future  # type: ignore[no-untyped-call]
+            future: Any = self._completer.future_of(self)
+            if self.for_cpp and not self.devices():  # a future of torch.jit cannot have tensors at a GPU in it
+                future = torch.jit.fork(_compiled(), future, self.outcome)  # type: ignore[no-untyped-call]
+            self._future = future
         return self._future
 
     def settle(self, future: Future) -> None:

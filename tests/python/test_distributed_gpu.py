@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -88,6 +90,12 @@ def test_what_is_done_at_the_end_comes_before_what_the_program_does_next():
     work.settle(future)
     assert future.done()
     assert log[4:] == ["after the event"]
+
+
+def test_a_future_of_tensors_at_a_gpu_is_never_one_of_jit():
+    work = Work(SimpleNamespace(future_of=lambda work: work), [], 1.0, [at_gpu(2)])  # type: ignore[arg-type]
+    work.for_cpp = True
+    assert work.get_future() is work
 
 
 def test_tensors_of_the_cpu_need_no_stream():
