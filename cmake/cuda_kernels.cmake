@@ -5,7 +5,7 @@
 # of one checkout compile it once.
 
 # The kernels give the bits of the CPU: nothing is contracted, divisions are rounded rightly, denormals are kept.
-set(kernel_flags -fatbin -O3 -std=c++17 --fmad=false -prec-div=true -prec-sqrt=true -ftz=false --threads 0
+set(kernel_flags -fatbin -O3 -std=c++17 --fmad=false -prec-div=true -prec-sqrt=true -ftz=false --threads 0 -Xfatbin=-compress-all
   -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90])
 
 if(NOT CMAKE_SCRIPT_MODE_FILE)

@@ -163,6 +163,10 @@ class Member:
             assert (self._elements(send) == content).all()
         return self._elements(recv).tobytes()
 
+    def launches(self) -> int:
+        """Of kernels of the library, so far."""
+        return int(self.driver.counts().launches)
+
     def reduce_many(self, count: int) -> bytes:
         """All named ways that move pieces: broadcast, all-gather, all-to-all, send and receive."""
         rank = self.comm.rank

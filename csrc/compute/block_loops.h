@@ -6,6 +6,7 @@
 #ifndef PCCL_COMPUTE_BLOCK_LOOPS_H
 #define PCCL_COMPUTE_BLOCK_LOOPS_H
 
+#include "compute/block_code.h"
 #include "compute/kernels_levels.h"
 
 #include <string.h>
@@ -18,62 +19,6 @@ static uint32_t block_largest(const void *values, size_t count) {
         largest = magnitude > largest ? magnitude : largest;
     }
     return largest;
-}
-
-static inline uint32_t block_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline float block_float(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-// The random number of element i, by the finaliser of a hash (lowbias32 of Wellons's hash-prospector), with the second
-// half of the key between its two multiplications.
-static inline uint32_t block_random(const struct block_scale *by, uint32_t i) {
-    uint32_t x = by->counter + i + by->key[0];
-    x = (x ^ x >> 16) * 0x21F0AAADu;
-    x ^= by->key[1];
-    x = (x ^ x >> 15) * 0x735A2D97u;
-    return x ^ x >> 15;
-}
-
-// To the nearest whole number, to even: adding and taking away 1.5 * 2^23 does it.
-static inline int32_t block_int_nearest(float y, uint32_t random) {
-    (void)random;
-    return (int32_t)(y + 0x1.8p23f - 0x1.8p23f);
-}
-
-// floor(y + r), r evenly in (0, 1) in steps of 2^-16: a whole y of at most 7 bits stays as it is.
-static inline int32_t block_int_stochastic(float y, uint32_t random) {
-    float sum = y + ((float)(int32_t)(random >> 16) + 0.5f) * 0x1p-16f;
-    int32_t cut = (int32_t)sum;
-    return cut - (sum < (float)cut);
-}
-
-static inline int32_t block_clamp(int32_t k, int32_t most) {
-    k = k < -most ? -most : k;
-    return k > most ? most : k;
-}
-
-// The code m of a magnitude y in [0, 1] stands for 2^(m - 7), and 0 for 0: the exponent of a float, once the rounding
-// of its digits has been carried into it. 2^-7 is half way between 0 and the smallest power, 2^-6.
-static inline uint32_t block_power_nearest(float y, uint32_t random) {
-    (void)random;
-    int32_t m = (int32_t)((block_bits(y) + 0x00400000u) >> 23) - 120, least = y >= 0x1p-7f;
-    return (uint32_t)(m < least ? least : m);
-}
-
-// Between two powers the digits say how likely the upper one is.
-static inline uint32_t block_power_stochastic(float y, uint32_t random) {
-    int32_t m = (int32_t)((block_bits(y) + (random >> 9)) >> 23) - 120;
-    int32_t small = (float)(int32_t)(random >> 8) * 0x1p-30f < y;
-    m = y < 0x1p-6f ? small : m;
-    return (uint32_t)(m > 7 ? 7 : m);
 }
 
 #define BLOCK_INT_CODE(rounding, most) \
@@ -114,14 +59,7 @@ BLOCK_ENCODE(stochastic)
 
 static void decode_int8(void *values, const uint8_t *codes, size_t count, float scale) {
     any_f32 *x = values;
-    INDEPENDENT for (size_t i = 0; i < count; i++) x[i] = (float)(int8_t)codes[i] * scale;
-}
-
-static inline float block_value_int4(uint32_t code, float scale) { return (float)((int32_t)(code ^ 8u) - 8) * scale; }
-
-static inline float block_value_e3m0(uint32_t code, float scale) {
-    uint32_t m = code & 7u, bits = (code & 8u) << 28 | (m + 120u) << 23;
-    return block_float(m == 0 ? 0 : bits) * scale;
+    INDEPENDENT for (size_t i = 0; i < count; i++) x[i] = block_value_int8(codes[i], scale);
 }
 
 #define BLOCK_DECODE_HALVES(name) \
@@ -138,10 +76,7 @@ BLOCK_DECODE_HALVES(e3m0)
 static void block_residual(void *out, const void *wanted, const void *got, float times, size_t count) {
     any_f32 *d = out;
     const any_f32 *x = wanted, *y = got;
-    INDEPENDENT for (size_t i = 0; i < count; i++) {
-        uint32_t bits = block_bits((x[i] - y[i]) * times);
-        d[i] = block_float((bits & 0x7F800000u) == 0x7F800000u ? 0 : bits);
-    }
+    INDEPENDENT for (size_t i = 0; i < count; i++) d[i] = block_rest(x[i], y[i], times);
 }
 
 static const struct block_loops block_loops = {

@@ -85,6 +85,8 @@ bool quant_decode(const struct codec *codec, int dtype, void *wide, const uint8_
 enum { BLOCK_LEAST = 32, BLOCK_MOST = 4096, BLOCK_DEFAULT = 256 };
 
 bool block_is_algorithm(int algorithm);
+// Whether block_decode takes these codes of one block.
+bool block_is_valid(const struct codec *codec, const uint8_t *in, size_t count);
 bool block_takes(int dtype);
 size_t block_bytes(const struct codec *codec, int dtype, size_t count);
 void block_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,

@@ -4,6 +4,7 @@
 #ifndef PCCL_COMPUTE_KERNELS_LEVELS_H
 #define PCCL_COMPUTE_KERNELS_LEVELS_H
 
+#include "compute/block_code.h"
 #include "compute/kernels.h"
 
 #include <stdbool.h>
@@ -76,16 +77,7 @@ struct quant_loops {
 };
 
 // ---- blocks ----
-// `codes` of one block of `count` floats, none of them NaN or infinite. A value x has the code of x * grow * inverse;
-// a code k stands for k * scale.
-struct block_scale {
-    float scale, grow, inverse;
-    uint32_t key[2], counter; // of stochastic rounding: what its random numbers are made from
-};
-
-enum { BLOCK_CODE_INT8, BLOCK_CODE_INT4, BLOCK_CODE_E3M0, BLOCK_CODES };
-enum { BLOCK_NEAREST, BLOCK_STOCHASTIC, BLOCK_ROUNDINGS };
-
+// `codes` of one block of `count` floats, none of them NaN or infinite (compute/block_code.h).
 struct block_loops {
     // The bits of the largest magnitude; of NaN they are larger than those of infinity.
     uint32_t (*largest)(const void *values, size_t count);

@@ -3,6 +3,8 @@
 // A tensor's bytes reach the wire, and come from it, through memory of the host (device/gpu), chunk by chunk, and are
 // reduced there (device/cuda_queue). A chunk that has come from the wire is mostly sent on at once: a window of what
 // was landed or reduced last is the memory of the host where it still lies, so it crosses the bus once.
+#include <pccl.h>
+
 #include "base/detail.h"
 #include "base/grow.h"
 #include "compute/kernels_levels.h"
@@ -212,6 +214,92 @@ static void cuda_reduce(struct device_queue *queue, void *result, void *landing,
     pthread_mutex_unlock(&q->lock);
 }
 
+static bool await_window(struct cuda_queue *q, uint64_t fence) {
+    enum device_state state;
+    pthread_mutex_lock(&q->lock);
+    while ((state = state_of(q, fence)) == DEVICE_BUSY) pthread_cond_wait(&q->changed, &q->lock);
+    pthread_mutex_unlock(&q->lock);
+    return state == DEVICE_DONE;
+}
+
+// ---- codes ----
+// The host that codes pass through on their way: those of the terms one after another, then those of the sum.
+static size_t padded(size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+static bool are_valid(const struct device_codes *what, const struct codec *codec, const uint8_t *codes) {
+    size_t bytes = codec->bytes(codec, what->sum.dtype, codec->block);
+    for (size_t at = 0; at < what->count; at += codec->block, codes += bytes)
+        if (!block_is_valid(codec, codes, what->count - at < codec->block ? what->count - at : codec->block))
+            return false;
+    return true;
+}
+
+static struct codes_job codes_job_of(const struct device_codes *what, const struct codec *codec, size_t stride,
+                                     uint8_t *host) {
+    bool has_own = what->own < what->term_count;
+    struct codes_job job = {
+        .own = has_own ? what->input : NULL,
+        .residual_in = what->residual_in,
+        .inputs = host,
+        .codes = what->codes == NULL ? NULL : host + what->term_count * stride,
+        .result = what->result,
+        .residual_out = what->residual_out,
+        .count = what->count,
+        .stride = stride,
+        .terms = what->term_count,
+        .own_term = what->own,
+        .block = codec->block,
+        .code = codec->algorithm - (uint32_t)pcclQuantBlockInt8,
+        .dtype = (uint32_t)what->sum.dtype,
+        .op = (uint32_t)what->sum.op,
+        .divisor = what->sum.divisor,
+        .is_stochastic = what->dice != NULL,
+        .times = (float)what->times,
+    };
+    if (what->dice != NULL) job.seed = what->dice->seed, job.index = what->dice->index;
+    return job;
+}
+
+// For what is not page-locked, or too much for it, the host is the place.
+static enum device_coding cuda_code(struct device_queue *queue, const struct device_codes *what) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    const struct codec *codec = codec_find(what->codec);
+    if (device_has_failed(queue)) return DEVICE_CODING_FAILED;
+    if (what->count == 0 || !block_is_algorithm(codec->algorithm) || !cuda_kernels_reduce(&q->gpu->kernels))
+        return DEVICE_CODING_ELSEWHERE;
+    for (uint32_t i = 0; i < what->term_count; i++)
+        if (i != what->own && !are_valid(what, codec, what->terms[i])) return DEVICE_CODING_ELSEWHERE;
+    size_t bytes = codec_bytes(codec, what->sum.dtype, what->count), stride = padded(bytes);
+    uint32_t warps = (codec->block - 1) / KERNEL_CODES_EACH + 1; // of a block of the codec
+    size_t at_once = cuda_kernels_threads(CUDA_KERNEL_codes) / KERNEL_WARP / warps * codec->block;
+    size_t length = what->count * dtype_size(what->sum.dtype);
+    struct cuda_task task = {.kind = TASK_KERNEL,
+                             .kernel = CUDA_KERNEL_codes,
+                             .blocks = (unsigned)((what->count - 1) / at_once + 1),
+                             .to = what->result,
+                             .from = what->own < what->term_count ? what->input : NULL,
+                             .bytes = length};
+    pthread_mutex_lock(&q->lock);
+    uint8_t *host = host_new(q, (what->term_count + 1) * stride);
+    pthread_mutex_unlock(&q->lock);
+    if (host == NULL || !gpu_host_is_pinned(host)) {
+        gpu_drop(host);
+        return device_has_failed(queue) ? DEVICE_CODING_FAILED : DEVICE_CODING_ELSEWHERE;
+    }
+    for (uint32_t i = 0; i < what->term_count; i++)
+        if (i != what->own) memcpy(host + i * stride, what->terms[i], bytes);
+    task.host = host;
+    task.job.codes = codes_job_of(what, codec, stride, host);
+    gpu_keep(host);
+    pthread_mutex_lock(&q->lock);
+    uint64_t number = ask(q, task);
+    pthread_mutex_unlock(&q->lock);
+    bool good = number != 0 && (what->codes == NULL || await_window(q, number | FENCE_OF_WINDOW));
+    if (good && what->codes != NULL) memcpy(what->codes, task.job.codes.codes, bytes);
+    gpu_drop(host);
+    return good ? DEVICE_CODING_DONE : DEVICE_CODING_FAILED;
+}
+
 // ---- rooms and copies ----
 static void *cuda_take(struct device_queue *queue, size_t bytes) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
@@ -265,14 +353,6 @@ static void cuda_release(struct device_queue *queue) {
 }
 
 // ---- content ----
-static bool await_window(struct cuda_queue *q, uint64_t fence) {
-    enum device_state state;
-    pthread_mutex_lock(&q->lock);
-    while ((state = state_of(q, fence)) == DEVICE_BUSY) pthread_cond_wait(&q->changed, &q->lock);
-    pthread_mutex_unlock(&q->lock);
-    return state == DEVICE_DONE;
-}
-
 // Some leaves are copied while one is hashed.
 static bool hash_on_host(struct cuda_queue *q, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
                          uint64_t count) {
@@ -350,6 +430,7 @@ const struct device cuda_device = {
     .landing = cuda_landing,
     .land = cuda_land,
     .reduce = cuda_reduce,
+    .code = cuda_code,
     .take = cuda_take,
     .give = cuda_give,
     .copy = cuda_copy,

@@ -233,6 +233,8 @@ static void *work(void *argument) {
         }
     }
     pthread_mutex_unlock(&q->lock);
+    if (entered != CUDA_SUCCESS)
+        gpu_enter(q->gpu); // perhaps it works now: the streams are asked about in their context
     queue_free(q);
     return NULL;
 }

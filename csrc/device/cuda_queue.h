@@ -44,6 +44,7 @@ struct cuda_task {
     union cuda_job {
         struct hash_leaves_job hash;
         struct reduce_job reduce;
+        struct codes_job codes;
     } job;
 };
 

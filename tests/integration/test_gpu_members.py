@@ -54,6 +54,8 @@ WAYS = [
     ("int64", False, None, False),
     ("float32", True, "MIN_MAX", False),
     ("float32", False, "BLOCK_INT4", False),
+    ("float16", True, "BLOCK_INT8", False),
+    ("float32", True, "BLOCK_E3M0", False),
     ("float64", True, None, True),
 ]
 
@@ -137,9 +139,22 @@ def test_failure(driver):
         assert other.answer()[0] == "RANK_CONNECTION_LOST"
 
 
+@pytest.mark.parametrize(("algorithm", "launches"), [("BLOCK_INT8", 9), (None, 1), ("MIN_MAX", 0)])
+def test_work_of_the_gpu(driver, algorithm, launches):
+    """Beside a member whose tensors are on the CPU."""
+    with pair(driver, (True, False)) as members:
+        first, second = on_both(members, "reduce", 300_001, "float32", True, algorithm, False)
+        assert first == second
+        [at_gpu] = [member for member in members if member.number == 0]
+        done = at_gpu.ask("launches")
+        # of three pieces of each shard: one input is encoded, one sum, and one result stored
+        assert done == launches if algorithm else done >= launches
+
+
 def test_kernels_that_the_gpu_does_not_take(driver):
     with pair(driver, (True, False), kernels=ROOT / "README.md") as members:
         first, second = on_both(members, "sync", 600_000)
         assert first == second
         first, second = on_both(members, "reduce", 300_001, "float32", True, None, False)
         assert first == second
+        assert [member.ask("launches") for member in members if member.number == 0] == [0]

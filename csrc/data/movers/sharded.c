@@ -38,6 +38,7 @@ struct sharded {
     uint64_t freed, granted; // own blocks that are over; that the others may send
     struct slot *slots;      // [window]
     struct block **inputs;   // of each slot by rank: [window * members]
+    const uint8_t **terms;   // by rank: codes of the block at hand
     struct target *targets;  // by rank
 };
 
@@ -57,12 +58,72 @@ static size_t encoded_bytes(const struct op *op, struct plan_range range) {
     return codec_bytes(codec_of(op), op->args.fingerprint.dtype, range.end - range.begin);
 }
 
-// Writes this range of the tensor. A result has other dice than the input of the same member and the same seed.
+// A result has other dice than the input of the same member and the same seed.
+static struct codec_dice dice_of(const struct op *op, struct plan_range range, bool is_result) {
+    const struct codec_dice *dice = &op->args.dice;
+    return (struct codec_dice){is_result ? ~dice->seed : dice->seed, dice->index + range.begin};
+}
+
+// Writes this range of the tensor.
 static void encode(const struct op *op, struct plan_range range, uint8_t *out, const void *wide, bool is_result) {
     const struct call_args *args = &op->args;
-    struct codec_dice dice = {is_result ? ~args->dice.seed : args->dice.seed, args->dice.index + range.begin};
+    struct codec_dice dice = dice_of(op, range, is_result);
     codec_encode(codec_of(op), args->fingerprint.dtype, out, wide, range.end - range.begin,
                  args->stochastic ? &dice : NULL);
+}
+
+// ---- at the device of the tensors, if that can ----
+static struct device_codes codes_of(const struct op *op, struct plan_range range, const uint8_t *const *terms,
+                                    uint32_t count) {
+    const struct wire_fingerprint *what = &op->args.fingerprint;
+    return (struct device_codes){.codec = what->codec,
+                                 .sum = {.op = what->op, .dtype = what->dtype},
+                                 .count = range.end - range.begin,
+                                 .terms = terms,
+                                 .term_count = count,
+                                 .own = count};
+}
+
+static void add_own(const struct op *op, struct plan_range range, struct device_codes *codes, uint32_t place) {
+    const struct call_args *args = &op->args;
+    codes->own = place;
+    codes->input = (const uint8_t *)args->send + range.begin * op->element;
+    if (args->residual_in != NULL) codes->residual_in = args->residual_in + range.begin;
+    if (args->residual_out != NULL) codes->residual_out = args->residual_out + range.begin;
+    codes->times = 1;
+}
+
+static enum device_coding encode_at_device(const struct op *op, struct plan_range range, uint8_t *out) {
+    struct device_codes codes = codes_of(op, range, NULL, 1);
+    struct codec_dice dice = dice_of(op, range, false);
+    if (op->args.stochastic) codes.dice = &dice;
+    add_own(op, range, &codes, 0);
+    codes.codes = out;
+    return device_code(op->args.queue, &codes);
+}
+
+static enum device_coding store_at_device(struct op *op, struct plan_range range, const uint8_t *codes) {
+    if (op->args.queue == NULL) return DEVICE_CODING_ELSEWHERE;
+    struct device_codes what = codes_of(op, range, &codes, 1);
+    what.result = (uint8_t *)op->args.recv + range.begin * op->element;
+    if (!mover_save(op, range.begin * op->element, what.count * op->element)) return DEVICE_CODING_FAILED;
+    return device_code(op->args.queue, &what);
+}
+
+// The sum of the own shard: its codes, and what this member stores of it.
+static enum device_coding sum_at_device(struct op *op, struct plan_range range, const uint8_t *const *terms,
+                                        uint8_t *out) {
+    const struct team *now = op->team;
+    if (op->args.queue == NULL) return DEVICE_CODING_ELSEWHERE;
+    struct device_codes what = codes_of(op, range, terms, now->count);
+    struct codec_dice dice = dice_of(op, range, true);
+    if (op->args.stochastic) what.dice = &dice;
+    add_own(op, range, &what, now->place);
+    if (op->args.fingerprint.op == pcclAvg) what.sum.divisor = what.times = now->count;
+    what.codes = out;
+    what.result = (uint8_t *)op->args.recv + range.begin * op->element;
+    if (!mover_save(op, range.begin * op->element, what.count * op->element)) return DEVICE_CODING_FAILED;
+    return device_code(op->args.queue, &what);
 }
 
 // wide = this member's input, with what was taken away from it before. False: its device has failed.
@@ -97,6 +158,7 @@ static void release(struct engine *engine, struct op *op) {
     struct sharded *s = op->work;
     for (uint64_t i = 0; s->inputs != NULL && i < s->window * op->contributors; i++) block_put(engine, s->inputs[i]);
     free(s->inputs);
+    free(s->terms);
     free(s->slots);
     for (uint32_t rank = 0; s->targets != NULL && rank < op->contributors; rank++) {
         ranges_fini(&s->targets[rank].codes);
@@ -122,7 +184,8 @@ static bool allocate(struct engine *engine, struct op *op) {
     s->targets = calloc(now->count, sizeof *s->targets);
     s->slots = calloc(s->window, sizeof *s->slots);
     s->inputs = calloc(s->window * now->count, sizeof(struct block *));
-    if (s->targets == NULL || s->slots == NULL || s->inputs == NULL) return false;
+    s->terms = calloc(now->count, sizeof *s->terms);
+    if (s->targets == NULL || s->slots == NULL || s->inputs == NULL || s->terms == NULL) return false;
     if (shared->wide == NULL) shared->wide = malloc(CODEC_PIECE * sizeof(double));
     if (shared->wide_input == NULL) shared->wide_input = malloc(CODEC_PIECE * sizeof(double));
     return shared->wide != NULL && shared->wide_input != NULL;
@@ -157,6 +220,18 @@ static bool begin(struct engine *engine, struct op *op) {
 }
 
 // ---- inputs on their way to the owners ----
+// False: the device has failed.
+static bool encode_input(struct engine *engine, struct op *op, struct plan_range range, uint8_t *out) {
+    enum device_coding coding = encode_at_device(op, range, out);
+    if (coding != DEVICE_CODING_ELSEWHERE) return coding == DEVICE_CODING_DONE;
+    struct mover_shared *shared = mover_shared(engine);
+    if (!widen_input(op, range, shared->wide)) return false;
+    encode(op, range, out, shared->wide, false);
+    if (op->args.residual_out == NULL) return true;
+    codec_decode(codec_of(op), op->args.fingerprint.dtype, shared->wide_input, out, range.end - range.begin);
+    return note_residual(op, range, shared->wide, shared->wide_input, 1);
+}
+
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct sharded *s = op->work;
     uint32_t rank = mover_place_of(op, lane->peer);
@@ -172,13 +247,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
         engine_unlock(engine);
         return NULL;
     }
-    if (!widen_input(op, range, mover_shared(engine)->wide)) return NULL;
-    encode(op, range, stage, mover_shared(engine)->wide, false);
-    if (op->args.residual_out != NULL) {
-        struct mover_shared *shared = mover_shared(engine);
-        codec_decode(codec_of(op), op->args.fingerprint.dtype, shared->wide_input, stage, range.end - range.begin);
-        if (!note_residual(op, range, shared->wide, shared->wide_input, 1)) return NULL;
-    }
+    if (!encode_input(engine, op, range, stage)) return NULL;
 
     struct wire_op head;
     op_head(op, &head);
@@ -238,15 +307,14 @@ static void send_result(struct engine *engine, struct op *op, uint64_t index, st
     engine_unlock(engine);
 }
 
-static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
+// Into `out`, and what this member stores of it into the result. False: malformed, or the device has failed.
+static bool sum_block(struct engine *engine, struct op *op, struct plan_range range, struct block *const *inputs,
+                      uint8_t *out) {
     const struct team *now = op->team;
-    struct sharded *s = op->work;
     const struct wire_fingerprint *what = &op->args.fingerprint;
     const struct kernels *kernels = kernels_get();
     int wide = codec_wide(what->dtype);
     void *sum = mover_shared(engine)->wide, *input = mover_shared(engine)->wide_input;
-    struct block **inputs = inputs_of(op, s, index);
-    struct plan_range range = block_range(op, now->place, index);
     size_t count = range.end - range.begin;
     for (uint32_t rank = 0; rank < now->count; rank++) {
         void *to = rank == 0 ? sum : input;
@@ -256,22 +324,31 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
         if (rank > 0) kernels->reduce[what->op][wide](sum, sum, input, count);
     }
     if (what->op == pcclAvg) kernels->divide[wide](sum, count, now->count);
+    encode(op, range, out, sum, true);
+    return store_own(op, range, out, sum, input);
+}
 
+static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
+    const struct team *now = op->team;
+    struct sharded *s = op->work;
+    struct block **inputs = inputs_of(op, s, index);
+    struct plan_range range = block_range(op, now->place, index);
     engine_lock(engine);
-    for (uint32_t rank = 0; rank < now->count; rank++) {
-        block_put(engine, inputs[rank]);
-        inputs[rank] = NULL;
-    }
     struct block *result = block_new(engine, encoded_bytes(op, range));
     engine_unlock(engine);
     if (result == NULL) return false;
-    encode(op, range, result->bytes, sum, true);
-    if (!store_own(op, range, result->bytes, sum, input)) {
-        engine_lock(engine);
-        block_put(engine, result);
-        engine_unlock(engine);
-        return false;
+    for (uint32_t rank = 0; rank < now->count; rank++) s->terms[rank] = rank == now->place ? NULL : inputs[rank]->bytes;
+    enum device_coding coding = sum_at_device(op, range, s->terms, result->bytes);
+    bool good = coding == DEVICE_CODING_ELSEWHERE ? sum_block(engine, op, range, inputs, result->bytes)
+                                                  : coding == DEVICE_CODING_DONE;
+    engine_lock(engine);
+    for (uint32_t rank = 0; good && rank < now->count; rank++) {
+        block_put(engine, inputs[rank]);
+        inputs[rank] = NULL;
     }
+    if (!good) block_put(engine, result);
+    engine_unlock(engine);
+    if (!good) return false;
     s->slots[index % s->window].unsent = now->count - 1;
     send_result(engine, op, index, result);
     return true;
@@ -304,7 +381,10 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     uint64_t index = in->head.offset;
     if (in->header.type == WIRE_RESULT) {
         struct plan_range range = block_range(op, in->head.shard, index);
-        if (!store(op, range, in->to, mover_shared(engine)->wide_input, false)) return false;
+        enum device_coding coding = store_at_device(op, range, in->to);
+        if (coding == DEVICE_CODING_FAILED) return false;
+        if (coding == DEVICE_CODING_ELSEWHERE && !store(op, range, in->to, mover_shared(engine)->wide_input, false))
+            return false;
     } else {
         inputs_of(op, s, index)[mover_place_of(op, in->from)] = in->block;
         in->block = NULL;

@@ -11,6 +11,7 @@
 // Each kernel: name, threads of a block. Its function is called pccl_<name>.
 #define DEVICE_KERNELS(F) \
     F(hash_leaves, 128) \
+    F(codes, 512) \
     DEVICE_REDUCTIONS(F)
 // In the order of pcclDataType_t.
 #define DEVICE_REDUCTIONS(F) \
@@ -47,5 +48,27 @@ struct reduce_job {
     uint32_t op; // pcclRedOp_t
     uint32_t divisor;
 };
+
+// The terms are reduced in their order and divided by `divisor` unless that is 0. Then, as far as they are not NULL,
+// `codes` is what they give with this codec, `result` what is stored, of the codes if there are any, and
+// residual_out = (what was wanted - what is had) * times. A block of threads for 16 blocks of the codec, and for fewer
+// where these have more than 256 elements.
+struct codes_job {
+    const void *own;          // the term `own_term`, of elements; NULL: all terms are codes
+    const float *residual_in; // added to it; NULL: nothing is
+    const uint8_t *inputs;    // codes of the other terms, `stride` apart; may be page-locked memory of the host
+    uint8_t *codes;           // likewise; this and the inputs are aligned to 4 bytes
+    void *result;             // elements; may be `own`
+    float *residual_out;
+    uint64_t count, stride;
+    uint64_t seed, index; // of the dice
+    uint32_t terms, own_term;
+    uint32_t block, code; // of the codec: elements of a block, BLOCK_CODE_INT8 and so on
+    uint32_t dtype, op;   // pcclFloat16, pcclBFloat16 or pcclFloat; pcclRedOp_t
+    uint32_t divisor, is_stochastic;
+    float times;
+};
+
+enum { KERNEL_CODES_EACH = 256 }; // elements of a warp of it
 
 #endif

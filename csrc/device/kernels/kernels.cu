@@ -1,3 +1,4 @@
 // All kernels, as one module.
+#include "device/kernels/codes.cu"
 #include "device/kernels/hash.cu"
 #include "device/kernels/reduce.cu"

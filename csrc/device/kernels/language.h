@@ -5,6 +5,7 @@
 
 #ifdef __CUDACC__
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+#define KERNEL_UNROLL _Pragma("unroll")
 #endif
 
 #define KERNEL_ALL_THREADS 0xFFFFFFFFu // of a warp

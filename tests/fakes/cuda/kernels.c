@@ -32,6 +32,9 @@ static inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
 }
 
 static uint64_t __shfl_xor_sync(unsigned threads, uint64_t value, unsigned with);
+static void __syncthreads(void);
+#define __shared__ static _Thread_local
+#define KERNEL_UNROLL
 
 #include "device/kernels/kernels.cu"
 
@@ -49,11 +52,14 @@ static uint64_t __shfl_xor_sync(unsigned threads, uint64_t value, unsigned with)
     }
 
 RUN(hash_leaves, hash_leaves_job)
+RUN(codes, codes_job)
 #define RUN_REDUCTION(name, threads) RUN(name, reduce_job)
 DEVICE_REDUCTIONS(RUN_REDUCTION)
 
 static const struct fake_kernel kernels[] = {
     ENTRY(hash_leaves, hash_leaves_job, POINTER(hash_leaves_job, content), POINTER(hash_leaves_job, leaves)),
+    ENTRY(codes, codes_job, POINTER(codes_job, own), POINTER(codes_job, residual_in), POINTER(codes_job, inputs),
+          POINTER(codes_job, codes), POINTER(codes_job, result), POINTER(codes_job, residual_out)),
 #define REDUCTION(name, threads) \
     ENTRY(name, reduce_job, POINTER(reduce_job, result), POINTER(reduce_job, both), POINTER(reduce_job, input)),
     DEVICE_REDUCTIONS(REDUCTION)};
@@ -65,8 +71,8 @@ const struct fake_kernel *fake_kernel_find(const char *name) {
 }
 
 // ---- a block ----
-enum { THREADS_MOST = 256, STACK_BYTES = 128 << 10 };
-enum state { NEW, READY, WAITS, DONE };
+enum { THREADS_MOST = 512, STACK_BYTES = 64 << 10 };
+enum state { NEW, READY, WAITS_FOR_WARP, WAITS_FOR_ALL, DONE };
 
 static _Thread_local struct {
     const struct fake_kernel *kernel;
@@ -99,14 +105,20 @@ static void run_threads(void) {
     }
 }
 
+static void wait_in(enum state state) {
+    block.thread[block.now].state = state;
+    swapcontext(&block.context[block.thread[block.now].context], &block.scheduler);
+}
+
 static uint64_t __shfl_xor_sync(unsigned threads, uint64_t value, unsigned with) {
     unsigned thread = block.now, turn = block.thread[thread].exchanges++ % 2;
     if (threads != KERNEL_ALL_THREADS || with >= KERNEL_WARP) abort();
     block.thread[thread].shown[turn] = value;
-    block.thread[thread].state = WAITS;
-    swapcontext(&block.context[block.thread[thread].context], &block.scheduler);
+    wait_in(WAITS_FOR_WARP);
     return block.thread[thread ^ with].shown[turn];
 }
+
+static void __syncthreads(void) { wait_in(WAITS_FOR_ALL); }
 
 static void begin_context(void) {
     unsigned i = block.contexts++;
@@ -118,16 +130,19 @@ static void begin_context(void) {
     swapcontext(&block.scheduler, &block.context[i]);
 }
 
-// Lets the warps go on whose threads all wait. False: there is none.
-static bool release_warps(void) {
-    bool released = false;
-    for (unsigned first = 0; first < block.threads; first += KERNEL_WARP) {
-        unsigned waiting = 0;
-        for (unsigned i = first; i < first + KERNEL_WARP; i++) waiting += block.thread[i].state == WAITS;
-        if (waiting < KERNEL_WARP) continue;
-        for (unsigned i = first; i < first + KERNEL_WARP; i++) block.thread[i].state = READY;
-        released = true;
-    }
+// Lets these threads go on if all of them wait for this.
+static bool release(unsigned first, unsigned count, enum state state) {
+    for (unsigned i = first; i < first + count; i++)
+        if (block.thread[i].state != state) return false;
+    for (unsigned i = first; i < first + count; i++) block.thread[i].state = READY;
+    return true;
+}
+
+// False: none can go on.
+static bool release_some(void) {
+    bool released = release(0, block.threads, WAITS_FOR_ALL);
+    for (unsigned first = 0; first < block.threads; first += KERNEL_WARP)
+        released |= release(first, KERNEL_WARP, WAITS_FOR_WARP);
     return released;
 }
 
@@ -141,7 +156,7 @@ static void run_block(void) {
             take_turn(i);
             swapcontext(&block.scheduler, &block.context[block.thread[i].context]);
         }
-        if (block.done < block.threads && !release_warps()) {
+        if (block.done < block.threads && !release_some()) {
             fputs("fake kernel: threads wait for each other forever\n", stderr);
             abort();
         }

@@ -7,6 +7,7 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "compute/codec.h"
 #include "compute/kernels.h"
 #include "device/device.h"
 #include "fakes/cuda/driver.h"
@@ -113,9 +114,153 @@ static void test_reduce(void) {
     fake_cuda_free(tensor);
 }
 
+// ---- codes ----
+enum { TERMS_MOST = 4, COUNT_MOST = 9000 };
+
+struct coding {
+    const struct codec *codec;
+    uint8_t id;
+    int dtype, op;
+    size_t count;
+    uint32_t terms, own; // own == terms: none
+    bool encodes, stores, feeds_back, stochastic;
+};
+
+// Floats of which all of a block are small, large, 0, or hold NaN or infinity, now and then.
+static void fill_block_like(void *bytes, int dtype, size_t count) {
+    float *wide = malloc(count * sizeof *wide + 1);
+    for (size_t i = 0; i < count; i++) {
+        static const float sizes[] = {1, 1e-3f, 1e30f, 1e-41f, 0, 3.4e38f, 0x1p-95f};
+        wide[i] = ((float)(next_random() % 2001) - 1000) / 1000 * sizes[i / 300 % 7];
+        if (next_random() % 900 == 0) wide[i] = (float)(int)(next_random() % 3 - 1) / 0.0f; // infinite, or NaN
+    }
+    codec_narrow(dtype, bytes, wide, count);
+    free(wide);
+}
+
+// What sharded ops do on the host (data/movers/sharded.c).
+static void code_on_host(const struct coding *how, const struct device_codes *what, const void *input,
+                         const float *residual_in, uint8_t *codes, void *result, float *residual_out) {
+    static float sum[COUNT_MOST], term[COUNT_MOST], stored[COUNT_MOST];
+    const struct kernels *kernels = kernels_get();
+    for (uint32_t i = 0; i < how->terms; i++) {
+        float *to = i == 0 ? sum : term;
+        if (i == how->own) codec_widen(how->dtype, to, input, how->count);
+        if (i == how->own && how->feeds_back) kernels->reduce[pcclSum][pcclFloat](to, to, residual_in, how->count);
+        if (i != how->own) CHECK(codec_decode(how->codec, how->dtype, to, what->terms[i], how->count));
+        if (i > 0) kernels->reduce[how->op][pcclFloat](sum, sum, term, how->count);
+    }
+    if (what->sum.divisor != 0) kernels->divide[pcclFloat](sum, how->count, what->sum.divisor);
+    memcpy(stored, sum, sizeof stored);
+    if (how->encodes) {
+        codec_encode(how->codec, how->dtype, codes, sum, how->count, what->dice);
+        CHECK(codec_decode(how->codec, how->dtype, stored, codes, how->count));
+    }
+    if (how->stores) {
+        codec_narrow(how->dtype, result, stored, how->count);
+        codec_widen(how->dtype, stored, result, how->count);
+    }
+    if (how->feeds_back) codec_residual(residual_out, sum, stored, what->times, how->count);
+}
+
+static void code_one(const struct coding *how, uint8_t *tensors) {
+    check_case("%s, %zu %s, %s of %u, own %u,%s%s%s%s", how->codec->name, how->count, dtype_name(how->dtype),
+               red_op_name(how->op), how->terms, how->own, how->encodes ? " encoded" : "", how->stores ? " stored" : "",
+               how->feeds_back ? " with feedback" : "", how->stochastic ? " stochastic" : "");
+    static uint8_t terms[TERMS_MOST][4 * COUNT_MOST], codes[4 * COUNT_MOST], want_codes[4 * COUNT_MOST];
+    static float wide[COUNT_MOST], want_result[COUNT_MOST], want_residual[COUNT_MOST], input[COUNT_MOST];
+    size_t size = dtype_size(how->dtype), bytes = how->count * size,
+           coded = codec_bytes(how->codec, how->dtype, how->count);
+    size_t shift = next_random() % 3 * size; // a tensor may begin at any element
+    uint8_t *own = tensors + shift, *result = next_random() % 2 ? own : tensors + ROOM + shift;
+    float *residuals = (float *)(tensors + 2 * ROOM);
+    struct codec_dice dice = {next_random(), next_random() % 2 ? next_random() : 7};
+    fill_block_like(fake_cuda_bytes(own), how->dtype, how->count);
+    fill_block_like(fake_cuda_bytes(residuals), pcclFloat, how->count);
+    memcpy(input, fake_cuda_bytes(own), bytes);
+    const uint8_t *list[TERMS_MOST];
+    for (uint32_t i = 0; i < how->terms; i++) {
+        uint8_t elements[4 * COUNT_MOST];
+        fill_block_like(elements, how->dtype, how->count);
+        codec_widen(how->dtype, wide, elements, how->count);
+        codec_encode(how->codec, how->dtype, terms[i], wide, how->count, NULL);
+        list[i] = i == how->own ? NULL : terms[i];
+    }
+    struct device_codes what = {.codec = how->id,
+                                .sum = {how->op, how->dtype, how->op == pcclAvg ? how->terms + 3 : 0},
+                                .count = how->count,
+                                .terms = list,
+                                .term_count = how->terms,
+                                .own = how->own,
+                                .input = own,
+                                .residual_in = how->feeds_back ? residuals : NULL,
+                                .dice = how->stochastic ? &dice : NULL,
+                                .codes = how->encodes ? codes : NULL,
+                                .result = how->stores ? result : NULL,
+                                .residual_out = how->feeds_back ? residuals + COUNT_MOST : NULL,
+                                .times = how->terms};
+    code_on_host(how, &what, input, fake_cuda_bytes(residuals), want_codes, want_result, want_residual);
+    struct device_queue *queue = open_at(tensors);
+    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_DONE);
+    if (how->encodes) CHECK_MEM(codes, want_codes, coded);
+    CHECK(device_await(queue));
+    if (how->stores) CHECK_MEM(fake_cuda_bytes(result), want_result, bytes);
+    if (how->feeds_back) CHECK_MEM(fake_cuda_bytes(residuals + COUNT_MOST), want_residual, how->count * sizeof(float));
+    device_close(queue);
+}
+
+static void test_codes(void) {
+    static const size_t counts[] = {1, 31, 300, 4097, 8999};
+    static const int dtypes[] = {pcclFloat, pcclFloat16, pcclBFloat16},
+                     ops[] = {pcclSum, pcclAvg, pcclProd, pcclMax, pcclMin};
+    uint8_t *tensors = fake_cuda_new(0, 2 * ROOM + 2 * COUNT_MOST * sizeof(float));
+    for (uint8_t id = CODEC_BLOCK_INT8; id < CODECS; id++)
+        for (size_t i = 0; i < 5; i++) {
+            struct coding how = {
+                .codec = codec_find(id), .id = id, .dtype = dtypes[(i + id) % 3], .count = counts[(i + id) % 5]};
+            how.op = ops[next_random() % 5];
+            how.terms = i < 2 ? 1 : 2 + (uint32_t)i % 3;
+            how.own = i == 0 ? 1 : (uint32_t)(next_random() % how.terms);
+            how.encodes = i > 0;
+            how.stores = i != 1;
+            how.feeds_back = i > 0 && next_random() % 2;
+            how.stochastic = i > 0 && next_random() % 2;
+            code_one(&how, tensors);
+        }
+    fake_cuda_free(tensors);
+}
+
+// What is malformed, or has no kernel, is the host's.
+static void test_codes_elsewhere(void) {
+    check_case("codes elsewhere");
+    float *tensor = fake_cuda_new(0, ROOM), minus = -1;
+    uint8_t codes[36] = {0};
+    memcpy(codes, &minus, sizeof minus);
+    const uint8_t *term = codes;
+    struct device_codes what = {CODEC_BLOCK_INT8, {pcclSum, pcclFloat, 0}, 32, &term, 1, 1, .result = tensor};
+    struct device_queue *queue = open_at(tensor);
+    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_ELSEWHERE);
+    what.codec = CODEC_MINMAX_UINT8;
+    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_ELSEWHERE);
+    what.count = 0;
+    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_ELSEWHERE);
+    CHECK_EQ(device_code(NULL, &what), DEVICE_CODING_ELSEWHERE);
+    what = (struct device_codes){CODEC_BLOCK_INT8, {pcclSum, pcclFloat, 0}, 32, &term, 1, 0,
+                                 .input = tensor,  .codes = codes};
+    CHECK(device_await(queue));
+    fake_cuda_fail(1, 1, 2);
+    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_FAILED);
+    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_FAILED);
+    fake_cuda_fail(0, 0, 0);
+    device_close(queue);
+    fake_cuda_free(tensor);
+}
+
 int main(void) {
     fake_cuda_delay(0);
     test_reduce();
+    test_codes();
+    test_codes_elsewhere();
     CHECK_EQ(fake_cuda_counts().misuses, 0);
     return check_status();
 }
