@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gpu_kernels
 import harness
 from harness import KIB, MIB, Peer, Row
 
@@ -157,7 +158,7 @@ def run() -> None:
         print(f"skipped: {pccl.cuda.describe()}")
         (args.out / "skipped").write_text(pccl.cuda.describe() + "\n")
         return
-    where = {**harness.machine(), "gpu": pccl.cuda.describe()}
+    where = {**harness.machine(), "gpu": pccl.cuda.describe(), "reduced at": os.environ.get("PCCL_CUDA_REDUCE", "gpu")}
     rows: list[Row] = []
     bars: list[Row] = []
     with (
@@ -173,6 +174,9 @@ def run() -> None:
         ) as fleet,
     ):
         by_rank = fleet.results()
+    if args.device == "cuda" and not pccl.cuda.why_no_kernels(load=True):
+        with harness.Fleet(gpu_kernels.worker, 1, size=args.size, state=args.state, blocks=args.blocks) as fleet:
+            gpu_kernels.add_rows(rows, bars, fleet.results()[0])
     add_reduces(rows, bars, [rank[0] for rank in by_rank], args.size)
     for rank in by_rank:
         add_product(rows, bars, rank[1])

@@ -208,6 +208,8 @@ bool pccl_ext_cuda_kernels(bool load, char *text_out, size_t capacity) {
     return usable;
 }
 
+const void *pccl_ext_cuda_fatbin(void) { return cuda_kernels_bytes(); }
+
 bool pccl_ext_is_at_gpu(const void *memory) { return device_of(memory) == &cuda_device; }
 
 bool pccl_ext_has_lz4(void) {

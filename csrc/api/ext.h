@@ -138,6 +138,8 @@ int pccl_ext_cuda(char *text_out, size_t capacity);
 // Whether the library has kernels for GPUs, and with `load` whether the first GPU takes them, whose primary context is
 // made for that. If not, the text says why; it is cut to `capacity`.
 bool pccl_ext_cuda_kernels(bool load, char *text_out, size_t capacity);
+// These kernels as the driver takes them (cuModuleLoadData), for benchmarks. NULL: there are none.
+const void *pccl_ext_cuda_fatbin(void);
 // Whether this is memory of a GPU that the driver of this process knows. Does not load it.
 bool pccl_ext_is_at_gpu(const void *memory);
 

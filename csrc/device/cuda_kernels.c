@@ -56,6 +56,11 @@ bool cuda_kernels_are_there(char why_not[CUDA_WHY_BYTES]) {
     return chosen.length > 0;
 }
 
+const void *cuda_kernels_bytes(void) {
+    pthread_once(&chosen_once, choose);
+    return chosen.length > 0 ? chosen.bytes : NULL;
+}
+
 void cuda_kernels_load(struct cuda_kernels *kernels, const struct cuda_driver *driver) {
     CUmodule module;
     if (!cuda_kernels_are_there(kernels->why_not)) return;

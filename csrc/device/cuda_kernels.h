@@ -37,6 +37,7 @@ struct cuda_kernels {
 
 // Whether there are any to load. If not, `why_not` says why.
 bool cuda_kernels_are_there(char why_not[CUDA_WHY_BYTES]);
+const void *cuda_kernels_bytes(void); // NULL: there are none
 // In the context that they are for. All of them, so that no first launch has to wait for what is under way at the GPU.
 void cuda_kernels_load(struct cuda_kernels *kernels, const struct cuda_driver *driver);
 // In that context: puts one into a stream. The job is copied.

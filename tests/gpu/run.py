@@ -13,6 +13,8 @@ import argparse
 import json
 import multiprocessing
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,8 +28,10 @@ from typing import Any
 import pccl
 from pccl import Communicator, DataType, PeerLostError, QuantizationAlgorithm, QuantizationOptions, ReduceOp, UsageError
 
-LIMIT_SECONDS = 38.0
-"""For each case, so that all twelve end within eight minutes."""
+LIMIT_SECONDS = 30.0
+"""For each case, so that all thirteen, and one of them once more under compute-sanitizer, end within eight minutes."""
+
+SANITIZER_SECONDS = 90.0
 
 SIZES = [1, 1_000, 300_001, 6_000_000]
 
@@ -100,6 +104,61 @@ def mixed(member: Member) -> None:
         tensor = member.filled(count, "float32", "cpu" if member.rank == 0 else None)
         member.comm.all_reduce(tensor, op=ReduceOp.AVG)
         member.same(tensor, expected)
+
+
+def any_bits(member: Member, count: int, dtype: str) -> Any:
+    """On the CPU: among random bits, others on each member, are NaN of all kinds, infinities, denormals and -0."""
+    torch = member.torch
+    generator = torch.Generator().manual_seed(1000 * member.rank + count)
+    kind = getattr(torch, dtype)
+    if dtype == "bool":
+        return torch.randint(0, 2, (count,), generator=generator, dtype=torch.uint8).to(kind)
+    size = torch.empty(0, dtype=kind).element_size()
+    values = torch.randint(0, 256, (count * size,), generator=generator, dtype=torch.uint8).view(kind).clone()
+    if values.is_floating_point():
+        for at, special in enumerate((0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, 1.0, -1.0)):
+            values[at + member.rank :: 17] = special
+    return values
+
+
+def kernels(member: Member) -> None:
+    """Each kernel against the CPU's: reductions of all types, codes in blocks with error feedback, hashes of all lengths."""
+    comm, torch = member.comm, member.torch
+    if member.device != "cpu":
+        assert pccl.cuda.why_no_kernels(load=True) == ""
+    for dtype in ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"):
+        for op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PROD, ReduceOp.MAX, ReduceOp.MIN):
+            if dtype == "bool" and op == ReduceOp.AVG:
+                continue
+            expected = any_bits(member, 1_400_001, dtype)
+            tensor = expected.to(member.device, copy=True)
+            for one in (expected, tensor):
+                comm.all_reduce(one, op=op)
+            member.same(tensor, expected)
+    for algorithm in (QuantizationAlgorithm.BLOCK_INT8, QuantizationAlgorithm.BLOCK_INT4, QuantizationAlgorithm.BLOCK_E3M0):
+        for dtype, block in (("float32", 256), ("float16", 32), ("bfloat16", 4096), ("float32", 1024)):
+            seed = None if block == 256 else 7 + member.rank
+            codes(member, QuantizationOptions(DataType.UINT8, algorithm, block=block, stochastic_seed=seed), dtype)
+    for length in (8 << 18, (8 << 18) + 1, (20 << 18) + 240, (20 << 18) + 241, (9 << 18) + 100_003):
+        for shift in (0, 4, 1):
+            content = torch.randint(0, 256, (length + shift,), dtype=torch.uint8)
+            at_gpu = content.to(member.device, copy=True)
+            hashes = [pccl.SharedState([pccl.TensorInfo.from_torch(one[shift:], "content")]).hash() for one in (content, at_gpu)]
+            assert hashes[0] == hashes[1], f"the hash of {length} bytes, {shift} bytes from a boundary, is wrong"
+
+
+def codes(member: Member, options: QuantizationOptions, dtype: str) -> None:
+    """Two averages with this codec and error feedback."""
+    torch = member.torch
+    expected = torch.sin(torch.arange(500_001) * (member.rank + 1.3)).to(getattr(torch, dtype))
+    expected[77 + member.rank :: 100_000] = float("inf")
+    tensor = expected.to(member.device, copy=True)
+    feedbacks = [pccl.ErrorFeedback(one) for one in (expected, tensor)]
+    for one, feedback in zip((expected, tensor), feedbacks, strict=True):
+        for _ in range(2):
+            member.comm.all_reduce(one, op=ReduceOp.AVG, quantization_options=options, residual=feedback)
+    member.same(tensor, expected)
+    member.same(feedbacks[1].residual, feedbacks[0].residual)
 
 
 def collectives(member: Member) -> None:
@@ -296,6 +355,7 @@ CASES: list[Callable[[Member], None]] = [
     reduces,
     other_reduces,
     mixed,
+    kernels,
     collectives,
     streams,
     waiting_streams,
@@ -354,6 +414,22 @@ def run_case(name: str, device: str) -> str:
     return "\n".join(verdict for verdict in verdicts if verdict != "ok")
 
 
+def run_sanitized(out: Path, device: str) -> str:
+    """The verdict over the kernels under NVIDIA's compute-sanitizer, which looks for accesses that are not allowed."""
+    tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if tool is None or device != "cuda":
+        return "skipped: there is no compute-sanitizer" if tool is None else "skipped: nothing is at a GPU"
+    command = [tool, "--target-processes", "all", "--error-exitcode", "9", sys.executable, __file__]
+    try:
+        done = subprocess.run(
+            [*command, "--out", str(out / "sanitized"), "kernels"], capture_output=True, text=True, timeout=SANITIZER_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return "it did not end in time"
+    (out / "sanitizer.txt").write_text(done.stdout + done.stderr)
+    return "ok" if done.returncode == 0 else f"it ended with {done.returncode}: see sanitizer.txt"
+
+
 def why_not() -> str:
     """Why there is nothing to test; "" where there is."""
     try:
@@ -386,8 +462,13 @@ def main() -> int:
             verdict = run_case(name, options.device)
             results["cases"][name] = {"verdict": verdict, "seconds": round(time.monotonic() - begun, 2)}
             print(f"{name}: {verdict}", flush=True)
+        if not options.cases:
+            results["sanitizer"] = run_sanitized(options.out, options.device)
+            print(f"compute-sanitizer: {results['sanitizer']}", flush=True)
     (options.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    return 0 if all(case["verdict"] == "ok" for case in results.get("cases", {}).values()) else 1
+    sanitized = results.get("sanitizer", "ok")
+    good = sanitized == "ok" or sanitized.startswith("skipped")
+    return 0 if good and all(case["verdict"] == "ok" for case in results.get("cases", {}).values()) else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +138,17 @@ def test_kernels(fake_driver, kernels, words, of_library):
     assert described.startswith("fake GPU, fake GPU; ")
     assert of_library in described
     assert words in fact
+
+
+def test_jobs_of_the_benchmark(monkeypatch):
+    """They have the members of those in C, in the same order."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    jobs = importlib.import_module("gpu_kernels")
+    header = (ROOT / "csrc/device/kernels/kernel.h").read_text()
+    for name, job in (("hash_leaves_job", jobs.HashLeavesJob), ("codes_job", jobs.CodesJob)):
+        body = re.sub(r"//[^\n]*", "", re.search(rf"struct {name} \{{(.*?)\}};", header, re.DOTALL)[1])
+        members = [re.sub(r"\[.*\]", "", part).split()[-1].strip("*") for part in re.findall(r"[^;,]+(?=[;,])", body)]
+        assert members == [field[0] for field in job._fields_]
 
 
 def test_availability():
