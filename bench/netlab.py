@@ -104,6 +104,11 @@ class Lab:
     def sysctl(self, place: Place, key: str, value: str) -> None:
         run(f"ip netns exec {place.namespace} sysctl -qw '{key}={value}'")
 
+    def congestion(self, place: Place, name: str) -> None:
+        """Connections from this place have that congestion control, as if it were the system's choice."""
+        way = f"{NETWORK}.0/24 dev {place.device} scope link src {place.address}"
+        run(f"ip -n {place.namespace} route replace {way} congctl {name}")
+
     def _places(self, kind: str) -> tuple[Place, Place]:
         made = []
         for index, side in enumerate("ab"):

@@ -18,6 +18,7 @@ BENCHMARKS = [
     "distributed",
     "concurrent_ops",
     "lanes",
+    "longlink",
     "memory",
     "recovery",
     "resume",
@@ -28,7 +29,7 @@ BENCHMARKS = [
     "diloco_costs",
     "sync",
 ]
-AS_ROOT = {"diloco_costs", "lanes", "quantised", "resume"}
+AS_ROOT = {"diloco_costs", "lanes", "longlink", "quantised", "resume"}
 PINNED = {"allreduce", "concurrent_ops"}
 BEGIN, END = "<!-- made by bench/run_all.py: begin -->", "<!-- end -->"
 

@@ -64,8 +64,8 @@ class Communicator(NamedCollectives):
     noticed of it. After `master_recovery_limit` seconds (default 60; 0 = at once) without one the communicator is dead.
 
     Peers of the same `peer_group` reduce and share state with each other; `p2p_connection_pool_size` is the number of lanes
-    to each ring neighbour, 0 = the library's default. Nothing touches the network before `connect`. In a `with` statement it is
-    closed at the end, and connects not by itself.
+    to each ring neighbour, 0 = the library decides: four, and more to one that is far away. Nothing touches the network
+    before `connect`. In a `with` statement it is closed at the end, and connects not by itself.
 
     Every method may be called from any thread and raises PCCLError with the code of the C library. Methods that wait for
     others wait as long as those live; with `timeout` (seconds) they raise PCCLTimeoutError instead. After that, or after

@@ -17,7 +17,7 @@
 #include "api/api.h"
 #include "api/ext.h"
 
-enum { DEFAULT_LANES = 4, FOREVER = -1 };
+enum { DEFAULT_LANES = 4, SPARE_LANES = 60, FOREVER = -1 };
 
 static pthread_once_t segmented_min_once = PTHREAD_ONCE_INIT;
 
@@ -80,7 +80,8 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     struct communicator_params inside = {.group = params->peer_group,
                                          .lanes = lanes == 0               ? DEFAULT_LANES
                                                   : lanes < WIRE_MAX_LANES ? lanes
-                                                                           : WIRE_MAX_LANES};
+                                                                           : WIRE_MAX_LANES,
+                                         .spare_lanes = lanes == 0 ? SPARE_LANES : 0};
     inside.master_count = 1;
     inside.recovery_limit_ms =
         api_number_from_environment("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);

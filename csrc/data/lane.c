@@ -18,6 +18,7 @@
 #include "data/core.h"
 #include "data/pool.h"
 #include "device/device.h"
+#include "net/socket.h"
 #include "ops/op.h"
 
 // Stands in for the rest of a frame whose op is over: the frame must be finished, its contents are discarded.
@@ -57,7 +58,11 @@ uint8_t *lane_stage(struct lane *lane) {
     return lane->stage;
 }
 
-bool lane_is_for_bulk(const struct lane *lane) { return lane->index != 0 || lane->peer->lanes[1] == NULL; }
+bool lane_is_for_bulk(const struct lane *lane) {
+    const struct neighbour *peer = lane->peer;
+    if (lane->index == 0) return peer->lanes[1] == NULL;
+    return peer->pace.in_use == 0 || lane->index <= peer->pace.in_use;
+}
 
 void lane_schedule(struct lane *lane) {
     struct lanes *all = lane->engine->lanes;
@@ -67,12 +72,8 @@ void lane_schedule(struct lane *lane) {
 }
 
 void neighbour_schedule(struct neighbour *peer) {
-    for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
-        if (peer->lanes[i] != NULL)
-            lane_schedule(peer->lanes[i]);
-        else if (i > 0)
-            break;
-    }
+    for (uint32_t i = 0; i < peer->lane_end; i++)
+        if (peer->lanes[i] != NULL) lane_schedule(peer->lanes[i]);
 }
 
 void lane_break(struct lane *lane, const char *why, bool silent) {
@@ -213,6 +214,39 @@ static bool lane_read(struct lane *lane) {
     return parse(lane) && lane->readable;
 }
 
+// ---- pace ----
+void lane_look(struct lane *lane, int64_t now_ns) {
+    struct gauge gauge = gauge_read(lane->stream->fd);
+    pace_note(&lane->pace, &gauge, now_ns);
+    uint32_t unsent = pace_unsent(&lane->pace),
+             differs = unsent > lane->unsent ? unsent - lane->unsent : lane->unsent - unsent;
+    if (differs <= lane->unsent / 4) return;
+    socket_limit_unsent(lane->stream->fd, unsent);
+    lane->unsent = unsent;
+}
+
+// Lock not held.
+static void tune(struct lane *lane) {
+    int64_t now_ns = platform_now_ns();
+    struct neighbour *peer = lane->peer;
+    if (!pace_is_due(&lane->pace, now_ns)) return;
+    engine_lock(lane->engine);
+    lane_look(lane, now_ns);
+    struct pace_total total = {0};
+    uint32_t available = 0;
+    for (uint32_t i = 1; i < peer->lane_end; i++) {
+        if (peer->lanes[i] == NULL) continue;
+        available = i;
+        if (lane_is_for_bulk(peer->lanes[i])) pace_total_add(&total, &peer->lanes[i]->pace);
+    }
+    if (available > 0 && pace_lanes_step(&peer->pace, &total, available, now_ns)) {
+        char name[NEIGHBOUR_NAME_BYTES];
+        LOG(LOG_DEBUG, "%u of %u lanes to %s are in use", peer->pace.in_use, available, neighbour_name(name, peer));
+        neighbour_schedule(peer);
+    }
+    engine_unlock(lane->engine);
+}
+
 // ---- sending ----
 // Sends what is left of the frame at hand. True when it is finished.
 static bool send_frame(struct lane *lane) {
@@ -294,6 +328,7 @@ static size_t lane_write(struct lane *lane) {
     struct frame *finished = lane->writable && lane->sending != NULL && send_frame(lane) ? lane->sending : NULL;
     if (finished != NULL) lane->sending = NULL;
     if (direct) engine_unlock(engine);
+    if (lane->pace.far) tune(lane);
     if (finished == NULL) return 0;
 
     size_t bytes = FRAME_HEAD_BYTES + finished->length + finished->copied;
@@ -382,11 +417,6 @@ void neighbour_push(struct neighbour *peer, struct frame *frame) {
     lane_schedule(peer->lanes[0]);
 }
 
-static void look(struct lane *lane, int64_t now_ns) {
-    struct gauge gauge = gauge_read(lane->stream->fd);
-    pace_note(&lane->pace, &gauge, now_ns);
-}
-
 double neighbour_speed(struct neighbour *peer) {
     int64_t now_ns = platform_now_ns();
     if (now_ns - peer->speed_ns < PACE_TICK_MS * MS_NS) return peer->speed;
@@ -394,7 +424,7 @@ double neighbour_speed(struct neighbour *peer) {
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
         struct lane *lane = peer->lanes[i];
         if (lane == NULL) continue;
-        if (pace_is_due(&lane->pace, now_ns)) look(lane, now_ns);
+        if (pace_is_due(&lane->pace, now_ns)) lane_look(lane, now_ns);
         sum += lane->pace.speed;
     }
     peer->speed = pace_mean(peer->speed, sum);
@@ -430,7 +460,7 @@ static void say_something(struct lane *lane) {
 void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused) {
     int64_t now_ns = platform_now_ns();
     engine_lock(lane->engine);
-    look(lane, now_ns);
+    lane_look(lane, now_ns);
     if (excused) silence_excuse(&lane->silence, now_ns);
     bool ahead = lane->receiving == LANE_AHEAD;
     lane->silence.heard |= lane->readable && !ahead; // what is there and unread has been said

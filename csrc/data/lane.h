@@ -29,6 +29,7 @@ struct neighbour {
     struct op_member member; // first: what the book knows of it; rank UINT32_MAX: it is no member
     struct neighbour *next;
     struct lane *lanes[WIRE_MAX_LANES + 1]; // [0] the direct link
+    uint32_t lane_end;                      // no lane has this index, or a higher one
     uint32_t lane_count;                    // lanes that still point here, the closed ones too
     bool dropped;                           // freed as soon as nothing points here
     struct memory_process memory;           // thread: the process, if its memory can be read from here
@@ -37,9 +38,10 @@ struct neighbour {
     bool offered;                           // in this epoch it has told the name of its
     uint8_t door[DOOR_NAME_BYTES];
     struct boxes boxes;
-    uint64_t eager_bytes; // movers/direct: sent before the peer posted the op
-    double speed;         // thread: of its links together
-    int64_t speed_ns;     // thread: when it was measured
+    uint64_t eager_bytes;   // movers/direct: sent before the peer posted the op
+    double speed;           // thread: of its links together
+    int64_t speed_ns;       // thread: when it was measured
+    struct pace_lanes pace; // thread: how many of its lanes carry bulk
     struct sight sight;
 };
 
@@ -77,7 +79,8 @@ struct lane {
     uint8_t *scratch; // WIRE_MAX_DATA_BYTES, made at first use
 
     // sending
-    bool retired; // lock: it is not the peer's lane of this index any more
+    bool retired;    // lock: it is not the peer's lane of this index any more
+    uint32_t unsent; // what the kernel's limit is (pace_unsent)
     bool writable;
     struct frame_queue queue;
     struct frame *sending;
@@ -130,12 +133,15 @@ struct lane *lane_new(struct engine *engine, struct neighbour *peer, uint32_t in
 void lane_free(struct lane *lane);
 
 // ---- lanes; thread ----
-// Whether bulk goes this way: the direct link only stands in where the pair has no lanes. Lock held.
+// Whether bulk goes this way: the direct link only stands in where the pair has no lanes, and to a far neighbour not
+// all lanes may be in use (pace_lanes). Lock held.
 bool lane_is_for_bulk(const struct lane *lane);
 // WIRE_MAX_DATA_BYTES to receive into. NULL: memory was refused, the engine is dead. Lock held.
 uint8_t *lane_scratch(struct lane *lane);
 // WIRE_MAX_DATA_BYTES for what this lane sends, one frame at a time. NULL: memory was refused.
 uint8_t *lane_stage(struct lane *lane);
+// Reads what the kernel says of it, and holds it to that. Thread.
+void lane_look(struct lane *lane, int64_t now_ns);
 // Queues a frame, and takes it. Lock held.
 void lane_push(struct lane *lane, struct frame *frame);
 // There may be work for it.

@@ -92,6 +92,7 @@ void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t i
         retire(peer, index);
         peer->lanes[index] = lane;
         peer->lane_count++;
+        if (peer->lane_end <= index) peer->lane_end = index + 1;
         lane->next = engine->lanes->arriving;
         engine->lanes->arriving = lane;
         engine_wake(engine);
@@ -165,6 +166,7 @@ bool lanes_poll_arriving(struct engine *engine) {
         if (!transport_watch(lane->stream, all->epoll, events, (epoll_data_t){.ptr = lane})) return false;
         all->arriving = lane->next;
         lane->polled = true;
+        lane_look(lane, platform_now_ns());
         all->list[all->count++] = lane;
         lane_schedule(lane);
         route.changed(engine, lane->peer, NEIGHBOUR_LINK_UP);

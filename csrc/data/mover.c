@@ -135,7 +135,7 @@ bool mover_waits_for_next(const struct op *op, char *out, size_t capacity) {
 }
 
 bool mover_may_use(struct engine *engine, const struct lane *lane) {
-    if (lane->index > 0) return true;
+    if (lane->index > 0) return lane_is_for_bulk(lane);
     engine_lock(engine);
     bool bulk = lane_is_for_bulk(lane);
     engine_unlock(engine);

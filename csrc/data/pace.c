@@ -7,6 +7,16 @@ enum {
     SPAN_MS = 20,         // likewise, of what comes
     AHEAD_MS = 50,        // what a giver may always be ahead
     CHUNK_ALIGN = 64,     // bytes
+    FAR_US = 2000,        // a round trip; below it wake-ups are what a link waits for
+    FRAME_LEAST = 16 << 10,
+    UNSENT_LEAST = 32 << 10,
+    UNSENT_MOST = 1 << 20,
+    LANES_FIRST = 4,  // in use at the beginning
+    LANES_PART = 8,   // of those in use come more at once
+    PERIOD_TRIPS = 6, // round trips of a measurement, which lasts for PERIOD_MS at least
+    PERIOD_MS = 100,
+    RETRANSMITS_PART = 100, // more than one segment of these sent again is much
+    STRAINED_MOST = 3,      // measurements with that: filling a link for the first time is one
     CHUNKS_PER_SHARD = 4,
     CHUNKS_PER_SEGMENT_SHARD = 1,
     WINDOW_CHUNKS = 2, // among many; twice as many between two
@@ -28,6 +38,7 @@ void pace_note(struct pace *pace, const struct gauge *gauge, int64_t now_ns) {
     uint64_t busy_us = gauge->busy_us - pace->busy_us;
     bool first = pace->busy_us == 0;
     pace->gauge = *gauge;
+    pace->far = gauge->round_trip_us >= FAR_US;
     if (!pace_is_due(pace, now_ns)) return;
     pace->measured_ns = now_ns;
     pace->speed = 0;
@@ -35,6 +46,84 @@ void pace_note(struct pace *pace, const struct gauge *gauge, int64_t now_ns) {
     if (!first) pace->speed = (double)(gauge->acked - pace->acked) / ((double)busy_us * 1e3);
     pace->acked = gauge->acked;
     pace->busy_us = gauge->busy_us;
+}
+
+static uint32_t within(uint32_t bytes, uint32_t least, uint32_t most) {
+    return bytes < least ? least : bytes > most ? most : bytes;
+}
+
+size_t pace_frame(const struct pace *pace) {
+    if (!pace->far) return PACE_CHUNK_MAX;
+    return within(pace->gauge.window / 4, FRAME_LEAST, PACE_CHUNK_MAX) / CHUNK_ALIGN * CHUNK_ALIGN;
+}
+
+uint32_t pace_unsent(const struct pace *pace) {
+    return pace->far ? within(pace->gauge.window / 4, UNSENT_LEAST, UNSENT_MOST) : 0;
+}
+
+// ---- the connections to one neighbour ----
+// Faster by this much than in the measurement before: they still find out how fast they can be.
+static const double RAMPS = 1.25;
+
+void pace_total_add(struct pace_total *total, const struct pace *pace) {
+    const struct gauge *gauge = &pace->gauge;
+    if (total->lanes == 0 || gauge->round_trip_us < total->round_trip_us) total->round_trip_us = gauge->round_trip_us;
+    total->lanes++;
+    total->acked += gauge->acked;
+    total->busy_us += gauge->busy_us;
+    total->smoothed_us += gauge->smoothed_us;
+    total->segments += gauge->segments;
+    total->retransmits += gauge->retransmits;
+}
+
+static uint32_t more(const struct pace_lanes *pace) {
+    return !pace->filled ? 2 * pace->in_use : pace->in_use + (pace->in_use + LANES_PART - 1) / LANES_PART;
+}
+
+static uint32_t fewer(uint32_t lanes) { return lanes - (lanes > 1 ? (lanes + 3) / 4 : 0); }
+
+static void begin(struct pace_lanes *pace, const struct pace_total *total, int64_t now_ns) {
+    pace->lanes = total->lanes;
+    pace->since_ns = now_ns;
+    pace->acked = total->acked;
+    pace->busy_us = total->busy_us;
+    pace->segments = total->segments;
+    pace->retransmits = total->retransmits;
+}
+
+bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, uint32_t available, int64_t now_ns) {
+    uint32_t before = pace->in_use, trip_us = total->round_trip_us;
+    if (trip_us < FAR_US) {
+        *pace = (struct pace_lanes){0};
+        return before != 0;
+    }
+    if (before == 0) pace->in_use = available < LANES_FIRST ? available : LANES_FIRST;
+    const struct pace_lanes since = *pace;
+    int64_t period_ns = (int64_t)PERIOD_TRIPS * trip_us * 1000, spent_ns = now_ns - since.since_ns;
+    if (period_ns < PERIOD_MS * MS_NS) period_ns = PERIOD_MS * MS_NS;
+    bool measured = since.lanes == pace->in_use && total->lanes == since.lanes;
+    if (measured && spent_ns < period_ns) return pace->in_use != before;
+    begin(pace, total, now_ns);
+    // Where there was not always something to send, it was not they that were the limit.
+    int64_t busy_ns = (int64_t)(total->busy_us - since.busy_us) * 1000;
+    if (!measured || busy_ns / since.lanes < spent_ns / 4 * 3) return pace->in_use != before;
+    uint64_t now_us = total->smoothed_us / total->lanes, queue_us = now_us > trip_us ? now_us - trip_us : 0;
+    uint64_t segments = total->segments - since.segments, again = total->retransmits - since.retransmits;
+    bool queued = queue_us > trip_us / 4 && queue_us > FAR_US;
+    double speed = (double)(total->acked - since.acked) / (double)spent_ns;
+    bool ramps = since.speed == 0 || speed > since.speed * RAMPS;
+    pace->speed = speed;
+    if (queued) pace->filled = true;
+    pace->strained = queued && again * RETRANSMITS_PART > segments ? pace->strained + 1 : 0;
+    if (!queued && !ramps) {
+        pace->in_use = more(pace);
+    } else if (pace->strained == STRAINED_MOST) {
+        pace->in_use = fewer(pace->in_use);
+        pace->strained = 0;
+    }
+    if (pace->in_use > available) pace->in_use = available;
+    if (pace->in_use != before) pace->speed = 0;
+    return pace->in_use != before;
 }
 
 // ---- one giver ----

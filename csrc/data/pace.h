@@ -30,6 +30,7 @@ double pace_mean(double mean, double newest);
 // All 0 at the beginning.
 struct pace {
     struct gauge gauge; // as last read
+    bool far;           // its round trip is longer than what a wake-up takes
     int64_t measured_ns;
     uint64_t acked, busy_us; // where the next measurement of its speed begins
     double speed;            // in the last tick, while it had something to send
@@ -39,6 +40,38 @@ struct pace {
 bool pace_is_due(const struct pace *pace, int64_t now_ns);
 // A reading; if it is due, a measurement too.
 void pace_note(struct pace *pace, const struct gauge *gauge, int64_t now_ns);
+
+// Bytes of a frame of bulk on this link, and those that it may have taken and not sent yet (0: any number). Where the
+// window of each connection is a small part of what a far link holds, a connection that has just lost a packet needs
+// several round trips for what others send in one: it must not have taken much, or all wait for it.
+size_t pace_frame(const struct pace *pace);
+uint32_t pace_unsent(const struct pace *pace);
+
+// ---- the connections to one neighbour ----
+// How many of them carry bulk to a far one. More of them get through loss that no congestion causes, and hold more
+// bytes than the window of one; too many of them only fill the queue of a busy link until it drops what comes. So they
+// become more while they are the limit and no queue is seen, and fewer while there is one and much is sent again and
+// again. A queue alone is no reason: it may be the other direction's, which the acknowledgements wait in.
+struct pace_lanes {
+    uint32_t in_use;   // 0: all, the neighbour is near
+    bool filled;       // a queue was seen: from now on they become more one by one
+    uint32_t strained; // measurements one after another in which much was sent again
+    uint32_t lanes;    // of the measurement at hand, which began at since_ns
+    int64_t since_ns;
+    uint64_t acked, busy_us, segments, retransmits;
+    double speed; // in the measurement before; 0: there was none of as many
+};
+
+// Of the connections in use, as last read.
+struct pace_total {
+    uint32_t lanes;
+    uint32_t round_trip_us;                                      // the shortest
+    uint64_t smoothed_us, acked, busy_us, segments, retransmits; // sums
+};
+
+void pace_total_add(struct pace_total *total, const struct pace *pace);
+// The neighbour has `available` connections for bulk. True: `in_use` has changed.
+bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, uint32_t available, int64_t now_ns);
 
 // ---- one giver, by what comes ----
 // Of what was asked for (leaves of shared state), however it comes. All 0 at the beginning.

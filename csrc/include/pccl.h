@@ -157,7 +157,7 @@ typedef struct pcclMasterInstanceState_t pcclMasterInstance_t;
 typedef struct pcclCommCreateParams_t {
     ccoip_socket_address_t master_address;
     uint32_t peer_group;               // peers of the same number form one group
-    uint32_t p2p_connection_pool_size; // lanes to each ring neighbour; 0 = the library's default, above 256 = 256
+    uint32_t p2p_connection_pool_size; // lanes to each ring neighbour; 0 = the library decides, above 256 = 256
 } pcclCommCreateParams_t;
 
 typedef struct pcclReduceInfo_t {

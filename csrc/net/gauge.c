@@ -28,6 +28,8 @@ struct gauge gauge_read(int fd) {
     }
     bool shortest = TELLS(length, tcpi_min_rtt) && info.tcpi_min_rtt != UINT32_MAX;
     read.round_trip_us = shortest ? info.tcpi_min_rtt : info.tcpi_rtt;
+    read.smoothed_us = info.tcpi_rtt;
+    read.window = info.tcpi_snd_cwnd * info.tcpi_snd_mss;
     read.retransmits = info.tcpi_total_retrans;
     return read;
 }

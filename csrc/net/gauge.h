@@ -11,6 +11,8 @@ struct gauge {
     uint64_t queued;         // bytes that were handed to the kernel and that the other side has not acknowledged
     uint64_t acked, busy_us; // bytes acknowledged so far, and the time in which there were some to send
     uint32_t round_trip_us;  // the shortest of late: a process that is slow to answer does not make it longer
+    uint32_t smoothed_us;    // the round trip as it is now, queues on the way included
+    uint32_t window;         // bytes that may be under way: the congestion window
     uint32_t retransmits;    // segments sent again so far
     uint32_t segments;       // with data, sent so far
     uint32_t waiting;        // bytes that were handed to the kernel and that it has not sent yet

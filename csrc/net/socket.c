@@ -93,6 +93,10 @@ static void set_connection_options(int fd) {
     set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, USER_TIMEOUT_MS);
 }
 
+void socket_limit_unsent(int fd, uint32_t bytes) {
+    set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes > INT32_MAX ? INT32_MAX : (int)bytes);
+}
+
 static int open_socket(const struct wire_address *address) {
     int family = address->family == 6 ? AF_INET6 : AF_INET;
     return descriptor_socket(family, SOCK_STREAM | SOCK_NONBLOCK, 0);

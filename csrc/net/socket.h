@@ -39,6 +39,8 @@ bool socket_within_host(int fd);
 bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b);
 // Writes the name of the connection's congestion control; at least 16 bytes. False: unknown.
 bool socket_congestion(int fd, char *out, size_t capacity);
+// How many bytes the connection may take that it cannot send yet; 0: any number.
+void socket_limit_unsent(int fd, uint32_t bytes);
 // Whether the other side has ended the connection, or it broke; bytes may be left to read.
 bool socket_has_ended(int fd);
 

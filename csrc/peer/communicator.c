@@ -73,7 +73,9 @@ pcclResult_t communicator_check_no_ops(const struct communicator *c) {
 
 struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id) {
     struct member *mind = member_new(id, c->params.group, c->params.lanes);
-    if (mind != NULL) member_set_recovery(mind, c->params.recovery_limit_ms, c->params.master_count);
+    if (mind == NULL) return NULL;
+    member_set_recovery(mind, c->params.recovery_limit_ms, c->params.master_count);
+    member_set_spare_lanes(mind, c->params.spare_lanes);
     return mind;
 }
 

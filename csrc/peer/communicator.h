@@ -29,7 +29,8 @@ struct communicator_params {
     uint32_t master_count;
     uint32_t recovery_limit_ms; // for how long a lost master is waited for; 0: not at all
     uint32_t group;
-    uint32_t lanes; // 1..WIRE_MAX_LANES
+    uint32_t lanes;       // 1..WIRE_MAX_LANES
+    uint32_t spare_lanes; // more of them, to far neighbours, for as long as they can be had
 };
 
 enum communicator_phase {

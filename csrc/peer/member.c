@@ -20,7 +20,7 @@
 struct member {
     enum member_phase phase;
     struct wire_id id;
-    uint32_t group, lanes;
+    uint32_t group;
     uint64_t run, generation; // of the epoch in force
     struct wire_welcome welcome;
     char text[MEMBER_TEXT];
@@ -321,7 +321,7 @@ static struct wire_hello hello_of(const struct member *m, uint16_t port) {
     return (struct wire_hello){.version = WIRE_VERSION,
                                .id = m->id,
                                .group = m->group,
-                               .lanes = m->lanes,
+                               .lanes = m->mesh.lanes,
                                .port = port,
                                .masters = (uint8_t)m->recovery.masters};
 }
@@ -491,9 +491,10 @@ struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lan
     recovery_init(&m->recovery, 0, 1);
     m->id = *id;
     m->group = group;
-    m->lanes = lanes;
     return m;
 }
+
+void member_set_spare_lanes(struct member *m, uint32_t spare) { mesh_set_spare(&m->mesh, spare); }
 
 void member_set_recovery(struct member *m, uint32_t limit_ms, uint32_t masters) {
     recovery_init(&m->recovery, limit_ms, masters);

@@ -32,6 +32,8 @@ struct member;
 
 // A mind in phase IDLE that will join as `id`. NULL when memory is refused.
 struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lanes);
+// How many spare lanes it has room for (peer/mesh); 0 at first.
+void member_set_spare_lanes(struct member *member, uint32_t spare);
 // For how long a lost master is waited for, 0 (as it is at first): not at all; and how many masters are in the list.
 void member_set_recovery(struct member *member, uint32_t limit_ms, uint32_t masters);
 void member_free(struct member *member);

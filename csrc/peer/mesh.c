@@ -7,7 +7,7 @@
 #include "base/grow.h"
 #include "base/platform.h"
 
-enum { NEIGHBOURS_LEAST = 8 };
+enum { NEIGHBOURS_LEAST = 8, FAR_US = 1000 };
 
 enum link_state { LINK_ABSENT, LINK_MAKING, LINK_FAILED, LINK_UP };
 
@@ -26,6 +26,8 @@ struct neighbour {
     uint64_t accused_in;          // number of the epoch in which the master was told
     uint32_t latency_us;
     uint32_t link_count; // direct link and lanes of the pair
+    uint32_t link_end;   // and spare lanes
+    bool refuses;        // spare lanes
     struct link *links;
 };
 
@@ -34,6 +36,8 @@ void mesh_init(struct mesh *mesh, const struct wire_id *self, uint32_t lanes) {
     mesh->self = *self;
     mesh->lanes = lanes;
 }
+
+void mesh_set_spare(struct mesh *mesh, uint32_t spare) { mesh->spare = spare; }
 
 void mesh_fini(struct mesh *mesh) {
     for (size_t i = 0; i < mesh->count; i++) free(mesh->neighbours[i].links);
@@ -51,19 +55,21 @@ static struct neighbour *find(const struct mesh *mesh, const struct wire_id *id)
 // The neighbour that has this link; NULL: nobody has.
 static struct neighbour *find_link(const struct mesh *mesh, const struct wire_id *id, uint32_t index) {
     struct neighbour *n = find(mesh, id);
-    return n == NULL || index >= n->link_count ? NULL : n;
+    return n == NULL || index >= n->link_end ? NULL : n;
 }
 
 static struct neighbour *add(struct mesh *mesh, const struct wire_member *from) {
     uint32_t lanes = from->lanes < mesh->lanes ? from->lanes : mesh->lanes;
     if (!GROW(mesh->neighbours, mesh->room, mesh->count, NEIGHBOURS_LEAST)) return NULL;
-    struct link *links = calloc((size_t)lanes + 1, sizeof *links);
+    uint32_t room = WIRE_MAX_LANES - lanes, spare = mesh->spare < room ? mesh->spare : room;
+    struct link *links = calloc((size_t)lanes + 1 + spare, sizeof *links);
     if (links == NULL) return NULL;
     struct neighbour *added = &mesh->neighbours[mesh->count++];
     *added = (struct neighbour){.id = from->id,
                                 .join_number = from->join_number,
                                 .address = from->address,
                                 .link_count = lanes + 1,
+                                .link_end = lanes + 1 + spare,
                                 .links = links};
     return added;
 }
@@ -74,6 +80,16 @@ static bool required_in(const struct neighbour *n, uint32_t index, enum mesh_mem
 
 static bool required(const struct neighbour *n, uint32_t index) {
     return required_in(n, index, MESH_EPOCH) || required_in(n, index, MESH_CANDIDATE);
+}
+
+// Whether it is a spare lane of neighbours of the ring.
+static bool is_spare(const struct neighbour *n, uint32_t index) {
+    return index >= n->link_count && index < n->link_end && (n->lanes[MESH_EPOCH] || n->lanes[MESH_CANDIDATE]);
+}
+
+// Whether bytes of the epoch in force may be lost with the link.
+static bool carries_epoch(const struct neighbour *n, uint32_t index) {
+    return required_in(n, index, MESH_EPOCH) || (index >= n->link_count && n->in[MESH_EPOCH]);
 }
 
 // Whether a link that the membership requires could not be made or, unless `failed`, is not there.
@@ -179,6 +195,27 @@ static void dial_missing(struct mesh *mesh, struct member_output *out) {
     }
 }
 
+// More of them with each that is made, so that nobody is flooded.
+static void dial_spare(const struct mesh *mesh, struct neighbour *n, struct member_output *out) {
+    uint32_t up = 0;
+    if (n->refuses || n->latency_us < FAR_US || n->join_number >= mesh->join_number) return;
+    for (uint32_t i = 0; i < n->link_count; i++)
+        if (n->links[i].state != LINK_UP) return;
+    for (uint32_t i = n->link_count; i < n->link_end; i++) up += n->links[i].state == LINK_UP;
+    for (uint32_t i = n->link_count; i < n->link_end && i < n->link_count + 2 * up + 1; i++)
+        if (is_spare(n, i) && n->links[i].state == LINK_ABSENT) dial(n, i, out);
+}
+
+// The lost ones are made again.
+static void dial_spares(struct mesh *mesh, struct member_output *out) {
+    for (size_t i = 0; i < mesh->count; i++) {
+        struct neighbour *n = &mesh->neighbours[i];
+        for (uint32_t index = n->link_count; index < n->link_end; index++)
+            if (n->links[index].state == LINK_FAILED) n->links[index].state = LINK_ABSENT;
+        dial_spare(mesh, n, out);
+    }
+}
+
 // ---- telling the master ----
 
 // The neighbours with a link that this membership requires and that could not be made or, unless `failed`, is not
@@ -218,6 +255,7 @@ static void check_complete(struct mesh *mesh, const struct mesh_event *at, struc
 void mesh_make(struct mesh *mesh, const struct mesh_event *at, bool dials, struct member_output *out) {
     drop_strangers(mesh, out);
     if (dials) dial_missing(mesh, out);
+    if (dials) dial_spares(mesh, out);
     check_complete(mesh, at, out);
 }
 
@@ -250,11 +288,12 @@ void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct w
     }
     struct link *link = &n->links[index];
     // The other side made it again before this side saw it break: what was sent on the old one may be lost.
-    bool replaced = link->state == LINK_UP && at->accepted && required_in(n, index, MESH_EPOCH);
+    bool replaced = link->state == LINK_UP && at->accepted && carries_epoch(n, index);
     link->state = LINK_UP;
     link->made_in = at->header.epoch;
     if (index == 0 || n->latency_us == 0) n->latency_us = latency_us;
     if (replaced) want_fresh_epoch(mesh, at->now_ns);
+    dial_spare(mesh, n, out);
     check_complete(mesh, at, out);
 }
 
@@ -268,6 +307,7 @@ void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const stru
         return;
     }
     n->links[index].state = LINK_FAILED;
+    if (index >= n->link_count) n->refuses = true;
     if (at->accepted && required_in(n, index, MESH_EPOCH)) accuse(at, n, index, false, out);
     if (mesh->candidate.open && required_in(n, index, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
 }
@@ -289,6 +329,7 @@ void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct
         else
             accuse(at, n, index, silent, out);
     }
+    if (at->accepted && index >= n->link_count && carries_epoch(n, index)) want_fresh_epoch(mesh, at->now_ns);
     if (mesh->candidate.open && required_in(n, index, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
 }
 
@@ -330,6 +371,6 @@ enum member_judgement mesh_judge(const struct mesh *mesh, const struct wire_link
     const struct neighbour *n = find(mesh, &hello->from);
     if (n == NULL) return MEMBER_PARK;
     if (hello->kind == WIRE_LINK_PROBE) return n->in[MESH_EPOCH] ? MEMBER_ACCEPT : MEMBER_PARK;
-    if (n->join_number < mesh->join_number || hello->index >= n->link_count) return MEMBER_REJECT;
-    return required(n, hello->index) ? MEMBER_ACCEPT : MEMBER_PARK;
+    if (n->join_number < mesh->join_number || hello->index >= n->link_end) return MEMBER_REJECT;
+    return required(n, hello->index) || is_spare(n, hello->index) ? MEMBER_ACCEPT : MEMBER_PARK;
 }

@@ -7,6 +7,10 @@
 //
 // A link that is lost is not dialled again until the master has answered with a new group epoch: bytes of the old one
 // may be lost with the connection, so the link must not carry that epoch any further.
+//
+// To a far neighbour of the ring the later joined of a pair makes spare lanes too, as many as both have room for.
+// Nobody waits for them: one that cannot be made is done without, but one that is lost takes bytes with it as any
+// other.
 #ifndef PCCL_PEER_MESH_H
 #define PCCL_PEER_MESH_H
 
@@ -26,8 +30,8 @@ struct neighbour;
 
 struct mesh {
     struct wire_id self;
-    uint32_t lanes;       // of this peer
-    uint64_t join_number; // likewise: the later joined of a pair dials
+    uint32_t lanes, spare; // of this peer
+    uint64_t join_number;  // likewise: the later joined of a pair dials
     struct neighbour *neighbours;
     size_t count, room;
 
@@ -56,6 +60,8 @@ struct mesh_event {
 
 void mesh_init(struct mesh *mesh, const struct wire_id *self, uint32_t lanes);
 void mesh_fini(struct mesh *mesh);
+// How many spare lanes it has room for; before it has neighbours.
+void mesh_set_spare(struct mesh *mesh, uint32_t spare);
 
 // ---- memberships; what they require is dialled by mesh_make ----
 // The own group has changed since `before`, which is NULL for a newcomer. `mends`: the epoch may be there to make

@@ -15,6 +15,7 @@
 enum {
     OTHERS = 7, // ids 2..8; 1 is the own one
     LANES = 2,
+    SPARE_LANES = 3,
     LIMIT_MS = 1000,
     DIALS_MAX = OTHERS * (WIRE_MAX_LANES + 1)
 };
@@ -87,7 +88,7 @@ static void check_ring(void) {
 }
 
 static void note_dial(const struct member_action *action) {
-    MUST(!wire_id_equal(&action->id, &self) && action->index <= LANES);
+    MUST(!wire_id_equal(&action->id, &self) && action->index <= LANES + SPARE_LANES);
     for (uint32_t i = 0; i < dial_count; i++)
         MUST(!wire_id_equal(&dials[i].id, &action->id) || dials[i].index != action->index);
     MUST(dial_count < DIALS_MAX);
@@ -357,7 +358,7 @@ static void incoming(struct fuzz *in) {
     hello.secret[0] = how == 9;
     if (member_judge_hello(mind, &hello) != MEMBER_ACCEPT) return;
     MUST(wire_id_equal(&hello.to, &self) && hello.secret[0] == 0 && member_phase(mind) >= MEMBER_REGISTERED && !dead);
-    if (hello.kind == WIRE_LINK_DATA) member_link_up(mind, &hello.from, hello.index, how, now, &out);
+    if (hello.kind == WIRE_LINK_DATA) member_link_up(mind, &hello.from, hello.index, (uint32_t)how << 4, now, &out);
     carry_out();
 }
 
@@ -368,7 +369,7 @@ static void dialled(uint8_t how) {
     if (how & 1)
         member_link_failed(mind, &dial.id, dial.index, &out);
     else
-        member_link_up(mind, &dial.id, dial.index, how, now, &out);
+        member_link_up(mind, &dial.id, dial.index, (uint32_t)how << 4, now, &out);
     carry_out();
 }
 
@@ -470,6 +471,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     newest = (struct member_view){0};
     dial_count = 0;
     mind = member_new(&self, 0, LANES);
+    if (mind != NULL) member_set_spare_lanes(mind, SPARE_LANES);
     MUST(mind != NULL);
     while (fuzz_more(&in) && !out.failed) step(&in); // when memory was refused, the body lets the communicator die
     fuzz_refuse(0);

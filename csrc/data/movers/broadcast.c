@@ -85,7 +85,8 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     if (!idle || b->last || !b->moving.next_ready || b->next >= here || lane->peer != mover_successor(op) ||
         !mover_may_use(engine, lane))
         return NULL;
-    uint64_t elements = pace_chunk(op->count, op->element, PACE_CHUNK_MAX, op->parent != NULL);
+    uint64_t elements =
+        pace_chunk(op->count, op->element, b->boxed ? PACE_CHUNK_MAX : pace_frame(&lane->pace), op->parent != NULL);
     if (elements > here - b->next) elements = here - b->next;
     const uint8_t *from = b->root ? op->args.send : op->args.recv;
     struct wire_op head;

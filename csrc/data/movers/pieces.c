@@ -131,7 +131,8 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     struct link *link = &p->links[place];
     const struct call_part *part = part_to(op, place);
     if (!link->ready || link->next == part->count) return NULL;
-    uint64_t elements = pace_chunk(part->count, op->element, PACE_CHUNK_MAX, false);
+    uint64_t elements =
+        pace_chunk(part->count, op->element, link->boxed ? PACE_CHUNK_MAX : pace_frame(&lane->pace), false);
     if (elements > part->count - link->next) elements = part->count - link->next;
     struct wire_op head;
     op_head(op, &head);

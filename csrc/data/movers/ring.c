@@ -13,12 +13,11 @@
 
 enum { CHUNKS_AHEAD = 8 }; // own chunks of an op under way when the successor reads them out of our memory
 
-// A chunk to forward that the successor is not ready for.
-struct held {
-    struct held *next;
+// A chunk, or what is left of it, for whichever lane has room first: the successor was not ready, or is far.
+struct forward {
+    struct forward *next;
     struct wire_op head;
     size_t bytes;
-    uint32_t lane;
 };
 
 struct ring {
@@ -26,7 +25,7 @@ struct ring {
     bool next_reads;                   // the successor takes its chunks out of our memory
     uint64_t injected, returned;       // own chunks under way
     uint64_t under_way;                // their bytes, unless the successor reads them
-    struct held *held;                 // chunks to forward once it has
+    struct forward *forwards, **last;  // chunks to forward, in the order in which they came
     uint64_t inject, inject_end;       // own shard, elements
     struct ranges reducing, gathering; // what has come, or is on its way: elements
 };
@@ -77,6 +76,7 @@ static bool begin(struct engine *engine, struct op *op) {
     uint64_t count = op->count, sent = count - shard_size(op, now->place + 1),
              passed = sent - shard_size(op, now->place);
     struct plan_range own = shard_of(op, now->place);
+    ring->last = &ring->forwards;
     ring->inject = own.begin;
     ring->inject_end = own.end;
     if (!is_half(op)) sent = plan_ring_sent(count, now->count, now->place);
@@ -147,29 +147,27 @@ static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wi
     return frame;
 }
 
-static void forward_now(struct engine *engine, struct op *op, struct wire_op *head, size_t bytes, uint32_t index) {
-    struct lane *next = neighbour_lane(mover_successor(op), index);
-    if (next == NULL) return; // the link broke; the op is redone in the next epoch
-    struct frame *frame = chunk_frame(engine, op, head, sum_at(op, head->offset), bytes);
-    if (frame == NULL) return;
-    lane_push(next, frame);
-    lane_schedule(next);
-}
-
 static void forward(struct engine *engine, struct op *op, const struct incoming *in) {
     struct ring *ring = op->work;
-    engine_lock(engine);
-    struct held *held = ring->moving.next_ready ? NULL : malloc(sizeof *held);
     struct wire_op head = in->head;
     head.hop++;
     head.extra = 0;
-    if (ring->moving.next_ready) {
-        forward_now(engine, op, &head, chunk_bytes(in), in->lane->index);
-    } else if (held == NULL) {
+    engine_lock(engine);
+    struct lane *lane = ring->moving.next_ready ? neighbour_lane(mover_successor(op), in->lane->index) : NULL;
+    bool now = lane != NULL && !lane->pace.far;
+    struct forward *forward = now ? NULL : malloc(sizeof *forward);
+    // What a device has reduced is still in memory of the host: shown at once, it does not cross the bus again.
+    struct frame *frame = now ? chunk_frame(engine, op, &head, sum_at(op, head.offset), chunk_bytes(in)) : NULL;
+    if (frame != NULL) {
+        lane_push(lane, frame);
+        lane_schedule(lane);
+    } else if (forward != NULL) {
+        *forward = (struct forward){NULL, head, chunk_bytes(in)};
+        *ring->last = forward;
+        ring->last = &forward->next;
+        neighbour_schedule(mover_successor(op));
+    } else if (!now) {
         engine_fail(engine);
-    } else {
-        *held = (struct held){ring->held, head, chunk_bytes(in), in->lane->index};
-        ring->held = held;
     }
     engine_unlock(engine);
 }
@@ -178,15 +176,15 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
 static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
     struct ring *ring = op->work;
-    (void)block;
-    if (type != WIRE_READY || from != mover_successor(op)) return;
-    ring->next_reads = head->extra == 1 && can_be_read(op);
-    while (ring->held != NULL) {
-        struct held *held = ring->held;
-        ring->held = held->next;
-        forward_now(engine, op, &held->head, held->bytes, held->lane);
-        free(held);
-    }
+    (void)engine, (void)block;
+    if (type == WIRE_READY && from == mover_successor(op)) ring->next_reads = head->extra == 1 && can_be_read(op);
+}
+
+static struct forward *forward_pop(struct ring *ring) {
+    struct forward *forward = ring->forwards;
+    ring->forwards = forward->next;
+    if (ring->forwards == NULL) ring->last = &ring->forwards;
+    return forward;
 }
 
 static void release(struct engine *engine, struct op *op) {
@@ -194,11 +192,7 @@ static void release(struct engine *engine, struct op *op) {
     struct ring *ring = op->work;
     ranges_fini(&ring->reducing);
     ranges_fini(&ring->gathering);
-    while (ring->held != NULL) {
-        struct held *held = ring->held;
-        ring->held = held->next;
-        free(held);
-    }
+    while (ring->forwards != NULL) free(forward_pop(ring));
     *ring = (struct ring){0};
 }
 
@@ -284,16 +278,36 @@ static bool may_inject(struct engine *engine, const struct op *op, bool idle) {
            pace_window(op->team->count, now->latency_us, now->megabytes_per_s);
 }
 
+// The largest part of a chunk that this lane takes. The successor reads all of it at once where it reads our memory.
+static size_t part_most(const struct op *op, const struct lane *lane) {
+    const struct ring *ring = op->work;
+    return ring->next_reads ? PACE_PLACED_MAX : pace_frame(&lane->pace) / op->element * op->element;
+}
+
+static struct frame *forward_next(struct engine *engine, struct op *op, const struct lane *lane) {
+    struct ring *ring = op->work;
+    struct forward *forward = ring->forwards;
+    size_t most = part_most(op, lane), bytes = forward->bytes < most ? forward->bytes : most;
+    engine_lock(engine);
+    struct frame *frame = chunk_frame(engine, op, &forward->head, sum_at(op, forward->head.offset), bytes);
+    engine_unlock(engine);
+    if (frame == NULL) return NULL;
+    forward->head.offset += bytes / op->element;
+    forward->head.extra = 0;
+    forward->bytes -= bytes;
+    if (forward->bytes == 0) free(forward_pop(ring));
+    return frame;
+}
+
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     const struct team *now = op->team;
     struct ring *ring = op->work;
-    if (!ring->moving.next_ready || ring->inject == ring->inject_end || lane->peer != mover_successor(op) ||
-        !mover_may_use(engine, lane))
-        return NULL;
-    if (!may_inject(engine, op, idle)) return NULL;
+    if (!ring->moving.next_ready || lane->peer != mover_successor(op) || !mover_may_use(engine, lane)) return NULL;
+    bool forwards = ring->forwards != NULL;
+    if (ring->inject == ring->inject_end || !may_inject(engine, op, idle && !forwards))
+        return idle && forwards ? forward_next(engine, op, lane) : NULL;
     struct plan_range own = shard_of(op, now->place);
-    uint64_t elements = pace_chunk(own.end - own.begin, op->element,
-                                   ring->next_reads ? PACE_PLACED_MAX : PACE_CHUNK_MAX, op->parent != NULL);
+    uint64_t elements = pace_chunk(own.end - own.begin, op->element, part_most(op, lane), op->parent != NULL);
     if (elements > ring->inject_end - ring->inject) elements = ring->inject_end - ring->inject;
     struct wire_op head;
     op_head(op, &head);

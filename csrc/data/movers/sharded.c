@@ -23,13 +23,15 @@ enum { WINDOW_BYTES = 4 * 1024 * 1024, WINDOW_MIN = 4, WINDOW_MAX = 64 };
 // One block of the shard that this member owns.
 struct slot {
     uint32_t arrived;
-    uint32_t unsent; // RESULT frames not yet written
+    uint32_t unsent;      // RESULT frames not yet written
+    struct block *result; // owned, until all of them are
 };
 
 // What goes to the owner of a shard, and comes from it.
 struct target {
     uint64_t next, granted, blocks; // of its shard
     struct ranges codes, results;   // that have come from it, or are on their way: blocks
+    uint64_t results_sent;          // to it, in the order of `ready`
 };
 
 struct sharded {
@@ -37,9 +39,11 @@ struct sharded {
     uint64_t window;         // blocks in work at the owner
     uint64_t freed, granted; // own blocks that are over; that the others may send
     struct slot *slots;      // [window]
-    struct block **inputs;   // of each slot by rank: [window * members]
-    const uint8_t **terms;   // by rank: codes of the block at hand
-    struct target *targets;  // by rank
+    uint64_t *ready;         // [window]: blocks whose result is there, in the order in which they were reduced
+    uint64_t ready_count;
+    struct block **inputs;  // of each slot by rank: [window * members]
+    const uint8_t **terms;  // by rank: codes of the block at hand
+    struct target *targets; // by rank
 };
 
 static const struct codec *codec_of(const struct op *op) { return codec_find(op->args.fingerprint.codec); }
@@ -157,9 +161,11 @@ static bool note_residual(struct op *op, struct plan_range range, const void *wa
 static void release(struct engine *engine, struct op *op) {
     struct sharded *s = op->work;
     for (uint64_t i = 0; s->inputs != NULL && i < s->window * op->contributors; i++) block_put(engine, s->inputs[i]);
+    for (uint64_t i = 0; s->slots != NULL && i < s->window; i++) block_put(engine, s->slots[i].result);
     free(s->inputs);
     free(s->terms);
     free(s->slots);
+    free(s->ready);
     for (uint32_t rank = 0; s->targets != NULL && rank < op->contributors; rank++) {
         ranges_fini(&s->targets[rank].codes);
         ranges_fini(&s->targets[rank].results);
@@ -185,7 +191,9 @@ static bool allocate(struct engine *engine, struct op *op) {
     s->slots = calloc(s->window, sizeof *s->slots);
     s->inputs = calloc(s->window * now->count, sizeof(struct block *));
     s->terms = calloc(now->count, sizeof *s->terms);
-    if (s->targets == NULL || s->slots == NULL || s->inputs == NULL || s->terms == NULL) return false;
+    s->ready = calloc(s->window, sizeof *s->ready);
+    if (s->targets == NULL || s->slots == NULL || s->inputs == NULL || s->terms == NULL || s->ready == NULL)
+        return false;
     if (shared->wide == NULL) shared->wide = malloc(CODEC_PIECE * sizeof(double));
     if (shared->wide_input == NULL) shared->wide_input = malloc(CODEC_PIECE * sizeof(double));
     return shared->wide != NULL && shared->wide_input != NULL;
@@ -219,7 +227,7 @@ static bool begin(struct engine *engine, struct op *op) {
     return true;
 }
 
-// ---- inputs on their way to the owners ----
+// ---- inputs on their way to the owners, and results from there ----
 // False: the device has failed.
 static bool encode_input(struct engine *engine, struct op *op, struct plan_range range, uint8_t *out) {
     enum device_coding coding = encode_at_device(op, range, out);
@@ -232,11 +240,32 @@ static bool encode_input(struct engine *engine, struct op *op, struct plan_range
     return note_residual(op, range, shared->wide, shared->wide_input, 1);
 }
 
+static struct frame *next_result(struct engine *engine, struct op *op, struct target *target) {
+    struct sharded *s = op->work;
+    uint64_t index = s->ready[target->results_sent % s->window];
+    struct block *result = s->slots[index % s->window].result;
+    struct wire_op head;
+    op_head(op, &head);
+    head.shard = (uint16_t)op->team->place;
+    head.offset = index;
+    engine_lock(engine);
+    struct frame *frame = mover_frame(engine, op, WIRE_RESULT, &head, result->length);
+    if (frame != NULL) {
+        result->references++;
+        frame->block = result;
+        frame->payload = result->bytes;
+        target->results_sent++;
+    }
+    engine_unlock(engine);
+    return frame;
+}
+
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct sharded *s = op->work;
     uint32_t rank = mover_place_of(op, lane->peer);
     if (!idle || s->targets == NULL || rank == UINT32_MAX || !mover_may_use(engine, lane)) return NULL;
     struct target *target = &s->targets[rank];
+    if (target->results_sent < s->ready_count) return next_result(engine, op, target);
     if (target->next >= target->blocks || target->next >= target->granted) return NULL;
     struct plan_range range = block_range(op, rank, target->next);
     size_t bytes = encoded_bytes(op, range);
@@ -285,25 +314,16 @@ static bool store_own(struct op *op, struct plan_range range, const uint8_t *cod
     return !feedback || note_residual(op, range, sum, stored, average ? op->team->count : 1);
 }
 
-static void send_result(struct engine *engine, struct op *op, uint64_t index, struct block *result) {
+static void offer_result(struct engine *engine, struct op *op, uint64_t index, struct block *result) {
+    struct sharded *s = op->work;
     const struct team *now = op->team;
-    struct wire_op head;
-    op_head(op, &head);
-    head.shard = (uint16_t)now->place;
-    head.offset = index;
+    struct slot *slot = &s->slots[index % s->window];
+    slot->result = result;
+    slot->unsent = now->count - 1;
+    s->ready[s->ready_count++ % s->window] = index;
     engine_lock(engine);
-    for (uint32_t step = 1; step < now->count; step++) {
-        struct neighbour *peer = mover_peer(op, (now->place + step) % now->count);
-        struct lane *lane = neighbour_lane(peer, 1 + (uint32_t)(index % WIRE_MAX_LANES));
-        struct frame *frame = lane == NULL ? NULL : mover_frame(engine, op, WIRE_RESULT, &head, result->length);
-        if (frame == NULL) continue; // the link broke: the op is redone in the next epoch
-        result->references++;
-        frame->block = result;
-        frame->payload = result->bytes;
-        lane_push(lane, frame);
-        lane_schedule(lane);
-    }
-    block_put(engine, result);
+    for (uint32_t step = 1; step < now->count; step++)
+        neighbour_schedule(mover_peer(op, (now->place + step) % now->count));
     engine_unlock(engine);
 }
 
@@ -349,8 +369,7 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
     if (!good) block_put(engine, result);
     engine_unlock(engine);
     if (!good) return false;
-    s->slots[index % s->window].unsent = now->count - 1;
-    send_result(engine, op, index, result);
+    offer_result(engine, op, index, result);
     return true;
 }
 
@@ -421,7 +440,13 @@ static void sent(struct engine *engine, struct op *op, const struct frame *frame
     struct sharded *s = op->work;
     struct wire_op head;
     if (frame->block == NULL || !wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head)) return;
-    s->slots[head.offset % s->window].unsent--;
+    struct slot *slot = &s->slots[head.offset % s->window];
+    if (--slot->unsent == 0) {
+        engine_lock(engine);
+        block_put(engine, slot->result);
+        engine_unlock(engine);
+        slot->result = NULL;
+    }
     advance(engine, op);
 }
 

@@ -80,6 +80,95 @@ static void test_flow(void) {
     CHECK(flow.delay_ns > 0); // 0 is unknown
 }
 
+// ---- far links ----
+static void test_frames(void) {
+    struct pace pace = {0};
+    struct gauge gauge = {.round_trip_us = 100, .window = 14480};
+    check_case("a near link has whole chunks, and its socket's own limit");
+    pace_note(&pace, &gauge, now += TICK);
+    CHECK_EQ(pace_frame(&pace), PACE_CHUNK_MAX);
+    CHECK_EQ(pace_unsent(&pace), 0);
+    check_case("a far one has parts of its window");
+    gauge.round_trip_us = 80000;
+    for (uint64_t window = 1000; window < UINT64_C(1) << 31; window = window * 2 + 100) {
+        gauge.window = (uint32_t)window;
+        pace_note(&pace, &gauge, now += TICK);
+        CHECK(pace_frame(&pace) > 0 && pace_frame(&pace) <= PACE_CHUNK_MAX && pace_frame(&pace) % 64 == 0);
+        CHECK(pace_unsent(&pace) > 0 && pace_unsent(&pace) <= 1 << 20);
+        if (window > 100000) CHECK(pace_frame(&pace) <= window / 3 && pace_unsent(&pace) <= window / 3);
+    }
+}
+
+// Each connection has moved its part of `megabytes` by now; `queue_us` lie before the link, and this part of the
+// segments was sent again.
+static struct pace_lanes tuned;
+static struct pace_total figures;
+
+static bool later(int64_t ns, uint32_t lanes, double megabytes, uint64_t queue_us, double again, double busy) {
+    uint64_t trip_us = figures.round_trip_us, segments = (uint64_t)(megabytes * 1000);
+    figures.lanes = lanes;
+    figures.smoothed_us = lanes * (trip_us + queue_us);
+    figures.acked += (uint64_t)(megabytes * 1e6);
+    figures.busy_us += (uint64_t)((double)(lanes * ns / 1000) * busy);
+    figures.segments += segments;
+    figures.retransmits += (uint64_t)((double)segments * again);
+    return pace_lanes_step(&tuned, &figures, 64, now += ns);
+}
+
+static void begin_far(uint32_t trip_us) {
+    tuned = (struct pace_lanes){0};
+    figures = (struct pace_total){.lanes = 4, .round_trip_us = trip_us};
+    CHECK(pace_lanes_step(&tuned, &figures, 64, now += SECOND_NS));
+    CHECK_EQ(tuned.in_use, 4);
+}
+
+static void test_lanes(void) {
+    check_case("all are for a near neighbour");
+    figures = (struct pace_total){.lanes = 4, .round_trip_us = 100};
+    tuned = (struct pace_lanes){0};
+    CHECK(!pace_lanes_step(&tuned, &figures, 4, now += SECOND_NS));
+    CHECK_EQ(tuned.in_use, 0);
+    check_case("few of few");
+    figures.round_trip_us = 80000;
+    CHECK(pace_lanes_step(&tuned, &figures, 2, now += SECOND_NS));
+    CHECK_EQ(tuned.in_use, 2);
+    check_case("more where they are the limit, but not while they still get faster");
+    begin_far(80000);
+    later(SECOND_NS, 4, 10, 0, 0, 1);
+    CHECK(!later(SECOND_NS, 4, 20, 0, 0, 1) && !later(SECOND_NS, 4, 40, 0, 0, 1));
+    CHECK(later(SECOND_NS, 4, 41, 0, 1e-4, 1) && tuned.in_use == 8);
+    check_case("never above what there is");
+    for (int i = 0; i < 40; i++) later(SECOND_NS, tuned.in_use, 40, 0, 1e-4, 1);
+    CHECK_EQ(tuned.in_use, 64);
+    check_case("a measurement takes its time");
+    begin_far(80000);
+    for (int i = 0; i < 23; i++) CHECK(!later(20 * MS_NS, 4, 1, 0, 0, 1));
+    check_case("not where they have nothing to send");
+    begin_far(80000);
+    for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 4, 10, 0, 0, 0.5));
+    check_case("nor where there is a queue, whosever it is");
+    begin_far(80000);
+    for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 4, 10, 50000, 1e-4, 1));
+    check_case("one by one after that");
+    later(SECOND_NS, 4, 10, 0, 0, 1);
+    CHECK_EQ(tuned.in_use, 5);
+    check_case("fewer where much is sent again, but not at once");
+    begin_far(80000);
+    int measured = 0;
+    while (tuned.in_use == 4 && measured < 10) measured += !later(SECOND_NS, 4, 10, 50000, 0.05, 1);
+    CHECK(measured == 2 && tuned.in_use == 3);
+    for (int i = 0; i < 100; i++) later(SECOND_NS, tuned.in_use, 10, 50000, 0.05, 1);
+    CHECK_EQ(tuned.in_use, 1);
+    check_case("loss without a queue is no congestion");
+    begin_far(80000);
+    for (int i = 0; i < 100; i++) later(SECOND_NS, tuned.in_use, 10, 0, 0.05, 1);
+    CHECK_EQ(tuned.in_use, 64);
+    check_case("a neighbour that comes near");
+    figures.round_trip_us = 100;
+    CHECK(pace_lanes_step(&tuned, &figures, 64, now += SECOND_NS));
+    CHECK_EQ(tuned.in_use, 0);
+}
+
 // ---- rings ----
 // A chunk is never empty, never above its limit, and begins where a cache line of an aligned tensor does.
 static void test_chunks(void) {
@@ -111,6 +200,8 @@ int main(void) {
     test_speed();
     test_mean();
     test_flow();
+    test_frames();
+    test_lanes();
     test_chunks();
     test_window();
     return check_status();

@@ -160,7 +160,83 @@ static void test_candidate(void) {
     end();
 }
 
+static void up_far(uint8_t number, uint32_t index) {
+    struct wire_id id = id_of(number);
+    member_output_clear(&out);
+    mesh_link_up(&mesh, &at, &id, index, 40000, &out);
+}
+
+// Of a far neighbour. 2 of 3 and 2 are lanes that must be there.
+static void test_spare(void) {
+    begin();
+    mesh_set_spare(&mesh, 6);
+    enter((const uint8_t[]){SELF, 3}, 2);
+    CHECK_EQ(count(MEMBER_DIAL), 3);
+    check_case("none before the others are there");
+    up_far(3, 0);
+    up_far(3, 1);
+    CHECK_EQ(count(MEMBER_DIAL), 0);
+    up_far(3, 2);
+    CHECK(mesh.linked); // nobody waits for them
+    REQUIRE(count(MEMBER_DIAL) == 1);
+    check_case("more of them with each that is made");
+    up_far(3, 3);
+    CHECK_EQ(count(MEMBER_DIAL), 2);
+    up_far(3, 4);
+    CHECK_EQ(count(MEMBER_DIAL), 2);
+    up_far(3, 5);
+    CHECK_EQ(count(MEMBER_DIAL), 1); // all that there is room for
+    for (uint32_t index = 6; index < 9; index++) up_far(3, index);
+    CHECK_EQ(count(MEMBER_DIAL), 0);
+    check_case("one that is lost takes bytes with it, and nobody is accused");
+    lost(3, 7);
+    CHECK(mesh.linked && !says(WIRE_LINK_DOWN) && count(MEMBER_DIAL) == 0);
+    CHECK_EQ(mesh_deadline(&mesh, true), at.now_ns + MESH_GRACE_MS * MS_NS);
+    up_far(3, 8); // again: the other side saw it break first
+    CHECK_EQ(count(MEMBER_DIAL), 0);
+    check_case("it is made again in the next epoch");
+    at.header.epoch++;
+    member_output_clear(&out);
+    enter((const uint8_t[]){SELF, 3}, 2);
+    CHECK_EQ(count(MEMBER_DIAL), 1);
+    CHECK(mesh.linked);
+    end();
+
+    check_case("a neighbour that wants none, or that is near");
+    begin();
+    mesh_set_spare(&mesh, 6);
+    enter((const uint8_t[]){SELF, 3}, 2);
+    for (uint32_t index = 0; index < 3; index++) up_far(3, index);
+    struct wire_id id = id_of(3);
+    member_output_clear(&out);
+    mesh_link_failed(&mesh, &at, &id, 3, &out);
+    CHECK(mesh.linked && count(MEMBER_DIAL) == 0 && out.frames.length == 0);
+    at.header.epoch++;
+    enter((const uint8_t[]){SELF, 3}, 2);
+    CHECK_EQ(count(MEMBER_DIAL), 0);
+    end();
+    begin();
+    mesh_set_spare(&mesh, 6);
+    enter((const uint8_t[]){SELF, 3}, 2);
+    for (uint32_t index = 0; index < 3; index++) up(3, index);
+    CHECK(mesh.linked && count(MEMBER_DIAL) == 0);
+    end();
+
+    check_case("which of them are let in");
+    begin();
+    mesh_set_spare(&mesh, 6);
+    enter((const uint8_t[]){SELF, 9, 8, 7}, 4);
+    struct wire_link_hello hello = {.from = id_of(9), .kind = WIRE_LINK_DATA, .index = 8};
+    CHECK_EQ(mesh_judge(&mesh, &hello), MEMBER_ACCEPT);
+    hello.index = 9;
+    CHECK_EQ(mesh_judge(&mesh, &hello), MEMBER_REJECT);
+    hello = (struct wire_link_hello){.from = id_of(8), .kind = WIRE_LINK_DATA, .index = 8};
+    CHECK_EQ(mesh_judge(&mesh, &hello), MEMBER_PARK); // no neighbour in the ring
+    end();
+}
+
 int main(void) {
+    test_spare();
     test_requirements();
     test_losses();
     test_replaced();
