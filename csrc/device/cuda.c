@@ -1,8 +1,9 @@
 // Memory of GPUs, by way of the CUDA driver (device/cuda_driver), as a device of device/device.h.
 //
 // A tensor's bytes reach the wire, and come from it, through memory of the host (device/gpu), chunk by chunk, and are
-// reduced there (device/cuda_queue). A chunk that has come from the wire is mostly sent on at once: a window of what
-// was landed or reduced last is the memory of the host where it still lies, so it crosses the bus once.
+// reduced by kernels (device/cuda_kernels), or on the host (device/cuda_queue). A chunk that has come from the wire is
+// mostly sent on at once: a window of what was landed or reduced last is the memory of the host where it still lies, so
+// it crosses the bus once.
 #include <pccl.h>
 
 #include "base/detail.h"

@@ -2,8 +2,9 @@
 //
 // The thread begins each task that touches nothing an earlier one is still to write, and writes nothing that an earlier
 // one is still to read. So the tasks on chunks of a tensor overtake each other, and no others do. There are two
-// streams, one for each direction, so that copies from and to the GPU and the sums, which the thread makes on the host,
-// go on at the same time. The program's default stream neither blocks them nor is blocked by them.
+// streams, one for each direction, so that copies from and to the GPU and the sums, which the thread makes on the host
+// where there are no kernels, go on at the same time. Kernels are in the one to the GPU. The program's default stream
+// neither blocks them nor is blocked by them.
 //
 // A GPU has few hardware queues, and streams that share one wait for each other. The two streams have the highest
 // priority, for which there are queues of their own, and nothing in them waits for a stream of the program, so they

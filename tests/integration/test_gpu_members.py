@@ -149,6 +149,9 @@ def test_work_of_the_gpu(driver, algorithm, launches):
         done = at_gpu.ask("launches")
         # of three pieces of each shard: one input is encoded, one sum, and one result stored
         assert done == launches if algorithm else done >= launches
+        first, second = on_both(members, "sync", 600_000)  # 19 leaves, of which four differ
+        assert first == second
+        assert at_gpu.ask("launches") > done
 
 
 def test_kernels_that_the_gpu_does_not_take(driver):

@@ -338,6 +338,39 @@ static void test_hash(void) {
     fake_cuda_free(content);
 }
 
+struct hashing {
+    struct device_queue *queue;
+    const uint8_t *content;
+    uint64_t leaves[9];
+    bool good;
+};
+
+static void *hash_all(void *argument) {
+    struct hashing *hashing = argument;
+    hashing->good = device_hash(hashing->queue, hashing->leaves, hashing->content, 9 * HASH_LEAF_BYTES, 0, 9);
+    return NULL;
+}
+
+static void test_hash_by_many(void) {
+    enum { MANY = 3 };
+    check_case("hash by many threads");
+    uint8_t *content = fake_cuda_new(0, 9 * HASH_LEAF_BYTES), *bytes = fake_cuda_bytes(content);
+    for (size_t i = 0; i < 9 * HASH_LEAF_BYTES; i++) bytes[i] = (uint8_t)(i * 5 + (i >> 11));
+    uint64_t want[9];
+    hash_leaves(want, bytes, 9 * HASH_LEAF_BYTES, 0, 9);
+    struct device_queue *queue = open_at(content, NULL);
+    pthread_t threads[MANY];
+    struct hashing hashings[MANY];
+    for (int i = 0; i < MANY; i++) {
+        hashings[i] = (struct hashing){.queue = queue, .content = content};
+        REQUIRE(platform_thread_start(&threads[i], "hash", hash_all, &hashings[i]));
+    }
+    for (int i = 0; i < MANY; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < MANY; i++) CHECK(hashings[i].good && memcmp(hashings[i].leaves, want, sizeof want) == 0);
+    device_close(queue);
+    fake_cuda_free(content);
+}
+
 // The GPU is full: the input is saved in memory of the host.
 static void test_full(void) {
     check_case("full");
@@ -504,6 +537,7 @@ int main(void) {
     test_refused_wait();
     test_shared_hardware();
     test_hash();
+    test_hash_by_many();
     test_full();
     test_wake();
     fake_cuda_delay(20);
