@@ -83,6 +83,7 @@ class EdgeReport:
     retransmits: float
     samples: float  # looks at the links while a large op ran
     pressed: float  # of these, those that found bytes waiting to be sent
+    loaded_seconds: float  # the mean round trip of the latter, with what waits on the way; 0: there were none
     entries: float  # ops that both took part in
     late_seconds: float  # how much later than `member` itself `other` was heard to begin them, together
     early_seconds: float  # likewise, how much earlier
@@ -188,6 +189,7 @@ def _edge(c: Any, members: tuple[MemberReport, ...]) -> EdgeReport:
         retransmits=c.retransmits,
         samples=c.samples,
         pressed=c.pressed,
+        loaded_seconds=c.loaded_s,
         entries=c.entries,
         late_seconds=c.late_s,
         early_seconds=c.early_s,

@@ -119,6 +119,7 @@ static void take_edge(const struct wire_matrix_edge *from, struct pccl_diagnosis
         .retransmits = (double)seen->retransmits,
         .samples = count(seen->samples),
         .pressed = count(seen->pressed),
+        .loaded_s = seen->pressed == 0 ? 0 : seconds(seen->delay_us) / count(seen->pressed),
         .entries = count(seen->entries),
         .late_s = seconds(seen->late_us),
         .early_s = seconds(seen->early_us),

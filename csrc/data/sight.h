@@ -21,9 +21,10 @@ struct sight {
     uint64_t entries, late_ns, early_ns;
     uint32_t awaited; // in a report that is being made
     // thread
-    uint64_t samples, pressed;
+    uint64_t samples, pressed, delay_us;
     bool sampled, presses; // in the look at hand
-    uint32_t beats;        // since the last report
+    uint32_t round_trip_us;
+    uint32_t beats; // since the last report
     int64_t travel_us[SIGHT_BEATS], least_us[2], least_at;
 };
 

@@ -34,14 +34,18 @@ static void look(struct engine *engine) {
         struct lane *lane = all->list[i];
         struct sight *sight = &lane->peer->sight;
         if (!is_seen(lane) || !has_sent(lane)) continue;
+        struct gauge gauge = gauge_read(lane->stream->fd);
         sight->sampled = true;
-        sight->presses |= lane->sending != NULL || gauge_read(lane->stream->fd).waiting > 0;
+        sight->presses |= lane->sending != NULL || gauge.waiting > 0;
+        if (gauge.smoothed_us > sight->round_trip_us) sight->round_trip_us = gauge.smoothed_us;
     }
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
         struct sight *sight = &peer->sight;
         sight->samples += sight->sampled;
         sight->pressed += sight->presses;
+        if (sight->presses) sight->delay_us += sight->round_trip_us;
         sight->sampled = sight->presses = false;
+        sight->round_trip_us = 0;
     }
     engine_unlock(engine);
 }
@@ -85,6 +89,7 @@ static void see(struct neighbour *peer, struct wire_telemetry *out) {
     struct wire_seen seen = {
         .samples = sight->samples,
         .pressed = sight->pressed,
+        .delay_us = bounded(sight->delay_us),
         .entries = sight->entries,
         .late_us = bounded(sight->late_ns / US_NS),
         .early_us = bounded(sight->early_ns / US_NS),
@@ -92,7 +97,7 @@ static void see(struct neighbour *peer, struct wire_telemetry *out) {
         .awaited = sight->awaited,
     };
     add_lanes(peer, &seen);
-    sight->samples = sight->pressed = sight->entries = sight->late_ns = sight->early_ns = 0;
+    sight->samples = sight->pressed = sight->delay_us = sight->entries = sight->late_ns = sight->early_ns = 0;
     sight->awaited = 0;
     if (!says_something(&seen)) return;
     seen.acked = bounded(seen.acked);

@@ -37,6 +37,7 @@ static void add_seen(struct wire_seen *sums, const struct wire_seen *newest) {
     add(&sums->retransmits, newest->retransmits);
     add(&sums->samples, newest->samples * WIRE_COUNT);
     add(&sums->pressed, newest->pressed * WIRE_COUNT);
+    add(&sums->delay_us, newest->delay_us);
     if (newest->entries > 0) {
         add(&sums->entries, newest->entries * WIRE_COUNT);
         add(&sums->late_us, newest->late_us);

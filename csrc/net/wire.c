@@ -21,7 +21,7 @@ enum {
     BARRIER = 8 + 1 + 1 + 8 + 8 + 4,
     QUORUM = 4 + 4 + 8,
     RESUMED = 4 + 1 + 1 + BARRIER + 4 + SYNC_END,
-    SEEN = 13 * 8,
+    SEEN = 14 * 8,
     OPS_SEEN = 8 * 8,
     MATRIX_MEMBER = MEMBER + 2 * 8 + OPS_SEEN,
     MATRIX_EDGE = 2 + 2 + SEEN,

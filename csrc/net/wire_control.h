@@ -341,6 +341,7 @@ struct wire_seen {
     uint64_t busy_us, window_us; // in which bytes were under way; of these, in which its receive window was full
     uint64_t segments, retransmits;
     uint64_t samples, pressed;  // looks at the links while a large op ran; those that found bytes waiting
+    uint64_t delay_us;          // the round trips of the pressed looks, with what waits on the way, together
     uint64_t entries;           // ops that both have taken part in, where the other one's beginning was heard,
     uint64_t late_us, early_us; // after the own beginning, or before it
     uint64_t round_trip_us;     // now: the shortest of late

@@ -294,6 +294,13 @@ static double queue(const struct view *view, const struct wire_matrix_edge *edge
     return seen == NULL ? 0 : seconds(seen->queue_us);
 }
 
+// How much longer than at best bytes of ops, and their acknowledgements, are on the way: what they wait behind.
+static double backlog(const struct wire_matrix_edge *edge) {
+    double pressed = counted(edge->seen.pressed);
+    double loaded = pressed <= 0 ? 0 : seconds(edge->seen.delay_us) / pressed;
+    return loaded <= 0 ? 0 : loaded - seconds(edge->seen.round_trip_us);
+}
+
 // Acknowledgements of what goes this way wait on the way back: that one is slow, and this one only seems to be.
 static bool waits_for_answers(const struct view *view, const struct wire_matrix_edge *edge) {
     const struct wire_seen *answers = &edge->seen; // what the sender says of heartbeats from the receiver
@@ -380,13 +387,14 @@ static void find_slow(struct view *view) {
         // A full queue drops packets too: then the way is slow, and nothing is lost elsewhere.
         double least = slow ? LOSS_SLOW_LEAST : LOSS_LEAST;
         bool loses = carries(view, edge) && loss(edge) >= least && loss(edge) >= LOSS_RATIO * usual_loss &&
-                     !(slow && queue(view, edge) > QUEUE_LEAST);
+                     !(slow && (queue(view, edge) > QUEUE_LEAST || backlog(edge) > QUEUE_LEAST));
         if (slow && !loses) judge_slow(view, edge, usual);
         struct diagnosis_finding *finding = loses ? add(view, DIAGNOSIS_LOSS, edge->from, edge->to) : NULL;
         if (finding == NULL) continue;
         finding->value = loss(edge);
         finding->usual = usual_loss;
         finding->cost = cost_of(edge, member_at(view, edge->from), usual);
+        if (finding->cost < loss(edge)) finding->cost = loss(edge);
         finding->confidence = confidence(loss(edge), least / 2);
         snprintf(
             finding->text, sizeof finding->text,

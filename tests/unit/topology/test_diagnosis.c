@@ -116,6 +116,11 @@ static void overflows(void) {
     seen(1, 2)->segments = 12000;
     seen(1, 2)->retransmits = 600;
 }
+static void overflows_unseen(void) {
+    overflows();
+    seen(2, 1)->queue_us = 500;
+    seen(1, 2)->delay_us = 24 * 40000;
+}
 static void all_lose(void) {
     for (uint16_t i = 0; i < 4; i++) seen(i, (i + 1) % 4)->retransmits = 350;
 }
@@ -185,6 +190,7 @@ static const struct {
     {"a little loss that makes it slow", 4, loses_and_slow, DIAGNOSIS_LOSS, 1, 2, 1},
     {"a slow edge whose queue overflows", 4, overflows, DIAGNOSIS_SLOW_EDGE, 1, 2, 1},
     {"loss everywhere", 4, all_lose, 0, 0, 0, 0},
+    {"a slow edge whose queue is seen by its own round trips alone", 4, overflows_unseen, DIAGNOSIS_SLOW_EDGE, 1, 2, 1},
     {"a stopped process", 4, stopped, DIAGNOSIS_HUNG, 2, 2, 1},
     {"a process that was stopped just now", 4, stopped_just_now, 0, 0, 0, 0},
     {"a member that hangs in its own code", 4, hangs_in_compute, DIAGNOSIS_HUNG, 2, 2, 1},
