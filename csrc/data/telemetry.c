@@ -51,14 +51,17 @@ static void look(struct engine *engine) {
 }
 
 // ---- telling ----
-// What the kernel says of a lane since the last report. Of several lanes, which work at the same time, the mean of
-// their times is the neighbour's.
-static void add_lane(struct wire_seen *seen, struct lane *lane, uint32_t lanes) {
+// What the kernel says of a lane since the last report. Several lanes work at the same time, and not all of them all
+// the time: the busiest one tells for how long the neighbour was sent to.
+static void add_lane(struct wire_seen *seen, struct lane *lane) {
     struct gauge now = gauge_read(lane->stream->fd);
     const struct gauge *before = &lane->told.gauge;
+    uint64_t busy_us = now.busy_us - before->busy_us;
     seen->acked += now.acked - before->acked;
-    seen->busy_us += (now.busy_us - before->busy_us) / lanes;
-    seen->window_us += (now.window_us - before->window_us) / lanes;
+    if (busy_us > seen->busy_us) {
+        seen->busy_us = busy_us;
+        seen->window_us = now.window_us - before->window_us;
+    }
     seen->segments += now.segments - before->segments;
     seen->retransmits += now.retransmits - before->retransmits;
     if (seen->round_trip_us == 0 || now.round_trip_us < seen->round_trip_us) seen->round_trip_us = now.round_trip_us;
@@ -67,16 +70,10 @@ static void add_lane(struct wire_seen *seen, struct lane *lane, uint32_t lanes) 
 }
 
 static void add_lanes(struct neighbour *peer, struct wire_seen *seen) {
-    uint32_t count = 0;
-    for (uint32_t pass = 0; pass < 2; pass++)
-        for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
-            struct lane *lane = peer->lanes[i];
-            if (lane == NULL || !lane->polled || lane->broken || !has_sent(lane)) continue;
-            if (pass == 0)
-                count++;
-            else
-                add_lane(seen, lane, count);
-        }
+    for (uint32_t i = 0; i < peer->lane_end; i++) {
+        struct lane *lane = peer->lanes[i];
+        if (lane != NULL && lane->polled && !lane->broken && has_sent(lane)) add_lane(seen, lane);
+    }
 }
 
 static bool says_something(const struct wire_seen *seen) {

@@ -12,8 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SLOW_RATIO 0.6       // of the usual speed; below, an edge is slow
-#define PRESSED_LEAST 0.3    // share of looks that find bytes waiting at a slow edge
+#define SLOW_RATIO 0.5       // of the usual speed; below, an edge is slow
+#define PRESSED_LEAST 0.4    // share of looks that find bytes waiting at a slow edge
+#define SHARE_LEAST 0.05     // likewise, that a speed is computed with
 #define SLOW_COST_LEAST 0.1  // share of an op
 #define STRAGGLER_COST 0.12  // likewise
 #define STRAGGLER_LEAST 2e-3 // seconds
@@ -23,7 +24,7 @@
 #define QUEUE_LEAST 3e-3     // seconds that a heartbeat is late behind a queue
 #define QUEUE_RATIO 0.4      // of the lateness on the slow edge
 #define WINDOW_LEAST 0.5     // share of the busy time with a full receive window
-#define MOST_SHARE 0.6       // of a member's other edges that are slow as well
+#define MOST_SHARE 0.5       // of a member's other edges that are slow as well
 
 enum {
     SAMPLES_LEAST = 5,
@@ -256,8 +257,18 @@ static bool carries(const struct view *view, const struct wire_matrix_edge *edge
            edge->seen.acked >= BYTES_LEAST && edge->seen.busy_us >= BUSY_LEAST_US;
 }
 
-static double speed(const struct wire_matrix_edge *edge) {
+static double pressed(const struct wire_matrix_edge *edge) {
+    return edge->seen.samples == 0 ? 0 : smaller((double)edge->seen.pressed / (double)edge->seen.samples, 1);
+}
+
+static double rate(const struct wire_matrix_edge *edge) {
     return (double)edge->seen.acked / seconds(edge->seen.busy_us);
+}
+
+// What it would carry if bytes always waited: where they seldom do, others hold it up.
+static double speed(const struct wire_matrix_edge *edge) {
+    double share = pressed(edge);
+    return rate(edge) / (share < SHARE_LEAST ? SHARE_LEAST : share);
 }
 
 static double loss(const struct wire_matrix_edge *edge) {
@@ -314,9 +325,8 @@ static double cost_of(const struct wire_matrix_edge *edge, const struct wire_mat
 }
 
 static bool is_slow(const struct view *view, const struct wire_matrix_edge *edge, double usual) {
-    return carries(view, edge) && speed(edge) < SLOW_RATIO * usual &&
-           (double)edge->seen.pressed >= PRESSED_LEAST * (double)edge->seen.samples && !waits_for_answers(view, edge) &&
-           cost_of(edge, member_at(view, edge->from), usual) >= SLOW_COST_LEAST;
+    return carries(view, edge) && speed(edge) < SLOW_RATIO * usual && pressed(edge) >= PRESSED_LEAST &&
+           !waits_for_answers(view, edge) && cost_of(edge, member_at(view, edge->from), usual) >= SLOW_COST_LEAST;
 }
 
 // Of the other edges that leave the sender (or come to the receiver), the share that is slow as well, or on which
@@ -339,39 +349,39 @@ static double shared(const struct view *view, const struct wire_matrix_edge *of,
 
 static void judge_slow(struct view *view, const struct wire_matrix_edge *edge, double usual) {
     double sender = shared(view, edge, usual, true), receiver = shared(view, edge, usual, false);
-    bool full = (double)edge->seen.window_us > WINDOW_LEAST * (double)edge->seen.busy_us;
+    double here = rate(edge) / 1e6, looks = 100 * pressed(edge), others = 100 * middle(view, pressed, false);
+    double full = (double)edge->seen.window_us / (double)edge->seen.busy_us;
     struct name from = name_of(view, edge->from), to = name_of(view, edge->to);
-    double rate = speed(edge) / 1e6, usually = usual / 1e6;
     struct diagnosis_finding *finding;
-    if (full || (receiver >= MOST_SHARE && receiver > sender)) {
+    if (full > WINDOW_LEAST) {
         finding = add(view, DIAGNOSIS_SLOW_RECEIVER, edge->to, edge->to);
         if (finding == NULL) return;
-        if (full)
-            snprintf(
-                finding->text, sizeof finding->text,
-                "%s takes slowly what it is sent: %.1f MB/s from %s, others have %.1f MB/s; its receive window was "
-                "full for %.0f %% of the time",
-                to.chars, rate, from.chars, usually, 100 * (double)edge->seen.window_us / (double)edge->seen.busy_us);
-        else
-            snprintf(finding->text, sizeof finding->text,
-                     "%s receives slowly: %.1f MB/s from %s, others have %.1f MB/s, and what other members send to it "
-                     "waits as well (%.0f ms)",
-                     to.chars, rate, from.chars, usually, queue(view, edge) * 1e3);
+        snprintf(
+            finding->text, sizeof finding->text,
+            "%s takes slowly what it is sent: %.1f MB/s from %s, and its receive window was full for %.0f %% of the "
+            "time",
+            to.chars, here, from.chars, smaller(full, 1) * 100);
+    } else if (receiver >= MOST_SHARE && receiver > sender) {
+        finding = add(view, DIAGNOSIS_SLOW_RECEIVER, edge->to, edge->to);
+        if (finding == NULL) return;
+        snprintf(
+            finding->text, sizeof finding->text,
+            "%s receives slowly: %.1f MB/s from %s, bytes wait in %.0f %% of the looks, elsewhere in %.0f %%; what "
+            "other members send to it waits as well",
+            to.chars, here, from.chars, looks, others);
     } else if (sender >= MOST_SHARE && sender > receiver) {
         finding = add(view, DIAGNOSIS_SLOW_SENDER, edge->from, edge->from);
         if (finding == NULL) return;
         snprintf(finding->text, sizeof finding->text,
-                 "%s sends slowly: %.1f MB/s to %s, others have %.1f MB/s, and what it sends to other members waits as "
-                 "well (%.0f ms)",
-                 from.chars, rate, to.chars, usually, queue(view, edge) * 1e3);
+                 "%s sends slowly: %.1f MB/s to %s, bytes wait in %.0f %% of the looks, elsewhere in %.0f %%; what it "
+                 "sends to other members waits as well",
+                 from.chars, here, to.chars, looks, others);
     } else {
         finding = add(view, DIAGNOSIS_SLOW_EDGE, edge->from, edge->to);
         if (finding == NULL) return;
-        snprintf(
-            finding->text, sizeof finding->text,
-            "the way from %s to %s is slow: %.1f MB/s, others have %.1f MB/s; bytes waited there in %.0f %% of the "
-            "looks",
-            from.chars, to.chars, rate, usually, 100 * (double)edge->seen.pressed / (double)edge->seen.samples);
+        snprintf(finding->text, sizeof finding->text,
+                 "the way from %s to %s is slow: %.1f MB/s, bytes wait in %.0f %% of the looks, elsewhere in %.0f %%",
+                 from.chars, to.chars, here, looks, others);
     }
     finding->value = speed(edge);
     finding->usual = usual;
@@ -399,9 +409,9 @@ static void find_slow(struct view *view) {
         snprintf(
             finding->text, sizeof finding->text,
             "packets are lost on the way from %s to %s: %.2f %% of the segments were sent again, elsewhere %.2f %%; "
-            "it has %.1f MB/s, others %.1f MB/s",
+            "it has %.1f MB/s",
             name_of(view, edge->from).chars, name_of(view, edge->to).chars, loss(edge) * 100, usual_loss * 100,
-            speed(edge) / 1e6, usual / 1e6);
+            rate(edge) / 1e6);
     }
 }
 
