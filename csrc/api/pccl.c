@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "base/descriptor.h"
 #include "base/log.h"
@@ -17,7 +18,7 @@
 #include "api/api.h"
 #include "api/ext.h"
 
-enum { DEFAULT_LANES = 4, SPARE_LANES = 60, FOREVER = -1 };
+enum { DEFAULT_LANES = 4, SPARE_LANES = 60, SPARE_PART = 16, FOREVER = -1 };
 
 static pthread_once_t segmented_min_once = PTHREAD_ONCE_INIT;
 
@@ -72,6 +73,13 @@ static void read_segmented_min(void) {
                                                      (uint32_t)plan_segmented_min);
 }
 
+// Two neighbours at most take an eighth of the descriptors that the process may have.
+static uint32_t spare_lanes(void) {
+    struct rlimit limit;
+    uint64_t part = getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / SPARE_PART : 0;
+    return part < SPARE_LANES ? (uint32_t)part : SPARE_LANES;
+}
+
 pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclComm_t **comm_out) {
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(params);
@@ -81,7 +89,7 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
                                          .lanes = lanes == 0               ? DEFAULT_LANES
                                                   : lanes < WIRE_MAX_LANES ? lanes
                                                                            : WIRE_MAX_LANES,
-                                         .spare_lanes = lanes == 0 ? SPARE_LANES : 0};
+                                         .spare_lanes = lanes == 0 ? spare_lanes() : 0};
     inside.master_count = 1;
     inside.recovery_limit_ms =
         api_number_from_environment("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);

@@ -235,16 +235,20 @@ static void tune(struct lane *lane) {
     struct pace_total total = {0};
     uint32_t available = 0;
     for (uint32_t i = 1; i < peer->lane_end; i++) {
-        if (peer->lanes[i] == NULL) continue;
+        struct lane *other = peer->lanes[i];
+        if (other == NULL || !other->polled) continue;
         available = i;
-        if (lane_is_for_bulk(peer->lanes[i])) pace_total_add(&total, &peer->lanes[i]->pace);
+        if (!lane_is_for_bulk(other)) continue;
+        if (pace_is_due(&other->pace, now_ns)) lane_look(other, now_ns);
+        pace_total_add(&total, &other->pace);
     }
-    if (available > 0 && pace_lanes_step(&peer->pace, &total, available, now_ns)) {
-        char name[NEIGHBOUR_NAME_BYTES];
-        LOG(LOG_DEBUG, "%u of %u lanes to %s are in use", peer->pace.in_use, available, neighbour_name(name, peer));
-        neighbour_schedule(peer);
-    }
+    bool changed =
+        available > 0 && !lane->engine->lanes->fixed && pace_lanes_step(&peer->pace, &total, available, now_ns);
+    if (changed) neighbour_schedule(peer);
     engine_unlock(lane->engine);
+    char name[NEIGHBOUR_NAME_BYTES];
+    if (changed)
+        LOG(LOG_DEBUG, "%u of %u lanes to %s are in use", peer->pace.in_use, available, neighbour_name(name, peer));
 }
 
 // ---- sending ----

@@ -118,6 +118,7 @@ struct lanes {
     int epoll; // borrowed
     struct neighbour *neighbours;
     struct lane *arriving;      // added, not polled yet
+    bool fixed;                 // all of them carry bulk (engine_fix_lanes)
     _Atomic int64_t silence_ns; // between two checks of silence, 0 = none
 
     // thread

@@ -243,6 +243,8 @@ struct incoming *lanes_next_service(struct engine *engine, size_t *at) {
     return NULL;
 }
 
+void engine_fix_lanes(struct engine *engine) { engine->lanes->fixed = true; }
+
 // ---- silence ----
 void engine_set_silence(struct engine *engine, int64_t limit_ns) {
     struct lanes *all = engine->lanes;

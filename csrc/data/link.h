@@ -28,6 +28,9 @@ void engine_drop_peer(struct engine *engine, const struct wire_id *id);
 // usual). Before the first call silence is not watched.
 void engine_set_silence(struct engine *engine, int64_t limit_ns);
 
+// All lanes carry bulk, also those to far neighbours: their number is the program's. Before the first link.
+void engine_fix_lanes(struct engine *engine);
+
 // ---- lock held ----
 // NULL: there is none.
 struct neighbour *neighbour_find(struct engine *engine, const struct wire_id *id);

@@ -101,7 +101,8 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     const struct pace_lanes since = *pace;
     int64_t period_ns = (int64_t)PERIOD_TRIPS * trip_us * 1000, spent_ns = now_ns - since.since_ns;
     if (period_ns < PERIOD_MS * MS_NS) period_ns = PERIOD_MS * MS_NS;
-    bool measured = since.lanes == pace->in_use && total->lanes == since.lanes;
+    bool measured = since.lanes > 0 && total->lanes == since.lanes;
+    if (pace->in_use > available) pace->in_use = available;
     if (measured && spent_ns < period_ns) return pace->in_use != before;
     begin(pace, total, now_ns);
     // Where there was not always something to send, it was not they that were the limit.
@@ -122,6 +123,7 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
         pace->strained = 0;
     }
     if (pace->in_use > available) pace->in_use = available;
+    if (pace->in_use != before) pace->lanes = 0; // others are measured from now on
     if (pace->in_use != before) pace->speed = 0;
     return pace->in_use != before;
 }

@@ -23,6 +23,7 @@ static bool renew(struct communicator *c) {
     struct engine_callbacks callbacks = control_callbacks(c->control);
     c->mind = communicator_new_member(c, &id);
     c->engine = c->mind == NULL ? NULL : engine_new(&id, &callbacks);
+    if (c->engine != NULL && c->params.spare_lanes == 0) engine_fix_lanes(c->engine);
     return c->engine != NULL && control_start(c->control);
 }
 

@@ -23,6 +23,7 @@ enum {
     PAUSE_MS = 100,  // of the listener when the process is out of descriptors
     TELL_MS = 10000, // between two lines of the log on that
     UNKNOWN_LEAST = 16,
+    WITHIN_HOST_US = 500, // at most
     ADDRESS_SLOTS = 256,
 };
 
@@ -186,6 +187,8 @@ static void push_failure(struct links *links, const struct wire_link_hello *hell
 static void hand_over(struct links *links, struct connection *c, const struct wire_id *id) {
     struct link_event event = {.kind = LINK_EVENT_UP, .id = *id, .index = c->hello.index};
     event.latency_us = gauge_read(c->stream->fd).round_trip_us / 2;
+    // A longer one is the load of the host, which is not far from itself.
+    if (event.latency_us > WITHIN_HOST_US && socket_within_host(c->stream->fd)) event.latency_us = WITHIN_HOST_US;
     event.stream = c->stream;
     transport_unwatch(c->stream);
     c->stream = NULL;

@@ -28,6 +28,7 @@ struct neighbour {
     uint32_t link_count; // direct link and lanes of the pair
     uint32_t link_end;   // and spare lanes
     bool refuses;        // spare lanes
+    uint64_t spare_lost; // number of the epoch in which one of them was lost; 0: none was
     struct link *links;
 };
 
@@ -84,12 +85,7 @@ static bool required(const struct neighbour *n, uint32_t index) {
 
 // Whether it is a spare lane of neighbours of the ring.
 static bool is_spare(const struct neighbour *n, uint32_t index) {
-    return index >= n->link_count && index < n->link_end && (n->lanes[MESH_EPOCH] || n->lanes[MESH_CANDIDATE]);
-}
-
-// Whether bytes of the epoch in force may be lost with the link.
-static bool carries_epoch(const struct neighbour *n, uint32_t index) {
-    return required_in(n, index, MESH_EPOCH) || (index >= n->link_count && n->in[MESH_EPOCH]);
+    return index >= n->link_count && index < n->link_end && n->lanes[MESH_EPOCH];
 }
 
 // Whether a link that the membership requires could not be made or, unless `failed`, is not there.
@@ -174,6 +170,11 @@ void mesh_end_candidate(struct mesh *mesh, struct member_output *out) {
     drop_strangers(mesh, out);
 }
 
+void mesh_join(struct mesh *mesh, uint64_t join_number, struct member_output *out) {
+    mesh_end_candidate(mesh, out);
+    mesh->join_number = join_number;
+}
+
 static void dial(struct neighbour *n, uint32_t index, struct member_output *out) {
     n->links[index].state = LINK_MAKING;
     struct member_action *action = member_act(out, MEMBER_DIAL);
@@ -196,23 +197,23 @@ static void dial_missing(struct mesh *mesh, struct member_output *out) {
 }
 
 // More of them with each that is made, so that nobody is flooded.
-static void dial_spare(const struct mesh *mesh, struct neighbour *n, struct member_output *out) {
+static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, struct neighbour *n,
+                       struct member_output *out) {
     uint32_t up = 0;
-    if (n->refuses || n->latency_us < FAR_US || n->join_number >= mesh->join_number) return;
-    for (uint32_t i = 0; i < n->link_count; i++)
-        if (n->links[i].state != LINK_UP) return;
+    if (!at->accepted || !mesh->linked || n->refuses || n->latency_us < FAR_US || n->join_number >= mesh->join_number)
+        return;
     for (uint32_t i = n->link_count; i < n->link_end; i++) up += n->links[i].state == LINK_UP;
     for (uint32_t i = n->link_count; i < n->link_end && i < n->link_count + 2 * up + 1; i++)
         if (is_spare(n, i) && n->links[i].state == LINK_ABSENT) dial(n, i, out);
 }
 
 // The lost ones are made again.
-static void dial_spares(struct mesh *mesh, struct member_output *out) {
+static void dial_spares(struct mesh *mesh, const struct mesh_event *at, struct member_output *out) {
     for (size_t i = 0; i < mesh->count; i++) {
         struct neighbour *n = &mesh->neighbours[i];
         for (uint32_t index = n->link_count; index < n->link_end; index++)
             if (n->links[index].state == LINK_FAILED) n->links[index].state = LINK_ABSENT;
-        dial_spare(mesh, n, out);
+        dial_spare(mesh, at, n, out);
     }
 }
 
@@ -248,6 +249,7 @@ static void check_complete(struct mesh *mesh, const struct mesh_event *at, struc
         member_act(out, MEMBER_LINKS_READY)->group_epoch = mesh->group_epoch;
         mesh->answer.count = 0;
         send_linked(mesh, at, 0, out);
+        dial_spares(mesh, at, out);
     }
     if (mesh->candidate.open && is_complete(mesh, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
 }
@@ -255,7 +257,6 @@ static void check_complete(struct mesh *mesh, const struct mesh_event *at, struc
 void mesh_make(struct mesh *mesh, const struct mesh_event *at, bool dials, struct member_output *out) {
     drop_strangers(mesh, out);
     if (dials) dial_missing(mesh, out);
-    if (dials) dial_spares(mesh, out);
     check_complete(mesh, at, out);
 }
 
@@ -288,12 +289,12 @@ void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct w
     }
     struct link *link = &n->links[index];
     // The other side made it again before this side saw it break: what was sent on the old one may be lost.
-    bool replaced = link->state == LINK_UP && at->accepted && carries_epoch(n, index);
+    bool replaced = link->state == LINK_UP && at->accepted && n->in[MESH_EPOCH];
     link->state = LINK_UP;
     link->made_in = at->header.epoch;
     if (index == 0 || n->latency_us == 0) n->latency_us = latency_us;
     if (replaced) want_fresh_epoch(mesh, at->now_ns);
-    dial_spare(mesh, n, out);
+    dial_spare(mesh, at, n, out);
     check_complete(mesh, at, out);
 }
 
@@ -329,7 +330,12 @@ void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct
         else
             accuse(at, n, index, silent, out);
     }
-    if (at->accepted && index >= n->link_count && carries_epoch(n, index)) want_fresh_epoch(mesh, at->now_ns);
+    // One that need not be there has carried bytes all the same. Spare lanes that break again and again are none.
+    if (at->accepted && n->in[MESH_EPOCH] && !required_in(n, index, MESH_EPOCH)) want_fresh_epoch(mesh, at->now_ns);
+    if (index >= n->link_count) {
+        n->refuses |= n->spare_lost != 0 && n->spare_lost != at->header.epoch;
+        n->spare_lost = at->header.epoch;
+    }
     if (mesh->candidate.open && required_in(n, index, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
 }
 

@@ -63,6 +63,9 @@ void mesh_fini(struct mesh *mesh);
 // How many spare lanes it has room for; before it has neighbours.
 void mesh_set_spare(struct mesh *mesh, uint32_t spare);
 
+// The number in a run, which may be another one than before: nothing of a candidate of that stays.
+void mesh_join(struct mesh *mesh, uint64_t join_number, struct member_output *out);
+
 // ---- memberships; what they require is dialled by mesh_make ----
 // The own group has changed since `before`, which is NULL for a newcomer. `mends`: the epoch may be there to make
 // broken links again. False: memory was refused.

@@ -95,6 +95,13 @@ static void note_dial(const struct member_action *action) {
     dials[dial_count++] = (struct dial){action->id, action->index};
 }
 
+static void forget_dial(const struct wire_id *id, uint32_t index) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < dial_count; i++)
+        if (!wire_id_equal(&dials[i].id, id) || dials[i].index != index) dials[kept++] = dials[i];
+    dial_count = kept;
+}
+
 static void drop(const struct wire_id *id) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < dial_count; i++)
@@ -389,7 +396,7 @@ static void resume(uint8_t how) {
 }
 
 static void step(struct fuzz *in) {
-    uint8_t event = fuzz_below(in, P_EVENTS), a, b;
+    uint8_t event = fuzz_below(in, P_EVENTS), index, a, b;
     struct wire_id id;
     switch (event) {
     case P_JOIN:
@@ -415,7 +422,9 @@ static void step(struct fuzz *in) {
         return;
     case P_LINK_UP:
         id = id_of(fuzz_u8(in));
-        member_link_up(mind, &id, fuzz_u8(in), 1, now, &out);
+        index = fuzz_u8(in);
+        forget_dial(&id, index); // if there was one, it has come up
+        member_link_up(mind, &id, index, 1, now, &out);
         break;
     case P_LINK_LOST:
         id = id_of(fuzz_u8(in));

@@ -23,8 +23,7 @@ struct forward {
 struct ring {
     struct moving moving;
     bool next_reads;                   // the successor takes its chunks out of our memory
-    uint64_t injected, returned;       // own chunks under way
-    uint64_t under_way;                // their bytes, unless the successor reads them
+    uint64_t under_way;                // bytes of own chunks; they may come back in other pieces
     struct forward *forwards, **last;  // chunks to forward, in the order in which they came
     uint64_t inject, inject_end;       // own shard, elements
     struct ranges reducing, gathering; // what has come, or is on its way: elements
@@ -245,10 +244,9 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     }
     ring->moving.receive_left -= bytes;
     if (is_half(op) ? step == STEP_REDUCE_LAST : in->head.shard == now->place) {
-        ring->returned++;
         uint64_t back = bytes < ring->under_way ? bytes : ring->under_way;
         ring->under_way -= back;
-        mover_shared(engine)->under_way -= back;
+        if (!ring->next_reads) mover_shared(engine)->under_way -= back;
         engine_lock(engine);
         neighbour_schedule(mover_successor(op));
         engine_unlock(engine);
@@ -267,12 +265,13 @@ static bool is_first_segment(const struct engine *engine, const struct op *op) {
 
 // Own chunks go before those to forward until enough are under way, so that every member always has work. More would
 // leave the caches before they are read. One of each op always may: a member behind the successor may post this op
-// first, and others under way only afterwards. Of a half none comes back: there those to forward go first.
-static bool may_inject(struct engine *engine, const struct op *op, bool idle) {
+// first, and others under way only afterwards. Of a half none comes back: there those to forward go first. `chunk`:
+// bytes.
+static bool may_inject(struct engine *engine, const struct op *op, uint64_t chunk, bool idle) {
     const struct ring *ring = op->work;
     if (is_half(op)) return idle;
-    if (ring->injected == ring->returned && is_first_segment(engine, op)) return true;
-    if (ring->next_reads) return ring->injected - ring->returned < CHUNKS_AHEAD;
+    if (ring->under_way == 0 && is_first_segment(engine, op)) return true;
+    if (ring->next_reads) return ring->under_way < CHUNKS_AHEAD * chunk;
     const struct epoch *now = mover_epoch(engine);
     return mover_shared(engine)->under_way + PACE_CHUNK_MAX <=
            pace_window(op->team->count, now->latency_us, now->megabytes_per_s);
@@ -304,10 +303,10 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     struct ring *ring = op->work;
     if (!ring->moving.next_ready || lane->peer != mover_successor(op) || !mover_may_use(engine, lane)) return NULL;
     bool forwards = ring->forwards != NULL;
-    if (ring->inject == ring->inject_end || !may_inject(engine, op, idle && !forwards))
-        return idle && forwards ? forward_next(engine, op, lane) : NULL;
     struct plan_range own = shard_of(op, now->place);
     uint64_t elements = pace_chunk(own.end - own.begin, op->element, part_most(op, lane), op->parent != NULL);
+    if (ring->inject == ring->inject_end || !may_inject(engine, op, elements * op->element, idle && !forwards))
+        return idle && forwards ? forward_next(engine, op, lane) : NULL;
     if (elements > ring->inject_end - ring->inject) elements = ring->inject_end - ring->inject;
     struct wire_op head;
     op_head(op, &head);
@@ -319,11 +318,8 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     engine_unlock(engine);
     if (frame == NULL) return NULL;
     ring->inject += elements;
-    ring->injected++;
-    if (!ring->next_reads && !is_half(op)) {
-        ring->under_way += frame->bytes;
-        mover_shared(engine)->under_way += frame->bytes;
-    }
+    if (!is_half(op)) ring->under_way += frame->bytes;
+    if (!is_half(op) && !ring->next_reads) mover_shared(engine)->under_way += frame->bytes;
     return frame;
 }
 

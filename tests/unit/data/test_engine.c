@@ -112,6 +112,44 @@ static void test_many(void) {
         }
 }
 
+// Two sides post one op before another, the third side waits for the other one first: what the first op has under way
+// waits for the third side, and must not keep the second op from its end.
+static void test_crossed(void) {
+    enum { PEERS = 3, COUNT = 4 << 20, FIRST = 1, SECOND = 2 };
+    struct world *world = world_new(PEERS, 16);
+    float *data[PEERS][2];
+    for (uint32_t i = 0; i < PEERS; i++)
+        for (uint32_t k = 0; k < 2; k++) data[i][k] = malloc(COUNT * sizeof(float));
+    for (int round = 0; round < 4; round++) {
+        struct call_outcome outcome;
+        for (uint32_t i = 0; i < PEERS; i++)
+            for (uint32_t k = 0; k < 2; k++)
+                for (uint64_t e = 0; e < COUNT; e++) data[i][k][e] = input(i + k, e);
+        for (uint32_t i = 0; i < PEERS; i++) {
+            struct call_args first = reduce_of(data[i][0], data[i][0], FIRST, COUNT, pcclSum, CODEC_RAW),
+                             second = reduce_of(data[i][1], data[i][1], SECOND, COUNT, pcclSum, CODEC_RAW);
+            if (i < PEERS - 1) CHECK(engine_post(world->sides[i].engine, &first, world->epoch) == CALL_OK);
+            CHECK(engine_post(world->sides[i].engine, &second, world->epoch) == CALL_OK);
+        }
+        struct engine *last = world->sides[PEERS - 1].engine;
+        engine_wait(last, SECOND, platform_now_ns() + 20 * SECOND_NS, &outcome);
+        CHECK(outcome.result == CALL_OK);
+        struct call_args first = reduce_of(data[PEERS - 1][0], data[PEERS - 1][0], FIRST, COUNT, pcclSum, CODEC_RAW);
+        CHECK(engine_post(last, &first, world->epoch) == CALL_OK);
+        for (uint32_t i = 0; i < PEERS; i++) {
+            engine_wait(world->sides[i].engine, FIRST, platform_now_ns() + 20 * SECOND_NS, &outcome);
+            CHECK(outcome.result == CALL_OK);
+            if (i < PEERS - 1)
+                engine_wait(world->sides[i].engine, SECOND, platform_now_ns() + 20 * SECOND_NS, &outcome);
+            CHECK(outcome.result == CALL_OK);
+            CHECK(data[i][1][COUNT - 1] == input(1, COUNT - 1) + input(2, COUNT - 1) + input(3, COUNT - 1));
+        }
+    }
+    world_free(world);
+    for (uint32_t i = 0; i < PEERS; i++)
+        for (uint32_t k = 0; k < 2; k++) free(data[i][k]);
+}
+
 // One side is gone before it posted: the others' input is intact, the repeat works.
 static void test_loss(uint64_t count, bool in_place) {
     struct world *world = world_new(3, 2);
@@ -687,6 +725,7 @@ static void test_all(void) {
         test_loss(400000, in_place);
     }
     test_many();
+    test_crossed();
     test_relink();
     test_mismatch(10, 11);
     test_mismatch(10, 500000);

@@ -122,6 +122,22 @@ static void test_losses(void) {
     end();
 }
 
+// A lane that was made for another ring carries bytes still.
+static void test_former_neighbour(void) {
+    begin();
+    enter((const uint8_t[]){SELF, 3, 4}, 3);
+    for (uint32_t index = 0; index < 3; index++) {
+        up(3, index);
+        up(4, index);
+    }
+    at.header.epoch++;
+    enter((const uint8_t[]){SELF, 2, 3, 4, 1}, 5);
+    lost(3, 1);
+    CHECK(!says(WIRE_LINK_DOWN)); // nobody is accused
+    CHECK_EQ(mesh_deadline(&mesh, true), at.now_ns + MESH_GRACE_MS * MS_NS);
+    end();
+}
+
 static void test_replaced(void) {
     begin();
     enter((const uint8_t[]){SELF, 9}, 2);
@@ -200,6 +216,14 @@ static void test_spare(void) {
     enter((const uint8_t[]){SELF, 3}, 2);
     CHECK_EQ(count(MEMBER_DIAL), 1);
     CHECK(mesh.linked);
+
+    check_case("those that break again and again are none");
+    for (uint32_t index = 3; index < 9; index++) up_far(3, index);
+    lost(3, 3);
+    CHECK(!says(WIRE_LINK_DOWN) && mesh_deadline(&mesh, true) == at.now_ns + MESH_GRACE_MS * MS_NS);
+    at.header.epoch++;
+    enter((const uint8_t[]){SELF, 3}, 2);
+    CHECK_EQ(count(MEMBER_DIAL), 0);
     end();
 
     check_case("a neighbour that wants none, or that is near");
@@ -239,6 +263,7 @@ int main(void) {
     test_spare();
     test_requirements();
     test_losses();
+    test_former_neighbour();
     test_replaced();
     test_candidate();
     member_output_fini(&out);
