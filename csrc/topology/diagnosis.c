@@ -22,7 +22,7 @@
 #define LOSS_SLOW_LEAST 5e-4 // likewise, of a slow edge where nothing queues
 #define LOSS_RATIO 4.0       // of the others' share
 #define QUEUE_LEAST 3e-3     // seconds that a heartbeat is late behind a queue
-#define QUEUE_RATIO 0.4      // of the lateness on the slow edge
+#define QUEUE_RATIO 0.3      // of what bytes on the slow edge wait
 #define WINDOW_LEAST 0.5     // share of the busy time with a full receive window
 #define MOST_SHARE 0.5       // of a member's other edges that are slow as well
 
@@ -312,11 +312,25 @@ static double backlog(const struct wire_matrix_edge *edge) {
     return loaded <= 0 ? 0 : loaded - seconds(edge->seen.round_trip_us);
 }
 
-// Acknowledgements of what goes this way wait on the way back: that one is slow, and this one only seems to be.
+// How late what this member sends, or what is sent to it, comes on average, in seconds.
+static double lateness(const struct view *view, uint16_t member, bool leaving) {
+    double sum = 0;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
+        const struct wire_matrix_edge *edge = &view->matrix->edges[i];
+        if ((leaving ? edge->to : edge->from) != member || edge->seen.queue_us == 0) continue;
+        sum += seconds(edge->seen.queue_us);
+        count++;
+    }
+    return count == 0 ? 0 : sum / count;
+}
+
+// Acknowledgements of what goes this way wait on the way back, or on the line of the one who sends them: that is slow,
+// and this one only seems to be.
 static bool waits_for_answers(const struct view *view, const struct wire_matrix_edge *edge) {
-    const struct wire_seen *answers = &edge->seen; // what the sender says of heartbeats from the receiver
-    double late = seconds(answers->queue_us);
-    return late > QUEUE_LEAST && queue(view, edge) < late / 2;
+    double answer = seconds(edge->seen.queue_us), leaves = lateness(view, edge->to, true);
+    return (answer > QUEUE_LEAST && queue(view, edge) < answer / 2) ||
+           (leaves > QUEUE_LEAST && lateness(view, edge->to, false) < leaves / 2);
 }
 
 static double cost_of(const struct wire_matrix_edge *edge, const struct wire_matrix_member *sender, double usual) {
@@ -326,29 +340,47 @@ static double cost_of(const struct wire_matrix_edge *edge, const struct wire_mat
 
 static bool is_slow(const struct view *view, const struct wire_matrix_edge *edge, double usual) {
     return carries(view, edge) && speed(edge) < SLOW_RATIO * usual && pressed(edge) >= PRESSED_LEAST &&
-           !waits_for_answers(view, edge) && cost_of(edge, member_at(view, edge->from), usual) >= SLOW_COST_LEAST;
+           cost_of(edge, member_at(view, edge->from), usual) >= SLOW_COST_LEAST && !waits_for_answers(view, edge);
 }
 
-// Of the other edges that leave the sender (or come to the receiver), the share that is slow as well, or on which
-// heartbeats are late as well. 0: nothing is known of them.
-static double shared(const struct view *view, const struct wire_matrix_edge *of, double usual, bool leaving) {
-    double late = QUEUE_RATIO * queue(view, of);
-    uint32_t bad = 0, all = 0;
-    if (late < QUEUE_LEAST) late = QUEUE_LEAST;
+// What the other edges that leave the sender (or come to the receiver) of a slow one are like.
+struct side {
+    double slow; // share of those that carry ops
+    double late; // of heartbeats on them, on average, in seconds
+};
+
+static struct side side_of(const struct view *view, const struct wire_matrix_edge *of, double usual, bool leaving) {
+    uint32_t slow = 0, carrying = 0, told = 0;
+    double late = 0;
     for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
         const struct wire_matrix_edge *edge = &view->matrix->edges[i];
+        if (!is_here(view, edge->from) || !is_here(view, edge->to)) continue;
         bool other =
             leaving ? edge->from == of->from && edge->to != of->to : edge->to == of->to && edge->from != of->from;
-        if (!other || !is_here(view, edge->from) || !is_here(view, edge->to)) continue;
-        if (back(view, edge->from, edge->to) == NULL && !carries(view, edge)) continue;
-        all++;
-        bad += is_slow(view, edge, usual) || queue(view, edge) > late;
+        if (other && carries(view, edge)) {
+            carrying++;
+            slow += is_slow(view, edge, usual);
+        }
+        // Of the same way, the one who gets the heartbeats tells.
+        bool tells =
+            leaving ? edge->to == of->from && edge->from != of->to : edge->from == of->to && edge->to != of->from;
+        if (!tells || edge->seen.queue_us == 0) continue;
+        late += seconds(edge->seen.queue_us);
+        told++;
     }
-    return all == 0 ? 0 : (double)bad / all;
+    return (struct side){carrying == 0 ? 0 : (double)slow / carrying, told == 0 ? 0 : late / told};
+}
+
+// Whether this side of a slow edge is slow as a whole, and not the way alone, nor the other side.
+static bool is_at_fault(const struct side *side, const struct side *other, double backlogged) {
+    double least = QUEUE_RATIO * backlogged;
+    if (least < QUEUE_LEAST) least = QUEUE_LEAST;
+    return (side->slow >= MOST_SHARE && side->slow > other->slow) ||
+           (side->late > least && side->late > 2 * other->late);
 }
 
 static void judge_slow(struct view *view, const struct wire_matrix_edge *edge, double usual) {
-    double sender = shared(view, edge, usual, true), receiver = shared(view, edge, usual, false);
+    struct side sender = side_of(view, edge, usual, true), receiver = side_of(view, edge, usual, false);
     double here = rate(edge) / 1e6, looks = 100 * pressed(edge), others = 100 * middle(view, pressed, false);
     double full = (double)edge->seen.window_us / (double)edge->seen.busy_us;
     struct name from = name_of(view, edge->from), to = name_of(view, edge->to);
@@ -361,7 +393,7 @@ static void judge_slow(struct view *view, const struct wire_matrix_edge *edge, d
             "%s takes slowly what it is sent: %.1f MB/s from %s, and its receive window was full for %.0f %% of the "
             "time",
             to.chars, here, from.chars, smaller(full, 1) * 100);
-    } else if (receiver >= MOST_SHARE && receiver > sender) {
+    } else if (is_at_fault(&receiver, &sender, backlog(edge))) {
         finding = add(view, DIAGNOSIS_SLOW_RECEIVER, edge->to, edge->to);
         if (finding == NULL) return;
         snprintf(
@@ -369,7 +401,7 @@ static void judge_slow(struct view *view, const struct wire_matrix_edge *edge, d
             "%s receives slowly: %.1f MB/s from %s, bytes wait in %.0f %% of the looks, elsewhere in %.0f %%; what "
             "other members send to it waits as well",
             to.chars, here, from.chars, looks, others);
-    } else if (sender >= MOST_SHARE && sender > receiver) {
+    } else if (is_at_fault(&sender, &receiver, backlog(edge))) {
         finding = add(view, DIAGNOSIS_SLOW_SENDER, edge->from, edge->from);
         if (finding == NULL) return;
         snprintf(finding->text, sizeof finding->text,

@@ -93,6 +93,11 @@ static void slow_sender_and_answers(void) {
     seen(0, 1)->busy_us = 2600000;
     seen(0, 1)->pressed = 24 * WIRE_COUNT;
 }
+// The same, and the one who waits is late itself.
+static void slow_sender_and_noise(void) {
+    slow_sender_and_answers();
+    seen(1, 0)->queue_us = seen(1, 2)->queue_us = 9000;
+}
 static void reads_slowly(void) {
     slow(1, 2);
     seen(1, 2)->window_us = 2400000;
@@ -183,6 +188,7 @@ static const struct {
     {"a slow receiver", 4, slow_receiver, DIAGNOSIS_SLOW_RECEIVER, 2, 2, 1},
     {"a slow sender, and those that wait for its acknowledgements", 4, slow_sender_and_answers, DIAGNOSIS_SLOW_SENDER,
      1, 1, 1},
+    {"the same, and heartbeats to it are late as well", 4, slow_sender_and_noise, DIAGNOSIS_SLOW_SENDER, 1, 1, 1},
     {"a receiver that does not read", 4, reads_slowly, DIAGNOSIS_SLOW_RECEIVER, 2, 2, 1},
     {"every way as slow", 4, every_way_slow, 0, 0, 0, 0},
     {"a slow edge where nothing waits", 4, slow_without_pressure, 0, 0, 0, 0},
