@@ -93,9 +93,9 @@ def worker(peer: Peer, size: int, state: int, blocks: int) -> dict[str, float]:
     """Bytes read and written in each second: by a copy, by the hash, by encoding to int8, by decoding and adding."""
     import torch
 
-    kernels = Kernels()
     del peer
-    elements = torch.randn(size // 4, device="cuda")
+    elements = torch.randn(size // 4, device="cuda")  # makes the context that the kernels are loaded in
+    kernels = Kernels()
     other = torch.empty_like(elements)
     stream = torch.cuda.current_stream().cuda_stream
     count = elements.numel()

@@ -57,11 +57,16 @@ static bool names(const struct wire_matrix *matrix, const struct wire_id *id) {
 // Of a list of masters the one that serves the run of this communicator.
 static pcclResult_t ask_own(const pcclComm_t *comm, uint32_t limit_ms, struct answer *out) {
     struct communicator *c = comm->communicator;
+    struct communicator_params params;
     struct wire_id self = communicator_id(c);
     int error = 0;
-    RETURN_IF_FAILED(communicator_usable(c));
-    for (uint32_t i = 0; i < c->params.master_count; i++) { // they do not change while it is connected
-        error = ask(&c->params.masters[i], platform_now_ns() + limit_ms * MS_NS, out);
+    // Another thread may destroy the communicator from here on.
+    communicator_begin(c);
+    params = c->params;
+    RETURN_IF_FAILED(communicator_finish(c, communicator_check_usable(c)));
+    int64_t now_ns = platform_now_ns(), end_ns = now_ns + limit_ms * MS_NS;
+    for (uint32_t i = 0; i < params.master_count; i++, now_ns = platform_now_ns()) { // each has a part of the time left
+        error = ask(&params.masters[i], now_ns + (end_ns - now_ns) / (params.master_count - i), out);
         if (error == 0 && names(&out->matrix, &self)) return pcclSuccess;
     }
     if (error == 0)

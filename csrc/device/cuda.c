@@ -173,8 +173,17 @@ static void cuda_land(struct device_queue *queue, void *tensor, void *landing, s
 }
 
 // Lock held.
-static bool can_reduce_at_gpu(const struct cuda_queue *q, const void *host, size_t count) {
-    return count > 0 && q->gpu != NULL && cuda_kernels_reduce(&q->gpu->kernels) && gpu_host_is_pinned(host);
+// A kernel cannot reach a room that had to be taken from the host, nor elements that are not aligned.
+static bool can_reduce_at_gpu(const struct cuda_queue *q, const void *host, const void *result, const void *input,
+                              size_t count, size_t element) {
+    if (count == 0 || q->gpu == NULL || !cuda_kernels_reduce(&q->gpu->kernels) || !gpu_host_is_pinned(host))
+        return false;
+    if (((uintptr_t)result | (uintptr_t)input) % element != 0) return false;
+    for (size_t i = 0; i < q->room_count; i++) {
+        const struct gpu_room *room = q->rooms[i];
+        if (!room->is_at_gpu && overlap(result, count * element, room->memory, room->bytes)) return false;
+    }
+    return true;
 }
 
 static struct cuda_task reduce_at_gpu(void *host, size_t count, const struct device_sum *sum) {
@@ -202,7 +211,7 @@ static void cuda_reduce(struct device_queue *queue, void *result, void *landing,
     size_t bytes = count * dtype_size(sum->dtype);
     pthread_mutex_lock(&q->lock);
     void *host = take_back(q, landing);
-    bool at_gpu = can_reduce_at_gpu(q, host, count);
+    bool at_gpu = can_reduce_at_gpu(q, host, result, input, count, dtype_size(sum->dtype));
     struct cuda_task task = at_gpu ? reduce_at_gpu(host, count, sum) : reduce_on_host(q, count, sum);
     task.to = result;
     task.from = input;

@@ -24,6 +24,8 @@
 #define QUEUE_LEAST 3e-3     // seconds that a heartbeat is late behind a queue
 #define QUEUE_RATIO 0.3      // of what bytes on the slow edge wait
 #define WINDOW_LEAST 0.5     // share of the busy time with a full receive window
+#define BEATS_MUTE 2.2       // heartbeats that have not come
+#define FIRST_OP_S 30.0      // that the first op may wait for a member
 #define MOST_SHARE 0.5       // of a member's other edges that are slow as well
 
 enum {
@@ -111,44 +113,90 @@ static bool is_awaited(const struct view *view, uint16_t place, double period) {
     return false;
 }
 
+// Whether it has heard nothing of another one for an op under way.
+static bool awaits_others(const struct view *view, uint16_t place) {
+    for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
+        const struct wire_matrix_edge *edge = &view->matrix->edges[i];
+        if (edge->from == place && is_here(view, edge->to) && edge->seen.awaited > 0) return true;
+    }
+    return false;
+}
+
+// Whether each of those that are awaited awaits others.
+static bool all_await(const struct view *view) {
+    for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
+        const struct wire_matrix_edge *edge = &view->matrix->edges[i];
+        if (edge->seen.awaited > 0 && is_here(view, edge->to) && !awaits_others(view, edge->to)) return false;
+    }
+    return true;
+}
+
+// Those who wait, all together.
+struct waiting {
+    uint32_t members;
+    double longest, usual; // the usual time of an op; 0: none has ended yet
+};
+
+static void tell_hung(struct view *view, uint16_t place, const struct waiting *waiting, bool mute, double threshold) {
+    const struct wire_matrix_member *member = member_at(view, place);
+    struct diagnosis_finding *finding = add(view, DIAGNOSIS_HUNG, place, place);
+    if (finding == NULL) return;
+    double silent = seconds(member->silent_us);
+    struct name name = name_of(view, place);
+    finding->value = mute ? silent : waiting->longest;
+    finding->usual = mute ? threshold : waiting->usual;
+    finding->cost = 1;
+    finding->confidence = confidence(finding->value, 0.5 * threshold);
+    if (mute)
+        snprintf(finding->text, sizeof finding->text,
+                 "%s hangs: nothing has been heard of its process for %.1f s, while %u others wait in an op",
+                 name.chars, silent, waiting->members);
+    else if (member->ops.live > 0)
+        snprintf(finding->text, sizeof finding->text,
+                 "%s has not begun the op in which others have waited for %.1f s, and waits in another one: the "
+                 "members call different ops",
+                 name.chars, waiting->longest);
+    else if (waiting->usual == 0)
+        snprintf(finding->text, sizeof finding->text,
+                 "%s hangs in its own code: it has not begun the first op, in which %u others have waited for %.1f s",
+                 name.chars, waiting->members, waiting->longest);
+    else
+        snprintf(finding->text, sizeof finding->text,
+                 "%s hangs in its own code: it has not begun the op in which %u others have waited for %.1f s; an op "
+                 "usually takes %.3f s",
+                 name.chars, waiting->members, waiting->longest, waiting->usual);
+}
+
 static void find_hung(struct view *view) {
-    double period = smaller(PERIOD_US / 1e6, view->matrix->heartbeat_limit_ms / 1e3 / 5), waited = 0, usual = 0;
-    uint32_t waiting = 0;
+    double beat = view->matrix->heartbeat_limit_ms / 1e3 / 5, period = smaller(PERIOD_US / 1e6, beat);
+    // A member that calls no ops says something with every heartbeat alone.
+    double silence = 1.5 * period + 0.3 > BEATS_MUTE * beat ? 1.5 * period + 0.3 : BEATS_MUTE * beat;
+    struct waiting waiting = {0};
     for (uint16_t i = view->first; i < view->end; i++) {
         double still = stands_still(view, i, period), oldest = seconds(member_at(view, i)->ops.oldest_us);
         if (still == 0 || seconds(member_at(view, i)->silent_us) > period) continue;
-        waiting++;
-        if (oldest > waited) waited = oldest;
-        if (mean_op(member_at(view, i)) > usual) usual = mean_op(member_at(view, i));
+        waiting.members++;
+        if (oldest > waiting.longest) waiting.longest = oldest;
+        if (mean_op(member_at(view, i)) > waiting.usual) waiting.usual = mean_op(member_at(view, i));
     }
-    for (uint16_t i = view->first; i < view->end && waiting > 0; i++) {
+    if (waiting.members == 0) return;
+    // The first op waits for what each does at its beginning, which takes its time.
+    double patience = waiting.usual == 0 ? FIRST_OP_S : 3 * waiting.usual;
+    if (patience < 2 * period) patience = 2 * period;
+    bool found = false;
+    for (uint16_t i = view->first; i < view->end; i++) {
         const struct wire_matrix_member *member = member_at(view, i);
-        double silent = seconds(member->silent_us);
-        bool mute = silent > 1.5 * period + 0.3, idle = member->ops.live == 0 && waited > 3 * usual;
-        if (!mute && (!is_awaited(view, i, period) || waited < 2 * period)) continue;
-        if (!mute && !idle && stands_still(view, i, period) == 0) continue;
-        struct diagnosis_finding *finding = add(view, DIAGNOSIS_HUNG, i, i);
-        if (finding == NULL) return;
-        finding->value = mute ? silent : waited;
-        finding->usual = mute ? period : usual;
-        finding->cost = 1;
-        finding->confidence = confidence(finding->value, 0.5 * (mute ? 1.5 * period : 2 * period));
-        if (mute)
-            snprintf(finding->text, sizeof finding->text,
-                     "%s hangs: nothing has been heard of its process for %.1f s, while %u others wait in an op",
-                     name_of(view, i).chars, silent, waiting);
-        else if (member->ops.live == 0)
-            snprintf(
-                finding->text, sizeof finding->text,
-                "%s hangs in its own code: it has not begun the op in which %u others have waited for %.1f s; an op "
-                "usually takes %.3f s",
-                name_of(view, i).chars, waiting, waited, usual);
-        else
-            snprintf(finding->text, sizeof finding->text,
-                     "%s has not begun the op in which others have waited for %.1f s, and waits in another one: the "
-                     "members call different ops",
-                     name_of(view, i).chars, waited);
+        bool awaited = is_awaited(view, i, period);
+        bool mute = seconds(member->silent_us) > silence;
+        bool idle = awaited && member->ops.live == 0 && waiting.longest > patience;
+        if (mute || idle) tell_hung(view, i, &waiting, mute, mute ? silence : patience);
+        found |= mute || idle;
     }
+    // Who waits for another one is kept by that one; where nobody keeps them, they wait for each other.
+    for (uint16_t i = view->first; i < view->end && !found && waiting.longest > 2 * period; i++)
+        if (member_at(view, i)->ops.live > 0 && stands_still(view, i, period) > 0 && is_awaited(view, i, period) &&
+            (!awaits_others(view, i) || all_await(view)))
+            tell_hung(view, i, &waiting, false, 2 * period);
 }
 
 // ---- stragglers ----

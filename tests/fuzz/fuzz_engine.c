@@ -31,10 +31,13 @@ static void on_frame(const struct wire_header *header, const uint8_t *body) {
     struct wire_op_done done;
     struct wire_mismatch mismatch;
     struct wire_report report = {.ops = ops};
+    struct wire_telemetry telemetry;
     if (header->type == WIRE_DONE)
         MUST(wire_decode_op_done(body, header->length, &done) && done.name.epoch == engine->book.now->group_epoch);
     else if (header->type == WIRE_REPORT)
         MUST(wire_decode_report(body, header->length, &report) && header->epoch == engine->book.now->group_epoch);
+    else if (header->type == WIRE_TELEMETRY)
+        MUST(wire_decode_telemetry(body, header->length, &telemetry));
     else
         MUST(header->type == WIRE_MISMATCH && wire_decode_mismatch(body, header->length, &mismatch));
 }

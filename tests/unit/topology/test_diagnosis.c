@@ -161,6 +161,29 @@ static void other_op(void) {
     wait_in_op(4, 4, 4000000);
     seen(1, 2)->awaited = 1;
 }
+static void idle_with_rare_heartbeats(void) { // of one who is in no op and awaited by nobody
+    wait_in_op(2, 4, 2500000);
+    members[2].ops.live = 0;
+    members[2].silent_us = 2000000;
+    members[2].told_us = 60000000;
+}
+static void waits_for_one_that_computes(void) {
+    computes_for_long();
+    members[1].ops.live = members[0].ops.live = 1;
+    seen(0, 1)->awaited = 1;
+}
+static void first_op(void) {
+    hangs_in_compute();
+    for (uint16_t i = 0; i < 4; i++) members[i].ops.ops = members[i].ops.op_us = 0;
+}
+static void first_op_for_long(void) {
+    first_op();
+    wait_in_op(2, 4, 60000000);
+}
+static void wait_for_each_other(void) {
+    wait_in_op(4, 4, 4000000);
+    seen(1, 2)->awaited = seen(2, 1)->awaited = 1;
+}
 static void all_silent(void) {
     for (uint16_t i = 0; i < 4; i++) members[i].silent_us = members[i].told_us = 3000000;
 }
@@ -202,6 +225,11 @@ static const struct {
     {"a member that hangs in its own code", 4, hangs_in_compute, DIAGNOSIS_HUNG, 2, 2, 1},
     {"a member that computes for as long as ever", 4, computes_for_long, 0, 0, 0, 0},
     {"a member in another op", 4, other_op, DIAGNOSIS_HUNG, 2, 2, 1},
+    {"one that is in no op and says little", 4, idle_with_rare_heartbeats, 0, 0, 0, 0},
+    {"one that waits for one that computes", 4, waits_for_one_that_computes, 0, 0, 0, 0},
+    {"the first op", 4, first_op, 0, 0, 0, 0},
+    {"the first op, for long", 4, first_op_for_long, DIAGNOSIS_HUNG, 2, 2, 1},
+    {"members that wait for each other", 4, wait_for_each_other, DIAGNOSIS_HUNG, 1, 1, 2},
     {"nobody is heard, as after the master stood still", 4, all_silent, 0, 0, 0, 0},
     {"a member that has told nothing yet", 4, never_told, 0, 0, 0, 0},
 };
