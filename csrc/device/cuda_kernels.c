@@ -1,10 +1,14 @@
 #include "device/cuda_kernels.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "base/descriptor.h"
 #include "base/log.h"
 
 static const struct {
@@ -23,19 +27,19 @@ static pthread_once_t chosen_once = PTHREAD_ONCE_INIT;
 
 // Kept for as long as the process lives. A byte of 0 is behind it, as the driver expects of texts.
 static bool read_file(const char *path) {
-    FILE *file = fopen(path, "rbe");
-    char *bytes = NULL;
-    long length = -1;
-    if (file != NULL && fseek(file, 0, SEEK_END) == 0) length = ftell(file);
-    if (length > 0) bytes = calloc(1, (size_t)length + 1);
-    bool read =
-        bytes != NULL && fseek(file, 0, SEEK_SET) == 0 && fread(bytes, 1, (size_t)length, file) == (size_t)length;
-    if (file != NULL) fclose(file);
-    if (read)
-        chosen = (struct cuda_image){.bytes = bytes, .length = (size_t)length};
+    struct stat about;
+    descriptor_begin();
+    int fd = descriptor_end(open(path, O_RDONLY | O_CLOEXEC));
+    size_t length = fd >= 0 && fstat(fd, &about) == 0 && about.st_size > 0 ? (size_t)about.st_size : 0, got = 0;
+    char *bytes = length > 0 ? calloc(1, length + 1) : NULL;
+    for (ssize_t now = 1; bytes != NULL && got < length && now > 0; got += now > 0 ? (size_t)now : 0)
+        now = read(fd, bytes + got, length - got);
+    descriptor_close(fd);
+    if (length > 0 && got == length)
+        chosen = (struct cuda_image){.bytes = bytes, .length = length};
     else
         free(bytes);
-    return read;
+    return length > 0 && got == length;
 }
 
 static void choose(void) {
