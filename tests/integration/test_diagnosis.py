@@ -89,6 +89,11 @@ def test_a_straggler_is_named(elements):
 
 def test_a_member_that_hangs_in_its_own_code_is_named_while_it_does():
     with team([0, 0, 0], heartbeat_limit=5) as comms, Run(comms, SMALL, 0.01) as run:
+        deadline = time.monotonic() + PATIENCE
+        # The first op of a run may wait for longer than any other.
+        while not all(member.ops > 0 for member in comms[0].diagnose().members):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         run.seconds[2] = None
         diagnosis = run.await_findings({(FindingKind.HUNG, comms[2].uuid)})
         assert "hangs" in str(diagnosis)
