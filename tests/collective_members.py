@@ -302,7 +302,7 @@ class Member:
     def _group(self, wish: Wish) -> Group:
         if wish.members:  # the same for all, whoever has heard of a loss meanwhile
             return self.comm.group([self.admitted[rank] for rank in wish.members])
-        return self.comm.group(self.comm.members)
+        return self.comm.group(self.comm._snapshot)  # likewise, between two calls
 
     def _launch(self, wish: Wish) -> tuple[Buffers, Callable[[], Any]]:
         group = self._group(wish)
