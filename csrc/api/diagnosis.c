@@ -22,6 +22,13 @@ static double seconds(uint64_t us) { return (double)us / 1e6; }
 
 static double count(uint64_t parts) { return (double)parts / (double)WIRE_COUNT; }
 
+// NULL: memory was refused, as base/detail says.
+static struct answer *answer_new(void) {
+    struct answer *answer = malloc(sizeof *answer);
+    if (answer == NULL) detail_fail(0, "the system refused memory for the answer");
+    return answer;
+}
+
 static int ask(const struct wire_address *master, int64_t deadline_ns, struct answer *out) {
     out->matrix = (struct wire_matrix){.members = out->members, .edges = out->edges};
     return inquiry_diagnose(master, deadline_ns, &out->matrix);
@@ -79,8 +86,8 @@ pcclResult_t pcclDiagnose(const pcclComm_t *comm, pcclFinding_t *findings_out, s
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(count_out);
     if (capacity > 0) REQUIRE_NOT_NULL(findings_out);
-    struct answer *answer = malloc(sizeof *answer);
-    if (answer == NULL) return detail_fail(pcclInternalError, "the system refused memory for the answer");
+    struct answer *answer = answer_new();
+    if (answer == NULL) return pcclInternalError;
     pcclResult_t code = ask_own(comm, ANSWER_MS, answer);
     if (code == pcclSuccess) {
         struct diagnosis_finding found[DIAGNOSIS_MOST];
@@ -171,8 +178,8 @@ static pcclResult_t finish(struct answer *answer, pcclResult_t code, struct pccl
 pcclResult_t pccl_ext_diagnose(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_diagnosis **out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);
-    struct answer *answer = malloc(sizeof *answer);
-    if (answer == NULL) return detail_fail(pcclInternalError, "the system refused memory for the answer");
+    struct answer *answer = answer_new();
+    if (answer == NULL) return pcclInternalError;
     return finish(answer, ask_own(comm, limit_ms, answer), out);
 }
 
@@ -183,8 +190,8 @@ pcclResult_t pccl_ext_diagnose_run(const ccoip_socket_address_t *address, uint32
     REQUIRE_NOT_NULL(out);
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
-    struct answer *answer = malloc(sizeof *answer);
-    if (answer == NULL) return detail_fail(pcclInternalError, "the system refused memory for the answer");
+    struct answer *answer = answer_new();
+    if (answer == NULL) return pcclInternalError;
     int error = ask(&master, platform_now_ns() + limit_ms * MS_NS, answer);
     pcclResult_t code =
         error == 0 ? pcclSuccess : detail_fail(pcclMasterConnectionFailed, "no master answers: %s", strerror(-error));

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "base/descriptor.h"
 #include "base/log.h"
@@ -75,8 +74,7 @@ static void read_segmented_min(void) {
 
 // Two neighbours at most take an eighth of the descriptors that the process may have.
 static uint32_t spare_lanes(void) {
-    struct rlimit limit;
-    uint64_t part = getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / SPARE_PART : 0;
+    uint64_t part = descriptor_limit() / SPARE_PART;
     return part < SPARE_LANES ? (uint32_t)part : SPARE_LANES;
 }
 

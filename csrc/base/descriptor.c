@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -134,6 +135,11 @@ void descriptor_close(int fd) {
     shutdown(fd, SHUT_RDWR); // refused for what is no socket
     close(fd);
     pthread_mutex_unlock(&lock);
+}
+
+uint64_t descriptor_limit(void) {
+    struct rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
 }
 
 uint32_t descriptor_forks(void) { return (uint32_t)atomic_load(&forks); }

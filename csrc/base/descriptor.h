@@ -41,6 +41,9 @@ int descriptor_end(int opened);
 // Shuts a socket down, whoever else may have it open, and closes the descriptor. A negative one is allowed.
 void descriptor_close(int fd);
 
+// How many descriptors this process may have open: its soft limit, which the library leaves as it is. 0: unknown.
+uint64_t descriptor_limit(void);
+
 // How many forks lie between the process that opened the first descriptor and this one. What was made under another
 // number belongs to a parent: its descriptors are closed here, and its threads do not exist. Async-signal-safe.
 uint32_t descriptor_forks(void);

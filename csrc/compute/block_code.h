@@ -6,9 +6,9 @@
 #define PCCL_COMPUTE_BLOCK_CODE_H
 
 #include <stdint.h>
-#include <string.h>
 
 #include "compute/element.h"
+#include "compute/float16.h"
 
 enum { BLOCK_CODE_INT8, BLOCK_CODE_INT4, BLOCK_CODE_E3M0, BLOCK_CODES };
 enum { BLOCK_NEAREST, BLOCK_STOCHASTIC, BLOCK_ROUNDINGS };
@@ -24,18 +24,6 @@ struct block_scale {
 #define BLOCK_SMALL 0x1p-90f
 #define BLOCK_GROWN 0x1p100f
 #define BLOCK_EPSILON 0x1p-23f
-
-ELEMENT uint32_t block_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-ELEMENT float block_float(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
 
 // The random number of element i, by the finaliser of a hash (lowbias32 of Wellons's hash-prospector), with the second
 // half of the key between its two multiplications.
@@ -69,13 +57,13 @@ ELEMENT int32_t block_clamp(int32_t k, int32_t most) {
 // of its digits has been carried into it. 2^-7 is half way between 0 and the smallest power, 2^-6.
 ELEMENT uint32_t block_power_nearest(float y, uint32_t random) {
     (void)random;
-    int32_t m = (int32_t)((block_bits(y) + 0x00400000u) >> 23) - 120, least = y >= 0x1p-7f;
+    int32_t m = (int32_t)((float_to_bits(y) + 0x00400000u) >> 23) - 120, least = y >= 0x1p-7f;
     return (uint32_t)(m < least ? least : m);
 }
 
 // Between two powers the digits say how likely the upper one is.
 ELEMENT uint32_t block_power_stochastic(float y, uint32_t random) {
-    int32_t m = (int32_t)((block_bits(y) + (random >> 9)) >> 23) - 120;
+    int32_t m = (int32_t)((float_to_bits(y) + (random >> 9)) >> 23) - 120;
     int32_t small = (float)(int32_t)(random >> 8) * 0x1p-30f < y;
     m = y < 0x1p-6f ? small : m;
     return (uint32_t)(m > 7 ? 7 : m);
@@ -87,13 +75,13 @@ ELEMENT float block_value_int4(uint32_t code, float scale) { return (float)((int
 
 ELEMENT float block_value_e3m0(uint32_t code, float scale) {
     uint32_t m = code & 7u, bits = (code & 8u) << 28 | (m + 120u) << 23;
-    return block_float(m == 0 ? 0 : bits) * scale;
+    return float_from_bits(m == 0 ? 0 : bits) * scale;
 }
 
 // What quantisation took away, in units of an input; 0 where that is not finite.
 ELEMENT float block_rest(float wanted, float got, float times) {
-    uint32_t bits = block_bits((wanted - got) * times);
-    return block_float((bits & BLOCK_INFINITY_BITS) == BLOCK_INFINITY_BITS ? 0 : bits);
+    uint32_t bits = float_to_bits((wanted - got) * times);
+    return float_from_bits((bits & BLOCK_INFINITY_BITS) == BLOCK_INFINITY_BITS ? 0 : bits);
 }
 
 // ---- of a block ----
@@ -105,7 +93,7 @@ ELEMENT struct block_scale block_scale_of(int code, float largest) {
         float most = code == BLOCK_CODE_INT8 ? 127.0f : 7.0f;
         by.scale = largest / most;
         // it was rounded up, and all of float was used
-        if (block_bits(by.scale * most) == BLOCK_INFINITY_BITS) by.scale *= 1 - BLOCK_EPSILON;
+        if (float_to_bits(by.scale * most) == BLOCK_INFINITY_BITS) by.scale *= 1 - BLOCK_EPSILON;
     }
     by.grow = largest < BLOCK_SMALL ? BLOCK_GROWN : 1.0f;
     by.inverse = 1.0f / (by.scale * by.grow);

@@ -29,9 +29,9 @@ static uint32_t block_largest(const void *values, size_t count) {
         return (uint32_t)BLOCK_INT_CODE(rounding, 7) & 15u; \
     } \
     static inline uint32_t block_code_e3m0_##rounding(const any_f32 *x, size_t i, struct block_scale scale) { \
-        float y = block_float(block_bits(x[i] * scale.grow * scale.inverse) & 0x7FFFFFFFu); \
+        float y = float_from_bits(float_to_bits(x[i] * scale.grow * scale.inverse) & 0x7FFFFFFFu); \
         uint32_t m = block_power_##rounding(y, block_random(&scale, (uint32_t)i)); \
-        return m | (m == 0 ? 0 : block_bits(x[i]) >> 28 & 8u); \
+        return m | (m == 0 ? 0 : float_to_bits(x[i]) >> 28 & 8u); \
     } \
     static void encode_int8_##rounding(uint8_t *codes, const void *values, size_t count, \
                                        const struct block_scale *by) { \

@@ -425,7 +425,7 @@ double neighbour_speed(struct neighbour *peer) {
     int64_t now_ns = platform_now_ns();
     if (now_ns - peer->speed_ns < PACE_TICK_MS * MS_NS) return peer->speed;
     double sum = 0;
-    for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
+    for (uint32_t i = 0; i < peer->lane_end; i++) {
         struct lane *lane = peer->lanes[i];
         if (lane == NULL) continue;
         if (pace_is_due(&lane->pace, now_ns)) lane_look(lane, now_ns);

@@ -141,7 +141,7 @@ bool lane_is_for_bulk(const struct lane *lane);
 uint8_t *lane_scratch(struct lane *lane);
 // WIRE_MAX_DATA_BYTES for what this lane sends, one frame at a time. NULL: memory was refused.
 uint8_t *lane_stage(struct lane *lane);
-// Reads what the kernel says of it, and holds it to that. Thread.
+// Reads what the kernel says of its connection, and sets how many unsent bytes that may take. Thread.
 void lane_look(struct lane *lane, int64_t now_ns);
 // Queues a frame, and takes it. Lock held.
 void lane_push(struct lane *lane, struct frame *frame);

@@ -7,7 +7,6 @@ enum {
     SPAN_MS = 20,         // likewise, of what comes
     AHEAD_MS = 50,        // what a giver may always be ahead
     CHUNK_ALIGN = 64,     // bytes
-    FAR_US = 2000,        // a round trip; below it wake-ups are what a link waits for
     FRAME_LEAST = 16 << 10,
     UNSENT_LEAST = 32 << 10,
     UNSENT_MOST = 1 << 20,
@@ -38,7 +37,7 @@ void pace_note(struct pace *pace, const struct gauge *gauge, int64_t now_ns) {
     uint64_t busy_us = gauge->busy_us - pace->busy_us;
     bool first = pace->busy_us == 0;
     pace->gauge = *gauge;
-    pace->far = gauge->round_trip_us >= FAR_US;
+    pace->far = gauge->round_trip_us >= PACE_FAR_US;
     if (!pace_is_due(pace, now_ns)) return;
     pace->measured_ns = now_ns;
     pace->speed = 0;
@@ -93,7 +92,7 @@ static void begin(struct pace_lanes *pace, const struct pace_total *total, int64
 
 bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, uint32_t available, int64_t now_ns) {
     uint32_t before = pace->in_use, trip_us = total->round_trip_us;
-    if (trip_us < FAR_US) {
+    if (trip_us < PACE_FAR_US) {
         *pace = (struct pace_lanes){0};
         return before != 0;
     }
@@ -110,7 +109,7 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     if (!measured || busy_ns / since.lanes < spent_ns / 4 * 3) return pace->in_use != before;
     uint64_t now_us = total->smoothed_us / total->lanes, queue_us = now_us > trip_us ? now_us - trip_us : 0;
     uint64_t segments = total->segments - since.segments, again = total->retransmits - since.retransmits;
-    bool queued = queue_us > trip_us / 4 && queue_us > FAR_US;
+    bool queued = queue_us > trip_us / 4 && queue_us > PACE_FAR_US;
     double speed = (double)(total->acked - since.acked) / (double)spent_ns;
     bool ramps = since.speed == 0 || speed > since.speed * RAMPS;
     pace->speed = speed;
@@ -123,9 +122,10 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
         pace->strained = 0;
     }
     if (pace->in_use > available) pace->in_use = available;
-    if (pace->in_use != before) pace->lanes = 0; // others are measured from now on
-    if (pace->in_use != before) pace->speed = 0;
-    return pace->in_use != before;
+    if (pace->in_use == before) return false;
+    pace->lanes = 0; // others are measured from now on
+    pace->speed = 0;
+    return true;
 }
 
 // ---- one giver ----

@@ -19,6 +19,7 @@ enum {
     PACE_CHUNK_MIN = 128 * 1024, // bytes; a chunk costs two wake-ups at every member, whatever its size
     PACE_TURN_BYTES = 16 * 1024, // that a lane sends before the others have their turn, or one frame
     PACE_TICK_MS = 20,           // between two readings of one link
+    PACE_FAR_US = 2000,          // the shortest round trip of a far link; below it wake-ups are what a link waits for
     PACE_FLOW_LEAST = 1 << 20,   // bytes on the way from one giver
     PACE_FLOW_MOST = 64 << 20,
 };
@@ -30,7 +31,7 @@ double pace_mean(double mean, double newest);
 // All 0 at the beginning.
 struct pace {
     struct gauge gauge; // as last read
-    bool far;           // its round trip is longer than what a wake-up takes
+    bool far;           // PACE_FAR_US
     int64_t measured_ns;
     uint64_t acked, busy_us; // where the next measurement of its speed begins
     double speed;            // in the last tick, while it had something to send

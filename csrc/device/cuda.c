@@ -86,13 +86,9 @@ static bool cuda_await(struct device_queue *queue) {
 }
 
 // ---- asking; lock held ----
-static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
-    return a != NULL && b != NULL && (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
-}
-
 // What writes over what was landed last makes that old.
 static uint64_t ask(struct cuda_queue *q, struct cuda_task task) {
-    if (overlap(task.to, task.bytes, q->recent.tensor, q->recent.bytes)) forget_recent(q);
+    if (cuda_overlap(task.to, task.bytes, q->recent.tensor, q->recent.bytes)) forget_recent(q);
     return cuda_queue_ask(q, task);
 }
 
@@ -172,8 +168,7 @@ static void cuda_land(struct device_queue *queue, void *tensor, void *landing, s
     pthread_mutex_unlock(&q->lock);
 }
 
-// Lock held.
-// A kernel cannot reach a room that had to be taken from the host, nor elements that are not aligned.
+// A kernel cannot reach a room that had to be taken from the host, nor elements that are not aligned. Lock held.
 static bool can_reduce_at_gpu(const struct cuda_queue *q, const void *host, const void *result, const void *input,
                               size_t count, size_t element) {
     if (count == 0 || q->gpu == NULL || !cuda_kernels_reduce(&q->gpu->kernels) || !gpu_host_is_pinned(host))
@@ -181,7 +176,7 @@ static bool can_reduce_at_gpu(const struct cuda_queue *q, const void *host, cons
     if (((uintptr_t)result | (uintptr_t)input) % element != 0) return false;
     for (size_t i = 0; i < q->room_count; i++) {
         const struct gpu_room *room = q->rooms[i];
-        if (!room->is_at_gpu && overlap(result, count * element, room->memory, room->bytes)) return false;
+        if (!room->is_at_gpu && cuda_overlap(result, count * element, room->memory, room->bytes)) return false;
     }
     return true;
 }

@@ -92,15 +92,11 @@ static void look_at(struct cuda_queue *q, struct cuda_flow *flow) {
 }
 
 // ---- tasks; lock held ----
-static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
-    return a != NULL && b != NULL && (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
-}
-
 static bool must_follow(const struct cuda_task *task, const struct cuda_task *earlier) {
     if (earlier->stage == STAGE_DONE) return false;
-    return task->kind == TASK_RELEASE || overlap(task->to, task->bytes, earlier->to, earlier->bytes) ||
-           overlap(task->to, task->bytes, earlier->from, earlier->bytes) ||
-           overlap(task->from, task->bytes, earlier->to, earlier->bytes);
+    return task->kind == TASK_RELEASE || cuda_overlap(task->to, task->bytes, earlier->to, earlier->bytes) ||
+           cuda_overlap(task->to, task->bytes, earlier->from, earlier->bytes) ||
+           cuda_overlap(task->from, task->bytes, earlier->to, earlier->bytes);
 }
 
 static void finish(struct cuda_task *task) {

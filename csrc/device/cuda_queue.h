@@ -83,6 +83,11 @@ struct cuda_queue {
     } recent; // what was landed or reduced last
 };
 
+// Whether two ranges have bytes in common; nothing is in a range at NULL.
+static inline bool cuda_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+    return a != NULL && b != NULL && (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
+}
+
 // Opens a queue for a tensor, of this device. NULL: the system refuses; a queue that the GPU refuses has failed
 // already.
 struct cuda_queue *cuda_queue_open(const struct device *device, const void *tensor, int wake);

@@ -4,9 +4,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
+#include "base/descriptor.h"
 #include "base/grow.h"
 #include "base/log.h"
 #include "base/platform.h"
@@ -79,11 +79,6 @@ struct links {
 };
 
 // ---- descriptors ----
-
-static uint64_t descriptor_limit(void) {
-    struct rlimit limit;
-    return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
-}
 
 static uint32_t share(uint64_t part, uint32_t most) {
     uint64_t descriptors = descriptor_limit() / part;

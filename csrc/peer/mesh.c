@@ -6,8 +6,9 @@
 
 #include "base/grow.h"
 #include "base/platform.h"
+#include "data/pace.h"
 
-enum { NEIGHBOURS_LEAST = 8, FAR_US = 1000 };
+enum { NEIGHBOURS_LEAST = 8, FAR_US = PACE_FAR_US / 2 }; // one way
 
 enum link_state { LINK_ABSENT, LINK_MAKING, LINK_FAILED, LINK_UP };
 

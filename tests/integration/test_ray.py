@@ -8,10 +8,12 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
-from launched import Launched, expect_equal_steps
+from launched import Launched
 
 pytest.importorskip("torch")
 pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
@@ -19,31 +21,53 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
 DRIVER = Path(__file__).with_name("ray_driver.py")
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # or it writes a token into the home folder
-    "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 START = 150
 """Seconds for Ray to start itself and its actors."""
 
-
-def steps_in(folder: Path, members: int) -> dict[int, list[str]]:
-    """The parameters that workers have written in each step. Ray may print nothing more once an actor of its was killed."""
-    found: dict[int, list[str]] = {}
-    line = re.compile(rf"step (\d+): {members} workers, loss \S+, parameters ([0-9a-f]{{8}})\n")
-    for log in folder.glob("session_2*/logs/worker-*.out"):
-        for step, parameters in line.findall(log.read_text()):
-            found.setdefault(int(step), []).append(parameters)
-    return found
+T = TypeVar("T")
 
 
-def wait_for_equal_steps(folder: Path, members: int) -> None:
-    """Until all of so many workers have written a step that nobody had made, with the same parameters."""
-    made = max(steps_in(folder, members))
-    end = time.monotonic() + START
-    while not (new := {step: by for step, by in steps_in(folder, members).items() if step > made + 100 and len(by) == members}):
-        assert time.monotonic() < end, f"no step after {made}"
-        time.sleep(0.1)
-    assert all(len(set(parameters)) == 1 for parameters in new.values())
+class Logs:
+    """What the actors print, from the files that Ray keeps of each: what its driver repeats comes late, or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, pattern: str) -> list[tuple[int, re.Match[str]]]:
+        """What matches, each with the process that printed it."""
+        files = sorted(self.folder.glob("session_2*/logs/worker-*-*.*"))
+        return [
+            (int(file.stem.rpartition("-")[2]), match)
+            for file in files
+            for match in re.finditer(pattern, file.read_text(errors="replace"))
+        ]
+
+    def until(self, what: str, ask: Callable[[], T]) -> T:
+        """The first answer that is not empty."""
+        end = time.monotonic() + START
+        while not (answer := ask()):
+            printed = "".join(f"{process}: {match[0]}\n" for process, match in self.find(".+"))
+            assert time.monotonic() < end, f"no {what}:\n{printed}"
+            time.sleep(0.1)
+        return answer
+
+    def steps(self, members: int) -> dict[int, list[str]]:
+        """The parameters that workers have told after each step, in a run of so many."""
+        found: dict[int, list[str]] = {}
+        for _, match in self.find(rf"step (\d+): {members} workers, loss \S+, parameters ([0-9a-f]{{8}})\n"):
+            found.setdefault(int(match[1]), []).append(match[2])
+        return found
+
+    def expect_equal_steps(self, members: int) -> None:
+        """Waits until all of so many workers have told of a step that nobody had made, with the same parameters."""
+        made = max(self.steps(members), default=0)
+        new = self.until(
+            f"step after {made} of {members} workers",
+            lambda: {step: by for step, by in self.steps(members).items() if step > made + 100 and len(by) == members},
+        )
+        assert all(len(set(parameters)) == 1 for parameters in new.values())
 
 
 @pytest.mark.timeout(600)
@@ -53,20 +77,19 @@ def test_killed_actors_are_replaced():
         with Launched([sys.executable, str(DRIVER), folder], ENVIRONMENT) as driver:
             [ended] = driver.expect(r"finished: ([0-9a-f]{8}) ([0-9a-f]{8})", timeout=START)
             assert ended[1] == ended[2]
-            # Ray prints lines of different processes in any order, and late.
-            seen = driver.expect(
-                r"Master pid=(\d+).* \(relink\): 3 peers|Worker pid=(\d+).* step 100: 3 workers", 4, timeout=START
-            )
-            [master] = [int(match[1]) for match in seen if match[1]]
-            workers = [int(match[2]) for match in seen if match[2]]
-            expect_equal_steps(driver, 3)
+            logs = Logs(Path(folder))
+            [(master, _)] = logs.until("master of three peers", lambda: logs.find(r"master: epoch \d+ \(relink\): 3 peers"))
+            logs.expect_equal_steps(3)
+            workers = [process for process, _ in logs.find(r"step 100: 3 workers")]
+            assert len(workers) == 3
             os.kill(workers[1], signal.SIGKILL)
-            [joined] = driver.expect(r"joined at step [1-9]\d*: process (\d+), 3 workers", timeout=START)
-            assert int(joined[1]) not in workers
-            expect_equal_steps(driver, 3)
+            joined = r"joined at step [1-9]\d*: process \d+, 3 workers"
+            [(newcomer, _)] = logs.until("new worker", lambda: logs.find(joined))
+            assert newcomer not in workers
+            logs.expect_equal_steps(3)
             os.kill(master, signal.SIGKILL)
-            driver.expect("master: takes the run up")
-            wait_for_equal_steps(Path(folder), 3)
+            logs.until("takeover", lambda: logs.find("master: takes the run up"))
+            logs.expect_equal_steps(3)
             driver.process.send_signal(signal.SIGINT)
             driver.expect("shut down", timeout=START)
             assert driver.end() == 0

@@ -52,20 +52,20 @@ ELEMENT float codes_store(void *values, uint64_t i, unsigned dtype, float x) {
 }
 
 ELEMENT float codes_value(unsigned code_type, uint32_t code, uint32_t scale) {
-    if (scale == BLOCK_NAN_BITS) return block_float(BLOCK_NAN_BITS);
-    if (code_type == BLOCK_CODE_INT8) return block_value_int8(code, block_float(scale));
-    if (code_type == BLOCK_CODE_INT4) return block_value_int4(code, block_float(scale));
-    return block_value_e3m0(code, block_float(scale));
+    if (scale == BLOCK_NAN_BITS) return float_from_bits(BLOCK_NAN_BITS);
+    if (code_type == BLOCK_CODE_INT8) return block_value_int8(code, float_from_bits(scale));
+    if (code_type == BLOCK_CODE_INT4) return block_value_int4(code, float_from_bits(scale));
+    return block_value_e3m0(code, float_from_bits(scale));
 }
 
 ELEMENT uint32_t codes_code(const struct codes_job *job, const struct block_scale *by, float x, unsigned i) {
     float y = x * by->grow * by->inverse;
     uint32_t random = block_random(by, i);
     if (job->code == BLOCK_CODE_E3M0) {
-        float magnitude = block_float(block_bits(y) & 0x7FFFFFFFu);
+        float magnitude = float_from_bits(float_to_bits(y) & 0x7FFFFFFFu);
         uint32_t m =
             job->is_stochastic ? block_power_stochastic(magnitude, random) : block_power_nearest(magnitude, random);
-        return m | (m == 0 ? 0 : block_bits(x) >> 28 & 8u);
+        return m | (m == 0 ? 0 : float_to_bits(x) >> 28 & 8u);
     }
     int32_t k = job->is_stochastic ? block_int_stochastic(y, random) : block_int_nearest(y, random);
     if (job->code == BLOCK_CODE_INT8) return (uint32_t)block_clamp(k, 127) & 255u;
@@ -141,7 +141,7 @@ KERNEL(pccl_codes, 512)(struct codes_job job) {
     if (job.codes != 0) {
         uint32_t top = 0;
         KERNEL_UNROLL for (unsigned k = 0; k < CODES_EACH; k++) {
-            uint32_t magnitude = block_bits(wanted[k]) & 0x7FFFFFFFu;
+            uint32_t magnitude = float_to_bits(wanted[k]) & 0x7FFFFFFFu;
             if (k < me.each && me.thread + k * me.group < me.count && magnitude > top) top = magnitude;
         }
         for (unsigned by = 1; by < KERNEL_WARP; by *= 2) {
@@ -156,9 +156,9 @@ KERNEL(pccl_codes, 512)(struct codes_job job) {
             top = other > top ? other : top;
         }
         unsigned is_finite = top < BLOCK_INFINITY_BITS;
-        struct block_scale by = block_scale_of((int)job.code, is_finite ? block_float(top) : 0);
+        struct block_scale by = block_scale_of((int)job.code, is_finite ? float_from_bits(top) : 0);
         if (job.is_stochastic) block_key_of(&by, job.seed, job.index + me.first);
-        uint32_t scale = is_finite ? block_bits(by.scale) : BLOCK_NAN_BITS;
+        uint32_t scale = is_finite ? float_to_bits(by.scale) : BLOCK_NAN_BITS;
         unsigned has_codes = is_finite && by.scale != 0;
         KERNEL_UNROLL for (unsigned k = 0; k < CODES_EACH; k++) {
             unsigned e = me.thread + k * me.group;
