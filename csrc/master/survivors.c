@@ -47,7 +47,8 @@ static uint64_t digest_of(const struct survivors *survivors, const struct wire_e
     for (uint32_t i = 0; i < epoch->count; i++) {
         const struct wire_member *member = &epoch->members[i];
         uint64_t numbers[] = {member->join_number, (uint64_t)member->group << 32 | member->lanes,
-                              (uint64_t)member->address.family << 16 | member->address.port};
+                              (uint64_t)member->address.family << 16 | member->address.port,
+                              (uint64_t)member->share << 16 | member->site};
         digest = mix(digest, member->id.bytes, sizeof member->id.bytes);
         digest = mix(digest, numbers, sizeof numbers);
         digest = mix(digest, member->address.bytes, sizeof member->address.bytes);
@@ -57,7 +58,8 @@ static uint64_t digest_of(const struct survivors *survivors, const struct wire_e
 
 static bool is_same_member(const struct wire_member *a, const struct wire_member *b) {
     return wire_id_equal(&a->id, &b->id) && a->join_number == b->join_number && a->group == b->group &&
-           a->lanes == b->lanes && a->address.family == b->address.family && a->address.port == b->address.port &&
+           a->lanes == b->lanes && a->share == b->share && a->site == b->site &&
+           a->address.family == b->address.family && a->address.port == b->address.port &&
            memcmp(a->address.bytes, b->address.bytes, sizeof a->address.bytes) == 0;
 }
 

@@ -7,7 +7,7 @@
 enum {
     ADDRESS = 1 + 16 + 2,
     ID = WIRE_ID_BYTES,
-    MEMBER = ID + 8 + 4 + 4 + ADDRESS,
+    MEMBER = ID + 8 + 4 + 4 + ADDRESS + 2 + 2,
     EPOCH = 6 * 8 + 3 * 4,
     FINGERPRINT = 8 + 4 + 5,
     OP_NAME = 8 + 8 + 4 + 2 + 4,

@@ -15,7 +15,7 @@
 #include "net/cursor.h"
 
 enum {
-    WIRE_VERSION = 7,
+    WIRE_VERSION = 8,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
     WIRE_OP_BYTES = 48,
@@ -178,6 +178,9 @@ struct wire_member {
     uint32_t group;
     uint32_t lanes; // the peer's pool size; a pair of ring neighbours uses the smaller of both
     struct wire_address address;
+    // of an epoch, equal in all epochs with one group epoch (ops/plan):
+    uint16_t share; // of large tensors that this member reduces, in proportion to those of the others; all 0: even ones
+    uint16_t site;  // members of a group with one number, not 0, are near each other
 };
 
 void wire_header_encode(uint8_t out[WIRE_HEADER_BYTES], const struct wire_header *header);

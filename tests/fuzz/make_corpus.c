@@ -40,7 +40,7 @@ static const struct wire_op_name op_name = {.epoch = 3, .tag = 7, .sequence = 1}
 
 static void write_epochs(void) {
     struct wire_buffer frame = {0};
-    struct wire_member members[] = {{one, 1, 0, 2, {4, {127, 0, 0, 1}, 48149}},
+    struct wire_member members[] = {{one, 1, 0, 2, {4, {127, 0, 0, 1}, 48149}, 3, 1},
                                     {two, 2, 5, 1, {6, {0xfe, 0x80}, 48150}}};
     struct wire_epoch epoch = {
         .number = 4, .group_epoch = 3, .latency_us = 100, .megabytes_per_s = 1000, .count = 2, .members = members};
@@ -66,7 +66,7 @@ static void write_ops(void) {
 
 static void write_recovery(void) {
     struct wire_buffer frame = {0};
-    struct wire_member members[] = {{one, 1, 0, 2, {4, {127, 0, 0, 1}, 48149}},
+    struct wire_member members[] = {{one, 1, 0, 2, {4, {127, 0, 0, 1}, 48149}, 3, 1},
                                     {two, 2, 5, 1, {6, {0xfe, 0x80}, 48150}}};
     struct wire_epoch epoch = {.number = 4,
                                .group_epoch = 3,

@@ -66,7 +66,9 @@ static struct wire_epoch random_epoch(uint32_t count) {
         members[i] = (struct wire_member){.join_number = check_random(&seed),
                                           .group = group,
                                           .lanes = 1 + (uint32_t)below(WIRE_MAX_LANES),
-                                          .address = random_address()};
+                                          .address = random_address(),
+                                          .share = (uint16_t)check_random(&seed),
+                                          .site = (uint16_t)check_random(&seed)};
         random_id(&members[i].id);
     }
     return epoch;
@@ -567,7 +569,7 @@ static void test_wrong_lengths(void) {
 // Byte `at` of a valid message set to `value` (4 bytes when wide) makes it malformed.
 static void test_bad_fields(void) {
     enum {
-        MEMBER = 51,
+        MEMBER = 55,
         EPOCH = 60,
         RESUME_VOTE = 29 + 8 + 8 + 16,
         RESUME_ACCEPTED = RESUME_VOTE + 1 + 50 + 5 * 4,
@@ -640,8 +642,8 @@ static void test_bad_fields(void) {
         {WIRE_TELEMETRY, 64, WIRE_MAX_SEEN + 1, true, "too many others"},
         {WIRE_TELEMETRY, 68 + 16 + 7, 1, false, "more bytes than the limit"},
         {WIRE_MATRIX, 4, WIRE_MAX_MEMBERS + 1, true, "too many members"},
-        {WIRE_MATRIX, 8 + 5 * (51 + 80), WIRE_MAX_EDGES + 1, true, "too many edges"},
-        {WIRE_MATRIX, 12 + 5 * (51 + 80), 5, true, "an edge from nobody"},
+        {WIRE_MATRIX, 8 + 5 * (MEMBER + 80), WIRE_MAX_EDGES + 1, true, "too many edges"},
+        {WIRE_MATRIX, 12 + 5 * (MEMBER + 80), 5, true, "an edge from nobody"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
         {WIRE_LINK_HELLO, 2, 3, false, "kind 3"},
         {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},

@@ -6,8 +6,11 @@
 static struct wire_id id_of(uint8_t number) { return (struct wire_id){.bytes = {number}}; }
 
 static struct wire_member members[] = {
-    {.id = {{5}}, .group = 1, .lanes = 4}, {.id = {{3}}, .group = 2, .lanes = 8}, {.id = {{1}}, .group = 2, .lanes = 2},
-    {.id = {{2}}, .group = 2, .lanes = 4}, {.id = {{4}}, .group = 7, .lanes = 1},
+    {.id = {{5}}, .group = 1, .lanes = 4},
+    {.id = {{3}}, .group = 2, .lanes = 8},
+    {.id = {{1}}, .group = 2, .lanes = 2, .share = 3, .site = 4},
+    {.id = {{2}}, .group = 2, .lanes = 4},
+    {.id = {{4}}, .group = 7, .lanes = 1},
 };
 static const struct wire_epoch told = {
     .number = 9, .group_epoch = 8, .latency_us = 50, .megabytes_per_s = 100, .count = 5, .members = members};
@@ -43,6 +46,7 @@ static void test_copy(void) {
     epoch_put(epoch);
     CHECK_EQ(epoch->ring.members[0].id.bytes[0], 3);
     CHECK_EQ(epoch->ring.rank, 1);
+    CHECK(epoch->ring.members[1].share == 3 && epoch->ring.members[1].site == 4);
     CHECK_EQ(epoch->count, 5);
     CHECK_EQ(epoch->run, 3);
     CHECK_EQ(epoch->generation, 4);
