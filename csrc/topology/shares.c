@@ -1,0 +1,407 @@
+// Ports. A member has one through which all leaves that it sends, and one through which all comes that it receives; so
+// has a site, for what goes to other sites. A port that is full has bytes waiting on all its edges, so an edge with
+// bytes waiting is held up by that of its two ports where more of the rest waits as well; in a ring, where each port
+// has one edge, by the member whose other port is full too. The rate of a full port is what it can carry. Any other
+// one can carry more than was seen: it is taken to carry up to OPTIMISM times as much, is given work accordingly, and
+// tells more at the next vote. What was seen of a port that alone held up its edges is remembered, so that each vote
+// learns something and votes settle.
+//
+// Loads, in tensors: a member of a ring sends and receives 2(n-1)/n; one that owns the share x of a spread
+// 1+(n-2)x, for it sends all that is not its own, gets x from the n-1 others, and back; a site that owns X among S
+// sites likewise 1+(S-2)X. The time of a way is that of its slowest port, and the shares that make it least fill all
+// ports alike: x = (T r - 1)/(n-2), nothing for whom that is negative.
+#include "topology/shares.h"
+
+#include <math.h>
+#include <string.h>
+
+#define GAIN 0.9          // of the time in force; a plan that takes longer is not worth a change
+#define BACK 1.03         // of the best time: the ring is as good
+#define OPTIMISM 4.0      // times what a port without waiting bytes was seen to carry
+#define PRESSED_NEVER 0.2 // how often bytes wait at a port that could carry that much more
+#define PRESSED_FULL 0.5  // at one that is full
+#define PRESSED_LEAST 0.4 // at one edge at least, or nothing is said
+#define DISPROVED 1.1     // times what a port was taken to carry
+#define TIE 0.2           // of how often bytes wait
+#define NOTHING 0.01      // of what the port's largest edge carries
+#define RATE_LEAST 1e3    // bytes per second of an edge that carries parts of tensors
+#define RATE_MOST 1e12
+#define FAST_NEAR 250e6  // bytes per second: where all are near, links of this speed are not what limits ops
+#define SHARE_LEAST 2e-3 // of the tensor; less is nothing
+
+enum {
+    OUT = 0,
+    IN = 1,
+    ROUNDS = 60, // of halving
+    LOOKS = 3,   // at a way that is slower than the ring, while the model promises another one
+    WAIT = 8,    // calls until it is tried again, at first
+    TRIES = 5,   // after which that does not grow any more
+};
+
+struct port {
+    double rate, weight, pressed; // pressed: times the weight
+};
+
+struct view {
+    uint32_t n, sites;
+    const struct shares_edge *edges;
+    uint16_t site[SHARES_MOST];
+    struct port ports[SHARES_MOST][2]; // of members
+    double member[SHARES_MOST];        // bytes per second that each can both send and receive
+    double place[SHARES_MOST];         // that each site can exchange with others, by its number - 1
+    double within[SHARES_MOST];        // that each member can exchange inside its site
+    double most_pressed;
+};
+
+static double smaller(double a, double b) { return a < b ? a : b; }
+static double larger(double a, double b) { return a > b ? a : b; }
+
+// Also of what is no number.
+static double bounded(double value, double least, double most) { return value >= least ? smaller(value, most) : least; }
+
+static struct shares_edge edge_at(const struct view *view, uint32_t from, uint32_t to) {
+    struct shares_edge edge = view->edges[from * view->n + to];
+    edge.rate = from == to ? 0 : bounded(edge.rate, 0, RATE_MOST);
+    edge.pressed = edge.rate < RATE_LEAST ? 0 : bounded(edge.pressed, 0, 1);
+    return edge;
+}
+
+static double capacity(double rate, double pressed) {
+    double free = (PRESSED_FULL - pressed) / (PRESSED_FULL - PRESSED_NEVER);
+    return rate * (1 + (OPTIMISM - 1) * bounded(free, 0, 1));
+}
+
+// ---- sites ----
+
+static bool is_near(uint32_t n, const struct shares_edge *edges, uint32_t a, uint32_t b, bool *known) {
+    double there = bounded(edges[a * n + b].round_trip_us, 0, RATE_MOST);
+    double back = bounded(edges[b * n + a].round_trip_us, 0, RATE_MOST);
+    double trip = there == 0 ? back : back == 0 ? there : smaller(there, back);
+    *known = trip > 0;
+    return trip > 0 && trip < SHARES_NEAR_US;
+}
+
+uint32_t shares_sites(uint32_t n, const struct shares_edge *edges, uint16_t site[SHARES_MOST]) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        site[i] = 0;
+        for (uint16_t s = 1; s <= count && site[i] == 0; s++) {
+            bool joins = false, far = false;
+            for (uint32_t k = 0; k < i; k++) {
+                bool known, near = is_near(n, edges, i, k, &known);
+                if (site[k] != s) continue;
+                joins |= near;
+                far |= known && !near;
+            }
+            if (joins && !far) site[i] = s;
+        }
+        if (site[i] == 0) site[i] = (uint16_t)++count;
+    }
+    return count;
+}
+
+// ---- what ports can carry ----
+
+static void add(struct port *port, const struct shares_edge *edge, double weight) {
+    port->rate += edge->rate;
+    port->weight += weight;
+    port->pressed += weight * edge->pressed;
+}
+
+static double share_of(const struct port *port) { return port->weight > 0 ? port->pressed / port->weight : 0; }
+
+static struct shares_edge edge_of(const struct view *view, uint32_t member, int end, uint32_t other) {
+    return end == OUT ? edge_at(view, member, other) : edge_at(view, other, member);
+}
+
+// All edges of a member's port count alike, however little they carry, for a full port holds all of them up; but not
+// those that carry next to nothing.
+static double weight_in(const struct view *view, uint32_t member, int end, double rate) {
+    double most = RATE_LEAST;
+    for (uint32_t i = 0; i < view->n; i++) most = larger(most, edge_of(view, member, end, i).rate);
+    return rate < NOTHING * most ? 0 : 1;
+}
+
+// How surely this end of an edge holds it up.
+enum blame { NOT, BOTH, ALONE };
+
+static enum blame blame_of(const struct view *view, uint32_t here, int end, uint32_t there) {
+    double mine = share_of(&view->ports[here][end]), other = share_of(&view->ports[there][!end]);
+    if (fabs(mine - other) <= TIE) {
+        mine += share_of(&view->ports[here][!end]);
+        other += share_of(&view->ports[there][end]);
+    }
+    return fabs(mine - other) <= TIE ? BOTH : mine > other ? ALONE : NOT;
+}
+
+static double port_capacity(const struct view *view, uint32_t member, int end, double *full) {
+    struct port blamed = {0}, sure = {0};
+    for (uint32_t i = 0; i < view->n; i++) {
+        struct shares_edge edge = edge_of(view, member, end, i);
+        double weight = weight_in(view, member, end, edge.rate);
+        enum blame blame = edge.pressed > 0 ? blame_of(view, member, end, i) : NOT;
+        if (blame == NOT) edge.pressed = 0;
+        add(&blamed, &edge, weight);
+        if (blame != ALONE) edge.pressed = 0;
+        add(&sure, &edge, weight);
+    }
+    if (share_of(&sure) >= PRESSED_FULL)
+        *full = sure.rate;
+    else if (!(*full >= sure.rate / DISPROVED))
+        *full = 0;
+    return *full > 0 ? larger(*full, blamed.rate) : capacity(blamed.rate, share_of(&blamed));
+}
+
+static void judge_members(struct view *view, struct shares_memory *memory) {
+    for (uint32_t i = 0; i < view->n; i++)
+        for (uint32_t k = 0; k < view->n; k++) {
+            struct shares_edge edge = edge_at(view, i, k);
+            add(&view->ports[i][OUT], &edge, weight_in(view, i, OUT, edge.rate));
+            add(&view->ports[k][IN], &edge, weight_in(view, k, IN, edge.rate));
+            view->most_pressed = larger(view->most_pressed, edge.pressed);
+        }
+    for (uint32_t i = 0; i < view->n; i++)
+        view->member[i] = smaller(port_capacity(view, i, OUT, &memory->full[i][OUT]),
+                                  port_capacity(view, i, IN, &memory->full[i][IN]));
+}
+
+static void judge_sites(struct view *view) {
+    struct port far[SHARES_MOST][2] = {0}, near[SHARES_MOST][2] = {0};
+    for (uint32_t i = 0; i < view->n; i++)
+        for (uint32_t k = 0; k < view->n; k++) {
+            struct shares_edge edge = edge_at(view, i, k);
+            bool inside = view->site[i] == view->site[k];
+            add(inside ? &near[i][OUT] : &far[view->site[i] - 1][OUT], &edge, edge.rate);
+            add(inside ? &near[k][IN] : &far[view->site[k] - 1][IN], &edge, edge.rate);
+        }
+    for (uint32_t s = 0; s < view->sites; s++)
+        view->place[s] = smaller(capacity(far[s][OUT].rate, share_of(&far[s][OUT])),
+                                 capacity(far[s][IN].rate, share_of(&far[s][IN])));
+    for (uint32_t i = 0; i < view->n; i++)
+        view->within[i] = larger(capacity(near[i][OUT].rate, share_of(&near[i][OUT])),
+                                 capacity(near[i][IN].rate, share_of(&near[i][IN])));
+}
+
+// ---- times ----
+
+static uint32_t size_of(const struct view *view, uint16_t site) {
+    uint32_t size = 0;
+    for (uint32_t i = 0; i < view->n; i++) size += view->site[i] == site;
+    return size;
+}
+
+// How many edges of the ring leave the site.
+static uint32_t exits(const struct view *view, uint16_t site) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < view->n; i++) count += view->site[i] == site && view->site[(i + 1) % view->n] != site;
+    return count;
+}
+
+static double ring_time(const struct view *view) {
+    double load = 2.0 * (view->n - 1) / view->n, time = 0;
+    for (uint32_t i = 0; i < view->n; i++) time = larger(time, load / view->member[i]);
+    for (uint16_t s = 1; s <= view->sites && view->sites > 1; s++)
+        time = larger(time, load * exits(view, s) / view->place[s - 1]);
+    return time;
+}
+
+// What a spread asks of what is between sites: inputs for the shares of others, and the results of the own ones.
+static double between_time(const struct view *view, const double *x) {
+    double time = 0;
+    for (uint16_t s = 1; s <= view->sites && view->sites > 1; s++) {
+        double own = 0, size = size_of(view, s);
+        for (uint32_t i = 0; i < view->n; i++) own += view->site[i] == s ? x[i] : 0;
+        time = larger(time, (size * (1 - own) + own * (view->n - size)) / view->place[s - 1]);
+    }
+    return time;
+}
+
+static double filled_time(uint32_t n, const double *rate, const double *x) {
+    double time = 0;
+    for (uint32_t i = 0; i < n; i++) time = larger(time, (1 + (n - 2.0) * x[i]) / rate[i]);
+    return time;
+}
+
+static double inside_time(const struct view *view) {
+    double time = 0;
+    for (uint32_t i = 0; i < view->n; i++) {
+        double size = size_of(view, view->site[i]);
+        if (size > 1 && view->within[i] > 0) time = larger(time, 2 * (size - 1) / size / view->within[i]);
+    }
+    return time;
+}
+
+// A member of a site owns an even part of what the site owns.
+static double sites_time(const struct view *view, const double *x) {
+    double own[SHARES_MOST] = {0};
+    for (uint32_t i = 0; i < view->n; i++) own[view->site[i] - 1] += x[i];
+    return larger(filled_time(view->sites, view->place, own), inside_time(view));
+}
+
+// ---- shares ----
+
+// The shares that make the slowest of n >= 3 ports as fast as possible. Whoever is slowest has to give its input and
+// get the result, which bounds the time from below.
+static void fill(uint32_t n, const double *rate, double *x) {
+    double low = 0, high = 0, sum = 0, most = 0;
+    for (uint32_t i = 0; i < n; i++) low = larger(low, 1 / rate[i]);
+    for (uint32_t i = 0; i < n; i++) most = larger(most, rate[i]);
+    high = larger(low, (n - 1) / most); // one alone could own all
+    for (int round = 0; round < ROUNDS; round++) {
+        double time = round == 0 ? low : (low + high) / 2;
+        sum = 0;
+        for (uint32_t i = 0; i < n; i++) sum += bounded((time * rate[i] - 1) / (n - 2.0), 0, 1);
+        if (sum >= 1)
+            high = time;
+        else
+            low = time;
+        if (round == 0 && sum >= 1) break;
+    }
+    sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += x[i] = bounded((high * rate[i] - 1) / (n - 2.0), 0, 1);
+    for (uint32_t i = 0; i < n; i++) x[i] = sum > 0 ? x[i] / sum : 1.0 / n;
+}
+
+static void fill_sites(const struct view *view, double *x) {
+    double own[SHARES_MOST];
+    if (view->sites > 2)
+        fill(view->sites, view->place, own);
+    else // what each of two sites sends does not depend on it
+        for (uint16_t s = 1; s <= view->sites; s++) own[s - 1] = size_of(view, s) / (double)view->n;
+    for (uint32_t i = 0; i < view->n; i++) x[i] = own[view->site[i] - 1] / size_of(view, view->site[i]);
+}
+
+static void weigh(uint32_t n, const double *x, uint16_t *share) {
+    double most = 0;
+    for (uint32_t i = 0; i < n; i++) most = larger(most, x[i]);
+    for (uint32_t i = 0; i < n; i++) share[i] = x[i] < SHARE_LEAST ? 0 : (uint16_t)(x[i] / most * SHARES_WHOLE);
+}
+
+static void unweigh(uint32_t n, const uint16_t *share, double *x) {
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += share[i];
+    for (uint32_t i = 0; i < n; i++) x[i] = share[i] / sum;
+}
+
+static bool has_shares(uint32_t n, const struct shares_plan *plan) {
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++) any |= plan->share[i] > 0;
+    return any;
+}
+
+// ---- the plan ----
+
+static double spread_time(const struct view *view, const double *x) {
+    return larger(filled_time(view->n, view->member, x), between_time(view, x));
+}
+
+static double time_now(const struct view *view, const struct shares_plan *now) {
+    double x[SHARES_MOST];
+    if (now->way == SHARES_RING || !has_shares(view->n, now)) return ring_time(view);
+    unweigh(view->n, now->share, x);
+    return now->way == SHARES_SITES && view->sites > 1 ? sites_time(view, x) : spread_time(view, x);
+}
+
+// False: a member of whom nothing is seen, or nothing is seen to wait.
+static bool see(struct view *view, uint32_t n, const struct shares_edge *edges, struct shares_memory *memory) {
+    *view = (struct view){.n = n, .edges = edges};
+    view->sites = shares_sites(n, edges, view->site);
+    judge_members(view, memory);
+    judge_sites(view);
+    if (view->most_pressed < PRESSED_LEAST) return false;
+    for (uint32_t i = 0; i < n; i++)
+        if (!(view->member[i] >= RATE_LEAST)) return false;
+    for (uint32_t s = 0; s < view->sites && view->sites > 1; s++)
+        if (!(view->place[s] >= RATE_LEAST)) return false;
+    return true;
+}
+
+static bool is_fast_and_near(const struct view *view) {
+    double least = RATE_MOST;
+    for (uint32_t i = 0; i < view->n; i++) least = smaller(least, view->member[i]);
+    return view->sites == 1 && least > FAST_NEAR;
+}
+
+static void propose(const struct view *view, enum shares_way way, const double *x, struct shares_plan *next) {
+    *next = (struct shares_plan){.way = way};
+    if (way == SHARES_RING) return;
+    weigh(view->n, x, next->share);
+    for (uint32_t i = 0; i < view->n && way == SHARES_SITES; i++)
+        next->site[i] = size_of(view, view->site[i]) > 1 ? view->site[i] : 0;
+}
+
+// All ways carry 2(n-1) tensors, all members together: so what all edges carry tells how long an op took.
+static double measured_time(const struct view *view) {
+    double sum = 0;
+    for (uint32_t i = 0; i < view->n; i++)
+        for (uint32_t k = 0; k < view->n; k++) sum += edge_at(view, i, k).rate;
+    return 2.0 * (view->n - 1) / sum;
+}
+
+// What was promised and did not come true. True: back to the ring.
+static bool disappoints(struct shares_memory *memory, double measured, double best) {
+    bool slower = memory->ring_s > 0 && measured > memory->ring_s;
+    memory->slower = slower ? memory->slower + 1 : 0;
+    if (!slower || (memory->slower < LOOKS && best <= GAIN * memory->ring_s)) return false;
+    memory->slower = 0;
+    memory->waits = WAIT << 2 * memory->tries;
+    memory->tries += memory->tries < TRIES;
+    return true;
+}
+
+bool shares_plan(uint32_t n, const struct shares_edge *edges, struct shares_memory *memory,
+                 const struct shares_plan *now, struct shares_plan *next, struct shares_times *times) {
+    struct view view;
+    struct shares_times t = {HUGE_VAL, HUGE_VAL, HUGE_VAL, HUGE_VAL};
+    double spread[SHARES_MOST], sites[SHARES_MOST];
+    *next = *now;
+    if (times != NULL) *times = t;
+    if (n < 3 || n > SHARES_MOST || !see(&view, n, edges, memory)) return false;
+    bool on_ring = now->way == SHARES_RING;
+    if (on_ring) memory->ring_s = measured_time(&view);
+    t.now = time_now(&view, now);
+    t.ring = ring_time(&view);
+    if (!on_ring && memory->ring_s > 0) t.ring = smaller(t.ring, memory->ring_s);
+    fill(n, view.member, spread);
+    t.spread = spread_time(&view, spread);
+    if (view.sites > 1 && view.sites < n) {
+        fill_sites(&view, sites);
+        t.sites = sites_time(&view, sites);
+    }
+    if (times != NULL) *times = t;
+    double best = smaller(t.spread, t.sites);
+    if (on_ring) {
+        bool waits = memory->waits > 0;
+        memory->waits -= waits;
+        if (waits || is_fast_and_near(&view)) return false;
+    } else if (disappoints(memory, measured_time(&view), best) || t.ring <= BACK * best || is_fast_and_near(&view)) {
+        propose(&view, SHARES_RING, NULL, next);
+        return true;
+    }
+    if (best > GAIN * t.now) return false;
+    bool by_sites = t.sites <= t.spread;
+    propose(&view, by_sites ? SHARES_SITES : SHARES_SPREAD, by_sites ? sites : spread, next);
+    return true;
+}
+
+// ---- for the order of a ring ----
+
+void shares_rates(uint32_t n, const struct shares_edge *edges, const struct shares_memory *memory, uint64_t *rates) {
+    struct view view;
+    struct shares_memory known = *memory;
+    memset(rates, 0, (size_t)n * n * sizeof *rates);
+    if (n > SHARES_MOST) return;
+    if (!see(&view, n, edges, &known)) return;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < n; k++) {
+            struct shares_edge edge = edge_at(&view, i, k);
+            double rate = smaller(view.member[i], view.member[k]);
+            if (edge.pressed >= PRESSED_LEAST) rate = smaller(rate, edge.rate);
+            // What is between two sites is shared by all edges that leave one of them.
+            if (view.site[i] != view.site[k])
+                rate = smaller(rate, smaller(view.place[view.site[i] - 1], view.place[view.site[k] - 1]));
+            else if (view.sites > 1 && view.within[i] > rate)
+                rate = view.within[i];
+            if (i != k) rates[(size_t)i * n + k] = (uint64_t)rate;
+        }
+}

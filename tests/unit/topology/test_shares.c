@@ -1,0 +1,295 @@
+// Plans are tried out in a plain model of members, sites and what they can send and receive: it tells what would be
+// seen of each edge, and how long the way takes. Repeated votes have to end near the best time, of few members that of
+// all shares on a grid.
+#include "topology/shares.h"
+
+#include <math.h>
+
+#include "check.h"
+
+enum { VOTES = 20, GRID = 20 };
+
+static uint64_t seed = 11;
+
+static double between(double least, double most) {
+    return least + (most - least) * (double)(check_random(&seed) % 1000) / 999;
+}
+
+struct world {
+    uint32_t n;
+    double up[SHARES_MOST], down[SHARES_MOST]; // of members, bytes per second
+    uint16_t site[SHARES_MOST];                // from 0 on
+    double place[SHARES_MOST];                 // each way between a site and all others; 0: without a limit
+    double trip_us;                            // between sites
+};
+
+static double load[SHARES_MOST][SHARES_MOST];
+
+static uint32_t size_of(const struct world *world, uint16_t site) {
+    uint32_t size = 0;
+    for (uint32_t i = 0; i < world->n; i++) size += world->site[i] == site;
+    return size;
+}
+
+static void load_ring(const struct world *world) {
+    for (uint32_t i = 0; i < world->n; i++) load[i][(i + 1) % world->n] = 2.0 * (world->n - 1) / world->n;
+}
+
+static void load_spread(const struct world *world, const double *x) {
+    for (uint32_t i = 0; i < world->n; i++)
+        for (uint32_t k = 0; k < world->n; k++)
+            if (i != k) load[i][k] = x[i] + x[k];
+}
+
+static void load_sites(const struct world *world, const double *x) {
+    double own[SHARES_MOST] = {0};
+    for (uint32_t i = 0; i < world->n; i++) own[world->site[i]] += x[i];
+    for (uint32_t i = 0; i < world->n; i++)
+        for (uint32_t k = 0; k < world->n; k++) {
+            uint16_t here = world->site[i], there = world->site[k];
+            double pairs = size_of(world, here) * (double)size_of(world, there);
+            if (i != k) load[i][k] = here == there ? 2.0 / size_of(world, here) : (own[here] + own[there]) / pairs;
+        }
+}
+
+// Seconds per byte of the tensor, and what is seen meanwhile.
+static double run(const struct world *world, const struct shares_plan *plan, struct shares_edge *edges) {
+    double x[SHARES_MOST], sum = 0, time = 0, out[SHARES_MOST] = {0}, in[SHARES_MOST] = {0};
+    double leaves[SHARES_MOST] = {0}, comes[SHARES_MOST] = {0};
+    uint32_t n = world->n;
+    memset(load, 0, sizeof load);
+    for (uint32_t i = 0; i < n; i++) sum += plan->share[i];
+    for (uint32_t i = 0; i < n; i++) x[i] = sum > 0 ? plan->share[i] / sum : 0;
+    if (plan->way == SHARES_RING) load_ring(world);
+    if (plan->way == SHARES_SPREAD) load_spread(world, x);
+    if (plan->way == SHARES_SITES) load_sites(world, x);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < n; k++) {
+            out[i] += load[i][k];
+            in[k] += load[i][k];
+            if (world->site[i] == world->site[k]) continue;
+            leaves[world->site[i]] += load[i][k];
+            comes[world->site[k]] += load[i][k];
+        }
+    for (uint32_t i = 0; i < n; i++) {
+        double place = world->place[world->site[i]];
+        time = fmax(time, fmax(out[i] / world->up[i], in[i] / world->down[i]));
+        if (place > 0) time = fmax(time, fmax(leaves[world->site[i]], comes[world->site[i]]) / place);
+    }
+    for (uint32_t i = 0; i < n && edges != NULL; i++)
+        for (uint32_t k = 0; k < n; k++) {
+            uint16_t here = world->site[i], there = world->site[k];
+            bool full = out[i] / world->up[i] > 0.97 * time || in[k] / world->down[k] > 0.97 * time;
+            if (here != there && world->place[here] > 0) full |= leaves[here] / world->place[here] > 0.97 * time;
+            if (here != there && world->place[there] > 0) full |= comes[there] / world->place[there] > 0.97 * time;
+            edges[i * n + k] = (struct shares_edge){load[i][k] / time, load[i][k] > 0 && full ? 0.9 : 0.05,
+                                                    here == there ? 300 : world->trip_us};
+        }
+    return time;
+}
+
+// The time after some votes; they settle.
+static double settle(const struct world *world, struct shares_memory *memory, struct shares_plan *plan) {
+    struct shares_edge edges[SHARES_MOST * SHARES_MOST];
+    struct shares_plan next;
+    double time = run(world, plan, edges);
+    int vote = 0;
+    for (; vote < VOTES && shares_plan(world->n, edges, memory, plan, &next, NULL); vote++) {
+        *plan = next;
+        time = run(world, plan, edges);
+    }
+    CHECK(vote < VOTES);
+    return time;
+}
+
+static struct world even(uint32_t n, double rate) {
+    struct world world = {.n = n, .trip_us = 80000};
+    for (uint32_t i = 0; i < n && i < SHARES_MOST; i++) world.up[i] = world.down[i] = rate;
+    return world;
+}
+
+static void spread_over(struct world *world, uint16_t sites, bool in_turn, double rate) {
+    for (uint32_t i = 0; i < world->n; i++) world->site[i] = (uint16_t)(in_turn ? i % sites : i * sites / world->n);
+    for (uint16_t s = 0; s < sites; s++) world->place[s] = rate;
+}
+
+static void test_one_slow(void) {
+    for (uint32_t n = 3; n <= SHARES_MOST; n++)
+        for (uint32_t slow = 0; slow < n; slow += 3) {
+            check_case("member %u of %u at a quarter", slow, n);
+            struct world world = even(n, 25e6);
+            struct shares_plan plan = {0};
+            struct shares_memory memory = {0};
+            world.up[slow] = world.down[slow] = 25e6 / 4;
+            double ring = run(&world, &plan, NULL), time = settle(&world, &memory, &plan);
+            CHECK_EQ(plan.way, SHARES_SPREAD);
+            CHECK_EQ(plan.share[slow], 0);
+            CHECK(time <= 1.02 * 4 / 25e6 && ring >= 1.3 * time);
+        }
+}
+
+static void test_one_way_slow(void) {
+    for (int down = 0; down < 2; down++) {
+        check_case("slow %s", down ? "down" : "up");
+        struct world world = even(4, 25e6);
+        struct shares_plan plan = {0};
+        struct shares_memory memory = {0};
+        (down ? world.down : world.up)[2] = 25e6 / 4;
+        CHECK(settle(&world, &memory, &plan) <= 1.02 * 4 / 25e6);
+        CHECK_EQ(plan.share[2], 0);
+    }
+}
+
+static void test_sites(void) {
+    for (int in_turn = 0; in_turn < 2; in_turn++) {
+        check_case("6 members in 3 sites, %s", in_turn ? "in turn" : "one after another");
+        struct world world = even(6, 500e6);
+        struct shares_plan plan = {0};
+        struct shares_memory memory = {0};
+        spread_over(&world, 3, in_turn, 25e6);
+        CHECK(settle(&world, &memory, &plan) <= 1.02 * (1 + 1.0 / 3) / 25e6);
+        CHECK_EQ(plan.way, SHARES_SITES);
+        CHECK_EQ(plan.site[0], 1);
+        for (uint32_t i = 0; i < 6; i++) CHECK_EQ(plan.site[i], world.site[i] + 1);
+    }
+    check_case("one site has a tenth");
+    struct world world = even(6, 500e6);
+    struct shares_plan plan = {0};
+    struct shares_memory memory = {0};
+    spread_over(&world, 3, false, 25e6);
+    world.place[1] = 2.5e6;
+    CHECK(settle(&world, &memory, &plan) <= 1.02 / 2.5e6);
+    CHECK_EQ(plan.way, SHARES_SITES);
+    check_case("two sites, one with a single member");
+    world = even(4, 500e6);
+    plan = (struct shares_plan){0};
+    memory = (struct shares_memory){0};
+    world.site[3] = 1;
+    world.place[0] = world.place[1] = 25e6;
+    CHECK(settle(&world, &memory, &plan) <= 1.02 / 25e6);
+    CHECK(plan.way == SHARES_SITES && plan.site[0] == 1 && plan.site[3] == 0 && plan.share[3] > 0);
+}
+
+static void test_stays(void) {
+    for (uint32_t n = 1; n <= SHARES_MOST + 1; n++) {
+        check_case("%u equal members", n);
+        struct shares_edge edges[(SHARES_MOST + 1) * (SHARES_MOST + 1)] = {{0}};
+        struct shares_plan plan = {0}, next;
+        struct shares_memory memory = {0};
+        struct world world = even(n, 25e6);
+        if (n <= SHARES_MOST) run(&world, &plan, edges);
+        CHECK(!shares_plan(n, edges, &memory, &plan, &next, NULL));
+        CHECK_EQ(next.way, SHARES_RING);
+    }
+    check_case("two members, one slow");
+    struct shares_edge edges[16];
+    struct shares_plan plan = {0}, next;
+    struct shares_memory memory = {0};
+    struct world world = even(2, 25e6);
+    world.up[1] = 1e6;
+    run(&world, &plan, edges);
+    CHECK(!shares_plan(2, edges, &memory, &plan, &next, NULL));
+    check_case("nothing waits");
+    world = even(4, 25e6);
+    world.up[1] = 1e6;
+    run(&world, &plan, edges);
+    for (int i = 0; i < 16; i++) edges[i].pressed = 0.1;
+    CHECK(!shares_plan(4, edges, &memory, &plan, &next, NULL));
+    check_case("a fast network");
+    world = even(4, 10e9);
+    world.up[1] = world.down[1] = 2e9;
+    run(&world, &plan, edges);
+    CHECK(!shares_plan(4, edges, &memory, &plan, &next, NULL));
+}
+
+static void test_recovers(void) {
+    check_case("the slow member is fast again");
+    struct world world = even(4, 25e6);
+    struct shares_plan plan = {0};
+    struct shares_memory memory = {0};
+    world.up[1] = world.down[1] = 5e6;
+    settle(&world, &memory, &plan);
+    CHECK_EQ(plan.way, SHARES_SPREAD);
+    world = even(4, 25e6);
+    CHECK(settle(&world, &memory, &plan) <= 1.12 * 1.5 / 25e6);
+}
+
+// The best time of all shares on a grid: the rest of `left` goes to members from `at` on.
+static double best_of(const struct world *world, struct shares_plan *plan, uint32_t at, uint32_t left) {
+    if (at + 1 == world->n) {
+        plan->share[at] = (uint16_t)left;
+        return run(world, plan, NULL);
+    }
+    double best = HUGE_VAL;
+    for (uint32_t give = 0; give <= left; give++) {
+        plan->share[at] = (uint16_t)give;
+        best = fmin(best, best_of(world, plan, at + 1, left - give));
+    }
+    return best;
+}
+
+// Where each member receives as fast as it sends, or nearly; what is several times as fast as what was seen takes more
+// votes than one.
+static void test_against_grid(void) {
+    for (int trial = 0; trial < 300; trial++) {
+        uint32_t n = 3 + (uint32_t)trial % 2;
+        check_case("trial %d, %u members", trial, n);
+        struct world world = even(n, 25e6);
+        struct shares_plan plan = {0}, other = {.way = SHARES_SPREAD};
+        struct shares_memory memory = {0};
+        for (uint32_t i = 0; i < n; i++) world.up[i] = world.down[i] = between(5e6, 50e6);
+        struct shares_edge edges[16];
+        double ring = run(&world, &plan, edges), best = fmin(ring, best_of(&world, &other, 0, GRID));
+        double time = settle(&world, &memory, &plan);
+        bool tells = false; // where all edges of the ring wait, nothing does
+        for (uint32_t i = 0; i < n; i++) tells |= edges[i * n + (i + 1) % n].pressed < 0.5;
+        CHECK(time <= 1.001 * ring);
+        CHECK(!tells || time <= 1.2 * best); // what is less than a tenth better is not tried
+    }
+}
+
+static void test_properties(void) {
+    static const double odd[] = {0, -1, 1, 1e3, 1e6, 25e6, 1e9, 1e300, HUGE_VAL, NAN};
+    for (int trial = 0; trial < 20000; trial++) {
+        uint32_t n = 3 + (uint32_t)(check_random(&seed) % 6);
+        check_case("trial %d, %u members", trial, n);
+        struct shares_edge edges[64];
+        struct shares_plan plan = {.way = SHARES_RING}, next, again;
+        struct shares_memory memory = {0};
+        struct shares_times times;
+        uint64_t rates[64];
+        for (uint32_t i = 0; i < n * n; i++) {
+            bool strange = check_random(&seed) % 8 == 0;
+            edges[i].rate = strange ? odd[check_random(&seed) % 10] : between(1e6, 50e6);
+            edges[i].pressed = strange ? odd[check_random(&seed) % 10] : between(0, 1);
+            edges[i].round_trip_us = strange ? odd[check_random(&seed) % 10] : between(0, 4000);
+        }
+        for (uint32_t i = 0; i < n && trial % 2 == 0; i++) {
+            plan.way = SHARES_SPREAD;
+            plan.share[i] = (uint16_t)check_random(&seed);
+        }
+        bool changes = shares_plan(n, edges, &memory, &plan, &next, &times);
+        uint32_t shared = 0;
+        for (uint32_t i = 0; i < n; i++) shared += next.share[i] > 0;
+        for (uint32_t i = n; i < SHARES_MOST; i++) CHECK(next.share[i] == 0 && next.site[i] == 0);
+        CHECK_EQ(shared > 0, next.way != SHARES_RING);
+        if (changes && next.way != SHARES_RING) CHECK(fmin(times.spread, times.sites) <= 0.9 * times.now);
+        if (changes && next.way != SHARES_RING) CHECK(fmin(times.spread, times.sites) < times.ring);
+        // What was chosen stays, if what is seen does not change.
+        memory.ring_s = 0;
+        if (changes) CHECK(!shares_plan(n, edges, &memory, &next, &again, NULL));
+        shares_rates(n, edges, &memory, rates);
+        for (uint32_t i = 0; i < n; i++) CHECK_EQ(rates[i * n + i], 0);
+    }
+}
+
+int main(void) {
+    test_one_slow();
+    test_one_way_slow();
+    test_sites();
+    test_stays();
+    test_recovers();
+    test_against_grid();
+    test_properties();
+    return check_status();
+}
