@@ -16,6 +16,7 @@ from pccl._diagnosis import Diagnosis, take_diagnosis
 from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._feedback import ErrorFeedback
+from pccl._links import Link, links_of
 from pccl._loader import load_native_module
 from pccl._named import NamedCollectives
 from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, contributors, op_arguments, reduce_info
@@ -408,6 +409,14 @@ class Communicator(NamedCollectives):
         limit = milliseconds("timeout", timeout, 0.001, 3600)
         call(self._handle, "pccl_ext_diagnose", limit, out, name="pcclDiagnose")
         return take_diagnosis(out[0])
+
+    def links(self) -> tuple[Link, ...]:
+        """What the connections to each other member of the group are like, by rank; empty: this peer is alone.
+
+        Asks nobody but the kernel; may be called while ops are under way, from any thread. UsageError: not connected.
+        ConnectionFailedError: the communicator is dead.
+        """
+        return links_of(self._handle)
 
     @property
     def uuid(self) -> UUID:

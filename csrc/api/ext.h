@@ -190,6 +190,40 @@ pcclResult_t pccl_ext_diagnose_run(const ccoip_socket_address_t *address, uint32
                                    struct pccl_diagnosis **out);
 void pccl_ext_diagnosis_free(struct pccl_diagnosis *diagnosis); // NULL is allowed
 
+// ---- links ----
+
+// All connections of a communicator to one other member of its group together. Bytes, segments and times are sums over
+// the connections there are, since each was made.
+struct pccl_link {
+    pcclRankUuid_t uuid;
+    char address[64];    // where other members reach it
+    uint32_t rank;       // in the group
+    bool connected;      // false: the connection is being made again
+    bool by_memory;      // a process of this host, whose memory is read: little goes by connections
+    bool far;            // the number of lanes in use is tuned
+    uint32_t lanes;      // made beside the direct connection
+    uint32_t in_use;     // of these, those that carry large tensors
+    char congestion[16]; // control of congestion; "": unknown
+    double shortest_s;   // the shortest round trip of late; 0: unknown
+    double round_trip_s; // the round trip now, the mean of the connections in use; likewise
+    double bytes_per_s;  // sent and acknowledged in the last second of ops
+    double acked_bytes;
+    double segments, retransmits;
+    double busy_s;    // with bytes to send or under way
+    double window_s;  // of these, while the receive window was full
+    double buffer_s;  // of these, while the send buffer was full
+    char reason[160]; // why so many lanes are in use
+};
+
+struct pccl_links {
+    size_t count;
+    struct pccl_link *links; // in the order of the ring, from the first place on
+};
+
+// Any thread, also while ops are under way; asks nobody but the kernel. pcclInvalidUsage: not connected.
+pcclResult_t pccl_ext_links(const pcclComm_t *comm, struct pccl_links **out);
+void pccl_ext_links_free(struct pccl_links *links); // NULL is allowed
+
 // Whether the build has LZ4, which packs shared state for slow links.
 bool pccl_ext_has_lz4(void);
 

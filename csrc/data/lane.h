@@ -63,9 +63,15 @@ struct lane {
     struct silence silence;
     struct pace pace;
     struct {
-        struct gauge gauge;
+        struct gauge gauge; // lock
         uint64_t sent;
     } told; // as of the last report to the master
+    struct {
+        struct gauge gauge;
+        uint64_t sent;
+        bool fresh; // it has been read: there was something to send since `told`
+        bool holds; // bytes that the kernel has not taken
+    } read;         // thread: of the report, or the look, at hand
 
     // receiving
     enum lane_receive receiving;

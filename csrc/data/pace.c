@@ -75,6 +75,24 @@ void pace_total_add(struct pace_total *total, const struct pace *pace) {
     total->retransmits += gauge->retransmits;
 }
 
+const char *pace_reason_text(enum pace_reason reason) {
+    static const char *const texts[PACE_REASONS] = {
+        [PACE_NEAR] = "all lanes carry bulk: the round trip is below 2 ms",
+        [PACE_BEGINS] = "so many lanes have not been measured yet",
+        [PACE_ENOUGH] = "the lanes did not always have something to send, so more of them would not help",
+        [PACE_RAMPS] = "the lanes become faster by themselves, so it is too early for more of them",
+        [PACE_ADDED] = "lanes were added: they always had something to send, and no queue was seen on the way",
+        [PACE_ALL] = "all lanes that could be made carry bulk, and more would help",
+        [PACE_QUEUES] = "a queue was seen on the way, which more lanes would only make longer",
+        [PACE_REDUCED] =
+            "lanes were taken out of use: more than 1 % of the segments was sent again, with a queue on the way",
+        [PACE_FIXED] = "all lanes carry bulk: the program has told how many there are",
+        [PACE_DIRECT] = "there are no lanes, because the two members are no neighbours in the ring: the direct link "
+                        "carries all",
+    };
+    return (unsigned)reason < PACE_REASONS ? texts[reason] : "unknown";
+}
+
 static uint32_t more(const struct pace_lanes *pace) {
     return !pace->filled ? 2 * pace->in_use : pace->in_use + (pace->in_use + LANES_PART - 1) / LANES_PART;
 }
@@ -96,7 +114,10 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
         *pace = (struct pace_lanes){0};
         return before != 0;
     }
-    if (before == 0) pace->in_use = available < LANES_FIRST ? available : LANES_FIRST;
+    if (before == 0) {
+        pace->in_use = available < LANES_FIRST ? available : LANES_FIRST;
+        pace->reason = PACE_BEGINS;
+    }
     const struct pace_lanes since = *pace;
     int64_t period_ns = (int64_t)PERIOD_TRIPS * trip_us * 1000, spent_ns = now_ns - since.since_ns;
     if (period_ns < PERIOD_MS * MS_NS) period_ns = PERIOD_MS * MS_NS;
@@ -106,7 +127,11 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     begin(pace, total, now_ns);
     // Where there was not always something to send, it was not they that were the limit.
     int64_t busy_ns = (int64_t)(total->busy_us - since.busy_us) * 1000;
-    if (!measured || busy_ns / since.lanes < spent_ns / 4 * 3) return pace->in_use != before;
+    if (!measured) return pace->in_use != before;
+    if (busy_ns / since.lanes < spent_ns / 4 * 3) {
+        pace->reason = PACE_ENOUGH;
+        return pace->in_use != before;
+    }
     uint64_t now_us = total->smoothed_us / total->lanes, queue_us = now_us > trip_us ? now_us - trip_us : 0;
     uint64_t segments = total->segments - since.segments, again = total->retransmits - since.retransmits;
     bool queued = queue_us > trip_us / 4 && queue_us > PACE_FAR_US;
@@ -115,11 +140,15 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     pace->speed = speed;
     if (queued) pace->filled = true;
     pace->strained = queued && again * RETRANSMITS_PART > segments ? pace->strained + 1 : 0;
+    if (queued) pace->reason = PACE_QUEUES;
+    if (!queued && ramps && since.speed != 0) pace->reason = PACE_RAMPS;
     if (!queued && !ramps) {
+        pace->reason = pace->in_use == available ? PACE_ALL : PACE_ADDED;
         pace->in_use = more(pace);
     } else if (pace->strained == STRAINED_MOST) {
         pace->in_use = fewer(pace->in_use);
         pace->strained = 0;
+        if (pace->in_use < before) pace->reason = PACE_REDUCED;
     }
     if (pace->in_use > available) pace->in_use = available;
     if (pace->in_use == before) return false;

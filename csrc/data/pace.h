@@ -53,11 +53,29 @@ uint32_t pace_unsent(const struct pace *pace);
 // bytes than the window of one; too many of them only fill the queue of a busy link until it drops what comes. So they
 // become more while they are the limit and no queue is seen, and fewer while there is one and much is sent again and
 // again. A queue alone is no reason: it may be the other direction's, which the acknowledgements wait in.
+enum pace_reason {
+    PACE_NEAR,    // all are in use: the neighbour is near
+    PACE_BEGINS,  // so many were not measured yet
+    PACE_ENOUGH,  // they did not always have something to send: they are not the limit
+    PACE_RAMPS,   // they became faster by themselves
+    PACE_ADDED,   // there are more than before: they were the limit, and no queue was seen
+    PACE_ALL,     // they are the limit, and there are no more
+    PACE_QUEUES,  // a queue is on the way, which more of them would only make longer
+    PACE_REDUCED, // there are fewer than before: much was sent again, while a queue was on the way
+    PACE_FIXED,   // all are in use: the program has told how many
+    PACE_DIRECT,  // there is none beside the direct link
+    PACE_REASONS
+};
+
+// Why so many are in use, as one sentence.
+const char *pace_reason_text(enum pace_reason reason);
+
 struct pace_lanes {
-    uint32_t in_use;   // 0: all, the neighbour is near
-    bool filled;       // a queue was seen: from now on they become more one by one
-    uint32_t strained; // measurements one after another in which much was sent again
-    uint32_t lanes;    // of the measurement at hand, which began at since_ns
+    uint32_t in_use;         // 0: all, the neighbour is near
+    enum pace_reason reason; // for that
+    bool filled;             // a queue was seen: from now on they become more one by one
+    uint32_t strained;       // measurements one after another in which much was sent again
+    uint32_t lanes;          // of the measurement at hand, which began at since_ns
     int64_t since_ns;
     uint64_t acked, busy_us, segments, retransmits;
     double speed; // in the measurement before; 0: there was none of as many

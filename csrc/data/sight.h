@@ -19,7 +19,8 @@ enum {
 struct sight {
     // lock
     uint64_t entries, late_ns, early_ns;
-    uint32_t awaited; // in a report that is being made
+    uint32_t awaited;   // in a report that is being made
+    double bytes_per_s; // that it has acknowledged in the last report
     // thread
     uint64_t samples, pressed, delay_us;
     bool sampled, presses; // in the look at hand
@@ -36,7 +37,7 @@ struct sights {
     uint64_t ops, op_us, live;
     int64_t oldest_ns;
     // thread
-    int64_t since_ns; // the report at hand; 0: not begun
+    _Atomic int64_t since_ns; // the report at hand; 0: not begun. Others read it
     int64_t looks_at, tells_at, moved_ns, processor_ns;
 };
 

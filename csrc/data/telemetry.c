@@ -27,18 +27,34 @@ static bool is_seen(const struct lane *lane) { return !lane->broken && lane->pee
 
 static bool has_sent(const struct lane *lane) { return lane->silence.sent != lane->told.sent; }
 
-static void look(struct engine *engine) {
+// Reads what the kernel says of the lanes that have sent something since the last report. Others may take the lock
+// meanwhile: there can be many lanes, and each takes a call of the system.
+static void read_gauges(struct engine *engine) {
     struct lanes *all = engine->lanes;
     engine_lock(engine); // of the direct links
     for (size_t i = 0; i < all->count; i++) {
         struct lane *lane = all->list[i];
-        struct sight *sight = &lane->peer->sight;
-        if (!is_seen(lane) || !has_sent(lane)) continue;
-        struct gauge gauge = gauge_read(lane->stream->fd);
-        sight->sampled = true;
-        sight->presses |= lane->sending != NULL || gauge.waiting > 0;
-        if (gauge.smoothed_us > sight->round_trip_us) sight->round_trip_us = gauge.smoothed_us;
+        lane->read.fresh = is_seen(lane) && has_sent(lane);
+        lane->read.sent = lane->silence.sent;
+        lane->read.holds = lane->sending != NULL;
     }
+    engine_unlock(engine);
+    for (size_t i = 0; i < all->count; i++)
+        if (all->list[i]->read.fresh) all->list[i]->read.gauge = gauge_read(all->list[i]->stream->fd);
+}
+
+static void look(struct engine *engine) {
+    struct lanes *all = engine->lanes;
+    read_gauges(engine);
+    for (size_t i = 0; i < all->count; i++) {
+        const struct lane *lane = all->list[i];
+        struct sight *sight = &lane->peer->sight;
+        if (!lane->read.fresh) continue;
+        sight->sampled = true;
+        sight->presses |= lane->read.holds || lane->read.gauge.waiting > 0;
+        if (lane->read.gauge.smoothed_us > sight->round_trip_us) sight->round_trip_us = lane->read.gauge.smoothed_us;
+    }
+    engine_lock(engine); // of the list
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
         struct sight *sight = &peer->sight;
         sight->samples += sight->sampled;
@@ -54,25 +70,25 @@ static void look(struct engine *engine) {
 // What the kernel says of a lane since the last report. Several lanes work at the same time, and not all of them all
 // the time: the busiest one tells for how long the neighbour was sent to.
 static void add_lane(struct wire_seen *seen, struct lane *lane) {
-    struct gauge now = gauge_read(lane->stream->fd);
-    const struct gauge *before = &lane->told.gauge;
-    uint64_t busy_us = now.busy_us - before->busy_us;
-    seen->acked += now.acked - before->acked;
+    const struct gauge *now = &lane->read.gauge, *before = &lane->told.gauge;
+    uint64_t busy_us = now->busy_us - before->busy_us;
+    seen->acked += now->acked - before->acked;
     if (busy_us > seen->busy_us) {
         seen->busy_us = busy_us;
-        seen->window_us = now.window_us - before->window_us;
+        seen->window_us = now->window_us - before->window_us;
     }
-    seen->segments += now.segments - before->segments;
-    seen->retransmits += now.retransmits - before->retransmits;
-    if (seen->round_trip_us == 0 || now.round_trip_us < seen->round_trip_us) seen->round_trip_us = now.round_trip_us;
-    lane->told.gauge = now;
-    lane->told.sent = lane->silence.sent;
+    seen->segments += now->segments - before->segments;
+    seen->retransmits += now->retransmits - before->retransmits;
+    if (seen->round_trip_us == 0 || now->round_trip_us < seen->round_trip_us) seen->round_trip_us = now->round_trip_us;
+    lane->told.gauge = *now;
+    lane->told.sent = lane->read.sent;
+    lane->read.fresh = false;
 }
 
 static void add_lanes(struct neighbour *peer, struct wire_seen *seen) {
     for (uint32_t i = 0; i < peer->lane_end; i++) {
         struct lane *lane = peer->lanes[i];
-        if (lane != NULL && lane->polled && !lane->broken && has_sent(lane)) add_lane(seen, lane);
+        if (lane != NULL && lane->read.fresh) add_lane(seen, lane);
     }
 }
 
@@ -94,6 +110,7 @@ static void see(struct neighbour *peer, struct wire_telemetry *out) {
         .awaited = sight->awaited,
     };
     add_lanes(peer, &seen);
+    sight->bytes_per_s = out->ops.span_us == 0 ? 0 : (double)seen.acked * 1e6 / (double)out->ops.span_us;
     sight->samples = sight->pressed = sight->delay_us = sight->entries = sight->late_ns = sight->early_ns = 0;
     sight->awaited = 0;
     if (!says_something(&seen)) return;
@@ -130,6 +147,7 @@ static void tell(struct engine *engine, int64_t now_ns) {
     const struct epoch_ring *ring = &engine->book.now->ring;
     int64_t processor_ns = platform_thread_ns();
     struct wire_telemetry out = {.count = 0};
+    read_gauges(engine);
     engine_lock(engine);
     t->live = 0;
     t->oldest_ns = 0;

@@ -22,6 +22,7 @@ struct gauge gauge_read(int fd) {
         read.busy_us = info.tcpi_busy_time;
     }
     if (TELLS(length, tcpi_rwnd_limited)) read.window_us = info.tcpi_rwnd_limited;
+    if (TELLS(length, tcpi_sndbuf_limited)) read.buffer_us = info.tcpi_sndbuf_limited;
     if (TELLS(length, tcpi_data_segs_out)) {
         read.waiting = info.tcpi_notsent_bytes;
         read.segments = info.tcpi_data_segs_out;

@@ -17,6 +17,7 @@ struct gauge {
     uint32_t segments;       // with data, sent so far
     uint32_t waiting;        // bytes that were handed to the kernel and that it has not sent yet
     uint64_t window_us;      // of busy_us, in which the other side's receive window was full
+    uint64_t buffer_us;      // of busy_us, in which the send buffer was full
 };
 
 struct gauge gauge_read(int fd);

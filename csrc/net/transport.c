@@ -2,6 +2,7 @@
 #include "net/transport.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 
@@ -58,6 +59,7 @@ struct transport *transport_new(int fd) {
         return NULL;
     }
     stream->type = transport_default;
+    stream->references = 1;
     stream->fd = fd;
     stream->poller = -1;
     return stream;
@@ -82,6 +84,16 @@ int transport_step(struct transport *stream) {
 void transport_free(struct transport *stream) {
     if (stream == NULL) return;
     transport_unwatch(stream);
+    transport_release(stream);
+}
+
+struct transport *transport_hold(struct transport *stream) {
+    atomic_fetch_add_explicit(&stream->references, 1, memory_order_relaxed);
+    return stream;
+}
+
+void transport_release(struct transport *stream) {
+    if (atomic_fetch_sub_explicit(&stream->references, 1, memory_order_acq_rel) > 1) return;
     if (stream->type->fini != NULL) stream->type->fini(stream);
     descriptor_close(stream->fd);
     free(stream);

@@ -35,6 +35,7 @@ struct transport_type {
 
 struct transport {
     const struct transport_type *type;
+    _Atomic uint32_t references; // of transport.c alone
     int fd;
     int poller; // that watches it, and tells `data`; -1: none
     epoll_data_t data;
@@ -54,8 +55,12 @@ int transport_dial(const struct wire_address *address, struct transport **out);
 // Carries a dialled stream on. 0: bytes can be sent. -EAGAIN: again when its poller tells, which watches for what is
 // awaited. Else -errno.
 int transport_step(struct transport *stream);
-// Closes, and gives a poller up before: closing alone does not while a child of fork has the socket open.
+// Gives a poller up and closes, or leaves that to the last one who holds it: closing alone does not end the polling
+// while a child of fork has the socket open. NULL is allowed.
 void transport_free(struct transport *stream);
+// Holds it, for any thread that wants to know what the kernel says of its descriptor, and does nothing else with it.
+struct transport *transport_hold(struct transport *stream);
+void transport_release(struct transport *stream);
 // The stream is to end in both directions. Both sides read what came before, and then the end.
 void transport_hang_up(struct transport *stream);
 

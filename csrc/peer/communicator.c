@@ -7,6 +7,7 @@
 #include "base/descriptor.h"
 #include "base/detail.h"
 #include "base/platform.h"
+#include "data/link_report.h"
 
 void communicator_begin(struct communicator *c) {
     pthread_mutex_lock(&c->lock);
@@ -116,6 +117,17 @@ void communicator_state(struct communicator *c, char *out, size_t capacity) {
     else
         snprintf(out, capacity, "%s", c->phase == COMMUNICATOR_CONNECTING ? "connecting" : "idle");
     communicator_finish(c, pcclSuccess);
+}
+
+pcclResult_t communicator_links(struct communicator *c, struct link_report *out, size_t capacity, size_t *count_out) {
+    communicator_begin(c);
+    pcclResult_t code = communicator_check_usable(c);
+    if (code == pcclSuccess) { // its engine stays until this call has ended
+        pthread_mutex_unlock(&c->lock);
+        *count_out = engine_report_links(c->engine, out, capacity);
+        pthread_mutex_lock(&c->lock);
+    }
+    return communicator_finish(c, code);
 }
 
 bool communicator_set_masters(struct communicator *c, const struct wire_address *masters, uint32_t count) {

@@ -18,6 +18,7 @@
 #include "pccl.h"
 #include "peer/member.h"
 
+struct link_report;
 struct ticket_type;
 struct control;
 struct master_link;
@@ -91,6 +92,8 @@ pcclResult_t communicator_view(struct communicator *c, struct member_view *out);
 struct wire_id communicator_id(struct communicator *c);
 // Live state in a few words, cut to `capacity` > 0.
 void communicator_state(struct communicator *c, char *out, size_t capacity);
+// What the links to the other members of its group are like; up to `capacity` are written.
+pcclResult_t communicator_links(struct communicator *c, struct link_report *out, size_t capacity, size_t *count_out);
 // Between these two it is not freed, though that may be under way: for a call that makes several of the others.
 void communicator_enter(struct communicator *c);
 void communicator_exit(struct communicator *c);

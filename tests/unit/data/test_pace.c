@@ -1,4 +1,6 @@
 // How fast a link is taken to be, and how much it may take, by tables of figures.
+#include <string.h>
+
 #include "base/platform.h"
 #include "check.h"
 #include "data/pace.h"
@@ -136,19 +138,27 @@ static void test_lanes(void) {
     begin_far(80000);
     later(SECOND_NS, 4, 10, 0, 0, 1);
     CHECK(!later(SECOND_NS, 4, 20, 0, 0, 1) && !later(SECOND_NS, 4, 40, 0, 0, 1));
+    CHECK_EQ(tuned.reason, PACE_RAMPS);
     CHECK(later(SECOND_NS, 4, 41, 0, 1e-4, 1) && tuned.in_use == 8);
+    CHECK_EQ(tuned.reason, PACE_ADDED);
+    later(SECOND_NS, 8, 41, 0, 1e-4, 1);
+    CHECK_EQ(tuned.reason, PACE_ADDED); // there is nothing to compare with yet
     check_case("never above what there is");
     for (int i = 0; i < 40; i++) later(SECOND_NS, tuned.in_use, 40, 0, 1e-4, 1);
     CHECK_EQ(tuned.in_use, 64);
+    CHECK_EQ(tuned.reason, PACE_ALL);
     check_case("a measurement takes its time");
     begin_far(80000);
+    CHECK_EQ(tuned.reason, PACE_BEGINS);
     for (int i = 0; i < 23; i++) CHECK(!later(20 * MS_NS, 4, 1, 0, 0, 1));
     check_case("not where they have nothing to send");
     begin_far(80000);
     for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 4, 10, 0, 0, 0.5));
+    CHECK_EQ(tuned.reason, PACE_ENOUGH);
     check_case("nor where there is a queue, whosever it is");
     begin_far(80000);
     for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 4, 10, 50000, 1e-4, 1));
+    CHECK_EQ(tuned.reason, PACE_QUEUES);
     check_case("one by one after that");
     later(SECOND_NS, 4, 10, 0, 0, 1);
     CHECK_EQ(tuned.in_use, 5);
@@ -157,6 +167,7 @@ static void test_lanes(void) {
     int measured = 0;
     while (tuned.in_use == 4 && measured < 10) measured += !later(SECOND_NS, 4, 10, 50000, 0.05, 1);
     CHECK(measured == 2 && tuned.in_use == 3);
+    CHECK_EQ(tuned.reason, PACE_REDUCED);
     for (int i = 0; i < 100; i++) later(SECOND_NS, tuned.in_use, 10, 50000, 0.05, 1);
     CHECK_EQ(tuned.in_use, 1);
     check_case("loss without a queue is no congestion");
@@ -167,6 +178,10 @@ static void test_lanes(void) {
     figures.round_trip_us = 100;
     CHECK(pace_lanes_step(&tuned, &figures, 64, now += SECOND_NS));
     CHECK_EQ(tuned.in_use, 0);
+    CHECK_EQ(tuned.reason, PACE_NEAR);
+    check_case("each reason has its sentence");
+    for (int i = 0; i < PACE_REASONS; i++) CHECK(strlen(pace_reason_text(i)) > 20 && strlen(pace_reason_text(i)) < 160);
+    CHECK(strcmp(pace_reason_text(PACE_REASONS), "unknown") == 0);
 }
 
 // ---- rings ----

@@ -1,0 +1,103 @@
+#include "data/link_report.h"
+
+#include "base/platform.h"
+#include "data/core.h"
+#include "data/lane.h"
+#include "data/link.h"
+#include "net/socket.h"
+
+enum { SPAN_LEAST_MS = 250 }; // of a rate
+
+// The connections to a member, held so that the kernel can be asked without the lock.
+struct held {
+    uint32_t count;
+    struct {
+        struct transport *stream;
+        uint64_t told; // bytes acknowledged as of the last report
+        bool bulk;
+    } lanes[WIRE_MAX_LANES + 1];
+};
+
+static enum pace_reason reason_of(const struct engine *engine, const struct neighbour *peer) {
+    if (peer->lanes[1] == NULL) return PACE_DIRECT;
+    return engine->lanes->fixed ? PACE_FIXED : peer->pace.reason;
+}
+
+// Lock held.
+static void hold(const struct engine *engine, struct neighbour *peer, struct held *held, struct link_report *out) {
+    for (uint32_t i = 0; i < peer->lane_end; i++) {
+        const struct lane *lane = peer->lanes[i];
+        if (lane == NULL || !lane->polled) continue;
+        bool bulk = lane_is_for_bulk(lane);
+        out->lanes += i > 0;
+        out->in_use += i > 0 && bulk;
+        held->lanes[held->count].stream = transport_hold(lane->stream);
+        held->lanes[held->count].told = lane->told.gauge.acked;
+        held->lanes[held->count++].bulk = bulk;
+    }
+    out->connected = peer->lanes[0] != NULL;
+    out->vouched = out->connected && peer->lanes[0]->vouched;
+    out->reason = reason_of(engine, peer);
+    out->bytes_per_s = peer->sight.bytes_per_s;
+}
+
+static void add(struct gauge *sums, const struct gauge *gauge) {
+    bool shorter = gauge->round_trip_us > 0 && gauge->round_trip_us < sums->round_trip_us;
+    if (sums->round_trip_us == 0 || shorter) sums->round_trip_us = gauge->round_trip_us;
+    sums->acked += gauge->acked;
+    sums->busy_us += gauge->busy_us;
+    sums->window_us += gauge->window_us;
+    sums->buffer_us += gauge->buffer_us;
+    sums->segments += gauge->segments;
+    sums->retransmits += gauge->retransmits;
+}
+
+// Asks the kernel, and lets go. `since_ns`: of the report to the master that is being collected; 0: there is none.
+static void read_held(const struct held *held, int64_t since_ns, struct link_report *out) {
+    uint64_t smoothed_us = 0, told = 0;
+    uint32_t bulk = 0;
+    for (uint32_t i = 0; i < held->count; i++) {
+        struct gauge gauge = gauge_read(held->lanes[i].stream->fd);
+        add(&out->sums, &gauge);
+        told += held->lanes[i].told;
+        bulk += held->lanes[i].bulk;
+        smoothed_us += held->lanes[i].bulk ? gauge.smoothed_us : 0;
+        if (out->congestion[0] == 0 && (held->lanes[i].bulk || i + 1 == held->count))
+            socket_congestion(held->lanes[i].stream->fd, out->congestion, sizeof out->congestion);
+        transport_release(held->lanes[i].stream);
+    }
+    int64_t span_ns = platform_now_ns() - since_ns;
+    if (since_ns != 0 && span_ns >= SPAN_LEAST_MS * MS_NS && out->sums.acked >= told)
+        out->bytes_per_s = (double)(out->sums.acked - told) * 1e9 / (double)span_ns;
+    out->smoothed_us = bulk == 0 ? 0 : (uint32_t)(smoothed_us / bulk);
+    out->far = out->sums.round_trip_us >= PACE_FAR_US;
+}
+
+static uint32_t rank_of(const struct epoch_ring *ring, uint32_t place) {
+    uint32_t rank = 0;
+    for (uint32_t i = 0; i < ring->count; i++) rank += ring->members[i].join_number < ring->members[place].join_number;
+    return rank;
+}
+
+size_t engine_report_links(struct engine *engine, struct link_report *out, size_t capacity) {
+    engine_lock(engine);
+    const struct epoch *epoch = epoch_get(engine->book.now);
+    engine_unlock(engine);
+    const struct epoch_ring *ring = &epoch->ring;
+    size_t count = 0;
+    for (uint32_t i = 0; i < ring->count; i++) {
+        if (i == ring->rank) continue;
+        if (count++ >= capacity) continue;
+        struct link_report *report = &out[count - 1];
+        struct held held = {.count = 0};
+        *report = (struct link_report){.member = ring->members[i], .rank = rank_of(ring, i), .reason = PACE_DIRECT};
+        engine_lock(engine);
+        int64_t since_ns = engine->sights.since_ns;
+        struct neighbour *peer = neighbour_member(engine, &ring->members[i].id);
+        if (peer != NULL) hold(engine, peer, &held, report);
+        engine_unlock(engine);
+        read_held(&held, since_ns, report);
+    }
+    epoch_put(epoch);
+    return count;
+}

@@ -1,0 +1,36 @@
+// What the links to the other members are like, for a program that asks.
+#ifndef PCCL_DATA_LINK_REPORT_H
+#define PCCL_DATA_LINK_REPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "data/pace.h"
+#include "net/wire_control.h"
+
+struct engine;
+
+enum { LINK_CONGESTION_BYTES = 16 };
+
+// Of one other member, all connections to it together.
+struct link_report {
+    struct wire_member member;
+    uint32_t rank;                          // by joining, in the group
+    bool connected;                         // the direct link is there
+    bool vouched;                           // the member is a process of this host, whose memory can be read
+    bool far;                               // PACE_FAR_US
+    uint32_t lanes, in_use;                 // made beside the direct link; carry bulk
+    enum pace_reason reason;                // why so many carry bulk
+    char congestion[LINK_CONGESTION_BYTES]; // control of congestion; "": unknown
+    struct gauge sums;                      // round_trip_us: the shortest
+    uint32_t smoothed_us;                   // the mean of those that carry bulk
+    double bytes_per_s;                     // acknowledged since the last report to the master, or in that
+};
+
+// Of each other member of the own group in the epoch in force, in the order of the ring; up to `capacity` are written.
+// How many there are. Any thread: the engine's lock is held for a moment for each member, and never while the kernel is
+// asked.
+size_t engine_report_links(struct engine *engine, struct link_report *out, size_t capacity);
+
+#endif

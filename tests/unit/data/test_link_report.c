@@ -1,0 +1,95 @@
+// What an engine reports of its links, while ops run, links break and members leave.
+#include "data/link_report.h"
+#include "engine_world.h"
+
+enum { TAG = 1, MEMBERS = 3, LANES = 4, ELEMENTS = 300000 };
+
+static void reduce_once(struct world *world) {
+    float *data[PEERS_MAX];
+    for (uint32_t i = 0; i < world->count; i++) {
+        data[i] = filled(i, ELEMENTS);
+        struct call_args args = reduce_of(data[i], data[i], TAG, ELEMENTS, pcclSum, CODEC_RAW);
+        if (world->sides[i].alive) CHECK(engine_post(world->sides[i].engine, &args, world->epoch) == CALL_OK);
+    }
+    for (uint32_t i = 0; i < world->count; i++) {
+        struct call_outcome outcome = {.result = CALL_OK};
+        if (world->sides[i].alive) engine_wait(world->sides[i].engine, TAG, INT64_MAX, &outcome);
+        CHECK(outcome.result == CALL_OK);
+        free(data[i]);
+    }
+}
+
+static void test_members(void) {
+    check_case("one report for each other member");
+    same_host = true; // by TCP
+    struct world *world = world_new(MEMBERS, LANES);
+    struct link_report reports[MEMBERS];
+    reduce_once(world);
+    CHECK_EQ(engine_report_links(world->sides[1].engine, reports, MEMBERS), MEMBERS - 1);
+    for (uint32_t i = 0; i < MEMBERS - 1; i++) {
+        const struct link_report *report = &reports[i];
+        CHECK_EQ(report->member.id.bytes[0], i == 0 ? 1 : 3);
+        CHECK(report->connected && !report->far);
+        CHECK_EQ(report->lanes, LANES);
+        CHECK_EQ(report->in_use, LANES);
+        CHECK_EQ(report->reason, PACE_NEAR);
+        CHECK(report->congestion[0] != 0);
+        CHECK(report->sums.acked > 0 && report->sums.round_trip_us > 0);
+    }
+    check_case("as many as there is room for");
+    CHECK_EQ(engine_report_links(world->sides[1].engine, reports, 1), MEMBERS - 1);
+    CHECK_EQ(engine_report_links(world->sides[1].engine, NULL, 0), MEMBERS - 1);
+    check_case("a member that is gone");
+    kill_side(world, 2);
+    new_epoch(world, true);
+    reduce_once(world);
+    CHECK_EQ(engine_report_links(world->sides[1].engine, reports, MEMBERS), 1);
+    CHECK(reports[0].connected);
+    world_free(world);
+    check_case("before the first epoch");
+    struct engine_callbacks callbacks = {0};
+    struct engine *engine = engine_new(&(struct wire_id){{9}}, &callbacks);
+    REQUIRE(engine != NULL);
+    CHECK_EQ(engine_report_links(engine, reports, MEMBERS), 0);
+    engine_free(engine);
+}
+
+struct asker {
+    struct engine *engine;
+    atomic_bool ends;
+    uint32_t answers;
+};
+
+static void *ask(void *context) {
+    struct asker *asker = context;
+    struct link_report reports[MEMBERS];
+    while (!atomic_load(&asker->ends) || asker->answers == 0) {
+        CHECK(engine_report_links(asker->engine, reports, MEMBERS) < MEMBERS);
+        asker->answers++;
+    }
+    return NULL;
+}
+
+// Connections are closed while the kernel is asked of them.
+static void test_meanwhile(void) {
+    check_case("links break while they are reported");
+    struct world *world = world_new(MEMBERS, LANES);
+    struct asker asker = {.engine = world->sides[0].engine};
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, ask, &asker) == 0);
+    for (int i = 0; i < 5; i++) reduce_once(world);
+    kill_side(world, 1);
+    new_epoch(world, true);
+    reduce_once(world);
+    kill_side(world, 2);
+    engine_stop(world->sides[0].engine);
+    atomic_store(&asker.ends, true);
+    pthread_join(thread, NULL);
+    world_free(world);
+}
+
+int main(void) {
+    test_members();
+    test_meanwhile();
+    return check_status();
+}
