@@ -10,11 +10,9 @@
 #include "data/pool.h"
 #include "device/device.h"
 
-static const struct mover *const movers[] = {[PLAN_SMALL] = &direct_mover,
-                                             [PLAN_RING] = &ring_mover,
-                                             [PLAN_SHARDED] = &sharded_mover,
-                                             [PLAN_CHAIN] = &broadcast_mover,
-                                             [PLAN_PIECES] = &pieces_mover};
+static const struct mover *const movers[] = {[PLAN_SMALL] = &direct_mover,    [PLAN_RING] = &ring_mover,
+                                             [PLAN_SPREAD] = &spread_mover,   [PLAN_SHARDED] = &sharded_mover,
+                                             [PLAN_CHAIN] = &broadcast_mover, [PLAN_PIECES] = &pieces_mover};
 
 const struct mover *mover_of(const struct op *op) { return movers[op->path]; }
 

@@ -38,7 +38,7 @@ struct mover {
     void (*sent)(struct engine *engine, struct op *op, const struct frame *frame);
 };
 
-extern const struct mover direct_mover, ring_mover, sharded_mover, broadcast_mover, pieces_mover;
+extern const struct mover direct_mover, ring_mover, spread_mover, sharded_mover, broadcast_mover, pieces_mover;
 
 // What `op->work` of all but direct ones begins with. With nothing left to receive and to send the op is complete,
 // which its mover need not say.

@@ -18,6 +18,7 @@ enum {
     STRAINED_MOST = 3,      // measurements with that: filling a link for the first time is one
     CHUNKS_PER_SHARD = 4,
     CHUNKS_PER_SEGMENT_SHARD = 1,
+    GRANTED_LEAST = 8 << 20,
     WINDOW_CHUNKS = 2, // among many; twice as many between two
     // megabytes per second: the rate of a link is that of one connection, and a ring may have many
     RATE_UNKNOWN = 1000,
@@ -185,6 +186,14 @@ uint64_t pace_flow_window(const struct pace_flow *flow) {
     double wanted = flow->speed * (double)(2 * flow->delay_ns + AHEAD_MS * MS_NS);
     if (wanted <= PACE_FLOW_LEAST) return PACE_FLOW_LEAST;
     return wanted < PACE_FLOW_MOST ? (uint64_t)wanted : PACE_FLOW_MOST;
+}
+
+// ---- what is spread ----
+uint64_t pace_granted(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {
+    uint64_t rate = megabytes_per_s < RATE_UNKNOWN ? RATE_UNKNOWN : megabytes_per_s; // bytes per microsecond
+    uint64_t most = PACE_GRANTED_MOST, trips_us = 4 * (uint64_t)latency_us;
+    uint64_t wanted = trips_us > most / rate ? most : GRANTED_LEAST + rate * trips_us;
+    return (wanted < most ? wanted : most) / (members - 1);
 }
 
 // ---- rings ----

@@ -22,6 +22,7 @@ enum {
     PACE_FAR_US = 2000,          // the shortest round trip of a far link; below it wake-ups are what a link waits for
     PACE_FLOW_LEAST = 1 << 20,   // bytes on the way from one giver
     PACE_FLOW_MOST = 64 << 20,
+    PACE_GRANTED_MOST = 64 << 20,
 };
 
 // The mean after one more measurement of the same speed; an unknown one changes nothing.
@@ -108,6 +109,12 @@ void pace_flow_came(struct pace_flow *flow, uint64_t bytes, int64_t now_ns);
 void pace_flow_pause(struct pace_flow *flow);
 // Bytes that may be on the way from this giver.
 uint64_t pace_flow_window(const struct pace_flow *flow);
+
+// ---- what is spread ----
+// Bytes of inputs that a member lets each other one of its team, of three at least, send before they are added up. So
+// much is on the way to it, at twice the figures of the epoch, that no link is without work, but no more than it can
+// store: PACE_GRANTED_MOST from all of them together.
+uint64_t pace_granted(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s);
 
 // ---- rings ----
 // Bytes of own chunks that a member, one of two at least, keeps under way in the rings of all its ops together: no link

@@ -97,7 +97,7 @@ enum wire_type {
     WIRE_CHUNK,  // ring: one chunk at one hop
     WIRE_CODES,  // quantised: one block of one member's input, to the owner
     WIRE_RESULT, // quantised: one block of the result, from the owner
-    WIRE_GRANT,  // quantised: the owner takes blocks below `offset`
+    WIRE_GRANT,  // of this shard the owner takes blocks below `offset`
     // direct link: where a process of the same host may say that it holds the links of this pair; payload is the name
     // of the device/door
     WIRE_MEMORY,

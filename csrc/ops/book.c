@@ -234,7 +234,8 @@ static void begin(struct book *book, struct op *op) {
     op->epoch = epoch_get(now);
     op->contributors = op->team->count;
     op->accused = op->mismatched = false;
-    op->path = plan_path_of(&op->args.fingerprint, op->bytes, op->team->count, now->latency_us, now->megabytes_per_s);
+    op->path = plan_path_of(&op->args.fingerprint, op->bytes, op->team->count, now->latency_us, now->megabytes_per_s,
+                            op->team->spread != NULL);
     if (op->team->count < 2 && op->args.group == NULL) {
         book_end_lost(book, op); // alone: only a loss leads here
         return;

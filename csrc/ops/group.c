@@ -53,6 +53,28 @@ uint32_t group_living(const struct group *group, const struct epoch *epoch) {
     return living;
 }
 
+static bool has_shares(const struct team *team) {
+    const struct epoch_ring *ring = &team->epoch->ring;
+    uint32_t i = 0;
+    while (i < ring->count && (team->places[i] == GROUP_NOBODY || ring->members[i].share == 0)) i++;
+    return i < ring->count;
+}
+
+// False: memory was refused.
+static bool spread_over(struct team *team) {
+    const struct epoch_ring *ring = &team->epoch->ring;
+    uint16_t *shares = malloc(2 * (size_t)team->count * sizeof *shares), *sites = shares + team->count;
+    if (shares == NULL) return false;
+    for (uint32_t i = 0; i < ring->count; i++) {
+        if (team->places[i] == GROUP_NOBODY) continue;
+        shares[team->places[i]] = ring->members[i].share;
+        sites[team->places[i]] = ring->members[i].site;
+    }
+    team->spread = spread_new(shares, sites, team->count);
+    free(shares);
+    return team->spread != NULL;
+}
+
 struct team *team_new(const struct group *group, const struct epoch *epoch, struct op_member *const *members) {
     uint32_t n = epoch->ring.count;
     struct team *team = malloc(sizeof *team + n * (sizeof *members + 2 * sizeof(uint32_t)));
@@ -68,11 +90,14 @@ struct team *team_new(const struct group *group, const struct epoch *epoch, stru
         team->members[team->count] = members[i];
         team->ranks[team->count++] = rank;
     }
-    return team;
+    if (!has_shares(team) || spread_over(team)) return team;
+    team_free(team);
+    return NULL;
 }
 
 void team_free(struct team *team) {
     if (team == NULL) return;
     epoch_put(team->epoch);
+    spread_free(team->spread);
     free(team);
 }

@@ -44,20 +44,21 @@ static bool is_small(const struct wire_fingerprint *what, uint64_t bytes, uint32
 }
 
 enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
-                            uint32_t megabytes_per_s) {
+                            uint32_t megabytes_per_s, bool has_shares) {
     const struct plan_collective *collective = plan_collective(what->kind);
     if (what->kind == PLAN_ALL_TO_ALL_V) return collective->path; // sizes of which nothing is agreed on
     if (members < 2) return PLAN_SMALL;
     if (what->codec != CODEC_RAW) return PLAN_SHARDED;
     if (what->kind != PLAN_ALL_REDUCE) return is_small(what, bytes, members) ? PLAN_SMALL : collective->path;
-    if (bytes > PLAN_SMALL_MAX || (bytes > PLAN_SMALL_ANY && (members - 1) * bytes > PLAN_SMALL_MAX)) return PLAN_RING;
+    enum plan_path large = has_shares && members > 2 ? PLAN_SPREAD : PLAN_RING;
+    if (bytes > PLAN_SMALL_MAX || (bytes > PLAN_SMALL_ANY && (members - 1) * bytes > PLAN_SMALL_MAX)) return large;
     // Microseconds x 1000: a byte at 1 MB/s takes 1 us.
     uint64_t n = members, byte_cost = 1000 * bytes / megabytes_per_s;
     uint64_t round = 1000 * ((uint64_t)latency_us + WAKE_US);
     uint64_t small = round + (n - 1) * byte_cost;
     uint64_t ring_rounds = 2 * (n - 1) + 3; // READY, then DONE and the verdict
     uint64_t ring = round * ring_rounds + 2 * (n - 1) * byte_cost / n;
-    return small <= ring ? PLAN_SMALL : PLAN_RING;
+    return small <= ring ? PLAN_SMALL : large;
 }
 
 uint32_t plan_extra_segments(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s) {

@@ -1,5 +1,5 @@
 // The ways of moving an op, with one number in place of a tensor: small ones as data/movers/direct.c moves them, large
-// ones as data/movers/ring.c, broadcast.c and pieces.c, by ops/plan.
+// ones as data/movers/ring.c, broadcast.c and pieces.c, by ops/plan. What is spread goes round the ring here.
 #ifndef PCCL_SIM_MOVER_H
 #define PCCL_SIM_MOVER_H
 

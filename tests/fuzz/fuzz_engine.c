@@ -165,8 +165,9 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
     if (type == WIRE_ACK) return WIRE_ACK_BYTES;
     if (op == NULL || engine->book.now->ring.count == 0) return 0;
     if (type == WIRE_SMALL || type == WIRE_SUPPLY) return op->bytes;
-    struct plan_range shard =
-        plan_shard(op->count, engine->book.now->ring.count, head->shard % engine->book.now->ring.count);
+    const struct team *team = op->team;
+    if (team == NULL) return 0;
+    struct plan_range shard = spread_shard(team->spread, op->count, team->count, head->shard % team->count);
     if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT || type == WIRE_CHUNK_IN) {
         head->offset += shard.begin;
         if (head->offset >= shard.end) head->offset = shard.begin;

@@ -20,7 +20,11 @@
 #include "net/transport.h"
 #include "ops/plan.h"
 
-enum { PEERS_MAX = 5, OPS_MAX = 8192 };
+#ifndef PEERS_MAX
+#define PEERS_MAX 5
+#endif
+
+enum { OPS_MAX = 8192 };
 
 struct world;
 struct side {
@@ -185,6 +189,9 @@ static inline void link_pair(struct world *world, uint32_t a, uint32_t b) {
     }
 }
 
+// Of the sides, in each epoch from now on.
+static uint16_t member_shares[PEERS_MAX], member_sites[PEERS_MAX];
+
 static inline void enter(struct world *world, bool lost) {
     pthread_mutex_lock(&world->order);
     pthread_mutex_lock(&world->lock);
@@ -198,7 +205,8 @@ static inline void enter(struct world *world, bool lost) {
     for (uint32_t i = 0; i < world->count; i++)
         if (world->sides[i].alive) {
             rank[i] = n;
-            members[n++] = (struct wire_member){.id = world->sides[i].id};
+            members[n++] =
+                (struct wire_member){.id = world->sides[i].id, .share = member_shares[i], .site = member_sites[i]};
         }
     for (uint32_t i = 0; i < world->count; i++) {
         if (!world->sides[i].alive) continue;

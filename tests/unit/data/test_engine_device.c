@@ -12,7 +12,7 @@ enum { PEERS = 3, VICTIM = 1, LAST = PEERS - 1 };
 static const struct way {
     const char *name;
     uint64_t count;
-    bool in_place, quantised, retry, same_host;
+    bool in_place, quantised, retry, same_host, spread;
     uint8_t kind;
 } ways[] = {
     {.name = "nothing", .count = 0},
@@ -21,6 +21,8 @@ static const struct way {
     {.name = "ring", .count = 400001},
     {.name = "ring, in place", .count = 400001, .in_place = true},
     {.name = "ring, in place, next to memory that is read", .count = 400001, .in_place = true, .same_host = true},
+    {.name = "spread", .count = 400001, .spread = true},
+    {.name = "spread, in place", .count = 400001, .in_place = true, .spread = true},
     {.name = "sharded", .count = 400001, .quantised = true},
     {.name = "sharded, in place", .count = 400001, .in_place = true, .quantised = true},
     {.name = "broadcast", .count = 400001, .kind = PLAN_BROADCAST},
@@ -32,6 +34,7 @@ static const struct way {
     {.name = "reduce-scatter", .count = 400002, .kind = PLAN_REDUCE_SCATTER},
     {.name = "segments", .count = 3000001, .retry = true},
     {.name = "segments, in place", .count = 3000001, .in_place = true, .retry = true},
+    {.name = "spread in segments, in place", .count = 3000001, .in_place = true, .retry = true, .spread = true},
 };
 
 struct trial {
@@ -73,6 +76,11 @@ static bool holds(const struct trial *t, const float *tensor, float value) {
 static struct trial trial_new(const struct way *way) {
     struct trial t = {.way = way};
     same_host = way->same_host;
+    // The last one is the owner of nothing, and the victim stands for the site of both.
+    static const uint16_t by_side[] = {2, 1, 0}, site[] = {0, 1, 1};
+    memset(member_shares, 0, sizeof member_shares);
+    if (way->spread) memcpy(member_shares, by_side, sizeof by_side);
+    memcpy(member_sites, site, sizeof site);
     t.world = world_new(PEERS, 2);
     for (uint32_t i = 0; i < PEERS; i++) {
         t.send[i] = tensor_of(&t, i, value_of(i));

@@ -1,0 +1,438 @@
+// All-reduce of a tensor that is spread over the team by shares (ops/spread): block by block, the inputs go up a tree
+// to the owner of the shard, and the result comes down. A member that owns nothing sends and receives the tensor once.
+//
+// A block is added up where all that come from below are there: the own input first, then the others' in the order of
+// their places from here on, so that every bit is fixed by shares and sites. A sum lies where the result will be. The
+// result of a block comes after its input has been read, there and everywhere, so it may take the input's place.
+//
+// Inputs that wait for others are in memory besides the tensors. The owner of a shard bounds it for the whole tree: it
+// lets all members send the blocks before `granted`, which is never more than a window beyond the first block that it
+// has not added up. What it has granted can always be received, and goes on as soon as the inputs below are there,
+// without another's leave; results have a place anyway. So the first block of a shard that is not added up never waits
+// for anything but links, and rings of waiting members cannot be.
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <pccl.h>
+
+#include "data/core.h"
+#include "data/lane.h"
+#include "data/mover.h"
+#include "data/pace.h"
+#include "data/pool.h"
+#include "device/device.h"
+
+enum { WINDOW_LEAST = 4 }; // blocks
+
+// In frames: `hop`.
+enum direction { UP, DOWN };
+
+// One block of the tensor.
+struct part {
+    void **inputs;    // by place: from below; NULL: nothing has come, or it is added up
+    uint64_t arrived; // bytes of them
+    uint64_t result;  // bytes of the result that have come
+};
+
+struct shard {
+    struct plan_range range;
+    uint64_t size, blocks, first; // elements of a block; how many; and before this shard
+    uint64_t next;                // of the own input to go up: elements
+    uint64_t granted;             // blocks that may go up
+    uint64_t open;                // the first block that this member adds up, and has not: all below are done
+    uint64_t window;              // blocks
+};
+
+// A sum that goes up, or a result that goes down.
+struct ready {
+    uint32_t shard;
+    enum direction direction;
+    uint64_t block;
+};
+
+struct other {
+    bool begun;           // it has posted the op
+    struct ranges inputs; // that have come from it, or are on their way: elements
+    uint64_t sent, at;    // entries of `ready` that it needs no more; elements of the next one that it has
+    uint32_t turn;        // the shard that it is looked for next
+};
+
+struct spreading {
+    struct moving moving;
+    struct part *parts;    // of all shards
+    struct shard *shards;  // by place
+    struct other *others;  // by place
+    struct ready *ready;   // in the order in which they were
+    uint64_t ready_count;  // of them
+    struct ranges results; // that have come, or are on their way: elements
+};
+
+// ---- blocks ----
+static struct plan_range block_range(const struct shard *shard, uint64_t block) {
+    uint64_t begin = shard->range.begin + block * shard->size, left = shard->range.end - begin;
+    return (struct plan_range){begin, begin + (left < shard->size ? left : shard->size)};
+}
+
+static uint64_t bytes_of(const struct op *op, const struct shard *shard, uint64_t block) {
+    struct plan_range range = block_range(shard, block);
+    return (range.end - range.begin) * op->element;
+}
+
+static struct part *part_of(const struct spreading *s, uint32_t shard, uint64_t block) {
+    return &s->parts[s->shards[shard].first + block];
+}
+
+static uint32_t children(const struct op *op, uint32_t shard, uint64_t block) {
+    return spread_children(op->team->spread, shard, block, op->team->place);
+}
+
+static uint32_t parent(const struct op *op, uint32_t shard, uint64_t block, uint32_t member) {
+    return spread_parent(op->team->spread, shard, block, member);
+}
+
+// ---- begin and end ----
+// Each on one line of its own, since all members have to cut alike: what they know of the op alone.
+static bool divide(struct engine *engine, struct op *op) {
+    const struct team *now = op->team;
+    const struct epoch *epoch = mover_epoch(engine);
+    struct spreading *s = op->work;
+    uint64_t granted = pace_granted(now->count, epoch->latency_us, epoch->megabytes_per_s), first = 0;
+    s->shards = calloc(now->count, sizeof *s->shards);
+    s->others = calloc(now->count, sizeof *s->others);
+    if (s->shards == NULL || s->others == NULL) return false;
+    for (uint32_t i = 0; i < now->count; i++) {
+        struct plan_range range = spread_shard(now->spread, op->count, now->count, i);
+        uint64_t elements = range.end - range.begin, size = pace_chunk(elements, op->element, PACE_CHUNK_MAX, false);
+        uint64_t window = granted / (size * op->element);
+        s->shards[i] = (struct shard){.range = range,
+                                      .size = size,
+                                      .blocks = elements / size + (elements % size != 0),
+                                      .first = first,
+                                      .next = range.begin,
+                                      .window = window < WINDOW_LEAST ? WINDOW_LEAST : window};
+        first += s->shards[i].blocks;
+        s->others[i].turn = i;
+    }
+    s->parts = calloc(first + 1, sizeof *s->parts);
+    s->ready = calloc(2 * first + 1, sizeof *s->ready); // of an agent a sum and a result
+    return s->parts != NULL && s->ready != NULL;
+}
+
+// Bytes that go out, and as many come in: what goes up from here comes down, and what comes up goes down.
+static uint64_t bytes_each_way(const struct op *op) {
+    const struct spreading *s = op->work;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < op->team->count; i++)
+        for (uint64_t block = 0; block < s->shards[i].blocks; block++)
+            bytes += bytes_of(op, &s->shards[i], block) * (children(op, i, block) + (i != op->team->place));
+    return bytes;
+}
+
+// Past the blocks that are added up, or are not to be here.
+static void move_open(const struct op *op, uint32_t place) {
+    struct spreading *s = op->work;
+    struct shard *shard = &s->shards[place];
+    for (; shard->open < shard->blocks; shard->open++) {
+        uint64_t below = children(op, place, shard->open) * bytes_of(op, shard, shard->open);
+        if (part_of(s, place, shard->open)->arrived < below) return;
+    }
+}
+
+static bool begin(struct engine *engine, struct op *op) {
+    const struct team *now = op->team;
+    struct spreading *s = op->work;
+    if (!divide(engine, op)) return false;
+    s->moving.send_left = s->moving.receive_left = bytes_each_way(op);
+    for (uint32_t i = 0; i < now->count; i++) move_open(op, i);
+    struct shard *own = &s->shards[now->place];
+    own->granted = own->window;
+    engine_lock(engine);
+    for (uint32_t i = 0; i < now->count; i++)
+        if (i != now->place) mover_offer(engine, op, mover_peer(op, i), (uint32_t)own->granted);
+    engine_unlock(engine);
+    return true;
+}
+
+static void drop_inputs(struct engine *engine, const struct op *op, struct part *part) {
+    for (uint32_t i = 0; part->inputs != NULL && i < op->contributors; i++) {
+        if (op->args.queue == NULL)
+            block_put(engine, part->inputs[i]);
+        else
+            device_shut(op->args.queue, part->inputs[i]);
+    }
+    free(part->inputs);
+    part->inputs = NULL;
+}
+
+static void release(struct engine *engine, struct op *op) {
+    struct spreading *s = op->work;
+    const struct shard *last = s->shards == NULL ? NULL : &s->shards[op->contributors - 1];
+    for (uint64_t i = 0; s->parts != NULL && i < last->first + last->blocks; i++) drop_inputs(engine, op, &s->parts[i]);
+    for (uint32_t i = 0; s->others != NULL && i < op->contributors; i++) ranges_fini(&s->others[i].inputs);
+    ranges_fini(&s->results);
+    free(s->parts);
+    free(s->shards);
+    free(s->others);
+    free(s->ready);
+    *s = (struct spreading){0};
+}
+
+// ---- signals ----
+static void schedule_all(const struct op *op) {
+    for (uint32_t i = 0; i < op->team->count; i++)
+        if (i != op->team->place) neighbour_schedule(mover_peer(op, i));
+}
+
+// READY, GRANT.
+static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                        const struct wire_op *head, struct block *block) {
+    struct spreading *s = op->work;
+    uint32_t place = mover_place_of(op, from);
+    (void)engine, (void)block;
+    if (s->ready == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return;
+    uint64_t granted = type == WIRE_READY ? head->extra : head->offset;
+    s->others[place].begun |= type == WIRE_READY;
+    if (granted <= s->shards[place].granted) return;
+    s->shards[place].granted = granted;
+    if (op->team->spread->sites < op->team->count) schedule_all(op); // what is granted goes to agents
+}
+
+static bool misses(const struct op *op, uint32_t place) {
+    const struct spreading *s = op->work;
+    return s->others != NULL && !s->others[place].begun;
+}
+
+static bool waits_for(const struct op *op, char *out, size_t capacity) {
+    char name[NEIGHBOUR_NAME_BYTES];
+    for (uint32_t i = 0; i < op->team->count; i++) {
+        if (i == op->team->place || !misses(op, i)) continue;
+        snprintf(out, capacity, "%s has not begun it", neighbour_name(name, mover_peer(op, i)));
+        return true;
+    }
+    return false;
+}
+
+// ---- what comes ----
+static uint8_t *input_bytes(const struct op *op, const struct part *part, uint32_t from) {
+    struct block *block = part->inputs[from];
+    return op->args.queue == NULL ? block->bytes : part->inputs[from];
+}
+
+// Where the input of that member is received. NULL: memory was refused, or the device has failed. Lock held.
+static uint8_t *input_room(struct engine *engine, struct op *op, struct part *part, uint32_t from,
+                           struct plan_range range) {
+    size_t bytes = (range.end - range.begin) * op->element;
+    if (part->inputs == NULL && (part->inputs = calloc(op->team->count, sizeof *part->inputs)) == NULL) {
+        engine_fail(engine);
+        return NULL;
+    }
+    if (part->inputs[from] == NULL)
+        part->inputs[from] = op->args.queue == NULL ? (void *)block_new(engine, bytes)
+                                                    : (void *)mover_landing(op, range.begin * op->element, bytes);
+    return part->inputs[from] == NULL ? NULL : input_bytes(op, part, from);
+}
+
+static bool place(struct engine *engine, struct op *op, struct incoming *in) {
+    struct spreading *s = op->work;
+    const struct team *now = op->team;
+    uint32_t from = mover_place_of(op, in->from), at = in->head.shard;
+    uint64_t offset = in->head.offset, elements = in->length / op->element;
+    if (s->ready == NULL || from == GROUP_NOBODY || at >= now->count || in->header.type != WIRE_CHUNK) return false;
+    struct shard *shard = &s->shards[at];
+    if (in->length == 0 || in->length % op->element != 0 || offset < shard->range.begin || offset >= shard->range.end)
+        return false;
+    uint64_t block = (offset - shard->range.begin) / shard->size;
+    struct plan_range range = block_range(shard, block);
+    if (elements > range.end - offset) return false;
+    // Everything comes once, as in ring.c.
+    if (in->head.hop == DOWN)
+        return at != now->place && parent(op, at, block, now->place) == from &&
+               mover_take(engine, &s->results, offset, offset + elements) &&
+               mover_place(engine, op, in, offset * op->element);
+    if (in->head.hop != UP || from == at || parent(op, at, block, from) != now->place ||
+        block >= shard->open + shard->window || !mover_take(engine, &s->others[from].inputs, offset, offset + elements))
+        return false;
+    uint8_t *room = input_room(engine, op, part_of(s, at, block), from, range);
+    if (room != NULL) in->to = room + (offset - range.begin) * op->element;
+    return room != NULL;
+}
+
+static void offer(struct engine *engine, struct op *op, uint32_t shard, uint64_t block, enum direction direction) {
+    struct spreading *s = op->work;
+    s->ready[s->ready_count++] = (struct ready){shard, direction, block};
+    engine_lock(engine);
+    if (direction == UP)
+        neighbour_schedule(mover_peer(op, shard));
+    else
+        schedule_all(op);
+    engine_unlock(engine);
+}
+
+// The owner lets more come.
+static void grant(struct engine *engine, struct op *op) {
+    const struct team *now = op->team;
+    struct spreading *s = op->work;
+    struct shard *own = &s->shards[now->place];
+    uint64_t granted = own->open + own->window;
+    if (own->granted >= own->blocks || granted < own->granted + own->window / 4) return;
+    own->granted = granted;
+    struct wire_op head;
+    op_head(op, &head);
+    head.offset = granted;
+    engine_lock(engine);
+    for (uint32_t i = 0; i < now->count; i++)
+        if (i != now->place) neighbour_signal(engine, mover_peer(op, i), WIRE_GRANT, &head, NULL);
+    engine_unlock(engine);
+}
+
+// Adds all inputs of a block to the own one. False: memory was refused.
+static bool add_up(struct engine *engine, struct op *op, uint32_t shard, uint64_t block) {
+    const struct team *now = op->team;
+    const struct wire_fingerprint *what = &op->args.fingerprint;
+    struct spreading *s = op->work;
+    struct part *part = part_of(s, shard, block);
+    struct plan_range range = block_range(&s->shards[shard], block);
+    uint64_t at = range.begin * op->element, count = range.end - range.begin;
+    if (!mover_save(op, at, count * op->element)) return false;
+    uint8_t *result = (uint8_t *)op->args.recv + at;
+    const uint8_t *other = (const uint8_t *)op->args.send + at;
+    uint32_t left = children(op, shard, block);
+    for (uint32_t step = 1; step < now->count; step++) {
+        uint32_t from = (now->place + step) % now->count;
+        if (part->inputs[from] == NULL) continue;
+        struct device_sum sum = {.op = what->op, .dtype = what->dtype};
+        if (--left == 0 && what->op == pcclAvg && shard == now->place) sum.divisor = now->count;
+        device_reduce(op->args.queue, result, input_bytes(op, part, from), other, count, &sum);
+        if (op->args.queue != NULL) part->inputs[from] = NULL;
+        other = result;
+    }
+    engine_lock(engine);
+    drop_inputs(engine, op, part);
+    engine_unlock(engine);
+    return true;
+}
+
+static bool arrived_up(struct engine *engine, struct op *op, uint32_t at, uint64_t block, size_t bytes) {
+    struct spreading *s = op->work;
+    struct part *part = part_of(s, at, block);
+    part->arrived += bytes;
+    if (part->arrived < children(op, at, block) * bytes_of(op, &s->shards[at], block)) return true;
+    if (!add_up(engine, op, at, block)) return false;
+    move_open(op, at);
+    offer(engine, op, at, block, at == op->team->place ? DOWN : UP);
+    if (at == op->team->place) grant(engine, op);
+    return true;
+}
+
+static void arrived_down(struct engine *engine, struct op *op, uint32_t at, uint64_t block, size_t bytes) {
+    struct spreading *s = op->work;
+    struct part *part = part_of(s, at, block);
+    part->result += bytes;
+    if (part->result == bytes_of(op, &s->shards[at], block) && children(op, at, block) > 0)
+        offer(engine, op, at, block, DOWN);
+}
+
+static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
+    struct spreading *s = op->work;
+    const struct wire_op *head = &in->head;
+    const struct shard *shard = &s->shards[head->shard];
+    uint64_t block = (head->offset - shard->range.begin) / shard->size;
+    if (head->hop == DOWN) {
+        mover_land(op, head->offset * op->element, in->to, in->length);
+        arrived_down(engine, op, head->shard, block, in->length);
+    } else if (!arrived_up(engine, op, head->shard, block, in->length)) {
+        return false;
+    }
+    s->moving.receive_left -= in->length;
+    return true;
+}
+
+// ---- what goes ----
+// As much from `offset` on as this lane takes, but not beyond `end`.
+static struct frame *piece(struct engine *engine, struct op *op, const struct lane *lane, const void *tensor,
+                           struct wire_op *head, uint64_t end) {
+    uint64_t elements = pace_frame(&lane->pace) / op->element;
+    if (elements > end - head->offset) elements = end - head->offset;
+    return mover_chunk(engine, op, head, (const uint8_t *)tensor + head->offset * op->element, elements * op->element);
+}
+
+static bool is_for(const struct op *op, const struct ready *ready, uint32_t place) {
+    if (ready->direction == UP) return place == ready->shard;
+    return place != ready->shard && parent(op, ready->shard, ready->block, place) == op->team->place;
+}
+
+// A sum or a result.
+static struct frame *next_ready(struct engine *engine, struct op *op, const struct lane *lane, uint32_t place) {
+    struct spreading *s = op->work;
+    struct other *other = &s->others[place];
+    while (other->sent < s->ready_count && !is_for(op, &s->ready[other->sent], place)) other->sent++;
+    if (other->sent == s->ready_count) return NULL;
+    const struct ready *ready = &s->ready[other->sent];
+    struct plan_range range = block_range(&s->shards[ready->shard], ready->block);
+    struct wire_op head;
+    op_head(op, &head);
+    head.shard = (uint16_t)ready->shard;
+    head.hop = (uint16_t)ready->direction;
+    head.offset = range.begin + other->at;
+    struct frame *frame = piece(engine, op, lane, op->args.recv, &head, range.end);
+    if (frame == NULL) return NULL;
+    other->at += frame->bytes / op->element;
+    if (other->at < range.end - range.begin) return frame;
+    other->at = 0;
+    other->sent++;
+    return frame;
+}
+
+// The own input of this shard, if that is where it goes now.
+static struct frame *next_input(struct engine *engine, struct op *op, const struct lane *lane, uint32_t place,
+                                uint32_t at) {
+    struct spreading *s = op->work;
+    struct shard *shard = &s->shards[at];
+    uint64_t block = 0;
+    for (; shard->next < shard->range.end; shard->next = block_range(shard, block).end) {
+        block = (shard->next - shard->range.begin) / shard->size;
+        if (children(op, at, block) == 0) break; // else it goes with the sum
+    }
+    if (shard->next == shard->range.end || block >= shard->granted || parent(op, at, block, op->team->place) != place)
+        return NULL;
+    struct wire_op head;
+    op_head(op, &head);
+    head.shard = (uint16_t)at;
+    head.hop = UP;
+    head.offset = shard->next;
+    struct frame *frame = piece(engine, op, lane, op->args.send, &head, block_range(shard, block).end);
+    if (frame != NULL) shard->next += frame->bytes / op->element;
+    return frame;
+}
+
+static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
+    const struct team *now = op->team;
+    struct spreading *s = op->work;
+    uint32_t place = mover_place_of(op, lane->peer);
+    if (!idle || s->ready == NULL || place == GROUP_NOBODY || !s->others[place].begun || !mover_may_use(engine, lane))
+        return NULL;
+    struct frame *frame = next_ready(engine, op, lane, place);
+    if (frame != NULL || now->spread->sites == now->count)
+        return frame != NULL ? frame : next_input(engine, op, lane, place, place);
+    struct other *other = &s->others[place];
+    for (uint32_t step = 0; step < now->count && frame == NULL; step++) {
+        uint32_t at = (other->turn + step) % now->count;
+        if (at != now->place) frame = next_input(engine, op, lane, place, at);
+        if (frame != NULL) other->turn = (at + 1) % now->count;
+    }
+    return frame;
+}
+
+const struct mover spread_mover = {
+    .name = "spread",
+    .work_bytes = sizeof(struct spreading),
+    .types = {WIRE_CHUNK},
+    .begin = begin,
+    .signal = take_signal,
+    .release = release,
+    .waits_for = waits_for,
+    .misses = misses,
+    .place = place,
+    .arrived = arrived,
+    .next = next,
+};

@@ -1,0 +1,41 @@
+// A large tensor spread over a team: how much of it each member owns, and the tree that each of its blocks takes. Pure
+// arithmetic on the shares and sites of the epoch, so that all members know the same.
+//
+// Each member owns a shard in proportion to its share, and a shard is cut into blocks. The inputs of a block travel up
+// a tree, which adds them, and the result travels down: the owner is the root. Members of one site stand under one of
+// them, the agent, which is the owner in its own site; agents stand under the owner. So each input of a site leaves it
+// in one sum, and the result enters it once. A member of no site (0), or alone in one, stands under the owner.
+//
+// The blocks of a shard have different agents, so that each member of a site carries its part, by its share.
+#ifndef PCCL_OPS_SPREAD_H
+#define PCCL_OPS_SPREAD_H
+
+#include "ops/plan.h"
+
+// By place in the team.
+struct spread {
+    uint32_t members;
+    const uint32_t *until; // sum of the shares up to and with this place's
+    const uint32_t *site;  // number of its site here, counted from 0
+    // by site
+    uint32_t sites;
+    const uint32_t *first; // where it begins in `order`; one more, where the last one ends
+    // by site, and in it by place
+    const uint32_t *order;   // places
+    const uint32_t *weights; // sum of what they carry of the site, up to and with this one's
+};
+
+// By place; not all shares are 0. NULL: memory was refused.
+struct spread *spread_new(const uint16_t *shares, const uint16_t *sites, uint32_t members);
+void spread_free(struct spread *spread); // NULL is allowed
+
+// What this member owns. Shards follow each other, and begin at multiples of 16 elements. Without shares (NULL) they
+// are even.
+struct plan_range spread_shard(const struct spread *spread, uint64_t count, uint32_t members, uint32_t shard);
+
+// Where this member sends its input of the block, or the sum of those under it; the owner's is itself.
+uint32_t spread_parent(const struct spread *spread, uint32_t shard, uint64_t block, uint32_t member);
+// How many send to it.
+uint32_t spread_children(const struct spread *spread, uint32_t shard, uint64_t block, uint32_t member);
+
+#endif
