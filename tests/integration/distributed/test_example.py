@@ -46,7 +46,7 @@ def weights(said: str) -> list[str]:
 @pytest.mark.timeout(SECONDS + 30)
 @pytest.mark.parametrize("rank", ["0", "2"])
 def test_a_rank_that_is_killed_comes_back(rank):
-    process = torchrun(EXAMPLE, "--kill", rank, "--restarts", "1", "--steps", "800", "--pause", "0.03")
+    process = torchrun(EXAMPLE, "--kill", rank, "--restarts", "1", "--steps", "400", "--pause", "0.03")
     said, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, said + errors
     assert f"rank {rank} kills itself" in said
@@ -58,13 +58,13 @@ def test_a_rank_that_is_killed_comes_back(rank):
 
 @pytest.mark.timeout(SECONDS + 30)
 def test_a_rank_that_is_killed_under_the_module_and_one_that_joins():
-    process = torchrun("-m", "pccl.distributed.run", EXAMPLE, "--kill", "1", "--steps", "1000", "--pause", "0.03")
+    process = torchrun("-m", "pccl.distributed.run", EXAMPLE, "--kill", "1", "--steps", "700", "--pause", "0.03")
     line = ""
     while "to join:" not in line:
         line = process.stdout.readline()
         assert line, process.stderr.read()
     fresh = subprocess.run(
-        [sys.executable, EXAMPLE, "--join", line.split()[-1], "--steps", "1000", "--pause", "0.03"],
+        [sys.executable, EXAMPLE, "--join", line.split()[-1], "--steps", "700", "--pause", "0.03"],
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
