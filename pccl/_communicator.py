@@ -12,7 +12,7 @@ from uuid import UUID
 from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoints, resolve
 from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
 from pccl._collectives import Collective, CollectiveOp, Group, has_posted, members_of
-from pccl._diagnosis import Diagnosis, take_diagnosis
+from pccl._diagnosis import Diagnosis, diagnose
 from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._feedback import ErrorFeedback
@@ -405,10 +405,7 @@ class Communicator(NamedCollectives):
         Asks the master, which has `timeout` seconds to answer; may be called while ops are under way, from any thread.
         ConnectionFailedError: no master answers. UsageError: not connected.
         """
-        out = _ffi.new("struct pccl_diagnosis **")
-        limit = milliseconds("timeout", timeout, 0.001, 3600)
-        call(self._handle, "pccl_ext_diagnose", limit, out, name="pcclDiagnose")
-        return take_diagnosis(out[0])
+        return diagnose(self._handle, milliseconds("timeout", timeout, 0.001, 3600))
 
     def links(self) -> tuple[Link, ...]:
         """What the connections to each other member of the group are like, by rank; empty: this peer is alone.

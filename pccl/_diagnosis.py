@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from pccl._address import Endpoint, fill_socket_address, resolve
-from pccl._calls import Deadline
+from pccl._calls import SLICE_MS, TIMED_OUT, Deadline, NativeHandle, call
 from pccl._enums import Result
 from pccl._errors import ConnectError, PCCLError
 from pccl._loader import load_native_module
@@ -60,6 +60,7 @@ class MemberReport:
     silent_seconds: float  # since the master has heard anything of it
     told_seconds: float | None  # since it has told what follows; None: never
     span_seconds: float  # that the sums are of
+    recent_seconds: float  # that the sums of what it has seen of others are of
     ops: float  # calls that ended
     op_seconds: float  # from each one's launch to its end, together
     processor_seconds: float  # that the thread of its data plane had
@@ -89,6 +90,8 @@ class EdgeReport:
     early_seconds: float  # likewise, how much earlier
     round_trip_seconds: float  # the shortest of late
     queue_seconds: float  # how much longer than at best what `other` sends is on its way here
+    lanes: int  # connections that carry large tensors there, beside the direct one
+    reason: str  # why so many do
 
 
 @dataclass(frozen=True)
@@ -128,23 +131,39 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0) -> Diagnosis:
     except OSError as error:
         text = f"the name {endpoint.host} cannot be resolved: {error.strerror or error}"
         raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", text) from None
-    out = _ffi.new("struct pccl_diagnosis **")
-    code = _C.pcclMasterConnectionFailed
+    text = ""
     for ip in addresses:
         address = _ffi.new("ccoip_socket_address_t *")
         fill_socket_address(address, ip, endpoint.port)
-        code = _C.pccl_ext_diagnose_run(address, int(timeout * 1000), out)
-        if code == _C.pcclSuccess:
-            return take_diagnosis(out[0])
+        inquiry = _ffi.new("struct pccl_inquiry **")
+        PCCLError.check(_C.pccl_ext_diagnose_begin_run(address, int(timeout * 1000), inquiry), "pcclDiagnose")
+        try:
+            return _await(inquiry[0])
+        except PCCLError as error:
+            text = f"no master answers at {endpoint}: {error.detail.removeprefix('no master answers: ')}"
+    raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", text)
+
+
+def diagnose(handle: NativeHandle, limit_ms: int) -> Diagnosis:
+    """Asks the master of a communicator's run."""
+    inquiry = _ffi.new("struct pccl_inquiry **")
+    call(handle, "pccl_ext_diagnose_begin", limit_ms, inquiry, name="pcclDiagnose")
+    return _await(inquiry[0])
+
+
+def _await(inquiry: Any) -> Diagnosis:
+    """Waits for the answer in slices, so that Ctrl-C works at once, and frees the question."""
+    out = _ffi.new("struct pccl_diagnosis **")
     try:
+        while (code := _C.pccl_ext_diagnose_wait(inquiry, SLICE_MS, out)) == TIMED_OUT:
+            pass
         PCCLError.check(code, "pcclDiagnose")
-    except PCCLError as error:
-        text = f"no master answers at {endpoint}: {error.detail.removeprefix('no master answers: ')}"
-        raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", text) from None
-    raise AssertionError("an address is tried at least")
+    finally:
+        _C.pccl_ext_diagnose_end(inquiry)
+    return _take(out[0])
 
 
-def take_diagnosis(pointer: Any) -> Diagnosis:
+def _take(pointer: Any) -> Diagnosis:
     """Reads a `struct pccl_diagnosis`, and frees it."""
     try:
         members = tuple(_member(pointer.members[i]) for i in range(pointer.member_count))
@@ -167,6 +186,7 @@ def _member(c: Any) -> MemberReport:
         silent_seconds=c.silent_s,
         told_seconds=None if c.told_s < 0 else c.told_s,
         span_seconds=c.span_s,
+        recent_seconds=c.recent_s,
         ops=c.ops,
         op_seconds=c.op_s,
         processor_seconds=c.processor_s,
@@ -195,6 +215,8 @@ def _edge(c: Any, members: tuple[MemberReport, ...]) -> EdgeReport:
         early_seconds=c.early_s,
         round_trip_seconds=c.round_trip_s,
         queue_seconds=c.queue_s,
+        lanes=c.lanes,
+        reason=_ffi.string(c.reason).decode(),
     )
 
 

@@ -1,3 +1,4 @@
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -5,13 +6,13 @@
 #include "api/api.h"
 #include "api/ext.h"
 #include "base/platform.h"
+#include "data/pace.h"
 #include "master/inquiry.h"
 #include "net/socket.h"
 #include "topology/diagnosis.h"
 
 enum { ANSWER_MS = 3000 };
 
-// An answer, and what is made of it, in one piece of memory for each.
 struct answer {
     struct wire_matrix matrix;
     struct wire_matrix_member members[WIRE_MAX_MEMBERS];
@@ -21,18 +22,6 @@ struct answer {
 static double seconds(uint64_t us) { return (double)us / 1e6; }
 
 static double count(uint64_t parts) { return (double)parts / (double)WIRE_COUNT; }
-
-// NULL: memory was refused, as base/detail says.
-static struct answer *answer_new(void) {
-    struct answer *answer = malloc(sizeof *answer);
-    if (answer == NULL) detail_fail(0, "the system refused memory for the answer");
-    return answer;
-}
-
-static int ask(const struct wire_address *master, int64_t deadline_ns, struct answer *out) {
-    out->matrix = (struct wire_matrix){.members = out->members, .edges = out->edges};
-    return inquiry_diagnose(master, deadline_ns, &out->matrix);
-}
 
 static pcclRankUuid_t uuid_of(const struct wire_id *id) {
     pcclRankUuid_t uuid;
@@ -54,47 +43,119 @@ static void take_finding(const struct answer *answer, const struct diagnosis_fin
     snprintf(out->text, sizeof out->text, "%s", from->text);
 }
 
-// ---- a communicator's master ----
+// ---- asking ----
+
+// A question to the masters of a list, one after another, until one serves the run.
+struct pccl_inquiry {
+    struct wire_address masters[WIRE_MAX_MASTERS];
+    uint32_t count, at;    // of them; asked now
+    bool own;              // of a communicator: the run that has this member
+    struct wire_id self;   // likewise
+    int64_t end_ns;        // of all of it
+    int64_t turn_ns;       // of the master that is asked now: each has a part of the time left
+    struct inquiry *asked; // NULL: nobody yet
+    int error;             // the last one
+    struct answer answer;
+};
+
 static bool names(const struct wire_matrix *matrix, const struct wire_id *id) {
     for (uint32_t i = 0; i < matrix->member_count; i++)
         if (wire_id_equal(&matrix->members[i].member.id, id)) return true;
     return false;
 }
 
-// Of a list of masters the one that serves the run of this communicator.
-static pcclResult_t ask_own(const pcclComm_t *comm, uint32_t limit_ms, struct answer *out) {
+static pcclResult_t inquiry_new(uint32_t limit_ms, struct pccl_inquiry **out) {
+    struct pccl_inquiry *inquiry = calloc(1, sizeof *inquiry);
+    if (inquiry == NULL) return detail_fail(pcclInternalError, "the system refused memory for the answer");
+    inquiry->end_ns = platform_now_ns() + limit_ms * MS_NS;
+    *out = inquiry;
+    return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_inquiry **out) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(out);
     struct communicator *c = comm->communicator;
-    struct communicator_params params;
     struct wire_id self = communicator_id(c);
-    int error = 0;
+    struct pccl_inquiry *inquiry;
+    RETURN_IF_FAILED(communicator_usable(c));
+    RETURN_IF_FAILED(inquiry_new(limit_ms, &inquiry));
     // Another thread may destroy the communicator from here on.
     communicator_begin(c);
-    params = c->params;
-    RETURN_IF_FAILED(communicator_finish(c, communicator_check_usable(c)));
-    int64_t now_ns = platform_now_ns(), end_ns = now_ns + limit_ms * MS_NS;
-    for (uint32_t i = 0; i < params.master_count; i++, now_ns = platform_now_ns()) { // each has a part of the time left
-        error = ask(&params.masters[i], now_ns + (end_ns - now_ns) / (params.master_count - i), out);
-        if (error == 0 && names(&out->matrix, &self)) return pcclSuccess;
-    }
-    if (error == 0)
+    inquiry->count = c->params.master_count;
+    memcpy(inquiry->masters, c->params.masters, sizeof inquiry->masters);
+    communicator_finish(c, pcclSuccess);
+    inquiry->own = true;
+    inquiry->self = self;
+    *out = inquiry;
+    return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, uint32_t limit_ms,
+                                         struct pccl_inquiry **out) {
+    struct wire_address master;
+    REQUIRE_NOT_NULL(address);
+    REQUIRE_NOT_NULL(out);
+    if (!api_take_address(address, &master))
+        return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
+    RETURN_IF_FAILED(inquiry_new(limit_ms, out));
+    (*out)->masters[0] = master;
+    (*out)->count = 1;
+    return pcclSuccess;
+}
+
+// Carries the turn of one master on until `until_ns`. True: it has answered.
+static bool take_turn(struct pccl_inquiry *inquiry, int64_t until_ns) {
+    struct wire_matrix *matrix = &inquiry->answer.matrix;
+    *matrix = (struct wire_matrix){.members = inquiry->answer.members, .edges = inquiry->answer.edges};
+    inquiry->error = inquiry->asked == NULL ? inquiry_begin(&inquiry->masters[inquiry->at], &inquiry->asked) : 0;
+    if (inquiry->error == 0) inquiry->error = inquiry_wait(inquiry->asked, until_ns, matrix);
+    return inquiry->error == 0 && (!inquiry->own || names(matrix, &inquiry->self));
+}
+
+static pcclResult_t without_answer(const struct pccl_inquiry *inquiry) {
+    if (inquiry->error == 0)
         return detail_fail(pcclMasterConnectionFailed, "no master serves the run of this peer at the moment: a lost "
                                                        "master is being replaced, ask again");
-    return detail_fail(pcclMasterConnectionFailed, "the master does not answer: %s", strerror(-error));
+    return detail_fail(pcclMasterConnectionFailed, "%s: %s",
+                       inquiry->own ? "the master does not answer" : "no master answers", strerror(-inquiry->error));
+}
+
+static pcclResult_t wait_until(struct pccl_inquiry *inquiry, int64_t slice_ns) {
+    for (; inquiry->at < inquiry->count; inquiry->at++) {
+        int64_t now_ns = platform_now_ns();
+        if (inquiry->turn_ns == 0)
+            inquiry->turn_ns = now_ns + (inquiry->end_ns - now_ns) / (inquiry->count - inquiry->at);
+        if (take_turn(inquiry, platform_earlier(slice_ns, inquiry->turn_ns))) return pcclSuccess;
+        if (inquiry->error == -ETIMEDOUT && slice_ns < inquiry->turn_ns)
+            return detail_fail(pcclTimedOut, "the master has not answered yet");
+        inquiry_end(inquiry->asked);
+        inquiry->asked = NULL;
+        inquiry->turn_ns = 0;
+    }
+    return without_answer(inquiry);
+}
+
+void pccl_ext_diagnose_end(struct pccl_inquiry *inquiry) {
+    if (inquiry == NULL) return;
+    inquiry_end(inquiry->asked);
+    free(inquiry);
 }
 
 pcclResult_t pcclDiagnose(const pcclComm_t *comm, pcclFinding_t *findings_out, size_t capacity, size_t *count_out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(count_out);
     if (capacity > 0) REQUIRE_NOT_NULL(findings_out);
-    struct answer *answer = answer_new();
-    if (answer == NULL) return pcclInternalError;
-    pcclResult_t code = ask_own(comm, ANSWER_MS, answer);
+    struct pccl_inquiry *inquiry;
+    RETURN_IF_FAILED(pccl_ext_diagnose_begin(comm, ANSWER_MS, &inquiry));
+    pcclResult_t code = wait_until(inquiry, INT64_MAX);
     if (code == pcclSuccess) {
         struct diagnosis_finding found[DIAGNOSIS_MOST];
-        *count_out = diagnosis_make(&answer->matrix, found, NULL);
-        for (size_t i = 0; i < *count_out && i < capacity; i++) take_finding(answer, &found[i], &findings_out[i]);
+        *count_out = diagnosis_make(&inquiry->answer.matrix, found, NULL);
+        for (size_t i = 0; i < *count_out && i < capacity; i++)
+            take_finding(&inquiry->answer, &found[i], &findings_out[i]);
     }
-    free(answer);
+    pccl_ext_diagnose_end(inquiry);
     return code;
 }
 
@@ -108,6 +169,7 @@ static void take_member(const struct wire_matrix_member *from, struct pccl_diagn
         .silent_s = seconds(from->silent_us),
         .told_s = from->told_us == WIRE_MOST_SEEN ? -1 : seconds(from->told_us),
         .span_s = seconds(ops->span_us),
+        .recent_s = seconds(from->recent_us),
         .ops = count(ops->ops),
         .op_s = seconds(ops->op_us),
         .processor_s = seconds(ops->processor_us),
@@ -137,6 +199,8 @@ static void take_edge(const struct wire_matrix_edge *from, struct pccl_diagnosis
         .early_s = seconds(seen->early_us),
         .round_trip_s = seconds(seen->round_trip_us),
         .queue_s = seconds(seen->queue_us),
+        .lanes = seen->lanes,
+        .reason = pace_reason_text((enum pace_reason)seen->reason),
     };
 }
 
@@ -168,34 +232,12 @@ static struct pccl_diagnosis *make(const struct answer *answer) {
     return NULL;
 }
 
-static pcclResult_t finish(struct answer *answer, pcclResult_t code, struct pccl_diagnosis **out) {
-    if (code == pcclSuccess && (*out = make(answer)) == NULL)
-        code = detail_fail(pcclInternalError, "the system refused memory for the diagnosis");
-    free(answer);
-    return code;
-}
-
-pcclResult_t pccl_ext_diagnose(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_diagnosis **out) {
-    REQUIRE_COMM(comm);
+pcclResult_t pccl_ext_diagnose_wait(struct pccl_inquiry *inquiry, uint32_t milliseconds, struct pccl_diagnosis **out) {
+    REQUIRE_NOT_NULL(inquiry);
     REQUIRE_NOT_NULL(out);
-    struct answer *answer = answer_new();
-    if (answer == NULL) return pcclInternalError;
-    return finish(answer, ask_own(comm, limit_ms, answer), out);
-}
-
-pcclResult_t pccl_ext_diagnose_run(const ccoip_socket_address_t *address, uint32_t limit_ms,
-                                   struct pccl_diagnosis **out) {
-    struct wire_address master;
-    REQUIRE_NOT_NULL(address);
-    REQUIRE_NOT_NULL(out);
-    if (!api_take_address(address, &master))
-        return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
-    struct answer *answer = answer_new();
-    if (answer == NULL) return pcclInternalError;
-    int error = ask(&master, platform_now_ns() + limit_ms * MS_NS, answer);
-    pcclResult_t code =
-        error == 0 ? pcclSuccess : detail_fail(pcclMasterConnectionFailed, "no master answers: %s", strerror(-error));
-    return finish(answer, code, out);
+    RETURN_IF_FAILED(wait_until(inquiry, platform_now_ns() + milliseconds * MS_NS));
+    *out = make(&inquiry->answer);
+    return *out != NULL ? pcclSuccess : detail_fail(pcclInternalError, "the system refused memory for the diagnosis");
 }
 
 void pccl_ext_diagnosis_free(struct pccl_diagnosis *diagnosis) {

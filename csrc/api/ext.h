@@ -153,7 +153,8 @@ struct pccl_diagnosis_member {
     char address[64];
     double silent_s;          // since the master has heard of it
     double told_s;            // since it has told what follows; -1: never
-    double span_s;            // that the sums are of
+    double span_s;            // that the sums of ops are of
+    double recent_s;          // that the sums of its edges are of
     double ops, op_s;         // calls that ended, and the time from each one's launch to its end, together
     double processor_s;       // that the thread of its data plane had
     uint64_t live;            // calls that have not ended
@@ -173,6 +174,8 @@ struct pccl_diagnosis_edge {
     double loaded_s;                 // the mean round trip at looks that found bytes waiting; 0: there were none
     double round_trip_s;             // the shortest of late
     double queue_s;                  // how much longer than at best what it sends to `from` is on its way
+    uint32_t lanes;                  // that carry large tensors, beside the direct connection
+    const char *reason;              // why so many do; static
 };
 
 struct pccl_diagnosis {
@@ -183,11 +186,17 @@ struct pccl_diagnosis {
     pcclFinding_t *findings;
 };
 
-// Of the run of this communicator, whose master is asked and has `limit_ms` to answer. As pcclDiagnose. Any thread.
-pcclResult_t pccl_ext_diagnose(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_diagnosis **out);
-// Of the run that this master serves; no members: it serves none. pcclMasterConnectionFailed. Needs no pcclInit.
-pcclResult_t pccl_ext_diagnose_run(const ccoip_socket_address_t *address, uint32_t limit_ms,
-                                   struct pccl_diagnosis **out);
+// A question to a master, waited for in pieces. One thread at a time.
+struct pccl_inquiry;
+// Of the run of this communicator, whose master is asked and has `limit_ms` to answer. As pcclDiagnose. Any thread; the
+// communicator may be destroyed meanwhile.
+pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_inquiry **out);
+// Of the run that this master serves; no members: it serves none. Needs no pcclInit.
+pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, uint32_t limit_ms,
+                                         struct pccl_inquiry **out);
+// pcclTimedOut: it goes on. pcclMasterConnectionFailed: no master has answered in time.
+pcclResult_t pccl_ext_diagnose_wait(struct pccl_inquiry *inquiry, uint32_t milliseconds, struct pccl_diagnosis **out);
+void pccl_ext_diagnose_end(struct pccl_inquiry *inquiry);       // NULL is allowed
 void pccl_ext_diagnosis_free(struct pccl_diagnosis *diagnosis); // NULL is allowed
 
 // ---- links ----

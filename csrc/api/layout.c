@@ -93,7 +93,19 @@ SIZE(pcclSharedStateSyncInfo_t, 16);
 FIELD(pcclSharedStateSyncInfo_t, tx_bytes, 0);
 FIELD(pcclSharedStateSyncInfo_t, rx_bytes, 8);
 SIZE(pcclBuildInfo_t, 1);
+SIZE(pcclFinding_t, 392);
+FIELD(pcclFinding_t, kind, 0);
+FIELD(pcclFinding_t, member, 4);
+FIELD(pcclFinding_t, other, 20);
+FIELD(pcclFinding_t, value, 40);
+FIELD(pcclFinding_t, usual, 48);
+FIELD(pcclFinding_t, cost, 56);
+FIELD(pcclFinding_t, confidence, 64);
+FIELD(pcclFinding_t, text, 72);
 #endif
+
+VALUE(pcclDiagnosisStraggler, 1);
+VALUE(pcclDiagnosisHung, 6);
 
 VALUE(CCOIP_PROTOCOL_PORT_MASTER, 48148);
 VALUE(CCOIP_PROTOCOL_PORT_SHARED_STATE, 48149);

@@ -421,6 +421,20 @@ void neighbour_push(struct neighbour *peer, struct frame *frame) {
     lane_schedule(peer->lanes[0]);
 }
 
+uint32_t neighbour_lanes_in_use(const struct neighbour *peer) {
+    uint32_t count = 0;
+    for (uint32_t i = 1; i < peer->lane_end; i++) {
+        const struct lane *lane = peer->lanes[i];
+        count += lane != NULL && lane->polled && lane_is_for_bulk(lane);
+    }
+    return count;
+}
+
+enum pace_reason neighbour_lanes_reason(const struct engine *engine, const struct neighbour *peer) {
+    if (peer->lanes[1] == NULL) return PACE_DIRECT;
+    return engine->lanes->fixed ? PACE_FIXED : peer->pace.reason;
+}
+
 double neighbour_speed(struct neighbour *peer) {
     int64_t now_ns = platform_now_ns();
     if (now_ns - peer->speed_ns < PACE_TICK_MS * MS_NS) return peer->speed;

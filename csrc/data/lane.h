@@ -185,6 +185,9 @@ bool neighbour_signal(struct engine *engine, struct neighbour *peer, uint16_t ty
 // Sends a frame over the direct link, which is there. False: the kernel has not taken all of it. It is still to be
 // sent, and may be given a block of its own with the same bytes.
 bool neighbour_send(struct neighbour *peer, struct frame *frame);
+// How many of its lanes carry bulk, the direct link aside, and why.
+uint32_t neighbour_lanes_in_use(const struct neighbour *peer);
+enum pace_reason neighbour_lanes_reason(const struct engine *engine, const struct neighbour *peer);
 // What its links move together while they are busy, in bytes per ns; 0: unknown. Thread.
 double neighbour_speed(struct neighbour *peer);
 

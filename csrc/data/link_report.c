@@ -18,11 +18,6 @@ struct held {
     } lanes[WIRE_MAX_LANES + 1];
 };
 
-static enum pace_reason reason_of(const struct engine *engine, const struct neighbour *peer) {
-    if (peer->lanes[1] == NULL) return PACE_DIRECT;
-    return engine->lanes->fixed ? PACE_FIXED : peer->pace.reason;
-}
-
 // Lock held.
 static void hold(const struct engine *engine, struct neighbour *peer, struct held *held, struct link_report *out) {
     for (uint32_t i = 0; i < peer->lane_end; i++) {
@@ -30,14 +25,14 @@ static void hold(const struct engine *engine, struct neighbour *peer, struct hel
         if (lane == NULL || !lane->polled) continue;
         bool bulk = lane_is_for_bulk(lane);
         out->lanes += i > 0;
-        out->in_use += i > 0 && bulk;
         held->lanes[held->count].stream = transport_hold(lane->stream);
         held->lanes[held->count].told = lane->told.gauge.acked;
         held->lanes[held->count++].bulk = bulk;
     }
     out->connected = peer->lanes[0] != NULL;
     out->vouched = out->connected && peer->lanes[0]->vouched;
-    out->reason = reason_of(engine, peer);
+    out->in_use = neighbour_lanes_in_use(peer);
+    out->reason = neighbour_lanes_reason(engine, peer);
     out->bytes_per_s = peer->sight.bytes_per_s;
 }
 

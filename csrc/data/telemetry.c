@@ -96,8 +96,8 @@ static bool says_something(const struct wire_seen *seen) {
     return seen->acked > 0 || seen->samples > 0 || seen->entries > 0 || seen->awaited > 0 || seen->queue_us > 0;
 }
 
-// Lock held.
-static void see(struct neighbour *peer, struct wire_telemetry *out) {
+// Of more members than a report can speak of, those that have no place in it begin anew as well. Lock held.
+static void see(const struct engine *engine, struct neighbour *peer, struct wire_telemetry *out) {
     struct sight *sight = &peer->sight;
     struct wire_seen seen = {
         .samples = sight->samples,
@@ -108,12 +108,14 @@ static void see(struct neighbour *peer, struct wire_telemetry *out) {
         .early_us = bounded(sight->early_ns / US_NS),
         .queue_us = bounded(sight_queue_us(sight)),
         .awaited = sight->awaited,
+        .lanes = (uint16_t)neighbour_lanes_in_use(peer),
+        .reason = (uint8_t)neighbour_lanes_reason(engine, peer),
     };
     add_lanes(peer, &seen);
     sight->bytes_per_s = out->ops.span_us == 0 ? 0 : (double)seen.acked * 1e6 / (double)out->ops.span_us;
     sight->samples = sight->pressed = sight->delay_us = sight->entries = sight->late_ns = sight->early_ns = 0;
     sight->awaited = 0;
-    if (!says_something(&seen)) return;
+    if (out->count == WIRE_MAX_SEEN || !says_something(&seen)) return;
     seen.acked = bounded(seen.acked);
     seen.busy_us = bounded(seen.busy_us);
     seen.window_us = bounded(seen.window_us);
@@ -163,10 +165,10 @@ static void tell(struct engine *engine, int64_t now_ns) {
         .epoch = engine_header(engine).epoch,
     };
     // The neighbours in the ring first.
-    for (uint32_t i = 1; i < ring->count && out.count < WIRE_MAX_SEEN; i++) {
+    for (uint32_t i = 1; i < ring->count; i++) {
         uint32_t step = i == 1 ? 1 : i == 2 ? ring->count - 1 : i - 1;
         struct op_member *member = engine->book.members[(ring->rank + step) % ring->count];
-        if (member != NULL) see(neighbour_of(member), &out);
+        if (member != NULL) see(engine, neighbour_of(member), &out);
     }
     bool idle = t->live == 0 && t->ops == 0;
     t->ops = t->op_us = 0;

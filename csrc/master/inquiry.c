@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdbool.h>
+#include <stdlib.h>
 
 #include "base/platform.h"
 #include "net/conn.h"
@@ -20,14 +21,20 @@ static int await(const struct transport *stream, short events, int64_t deadline_
     }
 }
 
-static int ask(struct transport *stream, struct conn_out *out, enum wire_type question, int64_t deadline_ns) {
+struct inquiry {
+    struct transport *stream;
+    struct conn_in in;
+    struct conn_out out; // the question, until it is sent
+};
+
+// Sends what is left of the question.
+static int ask(struct inquiry *inquiry, int64_t deadline_ns) {
     int error = 0;
-    wire_encode_empty(&out->bytes, (struct wire_header){0}, question);
-    do {
-        error = await(stream, POLLOUT, deadline_ns);
-        if (error == 0) error = transport_step(stream);
-        if (error == 0) error = conn_out_flush(out, stream);
-    } while (error == -EAGAIN || (error == 0 && conn_out_waiting(out) > 0));
+    while (conn_out_waiting(&inquiry->out) > 0 && (error == 0 || error == -EAGAIN)) {
+        error = await(inquiry->stream, POLLOUT, deadline_ns);
+        if (error == 0) error = transport_step(inquiry->stream);
+        if (error == 0) error = conn_out_flush(&inquiry->out, inquiry->stream);
+    }
     return error;
 }
 
@@ -36,47 +43,70 @@ static bool is_answer(const struct wire_header *header) {
 }
 
 // An answer of this type, decoded.
-static int hear(struct transport *stream, struct conn_in *in, enum wire_type answer, int64_t deadline_ns, void *out) {
+static int hear(struct inquiry *inquiry, enum wire_type answer, int64_t deadline_ns, void *out) {
     for (;;) {
         struct wire_header header;
         const uint8_t *body;
-        enum conn_next next = conn_in_next(in, is_answer, &header, &body);
+        enum conn_next next = conn_in_next(&inquiry->in, is_answer, &header, &body);
         if (next == CONN_FRAME && header.type == answer) {
             bool good = answer == WIRE_MATRIX ? wire_decode_matrix(body, header.length, out)
                                               : wire_decode_status_is(body, header.length, out);
             return good ? 0 : -EPROTO;
         }
         if (next != CONN_MORE) return -EPROTO;
-        ptrdiff_t got = conn_in_receive(in, stream, 0);
+        ptrdiff_t got = conn_in_receive(&inquiry->in, inquiry->stream, 0);
         if (got == 0) return -ECONNRESET;
         if (got < 0 && got != -EAGAIN) return (int)got;
-        int error = got == -EAGAIN ? await(stream, POLLIN, deadline_ns) : 0;
+        int error = got == -EAGAIN ? await(inquiry->stream, POLLIN, deadline_ns) : 0;
         if (error != 0) return error;
     }
 }
 
-static int inquire(const struct wire_address *master, enum wire_type question, enum wire_type answer,
-                   int64_t deadline_ns, void *out) {
-    struct transport *stream;
-    struct conn_in in = {0};
-    struct conn_out sent = {0};
-    int error = transport_dial(master, &stream);
-    if (error != 0) return error;
-    error = ask(stream, &sent, question, deadline_ns);
-    if (error == 0) error = hear(stream, &in, answer, deadline_ns, out);
-    conn_in_fini(&in);
-    conn_out_fini(&sent);
-    transport_free(stream);
+static int begin(struct inquiry *inquiry, const struct wire_address *master, enum wire_type question) {
+    *inquiry = (struct inquiry){0};
+    int error = transport_dial(master, &inquiry->stream);
+    if (error == 0) wire_encode_empty(&inquiry->out.bytes, (struct wire_header){0}, question);
     return error;
+}
+
+static int carry_on(struct inquiry *inquiry, enum wire_type answer, int64_t deadline_ns, void *out) {
+    int error = ask(inquiry, deadline_ns);
+    return error == 0 ? hear(inquiry, answer, deadline_ns, out) : error;
+}
+
+static void end(struct inquiry *inquiry) {
+    conn_in_fini(&inquiry->in);
+    conn_out_fini(&inquiry->out);
+    transport_free(inquiry->stream);
 }
 
 int inquiry_ask(const struct wire_address *master, int64_t deadline_ns, enum wire_activity *out) {
     struct wire_status_is status;
-    int error = inquire(master, WIRE_STATUS, WIRE_STATUS_IS, deadline_ns, &status);
+    struct inquiry inquiry;
+    int error = begin(&inquiry, master, WIRE_STATUS);
+    if (error != 0) return error;
+    error = carry_on(&inquiry, WIRE_STATUS_IS, deadline_ns, &status);
+    end(&inquiry);
     if (error == 0) *out = status.activity;
     return error;
 }
 
-int inquiry_diagnose(const struct wire_address *master, int64_t deadline_ns, struct wire_matrix *out) {
-    return inquire(master, WIRE_DIAGNOSE, WIRE_MATRIX, deadline_ns, out);
+int inquiry_begin(const struct wire_address *master, struct inquiry **out) {
+    struct inquiry *inquiry = malloc(sizeof *inquiry);
+    int error = inquiry == NULL ? -ENOMEM : begin(inquiry, master, WIRE_DIAGNOSE);
+    if (error == 0)
+        *out = inquiry;
+    else
+        free(inquiry);
+    return error;
+}
+
+int inquiry_wait(struct inquiry *inquiry, int64_t deadline_ns, struct wire_matrix *out) {
+    return carry_on(inquiry, WIRE_MATRIX, deadline_ns, out);
+}
+
+void inquiry_end(struct inquiry *inquiry) {
+    if (inquiry == NULL) return;
+    end(inquiry);
+    free(inquiry);
 }

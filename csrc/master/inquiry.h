@@ -9,7 +9,14 @@
 // Waits for the answer until `deadline_ns` (monotonic). 0; -ETIMEDOUT, -EPROTO, -ECONNREFUSED or another -errno: there
 // is no answer.
 int inquiry_ask(const struct wire_address *master, int64_t deadline_ns, enum wire_activity *out);
-// What its members have seen of their ops and of each other; `members` and `edges` are the caller's. Likewise.
-int inquiry_diagnose(const struct wire_address *master, int64_t deadline_ns, struct wire_matrix *out);
+
+// Asks what the members of its run have seen of their ops and of each other, in pieces.
+struct inquiry;
+
+// 0 or -errno. Waits for nothing.
+int inquiry_begin(const struct wire_address *master, struct inquiry **out);
+// As inquiry_ask; after -ETIMEDOUT it can be waited for again. `members` and `edges` of `out` are the caller's.
+int inquiry_wait(struct inquiry *inquiry, int64_t deadline_ns, struct wire_matrix *out);
+void inquiry_end(struct inquiry *inquiry); // NULL is allowed
 
 #endif

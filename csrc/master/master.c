@@ -373,8 +373,9 @@ static void conn_read(struct master *master, struct conn *conn) {
                                        : "its connection broke");
             return;
         }
-        // One that is broken must end soon, whatever it has sent.
-        if (conn->state == CONN_KNOWN && !conn->broken)
+        // One that is broken must end soon, whatever it has sent. TELEMETRY is of the data plane: it goes on where the
+        // thread that follows the master hangs.
+        if (conn->state == CONN_KNOWN && !conn->broken && conn_in_type(&conn->in) != WIRE_TELEMETRY)
             mind_heard(master->mind, master->now_ns, index_of(master, conn));
         take_frames(master, conn);
         if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return;

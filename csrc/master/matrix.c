@@ -8,20 +8,29 @@ enum { FADE = 7, FADE_OF = 10, EDGES_LEAST = 2 };
 
 void matrix_fini(struct matrix *matrix) {
     for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) free(matrix->rows[i]);
+    wire_buffer_fini(&matrix->answer);
     memset(matrix, 0, sizeof *matrix);
 }
 
+static uint64_t bounded(uint64_t number) { return number < WIRE_MOST_SEEN ? number : WIRE_MOST_SEEN; }
+
 static void add(uint64_t *sum, uint64_t newest) {
-    *sum = *sum / FADE_OF * FADE + *sum % FADE_OF * FADE / FADE_OF + newest;
-    if (*sum > WIRE_MOST_SEEN) *sum = WIRE_MOST_SEEN;
+    *sum = bounded(*sum / FADE_OF * FADE + *sum % FADE_OF * FADE / FADE_OF + newest);
 }
 
-static void add_ops(struct wire_ops_seen *sums, const struct wire_ops_seen *newest) {
-    add(&sums->span_us, newest->span_us);
-    add(&sums->processor_us, newest->processor_us);
-    if (newest->ops > 0) { // a report may come in the midst of a long op
+// An op may take longer than the time between two reports, so the sums of ops fade when ops end: with each report they
+// would keep less of the ops than of the time that they took.
+static void add_ops(struct matrix_row *row, const struct wire_ops_seen *newest) {
+    struct wire_ops_seen *sums = &row->sums.ops;
+    add(&row->recent_us, newest->span_us);
+    row->open_us = bounded(row->open_us + newest->span_us);
+    row->open_processor_us = bounded(row->open_processor_us + newest->processor_us);
+    if (newest->ops > 0) {
+        add(&sums->span_us, row->open_us);
+        add(&sums->processor_us, row->open_processor_us);
         add(&sums->ops, newest->ops * WIRE_COUNT);
         add(&sums->op_us, newest->op_us);
+        row->open_us = row->open_processor_us = 0;
     }
     sums->live = newest->live;
     sums->oldest_us = newest->oldest_us;
@@ -46,6 +55,10 @@ static void add_seen(struct wire_seen *sums, const struct wire_seen *newest) {
     if (newest->round_trip_us > 0) sums->round_trip_us = newest->round_trip_us;
     sums->queue_us = newest->queue_us;
     sums->awaited = newest->awaited;
+    if (newest->lanes > 0 || newest->round_trip_us > 0) { // something was sent there
+        sums->lanes = newest->lanes;
+        sums->reason = newest->reason;
+    }
 }
 
 static const struct wire_seen *find(const struct wire_telemetry *told, const struct wire_id *id) {
@@ -62,7 +75,6 @@ static bool is_faded(const struct wire_seen *seen) {
 static void merge(struct wire_telemetry *sums, const struct wire_telemetry *told) {
     static const struct wire_seen nothing;
     struct wire_telemetry next = {.ops = sums->ops};
-    add_ops(&next.ops, &told->ops);
     for (uint32_t i = 0; i < told->count; i++) {
         if (find(&next, &told->others[i].id) != NULL) continue; // told twice
         const struct wire_seen *before = find(sums, &told->others[i].id);
@@ -89,6 +101,7 @@ void matrix_note(struct matrix *matrix, struct desk *desk, const struct desk_pee
     if (!wire_id_equal(&(*row)->id, &peer->member.id)) **row = (struct matrix_row){.id = peer->member.id};
     (*row)->told_ns = desk->now_ns;
     merge(&(*row)->sums, told);
+    add_ops(*row, &told->ops);
 }
 
 static const struct matrix_row *row_of(const struct matrix *matrix, const struct desk *desk,
@@ -115,10 +128,19 @@ static void describe_member(const struct matrix_row *row, const struct desk_peer
         .member = peer->member, .silent_us = since_us(peer->heard.at_ns, now_ns), .told_us = WIRE_MOST_SEEN};
     if (row == NULL) return;
     out->told_us = since_us(row->told_ns, now_ns);
+    if (out->told_us < out->silent_us) out->silent_us = out->told_us;
     out->ops = row->sums.ops;
+    out->recent_us = row->recent_us < UINT32_MAX ? (uint32_t)row->recent_us : UINT32_MAX;
+    // Time without the end of an op counts where it is more than usual, and before the first end.
+    double each_us = out->ops.ops == 0 ? 0 : (double)out->ops.span_us * WIRE_COUNT / (double)out->ops.ops;
+    double more_us = (double)row->open_us - each_us;
+    if (more_us <= 0) return;
+    out->ops.span_us = bounded(out->ops.span_us + (uint64_t)more_us);
+    out->ops.processor_us += (uint64_t)((double)row->open_processor_us * more_us / (double)row->open_us);
+    out->ops.processor_us = bounded(out->ops.processor_us);
 }
 
-void matrix_describe(const struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out) {
+static void make_answer(const struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out) {
     struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(desk->limit_ns / MS_NS)};
     uint32_t each = desk->count == 0 ? 0 : WIRE_MAX_EDGES / desk->count;
     if (each < EDGES_LEAST) each = EDGES_LEAST;
@@ -139,4 +161,14 @@ void matrix_describe(const struct matrix *matrix, struct desk *desk, int64_t now
     wire_encode_matrix(out, desk_header(desk), &answer);
     free(answer.members);
     free(answer.edges);
+}
+
+void matrix_describe(struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out) {
+    bool fresh = matrix->answered_ns != 0 && now_ns - matrix->answered_ns < MATRIX_ANSWER_MS * MS_NS;
+    if (!fresh) {
+        wire_buffer_fini(&matrix->answer);
+        make_answer(matrix, desk, now_ns, &matrix->answer);
+        matrix->answered_ns = matrix->answer.failed ? 0 : now_ns;
+    }
+    wire_buffer_append(out, &matrix->answer);
 }

@@ -6,23 +6,30 @@
 
 #include "master/desk.h"
 
+enum { MATRIX_ANSWER_MS = 100 };
+
 // Of one member. Counts are in parts of one (WIRE_COUNT).
 struct matrix_row {
     struct wire_id id;
     int64_t told_ns;
     struct wire_telemetry sums;
+    uint64_t recent_us;                  // that the sums of others are of
+    uint64_t open_us, open_processor_us; // since an op has ended: not in the sums of ops yet
 };
 
 // All zero at the beginning.
 struct matrix {
     struct matrix_row *rows[WIRE_MAX_MEMBERS]; // by the peer's slot; NULL: it has told nothing
+    struct wire_buffer answer;                 // the last one,
+    int64_t answered_ns;                       // and when it was made; 0: never
 };
 
 void matrix_fini(struct matrix *matrix);
 void matrix_note(struct matrix *matrix, struct desk *desk, const struct desk_peer *peer,
                  const struct wire_telemetry *told);
-// Appends the answer to DIAGNOSE as one frame: the members of the epoch in force, and what they see of each other. Of
-// very many members each tells of a few alone, its neighbours in the ring first.
-void matrix_describe(const struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out);
+// Appends the answer to DIAGNOSE as one frame, which is made anew once in MATRIX_ANSWER_MS at most, for anybody may
+// ask: the members of the epoch in force, and what they see of each other. Of very many members each tells of a few
+// alone, its neighbours in the ring first.
+void matrix_describe(struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out);
 
 #endif

@@ -234,7 +234,7 @@ const struct actions *mind_message(struct mind *mind, int64_t now_ns, uint32_t c
     struct survivor *survivor = survivors_of_conn(&mind->gather.survivors, conn);
     begin_event(mind, now_ns);
     if (peer != NULL) {
-        desk_heard(desk, peer, desk->now_ns);
+        if (header->type != WIRE_TELEMETRY) desk_heard(desk, peer, desk->now_ns); // see conn_read of the master
         run_message(&mind->run, peer, header, body);
     } else if (survivor != NULL) {
         gather_message(&mind->gather, desk, survivor, header);

@@ -27,6 +27,12 @@ enum conn_next conn_in_next(struct conn_in *in, conn_carries_fn *carries, struct
     return CONN_FRAME;
 }
 
+uint16_t conn_in_type(const struct conn_in *in) {
+    struct wire_header header;
+    bool there = in->bytes.length - in->taken >= WIRE_HEADER_BYTES;
+    return there && wire_header_decode(in->bytes.bytes + in->taken, &header) ? header.type : 0;
+}
+
 // To the end of the header or the frame at hand, which was found to be good.
 static size_t missing(const struct conn_in *in) {
     struct wire_header header;

@@ -27,6 +27,8 @@ bool conn_carries_control(const struct wire_header *header);
 // The next frame of what was received.
 enum conn_next conn_in_next(struct conn_in *in, conn_carries_fn *carries, struct wire_header *header,
                             const uint8_t **body);
+// The type of the frame at hand, of which a part may be missing; 0: its header is not there.
+uint16_t conn_in_type(const struct conn_in *in);
 // Receives at most `most` bytes; 0: no further than to the end of the header or the frame at hand. As
 // transport_receive; -ENOMEM too.
 ptrdiff_t conn_in_receive(struct conn_in *in, struct transport *from, size_t most);

@@ -21,9 +21,9 @@ enum {
     BARRIER = 8 + 1 + 1 + 8 + 8 + 4,
     QUORUM = 4 + 4 + 8,
     RESUMED = 4 + 1 + 1 + BARRIER + 4 + SYNC_END,
-    SEEN = 14 * 8,
+    SEEN = 14 * 8 + 2 + 1,
     OPS_SEEN = 8 * 8,
-    MATRIX_MEMBER = MEMBER + 2 * 8 + OPS_SEEN,
+    MATRIX_MEMBER = MEMBER + 2 * 8 + OPS_SEEN + 4,
     MATRIX_EDGE = 2 + 2 + SEEN,
     RESUME = HELLO + 8 + 8 + 16 + 1 + SYNC_VOTE + 1 + 1 + 1 + 8 + BARRIER + EPOCH + 4 + 4 + QUORUM,
 };

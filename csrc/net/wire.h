@@ -36,7 +36,7 @@ enum {
     WIRE_MAX_PAST = WIRE_MAX_LIVE_OPS,              // verdicts told in a RESUME
     WIRE_MAX_MASTERS = 16,                          // in a peer's or a master's list
     WIRE_MAX_SEEN = 32,                             // other members that one TELEMETRY speaks of
-    WIRE_MAX_EDGES = 1024,                          // in one MATRIX
+    WIRE_MAX_EDGES = 992,                           // in one MATRIX: all of 32 members
 };
 
 enum wire_type {

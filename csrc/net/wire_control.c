@@ -351,6 +351,8 @@ static void visit_seen(struct cursor *c, struct wire_seen *seen) {
     visit_number(c, &seen->round_trip_us);
     visit_number(c, &seen->queue_us);
     visit_number(c, &seen->awaited);
+    cursor_u16(c, &seen->lanes);
+    cursor_u8(c, &seen->reason);
 }
 
 static void visit_telemetry(struct cursor *c, struct wire_telemetry *m) {
@@ -370,6 +372,7 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
         visit_number(c, &m->members[i].silent_us);
         visit_number(c, &m->members[i].told_us);
         visit_ops_seen(c, &m->members[i].ops);
+        cursor_u32(c, &m->members[i].recent_us);
     }
     cursor_count(c, &m->edge_count, WIRE_MAX_EDGES);
     EACH(c, i, m->edge_count) {

@@ -347,6 +347,8 @@ struct wire_seen {
     uint64_t round_trip_us;     // now: the shortest of late
     uint64_t queue_us;          // now: how much longer than at best what it sends is on its way to here
     uint64_t awaited;           // now: calls under way of which nothing has come from there
+    uint16_t lanes;             // now: connections that carry large tensors, beside the direct one
+    uint8_t reason;             // now: why so many do (enum pace_reason); of a later version, any number
 };
 
 // From each member, about once a second while it calls ops.
@@ -366,7 +368,8 @@ struct wire_matrix_member {
     struct wire_member member;
     uint64_t silent_us;       // since the master has heard anything of it
     uint64_t told_us;         // since its last TELEMETRY; WIRE_MOST_SEEN: never
-    struct wire_ops_seen ops; // sums that fade
+    struct wire_ops_seen ops; // sums that fade when ops end
+    uint32_t recent_us;       // that the sums of its edges are of, which fade with each report
 };
 
 struct wire_matrix_edge {

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "topology/usual.h"
+
 #define SLOW_RATIO 0.5       // of the usual speed; below, an edge is slow
 #define PRESSED_LEAST 0.4    // share of looks that find bytes waiting at a slow edge
 #define SHARE_LEAST 0.05     // likewise, that a speed is computed with
@@ -27,6 +29,8 @@
 #define BEATS_MUTE 2.2       // heartbeats that have not come
 #define FIRST_OP_S 30.0      // that the first op may wait for a member
 #define MOST_SHARE 0.5       // of a member's other edges that are slow as well
+#define FRESH_S 10.0         // what was told longer ago is less and less sure,
+#define OLD_S 60.0           // until it counts for nothing
 
 enum {
     SAMPLES_LEAST = 5,
@@ -43,6 +47,7 @@ struct view {
     const struct wire_matrix *matrix;
     uint16_t first, end; // its members
     double *begins;      // by member: seconds
+    double *usual;       // by edge of the matrix: the usual speed; 0: there is nothing to compare with
     struct diagnosis_finding *out;
     size_t count;
 };
@@ -73,6 +78,8 @@ static int by_size(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
+
+static double age(const struct view *view, uint16_t place) { return seconds(member_at(view, place)->told_us); }
 
 // What is twice its threshold is sure to two thirds.
 static double confidence(double measured, double threshold) {
@@ -205,6 +212,7 @@ static void find_hung(struct view *view) {
 static bool later_by(const struct view *view, const struct wire_matrix_edge *edge, double *out) {
     double entries = counted(edge->seen.entries);
     if (!is_here(view, edge->from) || !is_here(view, edge->to) || entries < ENTRIES_LEAST) return false;
+    if (age(view, edge->from) > OLD_S) return false;
     *out =
         (seconds(edge->seen.late_us) - seconds(edge->seen.early_us)) / entries - seconds(edge->seen.round_trip_us) / 2;
     return true;
@@ -302,7 +310,7 @@ static void find_stragglers(struct view *view) {
 
 static bool carries(const struct view *view, const struct wire_matrix_edge *edge) {
     return is_here(view, edge->from) && is_here(view, edge->to) && counted(edge->seen.samples) >= SAMPLES_LEAST &&
-           edge->seen.acked >= BYTES_LEAST && edge->seen.busy_us >= BUSY_LEAST_US;
+           edge->seen.acked >= BYTES_LEAST && edge->seen.busy_us >= BUSY_LEAST_US && age(view, edge->from) <= OLD_S;
 }
 
 static double pressed(const struct wire_matrix_edge *edge) {
@@ -325,18 +333,33 @@ static double loss(const struct wire_matrix_edge *edge) {
                : smaller((double)edge->seen.retransmits / (double)edge->seen.segments, 1);
 }
 
-// The middle one of all edges that carry ops, of two the larger one; of loss the smaller one.
-static double middle(const struct view *view, double (*of)(const struct wire_matrix_edge *edge), bool larger) {
+// The middle one of all edges that carry ops, of two the smaller one.
+static double middle(const struct view *view, double (*of)(const struct wire_matrix_edge *edge)) {
     double *all = calloc(view->matrix->edge_count + 1, sizeof *all), found = 0;
     size_t count = 0;
     for (uint32_t i = 0; i < view->matrix->edge_count && all != NULL; i++)
         if (carries(view, &view->matrix->edges[i])) all[count++] = of(&view->matrix->edges[i]);
     if (count > 1) {
         qsort(all, count, sizeof *all, by_size);
-        found = all[larger ? count / 2 : (count - 1) / 2];
+        found = all[(count - 1) / 2];
     }
     free(all);
     return found;
+}
+
+static void find_usual(struct view *view) {
+    struct usual *carrying = calloc(view->matrix->edge_count + 1, sizeof *carrying);
+    size_t count = 0;
+    for (uint32_t i = 0; i < view->matrix->edge_count && carrying != NULL; i++) {
+        const struct wire_matrix_edge *edge = &view->matrix->edges[i];
+        if (carries(view, edge)) carrying[count++] = (struct usual){i, (double)edge->seen.acked, speed(edge)};
+    }
+    usual_speeds(carrying, count, view->usual);
+    free(carrying);
+}
+
+static double usual_of(const struct view *view, const struct wire_matrix_edge *edge) {
+    return view->usual[edge - view->matrix->edges];
 }
 
 // What the receiver of this edge says of the way of heartbeats from its sender. NULL: nothing.
@@ -381,14 +404,15 @@ static bool waits_for_answers(const struct view *view, const struct wire_matrix_
            (leaves > QUEUE_LEAST && lateness(view, edge->to, false) < leaves / 2);
 }
 
-static double cost_of(const struct wire_matrix_edge *edge, const struct wire_matrix_member *sender, double usual) {
-    double busy = sender->ops.span_us == 0 ? 0 : smaller((double)edge->seen.busy_us / (double)sender->ops.span_us, 1);
+static double cost_of(const struct view *view, const struct wire_matrix_edge *edge) {
+    double usual = usual_of(view, edge), span = member_at(view, edge->from)->recent_us;
+    double busy = span == 0 ? 0 : smaller((double)edge->seen.busy_us / span, 1);
     return usual <= 0 ? 0 : (1 - smaller(speed(edge) / usual, 1)) * busy;
 }
 
-static bool is_slow(const struct view *view, const struct wire_matrix_edge *edge, double usual) {
-    return carries(view, edge) && speed(edge) < SLOW_RATIO * usual && pressed(edge) >= PRESSED_LEAST &&
-           cost_of(edge, member_at(view, edge->from), usual) >= SLOW_COST_LEAST && !waits_for_answers(view, edge);
+static bool is_slow(const struct view *view, const struct wire_matrix_edge *edge) {
+    return carries(view, edge) && speed(edge) < SLOW_RATIO * usual_of(view, edge) && pressed(edge) >= PRESSED_LEAST &&
+           cost_of(view, edge) >= SLOW_COST_LEAST && !waits_for_answers(view, edge);
 }
 
 // What the other edges that leave the sender (or come to the receiver) of a slow one are like.
@@ -397,7 +421,7 @@ struct side {
     double late; // of heartbeats on them, on average, in seconds
 };
 
-static struct side side_of(const struct view *view, const struct wire_matrix_edge *of, double usual, bool leaving) {
+static struct side side_of(const struct view *view, const struct wire_matrix_edge *of, bool leaving) {
     uint32_t slow = 0, carrying = 0, told = 0;
     double late = 0;
     for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
@@ -407,7 +431,7 @@ static struct side side_of(const struct view *view, const struct wire_matrix_edg
             leaving ? edge->from == of->from && edge->to != of->to : edge->to == of->to && edge->from != of->from;
         if (other && carries(view, edge)) {
             carrying++;
-            slow += is_slow(view, edge, usual);
+            slow += is_slow(view, edge);
         }
         // Of the same way, the one who gets the heartbeats tells.
         bool tells =
@@ -427,9 +451,9 @@ static bool is_at_fault(const struct side *side, const struct side *other, doubl
            (side->late > least && side->late > 2 * other->late);
 }
 
-static void judge_slow(struct view *view, const struct wire_matrix_edge *edge, double usual) {
-    struct side sender = side_of(view, edge, usual, true), receiver = side_of(view, edge, usual, false);
-    double here = rate(edge) / 1e6, looks = 100 * pressed(edge), others = 100 * middle(view, pressed, false);
+static void judge_slow(struct view *view, const struct wire_matrix_edge *edge) {
+    struct side sender = side_of(view, edge, true), receiver = side_of(view, edge, false);
+    double here = rate(edge) / 1e6, looks = 100 * pressed(edge), others = 100 * middle(view, pressed);
     double full = (double)edge->seen.window_us / (double)edge->seen.busy_us;
     struct name from = name_of(view, edge->from), to = name_of(view, edge->to);
     struct diagnosis_finding *finding;
@@ -464,26 +488,27 @@ static void judge_slow(struct view *view, const struct wire_matrix_edge *edge, d
                  from.chars, to.chars, here, looks, others);
     }
     finding->value = speed(edge);
-    finding->usual = usual;
-    finding->cost = cost_of(edge, member_at(view, edge->from), usual);
-    finding->confidence = confidence(usual / speed(edge), 0.5 / SLOW_RATIO);
+    finding->usual = usual_of(view, edge);
+    finding->cost = cost_of(view, edge);
+    finding->confidence = confidence(finding->usual / speed(edge), 0.5 / SLOW_RATIO);
 }
 
 static void find_slow(struct view *view) {
-    double usual = middle(view, speed, true), usual_loss = middle(view, loss, false);
+    double usual_loss = middle(view, loss);
+    find_usual(view);
     for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
         const struct wire_matrix_edge *edge = &view->matrix->edges[i];
-        bool slow = is_slow(view, edge, usual);
+        bool slow = is_slow(view, edge);
         // A full queue drops packets too: then the way is slow, and nothing is lost elsewhere.
         double least = slow ? LOSS_SLOW_LEAST : LOSS_LEAST;
         bool loses = carries(view, edge) && loss(edge) >= least && loss(edge) >= LOSS_RATIO * usual_loss &&
                      !(slow && (queue(view, edge) > QUEUE_LEAST || backlog(edge) > QUEUE_LEAST));
-        if (slow && !loses) judge_slow(view, edge, usual);
+        if (slow && !loses) judge_slow(view, edge);
         struct diagnosis_finding *finding = loses ? add(view, DIAGNOSIS_LOSS, edge->from, edge->to) : NULL;
         if (finding == NULL) continue;
         finding->value = loss(edge);
         finding->usual = usual_loss;
-        finding->cost = cost_of(edge, member_at(view, edge->from), usual);
+        finding->cost = cost_of(view, edge);
         if (finding->cost < loss(edge)) finding->cost = loss(edge);
         finding->confidence = confidence(loss(edge), least / 2);
         snprintf(
@@ -520,6 +545,18 @@ static void drop_followers(struct view *view) {
     view->count = kept;
 }
 
+// Nobody tells anything while no ops are called.
+static void note_ages(struct view *view) {
+    for (size_t i = 0; i < view->count; i++) {
+        struct diagnosis_finding *finding = &view->out[i];
+        double old = age(view, finding->member);
+        if (finding->kind == DIAGNOSIS_HUNG || old <= FRESH_S) continue;
+        size_t length = strlen(finding->text);
+        snprintf(finding->text + length, sizeof finding->text - length, ", as of %.0f s ago", old);
+        finding->confidence *= old < OLD_S ? 1 - (old - FRESH_S) / (OLD_S - FRESH_S) : 0;
+    }
+}
+
 // What was measured while somebody hangs says little of the others.
 static void examine(struct view *view) {
     size_t before = view->count;
@@ -532,8 +569,9 @@ static void examine(struct view *view) {
 size_t diagnosis_make(const struct wire_matrix *matrix, struct diagnosis_finding out[DIAGNOSIS_MOST],
                       double *begins_s) {
     double *begins = calloc(matrix->member_count + 1, sizeof *begins);
-    struct view view = {.matrix = matrix, .out = out};
-    while (view.end < matrix->member_count && begins != NULL) {
+    double *usual = calloc(matrix->edge_count + 1, sizeof *usual);
+    struct view view = {.matrix = matrix, .usual = usual, .out = out};
+    while (view.end < matrix->member_count && begins != NULL && usual != NULL) {
         view.first = view.end;
         while (view.end < matrix->member_count &&
                matrix->members[view.end].member.group == matrix->members[view.first].member.group)
@@ -541,9 +579,11 @@ size_t diagnosis_make(const struct wire_matrix *matrix, struct diagnosis_finding
         view.begins = begins + view.first;
         if (view.end - view.first > 1) examine(&view);
     }
+    note_ages(&view);
     qsort(out, view.count, sizeof *out, by_weight);
     drop_followers(&view);
     if (begins != NULL && begins_s != NULL) memcpy(begins_s, begins, matrix->member_count * sizeof *begins_s);
     free(begins);
+    free(usual);
     return view.count;
 }

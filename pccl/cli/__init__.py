@@ -16,7 +16,7 @@ from rich.table import Table
 
 import pccl
 from pccl._loader import load_native_module
-from pccl.cli import bench, launch, sim, top
+from pccl.cli import bench, launch, links, sim, top
 from pccl.master import DEFAULT_ADDRESS, SIGTERM_CHOICES, serve, serve_in_background
 from pccl.stress.command import stress
 
@@ -83,11 +83,18 @@ def master(
 
 
 @main.command(short_help="Show the build and the instruction set in use.")
+@click.option("--master", "address", metavar="HOST:PORT", help="show the links of the run of this master, too")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def info(as_json: bool) -> None:
-    """Show the build, the instruction set in use, and what else is installed."""
+def info(address: str | None, as_json: bool) -> None:
+    """Show the build, the instruction set in use, and what else is installed.
+
+    With --master also what the members of its run have told of the links between them: docs/diagnosis.md#links.
+    """
     facts = _facts()
+    diagnosis = None if address is None else top.ask(address)
     if as_json:
+        if diagnosis is not None:
+            facts["links"] = links.plain(diagnosis)
         click.echo(json.dumps(facts, indent=2))
         return
     table = Table(show_header=False, box=None)
@@ -95,7 +102,10 @@ def info(as_json: bool) -> None:
     table.add_column(overflow="fold")
     for name, value in facts.items():
         table.add_row(name, "not installed" if value is None else str(value))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if diagnosis is not None:
+        console.print(links.render(diagnosis))
 
 
 def _facts() -> dict[str, object]:

@@ -30,18 +30,7 @@ def command(address: str, interval: float, once: bool, as_json: bool) -> None:
 
     docs/diagnosis.md says what the columns and the findings mean.
     """
-    try:
-        endpoint = parse_endpoint(address)
-    except (AssertionError, ValueError) as error:
-        raise click.BadParameter(str(error), param_hint="--master") from None
-
-    def look() -> Diagnosis:
-        try:
-            return diagnose_run(endpoint)
-        except ConnectError as error:
-            raise click.ClickException(f"{error.detail}: is a pccl master running there?") from None
-
-    first = look()
+    first = ask(address)
     console = Console()
     if once:
         _print(console, first, as_json)
@@ -50,11 +39,21 @@ def command(address: str, interval: float, once: bool, as_json: bool) -> None:
         while True:
             _print(console, first, as_json)
             time.sleep(interval)
-            first = look()
+            first = ask(address)
     with Live(_render(first), console=console, auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(interval)
-            live.update(_render(look()), refresh=True)
+            live.update(_render(ask(address)), refresh=True)
+
+
+def ask(address: str) -> Diagnosis:
+    """What the master at `address`, the value of --master, tells; the errors are click's."""
+    try:
+        return diagnose_run(parse_endpoint(address))
+    except (AssertionError, ValueError) as error:
+        raise click.BadParameter(str(error), param_hint="--master") from None
+    except ConnectError as error:
+        raise click.ClickException(f"{error.detail}: is a pccl master running there?") from None
 
 
 def _print(console: Console, diagnosis: Diagnosis, as_json: bool) -> None:
@@ -87,7 +86,7 @@ def _members(diagnosis: Diagnosis) -> Table:
     named = {finding.member for finding in diagnosis.findings}
     for member in diagnosis.members:
         table.add_row(
-            _short(member.uuid), member.address, str(member.group), *_facts(member), style="red" if member.uuid in named else None
+            short(member.uuid), member.address, str(member.group), *_facts(member), style="red" if member.uuid in named else None
         )
     return table
 
@@ -117,30 +116,32 @@ def _edges(diagnosis: Diagnosis) -> Table:
     for name in ("Mbit/s busy", "busy", "waiting", "window full", "sent again", "round trip ms", "queue ms"):
         table.add_column(name, justify="right", no_wrap=True)
     named = {(finding.member, finding.other) for finding in diagnosis.findings}
-    spans = {member.uuid: member.span_seconds for member in diagnosis.members}
+    spans = {member.uuid: member.recent_seconds for member in diagnosis.members}
     most = sorted(diagnosis.edges, key=lambda edge: edge.acked_bytes, reverse=True)[:EDGES_SHOWN]
     for edge in (edge for edge in diagnosis.edges if edge in most and edge.acked_bytes > 0):
         queue = back.get((edge.other, edge.member), 0.0)
         style = "red" if (edge.member, edge.other) in named else None
-        table.add_row(_short(edge.member), _short(edge.other), *_edge_facts(edge, spans[edge.member], queue), style=style)
+        table.add_row(short(edge.member), short(edge.other), *_edge_facts(edge, spans[edge.member], queue), style=style)
     return table
 
 
 def _edge_facts(edge: EdgeReport, span: float, queue: float) -> list[str]:
     return [
         f"{edge.acked_bytes * 8e-6 / edge.busy_seconds:.0f}" if edge.busy_seconds else "-",
-        _share(edge.busy_seconds, span),
-        _share(edge.pressed, edge.samples),
-        _share(edge.window_seconds, edge.busy_seconds),
+        share(edge.busy_seconds, span),
+        share(edge.pressed, edge.samples),
+        share(edge.window_seconds, edge.busy_seconds),
         f"{edge.retransmits / edge.segments:.2%}" if edge.segments else "-",
         f"{edge.round_trip_seconds * 1e3:.1f}",
         f"{queue * 1e3:.1f}",
     ]
 
 
-def _share(part: float, whole: float) -> str:
+def share(part: float, whole: float) -> str:
+    """A part in per cent."""
     return f"{min(part / whole, 1):.0%}" if whole > 0 else "-"
 
 
-def _short(uuid: UUID) -> str:
+def short(uuid: UUID) -> str:
+    """What logs and findings call a member."""
     return uuid.hex[:8]

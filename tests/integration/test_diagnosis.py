@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
 import threading
 import time
 
@@ -172,3 +173,66 @@ def test_top():
         printed = json.loads(CliRunner().invoke(main, ["top", "--master", address, "--once", "--json"]).output)
         assert len(printed["members"]) == 2
         assert {"kind", "member", "cost"} <= printed["findings"][0].keys()
+
+
+class InterruptError(Exception):
+    """What the handler of a signal raises."""
+
+
+def interrupt(*_):
+    raise InterruptError
+
+
+def test_a_signal_ends_the_wait_for_a_master_that_is_silent():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = pccl._address.parse_endpoint(f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(pccl.ConnectError):
+            pccl._diagnosis.diagnose_run(endpoint, timeout=0.3)
+        previous = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(InterruptError):
+                pccl._diagnosis.diagnose_run(endpoint, timeout=3600)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+
+
+def test_info_shows_the_links_of_a_run():
+    with team([0, 0, 0]) as comms:
+        address = str(comms[0]._endpoint)
+        empty = CliRunner().invoke(main, ["info", "--master", address], env={"COLUMNS": "200"})
+        assert "told nothing of their links yet" in empty.output
+        with Run(comms, LARGE, 0.01):
+            deadline = time.monotonic() + PATIENCE
+            while len(links := json.loads(CliRunner().invoke(main, ["info", "--master", address, "--json"]).output)["links"]) < 3:
+                assert time.monotonic() < deadline
+            assert {"from", "to", "round_trip_seconds", "bytes_per_second", "retransmitted_share"} <= links[0].keys()
+            assert links[0]["lanes"] > 0
+            assert "2 ms" in links[0]["reason"]
+            table = CliRunner().invoke(main, ["info", "--master", address], env={"COLUMNS": "200"})
+            assert table.exit_code == 0, table.output
+            assert all(comm.uuid.hex[:8] in table.output for comm in comms)
+            assert "2 ms" in table.output
+    with MasterProcess() as master:
+        assert "serves no run" in CliRunner().invoke(main, ["info", "--master", master.address]).output
+    assert "is a pccl master running there" in CliRunner().invoke(main, ["info", "--master", master.address]).output
+    assert "--master" in CliRunner().invoke(main, ["info", "--master", "nonsense:port"]).output
+
+
+def test_the_root_of_a_broadcast_that_does_not_come_is_named():
+    with team([0, 0, 0], heartbeat_limit=5) as comms:
+        deadline = time.monotonic() + PATIENCE
+        # The first op of a run may wait for longer than any other.
+        while not all(member.ops > 0 for member in comms[0].diagnose().members):
+            assert time.monotonic() < deadline
+            on_all(comms, lambda comm, _: comm.all_reduce(np.ones(SMALL, np.float32), op=ReduceOp.SUM))
+        arrays = [np.full(LARGE, rank, np.float32) for rank in range(3)]
+        waiting = [Background(comms[rank].broadcast, arrays[rank], 1) for rank in (0, 2)]
+        while found(diagnosis := comms[0].diagnose()) != {(FindingKind.HUNG, comms[1].uuid)}:
+            assert time.monotonic() < deadline, str(diagnosis)
+            time.sleep(0.1)
+        comms[1].broadcast(arrays[1], 1)
+        for one in waiting:
+            one.result()
+        assert all((array == 1).all() for array in arrays)

@@ -11,6 +11,7 @@
 struct broadcast {
     struct moving moving;
     bool root, last;             // the last member of the way sends nothing
+    bool next_began;             // the successor has begun the op, of the last member that is the root
     bool boxed;                  // the successor gets the chunks in the box
     struct ranges placed, whole; // elements that are here or on their way; that are here
     uint64_t next;               // to be passed on, elements
@@ -37,7 +38,9 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
                         const struct wire_op *head, struct block *block) {
     struct broadcast *b = op->work;
     (void)engine, (void)block;
-    if (type == WIRE_READY && from == mover_successor(op)) b->boxed = !b->last && box_serves(from, op, head->extra);
+    if (type != WIRE_READY || from != mover_successor(op)) return;
+    b->next_began = true;
+    b->boxed = !b->last && box_serves(from, op, head->extra);
 }
 
 static void release(struct engine *engine, struct op *op) {
@@ -46,6 +49,12 @@ static void release(struct engine *engine, struct op *op) {
     ranges_fini(&b->placed);
     ranges_fini(&b->whole);
     *b = (struct broadcast){0};
+}
+
+// A root that does not come is missed by the last member, which sends nothing there.
+static bool misses(const struct op *op, uint32_t place) {
+    const struct broadcast *b = op->work;
+    return place == (op->team->place + 1) % op->team->count && !b->next_began;
 }
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
@@ -107,6 +116,7 @@ const struct mover broadcast_mover = {
     .signal = take_signal,
     .release = release,
     .waits_for = mover_waits_for_next,
+    .misses = misses,
     .place = place,
     .arrived = arrived,
     .next = next,

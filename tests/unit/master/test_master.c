@@ -33,17 +33,23 @@ static struct transport *dial(const struct master *master) {
     return stream;
 }
 
+// The next frame; type 0 at the end of the stream.
+static struct wire_header any_frame(struct transport *stream, uint8_t *body, size_t capacity) {
+    uint8_t bytes[WIRE_HEADER_BYTES];
+    struct wire_header header = {0};
+    if (!far_end_read(stream, bytes, sizeof bytes)) return (struct wire_header){0};
+    CHECK(wire_header_decode(bytes, &header));
+    REQUIRE(header.length <= capacity);
+    if (header.length > 0 && !far_end_read(stream, body, header.length)) return (struct wire_header){0};
+    return header;
+}
+
 // The next frame that is no heartbeat; type 0 at the end of the stream.
 static struct wire_header next_frame(struct transport *stream, uint8_t *body, size_t capacity) {
-    for (;;) {
-        uint8_t bytes[WIRE_HEADER_BYTES];
-        struct wire_header header = {0};
-        if (!far_end_read(stream, bytes, sizeof bytes)) return (struct wire_header){0};
-        CHECK(wire_header_decode(bytes, &header));
-        REQUIRE(header.length <= capacity);
-        if (header.length > 0 && !far_end_read(stream, body, header.length)) return (struct wire_header){0};
-        if (header.type != WIRE_HEARTBEAT) return header;
-    }
+    struct wire_header header;
+    do header = any_frame(stream, body, capacity);
+    while (header.type == WIRE_HEARTBEAT);
+    return header;
 }
 
 static void say(struct transport *stream, struct wire_buffer *frame) {
@@ -353,6 +359,28 @@ static void test_time(void) {
     master_free(master);
 }
 
+static void test_telemetry(void) {
+    check_case("a peer of which the data plane alone says something is lost");
+    struct master *master = start(500);
+    struct client a = join(master, 1);
+    CHECK_EQ(next_type(&a), WIRE_EPOCH);
+    a.header.epoch = 1;
+    struct pollfd polled = {.fd = a.stream->fd, .events = POLLIN};
+    static uint8_t body[WIRE_MAX_CONTROL_BYTES];
+    uint16_t heard = WIRE_HEARTBEAT;
+    while (heard == WIRE_HEARTBEAT) {
+        struct wire_buffer frame = {0};
+        static const struct wire_telemetry told = {.ops = {.live = 1}};
+        wire_encode_telemetry(&frame, a.header, &told);
+        far_end_write(a.stream, frame.bytes, frame.length);
+        wire_buffer_fini(&frame);
+        if (a.stream->buffered || poll(&polled, 1, 50) > 0) heard = any_frame(a.stream, body, sizeof body).type;
+    }
+    CHECK_EQ(heard, WIRE_EXPELLED);
+    transport_free(a.stream);
+    master_free(master);
+}
+
 // A peer that never reads, while the master has much to say to it.
 static void test_slow_reader(void) {
     check_case("a slow reader");
@@ -541,6 +569,7 @@ int main(void) {
     test_silent_masters();
     test_silent_masters_while_it_gathers();
     test_silent();
+    test_telemetry();
     test_time();
     test_slow_reader();
     test_end();

@@ -21,6 +21,7 @@ static struct wire_matrix ask(void) {
     struct wire_matrix answer = {.members = members, .edges = edges};
     struct wire_buffer out = {0};
     struct wire_header header;
+    desk.now_ns += MATRIX_ANSWER_MS * MS_NS;
     matrix_describe(&matrix, &desk, desk.now_ns, &out);
     REQUIRE(wire_header_decode(out.bytes, &header));
     CHECK_EQ(header.type, WIRE_MATRIX);
@@ -63,6 +64,71 @@ static void test_fading(void) {
     close_desk();
 }
 
+// Reports of a second each; an op ends in every `of`th of them, and takes that long.
+static void long_ops(uint32_t of, uint32_t reports) {
+    static struct wire_telemetry told;
+    for (uint32_t i = 1; i <= reports; i++) {
+        bool ends = i % of == 0;
+        told = (struct wire_telemetry){.ops = {.span_us = 1000000,
+                                               .ops = ends,
+                                               .op_us = ends ? of * UINT64_C(1000000) : 0,
+                                               .processor_us = 250000,
+                                               .live = 1}};
+        told.count = 1;
+        told.others[0].id = (struct wire_id){{'b', 1, 2, 3}};
+        told.others[0].seen = (struct wire_seen){.acked = 5 << 20, .busy_us = 500000, .lanes = 7, .reason = 3};
+        matrix_note(&matrix, &desk, peer('a'), &told);
+    }
+    ask();
+}
+
+static bool is_near(uint64_t number, double right) {
+    return (double)number > right * 0.99 && (double)number < right * 1.01;
+}
+
+static void test_long_ops(void) {
+    for (uint32_t of = 1; of <= 100; of = of * 3 + 1) {
+        open_desk("ops longer than the time between two reports", "ab");
+        check_case("an op in %u reports", of);
+        long_ops(of, of * 20);
+        const struct wire_ops_seen *ops = &members[0].ops;
+        CHECK(is_near(ops->op_us * WIRE_COUNT / ops->ops, of * 1e6));
+        CHECK(is_near(ops->span_us * WIRE_COUNT / ops->ops, of * 1e6));
+        CHECK(is_near(ops->processor_us * 4, (double)ops->span_us));
+        // What is seen of others fades by itself.
+        CHECK(is_near(members[0].recent_us, 1e7 / 3));
+        CHECK(is_near(edges[0].seen.busy_us * 2, 1e7 / 3));
+        CHECK_EQ(edges[0].seen.lanes, 7);
+        CHECK_EQ(edges[0].seen.reason, 3);
+        check_case("in the midst of one");
+        uint64_t before_us = ops->span_us;
+        long_ops(1000, of);
+        CHECK(is_near(ops->span_us, (double)before_us));
+        check_case("of one that takes longer than usual");
+        long_ops(1000, 2 * of);
+        CHECK(ops->span_us > before_us * 3 / 2);
+        matrix_fini(&matrix);
+        close_desk();
+    }
+}
+
+static void test_rate(void) {
+    open_desk("an answer serves all who ask at about the same time", "ab");
+    tell('a', "b", 5);
+    struct wire_buffer first = {0}, second = {0}, later = {0};
+    matrix_describe(&matrix, &desk, desk.now_ns, &first);
+    tell('b', "a", 5);
+    matrix_describe(&matrix, &desk, desk.now_ns + (MATRIX_ANSWER_MS - 1) * MS_NS, &second);
+    CHECK(first.length == second.length && memcmp(first.bytes, second.bytes, first.length) == 0);
+    matrix_describe(&matrix, &desk, desk.now_ns + MATRIX_ANSWER_MS * MS_NS, &later);
+    CHECK(later.length > first.length);
+    wire_buffer_fini(&first);
+    wire_buffer_fini(&second);
+    wire_buffer_fini(&later);
+    matrix_fini(&matrix);
+    close_desk();
+}
+
 static void test_places(void) {
     open_desk("the place of one that is gone begins anew, and a doubled member counts once", "ab");
     tell('a', "bb", 5);
@@ -80,6 +146,8 @@ static void test_places(void) {
 int main(void) {
     test_who();
     test_fading();
+    test_long_ops();
+    test_rate();
     test_places();
     return check_status();
 }

@@ -638,6 +638,21 @@ static void test_time(void) {
     CHECK(quiet("ab"));
     end();
 
+    begin("what the data plane tells by itself does not");
+    form("ab", 0);
+    for (int i = 0; i < 9; i++) {
+        pass(LIMIT_MS / 10, "a");
+        struct wire_buffer frame = {0};
+        static const struct wire_telemetry told = {.ops = {.live = 1}};
+        wire_encode_telemetry(&frame, head('b'), &told);
+        say('b', &frame);
+    }
+    CHECK(quiet("ab"));
+    pass(LIMIT_MS / 5, "a");
+    EXPELLED('b', "no heartbeat");
+    EPOCH("a", LOSS, 3, 3, "a");
+    end();
+
     begin("the master sends heartbeats");
     form("ab", 0);
     join('c', 0);

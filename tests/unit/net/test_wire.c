@@ -445,14 +445,18 @@ static struct wire_matrix_edge matrix_edges[WIRE_MAX_EDGES];
 static void write_matrix(struct wire_buffer *out, uint32_t size) {
     struct wire_matrix message = {.heartbeat_limit_ms = 5000,
                                   .member_count = size,
-                                  .edge_count = size < 2 ? 0 : size,
+                                  .edge_count = size < 2                ? 0
+                                                : size < WIRE_MAX_EDGES ? size
+                                                                        : WIRE_MAX_EDGES,
                                   .members = matrix_members,
                                   .edges = matrix_edges};
     for (uint32_t i = 0; i < size; i++) {
         struct wire_member member = {.join_number = i, .lanes = 1, .address = random_address()};
         random_id(&member.id);
-        matrix_members[i] = (struct wire_matrix_member){member, random_number(), random_number(), random_ops_seen()};
-        matrix_edges[i] = (struct wire_matrix_edge){(uint16_t)i, (uint16_t)((i + 1) % size), random_seen()};
+        matrix_members[i] = (struct wire_matrix_member){member, random_number(), random_number(), random_ops_seen(),
+                                                        (uint32_t)random_number()};
+        if (i < message.edge_count)
+            matrix_edges[i] = (struct wire_matrix_edge){(uint16_t)i, (uint16_t)((i + 1) % size), random_seen()};
     }
     wire_encode_matrix(out, random_header(), &message);
 }
@@ -642,8 +646,8 @@ static void test_bad_fields(void) {
         {WIRE_TELEMETRY, 64, WIRE_MAX_SEEN + 1, true, "too many others"},
         {WIRE_TELEMETRY, 68 + 16 + 7, 1, false, "more bytes than the limit"},
         {WIRE_MATRIX, 4, WIRE_MAX_MEMBERS + 1, true, "too many members"},
-        {WIRE_MATRIX, 8 + 5 * (MEMBER + 80), WIRE_MAX_EDGES + 1, true, "too many edges"},
-        {WIRE_MATRIX, 12 + 5 * (MEMBER + 80), 5, true, "an edge from nobody"},
+        {WIRE_MATRIX, 8 + 5 * (MEMBER + 84), WIRE_MAX_EDGES + 1, true, "too many edges"},
+        {WIRE_MATRIX, 12 + 5 * (MEMBER + 84), 5, true, "an edge from nobody"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
         {WIRE_LINK_HELLO, 2, 3, false, "kind 3"},
         {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},

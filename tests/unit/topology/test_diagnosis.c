@@ -29,6 +29,7 @@ static void well(uint16_t count) {
     for (uint16_t i = 0; i < count; i++) {
         members[i].member.id.bytes[0] = (uint8_t)(i + 1);
         members[i].told_us = 400000;
+        members[i].recent_us = SPAN_US;
         members[i].ops = (struct wire_ops_seen){.span_us = SPAN_US,
                                                 .ops = OPS * WIRE_COUNT,
                                                 .op_us = (uint64_t)OPS * OP_US,
@@ -104,6 +105,31 @@ static void reads_slowly(void) {
 }
 static void every_way_slow(void) {
     for (uint16_t i = 0; i < 4; i++) slow(i, (i + 1) % 4);
+}
+// The members at 0, 1 and 2 have ops of their own beside those of all four: their ways are full all the time, and as
+// fast as the others, which have little to do.
+static void busy_sub_group(void) {
+    for (uint16_t i = 0; i < 4; i++) {
+        seen(i, (i + 1) % 4)->acked = 12 * MB;
+        seen(i, (i + 1) % 4)->busy_us = 480000;
+        seen(i, (i + 1) % 4)->pressed = 2 * WIRE_COUNT;
+    }
+    for (uint16_t i = 0; i < 3; i++) {
+        struct wire_seen *busy = seen(i, (i + 1) % 3);
+        busy->acked = 75 * MB;
+        busy->busy_us = 3000000;
+        busy->segments = 50000;
+        busy->pressed = 25 * WIRE_COUNT;
+        seen((i + 1) % 3, i)->queue_us = 40000;
+    }
+}
+static void slow_in_busy_sub_group(void) {
+    busy_sub_group();
+    for (uint16_t i = 0; i < 3; i++) {
+        seen(i, (i + 1) % 3)->acked = 20 * MB;
+        seen(i, (i + 1) % 3)->pressed = (i == 1 ? 25 : 5) * WIRE_COUNT;
+        seen((i + 1) % 3, i)->queue_us = i == 1 ? 40000 : 500;
+    }
 }
 static void slow_without_pressure(void) {
     slow(1, 2);
@@ -214,6 +240,8 @@ static const struct {
     {"the same, and heartbeats to it are late as well", 4, slow_sender_and_noise, DIAGNOSIS_SLOW_SENDER, 1, 1, 1},
     {"a receiver that does not read", 4, reads_slowly, DIAGNOSIS_SLOW_RECEIVER, 2, 2, 1},
     {"every way as slow", 4, every_way_slow, 0, 0, 0, 0},
+    {"ways that are busy with ops of a sub-group", 4, busy_sub_group, 0, 0, 0, 0},
+    {"a slow one among these", 4, slow_in_busy_sub_group, DIAGNOSIS_SLOW_EDGE, 1, 2, 1},
     {"a slow edge where nothing waits", 4, slow_without_pressure, 0, 0, 0, 0},
     {"loss", 4, loses, DIAGNOSIS_LOSS, 1, 2, 1},
     {"a little loss that makes it slow", 4, loses_and_slow, DIAGNOSIS_LOSS, 1, 2, 1},
@@ -273,6 +301,35 @@ static void test_groups(void) {
     CHECK(found[0].kind == DIAGNOSIS_SLOW_EDGE && found[0].member == 5 && found[0].other == 6);
 }
 
+static void idle_for(uint64_t us) {
+    for (uint16_t i = 0; i < 4; i++) {
+        members[i].told_us = us;
+        members[i].ops.live = 0;
+    }
+}
+
+static void test_ages(void) {
+    static void (*const faults[])(void) = {straggler, slow_edge, slow_sender, loses};
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        check_case("fault %zu of a run that calls no ops any more", i);
+        well(4);
+        faults[i]();
+        CHECK_EQ(diagnosis_make(&matrix, found, begins), 1);
+        struct diagnosis_finding fresh = found[0];
+        CHECK(strstr(fresh.text, " s ago") == NULL);
+        idle_for(9000000);
+        CHECK_EQ(diagnosis_make(&matrix, found, begins), 1);
+        CHECK(found[0].confidence == fresh.confidence && strcmp(found[0].text, fresh.text) == 0);
+        idle_for(35000000);
+        CHECK_EQ(diagnosis_make(&matrix, found, begins), 1);
+        CHECK(found[0].kind == fresh.kind && found[0].member == fresh.member && found[0].other == fresh.other);
+        CHECK(found[0].confidence > 0.4 * fresh.confidence && found[0].confidence < 0.6 * fresh.confidence);
+        CHECK(strstr(found[0].text, ", as of 35 s ago") != NULL);
+        idle_for(61000000);
+        CHECK_EQ(diagnosis_make(&matrix, found, begins), 0);
+    }
+}
+
 static void test_any_numbers(void) {
     uint64_t seed = 3;
     for (int round = 0; round < 3000; round++) {
@@ -306,6 +363,7 @@ int main(void) {
     test_table();
     test_beginnings();
     test_groups();
+    test_ages();
     test_any_numbers();
     return check_status();
 }

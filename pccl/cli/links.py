@@ -1,0 +1,65 @@
+"""The links of a run, as its members have told the master: `pccl info --master`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pccl._diagnosis import Diagnosis, EdgeReport
+from pccl.cli.top import share, short
+
+ROWS_MOST = 32
+
+
+def render(diagnosis: Diagnosis) -> RenderableType:
+    """A table of the links that carry most."""
+    if not diagnosis.members:
+        return Text("the master serves no run: no peer is a member yet")
+    links = _links(diagnosis)
+    if not links:
+        return Text(f"the run has {len(diagnosis.members)} members, which have told nothing of their links yet")
+    spans = {member.uuid: member.recent_seconds for member in diagnosis.members}
+    table = Table(box=None, header_style="bold")
+    table.add_column("from", no_wrap=True)
+    table.add_column("to", no_wrap=True)
+    for name in ("round trip ms", "Mbit/s", "sent again", "lanes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why so many lanes", overflow="fold")
+    for link in links[:ROWS_MOST]:
+        span = spans[link.member]
+        table.add_row(
+            short(link.member),
+            short(link.other),
+            f"{link.round_trip_seconds * 1e3:.1f}",
+            f"{link.acked_bytes * 8e-6 / span:.1f}" if span > 0 else "-",
+            share(link.retransmits, link.segments),
+            str(link.lanes),
+            link.reason,
+        )
+    left = len(links) - ROWS_MOST
+    return Group(table, *([Text(f"and {left} links that carry less: --json has all")] if left > 0 else []))
+
+
+def plain(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """The same of all links, for `json`."""
+    spans = {member.uuid: member.recent_seconds for member in diagnosis.members}
+    return [
+        {
+            "from": str(link.member),
+            "to": str(link.other),
+            "round_trip_seconds": link.round_trip_seconds,
+            "bytes_per_second": link.acked_bytes / spans[link.member] if spans[link.member] > 0 else 0.0,
+            "retransmitted_share": link.retransmits / link.segments if link.segments > 0 else 0.0,
+            "lanes": link.lanes,
+            "reason": link.reason,
+        }
+        for link in _links(diagnosis)
+    ]
+
+
+def _links(diagnosis: Diagnosis) -> list[EdgeReport]:
+    """Those over which anything was sent, the busiest first."""
+    return sorted((edge for edge in diagnosis.edges if edge.acked_bytes > 0), key=lambda edge: edge.acked_bytes, reverse=True)
