@@ -176,7 +176,7 @@ struct wire_member {
     struct wire_id id;
     uint64_t join_number; // given at registration, unique in a run; lower = longer-standing
     uint32_t group;
-    uint32_t lanes; // the peer's pool size; a pair of ring neighbours uses the smaller of both
+    uint32_t lanes; // the peer's pool size; a pair with lanes has the smaller number of both
     struct wire_address address;
     // of an epoch, equal in all epochs with one group epoch (ops/plan):
     uint16_t share; // of large tensors that this member reduces, in proportion to those of the others; all 0: even ones

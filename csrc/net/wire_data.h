@@ -11,7 +11,7 @@ struct wire_link_hello {
     uint8_t kind;
     uint8_t secret[16];
     struct wire_id from, to;
-    uint32_t index; // 0: direct link of the pair; 1..lanes: lanes, between ring neighbours only
+    uint32_t index; // 0: direct link of the pair; 1..lanes: lanes, between members that send each other tensors
 };
 
 // Head of the body of every data frame from READY on; WIRE_OP_BYTES long.

@@ -23,11 +23,12 @@ struct neighbour {
     uint64_t join_number;
     struct wire_address address;
     bool in[MESH_MEMBERSHIPS];
-    bool lanes[MESH_MEMBERSHIPS]; // ring neighbour there: links beyond the direct one are required
+    bool lanes[MESH_MEMBERSHIPS]; // tensors go there, or come from there: links beyond the direct one are required
     uint64_t accused_in;          // number of the epoch in which the master was told
     uint32_t latency_us;
     uint32_t link_count; // direct link and lanes of the pair
     uint32_t link_end;   // and spare lanes
+    uint32_t spare_end;  // and those of them that are made in the epoch in force
     bool refuses;        // spare lanes
     uint64_t spare_lost; // number of the epoch in which one of them was lost; 0: none was
     struct link *links;
@@ -84,9 +85,8 @@ static bool required(const struct neighbour *n, uint32_t index) {
     return required_in(n, index, MESH_EPOCH) || required_in(n, index, MESH_CANDIDATE);
 }
 
-// Whether it is a spare lane of neighbours of the ring.
 static bool is_spare(const struct neighbour *n, uint32_t index) {
-    return index >= n->link_count && index < n->link_end && n->lanes[MESH_EPOCH];
+    return index >= n->link_count && index < n->spare_end && n->lanes[MESH_EPOCH];
 }
 
 // Whether a link that the membership requires could not be made or, unless `failed`, is not there.
@@ -109,7 +109,14 @@ static void leave(struct mesh *mesh, enum mesh_membership membership) {
         mesh->neighbours[i].in[membership] = mesh->neighbours[i].lanes[membership] = false;
 }
 
+static bool has_shares(const struct epoch_ring *ring) {
+    uint32_t i = 0;
+    while (i < ring->count && ring->members[i].share == 0) i++;
+    return i < ring->count;
+}
+
 static bool enter(struct mesh *mesh, enum mesh_membership membership, const struct epoch_ring *ring) {
+    bool spread = has_shares(ring); // tensors go from all to all
     leave(mesh, membership);
     for (uint32_t i = 0; i < ring->count; i++) {
         if (i == ring->rank) continue;
@@ -117,7 +124,11 @@ static bool enter(struct mesh *mesh, enum mesh_membership membership, const stru
         if (n == NULL) n = add(mesh, &ring->members[i]);
         if (n == NULL) return false;
         n->in[membership] = true;
-        n->lanes[membership] = (i + 1) % ring->count == ring->rank || (ring->rank + 1) % ring->count == i;
+        n->lanes[membership] = spread || (i + 1) % ring->count == ring->rank || (ring->rank + 1) % ring->count == i;
+        // in a ring two neighbours have them
+        uint32_t spare = n->link_end - n->link_count;
+        if (spread && ring->count > 3) spare = 2 * spare / (ring->count - 1);
+        if (membership == MESH_EPOCH) n->spare_end = n->link_count + spare;
     }
     return true;
 }

@@ -181,16 +181,29 @@ void bottle_link(struct engine *engine, uint32_t peer, uint32_t index) {
 // ---- the engine ----
 struct wire_id bottle_id(uint32_t peer) { return (struct wire_id){{(uint8_t)(peer + 1)}}; }
 
+static uint32_t all_shares, all_sites;
+
+void bottle_spread(uint32_t shares, uint32_t sites) {
+    all_shares = shares;
+    all_sites = sites;
+}
+
+static struct wire_member member_of(uint32_t peer) {
+    return (struct wire_member){.id = bottle_id(peer),
+                                .share = (uint16_t)(all_shares >> 2 * peer & 3),
+                                .site = (uint16_t)(all_sites >> 2 * peer & 3)};
+}
+
 void bottle_enter(struct engine *engine, uint32_t members, uint32_t rank, bool lost, uint32_t megabytes_per_s) {
     struct wire_member list[BOTTLE_PEERS];
     uint32_t count = 1;
     for (uint32_t peer = 1; peer < BOTTLE_PEERS; peer++) count += members >> peer & 1;
     rank %= count;
     uint32_t at = (rank + 1) % count;
-    list[rank] = (struct wire_member){.id = bottle_id(0)};
+    list[rank] = member_of(0);
     for (uint32_t peer = 1; peer < BOTTLE_PEERS; peer++) {
         if ((members >> peer & 1) == 0) continue;
-        list[at] = (struct wire_member){.id = bottle_id(peer)};
+        list[at] = member_of(peer);
         at = (at + 1) % count;
     }
     struct wire_epoch told = {.group_epoch = ++bottle_epoch,
@@ -225,6 +238,7 @@ struct engine *bottle_new(const struct engine_callbacks *callbacks,
     struct wire_id self = bottle_id(0);
     bottle_now = SECOND_NS;
     bottle_epoch = 0;
+    bottle_spread(0, 0);
     thread_ns = 0;
     on_frame = heard;
     bottled = engine_new(&self, callbacks);

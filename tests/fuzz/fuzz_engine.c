@@ -165,8 +165,8 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
     if (type == WIRE_ACK) return WIRE_ACK_BYTES;
     if (op == NULL || engine->book.now->ring.count == 0) return 0;
     if (type == WIRE_SMALL || type == WIRE_SUPPLY) return op->bytes;
-    const struct team *team = op->team;
-    if (team == NULL) return 0;
+    const struct team *team = engine->book.team; // no call here names a list
+    if (team == NULL || team->epoch != engine->book.now) return 0;
     struct plan_range shard = spread_shard(team->spread, op->count, team->count, head->shard % team->count);
     if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT || type == WIRE_CHUNK_IN) {
         head->offset += shard.begin;
@@ -297,6 +297,10 @@ static void act(uint32_t event) {
     case E_SETTLE: engine_drain(engine, 0); break;
     case E_KILL: engine_kill(engine); break;
     case E_REFUSE: fuzz_refuse(1 + fuzz_u8(&in)); break;
+    case E_SPREAD:
+        link = fuzz_u8(&in);
+        bottle_spread(link, fuzz_u8(&in));
+        break;
     default: break;
     }
 }

@@ -15,12 +15,15 @@ static struct wire_member members[8];
 
 static struct wire_id id_of(uint8_t number) { return (struct wire_id){{number}}; }
 
+static uint8_t with_share; // 0: nobody
+
 // A ring of members with these join numbers, which are their ids, too.
 static struct epoch_ring ring_of(const uint8_t *numbers, uint32_t count) {
     struct epoch_ring ring = {.members = members, .count = count};
     for (uint32_t i = 0; i < count; i++) {
         members[i] = (struct wire_member){.id = id_of(numbers[i]), .join_number = numbers[i], .lanes = 2};
         members[i].address.port = numbers[i];
+        members[i].share = numbers[i] == with_share;
         if (numbers[i] == SELF) ring.rank = i;
     }
     return ring;
@@ -259,7 +262,37 @@ static void test_spare(void) {
     end();
 }
 
+// One has a share: tensors go from all to all, so all have lanes. Spare ones are as many as in a ring altogether.
+static void test_shares(void) {
+    check_case("lanes lead to all members where tensors are spread");
+    with_share = 9;
+    begin();
+    mesh_set_spare(&mesh, 6);
+    enter((const uint8_t[]){SELF, 2, 3, 9}, 4);
+    CHECK_EQ(count(MEMBER_DIAL), 6); // to 2 and 3, which joined before: all but what 9 dials
+    for (uint32_t index = 0; index < 3; index++) {
+        up_far(2, index);
+        up_far(3, index);
+        CHECK(!mesh.linked);
+    }
+    up_far(9, 0);
+    up_far(9, 1);
+    CHECK(!mesh.linked);
+    up_far(9, 2);
+    CHECK(mesh.linked);
+    CHECK_EQ(count(MEMBER_DIAL), 2); // one spare lane to each of the two
+    for (uint32_t index = 3; index < 7; index++) up_far(3, index);
+    CHECK_EQ(count(MEMBER_DIAL), 0);
+    struct wire_link_hello hello = {.from = id_of(9), .kind = WIRE_LINK_DATA, .index = 6};
+    CHECK_EQ(mesh_judge(&mesh, &hello), MEMBER_ACCEPT);
+    hello.index = 7;
+    CHECK_EQ(mesh_judge(&mesh, &hello), MEMBER_PARK);
+    end();
+    with_share = 0;
+}
+
 int main(void) {
+    test_shares();
     test_spare();
     test_requirements();
     test_losses();
