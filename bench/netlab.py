@@ -12,6 +12,7 @@ import os
 import secrets
 import shlex
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -48,7 +49,7 @@ class Lab:
             raise BenchError("network namespaces need root: run this as root")
         self._mark = f"{os.getpid():x}{secrets.token_hex(2)}"
         self._namespaces: list[str] = []
-        self._emulator: subprocess.Popen[str] | None = None
+        self._emulators: list[subprocess.Popen[str]] = []
 
     def pair(self) -> tuple[Place, Place]:
         """Two namespaces joined by a veth pair."""
@@ -61,19 +62,45 @@ class Lab:
     def long_pair(self, link: Link, seed: int = 1) -> tuple[Place, Place]:
         """Two namespaces joined by the emulator of a long link (bench/wan)."""
         one, two = self._places("t")
-        command = [
-            str(emulator()),
-            *("--rate-mbit", str(link.megabits), "--delay-us", str(int(link.delay_ms * 1e3)), "--loss", str(link.loss)),
-            *("--queue-bytes", str(link.queue_bytes), "--seed", str(seed), one.device, two.device),
-        ]
-        self._emulator = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._emulator.stdout is not None
-        if self._emulator.stdout.readline() != "ready\n":
-            raise BenchError("the link emulator did not start; its words stand above")
+        self._emulate(link, one.device, two.device, seed)
         for place in (one, two):
             run(f"ip link set {place.device} netns {place.namespace}")
             self._address(place)
         return one, two
+
+    def sites(self, sizes: Sequence[int], link: Link) -> list[Place]:
+        """Places in several sites: fast inside, and one emulated link between each two sites; site by site."""
+        places = []
+        for site, size in enumerate(sizes):
+            router = self._namespace(f"r{site}")
+            self.forward(router)
+            run(f"ip -n {router} link add hub type bridge")
+            run(f"ip -n {router} addr add 10.214.{site}.1/24 dev hub")
+            run(f"ip -n {router} link set hub up")
+            for index in range(size):
+                place = Place(
+                    namespace=self._namespace(f"{site}-{index}"),
+                    device=f"v{self._mark}{site}{index}",
+                    address=f"10.214.{site}.{index + 2}",
+                )
+                run(f"ip -n {place.namespace} link add {place.device} type veth peer name p{index} netns {router}")
+                run(f"ip -n {router} link set p{index} master hub up")
+                self._address(place)
+                run(f"ip -n {place.namespace} route add default via 10.214.{site}.1")
+                places.append(place)
+        for a in range(len(sizes)):
+            for b in range(a + 1, len(sizes)):
+                ends = [(a, b, f"t{self._mark}{a}{b}"), (b, a, f"t{self._mark}{b}{a}")]
+                self._emulate(link, ends[0][2], ends[1][2], seed=1)
+                for here, there, device in ends:
+                    router = f"pccl-{self._mark}-r{here}"
+                    run(f"ip link set {device} netns {router}")
+                    run(f"ip -n {router} link set {device} mtu 1500 txqueuelen 20000 up")
+                    run(f"ip -n {router} route add 10.214.{there}.0/24 dev {device}")
+        return places
+
+    def forward(self, namespace: str) -> None:
+        run(f"ip netns exec {namespace} sysctl -qw net.ipv4.ip_forward=1")
 
     def star(self, count: int) -> list[Place]:
         """Namespaces joined by a bridge, which lives in one more of them."""
@@ -109,6 +136,26 @@ class Lab:
         way = f"{NETWORK}.0/24 dev {place.device} scope link src {place.address}"
         run(f"ip -n {place.namespace} route replace {way} congctl {name}")
 
+    def _emulate(self, link: Link, one: str, two: str, seed: int) -> None:
+        """Makes two devices that the emulator joins."""
+        command = [
+            str(emulator()),
+            *("--rate-mbit", str(link.megabits), "--delay-us", str(int(link.delay_ms * 1e3)), "--loss", str(link.loss)),
+            *("--queue-bytes", str(link.queue_bytes), "--seed", str(seed), one, two),
+        ]
+        emulated = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._emulators.append(emulated)
+        assert emulated.stdout is not None
+        if emulated.stdout.readline() != "ready\n":
+            raise BenchError("the link emulator did not start; its words stand above")
+
+    def _namespace(self, name: str) -> str:
+        namespace = f"pccl-{self._mark}-{name}"
+        run(f"ip netns add {namespace}")
+        self._namespaces.append(namespace)
+        run(f"ip -n {namespace} link set lo up")
+        return namespace
+
     def _places(self, kind: str) -> tuple[Place, Place]:
         made = []
         for index, side in enumerate("ab"):
@@ -127,10 +174,10 @@ class Lab:
     def close(self) -> str:
         """Removes everything; gives what the emulator counted."""
         counted = ""
-        if self._emulator is not None:
-            self._emulator.terminate()
-            counted, _ = self._emulator.communicate()
-            self._emulator = None
+        while self._emulators:
+            emulated = self._emulators.pop()
+            emulated.terminate()
+            counted += emulated.communicate()[0]
         while self._namespaces:
             # A killed program's sockets may hold its namespace for a moment; the name goes at once.
             subprocess.run(["ip", "netns", "del", self._namespaces.pop()], check=False)

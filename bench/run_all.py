@@ -19,6 +19,7 @@ BENCHMARKS = [
     "concurrent_ops",
     "lanes",
     "longlink",
+    "ways",
     "memory",
     "recovery",
     "resume",
@@ -29,7 +30,7 @@ BENCHMARKS = [
     "diloco_costs",
     "sync",
 ]
-AS_ROOT = {"diloco_costs", "lanes", "longlink", "quantised", "resume"}
+AS_ROOT = {"diloco_costs", "lanes", "longlink", "quantised", "resume", "ways"}
 PINNED = {"allreduce", "concurrent_ops"}
 BEGIN, END = "<!-- made by bench/run_all.py: begin -->", "<!-- end -->"
 

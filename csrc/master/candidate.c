@@ -29,6 +29,7 @@ bool candidate_form(struct candidate *candidate, struct desk *desk) {
         struct desk_peer *peer = &desk->peers[slot];
         if (peer->used && !peer->accepted && peer->invited) insert(candidate, peer);
     }
+    candidate_keep_shares(candidate);
     return candidate->count > desk->count;
 }
 
@@ -38,11 +39,28 @@ static uint32_t group_end(const struct candidate *candidate, uint32_t begin) {
     return end;
 }
 
-// Newcomers, or another order than the one in force.
+void candidate_keep_shares(struct candidate *candidate) {
+    for (uint32_t start = 0, end; start < candidate->count; start = end) {
+        uint32_t sum = 0, sharing = 0;
+        end = group_end(candidate, start);
+        for (uint32_t i = start; i < end; i++) {
+            const struct desk_peer *peer = candidate->order[i];
+            candidate->share[i] = peer->accepted ? peer->member.share : 0;
+            candidate->site[i] = peer->accepted ? peer->member.site : 0;
+            sum += candidate->share[i];
+            sharing += candidate->share[i] > 0;
+        }
+        for (uint32_t i = start; i < end && sharing > 0; i++)
+            if (!candidate->order[i]->accepted) candidate->share[i] = (uint16_t)(sum / sharing);
+    }
+}
+
+// Newcomers, or another order or other shares than the one in force.
 static bool differs(const struct candidate *candidate, uint32_t start, uint32_t end) {
     for (uint32_t i = start; i < end; i++) {
         const struct desk_peer *peer = candidate->order[i];
         if (!peer->accepted || peer->group->members[i - start] != peer) return true;
+        if (peer->member.share != candidate->share[i] || peer->member.site != candidate->site[i]) return true;
     }
     return false;
 }
@@ -59,6 +77,10 @@ void candidate_propose(struct candidate *candidate, struct desk *desk, uint8_t k
     struct wire_candidate message = {.attempt = candidate->attempt,
                                      .epoch = desk_describe(desk, candidate->order, candidate->count)};
     message.epoch.number = desk->number + 1;
+    for (uint32_t i = 0; i < candidate->count; i++) {
+        message.epoch.members[i].share = candidate->share[i];
+        message.epoch.members[i].site = candidate->site[i];
+    }
     for (uint32_t start = 0; start < candidate->count;) {
         uint32_t end = group_end(candidate, start);
         const struct desk_group *group = candidate->order[start]->group;
@@ -189,7 +211,7 @@ enum candidate_verdict candidate_judge(struct candidate *candidate, struct desk 
         candidate->judged = candidate->kind == WIRE_VOTE_UPDATE;
         return CANDIDATE_PASSES;
     }
-    if (candidate->kind != WIRE_VOTE_UPDATE) return CANDIDATE_FAILS;
+    if (candidate->kind != WIRE_VOTE_UPDATE || candidate->count == desk->count) return CANDIDATE_FAILS;
     if (exclude_newcomers(candidate, desk, strikes)) return CANDIDATE_REPAIRS;
     for (uint32_t i = 0; i < candidate->count; i++)
         if (!candidate->order[i]->answered) desk_expel(desk, candidate->order[i], "did not report its links in time");
@@ -221,6 +243,8 @@ uint64_t candidate_commit(struct candidate *candidate, struct desk *desk, struct
             strikes_forgive(strikes, &peer->member.address, desk->now_ns);
         }
         if (peer->regrouped) peer->group->changed = true;
+        peer->member.share = candidate->share[i];
+        peer->member.site = candidate->site[i];
         peer->accepted = true;
         peer->invited = peer->listed = false;
     }

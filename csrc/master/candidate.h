@@ -1,5 +1,6 @@
-// The candidate for the next epoch: members and newcomers, or another order of the members. Each of its members makes
-// its links and says whom it could not reach; then it is judged who is left out, and whether it comes into force.
+// The candidate for the next epoch: members and newcomers, or another order or other shares of the members. Each of its
+// members makes its links and says whom it could not reach; then it is judged who is left out, and whether it comes
+// into force.
 #ifndef PCCL_MASTER_CANDIDATE_H
 #define PCCL_MASTER_CANDIDATE_H
 
@@ -19,19 +20,23 @@ struct candidate {
     int64_t deadline_ns;                    // INT64_MAX: judged
     // From here on nothing is read before it is written.
     struct desk_peer *order[WIRE_MAX_MEMBERS];
-    uint64_t unreachable[WIRE_MAX_MEMBERS][CANDIDATE_WORDS]; // from slot, to slot, as answered
+    uint16_t share[WIRE_MAX_MEMBERS], site[WIRE_MAX_MEMBERS]; // by the place in `order`
+    uint64_t unreachable[WIRE_MAX_MEMBERS][CANDIDATE_WORDS];  // from slot, to slot, as answered
 };
 
 enum candidate_verdict {
     CANDIDATE_PASSES,
-    CANDIDATE_FAILS,  // the order in force stays
+    CANDIDATE_FAILS,  // it was to make ops faster alone, and what is in force stays
     CANDIDATE_REPAIRS // somebody is expelled, or a link between members is made again, first
 };
 
 void candidate_init(struct candidate *candidate);
 // The members, and all newcomers that are invited. False: there are none of these.
 bool candidate_form(struct candidate *candidate, struct desk *desk);
-// `order` and `count` are set: sends the candidate to its members, if there are others to make links to.
+// `order` and `count` are set: each member keeps its share and its site, and a newcomer gets a fair share.
+void candidate_keep_shares(struct candidate *candidate);
+// `order`, `count`, `share` and `site` are set: sends the candidate to its members, if there are others to make links
+// to.
 void candidate_propose(struct candidate *candidate, struct desk *desk, uint8_t kind);
 // A member says whom it could not reach. When the last one has, `unanswered` is 0.
 void candidate_linked(struct candidate *candidate, struct desk *desk, struct desk_peer *peer,

@@ -4,7 +4,16 @@
 #include <string.h>
 
 // What a report leaves of the sums of those before: the last few count.
-enum { FADE = 7, FADE_OF = 10, EDGES_LEAST = 2 };
+enum {
+    FADE = 7,
+    FADE_OF = 10,
+    EDGES_LEAST = 2,
+    // of a look
+    REPORTS_LEAST = 3,      // of each member
+    SAMPLES_LEAST = 5,      // that tell how often bytes wait
+    BYTES_LEAST = 1 << 20,  // of an edge that bytes wait at
+    BUSY_LEAST_US = 200000, // of a group that is worth a look
+};
 
 void matrix_fini(struct matrix *matrix) {
     for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) free(matrix->rows[i]);
@@ -93,6 +102,17 @@ static void merge(struct wire_telemetry *sums, const struct wire_telemetry *told
     *sums = next;
 }
 
+static void note_fresh(struct matrix_row *row, const struct wire_telemetry *told) {
+    if (row->epoch == told->ops.epoch) {
+        merge(&row->fresh, told);
+        row->reports++;
+    } else {
+        row->epoch = told->ops.epoch;
+        row->reports = 0;
+        row->fresh = (struct wire_telemetry){0};
+    }
+}
+
 void matrix_note(struct matrix *matrix, struct desk *desk, const struct desk_peer *peer,
                  const struct wire_telemetry *told) {
     struct matrix_row **row = &matrix->rows[desk_slot(desk, peer)];
@@ -102,12 +122,54 @@ void matrix_note(struct matrix *matrix, struct desk *desk, const struct desk_pee
     (*row)->told_ns = desk->now_ns;
     merge(&(*row)->sums, told);
     add_ops(*row, &told->ops);
+    note_fresh(*row, told);
 }
 
 static const struct matrix_row *row_of(const struct matrix *matrix, const struct desk *desk,
                                        const struct desk_peer *peer) {
     const struct matrix_row *row = matrix->rows[desk_slot(desk, peer)];
     return row != NULL && wire_id_equal(&row->id, &peer->member.id) ? row : NULL;
+}
+
+static struct matrix_row *fresh_row(const struct matrix *matrix, const struct desk *desk,
+                                    const struct desk_peer *peer) {
+    struct matrix_row *row = matrix->rows[desk_slot(desk, peer)];
+    bool fresh = row != NULL && wire_id_equal(&row->id, &peer->member.id) && row->epoch == peer->group->group_epoch &&
+                 row->reports >= REPORTS_LEAST;
+    return fresh ? row : NULL;
+}
+
+// The members of a group work at the same ops: the longest time that one sent in is that of all.
+static uint64_t longest_busy(const struct matrix *matrix, const struct desk *desk, const struct desk_group *group) {
+    uint64_t longest = 0;
+    for (uint32_t i = 0; i < group->count; i++) {
+        const struct matrix_row *row = fresh_row(matrix, desk, group->members[i]);
+        if (row == NULL) return 0;
+        for (uint32_t k = 0; k < row->fresh.count; k++)
+            if (row->fresh.others[k].seen.busy_us > longest) longest = row->fresh.others[k].seen.busy_us;
+    }
+    return longest;
+}
+
+bool matrix_look(struct matrix *matrix, struct desk *desk, const struct desk_group *group, struct shares_edge *edges) {
+    uint64_t busy_us = group->count > SHARES_MOST ? 0 : longest_busy(matrix, desk, group);
+    if (busy_us < BUSY_LEAST_US) return false;
+    memset(edges, 0, (size_t)group->count * group->count * sizeof *edges);
+    for (uint32_t i = 0; i < group->count; i++) {
+        struct matrix_row *row = fresh_row(matrix, desk, group->members[i]);
+        row->reports = 0;
+        for (uint32_t k = 0; k < row->fresh.count; k++) {
+            const struct desk_peer *to = desk_member(desk, group, &row->fresh.others[k].id);
+            const struct wire_seen *seen = &row->fresh.others[k].seen;
+            if (to == NULL) continue;
+            struct shares_edge *edge = &edges[i * group->count + to->rank];
+            edge->rate = (double)seen->acked * 1e6 / (double)busy_us;
+            edge->round_trip_us = (double)seen->round_trip_us;
+            if (seen->samples >= (uint64_t)SAMPLES_LEAST * WIRE_COUNT && seen->acked >= BYTES_LEAST)
+                edge->pressed = (double)seen->pressed / (double)seen->samples;
+        }
+    }
+    return true;
 }
 
 static uint64_t since_us(int64_t then_ns, int64_t now_ns) {

@@ -1,10 +1,12 @@
-// What the members of a run tell of their ops and of each other (TELEMETRY), kept for whoever asks (DIAGNOSE). Nothing
-// that the master decides rests on it: a member that lies spoils what is said of the members that it speaks of, and no
-// more. Memory that is refused loses a report.
+// What the members of a run tell of their ops and of each other (TELEMETRY), kept for whoever asks (DIAGNOSE), and for
+// the choice of ways and shares (master/ways). Who belongs to the run does not rest on it, and no bit of a result does:
+// a member that lies spoils what is said of the members that it speaks of, and the speed of its group. Memory that is
+// refused loses a report.
 #ifndef PCCL_MASTER_MATRIX_H
 #define PCCL_MASTER_MATRIX_H
 
 #include "master/desk.h"
+#include "topology/shares.h"
 
 enum { MATRIX_ANSWER_MS = 100 };
 
@@ -15,6 +17,10 @@ struct matrix_row {
     struct wire_telemetry sums;
     uint64_t recent_us;                  // that the sums of others are of
     uint64_t open_us, open_processor_us; // since an op has ended: not in the sums of ops yet
+    // What belongs to one group epoch as a whole: without the first report of it, part of which is older.
+    uint64_t epoch;
+    uint32_t reports; // since matrix_look
+    struct wire_telemetry fresh;
 };
 
 // All zero at the beginning.
@@ -27,6 +33,9 @@ struct matrix {
 void matrix_fini(struct matrix *matrix);
 void matrix_note(struct matrix *matrix, struct desk *desk, const struct desk_peer *peer,
                  const struct wire_telemetry *told);
+// What is seen of each edge of a group since its group epoch began, count x count; `edges` has room for that. False:
+// too little since the last time that this was true, or the group has more members than SHARES_MOST.
+bool matrix_look(struct matrix *matrix, struct desk *desk, const struct desk_group *group, struct shares_edge *edges);
 // Appends the answer to DIAGNOSE as one frame, which is made anew once in MATRIX_ANSWER_MS at most, for anybody may
 // ask: the members of the epoch in force, and what they see of each other. Of very many members each tells of a few
 // alone, its neighbours in the ring first.

@@ -18,6 +18,7 @@ static struct verdicts *verdicts_of(struct run *run, const struct desk_group *gr
 static void close_group(struct run *run, uint32_t slot) {
     breaks_fini(&run->breaks[slot]);
     verdicts_fini(&run->verdicts[slot]);
+    ways_forget(&run->ways, slot);
     run->rounds.groups[slot] = (struct rounds_group){0};
     run->desk.groups[slot].count = 0;
 }
@@ -136,7 +137,8 @@ static bool newcomers_wait(struct run *run) {
 // The update vote has passed. The first members need no vote.
 static void form_update(struct run *run) {
     for (uint32_t i = 0; i < run->desk.slots && run->desk.count == 0; i++) run->desk.peers[i].invited = true;
-    if (candidate_form(&run->candidate, &run->desk))
+    bool newcomers = candidate_form(&run->candidate, &run->desk);
+    if (newcomers || ways_plan(&run->ways, &run->matrix, &run->survey, &run->desk, &run->candidate))
         propose(run, WIRE_VOTE_UPDATE);
     else
         answer_vote(run, WIRE_VOTE_UPDATE, pcclSuccess, 0);
@@ -145,7 +147,11 @@ static void form_update(struct run *run) {
 static void judge_candidate(struct run *run) {
     switch (candidate_judge(&run->candidate, &run->desk, &run->strikes, run->breaks)) {
     case CANDIDATE_PASSES: commit_candidate(run); return;
-    case CANDIDATE_FAILS: answer_vote(run, WIRE_VOTE_OPTIMIZE, pcclTopologyOptimizationFailed, 0); return;
+    case CANDIDATE_FAILS:
+        if (run->candidate.kind == WIRE_VOTE_UPDATE) ways_failed(&run->ways);
+        answer_vote(run, run->candidate.kind,
+                    run->candidate.kind == WIRE_VOTE_UPDATE ? pcclSuccess : pcclTopologyOptimizationFailed, 0);
+        return;
     case CANDIDATE_REPAIRS: return;
     }
 }
@@ -160,6 +166,8 @@ static void optimise(struct run *run) {
     if (survey_next(&run->survey, &run->desk)) return;
     bool differs = survey_order(&run->survey, &run->desk, run->candidate.order);
     run->candidate.count = run->desk.count;
+    candidate_keep_shares(&run->candidate);
+    differs |= ways_plan(&run->ways, &run->matrix, &run->survey, &run->desk, &run->candidate);
     if (differs)
         propose(run, WIRE_VOTE_OPTIMIZE);
     else

@@ -15,6 +15,7 @@
 #include "master/strikes.h"
 #include "master/survey.h"
 #include "master/verdicts.h"
+#include "master/ways.h"
 
 enum {
     RUN_RANDOM_BYTES = 24, // id and secret
@@ -41,6 +42,7 @@ struct run {
     struct breaks breaks[WIRE_MAX_MEMBERS];     // by the group's slot
     struct verdicts verdicts[WIRE_MAX_MEMBERS]; // by the group's slot
     struct matrix matrix;
+    struct ways ways;
 
     struct strikes strikes;
     struct quorum quorum;

@@ -50,15 +50,20 @@ void survey_forget(struct survey *survey, uint32_t slot) {
         *rate_at(survey, slot, i) = *rate_at(survey, i, slot) = 0;
 }
 
+uint64_t survey_rate(const struct survey *survey, const struct desk *desk, const struct desk_peer *from,
+                     const struct desk_peer *to) {
+    uint32_t row = desk_slot(desk, from), column = desk_slot(desk, to);
+    bool known = row < survey->rate_slots && column < survey->rate_slots;
+    uint64_t rate = known ? *rate_at(survey, row, column) : 0;
+    return rate == UNMEASURABLE ? 0 : rate;
+}
+
 uint32_t survey_group_rate(const struct survey *survey, const struct desk *desk, const struct desk_group *group) {
     if (group->count < 2) return SURVEY_DEFAULT_MEGABYTES_PER_S;
     uint64_t slowest = UNMEASURABLE;
     for (uint32_t i = 0; i < group->count; i++) {
-        uint32_t from = desk_slot(desk, group->members[i]);
-        uint32_t to = desk_slot(desk, group->members[(i + 1) % group->count]);
-        bool known = from < survey->rate_slots && to < survey->rate_slots;
-        uint64_t rate = known ? *rate_at(survey, from, to) : 0;
-        if (rate == 0 || rate == UNMEASURABLE) return SURVEY_DEFAULT_MEGABYTES_PER_S;
+        uint64_t rate = survey_rate(survey, desk, group->members[i], group->members[(i + 1) % group->count]);
+        if (rate == 0) return SURVEY_DEFAULT_MEGABYTES_PER_S;
         if (rate < slowest) slowest = rate;
     }
     slowest /= BYTES_PER_MEGABYTE;

@@ -29,6 +29,9 @@ struct survey {
 void survey_init(struct survey *survey);
 void survey_fini(struct survey *survey);
 void survey_forget(struct survey *survey, uint32_t slot); // the rates of a peer's links
+// Bytes per second as measured; 0: unknown.
+uint64_t survey_rate(const struct survey *survey, const struct desk *desk, const struct desk_peer *from,
+                     const struct desk_peer *to);
 // The slowest link of a group's ring, or the default.
 uint32_t survey_group_rate(const struct survey *survey, const struct desk *desk, const struct desk_group *group);
 

@@ -2,8 +2,8 @@
 // what is its own.
 //
 // From below to above: world; queue (events in virtual time), trace, effect, memory, process; controls and links (what
-// connects processes), partition; truth, judge_ops, judge_ends, judge_master (the invariants); engine, state and
-// program (models of a peer's data plane, of its shared state, and of what uses it); masters, seeking, watch, peers
+// connects processes), partition; truth, judge_ops, judge_ends, judge_master (the invariants); engine, sights, state
+// and program (models of a peer's data plane, of its shared state, and of what uses it); masters, seeking, watch, peers
 // (the bodies around the minds); faults; run. Beside them crowd: runs with more peers, by themselves.
 //
 // A process is a slot; slot MASTER + i is that of the i-th master of the list. Whoever starts in a slot has a new life:

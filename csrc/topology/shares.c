@@ -49,7 +49,7 @@ struct view {
     struct port ports[SHARES_MOST][2]; // of members
     double member[SHARES_MOST];        // bytes per second that each can both send and receive
     double place[SHARES_MOST];         // that each site can exchange with others, by its number - 1
-    double within[SHARES_MOST];        // that each member can exchange inside its site
+    double within[SHARES_MOST];        // that each member can exchange inside its site; 0: more than matters
     double most_pressed;
 };
 
@@ -98,6 +98,12 @@ uint32_t shares_sites(uint32_t n, const struct shares_edge *edges, uint16_t site
         if (site[i] == 0) site[i] = (uint16_t)++count;
     }
     return count;
+}
+
+static uint32_t size_of(const struct view *view, uint16_t site) {
+    uint32_t size = 0;
+    for (uint32_t i = 0; i < view->n; i++) size += view->site[i] == site;
+    return size;
 }
 
 // ---- what ports can carry ----
@@ -165,30 +171,37 @@ static void judge_members(struct view *view, struct shares_memory *memory) {
                                   port_capacity(view, i, IN, &memory->full[i][IN]));
 }
 
+// Sites are to each other what members are: all that goes from one to another one is one edge between them.
 static void judge_sites(struct view *view) {
-    struct port far[SHARES_MOST][2] = {0}, near[SHARES_MOST][2] = {0};
+    struct shares_edge between[SHARES_MOST * SHARES_MOST] = {0};
+    struct shares_memory nothing = {.ring_s = 0};
+    struct view sites = {.n = view->sites, .edges = between};
+    struct port near[SHARES_MOST][2] = {0};
     for (uint32_t i = 0; i < view->n; i++)
         for (uint32_t k = 0; k < view->n; k++) {
             struct shares_edge edge = edge_at(view, i, k);
-            bool inside = view->site[i] == view->site[k];
-            add(inside ? &near[i][OUT] : &far[view->site[i] - 1][OUT], &edge, edge.rate);
-            add(inside ? &near[k][IN] : &far[view->site[k] - 1][IN], &edge, edge.rate);
+            struct shares_edge *far = &between[(view->site[i] - 1U) * view->sites + view->site[k] - 1];
+            if (view->site[i] != view->site[k]) {
+                far->rate += edge.rate;
+                far->pressed += edge.rate * edge.pressed;
+            } else {
+                add(&near[i][OUT], &edge, edge.rate);
+                add(&near[k][IN], &edge, edge.rate);
+            }
         }
-    for (uint32_t s = 0; s < view->sites; s++)
-        view->place[s] = smaller(capacity(far[s][OUT].rate, share_of(&far[s][OUT])),
-                                 capacity(far[s][IN].rate, share_of(&far[s][IN])));
+    for (uint32_t i = 0; i < view->sites * view->sites; i++)
+        if (between[i].rate > 0) between[i].pressed /= between[i].rate;
+    judge_members(&sites, &nothing);
+    memcpy(view->place, sites.member, sizeof view->place);
     for (uint32_t i = 0; i < view->n; i++)
-        view->within[i] = larger(capacity(near[i][OUT].rate, share_of(&near[i][OUT])),
-                                 capacity(near[i][IN].rate, share_of(&near[i][IN])));
+        if (size_of(view, view->site[i]) == 1) view->place[view->site[i] - 1] = view->member[i];
+    for (uint32_t i = 0; i < view->n; i++)
+        for (int end = OUT; end <= IN; end++)
+            if (share_of(&near[i][end]) >= PRESSED_LEAST)
+                view->within[i] = larger(view->within[i], capacity(near[i][end].rate, share_of(&near[i][end])));
 }
 
 // ---- times ----
-
-static uint32_t size_of(const struct view *view, uint16_t site) {
-    uint32_t size = 0;
-    for (uint32_t i = 0; i < view->n; i++) size += view->site[i] == site;
-    return size;
-}
 
 // How many edges of the ring leave the site.
 static uint32_t exits(const struct view *view, uint16_t site) {
@@ -400,8 +413,8 @@ void shares_rates(uint32_t n, const struct shares_edge *edges, const struct shar
             // What is between two sites is shared by all edges that leave one of them.
             if (view.site[i] != view.site[k])
                 rate = smaller(rate, smaller(view.place[view.site[i] - 1], view.place[view.site[k] - 1]));
-            else if (view.sites > 1 && view.within[i] > rate)
-                rate = view.within[i];
+            else if (view.sites > 1)
+                rate = view.within[i] > 0 ? larger(rate, view.within[i]) : OPTIMISM * rate;
             if (i != k) rates[(size_t)i * n + k] = (uint64_t)rate;
         }
 }

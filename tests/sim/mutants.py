@@ -34,6 +34,7 @@ SOURCES = [
     "csrc/state/delta.c",
     "csrc/state/outline.c",
     "csrc/topology/ring_order.c",
+    "csrc/topology/shares.c",
     *sorted(
         str(path.relative_to(ROOT))
         for pattern in (

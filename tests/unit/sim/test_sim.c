@@ -5,7 +5,7 @@
 
 #include "sim/sim.h"
 
-enum { DEFAULT_SEEDS = 1000, EVENTS = 1 << 16, TRACE_LINES = 60, FAILURES_MOST = 3 };
+enum { DEFAULT_FIRST = 3001, DEFAULT_SEEDS = 1000, EVENTS = 1 << 16, TRACE_LINES = 60, FAILURES_MOST = 3 };
 
 static enum pccl_sim_state run(struct pccl_sim *sim, const struct pccl_sim_config *config) {
     enum pccl_sim_state state = pccl_sim_begin(sim, config);
@@ -46,7 +46,7 @@ static void test_replay(void) {
 }
 
 int main(int argc, char **argv) {
-    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : DEFAULT_FIRST;
     uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 10) : argc > 1 ? 1 : DEFAULT_SEEDS;
     uint64_t most = argc > 3 ? strtoull(argv[3], NULL, 10) : FAILURES_MOST;
     uint32_t faults = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 0;

@@ -128,6 +128,17 @@ static void test_one_slow(void) {
         }
 }
 
+static void test_one_slow_far(void) {
+    check_case("the same, all far from each other");
+    struct world world = even(4, 5e6);
+    struct shares_plan plan = {0};
+    struct shares_memory memory = {0};
+    for (uint16_t i = 0; i < 4; i++) world.site[i] = i;
+    world.up[1] = world.down[1] = 1.25e6;
+    CHECK(settle(&world, &memory, &plan) <= 1.02 / 1.25e6);
+    CHECK(plan.way == SHARES_SPREAD && plan.share[1] == 0);
+}
+
 static void test_one_way_slow(void) {
     for (int down = 0; down < 2; down++) {
         check_case("slow %s", down ? "down" : "up");
@@ -285,6 +296,7 @@ static void test_properties(void) {
 
 int main(void) {
     test_one_slow();
+    test_one_slow_far();
     test_one_way_slow();
     test_sites();
     test_stays();

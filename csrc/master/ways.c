@@ -1,0 +1,153 @@
+#include "master/ways.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "topology/ring_order.h"
+
+enum { FAILED_WAITS = 32 }; // looks
+
+// Of a group at hand, all by rank.
+struct look {
+    struct desk_group *group;
+    struct ways_group *known;
+    struct shares_edge *edges;
+    uint64_t *rates;
+    struct shares_plan now, next;
+    uint32_t order[SHARES_MOST];
+};
+
+void ways_forget(struct ways *ways, uint32_t slot) {
+    free(ways->groups[slot]);
+    ways->groups[slot] = NULL;
+}
+
+void ways_failed(struct ways *ways) {
+    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++)
+        if (ways->groups[i] != NULL) ways->groups[i]->memory.waits += FAILED_WAITS;
+}
+
+// What is known of members that were there before stays, whatever their rank was; how fast their ring was does not.
+static struct ways_group *recall(struct ways *ways, const struct desk *desk, const struct desk_group *group) {
+    struct ways_group **known = &ways->groups[desk_group_slot(desk, group)];
+    if (*known == NULL) *known = calloc(1, sizeof **known);
+    if (*known == NULL) return NULL;
+    const struct ways_group before = **known;
+    uint32_t same = 0;
+    memset((*known)->memory.full, 0, sizeof(*known)->memory.full);
+    for (uint32_t rank = 0; rank < group->count; rank++) {
+        (*known)->ids[rank] = group->members[rank]->member.id;
+        for (uint32_t i = 0; i < before.count; i++) {
+            if (!wire_id_equal(&before.ids[i], &(*known)->ids[rank])) continue;
+            memcpy((*known)->memory.full[rank], before.memory.full[i], sizeof before.memory.full[i]);
+            same++;
+        }
+    }
+    (*known)->count = group->count;
+    if (same < group->count || before.count != group->count) (*known)->memory.ring_s = 0;
+    return *known;
+}
+
+static bool on_one_host(const struct desk_group *group) {
+    const struct wire_address *first = &group->members[0]->member.address;
+    for (uint32_t i = 1; i < group->count; i++) {
+        const struct wire_address *other = &group->members[i]->member.address;
+        if (first->family != other->family || memcmp(first->bytes, other->bytes, sizeof first->bytes) != 0)
+            return false;
+    }
+    return true;
+}
+
+static struct shares_plan plan_in_force(const struct desk_group *group) {
+    struct shares_plan plan = {.way = SHARES_RING};
+    bool sites = false, shares = false;
+    for (uint32_t i = 0; i < group->count; i++) {
+        plan.share[i] = group->members[i]->member.share;
+        plan.site[i] = group->members[i]->member.site;
+        shares |= plan.share[i] > 0;
+        sites |= plan.site[i] > 0;
+    }
+    if (shares) plan.way = sites ? SHARES_SITES : SHARES_SPREAD;
+    return plan;
+}
+
+static void log_plan(const struct look *look, struct desk *desk, const struct shares_times *times) {
+    static const char *const ways[] = {"round the ring", "by shares", "by shares of sites"};
+    char shares[160] = "";
+    size_t at = 0;
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < look->group->count; i++) sum += look->next.share[i];
+    for (uint32_t i = 0; i < look->group->count && sum > 0 && at + 8 < sizeof shares; i++)
+        at += (size_t)snprintf(shares + at, sizeof shares - at, "%s%u %%", i == 0 ? ", " : " ",
+                               look->next.share[i] * 100 / sum);
+    actions_log(
+        &desk->actions, LOG_NOTICE,
+        "group %u: large all-reduces are to go %s%s; in ms per MB of a tensor: now %.3g, round the ring %.3g, by "
+        "shares %.3g, of sites %.3g",
+        look->group->id, ways[look->next.way], shares, times->now * 1e9, times->ring * 1e9, times->spread * 1e9,
+        times->sites * 1e9);
+}
+
+// How often the ring goes from one site to another one.
+static uint32_t crossings(const struct look *look, const uint32_t *order) {
+    uint16_t site[SHARES_MOST];
+    uint32_t n = look->group->count, count = 0;
+    shares_sites(n, look->edges, site);
+    for (uint32_t i = 0; i < n; i++) count += site[order[i]] != site[order[(i + 1) % n]];
+    return count;
+}
+
+// Only for the sake of what lies between sites: the rates of one ring tell too little of others. What a survey has
+// measured comes first. True: the order differs.
+static bool order_ring(struct look *look, const struct survey *survey, const struct desk *desk) {
+    uint32_t n = look->group->count, before[SHARES_MOST];
+    for (uint32_t i = 0; i < n; i++) before[i] = look->order[i] = i;
+    shares_rates(n, look->edges, &look->known->memory, look->rates);
+    for (uint32_t i = 0; i < n * n; i++) {
+        uint64_t measured = survey_rate(survey, desk, look->group->members[i / n], look->group->members[i % n]);
+        if (measured > 0 && i / n != i % n) look->rates[i] = measured;
+    }
+    return ring_order(n, look->rates, look->order) && crossings(look, look->order) < crossings(look, before);
+}
+
+static bool plan_group(struct look *look, struct ways *ways, struct matrix *matrix, const struct survey *survey,
+                       struct desk *desk, struct candidate *candidate) {
+    struct desk_group *group = look->group;
+    struct shares_times times;
+    uint32_t first = (uint32_t)(group->members - desk->order);
+    bool reordered = false;
+    if (group->count < 3 || on_one_host(group) || !matrix_look(matrix, desk, group, look->edges)) return false;
+    look->known = recall(ways, desk, group);
+    if (look->known == NULL) return false;
+    look->now = plan_in_force(group);
+    bool changes = shares_plan(group->count, look->edges, &look->known->memory, &look->now, &look->next, &times);
+    for (uint32_t i = 0; i < group->count; i++) reordered |= candidate->order[first + i] != group->members[i];
+    bool orders = !reordered && order_ring(look, survey, desk);
+    if (changes) log_plan(look, desk, &times);
+    if (orders)
+        actions_log(&desk->actions, LOG_NOTICE, "group %u: the ring is to go less often between sites", group->id);
+    for (uint32_t i = 0; i < group->count; i++) {
+        if (orders) candidate->order[first + i] = group->members[look->order[i]];
+        uint32_t rank = candidate->order[first + i]->rank;
+        candidate->share[first + i] = look->next.share[rank];
+        candidate->site[first + i] = look->next.site[rank];
+    }
+    if (orders) look->known->memory.ring_s = 0;
+    return changes || orders;
+}
+
+bool ways_plan(struct ways *ways, struct matrix *matrix, const struct survey *survey, struct desk *desk,
+               struct candidate *candidate) {
+    struct look look = {.edges = calloc(SHARES_MOST * SHARES_MOST, sizeof *look.edges),
+                        .rates = calloc(SHARES_MOST * SHARES_MOST, sizeof *look.rates)};
+    bool differs = false;
+    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group)) {
+        look.group = group;
+        if (look.edges != NULL && look.rates != NULL)
+            differs |= plan_group(&look, ways, matrix, survey, desk, candidate);
+    }
+    free(look.edges);
+    free(look.rates);
+    return differs;
+}

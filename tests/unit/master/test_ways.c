@@ -1,0 +1,167 @@
+// When a group gets other shares, sites or another ring, from what its members tell.
+#include "master/ways.h"
+
+#include "seats.h"
+
+static struct ways ways;
+static struct matrix matrix;
+static struct survey survey;
+static struct candidate candidate;
+static const struct {
+    uint64_t acked, pressed;
+} fast = {20 << 20, 10}, slow = {20 << 20, 900};
+
+static void begin(const char *name, const char *members) {
+    memset(peers, 0, sizeof peers);
+    open_desk(name, members);
+    survey_init(&survey);
+    candidate_init(&candidate);
+    for (uint32_t i = 0; i < desk.count; i++) desk.order[i]->group->group_epoch = desk.number = 5;
+}
+
+static void end(void) {
+    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) ways_forget(&ways, i);
+    matrix_fini(&matrix);
+    survey_fini(&survey);
+    close_desk();
+}
+
+// Members with the same letter of `sites` are near each other. In a ring of them, edges to and from those in `slows`
+// are full; `reports` from each member.
+static void tell(const char *sites, const char *slows, uint64_t epoch, int reports) {
+    static struct wire_telemetry told;
+    for (uint32_t i = 0; i < desk.count * (uint32_t)reports; i++) {
+        const struct desk_peer *from = desk.order[i % desk.count];
+        told = (struct wire_telemetry){.ops = {.epoch = epoch}};
+        for (uint32_t k = 0; k < desk.count; k++) {
+            const struct desk_peer *to = desk.order[k];
+            if (to == from || to->group != from->group) continue;
+            char a = (char)from->member.id.bytes[0], b = (char)to->member.id.bytes[0];
+            bool full = strchr(slows, a) != NULL || strchr(slows, b) != NULL;
+            bool next = to->rank == (from->rank + 1) % from->group->count;
+            bool far = sites[a - 'a'] != sites[b - 'a'];
+            told.others[told.count].id = to->member.id;
+            told.others[told.count++].seen = (struct wire_seen){.acked = next ? fast.acked : 1,
+                                                                .busy_us = 1000000,
+                                                                .samples = 1000,
+                                                                .pressed = !next         ? 0
+                                                                           : full || far ? slow.pressed
+                                                                                         : fast.pressed,
+                                                                .round_trip_us = far ? 80000 : 200};
+        }
+        matrix_note(&matrix, &desk, from, &told);
+    }
+}
+
+static bool plan(void) {
+    candidate_form(&candidate, &desk);
+    return ways_plan(&ways, &matrix, &survey, &desk, &candidate);
+}
+
+static const char *order(void) {
+    static char letters[27];
+    for (uint32_t i = 0; i < candidate.count; i++) letters[i] = (char)candidate.order[i]->member.id.bytes[0];
+    letters[candidate.count] = 0;
+    return letters;
+}
+
+static void test_one_slow(void) {
+    begin("one slow member of four owns nothing", "abcd");
+    tell("ssss", "c", 5, 3);
+    CHECK(!plan()); // the first reports of an epoch are of two
+    tell("ssss", "c", 5, 1);
+    CHECK(plan());
+    CHECK_STR(order(), "abcd");
+    CHECK(candidate.share[0] == SHARES_WHOLE && candidate.share[1] == SHARES_WHOLE && candidate.share[2] == 0);
+    CHECK(candidate.share[3] == SHARES_WHOLE && candidate.site[0] == 0);
+    CHECK(!plan()); // nothing new was told
+    CHECK_EQ(candidate.share[0], 0);
+    tell("ssss", "", 5, 3);
+    CHECK(!plan()); // nobody is slow any more
+    tell("ssss", "c", 4, 4);
+    CHECK(!plan()); // of another epoch
+    end();
+}
+
+static void test_failed(void) {
+    begin("a plan that could not come into force is left alone for a while", "abcd");
+    tell("ssss", "c", 5, 4);
+    CHECK(plan());
+    ways_failed(&ways);
+    for (int i = 0; i < 32; i++) {
+        tell("ssss", "c", 5, 3);
+        CHECK(!plan());
+    }
+    tell("ssss", "c", 5, 3);
+    CHECK(plan());
+    end();
+}
+
+static void test_sites(void) {
+    begin("members of three sites in turn", "abcdef");
+    tell("xyzxyz", "", 5, 4);
+    CHECK(plan());
+    CHECK_STR(order(), "adfceb"); // or any other one with three ways between sites
+    for (uint32_t i = 0; i < 6; i++) {
+        CHECK_EQ(candidate.site[i], 1 + (candidate.order[i]->member.id.bytes[0] - 'a') % 3);
+        CHECK_EQ(candidate.share[i], SHARES_WHOLE);
+    }
+    end();
+}
+
+static void test_groups(void) {
+    begin("each group by itself", "");
+    seat("abc", 1);
+    seat("defg", 2);
+    for (uint32_t i = 0; i < desk.count; i++) desk.order[i]->group->group_epoch = 5;
+    tell("sssssss", "e", 5, 4);
+    CHECK(plan());
+    for (uint32_t i = 0; i < 3; i++) CHECK_EQ(candidate.share[i], 0);
+    CHECK(candidate.share[3] > 0 && candidate.share[4] == 0);
+    end();
+}
+
+static void test_stays(void) {
+    begin("on one host", "abcd");
+    for (char c = 'b'; c <= 'd'; c++) peer(c)->member.address.bytes[3] = 'a';
+    tell("ssss", "c", 5, 4);
+    CHECK(!plan());
+    end();
+    begin("two members", "ab");
+    tell("xy", "a", 5, 4);
+    CHECK(!plan());
+    end();
+    begin("one of whom nothing is known", "abcd");
+    tell("ssss", "c", 5, 4);
+    matrix.rows[desk_slot(&desk, peer('d'))]->id.bytes[0]++;
+    CHECK(!plan());
+    end();
+}
+
+static void test_newcomer(void) {
+    begin("a newcomer gets a fair share, and members keep theirs", "abc");
+    peer('a')->member.share = 100;
+    peer('c')->member.share = 300;
+    peer('c')->member.site = 2;
+    come('n', 0)->invited = true;
+    CHECK(candidate_form(&candidate, &desk));
+    CHECK_EQ(candidate.count, 4);
+    CHECK(candidate.share[0] == 100 && candidate.share[1] == 0 && candidate.share[2] == 300);
+    CHECK(candidate.site[2] == 2 && candidate.share[3] == 200 && candidate.site[3] == 0);
+    end();
+    begin("on the ring nobody has one", "abc");
+    come('n', 0)->invited = true;
+    CHECK(candidate_form(&candidate, &desk));
+    CHECK_EQ(candidate.share[3], 0);
+    end();
+}
+
+int main(void) {
+    test_one_slow();
+    test_failed();
+    test_sites();
+    test_groups();
+    test_stays();
+    test_newcomer();
+    return check_status();
+}
