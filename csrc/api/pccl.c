@@ -17,9 +17,9 @@
 #include "api/api.h"
 #include "api/ext.h"
 
-enum { DEFAULT_LANES = 4, SPARE_LANES = 60, SPARE_PART = 16, FOREVER = -1 };
+enum { DEFAULT_LANES = 4, SPARE_LANES = 60, SPARE_PART = 16, ALLOWED_BYTES = 256, FOREVER = -1 };
 
-static pthread_once_t segmented_min_once = PTHREAD_ONCE_INIT;
+static pthread_once_t segmented_min_once = PTHREAD_ONCE_INIT, congestion_control_once = PTHREAD_ONCE_INIT;
 
 // ---- library ----
 
@@ -72,6 +72,18 @@ static void read_segmented_min(void) {
                                                      (uint32_t)plan_segmented_min);
 }
 
+// Once, before the first link of the process.
+static void read_congestion_control(void) {
+    const char *name = getenv("PCCL_CONGESTION_CONTROL");
+    char allowed[ALLOWED_BYTES];
+    if (name == NULL || *name == 0 || strcmp(name, "system") == 0) return;
+    if (!socket_prefer_congestion(name, allowed, sizeof allowed))
+        LOG(LOG_ERR,
+            "PCCL_CONGESTION_CONTROL=%s is ignored: this system lets the process choose among %s, or leave the choice "
+            "to it (system)",
+            name, allowed[0] == 0 ? "nothing" : allowed);
+}
+
 // Two neighbours at most take an eighth of the descriptors that the process may have.
 static uint32_t spare_lanes(void) {
     uint64_t part = descriptor_limit() / SPARE_PART;
@@ -96,6 +108,7 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
                            (int)params->master_address.inet.protocol);
     add_masters_of_environment(&inside);
     pthread_once(&segmented_min_once, read_segmented_min);
+    pthread_once(&congestion_control_once, read_congestion_control);
     struct pcclComm_t *comm = calloc(1, sizeof *comm);
     if (comm != NULL) comm->communicator = connect_new(&inside);
     if (comm == NULL || comm->communicator == NULL) {

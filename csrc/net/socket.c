@@ -3,12 +3,14 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/descriptor.h"
 
@@ -116,8 +118,34 @@ bool socket_congestion(int fd, char *out, size_t capacity) {
     return getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, out, &length) == 0;
 }
 
-static void set_congestion(int fd, const char *name) {
-    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
+static bool set_congestion(int fd, const char *name) {
+    return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0;
+}
+
+// Written before the first link.
+static char preferred[CONGESTION_BYTES];
+
+static void read_allowed(char *out, size_t capacity) {
+    int fd = open("/proc/sys/net/ipv4/tcp_allowed_congestion_control", O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd < 0 ? -1 : read(fd, out, capacity - 1);
+    if (fd >= 0) close(fd);
+    out[got < 0 ? 0 : got] = 0;
+    out[strcspn(out, "\n")] = 0;
+}
+
+bool socket_prefer_congestion(const char *name, char *allowed, size_t capacity) {
+    int fd = descriptor_socket(AF_INET, SOCK_STREAM, 0);
+    bool may = strlen(name) < sizeof preferred && fd >= 0 && set_congestion(fd, name);
+    descriptor_close(fd);
+    if (may)
+        strcpy(preferred, name);
+    else
+        read_allowed(allowed, capacity);
+    return may;
+}
+
+void socket_apply_congestion(int fd) {
+    if (preferred[0] != 0 && !socket_within_host(fd)) set_congestion(fd, preferred);
 }
 
 bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b) {
