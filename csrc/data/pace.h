@@ -111,9 +111,9 @@ void pace_flow_pause(struct pace_flow *flow);
 uint64_t pace_flow_window(const struct pace_flow *flow);
 
 // ---- what is spread ----
-// Bytes of inputs that a member lets each other one of its team, of three at least, send before they are added up. So
-// much is on the way to it, at twice the figures of the epoch, that no link is without work, but no more than it can
-// store: PACE_GRANTED_MOST from all of them together.
+// Bytes of inputs of one op that a member lets each other one of its team, of three at least, send before they are
+// added up. So much is on the way to it, at twice the figures of the epoch, that no link is without work, but no more
+// than it can store: PACE_GRANTED_MOST from all of them together.
 uint64_t pace_granted(uint32_t members, uint32_t latency_us, uint32_t megabytes_per_s);
 
 // ---- rings ----

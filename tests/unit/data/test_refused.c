@@ -46,6 +46,7 @@ struct way {
     uint64_t count;
     bool quantised, retry, same_host;
     uint8_t kind;
+    bool spread;
 };
 
 struct call {
@@ -240,6 +241,11 @@ static bool run_trial(const struct way *way, bool in_place) {
     check_case("%s, %s: request %u is refused%s", way->name, in_place ? "in place" : "out of place", refuse_at,
                lasting ? ", and all after it" : "");
     same_host = way->same_host;
+    // The victim and the last one are of a site: it stands for that one.
+    for (uint32_t side = 0; side < PEERS; side++) {
+        member_shares[side] = way->spread && side <= VICTIM;
+        member_sites[side] = way->spread && side >= VICTIM;
+    }
     struct trial t = {.way = way,
                       .in_place = in_place,
                       .world = world_new(PEERS, 2),
@@ -272,6 +278,7 @@ int main(int count, char **arguments) {
         {"ring", 150000, false, false, false, PLAN_ALL_REDUCE},
         {"ring by memory", 150000, false, false, true, PLAN_ALL_REDUCE},
         {"reduce", 150000, false, false, false, PLAN_REDUCE},
+        {"spread", 150000, false, false, false, PLAN_ALL_REDUCE, true},
         {"sharded", 90000, true, false, false, PLAN_ALL_REDUCE},
         {"small in retry mode", 300, false, true, false, PLAN_ALL_REDUCE},
         {"segments", SEGMENTED_MIN / sizeof(float), false, true, false, PLAN_ALL_REDUCE},
