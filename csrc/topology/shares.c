@@ -17,6 +17,8 @@
 
 #define GAIN 0.9          // of the time in force; a plan that takes longer is not worth a change
 #define BACK 1.03         // of the best time: the ring is as good
+#define GAIN_SITES 0.8    // likewise, of other shares of sites: what is far is known less well
+#define UNEVEN 0.7        // of the time with even shares of sites; those that take longer are not worth the risk
 #define OPTIMISM 4.0      // times what a port without waiting bytes was seen to carry
 #define PRESSED_NEVER 0.2 // how often bytes wait at a port that could carry that much more
 #define PRESSED_FULL 0.5  // at one that is full
@@ -253,6 +255,21 @@ static double sites_time(const struct view *view, const double *x) {
 
 // ---- shares ----
 
+// The most even shares with which no port takes longer than that: rates are not known well.
+static void level(uint32_t n, const double *rate, double time, double *x) {
+    double low = 0, high = 1, sum = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        double most = (low + high) / 2;
+        sum = 0;
+        for (uint32_t i = 0; i < n; i++) sum += x[i] = bounded((time * rate[i] - 1) / (n - 2.0), 0, most);
+        if (sum >= 1)
+            high = most;
+        else
+            low = most;
+    }
+    for (uint32_t i = 0; i < n; i++) x[i] = sum > 0 ? x[i] / sum : 1.0 / n;
+}
+
 // The shares that make the slowest of n >= 3 ports as fast as possible. Whoever is slowest has to give its input and
 // get the result, which bounds the time from below.
 static void fill(uint32_t n, const double *rate, double *x) {
@@ -270,18 +287,18 @@ static void fill(uint32_t n, const double *rate, double *x) {
             low = time;
         if (round == 0 && sum >= 1) break;
     }
-    sum = 0;
-    for (uint32_t i = 0; i < n; i++) sum += x[i] = bounded((high * rate[i] - 1) / (n - 2.0), 0, 1);
-    for (uint32_t i = 0; i < n; i++) x[i] = sum > 0 ? x[i] / sum : 1.0 / n;
+    level(n, rate, high, x);
 }
 
+// Even ones, unless a site is far slower than the others: what lies between sites is known less well than what members
+// can do, and may be a link of its own between each two.
 static void fill_sites(const struct view *view, double *x) {
-    double own[SHARES_MOST];
-    if (view->sites > 2)
-        fill(view->sites, view->place, own);
-    else // what each of two sites sends does not depend on it
-        for (uint16_t s = 1; s <= view->sites; s++) own[s - 1] = size_of(view, s) / (double)view->n;
-    for (uint32_t i = 0; i < view->n; i++) x[i] = own[view->site[i] - 1] / size_of(view, view->site[i]);
+    double own[SHARES_MOST], filled[SHARES_MOST];
+    for (uint32_t i = 0; i < view->n; i++) x[i] = 1.0 / view->sites / size_of(view, view->site[i]);
+    if (view->sites < 3) return; // what each of two sites sends does not depend on it
+    fill(view->sites, view->place, own);
+    for (uint32_t i = 0; i < view->n; i++) filled[i] = own[view->site[i] - 1] / size_of(view, view->site[i]);
+    if (sites_time(view, filled) <= UNEVEN * sites_time(view, x)) memcpy(x, filled, view->n * sizeof *x);
 }
 
 static void weigh(uint32_t n, const double *x, uint16_t *share) {
@@ -391,7 +408,7 @@ bool shares_plan(uint32_t n, const struct shares_edge *edges, struct shares_memo
         propose(&view, SHARES_RING, NULL, next);
         return true;
     }
-    if (best > GAIN * t.now) return false;
+    if (best > (now->way == SHARES_SITES ? GAIN_SITES : GAIN) * t.now) return false;
     bool by_sites = t.sites <= t.spread;
     propose(&view, by_sites ? SHARES_SITES : SHARES_SPREAD, by_sites ? sites : spread, next);
     return true;

@@ -163,11 +163,11 @@ static void test_sites(void) {
         CHECK_EQ(plan.site[0], 1);
         for (uint32_t i = 0; i < 6; i++) CHECK_EQ(plan.site[i], world.site[i] + 1);
     }
-    check_case("one site has a tenth");
-    struct world world = even(6, 500e6);
+    check_case("one site of five has a tenth");
+    struct world world = even(10, 500e6);
     struct shares_plan plan = {0};
     struct shares_memory memory = {0};
-    spread_over(&world, 3, false, 25e6);
+    spread_over(&world, 5, false, 25e6);
     world.place[1] = 2.5e6;
     CHECK(settle(&world, &memory, &plan) <= 1.02 / 2.5e6);
     CHECK_EQ(plan.way, SHARES_SITES);
