@@ -126,9 +126,10 @@ static bool set_congestion(int fd, const char *name) {
 static char preferred[CONGESTION_BYTES];
 
 static void read_allowed(char *out, size_t capacity) {
-    int fd = open("/proc/sys/net/ipv4/tcp_allowed_congestion_control", O_RDONLY | O_CLOEXEC);
+    descriptor_begin();
+    int fd = descriptor_end(open("/proc/sys/net/ipv4/tcp_allowed_congestion_control", O_RDONLY | O_CLOEXEC));
     ssize_t got = fd < 0 ? -1 : read(fd, out, capacity - 1);
-    if (fd >= 0) close(fd);
+    descriptor_close(fd);
     out[got < 0 ? 0 : got] = 0;
     out[strcspn(out, "\n")] = 0;
 }
