@@ -77,7 +77,7 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
     REQUIRE_NOT_NULL(out);
     struct communicator *c = comm->communicator;
     struct wire_id self = communicator_id(c);
-    struct pccl_inquiry *inquiry;
+    struct pccl_inquiry *inquiry = NULL;
     RETURN_IF_FAILED(communicator_usable(c));
     RETURN_IF_FAILED(inquiry_new(limit_ms, &inquiry));
     // Another thread may destroy the communicator from here on.
@@ -146,7 +146,7 @@ pcclResult_t pcclDiagnose(const pcclComm_t *comm, pcclFinding_t *findings_out, s
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(count_out);
     if (capacity > 0) REQUIRE_NOT_NULL(findings_out);
-    struct pccl_inquiry *inquiry;
+    struct pccl_inquiry *inquiry = NULL;
     RETURN_IF_FAILED(pccl_ext_diagnose_begin(comm, ANSWER_MS, &inquiry));
     pcclResult_t code = wait_until(inquiry, INT64_MAX);
     if (code == pcclSuccess) {

@@ -49,9 +49,11 @@ pcclResult_t pccl_ext_links(const pcclComm_t *comm, struct pccl_links **out) {
     REQUIRE_NOT_NULL(out);
     struct pccl_links *links = calloc(1, sizeof *links);
     struct link_report *reports = calloc(WIRE_MAX_MEMBERS, sizeof *reports);
-    pcclResult_t code = links != NULL && reports != NULL
-                            ? make(comm, reports, links)
-                            : detail_fail(pcclInternalError, "the system refused memory for the links");
+    pcclResult_t code;
+    if (links == NULL || reports == NULL)
+        code = detail_fail(pcclInternalError, "the system refused memory for the links");
+    else
+        code = make(comm, reports, links);
     free(reports);
     if (code == pcclSuccess)
         *out = links;

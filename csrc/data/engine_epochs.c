@@ -59,7 +59,7 @@ void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
 void engine_drop_ops(struct engine *engine) {
     lanes_drop_frames(engine, false);
     engine->running.first = engine->posted.first = NULL;
-    mover_shared(engine)->under_way = 0;
+    mover_shared(engine)->under_way = mover_shared(engine)->granted = 0;
 }
 
 void engine_enter_pending(struct engine *engine) {

@@ -74,7 +74,7 @@ static bool is_from_elsewhere(const struct lane *lane, const struct transport *s
 }
 
 void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, struct transport *stream) {
-    socket_apply_congestion(stream->fd);
+    if (stream != NULL) socket_apply_congestion(stream->fd);
     engine_lock(engine);
     struct neighbour *peer = index <= WIRE_MAX_LANES && engine_is_open(engine) ? neighbour_get(engine, id) : NULL;
     if (peer != NULL && is_from_elsewhere(peer->lanes[index], stream)) {

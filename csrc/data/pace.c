@@ -88,8 +88,8 @@ const char *pace_reason_text(enum pace_reason reason) {
         [PACE_REDUCED] =
             "lanes were taken out of use: more than 1 % of the segments was sent again, with a queue on the way",
         [PACE_FIXED] = "all lanes carry bulk: the program has told how many there are",
-        [PACE_DIRECT] = "there are no lanes, because the two members are no neighbours in the ring: the direct link "
-                        "carries all",
+        [PACE_DIRECT] = "there are no lanes, because large tensors do not pass between the two members: the direct "
+                        "link carries all",
     };
     return (unsigned)reason < PACE_REASONS ? texts[reason] : "unknown";
 }

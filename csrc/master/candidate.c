@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "master/survey.h"
+#include "topology/shares.h"
 
 enum { ADMITTED_LINES = 16 }; // of the log
 
@@ -45,8 +46,9 @@ void candidate_keep_shares(struct candidate *candidate) {
         end = group_end(candidate, start);
         for (uint32_t i = start; i < end; i++) {
             const struct desk_peer *peer = candidate->order[i];
-            candidate->share[i] = peer->accepted ? peer->member.share : 0;
-            candidate->site[i] = peer->accepted ? peer->member.site : 0;
+            bool keeps = peer->accepted && end - start <= SHARES_MOST; // more go back to the ring
+            candidate->share[i] = keeps ? peer->member.share : 0;
+            candidate->site[i] = keeps ? peer->member.site : 0;
             sum += candidate->share[i];
             sharing += candidate->share[i] > 0;
         }

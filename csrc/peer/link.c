@@ -92,8 +92,8 @@ static void tell_shortage(struct links *links, int error) {
     links->tell_at = now + TELL_MS * MS_NS;
     LOG(LOG_ERR,
         "a link cannot be made: %s. This process may open %llu descriptors, and a peer needs one for each member of "
-        "its group and each lane of its two "
-        "neighbours: raise the soft limit before connecting (ulimit -n, or resource.setrlimit(resource.RLIMIT_NOFILE, "
+        "its group and each lane of its two neighbours, or of all members where tensors go by "
+        "shares: raise the soft limit before connecting (ulimit -n, or resource.setrlimit(resource.RLIMIT_NOFILE, "
         "...))",
         strerror(-error), (unsigned long long)descriptor_limit());
 }

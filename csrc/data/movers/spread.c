@@ -7,9 +7,9 @@
 //
 // Inputs that wait for others are in memory besides the tensors. The owner of a shard bounds it for the whole tree: it
 // lets all members send the blocks before `granted`, which is never more than a window beyond the first block that it
-// has not added up. What it has granted can always be received, and goes on as soon as the inputs below are there,
-// without another's leave; results have a place anyway. So the first block of a shard that is not added up never waits
-// for anything but links, and rings of waiting members cannot be.
+// has not added up, and less where its other ops have much granted. What it has granted can always be received, and
+// goes on as soon as the inputs below are there, without another's leave; results have a place anyway. So the first
+// block of a shard that is not added up never waits for anything but links, and rings of waiting members cannot be.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -67,6 +67,8 @@ struct spreading {
     struct ranges results; // that have come, or are on their way: elements
 };
 
+static uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
 // ---- blocks ----
 static struct plan_range block_range(const struct shard *shard, uint64_t block) {
     uint64_t begin = shard->range.begin + block * shard->size, left = shard->range.end - begin;
@@ -97,9 +99,12 @@ static bool divide(struct engine *engine, struct op *op) {
     const struct epoch *epoch = mover_epoch(engine);
     struct spreading *s = op->work;
     uint64_t granted = pace_granted(now->count, epoch->latency_us, epoch->megabytes_per_s), first = 0;
+    struct other *others = calloc(now->count, sizeof *others);
+    engine_lock(engine); // whoever awaits the op may ask what it waits for
+    s->others = others;
+    engine_unlock(engine);
     s->shards = calloc(now->count, sizeof *s->shards);
-    s->others = calloc(now->count, sizeof *s->others);
-    if (s->shards == NULL || s->others == NULL) return false;
+    if (s->shards == NULL || others == NULL) return false;
     for (uint32_t i = 0; i < now->count; i++) {
         struct plan_range range = spread_shard(now->spread, op->count, now->count, i);
         uint64_t elements = range.end - range.begin, size = pace_chunk(elements, op->element, PACE_CHUNK_MAX, false);
@@ -111,7 +116,7 @@ static bool divide(struct engine *engine, struct op *op) {
                                       .next = range.begin,
                                       .window = window < WINDOW_LEAST ? WINDOW_LEAST : window};
         first += s->shards[i].blocks;
-        s->others[i].turn = i;
+        others[i].turn = i;
     }
     s->parts = calloc(first + 1, sizeof *s->parts);
     s->ready = calloc(2 * first + 1, sizeof *s->ready); // of an agent a sum and a result
@@ -138,6 +143,31 @@ static void move_open(const struct op *op, uint32_t place) {
     }
 }
 
+// What a block of the own shard takes until it is added up.
+static uint64_t stored_bytes(const struct op *op, const struct shard *own) {
+    return own->size * op->element * (op->team->count - 1);
+}
+
+// Until which block of the own shard the others may send. Of all ops together so much as PACE_GRANTED_MOST may come,
+// but WINDOW_LEAST blocks of each, so that it always goes on.
+static uint64_t grantable(struct engine *engine, const struct op *op, const struct shard *own) {
+    uint64_t granted = mover_shared(engine)->granted;
+    uint64_t left = granted < PACE_GRANTED_MOST ? PACE_GRANTED_MOST - granted : 0;
+    uint64_t blocks = own->granted - smaller(own->granted, own->open) + left / stored_bytes(op, own);
+    if (blocks < WINDOW_LEAST) blocks = WINDOW_LEAST;
+    return smaller(own->open + smaller(blocks, own->window), own->blocks);
+}
+
+static void note_granted(struct engine *engine, const struct op *op, struct shard *own, uint64_t granted) {
+    mover_shared(engine)->granted += (granted - own->granted) * stored_bytes(op, own);
+    own->granted = granted;
+}
+
+static void note_added(struct engine *engine, const struct op *op) {
+    const struct spreading *s = op->work;
+    mover_shared(engine)->granted -= stored_bytes(op, &s->shards[op->team->place]);
+}
+
 static bool begin(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct spreading *s = op->work;
@@ -145,7 +175,7 @@ static bool begin(struct engine *engine, struct op *op) {
     s->moving.send_left = s->moving.receive_left = bytes_each_way(op);
     for (uint32_t i = 0; i < now->count; i++) move_open(op, i);
     struct shard *own = &s->shards[now->place];
-    own->granted = own->window;
+    if (own->blocks > 0) note_granted(engine, op, own, grantable(engine, op, own));
     engine_lock(engine);
     for (uint32_t i = 0; i < now->count; i++)
         if (i != now->place) mover_offer(engine, op, mover_peer(op, i), (uint32_t)own->granted);
@@ -178,9 +208,22 @@ static void release(struct engine *engine, struct op *op) {
 }
 
 // ---- signals ----
-static void schedule_all(const struct op *op) {
-    for (uint32_t i = 0; i < op->team->count; i++)
-        if (i != op->team->place) neighbour_schedule(mover_peer(op, i));
+// Who takes the next of the own input of this shard; GROUP_NOBODY: nobody, for now or at all. Lock held, or thread.
+static uint32_t taker(const struct op *op, uint32_t at) {
+    struct spreading *s = op->work;
+    struct shard *shard = &s->shards[at];
+    for (uint64_t block; shard->next < shard->range.end; shard->next = block_range(shard, block).end) {
+        block = (shard->next - shard->range.begin) / shard->size;
+        if (children(op, at, block) > 0) continue; // it goes with the sum
+        return block < shard->granted ? parent(op, at, block, op->team->place) : (uint32_t)GROUP_NOBODY;
+    }
+    return GROUP_NOBODY;
+}
+
+// Lock held.
+static void schedule_taker(const struct op *op, uint32_t at) {
+    uint32_t to = taker(op, at);
+    if (to != GROUP_NOBODY) neighbour_schedule(mover_peer(op, to));
 }
 
 // READY, GRANT.
@@ -190,11 +233,12 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
     uint32_t place = mover_place_of(op, from);
     (void)engine, (void)block;
     if (s->ready == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return;
-    uint64_t granted = type == WIRE_READY ? head->extra : head->offset;
+    struct shard *shard = &s->shards[place];
+    uint64_t granted = type == WIRE_READY ? smaller(head->extra, shard->window) : head->offset;
     s->others[place].begun |= type == WIRE_READY;
-    if (granted <= s->shards[place].granted) return;
-    s->shards[place].granted = granted;
-    if (op->team->spread->sites < op->team->count) schedule_all(op); // what is granted goes to agents
+    if (granted <= shard->granted) return;
+    shard->granted = granted;
+    schedule_taker(op, place); // which is an agent, perhaps
 }
 
 static bool misses(const struct op *op, uint32_t place) {
@@ -257,14 +301,18 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     return room != NULL;
 }
 
+static bool is_for(const struct op *op, const struct ready *ready, uint32_t place) {
+    if (ready->direction == UP) return place == ready->shard;
+    return place != ready->shard && parent(op, ready->shard, ready->block, place) == op->team->place;
+}
+
 static void offer(struct engine *engine, struct op *op, uint32_t shard, uint64_t block, enum direction direction) {
     struct spreading *s = op->work;
     s->ready[s->ready_count++] = (struct ready){shard, direction, block};
+    const struct ready *ready = &s->ready[s->ready_count - 1];
     engine_lock(engine);
-    if (direction == UP)
-        neighbour_schedule(mover_peer(op, shard));
-    else
-        schedule_all(op);
+    for (uint32_t i = 0; i < op->team->count; i++)
+        if (i != op->team->place && is_for(op, ready, i)) neighbour_schedule(mover_peer(op, i));
     engine_unlock(engine);
 }
 
@@ -273,9 +321,11 @@ static void grant(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct spreading *s = op->work;
     struct shard *own = &s->shards[now->place];
-    uint64_t granted = own->open + own->window;
-    if (own->granted >= own->blocks || granted < own->granted + own->window / 4) return;
-    own->granted = granted;
+    uint64_t granted = grantable(engine, op, own);
+    // not for each block, but for the last ones
+    if (granted <= own->granted || (granted < own->blocks && granted < own->granted + (granted - own->open) / 4))
+        return;
+    note_granted(engine, op, own, granted);
     struct wire_op head;
     op_head(op, &head);
     head.offset = granted;
@@ -320,7 +370,10 @@ static bool arrived_up(struct engine *engine, struct op *op, uint32_t at, uint64
     if (!add_up(engine, op, at, block)) return false;
     move_open(op, at);
     offer(engine, op, at, block, at == op->team->place ? DOWN : UP);
-    if (at == op->team->place) grant(engine, op);
+    if (at == op->team->place) {
+        note_added(engine, op);
+        grant(engine, op);
+    }
     return true;
 }
 
@@ -356,11 +409,6 @@ static struct frame *piece(struct engine *engine, struct op *op, const struct la
     return mover_chunk(engine, op, head, (const uint8_t *)tensor + head->offset * op->element, elements * op->element);
 }
 
-static bool is_for(const struct op *op, const struct ready *ready, uint32_t place) {
-    if (ready->direction == UP) return place == ready->shard;
-    return place != ready->shard && parent(op, ready->shard, ready->block, place) == op->team->place;
-}
-
 // A sum or a result.
 static struct frame *next_ready(struct engine *engine, struct op *op, const struct lane *lane, uint32_t place) {
     struct spreading *s = op->work;
@@ -388,20 +436,21 @@ static struct frame *next_input(struct engine *engine, struct op *op, const stru
                                 uint32_t at) {
     struct spreading *s = op->work;
     struct shard *shard = &s->shards[at];
-    uint64_t block = 0;
-    for (; shard->next < shard->range.end; shard->next = block_range(shard, block).end) {
-        block = (shard->next - shard->range.begin) / shard->size;
-        if (children(op, at, block) == 0) break; // else it goes with the sum
-    }
-    if (shard->next == shard->range.end || block >= shard->granted || parent(op, at, block, op->team->place) != place)
-        return NULL;
+    if (taker(op, at) != place) return NULL;
+    uint64_t block = (shard->next - shard->range.begin) / shard->size;
     struct wire_op head;
     op_head(op, &head);
     head.shard = (uint16_t)at;
     head.hop = UP;
     head.offset = shard->next;
     struct frame *frame = piece(engine, op, lane, op->args.send, &head, block_range(shard, block).end);
-    if (frame != NULL) shard->next += frame->bytes / op->element;
+    if (frame == NULL) return NULL;
+    shard->next += frame->bytes / op->element;
+    if (taker(op, at) == place) return frame;
+    // The next block goes to another one, whose lanes may have found nothing to do.
+    engine_lock(engine);
+    schedule_taker(op, at);
+    engine_unlock(engine);
     return frame;
 }
 

@@ -274,15 +274,15 @@ static bool run_trial(const struct way *way, bool in_place) {
 int main(int count, char **arguments) {
     (void)arguments;
     static const struct way ways[] = {
-        {"small", 300, false, false, false, PLAN_ALL_REDUCE},
-        {"ring", 150000, false, false, false, PLAN_ALL_REDUCE},
-        {"ring by memory", 150000, false, false, true, PLAN_ALL_REDUCE},
-        {"reduce", 150000, false, false, false, PLAN_REDUCE},
+        {"small", 300, false, false, false, PLAN_ALL_REDUCE, false},
+        {"ring", 150000, false, false, false, PLAN_ALL_REDUCE, false},
+        {"ring by memory", 150000, false, false, true, PLAN_ALL_REDUCE, false},
+        {"reduce", 150000, false, false, false, PLAN_REDUCE, false},
         {"spread", 150000, false, false, false, PLAN_ALL_REDUCE, true},
-        {"sharded", 90000, true, false, false, PLAN_ALL_REDUCE},
-        {"small in retry mode", 300, false, true, false, PLAN_ALL_REDUCE},
-        {"segments", SEGMENTED_MIN / sizeof(float), false, true, false, PLAN_ALL_REDUCE},
-        {"sharded segments", SEGMENTED_MIN / sizeof(float), true, true, false, PLAN_ALL_REDUCE},
+        {"sharded", 90000, true, false, false, PLAN_ALL_REDUCE, false},
+        {"small in retry mode", 300, false, true, false, PLAN_ALL_REDUCE, false},
+        {"segments", SEGMENTED_MIN / sizeof(float), false, true, false, PLAN_ALL_REDUCE, false},
+        {"sharded segments", SEGMENTED_MIN / sizeof(float), true, true, false, PLAN_ALL_REDUCE, false},
     };
     uint32_t total = 0;
     for (size_t w = 0; w < sizeof ways / sizeof ways[0] - LEFT_OUT; w++)

@@ -212,6 +212,20 @@ static void test_windows(bool with_sites) {
     world_free(t.world);
 }
 
+// Blocks of one shard go to one agent after another, and nothing else comes from those that would wake a lane to them.
+static void test_agents(void) {
+    static const uint16_t shares[] = {0, 0, 0, 1}, site[] = {1, 1, 1, 0};
+    check_case("agents in turn");
+    memcpy(member_shares, shares, sizeof shares);
+    memcpy(member_sites, site, sizeof site);
+    struct world *world = world_new(4, 2);
+    for (uint64_t round = 0; round < 60; round++) {
+        struct trial t = {.world = world, .count = LARGE + below(2 * LARGE), .dtype = pcclFloat, .tag = round};
+        run(&t);
+    }
+    world_free(world);
+}
+
 static void test_segments(void) {
     check_case("in segments");
     static const uint16_t shares[] = {2, 0, 1}, site[] = {1, 1, 0};
@@ -276,6 +290,7 @@ int main(void) {
     test_lists();
     test_windows(false);
     test_windows(true);
+    test_agents();
     test_segments();
     test_loss(false, 400001);
     test_loss(true, 400001);
