@@ -7,6 +7,12 @@
 #include "data/pace.h"
 #include "ops/spread.h"
 
+#ifdef __SANITIZE_THREAD__ // which takes minutes for more, whose threads do the same
+enum { ROUNDS = 2, TYPES = pcclUint16 + 1, LONG = 3000001 };
+#else
+enum { ROUNDS = 5, TYPES = KERNEL_DTYPES, LONG = 12000001 };
+#endif
+
 enum { LARGE = PLAN_SMALL_MAX + 1 };
 
 struct trial {
@@ -170,7 +176,7 @@ static void test_kinds(void) {
     memcpy(member_shares, shares, sizeof shares);
     memcpy(member_sites, site, sizeof site);
     struct world *world = world_new(4, 1);
-    for (int dtype = 0; dtype < KERNEL_DTYPES; dtype++)
+    for (int dtype = 0; dtype < TYPES; dtype++)
         for (int op = 0; op < KERNEL_OPS; op++) {
             if (!red_op_takes(op, dtype)) continue;
             check_case("%s of %s", red_op_name(op), dtype_name(dtype));
@@ -207,7 +213,7 @@ static void test_windows(bool with_sites) {
     memcpy(member_shares, shares, sizeof shares);
     memset(member_sites, 0, sizeof member_sites);
     if (with_sites) memcpy(member_sites, site, sizeof site);
-    struct trial t = {.world = world_new(4, 2), .count = 12000001, .dtype = pcclFloat, .in_place = true};
+    struct trial t = {.world = world_new(4, 2), .count = LONG, .dtype = pcclFloat, .in_place = true};
     run(&t);
     world_free(t.world);
 }
@@ -284,7 +290,7 @@ static void test_late(void) {
 }
 
 int main(void) {
-    for (uint32_t round = 0; round < 8; round++)
+    for (uint32_t round = 0; round < ROUNDS; round++)
         for (uint32_t peers = 3; peers <= PEERS_MAX; peers++) test_bits(round, peers);
     test_kinds();
     test_lists();
