@@ -225,7 +225,7 @@ static void test_agents(void) {
     memcpy(member_shares, shares, sizeof shares);
     memcpy(member_sites, site, sizeof site);
     struct world *world = world_new(4, 2);
-    for (uint64_t round = 0; round < 60; round++) {
+    for (uint64_t round = 0; round < 10 * ROUNDS; round++) {
         struct trial t = {.world = world, .count = LARGE + below(2 * LARGE), .dtype = pcclFloat, .tag = round};
         run(&t);
     }
