@@ -86,6 +86,8 @@ struct desk {
 
     struct desk_run run;
     uint64_t generation, number; // number: of the epoch in force, 0 = none yet
+    struct desk_run last_run;    // the one before this one; who resumes it has to know its secret
+    uint64_t last_generation;    // of that: no member of it here need have heard of it
     struct desk_run left_run;    // given up by this master, with the members `left`
     uint32_t left_count;
 

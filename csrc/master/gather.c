@@ -180,9 +180,11 @@ bool gather_suits(const struct gather *gather, bool loopback) {
 
 // ---- promises ----
 
-// The highest generation that a member of that run has promised, or has been asked for.
-static uint64_t highest_promise(const struct survivors *survivors, const struct desk_run *run, bool asked) {
-    uint64_t highest = 0;
+// The highest generation that a member of that run has promised, or has been asked for, or in which this master has
+// served it: to members that are gone, perhaps.
+static uint64_t highest_promise(const struct survivors *survivors, const struct desk *desk, const struct desk_run *run,
+                                bool asked) {
+    uint64_t highest = desk_run_equal(run, &desk->last_run) ? desk->last_generation : 0;
     for (uint32_t i = 0; i < survivors->count; i++) {
         const struct survivor *survivor = survivors->list[i];
         if (survivor_is_of(survivor, run) && (asked || !survivor->asked) && survivor->promised > highest)
@@ -193,10 +195,10 @@ static uint64_t highest_promise(const struct survivors *survivors, const struct 
 
 static void ask_promises(struct gather *gather, struct desk *desk, const struct claim *claim) {
     struct survivors *survivors = &gather->survivors;
-    uint64_t highest = highest_promise(survivors, &claim->run, false);
+    uint64_t highest = highest_promise(survivors, desk, &claim->run, false);
     // the first time, or another master was at work meanwhile
     if (gather->generation <= highest || gather->run != claim->run.id) {
-        highest = highest_promise(survivors, &claim->run, true);
+        highest = highest_promise(survivors, desk, &claim->run, true);
         for (uint32_t i = 0; i < survivors->count; i++) survivors->list[i]->asked = survivors->list[i]->gave = false;
         gather->generation = highest + 1;
         gather->run = claim->run.id;

@@ -156,7 +156,7 @@ const struct actions *mind_peer_connected(struct mind *mind, int64_t now_ns, uin
 
 static bool is_secret(const struct run *run, const struct desk_run *claimed) {
     bool serves = run->desk.peer_count > 0 && claimed->id == run->desk.run.id;
-    const struct desk_run *known = serves ? &run->desk.run : &run->last;
+    const struct desk_run *known = serves ? &run->desk.run : &run->desk.last_run;
     return claimed->id != known->id || desk_run_equal(claimed, known);
 }
 

@@ -251,7 +251,10 @@ static void watch_quorum(struct run *run) {
 
 static void start(struct run *run) {
     struct desk *desk = &run->desk;
-    if (run->next_join > 1) run->last = desk->run;
+    if (run->next_join > 1) {
+        desk->last_run = desk->run;
+        desk->last_generation = desk->generation;
+    }
     memcpy(&desk->run.id, run->random, sizeof desk->run.id);
     memcpy(desk->run.secret, run->random + sizeof desk->run.id, sizeof desk->run.secret);
     if (desk->run.id == 0) desk->run.id = 1; // 0 means: no run yet

@@ -31,7 +31,6 @@ enum run_phase {
 struct run {
     uint8_t random[RUN_RANDOM_BYTES];
     bool wants_random;
-    struct desk_run last;        // the one before this one; who resumes it has to know its secret
     uint64_t next_join, barrier; // barrier: how many votes of all have ended
     // The newest epoch that a member has said it is in; the last one that lost somebody.
     uint64_t heard_number, lost_number;

@@ -531,6 +531,23 @@ static void test_promises(void) {
     EPOCH("abc", 6, RELINK);
     end();
 
+    begin("this master has served the run, to members that are gone: all are asked above that");
+    resume_all("ab");
+    ASKED("ab", 2);
+    promise("ab", RUN, 2);
+    for (const char *p = "ab"; *p; p++) RESUMED(*p);
+    EPOCH("ab", 6, RELINK);
+    say('a', (struct wire_header){.run = RUN, .generation = 2, .epoch = 6}, WIRE_LEAVE);
+    epoch_at(__LINE__, "b", "b", 7, WIRE_REASON_LOSS);
+    say('b', (struct wire_header){.run = RUN, .generation = 2, .epoch = 7}, WIRE_LEAVE);
+    CHECK_EQ(mind_peer_count(m), 0);
+    resume_all("cd");
+    ASKED("cd", 3);
+    promise("cd", RUN, 3);
+    for (const char *p = "cd"; *p; p++) RESUMED(*p);
+    EPOCH("cd", 6, RELINK);
+    end();
+
     begin("a member that leaves while it waits is not waited for");
     resume_all("ab");
     ASKED("ab", 2);
