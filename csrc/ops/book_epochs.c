@@ -30,13 +30,21 @@ static void end_call_mismatched(struct book *book, struct op *call) {
     }
 }
 
+// It ends with the epoch that follows, whatever is said of later ones.
+static bool is_mismatched(const struct op *call) {
+    for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++)
+        if (call->segments->ops[i] != NULL && call->segments->ops[i]->mismatched) return true;
+    return false;
+}
+
 // Whether a verdict of a mismatch means this op, or one that it would be once it is begun.
 static bool is_meant(const struct book *book, const struct op *op, const struct wire_verdict *verdict) {
     const struct wire_op_name *name = &verdict->name;
     if (!mismatch_concerns(op_list(op), name->list, verdict->other)) return false;
     // What it is in that epoch is seen when that is entered: perhaps it is lost, and the others have called again.
     if (op->args.group != NULL && !op_has_begun(op) && name->epoch > book->now->group_epoch) return false;
-    if (op->segments != NULL) return segments_are_meant(op, name);
+    if (op->segments != NULL)
+        return segments_are_meant(op, name) && (op->segments->epoch == name->epoch || !is_mismatched(op));
     if (op->phase == OP_WAITING) {
         // It is the call that was mismatched, unless the others have lost that one before and made it again.
         uint64_t loss = book_counted_loss(book, op);

@@ -209,6 +209,30 @@ static void test_mismatch(void) {
     end();
 }
 
+static void test_two_mismatches(void) {
+    begin();
+    check_case("the others' next call is mismatched too, before the epoch that ends the one under way is entered");
+    enter(1, 3);
+    book_links_ready(&book);
+    struct op *op = post(1, DIVIDED, true);
+    struct op next = {.name = {2, 1, 1, 0}};
+    said[0] = '\0';
+    verdict(WIRE_VERDICT_MISMATCH, started[0]);
+    verdict(WIRE_VERDICT_MISMATCH, started[0]);
+    verdict(WIRE_VERDICT_MISMATCH, &next);
+    check_said("");
+    enter(3, 3);
+    check_said("end 1: 3 ");
+    free(take(op).contributors);
+    book_links_ready(&book);
+    op = post(1, DIVIDED, true);
+    check_said("end 1: 3 ");
+    free(take(op).contributors);
+    op = post(1, LARGE, false);
+    check_said("start 1.0 ");
+    end();
+}
+
 // ---- over lists ----
 
 static void check_lost(struct op *op, uint64_t epoch, const char *who) {
@@ -385,6 +409,7 @@ int main(void) {
     test_supply();
     test_unexpected();
     test_mismatch();
+    test_two_mismatches();
     test_list_lost();
     test_list_goes_on();
     test_list_root();
