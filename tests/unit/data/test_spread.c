@@ -8,7 +8,7 @@
 #include "ops/spread.h"
 
 #ifdef __SANITIZE_THREAD__ // which takes minutes for more, whose threads do the same
-enum { ROUNDS = 2, TYPES = pcclUint16 + 1, LONG = 3000001 };
+enum { ROUNDS = 1, TYPES = pcclUint16 + 1, LONG = 1500001 };
 #else
 enum { ROUNDS = 5, TYPES = KERNEL_DTYPES, LONG = 12000001 };
 #endif
