@@ -102,14 +102,43 @@ static void merge(struct wire_telemetry *sums, const struct wire_telemetry *told
     *sums = next;
 }
 
+// Plain sums, for what is seen at the end of a long op says little of the whole one.
+static void add_fresh(struct wire_telemetry *fresh, const struct wire_telemetry *told) {
+    fresh->ops.span_us = bounded(fresh->ops.span_us + told->ops.span_us);
+    for (uint32_t i = 0; i < told->count; i++) {
+        const struct wire_seen *newest = &told->others[i].seen;
+        uint32_t at = 0;
+        while (at < fresh->count && !wire_id_equal(&fresh->others[at].id, &told->others[i].id)) at++;
+        if (at == WIRE_MAX_SEEN) continue;
+        struct wire_seen *sums = &fresh->others[at].seen;
+        if (at == fresh->count) {
+            fresh->others[fresh->count++].id = told->others[i].id;
+            *sums = (struct wire_seen){0};
+        }
+        sums->acked = bounded(sums->acked + newest->acked);
+        sums->busy_us = bounded(sums->busy_us + newest->busy_us);
+        sums->samples = bounded(sums->samples + newest->samples * WIRE_COUNT);
+        sums->pressed = bounded(sums->pressed + newest->pressed * WIRE_COUNT);
+        if (newest->round_trip_us > 0) sums->round_trip_us = newest->round_trip_us;
+    }
+}
+
+// What the shortest round trips are stays known.
+static void begin_fresh(struct matrix_row *row) {
+    row->reports = 0;
+    row->fresh.ops.span_us = 0;
+    for (uint32_t i = 0; i < row->fresh.count; i++)
+        row->fresh.others[i].seen = (struct wire_seen){.round_trip_us = row->fresh.others[i].seen.round_trip_us};
+}
+
 static void note_fresh(struct matrix_row *row, const struct wire_telemetry *told) {
     if (row->epoch == told->ops.epoch) {
-        merge(&row->fresh, told);
+        add_fresh(&row->fresh, told);
         row->reports++;
     } else {
         row->epoch = told->ops.epoch;
-        row->reports = 0;
-        row->fresh = (struct wire_telemetry){0};
+        row->fresh.count = 0;
+        begin_fresh(row);
     }
 }
 
@@ -139,35 +168,40 @@ static struct matrix_row *fresh_row(const struct matrix *matrix, const struct de
     return fresh ? row : NULL;
 }
 
-// The members of a group work at the same ops: the longest time that one sent in is that of all.
-static uint64_t longest_busy(const struct matrix *matrix, const struct desk *desk, const struct desk_group *group) {
-    uint64_t longest = 0;
+// The members of a group work at the same ops: the longest part of its time in which one sent is that of all, each of
+// which has told of a span of its own. 0: too little is known.
+static double busy_part(const struct matrix *matrix, const struct desk *desk, const struct desk_group *group) {
+    uint64_t longest = 0, span_us = 0;
     for (uint32_t i = 0; i < group->count; i++) {
         const struct matrix_row *row = fresh_row(matrix, desk, group->members[i]);
-        if (row == NULL) return 0;
-        for (uint32_t k = 0; k < row->fresh.count; k++)
-            if (row->fresh.others[k].seen.busy_us > longest) longest = row->fresh.others[k].seen.busy_us;
+        if (row == NULL || row->fresh.ops.span_us == 0) return 0;
+        for (uint32_t k = 0; k < row->fresh.count; k++) {
+            if (row->fresh.others[k].seen.busy_us <= longest) continue;
+            longest = row->fresh.others[k].seen.busy_us;
+            span_us = row->fresh.ops.span_us;
+        }
     }
-    return longest;
+    return longest < BUSY_LEAST_US ? 0 : (double)longest / (double)span_us;
 }
 
 bool matrix_look(struct matrix *matrix, struct desk *desk, const struct desk_group *group, struct shares_edge *edges) {
-    uint64_t busy_us = group->count > SHARES_MOST ? 0 : longest_busy(matrix, desk, group);
-    if (busy_us < BUSY_LEAST_US) return false;
+    double part = group->count > SHARES_MOST ? 0 : busy_part(matrix, desk, group);
+    if (part == 0) return false;
     memset(edges, 0, (size_t)group->count * group->count * sizeof *edges);
     for (uint32_t i = 0; i < group->count; i++) {
         struct matrix_row *row = fresh_row(matrix, desk, group->members[i]);
-        row->reports = 0;
+        double busy_s = part * (double)row->fresh.ops.span_us / 1e6;
         for (uint32_t k = 0; k < row->fresh.count; k++) {
             const struct desk_peer *to = desk_member(desk, group, &row->fresh.others[k].id);
             const struct wire_seen *seen = &row->fresh.others[k].seen;
             if (to == NULL) continue;
             struct shares_edge *edge = &edges[i * group->count + to->rank];
-            edge->rate = (double)seen->acked * 1e6 / (double)busy_us;
+            edge->rate = (double)seen->acked / busy_s;
             edge->round_trip_us = (double)seen->round_trip_us;
             if (seen->samples >= (uint64_t)SAMPLES_LEAST * WIRE_COUNT && seen->acked >= BYTES_LEAST)
                 edge->pressed = (double)seen->pressed / (double)seen->samples;
         }
+        begin_fresh(row);
     }
     return true;
 }

@@ -19,8 +19,8 @@ struct matrix_row {
     uint64_t open_us, open_processor_us; // since an op has ended: not in the sums of ops yet
     // What belongs to one group epoch as a whole: without the first report of it, part of which is older.
     uint64_t epoch;
-    uint32_t reports; // since matrix_look
-    struct wire_telemetry fresh;
+    uint32_t reports;            // since matrix_look
+    struct wire_telemetry fresh; // plain sums since then
 };
 
 // All zero at the beginning.

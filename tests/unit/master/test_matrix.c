@@ -1,6 +1,8 @@
 // What members tell is kept for those who ask: who is in the answer, how sums fade, and how much is kept.
 #include "master/matrix.h"
 
+#include <math.h>
+
 #include "seats.h"
 
 static struct matrix matrix;
@@ -143,11 +145,39 @@ static void test_places(void) {
     close_desk();
 }
 
+static void tell_sent(char who, char to, uint64_t acked, uint64_t busy_us, uint64_t span_us) {
+    static struct wire_telemetry told;
+    told = (struct wire_telemetry){.ops = {.span_us = span_us, .epoch = desk.order[0]->group->group_epoch}, .count = 1};
+    told.others[0].id = (struct wire_id){{(uint8_t)to, 1, 2, 3}};
+    told.others[0].seen = (struct wire_seen){.acked = acked, .busy_us = busy_us};
+    matrix_note(&matrix, &desk, peer(who), &told);
+}
+
+// In a second `a` sends 8 MB, but nothing at the end of the op; `b` sends as much all the time, and tells less often.
+static void test_look(void) {
+    static struct shares_edge seen[4];
+    open_desk("a look is at all since the one before, and at as much of each member", "ab");
+    struct desk_group *group = desk.order[0]->group;
+    group->group_epoch = 5;
+    for (int look = 0; look < 2; look++) {
+        for (int i = 0; i < 6; i++) {
+            tell_sent('a', 'b', i < 3 ? 8000000 : 0, i < 3 ? 1000000 : 0, 1000000);
+            CHECK(!matrix_look(&matrix, &desk, group, seen));
+        }
+        for (int i = 0; i < (look == 0 ? 4 : 3); i++) tell_sent('b', 'a', 12000000, 1500000, 1500000);
+        CHECK(matrix_look(&matrix, &desk, group, seen));
+        CHECK(fabs(seen[0 * 2 + 1].rate / 4e6 - 1) < 0.21 && fabs(seen[1 * 2 + 0].rate / 8e6 - 1) < 0.01);
+    }
+    matrix_fini(&matrix);
+    close_desk();
+}
+
 int main(void) {
     test_who();
     test_fading();
     test_long_ops();
     test_rate();
     test_places();
+    test_look();
     return check_status();
 }

@@ -7,7 +7,7 @@ static void tell(const char *ring, char slow, uint64_t epoch) {
     size_t n = strlen(ring);
     for (size_t i = 0; i < 4 * n; i++) {
         char from = ring[i % n], to = ring[(i + 1) % n];
-        told = (struct wire_telemetry){.ops.epoch = epoch, .count = 1};
+        told = (struct wire_telemetry){.ops = {.span_us = 1000000, .epoch = epoch}, .count = 1};
         told.others[0].id = id_of(to);
         told.others[0].seen = (struct wire_seen){.acked = 8 << 20,
                                                  .busy_us = 1000000,

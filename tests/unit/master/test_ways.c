@@ -32,7 +32,7 @@ static void tell(const char *sites, const char *slows, uint64_t epoch, int repor
     static struct wire_telemetry told;
     for (uint32_t i = 0; i < desk.count * (uint32_t)reports; i++) {
         const struct desk_peer *from = desk.order[i % desk.count];
-        told = (struct wire_telemetry){.ops = {.epoch = epoch}};
+        told = (struct wire_telemetry){.ops = {.span_us = 1000000, .epoch = epoch}};
         for (uint32_t k = 0; k < desk.count; k++) {
             const struct desk_peer *to = desk.order[k];
             if (to == from || to->group != from->group) continue;
