@@ -70,10 +70,11 @@ static void add_seen(struct wire_seen *sums, const struct wire_seen *newest) {
     }
 }
 
-static const struct wire_seen *find(const struct wire_telemetry *told, const struct wire_id *id) {
-    for (uint32_t i = 0; i < told->count; i++)
-        if (wire_id_equal(&told->others[i].id, id)) return &told->others[i].seen;
-    return NULL;
+// `count`: there is none.
+static uint32_t told_at(const struct wire_telemetry *told, const struct wire_id *id) {
+    uint32_t at = 0;
+    while (at < told->count && !wire_id_equal(&told->others[at].id, id)) at++;
+    return at;
 }
 
 static bool is_faded(const struct wire_seen *seen) {
@@ -85,14 +86,14 @@ static void merge(struct wire_telemetry *sums, const struct wire_telemetry *told
     static const struct wire_seen nothing;
     struct wire_telemetry next = {.ops = sums->ops};
     for (uint32_t i = 0; i < told->count; i++) {
-        if (find(&next, &told->others[i].id) != NULL) continue; // told twice
-        const struct wire_seen *before = find(sums, &told->others[i].id);
+        if (told_at(&next, &told->others[i].id) < next.count) continue; // told twice
+        uint32_t before = told_at(sums, &told->others[i].id);
         next.others[next.count].id = told->others[i].id;
-        next.others[next.count].seen = before == NULL ? nothing : *before;
+        next.others[next.count].seen = before == sums->count ? nothing : sums->others[before].seen;
         add_seen(&next.others[next.count++].seen, &told->others[i].seen);
     }
     for (uint32_t i = 0; i < sums->count && next.count < WIRE_MAX_SEEN; i++) {
-        if (find(told, &sums->others[i].id) != NULL) continue;
+        if (told_at(told, &sums->others[i].id) < told->count) continue;
         struct wire_seen faded = sums->others[i].seen;
         add_seen(&faded, &nothing);
         if (is_faded(&faded)) continue;
@@ -107,8 +108,7 @@ static void add_fresh(struct wire_telemetry *fresh, const struct wire_telemetry 
     fresh->ops.span_us = bounded(fresh->ops.span_us + told->ops.span_us);
     for (uint32_t i = 0; i < told->count; i++) {
         const struct wire_seen *newest = &told->others[i].seen;
-        uint32_t at = 0;
-        while (at < fresh->count && !wire_id_equal(&fresh->others[at].id, &told->others[i].id)) at++;
+        uint32_t at = told_at(fresh, &told->others[i].id);
         if (at == WIRE_MAX_SEEN) continue;
         struct wire_seen *sums = &fresh->others[at].seen;
         if (at == fresh->count) {

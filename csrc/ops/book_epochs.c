@@ -32,9 +32,9 @@ static void end_call_mismatched(struct book *book, struct op *call) {
 
 // It ends with the epoch that follows, whatever is said of later ones.
 static bool is_mismatched(const struct op *call) {
-    for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++)
-        if (call->segments->ops[i] != NULL && call->segments->ops[i]->mismatched) return true;
-    return false;
+    const struct op *part = call;
+    while (part != NULL && !part->mismatched) part = segments_part((struct op *)call, part);
+    return part != NULL;
 }
 
 // Whether a verdict of a mismatch means this op, or one that it would be once it is begun.

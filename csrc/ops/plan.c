@@ -4,7 +4,6 @@
 #include "net/wire.h"
 
 enum {
-    SHARD_ALIGN = 16,
     SEGMENT_ALIGN = 1024, // elements: segments of a tensor that is aligned are aligned themselves
     // from a message's arrival until the thread that waits for it runs: a round's cost beside the wire's latency
     WAKE_US = 30,
@@ -91,7 +90,7 @@ struct plan_range plan_segment(uint64_t count, size_t element_bytes, uint32_t se
 
 struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard) {
     uint64_t even = count / members + (count % members != 0);
-    uint64_t size = (even + SHARD_ALIGN - 1) / SHARD_ALIGN * SHARD_ALIGN;
+    uint64_t size = (even + PLAN_SHARD_ALIGN - 1) / PLAN_SHARD_ALIGN * PLAN_SHARD_ALIGN;
     struct plan_range range = {.begin = size * shard, .end = size * (shard + 1)};
     if (range.begin > count) range.begin = count;
     if (range.end > count) range.end = count;

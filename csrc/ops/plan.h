@@ -54,6 +54,7 @@ enum {
     // bytes of the inputs that a member of a small op gets from all others together; one alone may have as much
     PLAN_SMALL_MAX = 1024 * 1024,
     PLAN_SMALL_ANY = 256 * 1024,    // bytes of an input that may be small among any number of members
+    PLAN_SHARD_ALIGN = 16,          // elements: where shards begin
     PLAN_SEGMENT_MIN = 2048 * 1024, // bytes; never small, and the work outweighs a verdict
     PLAN_SEGMENTS = 64,             // at most
     PLAN_SEGMENTS_AHEAD = 6,        // under way at once: what a loss costs at most, of PLAN_SEGMENTS

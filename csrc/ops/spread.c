@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 
-enum { SHARD_ALIGN = 16 };
-
 // Steps of this part of a circle never come close to where they were soon (the golden ratio).
 static const uint32_t BLOCK_STEP = 0x9E3779B9, SHARD_STEP = 0x85EBCA6B;
 
@@ -57,7 +55,7 @@ static uint64_t bound(const struct spread *spread, uint64_t count, uint32_t unti
     uint64_t total = spread->until[spread->members - 1];
     if (until == total) return count;
     uint64_t at = count / total * until + count % total * until / total;
-    return at / SHARD_ALIGN * SHARD_ALIGN;
+    return at / PLAN_SHARD_ALIGN * PLAN_SHARD_ALIGN;
 }
 
 struct plan_range spread_shard(const struct spread *spread, uint64_t count, uint32_t members, uint32_t shard) {

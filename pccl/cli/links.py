@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -21,7 +22,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     links = _links(diagnosis)
     if not links:
         return Text(f"the run has {len(diagnosis.members)} members, which have told nothing of their links yet")
-    spans = {member.uuid: member.recent_seconds for member in diagnosis.members}
+    rates = _rates(diagnosis)
     table = Table(box=None, header_style="bold")
     table.add_column("from", no_wrap=True)
     table.add_column("to", no_wrap=True)
@@ -29,12 +30,12 @@ def render(diagnosis: Diagnosis) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why so many lanes", overflow="fold")
     for link in links[:ROWS_MOST]:
-        span = spans[link.member]
+        rate = rates(link)
         table.add_row(
             short(link.member),
             short(link.other),
             f"{link.round_trip_seconds * 1e3:.1f}",
-            f"{link.acked_bytes * 8e-6 / span:.1f}" if span > 0 else "-",
+            "-" if rate is None else f"{rate * 8e-6:.1f}",
             share(link.retransmits, link.segments),
             str(link.lanes),
             link.reason,
@@ -45,19 +46,25 @@ def render(diagnosis: Diagnosis) -> RenderableType:
 
 def plain(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     """The same of all links, for `json`."""
-    spans = {member.uuid: member.recent_seconds for member in diagnosis.members}
+    rates = _rates(diagnosis)
     return [
         {
             "from": str(link.member),
             "to": str(link.other),
             "round_trip_seconds": link.round_trip_seconds,
-            "bytes_per_second": link.acked_bytes / spans[link.member] if spans[link.member] > 0 else 0.0,
+            "bytes_per_second": rates(link) or 0.0,
             "retransmitted_share": link.retransmits / link.segments if link.segments > 0 else 0.0,
             "lanes": link.lanes,
             "reason": link.reason,
         }
         for link in _links(diagnosis)
     ]
+
+
+def _rates(diagnosis: Diagnosis) -> Callable[[EdgeReport], float | None]:
+    """Bytes per second of a link; None: its sender has not told of any time yet."""
+    spans = {member.uuid: member.recent_seconds for member in diagnosis.members}
+    return lambda link: link.acked_bytes / spans[link.member] if spans[link.member] > 0 else None
 
 
 def _links(diagnosis: Diagnosis) -> list[EdgeReport]:

@@ -220,12 +220,6 @@ static uint32_t taker(const struct op *op, uint32_t at) {
     return GROUP_NOBODY;
 }
 
-// Lock held.
-static void schedule_taker(const struct op *op, uint32_t at) {
-    uint32_t to = taker(op, at);
-    if (to != GROUP_NOBODY) neighbour_schedule(mover_peer(op, to));
-}
-
 // READY, GRANT.
 static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
@@ -238,7 +232,8 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
     s->others[place].begun |= type == WIRE_READY;
     if (granted <= shard->granted) return;
     shard->granted = granted;
-    schedule_taker(op, place); // which is an agent, perhaps
+    uint32_t to = taker(op, place); // an agent, perhaps
+    if (to != GROUP_NOBODY) neighbour_schedule(mover_peer(op, to));
 }
 
 static bool misses(const struct op *op, uint32_t place) {
@@ -446,10 +441,11 @@ static struct frame *next_input(struct engine *engine, struct op *op, const stru
     struct frame *frame = piece(engine, op, lane, op->args.send, &head, block_range(shard, block).end);
     if (frame == NULL) return NULL;
     shard->next += frame->bytes / op->element;
-    if (taker(op, at) == place) return frame;
-    // The next block goes to another one, whose lanes may have found nothing to do.
+    // The next block may go to another one, whose lanes have found nothing to do.
+    uint32_t to = taker(op, at);
+    if (to == place || to == GROUP_NOBODY) return frame;
     engine_lock(engine);
-    schedule_taker(op, at);
+    neighbour_schedule(mover_peer(op, to));
     engine_unlock(engine);
     return frame;
 }
