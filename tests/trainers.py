@@ -36,7 +36,7 @@ ROUNDING = 2e-6
 
 
 class Net(nn.Module):
-    """Several buckets of parameters, and buffers. It is smooth: at a kink, an average in its last bit would tell two losses apart."""
+    """Several buckets of parameters, and buffers. Smooth: at a kink, the last bit of an average would tell two losses apart."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -225,6 +225,11 @@ void lane_look(struct lane *lane, int64_t now_ns) {
     lane->unsent = unsent;
 }
 
+static bool models(const struct lane *lane) {
+    char control[16];
+    return socket_congestion(lane->stream->fd, control, sizeof control) && strncmp(control, "bbr", 3) == 0;
+}
+
 // Lock not held.
 static void tune(struct lane *lane) {
     int64_t now_ns = platform_now_ns();
@@ -232,7 +237,7 @@ static void tune(struct lane *lane) {
     if (!pace_is_due(&lane->pace, now_ns)) return;
     engine_lock(lane->engine);
     lane_look(lane, now_ns);
-    struct pace_total total = {0};
+    struct pace_total total = {.models = models(lane), .coming_us = sight_latest_queue_us(&peer->sight, now_ns)};
     uint32_t available = 0;
     for (uint32_t i = 1; i < peer->lane_end; i++) {
         struct lane *other = peer->lanes[i];

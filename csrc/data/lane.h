@@ -62,6 +62,7 @@ struct lane {
     bool vouched; // the peer's process holds the other end
     struct silence silence;
     struct pace pace;
+    uint64_t looked_sent; // thread: silence.sent at the last look
     struct {
         struct gauge gauge; // lock
         uint64_t sent;

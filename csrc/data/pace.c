@@ -16,6 +16,7 @@ enum {
     PERIOD_MS = 100,
     RETRANSMITS_PART = 100, // more than one segment of these sent again is much
     STRAINED_MOST = 3,      // measurements with that: filling a link for the first time is one
+    CLEAR_LEAST = 2,        // measurements without a queue, after which it is as if there had never been one
     CHUNKS_PER_SHARD = 4,
     CHUNKS_PER_SEGMENT_SHARD = 1,
     GRANTED_LEAST = 8 << 20,
@@ -63,7 +64,7 @@ uint32_t pace_unsent(const struct pace *pace) {
 
 // ---- the connections to one neighbour ----
 // Faster by this much than in the measurement before: they still find out how fast they can be.
-static const double RAMPS = 1.25;
+static const double RAMPS = 1.5;
 
 void pace_total_add(struct pace_total *total, const struct pace *pace) {
     const struct gauge *gauge = &pace->gauge;
@@ -85,8 +86,9 @@ const char *pace_reason_text(enum pace_reason reason) {
         [PACE_ADDED] = "lanes were added: they always had something to send, and no queue was seen on the way",
         [PACE_ALL] = "all lanes that could be made carry bulk, and more would help",
         [PACE_QUEUES] = "a queue was seen on the way, which more lanes would only make longer",
-        [PACE_REDUCED] =
-            "lanes were taken out of use: more than 1 % of the segments was sent again, with a queue on the way",
+        [PACE_REDUCED] = "lanes were taken out of use: a queue stays on the way, or with one, more than 1 % of the "
+                         "segments was sent "
+                         "again",
         [PACE_FIXED] = "all lanes carry bulk: the program has told how many there are",
         [PACE_DIRECT] = "there are no lanes, because large tensors do not pass between the two members: the direct "
                         "link carries all",
@@ -94,8 +96,8 @@ const char *pace_reason_text(enum pace_reason reason) {
     return (unsigned)reason < PACE_REASONS ? texts[reason] : "unknown";
 }
 
-static uint32_t more(const struct pace_lanes *pace) {
-    return !pace->filled ? 2 * pace->in_use : pace->in_use + (pace->in_use + LANES_PART - 1) / LANES_PART;
+static uint32_t more(const struct pace_lanes *pace, bool slowly) {
+    return slowly ? pace->in_use + (pace->in_use + LANES_PART - 1) / LANES_PART : 2 * pace->in_use;
 }
 
 static uint32_t fewer(uint32_t lanes) { return lanes - (lanes > 1 ? (lanes + 3) / 4 : 0); }
@@ -133,24 +135,29 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
         pace->reason = PACE_ENOUGH;
         return pace->in_use != before;
     }
-    uint64_t now_us = total->smoothed_us / total->lanes, queue_us = now_us > trip_us ? now_us - trip_us : 0;
+    uint64_t now_us = total->smoothed_us / total->lanes, least_us = trip_us + total->coming_us;
+    uint64_t queue_us = now_us > least_us ? now_us - least_us : 0;
     uint64_t segments = total->segments - since.segments, again = total->retransmits - since.retransmits;
-    bool queued = queue_us > trip_us / 4 && queue_us > PACE_FAR_US;
+    bool queued = queue_us > trip_us / 4 && queue_us > PACE_FAR_US, lossy = again * RETRANSMITS_PART > segments;
     double speed = (double)(total->acked - since.acked) / (double)spent_ns;
-    bool ramps = since.speed == 0 || speed > since.speed * RAMPS;
+    bool ramps = since.speed != 0 && speed > since.speed * RAMPS;
     pace->speed = speed;
-    if (queued) pace->filled = true;
-    pace->strained = queued && again * RETRANSMITS_PART > segments ? pace->strained + 1 : 0;
+    pace->clear = queued ? 0 : pace->clear + 1;
+    pace->filled = queued || (pace->filled && (pace->clear < CLEAR_LEAST || total->models));
+    pace->strained = queued && lossy ? pace->strained + 1 : 0;
     if (queued) pace->reason = PACE_QUEUES;
-    if (!queued && ramps && since.speed != 0) pace->reason = PACE_RAMPS;
+    if (!queued && ramps) pace->reason = PACE_RAMPS;
     if (!queued && !ramps) {
         pace->reason = pace->in_use == available ? PACE_ALL : PACE_ADDED;
-        pace->in_use = more(pace);
+        pace->in_use = more(pace, pace->filled || lossy);
     } else if (pace->strained == STRAINED_MOST) {
         pace->in_use = fewer(pace->in_use);
         pace->strained = 0;
-        if (pace->in_use < before) pace->reason = PACE_REDUCED;
+    } else if (queued && pace->in_use > LANES_FIRST) {
+        pace->in_use = fewer(pace->in_use);
+        if (pace->in_use < LANES_FIRST) pace->in_use = LANES_FIRST;
     }
+    if (pace->in_use < before) pace->reason = PACE_REDUCED;
     if (pace->in_use > available) pace->in_use = available;
     if (pace->in_use == before) return false;
     pace->lanes = 0; // others are measured from now on

@@ -53,7 +53,8 @@ uint32_t pace_unsent(const struct pace *pace);
 // How many of them carry bulk to a far one. More of them get through loss that no congestion causes, and hold more
 // bytes than the window of one; too many of them only fill the queue of a busy link until it drops what comes. So they
 // become more while they are the limit and no queue is seen, and fewer while there is one and much is sent again and
-// again. A queue alone is no reason: it may be the other direction's, which the acknowledgements wait in.
+// again. The round trip contains the queue of the other direction too, which the acknowledgements wait in, so that one
+// is taken off where heartbeats tell how long it is.
 enum pace_reason {
     PACE_NEAR,    // all are in use: the neighbour is near
     PACE_BEGINS,  // so many were not measured yet
@@ -62,7 +63,7 @@ enum pace_reason {
     PACE_ADDED,   // there are more than before: they were the limit, and no queue was seen
     PACE_ALL,     // they are the limit, and there are no more
     PACE_QUEUES,  // a queue is on the way, which more of them would only make longer
-    PACE_REDUCED, // there are fewer than before: much was sent again, while a queue was on the way
+    PACE_REDUCED, // there are fewer than before: a queue stays on the way, or much was sent again with one
     PACE_FIXED,   // all are in use: the program has told how many
     PACE_DIRECT,  // there is none beside the direct link
     PACE_REASONS
@@ -74,7 +75,8 @@ const char *pace_reason_text(enum pace_reason reason);
 struct pace_lanes {
     uint32_t in_use;         // 0: all, the neighbour is near
     enum pace_reason reason; // for that
-    bool filled;             // a queue was seen: from now on they become more one by one
+    bool filled;             // a queue was seen: they become more one by one
+    uint32_t clear;          // measurements one after another without one
     uint32_t strained;       // measurements one after another in which much was sent again
     uint32_t lanes;          // of the measurement at hand, which began at since_ns
     int64_t since_ns;
@@ -87,6 +89,8 @@ struct pace_total {
     uint32_t lanes;
     uint32_t round_trip_us;                                      // the shortest
     uint64_t smoothed_us, acked, busy_us, segments, retransmits; // sums
+    bool models;        // they send at a rate that they have found by themselves (BBR), so few fill a link
+    uint64_t coming_us; // how long the queue of the other direction is, as far as it is known
 };
 
 void pace_total_add(struct pace_total *total, const struct pace *pace);

@@ -1,6 +1,7 @@
 #include "data/sight.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/platform.h"
 
@@ -30,7 +31,11 @@ void sight_beat(struct sight *sight, uint64_t sent_us, bool loaded, int64_t now_
         sight->least_at = now_ns;
     }
     if (travel_us < sight->least_us[0]) sight->least_us[0] = travel_us;
-    if (loaded) sight->travel_us[sight->beats++ % SIGHT_BEATS] = travel_us;
+    if (!loaded) return;
+    sight->travel_us[sight->beats++ % SIGHT_BEATS] = travel_us;
+    if (now_ns - sight->latest_ns > SIGHT_LATEST_MS * MS_NS) sight->latest = 0;
+    sight->latest_us[sight->latest++ % SIGHT_LATEST] = travel_us;
+    sight->latest_ns = now_ns;
 }
 
 static int by_number(const void *a, const void *b) {
@@ -38,13 +43,24 @@ static int by_number(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
+// Of the median, beyond the fastest. Sorts.
+static uint64_t queue_us(const struct sight *sight, int64_t *travel_us, size_t count) {
+    int64_t least = platform_earlier(sight->least_us[0], sight->least_us[1]);
+    qsort(travel_us, count, sizeof *travel_us, by_number);
+    int64_t middle = travel_us[(count - 1) / 2];
+    // The other side may say anything.
+    return middle <= least ? 0 : (uint64_t)middle - (uint64_t)least;
+}
+
 uint64_t sight_queue_us(struct sight *sight) {
     size_t count = sight->beats < SIGHT_BEATS ? sight->beats : SIGHT_BEATS;
     sight->beats = 0;
-    if (count == 0) return 0;
-    int64_t least = platform_earlier(sight->least_us[0], sight->least_us[1]);
-    qsort(sight->travel_us, count, sizeof *sight->travel_us, by_number);
-    int64_t middle = sight->travel_us[(count - 1) / 2];
-    // The other side may say anything.
-    return middle <= least ? 0 : (uint64_t)middle - (uint64_t)least;
+    return count == 0 ? 0 : queue_us(sight, sight->travel_us, count);
+}
+
+uint64_t sight_latest_queue_us(const struct sight *sight, int64_t now_ns) {
+    int64_t travel_us[SIGHT_LATEST];
+    if (sight->latest < SIGHT_LATEST || now_ns - sight->latest_ns > SIGHT_LATEST_MS * MS_NS) return 0;
+    memcpy(travel_us, sight->latest_us, sizeof travel_us);
+    return queue_us(sight, travel_us, SIGHT_LATEST);
 }

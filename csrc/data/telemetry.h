@@ -8,6 +8,7 @@ struct engine;
 enum {
     TELEMETRY_TELL_MS = 1000, // between two reports; less where the heartbeat limit is short
     TELEMETRY_LOOK_MS = 100,  // between two looks at the links while a large op runs
+    TELEMETRY_KEEP_MS = 1000, // for so long after a large op, the windows of its lanes are kept
     TELEMETRY_BEAT_PEERS = 8, // who gets heartbeats while a large op runs: those that follow in the ring
 };
 

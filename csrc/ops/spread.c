@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 // Steps of this part of a circle never come close to where they were soon (the golden ratio).
-static const uint32_t BLOCK_STEP = 0x9E3779B9, SHARD_STEP = 0x85EBCA6B;
+static const uint32_t BLOCK_STEP = 0x9E3779B9;
 
 struct room {
     struct spread spread;
@@ -21,11 +21,12 @@ static bool is_known(const uint16_t *sites, const uint32_t *numbers, uint32_t pl
 }
 
 static void list_site(struct spread *spread, uint32_t site, uint32_t *first, uint32_t *order, uint32_t *weights,
-                      const uint16_t *shares) {
+                      uint32_t *before, const uint16_t *shares) {
     uint32_t at = first[site], sum = 0;
     for (uint32_t place = 0; place < spread->members; place++)
         if (spread->site[place] == site) {
             order[at] = place;
+            before[place] = sum;
             weights[at++] = sum += shares[place];
         }
     for (uint32_t i = first[site]; sum == 0 && i < at; i++) weights[i] = i - first[site] + 1;
@@ -33,18 +34,18 @@ static void list_site(struct spread *spread, uint32_t site, uint32_t *first, uin
 }
 
 struct spread *spread_new(const uint16_t *shares, const uint16_t *sites, uint32_t members) {
-    struct room *room = malloc(sizeof *room + (5 * (size_t)members + 1) * sizeof room->numbers[0]);
+    struct room *room = malloc(sizeof *room + (6 * (size_t)members + 1) * sizeof room->numbers[0]);
     if (room == NULL) return NULL;
     struct spread *spread = &room->spread;
     uint32_t *until = room->numbers, *site = until + members, *order = site + members, *weights = order + members,
-             *first = weights + members;
-    *spread = (struct spread){members, until, site, 0, first, order, weights};
+             *before = weights + members, *first = before + members;
+    *spread = (struct spread){members, until, site, before, 0, first, order, weights};
     for (uint32_t place = 0; place < members; place++) {
         until[place] = shares[place] + (place == 0 ? 0 : until[place - 1]);
         if (!is_known(sites, site, place, &site[place])) site[place] = spread->sites++;
     }
     first[0] = 0;
-    for (uint32_t i = 0; i < spread->sites; i++) list_site(spread, i, first, order, weights, shares);
+    for (uint32_t i = 0; i < spread->sites; i++) list_site(spread, i, first, order, weights, before, shares);
     return spread;
 }
 
@@ -64,11 +65,18 @@ struct plan_range spread_shard(const struct spread *spread, uint64_t count, uint
                                bound(spread, count, spread->until[shard])};
 }
 
-// The member of this site that stands for it.
+static uint32_t weight(const struct spread *spread, uint32_t site) {
+    return spread->weights[spread->first[site + 1] - 1];
+}
+
+// The member of this site that stands for it: who is where in this site the block is in the owner's.
 static uint32_t agent_of(const struct spread *spread, uint32_t site, uint32_t shard, uint64_t block) {
     uint32_t low = spread->first[site], high = spread->first[site + 1] - 1;
-    uint32_t angle = (uint32_t)block * BLOCK_STEP + shard * SHARD_STEP;
-    uint64_t at = (uint64_t)angle * spread->weights[high] >> 32;
+    uint64_t share = spread->until[shard] - (shard == 0 ? 0 : spread->until[shard - 1]);
+    uint32_t angle = (uint32_t)block * BLOCK_STEP; // all of these: 2^32
+    uint64_t there = ((uint64_t)spread->before[shard] << 32) + angle * share;
+    uint64_t from = weight(spread, spread->site[shard]), to = weight(spread, site);
+    uint64_t at = (there / from * to + there % from * to / from) >> 32; // exact: the product would be too large
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
         if (spread->weights[middle] > at)

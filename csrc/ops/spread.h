@@ -6,7 +6,10 @@
 // them, the agent, which is the owner in its own site; agents stand under the owner. So each input of a site leaves it
 // in one sum, and the result enters it once. A member of no site (0), or alone in one, stands under the owner.
 //
-// The blocks of a shard have different agents, so that each member of a site carries its part, by its share.
+// Each member of a site stands for it in proportion to its share, and with as few members of another site as that
+// allows: two sites lie beside each other like two rulers of the same length, on which each member has a part. Members
+// that stand opposite each other have the blocks between them. Connections between two sites share a line, in parts
+// that are rarely equal: where few members share the blocks of one owner, few wait for each other's.
 #ifndef PCCL_OPS_SPREAD_H
 #define PCCL_OPS_SPREAD_H
 
@@ -15,8 +18,9 @@
 // By place in the team.
 struct spread {
     uint32_t members;
-    const uint32_t *until; // sum of the shares up to and with this place's
-    const uint32_t *site;  // number of its site here, counted from 0
+    const uint32_t *until;  // sum of the shares up to and with this place's
+    const uint32_t *site;   // number of its site here, counted from 0
+    const uint32_t *before; // sum of the shares of those of its site that have lower places
     // by site
     uint32_t sites;
     const uint32_t *first; // where it begins in `order`; one more, where the last one ends

@@ -136,13 +136,15 @@ static void test_lanes(void) {
     CHECK_EQ(tuned.in_use, 2);
     check_case("more where they are the limit, but not while they still get faster");
     begin_far(80000);
-    later(SECOND_NS, 4, 10, 0, 0, 1);
+    CHECK(later(SECOND_NS, 4, 10, 0, 0, 1) && tuned.in_use == 8);
+    later(SECOND_NS, 8, 10, 0, 0, 1); // the measurement of as many begins
+    CHECK(later(SECOND_NS, 8, 10, 50000, 0, 1) && tuned.in_use == 6);
+    begin_far(80000);
+    later(SECOND_NS, 4, 10, 30000, 0, 1);
     CHECK(!later(SECOND_NS, 4, 20, 0, 0, 1) && !later(SECOND_NS, 4, 40, 0, 0, 1));
     CHECK_EQ(tuned.reason, PACE_RAMPS);
     CHECK(later(SECOND_NS, 4, 41, 0, 1e-4, 1) && tuned.in_use == 8);
     CHECK_EQ(tuned.reason, PACE_ADDED);
-    later(SECOND_NS, 8, 41, 0, 1e-4, 1);
-    CHECK_EQ(tuned.reason, PACE_ADDED); // there is nothing to compare with yet
     check_case("never above what there is");
     for (int i = 0; i < 40; i++) later(SECOND_NS, tuned.in_use, 40, 0, 1e-4, 1);
     CHECK_EQ(tuned.in_use, 64);
@@ -155,13 +157,25 @@ static void test_lanes(void) {
     begin_far(80000);
     for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 4, 10, 0, 0, 0.5));
     CHECK_EQ(tuned.reason, PACE_ENOUGH);
-    check_case("nor where there is a queue, whosever it is");
+    check_case("nor where there is a queue");
     begin_far(80000);
     for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 4, 10, 50000, 1e-4, 1));
     CHECK_EQ(tuned.reason, PACE_QUEUES);
-    check_case("one by one after that");
+    check_case("one more after that, and many once the queue stays away");
     later(SECOND_NS, 4, 10, 0, 0, 1);
     CHECK_EQ(tuned.in_use, 5);
+    later(SECOND_NS, 5, 10, 0, 0, 1);
+    later(SECOND_NS, 5, 10, 0, 0, 1);
+    CHECK_EQ(tuned.in_use, 10);
+    check_case("a queue that stays takes all but the first ones");
+    for (int i = 0; i < 40; i++) later(SECOND_NS, tuned.in_use, 10, 50000, 0, 1);
+    CHECK_EQ(tuned.in_use, 4);
+    CHECK_EQ(tuned.reason, PACE_QUEUES);
+    check_case("the queue of the other direction is none");
+    begin_far(80000);
+    figures.coming_us = 40000;
+    CHECK(later(SECOND_NS, 4, 10, 50000, 0, 1) && tuned.in_use == 8);
+    figures.coming_us = 0;
     check_case("fewer where much is sent again, but not at once");
     begin_far(80000);
     int measured = 0;

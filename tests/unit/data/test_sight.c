@@ -51,6 +51,17 @@ static void test_beats(void) {
     for (int i = 0; i < 100; i++) beat(&sight, 60 + i, 4000, true);
     CHECK_EQ(sight_queue_us(&sight), 2500);
 
+    check_case("the latest ones, whatever was reported");
+    CHECK_EQ(sight_latest_queue_us(&sight, 160 * MS_NS), 2500);
+    CHECK_EQ(sight_latest_queue_us(&sight, (160 + 2 * SIGHT_LATEST_MS) * MS_NS), 0);
+    int64_t after_ms = 160 + 2 * SIGHT_LATEST_MS;
+    for (int i = 0; i < SIGHT_LATEST; i++) {
+        CHECK_EQ(sight_latest_queue_us(&sight, (after_ms + i) * MS_NS), 0); // too few
+        beat(&sight, after_ms + i, i == 0 ? 900000 : 5500, true);
+    }
+    CHECK_EQ(sight_latest_queue_us(&sight, (after_ms + SIGHT_LATEST) * MS_NS), 4000);
+    CHECK_EQ(sight_queue_us(&sight), 4000);
+
     check_case("a way that has become longer is the usual one after a while, and not at once");
     beat(&sight, SIGHT_BASE_MS + 1000, 9500, true);
     CHECK_EQ(sight_queue_us(&sight), 8000);

@@ -113,8 +113,38 @@ static void test_agents(void) {
     }
 }
 
+// How many members of the second site stand for it where a member of the first one owns the block.
+static void test_opposite(void) {
+    enum { BLOCKS = 1000, MEMBERS = 7 };
+    static const struct {
+        const char *name;
+        uint16_t shares[MEMBERS], sites[MEMBERS];
+        uint32_t pairs; // of an owner and one that sends to it
+    } rows[] = {
+        {"as many", {5, 5, 5, 5, 5, 5, 9}, {1, 2, 1, 2, 2, 1, 3}, 3},
+        {"3 and 2, with a fast member", {3, 9, 3, 1, 5, 0, 0}, {1, 2, 1, 2, 1, 0, 0}, 4},
+        {"all beside one", {7, 1, 1, 1, 1, 1, 1}, {1, 2, 2, 2, 2, 2, 2}, 6},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_case("%s", rows[i].name);
+        struct spread *spread = spread_new(rows[i].shares, rows[i].sites, MEMBERS);
+        REQUIRE(spread != NULL);
+        uint32_t pairs = 0;
+        for (uint32_t owner = 0; owner < MEMBERS; owner++)
+            for (uint32_t member = 0; member < MEMBERS; member++) {
+                bool opposite = rows[i].sites[owner] == 1 && rows[i].sites[member] == 2, meets = false;
+                for (uint64_t block = 0; opposite && block < BLOCKS; block++)
+                    meets |= spread_parent(spread, owner, block, member) == owner;
+                pairs += meets;
+            }
+        CHECK_EQ(pairs, rows[i].pairs);
+        spread_free(spread);
+    }
+}
+
 int main(void) {
     test_random();
+    test_opposite();
     test_even();
     test_agents();
     return check_status();

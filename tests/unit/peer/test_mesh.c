@@ -242,6 +242,21 @@ static void test_spare(void) {
     enter((const uint8_t[]){SELF, 3}, 2);
     CHECK_EQ(count(MEMBER_DIAL), 0);
     end();
+    check_case("one that was dialled in an epoch before tells nothing");
+    begin();
+    mesh_set_spare(&mesh, 6);
+    enter((const uint8_t[]){SELF, 3}, 2);
+    for (uint32_t index = 0; index < 3; index++) up_far(3, index);
+    CHECK_EQ(count(MEMBER_DIAL), 1);
+    at.header.epoch++;
+    enter((const uint8_t[]){SELF, 9, 3, 8}, 4); // no neighbour in the ring
+    mesh_link_failed(&mesh, &at, &id, 3, &out);
+    at.header.epoch++;
+    member_output_clear(&out);
+    enter((const uint8_t[]){SELF, 3}, 2);
+    CHECK_EQ(count(MEMBER_DIAL), 1);
+    end();
+    check_case("a near one");
     begin();
     mesh_set_spare(&mesh, 6);
     enter((const uint8_t[]){SELF, 3}, 2);
