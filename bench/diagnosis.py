@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import harness
-from harness import MIB, ROOT, BenchError, Master, Peer, Row
-from netlab import Lab, Place
+from harness import MIB, ROOT, Peer, Row
+from netlab import Lab, Place, fleet_at, hear
 from netlab import run as shell
 
 import pccl
@@ -41,7 +41,7 @@ class Switch(Lab):
         devices = [f"s{self._mark}{index}" for index in range(count)]
         command = [program, "--delay-us", str(DELAY_US), "--queue-bytes", str(QUEUE_BYTES), "--seed", str(seed), *devices]
         self._switch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._hear("ready")
+        hear(self._switch, "ready")
         self.places = [self._join(index, device) for index, device in enumerate(devices)]
 
     def _join(self, index: int, device: str) -> Place:
@@ -58,12 +58,7 @@ class Switch(Lab):
         """See bench/switch/switch.c."""
         assert self._switch.stdin is not None
         print(command, file=self._switch.stdin, flush=True)
-        self._hear("ok")
-
-    def _hear(self, word: str) -> None:
-        assert self._switch.stdout is not None
-        if (line := self._switch.stdout.readline().strip()) != word:
-            raise BenchError(f"the switch said {line!r} in place of {word!r}")
+        hear(self._switch, "ok")
 
     def close(self) -> str:
         self._switch.kill()
@@ -77,7 +72,7 @@ class Switch(Lab):
 def built() -> str:
     """The switch, compiled when it is not there or older than its source."""
     program = ROOT / "build" / "bench" / "switch"
-    shared = [ROOT / "bench" / "wan" / f"{name}.c" for name in ("link", "packet", "queue")]
+    shared = [ROOT / "bench" / "wan" / f"{name}.c" for name in ("command", "link", "packet", "queue")]
     sources = [ROOT / "bench" / "switch" / "switch.c", *shared]
     if not program.exists() or program.stat().st_mtime < max(source.stat().st_mtime for source in sources):
         program.parent.mkdir(parents=True, exist_ok=True)
@@ -191,16 +186,10 @@ def run() -> None:
     order = [(kind, trial) for kind in KINDS for trial in range(args.trials)]
     random.Random(args.seed).shuffle(order)
     with Switch(args.peers, args.seed) as switch:
-        for index, place in enumerate(switch.places):
+        for index in range(args.peers):
             switch.tell(f"up {index} {args.megabits} 0")
             switch.tell(f"down {index} {args.megabits} 0")
-            del place
-        home = switch.places[0]
-        namespaces = [place.namespace for place in switch.places]
-        with (
-            Master(home.address, home.namespace) as master,
-            harness.Fleet(worker, args.peers, namespaces=namespaces, address=master.address, size=args.size) as fleet,
-        ):
+        with fleet_at(switch.places, worker, size=args.size) as fleet:
             trials = Trials(switch, fleet, args.megabits, args.settle)
             for kind, trial in order:
                 fault = draw(kind, args.peers, args.seed * 1000 + trial)

@@ -10,7 +10,7 @@ from typing import Any
 import harness
 import methods
 from harness import Master, Peer, Row
-from netlab import Lab
+from netlab import Lab, fleet_at
 
 import pccl
 
@@ -186,17 +186,8 @@ def run() -> None:
             lab.limit(place, args.megabits)
         home = places[0]
         with (
-            Master(home.address, home.namespace) as master,
             Master(home.address, home.namespace) as other,
-            harness.Fleet(
-                hide,
-                2,
-                namespaces=[place.namespace for place in places],
-                address=master.address,
-                other=other.address,
-                blocks=args.blocks,
-                width=args.width,
-            ) as fleet,
+            fleet_at(places, hide, other=other.address, blocks=args.blocks, width=args.width) as fleet,
         ):
             reduce_seconds, counts, rounds = fleet.results()[0]
     rows.append({"what": f"the reduce, {args.megabits:g} Mbit/s", "value": reduce_seconds * 1e3, "unit": "ms"})

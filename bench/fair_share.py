@@ -10,8 +10,8 @@ from typing import Any
 
 import harness
 import methods
-from harness import KIB, MIB, Master, Peer, Row
-from netlab import Lab, Link
+from harness import KIB, MIB, Peer, Row
+from netlab import Lab, Link, fleet_at
 
 import pccl
 from pccl.lab.ports import free_ports
@@ -77,22 +77,16 @@ def measure(link: Link, control: str, args: Any) -> Row:
         places = lab.long_pair(link)
         for place in places:
             lab.congestion(place, "cubic")
-        home = places[0]
-        with (
-            Master(home.address, home.namespace) as master,
-            harness.Fleet(
-                worker,
-                2,
-                namespaces=[place.namespace for place in places],
-                address=master.address,
-                host=home.address,
-                port=free_ports(1)[0],
-                size=args.size,
-                warm_up=args.warm_up,
-                seconds=args.seconds,
-                control=control,
-            ) as fleet,
-        ):
+        with fleet_at(
+            places,
+            worker,
+            host=places[0].address,
+            port=free_ports(1)[0],
+            size=args.size,
+            warm_up=args.warm_up,
+            seconds=args.seconds,
+            control=control,
+        ) as fleet:
             (op, _, lanes), (_, download, _) = fleet.results()
     return {
         "control": control,

@@ -7,7 +7,7 @@ from typing import Any
 import harness
 import methods
 from harness import KIB, MIB, Master, Peer, Row
-from netlab import Lab, Link
+from netlab import Lab, Link, fleet_at
 
 import pccl
 from pccl.lab.ports import free_ports
@@ -19,12 +19,13 @@ of place; one and several lanes, and bare TCP over one connection, in turn; the 
 LEAST = 3.5
 
 
-def worker(peer: Peer, addresses: dict[int, str], host: str, port: int, size: int, blocks: int) -> Any:
+def worker(peer: Peer, address: str, with_lanes: tuple[int, str], host: str, port: int, size: int, blocks: int) -> Any:
+    """One lane at `address`, and that many at the other master."""
     import numpy as np
 
     source = np.full(size // 4, float(peer.rank + 1), dtype=np.float32)
     target = np.ones_like(source)
-    comms = {lanes: methods.join_run(address, peer.world, lanes) for lanes, address in addresses.items()}
+    comms = {lanes: methods.join_run(master, peer.world, lanes) for lanes, master in ((1, address), with_lanes)}
     raw = methods.RawTcp(peer, port, host)
     calls: dict[str, Any] = {"tcp, 1 connection": lambda: raw.exchange(memoryview(source).cast("B"))}
     for lanes, comm in comms.items():
@@ -53,13 +54,11 @@ def run() -> None:
             lab.sysctl(place, "net.ipv4.tcp_wmem", f"4096 16384 {args.window}")
         home = places[0]
         with (
-            Master(home.address, home.namespace) as one,
             Master(home.address, home.namespace) as many,
-            harness.Fleet(
+            fleet_at(
+                places,
                 worker,
-                2,
-                namespaces=[place.namespace for place in places],
-                addresses={1: one.address, args.lanes: many.address},
+                with_lanes=(args.lanes, many.address),
                 host=home.address,
                 port=free_ports(1)[0],
                 size=args.size,

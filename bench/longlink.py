@@ -10,8 +10,8 @@ from typing import Any
 
 import harness
 import methods
-from harness import MIB, Master, Peer, Row
-from netlab import Lab, Link, Place
+from harness import MIB, Peer, Row
+from netlab import Lab, Link, Place, fleet_at
 
 import pccl
 
@@ -59,20 +59,7 @@ def measure(link: Link, control: str, size: int, ops: int, pause: float, lanes: 
         for place in places:
             lab.congestion(place, control)
         before = [segments(place) for place in places]
-        home = places[0]
-        with (
-            Master(home.address, home.namespace) as master,
-            harness.Fleet(
-                worker,
-                2,
-                namespaces=[place.namespace for place in places],
-                address=master.address,
-                size=size,
-                ops=ops,
-                pause=pause,
-                lanes=lanes,
-            ) as fleet,
-        ):
+        with fleet_at(places, worker, size=size, ops=ops, pause=pause, lanes=lanes) as fleet:
             times = [max(both) for both in zip(*fleet.results(), strict=True)]
         after = [segments(place) for place in places]
     sent, again = (sum(b[i] - a[i] for a, b in zip(before, after, strict=True)) for i in (0, 1))

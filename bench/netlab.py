@@ -12,12 +12,13 @@ import os
 import secrets
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from harness import ROOT, BenchError
+from harness import ROOT, BenchError, Fleet, Master
 
 NETWORK = "10.213.0"
 TBF_BURST_BYTES = 128 * 1024
@@ -43,13 +44,29 @@ class Link:
     queue_bytes: int = 0  # 0 = one bandwidth-delay product of the round trip
 
 
+Pair = tuple[int, int]
+"""Two sites, the lower number first; of a long pair, (0, 1)."""
+
+
+@contextmanager
+def fleet_at(places: Sequence[Place], worker: Callable[..., Any], **arguments: Any) -> Iterator[Fleet]:
+    """A worker at each place, which gets the `address` of a master at the first one."""
+    home, namespaces = places[0], [place.namespace for place in places]
+    with (
+        Master(home.address, home.namespace) as master,
+        Fleet(worker, len(places), namespaces=namespaces, address=master.address, **arguments) as fleet,
+    ):
+        yield fleet
+
+
 class Lab:
     def __init__(self) -> None:
         if os.geteuid() != 0:
             raise BenchError("network namespaces need root: run this as root")
         self._mark = f"{os.getpid():x}{secrets.token_hex(2)}"
         self._namespaces: list[str] = []
-        self._emulators: list[subprocess.Popen[str]] = []
+        self._emulators: dict[Pair, subprocess.Popen[str]] = {}
+        self._routers: dict[Pair, tuple[str, str]] = {}
 
     def pair(self) -> tuple[Place, Place]:
         """Two namespaces joined by a veth pair."""
@@ -62,14 +79,16 @@ class Lab:
     def long_pair(self, link: Link, seed: int = 1) -> tuple[Place, Place]:
         """Two namespaces joined by the emulator of a long link (bench/wan)."""
         one, two = self._places("t")
-        self._emulate(link, one.device, two.device, seed)
+        self._emulate((0, 1), link, one.device, two.device, seed)
         for place in (one, two):
             run(f"ip link set {place.device} netns {place.namespace}")
             self._address(place)
         return one, two
 
-    def sites(self, sizes: Sequence[int], link: Link) -> list[Place]:
-        """Places in several sites: fast inside, and one emulated link between each two sites; site by site."""
+    def sites(self, sizes: Sequence[int], links: Link | Mapping[Pair, Link]) -> list[Place]:
+        """Places in several sites: fast inside, and one emulated link between each two sites, all alike or each as it is
+        given; site by site.
+        """
         places = []
         for site, size in enumerate(sizes):
             router = self._namespace(f"r{site}")
@@ -91,13 +110,26 @@ class Lab:
         for a in range(len(sizes)):
             for b in range(a + 1, len(sizes)):
                 ends = [(a, b, f"t{self._mark}{a}{b}"), (b, a, f"t{self._mark}{b}{a}")]
-                self._emulate(link, ends[0][2], ends[1][2], seed=1)
+                self._emulate((a, b), links if isinstance(links, Link) else links[a, b], ends[0][2], ends[1][2], seed=1)
                 for here, there, device in ends:
                     router = f"pccl-{self._mark}-r{here}"
+                    self._routers[here, there] = router, device
                     run(f"ip link set {device} netns {router}")
                     run(f"ip -n {router} link set {device} mtu 1500 txqueuelen 20000 up")
                     run(f"ip -n {router} route add 10.214.{there}.0/24 dev {device}")
         return places
+
+    def change(self, link: Link, between: Pair = (0, 1)) -> None:
+        """Gives an emulated link that rate and loss, both ways, while it runs; its delay and its queue stay."""
+        emulated = self._emulators[between]
+        assert emulated.stdin is not None
+        for way in ("ab", "ba"):
+            print(f"{way} {link.megabits} {link.loss}", file=emulated.stdin, flush=True)
+            hear(emulated, "ok")
+
+    def ends(self) -> dict[Pair, tuple[str, str]]:
+        """Between sites: from which to which, and the namespace and the device where what went that way arrives."""
+        return {(there, here): end for (here, there), end in self._routers.items()}
 
     def forward(self, namespace: str) -> None:
         run(f"ip netns exec {namespace} sysctl -qw net.ipv4.ip_forward=1")
@@ -133,21 +165,19 @@ class Lab:
 
     def congestion(self, place: Place, name: str) -> None:
         """Connections from this place have that congestion control, as if it were the system's choice."""
-        way = f"{NETWORK}.0/24 dev {place.device} scope link src {place.address}"
-        run(f"ip -n {place.namespace} route replace {way} congctl {name}")
+        for way in run(f"ip -n {place.namespace} -4 route show").splitlines():
+            run(f"ip -n {place.namespace} route replace {way} congctl {name}")
 
-    def _emulate(self, link: Link, one: str, two: str, seed: int) -> None:
+    def _emulate(self, between: Pair, link: Link, one: str, two: str, seed: int) -> None:
         """Makes two devices that the emulator joins."""
         command = [
             str(emulator()),
             *("--rate-mbit", str(link.megabits), "--delay-us", str(int(link.delay_ms * 1e3)), "--loss", str(link.loss)),
             *("--queue-bytes", str(link.queue_bytes), "--seed", str(seed), one, two),
         ]
-        emulated = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self._emulators.append(emulated)
-        assert emulated.stdout is not None
-        if emulated.stdout.readline() != "ready\n":
-            raise BenchError("the link emulator did not start; its words stand above")
+        emulated = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._emulators[between] = emulated
+        hear(emulated, "ready")
 
     def _namespace(self, name: str) -> str:
         namespace = f"pccl-{self._mark}-{name}"
@@ -175,7 +205,7 @@ class Lab:
         """Removes everything; gives what the emulator counted."""
         counted = ""
         while self._emulators:
-            emulated = self._emulators.pop()
+            _, emulated = self._emulators.popitem()
             emulated.terminate()
             counted += emulated.communicate()[0]
         while self._namespaces:
@@ -190,6 +220,13 @@ class Lab:
         self.close()
 
 
+def hear(emulated: subprocess.Popen[str], word: str) -> None:
+    """Waits for the next line of an emulator, which has to be that."""
+    assert emulated.stdout is not None
+    if (line := emulated.stdout.readline().strip()) != word:
+        raise BenchError(f"the emulator of a link said {line!r} in place of {word!r}")
+
+
 def emulator() -> Path:
     """The emulator, built when it is not there or older than its source."""
     folder = ROOT / "bench" / "wan"
@@ -202,7 +239,9 @@ def emulator() -> Path:
     return program
 
 
-def run(command: str) -> None:
+def run(command: str) -> str:
+    """What it printed."""
     done = subprocess.run(shlex.split(command), capture_output=True, text=True)
     if done.returncode != 0:
         raise BenchError(f"`{command}` failed: {done.stderr.strip()}")
+    return done.stdout

@@ -7,8 +7,8 @@ from typing import Any
 
 import harness
 import methods
-from harness import MIB, Master, Peer, Row
-from netlab import Lab
+from harness import MIB, Peer, Row
+from netlab import Lab, fleet_at
 
 import pccl
 from pccl.lab.ports import free_ports
@@ -75,22 +75,16 @@ def run() -> None:
         places = lab.pair()
         for place in places:
             lab.limit(place, args.megabits)
-        home = places[0]
-        with (
-            Master(home.address, home.namespace) as master,
-            harness.Fleet(
-                worker,
-                2,
-                namespaces=[place.namespace for place in places],
-                address=master.address,
-                host=home.address,
-                port=free_ports(1)[0],
-                devices=[place.device for place in places],
-                size=args.size,
-                blocks=args.blocks,
-                with_gloo=not args.no_gloo,
-            ) as fleet,
-        ):
+        with fleet_at(
+            places,
+            worker,
+            host=places[0].address,
+            port=free_ports(1)[0],
+            devices=[place.device for place in places],
+            size=args.size,
+            blocks=args.blocks,
+            with_gloo=not args.no_gloo,
+        ) as fleet:
             results = fleet.results()
     medians = {name: harness.summary(values) for name, values in harness.slowest([times for times, _ in results]).items()}
     plain = medians["unquantised"]["median"]

@@ -13,8 +13,8 @@ from typing import Any
 import harness
 import methods
 from diagnosis import Switch
-from harness import MIB, Master, Peer, Row
-from netlab import Lab, Link, Place
+from harness import MIB, Peer, Row
+from netlab import Lab, Link, Place, fleet_at
 
 import pccl
 
@@ -51,18 +51,7 @@ def worker(peer: Peer, address: str, size: int, ops: int) -> Any:
 
 def loop(places: Sequence[Place], size: int, ops: int) -> list[float]:
     """Seconds of each op."""
-    home = places[0]
-    with (
-        Master(home.address, home.namespace) as master,
-        harness.Fleet(
-            worker,
-            len(places),
-            namespaces=[place.namespace for place in places],
-            address=master.address,
-            size=size,
-            ops=ops,
-        ) as fleet,
-    ):
+    with fleet_at(places, worker, size=size, ops=ops) as fleet:
         return [max(all_of_it) for all_of_it in zip(*fleet.results(), strict=True)]
 
 

@@ -3,6 +3,7 @@
  * receiver's, each of them a link (link.h). Prints "ready", then reads commands, one a line, and says "ok" to each:
  *   up HOST MBIT LOSS | down HOST MBIT LOSS | edge FROM TO MBIT LOSS       MBIT 0: no limit */
 #define _GNU_SOURCE
+#include "command.h"
 #include "link.h"
 #include "packet.h"
 #include "queue.h"
@@ -140,46 +141,24 @@ static int tun_open(const char *name) {
     return fd;
 }
 
-static void shape(struct link *link, double megabits, double loss, uint64_t delay) {
-    struct link_shape as = {.rate_bits = megabits * 1e6, .delay_ns = delay, .loss = loss, .queue_bytes = queue_bytes};
-    uint64_t free_at_ns = link->free_at_ns;
+static void unlimited(struct link *link, uint64_t delay) {
+    struct link_shape as = {.delay_ns = delay, .queue_bytes = queue_bytes};
     link_init(link, &as, seed++);
-    link->free_at_ns = free_at_ns;
 }
 
 static bool is_host(int host) { return host >= 0 && host < count; }
 
-static void obey(const char *line) {
-    int a = -1, b = -1;
-    double megabits, loss;
-    bool good = true;
-    if (sscanf(line, "up %d %lf %lf", &a, &megabits, &loss) == 3 && is_host(a))
-        shape(&hosts[a].up, megabits, loss, 0);
-    else if (sscanf(line, "down %d %lf %lf", &a, &megabits, &loss) == 3 && is_host(a))
-        shape(&hosts[a].down, megabits, loss, 0);
-    else if (sscanf(line, "edge %d %d %lf %lf", &a, &b, &megabits, &loss) == 4 && is_host(a) && is_host(b))
-        shape(&hosts[a].edges[b], megabits, loss, delay_ns);
-    else
-        good = false;
-    puts(good ? "ok" : "what?");
-    fflush(stdout);
-}
-
-/* False: nobody commands any more. */
-static bool hear(void) {
-    static char line[256];
-    static size_t length;
-    ssize_t got = read(STDIN_FILENO, line + length, sizeof line - 1 - length);
-    if (got <= 0) return got < 0 && errno == EAGAIN;
-    length += (size_t)got;
-    line[length] = 0;
-    for (char *end; (end = strchr(line, '\n')) != NULL;) {
-        *end = 0;
-        obey(line);
-        length -= (size_t)(end + 1 - line);
-        memmove(line, end + 1, length + 1);
-    }
-    return length < sizeof line - 1;
+static bool obey(const char *line) {
+    int a = -1, b = -1, up = 0, down = 0, edge = 0;
+    sscanf(line, "up %d %n", &a, &up);
+    sscanf(line, "down %d %n", &a, &down);
+    sscanf(line, "edge %d %d %n", &a, &b, &edge);
+    if (!is_host(a) || (edge > 0 && !is_host(b)) || up + down + edge == 0) return false;
+    struct link *link = up > 0 ? &hosts[a].up : down > 0 ? &hosts[a].down : &hosts[a].edges[b];
+    struct link_shape as = link->shape;
+    if (!command_shape(line + up + down + edge, &as)) return false;
+    link_reshape(link, &as);
+    return true;
 }
 
 static bool parse(int argc, char **argv) {
@@ -207,18 +186,18 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; i < count; i++) {
         if ((hosts[i].fd = tun_open(argv[optind + i])) < 0) return 1;
-        shape(&hosts[i].up, 0, 0, 0);
-        shape(&hosts[i].down, 0, 0, 0);
+        unlimited(&hosts[i].up, 0);
+        unlimited(&hosts[i].down, 0);
         if (!queue_init(&hosts[i].arriving, QUEUE_BYTES)) return 1;
         for (int k = 0; k < count; k++) {
-            shape(&hosts[i].edges[k], 0, 0, delay_ns);
+            unlimited(&hosts[i].edges[k], delay_ns);
             if (!queue_init(&hosts[i].queue[k], QUEUE_BYTES)) return 1;
         }
     }
     prctl(PR_SET_TIMERSLACK, 1);
     /* Best effort: without the right to it the lines are only less exact on a busy machine. */
     sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){.sched_priority = PRIORITY});
-    fcntl(STDIN_FILENO, F_SETFL, O_NONBLOCK);
+    struct commands commands = {.length = 0};
     puts("ready");
     fflush(stdout);
     struct pollfd polled[HOSTS + 1];
@@ -229,7 +208,7 @@ int main(int argc, char **argv) {
         uint64_t wait = next == UINT64_MAX ? LONGEST_SLEEP_NS : next > now ? next - now : 0;
         if (wait > LONGEST_SLEEP_NS) wait = LONGEST_SLEEP_NS;
         if (ppoll(polled, (nfds_t)count + 1, &(struct timespec){.tv_nsec = (long)wait}, NULL) < 0) continue;
-        if (polled[count].revents != 0 && !hear()) return 0;
+        if (polled[count].revents != 0 && !commands_hear(&commands, STDIN_FILENO, obey)) return 0;
         for (int i = 0; i < count; i++)
             if (polled[i].revents != 0) take(i);
     }

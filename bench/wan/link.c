@@ -25,8 +25,9 @@ static void draw_loss(struct link *link) {
     }
 }
 
-void link_init(struct link *link, const struct link_shape *shape, uint64_t seed) {
-    *link = (struct link){.shape = *shape, .random = seed * 0x9e3779b97f4a7c15u | 1};
+static void set_shape(struct link *link, const struct link_shape *shape) {
+    link->shape = *shape;
+    link->ns_per_byte = 0;
     if (shape->rate_bits > 0) {
         uint64_t product = (uint64_t)(shape->rate_bits / 8 * 2e-9 * (double)shape->delay_ns);
         if (link->shape.queue_bytes == 0) {
@@ -35,9 +36,19 @@ void link_init(struct link *link, const struct link_shape *shape, uint64_t seed)
         link->ns_per_byte = 8e9 / shape->rate_bits;
         link->queue_ns = (uint64_t)((double)link->shape.queue_bytes * link->ns_per_byte);
     }
+}
+
+void link_init(struct link *link, const struct link_shape *shape, uint64_t seed) {
+    *link = (struct link){.random = seed * 0x9e3779b97f4a7c15u | 1};
+    set_shape(link, shape);
     for (int round = 0; round < 16; round++) {
         (void)uniform(link); /* neighbouring seeds begin alike */
     }
+    draw_loss(link);
+}
+
+void link_reshape(struct link *link, const struct link_shape *shape) {
+    set_shape(link, shape);
     draw_loss(link);
 }
 

@@ -37,6 +37,9 @@ struct link {
 
 void link_init(struct link *link, const struct link_shape *shape, uint64_t seed);
 
+/* What is offered from now on finds a link of that shape, behind what is on the wire already. */
+void link_reshape(struct link *link, const struct link_shape *shape);
+
 /* Offers a segment of that many bytes. True: it arrives at *due_ns, which never falls. False: it is gone. */
 bool link_admit(struct link *link, uint64_t now_ns, size_t bytes, uint64_t *due_ns);
 

@@ -1,8 +1,11 @@
 /* A long link on one machine: carries IP between two TUN devices, which it makes, with the rate, delay, loss and queue
  * of link.h each way. Real kernel TCP runs over it. One thread per direction; each owns its queue, its link and the
- * reading of one device, and writes to the other. Prints "ready" once both devices are there; on SIGTERM or SIGINT
- * prints what it counted and ends. */
+ * reading of one device, and writes to the other. Prints "ready" once both devices are there, then reads commands, one
+ * a line, and says "ok" to each:
+ *   ab MBIT LOSS | ba MBIT LOSS       from now on, that way; its queue holds as many bytes as before
+ * On SIGTERM, on SIGINT, or when nobody commands any more, it prints what it counted and ends. */
 #define _GNU_SOURCE
+#include "command.h"
 #include "link.h"
 #include "packet.h"
 #include "queue.h"
@@ -40,12 +43,15 @@ struct direction {
     const char *name;
     int in, out;
     struct link link;
+    pthread_mutex_t reshaping; /* held around what reads or changes the link */
     struct queue queue;
     uint64_t refused;         /* by the device or for lack of memory */
     uint64_t late, latest_ns; /* delivered over LATE_NS after they were due: this machine is too busy */
     uint8_t buffer[PACKET_MAX];
 };
 
+static struct direction ways[2] = {{.name = "a to b", .reshaping = PTHREAD_MUTEX_INITIALIZER},
+                                   {.name = "b to a", .reshaping = PTHREAD_MUTEX_INITIALIZER}};
 static atomic_bool stopping;
 
 static uint64_t now_ns(void) {
@@ -112,7 +118,9 @@ static bool take(struct direction *d) {
             break;
         }
         struct packet packet = packet_parse(d->buffer, (size_t)length);
+        pthread_mutex_lock(&d->reshaping);
         admit(d, &packet, now_ns());
+        pthread_mutex_unlock(&d->reshaping);
         any = true;
     }
     return any;
@@ -170,6 +178,19 @@ static void print_counts(const struct direction *d) {
            (double)d->latest_ns / 1e6);
 }
 
+static bool obey(const char *line) {
+    if (strncmp(line, "ab ", 3) != 0 && strncmp(line, "ba ", 3) != 0) return false;
+    struct direction *d = &ways[line[0] == 'b'];
+    pthread_mutex_lock(&d->reshaping);
+    struct link_shape shape = d->link.shape;
+    bool good = command_shape(line + 3, &shape);
+    if (good) link_reshape(&d->link, &shape);
+    pthread_mutex_unlock(&d->reshaping);
+    return good;
+}
+
+static void stop(int number) { (void)number; /* it ends the waiting for commands */ }
+
 static const char usage[] =
     "usage: longlink [--rate-mbit R] [--delay-us D] [--loss P] [--queue-bytes Q] [--seed S] TUN_A TUN_B\n"
     "  rate 0 (default) is unlimited; delay is one way; queue 0 (default) is one bandwidth-delay product\n";
@@ -205,9 +226,11 @@ int main(int argc, char **argv) {
     sigemptyset(&ends);
     sigaddset(&ends, SIGTERM);
     sigaddset(&ends, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &ends, NULL);
+    sigset_t usual;
+    pthread_sigmask(SIG_BLOCK, &ends, &usual);
+    sigaction(SIGTERM, &(struct sigaction){.sa_handler = stop}, NULL);
+    sigaction(SIGINT, &(struct sigaction){.sa_handler = stop}, NULL);
 
-    static struct direction ways[2] = {{.name = "a to b"}, {.name = "b to a"}};
     int a = tun_open(argv[optind]);
     int b = a < 0 ? -1 : tun_open(argv[optind + 1]);
     if (b < 0) {
@@ -229,8 +252,10 @@ int main(int argc, char **argv) {
     }
     puts("ready");
     fflush(stdout);
-    int number;
-    sigwait(&ends, &number);
+    struct commands commands = {.length = 0};
+    struct pollfd polled = {.fd = STDIN_FILENO, .events = POLLIN};
+    while (ppoll(&polled, 1, NULL, &usual) > 0 && commands_hear(&commands, STDIN_FILENO, obey)) {
+    }
     atomic_store(&stopping, true);
     for (int i = 0; i < 2; i++) {
         pthread_join(threads[i], NULL);
