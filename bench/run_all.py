@@ -20,6 +20,7 @@ BENCHMARKS = [
     "lanes",
     "longlink",
     "ways",
+    "clouds",
     "memory",
     "recovery",
     "resume",
@@ -30,7 +31,7 @@ BENCHMARKS = [
     "diloco_costs",
     "sync",
 ]
-AS_ROOT = {"diloco_costs", "lanes", "longlink", "quantised", "resume", "ways"}
+AS_ROOT = {"clouds", "diloco_costs", "lanes", "longlink", "quantised", "resume", "ways"}
 PINNED = {"allreduce", "concurrent_ops"}
 BEGIN, END = "<!-- made by bench/run_all.py: begin -->", "<!-- end -->"
 
