@@ -237,7 +237,8 @@ static void tune(struct lane *lane) {
     if (!pace_is_due(&lane->pace, now_ns)) return;
     engine_lock(lane->engine);
     lane_look(lane, now_ns);
-    struct pace_total total = {.models = models(lane), .coming_us = sight_latest_queue_us(&peer->sight, now_ns)};
+    struct pace_total total = {.models = models(lane)};
+    if (!total.models) total.coming_us = sight_latest_queue_us(&peer->sight, now_ns);
     uint32_t available = 0;
     for (uint32_t i = 1; i < peer->lane_end; i++) {
         struct lane *other = peer->lanes[i];
@@ -480,9 +481,18 @@ static void say_something(struct lane *lane) {
     lane_beat(lane);
 }
 
+// Where much is lost on the way, one connection alone may be silent for long: what it sends again is lost again, and it
+// waits twice as long each time. As long as the direct link is heard, the peer lives, and so does the way.
+static bool is_vouched_for(const struct lane *lane, int64_t limit_ns, int64_t now_ns) {
+    const struct lane *direct = lane->peer->lanes[0];
+    return lane->pace.far && lane->index > 0 && direct != NULL && !direct->broken &&
+           now_ns - direct->silence.arrivals.at_ns < limit_ns;
+}
+
 void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused) {
     int64_t now_ns = platform_now_ns();
     engine_lock(lane->engine);
+    if (is_vouched_for(lane, limit_ns, now_ns)) limit_ns *= ARRIVAL_STRETCH;
     lane_look(lane, now_ns);
     if (excused) silence_excuse(&lane->silence, now_ns);
     bool ahead = lane->receiving == LANE_AHEAD;

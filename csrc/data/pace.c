@@ -10,13 +10,14 @@ enum {
     FRAME_LEAST = 16 << 10,
     UNSENT_LEAST = 32 << 10,
     UNSENT_MOST = 1 << 20,
-    LANES_FIRST = 4,  // in use at the beginning
+    LANES_FIRST = 6,  // in use at the beginning
     LANES_PART = 8,   // of those in use come more at once
     PERIOD_TRIPS = 6, // round trips of a measurement, which lasts for PERIOD_MS at least
     PERIOD_MS = 100,
     RETRANSMITS_PART = 100, // more than one segment of these sent again is much
     STRAINED_MOST = 3,      // measurements with that: filling a link for the first time is one
-    CLEAR_LEAST = 2,        // measurements without a queue, after which it is as if there had never been one
+    EMPTY_PART = 16,        // of a round trip; a shorter queue is none at all
+    CLEAR_LEAST = 2,        // measurements without any, after which it is as if there had never been one
     CHUNKS_PER_SHARD = 4,
     CHUNKS_PER_SEGMENT_SHARD = 1,
     GRANTED_LEAST = 8 << 20,
@@ -140,16 +141,19 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     uint64_t segments = total->segments - since.segments, again = total->retransmits - since.retransmits;
     bool queued = queue_us > trip_us / 4 && queue_us > PACE_FAR_US, lossy = again * RETRANSMITS_PART > segments;
     double speed = (double)(total->acked - since.acked) / (double)spent_ns;
-    bool ramps = since.speed != 0 && speed > since.speed * RAMPS;
+    bool ramps = since.speed == 0 ? total->models : speed > since.speed * RAMPS;
     pace->speed = speed;
-    pace->clear = queued ? 0 : pace->clear + 1;
+    // Where others keep a queue, even the shortest round trip has been one with a queue: what is above it comes and
+    // goes.
+    bool empty = queue_us <= trip_us / EMPTY_PART;
+    pace->clear = empty ? pace->clear + 1 : 0;
     pace->filled = queued || (pace->filled && (pace->clear < CLEAR_LEAST || total->models));
     pace->strained = queued && lossy ? pace->strained + 1 : 0;
     if (queued) pace->reason = PACE_QUEUES;
-    if (!queued && ramps) pace->reason = PACE_RAMPS;
+    if (!queued && ramps && since.speed != 0) pace->reason = PACE_RAMPS;
     if (!queued && !ramps) {
         pace->reason = pace->in_use == available ? PACE_ALL : PACE_ADDED;
-        pace->in_use = more(pace, pace->filled || lossy);
+        pace->in_use = more(pace, pace->filled || lossy || !empty);
     } else if (pace->strained == STRAINED_MOST) {
         pace->in_use = fewer(pace->in_use);
         pace->strained = 0;

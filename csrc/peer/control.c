@@ -23,6 +23,7 @@ enum {
     DATA_LINKS = 2,
     LOST_LEAST = 16,
     EVENTS_PER_TURN = 1024, // all at once, strangers' too, so that a tick comes after everything that has arrived
+    SPARE_PATIENCE = 4,     // limits, for a spare lane that is being made
 };
 
 struct lost_link {
@@ -173,8 +174,9 @@ static void perform(struct control *t, const struct member_action *action, int64
                        action->kind == MEMBER_PROBE || action->kind == MEMBER_RECHECK;
     if (needs_links && t->links == NULL) return; // the connection has ended
     switch (action->kind) {
-    case MEMBER_DIAL:
-        links_dial(t->links, &action->id, action->index, &action->address, now + member_link_limit_ns(c->mind));
+    case MEMBER_DIAL: // nobody waits for a spare one, and if its other end is up already, ops begin anew where it fails
+        links_dial(t->links, &action->id, action->index, &action->address,
+                   now + (action->spare ? SPARE_PATIENCE : 1) * member_link_limit_ns(c->mind));
         break;
     case MEMBER_DROP_PEER:
         links_cancel(t->links, &action->id);

@@ -47,7 +47,7 @@ struct member_action {
     struct wire_id id;
     struct wire_address address;
     uint32_t index, duration_ms;
-    bool anew;
+    bool anew, spare;
     uint64_t group_epoch;
     const struct epoch *epoch;
     const struct wire_verdict *verdict;

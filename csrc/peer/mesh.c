@@ -194,6 +194,7 @@ static void dial(struct neighbour *n, uint32_t index, struct member_output *out)
     action->id = n->id;
     action->index = index;
     action->address = n->address;
+    action->spare = index >= n->link_count;
 }
 
 static void dial_missing(struct mesh *mesh, struct member_output *out) {

@@ -119,9 +119,9 @@ static bool later(int64_t ns, uint32_t lanes, double megabytes, uint64_t queue_u
 
 static void begin_far(uint32_t trip_us) {
     tuned = (struct pace_lanes){0};
-    figures = (struct pace_total){.lanes = 4, .round_trip_us = trip_us};
+    figures = (struct pace_total){.lanes = 6, .round_trip_us = trip_us};
     CHECK(pace_lanes_step(&tuned, &figures, 64, now += SECOND_NS));
-    CHECK_EQ(tuned.in_use, 4);
+    CHECK_EQ(tuned.in_use, 6);
 }
 
 static void test_lanes(void) {
@@ -136,14 +136,14 @@ static void test_lanes(void) {
     CHECK_EQ(tuned.in_use, 2);
     check_case("more where they are the limit, but not while they still get faster");
     begin_far(80000);
-    CHECK(later(SECOND_NS, 4, 10, 0, 0, 1) && tuned.in_use == 8);
-    later(SECOND_NS, 8, 10, 0, 0, 1); // the measurement of as many begins
-    CHECK(later(SECOND_NS, 8, 10, 50000, 0, 1) && tuned.in_use == 6);
+    CHECK(later(SECOND_NS, 6, 10, 0, 0, 1) && tuned.in_use == 12);
+    later(SECOND_NS, 12, 10, 0, 0, 1); // the measurement of as many begins
+    CHECK(later(SECOND_NS, 12, 10, 50000, 0, 1) && tuned.in_use == 9);
     begin_far(80000);
-    later(SECOND_NS, 4, 10, 30000, 0, 1);
-    CHECK(!later(SECOND_NS, 4, 20, 0, 0, 1) && !later(SECOND_NS, 4, 40, 0, 0, 1));
+    later(SECOND_NS, 6, 10, 30000, 0, 1);
+    CHECK(!later(SECOND_NS, 6, 20, 0, 0, 1) && !later(SECOND_NS, 6, 40, 0, 0, 1));
     CHECK_EQ(tuned.reason, PACE_RAMPS);
-    CHECK(later(SECOND_NS, 4, 41, 0, 1e-4, 1) && tuned.in_use == 8);
+    CHECK(later(SECOND_NS, 6, 41, 0, 1e-4, 1) && tuned.in_use == 12);
     CHECK_EQ(tuned.reason, PACE_ADDED);
     check_case("never above what there is");
     for (int i = 0; i < 40; i++) later(SECOND_NS, tuned.in_use, 40, 0, 1e-4, 1);
@@ -152,35 +152,48 @@ static void test_lanes(void) {
     check_case("a measurement takes its time");
     begin_far(80000);
     CHECK_EQ(tuned.reason, PACE_BEGINS);
-    for (int i = 0; i < 23; i++) CHECK(!later(20 * MS_NS, 4, 1, 0, 0, 1));
+    for (int i = 0; i < 23; i++) CHECK(!later(20 * MS_NS, 6, 1, 0, 0, 1));
     check_case("not where they have nothing to send");
     begin_far(80000);
-    for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 4, 10, 0, 0, 0.5));
+    for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 6, 10, 0, 0, 0.5));
     CHECK_EQ(tuned.reason, PACE_ENOUGH);
     check_case("nor where there is a queue");
     begin_far(80000);
-    for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 4, 10, 50000, 1e-4, 1));
+    for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 6, 10, 50000, 1e-4, 1));
     CHECK_EQ(tuned.reason, PACE_QUEUES);
     check_case("one more after that, and many once the queue stays away");
-    later(SECOND_NS, 4, 10, 0, 0, 1);
-    CHECK_EQ(tuned.in_use, 5);
-    later(SECOND_NS, 5, 10, 0, 0, 1);
-    later(SECOND_NS, 5, 10, 0, 0, 1);
-    CHECK_EQ(tuned.in_use, 10);
+    later(SECOND_NS, 6, 10, 0, 0, 1);
+    CHECK_EQ(tuned.in_use, 7);
+    later(SECOND_NS, 7, 10, 0, 0, 1);
+    later(SECOND_NS, 7, 10, 0, 0, 1);
+    CHECK_EQ(tuned.in_use, 14);
+    check_case("few more where a short one stays, as where somebody else keeps one");
+    begin_far(80000);
+    CHECK(later(SECOND_NS, 6, 10, 15000, 0, 1) && tuned.in_use == 7);
     check_case("a queue that stays takes all but the first ones");
     for (int i = 0; i < 40; i++) later(SECOND_NS, tuned.in_use, 10, 50000, 0, 1);
-    CHECK_EQ(tuned.in_use, 4);
+    CHECK_EQ(tuned.in_use, 6);
     CHECK_EQ(tuned.reason, PACE_QUEUES);
     check_case("the queue of the other direction is none");
     begin_far(80000);
-    figures.coming_us = 40000;
-    CHECK(later(SECOND_NS, 4, 10, 50000, 0, 1) && tuned.in_use == 8);
+    figures.coming_us = 46000;
+    CHECK(later(SECOND_NS, 6, 10, 50000, 0, 1) && tuned.in_use == 12);
     figures.coming_us = 0;
+    check_case("those that find out the rate by themselves double until the first queue only");
+    begin_far(80000);
+    figures.models = true;
+    later(SECOND_NS, 6, 10, 0, 0, 1);
+    CHECK(later(SECOND_NS, 6, 10, 0, 0, 1) && tuned.in_use == 12);
+    for (int i = 0; i < 4; i++) later(SECOND_NS, tuned.in_use, 10, 50000, 0, 1);
+    uint32_t few = tuned.in_use;
+    for (int i = 0; i < 4; i++) later(SECOND_NS, tuned.in_use, 10, 0, 0, 1);
+    CHECK(tuned.in_use <= few + 2);
+    figures.models = false;
     check_case("fewer where much is sent again, but not at once");
     begin_far(80000);
     int measured = 0;
-    while (tuned.in_use == 4 && measured < 10) measured += !later(SECOND_NS, 4, 10, 50000, 0.05, 1);
-    CHECK(measured == 2 && tuned.in_use == 3);
+    while (tuned.in_use == 6 && measured < 10) measured += !later(SECOND_NS, 6, 10, 50000, 0.05, 1);
+    CHECK(measured == 2 && tuned.in_use == 4);
     CHECK_EQ(tuned.reason, PACE_REDUCED);
     for (int i = 0; i < 100; i++) later(SECOND_NS, tuned.in_use, 10, 50000, 0.05, 1);
     CHECK_EQ(tuned.in_use, 1);
