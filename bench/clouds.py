@@ -233,8 +233,8 @@ def cross_traffic(ends: list[Place], seconds: float) -> float:
 
 def within(run: Run, phase: Phase) -> list[Span]:
     ops = [span for span in run.ops if phase.begin <= span.begin and span.end <= phase.end]
-    if len(ops) < 2 * OPS:
-        raise BenchError(f"only {len(ops)} ops in {phase.name}: longer phases or smaller tensors are needed")
+    if not ops:
+        raise BenchError(f"no op ended in {phase.name}: longer phases or smaller tensors are needed")
     return ops
 
 
@@ -273,7 +273,8 @@ def row(run: Run, phase: Phase) -> Row:
 
 
 def steady_after(run: Run, phase: Phase) -> float | None:
-    return regions.seconds_to_steady(regions.averaged(within(run, phase), OPS), phase.begin)
+    averages = regions.averaged(within(run, phase), OPS)
+    return regions.seconds_to_steady(averages, phase.begin) if averages else None
 
 
 def lanes(run: Run, op: int) -> str:
