@@ -44,6 +44,19 @@ static void forget_generations(struct pccl_sim *s, uint64_t run, uint64_t first)
     judge_ends_forget(s, run, first);
 }
 
+// The epoch that was announced last, to another one of its members.
+static bool is_told_again(const struct truth *truth, uint32_t master_life, const struct wire_header *header,
+                          const struct wire_epoch *epoch) {
+    bool same =
+        truth->master_life == master_life && truth->generation == header->generation && truth->number == header->epoch;
+    for (uint32_t i = 0; i < epoch->count && same; i++) {
+        uint32_t life;
+        int slot = sim_slot(&epoch->members[i].id, &life);
+        same = slot < 0 || life <= truth->lives[slot];
+    }
+    return same;
+}
+
 static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const struct control *control,
                      const struct wire_header *header, const uint8_t *body) {
     struct wire_epoch_commit commit = {.epoch.members = s->said->members};
@@ -60,6 +73,7 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
     s->said->last[k].run = header->run;
     s->said->last[k].generation = header->generation;
     s->said->last[k].number = commit.epoch.number;
+    if (is_told_again(truth, master_life, header, &commit.epoch)) return;
     bool left = false;
     for (int slot = 0; slot < (int)s->peers; slot++)
         left |= truth->lives[slot] != 0 && sim_alive(s, slot, truth->lives[slot]);

@@ -86,7 +86,6 @@ static struct instance *instance_new(struct pccl_sim *s, int slot, const struct 
     *instance = (struct instance){.name = op->name,
                                   .run = op->epoch->run,
                                   .generation = op->epoch->generation,
-                                  .view = visible(p),
                                   .group = p->group,
                                   .id = id,
                                   .next = *chain,
@@ -107,6 +106,7 @@ void judge_begins(struct pccl_sim *s, int slot, const struct judged_op *op) {
     // A number that only those have entered who are gone is given again by the next master.
     if (instance == NULL || instance->generation != op->epoch->generation) instance = instance_new(s, slot, op);
     instance->inputs[slot] = op->input;
+    instance->views[slot] = visible(p);
     instance->calls[slot] = op->calls;
     bool again = (instance->began >> slot & 1) != 0;
     instance->began |= 1U << slot;
@@ -123,13 +123,6 @@ void judge_begins(struct pccl_sim *s, int slot, const struct judged_op *op) {
     if (instance->members != op->members)
         sim_fail(s, "agreement", "peer %d begins op (%llu, %llu, %u) with peers %x, others with %x", slot + 1, epoch,
                  tag, op->name.sequence, op->members, instance->members);
-    // Of a list only those hear how its ops end that are in it.
-    if (op->name.list == 0 && instance->view != visible(p))
-        sim_fail(s, "agreement",
-                 "peer %d begins op (%llu, %llu, %u) with other world sizes (%llx) than another peer (%llx; "
-                 "hexadecimal: all, group, groups, largest group)",
-                 slot + 1, epoch, tag, op->name.sequence, (unsigned long long)visible(p),
-                 (unsigned long long)instance->view);
 }
 
 void judge_complete(struct pccl_sim *s, int slot, const struct judged_op *op) {
@@ -145,12 +138,21 @@ void judge_reduced(struct pccl_sim *s, int slot, const struct judged_op *op) {
     for (int other = 0; other < (int)s->peers; other++)
         if (op->holds >> other & 1) {
             value += instance->inputs[other];
-            // The programs go alike, so an error that one of them got and another did not shows here.
+            // The programs go alike, so an error that one of them got and another did not shows here. Not before: who
+            // had not begun a mismatched op may begin its next call under that name, in which nobody meets.
             if (instance->calls[other] != op->calls)
                 sim_fail(s, "agreement",
                          "call %u of peer %d with tag %llu meets call %u of peer %d in op (%llu, %llu, %u)", op->calls,
                          slot + 1, (unsigned long long)op->name.tag, instance->calls[other], other + 1,
                          (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence);
+            // Of a list only those hear how its ops end that are in it.
+            if (op->name.list == 0 && instance->views[other] != instance->views[slot])
+                sim_fail(s, "agreement",
+                         "peer %d meets peer %d in op (%llu, %llu, %u) with other world sizes (%llx, not %llx; "
+                         "hexadecimal: all, group, groups, largest group)",
+                         slot + 1, other + 1, (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag,
+                         op->name.sequence, (unsigned long long)instance->views[slot],
+                         (unsigned long long)instance->views[other]);
         }
     if (op->results < op->shards)
         sim_fail(s, "exactness", "op (%llu, %llu, %u) is complete at peer %d with %u of %u shards",

@@ -27,13 +27,13 @@ struct judged_op {
 // One op name in one group: who took part, with what, and how it ended there.
 struct instance {
     struct wire_op_name name;
-    uint64_t run, generation, view; // generation: of the epoch; view: what the programs of all that began it could read
+    uint64_t run, generation; // generation: of the epoch
     uint32_t group, id, next;
     bool small;
-    uint32_t members;      // slots
-    uint32_t lives[SLOTS]; // of members
-    uint32_t began, done;  // slots
-    uint64_t inputs[SLOTS];
+    uint32_t members;                     // slots
+    uint32_t lives[SLOTS];                // of members
+    uint32_t began, done;                 // slots
+    uint64_t inputs[SLOTS], views[SLOTS]; // views: what the programs could read that began it
     uint32_t calls[SLOTS];
     uint8_t outcomes[SLOTS];
     uint8_t verdict;

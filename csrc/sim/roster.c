@@ -16,12 +16,14 @@ const struct roster *roster_pass(struct pccl_sim *s, int slot, uint64_t number) 
     for (uint32_t i = 0; i < ROSTERS_MOST; i++) {
         struct roster *roster = &s->rosters->list[i];
         // A number that only those have heard of who are gone may be given again.
-        if (roster->run == run && roster->number == number && roster->group == p->group && is_used(s, roster))
+        if (roster->run == run && roster->number == number && roster->group == p->group && is_used(s, roster) &&
+            !p->tainted)
             found = roster;
     }
     if (found == NULL) {
         found = &s->rosters->list[s->rosters->next++ % ROSTERS_MOST];
-        *found = (struct roster){.run = run, .number = number, .group = p->group};
+        // Who was told of other members by a changed frame goes by its own one.
+        *found = (struct roster){.run = p->tainted ? 0 : run, .number = number, .group = p->group};
         for (uint32_t i = 0; i < ring->count && i < SLOTS; i++) found->ids[found->count++] = ring->members[i].id;
     }
     found->users[slot] = p->life;

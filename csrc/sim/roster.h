@@ -21,7 +21,8 @@ struct rosters {
     uint32_t next;
 };
 
-// A peer passes an update that ended with the epoch of that number.
+// A peer passes an update that ended with the epoch of that number. A tainted one gets a roster that nobody else goes
+// by.
 const struct roster *roster_pass(struct pccl_sim *s, int slot, uint64_t number);
 // Makes a call one over a list, by what is drawn alike for all that make it. False: this peer is not in the list.
 bool roster_choose(struct pccl_sim *s, int slot, const struct roster *roster, uint64_t drawn, struct call *call);

@@ -51,6 +51,9 @@ def run(*arguments):
         48493,  # a newcomer that adopted the end of a vote which a master had told it of that was lost at once
         22180,  # a member that could not be asked for its promise, for want of memory
         50014582,  # a generation that was given again, since nobody was left who knew of it
+        123832,  # a list of members that was read in a changed frame, and went to all others
+        133351,  # a mismatched op whose name a member uses once more, and nobody meets it there
+        154818,  # an epoch of which nobody is left, told to two, while one that was expelled goes on
     ],
 )
 def test_seed_passes(seed):

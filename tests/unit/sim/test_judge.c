@@ -3,12 +3,17 @@
 #include "check.h"
 
 #include "pccl.h"
+#include "sim/engine.h"
 #include "sim/judge_ends.h"
+#include "sim/judge_master.h"
+#include "sim/judge_ops.h"
 #include "sim/process.h"
 #include "sim/program.h"
+#include "sim/roster.h"
 #include "sim/sim.h"
 #include "sim/state.h"
 #include "sim/trace.h"
+#include "sim/truth.h"
 #include "sim/watch.h"
 
 enum { PEERS = 4, EVENTS = 400, SEED = 3 };
@@ -129,6 +134,87 @@ static void test_pairs_apart(void) {
     check_fails("although it reaches everybody");
 }
 
+// A small op of two peers, as the judge is shown it by the one that has both inputs.
+static struct judged_op op_of_two(void) {
+    uint64_t epoch = sim->processes[0].engine->book.now->group_epoch;
+    return (struct judged_op){.name = {.epoch = epoch, .tag = 77, .sequence = 1},
+                              .epoch = sim->processes[0].engine->book.now,
+                              .small = true,
+                              .members = 3,
+                              .holds = 3,
+                              .contributors = 3,
+                              .calls = 1};
+}
+
+static struct instance *newest_instance(void) { return &sim->ops->instances[sim->ops->count - 1]; }
+
+static void test_views(void) {
+    begin("an op in which two meet that have read the same");
+    struct judged_op op = op_of_two();
+    sim->processes[1].group = sim->processes[0].group;
+    judge_begins(sim, 0, &op);
+    judge_begins(sim, 1, &op);
+    judge_reduced(sim, 0, &op);
+    CHECK_EQ(sim->state, PCCL_SIM_RUNNING);
+    check_case("that have not");
+    newest_instance()->views[1]++;
+    judge_reduced(sim, 0, &op);
+    check_fails("peer 1 meets peer 2");
+    begin("a mismatched op, begun once more by one that had not begun it");
+    sim->processes[1].group = sim->processes[0].group;
+    op = op_of_two();
+    judge_begins(sim, 0, &op);
+    newest_instance()->views[0]++;
+    judge_begins(sim, 1, &op);
+    CHECK_EQ(sim->state, PCCL_SIM_RUNNING);
+}
+
+// Peer 1 was expelled and does not know it; the others, who are still members, have ended.
+static void test_epoch_without_members(void) {
+    begin("an epoch of which nobody is left, told to two");
+    struct wire_header header = member_header(sim->processes[1].mind);
+    struct truth *truth = judge_truth(sim, header.run);
+    struct judged_op op = op_of_two();
+    judge_begins(sim, 0, &op);
+    truth->lives[0] = 0;
+    for (int slot = 1; slot < PEERS; slot++) sim->processes[slot].running = false;
+    struct wire_member members[2] = {{.id = sim_id(sim, 1), .lanes = 1, .address.family = 4},
+                                     {.id = sim_id(sim, 2), .lanes = 1, .address.family = 4}};
+    struct wire_epoch_commit commit = {
+        .reason = WIRE_REASON_LOSS,
+        .epoch = {.number = truth->number + 1, .latency_us = 1, .megabytes_per_s = 1, .count = 2, .members = members}};
+    header.epoch = truth->number + 1;
+    header.generation = truth->generation;
+    struct actions *actions = calloc(1, sizeof *actions);
+    REQUIRE(actions != NULL);
+    wire_encode_epoch_commit(actions_frame(actions), header, &commit);
+    for (uint32_t conn = 0; conn < 2; conn++) REQUIRE(actions_send(actions, conn));
+    judge_sends(sim, truth->master, truth->master_life, actions, 0, 2);
+    CHECK_EQ(truth->number, header.epoch);
+    CHECK_EQ(newest_instance()->run, header.run);
+    check_case("the same number again, with others");
+    members[0].id = sim_id(sim, 3);
+    actions_clear(actions);
+    wire_encode_epoch_commit(actions_frame(actions), header, &commit);
+    REQUIRE(actions_send(actions, 0));
+    judge_sends(sim, truth->master, truth->master_life, actions, 0, 1);
+    CHECK_EQ(newest_instance()->run, 0);
+    CHECK_EQ(sim->state, PCCL_SIM_RUNNING);
+    actions_fini(actions);
+    free(actions);
+}
+
+static void test_rosters(void) {
+    enum { NUMBER = 1000 };
+    begin("a changed frame");
+    for (int slot = 0; slot < PEERS; slot++) sim->processes[slot].group = 0;
+    sim->processes[1].tainted = true;
+    const struct roster *own = roster_pass(sim, 1, NUMBER), *others = roster_pass(sim, 0, NUMBER);
+    CHECK(own != others);
+    CHECK(roster_pass(sim, 2, NUMBER) == others);
+    CHECK(roster_pass(sim, 1, NUMBER) != others);
+}
+
 int main(void) {
     sim = pccl_sim_new();
     REQUIRE(sim != NULL);
@@ -136,6 +222,9 @@ int main(void) {
     test_syncs();
     test_deaths();
     test_pairs_apart();
+    test_views();
+    test_epoch_without_members();
+    test_rosters();
     pccl_sim_free(sim);
     return check_status();
 }
