@@ -357,10 +357,13 @@ void book_remove_segments(struct book *book, struct op *parent, bool restore) {
 }
 
 // ---- other members ----
-// Of an op that was begun here in this epoch and is over: a member that sends nothing to another one is not waited for
-// by it. Segments of one sequence are begun one after another.
+// Of an op, or a segment, that does not run here, and that was begun here in this epoch and is over: a member that
+// sends nothing to another one is not waited for by it. Segments of one sequence are begun one after another, and after
+// a loss each as its verdict comes.
 static bool is_over(const struct book *book, const struct wire_op *head) {
-    return head->fingerprint.mode == WIRE_MODE_WHOLE && head->sequence <= tag_counter_last(&book->counters, head->tag);
+    if (head->sequence > tag_counter_last(&book->counters, head->tag)) return false;
+    const struct op *call = book_find(book, head->tag);
+    return call == NULL || !segments_lack(call, book->now->group_epoch, head->sequence, head->segment);
 }
 
 bool book_signal(struct book *book, struct op_member *from, uint16_t type, const struct wire_op *head,
@@ -376,9 +379,9 @@ bool book_signal(struct book *book, struct op_member *from, uint16_t type, const
     } else if ((op == NULL && !is_over(book, head)) || (op != NULL && op->phase == OP_QUEUED)) {
         struct unexpected unexpected = {
             .from = from, .type = type, .head = *head, .block = block, .bytes = bytes, .heard_ns = from->heard_ns};
-        enum unexpected_result result = op == NULL && type == WIRE_GRANT
-                                            ? UNEXPECTED_OK
-                                            : unexpected_add(&book->unexpected, &unexpected, book->now->ring.count);
+        // Nobody can grant more to a member that has not begun.
+        enum unexpected_result result =
+            type == WIRE_GRANT ? UNEXPECTED_OK : unexpected_add(&book->unexpected, &unexpected, book->now->ring.count);
         if (result == UNEXPECTED_OK) return true;
         if (result == UNEXPECTED_NO_MEMORY) fail(book);
         if (block != NULL) driver->put(driver->context, block);

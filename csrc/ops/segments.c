@@ -107,6 +107,12 @@ bool segments_are_meant(const struct op *parent, const struct wire_op_name *name
            (parent->segments->epoch != name->epoch || parent->segments->sequence == name->sequence);
 }
 
+bool segments_lack(const struct op *parent, uint64_t epoch, uint32_t sequence, uint32_t segment) {
+    const struct segments *s = parent->segments;
+    return parent->phase == OP_DIVIDED && s->epoch == epoch && s->sequence == sequence && segment < s->count &&
+           s->epochs[segment] == NULL;
+}
+
 // ---- members that run the op in one piece ----
 void segments_undivide(struct op *parent, const struct wire_op_name *name) {
     struct segments *s = parent->segments;

@@ -40,6 +40,9 @@ void segments_remove(struct op *op); // it has no place any more
 struct op *segments_part(struct op *call, const struct op *after);
 // Runs under this name, or is yet to get one in its epoch
 bool segments_are_meant(const struct op *parent, const struct wire_op_name *name);
+// Has segments under names of this epoch and sequence, of which this one is not committed: it is under way, or yet to
+// be begun.
+bool segments_lack(const struct op *parent, uint64_t epoch, uint32_t sequence, uint32_t segment);
 // Others run the op of this name in one piece, so that this member is to begin it anew with the next epoch.
 void segments_undivide(struct op *parent, const struct wire_op_name *name);
 // All segments are removed, and none can have been committed: a member that runs the op in one piece has completed

@@ -143,9 +143,68 @@ static void test_room(void) {
     end();
 }
 
+// READY of a segment of the call in the epoch in force. What is kept of it: how much more there is than before.
+static uint32_t kept_of_ready(uint32_t segment, uint32_t sequence) {
+    struct wire_op head = {.tag = 1,
+                           .sequence = sequence,
+                           .segment = (uint16_t)segment,
+                           .fingerprint = {.count = DIVIDED, .mode = WIRE_MODE_SEGMENTS}};
+    uint32_t before = others[1].unexpected_count;
+    CHECK(book_signal(&book, &others[1], WIRE_READY, &head, NULL, 0));
+    said[0] = '\0';
+    return others[1].unexpected_count - before;
+}
+
+static void test_late_signals(void) {
+    check_case("what comes for a segment after its COMMIT is dropped");
+    struct op *call = begin_divided(3);
+    CHECK_EQ(kept_of_ready(0, 1), 0); // under way
+    commit(started[0]);
+    commit(started[1]);
+    for (int i = 0; i < 100; i++) CHECK_EQ(kept_of_ready((uint32_t)i % 2, 1), 0);
+    check_case("also where one before it is not committed, and what is for the next call is kept");
+    commit(started[3]);
+    CHECK_EQ(kept_of_ready(3, 1), 0);
+    CHECK_EQ(kept_of_ready(2, 1), 0); // under way
+    CHECK_EQ(kept_of_ready(0, 2), 1);
+    check_case("a segment that is to be redone waits for its signals, whichever verdict comes first");
+    book_note_loss(&book, 2);
+    enter(2, 2);
+    CHECK_EQ(others[1].unexpected_count, 0);
+    book_links_ready(&book);
+    struct op *second = started[2], *fourth = started[4];
+    CHECK_EQ(kept_of_ready(2, 1), 1); // nothing is named yet
+    verdict(WIRE_VERDICT_ABORT, fourth);
+    CHECK(fourth->name.epoch == 2 && fourth->name.sequence == 1);
+    CHECK_EQ(kept_of_ready(2, 1), 1);
+    CHECK_EQ(kept_of_ready(4, 1), 0); // under way
+    CHECK_EQ(kept_of_ready(0, 1), 0); // committed before the loss
+    CHECK_EQ(kept_of_ready(8, 1), 0); // there is none
+    verdict(WIRE_VERDICT_ABORT, second);
+    for (int i = 0; i < 2; i++) {
+        struct unexpected *early = book_unexpected(&book, second, &others[1], WIRE_READY);
+        CHECK(early != NULL);
+        free(early);
+    }
+    commit(second);
+    CHECK_EQ(kept_of_ready(2, 1), 0);
+    check_case("when the call has ended nothing of it is kept");
+    verdict(WIRE_VERDICT_ABORT, started[5]);
+    verdict(WIRE_VERDICT_ABORT, started[6]);
+    verdict(WIRE_VERDICT_ABORT, started[7]);
+    for (int i = 4; i < 8; i++) commit(started[i]);
+    CHECK_EQ(call->phase, OP_ENDED);
+    for (uint32_t i = 0; i < 8; i++) CHECK_EQ(kept_of_ready(i, 1), 0);
+    free(take(call).contributors);
+    for (uint32_t i = 0; i < 8; i++) CHECK_EQ(kept_of_ready(i, 1), 0);
+    CHECK_EQ(others[1].unexpected_count, 0);
+    end();
+}
+
 int main(void) {
     plan_segmented_min = 4 * PLAN_SEGMENT_MIN;
     test_in_order();
+    test_late_signals();
     test_loss();
     test_alone();
     test_whole();
