@@ -56,10 +56,10 @@ static bool start(void *context, struct op *op) {
     return true;
 }
 
-static void signal_op(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
+static bool signal_op(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
                       struct block *block) {
     mover_entered(op, neighbour_of(from), type, from->heard_ns);
-    mover_signal(context, op, neighbour_of(from), type, head, block);
+    return mover_signal(context, op, neighbour_of(from), type, head, block);
 }
 
 static void release(void *context, struct op *op) {

@@ -169,7 +169,11 @@ static bool parse(struct lane *lane) {
     do progress = lane->receiving == LANE_PAYLOAD ? take_payload(lane) : take_head(lane);
     while (progress == PARSE_ON);
     lane->unparsed = progress == PARSE_YIELDS;
-    if (progress == PARSE_FAILS) lane_break(lane, "malformed frame", false);
+    if (progress == PARSE_FAILS) {
+        char why[48];
+        snprintf(why, sizeof why, "malformed %s", wire_type_name(lane->in.header.type));
+        lane_break(lane, why, false);
+    }
     if (progress == PARSE_STARVES && lane->consumed > 0) {
         memmove(lane->buffer, lane->buffer + lane->consumed, lane->buffered - lane->consumed);
         lane->buffered -= lane->consumed;

@@ -24,7 +24,7 @@ size_t mover_work_bytes(void) {
 }
 
 // ---- what the engine asks ----
-void mover_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+bool mover_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                   const struct wire_op *head, struct block *block) {
     const struct mover *mover = mover_of(op);
     if (!mover->direct) {
@@ -33,7 +33,7 @@ void mover_signal(struct engine *engine, struct op *op, struct neighbour *from, 
         block = NULL;
         moving->next_ready |= type == WIRE_READY && from == mover_successor(op);
     }
-    if (mover->signal != NULL) mover->signal(engine, op, from, type, head, block);
+    return mover->signal == NULL || mover->signal(engine, op, from, type, head, block);
 }
 
 bool mover_begin(struct engine *engine, struct op *op) {

@@ -18,8 +18,9 @@ struct mover {
     // False: memory was refused.
     bool (*begin)(struct engine *engine, struct op *op);
     // A signal or an input of another member, with the same arguments. A direct one takes the block, of others it is
-    // NULL, and READY of the successor is noted already. Lock held. No function: nothing more is to be done.
-    void (*signal)(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+    // NULL, and READY of the successor is noted already. Lock held. False: it is malformed. No function: nothing more
+    // is to be done.
+    bool (*signal)(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                    const struct wire_op *head, struct block *block);
     // Nothing of the op is sent or received any more. Lock held.
     void (*release)(struct engine *engine, struct op *op);
@@ -57,7 +58,7 @@ bool mover_begin(struct engine *engine, struct op *op);
 void mover_sent(struct engine *engine, const struct frame *frame);
 // Ends the op if everything is here and everything is sent, and the device has all of it. Lock not held.
 void mover_check(struct engine *engine, struct op *op);
-void mover_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+bool mover_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                   const struct wire_op *head, struct block *block);
 
 // Notes when that member has begun the op, as this message of it tells. Lock held.

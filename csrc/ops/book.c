@@ -387,8 +387,7 @@ bool book_signal(struct book *book, struct op_member *from, uint16_t type, const
         if (block != NULL) driver->put(driver->context, block);
         return false;
     } else if (op != NULL) {
-        driver->signal(driver->context, op, from, type, head, block);
-        return true;
+        return driver->signal(driver->context, op, from, type, head, block);
     }
     if (block != NULL) driver->put(driver->context, block);
     return true;

@@ -62,7 +62,7 @@ void book_end_all(struct book *book); // with CALL_DEAD
 
 // ---- other members ----
 // READY, GRANT, POSTED or SMALL of the epoch in force, from a member of it. Takes the block, which may be NULL. False:
-// more than is allowed.
+// more than is allowed, or malformed.
 bool book_signal(struct book *book, struct op_member *from, uint16_t type, const struct wire_op *head,
                  struct block *block, size_t bytes);
 // ACK.

@@ -453,7 +453,7 @@ bool mover_start(void *context, struct op *op) {
     return true;
 }
 
-void mover_signal(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
+bool mover_signal(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
                   struct block *block) {
     struct engine_model *e = context;
     (void)head;
@@ -465,6 +465,7 @@ void mover_signal(void *context, struct op *op, struct op_member *from, uint16_t
     } else if (type == WIRE_READY) {
         next_is_ready(e, op);
     }
+    return true;
 }
 
 void mover_release(void *context, struct op *op) {

@@ -78,7 +78,7 @@ struct judged_op mover_shown(const struct engine_model *e, const struct op *op);
 
 // As in ops/driver.h.
 bool mover_start(void *context, struct op *op);
-void mover_signal(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
+bool mover_signal(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
                   struct block *block);
 void mover_release(void *context, struct op *op);
 bool mover_fill(void *context, struct op *op, struct block *result);

@@ -65,12 +65,13 @@ static bool start(void *context, struct op *op) {
     return true;
 }
 
-static void signal_for(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
+static bool signal_for(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
                        struct block *block) {
     (void)head;
     (void)type;
     MUST(work_of(op)->moved && from->rank != UINT32_MAX && op->phase != OP_ENDED && !op->frozen);
     if (block != NULL) put(context, block);
+    return true;
 }
 
 static void release(void *context, struct op *op) {

@@ -34,13 +34,14 @@ static bool begin(struct engine *engine, struct op *op) {
 }
 
 // READY of the successor: it has posted the op.
-static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
     struct broadcast *b = op->work;
     (void)engine, (void)block;
-    if (type != WIRE_READY || from != mover_successor(op)) return;
+    if (type != WIRE_READY || from != mover_successor(op)) return true;
     b->next_began = true;
     b->boxed = !b->last && box_serves(from, op, head->extra);
+    return true;
 }
 
 static void release(struct engine *engine, struct op *op) {

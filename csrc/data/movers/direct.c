@@ -195,7 +195,7 @@ static bool begin(struct engine *engine, struct op *op) {
     return true;
 }
 
-static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
     (void)head;
     struct direct *direct = op->work;
@@ -203,6 +203,7 @@ static void take_signal(struct engine *engine, struct op *op, struct neighbour *
     take_part(engine, op, from, type, block, &copy);
     block_put(engine, copy);
     if (direct->missing == 0 && !op->accused) complete(engine, op);
+    return true;
 }
 
 static bool waits_for(const struct op *op, char *out, size_t capacity) {

@@ -74,20 +74,21 @@ static bool begin(struct engine *engine, struct op *op) {
 }
 
 // READY.
-static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
     struct pieces *p = op->work;
     uint32_t place = mover_place_of(op, from);
     (void)block;
-    if (p->links == NULL || type != WIRE_READY) return;
+    if (p->links == NULL || type != WIRE_READY) return true;
     uint64_t given = part_to(op, place)->count;
     p->links[place].ready = head->offset == given;
     p->links[place].boxed = given > 0 && box_serves(from, op, head->extra);
-    if (p->links[place].ready) return;
+    if (p->links[place].ready) return true;
     struct wire_fingerprint theirs = op->args.fingerprint;
     theirs.count = head->offset;
     theirs.layout ^= 1;
     book_accuse(&engine->book, op, &from->member, &theirs);
+    return true;
 }
 
 static void release(struct engine *engine, struct op *op) {

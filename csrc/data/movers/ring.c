@@ -172,11 +172,12 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
 }
 
 // READY: the successor has posted the op.
-static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
     struct ring *ring = op->work;
     (void)engine, (void)block;
     if (type == WIRE_READY && from == mover_successor(op)) ring->next_reads = head->extra == 1 && can_be_read(op);
+    return true;
 }
 
 static struct forward *forward_pop(struct ring *ring) {

@@ -200,14 +200,19 @@ static bool allocate(struct engine *engine, struct op *op) {
 }
 
 // READY, GRANT.
-static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
     struct sharded *s = op->work;
     (void)engine, (void)block;
-    if (s->targets == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return;
+    if (s->targets == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return true;
     struct target *target = &s->targets[mover_place_of(op, from)];
-    uint64_t granted = type == WIRE_READY ? head->extra : head->offset;
+    uint64_t granted = type == WIRE_GRANT ? head->offset : head->extra < s->window ? head->extra : s->window;
+    // A block is over at its owner after it has gone there.
+    if (type == WIRE_GRANT &&
+        (target->granted == 0 || granted <= target->granted || granted > target->next + s->window))
+        return false;
     if (granted > target->granted) target->granted = granted;
+    return true;
 }
 
 static bool begin(struct engine *engine, struct op *op) {

@@ -220,20 +220,32 @@ static uint32_t taker(const struct op *op, uint32_t at) {
     return GROUP_NOBODY;
 }
 
+// Whether the owner may let so many blocks come: it has added up none that this member's part has not gone to, and
+// goes a window beyond that.
+static bool may_be_granted(const struct op *op, uint32_t at, uint64_t granted) {
+    const struct spreading *s = op->work;
+    const struct shard *shard = &s->shards[at];
+    (void)taker(op, at); // past what goes with sums
+    uint64_t gone = smaller((shard->next - shard->range.begin) / shard->size, shard->open);
+    return s->others[at].begun && granted > shard->granted && granted <= smaller(gone + shard->window, shard->blocks);
+}
+
 // READY, GRANT.
-static void take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
     struct spreading *s = op->work;
     uint32_t place = mover_place_of(op, from);
     (void)engine, (void)block;
-    if (s->ready == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return;
+    if (s->ready == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return true;
+    if (type == WIRE_GRANT && !may_be_granted(op, place, head->offset)) return false;
     struct shard *shard = &s->shards[place];
     uint64_t granted = type == WIRE_READY ? smaller(head->extra, shard->window) : head->offset;
     s->others[place].begun |= type == WIRE_READY;
-    if (granted <= shard->granted) return;
+    if (granted <= shard->granted) return true;
     shard->granted = granted;
     uint32_t to = taker(op, place); // an agent, perhaps
     if (to != GROUP_NOBODY) neighbour_schedule(mover_peer(op, to));
+    return true;
 }
 
 static bool misses(const struct op *op, uint32_t place) {
